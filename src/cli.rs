@@ -5,6 +5,7 @@
 
 mod completions;
 pub mod convert;
+pub(crate) mod default_name;
 mod failure;
 pub(crate) mod guard;
 mod help;
@@ -202,6 +203,11 @@ pub trait Tool: clap::Parser {
     /// # Errors
     /// Whatever stops it; printed with its causes and hints.
     fn run(&self, session: &Session) -> anyhow::Result<Exit>;
+
+    /// What is kept of a run that was stopped, and how to go on.
+    fn after_interrupt(&self) -> Option<String> {
+        None
+    }
 }
 
 /// What a running program has at hand.
@@ -292,6 +298,7 @@ pub fn run<T: Tool>() -> ExitCode {
         Ok(Err(error)) => Failure::of(&error),
         Err(_) => Some(Failure::defect()),
     };
+    let failure = failure.map(|failure| failure.with_rest(|| tool.after_interrupt()));
     failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)).into()
 }
 

@@ -4,6 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::error::ArchError;
 use crate::arch::eval::EvalError;
+use crate::arch::lack::Lack;
 use crate::arch::load::Registry;
 use crate::arch::names::{Captures, distance};
 use crate::arch::schema::{Card, CardKind};
@@ -99,7 +100,7 @@ pub(super) fn claimed_tower_class_of(
 }
 
 /// True if some key of a configuration is of a vision or audio part.
-pub(super) fn describes_tower(config: &Map<String, Json>) -> bool {
+fn describes_tower(config: &Map<String, Json>) -> bool {
     const WORDS: [&str; 9] = [
         "vision",
         "visual",
@@ -112,6 +113,19 @@ pub(super) fn describes_tower(config: &Map<String, Json>) -> bool {
         "thinker_config",
     ];
     config.iter().any(|(key, value)| !value.is_null() && WORDS.iter().any(|word| key.contains(word)))
+}
+
+/// The error of a model without towers whose towers were wanted, in place of one that says less.
+pub(super) fn text_only(error: ArchError, kind: CardKind, config: &Map<String, Json>) -> ArchError {
+    if kind != CardKind::Mmproj || describes_tower(config) {
+        return error;
+    }
+    let class = match &error {
+        ArchError::NoTower { class, .. } => Some(class.clone()),
+        ArchError::NoClass { model_type } => class_of(config).ok().or_else(|| model_type.clone()),
+        _ => None,
+    };
+    class.map_or(error, |class| Lack::TextOnly { class }.into())
 }
 
 /// The class of the towers in Mistral's own format, as llama.cpp's converter names it.

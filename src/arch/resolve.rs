@@ -161,7 +161,8 @@ fn resolved(
         (CardKind::Mmproj, true) => Ok(detect::MISTRAL_TOWER.to_owned()),
         (CardKind::Mmproj, false) => detect::claimed_tower_class_of(registry, &config),
     };
-    let (class, doubt) = model_types::recognized(registry, named, &config)?;
+    let recognized = model_types::recognized(registry, named, &config);
+    let (class, doubt) = recognized.map_err(|error| detect::text_only(error, registry.kind(), &config))?;
     let card = chosen(registry, &class, &config, inputs, *options)?;
     let file_type = file_type(card, &class, &config, inputs, *options)?;
     let (mut scope, unstored) = scope_of(card, &class, &config, inputs, *options, file_type.id())?;
@@ -271,10 +272,10 @@ pub(super) fn chosen<'r>(
         });
     card.map_err(|error| match (error, unfit.take()) {
         (ArchError::AmbiguousClass { n_true: 0, .. }, Some(unfit)) => unfit,
-        (ArchError::NoTower { class, .. }, _) if !detect::describes_tower(config) => {
-            Lack::TextOnly { class }.into()
-        }
-        (error, _) => resembling(error, registry, config, inputs),
+        (error, _) => match detect::text_only(error, registry.kind(), config) {
+            error @ ArchError::Lack(Lack::TextOnly { .. }) => error,
+            error => resembling(error, registry, config, inputs),
+        },
     })
 }
 

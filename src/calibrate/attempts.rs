@@ -14,7 +14,7 @@ use crate::calibrate::work::{Facts, Finished, Resumed};
 use crate::calibrate::{
     CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, StatisticsWriter, WorkFolder,
 };
-use crate::core::progress::Progress;
+use crate::core::progress::{Progress, Titled};
 use crate::core::simd::SimdLevel;
 use crate::core::{GgmlType, TensorMeta};
 use crate::engine::{EngineError, EngineOptions};
@@ -232,10 +232,18 @@ impl Attempts<'_> {
         plan: &QuantizePlan<'_>,
     ) -> Result<Judged, CalibrateError> {
         let work = self.options.keep.work;
+        let title = match attempt {
+            None => "measuring the file of the importance matrix alone",
+            Some(_) => "measuring the file that was solved",
+        };
         if let Some(judged) = work.and_then(|work| work.judged(attempt)) {
+            // A step of the run all the same.
+            self.progress.begin(title, 0);
+            self.progress.end();
             return Ok(judged);
         }
-        let found = divergence_of(plan, self.model, self.check, self.options.engine, self.progress)?;
+        let progress = Titled { title, progress: self.progress };
+        let found = divergence_of(plan, self.model, self.check, self.options.engine, &progress)?;
         let judged = Judged::of(&found);
         if let Some(work) = work {
             work.judge(attempt, &judged)?;

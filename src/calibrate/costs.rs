@@ -86,7 +86,9 @@ pub fn measure_costs(
     if n_groups > options.n_runs {
         return Ok(0);
     }
-    progress.begin("measuring what types cost", n_groups as u64);
+    progress.steps(1);
+    progress.begin("measuring what types cost by runs of the model", n_groups as u64);
+    progress.units("run", n_groups as u64);
     for group in groups {
         if progress.is_cancelled() {
             return Err(EngineError::Cancelled.into());

@@ -196,6 +196,9 @@ pub fn solve(
     let (mut trials, mut left, mut kept, mut n_resumed) = (Vec::new(), Vec::new(), None, 0);
     for (number, (factor, lambda)) in [(1.0, 1.0), (2.0, 3.0)].into_iter().enumerate() {
         let solver = SolverOptions { shrinkage: shrinkage * factor, lambda, solve: SolveOptions::default() };
+        if number > 0 {
+            progress.steps(2);
+        }
         let attempt = attempts.attempt(number, solver)?;
         let Attempt { imatrix, blocks, left: own, n_found } = attempt;
         n_resumed += n_found;

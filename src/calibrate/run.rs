@@ -188,6 +188,7 @@ impl<'a> CalibrationRun<'a> {
         let (chunks, counts, schedule) = self.schedule();
         let work = self.engine.work_bytes_in(counts.len()).saturating_sub(self.engine.head_bytes());
         progress.begin("running the model", work);
+        progress.units("token", self.text.n_tokens() as u64);
         let plan = self.engine.plan();
         let collector = MomentCollector::new(&self.engine, schedule, self.options.wants, take);
         let hidden = match self.engine.forward_in(&counts, &chunks, progress, Some(&collector)) {

@@ -128,6 +128,7 @@ impl SelfText {
         let weights = engine.work_bytes_in(1);
         let n_steps = self.n_tokens.div_ceil(layout.n_sequences) as u64;
         progress.begin("writing text to calibrate with", weights.saturating_mul(n_steps));
+        progress.units("token", self.n_tokens as u64);
         let going = engine.continuation(layout.n_sequences, capacity, budget_bytes - needed_bytes)?;
         let mut desk =
             Desk { text: self, starts: &starts, layout, capacity, going, slots: Vec::new(), n_begun: 0 };

@@ -213,6 +213,7 @@ impl Task<'_> {
         let n_tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         let step = n_tokens.div_ceil(HEAD_TOKENS.max(2 * leader.plan().n_embd)).max(1);
         let some: Vec<TokenChunk> = chunks.iter().step_by(step).cloned().collect();
+        self.progress.steps(1);
         self.progress.begin(
             "running the model for its head",
             leader.work_bytes_in(1).saturating_sub(leader.head_bytes()),

@@ -9,7 +9,7 @@ use crate::calibrate::fidelity::keys_to_come;
 use crate::calibrate::importance::total_importance;
 use crate::calibrate::run::{CalibrateOptions, CalibrationRun};
 use crate::calibrate::{CalibrateError, CalibrationText, Solver, run, sequential};
-use crate::core::progress::Progress;
+use crate::core::progress::{Progress, Titled};
 use crate::core::{GgmlType, TensorMeta};
 use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineOptions};
@@ -189,5 +189,7 @@ pub fn measure_mix(
     let (file_type, imatrix, options) = mix;
     let options = QuantizeOptions { file_type, pure: false, ..options.clone() };
     let plan = QuantizePlan::new(input, &options, Some(imatrix))?;
-    divergence_of(&plan, model, &text.check_windows(), engine, progress)
+    progress.steps(1);
+    let progress = Titled { title: "measuring the standard mix of types", progress };
+    divergence_of(&plan, model, &text.check_windows(), engine, &progress)
 }

@@ -105,15 +105,16 @@ impl ModelDir {
         &self.path
     }
 
-    /// The directory's own name, empty for a root. `.` is resolved, links are not. A file's name without its ending.
+    /// Name of the model: of the directory itself, whatever path leads to it (`.`, a link), empty for a root; of a
+    /// snapshot in the hub's cache the repository's, without its organization. A file's name without its ending.
     #[must_use]
     pub fn name(&self) -> String {
         if !self.has_files {
             return self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         }
-        let own = self.path.file_name().map(ToOwned::to_owned);
-        let resolved = || fs_err::canonicalize(&self.path).ok()?.file_name().map(ToOwned::to_owned);
-        own.or_else(resolved).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+        let resolved = fs_err::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        let own = || resolved.file_name().map(|name| name.to_string_lossy().into_owned());
+        cached_name(&resolved).or_else(own).unwrap_or_default()
     }
 
     /// The content of `config.json` (of `params.json` in Mistral's own format), keys in file order.
@@ -233,4 +234,48 @@ pub fn parse_object(text: &[u8], limits: &Limits) -> Result<Map<String, Value>, 
     let map = reader.map()?;
     reader.finish()?;
     Ok(map)
+}
+
+/// `NAME` of `models--ORG--NAME/snapshots/COMMIT`, as the hub's cache has it.
+fn cached_name(dir: &Path) -> Option<String> {
+    let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;
+    let id = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
+    let name = id.split_once("--").map_or(id, |(_, name)| name);
+    // Neither part of a repository's id has two hyphens in a row: that is an address of another server.
+    Some(name.to_owned()).filter(|name| !name.is_empty() && !name.contains("--"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_of_the_hubs_cache_has_the_name_of_its_repository() {
+        let name = |path: &str| cached_name(Path::new(path));
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        let snapshot = |folder: &str| name(&format!("/c/hub/{folder}/snapshots/{commit}"));
+        assert_eq!(snapshot("models--Qwen--Qwen2.5-0.5B").as_deref(), Some("Qwen2.5-0.5B"));
+        assert_eq!(snapshot("models--gpt2").as_deref(), Some("gpt2"));
+        assert_eq!(snapshot("models--"), None);
+        assert_eq!(snapshot("datasets--a--b"), None);
+        assert_eq!(snapshot("models--https---host-a-b--12ab34cd"), None);
+        assert_eq!(name("/c/models--a--b/snapshots"), None);
+        assert_eq!(name("/c/models--a--b/snapshots/1/text_encoder"), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn every_path_to_a_directory_gives_its_own_name() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        fs_err::create_dir_all(at("Real-7B/sub")).unwrap();
+        fs_err::create_dir_all(at("models--a--Tiny/snapshots/12ab")).unwrap();
+        fs_err::os::unix::fs::symlink("Real-7B", at("link")).unwrap();
+        fs_err::os::unix::fs::symlink("models--a--Tiny/snapshots/12ab", at("cached")).unwrap();
+        let name = |path: &str| ModelDir::without_config(&at(path), None, &Limits::default()).name();
+        for path in ["Real-7B", "Real-7B/", "Real-7B/.", "Real-7B/sub/..", "link", "link/"] {
+            assert_eq!(name(path), "Real-7B", "{path}");
+        }
+        assert_eq!(name("cached"), "Tiny");
+    }
 }

@@ -120,6 +120,17 @@ impl Tool for Convert {
         arguments
     }
 
+    fn after_interrupt(&self) -> Option<String> {
+        let to_gguf = match &self.command {
+            Command::Hf2gguf(args) => &args.to_gguf,
+            Command::Msmodelslim2gguf(args) => &args.to_gguf,
+            Command::Flm2gguf(args) => &args.to_gguf,
+            Command::MergeLora(args) => &args.to_gguf,
+            _ => return None,
+        };
+        to_gguf.after_interrupt()
+    }
+
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Command::Hf2gguf(args) => args.run(session),

@@ -51,6 +51,12 @@ impl Failure {
         Self { message: format!("{name}: {}", self.message), ..self }
     }
 
+    /// With what there is to say of the rest of a run that was stopped.
+    pub(super) fn with_rest(self, rest: impl FnOnce() -> Option<String>) -> Self {
+        let rest = if self.exit == Exit::Interrupted { rest() } else { None };
+        Self { hints: self.hints.into_iter().chain(rest).collect(), ..self }
+    }
+
     /// A panic. Its hook has printed where.
     pub(super) fn defect() -> Self {
         let message = "internal error: this is a defect of the program".to_owned();

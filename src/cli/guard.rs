@@ -1,9 +1,11 @@
 //! The files of a run, told to the one check of outputs before any work.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use crate::cli::Session;
-use crate::core::output::{GuardError, OutputGuard, OutputKind};
+use crate::cli::default_name::Unnamed;
+use crate::core::output::{OutputGuard, OutputKind};
 use crate::core::progress::Progress;
 use crate::gguf::split::sibling_paths;
 
@@ -64,7 +66,15 @@ impl<'a> Guard<'a> {
         self.judge(told)
     }
 
-    fn judge(&mut self, told: Result<(), GuardError>) -> anyhow::Result<()> {
+    /// A file that will be written under a default name. Of the run's outputs, [`Guard::write`] is told as well.
+    ///
+    /// # Errors
+    /// It would replace another model.
+    pub(crate) fn unnamed(&mut self, path: &Path, model: Unnamed<'_>) -> anyhow::Result<()> {
+        self.judge(model.check(path))
+    }
+
+    fn judge<E: Error + Send + Sync + 'static>(&mut self, told: Result<(), E>) -> anyhow::Result<()> {
         match told {
             Err(error) if self.is_dry => {
                 if !self.has_warned {

@@ -1,19 +1,24 @@
 //! Progress on a terminal: a bar with rate and time left; elsewhere one plain line every few seconds.
 
+mod pace;
+
 use std::io::{self, IsTerminal, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::render::{duration, message};
+use crate::cli::render::{count, message, plural};
 use crate::core::progress::Progress;
 use crate::core::ranged;
 use crate::core::text;
+use pace::{Pace, rough};
 
 /// Time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// Time between two looks of a bar.
+const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Where a stage is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +33,11 @@ enum Mode {
 pub struct TerminalProgress {
     mode: Mode,
     done: AtomicU64,
+    /// Stages that the run has, as far as they are known, and how many have begun.
+    n_steps: AtomicUsize,
+    step: AtomicUsize,
+    /// What all of them are about, where it takes a name.
+    subject: Mutex<String>,
     stage: Mutex<Option<Stage>>,
     bar: Arc<Mutex<Option<ProgressBar>>>,
 }
@@ -35,29 +45,97 @@ pub struct TerminalProgress {
 #[derive(Debug)]
 struct Stage {
     what: String,
+    /// Its number, from 1.
+    step: usize,
     total_bytes: u64,
     start: Instant,
-    printed: Instant,
+    /// When it was shown.
+    shown: Instant,
+    /// What it goes through, and how many.
+    units: Option<(&'static str, u64)>,
+    /// Which piece it is at.
+    piece: Option<(&'static str, u64, u64)>,
     /// How the results stand.
     figures: String,
+    pace: Pace,
 }
 
 impl Stage {
-    fn line(&self, done: u64, now: Instant) -> String {
-        let seconds = now.duration_since(self.start).as_secs_f64();
-        let rate = done as f64 / seconds.max(1e-9);
-        let percent =
-            if self.total_bytes == 0 { 100.0 } else { done as f64 * 100.0 / self.total_bytes as f64 };
-        let left = self.total_bytes.saturating_sub(done) as f64 / rate.max(1.0);
+    fn new(what: &str, step: usize, total_bytes: u64, now: Instant) -> Self {
+        Self {
+            what: what.to_owned(),
+            step,
+            total_bytes,
+            start: now,
+            shown: now,
+            units: None,
+            piece: None,
+            figures: String::new(),
+            pace: Pace::default(),
+        }
+    }
+
+    /// What is done, as a step of so many.
+    fn title(&self, n_steps: usize) -> String {
+        let step = self.step;
+        match n_steps {
+            0 | 1 if step <= 1 => self.what.clone(),
+            _ if step > n_steps => format!("step {step}: {}", self.what),
+            _ => format!("step {step} of {n_steps}: {}", self.what),
+        }
+    }
+
+    fn share(&self, done: u64) -> f64 {
+        if self.total_bytes == 0 { 1.0 } else { (done as f64 / self.total_bytes as f64).min(1.0) }
+    }
+
+    /// How much is done: of pieces or units where people know them, of bytes unless these stand for something else.
+    fn amounts(&self, done: u64) -> Vec<String> {
+        let piece = self.piece.map(|(noun, number, of)| format!("{noun} {} of {}", count(number), count(of)));
+        let amount = match self.units {
+            Some((noun, n)) => {
+                let so_far = (self.share(done) * n as f64) as u64;
+                format!("{} of {}", count(so_far), plural(n, noun))
+            }
+            None => format!("{} of {}", text::bytes(done), text::bytes(self.total_bytes)),
+        };
+        piece.into_iter().chain([amount]).collect()
+    }
+
+    /// How fast it goes and how long it will take, once that is known.
+    fn outlook(&mut self, done: u64, n_steps: usize, now: Instant) -> Vec<String> {
+        self.pace.look(now.duration_since(self.start).as_secs_f64(), done, self.total_bytes);
+        let rate = self.pace.rate().and_then(|rate| match self.units {
+            Some((noun, n)) => {
+                let rate = rate * n as f64 / self.total_bytes.max(1) as f64;
+                (rate >= 1.0).then(|| format!("{}/s", plural(rate as u64, noun)))
+            }
+            None => (rate >= 1.0).then(|| format!("{}/s", text::bytes(rate as u64))),
+        });
+        let left = self.pace.left().map(|left| {
+            let of = if self.step < n_steps { format!(" of step {}", self.step) } else { String::new() };
+            format!("about {} left{of}", rough(left))
+        });
+        rate.into_iter().chain(left).collect()
+    }
+
+    fn percent(&self, done: u64) -> String {
+        format!("{:.0} %", (self.share(done) * 100.0).floor())
+    }
+
+    /// All of it in a line.
+    fn line(&mut self, done: u64, n_steps: usize, now: Instant) -> String {
+        let parts = [vec![self.percent(done)], self.amounts(done), self.outlook(done, n_steps, now)];
         let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
-        format!(
-            "{}: {percent:.0} %, {} of {}, {}/s, {} left{figures}",
-            self.what,
-            text::bytes(done),
-            text::bytes(self.total_bytes),
-            text::bytes(rate as u64),
-            duration(left)
-        )
+        format!("{}: {}{figures}", self.title(n_steps), parts.concat().join(", "))
+    }
+
+    /// The two lines of a bar: what is done, and what stands behind the bar itself.
+    fn lines(&mut self, done: u64, n_steps: usize, now: Instant) -> [String; 2] {
+        let amounts = self.amounts(done).join(", ");
+        let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
+        let behind = [vec![self.percent(done)], self.outlook(done, n_steps, now)].concat().join(", ");
+        [format!("{}, {amounts}{figures}", self.title(n_steps)), behind]
     }
 }
 
@@ -75,12 +153,33 @@ impl TerminalProgress {
     }
 
     fn with(mode: Mode) -> Self {
-        Self { mode, done: AtomicU64::new(0), stage: Mutex::new(None), bar: Arc::new(Mutex::new(None)) }
+        Self {
+            mode,
+            done: AtomicU64::new(0),
+            n_steps: AtomicUsize::new(0),
+            step: AtomicUsize::new(0),
+            subject: Mutex::default(),
+            stage: Mutex::new(None),
+            bar: Arc::new(Mutex::new(None)),
+        }
     }
 
     /// Runs something that prints, with the bar out of the way.
     pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         suspend(&self.bar, print)
+    }
+
+    /// Counts the steps of another piece of work from the first, and names what it is about.
+    pub(crate) fn restart(&self, subject: &str) {
+        subject.clone_into(&mut self.subject.lock().unwrap_or_else(PoisonError::into_inner));
+        self.n_steps.store(0, Ordering::Relaxed);
+        self.step.store(0, Ordering::Relaxed);
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut Stage)) {
+        if let Some(stage) = self.stage.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            change(stage);
+        }
     }
 
     /// Removes the bar.
@@ -103,59 +202,65 @@ impl Default for TerminalProgress {
 }
 
 impl Progress for TerminalProgress {
+    fn steps(&self, n: usize) {
+        self.n_steps.fetch_add(n, Ordering::Relaxed);
+    }
+
     fn begin(&self, what: &str, total_bytes: u64) {
         self.done.store(0, Ordering::Relaxed);
-        let now = Instant::now();
-        let figures = String::new();
-        let stage = Stage { what: what.to_owned(), total_bytes, start: now, printed: now, figures };
+        let step = self.step.fetch_add(1, Ordering::Relaxed) + 1;
+        let subject = self.subject.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let what = if subject.is_empty() { what.to_owned() } else { format!("{what}: {subject}") };
+        let stage = Stage::new(&what, step, total_bytes, Instant::now());
+        let title = stage.title(self.n_steps.load(Ordering::Relaxed));
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Some(stage);
         if self.mode == Mode::Bar {
-            let bar = ProgressBar::new(total_bytes).with_style(style(BAR)).with_prefix(what.to_owned());
+            let bar = ProgressBar::new(total_bytes)
+                .with_style(style(BAR))
+                .with_message(ranged::shown(&title).into_owned());
             if let Some(before) = lock(&self.bar).replace(bar) {
                 before.finish_and_clear();
             }
         }
     }
 
+    fn units(&self, noun: &'static str, n: u64) {
+        self.tell(|stage| stage.units = Some((noun, n)));
+    }
+
+    fn piece(&self, noun: &'static str, number: u64, of: u64) {
+        self.tell(|stage| stage.piece = Some((noun, number, of)));
+    }
+
     fn advance(&self, n_bytes: u64) {
         let done = self.done.fetch_add(n_bytes, Ordering::Relaxed) + n_bytes;
-        match self.mode {
-            Mode::Quiet => {}
-            Mode::Bar => {
-                if let Some(bar) = lock(&self.bar).as_ref() {
-                    bar.set_position(done);
-                }
-            }
-            Mode::Lines => {
-                // Somebody else is printing: fine, it is the same line.
-                let Ok(mut stage) = self.stage.try_lock() else { return };
-                let now = Instant::now();
-                if let Some(stage) = stage.as_mut()
-                    && now.duration_since(stage.printed) >= INTERVAL
-                {
-                    stage.printed = now;
-                    let _ = writeln!(io::stderr(), "{}", stage.line(done, now));
-                }
-            }
+        let interval = match self.mode {
+            Mode::Quiet => return,
+            Mode::Bar => BAR_INTERVAL,
+            Mode::Lines => INTERVAL,
+        };
+        // Somebody else is printing: fine, it is the same line.
+        let Ok(mut stage) = self.stage.try_lock() else { return };
+        let now = Instant::now();
+        let Some(stage) = stage.as_mut().filter(|stage| now.duration_since(stage.shown) >= interval) else {
+            return;
+        };
+        stage.shown = now;
+        let n_steps = self.n_steps.load(Ordering::Relaxed);
+        if self.mode == Mode::Lines {
+            let line = stage.line(done, n_steps, now);
+            let _ = writeln!(io::stderr(), "{}", ranged::shown(&line));
+        } else if let Some(bar) = lock(&self.bar).as_ref() {
+            let [above, behind] = stage.lines(done, n_steps, now);
+            bar.set_message(ranged::shown(&above).into_owned());
+            bar.set_prefix(behind);
+            bar.set_position(done);
         }
     }
 
+    /// Part of what is shown next.
     fn figures(&self, text: &str) {
-        match self.mode {
-            Mode::Quiet => {}
-            Mode::Bar => {
-                if let Some(bar) = lock(&self.bar).as_ref() {
-                    bar.set_style(style(BAR_AND_FIGURES));
-                    bar.set_message(text.to_owned());
-                }
-            }
-            // Part of the next line.
-            Mode::Lines => {
-                if let Some(stage) = self.stage.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-                    text.clone_into(&mut stage.figures);
-                }
-            }
-        }
+        self.tell(|stage| text.clone_into(&mut stage.figures));
     }
 
     fn end(&self) {
@@ -174,9 +279,8 @@ impl Progress for TerminalProgress {
     }
 }
 
-/// What a bar shows, and what one with figures shows: those have a line of their own, cut at the terminal's width.
-const BAR: &str = "{prefix} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-const BAR_AND_FIGURES: &str = "{prefix} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}\n{wide_msg}";
+/// What a bar shows: a line that is cut at the terminal's width, and the bar with what is known of it behind.
+const BAR: &str = "{wide_msg}\n{wide_bar} {prefix}";
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -214,22 +318,35 @@ impl Write for LogWriter {
 mod tests {
     use super::*;
 
+    /// A stage of 400 MiB, ten seconds after it began, of which a quarter is done.
+    fn line(change: impl FnOnce(&mut Stage), n_steps: usize) -> String {
+        let start = Instant::now();
+        let mut stage = Stage::new("writing a.gguf", n_steps.clamp(1, 2), 400 << 20, start);
+        change(&mut stage);
+        stage.line(100 << 20, n_steps, start + Duration::from_secs(10))
+    }
+
     #[test]
     fn a_line_has_share_rate_and_time_left() {
-        let start = Instant::now();
-        let figures = String::new();
-        let what = "writing".to_owned();
-        let mut stage = Stage { what, total_bytes: 400 << 20, start, printed: start, figures };
+        let shown = line(|_| (), 1);
+        assert_eq!(shown, "writing a.gguf: 25 %, 100 MiB of 400 MiB, 10.0 MiB/s, about 30 s left");
+        let shown = line(|stage| "perplexity 7.5".clone_into(&mut stage.figures), 1);
+        assert!(shown.ends_with("about 30 s left; perplexity 7.5"), "{shown}");
+        let shown = line(|stage| stage.piece = Some(("tensor", 12, 291)), 2);
+        assert!(shown.starts_with("step 2 of 2: writing a.gguf: 25 %, tensor 12 of 291, 100 MiB"), "{shown}");
+        let shown = line(|stage| stage.units = Some(("token", 4096)), 3);
         assert_eq!(
-            stage.line(100 << 20, start + Duration::from_secs(10)),
-            "writing: 25 %, 100 MiB of 400 MiB, 10.0 MiB/s, 30 s left"
+            shown,
+            "step 2 of 3: writing a.gguf: 25 %, 1 024 of 4 096 tokens, 102 tokens/s, about 30 s left of step 2"
         );
-        stage.figures = "perplexity 7.5".to_owned();
-        assert!(
-            stage.line(100 << 20, start + Duration::from_secs(10)).ends_with("30 s left; perplexity 7.5")
-        );
-        stage.figures.clear();
-        let empty = Stage { total_bytes: 0, ..stage };
-        assert_eq!(empty.line(0, start), "writing: 100 %, 0 B of 0 B, 0 B/s, 0.0 s left");
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_is_not_known() {
+        let start = Instant::now();
+        let mut stage = Stage::new("writing", 1, 0, start);
+        assert_eq!(stage.line(0, 0, start), "writing: 100 %, 0 B of 0 B");
+        let mut stage = Stage::new("writing", 3, 100, start);
+        assert_eq!(stage.line(0, 2, start + Duration::from_secs(9)), "step 3: writing: 0 %, 0 B of 100 B");
     }
 }

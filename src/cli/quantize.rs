@@ -18,6 +18,7 @@ use std::time::Instant;
 use clap::{Parser, Subcommand};
 
 use crate::cli::completions::Completions;
+use crate::cli::default_name::{self, Unnamed};
 use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::options::{QuantizeArgs, usage};
@@ -58,7 +59,7 @@ struct Quantize {
     #[command(subcommand)]
     command: Option<Command>,
     /// Input, output and, as llama-quantize takes them, type and number of threads. Without an output it is called
-    /// ggml-model-TYPE.gguf, beside the input. The folder of a checkpoint is converted on the way, as `gguf-convert
+    /// NAME-TYPE.gguf after the input NAME.gguf or NAME-F16.gguf, and lies beside it. The folder of a checkpoint is converted on the way, as `gguf-convert
     /// hf2gguf` does it with the same type; without an output the file goes there, named after the model
     #[arg(required = true, num_args = 1..=4, value_name = "FILE")]
     arguments: Vec<PathBuf>,
@@ -199,7 +200,7 @@ impl Quantize {
             output = Some(into.clone());
         }
         let has_output = output.is_some();
-        let output = output.unwrap_or_else(|| input.with_file_name(format!("ggml-model-{word}.gguf")));
+        let output = output.unwrap_or_else(|| default_name::quantized(&input, &word));
         Ok(Job { input, output, has_output, file_type, threads })
     }
 
@@ -212,15 +213,19 @@ impl Quantize {
         guard.read_all("rules of types", self.options.tensor_types.files())?;
         self.calibrate.guard(&mut guard)?;
         self.target.guard(&mut guard)?;
-        if let Some(path) = self.share.file(&job.output) {
-            return guard.write("the output", &path, OutputKind::Model);
-        }
-        if !self.keep_split {
-            return guard.write("the output", &job.output, OutputKind::Model);
-        }
         let n_parts = file.parts().len();
-        let mut parts = (1..=n_parts).map(|part| part_path(&job.output, part, n_parts));
-        parts.try_for_each(|part| guard.write("a part", &part, OutputKind::Model))
+        let (role, paths) = match self.share.file(&job.output) {
+            Some(path) => ("the output", vec![path]),
+            None if !self.keep_split => ("the output", vec![job.output.clone()]),
+            None => ("a part", (1..=n_parts).map(|part| part_path(&job.output, part, n_parts)).collect()),
+        };
+        for path in paths {
+            guard.write(role, &path, OutputKind::Model)?;
+            if !job.has_output {
+                guard.unnamed(&path, Unnamed { metadata: file.metadata(), source: file })?;
+            }
+        }
+        Ok(())
     }
 
     fn quantize(&self, session: &Session, job: &Job) -> anyhow::Result<Exit> {
@@ -241,6 +246,7 @@ impl Quantize {
         let allocation = if self.calibrate.is_given() {
             None
         } else {
+            self.target.announce(session, self.dry_run);
             self.target.allocate(session, &input, &options, imatrix.as_ref())?
         };
         if let Some(allocation) = &allocation {
@@ -314,6 +320,17 @@ impl Tool for Quantize {
         &self.common
     }
 
+    fn after_interrupt(&self) -> Option<String> {
+        match &self.command {
+            Some(_) => None,
+            None if self.dry_run => None,
+            None if self.calibrate.is_given() => self.calibrate.after_interrupt(),
+            // Several files cannot be gone on with.
+            None if self.keep_split => Some("nothing was kept".to_owned()),
+            None => Some(self.share.after_interrupt()),
+        }
+    }
+
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Some(Command::Stats(args)) => return args.run(session),
@@ -348,12 +365,29 @@ mod tests {
         assert_eq!((found.file_type, found.threads), (Some(FileType::Q4KM), Some(8)));
         assert_eq!(found.output, Path::new("out.gguf"));
         let found = job(&["dir/in.gguf", "15"]).unwrap();
-        assert_eq!(found.output, Path::new("dir/ggml-model-Q4_K_M.gguf"));
+        assert_eq!(found.output, Path::new("dir/in-Q4_K_M.gguf"));
         let found = job(&["in.gguf", "out.gguf", "--type", "Q6_K"]).unwrap();
         assert_eq!((found.file_type, found.output.as_path()), (Some(FileType::Q6K), Path::new("out.gguf")));
         let found = job(&["--pure", "--type", "copy", "in.gguf"]).unwrap();
-        assert_eq!(found.output, Path::new("ggml-model-COPY.gguf"));
+        assert_eq!(found.output, Path::new("in-COPY.gguf"));
         assert_eq!(job(&["in.gguf", "f16", "0"]).unwrap().threads, None);
+    }
+
+    #[test]
+    fn a_run_that_was_stopped_says_how_to_go_on() {
+        let rest = |args: &[&str]| {
+            Quantize::try_parse_from([&["gguf-quantize", "a.gguf", "q4_0"], args].concat())
+                .unwrap()
+                .after_interrupt()
+                .unwrap_or_default()
+        };
+        assert!(rest(&[]).starts_with("nothing was kept: with `--resume`"));
+        assert!(rest(&["--resume"]).starts_with("what was written is kept"));
+        assert!(rest(&["--calibrate", "t.txt"]).starts_with("nothing was kept: with `--work-dir DIR`"));
+        assert_eq!(rest(&["--keep-split"]), "nothing was kept");
+        // The folder has been named already.
+        assert_eq!(rest(&["--calibrate", "t.txt", "--work-dir", "w"]), "");
+        assert_eq!(rest(&["--dry-run"]), "");
     }
 
     #[test]

@@ -75,6 +75,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::calibrate::StatisticsError,
         crate::calibrate::WorkError,
         crate::checkpoint::CheckpointError,
+        crate::cli::default_name::NameTaken,
         crate::cli::quantize::overrides::RefusedOverrides,
         crate::convert::ConvertError,
         crate::convert::ToHfError,

@@ -36,6 +36,16 @@ impl ShareArgs {
         Some(if is_own { part_path(target, share.number(), share.count()) } else { target.to_owned() })
     }
 
+    /// What is kept of a run that was stopped while it wrote.
+    pub(super) fn after_interrupt(&self) -> String {
+        match self.resume || self.into.is_some() {
+            true => "what was written is kept: the same command goes on from there".to_owned(),
+            false => {
+                "nothing was kept: with `--resume` a run that is stopped goes on where it was".to_owned()
+            }
+        }
+    }
+
     /// Says which tensors are the share's, where only a share is written.
     pub(super) fn note(
         &self,

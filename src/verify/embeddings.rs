@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::core::progress::Progress;
 use crate::engine::plan::{ModelKind, PooledRow};
 use crate::engine::{Engine, GraphPlan, Observer, TokenChunk};
-use crate::verify::healthy::{COST_STAGE, HealthyTwin};
+use crate::verify::healthy::{HealthyTwin, TITLE};
 use crate::verify::masked;
 use crate::verify::measure::Onlookers;
 use crate::verify::routing::watch::RouteTally;
@@ -311,7 +311,7 @@ fn healthy(
     let is_score = engine.plan().pooling.classifier.is_some();
     let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
-    progress.begin(COST_STAGE, engine.work_bytes(&texts.chunks));
+    progress.begin(TITLE, engine.work_bytes(&texts.chunks));
     let found = vectors(&engine, &texts.chunks, progress, Onlookers::default())?;
     progress.end();
     Ok(EmbeddingDifference::of(of_baseline, &found, &texts.prompts, is_score))

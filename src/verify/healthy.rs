@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::mem;
 use std::ops::Range;
 
-use crate::core::progress::Progress;
+use crate::core::progress::{Progress, Titled};
 use crate::core::simd::SimdLevel;
 use crate::core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
 use crate::engine::{Engine, EngineError};
@@ -17,9 +17,8 @@ use crate::verify::{Divergence, HealthyCost, Model, Position, VerifyError, Windo
 
 /// Tokens that are run: enough to know a cost within some ten per cent, which the limits' margin swallows.
 const TOKENS: usize = 4096;
-
-/// Name of the run that measures what a file's types cost, in progress lines.
-pub(super) const COST_STAGE: &str = "running a reference copy in the file's types";
+/// What the run is called.
+pub(super) const TITLE: &str = "running a reference copy, the baseline in the file's types";
 
 /// A baseline as a healthy file would have it, decoded: all tensors are F32.
 pub(super) struct HealthyTwin<'a> {
@@ -84,31 +83,6 @@ impl TensorSource for HealthyTwin<'_> {
     }
 }
 
-/// The run is told as what it is for; its figures are not the model's.
-struct CostStage<'a>(&'a dyn Progress);
-
-impl Progress for CostStage<'_> {
-    fn begin(&self, _: &str, total_bytes: u64) {
-        self.0.begin(COST_STAGE, total_bytes);
-    }
-
-    fn advance(&self, n_bytes: u64) {
-        self.0.advance(n_bytes);
-    }
-
-    fn end(&self) {
-        self.0.end();
-    }
-
-    fn warn(&self, message: &str) {
-        self.0.warn(message);
-    }
-
-    fn is_cancelled(&self) -> bool {
-        self.0.is_cancelled()
-    }
-}
-
 /// What came of running a healthy file beside the baseline.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum TwinRun {
@@ -118,6 +92,11 @@ pub(super) enum TwinRun {
     Positions(Vec<Position>),
     /// Why it could not be run.
     Failed(String),
+}
+
+/// Whether there is anything to run beside the baseline.
+pub(super) fn has_twin(model: &Model<'_>, baseline: &Model<'_>) -> bool {
+    HealthyTwin::new(model.source.tensors(), baseline.source, SimdLevel::Scalar).is_some()
 }
 
 /// Runs the baseline in the types of `model` beside the baseline itself, on windows that [`evenly`] chose.
@@ -154,8 +133,8 @@ fn twin_positions(
     let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
     let reference = Baseline { engine: reference, recall: baseline.recall };
-    let (positions, _) =
-        measure(&engine, Some(reference), windows, &CostStage(progress)).map_err(|error| match error {
+    let (positions, _) = measure(&engine, Some(reference), windows, &Titled { title: TITLE, progress })
+        .map_err(|error| match error {
             VerifyError::Engine(EngineError::Cancelled) => error,
             VerifyError::Engine(error) => VerifyError::Baseline(error),
             other => other,

@@ -10,7 +10,7 @@ use crate::engine::plan::ModelKind;
 use crate::engine::{Engine, EngineError, GraphPlan, Hidden, TokenChunk};
 use crate::gguf::{Metadata, Value as Stored};
 use crate::verify::cost::Cost;
-use crate::verify::healthy::{COST_STAGE, HealthyTwin};
+use crate::verify::healthy::{HealthyTwin, TITLE};
 use crate::verify::texts::Texts;
 use crate::verify::{
     Aspect, Divergence, Figure, Finding, LimitLine, Model, Perplexity, Position, Prompt, Reference, Report,
@@ -267,7 +267,7 @@ fn healthy(
     let mut plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
     plan.head.bias = plan.head.bias.filter(|_| reference.plan().head.bias.is_some());
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
-    progress.begin(COST_STAGE, engine.work_bytes(&sample.chunks));
+    progress.begin(TITLE, engine.work_bytes(&sample.chunks));
     let states = sample.run(&engine, progress).map_err(VerifyError::Baseline)?;
     let positions = sample.positions((&engine, &states), Some((reference, said)), progress);
     progress.end();

@@ -233,7 +233,9 @@ pub(super) fn measure_with(
         let known = || baseline.map_or(0, |b| b.engine.head_bytes());
         engine.work_bytes(chunks) + again(chunks).map_or_else(known, |b| b.engine.work_bytes(chunks))
     };
-    progress.begin("running the model", groups.iter().map(|(_, chunks)| work(chunks)).sum());
+    let title = if baseline.is_some() { "running the model and the baseline" } else { "running the model" };
+    progress.begin(title, groups.iter().map(|(_, chunks)| work(chunks)).sum());
+    progress.units("token", windows.iter().map(|window| window.chunk.tokens.len() as u64).sum());
     let mut positions = Vec::new();
     let mut n_tokens = 0;
     let mut running = Running::new();

@@ -12,7 +12,7 @@ use crate::verify::answers::cut_sources;
 use crate::verify::chat::check_templates;
 use crate::verify::cost::Cost;
 use crate::verify::embeddings;
-use crate::verify::healthy::{TwinRun, evenly, run_twin};
+use crate::verify::healthy::{TwinRun, evenly, has_twin, run_twin};
 use crate::verify::judgement::{Judged, healthy_cost, judge_figures};
 use crate::verify::known;
 use crate::verify::label;
@@ -114,6 +114,7 @@ fn run_checks(
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<Verification, VerifyError> {
+    progress.steps(n_steps(model, baseline, prompts, options, extras));
     let weights = |report: &mut Report| match baseline {
         Some(baseline) => compare_all_weights(model, baseline, options, report, progress),
         None => Ok(()),
@@ -186,6 +187,22 @@ fn run_checks(
         writer.commit(save.sync)?;
     }
     Ok(Verification { report, prompts: encoded, positions, unreached, has_saved: wanted.is_some() })
+}
+
+/// Stages of a verification: blocks, weights, the model, a reference copy, tasks.
+fn n_steps(
+    model: &Model<'_>,
+    baseline: Option<&Model<'_>>,
+    prompts: &[PromptSource],
+    options: &VerifyOptions<'_>,
+    extras: &Extras<'_>,
+) -> usize {
+    let is_run = !(options.structure_only || options.weights_only);
+    let has_text = is_run && (!prompts.is_empty() || extras.logits.is_some());
+    let has_copy = has_text && baseline.is_some_and(|baseline| has_twin(model, baseline));
+    let n_tasks = if is_run { extras.tasks.len() } else { 0 };
+    let has_weights = baseline.is_some() && !options.structure_only;
+    1 + usize::from(has_weights) + usize::from(has_text) + usize::from(has_copy) + n_tasks
 }
 
 /// A model whose file, keys, weights and tokenizer were looked at.

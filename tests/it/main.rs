@@ -17,6 +17,7 @@ mod completions;
 mod continued;
 mod convert;
 mod coverage;
+mod default_names;
 mod dense_modules;
 mod dependencies;
 mod determinism;

@@ -33,7 +33,7 @@ pub(super) struct Flm2gguf {
     #[arg(long, value_enum, value_name = "WHO", default_value = "reader")]
     meaning: Meaning,
     #[command(flatten)]
-    to_gguf: ToGguf,
+    pub(super) to_gguf: ToGguf,
 }
 
 impl Flm2gguf {

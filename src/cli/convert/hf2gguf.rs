@@ -67,7 +67,7 @@ pub(super) struct Hf2gguf {
     #[command(flatten)]
     remote: RemoteArgs,
     #[command(flatten)]
-    to_gguf: ToGguf,
+    pub(super) to_gguf: ToGguf,
 }
 
 impl Hf2gguf {

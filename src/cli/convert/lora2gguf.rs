@@ -1,6 +1,6 @@
 //! `gguf-convert lora2gguf`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
@@ -8,6 +8,7 @@ use clap::builder::PossibleValuesParser;
 
 use crate::arch::OutType;
 use crate::cli::convert::to_gguf::{AUTO, Job, job_target};
+use crate::cli::default_name::Unnamed;
 use crate::cli::guard::Guard;
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session};
@@ -97,6 +98,10 @@ impl Lora2gguf {
         guard.read_all("the base model", &base)?;
         guard.read_all("the card", &self.card)?;
         guard.write("the output", &job.target, OutputKind::Model)?;
+        if self.output.as_deref().is_none_or(Path::is_dir) {
+            let model = Unnamed { metadata: conversion.metadata(), source: &conversion };
+            guard.unnamed(&job.target, model)?;
+        }
         if self.dry_run {
             job.print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect())?;
             return Ok(Exit::Done);

@@ -21,7 +21,7 @@ pub(super) struct MergeLora {
     #[command(flatten)]
     remote: RemoteArgs,
     #[command(flatten)]
-    to_gguf: ToGguf,
+    pub(super) to_gguf: ToGguf,
 }
 
 impl MergeLora {

@@ -32,7 +32,7 @@ pub(super) struct Msmodelslim2gguf {
     #[arg(long, value_enum, ignore_case = true, value_name = "SIGN", default_value = "auto")]
     offset_sign: Sign,
     #[command(flatten)]
-    to_gguf: ToGguf,
+    pub(super) to_gguf: ToGguf,
 }
 
 impl Msmodelslim2gguf {

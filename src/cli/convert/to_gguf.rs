@@ -11,6 +11,7 @@ use std::time::Instant;
 use clap::Args;
 use regex::Regex;
 
+use crate::cli::default_name::Unnamed;
 use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::{self, CalibrateArgs};
 use crate::cli::quantize::options::QuantizeArgs;
@@ -271,6 +272,19 @@ impl ToGguf {
         Ok(())
     }
 
+    /// What is kept of a run that was stopped.
+    pub(super) fn after_interrupt(&self) -> Option<String> {
+        if self.dry_run {
+            return None;
+        }
+        if self.calibrate.is_given() {
+            return self.calibrate.after_interrupt();
+        }
+        // Several files cannot be gone on with.
+        let is_set = self.is_split() && self.share.part.is_none();
+        Some(if is_set { "nothing was kept".to_owned() } else { self.share.after_interrupt() })
+    }
+
     /// Whether the model is to be run.
     pub(super) fn is_calibrated(&self) -> bool {
         self.calibrate.is_given()
@@ -309,6 +323,11 @@ impl ToGguf {
         }
         let path = self.output.as_deref().unwrap_or(dir);
         job_target(path, &conversion.default_file_name(encoding), encoding)
+    }
+
+    /// Whether the user named the file, not its directory alone.
+    fn names_its_output(&self) -> bool {
+        self.share.into.is_some() || self.output.as_deref().is_some_and(|path| !path.is_dir())
     }
 
     fn write_options(&self, session: &Session, conversion: &Conversion) -> WriteOptions {
@@ -377,6 +396,20 @@ impl Run<'_> {
         Ok(guard)
     }
 
+    /// Holds one file of the output against what is read, and against what is there under its default name.
+    fn guard_output(
+        &self,
+        guard: &mut Guard<'_>,
+        path: &Path,
+        conversion: &Conversion,
+    ) -> anyhow::Result<()> {
+        guard.write("the output", path, OutputKind::Model)?;
+        if self.args.names_its_output() {
+            return Ok(());
+        }
+        guard.unnamed(path, Unnamed { metadata: conversion.metadata(), source: conversion })
+    }
+
     /// As the converter itself writes it.
     fn convert(&self, conversion: &Conversion, encoding: String, stored: Stored<'_>) -> anyhow::Result<()> {
         let Self { args, session, .. } = self;
@@ -393,7 +426,7 @@ impl Run<'_> {
         let mut guard = self.guard(conversion)?;
         for file in job.files()? {
             let path = if args.share.into.is_some() { &job.target } else { &file.path };
-            guard.write("the output", path, OutputKind::Model)?;
+            self.guard_output(&mut guard, path, conversion)?;
         }
         if args.dry_run {
             return job
@@ -437,9 +470,9 @@ impl Run<'_> {
         let write = args.write_options(session, conversion);
         let mut guard = self.guard(conversion)?;
         if let Some(path) = args.share.file(&target) {
-            guard.write("the output", &path, OutputKind::Model)?;
+            self.guard_output(&mut guard, &path, conversion)?;
         } else if write.split.is_none() {
-            guard.write("the output", &target, OutputKind::Model)?;
+            self.guard_output(&mut guard, &target, conversion)?;
         }
         let mut options = args.quantize.to_options(file_type, session.common.simd)?;
         let imatrix = args.quantize.open_imatrix(session)?;
@@ -455,6 +488,7 @@ impl Run<'_> {
         if args.calibrate.is_given() {
             return self.calibrate(conversion, (&input, &options), (&target, &write));
         }
+        args.size.announce(session, args.dry_run);
         let allocation = args.size.allocate(session, &input, &options, imatrix.as_ref())?;
         if let Some(allocation) = &allocation {
             options = allocation.options.clone();

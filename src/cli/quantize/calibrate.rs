@@ -94,6 +94,12 @@ impl CalibrateArgs {
         !self.calibrate.is_empty() || self.keep.stats.is_some()
     }
 
+    /// What is kept of a run that was stopped; nothing where that has been said.
+    pub(crate) fn after_interrupt(&self) -> Option<String> {
+        let text = "nothing was kept: with `--work-dir DIR` a run that is stopped goes on where it was";
+        self.keep.work_dir.is_none().then(|| text.to_owned())
+    }
+
     /// The texts that are read.
     fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
         self.calibrate.iter().filter(|path| path.as_os_str() != SELF_NAME)
@@ -167,6 +173,7 @@ impl CalibrateArgs {
         if model.plan()?.kind == ModelKind::Encoder {
             return Err(CalibrateError::Encoder.into());
         }
+        session.progress.steps(self.n_steps(job, sources.len())?);
         let recall = Recall::default();
         let model = &Model { recall: Some(&recall), ..*model };
         let mut text = match keep.statistics {
@@ -210,6 +217,14 @@ impl CalibrateArgs {
 }
 
 impl CalibrateArgs {
+    /// Stages that are known beforehand: a text that the model writes, types for a size, solving, measuring, writing.
+    fn n_steps(&self, job: &Job<'_>, n_sources: usize) -> anyhow::Result<usize> {
+        let writes_text = self.keep.stats.is_none() && self.share_of_self(n_sources)?.is_some();
+        let of_size = if job.types.target().is_some() { 2 } else { 0 };
+        let measured = if self.solver == SolverName::Reference { 1 } else { 2 };
+        Ok(usize::from(writes_text) + of_size + 1 + measured + 1)
+    }
+
     /// The text: what was given, what the model writes, or half of each.
     pub(super) fn text(
         &self,

@@ -73,6 +73,13 @@ impl TargetArgs {
         guard.write("--write-types", path, OutputKind::TypeRules)
     }
 
+    /// Announces the steps of a run that chooses types first and then writes.
+    pub(crate) fn announce(&self, session: &Session, is_dry: bool) {
+        if self.target().is_some() && !is_dry {
+            session.progress.steps(2);
+        }
+    }
+
     /// Chooses types, if a size is asked for.
     ///
     /// # Errors

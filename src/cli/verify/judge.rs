@@ -247,7 +247,8 @@ impl VerifyArgs {
         };
         let mut outputs = Outputs::begin(self)?;
         let (mut entries, mut failures) = (Vec::new(), Vec::new());
-        for path in &self.models {
+        for (number, path) in self.models.iter().enumerate() {
+            session.progress.restart(&subject(path, number + 1, self.models.len()));
             match self.verify(path, &job, &mut outputs, &mut guard) {
                 Ok(mut model) => {
                     read.extend(model.inputs.drain(..).map(|path| ("model", path)));
@@ -570,6 +571,13 @@ impl VerifyArgs {
             Verdict::Fail => Exit::Broken,
         }
     }
+}
+
+/// The name of a model, and which of several it is.
+fn subject(path: &Path, number: usize, of: usize) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let number = if of > 1 { format!(" ({number} of {of})") } else { String::new() };
+    format!("{}{number}", escape(&name))
 }
 
 /// What every model is judged by.

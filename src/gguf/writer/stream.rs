@@ -1,11 +1,13 @@
 //! The tensors of planned files on their way from a source into outputs: cut into chunks of rows, which all threads take in order.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::bytes::Endian;
 use crate::core::output::{OutputFile, WriteBack};
 use crate::core::progress::Progress;
+use crate::core::text::escape;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::endian::swap_blocks;
 use crate::gguf::plan::PlannedTensor;
@@ -38,7 +40,7 @@ pub(super) fn stream(
     let left = files.iter().flat_map(|file| &file.plan.tensors);
     let left =
         left.map(|tensor| tensor.n_bytes.min((tensor.offset + tensor.n_bytes).saturating_sub(start))).sum();
-    progress.begin("writing", left);
+    progress.begin(&title(files), left);
     let (streamed, synced) = WriteBack::beside(outputs, options.sync, |write_back| {
         Stream::new(source, files, outputs, write_back, beside, options, progress).run()
     });
@@ -46,6 +48,15 @@ pub(super) fn stream(
     streamed?;
     synced?;
     if progress.is_cancelled() { Err(WriteError::Cancelled) } else { Ok(()) }
+}
+
+/// What is written: the file, the first of several.
+fn title(files: &[PlannedFile]) -> String {
+    let name = files.first().and_then(|file| file.path.file_name()).unwrap_or_default().to_string_lossy();
+    match files.len() {
+        0 | 1 => format!("writing {}", escape(&name)),
+        n => format!("writing {} and {} more", escape(&name), n - 1),
+    }
 }
 
 /// Rows of one tensor and where they go.
@@ -146,6 +157,8 @@ struct Stream<'a> {
     write_back: &'a WriteBack<'a>,
     chunk_bytes: u64,
     progress: &'a dyn Progress,
+    /// The tensors of the files.
+    own: Range<usize>,
     n_workers: usize,
     queue: Mutex<std::iter::Enumerate<Chunks<'a>>>,
     stop: AtomicBool,
@@ -177,6 +190,8 @@ impl<'a> Stream<'a> {
             write_back,
             chunk_bytes,
             progress,
+            own: files.first().map_or(0, |file| file.tensors.start)
+                ..files.last().map_or(0, |file| file.tensors.end),
             n_workers,
             queue: Mutex::new(chunks.enumerate()),
             stop: AtomicBool::new(false),
@@ -255,6 +270,8 @@ impl<'a> Stream<'a> {
     /// The first row alone counts: how many a chunk has depends on the memory.
     fn begin_tensor(&self, chunk: Chunk, bytes: &[u8]) {
         if chunk.first_row == 0 {
+            let (number, of) = (chunk.tensor + 1 - self.own.start, self.own.len());
+            self.progress.piece("tensor", number as u64, of as u64);
             let row_bytes = bytes.len() / usize::try_from(chunk.n_rows).unwrap_or(usize::MAX).max(1);
             self.beside.beginnings.note(chunk.tensor, &bytes[..row_bytes]);
         }

@@ -292,6 +292,8 @@ impl<'a> ImportanceRun<'a> {
         let groups = self.groups(earlier, collected.n_done)?;
         let chunks: Vec<Vec<TokenChunk>> = groups.iter().map(|group| self.chunks(group)).collect();
         progress.begin("running the model", chunks.iter().map(|group| self.engine.work_bytes(group)).sum());
+        let n_tokens = |chunk: &TokenChunk| chunk.tokens.len() as u64;
+        progress.units("token", chunks.iter().flatten().map(n_tokens).sum());
         for (group, chunks) in groups.into_iter().zip(chunks) {
             let sums = self.group(&self.windows[group.clone()], &chunks, progress)?;
             if let Some(tensor) = sums.non_finite() {

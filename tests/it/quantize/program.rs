@@ -125,18 +125,16 @@ fn a_run_reports_sizes_and_names_its_output_after_the_type() {
     assert_eq!(code, 0, "{err}");
     let last = out.lines().last().unwrap();
     assert!(
-        last.starts_with(
-            "ggml-model-Q4_K_M.gguf: Q4_K_M, 99.0 KiB -> 36.3 KiB (16.00 -> 5.86 bits per weight), "
-        ),
+        last.starts_with("in-Q4_K_M.gguf: Q4_K_M, 99.0 KiB -> 36.3 KiB (16.00 -> 5.86 bits per weight), "),
         "{last}"
     );
     assert!(last.ends_with(" MB/s, 2 fallbacks"), "{last}");
     let (code, out, _) = run(dir.path(), &["--json", "--quiet", "--type", "Q4_K", "in.gguf", "b.gguf"]);
     let report: Json = serde_json::from_str(&out).unwrap();
     assert_eq!((code, &report["type"], &report["fallbacks"]), (0, &"Q4_K_M".into(), &2.into()));
-    assert_eq!(names(dir.path()), ["b.gguf", "ggml-model-Q4_K_M.gguf", "in.gguf"]);
+    assert_eq!(names(dir.path()), ["b.gguf", "in-Q4_K_M.gguf", "in.gguf"]);
     let bytes = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
-    assert_eq!(bytes("b.gguf"), bytes("ggml-model-Q4_K_M.gguf"));
+    assert_eq!(bytes("b.gguf"), bytes("in-Q4_K_M.gguf"));
     let file = GgufFile::open(&dir.path().join("b.gguf")).unwrap();
     assert_eq!(file.tensors().len(), 7);
 }

@@ -41,7 +41,7 @@ struct Work {
 
 impl Progress for Work {
     fn begin(&self, what: &str, total_bytes: u64) {
-        if what == "running the model" {
+        if what.starts_with("running the model") {
             self.bytes.lock().unwrap().push(total_bytes);
         }
     }

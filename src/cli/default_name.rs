@@ -1,0 +1,183 @@
+//! Outputs that the user gave no name: what they are called, and which file they may replace.
+
+use std::path::{Path, PathBuf};
+
+use crate::core::text::escape;
+use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
+use crate::gguf::{GgufFile, Metadata, OpenOptions};
+use crate::quantize::FileType;
+
+/// Keys by which models are told apart.
+const IDENTITY: [&str; 8] = [
+    "general.architecture",
+    "general.type",
+    "general.name",
+    "general.organization",
+    "general.basename",
+    "general.finetune",
+    "general.version",
+    "general.size_label",
+];
+/// Tensors whose values are compared, and bytes of each.
+const MAX_COMPARED: usize = 4;
+const MAX_COMPARED_BYTES: u64 = 64 << 10;
+
+/// The default name of a quantized file, beside its input: the input's, with the type in place of the one that it ends
+/// with (`tiny-F16.gguf` becomes `tiny-Q4_0.gguf`).
+pub(crate) fn quantized(input: &Path, ty: &str) -> PathBuf {
+    let name = input.file_name().unwrap_or_default().to_string_lossy();
+    let whole = without_part(strip_end(&name, ".gguf").unwrap_or(&name));
+    let named = |stem: &str| format!("{stem}-{ty}.gguf");
+    let short = named(without_type(whole));
+    // A file that is quantized anew to the type that it has.
+    input.with_file_name(if short == *name { named(whole) } else { short })
+}
+
+/// A name without an ending in any case; `None` if nothing else is left or it has another.
+fn strip_end<'a>(name: &'a str, end: &str) -> Option<&'a str> {
+    let (stem, found) = name.split_at_checked(name.len().checked_sub(end.len())?)?;
+    (found.eq_ignore_ascii_case(end) && !stem.is_empty()).then_some(stem)
+}
+
+/// `NAME` of `NAME-00001-of-00003`.
+fn without_part(stem: &str) -> &str {
+    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    let mut words = stem.rsplitn(4, '-');
+    match (words.next(), words.next(), words.next(), words.next()) {
+        (Some(n_parts), Some("of"), Some(part), Some(name)) if is_number(n_parts) && is_number(part) => name,
+        _ => stem,
+    }
+}
+
+/// A name without the type at its end, behind `-`, `.` or `_`.
+fn without_type(stem: &str) -> &str {
+    let files =
+        FileType::all().filter(|&ty| ty != FileType::Copy).flat_map(|ty| [Some(ty.name()), ty.alias()]);
+    let words = files.flatten().chain(GgmlType::all().map(GgmlType::name)).chain(["NATIVE"]);
+    let stems = words.filter_map(|word| strip_end(stem, word)?.strip_suffix(['-', '.', '_']));
+    // `Q4_K_M` rather than what ends like it.
+    stems.filter(|stem| !stem.is_empty()).min_by_key(|stem| stem.len()).unwrap_or(stem)
+}
+
+/// A file under the default name that was not made of the model at hand.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: the output's default name is taken by {found}", path.display())]
+pub(crate) struct NameTaken {
+    path: PathBuf,
+    found: String,
+}
+
+impl Hint for NameTaken {
+    fn hints(&self) -> Vec<String> {
+        vec![
+            "name the output (`gguf-convert ... -o FILE`, `gguf-quantize --type TYPE IN OUT`), or remove that file first"
+                .to_owned(),
+        ]
+    }
+}
+
+/// A model that is about to be written under a default name.
+#[derive(Clone, Copy)]
+pub(crate) struct Unnamed<'a> {
+    /// What the output is made of, or its own keys: those by which a model is known are the same.
+    pub(crate) metadata: &'a Metadata,
+    pub(crate) source: &'a dyn TensorSource,
+}
+
+impl Unnamed<'_> {
+    /// Refuses to replace a file of another model. What is no GGUF file at all, [`super::guard::Guard::write`] refuses.
+    ///
+    /// # Errors
+    /// [`NameTaken`].
+    pub(crate) fn check(&self, path: &Path) -> Result<(), NameTaken> {
+        // What is empty, or no regular file, is no model that could be lost.
+        if !path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
+            return Ok(());
+        }
+        let options = OpenOptions { join_parts: false, ..OpenOptions::default() };
+        let found = match GgufFile::open_with(path, &options) {
+            Ok(file) => self.difference(&file).map(|how| format!("another model: {how}")),
+            Err(_) => Some("a file that cannot be read as a model".to_owned()),
+        };
+        match found {
+            Some(found) => Err(NameTaken { path: path.to_owned(), found }),
+            None => Ok(()),
+        }
+    }
+
+    /// What tells the model of a file from the one at hand.
+    fn difference(&self, file: &GgufFile) -> Option<String> {
+        IDENTITY
+            .iter()
+            .find_map(|key| self.other_key(key, file.metadata()))
+            .or_else(|| file.tensors().iter().find_map(|tensor| self.other_shape(tensor)))
+            .or_else(|| self.other_values(file))
+    }
+
+    fn other_key(&self, key: &str, found: &Metadata) -> Option<String> {
+        let (found, own) = (found.get(key)?.as_str()?, self.metadata.get(key)?.as_str()?);
+        (found != own).then(|| format!("its `{key}` is `{}`, here it is `{}`", escape(found), escape(own)))
+    }
+
+    fn place(&self, name: &str) -> Option<usize> {
+        self.source.tensors().iter().position(|own| own.name == name)
+    }
+
+    fn other_shape(&self, found: &TensorMeta) -> Option<String> {
+        let own = &self.source.tensors()[self.place(&found.name)?];
+        (own.shape != found.shape).then(|| {
+            let name = escape(&found.name);
+            format!("its tensor `{name}` has the shape {}, here it is {}", found.shape, own.shape)
+        })
+    }
+
+    /// Norms and other floats come through a quantization as they are.
+    fn other_values(&self, file: &GgufFile) -> Option<String> {
+        let all = file.tensors().iter().enumerate();
+        let pairs = all.filter_map(|(at, found)| Some((at, found, self.place(&found.name)?)));
+        let of_floats = pairs.filter(|(_, found, own)| {
+            found.ty == GgmlType::F32 && self.source.tensors()[*own].ty == GgmlType::F32
+        });
+        let mut compared = of_floats.take(MAX_COMPARED);
+        let (_, other, _) = compared.find(|&(at, found, own)| {
+            let (theirs, ours) = (beginning(file, at, found), beginning(self.source, own, found));
+            // What cannot be read stops the run where it is needed.
+            theirs.zip(ours).is_some_and(|(theirs, ours)| theirs != ours)
+        })?;
+        Some(format!("its tensor `{}` has other values", escape(&other.name)))
+    }
+}
+
+/// The first rows of a tensor; `None` where they are too long or cannot be read.
+fn beginning(source: &dyn TensorSource, tensor: usize, meta: &TensorMeta) -> Option<Vec<u8>> {
+    let row_bytes = meta.row_bytes().filter(|&n| n > 0)?;
+    let n_rows = (MAX_COMPARED_BYTES / row_bytes).min(meta.shape.n_rows());
+    let mut bytes = vec![0; usize::try_from(n_rows * row_bytes).ok()?];
+    source.read_rows(tensor, 0, &mut bytes).ok()?;
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantized_file_is_named_after_its_input() {
+        for (input, expected) in [
+            ("dir/model.gguf", "dir/model-Q4_0.gguf"),
+            ("ggml-model-f16.gguf", "ggml-model-Q4_0.gguf"),
+            ("a.BF16.gguf", "a-Q4_0.gguf"),
+            ("a_Q4_K_M.GGUF", "a-Q4_0.gguf"),
+            ("a-MXFP4_MOE.gguf", "a-Q4_0.gguf"),
+            ("a-F16-00001-of-00003.gguf", "a-Q4_0.gguf"),
+            ("Qwen2.5-0.5B", "Qwen2.5-0.5B-Q4_0.gguf"),
+            ("Phi-3.gguf", "Phi-3-Q4_0.gguf"),
+            ("of-copy.gguf", "of-copy-Q4_0.gguf"),
+            ("f16.gguf", "f16-Q4_0.gguf"),
+            ("a-Q4_0.gguf", "a-Q4_0-Q4_0.gguf"),
+            ("ü.gguf", "ü-Q4_0.gguf"),
+        ] {
+            assert_eq!(quantized(Path::new(input), "Q4_0"), Path::new(expected), "{input}");
+        }
+    }
+}

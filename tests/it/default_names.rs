@@ -1,0 +1,111 @@
+//! Outputs that were given no name: what they are called, and that they do not replace another model's file.
+
+use std::path::Path;
+
+use gguf_foundry::gguf::GgufFile;
+
+use crate::support::fixture;
+
+/// Runs a program in a directory: exit code, standard output, standard error.
+fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
+    let output = assert_cmd::Command::cargo_bin(program)
+        .unwrap()
+        .current_dir(dir)
+        .arg("--no-sync")
+        .args(args)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+fn done(program: &str, dir: &Path, args: &[&str]) {
+    let (code, _, err) = run(program, dir, args);
+    assert_eq!(code, 0, "{args:?}: {err}");
+}
+
+/// Copies the bundled checkpoint.
+fn checkpoint(dir: &Path) {
+    fs_err::create_dir_all(dir).unwrap();
+    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap().map(Result::unwrap) {
+        fs_err::copy(entry.path(), dir.join(entry.file_name())).unwrap();
+    }
+}
+
+/// Changes the first byte of a tensor.
+fn change(path: &Path, tensor: &str) {
+    let file = GgufFile::open(path).unwrap();
+    let offset = usize::try_from(file.place(file.tensor_index(tensor).unwrap()).offset).unwrap();
+    drop(file);
+    let mut bytes = fs_err::read(path).unwrap();
+    bytes[offset] ^= 1;
+    fs_err::write(path, bytes).unwrap();
+}
+
+const HINT: &str = "\n\nhint: name the output (`gguf-convert ... -o FILE`, `gguf-quantize --type TYPE IN OUT`), or remove \
+                    that file first\n";
+
+#[test]
+fn a_quantized_file_replaces_its_own_earlier_self_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    checkpoint(&dir.join("One"));
+    done("gguf-convert", dir, &["hf2gguf", "One", "--type", "f16", "-o", "a-F16.gguf"]);
+    let quantize = ["a-F16.gguf", "--type", "q4_0"];
+    done("gguf-quantize", dir, &quantize);
+    done("gguf-quantize", dir, &quantize);
+    // Another model of the same shapes, by its name or by its values alone.
+    let other = ["hf2gguf", "One", "--type", "q4_0", "--set", "general.name=str:Other", "-o", "a-Q4_0.gguf"];
+    done("gguf-convert", dir, &other);
+    let before = fs_err::read(dir.join("a-Q4_0.gguf")).unwrap();
+    let (code, _, err) = run("gguf-quantize", dir, &quantize);
+    let want = "error: a-Q4_0.gguf: the output's default name is taken by another model: its `general.name` is `Other`, \
+                here it is `One`";
+    assert_eq!((code, err), (1, format!("{want}{HINT}")));
+    assert!(fs_err::read(dir.join("a-Q4_0.gguf")).unwrap() == before);
+    let (code, _, err) = run("gguf-quantize", dir, &[&quantize[..], &["--dry-run"]].concat());
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("warning: a run would stop here: a-Q4_0.gguf: the output's default name"), "{err}");
+    // What the user names is the user's.
+    done("gguf-quantize", dir, &["a-F16.gguf", "a-Q4_0.gguf", "--type", "q4_0"]);
+    change(&dir.join("a-Q4_0.gguf"), "output_norm.weight");
+    let (code, _, err) = run("gguf-quantize", dir, &quantize);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("another model: its tensor `output_norm.weight` has other values"), "{err}");
+}
+
+#[test]
+fn a_folder_of_outputs_keeps_the_models_of_other_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    checkpoint(&dir.join("One"));
+    fs_err::create_dir(dir.join("out")).unwrap();
+    for file_type in ["f16", "q4_k_m"] {
+        let convert = ["hf2gguf", "One", "--type", file_type, "-o", "out"];
+        done("gguf-convert", dir, &convert);
+        done("gguf-convert", dir, &convert);
+        let name = fs_err::read_dir(dir.join("out")).unwrap().next().unwrap().unwrap().path();
+        change(&name, "output_norm.weight");
+        let (code, _, err) = run("gguf-convert", dir, &convert);
+        assert_eq!(code, 1, "{err}");
+        assert!(err.contains("the output's default name is taken by another model"), "{err}");
+        fs_err::remove_file(name).unwrap();
+    }
+}
+
+#[test]
+fn a_snapshot_of_the_hubs_cache_is_named_after_its_repository() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let snapshot = dir.join("models--org--Tiny-Thing/snapshots/0123456789abcdef0123456789abcdef01234567");
+    checkpoint(&snapshot);
+    fs_err::create_dir(dir.join("out")).unwrap();
+    let output = dir.join("out");
+    let output = output.to_str().unwrap();
+    done("gguf-convert", &snapshot, &["hf2gguf", ".", "--type", "f16", "-o", output]);
+    let path = fs_err::read_dir(output).unwrap().next().unwrap().unwrap().path();
+    let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+    assert!(name.starts_with("Tiny-Thing-") && name.ends_with("-F16.gguf"), "{name}");
+    let file = GgufFile::open(&path).unwrap();
+    assert_eq!(file.metadata().get("general.name").and_then(|name| name.as_str()), Some("Tiny Thing"));
+}
