@@ -27,6 +27,7 @@ mod signals;
 mod stored;
 mod templates;
 mod threads;
+mod type_names;
 pub mod verify;
 
 use std::ffi::OsString;

@@ -119,7 +119,7 @@ const PAGES: &[Page] = &[
     Page {
         path: &["gguf-convert", "lora2gguf"],
         shown: &[
-            ("adapter", "Directory of the adapter"),
+            ("dir", "Directory of the adapter, or ORG/NAME"),
             ("base", "Directory of its base model"),
             OUTPUT,
             TYPE,

@@ -24,7 +24,10 @@ fn fault(line: &str, programs: &[Command]) -> Option<String> {
         }
         if let Some(arg) = value.take() {
             let choices = arg.get_possible_values();
-            let is_choice = choices.is_empty() || choices.iter().any(|choice| choice.matches(word, true));
+            // Names that are completed are not all that is taken.
+            let is_choice = choices.is_empty()
+                || arg.is_hide_possible_values_set()
+                || choices.iter().any(|choice| choice.matches(word, true));
             if !is_choice {
                 return Some(format!("{line}: {word} is no value of --{}", arg.get_id()));
             }

@@ -11,6 +11,7 @@ mod sized;
 pub(crate) mod stats;
 pub(crate) mod target;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -26,6 +27,7 @@ use crate::cli::quantize::stats::StatsArgs;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::{Align, Table};
 use crate::cli::share::ShareArgs;
+use crate::cli::type_names::TypeNames;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::output::OutputKind;
 use crate::core::progress::Progress;
@@ -64,8 +66,17 @@ struct Quantize {
     #[arg(required = true, num_args = 1..=4, value_name = "FILE")]
     arguments: Vec<PathBuf>,
     /// Type of the file: a name in any case or llama.cpp's number
-    #[arg(long = "type", value_name = "TYPE", conflicts_with = "target")]
+    #[arg(
+        long = "type",
+        value_name = "TYPE",
+        conflicts_with = "target",
+        value_parser = TypeNames(&[]),
+        hide_possible_values = true
+    )]
     file_type: Option<String>,
+    /// Output; the same as the second argument
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<OsString>,
     /// Print what would be done, write nothing
     #[arg(long)]
     dry_run: bool,
@@ -100,6 +111,24 @@ enum Command {
     Completions(Completions),
 }
 
+/// Columns of a screen of 80 that are left for what a type is.
+const ABOUT_COLUMNS: usize = 48;
+
+/// A text in lines of so many columns.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + word.len() <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 fn types_help() -> String {
     let mut table = Table::new(&[
         ("Type", Align::Left),
@@ -117,7 +146,10 @@ fn types_help() -> String {
         let bits = nominal.map_or_else(String::new, |nominal| format!("{:.2}", nominal.bits_per_weight));
         let needs_imatrix = nominal.is_some_and(|nominal| nominal.needs_imatrix);
         let needs = if needs_imatrix { "; needs --imatrix" } else { "" };
-        table.row([name, number, bits, format!("{}{needs}", file_type.about())]);
+        let about = wrapped(&format!("{}{needs}", file_type.about()), ABOUT_COLUMNS);
+        let mut lines = about.into_iter();
+        table.row([name, number, bits, lines.next().unwrap_or_default()]);
+        lines.for_each(|line| table.row([String::new(), String::new(), String::new(), line]));
     }
     let mut out = Vec::new();
     // Writing to memory does not fail.
@@ -150,7 +182,11 @@ struct Job {
 impl Quantize {
     fn job(&self) -> anyhow::Result<Job> {
         let usage_line = |text: &str| anyhow::Error::new(UsageError(text.to_owned()));
-        let mut rest = self.arguments.iter();
+        let mut arguments = self.arguments.clone();
+        if let Some(output) = &self.output {
+            arguments.insert(arguments.len().min(1), output.into());
+        }
+        let mut rest = arguments.iter();
         let input = rest.next().ok_or_else(|| usage_line("an input expected"))?.clone();
         let mut output = None;
         let file_type = if self.target.target().is_some() {

@@ -32,6 +32,15 @@ fn every_program_completes_itself_in_every_shell() {
     }
 }
 
+#[test]
+fn types_are_completed() {
+    let bench = Bench::new();
+    for program in ["gguf-convert", "gguf-quantize"] {
+        let (_, out, _) = outcome(bench.program(program).args(["completions", "bash"]));
+        assert!(out.contains(" q4_k_m ") && out.contains(" iq2_xxs "), "{program}");
+    }
+}
+
 /// A file may have the name of the command.
 #[test]
 fn a_file_of_that_name_is_given_with_its_folder() {

@@ -19,6 +19,7 @@ use crate::cli::quantize::target::TargetArgs;
 use crate::cli::quantize::{overrides, report};
 use crate::cli::share::ShareArgs;
 use crate::cli::stored::Stored;
+use crate::cli::type_names::TypeNames;
 use crate::cli::{Session, UsageError, templates};
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, fill_template};
 use crate::core::bytes::Endian;
@@ -61,7 +62,9 @@ pub(in crate::cli) struct ToGguf {
         value_name = "TYPE",
         default_value = AUTO,
         conflicts_with = "target",
-        help = type_plan::help()
+        help = type_plan::help(),
+        value_parser = TypeNames(&[AUTO, "native"]),
+        hide_possible_values = true
     )]
     ty: String,
     /// Print the plan and write nothing

@@ -401,7 +401,7 @@ fn cards_are_markdown() {
 
     Not judged of Q4\_K\_M: weights (they were not compared).
 
-    Not judged of a&#124;b\`: structure (the file could not be read), tokenizer (no text was encoded), metadata, weights, divergence (there is no baseline), perplexity (no text was run).
+    Not judged of a&#124;b\`: structure, tokenizer, metadata, weights, perplexity, divergence (the file could not be read).
 
     How it was run (gguf-verify 0.0.0, linux x86_64, avx2, 2 threads, 2001-02-03 04:05:06 UTC):
 

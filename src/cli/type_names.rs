@@ -1,0 +1,31 @@
+//! Names of file types on the command line, so that shells complete them. What a name means is decided where it is used: numbers,
+//! aliases and any case are names, too.
+
+use std::ffi::OsStr;
+use std::sync::LazyLock;
+
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Command};
+
+use crate::gguf::FileType;
+
+/// The names as people type them.
+static NAMES: LazyLock<Vec<String>> =
+    LazyLock::new(|| FileType::all().map(|file_type| file_type.name().to_lowercase()).collect());
+
+/// A name of a file type; other words of the option stand beside them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TypeNames(pub(crate) &'static [&'static str]);
+
+impl TypedValueParser for TypeNames {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let names = NAMES.iter().map(String::as_str);
+        Some(Box::new(self.0.iter().copied().chain(names).map(PossibleValue::new)))
+    }
+}
