@@ -322,8 +322,15 @@ fn set_up(session: &Session) {
     let _ = env_logger::Builder::new()
         // Ours alone: what others log may hold addresses with signatures.
         .filter_module("gguf", level)
-        .format_timestamp(None)
-        .format_target(false)
+        .format(|out, record| {
+            let label = match record.level() {
+                log::Level::Error => "error",
+                log::Level::Warn => "warning",
+                log::Level::Info => "info",
+                log::Level::Debug | log::Level::Trace => "debug",
+            };
+            writeln!(out, "{}", render::labelled(label, &record.args().to_string()))
+        })
         .target(env_logger::Target::Pipe(Box::new(session.progress.log_writer())))
         .try_init();
     signals::install();

@@ -120,6 +120,7 @@ impl Task<'_> {
             "solving layer by layer"
         };
         self.progress.begin(title, work);
+        self.progress.units("token", chunks.iter().map(|chunk| chunk.tokens.len() as u64).sum());
         let (unquantized, quantized, sums) =
             self.lockstep(&chunks, (&leader, watch), (&follower, &solver))?;
         if targets.contains_key(&plan.head.tensor) {

@@ -256,6 +256,7 @@ impl CalibrationText {
         let KeptText { windows, check, notes } = match written {
             Some(kept) => kept,
             None => {
+                progress.steps(1 + usize::from(held_back));
                 let WrittenText { windows, notes } = own.write(model, engine, progress)?;
                 let n_tokens = own.n_check_tokens();
                 let other = SelfText { n_tokens, seed: !own.seed, ..*own };

@@ -45,6 +45,8 @@ pub struct TerminalProgress {
 #[derive(Debug)]
 struct Stage {
     what: String,
+    /// The file that it is about, where that takes a name.
+    subject: String,
     /// Its number, from 1.
     step: usize,
     total_bytes: u64,
@@ -64,6 +66,7 @@ impl Stage {
     fn new(what: &str, step: usize, total_bytes: u64, now: Instant) -> Self {
         Self {
             what: what.to_owned(),
+            subject: String::new(),
             step,
             total_bytes,
             start: now,
@@ -114,7 +117,7 @@ impl Stage {
         });
         let left = self.pace.left().map(|left| {
             let of = if self.step < n_steps { format!(" of step {}", self.step) } else { String::new() };
-            format!("about {} left{of}", rough(left))
+            format!("{} left{of}", rough(left))
         });
         rate.into_iter().chain(left).collect()
     }
@@ -127,7 +130,8 @@ impl Stage {
     fn line(&mut self, done: u64, n_steps: usize, now: Instant) -> String {
         let parts = [vec![self.percent(done)], self.amounts(done), self.outlook(done, n_steps, now)];
         let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
-        format!("{}: {}{figures}", self.title(n_steps), parts.concat().join(", "))
+        let subject = if self.subject.is_empty() { String::new() } else { format!(": {}", self.subject) };
+        format!("{}{subject}: {}{figures}", self.title(n_steps), parts.concat().join(", "))
     }
 
     /// The two lines of a bar: what is done, and what stands behind the bar itself.
@@ -135,7 +139,9 @@ impl Stage {
         let amounts = self.amounts(done).join(", ");
         let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
         let behind = [vec![self.percent(done)], self.outlook(done, n_steps, now)].concat().join(", ");
-        [format!("{}, {amounts}{figures}", self.title(n_steps)), behind]
+        // Last, because it may be long.
+        let subject = if self.subject.is_empty() { String::new() } else { format!("; {}", self.subject) };
+        [format!("{}, {amounts}{figures}{subject}", self.title(n_steps)), behind]
     }
 }
 
@@ -210,8 +216,7 @@ impl Progress for TerminalProgress {
         self.done.store(0, Ordering::Relaxed);
         let step = self.step.fetch_add(1, Ordering::Relaxed) + 1;
         let subject = self.subject.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let what = if subject.is_empty() { what.to_owned() } else { format!("{what}: {subject}") };
-        let stage = Stage::new(&what, step, total_bytes, Instant::now());
+        let stage = Stage { subject, ..Stage::new(what, step, total_bytes, Instant::now()) };
         let title = stage.title(self.n_steps.load(Ordering::Relaxed));
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Some(stage);
         if self.mode == Mode::Bar {
@@ -279,8 +284,9 @@ impl Progress for TerminalProgress {
     }
 }
 
-/// What a bar shows: a line that is cut at the terminal's width, and the bar with what is known of it behind.
-const BAR: &str = "{wide_msg}\n{wide_bar} {prefix}";
+/// What a bar shows: a line that is cut at the terminal's width, and the bar with what is known of it behind. The bar
+/// leaves a few columns free for the `^C` that a terminal adds.
+const BAR: &str = "{wide_msg}\n{bar:24} {prefix}";
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())

@@ -31,7 +31,6 @@ use crate::cli::type_names::TypeNames;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 use crate::core::output::OutputKind;
 use crate::core::progress::Progress;
-use crate::core::text::escape;
 use crate::gguf::split::part_path;
 use crate::gguf::{GgufFile, SplitSpec, WriteOptions};
 use crate::quantize::{FileType, Input, QuantizePlan, nominal, parse_file_type};
@@ -318,7 +317,7 @@ impl Quantize {
         if self.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
             self.share.note(session, plan.metadata(), &plan, &write_options)?;
-            report::warn(session, self.options.coverage, &plan);
+            report::warn(session, job.file_type, self.options.coverage, &plan);
             for obstacle in plan.obstacles() {
                 session.progress.warn(&format!("a run would stop here: {obstacle}"));
             }
@@ -333,16 +332,15 @@ impl Quantize {
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         self.share.note(session, plan.metadata(), &plan, &write_options)?;
-        report::warn(session, self.options.coverage, &plan);
+        report::warn(session, job.file_type, self.options.coverage, &plan);
         if allocation.is_some() && !self.common.json && !self.common.quiet {
             report::print_plan(session, &plan, allocation.as_ref(), None)?;
         }
         let written = plan.write(&job.output, &write_options, &session.progress)?;
         self.share.note_rest(session, &written);
         self.target.write(session, &plan)?;
-        for tensor in plan.all_zero() {
-            session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
-        }
+        let zeros: Vec<_> = plan.all_zero().map(|tensor| tensor.name.clone()).collect();
+        report::warn_all_zero(session, &zeros);
         report::warn_small_rows(session, &plan.small_rows());
         let extra = report::Extra { calibration: None, allocation: allocation.as_ref() };
         let seconds = start.elapsed().as_secs_f64();

@@ -15,15 +15,20 @@ use crate::core::text::escape;
 pub(crate) use screen::{Screen, Style, styled};
 pub(crate) use table::{Align, Cell, Table};
 
-/// Prints `label: text` to standard error, the label in colour on a terminal unless `NO_COLOR` says otherwise.
-pub(crate) fn message(label: &str, text: &str) {
+/// `label: text`, the label in colour where standard error is a terminal unless `NO_COLOR` says otherwise.
+pub(crate) fn labelled(label: &str, text: &str) -> String {
     let style = match label {
         "error" => Style::Bad,
         "warning" => Style::Doubtful,
         _ => Style::Note,
     };
+    format!("{}: {text}", Screen::stderr().paint(style, label))
+}
+
+/// Prints `label: text` to standard error.
+pub(crate) fn message(label: &str, text: &str) {
     // Nothing can be done about a standard error that is closed.
-    let _ = writeln!(io::stderr().lock(), "{}: {}", Screen::stderr().paint(style, label), shown(text));
+    let _ = writeln!(io::stderr().lock(), "{}", labelled(label, &shown(text)));
 }
 
 /// Prints why a run failed, then hints after a blank line.

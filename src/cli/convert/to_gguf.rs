@@ -269,8 +269,9 @@ impl ToGguf {
             }
             TypePlan::Mixture { file_type, keep } => run.quantize(&mut conversion, file_type, keep)?,
         }
-        for name in conversion.zero_tensors().filter(|_| !self.dry_run) {
-            log::warn!("tensor `{}` holds nothing but zeros", escape(name));
+        if !self.dry_run {
+            let zeros: Vec<_> = conversion.zero_tensors().map(ToOwned::to_owned).collect();
+            report::warn_all_zero(session, &zeros);
         }
         Ok(())
     }
@@ -497,10 +498,11 @@ impl Run<'_> {
             options = allocation.options.clone();
         }
         let allocation = allocation.as_ref();
+        let asked = allocation.is_none().then_some(file_type);
         if args.dry_run {
             let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
             args.share.note(session, plan.metadata(), &plan, &write)?;
-            report::warn(session, args.quantize.coverage, &plan);
+            report::warn(session, asked, args.quantize.coverage, &plan);
             session.destination(&target);
             Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
             args.size.write(session, &plan)?;
@@ -508,7 +510,7 @@ impl Run<'_> {
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         args.share.note(session, plan.metadata(), &plan, &write)?;
-        report::warn(session, args.quantize.coverage, &plan);
+        report::warn(session, asked, args.quantize.coverage, &plan);
         Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
         CodesReport::of(conversion).print(session)?;
         if allocation.is_some() && !session.common.json && !session.common.quiet {

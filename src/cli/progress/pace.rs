@@ -52,22 +52,22 @@ impl Pace {
     }
 }
 
-/// A time span as one would say it: `a few seconds`, `40 s`, `3 min`, `1 h 20 min`, `30 h`.
+/// A time span as one would say it: `a few seconds`, `about 40 s`, `about 3 min`, `about 1 h 20 min`, `about 30 h`.
 pub(super) fn rough(seconds: f64) -> String {
     let up_to = |unit: f64| (seconds / unit).ceil() * unit;
     match seconds {
         ..10.0 => "a few seconds".to_owned(),
-        ..50.0 => format!("{} s", up_to(10.0)),
-        ..1_140.0 => format!("{} min", up_to(60.0) / 60.0),
-        ..3_300.0 => format!("{} min", up_to(300.0) / 60.0),
+        ..50.0 => format!("about {} s", up_to(10.0)),
+        ..1_140.0 => format!("about {} min", up_to(60.0) / 60.0),
+        ..3_300.0 => format!("about {} min", up_to(300.0) / 60.0),
         ..36_000.0 => {
             let minutes = (up_to(600.0) / 60.0) as u64;
             match minutes % 60 {
-                0 => format!("{} h", minutes / 60),
-                rest => format!("{} h {rest} min", minutes / 60),
+                0 => format!("about {} h", minutes / 60),
+                rest => format!("about {} h {rest} min", minutes / 60),
             }
         }
-        _ => format!("{:.0} h", seconds / 3600.0),
+        _ => format!("about {:.0} h", seconds / 3600.0),
     }
 }
 
@@ -79,14 +79,14 @@ mod tests {
     fn spans_are_round() {
         for (seconds, expected) in [
             (0.0, "a few seconds"),
-            (12.0, "20 s"),
-            (49.0, "50 s"),
-            (51.0, "1 min"),
-            (170.0, "3 min"),
-            (1_500.0, "25 min"),
-            (3_500.0, "1 h"),
-            (4_300.0, "1 h 20 min"),
-            (100_000.0, "28 h"),
+            (12.0, "about 20 s"),
+            (49.0, "about 50 s"),
+            (51.0, "about 1 min"),
+            (170.0, "about 3 min"),
+            (1_500.0, "about 25 min"),
+            (3_500.0, "about 1 h"),
+            (4_300.0, "about 1 h 20 min"),
+            (100_000.0, "about 28 h"),
         ] {
             assert_eq!(rough(seconds), expected);
         }

@@ -173,7 +173,7 @@ impl CalibrateArgs {
         if model.plan()?.kind == ModelKind::Encoder {
             return Err(CalibrateError::Encoder.into());
         }
-        session.progress.steps(self.n_steps(job, sources.len())?);
+        session.progress.steps(self.n_steps(job));
         let recall = Recall::default();
         let model = &Model { recall: Some(&recall), ..*model };
         let mut text = match keep.statistics {
@@ -198,16 +198,16 @@ impl CalibrateArgs {
             plan = plan.with_solved(blocks);
         }
         plan = plan.with_keys(&fidelity.keys);
-        report::warn(session, job.options.coverage, &plan);
+        let asked = job.types.target().is_none().then_some(job.file_type);
+        report::warn(session, asked, job.options.coverage, &plan);
         let allocation = sized
             .as_ref()
             .map(|sized| sized::finish(session, job, (model, &text), sized, &plan))
             .transpose()?;
         let written = plan.write(job.output, job.write, &session.progress)?;
         job.types.write(session, &plan)?;
-        for tensor in plan.all_zero() {
-            session.progress.warn(&format!("tensor `{}`: nothing but zeros", escape(&tensor.name)));
-        }
+        let zeros: Vec<_> = plan.all_zero().map(|tensor| tensor.name.clone()).collect();
+        report::warn_all_zero(session, &zeros);
         report::warn_small_rows(session, &plan.small_rows());
         let seconds = job.start.elapsed().as_secs_f64();
         let about = About { fidelity: &fidelity, text: &text, solver: self.solver.into() };
@@ -217,12 +217,11 @@ impl CalibrateArgs {
 }
 
 impl CalibrateArgs {
-    /// Stages that are known beforehand: a text that the model writes, types for a size, solving, measuring, writing.
-    fn n_steps(&self, job: &Job<'_>, n_sources: usize) -> anyhow::Result<usize> {
-        let writes_text = self.keep.stats.is_none() && self.share_of_self(n_sources)?.is_some();
+    /// Stages that are known beforehand: types for a size, solving, measuring, writing.
+    fn n_steps(&self, job: &Job<'_>) -> usize {
         let of_size = if job.types.target().is_some() { 2 } else { 0 };
         let measured = if self.solver == SolverName::Reference { 1 } else { 2 };
-        Ok(usize::from(writes_text) + of_size + 1 + measured + 1)
+        of_size + 1 + measured + 1
     }
 
     /// The text: what was given, what the model writes, or half of each.

@@ -47,7 +47,8 @@ impl CalibrateArgs {
         }
         let forecast = self.forecast(session, job)?;
         let plan = QuantizePlan::draft_to_come(job.input, job.options)?;
-        report::warn(session, job.options.coverage, &plan);
+        let asked = job.types.target().is_none().then_some(job.file_type);
+        report::warn(session, asked, job.options.coverage, &plan);
         for obstacle in plan.obstacles() {
             session.progress.warn(&format!("a run would stop here: {obstacle}"));
         }

@@ -1,6 +1,6 @@
 //! What the programs that quantize tell their user: the plan, warnings, the result.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -17,8 +17,37 @@ use crate::gguf::WriteReport;
 use crate::quant::SmallRows;
 use crate::quantize::{Allocation, CoveragePolicy, FileType, QuantizePlan, Reason, Sizes, Summary};
 
-/// Warns of what was decided against expectation.
-pub(crate) fn warn(session: &Session, policy: CoveragePolicy, plan: &QuantizePlan<'_>) {
+/// Why tensors have another type than they should: widths of rows by the blocks of which they hold no whole number.
+fn unfit_rows(plan: &QuantizePlan<'_>) -> String {
+    let mut widths: BTreeMap<usize, BTreeSet<u64>> = BTreeMap::new();
+    for (step, tensor) in plan.steps().iter().zip(plan.tensors()) {
+        if let Reason::Fallback { wanted } = step.choice.reason {
+            widths.entry(wanted.block_elems()).or_default().insert(tensor.shape.n_cols());
+        }
+    }
+    let row = |(block, widths): (&usize, &BTreeSet<u64>)| {
+        let few = widths.iter().take(3).map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let more = widths.len().checked_sub(4).map_or_else(String::new, |n| format!(" and {} more", n + 1));
+        format!("rows of {few}{more} values hold no whole blocks of {block}")
+    };
+    widths.iter().rev().map(row).collect::<Vec<_>>().join(", ")
+}
+
+/// Warns of tensors without a single value, which a checkpoint hardly has on purpose.
+pub(crate) fn warn_all_zero(session: &Session, names: &[String]) {
+    if !names.is_empty() {
+        let (n, which) = (plural(names.len() as u64, "tensor"), named(names, session.common.verbose > 0));
+        session.progress.warn(&format!("{n} with nothing but zeros: {which}"));
+    }
+}
+
+/// Warns of what was decided against expectation. `asked`: the type of the file, unless a size decided.
+pub(crate) fn warn(
+    session: &Session,
+    asked: Option<FileType>,
+    policy: CoveragePolicy,
+    plan: &QuantizePlan<'_>,
+) {
     let warn = |text: String| session.progress.warn(&text);
     let list = |names: &mut dyn Iterator<Item = String>, n: usize| {
         let shown = if session.common.verbose > 0 { n } else { n.min(3) };
@@ -31,8 +60,11 @@ pub(crate) fn warn(session: &Session, policy: CoveragePolicy, plan: &QuantizePla
     });
     let n_fallbacks = plan.n_fallbacks();
     if n_fallbacks > 0 {
+        let asked = asked.map_or_else(String::new, |asked| format!("{asked} asked, "));
         warn(format!(
-            "{} of another type, because columns do not fit: {}",
+            "{asked}{:.2} bits per weight come out: {}, {} of another type: {}",
+            plan.summary().total.bits_per_weight(),
+            unfit_rows(plan),
             plural(n_fallbacks as u64, "tensor"),
             list(&mut fallbacks.into_iter(), n_fallbacks)
         ));

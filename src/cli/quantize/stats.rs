@@ -192,6 +192,7 @@ impl StatsArgs {
             let keeper =
                 self.self_text.as_deref().map(|path| SelfTextKeeper::File(path, !session.common.no_sync));
             self.hint_at_self_text(session, calibrate, sources.len())?;
+            session.progress.steps(1);
             calibrate.text(session, &sources, model, keeper)?
         };
         // What a later check could not be made of is found out now.

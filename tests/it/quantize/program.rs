@@ -87,7 +87,8 @@ fn a_dry_run_prints_the_plan_and_writes_nothing() {
     ");
     assert_eq!(
         err,
-        "warning: 2 tensors of another type, because columns do not fit: `blk.0.odd.weight` Q4_K -> Q5_0, \
+        "warning: Q4_K_M asked, 5.86 bits per weight come out: rows of 96 values hold no whole blocks of 256, 2 tensors of \
+         another type: `blk.0.odd.weight` Q4_K -> Q5_0, \
          `blk.1.odd.weight` Q4_K -> Q5_0\nwarning: architecture `nobody` is not a known language model: its first and last \
          layers are quantized like all others; `--tensor-type REGEX=f16` keeps some as floats, which image models need\n"
     );
