@@ -373,6 +373,8 @@ mod tests {
                 if words.get(1).is_some_and(|word| word.starts_with("./") && words[0] == "gguf-convert") {
                     words.insert(1, "hf2gguf");
                 }
+                let words = words.into_iter().map(std::ffi::OsString::from).collect();
+                let words = crate::cli::verify::models_first(words);
                 let parsed = program.clone().try_get_matches_from(&words);
                 assert!(parsed.is_ok(), "{example}: {}", parsed.unwrap_err());
             }

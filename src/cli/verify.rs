@@ -91,7 +91,7 @@ pub(crate) fn command() -> clap::Command {
 }
 
 /// The arguments with every `-m FILE` as a model, in front of the options.
-fn models_first(arguments: Vec<OsString>) -> Vec<OsString> {
+pub(super) fn models_first(arguments: Vec<OsString>) -> Vec<OsString> {
     let (mut models, mut rest) = (Vec::new(), Vec::new());
     let mut given = arguments.into_iter();
     while let Some(argument) = given.next() {
