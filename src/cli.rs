@@ -123,6 +123,9 @@ pub struct Common {
     /// No progress, no warnings
     #[arg(short, long, global = true)]
     pub quiet: bool,
+    /// No progress; warnings stay
+    #[arg(long, global = true)]
+    pub no_progress: bool,
     /// Say more (twice: still more)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -282,7 +285,11 @@ pub fn run<T: Tool>() -> ExitCode {
         Err(error) => return failure::refuse(&error).into(),
     };
     let common = tool.common().clone();
-    let progress = if common.quiet { TerminalProgress::quiet() } else { TerminalProgress::new() };
+    let progress = match (common.quiet, common.no_progress) {
+        (true, _) => TerminalProgress::quiet(),
+        (false, true) => TerminalProgress::warnings_only(),
+        (false, false) => TerminalProgress::new(),
+    };
     let session = Session { common, progress };
     set_up(&session);
     // A panic is a defect; the panic hook has printed where. Unwinding has removed the temporary files.
@@ -319,9 +326,13 @@ fn set_up(session: &Session) {
         (_, 2) => log::LevelFilter::Debug,
         _ => log::LevelFilter::Trace,
     };
-    let _ = env_logger::Builder::new()
-        // Ours alone: what others log may hold addresses with signatures.
-        .filter_module("gguf", level)
+    let mut logger = env_logger::Builder::new();
+    // Ours alone: what others log may hold addresses with signatures. Who sets RUST_LOG says what to see.
+    match std::env::var("RUST_LOG").ok().filter(|filters| !filters.is_empty()) {
+        Some(filters) => logger.parse_filters(&filters),
+        None => logger.filter_module("gguf", level),
+    };
+    let _ = logger
         .format(|out, record| {
             let label = match record.level() {
                 log::Level::Error => "error",

@@ -57,6 +57,12 @@ impl Failure {
         Self { hints: self.hints.into_iter().chain(rest).collect(), ..self }
     }
 
+    /// The same of a comparison, where 1 means that something differs.
+    pub(crate) fn as_trouble(self) -> Self {
+        let exit = if self.exit == Exit::Failed { Exit::Usage } else { self.exit };
+        Self { exit, ..self }
+    }
+
     /// A panic. Its hook has printed where.
     pub(super) fn defect() -> Self {
         let message = "internal error: this is a defect of the program".to_owned();

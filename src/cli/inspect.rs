@@ -1,5 +1,6 @@
 //! `gguf-inspect`: look into GGUF files, compare, hash, edit, cut and join them.
 
+mod about;
 mod checkpoint;
 mod describe;
 mod diff;

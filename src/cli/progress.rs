@@ -23,7 +23,10 @@ const BAR_INTERVAL: Duration = Duration::from_millis(100);
 /// Where a stage is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
+    /// Neither progress nor warnings.
     Quiet,
+    /// Warnings alone.
+    Warnings,
     Bar,
     Lines,
 }
@@ -158,6 +161,12 @@ impl TerminalProgress {
         Self::with(Mode::Quiet)
     }
 
+    /// Shows warnings alone.
+    #[must_use]
+    pub fn warnings_only() -> Self {
+        Self::with(Mode::Warnings)
+    }
+
     fn with(mode: Mode) -> Self {
         Self {
             mode,
@@ -240,7 +249,7 @@ impl Progress for TerminalProgress {
     fn advance(&self, n_bytes: u64) {
         let done = self.done.fetch_add(n_bytes, Ordering::Relaxed) + n_bytes;
         let interval = match self.mode {
-            Mode::Quiet => return,
+            Mode::Quiet | Mode::Warnings => return,
             Mode::Bar => BAR_INTERVAL,
             Mode::Lines => INTERVAL,
         };

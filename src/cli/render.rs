@@ -10,6 +10,7 @@ use std::io::{self, Write};
 
 use crate::core::Hint;
 use crate::core::ranged::shown;
+pub(crate) use crate::core::text::count;
 use crate::core::text::escape;
 
 pub(crate) use screen::{Screen, Style, styled};
@@ -115,20 +116,6 @@ pub(crate) fn named(names: &[String], all: bool) -> String {
         0 => listed,
         more => format!("{listed} and {more} more (-v lists all)"),
     }
-}
-
-/// A number with thin groups of three digits: `12 345 678`.
-#[must_use]
-pub(crate) fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(' ');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 /// A time span: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`.

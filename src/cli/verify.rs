@@ -12,6 +12,7 @@ mod page;
 mod per_token;
 mod prompt_files;
 mod reasons;
+mod recommend;
 mod report;
 mod statistics;
 mod tasks;

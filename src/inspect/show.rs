@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::core::text::escape_bytes;
+use crate::core::text::{count, escape_bytes};
 use crate::gguf::{Array, Value};
 
 /// The type of a value as one word: `u32`, `arr[str]`, `arr[arr]`.
@@ -77,9 +77,11 @@ fn array_text(array: &Array, max_chars: Option<usize>, max_elems: Option<usize>)
         })
         .collect();
     if shown < len {
-        parts.push(format!("… ({len} elements)"));
+        parts.push("…".to_owned());
     }
-    format!("[{}]", parts.join(", "))
+    // In front, where a narrow screen does not cut it.
+    let n = if shown < len { format!("({} elements) ", count(len as u64)) } else { String::new() };
+    format!("{n}[{}]", parts.join(", "))
 }
 
 /// A value as JSON: numbers, booleans, strings, lists. A string that is not UTF-8 is `{"hex": …}`; a float that
@@ -136,7 +138,8 @@ mod tests {
         assert_eq!(text("short".into()), "short");
         assert_eq!(text("longer".into()), "longe… (6 characters)");
         assert_eq!(text(Value::String(b"\x1b[0m\xff".to_vec())), "\\u{1b… (13 characters)");
-        assert_eq!(text(vec![1u32, 2, 3].into()), "[1, 2, … (3 elements)]");
+        assert_eq!(text(vec![1u32, 2, 3].into()), "(3 elements) [1, 2, …]");
+        assert!(text(vec![0u32; 49_152].into()).starts_with("(49 152 elements) [0, 0, …"));
         assert_eq!(text(vec!["a", "b"].into()), "[\"a\", \"b\"]");
         assert_eq!(value_text(&0.1f32.into(), None, None), "0.1");
         assert_eq!(value_text(&1e-6f32.into(), None, None), "1e-6");

@@ -107,6 +107,10 @@ fn is_native_beside_floats(base: GgmlType, ty: GgmlType) -> bool {
 pub struct Recipe {
     candidates: Vec<Candidate>,
     n_matrices: usize,
+    /// The types of the matrices.
+    types: Vec<GgmlType>,
+    /// True if no matrix was quantized, blocks that a checkpoint came with apart.
+    is_of_floats: bool,
     /// The type of most values of the matrices, embeddings and output left out.
     most: Option<GgmlType>,
     bits_per_weight: f64,
@@ -135,6 +139,9 @@ impl Recipe {
         Self {
             candidates,
             n_matrices: matrices().count(),
+            types: matrices().map(|tensor| tensor.ty).collect(),
+            is_of_floats: matrices()
+                .all(|tensor| !tensor.ty.is_quantized() || is_native_beside_floats(GgmlType::F16, tensor.ty)),
             most: most_common(matrices()),
             bits_per_weight: n_bits / f64::max(n_elems, 1.0),
         }
@@ -183,6 +190,11 @@ impl Recipe {
         }
         if self.candidates.iter().any(Candidate::is_exact) {
             return false;
+        }
+        // Beside floats of one type others stay in finer ones.
+        let is_float = file_type.base().is_some_and(|base| !base.is_quantized());
+        if is_float && self.is_of_floats && file_type.base().is_some_and(|base| self.types.contains(&base)) {
+            return true;
         }
         let has_base = file_type.base().is_some() && self.most == file_type.base();
         let nearest = self.nearest(None);
@@ -304,6 +316,15 @@ mod tests {
         let one = recipe(FileType::Q3KM, |name| (name == "blk.3.attn_q.weight").then_some(GgmlType::Q6K));
         assert_eq!(one.describe(None), "Q3_K_M with attn_q in Q6_K");
         assert!(!one.may_be_called(FileType::Q4KS));
+    }
+
+    #[test]
+    fn floats_of_several_types_may_be_called_after_one_of_them() {
+        let mixed = recipe(FileType::F16, |name| name.contains("ffn").then_some(GgmlType::F32));
+        assert!(mixed.may_be_called(FileType::F16) && mixed.may_be_called(FileType::F32));
+        assert!(!mixed.may_be_called(FileType::Bf16) && !mixed.may_be_called(FileType::Q8_0));
+        let plain = recipe(FileType::F16, |_| None);
+        assert!(!plain.may_be_called(FileType::F32));
     }
 
     #[test]

@@ -60,6 +60,20 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
+/// A number with thin groups of three digits: `12 345 678`.
+#[must_use]
+pub fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(' ');
+        }
+        out.push(digit);
+    }
+    out
+}
+
 /// Parses a size with an optional unit K, M, G or T (powers of 1024): `128M`, `1.5G`, `4096`.
 #[must_use]
 pub fn parse_bytes(text: &str) -> Option<u64> {

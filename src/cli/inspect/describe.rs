@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::Args;
 
-use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS};
+use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS, about};
 use crate::cli::render::{Align, Table, count, plural};
 use crate::cli::{Exit, Session};
 use crate::core::TensorSource;
@@ -33,7 +33,9 @@ impl Describe {
         }
         if session.common.json {
             let listing = Listing { max_elems: self.at_most(SHOWN_ELEMS), has_tensors: !self.no_tensors };
-            session.print_json(&inspect::summary_json(&file, listing))?;
+            let mut document = inspect::summary_json(&file, listing);
+            document["about"] = about::facts_json(&file);
+            session.print_json(&document)?;
         } else {
             session.print(|out| self.print(&file, out))?;
         }
@@ -47,6 +49,11 @@ impl Describe {
 
     fn print(&self, file: &GgufFile, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{}\n", headline(file))?;
+        let facts = about::facts(file);
+        if !facts.is_empty() {
+            facts.iter().try_for_each(|(what, text)| writeln!(out, "{what:<10} {text}"))?;
+            writeln!(out)?;
+        }
         self.print_table(&self.keys(file), out)?;
         if file.tensors().is_empty() {
             return writeln!(out, "\nno tensors");
@@ -72,6 +79,8 @@ impl Describe {
         let mut table = Table::new(&[("key", Align::Left), ("type", Align::Left), ("value", Align::Fill)]);
         for (key, value) in file.metadata().iter() {
             let text = value_text(value, self.at_most(SHOWN_CHARS), self.at_most(SHOWN_ELEMS));
+            let meaning = about::meaning(file.metadata(), key, value);
+            let text = meaning.map_or_else(|| text.clone(), |meaning| format!("{text} ({meaning})"));
             table.row([escape(key).into_owned(), value_type_name(value), text]);
         }
         table
@@ -95,7 +104,7 @@ fn tensors(file: &GgufFile) -> Table {
     let mut heads = vec![
         ("tensor", Align::Left),
         ("type", Align::Left),
-        ("shape", Align::Left),
+        ("shape, outermost first", Align::Left),
         ("bytes", Align::Right),
         ("offset", Align::Right),
     ];

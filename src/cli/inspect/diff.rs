@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value as Json, json};
 
+use crate::cli::failure::Failure;
 use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS};
-use crate::cli::render::{Align, Style, Table, plural, styled};
+use crate::cli::render::{Align, Style, Table, count, plural, styled};
 use crate::cli::{Exit, Session};
 use crate::core::text::escape;
 use crate::core::{GgmlType, Shape};
@@ -28,7 +29,15 @@ pub(super) struct DiffArgs {
 }
 
 impl DiffArgs {
+    /// As diff(1) ends: 0 the same, 1 they differ, and where it failed 2 (or 3, if a file is broken).
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        self.compare(session).or_else(|error| {
+            let failure = Failure::of(&error).map(Failure::as_trouble);
+            Ok(failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)))
+        })
+    }
+
+    fn compare(&self, session: &Session) -> anyhow::Result<Exit> {
         let (a, b) = (GgufFile::open(&self.a)?, GgufFile::open(&self.b)?);
         let diff = inspect::diff(&a, &b, !self.no_data, session.common.simd, &session.progress)?;
         if session.common.json {
@@ -44,6 +53,7 @@ fn print(diff: &Diff, out: &mut dyn Write) -> io::Result<()> {
     if diff.is_equal() {
         return writeln!(out, "{}", styled(Style::Good, "equal"));
     }
+    writeln!(out, "{}\n", styled(Style::Bad, &in_short(diff)))?;
     for table in [layout_table(diff), key_table(&diff.keys), tensor_table(&diff.tensors)] {
         if !table.is_empty() {
             table.print(out)?;
@@ -56,9 +66,27 @@ fn print(diff: &Diff, out: &mut dyn Write) -> io::Result<()> {
     if diff.tensor_order {
         writeln!(out, "the common tensors come in another order")?;
     }
-    let keys = plural(diff.keys.len() as u64, "key");
-    let tensors = plural(diff.tensors.len() as u64, "tensor");
-    writeln!(out, "{keys} and {tensors} {}", styled(Style::Bad, "differ"))
+    Ok(())
+}
+
+/// What differs, in a line: how many keys, and how many tensors in what.
+fn in_short(diff: &Diff) -> String {
+    let n_of = |is: fn(&TensorDiff) -> bool| diff.tensors.iter().filter(|tensor| is(tensor)).count() as u64;
+    let both = |tensor: &TensorDiff| tensor.a.is_some() && tensor.b.is_some();
+    let ty = |tensor: &TensorDiff| {
+        tensor.a.as_ref().map(|facts| facts.0) != tensor.b.as_ref().map(|facts| facts.0)
+    };
+    let kinds = [
+        (n_of(|tensor| tensor.b.is_none()), "only in a"),
+        (n_of(|tensor| tensor.a.is_none()), "only in b"),
+        (diff.tensors.iter().filter(|tensor| both(tensor) && ty(tensor)).count() as u64, "of another type"),
+    ];
+    let kinds: Vec<String> =
+        kinds.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{} {what}", count(n))).collect();
+    let kinds = if kinds.is_empty() { String::new() } else { format!(" ({})", kinds.join(", ")) };
+    let (keys, tensors) =
+        (plural(diff.keys.len() as u64, "key"), plural(diff.tensors.len() as u64, "tensor"));
+    format!("{keys} and {tensors} differ{kinds}")
 }
 
 fn layout_table(diff: &Diff) -> Table {
@@ -74,7 +102,7 @@ fn key_table(keys: &[KeyDiff]) -> Table {
     let mut table =
         Table::new(&[("key", Align::Left), ("differs", Align::Left), ("a", Align::Fill), ("b", Align::Fill)]);
     let mut keys: Vec<&KeyDiff> = keys.iter().collect();
-    keys.sort_by(|a, b| by_name(&a.key, &b.key));
+    keys.sort_by(|a, b| weight(&a.key).cmp(&weight(&b.key)).then_with(|| by_name(&a.key, &b.key)));
     for key in keys {
         let (what, a, b) = key_cells(key);
         table.row([escape(&key.key).into_owned(), what, a, b]);
@@ -155,6 +183,18 @@ fn data_cells(data: &DataDiff) -> [String; 3] {
     let percent = 100.0 * data.n_differing as f64 / data.n_elems as f64;
     let share = if percent < 0.1 { "< 0.1 %".to_owned() } else { format!("{percent:.1} %") };
     [share, format!("{:.1e}", data.max_abs), format!("{:.1e}", data.relative_rms())]
+}
+
+/// What matters most comes first: keys of the architecture, then the tokenizer, then what only describes the file.
+fn weight(key: &str) -> u8 {
+    match key {
+        "general.architecture" => 0,
+        key if key.starts_with("tokenizer.") => 2,
+        key if ["general.", "quantize.", "split.", "imatrix."].iter().any(|start| key.starts_with(start)) => {
+            3
+        }
+        _ => 1,
+    }
 }
 
 /// Names in the order that people expect: `blk.2` before `blk.10`.

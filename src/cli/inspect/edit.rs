@@ -50,6 +50,9 @@ impl EditArgs {
     ) -> anyhow::Result<()> {
         let mut plan =
             EditPlan::new(file, self.output.as_deref(), edits, &session.progress).map_err(usage)?;
+        if self.output.is_none() {
+            refuse_read_only(plan.target())?;
+        }
         let mut guard = Guard::new(session, self.dry_run);
         guard.read_all("a value", values)?;
         if let Some(output) = &self.output {
@@ -103,6 +106,19 @@ impl EditArgs {
             if self.dry_run { writeln!(out, "nothing was written") } else { Ok(()) }
         })
     }
+}
+
+/// Refuses to edit a file that nobody may write. The new file takes the place of the old one, for which the folder's permission
+/// is enough, so the system would not object.
+fn refuse_read_only(file: &Path) -> anyhow::Result<()> {
+    if fs_err::metadata(file).is_ok_and(|metadata| metadata.permissions().readonly()) {
+        let name = file.display().to_string();
+        let name = escape(&name);
+        return Err(anyhow::anyhow!(
+            "{name}: the file is read-only; `-o FILE` writes another, `chmod u+w` allows this one"
+        ));
+    }
+    Ok(())
 }
 
 /// The keys that a file gets, or gets another value of.

@@ -125,6 +125,9 @@ pub(super) struct VerifyArgs {
     /// Write a report to look at, by suffix: `.html` (a page), `.md` (for a model card), `.json`; may be repeated
     #[arg(long, value_name = "FILE")]
     report: Vec<PathBuf>,
+    /// Title of the reports [default: the model's name]
+    #[arg(long, value_name = "TEXT", requires = "report")]
+    title: Option<String>,
     /// Stop before any arithmetic
     #[arg(long)]
     structure_only: bool,
@@ -267,7 +270,7 @@ impl VerifyArgs {
             return Err(failures.swap_remove(at).1);
         }
         outputs.commit(session)?;
-        reports.write(&entries, named, &read, session)?;
+        reports.write(&entries, (named, self.title.as_deref()), &read, session)?;
         self.show(&entries, &failures, session)
     }
 

@@ -10,6 +10,7 @@ mod details;
 mod families;
 mod html;
 mod markdown;
+mod public;
 mod render;
 mod run_info;
 
@@ -90,7 +91,7 @@ impl Reports {
     pub(super) fn write(
         &self,
         entries: &[ModelReport],
-        baseline: Option<&Path>,
+        (baseline, title): (Option<&Path>, Option<&str>),
         inputs: &[(&'static str, PathBuf)],
         session: &Session,
     ) -> anyhow::Result<()> {
@@ -98,7 +99,10 @@ impl Reports {
             return Ok(());
         }
         let run = run_info::RunInfo::of(session, inputs)?;
-        let page = data::PageData::new(entries, baseline, run);
+        let mut page = data::PageData::new(entries, baseline, inputs, run);
+        if let Some(title) = title {
+            page.title = escape(title).into_owned();
+        }
         let mut files = Vec::new();
         for (path, format) in &self.targets {
             let text = match format {
@@ -117,6 +121,9 @@ impl Reports {
             files.push(file);
         }
         OutputFile::commit_all(files, !session.common.no_sync).map_err(OutputError::from)?;
+        for (path, _) in &self.targets {
+            session.note(&format!("report written to {}", escape(&path.display().to_string())));
+        }
         Ok(())
     }
 }

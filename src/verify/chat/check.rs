@@ -4,10 +4,12 @@ use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
 use crate::verify::Finding;
 use crate::verify::chat::builtin::{Chat, turns};
-use crate::verify::chat::names::unknown;
+use crate::verify::chat::names::{free, is_known_elsewhere, unknown};
 use crate::verify::chat::{ChatError, ChatRenderer, KEY};
 
 const CHECK: &str = "chat-template";
+/// The simplest chat.
+const QUESTION: &str = "a single question";
 
 /// What is wrong with the templates of a file. Refusing a chat (no system messages, no tools) is a template's right; refusing
 /// every chat is not.
@@ -59,7 +61,13 @@ fn check_one(source: &str, name: Option<&str>, renderer: &dyn ChatRenderer) -> V
                 ));
             }
         }
-        Err(error) => findings.extend(failure(error, "a single question", &findings)),
+        // What a template reads beyond what everybody sets, its users give it.
+        Err(ChatError::Failed { reason, .. }) if reason.contains("undefined") && !free(source).is_empty() => {
+            let names = free(source).join("`, `");
+            let message = format!("it reads `{}`, which has to be set for it", escape(&names));
+            findings.push(Finding::warning(CHECK, message));
+        }
+        Err(error) => findings.extend(failure(error, QUESTION, &findings)),
         Ok(_) => {}
     }
     // A template without system messages may do without them.
@@ -90,7 +98,7 @@ fn none_renders(name: Option<&str>, renderer: &dyn ChatRenderer, told: &[Finding
     }
     first.and_then(|error| match error {
         ChatError::Refused { .. } => None,
-        error => failure(&error, "a single question", told),
+        error => failure(&error, QUESTION, told),
     })
 }
 
@@ -100,9 +108,17 @@ fn failure(error: &ChatError, chat: &str, told: &[Finding]) -> Option<Finding> {
     match error {
         ChatError::Refused { .. } => None,
         error if !error.is_finding() => Some(Finding::unchecked(CHECK, error.to_string())),
+        ChatError::Failed { reason, .. } if is_known_elsewhere(reason) => {
+            let message = format!("{message}: not known to this program");
+            Some(if chat == QUESTION {
+                Finding::unchecked(CHECK, message)
+            } else {
+                Finding::warning(CHECK, message)
+            })
+        }
         // The name was told with its line.
         ChatError::Failed { reason, .. } if is_unknown_name(reason) && !told.is_empty() => None,
-        ChatError::Failed { reason, .. } if !is_unknown_name(reason) && chat != "a single question" => {
+        ChatError::Failed { reason, .. } if !is_unknown_name(reason) && chat != QUESTION => {
             Some(Finding::warning(CHECK, message))
         }
         _ => Some(Finding::error(CHECK, message)),

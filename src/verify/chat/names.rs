@@ -34,9 +34,9 @@ pub(super) struct Unknown {
     pub(super) line: usize,
 }
 
-/// Filters of Jinja, and those that the interpreter here has besides.
+/// Filters of Jinja, and those that the interpreter here, or the one of llama.cpp, has besides.
 const FILTERS: &str = "abs attr batch capitalize center chain count d default dictsort e escape filesizeformat first float \
-    forceescape format groupby indent int items join keys last length lines list lower lstrip map max min pluralize pprint \
+    forceescape format from_json groupby indent int items join keys last length lines list lower lstrip map max min pluralize pprint \
     random reject rejectattr replace reverse round rstrip safe select selectattr slice sort split string striptags sum \
     title tojson trim truncate unique upper urlencode urlize values wordcount wordwrap xmlattr zip bool";
 const TESTS: &str = "boolean callable containing defined divisibleby endingwith eq equalto escaped even false filter float ge \
@@ -87,6 +87,43 @@ pub(super) fn unknown(source: &str) -> Vec<Unknown> {
         let is_told = found.iter().any(|other| other.used_as == used_as && other.name == word);
         if !(is_own || is_told || is_in(word, known)) {
             found.push(Unknown { used_as, name: word.to_owned(), line });
+        }
+    }
+    found
+}
+
+/// True if a name that the interpreter here does not know is one that others do: a limit of this program, not of the template.
+pub(super) fn is_known_elsewhere(reason: &str) -> bool {
+    let lists = [
+        ("unknown filter", FILTERS),
+        ("unknown test", TESTS),
+        ("unknown function", FUNCTIONS),
+        ("unknown method", METHODS),
+    ];
+    let list = lists.into_iter().find(|(kind, _)| reason.starts_with(kind)).map(|(_, list)| list);
+    let mut words = reason.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).skip(2);
+    list.is_some_and(|list| words.any(|word| is_in(word, list) && !["in", "of", "is", "no"].contains(&word)))
+}
+
+/// Variables that transformers sets, and words of the language.
+const SET: &str = "messages tools documents add_generation_prompt bos_token eos_token unk_token pad_token sep_token true false none \
+    True False None self loop varargs kwargs";
+
+/// Variables that a template reads, and that neither it nor anybody else sets.
+pub(super) fn free(source: &str) -> Vec<String> {
+    let tokens = tokens(source);
+    let own = defined(&tokens);
+    let mut found: Vec<String> = Vec::new();
+    for (at, &(token, _)) in tokens.iter().enumerate() {
+        let Token::Word(word) = token else { continue };
+        let before = at.checked_sub(1).and_then(|at| tokens.get(at)).map(|(token, _)| *token);
+        let next = tokens.get(at + 1).map(|(token, _)| *token);
+        let is_name = matches!(before, Some(Token::Sign('.' | '|') | Token::Word("is") | Token::Tag))
+            || matches!(next, Some(Token::Sign('=' | '(')));
+        let is_word =
+            [SET, KEYWORDS, FUNCTIONS, TESTS].iter().any(|list| is_in(word, list)) || word.starts_with("end");
+        if !(is_name || is_word || own.contains(word) || found.iter().any(|other| other == word)) {
+            found.push(word.to_owned());
         }
     }
     found
@@ -245,6 +282,25 @@ mod tests {
         ] {
             assert_eq!(found(source), [""; 0], "{source}");
         }
+    }
+
+    #[test]
+    fn variables_that_nobody_sets_are_found() {
+        assert_eq!(
+            free(
+                "{% set a = 1 %}{{ a + datetime }}{% for m in messages %}{{ m.x | f(y=functions) }}{% endfor %}"
+            ),
+            ["datetime", "functions"]
+        );
+        assert_eq!(free("{% if not tools is defined and x == 'b' %}{{ bos_token }}{% endif %}"), ["x"]);
+    }
+
+    #[test]
+    fn what_others_know_is_no_fault_of_the_template() {
+        assert!(is_known_elsewhere("unknown method: sequence has no method named append"));
+        assert!(is_known_elsewhere("unknown filter: filter from_json is unknown"));
+        assert!(!is_known_elsewhere("unknown method: string has no method named shout"));
+        assert!(!is_known_elsewhere("undefined value"));
     }
 
     #[test]

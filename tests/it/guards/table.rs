@@ -48,7 +48,8 @@ fn every_line_of_the_table_is_tried() {
         // the guard by the lines that gguf-quantize is tried with.
         // A cache is given files under names of its own and loses none; `remote.rs` tries it. A text that a model writes is
         // written where nothing is, and read where something is; `quantize/stats.rs` tries it.
-        let is_known = ["target_model_dir", "cache", "self_text"].contains(argument)
+        // A chat is rendered to standard output, never beside an output.
+        let is_known = ["target_model_dir", "cache", "self_text", "render"].contains(argument)
             || (*argument == "stats" && command.starts_with("gguf-convert"));
         if !is_tried && !is_known {
             missing.push(format!("{command} {argument}"));

@@ -4,14 +4,16 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::cli::verify::recommend::{Candidate, recommend};
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
 use crate::verify::{
-    Finding, LimitLine, Report, Severity, TaskReport, TensorWeights, Verdict, WeightOutcome,
+    Finding, LimitLine, Quality, Report, Severity, TaskReport, TensorWeights, Verdict, WeightOutcome,
 };
 
 use super::details::{Details, Spread, Worst};
 use super::families::{ExpertData, VectorData};
+use super::public::{self, Folders};
 use super::run_info::RunInfo;
 
 /// Characters of a name in a chart or a heading.
@@ -32,6 +34,10 @@ pub(super) struct PageData {
     pub(super) files: Vec<FileData>,
     /// A file predicts text, or none of them is an encoder.
     pub(super) has_perplexity: bool,
+    /// How good a file is is known.
+    pub(super) has_quality: bool,
+    /// Something is recommended.
+    pub(super) has_recommendations: bool,
     /// A file's vectors stand beside those of the baseline.
     pub(super) has_cosines: bool,
     /// A file's scores do.
@@ -46,6 +52,16 @@ pub(super) struct FileData {
     pub(super) label: String,
     /// File name without its folders.
     pub(super) file: String,
+    /// The same as a page's link to a file beside it.
+    pub(super) link: String,
+    /// Both answers in words.
+    pub(super) answer: String,
+    /// How good it is, in a word.
+    pub(super) quality: Option<&'static str>,
+    /// Whether to take it, of several.
+    pub(super) recommendation: String,
+    /// The recipe of its types.
+    pub(super) recipe: Option<String>,
     /// `general.name`.
     pub(super) name: Option<String>,
     pub(super) arch: Option<String>,
@@ -84,7 +100,7 @@ pub(super) struct FileData {
 /// A line about a file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Reason {
-    /// That of a finding, or `unjudged`.
+    /// That of a finding.
     pub(super) severity: &'static str,
     pub(super) check: String,
     pub(super) tensor: Option<String>,
@@ -188,9 +204,20 @@ impl TensorError {
 
 impl PageData {
     /// The page of these verdicts. `baseline` is as it was given.
-    pub(super) fn new(entries: &[ModelReport], baseline: Option<&Path>, run: RunInfo) -> Self {
-        let mut files: Vec<FileData> = entries.iter().map(FileData::new).collect();
+    pub(super) fn new(
+        entries: &[ModelReport],
+        baseline: Option<&Path>,
+        inputs: &[(&'static str, PathBuf)],
+        run: RunInfo,
+    ) -> Self {
+        let paths = entries.iter().map(|entry| entry.path.as_path());
+        let folders = Folders::of(paths.chain(baseline).chain(inputs.iter().map(|(_, path)| path.as_path())));
+        let mut files: Vec<FileData> = entries.iter().map(|entry| FileData::new(entry, &folders)).collect();
         label(&mut files);
+        let candidates: Vec<Candidate> = entries.iter().map(candidate).collect();
+        for (file, word) in files.iter_mut().zip(recommend(&candidates)) {
+            file.recommendation = word;
+        }
         let verdict = report::verdict(entries);
         let vectors =
             |has: fn(&VectorData) -> bool| files.iter().filter_map(|file| file.vectors.as_ref()).any(has);
@@ -198,7 +225,9 @@ impl PageData {
             title: title(&files),
             verdict: verdict.name(),
             summary: summary(entries, verdict),
-            baseline: baseline.map(|path| shown(&path.display().to_string())),
+            has_recommendations: files.iter().any(|file| !file.recommendation.is_empty()),
+            has_quality: files.iter().any(|file| file.quality.is_some()),
+            baseline: baseline.map(|path| shown(&public::path(path))),
             shared: shared(&files),
             has_perplexity: files.iter().any(|file| file.perplexity.is_some())
                 || files.iter().all(|file| file.vectors.is_none()),
@@ -211,21 +240,27 @@ impl PageData {
 }
 
 impl FileData {
-    fn new(entry: &ModelReport) -> Self {
+    fn new(entry: &ModelReport, folders: &Folders) -> Self {
         let report = &entry.report;
+        let public = |text: &str| shown(&folders.without(text));
         let Details { name, spread, worst } = entry.details.clone().unwrap_or_default();
         let warnings = report.findings.iter().filter(|finding| finding.severity == Severity::Warning);
         Self {
             label: String::new(),
             file: shown(&file_name(&entry.path)),
+            link: link(&file_name(&entry.path)),
+            answer: public(&report.answer()),
+            quality: report.quality().map(Quality::name),
+            recommendation: String::new(),
+            recipe: report.label.as_ref().map(|label| public(&label.recipe)),
             name: name.as_deref().map(shown),
             arch: report.arch.as_deref().map(shown),
             file_type: entry.file_type.as_deref().map(shown),
             size_bytes: entry.size_bytes,
             bits_per_weight: report.bits_per_weight,
             verdict: report.verdict.name(),
-            reasons: reasons(report),
-            warnings: warnings.map(Reason::new).collect(),
+            reasons: reasons(report, folders),
+            warnings: warnings.map(|finding| Reason::new(finding, folders)).collect(),
             perplexity: report.perplexity.map(|p| Figure {
                 value: p.value,
                 stderr: p.stderr,
@@ -258,12 +293,12 @@ impl FileData {
 }
 
 impl Reason {
-    fn new(finding: &Finding) -> Self {
+    fn new(finding: &Finding, folders: &Folders) -> Self {
         Self {
             severity: finding.severity.name(),
             check: finding.check.to_owned(),
             tensor: finding.tensor.as_deref().map(shown),
-            message: shown(&finding.message),
+            message: shown(&folders.without(&finding.message)),
         }
     }
 }
@@ -276,6 +311,26 @@ fn shown(text: &str) -> String {
 fn file_name(path: &Path) -> String {
     let own = || path.display().to_string();
     path.file_name().map_or_else(own, |name| PathBuf::from(name).display().to_string())
+}
+
+/// What a recommendation looks at.
+fn candidate(entry: &ModelReport) -> Candidate {
+    let report = &entry.report;
+    Candidate {
+        verdict: report.verdict,
+        size_bytes: entry.size_bytes,
+        mean_kld: report.divergence.as_ref().map(|d| d.mean.value),
+        quality: report.quality(),
+    }
+}
+
+/// A file's name in the address of a link: everything but letters, digits and a few signs by its bytes.
+fn link(name: &str) -> String {
+    let byte = |byte: u8| match byte {
+        byte if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    name.bytes().map(byte).collect()
 }
 
 /// Every tensor against what it was made from.
@@ -302,13 +357,14 @@ fn tasks(report: &Report) -> Vec<TaskData> {
 }
 
 /// Why the verdict is no pass, the gravest first.
-fn reasons(report: &Report) -> Vec<Reason> {
+fn reasons(report: &Report, folders: &Folders) -> Vec<Reason> {
     let of = |severity| report.findings.iter().filter(move |finding| finding.severity == severity);
-    let found = of(Severity::Error).chain(of(Severity::Unchecked)).map(Reason::new);
+    let found =
+        of(Severity::Error).chain(of(Severity::Unchecked)).map(|finding| Reason::new(finding, folders));
     // Of a file that fails they are no reasons: they stand with the file.
     let open = if report.verdict == Verdict::Partial { not_judged(report) } else { Vec::new() };
     let open = open.into_iter().map(|Open { aspects, reason, remedy }| Reason {
-        severity: "unjudged",
+        severity: "unchecked",
         check: aspects,
         tensor: None,
         message: format!("{reason}; needs {remedy}"),

@@ -1,6 +1,6 @@
 //! The numbers of a page as text: filters that both templates use.
 
-use minijinja::{Environment, UndefinedBehavior};
+use minijinja::{Environment, HtmlEscape, UndefinedBehavior, Value};
 
 use crate::core::text;
 
@@ -15,8 +15,18 @@ pub(super) fn environment() -> Environment<'static> {
     environment.add_filter("kld", kld);
     environment.add_filter("size", text::bytes);
     environment.add_filter("grouped", grouped);
+    environment.add_filter("code", code);
     environment.add_filter("blanks", |text: String| text.replace(' ', "␣"));
     environment
+}
+
+/// A sentence as HTML in which what stands between backticks is code.
+fn code(text: &str) -> Value {
+    let parts = text.split('`').enumerate().map(|(at, part)| {
+        let part = HtmlEscape(part);
+        if at % 2 == 1 { format!("<code>{part}</code>") } else { part.to_string() }
+    });
+    Value::from_safe_string(parts.collect())
 }
 
 fn fixed(value: f64, digits: usize) -> String {

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use super::public;
 use crate::cli::verify::engine_options;
 use crate::cli::{Session, version};
 use crate::core::progress::Progress;
@@ -20,7 +21,7 @@ const SECONDS_OF_A_DAY: u64 = 86_400;
 pub(super) struct RunInfo {
     pub(super) program: String,
     pub(super) version: String,
-    /// As a shell would take it.
+    /// As a shell would take it, with the names of files without their folders.
     pub(super) command: String,
     /// UTC; that of `SOURCE_DATE_EPOCH` if it is set.
     pub(super) date: String,
@@ -67,7 +68,7 @@ fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyh
         // A pipe has given all that it had.
         let bytes = fs_err::metadata(path)?;
         let bytes = bytes.is_file().then_some(bytes.len());
-        let shown = escape(&path.display().to_string()).into_owned();
+        let shown = escape(&public::path(path)).into_owned();
         if !found.iter().any(|(known, other)| known.role == *role && *other == path.as_path()) {
             found.push((Input { role, path: shown, bytes, sha256: None }, path));
         }
@@ -108,7 +109,7 @@ fn hash(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
 /// A command line that a shell reads as these arguments; the program without its folder.
 fn command(args: impl Iterator<Item = OsString>) -> String {
     let quoted = |(at, arg): (usize, OsString)| {
-        let mut text = arg.to_string_lossy().into_owned();
+        let mut text = public::argument(&arg.to_string_lossy());
         if at == 0 {
             text = Path::new(&arg).file_name().map_or(text, |name| name.to_string_lossy().into_owned());
         }

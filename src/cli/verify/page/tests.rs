@@ -118,7 +118,7 @@ fn six() -> Vec<ModelReport> {
 }
 
 fn page(entries: &[ModelReport]) -> PageData {
-    PageData::new(entries, Some(Path::new("base.gguf")), run_info())
+    PageData::new(entries, Some(Path::new("base.gguf")), &[], run_info())
 }
 
 /// Elements that have no end.
@@ -204,7 +204,7 @@ fn healthy_values_and_weights_are_drawn_where_they_are_known() {
     ];
     let html = html::render(&page).unwrap();
     check_markup(&html);
-    assert!(html.contains("2 of 6 tensors are reproduced"));
+    assert!(html.contains("2 of 6 tensors are identical"));
     assert!(html.contains("<td class=\"l5\">7.25</td>") && html.contains("<td class=\"l5\">NaN</td>"));
     assert!(html.contains("<td class=\"l5\">1.50</td>"), "damaged, whatever its ratio");
     assert!(html.contains("&lt;b&gt;") && html.contains("blk.x.odd"));
@@ -232,7 +232,7 @@ fn what_is_said_of_all_files_is_said_once() {
     assert!(head.contains("<strong><bdi>Q5_K_M</bdi></strong>: <span class=\"unchecked\">"), "{head}");
     let card = markdown::render(&page).unwrap();
     assert_eq!(card.matches("odd everywhere").count(), 1, "{card}");
-    assert!(card.contains("- **all files**: unjudged weights: they were not compared"), "{card}");
+    assert!(card.contains("- **all files**: unchecked weights: they were not compared"), "{card}");
 }
 
 #[test]
@@ -345,7 +345,7 @@ fn foreign_text_stays_text() {
     details.worst =
         vec![Worst { context: escaped.clone(), baseline_top: escaped.clone(), ..worst(&escaped) }];
     let long = measured(&"long".repeat(500), &"x".repeat(3000), 10, 0.002);
-    let mut page = PageData::new(&[entry, long], Some(Path::new(HOSTILE)), run_info());
+    let mut page = PageData::new(&[entry, long], Some(Path::new(HOSTILE)), &[], run_info());
     page.run.command = escaped.clone();
     page.run.inputs[0].path = escaped;
     let html = html::render(&page).unwrap();

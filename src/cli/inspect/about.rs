@@ -1,0 +1,167 @@
+//! The first lines of a description: what a file is, in at most eight lines.
+
+use serde_json::{Map, Value as Json};
+
+use crate::cli::render::count;
+use crate::core::TensorSource;
+use crate::core::text::{bytes, escape};
+use crate::gguf::{GgufFile, Metadata, Value};
+use crate::inspect::{self, chat_templates};
+use crate::verify::Label;
+
+/// A fact: what it is about, and what it says.
+type Fact = (&'static str, String);
+
+/// The facts about a file that it has.
+pub(super) fn facts(file: &GgufFile) -> Vec<Fact> {
+    let keys = Keys { metadata: file.metadata() };
+    let facts = [
+        ("model", keys.model()),
+        ("size", Some(size(file))),
+        ("types", types(file)),
+        ("context", keys.context()),
+        ("layers", keys.layers()),
+        ("tokenizer", keys.tokenizer()),
+        ("template", keys.template()),
+        ("licence", keys.licence()),
+    ];
+    facts.into_iter().filter_map(|(what, text)| Some((what, text?))).collect()
+}
+
+/// The same as an object.
+pub(super) fn facts_json(file: &GgufFile) -> Json {
+    let members = facts(file).into_iter().map(|(what, text)| (what.to_owned(), Json::from(text)));
+    Json::Object(members.collect::<Map<_, _>>())
+}
+
+fn size(file: &GgufFile) -> String {
+    let totals = inspect::summary(file);
+    let parameters = (totals.n_elems > 0).then(|| format!(", {} parameters", short(totals.n_elems)));
+    let bits = totals.bits_per_weight().map(|bits| format!(", {bits:.2} bits per weight"));
+    format!("{}{}{}", bytes(file.file_bytes()), parameters.unwrap_or_default(), bits.unwrap_or_default())
+}
+
+/// The recipe of a file of weights.
+fn types(file: &GgufFile) -> Option<String> {
+    let is_model = file.metadata().get("general.file_type").is_some() && !file.tensors().is_empty();
+    is_model.then(|| Label::of(file.metadata(), file.tensors(), Some(file.path())).recipe())
+}
+
+/// A count with its unit: `1.24 B`.
+fn short(n: u64) -> String {
+    let value = n as f64;
+    match n {
+        1_000_000_000.. => format!("{:.2} B", value / 1e9),
+        1_000_000.. => format!("{:.1} M", value / 1e6),
+        _ => count(n),
+    }
+}
+
+struct Keys<'a> {
+    metadata: &'a Metadata,
+}
+
+impl Keys<'_> {
+    fn text(&self, key: &str) -> Option<String> {
+        self.metadata
+            .get(key)
+            .and_then(Value::as_str)
+            .filter(|text| !text.is_empty())
+            .map(|text| escape(text).into_owned())
+    }
+
+    /// A key of the architecture.
+    fn of_arch(&self, name: &str) -> Option<&Value> {
+        let arch = self.metadata.get("general.architecture").and_then(Value::as_str)?;
+        self.metadata.get(&format!("{arch}.{name}"))
+    }
+
+    /// A number; of one for each layer the range.
+    fn number(&self, name: &str) -> Option<String> {
+        match self.of_arch(name)? {
+            Value::Array(list) => {
+                let numbers = (0..list.len()).filter_map(|at| list.get(at)?.as_u64());
+                let (least, most) = numbers.fold((u64::MAX, 0), |(a, b), n| (a.min(n), b.max(n)));
+                (least <= most).then(|| {
+                    if least == most { count(most) } else { format!("{} to {}", count(least), count(most)) }
+                })
+            }
+            value => value.as_u64().map(count),
+        }
+    }
+
+    fn model(&self) -> Option<String> {
+        let name = self.text("general.name").or_else(|| self.text("general.basename"));
+        let arch = self.text("general.architecture").map(|arch| format!("architecture {arch}"));
+        let size = self.text("general.size_label");
+        let kind = self.text("general.type").filter(|kind| kind != "model");
+        let all: Vec<String> = [name, arch, size, kind].into_iter().flatten().collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+
+    fn context(&self) -> Option<String> {
+        let tokens = self.number("context_length")?;
+        let scaling =
+            self.of_arch("rope.scaling.type").and_then(Value::as_str).filter(|kind| *kind != "none");
+        let factor = self.of_arch("rope.scaling.factor").and_then(Value::as_f64);
+        let scaling = scaling.map(|kind| {
+            let factor = factor.map(|factor| format!(" by {factor}")).unwrap_or_default();
+            format!(", rope scaling {}{factor}", escape(kind))
+        });
+        Some(format!("{tokens} tokens{}", scaling.unwrap_or_default()))
+    }
+
+    fn layers(&self) -> Option<String> {
+        let layers = self.number("block_count")?;
+        let rest = [
+            ("width", self.number("embedding_length")),
+            ("heads", self.number("attention.head_count")),
+            ("key heads", self.number("attention.head_count_kv")),
+            ("experts", self.number("expert_count").filter(|n| n != "0")),
+            ("used", self.number("expert_used_count").filter(|n| n != "0")),
+        ];
+        let rest = rest.into_iter().filter_map(|(what, n)| Some(format!(", {what} {}", n?)));
+        Some(format!("{layers}{}", rest.collect::<String>()))
+    }
+
+    fn tokenizer(&self) -> Option<String> {
+        let model = self.text("tokenizer.ggml.model")?;
+        let pre = self.text("tokenizer.ggml.pre").map(|pre| format!(", pre-tokenizer {pre}"));
+        let tokens = self.metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
+        let tokens = tokens.map(|tokens| format!(", {} tokens", count(tokens.len() as u64)));
+        Some(format!("{model}{}{}", pre.unwrap_or_default(), tokens.unwrap_or_default()))
+    }
+
+    fn template(&self) -> Option<String> {
+        self.metadata.get("tokenizer.ggml.model")?;
+        let templates = chat_templates(self.metadata);
+        let names: Vec<_> = templates.iter().map(|template| escape(template.name)).collect();
+        Some(match names.as_slice() {
+            [] => "none".to_owned(),
+            [_] => "yes".to_owned(),
+            names => names.join(", "),
+        })
+    }
+
+    fn licence(&self) -> Option<String> {
+        let licence = self.text("general.license.name").or_else(|| self.text("general.license"));
+        let base = self.text("general.base_model.0.name").map(|base| format!("base model {base}"));
+        let all: Vec<String> = [licence, base].into_iter().flatten().collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+}
+
+/// The name of what a number in a key stands for: a file type, or a token.
+pub(super) fn meaning(metadata: &Metadata, key: &str, value: &Value) -> Option<String> {
+    let number = value.as_u64()?;
+    if key == "general.file_type" {
+        let file_type = crate::gguf::FileType::from_id(u32::try_from(number).ok()?)?;
+        return Some(file_type.name().to_owned());
+    }
+    if !key.ends_with("_token_id") {
+        return None;
+    }
+    let tokens = metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array)?;
+    let token = tokens.get(usize::try_from(number).ok()?)?;
+    token.as_str().map(|text| escape(text).into_owned())
+}
