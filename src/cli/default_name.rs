@@ -19,7 +19,7 @@ const IDENTITY: [&str; 8] = [
     "general.size_label",
 ];
 /// Tensors whose values are compared, and bytes of each.
-const MAX_COMPARED: usize = 4;
+const MAX_COMPARED: usize = 8;
 const MAX_COMPARED_BYTES: u64 = 64 << 10;
 
 /// The default name of a quantized file, beside its input: the input's, with the type in place of the one that it ends
@@ -138,8 +138,10 @@ impl Unnamed<'_> {
         let of_floats = pairs.filter(|(_, found, own)| {
             found.ty == GgmlType::F32 && self.source.tensors()[*own].ty == GgmlType::F32
         });
-        let mut compared = of_floats.take(MAX_COMPARED);
-        let (_, other, _) = compared.find(|&(at, found, own)| {
+        let of_floats: Vec<_> = of_floats.collect();
+        // From the first to the last layers.
+        let mut compared = of_floats.iter().step_by(of_floats.len().div_ceil(MAX_COMPARED).max(1));
+        let (_, other, _) = compared.find(|&&(at, found, own)| {
             let (theirs, ours) = (beginning(file, at, found), beginning(self.source, own, found));
             // What cannot be read stops the run where it is needed.
             theirs.zip(ours).is_some_and(|(theirs, ours)| theirs != ours)

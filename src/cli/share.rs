@@ -38,12 +38,12 @@ impl ShareArgs {
 
     /// What is kept of a run that was stopped while it wrote.
     pub(super) fn after_interrupt(&self) -> String {
-        match self.resume || self.into.is_some() {
-            true => "what was written is kept: the same command goes on from there".to_owned(),
-            false => {
-                "nothing was kept: with `--resume` a run that is stopped goes on where it was".to_owned()
-            }
-        }
+        let text = if self.resume || self.into.is_some() {
+            "what was written is kept: the same command goes on from there"
+        } else {
+            "nothing was kept: with `--resume` a run that is stopped goes on where it was"
+        };
+        text.to_owned()
     }
 
     /// Says which tensors are the share's, where only a share is written.

@@ -68,10 +68,10 @@ fn a_quantized_file_replaces_its_own_earlier_self_alone() {
     assert!(err.contains("warning: a run would stop here: a-Q4_0.gguf: the output's default name"), "{err}");
     // What the user names is the user's.
     done("gguf-quantize", dir, &["a-F16.gguf", "a-Q4_0.gguf", "--type", "q4_0"]);
-    change(&dir.join("a-Q4_0.gguf"), "output_norm.weight");
+    change(&dir.join("a-Q4_0.gguf"), "blk.0.attn_norm.weight");
     let (code, _, err) = run("gguf-quantize", dir, &quantize);
     assert_eq!(code, 1, "{err}");
-    assert!(err.contains("another model: its tensor `output_norm.weight` has other values"), "{err}");
+    assert!(err.contains("another model: its tensor `blk.0.attn_norm.weight` has other values"), "{err}");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_folder_of_outputs_keeps_the_models_of_other_checkpoints() {
         done("gguf-convert", dir, &convert);
         done("gguf-convert", dir, &convert);
         let name = fs_err::read_dir(dir.join("out")).unwrap().next().unwrap().unwrap().path();
-        change(&name, "output_norm.weight");
+        change(&name, "blk.0.attn_norm.weight");
         let (code, _, err) = run("gguf-convert", dir, &convert);
         assert_eq!(code, 1, "{err}");
         assert!(err.contains("the output's default name is taken by another model"), "{err}");

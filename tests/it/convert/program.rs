@@ -112,3 +112,39 @@ fn an_expression_that_matches_no_tensor_is_named() {
     let index = file.tensor_index("blk.0.attn_v.weight").unwrap();
     assert_eq!(file.tensors()[index].ty, GgmlType::Q8_0);
 }
+
+/// The bundled checkpoint with matrices of zeros in place of those whose names contain one of these words.
+fn with_zeros(dir: &Path, words: &[&str]) {
+    fs_err::create_dir_all(dir).unwrap();
+    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap().map(Result::unwrap) {
+        fs_err::copy(entry.path(), dir.join(entry.file_name())).unwrap();
+    }
+    let path = dir.join("model.safetensors");
+    let mut bytes = fs_err::read(&path).unwrap();
+    let n_header = usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&bytes[8..8 + n_header]).unwrap();
+    for (name, entry) in header.iter().filter(|(name, _)| words.iter().any(|word| name.contains(word))) {
+        let place = |end: usize| 8 + n_header + entry["data_offsets"][end].as_u64().unwrap() as usize;
+        assert!(name.ends_with("weight"));
+        bytes[place(0)..place(1)].fill(0);
+    }
+    fs_err::write(path, bytes).unwrap();
+}
+
+#[test]
+fn warnings_are_one_line_a_kind_in_one_style() {
+    let dir = tempfile::tempdir().unwrap();
+    with_zeros(&dir.path().join("model"), &["k_proj", "v_proj"]);
+    for file_type in ["f16", "q4_k_m"] {
+        let args = ["hf2gguf", "model", "--type", file_type, "-o", "out.gguf"];
+        let (code, _, err) = run(dir.path(), &args);
+        assert_eq!(code, 0, "{err}");
+        let zeros: Vec<_> = err.lines().filter(|line| line.contains("nothing but zeros")).collect();
+        assert_eq!(zeros.len(), 1, "{err}");
+        assert!(zeros[0].starts_with("warning: ") && zeros[0].contains(" more (-v lists all)"), "{err}");
+        assert!(err.lines().all(|line| line.starts_with("warning: ")), "{err}");
+        let (_, _, err) = run(dir.path(), &[&args[..], &["-v"]].concat());
+        assert!(err.contains("`blk.3.attn_v.weight`") && !err.contains("-v lists all"), "{err}");
+    }
+}

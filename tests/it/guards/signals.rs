@@ -31,7 +31,8 @@ fn every_signal_that_asks_for_the_end_cleans_up() {
         Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(130), "{signal}: {output:?}");
-        assert_eq!(String::from_utf8(output.stderr).unwrap(), format!("error: {message}\n"));
+        let rest = "hint: nothing was kept: with `--resume` a run that is stopped goes on where it was";
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), format!("error: {message}\n\n{rest}\n"));
         assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 1, "{signal}");
     }
 }
