@@ -46,7 +46,8 @@ pub(crate) fn command() -> clap::Command {
 #[derive(Debug, Parser)]
 #[command(name = "gguf-inspect", version = crate::cli::version(), subcommand_negates_reqs = true)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed (diff: the files differ; checkpoint: it is none), 2 usage, \
+    after_help = "Exit codes: 0 done, 1 failed (diff: the files differ; checkpoint: it is none), 2 usage (diff: \
+    also failed), \
     3 the file is broken, 130 interrupted."
 )]
 struct Inspect {

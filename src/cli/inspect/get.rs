@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::cli::Session;
+use crate::core::similar::nearest;
 use crate::core::text::escape_bytes;
 use crate::gguf::{GgufFile, Value};
 use crate::inspect::{EditError, typed_json, value_plain};
@@ -22,7 +23,9 @@ pub(super) struct GetArgs {
 impl GetArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
         let file = GgufFile::open_foreign(&self.file)?;
-        let no_key = || EditError::NoKey { path: self.file.clone(), key: self.key.clone() };
+        let nearest = || nearest(&self.key, file.metadata().iter().map(|(key, _)| key)).map(str::to_owned);
+        let no_key =
+            || EditError::NoKey { path: self.file.clone(), key: self.key.clone(), nearest: nearest() };
         let value = file.metadata().get(&self.key).ok_or_else(no_key)?;
         if session.common.json {
             let mut document = typed_json(value);

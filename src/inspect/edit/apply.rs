@@ -29,7 +29,10 @@ impl Edit {
         match self {
             Self::Set(assignment) => assign(assignment, metadata),
             Self::Remove(key) => {
-                let no_key = || EditError::NoKey { path: path.to_owned(), key: key.clone() };
+                let known: Vec<String> = metadata.iter().map(|(key, _)| key.to_owned()).collect();
+                let nearest = || nearest(key, known.iter().map(String::as_str)).map(str::to_owned);
+                let no_key =
+                    || EditError::NoKey { path: path.to_owned(), key: key.clone(), nearest: nearest() };
                 metadata.remove(key).ok_or_else(no_key)?;
                 Ok(vec![key.clone()])
             }

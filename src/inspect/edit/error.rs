@@ -50,7 +50,7 @@ pub enum EditError {
     NoTemplate { path: PathBuf },
     /// A key that is not there.
     #[error("{}: no key `{}`", path.display(), escape(key))]
-    NoKey { path: PathBuf, key: String },
+    NoKey { path: PathBuf, key: String, nearest: Option<String> },
     /// A part of a split model, while another one has the keys.
     #[error("{}: key `{}` belongs to {}", path.display(), escape(key), home.display())]
     OtherPart { path: PathBuf, key: String, home: PathBuf },
@@ -170,7 +170,10 @@ impl Hint for EditError {
             Self::ValueFile { .. } => {
                 "a value that itself begins with `@` is written with two: `KEY=@@VALUE`".to_owned()
             }
-            Self::NoKey { .. } => "list the keys with `gguf-inspect FILE --no-tensors`".to_owned(),
+            Self::NoKey { nearest: Some(nearest), .. } => format!("did you mean `{}`?", escape(nearest)),
+            Self::NoKey { nearest: None, .. } => {
+                "list the keys with `gguf-inspect FILE --no-tensors`".to_owned()
+            }
             Self::OtherPart { home, .. } => {
                 format!("edit {} (without `-o` that happens by itself)", home.display())
             }

@@ -79,7 +79,9 @@ fn check_one(source: &str, name: Option<&str>, renderer: &dyn ChatRenderer) -> V
     {
         findings.extend(failure(&error, "several turns", &findings));
     }
-    if let (true, Some(chat)) = (source.contains("tool"), Chat::builtin("tools"))
+    // One that fails on a question has cost enough.
+    let is_fit = !matches!(first, Err(ref error) if error.is_finding());
+    if let (true, Some(chat)) = (is_fit && source.contains("tool"), Chat::builtin("tools"))
         && let Err(error) = render(chat)
     {
         findings.extend(failure(&error, "a call of a tool", &findings));
