@@ -83,7 +83,7 @@ enum Command {
 fn meant(input: &Path) -> Option<&'static str> {
     let has = |name: &str| input.join(name).is_file();
     let is_suffix = |suffix: &str| input.extension().is_some_and(|own| own.eq_ignore_ascii_case(suffix));
-    let is_address = || input.to_str().is_some_and(|text| text.contains('/') && !text.ends_with(".gguf"));
+    let is_address = || !is_suffix("gguf") && input.to_str().is_some_and(|text| text.contains('/'));
     if input.is_dir() {
         let is_quantized = fs_err::read_dir(input)
             .into_iter()

@@ -58,7 +58,7 @@ impl Failure {
     }
 
     /// The same of a comparison, where 1 means that something differs.
-    pub(crate) fn as_trouble(self) -> Self {
+    pub(crate) fn into_trouble(self) -> Self {
         let exit = if self.exit == Exit::Failed { Exit::Usage } else { self.exit };
         Self { exit, ..self }
     }

@@ -309,7 +309,7 @@ mod tests {
         all.into_iter().map(|command| with_pages(command).term_width(SCREEN.1)).collect()
     }
 
-    fn all<'c>(command: &'c mut Command, path: &str, found: &mut Vec<(String, String, String)>) {
+    fn all(command: &mut Command, path: &str, found: &mut Vec<(String, String, String)>) {
         let path = format!("{path} {}", command.get_name()).trim().to_owned();
         let mut own = command.clone().term_width(SCREEN.1).bin_name(path.clone());
         found.push((path.clone(), own.render_help().to_string(), own.render_long_help().to_string()));

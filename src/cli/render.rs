@@ -14,7 +14,7 @@ pub(crate) use crate::core::text::count;
 use crate::core::text::escape;
 
 pub(crate) use screen::{Screen, Style, styled};
-pub(crate) use table::{Align, Cell, Table};
+pub(crate) use table::{Align, Cell, Table, shorten};
 
 /// `label: text`, the label in colour where standard error is a terminal unless `NO_COLOR` says otherwise.
 pub(crate) fn labelled(label: &str, text: &str) -> String {

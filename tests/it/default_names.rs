@@ -41,7 +41,9 @@ fn change(path: &Path) {
     let offsets: Vec<_> = norms.map(place).collect();
     drop(file);
     let mut bytes = fs_err::read(path).unwrap();
-    offsets.iter().for_each(|&offset| bytes[usize::try_from(offset).unwrap()] ^= 1);
+    for &offset in &offsets {
+        bytes[usize::try_from(offset).unwrap()] ^= 1;
+    }
     fs_err::write(path, bytes).unwrap();
 }
 

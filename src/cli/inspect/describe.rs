@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::Args;
 
 use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS, about};
-use crate::cli::render::{Align, Table, count, plural};
+use crate::cli::render::{Align, Screen, Table, count, plural, shorten};
 use crate::cli::{Exit, Session};
 use crate::core::TensorSource;
 use crate::core::progress::Progress;
@@ -51,7 +51,9 @@ impl Describe {
         writeln!(out, "{}\n", headline(file))?;
         let facts = about::facts(file);
         if !facts.is_empty() {
-            facts.iter().try_for_each(|(what, text)| writeln!(out, "{what:<10} {text}"))?;
+            let width = Screen::stdout().width.filter(|_| !self.full).unwrap_or(usize::MAX);
+            let fit = |text: &str| shorten(text, width.saturating_sub(11));
+            facts.iter().try_for_each(|(what, text)| writeln!(out, "{what:<10} {}", fit(text)))?;
             writeln!(out)?;
         }
         self.print_table(&self.keys(file), out)?;

@@ -32,7 +32,7 @@ impl DiffArgs {
     /// As diff(1) ends: 0 the same, 1 they differ, and where it failed 2 (or 3, if a file is broken).
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         self.compare(session).or_else(|error| {
-            let failure = Failure::of(&error).map(Failure::as_trouble);
+            let failure = Failure::of(&error).map(Failure::into_trouble);
             Ok(failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)))
         })
     }

@@ -155,7 +155,7 @@ impl Table {
 }
 
 /// The text in at most `width` columns, with `…` for what was left out of its middle.
-fn shorten(text: &str, width: usize) -> String {
+pub(crate) fn shorten(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
     }

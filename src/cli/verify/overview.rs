@@ -67,8 +67,9 @@ fn without_common_start(names: &[String]) -> Vec<String> {
     let Some(first) = names.first() else { return Vec::new() };
     let is_common =
         |end: usize| first.get(..end).is_some_and(|start| names.iter().all(|name| name.starts_with(start)));
-    let breaks = first.match_indices(['-', '_', '.', ' ']).map(|(at, sep)| at + sep.len());
-    match breaks.filter(|&end| end > SHORT && is_common(end)).last() {
+    let breaks: Vec<usize> =
+        first.match_indices(['-', '_', '.', ' ']).map(|(at, sep)| at + sep.len()).collect();
+    match breaks.into_iter().rev().find(|&end| end > SHORT && is_common(end)) {
         Some(end) => names.iter().map(|name| format!("…{}", name.get(end..).unwrap_or(name))).collect(),
         None => names.to_vec(),
     }

@@ -151,7 +151,9 @@ impl Hint for EditError {
             | Self::OtherModel { .. }
             | Self::NotAPart { .. }
             | Self::Lock(_) => return Vec::new(),
-            Self::NoTensor { nearest: Some(nearest), .. } => format!("did you mean `{}`?", escape(nearest)),
+            Self::NoTensor { nearest: Some(nearest), .. } | Self::NoKey { nearest: Some(nearest), .. } => {
+                format!("did you mean `{}`?", escape(nearest))
+            }
             Self::NoTensor { nearest: None, .. } | Self::NoMatch { .. } => {
                 "list the tensors with `gguf-inspect FILE`".to_owned()
             }
@@ -170,7 +172,6 @@ impl Hint for EditError {
             Self::ValueFile { .. } => {
                 "a value that itself begins with `@` is written with two: `KEY=@@VALUE`".to_owned()
             }
-            Self::NoKey { nearest: Some(nearest), .. } => format!("did you mean `{}`?", escape(nearest)),
             Self::NoKey { nearest: None, .. } => {
                 "list the keys with `gguf-inspect FILE --no-tensors`".to_owned()
             }

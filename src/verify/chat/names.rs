@@ -100,9 +100,12 @@ pub(super) fn is_known_elsewhere(reason: &str) -> bool {
         ("unknown function", FUNCTIONS),
         ("unknown method", METHODS),
     ];
-    let list = lists.into_iter().find(|(kind, _)| reason.starts_with(kind)).map(|(_, list)| list);
+    let Some((kind, list)) = lists.into_iter().find(|(kind, _)| reason.starts_with(kind)) else {
+        return false;
+    };
+    let kind = kind.trim_start_matches("unknown ");
     let mut words = reason.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).skip(2);
-    list.is_some_and(|list| words.any(|word| is_in(word, list) && !["in", "of", "is", "no"].contains(&word)))
+    words.any(|word| word != kind && is_in(word, list) && !["in", "of", "is", "no"].contains(&word))
 }
 
 /// Variables that transformers sets, and words of the language.
@@ -138,14 +141,12 @@ fn defined<'a>(tokens: &[(Token<'a>, usize)]) -> BTreeSet<&'a str> {
     let mut own = BTreeSet::new();
     // Between the words that begin a definition and the sign that ends its names.
     let mut is_target = false;
-    for (at, &(token, _)) in tokens.iter().enumerate() {
+    for &(token, _) in tokens {
         match token {
             Token::Word("macro" | "set" | "for" | "import" | "as" | "with" | "call" | "block") => {
-                is_target = true
+                is_target = true;
             }
-            Token::Word("in") | Token::Tag => is_target = false,
-            Token::Sign('(') if at >= 2 && tokens[at - 2].0 == Token::Word("macro") => {}
-            Token::Sign('=') => is_target = false,
+            Token::Word("in") | Token::Tag | Token::Sign('=') => is_target = false,
             Token::Word(word) if is_target => {
                 own.insert(word);
             }
@@ -192,7 +193,7 @@ fn find(source: &str, from: usize, what: &str) -> Option<usize> {
 }
 
 fn lines(bytes: &[u8], from: usize, to: usize) -> usize {
-    bytes.get(from..to).unwrap_or_default().iter().filter(|&&byte| byte == b'\n').count()
+    bytes.get(from..to).unwrap_or_default().split(|&byte| byte == b'\n').count() - 1
 }
 
 /// Reads one tag from behind its mark; returns where it ends.
@@ -301,6 +302,7 @@ mod tests {
         assert!(is_known_elsewhere("unknown filter: filter from_json is unknown"));
         assert!(!is_known_elsewhere("unknown method: string has no method named shout"));
         assert!(!is_known_elsewhere("undefined value"));
+        assert!(!is_known_elsewhere("unknown test: test odder is unknown"));
     }
 
     #[test]

@@ -51,10 +51,7 @@ impl WeightReport {
     pub fn summary(&self) -> String {
         let count = |outcome| self.with(outcome).count();
         let is_coded = |tensor: &TensorWeights| tensor.ty.is_quantized();
-        let what = match self.tensors.iter().any(is_coded) {
-            true => "a fresh quantization",
-            false => "the baseline",
-        };
+        let what = if self.tensors.iter().any(is_coded) { "a fresh quantization" } else { "the baseline" };
         let (n, all) = (count(WeightOutcome::Reproduced), self.tensors.len());
         let mut line = format!("{n} of {all} identical to {what}");
         let within = count(WeightOutcome::Within);

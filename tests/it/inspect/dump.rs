@@ -99,7 +99,7 @@ fn markdown_has_the_keys_and_the_tensors_by_layer() {
     | 2 | general.name | str | 1 | A \\u\{1b\}\[31mred\\u\{1b\}\[0m name |
     | 3 | llama.block\_count | u32 | 1 | 2 |
     | 4 | llama.rope.freq\_base | f32 | 1 | 0.1 |
-    | 5 | tokenizer.ggml.tokens | arr\[str\] | 40 | \["t0", "t1", "t2", "t3", "t4", "t5", … (40 elements)\] |
+    | 5 | tokenizer.ggml.tokens | arr\[str\] | 40 | (40 elements) \["t0", "t1", "t2", "t3", "t4", "t5", …\] |
 
     ## Tensors
 

@@ -14,17 +14,21 @@ fn the_description_has_all_facts_and_no_escapes() {
     insta::assert_snapshot!(out, @r#"
     model.gguf: GGUF 3, little-endian, 992 B, 5 keys
 
+    model      A \u{1b}[31mred\u{1b}[0m name, architecture llama
+    size       992 B, 80 parameters, 13.20 bits per weight
+    layers     2
+
     key                    type      value
     general.architecture   str       llama
     general.name           str       A \u{1b}[31mred\u{1b}[0m name
     llama.block_count      u32       2
     llama.rope.freq_base   f32       0.1
-    tokenizer.ggml.tokens  arr[str]  ["t0", "t1", "t2", "t3"… "t5", … (40 elements)]
+    tokenizer.ggml.tokens  arr[str]  (40 elements) ["t0", "t…", "t3", "t4", "t5", …]
 
-    tensor  type  shape    bytes  offset
-    norm    F32   [4]         16     800
-    ramp    F32   [3, 4]      48     832
-    codes   Q8_0  [2, 32]     68     896
+    tensor  type  shape, outermost first  bytes  offset
+    norm    F32   [4]                        16     800
+    ramp    F32   [3, 4]                     48     832
+    codes   Q8_0  [2, 32]                    68     896
 
     type  tensors  elements  size
     Q8_0        1        64  68 B
@@ -68,7 +72,8 @@ fn json_has_stable_names() {
             "types",
             "warnings",
             "metadata",
-            "tensors"
+            "tensors",
+            "about",
         ]
     );
     let full = bench.json(&["model.gguf", "--full"], 0);
@@ -141,11 +146,13 @@ fn differences_are_shown_and_measured() {
     let (code, out, _) = bench.run(&["diff", "model.gguf", "other.gguf"]);
     assert_eq!(code, 1);
     insta::assert_snapshot!(out, @r#"
+    4 keys and 4 tensors differ (1 only in a, 1 only in b, 1 of another type)
+
     key                    differs     a      b
-    general.file_type      only in b          7
     llama.block_count      type        u32 2  u64 3
     llama.rope.freq_base   only in a   0.1
     tokenizer.ggml.tokens  element 17  t17    changed
+    general.file_type      only in b          7
 
     tensor  differs       a           b           values  max abs  rel. rms
     codes   type, values  Q8_0        F32          1.6 %   2.5e-1    6.8e-3
@@ -154,7 +161,6 @@ fn differences_are_shown_and_measured() {
     ramp    shape         F32 [3, 4]  F32 [4, 3]
 
     the common tensors come in another order
-    4 keys and 4 tensors differ
     "#);
     let diff = bench.json(&["diff", "model.gguf", "other.gguf"], 1);
     assert_eq!(diff["keys"][2]["first_element"], json!(17));

@@ -55,7 +55,7 @@ fn is_on_the_hub(text: &str) -> bool {
     let is_name = |part: &&str| !part.is_empty() && !part.starts_with(['.', '~']);
     parts.len() == 2
         && parts.iter().all(is_name)
-        && !text.ends_with(".gguf")
+        && Path::new(text).extension().is_none_or(|suffix| !suffix.eq_ignore_ascii_case("gguf"))
         && Path::new(text).symlink_metadata().is_err()
 }
 
