@@ -21,11 +21,12 @@ from __future__ import annotations
 from ._blocks import BlockType, dequantize, quantize, types
 from ._file import Model, Tensor, read
 from ._native import VERSION as __version__
-from ._programs import Verification, convert, inspect, program, quantize_file, verify
-from ._programs import ProgramError
+from ._programs import Verification, convert, inspect, program, quantize_file, set_metadata, set_template, verify
+from ._programs import GgufWarning, ProgramError
 
 __all__ = [
     "BlockType",
+    "GgufWarning",
     "Model",
     "ProgramError",
     "Tensor",
@@ -38,6 +39,8 @@ __all__ = [
     "quantize",
     "quantize_file",
     "read",
+    "set_metadata",
+    "set_template",
     "types",
     "verify",
 ]

@@ -9,8 +9,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from ._progress import Progress
 
 Path = str | os.PathLike[str]
 
@@ -24,6 +28,10 @@ class ProgramError(RuntimeError):
         """What is wrong; what to try; 1 failed, 2 wrong arguments, 3 the file is broken."""
 
 
+class GgufWarning(UserWarning):
+    """A warning of a program, as `warnings.catch_warnings` and its like take it."""
+
+
 class Verification(dict):  # type: ignore[type-arg]
     """The report of `gguf-verify --json` as a dictionary."""
 
@@ -32,8 +40,13 @@ class Verification(dict):  # type: ignore[type-arg]
 
     @property
     def verdict(self) -> str:
-        """`pass`, `partial` or `fail`."""
+        """`pass`, `partial` or `fail`; of several files the worst."""
         return str(self["verdict"])
+
+    @property
+    def models(self) -> list[Verification]:
+        """The reports of several files, in their order; of one file this report alone."""
+        return [Verification(model) for model in self["models"]] if "models" in self else [self]
 
 
 def program(name: str) -> str:
@@ -75,36 +88,60 @@ def _word(value: Any) -> str:
 
 
 def _run(name: str, words: Iterable[str], good: tuple[int, ...] = (0,)) -> tuple[dict[str, Any], int]:
-    """Runs a program with `--json`. Progress and warnings go to standard error as ever."""
-    done = subprocess.run([program(name), *words, "--json"], stdout=subprocess.PIPE, check=False)
+    """Runs a program with `--json`. Progress is shown, as a bar in notebooks; warnings become those of Python."""
+    # Standard output goes to a file: a document of any size, while standard error is read line by line.
+    with tempfile.TemporaryFile() as output:
+        command = [program(name), *words, "--json"]
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace") as running:
+            told = _listen(running)
+        output.seek(0)
+        printed, code = output.read(), running.returncode
+    for text in told:
+        warnings.warn(text, GgufWarning, stacklevel=3)
     try:
-        document = json.loads(done.stdout) if done.stdout.strip() else {}
+        document = json.loads(printed) if printed.strip() else {}
     except ValueError:
-        raise ProgramError(f"{name}: no JSON: {done.stdout[:200]!r}", [], done.returncode) from None
-    if done.returncode == 130:
+        raise ProgramError(f"{name}: no JSON: {printed[:200]!r}", [], code) from None
+    if code == 130:
         raise KeyboardInterrupt
     error = document.get("error") if isinstance(document, dict) else None
-    if error is not None or done.returncode not in good:
-        told = error or {"message": f"{name} ended with {done.returncode}", "hints": []}
-        raise ProgramError(told["message"], told["hints"], done.returncode)
-    return document, done.returncode
+    if error is not None or code not in good:
+        failed = error or {"message": f"{name} ended with {code}", "hints": []}
+        raise ProgramError(failed["message"], failed["hints"], code)
+    return document, code
+
+
+def _listen(running: subprocess.Popen[str]) -> list[str]:
+    """Shows a program's progress until it ends; returns its warnings. What failed is in its document."""
+    told: list[str] = []
+    assert running.stderr is not None
+    with Progress() as progress:
+        for line in running.stderr:
+            text = line.rstrip()
+            if text.startswith("warning: "):
+                told.append(text.removeprefix("warning: "))
+            elif text and not text.startswith(("error: ", "hint: ")):
+                progress.show(text)
+    return told
 
 
 def convert(
     source: Path,
     output: Path | None = None,
     *,
-    type: str = "auto",
+    type: str | None = None,
     form: str = "hf2gguf",
     **options: Any,
 ) -> dict[str, Any]:
     """Converts a checkpoint to GGUF, to any type in one pass, and returns what `gguf-convert --json` says.
 
-    form: `hf2gguf`, `msmodelslim2gguf`, `flm2gguf`, or `gguf2hf` for the way back.
+    type: of the file; as the program chooses where it is not said. form: `hf2gguf`, `msmodelslim2gguf`, `flm2gguf`, or `gguf2hf` for the
+    way back.
     options: those of the program, `chat_template="t.jinja"`, `dry_run=True`, `calibrate=["a.txt", "b.txt"]`.
     """
     target = [] if output is None else ["-o", os.fspath(output)]
-    words = [form, os.fspath(source), *target, "--type", type, *_arguments(options)]
+    types = [] if type is None else ["--type", type]
+    words = [form, os.fspath(source), *target, *types, *_arguments(options)]
     return _run("gguf-convert", words)[0]
 
 
@@ -115,21 +152,22 @@ def quantize_file(source: Path, output: Path, type: str, **options: Any) -> dict
 
 
 def verify(
-    model: Path,
+    model: Path | Iterable[Path],
     *,
     prompts: Path | Iterable[Path] | None = None,
     baseline: Path | None = None,
     **options: Any,
 ) -> Verification:
-    """Judges a model file and returns the report, whatever the verdict is.
+    """Judges a model file, or several beside one baseline, and returns the report, whatever the verdict is.
 
     prompts: text or prompts to score. baseline: a GGUF of higher precision, or the checkpoint itself.
     options: those of the program, `structure_only=True`, `max_kld=0.05`.
     """
     if prompts is not None and not isinstance(prompts, (str, os.PathLike)):
         prompts = list(prompts)
+    models = [model] if isinstance(model, (str, os.PathLike)) else list(model)
     # Options with several values would take the model for one more: it goes first.
-    words = [os.fspath(model), *_arguments({"prompts": prompts, "baseline": baseline} | options)]
+    words = [*(os.fspath(one) for one in models), *_arguments({"prompts": prompts, "baseline": baseline} | options)]
     document, code = _run("gguf-verify", words, good=(0, 3, 4))
     verification = Verification(document)
     verification.exit_code = code
@@ -141,3 +179,42 @@ def inspect(*arguments: Path, **options: Any) -> dict[str, Any]:
     words = [os.fspath(argument) for argument in arguments]
     good = (0, 1) if words[:1] == ["diff"] else (0,)
     return _run("gguf-inspect", [*words, *_arguments(options)], good)[0]
+
+
+def set_metadata(file: Path, keys: Mapping[str, Any], output: Path | None = None, **options: Any) -> dict[str, Any]:
+    """Sets metadata keys of a GGUF file, and removes those whose value is None; the file itself, or a copy at `output`.
+
+    Numbers keep the type that the key has; a new key takes the one that is known for it. `KEY=TYPE:VALUE` of `gguf-inspect set` says more:
+    `gf.inspect("set", file, "a.b=u64:7")`.
+    """
+    target = [] if output is None else ["-o", os.fspath(output)]
+    given = {key: value for key, value in keys.items() if value is not None}
+    gone = [key for key, value in keys.items() if value is None]
+    report: dict[str, Any] = {}
+    if given:
+        words = [f"{key}={_assigned(value)}" for key, value in given.items()]
+        report = _run("gguf-inspect", ["set", os.fspath(file), *words, *target, *_arguments(options)])[0]
+    if gone:
+        # What was written is edited further.
+        edited, rest = (output, []) if given and output is not None else (file, target)
+        report = _run("gguf-inspect", ["remove", os.fspath(edited), *gone, *rest, *_arguments(options)])[0]
+    return report
+
+
+def _assigned(value: Any) -> str:
+    """A value as `gguf-inspect set` takes it."""
+    if isinstance(value, str):
+        # A sign of a file in front is written twice.
+        return "str:" + ("@" + value if value.startswith("@") else value)
+    return json.dumps(value)
+
+
+def set_template(file: Path, template: str, output: Path | None = None, **options: Any) -> dict[str, Any]:
+    """Puts a chat template, a text in Jinja, in the place of those of a GGUF file; the file itself, or a copy at `output`."""
+    target = [] if output is None else ["-o", os.fspath(output)]
+    with tempfile.TemporaryDirectory() as folder:
+        source = os.path.join(folder, "chat.jinja")
+        with open(source, "w", encoding="utf-8", newline="") as text:
+            text.write(template)
+        words = ["template", os.fspath(file), "--set", source, *target, *_arguments(options)]
+        return _run("gguf-inspect", words)[0]

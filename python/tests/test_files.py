@@ -55,6 +55,34 @@ class Files(unittest.TestCase):
         with self.assertRaises(KeyError):
             model["nothing"]
 
+    def test_the_way_back_needs_no_type(self):
+        folder = self.dir / "back"
+        gf.convert(self.f16, folder, form="gguf2hf", quiet=True)
+        self.assertTrue((folder / "config.json").is_file())
+
+    def test_metadata_and_templates_are_written(self):
+        copy = self.dir / "copy.gguf"
+        keys = {"general.name": "@Mine", "llama.context_length": 99, "general.size_label": None}
+        gf.set_metadata(self.f16, keys, copy, quiet=True, force=True)
+        model = gf.read(copy)
+        self.assertEqual(model.metadata["general.name"], "@Mine")
+        self.assertEqual(model.metadata["llama.context_length"], 99)
+        self.assertNotIn("general.size_label", model.metadata)
+        text = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+        gf.set_template(copy, text, quiet=True)
+        self.assertEqual(gf.read(copy).metadata["tokenizer.chat_template"], text)
+
+    def test_several_files_are_judged(self):
+        report = gf.verify([self.f16, self.f16], structure_only=True, quiet=True)
+        self.assertEqual([one.verdict for one in report.models], ["partial", "partial"])
+        self.assertEqual(gf.verify(self.f16, structure_only=True, quiet=True).models[0].verdict, "partial")
+
+    def test_warnings_reach_the_caller(self):
+        broken = self.dir / "template.gguf"
+        gf.set_metadata(self.f16, {"general.name": "x"}, broken, quiet=True)
+        with self.assertWarns(gf.GgufWarning):
+            gf.inspect("set", broken, "tokenizer.chat_template=str:{% if", force=True, dry_run=True)
+
     @unittest.skipIf(gguf is None, "gguf-py is not installed")
     def test_gguf_py_reads_the_same(self):
         model, peer = gf.read(self.f16), gguf.GGUFReader(self.f16)
