@@ -185,7 +185,9 @@ impl Recipe {
     /// is a mixture of somebody's own that has the type's base or its size.
     #[must_use]
     pub fn may_be_called(&self, file_type: FileType) -> bool {
-        if self.n_matrices == 0 || self.as_type(file_type).any(Candidate::is_variant) {
+        let is_it =
+            |candidate: &Candidate| candidate.is_exact() || (!candidate.is_pure && candidate.is_variant());
+        if self.n_matrices == 0 || self.as_type(file_type).any(is_it) {
             return true;
         }
         if self.candidates.iter().any(Candidate::is_exact) {

@@ -22,6 +22,9 @@ pub(super) fn recommend(files: &[Candidate]) -> Vec<String> {
     };
     let (best_value, small) = (smallest(Quality::VeryGood), smallest(Quality::Good));
     let word = |(at, file): (usize, &Candidate)| {
+        if file.verdict == Verdict::Fail {
+            return "do not use".to_owned();
+        }
         let (Some(size), Some(kld)) = (file.size_bytes, file.mean_kld) else { return String::new() };
         let is_beaten = files.iter().any(|other| {
             let (Some(other_size), Some(other_kld)) = (other.size_bytes, other.mean_kld) else {
@@ -30,8 +33,7 @@ pub(super) fn recommend(files: &[Candidate]) -> Vec<String> {
             other.verdict != Verdict::Fail && other_size <= size && other_kld < kld
         });
         let text = match file.quality {
-            _ if file.verdict == Verdict::Fail => "do not use",
-            _ if best_value == Some(at) => "recommended: the smallest that is very good",
+            _ if best_value == Some(at) => "recommended, the smallest that is very good",
             _ if small == Some(at) => "the smallest that is good",
             _ if is_beaten => "another file here is smaller and better",
             Some(Quality::NearLossless) => "where size does not matter",
@@ -72,7 +74,7 @@ mod tests {
             found,
             [
                 "where size does not matter",
-                "recommended: the smallest that is very good",
+                "recommended, the smallest that is very good",
                 "another file here is smaller and better",
                 "the smallest that is good",
                 "only where memory is short",

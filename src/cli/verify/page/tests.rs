@@ -278,9 +278,15 @@ fn of_encoders_vectors_stand_in_the_place_of_predictions() {
     let entries = [encoder("e.gguf", None), encoder("rank.gguf", Some(0.0123))];
     let html = html::render(&page(&entries)).unwrap();
     check_markup(&html);
-    for part in
-        ["0.99800000", "0.98765432", "95.50 %", "0.987600", "0.012300", "healthy: 0.99910000", "prompt 17"]
-    {
+    for part in [
+        "0.99800000",
+        "0.98765432",
+        "95.50 %",
+        "0.987600",
+        "0.012300",
+        "a fresh quantization: 0.99910000",
+        "prompt 17",
+    ] {
         assert!(html.contains(part), "{part}: {html}");
     }
     assert!(!html.contains("perplexity</th>") && !html.contains("<dt>perplexity</dt>"), "{html}");
@@ -380,10 +386,10 @@ fn cards_are_markdown() {
 
     - **a&#124;b\`**: error header: cut.gguf&#58; at 7 of 24 bytes the header ends
 
-    | file | type | size | bits/weight | perplexity | Δ ppl | mean KLD | 99 % KLD | same top | verdict |
-    |---|---|--:|--:|--:|--:|--:|--:|--:|---|
-    | m\_q4.gguf | Q4\_K\_M | 4.77 MiB | 4.50 | 20.5000 ± 0.2500 | +1.01 % | 0.004000 | 0.032000 | 95.00 % | pass |
-    | a&#124;b\`.gguf | – | 7 B | – | – | – | – | – | – | fail |
+    | file | type | size | bits/weight | perplexity | Δ ppl | mean KLD | 99 % KLD | same top | quality | verdict | recommendation |
+    |---|---|--:|--:|--:|--:|--:|--:|--:|---|---|---|
+    | m\_q4.gguf | Q4\_K\_M | 4.77 MiB | 4.50 | 20.5000 ± 0.2500 | +1.01 % | 0.004000 | 0.032000 | 95.00 % | near lossless | pass | recommended, the smallest that is very good |
+    | a&#124;b\`.gguf | – | 7 B | – | – | – | – | – | – | – | fail | do not use |
 
     KLD by quantile of the tokens:
 
@@ -399,9 +405,9 @@ fn cards_are_markdown() {
 
     </details>
 
-    Not judged of Q4\_K\_M: weights (they were not compared).
+    Not checked of Q4\_K\_M: weights (they were not compared).
 
-    Not judged of a&#124;b\`: structure, tokenizer, metadata, weights, perplexity, divergence (the file could not be read).
+    Not checked of a&#124;b\`: structure, tokenizer, metadata, weights, perplexity, divergence (the file could not be read).
 
     How it was run (gguf-verify 0.0.0, linux x86_64, avx2, 2 threads, 2001-02-03 04:05:06 UTC):
 
