@@ -121,7 +121,7 @@ impl Reports {
             files.push(file);
         }
         OutputFile::commit_all(files, !session.common.no_sync).map_err(OutputError::from)?;
-        for (path, _) in &self.targets {
+        for (path, _) in self.targets.iter().filter(|_| !session.common.json) {
             session.note(&format!("report written to {}", escape(&path.display().to_string())));
         }
         Ok(())

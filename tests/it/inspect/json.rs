@@ -465,6 +465,6 @@ fn what_verify_prints_is_documented() {
 
     let mut failed = documented.table("A run that fails");
     failed.object("", &run(1, &["missing.gguf"]));
-    failed.object("", &json(&bench, "gguf-verify", 2, &["tiny.gguf"]));
+    failed.object("", &json(&bench, "gguf-verify", 2, &["tiny.gguf", "--min-quality", "good"]));
     failed.finish();
 }
