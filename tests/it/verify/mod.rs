@@ -202,7 +202,7 @@ fn the_program_prints_verdicts_and_says_them_by_exit_code() {
     let (code, out, _) = gguf_verify(&[&["base.gguf", "--max-ppl", "5"][..], &cut].concat(), dir.path());
     assert_eq!(code, 3, "{out}");
     assert!(out.contains("max-ppl"), "{out}");
-    let (code, _, err) = gguf_verify(&["base.gguf"], dir.path());
+    let (code, _, err) = gguf_verify(&["base.gguf", "--max-kld", "1"], dir.path());
     assert_eq!(code, 2, "{err}");
     let (code, _, err) = gguf_verify(&["absent.gguf", "--structure-only"], dir.path());
     assert_eq!(code, 1, "{err}");
