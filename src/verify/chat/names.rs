@@ -121,8 +121,9 @@ pub(super) fn free(source: &str) -> Vec<String> {
         let Token::Word(word) = token else { continue };
         let before = at.checked_sub(1).and_then(|at| tokens.get(at)).map(|(token, _)| *token);
         let next = tokens.get(at + 1).map(|(token, _)| *token);
-        let is_name = matches!(before, Some(Token::Sign('.' | '|') | Token::Word("is") | Token::Tag))
-            || matches!(next, Some(Token::Sign('=' | '(')));
+        let is_name =
+            matches!(before, Some(Token::Sign('.' | '|') | Token::Word("is" | "filter") | Token::Tag))
+                || matches!(next, Some(Token::Sign('=' | '(')));
         let is_word =
             [SET, KEYWORDS, FUNCTIONS, TESTS].iter().any(|list| is_in(word, list)) || word.starts_with("end");
         if !(is_name || is_word || own.contains(word) || found.iter().any(|other| other == word)) {
@@ -293,7 +294,12 @@ mod tests {
             ),
             ["datetime", "functions"]
         );
-        assert_eq!(free("{% if not tools is defined and x == 'b' %}{{ bos_token }}{% endif %}"), ["x"]);
+        assert_eq!(
+            free(
+                "{% filter trim %}{% if not tools is defined and x == 'b' %}{{ bos_token }}{% endif %}{% endfilter %}"
+            ),
+            ["x"]
+        );
     }
 
     #[test]
