@@ -11,6 +11,7 @@
 //! | `client` `tls` | requests: tokens, redirects, patience; encryption |
 //! | `listing` `s3` `names` | which files there are, and which are read |
 //! | `fetch` `directory` | pieces on their way, and the directory that stands for the checkpoint |
+//! | `file` | a file that is named by itself |
 //! | `sums` | what the server promises of a file's bytes |
 //! | `keep` | files that are kept |
 
@@ -19,6 +20,7 @@ mod client;
 mod directory;
 mod error;
 mod fetch;
+mod file;
 mod keep;
 mod listing;
 mod names;
@@ -39,6 +41,7 @@ pub use address::{Address, AddressError};
 pub use client::Patience;
 pub use error::{RemoteError, TokenUse};
 pub use fetch::Failed;
+pub use file::{FileAddress, RemoteFile};
 
 use client::{Client, Token};
 use keep::Cache;
@@ -151,27 +154,27 @@ fn scratch_directory(options: &RemoteOptions) -> Result<tempfile::TempDir, Remot
 
 /// Asks for the files of a checkpoint.
 fn ask(address: &Address, options: &RemoteOptions) -> Result<(Arc<Client>, listing::Listing), RemoteError> {
-    let client =
-        |token| Client::new(token, options.patience, Arc::clone(&options.is_cancelled)).map(Arc::new);
-    match address {
+    let client = client_for(address, options)?;
+    let listing = match address {
         Address::Hub { repository, revision } => {
-            let endpoint = endpoint()?;
-            let token = token()?.map(|text| Token { text, origin: endpoint.origin() });
-            let client = client(token)?;
-            let listing = listing::of_hub(&client, &endpoint, repository, revision)?;
-            Ok((client, listing))
+            listing::of_hub(&client, &endpoint()?, repository, revision)?
         }
-        Address::Web(url) => {
-            let client = client(None)?;
-            let listing = listing::of_web(&client, url)?;
-            Ok((client, listing))
+        Address::Web(url) => listing::of_web(&client, url)?,
+        Address::S3 { bucket, prefix } => s3::list(&client, bucket, prefix)?,
+    };
+    Ok((client, listing))
+}
+
+/// A client for the server of an address: for the hub with its token.
+fn client_for(address: &Address, options: &RemoteOptions) -> Result<Arc<Client>, RemoteError> {
+    let token = match address {
+        Address::Hub { .. } => {
+            let origin = endpoint()?.origin();
+            token()?.map(|text| Token { text, origin })
         }
-        Address::S3 { bucket, prefix } => {
-            let client = client(None)?;
-            let listing = s3::list(&client, bucket, prefix)?;
-            Ok((client, listing))
-        }
-    }
+        _ => None,
+    };
+    Client::new(token, options.patience, Arc::clone(&options.is_cancelled)).map(Arc::new)
 }
 
 /// The hub's address: `HF_ENDPOINT`, for mirrors and private hubs.

@@ -1,13 +1,17 @@
-//! Directories of models that users name: on this machine, or on a server.
+//! Directories of models and files that users name: on this machine, or on a server.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use crate::cli::{Session, UsageError};
+use crate::gguf::{GgufFile, OpenOptions};
 
 #[cfg(feature = "remote")]
-use crate::remote::{Address, RemoteCheckpoint, RemoteOptions};
+use anyhow::Context;
+
+#[cfg(feature = "remote")]
+use crate::remote::{Address, FileAddress, RemoteCheckpoint, RemoteFile, RemoteOptions};
 
 /// Pieces of weights on their way that every budget has room for.
 #[cfg(feature = "remote")]
@@ -58,6 +62,62 @@ impl Directory {
     fn is_remote(&self) -> bool {
         false
     }
+}
+
+/// Opens a GGUF file of which the header is read: one here, or one on a server, of which no more is fetched. A path at
+/// which there is something is that.
+///
+/// # Errors
+/// As [`GgufFile::open`]; a file on a server that cannot be had.
+#[cfg(feature = "remote")]
+pub(crate) fn open_header(session: &Session, path: &Path, options: &OpenOptions) -> anyhow::Result<GgufFile> {
+    let text = path.to_str().filter(|_| path.symlink_metadata().is_err());
+    let Some(text) = text else { return Ok(GgufFile::open_with(path, options)?) };
+    let remote = remote_options(session, None);
+    if let Some(address) = FileAddress::parse(text)? {
+        let opened = RemoteFile::open(&address, &remote);
+        let opened = if text.contains("://") {
+            opened?
+        } else {
+            opened.with_context(|| format!("{}: no such file here, and on the hub", path.display()))?
+        };
+        return Ok(GgufFile::open_with(opened.path(), options)?);
+    }
+    if let Some(address @ Address::Hub { .. }) = Address::parse(text)? {
+        return Err(RemoteFile::names(&address, &remote).into());
+    }
+    Ok(GgufFile::open_with(path, options)?)
+}
+
+/// Opens a GGUF file of which the header is read. This program was built without a network.
+///
+/// # Errors
+/// As [`GgufFile::open`]; an address.
+#[cfg(not(feature = "remote"))]
+pub(crate) fn open_header(_: &Session, path: &Path, options: &OpenOptions) -> anyhow::Result<GgufFile> {
+    refuse_address(path)?;
+    Ok(GgufFile::open_with(path, options)?)
+}
+
+/// How servers are read.
+#[cfg(feature = "remote")]
+fn remote_options(session: &Session, cache: Option<PathBuf>) -> RemoteOptions {
+    RemoteOptions {
+        cache,
+        budget: session.common.memory_bytes().max(MIN_BUDGET),
+        is_cancelled: std::sync::Arc::new(crate::cli::is_interrupted),
+        ..RemoteOptions::default()
+    }
+}
+
+/// Refuses what is on a server.
+#[cfg(not(feature = "remote"))]
+fn refuse_address(path: &Path) -> Result<(), UsageError> {
+    if path.to_str().is_some_and(|text| text.contains("://")) {
+        let text = format!("{}: this program was built without a network (feature `remote`)", path.display());
+        return Err(UsageError(text));
+    }
+    Ok(())
 }
 
 impl RemoteArgs {
@@ -130,12 +190,7 @@ impl RemoteArgs {
             _ => None,
         };
         let Some(address) = address else { return Ok(Directory { path: path.to_owned(), remote: None }) };
-        let options = RemoteOptions {
-            cache: self.cache.clone(),
-            budget: session.common.memory_bytes().max(MIN_BUDGET),
-            is_cancelled: std::sync::Arc::new(crate::cli::is_interrupted),
-            ..RemoteOptions::default()
-        };
+        let options = remote_options(session, self.cache.clone());
         let remote = RemoteCheckpoint::open(&address, &options, &session.progress)?;
         Ok(Directory { path: remote.path().to_owned(), remote: Some(remote) })
     }
@@ -147,11 +202,7 @@ impl RemoteArgs {
     #[cfg(not(feature = "remote"))]
     #[expect(clippy::unused_self, reason = "there is nothing to set without a network")]
     pub(crate) fn directory(&self, _: &Session, path: &Path) -> anyhow::Result<Directory> {
-        if path.to_str().is_some_and(|text| text.contains("://")) {
-            let text =
-                format!("{}: this program was built without a network (feature `remote`)", path.display());
-            return Err(UsageError(text).into());
-        }
+        refuse_address(path)?;
         Ok(Directory { path: path.to_owned() })
     }
 

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::core::bytes::Endian;
 use crate::core::input;
 use crate::core::limits::Limits;
 use crate::core::mmap::{MappedFile, address_space_bytes};
 use crate::core::platform;
+use crate::core::ranged::{self, RangedFile};
 use crate::core::{SourceError, TensorMeta, TensorSource};
 use crate::gguf::endian::swap_blocks;
 use crate::gguf::error::{GgufError, HeaderError};
@@ -21,6 +23,10 @@ use crate::gguf::{Declared, Entry, Metadata, OtherFile, Value};
 const ANNOUNCED_BYTES: u64 = 256 << 10;
 /// Bytes at the start of a file that is not mapped in which its header is looked for first.
 const HEAD_BYTES: u64 = 16 << 20;
+/// The same of a file that is fetched from a server.
+const FETCHED_BYTES: u64 = 256 << 10;
+/// The longest header that is fetched: a vocabulary of a million tokens has some 40 MB.
+const MAX_FETCHED_BYTES: u64 = 256 << 20;
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +44,15 @@ pub struct OpenOptions {
     pub lock: bool,
 }
 
+impl OpenOptions {
+    /// For a file that may be another program's: what llama.cpp's format does not cover is taken as bytes, and
+    /// [`GgufFile::declared`] has what the file says of it.
+    #[must_use]
+    pub fn foreign() -> Self {
+        Self { strictness: Strictness::Foreign, ..Self::default() }
+    }
+}
+
 impl Default for OpenOptions {
     fn default() -> Self {
         Self {
@@ -50,22 +65,64 @@ impl Default for OpenOptions {
     }
 }
 
-/// One mapped file and its header.
+/// One file and its header.
 #[derive(Debug)]
 pub struct Part {
-    map: MappedFile,
-    /// The file, if it is read and only its head is mapped.
-    file: Option<fs_err::File>,
+    contents: Contents,
     file_bytes: u64,
     header: Header,
     first_tensor: usize,
+}
+
+/// How the bytes of a file are had.
+#[derive(Debug)]
+enum Contents {
+    /// All of them are mapped.
+    Mapped(MappedFile),
+    /// The first are mapped; the others are read ([`OpenOptions::may_read`]).
+    Read { head: MappedFile, file: fs_err::File },
+    /// The first were fetched from a server; the others are, one by one.
+    Fetched { path: PathBuf, head: Vec<u8>, file: Arc<dyn RangedFile> },
+}
+
+impl Contents {
+    /// All bytes, or the first.
+    fn head(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) | Self::Read { head: map, .. } => map,
+            Self::Fetched { head, .. } => head,
+        }
+    }
+
+    /// All bytes, where they are mapped.
+    fn mapped(&self) -> Option<&MappedFile> {
+        match self {
+            Self::Mapped(map) => Some(map),
+            _ => None,
+        }
+    }
+
+    /// The bytes from `offset` on.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        match self {
+            Self::Mapped(map) => {
+                out.copy_from_slice(&map[offset as usize..][..out.len()]);
+                Ok(())
+            }
+            Self::Read { file, .. } => read_at(file, out, offset),
+            Self::Fetched { file, .. } => file.read_at(offset, out),
+        }
+    }
 }
 
 impl Part {
     /// Where the file is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.map.path()
+        match &self.contents {
+            Contents::Mapped(map) | Contents::Read { head: map, .. } => map.path(),
+            Contents::Fetched { path, .. } => path,
+        }
     }
 
     /// What its header says.
@@ -80,10 +137,10 @@ impl Part {
         self.file_bytes
     }
 
-    /// The bytes of the file, or only its first if it is read (see [`OpenOptions::may_read`]).
+    /// The bytes of the file, or only its first if it is not mapped (see [`GgufFile`]).
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.map
+        self.contents.head()
     }
 
     /// Bytes after the last tensor and its padding. The format does not speak of them; readers ignore them.
@@ -112,7 +169,8 @@ pub struct TensorPlace {
 
 /// An open GGUF model: one file, or all parts of a split one.
 ///
-/// The files are mapped (see [`OpenOptions::may_read`] for when they are not). A header is checked as a whole when it is opened, so tensor ranges lie inside the files;
+/// The files are mapped, but for those that lie on a server ([`ranged`]) and those that do not fit
+/// ([`OpenOptions::may_read`]). A header is checked as a whole when it is opened, so tensor ranges lie inside the files;
 /// a file that another process shortens afterwards stops the program (see [`MappedFile`]).
 #[derive(Debug)]
 pub struct GgufFile {
@@ -131,13 +189,12 @@ impl GgufFile {
         Self::open_with(path, &OpenOptions::default())
     }
 
-    /// Opens a file that may be another program's: what llama.cpp's format does not cover is taken as bytes, and
-    /// [`GgufFile::declared`] has what the file says of it.
+    /// Opens a file that may be another program's ([`OpenOptions::foreign`]).
     ///
     /// # Errors
     /// As [`GgufFile::open`].
     pub fn open_foreign(path: &Path) -> Result<Self, GgufError> {
-        Self::open_with(path, &OpenOptions { strictness: Strictness::Foreign, ..OpenOptions::default() })
+        Self::open_with(path, &OpenOptions::foreign())
     }
 
     /// Opens a model.
@@ -297,7 +354,7 @@ impl GgufFile {
     /// The bytes of a tensor as the file has them: big-endian fields in a big-endian file.
     ///
     /// # Panics
-    /// If there is no such tensor, or the file is read (see [`OpenOptions::may_read`]).
+    /// If there is no such tensor, or the file is not mapped (see [`GgufFile`]).
     #[must_use]
     pub fn raw_tensor(&self, tensor: usize) -> &[u8] {
         let place = self.places[tensor];
@@ -324,11 +381,13 @@ impl GgufFile {
         assert!(end.is_some(), "bytes {start} + {n_bytes} of a tensor of {}", place.n_bytes);
         let part = &self.parts[place.part];
         let first = place.offset + start;
-        if n_bytes >= ANNOUNCED_BYTES {
-            part.map.will_need(first, n_bytes);
+        if n_bytes >= ANNOUNCED_BYTES
+            && let Some(map) = part.contents.mapped()
+        {
+            map.will_need(first, n_bytes);
         }
         // The header was refused if the tensor reached beyond the mapping, whose length is a `usize`.
-        &part.map[first as usize..(first + n_bytes) as usize]
+        &part.contents.head()[first as usize..(first + n_bytes) as usize]
     }
 
     fn row_bytes(&self, tensor: usize) -> u64 {
@@ -344,14 +403,15 @@ impl TensorSource for GgufFile {
 
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let start = first_row * self.row_bytes(tensor);
-        match &self.parts[self.places[tensor].part].file {
-            None => out.copy_from_slice(self.raw(tensor, start, out.len() as u64)),
-            Some(file) => read_at(file, out, self.places[tensor].offset + start).map_err(|source| {
+        let part = &self.parts[self.places[tensor].part];
+        match part.contents {
+            Contents::Mapped(_) => out.copy_from_slice(self.raw(tensor, start, out.len() as u64)),
+            _ => part.contents.read_at(self.places[tensor].offset + start, out).map_err(|source| {
                 let tensor = self.tensors[tensor].name.clone();
                 SourceError { tensor, source: Box::new(source) }
             })?,
         }
-        if self.parts[self.places[tensor].part].header.endian == Endian::Big {
+        if part.header.endian == Endian::Big {
             swap_blocks(self.tensors[tensor].ty, out);
         }
         Ok(())
@@ -361,7 +421,7 @@ impl TensorSource for GgufFile {
         let row_bytes = self.row_bytes(tensor);
         let part = &self.parts[self.places[tensor].part];
         match part.header.endian {
-            Endian::Little if part.file.is_none() => {
+            Endian::Little if part.contents.mapped().is_some() => {
                 Some(self.raw(tensor, first_row * row_bytes, n_rows * row_bytes))
             }
             _ => None,
@@ -371,11 +431,16 @@ impl TensorSource for GgufFile {
     fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
         let place = self.places[tensor];
         let row_bytes = self.row_bytes(tensor);
-        self.parts[place.part].map.release(place.offset + first_row * row_bytes, n_rows * row_bytes);
+        if let Some(map) = self.parts[place.part].contents.mapped() {
+            map.release(place.offset + first_row * row_bytes, n_rows * row_bytes);
+        }
     }
 }
 
 fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, GgufError> {
+    if let Some(file) = ranged::find(path) {
+        return open_fetched(path, file, options);
+    }
     if options.may_read
         && let Some(limit) = address_space_bytes()
     {
@@ -394,7 +459,46 @@ fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, GgufError> {
     if options.lock {
         map.lock()?;
     }
-    Ok(Part { file_bytes: map.len() as u64, map, file: None, header, first_tensor: 0 })
+    let file_bytes = map.len() as u64;
+    Ok(Part { contents: Contents::Mapped(map), file_bytes, header, first_tensor: 0 })
+}
+
+/// Opens a file on a server, of which the header is fetched.
+fn open_fetched(path: &Path, file: Arc<dyn RangedFile>, options: &OpenOptions) -> Result<Part, GgufError> {
+    let file_bytes = file.n_bytes();
+    let mut head = Vec::new();
+    let mut head_bytes = FETCHED_BYTES;
+    loop {
+        let done = head.len();
+        head.resize(head_bytes.min(file_bytes) as usize, 0);
+        file.read_at(done as u64, &mut head[done..])?;
+        let beyond = file_bytes - head.len() as u64;
+        match parse_head(&head, beyond, &options.limits, options.strictness) {
+            Ok(header) => {
+                head.truncate(header.header_bytes as usize);
+                let contents = Contents::Fetched { path: path.to_owned(), head, file };
+                return Ok(Part { contents, file_bytes, header, first_tensor: 0 });
+            }
+            Err(error) if !may_go_on(&error, beyond) => return Err(refused(path, error, &head, beyond)),
+            Err(_) if head_bytes >= MAX_FETCHED_BYTES => {
+                let most = MAX_FETCHED_BYTES >> 20;
+                let text = format!("{}: the header does not end within {most} MiB", path.display());
+                return Err(std::io::Error::other(text).into());
+            }
+            Err(_) => head_bytes *= 4,
+        }
+    }
+}
+
+/// Whether a header that was refused may only have been cut, in a file that has `beyond` more bytes.
+fn may_go_on(error: &HeaderError, beyond: u64) -> bool {
+    let missing = match error {
+        HeaderError::Truncated { at, .. } => at.wanted.saturating_sub(at.left),
+        HeaderError::Count { found, left, .. } => found.saturating_sub(*left),
+        HeaderError::ArrayLength { n_elems, left, .. } => n_elems.saturating_sub(*left),
+        _ => return false,
+    };
+    missing <= beyond
 }
 
 /// Opens a file of which only the header is mapped.
@@ -405,7 +509,10 @@ fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Resu
         let map = MappedFile::open_head(path, head_bytes)?;
         let beyond = file_bytes.saturating_sub(map.len() as u64);
         match parse_head(&map, beyond, &options.limits, options.strictness) {
-            Ok(header) => return Ok(Part { map, file: Some(file), file_bytes, header, first_tensor: 0 }),
+            Ok(header) => {
+                let contents = Contents::Read { head: map, file };
+                return Ok(Part { contents, file_bytes, header, first_tensor: 0 });
+            }
             // The header may go on after the head.
             Err(_) if beyond > 0 => head_bytes = head_bytes.saturating_mul(4),
             Err(error) => return Err(refused(path, error, &map, beyond)),
@@ -492,7 +599,7 @@ fn open_siblings(opened: Part, n_parts: u64, options: &OpenOptions) -> Result<Ve
         let part = if index as u64 == no { opened.take() } else { None };
         let part = match part {
             Some(part) => part,
-            None if path.exists() => open_part(path, options)?,
+            None if ranged::find(path).is_some() || path.exists() => open_part(path, options)?,
             None => {
                 let (part, n_parts) = (index + 1, siblings.len());
                 return Err(GgufError::PartMissing { path: path.clone(), part, n_parts });

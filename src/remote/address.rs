@@ -9,7 +9,7 @@ use crate::core::text::escape;
 /// The branch of a repository where none is named.
 const MAIN: &str = "main";
 /// The hub that names without a host mean, unless `HF_ENDPOINT` says otherwise.
-const HUB_HOSTS: [&str; 3] = ["huggingface.co", "www.huggingface.co", "hf.co"];
+pub(super) const HUB_HOSTS: [&str; 3] = ["huggingface.co", "www.huggingface.co", "hf.co"];
 
 /// Where a checkpoint lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,18 +125,30 @@ fn repository(text: &str) -> Option<Address> {
     };
     let is_revision = |text: &str| {
         let is_inner = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_', '/', '+'].contains(&c);
-        !text.is_empty() && text.len() <= 256 && text.chars().all(is_inner) && !text.contains("..")
+        // A revision becomes a path in a cache and in an address: no part of it is empty or leads up.
+        let is_part = |part: &str| !part.is_empty() && !part.starts_with('.');
+        text.len() <= 256
+            && text.chars().all(is_inner)
+            && !text.contains("..")
+            && text.split('/').all(is_part)
     };
     let is_address = is_plain(org) && is_plain(name) && is_revision(revision);
     is_address.then(|| Address::Hub { repository: repository.to_owned(), revision: revision.to_owned() })
 }
 
-fn web(text: &str) -> Result<Address, AddressError> {
+/// A web address without a password.
+pub(super) fn web_url(text: &str) -> Result<Url, AddressError> {
     let fail = |text: String, problem| Err(AddressError { text, problem });
-    let Ok(mut url) = Url::parse(text) else { return fail(text.to_owned(), "not a web address") };
+    let Ok(url) = Url::parse(text) else { return fail(text.to_owned(), "not a web address") };
     if !url.username().is_empty() || url.password().is_some() {
         return fail(shown(&url), "an address with a password in it would end up in logs: leave it out");
     }
+    Ok(url)
+}
+
+fn web(text: &str) -> Result<Address, AddressError> {
+    let fail = |text: String, problem| Err(AddressError { text, problem });
+    let mut url = web_url(text)?;
     if url.query().is_some() || url.fragment().is_some() {
         return fail(shown(&url), "the address of a directory has no `?` and no `#`");
     }
@@ -191,7 +203,7 @@ mod tests {
             assert_eq!(parsed(text), expected, "{text}");
         }
         for path in
-            ["model", "./a/b", "../a", "/models/a", "a/b/c", "a/", "a b/c", ".hidden/x", "a/b@", "~/m"]
+            ["model", "./a/b", "../a", "/models/a", "a/b/c", "a/", "a b/c", ".hidden/x", "a/b@", "a/b@/etc", "a/b@x/", "a/b@x//y", "a/b@./x", "a/b@x/.git", "~/m"]
         {
             assert_eq!(parsed(path), "path", "{path}");
         }

@@ -279,11 +279,26 @@ impl Client {
     /// # Errors
     /// [`RemoteError`].
     pub(super) fn read(&self, target: &Target, offset: u64, out: &mut [u8]) -> Result<(), RemoteError> {
+        self.read_past(target, offset, 0, out)
+    }
+
+    /// The same of a server that may send whole files only: up to `most_skipped` bytes before those that are wanted are
+    /// fetched, too, and thrown away.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub(super) fn read_past(
+        &self,
+        target: &Target,
+        offset: u64,
+        most_skipped: u64,
+        out: &mut [u8],
+    ) -> Result<(), RemoteError> {
         let mut done = 0;
         let mut attempts = 0;
         while done < out.len() {
             let before = done;
-            match self.read_some(target, offset + done as u64, &mut out[done..], &mut done) {
+            match self.read_some(target, offset + done as u64, most_skipped, &mut out[done..], &mut done) {
                 Ok(()) => {}
                 Err(failure) => {
                     // What still moves is given all the time it needs.
@@ -300,9 +315,11 @@ impl Client {
         &self,
         target: &Target,
         offset: u64,
+        most_skipped: u64,
         out: &mut [u8],
         done: &mut usize,
     ) -> Result<(), Failure> {
+        let mut n_skipped = 0;
         let n_bytes = out.len() as u64;
         let whole = offset == 0 && target.state().n_bytes == Some(n_bytes);
         let (url, mut response) = self.ask(target, (!whole).then_some((offset, n_bytes)))?;
@@ -327,10 +344,28 @@ impl Client {
                 target.check(response.headers(), content_length(response.headers()))?;
                 n_bytes
             }
+            _ if offset.saturating_add(n_bytes) <= most_skipped => {
+                target.check(response.headers(), content_length(response.headers()))?;
+                n_skipped = offset;
+                n_bytes
+            }
             _ => return Err(RemoteError::NoRanges { url }.into()),
         };
         let out = &mut out[..take as usize];
         let mut body = response.body_mut().as_reader();
+        let mut unused = [0; 8 << 10];
+        while n_skipped > 0 {
+            if self.is_cancelled() {
+                return Err(RemoteError::Cancelled.into());
+            }
+            let most = n_skipped.min(unused.len() as u64) as usize;
+            match body.read(&mut unused[..most]) {
+                Ok(0) => return Err(broken(url, "the connection was cut".to_owned())),
+                Ok(n) => n_skipped -= n as u64,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(broken(url, error.to_string())),
+            }
+        }
         let mut filled = 0;
         while filled < out.len() {
             if self.is_cancelled() {

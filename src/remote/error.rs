@@ -41,6 +41,16 @@ pub enum RemoteError {
         /// The server's own word for it.
         said: Option<String>,
     },
+    /// The repository does not have this file, or none was named.
+    #[error("{address}: {}", name.as_ref().map_or("a file of it is wanted".to_owned(), |name| format!("there is no `{}`", escape(name))))]
+    NoFile {
+        address: String,
+        name: Option<String>,
+        /// Files of its kind that are there, the first of them.
+        names: Vec<String>,
+        /// And how many more.
+        n_more: usize,
+    },
     /// A file that is not there (any more).
     #[error("{url}: not found")]
     NotFound { url: String },
@@ -97,6 +107,13 @@ fn after(attempts: u32) -> String {
 
 impl Hint for RemoteError {
     fn hints(&self) -> Vec<String> {
+        if let Self::NoFile { address, names, n_more, .. } = self {
+            let Some(first) = names.first() else { return vec![format!("{address} has no GGUF files")] };
+            let listed: Vec<_> = names.iter().map(|name| escape(name)).collect();
+            let more = if *n_more > 0 { format!(" and {n_more} more") } else { String::new() };
+            let first = escape(first);
+            return vec![format!("it has {}{more}: name one, such as `{address}/{first}`", listed.join(", "))];
+        }
         let token = "set `HF_TOKEN`, or log in with `hf auth login`, which leaves a token file";
         let hint = match self {
             Self::NoCheckpoint { .. } => {

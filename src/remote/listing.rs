@@ -202,7 +202,7 @@ fn links(directory: &Url, page: &str) -> Vec<String> {
 }
 
 /// A name with its `%20`s taken back.
-fn decoded(name: &str) -> Option<String> {
+pub(super) fn decoded(name: &str) -> Option<String> {
     let bytes = name.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -243,7 +243,7 @@ pub(super) fn checked(mut entries: Vec<Entry>, url: &Url) -> Result<Vec<Entry>, 
 }
 
 /// Whether a name is one of a file inside a directory, on every system.
-fn is_inside(name: &str) -> bool {
+pub(super) fn is_inside(name: &str) -> bool {
     let is_plain = |part: &str| {
         !part.is_empty()
             && part != "."

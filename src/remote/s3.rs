@@ -20,65 +20,82 @@ const VALID: Duration = Duration::from_hours(1);
 /// The longest page of a list.
 const PAGE_BYTES: u64 = 16 << 20;
 
+/// A bucket, and the keys with which its addresses are signed.
+#[derive(Clone)]
+pub(super) struct Store {
+    bucket: Arc<Bucket>,
+    credentials: Arc<Option<Credentials>>,
+}
+
+impl Store {
+    /// The bucket of this name, as variables and files describe it. `address` is for messages.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub(super) fn open(bucket: &str, address: &str) -> Result<Self, RemoteError> {
+        let profile = Profile::read()?;
+        let bad = |reason: &str| RemoteError::Listing { url: address.to_owned(), reason: reason.to_owned() };
+        let region = profile
+            .get(&["AWS_REGION", "AWS_DEFAULT_REGION"], "region")
+            .unwrap_or_else(|| "us-east-1".to_owned());
+        let endpoint = profile.get(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url");
+        let style =
+            if endpoint.is_some() || bucket.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
+        let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
+        let endpoint = Url::parse(&endpoint).map_err(|_| bad("`AWS_ENDPOINT_URL` is no address"))?;
+        let bucket =
+            Bucket::new(endpoint, style, bucket.to_owned(), region).map_err(|error| bad(&error.to_string()))?;
+        let key = profile.get(&["AWS_ACCESS_KEY_ID"], "aws_access_key_id");
+        let secret = profile.get(&["AWS_SECRET_ACCESS_KEY"], "aws_secret_access_key");
+        let session = profile.get(&["AWS_SESSION_TOKEN"], "aws_session_token");
+        let credentials = match (key, secret, session) {
+            (Some(key), Some(secret), Some(session)) => {
+                Some(Credentials::new_with_token(key, secret, session))
+            }
+            (Some(key), Some(secret), None) => Some(Credentials::new(key, secret)),
+            // A public bucket needs none.
+            _ => None,
+        };
+        Ok(Self { bucket: Arc::new(bucket), credentials: Arc::new(credentials) })
+    }
+
+    /// One of its objects.
+    pub(super) fn object(&self, key: &str, n_bytes: Option<u64>, etag: Option<String>) -> Target {
+        let (store, key) = (self.clone(), key.to_owned());
+        let sign = move || store.bucket.get_object(Option::as_ref(&store.credentials), &key).sign(VALID);
+        Target::signed(sign, n_bytes, etag)
+    }
+}
+
 /// The objects of a bucket whose keys begin with `prefix`.
 ///
 /// # Errors
 /// [`RemoteError`].
 pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<Listing, RemoteError> {
     let address = format!("s3://{bucket}/{prefix}");
-    let profile = Profile::read()?;
     let bad = |reason: &str| RemoteError::Listing { url: address.clone(), reason: reason.to_owned() };
-    let region = profile
-        .get(&["AWS_REGION", "AWS_DEFAULT_REGION"], "region")
-        .unwrap_or_else(|| "us-east-1".to_owned());
-    let endpoint = profile.get(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url");
-    let style =
-        if endpoint.is_some() || bucket.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
-    let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
-    let endpoint = Url::parse(&endpoint).map_err(|_| bad("`AWS_ENDPOINT_URL` is no address"))?;
-    let bucket =
-        Bucket::new(endpoint, style, bucket.to_owned(), region).map_err(|error| bad(&error.to_string()))?;
-    let key = profile.get(&["AWS_ACCESS_KEY_ID"], "aws_access_key_id");
-    let secret = profile.get(&["AWS_SECRET_ACCESS_KEY"], "aws_secret_access_key");
-    let session = profile.get(&["AWS_SESSION_TOKEN"], "aws_session_token");
-    let credentials = match (key, secret, session) {
-        (Some(key), Some(secret), Some(session)) => Some(Credentials::new_with_token(key, secret, session)),
-        (Some(key), Some(secret), None) => Some(Credentials::new(key, secret)),
-        // A public bucket needs none.
-        _ => None,
-    };
-
-    let (bucket, credentials) = (Arc::new(bucket), Arc::new(credentials));
+    let store = Store::open(bucket, &address)?;
+    let host = || store.bucket.base_url().host_str().unwrap_or_default().to_owned();
     let mut entries = Vec::new();
     let mut next: Option<String> = None;
     loop {
-        let mut list = bucket.list_objects_v2(Option::as_ref(&credentials));
+        let mut list = store.bucket.list_objects_v2(Option::as_ref(&store.credentials));
         list.with_prefix(prefix.to_owned());
         if let Some(token) = &next {
             list.with_continuation_token(token.clone());
         }
         let url = list.sign(VALID);
-        let missing = || RemoteError::NoCheckpoint {
-            address: address.clone(),
-            host: url.host_str().unwrap_or_default().to_owned(),
-            said: None,
-        };
-        let signed = url.clone();
-        let target = Target::signed(move || signed.clone(), None, None);
+        let missing =
+            || RemoteError::NoCheckpoint { address: address.clone(), host: host(), said: None };
+        let target = Target::signed(move || url.clone(), None, None);
         let (_, page) = client.text(&target, PAGE_BYTES)?.ok_or_else(missing)?;
         let page = ListObjectsV2::parse_response(&String::from_utf8_lossy(&page))
             .map_err(|error| bad(&error.to_string()))?;
         for object in page.contents {
-            let key = object.key;
-            let Some(name) = key.strip_prefix(prefix).filter(|name| !name.is_empty() && !name.ends_with('/'))
-            else {
-                continue;
-            };
+            let name = object.key.strip_prefix(prefix).filter(|name| !name.is_empty() && !name.ends_with('/'));
+            let Some(name) = name.map(str::to_owned) else { continue };
             let n_bytes = object.size.ok_or_else(|| bad("an object without a size"))?;
-            let name = name.to_owned();
-            let (bucket, credentials) = (Arc::clone(&bucket), Arc::clone(&credentials));
-            let sign = move || bucket.get_object(Option::as_ref(&credentials), &key).sign(VALID);
-            let target = Arc::new(Target::signed(sign, Some(n_bytes), object.etag));
+            let target = Arc::new(store.object(&object.key, Some(n_bytes), object.etag));
             entries.push(Entry { name, n_bytes, digest: None, target });
         }
         next = page.next_continuation_token;
@@ -87,10 +104,9 @@ pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<Listin
         }
     }
     if entries.is_empty() {
-        let host = bucket.base_url().host_str().unwrap_or_default().to_owned();
-        return Err(RemoteError::NoCheckpoint { address, host, said: None });
+        return Err(RemoteError::NoCheckpoint { address: address.clone(), host: host(), said: None });
     }
-    Ok(Listing { entries: checked(entries, &strip(bucket.base_url()))?, commit: None })
+    Ok(Listing { entries: checked(entries, &strip(store.bucket.base_url()))?, commit: None })
 }
 
 fn strip(url: &Url) -> Url {

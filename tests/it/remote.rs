@@ -1,6 +1,7 @@
 //! Checkpoints on servers: the bytes of a conversion of the files here, whatever the server does, and nothing that must not be told.
 
 mod encrypted;
+mod headers;
 mod server;
 
 use std::fmt::Write as _;

@@ -41,7 +41,7 @@ pub use destination::{Destination, Obstacle, OutputError, check_name};
 pub use edit_lock::{EditLock, EditLockError};
 pub use guard::{CARD_DRAFT, FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
 pub use new_directory::NewDirectory;
-pub use shared::SharedOutput;
+pub use shared::{Begun, SharedOutput};
 pub use write_back::WriteBack;
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes

@@ -6,12 +6,13 @@ use std::path::Path;
 use clap::Args;
 
 use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS, about};
+use crate::cli::remote::open_header;
 use crate::cli::render::{Align, Screen, Table, count, plural, shorten};
 use crate::cli::{Exit, Session};
 use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
-use crate::gguf::GgufFile;
+use crate::gguf::{GgufFile, OpenOptions};
 use crate::inspect::{self, FileSummary, Listing, value_text, value_type_name};
 
 /// How a file is described.
@@ -27,7 +28,7 @@ pub(super) struct Describe {
 
 impl Describe {
     pub(super) fn run(&self, path: &Path, session: &Session) -> anyhow::Result<Exit> {
-        let file = GgufFile::open_foreign(path)?;
+        let file = open_header(session, path, &OpenOptions::foreign())?;
         for warning in inspect::warnings(&file) {
             session.progress.warn(&warning);
         }

@@ -8,9 +8,10 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::json;
 
+use crate::cli::remote::open_header;
 use crate::cli::{Session, UsageError};
 use crate::core::progress::Progress;
-use crate::gguf::{GgufFile, OpenOptions};
+use crate::gguf::OpenOptions;
 use crate::inspect::{self, DumpOptions, dump_json};
 
 /// Arguments of `dump`.
@@ -44,7 +45,7 @@ impl DumpArgs {
             bail!(UsageError("`--markdown` and `--json`: give one of them".to_owned()));
         }
         let options = OpenOptions { join_parts: false, ..OpenOptions::default() };
-        let file = GgufFile::open_with(&self.file, &options)?;
+        let file = open_header(session, &self.file, &options)?;
         let number = match (self.data_offset, self.data_alignment) {
             (true, _) => Some(("data_offset", inspect::data_begin(&file))),
             (_, true) => Some(("data_alignment", file.alignment())),

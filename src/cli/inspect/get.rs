@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::cli::Session;
+use crate::cli::remote::open_header;
 use crate::core::similar::nearest;
 use crate::core::text::escape_bytes;
-use crate::gguf::{GgufFile, Value};
+use crate::gguf::{OpenOptions, Value};
 use crate::inspect::{EditError, typed_json, value_plain};
 
 /// Arguments of `get`.
@@ -22,10 +23,10 @@ pub(super) struct GetArgs {
 
 impl GetArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let file = GgufFile::open_foreign(&self.file)?;
+        let file = open_header(session, &self.file, &OpenOptions::foreign())?;
         let nearest = || nearest(&self.key, file.metadata().iter().map(|(key, _)| key)).map(str::to_owned);
         let no_key =
-            || EditError::NoKey { path: self.file.clone(), key: self.key.clone(), nearest: nearest() };
+            || EditError::NoKey { path: file.path().to_owned(), key: self.key.clone(), nearest: nearest() };
         let value = file.metadata().get(&self.key).ok_or_else(no_key)?;
         if session.common.json {
             let mut document = typed_json(value);

@@ -8,10 +8,11 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::cli::inspect::edit::EditArgs;
 use crate::cli::inspect::get::print_bytes;
+use crate::cli::remote::open_header;
 use crate::cli::templates::renderer;
 use crate::cli::{Session, UsageError};
 use crate::core::text::{escape, escape_bytes};
-use crate::gguf::{GgufFile, Value};
+use crate::gguf::{OpenOptions, Value};
 use crate::inspect::{Edit, chat_templates, read_templates, value_json};
 use crate::verify::Chat;
 
@@ -52,11 +53,11 @@ impl TemplateArgs {
 
     /// Prints a chat as the template writes it.
     fn render(&self, chat: &Path, session: &Session) -> anyhow::Result<()> {
-        let file = GgufFile::open_foreign(&self.file)?;
+        let file = open_header(session, &self.file, &OpenOptions::foreign())?;
         let chat = chat.to_str().and_then(Chat::builtin).map_or_else(|| read_chat(chat), Ok)?;
         let template = self.name.clone().filter(|name| name != "default");
         let text = renderer(file.metadata()).render_chat(&Chat { template, ..chat }).map_err(|error| {
-            let path = self.file.display().to_string();
+            let path = file.path().display().to_string();
             anyhow::anyhow!("{}: {error}", escape(&path))
         })?;
         if session.common.json {
@@ -66,10 +67,10 @@ impl TemplateArgs {
     }
 
     fn show(&self, session: &Session) -> anyhow::Result<()> {
-        let file = GgufFile::open_foreign(&self.file)?;
+        let file = open_header(session, &self.file, &OpenOptions::foreign())?;
         let templates = chat_templates(file.metadata());
         let names: Vec<_> = templates.iter().map(|template| escape(template.name)).collect();
-        let path = self.file.display().to_string();
+        let path = file.path().display().to_string();
         let path = escape(&path);
         if templates.is_empty() {
             bail!("{path}: no chat template");

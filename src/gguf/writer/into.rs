@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::TensorSource;
-use crate::core::output::{OutputError, OutputFile, OutputKind, SharedOutput};
+use crate::core::output::{Begun, OutputError, OutputFile, OutputKind, SharedOutput};
 use crate::core::progress::Progress;
 use crate::gguf::split_id::Beginnings;
 use crate::gguf::writer::guard;
@@ -53,30 +53,21 @@ pub(super) fn write(
     let files = [file];
     let [file] = &files;
     guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
-    let shared = SharedOutput::of(&file.path, id, number, count)?;
-    let start = shared.written_to();
-    let was_there = shared.is_written();
-    let written = if was_there {
-        None
-    } else {
-        let outputs = [shared.open(file.plan.file_bytes)?];
-        let [output] = &outputs;
-        if number == 1 {
-            output.write_at(0, &file.plan.header)?;
-            file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
+    let mut shared = SharedOutput::of(&file.path, id, number, count)?;
+    let (was_there, resumed_at, missing) = match shared.begin(file.plan.file_bytes)? {
+        Begun::Finished => (true, 0, Vec::new()),
+        Begun::Written => (true, 0, shared.finish(None, options.sync)?),
+        Begun::At { file: output, start } => {
+            if number == 1 {
+                output.write_at(0, &file.plan.header)?;
+                file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
+            }
+            let output = [output];
+            write_tensors((&files, &output), (&shared, start), source, options, progress)?;
+            let [output] = output;
+            (false, start, shared.finish(Some(output), options.sync)?)
         }
-        let watermark = Watermark::new(&shared, output, start, options.sync);
-        let beside = Beside { beginnings: &Beginnings::of(0), watermark: Some(&watermark) };
-        let streamed = stream(source, (&files, &outputs), beside, options, progress);
-        if streamed.is_err() {
-            // Where this fails too, less is noted, and more is written again.
-            let _ = watermark.note();
-        }
-        streamed?;
-        let [output] = outputs;
-        Some(output)
     };
-    let missing = shared.finish(written, options.sync)?;
     let [file] = files;
     Ok(WriteReport {
         paths: vec![file.path],
@@ -84,9 +75,27 @@ pub(super) fn write(
         tensor_bytes: file.plan.tensors.iter().map(|tensor| tensor.n_bytes).sum(),
         file_bytes: file.plan.file_bytes,
         missing,
-        resumed_at: start,
+        resumed_at,
         was_there,
     })
+}
+
+/// Writes the tensors of a part from `start` on, and notes how far it came.
+fn write_tensors(
+    (files, output): (&[PlannedFile; 1], &[OutputFile; 1]),
+    (shared, start): (&SharedOutput, u64),
+    source: &dyn TensorSource,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<(), WriteError> {
+    let watermark = Watermark::new(shared, &output[0], start, options.sync);
+    let beside = Beside { beginnings: &Beginnings::of(0), watermark: Some(&watermark) };
+    let streamed = stream(source, (files, output), beside, options, progress);
+    if streamed.is_err() {
+        // Where this fails too, less is noted, and more is written again.
+        let _ = watermark.note();
+    }
+    streamed
 }
 
 /// How far a run has come without gaps, noted beside the file from time to time. Threads finish their chunks in any order.

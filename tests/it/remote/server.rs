@@ -123,7 +123,7 @@ impl Server {
 }
 
 fn is_large(path: &str) -> bool {
-    [".safetensors", ".bin"].iter().any(|end| path.ends_with(end))
+    [".safetensors", ".bin", ".gguf"].iter().any(|end| path.ends_with(end))
 }
 
 fn listen(shared: &Arc<Shared>, is_elsewhere: bool) -> String {
@@ -233,8 +233,8 @@ fn answer(shared: &Shared, stream: &mut TcpStream, asked: &mut Asked) -> std::io
         stream.write_all(page.as_bytes())?;
         return Ok(true);
     }
-    let prefixes =
-        [format!("/org/{}/resolve/{COMMIT}/", name(shared)), "/files/".to_owned(), "/bucket/m/".to_owned()];
+    let of_hub = |revision: &str| format!("/org/{}/resolve/{revision}/", name(shared));
+    let prefixes = [of_hub(COMMIT), of_hub("main"), "/files/".to_owned(), "/bucket/m/".to_owned()];
     let Some(file) = prefixes.iter().find_map(|prefix| path.strip_prefix(prefix.as_str())) else {
         head(stream, 404, &[], 0)?;
         return Ok(true);

@@ -1,0 +1,349 @@
+//! A file on a server that is named by itself, and read by ranges: a GGUF file of which the header is wanted.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use url::Url;
+
+use crate::core::ranged::{self, RangedDirectory, RangedFile};
+use crate::core::text::escape;
+use crate::remote::address::{Address, AddressError, HUB_HOSTS, shown, web_url};
+use crate::remote::client::{Client, Target};
+use crate::remote::error::RemoteError;
+use crate::remote::listing::{below, decoded, is_inside, of_hub};
+use crate::remote::s3::Store;
+use crate::remote::{RemoteOptions, client_for, endpoint};
+
+/// How the names of such files end.
+const SUFFIX: &str = ".gguf";
+/// Bytes of a header that are fetched again from a server that knows no ranges.
+const MOST_SKIPPED: u64 = 64 << 20;
+/// Files that a message lists.
+const MAX_LISTED: usize = 8;
+
+/// Where a file lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileAddress {
+    directory: Address,
+    /// Below the directory, with slashes.
+    name: String,
+    /// What follows a web address: the signature of a link, never shown.
+    query: Option<String>,
+}
+
+impl FileAddress {
+    /// The file that a text names. `None` for a text that can only be a path: what ends in `.gguf` and has a scheme
+    /// (`hf://`, `https://`, `http://`, `s3://`) or the form `org/name[@revision]/file.gguf` is an address.
+    ///
+    /// # Errors
+    /// An address with a part that is missing or not allowed.
+    pub fn parse(text: &str) -> Result<Option<Self>, AddressError> {
+        let fail = |problem| Err(AddressError { text: text.to_owned(), problem });
+        if text.starts_with("https://") || text.starts_with("http://") {
+            return Self::of_web(web_url(text)?);
+        }
+        if !is_gguf(text) {
+            return Ok(None);
+        }
+        if text.starts_with("s3://") {
+            let (directory, name) = text.rsplit_once('/').unwrap_or_default();
+            return match Address::parse(directory)? {
+                Some(directory) if is_inside(name) => Ok(Some(Self::new(directory, name))),
+                _ => fail("`s3://BUCKET/FOLDER/FILE.gguf` expected"),
+            };
+        }
+        let plain = text.strip_prefix("hf://");
+        match Self::of_hub(&plain.unwrap_or(text).split('/').collect::<Vec<_>>()) {
+            None if plain.is_some() => {
+                fail("`hf://ORG/NAME/FILE.gguf` or `hf://ORG/NAME@REVISION/FILE.gguf` expected")
+            }
+            found => Ok(found),
+        }
+    }
+
+    fn new(directory: Address, name: &str) -> Self {
+        Self { directory, name: name.to_owned(), query: None }
+    }
+
+    /// `org/name[@revision]/file`, of which a revision like `refs/pr/1` has three parts.
+    fn of_hub(parts: &[&str]) -> Option<Self> {
+        let n_more = parts.get(1).map_or(0, |name| if name.ends_with("@refs") { 2 } else { 0 });
+        let (repository, name) = parts.split_at_checked(2 + n_more)?;
+        let Ok(Some(directory @ Address::Hub { .. })) = Address::parse(&repository.join("/")) else {
+            return None;
+        };
+        let name = name.join("/");
+        is_inside(&name).then(|| Self::new(directory, &name))
+    }
+
+    fn of_web(url: Url) -> Result<Option<Self>, AddressError> {
+        let fail = |problem| Err(AddressError { text: shown(&url), problem });
+        let parts: Vec<String> = url
+            .path_segments()
+            .map(|parts| parts.filter_map(decoded).filter(|part| !part.is_empty()).collect())
+            .unwrap_or_default();
+        let Some(name) = parts.last().filter(|name| is_gguf(name) && is_inside(name)) else {
+            return Ok(None);
+        };
+        if url.host_str().is_some_and(|host| HUB_HOSTS.contains(&host)) {
+            // What people copy from the browser.
+            let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+            let found = match parts[..] {
+                [org, name, "resolve" | "blob" | "raw", ref rest @ ..] if rest.len() >= 2 => {
+                    let name = format!("{name}@{}", rest[0]);
+                    Self::of_hub(&[&[org, name.as_str()], &rest[1..]].concat())
+                }
+                _ => None,
+            };
+            return match found {
+                Some(found) => Ok(Some(found)),
+                None => fail(
+                    "the address of a file expected: `https://huggingface.co/ORG/NAME/resolve/main/FILE.gguf`",
+                ),
+            };
+        }
+        let mut directory = url.clone();
+        directory.set_query(None);
+        directory.set_fragment(None);
+        if let Ok(mut path) = directory.path_segments_mut() {
+            path.pop().push("");
+        }
+        let query = url.query().map(str::to_owned);
+        Ok(Some(Self { directory: Address::Web(directory), name: name.clone(), query }))
+    }
+}
+
+impl fmt::Display for FileAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.directory.to_string().trim_end_matches('/'), escape(&self.name))
+    }
+}
+
+fn is_gguf(name: &str) -> bool {
+    name.to_ascii_lowercase().ends_with(SUFFIX)
+}
+
+/// A file on a server that readers find under [`RemoteFile::path`] as long as this lives, and the files beside it.
+#[derive(Debug)]
+pub struct RemoteFile {
+    path: PathBuf,
+    _known: ranged::Registration,
+}
+
+impl RemoteFile {
+    /// Finds a file.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub fn open(address: &FileAddress, options: &RemoteOptions) -> Result<Self, RemoteError> {
+        let root = address.directory.to_string().trim_end_matches('/').to_owned();
+        let source = match &address.directory {
+            Address::Hub { repository, revision } => {
+                let parts = repository.split('/').chain(["resolve", revision]).collect::<Vec<_>>();
+                Source::Web(below(&endpoint()?, &parts))
+            }
+            Address::Web(url) => Source::Web(url.clone()),
+            Address::S3 { bucket, prefix } => Source::S3(Store::open(bucket, &root)?, prefix.clone()),
+        };
+        let client = client_for(&address.directory, options)?;
+        let directory = Directory { client, source, files: Mutex::default() };
+        let found = directory.ask(&address.name, address.query.as_deref())?;
+        let Some(found) = found else {
+            let name = Some(address.name.as_str());
+            return Err(match no_file(&directory.client, &address.directory, name) {
+                RemoteError::NotFound { .. } => RemoteError::NotFound { url: address.to_string() },
+                error => error,
+            });
+        };
+        directory.keep(Path::new(&address.name), Some(Arc::new(found)));
+        let path = PathBuf::from(format!("{root}/{}", address.name));
+        let known = ranged::register(Path::new(&root), &root, Arc::new(directory));
+        Ok(Self { path, _known: known })
+    }
+
+    /// The error for a repository in which no file was named: it says which there are.
+    #[must_use]
+    pub fn names(repository: &Address, options: &RemoteOptions) -> RemoteError {
+        match client_for(repository, options) {
+            Ok(client) => no_file(&client, repository, None),
+            Err(error) => error,
+        }
+    }
+
+    /// What readers and people know the file by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The error for a file that is not in a repository: the names of those that are.
+fn no_file(client: &Client, address: &Address, name: Option<&str>) -> RemoteError {
+    let listing = match address {
+        Address::Hub { repository, revision } => {
+            endpoint().and_then(|endpoint| of_hub(client, &endpoint, repository, revision))
+        }
+        _ => return RemoteError::NotFound { url: address.to_string() },
+    };
+    let entries = match listing {
+        Ok(listing) => listing.entries,
+        Err(error) => return error,
+    };
+    let mut names: Vec<String> =
+        entries.into_iter().map(|entry| entry.name).filter(|name| is_gguf(name)).collect();
+    let n_more = names.len().saturating_sub(MAX_LISTED);
+    names.truncate(MAX_LISTED);
+    RemoteError::NoFile { address: address.to_string(), name: name.map(str::to_owned), names, n_more }
+}
+
+/// Where the files of a directory are asked for.
+enum Source {
+    Web(Url),
+    /// Below a prefix.
+    S3(Store, String),
+}
+
+/// The files of a directory on a server that were asked for.
+struct Directory {
+    client: Arc<Client>,
+    source: Source,
+    /// By name; `None` for what is not there.
+    files: Mutex<HashMap<PathBuf, Option<Arc<dyn RangedFile>>>>,
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Directory").finish_non_exhaustive()
+    }
+}
+
+impl Directory {
+    /// The file of a name, if there is one.
+    fn ask(&self, name: &str, query: Option<&str>) -> Result<Option<Whole>, RemoteError> {
+        let target = match &self.source {
+            Source::Web(url) => {
+                let mut url = below(url, &name.split('/').collect::<Vec<_>>());
+                url.set_query(query);
+                Target::new(url, None)
+            }
+            Source::S3(store, prefix) => store.object(&format!("{prefix}{name}"), None, None),
+        };
+        let n_bytes = self.client.n_bytes(&target)?;
+        Ok(n_bytes.map(|n_bytes| Whole { client: Arc::clone(&self.client), target, n_bytes }))
+    }
+
+    fn keep(&self, name: &Path, file: Option<Arc<dyn RangedFile>>) {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), file);
+    }
+}
+
+impl RangedDirectory for Directory {
+    fn file(&self, name: &Path) -> Option<Arc<dyn RangedFile>> {
+        if let Some(known) = self.files.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
+            return known.clone();
+        }
+        let text = name.to_str().filter(|name| is_gguf(name))?.replace('\\', "/");
+        let file: Option<Arc<dyn RangedFile>> = match self.ask(&text, None) {
+            Ok(Some(file)) => Some(Arc::new(file)),
+            Ok(None) => None,
+            Err(error) => Some(Arc::new(Unreadable(Mutex::new(Some(error))))),
+        };
+        self.keep(name, file.clone());
+        file
+    }
+}
+
+/// A file that is read as it is asked for.
+#[derive(Debug)]
+struct Whole {
+    client: Arc<Client>,
+    target: Target,
+    n_bytes: u64,
+}
+
+impl RangedFile for Whole {
+    fn n_bytes(&self) -> u64 {
+        self.n_bytes
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        Ok(self.client.read_past(&self.target, offset, MOST_SKIPPED, out)?)
+    }
+
+    fn expect(&self, _: u64, _: u64) {}
+
+    fn release(&self, _: u64, _: u64) {}
+}
+
+/// A file that the server did not tell of: whoever reads it gets the reason.
+#[derive(Debug)]
+struct Unreadable(Mutex<Option<RemoteError>>);
+
+impl RangedFile for Unreadable {
+    fn n_bytes(&self) -> u64 {
+        0
+    }
+
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+        let error = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Err(error.map_or_else(|| io::Error::other("the server did not tell of the file"), Into::into))
+    }
+
+    fn expect(&self, _: u64, _: u64) {}
+
+    fn release(&self, _: u64, _: u64) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_paths_or_addresses_of_files() {
+        let parsed = |text: &str| match FileAddress::parse(text) {
+            Ok(Some(address)) => address.to_string(),
+            Ok(None) => "path".to_owned(),
+            Err(error) => error.problem.to_owned(),
+        };
+        for (text, expected) in [
+            ("org/name/m.gguf", "org/name/m.gguf"),
+            ("org/name@v1.0/m.gguf", "org/name@v1.0/m.gguf"),
+            ("org/name@refs/pr/1/q4/m.GGUF", "org/name@refs/pr/1/q4/m.GGUF"),
+            ("hf://org/name@main/m.gguf", "org/name/m.gguf"),
+            ("https://huggingface.co/org/name/blob/main/m.gguf", "org/name/m.gguf"),
+            ("https://hf.co/org/name/resolve/v2/a/m.gguf?download=true", "org/name@v2/a/m.gguf"),
+            ("https://host/models/m%20x.gguf?sig=secret#top", "https://host/models/m x.gguf"),
+            ("http://localhost:8000/m.gguf", "http://localhost:8000/m.gguf"),
+            ("s3://bucket/a/m.gguf", "s3://bucket/a/m.gguf"),
+            ("s3://bucket/m.gguf", "s3://bucket/m.gguf"),
+        ] {
+            assert_eq!(parsed(text), expected, "{text}");
+        }
+        for path in [
+            "m.gguf",
+            "models/m.gguf",
+            "./a/b/m.gguf",
+            "../a/m.gguf",
+            "/a/b/m.gguf",
+            "a/b/../m.gguf",
+            "a/b@/etc/m.gguf",
+            "a/b@refs/m.gguf",
+            "a b/c/m.gguf",
+            "a/b/c",
+            "https://host/models",
+        ] {
+            assert_eq!(parsed(path), "path", "{path}");
+        }
+        for (text, expected) in [
+            ("hf://m.gguf", "`hf://ORG/NAME/FILE.gguf`"),
+            ("s3://m.gguf", "`s3://BUCKET"),
+            ("https://huggingface.co/org/name/m.gguf", "resolve/main"),
+            ("https://user:hunter2@host/m.gguf", "password"),
+        ] {
+            assert!(parsed(text).contains(expected), "{text}: {}", parsed(text));
+        }
+    }
+}

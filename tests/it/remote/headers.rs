@@ -1,0 +1,164 @@
+//! GGUF files on servers: their headers are read as those of files here, and nothing else of them is fetched.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::server::{Manners, Server, TOKEN};
+use super::{model, run_program, run_well};
+
+/// A key that makes a header longer than what is fetched first.
+const LONG: usize = 700_000;
+
+/// A directory with files that people put on servers, and a server of it.
+fn shelf(dir: &Path, manners: Manners) -> Server {
+    let shelf = dir.join("shelf");
+    fs_err::create_dir(&shelf).unwrap();
+    let server = Server::start(&shelf, manners);
+    let local = model().to_str().unwrap().to_owned();
+    run_well(dir, &server, &[], &["hf2gguf", &local, "--type", "f32", "-q", "-o", "shelf/short.gguf"]);
+    fs_err::write(dir.join("long.txt"), "x".repeat(LONG)).unwrap();
+    inspect_well(dir, &server, &["set", "shelf/short.gguf", "a.long=str:@long.txt", "-o", "shelf/long.gguf"]);
+    inspect_well(dir, &server, &["split", "shelf/short.gguf", "--split-max-tensors", "15", "-o", "shelf/cut"]);
+    let whole = fs_err::read(shelf.join("long.gguf")).unwrap();
+    fs_err::write(shelf.join("half.gguf"), &whole[..LONG / 2]).unwrap();
+    fs_err::write(shelf.join("page.gguf"), "<!doctype html><title>Sign in</title>").unwrap();
+    fs_err::write(shelf.join("none.gguf"), "").unwrap();
+    server
+}
+
+fn inspect(dir: &Path, server: &Server, arguments: &[&str]) -> (Option<i32>, String) {
+    run_program("gguf-inspect", dir, server, &[("HF_TOKEN", TOKEN)], arguments)
+}
+
+fn inspect_well(dir: &Path, server: &Server, arguments: &[&str]) -> String {
+    let (code, said) = inspect(dir, server, arguments);
+    assert_eq!(code, Some(0), "{arguments:?}: {said}");
+    said
+}
+
+#[test]
+fn headers_on_servers_are_those_of_the_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for manners in [
+        Manners::default(),
+        Manners { redirects: true, is_gated: true, ..Manners::default() },
+        Manners { ignores_ranges: true, ..Manners::default() },
+        Manners { cut_each: 3, ..Manners::default() },
+    ] {
+        let _ = fs_err::remove_dir_all(dir.join("shelf"));
+        let server = shelf(dir, manners.clone());
+        for name in ["short.gguf", "long.gguf", "cut-00002-of-00003.gguf"] {
+            let local = format!("shelf/{name}");
+            let mut addresses = vec![format!("org/shelf/{name}"), format!("hf://org/shelf@main/{name}")];
+            if !manners.is_gated {
+                addresses.push(format!("{}/files/{name}?secret=1", server.address));
+            }
+            for address in addresses {
+                let before = server.weight_bytes();
+                let asked: [&[&str]; 5] = [
+                    &["--json", "--full"],
+                    &[],
+                    &["get", "general.architecture"],
+                    &["template"],
+                    &["dump", "--json"],
+                ];
+                for arguments in asked {
+                    let of = |file: &str| {
+                        let (command, options) = match arguments {
+                            [command, options @ ..] if !command.starts_with('-') => (vec![*command], options),
+                            options => (vec![], options),
+                        };
+                        let all = [&command, &[file][..], options].concat();
+                        let said = inspect(dir, &server, &all);
+                        // People know the file by what they called it, less what may be a secret.
+                        let shown = file.split('?').next().unwrap().trim_start_matches("hf://");
+                        let dir = shown.replace("@main", "");
+                        let dir = dir.strip_suffix(name).unwrap();
+                        (said.0, said.1.replace(dir, "DIR/"))
+                    };
+                    assert_eq!(of(&address), of(&local), "{address} {arguments:?} {manners:?}");
+                }
+                // Five times the header, and what a server without ranges sends before it hears that we hang up.
+                let whole = fs_err::metadata(dir.join(&local)).unwrap().len();
+                assert!(
+                    server.weight_bytes() - before < 5 * whole || manners.ignores_ranges || whole < 1 << 20
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn no_more_than_the_header_is_fetched() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = shelf(dir, Manners::default());
+    let whole = fs_err::read(dir.join("shelf/long.gguf")).unwrap();
+    // A model is larger than its header by far.
+    let file = fs_err::OpenOptions::new().write(true).open(dir.join("shelf/long.gguf")).unwrap();
+    file.set_len(64 << 20).unwrap();
+    inspect_well(dir, &server, &["org/shelf/long.gguf"]);
+    // With the byte that was asked for its length.
+    let most = (1 << 20) + 1;
+    assert!(server.weight_bytes() <= most && whole.len() > LONG, "{}", server.weight_bytes());
+    assert!(!dir.join("org").exists(), "nothing is written");
+}
+
+#[test]
+fn what_is_no_header_is_told_as_of_files_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = shelf(dir, Manners::default());
+    let web = |name: &str| format!("{}/files/{name}", server.address);
+    let missing = "it has cut-00001-of-00003.gguf, cut-00002-of-00003.gguf, cut-00003-of-00003.gguf, half.gguf, \
+                   long.gguf, none.gguf, page.gguf, short.gguf: name one, such as \
+                   `org/shelf/cut-00001-of-00003.gguf`";
+    for (address, code, words) in [
+        ("org/shelf/half.gguf", 3, "bytes wanted"),
+        ("org/shelf/page.gguf", 3, "a web page (HTML)"),
+        ("org/shelf/none.gguf", 3, "org/shelf/none.gguf"),
+        ("org/shelf/other.gguf", 1, "there is no `other.gguf`"),
+        ("org/shelf/other.gguf", 1, missing),
+        ("org/shelf", 1, missing),
+        ("org/nobody/m.gguf", 1, "org/nobody: not found"),
+        (&web("other.gguf"), 1, "other.gguf: not found"),
+        ("org/shelf@/etc/m.gguf", 1, "org/shelf@/etc/m.gguf"),
+        ("hf://m.gguf", 1, "`hf://ORG/NAME/FILE.gguf`"),
+        ("https://me:hunter2@host/m.gguf", 1, "password"),
+    ] {
+        let (found, said) = inspect(dir, &server, &[address]);
+        assert!(found == Some(code) && said.contains(words), "{address}: {found:?} {said}");
+        assert!(!said.contains("hunter2") && !said.contains(TOKEN), "{said}");
+    }
+    // A part that is missing is missed as one here.
+    fs_err::remove_file(dir.join("shelf/cut-00003-of-00003.gguf")).unwrap();
+    let (code, said) = inspect(dir, &server, &["org/shelf/cut-00001-of-00003.gguf"]);
+    assert!(code == Some(3) && said.contains("cut-00003-of-00003.gguf"), "{said}");
+    let (code, said) = inspect(dir, &server, &["dump", "org/shelf/cut-00001-of-00003.gguf", "--json"]);
+    assert!(serde_json::from_str::<Json>(&said).is_ok() && code == Some(0), "{said}");
+}
+
+#[test]
+fn a_file_in_a_bucket_and_a_token_that_stays_at_home() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = shelf(dir, Manners::default());
+    let keys = [
+        ("AWS_ENDPOINT_URL", server.address.as_str()),
+        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
+        ("AWS_SECRET_ACCESS_KEY", "s3cr3ts3cr3t"),
+        ("HF_TOKEN", TOKEN),
+    ];
+    let ask = |keys: &[(&str, &str)], address: &str| {
+        run_program("gguf-inspect", dir, &server, keys, &["get", address, "general.architecture"])
+    };
+    assert_eq!(ask(&keys, "s3://bucket/m/long.gguf"), (Some(0), "llama\n".to_owned()));
+    let (code, said) = ask(&keys[..1], "s3://bucket/m/long.gguf");
+    assert!(code == Some(1) && said.contains("AWS_ACCESS_KEY_ID") && !said.contains("Signature"), "{said}");
+    assert_eq!(ask(&keys, &format!("{}/files/long.gguf", server.address)).0, Some(0));
+    assert!(server.log().iter().all(|asked| asked.authorization.is_none()), "the token is the hub's");
+    assert_eq!(ask(&keys, "org/shelf/long.gguf").0, Some(0));
+    assert!(server.log().iter().any(|asked| asked.authorization.is_some()));
+}
