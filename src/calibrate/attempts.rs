@@ -12,7 +12,7 @@ use crate::calibrate::solver::LayerSolver;
 use crate::calibrate::store::identity;
 use crate::calibrate::work::{Facts, Finished, Resumed};
 use crate::calibrate::{
-    CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, StatisticsWriter, WorkFolder,
+    CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, StatisticsWriter,
 };
 use crate::core::progress::{Progress, Titled};
 use crate::core::simd::SimdLevel;
@@ -190,14 +190,15 @@ impl Attempts<'_> {
 
     /// Where moments are kept, at the first attempt.
     fn writer(&self, number: usize) -> Result<Option<StatisticsWriter>, CalibrateError> {
-        let Keep { work, save, .. } = self.options.keep;
+        let Keep { save, .. } = self.options.keep;
         let Some((path, sync)) = save.filter(|_| number == 0) else { return Ok(None) };
-        // An interrupted run may have come so far.
-        let is_there = || Statistics::open(path).is_ok_and(|found| found.check(self.model).is_ok());
-        if work.is_some_and(WorkFolder::is_resumed) && is_there() {
+        let seed = self.text.kinds.iter().find_map(|kind| kind.seed);
+        // A run that was interrupted before its output was there has come so far.
+        if let Ok(found) = Statistics::open(path)
+            && found.are_of(self.model, self.text, seed)?
+        {
             return Ok(None);
         }
-        let seed = self.text.kinds.iter().find_map(|kind| kind.seed);
         Ok(Some(StatisticsWriter::create(path, self.model, self.text, seed, sync)?))
     }
 

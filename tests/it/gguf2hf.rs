@@ -283,6 +283,6 @@ fn what_is_in_the_way_is_said_before_the_weights_are_read() {
     let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "model.gguf"]);
     assert_eq!(
         (code, err.as_str()),
-        (1, "error: model.gguf: not a directory\n\nhint: give a new directory with `-o`\n")
+        (1, "error: model.gguf: not a directory\n\nhint: name a directory that is new or empty\n")
     );
 }

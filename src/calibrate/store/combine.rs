@@ -54,7 +54,8 @@ pub fn combine_statistics(
     let all = parts.iter().flat_map(|part| &part.manifest().layers).map(|entry| entry.layer);
     // As they are handed out: what belongs to no layer comes last.
     let layers: BTreeSet<(bool, Option<usize>)> = all.map(|layer| (layer.is_none(), layer)).collect();
-    let manifest = Manifest { part: None, layers: Vec::new(), ..first.manifest().clone() };
+    let text = Some(first.part().text.clone());
+    let manifest = Manifest { part: None, layers: Vec::new(), text, ..first.manifest().clone() };
     let n_kinds = manifest.kinds.len();
     let found = CombinedStatistics {
         n_parts: parts.len(),

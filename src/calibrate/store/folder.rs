@@ -13,7 +13,7 @@ use crate::calibrate::{CalibrationText, Layer, SharedInput};
 use crate::checkpoint::safetensors_writer::plan_shards;
 use crate::core::output::{NewDirectory, OutputFile};
 use crate::core::{ElementType, Shape, WeightMeta};
-use crate::verify::Model;
+use crate::verify::{Fingerprint, Model};
 
 /// Bytes that are written at once.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -131,9 +131,22 @@ impl Folder {
             n_ctx: text.n_ctx,
             seed,
             kinds: kinds.collect(),
+            text: None,
             part: None,
             layers: Vec::new(),
         })
+    }
+
+    /// The same of statistics of a whole text.
+    ///
+    /// # Errors
+    /// A model that cannot be read.
+    pub(super) fn whole_manifest(
+        model: &Model<'_>,
+        text: &CalibrationText,
+        seed: Option<u64>,
+    ) -> Result<Manifest, StatisticsError> {
+        Ok(Manifest { text: Some(digest_of(text)), ..Self::manifest(model, text, seed)? })
     }
 
     /// About as many files as a model makes, at most: one for each layer, and some.
@@ -207,6 +220,16 @@ impl Folder {
         self.dir.commit(self.files, self.sync)?;
         Ok(())
     }
+}
+
+/// Digest of all sequences of a text.
+pub(super) fn digest_of(text: &CalibrationText) -> String {
+    let mut digest = Fingerprint::new();
+    for kind in &text.kinds {
+        digest.number(kind.windows.len() as u64);
+        digest.windows(&kind.windows);
+    }
+    digest.hex()
 }
 
 fn entry<M>(layer: &Layer<M>, input: &SharedInput, n_rows: impl Fn(&M) -> u64) -> InputEntry {

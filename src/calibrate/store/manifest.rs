@@ -25,10 +25,21 @@ pub(super) struct Manifest {
     /// Of text that was sampled.
     pub(super) seed: Option<u64>,
     pub(super) kinds: Vec<KindEntry>,
+    /// Digest of the sequences that were run, of a whole; earlier versions did not write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) text: Option<String>,
     /// Of a part: what it is a part of. The kinds are those of all parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) part: Option<PartEntry>,
     pub(super) layers: Vec<LayerEntry>,
+}
+
+impl Manifest {
+    /// Matrices that there are moments of, and layers.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let inputs = self.layers.iter().flat_map(|layer| &layer.inputs);
+        (inputs.map(|input| input.matrices.len()).sum(), self.layers.len())
+    }
 }
 
 /// Which part of a text statistics are of.

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::calibrate::attempts::program;
 use crate::calibrate::run::BatchRange;
-use crate::calibrate::store::folder::{Folder, Tensors, meta};
+use crate::calibrate::store::folder::{Folder, Tensors, digest_of, meta};
 use crate::calibrate::store::manifest::{LayerEntry, Manifest, PartEntry};
 use crate::calibrate::store::read::read_manifest;
 use crate::calibrate::store::tensor_file::{OTHER_DIGEST, TensorFile};
@@ -21,7 +21,7 @@ use crate::calibrate::{CalibrationText, ImportanceSums, LayerSums, MomentSums};
 use crate::core::ElementType;
 use crate::core::limits::Limits;
 use crate::gguf::Share;
-use crate::verify::{ExactColumns, Fingerprint, Model};
+use crate::verify::{ExactColumns, Model};
 
 /// A part on its way into a directory. Dropped before [`PartWriter::commit`], nothing is left of it.
 #[derive(Debug)]
@@ -98,17 +98,12 @@ fn manifest(
     seed: Option<u64>,
     (share, batches): (Share, BatchRange),
 ) -> Result<Manifest, StatisticsError> {
-    let mut digest = Fingerprint::new();
-    for kind in &text.kinds {
-        digest.number(kind.windows.len() as u64);
-        digest.windows(&kind.windows);
-    }
     let mut manifest = Folder::manifest(model, text, seed)?;
     manifest.part = Some(PartEntry {
         number: share.number(),
         count: share.count(),
         program: program(),
-        text: digest.hex(),
+        text: digest_of(text),
         first_batch: batches.first,
         batches: batches.n,
         all_batches: batches.of,
@@ -230,8 +225,7 @@ impl StatisticsPart {
     /// Matrices that it has moments of, and layers.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
-        let inputs = self.manifest.layers.iter().flat_map(|layer| &layer.inputs);
-        (inputs.map(|input| input.matrices.len()).sum(), self.manifest.layers.len())
+        self.manifest.counts()
     }
 
     /// Where it is.

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::calibrate::moments::KindMoments;
+use crate::calibrate::store::folder::Folder;
 use crate::calibrate::store::manifest::{CheckEntry, FORMAT, LayerEntry, Manifest, MatrixEntry, VERSION};
 use crate::calibrate::store::tensor_file::TensorFile;
 use crate::calibrate::store::{IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name};
-use crate::calibrate::{LayerMoments, MatrixName, Moments};
+use crate::calibrate::{CalibrationText, LayerMoments, MatrixName, Moments};
 use crate::checkpoint::parse_object;
 use crate::core::TensorMeta;
 use crate::core::limits::Limits;
@@ -79,6 +80,31 @@ impl Statistics {
             }
         }
         Ok(())
+    }
+
+    /// Whether these are the statistics that a run over this text would write, and whole.
+    ///
+    /// # Errors
+    /// A model that cannot be read.
+    pub fn are_of(
+        &self,
+        model: &Model<'_>,
+        text: &CalibrationText,
+        seed: Option<u64>,
+    ) -> Result<bool, StatisticsError> {
+        let found = Manifest { layers: Vec::new(), ..self.manifest.clone() };
+        if found != Folder::whole_manifest(model, text, seed)? {
+            return Ok(false);
+        }
+        let moments = (0..self.manifest.layers.len()).map(moments_file);
+        let is_whole = |name: String| TensorFile::open(self.path.join(name), &self.limits).is_ok();
+        Ok(moments.chain([IMPORTANCE.to_owned()]).all(is_whole))
+    }
+
+    /// Matrices that there are moments of, and layers.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        self.manifest.counts()
     }
 
     fn check_matrix(

@@ -31,7 +31,7 @@ impl StatisticsWriter {
         seed: Option<u64>,
         sync: bool,
     ) -> Result<Self, StatisticsError> {
-        Self::of_manifest(path, Folder::manifest(model, text, seed)?, Folder::n_files(model), sync)
+        Self::of_manifest(path, Folder::whole_manifest(model, text, seed)?, Folder::n_files(model), sync)
     }
 
     pub(super) fn of_manifest(

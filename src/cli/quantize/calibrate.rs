@@ -176,6 +176,7 @@ impl CalibrateArgs {
         session.progress.steps(self.n_steps(job));
         let recall = Recall::default();
         let model = &Model { recall: Some(&recall), ..*model };
+        self.keep.check_saved(model)?;
         let mut text = match keep.statistics {
             Some(statistics) => self.keep.kept_text(statistics, model)?,
             None => self.text(session, sources, model, keep.work.map(SelfTextKeeper::Work))?,

@@ -24,7 +24,7 @@ pub(crate) struct KeepArgs {
     #[arg(long, value_name = "DIR", requires = "calibration")]
     pub work_dir: Option<PathBuf>,
     /// Keep the moments of every matrix and of each kind of text in this folder, new or empty, for `--stats` (`--solver
-    /// gptq`)
+    /// gptq`). The same moments of a run that was stopped later on may be there already
     #[arg(long, value_name = "DIR", requires = "calibrate")]
     pub save_stats: Option<PathBuf>,
     /// Solve by what `--save-stats` has kept, in place of a run of the model on a text (`--solver gptq`)
@@ -77,13 +77,27 @@ impl KeepArgs {
             return Err(UsageError(text).into());
         }
         if let Some(path) = &self.save_stats {
-            // A run that goes on may have come so far.
-            if self.work_dir.is_none() {
+            // What this very run has kept before is known when its text is there.
+            if Statistics::open(path).is_err() {
                 NewDirectory::of(path)?;
             }
         }
         let found = self.stats.as_deref().map(Statistics::open).transpose();
         Ok(found.map_err(CalibrateError::from)?)
+    }
+
+    /// Looks at the statistics that lie where this run would keep its own: another model's are in the way.
+    ///
+    /// # Errors
+    /// They are not of this model; a model that cannot be read.
+    pub(crate) fn check_saved(&self, model: &Model<'_>) -> anyhow::Result<()> {
+        let Some(path) = &self.save_stats else { return Ok(()) };
+        if let Ok(found) = Statistics::open(path)
+            && found.check(model).is_err()
+        {
+            NewDirectory::of(path)?;
+        }
+        Ok(())
     }
 
     /// The text of statistics that are used. What was held back of it serves unless there is a text for the check.

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::arch::OutType;
 use crate::calibrate::{
     BatchRange, CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, Layer, LayerMoments,
-    LayerSums, PartWriter, SELF_NAME, SelfTextKeeper, StatisticsPart, StatisticsWriter, TextOptions,
+    LayerSums, PartWriter, SELF_NAME, SelfTextKeeper, Statistics, StatisticsPart, StatisticsWriter, TextOptions,
     TextSource,
 };
 use crate::cli::quantize::calibrate::{CalibrateArgs, SolverName};
@@ -118,8 +118,8 @@ impl StatsArgs {
         let opened = Opened::open(&self.model, session)?;
         // A folder that is new or empty replaces no input.
         match NewDirectory::of(&self.output) {
-            // It may be the very part.
-            Err(_) if self.part.is_some() && StatisticsPart::is_one(&self.output) => {}
+            // They may be the very ones.
+            Err(_) if StatisticsPart::is_one(&self.output) => {}
             Err(error) if self.dry_run => {
                 session.progress.warn(&format!("a run would stop here: {error}"));
             }
@@ -209,7 +209,8 @@ impl StatsArgs {
         }
         let found = match self.is_there((model, &text), &run)? {
             Some(found) => {
-                session.note("this part was there already, and was not collected again");
+                let what = if self.part.is_some() { "this part was" } else { "these statistics were" };
+                session.note(&format!("{what} there already, and not collected again"));
                 found
             }
             None => self.collect(session, (model, &text), &run)?,
@@ -234,21 +235,28 @@ impl StatsArgs {
         Ok(())
     }
 
-    /// What an earlier run has kept of the same part. A part of something else is not replaced.
+    /// What an earlier run has kept of the same. Statistics of something else are not replaced.
     fn is_there(
         &self,
         (model, text): (&Model<'_>, &CalibrationText),
         run: &CalibrationRun<'_>,
     ) -> Result<Option<Collected>, CalibrateError> {
-        let Some(share) = self.part.filter(|_| StatisticsPart::is_one(&self.output)) else { return Ok(None) };
-        // Whatever is wrong with it, it is in the way.
-        let Ok(part) = StatisticsPart::open(&self.output) else { return Ok(None) };
-        let seed = text.kinds.iter().find_map(|kind| kind.seed);
-        if !part.is_of(model, text, seed, (share, run.batches()))? {
+        if !StatisticsPart::is_one(&self.output) {
             return Ok(None);
         }
-        let (n_matrices, n_layers) = part.counts();
-        Ok(Some(Collected { n_layers, n_matrices }))
+        let seed = text.kinds.iter().find_map(|kind| kind.seed);
+        // Whatever is wrong with them, they are in the way.
+        let (is_same, (n_matrices, n_layers)) = match self.part {
+            Some(share) => {
+                let Ok(part) = StatisticsPart::open(&self.output) else { return Ok(None) };
+                (part.is_of(model, text, seed, (share, run.batches()))?, part.counts())
+            }
+            None => {
+                let Ok(whole) = Statistics::open(&self.output) else { return Ok(None) };
+                (whole.are_of(model, text, seed)?, whole.counts())
+            }
+        };
+        Ok(is_same.then_some(Collected { n_layers, n_matrices }))
     }
 
     /// Runs the model and keeps what it says.

@@ -101,7 +101,7 @@ impl Hint for OutputError {
                 Obstacle::Fifo | Obstacle::Socket | Obstacle::Stream => {
                     "several threads write at several places of the output: write a file, then send that"
                 }
-                Obstacle::NotEmpty | Obstacle::NotADirectory => "give a new directory with `-o`",
+                Obstacle::NotEmpty | Obstacle::NotADirectory => "name a directory that is new or empty",
                 Obstacle::BlockDevice => "name a file on a file system of it",
                 Obstacle::DeviceForParts => "leave out the options that split the output",
             },
