@@ -8,7 +8,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `address` | what users call a checkpoint |
-//! | `client` `tls` | requests: tokens, redirects, patience; encryption |
+//! | `client` `exchange` `tls` | requests: tokens, redirects, patience; waiting; encryption |
 //! | `listing` `s3` `names` | which files there are, and which are read |
 //! | `fetch` `directory` | pieces on their way, and the directory that stands for the checkpoint |
 //! | `file` | a file that is named by itself |
@@ -19,6 +19,7 @@ mod address;
 mod client;
 mod directory;
 mod error;
+mod exchange;
 mod fetch;
 mod file;
 mod keep;
@@ -34,6 +35,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use url::Url;
 
+use crate::core::output::ScratchDirectory;
 use crate::core::progress::Progress;
 use crate::core::{input, platform, ranged};
 
@@ -43,11 +45,13 @@ pub use error::{RemoteError, TokenUse};
 pub use fetch::Failed;
 pub use file::{FileAddress, RemoteFile};
 
-use client::{Client, Token};
+use client::{Access, Client, Token};
 use keep::Cache;
 
 /// The hub where nothing else is said.
 const HUB: &str = "https://huggingface.co";
+/// What directories are called that last as long as a run.
+const SCRATCH: &str = "gguf-foundry";
 /// Threads that fetch small files, or files to be kept.
 const N_THREADS: usize = 8;
 
@@ -92,8 +96,8 @@ impl Default for RemoteOptions {
 pub struct RemoteCheckpoint {
     path: PathBuf,
     // Unknown before the directory goes.
-    _known: Option<ranged::Registration>,
-    _dir: tempfile::TempDir,
+    _known: ranged::Registration,
+    _dir: ScratchDirectory,
 }
 
 impl RemoteCheckpoint {
@@ -106,28 +110,56 @@ impl RemoteCheckpoint {
         options: &RemoteOptions,
         progress: &dyn Progress,
     ) -> Result<Self, RemoteError> {
-        let dir = scratch_directory(options)?;
-        let path = dir.path().join(address.name());
         let shown = address.to_string();
-        let cache = options.cache.as_deref().map(|root| Cache::new(root, address));
-        let of_kept = |kept: &Path| platform::show_directory_at(kept, &path).map_err(RemoteError::from);
-        if is_set("HF_HUB_OFFLINE") && matches!(address, Address::Hub { .. }) {
-            let kept = cache.as_ref().and_then(|cache| cache.kept(address));
-            of_kept(&kept.ok_or(RemoteError::Offline { address: shown, cache: options.cache.clone() })?)?;
-            return Ok(Self { path, _known: None, _dir: dir });
+        let is_offline = is_set("HF_HUB_OFFLINE") && matches!(address, Address::Hub { .. });
+        let Some(root) = &options.cache else {
+            if is_offline {
+                return Err(RemoteError::Offline { address: shown, cache: None, missing: None });
+            }
+            let (client, listing) = ask(address, options)?;
+            let (dir, path) = scratch_directory(&std::env::temp_dir(), address)?;
+            let sizes = (options.budget, options.piece_bytes.max(1));
+            let known = directory::open(&client, listing, (&path, &shown), sizes, progress)?;
+            return Ok(Self { path, _known: known, _dir: dir });
+        };
+        let cache = Cache::new(root, address);
+        // Where there are no links, files get other names, which have to be on the cache's volume.
+        let place = if cfg!(windows) { root.clone() } else { std::env::temp_dir() };
+        if is_offline {
+            let kept = cache.kept(address, &*options.is_cancelled)?;
+            return Self::of_kept(&kept, (&place, cache.folder()), address);
         }
         let (client, listing) = ask(address, options)?;
-        let known = match cache {
-            Some(cache) => {
-                of_kept(&cache.fetch(&client, address, &listing, progress)?)?;
-                None
+        fs_err::create_dir_all(root)?;
+        if let Some(kept) = cache.fetch(&client, address, &listing, progress)? {
+            return Self::of_kept(&kept, (&place, cache.folder()), address);
+        }
+        progress.warn(&format!(
+            "{shown}: the server tells no version of its files (neither `ETag` nor `Last-Modified`): they are fetched for \
+             this run, and not kept"
+        ));
+        let (dir, path) = scratch_directory(root, address)?;
+        keep::fetch_once(&client, &listing, (&path, &shown), progress)?;
+        let known = ranged::register(&path, &shown, Arc::new(Links { folder: path.clone() }));
+        Ok(Self { path, _known: known, _dir: dir })
+    }
+
+    /// A directory of files that are kept, and of no others: there may be more beside them.
+    fn of_kept(
+        kept: &[keep::Kept],
+        (place, folder): (&Path, &Path),
+        address: &Address,
+    ) -> Result<Self, RemoteError> {
+        let (dir, path) = scratch_directory(place, address)?;
+        let folder = fs_err::canonicalize(folder)?;
+        for (name, file) in kept {
+            let shown = path.join(name);
+            if let Some(parent) = shown.parent() {
+                fs_err::create_dir_all(parent)?;
             }
-            None => {
-                fs_err::create_dir(&path)?;
-                let sizes = (options.budget, options.piece_bytes.max(1));
-                Some(directory::open(&client, listing, (&path, &shown), sizes, progress)?)
-            }
-        };
+            platform::show_file_at(file, &shown)?;
+        }
+        let known = ranged::register(&path, &address.to_string(), Arc::new(Links { folder }));
         Ok(Self { path, _known: known, _dir: dir })
     }
 
@@ -138,18 +170,32 @@ impl RemoteCheckpoint {
     }
 }
 
-/// Where the directory that stands for a checkpoint lies as long as it is needed.
-fn scratch_directory(options: &RemoteOptions) -> Result<tempfile::TempDir, RemoteError> {
-    let place = match &options.cache {
-        // What is kept gets other names there, which have to be on its volume.
-        Some(cache) if cfg!(windows) => {
-            fs_err::create_dir_all(cache)?;
-            cache.clone()
-        }
-        _ => std::env::temp_dir(),
-    };
-    let made = tempfile::Builder::new().prefix("gguf-foundry-").tempdir_in(&place);
-    made.map_err(|error| RemoteError::Scratch { place, error })
+/// A directory of links to files that are kept.
+#[derive(Debug)]
+struct Links {
+    folder: PathBuf,
+}
+
+impl ranged::RangedDirectory for Links {
+    fn file(&self, _: &Path) -> Option<Arc<dyn ranged::RangedFile>> {
+        None
+    }
+
+    fn folder_of_links(&self) -> Option<&Path> {
+        Some(&self.folder)
+    }
+}
+
+/// Where the directory that stands for a checkpoint lies as long as it is needed, and the directory.
+fn scratch_directory(place: &Path, address: &Address) -> Result<(ScratchDirectory, PathBuf), RemoteError> {
+    let failed = |error| RemoteError::Scratch { place: place.to_owned(), error };
+    // As the paths of its files will be called wherever links lead.
+    #[cfg(unix)]
+    let place = &place.canonicalize().map_err(failed)?;
+    let dir = ScratchDirectory::create(place, SCRATCH).map_err(failed)?;
+    let path = dir.path().join(address.name());
+    std::fs::create_dir(&path).map_err(failed)?;
+    Ok((dir, path))
 }
 
 /// Asks for the files of a checkpoint.
@@ -167,14 +213,15 @@ fn ask(address: &Address, options: &RemoteOptions) -> Result<(Arc<Client>, listi
 
 /// A client for the server of an address: for the hub with its token.
 fn client_for(address: &Address, options: &RemoteOptions) -> Result<Arc<Client>, RemoteError> {
-    let token = match address {
+    let access = match address {
         Address::Hub { .. } => {
             let origin = endpoint()?.origin();
-            token()?.map(|text| Token { text, origin })
+            Access::Hub(token()?.map(|text| Token { text, origin }))
         }
-        _ => None,
+        Address::Web(_) => Access::Web,
+        Address::S3 { .. } => Access::Bucket,
     };
-    Client::new(token, options.patience, Arc::clone(&options.is_cancelled)).map(Arc::new)
+    Client::new(access, options.patience, Arc::clone(&options.is_cancelled)).map(Arc::new)
 }
 
 /// The hub's address: `HF_ENDPOINT`, for mirrors and private hubs.

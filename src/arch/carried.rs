@@ -174,7 +174,7 @@ fn said(card: &Card, config: &Config, scope: &mut Scope<'_>) -> Result<(Said, Me
     let (mut early, mut metadata) = (Metadata::new(), Metadata::new());
     hparams::apply_rows(card, "early", &card.early, scope, &mut early)?;
     hparams::apply_rows(card, "metadata", &card.metadata, scope, &mut metadata)?;
-    runtime_keys::add(card, scope, &early, &mut metadata);
+    runtime_keys::add(card, scope, &early, &mut metadata)?;
     for (key, _) in READ_BY_ONE.iter().filter(|row| row.1 != card.gguf) {
         metadata.remove(&format!("{}.{key}", card.gguf));
     }

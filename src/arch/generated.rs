@@ -13,6 +13,8 @@ use crate::arch::names::Captures;
 use crate::arch::schema::{Card, EntryType, Fill, Generate, GenerateKind, Llama3Rope, Phase};
 use crate::arch::types::TypeRule;
 use crate::core::Shape;
+use crate::core::numeric::held_by_f32;
+use crate::gguf::ValueType;
 
 /// No head is wider than this; what is generated is made in memory.
 const MAX_DIM: u64 = 1 << 20;
@@ -83,12 +85,18 @@ pub(super) fn fill(
     let length = |expr| scope.count(expr, captures, &[]).map_err(|source| failed(card, source));
     let dims = rule.shape.iter().map(length).collect::<Result<Vec<_>, _>>()?;
     let value = scope.eval(&rule.value, captures).map_err(|source| failed(card, source))?;
-    let value =
-        value.as_float().ok_or_else(|| failed(card, EvalError::Kind { op: "fill", found: value.kind() }))?;
+    let kind = EvalError::Kind { op: "fill", found: value.kind() };
+    let value = held_by_f32(value.as_float().ok_or_else(|| failed(card, kind))?)
+        .ok_or_else(|| not_held(&name, &value))?;
     let phase = if rule.before.is_some() { Phase::Normal } else { Phase::Generated };
-    let output = output(&name, dims.clone(), Content::Fill { value: value as f32, dims })?;
+    let output = output(&name, dims.clone(), Content::Fill { value, dims })?;
     let type_rule = TypeRule { entry: EntryType::Auto, source_block: captures.bid, source: None };
     Ok(Some(OutputSpec { type_rule, phase, ..output }))
+}
+
+/// A number that its tensor cannot hold.
+fn not_held(name: &str, value: &Datum) -> ArchError {
+    ArchError::KeyValue { key: name.to_owned(), value: value.to_string(), expected: ValueType::F32 }
 }
 
 fn failed(card: &Card, source: EvalError) -> ArchError {
@@ -123,7 +131,8 @@ fn floats(card: &Card, name: &str, values: &Datum) -> Result<Arc<[f32]>, ArchErr
     }
     let float = |item: &Datum| {
         let kind = EvalError::Kind { op: "rope_factors", found: item.kind() };
-        item.as_float().map(|float| float as f32).ok_or_else(|| failed(card, kind))
+        let float = item.as_float().ok_or_else(|| failed(card, kind))?;
+        held_by_f32(float).ok_or_else(|| not_held(name, item))
     };
     items.iter().map(float).collect()
 }

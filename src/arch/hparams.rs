@@ -12,6 +12,7 @@ use crate::arch::names::Captures;
 use crate::arch::read;
 use crate::arch::resaved;
 use crate::arch::schema::{Card, CardKind, DefaultValue, Row};
+use crate::core::numeric::held_by_f32;
 use crate::gguf::keys::{ANNOTATION_PREFIX, KeyInfo, annotation_info, key_info, key_type};
 use crate::gguf::{Array, Metadata, Value, ValueType};
 
@@ -469,10 +470,7 @@ fn scalar(datum: &Datum, ty: ValueType) -> Option<Value> {
             Datum::Text(text) => Value::from(&**text),
             _ => return None,
         },
-        ValueType::F32 => {
-            let value = datum.as_float()? as f32;
-            Value::F32(if value.is_finite() { value } else { return None })
-        }
+        ValueType::F32 => Value::F32(held_by_f32(datum.as_float()?)?),
         ValueType::F64 => Value::F64(datum.as_float()?),
         ValueType::U8 => Value::U8(datum.as_int()?.try_into().ok()?),
         ValueType::I8 => Value::I8(datum.as_int()?.try_into().ok()?),
@@ -502,7 +500,7 @@ fn array(items: &[Datum], ty: ValueType) -> Option<Value> {
         ValueType::F32 => Array::F32(
             items
                 .iter()
-                .map(|item| if let Datum::Float(value) = item { Some(*value as f32) } else { None })
+                .map(|item| if let Datum::Float(value) = item { held_by_f32(*value) } else { None })
                 .collect::<Option<_>>()?,
         ),
         ValueType::String => Array::String(

@@ -13,7 +13,8 @@ use crate::arch::hparams::full_key;
 use crate::arch::mapping::{Content, Mapping};
 use crate::arch::schema::Card;
 use crate::arch::warning::ArchWarning;
-use crate::gguf::{Metadata, Value};
+use crate::core::numeric::held_by_f32;
+use crate::gguf::{Metadata, Value, ValueType};
 
 /// Architectures for which llama.cpp 0.5.0 loads both lists and rotates by them.
 const READERS: [&str; 12] = [
@@ -120,7 +121,11 @@ fn factors(rope: &Map<String, Json>, key: &'static str, n_dims: Option<u64>) -> 
             ),
         });
     }
-    Ok(values.into_iter().map(|value| value as f32).collect())
+    let held = |value: f64| {
+        let (key, value) = (key.to_owned(), (value, held_by_f32(value)));
+        value.1.ok_or(ArchError::KeyValue { key, value: value.0.to_string(), expected: ValueType::F32 })
+    };
+    values.into_iter().map(held).collect()
 }
 
 /// The factor of sine and cosine: as given, else by how much longer texts have become.

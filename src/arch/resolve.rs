@@ -228,7 +228,7 @@ fn resolved(
     hparams::set_for_metadata(card, &mut scope)?;
     hparams::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
     hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
-    runtime_keys::add(card, &scope, &mapping.early, &mut mapping.metadata);
+    runtime_keys::add(card, &scope, &mapping.early, &mut mapping.metadata)?;
     long_rope::complete(card, &scope, options.metadata_only, &mut mapping)?;
     if options.annotate {
         mapping.annotations = hparams::annotations(card, &scope)?;

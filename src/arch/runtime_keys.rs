@@ -8,11 +8,15 @@
 
 use serde_json::{Map, Value as Json};
 
+use crate::arch::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::graph::{GraphFeatures, Positions, WindowKind, WindowPattern, YarnMu};
 use crate::arch::schema::{Card, CardKind};
 use crate::arch::shapes::MAX_BLOCKS;
-use crate::gguf::{Array, Metadata, Value};
+
+use crate::checkpoint::json;
+use crate::core::numeric::held_by_f32;
+use crate::gguf::{Array, Metadata, Value, ValueType};
 
 /// Base of rotations where a file names none.
 const ASSUMED_BASE: f32 = 10_000.0;
@@ -25,11 +29,19 @@ const PERIODS: [&str; 3] =
     ["sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"];
 
 /// Adds to a card's metadata what the runtime would assume otherwise.
-pub(super) fn add(card: &Card, scope: &Scope<'_>, early: &Metadata, metadata: &mut Metadata) {
-    let (CardKind::Text, Some(graph)) = (card.kind, &card.graph) else { return };
+///
+/// # Errors
+/// A number of the configuration that F32 cannot hold.
+pub(super) fn add(
+    card: &Card,
+    scope: &Scope<'_>,
+    early: &Metadata,
+    metadata: &mut Metadata,
+) -> Result<(), ArchError> {
+    let (CardKind::Text, Some(graph)) = (card.kind, &card.graph) else { return Ok(()) };
     let mut keys = Keys { arch: &card.gguf, early, metadata };
     if !keys.attends() {
-        return;
+        return Ok(());
     }
     head_width(&scope.config, &mut keys);
     if matches!(graph.positions, Positions::Rope | Positions::ByDepth)
@@ -40,10 +52,11 @@ pub(super) fn add(card: &Card, scope: &Scope<'_>, early: &Metadata, metadata: &m
             _ => None,
         });
         if let Some(rope) = rope {
-            rotation(rope, &scope.config, graph, &mut keys);
+            rotation(rope, &scope.config, graph, &mut keys)?;
         }
     }
     window_layers(&scope.config, graph, &mut keys);
+    Ok(())
 }
 
 /// Keys `<arch>.<name>` of a file that is being planned.
@@ -98,6 +111,16 @@ fn number(of: &Map<String, Json>, name: &str) -> Option<f64> {
     of.get(name).and_then(Json::as_f64).filter(|number| number.is_finite())
 }
 
+/// A number of the configuration that is stored in F32.
+fn held(of: &Map<String, Json>, name: &str) -> Result<Option<f32>, ArchError> {
+    let Some(value) = of.get(name).filter(|value| !value.is_null()).and_then(json::as_f64) else {
+        return Ok(None);
+    };
+    let wrong =
+        || ArchError::KeyValue { key: name.to_owned(), value: value.to_string(), expected: ValueType::F32 };
+    held_by_f32(value).map(Some).ok_or_else(wrong)
+}
+
 fn count(of: &Map<String, Json>, name: &str) -> Option<u32> {
     of.get(name).and_then(Json::as_u64).and_then(|count| u32::try_from(count).ok())
 }
@@ -120,10 +143,8 @@ fn rotation(
     config: &Map<String, Json>,
     graph: &GraphFeatures,
     keys: &mut Keys<'_>,
-) {
-    if let Some(base) =
-        number(rope, "rope_theta").map(|base| base as f32).filter(|&base| base != ASSUMED_BASE)
-    {
+) -> Result<(), ArchError> {
+    if let Some(base) = held(rope, "rope_theta")?.filter(|&base| base != ASSUMED_BASE) {
         keys.set_if_absent("rope.freq_base", base);
     }
     // Factors for each pair have tensors of their own, whatever the type is called.
@@ -136,7 +157,8 @@ fn rotation(
         "yarn" => number(rope, "factor").or_else(stretched),
         _ => None,
     };
-    let Some(factor) = factor.filter(|&factor| factor > 0.0) else { return };
+    held(rope, "factor")?;
+    let Some(factor) = factor.filter(|&factor| factor > 0.0) else { return Ok(()) };
     if !keys.scales(kind) {
         keys.set("rope.scaling.type", kind);
         keys.set("rope.scaling.factor", factor as f32);
@@ -147,8 +169,8 @@ fn rotation(
             for (key, name) in
                 [("rope.scaling.yarn_beta_fast", "beta_fast"), ("rope.scaling.yarn_beta_slow", "beta_slow")]
             {
-                if let Some(beta) = number(rope, name).filter(|&beta| beta != 0.0) {
-                    keys.set_if_absent(key, beta as f32);
+                if let Some(beta) = held(rope, name)?.filter(|&beta| beta != 0.0) {
+                    keys.set_if_absent(key, beta);
                 }
             }
         }
@@ -161,6 +183,7 @@ fn rotation(
             keys.set_if_absent("rope.scaling.attn_factor", ratio as f32);
         }
     }
+    Ok(())
 }
 
 /// Yarn's magnitude for a multiplier of the logarithm.

@@ -47,6 +47,9 @@ pub enum JsonProblem {
     /// A number that breaks the grammar.
     #[error("invalid number")]
     Number,
+    /// A number so near to zero that it would be read as zero.
+    #[error("number `{0}` is nearer to zero than any 64-bit float but zero")]
+    TooSmall(String),
     /// A number that is not an integer from 0 to 2^64 - 1 where one is needed.
     #[error("expected an unsigned 64-bit integer, found `{}`", escape(.0))]
     NotUnsigned(String),
@@ -320,6 +323,10 @@ impl<'a> JsonReader<'a> {
         }
         // Integers beyond 64 bits (a "no limit" of 10^30) become floats, as everywhere in Rust's JSON.
         let Ok(n) = text.parse::<f64>() else { return self.fail(JsonProblem::Number) };
+        let mantissa = text.split(['e', 'E']).next().unwrap_or_default();
+        if n == 0.0 && mantissa.contains(|c: char| ('1'..='9').contains(&c)) {
+            return self.fail(JsonProblem::TooSmall(text.to_owned()));
+        }
         Ok(float(n))
     }
 
@@ -467,6 +474,8 @@ mod tests {
 
     #[test]
     fn pythons_literals() {
+        assert_eq!(as_f64(&read("0.000e-999").unwrap()), Some(0.0));
+        assert!(matches!(read("1e-999").unwrap_err().problem, JsonProblem::TooSmall(_)));
         let value = read("[NaN, Infinity, -Infinity, 1e999]").unwrap();
         let floats: Vec<f64> = value.as_array().unwrap().iter().filter_map(as_f64).collect();
         assert!(floats[0].is_nan());

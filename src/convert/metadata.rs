@@ -11,6 +11,7 @@ use crate::checkpoint::json::as_f64;
 use crate::checkpoint::{CheckpointError, ModelDir, config};
 use crate::convert::model_card::{CardError, parse_card};
 use crate::convert::naming::{FileName, IdParts, ParameterCounts, split_id, title};
+use crate::core::numeric::held_by_f32;
 use crate::core::text::escape;
 use crate::gguf::{Array, Value};
 
@@ -512,11 +513,7 @@ fn sampling_value(value: &Json, kind: SamplingKind) -> Result<Option<Value>, &'s
         }
         SamplingKind::Float => {
             let x = as_f64(value).ok_or("a number")?;
-            let narrowed = x as f32;
-            if x.is_finite() && narrowed.is_infinite() {
-                return Err("a 32-bit float");
-            }
-            Ok(Some(Value::F32(narrowed)))
+            held_by_f32(x).map(|x| Some(Value::F32(x))).ok_or("a 32-bit float")
         }
     }
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
+use crate::core::numeric::held_by_f32;
 use crate::core::{ElementType, Shape};
 use crate::dequant::nibbles::look_up;
 use crate::dequant::values::Values;
@@ -58,7 +59,8 @@ fn state(tensors: &Tensors<'_>, index: usize) -> Result<State, DequantError> {
         block: size("blocksize").ok_or_else(|| bad("`blocksize` must be a positive number"))?,
         dims: dims.ok_or_else(|| bad("`shape` must be a list of sizes"))?,
         nested_block: size("nested_blocksize"),
-        nested_offset: json.get("nested_offset").and_then(Value::as_f64).unwrap_or(0.0) as f32,
+        nested_offset: held_by_f32(json.get("nested_offset").and_then(Value::as_f64).unwrap_or(0.0))
+            .ok_or_else(|| bad("`nested_offset` must be a 32-bit float"))?,
     })
 }
 

@@ -202,9 +202,23 @@ mod tests {
         ] {
             assert_eq!(parsed(text), expected, "{text}");
         }
-        for path in
-            ["model", "./a/b", "../a", "/models/a", "a/b/c", "a/", "a b/c", ".hidden/x", "a/b@", "a/b@/etc", "a/b@x/", "a/b@x//y", "a/b@./x", "a/b@x/.git", "~/m"]
-        {
+        for path in [
+            "model",
+            "./a/b",
+            "../a",
+            "/models/a",
+            "a/b/c",
+            "a/",
+            "a b/c",
+            ".hidden/x",
+            "a/b@",
+            "a/b@/etc",
+            "a/b@x/",
+            "a/b@x//y",
+            "a/b@./x",
+            "a/b@x/.git",
+            "~/m",
+        ] {
             assert_eq!(parsed(path), "path", "{path}");
         }
         for (text, expected) in [

@@ -1,19 +1,19 @@
 //! Requests: who may see the token, what is tried again, and whether an answer is the one that was asked for.
 
 use std::fmt;
-use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ureq::http::{HeaderMap, Response, StatusCode};
+use ureq::Agent;
+use ureq::http::{HeaderMap, Request, StatusCode};
 use ureq::tls::{RootCerts, TlsConfig};
-use ureq::{Agent, Body};
 use url::{Host, Origin, Url};
 
 use crate::core::text::escape;
 use crate::remote::address::shown;
 use crate::remote::error::{RemoteError, TokenUse};
+use crate::remote::exchange::{Broken, Exchange};
 use crate::remote::tls;
 
 /// Attempts before any answer has come: an address that nobody has is not waited for.
@@ -71,10 +71,39 @@ impl Token {
     }
 }
 
+/// Whom a client asks, and as who.
+#[derive(Clone, Debug)]
+pub(super) enum Access {
+    /// The hub, perhaps with a token.
+    Hub(Option<Token>),
+    /// A bucket: addresses are signed.
+    Bucket,
+    /// A web server that knows nobody.
+    Web,
+}
+
+impl Access {
+    fn token(&self) -> Option<&Token> {
+        match self {
+            Self::Hub(token) => token.as_ref(),
+            Self::Bucket | Self::Web => None,
+        }
+    }
+
+    /// What a request says that has no token.
+    fn unnamed(&self) -> TokenUse {
+        match self {
+            Self::Hub(_) => TokenUse::None,
+            Self::Bucket => TokenUse::Keys,
+            Self::Web => TokenUse::Web,
+        }
+    }
+}
+
 /// Asks servers.
 pub(super) struct Client {
     agent: Agent,
-    token: Option<Token>,
+    access: Access,
     patience: Patience,
     is_cancelled: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Somebody has answered.
@@ -84,7 +113,7 @@ pub(super) struct Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("token", &self.token)
+            .field("access", &self.access)
             .field("patience", &self.patience)
             .finish_non_exhaustive()
     }
@@ -123,8 +152,8 @@ impl Address {
 struct State {
     /// Where the last redirect led to; such addresses are signed, good for some minutes.
     resolved: Option<Url>,
-    /// What the first answer said about the file.
-    etag: Option<String>,
+    /// What the first answer called this state of the file.
+    tag: Option<String>,
     /// Its length.
     n_bytes: Option<u64>,
 }
@@ -132,7 +161,7 @@ struct State {
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("State")
-            .field("etag", &self.etag)
+            .field("tag", &self.tag)
             .field("n_bytes", &self.n_bytes)
             .finish_non_exhaustive()
     }
@@ -148,15 +177,15 @@ impl Target {
     pub(super) fn signed(
         sign: impl Fn() -> Url + Send + Sync + 'static,
         n_bytes: Option<u64>,
-        etag: Option<String>,
+        tag: Option<String>,
     ) -> Self {
-        let state = State { n_bytes, etag, resolved: None };
+        let state = State { n_bytes, tag, resolved: None };
         Self { address: Address::Signed(Box::new(sign)), state: Mutex::new(state) }
     }
 
-    /// What the server called this state of the file, if it has been asked.
-    pub(super) fn etag(&self) -> Option<String> {
-        self.state().etag.clone()
+    /// What the server called this state of the file, if it has been asked and has a name for it.
+    pub(super) fn tag(&self) -> Option<String> {
+        self.state().tag.clone()
     }
 
     /// The address for messages.
@@ -185,8 +214,8 @@ impl Target {
         }
         // A weak tag says as much as a strong one here: nothing is compressed on the way.
         let tag = text_of(headers, "etag").map(|tag| tag.trim_start_matches("W/").to_owned());
-        if let Some(found) = tag
-            && let Some(expected) = state.etag.replace(found.clone())
+        if let Some(found) = tag.or_else(|| text_of(headers, "last-modified").map(str::to_owned))
+            && let Some(expected) = state.tag.replace(found.clone())
             && expected != found
         {
             return Err(changed("its tag", expected, found));
@@ -199,6 +228,8 @@ impl Target {
 enum Failure {
     /// Another attempt may do better; no earlier than the server says.
     Passing { error: RemoteError, pause: Option<Duration> },
+    /// It comes, but so slowly that it would never be there.
+    Slow { error: RemoteError },
     /// No other attempt will.
     Lasting(RemoteError),
 }
@@ -210,12 +241,12 @@ impl From<RemoteError> for Failure {
 }
 
 impl Client {
-    /// A client with a token that it may show to one server.
+    /// A client for one kind of server.
     ///
     /// # Errors
     /// A processor without the instructions of the encryption; certificates that cannot be read.
     pub(super) fn new(
-        token: Option<Token>,
+        access: Access,
         patience: Patience,
         is_cancelled: Arc<dyn Fn() -> bool + Send + Sync>,
     ) -> Result<Self, RemoteError> {
@@ -234,7 +265,7 @@ impl Client {
             .build();
         Ok(Self {
             agent: config.new_agent(),
-            token,
+            access,
             patience,
             is_cancelled,
             is_answered: AtomicBool::new(false),
@@ -255,16 +286,23 @@ impl Client {
             return Ok(Some(n_bytes));
         }
         let asked = self.persist(target, |target| {
-            let (url, response) = self.ask(target, Some((0, 1)))?;
-            let total = match response.status() {
-                StatusCode::PARTIAL_CONTENT => content_range(response.headers()).and_then(|range| range.2),
+            let (url, answer) = self.ask(target, Some((0, 1)))?;
+            let total = match answer.status {
+                StatusCode::PARTIAL_CONTENT => content_range(&answer.headers).and_then(|range| range.2),
                 // An empty file has no first byte.
                 StatusCode::RANGE_NOT_SATISFIABLE => Some(0),
-                _ => content_length(response.headers()),
+                _ => content_length(&answer.headers),
             };
             let missing =
                 || RemoteError::Listing { url: shown(&url), reason: "the server tells no length".to_owned() };
-            target.check(response.headers(), Some(total.ok_or_else(missing)?))?;
+            target.check(&answer.headers, Some(total.ok_or_else(missing)?))?;
+            if answer.status == StatusCode::PARTIAL_CONTENT {
+                // Read to its end, a connection serves the next request, too.
+                let mut answer = answer;
+                if let Ok(Some(_)) = answer.next() {
+                    answer.end();
+                }
+            }
             Ok(())
         });
         match asked {
@@ -294,95 +332,89 @@ impl Client {
         most_skipped: u64,
         out: &mut [u8],
     ) -> Result<(), RemoteError> {
+        let (n_bytes, mut done) = (out.len() as u64, 0);
+        self.stream(target, (offset, n_bytes), most_skipped, &mut |bytes| {
+            out[done..done + bytes.len()].copy_from_slice(bytes);
+            done += bytes.len();
+            Ok(())
+        })
+    }
+
+    /// Hands over the bytes of a file from `offset` on, as they come: `n_bytes` of them. As [`Client::read_past`].
+    ///
+    /// # Errors
+    /// [`RemoteError`]; what `take` says.
+    pub(super) fn stream(
+        &self,
+        target: &Target,
+        (offset, n_bytes): (u64, u64),
+        most_skipped: u64,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), RemoteError>,
+    ) -> Result<(), RemoteError> {
         let mut done = 0;
         let mut attempts = 0;
-        while done < out.len() {
+        while done < n_bytes {
             let before = done;
-            match self.read_some(target, offset + done as u64, most_skipped, &mut out[done..], &mut done) {
-                Ok(()) => {}
-                Err(failure) => {
-                    // What still moves is given all the time it needs.
-                    attempts = if done > before { 0 } else { attempts };
-                    self.pause(failure, &mut attempts)?;
-                }
+            let mut take = |bytes: &[u8]| {
+                done += bytes.len() as u64;
+                take(bytes)
+            };
+            let range = (offset + before, n_bytes - before);
+            if let Err(failure) = self.stream_some(target, range, most_skipped, &mut take) {
+                // What still moves is given all the time it needs.
+                let moves = done > before && !matches!(failure, Failure::Slow { .. });
+                attempts = if moves { 0 } else { attempts };
+                self.pause(failure, &mut attempts)?;
             }
         }
         Ok(())
     }
 
-    /// One attempt of [`Client::read`]; `done` grows by what came.
-    fn read_some(
+    /// One attempt of [`Client::stream`].
+    fn stream_some(
         &self,
         target: &Target,
-        offset: u64,
+        (offset, n_bytes): (u64, u64),
         most_skipped: u64,
-        out: &mut [u8],
-        done: &mut usize,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), RemoteError>,
     ) -> Result<(), Failure> {
-        let mut n_skipped = 0;
-        let n_bytes = out.len() as u64;
         let whole = offset == 0 && target.state().n_bytes == Some(n_bytes);
-        let (url, mut response) = self.ask(target, (!whole).then_some((offset, n_bytes)))?;
+        let (url, mut answer) = self.ask(target, (!whole).then_some((offset, n_bytes)))?;
         let url = shown(&url);
-        let take = match response.status() {
+        let (mut n_skipped, mut wanted) = (0, n_bytes);
+        match answer.status {
             StatusCode::PARTIAL_CONTENT => {
-                let Some((first, last, total)) = content_range(response.headers()) else {
+                let Some((first, last, total)) = content_range(&answer.headers) else {
                     return Err(RemoteError::NoRanges { url }.into());
                 };
-                target.check(response.headers(), total)?;
+                target.check(&answer.headers, total)?;
                 if first != offset || last < first || last - first >= n_bytes {
                     return Err(RemoteError::NoRanges { url }.into());
                 }
-                last - first + 1
+                wanted = last - first + 1;
             }
             StatusCode::RANGE_NOT_SATISFIABLE => {
-                target
-                    .check(response.headers(), content_range(response.headers()).and_then(|range| range.2))?;
+                target.check(&answer.headers, content_range(&answer.headers).and_then(|range| range.2))?;
                 return Err(RemoteError::NoRanges { url }.into());
             }
-            _ if whole => {
-                target.check(response.headers(), content_length(response.headers()))?;
-                n_bytes
-            }
-            _ if offset.saturating_add(n_bytes) <= most_skipped => {
-                target.check(response.headers(), content_length(response.headers()))?;
+            _ if whole || offset.saturating_add(n_bytes) <= most_skipped => {
+                target.check(&answer.headers, content_length(&answer.headers))?;
                 n_skipped = offset;
-                n_bytes
             }
             _ => return Err(RemoteError::NoRanges { url }.into()),
-        };
-        let out = &mut out[..take as usize];
-        let mut body = response.body_mut().as_reader();
-        let mut unused = [0; 8 << 10];
-        while n_skipped > 0 {
-            if self.is_cancelled() {
-                return Err(RemoteError::Cancelled.into());
-            }
-            let most = n_skipped.min(unused.len() as u64) as usize;
-            match body.read(&mut unused[..most]) {
-                Ok(0) => return Err(broken(url, "the connection was cut".to_owned())),
-                Ok(n) => n_skipped -= n as u64,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(broken(url, error.to_string())),
-            }
         }
-        let mut filled = 0;
-        while filled < out.len() {
-            if self.is_cancelled() {
-                return Err(RemoteError::Cancelled.into());
-            }
-            match body.read(&mut out[filled..]) {
-                Ok(0) => return Err(broken(url, "the connection was cut".to_owned())),
-                Ok(n) => {
-                    filled += n;
-                    *done += n;
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(broken(url, error.to_string())),
-            }
+        while wanted > 0 {
+            let Some(bytes) = answer.next().map_err(|broken| failed(&url, broken))? else {
+                return Err(cut(url));
+            };
+            let behind = bytes.get(usize::try_from(n_skipped).unwrap_or(usize::MAX)..).unwrap_or_default();
+            n_skipped = n_skipped.saturating_sub(bytes.len() as u64);
+            let own = &behind[..behind.len().min(usize::try_from(wanted).unwrap_or(usize::MAX))];
+            take(own)?;
+            wanted -= own.len() as u64;
         }
         // Read to its end, a connection serves the next request too.
-        let _ = body.read(&mut [0]);
+        answer.end();
         Ok(())
     }
 
@@ -396,25 +428,24 @@ impl Client {
         limit: u64,
     ) -> Result<Option<(HeaderMap, Vec<u8>)>, RemoteError> {
         let got = self.persist(target, |target| {
-            let (url, mut response) = self.ask(target, None)?;
-            let mut bytes = Vec::new();
-            let expected = content_length(response.headers());
-            let headers = response.headers().clone();
-            let mut body = response.body_mut().as_reader().take(limit.saturating_add(1));
-            body.read_to_end(&mut bytes).map_err(|error| broken(shown(&url), error.to_string()))?;
-            let found = bytes.len() as u64;
-            if found > limit {
-                return Err(RemoteError::TooMuch {
-                    url: shown(&url),
-                    what: "bytes of an answer",
-                    found,
-                    limit,
+            let (url, mut answer) = self.ask(target, None)?;
+            let expected = content_length(&answer.headers);
+            let too_much =
+                |found| RemoteError::TooMuch { url: shown(&url), what: "bytes of an answer", found, limit };
+            if let Some(found) = expected.filter(|found| *found > limit) {
+                return Err(too_much(found).into());
+            }
+            let mut bytes: Vec<u8> = Vec::new();
+            while let Some(more) = answer.next().map_err(|broken| failed(&shown(&url), broken))? {
+                bytes.extend(more);
+                if bytes.len() as u64 > limit {
+                    return Err(too_much(bytes.len() as u64).into());
                 }
-                .into());
             }
-            if expected.is_some_and(|expected| found < expected) {
-                return Err(broken(shown(&url), "the connection was cut".to_owned()));
+            if expected.is_some_and(|expected| (bytes.len() as u64) < expected) {
+                return Err(cut(shown(&url)));
             }
+            let headers = answer.headers;
             Ok((headers, bytes))
         });
         match got {
@@ -444,6 +475,7 @@ impl Client {
         let (error, asked) = match failure {
             Failure::Lasting(error) => return Err(error),
             Failure::Passing { error, pause } => (error, pause),
+            Failure::Slow { error } => (error, None),
         };
         *attempts += 1;
         let is_answered = self.is_answered.load(Ordering::Relaxed);
@@ -473,35 +505,36 @@ impl Client {
     }
 
     /// One request, redirects followed. An answer that comes back is 200, 206 or 416.
-    fn ask(&self, target: &Target, range: Option<(u64, u64)>) -> Result<(Url, Response<Body>), Failure> {
+    fn ask(&self, target: &Target, range: Option<(u64, u64)>) -> Result<(Url, Exchange<'_>), Failure> {
         if self.is_cancelled() {
             return Err(RemoteError::Cancelled.into());
         }
         let resolved = target.state().resolved.clone();
         let own = target.address.url();
         let mut url = resolved.unwrap_or_else(|| own.clone());
-        let mut token = match target.address {
-            Address::Fixed(_) => TokenUse::None,
-            Address::Signed(_) => TokenUse::Keys,
-        };
+        let mut token = self.access.unnamed();
         for _ in 0..=MAX_REDIRECTS {
             if url.scheme() == "https" {
                 tls::check_processor()?;
             }
-            let mut request = self.agent.get(url.as_str());
+            let mut request = Request::get(url.as_str());
             if let Some((offset, n_bytes)) = range {
                 request = request.header("range", format!("bytes={offset}-{}", offset + n_bytes.max(1) - 1));
             }
-            if let Some(secret) = &self.token {
+            if let Some(secret) = self.access.token() {
                 token = TokenUse::Withheld;
                 if secret.may_go_to(&url) {
                     request = request.header("authorization", format!("Bearer {}", secret.text));
                     token = TokenUse::Sent;
                 }
             }
-            let response = request.call().map_err(|error| failed(&url, &error))?;
+            let request = request
+                .body(())
+                .map_err(|error| failed(&shown(&url), Broken::Request(ureq::Error::Http(error))))?;
+            let answer = Exchange::begin(&self.agent, request, self.patience.silence, &*self.is_cancelled)
+                .map_err(|broken| failed(&shown(&url), broken))?;
             self.is_answered.store(true, Ordering::Relaxed);
-            if let Some(next) = redirect(&url, &response)? {
+            if let Some(next) = redirect(&url, answer.status, &answer.headers)? {
                 // What is asked of the own server under another name is not kept.
                 if next.origin() != url.origin() {
                     target.state().resolved = Some(next.clone());
@@ -509,21 +542,21 @@ impl Client {
                 url = next;
                 continue;
             }
-            return match response.status() {
+            return match answer.status {
                 StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
-                    Ok((url, response))
+                    Ok((url, answer))
                 }
                 // The signature of an address has run out: the way to it is asked for again.
                 status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::GONE)
                     if url.origin() != own.origin() =>
                 {
                     target.state().resolved.take_if(|resolved| *resolved == url);
-                    Err(match refused(&url, status, response.headers(), token) {
+                    Err(match refused(&url, status, &answer.headers, token) {
                         Failure::Lasting(error) => Failure::Passing { error, pause: None },
-                        passing @ Failure::Passing { .. } => passing,
+                        passing => passing,
                     })
                 }
-                status => Err(refused(&url, status, response.headers(), token)),
+                status => Err(refused(&url, status, &answer.headers, token)),
             };
         }
         Err(RemoteError::Redirect { url: target.shown(), reason: "redirected in circles" }.into())
@@ -531,12 +564,12 @@ impl Client {
 }
 
 /// Where an answer sends us.
-fn redirect(url: &Url, response: &Response<Body>) -> Result<Option<Url>, RemoteError> {
-    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+fn redirect(url: &Url, status: StatusCode, headers: &HeaderMap) -> Result<Option<Url>, RemoteError> {
+    if !matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
     }
     let fail = |reason| RemoteError::Redirect { url: shown(url), reason };
-    let location = text_of(response.headers(), "location").ok_or_else(|| fail("redirected to nowhere"))?;
+    let location = text_of(headers, "location").ok_or_else(|| fail("redirected to nowhere"))?;
     let next = url.join(location).map_err(|_| fail("redirected to what is no address"))?;
     match (url.scheme(), next.scheme()) {
         (_, "https") | ("http", "http") => Ok(Some(next)),
@@ -562,11 +595,24 @@ fn refused(url: &Url, status: StatusCode, headers: &HeaderMap, token: TokenUse) 
     }
 }
 
-/// Why there was no answer.
-fn failed(url: &Url, error: &ureq::Error) -> Failure {
-    let url = shown(url);
+/// Why there was no answer, or not all of it.
+fn failed(url: &str, broken: Broken) -> Failure {
+    let passing = |reason: String| Failure::Passing { error: connection(url, reason), pause: None };
+    match broken {
+        Broken::Cancelled => RemoteError::Cancelled.into(),
+        Broken::Body(error) => passing(error.to_string()),
+        Broken::Slow => Failure::Slow { error: connection(url, "less than 1 KiB a second came".to_owned()) },
+        Broken::Request(error) => match unanswered(&error) {
+            (reason, true) => passing(reason),
+            (reason, false) => connection(url, reason).into(),
+        },
+    }
+}
+
+/// Why there was no answer, and whether another attempt may do better.
+fn unanswered(error: &ureq::Error) -> (String, bool) {
     let encrypted = |reason: &dyn fmt::Display| format!("no encrypted connection: {reason}");
-    let (reason, may_pass) = match error {
+    match error {
         // A certificate does not mend itself.
         ureq::Error::Rustls(error) => (encrypted(error), false),
         ureq::Error::Tls(error) => (encrypted(error), false),
@@ -577,15 +623,17 @@ fn failed(url: &Url, error: &ureq::Error) -> Failure {
         ureq::Error::Timeout(_) => ("no answer in time".to_owned(), true),
         ureq::Error::HostNotFound => ("the host is not found".to_owned(), true),
         error => (error.to_string(), true),
-    };
-    if !may_pass {
-        return RemoteError::Connection { url, reason, attempts: 1 }.into();
     }
-    broken(url, reason)
 }
 
-fn broken(url: String, reason: String) -> Failure {
-    Failure::Passing { error: RemoteError::Connection { url, reason, attempts: 1 }, pause: None }
+/// An answer that ended before its end.
+fn cut(url: String) -> Failure {
+    let error = RemoteError::Connection { url, reason: "the connection was cut".to_owned(), attempts: 1 };
+    Failure::Passing { error, pause: None }
+}
+
+fn connection(url: &str, reason: String) -> RemoteError {
+    RemoteError::Connection { url: url.to_owned(), reason, attempts: 1 }
 }
 
 pub(super) fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

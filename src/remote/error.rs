@@ -1,7 +1,7 @@
 //! Everything that can be wrong with a checkpoint on a server.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::core::Hint;
 use crate::core::text::escape;
@@ -12,6 +12,8 @@ use crate::remote::address::AddressError;
 pub enum TokenUse {
     /// There is none.
     None,
+    /// It is a web server that nobody has a token for.
+    Web,
     /// It is a bucket: the request was signed with keys, or with none.
     Keys,
     /// It went along.
@@ -91,8 +93,13 @@ pub enum RemoteError {
     #[error("{url}: {reason}")]
     Redirect { url: String, reason: &'static str },
     /// The network is switched off.
-    #[error("{address}: `HF_HUB_OFFLINE` is set, and {} does not have it", cache.as_ref().map_or("there is no `--cache` that".to_owned(), |cache| cache.display().to_string()))]
-    Offline { address: String, cache: Option<PathBuf> },
+    #[error("{address}: `HF_HUB_OFFLINE` is set, and {}", offline(cache.as_deref(), missing.as_deref()))]
+    Offline {
+        address: String,
+        cache: Option<PathBuf>,
+        /// The file that is missing or damaged, of a model of which there are others.
+        missing: Option<String>,
+    },
     /// A processor that the encryption was not written for.
     #[error("this processor lacks `{missing}`, which encrypted connections need here")]
     Processor { missing: &'static str },
@@ -105,6 +112,16 @@ fn after(attempts: u32) -> String {
     if attempts > 1 { format!(", after {attempts} attempts") } else { String::new() }
 }
 
+fn offline(cache: Option<&Path>, missing: Option<&str>) -> String {
+    match (cache, missing) {
+        (None, _) => "there is no `--cache` that has it".to_owned(),
+        (Some(cache), None) => format!("{} does not have it, or not all of it", cache.display()),
+        (Some(cache), Some(name)) => {
+            format!("of it {} does not have `{}`, or with other bytes", cache.display(), escape(name))
+        }
+    }
+}
+
 impl Hint for RemoteError {
     fn hints(&self) -> Vec<String> {
         if let Self::NoFile { address, names, n_more, .. } = self {
@@ -112,7 +129,10 @@ impl Hint for RemoteError {
             let listed: Vec<_> = names.iter().map(|name| escape(name)).collect();
             let more = if *n_more > 0 { format!(" and {n_more} more") } else { String::new() };
             let first = escape(first);
-            return vec![format!("it has {}{more}: name one, such as `{address}/{first}`", listed.join(", "))];
+            return vec![format!(
+                "it has {}{more}: name one, such as `{address}/{first}`",
+                listed.join(", ")
+            )];
         }
         let token = "set `HF_TOKEN`, or log in with `hf auth login`, which leaves a token file";
         let hint = match self {
@@ -121,6 +141,10 @@ impl Hint for RemoteError {
                  `HF_TOKEN` is set"
             }
             Self::Denied { token: TokenUse::None, .. } => token,
+            Self::Denied { token: TokenUse::Web, .. } => {
+                "this server wants to know who asks, which is not told to it: fetch the files with another program and \
+                 name their directory"
+            }
             Self::Denied { token: TokenUse::Keys, .. } => {
                 "check `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION` and `AWS_PROFILE`, and what they may read"
             }
@@ -135,15 +159,17 @@ impl Hint for RemoteError {
                 "it holds the small files of the checkpoint; `TMPDIR` (on Windows `TMP`) names another place for it"
             }
             Self::Status { .. } | Self::Connection { .. } => {
-                "try again later; with `--cache DIR` what is there stays and the rest is fetched"
+                "try again later; where a command takes `--cache DIR`, what has come stays there and the rest is fetched"
             }
-            Self::NoRanges { .. } => "`--cache DIR` fetches the files whole and keeps them",
+            Self::NoRanges { .. } => "give `--cache DIR`: it fetches the files whole and keeps them",
             Self::Changed { .. } => "start again: the plan was made of other files than are there now",
             Self::Digest { .. } => "start again; if it stays so, the file on the server is damaged",
             Self::Processor { .. } => {
                 "fetch the files with another program (`hf download ORG/NAME --local-dir DIR`) and convert the directory"
             }
-            Self::Offline { .. } => "unset `HF_HUB_OFFLINE`, or name a directory that is here",
+            Self::Offline { .. } => {
+                "unset `HF_HUB_OFFLINE`, so that what is missing is fetched, or name a directory that is here"
+            }
             _ => return Vec::new(),
         };
         vec![hint.to_owned()]

@@ -15,7 +15,7 @@ const LIST_BYTES: u64 = 64 << 20;
 /// What every directory of a checkpoint has one of.
 const CONFIGURATIONS: [&str; 3] = ["config.json", "params.json", "adapter_config.json"];
 /// Files of one checkpoint.
-const MAX_FILES: usize = 100_000;
+pub(super) const MAX_FILES: usize = 100_000;
 
 /// What a file's bytes must give.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,7 +254,7 @@ pub(super) fn is_inside(name: &str) -> bool {
     name.len() <= 1024 && name.split('/').all(is_plain)
 }
 
-fn is_hex(text: &str, len: usize) -> bool {
+pub(super) fn is_hex(text: &str, len: usize) -> bool {
     text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 

@@ -13,12 +13,14 @@ use crate::core::input;
 use crate::remote::address::shown;
 use crate::remote::client::{Client, Target};
 use crate::remote::error::RemoteError;
-use crate::remote::listing::{Entry, Listing, checked};
+use crate::remote::listing::{Entry, Listing, MAX_FILES, checked};
 
 /// How long a signature is good for. One is made for each request.
 const VALID: Duration = Duration::from_hours(1);
 /// The longest page of a list.
 const PAGE_BYTES: u64 = 16 << 20;
+/// Pages of one list: a hundred times as many as files need at a thousand a page.
+const MAX_PAGES: usize = 10_000;
 
 /// A bucket, and the keys with which its addresses are signed.
 #[derive(Clone)]
@@ -43,8 +45,8 @@ impl Store {
             if endpoint.is_some() || bucket.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
         let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
         let endpoint = Url::parse(&endpoint).map_err(|_| bad("`AWS_ENDPOINT_URL` is no address"))?;
-        let bucket =
-            Bucket::new(endpoint, style, bucket.to_owned(), region).map_err(|error| bad(&error.to_string()))?;
+        let bucket = Bucket::new(endpoint, style, bucket.to_owned(), region)
+            .map_err(|error| bad(&error.to_string()))?;
         let key = profile.get(&["AWS_ACCESS_KEY_ID"], "aws_access_key_id");
         let secret = profile.get(&["AWS_SECRET_ACCESS_KEY"], "aws_secret_access_key");
         let session = profile.get(&["AWS_SESSION_TOKEN"], "aws_session_token");
@@ -78,6 +80,7 @@ pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<Listin
     let host = || store.bucket.base_url().host_str().unwrap_or_default().to_owned();
     let mut entries = Vec::new();
     let mut next: Option<String> = None;
+    let mut n_pages = 0;
     loop {
         let mut list = store.bucket.list_objects_v2(Option::as_ref(&store.credentials));
         list.with_prefix(prefix.to_owned());
@@ -85,22 +88,30 @@ pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<Listin
             list.with_continuation_token(token.clone());
         }
         let url = list.sign(VALID);
-        let missing =
-            || RemoteError::NoCheckpoint { address: address.clone(), host: host(), said: None };
+        let missing = || RemoteError::NoCheckpoint { address: address.clone(), host: host(), said: None };
         let target = Target::signed(move || url.clone(), None, None);
         let (_, page) = client.text(&target, PAGE_BYTES)?.ok_or_else(missing)?;
+        n_pages += 1;
         let page = ListObjectsV2::parse_response(&String::from_utf8_lossy(&page))
             .map_err(|error| bad(&error.to_string()))?;
         for object in page.contents {
-            let name = object.key.strip_prefix(prefix).filter(|name| !name.is_empty() && !name.ends_with('/'));
+            let name =
+                object.key.strip_prefix(prefix).filter(|name| !name.is_empty() && !name.ends_with('/'));
             let Some(name) = name.map(str::to_owned) else { continue };
             let n_bytes = object.size.ok_or_else(|| bad("an object without a size"))?;
             let target = Arc::new(store.object(&object.key, Some(n_bytes), object.etag));
             entries.push(Entry { name, n_bytes, digest: None, target });
         }
-        next = page.next_continuation_token;
-        if next.is_none() || entries.len() > 1_000_000 {
+        let last = std::mem::replace(&mut next, page.next_continuation_token);
+        if next.is_none() {
             break;
+        }
+        if next == last {
+            return Err(bad("a page that is followed by itself"));
+        }
+        let (found, limit) = (entries.len() as u64, MAX_FILES as u64);
+        if found > limit || n_pages > MAX_PAGES {
+            return Err(RemoteError::TooMuch { url: address.clone(), what: "files", found, limit });
         }
     }
     if entries.is_empty() {

@@ -15,18 +15,15 @@ use crate::remote::listing::{Digest, Entry};
 
 /// The digest of a file in the making.
 pub(super) enum Sum {
-    /// The server promises none.
-    Unknown,
     Sha256(Sha256),
     GitBlob(Sha1),
 }
 
 impl Sum {
-    /// That of no bytes.
+    /// That of no bytes, of the kind that the server promises; where it promises none, SHA-256.
     pub(super) fn new(entry: &Entry) -> Self {
         match &entry.digest {
-            None => Self::Unknown,
-            Some(Digest::Sha256(_)) => Self::Sha256(Sha256::new()),
+            None | Some(Digest::Sha256(_)) => Self::Sha256(Sha256::new()),
             // git: "blob", the length, and a zero go first
             Some(Digest::GitBlob(_)) => {
                 Self::GitBlob(Sha1::new_with_prefix(format!("blob {}\0", entry.n_bytes)))
@@ -37,9 +34,16 @@ impl Sum {
     /// More bytes.
     pub(super) fn update(&mut self, bytes: &[u8]) {
         match self {
-            Self::Unknown => {}
             Self::Sha256(hash) => hash.update(bytes),
             Self::GitBlob(hash) => hash.update(bytes),
+        }
+    }
+
+    /// The number, in hexadecimal.
+    pub(super) fn finish(self) -> String {
+        match self {
+            Self::Sha256(hash) => hex(&hash.finalize()),
+            Self::GitBlob(hash) => hex(&hash.finalize()),
         }
     }
 
@@ -48,16 +52,23 @@ impl Sum {
     /// # Errors
     /// [`RemoteError::Digest`].
     pub(super) fn check(self, entry: &Entry) -> Result<(), RemoteError> {
-        let (what, found) = match self {
-            Self::Unknown => return Ok(()),
-            Self::Sha256(hash) => ("SHA-256", hex(&hash.finalize())),
-            Self::GitBlob(hash) => ("git's SHA-1", hex(&hash.finalize())),
+        Self::compare(entry, &self.finish())
+    }
+
+    /// The same of a number that is known.
+    ///
+    /// # Errors
+    /// [`RemoteError::Digest`].
+    pub(super) fn compare(entry: &Entry, found: &str) -> Result<(), RemoteError> {
+        let (what, expected) = match &entry.digest {
+            None => return Ok(()),
+            Some(Digest::Sha256(sum)) => ("SHA-256", sum.to_ascii_lowercase()),
+            Some(Digest::GitBlob(sum)) => ("git's SHA-1", sum.to_ascii_lowercase()),
         };
-        let expected = entry.digest.as_ref().map_or("", Digest::hex).to_ascii_lowercase();
         if found == expected {
             return Ok(());
         }
-        Err(RemoteError::Digest { file: entry.target.shown(), what, expected, found })
+        Err(RemoteError::Digest { file: entry.target.shown(), what, expected, found: found.to_owned() })
     }
 }
 

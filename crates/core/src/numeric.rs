@@ -3,6 +3,14 @@
 //! Each function names the C construct or format it equals. Quantizers and conversions use these and nothing
 //! else, so that the bytes do not depend on the CPU.
 
+/// A number that somebody wrote down, in F32. `None` for what that cannot hold: no number, one beyond its range, and one so near
+/// to zero that it would become zero.
+#[must_use]
+pub fn held_by_f32(x: f64) -> Option<f32> {
+    let narrowed = x as f32;
+    (narrowed.is_finite() && (narrowed != 0.0 || x == 0.0)).then_some(narrowed)
+}
+
 /// F32 to F16 bits: round to nearest even, overflow to infinity, NaN to `sign | 0x7e00`.
 ///
 /// # Exactness
@@ -148,6 +156,16 @@ pub fn c_max(a: f32, b: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_f32_cannot_hold_is_told() {
+        for held in [0.0, -0.0, 1e-5, 1e-45, -3.4e38, 1e-40] {
+            assert_eq!(held_by_f32(held), Some(held as f32), "{held}");
+        }
+        for lost in [1e-50, -1e-46, 5e-324, 3.5e38, f64::MAX, f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+            assert_eq!(held_by_f32(lost), None, "{lost}");
+        }
+    }
 
     #[test]
     fn f16_round_trips_and_matches_half() {

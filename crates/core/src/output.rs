@@ -40,7 +40,7 @@ pub use crowd::OutputSet;
 pub use destination::{Destination, Obstacle, OutputError, check_name};
 pub use edit_lock::{EditLock, EditLockError};
 pub use guard::{CARD_DRAFT, FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
-pub use new_directory::NewDirectory;
+pub use new_directory::{NewDirectory, ScratchDirectory};
 pub use shared::{Begun, SharedOutput};
 pub use write_back::WriteBack;
 

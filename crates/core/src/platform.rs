@@ -83,13 +83,13 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
     }
 }
 
-/// Makes a directory appear at another path as well, which is not there yet: by a link, where users may make links. Where they may
-/// not (Windows), by a directory with another name (a hard link) for each of its files, for which both have to lie on one volume.
+/// Makes a file appear at another path as well, which is not there yet: by a link, where users may make links. Where they may
+/// not (Windows), by another name (a hard link), for which both have to lie on one volume.
 ///
 /// # Errors
 /// I/O errors; two volumes where one is needed.
-pub fn show_directory_at(directory: &Path, path: &Path) -> io::Result<()> {
-    system::show_directory_at(directory, path)
+pub fn show_file_at(file: &Path, path: &Path) -> io::Result<()> {
+    system::show_file_at(&file.canonicalize()?, path)
 }
 
 /// Sets the length of a file, and takes the room for it on the disk, so that a full disk shows now and not in the middle of a
@@ -136,8 +136,8 @@ mod system {
         Ok(found.f_bavail.saturating_mul(found.f_frsize))
     }
 
-    pub(super) fn show_directory_at(directory: &Path, path: &Path) -> io::Result<()> {
-        std::os::unix::fs::symlink(directory.canonicalize()?, path)
+    pub(super) fn show_file_at(file: &Path, path: &Path) -> io::Result<()> {
+        std::os::unix::fs::symlink(file, path)
     }
 
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
@@ -224,18 +224,8 @@ mod system {
         fs4::available_space(path)
     }
 
-    pub(super) fn show_directory_at(directory: &Path, path: &Path) -> io::Result<()> {
-        fs_err::create_dir(path)?;
-        for entry in fs_err::read_dir(directory)? {
-            let entry = entry?;
-            let (from, to) = (entry.path(), path.join(entry.file_name()));
-            if from.is_dir() {
-                show_directory_at(&from, &to)?;
-            } else {
-                fs_err::hard_link(from.canonicalize()?, to)?;
-            }
-        }
-        Ok(())
+    pub(super) fn show_file_at(file: &Path, path: &Path) -> io::Result<()> {
+        fs_err::hard_link(file, path)
     }
 
     /// The length is room on the disk, too.
@@ -281,16 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_appears_at_another_path() {
+    fn a_file_appears_at_another_path() {
         let dir = tempfile::tempdir().unwrap();
         let (kept, shown) = (dir.path().join("kept"), dir.path().join("shown"));
-        fs_err::create_dir_all(kept.join("below")).unwrap();
-        fs_err::write(kept.join("a"), "1").unwrap();
-        fs_err::write(kept.join("below/b"), "2").unwrap();
-        show_directory_at(&kept, &shown).unwrap();
-        assert_eq!(fs_err::read_to_string(shown.join("a")).unwrap(), "1");
-        assert_eq!(fs_err::read_to_string(shown.join("below/b")).unwrap(), "2");
-        assert!(show_directory_at(&kept, &shown).is_err());
+        fs_err::write(&kept, "1").unwrap();
+        show_file_at(&kept, &shown).unwrap();
+        assert_eq!(fs_err::read_to_string(&shown).unwrap(), "1");
+        assert!(show_file_at(&kept, &shown).is_err());
+        assert!(show_file_at(&dir.path().join("missing"), &dir.path().join("other")).is_err());
     }
 
     #[test]

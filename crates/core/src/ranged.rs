@@ -32,6 +32,11 @@ pub trait RangedFile: Send + Sync + fmt::Debug {
 pub trait RangedDirectory: Send + Sync + fmt::Debug {
     /// The file of a name, relative to the directory; `None` for a file that lies in the directory.
     fn file(&self, name: &Path) -> Option<Arc<dyn RangedFile>>;
+
+    /// The folder to which links in the directory lead, if it is made of links.
+    fn folder_of_links(&self) -> Option<&Path> {
+        None
+    }
 }
 
 struct Registered {
@@ -72,6 +77,16 @@ pub fn register(root: &Path, shown: &str, directory: Arc<dyn RangedDirectory>) -
 pub fn find(path: &Path) -> Option<Arc<dyn RangedFile>> {
     let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
     open.iter().find_map(|open| open.directory.as_ref()?.file(path.strip_prefix(&open.root).ok()?))
+}
+
+/// Whether links in the directory `root` may lead to `found`: it was made of links to the folder that this lies in.
+#[must_use]
+pub fn may_lead_to(root: &Path, found: &Path) -> bool {
+    let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
+    let folder = |open: &Registered| {
+        open.directory.as_ref()?.folder_of_links().map(|folder| found.starts_with(folder))
+    };
+    open.iter().filter(|open| root.starts_with(&open.root)).any(|open| folder(open) == Some(true))
 }
 
 /// A message for people, with the names they know in place of the directories of this machine.

@@ -9,8 +9,8 @@ use serde_json::json;
 use crate::arch::OutType;
 use crate::calibrate::{
     BatchRange, CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, Layer, LayerMoments,
-    LayerSums, PartWriter, SELF_NAME, SelfTextKeeper, Statistics, StatisticsPart, StatisticsWriter, TextOptions,
-    TextSource,
+    LayerSums, PartWriter, SELF_NAME, SelfTextKeeper, Statistics, StatisticsPart, StatisticsWriter,
+    TextOptions, TextSource,
 };
 use crate::cli::quantize::calibrate::{CalibrateArgs, SolverName};
 use crate::cli::quantize::keep::KeepArgs;

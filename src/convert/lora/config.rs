@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json};
 use crate::checkpoint::AdapterDir;
 use crate::checkpoint::json::as_f64;
 use crate::convert::lora::AdapterError;
+use crate::core::numeric::held_by_f32;
 
 /// Tokens whose rows are trained.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl AdapterConfig {
         if let Some((key, found)) = changes_base(config) {
             return Err(AdapterError::ChangesBase { path, key, found });
         }
-        let number = |value: &Json| as_f64(value).filter(|value| (*value as f32).is_finite());
+        let number = |value: &Json| as_f64(value).filter(|&value| held_by_f32(value).is_some());
         // Rows that take the place of others have no strength.
         let one = Json::from(1);
         let alpha = config.get("lora_alpha").filter(|value| !value.is_null());

@@ -19,7 +19,11 @@ fn shelf(dir: &Path, manners: Manners) -> Server {
     run_well(dir, &server, &[], &["hf2gguf", &local, "--type", "f32", "-q", "-o", "shelf/short.gguf"]);
     fs_err::write(dir.join("long.txt"), "x".repeat(LONG)).unwrap();
     inspect_well(dir, &server, &["set", "shelf/short.gguf", "a.long=str:@long.txt", "-o", "shelf/long.gguf"]);
-    inspect_well(dir, &server, &["split", "shelf/short.gguf", "--split-max-tensors", "15", "-o", "shelf/cut"]);
+    inspect_well(
+        dir,
+        &server,
+        &["split", "shelf/short.gguf", "--split-max-tensors", "15", "-o", "shelf/cut"],
+    );
     let whole = fs_err::read(shelf.join("long.gguf")).unwrap();
     fs_err::write(shelf.join("half.gguf"), &whole[..LONG / 2]).unwrap();
     fs_err::write(shelf.join("page.gguf"), "<!doctype html><title>Sign in</title>").unwrap();

@@ -10,6 +10,7 @@ use super::destination::{self, Destination, Obstacle, OutputError, check_name};
 use super::lock::{self, Lock};
 use super::temporary::{builder, inherit};
 use super::{OutputFile, OutputSet, again, fault, leftovers, named, parent, sync_directory};
+use crate::mmap::faults::{self, Watch};
 
 /// A directory that is new or empty. Dropped before it is committed, it is as it was.
 #[derive(Debug)]
@@ -208,6 +209,44 @@ pub(super) fn make_locked(target: &Path, mode: u32) -> io::Result<(PathBuf, Opti
     Ok((path.keep().map_err(|error| error.error)?, open))
 }
 
+/// A directory for as long as a run needs it. It is locked. Dropped, it vanishes with all that is in it; what runs that
+/// were killed have left of such directories goes when the next is made.
+#[derive(Debug)]
+pub struct ScratchDirectory {
+    path: PathBuf,
+    /// For a run that ends without unwinding.
+    _watch: Watch,
+    /// Open for the lock.
+    _open: Option<File>,
+}
+
+impl ScratchDirectory {
+    /// Makes a directory in `place`; its name begins with a dot and `name`.
+    ///
+    /// # Errors
+    /// The file system refused.
+    pub fn create(place: &Path, name: &str) -> io::Result<Self> {
+        let target = place.join(name);
+        // What cannot be cleared is no obstacle: it may be somebody else's.
+        let _ = leftovers::clear_directories(&target);
+        let (path, open) = make_locked(&target, 0o700)?;
+        let watch = faults::temporary(&path);
+        Ok(Self { path, _watch: watch, _open: open })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ScratchDirectory {
+    fn drop(&mut self) {
+        let _ = fs_err::remove_dir_all(&self.path);
+    }
+}
+
 /// A directory on its way. It is locked. Dropped, it vanishes with all that is in it.
 #[derive(Debug)]
 struct Temporary {
@@ -287,6 +326,22 @@ mod tests {
         }
         assert_eq!(entries(root.path()), ["a", "own"]);
         assert_eq!(entries(&root.path().join("a/b")), ["c"]);
+    }
+
+    #[test]
+    fn scratch_goes_with_its_run_or_with_the_next() {
+        let place = tempfile::tempdir().unwrap();
+        let dead = place.path().join(".work.abc123.tmp");
+        fs_err::create_dir(&dead).unwrap();
+        fs_err::write(dead.join("file"), "x").unwrap();
+        fs_err::create_dir(place.path().join(".other.abc123.tmp")).unwrap();
+        let first = ScratchDirectory::create(place.path(), "work").unwrap();
+        fs_err::write(first.path().join("file"), "x").unwrap();
+        let second = ScratchDirectory::create(place.path(), "work").unwrap();
+        assert!(first.path().join("file").exists() && second.path().exists() && !dead.exists());
+        drop(first);
+        drop(second);
+        assert_eq!(entries(place.path()), [".other.abc123.tmp"]);
     }
 
     #[test]

@@ -159,7 +159,9 @@ impl SharedOutput {
             let file = match again(|| options.open(self.data())) {
                 Ok(file) => file,
                 // Another run was faster, or gave it its name.
-                Err(error) if [io::ErrorKind::AlreadyExists, io::ErrorKind::NotFound].contains(&error.kind()) => {
+                Err(error)
+                    if [io::ErrorKind::AlreadyExists, io::ErrorKind::NotFound].contains(&error.kind()) =>
+                {
                     continue;
                 }
                 Err(error) => return Err(failed(error)),
@@ -242,7 +244,8 @@ impl SharedOutput {
             return Ok(missing);
         } else if !self.is_target(written.as_ref(), sync).map_err(failed)? {
             remove(&self.mark(self.number)).map_err(failed)?;
-            let text = format!("{}: removed while it was written: start every part again", self.data().display());
+            let text =
+                format!("{}: removed while it was written: start every part again", self.data().display());
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
         self.clear(self.attempt).map_err(failed)?;
@@ -409,7 +412,12 @@ mod tests {
             (1..=COUNT).for_each(|number| drop(run(dir, number).unwrap()));
             change(&dir.join("m.gguf"));
             assert_eq!(run(dir, 3).unwrap(), [1, 2]);
-            assert_eq!(names(dir).iter().filter(|name| name.contains(".done")).count(), 0, "{:?}", names(dir));
+            assert_eq!(
+                names(dir).iter().filter(|name| name.contains(".done")).count(),
+                0,
+                "{:?}",
+                names(dir)
+            );
             assert_eq!(run(dir, 1).unwrap(), [2]);
             assert_eq!(run(dir, 2).unwrap(), [0; 0]);
             assert_eq!(whole(dir), WHOLE);
