@@ -31,7 +31,7 @@ mod type_names;
 pub mod verify;
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::ExitCode;
@@ -230,8 +230,14 @@ impl Session {
     /// I/O errors. A closed pipe ends the program well: return it.
     pub fn print(&self, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> anyhow::Result<()> {
         self.progress.suspend(|| {
-            let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-            write(&mut out)?;
+            let out = std::io::stdout().lock();
+            let is_terminal = out.is_terminal();
+            let mut out = std::io::BufWriter::new(out);
+            if is_terminal {
+                write(&mut render::to_terminal(&mut out))?
+            } else {
+                write(&mut out)?
+            }
             out.flush()
         })?;
         Ok(())
@@ -262,7 +268,7 @@ impl Session {
     /// As [`Session::print`].
     pub fn print_json(&self, document: &serde_json::Value) -> anyhow::Result<()> {
         self.print(|out| {
-            serde_json::to_writer_pretty(&mut *out, document)?;
+            render::write_json(out, document)?;
             writeln!(out)
         })
     }

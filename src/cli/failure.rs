@@ -97,7 +97,7 @@ impl Failure {
             "error": { "message": self.message, "hints": self.hints, "exit_code": self.exit.code() }
         });
         // A closed standard output is the reader's choice.
-        let _ = writeln!(std::io::stdout(), "{document:#}");
+        let _ = render::json_text(&document).map(|text| std::io::stdout().write_all(text.as_bytes()));
     }
 }
 

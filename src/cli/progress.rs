@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::cli::render::{count, message, plural};
 use crate::core::progress::Progress;
 use crate::core::ranged;
-use crate::core::text;
+use crate::core::text::{self, escape};
 use pace::{Pace, rough};
 
 /// Time between two plain lines.
@@ -231,7 +231,7 @@ impl Progress for TerminalProgress {
         if self.mode == Mode::Bar {
             let bar = ProgressBar::new(total_bytes)
                 .with_style(style(BAR))
-                .with_message(ranged::shown(&title).into_owned());
+                .with_message(escape(&ranged::shown(&title)).into_owned());
             if let Some(before) = lock(&self.bar).replace(bar) {
                 before.finish_and_clear();
             }
@@ -263,10 +263,10 @@ impl Progress for TerminalProgress {
         let n_steps = self.n_steps.load(Ordering::Relaxed);
         if self.mode == Mode::Lines {
             let line = stage.line(done, n_steps, now);
-            let _ = writeln!(io::stderr(), "{}", ranged::shown(&line));
+            let _ = writeln!(io::stderr(), "{}", escape(&ranged::shown(&line)));
         } else if let Some(bar) = lock(&self.bar).as_ref() {
             let [above, behind] = stage.lines(done, n_steps, now);
-            bar.set_message(ranged::shown(&above).into_owned());
+            bar.set_message(escape(&ranged::shown(&above)).into_owned());
             bar.set_prefix(behind);
             bar.set_position(done);
         }

@@ -1,5 +1,6 @@
 //! What the programs print: errors with hints, tables, numbers.
 
+mod foreign;
 pub(crate) mod markdown;
 mod screen;
 mod table;
@@ -13,6 +14,7 @@ use crate::core::ranged::shown;
 pub(crate) use crate::core::text::count;
 use crate::core::text::escape;
 
+pub(crate) use foreign::{json_text, message_text, to_terminal, write_json};
 pub(crate) use screen::{Screen, Style, styled};
 pub(crate) use table::{Align, Cell, Table, shorten};
 
@@ -23,7 +25,7 @@ pub(crate) fn labelled(label: &str, text: &str) -> String {
         "warning" => Style::Doubtful,
         _ => Style::Note,
     };
-    format!("{}: {text}", Screen::stderr().paint(style, label))
+    format!("{}: {}", Screen::stderr().paint(style, label), message_text(text))
 }
 
 /// Prints `label: text` to standard error.

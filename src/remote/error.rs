@@ -84,7 +84,10 @@ pub enum RemoteError {
     #[error("{url}: no list of files: {reason}")]
     Listing { url: String, reason: String },
     /// A name in a list that must not become a path.
-    #[error("{url}: file name `{}` leads out of the directory", escape(name))]
+    #[error(
+        "{url}: file name `{}`: it leads out of the directory, or holds what no name should",
+        escape(name)
+    )]
     Name { url: String, name: String },
     /// More than anyone would have.
     #[error("{url}: {what}: {found}, at most {limit} allowed")]

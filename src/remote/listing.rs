@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 use url::Url;
 
+use crate::core::text::is_unsafe;
 use crate::remote::address::shown;
 use crate::remote::client::{Client, Target};
 use crate::remote::error::RemoteError;
@@ -248,7 +249,8 @@ pub(super) fn is_inside(name: &str) -> bool {
         !part.is_empty()
             && part != "."
             && part != ".."
-            && !part.contains(['\\', ':', '\0'])
+            && !part.contains(['\\', ':'])
+            && !part.chars().any(is_unsafe)
             && part.len() <= 255
     };
     name.len() <= 1024 && name.split('/').all(is_plain)
@@ -279,7 +281,21 @@ mod tests {
         for name in ["config.json", "1_Pooling/config.json", "a b"] {
             assert!(is_inside(name), "{name}");
         }
-        for name in ["", "../x", "a/../b", "/etc/passwd", "a//b", "a\\b", "C:x", "a/", ".", "x\0"] {
+        for name in [
+            "",
+            "../x",
+            "a/../b",
+            "/etc/passwd",
+            "a//b",
+            "a\\b",
+            "C:x",
+            "a/",
+            ".",
+            "x\0",
+            "a\u{1b}[2Jb",
+            "gpj\u{202e}exe",
+            "a\nb",
+        ] {
             assert!(!is_inside(name), "{name}");
         }
         assert!(!is_inside(&"x".repeat(300)));

@@ -7,16 +7,40 @@ use std::fmt::Write as _;
 /// appear as `\u{..}`.
 #[must_use]
 pub fn escape(text: &str) -> Cow<'_, str> {
-    let is_unsafe = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
-    };
+    escape_but(text, |_| false)
+}
+
+/// The same for a text of several lines, which stay lines.
+#[must_use]
+pub fn escape_lines(text: &str) -> Cow<'_, str> {
+    escape_but(text, |c| matches!(c, '\n' | '\t'))
+}
+
+/// A character that a terminal may obey, or that is not to be seen: controls, changes of direction, separators of lines, tags.
+#[must_use]
+pub fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
+fn escape_but(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let is_unsafe = |c: char| is_unsafe(c) && !is_kept(c);
     if !text.chars().any(is_unsafe) {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         match c {
+            c if is_kept(c) => out.push(c),
             '\n' => out.push_str("\\n"),
             '\t' => out.push_str("\\t"),
             '\r' => out.push_str("\\r"),

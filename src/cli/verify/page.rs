@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::cli::guard::Guard;
+use crate::cli::render::json_text;
 use crate::cli::verify::report::{self, ModelReport};
 use crate::cli::{Session, UsageError};
 use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
@@ -113,7 +114,7 @@ impl Reports {
                     if let Some(map) = document.as_object_mut() {
                         map.insert("run".to_owned(), json!(page.run));
                     }
-                    serde_json::to_string_pretty(&document)? + "\n"
+                    json_text(&document)?
                 }
             };
             let file = OutputFile::create(path)?;

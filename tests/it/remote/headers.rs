@@ -139,7 +139,7 @@ fn what_is_no_header_is_told_as_of_files_here() {
     // A part that is missing is missed as one here.
     fs_err::remove_file(dir.join("shelf/cut-00003-of-00003.gguf")).unwrap();
     let (code, said) = inspect(dir, &server, &["org/shelf/cut-00001-of-00003.gguf"]);
-    assert!(code == Some(3) && said.contains("cut-00003-of-00003.gguf"), "{said}");
+    assert!(code == Some(1) && said.contains("cut-00003-of-00003.gguf: part 3 of 3 is missing"), "{said}");
     let (code, said) = inspect(dir, &server, &["dump", "org/shelf/cut-00001-of-00003.gguf", "--json"]);
     assert!(serde_json::from_str::<Json>(&said).is_ok() && code == Some(0), "{said}");
 }
