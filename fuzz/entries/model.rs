@@ -94,7 +94,7 @@ pub(super) fn engine(data: &[u8]) -> bool {
     if n_vocab == 0 || n_vocab > 1 << 12 || n_embd > 1 << 12 || plan.layers.len() > 8 {
         return false;
     }
-    let options = EngineOptions { n_threads: 1, memory_bytes: 64 << 20, level: SimdLevel::detect() };
+    let options = EngineOptions { n_threads: 1, memory_bytes: 64 << 20, ..EngineOptions::default() };
     let engine = Engine::new(plan, &file, options).expect("one thread");
     let numbers = &mut Numbers::of(data);
     let tokens: Vec<u32> = (0..3).map(|_| numbers.below(n_vocab as u64) as u32).collect();

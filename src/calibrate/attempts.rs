@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::calibrate::fidelity::{FidelityOptions, Judged, Keep, Solver, WORTH_IT};
 use crate::calibrate::importance::total_importance;
-use crate::calibrate::matrices::{MatrixSolver, Target};
+use crate::calibrate::matrices::{MatrixSolver, Target, solver_bytes};
 use crate::calibrate::run::{CalibrateOptions, CalibrationRun};
 use crate::calibrate::sequential::{Followed, Task};
 use crate::calibrate::solved::SolvedBlocks;
@@ -175,7 +175,9 @@ impl Attempts<'_> {
         let wants = |meta: &TensorMeta| if is_saved { meta.shape.rank() > 1 } else { is_solved(&meta.name) };
         let calibrate =
             CalibrateOptions { engine: self.options.engine, wants: &wants, dir: self.options.dir };
-        let run = CalibrationRun::new(self.model, self.text, calibrate)?;
+        let tensors = self.input.source.tensors();
+        let solver_bytes = solver_bytes(tensors, self.targets.values(), self.options.engine.n_threads);
+        let run = CalibrationRun::new(self.model, self.text, calibrate)?.with_consumer(solver_bytes)?;
         let sums = run.run(self.progress, &mut |layer| {
             if let Some(writer) = &mut writer {
                 writer.add(&layer)?;

@@ -4,14 +4,18 @@ use crate::calibrate::CalibrateError;
 use crate::calibrate::solved::SolvedBlocks;
 use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
-use crate::core::{GgmlType, TensorSource};
+use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::engine::{EngineError, WeightReader};
 use crate::solve::{
     Correction, InputCorrection, Metric, PANEL_ROWS, SolveError, SolveOptions, Start, solve_rows,
+    solves_by_grid,
 };
 
 /// Floats of weights that are solved together; at least [`PANEL_ROWS`] rows for each thread.
 const CHUNK_ELEMS: usize = 16 << 20;
+
+/// Bytes for each column that a thread takes.
+const LANE_BYTES: u64 = 2 << 10;
 
 /// A tensor to solve.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +42,33 @@ pub(super) enum Corrected<'a> {
     Inputs(&'a InputCorrection),
     /// Of one matrix: what it is to make good, `[n_rows, n_cols]`.
     Outputs(&'a Correction, &'a [f32]),
+}
+
+/// Rows of weights that are solved together.
+fn chunk_rows(n_cols: usize) -> usize {
+    (CHUNK_ELEMS / n_cols.max(1)).max(PANEL_ROWS).next_multiple_of(PANEL_ROWS)
+}
+
+/// Bytes that solving one matrix after the other takes at most: the moments of the widest and its factors
+/// ([`Metric::new`], [`solve_rows`]), rows of weights and their blocks, the lanes of each thread.
+pub(super) fn solver_bytes<'a>(
+    tensors: &[TensorMeta],
+    targets: impl Iterator<Item = &'a Target>,
+    n_threads: usize,
+) -> u64 {
+    let of_target = |target: &Target| {
+        let meta = &tensors[target.tensor];
+        let (n_cols, n_rows) = (meta.shape.n_cols(), meta.shape.n_rows());
+        let factors = if solves_by_grid(target.ty) { 32 } else { 20 };
+        let rows = n_rows.min(chunk_rows(usize::try_from(n_cols).unwrap_or(usize::MAX)) as u64);
+        let bytes_of_rows = |ty: GgmlType| ty.row_bytes(n_cols).unwrap_or(0).saturating_mul(rows);
+        let source = if meta.ty == GgmlType::F32 { 0 } else { bytes_of_rows(meta.ty) };
+        let weights =
+            (4 * n_cols).saturating_mul(rows).saturating_add(source).saturating_add(bytes_of_rows(target.ty));
+        let lanes = (LANE_BYTES * n_cols).saturating_mul(n_threads as u64);
+        (factors * n_cols).saturating_mul(n_cols).saturating_add(weights).saturating_add(lanes)
+    };
+    targets.map(of_target).max().unwrap_or(0)
 }
 
 impl MatrixSolver<'_> {
@@ -81,7 +112,7 @@ impl MatrixSolver<'_> {
         let n_rows = self.n_rows(target);
         let row_bytes = target.ty.row_bytes(n_cols as u64).and_then(|n| usize::try_from(n).ok());
         let row_bytes = row_bytes.ok_or(SolveError::Columns { ty: target.ty, n_cols })?;
-        let step = (CHUNK_ELEMS / n_cols.max(1)).max(PANEL_ROWS).next_multiple_of(PANEL_ROWS);
+        let step = chunk_rows(n_cols);
         let (mut bytes, mut floats, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
         for first in (0..n_rows).step_by(step) {
             if self.progress.is_cancelled() {

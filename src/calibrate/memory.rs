@@ -6,7 +6,7 @@ use crate::calibrate::CalibrateError;
 use crate::calibrate::collector::Wanted;
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::plan::{Dense, Ffn, KvSource, LayerPlan, Mixer, Moe};
-use crate::engine::{Gram, GramSum, GraphPlan};
+use crate::engine::{EngineOptions, Gram, GramSum, GraphPlan};
 
 /// Bytes that a run takes at most, beside the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,16 +25,25 @@ impl Needs {
         Self { all_bytes: n_bytes, least_bytes: n_bytes, spilled_bytes: 0 }
     }
 
+    /// The same with so many bytes more.
+    pub(super) fn beside(self, n_bytes: u64) -> Self {
+        Self {
+            all_bytes: self.all_bytes.saturating_add(n_bytes),
+            least_bytes: self.least_bytes.saturating_add(n_bytes),
+            spilled_bytes: self.spilled_bytes,
+        }
+    }
+
     /// Whether hidden states have to go to files.
     ///
     /// # Errors
     /// [`CalibrateError::Memory`] if the budget does not do even so.
-    pub(super) fn spills(&self, budget_bytes: u64, tokens: usize) -> Result<bool, CalibrateError> {
-        let needed_bytes = self.least_bytes;
+    pub(super) fn spills(&self, options: &EngineOptions, tokens: usize) -> Result<bool, CalibrateError> {
+        let (needed_bytes, budget_bytes) = (self.least_bytes, options.memory_bytes);
         if needed_bytes > budget_bytes {
             return Err(CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
         }
-        Ok(self.all_bytes > budget_bytes)
+        Ok(self.all_bytes > options.elastic_bytes())
     }
 }
 

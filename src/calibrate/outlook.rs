@@ -1,6 +1,7 @@
 //! What a calibration would take, told without running the model.
 
 use crate::calibrate::fidelity::{FidelityOptions, Solver, Targets, targets};
+use crate::calibrate::matrices::solver_bytes;
 use crate::calibrate::memory::Needs;
 use crate::calibrate::{CalibrateError, CalibrationText, run, sequential};
 use crate::core::{GgmlType, TensorMeta};
@@ -22,6 +23,8 @@ pub struct Outlook {
     pub needs: Needs,
     /// Bytes of memory that it may take.
     pub budget_bytes: u64,
+    /// Bytes of these that the program does not hold already.
+    pub free_bytes: u64,
     /// Bytes of the blocks that are kept in a file until the output is written.
     pub block_bytes: u64,
 }
@@ -37,7 +40,7 @@ impl Outlook {
     /// Whether hidden states go to files.
     #[must_use]
     pub fn is_spilling(&self) -> bool {
-        self.needs.all_bytes > self.budget_bytes
+        self.needs.all_bytes > self.free_bytes
     }
 
     /// Looks at a model, its text and what is asked for.
@@ -59,13 +62,18 @@ impl Outlook {
             Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
         };
         let needs = if let Some(statistics) = options.keep.statistics {
-            Needs::in_memory(statistics.layer_bytes())
+            let solver = solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
+            Needs::in_memory(statistics.layer_bytes()).beside(solver)
         } else {
             let engine = Engine::new(plan, model.source, options.engine)?;
             let wants = |meta: &TensorMeta| targets.contains_key(&meta.name);
             match options.solver {
                 Solver::Sequential => sequential::needs(&engine, text.lengths()),
-                Solver::Gptq | Solver::Reference => run::needs(model, &engine, text, &wants),
+                Solver::Gptq | Solver::Reference => {
+                    let solver =
+                        solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
+                    run::needs(model, &engine, text, &wants).beside(solver)
+                }
             }
         };
         let tensors = input.source.tensors();
@@ -83,6 +91,7 @@ impl Outlook {
             without_solver,
             needs,
             budget_bytes: options.engine.memory_bytes,
+            free_bytes: options.engine.elastic_bytes(),
             block_bytes,
         })
     }

@@ -99,9 +99,21 @@ impl<'a> CalibrationRun<'a> {
         }
         let n_tokens = batches.iter().map(|batch| batch.n_tokens).sum();
         let needs = needs_of(model, &engine, (text, n_tokens), options.wants);
-        let is_spilling = needs.spills(options.engine.memory_bytes, n_tokens)?;
+        let is_spilling = needs.spills(&options.engine, n_tokens)?;
         let engine = if is_spilling { engine.spilling(options.dir) } else { engine };
         Ok(Self { engine, text, options, needs, batches, range })
+    }
+
+    /// The same where whoever takes the moments needs so many bytes while the run goes on.
+    ///
+    /// # Errors
+    /// [`CalibrateError::Memory`] with the smallest budget that is enough.
+    pub fn with_consumer(mut self, n_bytes: u64) -> Result<Self, CalibrateError> {
+        self.needs = self.needs.beside(n_bytes);
+        if self.needs.spills(&self.options.engine, self.n_tokens())? {
+            self.engine = self.engine.spilling(self.options.dir);
+        }
+        Ok(self)
     }
 
     /// Which batches the run has.

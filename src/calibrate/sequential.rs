@@ -75,7 +75,7 @@ impl Task<'_> {
         let mut leader = Engine::new(self.model.plan()?, self.model.source, self.engine)?;
         let mut follower = Engine::new(self.model.plan()?, &stream, self.engine)?;
         let needs = needs(&leader, self.text.lengths());
-        let is_spilling = needs.spills(self.engine.memory_bytes, self.text.n_tokens())?;
+        let is_spilling = needs.spills(&self.engine, self.text.n_tokens())?;
         if is_spilling {
             (leader, follower) = (leader.spilling(self.dir), follower.spilling(self.dir));
         }

@@ -138,7 +138,7 @@ fn check_budget(
             run::needs(model, &engine, text, &wants)
         }
     };
-    needs.spills(options.engine.memory_bytes, text.n_tokens()).map(drop)
+    needs.spills(&options.engine, text.n_tokens()).map(drop)
 }
 
 /// A size that cannot be had is told of before the model is run: by an importance matrix of the same keys, and columns that

@@ -29,6 +29,7 @@ use crate::cli::verify::judge::VerifyArgs;
 use crate::cli::verify::logits::LogitsArgs;
 use crate::cli::{Common, Exit, Session, Tool};
 use crate::core::mmap::address_space_bytes;
+use crate::core::platform::held_bytes;
 use crate::engine::EngineOptions;
 use crate::verify::{Rows, Scoring, Span};
 
@@ -147,6 +148,7 @@ pub(crate) fn engine_options(common: &Common) -> EngineOptions {
     // Of a limited address space threads and the system's libraries need their part.
     let allowed = address_space_bytes().map_or(u64::MAX, |bytes| bytes / 4);
     options.memory_bytes = common.memory.unwrap_or(free.min(allowed));
+    options.held_bytes = held_bytes();
     options
 }
 

@@ -19,7 +19,7 @@ pub fn value_type_name(value: &Value) -> String {
 #[must_use]
 pub fn value_text(value: &Value, max_chars: Option<usize>, max_elems: Option<usize>) -> String {
     match value {
-        Value::String(bytes) => elide(&escape_bytes(bytes), max_chars),
+        Value::String(bytes) => string_text(bytes, max_chars),
         Value::Array(array) => array_text(array, max_chars, max_elems),
         other => scalar_text(other),
     }
@@ -55,15 +55,25 @@ fn scalar_text(value: &Value) -> String {
     }
 }
 
-fn elide(text: &str, max_chars: Option<usize>) -> String {
-    let n_chars = text.chars().count();
-    match max_chars {
-        Some(most) if n_chars > most => {
-            let shown: String = text.chars().take(most).collect();
-            format!("{shown}… ({n_chars} characters)")
-        }
-        _ => text.to_owned(),
+/// Bytes that are made printable at once, so that a long text that is shown in part is never there twice.
+const PIECE_BYTES: usize = 4096;
+
+/// A string as people read it, of at most so many characters.
+fn string_text(bytes: &[u8], max_chars: Option<usize>) -> String {
+    let Some(most) = max_chars else { return escape_bytes(bytes) };
+    let (mut shown, mut n_chars) = (String::new(), 0usize);
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        // Whole characters: their further bytes begin with the bits 10.
+        let end =
+            (PIECE_BYTES..PIECE_BYTES + 4).find(|&at| rest.get(at).is_none_or(|byte| byte & 0xc0 != 0x80));
+        let (piece, later) = rest.split_at(end.unwrap_or(PIECE_BYTES).min(rest.len()));
+        let text = escape_bytes(piece);
+        shown.extend(text.chars().take(most.saturating_sub(n_chars)));
+        n_chars += text.chars().count();
+        rest = later;
     }
+    if n_chars > most { format!("{shown}… ({n_chars} characters)") } else { shown }
 }
 
 fn array_text(array: &Array, max_chars: Option<usize>, max_elems: Option<usize>) -> String {
@@ -72,7 +82,7 @@ fn array_text(array: &Array, max_chars: Option<usize>, max_elems: Option<usize>)
     let mut parts: Vec<_> = (0..shown)
         .filter_map(|index| array.get(index))
         .map(|elem| match &elem {
-            Value::String(bytes) => format!("\"{}\"", elide(&escape_bytes(bytes), max_chars)),
+            Value::String(bytes) => format!("\"{}\"", string_text(bytes, max_chars)),
             other => value_text(other, max_chars, max_elems),
         })
         .collect();

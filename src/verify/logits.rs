@@ -32,7 +32,7 @@ pub fn last_logits(
     }
     // The rows of logits of a group may take a quarter of the budget, but no more than is of use.
     let row_bytes = (engine.plan().n_vocab as u64).saturating_mul(4).max(1);
-    let rows_bytes = (engine.options().memory_bytes / 4).min(MOST_LOGIT_BYTES);
+    let rows_bytes = (engine.options().elastic_bytes() / 4).min(MOST_LOGIT_BYTES);
     let most_rows = (rows_bytes / row_bytes).clamp(1, encoded.len().max(1) as u64);
     let limit = engine.group_tokens_beside(most_rows.saturating_mul(row_bytes), longest)?;
     // Every batch decodes the weights anyway: a group of several would only hold more tokens.

@@ -87,7 +87,7 @@ impl Recall {
     }
 
     fn most(baseline: &Engine<'_>) -> u64 {
-        baseline.options().memory_bytes / Self::SHARE
+        baseline.options().elastic_bytes() / Self::SHARE
     }
 
     /// What the baseline in these types said over these windows, if it was run.

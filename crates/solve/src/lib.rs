@@ -54,5 +54,5 @@ mod twin;
 pub use error::SolveError;
 pub use metric::{Metric, SHRINKAGE, SHRINKAGE_OF_STREAM};
 pub use moments::SecondMoments;
-pub use rows::{PANEL_ROWS, SolveOptions, Start, can_solve, objective, solve_rows};
+pub use rows::{PANEL_ROWS, SolveOptions, Start, can_solve, objective, solve_rows, solves_by_grid};
 pub use target::{Correction, InputCorrection};

@@ -47,6 +47,12 @@ pub fn can_solve(ty: GgmlType) -> bool {
     Form::of(ty).is_some()
 }
 
+/// True if rows of the type are solved by its code book, which takes a second factor of their metric.
+#[must_use]
+pub fn solves_by_grid(ty: GgmlType) -> bool {
+    matches!(Form::of(ty), Some(Form::Grid(_)))
+}
+
 /// Chooses scales, minima and codes of rows so that `tr(E H_r Eᵀ)` is small, where `E` is what the blocks miss: error
 /// feedback with the scales of `start`, then coordinate descent.
 ///

@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value as Json};
 
+use crate::cli::inspect::SHOWN_CHARS;
 use crate::cli::render::count;
 use crate::core::TensorSource;
 use crate::core::text::{bytes, escape};
 use crate::gguf::{GgufFile, Metadata, Value};
-use crate::inspect::{self, chat_templates};
+use crate::inspect::{self, chat_templates, value_text};
 use crate::verify::Label;
 
 /// A fact: what it is about, and what it says.
@@ -63,11 +64,9 @@ struct Keys<'a> {
 
 impl Keys<'_> {
     fn text(&self, key: &str) -> Option<String> {
-        self.metadata
-            .get(key)
-            .and_then(Value::as_str)
-            .filter(|text| !text.is_empty())
-            .map(|text| escape(text).into_owned())
+        let value = self.metadata.get(key)?;
+        value.as_str().filter(|text| !text.is_empty())?;
+        Some(value_text(value, Some(SHOWN_CHARS), None))
     }
 
     /// A key of the architecture.

@@ -38,6 +38,8 @@ pub struct EngineOptions {
     pub n_threads: usize,
     /// Bytes that activations may take.
     pub memory_bytes: u64,
+    /// Bytes of these that the program holds already. Groups are smaller by them; they keep no chunk from being run.
+    pub held_bytes: u64,
     /// Vector instructions of decoders and of the loops around products, whose kernels choose their own.
     pub level: SimdLevel,
 }
@@ -47,8 +49,17 @@ impl Default for EngineOptions {
         Self {
             n_threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             memory_bytes: 1 << 30,
+            held_bytes: 0,
             level: SimdLevel::detect(),
         }
+    }
+}
+
+impl EngineOptions {
+    /// Bytes that are left of the budget for what may be larger or smaller.
+    #[must_use]
+    pub fn elastic_bytes(&self) -> u64 {
+        self.memory_bytes.saturating_sub(self.held_bytes)
     }
 }
 
@@ -190,7 +201,7 @@ impl<'a> Engine<'a> {
         if needed_bytes > budget_bytes {
             return Err(EngineError::Memory { budget_bytes, needed_bytes, tokens: chunk_len });
         }
-        let budget = budget_bytes - fixed;
+        let budget = self.options.elastic_bytes().max(needed_bytes) - fixed;
         let batch = self.batch_tokens(budget, chunk_len) as u64;
         let left =
             budget.saturating_sub(taken_bytes).saturating_sub(batch.saturating_mul(inner)) / kept.max(1);
@@ -216,7 +227,7 @@ impl<'a> Engine<'a> {
 
     /// Chunks of the batches that the memory budget allows.
     fn counts(&self, chunks: &[TokenChunk], longest: usize) -> Vec<usize> {
-        let budget = self.options.memory_bytes.saturating_sub(self.fixed_bytes(longest));
+        let budget = self.options.elastic_bytes().saturating_sub(self.fixed_bytes(longest));
         counts(chunks, self.batch_tokens(budget, longest))
     }
 
