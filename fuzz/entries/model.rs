@@ -7,7 +7,6 @@ use gguf_foundry::checkpoint::Checkpoint;
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{TensorSource, WeightSource};
 use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::gguf::{GgufFile, Value};

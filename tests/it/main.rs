@@ -49,6 +49,7 @@ mod mmproj;
 mod moe_errors;
 mod msmodelslim;
 mod native;
+mod numbers;
 mod output;
 mod prequant;
 mod quant;

@@ -3,6 +3,7 @@
 mod encrypted;
 mod headers;
 mod server;
+mod shared_cache;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -53,7 +53,7 @@ pub struct Bench {
     n_runs: AtomicUsize,
 }
 
-fn state(dir: &Path) -> State {
+fn state(dir: &Path, scenario: &Scenario) -> State {
     let mut state = State::new();
     let mut dirs = vec![dir.to_owned()];
     while let Some(at) = dirs.pop() {
@@ -62,7 +62,7 @@ fn state(dir: &Path) -> State {
             let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
             if path.is_dir() {
                 dirs.push(path);
-            } else {
+            } else if !scenario.ignores.is_some_and(|ignored| name.contains(ignored)) {
                 state.insert(name, sha256(&fs_err::read(&path).unwrap()));
             }
         }
@@ -192,13 +192,13 @@ impl Bench {
     /// The command without a fault.
     pub fn rehearse(&self, scenario: &Scenario) -> Clean {
         let place = self.place(scenario);
-        let old = state(&place);
+        let old = state(&place, scenario);
         let log = self.dir.path().join(format!("{}.log", scenario.name.replace(' ', "-")));
         let options = ["-o".to_owned(), log.display().to_string(), "-e".to_owned(), TRACED.to_owned()];
         let output = finish(&mut Self::command(scenario, &place, &options)).expect("a run that ends");
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(scenario.code), "{}: {message}", scenario.name);
-        let new = state(&place);
+        let new = state(&place, scenario);
         assert_ne!(old, new, "{}: nothing was written", scenario.name);
         fs_err::remove_dir_all(place).unwrap();
         Clean { old, new, log: fs_err::read_to_string(log).unwrap() }
@@ -230,7 +230,7 @@ impl Bench {
     ) -> Result<(), String> {
         let output = output.ok_or("it hangs")?;
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        let found = state(place);
+        let found = state(place, scenario);
         let outcome =
             judge_files(&clean.old, &clean.new, &found).map_err(|flaw| format!("{flaw}: {message}"))?;
         let left: Vec<&String> = found
@@ -284,7 +284,7 @@ impl Bench {
         if again.status.code() != Some(scenario.code) {
             return Err(format!("another run ends with {:?}: {message}", again.status.code()));
         }
-        let healed = state(place);
+        let healed = state(place, scenario);
         if healed == clean.new {
             return Ok(());
         }

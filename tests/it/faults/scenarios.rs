@@ -40,7 +40,20 @@ impl Inputs {
             "gguf-quantize",
             "stats f16.gguf --calibrate long.txt --no-self-text --calibrate-tokens 1024 --part 1/1 -o part --no-sync",
         );
+        for part in ["1/3", "2/3"] {
+            run("gguf-quantize", &format!("f16.gguf --type q6_k --part {part} --into m.gguf --no-sync"));
+        }
         Self { dir: dir.to_owned() }
+    }
+
+    /// Copies what runs have noted for one another.
+    fn copy_notes(&self, start: &str, to: &Path) {
+        for entry in fs_err::read_dir(&self.dir).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            if name.starts_with(start) {
+                self.copy(&name, to.join(&name));
+            }
+        }
     }
 
     /// Copies a file, under another name.
@@ -77,6 +90,8 @@ pub struct Scenario {
     pub is_repeatable: bool,
     /// What names of files contain that a run which was stopped leaves for the next.
     pub keeps: Option<&'static str>,
+    /// What names of files contain that are nobody's result: what several runs have noted for one another.
+    pub ignores: Option<&'static str>,
 }
 
 const fn scenario(name: &'static str, program: &'static str, arguments: &'static [&'static str]) -> Scenario {
@@ -90,6 +105,7 @@ const fn scenario(name: &'static str, program: &'static str, arguments: &'static
         reader: None,
         is_repeatable: true,
         keeps: None,
+        ignores: None,
     }
 }
 
@@ -139,6 +155,18 @@ pub const ALL: &[Scenario] = &[
             "quantize, all of one file",
             "gguf-quantize",
             &["../in/f16.gguf", "--type", "q6_k", "--part", "1/1", "--into", "m.gguf"],
+        )
+    },
+    Scenario {
+        prepare: |inputs, dir| {
+            over_a_file(inputs, dir);
+            inputs.copy_notes("m.gguf.into-", dir);
+        },
+        ignores: Some(".into-"),
+        ..scenario(
+            "quantize, the last of three parts",
+            "gguf-quantize",
+            &["../in/f16.gguf", "--type", "q6_k", "--part", "3/3", "--into", "m.gguf"],
         )
     },
     Scenario {

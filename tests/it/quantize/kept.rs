@@ -65,7 +65,23 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
         "there are `text.txt`, `second.txt`",
     );
     refused(dir, &[&stats[..], &["x.gguf", "--calibrate", "text.txt"]].concat(), 2, "cannot be used with");
+    // A run that was stopped before its output was there finds what it has kept; statistics of another text are in the way.
+    fs_err::remove_file(dir.join("saved.gguf")).unwrap();
+    ok(dir, &[&run_of[..], &["--save-stats", "stats", "in.gguf", "saved.gguf"]].concat());
+    assert!(same(dir, "plain.gguf", "saved.gguf"));
+    let less = [&gptq[..], &texts[..5], &["--calibrate-tokens", "2000"]].concat();
+    refused(
+        dir,
+        &[&less[..], &["--save-stats", "stats", "in.gguf", "x.gguf"]].concat(),
+        1,
+        "stats: directory is not empty",
+    );
+    // So is what is damaged.
+    let layer = dir.join("stats/moments-00000.safetensors");
+    let bytes = fs_err::read(&layer).unwrap();
+    fs_err::write(&layer, &bytes[..bytes.len() - 1]).unwrap();
     refused(dir, &[&run_of[..], &["--save-stats", "stats", "in.gguf", "x.gguf"]].concat(), 1, "stats");
+    fs_err::write(&layer, bytes).unwrap();
     for option in [&["--stats", "stats"][..], &["--calibrate", "text.txt", "--save-stats", "new"]] {
         let args = [&["--type", "q4_k_m", "in.gguf", "x.gguf"], option].concat();
         refused(dir, &args, 2, "choose `--solver gptq`");

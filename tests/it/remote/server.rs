@@ -44,6 +44,16 @@ pub struct Manners {
     pub lists: Option<&'static str>,
     /// It shows no index of a directory.
     pub hides_index: bool,
+    /// Its answers have no tag.
+    pub hides_tags: bool,
+    /// They say when a file was changed.
+    pub has_dates: bool,
+    /// Nothing comes back.
+    pub silent_head: bool,
+    /// Of a list comes a byte a second.
+    pub drips: bool,
+    /// The page of a bucket's list is followed by itself.
+    pub lists_forever: bool,
     /// Redirects in circles, or away from encryption.
     pub location: Option<&'static str>,
 }
@@ -202,6 +212,10 @@ fn answer(shared: &Shared, stream: &mut TcpStream, asked: &mut Asked) -> std::io
         head(stream, status, &wait, 0)?;
         return Ok(true);
     }
+    if manners.silent_head {
+        std::thread::sleep(Duration::from_secs(30));
+        return Ok(false);
+    }
     let (path, query) = asked.path.split_once('?').unwrap_or((&asked.path, ""));
     let (path, query) = (path.to_owned(), query.to_owned());
     asked.path.clone_from(&path);
@@ -218,18 +232,24 @@ fn answer(shared: &Shared, stream: &mut TcpStream, asked: &mut Asked) -> std::io
     }
     if path.starts_with("/api/") || path == "/files/" || (path == "/bucket" || path == "/bucket/") {
         let page = if path.starts_with("/api/") {
-            (path == format!("/api/models/org/{}/revision/main", name(shared)))
-                .then(|| (list_of_hub(shared, &manners), "application/json"))
+            (["main", COMMIT]
+                .iter()
+                .any(|revision| path == format!("/api/models/org/{}/revision/{revision}", name(shared))))
+            .then(|| (list_of_hub(shared, &manners), "application/json"))
         } else if path == "/files/" {
             (!manners.hides_index).then(|| (index(shared), "text/html; charset=utf-8"))
         } else {
-            query.contains("X-Amz-Signature=").then(|| (list_of_bucket(shared), "application/xml"))
+            query.contains("X-Amz-Signature=").then(|| (list_of_bucket(shared, &manners), "application/xml"))
         };
         let Some((page, kind)) = page else {
             head(stream, if path.starts_with("/bucket") { 403 } else { 404 }, &[], 0)?;
             return Ok(true);
         };
         head(stream, 200, &[("content-type", kind.to_owned())], page.len() as u64)?;
+        for byte in page.as_bytes().chunks(1).filter(|_| manners.drips) {
+            stream.write_all(byte)?;
+            std::thread::sleep(Duration::from_secs(1));
+        }
         stream.write_all(page.as_bytes())?;
         return Ok(true);
     }
@@ -291,6 +311,12 @@ fn send(
     }
     let is_changed = is_large && manners.tag_changes_after > 0 && n > manners.tag_changes_after;
     let mut headers = vec![("etag", format!("\"tag{}\"", u8::from(is_changed)))];
+    if manners.hides_tags {
+        headers.clear();
+    }
+    if manners.has_dates {
+        headers.push(("last-modified", "Wed, 21 Oct 2026 07:28:00 GMT".to_owned()));
+    }
     let range = asked.range.filter(|_| !manners.ignores_ranges);
     let (status, content) = match range {
         Some((first, _)) if first >= total => {
@@ -371,7 +397,7 @@ fn index(shared: &Shared) -> String {
     format!("<html><a href=\"../\">..</a>\n{}</html>", files(&shared.dir).iter().map(row).collect::<String>())
 }
 
-fn list_of_bucket(shared: &Shared) -> String {
+fn list_of_bucket(shared: &Shared, manners: &Manners) -> String {
     let row = |(name, bytes): &(String, Vec<u8>)| {
         format!(
             "<Contents><Key>m/{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;tag0&quot;</ETag>\
@@ -380,9 +406,11 @@ fn list_of_bucket(shared: &Shared) -> String {
         )
     };
     let rows: String = files(&shared.dir).iter().map(row).collect();
+    let next = if manners.lists_forever { "<NextContinuationToken>next</NextContinuationToken>" } else { "" };
     format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?><ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
          <Name>bucket</Name><Prefix>m/</Prefix><KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys>\
-         <IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+         <IsTruncated>{}</IsTruncated>{next}{rows}</ListBucketResult>",
+        manners.lists_forever
     )
 }

@@ -1,0 +1,59 @@
+//! Numbers of a configuration that a file cannot hold: an error by key and value, whatever key it is.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::fixture;
+
+/// What conversions of the model with another value say, and whether they made a file.
+fn convert(dir: &Path, key: &str, value: &str) -> (bool, String) {
+    let model = dir.join("m");
+    let _ = fs_err::remove_dir_all(&model);
+    fs_err::create_dir(&model).unwrap();
+    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap().map(|entry| entry.unwrap().path()) {
+        fs_err::copy(&entry, model.join(entry.file_name().unwrap())).unwrap();
+    }
+    let config = fs_err::read_to_string(model.join("config.json")).unwrap();
+    // Later keys are refused as duplicates, so the old one goes.
+    let lines: Vec<&str> = config.lines().filter(|line| !line.contains(&format!("\"{key}\""))).collect();
+    let config = lines.join("\n").replacen('{', &format!("{{\n  \"{key}\": {value},"), 1);
+    fs_err::write(model.join("config.json"), config).unwrap();
+    let output = Command::new(assert_cmd::cargo::cargo_bin("gguf-convert"))
+        .current_dir(dir)
+        .args(["hf2gguf", "m", "-o", "o.gguf", "--type", "f16", "--no-sync", "--quiet"])
+        .output()
+        .unwrap();
+    let is_made = dir.join("o.gguf").exists();
+    let _ = fs_err::remove_file(dir.join("o.gguf"));
+    assert_eq!(output.status.success(), is_made);
+    (is_made, String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn numbers_that_f32_cannot_hold_are_errors_by_key_and_value() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let lost = [
+        ("1e-50", "1e-50"),
+        ("-1e-46", "1e-46"),
+        ("1e-999", "1e-999"),
+        ("1e39", "1e39"),
+        ("1e999", "Infinity"),
+        ("NaN", "NaN"),
+        ("-Infinity", "-Infinity"),
+    ];
+    for (value, shown) in lost {
+        for key in ["rms_norm_eps", "rope_theta"] {
+            let (is_made, said) = convert(dir, key, value);
+            assert!(!is_made, "{key} {value}: {said}");
+            assert!(said.contains(shown) || said.contains("1000000000000000"), "{key} {value}: {said}");
+        }
+        let rope = format!("{{\"rope_type\": \"linear\", \"factor\": {value}}}");
+        let (is_made, said) = convert(dir, "rope_scaling", &rope);
+        assert!(!is_made, "factor {value}: {said}");
+    }
+    for held in ["1e-40", "1e-5", "0.00001"] {
+        let (is_made, said) = convert(dir, "rms_norm_eps", held);
+        assert!(is_made, "{held}: {said}");
+    }
+}

@@ -1,0 +1,308 @@
+//! A cache that many processes use, that was damaged, that others have filled: the bytes of the server, or an error.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::server::{COMMIT, Manners, Server};
+use super::{model, run, run_well};
+
+/// A conversion that runs by itself.
+fn start(dir: &Path, server: &Server, output: &str, more: &[&str]) -> Child {
+    Command::new(assert_cmd::cargo::cargo_bin("gguf-convert"))
+        .current_dir(dir)
+        .env("HF_ENDPOINT", &server.address)
+        .env("HOME", dir)
+        .env("TMPDIR", dir)
+        .args(["hf2gguf", "org/tiny-llama", "--type", "f16", "--no-sync", "-q", "-o", output])
+        .args(more)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn ends_well(child: Child) {
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn expected(dir: &Path, server: &Server) -> Vec<u8> {
+    let local = model().to_str().unwrap().to_owned();
+    run_well(dir, server, &[], &["hf2gguf", &local, "--type", "f16", "-q", "-o", "own.gguf"]);
+    fs_err::read(dir.join("own.gguf")).unwrap()
+}
+
+/// Files of a folder and below, that are no links.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let below = |path: PathBuf| if path.is_dir() && !path.is_symlink() { files(&path) } else { vec![path] };
+    entries.flat_map(below).filter(|path| !path.is_symlink()).collect()
+}
+
+/// How many rounds of processes are run; `GGUF_CACHE_ROUNDS` says more.
+fn n_rounds() -> usize {
+    std::env::var("GGUF_CACHE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(6)
+}
+
+#[test]
+fn processes_that_share_a_cache_all_end_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let manners = Manners { throttle: Some(Duration::from_millis(2)), redirects: true, ..Manners::default() };
+    let server = Server::start(&model(), manners);
+    let expected = expected(dir, &server);
+    for round in 0..n_rounds() {
+        let n_processes = [2, 3, 6][round % 3];
+        let cache = format!("cache{round}");
+        let before = server.weight_bytes();
+        let children: Vec<_> = (0..n_processes)
+            .map(|at| {
+                std::thread::sleep(Duration::from_millis((at * round) as u64 % 40));
+                start(dir, &server, &format!("o{at}.gguf"), &["--cache", &cache])
+            })
+            .collect();
+        // One of three rounds loses one on the way.
+        let mut children: Vec<_> = children.into_iter().map(Some).collect();
+        if round % 3 == 2 {
+            let mut child = children[0].take().unwrap();
+            std::thread::sleep(Duration::from_millis(60));
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let is_killed = children[0].is_none();
+        children.into_iter().flatten().for_each(ends_well);
+        for at in usize::from(is_killed)..n_processes {
+            let path = dir.join(format!("o{at}.gguf"));
+            assert!(fs_err::read(&path).unwrap() == expected, "round {round}, process {at}");
+            fs_err::remove_file(path).unwrap();
+        }
+        // The weights came once (and what the one that was killed had begun).
+        let n_bytes = fs_err::metadata(model().join("model.safetensors")).unwrap().len();
+        let sent = server.weight_bytes() - before;
+        assert!(
+            sent <= n_bytes * (1 + u64::from(is_killed)) + (1 << 16),
+            "round {round}: {sent} of {n_bytes}"
+        );
+        let left = files(&dir.join(&cache));
+        assert!(left.iter().all(|path| path.extension().is_none_or(|end| end != "incomplete")), "{left:?}");
+        let again = server.weight_bytes();
+        ends_well(start(dir, &server, "again.gguf", &["--cache", &cache]));
+        assert!(fs_err::read(dir.join("again.gguf")).unwrap() == expected, "round {round}, again");
+        assert_eq!(server.weight_bytes(), again, "what is kept is not fetched");
+        fs_err::remove_dir_all(dir.join(cache)).unwrap();
+    }
+}
+
+#[test]
+fn what_is_kept_is_believed_by_its_sum() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = Server::start(&model(), Manners::default());
+    let expected = expected(dir, &server);
+    let convert = |more: &[&str]| {
+        let arguments = ["hf2gguf", "org/tiny-llama", "--type", "f16", "-o", "o.gguf", "--cache", "cache"];
+        let (code, said) = run(dir, &server, more_pairs(more).as_slice(), &arguments);
+        (code, said, fs_err::read(dir.join("o.gguf")).unwrap_or_default())
+    };
+    assert!(convert(&[]).2 == expected);
+    let cache = dir.join("cache");
+    let kept = files(&cache.join("models--org--tiny-llama/blobs"));
+    assert!(kept.len() > 4, "{kept:?}");
+    for path in &kept {
+        // A byte in the middle, as long as before.
+        let mut bytes = fs_err::read(path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs_err::write(path, bytes).unwrap();
+        // Without a network it is missing, with one it is fetched again.
+        let (code, said, _) = convert(&["HF_HUB_OFFLINE=1"]);
+        assert!(code == Some(1) && said.contains("or with other bytes"), "{said}");
+        let (code, said, found) = convert(&[]);
+        assert!(code == Some(0) && said.contains("kept with other bytes") && found == expected, "{said}");
+        let (code, said, found) = convert(&["HF_HUB_OFFLINE=1"]);
+        assert!(code == Some(0) && found == expected, "{said}");
+    }
+    // The notes gone, sums are taken again and nothing is fetched.
+    fs_err::remove_dir_all(cache.join(".locks")).unwrap();
+    let before = server.weight_bytes();
+    let (code, said, found) = convert(&["HF_HUB_OFFLINE=1"]);
+    assert!(code == Some(0) && found == expected, "{said}");
+    assert!(convert(&[]).2 == expected && server.weight_bytes() == before);
+    // A file of another server in the snapshot of the same commit is not read.
+    let snapshot = cache.join("models--org--tiny-llama/snapshots").join(COMMIT);
+    fs_err::write(snapshot.join("chat_template.jinja"), "{{ messages }}").unwrap();
+    assert!(convert(&[]).2 == expected, "a file that the list does not name");
+    // A link that leads to another file is put right.
+    #[cfg(unix)]
+    {
+        let link = snapshot.join("config.json");
+        fs_err::remove_file(&link).unwrap();
+        fs_err::os::unix::fs::symlink("/etc/hostname", &link).unwrap();
+        assert!(convert(&[]).2 == expected);
+        assert!(fs_err::read(&link).unwrap() == fs_err::read(model().join("config.json")).unwrap());
+    }
+}
+
+fn more_pairs<'a>(pairs: &[&'a str]) -> Vec<(&'a str, &'a str)> {
+    pairs.iter().filter_map(|pair| pair.split_once('=')).collect()
+}
+
+#[test]
+fn half_a_snapshot_is_none_without_a_network() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = Server::start(&model(), Manners::default());
+    let expected = expected(dir, &server);
+    for address in ["org/tiny-llama", &format!("org/tiny-llama@{COMMIT}")] {
+        let arguments = ["hf2gguf", address, "--type", "f16", "-q", "-o", "o.gguf", "--cache", "cache"];
+        run_well(dir, &server, &[], &arguments);
+        let snapshot = dir.join("cache/models--org--tiny-llama/snapshots").join(COMMIT);
+        let offline = || run(dir, &server, &[("HF_HUB_OFFLINE", "1")], &arguments);
+        for entry in fs_err::read_dir(&snapshot).unwrap().map(|entry| entry.unwrap().path()) {
+            let blob = entry.canonicalize().unwrap();
+            let away = dir.join("away");
+            fs_err::rename(&blob, &away).unwrap();
+            let (code, said) = offline();
+            let name = entry.file_name().unwrap().to_str().unwrap();
+            assert!(code == Some(1) && said.contains(&format!("`{name}`")), "{name}: {said}");
+            fs_err::rename(&away, &blob).unwrap();
+        }
+        assert_eq!(offline().0, Some(0));
+        assert!(fs_err::read(dir.join("o.gguf")).unwrap() == expected);
+    }
+}
+
+#[test]
+fn servers_that_name_no_version_or_know_no_ranges() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let polite = Manners::default();
+    for (what, manners, is_kept) in [
+        ("tags", polite.clone(), true),
+        ("dates", Manners { has_dates: true, hides_tags: true, ..polite.clone() }, true),
+        ("neither", Manners { hides_tags: true, ..polite.clone() }, false),
+        ("no ranges", Manners { ignores_ranges: true, ..polite.clone() }, true),
+        ("no ranges, cut", Manners { ignores_ranges: true, cut_each: 3, ..polite }, true),
+    ] {
+        let server = Server::start(&model(), manners);
+        let expected = expected(dir, &server);
+        let address = format!("{}/files", server.address);
+        let arguments = [
+            "hf2gguf",
+            &address,
+            "--type",
+            "f16",
+            "-o",
+            "o.gguf",
+            "--model-name",
+            "Tiny Llama",
+            "--cache",
+            "cache",
+        ];
+        let local = model().to_str().unwrap().to_owned();
+        let named =
+            ["hf2gguf", &local, "--type", "f16", "-q", "-o", "named.gguf", "--model-name", "Tiny Llama"];
+        run_well(dir, &server, &[], &named);
+        let expected =
+            if expected.is_empty() { expected } else { fs_err::read(dir.join("named.gguf")).unwrap() };
+        for round in 0..2 {
+            let before = server.weight_bytes();
+            let said = run_well(dir, &server, &[], &arguments);
+            assert!(fs_err::read(dir.join("o.gguf")).unwrap() == expected, "{what}: {said}");
+            let sent = server.weight_bytes() - before;
+            assert_eq!(said.contains("tells no version of its files"), !is_kept, "{what}: {said}");
+            // Without ranges the length is asked for by a whole answer, which is hung up on.
+            let most = if what.starts_with("no ranges") { u64::MAX } else { 64 };
+            assert!(round == 0 || !is_kept || sent <= most, "{what}: {sent}");
+            assert!(is_kept || sent > 1 << 16, "{what}: {sent}");
+        }
+        assert_eq!(
+            dir.join("cache").read_dir().unwrap().count() > 0,
+            is_kept,
+            "{what}: what is not kept is not left"
+        );
+        let _ = fs_err::remove_dir_all(dir.join("cache"));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_is_heard_wherever_a_server_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let polite = Manners::default();
+    for (what, manners) in [
+        ("headers", Manners { silent_head: true, ..polite.clone() }),
+        ("a list", Manners { drips: true, ..polite.clone() }),
+        ("a pause", Manners { refuse_each: 1, refusal: (503, Some("60")), ..polite }),
+    ] {
+        let server = Server::start(&model(), manners);
+        for signal in ["-INT", "-TERM"] {
+            let mut child = start(dir, &server, "o.gguf", &[]);
+            std::thread::sleep(Duration::from_millis(700));
+            assert!(child.try_wait().unwrap().is_none(), "{what}: it waits");
+            let begun = Instant::now();
+            let status = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+            assert!(status.success());
+            assert_eq!(child.wait().unwrap().code(), Some(130), "{what} {signal}");
+            assert!(begun.elapsed() < Duration::from_secs(1), "{what} {signal}: {:?}", begun.elapsed());
+        }
+    }
+}
+
+#[test]
+fn directories_of_killed_runs_go_with_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let slow = Manners { throttle: Some(Duration::from_millis(200)), ..Manners::default() };
+    let server = Server::start(&model(), slow);
+    let scratch = || {
+        let names =
+            fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with(".gguf-foundry.")).count()
+    };
+    let begun = |child: &mut Child| {
+        let since = Instant::now();
+        while scratch() == 0 && since.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    };
+    begun(&mut start(dir, &server, "o.gguf", &[]));
+    assert_eq!(scratch(), 1, "killed while it fetched");
+    server.now(Manners::default());
+    ends_well(start(dir, &server, "o.gguf", &[]));
+    assert_eq!(scratch(), 0);
+}
+
+#[test]
+fn lists_end_and_strangers_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server =
+        Server::start(&model(), Manners { lists_forever: true, is_gated: true, ..Manners::default() });
+    let keys = [
+        ("AWS_ENDPOINT_URL", server.address.as_str()),
+        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
+        ("AWS_SECRET_ACCESS_KEY", "s3cr3ts3cr3t"),
+    ];
+    server.now(Manners { lists_forever: true, ..Manners::default() });
+    let (code, said) =
+        run(dir, &server, &keys, &["hf2gguf", "s3://bucket/m", "--type", "f16", "-o", "x.gguf"]);
+    assert!(code == Some(1) && said.contains("followed by itself"), "{said}");
+    // A web server that wants to know who asks gets no token, and the user no word of one.
+    server.now(Manners { is_gated: true, ..Manners::default() });
+    let web = format!("{}/files", server.address);
+    let (code, said) = run(dir, &server, &[], &["hf2gguf", &web, "--type", "f16", "-o", "x.gguf"]);
+    assert!(code == Some(1) && said.contains("fetch the files with another program"), "{said}");
+    assert!(!said.contains("HF_TOKEN"), "{said}");
+    // Revisions that would leave the cache are no addresses.
+    for address in ["org/tiny-llama@/tmp/x", "org/tiny-llama@x//y", "org/tiny-llama@../../x"] {
+        let before = server.log().len();
+        let arguments = ["hf2gguf", address, "--type", "f16", "--cache", "cache", "-o", "x.gguf"];
+        let (code, said) = run(dir, &server, &[], &arguments);
+        assert!(code == Some(1) && server.log().len() == before, "{address}: {said}");
+    }
+    assert!(!dir.join("x.gguf").exists());
+}
