@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
+use crate::checkpoint::json::as_f64;
 use crate::core::text::escape;
 use crate::gguf::Value;
 
@@ -164,6 +165,11 @@ impl fmt::Display for Datum {
             Self::Float(value) => write!(f, "{value:?}"),
             Self::Text(text) => write!(f, "'{}'", escape(text)),
             Self::List(items) => write!(f, "a list of {}", items.len()),
+            // A number that JSON has no literal for.
+            Self::Map(map) if map.len() == 1 => match as_f64(&Json::Object((**map).clone())) {
+                Some(number) => write!(f, "{number}"),
+                None => write!(f, "an object"),
+            },
             Self::Map(_) => write!(f, "an object"),
         }
     }

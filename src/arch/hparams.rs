@@ -470,7 +470,10 @@ fn scalar(datum: &Datum, ty: ValueType) -> Option<Value> {
             Datum::Text(text) => Value::from(&**text),
             _ => return None,
         },
-        ValueType::F32 => Value::F32(held_by_f32(datum.as_float()?)?),
+        ValueType::F32 => match datum {
+            Datum::Bool(_) => return None,
+            _ => Value::F32(held_by_f32(datum.as_float()?)?),
+        },
         ValueType::F64 => Value::F64(datum.as_float()?),
         ValueType::U8 => Value::U8(datum.as_int()?.try_into().ok()?),
         ValueType::I8 => Value::I8(datum.as_int()?.try_into().ok()?),

@@ -513,7 +513,10 @@ fn sampling_value(value: &Json, kind: SamplingKind) -> Result<Option<Value>, &'s
         }
         SamplingKind::Float => {
             let x = as_f64(value).ok_or("a number")?;
-            held_by_f32(x).map(|x| Some(Value::F32(x))).ok_or("a 32-bit float")
+            if x.is_finite() && held_by_f32(x).is_none() {
+                return Err("a 32-bit float");
+            }
+            Ok(Some(Value::F32(x as f32)))
         }
     }
 }

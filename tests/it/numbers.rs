@@ -38,15 +38,15 @@ fn numbers_that_f32_cannot_hold_are_errors_by_key_and_value() {
         ("-1e-46", "1e-46"),
         ("1e-999", "1e-999"),
         ("1e39", "1e39"),
-        ("1e999", "Infinity"),
+        ("1e999", "inf"),
         ("NaN", "NaN"),
-        ("-Infinity", "-Infinity"),
+        ("-Infinity", "-inf"),
     ];
     for (value, shown) in lost {
         for key in ["rms_norm_eps", "rope_theta"] {
             let (is_made, said) = convert(dir, key, value);
             assert!(!is_made, "{key} {value}: {said}");
-            assert!(said.contains(shown) || said.contains("1000000000000000"), "{key} {value}: {said}");
+            assert!(said.contains(shown), "{key} {value}: {said}");
         }
         let rope = format!("{{\"rope_type\": \"linear\", \"factor\": {value}}}");
         let (is_made, said) = convert(dir, "rope_scaling", &rope);

@@ -69,7 +69,8 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
     fs_err::remove_file(dir.join("saved.gguf")).unwrap();
     ok(dir, &[&run_of[..], &["--save-stats", "stats", "in.gguf", "saved.gguf"]].concat());
     assert!(same(dir, "plain.gguf", "saved.gguf"));
-    let less = [&gptq[..], &texts[..5], &["--calibrate-tokens", "2000"]].concat();
+    let less =
+        [&gptq[..], &["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "3000"]].concat();
     refused(
         dir,
         &[&less[..], &["--save-stats", "stats", "in.gguf", "x.gguf"]].concat(),
