@@ -234,9 +234,9 @@ impl Session {
             let is_terminal = out.is_terminal();
             let mut out = std::io::BufWriter::new(out);
             if is_terminal {
-                write(&mut render::to_terminal(&mut out))?
+                write(&mut render::to_terminal(&mut out))?;
             } else {
-                write(&mut out)?
+                write(&mut out)?;
             }
             out.flush()
         })?;

@@ -43,7 +43,7 @@ impl FileAddress {
     pub fn parse(text: &str) -> Result<Option<Self>, AddressError> {
         let fail = |problem| Err(AddressError { text: text.to_owned(), problem });
         if text.starts_with("https://") || text.starts_with("http://") {
-            return Self::of_web(web_url(text)?);
+            return Self::of_web(&web_url(text)?);
         }
         if !is_gguf(text) {
             return Ok(None);
@@ -79,8 +79,8 @@ impl FileAddress {
         is_inside(&name).then(|| Self::new(directory, &name))
     }
 
-    fn of_web(url: Url) -> Result<Option<Self>, AddressError> {
-        let fail = |problem| Err(AddressError { text: shown(&url), problem });
+    fn of_web(url: &Url) -> Result<Option<Self>, AddressError> {
+        let fail = |problem| Err(AddressError { text: shown(url), problem });
         let parts: Vec<String> = url
             .path_segments()
             .map(|parts| parts.filter_map(decoded).filter(|part| !part.is_empty()).collect())

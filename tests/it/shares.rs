@@ -101,7 +101,7 @@ fn shares_of_one_file_are_the_file_of_a_single_run() {
         assert!(into(1).contains("all parts are there"));
         assert!(fs_err::read(dir.join("one.gguf")).unwrap() == expected, "{ty}");
         let left: Vec<_> = names().into_iter().filter(|name| name.contains(".into-")).collect();
-        assert!(left.len() == 1 && left[0].ends_with(".done"), "{left:?}");
+        assert!(left.len() == 1 && left[0].contains(".done"), "{left:?}");
         // Whoever is started again has nothing to do; and once the file is gone, everything.
         assert!(into(2).contains("all parts are there"));
         fs_err::remove_file(dir.join("one.gguf")).unwrap();

@@ -150,7 +150,7 @@ mod system {
 
     /// Of Linux, which tells it in pages: all that are there, and those of files.
     pub(super) fn held_bytes() -> Option<u64> {
-        let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+        let text = fs_err::read_to_string("/proc/self/statm").ok()?;
         let mut pages = text.split(' ').skip(1).map(|pages| pages.parse::<u64>().ok());
         let (there, of_files) = (pages.next()??, pages.next()??);
         Some(there.saturating_sub(of_files).saturating_mul(rustix::param::page_size() as u64))

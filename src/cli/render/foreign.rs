@@ -1,5 +1,6 @@
 //! Text of files on its way to people: what a terminal would obey never reaches one.
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use serde_json::Value;
@@ -67,7 +68,7 @@ fn push_json(c: char, text: &mut String) {
         return text.push(c);
     }
     for unit in c.encode_utf16(&mut [0; 2]) {
-        text.push_str(&format!("\\u{unit:04x}"));
+        let _ = write!(text, "\\u{unit:04x}");
     }
 }
 
@@ -132,7 +133,7 @@ mod tests {
     #[test]
     fn colours_pass_and_directions_do_not() {
         let mut out = Vec::new();
-        write!(to_terminal(&mut out), "\u{1b}[1mname\u{1b}[0m\ta\u{202e}b\u{9b}\n").unwrap();
+        writeln!(to_terminal(&mut out), "\u{1b}[1mname\u{1b}[0m\ta\u{202e}b\u{9b}").unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "\u{1b}[1mname\u{1b}[0m\ta\\u{202e}b\\u{9b}\n");
     }
 }

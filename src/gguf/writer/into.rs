@@ -64,7 +64,7 @@ pub(super) fn write(
             }
             let output = [output];
             write_tensors((&files, &output), (&shared, start), source, options, progress)?;
-            let [output] = output;
+            let [output] = &output;
             (false, start, shared.finish(Some(output), options.sync)?)
         }
     };

@@ -212,9 +212,9 @@ impl SharedOutput {
     ///
     /// # Errors
     /// I/O errors, named with the target; somebody has removed the file.
-    pub fn finish(&self, written: Option<OutputFile>, sync: bool) -> io::Result<Vec<usize>> {
+    pub fn finish(&self, written: Option<&OutputFile>, sync: bool) -> io::Result<Vec<usize>> {
         let failed = |error| named(&self.target, &error);
-        if let Some(file) = &written {
+        if let Some(file) = written {
             if sync {
                 file.sync()?;
             }
@@ -242,7 +242,7 @@ impl SharedOutput {
             }
         } else if data.is_ok() {
             return Ok(missing);
-        } else if !self.is_target(written.as_ref(), sync).map_err(failed)? {
+        } else if !self.is_target(written, sync).map_err(failed)? {
             remove(&self.mark(self.number)).map_err(failed)?;
             let text =
                 format!("{}: removed while it was written: start every part again", self.data().display());
@@ -367,7 +367,7 @@ mod tests {
             Begun::Written => shared.finish(None, true),
             Begun::At { file, .. } => {
                 fill(&file, number);
-                shared.finish(Some(file), true)
+                shared.finish(Some(&file), true)
             }
         }
     }
@@ -440,7 +440,7 @@ mod tests {
         let mut late = shared(dir, 1);
         let file = begin(&mut late);
         fs_err::remove_file(dir.join("m.gguf.into-ab.2")).unwrap();
-        let error = late.finish(Some(file), true).unwrap_err().to_string();
+        let error = late.finish(Some(&file), true).unwrap_err().to_string();
         assert!(error.contains("start every part again"), "{error}");
         for number in [1, 2, 3] {
             run(dir, number).unwrap();
@@ -456,7 +456,7 @@ mod tests {
         let mut other = SharedOutput::of(&dir.join("m.gguf"), "cd", 1, 1).unwrap();
         let Begun::At { file, start: 0 } = other.begin(2).unwrap() else { panic!("nothing to do") };
         file.write_at(0, &[7, 7]).unwrap();
-        assert_eq!(other.finish(Some(file), false).unwrap(), [0; 0]);
+        assert_eq!(other.finish(Some(&file), false).unwrap(), [0; 0]);
         assert_eq!(names(dir), ["m.gguf"]);
         assert_eq!(run(dir, 2).unwrap(), [1, 3]);
     }
@@ -473,7 +473,7 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(20));
         fill(&file, 3);
         // Younger than what was noted, by its own writing.
-        assert_eq!(late.finish(Some(file), true).unwrap(), [0; 0]);
+        assert_eq!(late.finish(Some(&file), true).unwrap(), [0; 0]);
         assert_eq!(whole(dir), WHOLE);
         assert_eq!(names(dir), [NOTE, "m.gguf"]);
         assert!(matches!(shared(dir, 1).begin(6).unwrap(), Begun::Finished));
@@ -503,7 +503,7 @@ mod tests {
         fs_err::remove_file(dir.join("m.gguf.into-ab.1")).unwrap();
         let (shared, file, start) = open();
         assert_eq!(start, 0, "the file itself is gone");
-        assert_eq!(shared.finish(Some(file), true).unwrap(), [0; 0]);
+        assert_eq!(shared.finish(Some(&file), true).unwrap(), [0; 0]);
         assert_eq!(names(dir), ["m.gguf"]);
     }
 
