@@ -487,6 +487,11 @@ fn scalar(datum: &Datum, ty: ValueType) -> Option<Value> {
     })
 }
 
+/// A card may compute an infinity (the threshold of a share of 0, in Gemma 3n), which runtimes take; no configuration has one.
+fn held_or_infinite(value: f64) -> Option<f32> {
+    if value.is_infinite() { Some(value as f32) } else { held_by_f32(value) }
+}
+
 fn array(items: &[Datum], ty: ValueType) -> Option<Value> {
     // One kind throughout: gguf-py refuses a mixture of integers and floats.
     let ints = || items.iter().map(|item| matches!(item, Datum::Int(_)).then(|| item.as_int()).flatten());
@@ -503,7 +508,7 @@ fn array(items: &[Datum], ty: ValueType) -> Option<Value> {
         ValueType::F32 => Array::F32(
             items
                 .iter()
-                .map(|item| if let Datum::Float(value) = item { held_by_f32(*value) } else { None })
+                .map(|item| if let Datum::Float(value) = item { held_or_infinite(*value) } else { None })
                 .collect::<Option<_>>()?,
         ),
         ValueType::String => Array::String(

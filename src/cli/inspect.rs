@@ -42,7 +42,8 @@ pub(crate) fn command() -> clap::Command {
 
 /// Look into GGUF files, compare, hash, edit, cut and join them
 ///
-/// Any part of a split model stands for the whole. A file that is called like a command is given as ./NAME.
+/// Any part of a split model stands for the whole. A file that is called like a command is given as ./NAME. Of a file on a
+/// server (ORG/NAME/FILE.gguf, https://, s3://) the header is read, and no more.
 #[derive(Debug, Parser)]
 #[command(name = "gguf-inspect", version = crate::cli::version(), subcommand_negates_reqs = true)]
 #[command(
