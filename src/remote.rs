@@ -8,7 +8,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `address` | what users call a checkpoint |
-//! | `client` `exchange` `tls` | requests: tokens, redirects, patience; waiting; encryption |
+//! | `client` `target` `exchange` `tls` | requests: tokens, redirects, patience; what is asked for; waiting; encryption |
 //! | `listing` `s3` `names` | which files there are, and which are read |
 //! | `fetch` `directory` | pieces on their way, and the directory that stands for the checkpoint |
 //! | `file` | a file that is named by itself |
@@ -27,6 +27,7 @@ mod listing;
 mod names;
 mod s3;
 mod sums;
+mod target;
 mod tls;
 
 use std::path::{Path, PathBuf};

@@ -1,161 +1,21 @@
-//! GGUF files opened for reading: mapped, checked, all parts of a split file as one.
+//! GGUF models opened for reading: all parts of a split one as one file.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use crate::core::bytes::Endian;
-use crate::core::input;
-use crate::core::limits::Limits;
-use crate::core::mmap::{MappedFile, address_space_bytes};
-use crate::core::platform;
-use crate::core::ranged::{self, RangedFile};
+use crate::core::ranged;
 use crate::core::{SourceError, TensorMeta, TensorSource};
 use crate::gguf::endian::swap_blocks;
 use crate::gguf::error::{GgufError, HeaderError};
-use crate::gguf::header::{Header, Strictness, parse_head, parse_header};
+use crate::gguf::part::{Contents, OpenOptions, Part, open_part};
 use crate::gguf::plan::LayoutOptions;
 use crate::gguf::split::{self, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS};
 use crate::gguf::split_id::{SPLIT_ID, split_id};
-use crate::gguf::{Declared, Entry, Metadata, OtherFile, Value};
+use crate::gguf::{Declared, Entry, Metadata, Value};
 
 /// From this size on a read announces itself, so that the system fetches ahead instead of page by page.
 const ANNOUNCED_BYTES: u64 = 256 << 10;
-/// Bytes at the start of a file that is not mapped in which its header is looked for first.
-const HEAD_BYTES: u64 = 16 << 20;
-/// The same of a file that is fetched from a server.
-const FETCHED_BYTES: u64 = 256 << 10;
-/// The longest header that is fetched: a vocabulary of a million tokens has some 40 MB.
-const MAX_FETCHED_BYTES: u64 = 256 << 20;
-
-/// How to open a file.
-#[derive(Clone, Copy, Debug)]
-pub struct OpenOptions {
-    /// Caps on what the header may claim.
-    pub limits: Limits,
-    /// What to do with what llama.cpp lets pass.
-    pub strictness: Strictness,
-    /// Open all parts when the file is one part of a split model; else only the file itself.
-    pub join_parts: bool,
-    /// Read a file piece by piece when the address space is too small to map it (`ulimit -v`). Such a file is a
-    /// [`TensorSource`] like any other, but lends no bytes: [`Part::bytes`] ends after the header.
-    pub may_read: bool,
-    /// Read the files into memory at once and keep them there while they are open ([`MappedFile::lock`]).
-    pub lock: bool,
-}
-
-impl OpenOptions {
-    /// For a file that may be another program's: what llama.cpp's format does not cover is taken as bytes, and
-    /// [`GgufFile::declared`] has what the file says of it.
-    #[must_use]
-    pub fn foreign() -> Self {
-        Self { strictness: Strictness::Foreign, ..Self::default() }
-    }
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self {
-            limits: Limits::default(),
-            strictness: Strictness::default(),
-            join_parts: true,
-            may_read: false,
-            lock: false,
-        }
-    }
-}
-
-/// One file and its header.
-#[derive(Debug)]
-pub struct Part {
-    contents: Contents,
-    file_bytes: u64,
-    header: Header,
-    first_tensor: usize,
-}
-
-/// How the bytes of a file are had.
-#[derive(Debug)]
-enum Contents {
-    /// All of them are mapped.
-    Mapped(MappedFile),
-    /// The first are mapped; the others are read ([`OpenOptions::may_read`]).
-    Read { head: MappedFile, file: fs_err::File },
-    /// The first were fetched from a server; the others are, one by one.
-    Fetched { path: PathBuf, head: Vec<u8>, file: Arc<dyn RangedFile> },
-}
-
-impl Contents {
-    /// All bytes, or the first.
-    fn head(&self) -> &[u8] {
-        match self {
-            Self::Mapped(map) | Self::Read { head: map, .. } => map,
-            Self::Fetched { head, .. } => head,
-        }
-    }
-
-    /// All bytes, where they are mapped.
-    fn mapped(&self) -> Option<&MappedFile> {
-        match self {
-            Self::Mapped(map) => Some(map),
-            _ => None,
-        }
-    }
-
-    /// The bytes from `offset` on.
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-        match self {
-            Self::Mapped(map) => {
-                out.copy_from_slice(&map[offset as usize..][..out.len()]);
-                Ok(())
-            }
-            Self::Read { file, .. } => read_at(file, out, offset),
-            Self::Fetched { file, .. } => file.read_at(offset, out),
-        }
-    }
-}
-
-impl Part {
-    /// Where the file is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        match &self.contents {
-            Contents::Mapped(map) | Contents::Read { head: map, .. } => map.path(),
-            Contents::Fetched { path, .. } => path,
-        }
-    }
-
-    /// What its header says.
-    #[must_use]
-    pub fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// Size of the file.
-    #[must_use]
-    pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
-    }
-
-    /// The bytes of the file, or only its first if it is not mapped (see [`GgufFile`]).
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        self.contents.head()
-    }
-
-    /// Bytes after the last tensor and its padding. The format does not speak of them; readers ignore them.
-    #[must_use]
-    pub fn trailing_bytes(&self) -> u64 {
-        self.file_bytes().saturating_sub(self.header.padded_end())
-    }
-
-    /// Index of the file's first tensor among all tensors.
-    #[must_use]
-    pub fn first_tensor(&self) -> usize {
-        self.first_tensor
-    }
-}
-
 /// Where a tensor's data are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlace {
@@ -171,7 +31,7 @@ pub struct TensorPlace {
 ///
 /// The files are mapped, but for those that lie on a server ([`ranged`]) and those that do not fit
 /// ([`OpenOptions::may_read`]). A header is checked as a whole when it is opened, so tensor ranges lie inside the files;
-/// a file that another process shortens afterwards stops the program (see [`MappedFile`]).
+/// a file that another process shortens afterwards stops the program (see [`crate::core::mmap::MappedFile`]).
 #[derive(Debug)]
 pub struct GgufFile {
     parts: Vec<Part>,
@@ -435,118 +295,6 @@ impl TensorSource for GgufFile {
             map.release(place.offset + first_row * row_bytes, n_rows * row_bytes);
         }
     }
-}
-
-fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, GgufError> {
-    if let Some(file) = ranged::find(path) {
-        return open_fetched(path, file, options);
-    }
-    if options.may_read
-        && let Some(limit) = address_space_bytes()
-    {
-        let file_bytes = fs_err::metadata(path)?.len();
-        // A mapping counts in full: it may take a quarter, the rest is for what is computed.
-        if file_bytes > limit / 4 {
-            if options.lock {
-                return Err(GgufError::LockUnmapped { path: path.to_owned(), file_bytes });
-            }
-            return open_for_reading(path, file_bytes, options);
-        }
-    }
-    let mut map = MappedFile::open(path)?;
-    let header = parse_header(&map, &options.limits, options.strictness)
-        .map_err(|error| refused(path, error, &map, 0))?;
-    if options.lock {
-        map.lock()?;
-    }
-    let file_bytes = map.len() as u64;
-    Ok(Part { contents: Contents::Mapped(map), file_bytes, header, first_tensor: 0 })
-}
-
-/// Opens a file on a server, of which the header is fetched.
-fn open_fetched(path: &Path, file: Arc<dyn RangedFile>, options: &OpenOptions) -> Result<Part, GgufError> {
-    let file_bytes = file.n_bytes();
-    let mut head = Vec::new();
-    let mut head_bytes = FETCHED_BYTES;
-    loop {
-        let done = head.len();
-        head.resize(head_bytes.min(file_bytes) as usize, 0);
-        file.read_at(done as u64, &mut head[done..])?;
-        let beyond = file_bytes - head.len() as u64;
-        match parse_head(&head, beyond, &options.limits, options.strictness) {
-            Ok(header) => {
-                head.truncate(header.header_bytes as usize);
-                let contents = Contents::Fetched { path: path.to_owned(), head, file };
-                return Ok(Part { contents, file_bytes, header, first_tensor: 0 });
-            }
-            Err(error) if !may_go_on(&error, beyond) => return Err(refused(path, error, &head, beyond)),
-            Err(_) if head_bytes >= MAX_FETCHED_BYTES => {
-                let most = MAX_FETCHED_BYTES >> 20;
-                let text = format!("{}: the header does not end within {most} MiB", path.display());
-                return Err(std::io::Error::other(text).into());
-            }
-            Err(_) => head_bytes *= 4,
-        }
-    }
-}
-
-/// Whether a header that was refused may only have been cut, in a file that has `beyond` more bytes.
-fn may_go_on(error: &HeaderError, beyond: u64) -> bool {
-    let missing = match error {
-        HeaderError::Truncated { at, .. } => at.wanted.saturating_sub(at.left),
-        HeaderError::Count { found, left, .. } => found.saturating_sub(*left),
-        HeaderError::ArrayLength { n_elems, left, .. } => n_elems.saturating_sub(*left),
-        _ => return false,
-    };
-    missing <= beyond
-}
-
-/// Opens a file of which only the header is mapped.
-fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Result<Part, GgufError> {
-    let file = input::open(path)?;
-    let mut head_bytes = HEAD_BYTES;
-    loop {
-        let map = MappedFile::open_head(path, head_bytes)?;
-        let beyond = file_bytes.saturating_sub(map.len() as u64);
-        match parse_head(&map, beyond, &options.limits, options.strictness) {
-            Ok(header) => {
-                let contents = Contents::Read { head: map, file };
-                return Ok(Part { contents, file_bytes, header, first_tensor: 0 });
-            }
-            // The header may go on after the head.
-            Err(_) if beyond > 0 => head_bytes = head_bytes.saturating_mul(4),
-            Err(error) => return Err(refused(path, error, &map, beyond)),
-        }
-    }
-}
-
-/// The error for a file whose header was refused: what it is, if it is something else than a GGUF file.
-fn refused(path: &Path, error: HeaderError, bytes: &[u8], n_beyond: u64) -> GgufError {
-    let what = match error {
-        HeaderError::Magic { .. } => OtherFile::of(path, bytes, n_beyond),
-        // The first piece begins as it should and ends anywhere.
-        HeaderError::Truncated { .. }
-        | HeaderError::Count { .. }
-        | HeaderError::ArrayLength { .. }
-        | HeaderError::DataStart { .. }
-        | HeaderError::DataEnd { .. } => OtherFile::piece(path),
-        _ => None,
-    };
-    let path = path.to_owned();
-    match what {
-        Some(what) => GgufError::OtherFile { path, what },
-        None => GgufError::Header { path, error },
-    }
-}
-
-fn read_at(file: &fs_err::File, out: &mut [u8], offset: u64) -> std::io::Result<()> {
-    let named = |error: std::io::Error| {
-        std::io::Error::new(
-            error.kind(),
-            format!("failed to read from file `{}`: {error}", file.path().display()),
-        )
-    };
-    platform::read_exact_at(file.file(), out, offset).map_err(named)
 }
 
 /// The value of a `split.*` key.

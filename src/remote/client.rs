@@ -1,8 +1,8 @@
 //! Requests: who may see the token, what is tried again, and whether an answer is the one that was asked for.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ureq::Agent;
@@ -10,10 +10,10 @@ use ureq::http::{HeaderMap, Request, StatusCode};
 use ureq::tls::{RootCerts, TlsConfig};
 use url::{Host, Origin, Url};
 
-use crate::core::text::escape;
 use crate::remote::address::shown;
 use crate::remote::error::{RemoteError, TokenUse};
-use crate::remote::exchange::{Broken, Exchange};
+use crate::remote::exchange::{Broken, Exchange, text_of};
+use crate::remote::target::Target;
 use crate::remote::tls;
 
 /// Attempts before any answer has come: an address that nobody has is not waited for.
@@ -116,111 +116,6 @@ impl fmt::Debug for Client {
             .field("access", &self.access)
             .field("patience", &self.patience)
             .finish_non_exhaustive()
-    }
-}
-
-/// What is asked for: an address, where it led the last time, and which file was found there.
-#[derive(Debug)]
-pub(super) struct Target {
-    address: Address,
-    state: Mutex<State>,
-}
-
-/// How an address is made.
-enum Address {
-    Fixed(Url),
-    /// It is signed anew each time.
-    Signed(Box<dyn Fn() -> Url + Send + Sync>),
-}
-
-impl fmt::Debug for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shown(&self.url()))
-    }
-}
-
-impl Address {
-    fn url(&self) -> Url {
-        match self {
-            Self::Fixed(url) => url.clone(),
-            Self::Signed(sign) => sign(),
-        }
-    }
-}
-
-#[derive(Default)]
-struct State {
-    /// Where the last redirect led to; such addresses are signed, good for some minutes.
-    resolved: Option<Url>,
-    /// What the first answer called this state of the file.
-    tag: Option<String>,
-    /// Its length.
-    n_bytes: Option<u64>,
-}
-
-impl fmt::Debug for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State")
-            .field("tag", &self.tag)
-            .field("n_bytes", &self.n_bytes)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Target {
-    /// A file of known or unknown length.
-    pub(super) fn new(url: Url, n_bytes: Option<u64>) -> Self {
-        Self { address: Address::Fixed(url), state: Mutex::new(State { n_bytes, ..State::default() }) }
-    }
-
-    /// The same at an address that is signed for each request.
-    pub(super) fn signed(
-        sign: impl Fn() -> Url + Send + Sync + 'static,
-        n_bytes: Option<u64>,
-        tag: Option<String>,
-    ) -> Self {
-        let state = State { n_bytes, tag, resolved: None };
-        Self { address: Address::Signed(Box::new(sign)), state: Mutex::new(state) }
-    }
-
-    /// What the server called this state of the file, if it has been asked and has a name for it.
-    pub(super) fn tag(&self) -> Option<String> {
-        self.state().tag.clone()
-    }
-
-    /// The address for messages.
-    pub(super) fn shown(&self) -> String {
-        shown(&self.address.url())
-    }
-
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Holds what an answer says about its file against what the answers before it said.
-    fn check(&self, headers: &HeaderMap, total: Option<u64>) -> Result<(), RemoteError> {
-        let mut state = self.state();
-        let changed = |what, expected: String, found: String| RemoteError::Changed {
-            url: self.shown(),
-            what,
-            expected: escape(&expected).into_owned(),
-            found: escape(&found).into_owned(),
-        };
-        if let Some(found) = total
-            && let Some(expected) = state.n_bytes.replace(found)
-            && expected != found
-        {
-            return Err(changed("its length", expected.to_string(), found.to_string()));
-        }
-        // A weak tag says as much as a strong one here: nothing is compressed on the way.
-        let tag = text_of(headers, "etag").map(|tag| tag.trim_start_matches("W/").to_owned());
-        if let Some(found) = tag.or_else(|| text_of(headers, "last-modified").map(str::to_owned))
-            && let Some(expected) = state.tag.replace(found.clone())
-            && expected != found
-        {
-            return Err(changed("its tag", expected, found));
-        }
-        Ok(())
     }
 }
 
@@ -510,7 +405,7 @@ impl Client {
             return Err(RemoteError::Cancelled.into());
         }
         let resolved = target.state().resolved.clone();
-        let own = target.address.url();
+        let own = target.url();
         let mut url = resolved.unwrap_or_else(|| own.clone());
         let mut token = self.access.unnamed();
         for _ in 0..=MAX_REDIRECTS {
@@ -634,10 +529,6 @@ fn cut(url: String) -> Failure {
 
 fn connection(url: &str, reason: String) -> RemoteError {
     RemoteError::Connection { url: url.to_owned(), reason, attempts: 1 }
-}
-
-pub(super) fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok()
 }
 
 fn content_length(headers: &HeaderMap) -> Option<u64> {

@@ -159,3 +159,8 @@ fn converse(agent: &Agent, request: http::Request<()>, to: &SyncSender<Event>) {
         }
     }
 }
+
+/// A header, if it is text.
+pub(super) fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}

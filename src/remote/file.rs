@@ -11,10 +11,11 @@ use url::Url;
 use crate::core::ranged::{self, RangedDirectory, RangedFile};
 use crate::core::text::escape;
 use crate::remote::address::{Address, AddressError, HUB_HOSTS, shown, web_url};
-use crate::remote::client::{Client, Target};
+use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::listing::{below, decoded, is_inside, of_hub};
 use crate::remote::s3::Store;
+use crate::remote::target::Target;
 use crate::remote::{RemoteOptions, client_for, endpoint};
 
 /// How the names of such files end.

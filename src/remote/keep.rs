@@ -15,22 +15,23 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::core::output::{EditLock, EditLockError, OutputError, OutputFile};
-use crate::core::platform::FileId;
+use crate::core::output::{EditLock, EditLockError, OutputFile};
+use crate::core::platform::{FileId, stamp};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::remote::address::Address;
-use crate::remote::client::{Client, Target};
+use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::in_parallel;
 use crate::remote::listing::{Digest, Entry, Listing, is_hex, is_inside};
 use crate::remote::names::{Role, role};
 use crate::remote::sums::{Sum, hex};
+use crate::remote::target::Target;
 
 /// An interrupted file is gone on with at multiples of this: what lies behind was cut off anywhere.
 const STEP_BYTES: u64 = 16 << 20;
@@ -512,19 +513,13 @@ fn sum_of(entry: &Entry, path: &Path, is_cancelled: &dyn Fn() -> bool) -> Result
 
 /// What tells a file from one that was put in its place or changed.
 fn stamp_of(path: &Path) -> std::io::Result<String> {
-    let found = fs_err::metadata(path)?;
-    let time =
-        found.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
     let index = FileId::at(path).map_or(0, |id| id.index);
-    Ok(format!("{} {} {index}", found.len(), time.as_nanos()))
+    Ok(format!("{}, inode {index}", stamp(&fs_err::metadata(path)?)))
 }
 
 /// Writes a note, whole or not at all.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), RemoteError> {
-    OutputFile::write(path, bytes, false).map_err(|error| match error {
-        OutputError::Io(error) => error.into(),
-        error => std::io::Error::other(error).into(),
-    })
+    OutputFile::write(path, bytes, false).map_err(|error| std::io::Error::from(error).into())
 }
 
 /// A name for the state of files whose server has none for it.

@@ -8,8 +8,10 @@ use url::Url;
 
 use crate::core::text::is_unsafe;
 use crate::remote::address::shown;
-use crate::remote::client::{Client, Target};
+use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
+use crate::remote::exchange::text_of;
+use crate::remote::target::Target;
 
 /// The longest list.
 const LIST_BYTES: u64 = 64 << 20;
@@ -122,7 +124,7 @@ pub(super) fn of_hub(
 /// [`RemoteError`].
 pub(super) fn of_web(client: &Client, directory: &Url) -> Result<Listing, RemoteError> {
     let is_page = |headers: &ureq::http::HeaderMap| {
-        super::client::text_of(headers, "content-type").is_some_and(|kind| kind.starts_with("text/html"))
+        text_of(headers, "content-type").is_some_and(|kind| kind.starts_with("text/html"))
     };
     let page = match client.text(&Target::new(directory.clone(), None), LIST_BYTES) {
         Ok(page) => page.filter(|(headers, _)| is_page(headers)),

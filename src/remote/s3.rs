@@ -11,9 +11,10 @@ use url::Url;
 
 use crate::core::input;
 use crate::remote::address::shown;
-use crate::remote::client::{Client, Target};
+use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::listing::{Entry, Listing, MAX_FILES, checked};
+use crate::remote::target::Target;
 
 /// How long a signature is good for. One is made for each request.
 const VALID: Duration = Duration::from_hours(1);

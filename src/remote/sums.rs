@@ -136,7 +136,7 @@ impl<B: Deref<Target = [u8]>> Chain<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remote::client::Target;
+    use crate::remote::target::Target;
 
     #[test]
     fn pieces_in_any_order_give_the_sum_of_the_file() {

@@ -2,9 +2,10 @@
 //! one of these asks here and need not know where it runs. What only some systems have (files without a name, advice on pages,
 //! limits) stays with its one user, with a word on what happens without.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 /// The largest piece of a file that [`write_all_at`] hands over in one call, between multiples of it in the file. The page cache of
 /// Linux takes as much at a piece as a call brings; a virtual machine finds pieces of up to 32 KiB among memory that was just in
@@ -68,6 +69,13 @@ impl FileId {
     pub fn of_name(path: &Path) -> io::Result<Self> {
         system::id_at(path, false)
     }
+}
+
+/// What tells a file from what it was before, or from another in its place, for a note: its length, and when it was changed.
+#[must_use]
+pub fn stamp(found: &Metadata) -> String {
+    let time = found.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    format!("{} bytes, changed at {}", found.len(), time.unwrap_or_default().as_nanos())
 }
 
 /// Bytes free on the file system that holds `path` (or will hold it); `None` where the system does not tell.

@@ -92,6 +92,15 @@ impl std::fmt::Display for Obstacle {
     }
 }
 
+impl From<OutputError> for io::Error {
+    fn from(error: OutputError) -> Self {
+        match error {
+            OutputError::Io(error) => error,
+            error => Self::other(error),
+        }
+    }
+}
+
 impl Hint for OutputError {
     fn hints(&self) -> Vec<String> {
         let hint = match self {

@@ -17,10 +17,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use super::{Destination, OutputError, OutputFile, Sink, again, fault, named, parent, sync_directory};
-use crate::platform::FileId;
+use crate::platform::{FileId, stamp};
 
 /// What a name has behind that of the target, before the id.
 const INTO: &str = ".into-";
@@ -255,10 +254,7 @@ impl SharedOutput {
 
     /// Notes what the whole is like.
     fn note_done(&self, whole: &Metadata, sync: bool) -> io::Result<()> {
-        OutputFile::write(&self.done(), told(whole).as_bytes(), sync).map_err(|error| match error {
-            OutputError::Io(error) => error,
-            error => io::Error::other(error),
-        })
+        Ok(OutputFile::write(&self.done(), stamp(whole).as_bytes(), sync)?)
     }
 
     /// True if the target is the file that the note of this attempt tells of.
@@ -270,7 +266,7 @@ impl SharedOutput {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(false),
             Err(error) => return Err(error),
         };
-        Ok(self.path.metadata().is_ok_and(|found| told(&found) == told_of))
+        Ok(self.path.metadata().is_ok_and(|found| stamp(&found) == told_of))
     }
 
     /// The same where this run has the file open: what it wrote when the file had its name already made it younger.
@@ -314,12 +310,6 @@ impl SharedOutput {
         }
         Ok(())
     }
-}
-
-/// What tells a file from one that was put in its place or changed.
-fn told(found: &Metadata) -> String {
-    let time = found.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    format!("{} bytes, changed at {}\n", found.len(), time.unwrap_or_default().as_nanos())
 }
 
 /// Removes a file, if it is there.
