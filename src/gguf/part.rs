@@ -29,7 +29,7 @@ pub struct OpenOptions {
     /// Open all parts when the file is one part of a split model; else only the file itself.
     pub join_parts: bool,
     /// Read a file piece by piece when the address space is too small to map it (`ulimit -v`). Such a file is a
-    /// [`TensorSource`] like any other, but lends no bytes: [`Part::bytes`] ends after the header.
+    /// [`TensorSource`](crate::core::TensorSource) like any other, but lends no bytes: [`Part::bytes`] ends after the header.
     pub may_read: bool,
     /// Read the files into memory at once and keep them there while they are open ([`MappedFile::lock`]).
     pub lock: bool,

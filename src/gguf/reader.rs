@@ -175,7 +175,7 @@ impl GgufFile {
     }
 
     /// What the file says of a tensor that llama.cpp's format does not cover and that is taken as bytes
-    /// ([`Strictness::Foreign`]); `None` for all others.
+    /// ([`Strictness::Foreign`](crate::gguf::header::Strictness::Foreign)); `None` for all others.
     #[must_use]
     pub fn declared(&self, tensor: usize) -> Option<&Declared> {
         let part = &self.parts[self.places.get(tensor)?.part];
