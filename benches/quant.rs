@@ -1,4 +1,4 @@
-//! Speed of each type in bytes of f32 per second, one thread, scalar beside each level of the machine.
+//! Speed of each type in bytes of f32 per second on one thread, scalar and at each level of the machine.
 //!
 //! `cargo bench --bench quant -- q6_k` runs one type. Names are `quantize/<type>[+imatrix]/<level>` and
 //! `dequantize/<type>/<level>`.
@@ -15,7 +15,7 @@ use gguf_foundry::quant::{can_quantize, dequantize, quantize_rows};
 const N_COLS: usize = 2048;
 const N_ROWS: usize = 512;
 
-/// Bell-shaped values as weights have, from a fixed seed.
+/// Returns bell-shaped values like weights, from a fixed seed.
 fn bell(n_elems: usize) -> Vec<f32> {
     let mut state = 1u64;
     let mut next = || {
@@ -48,7 +48,7 @@ fn all(criterion: &mut Criterion) {
             let name = format!("quantize/{}{suffix}", ty.name().to_lowercase());
             let mut group = criterion.benchmark_group(name);
             for level in SimdLevel::available() {
-                // A slow scalar search sees one row, so that a run stays short.
+                // A slow scalar search gets few rows, so that a run stays short.
                 let n_rows = if level == SimdLevel::Scalar { 16 } else { N_ROWS };
                 let src = &src[..n_rows * N_COLS];
                 let dst_bytes = src.len() / ty.block_elems() * ty.block_bytes();

@@ -1,10 +1,10 @@
-//! What a fuzzer runs: an entry for each parser, each decoder and each way that hostile bytes take through the house.
+//! Entries of the fuzzer: one for each parser, each decoder and each path of untrusted bytes through the project.
 //!
-//! An error is a fine answer; a panic, an allocation beyond what the input justifies, or endless work is not. Besides,
-//! each entry checks what must hold for whatever was accepted. This list is the only one: the program of
-//! `fuzz_targets`, the seeds, the dictionaries and the test suite go by it.
+//! An error is a valid result. A panic, an allocation beyond what the input justifies, or endless work is not. Each
+//! entry also checks invariants of accepted input. This is the only list of targets: the program of `fuzz_targets`, the
+//! seeds, the dictionaries and the test suite use it.
 
-// With paths: this file is itself found by one, from two places.
+// With paths, since this file is itself included by path from two places.
 #[path = "entries/blocks.rs"]
 mod blocks;
 #[path = "entries/bundle.rs"]
@@ -27,10 +27,10 @@ mod vocabulary;
 #[allow(unused_imports, reason = "for who makes seeds")]
 pub use bundle::join;
 
-/// Runs one input; true if it was accepted, that is if what comes behind the parser was reached.
+/// Function that runs one input; returns true if it was accepted, so that the code after the parser was reached.
 pub type Entry = fn(&[u8]) -> bool;
 
-/// All entries, by the name of their target.
+/// All entries, by target name.
 pub const ENTRIES: &[(&str, Entry)] = &[
     ("auto_round", codes::auto_round),
     ("awq", codes::awq),
@@ -82,7 +82,7 @@ pub const ENTRIES: &[(&str, Entry)] = &[
 /// Runs the entry of a target.
 ///
 /// # Panics
-/// If there is none of this name.
+/// If there is no target of this name.
 #[allow(dead_code, reason = "the fuzzer looks its entry up once")]
 pub fn run(target: &str, data: &[u8]) -> bool {
     let entry = ENTRIES.iter().find(|entry| entry.0 == target).expect("a target of the list");

@@ -1,9 +1,8 @@
-//! Architecture cards: what a checkpoint of each architecture is called in GGUF, as data.
+//! Architecture cards: the mapping of each architecture's checkpoints to GGUF, as data.
 //!
-//! A card (`converters/*.toml`) says which model classes it converts, how their tensors are named, joined and
-//! reordered, and which metadata keys come from which configuration keys. This module loads cards, checks them, and
-//! applies one to a checkpoint's headers; the result is a [`Mapping`]: plain data that `views` and `convert`
-//! carry out.
+//! A card (`converters/*.toml`) declares which model classes it converts, how their tensors are named, joined and
+//! reordered, and which configuration keys become which metadata keys. This module loads and checks cards, and applies
+//! a card to the headers of a checkpoint. The result is a [`Mapping`]: plain data that `views` and `convert` execute.
 //!
 //! | file | subject |
 //! |---|---|
@@ -12,14 +11,14 @@
 //! | `names` | patterns |
 //! | `schema` `merge` `read` `check` `load` | cards: types, inheritance, TOML, checks, the registry |
 //! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
-//! | `runtime_keys` | what the runtime assumes where a card's rows say nothing |
+//! | `runtime_keys` | defaults of the runtime for keys that a card's rows do not write |
 //! | `resolve` `matching` `assign` `types` `mapping` | a card applied to a checkpoint |
-//! | `attributes` `carried` | what configuration classes know, and which of it reaches the file |
-//! | `invert` | the same, backwards |
+//! | `attributes` `carried` | attributes of configuration classes, and those that reach the file |
+//! | `invert` | conversion from GGUF back to a checkpoint |
 //! | `shapes` | the shapes of tensors by the keys of their file |
-//! | `facts` | what a card reads and writes |
-//! | `kinds` `similar` | a checkpoint without a card: which ones it resembles |
-//! | `graph` | what a reference engine must know of the architecture |
+//! | `facts` | keys and tensors that a card reads and writes |
+//! | `kinds` `similar` | cards that resemble a checkpoint without a card |
+//! | `graph` | facts about the architecture for the reference engine |
 
 mod absent;
 mod assign;

@@ -1,9 +1,11 @@
-//! What a model's own activations say about its weights: calibration text, and the second moments of every matrix's input.
+//! Calibration: text, and the second moments of every matrix's input while the model reads that text.
 //!
-//! [`TextSource::read`] reads one kind of text, [`CalibrationText::new`] shares the tokens out and holds a part back,
-//! [`SelfText`] lets the model write text of its own, [`CalibrationText::with_self`] puts it beside, [`CalibrationRun`] runs the model once and hands out the [`LayerMoments`] of one layer after the other, with the
-//! importance sums at the end. [`WorkFolder`] keeps what a run has done, so that it can go on after an interrupt. [`StatisticsWriter`] keeps them in a directory, [`Statistics`] reads them back. `solve` is
-//! all of `gguf-quantize --calibrate`: the run, the solver, and the check against the importance matrix.
+//! [`TextSource::read`] reads one kind of text. [`CalibrationText::new`] shares out the tokens and holds a part back.
+//! [`SelfText`] lets the model write its own text, and [`CalibrationText::with_self`] adds it. [`CalibrationRun`] runs
+//! the model once and hands out the [`LayerMoments`] of one layer after the other, and the importance sums at the end.
+//! [`WorkFolder`] keeps the work of a run, so that it can resume after an interrupt. [`StatisticsWriter`] writes the
+//! moments into a directory, and [`Statistics`] reads them back. `solve` is all of `gguf-quantize --calibrate`: the
+//! run, the solver, and the check against the importance matrix.
 
 mod attempts;
 mod collector;

@@ -1,5 +1,6 @@
-//! Checkpoints as they come: containers of weights and their configuration, as named tensors and byte ranges. Knows
-//! no model.
+//! Checkpoints as published: weight files and their configuration, read as named tensors and byte ranges.
+//!
+//! Nothing here depends on the model architecture.
 
 pub(crate) mod config;
 pub mod fastllm;
@@ -32,21 +33,21 @@ pub use error::CheckpointError;
 pub(crate) use error::hub_id;
 pub(crate) use selected::Selected;
 
-/// One file of a container.
+/// One weight file of a container.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// Its name in the directory.
+    /// File name within the directory.
     pub name: &'a str,
-    /// Text entries that its header carries besides the tensors.
+    /// Text entries of the file's header, in addition to the tensors.
     pub metadata: &'a [(String, String)],
 }
 
-/// A kind of file, or set of files, that holds weights.
+/// A weight file format: one file or a set of files that hold weights.
 pub trait Container: WeightSource + Send + std::fmt::Debug {
     /// Name of the format.
     fn format(&self) -> &'static str;
 
-    /// The files, in order.
+    /// The weight files, in order.
     fn parts(&self) -> Vec<Part<'_>>;
 
     /// Name of the file that holds a weight.
@@ -55,15 +56,16 @@ pub trait Container: WeightSource + Send + std::fmt::Debug {
     /// If there is no such weight.
     fn part_of(&self, weight: usize) -> &str;
 
-    /// What is odd about the files but does not stop anyone.
+    /// Warnings about oddities in the files that do not prevent reading them.
     fn warnings(&self) -> &[String] {
         &[]
     }
 }
 
-/// A model directory with the weights of whatever container lies in it. The weights are what the files hold: codes
-/// and scales of a quantized checkpoint are tensors like any other here. Their names are without what wrappers of a
-/// training put into them.
+/// A model directory and its weights, in any supported container.
+///
+/// The weights are what the files hold: codes and scales of a quantized checkpoint are ordinary tensors here.
+/// Prefixes that training wrappers add to tensor names are removed.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: ModelDir,
@@ -73,8 +75,9 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face directory, or one PyTorch file with its configuration beside it: configuration, and the
-    /// headers of all weight files.
+    /// Opens a Hugging Face directory, or one PyTorch file next to its configuration.
+    ///
+    /// Reads the configuration and the headers of all weight files.
     ///
     /// # Errors
     /// [`CheckpointError`]: a missing or broken file, a form that cannot be read, an index and shards that disagree.
@@ -82,7 +85,7 @@ impl Checkpoint {
         Self::with_dir(ModelDir::open(path, limits)?)
     }
 
-    /// Adds the weights to a directory that is open already.
+    /// Opens the weights of a directory that is already open.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -94,7 +97,7 @@ impl Checkpoint {
         Ok(Self { dir, container, weights, warnings })
     }
 
-    /// Names as the files have them, with the names that the weights go by, where these differ.
+    /// Pairs of a stored tensor name and the name used here, for tensors whose names differ.
     pub fn renamed(&self) -> impl Iterator<Item = (&str, &str)> {
         let pairs = self.container.weights().iter().zip(&self.weights);
         pairs.map(|(stored, own)| (&*stored.name, &*own.name)).filter(|(stored, own)| stored != own)
@@ -112,7 +115,7 @@ impl Checkpoint {
         self.container.format()
     }
 
-    /// The files that hold the weights, with what their headers say.
+    /// The weight files with the metadata of their headers.
     #[must_use]
     pub fn parts(&self) -> Vec<Part<'_>> {
         self.container.parts()
@@ -133,7 +136,7 @@ impl Checkpoint {
         self.container.part_of(weight)
     }
 
-    /// What is odd about the files but does not stop anyone.
+    /// Warnings about oddities in the files that do not prevent reading them.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings

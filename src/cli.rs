@@ -1,4 +1,4 @@
-//! The four programs: arguments to options, call the library, print.
+//! Command lines of the four programs: parse arguments, call the library, print.
 //!
 //! A program is a clap parser that implements [`Tool`]; its `main` is one call of [`run`], which parses, sets up
 //! threads, logging, progress and the interrupt, and turns the result into an exit code and a message.
@@ -49,37 +49,37 @@ use progress::TerminalProgress;
 pub use isolated::CountedMemory;
 pub use isolated::limit_memory_by;
 
-/// Version of the programs, with the commit where the builder gave one in `GGUF_FOUNDRY_COMMIT`.
+/// Version of the programs, with the commit that the builder passed in `GGUF_FOUNDRY_COMMIT`, if any.
 static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("GGUF_FOUNDRY_COMMIT") {
     Some(commit) if !commit.is_empty() => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
     _ => env!("CARGO_PKG_VERSION").to_owned(),
 });
 
-/// What `--version` prints after the name: `#[command(version = cli::version())]`.
+/// Returns the text that `--version` prints after the name: `#[command(version = cli::version())]`.
 #[must_use]
 pub fn version() -> &'static str {
     VERSION.as_str()
 }
 
-/// How a program ends.
+/// Outcome of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// All done.
+    /// Everything was done.
     Done,
-    /// It failed; also: `gguf-inspect diff` found a difference.
+    /// The run failed, or `gguf-inspect diff` found a difference.
     Failed,
-    /// The arguments make no sense.
+    /// The arguments are invalid or contradict one another.
     Usage,
-    /// A threshold was missed, or the file is broken.
+    /// A limit was missed, or the file is broken.
     Broken,
-    /// Passed as far as it could be judged.
+    /// The verdict is partial: passed as far as it could be judged.
     Partial,
-    /// Stopped by the user.
+    /// A signal stopped the run.
     Interrupted,
 }
 
 impl Exit {
-    /// The number that the shell sees.
+    /// Returns the exit code of the process.
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
@@ -135,7 +135,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// The memory budget of convert, quantize and inspect.
+    /// Returns the memory budget of convert, quantize and inspect.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory.unwrap_or(128 << 20)
@@ -182,8 +182,8 @@ pub fn share(text: &str) -> Result<f64, String> {
     finite(text).ok().filter(in_range).ok_or_else(|| "a share from 0 to 1 expected (0.99 is 99 %)".to_owned())
 }
 
-/// Parses a number of either sign, but no NaN and no infinity, which no comparison could ever miss. Every option that
-/// takes a number with a fraction is parsed by this or by one of the two above.
+/// Parses a number of either sign. NaN and infinity are refused, because no comparison could ever miss them. Every
+/// option that takes a number with a fraction is parsed by this or by one of the two above.
 ///
 /// # Errors
 /// A message for clap.
@@ -191,12 +191,12 @@ pub fn finite(text: &str) -> Result<f64, String> {
     text.parse::<f64>().ok().filter(|n| n.is_finite()).ok_or_else(|| "a finite number expected".to_owned())
 }
 
-/// A program.
+/// Command-line program.
 pub trait Tool: clap::Parser {
-    /// The common options.
+    /// Returns the common options.
     fn common(&self) -> &Common;
 
-    /// The arguments, the program's name first, as the parser takes them: what they leave out is added.
+    /// Completes the arguments (the program's name first) before they are parsed.
     #[must_use]
     fn arguments(arguments: Vec<OsString>) -> Vec<OsString> {
         arguments
@@ -205,21 +205,21 @@ pub trait Tool: clap::Parser {
     /// Does the work.
     ///
     /// # Errors
-    /// Whatever stops it; printed with its causes and hints.
+    /// Whatever stops the run; it is printed with its causes and hints.
     fn run(&self, session: &Session) -> anyhow::Result<Exit>;
 
-    /// What is kept of a run that was stopped, and how to go on.
+    /// Returns a sentence about what is kept of an interrupted run, and how to continue.
     fn after_interrupt(&self) -> Option<String> {
         None
     }
 }
 
-/// What a running program has at hand.
+/// Environment of a running program.
 #[derive(Debug)]
 pub struct Session {
     /// The common options.
     pub common: Common,
-    /// Progress on the terminal; also says whether the user wants to stop.
+    /// Progress on the terminal; also reports whether the user wants to stop.
     pub progress: TerminalProgress,
 }
 
@@ -227,7 +227,7 @@ impl Session {
     /// Prints to standard output through a buffer, with the progress bar out of the way.
     ///
     /// # Errors
-    /// I/O errors. A closed pipe ends the program well: return it.
+    /// I/O errors. The caller must return a closed pipe: it ends the program without an error.
     pub fn print(&self, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> anyhow::Result<()> {
         self.progress.suspend(|| {
             let out = std::io::stdout().lock();
@@ -243,15 +243,15 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the user something that is no warning; nothing with `--quiet`.
+    /// Prints a note, which is no warning. Prints nothing with `--quiet`.
     pub fn note(&self, text: &str) {
         if !self.common.quiet {
             self.progress.suspend(|| render::message("note", text));
         }
     }
 
-    /// Where an output would go, for plans that write nothing. A place where it cannot go is a warning: the plan is right
-    /// nevertheless.
+    /// Returns the destination of an output, for plans that write nothing. If nothing can be written there, this warns:
+    /// the plan is valid nevertheless.
     pub fn destination(&self, target: &Path) -> Option<Destination> {
         match Destination::of(target) {
             Ok(destination) => Some(destination),
@@ -274,12 +274,12 @@ impl Session {
     }
 }
 
-/// True once the user or the system wants the program to stop.
+/// Returns true once the user or the system has asked the program to stop.
 pub fn is_interrupted() -> bool {
     signals::is_interrupted()
 }
 
-/// Runs a program from its arguments to its exit code.
+/// Runs a program, from its arguments to its exit code.
 #[must_use]
 pub fn run<T: Tool>() -> ExitCode {
     if let Some(exit) = isolated::play_child() {
@@ -298,7 +298,7 @@ pub fn run<T: Tool>() -> ExitCode {
     };
     let session = Session { common, progress };
     set_up(&session);
-    // A panic is a defect; the panic hook has printed where. Unwinding has removed the temporary files.
+    // A panic is a defect. The panic hook has printed its location, and unwinding has removed the temporary files.
     let work = || {
         if let Some(note) = threads::start(session.common.threads)? {
             session.note(&note);
@@ -316,7 +316,7 @@ pub fn run<T: Tool>() -> ExitCode {
     failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)).into()
 }
 
-/// The program from its arguments.
+/// Parses the arguments of the process.
 fn parse<T: Tool>() -> Result<T, clap::Error> {
     let mut command = help::with_pages(T::command());
     let matches = command.try_get_matches_from_mut(T::arguments(std::env::args_os().collect()))?;
@@ -333,7 +333,7 @@ fn set_up(session: &Session) {
         _ => log::LevelFilter::Trace,
     };
     let mut logger = env_logger::Builder::new();
-    // Ours alone: what others log may hold addresses with signatures. Who sets RUST_LOG says what to see.
+    // Only this project's records: those of other crates may contain signed addresses. `RUST_LOG` overrides this.
     match std::env::var("RUST_LOG").ok().filter(|filters| !filters.is_empty()) {
         Some(filters) => logger.parse_filters(&filters),
         None => logger.filter_module("gguf", level),

@@ -1,7 +1,7 @@
-//! A checkpoint becomes a GGUF file: plan from headers, then stream.
+//! Conversion of a checkpoint to a GGUF file: a plan from the headers, then a stream of tensors.
 //!
-//! [`Conversion::plan`] decides everything about the output; the conversion then *is* the source of its tensors, for
-//! [`crate::gguf::write_gguf`] or for anything else that reads tensors: quantization in one pass, the engine.
+//! [`Conversion::plan`] decides everything about the output. The conversion is then the source of its tensors, for
+//! [`crate::gguf::write_gguf`] or any other reader of tensors (one-pass quantization, the engine).
 
 pub(crate) mod metadata;
 pub(crate) mod model_card;

@@ -1,33 +1,34 @@
-//! Quantized checkpoints as floats: a layer over the container that runs before any card sees a tensor.
+//! Dequantization of checkpoints: a layer between the container and the model code that presents quantized weights as
+//! floats.
 //!
-//! [`open`] finds the description, lets the method's file put its modules together, and checks that nothing is left
-//! over; [`flm::open`] does the same for FastLLM's files, which need no description. Everything is planned from headers
-//! and scales; codes are decoded when rows are read. Every method says how its codes lie by implementing
-//! `CodedWeight`; `Dequantized` is the one source over them.
+//! [`open`] finds the quantization settings, calls the planner of the method, which assembles the modules, and checks
+//! that no tensor is left over. [`flm::open`] does the same for FastLLM's files, which need no settings. Planning
+//! reads only headers and scales; codes are decoded when rows are read. Every method implements `CodedWeight` for its
+//! code layouts; `Dequantized` is the only source over them.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `coded` | what a method implements |
-//! | `layer` | the source of floats over the source of codes |
-//! | `settings` | what the configuration files say |
-//! | `tensors` | who belongs to which module, and what is left |
-//! | `encoding` | how a weight is stored, for people |
-//! | `targets` | modules that should be quantized and are not |
-//! | `patterns` | names of modules as configurations have them |
+//! | `coded` | the trait that a method implements |
+//! | `layer` | the float source on top of the stored tensors |
+//! | `settings` | quantization settings from the configuration files |
+//! | `tensors` | assignment of stored tensors to modules, and the remaining ones |
+//! | `encoding` | description of a weight's storage, for messages |
+//! | `targets` | modules that should be quantized but are not |
+//! | `patterns` | module name patterns of configurations |
 //! | `values` | scales and zero points, read in pieces |
 //! | `bits` `nibbles` | integer codes in words; pairs of codes in a byte |
 //! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
-//! | `gptq` `awq` `autoround` `compressed` | who writes them, and how |
-//! | `sparse` | matrices of bits and values |
-//! | `mlx` | what is refused of MLX |
-//! | `fp4` `mxfp4` `modelopt` | FP4 with powers of two or E4M3 for scales |
-//! | `stack` `fp4_turned` | stacks of experts, and those packed across their rows |
-//! | `linear_shape` | shapes that a file does not say |
+//! | `gptq` `awq` `autoround` `compressed` | the methods that use `grouped`, and their layouts |
+//! | `sparse` | sparse matrices: a bit mask and values |
+//! | `mlx` | detection and refusal of MLX checkpoints |
+//! | `fp4` `mxfp4` `modelopt` | FP4 with power-of-two or E4M3 scales |
+//! | `stack` `fp4_turned` | stacks of experts, and stacks that are packed across rows |
+//! | `linear_shape` | shapes that a file does not declare |
 //! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
-//! | `fp8` | FP8 by blocks, rows, tensors |
-//! | `msmodelslim` | Ascend's, with a description of its own |
-//! | `flm` | FastLLM's, with value ranges for scales |
-//! | `lora` `rows` | adapters that are merged as weights are read; rows that take the place of others |
+//! | `fp8` | FP8 with scales per block, row or tensor |
+//! | `msmodelslim` | Ascend's msModelSlim, with its own description file |
+//! | `flm` | FastLLM, with value ranges in place of scales |
+//! | `lora` `rows` | adapters merged while weights are read; rows that replace others |
 
 pub mod flm;
 pub(crate) mod msmodelslim;
@@ -79,31 +80,31 @@ use msmodelslim::OffsetSign;
 use settings::{Method, Settings};
 use tensors::{Finished, Tensors};
 
-/// What the layer is asked for.
+/// Options of the dequantization layer.
 #[derive(Clone, Copy, Debug)]
 pub struct DequantOptions {
-    /// How the offsets of an msModelSlim checkpoint are meant.
+    /// Sign convention of the offsets of an msModelSlim checkpoint.
     pub offset_sign: OffsetSign,
-    /// Vector instructions to use.
+    /// Vector instruction set to use.
     pub level: SimdLevel,
 }
 
-/// The weights of a checkpoint as floats, and what there is to say about them.
+/// The weights of a checkpoint as floats, with a description of their storage.
 pub struct Opened {
-    /// Floats under plain names.
+    /// Float weights under the names of an unquantized checkpoint.
     pub source: Box<dyn WeightSource + Send>,
-    /// How they are stored, if the checkpoint is quantized.
+    /// Storage of the weights, if the checkpoint is quantized.
     pub quantization: Option<Quantization>,
-    /// Names of the stored tensors that quantized weights were put together from.
+    /// Stored tensors of which the quantized weights consist.
     pub members: Vec<WeightMeta>,
-    /// What the user should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
-/// Looks at a container and its configuration, and puts a layer over it if it holds codes.
+/// Inspects a container and its configuration, and adds a dequantization layer if it holds codes.
 ///
 /// # Errors
-/// [`DequantError`]: a method that is not read, parts that are missing or contradict, codes without description.
+/// [`DequantError`]: an unsupported method, parts that are missing or contradict, codes without settings.
 pub fn open(
     files: &Configurations,
     source: Box<dyn WeightSource + Send>,
@@ -139,7 +140,7 @@ pub fn open(
     Ok(Opened { source: Box::new(layer), quantization, members, warnings })
 }
 
-/// Hands on to the method's file: it takes the tensors of its modules and puts coded weights in their place.
+/// Calls the planner of the method, which replaces the tensors of its modules by coded weights.
 fn plan(
     settings: &Settings,
     files: &Configurations,

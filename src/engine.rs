@@ -5,28 +5,43 @@
 //! [`Engine::divergences`] fold the head's logits into what a verdict needs. [`Engine::continuation`] goes on from token
 //! to token, and [`Engine::draw`] draws the next.
 
-mod build;
 mod error;
+mod exec;
+mod layers;
+#[cfg(test)]
+mod noise;
 mod ops;
-mod run;
+mod outputs;
+mod resolve;
 
-pub mod plan;
-
-pub(crate) use build::claims::fits;
-pub use build::{Stage, stage};
 pub use error::EngineError;
-pub use ops::cross::add_cross;
-pub use ops::gram::Gram;
-pub use ops::gram_sum::GramSum;
-pub use ops::head::{Hidden, TokenDivergence, TokenScore};
-pub use ops::math::add_squares;
+pub use exec::activation::{Activation, GateFunction, GatedActivation, PlainActivation, Xielu};
+pub use exec::batch::TokenChunk;
+pub(crate) use exec::buffers::{Buffer, Buffers};
+pub use exec::cross::add_cross;
+pub use exec::gram::Gram;
+pub use exec::gram_sum::GramSum;
+pub use exec::hidden::Hidden;
+pub use exec::mask::Mask;
+pub use exec::math::add_squares;
+pub use exec::observer::Observer;
+pub use exec::strips::Strips;
+pub use exec::timings::WorkKind;
+pub(crate) use exec::weights::WeightReader;
+pub use exec::weights::{Matrix, Norm, NormFormula, Vector};
+pub use layers::continued::Continuation;
+pub use layers::forward::{Engine, EngineOptions};
+pub use layers::graph::GraphPlan;
+pub use layers::layer::LayerPlan;
+pub use layers::stage::{Stage, stage};
+pub use ops::Mixer;
+pub use ops::attention::{Attention, KvSource};
+pub use ops::dense::Dense;
+pub use ops::ffn::Ffn;
+pub use ops::moe::Moe;
+pub use ops::pooling::PooledRow;
 pub use ops::prefix::Prefix;
-pub use ops::rows::LogProbs;
-pub use ops::strips::Strips;
-pub use plan::GraphPlan;
-pub(crate) use run::buffers::{Buffer, Buffers};
-pub use run::continued::Continuation;
-pub use run::forward::{Engine, EngineOptions, TokenChunk};
-pub use run::observer::Observer;
-pub use run::timings::WorkKind;
-pub(crate) use run::weights::WeightReader;
+pub use outputs::head::{TokenDivergence, TokenScore};
+pub use outputs::rows::LogProbs;
+pub use resolve::features::ModelKind;
+pub(crate) use resolve::tensors::fits;

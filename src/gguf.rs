@@ -1,9 +1,9 @@
-//! The GGUF file format: metadata values, reading, writing, split files.
+//! GGUF file format: metadata values, reading, writing, split files.
 //!
-//! - [`GgufFile`] opens a model, all its parts as one, and is a [`TensorSource`](crate::core::TensorSource).
+//! - [`GgufFile`] opens a model, with all its parts as one, and is a [`TensorSource`](crate::core::TensorSource).
 //! - [`write_gguf`] writes any [`TensorSource`](crate::core::TensorSource) with its [`Metadata`]; [`plan_files`]
-//!   tells beforehand what it will write.
-//! - [`parse_header`] is the pure parser under the former, [`FilePlan`] the pure plan under the latter.
+//!   returns the files that it would write.
+//! - [`parse_header`] is the pure parser under [`GgufFile`], [`FilePlan`] the pure plan under [`write_gguf`].
 
 mod assign;
 mod endian;

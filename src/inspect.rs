@@ -1,4 +1,5 @@
-//! Look into GGUF files and checkpoints, compare files, hash them, edit their metadata, cut and join them.
+//! Inspection of GGUF files and checkpoints: description, comparison, hashes, edits of metadata, splitting and
+//! joining.
 
 mod checkpoint;
 mod diff;

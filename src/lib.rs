@@ -1,10 +1,10 @@
-//! Convert, quantize, verify and inspect GGUF model files.
+//! Conversion, quantization, verification and inspection of GGUF model files.
 //!
 //! Data flows in one direction, and each module may use only those before it:
-//! [`core`] → `remote`, [`gguf`], [`checkpoint`], [`quant`] → [`dequant`], [`tokenizer`], [`arch`] → [`views`] → [`convert`],
-//! [`quantize`], [`engine`] → [`verify`], [`inspect`] → [`calibrate`] → `cli`.
+//! [`core`] → `remote`, [`gguf`], [`checkpoint`], [`quant`] → [`dequant`], [`tokenizer`], [`arch`] → [`views`] →
+//! [`convert`], [`quantize`], [`engine`] → [`verify`], [`inspect`] → [`calibrate`] → `cli`.
 //!
-//! The library knows no terminal: it returns values and errors and reports progress through
+//! The library does not use a terminal: it returns values and errors and reports progress through
 //! [`core::progress::Progress`]. The feature `cli` (default) adds the four programs, the feature `remote` (default)
 //! checkpoints on servers.
 

@@ -1,14 +1,14 @@
-//! Which type each tensor gets, importance matrices, and the run from GGUF to GGUF.
+//! Type of each tensor, importance matrices, and the run from GGUF to GGUF.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `options` | what is asked for, beside the file type |
-//! | `class` `model` | what names and metadata say about tensors and model |
-//! | `mixture` | llama.cpp's rules: which roles get more or fewer bits |
-//! | `choice` `idle` | the type of each tensor: options, mixture, what fits its columns; options without effect |
+//! | `options` | options of a quantization, including the file type |
+//! | `class` `model` | facts about tensors and model, from names and metadata |
+//! | `mixture` | llama.cpp's rules: roles that get more or fewer bits |
+//! | `choice` `idle` | type of each tensor: options, mixture, fit to its columns; options without effect |
 //! | `allocate` | types chosen so that the file has a given size |
-//! | `nominal` | what a file type comes to on a well-known model |
-//! | `importance` `coverage` | importance of columns, and what it leaves open |
+//! | `nominal` | bits per weight of a file type on a well-known model |
+//! | `importance` `coverage` | importance of columns, and tensors that it does not cover |
 //! | `prune` `metadata` `plan` `summary` | the whole output, before the first weight is read |
 //! | `execute` | the plan as a source of quantized rows, and writing it |
 

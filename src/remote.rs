@@ -1,19 +1,19 @@
 //! Checkpoints on servers: repositories of the Hugging Face hub (`org/name`, `org/name@revision`), directories of web
-//! servers, folders of S3 buckets. Knows no model.
+//! servers, folders of S3 buckets. This module is independent of model architectures.
 //!
-//! A checkpoint that is opened here gets a directory on this machine whose small files are real. Its weights stay where
-//! they are: [`crate::core::ranged`] reads them by ranges as a conversion comes to them, so that they never lie on a disk
-//! of this machine. With a cache they do, whole and checked.
+//! An open checkpoint gets a local directory with its small files. Its weights stay on the server:
+//! [`crate::core::ranged`] reads them by ranges as a conversion needs them, so that they are never stored on a local
+//! disk. With a cache they are stored, whole and verified.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `address` | what users call a checkpoint |
-//! | `client` `target` `exchange` `tls` | requests: tokens, redirects, patience; what is asked for; waiting; encryption |
-//! | `listing` `s3` `names` | which files there are, and which are read |
-//! | `fetch` `directory` | pieces on their way, and the directory that stands for the checkpoint |
-//! | `file` | a file that is named by itself |
-//! | `sums` | what the server promises of a file's bytes |
-//! | `keep` | files that are kept |
+//! | `address` | addresses of checkpoints as users write them |
+//! | `client` `target` `exchange` `tls` | requests: tokens, redirects, retries; requested file; waiting; encryption |
+//! | `listing` `s3` `names` | lists of files, and the files that are read |
+//! | `fetch` `directory` | fetching of pieces, and the local directory of a checkpoint |
+//! | `file` | a single file, named by itself |
+//! | `sums` | checksums promised by the server |
+//! | `keep` | cached files |
 
 mod address;
 mod client;
@@ -49,25 +49,25 @@ pub use file::{FileAddress, RemoteFile};
 use client::{Access, Client, Token};
 use keep::Cache;
 
-/// The hub where nothing else is said.
+/// Default address of the hub.
 const HUB: &str = "https://huggingface.co";
-/// What directories are called that last as long as a run.
+/// Name prefix of directories that exist for the duration of a run.
 const SCRATCH: &str = "gguf-foundry";
-/// Threads that fetch small files, or files to be kept.
+/// Number of threads that fetch small files, or files for the cache.
 const N_THREADS: usize = 8;
 
-/// How a checkpoint is read from a server.
+/// Options for reading a checkpoint from a server.
 #[derive(Clone)]
 pub struct RemoteOptions {
-    /// Where files are kept; without it weights are read by ranges and forgotten.
+    /// Cache directory; without one, weights are read by ranges and not stored.
     pub cache: Option<PathBuf>,
-    /// Bytes of weights that are held for later.
+    /// Maximum number of bytes of weights that are held in advance.
     pub budget: u64,
-    /// Bytes that are asked for at once, at most.
+    /// Maximum number of bytes per request.
     pub piece_bytes: u64,
-    /// How long a server is waited for.
+    /// Retries and timeouts of requests.
     pub patience: Patience,
-    /// Says that the user wants to stop.
+    /// Returns true if the user cancelled the run.
     pub is_cancelled: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
@@ -92,17 +92,17 @@ impl Default for RemoteOptions {
     }
 }
 
-/// A checkpoint on a server that is open, and the directory that stands for it as long as this lives.
+/// An open checkpoint on a server. Its local directory exists as long as this value.
 #[derive(Debug)]
 pub struct RemoteCheckpoint {
     path: PathBuf,
-    // Unknown before the directory goes.
+    // Dropped first, so that the registration ends before the directory is removed.
     _known: ranged::Registration,
     _dir: ScratchDirectory,
 }
 
 impl RemoteCheckpoint {
-    /// Finds a checkpoint and fetches its small files.
+    /// Opens a checkpoint and fetches its small files.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -124,7 +124,7 @@ impl RemoteCheckpoint {
             return Ok(Self { path, _known: known, _dir: dir });
         };
         let cache = Cache::new(root, address);
-        // Where there are no links, files get other names, which have to be on the cache's volume.
+        // Without symbolic links, hard links are used, which must be on the cache's volume.
         let place = if cfg!(windows) { root.clone() } else { std::env::temp_dir() };
         if is_offline {
             let kept = cache.kept(address, &*options.is_cancelled)?;
@@ -145,7 +145,7 @@ impl RemoteCheckpoint {
         Ok(Self { path, _known: known, _dir: dir })
     }
 
-    /// A directory of files that are kept, and of no others: there may be more beside them.
+    /// Creates a directory of links to exactly these cached files: the cache may hold more.
     fn of_kept(
         kept: &[keep::Kept],
         (place, folder): (&Path, &Path),
@@ -164,14 +164,14 @@ impl RemoteCheckpoint {
         Ok(Self { path, _known: known, _dir: dir })
     }
 
-    /// The directory that stands for the checkpoint; it has the model's name.
+    /// Local directory of the checkpoint; it has the model's name.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// A directory of links to files that are kept.
+/// A directory of links to cached files.
 #[derive(Debug)]
 struct Links {
     folder: PathBuf,
@@ -187,10 +187,10 @@ impl ranged::RangedDirectory for Links {
     }
 }
 
-/// Where the directory that stands for a checkpoint lies as long as it is needed, and the directory.
+/// Creates a temporary directory, and in it the directory of the checkpoint.
 fn scratch_directory(place: &Path, address: &Address) -> Result<(ScratchDirectory, PathBuf), RemoteError> {
     let failed = |error| RemoteError::Scratch { place: place.to_owned(), error };
-    // As the paths of its files will be called wherever links lead.
+    // Canonical, so that it equals the paths of its files after links are resolved.
     #[cfg(unix)]
     let place = &place.canonicalize().map_err(failed)?;
     let dir = ScratchDirectory::create(place, SCRATCH).map_err(failed)?;
@@ -199,7 +199,7 @@ fn scratch_directory(place: &Path, address: &Address) -> Result<(ScratchDirector
     Ok((dir, path))
 }
 
-/// Asks for the files of a checkpoint.
+/// Requests the list of a checkpoint's files.
 fn ask(address: &Address, options: &RemoteOptions) -> Result<(Arc<Client>, listing::Listing), RemoteError> {
     let client = client_for(address, options)?;
     let listing = match address {
@@ -212,7 +212,7 @@ fn ask(address: &Address, options: &RemoteOptions) -> Result<(Arc<Client>, listi
     Ok((client, listing))
 }
 
-/// A client for the server of an address: for the hub with its token.
+/// Creates a client for the server of an address, with the token for the hub.
 fn client_for(address: &Address, options: &RemoteOptions) -> Result<Arc<Client>, RemoteError> {
     let access = match address {
         Address::Hub { .. } => {
@@ -225,7 +225,7 @@ fn client_for(address: &Address, options: &RemoteOptions) -> Result<Arc<Client>,
     Client::new(access, options.patience, Arc::clone(&options.is_cancelled)).map(Arc::new)
 }
 
-/// The hub's address: `HF_ENDPOINT`, for mirrors and private hubs.
+/// Returns the hub's address; `HF_ENDPOINT` sets it for mirrors and private hubs.
 fn endpoint() -> Result<Url, RemoteError> {
     let text =
         std::env::var("HF_ENDPOINT").ok().filter(|text| !text.is_empty()).unwrap_or_else(|| HUB.to_owned());
@@ -235,7 +235,7 @@ fn endpoint() -> Result<Url, RemoteError> {
     parsed.ok_or_else(|| AddressError { text, problem }.into())
 }
 
-/// The hub's token: `HF_TOKEN`, else the file that its own programs leave.
+/// Returns the hub's token: `HF_TOKEN`, else the file written by the hub's own programs.
 fn token() -> Result<Option<String>, RemoteError> {
     if is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
         return Ok(None);
@@ -259,13 +259,13 @@ fn token() -> Result<Option<String>, RemoteError> {
     Ok(is_token.then_some(text))
 }
 
-/// Whether a switch of the hub's programs is on.
+/// Returns true if a switch of the hub's programs is on.
 fn is_set(name: &str) -> bool {
     let value = std::env::var(name).unwrap_or_default().to_ascii_uppercase();
     ["1", "ON", "YES", "TRUE"].contains(&value.as_str())
 }
 
-/// Does something for each item over several connections; the first failure ends it.
+/// Processes all items over several connections; the first failure stops it.
 fn in_parallel<T: Sync, R: Send>(
     items: &[T],
     work: impl Fn(&T) -> Result<R, RemoteError> + Sync,

@@ -1,8 +1,8 @@
 //! Vocabularies: read from tokenizer files, identified, written as `tokenizer.*` keys.
 //!
-//! [`build`] is the way from a checkpoint directory to the keys of a GGUF file. What a card's `[tokenizer]` table
-//! says arrives evaluated, as a [`TokenizerRequest`]. [`build_given`] is the same for a container that carries its own
-//! vocabulary. [`to_hf`] is the way back. [`Encoder`] turns text into ids by these keys.
+//! [`build`] converts a checkpoint directory to the keys of a GGUF file. A card's `[tokenizer]` table arrives
+//! evaluated, as a [`TokenizerRequest`]. [`build_given`] does the same for a container that has its own vocabulary.
+//! [`to_hf`] is the inverse. [`Encoder`] converts text to ids by these keys.
 
 mod by_content;
 mod byte_alphabet;
@@ -49,19 +49,19 @@ use self::modes::{Attempt, Context};
 /// A vocabulary as keys.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// The keys in file order.
+    /// Keys in file order.
     pub rows: Metadata,
-    /// The mode that fitted.
+    /// Mode that fitted.
     pub mode: Mode,
-    /// What is odd about the files.
+    /// Oddities of the files.
     pub warnings: Vec<TokenizerWarning>,
 }
 
-/// Makes the `tokenizer.*` keys for the tokenizer files of a directory.
+/// Builds the `tokenizer.*` keys from the tokenizer files of a directory.
 ///
 /// # Exactness
-/// Keys, types, values and order equal llama.cpp 0.5.0's converter, except where that makes llama.cpp tokenize
-/// unlike the original (`docs/differences.md`).
+/// Keys, types, values and order equal llama.cpp 0.5.0's converter, except where these make llama.cpp tokenize
+/// differently from the original (`docs/differences.md`).
 ///
 /// # Errors
 /// I/O errors, malformed files, inconsistent vocabularies, an unknown pre-tokenizer, no fitting mode.
@@ -72,7 +72,7 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
     let needs_files = request.modes.is_empty() || request.modes.iter().any(|mode| mode.mode != Mode::None);
     let hf = if needs_files { HfJson::read(&files)? } else { None };
     let by_content = by_content::modes(&files, hf.as_ref(), request)?;
-    // A vocabulary that comes with the converter is for those who have no files at all.
+    // A vocabulary that is built into the converter is only for checkpoints without tokenizer files.
     let (builtin, asked): (Vec<_>, Vec<_>) =
         request.modes.iter().partition(|asked| asked.mode == Mode::Builtin);
     let modes: Vec<&ModeRequest> = asked.into_iter().chain(&by_content).chain(builtin).collect();
@@ -103,7 +103,7 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
                 return Ok(Built { rows, mode: mode.mode, warnings });
             }
             Ok(Attempt::Absent(reason)) => tried.push((mode.mode, reason)),
-            // A file of another format under the name that this mode looks for (Llama 3's tokenizer.model).
+            // A file of another format under the name that this mode reads (Llama 3's tokenizer.model).
             Err(
                 error @ (TokenizerError::SentencePiece { .. }
                 | TokenizerError::NoPieces { .. }
@@ -124,11 +124,11 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
     Err(TokenizerError::NothingFits { path: directory.to_owned(), tried })
 }
 
-/// Makes the `tokenizer.*` keys for a vocabulary in memory. `path` names the container in messages. The request's modes
-/// say which rows a card adds; what kind of vocabulary it is, the vocabulary says.
+/// Builds the `tokenizer.*` keys from a vocabulary in memory. `path` names the container in messages. The vocabulary
+/// determines its kind; the request's modes determine the rows that a card adds.
 ///
 /// # Errors
-/// [`TokenizerError`]: a pre-tokenizer that is not known, more tokens than any model has, malformed files.
+/// [`TokenizerError`]: an unknown pre-tokenizer, more tokens than any model has, malformed files.
 pub fn build_given(
     path: &Path,
     given: &GivenVocabulary,
@@ -136,7 +136,7 @@ pub fn build_given(
 ) -> Result<Built, TokenizerError> {
     let directory = Directory::in_memory(path, request.limits, &given.files);
     let has_model = directory.bytes("tokenizer.model")?.is_some();
-    // A SentencePiece model knows its own kind: the unigram mode hands one of BPE on.
+    // A SentencePiece model declares its own kind: the unigram mode passes a BPE model on.
     let kin =
         if has_model && given.kind == GivenKind::Pieces { &[Mode::Unigram] } else { given.kind.modes() };
     let from_card = request.modes.iter().find(|mode| kin.contains(&mode.mode)).cloned();
@@ -158,7 +158,7 @@ pub fn build_given(
     Ok(Built { rows, mode: mode.mode, warnings })
 }
 
-/// Holds the keys of a vocabulary against all files that say something of its roles and templates.
+/// Checks the keys of a vocabulary against all files that declare its roles and templates.
 fn settle(
     directory: &Directory<'_>,
     hf: Option<&HfJson>,

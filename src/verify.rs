@@ -1,6 +1,7 @@
-//! May this file be shipped? Structure, tensors, tokenizer, perplexity, and against a baseline the divergence.
+//! Verification of a model file: structure, tensors, tokenizer, perplexity, and the divergence from a baseline.
 //!
-//! [`verify`] runs the checks in that order and returns a [`Verification`]: a [`Report`] with a [`Verdict`], and every position that was computed.
+//! [`verify`] runs the checks in that order and returns a [`Verification`]: a [`Report`] with a [`Verdict`], and every
+//! position that was computed.
 
 mod adapter;
 mod answer;

@@ -1,7 +1,7 @@
-//! Tensor operations that cards name: layout as strided views, arithmetic element by element.
+//! Tensor operations that cards name: layout as strided views, and element-wise arithmetic.
 //!
-//! A [`View`] says where each element of a tensor comes from; a [`Recipe`] is a view made ready to be read, any range
-//! of rows on its own, so that no tensor is ever held in memory as a whole.
+//! A [`View`] defines the source of each element of a tensor. A [`Recipe`] is a view prepared for reading: any range of
+//! rows can be read on its own, so that no tensor is ever held in memory as a whole.
 
 pub(crate) mod decoded;
 

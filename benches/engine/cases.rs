@@ -1,16 +1,16 @@
-//! The models: mixers and experts in the shapes of released ones. What is not measured is small: feed-forwards beside
-//! mixers, attention beside experts.
+//! Benchmark models: mixers and experts in the shapes of released models. Parts that are not measured are small:
+//! feed-forwards of mixer models, attention of expert models.
 
 mod recurrent;
 
-/// How a tensor is used.
+/// Use of a tensor in the model.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum TensorUse {
-    /// Not multiplied as a matrix; F32.
+    /// Vector in F32 that is not multiplied as a matrix.
     Vector,
-    /// With all tokens.
+    /// Multiplied with all tokens.
     Matrix,
-    /// One matrix per expert, so many per token.
+    /// One matrix per expert; the number of experts used per token.
     Experts(usize),
 }
 
@@ -18,7 +18,7 @@ pub(crate) enum TensorUse {
 pub(crate) struct Tensor {
     pub(crate) name: &'static str,
     pub(crate) dims: Vec<usize>,
-    /// One value everywhere, or random values.
+    /// One value everywhere; `None` for random values.
     pub(crate) value: Option<f32>,
     pub(crate) is_used: TensorUse,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Heads {
     pub(crate) window: Option<usize>,
 }
 
-/// A model.
+/// A benchmark model.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) model: &'static str,
@@ -87,7 +87,7 @@ fn attention(n_embd: usize, n_heads: usize, n_kv_heads: usize, dk: usize) -> [Te
     ]
 }
 
-/// The models, narrower by a factor.
+/// Returns all models, narrower by a factor.
 pub(crate) fn all(by: usize) -> Vec<Case> {
     vec![
         gqa(by),
@@ -208,7 +208,7 @@ fn mla(by: usize) -> Case {
     }
 }
 
-/// Attention of one head, and norms.
+/// Returns attention of one head, and norms.
 fn small_attention(n_embd: usize) -> Vec<Tensor> {
     let mut tensors = vec![norm("attn_norm.weight", n_embd), norm("ffn_norm.weight", n_embd)];
     tensors.extend(attention(n_embd, 1, 1, SMALL));

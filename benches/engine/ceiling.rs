@@ -1,4 +1,4 @@
-//! What the machine gives: plain `gemm` on given shapes.
+//! Speed limit of the machine: plain `gemm` on given shapes.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use gemm_common::gemm::{
 
 use crate::model::values;
 
-/// Floats of matrices that differ; more of them repeat.
+/// Maximum number of distinct floats of matrices; longer ones repeat them.
 const DISTINCT: usize = 64 << 20;
 
 /// Products of a matrix `[rows, cols]` with `n_tokens` rows each.
@@ -17,7 +17,7 @@ pub(crate) struct Job {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) n_tokens: usize,
-    /// How many of them. One is shared among threads by tokens; several are dealt out.
+    /// Number of matrices. One is shared among threads by tokens; several are distributed.
     pub(crate) count: usize,
 }
 
@@ -26,7 +26,7 @@ impl Job {
         2.0 * (self.rows * self.cols) as f64 * (self.n_tokens * self.count) as f64
     }
 
-    /// The part of one of the threads.
+    /// Returns the share of one of the threads.
     fn share(&self, n_threads: usize) -> Self {
         if self.count == 1 {
             Self { n_tokens: self.n_tokens.div_ceil(n_threads), ..*self }
@@ -42,7 +42,7 @@ struct Data {
     x: Vec<f32>,
 }
 
-/// Seconds of the products: the better of two.
+/// Measures the seconds of the products: the better of two runs.
 pub(crate) fn ceiling(jobs: &[Job], n_threads: usize) -> f64 {
     // The engine changes this setting of the crate.
     set_lhs_packing_threshold_single_thread(DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD);
@@ -79,7 +79,7 @@ pub(crate) fn ceiling(jobs: &[Job], n_threads: usize) -> f64 {
     best
 }
 
-/// `out = x weightsᵀ`, `[n_tokens, rows]`.
+/// Computes `out = x weightsᵀ`, `[n_tokens, rows]`.
 fn multiply(job: &Job, weights: &[f32], x: &[f32], out: &mut [f32]) {
     let Job { rows, cols, n_tokens, .. } = *job;
     assert!(weights.len() >= rows * cols && x.len() >= n_tokens * cols && out.len() >= n_tokens * rows);

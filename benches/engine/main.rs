@@ -1,7 +1,7 @@
-//! The engine beside its ceiling: plain `gemm` on the same shapes and threads, in turn. Prints GFLOP/s of both, their
-//! ratio, and where the engine's time goes, first for types of weights, then for mixers and experts.
+//! Engine speed compared with its limit: plain `gemm` on the same shapes and threads, alternating. Prints GFLOP/s of
+//! both, their ratio, and the engine's time by operation, first for types of weights, then for mixers and experts.
 //!
-//! `cargo bench --bench engine` runs all, `cargo bench --bench engine -- mamba2 kda` what has one of the names. As a test
+//! `cargo bench --bench engine` runs all, `cargo bench --bench engine -- mamba2 kda` only the named ones. As a test
 //! everything runs once, on small shapes.
 #![allow(
     missing_docs,

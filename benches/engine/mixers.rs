@@ -1,4 +1,4 @@
-//! One model after another: the engine beside plain products of the same shapes.
+//! Benchmarks of the models: the engine compared with plain products of the same shapes.
 
 use std::time::Instant;
 
@@ -41,7 +41,7 @@ impl Case {
         (model, metadata)
     }
 
-    /// Products with the matrices of all layers, and the products of attention.
+    /// Returns the products with the matrices of all layers, and those of attention.
     fn jobs(&self, n_tokens: usize) -> (Vec<Job>, Vec<Job>) {
         let mut weights = Vec::new();
         for Tensor { dims, is_used, .. } in &self.tensors {
@@ -57,7 +57,7 @@ impl Case {
             }
         }
         let attention = self.heads.iter().flat_map(|heads| {
-            // A query sees half of the keys in the mean, or its window.
+            // A query sees half of the keys on average, or its window.
             let n_keys = heads.window.unwrap_or(usize::MAX).min(n_tokens.div_ceil(2));
             let count = heads.n;
             let scores = Job { rows: n_keys, cols: heads.dk, n_tokens, count };
@@ -75,7 +75,7 @@ struct Round {
     timings: Vec<(&'static str, f64)>,
 }
 
-/// Runs a case and prints.
+/// Runs a case and prints the result.
 pub(crate) fn run(case: &Case, n_tokens: usize, n_rounds: usize, n_threads: usize) {
     let (model, metadata) = case.model();
     let features = GraphFeatures::of(case.arch).unwrap();
@@ -84,12 +84,12 @@ pub(crate) fn run(case: &Case, n_tokens: usize, n_rounds: usize, n_threads: usiz
     let flops: f64 = case.n_layers as f64 * weights.iter().map(Job::flops).sum::<f64>();
     let mut rounds = Vec::new();
     for _ in 0..n_rounds {
-        // Alternating, so that both see the same machine.
+        // Alternating, so that both run under the same conditions.
         let layers = case.n_layers as f64;
         let plain = layers * ceiling(&weights, n_threads);
         let plain_attention =
             if attention.is_empty() { 0.0 } else { layers * ceiling(&attention, n_threads) };
-        // The better of two, as the ceiling is.
+        // The better of two runs, like the ceiling.
         let runs = [(); 2].map(|()| {
             let plan = GraphPlan::new(&features, &metadata, model.tensors()).unwrap();
             let engine = Engine::new(plan, &model, EngineOptions::default()).unwrap();

@@ -1,11 +1,11 @@
-//! Models of random weights in memory: speed does not depend on what they are.
+//! Models of random weights in memory: speed does not depend on their values.
 
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use gguf_foundry::engine::TokenChunk;
 use gguf_foundry::quant::quantize_rows;
 
-/// Values that are made and encoded at most; longer tensors repeat them.
+/// Maximum number of values that are generated and encoded; longer tensors repeat them.
 const PATTERN: usize = 1 << 20;
 
 /// Tensors in memory.
@@ -32,7 +32,7 @@ impl TensorSource for Model {
     }
 }
 
-/// Random values around zero.
+/// Returns random values around zero.
 pub(crate) fn values(n: usize, seed: &mut u64) -> Vec<f32> {
     (0..n)
         .map(|_| {
@@ -68,7 +68,7 @@ impl Model {
     }
 }
 
-/// A chunk of tokens; `at` makes chunks differ.
+/// Returns a chunk of tokens; `at` makes chunks differ.
 pub(crate) fn chunk(n_tokens: usize, n_vocab: usize, at: usize, rows: std::ops::Range<usize>) -> TokenChunk {
     let tokens = (0..n_tokens).map(|i| ((i * 7 + at * 31) % n_vocab) as u32).collect();
     TokenChunk { tokens, rows, n_source: 0 }

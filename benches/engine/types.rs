@@ -1,4 +1,5 @@
-//! Types of weights, body and head, on the widths of SmolLM2-135M (576, 9 heads on 3, feed-forward 1536) in few layers.
+//! Benchmarks of weight types, body and head, with the widths of SmolLM2-135M (576, 9 heads on 3, feed-forward 1536) in
+//! few layers.
 
 use std::time::Instant;
 
@@ -60,7 +61,7 @@ fn model(ty: GgmlType, n_layers: usize) -> (Model, Metadata) {
     (model, metadata)
 }
 
-/// Rows and columns of the matrices that all tokens of a layer are multiplied with.
+/// Rows and columns of the matrices of a layer that all tokens are multiplied with.
 const LAYER: [(usize, usize); 4] = [(WIDTH + 2 * KV, WIDTH), (WIDTH, WIDTH), (2 * FFN, WIDTH), (WIDTH, FFN)];
 
 fn jobs(shapes: &[(usize, usize)], n_tokens: usize) -> Vec<Job> {
@@ -71,7 +72,7 @@ fn flops(jobs: &[Job]) -> f64 {
     jobs.iter().map(Job::flops).sum()
 }
 
-/// Measures one type of weights after another and prints.
+/// Measures one type of weights after another and prints the results.
 pub(crate) fn run(is_bench: bool, n_threads: usize) {
     let (n_layers, n_chunks) = if is_bench { (6, 16) } else { (1, 1) };
     let n_tokens = n_chunks * CONTEXT;
@@ -87,7 +88,7 @@ pub(crate) fn run(is_bench: bool, n_threads: usize) {
         let targets = vec![0; n_scored];
         let mut rounds = Vec::new();
         for _ in 0..if is_bench { 5 } else { 1 } {
-            // Alternating, so that both see the same machine.
+            // Alternating, so that both run under the same conditions.
             let plain_body = ceiling(&body_jobs, n_threads);
             let plain_head = ceiling(&head_jobs, n_threads);
             let plan = GraphPlan::new(&features, &metadata, model.tensors()).unwrap();

@@ -1,18 +1,18 @@
-//! Block types: decoders and quantizers of every level against the scalar ones.
+//! Block types: decoders and quantizers of every vector level compared with scalar code.
 
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::quant;
 
-/// The type that the first byte picks, and the rest.
+/// Type that the first byte selects, and the remaining bytes.
 fn typed(data: &[u8]) -> Option<(GgmlType, &[u8])> {
     let (&first, rest) = data.split_first()?;
     let ty = GgmlType::all().nth(usize::from(first) % GgmlType::all().count())?;
     Some((ty, rest))
 }
 
-/// Any bytes are blocks: they decode to the same floats at every level, in one piece or block by block, whatever the
-/// check of blocks says.
+/// Decodes any bytes as blocks: they must give the same floats at every level, at once or block by block, even if the
+/// check of blocks fails.
 pub(super) fn blocks(data: &[u8]) -> bool {
     let Some((ty, rest)) = typed(data) else { return false };
     let (elems, bytes) = (ty.block_elems(), ty.block_bytes());
@@ -36,11 +36,11 @@ pub(super) fn blocks(data: &[u8]) -> bool {
     is_valid && n_blocks > 0
 }
 
-/// One row of any floats has the same blocks, or the same refusal, at every level. Blocks whose scale is no number are
-/// the same if the check of blocks says so of both: the sign of a NaN that arithmetic makes is open in Rust.
+/// Quantizes one row of any floats: every level must give the same blocks, or the same error. Blocks whose scale is NaN
+/// count as equal if the check of blocks rejects both: Rust does not define the sign of a computed NaN.
 pub(super) fn quantize(data: &[u8]) -> bool {
     let Some((ty, rest)) = typed(data) else { return false };
-    // One NaN only: which payload an operation on two of them keeps is open in Rust, and some codes show it.
+    // Only one NaN: Rust does not define which payload an operation on two of them keeps, and some codes show it.
     let float =
         |&bytes: &[u8; 4]| Some(f32::from_le_bytes(bytes)).filter(|x| !x.is_nan()).unwrap_or(f32::NAN);
     let floats: Vec<f32> = rest.as_chunks().0.iter().map(float).collect();

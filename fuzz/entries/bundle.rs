@@ -1,4 +1,4 @@
-//! Inputs of several files, and files on a disk for what reads paths.
+//! Inputs of several files, and files on disk for code that reads paths.
 
 use std::cell::OnceCell;
 use std::fmt::Display;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-/// What stands before a file's name; a line feed ends the name.
+/// Marker before a file's name; a line feed ends the name.
 const MARK: &[u8] = b"\n=== ";
 
-/// Files as one input. Lengths would break with each byte that a fuzzer puts in; marks do not.
+/// Joins files to one input. Lengths would break with each byte that a fuzzer inserts; markers do not.
 #[allow(dead_code, reason = "for who makes seeds")]
 pub fn join<B: AsRef<[u8]>>(files: &[(&str, B)]) -> Vec<u8> {
     let mut all = Vec::new();
@@ -22,7 +22,7 @@ pub fn join<B: AsRef<[u8]>>(files: &[(&str, B)]) -> Vec<u8> {
     all
 }
 
-/// The files of an input, of those that an entry knows; of two with one name the first.
+/// Splits an input into the files that an entry knows; of two files with one name, the first.
 pub(super) fn split<'a>(data: &'a [u8], known: &[&'static str]) -> Vec<(&'static str, &'a [u8])> {
     let mut files: Vec<(&'static str, &[u8])> = Vec::new();
     let mut rest = data.strip_prefix(&MARK[1..]);
@@ -42,22 +42,22 @@ pub(super) fn split<'a>(data: &'a [u8], known: &[&'static str]) -> Vec<(&'static
     files
 }
 
-/// One of the files.
+/// Content of one of the files.
 pub(super) fn find<'a>(files: &[(&'static str, &'a [u8])], name: &str) -> Option<&'a [u8]> {
     files.iter().find(|file| file.0 == name).map(|file| file.1)
 }
 
-/// What was accepted. An error is put into words as for a user: that must not fail either, nor may there be none.
+/// Returns an accepted value. Errors are also formatted as for a user, which must neither fail nor give an empty text.
 pub(super) fn accepted<T, E: Display>(result: Result<T, E>) -> Option<T> {
     result.map_err(|error| assert!(!error.to_string().is_empty(), "an error without words")).ok()
 }
 
 thread_local! {
-    /// A directory of this thread, below `TMPDIR`: `scripts/fuzz.sh` lets it lie in memory.
+    /// Directory of this thread, below `TMPDIR`, which `scripts/fuzz.sh` places in memory.
     static ROOM: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
-/// A path in the thread's directory.
+/// Path in the thread's directory.
 pub(super) fn place(name: &str) -> PathBuf {
     ROOM.with(|room| {
         let room = room.get_or_init(|| tempfile::tempdir().expect("a directory for temporary files"));
@@ -65,14 +65,14 @@ pub(super) fn place(name: &str) -> PathBuf {
     })
 }
 
-/// The bytes as a file.
+/// Writes the bytes to a file.
 pub(super) fn file(name: &str, data: &[u8]) -> PathBuf {
     let path = place(name);
     fs_err::write(&path, data).expect("room for a small file");
     path
 }
 
-/// A directory with these files and no others; it goes when the value does.
+/// Temporary directory with only these files; removed on drop.
 pub(super) struct Directory(TempDir);
 
 impl Directory {
@@ -89,7 +89,7 @@ impl Directory {
     }
 }
 
-/// Numbers that an input decides, for what the input does not say itself: where to cut, which piece to take.
+/// Numbers derived from an input, for choices that it does not contain: cut positions, pieces.
 pub(super) struct Numbers(u64);
 
 impl Numbers {
@@ -99,7 +99,7 @@ impl Numbers {
         Self(data.iter().fold(0xcbf2_9ce4_8422_2325, mix))
     }
 
-    /// A number below `n`, which is not 0.
+    /// Number below `n`, which must not be 0.
     pub(super) fn below(&mut self, n: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -109,7 +109,7 @@ impl Numbers {
         (z ^ (z >> 31)) % n
     }
 
-    /// A range within `0..n` that is not empty; `n` is not 0.
+    /// Non-empty range within `0..n`; `n` must not be 0.
     pub(super) fn range(&mut self, n: u64) -> std::ops::Range<u64> {
         let start = self.below(n);
         start..start + 1 + self.below(n - start)

@@ -11,7 +11,7 @@ use gguf_foundry::inspect::inspect_checkpoint;
 use super::bundle::{self, Directory, Numbers, accepted};
 use super::codes::survey;
 
-/// Ranges of an accepted header lie inside the file and do not overlap.
+/// Checks that ranges of an accepted header are inside the file and do not overlap.
 pub(super) fn safetensors(data: &[u8]) -> bool {
     let Some(header) = accepted(tensors::parse_header(data, &Limits::default())) else { return false };
     let mut ranges: Vec<_> = header.tensors.iter().map(|tensor| (tensor.offset, tensor.n_bytes)).collect();
@@ -25,7 +25,7 @@ pub(super) fn safetensors(data: &[u8]) -> bool {
     true
 }
 
-/// Elements of an accepted file can be read, and pieces of a tensor are those of the whole.
+/// Checks that elements of an accepted file can be read, and that pieces of a tensor equal those of the whole.
 pub(super) fn torch(data: &[u8]) -> bool {
     let Some(file) = accepted(pt::parse(data, &Limits::default())) else { return false };
     let mut numbers = Numbers::of(data);
@@ -62,7 +62,7 @@ pub(super) fn fastllm(data: &[u8]) -> bool {
     true
 }
 
-/// Files of a sharded checkpoint.
+/// File names of a sharded checkpoint.
 const SHARDS: &[&str] = &[
     "config.json",
     "tokenizer.json",
@@ -80,7 +80,7 @@ const SHARDS: &[&str] = &[
     "pytorch_model-00002-of-00002.bin",
 ];
 
-/// An index and its shards, and what is told of a directory; what is accepted can be read.
+/// Reads an index with its shards, and describes the directory; accepted checkpoints must be readable.
 pub(super) fn index(data: &[u8]) -> bool {
     let files = bundle::split(data, SHARDS);
     let dir = Directory::of(&files);

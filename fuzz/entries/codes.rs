@@ -15,10 +15,10 @@ use serde_json::Value as Json;
 
 use super::bundle::{self, Directory, Numbers, accepted};
 
-/// Elements that one input may have read: it is damage that is looked for, not size.
+/// Maximum elements that are read for one input: the target is damage, not size.
 const MAX_ELEMS: u64 = 1 << 14;
 
-/// A container in memory.
+/// Container in memory.
 struct Parts {
     metas: Vec<WeightMeta>,
     offsets: Vec<(usize, usize)>,
@@ -57,8 +57,8 @@ impl WeightSource for Parts {
     }
 }
 
-/// Reads what a layer gives: pieces are those of the whole, and the same at another level of vector instructions,
-/// mapped or not (`twin`). True if anything was read.
+/// Reads the weights of a layer. Pieces must equal those of the whole, and those of `twin` (another vector level,
+/// mapped or not). Returns true if anything was read.
 pub(super) fn survey(source: &dyn WeightSource, twin: Option<&dyn WeightSource>, data: &[u8]) -> bool {
     let mut numbers = Numbers::of(data);
     let mut left = MAX_ELEMS;
@@ -88,14 +88,14 @@ pub(super) fn survey(source: &dyn WeightSource, twin: Option<&dyn WeightSource>,
         }
         let _ = source.code_type(weight);
         packed(source, twin, weight, n, &mut numbers);
-        // Pages that are let go can be read again.
+        // Released pages can be read again.
         source.release_elems(weight, 0, n);
         assert_eq!(read(source, 0, n), whole, "{}", meta.name);
     }
     was_read
 }
 
-/// Floats whose NaNs are all the same.
+/// Replaces all NaNs by the same one.
 fn comparable(ty: ElementType, mut bytes: Vec<u8>) -> Vec<u8> {
     if ty == ElementType::F32 {
         for word in bytes.as_chunks_mut::<4>().0 {
@@ -107,7 +107,7 @@ fn comparable(ty: ElementType, mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Blocks that hold a weight's codes: the whole, a piece, and the twin's.
+/// Compares the blocks of a weight's codes: the whole, a piece, and those of the twin.
 fn packed(
     source: &dyn WeightSource,
     twin: Option<&dyn WeightSource>,
@@ -139,7 +139,7 @@ fn packed(
 
 const FILES: &[&str] = &["config.json", "model.safetensors", HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP];
 
-/// Configuration and container of a method; the method stays what it is, whatever the configuration says.
+/// Reads configuration and container of a method; the method is fixed, whatever the configuration declares.
 fn method(names: &[&str], data: &[u8]) -> bool {
     let files = bundle::split(data, FILES);
     let object = |name: &str| {
@@ -215,7 +215,7 @@ const MSMODELSLIM: &[&str] = &[
     "quant_model_weights.safetensors.index.json",
 ];
 
-/// A directory of msModelSlim.
+/// Reads a directory of msModelSlim.
 pub(super) fn msmodelslim(data: &[u8]) -> bool {
     let files = bundle::split(data, MSMODELSLIM);
     let dir = Directory::of(&files);
@@ -234,7 +234,7 @@ fn directory(path: &Path, data: &[u8], open: impl Fn(&Path, &ConvertOptions) -> 
     survey(&*plain, Some(&*twin), data)
 }
 
-/// A FastLLM file: its weights read, and the keys that come of its dictionary and its tokens.
+/// Reads a FastLLM file: its weights, and the keys from its dictionary and its tokens.
 pub(super) fn fastllm(data: &[u8]) -> bool {
     let path = bundle::file("model.flm", data);
     let merged = FlmOptions { merge_adapters: true, ..FlmOptions::default() };

@@ -1,4 +1,4 @@
-//! GGUF: headers, whole files, split sets, importance matrices, and what is written from what was read.
+//! GGUF: headers, whole files, split sets, importance matrices, and files written from accepted ones.
 
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::limits::Limits;
@@ -14,7 +14,7 @@ use gguf_foundry::verify::{StructureOptions, check_structure, expert_coverage, i
 
 use super::bundle::{self, Directory, Numbers, accepted};
 
-/// What is accepted lies inside the file, and comes back the same when it is written and read again.
+/// Checks that accepted content is inside the file, and is unchanged after it is written and read again.
 pub(super) fn header(data: &[u8]) -> bool {
     let limits = Limits::default();
     let mut is_accepted = false;
@@ -27,7 +27,7 @@ pub(super) fn header(data: &[u8]) -> bool {
         else {
             continue;
         };
-        // The data stays where it is: the header alone says all that is compared.
+        // The data is not moved: the header has everything that is compared.
         let Ok(n_bytes) = usize::try_from(plan.file_bytes) else { continue };
         if n_bytes > 1 << 24 {
             continue;
@@ -35,14 +35,14 @@ pub(super) fn header(data: &[u8]) -> bool {
         let mut bytes = plan.header.clone();
         bytes.resize(n_bytes, 0);
         let again = parse_header(&bytes, &limits, Strictness::LlamaCpp).expect("written by ourselves");
-        // Bytes, since a NaN among the values is equal to nothing.
+        // Bytes are compared, since NaN values are not equal to themselves.
         let again = FilePlan::new(&again.metadata, &again.tensors, &LayoutOptions::default());
         assert_eq!(again.expect("planned before").header, plan.header);
     }
     is_accepted
 }
 
-/// Keys as the bytes that they are in a file, since a NaN is equal to nothing.
+/// Bytes of the keys in a file, for comparison: NaN values are not equal to themselves.
 fn bytes_of(metadata: &Metadata) -> Option<Vec<u8>> {
     FilePlan::new(metadata, &[], &LayoutOptions::default()).ok().map(|plan| plan.header)
 }
@@ -59,10 +59,10 @@ fn tensors_of(file: &GgufFile) -> Vec<(String, Vec<u8>)> {
     tensors.map(|(at, meta)| (format!("{meta:?}"), bytes(at))).collect()
 }
 
-/// What can be read can be written, in one piece or in parts, and is the same when it is read again.
+/// Checks that a readable file can be written, as one file or in parts, and is then read unchanged.
 pub(super) fn rewrite(data: &[u8]) -> bool {
     let Some(file) = accepted(GgufFile::open(&bundle::file("rewrite.gguf", data))) else { return false };
-    // Parts would be looked for under other names than this file has, and padding is written out.
+    // Parts would be looked up under other names than this file has, and padding is written in full.
     let is_part = file.metadata().contains("split.count");
     if file.tensors().is_empty() || is_part || file.alignment() > 1 << 12 {
         return false;
@@ -89,7 +89,7 @@ pub(super) fn rewrite(data: &[u8]) -> bool {
     true
 }
 
-/// Parts under their canonical names; what is accepted can be read whole.
+/// Opens parts with their canonical names; an accepted set must be readable.
 pub(super) fn split(data: &[u8]) -> bool {
     const PARTS: &[&str] = &["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"];
     let files = bundle::split(data, PARTS);
@@ -104,7 +104,7 @@ pub(super) fn split(data: &[u8]) -> bool {
     file.parts().len() == PARTS.len()
 }
 
-/// Everything that looks at a file without writing: the listing, its checks, and the plan of a quantization.
+/// Runs everything that reads a file without writing: the listing, its checks, and the plan of a quantization.
 pub(super) fn describe(data: &[u8]) -> bool {
     let Some(file) = accepted(GgufFile::open(&bundle::file("describe.gguf", data))) else { return false };
     let _ = (summary_json(&file, Listing { max_elems: Some(4), has_tensors: true }), warnings(&file));
@@ -130,7 +130,7 @@ pub(super) fn describe(data: &[u8]) -> bool {
     true
 }
 
-/// Importance of either format, with what is told of it.
+/// Reads an importance matrix of either format, with its description.
 pub(super) fn imatrix(data: &[u8]) -> bool {
     let path = bundle::file("fuzz.imatrix", data);
     let _ = accepted(gguf_foundry::gguf::combine_imatrix_parts(std::slice::from_ref(&path)));

@@ -1,4 +1,4 @@
-//! What runs keep for one another: statistics of a model, whole or in parts, and parts of a verdict.
+//! Files that runs keep for each other: statistics of a model, whole or in parts, and parts of a verdict.
 
 use gguf_foundry::calibrate::{Statistics, StatisticsError, combine_statistics};
 use gguf_foundry::core::progress::Silent;
@@ -7,17 +7,17 @@ use sha2::{Digest, Sha256};
 
 use super::bundle::{self, Directory, accepted};
 
-/// Files of statistics that are looked for.
+/// File names of statistics.
 const FILES: [&str; 4] =
     ["statistics.json", "moments-00000.safetensors", "moments-00001.safetensors", "importance.safetensors"];
-/// Bytes in front of those that the checksum of a part is of.
+/// Number of bytes of a part before those that its checksum covers.
 const HEAD_BYTES: usize = 48;
 
 fn hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat()
 }
 
-/// Everything that whole statistics hold.
+/// Reads everything in whole statistics.
 fn read(statistics: &Statistics) -> bool {
     let _ = (statistics.kinds(), statistics.layer_bytes(), statistics.n_ctx(), statistics.seed());
     let mut are_all_read = true;
@@ -35,7 +35,7 @@ fn read(statistics: &Statistics) -> bool {
     are_all_read & accepted(statistics.importance()).is_some()
 }
 
-/// A directory of statistics; of a part with digests that fit, so that what contradicts itself is reached.
+/// Reads a directory of statistics. A part gets matching digests, so that the checks after them are reached.
 pub(super) fn statistics(data: &[u8]) -> bool {
     let mut files = bundle::split(data, &FILES);
     let lines: Vec<String> = files.iter().map(|(name, bytes)| format!("{}  {name}\n", hex(bytes))).collect();
@@ -61,7 +61,7 @@ pub(super) fn statistics(data: &[u8]) -> bool {
     true
 }
 
-/// A part of a verdict, with a checksum that fits.
+/// Reads a part of a verdict, with a matching checksum.
 pub(super) fn verdict_part(data: &[u8]) -> bool {
     let mut bytes = data.to_vec();
     if let Some((head, rest)) = bytes.split_at_mut_checked(HEAD_BYTES) {

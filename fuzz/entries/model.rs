@@ -1,4 +1,4 @@
-//! Whole ways: a checkpoint to a GGUF, a GGUF to a checkpoint, and a GGUF that is run.
+//! Whole conversions: a checkpoint to a GGUF, a GGUF to a checkpoint, and a GGUF that is run.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ use super::bundle::{self, Directory, Numbers, accepted};
 pub(super) static EMBEDDED: LazyLock<Registry> =
     LazyLock::new(|| Registry::embedded().expect("cards that are built in"));
 
-/// Bytes of tensors that one input may have decoded.
+/// Maximum bytes of tensors that are decoded for one input.
 const MAX_BYTES: u64 = 1 << 18;
 
 const FILES: &[&str] = &[
@@ -30,7 +30,8 @@ const FILES: &[&str] = &[
     "pytorch_model.bin",
 ];
 
-/// A checkpoint with any configuration: rows of what is planned can be read, and pieces are those of the whole.
+/// Converts a checkpoint with any configuration: planned rows must be readable, and pieces must equal those of the
+/// whole.
 pub(super) fn convert(data: &[u8]) -> bool {
     let files = bundle::split(data, FILES);
     let dir = Directory::of(&files);
@@ -63,7 +64,7 @@ pub(super) fn convert(data: &[u8]) -> bool {
     true
 }
 
-/// A file taken back to Hugging Face's form: what is written is a checkpoint that can be read.
+/// Converts a file back to Hugging Face's format: the result must be a readable checkpoint.
 pub(super) fn to_hf(data: &[u8]) -> bool {
     let Some(file) = accepted(GgufFile::open(&bundle::file("to_hf.gguf", data))) else { return false };
     if file.tensor_bytes() > MAX_BYTES {
@@ -81,7 +82,7 @@ pub(super) fn to_hf(data: &[u8]) -> bool {
     !checkpoint.weights().is_empty()
 }
 
-/// A file that is run: a plan from any keys, three tokens, within the memory that was given.
+/// Runs a file: a plan from any keys, three tokens, within the given memory.
 pub(super) fn engine(data: &[u8]) -> bool {
     let Some(file) = accepted(GgufFile::open(&bundle::file("engine.gguf", data))) else { return false };
     let arch = file.metadata().get("general.architecture").and_then(Value::as_str);

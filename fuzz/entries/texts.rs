@@ -1,4 +1,4 @@
-//! What people write: configurations, cards, prompts, tasks, templates, values of options; and logit files.
+//! Untrusted text: configurations, cards, prompts, tasks, templates, values of options; and logit files.
 
 use gguf_foundry::checkpoint::{json, parse_object};
 use gguf_foundry::convert::{MetadataFiles, MetadataInputs, ParameterCounts, general_metadata};
@@ -11,10 +11,10 @@ use serde_json::{Map, Value as Json};
 use super::bundle::{self, accepted};
 use super::model::EMBEDDED;
 
-/// JSON that our reader accepts is the same to serde_json, unless it has Python's numbers that are none.
+/// Checks that JSON accepted by our reader has the same value in serde_json, unless it has Python's non-finite numbers.
 pub(super) fn config(data: &[u8]) -> bool {
     let Some(object) = accepted(parse_object(data, &Limits::default())) else { return false };
-    // `-0` is the integer 0, as in Python; serde_json has a float for it.
+    // `-0` is the integer 0, as in Python; serde_json parses it as a float.
     if !data.windows(2).any(|pair| pair == b"-0")
         && let Ok(other) = serde_json::from_slice::<Map<String, Json>>(data)
     {
@@ -24,14 +24,14 @@ pub(super) fn config(data: &[u8]) -> bool {
     true
 }
 
-/// A card of an architecture that someone wrote, beside those that are built in.
+/// Adds an untrusted card of an architecture to the built-in ones.
 pub(super) fn card(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     let mut registry = EMBEDDED.clone();
     accepted(registry.add("fuzzed.toml", text)).is_some() && !registry.classes().is_empty()
 }
 
-/// The keys that come of files about a model, and the names of outputs that come of them.
+/// Derives keys from files about a model, and names of outputs from these.
 fn general(files: &MetadataFiles, config: &Map<String, Json>) {
     let counts =
         ParameterCounts { total: 7_000_000_000, shared: 7_000_000_000, ..ParameterCounts::default() };
@@ -43,7 +43,7 @@ fn general(files: &MetadataFiles, config: &Map<String, Json>) {
     }
 }
 
-/// `README.md` with its front matter.
+/// Reads `README.md` with its front matter.
 pub(super) fn model_card(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     let mut files = MetadataFiles::default();
@@ -52,7 +52,7 @@ pub(super) fn model_card(data: &[u8]) -> bool {
     files.warnings.is_empty() && !files.card.is_empty()
 }
 
-/// The file of `--metadata`, a generation configuration and a configuration, all of them the same JSON.
+/// Reads the same JSON as the file of `--metadata`, as a generation configuration and as a configuration.
 pub(super) fn metadata_json(data: &[u8]) -> bool {
     let Some(object) = accepted(parse_object(data, &Limits::default())) else { return false };
     let overrides = MetadataFiles { overrides: object.clone(), ..MetadataFiles::default() };
@@ -62,7 +62,7 @@ pub(super) fn metadata_json(data: &[u8]) -> bool {
     !object.is_empty()
 }
 
-/// Prompts in any form.
+/// Reads prompts in any format.
 pub(super) fn prompts(data: &[u8]) -> bool {
     let path = bundle::file("prompts.json", data);
     let _ = read_prompts(&path, PromptForm::PlainText);
@@ -73,7 +73,7 @@ pub(super) fn prompts(data: &[u8]) -> bool {
     detected.iter().any(Option::is_some)
 }
 
-/// Questions with answers; the first byte picks the kind.
+/// Reads questions with answers; the first byte selects the kind.
 pub(super) fn tasks(data: &[u8]) -> bool {
     let Some((&first, rest)) = data.split_first() else { return false };
     let kinds = [TaskKind::HellaSwag, TaskKind::Winogrande, TaskKind::MultipleChoice];
@@ -83,7 +83,7 @@ pub(super) fn tasks(data: &[u8]) -> bool {
     accepted(TaskSet::read(kind, &path, None)).is_some()
 }
 
-/// A file of logits: its tokens are tokens.
+/// Reads a file of logits and checks the number of tokens.
 pub(super) fn logits(data: &[u8]) -> bool {
     let path = bundle::file("fuzz.logits", data);
     let _ = accepted(LogitFile::is_one(&path));
@@ -93,17 +93,18 @@ pub(super) fn logits(data: &[u8]) -> bool {
     true
 }
 
-/// Bytes of a template that is run here: longer ones nest deeper than a stack, which only a process of its own bounds.
+/// Maximum bytes of a template that is run here: longer ones nest deeper than the stack, which only a separate process
+/// limits.
 const MAX_TEMPLATE_BYTES: usize = 1 << 10;
 
-/// A chat template, run on three chats by the interpreter itself. Programs run it in a process of its own, whose memory
-/// and time are bounded; what needs those bounds is left out here.
+/// Runs a chat template on three chats in the interpreter. Programs run it in a separate process with limited memory
+/// and time; templates that need those limits are skipped here.
 pub(super) fn template(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
-    // Numbers of several digits are widths and counts of gigabytes; loops over loops are hours.
+    // Numbers of several digits can be widths and counts of gigabytes; nested loops can take hours.
     let is_wide = data.windows(4).any(|digits| digits.iter().all(u8::is_ascii_digit));
     let n_loops = text.matches("for").count() + text.matches("macro").count();
-    // A namespace can hold itself, and is then shown or compared without end.
+    // A namespace can contain itself, and is then shown or compared without end.
     let is_endless = n_loops > 3 || text.contains("namespace");
     if data.len() > MAX_TEMPLATE_BYTES || is_wide || is_endless || text.contains("**") {
         return false;
@@ -120,7 +121,7 @@ pub(super) fn template(data: &[u8]) -> bool {
     chats.iter().filter(|chat| accepted(template.render(chat)).is_some()).count() > 0
 }
 
-/// Values of options, a line each.
+/// Parses values of options, one per line.
 pub(super) fn options(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     let mut is_any = false;

@@ -19,7 +19,7 @@ pub(super) fn tokenizer_json(data: &[u8]) -> bool {
 const TEXTS: [&str; 3] =
     ["Hello world, it's 2026!\n\n  x", "<s> ▁é\u{1f642}\u{0301}</s>", "aaabbbaaa\tab\r\n"];
 
-/// An encoder from any keys: ids are tokens, and come back as bytes without a panic.
+/// Builds an encoder from any keys: ids must be tokens, and must decode to bytes without a panic.
 fn try_keys(keys: &Metadata, texts: &[&str]) -> bool {
     let Some(Array::String(tokens)) = keys.get("tokenizer.ggml.tokens").and_then(Value::as_array) else {
         return false;
@@ -36,7 +36,7 @@ fn try_keys(keys: &Metadata, texts: &[&str]) -> bool {
     true
 }
 
-/// A SentencePiece model.
+/// Reads a SentencePiece model.
 pub(super) fn sentencepiece(data: &[u8]) -> bool {
     let files = vec![("tokenizer.model".to_owned(), data.to_vec())];
     let given = GivenVocabulary { kind: GivenKind::Pieces, files, ..GivenVocabulary::default() };
@@ -71,7 +71,8 @@ const FILES: &[&str] = &[
     "tokenizer.model.v3",
 ];
 
-/// A directory of tokenizer files under the mode that the file `mode` names: keys, their way back, an encoder.
+/// Reads a directory of tokenizer files in the mode that the file `mode` names: keys, their conversion back, an
+/// encoder.
 pub(super) fn files(data: &[u8]) -> bool {
     let files = bundle::split(data, FILES);
     let name = bundle::find(&files, "mode").map(<[u8]>::trim_ascii);
@@ -91,7 +92,7 @@ pub(super) fn files(data: &[u8]) -> bool {
     true
 }
 
-/// The keys of a GGUF file, a vocabulary that anyone may have written, and a text for it.
+/// Reads the keys of a GGUF file with an untrusted vocabulary, and a text for it.
 pub(super) fn encoder(data: &[u8]) -> bool {
     let files = bundle::split(data, &["keys", "text"]);
     let Some(keys) = bundle::find(&files, "keys") else { return false };
@@ -103,7 +104,7 @@ pub(super) fn encoder(data: &[u8]) -> bool {
     try_keys(&header.metadata, &[&text])
 }
 
-/// Byte-level BPE with all bytes and some merges.
+/// Encoder of byte-level BPE with all bytes and some merges.
 static LETTERS: LazyLock<Encoder> = LazyLock::new(|| {
     let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| char_of(byte).to_string()).collect();
     let merges =
@@ -121,12 +122,12 @@ static LETTERS: LazyLock<Encoder> = LazyLock::new(|| {
     Encoder::from_metadata(&keys).expect("a vocabulary of ours")
 });
 
-/// Any text comes back from its ids.
+/// Checks that any text is restored from its ids.
 pub(super) fn text(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     let ids = LETTERS.encode(text, false);
     assert_eq!(LETTERS.decode(&ids), data, "{ids:?}");
-    // A piece of text never has more ids than bytes, nor fewer than a merge of three can make.
+    // A text never has more ids than bytes, nor fewer than the longest merge allows.
     assert!(ids.len() <= data.len() && ids.len() * 8 >= data.len());
     true
 }

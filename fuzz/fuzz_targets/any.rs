@@ -1,5 +1,5 @@
-//! The program of every target. `FUZZ_TARGET` names the target while it is compiled, so that only what the target
-//! reaches is linked and has counters; without it, it names the target of a run.
+//! Program of every target. If `FUZZ_TARGET` is set at compile time, it names the target, so that only the code of that
+//! target is linked and has counters. Otherwise it names the target at run time.
 #![no_main]
 
 #[path = "../entries.rs"]
@@ -18,7 +18,7 @@ const fn is_same(a: &str, b: &str) -> bool {
     at == a.len() && at == b.len()
 }
 
-/// The entry that was named to the compiler.
+/// Entry that was named at compile time.
 const CHOSEN: Option<Entry> = match option_env!("FUZZ_TARGET") {
     Some(name) => {
         let mut at = 0;

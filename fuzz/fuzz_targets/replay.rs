@@ -1,5 +1,5 @@
-//! Runs inputs without a fuzzer: `replay CORPUS...`, each with a folder of inputs for each target; or `replay TARGET=FILE`.
-//! For coverage, which counts what seeds reach, and for a look at what was found, on any toolchain.
+//! Runs inputs without a fuzzer: `replay CORPUS...`, each with a folder of inputs for each target; or `replay
+//! TARGET=FILE`. For coverage, which counts what seeds reach, and for inspecting findings, on any toolchain.
 
 #[path = "../entries.rs"]
 mod entries;
@@ -8,7 +8,7 @@ use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The inputs of a folder, sorted by name; none if there is no such folder.
+/// Inputs of a folder, sorted by name; empty if the folder does not exist.
 fn inputs(dir: &PathBuf) -> Vec<PathBuf> {
     let Ok(entries) = fs_err::read_dir(dir) else { return Vec::new() };
     let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -16,7 +16,7 @@ fn inputs(dir: &PathBuf) -> Vec<PathBuf> {
     paths
 }
 
-/// Stack of the run: templates nest by calls, whose frames are large where lines are counted.
+/// Stack size of the run: nested templates recurse, with large frames in coverage builds.
 const STACK_BYTES: usize = 1 << 30;
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! What an expression of a card lacks, in the words of the user's files.
+//! Translates errors about missing values in card expressions to the user's files and keys.
 
 use serde_json::{Map, Value as Json};
 
@@ -10,7 +10,8 @@ use crate::arch::load::Registry;
 use crate::arch::resolve::Inputs;
 use crate::arch::schema::Card;
 
-/// An error about a value that is not there, as one about the file and its key. Authors of cards see where in the card it is.
+/// Returns an error about a missing value as one about the file and its key. With cards of users, the error stays as it
+/// is: their authors need the place in the card.
 pub(super) fn in_files(
     error: ArchError,
     registry: &Registry,
@@ -67,7 +68,7 @@ fn lack(
     }
 }
 
-/// The key of the configuration that a definition of the card stands for.
+/// Returns the configuration key that a definition of the card reads.
 fn defined(card: &Card, name: &str, config: &Map<String, Json>) -> Option<String> {
     let text = |expr: &Expr| match expr {
         Expr::Path(path) if path.steps.iter().all(|step| matches!(step, Step::Field(_))) => {

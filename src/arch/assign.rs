@@ -1,4 +1,5 @@
-//! Every weight to its entry, entries to tensors in file order, and the checks that need names and shapes only.
+//! Assigns weights to entries and entries to tensors in file order, and runs the checks that need only names and
+//! shapes.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -16,28 +17,28 @@ use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
 use crate::arch::schema::{Card, CardKind, Domain, EntryType, Generate, Join, Optional, Phase};
 use crate::core::WeightMeta;
 
-/// How many missing tensors an error lists at most.
+/// Maximum number of missing tensors in an error.
 const MAX_MISSING: usize = 8;
-/// Dimensions a GGUF tensor can have.
+/// Maximum number of dimensions of a GGUF tensor.
 const MAX_RANK: usize = 4;
 
-/// The result for all weights.
+/// Result for all weights.
 pub(super) struct Assigned {
     pub(super) outputs: Vec<OutputSpec>,
     pub(super) dropped: Vec<Dropped>,
-    /// Weights that are the model's head by their names.
+    /// Weights that are named like the model's output head.
     pub(super) heads: Vec<usize>,
 }
 
-/// One emission of an entry: its sources by part number.
+/// Emission of an entry: one tensor per target, from sources by part number.
 #[derive(Default)]
 struct Unit {
     parts: BTreeMap<u64, usize>,
-    /// Position of the last source.
+    /// Index of the last source.
     last: usize,
 }
 
-/// What tells the emissions of an entry apart.
+/// Key that tells the emissions of an entry apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct UnitKey {
     entry: usize,
@@ -55,9 +56,9 @@ struct Assigner<'a> {
     scope: &'a Scope<'a>,
     matcher: Matcher<'a>,
     heads: &'a HeadRule<'a>,
-    /// Nothing is missed, and nothing added.
+    /// True if the weights are only a part of a model: no tensor is missed, and none added.
     is_part: bool,
-    /// Neither the configuration nor the model type ties embedding and head.
+    /// True if neither the configuration nor the model type ties embedding and head.
     is_untied: bool,
     /// Names after rewriting, by weight.
     names: Vec<String>,
@@ -114,7 +115,7 @@ impl Assigner<'_> {
         }
     }
 
-    /// The limits of the blocks that entries count in.
+    /// Returns the block limits of all domains that entries use.
     fn block_limits(&self) -> Result<HashMap<Domain, u64>, ArchError> {
         let mut limits = HashMap::new();
         for entry in &self.card.entries {
@@ -125,26 +126,27 @@ impl Assigner<'_> {
         Ok(limits)
     }
 
-    /// Why a weight is left out whatever the card's entries say.
+    /// Returns the reason to leave a weight out before the entries are considered.
     fn dropped(&self, tensor: &str, name: &str) -> Result<Option<DropReason>, ArchError> {
         if names::is_recomputed(name) {
             return Ok(Some(DropReason::Recomputed));
         }
-        // Rules about a model's own tensors, zeros that it has no place for among them, are not about what a training left.
+        // Rules about the model's own tensors (such as tensors of zeros without a target) do not apply to training
+        // leftovers.
         if self.is_of_training(tensor, name) && self.matcher.entry_of(tensor, name)?.is_none() {
             return Ok(None);
         }
         Ok(self.matcher.ignored(tensor, name, Asked::BeforeEntries)?.or_else(|| self.heads.left_out(name)))
     }
 
-    /// Whether a training left this beside the model, by the name in the checkpoint or that after rewriting, which may have
-    /// `model.` before it.
+    /// Returns true for training leftovers, judged by the name in the checkpoint and by the rewritten one, which may
+    /// have `model.` in front.
     fn is_of_training(&self, tensor: &str, name: &str) -> bool {
         let class = self.class();
         leftover::is_of_training(tensor, class) || leftover::is_of_training(name, class)
     }
 
-    /// Why a weight that no entry knows may be left out.
+    /// Returns the reason to leave out a weight that no entry maps.
     fn unknown(&self, tensor: &str, name: &str) -> Result<Option<DropReason>, ArchError> {
         let card = self.card;
         if card.kind == CardKind::Mmproj {
@@ -159,7 +161,7 @@ impl Assigner<'_> {
         Ok(ignored.or_else(of_training).or_else(buffer))
     }
 
-    /// The model class of the checkpoint.
+    /// Returns the model class of the checkpoint.
     fn class(&self) -> &str {
         let root = self.scope.roots.iter().find(|root| root.0 == "class");
         root.and_then(|root| if let Root::Value(class) = &root.1 { class.as_str() } else { None })
@@ -207,10 +209,10 @@ impl Assigner<'_> {
         if !unmerged.is_empty() && !self.is_part {
             return Err(ArchError::Unmerged { names: unmerged });
         }
-        // Of a checkpoint that is mostly unknown, no part can be spared.
+        // If most of a checkpoint is unknown, no part of it can be left out.
         let all: Vec<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
         let drop = (names.len() * 2 < all.len()).then(|| leftover::pattern(&names, &all)).flatten();
-        // Only the first few are shown, and looking for similar names takes time.
+        // Only the first few are shown, and the search for similar names takes time.
         let nearest = |(n, name): (usize, &String)| if n < MAX_MISSING { self.nearest(name) } else { None };
         let names = leftovers.iter().enumerate();
         let names = names.map(|(n, (tensor, name))| (tensor.clone(), nearest((n, name)))).collect();
@@ -244,7 +246,7 @@ impl Assigner<'_> {
         Ok(())
     }
 
-    /// The known source name nearest to one that nothing matches, for the same block.
+    /// Returns the known source name nearest to an unmatched one, for the same block.
     fn nearest(&self, name: &str) -> Option<String> {
         let block = names::block_of(name);
         let captures = Captures { bid: block.or(Some(0)), eid: Some(0), xid: Some(0) };
@@ -262,9 +264,9 @@ impl Assigner<'_> {
         names::nearest(name, known.iter().map(String::as_str)).map(str::to_owned)
     }
 
-    /// The tensors in file order.
+    /// Returns the tensors in file order.
     fn outputs(&self) -> Result<Vec<OutputSpec>, ArchError> {
-        // Entries of a group stand where the last of them is complete.
+        // Entries of a group are written where the last of them is complete.
         let mut groups: HashMap<(&str, Option<u64>), usize> = HashMap::new();
         for (key, unit) in &self.units {
             if let Some(group) = &self.card.entries[key.entry].group {
@@ -278,12 +280,12 @@ impl Assigner<'_> {
             let group = entry.group.as_deref().and_then(|group| groups.get(&(group, key.captures.bid)));
             order.push((entry.phase, group.copied().unwrap_or(unit.last), Some(*key)));
         }
-        // Tensors that stand in front of a weight; `None` sorts first.
+        // Generated tensors that precede a weight; `None` sorts first.
         let has_fills = !self.is_part && self.card.generate.iter().any(Generate::is_fill);
         order.extend(
             (0..if has_fills { self.names.len() } else { 0 }).map(|weight| (Phase::Normal, weight, None)),
         );
-        // Tables of integers come before all other tensors of the first phase.
+        // Integer tables come before all other tensors of the first phase.
         let is_table = |key: &Option<UnitKey>| {
             key.is_some_and(|key| matches!(self.card.entries[key.entry].ty, EntryType::I32 | EntryType::I64))
         };
@@ -312,10 +314,10 @@ impl Assigner<'_> {
         Ok(outputs)
     }
 
-    /// The outputs the card wants are there, and what one block has all blocks have.
+    /// Checks that the card's required outputs exist, and that every block has what one block has.
     fn check_complete(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
         let present: HashSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
-        // Of more blocks than tensors one has none, so the search need not go further.
+        // With more blocks than tensors some block has none, so the search can stop there.
         let n_weights = self.weights.len() as u64 + 1;
         let limits = self.block_limits()?;
         let first_block = self.heads.first_expected_block();
@@ -327,7 +329,7 @@ impl Assigner<'_> {
             missing.len() > MAX_MISSING
         };
         let mut full = false;
-        // What each entry matched, by suffix.
+        // Blocks that each entry matched, by suffix.
         let mut seen: IndexMap<(usize, &'static str), HashSet<u64>> = IndexMap::new();
         for key in self.units.keys() {
             if let Some(bid) = key.captures.bid {
@@ -366,7 +368,7 @@ impl Assigner<'_> {
                 }
             }
         }
-        // A configuration may claim any number of blocks: the search ends with the list of what is missing.
+        // A configuration may declare any number of blocks: the search ends when the list of missing tensors is full.
         let block_limit = self.block_limit(Domain::Blocks)?.min(n_weights);
         'outputs: for output in self.card.outputs.iter().filter(|_| !full) {
             let blocks = if output.has(Placeholder::Bid) {

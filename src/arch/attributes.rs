@@ -1,4 +1,4 @@
-//! What transformers' configuration classes know: the names of their attributes, with the defaults, by `model_type`.
+//! Attributes of transformers' configuration classes with their defaults, by `model_type`.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -6,10 +6,10 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
-/// Written by `scripts/peers/config_attributes.py`, which explains the members.
+/// Written by `scripts/peers/config_attributes.py`, where the members are explained.
 const TABLE: &str = include_str!("attributes.json");
 
-/// The attributes of one `model_type`.
+/// Attributes of one `model_type`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Attributes {
@@ -23,19 +23,19 @@ pub(super) struct Attributes {
     text: Option<String>,
 }
 
-/// What a class takes for an absent attribute.
+/// Default of an absent attribute in its class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum AttributeDefault {
-    /// This value.
+    /// Fixed value.
     Value(Json),
-    /// A list by layer that repeats its beginning.
+    /// Start of a list by layer, which repeats it.
     Period(Vec<Json>),
-    /// What other attributes decide.
+    /// Value that depends on other attributes.
     Derived,
 }
 
 static TYPES: LazyLock<BTreeMap<String, Attributes>> = LazyLock::new(|| {
-    // It parses: a test looks at it.
+    // A test covers that the table parses.
     let mut table: Map<String, Json> = serde_json::from_str(TABLE).unwrap_or_default();
     table.remove("about");
     let read = |(name, row)| Some((name, serde_json::from_value(row).ok()?));
@@ -43,7 +43,7 @@ static TYPES: LazyLock<BTreeMap<String, Attributes>> = LazyLock::new(|| {
 });
 
 impl Attributes {
-    /// The attributes of the text part of a configuration, where its type is known.
+    /// Returns the attributes of the text part of a configuration, if its type is known.
     pub(super) fn of_text(config: &Map<String, Json>) -> Option<&'static Self> {
         let type_of =
             |config: &Map<String, Json>| config.get("model_type").and_then(Json::as_str).map(str::to_owned);
@@ -55,12 +55,12 @@ impl Attributes {
         TYPES.get(&inner?)
     }
 
-    /// The names of the attributes, sorted.
+    /// Returns the names of the attributes, sorted.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.defaults.keys().map(String::as_str)
     }
 
-    /// The default of an attribute that the class knows.
+    /// Returns the default of an attribute of the class.
     pub(super) fn default_of(&self, name: &str) -> Option<AttributeDefault> {
         let value = self.defaults.get(name)?;
         Some(match (value.get("derived"), value.get("period").and_then(Json::as_array)) {
@@ -70,12 +70,12 @@ impl Attributes {
         })
     }
 
-    /// True if a null counts as absent.
+    /// Returns true if a null counts as absent.
     pub(super) fn fills_null(&self, name: &str) -> bool {
         self.filled.iter().any(|filled| filled == name)
     }
 
-    /// All names of an attribute, its own first.
+    /// Returns all names of an attribute, its canonical name first.
     pub(super) fn spellings<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'s str> {
         let aliases = self.aliases.iter().filter(move |(_, own)| *own == name);
         std::iter::once(name).chain(aliases.map(|(alias, _)| alias.as_str()))

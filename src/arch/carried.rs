@@ -1,8 +1,9 @@
-//! The check that what a configuration says reaches the file: attributes of the configuration class whose values no key
-//! and no tensor carries, and for which runtimes compute something else.
+//! Checks that the values of a configuration reach the file. Reports attributes whose values no key and no tensor
+//! carries, and for which runtimes compute something else.
 //!
-//! An attribute is carried if the plan of the keys is another one with the class's default in its place. Where a card or
-//! its graph says what the runtime computes whatever the configuration says, the value is compared with that instead.
+//! An attribute is carried if the planned keys change when its value is replaced by the class's default. If a card or
+//! its graph declares what the runtime computes regardless of the configuration, the value is compared with that
+//! instead.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -34,28 +35,28 @@ mod switched_off;
 use assumed::Assumption;
 use same::same;
 
-/// Longest text of a value in a message, in bytes.
+/// Maximum length of a value in a message, in bytes.
 const MAX_TEXT: usize = 2000;
-/// Keys that are written as the reference writes them, and the one architecture whose graph reads them.
+/// Keys that are written because llama.cpp's converter writes them, and the only architecture whose graph reads them.
 const READ_BY_ONE: [(&str, &str); 2] =
     [("rope.scaling.yarn_attn_factor", "grok"), ("rope.scaling.yarn_ext_factor", "grok")];
 
 type Config = Map<String, Json>;
 
-/// A value of the configuration that the file does not say.
+/// Value of the configuration that the file does not carry.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lost {
-    /// The key of the configuration, points for members.
+    /// Configuration key, with dots for nested members.
     pub key: String,
     /// Its value.
     pub value: Json,
-    /// The value for which the computation would be right, if it is known.
+    /// Value for which the runtime computes correctly, if it is known.
     pub assumed: Option<Json>,
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub gguf: String,
-    /// An annotation can hold it.
+    /// True if an annotation can carry the value.
     pub can_be_annotated: bool,
-    /// The configuration leaves it out, and the value is the class's.
+    /// True if the configuration omits the key, and the value is the class's default.
     pub is_absent: bool,
 }
 
@@ -81,12 +82,12 @@ impl fmt::Display for Lost {
     }
 }
 
-/// A list by layer that repeats its beginning.
+/// Returns a list by layer that repeats `beginning`.
 fn repeated(beginning: &[Json], n_layers: usize) -> Json {
     beginning.iter().cycle().take(n_layers).cloned().collect()
 }
 
-/// A value as JSON, cut where it is long.
+/// Returns a value as JSON text, truncated if it is long.
 fn text(value: &Json) -> String {
     let mut text = escape(&value.to_string()).to_string();
     if text.len() > MAX_TEXT {
@@ -97,7 +98,7 @@ fn text(value: &Json) -> String {
     text
 }
 
-/// The part of a plan that the configuration decides and no weight.
+/// Part of a plan that depends on the configuration, but not on weights.
 #[derive(PartialEq)]
 struct Said {
     generated: Vec<OutputSpec>,
@@ -106,36 +107,36 @@ struct Said {
     long_rope: Option<Map<String, Json>>,
 }
 
-/// What another value of an attribute would change.
+/// Effect of changing the value of an attribute.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// A key or a generated tensor, or whether there is a plan at all.
+    /// Changes a key or a generated tensor, or makes planning fail.
     OnFile,
-    /// An annotation.
+    /// Changes an annotation.
     OnAnnotation,
-    /// Nothing.
+    /// No effect.
     None,
 }
 
 struct Judge<'j, 'a> {
     card: &'a Card,
-    /// The configuration with its text part under `text_config`.
+    /// Configuration with its text part under `text_config`.
     config: &'j Config,
     attributes: Option<&'static Attributes>,
     scope: Scope<'a>,
     said: Said,
     annotations: Metadata,
     annotate: bool,
-    /// Names that expressions about tensors have.
+    /// Names that expressions about tensors read.
     mentioned: BTreeSet<String>,
     lost: Vec<Lost>,
 }
 
-/// The values of a configuration that the plan of a card loses. `rivals` are the cards of the same class, `outputs` what is
-/// written.
+/// Returns the values of a configuration that the plan of a card loses. `rivals` are the cards of the same class,
+/// `outputs` the written tensors.
 ///
 /// # Errors
-/// [`ArchError`]: an expression of the card has no value.
+/// [`ArchError`]: an expression of the card cannot be evaluated.
 pub(super) fn lost<'a>(
     card: &'a Card,
     rivals: &[&Card],
@@ -144,7 +145,7 @@ pub(super) fn lost<'a>(
     outputs: &[OutputSpec],
     annotate: bool,
 ) -> Result<Vec<Lost>, ArchError> {
-    // What the configuration of a draft says is in part about the model that it drafts for.
+    // The configuration of a draft model partly describes its target model.
     if target::is_used_by(card) {
         return Ok(Vec::new());
     }
@@ -163,7 +164,7 @@ pub(super) fn lost<'a>(
     Ok(judge.lost)
 }
 
-/// What the card says of a configuration, and the annotations.
+/// Computes the keys and generated tensors for a configuration, and the annotations.
 fn said(card: &Card, config: &Config, scope: &mut Scope<'_>) -> Result<(Said, Metadata), ArchError> {
     scope.roots.retain(|root| root.0 != "raw");
     scope.roots.push(("raw", Root::Value(Json::Object(config.clone()))));
@@ -185,12 +186,12 @@ fn said(card: &Card, config: &Config, scope: &mut Scope<'_>) -> Result<(Said, Me
 }
 
 impl Judge<'_, '_> {
-    /// What a changed configuration would change.
+    /// Returns the effect of a changed configuration.
     fn effect(&mut self, changed: &Config) -> Effect {
         match said(self.card, changed, &mut self.scope) {
             Err(_) => Effect::OnFile,
             Ok((said, _)) if said != self.said => Effect::OnFile,
-            // A file without annotations says what is not annotated.
+            // If the change only adds annotations, a file without them already expresses the given value.
             Ok((_, annotations))
                 if self.annotations.iter().any(|(key, value)| annotations.get(key) != Some(value)) =>
             {
@@ -201,7 +202,7 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// The place of an attribute: the part of the configuration, and the name that it has there.
+    /// Returns the place of an attribute: the part of the configuration, and the name used there.
     fn place(&self, name: &str) -> Option<(Option<&'static str>, String)> {
         let spellings: Vec<&str> = match self.attributes {
             Some(attributes) => attributes.spellings(name).collect(),
@@ -219,7 +220,7 @@ impl Judge<'_, '_> {
         part.and_then(|part| self.config.get(part)).and_then(Json::as_object).unwrap_or(self.config)
     }
 
-    /// The value that the configuration gives; a null that counts as absent is none.
+    /// Returns the value in the configuration; `None` for a null that counts as absent.
     fn given(&self, name: &str) -> Option<&Json> {
         let (part, spelled) = self.place(name)?;
         let value = self.part(part).get(&spelled)?;
@@ -227,7 +228,7 @@ impl Judge<'_, '_> {
         Some(value).filter(|value| !(value.is_null() && is_filled))
     }
 
-    /// The value given, or the class's.
+    /// Returns the value in the configuration, or the class's default.
     fn effective(&self, name: &str) -> Option<Json> {
         let default = || match self.attributes?.default_of(name)? {
             AttributeDefault::Value(value) => Some(value),
@@ -236,7 +237,7 @@ impl Judge<'_, '_> {
         self.given(name).cloned().or_else(default)
     }
 
-    /// The configuration with another value of an attribute that it gives.
+    /// Returns the configuration with another value of an attribute that it contains.
     fn with(&self, name: &str, value: Json) -> Option<Config> {
         let (part, spelled) = self.place(name)?;
         let mut changed = self.config.clone();
@@ -260,12 +261,12 @@ impl Judge<'_, '_> {
         self.lost.push(Lost { key, value, assumed, gguf, can_be_annotated, is_absent: false });
     }
 
-    /// As [`Judge::lose`], for what neither a key nor an annotation says.
+    /// As [`Judge::lose`], for a value that neither a key nor an annotation carries.
     fn lose_anyway(&mut self, key: &str, value: Json, assumed: Json) {
         self.lose(key, value, Some(assumed), Effect::None);
     }
 
-    /// Values against what the runtime computes in any case.
+    /// Compares values with those that the runtime computes regardless of the configuration.
     fn compare(&mut self, assumptions: &[Assumption]) {
         for assumption in assumptions {
             let Some(value) = self.taken(&assumption.name) else { continue };
@@ -286,7 +287,7 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// All other values against the defaults of the class.
+    /// Compares all other values with the defaults of the class.
     fn attributes(&mut self, assumptions: &[Assumption]) {
         let Some(attributes) = self.attributes else { return };
         for name in attributes.names() {
@@ -305,7 +306,7 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// The value that the class would take in place of one that is given.
+    /// Returns the class's default for an attribute whose given value is `value`.
     fn default_beside(&self, name: &str, value: &Json) -> Option<Json> {
         let of_others = effects::derived(name, &|name| self.effective(name));
         match self.attributes?.default_of(name)? {
@@ -315,9 +316,9 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// True unless other attributes take the effect from this one.
+    /// Returns true unless other attributes make this one ineffective.
     fn acts(&self, name: &str, value: &Json) -> bool {
-        // Where neither the file nor the runtime has a window, all layers see everything.
+        // If neither the file nor the runtime has a window, all layers have full attention.
         let is_full = |layer: &Json| layer == "full_attention";
         if name == "layer_types"
             && !self.has_window()

@@ -1,4 +1,4 @@
-//! What can be checked on a card alone: names, keys, arities, placeholders, overlapping patterns.
+//! Checks of a card that need no checkpoint: names, keys, arities, placeholders, overlapping patterns.
 
 use indexmap::IndexMap;
 
@@ -30,7 +30,7 @@ pub(super) fn card(card: &Card) -> Result<(), CardProblem> {
     overlaps(card)
 }
 
-/// A card is found by its classes, unless it is only a parent: then nothing finds it.
+/// Checks that a card has classes and examples, unless it is abstract: then it must have none.
 fn selection(card: &Card) -> Result<(), CardProblem> {
     let at = || "top level".to_owned();
     for (key, list) in [("classes", &card.classes), ("examples", &card.examples)] {
@@ -59,7 +59,7 @@ fn selection(card: &Card) -> Result<(), CardProblem> {
     }
 }
 
-/// What is taken out of the configuration is a key that it can have.
+/// Checks that the keys that a card removes from the configuration are known.
 fn dropped_keys(card: &Card) -> Result<(), CardProblem> {
     let lists = [("`drop_config`", &card.drop_config), ("`metadata_drop`", &card.metadata_drop)];
     for (at, names) in lists {
@@ -71,7 +71,7 @@ fn dropped_keys(card: &Card) -> Result<(), CardProblem> {
     Ok(())
 }
 
-/// Keys of an entry that something acts on.
+/// Checks that the keys of an entry have an effect.
 fn effects(entry: &Entry) -> Result<(), CardProblem> {
     let wrong = |key, why| Err(CardProblem::WithoutEffect { at: format!("`{}`", entry.name()), key, why });
     let is_numbered =
@@ -101,7 +101,7 @@ fn effects(entry: &Entry) -> Result<(), CardProblem> {
     Ok(())
 }
 
-/// What must be there is named for each block or once.
+/// Checks that required outputs have no placeholder but `{bid}`.
 fn outputs(card: &Card) -> Result<(), CardProblem> {
     let other = card.outputs.iter().flat_map(Pattern::placeholders).find(|p| *p != Placeholder::Bid);
     other.map_or(Ok(()), |placeholder| {
@@ -113,7 +113,7 @@ fn outputs(card: &Card) -> Result<(), CardProblem> {
     })
 }
 
-/// Every name in every expression is known.
+/// Checks that every name in every expression is known.
 fn names(card: &Card) -> Result<(), CardProblem> {
     let check = |at: &str, expr: &Expr| -> Result<(), CardProblem> {
         let mut unknown = None;
@@ -200,7 +200,7 @@ fn each_op(at: &str, ops: &[OpSpec], check: Check<'_>) -> Result<(), CardProblem
     Ok(())
 }
 
-/// As [`each_expr`], for the expressions that decide which tensors there are and what happens to them.
+/// As [`each_expr`], restricted to the expressions that decide which tensors exist and how they are converted.
 pub(super) fn each_structural(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
     for rewrite in &card.rewrite {
         rewrite.when.iter().try_for_each(|expr| check("[names] `rewrite`", expr))?;
@@ -222,7 +222,7 @@ pub(super) fn each_structural(card: &Card, check: Check<'_>) -> Result<(), CardP
     card.require.iter().try_for_each(|rule| check("`require`", &rule.0))
 }
 
-/// Calls `check` for every expression of the card and where it stands.
+/// Calls `check` for every expression of the card, with its place in the card.
 pub(super) fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
     card.when.iter().try_for_each(|expr| check("`when`", expr))?;
     card.set.iter().try_for_each(|set| check("`set`", &set.1))?;
@@ -265,7 +265,7 @@ pub(super) fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem
     Ok(())
 }
 
-/// Every metadata key is in the table of well-known keys, which knows its type.
+/// Checks that every metadata key is in the table of well-known keys, which has its type.
 fn keys(card: &Card) -> Result<(), CardProblem> {
     let tokenizer = &card.tokenizer;
     let modes = tokenizer.modes.iter().map(|mode| &mode.after);
@@ -287,11 +287,11 @@ fn keys(card: &Card) -> Result<(), CardProblem> {
     Ok(())
 }
 
-/// Every key of `annotate` is one of ours, and not one that the architecture's own keys say.
+/// Checks that every key of `annotate` is a known annotation, and that no unconditional metadata row writes it.
 fn annotations(card: &Card) -> Result<(), CardProblem> {
     let is_written = |wanted: &str| {
         card.metadata.iter().any(|row| match row {
-            // One that is written sometimes leaves something to say.
+            // A conditional row does not always write its key.
             Row::Key { key, when, .. } => key == wanted && when.is_none(),
             Row::Base => hparams::base_keys().any(|key| key == wanted),
         })
@@ -312,7 +312,7 @@ fn annotations(card: &Card) -> Result<(), CardProblem> {
     Ok(())
 }
 
-/// Definitions do not need themselves. (A name inside its own definition is the configuration key.)
+/// Checks that no definition depends on itself. (A name inside its own definition is the configuration key.)
 fn definitions(lets: &IndexMap<String, Expr>) -> Result<(), CardProblem> {
     fn visit<'l>(
         name: &'l str,
@@ -348,18 +348,18 @@ fn definitions(lets: &IndexMap<String, Expr>) -> Result<(), CardProblem> {
     lets.keys().try_for_each(|name| visit(name, lets, &mut Vec::new(), &mut done))
 }
 
-/// The operations yield as many tensors as there are targets.
+/// Checks that the operations yield as many tensors as there are targets.
 fn arity(entry: &Entry) -> Result<(), CardProblem> {
     let count = |ops: &[OpSpec]| ops.iter().map(|op| op.n_outputs().unwrap_or(0)).product::<usize>();
     let wrong =
         |outputs, targets| Err(CardProblem::Arity { at: format!("`{}`", entry.name()), outputs, targets });
-    // A split is the last operation on the whole; what follows it belongs to the targets.
+    // A split must be the last operation of the entry; later operations belong to the targets.
     let early = entry.pre.iter().chain(entry.ops.iter().rev().skip(1)).any(|op| op.n_outputs() != Some(1));
     let late = entry.targets.iter().any(|target| count(&target.ops) != 1);
     if early || late {
         return wrong(0, entry.targets.len());
     }
-    // Without an operation on the whole each target makes its own of it.
+    // Without operations of the entry, each target derives its tensor from the same source.
     if entry.ops.is_empty() && entry.targets.iter().any(|target| !target.ops.is_empty()) {
         return Ok(());
     }
@@ -369,7 +369,7 @@ fn arity(entry: &Entry) -> Result<(), CardProblem> {
     }
 }
 
-/// Placeholders of targets have values, and captured ones are used.
+/// Checks that placeholders of targets have values, and that captured numbers are used.
 fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
     let at = || format!("`{}`", entry.name());
     let joined = match entry.join {
@@ -403,7 +403,7 @@ fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
     Ok(())
 }
 
-/// Whether an entry's block follows from what a placeholder captures.
+/// Returns true if an entry's block is computed from a placeholder.
 fn counts(entry: &Entry, placeholder: Placeholder) -> bool {
     let Some(bid) = &entry.bid else { return false };
     let mut found = false;
@@ -411,7 +411,7 @@ fn counts(entry: &Entry, placeholder: Placeholder) -> bool {
     found
 }
 
-/// No name is matched by two entries, unless both have conditions.
+/// Checks that no name matches two entries, unless both have conditions.
 fn overlaps(card: &Card) -> Result<(), CardProblem> {
     let clamped: Vec<&str> = [""].into_iter().chain(SUFFIXES).chain(BOUNDS).collect();
     let bare = &clamped[..=SUFFIXES.len()];
@@ -438,7 +438,7 @@ fn overlaps(card: &Card) -> Result<(), CardProblem> {
             }
         }
     }
-    // Entries are asked first; a rule that leaves out what an entry maps would never act.
+    // Entries are matched first, so an unconditional rule that ignores a mapped name would never apply.
     for ignore in card.ignore.iter().filter(|ignore| !ignore.is_conditional()) {
         if let Some(entry) = all.iter().find(|entry| entry.0.text() == ignore.pattern.text() && !entry.2) {
             let (first, second) = (entry.0.text().to_owned(), ignore.pattern.text().to_owned());

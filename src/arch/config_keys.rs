@@ -1,5 +1,5 @@
-//! Configuration keys that card expressions may name. A name outside this list, outside the card's own definitions
-//! and outside its defaults is a typing error, found when the card is loaded.
+//! Configuration keys that card expressions may use. Any other name must be a definition or a default of the card, else
+//! it is an error when the card is loaded.
 
 /// Keys of `config.json`, sorted.
 pub(super) const CONFIG_KEYS: &[&str] = &[

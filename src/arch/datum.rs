@@ -1,4 +1,4 @@
-//! The values that card expressions compute with: JSON's, with Python's distinction of integers and floats.
+//! Values of card expressions: those of JSON, with Python's distinction of integers and floats.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,27 +9,27 @@ use crate::checkpoint::json::as_f64;
 use crate::core::text::escape;
 use crate::gguf::Value;
 
-/// A value of an expression.
+/// Value of an expression.
 #[derive(Clone, Debug)]
 pub enum Datum {
-    /// JSON `null`, and a key that is absent where the expression allows it.
+    /// JSON `null`, or an absent key where the expression allows it.
     Null,
-    /// A truth value.
+    /// Boolean.
     Bool(bool),
-    /// An integer.
+    /// Integer.
     Int(i128),
-    /// A float.
+    /// Float.
     Float(f64),
-    /// A text.
+    /// Text.
     Text(Arc<str>),
-    /// A list.
+    /// List.
     List(Arc<Vec<Datum>>),
-    /// A JSON object; only paths look into it.
+    /// JSON object; only paths can read its members.
     Map(Arc<Map<String, Json>>),
 }
 
 impl Datum {
-    /// The datum of a JSON value. A number without fraction and exponent is an integer.
+    /// Converts a JSON value. A number without fraction and exponent is an integer.
     #[must_use]
     pub fn from_json(json: &Json) -> Self {
         match json {
@@ -47,8 +47,8 @@ impl Datum {
         }
     }
 
-    /// The datum of a metadata value. A 32-bit float becomes the shortest decimal that reads back as the same float.
-    /// Arrays of more than 65536 elements (vocabularies) and of arrays are null: no configuration holds them.
+    /// Converts a metadata value. A 32-bit float becomes the shortest decimal that reads back as the same float. Arrays
+    /// of more than 65536 elements (vocabularies) and nested arrays become null: no configuration holds them.
     #[must_use]
     pub fn from_value(value: &Value) -> Self {
         match value {
@@ -68,7 +68,7 @@ impl Datum {
         }
     }
 
-    /// The JSON value of a datum; infinities and NaN, which JSON lacks, become null.
+    /// Converts to JSON; infinities and NaN, which JSON lacks, become null.
     #[must_use]
     pub fn to_json(&self) -> Json {
         match self {
@@ -85,7 +85,7 @@ impl Datum {
         }
     }
 
-    /// Python's truth: null, false, zero and everything empty are false.
+    /// Returns Python's truth value: null, false, zero and empty values are false.
     #[must_use]
     pub fn truth(&self) -> bool {
         match self {
@@ -99,13 +99,13 @@ impl Datum {
         }
     }
 
-    /// True for null.
+    /// Returns true for null.
     #[must_use]
     pub fn is_null(&self) -> bool {
         matches!(self, Self::Null)
     }
 
-    /// An integer, or a truth value as 0 or 1.
+    /// Returns an integer, or a boolean as 0 or 1.
     #[must_use]
     pub fn as_int(&self) -> Option<i128> {
         match self {
@@ -115,7 +115,7 @@ impl Datum {
         }
     }
 
-    /// Any number as a float.
+    /// Returns any number as a float.
     #[must_use]
     pub fn as_float(&self) -> Option<f64> {
         match self {
@@ -124,7 +124,7 @@ impl Datum {
         }
     }
 
-    /// Python's `==`.
+    /// Compares as Python's `==`.
     #[must_use]
     pub fn equals(&self, other: &Self) -> bool {
         match (self, other) {
@@ -141,7 +141,7 @@ impl Datum {
         }
     }
 
-    /// What kind of value this is, for messages.
+    /// Returns the kind of value, for messages.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -165,7 +165,7 @@ impl fmt::Display for Datum {
             Self::Float(value) => write!(f, "{value:?}"),
             Self::Text(text) => write!(f, "'{}'", escape(text)),
             Self::List(items) => write!(f, "a list of {}", items.len()),
-            // A number that JSON has no literal for.
+            // Number without a JSON literal.
             Self::Map(map) if map.len() == 1 => match as_f64(&Json::Object((**map).clone())) {
                 Some(number) => write!(f, "{number}"),
                 None => write!(f, "an object"),

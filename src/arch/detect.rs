@@ -1,4 +1,4 @@
-//! Which class a configuration names, and which card converts it.
+//! Finds the class that a configuration names, and the card that converts it.
 
 use serde_json::{Map, Value as Json};
 
@@ -9,10 +9,10 @@ use crate::arch::load::Registry;
 use crate::arch::names::{Captures, distance};
 use crate::arch::schema::{Card, CardKind};
 
-/// Members that models use for the configuration of their text part. Each is copied to `text_config`, in this order.
+/// Members in which models keep the configuration of their text part. Each is copied to `text_config`, in this order.
 const TEXT_PARTS: [&str; 4] = ["llm_config", "lm_config", "language_config", "lfm"];
 
-/// Classes that count although the text part names another one.
+/// Outer classes that take precedence over the class of the text part.
 const OUTER_CLASSES: [&str; 5] = [
     "StepVLForConditionalGeneration",
     "Sarashina2VisionForCausalLM",
@@ -21,7 +21,7 @@ const OUTER_CLASSES: [&str; 5] = [
     "KimiK3ForConditionalGeneration",
 ];
 
-/// The configuration with its text part under `text_config`, whatever the model calls it.
+/// Returns the configuration with its text part under `text_config`, under whichever name the model has it.
 ///
 /// # Exactness
 /// Equals `ModelBase.load_hparams` of llama.cpp 0.5.0.
@@ -46,10 +46,10 @@ fn first_class(config: &Map<String, Json>) -> Option<&str> {
     config.get("architectures")?.get(0)?.as_str()
 }
 
-/// The model class of a configuration (with its text part under `text_config`).
+/// Returns the model class of a configuration (with its text part under `text_config`).
 ///
 /// # Errors
-/// [`ArchError::NoClass`].
+/// [`ArchError::NoClass`] if there is none.
 ///
 /// # Exactness
 /// Equals `get_model_architecture` of llama.cpp 0.5.0 for text models. `model_type` is not consulted.
@@ -71,10 +71,10 @@ pub fn class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
     })
 }
 
-/// The class by which the towers of a model are known: that of its vision part, where that names one.
+/// Returns the class that identifies the towers of a model: that of its vision part, or that of the model.
 ///
 /// # Errors
-/// [`ArchError::NoClass`].
+/// [`ArchError::NoClass`] if there is none.
 ///
 /// # Exactness
 /// Equals `get_model_architecture` of llama.cpp 0.5.0 for `--mmproj`.
@@ -85,7 +85,7 @@ pub fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
     })
 }
 
-/// The class of the towers; the class of the whole model where a card lists that one and none lists the former.
+/// Returns the class of the towers, or that of the whole model if a card lists only the latter.
 pub(super) fn claimed_tower_class_of(
     registry: &Registry,
     config: &Map<String, Json>,
@@ -99,7 +99,7 @@ pub(super) fn claimed_tower_class_of(
     }
 }
 
-/// True if some key of a configuration is of a vision or audio part.
+/// Returns true if some key of a configuration belongs to a vision or audio part.
 fn describes_tower(config: &Map<String, Json>) -> bool {
     const WORDS: [&str; 9] = [
         "vision",
@@ -115,7 +115,7 @@ fn describes_tower(config: &Map<String, Json>) -> bool {
     config.iter().any(|(key, value)| !value.is_null() && WORDS.iter().any(|word| key.contains(word)))
 }
 
-/// The error of a model without towers whose towers were wanted, in place of one that says less.
+/// Replaces an error by [`Lack::TextOnly`] if towers were requested of a model without towers.
 pub(super) fn text_only(error: ArchError, kind: CardKind, config: &Map<String, Json>) -> ArchError {
     if kind != CardKind::Mmproj || describes_tower(config) {
         return error;
@@ -128,21 +128,21 @@ pub(super) fn text_only(error: ArchError, kind: CardKind, config: &Map<String, J
     class.map_or(error, |class| Lack::TextOnly { class }.into())
 }
 
-/// The class of the towers in Mistral's own format, as llama.cpp's converter names it.
+/// Class of the towers in Mistral's own format, as in llama.cpp's converter.
 pub(super) const MISTRAL_TOWER: &str = "PixtralModel";
 
-/// Classes of models in Mistral's own format: dense, and of experts.
+/// Classes of models in Mistral's own format: dense, and mixture of experts.
 pub(super) const MISTRAL_CLASSES: [&str; 2] = ["MistralModel", "MistralMoeModel"];
 
-/// The class of a configuration in Mistral's own format (`params.json`), as llama.cpp's converter names it.
+/// Returns the class of a configuration in Mistral's own format (`params.json`), as in llama.cpp's converter.
 pub(super) fn mistral_class(config: &Map<String, Json>) -> &'static str {
     let [dense, experts] = MISTRAL_CLASSES;
     if config.get("moe").is_none_or(Json::is_null) { dense } else { experts }
 }
 
-/// The card for a class. `holds` evaluates a card's condition on the checkpoint.
+/// Returns the card for a class. `holds` evaluates a card's condition on the checkpoint.
 ///
-/// Conditions are evaluated first: exactly one that holds wins, else the card without a condition.
+/// Conditions are evaluated first: the only card whose condition holds is chosen, else the card without a condition.
 pub(super) fn choose<'r>(
     registry: &'r Registry,
     class: &str,
@@ -177,7 +177,7 @@ pub(super) fn choose<'r>(
     }
 }
 
-/// Up to three known classes with similar names: the nearest, and those that are hardly farther.
+/// Returns up to three known classes with similar names: the nearest, and those at most one edit farther.
 fn similar(registry: &Registry, class: &str) -> Vec<String> {
     if class.len() > 256 {
         return Vec::new();
@@ -192,7 +192,7 @@ fn similar(registry: &Registry, class: &str) -> Vec<String> {
     near.iter().filter(is_near).take(3).map(|candidate| candidate.1.to_owned()).collect()
 }
 
-/// The truth of a card's condition; a name the configuration lacks makes it false.
+/// Evaluates a card's condition; a name that the configuration lacks makes it false.
 pub(super) fn condition(card: &Card, scope: &crate::arch::eval::Scope<'_>) -> Result<bool, ArchError> {
     match scope.holds(card.when.as_ref(), Captures::default()) {
         Ok(holds) => Ok(holds),

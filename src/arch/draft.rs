@@ -1,5 +1,5 @@
-//! A first card for a checkpoint that none fits: the most similar card as its parent, entries for the names that other
-//! cards know, and a note on each of the others.
+//! Drafts a card for a checkpoint that no card fits: the most similar card as its parent, entries for the names that
+//! other cards know, and a note on each of the other names.
 
 mod known;
 mod rows;
@@ -26,76 +26,76 @@ use crate::arch::similar::{Similarity, card_prefix, lenient_scope, model_types, 
 use known::{Known, Proposal, targets};
 pub use rows::UnreadKey;
 
-/// A parent must know at least one of so many kinds of tensors.
+/// A parent must know at least one in this many kinds of tensors.
 const PARENT_SHARE: usize = 4;
-/// What `[blocks]` puts in front of names where a card does not say.
+/// Default of `names.block`, the prefix of sources in `[blocks]`.
 const BLOCK: &str = "model.layers.{bid}.";
 
-/// A card for a checkpoint, as far as it can be told from names and shapes.
+/// Draft of a card, from the names and shapes of a checkpoint.
 #[derive(Debug)]
 pub struct Draft {
-    /// The card: TOML.
+    /// The card as TOML.
     pub text: String,
-    /// `general.architecture` that it gives the model.
+    /// `general.architecture` that the card gives the model.
     pub gguf: String,
-    /// The class it converts.
+    /// Model class that it converts.
     pub class: String,
-    /// The card it extends, if one is similar enough.
+    /// Card that it extends, if one is similar enough.
     pub parent: Option<String>,
-    /// The known cards by similarity, the best first.
+    /// Known cards by similarity, the best first.
     pub similar: Vec<Similarity>,
-    /// Tensors of the text model.
+    /// Number of tensors of the text model.
     pub n_tensors: u64,
-    /// Those that have a place in the card.
+    /// Number of tensors that the card maps or ignores.
     pub n_matched: u64,
-    /// Entries that other cards have.
+    /// Entries taken from other cards.
     pub added: Vec<AddedEntry>,
-    /// Entries of the parent that match nothing here: their keys.
+    /// Keys of the parent's entries that match nothing in the checkpoint.
     pub removed: Vec<String>,
-    /// Tensors that have no place.
+    /// Tensors that the card does not map.
     pub unmatched: Vec<Unmatched>,
     /// Keys of `config.json` that the parent does not read.
     pub unread: Vec<UnreadKey>,
-    /// What stops a conversion with the card as it is.
+    /// Error that a conversion with the draft raises.
     pub problem: Option<ArchError>,
 }
 
-/// An entry that the parent lacks and other cards have.
+/// Entry that the parent lacks and other cards have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AddedEntry {
-    /// Its key.
+    /// Key of the entry.
     pub key: String,
     /// True for `[blocks]`, false for `[tensors]`.
     pub in_blocks: bool,
-    /// What stands behind the key: TOML.
+    /// Value of the key, as TOML.
     pub entry: String,
-    /// A card that has it.
+    /// Card that has the entry.
     pub card: String,
-    /// True if that card names its source just so; else the names end alike.
+    /// True if that card has the same source name; false if only the ends of the names agree.
     pub is_exact: bool,
-    /// Tensors that it matches.
+    /// Number of tensors that it matches.
     pub n_tensors: u64,
 }
 
-/// Tensors without a place, of one kind.
+/// Tensors of one kind that the card does not map.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unmatched {
-    /// Their name, after the card's rewriting, with placeholders for numbers and without ending.
+    /// Name after the card's rewriting, with `N` for numbers and without ending.
     pub name: String,
-    /// The key that an entry of them would have, if their name can be one; as in [`AddedEntry`].
+    /// Key that an entry for them would have, if their name can be one; the flag is that of [`AddedEntry::in_blocks`].
     pub key: Option<(String, bool)>,
-    /// How many there are.
+    /// Number of tensors.
     pub n_tensors: u64,
-    /// The shape of the first, outermost first.
+    /// Shape of the first tensor, outermost dimension first.
     pub dims: Vec<u64>,
-    /// What speaks against the targets that come to mind.
+    /// Reasons against the likely targets.
     pub why: Vec<String>,
 }
 
 /// Drafts a card for a checkpoint from its headers.
 ///
 /// # Errors
-/// [`ArchError::NoClass`].
+/// [`ArchError::NoClass`] if the configuration names no class.
 pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchError> {
     let config = detect::with_text_config(inputs.config);
     let class = detect::class_of(&config)?;
@@ -105,7 +105,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
     let gguf = architecture(registry, parent, &config, &class);
     let nothing = Registry::from_texts([("none", NO_PARENT)])?;
     let card = parent.or_else(|| nothing.cards().first()).ok_or(ArchError::NoClass { model_type: None })?;
-    // Weights are not read to draft a card, only to try it, where a card asks for some.
+    // Drafting does not read weights. Only the trial conversion does, if a card asks for some.
     let headers = Inputs { values: None, ..*inputs };
     let scope = lenient_scope(card, &class, &config, &headers);
     let all = kinds(inputs.weights);
@@ -126,7 +126,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
     let mut with_draft = registry.clone();
     let mut problem = with_draft.add(&gguf, &text).err();
     if problem.is_some() {
-        // An entry of another card may name what only that card defines.
+        // An entry of another card may use definitions of that card.
         found.keep_entries(|entry| drafter.loads(&head, entry));
         text = text::card(&drafter, &head, &found, &unread);
         with_draft = registry.clone();
@@ -156,16 +156,16 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
     })
 }
 
-/// What a draft without a parent extends.
+/// Parent of a draft that extends no card.
 const NO_PARENT: &str = "schema = 1\ngguf = \"none\"\nabstract = true";
 
-/// The card to extend: this one, or the nearest of its parents that may have one more child.
+/// Returns the card to extend: the card of this name, or its nearest parent that may have another child.
 fn parent_of<'r>(registry: &'r Registry, gguf: &str) -> Option<&'r Card> {
     let name = *registry.lineage(gguf).iter().find(|name| registry.can_be_extended(name))?;
     registry.cards().iter().find(|card| card.gguf == name && card.variant.is_none())
 }
 
-/// The architecture's name: that of the card that knows the model's type, else made of that type.
+/// Returns the architecture's name: that of the parent if it knows the model's type, else one derived from the type.
 fn architecture(
     registry: &Registry,
     parent: Option<&Card>,
@@ -197,35 +197,35 @@ fn architecture(
         .unwrap_or_else(|| "model".to_owned())
 }
 
-/// What a draft is made with.
+/// State of drafting.
 struct Drafter<'a> {
     registry: &'a Registry,
     /// The parent, or an empty card.
     card: &'a Card,
     parent: Option<&'a Card>,
-    /// The card that is most like the checkpoint: the parent, or a child of it.
+    /// Card that is most similar to the checkpoint: the parent, or a child of it.
     nearest: Option<&'a str>,
     scope: &'a Scope<'a>,
     matcher: Matcher<'a>,
-    /// What is replaced at the start of names before the parent sees them.
+    /// Replacement at the start of names before the parent's rewriting.
     rename: Option<(String, String)>,
     /// Width of the residual stream.
     width: Option<u64>,
 }
 
-/// The tensors, sorted by what becomes of them.
+/// Tensors, sorted by the result of matching.
 #[derive(Default)]
 struct Found {
-    /// Tensors that the parent's entries match.
+    /// Number of tensors that the parent maps or ignores.
     n_inherited: u64,
-    /// The parent's entries that match something and do more than rename: pattern and operations.
+    /// Entries of the parent that match something and do more than rename: pattern and operations.
     with_ops: Vec<(String, String)>,
     added: Vec<AddedEntry>,
     removed: Vec<String>,
-    /// Of `removed` those in `[blocks]`.
+    /// Keys of `removed` that are in `[blocks]`.
     removed_blocks: BTreeSet<String>,
     unmatched: Vec<Unmatched>,
-    /// What `[blocks]` puts in front of names, where the parent does not say the same.
+    /// Source prefix of `[blocks]`, if it differs from the default.
     block: Option<String>,
 }
 
@@ -243,7 +243,7 @@ impl Found {
     }
 }
 
-/// Kinds that differ in their ending only.
+/// Kinds that differ only in their ending, by their common name.
 type Sources<'k> = IndexMap<String, Vec<(&'static str, &'k Kind)>>;
 
 impl Drafter<'_> {
@@ -296,12 +296,12 @@ impl Drafter<'_> {
         found
     }
 
-    /// The parent's table with its own parents' merged in.
+    /// Returns the parent's table with those of its own parents merged in.
     fn merged(&self) -> Option<Table> {
         self.registry.merged_table(&self.parent?.gguf)
     }
 
-    /// Entries that do more than rename.
+    /// Returns the names of the used entries that do more than rename, with their operations.
     fn with_ops(&self, used: &BTreeSet<usize>) -> Vec<(String, String)> {
         let entries = used.iter().filter_map(|&at| self.card.entries.get(at));
         let named = entries.map(|entry| {
@@ -312,7 +312,7 @@ impl Drafter<'_> {
         named.filter(|(_, ops)| !ops.is_empty()).collect()
     }
 
-    /// Finds a target for the sources of one name, or notes why there is none.
+    /// Adds an entry for the sources of one name, or notes why no target fits.
     #[expect(clippy::too_many_arguments, reason = "the state of one walk over the names")]
     fn place(
         &self,
@@ -370,7 +370,7 @@ impl Drafter<'_> {
         found.unmatched.push(Unmatched { name: display(base), key, n_tensors, dims, why });
     }
 
-    /// What speaks against a proposal.
+    /// Returns the objection to a proposal, if there is one.
     fn objection(
         &self,
         proposal: &Proposal,
@@ -406,8 +406,8 @@ impl Drafter<'_> {
             .find_map(|(suffix, kind)| shapes::objection(&target, suffix, &kind.dims, is_part, self.width))
     }
 
-    /// Entries of the parent that match nothing: neither optional, nor under a condition, nor the output matrix, which a
-    /// model may or may not have.
+    /// Records entries of the parent that match nothing. Exempt are optional and conditional entries, and the output
+    /// matrix, which a model may lack.
     fn idle_entries(&self, used: &BTreeSet<usize>, block: &str, found: &mut Found) {
         let Some(table) = self.merged() else { return };
         let names: HashSet<&str> =
@@ -435,7 +435,7 @@ impl Drafter<'_> {
         }
     }
 
-    /// True if the parent with this one entry more is a card.
+    /// Returns true if the parent with this one additional entry is a valid card.
     fn loads(&self, head: &text::Head<'_>, entry: &AddedEntry) -> bool {
         let found = Found { added: vec![entry.clone()], ..Found::default() };
         let text = text::card(self, head, &found, &[]);
@@ -443,13 +443,13 @@ impl Drafter<'_> {
     }
 }
 
-/// The targets of an entry as they stand in a card that is loaded.
+/// Returns the targets of an entry with the block prefix that `[blocks]` omits.
 fn full_targets(value: &Toml, in_block: bool) -> Vec<String> {
     let front = if in_block { "blk.{bid}." } else { "" };
     targets(value).into_iter().map(|target| format!("{front}{target}")).collect()
 }
 
-/// The entry as TOML; with the block in front of its targets where it stands in `[tensors]`.
+/// Returns the entry as TOML. `with_block` adds the block prefix to its targets, as `[tensors]` needs it.
 fn entry_text(value: &Toml, with_block: bool) -> String {
     fn front(to: &Toml) -> Toml {
         match to {
@@ -467,14 +467,14 @@ fn entry_text(value: &Toml, with_block: bool) -> String {
     if with_block { text::inline(&front(value)) } else { text::inline(value) }
 }
 
-/// A kind as a pattern behind the block; `None` if it has more numbers than there are placeholders.
+/// Returns a kind as a pattern after the block prefix; `None` if it has more numbers than there are placeholders.
 fn numbered(kind: &str) -> Option<String> {
     let mut placeholders = ["{eid}", "{xid}"].into_iter();
     let parts = kind.split('.').map(|part| if part == "#" { placeholders.next() } else { Some(part) });
     Some(parts.collect::<Option<Vec<_>>>()?.join("."))
 }
 
-/// A kind for people.
+/// Returns a kind for display, with `N` for each number.
 fn display(kind: &str) -> String {
     kind.split('.').map(|part| if part == "#" { "N" } else { part }).collect::<Vec<_>>().join(".")
 }

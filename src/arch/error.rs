@@ -1,4 +1,4 @@
-//! What can be wrong with a card, and with a checkpoint in the eyes of its card.
+//! Errors in cards, and errors in checkpoints that are resolved against their card.
 
 use crate::arch::eval::EvalError;
 use crate::arch::expr::ParseError;
@@ -12,10 +12,10 @@ use crate::core::similar::did_you_mean;
 use crate::core::text::escape;
 use crate::gguf::ValueType;
 
-/// An error of this module.
+/// Error of the `arch` module.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchError {
-    /// A card that breaks a rule of the schema.
+    /// Card that breaks a rule of the schema.
     #[error("card `{}`: {problem}", escape(card))]
     Card {
         /// The card (and variant, after a slash).
@@ -23,13 +23,13 @@ pub enum ArchError {
         /// The rule it breaks.
         problem: Box<CardProblem>,
     },
-    /// `config.json` names no class.
+    /// No class in `architectures` of `config.json`.
     #[error("config.json: `architectures` names no model class")]
     NoClass {
-        /// `model_type`, which is not enough to go by but may help the reader.
+        /// `model_type` of `config.json`: not enough to select a card, but a hint for the reader.
         model_type: Option<String>,
     },
-    /// No card converts the towers of the class.
+    /// No card that converts the towers of the class.
     #[error("no card for the vision or audio tower of class `{}`", escape(class))]
     NoTower {
         /// The class.
@@ -37,60 +37,60 @@ pub enum ArchError {
         /// Known classes with similar names.
         nearest: Vec<String>,
     },
-    /// No card claims the class.
+    /// No card that claims the class.
     #[error("no architecture card for class `{}`", escape(class))]
     UnknownClass {
         /// The class.
         class: String,
         /// Known classes with similar names.
         nearest: Vec<String>,
-        /// The card that knows most of the checkpoint.
+        /// Card that knows the largest part of the checkpoint.
         resembles: Option<Box<Similarity>>,
     },
-    /// The conditions of several cards hold, or of none.
+    /// Class claimed by several cards, of which several conditions hold, or none.
     #[error("class `{}` is claimed by the cards {}, and {} of their conditions hold", escape(class), cards.join(", "), if *n_true == 0 { "none" } else { "several" })]
     AmbiguousClass {
         /// The class.
         class: String,
         /// The cards.
         cards: Vec<String>,
-        /// How many conditions hold.
+        /// Number of conditions that hold.
         n_true: usize,
     },
-    /// An expression of the card has no value for this configuration.
+    /// Expression of the card without a value for this configuration.
     #[error("card `{card}`, {at}: {source}")]
     Eval {
         /// The card.
         card: String,
-        /// Where in the card.
+        /// Place in the card.
         at: String,
-        /// What is wrong.
+        /// Cause.
         source: EvalError,
     },
-    /// A requirement of the card does not hold.
+    /// Requirement of the card that does not hold.
     #[error("config.json: {message}")]
     Required {
         /// The card's message.
         message: String,
     },
-    /// A key the conversion cannot do without.
+    /// Missing key of `config.json` without which nothing can be converted.
     #[error("config.json: `{key}` is missing")]
     ConfigMissing {
         /// The key.
         key: &'static str,
     },
-    /// Something that the folder of the checkpoint does not have.
+    /// Missing file, key or tensors of the checkpoint's directory.
     #[error(transparent)]
     Lack(#[from] Lack),
-    /// A rope type nobody knows here.
+    /// Unknown rope type.
     #[error("config.json: unknown rope type `{}`", escape(found))]
     RopeType {
         /// The type.
         found: String,
-        /// Those that are known.
+        /// Known rope types.
         known: &'static [&'static str],
     },
-    /// A value that does not fit its GGUF key.
+    /// Value that does not fit the type of its GGUF key.
     #[error("`{key}`: {value} is not a {expected}")]
     KeyValue {
         /// The GGUF key.
@@ -100,63 +100,63 @@ pub enum ArchError {
         /// Type of the key.
         expected: ValueType,
     },
-    /// Tensors that no entry of the card maps.
+    /// Tensors of the checkpoint that no entry of the card maps.
     #[error("{} of the checkpoint's tensors {} unknown to card `{card}`: {}", names.len(), if names.len() == 1 { "is" } else { "are" }, first_few(names))]
     Leftover {
         /// The card.
         card: String,
-        /// The tensors, each with the nearest name the card knows.
+        /// Their names, each with the most similar name that the card knows.
         names: Vec<(String, Option<String>)>,
-        /// A regular expression that finds them and no other tensor of the checkpoint, where it can be short.
+        /// Short regular expression that matches exactly these tensors of the checkpoint; `None` if there is none.
         drop: Option<String>,
     },
-    /// Matrices of an adapter in a checkpoint of the whole model.
+    /// Adapter matrices inside a checkpoint of the whole model.
     #[error("{} of the checkpoint's tensors belong to an adapter that is not merged: {}", names.len(), first_few_names(names))]
     Unmerged {
         /// The tensors.
         names: Vec<String>,
     },
-    /// Tensors the card asks for and the checkpoint lacks.
+    /// Tensors that the card requires and the checkpoint lacks.
     #[error("the checkpoint lacks {}{}", first_few_names(names), if *more { " and more" } else { "" })]
     Missing {
-        /// Their names in the checkpoint, or in GGUF where the former is not known.
+        /// Their names in the checkpoint, or their GGUF names if the former are not known.
         names: Vec<String>,
-        /// True if the list is cut.
+        /// True if the list is truncated.
         more: bool,
     },
-    /// Two entries of the card match one tensor.
+    /// Tensor that matches two entries of the card.
     #[error("tensor `{}`: matches `{first}` and `{second}` of card `{card}`", escape(tensor))]
     TwoEntries {
         /// The card.
         card: String,
         /// The tensor.
         tensor: String,
-        /// One pattern.
+        /// Pattern of the first entry.
         first: String,
-        /// The other.
+        /// Pattern of the second entry.
         second: String,
     },
-    /// Two sources yield one target.
+    /// Two sources of the same target.
     #[error("tensors `{}` and `{}` both become `{target}`", escape(first), escape(second))]
     TwoSources {
-        /// One source.
+        /// First source.
         first: String,
-        /// The other.
+        /// Second source.
         second: String,
         /// The target.
         target: String,
     },
-    /// A block the configuration does not have.
+    /// Tensor of a block that is outside the configured block count.
     #[error("tensor `{}`: block {block} of a model with {n_blocks}", escape(tensor))]
     Block {
         /// The tensor.
         tensor: String,
         /// Its block.
         block: u64,
-        /// How many there are.
+        /// Configured number of blocks.
         n_blocks: u64,
     },
-    /// A stack with holes, or of another size than the configuration says.
+    /// Stack with missing parts, or with more parts than the configuration declares.
     #[error("`{target}`: {}", if found > expected {
         format!("{found} parts where the configuration says {expected}, `{}` is too many", escape(missing))
     } else {
@@ -169,32 +169,32 @@ pub enum ArchError {
         found: u64,
         /// Parts expected.
         expected: u64,
-        /// A missing one, or the last where there are too many.
+        /// First missing part, or the last part if there are too many.
         missing: String,
     },
-    /// An operation that does not fit the tensor's shape.
+    /// Operation that does not fit the tensor's shape.
     #[error("tensor `{}` {shape}: {source}", escape(tensor))]
     Op {
         /// The tensor.
         tensor: String,
         /// Its shape.
         shape: String,
-        /// What is wrong.
+        /// Cause.
         source: Box<OpError>,
     },
-    /// Parts with different shapes, or parts whose join overflows.
+    /// Parts with different shapes, or whose joined shape overflows.
     #[error("`{target}`: shape {found} of `{}` does not join with {expected}", escape(tensor))]
     Join {
         /// The target.
         target: String,
-        /// The part that differs.
+        /// First part whose shape differs.
         tensor: String,
-        /// Its shape.
+        /// Shape of that part.
         found: String,
-        /// The first part's shape.
+        /// Shape of the first part.
         expected: String,
     },
-    /// A tensor of integers or packed values where the card wants floats.
+    /// Tensor of integers or packed values where the card needs floats.
     #[error("tensor `{}`: element type {found} cannot be converted here", escape(tensor))]
     ElementType {
         /// The tensor.
@@ -202,7 +202,7 @@ pub enum ArchError {
         /// Its element type.
         found: crate::core::ElementType,
     },
-    /// A tensor that is left out because it has no effect, and has one.
+    /// Tensor that is to be left out because it has no effect, but has a non-zero element.
     #[error(
         "tensor `{}`: element {index} is not zero, and the architecture has no such tensor",
         escape(tensor)
@@ -210,53 +210,53 @@ pub enum ArchError {
     NotZero {
         /// The tensor.
         tensor: String,
-        /// The element.
+        /// Index of the element.
         index: u64,
     },
-    /// A list of numbers of tokens that is broken.
+    /// Invalid list of token ids.
     #[error("tensor `{}`: element {index} {problem}", escape(tensor))]
     Index {
         /// The tensor.
         tensor: String,
-        /// The element.
+        /// Index of the element.
         index: u64,
-        /// What is wrong with it.
+        /// Description of the error.
         problem: &'static str,
     },
-    /// A weight that could not be read.
+    /// Weight that cannot be read.
     #[error(transparent)]
     Source(#[from] crate::core::SourceError),
-    /// A GGUF of an architecture without a card.
+    /// GGUF file of an architecture without a card.
     #[error("no architecture card for `general.architecture` `{}`", escape(arch))]
     UnknownArch {
         /// The architecture.
         arch: String,
     },
-    /// An option that the card's models do not go with.
+    /// Option that does not apply to the models of the card.
     #[error("`{option}` does not go with card `{}`: {why}", escape(card))]
     Option {
         /// The option.
         option: &'static str,
         /// The card.
         card: String,
-        /// Why.
+        /// Reason.
         why: &'static str,
     },
-    /// Draft heads were asked for, and there are none.
+    /// Checkpoint without draft heads, under `--mtp`.
     #[error("`--mtp`: the checkpoint has no draft heads: no tensor of a block after the model's own")]
     NoHeads,
-    /// Draft heads were to be left out, and there is nothing else.
+    /// Checkpoint with nothing but draft heads, under `--no-mtp`.
     #[error("`--no-mtp`: the checkpoint holds nothing but a draft head")]
     OnlyHeads,
-    /// An operation that cannot be undone.
+    /// Operation without an inverse, while a GGUF file is converted back.
     #[error("tensor `{}`: `{op}` cannot be undone", escape(tensor))]
     NoInverse {
-        /// The tensor of the GGUF.
+        /// Tensor of the GGUF file.
         tensor: String,
         /// The operation.
         op: &'static str,
     },
-    /// More dimensions than GGUF has, or an empty one.
+    /// Shape with more dimensions than GGUF allows, or with a dimension of 0.
     #[error("`{target}`: shape {shape} cannot be stored")]
     Shape {
         /// The target.
@@ -266,177 +266,177 @@ pub enum ArchError {
     },
 }
 
-/// A rule of the card schema that is broken.
+/// Violation of a rule of the card schema.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CardProblem {
-    /// Not TOML.
+    /// Text that is not TOML.
     #[error("{0}")]
     Toml(String),
-    /// A graph that cannot be what is meant.
+    /// Invalid `[graph]` table.
     #[error("[graph]: {0}")]
     Graph(GraphProblem),
-    /// A key the schema does not have.
+    /// Key that the schema does not have.
     #[error("{at}: unknown key `{key}`")]
     UnknownKey {
-        /// Where.
+        /// Place in the card.
         at: String,
         /// The key.
         key: String,
-        /// A known key with a similar name.
+        /// Known key with a similar name.
         nearest: Option<String>,
     },
-    /// A key that must be there.
+    /// Missing required key.
     #[error("{at}: `{key}` is missing")]
     MissingKey {
-        /// Where.
+        /// Place in the card.
         at: String,
         /// The key.
         key: &'static str,
     },
-    /// A value of the wrong kind.
+    /// Value of the wrong kind.
     #[error("{at}: expected {expected}, found {found}")]
     Kind {
-        /// Where.
+        /// Place in the card.
         at: String,
-        /// What may stand there.
+        /// Expected kind.
         expected: &'static str,
-        /// What stands there.
+        /// Kind that was found.
         found: String,
     },
-    /// A broken expression.
+    /// Expression that does not parse.
     #[error("{at}: `{text}`: {source}")]
     Expr {
-        /// Where.
+        /// Place in the card.
         at: String,
         /// The expression.
         text: String,
-        /// What is wrong.
+        /// Cause.
         source: ParseError,
     },
-    /// A broken pattern.
+    /// Invalid pattern.
     #[error("{at}: {source}")]
     Pattern {
-        /// Where.
+        /// Place in the card.
         at: String,
-        /// What is wrong.
+        /// Cause.
         source: PatternError,
     },
-    /// A name in an expression that is neither defined nor a known configuration key.
+    /// Name in an expression that is neither a definition nor a known configuration key.
     #[error("{at}: unknown name `{name}`")]
     UnknownName {
-        /// Where.
+        /// Place in the card.
         at: String,
         /// The name.
         name: String,
-        /// A known name that is similar.
+        /// Known name that is similar.
         nearest: Option<String>,
     },
-    /// A metadata key nobody knows.
+    /// Unknown metadata key.
     #[error("{at}: unknown GGUF key `{key}`")]
     UnknownGgufKey {
-        /// Where.
+        /// Place in the card.
         at: String,
         /// The key.
         key: String,
-        /// A known key that is similar.
+        /// Known key that is similar.
         nearest: Option<String>,
     },
-    /// A key of `annotate` that the card's `metadata` writes already.
+    /// Key of `annotate` that `metadata` of the card writes already.
     #[error("annotate: `{key}` is a key that `metadata` writes")]
     AnnotatedTwice {
         /// The key.
         key: String,
     },
-    /// An operation, mode or kind outside the closed lists.
+    /// Operation, mode or other word outside its closed list.
     #[error("{at}: unknown {what} `{name}`")]
     UnknownChoice {
-        /// Where.
+        /// Place in the card.
         at: String,
-        /// What is chosen.
+        /// Kind of the word: `operation`, `mode` and so on.
         what: &'static str,
-        /// The choice.
+        /// The unknown word.
         name: String,
-        /// A known one that is similar.
+        /// Known word that is similar.
         nearest: Option<String>,
     },
-    /// A word of the vocabulary of cards that this program does not act on yet.
+    /// Reserved word of the card vocabulary that this program does not support yet.
     #[error("{at}: {what} `{}` is not supported yet", escape(word))]
     NotBuilt {
-        /// Where.
+        /// Place in the card.
         at: String,
-        /// What kind of word.
+        /// Kind of the word.
         what: &'static str,
         /// The word.
         word: String,
-        /// What to write instead; empty if there is nothing.
+        /// Replacement to write; empty if there is none.
         instead: &'static str,
     },
-    /// A removal of what no parent has.
+    /// Removal of a key that no parent has.
     #[error("{at}: `{key}` is not there to be removed")]
     NothingRemoved {
-        /// Where.
+        /// Place in the card.
         at: String,
         /// The key.
         key: String,
-        /// A key that is there, with a similar name.
+        /// Existing key with a similar name.
         nearest: Option<String>,
     },
-    /// A key that changes nothing where it stands.
+    /// Key without effect in its place.
     #[error("{at}: `{key}` has no effect here: {why}")]
     WithoutEffect {
-        /// Where.
+        /// Place in the card.
         at: String,
         /// The key.
         key: &'static str,
-        /// Why.
+        /// Reason.
         why: &'static str,
     },
-    /// Operations that yield another number of tensors than there are targets.
+    /// Operations whose number of results differs from the number of targets.
     #[error("{at}: the operations yield {outputs} tensors for {targets} targets")]
     Arity {
-        /// Where.
+        /// Place in the card.
         at: String,
-        /// Tensors.
+        /// Number of tensors that the operations yield.
         outputs: usize,
-        /// Targets.
+        /// Number of targets.
         targets: usize,
     },
-    /// A placeholder in a target without a value, or one in a pattern that nothing uses up.
+    /// Placeholder of a target without a value, or of a pattern without a use.
     #[error("{at}: `{{{placeholder}}}` {problem}")]
     Placeholder {
-        /// Where.
+        /// Place in the card.
         at: String,
         /// The placeholder.
         placeholder: &'static str,
-        /// What is wrong with it.
+        /// Description of the error.
         problem: &'static str,
     },
     /// Two patterns that match the same name.
     #[error("`{first}` and `{second}` match the same names, and not both have `when`")]
     Overlap {
-        /// One pattern.
+        /// First pattern.
         first: String,
-        /// The other.
+        /// Second pattern.
         second: String,
     },
-    /// A definition that needs itself.
+    /// Definition that depends on itself.
     #[error("[let]: the definition of `{0}` needs itself")]
     Cycle(String),
-    /// A parent that does not exist, or too many generations of them.
+    /// Parent that does not exist, or too many generations of parents.
     #[error("`extends`: {0}")]
     Parent(ParentProblem),
-    /// A file named otherwise than its architecture.
+    /// Card file whose name differs from its architecture.
     #[error("`gguf` is `{gguf}`, but the file is named `{stem}`")]
     Stem {
         /// The architecture.
         gguf: String,
-        /// The file's stem.
+        /// Stem of the file name.
         stem: String,
     },
-    /// A card among those of another kind.
+    /// Card whose `kind` differs from that of the registry.
     #[error("`kind`: cards of towers (`mmproj`) go with `--mmproj`, those of text models without it")]
     OtherKind,
-    /// A class that another card claims, without a condition to choose by.
+    /// Class that another card claims too, without a condition to choose by.
     #[error("class `{class}` is claimed by `{other}` too, and neither has `when`")]
     ClassTwice {
         /// The class.
@@ -446,10 +446,10 @@ pub enum CardProblem {
     },
 }
 
-/// What is wrong with a parent.
+/// Error in `extends`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParentProblem {
-    /// No card of this name.
+    /// Name that no card has.
     #[error("no card is named `{0}`")]
     Unknown(String),
     /// More than six generations, or a cycle.
@@ -461,7 +461,7 @@ fn first_few(names: &[(String, Option<String>)]) -> String {
     first_few_names(&names.iter().take(9).map(|name| name.0.clone()).collect::<Vec<_>>())
 }
 
-/// The first of several names, in backticks.
+/// Up to eight names in backticks; `…` follows if there are more.
 pub(super) fn first_few_names(names: &[String]) -> String {
     let shown: Vec<String> = names.iter().take(8).map(|name| format!("`{}`", escape(name))).collect();
     let more = if names.len() > 8 { ", …" } else { "" };
@@ -551,7 +551,7 @@ impl Hint for ArchError {
 }
 
 impl CardProblem {
-    /// What to try.
+    /// Returns suggestions for the user.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         match self {

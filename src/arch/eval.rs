@@ -1,4 +1,4 @@
-//! Evaluation of card expressions: Python's arithmetic on the configuration, with a step limit.
+//! Evaluates card expressions with Python's arithmetic and a step limit.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -22,54 +22,54 @@ mod tests;
 
 use arithmetic::{arithmetic, compare};
 
-/// Steps that one evaluation may take: a list over the layers of the largest model stays far below.
+/// Maximum number of steps of one evaluation; a list over the layers of the largest model needs far fewer.
 const MAX_STEPS: u32 = 1 << 20;
-/// Depth of definitions that use definitions, and of expressions.
+/// Maximum depth of nested definitions and expressions.
 const MAX_DEPTH: u32 = 200;
 
-/// What the names of an expression mean.
+/// Meaning of the names in expressions.
 #[derive(Debug, Default)]
 pub struct Scope<'a> {
-    /// Configuration: nested parts merged, defaults filled in.
+    /// Configuration with nested parts merged and defaults filled in.
     pub config: Map<String, Json>,
-    /// The card's definitions.
+    /// Definitions of the card.
     pub lets: Option<&'a IndexMap<String, Expr>>,
     /// Tables for `lookup`.
     pub tables: Option<&'a IndexMap<String, IndexMap<String, i64>>>,
-    /// Other names that values come from: `rope`, `opt`, `tokenizer_config` and so on.
+    /// Roots: other objects with a name, such as `rope`, `opt`, `tokenizer_config`.
     pub roots: Vec<(&'static str, Root<'a>)>,
-    /// Names of the checkpoint's tensors: of those that cards see, and of the stored ones.
+    /// Names of the checkpoint's tensors: of the weights that cards see, and of the stored tensors.
     pub tensors: HashSet<&'a str>,
-    /// Those that cards see, with their shapes.
+    /// Weights that cards see, with their shapes.
     pub weights: &'a [WeightMeta],
-    /// Those that are stored, with theirs.
+    /// Stored tensors, with their shapes.
     pub stored: &'a [WeightMeta],
-    /// Other names of tensors, after the shared rewriting and the card's: what they stand for.
+    /// Names after the shared and the card's own rewriting, each with the original name.
     pub renamed: HashMap<String, &'a str>,
-    /// Names of the files beside the checkpoint.
+    /// Names of the files in the checkpoint's directory.
     pub files: &'a [String],
-    /// On the way back: the architecture and the metadata of the GGUF.
+    /// Architecture and metadata of the GGUF file, if one is converted back.
     pub gguf: Option<(&'a str, &'a Metadata)>,
-    /// What can be read of the weights.
+    /// Access to the content of weights.
     pub values: Values<'a>,
 }
 
-/// A value with a name of its own.
+/// Value of a root.
 #[derive(Clone, Debug)]
 pub enum Root<'a> {
-    /// An object owned by the caller.
+    /// Object owned by the caller.
     Map(&'a Map<String, Json>),
-    /// A value.
+    /// Owned value.
     Value(Json),
 }
 
-/// Why an expression has no value.
+/// Error when an expression has no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvalError {
-    /// A name that nothing defines.
+    /// Name that nothing defines.
     #[error("`{0}` is not in the configuration")]
     Absent(String),
-    /// An index outside a list, or into something else.
+    /// Index outside a list, or into something that is not a list.
     #[error("`{path}` has no element {index}")]
     NoElement {
         /// The list.
@@ -77,18 +77,18 @@ pub enum EvalError {
         /// The index.
         index: String,
     },
-    /// A definition that needs itself.
+    /// Definition that depends on itself.
     #[error("the definition of `{0}` needs itself")]
     Cycle(String),
-    /// An operation on the wrong kind of value.
+    /// Operation on a value of the wrong kind.
     #[error("`{op}` does not take {found}")]
     Kind {
         /// Operator or function.
         op: &'static str,
-        /// What it got.
+        /// Kind of value that was found.
         found: &'static str,
     },
-    /// Division by zero, a root of a negative number, an integer that overflows.
+    /// Division by zero, root of a negative number, or integer overflow.
     #[error("`{op}` has no result for {operands}")]
     Arithmetic {
         /// Operator or function.
@@ -96,7 +96,7 @@ pub enum EvalError {
         /// The operands.
         operands: String,
     },
-    /// A text without an entry.
+    /// Text without an entry in a `lookup` table.
     #[error("table `{table}` has no entry for {key}")]
     NotInTable {
         /// The table.
@@ -104,24 +104,24 @@ pub enum EvalError {
         /// The text.
         key: String,
     },
-    /// A tensor whose values cannot be used.
+    /// Tensor whose values cannot be used.
     #[error("tensor `{}`: {problem}", escape(tensor))]
     Values {
         /// The tensor.
         tensor: String,
-        /// Why not.
+        /// Reason.
         problem: String,
     },
-    /// The step limit.
+    /// Step limit exceeded.
     #[error("the evaluation takes more than {MAX_STEPS} steps")]
     TooLong,
-    /// The depth limit.
+    /// Depth limit exceeded.
     #[error("definitions are nested too deeply")]
     TooDeep,
 }
 
 impl<'a> Scope<'a> {
-    /// Evaluates with captures and no tensor.
+    /// Evaluates with captures but without a tensor.
     ///
     /// # Errors
     /// [`EvalError`].
@@ -129,7 +129,7 @@ impl<'a> Scope<'a> {
         self.eval_with(expr, captures, &[])
     }
 
-    /// Evaluates with captures and the dimensions of the tensor at hand (`d0`, `d1`, …).
+    /// Evaluates with captures and the dimensions of the current tensor (`d0`, `d1`, …).
     ///
     /// # Errors
     /// [`EvalError`].
@@ -144,7 +144,7 @@ impl<'a> Scope<'a> {
         evaluator.eval(expr, captures)
     }
 
-    /// The truth of an expression; of nothing, true.
+    /// Returns the truth of an expression; true without an expression.
     ///
     /// # Errors
     /// [`EvalError`].
@@ -152,10 +152,10 @@ impl<'a> Scope<'a> {
         expr.map_or(Ok(true), |expr| Ok(self.eval(expr, captures)?.truth()))
     }
 
-    /// A value that must be a count.
+    /// Evaluates a count.
     ///
     /// # Errors
-    /// [`EvalError`], also for anything but an integer of 0 to 2^63 - 1.
+    /// [`EvalError`], also for any value other than an integer from 0 to 2^63 - 1.
     pub fn count(&self, expr: &Expr, captures: Captures, dims: &[u64]) -> Result<u64, EvalError> {
         let value = self.eval_with(expr, captures, dims)?;
         match &value {
@@ -167,19 +167,19 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// The value of a metadata key, with the architecture before it or as it is; null without.
+    /// Returns the value of a metadata key, with or without the architecture as prefix; null if there is none.
     pub(super) fn kv(&self, key: &str) -> Datum {
         let Some((arch, metadata)) = self.gguf else { return Datum::Null };
         let value = metadata.get(&format!("{arch}.{key}")).or_else(|| metadata.get(key));
         value.map_or(Datum::Null, Datum::from_value)
     }
 
-    /// The tensor of this name, as the checkpoint calls it: as it is there, or after rewriting.
+    /// Returns the checkpoint's name of a tensor, by its original or its rewritten name.
     pub(super) fn tensor(&self, name: &str) -> Option<&'a str> {
         self.tensors.get(name).or_else(|| self.renamed.get(name)).copied()
     }
 
-    /// As [`Scope::tensor`]; else the only tensor whose name ends with a point and this.
+    /// As [`Scope::tensor`]; else returns the only tensor whose name ends with a dot and `name`.
     pub(super) fn tensor_by_ending(&self, name: &str) -> Option<&'a str> {
         self.tensor(name).or_else(|| {
             let ends = |weight: &&WeightMeta| {
@@ -200,7 +200,7 @@ struct Evaluator<'s> {
     dims: &'s [u64],
     steps: Cell<u32>,
     depth: Cell<u32>,
-    /// Definitions being evaluated: inside its own definition a name means the configuration key.
+    /// Definitions being evaluated: inside its own definition a name is the configuration key.
     open: RefCell<Vec<String>>,
 }
 
@@ -257,7 +257,7 @@ impl Evaluator<'_> {
         })
     }
 
-    /// The value of a path; `None` where something on the way is absent.
+    /// Returns the value of a path; `None` if something on it is absent.
     fn path(&self, path: &Path, captures: Captures) -> Result<Option<Datum>, EvalError> {
         let capture = match path.root.as_str() {
             "bid" => captures.bid,
@@ -301,7 +301,7 @@ impl Evaluator<'_> {
         }
     }
 
-    /// Follows steps by reference and converts only what is at the end.
+    /// Follows steps by reference and converts only the final value.
     fn member(
         &self,
         path: &Path,
@@ -324,11 +324,11 @@ impl Evaluator<'_> {
                                 found => Some(found.ok_or_else(no_element)?),
                             }
                         }
-                        // Members whose keys are numbers.
+                        // Object with numeric keys.
                         Json::Object(map) if index.as_int().is_some() => map.get(&index.to_string()),
-                        // Members whose keys are no names.
+                        // Object with keys that are not identifiers.
                         Json::Object(map) if let Datum::Text(key) = &index => map.get(&**key),
-                        // A letter is a value of its own: nothing is inside it.
+                        // A character is a final value: nothing can be inside it.
                         Json::String(text) => {
                             let at = python_index(&index, text.chars().count());
                             let letter = match at.and_then(|at| text.chars().nth(at)) {
@@ -416,7 +416,7 @@ impl Evaluator<'_> {
     }
 }
 
-/// A list index as Python takes it: negative ones count from the end.
+/// Returns a list index as in Python: negative ones count from the end.
 fn python_index(index: &Datum, len: usize) -> Option<usize> {
     let index = index.as_int()?;
     usize::try_from(if index < 0 { index.checked_add(len as i128)? } else { index }).ok()

@@ -1,4 +1,4 @@
-//! The expressions of cards: a small, closed language, parsed here and evaluated in [`super::eval`].
+//! Expressions of cards: a small, closed language, parsed here and evaluated in [`super::eval`].
 //!
 //! ```text
 //! expr = if(c, a, b) | expr op expr | "-" expr | "not" expr | name(expr, …) | atom
@@ -6,16 +6,17 @@
 //! atom = int | float | true | false | null | 'text' | [expr, …] | (expr) | path
 //! path = name ("." name | "[" expr "]")* "?"?
 //! ```
-//! Operators bind as in Python, `??` loosest of all. A path must exist unless it ends in `?`, which gives null.
+//! Operators bind as in Python, `??` loosest of all. A path must exist unless it ends in `?`; then an absent one is
+//! null.
 
 use std::fmt;
 
-/// Deepest nesting of an expression.
+/// Maximum nesting depth of an expression.
 const MAX_DEPTH: usize = 64;
-/// Longest expression in bytes.
+/// Maximum length of an expression in bytes.
 const MAX_BYTES: usize = 4096;
 
-/// A parsed expression.
+/// Parsed expression.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
     /// `null`.
@@ -30,9 +31,9 @@ pub enum Expr {
     Text(String),
     /// `[a, b, …]`.
     List(Vec<Expr>),
-    /// A configuration value, a definition of the card, or a root.
+    /// Configuration value, definition of the card, or root.
     Path(Path),
-    /// `if(condition, then, else)`; only one of the two is evaluated.
+    /// `if(condition, then, else)`; only the chosen branch is evaluated.
     If(Box<[Expr; 3]>),
     /// `not a`.
     Not(Box<Expr>),
@@ -40,23 +41,23 @@ pub enum Expr {
     Neg(Box<Expr>),
     /// `a op b`.
     Binary(BinaryOp, Box<[Expr; 2]>),
-    /// A function of the closed list.
+    /// Call of a function of the closed list.
     Call(Function, Vec<Expr>),
 }
 
-/// A name and the way into its value.
+/// Name and the steps into its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Path {
     /// First name.
     pub root: String,
     /// Members and indices after it.
     pub steps: Vec<Step>,
-    /// Ends in `?`: null where something is absent.
+    /// True if it ends in `?`: null if something on the path is absent.
     pub optional: bool,
 }
 
 impl Path {
-    /// The key of the configuration that it reads: `raw.NAME` is the same key before anything is filled in.
+    /// Returns the configuration key that the path reads: `raw.NAME` is the same key before defaults are filled in.
     #[must_use]
     pub fn key(&self) -> &str {
         match self.steps.first() {
@@ -66,7 +67,7 @@ impl Path {
     }
 }
 
-/// One step of a path.
+/// Step of a path.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// `.name`
@@ -99,7 +100,7 @@ macro_rules! binary_ops {
     };
 }
 
-// `**` binds tighter than the minus before it and looser than the one after it, as in Python.
+// `**` binds tighter than a minus on its left and looser than one on its right, as in Python.
 binary_ops! {
     Coalesce "??" 1 2;
     Or "or" 3 4;
@@ -124,7 +125,7 @@ const NOT_POWER: u8 = 7;
 const NEG_POWER: u8 = 15;
 
 impl BinaryOp {
-    /// The operator as it is written.
+    /// Returns the operator's text.
     #[must_use]
     pub fn text(self) -> &'static str {
         BINARY.iter().find(|row| row.1 == self).map_or("", |row| row.0)
@@ -176,27 +177,27 @@ functions! {
 }
 
 impl Function {
-    /// The function's name.
+    /// Returns the function's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         FUNCTIONS.iter().find(|row| row.1 == self).map_or("", |row| row.0)
     }
 }
 
-/// Why a text is not an expression.
+/// Error in the text of an expression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// Something else was expected.
+    /// Unexpected text.
     #[error("column {column}: expected {expected}, found {found}")]
     Unexpected {
         /// 1-based column.
         column: usize,
-        /// What may stand here.
+        /// Expected text.
         expected: &'static str,
-        /// What stands here.
+        /// Text that was found.
         found: String,
     },
-    /// A name before `(` that is no function.
+    /// Name before `(` that is not a function.
     #[error("column {column}: unknown function `{name}`")]
     UnknownFunction {
         /// 1-based column.
@@ -211,11 +212,11 @@ pub enum ParseError {
         column: usize,
         /// The function.
         name: &'static str,
-        /// Fewest.
+        /// Minimum number of arguments.
         min: usize,
-        /// Most.
+        /// Maximum number of arguments.
         max: usize,
-        /// How many there are.
+        /// Number of arguments found.
         found: usize,
     },
     /// `a < b < c`.
@@ -224,15 +225,15 @@ pub enum ParseError {
         /// 1-based column.
         column: usize,
     },
-    /// A number out of range.
+    /// Number out of range.
     #[error("column {column}: number `{text}` is out of range")]
     Number {
         /// 1-based column.
         column: usize,
-        /// The number.
+        /// Text of the number.
         text: String,
     },
-    /// Too deep or too long.
+    /// Expression that is too deep or too long.
     #[error("expression is nested deeper than 64 levels or longer than 4096 bytes")]
     TooLarge,
 }
@@ -241,7 +242,7 @@ impl Expr {
     /// Parses an expression.
     ///
     /// # Errors
-    /// [`ParseError`], with a column.
+    /// [`ParseError`], with a column if it has one.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         if text.len() > MAX_BYTES {
             return Err(ParseError::TooLarge);
@@ -255,7 +256,7 @@ impl Expr {
         Ok(expr)
     }
 
-    /// Calls `visit` for this expression and all below it.
+    /// Calls `visit` for this expression and all nested ones.
     pub fn walk(&self, visit: &mut dyn FnMut(&Expr)) {
         visit(self);
         match self {

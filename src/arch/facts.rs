@@ -1,4 +1,4 @@
-//! What a card reads and writes.
+//! Keys, tensors and options that a card reads and writes.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,8 +16,8 @@ use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, Optional, R
 use crate::arch::target;
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
-/// Keys of `config.json` that a card reads: those that its expressions name or its defaults fill in, and those of the
-/// rows that most decoders share.
+/// Returns the keys of `config.json` that a card reads: those in its expressions and defaults, and those of the rows
+/// that most decoders share.
 pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
     let mut add = |expr: &Expr| {
@@ -52,7 +52,7 @@ pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
     keys
 }
 
-/// Visits all expressions of a card, and those inside them.
+/// Visits all expressions of a card, including nested ones.
 fn walk(card: &Card, visit: &mut dyn FnMut(&Expr)) {
     let visit = RefCell::new(visit);
     let walked = each_expr(card, &|_, expr| {
@@ -62,14 +62,14 @@ fn walk(card: &Card, visit: &mut dyn FnMut(&Expr)) {
     debug_assert!(walked.is_ok(), "nothing is refused here");
 }
 
-/// Whether an expression of the card names a key of the configuration.
+/// Returns true if an expression of the card refers to a configuration key.
 pub(super) fn mentions(card: &Card, key: &str) -> bool {
     let mut found = false;
     walk(card, &mut |expr| found |= matches!(expr, Expr::Path(path) if path.root == key));
     found
 }
 
-/// A definition that is named like the key that it reads: inside, the name means the key.
+/// Returns true for a definition with the name of a key that it reads: inside it, the name is the key.
 fn is_same_name(card: &Card, name: &str) -> bool {
     let mut found = false;
     if let Some(own) = card.lets.get(name) {
@@ -78,7 +78,7 @@ fn is_same_name(card: &Card, name: &str) -> bool {
     found
 }
 
-/// Options of the conversion that the card acts on.
+/// Returns the conversion options that affect the card.
 fn options(card: &Card) -> Vec<String> {
     let mut options: Vec<&str> = Vec::new();
     if card.mtp_export {
@@ -104,71 +104,71 @@ fn options(card: &Card) -> Vec<String> {
     if card.tokenizer.from.is_some() {
         asked.insert("--target-model-dir");
     }
-    // A parent's expression may ask for a format that the card's own classes do not come in.
+    // A parent's expression may refer to a format in which the card's own classes do not exist.
     if !card.classes.iter().any(|class| detect::MISTRAL_CLASSES.contains(&class.as_str())) {
         asked.remove("--mistral-format");
     }
     options.into_iter().chain(asked).map(str::to_owned).collect()
 }
 
-/// Names under `opt` that expressions ask for, and the options that set them. Those of draft heads have a key of the card.
+/// Names under `opt` in expressions, and the options that set them. Draft heads have a key of the card instead.
 const ASKED: &[(&str, &str)] = &[("mistral_format", "--mistral-format"), ("rerank", "--rerank")];
 
-/// A card as people want to see it.
+/// Facts about a card for display.
 #[derive(Clone, Debug)]
 pub struct CardFacts {
-    /// What it makes.
+    /// Kind of file that the card writes.
     pub kind: CardKind,
-    /// The card, or variant of one: `llama`, `llama/internlm3`.
+    /// Name of the card or variant: `llama`, `llama/internlm3`.
     pub name: String,
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub gguf: String,
-    /// The variant's name, for a variant.
+    /// Name of the variant; `None` for the main card.
     pub variant: Option<String>,
-    /// The oldest of its parents that converts something itself, or the card.
+    /// Oldest parent that is not abstract, or the card itself.
     pub family: String,
-    /// Its parents, the nearest first.
+    /// Names of its parents, the nearest first.
     pub parents: Vec<String>,
     /// Model classes.
     pub classes: Vec<String>,
     /// Public repositories.
     pub examples: Vec<String>,
-    /// Tensors, in card order.
+    /// Tensor entries, in card order.
     pub tensors: Vec<TensorFacts>,
-    /// Patterns that are left out, with the reasons.
+    /// Patterns of tensors that are left out, with the reasons.
     pub ignored: Vec<(String, String)>,
-    /// Keys of `config.json`, each with the values that an absent one has, by model type.
+    /// Keys of `config.json`, each with its defaults by model type.
     pub config: Vec<(String, Vec<(String, String)>)>,
     /// Tokenizer modes, in the order in which they are tried.
     pub tokenizer: Vec<String>,
-    /// Keys of the GGUF, the tokenizer's own left out.
+    /// GGUF keys, except the tokenizer's own.
     pub keys: Vec<String>,
     /// Keys that `--annotate` adds.
     pub annotations: Vec<String>,
-    /// Options of the conversion that the card acts on.
+    /// Conversion options that affect the card.
     pub options: Vec<String>,
-    /// Why a GGUF cannot be turned back; empty if it can.
+    /// Reasons why a GGUF file cannot be converted back; empty if it can.
     pub one_way: Vec<String>,
 }
 
-/// What becomes of a tensor.
+/// Conversion of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorFacts {
-    /// Names in the checkpoint; the ending is carried over where there is none.
+    /// Names in the checkpoint; names without an ending pass theirs on.
     pub sources: Vec<String>,
     /// Names in the GGUF.
     pub targets: Vec<String>,
-    /// Operations, in order.
+    /// Names of the operations, in order.
     pub ops: Vec<&'static str>,
-    /// The placeholder or way by which several become one.
+    /// Kind of join of several sources.
     pub joined: Option<&'static str>,
-    /// Only under a condition.
+    /// True if the entry has a condition.
     pub is_conditional: bool,
-    /// Need not be in every block.
+    /// True if the tensor may be missing in some blocks.
     pub is_optional: bool,
 }
 
-/// Operations that nothing undoes, by their names in cards, unless a parameter says what was there before.
+/// Operations without an inverse, by their names in cards, unless a parameter declares the original shape.
 const ONE_WAY: &[&str] = &[
     "flatten",
     "fold_norm",
@@ -181,7 +181,7 @@ const ONE_WAY: &[&str] = &[
     "tp_qkv",
 ];
 
-/// The cards and variants of an architecture, a variant (`llama/internlm3`), or a class.
+/// Returns facts about the cards and variants of an architecture, a variant (`llama/internlm3`), or a class.
 #[must_use]
 pub fn facts(registry: &Registry, name: &str) -> Vec<CardFacts> {
     let all = registry.cards().iter();
@@ -191,7 +191,7 @@ pub fn facts(registry: &Registry, name: &str) -> Vec<CardFacts> {
     all.filter(is_meant).map(|card| of_card(registry, card)).collect()
 }
 
-/// All cards that convert something, variants included.
+/// Returns facts about all cards that convert models, including variants.
 #[must_use]
 pub fn all_facts(registry: &Registry) -> Vec<CardFacts> {
     let cards = registry.cards().iter().filter(|card| !card.is_abstract);
@@ -203,7 +203,7 @@ fn of_card(registry: &Registry, card: &Card) -> CardFacts {
     let around = card.tokenizer.before.iter().chain(&card.tokenizer.after);
     let mut modes: Vec<String> = Vec::new();
     for mode in &card.tokenizer.modes {
-        // One mode may stand there twice, under two conditions.
+        // A mode may be listed twice, under two conditions.
         if !modes.iter().any(|name| name == mode.mode.name()) {
             modes.push(mode.mode.name().to_owned());
         }
@@ -241,7 +241,7 @@ fn row_keys(row: &Row) -> Vec<String> {
     }
 }
 
-/// Whole names of the keys of rows, each once.
+/// Returns the full keys of rows, without duplicates.
 fn written<'r>(card: &Card, rows: impl Iterator<Item = &'r Row>) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let keys = rows.flat_map(row_keys).map(|key| hparams::full_key(&key, &card.gguf).unwrap_or(key));
@@ -292,7 +292,7 @@ fn join_name(join: Join) -> &'static str {
     }
 }
 
-/// What stands in the way of the way back.
+/// Returns the reasons why a GGUF file cannot be converted back.
 fn one_way(card: &Card) -> Vec<String> {
     let mut reasons = Vec::new();
     if card.kind == CardKind::Mmproj {

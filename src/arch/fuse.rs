@@ -1,4 +1,4 @@
-//! Tensors joined after mapping, for runtimes that read them so: `--fuse-qkv`, `--fuse-gate-up-exps`.
+//! Joins output tensors after mapping, for runtimes that read the joined form: `--fuse-qkv`, `--fuse-gate-up-exps`.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -8,16 +8,16 @@ use crate::arch::names::block_of;
 use crate::arch::schema::Card;
 use crate::core::Shape;
 
-/// What can be joined.
+/// Kind of join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fusion {
-    /// Queries, keys and values of a block, one after the other.
+    /// Queries, keys and values of a block, concatenated.
     Qkv,
-    /// The gates and ups of all experts of a block, one after the other per expert.
+    /// Gate and up projections of all experts of a block, concatenated per expert.
     GateUpExps,
 }
 
-/// Which joins were asked for.
+/// Joins that the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fuse {
     /// [`Fusion::Qkv`].
@@ -27,7 +27,7 @@ pub struct Fuse {
 }
 
 impl Fusion {
-    /// The word of cards.
+    /// Words of cards for the joins.
     pub(super) const WORDS: [(&'static str, Self); 2] =
         [("qkv", Self::Qkv), ("gate_up_exps", Self::GateUpExps)];
 
@@ -38,7 +38,7 @@ impl Fusion {
         }
     }
 
-    /// The parts in order, and what they become.
+    /// Returns the parts in order, and the name of the joined tensor.
     fn names(self) -> (&'static [&'static str], &'static str) {
         match self {
             Self::Qkv => (&["attn_q", "attn_k", "attn_v"], "attn_qkv"),
@@ -46,7 +46,7 @@ impl Fusion {
         }
     }
 
-    /// The endings that parts of one block have. Biases without weights, or of some parts only, are not joined.
+    /// Returns the endings of joined tensors. Biases without weights, or of only some parts, are not joined.
     fn endings(self) -> &'static [&'static str] {
         match self {
             Self::Qkv => &[".weight", ".bias"],
@@ -54,7 +54,7 @@ impl Fusion {
         }
     }
 
-    /// The axis along which parts follow one another.
+    /// Returns the axis of the concatenation.
     fn axis(self) -> usize {
         match self {
             Self::Qkv => 0,
@@ -63,10 +63,10 @@ impl Fusion {
     }
 }
 
-/// Joins what was asked for. A joined tensor stands where the last of its parts stood, as in llama.cpp's converter.
+/// Performs the requested joins. A joined tensor takes the position of its last part, as in llama.cpp's converter.
 ///
 /// # Errors
-/// The card does not list the join; no block has all parts; parts whose shapes do not join.
+/// The card does not list the join, no block has all parts, or shapes of parts do not join.
 pub(super) fn fuse(card: &Card, fuse: Fuse, outputs: &mut Vec<OutputSpec>) -> Result<(), ArchError> {
     for (asked, fusion) in [(fuse.qkv, Fusion::Qkv), (fuse.gate_up_exps, Fusion::GateUpExps)] {
         if !asked {
@@ -83,7 +83,7 @@ pub(super) fn fuse(card: &Card, fuse: Fuse, outputs: &mut Vec<OutputSpec>) -> Re
     Ok(())
 }
 
-/// Joins in every block that has all parts; false if none has.
+/// Joins in every block that has all parts; returns false if none has.
 fn join(fusion: Fusion, outputs: &mut Vec<OutputSpec>) -> Result<bool, ArchError> {
     let (part_names, joined_name) = fusion.names();
     let at: HashMap<&str, usize> =
@@ -118,7 +118,7 @@ fn join(fusion: Fusion, outputs: &mut Vec<OutputSpec>) -> Result<bool, ArchError
     Ok(is_any)
 }
 
-/// The tensor that parts make along an axis.
+/// Returns the tensor of parts joined along an axis.
 fn one<'o>(
     name: String,
     axis: usize,

@@ -16,14 +16,15 @@ use crate::core::Shape;
 use crate::core::numeric::held_by_f32;
 use crate::gguf::ValueType;
 
-/// No head is wider than this; what is generated is made in memory.
+/// Maximum head size; generated values are held in memory.
 const MAX_DIM: u64 = 1 << 20;
-/// No table of positions is larger.
+/// Maximum number of elements of a position table.
 const MAX_ELEMS: u64 = 1 << 26;
-/// Divisors of the rotary dimensions that proportional rope does not turn.
+/// Divisor of the rotary pairs that proportional rope does not rotate.
 const UNROTATED: f32 = 1e30;
 
-/// The tensor of a rule, if the configuration asks for it. What stands in front of a weight comes with the weight.
+/// Returns the tensor of a rule if the configuration needs it. Tensors that precede a weight are emitted with the
+/// weight.
 pub(super) fn generated(
     card: &Card,
     generate: &Generate,
@@ -57,7 +58,7 @@ pub(super) fn generated(
         }
         GenerateKind::Sinusoids { length, width } => {
             let (length, width) = (count(card, name, length, scope)?, count(card, name, width, scope)?);
-            // Frequencies fall from the first pair to the last, so there are two at least.
+            // Frequencies fall from the first pair to the last, so there must be at least two pairs.
             if width < 4 || length.saturating_mul(width) > MAX_ELEMS {
                 let shape = format!("[{length}, {width}]");
                 return Err(ArchError::Shape { target: name.to_owned(), shape });
@@ -73,7 +74,7 @@ pub(super) fn generated(
     output(name, vec![len], content).map(Some)
 }
 
-/// A tensor of one number, for the block of a weight or for all.
+/// Returns a tensor with one value in all elements, for the block of a weight or for the model.
 pub(super) fn fill(
     card: &Card,
     generate: &Generate,
@@ -94,7 +95,7 @@ pub(super) fn fill(
     Ok(Some(OutputSpec { type_rule, phase, ..output }))
 }
 
-/// A number that its tensor cannot hold.
+/// Returns the error for a value that an F32 tensor cannot hold.
 fn not_held(name: &str, value: &Datum) -> ArchError {
     ArchError::KeyValue { key: name.to_owned(), value: value.to_string(), expected: ValueType::F32 }
 }
@@ -103,14 +104,14 @@ fn failed(card: &Card, source: EvalError) -> ArchError {
     ArchError::Eval { card: card.name(), at: "`generate`".to_owned(), source }
 }
 
-/// A rotary dimension.
+/// Evaluates a size between 1 and [`MAX_DIM`].
 fn count(card: &Card, name: &str, expr: &Expr, scope: &Scope<'_>) -> Result<u64, ArchError> {
     let dim = scope.count(expr, Captures::default(), &[]).map_err(|source| failed(card, source))?;
     let found = Some(dim).filter(|dim| (1..=MAX_DIM).contains(dim));
     found.ok_or_else(|| ArchError::Shape { target: name.to_owned(), shape: format!("[{dim} / 2]") })
 }
 
-/// A tensor of these dimensions behind all others.
+/// Returns an F32 tensor of these dimensions in [`Phase::Generated`].
 pub(super) fn output(name: &str, dims: Vec<u64>, content: Content) -> Result<OutputSpec, ArchError> {
     let shown = format!("{dims:?}");
     let fits = !dims.is_empty() && !dims.contains(&0) && dims.len() <= 4;
@@ -120,7 +121,7 @@ pub(super) fn output(name: &str, dims: Vec<u64>, content: Content) -> Result<Out
     Ok(OutputSpec { name: name.to_owned(), shape, content, type_rule, phase: Phase::Generated })
 }
 
-/// The numbers of a list, as F32.
+/// Returns the values of a list as F32.
 fn floats(card: &Card, name: &str, values: &Datum) -> Result<Arc<[f32]>, ArchError> {
     let Datum::List(items) = values else {
         return Err(failed(card, EvalError::Kind { op: "rope_factors", found: values.kind() }));
@@ -137,7 +138,7 @@ fn floats(card: &Card, name: &str, values: &Datum) -> Result<Arc<[f32]>, ArchErr
     items.iter().map(float).collect()
 }
 
-/// Llama 3's factors, if the configuration has that rope type.
+/// Returns Llama 3's rope factors if the configuration has that rope type.
 fn llama3(
     card: &Card,
     name: &str,

@@ -1,5 +1,5 @@
-//! The `[graph]` table of a card: what the reference engine must know that neither metadata nor the tensors present
-//! can tell. A closed vocabulary: an unknown key or value is an error when the card is loaded.
+//! The `[graph]` table of a card: the facts that the reference engine finds neither in the metadata nor in the
+//! tensors. The vocabulary is closed: an unknown key or value is an error when the card is loaded.
 
 use serde::Deserialize;
 
@@ -21,31 +21,31 @@ macro_rules! names {
 }
 
 names! {
-    /// What the model is run as. `None`: structure checks only.
+    /// Kind of graph; `None`: there is none, only the file's structure is checked.
     GraphKind { Decoder, Encoder, Encdec, Diffusion, None }
-    /// Formula of the norms; `rms_by_key`: RMS where the file has its epsilon.
+    /// Formula of the norms; `rms_by_key`: RMS if the file has the key of its epsilon.
     NormKind { Rms, Layer, RmsFree, LayerFree, RmsByKey }
     /// Norm of the embedding.
     EmbedNorm { None, RmsFree, TokenEmbdNorm }
-    /// How mixer and feed-forward are wired to the residual stream.
+    /// Order in which mixer, feed-forward and norms are applied to the residual stream.
     ResidualRule {
         Serial, Post, PostIfSwinNorm, Parallel, Parallel2, ParallelKey, ParallelIfNoFfnNorm, PostLn, Normed, Arctic, Twin, Single, Hyper
     }
-    /// Where positions enter.
+    /// Kind of positional encoding.
     Positions { Rope, None, Alibi, AlibiKey, Learned, Relative, #[serde(rename = "rope_2d")] Rope2d, ByDepth }
-    /// Which values a rotation pairs.
+    /// Layout of the pairs of values that are rotated together.
     RopePairs { Interleaved, Half, HalfIfSections, InterleavedWhole }
-    /// Scaling of the rotation on windowed layers.
+    /// Rope scaling on windowed layers.
     RopeLocal { Same, Unscaled }
     /// Part of the rotated dimensions that layers without a window rotate.
     RopeGlobalPart { Whole, Half }
-    /// The magnitude rule of yarn.
+    /// Magnitude rule of YaRN.
     YarnMu { None, Tenth, Plain }
-    /// Which keys a query sees.
+    /// Attention mask: the keys that a query sees.
     MaskKind { Causal, Full, Prefix }
     /// Shape of the attention window.
     WindowKind { None, Sliding, Chunked, Symmetric }
-    /// When q and k are normed.
+    /// Position of the norm of q and k relative to the rotation.
     QkNorm { BeforeRope, AfterRope, FreeAfterRope, ScaledAfterRope }
     /// Gate on the attention output.
     AttnGate { None, Sigmoid, Softplus }
@@ -53,23 +53,23 @@ names! {
     FfnKind {
         Swiglu, GegluTanh, GegluErf, Reglu, GeluTanh, GeluErf, Relu, Relu2, Xielu, SwigluOai, Situ
     }
-    /// Clamped SwiGLU.
+    /// Clamping of SwiGLU, before or after the activation.
     FfnLimit { None, Before, After }
-    /// Function of the router where the file does not say.
+    /// Router function, if the file does not declare one.
     Gating { Softmax, Sigmoid, SoftmaxWeight, Sparsemixer }
-    /// How a group of experts is scored.
+    /// Rule that scores a group of experts.
     GroupScoreName { Sum2, Max }
-    /// When the router's weight is applied.
+    /// Position of the multiplication by the router's weight: after or before the expert.
     Weigh { After, Before }
-    /// What the router reads.
+    /// Input of the router.
     RouterInput { Normed, Raw, RmsScaled }
-    /// What the router selects by.
+    /// Quantity by which the router selects experts.
     RouterSelect { Probs, Logits }
-    /// How shared experts join the routed ones.
+    /// Combination of shared and routed experts.
     SharedCombine { Add, HalfSum, SumOverSqrt2 }
     /// Gate on the output of a delta net.
     GdnGate { Silu, Sigmoid }
-    /// Closed extras of a layer.
+    /// Optional parts of a layer, a closed list.
     Extra { Ple, Altup, Laurel, OutScale, StartScale, Loops, Cycles }
     /// Named scales of the embedding.
     EmbedScaleName { None, SqrtEmbd }
@@ -77,13 +77,13 @@ names! {
     ResidualScaleName { One, Depth, #[serde(rename = "sqrt_2l")] Sqrt2l }
     /// Named scales of the logits.
     LogitScaleName { None, Multiply, Divide, RsqrtEmbdIfTied }
-    /// What follows the first matrix of a head that scores texts.
+    /// Activation after the first matrix of a text-scoring head.
     HeadAct { Tanh, GeluErf }
-    /// Names of caps.
+    /// Named values of a soft cap.
     CapName { Off, Key }
-    /// Names of the rule that says whether router weights are normalized.
+    /// Named values of the rule for normalized router weights.
     NormTopkName { Key }
-    /// Names of the local rope base.
+    /// Named values of the local rope base.
     RopeLocalBaseName { Same }
 }
 
@@ -111,9 +111,9 @@ pub enum ResidualScale {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum LogitScale {
-    /// By rule; `multiply` and `divide` take the key `logit_scale`.
+    /// By rule; `multiply` and `divide` read the key `logit_scale`.
     Named(LogitScaleName),
-    /// A constant divided by the embedding length; the key, where there is one, holds the inverse.
+    /// Constant divided by the embedding length; the key `logit_scale`, if present, holds the inverse.
     BaseOverEmbd {
         /// The constant.
         base_over_embd: f64,
@@ -122,38 +122,38 @@ pub enum LogitScale {
     Number(f64),
 }
 
-/// A soft cap: off, the file's key, or a number when the key is absent.
+/// Soft cap: off, read from the file's key, or a default for the absent key.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum Cap {
     /// By rule.
     Named(CapName),
-    /// Default of the key.
+    /// Default if the key is absent.
     Number(f64),
 }
 
-/// Which layers rotate.
+/// Layers that rotate their queries and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeOn {
-    /// All.
+    /// All layers.
     #[default]
     All,
-    /// Those with a window.
+    /// Layers with a window.
     Windowed,
-    /// Those with a window, and the leading dense layers.
+    /// Layers with a window, and the leading dense layers.
     WindowedOrDenseLead,
-    /// The array `attention.rope_pattern`.
+    /// Layers that the array `attention.rope_pattern` marks.
     Pattern,
-    /// None if `rope.scaling.finetuned` is false.
+    /// All layers, or none if `rope.scaling.finetuned` is false.
     Key,
-    /// None where `(layer + 1) % n == 0`.
+    /// All layers but those with `(layer + 1) % n == 0`.
     SkipEvery(u32),
-    /// None where `layer % n == 0`, if there are windows; else all.
+    /// All layers, but if the model has windows not those with `layer % n == 0`.
     SkipFirstOf(u32),
 }
 
-/// Which layers are windowed where the file does not say.
+/// Windowed layers, if the file does not declare them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum WindowPattern {
@@ -175,7 +175,7 @@ impl WindowPattern {
         }
     }
 
-    /// The same rule with another period.
+    /// Returns the rule with another period.
     #[must_use]
     pub fn with_period(self, n: u32) -> Self {
         match self {
@@ -185,17 +185,17 @@ impl WindowPattern {
     }
 }
 
-/// Base of the rotation on windowed layers.
+/// Rope base of windowed layers.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum RopeLocalBase {
     /// By rule.
     Named(RopeLocalBaseName),
-    /// Default of `rope.freq_base_swa`.
+    /// Default if `rope.freq_base_swa` is absent.
     Number(f64),
 }
 
-/// Scale of the scores where `attention.scale` is absent.
+/// Scale of the attention scores if `attention.scale` is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttnScale {
@@ -210,76 +210,67 @@ pub enum AttnScale {
     One,
     /// `1/sqrt(rotated dimensions)`.
     Rot,
-    /// The key `attention.output_scale`.
+    /// Value of the key `attention.output_scale`.
     OutputScale,
-    /// `1/sqrt(D/H)` at these depths, else `dk`.
+    /// `1/sqrt(D/H)` in models with one of these numbers of layers, else `dk`.
     EmbdOverHeadsAt(Vec<u32>),
 }
 
-/// A factor of the queries that grows with their position, counted from 1; the keys `attention.temperature_scale` and
-/// `attention.temperature_length` win.
+/// Factor of the queries: `1 + growth ln(1 + floor((position + 1) / length))`, positions from 0. The keys
+/// `attention.temperature_scale` and `attention.temperature_length` override the two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemperatureRule {
-    /// What each step adds, as a logarithm grows.
+    /// Increase of the factor per unit of the logarithm.
     pub growth: f64,
-    /// Positions of a step.
+    /// Number of positions of a step.
     pub length: u32,
 }
 
-/// Whether the chosen experts' weights are normalized.
+/// Normalization of the chosen experts' weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum NormTopk {
     /// A constant of the architecture.
     Always(bool),
-    /// The key `expert_weights_norm`, absent meaning false.
+    /// Value of the key `expert_weights_norm`; false if absent.
     Named(NormTopkName),
 }
 
-/// How groups of experts are scored.
+/// Rule that scores groups of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum GroupScore {
-    /// One rule.
+    /// One rule for all gating functions.
     Named(GroupScoreName),
-    /// `max` under this gating function, the other rule else.
+    /// `max` under this gating function, else the other rule.
     ByGating {
-        /// Gating function that takes the maximum.
+        /// Gating function that uses `max`.
         max_if: Gating,
-        /// Rule of the others.
+        /// Rule of the other gating functions.
         #[serde(rename = "else")]
         otherwise: GroupScoreName,
     },
 }
 
-/// Sequence mixer of a layer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MixerName {
-    #[default]
-    Attention,
-    Mla,
-    Mamba,
-    Mamba2,
-    Plamo2,
-    Rwkv6,
-    Rwkv6Qwen2,
-    Rwkv7,
-    Gdn,
-    Compressed,
-    Kda,
-    Lightning,
-    Shortconv,
+/// Name of the sequence mixer of a layer, as the engine's table of mixers spells it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct MixerName(pub String);
+
+impl Default for MixerName {
+    fn default() -> Self {
+        Self("attention".to_owned())
+    }
 }
 
-/// Mixers of the layers: one for all, or two chosen by rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+/// Mixers of the layers: one for all, or two chosen by a rule.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum MixerRule {
-    /// All layers.
+    /// One mixer for all layers.
     All(MixerName),
-    /// `full` every n layers, `rest` between.
+    /// `full` in every n-th layer, `rest` in the others.
     Every {
         /// The period.
         every: u32,
@@ -288,7 +279,7 @@ pub enum MixerRule {
         /// Mixer of the others.
         rest: MixerName,
     },
-    /// By `head_count_kv` of the layer.
+    /// Chosen by `head_count_kv` of the layer.
     By {
         /// The rule; only `kv_heads`.
         by: MixerBy,
@@ -300,7 +291,7 @@ pub enum MixerRule {
 }
 
 names! {
-    /// What chooses a layer's mixer.
+    /// Property that chooses a layer's mixer.
     MixerBy { KvHeads }
 }
 
@@ -311,10 +302,10 @@ names! {
 #[expect(clippy::struct_excessive_bools, reason = "independent features, one key each")]
 pub struct GraphFeatures {
     pub kind: GraphKind,
-    /// Why there is no graph (`kind = "none"`).
+    /// Reason why there is no graph (`kind = "none"`).
     pub reason: Option<String>,
     pub norm: NormKind,
-    /// Keys of the norm's epsilon, first present wins; empty: implied by the norm.
+    /// Keys of the norm's epsilon; the first present one is read. Empty: the keys that `norm` implies.
     pub norm_eps: Vec<String>,
     pub post_norm_eps: Option<f64>,
     pub pre_ffn: String,
@@ -343,12 +334,12 @@ pub struct GraphFeatures {
     pub attn_cap: Cap,
     pub final_cap: Cap,
     pub qk_norm: QkNorm,
-    /// Numbers of experts of the models that do without `qk_norm`.
+    /// Expert counts of the models that omit `qk_norm`.
     pub qk_norm_not_at_experts: Vec<u32>,
     pub qk_norm_kind: NormKind,
-    /// Epsilon of `qk_norm` where it is not that of the others.
+    /// Epsilon of `qk_norm`, if it differs from that of the other norms.
     pub qk_norm_eps: Option<f64>,
-    /// Factor of queries that are not rotated.
+    /// Position-dependent factor of queries that are not rotated.
     pub temperature: Option<TemperatureRule>,
     pub v_norm: bool,
     pub gated_q: bool,
@@ -369,12 +360,12 @@ pub struct GraphFeatures {
     pub shared_combine: SharedCombine,
     pub gdn_gate: GdnGate,
     pub logit_scale: LogitScale,
-    /// First of the tokens that are never said, and the one behind the last.
+    /// Token ids that are never generated: the first, and one past the last.
     pub unsaid_tokens: Option<[u32; 2]>,
     pub head_act: HeadAct,
-    /// Scores of texts are probabilities: softmax over the labels.
+    /// True if text scores are probabilities (softmax over the labels).
     pub score_softmax: bool,
-    /// A head `cls` without `cls.output` is what reads masked tokens, before the embedding's rows score the vocabulary.
+    /// True if a head `cls` without `cls.output` transforms the hidden state before the embedding scores masked tokens.
     pub masked_head: bool,
     pub extras: Vec<Extra>,
     pub unused: Vec<String>,
@@ -409,7 +400,7 @@ impl Default for GraphFeatures {
             window: WindowKind::default(),
             window_pattern: None,
             window_size: None,
-            mixer: MixerRule::All(MixerName::Attention),
+            mixer: MixerRule::All(MixerName::default()),
             attn_scale: AttnScale::default(),
             attn_cap: Cap::Named(CapName::Off),
             final_cap: Cap::Named(CapName::Off),
@@ -447,17 +438,17 @@ impl Default for GraphFeatures {
 }
 
 impl GraphFeatures {
-    /// The features of an architecture, by `general.architecture`: the `[graph]` table of its card. `None` if nobody
-    /// has described its graph; an empty table describes nothing.
+    /// Returns the `[graph]` table of the card of `arch`, a value of `general.architecture`. `None` if the card has no
+    /// such table; an empty table is the plain decoder.
     #[must_use]
     pub fn of(arch: &str) -> Option<Self> {
         Registry::embedded().ok()?.by_gguf(arch)?.graph.clone()
     }
 
-    /// Reads the table.
+    /// Parses a `[graph]` table.
     ///
     /// # Errors
-    /// Unknown keys, unknown values, values of the wrong type; a key that the rest of the table makes meaningless.
+    /// Unknown keys or values, values of the wrong type, or a key that has no effect because of the rest of the table.
     pub fn from_toml(table: &toml::Table) -> Result<Self, GraphProblem> {
         let features: Self = table.clone().try_into().map_err(GraphProblem::Table)?;
         match effect::without_effect(&features) {
@@ -467,23 +458,23 @@ impl GraphFeatures {
     }
 }
 
-/// The message, with the key that it is about.
+/// The message of the parser, which names the key, on one line.
 fn one_line(error: &toml::de::Error) -> String {
     error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What is wrong with a `[graph]` table.
+/// Error in a `[graph]` table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GraphProblem {
-    /// It does not follow the vocabulary.
+    /// Key or value outside the vocabulary.
     #[error("{}", escape(&one_line(.0)))]
     Table(toml::de::Error),
-    /// A key about something that the graph does not have.
+    /// Key about a part that the graph does not have.
     #[error("`{key}` has no effect without {needs}")]
     NoEffect {
         /// The key.
         key: &'static str,
-        /// What would give it one.
+        /// Condition under which it would have an effect.
         needs: &'static str,
     },
 }

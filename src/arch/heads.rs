@@ -1,8 +1,8 @@
-//! Draft heads: the blocks behind those of the model, which predict further tokens. `--no-mtp` leaves them out,
+//! Draft heads: the blocks after those of the model, which predict further tokens (MTP). `--no-mtp` leaves them out,
 //! `--mtp` writes them alone.
 //!
-//! A configuration may count heads that are not stored: transformers saves none of them and leaves the count as it was.
-//! A card then sees a configuration that counts none, and so it does under `--no-mtp`.
+//! A configuration may count heads that are not stored: transformers drops the tensors on saving and leaves the count
+//! unchanged. In this case, and under `--no-mtp`, the card sees a configuration without the count.
 
 use serde_json::{Map, Value as Json};
 
@@ -15,10 +15,10 @@ use crate::arch::names::{self, Captures, block_of};
 use crate::arch::schema::{Card, CardKind};
 use crate::arch::warning::ArchWarning;
 
-/// What becomes of the draft heads of a checkpoint.
+/// Treatment of the draft heads of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Heads {
-    /// Written with the model, where the card knows them.
+    /// Written with the model, if the card maps them.
     #[default]
     Kept,
     /// Left out.
@@ -28,7 +28,7 @@ pub enum Heads {
 }
 
 impl Heads {
-    /// The option that asks for it.
+    /// Returns the option that selects this treatment.
     #[must_use]
     pub fn option(self) -> Option<&'static str> {
         match self {
@@ -39,11 +39,11 @@ impl Heads {
     }
 }
 
-/// What heads tensors keep besides their own, where a card does not say it.
+/// Tensors of the model that a file of draft heads includes, if a card does not list any.
 pub(super) const SHARED_WITH_HEADS: [&str; 3] =
     ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"];
 
-/// Keys of `config.json` that count the blocks of the model itself, whatever a card counts; the first that is there counts.
+/// Keys of `config.json` that count the model's own blocks, regardless of the card. The first present key is used.
 const OWN_COUNTS: [&str; 4] = ["n_layers", "num_hidden_layers", "n_layer", "num_layers"];
 
 /// Keys of `config.json` that count draft heads.
@@ -58,7 +58,7 @@ const COUNTS: [&str; 8] = [
     "num_mtp_heads",
 ];
 
-/// The first key that counts heads, and how many.
+/// Returns the first key that counts heads, and the number of heads.
 fn counted(config: &Map<String, Json>) -> Option<(&'static str, u64)> {
     COUNTS.into_iter().find_map(|key| {
         let n = config.get(key).and_then(Json::as_u64).filter(|&n| n > 0)?;
@@ -66,19 +66,19 @@ fn counted(config: &Map<String, Json>) -> Option<(&'static str, u64)> {
     })
 }
 
-/// The number of the model's own blocks, if the configuration says it.
+/// Returns the number of the model's own blocks, if the configuration declares it.
 fn own_blocks(config: &Map<String, Json>) -> Option<u64> {
     OWN_COUNTS.into_iter().find_map(|key| config.get(key).and_then(Json::as_u64))
 }
 
-/// Whether a checkpoint stores a tensor of a draft head.
+/// Returns true if a checkpoint stores a tensor of a draft head.
 fn is_stored(config: &Map<String, Json>, tensors: &mut dyn Iterator<Item = &str>) -> bool {
     let first_block = own_blocks(config).unwrap_or(u64::MAX);
     let mut names = tensors.filter(|name| !names::is_multimodal(name));
     names.any(|name| is_of_head(&names::shared_rewrite(name), first_block))
 }
 
-/// True for the name of a tensor of a head: by the name, or by its block.
+/// Returns true for the name of a tensor of a head, judged by its prefix or its block.
 fn is_of_head(name: &str, first_block: u64) -> bool {
     let own = name.strip_prefix("model.").unwrap_or(name);
     own.starts_with("mtp.")
@@ -86,8 +86,8 @@ fn is_of_head(name: &str, first_block: u64) -> bool {
         || block_of(name).is_some_and(|block| block >= first_block)
 }
 
-/// Takes the count of heads out of a configuration that the file is to be without, and says so where nobody asked for it.
-/// `tensors` are all names of the checkpoint; none where the configuration alone is looked at.
+/// Removes the count of heads from the configuration if the file is to have none, and returns a warning if the user did
+/// not ask for that. `tensors` are all names of the checkpoint; it is empty if only the configuration is known.
 pub(super) fn settle(
     card: &Card,
     heads: Heads,
@@ -109,7 +109,7 @@ pub(super) fn settle(
     is_told.then_some(warning)
 }
 
-/// Which tensors belong to draft heads.
+/// Rule that tells which tensors belong to draft heads.
 pub(super) struct HeadRule<'c> {
     heads: Heads,
     /// Names that heads share with the model, after rewriting.
@@ -119,11 +119,12 @@ pub(super) struct HeadRule<'c> {
 }
 
 impl<'c> HeadRule<'c> {
-    /// The rule for a card and a configuration.
+    /// Returns the rule for a card and a configuration. `config` is that of the checkpoint, with all heads that it
+    /// counts.
     ///
     /// # Errors
-    /// The model has no heads that could be left out, or none that could be written alone; the configuration does not say
-    /// how many blocks there are. `config` is that of the checkpoint, with all heads that it counts.
+    /// The model has no heads to leave out, or none to write alone; or the configuration does not declare the number of
+    /// blocks.
     pub(super) fn of(
         card: &'c Card,
         heads: Heads,
@@ -148,7 +149,7 @@ impl<'c> HeadRule<'c> {
         Ok(rule)
     }
 
-    /// Why a tensor is left out, by its name after rewriting; `None` if it is not.
+    /// Returns the reason to leave a tensor out, by its name after rewriting; `None` if it is kept.
     pub(super) fn left_out(&self, name: &str) -> Option<DropReason> {
         match self.heads {
             Heads::Kept => None,
@@ -160,17 +161,17 @@ impl<'c> HeadRule<'c> {
         }
     }
 
-    /// The first block of which tensors are expected.
+    /// Returns the first block whose tensors are expected.
     pub(super) fn first_expected_block(&self) -> u64 {
         if self.heads == Heads::Alone { self.first_block } else { 0 }
     }
 
-    /// Whether the model itself is expected.
+    /// Returns true if the model's own tensors are expected.
     pub(super) fn expects_model(&self) -> bool {
         self.heads != Heads::Alone
     }
 
-    /// Whether a name is one of a head, and not of the model or of what both share.
+    /// Returns true for a name of a head, as opposed to one of the model or one that both share.
     pub(super) fn is_head(&self, name: &str) -> bool {
         is_of_head(name, self.first_block)
     }

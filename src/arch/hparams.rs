@@ -1,4 +1,4 @@
-//! From a configuration to what expressions see, and from rows to metadata keys and values.
+//! From a configuration to the one that expressions see, and from rows to metadata keys and values.
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,7 @@ use crate::gguf::{Array, Metadata, Value, ValueType};
 
 type Config = Map<String, Json>;
 
-/// Rope types whose meaning is known; those that need a key or tensor of their own get it in rows or cards.
+/// Known rope types. Those that need a key or tensor of their own get it in rows or cards.
 const ROPE_TYPES: &[&str] = &[
     "default",
     "linear",
@@ -72,13 +72,13 @@ const BASE: &[(&str, &str, &str)] = &[
 /// Members of a configuration that describe towers.
 const TOWER_PARTS: [&str; 2] = ["audio_config", "vision_config"];
 
-/// Keys of the base of rotations outside a description, the first that is there counts.
+/// Keys of the rope base outside `rope_parameters`; the first present one is used.
 pub(super) const ROPE_BASES: [&str; 5] =
     ["global_rope_theta", "rope_global_theta", "rope_theta_global", "rope_theta", "rotary_emb_base"];
-/// Keys of the rotated part of a head outside a description, likewise.
+/// Keys of the rotated fraction of a head outside `rope_parameters`; the first present one is used.
 pub(super) const ROPE_PARTS: [&str; 3] = ["partial_rotary_factor", "rope_pct", "rope_percent"];
 
-/// Keys of `config.json` from which [`rope`] makes its description.
+/// Keys of `config.json` that [`rope`] reads.
 pub(super) const ROPE_KEYS: &[&str] = &[
     "rope_parameters",
     "rope_scaling",
@@ -98,7 +98,7 @@ pub(super) const ROPE_KEYS: &[&str] = &[
     "original_max_position_embeddings",
 ];
 
-/// The configuration as expressions see it: text part on top, defaults filled in.
+/// Returns the configuration for expressions: the text part on top, defaults filled in.
 ///
 /// # Exactness
 /// Equals what llama.cpp's converter reads through transformers 4.57.6, for the keys a card lists.
@@ -124,8 +124,8 @@ pub(super) fn complete(card: &Card, config: &Config, scope: &Scope<'_>) -> Resul
     Ok(config)
 }
 
-/// The same for a card of towers: the parts stay where they are, each with the defaults of its own type. A part that names
-/// no type is of the card's only one.
+/// Returns the configuration for a card of towers: its parts stay nested, each with the defaults of its own type. A
+/// part without a type has that of the card's only defaults.
 fn with_part_defaults(card: &Card, config: Config, scope: &Scope<'_>) -> Result<Config, ArchError> {
     let mut config = config;
     let only = match card.defaults.keys().collect::<Vec<_>>()[..] {
@@ -144,7 +144,7 @@ fn with_part_defaults(card: &Card, config: Config, scope: &Scope<'_>) -> Result<
     Ok(config)
 }
 
-/// Keys whose null has a meaning of its own for transformers' classes. Any other null counts as absent.
+/// Keys whose null has a meaning of its own in transformers' classes. Any other null counts as absent.
 const NULLABLE: &[&str] = &[
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -184,7 +184,7 @@ fn with_defaults(card: &Card, mut config: Config, scope: &Scope<'_>) -> Result<C
     Ok(config)
 }
 
-/// A default's expression sees the configuration as it is so far.
+/// Evaluates a default. Its expression sees the configuration as completed so far.
 fn evaluate_default(
     card: &Card,
     key: &str,
@@ -203,10 +203,10 @@ fn evaluate_default(
     }
 }
 
-/// One description of rotary embedding from the many that configurations have.
+/// Returns one description of the rope from the many forms in configurations.
 ///
 /// # Exactness
-/// Equals the constructor of `TextModel` in llama.cpp 0.5.0, but a null is absent.
+/// Equals the constructor of `TextModel` in llama.cpp 0.5.0, except that a null counts as absent.
 pub(super) fn rope(config: &Config) -> Config {
     let is_given = |name: &str| config.get(name).is_some_and(|value| !value.is_null());
     let given = if is_given("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
@@ -241,7 +241,7 @@ pub(super) fn rope(config: &Config) -> Config {
     rope
 }
 
-/// The roots that rope makes, checked.
+/// Returns the roots `rope`, `rope_full` and `rope_swa`, after checking the rope type.
 pub(super) fn rope_roots(config: &Config) -> Result<[(&'static str, Root<'static>); 3], ArchError> {
     let rope = rope(config);
     let member = |name: &str| rope.get(name).and_then(Json::as_object).cloned();
@@ -263,7 +263,7 @@ pub(super) fn rope_roots(config: &Config) -> Result<[(&'static str, Root<'static
     ])
 }
 
-/// The whole key of a row: with the architecture in front if the key table says so.
+/// Returns the full key of a row: with the architecture in front if the table of well-known keys has it so.
 #[must_use]
 pub(super) fn full_key(key: &str, arch: &str) -> Option<String> {
     let prefixed = format!("{arch}.{key}");
@@ -273,13 +273,13 @@ pub(super) fn full_key(key: &str, arch: &str) -> Option<String> {
     key_type(key, arch).map(|_| key.to_owned())
 }
 
-/// True if a row of the card may write a key of its files.
+/// Returns true if a row of the card may write `key`, a full GGUF key.
 pub(super) fn has_row(card: &Card, key: &str) -> bool {
     has_own_row(card, key)
         || (card.metadata.contains(&Row::Base) && base_rows().iter().any(|row| is_of(row, key, &card.gguf)))
 }
 
-/// The first name of the configuration in the row of a card that writes a key.
+/// Returns the first configuration name in the row of a card that writes `key`, a full GGUF key.
 pub(super) fn name_in_row(card: &Card, key: &str) -> Option<String> {
     let own = card.early.iter().chain(&card.metadata);
     let base = base_rows().iter().filter(|_| card.metadata.contains(&Row::Base));
@@ -302,26 +302,26 @@ pub(super) fn has_own_row(card: &Card, key: &str) -> bool {
     card.early.iter().chain(&card.metadata).any(|row| is_of(row, key, &card.gguf))
 }
 
-/// True if the row writes this key in files of the architecture.
+/// Returns true if the row writes this key in files of the architecture.
 fn is_of(row: &Row, wanted: &str, arch: &str) -> bool {
     matches!(row, Row::Key { key, .. } if full_key(key, arch).is_some_and(|full| full == wanted))
 }
 
-/// The keys that `["include", "base"]` may write.
+/// Returns the keys that `["include", "base"]` may write.
 pub(super) fn base_keys() -> impl Iterator<Item = &'static str> {
     BASE.iter().map(|row| row.0)
 }
 
-/// The rows of `["include", "base"]`.
+/// Returns the rows of `["include", "base"]`.
 pub(super) fn base_rows() -> &'static [Row] {
     static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
-        // They parse: a test looks at each.
+        // All rows parse: a test covers each.
         BASE.iter().filter_map(|(key, value, when)| read::key_row(key, value, when).ok()).collect()
     });
     &ROWS
 }
 
-/// Every key that a card may write: its rows, its annotations, the rows around its tokenizer.
+/// Returns every key that a card may write: its rows, its annotations, the rows around its tokenizer.
 #[cfg(test)]
 pub(crate) fn derived_keys(card: &Card) -> Vec<String> {
     let names = |row: &Row| match row {
@@ -334,13 +334,13 @@ pub(crate) fn derived_keys(card: &Card) -> Vec<String> {
     full.chain(card.annotate.iter().flat_map(names).map(|key| format!("{ANNOTATION_PREFIX}{key}"))).collect()
 }
 
-/// The changes of the configuration that metadata sees and tensors do not.
+/// Applies the changes of the configuration that metadata sees and tensors do not.
 pub(super) fn set_for_metadata(card: &Card, scope: &mut Scope<'_>) -> Result<(), ArchError> {
     change(card, "`metadata_set`", &card.metadata_set, &card.metadata_drop, scope)
 }
 
-/// Changes the configuration of a scope: sets what is not null, and takes keys out. `section` names the table of `set` in
-/// errors.
+/// Changes the configuration of a scope: sets values that are not null, then removes keys. `section` names the table of
+/// `set` in errors.
 pub(super) fn change(
     card: &Card,
     section: &str,
@@ -361,7 +361,7 @@ pub(super) fn change(
     Ok(())
 }
 
-/// The card's `annotate`, evaluated: keys behind `gguf_foundry.`, in the order of the rows.
+/// Evaluates the card's `annotate`: keys under `gguf_foundry.`, in the order of the rows.
 pub(super) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata, ArchError> {
     let mut metadata = Metadata::new();
     for row in &card.annotate {
@@ -376,7 +376,7 @@ pub(super) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata, Ar
     Ok(metadata)
 }
 
-/// Evaluates rows onto a table: null, empty texts and empty lists write nothing, a key that is there is replaced.
+/// Evaluates rows into `metadata`. Null, empty texts and empty lists write nothing; an existing key is replaced.
 pub(super) fn apply_rows(
     card: &Card,
     section: &str,
@@ -388,7 +388,7 @@ pub(super) fn apply_rows(
         match row {
             Row::Base => {
                 for (key, value, when) in BASE {
-                    // The table is parsed by a test, so no card can make this fail.
+                    // A test parses the table, so no card can make this fail.
                     let row = read::key_row(key, value, when).map_err(|problem| ArchError::Card {
                         card: card.name(),
                         problem: Box::new(problem),
@@ -420,7 +420,7 @@ fn apply_row(
     Ok(())
 }
 
-/// A row's value; `None` if its condition does not hold.
+/// Returns a row's value; `None` if its condition is false.
 fn row_value(card: &Card, section: &str, row: &Row, scope: &Scope<'_>) -> Result<Option<Datum>, ArchError> {
     let Row::Key { key, value, when } = row else { return Ok(None) };
     let failed = |source| ArchError::Eval { card: card.name(), at: format!("{section} `{key}`"), source };
@@ -430,7 +430,7 @@ fn row_value(card: &Card, section: &str, row: &Row, scope: &Scope<'_>) -> Result
     scope.eval(value, Captures::default()).map(Some).map_err(failed)
 }
 
-/// The GGUF value of a datum under a well-known key; `None` where nothing is written.
+/// Returns the GGUF value of a datum under a well-known key; `None` if nothing is written.
 ///
 /// A scalar takes the type of its key. A list takes the type of its first element (integers are I32), as in gguf-py,
 /// unless the key's elements have a type of 64 bits.
@@ -487,13 +487,14 @@ fn scalar(datum: &Datum, ty: ValueType) -> Option<Value> {
     })
 }
 
-/// A card may compute an infinity (the threshold of a share of 0, in Gemma 3n), which runtimes take; no configuration has one.
+/// Converts to F32. Unlike a configuration, a card may compute an infinity, which runtimes accept (Gemma 3n: the
+/// threshold of a share of 0).
 fn held_or_infinite(value: f64) -> Option<f32> {
     if value.is_infinite() { Some(value as f32) } else { held_by_f32(value) }
 }
 
 fn array(items: &[Datum], ty: ValueType) -> Option<Value> {
-    // One kind throughout: gguf-py refuses a mixture of integers and floats.
+    // All of one kind: gguf-py refuses a mixture of integers and floats.
     let ints = || items.iter().map(|item| matches!(item, Datum::Int(_)).then(|| item.as_int()).flatten());
     Some(Value::Array(match ty {
         ValueType::Bool => Array::Bool(

@@ -1,4 +1,4 @@
-//! A card run backwards: from a GGUF's metadata and tensors to a checkpoint's configuration and tensors.
+//! Runs a card backwards: from a GGUF file's metadata and tensors to a checkpoint's configuration and tensors.
 
 mod config;
 mod names;
@@ -26,31 +26,30 @@ use crate::arch::values::Values;
 use crate::core::{Shape, WeightMeta, WeightSource};
 use crate::gguf::{Metadata, Value};
 
-/// Blocks among which the source of a tensor is looked for that has another number.
+/// Maximum number of blocks that are searched for a source whose block differs from its target's.
 const MAX_BLOCKS: u64 = 512;
 
-/// A checkpoint that a GGUF came from, or could have come from.
+/// Checkpoint that a GGUF file was, or may have been, converted from.
 #[derive(Clone, Debug)]
 pub struct Inverse {
-    /// The card that was run backwards.
+    /// Card that was run backwards.
     pub card: Card,
-    /// `config.json`, without `torch_dtype`.
+    /// Members of `config.json`, without `torch_dtype`.
     pub config: Map<String, Json>,
-    /// The checkpoint's tensors, by name. Sources are indices among the GGUF's tensors.
+    /// Tensors of the checkpoint, by name. Sources are indices among the GGUF tensors.
     pub outputs: Vec<OutputSpec>,
-    /// Tensors of the GGUF that a checkpoint does without.
+    /// Tensors of the GGUF file that a checkpoint does not need.
     pub dropped: Vec<Dropped>,
-    /// Tensors whose arithmetic comes back with rounding errors: names in the checkpoint.
+    /// Tensors whose arithmetic is undone with rounding errors: names in the checkpoint.
     pub inexact: Vec<String>,
 }
 
-/// Runs the card of a GGUF backwards; where that fails, the first of its variants with an `[inverse]` of their own that
-/// does not. `tensors` are its tensors, with the element types they are decoded to;
-/// `rope_freqs` are the parameters of its rope factors, if it has such a tensor of Llama 3's kind; `values` is where the
-/// tensors can be read.
+/// Runs the card of a GGUF file backwards. If that fails, tries its variants with their own `[inverse]` and uses the
+/// first that succeeds. `tensors` have the element types to which they are decoded. `rope_freqs` are the parameters of
+/// Llama 3's rope factors, if the file has such a tensor. `values` gives access to the content of the tensors.
 ///
 /// # Errors
-/// [`ArchError`]: no card for the architecture, tensors the card does not yield, operations without an inverse.
+/// [`ArchError`]: no card for the architecture, tensors that the card does not yield, operations without an inverse.
 pub fn invert(
     registry: &Registry,
     metadata: &Metadata,
@@ -115,7 +114,7 @@ fn invert_by(
     Ok(Inverse { card: card.clone(), config: scope.config, outputs, dropped, inexact })
 }
 
-/// One emission of an entry: which targets of it are there.
+/// Key of an emission of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct UnitKey {
     entry: usize,
@@ -127,15 +126,15 @@ struct Inverter<'a> {
     card: &'a Card,
     tensors: &'a [WeightMeta],
     scope: &'a Scope<'a>,
-    /// Tensor of each target, in the order of the entry's targets.
+    /// Tensor of each target of an emission, in the order of the entry's targets.
     units: IndexMap<UnitKey, Vec<Option<usize>>>,
     dropped: Vec<Dropped>,
 }
 
-/// The captures and the carried suffix with which a target yields a name.
+/// Returns the captures and the carried suffix with which a target yields a name.
 fn match_target(entry: &Entry, target: &Pattern, name: &str) -> Option<(Captures, &'static str)> {
     if entry.drops_ending {
-        // Which ending it was is not in the file: that of weights is by far the more frequent.
+        // The file does not tell which ending it was; `.weight` is by far the most frequent.
         return Some((target.matches(name)?, SUFFIXES[0]));
     }
     if target.is_complete() {
@@ -176,7 +175,7 @@ impl Inverter<'_> {
         Err(ArchError::Leftover { card: self.card.name(), names, drop: None })
     }
 
-    /// The entry that yields a tensor, and which of its targets it is. Of several, the first whose condition holds.
+    /// Returns the entry that yields a tensor, and the index of its target: the first whose condition holds.
     fn entry_of(&self, name: &str) -> Result<Option<(UnitKey, usize)>, ArchError> {
         for (entry, spec) in self.card.entries.iter().enumerate() {
             for (index, target) in spec.targets.iter().enumerate() {
@@ -189,7 +188,7 @@ impl Inverter<'_> {
         Ok(None)
     }
 
-    /// The tensor that this one is another name of (`also`), or the same of another block (`repeat`).
+    /// Returns the tensor of which this one is a copy, under another name (`also`) or for another block (`repeat`).
     fn copied_from(&self, name: &str) -> Result<Option<String>, ArchError> {
         let is_there = |name: &String| self.scope.tensors.contains(name.as_str());
         for spec in self.card.entries.iter().filter(|spec| !spec.also.is_empty() || spec.repeat.is_some()) {
@@ -210,8 +209,8 @@ impl Inverter<'_> {
         Ok(None)
     }
 
-    /// The captures of the source whose target has these, and in which of the blocks it is repeated for the target is;
-    /// `None` if the entry's condition does not hold for it.
+    /// Returns the captures of the source for those of its target, and the index of the target's block among those of
+    /// `repeat`. `None` if there is no such source, or if the entry's condition is false.
     fn source_captures(
         &self,
         spec: &Entry,
@@ -241,7 +240,7 @@ impl Inverter<'_> {
         Ok(None)
     }
 
-    /// The checkpoint's tensors that became the targets of an entry, and whether they come back exactly.
+    /// Returns the checkpoint's tensors that became the targets of an entry, and whether they are restored exactly.
     fn sources_of(
         &self,
         key: &UnitKey,
@@ -266,7 +265,7 @@ impl Inverter<'_> {
         let mut join = None;
         let mut specs = entry.ops.as_slice();
         if entry.targets.len() > 1 {
-            // The last operation cut one tensor into several.
+            // The last operation split one tensor into several.
             let (split, before) = specs.split_last().ok_or_else(|| self.no_inverse(first, "split"))?;
             let op = split
                 .resolve(self.scope, key.captures, &dims)
@@ -311,7 +310,7 @@ impl Inverter<'_> {
         Ok(outputs)
     }
 
-    /// Names of the sources that were joined, each with the operations that cut it out again.
+    /// Returns the names of the joined sources, each with the operations that cut it out.
     fn pieces(
         &self,
         entry: &Entry,
@@ -326,7 +325,7 @@ impl Inverter<'_> {
         let cut = |part: u64| {
             vec![Op::Slice { axis: 0, start: part, end: part + 1 }, Op::Reshape { dims: dims[1..].to_vec() }]
         };
-        // A stack of as many parts as fit in memory by their names alone is the most a header can ask for here.
+        // Limits the number of names, which a header could otherwise make arbitrarily large.
         let n_parts = dims.first().copied().unwrap_or(0);
         let too_many = n_parts > 1 << 16;
         match entry.join {
@@ -342,12 +341,12 @@ impl Inverter<'_> {
                     .collect())
             }
             Some(Join::Mul) => Err(self.no_inverse(tensor, "mul")),
-            // How long each part was is not in the file.
+            // The file does not contain the length of each part.
             Some(_) => Err(self.no_inverse(tensor, "concat")),
         }
     }
 
-    /// The operations that undo these, last first.
+    /// Returns the operations that undo these, last first.
     fn undo(
         &self,
         specs: &[OpSpec],

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint by kind: names that differ in their numbers only are one.
+//! Groups the tensors of a checkpoint by kind: names that differ only in numbers.
 
 use indexmap::IndexMap;
 
@@ -6,23 +6,23 @@ use crate::arch::matching::kind_of;
 use crate::arch::names;
 use crate::core::WeightMeta;
 
-/// Tensors whose names differ in numbers only.
+/// Tensors whose names differ only in numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Kind {
-    /// The first of them among the weights, and its name after the rewriting that all cards share.
+    /// Index of the first weight, and its name after the rewriting that all cards share.
     pub(super) first: usize,
     pub(super) first_name: String,
-    /// The last of them.
+    /// Name of the last weight.
     pub(super) last_name: String,
-    /// How many there are.
+    /// Number of tensors.
     pub(super) n_tensors: u64,
-    /// Dimensions of the first, and whether all have these.
+    /// Dimensions of the first weight, and whether all weights have the same.
     pub(super) dims: Vec<u64>,
     pub(super) same_dims: bool,
 }
 
-/// The kinds of a text model's tensors, by their names with `#` for each number, in the order of the checkpoint.
-/// Tensors of other modalities and buffers are left out, as all cards do.
+/// Returns the kinds of a text model's tensors, by their names with `#` for each number, in the order of the
+/// checkpoint. Tensors of other modalities and buffers are left out, as in all cards.
 pub(super) fn kinds(weights: &[WeightMeta]) -> IndexMap<String, Kind> {
     let mut kinds: IndexMap<String, Kind> = IndexMap::new();
     for (at, weight) in weights.iter().enumerate() {
@@ -48,7 +48,7 @@ pub(super) fn kinds(weights: &[WeightMeta]) -> IndexMap<String, Kind> {
     kinds
 }
 
-/// What stands in front of the first number in most kinds: `model.layers.`.
+/// Returns the text before the first number in most kinds: `model.layers.`.
 pub(super) fn block_prefix<'k>(kinds: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     let mut votes: IndexMap<&str, usize> = IndexMap::new();
     for kind in kinds {
@@ -56,7 +56,7 @@ pub(super) fn block_prefix<'k>(kinds: impl Iterator<Item = &'k str>) -> Option<&
             *votes.entry(prefix).or_default() += 1;
         }
     }
-    // The first of those with the most votes.
+    // Among equals, the first is used.
     votes.into_iter().rev().max_by_key(|vote| vote.1).map(|vote| vote.0)
 }
 

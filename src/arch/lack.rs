@@ -1,4 +1,4 @@
-//! What the folder of a checkpoint does not have and a conversion needs.
+//! Files, keys and tensors that a conversion needs and the checkpoint's directory lacks.
 
 use serde_json::{Map, Value as Json};
 
@@ -8,73 +8,73 @@ use crate::arch::eval::EvalError;
 use crate::core::Hint;
 use crate::core::text::escape;
 
-/// A file, a key or tensors that are not there.
+/// Missing file, key or tensors.
 #[derive(Debug, thiserror::Error)]
 pub enum Lack {
-    /// A key that the conversion needs, in one of the files next to the weights.
+    /// Missing key of a file next to the weights.
     #[error("{file}: `{}` is missing", escape(key))]
     KeyMissing {
         /// The file.
         file: &'static str,
-        /// The key; points lead into objects.
+        /// The key; dots lead into objects.
         key: String,
-        /// What transformers takes where it is absent.
+        /// Default of transformers for the absent key.
         class_value: Option<Json>,
     },
-    /// A file that the conversion needs.
+    /// Missing file.
     #[error("{file} is missing: the tower's file needs its `{}`", escape(key))]
     FileMissing {
         /// The file.
         file: &'static str,
-        /// A key of it.
+        /// Needed key of that file.
         key: String,
     },
-    /// Values of the configuration of which nothing can be computed.
+    /// Value that cannot be computed from the configuration.
     #[error("{file}: no value for `{}` can be computed: {source}", escape(key))]
     NoValue {
         /// The file.
         file: &'static str,
-        /// What is computed.
+        /// Name of the value.
         key: String,
-        /// What is wrong.
+        /// Cause.
         source: EvalError,
     },
-    /// A text model, of which towers were wanted.
+    /// Text model for which towers were requested.
     #[error("config.json describes no vision or audio tower: `{}` is a text model", escape(class))]
     TextOnly {
         /// The class.
         class: String,
     },
-    /// No tensor of a tower.
+    /// Checkpoint without any tensor of a tower.
     #[error(
         "the checkpoint has no vision or audio tower: no tensor's name starts with {}",
         first_few_names(parts)
     )]
     NoTower {
-        /// How the names of the towers' tensors start.
+        /// Prefixes of the names of the towers' tensors.
         parts: Vec<String>,
-        /// A tensor of the checkpoint with a similar name.
+        /// Tensor of the checkpoint with a similar name.
         nearest: Option<String>,
     },
-    /// A tower without tensors that it needs.
+    /// Tower that lacks required tensors.
     #[error("the vision or audio tower is incomplete: the checkpoint lacks {}{}", first_few_names(names), if *more { " and more" } else { "" })]
     TowerIncomplete {
-        /// Their names in the checkpoint, or in GGUF where the former is not known.
+        /// Their names in the checkpoint, or their GGUF names if the former are not known.
         names: Vec<String>,
-        /// True if the list is cut.
+        /// True if the list is truncated.
         more: bool,
-        /// A tensor of the checkpoint that is not the tower's by its name, and has a similar one.
+        /// Tensor of the checkpoint with a similar name that is not counted to the tower.
         nearest: Option<String>,
     },
 }
 
 impl Lack {
-    /// A key that one of the files lacks.
+    /// Returns the error for a missing key of `file`.
     pub(super) fn of_file(file: &'static str, key: String) -> Self {
         Self::KeyMissing { file, key, class_value: None }
     }
 
-    /// A key that `config.json`, or what stands for it, lacks.
+    /// Returns the error for a missing key of `config.json` or of the file in its place.
     pub(crate) fn of_config(file: &'static str, key: String, config: &Map<String, Json>) -> Self {
         let class_value = Attributes::of_text(config).and_then(|attributes| attributes.default_of(&key));
         let class_value = match class_value {

@@ -1,4 +1,4 @@
-//! Tensors that no entry of a card knows: what a training left behind, and how to name the others.
+//! Tensors that no entry of a card maps: recognizes training leftovers, and finds a pattern for the others.
 
 use std::collections::HashSet;
 
@@ -6,8 +6,7 @@ use regex::escape;
 
 use crate::arch::matching::kind_of;
 
-/// Parts of names that only tensors of a training have: heads that judge what the model says, states of optimizers,
-/// observers of a quantization to come.
+/// Parts of names that occur only in training state: reward and value heads, optimizer state, quantization observers.
 const WORDS: [&str; 16] = [
     "v_head",
     "value_head",
@@ -47,9 +46,9 @@ const BUFFERS: [&str; 7] = [
     "position_ids",
     "num_batches_tracked",
 ];
-/// Classes of models that write text: a head that gives scores is no part of theirs.
+/// Endings of text-generation classes: a `score` head does not belong to their models.
 const OF_TEXT: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
-/// Parts of names that matrices of an adapter have, and modules that PEFT has put its own around.
+/// Parts of the names of adapter matrices, and of modules that PEFT has wrapped.
 const UNMERGED: [&str; 12] = [
     "lora_A",
     "lora_B",
@@ -64,28 +63,28 @@ const UNMERGED: [&str; 12] = [
     "trainable_tokens_delta",
     "ia3_l",
 ];
-/// Kinds of names that a pattern lists at most.
+/// Maximum number of kinds of names in a pattern.
 const MAX_KINDS: usize = 4;
 
-/// True for what a training has left beside a model of this class.
+/// Returns true for training leftovers next to a model of this class.
 pub(super) fn is_of_training(name: &str, class: &str) -> bool {
     let first = name.split('.').next().unwrap_or_default();
     let is_score = first == "score" && OF_TEXT.iter().any(|end| class.ends_with(end));
     is_score || FIRST.contains(&first) || name.split('.').any(|part| WORDS.contains(&part))
 }
 
-/// True for buffers under names that cards do not list.
+/// Returns true for buffers whose names cards do not list.
 pub(super) fn is_buffer(name: &str) -> bool {
     name.rsplit('.').next().is_some_and(|last| BUFFERS.contains(&last))
 }
 
-/// True for a part of an adapter that was never merged.
+/// Returns true for a part of an unmerged adapter.
 pub(super) fn is_unmerged(name: &str) -> bool {
     name.split('.').any(|part| UNMERGED.contains(&part))
 }
 
-/// A regular expression that finds these names among all names of a checkpoint, and no other. `None` for names with a
-/// quote: a hint gives the expression to a shell between single quotes.
+/// Returns a regular expression that matches exactly these names among all names of a checkpoint. `None` for names with
+/// a single quote, because a hint passes the expression to a shell in single quotes.
 pub(super) fn pattern(names: &[&str], all: &[&str]) -> Option<String> {
     if names.iter().any(|name| name.contains('\'')) {
         return None;
@@ -94,7 +93,7 @@ pub(super) fn pattern(names: &[&str], all: &[&str]) -> Option<String> {
     let others: Vec<&str> = all.iter().copied().filter(|name| !own.contains(name)).collect();
     let (first, rest) = names.split_first()?;
     let parts: Vec<&str> = first.split('.').collect();
-    // What all begin with, up to a point; a single name is named whole.
+    // Common prefix up to a dot; a single name is matched as a whole.
     let n_common = (0..parts.len().saturating_sub(1)).rev().find(|n| {
         let prefix = parts[..=*n].join(".") + ".";
         rest.iter().all(|name| name.starts_with(&prefix))

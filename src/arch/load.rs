@@ -1,5 +1,4 @@
-//! The registry of cards: embedded TOML, inheritance, variants, and everything that can be checked without a
-//! checkpoint.
+//! The registry of cards: embedded TOML, inheritance, variants, and all checks that need no checkpoint.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,24 +13,24 @@ use crate::arch::merge::merge;
 use crate::arch::read;
 use crate::arch::schema::{Card, CardKind};
 
-/// Name and text of each card in the binary: all files of `converters/`, and of `converters/mmproj/`.
+/// Name and text of each embedded card: files of `converters/`, and of `converters/mmproj/` in `MMPROJ`.
 const TEXT: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cards.rs"));
 const MMPROJ: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/mmproj.rs"));
 
-/// Whether a card of this program makes files of an architecture.
+/// Returns true if an embedded card writes files of this architecture.
 pub(super) fn is_embedded(arch: &str) -> bool {
     TEXT.iter().any(|(stem, _)| *stem == arch)
 }
 
-/// Generations of cards that extend one another.
+/// Maximum number of generations of cards that extend one another.
 const MAX_GENERATIONS: usize = 6;
 
-/// Whether cards are checked as they are read.
+/// Checks of cards when they are read.
 #[derive(Clone, Copy)]
 enum Checks {
-    /// Anyone's cards.
+    /// Due for cards of users.
     Due,
-    /// Those of this program: a test checks them, and every run would pay for it.
+    /// Skipped for embedded cards: a test checks them, and every run would have to pay for it.
     Passed,
 }
 
@@ -41,31 +40,31 @@ pub struct Registry {
     kind: CardKind,
     tables: Arc<IndexMap<String, Table>>,
     cards: Arc<Vec<Card>>,
-    /// Cards of the user are among them.
+    /// True if cards of the user are included.
     has_given: bool,
 }
 
-/// A model class and the card that converts it.
+/// Model class and the card that converts it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClassRow<'a> {
-    /// The class, as `architectures` of `config.json` names it.
+    /// The class as in `architectures` of `config.json`.
     pub class: &'a str,
-    /// `general.architecture` of its GGUF.
+    /// `general.architecture` of its GGUF file.
     pub gguf: &'a str,
-    /// The card's variant, if it is one.
+    /// Variant of the card, if it is one.
     pub variant: Option<&'a str>,
 }
 
 impl Registry {
-    /// The cards of this program, which are read once in a process: a conversion asks for them several times.
+    /// Returns the embedded cards. They are parsed once per process, since a conversion asks for them several times.
     ///
     /// # Errors
-    /// None in a program that passes its tests: [`ArchError::Card`] if an embedded card is broken.
+    /// [`ArchError::Card`] if an embedded card is invalid; never in a program that passes its tests.
     pub fn embedded() -> Result<Self, ArchError> {
         Self::embedded_of(CardKind::Text)
     }
 
-    /// The cards of this program that make files of this kind.
+    /// Returns the embedded cards that write files of this kind.
     ///
     /// # Errors
     /// As [`Registry::embedded`].
@@ -83,27 +82,27 @@ impl Registry {
         Ok(read.get_or_init(|| registry).clone())
     }
 
-    /// True for the architecture of a model of text that a card of this program makes.
+    /// Returns true if an embedded card writes text models of this architecture.
     #[must_use]
     pub fn knows(gguf: &str) -> bool {
-        // A card's file has the name of its architecture; variants may have others.
+        // A card's file is named after its architecture; variants may have another one.
         let is_variant =
             || Self::embedded().is_ok_and(|registry| registry.cards.iter().any(|card| card.gguf == gguf));
         TEXT.iter().any(|(stem, _)| *stem == gguf) || is_variant()
     }
 
-    /// Whether a card of an architecture has a row of its own for a key of its files: its graph was described with the
-    /// key in view.
+    /// Returns true if a card of an architecture has its own row for a key of its files: its graph description then
+    /// takes the key into account.
     pub(crate) fn describes(arch: &str, key: &str) -> bool {
         Self::embedded().is_ok_and(|registry| {
             registry.cards.iter().any(|card| card.gguf == arch && hparams::has_own_row(card, key))
         })
     }
 
-    /// A registry of the given cards: file stem and text.
+    /// Builds a registry from cards, each with its file stem and text.
     ///
     /// # Errors
-    /// [`ArchError::Card`] for the first broken card.
+    /// [`ArchError::Card`] for the first invalid card.
     pub fn from_texts<'t>(texts: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self, ArchError> {
         Self::load(CardKind::Text, texts, Checks::Due)
     }
@@ -114,7 +113,7 @@ impl Registry {
         checks: Checks,
     ) -> Result<Self, ArchError> {
         let texts: Vec<(&str, &str)> = texts.into_iter().collect();
-        // All at once, for a run that reads them does little else; the first error is the same in any order of work.
+        // In parallel, because a run that reads cards does little else. The first error is the same in any order.
         let parsed: Vec<_> = texts.par_iter().map(|&(stem, text)| parse(stem, text)).collect();
         let mut tables = IndexMap::new();
         for ((stem, _), table) in texts.into_iter().zip(parsed) {
@@ -138,11 +137,11 @@ impl Registry {
         Ok(registry)
     }
 
-    /// The cards of this program with others of their kind laid over them: file stem and text. Cards of the same name are
-    /// replaced.
+    /// Builds a registry of the embedded cards and the given ones: file stem and text. A given card replaces an
+    /// embedded one of the same name.
     ///
     /// # Errors
-    /// [`ArchError::Card`]: the same checks as for embedded cards.
+    /// [`ArchError::Card`]: the checks are those of embedded cards.
     pub fn overlaid<'t>(
         kind: CardKind,
         given: impl IntoIterator<Item = (&'t str, &'t str)>,
@@ -152,10 +151,11 @@ impl Registry {
         Self::load(kind, all, Checks::Due)
     }
 
-    /// Adds a card from a file. It replaces an embedded card of the same name, and takes its classes from all others.
+    /// Adds a card from a file. It replaces an embedded card of the same name, and removes its classes from all other
+    /// cards.
     ///
     /// # Errors
-    /// [`ArchError::Card`]: the same checks as for embedded cards.
+    /// [`ArchError::Card`]: the checks are those of embedded cards.
     pub fn add(&mut self, name: &str, text: &str) -> Result<(), ArchError> {
         self.has_given = true;
         let table = parse(name, text)?;
@@ -171,25 +171,25 @@ impl Registry {
         self.check_classes()
     }
 
-    /// True if cards of the user are among them.
+    /// Returns true if cards of the user are included.
     #[must_use]
     pub(super) fn has_given(&self) -> bool {
         self.has_given
     }
 
-    /// What the cards make.
+    /// Returns the kind of file that the cards write.
     #[must_use]
     pub fn kind(&self) -> CardKind {
         self.kind
     }
 
-    /// The cards and their variants, parents included.
+    /// Returns the cards and their variants, including abstract cards.
     #[must_use]
     pub fn cards(&self) -> &[Card] {
         &self.cards
     }
 
-    /// All classes, sorted.
+    /// Returns all classes, sorted.
     #[must_use]
     pub fn classes(&self) -> Vec<ClassRow<'_>> {
         let rows = self.cards.iter().flat_map(|card| {
@@ -205,13 +205,13 @@ impl Registry {
         all
     }
 
-    /// A card by `general.architecture`: the main one, not a variant.
+    /// Returns the main card, not a variant, of a `general.architecture`.
     #[must_use]
     pub fn by_gguf(&self, gguf: &str) -> Option<&Card> {
         self.cards.iter().find(|card| card.gguf == gguf && card.variant.is_none() && !card.is_abstract)
     }
 
-    /// The variants of a card that the way back may take: those with an `[inverse]` of their own.
+    /// Returns the variants of a card that can convert GGUF files back: those with their own `[inverse]`.
     pub(super) fn variants_back(&self, gguf: &str) -> impl Iterator<Item = &Card> {
         let tables = self.tables.get(gguf).and_then(|table| table.get("variant")?.as_table());
         let is_own = move |name: &str| {
@@ -222,7 +222,7 @@ impl Registry {
         cards.filter(move |card| card.gguf == gguf && card.variant.as_deref().is_some_and(&is_own))
     }
 
-    /// A card's name and those of its parents, the nearest first.
+    /// Returns a card's name and those of its parents, the nearest first.
     #[must_use]
     pub fn lineage<'a>(&'a self, gguf: &'a str) -> Vec<&'a str> {
         let mut names = vec![gguf];
@@ -236,7 +236,7 @@ impl Registry {
         names
     }
 
-    /// The family of a card: the oldest of its parents that is not a mere collection of names, or the card itself.
+    /// Returns the family of a card: the oldest of its parents that is not abstract, or the card itself.
     #[must_use]
     pub fn family<'a>(&'a self, gguf: &'a str) -> &'a str {
         let is_abstract = |name: &str| {
@@ -247,22 +247,22 @@ impl Registry {
         lineage.iter().rev().find(|name| !is_abstract(name)).copied().unwrap_or(gguf)
     }
 
-    /// True if a further card can extend this one.
+    /// Returns true if another card can extend this one without exceeding the limit of generations.
     pub(super) fn can_be_extended(&self, gguf: &str) -> bool {
         self.lineage(gguf).len() < MAX_GENERATIONS
     }
 
-    /// The tables of all cards as their files say them.
+    /// Returns the tables of all cards as in their files, without inheritance.
     pub(super) fn own_tables(&self) -> impl Iterator<Item = (&str, &Table)> {
         self.tables.iter().map(|(name, table)| (name.as_str(), table))
     }
 
-    /// A card's table with its parents' merged in.
+    /// Returns a card's table with those of its parents merged in.
     pub(super) fn merged_table(&self, gguf: &str) -> Option<Table> {
         self.merged(gguf, self.tables.get(gguf)?).ok()
     }
 
-    /// A card and its variants.
+    /// Reads a card and its variants.
     fn expand(&self, name: &str, table: &Table, checks: Checks) -> Result<Vec<Card>, ArchError> {
         let check = |card: &Card| match checks {
             Checks::Due => check::card(card),
@@ -299,7 +299,7 @@ impl Registry {
                 return Err(wrong(&full_name, problem));
             }
             let mut table = merge(&merged, overlay).map_err(|problem| wrong(&full_name, problem))?;
-            // Under another architecture the same tensors are another graph.
+            // Under another architecture, the same tensors belong to another graph.
             if overlay.contains_key("gguf") && !overlay.contains_key("graph") {
                 table.remove("graph");
             }
@@ -316,7 +316,7 @@ impl Registry {
         Ok(cards)
     }
 
-    /// The table with its parents' merged in.
+    /// Returns `table` with those of its parents merged in.
     fn merged(&self, name: &str, table: &Table) -> Result<Table, ArchError> {
         let mut generations = vec![table];
         let mut newest = table;
@@ -343,14 +343,15 @@ impl Registry {
         for table in generations.into_iter().rev() {
             merged = merge(&merged, table).map_err(|problem| wrong(name, problem))?;
         }
-        // What a parent's graph says holds for a child that says so, be it in a word: a tensor more, and it is another.
+        // A child inherits its parent's graph only with its own `[graph]` table, which may be empty: one more tensor
+        // makes another graph.
         if !table.contains_key("graph") {
             merged.remove("graph");
         }
         Ok(merged)
     }
 
-    /// A class belongs to one card, unless all but one of those that claim it have conditions.
+    /// Checks that a class belongs to one card, unless all but one of the cards that claim it have conditions.
     fn check_classes(&self) -> Result<(), ArchError> {
         let mut unconditional: IndexMap<&str, &Card> = IndexMap::new();
         for card in self.cards.iter().filter(|card| card.when.is_none()) {
@@ -365,7 +366,7 @@ impl Registry {
     }
 }
 
-/// The embedded cards of a kind.
+/// Returns names and texts of the embedded cards of a kind.
 fn texts(kind: CardKind) -> &'static [(&'static str, &'static str)] {
     match kind {
         CardKind::Text => TEXT,

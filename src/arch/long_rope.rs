@@ -1,8 +1,8 @@
-//! Rope with one list of factors for texts as long as those of the first training and one for longer ones (`longrope`, or
-//! `su` by its older name).
+//! Rope with one list of factors for texts up to the original context length and one for longer texts (`longrope`,
+//! formerly `su`).
 //!
-//! Cards whose models are always trained so write the factors themselves. Any other configuration may say it too: what
-//! becomes of it depends on whether llama.cpp's graph of the architecture looks for the factors.
+//! Cards whose models always have this rope write the factors themselves. For other cards, the factors are written only
+//! if llama.cpp's graph of the architecture reads them.
 
 use serde_json::{Map, Value as Json};
 
@@ -31,7 +31,7 @@ const READERS: [&str; 12] = [
     "phi3",
     "phimoe",
 ];
-/// The tensors, and the lists that they come from.
+/// Tensors, and the configuration lists that they are made of.
 const LISTS: [(&str, &str); 2] =
     [("rope_factors_long.weight", "long_factor"), ("rope_factors_short.weight", "short_factor")];
 
@@ -39,17 +39,18 @@ const TYPE: &str = "rope.scaling.type";
 const CONTEXT: &str = "rope.scaling.original_context_length";
 const MAGNITUDE: &str = "rope.scaling.attn_factor";
 
-/// What a configuration says of its rotations, where they are of this kind: all of it is written, or named as not read.
+/// Returns the rope parameters of the configuration if they are of this type. All of them are written, or reported as
+/// not read.
 pub(super) fn parameters(scope: &Scope<'_>) -> Option<Map<String, Json>> {
     let (_, Root::Value(rope)) = scope.roots.iter().find(|root| root.0 == "rope_full")? else { return None };
     let is_long = |ty: &Json| matches!(ty.as_str(), Some("su" | "longrope"));
     rope.as_object().filter(|rope| rope.get("rope_type").is_some_and(is_long)).cloned()
 }
 
-/// Adds tensors and keys that the card did not. `keys_only`: no tensors are planned.
+/// Adds tensors and keys that the card did not write. `keys_only`: no tensors are planned.
 ///
 /// # Errors
-/// A list that is missing or has another length than half of the rotated dimensions.
+/// A list is missing, or its length differs from half of the rotated dimensions.
 pub(super) fn complete(
     card: &Card,
     scope: &Scope<'_>,
@@ -65,7 +66,7 @@ pub(super) fn complete(
         mapping.warnings.push(ArchWarning::FactorsNotRead { found, arch });
         return Ok(());
     }
-    // Cards with lists of their own write the keys that go with them, too.
+    // Cards with their own lists write the related keys as well.
     let by_card = if keys_only {
         card.generate.iter().any(|rule| rule.to.text() == LISTS[0].0)
     } else {
@@ -105,7 +106,7 @@ fn set(metadata: &mut Metadata, key: &str, arch: &str, value: impl Into<Value>) 
     }
 }
 
-/// A list as it is stored.
+/// Returns a list of factors as F32.
 fn factors(rope: &Map<String, Json>, key: &'static str, n_dims: Option<u64>) -> Result<Vec<f32>, ArchError> {
     let list = rope.get(key).and_then(Json::as_array);
     let values = list.and_then(|list| list.iter().map(Json::as_f64).collect::<Option<Vec<f64>>>());
@@ -128,7 +129,7 @@ fn factors(rope: &Map<String, Json>, key: &'static str, n_dims: Option<u64>) -> 
     values.into_iter().map(held).collect()
 }
 
-/// The factor of sine and cosine: as given, else by how much longer texts have become.
+/// Returns the factor of sine and cosine: the given one, else one computed from the extension of the context length.
 ///
 /// # Exactness
 /// Equals `_compute_longrope_parameters` of transformers 5.24.
@@ -142,7 +143,7 @@ fn magnitude(rope: &Map<String, Json>, lengths: (Option<u64>, Option<u64>)) -> O
     Some(if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original.ln()).sqrt() })
 }
 
-/// The keys of a file that is being planned.
+/// Keys of the planned file.
 struct Keys<'a> {
     arch: &'a str,
     mapping: &'a Mapping,
@@ -158,7 +159,7 @@ impl Keys<'_> {
         self.get(key).and_then(Value::as_u64).filter(|&n| n > 0)
     }
 
-    /// How many dimensions of a head are rotated.
+    /// Returns the number of rotated dimensions of a head.
     fn rotated(&self) -> Option<u64> {
         let of_width = || Some(self.count("embedding_length")? / self.count("attention.head_count")?);
         self.count("rope.dimension_count").or_else(|| self.count("attention.key_length")).or_else(of_width)

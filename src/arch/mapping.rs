@@ -1,5 +1,5 @@
-//! What a card makes of a checkpoint: every GGUF tensor with its sources and operations, and the metadata. Plain
-//! data, made from headers alone.
+//! Result of applying a card to a checkpoint: every GGUF tensor with its sources and operations, and the metadata.
+//! Plain data, computed from headers alone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,36 +14,36 @@ use crate::arch::warning::ArchWarning;
 use crate::core::{GgmlType, Shape};
 use crate::gguf::{Metadata, TokenizerRequest};
 
-/// A checkpoint seen through its card.
+/// Plan for converting a checkpoint with its card.
 #[derive(Clone, Debug)]
 pub struct Mapping {
     /// The model class.
     pub class: String,
-    /// The card, or variant of one.
+    /// The card, or a variant of one.
     pub card: Card,
-    /// Type asked for the file; `general.file_type` says the same.
+    /// Requested type of the file; `general.file_type` holds the same value.
     pub file_type: OutType,
     /// The tensors, in file order.
     pub outputs: Vec<OutputSpec>,
     /// Weights that are left out.
     pub dropped: Vec<Dropped>,
-    /// Keys that stand before `general.type`.
+    /// Keys that are written before `general.type`.
     pub early: Metadata,
-    /// Hyper-parameters, `general.file_type` among them, in file order.
+    /// Hyper-parameters in file order, including `general.file_type`.
     pub metadata: Metadata,
-    /// Where the values of keys come from; under `tokenizer.ggml.tokens`, the number of tokens.
+    /// Sources of the values of keys; under `tokenizer.ggml.tokens`, the source of the number of tokens.
     pub origins: Origins,
-    /// Keys `gguf_foundry.*`, if they were asked for.
+    /// Keys `gguf_foundry.*`, if `--annotate` asks for them.
     pub annotations: Metadata,
-    /// What to make of the tokenizer files, as the card says it.
+    /// The card's instructions for the tokenizer files.
     pub tokenizer: TokenizerRequest,
     /// Names of the weights whose content the plan depends on.
     pub read: Vec<String>,
-    /// Values of the configuration that the file does not say.
+    /// Configuration values that the file does not carry.
     pub lost: Vec<Lost>,
-    /// Embedding and head, where they are stored otherwise than the configuration says.
+    /// Embedding and head, if they are stored differently than the configuration declares.
     pub tie: Option<Tie>,
-    /// What is odd about the checkpoint.
+    /// Anomalies of the checkpoint.
     pub warnings: Vec<ArchWarning>,
 }
 
@@ -54,11 +54,11 @@ pub struct OutputSpec {
     pub name: String,
     /// Shape, outermost first.
     pub shape: Shape,
-    /// Where the elements come from.
+    /// Source of the elements.
     pub content: Content,
-    /// What decides the type.
+    /// Rule that decides the type.
     pub type_rule: TypeRule,
-    /// Part of the file.
+    /// Section of the file that holds the tensor.
     pub phase: Phase,
 }
 
@@ -70,52 +70,52 @@ impl OutputSpec {
     }
 }
 
-/// Where the elements of a tensor come from.
+/// Source of the elements of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// From weights.
+    /// Weights of the checkpoint.
     Sources(Assembly),
-    /// Tensors of the file's own, one after the other along an axis.
+    /// Contents of several output tensors, concatenated along an axis.
     Joined {
         /// The contents.
         parts: Vec<Content>,
         /// The axis.
         axis: usize,
     },
-    /// Llama 3's rope factors.
+    /// Rope factors of Llama 3.
     RopeFreqsLlama3(RopeFreqsLlama3),
-    /// The same with wavelengths in F64, and ones behind them up to a number of elements.
+    /// Rope factors of Llama 3 with wavelengths in F64, padded with ones to a number of elements.
     RopeFreqsPadded(RopeFreqsLlama3, u64),
-    /// Positions as sines and cosines.
+    /// Sinusoidal positions: sines, then cosines.
     Sinusoids {
         /// Number of positions.
         length: u64,
-        /// Numbers of a position.
+        /// Number of values per position.
         width: u64,
     },
-    /// Numbers of the configuration.
+    /// Values from the configuration.
     Values(Arc<[f32]>),
-    /// One number everywhere.
+    /// One value in all elements.
     Fill {
-        /// The number.
+        /// The value.
         value: f32,
         /// Dimensions, outermost first.
         dims: Vec<u64>,
     },
 }
 
-/// Weights, what happens to each, how they join, and what happens then.
+/// Source weights with their operations, the join, and the operations after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assembly {
-    /// Weights with the operations on each.
+    /// Weights, each with its own operations.
     pub sources: Vec<Source>,
-    /// How several become one.
+    /// Join, if there are several sources.
     pub join: Option<JoinKind>,
-    /// Operations after joining. An operation that yields several tensors says which one is meant.
+    /// Operations after joining. Each step selects one result of its operation.
     pub ops: Vec<Step>,
 }
 
-/// One source of an assembly.
+/// Source weight of an assembly.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Source {
     /// Index among the checkpoint's weights.
@@ -124,78 +124,78 @@ pub struct Source {
     pub ops: Vec<Step>,
 }
 
-/// An operation, and which of its results goes on.
+/// Operation, and the result of it that is used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// The operation.
     pub op: Op,
-    /// Which result.
+    /// Index of the result.
     pub result: usize,
 }
 
-/// How sources join.
+/// Join of several sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinKind {
-    /// Along a new first axis.
+    /// Stacked along a new first axis.
     Stack,
-    /// One after the other along an axis.
+    /// Concatenated along an axis.
     Concat {
         /// The axis.
         axis: usize,
     },
-    /// In turns along an axis, one index each.
+    /// Interleaved along an axis, one index of each source in turn.
     Zip {
         /// The axis.
         axis: usize,
     },
-    /// Element by element, multiplied; a list.
+    /// Multiplied element by element; the result has one dimension.
     Mul,
 }
 
-/// The parameters of Llama 3's rope.
+/// Parameters of Llama 3's rope.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeFreqsLlama3 {
     /// Rotary dimension.
     pub dim: u64,
     /// Base of the frequencies.
     pub theta: f64,
-    /// How much the longest wavelengths are stretched.
+    /// Factor by which the longest wavelengths are stretched.
     pub factor: f64,
     /// Wavelengths above `context / low` are stretched by the factor.
     pub low_freq_factor: f64,
     /// Wavelengths below `context / high` are not stretched.
     pub high_freq_factor: f64,
-    /// Context length the model was first trained with.
+    /// Context length of the original training.
     pub context: f64,
 }
 
-/// A weight that is left out.
+/// Weight that is left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dropped {
     /// Index among the checkpoint's weights.
     pub weight: usize,
-    /// Why.
+    /// Reason.
     pub why: DropReason,
 }
 
-/// Why a weight is left out.
+/// Reason why a weight is left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// Part of the model that a text model does without: the tower of another modality, or what joins it to the text.
+    /// Part that a text model does not need: the tower of another modality, or its connection to the text model.
     OtherModality,
-    /// Part of the text model, where the towers alone are written.
+    /// Part of the text model, if only the towers are written.
     TextModel,
-    /// A buffer that the runtime computes.
+    /// Buffer that the runtime computes itself.
     Recomputed,
-    /// What a training left beside the model: a value head, states of the optimizer, observers of a quantization.
+    /// Left over from training: a value head, optimizer state, quantization observers.
     Training,
-    /// The way back only: the configuration says it.
+    /// Content that the configuration implies; only when a GGUF file is converted back.
     FromConfiguration,
-    /// The same tensor under another name, which is kept.
+    /// Equal to another tensor, which is kept; its name.
     SameAs(String),
-    /// Part of a draft head, where the model alone is written.
+    /// Part of a draft head, if only the model is written.
     DraftHead,
-    /// Part of the model, where its draft heads alone are written.
+    /// Part of the model, if only its draft heads are written.
     NotDraftHead,
     /// An `[ignore]` rule of the card, with its reason.
     Card(String),

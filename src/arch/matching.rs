@@ -1,4 +1,4 @@
-//! Which entry of a card a name of the checkpoint belongs to.
+//! Finds the card entry that a tensor name of the checkpoint matches.
 
 use std::collections::HashMap;
 
@@ -9,35 +9,37 @@ use crate::arch::mapping::DropReason;
 use crate::arch::names::{self, BOUNDS, Captures, Pattern, SUFFIXES};
 use crate::arch::schema::{Card, CardKind, Entry, Ignore, RewriteStep};
 
-/// A match of a name with an entry.
+/// Match of a name with an entry.
 pub(super) struct Match {
     pub(super) captures: Captures,
     pub(super) suffix: &'static str,
-    /// Which of the entry's sources: 0, or 1 and up for those of `with`.
+    /// Index of the source in the entry: 0, or from 1 on for those of `with`.
     pub(super) part: usize,
 }
 
-/// When `[ignore]` rules are asked: those with a condition (which their content may be) before the entries, those
-/// without after them.
+/// Point at which `[ignore]` rules apply: conditional rules (including those about content) before the entries, others
+/// after them.
 #[derive(Clone, Copy)]
 pub(super) enum Asked {
     BeforeEntries,
     AfterEntries,
 }
 
-/// A card made ready for many names: its entries are found by the shape of a name, not one after the other.
+/// Index of a card for many names: entries are found by the name without numbers instead of one after the other.
 pub(super) struct Matcher<'a> {
     card: &'a Card,
     scope: &'a Scope<'a>,
-    /// Entries by the names their patterns match, numbers left out.
+    /// Entries by the names that their patterns match, with `#` for numbers.
     index: HashMap<String, Vec<usize>>,
-    /// Entries with a pattern that is no whole name with numbers left out.
+    /// Entries with a pattern that cannot be indexed: a placeholder shares a part between dots with other text.
     others: Vec<usize>,
-    /// The steps of rewriting whose conditions hold.
+    /// Rewriting steps whose conditions hold.
     steps: Vec<&'a RewriteStep>,
 }
 
 impl<'a> Matcher<'a> {
+    /// Builds the index.
+    ///
     /// # Errors
     /// [`ArchError::Eval`]: a condition of a rewriting step.
     pub(super) fn new(card: &'a Card, scope: &'a Scope<'a>) -> Result<Self, ArchError> {
@@ -51,7 +53,7 @@ impl<'a> Matcher<'a> {
         Ok(Self::with_steps(card, scope, steps))
     }
 
-    /// As [`Matcher::new`], but a condition without a value does not hold.
+    /// As [`Matcher::new`], but a condition that cannot be evaluated counts as false.
     pub(super) fn lenient(card: &'a Card, scope: &'a Scope<'a>) -> Self {
         let holds = |when: Option<&Expr>| scope.holds(when, Captures::default()).unwrap_or(false);
         let steps = card.rewrite.iter().filter(|rewrite| holds(rewrite.when.as_ref()));
@@ -83,8 +85,8 @@ impl<'a> Matcher<'a> {
         self.scope.count(expr, captures, &[]).map_err(|source| eval_error(self.card, at, source))
     }
 
-    /// A name after the card's own rewriting. Names of towers come in layouts that differ by a level alone; of those, the
-    /// one counts that the card knows.
+    /// Returns a name after the card's own rewriting. Tower names exist in layouts that differ by one level; the layout
+    /// that the card knows is used.
     pub(super) fn rewritten(&self, name: String) -> Result<String, ArchError> {
         if self.card.kind == CardKind::Text {
             return self.stepped(name);
@@ -102,7 +104,7 @@ impl<'a> Matcher<'a> {
         Ok(layouts(&own).into_iter().find(|other| self.knows(other)).unwrap_or(own))
     }
 
-    /// True if a part of the card's towers has this name, whatever its conditions say.
+    /// Returns true if a part of the card's towers has this name, regardless of conditions.
     fn knows(&self, name: &str) -> bool {
         names::is_of_parts(name, &self.card.parts)
             && (self
@@ -112,7 +114,7 @@ impl<'a> Matcher<'a> {
                 || self.card.ignore.iter().any(|ignore| ignore.pattern.matches(name).is_some()))
     }
 
-    /// A name after the steps of rewriting.
+    /// Returns a name after the rewriting steps.
     fn stepped(&self, mut name: String) -> Result<String, ArchError> {
         for step in &self.steps {
             name = match step {
@@ -146,8 +148,8 @@ impl<'a> Matcher<'a> {
         Ok(name)
     }
 
-    /// The reason to leave a name out, by the rules that are asked at this point; `tensor` is the name as the
-    /// checkpoint has it. Rules that look at the content do so here.
+    /// Returns the reason to leave a name out, by the rules that apply at this point. `tensor` is the name in the
+    /// checkpoint. Rules about content read it here.
     pub(super) fn ignored(
         &self,
         tensor: &str,
@@ -178,7 +180,7 @@ impl<'a> Matcher<'a> {
         Ok(None)
     }
 
-    /// The entry of a rewritten name; `tensor` is the name as the checkpoint has it.
+    /// Returns the index of the entry that a rewritten name matches; `tensor` is the name in the checkpoint.
     ///
     /// # Errors
     /// [`ArchError::TwoEntries`], [`ArchError::Eval`].
@@ -203,7 +205,7 @@ impl<'a> Matcher<'a> {
         Ok(found)
     }
 
-    /// Entries that may match, in card order.
+    /// Returns the entries that may match, in card order.
     fn candidates(&self, name: &str) -> Vec<usize> {
         let kind = kind_of(name);
         let bare = SUFFIXES.into_iter().chain(BOUNDS).find_map(|suffix| kind.strip_suffix(suffix));
@@ -219,8 +221,8 @@ fn eval_error(card: &Card, at: &str, source: crate::arch::eval::EvalError) -> Ar
     ArchError::Eval { card: card.name(), at: format!("`{at}`"), source }
 }
 
-/// The same name with and without the levels that one version of a model's code has and another has not: `model.` in front of
-/// all, `vision_model.` within a tower.
+/// Returns variants of a name with and without the levels that differ between versions of a model's code: `model.` in
+/// front, `vision_model.` inside a tower.
 fn layouts(name: &str) -> Vec<String> {
     const TOWER: &str = "vision_tower.";
     const LEVEL: &str = "vision_model.";
@@ -240,7 +242,7 @@ fn layouts(name: &str) -> Vec<String> {
     layouts
 }
 
-/// A name without its numbers: those parts between points that are decimal numbers become `#`.
+/// Returns a name with each part between dots that is a decimal number replaced by `#`.
 pub(super) fn kind_of(name: &str) -> String {
     let mut kind = String::with_capacity(name.len());
     for (at, part) in name.split('.').enumerate() {
@@ -253,10 +255,10 @@ pub(super) fn kind_of(name: &str) -> String {
     kind
 }
 
-/// The same for the names that a pattern matches; `None` where a number may be less than a part.
+/// Returns [`kind_of`] of the names that a pattern matches; `None` if a placeholder shares a part with other text.
 fn kind_of_pattern(pattern: &Pattern) -> Option<String> {
     let text = ["{bid}", "{eid}", "{xid}"].iter().fold(pattern.text().to_owned(), |text, placeholder| {
-        // Not a number, so that parts with more than the placeholder do not pass for one.
+        // A non-number, so that parts that are more than the placeholder are not mistaken for one.
         text.replace(placeholder, "{}")
     });
     let parts = text
@@ -271,7 +273,7 @@ fn match_entry(entry: &Entry, name: &str) -> Option<Match> {
     main.chain(with).find_map(|(part, pattern)| {
         if entry.exact {
             let captures = pattern.matches(name)?;
-            // A complete pattern with a bare target hands its own ending on.
+            // A complete pattern with a bare target passes its own ending on.
             let bare = !entry.targets.iter().any(|target| target.name.is_complete());
             let own = SUFFIXES.into_iter().find(|suffix| bare && pattern.text().ends_with(suffix));
             return Some(Match { captures, suffix: own.unwrap_or(""), part });
@@ -307,7 +309,7 @@ mod tests {
         assert_eq!(kind_of("a.1x.2..3"), "a.1x.#..#");
     }
 
-    /// Planning takes a time that grows with the number of tensors, not with tensors times entries.
+    /// Planning time must grow with the number of tensors, not with tensors times entries.
     #[test]
     fn a_name_asks_few_entries() {
         let registry = crate::arch::Registry::embedded().unwrap();

@@ -1,15 +1,15 @@
-//! A card laid over its parent, key by key; on the tables as they are written, before anything is understood.
+//! Merges a card into its parent key by key, on TOML tables before they are interpreted.
 
 use toml::{Table, Value as Toml};
 
 use crate::arch::error::CardProblem;
 use crate::arch::names::nearest;
 
-/// Keys that belong to one card and not to those that extend it.
+/// Keys that children do not inherit.
 const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "gguf", "variant", "when"];
-/// Lists of rows, where `["include", "parent"]` and `["-key"]` have their meaning.
+/// Lists of rows in which `["include", "parent"]` and `["-key"]` are instructions.
 const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "require", "set"];
-/// A list to which a child adds.
+/// List to which a child's items are added.
 const UNITED: &str = "model_types";
 /// Tables merged by key.
 const TABLES: &[&str] = &[
@@ -27,14 +27,14 @@ const TABLES: &[&str] = &[
 ];
 /// Tables of tables, merged by key at both levels.
 const DEEP_TABLES: &[&str] = &["aliases", "defaults", "tables"];
-/// Tables in which `false` removes the parent's entry; elsewhere it is a value.
+/// Tables in which `false` removes the parent's entry; in other tables it is a value.
 const REMOVABLE: &[&str] =
     &["assumes", "audio_blocks", "blocks", "ignore", "inverse", "required", "tensors", "aliases", "tables"];
 
-/// A child (or variant) laid over its parent.
+/// Merges a child (or variant) into its parent.
 ///
 /// # Errors
-/// A removal of what is not there.
+/// Removal of a key that does not exist.
 pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem> {
     let mut merged: Table = parent
         .iter()
@@ -53,7 +53,7 @@ pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem>
                 let old = old.and_then(Toml::as_array).map_or(&[][..], Vec::as_slice);
                 Toml::Array(merge_rows(key, old, rows)?)
             }
-            // A model of the parent's type may come under the child's class.
+            // A model of the parent's type may use the child's class.
             (Some(Toml::Array(old)), Toml::Array(new)) if key == UNITED => {
                 let further = new.iter().filter(|item| !old.contains(item));
                 Toml::Array(old.iter().chain(further).cloned().collect())
@@ -65,14 +65,14 @@ pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem>
     Ok(merged)
 }
 
-/// How an entry of a table meets the parent's of the same key.
+/// Merges an entry with the parent's entry of the same key.
 type Meet = fn(&Toml, &Toml) -> Toml;
 
 fn replaced(_: &Toml, new: &Toml) -> Toml {
     new.clone()
 }
 
-/// A table of entries that are merged by key themselves.
+/// Merges two tables of entries by key.
 fn extended(old: &Toml, new: &Toml) -> Toml {
     match (old, new) {
         (Toml::Table(old), Toml::Table(new)) => {
@@ -107,7 +107,7 @@ fn merge_table(name: &str, parent: Option<&Table>, child: &Table, meet: Meet) ->
 }
 
 fn merge_rows(name: &str, parent: &[Toml], child: &[Toml]) -> Result<Vec<Toml>, CardProblem> {
-    // The rows of a card without a list of its own are the base rows.
+    // For `metadata`, a parent without a list has the base rows.
     let base = [Toml::from(vec!["include", "base"])];
     let parent = if parent.is_empty() && name == "metadata" { &base } else { parent };
     let mut rows: Vec<Toml> = Vec::new();
@@ -129,7 +129,7 @@ fn merge_rows(name: &str, parent: &[Toml], child: &[Toml]) -> Result<Vec<Toml>, 
     Ok(rows)
 }
 
-/// The members of a row, if all are texts.
+/// Returns the members of a row; empty unless all are strings.
 fn words(row: &Toml) -> Vec<&str> {
     let items = row.as_array().map_or(&[][..], Vec::as_slice);
     items.iter().map(Toml::as_str).collect::<Option<_>>().unwrap_or_default()

@@ -1,5 +1,5 @@
-//! The class of a configuration that names none, or that of a wrapper: FSDP, PEFT and others write their own name into
-//! `architectures`, around the model's or in its place.
+//! Class of a configuration that names none, or that names a wrapper: FSDP, PEFT and others write their own name into
+//! `architectures`, around the model's class or instead of it.
 
 use serde_json::{Map, Value as Json};
 
@@ -7,7 +7,7 @@ use crate::arch::error::ArchError;
 use crate::arch::load::Registry;
 use crate::arch::warning::ArchWarning;
 
-/// What wrappers put in front of a model's class.
+/// Prefixes that wrappers add to a model's class.
 const PREFIXES: &[&str] = &[
     "FSDP2",
     "FSDP",
@@ -26,7 +26,7 @@ const PREFIXES: &[&str] = &[
     "Unsloth",
     "ORT",
 ];
-/// What they put behind it.
+/// Suffixes that wrappers add to a model's class.
 const SUFFIXES: &[&str] = &["WithValueHead", "WithLoRA", "WithLora", "LoRA", "Lora", "Peft", "FSDP"];
 /// Classes of wrappers that name no model.
 const WRAPPERS: &[&str] = &[
@@ -45,10 +45,11 @@ const WRAPPERS: &[&str] = &[
     "PreTrainedModel",
 ];
 
-/// The class that a configuration means, and what there is to say if it does not name it. `named` is what it names.
+/// Returns the class that a configuration means, with a warning if it does not name it. `named` is the class that it
+/// names.
 ///
 /// # Errors
-/// The error of `named`, where `model_type` does not tell the class either.
+/// The error of `named` if `model_type` does not determine the class either.
 pub(super) fn recognized(
     registry: &Registry,
     named: Result<String, ArchError>,
@@ -69,7 +70,7 @@ pub(super) fn recognized(
         Ok(found) => {
             let inner = unwrapped(&found).find(|class| is_known(class)).map(str::to_owned);
             let is_wrapper = WRAPPERS.contains(&found.as_str());
-            // transformers goes by the type, unless the model brings code of its own.
+            // transformers selects the class by the type, unless the model brings its own code.
             let has_code = config.get("auto_map").is_some_and(|map| !map.is_null());
             let means = |class: &str| is_wrapper || (!has_code && found.ends_with(class));
             let class = inner.or_else(|| of_type().map(|row| row.1).filter(|class| means(class)));
@@ -86,7 +87,7 @@ pub(super) fn recognized(
     }
 }
 
-/// A class without what a wrapper puts in front of it or behind, and without its module.
+/// Returns a class without a wrapper's prefix or suffix, and without its module.
 fn unwrapped(class: &str) -> impl Iterator<Item = &str> {
     let module = class.rsplit_once('.').map(|row| row.1);
     let in_front = PREFIXES.iter().filter_map(|prefix| class.strip_prefix(prefix));
@@ -94,7 +95,7 @@ fn unwrapped(class: &str) -> impl Iterator<Item = &str> {
     module.into_iter().chain(in_front).chain(behind).map(|class| class.trim_matches(['_', '.', '-']))
 }
 
-/// `model_type` and the class that transformers 5.24 takes for it, of those that cards know: `scripts/peers/model_types.py`.
+/// `model_type` and its class in transformers 5.24, for classes that cards know; from `scripts/peers/model_types.py`.
 #[rustfmt::skip]
 const CLASSES: &[(&str, &str)] = &[
     ("afmoe", "AfmoeForCausalLM"),
@@ -259,7 +260,7 @@ mod tests {
             (r#"{"architectures": ["FSDP_LlamaForCausalLM"]}"#, "LlamaForCausalLM", true),
             (r#"{"architectures": ["a.b.LlamaForCausalLM"]}"#, "LlamaForCausalLM", true),
             (r#"{"architectures": ["MyLlamaForCausalLM"], "model_type": "llama"}"#, "LlamaForCausalLM", true),
-            // Code of its own may compute something else.
+            // The model's own code may compute something else.
             (
                 r#"{"architectures": ["MyLlamaForCausalLM"], "model_type": "llama", "auto_map": {"AutoConfig": "x"}}"#,
                 "MyLlamaForCausalLM",

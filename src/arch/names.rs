@@ -1,4 +1,4 @@
-//! Tensor names: patterns with placeholders, and the rewriting of names before patterns see them.
+//! Tensor names: patterns with placeholders, and the rewriting of names before matching.
 
 pub(super) use crate::core::similar::{distance, nearest};
 
@@ -6,51 +6,51 @@ use std::fmt;
 
 /// Endings that carry over from source to target.
 pub(super) const SUFFIXES: [&str; 2] = [".weight", ".bias"];
-/// Endings that carry over for layers whose inputs and outputs are clamped.
+/// Endings that carry over for layers with clamped inputs and outputs.
 pub(super) const BOUNDS: [&str; 4] = [".input_max", ".input_min", ".output_max", ".output_min"];
-/// Endings that make a target name complete; the last is that of a kernel's second frame.
+/// Endings that make a target name complete; `.weight.1` is that of a kernel's second frame.
 const COMPLETE: [&str; 6] = [".weight", ".bias", ".scale", ".lora_a", ".lora_b", ".weight.1"];
 
-/// What a placeholder stands for.
+/// Placeholder in a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Placeholder {
-    /// `{bid}`: a block.
+    /// `{bid}`: block index.
     Bid,
-    /// `{eid}`: an expert.
+    /// `{eid}`: expert index.
     Eid,
-    /// `{xid}`: another index.
+    /// `{xid}`: any other index.
     Xid,
 }
 
 impl Placeholder {
     const ALL: [(Self, &'static str); 3] = [(Self::Bid, "bid"), (Self::Eid, "eid"), (Self::Xid, "xid")];
 
-    /// The placeholder of this name.
+    /// Returns the placeholder of a name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|row| row.1 == name).map(|row| row.0)
     }
 
-    /// The name between the braces.
+    /// Returns the name between the braces.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|row| row.0 == self).map_or("", |row| row.1)
     }
 }
 
-/// What a pattern captured.
+/// Numbers that a pattern captured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Captures {
-    /// Block.
+    /// Block index.
     pub bid: Option<u64>,
-    /// Expert.
+    /// Expert index.
     pub eid: Option<u64>,
-    /// Another index.
+    /// Any other index.
     pub xid: Option<u64>,
 }
 
 impl Captures {
-    /// The captured number.
+    /// Returns the captured number.
     #[must_use]
     pub fn get(&self, placeholder: Placeholder) -> Option<u64> {
         match placeholder {
@@ -60,7 +60,7 @@ impl Captures {
         }
     }
 
-    /// These captures with one of them set.
+    /// Returns these captures with one of them set.
     #[must_use]
     pub fn with(mut self, placeholder: Placeholder, value: Option<u64>) -> Self {
         match placeholder {
@@ -80,32 +80,32 @@ enum Part {
     Any,
 }
 
-/// A name with placeholders: `model.layers.{bid}.mlp.experts.{eid}.w1`.
+/// Name with placeholders: `model.layers.{bid}.mlp.experts.{eid}.w1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern {
     text: String,
     parts: Vec<Part>,
 }
 
-/// Whether a pattern may have `*`.
+/// Permission to use `*` in a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stars {
-    /// In lists of what is left out.
+    /// In `[ignore]`.
     Allowed,
-    /// Everywhere else.
+    /// Outside `[ignore]`.
     Refused,
 }
 
-/// Why a text is not a pattern.
+/// Error in the text of a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// `{` without `}`, or another name between them.
+    /// `{` without `}`, or an unknown name between them.
     #[error("`{0}`: placeholders are `{{bid}}`, `{{eid}}` and `{{xid}}`")]
     Placeholder(String),
     /// `*` outside an ignore list.
     #[error("`{0}`: `*` is allowed in [ignore] only")]
     Star(String),
-    /// Nothing at all, or placeholders without text between them.
+    /// Empty text, or placeholders without text between them.
     #[error("`{0}`: a pattern needs text, also between placeholders")]
     Empty(String),
 }
@@ -150,19 +150,19 @@ impl Pattern {
         Ok(Self { text: text.to_owned(), parts })
     }
 
-    /// The pattern as it was written.
+    /// Returns the pattern's text.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// True if the pattern has this placeholder.
+    /// Returns true if the pattern has this placeholder.
     #[must_use]
     pub fn has(&self, placeholder: Placeholder) -> bool {
         self.parts.contains(&Part::Number(placeholder))
     }
 
-    /// The placeholders in the pattern.
+    /// Returns the placeholders of the pattern.
     pub fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
         self.parts.iter().filter_map(|part| match part {
             Part::Number(placeholder) => Some(*placeholder),
@@ -170,19 +170,19 @@ impl Pattern {
         })
     }
 
-    /// True if the name ends in a suffix of its own, so that none is carried.
+    /// Returns true if the name has an ending of its own, so that none is appended.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         COMPLETE.iter().any(|suffix| self.text.ends_with(suffix))
     }
 
-    /// Matches a whole name. Numbers are decimal without leading zeros, and equal where a placeholder repeats.
+    /// Matches a whole name. Numbers are decimal without leading zeros; a repeated placeholder must have equal numbers.
     #[must_use]
     pub fn matches(&self, name: &str) -> Option<Captures> {
         match_parts(&self.parts, name, Captures::default())
     }
 
-    /// The name with the placeholders filled in; `None` if one has no value.
+    /// Returns the name with the placeholders filled in; `None` if one has no value.
     #[must_use]
     pub fn render(&self, captures: Captures) -> Option<String> {
         let mut name = String::with_capacity(self.text.len() + 8);
@@ -196,7 +196,7 @@ impl Pattern {
         Some(name)
     }
 
-    /// True if some name matches both this pattern with `suffix` appended and the other with its own.
+    /// Returns true if some name matches both this pattern with `suffix` appended and `other` with `other_suffix`.
     #[must_use]
     pub fn overlaps(&self, suffix: &str, other: &Self, other_suffix: &str) -> bool {
         overlap(&atoms(&self.parts, suffix), &atoms(&other.parts, other_suffix))
@@ -232,7 +232,7 @@ fn match_parts(parts: &[Part], name: &str, captures: Captures) -> Option<Capture
     }
 }
 
-/// One step of a pattern as an automaton: a byte, one or more digits, or anything.
+/// Step of a pattern as an automaton: a byte, one or more digits, or anything.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Atom {
     Byte(u8),
@@ -253,10 +253,10 @@ fn atoms(parts: &[Part], suffix: &str) -> Vec<Atom> {
     atoms
 }
 
-/// True if some text fits both: a walk over the pairs of positions. A text that fits `Digits` more than once needs
-/// no state of its own, because the walk may stay at a `Digits` of one side while the other moves on.
+/// Returns true if some text matches both, by a search over the pairs of positions. Repeated `Digits` need no extra
+/// state, because the search may stay at a `Digits` of one side while the other side advances.
 fn overlap(a: &[Atom], b: &[Atom]) -> bool {
-    // Nearly all pairs of a card differ in their first or last letters.
+    // Nearly all pairs of a card differ in their first or last bytes.
     let letters = |pair: (&Atom, &Atom)| match pair {
         (Atom::Byte(x), Atom::Byte(y)) => Some(x == y),
         _ => None,
@@ -266,7 +266,7 @@ fn overlap(a: &[Atom], b: &[Atom]) -> bool {
     {
         return false;
     }
-    // State: position in each, and whether the `Digits` there has taken a digit already.
+    // State: position in each, and whether the `Digits` there has consumed a digit.
     let mut open = vec![(0usize, false, 0usize, false)];
     let mut seen = std::collections::HashSet::new();
     while let Some(state) = open.pop() {
@@ -277,7 +277,7 @@ fn overlap(a: &[Atom], b: &[Atom]) -> bool {
         if i == a.len() && j == b.len() {
             return true;
         }
-        // Steps without a byte: leave a `Digits` that has taken one, skip an `Any`.
+        // Steps without a byte: leave a `Digits` that has consumed one, or skip an `Any`.
         if a_taken || a.get(i) == Some(&Atom::Any) {
             open.push((i + 1, false, j, b_taken));
         }
@@ -303,13 +303,13 @@ fn overlap(a: &[Atom], b: &[Atom]) -> bool {
     false
 }
 
-/// The index in a name that counts as its block: the first part that is all digits.
+/// Returns the number in a name that counts as its block: the first part between dots that is all digits.
 #[must_use]
 pub(super) fn block_of(name: &str) -> Option<u64> {
     name.split('.').find(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
 }
 
-/// What every name goes through before the card's own rewriting.
+/// Rewriting that every name gets before the card's own.
 ///
 /// # Exactness
 /// Equals `ModelBase.filter_tensors` of llama.cpp 0.5.0.
@@ -322,7 +322,7 @@ pub(super) fn shared_rewrite(name: &str) -> String {
     name.replace("language_model.", "")
 }
 
-/// True for tensors that say themselves that they belong to the text model: by their names in the checkpoint.
+/// Returns true for names in the checkpoint that belong to the text model by an explicit word.
 ///
 /// # Exactness
 /// Equals `MmprojModel.filter_tensors` of llama.cpp 0.5.0.
@@ -331,7 +331,7 @@ pub(super) fn is_of_text_model(name: &str) -> bool {
     name.contains("language_model.")
 }
 
-/// True for tensors that say by a word of their names that they belong to a tower, or to what joins it to the text model.
+/// Returns true for names that belong to a tower, or to its projector to the text model, by a word.
 #[must_use]
 pub(super) fn is_of_tower(name: &str) -> bool {
     const WORDS: [&str; 27] = [
@@ -365,18 +365,17 @@ pub(super) fn is_of_tower(name: &str) -> bool {
     ];
     let name = name.to_ascii_lowercase();
     let rest = name.strip_prefix("model.").unwrap_or(&name);
-    // Text models have experts for images in their layers.
+    // Text models may have experts for images in their layers.
     !rest.starts_with("layers.") && WORDS.iter().any(|word| rest.contains(word))
 }
 
-/// True for tensors of the parts that make a tower; without parts all are.
+/// Returns true for names with one of the prefixes `parts`; without prefixes for all names.
 #[must_use]
 pub(super) fn is_of_parts(name: &str, parts: &[String]) -> bool {
     parts.is_empty() || parts.iter().any(|part| name.starts_with(part.as_str()))
 }
 
-/// The name in a checkpoint of what [`shared_rewrite`] gives this name: the biases of routers have no point before them in
-/// any model.
+/// Inverts [`shared_rewrite`]. In every known model the biases of routers have no dot before `bias`.
 #[must_use]
 pub(super) fn undo_shared_rewrite(name: String) -> String {
     match name.strip_suffix("e_score_correction.bias") {
@@ -385,7 +384,7 @@ pub(super) fn undo_shared_rewrite(name: String) -> String {
     }
 }
 
-/// True for tensors of other modalities, which a text model does without.
+/// Returns true for tensors of other modalities, which a text model does not need.
 ///
 /// # Exactness
 /// Equals `TextModel.filter_tensors` of llama.cpp 0.5.0.
@@ -424,7 +423,7 @@ pub(super) fn is_multimodal(name: &str) -> bool {
     HEADS.iter().any(|head| name.starts_with(head)) || PARTS.iter().any(|part| name.contains(part))
 }
 
-/// True for buffers that checkpoints carry and no runtime wants.
+/// Returns true for buffers in checkpoints that no runtime reads.
 #[must_use]
 pub(super) fn is_recomputed(name: &str) -> bool {
     [".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq"]

@@ -1,8 +1,8 @@
-//! The tensors without which llama.cpp loads no file of an architecture: one statement for the converter, which compares a
-//! plan with it, and for the verdict on a file that exists.
+//! Tensors without which llama.cpp refuses a file of an architecture. The converter checks its plan against them, the
+//! verifier an existing file.
 //!
-//! The statement is `needs.json`, which `scripts/peers/needed_tensors.py` makes from the loader itself. Architectures
-//! that it does not name are not judged.
+//! The table is `needs.json`, which `scripts/peers/needed_tensors.py` derives from llama.cpp's loader. Architectures
+//! that it does not list are not judged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,22 +13,22 @@ use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
 
 const TABLE: &str = include_str!("needs.json");
-/// What a row has in place of a block's number.
+/// Placeholder of the block prefix in a row.
 const EACH_BLOCK: &str = "blk.N.";
 const BLOCK: &str = "blk.";
 
-/// Something that a file has to have.
+/// Required tensor.
 struct Need {
-    /// The tensor, or what follows the number in its name, if it is of a block.
+    /// Name of the tensor; for a tensor in blocks, the part after the block number.
     name: &'static str,
-    /// What precedes the number.
+    /// Text before `blk.` for a tensor in blocks, else `None`.
     start: Option<&'static str>,
-    /// The tensor, of the same block, in whose presence it is needed; empty where it always is.
+    /// Tensor of the same block in whose presence this one is required; empty if it is always required.
     beside: &'static str,
 }
 
 static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
-    // It parses: a test looks at it.
+    // A test covers that the table parses.
     let table: BTreeMap<&str, BTreeMap<&str, &str>> = serde_json::from_str(TABLE).unwrap_or_default();
     let mut needs: BTreeMap<&str, Vec<Need>> = BTreeMap::new();
     for (kind, rows) in table {
@@ -45,15 +45,15 @@ static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
     needs
 });
 
-/// Names that a message has.
+/// Maximum number of names in a message.
 const MAX_EXAMPLES: usize = 3;
 
-/// Tensors that a file lacks and llama.cpp's loader asks for.
+/// Tensors that a file lacks and llama.cpp's loader requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingTensors {
     /// The architecture.
     pub arch: String,
-    /// Their names: those of whole files first, then by block. At least one.
+    /// Names of the tensors: those outside blocks first, then by block. At least one.
     pub names: Vec<String>,
 }
 
@@ -69,8 +69,8 @@ impl fmt::Display for MissingTensors {
     }
 }
 
-/// Looks for what a model's file lacks. Adapters have no tensors of their base, and a file that begins behind the first
-/// block has draft heads alone: nothing is known of either.
+/// Returns the required tensors that a model's file lacks. Two kinds of files are not judged: adapters lack the tensors
+/// of their base model, and files without a block 0 contain only draft heads.
 #[must_use]
 pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<MissingTensors> {
     let word = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
@@ -104,7 +104,7 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
     (!names.is_empty()).then(|| MissingTensors { arch: arch.to_owned(), names })
 }
 
-/// The numbers of the blocks of which there is a tensor, by what precedes them in names.
+/// Returns the block numbers that occur in names, by the text before `blk.`.
 fn blocks<'n>(names: &BTreeSet<&'n str>) -> BTreeMap<&'n str, BTreeSet<u64>> {
     let mut blocks: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
     for name in names {

@@ -1,6 +1,6 @@
-//! The closed list of tensor operations: their names and parameters in cards, and the shapes they make.
+//! The closed list of tensor operations: their names and parameters in cards, and the shapes of their results.
 //!
-//! Here an operation is described; `views` carries it out. Shapes are outermost first everywhere.
+//! This module describes operations; `views` executes them. Shapes are outermost first everywhere.
 
 use crate::arch::expr::Expr;
 
@@ -15,11 +15,11 @@ pub(super) use resolve::Undo;
 
 macro_rules! op_kinds {
     ($( $variant:ident $name:literal $short:literal [$( $param:literal $form:ident $required:literal ),*] $doc:literal; )*) => {
-        /// An operation by its name in cards.
+        /// Operation, by its name in cards.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum OpKind { $( #[doc = $doc] $variant, )* }
 
-        /// The vocabulary.
+        /// All operations, in the order of `OpKind`.
         const KINDS: &[KindRow] = &[$( KindRow {
             kind: OpKind::$variant,
             name: $name,
@@ -29,14 +29,14 @@ macro_rules! op_kinds {
     };
 }
 
-/// Whether a parameter is one value or a list.
+/// Form of a parameter: one value or a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     One,
     Many,
 }
 
-/// One parameter of an operation.
+/// Parameter of an operation.
 #[derive(Debug)]
 pub(super) struct ParamRow {
     pub(super) name: &'static str,
@@ -48,7 +48,7 @@ pub(super) struct ParamRow {
 pub(super) struct KindRow {
     pub(super) kind: OpKind,
     pub(super) name: &'static str,
-    /// The parameter that `{ op = value }` sets; empty if the parameters are always a table.
+    /// Parameter that the short form `{ op = value }` sets; empty if parameters are always a table.
     pub(super) short: &'static str,
     pub(super) params: &'static [ParamRow],
 }
@@ -103,24 +103,24 @@ op_kinds! {
 }
 
 impl OpKind {
-    /// The whole vocabulary.
+    /// Returns all operations.
     pub fn all() -> impl Iterator<Item = Self> {
         KINDS.iter().map(|row| row.kind)
     }
 
     pub(super) fn row(self) -> &'static KindRow {
-        // Every kind has its row: the macro writes both from one list, in the same order.
+        // The macro builds the enum and the table from one list, so every variant has its row.
         &KINDS[self as usize]
     }
 
-    /// The operation's name in cards.
+    /// Returns the operation's name in cards.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
 }
 
-/// A parameter as a card gives it.
+/// Parameter as a card declares it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Param {
     /// One value.
@@ -129,17 +129,17 @@ pub enum Param {
     Many(Vec<Expr>),
 }
 
-/// An operation as a card gives it: parameters are expressions.
+/// Operation as a card declares it: its parameters are unevaluated expressions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpSpec {
-    /// Which operation.
+    /// Kind of the operation.
     pub kind: OpKind,
-    /// Parameters by name.
+    /// Parameters, by name.
     pub params: Vec<(&'static str, Param)>,
 }
 
 impl OpSpec {
-    /// How many tensors come out of one.
+    /// Returns the number of result tensors; `None` if it is unknown.
     #[must_use]
     pub fn n_outputs(&self) -> Option<usize> {
         match (self.kind, self.param("sizes"), self.param("n")) {

@@ -1,4 +1,4 @@
-//! Where the values of a file's keys come from: the keys of `config.json` that the card's rows read.
+//! Origins of the values of a file's keys: the keys of `config.json` that the card's rows read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,17 +12,17 @@ use crate::arch::roots::ROOTS;
 use crate::arch::schema::{Card, Row};
 use crate::core::text::escape;
 
-/// Longest value that is shown.
+/// Maximum length of a displayed value, in characters.
 const MAX_SHOWN: usize = 60;
 
-/// A key of the configuration, with what it says and what it counts as.
+/// Configuration key, with its stated and its effective value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Origin {
     /// The key.
     pub key: String,
-    /// What the configuration says; `None` where it lacks the key.
+    /// Value in the configuration; `None` if the key is absent.
     pub stated: Option<Json>,
-    /// The value that counts: an absent key has its default.
+    /// Effective value: an absent key has its default.
     pub taken: Json,
 }
 
@@ -45,11 +45,11 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Origins by key of the file.
+/// Origins, by key of the file.
 pub type Origins = BTreeMap<String, Vec<Origin>>;
 
-/// The origins of the keys that a card's rows write. `config` is the configuration as it was given, its text part under
-/// `text_config`.
+/// Returns the origins of the keys that a card's rows write. `config` is the given configuration, with its text part
+/// under `text_config`.
 pub(super) fn of_rows(card: &Card, scope: &Scope<'_>, config: &Map<String, Json>) -> Origins {
     let mut origins = Origins::new();
     let rows = card.metadata.iter().flat_map(|row| match row {
@@ -68,7 +68,7 @@ pub(super) fn of_rows(card: &Card, scope: &Scope<'_>, config: &Map<String, Json>
     origins
 }
 
-/// The keys of the configuration that an expression reads.
+/// Returns the configuration keys that an expression reads.
 pub(super) fn of_expr(
     card: &Card,
     expr: &Expr,
@@ -84,7 +84,7 @@ pub(super) fn of_expr(
         Origin { key, stated, taken }
     };
     let all: Vec<Origin> = names.into_iter().map(origin).collect();
-    // Where one of several spellings is there, the others say nothing; where none is, the first is the usual one.
+    // If one of several names is present, the others are left out; if none is, the first is the usual one.
     let is_stated = |origin: &Origin| origin.stated.is_some();
     let is_taken = |origin: &Origin| !origin.taken.is_null();
     match (all.iter().any(is_stated), all.iter().any(is_taken)) {

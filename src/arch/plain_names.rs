@@ -1,5 +1,5 @@
-//! Finds one change of all names of a checkpoint (something in front taken off or added, a word taken out) after which the
-//! card knows every tensor.
+//! Finds one change of all names of a checkpoint (a prefix removed or added, or a part removed) after which the card
+//! knows every tensor.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -20,46 +20,46 @@ use crate::arch::schema::{Card, CardKind};
 use crate::arch::similar::lenient_scope;
 use crate::core::WeightMeta;
 
-/// Kinds of names that are looked at: more than any model has.
+/// Maximum number of kinds of names that are examined: more than any model has.
 const MAX_KINDS: usize = 1000;
-/// Parts that may stand in front of a model's names, and words that are tried inside them.
+/// Maximum number of parts in a removed prefix, and of parts inside names that are tried for removal.
 const MAX_PARTS: usize = 4;
 const MAX_WORDS: usize = 8;
-/// Prefixes of a card's names that are tried in front of names.
+/// Maximum number of a card's prefixes that are tried in front of names.
 const MAX_ADDED: usize = 3;
 
-/// What the names of a checkpoint must become for its card to know them all.
+/// Change of tensor names after which the card knows them all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlainNames {
-    /// New names by old ones; those that stay are not listed.
+    /// New names by old ones; unchanged names are not listed.
     names: HashMap<String, String>,
     change: Change,
-    /// What was done, for the user.
+    /// Description of the change for the user.
     pub warning: String,
 }
 
 impl PlainNames {
-    /// The name that takes the place of one.
+    /// Returns the new name of a weight.
     #[must_use]
     pub fn name(&self, stored: &str) -> String {
         self.names.get(stored).map_or(stored, String::as_str).to_owned()
     }
 
-    /// The name that takes the place of that of a stored tensor, of which weights were put together.
+    /// Returns the new name of a stored tensor from which weights are assembled.
     #[must_use]
     pub fn member(&self, stored: &str) -> String {
         self.change.apply(stored, !stored.starts_with(&self.change.before))
     }
 }
 
-/// One way to change names.
+/// Candidate change of names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Change {
-    /// What names begin with, taken off.
+    /// Prefix that is removed.
     off: String,
-    /// A part inside names, taken out.
+    /// Part between dots that is removed.
     word: Option<String>,
-    /// What is put before the names that the card does not know.
+    /// Prefix that is added to names that the card does not know.
     before: String,
 }
 
@@ -90,8 +90,8 @@ impl Change {
     }
 }
 
-/// Finds what to do with the names of a text model for its card to know them all; `None` if it knows them as they are, or
-/// nothing simple helps.
+/// Finds the change of a text model's names after which its card knows them all; `None` if the card knows them already,
+/// or no simple change helps.
 #[must_use]
 pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) -> Option<PlainNames> {
     if registry.kind() != CardKind::Text || options.mistral_format {
@@ -102,7 +102,7 @@ pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOp
     let mut kinds = kinds(inputs.weights);
     kinds.truncate(MAX_KINDS);
     let few: Vec<&WeightMeta> = kinds.values().filter_map(|kind| inputs.weights.get(kind.first)).collect();
-    // Weights may all be averages (`ema.`), and are the model then.
+    // If all weights are averages (`ema.`), they are the model.
     let is_left = |meta: &&WeightMeta| is_of_training(&meta.name, &class);
     let few: Vec<&WeightMeta> =
         if few.iter().all(is_left) { few } else { few.into_iter().filter(|meta| !is_left(meta)).collect() };
@@ -120,7 +120,7 @@ pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOp
             let Some((_, now)) = search.fits(&|name| change.apply(name, is_unknown(name))) else {
                 return false;
             };
-            // That all of them may be left out is no sign of a name that is right.
+            // A change after which all names are merely left out does not show that the names are right.
             let mut before_and_now = fits.iter().zip(&now);
             now.iter().all(|fit| *fit != Fit::Unknown)
                 && before_and_now.any(|(before, now)| (*before, *now) == (Fit::Unknown, Fit::Known))
@@ -145,17 +145,17 @@ pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOp
     Some(PlainNames { names, change, warning })
 }
 
-/// What a card says of a name.
+/// Result of looking up a name in a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fit {
-    /// It is one of the card's own.
+    /// The card maps the name.
     Known,
-    /// It is left out, by a rule about other modalities or one that asks for a condition.
+    /// The name is left out by a rule about other modalities, or by a conditional one.
     LeftOut,
     Unknown,
 }
 
-/// A checkpoint, to ask cards about its names.
+/// Checkpoint whose names are looked up in cards.
 struct Search<'a> {
     registry: &'a Registry,
     inputs: &'a Inputs<'a>,
@@ -167,7 +167,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// The card of the class, and what it says of each name once they are changed; `None` without a card.
+    /// Returns the card of the class and its result for each changed name; `None` without a card.
     fn fits(&self, change: &dyn Fn(&str) -> String) -> Option<(&'a Card, Vec<Fit>)> {
         let few: Vec<WeightMeta> =
             self.few.iter().map(|meta| WeightMeta { name: change(&meta.name), ..(*meta).clone() }).collect();
@@ -179,7 +179,7 @@ impl<'a> Search<'a> {
         let scope = lenient_scope(card, self.class, self.config, &inputs);
         let matcher = Matcher::lenient(card, &scope);
         let heads = HeadRule::of(card, self.options.heads, self.config, &scope).ok();
-        // Rules that look at the content have none to look at here.
+        // Rules about content have no content to check here.
         let is_left_out = |name: &str| {
             let rules = card.ignore.iter().filter(|rule| !rule.require_zero && rule.drop_if_equal.is_none());
             rules.filter_map(|rule| Some((rule, rule.pattern.matches(name)?))).any(|(rule, captures)| {
@@ -208,7 +208,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Ways to change names that a card does not know: nothing, what all begin with taken off, a part of all taken out.
+/// Returns candidate changes for unknown names: none, a common prefix removed, a common part removed.
 fn changes(unknown: &[&str]) -> Vec<Change> {
     let mut changes = vec![Change::default()];
     let Some((first, rest)) = unknown.split_first() else { return changes };
@@ -227,7 +227,7 @@ fn changes(unknown: &[&str]) -> Vec<Change> {
     changes
 }
 
-/// Prefixes that make names of a card of these, those of most names first.
+/// Returns prefixes that turn these names into names of the card, the most frequent first.
 fn added(card: &Card, names: &[String]) -> Vec<String> {
     let patterns: Vec<String> = card
         .entries
@@ -311,11 +311,11 @@ mod tests {
                 "{warning}"
             );
         }
-        // Whatever a training left beside the model has no part in it.
+        // Training leftovers are not considered.
         let mut stored: Vec<String> = MODEL.iter().map(|name| format!("policy.{name}")).collect();
         stored.push("v_head.summary.weight".to_owned());
         assert_eq!(found(&stored).unwrap().0[..11], MODEL);
-        // Nor has what is of another modality, which is known by what its name begins with.
+        // Tensors of other modalities are not considered either; they are known by their prefix.
         stored.push("policy.resampler.query".to_owned());
         let (names, _) = found(&stored).unwrap();
         assert_eq!((&names[..11], names[12].as_str()), (&MODEL.map(str::to_owned)[..], "resampler.query"));
@@ -361,7 +361,7 @@ mod tests {
         let mut stored = of(&MODEL);
         stored.push("model.layers.0.mlp.probe.weight".to_owned());
         assert_eq!(found(&stored), None);
-        // Two of each: which counts would be a guess.
+        // Both variants exist, so the choice would be a guess.
         let mut stored = of(&MODEL);
         stored.extend(MODEL.iter().map(|name| format!("policy.{name}")));
         assert_eq!(found(&stored), None);

@@ -1,4 +1,4 @@
-//! From a merged TOML table to a typed card. Unknown keys are errors wherever they stand.
+//! From a merged TOML table to a typed card. Unknown keys are errors everywhere.
 
 use indexmap::IndexMap;
 use toml::{Table, Value as Toml};
@@ -29,9 +29,9 @@ use tokenizer::tokenizer;
 
 type Read<T> = Result<T, CardProblem>;
 
-/// Block prefix of sources where the card names none.
+/// Default block prefix of sources.
 const BLOCK: &str = "model.layers.{bid}.";
-/// The same for audio towers.
+/// Default block prefix of sources in audio towers.
 const AUDIO_BLOCK: &str = "audio_tower.layers.{bid}.";
 
 const CARD_KEYS: &[&str] = &[
@@ -83,7 +83,7 @@ const NAMES_KEYS: &[&str] = &["rewrite", "block", "audio_block"];
 const IGNORE_KEYS: &[&str] = &["why", "when", "require_zero", "drop_if_equal"];
 const INVERSE_KEYS: &[&str] = &["value", "null", "tensor"];
 
-/// Tensors beside which llama.cpp's loader looks for a factor; which of them a graph uses is the card's to say.
+/// Tensors for which llama.cpp's loader looks for a `.scale` tensor. A card lists those that its graph uses.
 const FACTOR_SLOTS: &[&str] = &[
     "attn_gate",
     "attn_k",
@@ -109,7 +109,7 @@ const FACTOR_SLOTS: &[&str] = &[
     "ssm_out",
 ];
 
-/// A table whose keys are known, and where it stands.
+/// Table whose keys are all known, and its place in the card for messages.
 struct Fields<'t> {
     table: &'t Table,
     at: String,
@@ -185,7 +185,7 @@ fn text(value: &Toml, at: &str) -> Read<String> {
     value.as_str().map(str::to_owned).ok_or_else(|| kind(at, "a text", value))
 }
 
-/// An expression; numbers and truth values may stand without quotes.
+/// Parses an expression; numbers and booleans may be unquoted.
 fn expr(value: &Toml, at: &str) -> Read<Expr> {
     match value {
         Toml::String(text) => Expr::parse(text).map_err(|source| {
@@ -218,7 +218,7 @@ fn choice<T: Copy>(at: &str, what: &'static str, name: &str, known: &[(&str, T)]
     found.ok_or_else(|| not_built(at, what, name).unwrap_or_else(unknown))
 }
 
-/// Reads a merged card, from the file of this name.
+/// Reads a merged card from the file `stem`.
 pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Card> {
     let top = Fields::of(table, "top level", CARD_KEYS)?;
     match table.get("schema") {
@@ -293,13 +293,13 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
     })
 }
 
-/// The `[graph]` table; an empty one describes nothing.
+/// Reads the `[graph]` table; an empty one counts as absent.
 fn graph(top: &Fields<'_>) -> Read<Option<GraphFeatures>> {
     let described = top.table("graph")?.filter(|table| !table.is_empty());
     described.map(GraphFeatures::from_toml).transpose().map_err(CardProblem::Graph)
 }
 
-/// What the card makes, and its `general.architecture`: of towers always the same, so that no card says it.
+/// Returns the card's kind and its `general.architecture`. For towers the latter is fixed, so no card declares it.
 fn kind_of(top: &Fields<'_>) -> Read<(CardKind, String)> {
     let name = top.text("kind")?.unwrap_or_else(|| "text".to_owned());
     let kind =
@@ -317,7 +317,7 @@ fn kind_of(top: &Fields<'_>) -> Read<(CardKind, String)> {
     }
 }
 
-/// Refuses keys of towers in the card of a text model, where nothing would come of them.
+/// Refuses keys of towers in the card of a text model, where they have no effect.
 fn of_towers_only(fields: &Fields<'_>, keys: &[&'static str]) -> Read<()> {
     match keys.iter().find(|key| fields.table.contains_key(**key)) {
         Some(key) => {
@@ -328,7 +328,7 @@ fn of_towers_only(fields: &Fields<'_>, keys: &[&'static str]) -> Read<()> {
     }
 }
 
-/// `names.rewrite`, and the names of blocks.
+/// Reads `names.rewrite` and the block prefixes.
 fn names_of(names: &Fields<'_>, kind: CardKind) -> Read<(Vec<Rewrite>, Sections)> {
     if kind == CardKind::Text {
         of_towers_only(names, &["audio_block"])?;
@@ -392,7 +392,7 @@ fn inverse(top: &Fields<'_>) -> Read<IndexMap<String, InverseRule>> {
         .collect()
 }
 
-/// A list of `[name, expression]`.
+/// Reads a list of `[name, expression]`.
 fn pairs(top: &Fields<'_>, key: &str) -> Read<Vec<(String, Expr)>> {
     let at = top.at(key);
     let pair = |item: &Toml| match item.as_array().map(Vec::as_slice) {
@@ -402,7 +402,7 @@ fn pairs(top: &Fields<'_>, key: &str) -> Read<Vec<(String, Expr)>> {
     top.list(key)?.iter().map(pair).collect()
 }
 
-/// What draft heads share with the model: the usual three, unless the card says otherwise.
+/// Reads `mtp_keep`; the default is the usual three tensors that draft heads share with the model.
 fn mtp_keep(top: &Fields<'_>) -> Read<Vec<String>> {
     match (top.table.contains_key("mtp_keep"), top.bool("mtp_export")?) {
         (true, _) => top.texts("mtp_keep"),
@@ -428,7 +428,7 @@ fn rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
     fields.list(key)?.iter().map(|item| row(item, &fields.at(key))).collect()
 }
 
-/// Rows of keys, where those that most decoders share do not belong.
+/// Reads rows of keys, among which `["include", "base"]` is not allowed.
 fn key_rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
     let key_row = |item: &Toml| match row(item, &fields.at(key))? {
         Row::Base => Err(kind(&fields.at(key), "[key, expression] or [key, expression, condition]", item)),
@@ -483,8 +483,9 @@ fn aliases(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, String>>>
     Ok(all)
 }
 
-/// `[required]`: targets, each with `true`, the condition under which it must exist, or a table of that and of the target
-/// that it goes `with`; and `biases`: targets that have one wherever they have a weight.
+/// Reads `[required]` and `biases`. A row of `[required]` is a target with `true`, with the condition under which it
+/// must exist, or with a table of that condition and the target that it goes `with`. A stem of `biases` must have a
+/// bias wherever it has a weight.
 fn required(top: &Fields<'_>) -> Read<Vec<Required>> {
     let mut all = Vec::new();
     for (name, value) in top.tables("required")? {
@@ -543,7 +544,7 @@ fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
             rule.require_zero = fields.bool("require_zero")?;
             let other = fields.text("drop_if_equal")?;
             rule.drop_if_equal = other.map(|other| own(&other, Stars::Refused)).transpose()?;
-            // That it is the same as another tensor is a reason.
+            // Equality with another tensor is a reason in itself.
             match fields.text("why")? {
                 Some(why) => rule.why = why,
                 None if rule.drop_if_equal.is_some() => {}
@@ -555,7 +556,7 @@ fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
     Ok(all)
 }
 
-/// The rows of a list, for [`super::hparams`]'s own table.
+/// Parses one row, for the table of [`super::hparams`].
 pub(super) fn key_row(key: &str, value: &str, when: &str) -> Read<Row> {
     let at = format!("base row `{key}`");
     let when = if when.is_empty() { None } else { Some(expr(&Toml::from(when), &at)?) };

@@ -1,19 +1,19 @@
-//! A configuration as transformers 5 saves it, completed with the keys that older ones have in their place.
+//! Completes a configuration saved by transformers 5 with the keys of older versions.
 //!
-//! transformers 5 moves everything about rope into `rope_parameters`, by the kind of layer where kinds differ, and says layer
-//! by layer which feed-forward network is dense. Cards read the older keys; they are added where they are absent.
+//! transformers 5 moves the rope parameters into `rope_parameters`, nested by layer type if types differ, and lists per
+//! layer which feed-forward networks are dense. Cards read the older keys, so absent ones are added.
 
 use serde_json::{Map, Value as Json};
 
 type Config = Map<String, Json>;
 
-/// Names under which `rope_parameters` has layers that attend to all tokens.
+/// Names of the layer types in `rope_parameters` that attend to all tokens.
 const FULL: &str = "full_attention";
 const ALSO_FULL: [&str; 2] = ["main", "indexed_attention"];
-/// Layers that attend to compressed keys.
+/// Layer type that attends to compressed keys.
 const COMPRESSED: &str = "compress";
 
-/// Keys outside of `rope_parameters` that say the same as a member of it.
+/// Older keys outside of `rope_parameters`, and the equivalent members of it.
 const ROPE: [(&str, &str); 3] = [
     ("rope_theta", "rope_theta"),
     ("partial_rotary_factor", "partial_rotary_factor"),
@@ -35,7 +35,7 @@ pub(super) fn complete(config: &mut Config) {
     add(config, "first_k_dense_replace", n_dense.map(Json::from));
 }
 
-/// The parameters with those of layers that attend to all tokens under one name, and among the members themselves.
+/// Returns the parameters with those of full-attention layers under one name, and also copied to the top level.
 fn lifted(rope: &mut Config) -> Config {
     for name in ALSO_FULL {
         if let (false, Some(part)) =

@@ -37,42 +37,42 @@ use crate::arch::warning::ArchWarning;
 use crate::core::{WeightMeta, WeightSource};
 use crate::gguf::{Metadata, ModeRequest, TokenizerRequest};
 
-/// The key of the list of tokens.
+/// GGUF key of the token list.
 const TOKENS: &str = "tokenizer.ggml.tokens";
-/// The key of `[tokenizer] token_type_count`.
+/// GGUF key of `[tokenizer] token_type_count`.
 const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
 
-/// What a checkpoint says about itself.
+/// Metadata and headers of a checkpoint.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
-    /// `config.json`.
+    /// The members of `config.json`.
     pub config: &'a Map<String, Json>,
     /// The weights, in the checkpoint's order.
     pub weights: &'a [WeightMeta],
-    /// Where the weights can be read, for the few cards that need to see some; `None` where only headers are known.
+    /// Source of the weights' content, for the few cards that read some; `None` if only headers are known.
     pub values: Option<&'a dyn WeightSource>,
-    /// Counts the tokens of the vocabulary, where its files can be read.
+    /// Function that counts the vocabulary's tokens, if its files can be read.
     pub vocabulary: Option<CountTokens<'a>>,
-    /// Names of stored tensors that weights were put together from: expressions can ask for them.
+    /// Stored tensors from which weights are assembled: expressions can refer to them.
     pub stored: &'a [WeightMeta],
-    /// `tokenizer_config.json`, if there.
+    /// The members of `tokenizer_config.json`, if it exists.
     pub tokenizer_config: Option<&'a Map<String, Json>>,
-    /// `generation_config.json`, if there.
+    /// The members of `generation_config.json`, if it exists.
     pub generation_config: Option<&'a Map<String, Json>>,
-    /// How images and sounds are prepared: `preprocessor_config.json` and its kin, merged.
+    /// Preprocessing of images and audio: `preprocessor_config.json` and similar files, merged.
     pub preprocessor: Option<&'a Map<String, Json>>,
-    /// Configurations of the folders in which a model keeps parts of its towers, by folder.
+    /// Configurations of the subdirectories in which a model keeps parts of its towers, by directory name.
     pub folders: Option<&'a Map<String, Json>>,
-    /// Names of the files in the directory.
+    /// Names of the files in the checkpoint's directory.
     pub files: &'a [String],
-    /// How token vectors are pooled, where `modules.json` of sentence-transformers says it.
+    /// Pooling of token vectors, if `modules.json` of sentence-transformers declares it.
     pub pooling: Option<Pooling>,
-    /// The model that a draft model works for.
+    /// Target model of a draft model.
     pub target: Option<Target<'a>>,
 }
 
 impl<'a> Inputs<'a> {
-    /// A checkpoint of which only the configuration and the headers of the weights are known.
+    /// Returns inputs with only the configuration and the headers of the weights.
     #[must_use]
     pub fn of_headers(config: &'a Map<String, Json>, weights: &'a [WeightMeta]) -> Self {
         Self {
@@ -92,54 +92,54 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// A pooling of token vectors; the numbers are those of `pooling_type` in GGUF.
+/// Pooling of token vectors; the values are those of `pooling_type` in GGUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// The mean of all tokens.
+    /// Mean of all tokens.
     Mean = 1,
-    /// The first token.
+    /// First token.
     Cls = 2,
-    /// The last token.
+    /// Last token.
     Last = 3,
 }
 
-/// A decoder that ranks documents by the choice between two words.
+/// Decoder that ranks documents by the probabilities of two words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rerank {
-    /// The token for a document that fits, if the vocabulary has it.
+    /// Token id for a relevant document, if the vocabulary has it.
     pub yes: Option<u32>,
-    /// The token for one that does not.
+    /// Token id for an irrelevant document, if the vocabulary has it.
     pub no: Option<u32>,
-    /// The user said so; else it was found in the files, and cards without rerankers pass over it.
+    /// True if the user asked for it; else it was detected in the files, and cards without rerankers ignore it.
     pub asked: bool,
 }
 
-/// What the user asked for.
+/// Options of the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResolveOptions {
-    /// Type of the file; `None` takes the one that suits the checkpoint.
+    /// Type of the file; `None` selects the one that suits the checkpoint.
     pub file_type: Option<OutType>,
-    /// The configuration is that of Mistral's own format, which names no class.
+    /// True if the configuration is in Mistral's own format, which names no class.
     pub mistral_format: bool,
-    /// What becomes of draft heads.
+    /// Treatment of draft heads.
     pub heads: Heads,
-    /// Tensors that are joined after mapping.
+    /// Joins of tensors after mapping.
     pub fuse: Fuse,
-    /// The model ranks documents.
+    /// Reranker settings, if the model ranks documents.
     pub rerank: Option<Rerank>,
-    /// Plan keys alone; there need not be any weights.
+    /// True to plan only keys; there may be no weights.
     pub metadata_only: bool,
-    /// Plan the keys of the card's `annotate` too.
+    /// True to plan the keys of the card's `annotate` too.
     pub annotate: bool,
-    /// The weights are those that an adapter changes: no other is missed, and neither keys nor tensors of the card's own
-    /// are planned.
+    /// True if the weights are only those that an adapter changes: missing ones are no error, and no keys or generated
+    /// tensors are planned.
     pub is_part: bool,
 }
 
-/// Finds the card for a checkpoint and plans every tensor and key.
+/// Selects the card for a checkpoint and plans every tensor and key.
 ///
 /// # Errors
-/// [`ArchError`]: no card, tensors the card does not know, tensors it misses, shapes that do not fit.
+/// [`ArchError`]: no card, tensors that the card does not know, missing tensors, shapes that do not fit.
 pub fn resolve(
     registry: &Registry,
     inputs: &Inputs<'_>,
@@ -224,7 +224,7 @@ fn resolved(
         return Ok(mapping);
     }
 
-    // Metadata sees changes of the configuration that tensors must not see, so it comes second.
+    // Metadata sees changes of the configuration that tensors must not see, so metadata is computed after the tensors.
     hparams::set_for_metadata(card, &mut scope)?;
     hparams::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
     hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
@@ -242,7 +242,7 @@ fn resolved(
     mapping.origins.insert(TOKENS.to_owned(), origins::of_expr(card, size, &scope, &config));
     mapping.read = scope.values.read();
     if card.kind == CardKind::Text {
-        // What is read here changes no plan.
+        // Reads from here on do not influence the plan.
         let made = (mapping.outputs.as_slice(), mapping.dropped.as_slice());
         mapping.tie = tied::check((card, &mapping.class), said, &scope, inputs.weights, made, &stored_heads)?;
         let cards = registry.cards().iter();
@@ -252,7 +252,7 @@ fn resolved(
     Ok(mapping)
 }
 
-/// The card for a class.
+/// Returns the card for a class.
 pub(super) fn chosen<'r>(
     registry: &'r Registry,
     class: &str,
@@ -260,7 +260,7 @@ pub(super) fn chosen<'r>(
     inputs: &Inputs<'_>,
     options: ResolveOptions,
 ) -> Result<&'r Card, ArchError> {
-    // A card whose defaults have no result for this configuration is not the one, if another is.
+    // A card whose defaults cannot be computed for this configuration is skipped if another card fits.
     let unfit = RefCell::new(None);
     let card =
         detect::choose(registry, class, &|card| match scope(card, class, config, inputs, options, 0) {
@@ -279,7 +279,7 @@ pub(super) fn chosen<'r>(
     })
 }
 
-/// Whether a condition is about rerankers.
+/// Returns true if a condition refers to rerankers.
 fn asks_for_rerank(when: &Expr) -> bool {
     let mut asks = false;
     when.walk(&mut |expr| {
@@ -289,7 +289,7 @@ fn asks_for_rerank(when: &Expr) -> bool {
     asks
 }
 
-/// The error, with the known card that knows most of a checkpoint whose class none knows.
+/// Adds the most similar known card to the error for an unknown class.
 fn resembling(
     error: ArchError,
     registry: &Registry,
@@ -306,7 +306,7 @@ fn resembling(
     }
 }
 
-/// The type of the file: as asked, or that of the first narrow matrix of what is converted.
+/// Returns the type of the file: the requested one, or that of the first 16-bit matrix of the converted weights.
 fn file_type(
     card: &Card,
     class: &str,
@@ -338,7 +338,7 @@ fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<crate::
     scope.eval(expr, Captures::default()).map_err(failed)
 }
 
-/// Everything a card's expressions can name.
+/// Returns the scope with everything that a card's expressions can name.
 pub(super) fn scope<'a>(
     card: &'a Card,
     class: &str,
@@ -350,7 +350,7 @@ pub(super) fn scope<'a>(
     scope_of(card, class, config, inputs, options, file_type).map(|made| made.0)
 }
 
-/// Builds the scope of [`scope`], and returns the warning about draft heads that are counted and not stored.
+/// Builds the scope of [`scope`], and returns the warning about draft heads that are counted but not stored.
 fn scope_of<'a>(
     card: &'a Card,
     class: &str,
@@ -422,19 +422,19 @@ fn scope_of<'a>(
     Ok((scope, unstored))
 }
 
-/// Puts a configuration into a scope: completed, with the card's changes, and its rope beside it.
+/// Sets the configuration of a scope: completed, with the card's changes, and with the rope roots.
 pub(super) fn configure(
     card: &Card,
     config: &Map<String, Json>,
     scope: &mut Scope<'_>,
 ) -> Result<(), ArchError> {
     scope.config = hparams::complete(card, config, scope)?;
-    // Drafts made with `speculators` have the numbers of their blocks in a member of their own.
+    // Drafts made with `speculators` have their block parameters in a nested object.
     if let Some(Json::Object(layer)) = scope.config.get("transformer_layer_config").cloned() {
         scope.config.extend(layer);
     }
     hparams::change(card, "`set`", &card.set, &card.drop_config, scope)?;
-    // Towers have positions of their own: what the text model does with its rope is its card's.
+    // Towers have their own positions: the rope of the text model is handled by the text model's card.
     if card.kind == CardKind::Text {
         let rope = hparams::rope_roots(&scope.config)?;
         scope.roots.retain(|(name, _)| !rope.iter().any(|(own, _)| own == name));
@@ -443,7 +443,7 @@ pub(super) fn configure(
     Ok(())
 }
 
-/// The rows of the embedding, where a row is for each token of the file.
+/// Returns the number of rows of the embedding, if it has a row for each token of the file.
 #[must_use]
 pub fn embedding_rows(card: &Card, outputs: &[OutputSpec]) -> Option<u64> {
     let has_all = card.kind == CardKind::Text && shapes::embeds_all_tokens(&card.gguf);
@@ -451,21 +451,21 @@ pub fn embedding_rows(card: &Card, outputs: &[OutputSpec]) -> Option<u64> {
     embedding.shape.dims().first().copied()
 }
 
-/// The rows of an embedding whose configuration does not say how many tokens there are: the default of the model's class is
-/// the number of another model.
+/// Returns the rows of the embedding if the configuration has no `vocab_size`: the default of the class would be the
+/// number of another model.
 fn unsaid_tokens(card: &Card, config: &Map<String, Json>, outputs: &[OutputSpec]) -> Option<u64> {
     let text = config.get("text_config").and_then(Json::as_object);
     let is_said = |part: &Map<String, Json>| part.get("vocab_size").is_some_and(|size| !size.is_null());
     if is_said(config) || text.is_some_and(is_said) { None } else { embedding_rows(card, outputs) }
 }
 
-/// The number of tokens where a card says no other.
+/// Default expression of the vocabulary size.
 fn default_size() -> &'static Expr {
     static SIZE: LazyLock<Expr> = LazyLock::new(|| Expr::parse("vocab_size?").unwrap_or(Expr::Null));
     &SIZE
 }
 
-/// The card's `[tokenizer]` table with its expressions evaluated.
+/// Evaluates the card's `[tokenizer]` table.
 fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchError> {
     let spec = &card.tokenizer;
     let size = eval(card, "[tokenizer] `size`", scope, spec.size.as_ref().unwrap_or(default_size()))?;
@@ -496,7 +496,7 @@ fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchErr
     })
 }
 
-/// The modes whose conditions hold. What the table says for all modes comes after what a mode says itself.
+/// Returns the modes whose conditions hold. Special tokens of the table follow those of the mode.
 fn modes(card: &Card, scope: &Scope<'_>) -> Result<Vec<ModeRequest>, ArchError> {
     let spec = &card.tokenizer;
     let failed = |source| ArchError::Eval { card: card.name(), at: "[tokenizer] `try`".to_owned(), source };

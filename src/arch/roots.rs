@@ -1,6 +1,6 @@
-//! Names that card expressions may use beside those of the configuration.
+//! Names in card expressions that do not come from the configuration.
 
-/// Names that do not come from the configuration.
+/// Roots of paths, sorted.
 pub(super) const ROOTS: &[&str] = &[
     "class",
     "file_type",

@@ -1,10 +1,10 @@
-//! Keys that llama.cpp's loader reads under every architecture and assumes a value of where they are absent: base and
-//! scaling of rotations, width of a head, layers with a window. A card's rows write what the converter of llama.cpp
-//! writes; what the configuration says besides is added here, for all cards alike, and only where the assumption
-//! is another.
+//! Keys that llama.cpp's loader reads under every architecture, with a default if they are absent: rope base and
+//! scaling, width of a head, windowed layers. A card's rows write what llama.cpp's converter writes. Other values of
+//! the configuration are added here, for all cards alike, if they differ from the loader's default.
 //!
 //! # Exactness
-//! The attention factor is that of `_compute_yarn_parameters` in transformers 5.24, over what llama.cpp 0.5.0 takes for it.
+//! The attention factor is that of `_compute_yarn_parameters` in transformers 5.24, divided by the one that llama.cpp
+//! 0.5.0 computes.
 
 use serde_json::{Map, Value as Json};
 
@@ -18,17 +18,17 @@ use crate::checkpoint::json;
 use crate::core::numeric::held_by_f32;
 use crate::gguf::{Array, Metadata, Value, ValueType};
 
-/// Base of rotations where a file names none.
+/// Rope base if a file has none.
 const ASSUMED_BASE: f32 = 10_000.0;
-/// Factors nearer to one than this are left out.
+/// Difference from one up to which factors are left out.
 const FACTOR_TOLERANCE: f64 = 1e-6;
-/// Words of `layer_types` for layers that see a window.
+/// Values of `layer_types` for layers with a window.
 const WINDOWED: [&str; 1] = ["sliding_attention"];
-/// Names of the period at whose end a layer is without window.
+/// Keys of the period at whose end a layer has no window.
 const PERIODS: [&str; 3] =
     ["sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"];
 
-/// Adds to a card's metadata what the runtime would assume otherwise.
+/// Adds the keys whose defaults in the runtime would be wrong.
 ///
 /// # Errors
 /// A number of the configuration that F32 cannot hold.
@@ -59,7 +59,7 @@ pub(super) fn add(
     Ok(())
 }
 
-/// Keys `<arch>.<name>` of a file that is being planned.
+/// Keys `<arch>.<name>` of a planned file.
 struct Keys<'a> {
     arch: &'a str,
     early: &'a Metadata,
@@ -91,7 +91,7 @@ impl Keys<'_> {
         }
     }
 
-    /// True if a layer has heads of attention.
+    /// Returns true if a layer has attention heads.
     fn attends(&self) -> bool {
         match self.get("attention.head_count") {
             Some(Value::Array(_)) => true,
@@ -100,7 +100,7 @@ impl Keys<'_> {
         }
     }
 
-    /// True if the rows scale angles in this way, and not by a factor without effect.
+    /// Returns true if the rows write this type of rope scaling with an effective factor.
     fn scales(&self, kind: &str) -> bool {
         let factor = self.number("rope.scaling.factor").filter(|&factor| kind == "yarn" || factor != 1.0);
         self.get("rope.scaling.type").and_then(Value::as_str) == Some(kind) && factor.is_some()
@@ -111,7 +111,7 @@ fn number(of: &Map<String, Json>, name: &str) -> Option<f64> {
     of.get(name).and_then(Json::as_f64).filter(|number| number.is_finite())
 }
 
-/// A number of the configuration that is stored in F32.
+/// Returns a number of the configuration as F32.
 fn held(of: &Map<String, Json>, name: &str) -> Result<Option<f32>, ArchError> {
     let Some(value) = of.get(name).filter(|value| !value.is_null()).and_then(json::as_f64) else {
         return Ok(None);
@@ -125,7 +125,7 @@ fn count(of: &Map<String, Json>, name: &str) -> Option<u32> {
     of.get(name).and_then(Json::as_u64).and_then(|count| u32::try_from(count).ok())
 }
 
-/// Heads that are not a share of the embedding.
+/// Adds the width of heads that is not the embedding length divided by the number of heads.
 fn head_width(config: &Map<String, Json>, keys: &mut Keys<'_>) {
     let sizes =
         (count(config, "head_dim"), keys.number("attention.head_count"), keys.number("embedding_length"));
@@ -147,7 +147,7 @@ fn rotation(
     if let Some(base) = held(rope, "rope_theta")?.filter(|&base| base != ASSUMED_BASE) {
         keys.set_if_absent("rope.freq_base", base);
     }
-    // Factors for each pair have tensors of their own, whatever the type is called.
+    // Factors per pair have their own tensors, regardless of the type's name.
     let has_factors = rope.get("long_factor").is_some_and(Json::is_array);
     let kind = rope.get("rope_type").and_then(Json::as_str).filter(|_| !has_factors).unwrap_or_default();
     let original = count(rope, "original_max_position_embeddings").filter(|&length| length > 0);
@@ -186,12 +186,12 @@ fn rotation(
     Ok(())
 }
 
-/// Yarn's magnitude for a multiplier of the logarithm.
+/// Returns YaRN's magnitude with a multiplier of the logarithm.
 fn log_magnitude(factor: f64, mu: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * mu * factor.ln() + 1.0 }
 }
 
-/// The factor of cos and sin under yarn, as the configuration has it.
+/// Returns the factor of sine and cosine under YaRN by the configuration.
 fn yarn_magnitude(rope: &Map<String, Json>, factor: f64) -> f64 {
     if let Some(given) = number(rope, "attention_factor") {
         return given;
@@ -203,7 +203,8 @@ fn yarn_magnitude(rope: &Map<String, Json>, factor: f64) -> f64 {
     }
 }
 
-/// The factor of cos and sin under yarn that the runtime computes; `None` where it also scales the scores by it.
+/// Returns the factor of sine and cosine under YaRN that the runtime computes; `None` if it also scales the scores by
+/// it.
 fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &Keys<'_>) -> Option<f64> {
     let mu = keys.number("rope.scaling.yarn_log_multiplier").filter(|&mu| mu != 0.0);
     match (graph.yarn_mu, mu) {
@@ -213,7 +214,7 @@ fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &Keys<'_>) -> Opt
     }
 }
 
-/// Layers with a window that are not those of the architecture's rule.
+/// Adds the list of windowed layers if they differ from the architecture's rule.
 fn window_layers(config: &Map<String, Json>, graph: &GraphFeatures, keys: &mut Keys<'_>) {
     const KEY: &str = "attention.sliding_window_pattern";
     let (WindowKind::Sliding | WindowKind::Symmetric, Some(rule)) = (graph.window, graph.window_pattern)
@@ -223,7 +224,7 @@ fn window_layers(config: &Map<String, Json>, graph: &GraphFeatures, keys: &mut K
     if graph.window_size.is_none() && keys.number("attention.sliding_window").is_none_or(|size| size == 0.0) {
         return;
     }
-    // A number of layers that no file has is judged elsewhere: it must not become memory here.
+    // An excessive number of layers is reported elsewhere; it must not allocate memory here.
     let n_layers =
         keys.number("block_count").map(|count| count as usize).filter(|&count| count <= MAX_BLOCKS);
     let Some(n_layers) = n_layers else { return };
@@ -232,7 +233,7 @@ fn window_layers(config: &Map<String, Json>, graph: &GraphFeatures, keys: &mut K
         Some(period) => rule.with_period(period_of(period)),
         None => rule,
     };
-    // Draft heads are behind the layers that the configuration speaks of, and see everything.
+    // Draft heads follow the configuration's layers, and have no window.
     let drafts = keys.number("nextn_predict_layers").map_or(0, |count| count as usize);
     let periodic = || match rule {
         WindowPattern::DenseLast(_) => periodic(config, n_layers.saturating_sub(drafts)),
@@ -250,13 +251,13 @@ fn period_of(value: &Value) -> u32 {
     value.as_u64().and_then(|period| u32::try_from(period).ok()).unwrap_or(0)
 }
 
-/// The layers with a window, where the configuration lists them.
+/// Returns which layers have a window, if the configuration lists the layer types.
 fn listed(config: &Map<String, Json>) -> Option<Vec<bool>> {
     let words = config.get("layer_types")?.as_array()?;
     words.iter().map(|word| Some(WINDOWED.contains(&word.as_str()?))).collect()
 }
 
-/// The layers with a window, where the configuration says how often one is without.
+/// Returns which layers have a window, if the configuration declares a period.
 fn periodic(config: &Map<String, Json>, n_layers: usize) -> Option<Vec<bool>> {
     let period = PERIODS.iter().find_map(|name| count(config, name)).filter(|&period| period > 0)?;
     Some((1..=n_layers).map(|layer| !layer.is_multiple_of(period as usize)).collect())

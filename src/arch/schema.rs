@@ -1,4 +1,4 @@
-//! A card as typed data. [`super::read`] makes it from TOML, [`super::load`] checks it.
+//! A card as typed data. [`super::read`] builds it from TOML, [`super::load`] checks it.
 
 use indexmap::IndexMap;
 use serde_json::Value as Json;
@@ -11,102 +11,103 @@ use crate::arch::names::{Pattern, Placeholder, SUFFIXES};
 use crate::arch::ops::OpSpec;
 use crate::gguf::{Mode, RankCode, SpecialToken, Template};
 
-/// What a card makes of a checkpoint.
+/// Kind of file that a card writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CardKind {
     /// The text model, with its vocabulary.
     #[default]
     Text,
-    /// Vision and audio towers, with what joins them to the text model: a file of its own beside the text model's.
+    /// Vision and audio towers, and their projector to the text model: a separate file next to the text model's.
     Mmproj,
 }
 
-/// `general.architecture` of all files of towers.
+/// `general.architecture` of all tower files.
 pub(super) const CLIP: &str = "clip";
 
-/// An architecture: one card with its parents merged in, or one variant of it.
+/// One card with its parents merged in, or one variant of it.
 #[derive(Clone, Debug)]
 pub struct Card {
-    /// What it makes.
+    /// Kind of file that it writes.
     pub kind: CardKind,
-    /// Name of the card's file, without its ending.
+    /// File name of the card without its extension.
     pub stem: String,
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub gguf: String,
-    /// The variant's name, for a variant.
+    /// Name of the variant; `None` for the main card.
     pub variant: Option<String>,
-    /// Only a parent of other cards.
+    /// True if the card is only a parent of other cards.
     pub is_abstract: bool,
     /// Model classes (`architectures[0]` of `config.json`).
     pub classes: Vec<String>,
     /// Public repositories this card converts.
     pub examples: Vec<String>,
-    /// Selected only if this holds.
+    /// Condition under which the card is selected.
     pub when: Option<Expr>,
-    /// The configuration gets no defaults.
+    /// True if the configuration gets no defaults.
     pub raw_config: bool,
-    /// Tensors of other modalities are kept, not dropped.
+    /// True if tensors of other modalities are kept, not dropped.
     pub keep_multimodal: bool,
-    /// How the names of a tower's tensors start, after rewriting; others belong to the text model. Empty: all belong to
-    /// the tower.
+    /// Prefixes of the names of a tower's tensors, after rewriting; other tensors belong to the text model. Empty: all
+    /// tensors belong to the tower.
     pub parts: Vec<String>,
-    /// Draft heads can be left out, or written to a file of their own.
+    /// True if draft heads can be left out, or written to a file of their own.
     pub mtp_export: bool,
-    /// Tensors that such a file has besides the heads' own, by their names after rewriting.
+    /// Tensors in a file of draft heads in addition to the heads' own, by their names after rewriting.
     pub mtp_keep: Vec<String>,
-    /// Joins after mapping whose result the runtime reads.
+    /// Joins of output tensors whose result the runtime can read.
     pub fuse: Vec<Fusion>,
-    /// Conditions with messages.
+    /// Conditions that must hold, with error messages.
     pub require: Vec<(Expr, String)>,
-    /// Changes of the configuration.
+    /// Changes of the configuration: keys and their new values.
     pub set: Vec<(String, Expr)>,
     /// Keys removed from the configuration.
     pub drop_config: Vec<String>,
-    /// Changes that only metadata sees.
+    /// Further changes of the configuration that only metadata rows see.
     pub metadata_set: Vec<(String, Expr)>,
-    /// Removals that only metadata sees.
+    /// Further keys removed from the configuration that only metadata rows see.
     pub metadata_drop: Vec<String>,
-    /// Rows written before everything but the architecture.
+    /// Rows that are written before everything but the architecture.
     pub early: Vec<Row>,
-    /// The hyper-parameters.
+    /// Rows of the hyper-parameters.
     pub metadata: Vec<Row>,
-    /// Numbers without a key in GGUF, written behind `gguf_foundry.` on request.
+    /// Rows of values without a standard GGUF key, written under `gguf_foundry.` by `--annotate`.
     pub annotate: Vec<Row>,
-    /// Definitions.
+    /// Definitions (`[let]`) that expressions can use.
     pub lets: IndexMap<String, Expr>,
-    /// Tables for `lookup`.
+    /// Tables for the function `lookup`.
     pub tables: IndexMap<String, IndexMap<String, i64>>,
-    /// Defaults by model type and key.
+    /// Defaults of absent configuration keys, by model type and key.
     pub defaults: IndexMap<String, IndexMap<String, ConfigDefault>>,
-    /// Other names of keys, by model type: name, canonical key.
+    /// Alternative names of configuration keys, by model type: alias, canonical key.
     pub aliases: IndexMap<String, IndexMap<String, String>>,
-    /// Rewriting of tensor names.
+    /// Steps that rewrite tensor names.
     pub rewrite: Vec<Rewrite>,
     /// Tensor entries, in card order.
     pub entries: Vec<Entry>,
-    /// Tensors left out, with the reason.
+    /// Rules for tensors that are left out, with reasons.
     pub ignore: Vec<Ignore>,
     /// Targets that must exist.
     pub outputs: Vec<Pattern>,
-    /// Targets that a tower's file must have besides those of its entries: biases, and parts that a number tells apart.
+    /// Targets that a tower file must have in addition to those of its entries: biases, and parts told apart by a
+    /// number.
     pub required: Vec<Required>,
-    /// Tensors beside which the runtime reads a factor: targets without block and ending.
+    /// Tensors for which the runtime reads a `.scale` tensor: target names without block and ending.
     pub companions: Vec<String>,
     /// Tensors without a source.
     pub generate: Vec<Generate>,
-    /// The tokenizer.
+    /// The `[tokenizer]` table.
     pub tokenizer: TokenizerSpec,
-    /// How the way back rebuilds configuration keys that rows do not give.
+    /// Rules that rebuild configuration keys from a GGUF file where the rows do not determine them.
     pub inverse: IndexMap<String, InverseRule>,
-    /// What the engine builds, where the card describes it.
+    /// Graph of the architecture for the reference engine, if the card describes it.
     pub graph: Option<GraphFeatures>,
-    /// Attributes of the configuration that no key or tensor carries, with the values for which the runtime's computation
-    /// is right.
+    /// Configuration attributes that no key or tensor carries, with the values for which the runtime computes
+    /// correctly.
     pub assumes: IndexMap<String, Vec<Expr>>,
 }
 
 impl Card {
-    /// The card's name in messages: `llama`, `llama/internlm3`.
+    /// Returns the card's name in messages: `llama`, `llama/internlm3`.
     #[must_use]
     pub fn name(&self) -> String {
         let base = self.base();
@@ -116,7 +117,7 @@ impl Card {
         }
     }
 
-    /// The name that it shares with its variants, by which other cards extend it.
+    /// Returns the name that the card shares with its variants, by which other cards extend it.
     #[must_use]
     pub fn base(&self) -> &str {
         match self.kind {
@@ -125,17 +126,17 @@ impl Card {
         }
     }
 
-    /// Whether one of its rows may write a key of its files.
+    /// Returns true if a row of the card may write `key`, a full GGUF key.
     pub(crate) fn may_write(&self, key: &str) -> bool {
         hparams::has_row(self, key)
     }
 
-    /// The first name of the configuration of which a key of its files is made.
+    /// Returns the first configuration name in the row that writes `key`, a full GGUF key.
     pub(crate) fn name_in_row(&self, key: &str) -> Option<String> {
         hparams::name_in_row(self, key)
     }
 
-    /// The checkpoint's name of a tensor of the file, where an entry yields it; else the tensor's own.
+    /// Returns the checkpoint's name of a tensor of the file if an entry yields it, else `target` itself.
     pub(crate) fn source_of(&self, target: &str) -> String {
         let found = self.entries.iter().find_map(|entry| {
             let pattern = entry.patterns.first()?;
@@ -151,48 +152,48 @@ impl Card {
     }
 }
 
-/// What leads, in the name of an inverse key, into the object of each block: `block_configs[bid].width`.
+/// Part of an inverse key's name that leads into the object of each block: `block_configs[bid].width`.
 pub(super) const EACH_BLOCK: &str = "[bid].";
 
-/// A key of the configuration on the way back, or a tensor; points in a key's name lead into objects.
+/// Rule that rebuilds a configuration key or a tensor from a GGUF file. Dots in a key's name lead into objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InverseRule {
-    /// Its value.
+    /// Expression of the value.
     pub value: Expr,
-    /// Null is written; else it takes the key out.
+    /// True if a null value is written; else null removes the key.
     pub writes_null: bool,
-    /// The tensor's name, where the value is one of these: a number, or a list of them. Null leaves it out.
+    /// Name of the tensor, if the rule builds one: a number, or a list of numbers. Null leaves it out.
     pub tensor: Option<Pattern>,
 }
 
-/// One metadata row.
+/// Metadata row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Row {
-    /// `["include", "base"]`: the rows most decoders share.
+    /// `["include", "base"]`: the rows that most decoders share.
     Base,
     /// `[key, expression, condition]`.
     Key {
-        /// GGUF key, with or without the architecture before it.
+        /// GGUF key, with or without the architecture as prefix.
         key: String,
-        /// Its value; null writes nothing.
+        /// Expression of the value; null writes nothing.
         value: Expr,
-        /// Written only if this holds.
+        /// Condition under which the row is written.
         when: Option<Expr>,
     },
 }
 
-/// What an absent configuration key means.
+/// Default of a configuration key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigDefault {
-    /// The value of an absent key.
+    /// Value if the key is absent.
     pub value: DefaultValue,
-    /// The value of a key that is null, if that differs from null.
+    /// Value if the key is null; `None` keeps the null.
     pub null: Option<DefaultValue>,
-    /// The text `auto` counts as absent.
+    /// True if the string `auto` counts as absent.
     pub auto: bool,
 }
 
-/// A default: given, or computed from other keys.
+/// Default value: literal, or computed from other keys.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DefaultValue {
     /// A literal.
@@ -201,41 +202,41 @@ pub enum DefaultValue {
     Expr(Expr),
 }
 
-/// One step of name rewriting.
+/// Step of name rewriting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rewrite {
-    /// What it does.
+    /// The change.
     pub step: RewriteStep,
-    /// Done only if this holds.
+    /// Condition under which it is applied.
     pub when: Option<Expr>,
 }
 
-/// What a rewriting step does.
+/// Change that a rewriting step makes to a name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RewriteStep {
-    /// Removes all occurrences.
+    /// Removes all occurrences of a text.
     Strip(String),
-    /// Replaces at the start.
+    /// Replaces a prefix.
     Head(String, String),
-    /// Replaces at the end.
+    /// Replaces a suffix.
     Tail(String, String),
     /// Replaces all occurrences.
     Replace(String, String),
-    /// Puts a prefix in front unless it is there.
+    /// Adds a prefix unless the name starts with it.
     Prefix(String),
-    /// `Head` for names with an index behind it, to which a number is added.
+    /// Replaces a prefix that an index follows, and adds a number to the index.
     Shift(String, String, Expr),
 }
 
-/// How a checkpoint's tensors become GGUF tensors.
+/// Mapping from tensors of a checkpoint to GGUF tensors.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a key of its own in cards")]
 pub struct Entry {
-    /// Names of the source.
+    /// Patterns of the source's name.
     pub patterns: Vec<Pattern>,
-    /// Names of further sources; all are joined.
+    /// Patterns of further sources; all sources are joined.
     pub with: Vec<Pattern>,
-    /// Patterns match whole names: the target (or the pattern) has an ending of its own.
+    /// True if patterns match whole names, because the targets or a pattern include an ending.
     pub exact: bool,
     /// Targets, one per tensor that the operations yield.
     pub targets: Vec<Target>,
@@ -243,71 +244,71 @@ pub struct Entry {
     pub pre: Vec<OpSpec>,
     /// Operations after joining.
     pub ops: Vec<OpSpec>,
-    /// How several sources become one.
+    /// Join of several sources.
     pub join: Option<Join>,
     /// Expected number of stacked or concatenated parts.
     pub n: Option<Expr>,
-    /// Entries of one group wait for one another, per block.
+    /// Group of entries whose tensors are written together per block, after the last source of the group.
     pub group: Option<String>,
-    /// Further names of the same tensor.
+    /// Further target names under which the same tensor is written.
     pub also: Vec<Pattern>,
-    /// The target goes without the source's ending.
+    /// True if targets are named without the source's ending.
     pub drops_ending: bool,
-    /// The bounds of the layer's inputs and outputs are carried as weight and bias are.
+    /// True if the bounds of the layer's inputs and outputs are mapped like weight and bias.
     pub clamped: bool,
-    /// Which blocks it counts in.
+    /// Model or tower whose blocks `{bid}` counts.
     pub domain: Domain,
-    /// The target's block, if not the source's.
+    /// Block of the target, if it differs from the source's.
     pub bid: Option<Expr>,
-    /// The target comes for so many blocks from there on.
+    /// Number of consecutive blocks for which the target is written.
     pub repeat: Option<Expr>,
-    /// Applies only if this holds.
+    /// Condition under which the entry applies.
     pub when: Option<Expr>,
-    /// In which blocks it may be missing.
+    /// Blocks in which the tensor may be missing.
     pub optional: Optional,
-    /// Type rule.
+    /// Rule for the tensor's type.
     pub ty: EntryType,
-    /// When it is written.
+    /// Position in the file.
     pub phase: Phase,
-    /// A second source of the same target is dropped, not an error.
+    /// True if a second source of the same target is dropped; else it is an error.
     pub drop_duplicates: bool,
-    /// The pattern captures a number that the target has not: of several sources the second is an error.
+    /// True if the pattern captures a number that the target lacks, so that a second source is an error.
     pub sole: bool,
-    /// The rule for router names does not see this entry's block.
+    /// True if the block is hidden from the rule that keeps routers and similar tensors in F32 by name.
     pub untyped_bid: bool,
 }
 
 impl Entry {
-    /// The entry's first pattern, which names it in messages.
+    /// Returns the entry's first pattern, which identifies it in messages.
     #[must_use]
     pub fn name(&self) -> &str {
         self.patterns.first().map_or("", Pattern::text)
     }
 }
 
-/// Where a tensor may be missing.
+/// Blocks in which a tensor may be missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Optional {
-    /// In no block.
+    /// The tensor must exist in every block.
     #[default]
     Never,
-    /// In all blocks together: a part that models of the class have or have not.
+    /// The tensor exists in all blocks or in none.
     Everywhere,
-    /// In any block.
+    /// The tensor may be missing in any block.
     Anywhere,
 }
 
-/// The blocks that an entry's `{bid}` counts.
+/// Blocks that an entry's `{bid}` counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Domain {
-    /// Those of the model, or of the vision tower: below `block_limit`.
+    /// Blocks of the text model or of the vision tower: below `block_limit`.
     Blocks,
-    /// Those of the audio tower: below `audio_block_limit`.
+    /// Blocks of the audio tower: below `audio_block_limit`.
     AudioBlocks,
 }
 
 impl Domain {
-    /// The definition that bounds it.
+    /// Returns the name of the definition that bounds the block numbers.
     pub(super) fn limit(self) -> &'static str {
         match self {
             Self::Blocks => "block_limit",
@@ -316,25 +317,25 @@ impl Domain {
     }
 }
 
-/// One target of an entry.
+/// Target of an entry.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Name, with the suffix carried from the source unless it has its own.
+    /// Name; the source's suffix is appended unless the name has one.
     pub name: Pattern,
     /// Operations on this part alone.
     pub ops: Vec<OpSpec>,
 }
 
-/// How several sources become one tensor.
+/// Join of several sources to one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Join {
     /// Parts numbered by a placeholder, stacked along a new first axis.
     StackBy(Placeholder),
-    /// Parts numbered by a placeholder, one after the other along the first axis.
+    /// Parts numbered by a placeholder, concatenated along the first axis.
     ConcatBy(Placeholder),
     /// Named parts, stacked along a new first axis.
     Stack,
-    /// Named parts, one after the other along an axis.
+    /// Named parts, concatenated along an axis.
     Concat {
         /// The axis: 0 or 1.
         axis: usize,
@@ -343,125 +344,125 @@ pub enum Join {
     Mul,
 }
 
-/// Which type rule an entry follows.
+/// Type rule of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryType {
-    /// By name, then the file type.
+    /// Type by the tensor's name, else the file type.
     Auto,
     /// F32.
     F32,
     /// F16.
     F16,
-    /// F16 in files of that type, else F32: what runtimes convolve with.
+    /// F16 in F16 files, else F32: kernels of convolutions.
     Conv,
-    /// The file type, whatever the name.
+    /// The file type, regardless of the name.
     File,
-    /// As the source stores it.
+    /// Type of the source.
     Source,
     /// I32.
     I32,
     /// I64.
     I64,
-    /// The blocks of a quantized weight, where a block type holds them exactly; else by name, then the file type.
+    /// Blocks of a quantized weight if a block type holds them exactly; else as `Auto`.
     Blocks,
 }
 
-/// When an entry is written.
+/// Position of an entry's tensors in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Before everything.
+    /// Before all other tensors.
     First,
-    /// Before the entries: tensors without a source.
+    /// After `First`: tensors without a source.
     Generated,
     /// In the order of the sources.
     Normal,
-    /// After everything.
+    /// After all other tensors.
     Last,
 }
 
-/// A target that must exist.
+/// Target that must exist.
 #[derive(Clone, Debug)]
 pub struct Required {
-    /// Its name; one with `{bid}` must exist in every block.
+    /// Name of the target; with `{bid}`, it must exist in every block.
     pub target: Pattern,
-    /// It must exist wherever this target does, with the same numbers.
+    /// Target that requires this one: both must exist with the same numbers.
     pub with: Option<Pattern>,
-    /// Only if this holds.
+    /// Condition of the requirement.
     pub when: Option<Expr>,
 }
 
-/// Tensors that are left out.
+/// Rule for tensors that are left out.
 #[derive(Clone, Debug)]
 pub struct Ignore {
-    /// Their names.
+    /// Pattern of their names.
     pub pattern: Pattern,
-    /// Why.
+    /// Reason.
     pub why: String,
-    /// Only if this holds.
+    /// Condition of the rule.
     pub when: Option<Expr>,
-    /// It is an error if the tensor has anything but zeros.
+    /// True if any non-zero element is an error.
     pub require_zero: bool,
-    /// Only if it has the numbers of this tensor.
+    /// Tensor that must have the same values, else the rule does not apply.
     pub drop_if_equal: Option<Pattern>,
 }
 
 impl Ignore {
-    /// Whether more than the name decides.
+    /// Returns true if more than the name decides.
     #[must_use]
     pub fn is_conditional(&self) -> bool {
         self.when.is_some() || self.require_zero || self.drop_if_equal.is_some()
     }
 }
 
-/// A tensor without a source.
+/// Tensor without a source.
 #[derive(Clone, Debug)]
 pub struct Generate {
-    /// What it is.
+    /// Kind of the tensor.
     pub kind: GenerateKind,
-    /// Its name; placeholders have the values of the weight it stands in front of.
+    /// Name of the tensor. Placeholders take the values of the weight that the tensor precedes.
     pub to: Pattern,
-    /// Only if this holds.
+    /// Condition under which it is written.
     pub when: Option<Expr>,
 }
 
 impl Generate {
-    /// Whether it may stand in front of weights.
+    /// Returns true if it precedes weights.
     #[must_use]
     pub fn is_fill(&self) -> bool {
         matches!(self.kind, GenerateKind::Fill(Fill { before: Some(_), .. }))
     }
 }
 
-/// The closed list of generated tensors.
+/// Closed list of generated tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GenerateKind {
     /// Frequency factors of Llama 3's rope, if the configuration has that rope type.
     RopeFreqsLlama3(Box<Llama3Rope>),
-    /// Ones for the rotary pairs that turn, and a divisor that stops the others.
+    /// Proportional rope factors: 1 for rotated pairs, a huge divisor (1e30) for the others.
     RopeFreqsProportional {
-        /// Size of a head; the tensor has half as many elements.
+        /// Head size; the tensor has half as many elements.
         dim: Expr,
-        /// How much of it turns.
+        /// Fraction of the head that is rotated.
         fraction: Expr,
     },
-    /// A list of the configuration.
+    /// List of factors from the configuration.
     RopeFactors {
-        /// The list.
+        /// Expression of the list.
         values: Expr,
     },
-    /// Positions as sines, then as cosines, of falling frequencies.
+    /// Sinusoidal positions: sines, then cosines, of falling frequencies.
     Sinusoids {
         /// Number of positions.
         length: Expr,
-        /// Numbers of a position.
+        /// Number of values per position.
         width: Expr,
     },
-    /// One number everywhere.
+    /// One value in all elements.
     Fill(Fill),
 }
 
 impl GenerateKind {
-    /// Its expressions.
+    /// Returns the expressions of the rule.
     pub(super) fn exprs(&self) -> Vec<&Expr> {
         match self {
             Self::RopeFreqsLlama3(rule) => {
@@ -475,93 +476,93 @@ impl GenerateKind {
     }
 }
 
-/// Parameters of Llama 3's rope: what the configuration does not say.
+/// Parameters of Llama 3's rope that the configuration may lack.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Llama3Rope {
     /// Rotary dimension; the tensor has half as many elements.
     pub dim: Expr,
-    /// Base of the frequencies, instead of the rope's own.
+    /// Base of the frequencies, instead of that of the rope parameters.
     pub theta: Option<Expr>,
-    /// Factor where the configuration has none.
+    /// Default of `factor`.
     pub factor: f64,
-    /// The same for `low_freq_factor`.
+    /// Default of `low_freq_factor`.
     pub low: f64,
-    /// The same for `high_freq_factor`.
+    /// Default of `high_freq_factor`.
     pub high: f64,
-    /// The same for the first context length.
+    /// Default of `original_max_position_embeddings`.
     pub context: f64,
-    /// Size of a head: ones follow up to half as many elements, and wavelengths are computed in F64.
+    /// Head size: ones pad the tensor to half as many elements, and wavelengths are computed in F64.
     pub pad_to: Option<Expr>,
 }
 
-/// A tensor of one number.
+/// Tensor with one value in all elements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fill {
-    /// Its dimensions.
+    /// Dimensions.
     pub shape: Vec<Expr>,
-    /// The number.
+    /// The value.
     pub value: Expr,
-    /// The tensor stands in front of each weight of these names, else with the generated ones.
+    /// Weights that the tensor precedes, by name; `None` writes it with the other generated tensors.
     pub before: Option<Pattern>,
 }
 
-/// The `[tokenizer]` table: a [`TokenizerRequest`](crate::gguf::TokenizerRequest) whose values are expressions still.
+/// The `[tokenizer]` table: a [`TokenizerRequest`](crate::gguf::TokenizerRequest) with unevaluated expressions.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerSpec {
-    /// Modes; the first whose files exist and parse is taken.
+    /// Modes; the first whose files exist and parse is used.
     pub modes: Vec<TokenizerMode>,
-    /// Whose files are read, if not the model's own.
+    /// Source of the tokenizer files, if not the model's own directory.
     pub from: Option<TokenizerFrom>,
     /// Size of the vocabulary.
     pub size: Option<Expr>,
-    /// The size is rounded up to a multiple of this.
+    /// Number to a multiple of which the size is rounded up.
     pub pad_multiple: Option<u64>,
     /// `tokenizer.ggml.token_type_count`.
     pub token_type_count: Option<Expr>,
-    /// Special tokens by role, unless the files set them.
+    /// Special tokens by role, used if the files do not set them.
     pub special: Vec<(String, SpecialToken)>,
-    /// Special tokens by role, whatever the files say.
+    /// Special tokens by role that override the files.
     pub force: Vec<(String, SpecialToken)>,
-    /// Special tokens by role, behind everything else.
+    /// Special tokens by role that are written after everything else.
     pub last: Vec<(String, SpecialToken)>,
-    /// Roles loaded from the configurations; all by default.
+    /// Roles that are loaded from the configurations; `None`: all.
     pub types: Option<Vec<String>>,
     /// Tokens that become control tokens.
     pub control: Vec<String>,
     /// Tokens that become user-defined tokens.
     pub user_defined: Vec<String>,
-    /// The code of vocabularies of ranks, for modes that name none of their own.
+    /// Python tokenizer whose built-in special tokens rank vocabularies get, for modes without their own.
     pub rank_code: Option<RankCode>,
-    /// Where the chat template comes from.
+    /// Source of the chat template.
     pub template: Template,
-    /// Rows before the tokenizer's own keys.
+    /// Rows before the tokenizer's keys.
     pub before: Vec<Row>,
-    /// Rows after them.
+    /// Rows after the tokenizer's keys.
     pub after: Vec<Row>,
 }
 
-/// Where the vocabulary of a draft model comes from.
+/// Source of the vocabulary of a draft model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenizerFrom {
     /// The target model's files, read in the modes of this card.
     Target,
-    /// The target model's files, read as its own card says, with this card's `after` rows behind.
+    /// The target model's files, read by the rules of its own card; this card's `after` rows follow.
     TargetCard,
 }
 
-/// One way to read a tokenizer.
+/// Mode of reading a tokenizer.
 #[derive(Clone, Debug)]
 pub struct TokenizerMode {
     /// The mode.
     pub mode: Mode,
-    /// Tried only if this holds.
+    /// Condition under which it is tried.
     pub when: Option<Expr>,
-    /// File names instead of the mode's own.
+    /// File names that replace those of the mode.
     pub files: Vec<String>,
-    /// Special tokens by role, unless the files set them; before those of the table.
+    /// Special tokens by role, used if the files do not set them; they precede those of the table.
     pub special: Vec<(String, SpecialToken)>,
-    /// The code of vocabularies of ranks.
+    /// Python tokenizer whose built-in special tokens a rank vocabulary gets.
     pub rank_code: Option<RankCode>,
-    /// Rows after the tokenizer's own keys, in this mode.
+    /// Rows after the tokenizer's keys, in this mode.
     pub after: Vec<Row>,
 }

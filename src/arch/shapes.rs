@@ -1,7 +1,7 @@
-//! The shapes that the tensors of a finished file have by its keys: one statement for the converter, which compares a
-//! plan with it, and for the verdict on a file that exists.
+//! Expected shapes of tensors by the metadata keys of their file. The converter compares its plan with them, the
+//! verifier an existing file.
 //!
-//! The statement is `shapes.toml`. What it does not cover, and what rests on keys that a file lacks, is not judged.
+//! The rules are in `shapes.toml`. Shapes without a rule, and those that need absent keys, are not judged.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,46 +21,46 @@ mod rules;
 
 use rules::Rules;
 
-/// The root of expressions that is the number of tokens.
+/// Root of expressions: the number of tokens.
 const TOKENS: &str = "tokens";
-/// Most blocks that are looked at: no model has as many.
+/// Maximum number of blocks that are checked: no model has as many.
 pub(super) const MAX_BLOCKS: usize = 4096;
-/// Longest list that counts as a whole in a block for which it has no element.
+/// Maximum length of a list that is used as a whole in blocks for which it has no element.
 const MAX_LIST: usize = 64;
-/// Parts of a key's name: longer ones are no keys that a rule names.
+/// Maximum number of parts in a key's name; no rule reads longer names.
 const MAX_PARTS: usize = 6;
 const TOKEN_LIST: &str = "tokenizer.ggml.tokens";
-/// The tensor with a row for each token.
+/// Tensor with one row per token.
 pub const EMBEDDING: &str = "token_embd.weight";
 
-/// What a comparison of tensors with the keys of their file showed.
+/// Result of comparing tensors with the keys of their file.
 #[derive(Clone, Debug, Default)]
 pub struct ShapeCheck {
     /// Tensors that contradict keys, in file order.
     pub wrong: Vec<WrongShape>,
     /// Tensors whose shape needs a key that the file lacks: index and key, in file order.
     pub unsaid: Vec<(usize, String)>,
-    /// Names of the tensors of which at least one dimension does not follow from keys.
+    /// Names of tensors with at least one dimension that does not follow from keys.
     pub not_judged: Vec<String>,
 }
 
-/// A tensor whose shape is not what the keys of its file say.
+/// Tensor whose shape contradicts the keys of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongShape {
-    /// Index among the tensors.
+    /// Index of the tensor in the file.
     pub tensor: usize,
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its shape.
+    /// Shape of the tensor.
     pub found: Shape,
-    /// The shape by the keys, outermost first; `None` where they say nothing.
+    /// Shape by the keys, outermost first; `None` for dimensions that they do not determine.
     pub expected: Vec<Option<u64>>,
-    /// The keys that the contradicting dimensions follow from, with their values for the tensor's block.
+    /// Keys that determine the wrong dimensions, with their values for the tensor's block.
     pub keys: Vec<(String, String)>,
 }
 
 impl WrongShape {
-    /// The expected shape in words.
+    /// Returns the expected shape as text.
     #[must_use]
     pub fn expected(&self) -> String {
         let dim = |dim: &Option<u64>| dim.map_or_else(|| "_".to_owned(), |dim| dim.to_string());
@@ -79,11 +79,10 @@ impl fmt::Display for WrongShape {
     }
 }
 
-/// A tensor's index, what its rule says of its dimensions, and how many of the first of them a stack has.
+/// Index of a tensor, the dimensions of its rule, and the number of leading dimensions that apply.
 type Judged<'a> = (usize, &'a Vec<Expr>, usize);
 
-/// Compares the shapes of tensors with the keys of their file. Nothing is known of architectures without a card in this
-/// program.
+/// Compares the shapes of tensors with the keys of their file. Architectures without an embedded card are not judged.
 #[must_use]
 pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
     let arch = metadata.get("general.architecture").and_then(Value::as_str);
@@ -140,8 +139,8 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
     check
 }
 
-/// Whether the embedding of an architecture's files has a row for each of the file's tokens; a draft model may have those
-/// of another model's.
+/// Returns true if the embedding of an architecture's files has a row for each token of the file. A draft model may
+/// have the rows of another model.
 #[must_use]
 pub fn embeds_all_tokens(arch: &str) -> bool {
     let rules = Rules::of(arch);
@@ -149,7 +148,7 @@ pub fn embeds_all_tokens(arch: &str) -> bool {
     rows.is_some_and(|rows| matches!(rows, Expr::Path(path) if path.root == TOKENS))
 }
 
-/// Both shapes with as many dimensions: those that one lacks in front are 1, as in the format itself.
+/// Pads both shapes to the same number of dimensions with leading ones, as the format itself does.
 fn aligned(found: &[u64], mut expected: Vec<Option<u64>>) -> (Vec<u64>, Vec<Option<u64>>) {
     let mut found = found.to_vec();
     while found.len() > expected.len() && found.first() == Some(&1) {
@@ -161,15 +160,15 @@ fn aligned(found: &[u64], mut expected: Vec<Option<u64>>) -> (Vec<u64>, Vec<Opti
     (found, expected)
 }
 
-/// A file's keys as expressions see them, in one block after the other.
+/// Keys of a file as expressions see them, for one block at a time.
 struct File<'a> {
     arch: &'a str,
-    /// Keys of the architecture, by the parts of their names.
+    /// Keys of the architecture, nested by the parts of their names.
     keys: Map<String, Json>,
     tokens: Option<(String, u64)>,
     scope: Scope<'a>,
     captures: Captures,
-    /// Definitions that are being looked into.
+    /// Definitions being expanded.
     open: RefCell<Vec<String>>,
 }
 
@@ -184,7 +183,7 @@ impl<'a> File<'a> {
         }
         let listed = metadata.get(TOKEN_LIST).and_then(Value::as_array).map(|list| list.len() as u64);
         let listed = listed.map(|n| (TOKEN_LIST.to_owned(), n));
-        // Without a list of tokens, the runtime goes by the key.
+        // Without a token list, the runtime uses the key.
         let by_key = || {
             let key = format!("{arch}.vocab_size");
             let n = metadata.get(&key).and_then(Value::as_u64)?;
@@ -202,7 +201,7 @@ impl<'a> File<'a> {
         Self { arch, keys, tokens, scope, captures: Captures::default(), open: RefCell::default() }
     }
 
-    /// From now on keys have the values of this block.
+    /// Gives keys their values of this block.
     fn enter(&mut self, bid: Option<u64>) {
         self.captures.bid = bid;
         self.scope.config = match bid.and_then(|bid| usize::try_from(bid).ok()) {
@@ -211,10 +210,10 @@ impl<'a> File<'a> {
         };
     }
 
-    /// A dimension; `None` where it is left open.
+    /// Returns a dimension; `None` if it is not determined.
     ///
     /// # Errors
-    /// The key that it needs and the file lacks.
+    /// The key that is needed and that the file lacks.
     fn number(&self, expr: &Expr) -> Result<Option<u64>, String> {
         match self.scope.eval(expr, self.captures) {
             Ok(value) => Ok(value.as_int().and_then(|n| u64::try_from(n).ok())),
@@ -227,7 +226,7 @@ impl<'a> File<'a> {
         self.scope.eval(expr, self.captures).ok().filter(|value| !value.is_null())
     }
 
-    /// The keys that expressions rest on, with their values.
+    /// Returns the keys that expressions depend on, with their values.
     fn keys<'e>(&self, exprs: impl Iterator<Item = &'e Expr>) -> Vec<(String, String)> {
         let mut names = BTreeSet::new();
         exprs.for_each(|expr| self.names(expr, &mut names));
@@ -245,7 +244,7 @@ impl<'a> File<'a> {
         names.into_iter().filter_map(value).collect()
     }
 
-    /// The names that an expression looks at: of two ways, that which is taken.
+    /// Collects the names that an expression reads; only the chosen branch of a condition counts.
     fn names(&self, expr: &Expr, out: &mut BTreeSet<String>) {
         match expr {
             Expr::Path(path) => self.path_names(path, out),
@@ -284,7 +283,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// Puts a value under the parts of its key's name.
+/// Inserts a value under the parts of its key's name.
 fn insert(keys: &mut Map<String, Json>, key: &str, value: Json) {
     match key.split_once('.') {
         None => {
@@ -299,7 +298,7 @@ fn insert(keys: &mut Map<String, Json>, key: &str, value: Json) {
     }
 }
 
-/// The values of keys in a block: of a list with an element for each block, that one.
+/// Returns the values of keys in a block: of a list with one element per block, the block's element.
 fn of_block(keys: &Map<String, Json>, at: usize) -> Map<String, Json> {
     let value = |value: &Json| match value {
         Json::Array(items) => match items.get(at) {

@@ -1,4 +1,4 @@
-//! Which cards a checkpoint without one resembles.
+//! Ranks the cards that a checkpoint without a card resembles.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,10 +15,10 @@ use crate::arch::resolve::{Inputs, ResolveOptions, scope};
 use crate::arch::schema::{Card, Optional};
 use crate::core::WeightMeta;
 
-/// Kinds of tensors that are compared: more than any model has, fewer than a hostile one may name.
+/// Maximum number of kinds of tensors that are compared: more than any model has, fewer than an untrusted one may name.
 const MAX_KINDS: usize = 1000;
 
-/// Keys of `config.json` that say nothing about the architecture.
+/// Keys of `config.json` that do not depend on the architecture.
 const COMMON_KEYS: &[&str] = &[
     "_attn_implementation",
     "_name_or_path",
@@ -58,23 +58,23 @@ const COMMON_KEYS: &[&str] = &[
     "audio_config",
 ];
 
-/// How much of a checkpoint a card knows.
+/// Amount of a checkpoint that a card knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Similarity {
     /// `general.architecture` of the card.
     pub card: String,
-    /// Kinds of tensors (names without their numbers) that its entries match, of how many.
+    /// Kinds of tensors (names without numbers): those that the card's entries match, and all.
     pub kinds: [usize; 2],
-    /// Keys of the configuration that it reads, of how many that could matter.
+    /// Configuration keys: those that the card reads, and all that may matter.
     pub config: [usize; 2],
-    /// True if the card has defaults for the checkpoint's `model_type`, or its name.
+    /// True if the card has defaults for the checkpoint's `model_type`, or is named like it.
     pub is_model_type: bool,
-    /// What must be put in place of the checkpoint's block prefix for its names to match: `(from, to)`.
+    /// Replacement of the checkpoint's block prefix that makes its names match: `(from, to)`.
     pub rename: Option<(String, String)>,
 }
 
 impl Similarity {
-    /// True if the card knows anything of the checkpoint.
+    /// Returns true if the card knows any part of the checkpoint.
     #[must_use]
     pub fn is_any(&self) -> bool {
         self.kinds[0] > 0 || (self.kinds[1] == 0 && self.config[0] > 0)
@@ -92,8 +92,8 @@ impl fmt::Display for Similarity {
     }
 }
 
-/// The cards by how much they know of a checkpoint, the best first. Variants and cards that are only parents do not
-/// count. `config` has its text part under `text_config`.
+/// Returns the cards by the part of the checkpoint that they know, the best first. Variants and abstract cards are left
+/// out. `config` has its text part under `text_config`.
 #[must_use]
 pub fn similar(
     registry: &Registry,
@@ -106,7 +106,7 @@ pub fn similar(
     let names: Vec<&str> = kinds.values().map(|kind| kind.first_name.as_str()).collect();
     let prefix = block_prefix(kinds.keys().map(String::as_str));
     let keys = own_keys(config);
-    // One tensor of each kind is enough to ask a card's conditions.
+    // One tensor of each kind is enough for a card's conditions.
     let few: Vec<WeightMeta> =
         kinds.values().filter_map(|kind: &Kind| inputs.weights.get(kind.first).cloned()).collect();
     let inputs = Inputs { weights: &few, stored: &[], values: None, ..*inputs };
@@ -133,19 +133,19 @@ pub fn similar(
     all.sort_by_cached_key(|(card, [n_idle, by_name, n_classes])| {
         let more = |n: usize| std::cmp::Reverse(n);
         let rank = (more(card.kinds[0]), !card.is_model_type, card.rename.is_some(), more(card.config[0]));
-        // Where several know as much: a similar name, then the card of most models.
+        // Ties are decided by a similar class name, then by the number of classes.
         (rank, more(*by_name), more(*n_classes), *n_idle, card.card.clone())
     });
     all.into_iter().map(|(card, _)| card).collect()
 }
 
-/// How many characters two classes begin alike with; few are chance.
+/// Returns the length of the common start of two class names; a start of fewer than 4 characters counts as 0.
 fn common_start(a: &str, b: &str) -> usize {
     let common = a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count();
     if common < 4 { 0 } else { common }
 }
 
-/// Everything a card's expressions can name; where its defaults cannot be computed, without them.
+/// Returns the scope of a card's expressions; without defaults if they cannot be computed.
 pub(super) fn lenient_scope<'a>(
     card: &'a Card,
     class: &str,
@@ -162,8 +162,8 @@ pub(super) fn lenient_scope<'a>(
     })
 }
 
-/// How many names a card's entries match, as they are or under the card's own block prefix, and how many entries match
-/// nothing.
+/// Counts the names that a card's entries match, as they are or under the card's own block prefix. Returns this number,
+/// the replacement if one was needed, and the number of required entries that match nothing.
 fn match_names(
     card: &Card,
     scope: &Scope<'_>,
@@ -201,7 +201,7 @@ fn match_names(
     (plain, None, n_idle)
 }
 
-/// The text in front of the block in most of a card's patterns.
+/// Returns the text before the block number in most of a card's patterns.
 pub(super) fn card_prefix(card: &Card) -> Option<&str> {
     let mut votes: IndexMap<&str, usize> = IndexMap::new();
     for pattern in card.entries.iter().flat_map(|entry| &entry.patterns) {
@@ -212,8 +212,8 @@ pub(super) fn card_prefix(card: &Card) -> Option<&str> {
     votes.into_iter().rev().max_by_key(|vote| vote.1).map(|vote| vote.0)
 }
 
-/// What to replace at the start of names so that blocks are called as the card calls them; no more than that where the
-/// checkpoint's names have something in front.
+/// Returns the replacement at the start of names that gives blocks the card's prefix. If the checkpoint's prefix only
+/// has additional text in front, only that text is removed.
 fn rename_of(from: &str, to: &str) -> Option<(String, String)> {
     if from == to {
         return None;
@@ -224,7 +224,7 @@ fn rename_of(from: &str, to: &str) -> Option<(String, String)> {
     })
 }
 
-/// A name with its start replaced.
+/// Returns a name with its start replaced.
 pub(super) fn renamed(name: &str, rename: Option<&(String, String)>) -> String {
     match rename.and_then(|(from, to)| Some((name.strip_prefix(from.as_str())?, to))) {
         Some((rest, to)) => format!("{to}{rest}"),
@@ -232,14 +232,14 @@ pub(super) fn renamed(name: &str, rename: Option<&(String, String)>) -> String {
     }
 }
 
-/// `model_type` of the model and of its text part.
+/// Returns `model_type` of the text part and of the model.
 pub(super) fn model_types(config: &Map<String, Json>) -> impl Iterator<Item = &str> {
     let text = config.get("text_config").and_then(Json::as_object);
     let types = text.into_iter().chain([config]).filter_map(|part| part.get("model_type"));
     types.filter_map(Json::as_str)
 }
 
-/// Keys of the text model's configuration that can say something about the architecture: those with a value.
+/// Returns the non-null keys of the text model's configuration that may depend on the architecture.
 pub(super) fn own_keys(config: &Map<String, Json>) -> Vec<&str> {
     let text = config.get("text_config").and_then(Json::as_object);
     let parts = text.map_or(config, |text| text);

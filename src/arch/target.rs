@@ -1,4 +1,4 @@
-//! The model that a draft model works for (`--target-model-dir`): what cards of draft models see of it.
+//! Target model of a draft model (`--target-model-dir`): the facts that cards of draft models can read.
 
 use serde_json::{Map, Value as Json};
 
@@ -8,21 +8,21 @@ use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
 use crate::arch::schema::Card;
 
-/// The name of the root.
+/// Name of the root in expressions.
 pub(super) const ROOT: &str = "target";
 
-/// What is known of the target model, from its directory.
+/// Facts about the target model, from its directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// `config.json`, with the members of its text part on top as [`target_config`] makes it.
+    /// Members of `config.json`, with those of its text part on top (see [`target_config`]).
     pub config: &'a Map<String, Json>,
-    /// `tokenizer_config.json`, if there.
+    /// Members of `tokenizer_config.json`, if it exists.
     pub tokenizer_config: Option<&'a Map<String, Json>>,
     /// Names of the files in its directory.
     pub files: &'a [String],
 }
 
-/// The configuration of a target as expressions see it: members of the text part count before those around them.
+/// Returns the configuration of a target for expressions: members of the text part override those around them.
 #[must_use]
 pub fn target_config(config: &Map<String, Json>) -> Map<String, Json> {
     let mut config = with_text_config(config);
@@ -33,14 +33,14 @@ pub fn target_config(config: &Map<String, Json>) -> Map<String, Json> {
 }
 
 impl Target<'_> {
-    /// The root that expressions name.
+    /// Returns the root for expressions.
     pub(super) fn root(&self) -> (&'static str, Root<'static>) {
         (ROOT, Root::Value(Json::Object(self.config.clone())))
     }
 }
 
 impl<'a> Scope<'a> {
-    /// Lets the tokenizer's expressions see the target's files in place of the model's own.
+    /// Makes the tokenizer's expressions read the target's files instead of the model's own.
     pub(super) fn look_at_files_of(&mut self, target: &Target<'a>) {
         self.files = target.files;
         let config = target.tokenizer_config.cloned().unwrap_or_default();
@@ -50,7 +50,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// True if a card reads anything of a target.
+/// Returns true if a card reads anything of a target.
 pub(super) fn is_used_by(card: &Card) -> bool {
     let found = std::cell::Cell::new(card.tokenizer.from.is_some());
     let _ = each_expr(card, &|_, expr| {

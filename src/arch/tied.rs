@@ -1,4 +1,4 @@
-//! Embedding and head of a model: what the configuration says of them, and what the checkpoint stores.
+//! Embedding and output head of a model: compares the configuration with the tensors of the checkpoint.
 
 use std::fmt;
 
@@ -12,15 +12,14 @@ use crate::arch::towers::WEIGHT;
 use crate::core::WeightMeta;
 use crate::core::text::escape;
 
-/// The tensor of the file that turns ids into vectors.
+/// Name of the embedding tensor in GGUF, without ending.
 pub(super) const EMBEDDING: &str = "token_embd";
-/// The tensor of the file that turns vectors into scores of ids.
+/// Name of the output head tensor in GGUF, without ending.
 pub(super) const HEAD: &str = "output";
-/// The head's name where an architecture has no place for it because it is always tied.
+/// Usual name of the head in checkpoints, for architectures that have no entry for it because it is always tied.
 pub(super) const USUAL_HEAD: &str = "lm_head.weight";
 
-/// Model types whose class in transformers 5.24 ties embedding and head where the configuration does not say. Its files leave
-/// the key out there.
+/// Model types whose class in transformers 5.24 ties embedding and head by default. Their files may omit the key.
 const TIED_BY_DEFAULT: &[&str] = &[
     "bloom",
     "cohere",
@@ -56,19 +55,19 @@ const TIED_BY_DEFAULT: &[&str] = &[
     "starcoder2",
 ];
 
-/// Embedding and head that are stored otherwise than the configuration says.
+/// Embedding and head that are stored differently than the configuration declares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tie {
-    /// They are said to be the same, and hold different numbers.
+    /// Declared as tied, but with different values.
     Differ {
         /// The embedding.
         embedding: String,
         /// The head.
         head: String,
-        /// Whether the head is written.
+        /// True if the head is written.
         is_written: bool,
     },
-    /// They are said to be different, and there is no head.
+    /// Declared as untied, but no head is stored.
     NoHead {
         /// The embedding.
         embedding: String,
@@ -102,13 +101,14 @@ impl fmt::Display for Tie {
     }
 }
 
-/// Whether a tensor of the file, or the target of an entry, is of this name.
+/// Returns true if a tensor of the file, or the target of an entry, has this name, with the ending `.weight` or
+/// without.
 pub(super) fn is_named(target: &str, tensor: &str) -> bool {
     target.strip_suffix(WEIGHT).unwrap_or(target) == tensor
 }
 
-/// Whether embedding and head are one: by `config.json`, by its text part, or by the default of its class, where that is
-/// so. `None` where nothing tells.
+/// Returns whether embedding and head are tied: by `config.json`, by its text part, or by the default of the model
+/// type. `None` if none of them tells.
 pub(super) fn said(config: &Map<String, Json>, text: &Map<String, Json>) -> Option<bool> {
     let maps = [config, text];
     let explicit = maps.iter().find_map(|map| map.get("tie_word_embeddings").and_then(Json::as_bool));
@@ -116,11 +116,10 @@ pub(super) fn said(config: &Map<String, Json>, text: &Map<String, Json>) -> Opti
     explicit.or_else(|| types.any(|own| TIED_BY_DEFAULT.contains(&own)).then_some(true))
 }
 
-/// Compares the stored embedding and head with what the configuration says of them. `heads` are the weights whose names are
-/// those of a head.
+/// Compares the stored embedding and head with the configuration. `heads` are the weights that are named like a head.
 ///
 /// # Errors
-/// The weights could not be read.
+/// A weight cannot be read.
 pub(super) fn check(
     (card, class): (&Card, &str),
     said: Option<bool>,
@@ -148,7 +147,7 @@ pub(super) fn check(
         Some(head) if said == Some(true) && head != embedding => {
             let (embedding, head) = (name(embedding), name(head));
             let is_same = match scope.values.are_equal(&embedding, &head) {
-                // Codes of a quantized checkpoint: nothing is known of them.
+                // Codes of a quantized checkpoint cannot be compared.
                 Err(ArchError::ElementType { .. }) => true,
                 found => found?,
             };

@@ -1,5 +1,5 @@
-//! What a file of towers cannot be without: every entry of its card, and what the card lists besides. The same rules judge a
-//! checkpoint that is converted and a file that is there.
+//! Required tensors of a tower file: those of every entry of its card, and those that the card lists in addition. The
+//! same rules apply to a checkpoint that is converted and to an existing file.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -14,14 +14,14 @@ pub(super) const WEIGHT: &str = ".weight";
 const VISION_BLOCK: &str = "v.blk.{bid}.";
 const AUDIO_BLOCK: &str = "a.blk.{bid}.";
 
-/// The tensors of a file of towers by name, and the blocks of each tower that it has.
+/// Tensor names of a tower file, and the numbers of blocks of its towers.
 #[derive(Clone, Debug)]
 pub struct TowerFile<'n> {
-    /// The tensors.
+    /// Names of the tensors.
     pub names: HashSet<&'n str>,
-    /// Blocks of the tower for images; `None` without such a tower.
+    /// Number of blocks of the vision tower; `None` without such a tower.
     pub vision: Option<u64>,
-    /// Blocks of the tower for sounds; `None` without such a tower.
+    /// Number of blocks of the audio tower; `None` without such a tower.
     pub audio: Option<u64>,
 }
 
@@ -30,18 +30,18 @@ impl TowerFile<'_> {
         self.names.contains(name)
     }
 
-    /// True if the tensor is there, with an ending or without.
+    /// Returns true if the tensor exists, with the ending `.weight` or without.
     pub(super) fn has_weight(&self, name: &str) -> bool {
         self.has(name) || self.has(&format!("{name}{WEIGHT}"))
     }
 
-    /// True if the tower that a target belongs to is there.
+    /// Returns true if the tower of a target exists.
     fn has_tower_of(&self, target: &str) -> bool {
         let is_audio = target.starts_with("a.") || target.starts_with("mm.a.");
         if is_audio { self.audio.is_some() } else { self.vision.is_some() }
     }
 
-    /// The blocks that a target counts; `None` if it is of no block.
+    /// Returns the number of blocks of a target's tower; `None` if the target is outside blocks.
     fn blocks_of(&self, target: &Pattern) -> Option<u64> {
         let n_blocks = if target.text().starts_with(VISION_BLOCK) {
             self.vision
@@ -50,15 +50,15 @@ impl TowerFile<'_> {
         } else {
             return None;
         };
-        // More blocks than the file has tensors are missing all alike.
+        // Capped by the number of tensors: further blocks would all be missing.
         n_blocks.map(|n| n.clamp(1, self.names.len() as u64 + 1))
     }
 }
 
-/// Whether a condition of the card holds; `None` if that cannot be told.
+/// Evaluates a condition of the card; `None` if its value is unknown.
 pub(super) type Holds<'h, E> = &'h dyn Fn(&str, Option<&Expr>, Captures) -> Result<Option<bool>, E>;
 
-/// The targets of a card that a file lacks, each once: of those that all blocks lack, the first.
+/// Returns the targets of a card that a file lacks: for each target the first missing block, without duplicates.
 pub(super) fn missing<E>(card: &Card, file: &TowerFile<'_>, holds: Holds<'_, E>) -> Result<Vec<String>, E> {
     let mut missing = Vec::new();
     let numbers = numbers(card, file);
@@ -70,7 +70,7 @@ pub(super) fn missing<E>(card: &Card, file: &TowerFile<'_>, holds: Holds<'_, E>)
             let wanted: Vec<Captures> = match file.blocks_of(target) {
                 Some(n_blocks) if entry.bid.is_none() => (0..n_blocks).map(of_block).collect(),
                 _ if target.placeholders().next().is_none() => vec![Captures::default()],
-                // Numbered parts have the same numbers; those that a list tells apart may have none.
+                // Targets with the same prefix need the same numbers; entries with `bid` or `n` may have none.
                 _ => match numbers.get(head(target)) {
                     Some(numbers) => numbers.iter().copied().collect(),
                     None if entry.bid.is_some() || entry.n.is_some() => continue,
@@ -105,7 +105,7 @@ pub(super) fn missing<E>(card: &Card, file: &TowerFile<'_>, holds: Holds<'_, E>)
         let is_due = holds(required.target.text(), required.when.as_ref(), Captures::default())?;
         let wanted = wanted(required, file);
         let is_there = |name: &String| file.has(name);
-        // Where nothing says whether the model has such tensors, those that are there do.
+        // If the condition is unknown, one existing tensor implies that all must exist.
         if is_due == Some(false) || (is_due.is_none() && !wanted.iter().any(is_there)) {
             continue;
         }
@@ -120,13 +120,13 @@ fn of_block(bid: u64) -> Captures {
     Captures { bid: Some(bid), ..Captures::default() }
 }
 
-/// A target's name up to its first number.
+/// Returns a target's name up to its first number.
 fn head(target: &Pattern) -> &str {
     let text = target.text();
     text.split('{').next().unwrap_or(text)
 }
 
-/// The numbers of numbered parts, by what stands in front of them: those of all entries that share it.
+/// Returns the numbers of numbered parts by the prefix of their targets, combined over all entries with that prefix.
 fn numbers<'c>(card: &'c Card, file: &TowerFile<'_>) -> HashMap<&'c str, BTreeSet<Captures>> {
     let mut numbers: HashMap<&str, BTreeSet<Captures>> = HashMap::new();
     let entries = card.entries.iter().filter(|entry| entry.optional == Optional::Never);
@@ -146,7 +146,7 @@ fn numbers<'c>(card: &'c Card, file: &TowerFile<'_>) -> HashMap<&'c str, BTreeSe
     numbers
 }
 
-/// Queries, keys and values are one tensor in some files of the same tower, and three in others.
+/// Returns true if queries, keys and values are one joined tensor instead of three, or the other way round.
 fn has_joined(file: &TowerFile<'_>, name: &str) -> bool {
     let Some((block, part)) = name.rsplit_once('.') else { return false };
     match part {
@@ -158,7 +158,7 @@ fn has_joined(file: &TowerFile<'_>, name: &str) -> bool {
     }
 }
 
-/// Bounds of layers: where one layer of a tower has them, all such layers have all four.
+/// Returns missing clamp bounds: if one layer of a tower has bounds, all such layers need all four.
 fn missing_bounds(card: &Card, file: &TowerFile<'_>) -> Vec<String> {
     let mut missing = Vec::new();
     for block in [VISION_BLOCK, AUDIO_BLOCK] {
@@ -184,7 +184,7 @@ fn missing_bounds(card: &Card, file: &TowerFile<'_>) -> Vec<String> {
     missing
 }
 
-/// The targets that one of `[required]` names: one, one of each block, or one wherever another is.
+/// Returns the targets that a `[required]` row names: one, one per block, or one for each match of `with`.
 fn wanted(required: &Required, file: &TowerFile<'_>) -> Vec<String> {
     let target = &required.target;
     if let Some(with) = &required.with {
@@ -197,21 +197,22 @@ fn wanted(required: &Required, file: &TowerFile<'_>) -> Vec<String> {
     }
 }
 
-/// How a card and a file of its projectors agree.
+/// Comparison of a tower file with its card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TowerGaps {
-    /// Tensors that are missing.
+    /// Missing tensors.
     pub missing: Vec<String>,
-    /// Converters write towers of this kind with fewer blocks than they say, where the checkpoint has fewer.
+    /// True if converters write such towers with fewer blocks than declared when the checkpoint has fewer.
     pub may_be_short: bool,
 }
 
-/// What a file with these projectors lacks, by the card that fits it best; `None` if no card is of them.
+/// Returns the missing tensors of a file with these projectors, by the card that fits it best; `None` if no card writes
+/// them.
 #[must_use]
 pub fn tower_gaps(projectors: &[&str], file: &TowerFile<'_>) -> Option<TowerGaps> {
     let registry = Registry::embedded_of(CardKind::Mmproj).ok()?;
     let cards = registry.cards().iter().filter(|card| !card.is_abstract && is_of(card, projectors));
-    // The card that knows most of the tensors; of those that know as many, the one that misses least.
+    // The card that knows most of the tensors is used; among equals, the one with the fewest missing tensors.
     let best = cards.map(|card| {
         let gaps = gaps_of(card, file);
         let n_known = file.names.iter().filter(|name| knows(card, name)).count();
@@ -224,7 +225,7 @@ fn gaps_of(card: &Card, file: &TowerFile<'_>) -> TowerGaps {
     let holds = |_: &str, when: Option<&Expr>, _: Captures| -> Result<Option<bool>, Infallible> {
         Ok(match when {
             None => Some(true),
-            // A definition may be a plain truth.
+            // A definition may be a plain boolean.
             Some(Expr::Path(path)) if path.steps.is_empty() => match card.lets.get(&path.root) {
                 Some(Expr::Bool(truth)) => Some(*truth),
                 _ => None,
@@ -242,14 +243,14 @@ fn gaps_of(card: &Card, file: &TowerFile<'_>) -> TowerGaps {
     TowerGaps { missing, may_be_short }
 }
 
-/// True if the card writes such a tensor.
+/// Returns true if the card writes such a tensor.
 fn knows(card: &Card, name: &str) -> bool {
     let mut targets = card.entries.iter().flat_map(|entry| &entry.targets);
     let stem = name.rsplit_once('.').map_or(name, |parts| parts.0);
     targets.any(|target| target.name.matches(name).is_some() || target.name.matches(stem).is_some())
 }
 
-/// True if the card writes all of these projectors.
+/// Returns true if the card writes all of these projectors.
 fn is_of(card: &Card, projectors: &[&str]) -> bool {
     projectors.iter().all(|projector| {
         card.metadata.iter().any(|row| match row {
@@ -261,24 +262,24 @@ fn is_of(card: &Card, projectors: &[&str]) -> bool {
     })
 }
 
-/// True if the blocks are those that the checkpoint has, whatever its configuration says.
+/// Returns true if the card counts blocks in the checkpoint instead of in the configuration.
 fn counts_blocks(card: &Card) -> bool {
     matches!(card.lets.get("block_limit"), Some(Expr::Call(Function::Count, _)))
 }
 
-/// The file with the blocks that it has, not those that it says.
+/// Returns the file with its actual number of vision blocks instead of the declared one.
 fn shortened<'n>(file: &TowerFile<'n>) -> TowerFile<'n> {
     let n_found = block_count(file.names.iter().copied(), "v.blk.");
     TowerFile { vision: file.vision.map(|said| said.min(n_found)), ..file.clone() }
 }
 
-/// The number of blocks by the highest number in names that start with `head`.
+/// Returns the number of blocks by the highest block number in names that start with `head`.
 pub fn block_count<'n>(names: impl IntoIterator<Item = &'n str>, head: &str) -> u64 {
     let numbers = names.into_iter().filter_map(|name| block_number(name, head));
     numbers.max().map_or(0, |last| last.saturating_add(1))
 }
 
-/// The block in a name that starts with `head`.
+/// Returns the block number in a name that starts with `head`.
 #[must_use]
 pub fn block_number(name: &str, head: &str) -> Option<u64> {
     name.strip_prefix(head)?.split('.').next()?.parse().ok()

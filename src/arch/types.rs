@@ -1,4 +1,4 @@
-//! Which GGML type a tensor gets: by its name and shape, then by the type asked for the file.
+//! GGML type of each tensor: decided by its name and shape, then by the type of the file.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use crate::arch::schema::EntryType;
 use crate::core::{ElementType, GgmlType, WeightMeta};
 use crate::gguf::FileType;
 
-/// The types that a conversion writes floats in, as `--outtype` names them: that of a file's large matrices.
+/// Type in which a conversion writes large matrices of floats, as named by `--outtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OutType {
     /// `f32`
@@ -37,32 +37,32 @@ impl OutType {
         &Self::ALL[self as usize]
     }
 
-    /// The type of this name.
+    /// Returns the type of a name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|row| row.1 == name).map(|row| row.0)
     }
 
-    /// Name as `--type` takes it.
+    /// Returns the name, as `--outtype` takes it.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// Number in `general.file_type`.
+    /// Returns the value of `general.file_type`.
     #[must_use]
     pub fn id(self) -> u32 {
         self.row().2.id()
     }
 
-    /// Type of the large matrices.
+    /// Returns the GGML type of large matrices.
     #[must_use]
     pub fn ggml_type(self) -> GgmlType {
         self.row().3
     }
 
-    /// The type that suits a checkpoint: that of the first F16 or BF16 tensor of two or more dimensions, in
-    /// the checkpoint's order; F16 for a checkpoint without one.
+    /// Returns the type that suits a checkpoint: that of the first F16 or BF16 tensor with two or more dimensions, in
+    /// the checkpoint's order; F16 without such a tensor.
     ///
     /// # Exactness
     /// Equals `--outtype auto` of llama.cpp 0.5.0.
@@ -101,27 +101,27 @@ const F32_IN_BLOCK: &[&str] = &[
     "time_mix_w1",
     "time_mix_w2",
 ];
-/// Names of such tensors outside blocks.
+/// Names of F32 tensors outside blocks.
 const F32_WHOLE: &[&str] = &["a.position_embd", "position_embd", "token_types", "v.position_embd"];
-/// Parts of the names of tensors that runtimes convolve with.
+/// Parts of the names of convolution kernels.
 const CONVOLVED: &[&str] = &[".patch_embd.weight", ".patch_merger.weight"];
-/// Names that stay F16 in ternary files, inside and outside blocks.
+/// Names of tensors that stay F16 in ternary files, inside and outside blocks.
 const F16_TERNARY_IN_BLOCK: &[&str] = &["laurel_l", "laurel_r"];
 const F16_TERNARY_WHOLE: &[&str] = &["altup_router", "output", "per_layer_token_embd", "token_embd"];
 
-/// What decides the type of a tensor, apart from the file type.
+/// Facts that decide the type of a tensor, in addition to the file type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TypeRule {
-    /// The entry's own rule.
+    /// Type rule of the entry.
     pub entry: EntryType,
-    /// Block number in the source's name; the rule by name compares it with that of the target.
+    /// Block number in the source's name. The F32 names apply only if the target has the same block number.
     pub source_block: Option<u64>,
     /// Element type of the first source, for [`EntryType::Source`].
     pub source: Option<ElementType>,
 }
 
 impl TypeRule {
-    /// The type of a tensor with this name and these dimensions (outermost first).
+    /// Returns the type of a tensor with this name and these dimensions (outermost first).
     ///
     /// # Exactness
     /// Equals `ModelBase.prepare_tensors` of llama.cpp 0.5.0.
@@ -150,12 +150,12 @@ impl TypeRule {
                 return match self.source {
                     Some(ElementType::F16) => GgmlType::F16,
                     Some(ElementType::Bf16) => GgmlType::Bf16,
-                    // Eight bits are kept in eight bits.
+                    // 8-bit floats are stored in 8 bits.
                     Some(ElementType::F8E4M3 | ElementType::F8E5M2) => GgmlType::Q8_0,
                     _ => GgmlType::F32,
                 };
             }
-            // Whether there are blocks is not known here: what is said is the type of floats in their place.
+            // For `Blocks`, this is the type of floats if the weight has no blocks.
             EntryType::Auto | EntryType::Blocks | EntryType::I32 | EntryType::I64 => {}
         }
         if CONVOLVED.iter().any(|part| name.contains(part)) {
@@ -182,7 +182,7 @@ impl TypeRule {
     }
 }
 
-/// The type of what runtimes convolve with.
+/// Returns the type of convolution kernels.
 fn convolved(file_type: OutType) -> GgmlType {
     if file_type == OutType::F16 { GgmlType::F16 } else { GgmlType::F32 }
 }

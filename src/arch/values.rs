@@ -1,5 +1,5 @@
-//! What cards may know of the content of weights: small tensors, rows of zeros, equality. It is read while planning,
-//! in bounded pieces, and noted, so that a plan can say what it looked at.
+//! Access of cards to the content of weights: small tensors, rows of zeros, equality. Content is read while planning,
+//! in bounded pieces. The weights that were read are recorded, so that a plan can list them.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -12,28 +12,28 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::EvalError;
 use crate::core::{ElementType, SourceError, WeightMeta, WeightSource};
 
-/// Largest tensor whose values an expression may have.
+/// Maximum size of a tensor whose values an expression can use, in bytes.
 const MAX_BYTES: u64 = 64 << 10;
-/// Largest list of numbers that is checked as a whole.
+/// Maximum length of an index list that is checked.
 const MAX_INDICES: u64 = 1 << 24;
-/// Bytes of a large tensor that are read at a time.
+/// Number of bytes of a large tensor that are read at a time.
 const PIECE: usize = 1 << 18;
 
-/// How many tokens `tokenizer.json` names, and which are added to them.
+/// Numbers of tokens in `tokenizer.json`, and the added tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenCounts {
-    /// Those of the model, without added ones.
+    /// Number of the model's tokens, without added ones.
     pub base: Option<u64>,
-    /// With the added ones.
+    /// Number of tokens including added ones.
     pub len: Option<u64>,
-    /// Added tokens by text, with their numbers: of `tokenizer_config.json` too.
+    /// Ids of added tokens by text, including those of `tokenizer_config.json`.
     pub added: BTreeMap<String, u64>,
 }
 
-/// Counts the tokens, for a card that asks.
+/// Function that counts the tokens, called when a card needs it.
 pub type CountTokens<'a> = &'a dyn Fn() -> TokenCounts;
 
-/// The weights of a checkpoint, where there are any to be read.
+/// Content of a checkpoint's weights, if it can be read.
 #[derive(Default)]
 pub struct Values<'a> {
     source: Option<&'a dyn WeightSource>,
@@ -49,7 +49,7 @@ impl fmt::Debug for Values<'_> {
     }
 }
 
-/// One number of a tensor.
+/// Element of a tensor.
 #[derive(Clone, Copy, PartialEq)]
 enum Number {
     Int(i128),
@@ -73,32 +73,32 @@ impl Number {
 }
 
 impl<'a> Values<'a> {
-    /// The weights of a source; `None` where only names and shapes are known.
+    /// Wraps the weights of a source; `None` if only names and shapes are known.
     pub(super) fn new(source: Option<&'a dyn WeightSource>, count_tokens: Option<CountTokens<'a>>) -> Self {
         let metas = source.map_or(&[][..], |source| source.weights());
         let by_name = metas.iter().enumerate().map(|(index, meta)| (meta.name.as_str(), index)).collect();
         Self { source, by_name, read: RefCell::default(), count_tokens, counted: OnceCell::new() }
     }
 
-    /// How many tokens the vocabulary has, as an object.
+    /// Returns the token counts of the vocabulary as an object.
     pub(super) fn vocabulary(&self) -> Json {
         let count = || self.count_tokens.map(|count| count()).unwrap_or_default();
         let counts = self.counted.get_or_init(count);
         json!({ "base": counts.base, "len": counts.len, "added": counts.added })
     }
 
-    /// The element type of the codes that a weight is decoded from, if it is quantized.
+    /// Returns the element type of the codes from which a weight is decoded, if it is quantized.
     pub(super) fn code_type(&self, name: &str) -> Option<ElementType> {
         self.source?.code_type(*self.by_name.get(name)?)
     }
 
-    /// Names of the weights that were read.
+    /// Returns the names of the weights that were read.
     pub(super) fn read(&self) -> Vec<String> {
         let metas = self.source.map_or(&[][..], |source| source.weights());
         self.read.borrow().iter().filter_map(|&index| Some(metas.get(index)?.name.clone())).collect()
     }
 
-    /// A weight of this name; `None` if there is none or it cannot be read.
+    /// Returns the weight of this name and records it as read; `None` if it does not exist or cannot be read.
     fn weight(&self, name: &str) -> Option<(&'a dyn WeightSource, usize, &'a WeightMeta)> {
         let source = self.source?;
         let index = *self.by_name.get(name)?;
@@ -106,8 +106,8 @@ impl<'a> Values<'a> {
         Some((source, index, source.weights().get(index)?))
     }
 
-    /// The values of a small tensor, or of one place of it; null without the tensor. One value of a tensor with one
-    /// element, else a list.
+    /// Returns the values of a small tensor, or the element `at`. The result is null without the tensor, one number if
+    /// it has one element, else a list.
     pub(super) fn values(&self, name: &str, at: Option<&Datum>) -> Result<Datum, EvalError> {
         let Some((source, index, meta)) = self.weight(name) else { return Ok(Datum::Null) };
         let failed = |problem: String| EvalError::Values { tensor: name.to_owned(), problem };
@@ -133,7 +133,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// The rows from `from` on that have nothing but zeros; null without the tensor.
+    /// Returns the indices of the rows from `from` on that are all zeros; null without the tensor.
     pub(super) fn zero_rows(&self, name: &str, from: u64) -> Result<Datum, EvalError> {
         let Some((source, index, meta)) = self.weight(name) else { return Ok(Datum::Null) };
         let failed = |problem: String| EvalError::Values { tensor: name.to_owned(), problem };
@@ -150,7 +150,7 @@ impl<'a> Values<'a> {
         Ok(Datum::List(zeros.into()))
     }
 
-    /// An error unless every element of a weight is zero.
+    /// Checks that every element of a weight is zero.
     pub(super) fn require_zero(&self, name: &str) -> Result<(), ArchError> {
         let Some((source, index, meta)) = self.weight(name) else { return Ok(()) };
         elem_bytes(meta).map_err(|_| not_numbers(meta))?;
@@ -162,7 +162,7 @@ impl<'a> Values<'a> {
         if is_zero { Ok(()) } else { Err(ArchError::NotZero { tensor: name.to_owned(), index: found }) }
     }
 
-    /// Whether two weights have the same shape and the same numbers.
+    /// Returns true if two weights have the same shape and the same values.
     pub(super) fn are_equal(&self, name: &str, other: &str) -> Result<bool, ArchError> {
         let meta = |name| self.by_name.get(name).and_then(|&index| self.source?.weights().get(index));
         match (meta(name), meta(other)) {
@@ -199,7 +199,7 @@ impl<'a> Values<'a> {
         Ok(true)
     }
 
-    /// An error unless the numbers of a list, each plus its place, are below a limit and all different.
+    /// Checks that the elements of an index list, each plus its position, are below a limit and unique.
     pub(super) fn check_indices(&self, name: &str, below: u64) -> Result<(), ArchError> {
         let Some((source, index, meta)) = self.weight(name) else { return Ok(()) };
         let n = meta.shape.n_elems();
@@ -232,13 +232,13 @@ fn not_numbers(meta: &WeightMeta) -> ArchError {
     ArchError::ElementType { tensor: meta.name.clone(), found: meta.ty }
 }
 
-/// Bytes of an element that [`number`] understands.
+/// Returns the bytes per element, for types that [`number`] supports.
 fn elem_bytes(meta: &WeightMeta) -> Result<usize, String> {
     let bytes = meta.ty.bytes().filter(|&bytes| number(meta.ty, &vec![0; bytes]).is_some());
     bytes.ok_or_else(|| format!("{} elements are not numbers", meta.ty))
 }
 
-/// Hands on the numbers of a range with their places until `visit` says no; true if it never did.
+/// Passes the numbers of a range and their indices to `visit` until it returns false; returns true if it never did.
 fn pieces(
     source: &dyn WeightSource,
     index: usize,
@@ -264,7 +264,7 @@ fn pieces(
     Ok(true)
 }
 
-/// The number in the bytes of one element; `None` for types that are no plain numbers.
+/// Returns the number in the bytes of one element; `None` for types that are not plain numbers.
 fn number(ty: ElementType, bytes: &[u8]) -> Option<Number> {
     use crate::core::numeric::{bf16_to_f32, f16_to_f32};
     Some(match ty {

@@ -1,4 +1,4 @@
-//! One attempt after the other at a model: solved, or gone on with where an interrupted run has stopped, and judged.
+//! Attempts at a model, one after the other: each is solved or resumed from an interrupted run, then measured.
 
 use std::collections::BTreeMap;
 
@@ -22,20 +22,20 @@ use crate::gguf::{ColumnSums, Imatrix, ImatrixSums};
 use crate::quantize::{CoveragePolicy, Input, QuantizeError, QuantizeOptions, QuantizePlan};
 use crate::verify::{Divergence, Fingerprint, Model, Window, divergence_on};
 
-/// What all attempts share.
+/// Inputs that all attempts share.
 pub(super) struct Attempts<'a> {
     pub(super) model: &'a Model<'a>,
     pub(super) input: &'a Input<'a>,
     pub(super) text: &'a CalibrationText,
     pub(super) options: &'a FidelityOptions<'a>,
     pub(super) targets: &'a BTreeMap<String, Target>,
-    /// Tensors that get a type without a solver.
+    /// Quantized tensors whose type has no solver.
     pub(super) others: &'a [(String, GgmlType)],
     pub(super) check: &'a [Window],
     pub(super) progress: &'a dyn Progress,
 }
 
-/// What one attempt gives.
+/// Result of one attempt.
 pub(super) struct Attempt {
     pub(super) imatrix: Imatrix,
     pub(super) blocks: SolvedBlocks,
@@ -45,10 +45,10 @@ pub(super) struct Attempt {
 }
 
 impl Attempts<'_> {
-    /// Begins to keep the work, or goes on with what is kept.
+    /// Begins to keep the work of this run, or resumes from the work that is kept.
     ///
     /// # Errors
-    /// Work of a run that would have come to something else.
+    /// Kept work of a run that would have given another result.
     pub(super) fn begin(&self) -> Result<(), CalibrateError> {
         let Some(work) = self.options.keep.work else { return Ok(()) };
         Ok(work.begin(self.facts()?)?)
@@ -89,13 +89,13 @@ impl Attempts<'_> {
         Ok(Attempt { imatrix: imatrix(&sums)?, blocks, left, n_found })
     }
 
-    /// Whether an earlier run has gone on to the next attempt.
+    /// Returns true if an earlier run measured this attempt, found it not worth it, and went on to the next one.
     fn is_given_up(&self, number: usize) -> bool {
         let judged = |attempt| self.options.keep.work.and_then(|work| work.judged(attempt));
         judged(None).zip(judged(Some(number))).is_some_and(|(plain, own)| own.ratio(&plain) > WORTH_IT)
     }
 
-    /// Importance sums with what is known of the text.
+    /// Importance sums with the names, chunks and context length of the text.
     fn sums(&self, tensors: BTreeMap<String, ColumnSums>) -> ImatrixSums {
         let kinds = &self.text.kinds;
         let n_chunks = match self.options.keep.statistics {
@@ -161,7 +161,7 @@ impl Attempts<'_> {
         Ok((total_importance(&sums), solver.left))
     }
 
-    /// Runs the model, and keeps its moments if that is asked for.
+    /// Runs the model, and saves its moments if asked to.
     fn by_text(
         &self,
         number: usize,
@@ -170,7 +170,7 @@ impl Attempts<'_> {
         let mut writer = self.writer(number)?;
         let is_saved = writer.is_some();
         let blocks = solver.matrices.blocks;
-        // Another quantization may want to solve what this one does not.
+        // A saved run collects all matrices: another quantization may solve some that this one does not.
         let is_solved = |name: &str| self.targets.contains_key(name) && !blocks.has_all(name);
         let wants = |meta: &TensorMeta| if is_saved { meta.shape.rank() > 1 } else { is_solved(&meta.name) };
         let calibrate =
@@ -190,12 +190,12 @@ impl Attempts<'_> {
         Ok(sums)
     }
 
-    /// Where moments are kept, at the first attempt.
+    /// Writer of the moments, at the first attempt of a run that saves them.
     fn writer(&self, number: usize) -> Result<Option<StatisticsWriter>, CalibrateError> {
         let Keep { save, .. } = self.options.keep;
         let Some((path, sync)) = save.filter(|_| number == 0) else { return Ok(None) };
         let seed = self.text.kinds.iter().find_map(|kind| kind.seed);
-        // A run that was interrupted before its output was there has come so far.
+        // A run that was interrupted before its output was written may have saved them already.
         if let Ok(found) = Statistics::open(path)
             && found.are_of(self.model, self.text, seed)?
         {
@@ -204,7 +204,7 @@ impl Attempts<'_> {
         Ok(Some(StatisticsWriter::create(path, self.model, self.text, seed, sync)?))
     }
 
-    /// Takes one layer after the other from what is kept.
+    /// Solves one layer after the other from kept statistics, without running the model.
     fn by_statistics(
         &self,
         statistics: &Statistics,
@@ -228,7 +228,7 @@ impl Attempts<'_> {
         Ok(sums.filter(|(_, weight)| **weight > 0.0).map(|(sums, _)| sums).collect())
     }
 
-    /// Measures the file of a plan, unless that is known: of an attempt, or of the importance matrix alone.
+    /// Measures the file of a plan unless it was measured before; `None` is the importance matrix alone.
     pub(super) fn judge(
         &self,
         attempt: Option<usize>,
@@ -240,7 +240,7 @@ impl Attempts<'_> {
             Some(_) => "measuring the file that was solved",
         };
         if let Some(judged) = work.and_then(|work| work.judged(attempt)) {
-            // A step of the run all the same.
+            // It still counts as a step of the run.
             self.progress.begin(title, 0);
             self.progress.end();
             return Ok(judged);
@@ -254,19 +254,19 @@ impl Attempts<'_> {
         Ok(judged)
     }
 
-    /// An attempt that was not worth it is not gone on with.
+    /// Drops the kept blocks of an attempt that was not worth it.
     pub(super) fn give_up(&self, number: usize) {
         if let Some(work) = self.options.keep.work {
             work.drop_blocks(number);
         }
     }
 
-    /// Everything that decides the result. Threads and memory do not.
+    /// Everything that decides the result; threads and memory do not.
     fn facts(&self) -> Result<Facts, CalibrateError> {
         let (model, tokenizer) = identity(self.model)?;
         let mut facts = Facts::default();
         facts.add("program", program());
-        // Sums of products are the same for the same instructions.
+        // Sums of products have the same bits only with the same instructions.
         facts.add("vector instructions", self.options.engine.level.name());
         facts.add("model", model);
         facts.add("tokenizer", tokenizer);
@@ -298,7 +298,7 @@ impl Attempts<'_> {
         let quantize = self.options.quantize;
         facts.add("type", quantize.file_type.to_string());
         facts.add("types of the tensors", types.hex());
-        // What else there is: metadata that is set, what is refused and what is not.
+        // Other options: metadata to set, and what is refused.
         let plain = QuantizeOptions {
             simd: SimdLevel::Scalar,
             keep_split: false,
@@ -315,7 +315,7 @@ impl Attempts<'_> {
 /// Divergence of a plan's file from the model, without writing it.
 ///
 /// # Errors
-/// Models that cannot be run, text without scored tokens; being told to stop.
+/// Models that cannot be run, text without scored tokens; cancellation.
 pub(super) fn divergence_of(
     plan: &QuantizePlan<'_>,
     model: &Model<'_>,
@@ -327,7 +327,7 @@ pub(super) fn divergence_of(
     divergence_on(&own, model, windows, engine, progress)?.ok_or(CalibrateError::NoText)
 }
 
-/// The program, as exactly as it knows itself.
+/// Version of this program, with the commit if the build knows it.
 pub(super) fn program() -> String {
     let version = env!("CARGO_PKG_VERSION");
     let commit = option_env!("GGUF_FOUNDRY_COMMIT");

@@ -1,4 +1,4 @@
-//! Looks on while a model runs, and hands out the moments of each layer when no text will add to them.
+//! Observer of a run that hands out the moments of each layer as soon as no more text will add to them.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -8,30 +8,29 @@ use crate::calibrate::groups::{Groups, MatrixKey, Rows};
 use crate::calibrate::moments::KindMoments;
 use crate::calibrate::{CalibrateError, LayerSums, MatrixName, MomentSums};
 use crate::core::{TensorMeta, TensorSource};
-use crate::engine::plan::Matrix;
-use crate::engine::{Engine, Observer};
+use crate::engine::{Engine, Matrix, Observer};
 use crate::verify::SumCollector;
 
-/// Whether the moments of a tensor's inputs are wanted.
+/// Predicate that selects the tensors whose input moments are collected.
 pub type Wanted<'a> = &'a (dyn Fn(&TensorMeta) -> bool + Sync);
 
-/// What takes the moments of a layer.
+/// Callback that receives the moments of a layer.
 pub(super) type Consumer<'a, E> = &'a mut (dyn FnMut(LayerSums) -> Result<(), E> + Send);
 
-/// How the text is run.
+/// Order in which the text is run.
 #[derive(Clone, Debug)]
 pub(super) struct Schedule {
-    /// Kinds of text.
+    /// Number of kinds of text.
     pub(super) n_kinds: usize,
-    /// The kind of each batch, in order.
+    /// Kind of each batch, in order.
     pub(super) kinds: Vec<usize>,
-    /// Rows of each batch that go through the layers.
+    /// Number of rows of each batch that go through the layers.
     pub(super) rows: Vec<usize>,
 }
 
 struct State<'a, E> {
     kinds: Vec<Groups>,
-    /// The kind of the batch that goes through a layer; none before and after all layers, where all tokens come at once.
+    /// Kind of the batch that goes through a layer; `None` before and after all layers, where all tokens come at once.
     kind: Option<usize>,
     consumer: Consumer<'a, E>,
     failed: Option<E>,
@@ -42,10 +41,10 @@ pub(super) struct MomentCollector<'a, E> {
     state: Mutex<State<'a, E>>,
     sums: Vec<SumCollector>,
     schedule: Schedule,
-    /// The last layer of each tensor.
+    /// Last layer that uses each tensor.
     last: BTreeMap<usize, usize>,
     wants: Wanted<'a>,
-    /// Its threads serve here too: products of columns are as much work as the products with weights.
+    /// Engine whose threads also compute the sums: these are as much work as products with weights.
     engine: &'a Engine<'a>,
 }
 
@@ -59,7 +58,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         let level = engine.options().level;
         let n_kinds = schedule.n_kinds;
         let layers = engine.plan().all_layers().enumerate();
-        // The last one stays: layers of models whose stacks run in turn come several times.
+        // A later layer overwrites an earlier one: stacks that run in turn use the same layer several times.
         let last = layers.flat_map(|(at, layer)| layer.tensors.iter().map(move |&tensor| (tensor, at)));
         let state = State {
             kinds: (0..n_kinds).map(|_| Groups::default()).collect(),
@@ -81,7 +80,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds rows to the sums of one kind; `batches` says how many of each batch.
+    /// Adds rows to the sums of one kind; `batches` holds the number of rows of each batch.
     fn add(&self, groups: &mut Groups, kind: usize, matrices: &[&Matrix], (x, batches): (&[f32], &[usize])) {
         let tensors = self.engine.source.tensors();
         let is_wanted = |matrix: &&&Matrix| tensors.get(matrix.tensor).is_some_and(|meta| (self.wants)(meta));
@@ -97,10 +96,10 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         });
     }
 
-    /// Adds rows of all kinds, one behind the other as they are run.
+    /// Adds rows of all kinds, concatenated in the order of the schedule.
     pub(super) fn add_all(&self, matrices: &[&Matrix], x: &[f32]) {
         let n_cols = matrices.first().map_or(0, |matrix| matrix.n_cols);
-        // What is computed for some tokens only cannot be told apart by kind.
+        // Rows that were computed only for some tokens cannot be assigned to a kind.
         if Some(x.len()) != self.schedule.rows.iter().sum::<usize>().checked_mul(n_cols) {
             return;
         }
@@ -116,7 +115,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         }
     }
 
-    /// Hands out what is done.
+    /// Hands out the moments of all matrices that are done.
     fn hand_out(
         &self,
         state: &mut State<'a, E>,
@@ -149,19 +148,19 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         keys.into_iter().map(name).collect()
     }
 
-    /// Adds what the head is multiplied with. As in llama-imatrix it has no importance sums.
+    /// Adds the final states, the head's inputs. As in llama-imatrix, the head has no importance sums.
     pub(super) fn add_head(&self, head: &Matrix, states: &[f32]) {
         if self.engine.source.tensors().get(head.tensor).is_some_and(|meta| (self.wants)(meta)) {
             self.add_all(&[head], states);
         }
     }
 
-    /// What stopped the run, if the consumer did.
+    /// Error of the consumer, if it stopped the run.
     pub(super) fn failure(&self) -> Option<E> {
         self.state().failed.take()
     }
 
-    /// Hands out what belongs to no layer, and gives the importance sums of each kind.
+    /// Hands out the moments that belong to no layer, and returns the importance sums of each kind.
     pub(super) fn finish(self) -> Result<Vec<SumCollector>, E> {
         let mut state = self.state();
         self.hand_out(&mut state, None, |_| true)?;

@@ -1,8 +1,8 @@
-//! What types cost, measured: the divergence of the model with only some tensors quantized.
+//! Measured costs of types: the divergence of the model with only some tensors quantized.
 //!
-//! KLD adds up over tensors and is proportional to the error of each, so that one run for each tensor, with one type, tells
-//! what all types cost. Where that is too dear, runs are shared: the tensors of one role in neighbouring layers are quantized
-//! together, and the divergence is shared out by their estimated costs.
+//! KLD adds up over tensors and is proportional to the error of each. So one run for each tensor, with one type, gives
+//! the costs of all types. Where that takes too long, runs are shared: the tensors of one role in neighbouring layers
+//! are quantized together, and the divergence is divided among them by their estimated costs.
 
 use std::collections::BTreeMap;
 
@@ -10,33 +10,32 @@ use crate::calibrate::CalibrateError;
 use crate::calibrate::sequential::Quiet;
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource};
-use crate::engine::plan::ModelKind;
-use crate::engine::{EngineError, EngineOptions};
+use crate::engine::{EngineError, EngineOptions, ModelKind};
 use crate::quantize::{FileType, OpenTensor, QuantizePlan, Survey, TensorCost, layer_of};
 use crate::verify::{Model, Recall, Window, divergence_on};
 
-/// How costs are measured.
+/// Options for measuring costs.
 #[derive(Clone, Copy, Debug)]
 pub struct MeasureOptions {
-    /// Machine use.
+    /// Threads, memory and vector instructions.
     pub engine: EngineOptions,
-    /// Relative error of the type that is measured, or as near to it as the types allow: large enough to stand out from
-    /// the noise of the text, small enough that the rest of the model stays what it is.
+    /// Relative error of the type that is measured, or the nearest that the types allow. It is large enough to stand
+    /// out from the noise of the text, and small enough that the rest of the model computes nearly what it did.
     pub error: f64,
-    /// Runs of the model at most. With fewer than tensors, layers share runs.
+    /// Maximum number of model runs. With fewer runs than tensors, layers share runs.
     pub n_runs: usize,
 }
 
-/// Operations that measuring may take whatever the text: seconds to a minute.
+/// Operations that measuring may always take, however short the text is: seconds to a minute.
 const LEAST_OPS: u64 = 1 << 42;
-/// Operations that it takes at most: about half an hour where a machine does 0.3 T of them in a second.
+/// Maximum number of operations: about half an hour on a machine that does 0.3 T per second.
 const MOST_OPS: u64 = 1 << 49;
-/// Passes of a token through the model that it may take for each token that is calibrated with: as many as solving takes.
+/// Passes through the model that measuring may take for each calibration token: as many as solving takes.
 const PASSES: u64 = 2;
 
-/// Runs that measuring may take: by a count of operations, so that the same model and text are measured alike on all
-/// machines. A run takes two operations for each of the model's `n_elems` weights and each of its `n_run_tokens`;
-/// `n_text_tokens` are calibrated with.
+/// Number of runs that measuring may take. It follows from a count of operations, so that the same model and text are
+/// measured alike on all machines. A run takes two operations for each of the model's `n_elems` weights and each of its
+/// `n_run_tokens`; `n_text_tokens` is the number of calibration tokens.
 #[must_use]
 pub(super) fn runs_for(n_elems: u64, n_run_tokens: usize, n_text_tokens: usize) -> usize {
     let of_token = n_elems.saturating_mul(2).max(1);
@@ -53,14 +52,17 @@ impl MeasureOptions {
     }
 }
 
-/// Fills in what types cost by running the model on `windows`: one run for each tensor to choose for, or for each group of
-/// tensors. `costs` are those of [`Survey::estimate`], in the same order. Returns the number of runs: 0 where fewer are
-/// allowed than the model has roles, which leaves the costs as they are.
+/// Measures the costs of types by running the model on `windows`, and adds them to `costs`.
 ///
-/// The same input, text and options give the same figures for any number of threads, on machines with fused multiply-add.
+/// There is one run for each tensor to choose for, or for each group of tensors. `costs` are those of
+/// [`Survey::estimate`], in the same order. Returns the number of runs. It is 0, and the costs stay as they are, if
+/// fewer runs are allowed than the model has roles.
+///
+/// Figures are the same for the same input, text and options with any number of threads, on machines with fused
+/// multiply-add.
 ///
 /// # Errors
-/// Models without likelihoods, windows without scored tokens, tensors that cannot be quantized; being told to stop.
+/// Models without likelihoods, windows without scored tokens, tensors that cannot be quantized; cancellation.
 pub fn measure_costs(
     model: &Model<'_>,
     survey: &Survey<'_>,
@@ -105,7 +107,7 @@ pub fn measure_costs(
     Ok(n_groups)
 }
 
-/// The type whose error is nearest to the wanted one, in powers; the first where none is known.
+/// Type whose error has the smallest ratio to the wanted one; the first type if no error is known.
 fn measured_type(tensor: &OpenTensor, cost: &TensorCost, wanted: f64) -> GgmlType {
     let distance = |ty: &GgmlType| {
         let error = cost.error(*ty).filter(|&error| error > 0.0).unwrap_or(f64::MIN_POSITIVE);
@@ -115,15 +117,15 @@ fn measured_type(tensor: &OpenTensor, cost: &TensorCost, wanted: f64) -> GgmlTyp
     nearest.copied().unwrap_or(GgmlType::Q8_0)
 }
 
-/// Tensors that are measured together: each alone, if there are runs for that; else those of one role in so many
-/// neighbouring layers that the runs suffice. Tensors outside of layers are always alone.
+/// Groups of tensors that are measured together. Each tensor is alone if there are enough runs. Otherwise a group has
+/// the tensors of one role in as many neighbouring layers as needed. Tensors outside of layers are always alone.
 fn groups(tensors: &[OpenTensor], n_runs: usize) -> Vec<Vec<usize>> {
     let n_layers = tensors.iter().filter_map(|tensor| layer_of(&tensor.name)).max().unwrap_or(0).max(0);
     for n_together in 1..=n_layers.saturating_add(1) {
         let mut groups: BTreeMap<(i32, &str), Vec<usize>> = BTreeMap::new();
         for (at, tensor) in tensors.iter().enumerate() {
             let key = match layer_of(&tensor.name) {
-                // The first layer is unlike the others.
+                // The first layer differs from the others, so it is never grouped.
                 Some(layer) if n_together > 1 && layer > 0 => {
                     (1 + (layer - 1) / n_together, role(&tensor.name))
                 }
@@ -139,13 +141,13 @@ fn groups(tensors: &[OpenTensor], n_runs: usize) -> Vec<Vec<usize>> {
     Vec::new()
 }
 
-/// A name without its layer.
+/// Tensor name without its layer prefix.
 fn role(name: &str) -> &str {
     let rest = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     rest.map_or(name, |(_, role)| role)
 }
 
-/// Gives each member of a group its part of a divergence, by what it was estimated to cost.
+/// Divides a divergence among the members of a group in proportion to their estimated costs.
 fn share_out(costs: &mut [TensorCost], group: &[usize], types: &[GgmlType], kld: f64) {
     let estimate = |cost: &TensorCost, ty| cost.error(ty).unwrap_or(0.0) * cost.sensitivity;
     let all: f64 = group.iter().map(|&at| estimate(&costs[at], types[at])).sum();
@@ -156,12 +158,12 @@ fn share_out(costs: &mut [TensorCost], group: &[usize], types: &[GgmlType], kld:
     }
 }
 
-/// A model in which some tensors are quantized and the others are as they were.
+/// Model in which some tensors are quantized and the others are unchanged.
 struct PartlyQuantized<'a> {
     source: &'a dyn TensorSource,
     plan: &'a QuantizePlan<'a>,
     tensors: Vec<TensorMeta>,
-    /// By index in the source: the place in the plan of what is quantized.
+    /// Place in the plan of each quantized tensor, by its index in the source.
     places: BTreeMap<usize, usize>,
 }
 
@@ -174,7 +176,7 @@ impl<'a> PartlyQuantized<'a> {
         let mut tensors = source.tensors().to_vec();
         let mut places = BTreeMap::new();
         let (planned, found) = (plan.tensors(), plan.source_tensors());
-        // By name: what is run may have its tensors in another order than what is quantized.
+        // By name: the model that is run may have its tensors in another order than the quantization.
         let places_by_name: BTreeMap<&str, usize> =
             members.map(|member| (found[member.source].name.as_str(), member.place)).collect();
         for (at, tensor) in tensors.iter_mut().enumerate() {
@@ -217,7 +219,7 @@ mod tests {
 
     #[test]
     fn runs_are_counted_by_operations() {
-        // Small models are measured whole whatever the text, large ones with what half an hour allows, others by the text.
+        // Small models are measured completely whatever the text, large ones within half an hour, others by the text.
         assert_eq!(runs_for(3_000_000, 1 << 10, 2048), 715);
         assert_eq!(runs_for(1_000_000_000, 1 << 10, 32_768), 64);
         assert_eq!(runs_for(7_000_000_000, 1 << 10, 32_768), 39);

@@ -1,4 +1,4 @@
-//! Why nothing could be collected.
+//! Errors of calibration.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::gguf::Share;
 use crate::quantize::{AllocateError, QuantizeError};
 use crate::verify::VerifyError;
 
-/// Why calibration text or statistics could not be had.
+/// Errors that prevent calibration text or statistics from being made.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum CalibrateError {
@@ -26,7 +26,7 @@ pub enum CalibrateError {
     /// Statistics that cannot be written or read.
     #[error(transparent)]
     Statistics(#[from] StatisticsError),
-    /// Work that cannot be kept or gone on with.
+    /// Work that cannot be kept or resumed.
     #[error(transparent)]
     Work(#[from] WorkError),
     /// The quantization cannot be planned.
@@ -35,51 +35,51 @@ pub enum CalibrateError {
     /// Types cannot be chosen.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
-    /// What has no likelihoods has no check.
+    /// A model without likelihoods: there is no divergence to check.
     #[error("the model makes embeddings: without predictions there is no divergence to check the result by")]
     Encoder,
-    /// Moments are those of the whole model.
+    /// Layers are pruned, but moments are those of the whole model.
     #[error("layers cannot be left out of a model that is calibrated: what it computes changes")]
     Pruned,
-    /// A folder in which no file is.
+    /// A folder without files.
     #[error("{}: no file in this folder", path.display())]
     EmptyFolder { path: PathBuf },
     /// No text at all.
     #[error("no calibration text")]
     NoText,
-    /// Too little text to say anything.
+    /// Too little text to calibrate with.
     #[error(
         "calibration text `{}`: {found} tokens in {windows} sequences; expected at least {needed} in 2",
         escape(name)
     )]
     TooShort { name: String, found: usize, windows: usize, needed: usize },
-    /// Text for the check of which nothing can be predicted.
+    /// Text for the check without a token that can be predicted.
     #[error("text for the check `{}`: no sequence of which a token can be predicted", escape(name))]
     NothingToCheck { name: String },
-    /// Statistics hold other kinds of text.
+    /// A kind of text that the statistics do not have.
     #[error("statistics of no kind `{}`; there are `{}`", escape(name), escape(known))]
     NoKind { name: String, known: String },
-    /// What was kept of a run cannot be judged.
+    /// Statistics without held-back text to measure the result on.
     #[error("nothing was held back of the text of these statistics: a text to judge the result by expected")]
     NoCheck,
-    /// Moments of a model that is quantized on the way are of that one run.
+    /// A solver that quantizes the model during the run, whose moments hold only for that run.
     #[error("statistics are of the unquantized model, which the solver `{solver}` does not go by")]
     StatisticsFor { solver: &'static str },
-    /// A sequence needs room for a few tokens, the budget for two sequences.
+    /// Too few tokens: a sequence needs a few, and each text two sequences.
     #[error(
         "{tokens} tokens in sequences of {n_ctx}, shared by {kinds} texts: expected at least two sequences each"
     )]
     Budget { tokens: usize, n_ctx: usize, kinds: usize },
-    /// All windows go through a layer before the next one begins.
+    /// A memory budget too small for all windows, which go through a layer before the next one begins.
     #[error("memory budget of {budget_bytes} bytes: {tokens} tokens of calibration text need {needed_bytes}")]
     Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
-    /// Sequences that are written together remember what came before.
+    /// A memory budget too small for the states of sequences that are written together.
     #[error("memory budget of {budget_bytes} bytes: the model needs {needed_bytes} to write text")]
     SelfMemory { budget_bytes: u64, needed_bytes: u64 },
-    /// A file that was to hold what this model has written.
+    /// A file that should hold text of this model, but does not.
     #[error("{}: {what}", path.display())]
     OtherSelfText { path: PathBuf, what: &'static str },
-    /// Parts of a text that are no parts.
+    /// More parts than the text has batches.
     #[error(
         "part {share} of {n_tokens} tokens of calibration text, which are {n_batches} batches that cannot be cut"
     )]

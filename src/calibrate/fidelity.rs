@@ -1,5 +1,5 @@
-//! The mode as a whole: run, solve, and hold the result against what the importance matrix alone gives. A file that is not
-//! better is not written.
+//! Calibrated quantization as a whole: run, solve, and compare the result with that of the importance matrix alone. A
+//! file that is not better is not written.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,30 +10,30 @@ use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, WorkFolder};
 use crate::core::GgmlType;
 use crate::core::progress::Progress;
-use crate::engine::EngineOptions;
-use crate::engine::plan::ModelKind;
+use crate::engine::{EngineOptions, ModelKind};
 use crate::gguf::{Imatrix, ImatrixError, Value};
 use crate::quantize::{Input, QuantizeError, QuantizeOptions, QuantizePlan};
 use crate::solve::{SHRINKAGE, SHRINKAGE_OF_STREAM, SolveOptions, can_solve};
 use crate::verify::{Divergence, Estimate, Model, Recall};
 
-/// A solved file whose divergence is not below this share of the importance matrix's is tried again, then given up.
+/// Maximum ratio of a solved file's divergence to the importance matrix's; above it the solver tries again, then gives
+/// up.
 pub const WORTH_IT: f64 = 0.95;
 
-/// How codes and scales are chosen.
+/// Method that chooses codes and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Solver {
-    /// As llama.cpp does with the importance matrix of the same tokens.
+    /// Rounding as in llama.cpp, with the importance matrix of the same tokens.
     Reference,
     /// Error feedback and coordinate descent with the second moments of the unquantized model's activations.
     Gptq,
-    /// The same with those of the model whose earlier tensors are quantized already, of weights that make good what these
-    /// lost.
+    /// GPTQ with the activations of the model whose earlier tensors are already quantized. The weights are corrected to
+    /// compensate for the error of those tensors.
     Sequential,
 }
 
 impl Solver {
-    /// Its name in options and metadata.
+    /// Name in options and metadata.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,34 +44,33 @@ impl Solver {
     }
 }
 
-/// How a model is solved.
+/// Options of a calibrated quantization.
 #[derive(Clone, Copy, Debug)]
 pub struct FidelityOptions<'a> {
-    /// How codes and scales are chosen.
+    /// Method that chooses codes and scales.
     pub solver: Solver,
-    /// Machine use. The memory budget is for activations and moments together.
+    /// Threads, memory and vector instructions. The memory budget is for activations and moments together.
     pub engine: EngineOptions,
-    /// What is asked of the quantization.
+    /// Options of the quantization.
     pub quantize: &'a QuantizeOptions,
-    /// A folder for a temporary file as large as the output.
+    /// Folder for a temporary file as large as the output.
     pub dir: &'a Path,
-    /// What is kept of the run beside its result.
+    /// Outputs to keep besides the result, and inputs from earlier runs.
     pub keep: Keep<'a>,
 }
 
-/// What is kept of a run, and what of an earlier one is used.
+/// Outputs to keep besides the result, and inputs from earlier runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Keep<'a> {
-    /// Where blocks and figures are kept as soon as they are there, so that the same run, begun again, goes on with them.
+    /// Folder for blocks and figures as soon as they are made, so that the same run can resume from them.
     pub work: Option<&'a WorkFolder>,
-    /// Where moments of every matrix are kept by a run of the unquantized model: a folder that is new or empty, and whether
-    /// it has to reach the disk.
+    /// Folder, new or empty, for the moments of every matrix of the unquantized model; `true` flushes it to disk.
     pub save: Option<(&'a Path, bool)>,
-    /// Moments that are used in place of a run; the text is [`CalibrationText::of_statistics`].
+    /// Moments to use instead of a run; the text is [`CalibrationText::of_statistics`].
     pub statistics: Option<&'a Statistics>,
 }
 
-/// What a check has come to.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Judged {
     /// Mean divergence, with its standard error.
@@ -95,39 +94,39 @@ impl Judged {
         Self { mean: Estimate { value, stderr }, p99, top1_agreement }
     }
 
-    /// The mean as a share of another's.
+    /// Mean divergence as a share of another's.
     pub(super) fn ratio(&self, plain: &Self) -> f64 {
         if plain.mean.value > 0.0 { self.mean.value / plain.mean.value } else { 1.0 }
     }
 }
 
-/// Divergence from the model on text that no solver saw.
+/// Divergence from the model on text that no solver used.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// How it was solved.
+    /// Options of the solver.
     pub options: SolverOptions,
-    /// What it came to.
+    /// Divergence of the result.
     pub check: Judged,
 }
 
-/// What came out.
+/// Result of a calibrated quantization.
 #[derive(Debug)]
 pub struct Fidelity {
     /// Importance of the same tokens.
     pub imatrix: Imatrix,
-    /// The blocks; `None` if the file is better off with the importance matrix alone.
+    /// Solved blocks; `None` if the file is better with the importance matrix alone.
     pub blocks: Option<SolvedBlocks>,
-    /// Divergence of the file that the importance matrix alone gives, on the same text.
+    /// Divergence, on the same text, of the file that the importance matrix alone gives.
     pub plain: Judged,
-    /// Attempts, in order.
+    /// Attempts of the solver, in order.
     pub trials: Vec<Trial>,
-    /// Matrices of the last attempt that stayed with the importance matrix.
+    /// Matrices that the last attempt left to the importance matrix.
     pub left: Vec<NotSolved>,
     /// Tensors whose types have no solver, in file order.
     pub without_solver: Vec<(String, GgmlType)>,
-    /// Keys for the file's metadata.
+    /// Metadata keys to write into the file.
     pub keys: Vec<(String, Value)>,
-    /// Matrices that an interrupted run had solved.
+    /// Number of matrices that an interrupted run had solved.
     pub n_resumed: usize,
 }
 
@@ -139,13 +138,14 @@ impl Fidelity {
     }
 }
 
-/// Runs the model over the text, solves its tensors layer by layer, and measures the result on text that was held back
-/// beside the file that the importance matrix of the same tokens gives. With a ratio above [`WORTH_IT`] moments are drawn
-/// twice as strongly towards their diagonal and everything is done once more; if that does not help either, the blocks
-/// are dropped.
+/// Runs the model over the text, solves its tensors layer by layer, and measures the result on held-back text.
+///
+/// It is compared with the file that the importance matrix of the same tokens gives. If the ratio is above
+/// [`WORTH_IT`], moments are drawn twice as strongly towards their diagonal and everything is done once more. If that
+/// does not help either, the blocks are dropped.
 ///
 /// # Errors
-/// Models without likelihoods, text or memory that does not do, types that cannot be chosen.
+/// Models without likelihoods, unsuitable text, too little memory, types that cannot be chosen.
 pub fn solve(
     model: &Model<'_>,
     input: &Input<'_>,
@@ -251,7 +251,7 @@ pub(super) fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<Ta
     Ok((targets, without))
 }
 
-/// What the file says of how it was made.
+/// Metadata keys that describe how the file was made.
 fn keys(fidelity: &Fidelity, solver: Solver, text: &CalibrationText) -> Vec<(String, Value)> {
     let solver = if fidelity.blocks.is_some() { solver } else { Solver::Reference };
     let solved = fidelity.trials.last().filter(|_| fidelity.blocks.is_some());
@@ -259,7 +259,7 @@ fn keys(fidelity: &Fidelity, solver: Solver, text: &CalibrationText) -> Vec<(Str
     keys_of(solver, text, kld, fidelity.plain.mean.value as f32)
 }
 
-/// The same keys, as large as they can become, before anything is solved.
+/// Same keys at their largest size, before anything is solved.
 pub(super) fn keys_to_come(solver: Solver, text: &CalibrationText) -> Vec<(String, Value)> {
     let kld = (solver != Solver::Reference).then_some(0.0);
     keys_of(solver, text, kld, 0.0)

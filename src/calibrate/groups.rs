@@ -1,18 +1,18 @@
-//! Which matrices are multiplied with the same rows, found out while a model runs: by what they are multiplied with, not
-//! by their names. Matrices that have met the same rows in every batch share their sums; where one of them meets others
-//! it goes on with a copy.
+//! Groups of matrices that are multiplied with the same rows. They are found while a model runs, by the rows and not by
+//! the names. Matrices that have met the same rows in every batch share their sums. A matrix that meets other rows
+//! continues with a copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::calibrate::MomentSums;
-use crate::engine::plan::Matrix;
+use crate::engine::Matrix;
 
-/// A matrix of the model.
+/// Matrix of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct MatrixKey {
     /// Index of its tensor.
     pub(super) tensor: usize,
-    /// Which of a stack.
+    /// Index in a stack of experts.
     pub(super) expert: Option<usize>,
 }
 
@@ -22,10 +22,10 @@ impl MatrixKey {
     }
 }
 
-/// What tells rows from other rows.
+/// Digest that identifies rows.
 type Digest = [u64; 4];
 
-/// Rows that differ in one number have another digest for certain, others all but.
+/// Digest of rows: it always changes if one number changes, and almost certainly if several do.
 fn digest(x: &[f32]) -> Digest {
     const FACTORS: [u64; 4] =
         [0x517c_c1b7_2722_0a95, 0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9];
@@ -44,14 +44,14 @@ fn digest(x: &[f32]) -> Digest {
     lanes
 }
 
-/// Matrices and the sums that they share.
+/// Matrices that share their sums.
 #[derive(Debug)]
 struct Group {
     members: Vec<MatrixKey>,
     moments: MomentSums,
 }
 
-/// Rows that only some of a group have met so far in this batch.
+/// Rows that only some matrices of a group have met so far in this batch.
 #[derive(Debug)]
 struct Pending {
     digest: Digest,
@@ -65,7 +65,7 @@ pub(super) struct Rows<'x> {
     /// `[n, n_cols]`.
     pub(super) x: &'x [f32],
     pub(super) n_cols: usize,
-    /// Rows of each batch: how they come together in one call must not be seen in their sums.
+    /// Number of rows of each batch: the sums must not depend on how batches are combined into one call.
     pub(super) batches: &'x [usize],
 }
 
@@ -80,12 +80,12 @@ impl Rows<'_> {
     }
 }
 
-/// All sums of one kind of text.
+/// Sums of one kind of text.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     all: Vec<Group>,
     of: BTreeMap<MatrixKey, usize>,
-    /// Groups that began in this batch and have met one set of rows: others may join them.
+    /// Groups that began in this batch and have met one set of rows; other matrices may still join them.
     fresh: Vec<(Digest, usize)>,
     pending: Vec<Pending>,
 }
@@ -102,7 +102,7 @@ impl Groups {
             }
         }
         for (at, seen) in known {
-            // A group that meets a second set of rows is closed to those who have met only the first.
+            // A group that meets a second set of rows is closed to matrices that have met only the first.
             self.fresh.retain(|(_, fresh)| *fresh != at);
             let group = &mut self.all[at];
             if group.members.len() == seen.len() {
@@ -116,11 +116,11 @@ impl Groups {
         }
     }
 
-    /// Keeps rows until it is known who has met them.
+    /// Keeps rows until the end of the batch shows which matrices have met them.
     fn wait(&mut self, mut seen: Vec<MatrixKey>, rows: Rows<'_>) {
         let (digest, n_cols) = (digest(rows.x), rows.n_cols);
         let is_same = |pending: &&mut Pending| {
-            // Who meets equal rows twice has met them twice.
+            // A matrix that meets equal rows twice counts them twice.
             pending.digest == digest
                 && pending.moments.n_cols() == n_cols
                 && !seen.iter().any(|matrix| pending.seen.contains(matrix))
@@ -134,7 +134,7 @@ impl Groups {
         self.pending.push(Pending { digest, moments, seen });
     }
 
-    /// Matrices that are seen for the first time.
+    /// Adds matrices that are seen for the first time.
     fn begin(&mut self, new: Vec<MatrixKey>, rows: Rows<'_>) {
         let (digest, n_cols) = (digest(rows.x), rows.n_cols);
         let is_same = |&&(other, group): &&(Digest, usize)| {
@@ -155,7 +155,7 @@ impl Groups {
         self.all[at].members.extend(new);
     }
 
-    /// Ends a batch: rows that all of a group have met are added, and who has not met what the others have goes on alone.
+    /// Ends a batch: adds rows that a whole group has met, and splits off matrices that have met other rows.
     pub(super) fn end_batch(&mut self) {
         self.fresh.clear();
         let pending = std::mem::take(&mut self.pending);
@@ -192,7 +192,7 @@ impl Groups {
         }
     }
 
-    /// Takes the sums out of all groups whose matrices are done. To be called between batches.
+    /// Takes the sums out of all groups whose matrices are done. Must be called between batches.
     pub(super) fn take(&mut self, is_done: impl Fn(MatrixKey) -> bool) -> Vec<(Vec<MatrixKey>, MomentSums)> {
         let (mut taken, mut left) = (Vec::new(), Vec::new());
         for group in std::mem::take(&mut self.all) {
@@ -223,7 +223,7 @@ mod tests {
         groups.add(matrices, Rows { x, n_cols, batches: &[x.len() / n_cols] });
     }
 
-    /// The matrices of each group with its number of rows and first sum.
+    /// Matrices of each group with its number of rows and first sum.
     fn shown(groups: &mut Groups) -> Vec<(Vec<usize>, u64, f32)> {
         let taken = groups.take(|_| true);
         let show = |(members, moments): (Vec<MatrixKey>, MomentSums)| {
@@ -261,7 +261,7 @@ mod tests {
         batch(&[(&[1], 1.0), (&[2], 1.0), (&[3], 1.0)]);
         // 3 meets nothing, 4 comes in.
         batch(&[(&[1], 2.0), (&[2], 2.0), (&[4], 2.0)]);
-        // 1 and 2 part.
+        // 1 and 2 are separated.
         batch(&[(&[1, 4], 3.0), (&[2], 5.0), (&[3], 3.0)]);
         let mut found = shown(&mut groups);
         found.sort_by(|a, b| a.0.cmp(&b.0));
@@ -273,7 +273,7 @@ mod tests {
     fn a_matrix_may_meet_several_rows_in_a_batch() {
         let mut groups = Groups::default();
         let [a, b] = keys([1, 2]);
-        // As experts that share one matrix: equal rows count as often as they come.
+        // Experts may share one matrix: equal rows count as often as they come.
         add(&mut groups, &[a], 1, &[2.0]);
         add(&mut groups, &[a], 1, &[2.0]);
         add(&mut groups, &[b], 1, &[2.0]);

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use crate::gguf::{ColumnSums, ImatrixSums};
 use crate::verify::ExactColumns;
 
-/// Importance sums of each kind of text, to which those of other parts of the text can be added.
+/// Importance sums of each kind of text, to which the sums of other parts of the text can be added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImportanceSums {
-    /// By kind and tensor.
+    /// Sums by kind and tensor.
     pub(super) kinds: Vec<BTreeMap<String, ExactColumns>>,
 }
 
-/// The importance sums of several kinds as one.
+/// Sums up the importance sums of several kinds.
 #[must_use]
 pub fn total_importance(kinds: &[ImatrixSums]) -> ImatrixSums {
     let chunk_size = kinds.first().map_or(0, |kind| kind.chunk_size);

@@ -1,4 +1,4 @@
-//! Solves one matrix after the other, in chunks of rows, and puts their blocks down.
+//! Solver of one matrix after the other, in chunks of rows, that writes out the blocks.
 
 use crate::calibrate::CalibrateError;
 use crate::calibrate::solved::SolvedBlocks;
@@ -11,22 +11,22 @@ use crate::solve::{
     solves_by_grid,
 };
 
-/// Floats of weights that are solved together; at least [`PANEL_ROWS`] rows for each thread.
+/// Number of weights that are solved together; at least [`PANEL_ROWS`] rows for each thread.
 const CHUNK_ELEMS: usize = 16 << 20;
 
-/// Bytes for each column that a thread takes.
+/// Bytes that a thread takes for each column.
 const LANE_BYTES: u64 = 2 << 10;
 
 /// A tensor to solve.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
-    /// Its index in the source.
+    /// Index in the source.
     pub(super) tensor: usize,
-    /// The type that it is to have.
+    /// Type to quantize to.
     pub(super) ty: GgmlType,
 }
 
-/// Weights, and where their blocks go.
+/// Source of the weights, and target of their blocks.
 pub(super) struct MatrixSolver<'a> {
     pub(super) source: &'a dyn TensorSource,
     pub(super) level: SimdLevel,
@@ -35,22 +35,22 @@ pub(super) struct MatrixSolver<'a> {
     pub(super) progress: &'a dyn Progress,
 }
 
-/// What moves weights before they are rounded.
+/// Correction of weights before they are rounded.
 #[derive(Clone, Copy)]
 pub(super) enum Corrected<'a> {
-    /// What all matrices of the same inputs share.
+    /// Correction that all matrices of the same inputs share.
     Inputs(&'a InputCorrection),
-    /// Of one matrix: what it is to make good, `[n_rows, n_cols]`.
+    /// Correction of one matrix, with the sums that it must compensate, `[n_rows, n_cols]`.
     Outputs(&'a Correction, &'a [f32]),
 }
 
-/// Rows of weights that are solved together.
+/// Number of weight rows that are solved together.
 fn chunk_rows(n_cols: usize) -> usize {
     (CHUNK_ELEMS / n_cols.max(1)).max(PANEL_ROWS).next_multiple_of(PANEL_ROWS)
 }
 
-/// Bytes that solving one matrix after the other takes at most: the moments of the widest and its factors
-/// ([`Metric::new`], [`solve_rows`]), rows of weights and their blocks, the lanes of each thread.
+/// Maximum bytes for solving one matrix after the other: the moments of the widest and its factors ([`Metric::new`],
+/// [`solve_rows`]), rows of weights and their blocks, and the lanes of each thread.
 pub(super) fn solver_bytes<'a>(
     tensors: &[TensorMeta],
     targets: impl Iterator<Item = &'a Target>,
@@ -72,19 +72,19 @@ pub(super) fn solver_bytes<'a>(
 }
 
 impl MatrixSolver<'_> {
-    /// Matrices of a tensor: more than one of a stack of experts.
+    /// Number of matrices of a tensor: more than one for a stack of experts.
     pub(super) fn n_matrices(&self, target: Target) -> u64 {
         let dims = self.source.tensors()[target.tensor].shape.dims();
         dims[..dims.len().saturating_sub(2)].iter().product()
     }
 
-    /// Rows of one of them.
+    /// Number of rows of one matrix.
     pub(super) fn n_rows(&self, target: Target) -> usize {
         let n_rows = self.source.tensors()[target.tensor].shape.n_rows();
         usize::try_from(n_rows / self.n_matrices(target).max(1)).unwrap_or(0)
     }
 
-    /// The weights of a matrix as they are, `[n_rows, n_cols]`.
+    /// Unquantized weights of a matrix, `[n_rows, n_cols]`.
     pub(super) fn weights(
         &self,
         target: Target,
@@ -139,11 +139,11 @@ impl MatrixSolver<'_> {
     }
 }
 
-/// Why a matrix was not solved.
+/// Reason that a matrix was not solved.
 pub(super) enum Failed {
-    /// The importance matrix has to do.
+    /// The matrix cannot be solved; the importance matrix is used instead.
     Solve(SolveError),
-    /// Nothing can be done.
+    /// The whole run fails.
     Run(Box<CalibrateError>),
 }
 

@@ -1,31 +1,30 @@
-//! What the moments of a model take at once, known before it runs.
+//! Memory that the moments of a model take, computed before it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::calibrate::CalibrateError;
 use crate::calibrate::collector::Wanted;
 use crate::core::{TensorMeta, TensorSource};
-use crate::engine::plan::{Dense, Ffn, KvSource, LayerPlan, Mixer, Moe};
-use crate::engine::{EngineOptions, Gram, GramSum, GraphPlan};
+use crate::engine::{Dense, EngineOptions, Ffn, Gram, GramSum, GraphPlan, KvSource, LayerPlan, Mixer, Moe};
 
-/// Bytes that a run takes at most, beside the weights.
+/// Maximum bytes that a run takes in addition to the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// With everything in memory.
+    /// Bytes with everything in memory.
     pub all_bytes: u64,
-    /// With hidden states in files: the smallest budget that does.
+    /// Smallest sufficient budget: bytes with hidden states in files.
     pub least_bytes: u64,
-    /// Bytes of those files.
+    /// Bytes of the files of hidden states.
     pub spilled_bytes: u64,
 }
 
 impl Needs {
-    /// A run without hidden states.
+    /// Needs of a run without hidden states.
     pub(super) fn in_memory(n_bytes: u64) -> Self {
         Self { all_bytes: n_bytes, least_bytes: n_bytes, spilled_bytes: 0 }
     }
 
-    /// The same with so many bytes more.
+    /// Adds `n_bytes` of memory to these needs.
     pub(super) fn beside(self, n_bytes: u64) -> Self {
         Self {
             all_bytes: self.all_bytes.saturating_add(n_bytes),
@@ -34,10 +33,10 @@ impl Needs {
         }
     }
 
-    /// Whether hidden states have to go to files.
+    /// Returns true if hidden states have to go to files.
     ///
     /// # Errors
-    /// [`CalibrateError::Memory`] if the budget does not do even so.
+    /// [`CalibrateError::Memory`] if the budget is too small even then.
     pub(super) fn spills(&self, options: &EngineOptions, tokens: usize) -> Result<bool, CalibrateError> {
         let (needed_bytes, budget_bytes) = (self.least_bytes, options.memory_bytes);
         if needed_bytes > budget_bytes {
@@ -47,10 +46,11 @@ impl Needs {
     }
 }
 
-/// Bytes that the moments of one kind of text take at most: those of a layer, and of the layers whose tensors come again.
+/// Maximum bytes that the moments of one kind of text take: those of a layer, and of layers whose tensors are used
+/// again later.
 ///
-/// Matrices that share an input are counted once where the plan shows that they do: queries, keys and values, gate and
-/// up projections. What other mixers share is counted as if it were not.
+/// Matrices that share an input are counted once where the plan shows it: queries, keys and values, gate and up
+/// projections. Inputs that other mixers share are counted separately.
 pub(super) fn moment_bytes(plan: &GraphPlan, source: &dyn TensorSource, wants: Wanted<'_>) -> u64 {
     let tensors = source.tensors();
     let mut spans: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
@@ -70,18 +70,18 @@ pub(super) fn moment_bytes(plan: &GraphPlan, source: &dyn TensorSource, wants: W
         alive.fold(0u64, |sum, (&tensor, _)| sum.saturating_add(bytes(tensor)))
     };
     let layers = (0..plan.all_layers().count()).map(at_layer).max().unwrap_or(0);
-    // What belongs to no layer stays to the end; the head comes when all layers are done.
+    // Moments outside of layers stay until the end; those of the head are collected after all layers.
     let is_outside = |tensor: &usize| !spans.contains_key(tensor) && *tensor != plan.head.tensor;
     let outside = (0..tensors.len()).filter(is_outside);
     let outside = outside.fold(0u64, |sum, tensor| sum.saturating_add(bytes(tensor)));
-    // Rows that are kept until it is known which matrices have met them.
+    // Rows are kept until it is known which matrices have met them.
     let widest = spans.keys().filter_map(|&tensor| tensors.get(tensor)).filter(|meta| wants(meta));
     let waiting = widest.map(matrix_bytes).max().unwrap_or(0);
     layers.max(sum_bytes(plan.head.n_cols)).saturating_add(outside).saturating_add(waiting)
 }
 
-/// Bytes of the sums of an input while rows are added, and of what is made of them when none will be: both may be there, since
-/// memory that went back in pieces is not the system's at once.
+/// Bytes of the sums of an input while rows are added, and of the rounded sums. Both may exist at once, since memory
+/// that is freed in pieces is not returned to the system immediately.
 fn sum_bytes(n_cols: usize) -> u64 {
     GramSum::bytes(n_cols).saturating_add(Gram::bytes(n_cols))
 }
@@ -127,7 +127,7 @@ fn of_moe(moe: &Moe) -> Vec<usize> {
     moe.experts.first().into_iter().chain(&moe.shared).filter_map(of_dense).collect()
 }
 
-/// The gate, which reads what the up projection reads.
+/// Gate projection, which reads the same input as the up projection.
 fn of_dense(dense: &Dense) -> Option<usize> {
     dense.act.gate().map(|gate| gate.tensor).filter(|&tensor| tensor != dense.up.tensor)
 }

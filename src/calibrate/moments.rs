@@ -1,4 +1,4 @@
-//! Second moments of what matrices are multiplied with, `XᵀX`, of one layer and of every kind of text.
+//! Second moments `XᵀX` of matrix inputs, for one layer and every kind of text.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// What is known of `n_rows` rows.
+    /// Moments of `n_rows` rows.
     #[must_use]
     pub fn of(n_rows: u64, sums: Gram) -> Self {
         Self { n_rows, sums }
     }
 
-    /// Width of the rows.
+    /// Number of columns of the rows.
     #[must_use]
     pub fn n_cols(&self) -> usize {
         self.sums.n_cols()
     }
 
-    /// Rows that were summed: tokens; of an expert, those that were routed to it.
+    /// Number of rows that were summed: tokens, or for an expert the tokens that were routed to it.
     #[must_use]
     pub fn n_rows(&self) -> u64 {
         self.n_rows
@@ -36,7 +36,7 @@ impl Moments {
         &self.sums
     }
 
-    /// Whether all sums are finite, and those of squares no less than 0.
+    /// Returns true if all sums are finite and no sum of squares is negative.
     pub(super) fn are_sums(&self) -> bool {
         let is_sum = |row: usize| {
             let own = self.sums.row(row);
@@ -55,7 +55,7 @@ impl Moments {
     }
 }
 
-/// The same while rows are added, or parts of them put together: in which order does not matter.
+/// Moments while rows are added or parts are combined; the order does not matter.
 #[derive(Clone, Debug)]
 pub struct MomentSums {
     n_rows: u64,
@@ -63,7 +63,7 @@ pub struct MomentSums {
 }
 
 impl MomentSums {
-    /// No rows of `n_cols` yet.
+    /// Empty sums over rows of `n_cols` columns.
     ///
     /// # Panics
     /// As [`GramSum::zero`].
@@ -72,13 +72,13 @@ impl MomentSums {
         Self { n_rows: 0, sums: GramSum::zero(n_cols) }
     }
 
-    /// Width of the rows.
+    /// Number of columns of the rows.
     #[must_use]
     pub fn n_cols(&self) -> usize {
         self.sums.n_cols()
     }
 
-    /// Rows that were summed.
+    /// Number of rows that were summed.
     #[must_use]
     pub fn n_rows(&self) -> u64 {
         self.n_rows
@@ -90,7 +90,7 @@ impl MomentSums {
         &self.sums
     }
 
-    /// `XᵀX` of more rows, to be added to.
+    /// Sums of `XᵀX` to which the caller adds `n_rows` more rows.
     pub(super) fn sums_of_more(&mut self, n_rows: u64) -> &mut GramSum {
         self.n_rows = self.n_rows.saturating_add(n_rows);
         &mut self.sums
@@ -111,13 +111,13 @@ impl MomentSums {
         self.n_rows += other.n_rows;
     }
 
-    /// The moments, each sum rounded once.
+    /// Rounds each sum once.
     #[must_use]
     pub fn round(&self) -> Moments {
         Moments { n_rows: self.n_rows, sums: self.sums.round() }
     }
 
-    /// False if a sum is no number or infinite.
+    /// Returns false if a sum is NaN or infinite.
     pub(super) fn is_finite(&self) -> bool {
         self.sums.is_finite()
     }
@@ -126,57 +126,57 @@ impl MomentSums {
 /// A matrix that is multiplied with an input.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MatrixName {
-    /// Its tensor.
+    /// Name of its tensor.
     pub tensor: String,
-    /// Which of the tensor's matrices it is, where the tensor is a stack of them: an expert, a head.
+    /// Index among the matrices of a stacked tensor (experts or heads); `None` for a single matrix.
     pub expert: Option<usize>,
 }
 
-/// An input, and all matrices that are multiplied with its rows: they share the moments and whatever is made of them.
+/// Input with all matrices that are multiplied with its rows; they share the moments and everything computed from them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedInput {
-    /// The matrices, in order.
+    /// Matrices, in order.
     pub matrices: Vec<MatrixName>,
-    /// Width of the rows.
+    /// Number of columns of the rows.
     pub n_cols: usize,
-    /// Its moments among those of each kind of text; `None` where no row of the kind came here.
+    /// Index of its moments among those of each kind of text; `None` if no row of the kind reached it.
     pub(super) moments: Vec<Option<usize>>,
 }
 
-/// The mean second moment `H = Σ w (XᵀX / N) / Σ w` over kinds of text.
+/// Mean second moment `H = Σ w (XᵀX / N) / Σ w` over kinds of text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MeanMoments {
-    /// Width of the rows.
+    /// Number of columns.
     pub n_cols: usize,
-    /// Rows of all kinds with a weight.
+    /// Number of rows of all kinds with a weight.
     pub n_rows: u64,
     /// H, `[n_cols, n_cols]`, symmetric.
     pub h: Vec<f32>,
 }
 
-/// The moments of a layer, `M` for each kind of text and input.
+/// Moments of a layer: one `M` for each kind of text and input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer<M> {
-    /// The layer, counted over all stacks, those of an encoder first; `None` for what belongs to none: the head, which is
-    /// multiplied with the output of the final norm, and what comes before or after all layers.
+    /// Layer number, counted over all stacks, encoder first. `None` is outside of layers: the head, which is multiplied
+    /// with the output of the final norm, and everything before or after all layers.
     pub layer: Option<usize>,
-    /// The inputs.
+    /// Inputs of the layer.
     pub inputs: Vec<SharedInput>,
-    /// The moments, by kind of text.
+    /// Moments, by kind of text.
     pub(super) kinds: Vec<Vec<M>>,
 }
 
 /// Moments of a layer.
 pub type LayerMoments = Layer<Moments>;
 
-/// Moments of a layer that others may still be added to.
+/// Moments of a layer to which others may still be added.
 pub type LayerSums = Layer<MomentSums>;
 
-/// Moments of one kind, with the matrices that they belong to.
+/// Moments of one kind of text, with their matrices.
 pub(super) type KindMoments<M> = Vec<(Vec<MatrixName>, M)>;
 
 impl<M> Layer<M> {
-    /// Matrices that share their moments in all kinds become one input.
+    /// Builds a layer in which matrices that share their moments in all kinds have one input.
     fn shared(layer: Option<usize>, kinds: Vec<KindMoments<M>>, n_cols: impl Fn(&M) -> usize) -> Self {
         let mut places: BTreeMap<MatrixName, (usize, Vec<Option<usize>>)> = BTreeMap::new();
         for (kind, groups) in kinds.iter().enumerate() {
@@ -200,7 +200,7 @@ impl<M> Layer<M> {
         Self { layer, inputs, kinds }
     }
 
-    /// The moments of an input of this layer in one kind of text.
+    /// Moments of an input of this layer in one kind of text.
     #[must_use]
     pub fn moments(&self, input: &SharedInput, kind: usize) -> Option<&M> {
         self.kinds.get(kind)?.get((*input.moments.get(kind)?)?)
@@ -212,8 +212,8 @@ impl<M> Layer<M> {
         self.kinds.len()
     }
 
-    /// The input of a matrix. `None` if no row of any text came to it (an expert that no token chose), and for matrices
-    /// that were not asked for.
+    /// Input of a matrix. `None` if no row of any text reached it (an expert that no token chose), or if the matrix was
+    /// not asked for.
     #[must_use]
     pub fn input(&self, tensor: &str, expert: Option<usize>) -> Option<&SharedInput> {
         let is_own = |matrix: &MatrixName| matrix.tensor == tensor && matrix.expert == expert;
@@ -222,12 +222,12 @@ impl<M> Layer<M> {
 }
 
 impl LayerSums {
-    /// The sums of a layer, by kind, of the matrices that have met the same rows.
+    /// Builds the sums of a layer from those of matrices that have met the same rows, by kind.
     pub(super) fn of(layer: Option<usize>, kinds: Vec<KindMoments<MomentSums>>) -> Self {
         Self::shared(layer, kinds, MomentSums::n_cols)
     }
 
-    /// The moments, each sum rounded once.
+    /// Rounds each sum once.
     #[must_use]
     pub fn round(self) -> LayerMoments {
         let Self { layer, inputs, kinds } = self;
@@ -243,22 +243,22 @@ impl LayerSums {
 }
 
 impl LayerMoments {
-    /// The moments of a layer, by kind. Matrices whose moments are equal in all kinds become one input, however it was found
-    /// out: what was collected in parts and put together is what a single run collects.
+    /// Builds the moments of a layer, by kind. Matrices whose moments are equal in all kinds share one input. So parts
+    /// that were combined give the same result as a single run.
     pub(super) fn of(layer: Option<usize>, kinds: Vec<KindMoments<Moments>>) -> Self {
         Self::shared(layer, kinds.into_iter().map(joined).collect(), Moments::n_cols)
     }
 
-    /// Mean moments of an input over kinds, `weights` one per kind; a kind without rows counts nothing. `None` if nothing
-    /// is left.
+    /// Mean moments of an input over kinds, with one weight per kind. A kind without rows does not count. `None` if no
+    /// kind is left.
     #[must_use]
     pub fn mean(&self, input: &SharedInput, weights: &[f64]) -> Option<MeanMoments> {
         let of_kind = |(kind, &weight): (usize, &f64)| Some((self.moments(input, kind)?, weight));
         mean(&weights.iter().enumerate().filter_map(of_kind).collect::<Vec<_>>())
     }
 
-    /// Mean moments over all rows that came to any matrix of a stacked tensor: what an expert's are shrunk towards. A
-    /// row counts as often as it was routed.
+    /// Mean moments over all rows that reached any matrix of a stacked tensor; those of an expert are shrunk towards
+    /// it. A row counts as often as it was routed.
     #[must_use]
     pub fn mean_of_stack(&self, tensor: &str, weights: &[f64]) -> Option<MeanMoments> {
         let of_kind = |(kind, &weight): (usize, &f64)| {
@@ -279,10 +279,10 @@ impl LayerMoments {
     }
 }
 
-/// Equal moments as one, in the order of the first of their matrices.
+/// Joins equal moments, in the order of the first of their matrices.
 fn joined(groups: KindMoments<Moments>) -> KindMoments<Moments> {
     let mut joined: KindMoments<Moments> = Vec::with_capacity(groups.len());
-    // By what is quickly compared.
+    // Keyed by the row count and the squares, which are quick to compare.
     let mut places: BTreeMap<(u64, Vec<u32>), Vec<usize>> = BTreeMap::new();
     for (matrices, moments) in groups {
         let squares = moments.sums.diagonal().into_iter().map(f32::to_bits).collect();
@@ -302,7 +302,7 @@ fn joined(groups: KindMoments<Moments>) -> KindMoments<Moments> {
     joined
 }
 
-/// The weighed mean of the kinds' means, in f64 and rounded once.
+/// Weighted mean of the kinds' means, computed in f64 and rounded once.
 fn mean(kinds: &[(&Moments, f64)]) -> Option<MeanMoments> {
     let counts = |(moments, weight): &&(&Moments, f64)| moments.n_rows > 0 && *weight > 0.0;
     let kinds: Vec<&(&Moments, f64)> = kinds.iter().filter(counts).collect();
@@ -378,7 +378,7 @@ mod tests {
         let apart = apart.round();
         assert_eq!(apart, together.round());
         assert_eq!((apart.inputs.len(), &apart.inputs[0].matrices), (2, &names(&["a", "b"])));
-        // A row more, even of zeros, is another mean.
+        // One more row, even of zeros, gives another mean.
         let more = vec![(names(&["a"]), sums(&rows)), (names(&["b"]), sums(&[rows[0], rows[1], [0.0; 2]]))];
         assert_eq!(LayerSums::of(None, vec![more]).round().inputs.len(), 2);
     }

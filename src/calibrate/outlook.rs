@@ -1,52 +1,52 @@
-//! What a calibration would take, told without running the model.
+//! Forecast of the memory and disk that a calibration needs, without running the model.
 
 use crate::calibrate::fidelity::{FidelityOptions, Solver, Targets, targets};
 use crate::calibrate::matrices::solver_bytes;
 use crate::calibrate::memory::Needs;
 use crate::calibrate::{CalibrateError, CalibrationText, run, sequential};
 use crate::core::{GgmlType, TensorMeta};
-use crate::engine::Engine;
-use crate::engine::plan::ModelKind;
+use crate::engine::{Engine, ModelKind};
 use crate::quantize::Input;
 use crate::verify::Model;
 
-/// What a calibration would take.
+/// Forecast of a calibration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outlook {
-    /// Tensors that would be solved.
+    /// Number of tensors that would be solved.
     pub n_tensors: usize,
-    /// Their matrices: more where there are experts.
+    /// Number of their matrices: more than one per tensor for experts.
     pub n_matrices: u64,
     /// Tensors whose types have no solver, in the order of their names.
     pub without_solver: Vec<(String, GgmlType)>,
-    /// What the run takes.
+    /// Memory and files that the run needs.
     pub needs: Needs,
-    /// Bytes of memory that it may take.
+    /// Memory budget in bytes.
     pub budget_bytes: u64,
-    /// Bytes of these that the program does not hold already.
+    /// Bytes of the budget that the program does not hold yet.
     pub free_bytes: u64,
     /// Bytes of the blocks that are kept in a file until the output is written.
     pub block_bytes: u64,
 }
 
 impl Outlook {
-    /// Bytes of files without names: blocks until the output is written, hidden states that memory has no room for.
+    /// Bytes of unnamed temporary files: blocks until the output is written, and hidden states that do not fit in
+    /// memory.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         let spilled = if self.is_spilling() { self.needs.spilled_bytes } else { 0 };
         self.block_bytes.saturating_add(spilled)
     }
 
-    /// Whether hidden states go to files.
+    /// Returns true if hidden states go to files.
     #[must_use]
     pub fn is_spilling(&self) -> bool {
         self.needs.all_bytes > self.free_bytes
     }
 
-    /// Looks at a model, its text and what is asked for.
+    /// Computes the forecast for a model, its text and options.
     ///
     /// # Errors
-    /// As [`crate::calibrate::solve`], but for what only a run can tell, and for memory, of which this speaks.
+    /// As [`crate::calibrate::solve`], except for memory, which this reports, and errors that occur only during a run.
     pub fn of(
         model: &Model<'_>,
         input: &Input<'_>,

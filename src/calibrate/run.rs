@@ -1,4 +1,4 @@
-//! The run: all windows of all kinds through one layer after the other.
+//! Calibration run: all windows of all kinds go through one layer after the other.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,50 +8,49 @@ use crate::calibrate::collector::{Consumer, MomentCollector, Schedule, Wanted};
 use crate::calibrate::memory::{Needs, moment_bytes};
 use crate::calibrate::{CalibrateError, CalibrationText, ImportanceSums, LayerMoments, LayerSums};
 use crate::core::progress::Progress;
-use crate::engine::plan::{Ffn, ModelKind};
-use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, TokenChunk};
+use crate::engine::{Engine, EngineError, EngineOptions, Ffn, GraphPlan, ModelKind, TokenChunk};
 use crate::gguf::{ColumnSums, ImatrixSums, Share};
 use crate::verify::{Model, SumCollector, Window};
 
-/// Tokens of a batch at most, but whole windows: enough that decoding weights costs little beside the products. The same
-/// on every machine, since blocks of rows begin with batches.
+/// Maximum tokens of a batch of whole windows. It is large enough that decoding weights costs little compared with the
+/// products. It is the same on every machine, since blocks of rows begin with batches.
 const BATCH_TOKENS: usize = 2048;
-/// The same for models of experts, each of which sees only a part of the tokens.
+/// Maximum tokens of a batch for mixtures of experts, where each expert sees only a part of the tokens.
 const BATCH_TOKENS_MOE: usize = 8192;
 
-/// What to collect, and how.
+/// Options of a calibration run.
 #[derive(Clone, Copy)]
 pub struct CalibrateOptions<'a> {
-    /// Machine use. The memory budget is for activations and moments together.
+    /// Threads, memory and vector instructions. The memory budget is for activations and moments together.
     pub engine: EngineOptions,
-    /// Tensors whose inputs are wanted: those that a solver will round. The importance sums are of all tensors.
+    /// Tensors whose input moments are collected: those that a solver will round. Importance sums are of all tensors.
     pub wants: Wanted<'a>,
-    /// A folder for hidden states that the memory budget has no room for.
+    /// Folder for hidden states that do not fit in the memory budget.
     pub dir: &'a Path,
 }
 
-/// Windows of one kind of text that go through a layer together: what rows are summed with depends on nothing else.
+/// Windows of one kind of text that go through a layer together. Nothing else decides which rows are summed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Batch {
     kind: usize,
     windows: Range<usize>,
     n_tokens: usize,
-    /// Tokens that have states: all, but for those that an encoder reads.
+    /// Number of tokens with hidden states: all except those that an encoder reads.
     n_rows: usize,
 }
 
-/// Which batches of all a run has.
+/// Range of batches that a run has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchRange {
-    /// The first.
+    /// Index of the first batch.
     pub first: usize,
-    /// How many it has.
+    /// Number of batches of this run.
     pub n: usize,
-    /// How many there are.
+    /// Number of batches of the whole text.
     pub of: usize,
 }
 
-/// A run that is ready: text cut into windows, the model's graph built, memory counted.
+/// Prepared run: the text is cut into windows, the model's graph is built, and the memory is counted.
 pub struct CalibrationRun<'a> {
     engine: Engine<'a>,
     text: &'a CalibrationText,
@@ -62,7 +61,7 @@ pub struct CalibrationRun<'a> {
 }
 
 impl<'a> CalibrationRun<'a> {
-    /// Builds the graph and counts the memory. Where the budget does not hold hidden states they are kept in files.
+    /// Builds the graph and counts the memory. Hidden states that do not fit in the budget are kept in files.
     ///
     /// # Errors
     /// A graph that cannot be built; [`CalibrateError::Memory`] with the smallest budget that is enough.
@@ -74,8 +73,8 @@ impl<'a> CalibrationRun<'a> {
         Self::of_share(model, text, options, None)
     }
 
-    /// The same for a share of the text: consecutive batches, so that the share with the most tokens has as few as can be.
-    /// All shares have the same text.
+    /// Builds a run over a share of the text. A share has consecutive batches, chosen so that the largest share has as
+    /// few tokens as possible. All shares must be given the same text.
     ///
     /// # Errors
     /// As [`CalibrationRun::new`]; [`CalibrateError::FewBatches`] for more shares than batches.
@@ -104,7 +103,7 @@ impl<'a> CalibrationRun<'a> {
         Ok(Self { engine, text, options, needs, batches, range })
     }
 
-    /// The same where whoever takes the moments needs so many bytes while the run goes on.
+    /// Adds the bytes that the consumer of the moments needs while the run goes on.
     ///
     /// # Errors
     /// [`CalibrateError::Memory`] with the smallest budget that is enough.
@@ -116,31 +115,31 @@ impl<'a> CalibrationRun<'a> {
         Ok(self)
     }
 
-    /// Which batches the run has.
+    /// Batches that the run has.
     #[must_use]
     pub fn batches(&self) -> BatchRange {
         self.range
     }
 
-    /// Tokens that are run.
+    /// Number of tokens that are run.
     #[must_use]
     pub fn n_tokens(&self) -> usize {
         self.batches.iter().map(|batch| batch.n_tokens).sum()
     }
 
-    /// Bytes that the run takes at most, beside the weights.
+    /// Maximum bytes that the run takes in addition to the weights.
     #[must_use]
     pub fn needs(&self) -> Needs {
         self.needs
     }
 
-    /// What the reader should know.
+    /// Warnings for the user about the model.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.engine.plan().warnings
     }
 
-    /// The windows as the engine runs them, the number in each batch, and what is known of each batch.
+    /// Windows in the engine's form, the number in each batch, and the schedule of the batches.
     fn schedule(&self) -> (Vec<TokenChunk>, Vec<usize>, Schedule) {
         let windows = |batch: &Batch| {
             let kind = self.text.kinds.get(batch.kind);
@@ -159,12 +158,13 @@ impl<'a> CalibrationRun<'a> {
         (chunks, self.batches.iter().map(|batch| batch.windows.len()).collect(), schedule)
     }
 
-    /// Runs the model. `take` gets the moments of one layer after the other, each when no text will add to them, and at
-    /// the end those of the head; what it does not keep is freed before the next layer begins. Returns the importance
-    /// sums of each kind, as llama-imatrix counts them.
+    /// Runs the model and returns the importance sums of each kind, as llama-imatrix counts them.
+    ///
+    /// `take` gets the moments of one layer after the other, as soon as no text will add to them, and finally those of
+    /// the head. Moments that it does not keep are freed before the next layer begins.
     ///
     /// # Exactness
-    /// The same bits for every number of threads and every memory budget, on machines with the same vector instructions.
+    /// The bits are the same for every number of threads and every memory budget, given the same vector instructions.
     ///
     /// # Errors
     /// Errors of the engine, activations that are not finite, what `take` returns.
@@ -179,7 +179,7 @@ impl<'a> CalibrationRun<'a> {
         Ok(sums.collect())
     }
 
-    /// The same, with sums to which those of other shares can be added.
+    /// Runs the model over a share; the sums can be added to those of other shares.
     ///
     /// # Errors
     /// As [`CalibrationRun::run`].
@@ -230,7 +230,7 @@ impl<'a> CalibrationRun<'a> {
     }
 }
 
-/// Cuts each kind of text into batches of whole windows, of at most `limit` tokens unless a window is longer.
+/// Cuts each kind of text into batches of whole windows, of at most `limit` tokens unless one window is longer.
 fn batches(text: &CalibrationText, limit: usize) -> Vec<Batch> {
     let mut batches: Vec<Batch> = Vec::new();
     for (kind, own) in text.kinds.iter().enumerate() {
@@ -257,8 +257,8 @@ fn batch_tokens(plan: &GraphPlan) -> usize {
     if is_moe { BATCH_TOKENS_MOE } else { BATCH_TOKENS }
 }
 
-/// Activations of all windows, since all of them go through a layer before the next one begins, and the moments of a layer
-/// for each kind.
+/// Memory for a run over the whole text: activations of all windows, which pass a layer before the next one begins, and
+/// the moments of a layer for each kind.
 pub(super) fn needs(
     model: &Model<'_>,
     engine: &Engine<'_>,
@@ -268,7 +268,7 @@ pub(super) fn needs(
     needs_of(model, engine, (text, text.n_tokens()), wants)
 }
 
-/// The same where only so many of the tokens are run.
+/// Memory for a run over `n_tokens` tokens of the text.
 fn needs_of(
     model: &Model<'_>,
     engine: &Engine<'_>,

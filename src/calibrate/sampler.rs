@@ -1,9 +1,10 @@
-//! Text that a model writes itself: the best text to calibrate with where there is no other, since it is what the model
-//! will be asked to go on with.
+//! Text that a model writes itself. It is the best calibration text if there is no other, since the model will be asked
+//! to continue such text.
 //!
-//! A third of the sequences begins as an answer to an empty turn of the user, written out by the chat template; a third
-//! with the token that texts begin with; a third with that and one ordinary token, each as likely. A sequence is one
-//! window: it ends with a token that ends a text or a turn, or at its length, and another begins in its place.
+//! A third of the sequences begins as an answer to an empty user turn, rendered by the chat template. A third begins
+//! with the token that starts a text. A third begins with that token and one ordinary token, drawn uniformly. A
+//! sequence is one window. It ends with a token that ends a text or a turn, or at its maximum length; then another
+//! begins in its place.
 
 mod chance;
 mod starts;
@@ -15,26 +16,26 @@ use crate::core::progress::Progress;
 use crate::engine::{Continuation, Engine, EngineOptions, TokenChunk};
 use crate::verify::{Model, Window};
 
-/// Sequences that are written together, at most: so many that reading weights costs little beside using them.
+/// Maximum sequences that are written together: enough that reading weights costs little compared with using them.
 const SEQUENCES: usize = 96;
-/// Tokens of a sequence, unless the model takes less: fewer sequences are written together rather than shorter ones.
+/// Minimum length of a sequence, unless the model allows less: fewer sequences are preferred to shorter ones.
 const LEAST_LENGTH: usize = 64;
-/// Bytes that sequences may remember together; more if the model is larger. It does not follow the memory budget, so that
-/// the text does not either.
+/// Minimum bytes for the states of all sequences; larger models get more. It does not depend on the memory budget, so
+/// that the text does not either.
 const LEAST_ROOM: u64 = 512 << 20;
-/// Tokens that a new sequence should still be able to come to before all that is wanted is there.
+/// Tokens that a new sequence should be able to reach before all the text is written.
 const WORTH_A_START: usize = 16;
 
-/// What a model shall write.
+/// Options of the text that a model writes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SelfText {
-    /// Tokens in all, about: the last step may bring some more.
+    /// Approximate number of tokens in total: the last step may add some more.
     pub n_tokens: usize,
-    /// Tokens of a sequence at most.
+    /// Maximum tokens of a sequence.
     pub n_ctx: usize,
-    /// The same seed, model and options give the same text.
+    /// Seed of the draws. The same seed, model and options give the same text.
     pub seed: u64,
-    /// What logits are divided by before a token is drawn from the whole distribution.
+    /// Divisor of the logits before a token is drawn from the whole distribution.
     pub temperature: f32,
 }
 
@@ -44,16 +45,16 @@ impl Default for SelfText {
     }
 }
 
-/// What a model has written.
+/// Text that a model has written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenText {
-    /// A sequence each, in the order in which they began. Scored are the tokens that were drawn.
+    /// One window per sequence, in the order in which they began. The tokens that were drawn are scored.
     pub windows: Vec<Window>,
-    /// What the user should know: forms of beginnings that the model has not.
+    /// Notes for the user: forms of beginnings that the model does not have.
     pub notes: Vec<String>,
 }
 
-/// What is known before anything is written.
+/// Layout and memory, computed before anything is written.
 struct Ready {
     starts: Starts,
     layout: Layout,
@@ -61,7 +62,7 @@ struct Ready {
     needed_bytes: u64,
 }
 
-/// How many sequences are written together, and how long they may become.
+/// Number of sequences that are written together, and their maximum length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     n_sequences: usize,
@@ -69,8 +70,8 @@ struct Layout {
 }
 
 impl Layout {
-    /// Follows the text that is wanted and the model, never the machine: `bytes` is what a sequence of a length
-    /// remembers.
+    /// Chooses the layout from the wanted text and the model, never from the machine. `bytes` is the size of the state
+    /// of a sequence of a given length.
     fn new(
         n_tokens: usize,
         most: usize,
@@ -94,25 +95,25 @@ impl Layout {
 struct Writing {
     number: usize,
     chance: Chance,
-    /// Tokens that it began with.
+    /// Number of tokens that it began with.
     n_given: usize,
-    /// Tokens at which it ends.
+    /// Number of tokens at which it ends.
     limit: usize,
-    /// What it takes next.
+    /// Tokens of the next step.
     next: Vec<u32>,
 }
 
 impl SelfText {
-    /// Lets the model write. What it computes is remembered from token to token, and one reading of the weights serves a
-    /// token of each of about a hundred sequences.
+    /// Lets the model write. The states of earlier tokens are kept, and each pass over the weights computes one token
+    /// for up to 96 sequences.
     ///
     /// # Exactness
-    /// The same tokens for every number of threads and every memory budget, on machines with the same vector instructions.
+    /// The tokens are the same for every number of threads and every memory budget, given the same vector instructions.
     ///
     /// # Errors
-    /// [`EngineError::NotContinued`](crate::engine::EngineError::NotContinued) for models that cannot go on token by token;
-    /// [`CalibrateError::SelfMemory`] with the smallest budget that is enough; logits that are not finite, unreadable
-    /// weights, cancellation.
+    /// [`EngineError::NotContinued`](crate::engine::EngineError::NotContinued) for models that cannot continue token by
+    /// token; [`CalibrateError::SelfMemory`] with the smallest budget that is enough; logits that are not finite,
+    /// unreadable weights, cancellation.
     pub fn write(
         &self,
         model: &Model<'_>,
@@ -138,10 +139,10 @@ impl SelfText {
         Ok(WrittenText { windows, notes })
     }
 
-    /// The smallest memory budget that is enough to write it.
+    /// Smallest memory budget that is enough to write the text.
     ///
     /// # Errors
-    /// As [`SelfText::write`], but for the budget.
+    /// As [`SelfText::write`], except for the budget.
     pub fn needed_bytes(&self, model: &Model<'_>, options: EngineOptions) -> Result<u64, CalibrateError> {
         let engine = Engine::new(model.plan()?, model.source, options)?;
         Ok(self.ready(model, &engine)?.needed_bytes)
@@ -154,7 +155,7 @@ impl SelfText {
         let room = engine.work_bytes_in(1).max(LEAST_ROOM);
         let layout = Layout::new(self.n_tokens, most, room, |n| Ok(engine.remembered_bytes(n)?))?;
         let starts = Starts::of(model, plan, most / 2)?;
-        // Beginnings that are long already leave room for as much again as half a sequence.
+        // Long beginnings still leave space for half a sequence.
         let capacity = layout.length.max(starts.longest() + layout.length / 2).min(most);
         let step_tokens = layout.n_sequences.saturating_mul(starts.longest());
         let needed_bytes = engine.continuation_bytes(layout.n_sequences, capacity, step_tokens)?;
@@ -162,16 +163,16 @@ impl SelfText {
     }
 }
 
-/// Where sequences are written.
+/// State of all sequences that are being written.
 struct Desk<'d, 'a> {
     text: &'d SelfText,
     starts: &'d Starts,
     layout: Layout,
     capacity: usize,
     going: Continuation<'d, 'a>,
-    /// One for each place; none where nothing is written any more.
+    /// One entry per place; `None` if nothing is written there any more.
     slots: Vec<Option<Writing>>,
-    /// Sequences that have begun.
+    /// Number of sequences that have begun.
     n_begun: usize,
 }
 
@@ -222,7 +223,7 @@ impl Desk<'_, '_> {
         Ok(windows)
     }
 
-    /// Closes a sequence that has ended and returns its tokens.
+    /// Closes a sequence if it has ended, and returns its number of tokens, or 0 if it goes on.
     fn close(&mut self, at: usize, is_done: bool, windows: &mut Vec<Window>) -> usize {
         let Some(own) = &self.slots[at] else { return 0 };
         let before = self.going.tokens(at);
@@ -245,7 +246,7 @@ impl Desk<'_, '_> {
         n_tokens
     }
 
-    /// Begins sequences where others have ended, unless little is missing.
+    /// Begins sequences in place of those that have ended, unless few tokens are missing.
     fn refill(&mut self, n_closed: usize) {
         let places = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
         let n_open: usize = places.map(|(at, _)| self.going.tokens(at).len()).sum();
@@ -274,10 +275,10 @@ mod tests {
     fn sequences_are_many_then_long_then_fewer() {
         assert_eq!(layout(32_768, 512, 1 << 40, 1000), (96, 342));
         assert_eq!(layout(1 << 20, 512, 1 << 40, 1000), (96, 512));
-        // Little text: fewer sequences of a length that says something.
+        // Little text: fewer sequences, but none too short to be useful.
         assert_eq!(layout(640, 512, 1 << 40, 1000), (10, 64));
         assert_eq!(layout(640, 16, 1 << 40, 1000), (40, 16));
-        // Little room: shorter ones, and then fewer.
+        // Little memory: shorter sequences, then fewer.
         let (n, length) = layout(32_768, 512, 1 << 29, 46_080);
         assert!(n == 96 && (100..=121).contains(&length), "{n} {length}");
         assert_eq!(layout(32_768, 512, 1 << 29, 1 << 20), (8, 64));

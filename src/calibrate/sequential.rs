@@ -1,6 +1,6 @@
-//! The solver that follows the quantized model: two streams of hidden states, of the model as it is and of the one whose
-//! earlier tensors are quantized already, go through the layers side by side. Every matrix is solved in the moment in which
-//! it is about to be used, for the inputs that it will meet, and makes good what those before it have lost.
+//! Solver that follows the quantized model. Two streams of hidden states go through the layers in parallel: one of the
+//! unquantized model, one of the model whose earlier tensors are already quantized. Every matrix is solved just before
+//! it is used, for the inputs that it will get, and compensates for the error of the matrices before it.
 
 mod follower;
 mod lockstep;
@@ -22,40 +22,39 @@ use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, TextKind};
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, TensorMeta, TensorSource};
-use crate::engine::plan::LayerPlan;
-use crate::engine::{Engine, EngineError, EngineOptions, Hidden, TokenChunk};
+use crate::engine::{Engine, EngineError, EngineOptions, Hidden, LayerPlan, TokenChunk};
 use crate::gguf::ImatrixSums;
 use crate::solve::{Metric, SHRINKAGE};
 use crate::verify::{Model, SumCollector};
 
-/// Tokens that tell what a tied head is multiplied with.
+/// Approximate number of tokens that a tied head is solved with; more for wide models.
 const HEAD_TOKENS: usize = 4096;
 
-/// What is to be solved, and how.
+/// Targets and options of a run.
 pub(super) struct Task<'a> {
     pub(super) model: &'a Model<'a>,
-    /// Where weights are read to be solved; targets are counted there.
+    /// Source of the weights to solve; targets hold indices of its tensors.
     pub(super) source: &'a dyn TensorSource,
     pub(super) text: &'a CalibrationText,
     pub(super) engine: EngineOptions,
-    /// By name.
+    /// Targets by tensor name.
     pub(super) targets: &'a BTreeMap<String, Target>,
-    /// All types that change, by name.
+    /// All types that change, by tensor name.
     pub(super) types: &'a BTreeMap<String, GgmlType>,
     pub(super) options: SolverOptions,
     pub(super) blocks: &'a SolvedBlocks,
-    /// A folder for hidden states that the memory budget has no room for.
+    /// Folder for hidden states that do not fit in the memory budget.
     pub(super) dir: &'a Path,
     pub(super) progress: &'a dyn Progress,
 }
 
-/// What a run leaves beside the blocks.
+/// Results of a run in addition to the blocks.
 pub(super) struct Followed {
     pub(super) importance: ImatrixSums,
     pub(super) left: Vec<NotSolved>,
 }
 
-/// Only the cancellation of another's progress.
+/// Progress that only forwards cancellation.
 pub(super) struct Quiet<'a>(pub(super) &'a dyn Progress);
 
 impl Progress for Quiet<'_> {
@@ -65,7 +64,7 @@ impl Progress for Quiet<'_> {
 }
 
 impl Task<'_> {
-    /// Runs both streams and solves on the way.
+    /// Runs both streams and solves the matrices as they are reached.
     ///
     /// # Errors
     /// Errors of the engine, activations that are not finite, too little memory.
@@ -84,7 +83,7 @@ impl Task<'_> {
         let mut left = Vec::new();
         let head = targets.get(&plan.head.tensor);
         let windows = self.text.kinds.iter().flat_map(|kind| &kind.windows);
-        // Final states are what a head is solved with, nothing else.
+        // Final states are needed only to solve a head.
         let chunk = |chunk: &TokenChunk| if head.is_some() { whole(chunk) } else { no_rows(chunk) };
         let chunks: Vec<TokenChunk> = windows.map(|window| chunk(&window.chunk)).collect();
         if let Some((name, target)) = head.filter(|_| plan.head.tensor == plan.embedding.tensor) {
@@ -137,7 +136,7 @@ impl Task<'_> {
         Ok(Followed { importance, left })
     }
 
-    /// Both runs to their end.
+    /// Runs both streams to their end.
     fn lockstep(
         &self,
         chunks: &[TokenChunk],
@@ -148,7 +147,7 @@ impl Task<'_> {
         let quiet = Quiet(self.progress);
         let (unquantized, quantized, sums) = std::thread::scope(|scope| {
             let lead = || {
-                // What it watches with goes when it is done, so that the other run waits no longer.
+                // The observer is dropped when this run ends, so that the other run stops waiting.
                 let watch = watch;
                 let states = leader.forward_in(&counts, chunks, &quiet, Some(&watch));
                 (states, watch.sums)
@@ -164,7 +163,7 @@ impl Task<'_> {
         if let Some(error) = solver.take_failure().filter(is_own) {
             return Err(error);
         }
-        // A run that was stopped was stopped by the other.
+        // A run that reports `Stopped` was stopped by the other one.
         match (unquantized, quantized) {
             (Ok(unquantized), Ok(quantized)) => Ok((unquantized, quantized, sums)),
             (Err(EngineError::Stopped) | Ok(_), Err(error)) | (Err(error), _) => Err(error.into()),
@@ -190,7 +189,7 @@ impl Task<'_> {
         tensors.filter_map(target).collect()
     }
 
-    /// Weights of the tokens: those of their kinds, however long these are.
+    /// Weight of each token: kinds are weighted as wholes, whatever their lengths.
     fn weights(&self) -> Vec<f32> {
         let total: f64 = self.text.kinds.iter().map(|kind| f64::from(kind.weight)).sum();
         let weigh = |kind: &TextKind| {
@@ -200,8 +199,8 @@ impl Task<'_> {
         self.text.kinds.iter().flat_map(weigh).collect()
     }
 
-    /// A head that is the embedding too is solved before anything is looked up in it, by what the unquantized model
-    /// multiplies it with.
+    /// Solves a head that is also the embedding before any lookup in it, with the inputs that it has in the unquantized
+    /// model.
     fn tied_head(
         &self,
         leader: &Engine<'_>,
@@ -242,28 +241,28 @@ impl Task<'_> {
     }
 }
 
-/// A chunk of which all hidden states are wanted.
+/// Chunk with all hidden states requested.
 fn whole(chunk: &TokenChunk) -> TokenChunk {
     let TokenChunk { tokens, n_source, .. } = chunk;
     TokenChunk { tokens: tokens.clone(), rows: *n_source..tokens.len(), n_source: *n_source }
 }
 
-/// A chunk of which no final state is wanted.
+/// Chunk without final states.
 fn no_rows(chunk: &TokenChunk) -> TokenChunk {
     TokenChunk { rows: 0..0, ..chunk.clone() }
 }
 
-/// Both runs at once, what they hand over, and the sums of the widest matrix with their factors, for sequences of these
-/// lengths.
+/// Memory for sequences of these lengths: both runs, the rows they hand over, and the sums of the widest matrix with
+/// their factors.
 pub(super) fn needs(engine: &Engine<'_>, lengths: impl Iterator<Item = usize> + Clone) -> Needs {
     let plan = engine.plan();
     let (tokens, longest) = (lengths.clone().sum::<usize>(), lengths.max().unwrap_or(0));
     let runs = engine.run_bytes(tokens, tokens, longest).saturating_mul(2);
     let unspilled = engine.unspilled_bytes(tokens, longest).saturating_mul(2);
     let widest = plan.all_layers().map(LayerPlan::widest).max().unwrap_or(0).max(plan.n_embd);
-    // The rows of both, and two streams of residuals.
+    // Rows of both streams, and two residual streams.
     let handed = (widest as u64 + 2 * plan.n_embd as u64).saturating_mul(4).saturating_mul(tokens as u64);
-    // Sums, cross sums, the two factorizations; a matrix, turned round, and what it is to make good; scaled rows.
+    // Sums, cross sums, two factorizations; a matrix, its transpose, and the sums that it compensates; scaled rows.
     let widths = (40 * widest as u64).saturating_add(12 * plan.n_embd as u64);
     let scaled = (8 * widest + 4 * plan.n_embd) as u64 * tokens.min(sums::ROWS) as u64;
     let sums = (widest as u64).saturating_mul(widths).saturating_add(scaled);

@@ -1,5 +1,4 @@
-//! Blocks that a solver has made, in a file until the output is written: a temporary one, or one that the next run goes on
-//! with.
+//! Solved blocks in a file until the output is written. The file is temporary, or kept so that the next run can resume.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,22 +14,22 @@ use crate::core::{GgmlType, SourceError, TensorMeta};
 use crate::engine::EngineError;
 use crate::quantize::SolvedRows;
 
-/// Where a tensor's blocks lie.
+/// Location of a tensor's blocks in the file.
 #[derive(Debug)]
 struct Place {
     offset: u64,
     row_bytes: u64,
-    /// Rows of one of its matrices.
+    /// Number of rows of one of its matrices.
     n_rows: u64,
     n_matrices: u64,
     known: Mutex<Known>,
 }
 
-/// Matrices whose rows are all there.
+/// Matrices whose rows are all in the file.
 #[derive(Debug, Default)]
 struct Known {
     whole: BTreeSet<u64>,
-    /// Made by an earlier run, and not come to yet by this one: they are not to be seen before.
+    /// Matrices that an earlier run made and this run has not reached; they are hidden until then.
     found: BTreeSet<u64>,
 }
 
@@ -40,11 +39,12 @@ impl Place {
     }
 }
 
-/// The blocks of a model's tensors. A temporary file has no name: nothing of it is left behind, however the program ends.
+/// Solved blocks of a model's tensors. A temporary file has no name, so nothing of it remains, however the program
+/// ends.
 #[derive(Debug)]
 pub struct SolvedBlocks {
     file: Mutex<std::fs::File>,
-    /// The file, or the folder of one that has no name.
+    /// Path of the file, or folder of a file without a name.
     path: PathBuf,
     places: BTreeMap<String, Place>,
     n_bytes: u64,
@@ -52,10 +52,10 @@ pub struct SolvedBlocks {
 }
 
 impl SolvedBlocks {
-    /// Room in a folder for the blocks of `targets`: tensors of the source with the types that they are to have.
+    /// Creates a temporary file in `dir` for the blocks of `targets`: tensors of the source with their target types.
     ///
     /// # Errors
-    /// A file that cannot be made there.
+    /// A file that cannot be created there.
     pub(super) fn new<'t>(
         dir: &Path,
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
@@ -84,10 +84,10 @@ impl SolvedBlocks {
         Self { file: Mutex::new(file), path: path.to_owned(), places, n_bytes, log }
     }
 
-    /// Blocks in a file of an earlier run, and how many matrices of it have the digests that they should have.
+    /// Opens the file of an earlier run, and counts the matrices whose digests are as expected.
     ///
     /// # Errors
-    /// Cancellation. What cannot be read is not there.
+    /// Cancellation. Blocks that cannot be read count as absent.
     pub(super) fn kept<'t>(
         file: (std::fs::File, &Path),
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
@@ -119,7 +119,7 @@ impl SolvedBlocks {
         Ok((blocks, n_found))
     }
 
-    /// The digest of a matrix's blocks.
+    /// SHA-256 digest of a matrix's blocks.
     fn digest(&self, tensor: &str, matrix: u64) -> std::io::Result<String> {
         let absent = || std::io::Error::other("no such matrix was solved");
         let place = self.places.get(tensor).ok_or_else(absent)?;
@@ -143,12 +143,12 @@ impl SolvedBlocks {
         self.places.get(tensor).map_or(0, |place| place.n_matrices)
     }
 
-    /// Matrices of all tensors.
+    /// Number of matrices of all tensors.
     pub(super) fn n_all(&self) -> u64 {
         self.places.values().map(|place| place.n_matrices).sum()
     }
 
-    /// True if every matrix of a tensor is there, come to or not.
+    /// Returns true if every matrix of a tensor is in the file, reached by this run or not.
     pub(super) fn has_all(&self, tensor: &str) -> bool {
         let n_known = self.places.get(tensor).map(|place| {
             let known = place.known();
@@ -157,12 +157,12 @@ impl SolvedBlocks {
         n_known.is_some_and(|n| n == self.n_matrices(tensor))
     }
 
-    /// True if an earlier run has made the matrix and this one has not come to it.
+    /// Returns true if an earlier run made the matrix and this run has not reached it.
     pub(super) fn is_found(&self, tensor: &str, matrix: u64) -> bool {
         self.places.get(tensor).is_some_and(|place| place.known().found.contains(&matrix))
     }
 
-    /// Comes to a matrix that an earlier run has made: from now on it is there. False if it has not made it.
+    /// Marks a matrix of an earlier run as reached, so that it becomes visible. Returns false if there is none.
     pub(super) fn meet(&self, tensor: &str, matrix: u64) -> bool {
         self.places.get(tensor).is_some_and(|place| {
             let mut known = place.known();
@@ -170,7 +170,7 @@ impl SolvedBlocks {
         })
     }
 
-    /// Comes to all that an earlier run has made.
+    /// Marks all matrices of an earlier run as reached.
     pub(super) fn meet_all(&self) {
         for place in self.places.values() {
             let mut known = place.known();
@@ -179,7 +179,7 @@ impl SolvedBlocks {
         }
     }
 
-    /// Bytes of all blocks, once all are made.
+    /// Bytes of all blocks when all are made.
     #[must_use]
     pub fn n_bytes(&self) -> u64 {
         self.n_bytes
@@ -196,7 +196,7 @@ impl SolvedBlocks {
             .ok_or_else(|| std::io::Error::other("no such rows were solved"))
     }
 
-    /// Puts rows down.
+    /// Writes the blocks of rows.
     pub(super) fn put(&self, tensor: &str, first_row: u64, blocks: &[u8]) -> std::io::Result<()> {
         let offset = self.at(tensor, first_row)?;
         let mut file = self.file();
@@ -205,12 +205,12 @@ impl SolvedBlocks {
         written.map_err(|error| self.named(&error))
     }
 
-    /// An error that says where.
+    /// Adds the path to an error.
     fn named(&self, error: &std::io::Error) -> std::io::Error {
         std::io::Error::new(error.kind(), format!("{}: {error}", self.path.display()))
     }
 
-    /// All rows of a matrix are there.
+    /// Marks a matrix as complete, and logs its digest.
     pub(super) fn finish(&self, tensor: &str, matrix: u64) -> std::io::Result<()> {
         if let Some(place) = self.places.get(tensor) {
             place.known().whole.insert(matrix);

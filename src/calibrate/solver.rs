@@ -1,4 +1,4 @@
-//! Rounds the matrices of a layer as soon as its moments are known.
+//! Solver that rounds the matrices of a layer as soon as its moments are known.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,40 +6,40 @@ use crate::calibrate::matrices::{Failed, MatrixSolver, Target};
 use crate::calibrate::{CalibrateError, LayerMoments, MeanMoments, SharedInput};
 use crate::solve::{Metric, SecondMoments, SolveError, SolveOptions};
 
-/// How strongly moments are drawn towards their diagonal, and what is done with them.
+/// Strength of the shrinkage of moments towards their diagonal, and options of the solver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SolverOptions {
-    /// Share of its own size that is added to the diagonal.
+    /// Fraction of each diagonal entry that is added to it.
     pub shrinkage: f32,
-    /// Pull of corrected weights towards those of the model, where a solver corrects them.
+    /// Pull of corrected weights towards the original ones, for solvers that correct weights.
     pub lambda: f32,
-    /// What is done for each row.
+    /// Options for each row.
     pub solve: SolveOptions,
 }
 
-/// A tensor that stays with the importance matrix, and why.
+/// Matrix that is left to the importance matrix, and the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NotSolved {
-    /// Its name.
+    /// Name of the tensor.
     pub tensor: String,
-    /// Which matrix of a stack.
+    /// Index of the matrix in a stack.
     pub matrix: u64,
-    /// Why.
+    /// Reason.
     pub reason: String,
 }
 
-/// Takes the moments of one layer after the other.
+/// Solver that receives the moments of one layer after the other.
 pub(super) struct LayerSolver<'a> {
     pub(super) matrices: MatrixSolver<'a>,
     pub(super) shrinkage: f32,
-    /// By name.
+    /// Tensors to solve, by name.
     pub(super) targets: &'a BTreeMap<String, Target>,
-    /// One per kind of text.
+    /// Weight of each kind of text.
     pub(super) weights: Vec<f64>,
     pub(super) left: Vec<NotSolved>,
 }
 
-/// The matrices of one tensor that share a metric.
+/// Matrices of one tensor that share a metric.
 struct Job<'m> {
     name: &'m str,
     target: Target,
@@ -57,7 +57,7 @@ impl LayerSolver<'_> {
             }
             let Some(mean) = layer.mean(input, &self.weights) else { continue };
             let own = moments(mean);
-            // Experts see few of the tokens; what is read by several matrices of a stack alike is no expert's own.
+            // Experts see few tokens. An input that several matrices of a stack read alike belongs to no single expert.
             let is_expert =
                 jobs.iter().all(|job| job.matrices.len() == 1 && self.matrices.n_matrices(job.target) > 1);
             let drawn = match jobs.first().filter(|_| is_expert) {
@@ -77,7 +77,7 @@ impl LayerSolver<'_> {
         self.unseen(layer, shared)
     }
 
-    /// True if an earlier run has made all of these; then nothing need be computed for them.
+    /// Returns true, and marks the matrices as reached, if an earlier run made all of them.
     fn meet_all(&self, jobs: &[Job<'_>]) -> bool {
         let blocks = self.matrices.blocks;
         let mut all = jobs.iter().flat_map(|job| job.matrices.iter().map(|&matrix| (job.name, matrix)));
@@ -85,7 +85,7 @@ impl LayerSolver<'_> {
         are_found && all.all(|(name, matrix)| blocks.meet(name, matrix))
     }
 
-    /// Experts that no token chose take what all experts of the layer saw.
+    /// Solves experts that no token chose with the moments of all experts of the layer.
     fn unseen(
         &mut self,
         layer: &LayerMoments,
@@ -116,7 +116,7 @@ impl LayerSolver<'_> {
         Ok(())
     }
 
-    /// Whether a kind of text that counts has brought rows.
+    /// Returns true if a kind of text with a weight has rows for this input.
     fn is_seen(&self, layer: &LayerMoments, input: &SharedInput) -> bool {
         let counts = |(kind, &weight): (usize, &f64)| {
             weight > 0.0 && layer.moments(input, kind).is_some_and(|own| own.n_rows() > 0)
@@ -124,7 +124,7 @@ impl LayerSolver<'_> {
         self.weights.iter().enumerate().any(counts)
     }
 
-    /// What is to be solved with the moments of an input.
+    /// Matrices to solve with the moments of an input.
     fn jobs<'m>(&self, input: &'m SharedInput) -> Vec<Job<'m>> {
         let mut jobs: Vec<Job<'m>> = Vec::new();
         for matrix in &input.matrices {
@@ -138,7 +138,7 @@ impl LayerSolver<'_> {
         jobs
     }
 
-    /// Solves matrices with the same moments. Where these cannot be used the importance matrix is left to do it.
+    /// Solves matrices with the same moments. If these cannot be used, the matrices are left to the importance matrix.
     fn solve(
         &mut self,
         jobs: &[Job<'_>],
@@ -171,7 +171,7 @@ impl LayerSolver<'_> {
     }
 }
 
-/// Moments as the solver takes them.
+/// Converts moments to the solver's form.
 fn moments(mean: MeanMoments) -> Result<SecondMoments, SolveError> {
     SecondMoments::new(mean.n_cols, mean.n_rows, mean.h)
 }

@@ -1,4 +1,4 @@
-//! Calibration text: one kind of text per path, its share of the tokens, and the part of it that is held back.
+//! Calibration text: one kind of text per path, its share of the tokens, and the part that is held back.
 
 mod check;
 mod kept;
@@ -17,28 +17,29 @@ use crate::verify::{
     read_prompts,
 };
 
-/// Name of what the model writes itself.
+/// Name of the kind of text that the model writes itself.
 pub const SELF_NAME: &str = "self";
-/// Tokens of a kind below which it says too little to be a kind of its own.
+/// Minimum tokens of a kind: fewer are not enough for a kind of its own.
 const LEAST_TOKENS: usize = 2048;
-/// Of so many parts of a kind one is held back for the check.
+/// Number of parts of a kind, of which one is held back for the check.
 const CHECK_PARTS: u64 = 8;
-/// Folders below a given one that are looked into.
+/// Maximum depth of folders below a given one.
 const MAX_DEPTH: usize = 16;
 
-/// One kind of text, as its files have it.
+/// One kind of text, as it is in its files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextSource {
     /// Name for metadata and messages: the last part of the path.
     pub name: String,
-    /// Its prompts.
+    /// Prompts of the text.
     pub prompts: Vec<PromptSource>,
 }
 
 impl TextSource {
-    /// Reads a file of text, JSON or JSON lines as gguf-verify reads prompts; of a folder all files in it and below it, in
-    /// the order of their paths, as one kind. Files and folders that are hidden by a dot are left out, links to folders
-    /// are not followed.
+    /// Reads a file of text, JSON or JSON lines in the way that gguf-verify reads prompts.
+    ///
+    /// A folder is one kind: all files in and below it, in the order of their paths. Files and folders whose names
+    /// begin with a dot are skipped, and links to folders are not followed.
     ///
     /// # Errors
     /// As [`read_prompts`]; a folder without files.
@@ -60,7 +61,7 @@ impl TextSource {
     }
 }
 
-/// Files in a folder and those below it, in the order of their names.
+/// Collects the files in and below a folder, in the order of their names.
 fn files_below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), CalibrateError> {
     let mut entries = fs_err::read_dir(dir)?.collect::<Result<Vec<_>, _>>()?;
     entries.sort_by_key(fs_err::DirEntry::file_name);
@@ -80,14 +81,14 @@ fn files_below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(),
     Ok(())
 }
 
-/// How much text is used.
+/// Amount of text to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextOptions {
     /// Tokens of a sequence.
     pub n_ctx: usize,
-    /// Tokens that are calibrated with, over all kinds. What is held back for the check comes on top, a seventh as much.
+    /// Tokens to calibrate with, over all kinds. A seventh as many are held back for the check in addition.
     pub n_tokens: usize,
-    /// Whether something is held back for the check. False where a text of its own is given for it
+    /// True if text is held back for the check. Set it to false if separate text is given for the check
     /// ([`CalibrationText::add_check`]).
     pub held_back: bool,
 }
@@ -98,64 +99,65 @@ impl Default for TextOptions {
     }
 }
 
-/// A kind of text as the model reads it.
+/// Kind of text, encoded for the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextKind {
-    /// Its name.
+    /// Name of the kind.
     pub name: String,
-    /// What moments and importance are collected over.
+    /// Sequences that moments and importance are collected over.
     pub windows: Vec<Window>,
-    /// Tokens of which statistics are kept, in place of sequences.
+    /// Number of tokens of kept statistics, which replace the sequences.
     pub n_run: usize,
-    /// What is held back: no solver sees it.
+    /// Sequences that are held back: no solver uses them.
     pub check: Vec<Window>,
-    /// Tokens that the text has in sequences.
+    /// Number of tokens that the whole text has in sequences.
     pub n_available: usize,
-    /// How many other kinds it weighs as much as.
+    /// Weight in the mean over kinds, in numbers of ordinary kinds.
     pub weight: u32,
-    /// Of text that a model wrote.
+    /// Seed of text that a model wrote.
     pub seed: Option<u64>,
 }
 
 impl TextKind {
-    /// Tokens that are calibrated with.
+    /// Number of tokens to calibrate with.
     #[must_use]
     pub fn n_tokens(&self) -> usize {
         count(&self.windows).saturating_add(self.n_run)
     }
 
-    /// Tokens that are held back.
+    /// Number of tokens that are held back.
     #[must_use]
     pub fn n_check_tokens(&self) -> usize {
         count(&self.check)
     }
 }
 
-/// All kinds of text.
+/// All kinds of calibration text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CalibrationText {
-    /// Tokens of a sequence at most.
+    /// Maximum tokens of a sequence.
     pub n_ctx: usize,
-    /// The kinds, in the order in which they were given.
+    /// Kinds of text, in the order in which they were given.
     pub kinds: Vec<TextKind>,
-    /// Text given for the check alone.
+    /// Text given only for the check.
     pub check: Vec<CheckText>,
-    /// What the user should know: kinds that have less than their share.
+    /// Notes for the user: kinds that have less than their share.
     pub notes: Vec<String>,
 }
 
 impl CalibrationText {
-    /// Encodes texts and cuts them into sequences. Each kind gets the same share of the tokens, and for each seven tokens
-    /// of its share one more is held back. Both are spread evenly over the text: the same for the same text and options,
-    /// and a longer text is sampled, not cut off. Sequences of documents and chats that are shorter than `n_ctx` stay as
-    /// short; longer ones are cut, chats too.
+    /// Encodes texts and cuts them into sequences.
     ///
-    /// A kind that has less than its share gives all that it has, which is noted; the others keep their shares. Moments
-    /// are means over a kind's own tokens, so that a short kind is measured less precisely but weighs no less.
+    /// Each kind gets the same share of the tokens, and for every seven tokens of its share one more is held back. Both
+    /// are spread evenly over the text: a longer text is sampled, not cut off, and the choice is deterministic.
+    /// Documents and chats that are shorter than `n_ctx` give short sequences; longer ones, including chats, are cut.
+    ///
+    /// A kind that has less than its share is used completely and noted; the others keep their shares. Moments are
+    /// means over a kind's own tokens, so a short kind is measured less precisely but has the same weight.
     ///
     /// # Errors
-    /// Text that cannot be encoded; [`CalibrateError::TooShort`] for a kind of fewer than 2048 tokens and less than its
-    /// share, or of a single sequence, of which nothing could be held back; [`CalibrateError::Budget`].
+    /// Text that cannot be encoded; [`CalibrateError::TooShort`] for a kind that has fewer than 2048 tokens and less
+    /// than its share, or only a single sequence, of which nothing could be held back; [`CalibrateError::Budget`].
     pub fn new(
         model: &Model<'_>,
         sources: &[TextSource],
@@ -176,11 +178,12 @@ impl CalibrationText {
         Ok(text)
     }
 
-    /// Text that the model writes itself, beside half as many tokens of the sources, or alone if there are none. What is
-    /// held back of it is written with another seed.
+    /// Builds the text that the model writes itself, together with half as many tokens of the sources, if there are
+    /// any. Its held-back part is written with another seed.
     ///
-    /// Moments are means over a kind's own tokens: so that the model's text weighs as much as all the others,
-    /// [`TextKind::weight`] is the number of the others. What it writes is kept by `keeper`, and taken from there if it is.
+    /// Moments are means over a kind's own tokens. So that the model's text weighs as much as all others together, its
+    /// [`TextKind::weight`] is the number of the others. `keeper` keeps the written text, and supplies it if it was
+    /// kept before.
     ///
     /// # Errors
     /// As [`CalibrationText::new`] and [`SelfText::write`].
@@ -207,14 +210,14 @@ impl CalibrationText {
         Ok(text)
     }
 
-    /// No text yet.
+    /// Creates a text without kinds.
     #[must_use]
     pub fn empty(n_ctx: usize) -> Self {
         Self { n_ctx, kinds: Vec::new(), check: Vec::new(), notes: Vec::new() }
     }
 
-    /// Adds as much as [`CalibrationText::add_self`] would, of sequences that nobody has written: what a run would take can
-    /// be told from their lengths.
+    /// Adds a placeholder for the text of [`CalibrationText::add_self`], with the same number of tokens. Its sequence
+    /// lengths are enough to compute what a run would need.
     pub fn add_stand_in(&mut self, own: &SelfText, held_back: bool) {
         let window = |number: usize, n: usize| Window {
             prompt: number,
@@ -235,8 +238,8 @@ impl CalibrationText {
         self.kinds.push(TextKind { name, windows, n_run: 0, check, n_available, weight, seed });
     }
 
-    /// Adds a kind named `self` that the model writes: `own` to calibrate with, and, where something is held back, a
-    /// seventh as much, written with another seed, to check the result by.
+    /// Adds the kind `self`, which the model writes: `own` to calibrate with. If text is held back, a seventh as much
+    /// is written with another seed for the check.
     ///
     /// # Errors
     /// As [`SelfText::write`].
@@ -277,7 +280,7 @@ impl CalibrationText {
         Ok(())
     }
 
-    /// Shares a kind's sequences out.
+    /// Adds a kind, and divides its sequences between calibration and check.
     fn add(
         &mut self,
         name: &str,
@@ -319,19 +322,19 @@ impl CalibrationText {
         Ok(())
     }
 
-    /// Tokens that are calibrated with.
+    /// Number of tokens to calibrate with.
     #[must_use]
     pub fn n_tokens(&self) -> usize {
         self.kinds.iter().map(TextKind::n_tokens).sum()
     }
 
-    /// Tokens of each sequence that is calibrated with.
+    /// Number of tokens of each calibration sequence.
     pub(super) fn lengths(&self) -> impl Iterator<Item = usize> + Clone {
         self.kinds.iter().flat_map(|kind| &kind.windows).map(|window| window.chunk.tokens.len())
     }
 
-    /// Some of the sequences that are calibrated with: about `n_tokens`, each kind an equal part, evenly spread over it and at
-    /// least one.
+    /// Sample of the calibration sequences with about `n_tokens` tokens. Each kind has an equal part, spread evenly
+    /// over it, and at least one sequence.
     pub(super) fn some_windows(&self, n_tokens: usize) -> Vec<Window> {
         let share = n_tokens / self.kinds.len().max(1);
         let of_kind = |kind: &TextKind| {
@@ -345,7 +348,7 @@ impl CalibrationText {
         self.kinds.iter().flat_map(of_kind).collect()
     }
 
-    /// Tokens of the longest sequence that is calibrated with.
+    /// Number of tokens of the longest calibration sequence.
     pub(super) fn longest(&self) -> usize {
         let windows = self.kinds.iter().flat_map(|kind| &kind.windows);
         windows.map(|window| window.chunk.tokens.len()).max().unwrap_or(0)
@@ -353,7 +356,7 @@ impl CalibrationText {
 }
 
 impl SelfText {
-    /// Tokens that are written for the check.
+    /// Number of tokens to write for the check.
     fn n_check_tokens(&self) -> usize {
         let n = (self.n_tokens as u64 / (CHECK_PARTS - 1)).max(1);
         usize::try_from(n).unwrap_or(usize::MAX)
@@ -364,14 +367,14 @@ fn count(windows: &[Window]) -> usize {
     windows.iter().map(|window| window.chunk.tokens.len()).sum()
 }
 
-/// The sequences of a kind of text.
+/// Encodes a kind of text and cuts it into sequences.
 fn windows(
     model: &Model<'_>,
     plan: &GraphPlan,
     source: &TextSource,
     n_ctx: usize,
 ) -> Result<Vec<Window>, CalibrateError> {
-    // Nothing is scored here, so that nothing need be whole.
+    // Nothing is scored here, so prompts need not stay whole.
     let whole = |prompt: Prompt| Prompt { whole: false, ..prompt };
     let prompts: Vec<Prompt> = model.encode_all(&source.prompts)?.into_iter().map(whole).collect();
     let scoring = Scoring { n_ctx, n_chunks: None, stride: None, span: Span::SecondHalf, rows: Rows::Scored };
@@ -384,7 +387,7 @@ fn windows(
     Ok(windows)
 }
 
-/// Parts windows in those that hold about `wanted` of `total` tokens, never more, evenly spread over all, and the rest.
+/// Splits windows into those with at most `wanted` of `total` tokens, evenly spread over all, and the rest.
 fn spread(windows: Vec<Window>, wanted: u64, total: u64) -> (Vec<Window>, Vec<Window>) {
     let (mut taken, mut rest) = (Vec::new(), Vec::new());
     let (mut n_passed, mut n_taken) = (0u64, 0u64);
@@ -433,7 +436,7 @@ mod tests {
         let kind = &text.kinds[0];
         assert_eq!((kind.n_tokens(), kind.check.len(), kind.n_available), (32_768, 9, 153_600));
         assert!(text.notes.is_empty());
-        // Over all of the text, and nothing twice.
+        // Spread over the whole text, and nothing twice.
         let all = [numbers(&kind.windows), numbers(&kind.check)].concat();
         assert!(numbers(&kind.windows)[0] < 5 && numbers(&kind.windows)[63] > 290);
         assert!(numbers(&kind.check)[0] < 40 && numbers(&kind.check)[8] > 250);

@@ -1,4 +1,4 @@
-//! Types for a size where there is calibration text: what they cost is measured on it, or estimated with its importance.
+//! Choice of types for a target size with calibration text: costs are measured on it, or estimated with its importance.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,8 +11,7 @@ use crate::calibrate::run::{CalibrateOptions, CalibrationRun};
 use crate::calibrate::{CalibrateError, CalibrationText, Solver, run, sequential};
 use crate::core::progress::{Progress, Titled};
 use crate::core::{GgmlType, TensorMeta};
-use crate::engine::plan::ModelKind;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, ModelKind};
 use crate::gguf::{ColumnSums, FileType, Imatrix, ImatrixSums};
 use crate::quantize::{
     AllocateOptions, Allocation, Input, OpenTensor, QuantizeOptions, QuantizePlan, SizeTarget, Survey,
@@ -21,38 +20,38 @@ use crate::quantize::{
 use crate::solve::can_solve;
 use crate::verify::{Divergence, Model};
 
-/// Tokens of a run that measures what a tensor costs. Its divergence is known to about a twentieth then; eight times as many
-/// gave types that were no better.
+/// Tokens of a run that measures the cost of a tensor. The divergence is then known to about a twentieth. Eight times
+/// as many tokens gave types that were no better.
 const RUN_TOKENS: usize = 1024;
 
-/// What is asked for.
+/// Options of the choice.
 #[derive(Clone, Copy, Debug)]
 pub struct TypesOptions<'a> {
-    /// Options of the quantization. Types that they name are kept; their file type and `pure` are not looked at.
+    /// Options of the quantization. Types that they name are kept; their file type and `pure` are ignored.
     pub quantize: &'a QuantizeOptions,
-    /// Types to choose from; empty: those of [`AllocateOptions`].
+    /// Types to choose from; if empty, those of [`AllocateOptions`].
     pub types: &'a [GgmlType],
-    /// The size.
+    /// Target size.
     pub target: SizeTarget,
-    /// What will round to the types.
+    /// Solver that will round to the types.
     pub solver: Solver,
-    /// Machine use.
+    /// Threads, memory and vector instructions.
     pub engine: EngineOptions,
-    /// A folder for hidden states that the memory budget has no room for.
+    /// Folder for hidden states that do not fit in the memory budget.
     pub dir: &'a Path,
 }
 
-/// Types, and what they were chosen with.
+/// Chosen types, and the importance they were chosen with.
 #[derive(Debug)]
 pub struct ChosenTypes {
-    /// The choice. Its size is that of the calibrated file.
+    /// Chosen types. The size is that of the calibrated file.
     pub allocation: Allocation,
-    /// Importance of the columns in the text.
+    /// Importance of the columns on the text.
     pub imatrix: Imatrix,
 }
 
-/// What a solver leaves of the divergence of the importance matrix alone, of the types that it knows: the means of
-/// `docs/fidelity.md`. It matters beside types and tensors without a solver.
+/// Divergence that a solver leaves, as a share of that of the importance matrix alone, for types that it supports: the
+/// means of `docs/fidelity.md`. It matters in comparison with types and tensors without a solver.
 fn gain(solver: Solver) -> f64 {
     match solver {
         Solver::Reference => 1.0,
@@ -61,16 +60,18 @@ fn gain(solver: Solver) -> f64 {
     }
 }
 
-/// Chooses types for a size by what they cost on the calibration text.
+/// Chooses types for a target size by their costs on the calibration text.
 ///
-/// The unquantized model is run once for the importance of all columns. Then, if a count of operations allows it, once on
-/// about 1024 tokens for each tensor, or for each group of tensors of one role, with only that quantized; models that are too
-/// large for that have estimates by role. The tokens are those that the solver sees, never those that are held back.
+/// The unquantized model is run once for the importance of all columns. If a count of operations allows it, it is then
+/// run on about 1024 tokens for each tensor, or for each group of tensors of one role, with only these quantized.
+/// Models that are too large for that use estimates by role. The tokens are those that the solver uses, never held-back
+/// ones.
 ///
-/// The same input, text and options give the same types for any number of threads, on machines with fused multiply-add.
+/// Types are the same for the same input, text and options with any number of threads, on machines with fused
+/// multiply-add.
 ///
 /// # Errors
-/// Models without likelihoods, memory that does not do, a size that cannot be had.
+/// Models without likelihoods, too little memory, a size that cannot be reached.
 pub fn choose_types(
     model: &Model<'_>,
     input: &Input<'_>,
@@ -116,7 +117,7 @@ pub fn choose_types(
     Ok(ChosenTypes { allocation: Allocation { n_runs, ..allocation }, imatrix })
 }
 
-/// Solving may take more memory than choosing: better said now than later.
+/// Checks the memory for solving, which may be more than for choosing, so that the error comes early.
 fn check_budget(
     model: &Model<'_>,
     input: &Input<'_>,
@@ -141,8 +142,8 @@ fn check_budget(
     needs.spills(&options.engine, text.n_tokens()).map(drop)
 }
 
-/// A size that cannot be had is told of before the model is run: by an importance matrix of the same keys, and columns that
-/// are all alike.
+/// Checks before the model is run that the size can be reached. It uses an importance matrix with the same keys and
+/// equal columns.
 fn check_size(
     input: &Input<'_>,
     text: &CalibrationText,
@@ -165,7 +166,8 @@ fn check_size(
     Ok(Survey::new(input, Some(&alike), &asked)?.check(options.target)?)
 }
 
-/// Tensors that something is multiplied with have a solver for some types.
+/// Scales the cost of a tensor by the solver's gain, for types with a solver, if the tensor is multiplied with
+/// activations.
 fn scale(input: &Input<'_>, tensor: &OpenTensor, cost: &mut TensorCost, seen: &BTreeSet<&str>, gain: f64) {
     let is_seen =
         input.source.tensors().get(tensor.source).is_some_and(|meta| seen.contains(meta.name.as_str()));
@@ -174,10 +176,10 @@ fn scale(input: &Input<'_>, tensor: &OpenTensor, cost: &mut TensorCost, seen: &B
     }
 }
 
-/// Divergence of a file of a standard mix, by the importance matrix alone, on the text that is held back.
+/// Measures the divergence of a file with a standard mix of types, by the importance matrix alone, on the check text.
 ///
 /// # Errors
-/// Models that cannot be run, text without scored tokens; being told to stop.
+/// Models that cannot be run, text without scored tokens; cancellation.
 pub fn measure_mix(
     model: &Model<'_>,
     input: &Input<'_>,

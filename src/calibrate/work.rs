@@ -1,15 +1,15 @@
-//! What an interrupted run leaves, so that the next one goes on from there: blocks of the matrices that were solved, and a
-//! journal of what is known.
+//! Work of an interrupted run, kept so that the next run can resume: blocks of solved matrices, and a journal of
+//! results.
 //!
 //! # Layout
-//! - `work.json`: everything that decides the result, by name. Another run is refused with what differs.
-//! - `journal`: a line for each matrix that was solved and each figure that was measured, behind its own digest. What
-//!   stands behind a line that is cut or damaged is forgotten.
+//! - `work.json`: everything that decides the result, by name. A run that differs is refused with the first difference.
+//! - `journal`: a line for each solved matrix and each measured figure, after the line's own digest. Everything from
+//!   the first truncated or damaged line on is discarded.
 //! - `blocks-0`, `blocks-1`: the blocks of each attempt. The journal holds the digest of each matrix, so that damaged
-//!   ones are found, and solved again.
-//! - `text`: what the model has written, behind a digest, too.
-//! - `importance.safetensors`: the importance sums, as statistics have them.
-//! - `lock`: held as long as a run works here.
+//!   ones are found and solved again.
+//! - `text`: text that the model has written, after its digest.
+//! - `importance.safetensors`: importance sums, in the format of statistics.
+//! - `lock`: held while a run works here.
 
 mod error;
 mod facts;
@@ -43,17 +43,17 @@ const JOURNAL: &str = "journal";
 const IMPORTANCE: &str = "importance.safetensors";
 const TEXT: &str = "text";
 const LOCK: &str = "lock";
-/// Attempts at most.
+/// Maximum number of attempts.
 const N_ATTEMPTS: usize = 2;
 
-/// A folder in which a run keeps its work.
+/// Folder in which a run keeps its work.
 #[derive(Debug)]
 pub struct WorkFolder {
     path: PathBuf,
     sync: bool,
-    /// What an earlier run has said of itself.
+    /// Manifest of an earlier run.
     found: Option<Manifest>,
-    /// Whether the folder was made for the work.
+    /// True if the folder was created for the work.
     is_made: bool,
     state: Mutex<State>,
     _lock: EditLock,
@@ -65,13 +65,13 @@ struct State {
     records: Vec<Record>,
 }
 
-/// What an attempt that was finished has left beside its blocks.
+/// Results of a finished attempt in addition to its blocks.
 pub(super) struct Finished {
     pub(super) importance: BTreeMap<String, ColumnSums>,
     pub(super) left: Vec<NotSolved>,
 }
 
-/// Blocks, and how many of their matrices an earlier run has made.
+/// Blocks, with the number of matrices of an earlier run that are intact or damaged.
 pub(super) struct Resumed {
     pub(super) blocks: SolvedBlocks,
     pub(super) n_found: usize,
@@ -83,11 +83,11 @@ fn blocks_file(attempt: usize) -> String {
 }
 
 impl WorkFolder {
-    /// Takes a folder that is new or empty, or that an interrupted run worked in. With `sync` what is done reaches the disk
-    /// every second.
+    /// Opens a folder that is new or empty, or that holds the work of an interrupted run. With `sync`, work reaches the
+    /// disk every second.
     ///
     /// # Errors
-    /// [`WorkError`]: other files in the folder, another run that works there, a broken or unknown `work.json`.
+    /// [`WorkError`]: other files in the folder, another run that uses it, a broken or unknown `work.json`.
     pub fn open(path: &Path, sync: bool) -> Result<Self, WorkError> {
         let is_new = !path.exists();
         if is_new {
@@ -102,7 +102,7 @@ impl WorkFolder {
         };
         for entry in fs_err::read_dir(path)? {
             let name = entry?.file_name();
-            // What a run that was killed while it wrote its first file has left is no obstacle.
+            // A run that was killed while it wrote its first file may leave a hidden temporary file.
             if !is_ours(&name) && !name.as_encoded_bytes().starts_with(b".") {
                 return Err(WorkError::Foreign {
                     path: path.to_owned(),
@@ -115,7 +115,7 @@ impl WorkFolder {
                 return Err(WorkError::NoManifest { path: path.to_owned() });
             }
         }
-        // What is broken is left as it is; what it says is read when nobody else can write it.
+        // A broken manifest is reported before the lock is taken. It is read again under the lock.
         if manifest.is_file() {
             Manifest::read(&manifest)?;
         }
@@ -134,19 +134,19 @@ impl WorkFolder {
         Ok(Self { path: path.to_owned(), sync, found, is_made, state: Mutex::default(), _lock: lock })
     }
 
-    /// The folder.
+    /// Path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether there is work of an earlier run.
+    /// Returns true if there is work of an earlier run.
     #[must_use]
     pub fn is_resumed(&self) -> bool {
         self.found.is_some()
     }
 
-    /// Whether there is anything to go on with.
+    /// Returns true if this run has begun to keep work, so that it can be resumed.
     #[must_use]
     pub fn is_begun(&self) -> bool {
         self.state().journal.is_some()
@@ -156,7 +156,7 @@ impl WorkFolder {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins, or goes on if the earlier run was the same in everything that decides its result.
+    /// Begins, or resumes if the earlier run agrees in everything that decides its result.
     pub(super) fn begin(&self, facts: Facts) -> Result<(), WorkError> {
         match &self.found {
             Some(found) => found.check(&facts, &self.path)?,
@@ -178,7 +178,7 @@ impl WorkFolder {
         }
     }
 
-    /// Room for the blocks of an attempt, with those that are there already.
+    /// Opens the file for the blocks of an attempt, and finds those that are already there.
     pub(super) fn blocks<'t>(
         &self,
         attempt: usize,
@@ -205,7 +205,7 @@ impl WorkFolder {
         Ok(Resumed { blocks, n_found, n_damaged })
     }
 
-    /// What an attempt has left, if it was finished and all of that is whole.
+    /// Results of an attempt, if it was finished and they are all intact.
     pub(super) fn finished(&self, attempt: usize) -> Option<Finished> {
         let state = self.state();
         let expected = state.records.iter().find_map(|record| match record {
@@ -215,7 +215,7 @@ impl WorkFolder {
         let mut left: Vec<NotSolved> = Vec::new();
         for record in &state.records {
             let Record::Left { attempt: own, tensor, matrix, reason } = record else { continue };
-            // An attempt that had to be repaired has said it twice.
+            // An attempt that had to be repaired has two records of it.
             let is_told = |known: &NotSolved| known.tensor == *tensor && known.matrix == *matrix;
             if *own == attempt && !left.iter().any(is_told) {
                 let (tensor, reason) = (tensor.clone(), reason.clone());
@@ -231,7 +231,7 @@ impl WorkFolder {
         Some(Finished { importance, left })
     }
 
-    /// An attempt is done.
+    /// Records that an attempt is finished.
     pub(super) fn finish(
         &self,
         attempt: usize,
@@ -249,7 +249,7 @@ impl WorkFolder {
         Ok(())
     }
 
-    /// What was measured: of the importance matrix's file, or of an attempt's.
+    /// Measured figures of an attempt's file; `None` is the file of the importance matrix alone.
     pub(super) fn judged(&self, attempt: Option<usize>) -> Option<Judged> {
         let state = self.state();
         state.records.iter().find_map(|record| match record {
@@ -258,28 +258,29 @@ impl WorkFolder {
         })
     }
 
-    /// Keeps what was measured.
+    /// Records measured figures.
     pub(super) fn judge(&self, attempt: Option<usize>, judged: &Judged) -> Result<(), WorkError> {
         let figures = judged.figures();
-        // JSON has no word for others; they are measured again.
+        // JSON cannot hold NaN and infinity; such figures are measured again.
         if figures.iter().all(|figure| figure.is_finite()) {
             self.add(&Record::Judged { attempt, figures })?;
         }
         Ok(())
     }
 
-    /// An attempt that is given up needs its blocks no more.
+    /// Removes the blocks of an attempt that is given up.
     pub(super) fn drop_blocks(&self, attempt: usize) {
         let _ = fs_err::remove_file(self.path.join(blocks_file(attempt)));
     }
 
-    /// Removes what was kept, when the output is written: it can be as large. A folder that was made for it goes, too.
+    /// Removes the work when the output is written, since it can be as large. A folder that was created for it is
+    /// removed too.
     ///
     /// # Errors
     /// I/O, with the path.
     pub fn clear(self) -> std::io::Result<()> {
         let blocks = (0..N_ATTEMPTS).map(blocks_file);
-        // What the others belong to goes last but for the lock.
+        // The manifest, which identifies the other files, is removed last except for the lock.
         let names = blocks.chain([IMPORTANCE, TEXT, JOURNAL, MANIFEST, LOCK].map(str::to_owned));
         for name in names {
             match fs_err::remove_file(self.path.join(name)) {
@@ -288,7 +289,7 @@ impl WorkFolder {
             }
         }
         if self.is_made {
-            // Whatever else is in it by now stays.
+            // Fails, as intended, if it has other files by now.
             let _ = fs_err::remove_dir(&self.path);
         }
         Ok(())
@@ -296,7 +297,7 @@ impl WorkFolder {
 }
 
 impl Drop for WorkFolder {
-    /// A run that stops before it has begun leaves the folder as it was.
+    /// Leaves the folder as it was if the run stops before it has begun.
     fn drop(&mut self) {
         if self.found.is_none() && !self.is_begun() {
             let _ = fs_err::remove_file(self.path.join(TEXT));
@@ -308,7 +309,7 @@ impl Drop for WorkFolder {
     }
 }
 
-/// The journal of one attempt.
+/// Journal of one attempt.
 #[derive(Clone, Debug)]
 pub(super) struct AttemptLog {
     journal: Arc<Journal>,
@@ -316,7 +317,7 @@ pub(super) struct AttemptLog {
 }
 
 impl AttemptLog {
-    /// The blocks of a matrix are written.
+    /// Records that the blocks of a matrix are written.
     pub(super) fn solved(
         &self,
         blocks: &File,

@@ -1,4 +1,4 @@
-//! An adapter as PEFT saves it: `adapter_config.json`, and its matrices in one file.
+//! A PEFT adapter: `adapter_config.json`, and its matrices in one file.
 
 use std::path::{Path, PathBuf};
 
@@ -12,18 +12,18 @@ use crate::checkpoint::{CheckpointError, Container};
 use crate::core::limits::Limits;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 
-/// What the adapter is.
+/// File name of the adapter's configuration.
 const CONFIG: &str = "adapter_config.json";
-/// Its matrices; the first form that is there is read.
+/// File names of the matrices; the first that exists is read.
 const SAFETENSORS: &str = "adapter_model.safetensors";
 const TORCH: &str = "adapter_model.bin";
-/// Matrices of MLX's adapters.
+/// File names of the matrices of MLX adapters, which are refused.
 const MLX: [&str; 2] = ["adapters.safetensors", "adapters.npz"];
-/// What is done with an adapter of MLX.
+/// Hint for users of an MLX adapter.
 pub(crate) const MLX_WAY_OUT: &str = "`mlx_lm.fuse --model BASE --adapter-path ADAPTER --dequantize --save-path OUT` merges it \
                                       into its base model: convert OUT";
 
-/// A directory with an adapter; as a [`WeightSource`] its matrices, in the order of the file.
+/// An adapter directory; as a [`WeightSource`] it lists the matrices in file order.
 #[derive(Debug)]
 pub struct AdapterDir {
     dir: ModelDir,
@@ -34,7 +34,7 @@ pub struct AdapterDir {
 }
 
 impl AdapterDir {
-    /// Opens a directory: its configuration, and the header of the file with the matrices.
+    /// Opens an adapter directory; reads its configuration and the header of the file with the matrices.
     ///
     /// # Errors
     /// [`CheckpointError`]: not a directory, a missing or broken file.
@@ -98,13 +98,13 @@ impl AdapterDir {
         self.dir.path().join(CONFIG)
     }
 
-    /// The files that are read.
+    /// Paths of the files that are read.
     #[must_use]
     pub fn paths(&self) -> Vec<PathBuf> {
         vec![self.config_path(), self.dir.path().join(self.file)]
     }
 
-    /// What is odd about the files but does not stop anyone.
+    /// Warnings about oddities in the files that do not prevent reading them.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings

@@ -1,4 +1,4 @@
-//! The directory of a checkpoint without its weights: configuration and other small files, read with caps.
+//! The directory of a checkpoint without its weights: configuration and other small files, read with size limits.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,28 +12,30 @@ use crate::core::input;
 use crate::core::limits::Limits;
 use crate::gguf::OtherFiles;
 
-/// A Hugging Face model directory with its configuration. Enough for a vocabulary; [`super::Checkpoint`] adds the
-/// weights. What a path may be to be opened as one, the table of forms says (`probe.rs`).
+/// A Hugging Face model directory with its configuration.
+///
+/// This is enough to read a vocabulary; [`super::Checkpoint`] adds the weights. The table in `probe.rs` lists the
+/// paths that can be opened.
 #[derive(Clone, Debug)]
 pub struct ModelDir {
     path: PathBuf,
-    /// The one weight file that was asked for.
+    /// Name of the weight file, if the user named a file instead of the directory.
     file: Option<String>,
     config: Map<String, Value>,
     limits: Limits,
-    /// Whether `path` is a directory whose files belong to the model.
+    /// True if `path` is a directory whose files belong to the model; false if it is a single file.
     has_files: bool,
-    /// Whether the configuration and the weights are those of Mistral's own format.
+    /// True if configuration and weights are in Mistral's own format.
     is_mistral: bool,
-    /// Files of another directory in place of the model's own.
+    /// Files of another directory that replace the model's own.
     others: Option<Arc<OtherFiles>>,
 }
 
-/// The configuration of Mistral's own format.
+/// File name of the configuration in Mistral's own format.
 pub(super) const PARAMS: &str = "params.json";
 
 impl ModelDir {
-    /// A directory whose configuration is not read yet, and the one weight file in it that was asked for.
+    /// Creates a directory without its configuration; `file` is the weight file that the user named.
     pub(super) fn without_config(path: &Path, file: Option<String>, limits: &Limits) -> Self {
         Self {
             path: path.to_owned(),
@@ -46,35 +48,36 @@ impl ModelDir {
         }
     }
 
-    /// The same with a configuration.
+    /// Returns this directory with `config` as its configuration.
     pub(crate) fn with_config(self, config: Map<String, Value>) -> Self {
         Self { config, ..self }
     }
 
-    /// The same with files of another directory in place of its own.
+    /// Returns this directory with some of its files replaced by those of another directory.
     pub(crate) fn with_others(self, others: OtherFiles) -> Self {
         Self { others: Some(Arc::new(others)), ..self }
     }
 
-    /// The files that are another directory's.
+    /// The files that are read from another directory.
     #[must_use]
     pub fn others(&self) -> Option<&OtherFiles> {
         self.others.as_deref()
     }
 
-    /// The directory that has a file of this name.
+    /// The directory from which a file of this name is read.
     fn home(&self, name: &str) -> &Path {
         OtherFiles::dir_of(&self.path, self.others(), name)
     }
 
-    /// Name of the weight file that was asked for, if it was not the directory.
+    /// Name of the weight file that the user named, if not the directory.
     #[must_use]
     pub fn chosen_file(&self) -> Option<&str> {
         self.file.as_deref()
     }
 
-    /// A model that is one file and carries its own configuration: there are no small files, and what lies beside it
-    /// belongs to others.
+    /// Creates the entry of a model in a single file that carries its own configuration.
+    ///
+    /// There are no small files: other files in its directory do not belong to it.
     #[must_use]
     pub fn of_file(path: &Path, config: Map<String, Value>, limits: &Limits) -> Self {
         Self {
@@ -88,25 +91,28 @@ impl ModelDir {
         }
     }
 
-    /// The same, of Mistral's own format.
+    /// Returns this directory, marked as Mistral's own format.
     pub(super) fn into_mistral(self) -> Self {
         Self { is_mistral: true, ..self }
     }
 
-    /// Whether this is a checkpoint in Mistral's own format: `params.json` and `consolidated*.safetensors`.
+    /// Returns true if this is a checkpoint in Mistral's own format: `params.json` and `consolidated*.safetensors`.
     #[must_use]
     pub fn is_mistral_format(&self) -> bool {
         self.is_mistral
     }
 
-    /// The directory as given; the file of a model that is one file.
+    /// The directory as given, or the file if the model is a single file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Name of the model: of the directory itself, whatever path leads to it (`.`, a link), empty for a root; of a
-    /// snapshot in the hub's cache the repository's, without its organization. A file's name without its ending.
+    /// Returns the name of the model.
+    ///
+    /// This is the name of the directory after links and `.` are resolved (empty for a root). A snapshot in the hub's
+    /// cache has the name of its repository, without the organization. A single file has its name without the
+    /// extension.
     #[must_use]
     pub fn name(&self) -> String {
         if !self.has_files {
@@ -123,7 +129,7 @@ impl ModelDir {
         &self.config
     }
 
-    /// The caps this directory is read with.
+    /// The limits with which this directory is read.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -133,12 +139,12 @@ impl ModelDir {
     #[must_use]
     pub fn file(&self, name: &str) -> Option<PathBuf> {
         let path = self.home(name).join(name);
-        // What is neither is refused by what it is when it is opened.
+        // Anything but a file or directory is refused by its kind when it is opened.
         let is_there = path.metadata().is_ok_and(|metadata| !metadata.is_dir());
         (self.has_files && is_there).then_some(path)
     }
 
-    /// The path of a file whose text may get into an output.
+    /// Path of a file whose text may appear in an output; checked against links that lead out of the directory.
     fn text_file(&self, name: &str) -> Result<Option<PathBuf>, CheckpointError> {
         let path = self.file(name);
         if let Some(path) = path.as_ref().filter(|_| !self.limits.follow_links) {
@@ -210,7 +216,7 @@ pub(crate) fn read_capped(path: &Path, limits: &Limits) -> Result<Vec<u8>, Check
     if n_bytes > limit {
         return Err(too_large(n_bytes));
     }
-    // A growing file says little about its length: the cap holds while reading too.
+    // The file may grow after its length was read, so the limit also applies while reading.
     let mut content = Vec::new();
     file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
     if content.len() as u64 > limit { Err(too_large(content.len() as u64)) } else { Ok(content) }
@@ -236,12 +242,12 @@ pub fn parse_object(text: &[u8], limits: &Limits) -> Result<Map<String, Value>, 
     Ok(map)
 }
 
-/// `NAME` of `models--ORG--NAME/snapshots/COMMIT`, as the hub's cache has it.
+/// Returns `NAME` of `models--ORG--NAME/snapshots/COMMIT`, the layout of the hub's cache.
 fn cached_name(dir: &Path) -> Option<String> {
     let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;
     let id = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
     let name = id.split_once("--").map_or(id, |(_, name)| name);
-    // Neither part of a repository's id has two hyphens in a row: that is an address of another server.
+    // Neither part of a repository id contains `--`, so a further one belongs to the address of another server.
     Some(name.to_owned()).filter(|name| !name.is_empty() && !name.contains("--"))
 }
 

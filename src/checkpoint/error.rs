@@ -1,4 +1,4 @@
-//! Everything that can be wrong with a checkpoint.
+//! Errors of opening a checkpoint.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::checkpoint::torch::TorchError;
 use crate::core::Hint;
 use crate::core::text::{bytes, escape};
 
-/// Why a checkpoint could not be opened.
+/// Reasons why a checkpoint cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum CheckpointError {
@@ -26,24 +26,24 @@ pub enum CheckpointError {
     /// The path is not a directory.
     #[error("{}: not a directory", shown(path))]
     NotADirectory { path: PathBuf },
-    /// A file that every checkpoint has is not there.
+    /// A required file is missing.
     #[error("{}: `{name}` is missing", shown(dir))]
     FileMissing { dir: PathBuf, name: &'static str },
-    /// There are no weights in any form we know.
+    /// There are no weights in any known format.
     #[error(
         "{}: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
         shown(dir)
     )]
     NoWeights { dir: PathBuf },
-    /// A form of weights that is known by name but cannot be read.
+    /// A weight format that is recognized but not supported.
     #[error("{}: {what} cannot be read yet", shown(path))]
     Unsupported {
-        /// The file that shows it.
+        /// The file by which the format was recognized.
         path: PathBuf,
         what: &'static str,
         way_out: &'static str,
     },
-    /// A text file larger than the cap.
+    /// A text file larger than the limit.
     #[error("{}: {} to read whole, at most {} allowed", shown(path), bytes(*n_bytes), bytes(*limit))]
     TooLarge { path: PathBuf, n_bytes: u64, limit: u64 },
     /// A text file that is not UTF-8.
@@ -53,7 +53,7 @@ pub enum CheckpointError {
         /// Absolute offset of the first bad byte.
         offset: u64,
     },
-    /// A JSON file that is broken.
+    /// A broken JSON file.
     #[error("{}: {source}", shown(path))]
     Json { path: PathBuf, source: JsonError },
     /// An index without a usable `weight_map`.
@@ -62,23 +62,23 @@ pub enum CheckpointError {
     /// An index that names a shard outside the directory.
     #[error("{}: shard `{}` lies outside the directory", shown(index), escape(shard))]
     ShardOutside { index: PathBuf, shard: String },
-    /// A shard that is not there.
+    /// A missing shard.
     #[error("{}: shard `{}` is missing", shown(named_by), escape(shard))]
     ShardMissing {
-        /// What names it: the index, or the directory whose shards count it.
+        /// The index that names the shard, or the directory if the count in the other shards' names implies it.
         named_by: PathBuf,
         shard: String,
     },
-    /// More shards than the cap.
+    /// More shards than the limit.
     #[error("{}: {n_shards} shards, at most {limit} allowed", shown(path))]
     TooManyShards { path: PathBuf, n_shards: usize, limit: usize },
     /// Tensors of the index that no shard holds.
     #[error("{}: tensor `{}` is not in shard `{}`{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
     NotInShards {
         index: PathBuf,
-        /// The first of them, by name.
+        /// The first such tensor, by name.
         tensor: String,
-        /// Where the index puts it.
+        /// The shard that the index declares for it.
         shard: String,
         n_more: usize,
     },
@@ -86,7 +86,7 @@ pub enum CheckpointError {
     #[error("{}: tensor `{}` of shard `{}` is not listed{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
     NotInIndex {
         index: PathBuf,
-        /// The first of them, by name.
+        /// The first such tensor, by name.
         tensor: String,
         /// The shard that holds it.
         shard: String,
@@ -98,32 +98,32 @@ pub enum CheckpointError {
     /// Several files could be the weights.
     #[error("{}: `{}` and `{}` could both be the weights", shown(dir), escape(first), escape(second))]
     Ambiguous { dir: PathBuf, first: String, second: String },
-    /// A PyTorch file that is broken or of a form that is not read.
+    /// A PyTorch file that is broken or of an unsupported form.
     #[error("{}: {source}", shown(path))]
     Torch { path: PathBuf, source: Box<TorchError> },
-    /// A description of quantized tensors with something else than text for a label.
+    /// An msModelSlim description with a label that is not text.
     #[error("{}: `{}` is not text", shown(path), escape(key))]
     Label { path: PathBuf, key: String },
     /// Files of which only one can belong to the model.
     #[error("{}: several {what}: {}", shown(dir), listed(names))]
     Several {
         dir: PathBuf,
-        /// What there are several of.
+        /// The kind of the files.
         what: &'static str,
         names: Vec<String>,
     },
-    /// Weights that each device has saved for itself.
+    /// Weights that each device saved separately.
     #[error("{}: the weights are in parts per device (`rank_0`)", shown(dir))]
     Unmerged { dir: PathBuf },
-    /// A safetensors file that is broken.
+    /// A broken safetensors file.
     #[error("{}: {source}", shown(path))]
     Safetensors { path: PathBuf, source: HeaderError },
-    /// A FastLLM file that is broken.
+    /// A broken FastLLM file.
     #[error("{}: {source}", shown(path))]
     FastLlm { path: PathBuf, source: FlmError },
 }
 
-/// A path for people; it may come from an index that a stranger wrote.
+/// Formats a path for messages; escaped, since it may come from an untrusted index.
 fn shown(path: &Path) -> String {
     escape(&path.display().to_string()).into_owned()
 }
@@ -191,8 +191,7 @@ impl Hint for CheckpointError {
     }
 }
 
-/// The name of a model as the Hugging Face hub has it (`owner/model`), if a path that leads nowhere is one, and its
-/// second part.
+/// Returns the hub id (`owner/model`) that a nonexistent path looks like, and the model part of it.
 pub(crate) fn hub_id(path: &Path) -> Option<(&str, &str)> {
     let id = path.to_str()?;
     let (owner, name) = id.split_once('/')?;
@@ -200,7 +199,7 @@ pub(crate) fn hub_id(path: &Path) -> Option<(&str, &str)> {
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         !word.is_empty() && word.len() <= 96 && !word.starts_with('.') && word.chars().all(is_allowed)
     };
-    // A directory of that name means a path below it.
+    // If a directory `owner` exists, the user meant a path below it.
     (is_word(owner) && is_word(name) && !Path::new(owner).is_dir()).then_some((id, name))
 }
 
@@ -219,7 +218,7 @@ mod tests {
         for name in ["Qwen/Qwen3-0.6B", "org/name", "a/b_c.d"] {
             assert_eq!(id(name).as_deref(), Some(name));
         }
-        // `src` is a directory beside which tests run.
+        // `src` exists in the directory in which tests run.
         for path in ["model", "a/b/c", "/a/b", "./a", "../a", "a/", "a/.b", "~/model", "a/b c", "src/nothing"]
         {
             assert_eq!(id(path), None, "{path}");

@@ -33,8 +33,10 @@ pub use error::{FlmError, Section};
 pub use header::{Adapter, Header, Token};
 pub use tensors::{Coding, Payload, Ranges, Tensor};
 
-/// An open `.flm` file. As a [`Container`] it lists two weights for a tensor of codes: the bytes of its codes under
-/// the tensor's own name, and its value ranges (`[n, 2]` minima and maxima) under that name with `.ranges`.
+/// An open `.flm` file.
+///
+/// As a [`Container`] it lists two weights for each quantized tensor: the bytes of its codes under the tensor's own
+/// name, and its value ranges (`[n, 2]` minima and maxima) under that name with `.ranges`.
 #[derive(Debug)]
 pub struct FlmFile {
     file: MappedFile,
@@ -71,14 +73,16 @@ impl FlmFile {
         Ok(open)
     }
 
-    /// Lists one weight. Its bytes lie in the file, so its shape has a size.
+    /// Adds one weight.
+    ///
+    /// Its bytes are inside the file, so its shape always has a size.
     fn add(&mut self, name: String, shape: Option<Shape>, ty: ElementType, bytes: Range<usize>) {
         let Some(shape) = shape else { return };
         self.weights.push(WeightMeta { name, shape, ty });
         self.places.push(bytes);
     }
 
-    /// Where the file was opened.
+    /// Path from which the file was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
@@ -124,7 +128,7 @@ impl WeightSource for FlmFile {
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let range = self.slice(weight, first, out.len());
         out.copy_from_slice(&self.file[range.clone()]);
-        // Whoever reads in pieces reads the next piece next.
+        // A caller that reads in pieces will read the following piece next.
         self.file.will_need(range.end as u64, range.len() as u64);
         Ok(())
     }

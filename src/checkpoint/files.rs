@@ -1,5 +1,6 @@
-//! Which files make up a checkpoint: those an index names, one of a fixed name, or all of a pattern; and whether they
-//! and the index agree.
+//! Selection of the files of a checkpoint: those named by an index, one of a fixed name, or all that match a pattern.
+//!
+//! Also checks that the files and the index agree.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,27 +11,27 @@ use crate::checkpoint::config::{self, ModelDir};
 use crate::core::WeightMeta;
 use crate::core::text::escape;
 
-/// How the files of a form are named.
+/// File names of a weight format.
 #[derive(Clone, Debug)]
 pub(super) struct Naming {
-    /// The index.
+    /// File name of the index.
     pub(super) index: Cow<'static, str>,
-    /// The file of a checkpoint in one piece.
+    /// File name of an unsharded checkpoint.
     pub(super) single: Cow<'static, str>,
-    /// Start of the name of a shard.
+    /// Prefix of shard names.
     pub(super) prefix: Cow<'static, str>,
-    /// End of the name of a shard.
+    /// Suffix of shard names.
     pub(super) suffix: &'static str,
-    /// What stands between the two.
+    /// Allowed text between prefix and suffix.
     pub(super) middle: Middle,
 }
 
-/// What stands between prefix and suffix in the name of a shard.
+/// Allowed text between prefix and suffix of a shard name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Middle {
     /// Anything.
     Any,
-    /// A count (`-00001-of-00003`) and nothing else.
+    /// Only a count (`-00001-of-00003`).
     Count,
 }
 
@@ -38,24 +39,27 @@ pub(super) enum Middle {
 #[derive(Debug)]
 pub(super) struct FileSet {
     names: Vec<String>,
-    /// Pairs of tensor and file, in the order of the index.
+    /// Pairs of tensor name and file name, in the order of the index.
     index: Option<Vec<(String, String)>>,
-    /// Files of the same form that are not taken.
+    /// Warnings about files of the same format that are not used.
     warnings: Vec<String>,
 }
 
 impl FileSet {
-    /// The single file, unless the index names it among others; else the files that the index names; without an index
-    /// all files of the pattern. `None` if there is none.
+    /// Selects the files of a checkpoint; `None` if there are none.
     ///
-    /// A single file beside an index or shards of another save counts alone, as for transformers, with a warning.
+    /// This is the single file, unless the index names it among others; else the files that the index names; without
+    /// an index all files that match the pattern.
+    ///
+    /// If there is a single file and also an index or shards of another save, only the single file is used, as in
+    /// transformers, and a warning is added.
     ///
     /// # Errors
-    /// [`CheckpointError`]: a broken index, a file that is missing or lies outside the directory, too many files.
+    /// [`CheckpointError`]: a broken index, a file that is missing or outside the directory, too many files.
     pub(super) fn find(dir: &ModelDir, naming: &Naming) -> Result<Option<Self>, CheckpointError> {
         let has_single = dir.file(&naming.single).is_some();
         let index = match read_index(dir, &naming.index) {
-            // What is wrong with an index that does not count is no matter.
+            // Errors in an index that is not used do not matter.
             Err(error) if has_single && !matches!(error, CheckpointError::Io(_)) => Some(Vec::new()),
             index => index?,
         };
@@ -87,23 +91,25 @@ impl FileSet {
         Ok((index.is_some() || !names.is_empty()).then_some(Self { names, index, warnings }))
     }
 
-    /// Files of the same form that are not taken.
+    /// Warnings about files of the same format that are not used.
     pub(super) fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Files that were chosen otherwise; there is no index.
+    /// Creates a set from names that were chosen elsewhere, without an index.
     pub(super) fn of(names: Vec<String>) -> Self {
         Self { names, index: None, warnings: Vec::new() }
     }
 
-    /// The names.
+    /// File names, sorted.
     pub(super) fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Checks the tensors of all files. No tensor may be in two files: which of them counts would be a guess. The index
-    /// and the files must list the same tensors; in which file a tensor lies is the files' word.
+    /// Checks the tensors of all files against one another and against the index.
+    ///
+    /// No tensor may be in two files: choosing one would be a guess. The index and the files must list the same
+    /// tensors. If they disagree about the file of a tensor, the files are right.
     ///
     /// # Errors
     /// [`CheckpointError`].
@@ -131,7 +137,7 @@ impl FileSet {
     }
 }
 
-/// The warning of a folder in which a second set of weights lies.
+/// Returns the warning about a second set of weights in the folder.
 fn second_set(taken: &[String], others: &[String]) -> Option<String> {
     let listed = |names: &[String]| {
         let quoted: Vec<String> = names.iter().take(3).map(|name| format!("`{}`", escape(name))).collect();
@@ -186,7 +192,7 @@ fn check_index<'a>(
     Ok(())
 }
 
-/// The pairs of tensor and shard in the index, in file order; `None` without an index.
+/// Returns the pairs of tensor and shard in the index, in file order; `None` without an index.
 fn read_index(dir: &ModelDir, name: &str) -> Result<Option<Vec<(String, String)>>, CheckpointError> {
     let Some(path) = dir.file(name) else { return Ok(None) };
     let mut index = config::load_object(&path, dir.limits())?;
@@ -200,8 +206,10 @@ fn read_index(dir: &ModelDir, name: &str) -> Result<Option<Vec<(String, String)>
     entries.map(Some).ok_or(CheckpointError::WeightMap { index: path })
 }
 
-/// The shards an index names, sorted. Each must be there, under a name that stays inside the directory; what a link
-/// points to is the user's business (the hub's cache is made of links).
+/// Returns the shards that an index names, sorted.
+///
+/// Each must exist and its name must stay inside the directory. A link may point anywhere: the hub's cache is made of
+/// links.
 fn index_shards(
     dir: &ModelDir,
     name: &str,
@@ -223,8 +231,9 @@ fn index_shards(
     Ok(shards)
 }
 
-/// The single file, or all files of the pattern, sorted. A set that counts its files (`-00001-of-00003`) must be
-/// whole.
+/// Returns the single file, or all files that match the pattern, sorted.
+///
+/// A set with counted names (`-00001-of-00003`) must be complete.
 fn shards_without_index(dir: &ModelDir, naming: &Naming) -> Result<Vec<String>, CheckpointError> {
     if dir.file(&naming.single).is_some() {
         return Ok(vec![naming.single.to_string()]);
@@ -249,7 +258,7 @@ fn shards_without_index(dir: &ModelDir, naming: &Naming) -> Result<Vec<String>, 
     Ok(shards)
 }
 
-/// Stem and count of a name like `model-00001-of-00003.safetensors`.
+/// Returns the stem and the count of a name like `model-00001-of-00003.safetensors`.
 pub(super) fn counted<'a>(name: &'a str, suffix: &str) -> Option<(&'a str, usize)> {
     let (rest, count) = name.strip_suffix(suffix)?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;

@@ -1,14 +1,16 @@
-//! A bounded JSON reader for files that strangers wrote: keeps key order, reports positions, refuses duplicate keys,
-//! and reads the literals `NaN`, `Infinity` and `-Infinity` that Python writes.
+//! A bounded JSON reader for untrusted files.
+//!
+//! It keeps key order, reports positions, refuses duplicate keys, and accepts the literals `NaN`, `Infinity` and
+//! `-Infinity` that Python writes.
 
 use serde_json::{Map, Number, Value};
 
 use crate::core::text::escape;
 
-/// Key of the object that stands for a float JSON has no literal for; `transformers` uses the same form.
+/// Key of the object that represents a float without a JSON literal; `transformers` uses the same form.
 pub const FLOAT_TAG: &str = "__float__";
 
-/// What is wrong with a JSON text, and where.
+/// An error in a JSON text, with its position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column} (offset {offset}): {problem}")]
 pub struct JsonError {
@@ -22,14 +24,14 @@ pub struct JsonError {
     pub problem: JsonProblem,
 }
 
-/// A rule of JSON that a text breaks.
+/// Rules of JSON that a text can break.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum JsonProblem {
     /// The text ends inside a value.
     #[error("the text ends where {expected} is expected")]
     End { expected: &'static str },
-    /// Another byte than the grammar allows.
+    /// A byte that the grammar does not allow here.
     #[error("expected {expected}, found `{}`", found.escape_ascii())]
     Unexpected { expected: &'static str, found: u8 },
     /// A backslash followed by something that is not an escape.
@@ -47,7 +49,7 @@ pub enum JsonProblem {
     /// A number that breaks the grammar.
     #[error("invalid number")]
     Number,
-    /// A number so near to zero that it would be read as zero.
+    /// A nonzero number so small that it would be read as zero.
     #[error("number `{0}` is nearer to zero than any 64-bit float but zero")]
     TooSmall(String),
     /// A number that is not an integer from 0 to 2^64 - 1 where one is needed.
@@ -56,7 +58,7 @@ pub enum JsonProblem {
     /// Arrays and objects nested beyond the limit.
     #[error("nested deeper than {limit} levels")]
     TooDeep { limit: usize },
-    /// A key that its object already has.
+    /// A duplicate key of an object.
     #[error("duplicate key `{}`", escape(.0))]
     DuplicateKey(String),
     /// Something after the value.
@@ -64,7 +66,9 @@ pub enum JsonProblem {
     Trailing,
 }
 
-/// Reads a JSON text value by value. Nothing is allocated that the text does not hold.
+/// Reads a JSON text value by value.
+///
+/// Allocations are bounded by the length of the text.
 #[derive(Debug)]
 pub struct JsonReader<'a> {
     bytes: &'a [u8],
@@ -76,14 +80,16 @@ pub struct JsonReader<'a> {
 type Result<T, E = JsonError> = std::result::Result<T, E>;
 
 impl<'a> JsonReader<'a> {
-    /// Starts at the first byte; a UTF-8 byte order mark is skipped.
+    /// Creates a reader at the first byte; a UTF-8 byte order mark is skipped.
     #[must_use]
     pub fn new(bytes: &'a [u8], max_depth: usize) -> Self {
         let pos = if bytes.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
         Self { bytes, pos, depth: 0, max_depth }
     }
 
-    /// Starts further on; offsets in errors still count from the first byte. Beyond the end means the end.
+    /// Moves the start to `offset`, at most the end.
+    ///
+    /// Offsets in errors still count from the first byte.
     #[must_use]
     pub fn starting_at(mut self, offset: usize) -> Self {
         self.pos = offset.min(self.bytes.len());
@@ -96,7 +102,7 @@ impl<'a> JsonReader<'a> {
         self.pos
     }
 
-    /// An error at an offset of this text.
+    /// Creates an error for an offset of this text.
     #[must_use]
     pub fn error_at(&self, offset: usize, problem: JsonProblem) -> JsonError {
         let before = self.bytes.get(..offset).unwrap_or(self.bytes);
@@ -120,7 +126,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    /// The first byte of the next token, white space skipped; `None` at the end.
+    /// Skips white space and returns the first byte of the next token; `None` at the end.
     pub fn peek(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\t' | b'\n' | b'\r') = self.bytes.get(self.pos) {
             self.pos += 1;
@@ -242,7 +248,7 @@ impl<'a> JsonReader<'a> {
         Ok(plain)
     }
 
-    /// The code unit of `\uXXXX` at an offset.
+    /// Returns the code unit of `\uXXXX` at an offset.
     fn code_unit(&self, at: usize) -> Option<u16> {
         let raw = self.bytes.get(at..at.checked_add(6)?)?;
         let digits = raw.strip_prefix(b"\\u").filter(|d| d.iter().all(u8::is_ascii_hexdigit))?;
@@ -263,7 +269,7 @@ impl<'a> JsonReader<'a> {
         Ok(c)
     }
 
-    /// The text of the number here, by the grammar of JSON, and whether it is an integer.
+    /// Consumes a number by JSON's grammar; returns its text and whether it is an integer.
     fn number_text(&mut self) -> Result<(&'a str, bool)> {
         self.peek();
         let rest = &self.bytes[self.pos..];
@@ -321,7 +327,7 @@ impl<'a> JsonReader<'a> {
                 return Ok(n.into());
             }
         }
-        // Integers beyond 64 bits (a "no limit" of 10^30) become floats, as everywhere in Rust's JSON.
+        // Integers beyond 64 bits (a "no limit" of 10^30) become floats, as in `serde_json`.
         let Ok(n) = text.parse::<f64>() else { return self.fail(JsonProblem::Number) };
         let mantissa = text.split(['e', 'E']).next().unwrap_or_default();
         if n == 0.0 && mantissa.contains(|c: char| ('1'..='9').contains(&c)) {
@@ -339,7 +345,9 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    /// Reads any value. A float without a JSON literal becomes `{"__float__": "NaN"}`; see [`as_f64`].
+    /// Reads any value.
+    ///
+    /// A float without a JSON literal becomes `{"__float__": "NaN"}`; see [`as_f64`].
     ///
     /// # Errors
     /// [`JsonError`] for a broken text, a duplicate key, or nesting beyond the limit.
@@ -406,7 +414,7 @@ fn float(x: f64) -> Value {
     Value::Object(Map::from_iter([(FLOAT_TAG.to_owned(), Value::from(name))]))
 }
 
-/// The value of any number, also of one that JSON has no literal for.
+/// Returns the value of any number, including one without a JSON literal.
 #[must_use]
 pub fn as_f64(value: &Value) -> Option<f64> {
     match value {

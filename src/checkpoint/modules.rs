@@ -1,5 +1,4 @@
-//! Weights that lie in folders of their own, read after those of the model: modules of sentence-transformers, encoders of
-//! sounds.
+//! Weights in subfolders that are read after those of the model: sentence-transformers modules, audio encoders.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -8,32 +7,34 @@ use crate::checkpoint::shards::SafetensorsShards;
 use crate::checkpoint::{CheckpointError, ModelDir};
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 
-/// The tensors of a module's file that are part of the model.
+/// Suffix of the tensors of a module's file that are part of the model.
 const SUFFIX: &str = ".weight";
-/// What the module calls its layer.
+/// Name of the layer inside the module.
 const LAYER: &str = "linear";
 
-/// A model's weights with those of its modules behind them.
+/// The weights of a model, followed by those of its modules.
 pub(crate) struct WithModules {
     base: Box<dyn WeightSource + Send>,
     modules: Vec<SafetensorsShards>,
     metas: Vec<WeightMeta>,
-    /// Module and weight in it of each weight that is not the model's.
+    /// Module index and weight index for each weight that is not the base model's.
     places: Vec<(usize, usize)>,
     paths: Vec<PathBuf>,
     left_out: Vec<String>,
 }
 
 impl WithModules {
-    /// No module yet.
+    /// Creates a source without modules.
     pub(crate) fn new(base: Box<dyn WeightSource + Send>) -> Self {
         let metas = base.weights().to_vec();
         let (modules, places) = (Vec::new(), Vec::new());
         Self { base, modules, metas, places, paths: Vec::new(), left_out: Vec::new() }
     }
 
-    /// Adds the weights of a module's safetensors file (a path within `dir`); `layer` takes the place of `linear` in
-    /// their names. False if there is no such file.
+    /// Adds the weights of a module's safetensors file (a path within `dir`); returns false if the file does not
+    /// exist.
+    ///
+    /// `layer` replaces `linear` in the tensor names.
     ///
     /// # Errors
     /// A broken file; a name that the model has already.
@@ -41,8 +42,7 @@ impl WithModules {
         self.add_named(dir, file, &|name| name.ends_with(SUFFIX).then(|| name.replace(LAYER, layer)))
     }
 
-    /// Adds all weights of a folder's safetensors file, named after the folder: `folder.NAME`. False if there is no such
-    /// file.
+    /// Adds all weights of a folder's safetensors file as `folder.NAME`; returns false if the file does not exist.
     ///
     /// # Errors
     /// As [`WithModules::add`].
@@ -50,7 +50,7 @@ impl WithModules {
         self.add_named(dir, &format!("{folder}/model.safetensors"), &|name| Some(format!("{folder}.{name}")))
     }
 
-    /// Adds the weights of a file under new names; those without one are left out.
+    /// Adds the weights of a file under new names; weights for which `rename` returns `None` are left out.
     fn add_named(
         &mut self,
         dir: &ModelDir,
@@ -77,22 +77,22 @@ impl WithModules {
         Ok(true)
     }
 
-    /// The model's weights alone.
+    /// Returns the weights of the base model alone.
     pub(crate) fn into_base(self) -> Box<dyn WeightSource + Send> {
         self.base
     }
 
-    /// The modules' files.
+    /// Paths of the modules' files.
     pub(crate) fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
 
-    /// Tensors that are not read, with their files.
+    /// Tensors that were left out, with their files.
     pub(crate) fn left_out(&self) -> &[String] {
         &self.left_out
     }
 
-    /// The source that has a weight, and the weight's number there.
+    /// Returns the source that holds a weight, and the weight's index there.
     fn at(&self, weight: usize) -> (&dyn WeightSource, usize) {
         match weight.checked_sub(self.metas.len() - self.places.len()) {
             None => (&*self.base, weight),

@@ -1,8 +1,9 @@
-//! The description of a quantized checkpoint by Ascend's msModelSlim: which quantization each tensor has. Also finds
-//! the weight files, which have names of their own.
+//! The description file of a checkpoint quantized with Ascend's msModelSlim: the quantization of each tensor.
 //!
-//! `quant_model_description.json` or `quant_model_description_<type>.json` is one object. Some keys say something of
-//! the whole, all others map the name of a tensor to a label.
+//! Also finds the weight files, whose names differ from those of a float model.
+//!
+//! `quant_model_description.json` or `quant_model_description_<type>.json` is one object. Some keys describe the
+//! whole checkpoint; all others map a tensor name to a label.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ use crate::checkpoint::{CheckpointError, ModelDir};
 const DESCRIPTION: &str = "quant_model_description";
 const WEIGHTS: &str = "quant_model_weight";
 
-/// Keys that are no tensors.
+/// Keys that are not tensor names.
 const RESERVED: &[&str] = &[
     "fa_quant_type",
     "group_size",
@@ -27,14 +28,14 @@ const RESERVED: &[&str] = &[
     "version",
 ];
 
-/// What a description says.
+/// A parsed description file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Name of its file.
+    /// File name of the description.
     pub file_name: String,
-    /// `version`; the older layout has none, and packs nothing.
+    /// Value of `version`; the older layout has none, and does not pack codes.
     pub version: Option<String>,
-    /// Label of each tensor.
+    /// Label by tensor name.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -48,12 +49,12 @@ impl Description {
         let Some(object) = dir.json(&file_name)? else { return Ok(None) };
         let path = || dir.path().join(&file_name);
         let labels = labels(&object).map_err(|key| CheckpointError::Label { path: path(), key })?;
-        // The value does not matter, and one that is no text is no version.
+        // Only its presence matters, and a value that is not text counts as absent.
         let version = object.get("version").and_then(Value::as_str).map(ToOwned::to_owned);
         Ok(Some(Self { file_name, version, labels }))
     }
 
-    /// Gives labels the names that their tensors go by: pairs of a stored name and that.
+    /// Renames labels along with their tensors; `renamed` yields pairs of stored name and new name.
     pub fn rename<'a>(&mut self, renamed: impl Iterator<Item = (&'a str, &'a str)>) {
         for (stored, own) in renamed {
             if let Some(label) = self.labels.remove(stored) {
@@ -63,9 +64,9 @@ impl Description {
     }
 }
 
-/// The labels of tensors; the key of the first that is not text.
+/// Returns the labels of tensors, or the key of the first label that is not text.
 fn labels(object: &Map<String, Value>) -> Result<BTreeMap<String, String>, String> {
-    // `<module>.quant_type` describes how attention runs.
+    // `<module>.quant_type` describes the computation of attention, not a tensor.
     let is_tensor = |key: &str| !RESERVED.contains(&key) && key.rsplit('.').next() != Some("quant_type");
     let label = |(key, value): (&String, &Value)| match value.as_str() {
         Some(label) => Ok((key.clone(), label.to_owned())),
@@ -74,7 +75,7 @@ fn labels(object: &Map<String, Value>) -> Result<BTreeMap<String, String>, Strin
     object.iter().filter(|(key, _)| is_tensor(key)).map(label).collect()
 }
 
-/// The one description among the files of a directory.
+/// Returns the only description among the files of a directory.
 fn file_name(dir: &ModelDir, names: &[String]) -> Result<Option<String>, CheckpointError> {
     let is_description =
         |name: &&String| name.starts_with(DESCRIPTION) && name.strip_suffix(".json").is_some();
@@ -88,8 +89,9 @@ fn file_name(dir: &ModelDir, names: &[String]) -> Result<Option<String>, Checkpo
     }
 }
 
-/// What the names of the weight files begin with (`quant_model_weights`); `None` if there is no description, or the
-/// weights have the names of a float model.
+/// Returns the prefix of the weight files' names (`quant_model_weights`).
+///
+/// `None` if there is no description, or the weights have the names of a float model.
 ///
 /// # Errors
 /// Several sets of weights, none of which the description's name selects; weights in parts per device.
@@ -118,7 +120,7 @@ pub(super) fn weights_stem(dir: &ModelDir) -> Result<Option<String>, CheckpointE
     Ok(stems.pop_first().map(ToOwned::to_owned))
 }
 
-/// The part that the weight files of a set share.
+/// Returns the prefix that the weight files of a set share.
 fn stem(name: &str) -> Option<&str> {
     if !name.starts_with(WEIGHTS) {
         return None;

@@ -1,5 +1,7 @@
-//! What a path is: one table of the forms that weights come in. A row says how a form is recognized, and what opens it,
-//! or why it is refused and the way out. A form that is added is a row here.
+//! Recognition of weight formats, by file name.
+//!
+//! One table lists all formats: each row states which names match and either the function that opens the files, or
+//! the reason for refusal and a workaround. To add a format, add a row.
 
 use std::path::Path;
 
@@ -9,21 +11,21 @@ use crate::checkpoint::torch::TorchFiles;
 use crate::checkpoint::{CheckpointError, Container, msmodelslim};
 use crate::core::limits::Limits;
 
-/// One form of weights.
+/// One weight format.
 struct Probe {
-    /// What the names of its files begin with, in any case.
+    /// Prefix of its file names, compared without case.
     starts: &'static str,
-    /// What they end with.
+    /// Possible suffixes.
     ends: &'static [&'static str],
     fate: Fate,
 }
 
-/// What becomes of a form.
+/// Handling of a format.
 enum Fate {
     Read {
         open: Open,
         given: Given,
-        /// A file that must lie beside the weights: without it nothing tells what they are.
+        /// A file required next to the weights, because nothing else describes them.
         beside: Option<&'static str>,
     },
     Refused {
@@ -32,20 +34,23 @@ enum Fate {
     },
 }
 
-/// Opens the weights of a directory, of whose files these have the names of the form; `None` if there are none.
+/// Function that opens the weights of a directory, given the file names that match the format; `None` if there are
+/// none.
 type Open = fn(&ModelDir, &[String]) -> Result<Option<Box<dyn Container>>, CheckpointError>;
 
-/// What a user names.
+/// Kinds of path that a user may give for a format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Given {
-    /// The directory with all files.
+    /// Only the directory with all files.
     Directory,
-    /// The directory, or one file with the configuration beside it.
+    /// The directory, or one file next to the configuration.
     DirectoryOrFile,
 }
 
-/// The forms. A file belongs to the first row that has its name; of several forms in a directory the first is read.
-/// Rows are told apart by where they lie, so there must be one table only.
+/// Table of all formats.
+///
+/// A file belongs to the first row that matches its name; if a directory has several formats, the first is read. Rows
+/// are compared by address, so this must be a `static`.
 static PROBES: &[Probe] = &[
     Probe {
         starts: "quant_model_weight",
@@ -129,7 +134,7 @@ static PROBES: &[Probe] = &[
     },
 ];
 
-/// What the names of weight files in Mistral's own format begin with.
+/// Prefix of the weight files in Mistral's own format.
 const MISTRAL: &str = "consolidated";
 
 fn boxed<C: Container + 'static>(found: Option<C>) -> Option<Box<dyn Container>> {
@@ -137,7 +142,7 @@ fn boxed<C: Container + 'static>(found: Option<C>) -> Option<Box<dyn Container>>
 }
 
 impl Probe {
-    /// The form of a file, by its name.
+    /// Returns the format of a file, by its name.
     fn of(name: &str) -> Option<&'static Self> {
         PROBES.iter().find(|probe| probe.has(name))
     }
@@ -145,16 +150,16 @@ impl Probe {
     fn has(&self, name: &str) -> bool {
         let lower = name.to_ascii_lowercase();
         lower.strip_prefix(self.starts).is_some_and(|rest| self.ends.iter().any(|end| rest.ends_with(end)))
-            // A name is more than an ending.
+            // The name must be more than the suffix.
             && !self.ends.contains(&lower.as_str())
     }
 
-    /// Whether this is the row of Mistral's own format.
+    /// Returns true if this is the row of Mistral's own format.
     fn is_mistral(&self) -> bool {
         self.starts == MISTRAL && matches!(self.fate, Fate::Read { .. })
     }
 
-    /// The error for a path of a form that is not read.
+    /// Returns the error for a path if the format is refused.
     fn refusal(&self, path: &Path) -> Option<CheckpointError> {
         match self.fate {
             Fate::Refused { what, way_out } => {
@@ -165,10 +170,10 @@ impl Probe {
     }
 }
 
-/// Opens the weights of a directory, or the one file that was asked for.
+/// Opens the weights of a directory, or the one file that the user named.
 ///
 /// # Errors
-/// [`CheckpointError`]: no weights, weights of a form that is not read, or broken ones.
+/// [`CheckpointError`]: no weights, an unsupported format, or broken files.
 pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError> {
     let names = dir.file_names()?;
     let chosen = dir.chosen_file().and_then(Probe::of);
@@ -200,12 +205,12 @@ pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError
     })
 }
 
-/// The error for a directory with files of a form that is not read; `None` if it has none.
+/// Returns the error for a directory that contains a refused format; `None` if it has none.
 fn refusal(dir: &Path, names: &[String]) -> Option<CheckpointError> {
     names.iter().find_map(|name| Probe::of(name)?.refusal(&dir.join(name)))
 }
 
-/// The directory of a path, and the one file that the path names.
+/// Splits a path into the directory and, if it names a file, the file's name.
 fn place(path: &Path) -> Result<(&Path, Option<String>), CheckpointError> {
     let found = fs_err::metadata(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => CheckpointError::NotFound { path: path.to_owned() },
@@ -229,8 +234,9 @@ fn place(path: &Path) -> Result<(&Path, Option<String>), CheckpointError> {
 }
 
 impl ModelDir {
-    /// Opens a directory and reads `config.json`; `params.json` where all weights are in Mistral's own format. For a
-    /// PyTorch file this is the directory it lies in.
+    /// Opens a directory and reads `config.json`, or `params.json` if all weights are in Mistral's own format.
+    ///
+    /// For a PyTorch file, the directory is the one that contains it.
     ///
     /// # Errors
     /// [`CheckpointError`]: not a directory, no configuration, broken JSON, I/O.
@@ -242,7 +248,7 @@ impl ModelDir {
         }
         match dir.json("config.json")? {
             Some(config) => Ok(dir.with_config(config)),
-            // A directory of another form often has no configuration: name the form instead.
+            // A directory of a refused format often has no configuration: report the format instead.
             None => {
                 let names = dir.file_names()?;
                 let is_mistral = names.iter().filter_map(|name| Probe::of(name)).any(Probe::is_mistral);
@@ -253,8 +259,8 @@ impl ModelDir {
         }
     }
 
-    /// Opens a directory in Mistral's own format: `params.json`, and weights in `consolidated*.safetensors`, whatever else
-    /// lies there.
+    /// Opens a directory in Mistral's own format: `params.json` and `consolidated*.safetensors`, regardless of other
+    /// files.
     ///
     /// # Errors
     /// As [`ModelDir::open`]; there is no `params.json`.
@@ -270,7 +276,7 @@ impl ModelDir {
         }
     }
 
-    /// Whether there are weights in Mistral's own format and in no other that is read.
+    /// Returns true if there are weights in Mistral's own format and in no other supported format.
     fn has_mistral_weights_only(&self) -> Result<bool, CheckpointError> {
         let names = self.file_names()?;
         let read = |name: &String| Probe::of(name).filter(|probe| matches!(probe.fate, Fate::Read { .. }));

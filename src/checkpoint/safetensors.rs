@@ -17,31 +17,31 @@ use crate::core::{ElementType, Shape, WeightMeta};
 /// A parsed header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The tensors, sorted by name: the order in which the reference converter visits a file.
+    /// Tensors, sorted by name: the order in which the reference converter visits a file.
     pub tensors: Vec<TensorRange>,
-    /// The entries of `__metadata__`, in file order.
+    /// Entries of `__metadata__`, in file order.
     pub metadata: Vec<(String, String)>,
 }
 
-/// One tensor and where its bytes lie.
+/// One tensor and its byte range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorRange {
     /// Name, shape and type.
     pub meta: WeightMeta,
     /// Absolute offset in the file.
     pub offset: u64,
-    /// Length in bytes; equals the size that shape and type give.
+    /// Length in bytes; equals the size computed from shape and type.
     pub n_bytes: u64,
 }
 
-/// A rule of the format that a file breaks.
+/// Rules of the format that a file can break.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum HeaderError {
-    /// Too short for the length of the header.
+    /// A file too short for the length of the header.
     #[error("offset 0: 8 bytes of header length expected, {present} present")]
     NoLength { present: u64 },
-    /// The header is longer than the cap.
+    /// The header is longer than the limit.
     #[error("offset 0: header of {declared} bytes declared, at most {limit} allowed")]
     TooLong { declared: u64, limit: u64 },
     /// The header does not fit into the file.
@@ -50,7 +50,7 @@ pub enum HeaderError {
     /// The header does not start with `{`.
     #[error("offset 8: header does not start with `{{`")]
     Start,
-    /// The header is not the JSON it has to be.
+    /// The header is not valid JSON of the expected structure.
     #[error("header: {0}")]
     Json(#[from] JsonError),
     /// A name that occurs twice.
@@ -69,7 +69,7 @@ pub enum HeaderError {
     #[error("tensor `{}`: unknown dtype `{}`", escape(name), escape(dtype))]
     Dtype {
         name: String,
-        /// The type in the file.
+        /// Type name in the file.
         dtype: String,
     },
     /// Dimensions whose product, in elements or bits, does not fit 63 bits.
@@ -87,7 +87,7 @@ pub enum HeaderError {
         name: String,
         dtype: ElementType,
         shape: Shape,
-        /// Bytes by shape and type.
+        /// Bytes computed from shape and type.
         expected: u64,
         found: u64,
     },
@@ -109,18 +109,18 @@ pub enum HeaderError {
         name: String,
         begin: u64,
         other: String,
-        /// Its end in the data.
+        /// End of the other range in the data.
         end: u64,
     },
     /// Bytes that belong to no tensor.
     #[error("{n_bytes} bytes at offset {offset} belong to no tensor")]
     Gap { offset: u64, n_bytes: u64 },
-    /// More tensors than the cap.
+    /// More tensors than the limit.
     #[error("header: more than {limit} tensors")]
     TooManyTensors { limit: u64 },
 }
 
-/// Reads the header of a file, given all its bytes.
+/// Parses the header of a file, given all its bytes.
 ///
 /// # Errors
 /// [`HeaderError`], one variant per broken rule.
@@ -128,10 +128,10 @@ pub fn parse_header(file: &[u8], limits: &Limits) -> Result<Header, HeaderError>
     parse_head(file, file.len() as u64, limits)
 }
 
-/// Reads the header of a file, and no other of its bytes.
+/// Reads the header of a file, without its data.
 ///
 /// # Errors
-/// The outer: the bytes cannot be had. The inner: as [`parse_header`].
+/// The outer error: the bytes cannot be read. The inner error: as [`parse_header`].
 pub(super) fn read_header(
     file: &WeightFile,
     limits: &Limits,
@@ -140,7 +140,7 @@ pub(super) fn read_header(
         return Ok(parse_header(bytes, limits));
     }
     let length = file.get(0, file.n_bytes().min(8))?.unwrap_or_default();
-    // What is declared beyond the cap or the file is refused below.
+    // A length beyond the limit or the file is refused below.
     let declared = length.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
     let n_bytes = declared.min(limits.safetensors_header_bytes).saturating_add(8).min(file.n_bytes());
     let head = file.get(0, n_bytes)?.unwrap_or_default();
@@ -148,7 +148,7 @@ pub(super) fn read_header(
     Ok(parse_head(&head, file.n_bytes(), limits))
 }
 
-/// Reads the header of a file of `n_bytes`, of which `file` is at least the header.
+/// Parses the header of a file of `n_bytes`, given `file`, a prefix that contains at least the header.
 fn parse_head(file: &[u8], n_bytes: u64, limits: &Limits) -> Result<Header, HeaderError> {
     let (length, rest) =
         file.split_first_chunk::<8>().ok_or(HeaderError::NoLength { present: file.len() as u64 })?;
@@ -163,7 +163,7 @@ fn parse_head(file: &[u8], n_bytes: u64, limits: &Limits) -> Result<Header, Head
     if text.first() != Some(&b'{') {
         return Err(HeaderError::Start);
     }
-    // Positions in errors are those of the file, so the length counts as part of the text's first line.
+    // Errors give positions in the file, so the 8-byte length counts as part of the text's first line.
     let mut reader = JsonReader::new(&file[..8 + text.len()], limits.depth).starting_at(8);
 
     let mut entries: Vec<Entry> = Vec::new();
@@ -267,7 +267,9 @@ fn read_unsigned(reader: &mut JsonReader<'_>) -> Result<Vec<u64>, JsonError> {
     Ok(numbers)
 }
 
-/// Checks that the ranges cover the data exactly. The header, which ends at `data`, is known to fit into the file.
+/// Checks that the ranges cover the data exactly.
+///
+/// The header, which ends at `data`, is known to fit into the file.
 fn check_cover(entries: &[Entry], data: u64, file_len: u64) -> Result<(), HeaderError> {
     let data_len = file_len - data;
     let mut by_range: Vec<&Entry> = entries.iter().collect();

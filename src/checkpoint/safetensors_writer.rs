@@ -1,7 +1,7 @@
 //! Writes a checkpoint: safetensors shards and their index, streamed from any [`WeightSource`].
 //!
-//! Like everything here, a shard is planned first: its header and the position of every tensor follow from names,
-//! shapes and types. Then row ranges flow to their places from all cores, in bounded memory.
+//! Each shard is planned first: its header and the position of every tensor follow from names, shapes and types. Then
+//! row ranges are written to their positions from all cores, in bounded memory.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,16 +14,16 @@ use crate::core::output::{NewDirectory, OutputError, OutputFile, WriteBack, io_h
 use crate::core::progress::Progress;
 use crate::core::{ElementType, Hint, SourceError, WeightMeta, WeightSource};
 
-/// Why a checkpoint could not be written.
+/// Reasons why a checkpoint cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteCheckpointError {
-    /// An element type that the format or this writer does not carry.
+    /// An element type that the format or this writer does not support.
     #[error("tensor `{tensor}`: element type {ty} cannot be written to safetensors")]
     ElementType { tensor: String, ty: ElementType },
-    /// Sizes that no file can have.
+    /// A size that overflows.
     #[error("tensor `{tensor}`: size overflows")]
     Overflow { tensor: String },
-    /// The header that was planned does not hold together.
+    /// The planned header is inconsistent.
     #[error("{file}: {source}")]
     Header {
         file: String,
@@ -33,10 +33,10 @@ pub enum WriteCheckpointError {
     /// A tensor could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// A file cannot go where it was to go.
+    /// An output file cannot be created.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// The file system refused.
+    /// An I/O operation failed.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The run was interrupted.
@@ -58,27 +58,29 @@ impl Hint for WriteCheckpointError {
     }
 }
 
-/// How to write.
+/// Options of [`write_checkpoint`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteCheckpointOptions {
-    /// Largest shard, in bytes of tensor data. A single tensor may exceed it.
+    /// Largest shard, in bytes of tensor data.
+    ///
+    /// A single tensor may exceed it.
     pub max_shard_bytes: u64,
-    /// Memory for buffers, over all threads.
+    /// Memory for buffers in bytes, over all threads.
     pub memory_bytes: u64,
-    /// Whether files reach the disk before they get their names.
+    /// True to flush files to disk before they are renamed to their final names.
     pub sync: bool,
 }
 
-/// A small file of the checkpoint, beside the weights.
+/// A small file of the checkpoint in addition to the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SideFile {
     /// Path within the directory; at most one directory below it.
     pub name: &'static str,
-    /// What it holds.
+    /// Content of the file.
     pub bytes: Vec<u8>,
 }
 
-/// One file of the checkpoint to be.
+/// The plan of one weight file.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardPlan {
     /// File name within the directory.
@@ -94,7 +96,7 @@ pub(crate) struct ShardPlan {
 /// Distributes tensors over shards, in their order, and plans each file.
 ///
 /// # Errors
-/// Types that safetensors does not hold, sizes that overflow.
+/// Types that safetensors does not support, sizes that overflow.
 pub(crate) fn plan_shards(
     weights: &[WeightMeta],
     max_shard_bytes: u64,
@@ -156,12 +158,12 @@ fn plan_shard(
         positions.push((index, begin));
         begin = end;
     }
-    // What transformers requires of every file it loads.
+    // transformers requires this entry in every file that it loads.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(format), infos)
         .map_err(|source| WriteCheckpointError::Header { file: file_name.clone(), source })?;
     let mut json = serde_json::to_vec(&metadata).map_err(io::Error::from)?;
-    // Tensor data starts at a multiple of eight, as the reference writer pads it.
+    // Tensor data starts at a multiple of eight bytes, as the reference writer pads it.
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.extend_from_slice(&json);
@@ -206,8 +208,9 @@ pub(crate) fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option
     Some(format!("{index:#}\n"))
 }
 
-/// Writes the shards of `source` into `dir`, the index if there are several, and `beside` after them. All files get
-/// their names at the end, in this order, so that a run that fails or is killed leaves none.
+/// Writes the shards of `source` into `dir`, then the index if there are several shards, then the files `beside`.
+///
+/// All files get their final names at the end, in this order, so that a run that fails or is killed leaves none.
 ///
 /// # Errors
 /// Anything reading the source, the file system, an interrupt.
@@ -221,7 +224,7 @@ pub(crate) fn write_checkpoint(
     let weights = source.weights();
     let shards = plan_shards(weights, options.max_shard_bytes)?;
     dir.begin()?;
-    // The index, too.
+    // One more for the index.
     dir.expect(shards.len() + 1 + beside.len(), options.sync);
     progress.begin("writing", shards.iter().map(|shard| shard.n_bytes).sum());
     let mut outputs = Vec::with_capacity(shards.len() + 1);
@@ -264,7 +267,7 @@ fn write_tensors(
 ) -> Result<(), WriteCheckpointError> {
     let weights = source.weights();
     let n_threads = rayon::current_num_threads() as u64;
-    // One buffer a thread here and about as much in the layers behind the source.
+    // One buffer per thread here, and about as much in the layers below the source.
     let chunk_bytes = (options.memory_bytes / (n_threads * 4)).clamp(64 << 10, 4 << 20);
     let mut chunks = Vec::new();
     for &(index, offset) in &shard.tensors {

@@ -1,26 +1,26 @@
-//! Some of a source's weights, under names of their own.
+//! A subset of a source's weights, or all of them, under other names.
 
 use std::sync::Arc;
 
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 
-/// Weights of another source: some of them, or all under other names.
+/// Weights of another source: a subset, or all under other names.
 pub(crate) struct Selected {
     base: Arc<dyn WeightSource + Send>,
     metas: Vec<WeightMeta>,
-    /// The weight of `base` that each is.
+    /// Index into `base` of each weight.
     places: Vec<usize>,
 }
 
 impl Selected {
-    /// The weights whose names `keeps`.
+    /// Selects the weights whose names satisfy `keeps`.
     pub(crate) fn only(base: Arc<dyn WeightSource + Send>, keeps: impl Fn(&str) -> bool) -> Self {
         let all = base.weights().iter().enumerate().filter(|(_, meta)| keeps(&meta.name));
         let (places, metas) = all.map(|(at, meta)| (at, meta.clone())).unzip();
         Self { base, metas, places }
     }
 
-    /// All weights, under other names.
+    /// Selects all weights, renamed by `name`.
     pub(crate) fn renamed(base: Arc<dyn WeightSource + Send>, name: impl Fn(&str) -> String) -> Self {
         let rename = |meta: &WeightMeta| WeightMeta { name: name(&meta.name), ..meta.clone() };
         let metas: Vec<WeightMeta> = base.weights().iter().map(rename).collect();

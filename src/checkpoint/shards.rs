@@ -1,4 +1,4 @@
-//! A set of safetensors files: where the bytes of each weight lie.
+//! A set of safetensors files and the byte ranges of their weights.
 
 use crate::checkpoint::config::ModelDir;
 use crate::checkpoint::files::{FileSet, Middle, Naming};
@@ -7,23 +7,24 @@ use crate::core::limits::Limits;
 use crate::core::ranged::WeightFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 
-/// What the names of a float model's files begin with.
+/// Prefix of the file names of a float model.
 const MODEL: &str = "model";
 
-/// Names of files that begin with `stem`.
+/// Returns the file naming for a prefix `stem`.
 fn naming(stem: &str) -> Naming {
     Naming {
         index: format!("{stem}.safetensors.index.json").into(),
         single: format!("{stem}.safetensors").into(),
         prefix: stem.to_owned().into(),
         suffix: ".safetensors",
-        // Older files of Mistral are numbered otherwise (`consolidated.00.safetensors`).
+        // Older files of Mistral use another numbering (`consolidated.00.safetensors`).
         middle: if [MODEL, "consolidated"].contains(&stem) { Middle::Any } else { Middle::Count },
     }
 }
 
-/// The safetensors shards of a directory, mapped. Tensors are ordered by name within a shard, shards by name: the
-/// order of the reference converter.
+/// The safetensors shards of a directory, mapped.
+///
+/// Tensors are ordered by name within a shard, shards by name: the order of the reference converter.
 #[derive(Debug)]
 pub(super) struct SafetensorsShards {
     dir: ModelDir,
@@ -41,7 +42,7 @@ struct Shard {
     metadata: Vec<(String, String)>,
 }
 
-/// Where the bytes of a weight lie.
+/// Shard and byte range of a weight.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     shard: usize,
@@ -50,16 +51,17 @@ struct Place {
 }
 
 impl SafetensorsShards {
-    /// The shards of a directory; `None` if there is none.
+    /// Opens the shards of a directory; `None` if there are none.
     ///
     /// # Errors
-    /// [`CheckpointError`]: a broken file, an index or set that is not whole, an index and shards that disagree.
+    /// [`CheckpointError`]: a broken file, an incomplete index or set, an index and shards that disagree.
     pub(super) fn open(dir: &ModelDir) -> Result<Option<Self>, CheckpointError> {
         Self::named(dir, MODEL)
     }
 
-    /// As [`SafetensorsShards::open`], for files whose names begin with `stem` in place of `model`; shards without an
-    /// index are then counted ones (`-00001-of-00003`).
+    /// Opens files whose names begin with `stem` instead of `model`, as [`SafetensorsShards::open`].
+    ///
+    /// Without an index, only shards with counted names (`-00001-of-00003`) are read.
     ///
     /// # Errors
     /// As [`SafetensorsShards::open`].
@@ -77,7 +79,7 @@ impl SafetensorsShards {
         Ok(Some(set))
     }
 
-    /// One file, whatever its name.
+    /// Opens one file of any name.
     ///
     /// # Errors
     /// [`CheckpointError`]: a broken file.
@@ -89,14 +91,14 @@ impl SafetensorsShards {
         Ok(set)
     }
 
-    /// One file, its tensors in the order in which they lie there.
+    /// Opens one file and lists its tensors in the order of their data.
     ///
     /// # Errors
     /// As [`SafetensorsShards::single`].
     pub(super) fn as_they_lie(dir: &ModelDir, name: &str) -> Result<Self, CheckpointError> {
         let mut set = Self::single(dir, name)?;
         let mut all: Vec<_> = std::mem::take(&mut set.places).into_iter().zip(set.weights).collect();
-        // Tensors without elements lie where others begin; their order by name stays.
+        // Empty tensors share an offset with others; they come first and stay sorted by name.
         all.sort_by_key(|(place, _)| (place.offset, place.n_bytes > 0));
         (set.places, set.weights) = all.into_iter().unzip();
         Ok(set)
@@ -121,11 +123,11 @@ impl SafetensorsShards {
         Ok(())
     }
 
-    /// The file and byte range of elements of a weight.
+    /// Returns the file, offset and length of elements of a weight.
     fn range(&self, weight: usize, first: u64, n: u64) -> (&WeightFile, u64, u64) {
         let place = self.places[weight];
         let bits = u64::from(self.weights[weight].ty.bits());
-        // The whole tensor was checked to fit 63 bits, so a product that overflows lies outside it.
+        // The whole tensor was checked to fit 63 bits, so a product that overflows is outside it.
         let bytes = |elems: u64| elems.checked_mul(bits).filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
         match (bytes(first), bytes(n)) {
             (Some(begin), Some(len)) if begin.checked_add(len).is_some_and(|end| end <= place.n_bytes) => {
@@ -164,7 +166,7 @@ impl WeightSource for SafetensorsShards {
         let (file, offset, n_bytes) = self.range(weight, first, n_elems);
         assert_eq!(n_bytes, out.len() as u64, "the buffer holds whole elements");
         file.read_at(offset, out).map_err(|error| failed(&self.weights[weight], error))?;
-        // Whoever reads in pieces reads the next piece next.
+        // A caller that reads in pieces will read the following piece next.
         file.will_need(offset + n_bytes, n_bytes);
         Ok(())
     }
@@ -187,7 +189,7 @@ impl WeightSource for SafetensorsShards {
     }
 }
 
-/// A tensor whose bytes cannot be had.
+/// Creates the error for a tensor whose bytes cannot be read.
 pub(super) fn failed(weight: &WeightMeta, error: std::io::Error) -> SourceError {
     SourceError { tensor: weight.name.clone(), source: error.into() }
 }

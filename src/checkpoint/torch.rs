@@ -22,19 +22,20 @@ use crate::core::limits::Limits;
 use crate::core::ranged::Bytes;
 use tensor::Storages;
 
-/// What a file holds.
+/// Contents of a PyTorch file.
 #[derive(Clone, Debug)]
 pub struct TorchFile {
     /// The tensors, in the order of the dictionary.
     pub tensors: Vec<StoredTensor>,
-    /// Keys beside them whose values are no tensors.
+    /// Keys of the same dictionary whose values are not tensors.
     pub others: Vec<String>,
 }
 
-/// Reads the descriptions in a file, and no other of its bytes.
+/// Parses the tensor descriptions of a file, without reading the tensor data.
 ///
 /// # Errors
-/// [`TorchError`]: another form, a broken file, a pickle that asks for more than weights need; bytes that cannot be had.
+/// [`TorchError`]: another format, a broken file, a pickle with names that weights do not need, bytes that cannot be
+/// read.
 pub fn parse<B: Bytes + ?Sized>(file: &B, limits: &Limits) -> Result<TorchFile, TorchError> {
     let (pickle, storages) = match form(file)? {
         Form::Zip => {
@@ -77,7 +78,7 @@ enum Form {
     Legacy,
 }
 
-/// Tells the containers apart, and names what is often found in their place.
+/// Detects the container by its first bytes; recognizes other common files, for the error message.
 fn form<B: Bytes + ?Sized>(file: &B) -> Result<Form, TorchError> {
     const TAR_MAGIC: usize = 257;
     const HEAD_BYTES: u64 = 512;
@@ -91,7 +92,8 @@ fn form<B: Bytes + ?Sized>(file: &B) -> Result<Form, TorchError> {
         _ if file.starts_with(b"version https://git-lfs") => Err(TorchError::LfsPointer),
         [b'<', ..] => Err(TorchError::WebPage),
         [_, _, _, _, _, _, 0, 0, b'{', ..] => Err(TorchError::Safetensors),
-        // Any pickle begins so, and older protocols with any opcode; the number inside decides.
+        // A pickle of protocol 2 or later starts with 0x80, of older protocols with these opcodes; the magic number
+        // inside decides.
         [0x80 | b'L' | b'(', ..] => Ok(Form::Legacy),
         _ => Err(TorchError::Magic),
     }

@@ -1,30 +1,31 @@
-//! What wrappers of a training put into the names of tensors, taken out again: the one rule for all containers.
+//! Removal of the prefixes that training wrappers add to tensor names; the same rule for all containers.
 
 use std::collections::HashSet;
 
 use crate::core::WeightMeta;
 
-/// Words that wrappers put between the parts of a name; no model calls a part of itself so.
+/// Name components that wrappers insert; no model uses them for its own modules.
 const WORDS: [&str; 5] =
     ["_orig_mod", "_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_forward_module"];
-/// What PEFT puts before the names of a model.
+/// Prefix that PEFT adds to the names of a model.
 const PEFT: &str = "base_model.model.";
-/// Prefixes that count as a wrapper's only where all names have them.
+/// Prefixes that are removed only if all names have them.
 const BEFORE_ALL: [&str; 2] = ["module.", "model."];
-/// Wrappers around wrappers that are looked for.
+/// Maximum number of nested wrappers that are removed.
 const MAX_DEPTH: usize = 4;
 
-/// Whose names are looked at.
+/// Kind of checkpoint that the names belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// A model: PEFT's prefix is a leftover.
     Model,
-    /// An adapter, whose names have PEFT's prefix by right.
+    /// An adapter: PEFT's prefix belongs to its names.
     Adapter,
 }
 
-/// Takes the words of wrappers out of names, in place. Two names that would become one stay as they are. Returns a
-/// warning if any name changed.
+/// Removes wrappers from names, in place; returns a warning if any name changed.
+///
+/// Two names that would become equal stay as they are.
 pub(super) fn unwrap(weights: &mut [WeightMeta], owner: Owner) -> Option<String> {
     let mut names: Vec<String> = weights.iter().map(|meta| meta.name.clone()).collect();
     let mut found: Vec<&'static str> = Vec::new();
@@ -60,7 +61,7 @@ pub(super) fn unwrap(weights: &mut [WeightMeta], owner: Owner) -> Option<String>
     Some(warning)
 }
 
-/// One layer of wrappers; false if there was none.
+/// Removes one layer of wrappers; returns false if there was none.
 fn unwrap_once(names: &mut [String], owner: Owner, found: &mut Vec<&'static str>) -> bool {
     let mut any = false;
     let mut note = |word: &'static str| {
@@ -86,7 +87,7 @@ fn unwrap_once(names: &mut [String], owner: Owner, found: &mut Vec<&'static str>
     for prefix in BEFORE_ALL {
         let all = !names.is_empty()
             && names.iter().all(|name| name.len() > prefix.len() && name.starts_with(prefix));
-        // `model.` begins the names of many models: it is a wrapper's before names that have it already.
+        // Many models' own names start with `model.`: it is a wrapper's only if some name has it twice.
         let is_own = prefix == "model." && !names.iter().any(|name| name.starts_with("model.model."));
         if all && !is_own {
             for name in names.iter_mut() {
@@ -98,7 +99,7 @@ fn unwrap_once(names: &mut [String], owner: Owner, found: &mut Vec<&'static str>
     any
 }
 
-/// A name without a word between its points, if it has the word and something else.
+/// Returns a name without the component `word`, if it has that component and others.
 fn without_word(name: &str, word: &str) -> Option<String> {
     if !name.contains(word) {
         return None;
@@ -108,7 +109,7 @@ fn without_word(name: &str, word: &str) -> Option<String> {
     (rest.len() < name.len() && !rest.is_empty()).then_some(rest)
 }
 
-/// Puts the stored names back where two have become one: which of them counts would be a guess.
+/// Restores the stored names where two have become equal: choosing one would be a guess.
 fn keep_doubles(names: &mut [String], weights: &[WeightMeta]) {
     let mut seen = HashSet::with_capacity(names.len());
     let doubles: HashSet<String> = names.iter().filter(|name| !seen.insert(name.as_str())).cloned().collect();

@@ -1,4 +1,4 @@
-//! `completions`, a command of every program.
+//! `completions`, a command of all programs.
 
 use clap::{Args, Command};
 use clap_complete::Shell;
@@ -14,7 +14,7 @@ pub(in crate::cli) struct Completions {
 }
 
 impl Completions {
-    /// Prints the script for a program.
+    /// Prints the completion script of a program.
     pub(in crate::cli) fn run(&self, program: Command, session: &Session) -> anyhow::Result<Exit> {
         let text = script(self.shell, program);
         session.print(|out| out.write_all(&text))?;
@@ -22,7 +22,7 @@ impl Completions {
     }
 }
 
-/// The script that a shell reads.
+/// Returns the completion script for a shell.
 pub(in crate::cli) fn script(shell: Shell, mut program: Command) -> Vec<u8> {
     let name = program.get_name().to_owned();
     let mut text = Vec::new();

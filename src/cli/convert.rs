@@ -1,4 +1,4 @@
-//! `gguf-convert`: checkpoints to GGUF and back.
+//! `gguf-convert`: converts checkpoints to GGUF and back.
 
 mod archs;
 mod draft;
@@ -28,13 +28,13 @@ use lora2gguf::Lora2gguf;
 use merge_lora::MergeLora;
 use msmodelslim2gguf::Msmodelslim2gguf;
 
-/// Entry of `gguf-convert`.
+/// Entry point of `gguf-convert`.
 #[must_use]
 pub fn main() -> std::process::ExitCode {
     crate::cli::run::<Convert>()
 }
 
-/// The parser, for completions and manual pages.
+/// Returns the parser, for completions and manual pages.
 pub(crate) fn command() -> clap::Command {
     <Convert as clap::CommandFactory>::command()
 }
@@ -79,7 +79,7 @@ enum Command {
     Completions(Completions),
 }
 
-/// The command for an input that is given without one; none for what is no input at all.
+/// Returns the command for an input that is given without one; `None` if it looks like no input.
 fn meant(input: &Path) -> Option<&'static str> {
     let has = |name: &str| input.join(name).is_file();
     let is_suffix = |suffix: &str| input.extension().is_some_and(|own| own.eq_ignore_ascii_case(suffix));
@@ -108,7 +108,7 @@ impl Tool for Convert {
         &self.common
     }
 
-    /// `gguf-convert DIR` alone means the command that fits what DIR is.
+    /// Inserts the command that fits the input, for `gguf-convert DIR` alone.
     fn arguments(mut arguments: Vec<OsString>) -> Vec<OsString> {
         let Some(first) = arguments.get(1) else { return arguments };
         let is_command = |name: &str| command().get_subcommands().any(|sub| sub.get_name() == name);

@@ -1,4 +1,4 @@
-//! Outputs that the user gave no name: what they are called, and which file they may replace.
+//! Default names of outputs, and the files that they may replace.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
 use crate::gguf::{GgufFile, Metadata, OpenOptions};
 use crate::quantize::FileType;
 
-/// Keys by which models are told apart.
+/// Keys that identify a model.
 const IDENTITY: [&str; 8] = [
     "general.architecture",
     "general.type",
@@ -18,28 +18,28 @@ const IDENTITY: [&str; 8] = [
     "general.version",
     "general.size_label",
 ];
-/// Tensors whose values are compared, and bytes of each.
+/// Maximum number of tensors whose values are compared, and of bytes of each.
 const MAX_COMPARED: usize = 8;
 const MAX_COMPARED_BYTES: u64 = 64 << 10;
 
-/// The default name of a quantized file, beside its input: the input's, with the type in place of the one that it ends
-/// with (`tiny-F16.gguf` becomes `tiny-Q4_0.gguf`).
+/// Returns the default name of a quantized file, next to its input: the type replaces the one at the end of the input's
+/// name (`tiny-F16.gguf` becomes `tiny-Q4_0.gguf`).
 pub(crate) fn quantized(input: &Path, ty: &str) -> PathBuf {
     let name = input.file_name().unwrap_or_default().to_string_lossy();
     let whole = without_part(strip_end(&name, ".gguf").unwrap_or(&name));
     let named = |stem: &str| format!("{stem}-{ty}.gguf");
     let short = named(without_type(whole));
-    // A file that is quantized anew to the type that it has.
+    // The file is quantized again to the type that it has.
     input.with_file_name(if short == *name { named(whole) } else { short })
 }
 
-/// A name without an ending in any case; `None` if nothing else is left or it has another.
+/// Removes an ending in any case; `None` if nothing else is left or the name ends differently.
 fn strip_end<'a>(name: &'a str, end: &str) -> Option<&'a str> {
     let (stem, found) = name.split_at_checked(name.len().checked_sub(end.len())?)?;
     (found.eq_ignore_ascii_case(end) && !stem.is_empty()).then_some(stem)
 }
 
-/// `NAME` of `NAME-00001-of-00003`.
+/// Returns `NAME` for `NAME-00001-of-00003`.
 fn without_part(stem: &str) -> &str {
     let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
     let mut words = stem.rsplitn(4, '-');
@@ -49,17 +49,17 @@ fn without_part(stem: &str) -> &str {
     }
 }
 
-/// A name without the type at its end, behind `-`, `.` or `_`.
+/// Removes the type at the end of a name, after `-`, `.` or `_`.
 fn without_type(stem: &str) -> &str {
     let files =
         FileType::all().filter(|&ty| ty != FileType::Copy).flat_map(|ty| [Some(ty.name()), ty.alias()]);
     let words = files.flatten().chain(GgmlType::all().map(GgmlType::name)).chain(["NATIVE"]);
     let stems = words.filter_map(|word| strip_end(stem, word)?.strip_suffix(['-', '.', '_']));
-    // `Q4_K_M` rather than what ends like it.
+    // The longest match: `Q4_K_M` rather than a shorter type with the same ending.
     stems.filter(|stem| !stem.is_empty()).min_by_key(|stem| stem.len()).unwrap_or(stem)
 }
 
-/// A file under the default name that was not made of the model at hand.
+/// Error: the file with the default name belongs to another model.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: the output's default name is taken by {found}", path.display())]
 pub(crate) struct NameTaken {
@@ -76,21 +76,21 @@ impl Hint for NameTaken {
     }
 }
 
-/// A model that is about to be written under a default name.
+/// Model that is about to be written under a default name.
 #[derive(Clone, Copy)]
 pub(crate) struct Unnamed<'a> {
-    /// What the output is made of, or its own keys: those by which a model is known are the same.
+    /// Keys of the output or of its source: those that identify the model are the same.
     pub(crate) metadata: &'a Metadata,
     pub(crate) source: &'a dyn TensorSource,
 }
 
 impl Unnamed<'_> {
-    /// Refuses to replace a file of another model. What is no GGUF file at all, [`super::guard::Guard::write`] refuses.
+    /// Refuses to replace a file of another model. [`super::guard::Guard::write`] refuses files that are not GGUF.
     ///
     /// # Errors
     /// [`NameTaken`].
     pub(crate) fn check(&self, path: &Path) -> Result<(), NameTaken> {
-        // What is empty, or no regular file, is no model that could be lost.
+        // An empty file, or one that is not regular, holds no model that could be lost.
         if !path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
             return Ok(());
         }
@@ -105,7 +105,7 @@ impl Unnamed<'_> {
         }
     }
 
-    /// What tells the model of a file from the one at hand.
+    /// Returns a difference between the model of a file and this one.
     fn difference(&self, file: &GgufFile) -> Option<String> {
         IDENTITY
             .iter()
@@ -131,7 +131,7 @@ impl Unnamed<'_> {
         })
     }
 
-    /// Norms and other floats come through a quantization as they are.
+    /// Compares tensors that are F32 in both, such as norms: quantization does not change them.
     fn other_values(&self, file: &GgufFile) -> Option<String> {
         let all = file.tensors().iter().enumerate();
         let pairs = all.filter_map(|(at, found)| Some((at, found, self.place(&found.name)?)));
@@ -139,18 +139,18 @@ impl Unnamed<'_> {
             found.ty == GgmlType::F32 && self.source.tensors()[*own].ty == GgmlType::F32
         });
         let of_floats: Vec<_> = of_floats.collect();
-        // From the first to the last layers.
+        // Samples from the first to the last layers.
         let mut compared = of_floats.iter().step_by(of_floats.len().div_ceil(MAX_COMPARED).max(1));
         let (_, other, _) = compared.find(|&&(at, found, own)| {
             let (theirs, ours) = (beginning(file, at, found), beginning(self.source, own, found));
-            // What cannot be read stops the run where it is needed.
+            // Unreadable tensors stop the run where they are needed.
             theirs.zip(ours).is_some_and(|(theirs, ours)| theirs != ours)
         })?;
         Some(format!("its tensor `{}` has other values", escape(&other.name)))
     }
 }
 
-/// The first rows of a tensor; `None` where they are too long or cannot be read.
+/// Returns the first rows of a tensor; `None` if they are too long or cannot be read.
 fn beginning(source: &dyn TensorSource, tensor: usize, meta: &TensorMeta) -> Option<Vec<u8>> {
     let row_bytes = meta.row_bytes().filter(|&n| n > 0)?;
     let n_rows = (MAX_COMPARED_BYTES / row_bytes).min(meta.shape.n_rows());

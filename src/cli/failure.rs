@@ -1,4 +1,4 @@
-//! How a run that failed is told: to people on standard error, to programs that asked for JSON on standard output.
+//! Report of a run that failed: for people on standard error, with `--json` also on standard output.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::cli::{Exit, UsageError, is_interrupted, render, signals};
 use crate::core::ranged;
 
-/// Why a run failed, and the code it ends with.
+/// Reason why a run failed, with its exit code.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     exit: Exit,
@@ -17,7 +17,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// What an error means. `None` where nothing failed: the reader of our output had enough and closed the pipe.
+    /// Classifies an error. `None` if nothing failed: the reader of the output closed the pipe.
     pub(crate) fn of(error: &anyhow::Error) -> Option<Self> {
         if error.chain().any(is_closed_pipe) {
             return None;
@@ -43,7 +43,7 @@ impl Failure {
         })
     }
 
-    /// The same with the input's name in front, where the message does not have it; an interrupt is of no input.
+    /// Puts the input's name in front if the message lacks it. An interrupt belongs to no input.
     pub(crate) fn about(self, name: &str) -> Self {
         if self.exit == Exit::Interrupted || self.message.contains(name) {
             return self;
@@ -51,25 +51,25 @@ impl Failure {
         Self { message: format!("{name}: {}", self.message), ..self }
     }
 
-    /// With what there is to say of the rest of a run that was stopped.
+    /// Adds a hint about what is left of the run, if it was interrupted.
     pub(super) fn with_rest(self, rest: impl FnOnce() -> Option<String>) -> Self {
         let rest = if self.exit == Exit::Interrupted { rest() } else { None };
         Self { hints: self.hints.into_iter().chain(rest).collect(), ..self }
     }
 
-    /// The same of a comparison, where 1 means that something differs.
+    /// Changes exit code 1 to 2, for comparisons, in which 1 means that files differ.
     pub(crate) fn into_trouble(self) -> Self {
         let exit = if self.exit == Exit::Failed { Exit::Usage } else { self.exit };
         Self { exit, ..self }
     }
 
-    /// A panic. Its hook has printed where.
+    /// Reports a panic. The panic hook has printed its location.
     pub(super) fn defect() -> Self {
         let message = "internal error: this is a defect of the program".to_owned();
         Self { exit: Exit::Failed, message, hints: Vec::new() }
     }
 
-    /// Arguments that clap refused, in its words: the first paragraph is what is wrong, the tips are hints.
+    /// Reports arguments that clap refused: its first paragraph is the message, its tips are hints.
     fn of_arguments(error: &clap::Error) -> Self {
         let text = error.render().to_string();
         let mut paragraphs = text.split("\n\n");
@@ -83,7 +83,7 @@ impl Failure {
         }
     }
 
-    /// Tells it, and says with which code the program ends.
+    /// Prints the failure and returns the exit code.
     pub(crate) fn tell(&self, as_json: bool) -> Exit {
         render::failure(&self.message, &self.hints);
         if as_json {
@@ -96,14 +96,14 @@ impl Failure {
         let document = json!({
             "error": { "message": self.message, "hints": self.hints, "exit_code": self.exit.code() }
         });
-        // A closed standard output is the reader's choice.
+        // A closed standard output is ignored: the reader does not want the rest.
         let _ = render::json_text(&document).map(|text| std::io::stdout().write_all(text.as_bytes()));
     }
 }
 
-/// Prints what clap says instead of running: help and version, or what is wrong with the arguments.
+/// Prints clap's own output: help and version, or the error in the arguments.
 pub(super) fn refuse(error: &clap::Error) -> Exit {
-    // Help and version go to standard output and are no error. A closed pipe is the reader's choice.
+    // Help and version go to standard output and are no errors. A closed pipe is ignored.
     let _ = error.print();
     if !error.use_stderr() {
         return Exit::Done;
@@ -114,12 +114,12 @@ pub(super) fn refuse(error: &clap::Error) -> Exit {
     Exit::Usage
 }
 
-/// Whether `--json` is among arguments that could not be parsed.
+/// Returns true if `--json` is among arguments that could not be parsed.
 fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
     arguments.take_while(|argument| argument != OsStr::new("--")).any(|argument| argument == "--json")
 }
 
-/// True for a GGUF file that could be read but breaks the format.
+/// Returns true for a GGUF file that could be read but violates the format.
 fn is_broken_file(cause: &(dyn std::error::Error + 'static)) -> bool {
     use crate::gguf::GgufError;
     let broken = |error: &GgufError| {
@@ -132,7 +132,7 @@ fn is_broken_file(cause: &(dyn std::error::Error + 'static)) -> bool {
     }
 }
 
-/// True for an output that is an input, or another output: arguments that contradict one another.
+/// Returns true if an output is also an input or another output: the arguments contradict one another.
 fn is_one_file_twice(cause: &(dyn std::error::Error + 'static)) -> bool {
     use crate::core::output::{GuardError, OutputError};
     use crate::gguf::WriteError;

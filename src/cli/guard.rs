@@ -1,4 +1,4 @@
-//! The files of a run, told to the one check of outputs before any work.
+//! Registration of a run's files with the guard that checks outputs before any work.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::core::output::{OutputGuard, OutputKind};
 use crate::core::progress::Progress;
 use crate::gguf::split::sibling_paths;
 
-/// What the run reads and writes. A run that writes nothing is told what a real one would stop at, once.
+/// Inputs and outputs of a run. A dry run only warns, once, of what would stop a real run.
 pub(crate) struct Guard<'a> {
     files: OutputGuard,
     session: &'a Session,
@@ -22,16 +22,16 @@ impl<'a> Guard<'a> {
         Self { files: OutputGuard::default(), session, is_dry, has_warned: false }
     }
 
-    /// A file that is read, or a directory of which any file may be.
+    /// Registers a file that is read, or a directory of which any file may be read.
     ///
     /// # Errors
-    /// It is an output, too.
+    /// The file is also an output.
     pub(crate) fn read(&mut self, role: &'static str, path: &Path) -> anyhow::Result<()> {
         let told = self.files.read(role, path);
         self.judge(told)
     }
 
-    /// The same for several.
+    /// Registers several files that are read.
     ///
     /// # Errors
     /// As [`Guard::read`].
@@ -43,7 +43,7 @@ impl<'a> Guard<'a> {
         paths.into_iter().try_for_each(|path| self.read(role, path.as_ref()))
     }
 
-    /// A model: a directory, or a file with all parts that its name speaks of.
+    /// Registers a model that is read: a directory, or a file with all parts that its name implies.
     ///
     /// # Errors
     /// As [`Guard::read`].
@@ -52,10 +52,10 @@ impl<'a> Guard<'a> {
         self.read_all(role, parts(path))
     }
 
-    /// A file that will be written, by the option that names it.
+    /// Registers a file that will be written, with the option that names it.
     ///
     /// # Errors
-    /// It is read, another output, or would replace something of another kind.
+    /// The file is also an input or another output, or it would replace a file of another kind.
     pub(crate) fn write(
         &mut self,
         option: &'static str,
@@ -66,10 +66,11 @@ impl<'a> Guard<'a> {
         self.judge(told)
     }
 
-    /// A file that will be written under a default name. Of the run's outputs, [`Guard::write`] is told as well.
+    /// Checks a file that will be written under a default name. Outputs must be registered with [`Guard::write`] as
+    /// well.
     ///
     /// # Errors
-    /// It would replace another model.
+    /// The file would replace another model.
     pub(crate) fn unnamed(&mut self, path: &Path, model: Unnamed<'_>) -> anyhow::Result<()> {
         self.judge(model.check(path))
     }
@@ -88,7 +89,7 @@ impl<'a> Guard<'a> {
     }
 }
 
-/// The parts of a split model by the name of one: `NAME-00001-of-00003.gguf`.
+/// Returns all parts of a split model, by the name of one: `NAME-00001-of-00003.gguf`.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut words = name.strip_suffix(".gguf").unwrap_or_default().rsplitn(4, '-');
@@ -104,7 +105,7 @@ fn parts(path: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Every argument that is a path: the program and its command, then the option.
+    /// Collects every argument that is a path: the program and its command, then the option.
     fn paths(command: &clap::Command, name: &str, found: &mut Vec<String>) {
         for argument in command.get_arguments() {
             if argument.get_value_parser().type_id() == std::any::TypeId::of::<PathBuf>() {
@@ -116,8 +117,8 @@ mod tests {
         }
     }
 
-    /// The table says of each whether it is read or written, and the test that goes with it tries every output over every
-    /// input. A new option without a line fails here, a line that no try goes with fails there.
+    /// The table declares each as input or output, and an integration test tries every output over every input. A new
+    /// option without a line fails here; a line without a trial fails there.
     #[test]
     fn every_path_is_in_the_table_of_inputs_and_outputs() {
         use crate::cli::{convert, inspect, quantize, verify};
@@ -134,7 +135,7 @@ mod tests {
         assert!(found.len() > 50, "{found:?}");
         let missing: Vec<_> = found.iter().filter(|name| !listed.contains(&name.as_str())).collect();
         assert!(missing.is_empty(), "not in the table: {missing:#?}");
-        // A text that may name a file is no path for clap.
+        // clap does not parse this as a path, although it may name a file.
         let texts = ["gguf-inspect set assignments"];
         let stale: Vec<_> = listed
             .iter()

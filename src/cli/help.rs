@@ -1,21 +1,21 @@
-//! Help texts: `-h` is a screen with what most people need and three examples, `--help` is everything, grouped from common to
-//! rare, with examples and exit codes.
+//! Help texts: `-h` is one screen with the most common options and three examples. `--help` is complete, ordered from
+//! common to rare, with examples and exit codes.
 //!
-//! Options are documented where they are defined, in full. [`PAGES`] says which of them a command's short help shows, in
-//! one line each; they come first in the long help, too.
+//! Options are documented in full where they are defined. [`PAGES`] lists those that the short help of a command shows,
+//! with one line each; they also come first in the long help.
 
 use clap::{Arg, Command};
 
-/// What the short help of a command shows.
+/// Short help of a command.
 struct Page {
-    /// The command's names, the program's first.
+    /// Names of the program and its commands.
     path: &'static [&'static str],
-    /// Options and arguments by their ids, with a line each.
+    /// Ids of options and arguments, with a line each.
     shown: &'static [(&'static str, &'static str)],
     examples: &'static [&'static str],
 }
 
-/// Options of every command that the short help shows.
+/// Common options that the short help shows.
 const COMMON: [(&str, &str); 4] = [
     ("threads", "Number of threads [default: all cores]"),
     ("json", "Print one JSON document"),
@@ -23,7 +23,7 @@ const COMMON: [(&str, &str); 4] = [
     ("verbose", "Say more (twice: still more)"),
 ];
 
-/// Subcommands in a line each, where their own sentence is longer.
+/// One-line descriptions of subcommands whose own sentence is longer.
 const ABOUT: [(&str, &str); 16] = [
     ("msmodelslim2gguf", "Convert a checkpoint of Ascend's msModelSlim to GGUF"),
     ("merge-lora", "Merge a LoRA adapter into its base model, as GGUF"),
@@ -231,10 +231,10 @@ const PAGES: &[Page] = &[
     },
 ];
 
-/// Exit codes of the programs that have no others.
+/// Exit codes of programs that have no others.
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.";
 
-/// A program's parser with its help texts.
+/// Adds the help texts to a program's parser.
 #[must_use]
 pub(crate) fn with_pages(command: Command) -> Command {
     let mut path = vec![command.get_name().to_owned()];
@@ -273,7 +273,7 @@ fn shaped(command: Command, path: &mut Vec<String>) -> Command {
     command.after_help(short).after_long_help(long)
 }
 
-/// An option as the helps show it: one of a page in a line in the short one, and before the others in the long one.
+/// Shapes an option: one of the page gets a line in the short help, and comes before the others in the long help.
 fn shaped_arg(arg: Arg, shown: &[(&'static str, &'static str)], has_page: bool) -> Arg {
     let id = arg.get_id().as_str().to_owned();
     let is_common = arg.get_help_heading() == Some("Common options");
@@ -300,7 +300,7 @@ fn shaped_arg(arg: Arg, shown: &[(&'static str, &'static str)], has_page: bool) 
 mod tests {
     use super::*;
 
-    /// Lines that `-h` may take, and columns of a line.
+    /// Maximum number of lines of `-h`, and of columns of a line.
     const SCREEN: (usize, usize) = (40, 80);
 
     fn programs() -> Vec<Command> {

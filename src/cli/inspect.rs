@@ -1,4 +1,4 @@
-//! `gguf-inspect`: look into GGUF files, compare, hash, edit, cut and join them.
+//! `gguf-inspect`: describes, compares, hashes, edits, splits and joins GGUF files.
 
 mod about;
 mod checkpoint;
@@ -25,17 +25,17 @@ use clap::{Parser, Subcommand};
 use crate::cli::completions::Completions;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 
-/// Characters shown of a string, elements shown of an array.
+/// Maximum number of characters shown of a string, and of elements of an array.
 const SHOWN_CHARS: usize = 120;
 const SHOWN_ELEMS: usize = 6;
 
-/// Entry of `gguf-inspect`.
+/// Entry point of `gguf-inspect`.
 #[must_use]
 pub fn main() -> std::process::ExitCode {
     crate::cli::run::<Inspect>()
 }
 
-/// The parser, for completions and manual pages.
+/// Returns the parser, for completions and manual pages.
 pub(crate) fn command() -> clap::Command {
     <Inspect as clap::CommandFactory>::command()
 }

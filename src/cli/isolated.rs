@@ -1,6 +1,6 @@
-//! The programs as children of themselves: what strangers' files decide over is done under limits of the system's.
+//! Child processes of the programs: jobs controlled by untrusted files run under system limits.
 //!
-//! The sub-command is hidden, and the same in all four: it comes before every other argument and is read before clap.
+//! The subcommand is hidden and the same in all four programs. It is the first argument and is read before clap.
 
 use std::ffi::{OsStr, OsString};
 use std::sync::OnceLock;
@@ -10,24 +10,24 @@ use crate::core::isolated::{self, Isolation, MemoryLimit, Program, child_bounds,
 use crate::tokenizer::{REFERENCE_JOB, reference_job};
 use crate::verify::IsolatedChat;
 
-/// The sub-command.
+/// Name of the hidden subcommand.
 const COMMAND: &str = "isolated-job";
 
-/// The allocator of a program on systems that bound no process's memory: it counts, and gives no more than [`limit_memory_by`]
-/// has been told to.
+/// Global allocator on systems that cannot limit a process's memory: it counts, and allocates no more than
+/// [`limit_memory_by`] was told.
 #[cfg(any(not(unix), target_vendor = "apple"))]
 pub type CountedMemory = cap::Cap<std::alloc::System>;
 
-/// What bounds the memory of this process, where its system does not.
+/// Function that limits the memory of this process, if its system cannot.
 static MEMORY_LIMIT: OnceLock<MemoryLimit> = OnceLock::new();
 
-/// Says what bounds the memory that this program allocates. The first call counts; [`program!`](crate::program) makes it where it
-/// is needed.
+/// Sets the function that limits the memory of this program. Only the first call has an effect;
+/// [`program!`](crate::program) makes it where it is needed.
 pub fn limit_memory_by(limit: MemoryLimit) {
     let _ = MEMORY_LIMIT.set(limit);
 }
 
-/// The `main` of a tool, with an allocator that counts on systems that bound no process's memory.
+/// Defines the `main` of a tool, with a counting allocator on systems that cannot limit a process's memory.
 #[macro_export]
 macro_rules! program {
     ($tool:ident) => {
@@ -46,15 +46,15 @@ macro_rules! program {
     };
 }
 
-/// Says that jobs are done in children of this program. Where the system does not say which program this is, they are
-/// refused by the child that does not start.
+/// Makes jobs run in children of this program. If the system does not report the program's path, the child does not
+/// start and its jobs are refused.
 pub(super) fn install() {
     let program = Program::of_this_process(vec![COMMAND.into()])
         .unwrap_or_else(|_| Program::new(std::path::Path::new("(this program)"), Vec::new()));
     isolated::install(Isolation { program, is_cancelled: is_interrupted });
 }
 
-/// Does the jobs of a parent, if that is what this process was started for.
+/// Runs the jobs of a parent, if this process was started for that.
 pub(super) fn play_child() -> Option<Exit> {
     let mut args = std::env::args_os().skip(1);
     if args.next()? != OsStr::new(COMMAND) {

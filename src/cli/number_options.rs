@@ -1,5 +1,4 @@
-//! Every option of every program that takes a number with a fraction refuses NaN and infinity: a limit that is NaN is
-//! never missed.
+//! Test that every option that takes a number with a fraction refuses NaN and infinity: a limit of NaN is never missed.
 
 use std::any::TypeId;
 use std::ffi::OsString;
@@ -11,19 +10,19 @@ use crate::cli::{convert, inspect, quantize, verify};
 
 const NO_NUMBERS: [&str; 8] = ["nan", "NaN", "-nan", "inf", "-inf", "infinity", "1e999", "-1e999"];
 
-/// The names of options below a command that take text as it is.
+/// Returns true if an option takes text as it is.
 fn takes_any_text(arg: &Arg) -> bool {
     let parsed = arg.get_value_parser().type_id();
     [TypeId::of::<String>(), TypeId::of::<PathBuf>(), TypeId::of::<OsString>()].iter().any(|ty| parsed == *ty)
 }
 
-/// What the option's own parser says to a text, apart from all other options.
+/// Returns true if the option's own parser accepts a text, independently of other options.
 fn accepts(arg: &Arg, text: &str) -> bool {
     let probe = Arg::new("probe").long("probe").value_parser(arg.get_value_parser().clone());
     Command::new("test").arg(probe).try_get_matches_from(["test", &format!("--probe={text}")]).is_ok()
 }
 
-/// Numbers with fractions that were found, and texts that an option should not take.
+/// Collects options that take numbers with fractions, and texts that an option should refuse.
 fn check(command: &Command, found: &mut Vec<String>, bad: &mut Vec<String>) {
     for child in command.get_subcommands() {
         check(child, found, bad);

@@ -1,10 +1,10 @@
-//! `docs/from-llama-cpp.md` names commands and options that there are.
+//! Test that `docs/from-llama-cpp.md` names only commands and options that exist.
 
 use clap::Command;
 
 use crate::cli::{convert, inspect, quantize, verify};
 
-/// What is wrong with a line of a shell as the page has it: `gguf-inspect split FILE --output PATH`.
+/// Returns the error in a shell line of the page, such as `gguf-inspect split FILE --output PATH`.
 fn fault(line: &str, programs: &[Command]) -> Option<String> {
     let mut words = line.split_whitespace();
     let name = words.next()?;
@@ -24,7 +24,7 @@ fn fault(line: &str, programs: &[Command]) -> Option<String> {
         }
         if let Some(arg) = value.take() {
             let choices = arg.get_possible_values();
-            // Names that are completed are not all that is taken.
+            // Names for completion are not all values that are accepted.
             let is_choice = choices.is_empty()
                 || arg.is_hide_possible_values_set()
                 || choices.iter().any(|choice| choice.matches(word, true));
@@ -38,7 +38,7 @@ fn fault(line: &str, programs: &[Command]) -> Option<String> {
                 globals.extend(command.get_arguments().filter(|arg| arg.is_global_set()));
                 command = child;
             }
-            // Placeholders are in capitals; names of keys and files have a dot or a slash.
+            // Placeholders are in capitals. Keys and file names contain a dot or a slash.
             None if word.chars().all(|c| !c.is_lowercase()) || word.contains(['.', '/', '=']) => {}
             None if command
                 .get_positionals()
@@ -61,7 +61,7 @@ fn is_named(arg: &clap::Arg, word: &str) -> bool {
 fn what_the_page_names_is_there() {
     let programs = [convert::command(), quantize::command(), verify::command(), inspect::command()];
     let page = include_str!("../../docs/from-llama-cpp.md");
-    // Help and version are made when a program is run.
+    // clap adds help and version only when a program is run.
     let made = ["gguf-verify --help", "gguf-verify --version"];
     let lines = page.split('`').skip(1).step_by(2).filter(|text| text.starts_with("gguf-"));
     let lines: Vec<&str> = lines.filter(|line| !made.contains(line)).collect();

@@ -1,4 +1,4 @@
-//! What a release has beside the programs: shell completions and manual pages, made from the same parsers.
+//! Release files in addition to the programs: shell completions and manual pages, generated from the parsers.
 
 use std::path::{Path, PathBuf};
 
@@ -12,16 +12,16 @@ use crate::cli::{convert, inspect, quantize, verify};
 
 const SHELLS: [Shell; 5] = [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::Elvish, Shell::PowerShell];
 
-/// The parsers of the four programs.
+/// Returns the parsers of the four programs.
 fn programs() -> [Command; 4] {
     [convert::command(), quantize::command(), verify::command(), inspect::command()]
 }
 
 /// Writes `completions/` and `man/` below a directory: a completion for each program and shell, a manual page for each
-/// program and each of its commands. Returns the files.
+/// program and command. Returns the files.
 ///
 /// # Errors
-/// The file system refused.
+/// I/O errors.
 pub fn write(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let (completions, man) = (dir.join("completions"), dir.join("man"));
     fs_err::create_dir_all(&completions)?;
@@ -41,13 +41,13 @@ pub fn write(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The page of a command, after those of its own commands.
+/// Writes the pages of the subcommands, then the page of the command.
 fn write_pages(command: Command, dir: &Path, paths: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
         write_pages(child.clone(), dir, paths)?;
     }
     let notes = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    // Lines of a table are not to be joined, as the generator would do.
+    // The generator would join the lines of a table, so notes are written separately.
     let page = Man::new(command.after_help("")).date("").manual("gguf-foundry");
     let mut text = Vec::new();
     page.render(&mut text)?;
@@ -60,12 +60,12 @@ fn write_pages(command: Command, dir: &Path, paths: &mut Vec<PathBuf>) -> anyhow
     Ok(())
 }
 
-/// A section of lines that are set as they are.
+/// Formats a section whose lines are kept as they are.
 fn preformatted(title: &str, text: &str) -> String {
     let mut out = format!(".SH {title}\n.nf\n");
     for line in text.lines() {
         let line = line.replace('\\', "\\e").replace('-', "\\-");
-        // A dot or an apostrophe at the beginning would be a request.
+        // A leading dot or apostrophe would be a roff request.
         if line.starts_with(['.', '\'']) {
             out.push_str("\\&");
         }
@@ -79,7 +79,7 @@ fn preformatted(title: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Manual pages of a command and its subcommands.
+    /// Number of manual pages of a command and its subcommands.
     fn pages(command: &Command) -> usize {
         1 + command.get_subcommands().map(pages).sum::<usize>()
     }

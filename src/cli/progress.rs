@@ -1,4 +1,4 @@
-//! Progress on a terminal: a bar with rate and time left; elsewhere one plain line every few seconds.
+//! Progress on a terminal: a bar with rate and time left; otherwise a plain line every few seconds.
 
 mod pace;
 
@@ -17,29 +17,29 @@ use pace::{Pace, rough};
 
 /// Time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Time between two looks of a bar.
+/// Time between two updates of a bar.
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where a stage is shown.
+/// Form in which progress is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     /// Neither progress nor warnings.
     Quiet,
-    /// Warnings alone.
+    /// Warnings only.
     Warnings,
     Bar,
     Lines,
 }
 
-/// Shows progress on standard error. Says that the run should stop once the user interrupted it.
+/// Shows progress on standard error. Reports a cancellation once the user has interrupted the run.
 #[derive(Debug)]
 pub struct TerminalProgress {
     mode: Mode,
     done: AtomicU64,
-    /// Stages that the run has, as far as they are known, and how many have begun.
+    /// Number of stages of the run that are known so far. `step` is the number of stages that have begun.
     n_steps: AtomicUsize,
     step: AtomicUsize,
-    /// What all of them are about, where it takes a name.
+    /// Subject of all stages, such as a file name; empty if it is clear.
     subject: Mutex<String>,
     stage: Mutex<Option<Stage>>,
     bar: Arc<Mutex<Option<ProgressBar>>>,
@@ -48,19 +48,19 @@ pub struct TerminalProgress {
 #[derive(Debug)]
 struct Stage {
     what: String,
-    /// The file that it is about, where that takes a name.
+    /// File that the stage is about; empty if it is clear.
     subject: String,
-    /// Its number, from 1.
+    /// Number of the stage, from 1.
     step: usize,
     total_bytes: u64,
     start: Instant,
-    /// When it was shown.
+    /// Time of the last output.
     shown: Instant,
-    /// What it goes through, and how many.
+    /// Noun and total number of the units that are processed.
     units: Option<(&'static str, u64)>,
-    /// Which piece it is at.
+    /// Noun, number and total of the current piece.
     piece: Option<(&'static str, u64, u64)>,
-    /// How the results stand.
+    /// Intermediate results.
     figures: String,
     pace: Pace,
 }
@@ -81,7 +81,7 @@ impl Stage {
         }
     }
 
-    /// What is done, as a step of so many.
+    /// Description of the stage, with its number if there are several.
     fn title(&self, n_steps: usize) -> String {
         let step = self.step;
         match n_steps {
@@ -95,7 +95,7 @@ impl Stage {
         if self.total_bytes == 0 { 1.0 } else { (done as f64 / self.total_bytes as f64).min(1.0) }
     }
 
-    /// How much is done: of pieces or units where people know them, of bytes unless these stand for something else.
+    /// Returns the amounts done so far: the current piece, if any; then units if they are known, else bytes.
     fn amounts(&self, done: u64) -> Vec<String> {
         let piece = self.piece.map(|(noun, number, of)| format!("{noun} {} of {}", count(number), count(of)));
         let amount = match self.units {
@@ -108,7 +108,7 @@ impl Stage {
         piece.into_iter().chain([amount]).collect()
     }
 
-    /// How fast it goes and how long it will take, once that is known.
+    /// Returns rate and time left, once they are known.
     fn outlook(&mut self, done: u64, n_steps: usize, now: Instant) -> Vec<String> {
         self.pace.look(now.duration_since(self.start).as_secs_f64(), done, self.total_bytes);
         let rate = self.pace.rate().and_then(|rate| match self.units {
@@ -129,7 +129,7 @@ impl Stage {
         format!("{:.0} %", (self.share(done) * 100.0).floor())
     }
 
-    /// All of it in a line.
+    /// Returns everything in one line.
     fn line(&mut self, done: u64, n_steps: usize, now: Instant) -> String {
         let parts = [vec![self.percent(done)], self.amounts(done), self.outlook(done, n_steps, now)];
         let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
@@ -137,12 +137,12 @@ impl Stage {
         format!("{}{subject}: {}{figures}", self.title(n_steps), parts.concat().join(", "))
     }
 
-    /// The two lines of a bar: what is done, and what stands behind the bar itself.
+    /// Returns the two texts of a bar: the line above it, and the text behind it.
     fn lines(&mut self, done: u64, n_steps: usize, now: Instant) -> [String; 2] {
         let amounts = self.amounts(done).join(", ");
         let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
         let behind = [vec![self.percent(done)], self.outlook(done, n_steps, now)].concat().join(", ");
-        // Last, because it may be long.
+        // The subject comes last, because it may be long.
         let subject = if self.subject.is_empty() { String::new() } else { format!("; {}", self.subject) };
         [format!("{}, {amounts}{figures}{subject}", self.title(n_steps)), behind]
     }
@@ -155,13 +155,13 @@ impl TerminalProgress {
         Self::with(if io::stderr().is_terminal() { Mode::Bar } else { Mode::Lines })
     }
 
-    /// Shows nothing, warnings neither.
+    /// Shows nothing, not even warnings.
     #[must_use]
     pub fn quiet() -> Self {
         Self::with(Mode::Quiet)
     }
 
-    /// Shows warnings alone.
+    /// Shows only warnings.
     #[must_use]
     pub fn warnings_only() -> Self {
         Self::with(Mode::Warnings)
@@ -179,12 +179,12 @@ impl TerminalProgress {
         }
     }
 
-    /// Runs something that prints, with the bar out of the way.
+    /// Runs something that prints, with the bar hidden.
     pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         suspend(&self.bar, print)
     }
 
-    /// Counts the steps of another piece of work from the first, and names what it is about.
+    /// Restarts the step count for another piece of work, which is named `subject`.
     pub(crate) fn restart(&self, subject: &str) {
         subject.clone_into(&mut self.subject.lock().unwrap_or_else(PoisonError::into_inner));
         self.n_steps.store(0, Ordering::Relaxed);
@@ -204,7 +204,7 @@ impl TerminalProgress {
         }
     }
 
-    /// A writer to standard error for log lines, which go above the bar.
+    /// Returns a writer to standard error for log lines, which go above the bar.
     pub(crate) fn log_writer(&self) -> impl Write + Send + 'static {
         LogWriter(Arc::clone(&self.bar))
     }
@@ -253,7 +253,7 @@ impl Progress for TerminalProgress {
             Mode::Bar => BAR_INTERVAL,
             Mode::Lines => INTERVAL,
         };
-        // Somebody else is printing: fine, it is the same line.
+        // Another thread is printing the same line.
         let Ok(mut stage) = self.stage.try_lock() else { return };
         let now = Instant::now();
         let Some(stage) = stage.as_mut().filter(|stage| now.duration_since(stage.shown) >= interval) else {
@@ -272,7 +272,7 @@ impl Progress for TerminalProgress {
         }
     }
 
-    /// Part of what is shown next.
+    /// Sets results that the next output includes.
     fn figures(&self, text: &str) {
         self.tell(|stage| text.clone_into(&mut stage.figures));
     }
@@ -293,8 +293,8 @@ impl Progress for TerminalProgress {
     }
 }
 
-/// What a bar shows: a line that is cut at the terminal's width, and the bar with what is known of it behind. The bar
-/// leaves a few columns free for the `^C` that a terminal adds.
+/// Template of a bar: a line that is cut at the terminal's width, then the bar with its text behind it. The bar leaves
+/// a few columns free for the `^C` that a terminal adds.
 const BAR: &str = "{wide_msg}\n{bar:24} {prefix}";
 
 fn style(template: &str) -> ProgressStyle {
@@ -306,7 +306,7 @@ fn lock(bar: &Mutex<Option<ProgressBar>>) -> std::sync::MutexGuard<'_, Option<Pr
 }
 
 fn suspend<T>(bar: &Mutex<Option<ProgressBar>>, print: impl FnOnce() -> T) -> T {
-    // Cloned (a handle), so that printing may itself report progress.
+    // A clone is a handle. Without the lock, printing may itself report progress.
     let bar = lock(bar).clone();
     match bar {
         Some(bar) => bar.suspend(print),
@@ -318,7 +318,7 @@ struct LogWriter(Arc<Mutex<Option<ProgressBar>>>);
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // One record at a time comes here.
+        // One record is written at a time.
         let text = String::from_utf8_lossy(bytes);
         suspend(&self.0, || io::stderr().write_all(ranged::shown(&text).as_bytes()))?;
         Ok(bytes.len())
@@ -333,7 +333,7 @@ impl Write for LogWriter {
 mod tests {
     use super::*;
 
-    /// A stage of 400 MiB, ten seconds after it began, of which a quarter is done.
+    /// Line of a stage of 400 MiB, of which a quarter is done after ten seconds.
     fn line(change: impl FnOnce(&mut Stage), n_steps: usize) -> String {
         let start = Instant::now();
         let mut stage = Stage::new("writing a.gguf", n_steps.clamp(1, 2), 400 << 20, start);

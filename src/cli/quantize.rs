@@ -1,4 +1,4 @@
-//! `gguf-quantize`.
+//! `gguf-quantize`: quantizes a GGUF file or a checkpoint.
 
 pub(crate) mod calibrate;
 mod checkpoint;
@@ -35,13 +35,13 @@ use crate::gguf::split::part_path;
 use crate::gguf::{GgufFile, SplitSpec, WriteOptions};
 use crate::quantize::{FileType, Input, QuantizePlan, nominal, parse_file_type};
 
-/// Entry of `gguf-quantize`.
+/// Entry point of `gguf-quantize`.
 #[must_use]
 pub fn main() -> ExitCode {
     crate::cli::run::<Quantize>()
 }
 
-/// The parser, for completions and manual pages.
+/// Returns the parser, for completions and manual pages.
 pub(crate) fn command() -> clap::Command {
     <Quantize as clap::CommandFactory>::command()
 }
@@ -110,10 +110,10 @@ enum Command {
     Completions(Completions),
 }
 
-/// Columns of a screen of 80 that are left for what a type is.
+/// Width of the column that describes a type, on a screen of 80 columns.
 const ABOUT_COLUMNS: usize = 48;
 
-/// A text in lines of so many columns.
+/// Wraps a text into lines of at most `columns` columns.
 fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -159,7 +159,7 @@ fn types_help() -> String {
     )
 }
 
-/// The error for a last argument that is no type. It would be the output's name, unless it nearly is that of a type.
+/// Error for a last argument that is no type. It is taken as the output's name, unless it resembles a type.
 fn no_type(last: &Path) -> anyhow::Error {
     match parse_file_type(&last.to_string_lossy()) {
         Err(error) if error.has_offer() => usage(error),
@@ -167,13 +167,13 @@ fn no_type(last: &Path) -> anyhow::Error {
     }
 }
 
-/// The arguments, sorted out.
+/// Resolved arguments.
 struct Job {
     input: PathBuf,
     output: PathBuf,
-    /// Whether the output was named.
+    /// True if the output was named.
     has_output: bool,
-    /// `None` where types are chosen for a size.
+    /// `None` if types are chosen for a target size.
     file_type: Option<FileType>,
     threads: Option<usize>,
 }
@@ -204,7 +204,7 @@ impl Quantize {
                 Some(parse_file_type(&text.to_string_lossy()).map_err(usage)?)
             }
         };
-        // A type behind the output, or in its place.
+        // A type after the output, or in its place.
         let mut words = output.iter().chain(rest.clone()).filter_map(|word| word.to_str());
         if file_type.is_none()
             && let Some(found) = words.find_map(FileType::parse)
@@ -239,9 +239,9 @@ impl Quantize {
         Ok(Job { input, output, has_output, file_type, threads })
     }
 
-    /// Holds the output against everything that is read.
+    /// Checks the output against everything that is read.
     fn guard(&self, session: &Session, job: &Job, file: &GgufFile) -> anyhow::Result<()> {
-        // A list of types is written in any case.
+        // A list of types is written even by a dry run.
         let mut guard = Guard::new(session, self.dry_run && self.target.write_types.is_none());
         guard.read_all("the model", file.paths())?;
         guard.read_all("the importance matrix", &self.options.imatrix)?;
@@ -268,7 +268,7 @@ impl Quantize {
             return self.quantize_checkpoint(session, job);
         }
         let start = Instant::now();
-        // Any type of blocks will do where a size decides.
+        // The type is arbitrary if a target size decides.
         let file_type = job.file_type.unwrap_or(FileType::Q4KM);
         let mut options = self.options.to_options(file_type, self.common.simd)?;
         options.keep_split = self.keep_split;
@@ -277,7 +277,7 @@ impl Quantize {
         let imatrix = self.options.open_imatrix(session)?;
         let input = Input::file(&file);
         overrides::check(&input, &options)?;
-        // With a text types are chosen when it has been read.
+        // With a calibration text, types are chosen after it has been read.
         let allocation = if self.calibrate.is_given() {
             None
         } else {
@@ -359,7 +359,7 @@ impl Tool for Quantize {
             Some(_) => None,
             None if self.dry_run => None,
             None if self.calibrate.is_given() => self.calibrate.after_interrupt(),
-            // Several files cannot be gone on with.
+            // A run that writes several files cannot be resumed.
             None if self.keep_split => Some("nothing was kept".to_owned()),
             None => Some(self.share.after_interrupt()),
         }
@@ -419,7 +419,7 @@ mod tests {
         assert!(rest(&["--resume"]).starts_with("what was written is kept"));
         assert!(rest(&["--calibrate", "t.txt"]).starts_with("nothing was kept: with `--work-dir DIR`"));
         assert_eq!(rest(&["--keep-split"]), "nothing was kept");
-        // The folder has been named already.
+        // The working folder has been named already.
         assert_eq!(rest(&["--calibrate", "t.txt", "--work-dir", "w"]), "");
         assert_eq!(rest(&["--dry-run"]), "");
     }
@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(line(&["in.gguf"]), "a type expected: `--type TYPE`");
         assert_eq!(line(&["in.gguf", "out.gguf"]), "a type expected behind the output, or `--type TYPE`");
         assert_eq!(line(&["in.gguf", "out.gguf", "q9_9"]), "unknown type `q9_9`");
-        // Nobody names an output so.
+        // Too similar to a type to be the name of an output.
         assert_eq!(line(&["in.gguf", "q4_km"]), "unknown type `q4_km`");
         assert_eq!(
             line(&["in.gguf", "out.gguf", "q4_0", "many"]),

@@ -1,4 +1,4 @@
-//! Directories of models and files that users name: on this machine, or on a server.
+//! Model directories and files that users name: on this machine, or on a server.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use anyhow::Context;
 #[cfg(feature = "remote")]
 use crate::remote::{Address, FileAddress, RemoteCheckpoint, RemoteFile, RemoteOptions};
 
-/// Pieces of weights on their way that every budget has room for.
+/// Minimum budget for pieces of weights that are being fetched.
 #[cfg(feature = "remote")]
 const MIN_BUDGET: u64 = 64 << 20;
 
@@ -27,7 +27,7 @@ pub(crate) struct RemoteArgs {
     cache: Option<PathBuf>,
 }
 
-/// The directory of a model, or a file in one. What stands for a model on a server goes with this value.
+/// Directory of a model, or a file in one. Temporary files that represent a remote model are removed with this value.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
@@ -36,12 +36,12 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Where its files are to be found.
+    /// Returns the local path of its files.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where an output goes that was given no place: beside the model; here, if that lies on a server.
+    /// Returns the default directory for outputs: the model's; the current one if the model is on a server.
     pub(crate) fn output(&self) -> &Path {
         let here = Path::new(".");
         match self.path.parent() {
@@ -64,11 +64,11 @@ impl Directory {
     }
 }
 
-/// Opens a GGUF file of which the header is read: one here, or one on a server, of which no more is fetched. A path at
-/// which there is something is that.
+/// Opens a GGUF file to read its header: a local file, or one on a server, of which no more is fetched. An existing
+/// local path takes precedence.
 ///
 /// # Errors
-/// As [`GgufFile::open`]; a file on a server that cannot be had.
+/// As [`GgufFile::open`]; a file on a server that cannot be fetched.
 #[cfg(feature = "remote")]
 pub(crate) fn open_header(session: &Session, path: &Path, options: &OpenOptions) -> anyhow::Result<GgufFile> {
     let text = path.to_str().filter(|_| path.symlink_metadata().is_err());
@@ -89,7 +89,7 @@ pub(crate) fn open_header(session: &Session, path: &Path, options: &OpenOptions)
     Ok(GgufFile::open_with(path, options)?)
 }
 
-/// Opens a GGUF file of which the header is read. This program was built without a network.
+/// Opens a GGUF file to read its header. This program was built without network support.
 ///
 /// # Errors
 /// As [`GgufFile::open`]; an address.
@@ -99,7 +99,7 @@ pub(crate) fn open_header(_: &Session, path: &Path, options: &OpenOptions) -> an
     Ok(GgufFile::open_with(path, options)?)
 }
 
-/// How servers are read.
+/// Returns the options for reading from servers.
 #[cfg(feature = "remote")]
 fn remote_options(session: &Session, cache: Option<PathBuf>) -> RemoteOptions {
     RemoteOptions {
@@ -110,7 +110,7 @@ fn remote_options(session: &Session, cache: Option<PathBuf>) -> RemoteOptions {
     }
 }
 
-/// Refuses what is on a server.
+/// Refuses addresses of servers.
 #[cfg(not(feature = "remote"))]
 fn refuse_address(path: &Path) -> Result<(), UsageError> {
     if path.to_str().is_some_and(|text| text.contains("://")) {
@@ -121,23 +121,23 @@ fn refuse_address(path: &Path) -> Result<(), UsageError> {
 }
 
 impl RemoteArgs {
-    /// Files of models on servers are kept there, if anywhere.
+    /// Creates the arguments with a directory that files of remote models are kept in, if any.
     #[cfg(feature = "remote")]
     pub(crate) fn of_cache(cache: Option<PathBuf>) -> Self {
         Self { cache }
     }
 
-    /// There is nothing to keep without a network.
+    /// Creates the arguments. Without network support nothing is kept.
     #[cfg(not(feature = "remote"))]
     pub(crate) fn of_cache(_: Option<PathBuf>) -> Self {
         Self {}
     }
 
-    /// A directory or file that `option` names and that is read more than once: of what lies on a server files are kept, or
-    /// it is refused.
+    /// Opens a directory or file that `option` names and that is read more than once. Files of a remote model are kept
+    /// in the cache; without one it is refused.
     ///
     /// # Errors
-    /// An address without a cache; a model on a server that cannot be had.
+    /// An address without a cache; a model on a server that cannot be fetched.
     #[cfg(feature = "remote")]
     pub(crate) fn kept(
         &self,
@@ -146,7 +146,7 @@ impl RemoteArgs {
         path: Option<&Path>,
     ) -> anyhow::Result<Option<Directory>> {
         let Some(path) = path else { return Ok(None) };
-        // A file that is not there is no model of the hub.
+        // A missing GGUF file is not taken for a model of the hub.
         let is_file = path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("gguf"));
         let is_address = |text: &str| !is_file && matches!(Address::parse(text), Ok(Some(_)));
         let is_elsewhere = path.symlink_metadata().is_err() && path.to_str().is_some_and(is_address);
@@ -164,7 +164,7 @@ impl RemoteArgs {
         Ok(Some(Directory { path: path.to_owned(), remote: None }))
     }
 
-    /// A directory or file that is read more than once. This program was built without a network.
+    /// Opens a directory or file that is read more than once. This program was built without network support.
     ///
     /// # Errors
     /// An address.
@@ -178,11 +178,11 @@ impl RemoteArgs {
         self.optional(session, path)
     }
 
-    /// The directory that a command names. A path at which there is something is that; else `org/name` and what has a
-    /// scheme lie on a server.
+    /// Opens the directory that a command names. An existing local path takes precedence; otherwise `org/name` and
+    /// anything with a scheme is on a server.
     ///
     /// # Errors
-    /// A model on a server that cannot be had.
+    /// A model on a server that cannot be fetched.
     #[cfg(feature = "remote")]
     pub(crate) fn directory(&self, session: &Session, path: &Path) -> anyhow::Result<Directory> {
         let address = match path.to_str() {
@@ -195,7 +195,7 @@ impl RemoteArgs {
         Ok(Directory { path: remote.path().to_owned(), remote: Some(remote) })
     }
 
-    /// The directory that a command names. This program was built without a network.
+    /// Opens the directory that a command names. This program was built without network support.
     ///
     /// # Errors
     /// An address.
@@ -206,7 +206,7 @@ impl RemoteArgs {
         Ok(Directory { path: path.to_owned() })
     }
 
-    /// The same for a directory that need not be named.
+    /// Opens an optional directory, if it is given.
     ///
     /// # Errors
     /// As [`RemoteArgs::directory`].
@@ -218,7 +218,7 @@ impl RemoteArgs {
         path.map(|path| self.directory(session, path)).transpose()
     }
 
-    /// Refuses a cache that none of the directories fills.
+    /// Refuses `--cache` if none of the directories is on a server.
     ///
     /// # Errors
     /// [`UsageError`].
@@ -234,7 +234,7 @@ impl RemoteArgs {
         Ok(())
     }
 
-    /// There is no cache without a network.
+    /// Accepts anything: without network support there is no cache.
     ///
     /// # Errors
     /// None.

@@ -1,4 +1,4 @@
-//! What the programs print: errors with hints, tables, numbers.
+//! Output of the programs: errors with hints, tables, numbers.
 
 mod foreign;
 pub(crate) mod markdown;
@@ -18,7 +18,7 @@ pub(crate) use foreign::{json_text, message_text, to_terminal, write_json};
 pub(crate) use screen::{Screen, Style, styled};
 pub(crate) use table::{Align, Cell, Table, shorten};
 
-/// `label: text`, the label in colour where standard error is a terminal unless `NO_COLOR` says otherwise.
+/// Returns `label: text`. The label is coloured if standard error is a terminal, unless `NO_COLOR` is set.
 pub(crate) fn labelled(label: &str, text: &str) -> String {
     let style = match label {
         "error" => Style::Bad,
@@ -30,11 +30,11 @@ pub(crate) fn labelled(label: &str, text: &str) -> String {
 
 /// Prints `label: text` to standard error.
 pub(crate) fn message(label: &str, text: &str) {
-    // Nothing can be done about a standard error that is closed.
+    // Nothing can be done about a closed standard error.
     let _ = writeln!(io::stderr().lock(), "{}", labelled(label, &shown(text)));
 }
 
-/// Prints why a run failed, then hints after a blank line.
+/// Prints the reason why a run failed, then hints after a blank line.
 pub(crate) fn failure(text: &str, hints: &[String]) {
     message("error", text);
     if !hints.is_empty() {
@@ -45,7 +45,7 @@ pub(crate) fn failure(text: &str, hints: &[String]) {
     }
 }
 
-/// An error and its causes, outermost first. A message that already contains the next one stands for both.
+/// Joins an error and its causes, outermost first. A cause whose text is already in the line is left out.
 #[must_use]
 pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
@@ -60,15 +60,15 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// The hints of an error and its causes.
+/// Returns the hints of an error and its causes.
 #[must_use]
 pub(crate) fn hints_of(error: &anyhow::Error) -> Vec<String> {
     error.chain().flat_map(hints).collect()
 }
 
-/// The hints of one error, if it is of a type that has some. Each subsystem's error is named here.
+/// Returns the hints of one error, if its type has some. Each subsystem's error type is listed here.
 fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
-    // What a source of bytes has to say goes through the reader's own error.
+    // A reader may wrap the error of its byte source in an `io::Error`.
     if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
         return hints(inner);
     }
@@ -108,7 +108,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
     Vec::new()
 }
 
-/// Names in a message: three of them and how many more there are, or all.
+/// Lists names for a message: all, or three of them and the number of the others.
 #[must_use]
 pub(crate) fn named(names: &[String], all: bool) -> String {
     let n_shown = if all { names.len() } else { names.len().min(3) };
@@ -120,7 +120,7 @@ pub(crate) fn named(names: &[String], all: bool) -> String {
     }
 }
 
-/// A time span: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`.
+/// Formats a time span: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`.
 #[must_use]
 pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
@@ -132,7 +132,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// A count with its noun: `1 tensor`, `2 tensors`.
+/// Formats a count with its noun: `1 tensor`, `2 tensors`.
 #[must_use]
 pub(crate) fn plural(n: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })

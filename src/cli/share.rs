@@ -1,4 +1,4 @@
-//! `--part`, `--into`, `--resume`: a run that writes its share of an output and leaves the rest to others, or to later.
+//! `--part`, `--into`, `--resume`: a run that writes its share of an output and leaves the rest to other or later runs.
 
 use std::path::{Path, PathBuf};
 
@@ -29,14 +29,14 @@ pub(super) struct ShareArgs {
 }
 
 impl ShareArgs {
-    /// The file that this run writes, if it writes a share of `target`.
+    /// Returns the file that this run writes, if it writes a share of `target`.
     pub(super) fn file(&self, target: &Path) -> Option<PathBuf> {
         let share = self.part?;
         let is_own = self.into.is_none() && share.count() > 1;
         Some(if is_own { part_path(target, share.number(), share.count()) } else { target.to_owned() })
     }
 
-    /// What is kept of a run that was stopped while it wrote.
+    /// Returns a sentence about what is kept of a run that was stopped while it wrote.
     pub(super) fn after_interrupt(&self) -> String {
         let text = if self.resume || self.into.is_some() {
             "what was written is kept: the same command goes on from there"
@@ -46,7 +46,7 @@ impl ShareArgs {
         text.to_owned()
     }
 
-    /// Says which tensors are the share's, where only a share is written.
+    /// Notes which tensors belong to the share, if only a share is written.
     pub(super) fn note(
         &self,
         session: &Session,
@@ -73,7 +73,7 @@ impl ShareArgs {
         Ok(())
     }
 
-    /// Says what a run went on with, and what is missing of a file that several runs write.
+    /// Notes where a run resumed, and which parts of a shared file are missing.
     pub(super) fn note_rest(&self, session: &Session, report: &WriteReport) {
         if report.resumed_at > 0 {
             let (at, of) = (bytes(report.resumed_at), bytes(report.file_bytes));

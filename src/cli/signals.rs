@@ -1,5 +1,5 @@
-//! What ends a run from outside: the user, a service manager, limits of the system. A run that is told to stop cleans up
-//! and ends with the code of an interrupt, whichever signal it was.
+//! Signals that end a run: from the user, a service manager or system limits. Whichever signal it was, a stopped run
+//! cleans up and ends with the exit code of an interrupt.
 
 #[cfg(unix)]
 pub(crate) use unix::{by, install, is_interrupted};
@@ -14,7 +14,7 @@ mod unix {
     use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGXCPU, SIGXFSZ};
     use signal_hook::flag;
 
-    /// The signals that stop a run; what is said of those that nobody sends by hand.
+    /// Signals that stop a run, with an explanation for those that nobody sends by hand.
     const STOPPING: [(i32, Option<&str>); 6] = [
         (SIGINT, None),
         (SIGTERM, None),
@@ -24,25 +24,25 @@ mod unix {
         (SIGXCPU, Some("SIGXCPU: the processor time that this process may use is spent (`ulimit -t`)")),
     ];
 
-    /// Place of the signal in the table, from 1; 0: none has come.
+    /// Index of the received signal in `STOPPING`, from 1; 0 if there was none.
     static STOPPED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
-    /// Begins to listen.
+    /// Installs the handlers.
     pub(crate) fn install() {
         for (at, (signal, _)) in STOPPING.iter().enumerate() {
             let _ = flag::register_usize(*signal, STOPPED.clone(), at + 1);
         }
-        // Beyond a limit of file sizes a write is to fail, not to end the program. (A handler, not `SIG_IGN`: child
-        // processes would inherit that.)
+        // Beyond a file size limit a write must fail, and not end the program. This is a handler rather than `SIG_IGN`,
+        // which child processes would inherit.
         let _ = flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
     }
 
-    /// True once a signal has come.
+    /// Returns true once a signal has been received.
     pub(crate) fn is_interrupted() -> bool {
         STOPPED.load(Ordering::Relaxed) > 0
     }
 
-    /// By what the run was interrupted, where that is not clear by itself.
+    /// Returns what interrupted the run, unless it is obvious.
     pub(crate) fn by() -> Option<&'static str> {
         STOPPED.load(Ordering::Relaxed).checked_sub(1).and_then(|at| STOPPING.get(at)?.1)
     }

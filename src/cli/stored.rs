@@ -1,4 +1,4 @@
-//! How a quantized checkpoint stores its weights, for people: shared by `hf2gguf` and its kin and by `gguf-inspect`.
+//! Output of how a quantized checkpoint stores its weights. Shared by the `2gguf` commands and `gguf-inspect`.
 
 use std::collections::HashMap;
 
@@ -10,15 +10,15 @@ use crate::convert::{Conversion, Quantization, StoredClass};
 use crate::core::text::escape;
 use crate::core::{GgmlType, TensorMeta, TensorSource};
 
-/// Names and endings shown in a line.
+/// Maximum number of names and endings in a line.
 const SHOWN: usize = 6;
 
-/// Types for a cell.
+/// Lists types for a table cell.
 pub(super) fn types_text(types: &[GgmlType]) -> String {
     types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The table of classes; `fates` are further columns, and `cells` what stands in them.
+/// Returns the table of classes. `fates` are the heads of further columns, `cells` returns their content.
 pub(super) fn table<T>(
     classes: &[StoredClass<T>],
     fates: &[&str],
@@ -44,7 +44,7 @@ pub(super) fn table<T>(
     table
 }
 
-/// What else there is to say: what was left out, what is not quantized.
+/// Returns lines about tensors that were left out and weights that are not quantized.
 pub(super) fn lines(quantization: &Quantization) -> Vec<String> {
     let mut lines = Vec::new();
     let list = |texts: &[&str], quote: &str| {
@@ -69,19 +69,20 @@ pub(super) fn lines(quantization: &Quantization) -> Vec<String> {
     lines
 }
 
-/// What a plan and a summary say about the checkpoint's own quantization.
+/// Quantization of the checkpoint, for plans and summaries.
 #[derive(Default)]
 pub(super) struct Stored<'a> {
     quantization: Option<&'a Quantization>,
     classes: Vec<StoredClass<Vec<GgmlType>>>,
-    /// What `--type native` would keep, if it was not chosen and nothing is kept.
+    /// Hint about what `--type native` would keep, if it was not chosen and nothing is kept.
     hint: Option<String>,
 }
 
 impl<'a> Stored<'a> {
-    /// What becomes of the weights of a conversion in a file of `tensors`; `may_hint` where `native` is an alternative.
+    /// Describes how the weights of a conversion are stored in a file of `tensors`. `may_hint` allows a hint at
+    /// `native`.
     pub(super) fn of(conversion: &'a Conversion, tensors: &[TensorMeta], may_hint: bool) -> Self {
-        // A quantization may have another order.
+        // The tensors of a quantized file may be in another order.
         let by_name: HashMap<&str, GgmlType> =
             tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.ty)).collect();
         let ty = |output: &usize| by_name.get(conversion.tensors()[*output].name.as_str()).copied();
@@ -95,7 +96,7 @@ impl<'a> Stored<'a> {
         Self { quantization: conversion.quantization(), classes, hint }
     }
 
-    /// Prints the table and what else there is to say; nothing for a checkpoint that is not quantized.
+    /// Prints the table and further lines; nothing for a checkpoint that is not quantized.
     pub(super) fn print(&self, session: &Session) -> anyhow::Result<()> {
         let Some(quantization) = self.quantization else { return Ok(()) };
         if session.common.quiet || session.common.json {
@@ -113,7 +114,7 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// The same as JSON; null for a checkpoint that is not quantized.
+    /// Returns the content as JSON; null for a checkpoint that is not quantized.
     pub(super) fn json(&self) -> Json {
         let Some(quantization) = self.quantization else { return Json::Null };
         let class = |class: &StoredClass<Vec<GgmlType>>| {
@@ -132,8 +133,8 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// The line that mentions `native`, where it would keep something. Scales that cannot be read are no matter here: the
-/// conversion itself says so.
+/// Returns the hint at `native` if it would keep something. Unreadable scales are ignored here: the conversion itself
+/// reports them.
 fn native_hint(conversion: &Conversion) -> Option<String> {
     let native = conversion.native().ok()??;
     let mut types: Vec<GgmlType> = Vec::new();

@@ -1,11 +1,11 @@
-//! Chat templates that are about to be written: what no runtime could read is said before.
+//! Checks of chat templates before they are written: reports those that no runtime could parse.
 
 use crate::core::isolated::installed;
 use crate::gguf::Metadata;
 use crate::inspect::chat_templates;
 use crate::verify::{ChatError, ChatRenderer, ChatTemplate, IsolatedChat};
 
-/// What writes out chats by a file's templates: in a child of this program, where programs do so.
+/// Returns a renderer for the templates of a file: in a child process, if programs have installed one.
 pub(crate) fn renderer(metadata: &Metadata) -> Box<dyn ChatRenderer> {
     match installed() {
         Some(isolation) => Box::new(IsolatedChat::of(metadata, isolation)),
@@ -13,12 +13,12 @@ pub(crate) fn renderer(metadata: &Metadata) -> Box<dyn ChatRenderer> {
     }
 }
 
-/// What is wrong with the templates among these keys: their names, and why they are none. A template is a stranger's program: it is
-/// parsed in a child of this one, where programs do so.
+/// Returns the names of the templates among these keys that cannot be parsed, each with the reason. A template is an
+/// untrusted program: it is parsed in a child process, if programs have installed one.
 pub(super) fn faults(metadata: &Metadata) -> Vec<(String, String)> {
     let templates = chat_templates(metadata).into_iter().map(|template| {
         let mut alone = Metadata::new();
-        // What is no text is another finding, and not one of Jinja's.
+        // Bytes that are not UTF-8 are another finding, not one of Jinja's.
         alone.set("tokenizer.chat_template", String::from_utf8_lossy(template.text).into_owned());
         (template.name.to_owned(), fault(&alone))
     });

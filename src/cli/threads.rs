@@ -1,13 +1,13 @@
-//! Threads as the user wants them, or as many as the system has room for.
+//! Thread pools: as many threads as the user wants, or as the system allows.
 
 use std::time::Duration;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// More than this many help nobody: buffers are shared out among them.
+/// Maximum number of threads; buffers are divided among them, so more do not help.
 const MOST: usize = 512;
 
-/// How many threads are wanted, and what there is to say if it is not what was asked for.
+/// Returns the number of threads, and a note if it differs from the number asked for.
 fn wanted(asked: Option<usize>) -> (usize, Option<String>) {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let most = MOST.max(cores);
@@ -18,7 +18,7 @@ fn wanted(asked: Option<usize>) -> (usize, Option<String>) {
     }
 }
 
-/// A pool of this many threads, or of half as many, and so on, where limits of processes or memory leave no room.
+/// Builds a pool of `n_wanted` threads, or of half as many, and so on, if limits of processes or memory are reached.
 fn try_pool(n_wanted: usize) -> anyhow::Result<(ThreadPool, usize)> {
     let mut n = n_wanted;
     loop {
@@ -26,7 +26,7 @@ fn try_pool(n_wanted: usize) -> anyhow::Result<(ThreadPool, usize)> {
             Ok(pool) => return Ok((pool, n)),
             Err(_) if n > 1 => {
                 n /= 2;
-                // Those that were started need a moment to end.
+                // Threads that were started need a moment to end.
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(error) => anyhow::bail!(
@@ -43,7 +43,7 @@ fn fewer(n: usize, n_wanted: usize) -> String {
     )
 }
 
-/// A pool for one piece of work, and a note if it is smaller than asked for.
+/// Builds a pool for one piece of work. Also returns a note if it is smaller than asked for.
 ///
 /// # Errors
 /// Not even one thread can be started.
@@ -53,17 +53,17 @@ pub(crate) fn pool(asked: usize) -> anyhow::Result<(ThreadPool, Option<String>)>
     Ok((pool, if n < n_wanted { Some(fewer(n, n_wanted)) } else { note }))
 }
 
-/// Starts the threads of the whole program, and returns a note if they are fewer than asked for.
+/// Starts the threads of the whole program. Returns a note if they are fewer than asked for.
 ///
 /// # Errors
 /// Not even one thread can be started.
 pub(crate) fn start(asked: Option<u16>) -> anyhow::Result<Option<String>> {
     let (n_wanted, note) = wanted(asked.map(usize::from));
-    // The pool of the program can be built once only: whether there is room must be known before.
+    // The global pool can be built only once, so a probe finds out how many threads are possible.
     let (probe, mut n) = try_pool(n_wanted)?;
     drop(probe);
     if n < n_wanted {
-        // The others leave room for what else needs a thread, and those of the probe are about to end.
+        // Leaves threads for other uses; those of the probe are about to end.
         n = (n / 2).max(1);
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -1,5 +1,5 @@
-//! Names of file types on the command line, so that shells complete them. What a name means is decided where it is used: numbers,
-//! aliases and any case are names, too.
+//! Names of file types on the command line, for shell completion. Names are resolved where they are used: numbers,
+//! aliases and any case are accepted, too.
 
 use std::ffi::OsStr;
 use std::sync::LazyLock;
@@ -9,11 +9,11 @@ use clap::{Arg, Command};
 
 use crate::gguf::FileType;
 
-/// The names as people type them.
+/// Names in lower case, as people type them.
 static NAMES: LazyLock<Vec<String>> =
     LazyLock::new(|| FileType::all().map(|file_type| file_type.name().to_lowercase()).collect());
 
-/// A name of a file type; other words of the option stand beside them.
+/// Parser for the name of a file type. Its field holds further words that the option accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TypeNames(pub(crate) &'static [&'static str]);
 

@@ -1,4 +1,4 @@
-//! `gguf-verify`: may this file be shipped?
+//! `gguf-verify`: checks whether a model file may be shipped.
 
 mod combine;
 mod experts;
@@ -65,7 +65,7 @@ enum Command {
     Completions(Completions),
 }
 
-/// Tokens of a chunk where `--ctx` does not say: llama-perplexity's.
+/// Tokens of a chunk without `--ctx`, as in llama-perplexity.
 const DEFAULT_CTX: usize = 512;
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -81,18 +81,18 @@ struct CutArgs {
     stride: Option<usize>,
 }
 
-/// Entry of `gguf-verify`.
+/// Entry point of `gguf-verify`.
 #[must_use]
 pub fn main() -> std::process::ExitCode {
     crate::cli::run::<Cli>()
 }
 
-/// The parser, for completions and manual pages.
+/// Returns the parser, for completions and manual pages.
 pub(crate) fn command() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
 }
 
-/// The arguments with every `-m FILE` as a model, in front of the options.
+/// Moves every `-m FILE` as a model in front of the options.
 pub(super) fn models_first(arguments: Vec<OsString>) -> Vec<OsString> {
     let (mut models, mut rest) = (Vec::new(), Vec::new());
     let mut given = arguments.into_iter();
@@ -124,7 +124,7 @@ impl Tool for Cli {
         &self.common
     }
 
-    /// llama.cpp's tools name the model by an option, `-m`; here it comes first.
+    /// Moves models named by `-m`, as in llama.cpp's tools, to the front: here they are positional.
     fn arguments(arguments: Vec<OsString>) -> Vec<OsString> {
         models_first(arguments)
     }
@@ -142,17 +142,17 @@ impl Tool for Cli {
 
 pub(crate) fn engine_options(common: &Common) -> EngineOptions {
     let mut options = EngineOptions { level: common.simd, ..EngineOptions::default() };
-    // As many as were started; fewer than asked for where the system has no room.
+    // The number that was started, which is lower than requested if the system refused some.
     options.n_threads = rayon::current_num_threads();
     let free = half_of_free_memory().unwrap_or(options.memory_bytes);
-    // Of a limited address space threads and the system's libraries need their part.
+    // In a limited address space, threads and system libraries need their share.
     let allowed = address_space_bytes().map_or(u64::MAX, |bytes| bytes / 4);
     options.memory_bytes = common.memory.unwrap_or(free.min(allowed));
     options.held_bytes = held_bytes();
     options
 }
 
-/// Half of the memory that the system could give without swapping.
+/// Half of the memory that the system can provide without swapping.
 fn half_of_free_memory() -> Option<u64> {
     let text = fs_err::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,4 +1,4 @@
-//! What cards see of a checkpoint: its headers, and the small files beside the weights.
+//! Inputs of cards: the headers of a checkpoint, and the small files next to the weights.
 
 use serde_json::{Map, Value as Json};
 
@@ -7,7 +7,7 @@ use crate::checkpoint::{CheckpointError, ModelDir};
 use crate::convert::{ConvertError, ModelSource, modules, pooling};
 use crate::core::{WeightMeta, WeightSource};
 
-/// The files beside the weights that cards look at.
+/// Small files next to the weights that cards read.
 pub(super) struct Beside {
     tokenizer_config: Option<Map<String, Json>>,
     generation_config: Option<Map<String, Json>>,
@@ -18,10 +18,10 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// Reads them. What is odd about them goes to `warnings`.
+    /// Reads the files. Oddities are added to `warnings`.
     ///
     /// # Errors
-    /// I/O errors; a description of pooling that is not understood.
+    /// I/O errors; an invalid description of pooling.
     pub(super) fn read(dir: &ModelDir, warnings: &mut Vec<String>) -> Result<Self, ConvertError> {
         let mut optional = |name| optional_json(dir, name, warnings);
         Ok(Self {
@@ -37,7 +37,7 @@ impl Beside {
         })
     }
 
-    /// These, with the configuration and the weights: those of the source, or what else is known of them.
+    /// Returns the inputs of a card: these files, the configuration, and the headers of the weights.
     pub(super) fn inputs<'a>(&'a self, source: &'a ModelSource, weights: &'a [WeightMeta]) -> Inputs<'a> {
         Inputs {
             values: source.weights.as_deref().map(|weights| weights as &dyn WeightSource),
@@ -53,8 +53,8 @@ impl Beside {
     }
 }
 
-/// How images and sounds are prepared: files over one another, each with its named member over itself. A key that is null is
-/// absent.
+/// Merges the preprocessor configurations of images and sounds. Later files override earlier ones, and a file's named
+/// member overrides the file. A null key counts as absent.
 ///
 /// # Exactness
 /// Equals the constructor of `MmprojModel` in llama.cpp 0.5.0.
@@ -69,14 +69,14 @@ fn merged(files: [(Option<Map<String, Json>>, &str); 2]) -> Option<Map<String, J
     all
 }
 
-/// The configurations of the folders in which a model keeps parts of its towers, by folder.
+/// Reads the configurations of the folders that hold parts of a model's towers, by folder.
 fn folders(dir: &ModelDir) -> Result<Option<Map<String, Json>>, ConvertError> {
     let Some(folder) = modules::tower_folder(dir) else { return Ok(None) };
     let Some(config) = dir.json(&format!("{folder}/config.json"))? else { return Ok(None) };
     Ok(Some(Map::from_iter([(folder.to_owned(), config.into())])))
 }
 
-/// A JSON file that may be missing; one that is broken is a warning, as for the reference.
+/// Reads an optional JSON file; a broken one only causes a warning, as in the reference.
 fn optional_json(
     dir: &ModelDir,
     name: &str,

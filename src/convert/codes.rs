@@ -1,4 +1,4 @@
-//! Weights that are stored as integer codes: which tensors of the output keep them, and at what price.
+//! Conversion of weights stored as integer codes: the output tensors that keep the codes, and the loss.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,22 +8,22 @@ use crate::convert::companions::{Companions, has_slot};
 use crate::core::{ElementType, GgmlType, Packing, SourceError, TensorMeta, WeightSource};
 use crate::views::Recipe;
 
-/// What becomes of integer codes.
+/// Treatment of integer codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Codes {
-    /// As the card says: they become floats, as any other weight, unless the entry keeps blocks (`type = "blocks"`).
+    /// Codes become floats, like any other weight, unless the card's entry keeps blocks (`type = "blocks"`).
     #[default]
     Card,
-    /// They become floats.
+    /// Codes become floats.
     Float,
-    /// They are kept in block types that hold the values; what does not fit is written in the narrowest float type
-    /// that is exact. With `allow_rounding` scales may be rounded to what a block stores.
+    /// Codes are kept in block types that hold the values. Other weights are written in the narrowest float type that
+    /// is exact. With `allow_rounding`, scales may be rounded to the values that a block can store.
     Native {
-        /// Whether a rounded scale is good enough.
+        /// True to accept rounded scales.
         allow_rounding: bool,
     },
-    /// They are kept where a block type of this kind holds the codes, with scales rounded to what a block stores, and
-    /// where the card says so.
+    /// Codes are kept if blocks of this type can hold them, with rounded scales, and in entries for which the card
+    /// declares blocks.
     Keep(GgmlType),
 }
 
@@ -32,34 +32,34 @@ pub enum Codes {
 pub struct KeptRole {
     /// Name with `*` for the layer.
     pub role: String,
-    /// Their type.
+    /// Type of the tensors.
     pub ty: GgmlType,
-    /// How many there are.
+    /// Number of tensors.
     pub n_tensors: usize,
     /// Largest relative error of a scale; 0 if every value is exact.
     pub scale_error: f32,
 }
 
-/// The name without its layer: tensors of one role are treated alike.
+/// Replaces the layer of a name by `*`: tensors of one role are treated alike.
 fn role(name: &str) -> String {
     let inside = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     inside.map_or_else(|| name.to_owned(), |(_, rest)| format!("blk.*.{rest}"))
 }
 
-/// Why codes become floats.
+/// Reasons for converting codes to floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FloatReason {
     /// No block type has such codes, scales or groups.
     NoBlocks,
-    /// Columns or operations cut through blocks.
+    /// Columns or operations do not align with block boundaries.
     Cut,
-    /// What is joined has factors of its own, and one tensor has one.
+    /// The joined parts have different factors, but a tensor can have only one.
     Factors,
-    /// The runtime reads no factor beside this tensor.
+    /// The runtime reads no factor for this tensor.
     NoSlot,
     /// Blocks would round the scales.
     Rounding,
-    /// Blocks hold the codes, but not those of the type that was asked for.
+    /// Blocks of the given type, but not of the requested one, hold the codes.
     OtherType(GgmlType),
     /// Another tensor of the role does not fit.
     Role,
@@ -84,20 +84,20 @@ impl fmt::Display for FloatReason {
 pub struct FloatRole {
     /// Name with `*` for the layer.
     pub role: String,
-    /// How many there are.
+    /// Number of tensors.
     pub n_tensors: usize,
-    /// Why.
+    /// Reason.
     pub reason: FloatReason,
 }
 
-/// A type that holds the whole of a tensor.
+/// A type that can store a whole tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Fit {
     pub(super) ty: GgmlType,
     scale_error: f32,
-    /// Factors beside the blocks.
+    /// Factors stored next to the blocks.
     pub(super) companions: Companions,
-    /// Activations stay floats, as the checkpoint has it.
+    /// True if activations stay floats, as the checkpoint declares.
     pub(super) float_activations: bool,
 }
 
@@ -107,28 +107,28 @@ impl Fit {
     }
 }
 
-/// What holds the whole of a tensor: types that all its weights share, best first. If there is no block type among
-/// them, the reason.
+/// Types that can store a whole tensor, shared by all its weights, best first. If no block type is among them, `reason`
+/// explains it.
 struct Fits {
     found: Vec<Fit>,
     reason: FloatReason,
 }
 
-/// What becomes of a tensor.
+/// Storage chosen for a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
     /// Type in the file.
     pub(super) ty: GgmlType,
-    /// How its codes are kept.
+    /// Storage of the codes, if they are kept.
     pub(super) fit: Option<Fit>,
-    /// Why they are not, if it has codes.
+    /// Reason why they are not, if the tensor has codes.
     pub(super) reason: Option<FloatReason>,
 }
 
-/// What holds a weight, as [`WeightSource::packings`] says it.
+/// Packings of a weight, as from [`WeightSource::packings`].
 pub(super) type PackingsOf<'a> = &'a dyn Fn(usize) -> Result<Vec<Packing>, SourceError>;
 
-/// Finds what holds the whole of the tensor `name`.
+/// Finds the types that can store the whole of tensor `name`.
 fn fits(
     name: &str,
     mapping: &Mapping,
@@ -163,7 +163,7 @@ fn fits(
     Ok(fits)
 }
 
-/// Decides for every tensor how `codes` is met: blocks of its codes, or a plain type in their place.
+/// Chooses the storage of every tensor under `codes`: blocks of its codes, or a plain type.
 ///
 /// # Errors
 /// The source failed.
@@ -177,7 +177,7 @@ pub(super) fn choose(
     let keeps_blocks =
         |output: &OutputSpec| codes != Codes::Float && output.type_rule.entry == EntryType::Blocks;
     let outputs = mapping.outputs.iter().zip(recipes);
-    // Scales are looked at only where codes may be kept.
+    // Scales are read only for tensors that may keep their codes.
     let is_open = |output: &OutputSpec| match codes {
         Codes::Card | Codes::Float => keeps_blocks(output),
         Codes::Native { .. } | Codes::Keep(_) => true,
@@ -196,7 +196,7 @@ pub(super) fn choose(
         };
         by_codes || (keeps_blocks(output) && fit.ty.is_quantized() && fit.is_exact())
     };
-    // A role is written in one type: the first that all its tensors have.
+    // A role is written in one type: the first that all its tensors share.
     let mut by_role: BTreeMap<String, Vec<GgmlType>> = BTreeMap::new();
     for (output, fits) in mapping.outputs.iter().zip(&found) {
         let own = fits.iter().flat_map(|fits| &fits.found).filter(|fit| is_wanted(output, fit));
@@ -232,16 +232,16 @@ pub(super) fn choose(
     Ok(outputs.zip(found).map(choice).collect())
 }
 
-/// What counts as codes.
+/// Element types that count as codes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Counted {
     /// Integers.
     Integers,
-    /// 8-bit floats too.
+    /// Integers and 8-bit floats.
     All,
 }
 
-/// Whether a tensor is made of codes.
+/// Returns true if a tensor is made of codes.
 fn has_codes(recipe: &Recipe, source: &dyn WeightSource, counted: Counted) -> bool {
     let is_code = |ty: ElementType| counted == Counted::All || !is_fp8(ty);
     recipe.weights().into_iter().any(|weight| source.code_type(weight).is_some_and(is_code))
@@ -251,7 +251,7 @@ fn is_fp8(ty: ElementType) -> bool {
     matches!(ty, ElementType::F8E4M3 | ElementType::F8E5M2)
 }
 
-/// How one tensor keeps its codes in blocks of `ty`, or why it does not; `None` without codes.
+/// Returns the storage of a tensor's codes in blocks of `ty`, or the reason against it; `None` without codes.
 ///
 /// # Errors
 /// The source failed.
@@ -271,11 +271,11 @@ pub(super) fn keep(
     Ok(Some(found.into_iter().find(|fit| fit.ty == ty).ok_or(reason)))
 }
 
-/// The type of a tensor that is made of 8-bit floats, where those are asked to become Q8_0: by the weight that comes
-/// last, unless the card says the type.
+/// Returns the type of a tensor made of 8-bit floats under `--fp8-as-q8`; `None` if the card sets the type. Its last
+/// weight decides.
 ///
 /// # Exactness
-/// `--fp8-as-q8` of llama.cpp 0.5.0: vectors and norms stay F32; columns that are no whole blocks make F16.
+/// `--fp8-as-q8` of llama.cpp 0.5.0: vectors and norms stay F32; rows that are not whole blocks become F16.
 pub(super) fn fp8_as_q8(output: &OutputSpec, recipe: &Recipe, source: &dyn WeightSource) -> Option<GgmlType> {
     let last = recipe.weights().into_iter().max()?;
     let is_fp8 = source.code_type(last).is_some_and(is_fp8);
@@ -286,10 +286,10 @@ pub(super) fn fp8_as_q8(output: &OutputSpec, recipe: &Recipe, source: &dyn Weigh
     (is_fp8 && is_free).then_some(if fits { GgmlType::Q8_0 } else { GgmlType::F16 })
 }
 
-/// The order of the tensors in the file: NVFP4 before all others, by the place of their last weight.
+/// Order of the tensors in the file: NVFP4 before all others, by the position of their last weight.
 ///
 /// # Exactness
-/// llama.cpp 0.5.0 writes them while it reads the checkpoint, before it maps anything else.
+/// llama.cpp 0.5.0 writes NVFP4 tensors while it reads the checkpoint, before it maps anything else.
 pub(super) fn file_order(choices: &[Choice], recipes: &[Recipe]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by_cached_key(|&at| match choices[at].fit {
@@ -299,7 +299,7 @@ pub(super) fn file_order(choices: &[Choice], recipes: &[Recipe]) -> Vec<usize> {
     order
 }
 
-/// The narrowest type that holds every value, for a tensor that becomes `as_f16` in a file of F16.
+/// Returns the narrowest type that holds every value, for a tensor that becomes `as_f16` in an F16 file.
 fn narrowest(as_f16: GgmlType, recipe: &Recipe, found: &[Fit]) -> GgmlType {
     if as_f16 != GgmlType::F16 {
         return as_f16;
@@ -314,7 +314,7 @@ fn narrowest(as_f16: GgmlType, recipe: &Recipe, found: &[Fit]) -> GgmlType {
     }
 }
 
-/// Adds up what was kept, by role.
+/// Summarizes the kept codes by role.
 pub(super) fn kept<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, &'a Fit)>) -> Vec<KeptRole> {
     let mut roles: Vec<KeptRole> = Vec::new();
     for (tensor, fit) in tensors {
@@ -330,7 +330,7 @@ pub(super) fn kept<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, &'a Fit)>)
     roles
 }
 
-/// Adds up what becomes floats, by role and reason.
+/// Summarizes the codes that become floats by role and reason.
 pub(super) fn floats<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, FloatReason)>) -> Vec<FloatRole> {
     let mut roles: Vec<FloatRole> = Vec::new();
     for (tensor, reason) in tensors {
@@ -343,10 +343,10 @@ pub(super) fn floats<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, FloatRea
     roles
 }
 
-/// The type that a file counts as, where that is not the one it was asked for.
+/// Returns the declared type of the file if it differs from the requested one.
 ///
 /// # Exactness
-/// With [`Codes::Card`] equals llama.cpp 0.5.0: blocks of 4-bit floats make a type of their own of a file of floats.
+/// With [`Codes::Card`] equals llama.cpp 0.5.0: blocks of 4-bit floats give a file of floats a type of its own.
 pub(super) fn counts_as<'f>(
     codes: Codes,
     asked: OutType,
@@ -363,7 +363,7 @@ pub(super) fn counts_as<'f>(
     }
 }
 
-/// The type with the most bytes.
+/// Returns the type with the most bytes.
 fn largest(tensors: &[TensorMeta]) -> GgmlType {
     let mut sizes: BTreeMap<GgmlType, u64> = BTreeMap::new();
     for tensor in tensors {

@@ -1,19 +1,19 @@
-//! Factors that a block type cannot hold: tensors beside that of the blocks, which the runtime multiplies in.
+//! Scale factors that a block type cannot hold, stored in tensors next to the blocks; the runtime multiplies them in.
 //!
-//! NVFP4 has one factor for a whole matrix. `blk.0.attn_q.weight` is written with `blk.0.attn_q.scale`, one F32 number,
-//! and with `blk.0.attn_q.input_scale` if the checkpoint has a factor for the matrix's input. A stack of experts has one
-//! number for each expert.
+//! NVFP4 has one factor for a whole matrix. `blk.0.attn_q.weight` is written with `blk.0.attn_q.scale`, one F32 number.
+//! If the checkpoint has a factor for the matrix's input, `blk.0.attn_q.input_scale` is written as well. A stack of
+//! experts has one number per expert.
 
 use crate::arch::Mapping;
 use crate::core::{GgmlType, Packing, Shape, TensorMeta};
 use crate::views::{Recipe, View};
 
-/// Matrices whose factor the runtime applies after their bias: it refuses those that have both.
+/// Matrices whose factor the runtime applies after their bias: it refuses matrices that have both.
 ///
 /// ref: `build_ffn` of llama.cpp 0.5.0.
 const SCALED_AFTER_BIAS: &[&str] = &["ffn_gate", "ffn_up", "ffn_down"];
 
-/// The factors of one tensor: one number, or one for each expert. Empty where none is written.
+/// Factors of one tensor: one number, or one per expert. Empty if none is written.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Companions {
     scale: Vec<f32>,
@@ -21,8 +21,8 @@ pub(super) struct Companions {
 }
 
 impl Companions {
-    /// The factors of a tensor whose weights are packed as `packings`, in the order of [`Recipe::weights`]; `None` if no
-    /// tensor beside it can say them.
+    /// Returns the factors of a tensor whose weights are packed as `packings`, in the order of [`Recipe::weights`].
+    /// `None` if companion tensors cannot express them.
     pub(super) fn of(recipe: &Recipe, packings: &[Packing]) -> Option<Self> {
         let is_stack = packings.iter().any(|packing| packing.stack.is_some());
         let pairs: Vec<_> = packings.iter().map(|packing| (packing.scale, packing.input_scale)).collect();
@@ -54,7 +54,7 @@ impl Companions {
         Some(all.written())
     }
 
-    /// Without the factors that are as good as one.
+    /// Removes factors that are practically one.
     fn written(mut self) -> Self {
         for factors in [&mut self.scale, &mut self.input_scale] {
             if is_trivial(factors) {
@@ -64,17 +64,17 @@ impl Companions {
         self
     }
 
-    /// Whether nothing is written.
+    /// Returns true if nothing is written.
     pub(super) fn is_empty(&self) -> bool {
         self.scale.is_empty() && self.input_scale.is_empty()
     }
 
-    /// Whether a factor of the input is among them.
+    /// Returns true if there is an input factor.
     pub(super) fn has_input(&self) -> bool {
         !self.input_scale.is_empty()
     }
 
-    /// The tensors beside `weight`, in file order.
+    /// Returns the companion tensors of `weight`, in file order.
     pub(super) fn tensors(&self, weight: &str) -> Vec<(TensorMeta, Recipe)> {
         let base = weight.strip_suffix(".weight").unwrap_or(weight);
         let pairs = [("scale", &self.scale), ("input_scale", &self.input_scale)];
@@ -88,7 +88,7 @@ impl Companions {
     }
 }
 
-/// The factors of one matrix of a weight; `None` if it is not known which.
+/// Returns the weight and input factors of one matrix; `None` if the matrix is unknown.
 fn of_matrix(packing: &Packing, matrix: Option<u64>) -> Option<(Option<f32>, Option<f32>)> {
     let Some(stack) = &packing.stack else { return Some((packing.scale, packing.input_scale)) };
     let at = usize::try_from(matrix?).ok()?;
@@ -96,11 +96,11 @@ fn of_matrix(packing: &Packing, matrix: Option<u64>) -> Option<(Option<f32>, Opt
     Some((Some(*stack.scales.get(at)?), input))
 }
 
-/// Whether factors are left out.
+/// Returns true if the factors are left out because they are practically one.
 ///
 /// # Exactness
-/// The limits of llama.cpp 0.5.0: one factor may be off by less than 1e-6, those of a stack by 1.1e-5 (numpy's
-/// `allclose` has a relative part as well). Empty ones are trivial.
+/// The limits of llama.cpp 0.5.0: a single factor may be off by less than 1e-6, those of a stack by 1.1e-5 (numpy's
+/// `allclose` also has a relative part). Empty factors are trivial.
 fn is_trivial(factors: &[f32]) -> bool {
     let distance = |factor: f32| (f64::from(factor) - 1.0).abs();
     match *factors {
@@ -109,7 +109,7 @@ fn is_trivial(factors: &[f32]) -> bool {
     }
 }
 
-/// Whether the runtime multiplies the factors beside a tensor in: the card lists those where it does.
+/// Returns true if the runtime applies the factor of a tensor, which the card lists then.
 pub(super) fn has_slot(mapping: &Mapping, tensor: &str) -> bool {
     let Some(base) = tensor.strip_suffix(".weight") else { return false };
     let inside = base.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));

@@ -1,5 +1,7 @@
-//! Nothing is planned that lacks a tensor which runtimes compute with. A kind of tensor that every block lacks leaves no gap
-//! between blocks: what the loader of llama.cpp asks for and what the graph reads miss it.
+//! Check that a planned file has all tensors that runtimes compute with.
+//!
+//! If every block lacks a kind of tensor, the blocks show no gap. The check uses the tensors that llama.cpp's loader
+//! requires and that the graph reads.
 
 use serde_json::{Map, Value as Json};
 
@@ -9,11 +11,11 @@ use crate::core::{Hint, TensorMeta};
 use crate::engine::{EngineError, GraphPlan};
 use crate::gguf::Metadata;
 
-/// Names that a message can have.
+/// Maximum number of names in a message.
 const MAX_MISSING: usize = 64;
 const HEAD: &str = "output.weight";
 
-/// What a plan is judged by.
+/// Plan to check.
 pub(super) struct Planned<'a> {
     pub(super) card: &'a Card,
     pub(super) config: &'a Map<String, Json>,
@@ -22,10 +24,10 @@ pub(super) struct Planned<'a> {
 }
 
 impl Planned<'_> {
-    /// Looks for what the planned file would lack; a warning where a key or a shape leaves no graph to compute.
+    /// Checks for tensors that the planned file lacks. Returns a warning if a key or a shape prevents a graph.
     ///
     /// # Errors
-    /// [`ArchError::Missing`] with the checkpoint's names of the tensors that the file would lack.
+    /// [`ArchError::Missing`] with the checkpoint's names of the missing tensors.
     pub(super) fn check(&self) -> Result<Option<String>, ArchError> {
         let missing = missing_tensors(self.metadata, self.tensors);
         let names = missing.as_ref().map_or(&[][..], |missing| &missing.names[..]);
@@ -46,14 +48,14 @@ impl Planned<'_> {
         self.graph()
     }
 
-    /// Whether the configuration says that embedding and head are one.
+    /// Returns true if the configuration ties the head to the embedding.
     fn says_tied(&self) -> bool {
         let text = self.config.get("text_config").and_then(Json::as_object);
         let mut parts = [Some(self.config), text].into_iter().flatten();
         parts.any(|part| part.get("tie_word_embeddings").is_some_and(|tied| tied == true))
     }
 
-    /// As [`Planned::check`], by the engine's graph.
+    /// Checks the plan like [`Planned::check`], with the engine's graph.
     fn graph(&self) -> Result<Option<String>, ArchError> {
         let Some(features) = &self.card.graph else { return Ok(None) };
         let Err(error) = GraphPlan::new(features, self.metadata, self.tensors) else { return Ok(None) };
@@ -78,7 +80,7 @@ impl Planned<'_> {
             EngineError::TensorShape { .. } | EngineError::BadKey { .. } | EngineError::LeftOver { .. } => {
                 Ok(Some(format!("nothing computes the file as it is: {error}")))
             }
-            // What else cannot be built may be beyond the engine, and is the verdict's to say.
+            // Other failures may be limits of the engine; the verdict reports them.
             _ => Ok(None),
         }
     }

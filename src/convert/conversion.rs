@@ -1,4 +1,4 @@
-//! A conversion: everything about the output, decided from headers; then a source of its tensors.
+//! Conversion of a checkpoint: everything about the output, decided from headers; then a source of its tensors.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -24,37 +24,36 @@ use crate::gguf::{Array, Metadata, Value, id_of_blocks};
 use crate::quant::SmallRows;
 use crate::views::{self, ReadPolicy, Recipe};
 
-/// Version of the block formats that files declare.
+/// Version of the block formats, as declared by files.
 pub(super) const QUANTIZATION_VERSION: u32 = 2;
 const FILE_TYPE: &str = "general.file_type";
 
-/// A checkpoint seen as the GGUF file it becomes. Nothing has been written, and no weight read; as a
-/// [`TensorSource`] it produces rows on demand.
+/// Plan of a GGUF file. Nothing has been written, and no weight read; as a [`TensorSource`] it produces rows on demand.
 pub struct Conversion {
     pub(super) source: ModelSource,
     mapping: Mapping,
     metadata: Metadata,
     general: GeneralMetadata,
     tensors: Vec<TensorMeta>,
-    /// For each tensor how it is made.
+    /// Recipe and storage of each tensor.
     pub(super) parts: Vec<Part>,
-    /// Type that the file counts as, if that is not the one asked for.
+    /// Declared type of the file, if it differs from the requested one.
     counts_as: Option<GgmlType>,
     policy: ReadPolicy,
     warnings: Vec<String>,
-    /// What was asked for.
+    /// Options of the conversion.
     pub(super) options: ConvertOptions,
 }
 
-/// How a tensor is made.
+/// Recipe and storage of a tensor.
 pub(super) struct Part {
     pub(super) recipe: Recipe,
-    /// How its codes are kept, if they are.
+    /// Storage of its codes, if they are kept.
     fit: Option<Fit>,
-    /// Why they are not.
+    /// Reason why they are not kept.
     reason: Option<FloatReason>,
     content: Content,
-    /// Rows that were too small for the type.
+    /// Count of rows whose values were too small for the type.
     small: Mutex<SmallRows>,
 }
 
@@ -73,7 +72,7 @@ impl fmt::Debug for Conversion {
     }
 }
 
-/// The weights of a conversion without any.
+/// Weights of a conversion that has none.
 struct NoWeights;
 
 impl WeightSource for NoWeights {
@@ -87,7 +86,7 @@ impl WeightSource for NoWeights {
 }
 
 impl Conversion {
-    /// Plans the conversion of a directory.
+    /// Plans the conversion of a checkpoint directory.
     ///
     /// # Errors
     /// [`ConvertError`]: the checkpoint, its configuration, its tokenizer, or the card do not fit together.
@@ -95,10 +94,10 @@ impl Conversion {
         Self::of(ModelSource::open(path, options)?, options)
     }
 
-    /// Plans the conversion of a model that is open.
+    /// Plans the conversion of an open model.
     ///
     /// # Errors
-    /// As [`Conversion::plan`].
+    /// As for [`Conversion::plan`].
     pub fn of(source: ModelSource, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let weights = source.weights.clone();
         let packings =
@@ -106,7 +105,7 @@ impl Conversion {
         Self::with_packings(source, options, &packings)
     }
 
-    /// As [`Conversion::of`], where `packings` says what holds a weight.
+    /// Plans a conversion like [`Conversion::of`]; `packings` returns the packings of a weight.
     pub(super) fn with_packings(
         source: ModelSource,
         options: &ConvertOptions,
@@ -170,7 +169,7 @@ impl Conversion {
                 names.collect()
             };
             SizesError::check(&mapping, &metadata, &tensors, &names, &options.set)?;
-            // A card of somebody's own may be of another runtime.
+            // A user's own card may be for another runtime.
             if scope == Scope::KeysAndTensors && options.heads != Heads::Alone && options.card.is_none() {
                 let (card, config) = (&mapping.card, dir.config());
                 warnings.extend(Planned { card, config, metadata: &metadata, tensors: &tensors }.check()?);
@@ -192,13 +191,13 @@ impl Conversion {
         Ok(Self { source, mapping, metadata, general, tensors, parts, counts_as, policy, warnings, options })
     }
 
-    /// The keys of the output, in file order.
+    /// Metadata keys of the output, in file order.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The card's view of the checkpoint.
+    /// Result of applying the card to the checkpoint.
     #[must_use]
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
@@ -210,7 +209,7 @@ impl Conversion {
         self.mapping.file_type
     }
 
-    /// Name of the file's type, as file names have it: `F16`, `MXFP4_MOE`.
+    /// Name of the file type in upper case, as used in file names: `F16`, `MXFP4_MOE`.
     #[must_use]
     pub fn encoding(&self) -> String {
         match self.counts_as {
@@ -226,21 +225,21 @@ impl Conversion {
         self.mapping.dropped.iter().filter_map(move |dropped| Some((name(dropped)?, &dropped.why)))
     }
 
-    /// Names of the weights that a tensor is made of.
+    /// Names of the weights that output tensor `tensor` is made of.
     pub fn sources(&self, tensor: usize) -> impl Iterator<Item = &str> {
         let weights = self.weights();
         let indices = self.parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();
         indices.into_iter().filter_map(|index| weights.get(index).map(|weight| weight.name.as_str()))
     }
 
-    /// What is odd about the checkpoint but does not stop the conversion.
+    /// Oddities of the checkpoint that do not stop the conversion.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Tensors with rows that are too small for their type and came out as zeros or nearly, in output order. Tells
-    /// something after all rows were read.
+    /// Tensors with rows whose values are too small for their type and became zero or nearly zero, in output order.
+    /// Complete only after all rows were read.
     #[must_use]
     pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
         let small = |part: &Part| *part.small.lock().unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +247,7 @@ impl Conversion {
         pairs.filter(|(_, small)| small.n_rows > 0).collect()
     }
 
-    /// The default file name of the output; `encoding` is the file type's name (`F16`, `Q4_K_M`).
+    /// Default file name of the output; `encoding` is the name of the file type (`F16`, `Q4_K_M`).
     #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
         if self.mapping.card.kind == CardKind::Mmproj {
@@ -261,7 +260,7 @@ impl Conversion {
         }
     }
 
-    /// All files that are read; an output must not replace them.
+    /// Paths of all files that are read; an output must not replace them.
     #[must_use]
     pub fn input_paths(&self) -> Vec<PathBuf> {
         let mut paths = self.source.paths.clone();
@@ -278,15 +277,15 @@ impl Conversion {
         codes::kept(pairs.filter_map(|(tensor, part)| Some((tensor, part.fit.as_ref()?))))
     }
 
-    /// Tensors whose codes become floats although they were to be kept, by role.
+    /// Tensors whose codes become floats although they should be kept, by role.
     #[must_use]
     pub fn floats(&self) -> Vec<FloatRole> {
         let pairs = self.tensors.iter().zip(&self.parts);
         codes::floats(pairs.filter_map(|(tensor, part)| Some((tensor, part.reason?))))
     }
 
-    /// Keeps the codes of the tensors that `wanted` names in blocks of `ty`, scales rounded to what a block stores,
-    /// where their codes fit such blocks. For a quantization in one pass: it takes tensors of its own type as they are.
+    /// Keeps the codes of the tensors selected by `wanted` in blocks of `ty` if they fit, with scales rounded to the
+    /// values that a block can store. One-pass quantization takes tensors of its own type unchanged.
     ///
     /// # Errors
     /// The source failed.
@@ -308,7 +307,7 @@ impl Conversion {
         Ok(())
     }
 
-    /// Matrices that turned out to hold nothing but zeros, after everything was read.
+    /// Names of matrices that hold only zeros; complete only after all rows were read.
     pub fn zero_tensors(&self) -> impl Iterator<Item = &str> {
         let pairs = self.tensors.iter().zip(&self.parts);
         pairs
@@ -321,19 +320,19 @@ impl Conversion {
     }
 }
 
-/// How much of a checkpoint a card is applied to.
+/// Part of a checkpoint to which a card is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Its configuration alone; there need not be any weights.
+    /// The configuration only; weights are not needed.
     Keys,
-    /// Configuration and tensors.
+    /// The configuration and all tensors.
     KeysAndTensors,
-    /// Some of its tensors: those that an adapter changes.
+    /// Some of the tensors: those that an adapter changes.
     Part,
 }
 
-/// Finds the card for a checkpoint and applies it. `weights` are those of the source, or what else is known of them.
-/// What is odd about the files goes to `warnings`.
+/// Finds the card for a checkpoint and applies it. `weights` are the headers of the source's weights, or what else is
+/// known of them. Oddities of the files are added to `warnings`.
 ///
 /// # Errors
 /// No card, or one that does not fit the checkpoint; files that cannot be read.
@@ -368,7 +367,7 @@ pub fn map(
     Ok(mapping)
 }
 
-/// The embedded cards, and the one given by hand.
+/// Returns the embedded cards together with those of `options.card`.
 ///
 /// # Errors
 /// A card that breaks the rules; I/O errors.
@@ -387,7 +386,7 @@ pub fn registry(options: &ConvertOptions) -> Result<Registry, ConvertError> {
     Ok(registry)
 }
 
-/// Stem and text of the cards in a directory, by name.
+/// Returns file stem and text of the cards in a directory, sorted by name.
 fn card_texts(directory: &Path) -> Result<Vec<(String, String)>, ConvertError> {
     let mut texts = Vec::new();
     for entry in fs_err::read_dir(directory)? {
@@ -401,7 +400,7 @@ fn card_texts(directory: &Path) -> Result<Vec<(String, String)>, ConvertError> {
     Ok(texts)
 }
 
-/// The tensors with what stands beside them, in file order.
+/// Returns the tensors and their companions, in file order.
 fn in_file_order(
     mapping: &Mapping,
     recipes: Vec<Recipe>,
@@ -421,7 +420,7 @@ fn in_file_order(
     all.into_iter().unzip()
 }
 
-/// `general.tensor_extra.*`: tensors that must not be multiplied with activations of four bits, by name.
+/// Returns `general.tensor_extra.*`: the names of tensors that must not be multiplied with 4-bit activations.
 fn tensor_extra(tensors: &[TensorMeta], parts: &[Part]) -> Metadata {
     let mut extra = Metadata::new();
     let is_float = |part: &Part| part.fit.as_ref().is_some_and(|fit| fit.float_activations);
@@ -437,7 +436,7 @@ fn tensor_extra(tensors: &[TensorMeta], parts: &[Part]) -> Metadata {
     extra
 }
 
-/// The warning of a file without a length of the context, which llama.cpp does not load.
+/// Returns a warning if the file has no context length: llama.cpp does not load it.
 fn no_context_length(mapping: &Mapping, metadata: &Metadata) -> Option<String> {
     let key = format!("{}.context_length", mapping.card.gguf);
     if mapping.card.kind != CardKind::Text || metadata.contains(&key) {
@@ -449,8 +448,8 @@ fn no_context_length(mapping: &Mapping, metadata: &Metadata) -> Option<String> {
     ))
 }
 
-/// All keys in file order: architecture, early rows, type, `general.*`, hyper-parameters and annotations, what there is
-/// to say about single tensors, tokenizer, and what was set by hand.
+/// Returns all keys in file order: architecture, early rows, type, `general.*`, hyper-parameters and annotations, extra
+/// keys of single tensors, tokenizer, and keys set by the user.
 fn metadata(
     mapping: &Mapping,
     general: &GeneralMetadata,

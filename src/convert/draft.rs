@@ -1,4 +1,4 @@
-//! A first card for a checkpoint.
+//! Draft of an architecture card for a checkpoint.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use crate::arch::{self, Draft, Inputs, Registry};
 use crate::convert::beside::Beside;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource, token_counts};
 
-/// Drafts a card from a checkpoint's headers, its tensors put together as cards see them. What is odd about the files
-/// goes to `warnings`.
+/// Drafts a card from a checkpoint's headers, with its tensors assembled as cards see them. Oddities of the files are
+/// added to `warnings`.
 ///
 /// # Errors
 /// The checkpoint cannot be opened, or its configuration names no class.

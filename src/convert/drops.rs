@@ -1,4 +1,4 @@
-//! Tensors that are left out because the user names them: `--drop`.
+//! Tensors that are left out by the option `--drop`.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::checkpoint::Selected;
 use crate::convert::left_out::first_names;
 use crate::core::WeightSource;
 
-/// The patterns of a run, with the names that each has found.
+/// Patterns of a run, with the names that each has matched.
 pub(super) struct Drops<'a>(Vec<(&'a Regex, Vec<String>)>);
 
 impl<'a> Drops<'a> {
@@ -16,7 +16,7 @@ impl<'a> Drops<'a> {
         Self(patterns.iter().map(|pattern| (pattern, Vec::new())).collect())
     }
 
-    /// The source without the weights whose names match.
+    /// Removes the weights whose names match from the source.
     pub(super) fn apply(&mut self, source: Box<dyn WeightSource + Send>) -> Box<dyn WeightSource + Send> {
         let mut any = false;
         for (pattern, found) in &mut self.0 {
@@ -32,7 +32,7 @@ impl<'a> Drops<'a> {
         Box::new(Selected::only(Arc::from(source), keeps))
     }
 
-    /// What each pattern has done.
+    /// Returns a message about the matches of each pattern.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
         self.0.iter().map(|(pattern, found)| {
             let names: Vec<&str> = found.iter().map(String::as_str).collect();

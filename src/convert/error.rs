@@ -1,4 +1,4 @@
-//! Why a checkpoint cannot be converted.
+//! Errors of converting a checkpoint.
 
 use crate::arch::ArchError;
 use crate::checkpoint::CheckpointError;
@@ -11,75 +11,75 @@ use crate::dequant::{DequantError, LoraError};
 use crate::tokenizer::TokenizerError;
 use crate::views::RecipeError;
 
-/// Any error while a conversion is planned.
+/// Errors while a conversion is planned.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    /// The checkpoint.
+    /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The card, or what it makes of the checkpoint.
+    /// The card is invalid, or does not fit the checkpoint.
     #[error(transparent)]
     Arch(#[from] ArchError),
-    /// The tokenizer files.
+    /// The tokenizer files are invalid.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// What the quantization of the checkpoint says about itself.
+    /// The description of the checkpoint's quantization is invalid.
     #[error(transparent)]
     Dequant(#[from] DequantError),
     /// Scales or codes of a quantized checkpoint could not be read while planning.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// An operation that does not fit its tensor.
+    /// An operation does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// A draft model whose vocabulary is that of another.
+    /// A draft model uses the vocabulary of its target model, which is not given.
     #[error("card `{}`: the vocabulary is that of the target model", escape(card))]
     NoTarget {
-        /// The card.
+        /// Name of the card.
         card: String,
     },
-    /// The description of how an embedding model pools.
+    /// The description of an embedding model's pooling is invalid.
     #[error("{}: {reason}", path.display())]
     Pooling {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// What is wrong with it.
+        /// Description of the fault.
         reason: String,
     },
-    /// Adapters beside the weights that nobody asked to merge.
+    /// A file holds adapters, and merging them was not requested.
     #[error("{}: the file holds adapters ({}), their matrices change the model", path.display(), listed(names))]
     Adapters {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// Their names; none if only their matrices are there.
+        /// Names of the adapters; empty if the file has only their matrices.
         names: Vec<String>,
     },
-    /// An adapter that cannot be merged.
+    /// An adapter in the model's file cannot be merged.
     #[error("{}: {reason}", path.display())]
     Adapter {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// Why.
+        /// Cause.
         reason: String,
     },
-    /// An adapter in a directory of its own.
+    /// A PEFT adapter directory is invalid.
     #[error(transparent)]
     Peft(Box<AdapterError>),
-    /// Matrices of an adapter that do not fit.
+    /// Matrices of an adapter do not fit.
     #[error(transparent)]
     Lora(Box<LoraError>),
-    /// Sizes of the configuration that contradict the weights.
+    /// Sizes of the configuration contradict the weights.
     #[error(transparent)]
     Sizes(#[from] Box<SizesError>),
-    /// An architecture that no card has.
+    /// An architecture without a card.
     #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
     UnknownArch {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// The name, from the file or from `--arch`.
+        /// Name of the architecture, from the file or from `--arch`.
         arch: String,
     },
-    /// A file given as an option.
+    /// A file given as an option cannot be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
@@ -90,7 +90,7 @@ impl From<LoraError> for ConvertError {
     }
 }
 
-/// Names for a message.
+/// Formats names for a message.
 fn listed(names: &[String]) -> String {
     if names.is_empty() {
         return "without a dictionary".to_owned();
@@ -100,8 +100,8 @@ fn listed(names: &[String]) -> String {
 }
 
 impl ConvertError {
-    /// Whether the checkpoint may be sound, and is of a form that is not read; else something about it is wrong, or
-    /// could not be read.
+    /// Returns true if the checkpoint may be sound but has an unsupported form. Otherwise it is faulty or could not be
+    /// read.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         match self {

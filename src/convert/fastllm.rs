@@ -1,4 +1,4 @@
-//! A FastLLM file as a model: its dictionary becomes the configuration, its codes floats, its vocabulary the tokenizer.
+//! FastLLM files as models: the dictionary becomes the configuration, the codes floats, the vocabulary the tokenizer.
 
 mod adapters;
 mod shapes;
@@ -17,14 +17,14 @@ use crate::core::simd::SimdLevel;
 use crate::dequant::Opened;
 use crate::dequant::flm::{self, FlmMeaning, FlmSurvey};
 
-/// What a file does not say, or says in more than one way.
+/// Settings that a file lacks, or declares in more than one way.
 #[derive(Clone, Debug, Default)]
 pub struct FlmOptions {
-    /// The architecture, by the name of its card.
+    /// Architecture, by the name of its card.
     pub arch: Option<String>,
-    /// Merge a LoRA adapter that lies in the file; without it such a file is refused.
+    /// True to merge a LoRA adapter stored in the file; otherwise such a file is refused.
     pub merge_adapters: bool,
-    /// Whose reading of value ranges counts.
+    /// Interpretation of value ranges.
     pub meaning: FlmMeaning,
 }
 
@@ -32,7 +32,7 @@ impl ModelSource {
     /// Opens a FastLLM file.
     ///
     /// # Errors
-    /// A broken file, one without architecture, adapters that are not merged or cannot be, value ranges without
+    /// A broken file, one without architecture, adapters that are not to be merged or cannot be, value ranges without a
     /// meaning.
     pub fn open_flm(path: &Path, flm: &FlmOptions, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let file = FlmFile::open(path, &options.limits)?;
@@ -65,7 +65,7 @@ impl ModelSource {
     }
 }
 
-/// The weights of a file as floats, its adapters merged if that is asked for.
+/// Opens the weights of a file as floats, with its adapters merged if requested.
 fn weights(
     file: FlmFile,
     flm: &FlmOptions,
@@ -88,7 +88,7 @@ fn weights(
     Ok(opened.merged(&pairs)?.into_opened())
 }
 
-/// Says what the value ranges show, and which reading was used where there are two.
+/// Adds warnings about the value ranges, and about the interpretation used if there are two.
 fn tell(survey: &FlmSurvey, meaning: FlmMeaning, warnings: &mut Vec<String>) {
     for (name, n) in &survey.zeroed {
         warnings.push(format!("tensor `{name}`: {n} ranges without a minimum hold zeros, they become zeros"));
@@ -121,7 +121,7 @@ fn tell(survey: &FlmSurvey, meaning: FlmMeaning, warnings: &mut Vec<String>) {
     }
 }
 
-/// Makes sure that the configuration names a model class: the one it has, or that of the architecture.
+/// Ensures that the configuration names a model class: its own, or that of the architecture.
 fn name_class(
     path: &Path,
     header: &Header,

@@ -1,4 +1,4 @@
-//! What a text model leaves out of a checkpoint that holds more than text.
+//! Warnings about tensors that a text model leaves out of a multimodal checkpoint.
 
 use std::fmt;
 
@@ -7,20 +7,20 @@ use indexmap::IndexMap;
 use crate::arch::{DropReason, Mapping};
 use crate::core::WeightMeta;
 
-/// Parts that a warning names at most.
+/// Maximum number of parts that a warning names.
 const MAX_PARTS: usize = 6;
 
-/// Parts of a checkpoint that belong to other modalities: their names and numbers of tensors, in the checkpoint's order.
+/// Parts of a checkpoint that belong to other modalities: names and tensor counts, in the checkpoint's order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OtherModalities {
     parts: Vec<(String, usize)>,
-    /// `--mmproj` makes a file of them.
+    /// True if `--mmproj` writes these parts to a file.
     is_converted: bool,
 }
 
 impl OtherModalities {
-    /// The parts that the mapping leaves out; `None` if it leaves out none. `is_converted` says whether `--mmproj` would
-    /// make a file of them.
+    /// Collects the parts that the mapping drops; `None` if there are none. `is_converted` returns whether `--mmproj`
+    /// would write them to a file.
     pub(super) fn of(
         mapping: &Mapping,
         weights: &[WeightMeta],
@@ -37,7 +37,7 @@ impl OtherModalities {
     }
 }
 
-/// A warning about what a training left beside the model, if the mapping leaves any of it out.
+/// Returns a warning about tensors left over from training, if the mapping drops any.
 pub(super) fn of_training(mapping: &Mapping, weights: &[WeightMeta]) -> Option<String> {
     let dropped = mapping.dropped.iter().filter(|dropped| dropped.why == DropReason::Training);
     let names: Vec<&str> =
@@ -52,14 +52,15 @@ pub(super) fn of_training(mapping: &Mapping, weights: &[WeightMeta]) -> Option<S
     })
 }
 
-/// Up to three names, and that there are more.
+/// Formats up to three names, with an ellipsis if there are more.
 pub(super) fn first_names(names: &[&str]) -> String {
     const MAX_NAMES: usize = 3;
     let shown: Vec<String> = names.iter().take(MAX_NAMES).map(|name| format!("`{name}`")).collect();
     format!("{}{}", shown.join(", "), if names.len() > MAX_NAMES { ", …" } else { "" })
 }
 
-/// The part of a model that a tensor belongs to: the first word of its name that says more than `model`.
+/// Returns the part of a model that a tensor belongs to: the first word of its name other than `model` and
+/// `language_model`.
 fn part_of(name: &str) -> &str {
     name.split('.').find(|word| !matches!(*word, "model" | "language_model")).unwrap_or(name)
 }

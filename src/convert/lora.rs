@@ -1,7 +1,7 @@
-//! LoRA adapters of PEFT: as GGUF adapters, or merged into the weights of their base model.
+//! Conversion of PEFT's LoRA adapters: to GGUF adapters, or merged into the weights of their base model.
 //!
-//! A pair of matrices stands for a tensor of the base. The card of the base maps that tensor as it maps the base's own;
-//! its operations are then carried out on the two factors.
+//! A pair of matrices represents a tensor of the base model. The base's card maps it like the base's own tensor; the
+//! card's operations are then applied to the two factors.
 
 mod config;
 mod error;
@@ -31,7 +31,7 @@ use parts::{Form, Pair, Parts, is_norm};
 
 pub use error::{AdapterError, Stray};
 
-/// The tensor whose rows are looked up: runtimes want both its factors turned.
+/// Name of the token embedding; runtimes look up its rows and expect both of its factors transposed.
 const EMBEDDING: &str = "token_embd.weight";
 
 impl From<AdapterError> for ConvertError {
@@ -40,16 +40,16 @@ impl From<AdapterError> for ConvertError {
     }
 }
 
-/// What is asked of the conversion of an adapter, besides what is asked of any.
+/// Options of an adapter's conversion, in addition to [`ConvertOptions`].
 #[derive(Clone, Debug, Default)]
 pub struct AdapterOptions {
-    /// Directory of the base model; `None` for the one that the adapter names.
+    /// Directory of the base model; `None` for the one that the adapter's configuration names.
     pub base: Option<PathBuf>,
-    /// Write the strength of the training where it is not `lora_alpha` divided by the rank.
+    /// True to write the strength used in training where it differs from `lora_alpha` divided by the rank.
     pub scale_alpha: bool,
 }
 
-/// An adapter seen as the GGUF file it becomes. No matrix has been read; as a [`TensorSource`] it produces rows on demand.
+/// Plan of a GGUF adapter. No matrix has been read; as a [`TensorSource`] it produces rows on demand.
 pub struct AdapterConversion {
     adapter: AdapterDir,
     tensors: Vec<TensorMeta>,
@@ -71,18 +71,18 @@ impl fmt::Debug for AdapterConversion {
     }
 }
 
-/// What a card makes of an adapter's tensors.
+/// Result of applying the base's card to the adapter's tensors.
 struct Mapped {
     parts: Parts,
     mapping: Mapping,
 }
 
 impl AdapterConversion {
-    /// Plans the conversion of a directory.
+    /// Plans the conversion of an adapter directory.
     ///
     /// # Errors
-    /// [`ConvertError`]: files that cannot be read, a base that is not known or has other tensors, tensors of the adapter
-    /// that have no place in a GGUF adapter.
+    /// [`ConvertError`]: unreadable files, a base that is unknown or has other tensors, adapter tensors that a GGUF
+    /// adapter cannot hold.
     pub fn plan(
         path: &Path,
         adapter_options: &AdapterOptions,
@@ -133,38 +133,38 @@ impl AdapterConversion {
         Ok(Self { adapter, tensors, recipes, metadata, general, file_type, paths, policy, warnings })
     }
 
-    /// The keys of the output, in file order.
+    /// Metadata keys of the output, in file order.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// Name of the file's type, as file names have it.
+    /// Name of the file type in upper case, as used in file names.
     #[must_use]
     pub fn encoding(&self) -> String {
         self.file_type.name().to_uppercase()
     }
 
-    /// Names of the adapter's tensors that a tensor is made of.
+    /// Names of the adapter's weights that output tensor `tensor` is made of.
     pub fn sources(&self, tensor: usize) -> impl Iterator<Item = &str> {
         let weights = self.adapter.weights();
         let indices = self.recipes.get(tensor).map(Recipe::weights).unwrap_or_default();
         indices.into_iter().filter_map(|index| weights.get(index).map(|weight| weight.name.as_str()))
     }
 
-    /// What is odd about the adapter but does not stop the conversion.
+    /// Oddities of the adapter that do not stop the conversion.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The default file name of the output; `encoding` is the file type's name.
+    /// Default file name of the output; `encoding` is the name of the file type.
     #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
         self.general.default_adapter_file_name(encoding)
     }
 
-    /// All files that are read; an output must not replace them.
+    /// Paths of all files that are read; an output must not replace them.
     #[must_use]
     pub fn input_paths(&self) -> &[PathBuf] {
         &self.paths
@@ -185,7 +185,7 @@ impl TensorSource for AdapterConversion {
     }
 }
 
-/// The directory of the base: as given, or as the adapter names it.
+/// Returns the base's directory: the given one, or else the one that the adapter names.
 fn base_dir(
     adapter: &AdapterDir,
     config: &AdapterConfig,
@@ -197,7 +197,7 @@ fn base_dir(
         .ok_or_else(|| AdapterError::NoBase { path: adapter.config_path(), named: config.base.clone() })
 }
 
-/// The tensors of the base, if its weights are there; only headers are read.
+/// Returns the tensors of the base from their headers; empty if the base has no weights.
 fn base_weights(base: &ModelDir, warnings: &mut Vec<String>) -> Vec<WeightMeta> {
     match Checkpoint::with_dir(base.clone()) {
         Ok(checkpoint) => checkpoint.weights().to_vec(),
@@ -209,7 +209,7 @@ fn base_weights(base: &ModelDir, warnings: &mut Vec<String>) -> Vec<WeightMeta> 
     }
 }
 
-/// Applies the card of the base to what the adapter changes.
+/// Applies the base's card to the tensors that the adapter changes.
 fn mapped(
     base: &ModelDir,
     adapter: &AdapterDir,
@@ -234,7 +234,7 @@ fn mapped(
         })
     };
     let mapping = apply(&parts, warnings)?;
-    // A matrix that the card turns is one that the checkpoint stores turned (`Conv1D`). PEFT's are not.
+    // The card transposes weights that the checkpoint stores transposed (`Conv1D`); PEFT's matrices are not.
     let turned: Vec<usize> = mapping.outputs.iter().filter_map(turned_source).collect();
     let n_whole = parts.whole.len();
     let mut any = false;
@@ -248,7 +248,7 @@ fn mapped(
     Ok(Mapped { parts, mapping })
 }
 
-/// The weight of an output that the card turns as it is stored.
+/// Index of the weight that the card transposes first, if the output is made of that weight alone.
 fn turned_source(output: &OutputSpec) -> Option<usize> {
     let Content::Sources(assembly) = &output.content else { return None };
     let [source] = assembly.sources.as_slice() else { return None };
@@ -257,7 +257,7 @@ fn turned_source(output: &OutputSpec) -> Option<usize> {
         .then_some(source.weight)
 }
 
-/// Holds the adapter against the weights of its base, as far as they are known.
+/// Compares the shapes of the adapter's products with the base's weights, as far as these are known.
 fn check_base(parts: &Parts, stored: &[WeightMeta]) -> Result<(), AdapterError> {
     let by_name: HashMap<&str, &WeightMeta> = stored.iter().map(|meta| (meta.name.as_str(), meta)).collect();
     for pair in &parts.pairs {
@@ -273,13 +273,13 @@ fn check_base(parts: &Parts, stored: &[WeightMeta]) -> Result<(), AdapterError> 
     Ok(())
 }
 
-/// Whether an adapter changes embeddings that are the model's output, too.
+/// Returns true if the adapter changes embeddings that are also the output matrix.
 fn is_output_changed(parts: &Parts, base: &ModelDir) -> bool {
     base.config().get("tie_word_embeddings") == Some(&Json::Bool(true))
         && parts.pairs.iter().any(|pair| pair.form == Form::Embedding)
 }
 
-/// What the card leaves out, for the user: the reference says nothing.
+/// Returns a warning for each change that the card drops; the reference drops them silently.
 fn left_out(parts: &Parts, mapping: &Mapping) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for dropped in &mapping.dropped {
@@ -291,16 +291,16 @@ fn left_out(parts: &Parts, mapping: &Mapping) -> Vec<String> {
     lines
 }
 
-/// How strong the pairs are.
+/// Scaling of the pairs.
 struct Strengths {
-    /// The file's alpha.
+    /// Value of `adapter.lora.alpha`.
     alpha: f64,
-    /// By what one of each pair's matrices is multiplied.
+    /// Factor for one matrix of each pair.
     factors: Vec<f64>,
 }
 
 impl Strengths {
-    /// Decides, and warns where runtimes will not arrive at the strength of the training.
+    /// Decides, and warns where runtimes will not reproduce the strength used in training.
     fn of(config: &AdapterConfig, parts: &Parts, scale_alpha: bool, warnings: &mut Vec<String>) -> Self {
         let effective: Vec<f64> =
             parts.pairs.iter().map(|pair| config.effective_alpha(pair.module(), pair.rank)).collect();
@@ -325,7 +325,7 @@ impl Strengths {
             ));
             return Self { alpha: config.alpha, factors: vec![1.0; effective.len()] };
         }
-        // The alpha of most pairs, so that few matrices change; of several the first.
+        // Use the alpha of most pairs, so that few matrices change; on a tie, the first one.
         let count = |alpha: f64| effective.iter().filter(|other| other.to_bits() == alpha.to_bits()).count();
         let usual = effective.iter().copied().filter(|alpha| *alpha != 0.0);
         let alpha = usual.rev().max_by_key(|alpha| count(*alpha)).unwrap_or(config.alpha);
@@ -333,7 +333,7 @@ impl Strengths {
     }
 }
 
-/// The tensors of the file with what they are made by.
+/// Tensors of the file, each with its recipe.
 struct Made(Vec<(TensorMeta, Recipe)>);
 
 impl Made {
@@ -363,7 +363,7 @@ impl Made {
         Ok(made)
     }
 
-    /// A norm.
+    /// Adds a norm, which the adapter stores as a whole tensor.
     fn whole(
         &mut self,
         adapter: &AdapterDir,
@@ -389,7 +389,7 @@ impl Made {
         Ok(())
     }
 
-    /// The two factors of a tensor.
+    /// Adds the two factors of a tensor.
     fn pair(
         &mut self,
         output: &OutputSpec,
@@ -397,14 +397,14 @@ impl Made {
         file_type: OutType,
     ) -> Result<(), FactorError> {
         let turned;
-        // ref: rows of the embedding's factor are looked up, so what is A elsewhere has a row for each token
+        // ref: the embedding's factor is looked up by row, so the matrix named A elsewhere has a row for each token
         let (a, b) = if output.name.contains(EMBEDDING) {
             turned = product.turned()?;
             (&product.b, &turned.b)
         } else {
             (&product.a, &product.b)
         };
-        // What follows its source does so for the sake of the base's weights.
+        // `EntryType::Source` is meant for the base's weights, not for the factors.
         let entry = match output.type_rule.entry {
             EntryType::Source => EntryType::Auto,
             entry => entry,
@@ -421,7 +421,7 @@ impl Made {
     }
 }
 
-/// The factors of an output.
+/// Returns the two factors of an output.
 fn product(
     adapter: &AdapterDir,
     parts: &Parts,
@@ -446,7 +446,7 @@ fn product(
     Ok(product)
 }
 
-/// All keys in file order.
+/// Returns all keys in file order.
 fn metadata(
     mapping: &Mapping,
     general: &GeneralMetadata,

@@ -1,7 +1,7 @@
-//! The keys `general.*`: who made a model, from what, under which licence, and how to sample from it.
+//! The keys `general.*`: authorship, origin, licence, and sampling defaults of a model.
 //!
-//! Sources in order of rank: the name given by hand, the override file, the model card, `_name_or_path` of the
-//! configuration, the name of the directory; the sampling keys come from `generation_config.json`.
+//! Sources in order of precedence: the name given by the user, the override file, the model card, `_name_or_path` of
+//! the configuration, the name of the directory. The sampling keys come from `generation_config.json`.
 
 use std::path::Path;
 
@@ -15,23 +15,23 @@ use crate::core::numeric::held_by_f32;
 use crate::core::text::escape;
 use crate::gguf::{Array, Value};
 
-/// The files that say something about a model, as read.
+/// Files with general metadata about a model, as read.
 #[derive(Clone, Debug, Default)]
 pub struct MetadataFiles {
     /// Front matter of the model card.
     pub card: Map<String, Json>,
-    /// `generation_config.json`.
+    /// Contents of `generation_config.json`.
     pub generation_config: Map<String, Json>,
-    /// The override file, with the full names of keys.
+    /// Contents of the override file; keys have their full names.
     pub overrides: Map<String, Json>,
-    /// What could not be used.
+    /// Parts of the files that could not be used.
     pub warnings: Vec<MetadataWarning>,
 }
 
 impl MetadataFiles {
-    /// Reads the files of a checkpoint, and the override file if there is one.
+    /// Reads the files of a checkpoint, and the override file if one is given.
     ///
-    /// A broken model card or generation configuration is a warning: models are published with such files.
+    /// A broken model card or generation configuration only causes a warning: models are published with such files.
     ///
     /// # Errors
     /// [`CheckpointError`] for the override file; I/O errors.
@@ -53,7 +53,7 @@ impl MetadataFiles {
         Ok(files)
     }
 
-    /// Takes a model card's text.
+    /// Parses the text of a model card.
     pub fn add_card(&mut self, card: &str) {
         match parse_card(card) {
             Ok(map) => self.card = map,
@@ -62,64 +62,64 @@ impl MetadataFiles {
     }
 }
 
-/// Something a file says that cannot be kept.
+/// Part of a file that cannot be kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataWarning {
-    /// A whole file is left out.
+    /// A whole file is ignored.
     #[error("{reason}; the file is left out")]
     FileIgnored {
-        /// Why, with the path.
+        /// Cause, with the path.
         reason: String,
     },
-    /// The model card is left out.
+    /// The model card is ignored.
     #[error("README.md: {0}; the model card is left out")]
     CardIgnored(CardError),
-    /// A value of the wrong kind.
+    /// A value has the wrong type.
     #[error("`{}`: expected {expected}, found `{}`; the value is left out", escape(key), escape(found))]
     WrongKind {
-        /// The key, as its file spells it.
+        /// Key, as spelled in its file.
         key: String,
-        /// What it should be.
+        /// Expected type.
         expected: &'static str,
-        /// What it is, as JSON, cut short.
+        /// Value found, as truncated JSON.
         found: String,
     },
-    /// A key of the override file that has no effect.
+    /// A key of the override file has no effect.
     #[error("`{}`: not a key that can be overridden", escape(key))]
     UnknownOverride {
-        /// The key.
+        /// Key.
         key: String,
     },
 }
 
-/// What the keys are derived from.
+/// Inputs that the keys are derived from.
 #[derive(Clone, Copy, Debug)]
 pub struct MetadataInputs<'a> {
     /// Name of the checkpoint's directory.
     pub dir_name: &'a str,
-    /// `config.json`.
+    /// Contents of `config.json`.
     pub config: &'a Map<String, Json>,
     /// The other files.
     pub files: &'a MetadataFiles,
-    /// The name given by hand.
+    /// Name given by the user.
     pub model_name: Option<&'a str>,
-    /// Parameters of the output.
+    /// Parameter counts of the output.
     pub counts: ParameterCounts,
 }
 
-/// The keys, and the parts that the name of the output file is made of.
+/// Derived keys, and the components of the output file's name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GeneralMetadata {
-    /// Keys and values in file order, from `general.sampling.*` to `general.languages`; `general.architecture` and
-    /// `general.type`, which precede them, are the caller's.
+    /// Keys and values in file order, from `general.sampling.*` to `general.languages`. The caller writes
+    /// `general.architecture` and `general.type`, which precede them.
     pub entries: Vec<(String, Value)>,
-    /// What could not be kept.
+    /// Values that could not be kept.
     pub warnings: Vec<MetadataWarning>,
     texts: Texts,
 }
 
 impl GeneralMetadata {
-    /// The default name of the output file. `encoding` is the file type's name (`F16`, `Q4_K_M`).
+    /// Default name of the output file. `encoding` is the name of the file type (`F16`, `Q4_K_M`).
     #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
         let name = FileName {
@@ -130,13 +130,13 @@ impl GeneralMetadata {
         name.stem() + ".gguf"
     }
 
-    /// The default name of a file that holds draft heads alone: without a size, which would be that of the heads.
+    /// Default name of a file with draft heads only; it has no size, which would be that of the heads.
     #[must_use]
     pub fn default_head_file_name(&self, encoding: &str) -> String {
         format!("mtp-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
     }
 
-    /// The default name of an adapter's file.
+    /// Default name of an adapter file.
     #[must_use]
     pub fn default_adapter_file_name(&self, encoding: &str) -> String {
         let name = FileName {
@@ -148,13 +148,13 @@ impl GeneralMetadata {
         name.stem() + ".gguf"
     }
 
-    /// The default name of a file that holds towers: without a size, which would be that of the towers.
+    /// Default name of a file with towers only; it has no size, which would be that of the towers.
     #[must_use]
     pub fn default_tower_file_name(&self, encoding: &str) -> String {
         format!("mmproj-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
     }
 
-    /// The default name of a file that holds a vocabulary alone.
+    /// Default name of a vocabulary-only file.
     #[must_use]
     pub fn default_vocab_file_name(&self) -> String {
         FileName { kind: Some("vocab"), ..self.name() }.stem() + ".gguf"
@@ -172,7 +172,7 @@ impl GeneralMetadata {
     }
 }
 
-/// How a sampling value is stored.
+/// Stored type of a sampling value.
 #[derive(Clone, Copy)]
 enum SamplingKind {
     Text,
@@ -198,19 +198,19 @@ const SAMPLING: [(&str, &str, SamplingKind); 12] = [
 
 macro_rules! texts {
     ($( $field:ident = $key:literal, $overridable:literal; )*) => {
-        /// The text keys in file order.
+        /// Text values in file order.
         #[derive(Clone, Debug, Default, PartialEq)]
         struct Texts {
             $( $field: Option<String>, )*
         }
 
         impl Texts {
-            /// Keys and values.
+            /// Returns keys and values.
             fn rows(&self) -> Vec<(&'static str, Option<&str>)> {
                 vec![$( ($key, self.$field.as_deref()) ),*]
             }
 
-            /// The keys that the override file may set, and their places.
+            /// Returns the keys that the override file may set, with their fields.
             fn overridable(&mut self) -> Vec<(&'static str, &mut Option<String>)> {
                 let mut rows = Vec::new();
                 $( if $overridable { rows.push(($key, &mut self.$field)); } )*
@@ -244,14 +244,14 @@ texts! {
     source_repo_url = "general.source.repo_url", true;
 }
 
-/// Keys of a base model or data set, in file order.
+/// Keys of a base model or dataset, in file order.
 const PARENT_FIELDS: [&str; 9] =
     ["name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"];
 
-/// A base model or data set: fields by name.
+/// Fields of a base model or dataset by name.
 type Parent = Map<String, Json>;
 
-/// Everything that is collected before it is written out.
+/// Values collected before they are written out.
 #[derive(Default)]
 struct Collector {
     texts: Texts,
@@ -263,18 +263,18 @@ struct Collector {
     warnings: Vec<MetadataWarning>,
 }
 
-/// Derives the keys.
+/// Derives the `general.*` keys.
 ///
 /// # Exactness
-/// gguf-py's `Metadata.load` and `set_gguf_meta_model` with the converter's `prepare_metadata` between them. Numbers
-/// where text is expected (a card's `version: 1.5`) are kept as written; the reference fails on them.
+/// gguf-py's `Metadata.load` and `set_gguf_meta_model`, with the converter's `prepare_metadata` between them. Numbers
+/// where text is expected (`version: 1.5` in a model card) are kept as written; the reference fails on them.
 #[must_use]
 pub fn general_metadata(inputs: &MetadataInputs<'_>) -> GeneralMetadata {
     let mut all = Collector { warnings: inputs.files.warnings.clone(), ..Collector::default() };
     all.take_card(&inputs.files.card);
     let total = inputs.counts.total;
     let path = inputs.config.get("_name_or_path").and_then(Json::as_str);
-    // More than one slash makes it a path on somebody's computer.
+    // More than one slash: a path on the author's machine.
     if let Some(id) = path.filter(|id| id.matches('/').count() <= 1) {
         all.take_id(split_id(id, total));
     }
@@ -297,7 +297,7 @@ impl Collector {
         self.warnings.push(MetadataWarning::WrongKind { key: key.to_owned(), expected, found });
     }
 
-    /// A value as text; numbers and truth values as they are written.
+    /// Converts a value to text; numbers and booleans keep their spelling.
     fn text(&mut self, key: &str, value: &Json) -> Option<String> {
         match value {
             Json::Null => None,
@@ -310,7 +310,7 @@ impl Collector {
         }
     }
 
-    /// A value as a list of texts; a single text is a list of one.
+    /// Converts a value to a list of texts; a single text is a list of one.
     fn list(&mut self, key: &str, value: &Json) -> Vec<String> {
         match value {
             Json::Array(items) => items.iter().filter_map(|item| self.text(key, item)).collect(),
@@ -353,7 +353,7 @@ impl Collector {
         self.languages = self.lists(card, ["languages", "language"]);
     }
 
-    /// The lists under some keys, one after the other; `None` if there is no such key.
+    /// Concatenates the lists under some keys; `None` if none of the keys exists.
     fn lists(&mut self, card: &Map<String, Json>, keys: [&str; 2]) -> Option<Vec<String>> {
         let mut all: Option<Vec<String>> = None;
         for key in keys {
@@ -365,7 +365,7 @@ impl Collector {
         all
     }
 
-    /// Base models or data sets under the first of some keys that is there.
+    /// Returns the base models or datasets under the first of the keys that exists.
     fn parents(&mut self, card: &Map<String, Json>, keys: [&'static str; 3]) -> Option<Vec<Parent>> {
         let (key, value) = keys.iter().find_map(|key| Some((*key, card.get(*key)?)))?;
         let items = match value {
@@ -383,7 +383,7 @@ impl Collector {
                 Json::String(id) => parent(id),
                 Json::Object(fields) => fields.clone(),
                 other => {
-                    // ref: an entry that says nothing is counted all the same, keep
+                    // ref: an entry without information is counted all the same, keep
                     self.wrong_kind(key, "an id or a map", other);
                     Parent::new()
                 }
@@ -392,7 +392,7 @@ impl Collector {
         Some(parents)
     }
 
-    /// Fills what is still open from the parts of a model id.
+    /// Fills the missing texts from the components of a model id.
     fn take_id(&mut self, id: IdParts) {
         let texts = &mut self.texts;
         texts.name = texts.name.take().or_else(|| id.full_name.as_deref().map(title));
@@ -405,7 +405,7 @@ impl Collector {
 
     fn take_generation_config(&mut self, config: &Map<String, Json>) {
         for (slot, (key, source, _)) in self.sampling.iter_mut().zip(SAMPLING) {
-            // The older name of the penalty counts where the newer is absent.
+            // The older name of the penalty applies if the newer one is absent.
             let value = config
                 .get(source)
                 .or_else(|| config.get("repetition_penalty").filter(|_| key == "penalty_repeat"));
@@ -434,7 +434,7 @@ impl Collector {
                 }
                 _ => {
                     let text = self.text(key, value);
-                    // What cannot be used takes nothing away; `null` does.
+                    // An unusable value removes nothing; `null` does.
                     if text.is_some() || value.is_null() {
                         let row = self.texts.overridable().into_iter().find(|row| row.0 == key);
                         if let Some((_, slot)) = row {
@@ -500,7 +500,7 @@ fn string(text: &str) -> Value {
     Value::String(text.as_bytes().to_vec())
 }
 
-/// A sampling value in its type; `None` for an empty text. The error says what it should have been.
+/// Converts a sampling value to its type; `None` for an empty text. The error names the expected type.
 fn sampling_value(value: &Json, kind: SamplingKind) -> Result<Option<Value>, &'static str> {
     match kind {
         SamplingKind::Text => {
@@ -521,7 +521,7 @@ fn sampling_value(value: &Json, kind: SamplingKind) -> Result<Option<Value>, &'s
     }
 }
 
-/// What an id or address says about a base model or data set.
+/// Derives the fields of a base model or dataset from its id or URL.
 fn parent(id: &str) -> Parent {
     let is_url = ["http://", "https://", "ssh://"].iter().any(|scheme| id.starts_with(scheme));
     let hub_id = match id.strip_prefix("https://").or_else(|| id.strip_prefix("http://")) {
@@ -536,7 +536,7 @@ fn parent(id: &str) -> Parent {
         fields.insert("repo_url".into(), id.into());
     }
     if let Some(hub_id) = hub_id {
-        // The size is not kept, so the parameter count does not matter.
+        // The size is discarded, so the parameter count does not matter.
         let parts = split_id(hub_id, 0);
         let full_name = parts.full_name.unwrap_or_default();
         fields.insert("name".into(), title(&full_name).into());

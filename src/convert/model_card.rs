@@ -1,39 +1,39 @@
-//! The front matter of a model card: YAML between two lines `---` at the head of `README.md`.
+//! Front matter of a model card: YAML between two lines `---` at the head of `README.md`.
 //!
-//! Every scalar stays the text that was written: a version `1.5` is not a number, `no` is a language. Only an empty
-//! value, `~` and `null` are nothing. (The reference reads YAML 1.1 types; where that changes a value it then fails
-//! on it or drops it.)
+//! Every scalar keeps its written text: a version `1.5` is not a number, `no` is a language. Only an empty value, `~`
+//! and `null` count as null. (The reference reads YAML 1.1 types. If that changes a value, it fails on the value or
+//! drops it.)
 
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Tag};
 use serde_json::{Map, Value};
 
-/// Bytes of front matter that are read; real cards have a few thousand.
+/// Maximum size of front matter in bytes; real cards have a few thousand.
 const MAX_BYTES: usize = 1 << 20;
-/// Nodes that a card may have, those that aliases repeat included.
+/// Maximum number of nodes, including those that aliases repeat.
 const MAX_NODES: usize = 100_000;
-/// Depth of nested lists and maps.
+/// Maximum depth of nested lists and maps.
 const MAX_DEPTH: usize = 64;
 
-/// Why a model card's front matter cannot be used.
+/// Reasons why a model card's front matter cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CardError {
-    /// Not YAML.
+    /// Invalid YAML.
     #[error("line {line}: {problem}")]
     Syntax {
         /// Line in the card, from 1.
         line: usize,
-        /// The parser's words.
+        /// Message of the parser.
         problem: String,
     },
-    /// Larger, deeper or more repetitive than any real card.
+    /// Front matter that is larger, deeper or more repetitive than any real card.
     #[error("line {line}: front matter is too large")]
     TooLarge {
         /// Line in the card, from 1.
         line: usize,
     },
-    /// YAML of another kind than a map of names.
+    /// YAML that is not a map with text keys.
     #[error("line {line}: expected a map with text keys")]
     NotAMap {
         /// Line in the card, from 1.
@@ -41,8 +41,8 @@ pub enum CardError {
     },
 }
 
-/// Reads the front matter of a card: scalars as strings, lists, maps in file order; of a key given twice the last
-/// value. A card without front matter is an empty map.
+/// Parses the front matter of a card into strings, lists, and maps in file order. The last value of a duplicate key
+/// wins. A card without front matter gives an empty map.
 ///
 /// # Errors
 /// [`CardError`].
@@ -51,7 +51,7 @@ pub(crate) fn parse_card(card: &str) -> Result<Map<String, Value>, CardError> {
     let mut builder = Builder::default();
     let mut parser = Parser::new_from_str(&yaml);
     while let Some(event) = parser.next_event() {
-        // The front matter begins on the card's second line.
+        // The front matter starts on the card's second line.
         let (event, span) = event.map_err(|error| CardError::Syntax {
             line: error.marker().line() + 1,
             problem: error.info().to_owned(),
@@ -69,8 +69,8 @@ pub(crate) fn parse_card(card: &str) -> Result<Map<String, Value>, CardError> {
     }
 }
 
-/// The lines between the first, which is `---`, and the next such line or the end; tabs become two spaces, because
-/// some cards indent with them.
+/// Returns the lines between the first, which is `---`, and the next such line or the end. Tabs become two spaces,
+/// because some cards indent with them.
 fn front_matter(card: &str) -> Result<Option<String>, CardError> {
     let mut lines = lines(card);
     if lines.next() != Some("---") {
@@ -87,7 +87,7 @@ fn front_matter(card: &str) -> Result<Option<String>, CardError> {
     Ok(Some(yaml))
 }
 
-/// The lines of a text, cut where Python's `splitlines` cuts.
+/// Splits a text into lines like Python's `splitlines`.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     let is_end = |c: char| {
         matches!(
@@ -108,13 +108,13 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A list or map under construction, and its anchor (0 for none).
+/// A list or map under construction, with its anchor (0 for none).
 enum Open {
     List(Vec<Value>, usize),
     Map(Map<String, Value>, Option<String>, usize),
 }
 
-/// Turns the parser's events into a value without recursion.
+/// Builder that turns the parser's events into a value without recursion.
 #[derive(Default)]
 struct Builder {
     line: usize,
@@ -167,7 +167,7 @@ impl Builder {
     fn finish(&mut self, value: Value, anchor: usize) -> Result<(), CardError> {
         self.count(1)?;
         if anchor != 0 {
-            // The anchored copy counts too: copies of copies are what makes small files explode.
+            // The anchored copy counts as well: copies of copies let small files explode.
             self.count(n_nodes(&value))?;
             self.anchors.insert(anchor, value.clone());
         }
@@ -187,8 +187,8 @@ impl Builder {
     }
 }
 
-/// Number of values in a value. Bounded: nothing is built deeper than [`MAX_DEPTH`], and aliases are counted when
-/// they are resolved.
+/// Counts the values in a value. The recursion is bounded: nothing is deeper than [`MAX_DEPTH`], and aliases are
+/// counted when they are resolved.
 fn n_nodes(value: &Value) -> usize {
     match value {
         Value::Array(list) => 1 + list.iter().map(n_nodes).sum::<usize>(),

@@ -1,4 +1,4 @@
-//! What lies in folders beside a model: the modules that `modules.json` of sentence-transformers lists, and parts of towers.
+//! Folders next to a model: the modules listed in `modules.json` of sentence-transformers, and parts of towers.
 
 use std::path::{Component, Path};
 
@@ -8,16 +8,16 @@ use crate::checkpoint::ModelDir;
 use crate::checkpoint::modules::WithModules;
 use crate::convert::ConvertError;
 
-/// The list.
+/// Name of the list of modules.
 pub(super) const MODULES: &str = "modules.json";
 
-/// Classes whose dense module is part of the model, whether it is asked for or not.
+/// Classes whose dense module is always part of the model.
 pub(super) const WITH_DENSE: [&str; 2] = ["Lfm2Model", "Lfm2BidirectionalModel"];
 
 /// Classes whose towers have weights and a configuration in a folder of their own.
 const TOWER_FOLDERS: [(&str, &str); 1] = [("MiMoV2ForCausalLM", "audio_tokenizer")];
 
-/// The folder in which a model keeps a part of its towers.
+/// Returns the folder that holds a part of a model's towers.
 pub(super) fn tower_folder(dir: &ModelDir) -> Option<&'static str> {
     let class = dir.config().get("architectures").and_then(|classes| classes[0].as_str())?;
     TOWER_FOLDERS.iter().find(|row| row.0 == class).map(|row| row.1)
@@ -26,14 +26,14 @@ pub(super) fn tower_folder(dir: &ModelDir) -> Option<&'static str> {
 /// A module of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Module {
-    /// The Python class.
+    /// Python class.
     pub(super) ty: String,
-    /// Its directory within the model's; empty for the model itself.
+    /// Directory within the model's directory; empty for the model itself.
     pub(super) folder: String,
 }
 
 impl Module {
-    /// The path of one of its files within the model's directory.
+    /// Returns the path of a file of the module within the model's directory.
     pub(super) fn file(&self, name: &str) -> String {
         match self.folder.as_str() {
             "" => name.to_owned(),
@@ -46,7 +46,7 @@ pub(super) fn wrong(dir: &ModelDir, file: &str, reason: String) -> ConvertError 
     ConvertError::Pooling { path: dir.path().join(file), reason }
 }
 
-/// The modules whose Python class ends with `ending`, in order; none without `modules.json`.
+/// Returns the modules whose Python class ends with `ending`, in order; empty without `modules.json`.
 ///
 /// # Errors
 /// A broken file, a path that leaves the directory.
@@ -68,7 +68,7 @@ fn outside(dir: &ModelDir, folder: &str) -> ConvertError {
     wrong(dir, MODULES, format!("`{folder}` leaves the directory"))
 }
 
-/// The path without `.` and repeated separators; `None` for one that could lead out of the directory.
+/// Normalizes a path by removing `.` and repeated separators; `None` for one that could lead out of the directory.
 fn inside(folder: &str) -> Option<String> {
     let mut parts = Vec::new();
     for part in Path::new(folder).components() {
@@ -84,7 +84,7 @@ fn inside(folder: &str) -> Option<String> {
 /// Adds the layers of dense modules to a model's weights, as `dense_2.weight` (from `2_Dense`) and `dense_3.weight`.
 ///
 /// # Errors
-/// A broken file; a configuration of other sizes than the weight's; modules that were asked for and are not there.
+/// A broken file; a configuration whose sizes contradict the weight's; requested modules that do not exist.
 pub(super) fn add_dense(dir: &ModelDir, asked: bool, weights: &mut WithModules) -> Result<(), ConvertError> {
     let class = dir.config().get("architectures").and_then(|classes| classes[0].as_str());
     if class.is_some_and(|class| WITH_DENSE.contains(&class)) {
@@ -110,7 +110,7 @@ pub(super) fn add_dense(dir: &ModelDir, asked: bool, weights: &mut WithModules) 
     Ok(())
 }
 
-/// Checks what the module's configuration says about its layer, where it says anything.
+/// Checks the sizes that the module's configuration declares for its layer, if any.
 fn check_sizes(
     dir: &ModelDir,
     module: &Module,

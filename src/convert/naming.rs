@@ -1,4 +1,4 @@
-//! Names: what the parts of a model's name mean, size labels, and the default name of the output file.
+//! Parsing of model names, size labels, and the default name of the output file.
 
 use std::sync::LazyLock;
 
@@ -6,26 +6,28 @@ use regex::Regex;
 
 use crate::core::TensorMeta;
 
-/// Parameters of a model, counted the way the size label needs them.
+/// Parameter counts of a model, as the size label needs them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParameterCounts {
-    /// All parameters. Negative: an estimate from an adapter.
+    /// Number of all parameters; negative if estimated from an adapter.
     pub total: i64,
-    /// Parameters outside the experts.
+    /// Number of parameters outside the experts.
     pub shared: i64,
-    /// Parameters of one expert, over all layers.
+    /// Number of parameters of one expert, over all layers.
     pub expert: i64,
-    /// Experts per layer, the mean if layers differ; 0 without experts.
+    /// Number of experts per layer, the mean if layers differ; 0 without experts.
     pub n_experts: i64,
 }
 
 impl ParameterCounts {
-    /// Counts the parameters of a GGUF file's tensors. A tensor of experts has `_exps.` in its name and the experts
-    /// in its third dimension from the end (second for a bias).
+    /// Counts the parameters of a GGUF file's tensors.
+    ///
+    /// An expert tensor has `_exps.` in its name and the experts in its third dimension from the end (second for a
+    /// bias).
     ///
     /// # Exactness
-    /// gguf-py's `get_total_parameter_count`; sums saturate. Pairs of an adapter count as the matrix that they make, and
-    /// the total is negative then; if a pair does not stand together, nothing is counted.
+    /// gguf-py's `get_total_parameter_count`; sums saturate. A pair of an adapter counts as its product, and the total
+    /// is then negative. If the two tensors of a pair are not adjacent, nothing is counted.
     #[must_use]
     pub fn of<'a>(tensors: impl IntoIterator<Item = &'a TensorMeta>) -> Self {
         let mut counts = Self::default();
@@ -68,7 +70,7 @@ impl ParameterCounts {
         counts
     }
 
-    /// The size label: `6.7B`, `180K`, `8x7.2B`.
+    /// Size label of the model: `6.7B`, `180K`, `8x7.2B`.
     ///
     /// # Exactness
     /// gguf-py's `size_label`; a million is `1000K`, because the limits are exclusive.
@@ -83,7 +85,7 @@ impl ParameterCounts {
     }
 }
 
-/// A count with a unit and at least two digits.
+/// Formats a count with a unit and at least two digits.
 fn rounded(n: u64) -> String {
     let n = n as f64;
     let (scaled, unit) = if n > 1e12 {
@@ -96,29 +98,29 @@ fn rounded(n: u64) -> String {
         (n * 1e-3, 'K')
     };
     let whole = scaled.round_ties_even();
-    // A leading zero is no digit.
+    // A leading zero does not count as a digit.
     let n_digits = if whole == 0.0 { 0 } else { format!("{whole:.0}").len() };
     format!("{scaled:.*}{unit}", 2usize.saturating_sub(n_digits))
 }
 
-/// What the parts of a model id (`org/Base-7B-Chat-v1.0`) mean.
+/// Components of a model id (`org/Base-7B-Chat-v1.0`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IdParts {
-    /// All after the first slash.
+    /// Text after the first slash.
     pub full_name: Option<String>,
-    /// What stands before it.
+    /// Text before the first slash.
     pub organization: Option<String>,
-    /// The leading words.
+    /// Leading words.
     pub basename: Option<String>,
-    /// What was made of the base: `Chat`, `Instruct-DPO`.
+    /// Description of the finetune: `Chat`, `Instruct-DPO`.
     pub finetune: Option<String>,
-    /// `v1.0`, `2507`.
+    /// Version: `v1.0`, `2507`.
     pub version: Option<String>,
-    /// `7B`, `30B-A3B`, `mini`.
+    /// Size: `7B`, `30B-A3B`, `mini`.
     pub size_label: Option<String>,
 }
 
-/// What a part of a name was taken for; several may hold.
+/// Possible meanings of a word of a name; several may hold.
 #[derive(Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "a set of five marks, any of which may be combined")]
 struct Kinds {
@@ -146,8 +148,9 @@ static SIZE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(([A]|\d+[x])?\d+([._]\d+)?[KMBT][\d]?|small|mini|medium|large|x?xl)"));
 static FINETUNE: LazyLock<Regex> = LazyLock::new(|| pattern("chat|instruct|vision|lora"));
 
-/// Takes a model id apart. `total_params` tells a size from a context length (`80k`); 0 if unknown, negative for an
-/// adapter.
+/// Splits a model id into its components.
+///
+/// `total_params` distinguishes a size from a context length (`80k`). It is 0 if unknown, negative for an adapter.
 ///
 /// # Exactness
 /// gguf-py's `Metadata.get_model_id_components`.
@@ -179,13 +182,13 @@ pub(crate) fn split_id(id: &str, total_params: i64) -> IdParts {
             kinds.size = is_size;
             kinds.finetune = !is_size;
         } else if i > 0 && FINETUNE.is_match(part) {
-            // An adapter need not say that it is one.
+            // The name of an adapter need not repeat `LoRA`.
             let redundant = total_params < 0 && part.eq_ignore_ascii_case("lora");
             kinds.ty = redundant;
             kinds.finetune = !redundant;
         }
     }
-    // Words for sizes do not count beside figures.
+    // Sizes in words (`mini`) do not count if there are sizes in figures.
     if parts.iter().any(|(part, kinds)| kinds.size && part.contains(char::is_numeric)) {
         for (part, kinds) in &mut parts {
             kinds.size &= !part.chars().all(char::is_alphabetic);
@@ -206,7 +209,7 @@ pub(crate) fn split_id(id: &str, total_params: i64) -> IdParts {
     let size_label = Some(sizes.join("-")).filter(|text| !text.is_empty());
     let finetune = join(|kinds| kinds.finetune);
     let version = join(|kinds| kinds.version && !kinds.basename);
-    // A name in which nothing else was recognized says too little to call it a base name.
+    // If nothing else was recognized, the whole name is no evidence of a base name.
     let ambiguous = size_label.is_none() && finetune.is_none() && version.is_none();
     IdParts {
         full_name: Some(full_name.to_owned()),
@@ -218,7 +221,7 @@ pub(crate) fn split_id(id: &str, total_params: i64) -> IdParts {
     }
 }
 
-/// The leading words and versions are the base name, but versions at its end are versions.
+/// Marks leading words and versions as the base name, except versions at its end.
 fn mark_basename(parts: &mut [(String, Kinds)]) {
     let mut at_start = true;
     for (part, kinds) in &mut *parts {
@@ -238,8 +241,8 @@ fn mark_basename(parts: &mut [(String, Kinds)]) {
     }
 }
 
-/// A part that looks like a size, in its usual spelling, and whether it is one: a figure far from the parameter
-/// count is a context length.
+/// Normalizes a word that looks like a size, and returns whether it is one: a figure far from the parameter count is a
+/// context length.
 fn normal_size(part: &str, total_params: i64) -> (String, bool) {
     let mut chars: Vec<char> = part.replace('_', ".").chars().collect();
     // `7b1` means `7.1b`.
@@ -278,7 +281,7 @@ fn normal_size(part: &str, total_params: i64) -> (String, bool) {
     (text(&chars), true)
 }
 
-/// A name for people: hyphens become spaces, and lower-case words get a capital, versions apart.
+/// Title for display: hyphens become spaces, and lower-case words except versions are capitalized.
 ///
 /// # Exactness
 /// gguf-py's `Metadata.id_to_title`.
@@ -287,23 +290,23 @@ pub(crate) fn title(id: &str) -> String {
     static PLAIN: LazyLock<Regex> = LazyLock::new(|| pattern(r"v\d+(?:\.\d+)*|\d.*"));
     let spaced = id.replace('-', " ");
     let words = spaced.split(is_space).filter(|word| !word.is_empty()).map(|word| {
-        // The pattern is meant for lower case only, which the first test grants.
+        // The pattern is meant for lower case only, which `is_lower` ensures.
         if is_lower(word) && !PLAIN.is_match(word) { capitalize(word) } else { word.to_owned() }
     });
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// White space as Python sees it.
+/// Returns true for white space as Python defines it.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
-/// At least one letter with case, and none of them upper case.
+/// Returns true if the word has at least one lower-case letter and no upper-case letter.
 fn is_lower(word: &str) -> bool {
     word.contains(char::is_lowercase) && !word.contains(char::is_uppercase)
 }
 
-/// Every letter that does not follow a letter becomes a capital (`gpt2xl` → `Gpt2Xl`).
+/// Capitalizes every letter that does not follow a letter (`gpt2xl` → `Gpt2Xl`).
 fn capitalize(word: &str) -> String {
     let mut out = String::with_capacity(word.len());
     let mut after_letter = false;
@@ -311,7 +314,7 @@ fn capitalize(word: &str) -> String {
         if after_letter || !c.is_lowercase() {
             out.push(c);
         } else {
-            // Four letters are pairs, with a form of their own for a capital followed by a small letter.
+            // These four digraphs have a title-case form of their own.
             let pair = match c {
                 'ǆ' => Some('ǅ'),
                 'ǉ' => Some('ǈ'),
@@ -333,37 +336,37 @@ fn capitalize(word: &str) -> String {
     out
 }
 
-/// The parts of an output file's name.
+/// Components of an output file's name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FileName<'a> {
-    /// The model's name; used if there is no base name.
+    /// Name of the model; used without a base name.
     pub name: Option<&'a str>,
-    /// The base name.
+    /// Base name.
     pub basename: Option<&'a str>,
-    /// What was made of it.
+    /// Description of the finetune.
     pub finetune: Option<&'a str>,
-    /// The version.
+    /// Version.
     pub version: Option<&'a str>,
-    /// The size label.
+    /// Size label.
     pub size_label: Option<&'a str>,
-    /// The types, as in `F16`.
+    /// File type, as in `F16`.
     pub encoding: Option<&'a str>,
-    /// `vocab` or `LoRA` where it is not a whole model.
+    /// `vocab` or `LoRA` if the file is not a whole model.
     pub kind: Option<&'a str>,
 }
 
 impl FileName<'_> {
-    /// `Base-7B-Chat-v1.0-F16`, without the extension.
+    /// Name without the extension, as in `Base-7B-Chat-v1.0-F16`.
     ///
     /// # Exactness
-    /// gguf-py's `naming_convention`, except that no part can lead out of the directory: a slash or a control
-    /// character in any part becomes a hyphen.
+    /// gguf-py's `naming_convention`, except that no component can lead out of the directory: a slash, backslash or
+    /// control character becomes a hyphen.
     #[must_use]
     pub fn stem(&self) -> String {
         let hyphened = |text: &str| text.trim_matches(is_space).replace(' ', "-");
         let mut stem = hyphened(self.basename.or(self.name).unwrap_or("ggml-model"));
         let encoding = self.encoding.map(str::to_uppercase);
-        // The size label alone is taken as it is.
+        // Only the size label is used unchanged.
         let parts = [
             self.size_label.map(ToOwned::to_owned),
             self.finetune.map(hyphened),
@@ -379,8 +382,8 @@ impl FileName<'_> {
     }
 }
 
-/// Fills the places `{ftype}` (also `{outtype}`, `{}`) and `{FTYPE}` (`{OUTTYPE}`) of an output file's name with the
-/// type, in lower and upper case.
+/// Replaces `{ftype}` (also `{outtype}`, `{}`) and `{FTYPE}` (`{OUTTYPE}`) in an output file's name with the type, in
+/// lower and upper case.
 #[must_use]
 pub fn fill_template(file_name: &str, encoding: &str) -> String {
     let (lower, upper) = (encoding.to_lowercase(), encoding.to_uppercase());

@@ -1,5 +1,4 @@
-//! What a conversion knows of the way its weights are stored, what each kind of them becomes, and what `--type native`
-//! would make of them.
+//! Storage of a checkpoint's weights, the tensors that they become, and the plan of `--type native` for them.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -9,26 +8,26 @@ use crate::convert::{Codes, Conversion, ConvertError, ConvertOptions, Quantizati
 use crate::core::{Packing, SourceError, WeightMeta, WeightSource};
 use crate::dequant::{StoredClass, stored_classes, tensor_class};
 
-/// A conversion to `--type native`, planned by the scales of one weight of each kind.
+/// Plan of a conversion to `--type native`, based on the scales of one weight of each kind.
 #[derive(Debug)]
 pub struct NativePlan {
-    /// The plan, without a vocabulary.
+    /// Plan, without a vocabulary.
     pub conversion: Conversion,
-    /// How many quantized weights there are.
+    /// Number of quantized weights.
     pub n_quantized: usize,
-    /// The scales of how many of them were read.
+    /// Number of weights whose scales were read.
     pub n_read: usize,
 }
 
 impl Conversion {
-    /// How the checkpoint stores its weights, if it is quantized.
+    /// Quantization of the checkpoint's weights, if any.
     #[must_use]
     pub fn quantization(&self) -> Option<&Quantization> {
         self.source.quantization.as_ref()
     }
 
-    /// The weights that are stored alike and become the same. `becomes` gets the tensors that a weight is part of;
-    /// none, if the card leaves it out.
+    /// Groups the weights that are stored alike and become the same. `becomes` gets the output tensors that a weight is
+    /// part of; none if the card drops it.
     pub fn stored<T: PartialEq>(&self, becomes: impl Fn(&[usize]) -> T) -> Vec<StoredClass<T>> {
         let Some(quantization) = self.quantization() else { return Vec::new() };
         let weights = self.source.metas();
@@ -41,8 +40,9 @@ impl Conversion {
         stored_classes(weights, &quantization.encodings, |weight| becomes(&outputs[weight]))
     }
 
-    /// Plans the same conversion to `--type native`. Of weights that are stored alike the scales of one are read, all
-    /// others are taken to be like it; `None` for a checkpoint without quantized weights.
+    /// Plans the same conversion to `--type native`; `None` for a checkpoint without quantized weights.
+    ///
+    /// Of weights that are stored alike, only the scales of one are read; the others are assumed to be like it.
     ///
     /// # Errors
     /// The source failed.
@@ -67,9 +67,9 @@ impl Conversion {
     }
 }
 
-/// Of weights that are stored alike the first stands for all.
+/// Samples of the weights: the first of each kind represents the others.
 struct Samples {
-    /// By weight: the one that stands for it; `None` for floats.
+    /// Index of the representative of each weight; `None` for floats.
     first: Vec<Option<usize>>,
     found: Vec<OnceLock<Vec<Packing>>>,
 }
@@ -91,7 +91,7 @@ impl Samples {
         self.found.iter().filter(|found| found.get().is_some()).count()
     }
 
-    /// The packings of a weight or of the one that stands for it.
+    /// Returns the packings of a weight, or of its representative.
     fn packings(&self, source: &dyn WeightSource, weight: usize) -> Result<Vec<Packing>, SourceError> {
         let Some(first) = self.first[weight] else { return source.packings(weight) };
         if let Some(found) = self.found[first].get() {

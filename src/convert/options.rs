@@ -1,4 +1,4 @@
-//! What a conversion is asked for.
+//! Options of a conversion.
 
 use std::path::PathBuf;
 
@@ -14,15 +14,15 @@ use crate::gguf::Value;
 /// Options of a conversion.
 #[derive(Clone, Debug)]
 pub struct ConvertOptions {
-    /// Type of the file; `None` takes the one that suits the checkpoint.
+    /// Type of the file; `None` selects the one that suits the checkpoint.
     pub file_type: Option<OutType>,
-    /// What becomes of weights that are stored as integer codes.
+    /// Treatment of weights that are stored as integer codes.
     pub codes: Codes,
-    /// How the offsets of an msModelSlim checkpoint are meant.
+    /// Sign convention of the offsets of an msModelSlim checkpoint.
     pub offset_sign: OffsetSign,
-    /// What of the model is written: the text model, or the towers of other modalities.
+    /// Part of the model to write: the text model, or the towers of other modalities.
     pub kind: CardKind,
-    /// A card to use besides the embedded ones, before them.
+    /// Additional card, which takes precedence over the embedded ones.
     pub card: Option<PathBuf>,
     /// Name of the model instead of the derived one.
     pub model_name: Option<String>,
@@ -30,37 +30,38 @@ pub struct ConvertOptions {
     pub metadata_file: Option<PathBuf>,
     /// Keys that are set at the end, in order; a later one wins.
     pub set: Vec<(String, Value)>,
-    /// Whether a vocabulary is written.
+    /// True to write a vocabulary.
     pub tokenizer: bool,
-    /// Write metadata and vocabulary without tensors.
+    /// True to write metadata and vocabulary without tensors.
     pub vocab_only: bool,
     /// Name of the pre-tokenizer instead of the identified one.
     pub pre: Option<String>,
     /// Chat template file instead of the checkpoint's.
     pub chat_template: Option<PathBuf>,
-    /// Read `params.json` and `consolidated*.safetensors` also where there is a `config.json` with weights of its own.
+    /// True to read `params.json` and `consolidated*.safetensors` even if there is a `config.json` with weights of its
+    /// own.
     pub mistral_format: bool,
-    /// Directory of the model that a draft model works for.
+    /// Directory of the target model of a draft model.
     pub target_model_dir: Option<PathBuf>,
-    /// Take the dense modules of sentence-transformers into the file.
+    /// True to include the dense modules of sentence-transformers.
     pub dense_modules: bool,
-    /// The model is a reranker, whatever its files say.
+    /// True to treat the model as a reranker, regardless of its files.
     pub rerank: bool,
-    /// What becomes of draft heads (multi-token prediction).
+    /// Treatment of draft heads (multi-token prediction).
     pub heads: Heads,
     /// Tensors that are joined after mapping.
     pub fuse: Fuse,
-    /// Write keys `gguf_foundry.*` for numbers that change the result and for which GGUF has no key.
+    /// True to write keys `gguf_foundry.*` for numbers that change the result and for which GGUF has no key.
     pub annotate: bool,
-    /// Tensors of the checkpoint that are left out, by their names.
+    /// Patterns of names of checkpoint tensors to leave out.
     pub drop: Vec<Regex>,
-    /// Matrices of 8-bit floats become Q8_0, whatever the type of the file.
+    /// True to convert matrices of 8-bit floats to Q8_0, regardless of the file's type.
     pub fp8_as_q8: bool,
-    /// Let NaN, infinity and overflow through.
+    /// True to accept NaN, infinity and overflow.
     pub allow_nonfinite: bool,
     /// Vector instructions to use.
     pub level: SimdLevel,
-    /// Caps on input headers.
+    /// Limits on input headers.
     pub limits: Limits,
 }
 

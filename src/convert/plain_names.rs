@@ -1,4 +1,4 @@
-//! A checkpoint whose names need one change for its card to know them.
+//! Mapping of checkpoints whose names need one uniform change to fit their card.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::convert::conversion::{Scope, map, registry};
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::core::WeightSource;
 
-/// Applies the card to a checkpoint; where its names do not fit, to the checkpoint under the names that do, which the
-/// source then has. Returns warnings as well.
+/// Applies the card to a checkpoint. If the names do not fit, renames the source's weights to names that do and tries
+/// again. Returns warnings as well.
 ///
 /// # Errors
-/// As [`map`].
+/// As for [`map`].
 pub(super) fn map_by(
     source: &mut ModelSource,
     options: &ConvertOptions,
@@ -24,11 +24,11 @@ pub(super) fn map_by(
         Ok(mapping) => return Ok((mapping, warnings)),
         Err(error) => error,
     };
-    // A name that fits is never changed: a search pays only where there would be an error.
+    // Names are only searched for after an error, so that names that fit are never changed.
     let (ConvertError::Arch(_), Some((weights, names))) = (&error, renamed(source, options)) else {
         return Err(error);
     };
-    // Cards ask for tensors of the files, too.
+    // Cards also refer to the stored tensors.
     for stored in &mut source.stored {
         stored.name = names.member(&stored.name);
     }
@@ -47,7 +47,7 @@ pub(super) fn map_by(
     Ok((mapping, warnings))
 }
 
-/// The weights under names that the card knows, and these names.
+/// Returns the weights under names that the card knows, and these names.
 fn renamed(
     source: &ModelSource,
     options: &ConvertOptions,

@@ -1,4 +1,4 @@
-//! How an embedding model pools its token vectors, as sentence-transformers describes it.
+//! Pooling of an embedding model's token vectors, as described by sentence-transformers.
 
 use serde_json::{Map, Value as Json};
 
@@ -9,7 +9,7 @@ use crate::convert::{ConvertError, modules};
 /// Reads `modules.json` and the configuration of its pooling module; `None` for a model without one.
 ///
 /// # Errors
-/// A broken file, a path that leaves the directory, a way of pooling that GGUF has no number for.
+/// A broken file, a path that leaves the directory, a pooling for which GGUF has no number.
 ///
 /// # Exactness
 /// Equals `_try_set_pooling_type` of llama.cpp 0.5.0.
@@ -25,7 +25,7 @@ pub(super) fn read(dir: &ModelDir) -> Result<Option<Pooling>, ConvertError> {
     of(&config).ok_or_else(refused).map(Some)
 }
 
-/// The first that is set of several, as the reference looks at them.
+/// Returns the first pooling mode that is set, in the reference's order.
 fn of(config: &Map<String, Json>) -> Option<Pooling> {
     let is_set = |key: &str| match config.get(key) {
         Some(Json::Bool(is_set)) => *is_set,

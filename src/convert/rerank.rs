@@ -1,4 +1,4 @@
-//! Whether a checkpoint is a reranker: a decoder whose answer is the choice between two words.
+//! Detection of rerankers: decoders whose answer is the choice between two words.
 
 use serde_json::Value as Json;
 
@@ -6,12 +6,11 @@ use crate::arch::Rerank;
 use crate::checkpoint::ModelDir;
 use crate::convert::{ConvertError, ConvertOptions};
 
-/// How the makers of rerankers name them, in lower case.
+/// Names of rerankers, in lower case.
 const NAMES: [&str; 2] = ["qwen3-reranker", "qwen3-vl-reranker"];
-/// The vocabulary.
 const TOKENIZER: &str = "tokenizer.json";
 
-/// Looks for what makes a model a reranker: `--rerank`, a title in README.md, a name. The words are looked up in
+/// Detects a reranker by `--rerank`, a title in README.md, or a name. The ids of its two words are read from
 /// `tokenizer.json`.
 ///
 /// # Errors
@@ -24,6 +23,8 @@ pub(super) fn find(dir: &ModelDir, options: &ConvertOptions) -> Result<Option<Re
     Ok(Some(Rerank { yes: token(&vocabulary, "yes"), no: token(&vocabulary, "no"), asked: options.rerank }))
 }
 
+/// Returns true if a name or a title in README.md is that of a reranker.
+///
 /// # Exactness
 /// Equals `_is_qwen3_reranker` of llama.cpp 0.5.0.
 fn is_named(dir: &ModelDir) -> Result<bool, ConvertError> {
@@ -35,14 +36,14 @@ fn is_named(dir: &ModelDir) -> Result<bool, ConvertError> {
     if hints.iter().chain([&class]).any(|hint| NAMES.iter().any(|name| hint.contains(name))) {
         return Ok(true);
     }
-    // A description need not be UTF-8 to be read over.
+    // README.md need not be valid UTF-8.
     let readme = dir.bytes("README.md")?.unwrap_or_default();
     let readme = String::from_utf8_lossy(&readme).to_lowercase();
     let is_title = |name: &&str| readme.contains(&format!("# {name}"));
     Ok(NAMES.iter().any(is_title) || class.contains("sequenceclassification"))
 }
 
-/// The number of a token, as an added one or a piece of the model.
+/// Returns the id of an added token or of a piece of the model.
 fn token(vocabulary: &Json, text: &str) -> Option<u32> {
     let added = vocabulary["added_tokens"].as_array().into_iter().flatten();
     let added = added.filter(|token| token["content"] == text).find_map(|token| token["id"].as_u64());

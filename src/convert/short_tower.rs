@@ -1,13 +1,13 @@
-//! Towers with fewer blocks than their configuration says, where the architecture takes what the checkpoint has.
+//! Warning about vision towers with fewer blocks than their configuration declares.
 
 use crate::arch::{Mapping, block_count};
 use crate::gguf::Value;
 
-/// What to say of a tower whose file counts blocks that it does not have.
+/// Returns a warning if `clip.vision.block_count` exceeds the blocks of the output.
 pub(super) fn warning(mapping: &Mapping) -> Option<String> {
     let key = "clip.vision.block_count";
     let said = mapping.metadata.get(key).and_then(Value::as_u64)?;
-    // Towers without numbered blocks of this kind count something else.
+    // Towers without `v.blk.0.attn*` count something else under this key.
     let is_numbered = mapping.outputs.iter().any(|output| output.name.starts_with("v.blk.0.attn"));
     let n_found = block_count(mapping.outputs.iter().map(|output| output.name.as_str()), "v.blk.");
     (is_numbered && n_found < said).then(|| {

@@ -1,4 +1,5 @@
-//! Options that a file shows that it was converted with. What a file is compared with has to be converted alike.
+//! Options with which a file was converted, derived from the file. A file is compared with a conversion under the same
+//! options.
 
 use std::collections::HashSet;
 
@@ -7,23 +8,23 @@ use crate::convert::{Conversion, ConvertOptions};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{Metadata, Value};
 
-/// Options that decide which tensors there are.
+/// Options that determine the tensors of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShownOptions {
-    /// Whether it is the text model or its towers.
+    /// Part of the model: the text model or its towers.
     pub kind: CardKind,
-    /// What became of draft heads.
+    /// Treatment of draft heads.
     pub heads: Heads,
-    /// Which tensors were joined.
+    /// Tensors that were joined.
     pub fuse: Fuse,
-    /// Whether the model was made a reranker.
+    /// True if the model was converted as a reranker.
     pub rerank: bool,
-    /// Whether the dense modules of sentence-transformers were taken in.
+    /// True if the dense modules of sentence-transformers were included.
     pub dense_modules: bool,
 }
 
 impl ShownOptions {
-    /// What a file's keys say by themselves.
+    /// Derives the options from a file's keys only.
     #[must_use]
     pub fn by_keys(metadata: &Metadata) -> Self {
         let arch = metadata.get("general.architecture").and_then(Value::as_str);
@@ -31,7 +32,8 @@ impl ShownOptions {
         Self { kind, ..Self::default() }
     }
 
-    /// What sets a file apart from `plain`, the conversion of its checkpoint without any of these options.
+    /// Derives the options from the differences between a file and `plain`, the conversion of its checkpoint without
+    /// any of them.
     #[must_use]
     pub fn between(plain: &Conversion, metadata: &Metadata, tensors: &[TensorMeta]) -> Self {
         let by_keys = Self::by_keys(metadata);
@@ -60,14 +62,14 @@ impl ShownOptions {
         }
     }
 
-    /// The same conversion with these options.
+    /// Applies these options to those of the plain conversion.
     #[must_use]
     pub fn of(self, plain: ConvertOptions) -> ConvertOptions {
         let Self { kind, heads, fuse, rerank, dense_modules } = self;
         ConvertOptions { kind, dense_modules, rerank, heads, fuse, ..plain }
     }
 
-    /// Their names on the command line.
+    /// Names of the options on the command line.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {
         let named = [

@@ -1,5 +1,5 @@
-//! The sizes of a configuration against the weights: nothing is planned whose tensors have other shapes than the file's
-//! keys say, since no runtime loads such a file.
+//! Check of a configuration's sizes against the weights: no runtime loads a file whose tensors have other shapes than
+//! its keys declare.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,50 +9,52 @@ use crate::core::text::escape;
 use crate::core::{Hint, TensorMeta};
 use crate::gguf::{Metadata, Value};
 
-/// Tensors that a message names.
+/// Maximum number of tensors that a message names.
 const MAX_EXAMPLES: usize = 3;
-/// Keys that a hint names.
+/// Maximum number of keys that a hint names.
 const MAX_KEYS: usize = 2;
 
-/// Weights whose shapes contradict the configuration, or need what it does not say.
+/// Weights whose shapes contradict the configuration, or need a size that it lacks.
 #[derive(Debug, thiserror::Error)]
 pub struct SizesError {
     problem: Problem,
-    /// The first of them.
+    /// First contradictions.
     examples: Vec<Contradiction>,
-    /// How many there are.
+    /// Number of contradictions.
     n: usize,
-    /// Keys of the configuration that explain the most of them.
+    /// Keys of the configuration that explain most of them.
     keys: Vec<String>,
-    /// Keys of the file among them that were set by hand.
+    /// Keys of the file among them that the user set.
     by_hand: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Problem {
-    /// The configuration says something else.
+    /// The configuration declares another size.
     Contradicts,
-    /// It does not say a size that the file needs.
+    /// The configuration lacks a size that the file needs.
     Lacks,
 }
 
-/// One of them.
+/// A tensor whose shape is wrong or cannot be checked.
 #[derive(Debug)]
 struct Contradiction {
-    /// The tensor of the file.
+    /// Name of the tensor in the file.
     output: String,
     /// Names of the weights that it is made of.
     sources: Vec<String>,
     found: String,
-    /// The shape by the keys, or the key that is missing, in words.
+    /// Shape expected from the keys, or the missing key, in words.
     expected: String,
-    /// The keys that the expectation follows from, with their values; none where it is the same in all models.
+    /// Keys that the expectation is derived from, with their values; empty if it is the same for all models.
     origins: Vec<String>,
 }
 
 impl SizesError {
-    /// Compares what is planned with the keys; what needs a key that the card does not write is not judged. `sources` names
-    /// the weights of a tensor, `set` has the keys that were set by hand.
+    /// Compares the planned tensors with the keys. A tensor that needs a key that the card does not write is not
+    /// checked.
+    ///
+    /// `sources` returns the names of a tensor's weights. `set` has the keys set by the user.
     ///
     /// # Errors
     /// Shapes that contradict the keys.
@@ -64,7 +66,7 @@ impl SizesError {
         set: &[(String, Value)],
     ) -> Result<(), Box<Self>> {
         let mut check = check_shapes(metadata, tensors);
-        // No configuration makes up for a row that a card does not have: that is its author's choice.
+        // A key that the card does not write is its author's choice; no configuration can supply it.
         check.unsaid.retain(|(_, key)| mapping.card.may_write(key));
         let (problem, found) = match (check.wrong.is_empty(), check.unsaid.is_empty()) {
             (false, _) => (Problem::Contradicts, check.wrong.iter().map(Found::of_wrong).collect::<Vec<_>>()),
@@ -111,7 +113,7 @@ impl SizesError {
     }
 }
 
-/// A tensor of which something is to be said.
+/// A tensor to report.
 struct Found {
     tensor: usize,
     expected: String,

@@ -1,4 +1,4 @@
-//! Opening what is to be converted: the directory, its container, and the layers that turn codes into floats.
+//! Input of a conversion: the directory, its container, and the layers that turn codes into floats.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,34 +17,34 @@ use crate::core::{WeightMeta, WeightSource};
 use crate::dequant::{self, DequantOptions, Quantization};
 use crate::tokenizer::GivenVocabulary;
 
-/// Where the vocabulary of a model comes from.
+/// Origin of a model's vocabulary.
 #[derive(Clone, Debug, Default)]
 pub enum Vocabulary {
-    /// Files of the directory.
+    /// The files of the directory.
     #[default]
     Files,
-    /// The container carries it.
+    /// The container, which stores the vocabulary.
     Given(Box<GivenVocabulary>),
-    /// There is none.
+    /// No vocabulary.
     Absent,
 }
 
-/// A model as cards want it: a configuration, and numbers under plain names.
+/// Model in the form that cards expect: a configuration, and floats under plain names.
 #[derive(Clone)]
 pub struct ModelSource {
     /// Configuration and small files.
     pub dir: ModelDir,
-    /// The weights; `None` where only the vocabulary is wanted.
+    /// Weights; `None` if only the vocabulary is read.
     pub weights: Option<Arc<dyn WeightSource + Send>>,
-    /// How the checkpoint stores them, if it is quantized.
+    /// Quantization of the checkpoint's weights, if any.
     pub quantization: Option<Quantization>,
-    /// The stored tensors that quantized weights were put together from.
+    /// Stored tensors from which quantized weights were assembled.
     pub stored: Vec<WeightMeta>,
-    /// Where the vocabulary comes from.
+    /// Origin of the vocabulary.
     pub vocabulary: Vocabulary,
-    /// Files that are read; an output must not replace them.
+    /// Paths of the files that are read; an output must not replace them.
     pub paths: Vec<PathBuf>,
-    /// What is odd about the weights but does not stop the conversion.
+    /// Oddities of the weights that do not stop the conversion.
     pub warnings: Vec<String>,
 }
 
@@ -58,10 +58,10 @@ impl fmt::Debug for ModelSource {
 }
 
 impl ModelSource {
-    /// Opens a directory of any form that is read, or a PyTorch file with its configuration beside it.
+    /// Opens a checkpoint directory of any supported form, or a PyTorch file with its configuration next to it.
     ///
     /// # Errors
-    /// The checkpoint cannot be opened, or is quantized in a way that is not read.
+    /// The checkpoint cannot be opened, or its quantization is not supported.
     pub fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let dir = if options.mistral_format {
             ModelDir::open_mistral(path, &options.limits)?
@@ -74,7 +74,7 @@ impl ModelSource {
         Self::over(Checkpoint::with_dir(dir)?, options)
     }
 
-    /// The directory alone.
+    /// Returns a source without weights.
     #[must_use]
     pub fn without_weights(dir: ModelDir) -> Self {
         Self {
@@ -88,11 +88,11 @@ impl ModelSource {
         }
     }
 
-    /// Takes the factors of the inputs of these weights off the list of what was left out: they are written beside the
+    /// Removes the input factors of these weights from the list of dropped tensors: they are written next to the
     /// weights' blocks.
     pub(super) fn keep_input_factors(&mut self, weights: &[usize]) {
         let metas = self.weights.as_ref().map_or(&[][..], |source| source.weights());
-        // A stack of experts has no module: the factor's name goes on from its own.
+        // A stack of experts is not a module: the factor's name continues the stack's name.
         let stem = |name| str::strip_suffix(name, ".weight").unwrap_or(name);
         let modules: HashSet<&str> =
             weights.iter().filter_map(|&weight| Some(stem(&metas.get(weight)?.name))).collect();
@@ -108,10 +108,10 @@ impl ModelSource {
         }
     }
 
-    /// A checkpoint that is open, with the layer over it that its quantization needs.
+    /// Wraps an open checkpoint in the layer that its quantization needs.
     ///
     /// # Errors
-    /// A quantization that is not read, or contradicts the tensors.
+    /// A quantization that is not supported, or contradicts the tensors.
     pub fn over(checkpoint: Checkpoint, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let mut source = Self::without_weights(checkpoint.dir().clone());
         source.paths = checkpoint.paths();
@@ -132,7 +132,7 @@ impl ModelSource {
         source.warnings.extend(opened.warnings);
         source.stored = opened.members;
         source.quantization = opened.quantization;
-        // A weight that was put together from codes has a name that no tensor of the files has.
+        // A weight that was assembled from codes has a name that no stored tensor has.
         let mut weights = WithModules::new(drops.apply(opened.source));
         source.warnings.extend(drops.warnings());
         modules::add_dense(&source.dir, dense_modules, &mut weights)?;
@@ -152,10 +152,10 @@ impl ModelSource {
         Ok(source)
     }
 
-    /// Opens a checkpoint of msModelSlim, and nothing else.
+    /// Opens a checkpoint of msModelSlim only.
     ///
     /// # Errors
-    /// As [`ModelSource::open`]; the description is missing.
+    /// As for [`ModelSource::open`]; the description is missing.
     pub fn open_msmodelslim(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let dir = ModelDir::open(path, &options.limits)?;
         if Description::find(&dir)?.is_none() {
@@ -165,14 +165,14 @@ impl ModelSource {
         Self::open(path, options)
     }
 
-    /// The tensors of the weights.
+    /// Names, shapes and types of the weights.
     #[must_use]
     pub fn metas(&self) -> &[WeightMeta] {
         self.weights.as_ref().map_or(&[], |weights| weights.weights())
     }
 }
 
-/// Refuses towers as MLX saves them: its kernels of convolutions have the channels last, and no name says so.
+/// Refuses towers saved by MLX: their convolution kernels have the channels last, and no name declares it.
 fn refuse_turned(checkpoint: &Checkpoint) -> Result<(), ConvertError> {
     let parts = checkpoint.parts();
     let of_mlx =
@@ -189,11 +189,11 @@ fn refuse_turned(checkpoint: &Checkpoint) -> Result<(), ConvertError> {
     }
 }
 
-/// The files that may describe a quantization.
+/// Reads the files that may describe a quantization.
 fn configurations(dir: &ModelDir) -> Result<dequant::Configurations, ConvertError> {
     let mut config = dir.config().clone();
     if let Some(quantization) = config.get("quantization").filter(|_| dir.is_mistral_format()) {
-        // Mistral's own spelling of FP8; other methods stand there as in other configurations.
+        // Mistral's own spelling of FP8; other methods are declared under this key as in other configurations.
         let mut quantization = quantization.clone();
         let is_fp8 = quantization.get("qformat_weight").and_then(Json::as_str) == Some("fp8_e4m3");
         if let Some(map) = quantization.as_object_mut().filter(|_| is_fp8) {

@@ -1,4 +1,4 @@
-//! The model that a draft model works for: its directory, opened for configuration and vocabulary.
+//! Target model of a draft model: its directory, opened for configuration and vocabulary.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::convert::conversion::{Scope, map};
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::tokenizer::TokenizerRequest;
 
-/// A target's directory and what was read of it.
+/// Directory of a target model and the files read from it.
 pub(super) struct OpenTarget {
     dir: ModelDir,
     config: Map<String, Json>,
@@ -19,7 +19,7 @@ pub(super) struct OpenTarget {
 }
 
 impl OpenTarget {
-    /// Opens what `--target-model-dir` names; `None` without it.
+    /// Opens the directory given by `--target-model-dir`; `None` without this option.
     ///
     /// # Errors
     /// No directory with a configuration; a broken file.
@@ -31,20 +31,20 @@ impl OpenTarget {
         Ok(Some(Self { dir, config, tokenizer_config, files }))
     }
 
-    /// What cards see of it.
+    /// Returns the target as cards see it.
     pub(super) fn view(&self) -> Target<'_> {
         Target { config: &self.config, tokenizer_config: self.tokenizer_config.as_ref(), files: &self.files }
     }
 
-    /// Its files, which an output must not replace.
+    /// Iterates over the target's files, which an output must not replace.
     pub(super) fn paths(&self) -> impl Iterator<Item = PathBuf> {
         self.files.iter().map(|name| self.dir.path().join(name))
     }
 
-    /// The directory of the vocabulary, and the request in the words of the card that reads it.
+    /// Returns the request for the vocabulary, from the card that reads it: the draft's own, or the target's.
     ///
     /// # Errors
-    /// The target's own card is not known, or does not fit its configuration.
+    /// The target's own card is unknown, or does not fit its configuration.
     pub(super) fn vocabulary(
         &self,
         from: TokenizerFrom,
@@ -54,7 +54,7 @@ impl OpenTarget {
         if from == TokenizerFrom::Target {
             return Ok(draft.tokenizer.clone());
         }
-        // Which variant of a card it is may depend on the tensors, if they are there.
+        // The variant of the card may depend on the tensors, if there are any.
         let weights = Checkpoint::with_dir(self.dir.clone());
         let weights = weights.map(|checkpoint| crate::core::WeightSource::weights(&checkpoint).to_vec());
         let source = ModelSource::without_weights(self.dir.clone());
@@ -70,7 +70,7 @@ impl OpenTarget {
         Ok(request)
     }
 
-    /// Where its files lie.
+    /// Directory of the target's files.
     pub(super) fn dir(&self) -> &ModelDir {
         &self.dir
     }

@@ -1,4 +1,4 @@
-//! The way back: a GGUF file becomes a Hugging Face checkpoint that transformers loads.
+//! Conversion of a GGUF file back to a Hugging Face checkpoint that transformers loads.
 
 mod modules;
 mod weights;
@@ -22,46 +22,46 @@ use crate::views::decoded::Decoded;
 use crate::views::{Recipe, RecipeError, View, ViewError, match_rope_freqs};
 use weights::Weights;
 
-/// Llama 3's rope factors; a checkpoint has their parameters instead.
+/// Tensor of Llama 3's rope factors; a checkpoint has their parameters instead.
 const ROPE_FREQS: &str = "rope_freqs.weight";
-/// No factor of Llama 3's rope is greater.
+/// Upper bound of Llama 3's rope factors.
 const MAX_FACTOR: f32 = 1e20;
-/// More factors than any rotary dimension has.
+/// Upper bound of the number of rope factors, above any rotary dimension.
 const MAX_ROPE_FREQS: usize = 1 << 16;
 
-/// Why a GGUF file cannot be taken back.
+/// Reasons why a GGUF file cannot be converted back.
 #[derive(Debug, thiserror::Error)]
 pub enum ToHfError {
-    /// The architecture, or what its card makes of the file.
+    /// The architecture is unknown, or its card does not fit the file.
     #[error(transparent)]
     Arch(#[from] ArchError),
-    /// The vocabulary.
+    /// The vocabulary cannot be converted.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// An operation that does not fit its tensor.
+    /// An operation does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
     /// A tensor could not be decoded.
     #[error("tensor `{tensor}`: {source}")]
     Read {
-        /// The tensor of the checkpoint to be.
+        /// Tensor of the checkpoint to be written.
         tensor: String,
-        /// Why.
+        /// Cause.
         source: ViewError,
     },
-    /// A factor beside the blocks of a tensor could not be read.
+    /// A scale tensor that belongs to a quantized tensor could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// Rope factors that no known parameters give.
+    /// No known parameters give the file's rope factors.
     #[error("tensor `{ROPE_FREQS}`: not the factors of any released Llama 3 model")]
     RopeFreqs,
     /// The weights could not be written.
     #[error(transparent)]
     Write(#[from] WriteCheckpointError),
-    /// Something is in the way, or the name is none that a directory should have.
+    /// The output path is occupied, or its name is not suited to a directory.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// The file system refused.
+    /// An I/O error.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -82,19 +82,19 @@ impl Hint for ToHfError {
     }
 }
 
-/// How to write the checkpoint.
+/// Options for writing the checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct ToHfOptions {
-    /// Type of all weights that are no integers; `None` takes the narrowest of BF16, F16 and F32 that holds every value
+    /// Type of all weights except integers; `None` selects the narrowest of BF16, F16 and F32 that holds every value
     /// exactly.
     pub ty: Option<ElementType>,
-    /// Whether tokenizer files are written.
+    /// True to write the tokenizer files.
     pub tokenizer: bool,
     /// Largest shard in bytes.
     pub max_shard_bytes: u64,
-    /// Memory for buffers, over all threads.
+    /// Memory for buffers in bytes, over all threads.
     pub memory_bytes: u64,
-    /// Whether files reach the disk before they get their names.
+    /// True to flush files to disk before they get their final names.
     pub sync: bool,
     /// Vector instructions to use.
     pub level: SimdLevel,
@@ -113,28 +113,28 @@ impl Default for ToHfOptions {
     }
 }
 
-/// What was written.
+/// Summary of a written checkpoint.
 #[derive(Clone, Debug)]
 pub struct ToHfReport {
-    /// The model class.
+    /// Class of the model, as in `architectures`.
     pub class: String,
-    /// Type of the weights that are no integers.
+    /// Type of all weights except integers.
     pub ty: ElementType,
-    /// All files.
+    /// Paths of all files.
     pub paths: Vec<PathBuf>,
     /// Number of tensors.
     pub n_tensors: usize,
-    /// Bytes of all weights.
+    /// Total size of the weights in bytes.
     pub n_bytes: u64,
-    /// Keys that a checkpoint has no place for.
+    /// Metadata keys that a checkpoint cannot hold.
     pub lost: Vec<String>,
-    /// Tensors of the checkpoint that are computed back and rounded on the way.
+    /// Tensors that are computed back with rounding.
     pub rounded: Vec<String>,
-    /// What else is not as one would expect.
+    /// Other warnings.
     pub warnings: Vec<String>,
 }
 
-/// The parameters behind the file's rope factors, if it has any.
+/// Returns the parameters that give the file's rope factors, if it has any.
 fn rope_freqs(
     metadata: &Metadata,
     source: &Decoded<'_>,
@@ -152,7 +152,7 @@ fn rope_freqs(
     }
     let mut factors = vec![0.0; n];
     recipe.read_f32(source, level, 0, &mut factors).map_err(read_error)?;
-    // Proportional rope: how many pairs turn is the card's to say.
+    // Proportional rope: the card determines the number of rotated pairs.
     if factors.iter().any(|&factor| factor > MAX_FACTOR) {
         return Ok(None);
     }
@@ -161,7 +161,7 @@ fn rope_freqs(
     match_rope_freqs(&factors, theta).map(Some).ok_or(ToHfError::RopeFreqs)
 }
 
-/// What the vocabulary brings to the checkpoint.
+/// Checkpoint files and configuration entries of the vocabulary.
 #[derive(Debug, Default)]
 struct Tokenizer {
     files: Vec<SideFile>,
@@ -172,7 +172,7 @@ struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// The files of the vocabulary; none for a file without one, and for texts that the files cannot hold.
+    /// Builds the files; none without a vocabulary, and none for texts that the files cannot hold.
     ///
     /// # Errors
     /// Keys of the wrong type, a kind of vocabulary without an inverse.
@@ -198,13 +198,14 @@ impl Tokenizer {
         Ok(Self { files, config_ids: found.config_ids, lost: found.lost, warnings: Vec::new() })
     }
 
-    /// No files. Special ids are the model's as much as the tokenizer's: `config.json` gets them in any case.
+    /// Returns no files, only the special ids: `config.json` gets these in any case, since the model needs them as
+    /// well.
     fn without_files(metadata: &Metadata) -> Self {
         Self { config_ids: tokenizer::special_ids(metadata), ..Self::default() }
     }
 }
 
-/// Fills the configuration with what does not come from the card, and gives it the form of a file.
+/// Completes the configuration with the entries that do not come from the card, and serializes it.
 fn config_file(mut config: Map<String, Json>, ty: ElementType, ids: &[(&'static str, u64)]) -> SideFile {
     let name = match ty {
         ElementType::Bf16 => "bfloat16",
@@ -218,12 +219,14 @@ fn config_file(mut config: Map<String, Json>, ty: ElementType, ids: &[(&'static 
     SideFile { name: "config.json", bytes: format!("{:#}\n", Json::Object(config)).into_bytes() }
 }
 
-/// Writes the checkpoint of a GGUF file into a new or empty directory: safetensors shards and index, `config.json`,
-/// the tokenizer's files, and those of sentence-transformers where the file says how to pool.
+/// Writes the checkpoint of a GGUF file into a new or empty directory.
+///
+/// It has safetensors shards with their index, `config.json`, the tokenizer files, and the files of
+/// sentence-transformers if the GGUF file declares a pooling.
 ///
 /// # Errors
-/// [`ToHfError`]: an architecture without a card, tensors that its card does not know, a vocabulary without an
-/// inverse, the file system. The directory appears, or is filled, only when all its files are complete.
+/// [`ToHfError`]: an architecture without a card, tensors unknown to its card, a vocabulary without an inverse, I/O
+/// errors. The directory appears, or is filled, only when all its files are complete.
 pub fn gguf_to_hf(
     registry: &Registry,
     metadata: &Metadata,
@@ -234,7 +237,7 @@ pub fn gguf_to_hf(
 ) -> Result<ToHfReport, ToHfError> {
     let directory = NewDirectory::of(dir)?;
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
-    // Where the card itself, or a variant, writes `x.scale`, it is a weight like others.
+    // If a card of this architecture writes `x.scale` itself, it is a weight like any other.
     let is_own = |name: &str| {
         let cards = registry.cards().iter().filter(|card| card.gguf == arch);
         let mut targets = cards.flat_map(|card| &card.entries).flat_map(|entry| &entry.targets);
@@ -256,7 +259,7 @@ pub fn gguf_to_hf(
     };
     weights.set_type(ty);
 
-    // The configuration comes last: without it nothing takes the directory for a checkpoint.
+    // The configuration is written last: without it, no tool takes the directory for a checkpoint.
     let mut files = tokenizer.files;
     files.extend(modules::files(
         &class,

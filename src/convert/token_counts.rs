@@ -1,5 +1,4 @@
-//! How many tokens a vocabulary has, for cards that cut an embedding to it, and which are added to it: from its files,
-//! before it is built.
+//! Token counts of a vocabulary, read from its files before it is built, for cards that cut an embedding to them.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +7,12 @@ use serde_json::{Map, Value as Json};
 use crate::arch::{TokenCounts, with_text_config};
 use crate::checkpoint::ModelDir;
 
-/// Keys of a configuration that say how long the token list of a SentencePiece vocabulary becomes.
+/// Configuration keys with the length of a SentencePiece vocabulary's token list.
 const SIZES: [&str; 2] = ["vocab_size_per_layer_input", "vocab_size"];
 
-/// Counts the tokens of `tokenizer.json`. A list that is made of `tokenizer.model` is as long as the configuration says.
-/// Files that cannot be read count nothing: whoever builds the vocabulary says what is wrong with them.
+/// Counts the tokens of `tokenizer.json`. With a `tokenizer.model`, the configuration declares the length of the list.
+///
+/// Unreadable files count as nothing: building the vocabulary reports their errors.
 pub(super) fn count(dir: &ModelDir) -> TokenCounts {
     let json = dir.json("tokenizer.json").ok().flatten();
     let entries = |value: Option<&Json>| match value? {
@@ -27,7 +27,7 @@ pub(super) fn count(dir: &ModelDir) -> TokenCounts {
     TokenCounts { base, len, added: added_tokens(dir, json.as_ref()) }
 }
 
-/// Added tokens: those of `tokenizer_config.json` count before those of `tokenizer.json`.
+/// Returns the added tokens; `tokenizer_config.json` takes precedence over `tokenizer.json`.
 fn added_tokens(dir: &ModelDir, json: Option<&Map<String, Json>>) -> BTreeMap<String, u64> {
     let text = |token: &Json| token.get("content").and_then(Json::as_str).map(str::to_owned);
     let listed = json.and_then(|json| json.get("added_tokens")).and_then(Json::as_array);

@@ -1,27 +1,27 @@
-//! As many tokens as the embedding has rows: runtimes take the one for the other, and load no file in which they differ.
+//! Padding of the token list to the embedding's rows: runtimes load no file in which the two numbers differ.
 
 use crate::arch::{CardKind, Content, EMBEDDING, Mapping, embeds_all_tokens};
 use crate::core::WeightMeta;
 use crate::core::text::escape;
 use crate::gguf::{Array, Metadata, Value};
 
-/// Key of the token list, and the name under which a mapping has the origin of its length.
+/// Key of the token list; a mapping also lists the origin of its length under this name.
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const SCORES: &str = "tokenizer.ggml.scores";
 const TYPES: &str = "tokenizer.ggml.token_type";
-/// Type and score of a row without a token.
+/// Token type of a row without a token; `PAD_SCORE` is its score.
 const UNUSED: i32 = 5;
 const PAD_SCORE: f32 = -10000.0;
 
-/// The rows of the embedding, where each is to have a token.
+/// Returns the number of rows of the embedding, if each row needs a token.
 pub(super) fn rows(mapping: &Mapping) -> Option<u64> {
     let is_of_text = mapping.card.kind == CardKind::Text && embeds_all_tokens(&mapping.card.gguf);
     let embedding = mapping.outputs.iter().find(|output| output.name == EMBEDDING).filter(|_| is_of_text)?;
     embedding.shape.dims().first().copied()
 }
 
-/// Makes the rows of the embedding the number of tokens, whatever the configuration says; a warning if it says another
-/// number than its own weights.
+/// Sets the number of tokens to the embedding's rows, regardless of the configuration. Returns a warning if the
+/// configuration contradicts its own weights.
 pub(super) fn settle(mapping: &mut Mapping, weights: &[WeightMeta]) -> Option<String> {
     let rows = rows(mapping)?;
     let key = format!("{}.vocab_size", mapping.card.gguf);
@@ -34,7 +34,7 @@ pub(super) fn settle(mapping: &mut Mapping, weights: &[WeightMeta]) -> Option<St
     let origin = mapping.origins.get(TOKENS)?.iter().find(|origin| origin.stated.is_some())?;
     let stated = origin.stated.as_ref()?.as_u64()?;
     let source = source(mapping, weights)?;
-    // A card may cut or pad what agrees with the configuration.
+    // No warning if the card itself cuts or pads rows that agree with the configuration.
     let in_weights = source.shape.dims().first().copied()?;
     (asked != Some(rows) && stated != in_weights).then(|| {
         format!(
@@ -45,7 +45,7 @@ pub(super) fn settle(mapping: &mut Mapping, weights: &[WeightMeta]) -> Option<St
     })
 }
 
-/// The weight that the embedding is made of, if it is one.
+/// Returns the weight that the embedding is made of, if there is exactly one.
 fn source<'w>(mapping: &Mapping, weights: &'w [WeightMeta]) -> Option<&'w WeightMeta> {
     let embedding = mapping.outputs.iter().find(|output| output.name == EMBEDDING)?;
     match &embedding.content {
@@ -57,7 +57,7 @@ fn source<'w>(mapping: &Mapping, weights: &'w [WeightMeta]) -> Option<&'w Weight
     }
 }
 
-/// Adds unused tokens `[PADi]` where a vocabulary has fewer tokens than the embedding rows.
+/// Adds unused tokens `[PADi]` to a vocabulary with fewer tokens than the embedding has rows.
 pub(super) fn fill(keys: &mut Metadata, rows: u64) {
     let Some(Value::Array(Array::String(tokens))) = keys.get(TOKENS) else { return };
     let n = tokens.len();

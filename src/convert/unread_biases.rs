@@ -1,23 +1,23 @@
-//! Biases that llama.cpp has no place for under an architecture: a file with one is not loaded.
+//! Biases that llama.cpp does not read under an architecture: it does not load a file that has one.
 
 use std::fmt;
 
 use crate::arch::OutputSpec;
 use crate::core::text::escape;
 
-/// A line for each architecture of llama.cpp: its name, and the tensors whose bias its loader takes.
+/// Table with a line per architecture of llama.cpp: its name, and the tensors whose bias its loader accepts.
 const TAKEN: &str = include_str!("runtime_biases.tsv");
-/// Names that a message shows.
+/// Number of names that a message shows.
 const SHOWN: usize = 3;
 
-/// Biases of a planned file that the runtime does not take.
+/// Biases of a planned file that the runtime does not accept.
 pub(super) struct UnreadBiases<'a> {
     arch: &'a str,
     names: Vec<&'a str>,
 }
 
 impl<'a> UnreadBiases<'a> {
-    /// Those of a file; `None` if there are none, or the runtime does not know the architecture.
+    /// Finds the biases of a file; `None` if there are none, or the runtime does not know the architecture.
     pub(super) fn of(arch: &'a str, outputs: &'a [OutputSpec]) -> Option<Self> {
         let mut rows = TAKEN.lines().filter_map(|line| line.split_once('\t'));
         let taken: Vec<&str> = rows.find(|row| row.0 == arch)?.1.split_whitespace().collect();
@@ -47,7 +47,7 @@ impl fmt::Display for UnreadBiases<'_> {
     }
 }
 
-/// A tensor's name with `N` for every number between its points.
+/// Replaces every number between the dots of a tensor's name by `N`.
 fn without_numbers(name: &str) -> String {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let parts = name.split('.').map(|part| if is_number(part) { "N" } else { part });

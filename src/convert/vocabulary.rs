@@ -1,4 +1,4 @@
-//! The tokenizer part of a mapping, as a request to the tokenizer, and where the vocabulary comes from.
+//! Request to the tokenizer from a mapping, and the origin of the vocabulary.
 
 use crate::arch::{CardKind, Mapping};
 use crate::convert::target::OpenTarget;
@@ -6,10 +6,10 @@ use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary, toke
 use crate::gguf::Metadata;
 use crate::tokenizer::{self, Built, Mode, Template, TokenizerRequest};
 
-/// Makes the keys of the vocabulary.
+/// Builds the keys of the vocabulary.
 ///
 /// # Errors
-/// A chat template file that cannot be read; the vocabulary itself.
+/// A chat template file that cannot be read; an invalid vocabulary.
 pub(super) fn build(
     source: &ModelSource,
     mapping: &Mapping,
@@ -43,13 +43,13 @@ pub(super) fn build(
     Ok(built)
 }
 
-/// Ways to read a vocabulary where no card says which.
+/// Modes to try if no card selects one.
 const USUAL: [Mode; 3] = [Mode::Spm, Mode::LlamaHf, Mode::Bpe];
 
-/// The vocabulary as a conversion would write it; without a card's mapping, as most models have it.
+/// Builds the vocabulary as a conversion would write it; without a mapping, in the usual modes.
 ///
 /// # Errors
-/// As a conversion's: files that are missing, broken, or not understood.
+/// As for a conversion: files that are missing, broken, or not understood.
 pub fn vocabulary(
     source: &ModelSource,
     mapping: Option<&Mapping>,
@@ -67,7 +67,7 @@ pub fn vocabulary(
     }
 }
 
-/// What the card asks for, with what the options say.
+/// Returns the card's request, completed by the options.
 fn request(asked: &TokenizerRequest, options: &ConvertOptions) -> Result<TokenizerRequest, ConvertError> {
     if !options.tokenizer {
         return Ok(TokenizerRequest::of(&[Mode::None]));

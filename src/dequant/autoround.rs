@@ -1,4 +1,4 @@
-//! AutoRound: GPTQ or AWQ under a description of its own.
+//! AutoRound: GPTQ or AWQ layouts with settings of its own.
 
 use serde_json::{Map, Value};
 
@@ -6,10 +6,10 @@ use crate::dequant::gptq::{self, Params, Version};
 use crate::dequant::patterns::{ModulePattern, PatternError, Patterns};
 use crate::dequant::{DequantError, Settings, Tensors, awq};
 
-/// `auto-round`.
+/// Plans all modules of `auto-round`.
 ///
 /// # Errors
-/// [`DequantError`]: a packing that is not read, and all that GPTQ and AWQ say.
+/// [`DequantError`]: an unsupported packing, and the errors of GPTQ and AWQ.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     const KEY: &str = "packing_format";
     let version = match settings.text(KEY)? {
@@ -34,17 +34,17 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-/// Settings of the modules of one name.
+/// Settings of the modules that match a name.
 pub(super) type Override = (Name, Map<String, Value>);
 
-/// A module, or a pattern of modules.
+/// A module name, or a pattern of names.
 pub(super) enum Name {
     Exact(String),
     Pattern(ModulePattern),
 }
 
 impl Name {
-    /// Whether a module is meant.
+    /// Returns true if `module` matches.
     pub(super) fn matches(&self, module: &str) -> bool {
         match self {
             Self::Exact(name) => name == module,
@@ -53,7 +53,7 @@ impl Name {
     }
 }
 
-/// `extra_config`: settings by module; exact names go before patterns.
+/// Reads `extra_config`: settings by module, exact names before patterns.
 ///
 /// # Errors
 /// An entry that is not an object.

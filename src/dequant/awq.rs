@@ -1,4 +1,4 @@
-//! AWQ: four bits, packed along the outputs in an order of its own (`gemm`) or along the inputs (`gemv`).
+//! AWQ: 4-bit codes, packed along the outputs in AWQ's own order (`gemm`) or along the inputs (`gemv`).
 
 use crate::core::{ElementType, Shape};
 use crate::dequant::bits::{Stream, WordLayout};
@@ -8,19 +8,19 @@ use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{DequantError, Settings, Tensors};
 
 const BITS: u32 = 4;
-/// Codes of a word.
+/// Number of codes per word.
 const PER_WORD: u64 = 8;
 
-/// Where the words run.
+/// Packing layouts, by the shape of the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
-    /// `[in, out / 8]`
+    /// Words `[in, out / 8]`, packed along outputs.
     Gemm,
-    /// `[out, in / 8]`
+    /// Words `[out, in / 8]`, packed along inputs.
     Gemv,
 }
 
-/// `awq`.
+/// Plans all modules of `awq`.
 ///
 /// # Errors
 /// [`DequantError`]: layouts for one GPU kernel, settings that contradict the tensors, incomplete modules.
@@ -44,7 +44,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     plan_modules(settings, tensors, version)
 }
 
-/// Puts all modules together.
+/// Assembles all modules.
 ///
 /// # Errors
 /// As [`plan`].
@@ -82,7 +82,7 @@ fn put(
     let (n_rows, n_cols) = if version == Version::Gemm { (inner, outer) } else { (outer, inner) };
     let size = group_size(settings)?.unwrap_or(n_cols.max(1));
     let n_groups = n_cols.div_ceil(size);
-    // The second layout pads the groups of a row to whole words, and small groups to 2 or 4 words.
+    // `Gemv` pads the groups of a row to whole words, and small groups to 2 or 4 words.
     let padded = n_groups.div_ceil(PER_WORD).next_multiple_of(match size {
         0..=32 => 4,
         33..=64 => 2,
@@ -121,7 +121,7 @@ fn put(
             (Codes::ByRow(stream(qweight, WordLayout::Dense, words)), order)
         }
     };
-    // AutoRound has GPTQ's key.
+    // AutoRound uses GPTQ's key `sym`.
     let is_symmetric = settings.says("zero_point", false) || settings.says("sym", true);
     let name = format!("{module}.weight");
     let coded = Grouped {

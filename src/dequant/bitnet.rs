@@ -1,4 +1,4 @@
-//! BitNet: ternary weights, four rows in a byte, one scale for the tensor.
+//! BitNet: ternary weights, four rows per byte, one scale for the tensor.
 
 use std::ops::Range;
 
@@ -10,18 +10,18 @@ use crate::quant::pack::{f16_error, pack_tq2_0};
 struct Ternary {
     codes: usize,
     scale: Values,
-    /// The scale divides instead of multiplying.
+    /// True if the scale divides instead of multiplying.
     is_divisor: bool,
-    /// Rows of bytes: row `k · n_packed + r` lies in bits `2k` of row `r`.
+    /// Number of byte rows: weight row `k · n_packed + r` is in bits `2k` of byte row `r`.
     n_packed: u64,
     n_cols: u64,
     members: [usize; 2],
 }
 
-/// `bitnet`.
+/// Plans all modules of `bitnet`.
 ///
 /// # Errors
-/// [`DequantError`]: a scale that is missing or zero, sizes that do not fit.
+/// [`DequantError`]: a missing or zero scale, sizes that do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     let is_divisor = match settings.text("linear_class")? {
         None | Some("bitlinear") => true,
@@ -57,13 +57,13 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 impl Ternary {
-    /// What a code of +1 stands for.
+    /// Returns the value of a code of +1.
     fn value_of_one(&self, below: Below<'_>) -> Result<f32, DequantError> {
         let scale = self.scale.get(below, 0)?;
         Ok(if self.is_divisor { 1.0 / scale } else { scale })
     }
 
-    /// Codes 0, 1 and 2 of a stretch of a row.
+    /// Reads codes 0, 1 and 2 of a range of columns of a row.
     fn read_codes(
         &self,
         below: Below<'_>,
@@ -79,7 +79,7 @@ impl Ternary {
                 *out = byte >> shift & 3;
                 is_bad |= *out == 3;
             }
-            // The loop has no exit, so that it becomes vectors; the search follows only where it hit.
+            // The loop has no exit so that it is vectorized; the search runs only if a bad code was found.
             match out.iter().position(|&code| is_bad && code == 3) {
                 None => Ok(()),
                 Some(at) => Err(DequantError::IndexOutOfRange {

@@ -1,6 +1,7 @@
 //! Integer codes in words: dense little-endian bit streams, padded words, and AWQ's nibble order.
 //!
-//! Words are collected first, then unpacked by whole units: the smallest runs of words that begin and end with a code.
+//! Words are gathered first, then unpacked in units: the shortest runs of words that begin and end at a code
+//! boundary.
 
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
@@ -14,29 +15,30 @@ use crate::dequant::{Below, DequantError};
 /// Bits of a word.
 const WORD: u64 = 32;
 
-/// Column of a group of eight that each nibble of an AWQ word holds, as the nibble that each column lies in.
+/// Nibble of an AWQ word that holds each column of a group of eight.
 const AWQ_NIBBLE: [u64; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// How codes of a few bits lie in a stream of words.
+/// Layout of codes in a stream of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WordLayout {
     /// Code `k` occupies bits `k · bits ..` of the words taken as one little-endian number.
     Dense,
-    /// Each word holds as many whole codes as fit, the lowest bits first.
+    /// Each word holds as many whole codes as fit, lowest bits first.
     Padded,
-    /// Eight nibbles a word in AWQ's order.
+    /// Each word holds eight nibbles in AWQ's order.
     Awq,
 }
 
-/// Streams of codes: which codes lie in which words of a tensor. Word `k` of stream `s` is word
-/// `s · stride + k · step` of the tensor; one of the two distances is 1.
+/// Mapping from streams of codes to the words of a tensor.
+///
+/// Word `k` of stream `s` is word `s · stride + k · step` of the tensor; one of the two distances is 1.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
-    /// The tensor, of 32-bit words.
+    /// Index of the tensor, which holds 32-bit words.
     pub(super) index: usize,
-    /// Bits of a code, at most 8.
+    /// Bits per code, at most 8.
     pub(super) bits: u32,
-    /// How they lie in the words.
+    /// Layout of the codes in the words.
     pub(super) layout: WordLayout,
     /// Distance of two neighbouring words of a stream, in words.
     pub(super) step: u64,
@@ -45,7 +47,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Words that a stream of `n` codes takes.
+    /// Returns the number of words of a stream of `n` codes.
     pub(super) fn words(bits: u32, layout: WordLayout, n: u64) -> u64 {
         match layout {
             WordLayout::Dense => n.saturating_mul(u64::from(bits)).div_ceil(WORD),
@@ -59,7 +61,7 @@ impl Stream {
     /// The source failed.
     ///
     /// # Panics
-    /// If the rectangle lies outside the tensor: shapes are checked while planning.
+    /// If the rectangle is outside the tensor: shapes are checked while planning.
     pub(super) fn read_along(
         &self,
         below: Below<'_>,
@@ -84,8 +86,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads a rectangle of codes, one code of all streams after the other: `out` is `[codes, streams]`. `add` is
-    /// added to every word before codes are taken out of it.
+    /// Reads a rectangle of codes, one code of all streams after the other: `out` is `[codes, streams]`.
+    ///
+    /// `add` is added to every word before codes are extracted.
     ///
     /// # Errors
     /// The source failed.
@@ -122,7 +125,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Codes and words of a unit.
+    /// Returns the numbers of codes and words per unit.
     fn unit(&self) -> (u64, u64) {
         match self.layout {
             WordLayout::Dense if 32 % self.bits != 0 => (32, u64::from(self.bits)),
@@ -130,7 +133,7 @@ impl Stream {
         }
     }
 
-    /// Word and bit at which a code starts.
+    /// Returns the word and bit at which a code starts.
     fn word_of(&self, code: u64) -> (u64, u32) {
         let bits = u64::from(self.bits);
         match self.layout {
@@ -148,9 +151,10 @@ impl Stream {
         word + u64::from(bit + self.bits > 32)
     }
 
-    /// Collects words of streams: word `k` of stream `s`, both counted from the first, goes to
-    /// `s · pitches.0 + k · pitches.1`. Only what is asked for is read: between the words of a stream may lie the
-    /// rest of a large tensor.
+    /// Gathers words of streams: word `k` of stream `s`, both relative to the range, goes to `s · pitches.0 + k ·
+    /// pitches.1`.
+    ///
+    /// Only the requested words are read: in a large tensor, other data may be between the words of a stream.
     fn gather(
         &self,
         below: Below<'_>,
@@ -159,7 +163,7 @@ impl Stream {
         pitches: (usize, usize),
         out: &mut [u32],
     ) -> Result<(), DequantError> {
-        // Lines are what lies together: the words of one stream, or one word of all streams.
+        // A line is contiguous: the words of one stream, or one word of all streams.
         let is_along = self.step == 1;
         let (lines, elems, line_stride) =
             if is_along { (streams, words, self.stride) } else { (words, streams, self.step) };
@@ -179,7 +183,7 @@ impl Stream {
     }
 }
 
-/// One stream of whole units becomes bytes, the first `skip` codes left out.
+/// Unpacks a stream of whole units into bytes, without the first `skip` codes.
 struct Unpack<'a> {
     stream: Stream,
     words: &'a [u32],
@@ -213,13 +217,13 @@ impl VectorLoop for Unpack<'_> {
     }
 }
 
-/// Codes of a word that none straddles.
+/// Unpacks the codes of a word if codes do not straddle words.
 #[inline(always)]
 fn whole<const BITS: usize, const CODES: usize>(&[word]: &[u32; 1]) -> [u8; CODES] {
     from_fn(|k| (word >> (k * BITS)) as u8 & (u8::MAX >> (8 - BITS)))
 }
 
-/// Codes of as many words as a code has bits.
+/// Unpacks 32 codes from as many words as a code has bits.
 #[inline(always)]
 fn straddling<const BITS: usize>(words: &[u32; BITS]) -> [u8; 32] {
     from_fn(|k| {
@@ -229,7 +233,7 @@ fn straddling<const BITS: usize>(words: &[u32; BITS]) -> [u8; 32] {
     })
 }
 
-/// Walks units of words; the first and the last may be cut.
+/// Unpacks consecutive units; the first and the last may be cut.
 #[inline(always)]
 fn units<const WORDS: usize, const CODES: usize>(
     words: &[u32],
@@ -257,7 +261,8 @@ fn units<const WORDS: usize, const CODES: usize>(
     }
 }
 
-/// One code of many streams: bits `bit ..` of `low`, and for a code that straddles words the low bits of `high`.
+/// Extracts one code of many streams: bits `bit ..` of `low`, and for a code that straddles words the low bits of
+/// `high`.
 struct Fields<'a> {
     low: &'a [u32],
     high: &'a [u32],

@@ -11,13 +11,15 @@ use crate::dequant::nibbles::look_up;
 use crate::dequant::values::Values;
 use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
 
-/// One over 127 as F32: the writer multiplies by it.
+/// 1/127 as F32: the writer multiplies by it.
 const INV_127: f32 = 0.007_874_015_7;
 
-/// `bitsandbytes`. The tensors say which of the two forms a module has.
+/// Plans all modules of `bitsandbytes`.
+///
+/// Tensor names determine the form of a module.
 ///
 /// # Errors
-/// [`DequantError`]: GPU layouts, parts that are missing or do not fit.
+/// [`DequantError`]: GPU layouts, tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     for (ending, kind) in [("nf4", "NF4"), ("fp4", "FP4")] {
         for (weight, state) in tensors.ending(&format!(".quant_state.bitsandbytes__{ending}")) {
@@ -32,7 +34,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-/// What `quant_state` says.
+/// Contents of `quant_state`.
 struct State {
     block: u64,
     dims: Vec<u64>,
@@ -64,7 +66,7 @@ fn state(tensors: &Tensors<'_>, index: usize) -> Result<State, DequantError> {
     })
 }
 
-/// Scales of blocks that are quantized themselves: `map[code] · absmax + offset`, each step in F32.
+/// Scales of quantized block scales: `map[code] · absmax + offset`, each step in F32.
 struct Nested {
     map: Values,
     absmax: Values,
@@ -73,7 +75,7 @@ struct Nested {
 }
 
 struct FourBits {
-    /// Name of its code book.
+    /// Name of the code book.
     kind: &'static str,
     codes: usize,
     map: Values,
@@ -96,7 +98,7 @@ fn four_bits(
         tensor: tensors.meta(state_index).name.clone(),
         problem: format!("`shape` {:?} does not fit 63 bits", state.dims),
     })?;
-    // Packed bytes may lie under any element type.
+    // Packed bytes may be stored under any element type.
     let meta = tensors.meta(codes);
     let n_bytes = meta.shape.n_elems().checked_mul(meta.ty.bytes().unwrap_or(1) as u64);
     let n = shape.n_elems();
@@ -149,7 +151,7 @@ fn four_bits(
 }
 
 impl FourBits {
-    /// The scales of blocks `range`.
+    /// Reads the scales of blocks `range`.
     fn scales(&self, below: Below<'_>, range: Range<u64>, out: &mut Vec<f32>) -> Result<(), DequantError> {
         out.clear();
         let Some(nested) = &self.nested else { return self.absmax.read(below, range, out) };
@@ -186,7 +188,7 @@ impl CodedWeight for FourBits {
             let (first, end) = (row * self.n_cols + cols.start, row * self.n_cols + cols.end);
             let first_block = first / self.block;
             self.scales(below, first_block..end.div_ceil(self.block), &mut scales)?;
-            // Bytes are counted in elements of the type that they lie under.
+            // Byte positions are converted to elements of the stored type.
             let elems = first / 2 / elem_bytes..end.div_ceil(2).div_ceil(elem_bytes);
             let skip = elems.start * elem_bytes;
             below.with_elems(self.codes, elems, |bytes| {

@@ -1,4 +1,4 @@
-//! What every method has in common: a weight that is stored as codes.
+//! The interface that every method implements: a weight that is stored as codes.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
 use crate::dequant::DequantError;
 
-/// What coded weights are read from: the source below the layer, and the vector instructions to use.
+/// Access to the source below the layer, with the vector instructions to use.
 #[derive(Clone, Copy)]
 pub(super) struct Below<'a> {
     /// The tensors of the checkpoint.
@@ -22,13 +22,13 @@ impl<'a> Below<'a> {
         &self.source.weights()[index]
     }
 
-    /// One of the tensors, for many reads.
+    /// Returns an accessor of one tensor, for many reads.
     pub(super) fn tensor(self, index: usize) -> TensorBelow<'a> {
         let elem_bytes = self.meta(index).ty.bytes().unwrap_or(1);
         TensorBelow { source: self.source, index, mapped: self.source.borrow(index), elem_bytes }
     }
 
-    /// Hands on the bytes of some elements of a tensor. As [`TensorBelow::with_elems`].
+    /// Passes the bytes of some elements of a tensor to `use_them`, as [`TensorBelow::with_elems`].
     ///
     /// # Errors
     /// The source failed.
@@ -41,7 +41,7 @@ impl<'a> Below<'a> {
         self.tensor(index).with_elems(range, use_them)
     }
 
-    /// As [`Below::with_elems`], for bytes that may turn out to be wrong.
+    /// Passes bytes as [`Below::with_elems`] does, to a function that may fail.
     ///
     /// # Errors
     /// The source failed, or `use_them` did.
@@ -55,24 +55,24 @@ impl<'a> Below<'a> {
     }
 }
 
-/// A tensor of the checkpoint; its elements are whole bytes.
+/// Accessor of a tensor of the checkpoint; its elements are whole bytes.
 #[derive(Clone, Copy)]
 pub(super) struct TensorBelow<'a> {
     source: &'a dyn WeightSource,
     index: usize,
-    /// All its bytes, if they lie in memory.
+    /// All bytes of the tensor, if it is mapped.
     mapped: Option<&'a [u8]>,
     elem_bytes: usize,
 }
 
 impl TensorBelow<'_> {
-    /// Hands on the bytes of some elements, from the mapping or through a buffer.
+    /// Passes the bytes of some elements to `use_them`, from the mapping or through a buffer.
     ///
     /// # Errors
     /// The source failed.
     ///
     /// # Panics
-    /// If the range lies outside the tensor: shapes are checked while planning.
+    /// If the range is outside the tensor: shapes are checked while planning.
     pub(super) fn with_elems<T>(
         self,
         range: Range<u64>,
@@ -89,16 +89,16 @@ impl TensorBelow<'_> {
     }
 }
 
-/// One weight that the checkpoint keeps as codes, or that has to be computed from others and has no codes of its own.
-/// It is seen as a matrix: the columns are its last dimension, the rows all others together.
+/// One weight that the checkpoint stores as codes, or that is computed from others and has no codes of its own.
 ///
-/// Each method of quantization implements this once for each way that its codes lie; [`super::Dequantized`] does all
-/// the rest.
+/// It is read as a matrix: the columns are the last dimension, the rows are all other dimensions together.
+///
+/// Each quantization method implements this once for each of its code layouts; [`super::Dequantized`] does the rest.
 pub(super) trait CodedWeight: Send + Sync {
     /// Decodes a rectangle into `out`, row after row.
     ///
     /// # Errors
-    /// The source failed, or a code or scale that no value belongs to.
+    /// The source failed, or a code or scale has no valid value.
     fn decode(
         &self,
         below: Below<'_>,
@@ -107,7 +107,7 @@ pub(super) trait CodedWeight: Send + Sync {
         out: &mut [f32],
     ) -> Result<(), DequantError>;
 
-    /// As [`WeightSource::packings`].
+    /// Returns the GGML types that hold this weight without going through F32, as [`WeightSource::packings`].
     ///
     /// # Errors
     /// The source failed, or a scale that is not finite.
@@ -116,7 +116,7 @@ pub(super) trait CodedWeight: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Writes a rectangle, whose columns are whole blocks, as blocks of a type that [`CodedWeight::packings`] names.
+    /// Writes a rectangle, whose columns are whole blocks, as blocks of a type that [`CodedWeight::packings`] lists.
     ///
     /// # Errors
     /// As [`CodedWeight::decode`].
@@ -135,13 +135,13 @@ pub(super) trait CodedWeight: Send + Sync {
         panic!("no packing as {ty}")
     }
 
-    /// The tensors below that this weight is made of, that of the codes first; none for a weight without codes.
+    /// Indices of the stored tensors of this weight, the codes first; empty for a weight without codes.
     fn members(&self) -> &[usize];
 
-    /// What codes and scales look like, for people: `4 bit, groups of 128`.
+    /// Describes codes and scales for messages: `4 bit, groups of 128`.
     fn form(&self) -> String;
 
-    /// The element type of the codes.
+    /// Element type of the codes.
     fn code_type(&self, below: Below<'_>) -> Option<ElementType> {
         self.members().first().map(|&codes| below.meta(codes).ty)
     }
@@ -153,8 +153,10 @@ pub(super) trait CodedWeight: Send + Sync {
         }
     }
 
-    /// Lets go of what elements `elems` of the weight, whose shape is `shape`, were decoded from. Codes of one row may
-    /// lie all over their tensors: unless a method knows better, they go when the last elements have been read.
+    /// Releases the stored data of elements `elems` of the weight, whose shape is `shape`.
+    ///
+    /// The codes of one row may be scattered over their tensors. Unless a method overrides this, everything is
+    /// released after the last elements were read.
     fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
         if elems.end >= shape.n_elems() {
             for &member in self.members() {

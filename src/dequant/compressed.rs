@@ -1,4 +1,4 @@
-//! compressed-tensors: groups of modules with a scheme each, in formats that share their names.
+//! compressed-tensors: groups of modules with one quantization scheme each; several formats share tensor names.
 
 use serde_json::{Map, Value};
 
@@ -13,22 +13,22 @@ use crate::dequant::stack::unpacked;
 use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{DequantError, Settings, Tensors, sparse};
 
-/// Which modules a list names.
+/// Entry of a list of modules.
 enum Target {
     Name(String),
     Pattern(ModulePattern),
-    /// A class of modules; only linear ones are quantized.
+    /// A class of modules; only linear modules are quantized.
     Class,
 }
 
-/// A scheme: the weights' arguments, and the format if the group has its own.
+/// A quantization scheme: the arguments of the weights, and the group's own format, if it has one.
 struct Group {
     targets: Vec<Target>,
     format: Option<String>,
     weights: Settings,
 }
 
-/// How scales lie over a matrix.
+/// Granularity of the scales of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Strategy {
     Tensor,
@@ -37,10 +37,10 @@ enum Strategy {
     Block(u64, u64),
 }
 
-/// `compressed-tensors`.
+/// Plans all modules of `compressed-tensors`.
 ///
 /// # Errors
-/// [`DequantError`]: formats that are not read, schemes that contradict the tensors, incomplete modules.
+/// [`DequantError`]: unsupported formats, schemes that contradict the tensors, incomplete modules.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     let transforms = settings.map.get("transform_config").filter(|value| !value.is_null());
     if transforms.is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty())) {
@@ -48,7 +48,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     }
     let groups = groups(settings)?;
     if settings.text("quantization_status")?.is_some_and(|status| status != "compressed") {
-        // The weights are plain floats, their parameters of quantization stand beside them.
+        // The weights are plain floats, stored along with their quantization parameters.
         for suffix in [".weight_scale", ".weight_zero_point", ".weight_g_idx"] {
             for (_, index) in tensors.ending(suffix) {
                 tensors.leave_out(index);
@@ -86,10 +86,10 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-/// Tells which modules the groups name and the list of exceptions does not.
+/// Returns a test for modules that the groups name and the ignore list does not.
 ///
 /// # Errors
-/// Groups or lists that are not what they must be.
+/// Malformed groups or lists.
 pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool + use<>, DequantError> {
     let (groups, ignored) = (
         groups(settings)?,
@@ -103,7 +103,7 @@ pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool +
 }
 
 impl Target {
-    /// How well the target names a module: the less the better.
+    /// Returns the specificity of a match with a module, lowest first; `None` if there is no match.
     fn rank(&self, module: &str) -> Option<u8> {
         match self {
             Self::Name(name) => (name == module).then_some(0),
@@ -153,7 +153,7 @@ fn groups(settings: &Settings) -> Result<Vec<Group>, DequantError> {
     Ok(groups)
 }
 
-/// One module in the format of its group.
+/// Assembles one module in the format of its group.
 fn put(
     weights: &Settings,
     tensors: &mut Tensors<'_>,
@@ -189,7 +189,7 @@ fn strategy(weights: &Settings) -> Result<Strategy, DequantError> {
     }
 }
 
-/// `block_structure`: a list, or text as `128x128`.
+/// Reads `block_structure`: a list, or text like `128x128`.
 fn block(weights: &Settings) -> Result<Strategy, DequantError> {
     const KEY: &str = "block_structure";
     let sizes: Option<Vec<u64>> = match weights.map.get(KEY) {
@@ -203,7 +203,7 @@ fn block(weights: &Settings) -> Result<Strategy, DequantError> {
     }
 }
 
-/// Where the scale of a group of a row lies, after the shape of the scales was checked.
+/// Checks the shape of the scales; returns their order, the number of groups per row, and the columns per group.
 fn group_layout(
     weights: &Settings,
     tensors: &Tensors<'_>,
@@ -237,7 +237,7 @@ fn group_layout(
     }
 }
 
-/// Tells dense and padded words apart by how many there are.
+/// Distinguishes dense and padded words by their number.
 fn word_layout(
     tensors: &Tensors<'_>,
     index: usize,
@@ -284,7 +284,7 @@ fn pack_quantized(
     let scales = Values::new(tensors, scale, &SCALE_TYPES)?;
     let (n_rows, n_cols) = shape_of(tensors, shape_index)?;
     let (rows, n_words) = tensors.matrix(packed)?;
-    // No more codes than bits: sizes that overflow end here.
+    // There cannot be more codes than bits; this also rejects sizes that would overflow.
     if rows != n_rows || n_cols > n_words.saturating_mul(32) {
         let expected = format!("what `weight_shape` [{n_rows}, {n_cols}] needs");
         return Err(tensors.shape_error(packed, expected));
@@ -302,7 +302,7 @@ fn pack_quantized(
         if groups != n_groups {
             return Err(tensors.shape_error(index, format!("{n_groups} columns, one for each group")));
         }
-        // They lie in their words as the codes do: another number of words would be another layout.
+        // Zero points have the same word layout as the codes: another number of words would be another layout.
         let zero_words = Stream::words(bits, layout, n_rows);
         if words != zero_words {
             return Err(tensors.shape_error(index, format!("[{zero_words}, {n_groups}], as the codes lie")));
@@ -339,7 +339,7 @@ fn pack_quantized(
     Ok(())
 }
 
-/// `weight_shape`: two numbers inside the file.
+/// Reads `weight_shape`, a tensor of two numbers.
 fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantError> {
     tensors.check_type(index, &[ElementType::I64, ElementType::I32])?;
     let meta = tensors.meta(index);
@@ -360,7 +360,7 @@ fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantEr
     tensors.below().try_with_elems(index, 0..2, |bytes| Ok((size(bytes, 0)?, size(bytes, 1)?)))
 }
 
-/// Whether an index of groups holds -1 throughout, which stands for none.
+/// Returns true if a group index contains only -1, which means that there is none.
 fn is_unset(tensors: &Tensors<'_>, index: usize) -> Result<bool, DequantError> {
     let n = tensors.meta(index).shape.n_elems();
     Ok(tensors.below().with_elems(index, 0..n, |bytes| i32s(bytes).all(|group| group == -1))?)
@@ -388,7 +388,7 @@ fn int_quantized(
         members.push(index);
         Zeros::Bytes(index)
     };
-    // A zero point that is always zero may stand beside symmetric weights.
+    // Symmetric weights may come with a zero point that is always zero.
     if let Some(index) = tensors.find(&format!("{module}.weight_zero_point")).filter(|i| !members.contains(i))
     {
         tensors.leave_out(index);

@@ -1,18 +1,18 @@
-//! How the weights of a quantized checkpoint are stored, in the words of the field, and which are stored alike.
+//! Descriptions of the storage of quantized weights, and groups of weights that are stored alike.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use crate::core::{WeightMeta, WeightSource};
 
-/// How one weight is stored.
+/// Storage of one weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoding {
-    /// Who stores weights so: `GPTQ`.
+    /// Quantization method: `GPTQ`.
     pub method: &'static str,
-    /// Codes and scales: `4 bit, groups of 128`.
+    /// Description of codes and scales: `4 bit, groups of 128`.
     pub form: String,
-    /// Bytes it takes in the checkpoint: codes, scales, zero points, indices.
+    /// Size in the checkpoint in bytes: codes, scales, zero points, indices.
     pub n_bytes: u64,
 }
 
@@ -27,30 +27,30 @@ impl fmt::Display for Encoding {
     }
 }
 
-/// The encodings of a source's weights by name; a weight that is not listed is plain floats.
+/// Encodings of a source's weights by name; a weight that is not listed is plain floats.
 pub type Encodings = BTreeMap<String, Encoding>;
 
-/// How a quantized checkpoint stores its weights.
+/// Storage of the weights of a quantized checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct Quantization {
-    /// The method, as its makers spell it.
+    /// Name of the quantization method, in its official spelling.
     pub method: &'static str,
-    /// Encodings of the quantized weights, by the names that they have as floats.
+    /// Encodings of the quantized weights, by their names in the float model.
     pub encodings: Encodings,
     /// Tensors that were left out: scales of activations and caches.
     pub left_out: Vec<String>,
-    /// Weights of the layers that the configuration targets, but that are plain floats.
+    /// Weights that the configuration targets for quantization, but that are plain floats.
     pub plain_targets: Vec<String>,
 }
 
 impl Quantization {
-    /// The weights that are stored alike. `weights` are those of the model.
+    /// Returns the classes of weights that are stored alike; `weights` are those of the model.
     #[must_use]
     pub fn classes(&self, weights: &[WeightMeta]) -> Vec<StoredClass<()>> {
         stored_classes(weights, &self.encodings, |_| ())
     }
 
-    /// Endings of the tensors that were left out, each once: `input_scale`, `k_scale`.
+    /// Returns the distinct suffixes of the tensors that were left out: `input_scale`, `k_scale`.
     #[must_use]
     pub fn left_out_endings(&self) -> Vec<&str> {
         let mut endings: Vec<&str> = Vec::new();
@@ -64,28 +64,28 @@ impl Quantization {
     }
 }
 
-/// Weights of one part of the model that are stored alike and become the same.
+/// Weights of one part of the model that are stored alike and converted alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredClass<T> {
-    /// Their names without `.weight`, `*` for the numbers of layers and experts: `model.layers.*.mlp.{up_proj,
-    /// down_proj}`.
+    /// Common pattern of their names without `.weight`, with `*` for layer and expert numbers:
+    /// `model.layers.*.mlp.{up_proj, down_proj}`.
     pub pattern: String,
-    /// Who stores them so.
+    /// Quantization method.
     pub method: &'static str,
-    /// How.
+    /// Description of codes and scales.
     pub form: String,
-    /// How many there are.
+    /// Number of weights.
     pub n_weights: u64,
-    /// Elements of all of them.
+    /// Total number of elements.
     pub n_elems: u64,
-    /// Bytes that they take in the checkpoint.
+    /// Total size in the checkpoint in bytes.
     pub n_bytes: u64,
-    /// What they become.
+    /// Conversion target.
     pub becomes: T,
 }
 
 impl<T> StoredClass<T> {
-    /// The same weights with another fate.
+    /// Returns the same class with another conversion target.
     #[must_use]
     pub fn with<U>(self, becomes: U) -> StoredClass<U> {
         StoredClass {
@@ -99,28 +99,29 @@ impl<T> StoredClass<T> {
         }
     }
 
-    /// Method and form in one text.
+    /// Returns method and form as one text.
     #[must_use]
     pub fn text(&self) -> String {
         Encoding { method: self.method, form: self.form.clone(), n_bytes: 0 }.to_string()
     }
 
-    /// Bits of a weight with its share of the scales.
+    /// Returns the bits per weight, including scales.
     #[must_use]
     pub fn bits_per_weight(&self) -> f64 {
         self.n_bytes as f64 * 8.0 / self.n_elems.max(1) as f64
     }
 }
 
-/// Groups the quantized weights of a source: one class for each part of the model, encoding, and fate. `becomes` gets
-/// the index of a weight.
+/// Groups the quantized weights of a source: one class for each part of the model, encoding, and conversion target.
+///
+/// `becomes` maps the index of a weight to its target.
 pub fn stored_classes<T: PartialEq>(
     weights: &[WeightMeta],
     encodings: &Encodings,
     becomes: impl Fn(usize) -> T,
 ) -> Vec<StoredClass<T>> {
     let mut classes: Vec<(String, Vec<String>, StoredClass<T>)> = Vec::new();
-    // Classes by part of the model: there are few in each, however many weights the model has.
+    // Classes by part of the model: each part has few, however many weights the model has.
     let mut by_parent: HashMap<String, Vec<usize>> = HashMap::new();
     for (index, weight) in weights.iter().enumerate() {
         let Some(encoding) = encodings.get(&weight.name) else { continue };
@@ -165,7 +166,7 @@ pub fn stored_classes<T: PartialEq>(
     classes.into_iter().map(finish).collect()
 }
 
-/// A name with `*` for the numbers in it: those of layers and experts.
+/// Returns a name with `*` in place of layer and expert numbers.
 #[must_use]
 pub fn tensor_class(name: &str) -> String {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -173,7 +174,7 @@ pub fn tensor_class(name: &str) -> String {
     parts.join(".")
 }
 
-/// Bytes of some weights of a source; elements narrower than a byte are packed.
+/// Returns the total bytes of some weights of a source; elements narrower than a byte are packed.
 pub(super) fn n_bytes(source: &dyn WeightSource, weights: &[usize]) -> u64 {
     let bytes = |&index: &usize| {
         let meta = &source.weights()[index];
@@ -183,7 +184,7 @@ pub(super) fn n_bytes(source: &dyn WeightSource, weights: &[usize]) -> u64 {
     weights.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-/// The words for scales that lie along rows: one for each `group` of `n_cols` columns.
+/// Describes scales along rows, one for each `group` of `n_cols` columns.
 pub(super) fn along_rows(group: u64, n_cols: u64) -> String {
     if group < n_cols { format!("groups of {group}") } else { "scales by row".to_owned() }
 }

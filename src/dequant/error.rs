@@ -1,25 +1,26 @@
-//! What can be wrong with a quantized checkpoint. The kinds are stable; every message names tensor or key, what was
-//! found, and what was wanted.
+//! Errors of reading a quantized checkpoint.
+//!
+//! The kinds are stable; every message names the tensor or key, the value found, and the value expected.
 
 use crate::core::text::escape;
 use crate::core::{ElementType, Hint, Shape, SourceError};
 use crate::dequant::flm::RangeError;
 use crate::dequant::msmodelslim::MsModelSlimError;
 
-/// Why a quantized checkpoint cannot be read.
+/// Reasons why a quantized checkpoint cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum DequantError {
-    /// A method nobody has heard of.
+    /// An unknown method.
     #[error("{file}: unknown quantization method `{}`; known are {known}", escape(method))]
     UnknownMethod { file: String, method: String, known: String },
-    /// A method that is known and not read.
+    /// A known method that is not supported.
     #[error("{file}: unsupported quantization `{}`: {reason}", escape(method))]
     UnsupportedMethod { file: String, method: String, reason: String },
-    /// A weight as MLX quantizes it.
+    /// A weight that MLX quantized.
     #[error("tensor `{}`: words of integers as MLX packs them{form}", escape(tensor))]
     Mlx { tensor: String, form: String },
-    /// A form of a method that is not read.
+    /// A variant of a supported method that is not supported.
     #[error("{place}: unsupported variant `{}`: {reason}", escape(found))]
     UnsupportedVariant { place: String, found: String, reason: String },
     /// A setting of the wrong type, out of range, or in contradiction to another.
@@ -28,10 +29,10 @@ pub enum DequantError {
     /// A module without one of its tensors.
     #[error("module `{}`: tensor `{}` is missing", escape(module), escape(tensor))]
     MissingTensor { module: String, tensor: String },
-    /// A tensor that belongs to a quantized module that is not there.
+    /// A tensor of a quantized module that does not exist.
     #[error("tensor `{}`: {problem}", escape(tensor))]
     OrphanTensor { tensor: String, problem: String },
-    /// A module that is there both as codes and as floats.
+    /// A module that exists both as codes and as floats.
     #[error("module `{}`: both `{}` and `{}` are there", escape(module), escape(first), escape(second))]
     AmbiguousModule { module: String, first: String, second: String },
     /// Elements of the wrong type.
@@ -40,22 +41,22 @@ pub enum DequantError {
     /// A shape that contradicts the others.
     #[error("tensor `{}`: shape is {found}, expected {expected}", escape(tensor))]
     ShapeMismatch { tensor: String, found: Shape, expected: String },
-    /// A code or index that points at nothing.
+    /// A code or index out of range.
     #[error("tensor `{}`: element {index} is {found}, expected {expected}", escape(tensor))]
     IndexOutOfRange { tensor: String, index: u64, found: i64, expected: String },
     /// A scale or code that is not a finite number, or a divisor of zero.
     #[error("tensor `{}`: element {index} is {found}", escape(tensor))]
     NonFinite { tensor: String, index: u64, found: String },
-    /// The configuration says one thing, the tensors another.
+    /// A contradiction between configuration and tensors.
     #[error("{file}: `{}` is {configured}, but tensor `{}` says {found}", escape(key), escape(tensor))]
     ConfigTensorConflict { file: String, key: String, configured: String, tensor: String, found: String },
-    /// Text inside the checkpoint that cannot be read.
+    /// Malformed metadata inside the checkpoint.
     #[error("tensor `{}`: {problem}", escape(tensor))]
     BadMetadata { tensor: String, problem: String },
-    /// What is wrong with a checkpoint of msModelSlim.
+    /// An error of an msModelSlim checkpoint.
     #[error(transparent)]
     MsModelSlim(MsModelSlimError),
-    /// A value range of FastLLM's without meaning.
+    /// An invalid value range of FastLLM.
     #[error(transparent)]
     Range(#[from] RangeError),
     /// The source failed.
@@ -73,7 +74,7 @@ impl From<MsModelSlimError> for DequantError {
 }
 
 impl DequantError {
-    /// The kind, as programs may rely on it.
+    /// Returns the kind of the error, a stable identifier for programs.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -96,7 +97,7 @@ impl DequantError {
         }
     }
 
-    /// Whether the checkpoint may be sound, and is stored in a way that is not read; else something about it is wrong.
+    /// Returns true if the checkpoint may be valid but is stored in an unsupported way; false if it is broken.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         match self {
@@ -120,7 +121,7 @@ impl DequantError {
         }
     }
 
-    /// The error as a layer reports it while rows are read: named with the weight that was asked for.
+    /// Converts the error to the one that a layer reports while reading rows of `weight`.
     #[must_use]
     pub fn reading(self, weight: &str) -> SourceError {
         match self {

@@ -1,7 +1,7 @@
-//! FastLLM's codes: value ranges (minimum and maximum) per row or group, and integers of eight or four bits.
+//! FastLLM's quantization: value ranges (minimum and maximum) per row or group, and integer codes of 8 or 4 bits.
 //!
 //! # Exactness
-//! Scale and zero point are derived from a range as FastLLM's loader derives them, in F32 at every step; minimum and
+//! Scale and zero point are derived from a range as in FastLLM's loader, in F32 at every step. The minimum and the
 //! product are added in F64 and rounded once.
 //!
 //! | codes | value | scale, zero point, minimum |
@@ -23,41 +23,42 @@ use crate::dequant::{Below, DequantError, Dequantized, LoraError, LoraPair, Open
 use affine::{Reading, is_present};
 use ranged::Ranged;
 
-/// Below this share of rows that fit the present writers, a file is taken for one of July 2023.
+/// Share of rows that fit the current writers, below which a file is assumed to be of July 2023.
 const PRESENT_SHARE: f64 = 0.9;
 
 /// Name of the method.
 const METHOD: &str = "FastLLM";
 
-/// Whose reading of a range counts, where they differ.
+/// Interpretation of the value ranges, where loader and writer differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlmMeaning {
-    /// FastLLM's loader.
+    /// Interpretation of FastLLM's loader.
     #[default]
     Reader,
-    /// The program that wrote the file.
+    /// Interpretation of the program that wrote the file.
     Writer,
 }
 
-/// What the ranges of a file say about its origin.
+/// Statistics of a file's ranges that reveal its writer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FlmSurvey {
-    /// Ranges whose minimum is NaN because all their values are zero, by tensor.
+    /// Number of ranges whose minimum is NaN because all their values are zero, by tensor.
     pub zeroed: Vec<(String, u64)>,
-    /// Whether there are INT8 codes and all their ranges are symmetric, as only the Python exporter writes them.
+    /// True if there are INT8 codes and all their ranges are symmetric, as only the Python exporter writes them.
     pub symmetric_int8: bool,
-    /// Share of INT4_NOZERO rows whose range the present writers could have written; `None` without such rows.
+    /// Share of INT4_NOZERO rows with a negative minimum whose range the current writers could have written; `None`
+    /// without such rows.
     pub present_int4: Option<f64>,
 }
 
 impl FlmSurvey {
-    /// Whether INT4_NOZERO ranges look like those of July 2023: the raw extremes of a row.
+    /// Returns true if INT4_NOZERO ranges look like those of July 2023: the raw extremes of a row.
     #[must_use]
     pub fn raw_int4(&self) -> bool {
         self.present_int4.is_some_and(|share| share < PRESENT_SHARE)
     }
 
-    /// How the ranges of some codes are read.
+    /// Returns the interpretation of the ranges of a coding.
     fn reading(&self, coding: Coding, meaning: FlmMeaning) -> Reading {
         match (meaning, coding) {
             (FlmMeaning::Writer, Coding::Int8) if self.symmetric_int8 => Reading::Symmetric,
@@ -67,11 +68,11 @@ impl FlmSurvey {
     }
 }
 
-/// Why a range has no meaning.
+/// An invalid value range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("value range {index} is {min} to {max}, which gives no finite scale")]
 pub struct RangeError {
-    /// Which of the tensor's ranges.
+    /// Index of the range in the tensor.
     pub index: u64,
     /// Minimum.
     pub min: f32,
@@ -79,23 +80,24 @@ pub struct RangeError {
     pub max: f32,
 }
 
-/// The weights of a file as floats.
+/// The weights of an `.flm` file as floats.
 pub struct FlmOpened {
-    /// The weights; buffers that a runtime computes itself are left out.
+    /// Float weights, without buffers that a runtime computes itself.
     layer: Dequantized,
-    /// What their ranges say.
+    /// Statistics of the ranges.
     pub survey: FlmSurvey,
 }
 
 impl FlmOpened {
-    /// The weights.
+    /// Names, shapes and types of the weights.
     #[must_use]
     pub fn weights(&self) -> &[WeightMeta] {
         self.layer.weights()
     }
 
-    /// The same with adapters merged: what one is merged into is no longer what the file stores. Indices are those of
-    /// [`FlmOpened::weights`].
+    /// Merges adapters into the weights.
+    ///
+    /// A merged weight no longer counts as stored in the file. Indices are those of [`FlmOpened::weights`].
     ///
     /// # Errors
     /// [`LoraError`]: matrices that do not fit.
@@ -103,7 +105,7 @@ impl FlmOpened {
         Ok(Self { layer: self.layer.merged(pairs)?, survey: self.survey })
     }
 
-    /// The source, and how its weights are stored.
+    /// Converts to the source and the description of its storage.
     #[must_use]
     pub fn into_opened(self) -> Opened {
         let encodings = self.layer.encodings(METHOD);
@@ -118,13 +120,13 @@ impl FlmOpened {
 
 /// One tensor of a file.
 enum Tensor {
-    /// Floats, by the index of their weight.
+    /// Floats, by the index of the file's weight.
     Plain(usize),
-    /// Codes.
+    /// Quantized codes.
     Ranged { name: String, shape: Shape, codes: Ranged },
 }
 
-/// Puts the layer over a file, after a look at all ranges.
+/// Creates the float layer over a file, after checking all ranges.
 ///
 /// # Errors
 /// A range that is not finite; the source failed.
@@ -144,7 +146,9 @@ pub fn open(file: FlmFile, meaning: FlmMeaning, level: SimdLevel) -> Result<FlmO
     Ok(FlmOpened { layer, survey })
 }
 
-/// The tensors that a model has. The file lists its weights in their order: one of floats, or ranges and codes.
+/// Returns the tensors of the model.
+///
+/// The file lists its weights in their order: one of floats, or ranges and codes.
 fn tensors(file: &FlmFile) -> Vec<Tensor> {
     let mut tensors = Vec::new();
     let mut at = 0;
@@ -165,12 +169,12 @@ fn tensors(file: &FlmFile) -> Vec<Tensor> {
     tensors
 }
 
-/// Positions that a runtime computes itself.
+/// Returns true for rotary frequencies, which a runtime computes itself.
 fn is_buffer(name: &str) -> bool {
     name.rsplit('.').next() == Some("inv_freq")
 }
 
-/// Reads every range once, and makes sure that each has a meaning.
+/// Reads every range once, and checks that each is valid.
 fn survey(below: Below<'_>, tensors: &[Tensor]) -> Result<FlmSurvey, SourceError> {
     let mut survey = FlmSurvey::default();
     let (mut n_int8, mut n_symmetric) = (0u64, 0u64);

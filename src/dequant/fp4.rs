@@ -1,8 +1,8 @@
-//! FP4: E2M1 codes, two a byte, the even column in the low nibble; a scale for each 16 or 32 columns.
+//! FP4: E2M1 codes, two per byte, the even column in the low nibble, with a scale for each 16 or 32 columns.
 //!
-//! MXFP4 has a power of two for 32 columns. NVFP4 has an E4M3 scale for 16 columns and one factor for the tensor:
-//! `e2m1 · (scale · factor)`, or `e2m1 · (scale / factor)`, each step rounded to F32. Matrices of a stack may have factors
-//! of their own.
+//! MXFP4 has a power-of-two scale for each 32 columns. NVFP4 has an E4M3 scale for each 16 columns and one factor for
+//! the tensor: `e2m1 · (scale · factor)`, or `e2m1 · (scale / factor)`, each step rounded to F32. Matrices of a stack
+//! may have their own factors.
 
 use std::ops::Range;
 
@@ -14,19 +14,19 @@ use crate::dequant::values::Values;
 use crate::dequant::{Below, CodedWeight, DequantError, Tensors};
 use crate::quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
 
-/// The factor of a tensor, or of each matrix of a stack.
+/// Global factor of a tensor, or of each matrix of a stack.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Factor {
-    /// There is none.
+    /// No factor.
     None,
-    /// Scales are multiplied by it.
+    /// Scales are multiplied by the factor.
     Times(Values),
-    /// Scales are divided by it.
+    /// Scales are divided by the factor.
     Over(Values),
 }
 
 impl Factor {
-    /// Checks that it is one number, or one for each matrix, and no zero where it divides.
+    /// Checks that the factor is one number, or one per matrix, and not zero if it divides.
     ///
     /// # Errors
     /// Another number of elements; a number that is not finite; a divisor of zero.
@@ -46,7 +46,7 @@ impl Factor {
         Ok(())
     }
 
-    /// Puts the factor of a matrix into its scales.
+    /// Applies the factor of a matrix to its scales.
     pub(super) fn apply(self, below: Below<'_>, matrix: u64, scales: &mut [f32]) -> Result<(), DequantError> {
         match self {
             Self::None => {}
@@ -66,7 +66,7 @@ impl Factor {
         Ok(())
     }
 
-    /// The tensor it lies in.
+    /// Index of the tensor that holds the factor.
     pub(super) fn member(self) -> Option<usize> {
         match self {
             Self::None => None,
@@ -74,12 +74,12 @@ impl Factor {
         }
     }
 
-    /// Whether every matrix of a stack has its own.
+    /// Returns true if every matrix of a stack has its own factor.
     fn is_by_matrix(self) -> bool {
         matches!(self, Self::Times(values) | Self::Over(values) if values.n != 1)
     }
 
-    /// The number that a product is multiplied by.
+    /// Returns the factor as a multiplier of a product.
     fn multiplier(self, below: Below<'_>) -> Result<Option<f32>, DequantError> {
         Ok(match self {
             Self::None => None,
@@ -88,7 +88,7 @@ impl Factor {
         })
     }
 
-    /// The numbers that the products of so many matrices are multiplied by; empty without factors.
+    /// Returns the factors of `n_mats` matrices as multipliers; empty without factors.
     fn multipliers(self, below: Below<'_>, n_mats: u64) -> Result<Vec<f32>, DequantError> {
         let (Self::Times(values) | Self::Over(values)) = self else { return Ok(Vec::new()) };
         let mut all = Vec::new();
@@ -105,14 +105,14 @@ impl Factor {
     }
 }
 
-/// What an NVFP4 matrix has beside codes and scales.
+/// Parameters of an NVFP4 matrix in addition to codes and scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beside {
     /// Factor of the matrix.
     pub(super) factor: Factor,
-    /// Factor of its input, for runtimes that quantize activations.
+    /// Factor of the matrix's input, for runtimes that quantize activations.
     pub(super) input: Factor,
-    /// The checkpoint says that activations stay floats.
+    /// True if the checkpoint declares that activations stay floats.
     pub(super) float_activations: bool,
 }
 
@@ -121,7 +121,7 @@ pub(super) struct Fp4 {
     codes: usize,
     scales: Values,
     beside: Beside,
-    /// Columns of a scale.
+    /// Columns per scale.
     group: u64,
     /// Rows of one matrix of a stack.
     mat_rows: u64,
@@ -130,7 +130,7 @@ pub(super) struct Fp4 {
 }
 
 impl Fp4 {
-    /// MXFP4: scales of 32 columns, one byte of exponent each.
+    /// Creates an MXFP4 matrix: one exponent byte as scale for each 32 columns.
     ///
     /// # Errors
     /// Types and sizes that do not fit.
@@ -146,7 +146,8 @@ impl Fp4 {
         Self::new(tensors, codes, (scales, beside), 32, shape)
     }
 
-    /// NVFP4: scales of 16 columns, and factors of the whole, or of each matrix of a stack.
+    /// Creates an NVFP4 matrix: a scale for each 16 columns, and a factor for the tensor or for each matrix of a
+    /// stack.
     ///
     /// # Errors
     /// Types and sizes that do not fit; a factor that is not finite, or a divisor of zero.
@@ -188,7 +189,7 @@ impl Fp4 {
         Ok(Self { codes, scales, beside, group, mat_rows: matrices(shape).1, n_cols, members })
     }
 
-    /// The scales of a row, the factor in them.
+    /// Reads the scales of a row, with the factor applied.
     fn row_scales(&self, below: Below<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
         let n_groups = self.n_cols.div_ceil(self.group);
         out.clear();
@@ -196,7 +197,7 @@ impl Fp4 {
         self.beside.factor.apply(below, row / self.mat_rows.max(1), out)
     }
 
-    /// The packing as NVFP4, with the factors that stand beside it.
+    /// Returns the packing as NVFP4, with its factors.
     fn nv_packing(&self, below: Below<'_>) -> Result<Packing, DequantError> {
         let Beside { factor, input, float_activations } = self.beside;
         let packing = Packing { float_activations, ..Packing::exact(GgmlType::Nvfp4) };
@@ -212,7 +213,7 @@ impl Fp4 {
         Ok(Packing { stack: Some(StackFactors { n_elems, scales, input_scales }), ..packing })
     }
 
-    /// The codes of some columns of a row, whole bytes of them.
+    /// Reads the codes of some columns of a row, in whole bytes.
     fn read_codes(
         &self,
         below: Below<'_>,
@@ -262,14 +263,14 @@ impl CodedWeight for Fp4 {
     fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
         match self.beside.factor {
             Factor::None if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
-                // Reading checks that no exponent stands for NaN.
+                // Reading checks that no exponent encodes NaN.
                 self.scales.all(below, |_| true)?;
                 Ok(vec![Packing::exact(GgmlType::Mxfp4)])
             }
             Factor::Times(_) | Factor::Over(_)
                 if self.n_cols.is_multiple_of(GgmlType::Nvfp4.block_elems() as u64) =>
             {
-                // The block's scales have no sign.
+                // Scales of the GGML block are unsigned.
                 let is_plain = self.scales.all(below, f32::is_sign_positive)?;
                 Ok(if is_plain { vec![self.nv_packing(below)?] } else { Vec::new() })
             }
@@ -277,7 +278,7 @@ impl CodedWeight for Fp4 {
         }
     }
 
-    /// Blocks of a type that takes the codes and the bytes of the scales as they are.
+    /// Writes blocks of a type that stores codes and scale bytes unchanged.
     fn pack(
         &self,
         below: Below<'_>,

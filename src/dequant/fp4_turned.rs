@@ -1,5 +1,7 @@
-//! NVFP4 in stacks that lie as `[experts, inputs, outputs]`: ModelOpt packs their inputs, so that a byte holds two rows of a
-//! column, and a scale belongs to 16 rows of a column. No block of GGML lies so.
+//! NVFP4 stacks stored as `[experts, inputs, outputs]`.
+//!
+//! ModelOpt packs their inputs: a byte holds two rows of a column, and a scale belongs to 16 rows of a column. No
+//! GGML block has this layout.
 
 use std::ops::Range;
 
@@ -10,7 +12,7 @@ use crate::dequant::stack::matrices;
 use crate::dequant::values::Values;
 use crate::dequant::{Below, CodedWeight, DequantError, Tensors};
 
-/// Rows of a scale.
+/// Rows per scale.
 const GROUP: u64 = 16;
 
 /// A stack of matrices whose columns are packed.
@@ -24,7 +26,7 @@ pub(super) struct TurnedFp4 {
 }
 
 impl TurnedFp4 {
-    /// The shape behind bytes `[n, rows / 2, columns]`, if the scales are `[n, rows / 16, columns]`.
+    /// Returns the unpacked shape of bytes `[n, rows / 2, columns]`, if the scales are `[n, rows / 16, columns]`.
     pub(super) fn shape(codes: &Shape, scales: &Shape) -> Option<Shape> {
         let &[n_mats, pairs, n_cols] = codes.dims() else { return None };
         let rows = pairs.checked_mul(2)?;
@@ -32,10 +34,10 @@ impl TurnedFp4 {
         Shape::new(vec![n_mats, rows, n_cols]).filter(|_| fits)
     }
 
-    /// The stack of a shape that [`TurnedFp4::shape`] found.
+    /// Creates a stack of a shape that [`TurnedFp4::shape`] returned.
     ///
     /// # Errors
-    /// Types that do not fit; factors that are not finite or not as many as there are matrices.
+    /// Types that do not fit; factors that are not finite, or whose number differs from that of the matrices.
     pub(super) fn new(
         tensors: &Tensors<'_>,
         codes: usize,

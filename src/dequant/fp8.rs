@@ -1,7 +1,7 @@
-//! FP8: one byte a weight, E4M3 or E5M2, with scales per block, row, or tensor.
+//! FP8: one byte per weight, E4M3 or E5M2, with scales per block, row, or tensor.
 //!
-//! The value is `code · scale` in F32, rounded once. `docs/formats.md`
-//! lists who writes which form; despite its name `weight_scale_inv` multiplies.
+//! The value is `code · scale` in F32, rounded once. `docs/formats.md` lists the writers of each form. Despite its
+//! name, `weight_scale_inv` is a multiplier.
 
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
@@ -18,7 +18,7 @@ use crate::dequant::stack::{is_by_matrix, matrices};
 use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{Below, CodedWeight, DequantError, Method, Settings, Tensors};
 
-/// Which small floats the codes are.
+/// Float format of the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     E4M3,
@@ -26,7 +26,7 @@ enum Format {
 }
 
 impl Format {
-    /// The format of an element type; `None` for other types.
+    /// Returns the format of an element type; `None` if it is not FP8.
     fn of(ty: ElementType) -> Option<Self> {
         match ty {
             ElementType::F8E4M3 => Some(Self::E4M3),
@@ -35,7 +35,8 @@ impl Format {
         }
     }
 
-    /// Powers of two of the least step of the codes, 2^-9 or 2^-16, and above the greatest code, 448 or 57344.
+    /// Returns two exponents: that of the codes' smallest step (2^-9 or 2^-16), and of the power of two above the
+    /// greatest code (448 or 57344).
     fn exponents(self) -> (i32, i32) {
         match self {
             Self::E4M3 => (-9, 9),
@@ -51,30 +52,30 @@ impl Format {
     }
 }
 
-/// Whether an element type is that of FP8 codes.
+/// Returns true if an element type is FP8.
 pub(super) fn is_fp8(ty: ElementType) -> bool {
     Format::of(ty).is_some()
 }
 
-/// Numbers of machines that writers use.
+/// Numbers of ranks among which writers split a matrix.
 const RANKS: [u64; 3] = [8, 4, 2];
 
-/// How scales lie over a matrix of `[n_mats · n_rows, n_cols]`.
+/// Layout of the scales of a matrix `[n_mats · n_rows, n_cols]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScaleLayout {
-    /// One for the tensor.
+    /// One scale for the tensor.
     Tensor,
-    /// One for each matrix of a stack.
+    /// One scale for each matrix of a stack.
     Matrix,
-    /// One for each row.
+    /// One scale for each row.
     Row,
-    /// One for each column of each matrix.
+    /// One scale for each column of each matrix.
     Column,
-    /// One for each block of so many rows and columns; blocks at the edges are partial.
+    /// One scale for each block of `rows` x `cols`; blocks at the edges are partial.
     Block {
-        /// Rows of a block.
+        /// Rows per block.
         rows: u64,
-        /// Columns of a block.
+        /// Columns per block.
         cols: u64,
     },
 }
@@ -91,7 +92,7 @@ pub(super) struct Fp8 {
 }
 
 impl Fp8 {
-    /// The matrix `codes` with the scales `scale`, which lie as `grid` says.
+    /// Creates the matrix of tensor `codes` with the scales of tensor `scale` in layout `grid`.
     ///
     /// # Errors
     /// Element types that are not FP8 and float, a number of scales that does not fit the grid.
@@ -104,7 +105,7 @@ impl Fp8 {
         Self::with_scales(tensors, codes, Values::new(tensors, scale, &SCALE_TYPES)?, grid)
     }
 
-    /// As [`Fp8::new`], with scales of any form.
+    /// Creates the matrix as [`Fp8::new`] does, with scales of any kind.
     ///
     /// # Errors
     /// As [`Fp8::new`].
@@ -150,7 +151,9 @@ impl Fp8 {
         Ok(this)
     }
 
-    /// Whether a shape with the right number of elements is that of the grid. Some writers leave out dimensions of 1.
+    /// Returns true if `shape`, whose number of elements is right, is that of the grid.
+    ///
+    /// Some writers leave out dimensions of 1.
     fn grid_fits(&self, shape: &Shape) -> bool {
         let ScaleLayout::Block { rows, cols } = self.grid else { return true };
         let grid = (self.n_rows.div_ceil(rows), self.n_cols.div_ceil(cols));
@@ -158,7 +161,7 @@ impl Fp8 {
         dims.ends_with(&[grid.0, grid.1]) || grid.0 == 1 || grid.1 == 1
     }
 
-    /// The scales of a row, one for each of its runs of `Fp8::run` columns.
+    /// Reads the scales of a row, one for each run of [`Fp8::run`] columns.
     fn row_scales(&self, below: Below<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
         out.clear();
         let range = match self.grid {
@@ -178,7 +181,7 @@ impl Fp8 {
         self.scales.read(below, range, out)
     }
 
-    /// Columns that share a scale.
+    /// Number of columns that share a scale.
     fn run(&self) -> u64 {
         match self.grid {
             ScaleLayout::Block { cols, .. } => cols,
@@ -188,8 +191,10 @@ impl Fp8 {
     }
 }
 
-/// Rows of each rank of a matrix that was quantized by so many machines, each its part of the rows, whose last blocks are
-/// partial: there are more rows of scales then than the whole matrix has blocks. `None` for all other matrices.
+/// Returns the rows per rank of a matrix that several ranks quantized separately; `None` for all other matrices.
+///
+/// Each rank has its part of the rows, with a partial last block, so there are more rows of scales than the whole
+/// matrix has blocks.
 fn rows_per_rank(grid: ScaleLayout, n_rows: u64, n_cols: u64, scales: &Shape) -> Option<u64> {
     let ScaleLayout::Block { rows, cols } = grid else { return None };
     let &[scale_rows, scale_cols] = scales.dims() else { return None };
@@ -203,7 +208,7 @@ fn rows_per_rank(grid: ScaleLayout, n_rows: u64, n_cols: u64, scales: &Shape) ->
     })
 }
 
-/// A row of codes; each `run` of columns has a scale.
+/// A row of codes with one scale for each `run` columns.
 struct Row<'a> {
     codes: &'a [u8],
     scales: &'a [f32],
@@ -283,7 +288,8 @@ impl CodedWeight for Fp8 {
         Ok(())
     }
 
-    /// Four significant bits times a power of two fit half the width, as long as the exponent does.
+    /// Returns the half-width float types that hold all values: the few significant bits fit if the scale is a power
+    /// of two and the exponent is in range.
     fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
         let in_range = |low: i32, high: i32| {
             let test = move |scale: f32| {
@@ -323,7 +329,7 @@ impl CodedWeight for Fp8 {
     }
 }
 
-/// `fp8` and `fbgemm_fp8`.
+/// Plans all modules of `fp8` and `fbgemm_fp8`.
 ///
 /// # Errors
 /// [`DequantError`]: block sizes, scales, ignore lists that do not fit the tensors.
@@ -338,7 +344,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
             put(settings, tensors, codes, scale, block)?;
         }
     }
-    // Mistral's own names.
+    // Tensor names of Mistral's own format.
     for (module, scale) in tensors.ending(".qscale_weight") {
         let codes = tensors.member(module, ".weight")?;
         put(settings, tensors, codes, scale, block)?;
@@ -358,7 +364,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-/// Module, codes, and scales of modules whose `weight` is a matrix of bytes, or of FP8, and whose scales have this name.
+/// Returns module, codes, and scales of modules with scales of this suffix and a `weight` of bytes or FP8.
 fn codes_beside<'a>(tensors: &Tensors<'a>, suffix: &str) -> Vec<(&'a str, usize, usize)> {
     let pair = |(module, scale): (&'a str, usize)| {
         let codes = tensors.find(&format!("{module}.weight")).filter(|&codes| tensors.is_free(codes))?;
@@ -369,22 +375,24 @@ fn codes_beside<'a>(tensors: &Tensors<'a>, suffix: &str) -> Vec<(&'a str, usize,
     tensors.ending(suffix).into_iter().filter_map(pair).collect()
 }
 
-/// DeepSeek V4's own names: a module's `weight` in FP8 or, two codes a byte, in FP4, and beside it powers of two named
-/// `scale`.
+/// Returns the modules with DeepSeek V4's tensor names: a `weight` in FP8, or in FP4 with two codes per byte, and
+/// power-of-two scales named `scale`.
 fn exponents<'a>(tensors: &Tensors<'a>) -> Vec<(&'a str, usize, usize)> {
     let mut all = codes_beside(tensors, ".scale");
     all.retain(|&(_, _, scale)| tensors.meta(scale).ty == ElementType::F8E8M0);
     all
 }
 
-/// The settings of a checkpoint whose configuration does not say that it is quantized, but whose tensors do: those of
-/// DeepSeek V4 say all there is to know by their types.
+/// Returns settings for a checkpoint whose configuration does not mention quantization, but whose tensors are
+/// quantized.
+///
+/// The element types of DeepSeek V4's tensors contain all the required information.
 pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<Settings> {
     let is_any = !exponents(tensors).is_empty();
     is_any.then(|| Settings { file: "config.json", method: Method::Fp8, map: serde_json::Map::new() })
 }
 
-/// A matrix with powers of two for scales: FP8 in blocks of 128x128 if nothing else is said, FP4 in groups of 32 columns.
+/// Assembles a matrix with power-of-two scales: FP8 in blocks of 128x128 by default, or FP4 in groups of 32 columns.
 fn put_exponents(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
@@ -424,14 +432,14 @@ fn put(
         _ => layout(tensors, codes, scale),
     };
     let grid = block.unwrap_or(by_shape);
-    // A tensor that a block writer quantized as a whole.
+    // A block-quantizing writer may quantize a tensor as a whole.
     let grid = if n_scales == 1 && tensors.meta(scale).shape.rank() == 0 { single(grid, meta) } else { grid };
     let coded = Fp8::new(tensors, codes, scale, grid)?;
     tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
     Ok(())
 }
 
-/// What scales without blocks belong to, by their number and, for a stack, by their shape.
+/// Returns the layout of scales without blocks, by their number and, for a stack, by their shape.
 pub(super) fn layout(tensors: &Tensors<'_>, codes: usize, scale: usize) -> ScaleLayout {
     let (shape, scales) = (&tensors.meta(codes).shape, &tensors.meta(scale).shape);
     let n_mats = matrices(shape).0;
@@ -447,8 +455,10 @@ pub(super) fn layout(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Scale
     if is_rows { ScaleLayout::Row } else { ScaleLayout::Tensor }
 }
 
-/// FBGEMM's stacks of experts are those of Llama 4, `[experts, inputs, outputs]`. Their scales belong to outputs: those of
-/// `gate_up_proj` lie as `[experts, 1, outputs]`, those of `down_proj` as `[experts, outputs, 1]`.
+/// Checks the scales of an FBGEMM stack of experts and returns their layout.
+///
+/// Such stacks are those of Llama 4, `[experts, inputs, outputs]`, with a scale per output: `[experts, 1, outputs]`
+/// for `gate_up_proj`, `[experts, outputs, 1]` for `down_proj`.
 ///
 /// # Errors
 /// Scales of another shape.
@@ -462,7 +472,8 @@ fn fbgemm_stack(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Result<Sca
     Err(tensors.shape_error(scale, expected))
 }
 
-/// A lone scale is a grid of one block if the matrix is no larger than that, else it is the tensor's.
+/// Returns the layout of a lone scale: a grid of one block if the matrix is no larger than a block, else the whole
+/// tensor.
 fn single(grid: ScaleLayout, meta: &crate::core::WeightMeta) -> ScaleLayout {
     match grid {
         ScaleLayout::Block { rows, cols } if meta.shape.n_rows() <= rows && meta.shape.n_cols() <= cols => {
@@ -472,7 +483,7 @@ fn single(grid: ScaleLayout, meta: &crate::core::WeightMeta) -> ScaleLayout {
     }
 }
 
-/// `weight_block_size`, two sizes of at least one.
+/// Reads `weight_block_size`, two sizes of at least one.
 fn block_size(settings: &Settings) -> Result<Option<ScaleLayout>, DequantError> {
     const KEY: &str = "weight_block_size";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(None) };

@@ -1,7 +1,7 @@
-//! GPTQ: `qweight`, `qzeros`, `scales` and an optional `g_idx`, packed along columns of words.
+//! GPTQ: `qweight`, `qzeros`, `scales` and an optional `g_idx`; codes are packed along columns of words.
 //!
-//! `qweight` is `[in · bits / 32, out]`, a stream of inputs down each column; `qzeros` is `[n_groups, out · bits / 32]`,
-//! a stream of outputs along each row. Version 1 stores zero points less one; see [`ZeroShift`].
+//! `qweight` is `[in · bits / 32, out]`, a stream of inputs down each column. `qzeros` is `[n_groups, out · bits /
+//! 32]`, a stream of outputs along each row. Version 1 stores zero points minus one; see [`ZeroShift`].
 
 use serde_json::{Map, Value};
 
@@ -13,34 +13,34 @@ use crate::dequant::patterns::{ModulePattern, Patterns};
 use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{DequantError, Settings, Tensors};
 
-/// What a module was quantized with.
+/// Quantization parameters of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Params {
-    /// Bits of a code.
+    /// Bits per code.
     pub(super) bits: u32,
-    /// Columns of a group; `None` for whole rows.
+    /// Columns per group; `None` for whole rows.
     pub(super) group_size: Option<u64>,
-    /// How zero points are stored.
+    /// Format version, which determines the storage of zero points.
     pub(super) version: Version,
 }
 
 /// Version of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
-    /// Zero points are stored less one.
+    /// Zero points are stored minus one.
     One,
-    /// They are stored as they are.
+    /// Zero points are stored unchanged.
     Two,
 }
 
-/// A rule for modules by name.
+/// A rule of `dynamic` for the modules that match a pattern.
 pub(super) enum Rule {
-    /// The module was left alone.
+    /// The module was not quantized.
     Skip,
     Override(Map<String, Value>),
 }
 
-/// `gptq`.
+/// Plans all modules of `gptq`.
 ///
 /// # Errors
 /// [`DequantError`]: formats for one GPU kernel, settings that contradict the tensors, incomplete modules.
@@ -93,10 +93,10 @@ fn version(settings: &Settings) -> Result<Version, DequantError> {
     }
 }
 
-/// Overrides by module name, in order.
+/// Reads `dynamic`: overrides by module name, in order.
 ///
 /// # Errors
-/// A key that is not what it must be, a pattern that is not understood.
+/// A malformed value, an unsupported pattern.
 pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, Rule)>, DequantError> {
     const KEY: &str = "dynamic";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
@@ -120,7 +120,7 @@ pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, Rule)>, D
     Ok(rules)
 }
 
-/// `bits`, one of those that there are files of.
+/// Reads `bits`, one of the supported numbers.
 ///
 /// # Errors
 /// Another number.
@@ -132,7 +132,7 @@ pub(super) fn bits(settings: &Settings) -> Result<u32, DequantError> {
     }
 }
 
-/// `group_size`; -1 and absence stand for whole rows.
+/// Reads `group_size`; -1 or absence means whole rows.
 ///
 /// # Errors
 /// Zero, or below -1.
@@ -146,7 +146,7 @@ pub(super) fn group_size(settings: &Settings) -> Result<Option<u64>, DequantErro
     }
 }
 
-/// Puts one module together; true if some zero point wraps around.
+/// Assembles one module; returns true if some zero point wraps around.
 ///
 /// # Errors
 /// [`DequantError`].
@@ -185,7 +185,7 @@ pub(super) fn put(
     if let Some(g_idx) = g_idx {
         tensors.check_type(g_idx, &[ElementType::I32])?;
         let n = tensors.meta(g_idx).shape.n_elems();
-        // The number of inputs is known twice: if bits are wrong, so is the one that follows from them.
+        // `g_idx` gives the number of inputs independently: if `bits` is wrong, the number computed from it differs.
         if n != n_cols && n.checked_mul(bits).is_some_and(|n_bits| n_bits.div_ceil(32) != words) {
             let right = words.saturating_mul(32) / n.max(1);
             if [2, 3, 4, 8].contains(&right) {
@@ -237,7 +237,9 @@ pub(super) fn put(
     Ok(wraps)
 }
 
-/// Whether the groups follow one another as without an index. All indices are checked here, before any row is read.
+/// Returns true if the groups are consecutive, as without an index.
+///
+/// Checks all indices, before any row is read.
 fn is_in_order(
     tensors: &Tensors<'_>,
     g_idx: usize,
@@ -262,7 +264,7 @@ fn is_in_order(
     })
 }
 
-/// Whether some field of the words is all ones.
+/// Returns true if some field of the words is all ones.
 fn has_full_field(tensors: &Tensors<'_>, index: usize, bits: u32) -> Result<bool, DequantError> {
     let full = (1u32 << bits) - 1;
     let found = tensors.below().with_elems(index, 0..tensors.meta(index).shape.n_elems(), |bytes| {

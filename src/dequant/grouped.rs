@@ -1,7 +1,7 @@
 //! Integer matrices with a scale and a zero point for each group of columns: `scale · (code - zero)`.
 //!
-//! GPTQ, AWQ and compressed-tensors differ in where the bits lie and in the words of their configuration; a matrix,
-//! once described, is the same. The difference of integers is exact, the product is rounded once, to F32.
+//! GPTQ, AWQ and compressed-tensors differ in the positions of the bits and in their configuration keys; once
+//! described, the matrices are the same. The difference of integers is exact; the product is rounded once, to F32.
 
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
@@ -16,81 +16,81 @@ use crate::dequant::values::Values;
 use crate::dequant::{Below, CodedWeight, DequantError};
 use crate::quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
 
-/// Bytes of codes, scales and zero points that are held at a time, if a row needs no more.
+/// Maximum bytes of codes, scales and zero points held at a time, if a row does not need more.
 const TILE_BYTES: u64 = 128 << 10;
-/// Rows that are unpacked together, if they fit: two cache lines of the words of GPTQ, four words of AWQ.
+/// Maximum number of rows unpacked together: two cache lines of GPTQ words, four AWQ words.
 const MAX_TILE_ROWS: u64 = 32;
 
-/// Where the codes of a row lie.
+/// Layout of the codes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Codes {
     /// One stream of columns for each row.
     ByRow(Stream),
     /// One stream of rows for each column.
     ByColumn(Stream),
-    /// One signed byte each, row after row.
+    /// One signed byte per code, row after row.
     Bytes(usize),
 }
 
-/// Where the zero point of a row's group lies.
+/// Layout of the zero points.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Zeros {
-    /// The same for all.
+    /// One constant for all groups.
     Const(i32),
     /// Codes: one stream of rows for each group.
     ByGroup(Stream, ZeroShift),
     /// Codes: one stream of groups for each row.
     ByRow(Stream),
-    /// One signed byte each, laid out as the scales.
+    /// One signed byte per zero point, in the order of the scales.
     Bytes(usize),
 }
 
-/// What is added to a stored zero point.
+/// Addition to a stored zero point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ZeroShift {
-    /// Nothing.
+    /// No addition.
     None,
-    /// One to every field of a word at once: a field that is all ones carries into its neighbour, as the writer had
+    /// Adds one to every field of a word at once: a field that is all ones carries into its neighbour, as the writer
     /// borrowed from it.
     Word,
-    /// One to each field alone, modulo its size.
+    /// Adds one to each field separately, modulo its size.
     Field,
 }
 
-/// Which group a column belongs to.
+/// Assignment of columns to groups.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Groups {
-    /// So many columns after another.
+    /// Runs of this many consecutive columns.
     Runs(u64),
-    /// As a tensor of I32 says, one for each column.
+    /// Index of an I32 tensor with the group of each column.
     Index(usize),
 }
 
-/// How scales (and zero points in bytes) lie.
+/// Order of scales (and of zero points in bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// `[n_groups, n_rows]`
+    /// Scales of a group are consecutive: `[n_groups, n_rows]`.
     GroupMajor,
-    /// `[n_rows, stride]`, of which the first `n_groups` count.
+    /// Scales of a row are consecutive: `[n_rows, stride]`, of which the first `n_groups` columns are used.
     RowMajor {
-        /// Elements of a row.
+        /// Elements per row.
         stride: u64,
     },
 }
 
-/// What the description says of a matrix, for people.
+/// Properties of a matrix for its description.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
-    /// Columns that share a scale, in the order they were quantized.
+    /// Columns per scale, in quantization order.
     pub(super) group_size: u64,
-    /// Whether zero points are all in the middle of the codes.
+    /// True if all zero points are in the middle of the code range.
     pub(super) is_symmetric: bool,
 }
 
 /// An integer matrix.
 pub(super) struct Grouped {
     pub(super) codes: Codes,
-    /// Least and greatest code.
+    /// Smallest and greatest code.
     pub(super) code_range: (i32, i32),
     pub(super) zeros: Zeros,
     pub(super) scales: Values,
@@ -103,14 +103,14 @@ pub(super) struct Grouped {
     pub(super) layout: Layout,
 }
 
-/// Rows that are decoded together, with all that their values take.
+/// Rows that are decoded together, with their scales and zero points.
 #[derive(Default)]
 struct Tile {
-    /// `[rows, width]`; signed bytes are moved up by 128, and so are their zero points.
+    /// Codes `[rows, width]`; signed bytes, and their zero points, are shifted up by 128.
     codes: Vec<u8>,
-    /// `[rows, n_groups]`
+    /// Scales, `[rows, n_groups]`.
     scales: Vec<f32>,
-    /// `[rows, n_groups]`
+    /// Zero points, `[rows, n_groups]`.
     zeros: Vec<i32>,
 }
 
@@ -122,12 +122,13 @@ struct Row<'a> {
 }
 
 impl Grouped {
-    /// What is added to codes to make them unsigned.
+    /// Returns the shift that makes codes unsigned.
     fn code_shift(&self) -> i32 {
         if matches!(self.codes, Codes::Bytes(_)) { 128 } else { 0 }
     }
 
-    /// Rows of a tile whose width is `width`: all of a cache line of words, if they fit the bound.
+    /// Returns the number of rows of a tile of `width` columns: a power of two up to [`MAX_TILE_ROWS`] that fits
+    /// [`TILE_BYTES`].
     fn tile_rows(&self, width: u64) -> u64 {
         let row_bytes = width.saturating_add(self.n_groups.saturating_mul(8)).max(1);
         let fit = (TILE_BYTES / row_bytes).clamp(1, MAX_TILE_ROWS);
@@ -188,7 +189,7 @@ impl Grouped {
         Ok(())
     }
 
-    /// Zero points, moved up as the codes are.
+    /// Reads zero points, shifted up like the codes.
     fn read_zeros(&self, below: Below<'_>, rows: Range<u64>, out: &mut Vec<i32>) -> Result<(), DequantError> {
         let n_groups = self.n_groups as usize;
         let n = (rows.end - rows.start) as usize * n_groups;
@@ -198,7 +199,7 @@ impl Grouped {
             return Ok(());
         }
         let mut bytes = vec![0; n];
-        // What turns a byte into a zero point.
+        // Conversion of a byte to a zero point.
         let mut is_signed = false;
         let mut field = None;
         match self.zeros {
@@ -241,7 +242,7 @@ impl Grouped {
         Ok(())
     }
 
-    /// Calls `visit` for every row of a rectangle, counted from its first.
+    /// Calls `visit` for every row of a rectangle, with the row's index relative to the first.
     fn each_row(
         &self,
         below: Below<'_>,
@@ -268,7 +269,7 @@ impl Grouped {
         Ok(())
     }
 
-    /// The group of every column, where a tensor names them; for runs of equal length there is no need to ask.
+    /// Reads the group of every column from the index tensor; `None` if groups are runs of equal length.
     fn group_index(&self, below: Below<'_>, cols: Range<u64>) -> Result<Option<Vec<u32>>, DequantError> {
         let Groups::Index(index) = self.groups else { return Ok(None) };
         below.try_with_elems(index, cols.clone(), |bytes| {
@@ -288,7 +289,7 @@ impl Grouped {
         })
     }
 
-    /// Least and greatest difference of code and zero point.
+    /// Returns the smallest and greatest difference of code and zero point.
     fn value_range(&self, below: Below<'_>) -> Result<(i32, i32), DequantError> {
         let (mut low, mut high) = (i32::MAX, i32::MIN);
         let mut see = |zeros: &[i32]| {
@@ -315,7 +316,7 @@ impl Grouped {
         ))
     }
 
-    /// Whether every block of columns lies in one group.
+    /// Returns true if every block of columns is in one group.
     fn has_whole_blocks(&self, below: Below<'_>) -> Result<bool, DequantError> {
         let block = BLOCK_ELEMS as u64;
         if !self.n_cols.is_multiple_of(block) {
@@ -331,7 +332,7 @@ impl Grouped {
     }
 }
 
-/// Puts a line where it belongs in a matrix: one element every `pitch`.
+/// Writes a line into a matrix, one element every `pitch`.
 fn spread<T: Copy>(line: &[T], pitch: usize, out: &mut [T]) {
     for (out, &value) in out.iter_mut().step_by(pitch).zip(line) {
         *out = value;
@@ -368,7 +369,9 @@ impl VectorLoop for Runs<'_> {
     }
 }
 
-/// A row whose columns have groups in any order. The difference of small integers is exact in F32 too.
+/// Decodes a row whose columns have groups in any order.
+///
+/// The difference of small integers is exact in F32 too.
 fn scattered(codes: &[u8], groups: &[u32], pairs: &[(f32, f32)], out: &mut [f32]) {
     for ((out, &code), &group) in out.iter_mut().zip(codes).zip(groups) {
         let (zero, scale) = pairs[group as usize];
@@ -403,7 +406,7 @@ impl CodedWeight for Grouped {
         })
     }
 
-    /// Block types that hold all differences of code and zero point, the narrowest first.
+    /// Returns the block types that hold all differences of code and zero point, the narrowest first.
     fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
         if !self.has_whole_blocks(below)? {
             return Ok(Vec::new());
@@ -462,7 +465,7 @@ impl CodedWeight for Grouped {
     }
 
     fn form(&self) -> String {
-        // As many codes as bits have values; a range of codes is never empty.
+        // The range has 2^bits codes and is never empty.
         let bits = (self.code_range.1 - self.code_range.0).ilog2() + 1;
         let is_one = self.order == Order::RowMajor { stride: 0 };
         let scales =

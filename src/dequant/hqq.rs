@@ -1,4 +1,4 @@
-//! HQQ: groups along rows or columns of a reshaped matrix, packed by blocks of rows, float zero points.
+//! HQQ: groups along rows or columns of a reshaped matrix, packed by blocks of rows, with float zero points.
 //!
 //! The value is `(code - zero) · scale`, each step rounded to F32.
 
@@ -9,7 +9,7 @@ use crate::core::{ElementType, Shape};
 use crate::dequant::values::{SCALE_TYPES, Stretches, Values, each_stretch};
 use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
 
-/// Scalars and texts beside the codes; they go with the module.
+/// Suffixes of the tensors of a module in addition to its codes; they are consumed with the module.
 const PARTS: &[&str] = &[
     ".scale",
     ".zero",
@@ -35,15 +35,15 @@ struct Hqq {
     words: usize,
     word_bytes: u64,
     bits: u32,
-    /// Codes of a word, from the top.
+    /// Number of codes per word, from the high bits down.
     per_word: u64,
-    /// Rows of words.
+    /// Number of rows of words.
     n_packed: u64,
-    /// Columns of the reshaped matrix.
+    /// Number of columns of the reshaped matrix.
     width: u64,
-    /// A scale for each row of the reshaped matrix; else for each column.
+    /// True for a scale per row of the reshaped matrix, false for one per column.
     by_row: bool,
-    /// Elements of a group.
+    /// Elements per group.
     group: u64,
     scale: Values,
     zero: Values,
@@ -51,10 +51,10 @@ struct Hqq {
     members: Vec<usize>,
 }
 
-/// `hqq`.
+/// Plans all modules of `hqq`.
 ///
 /// # Errors
-/// [`DequantError`]: quantized scales, parts that are missing or do not fit.
+/// [`DequantError`]: quantized scales, tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     for (module, words) in tensors.ending(".W_q") {
         settings.check_not_ignored(&format!("{module}.weight"))?;
@@ -63,7 +63,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-/// A whole number in a tensor of one element, or of several.
+/// Reads element `at` of an integer tensor.
 fn integer(tensors: &Tensors<'_>, index: usize, at: u64) -> Result<i64, DequantError> {
     let meta = tensors.meta(index);
     let types = [ElementType::I64, ElementType::I32, ElementType::U8, ElementType::Bool];
@@ -132,7 +132,7 @@ fn put(
     let scale = Values::new(tensors, scale_index, &SCALE_TYPES)?;
     let zero = Values::new(tensors, zero_index, &SCALE_TYPES)?;
     let n = shape.n_elems();
-    // As many groups as scales: rows of the reshaped matrix, or columns.
+    // There is one group per scale: a row or a column of the reshaped matrix.
     let fits = scale.n > 0 && n % scale.n == 0 && zero.n == scale.n;
     if !fits {
         return Err(tensors.shape_error(scale_index, format!("a number of groups that {n} elements fill")));
@@ -168,7 +168,7 @@ fn put(
 }
 
 impl Hqq {
-    /// Codes of a stretch of one row of the reshaped matrix, with scales and zero points.
+    /// Decodes a range of columns of one row of the reshaped matrix.
     fn stretch(
         &self,
         below: Below<'_>,
@@ -183,7 +183,7 @@ impl Hqq {
         let (mut scales, mut zeros) = (Vec::new(), Vec::new());
         self.scale.read(below, groups.clone(), &mut scales)?;
         self.zero.read(below, groups, &mut zeros)?;
-        // Words may lie under another element type; they are counted in bytes.
+        // Words may be stored under another element type, so positions are computed in bytes.
         let elem_bytes = below.meta(self.words).ty.bytes().unwrap_or(1) as u64;
         let first = (packed * self.width + cols.start) * self.word_bytes;
         let end = first + (cols.end - cols.start) * self.word_bytes;

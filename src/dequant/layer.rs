@@ -1,4 +1,4 @@
-//! A source of floats over a source of codes.
+//! The float source on top of a source of codes.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,18 +12,18 @@ use crate::dequant::encoding::n_bytes;
 use crate::dequant::lora::{self, LoraError, LoraPair};
 use crate::dequant::{Below, CodedWeight, DequantError, Encoding, Encodings};
 
-/// Where a weight of the layer comes from.
+/// Origin of a weight of the layer.
 pub(super) enum Origin {
-    /// A tensor below, as it is.
+    /// A tensor of the source below, unchanged.
     Plain(usize),
-    /// A tensor of another source, as it is.
+    /// A tensor of another source, unchanged.
     Beside(Arc<dyn WeightSource + Send>, usize),
-    /// It is decoded, or computed.
+    /// A decoded or computed weight.
     Coded(Box<dyn CodedWeight>),
 }
 
 impl Origin {
-    /// The source and the tensor in it, for a weight that is one as it is; else what decodes it.
+    /// Returns the source and tensor index of an unchanged weight, or else its decoder.
     pub(super) fn place<'a>(
         &'a self,
         below: &'a dyn WeightSource,
@@ -36,20 +36,21 @@ impl Origin {
     }
 }
 
-/// A weight that the layer has.
+/// A weight of the layer.
 pub(super) struct Weight {
     pub(super) meta: WeightMeta,
     pub(super) origin: Origin,
 }
 
 impl Weight {
-    /// A tensor below under its own name.
+    /// Creates an unchanged weight under its own name.
     pub(super) fn plain(source: &dyn WeightSource, index: usize) -> Self {
         Self { meta: source.weights()[index].clone(), origin: Origin::Plain(index) }
     }
 }
 
-/// The weights of a quantized checkpoint as floats under plain names: the one source over codes, whatever the method.
+/// The weights of a quantized checkpoint as floats under the float model's names: the only source over codes, for all
+/// methods.
 pub(super) struct Dequantized {
     source: Arc<dyn WeightSource + Send>,
     level: SimdLevel,
@@ -67,18 +68,20 @@ impl fmt::Debug for Dequantized {
 }
 
 impl Dequantized {
-    /// The layer of `weights` over `source`, the source they were planned for.
+    /// Creates the layer of `weights` over `source`, the source for which they were planned.
     pub(super) fn new(source: Box<dyn WeightSource + Send>, level: SimdLevel, weights: Vec<Weight>) -> Self {
         Self::over(Arc::from(source), level, weights)
     }
 
-    /// The same over a source that others read, too.
+    /// Creates the layer over a shared source.
     pub(super) fn over(source: Arc<dyn WeightSource + Send>, level: SimdLevel, weights: Vec<Weight>) -> Self {
         let (weights, origins) = weights.into_iter().map(|weight| (weight.meta, weight.origin)).unzip();
         Self { source, level, weights, origins }
     }
 
-    /// The layer with adapters merged into its weights. Indices are those of [`WeightSource::weights`].
+    /// Merges adapters into the weights.
+    ///
+    /// Indices are those of [`WeightSource::weights`].
     ///
     /// # Errors
     /// As [`lora::merge`].
@@ -88,7 +91,7 @@ impl Dequantized {
         Ok(Self::over(self.source, self.level, lora::merge(weights, pairs)?))
     }
 
-    /// How the weights are stored, by a method of this name.
+    /// Returns the encodings of the coded weights, for a method of this name.
     pub(super) fn encodings(&self, method: &'static str) -> Encodings {
         let encoding = |(meta, origin): (&WeightMeta, &Origin)| match origin {
             Origin::Coded(weight) if !weight.members().is_empty() => {
@@ -108,7 +111,7 @@ impl Dequantized {
         Below { source: &*self.source, level: self.level }
     }
 
-    /// Cuts a range of elements into rectangles: `visit` gets rows, columns and where they begin in the range.
+    /// Splits a range of elements into rectangles: `visit` gets rows, columns and their offset in the range.
     fn rectangles<E>(
         &self,
         weight: usize,
@@ -223,7 +226,7 @@ mod tests {
     use super::*;
     use crate::core::Shape;
 
-    /// No tensors at all.
+    /// A source without tensors.
     struct Nothing;
 
     impl WeightSource for Nothing {
@@ -236,10 +239,10 @@ mod tests {
         }
     }
 
-    /// The rectangles that were decoded, rows and columns, each with its level.
+    /// Rows and columns of the decoded rectangles, each with its level.
     type Seen = Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>>;
 
-    /// Notes the rectangles it is asked for; an element is its row and column in one number.
+    /// A coded weight that records the requested rectangles; an element is its row and column in one number.
     struct Numbers(&'static Seen);
 
     impl CodedWeight for Numbers {

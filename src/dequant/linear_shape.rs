@@ -1,13 +1,13 @@
-//! The shape of a matrix whose file says only how many elements it has: from the module's name and the sizes in the
-//! configuration.
+//! The shape of a matrix of which the file declares only the number of elements, derived from the module's name and
+//! the sizes in the configuration.
 //!
-//! A linear layer of a transformer reads the hidden state or yields it, and most names say which. Then one side is the
-//! hidden size and the other follows. Where a name says nothing, or a model has several hidden sizes (a vision tower), the
-//! other side decides: it must be a size that the configuration knows.
+//! The input or the output of a linear layer of a transformer is the hidden state, and most names tell which. Then
+//! one side is the hidden size and the other follows. If the name tells nothing, or a model has several hidden sizes
+//! (a vision tower), the other side decides: it must be a size in the configuration.
 
 use serde_json::{Map, Value};
 
-/// Last parts of the names of modules whose input is the hidden state.
+/// Last components of the names of modules whose input is the hidden state.
 const FROM_HIDDEN: &[&str] = &[
     "q_proj",
     "k_proj",
@@ -26,11 +26,11 @@ const FROM_HIDDEN: &[&str] = &[
     "w3",
     "lm_head",
 ];
-/// Last parts of the names of modules whose output is the hidden state.
+/// Last components of the names of modules whose output is the hidden state.
 const TO_HIDDEN: &[&str] = &["o_proj", "out_proj", "down_proj", "c_proj", "dense_4h_to_h", "fc2"];
-/// Keys of the hidden size.
+/// Configuration keys of the hidden size.
 const HIDDEN: &[&str] = &["hidden_size", "n_embd", "d_model"];
-/// Keys of widths inside a layer; a matrix may hold two of them, one above the other.
+/// Configuration keys of widths inside a layer; a matrix may be two of them stacked.
 const WIDTHS: &[&str] = &[
     "intermediate_size",
     "moe_intermediate_size",
@@ -40,7 +40,7 @@ const WIDTHS: &[&str] = &[
     "n_inner",
 ];
 
-/// Why no shape was found.
+/// Reasons why no shape was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unknown {
     /// No size of the configuration divides the number of elements.
@@ -49,7 +49,7 @@ pub(super) enum Unknown {
     Ambiguous(Vec<[u64; 2]>),
 }
 
-/// The sizes of one model of a configuration.
+/// Sizes of one (sub)model in a configuration.
 struct Sizes {
     hidden: u64,
     others: Vec<u64>,
@@ -75,7 +75,8 @@ impl Sizes {
     }
 }
 
-/// The shape `[out, in]` of the weight of `module`, which has `n` elements and perhaps a bias of so many.
+/// Returns the shape `[out, in]` of the weight of `module`, which has `n` elements and optionally a bias of `bias`
+/// elements.
 ///
 /// # Errors
 /// No shape fits, or more than one.
@@ -86,7 +87,7 @@ pub(super) fn linear_shape(
     bias: Option<u64>,
 ) -> Result<[u64; 2], Unknown> {
     let last = module.rsplit('.').next().unwrap_or(module);
-    // Models inside the model have tables of their own.
+    // Submodels have their own tables.
     let nested =
         config.iter().filter(|(key, _)| key.ends_with("_config")).filter_map(|(_, value)| value.as_object());
     let (mut known, mut possible) = (Vec::new(), Vec::new());
@@ -140,7 +141,7 @@ mod tests {
             ("model.layers.0.mlp.gate_up_proj", 320 * 64, [320, 64]),
             ("model.layers.0.mlp.down_proj", 160 * 64, [64, 160]),
             ("lm_head", 100 * 64, [100, 64]),
-            // A width that the configuration does not know: the name alone tells.
+            // A width that the configuration does not contain: only the name decides.
             ("model.layers.0.mlp.experts.3.up_proj", 48 * 64, [48, 64]),
         ] {
             assert_eq!(shape(LLAMA, module, n, None), Ok(expected), "{module}");

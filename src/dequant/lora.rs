@@ -1,4 +1,4 @@
-//! Low-rank adapters (LoRA), merged into the weights they belong to as those are read.
+//! Low-rank adapters (LoRA), merged into their weights while these are read.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -13,35 +13,38 @@ use crate::dequant::rows::{self, ReplacedRows};
 use crate::dequant::{Below, CodedWeight, DequantError, Dequantized};
 use crate::quant::decode_elements;
 
-/// A weight and the two matrices that change it: W + scale · B · A, or W + scale · (B · A)ᵀ where it is turned. Indices
-/// are those of the layer's weights.
+/// A weight and the two matrices that change it: W + scale · B · A, or W + scale · (B · A)ᵀ if W is transposed.
+///
+/// Indices are those of the layer's weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraPair {
-    /// W, `[n, k]`; `[k, n]` if it is turned.
+    /// Index of W, `[n, k]`; `[k, n]` if it is transposed.
     pub base: usize,
-    /// A, `[r, k]`.
+    /// Index of A, `[r, k]`.
     pub a: usize,
-    /// B, `[n, r]`.
+    /// Index of B, `[n, r]`.
     pub b: usize,
-    /// The factor, `lora_alpha / r`.
+    /// Scale factor, `lora_alpha / r`.
     pub scale: f32,
-    /// The weight is stored turned: an embedding, or a layer that multiplies from the other side (`Conv1D`).
+    /// True if the weight is stored transposed: an embedding, or a layer that multiplies from the other side
+    /// (`Conv1D`).
     pub is_turned: bool,
 }
 
-/// A weight that another takes the place of.
+/// A weight that another one replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replaced {
-    /// The weight of the model.
+    /// Index of the weight in the model.
     pub base: usize,
-    /// The weight of the adapter.
+    /// Index of the replacement in the adapter.
     pub by: usize,
-    /// It may have another number of rows: a token more, or fewer.
+    /// True if the number of rows may differ, because tokens were added or removed.
     pub resizes: bool,
 }
 
-/// A model's weights with those of an adapter merged into them as they are read. In `pairs` A and B are weights of the
-/// adapter.
+/// Returns a source that merges an adapter into a model's weights while these are read.
+///
+/// In `pairs`, A and B are weights of the adapter.
 ///
 /// # Errors
 /// [`LoraError`]: matrices that do not fit.
@@ -84,25 +87,25 @@ pub fn with_adapter(
     Ok(Arc::new(Dequantized::over(base, level, merged)))
 }
 
-/// Why an adapter cannot be merged.
+/// Reasons why an adapter cannot be merged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum LoraError {
-    /// Shapes that do not multiply.
+    /// Matrices whose shapes cannot be multiplied.
     #[error("tensor `{}`: shape {base}, but the adapter's matrices are {b} and {a}", escape(name))]
     Shapes { name: String, base: Shape, a: Shape, b: Shape },
-    /// A tensor that cannot take the place of another.
+    /// A replacement of the wrong shape.
     #[error("tensor `{}`: shape {base}, but the adapter has {by}", escape(name))]
     Replaced { name: String, base: Shape, by: Shape },
-    /// Rows that a tensor does not have, or not as many as are named.
+    /// Replaced rows that a tensor does not have, or whose number differs from the row indices.
     #[error("tensor `{}`: shape {base}, but the adapter has {by} for rows {first} to {last}", escape(name))]
     Rows { name: String, base: Shape, by: Shape, first: u64, last: u64 },
-    /// A tensor that two pairs have.
+    /// A tensor in two pairs.
     #[error("tensor `{}` is changed twice", escape(name))]
     Twice { name: String },
 }
 
-/// Merges pairs into the weights of a layer: the matrices are gone, and so is PEFT's `.base_layer` in names.
+/// Merges pairs into the weights of a layer; removes the matrices, and PEFT's `.base_layer` from names.
 ///
 /// # Errors
 /// [`LoraError`].
@@ -130,7 +133,7 @@ pub(super) fn merge(weights: Vec<Weight>, pairs: &[LoraPair]) -> Result<Vec<Weig
     Ok(merged)
 }
 
-/// Checks that matrices multiply, and that none is in two pairs.
+/// Checks that the matrices can be multiplied, and that none is in two pairs.
 fn check(weights: &[Weight], pairs: &[LoraPair]) -> Result<(), LoraError> {
     let mut seen = HashSet::new();
     for pair in pairs {
@@ -153,9 +156,9 @@ fn check(weights: &[Weight], pairs: &[LoraPair]) -> Result<(), LoraError> {
     Ok(())
 }
 
-/// A matrix of the sum.
+/// A matrix that is read as an operand.
 pub(super) struct Operand {
-    /// Its element type, if it is plain.
+    /// Element type of the weight, for plain weights.
     ty: ElementType,
     n_cols: u64,
     pub(super) origin: Origin,
@@ -166,7 +169,7 @@ impl Operand {
         Self { ty: weight.meta.ty, n_cols: weight.meta.shape.n_cols(), origin: weight.origin }
     }
 
-    /// Some columns of some rows as F32, row after row.
+    /// Reads a rectangle as F32, row after row.
     pub(super) fn read(
         &self,
         below: Below<'_>,
@@ -209,10 +212,10 @@ impl Operand {
     }
 }
 
-/// A weight with its adapter merged.
+/// A weight with an adapter merged into it.
 ///
 /// # Exactness
-/// Sums in F64 in the order of the rank, rounded to F32 once.
+/// Sums are computed in F64 in the order of the rank and rounded to F32 once.
 struct Merged {
     base: Operand,
     a: Operand,
@@ -222,11 +225,11 @@ struct Merged {
     is_turned: bool,
 }
 
-/// Elements whose sums are kept at a time.
+/// Number of elements whose sums are kept at a time.
 const STEP_ELEMS: u64 = 1 << 15;
 
 impl Merged {
-    /// Rows of a rectangle, as many as one step takes.
+    /// Decodes the rows of one step.
     fn decode_step(
         &self,
         below: Below<'_>,
@@ -235,8 +238,8 @@ impl Merged {
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = ((cols.end - cols.start) as usize).max(1);
-        // A is read a rank at a time; of B all ranks of the step's own rows are needed, which are its columns where the
-        // weight is turned.
+        // A is read one rank at a time. Of B, all ranks of the step's rows are needed (of its columns if the weight
+        // is transposed).
         let (along, across) =
             if self.is_turned { (rows.clone(), cols.clone()) } else { (cols.clone(), rows.clone()) };
         let (n_along, n_across) = ((along.end - along.start) as usize, (across.end - across.start) as usize);
@@ -269,7 +272,7 @@ impl Merged {
     }
 }
 
-/// Adds the products of a number with others.
+/// Adds `left` times each number of `right` to `sums`.
 fn add_products<'a>(sums: &mut [f64], left: f32, right: impl Iterator<Item = &'a f32>) {
     for (sum, right) in sums.iter_mut().zip(right) {
         *sum += f64::from(left) * f64::from(*right);
@@ -295,7 +298,7 @@ impl CodedWeight for Merged {
         Ok(())
     }
 
-    /// None: the sum has no codes.
+    /// Returns no members: the sum has no codes.
     fn members(&self) -> &[usize] {
         &[]
     }
@@ -308,7 +311,7 @@ impl CodedWeight for Merged {
         self.base.expect(below);
     }
 
-    /// The matrices of the adapter are small, and every row needs all of one.
+    /// Releases the base weight only: the adapter's matrices are small, and every row needs all of one.
     fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
         self.base.release(below, shape, elems);
     }
@@ -320,7 +323,7 @@ mod tests {
     use crate::core::SourceError;
     use crate::core::little_endian::{f32s, store_f32s};
 
-    /// Tensors of F32 in memory.
+    /// In-memory F32 tensors.
     struct Numbers(Vec<(WeightMeta, Vec<u8>)>, Vec<WeightMeta>);
 
     impl Numbers {
@@ -355,7 +358,7 @@ mod tests {
         }
     }
 
-    /// W + scale · B · A, or its like with the product turned: a plain triple loop.
+    /// Computes W + scale · B · A, or the transposed variant, with a plain triple loop.
     fn sum(
         w: &[f32],
         b: &[f32],
@@ -384,7 +387,7 @@ mod tests {
 
     #[test]
     fn sums_are_those_of_a_triple_loop() {
-        // More elements than a step has, and rows longer than a step.
+        // More elements than one step, and rows longer than a step.
         for [n, k, rank] in [[5u64, 7, 3], [700, 130, 4], [3, 40_000, 1]] {
             for is_turned in [false, true] {
                 let (a_dims, b_dims) =

@@ -1,8 +1,8 @@
-//! Checkpoints that MLX quantized: recognized by their tensors, and refused with the way out.
+//! Checkpoints quantized by MLX: recognized by their tensors, and refused with a workaround.
 //!
 //! # Layout
-//! `X.weight` holds codes in U32 words, `X.scales` a scale for each group of columns, `X.biases` what is added (not for
-//! MXFP4, MXFP8 and NVFP4). The configuration has bits and groups under `quantization`, and the same again under
+//! `X.weight` holds codes in U32 words, `X.scales` a scale for each group of columns, `X.biases` the added minimum
+//! (not for MXFP4, MXFP8 and NVFP4). The configuration has bits and groups under `quantization`, and again under
 //! `quantization_config`, without `quant_method`.
 
 use std::collections::HashSet;
@@ -12,10 +12,10 @@ use serde_json::{Map, Value};
 use crate::core::{ElementType, WeightMeta};
 use crate::dequant::{Configurations, DequantError};
 
-/// Where MLX describes what it did.
+/// Configuration keys of MLX's quantization settings.
 const KEYS: [&str; 2] = ["quantization", "quantization_config"];
 
-/// Refuses weights as MLX quantizes them.
+/// Refuses weights that MLX quantized.
 ///
 /// # Errors
 /// [`DequantError::Mlx`].
@@ -34,7 +34,7 @@ pub(super) fn refuse(files: &Configurations, weights: &[WeightMeta]) -> Result<(
     Err(DequantError::Mlx { tensor: first.name.clone(), form })
 }
 
-/// A warning where the description of MLX stayed in a configuration whose weights are floats again.
+/// Returns a warning if MLX's settings remain in the configuration of a model whose weights are floats again.
 pub(super) fn passed_over(files: &Configurations, weights: &[WeightMeta]) -> Option<String> {
     let map = files.config.get("quantization_config")?.as_object()?;
     let is_of_mlx = map.contains_key("bits")
@@ -47,7 +47,7 @@ pub(super) fn passed_over(files: &Configurations, weights: &[WeightMeta]) -> Opt
     })
 }
 
-/// The first weight of words that has scales.
+/// Returns the first weight of U32 words that has scales.
 fn first_coded(weights: &[WeightMeta]) -> Option<&WeightMeta> {
     let scaled: HashSet<&str> = weights.iter().filter_map(|meta| meta.name.strip_suffix(".scales")).collect();
     weights.iter().find(|meta| {
@@ -56,7 +56,7 @@ fn first_coded(weights: &[WeightMeta]) -> Option<&WeightMeta> {
     })
 }
 
-/// What the configuration says, of the model or of its text part.
+/// Returns MLX's settings in the configuration of the model or of its text part.
 fn description(config: &Map<String, Value>) -> Option<&Map<String, Value>> {
     let text = config.get("text_config").and_then(Value::as_object);
     let maps = [Some(config), text];
@@ -105,7 +105,7 @@ mod tests {
             );
             assert!(error.hints()[0].contains("--dequantize"), "{error:?}");
         }
-        // AWQ's words have another name, and a table of integers has no scales.
+        // AWQ's words have another name, and an integer table has no scales.
         for rows in [&[("m.q.qweight", U32), ("m.q.scales", Bf16)][..], &[("m.q.weight", U32)]] {
             refuse(&files("{}"), &weights(rows)).unwrap();
         }

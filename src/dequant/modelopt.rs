@@ -1,6 +1,7 @@
-//! ModelOpt: FP8 with one scale a tensor, NVFP4 with scales of 16 columns and a factor, or both in one checkpoint.
+//! ModelOpt: FP8 with one scale per tensor, NVFP4 with a scale for each 16 columns and a factor, or both in one
+//! checkpoint.
 //!
-//! The experts of Llama 4 and gpt-oss are stacks without modules of their own: `experts.down_proj`,
+//! The experts of Llama 4 and gpt-oss are stacks that are not modules: `experts.down_proj`,
 //! `experts.down_proj_weight_scale`, `experts.down_proj_weight_scale_2`, `experts.down_proj_input_scale`.
 
 use serde_json::Value;
@@ -12,10 +13,12 @@ use crate::dequant::fp8::{self, Fp8};
 use crate::dequant::values::{SCALE_TYPES, Values};
 use crate::dequant::{CodedWeight, DequantError, Settings, Tensors, stack};
 
-/// `modelopt`. The tensors say which form a module has; the configuration says which forms there may be.
+/// Plans all modules of `modelopt`.
+///
+/// The tensors determine the form of a module; the configuration declares the possible forms.
 ///
 /// # Errors
-/// [`DequantError`]: algorithms that are not read, parts that are missing or do not fit.
+/// [`DequantError`]: unsupported algorithms, tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     check_algorithm(settings)?;
     if let Some((module, _)) = tensors.ending(".pre_quant_scale").first() {
@@ -46,7 +49,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-/// Stacks of experts that are parameters, not modules: the names of their scales go on from theirs.
+/// Plans stacks of experts that are parameters, not modules: the names of their scales extend the name of the stack.
 fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     const CODES: [ElementType; 3] = [ElementType::U8, ElementType::F8E4M3, ElementType::F8E5M2];
     for (name, codes, scale) in stack::beside(tensors, "_weight_scale", &CODES) {
@@ -69,7 +72,7 @@ fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantE
     Ok(())
 }
 
-/// A stack whose bytes hold two codes of a row, or two of a column: the shape of the scales tells.
+/// Assembles a stack whose bytes hold two codes of a row or two of a column, depending on the shape of the scales.
 fn nvfp4_stack(
     tensors: &Tensors<'_>,
     [codes, scale]: [usize; 2],
@@ -91,7 +94,7 @@ fn nvfp4_stack(
             let coded = TurnedFp4::new(tensors, codes, scale, beside, &turned)?;
             Ok((turned, Box::new(coded)))
         }
-        // With one byte and one scale a matrix, either could be meant.
+        // With one byte and one scale per matrix, either layout is possible.
         (true, Some(_)) => Err(tensors.shape_error(codes, "more than one byte in each matrix".to_owned())),
         (false, None) => {
             let by_cols = [n_mats, n_rows.saturating_mul(2).div_ceil(16), n_cols / 2];
@@ -101,7 +104,7 @@ fn nvfp4_stack(
     }
 }
 
-/// What an NVFP4 matrix or stack has beside codes and scales: its factor, and that of its input, if there is one.
+/// Returns the factor of an NVFP4 matrix or stack, and that of its input, if there is one.
 fn beside(
     settings: &Settings,
     tensors: &Tensors<'_>,
@@ -133,13 +136,13 @@ fn nvfp4(
 
 const ALGORITHM: &str = "quant_algo";
 
-/// A member of the description: at the top in `config.json`, one level down in the file of its own.
+/// Returns a setting: at the top level in `config.json`, one level down in ModelOpt's own file.
 fn described<'a>(settings: &'a Settings, key: &str) -> Option<&'a Value> {
     let nested = settings.map.get("quantization").and_then(|quantization| quantization.get(key));
     settings.map.get(key).or(nested)
 }
 
-/// The algorithm of a module: its own, that of a module around it, or that of the checkpoint.
+/// Returns the algorithm of a module: its own, that of an enclosing module, or that of the checkpoint.
 fn algorithm<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
     let layers = described(settings, "quantized_layers");
     let mut around = Some(module);
@@ -152,7 +155,7 @@ fn algorithm<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
     described(settings, ALGORITHM).and_then(Value::as_str)
 }
 
-/// Whether the checkpoint's algorithm is one that is read.
+/// Checks that the checkpoint's algorithm is supported.
 fn check_algorithm(settings: &Settings) -> Result<(), DequantError> {
     match described(settings, ALGORITHM).map(Value::as_str) {
         Some(Some("NVFP4" | "W4A16_NVFP4" | "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "MIXED_PRECISION")) => {

@@ -1,12 +1,13 @@
-//! Checkpoints of Ascend's msModelSlim: codes, scales and offsets become weights under the names of the float model.
+//! Checkpoints of Ascend's msModelSlim: codes, scales and offsets are converted to weights under the names of the
+//! float model.
 //!
-//! A description labels every tensor; the labels decide. Parameters of the activations and scales of a cache have no
-//! place in a GGUF file: they are left out, and one line says so. Smoothing may have given RMS norms a bias: the layers
-//! behind them take it over. What is computed at run time on the NPU (rotations, FlatQuant) is refused.
+//! A description labels every tensor, and the labels decide. Activation parameters and cache scales have no place in
+//! a GGUF file: they are left out with a one-line warning. Smoothing may have given RMS norms a bias, which the
+//! layers after the norms absorb. Operations that the NPU computes at run time (rotations, FlatQuant) are refused.
 //!
 //! # Exactness
-//! `(code - offset) * scale`, rounded once to F32 (`linear.rs`). Files hold the offset that is subtracted; the kernels
-//! add its negative, and an export made for them has it with the other sign ([`OffsetSign`]).
+//! `(code - offset) * scale`, rounded once to F32 (`linear.rs`). Files hold the offset that is subtracted. The
+//! kernels add its negative, so an export made for them has the other sign ([`OffsetSign`]).
 
 mod bias;
 mod build;
@@ -39,16 +40,15 @@ use self::sort::Sorted;
 
 pub(crate) use self::error::MsModelSlimError;
 
-/// How offsets are meant.
+/// Sign convention of offsets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffsetSign {
-    /// As the description has it. Every version of the tool that writes a description writes offsets that are
-    /// subtracted.
+    /// Offsets as written by the tool: every version that writes a description writes offsets that are subtracted.
     #[default]
     Auto,
-    /// They are subtracted from the codes.
+    /// Offsets are subtracted from the codes.
     File,
-    /// They are added to the codes, as the kernels of the NPU do.
+    /// Offsets are added to the codes, as in the kernels of the NPU.
     Npu,
 }
 
@@ -64,8 +64,10 @@ impl OffsetSign {
 /// Name of the method.
 const METHOD: &str = "msModelSlim";
 
-/// The weights of a checkpoint as those of the float model, whose configuration is `config`. Puts them together, checks
-/// all scales and offsets, and finds out which static layers have a bias (for that their codes are read once).
+/// Opens a checkpoint as the float model whose configuration is `config`.
+///
+/// Assembles the weights, checks all scales and offsets, and determines which static layers have a bias (this reads
+/// their codes once).
 ///
 /// # Errors
 /// [`MsModelSlimError`]: tensors and labels that do not fit together, a type that cannot be converted, numbers that are
@@ -91,10 +93,10 @@ pub(super) fn open(
     Ok(Opened { source: Box::new(layer), quantization, members: Vec::new(), warnings })
 }
 
-/// Whether the norms of an architecture have a bias of their own.
+/// Kind of norm of an architecture: with or without a bias of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NormKind {
-    /// They have none.
+    /// Norms without a bias.
     Rms,
     Biased,
 }
@@ -108,7 +110,7 @@ impl NormKind {
     }
 }
 
-/// The quantized weights, with what their scales and offsets are like.
+/// Assembles the quantized weights, with the properties of their scales and offsets.
 fn linears(
     tensors: &Labelled<'_>,
     sorted: &Sorted<'_>,
@@ -118,7 +120,8 @@ fn linears(
     for module in &sorted.modules {
         linears.push(module.linear(tensors, sign)?);
     }
-    // Collected before the first error is looked for: which one is named must not depend on threads.
+    // All results are collected before the first error is returned, so that the reported error does not depend on
+    // threads.
     let gathered: Vec<Result<Arc<Linear>, MsModelSlimError>> = sorted
         .modules
         .par_iter()
@@ -128,7 +131,7 @@ fn linears(
     gathered.into_iter().collect()
 }
 
-/// Scales that are legal and odd.
+/// Returns warnings about scales that are valid but unusual.
 fn scale_warnings(linears: &[Arc<Linear>]) -> Vec<String> {
     type Count = fn(&Linear) -> u64;
     let counts: [(Count, &str); 2] = [
@@ -146,8 +149,9 @@ fn scale_warnings(linears: &[Arc<Linear>]) -> Vec<String> {
     warnings
 }
 
-/// Looks at up to 32 weights with offsets, spread over the model: the weights of most rows are centred, so the sign
-/// that brings their mean further from zero is suspect.
+/// Checks up to 32 weights with offsets, spread over the model, for a wrong sign.
+///
+/// The weights of most rows are centred, so a sign that moves their mean away from zero is suspect.
 fn sign_warning(below: Below<'_>, linears: &[Arc<Linear>]) -> Result<Option<String>, MsModelSlimError> {
     const SAMPLES: usize = 32;
     let with_offsets: Vec<&Arc<Linear>> = linears.iter().filter(|linear| linear.offset.is_some()).collect();

@@ -4,10 +4,10 @@ use crate::core::{ElementType, Shape};
 use crate::dequant::fp4::Fp4;
 use crate::dequant::{DequantError, Settings, Tensors};
 
-/// `mxfp4`.
+/// Plans all stacks of `mxfp4`.
 ///
 /// # Errors
-/// [`DequantError`]: parts that are missing or do not fit.
+/// [`DequantError`]: tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     for (name, blocks) in tensors.ending("_blocks") {
         let scales = tensors.member(name, "_scales")?;

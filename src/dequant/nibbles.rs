@@ -1,14 +1,15 @@
-//! Codes of four bits, two a byte, that stand for the values of a table.
+//! Four-bit codes, two per byte, that are indices of a table of values.
 
-/// Looks up codes `first .. first + out.len()` of a run of bytes that begins with the byte of code `first`. The even
-/// code of a byte is its low nibble, or the high one if `HIGH_FIRST`.
+/// Looks up codes `first .. first + out.len()`, given bytes that begin with the byte of code `first`.
+///
+/// The even code of a byte is its low nibble, or the high one if `HIGH_FIRST`.
 #[inline]
 pub(super) fn look_up<const HIGH_FIRST: bool>(table: &[f32; 16], bytes: &[u8], first: u64, out: &mut [f32]) {
     let values = |byte: u8| {
         let (low, high) = (table[usize::from(byte & 15)], table[usize::from(byte >> 4)]);
         if HIGH_FIRST { [high, low] } else { [low, high] }
     };
-    // A run may begin with the second code of its first byte.
+    // The first code may be the second one of its byte.
     let n_head = usize::from(first % 2 == 1).min(out.len()).min(bytes.len());
     let (head, out) = out.split_at_mut(n_head);
     let (head_bytes, bytes) = bytes.split_at(n_head);

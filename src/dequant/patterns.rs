@@ -1,36 +1,36 @@
-//! Patterns over module names that configurations have, compiled within bounds.
+//! Module name patterns of configurations, compiled with bounded memory.
 //!
-//! The regex engine is linear in the text, but a pattern of a few bytes may become megabytes, and a stranger's file may
-//! have thousands of them. So all patterns of a configuration share a budget. Names as they are, of which honest files
-//! have tens of thousands, cost nothing of it.
+//! The regex engine is linear in the text, but a pattern of a few bytes may compile to megabytes, and an untrusted
+//! file may have thousands of them. So all patterns of a configuration key share a budget. Plain names, of which
+//! honest files have tens of thousands, are free.
 
 use regex::{Regex, RegexBuilder};
 
-/// Bytes of all compiled patterns of one key together.
+/// Maximum total size of the compiled patterns of one key, in bytes.
 pub(super) const MAX_BYTES: usize = 32 << 20;
-/// Least and greatest size of one that is tried; what it takes is known to the next power of four.
+/// Size limits, in bytes, that are tried for a pattern; its size is only known to the next power of four.
 const SIZES: [usize; 5] = [8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20];
-/// Bytes that a search keeps of its automaton.
+/// Maximum bytes of the lazy automaton that a search caches.
 const CACHE_BYTES: usize = 64 << 10;
 
-/// A pattern that is tried at the beginning of a module's name, as Python's `re.match` does.
+/// A pattern that is matched at the start of a module's name, as in Python's `re.match`.
 #[derive(Debug)]
 pub(super) enum ModulePattern {
-    /// A name in which a dot stands for any character.
+    /// A plain name; its dots match any character, as in a regex.
     Name(String),
     Regex(Regex),
 }
 
-/// Why a pattern is none.
+/// Reasons why a pattern cannot be compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PatternError {
     Syntax,
-    /// The patterns of this key are too large together.
+    /// The pattern alone, or with the earlier patterns of the key, is too large.
     Budget,
 }
 
 impl PatternError {
-    /// For `has the pattern .., which ..`.
+    /// Returns the end of the message `has the pattern .., which ..`.
     pub(super) fn what(self) -> &'static str {
         match self {
             Self::Syntax => "is not understood",
@@ -39,7 +39,7 @@ impl PatternError {
     }
 }
 
-/// What the patterns of a key may still take.
+/// Remaining budget for the patterns of a key.
 #[derive(Debug)]
 pub(super) struct Patterns {
     left_bytes: usize,
@@ -52,10 +52,10 @@ impl Default for Patterns {
 }
 
 impl Patterns {
-    /// Compiles one.
+    /// Compiles a pattern.
     ///
     /// # Errors
-    /// A pattern that is none, or too large for what is left.
+    /// A malformed pattern, or one too large for the remaining budget.
     pub(super) fn compile(&mut self, pattern: &str) -> Result<ModulePattern, PatternError> {
         if pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
             return Ok(ModulePattern::Name(pattern.to_owned()));
@@ -82,7 +82,7 @@ impl Patterns {
 }
 
 impl ModulePattern {
-    /// Whether a module's name begins with the pattern.
+    /// Returns true if the pattern matches at the start of a module's name.
     pub(super) fn is_match(&self, module: &str) -> bool {
         match self {
             Self::Regex(regex) => regex.is_match(module),

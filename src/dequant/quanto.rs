@@ -1,4 +1,4 @@
-//! quanto: a byte a weight with a scale for each row, or 2 and 4 bits in groups with a float shift.
+//! quanto: one byte per weight with a scale for each row, or 2 and 4 bits in groups with a float shift.
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::dequant::linear_shape::{Unknown, linear_shape};
 use crate::dequant::values::{SCALE_TYPES, Stretches, Values, each_stretch};
 use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
 
-/// `quanto`. `config` is the model's configuration.
+/// Plans all modules of `quanto`; `config` is the model's configuration.
 ///
 /// # Errors
-/// [`DequantError`]: parts that are missing or do not fit, matrices whose shape nothing tells.
+/// [`DequantError`]: tensors that are missing or do not fit, matrices whose shape cannot be determined.
 pub(super) fn plan(
     settings: &Settings,
     config: &Map<String, Value>,
@@ -61,7 +61,8 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
     Ok(())
 }
 
-/// Codes by blocks of rows of a grouped matrix `[n_groups, group]`: block `k` lies in field `k` from the low end.
+/// Codes packed by blocks of rows of a grouped matrix `[n_groups, group]`: block `k` is in field `k` from the low
+/// end.
 struct Fields {
     codes: usize,
     bits: u32,
@@ -69,7 +70,7 @@ struct Fields {
     group: u64,
     scale: Values,
     shift: Values,
-    /// Integer shifts are subtracted before the product, float shifts after it.
+    /// True if shifts are integers: these are subtracted before the product, float shifts after it.
     is_int_shift: bool,
     n_cols: u64,
     members: [usize; 3],
@@ -130,7 +131,7 @@ fn packed(
     Ok(())
 }
 
-/// The type of a module's codes, in `config.json` or in the map of modules.
+/// Returns the type of a module's codes, from the map of modules or from `config.json`.
 fn width<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
     let of_module = settings.map.get(module).and_then(|entry| entry.get("weights"));
     of_module.or(settings.map.get("weights")).and_then(Value::as_str)

@@ -1,4 +1,4 @@
-//! Rows of a weight that rows of an adapter take the place of: tokens that were trained alone.
+//! Rows of a weight that an adapter replaces: separately trained tokens.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,21 +9,21 @@ use crate::dequant::layer::{Origin, Weight};
 use crate::dequant::lora::{LoraError, Operand};
 use crate::dequant::{Below, CodedWeight, DequantError};
 
-/// Rows of a weight of the model, and the weight of the adapter that has others.
+/// Rows of a model's weight, and the adapter's weight with their replacements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplacedRows {
-    /// The weight of the model.
+    /// Index of the weight in the model.
     pub base: usize,
-    /// The weight of the adapter.
+    /// Index of the weight in the adapter.
     pub by: usize,
-    /// The row of the model's weight that each row of the adapter's takes the place of.
+    /// Row of the model's weight that each row of the adapter's weight replaces.
     pub rows: Vec<u64>,
 }
 
-/// The weight with the adapter's rows.
+/// Returns the weight with the adapter's rows in it.
 ///
 /// # Errors
-/// [`LoraError::Rows`]: rows that the weight does not have, twice the same, or another number than the adapter has.
+/// [`LoraError::Rows`]: rows that the weight does not have, duplicate rows, or another number than the adapter has.
 pub(super) fn with_rows(
     weight: Weight,
     adapter: &Arc<dyn WeightSource + Send>,
@@ -52,11 +52,11 @@ pub(super) fn with_rows(
     Ok(Weight { meta, origin: Origin::Coded(Box::new(made)) })
 }
 
-/// A weight of which some rows are another's.
+/// A weight with some rows from another one.
 struct Rows {
     base: Operand,
     by: Operand,
-    /// Rows of `by` by the row whose place each takes.
+    /// Row of `by`, by the row of `base` that it replaces.
     places: BTreeMap<u64, u64>,
 }
 
@@ -77,7 +77,7 @@ impl CodedWeight for Rows {
         Ok(())
     }
 
-    /// None: what is read has no codes.
+    /// Returns no members: the weight has no codes.
     fn members(&self) -> &[usize] {
         &[]
     }

@@ -1,4 +1,4 @@
-//! What the configuration files say about quantization.
+//! Quantization settings from the configuration files.
 
 use serde_json::{Map, Value};
 
@@ -9,26 +9,26 @@ use crate::dequant::DequantError;
 /// The JSON files that may describe the quantization of a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct Configurations {
-    /// `config.json`.
+    /// Content of `config.json`.
     pub config: Map<String, Value>,
-    /// `hf_quant_config.json` (ModelOpt).
+    /// Content of `hf_quant_config.json` (ModelOpt).
     pub hf_quant_config: Option<Map<String, Value>>,
-    /// `quantize_config.json` (GPTQ).
+    /// Content of `quantize_config.json` (GPTQ).
     pub quantize_config: Option<Map<String, Value>>,
-    /// `quanto_qmap.json` (optimum-quanto).
+    /// Content of `quanto_qmap.json` (optimum-quanto).
     pub quanto_qmap: Option<Map<String, Value>>,
     /// The description of an msModelSlim checkpoint.
     pub msmodelslim: Option<Description>,
 }
 
-/// Names of the files besides `config.json`.
+/// File name of ModelOpt's quantization settings.
 pub const HF_QUANT_CONFIG: &str = "hf_quant_config.json";
-/// See [`HF_QUANT_CONFIG`].
+/// File name of GPTQ's quantization settings.
 pub const QUANTIZE_CONFIG: &str = "quantize_config.json";
-/// See [`HF_QUANT_CONFIG`].
+/// File name of optimum-quanto's map of modules.
 pub const QUANTO_QMAP: &str = "quanto_qmap.json";
 
-/// A method whose checkpoints are read.
+/// A supported quantization method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     /// `fp8`
@@ -57,7 +57,7 @@ pub(super) enum Method {
     Bitnet,
 }
 
-/// Names as configurations spell them, lower case, `-` for `_`.
+/// Method names of configurations, in lower case, with `-` for `_`.
 const METHODS: &[(&str, Method)] = &[
     ("fp8", Method::Fp8),
     ("fbgemm-fp8", Method::FbgemmFp8),
@@ -75,7 +75,7 @@ const METHODS: &[(&str, Method)] = &[
 ];
 
 impl Method {
-    /// Name as its makers spell it.
+    /// Returns the name in its official spelling.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Fp8 => "FP8",
@@ -94,7 +94,7 @@ impl Method {
     }
 }
 
-/// Methods that are refused, with the reason.
+/// Unsupported methods, with the reason.
 const REFUSED: &[(&str, &str)] = &[
     ("torchao", "its tensors are versioned subclasses without a stable layout"),
     ("eetq", "int8 weights are stored in a GPU tile order"),
@@ -114,24 +114,24 @@ const REFUSED: &[(&str, &str)] = &[
     ("qqq", "weights are stored in a GPU tile order"),
 ];
 
-/// The description of the quantization, wherever it was found.
+/// The quantization settings of a checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    /// File it was found in, for messages.
+    /// Name of the file that contains them, for messages.
     pub(super) file: &'static str,
-    /// The method.
+    /// Quantization method.
     pub(super) method: Method,
-    /// The object.
+    /// JSON object with the settings.
     pub(super) map: Map<String, Value>,
 }
 
 const CONFIG: &str = "config.json";
 const KEY: &str = "quantization_config";
 
-/// Finds the description; `None` for a checkpoint that says nothing about quantization.
+/// Finds the settings; `None` if no file mentions quantization.
 ///
 /// # Errors
-/// A description of the wrong type, two that contradict, a method that is unknown or refused.
+/// Settings of the wrong type, two that contradict, a method that is unknown or unsupported.
 pub(super) fn find(files: &Configurations) -> Result<Option<Settings>, DequantError> {
     let nested = files.config.get("text_config").and_then(|text| text.get(KEY));
     let own = files.config.get(KEY).filter(|value| !value.is_null());
@@ -155,7 +155,7 @@ pub(super) fn find(files: &Configurations) -> Result<Option<Settings>, DequantEr
     Ok(Some(Settings { file: CONFIG, method: self::method(CONFIG, method)?, map: map.clone() }))
 }
 
-/// Descriptions in files of their own, where `config.json` has none.
+/// Finds settings in separate files, for a `config.json` without any.
 fn sidecar(files: &Configurations) -> Result<Option<Settings>, DequantError> {
     if let Some(map) = &files.hf_quant_config {
         let producer = map.get("producer").and_then(|producer| producer.get("name")).and_then(Value::as_str);
@@ -191,12 +191,12 @@ fn bad(file: &str, key: &str, problem: &str) -> DequantError {
 }
 
 impl Settings {
-    /// An error about one key.
+    /// Creates an error about one key.
     pub(super) fn bad(&self, key: &str, problem: &str) -> DequantError {
         bad(self.file, key, problem)
     }
 
-    /// An error about a key that says something else than a tensor.
+    /// Creates an error about a key that contradicts a tensor.
     pub(super) fn conflict(
         &self,
         key: &str,
@@ -213,7 +213,7 @@ impl Settings {
         }
     }
 
-    /// An error about a form of the method that is not read.
+    /// Creates an error about an unsupported variant of the method.
     pub(super) fn variant(&self, key: &str, found: &str, reason: &str) -> DequantError {
         DequantError::UnsupportedVariant {
             place: format!("{}: `{key}`", self.file),
@@ -222,18 +222,19 @@ impl Settings {
         }
     }
 
-    /// The same settings with some of them replaced.
+    /// Returns a copy of the settings with some replaced.
     pub(super) fn with(&self, overrides: &Map<String, Value>) -> Self {
         let mut own = self.clone();
         own.map.extend(overrides.iter().map(|(key, value)| (key.clone(), value.clone())));
         own
     }
 
-    /// Checks that no list of modules to leave alone names a tensor that is quantized all the same. The names in the
-    /// lists are parts of module names.
+    /// Checks that no list of modules to skip contains a tensor that is quantized nevertheless.
+    ///
+    /// The names in the lists are substrings of module names.
     ///
     /// # Errors
-    /// [`DequantError::ConfigTensorConflict`], or a list that is not one.
+    /// [`DequantError::ConfigTensorConflict`], or a value that is not a list.
     pub(super) fn check_not_ignored(&self, tensor: &str) -> Result<(), DequantError> {
         for key in ["modules_to_not_convert", "ignored_layers", "skip_modules", "llm_int8_skip_modules"] {
             let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { continue };
@@ -246,8 +247,8 @@ impl Settings {
         Ok(())
     }
 
-    /// As [`Settings::check_not_ignored`], for lists of shell patterns: `*` stands for any text, a name also for all
-    /// below it.
+    /// Checks lists of shell patterns as [`Settings::check_not_ignored`] does: `*` matches any text, and a name also
+    /// matches all modules below it.
     ///
     /// # Errors
     /// As [`Settings::check_not_ignored`].
@@ -270,7 +271,7 @@ impl Settings {
         Ok(())
     }
 
-    /// A whole number; `None` if the key is absent or null.
+    /// Returns an integer; `None` if the key is absent or null.
     ///
     /// # Errors
     /// A value of another type.
@@ -281,7 +282,7 @@ impl Settings {
         }
     }
 
-    /// A truth value; `None` if the key is absent or null.
+    /// Returns a boolean; `None` if the key is absent or null.
     ///
     /// # Errors
     /// A value of another type.
@@ -292,12 +293,12 @@ impl Settings {
         }
     }
 
-    /// Whether a key has this truth value; a value of another type is none.
+    /// Returns true if a key is the boolean `value`; false for a value of another type.
     pub(super) fn says(&self, key: &str, value: bool) -> bool {
         self.map.get(key).and_then(Value::as_bool) == Some(value)
     }
 
-    /// A text; `None` if the key is absent or null.
+    /// Returns a string; `None` if the key is absent or null.
     ///
     /// # Errors
     /// A value of another type.
@@ -309,9 +310,9 @@ impl Settings {
     }
 }
 
-/// Whether a pattern with `*` names a module or something above it.
+/// Returns true if a pattern with `*` matches a module or a module that contains it.
 fn glob(pattern: &[u8], name: &[u8]) -> bool {
-    // Where the last `*` was, and how much of the name it stands for so far.
+    // Position after the last `*`, and the end of the text that it matches so far.
     let (mut at, mut taken, mut star) = (0, 0, None);
     loop {
         if at == pattern.len() && (taken == name.len() || name[taken] == b'.') {

@@ -1,4 +1,4 @@
-//! Sparse matrices of compressed-tensors: a bit for each element, and the values whose bit is set.
+//! Sparse matrices of compressed-tensors: a bit for each element, and the values of the elements whose bit is set.
 
 use std::ops::Range;
 
@@ -10,35 +10,35 @@ use crate::dequant::values::SCALE_TYPES;
 use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
 use crate::quant::decode_elements;
 
-/// A matrix as bits and values.
+/// A matrix stored as bits and values.
 struct Sparse {
     values: usize,
     ty: ElementType,
     mask: usize,
     n_rows: u64,
     n_cols: u64,
-    /// Where the values of each row begin: as many for every row, or as a tensor of I64 says.
+    /// Index of the first value of each row.
     offsets: Offsets,
     members: Vec<usize>,
 }
 
 enum Offsets {
     Even(u64),
-    /// One offset for each row.
+    /// One offset per row, from a tensor of I64.
     Rows(Vec<u64>),
 }
 
-/// Which elements of a matrix are there.
+/// Sparsity pattern of a matrix.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pattern {
-    /// Two of four neighbours.
+    /// Two of four consecutive elements.
     TwoOfFour,
-    /// Any.
+    /// Any elements.
     Free,
 }
 
 impl Pattern {
-    /// Where the parts hang: at the module, or at its weight.
+    /// Returns the name of the tensors' parent, relative to the module: the module itself or its weight.
     fn prefix(self) -> &'static str {
         match self {
             Self::TwoOfFour => "",
@@ -47,10 +47,10 @@ impl Pattern {
     }
 }
 
-/// Sparse modules; false if the checkpoint has none.
+/// Plans all sparse modules; returns false if the checkpoint has none.
 ///
 /// # Errors
-/// [`DequantError`]: formats that are not read, parts that are missing or do not fit.
+/// [`DequantError`]: unsupported formats, tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<bool, DequantError> {
     const KEY: &str = "sparsity_config";
     let config = match settings.map.get(KEY) {
@@ -125,7 +125,7 @@ fn put(
     Ok(())
 }
 
-/// The elements of a small tensor of I64, none of them negative.
+/// Reads a small tensor of I64 without negative elements.
 fn integers(tensors: &Tensors<'_>, index: usize) -> Result<Vec<u64>, DequantError> {
     let meta = tensors.meta(index);
     tensors.below().try_with_elems(index, 0..meta.shape.n_elems(), |bytes| {
@@ -149,7 +149,7 @@ impl Sparse {
         }
     }
 
-    /// Every row must have as many values as bits.
+    /// Checks that every row has as many values as set bits.
     fn check_counts(&self, tensors: &Tensors<'_>, n_values: u64) -> Result<(), DequantError> {
         let below = tensors.below();
         for row in 0..self.n_rows {

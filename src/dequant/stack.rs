@@ -1,9 +1,11 @@
-//! Stacks of matrices in one tensor: experts, `[experts, rows, columns]`. Dimensions before the last two count matrices.
+//! Stacks of matrices in one tensor, such as experts `[experts, rows, columns]`.
+//!
+//! All dimensions before the last two count matrices.
 
 use crate::core::{ElementType, Shape};
 use crate::dequant::{DequantError, Tensors};
 
-/// Number of matrices of a shape, and rows of each.
+/// Returns the number of matrices of a shape, and the rows of each.
 pub(super) fn matrices(shape: &Shape) -> (u64, u64) {
     match shape.dims() {
         [outer @ .., rows, _] => (outer.iter().fold(1, |n, &dim| n.saturating_mul(dim)), *rows),
@@ -11,13 +13,14 @@ pub(super) fn matrices(shape: &Shape) -> (u64, u64) {
     }
 }
 
-/// Whether scales of this shape are one for each of the matrices: `[n]`, `[n, 1]`, `[n, 1, 1]`.
+/// Returns true if scales of this shape are one per matrix: `[n]`, `[n, 1]`, `[n, 1, 1]`.
 pub(super) fn is_by_matrix(scales: &Shape, n_mats: u64) -> bool {
     scales.dims().first() == Some(&n_mats) && scales.n_elems() == n_mats
 }
 
-/// The names of a stack without a module of its own: `experts.down_proj` and, beside it,
-/// `experts.down_proj_weight_scale`. The tensors of codes, by the names of their scales.
+/// Returns name, codes and scales of stacks that are not modules, by the suffix of their scales.
+///
+/// An example is `experts.down_proj` with `experts.down_proj_weight_scale`.
 pub(super) fn beside<'a>(
     tensors: &Tensors<'a>,
     suffix: &str,
@@ -30,10 +33,10 @@ pub(super) fn beside<'a>(
     tensors.ending(suffix).into_iter().filter_map(pair).collect()
 }
 
-/// The shape behind bytes that hold two codes each along the last dimension.
+/// Returns the unpacked shape of bytes that hold two codes each along the last dimension.
 ///
 /// # Errors
-/// No two dimensions, or a size that overflows.
+/// Fewer than two dimensions, or a size that overflows.
 pub(super) fn unpacked(tensors: &Tensors<'_>, packed: usize) -> Result<Shape, DequantError> {
     let mut dims = tensors.meta(packed).shape.dims().to_vec();
     let n_dims = dims.len();
@@ -50,7 +53,7 @@ pub(super) fn unpacked(tensors: &Tensors<'_>, packed: usize) -> Result<Shape, De
     }
 }
 
-/// Checks that a stack's scales of `group` columns have the stack's dimensions; those of a single matrix may be flat.
+/// Checks that a stack's scales of `group` columns have its dimensions; those of a single matrix may be flat.
 ///
 /// # Errors
 /// Other dimensions.

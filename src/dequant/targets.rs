@@ -1,4 +1,5 @@
-//! Modules that a configuration means to be quantized but that are plain floats: legal, and worth a line.
+//! Detection of modules that the configuration targets for quantization but that are plain floats: valid, but worth a
+//! warning.
 
 use crate::core::ElementType;
 use crate::dequant::encoding::tensor_class;
@@ -6,14 +7,15 @@ use crate::dequant::gptq::Rule;
 use crate::dequant::layer::{Origin, Weight};
 use crate::dequant::{DequantError, Method, QUANTO_QMAP, Settings, autoround, compressed, gptq};
 
-/// Tells which modules are meant.
+/// Test for targeted modules.
 type Test<'a> = Box<dyn Fn(&str) -> bool + 'a>;
 
-/// Names of the matrices in the layers of a model that stay as they are although the configuration targets them. No
-/// names if nothing is quantized: then there is more to say than names.
+/// Returns the names of float matrices in the model's layers that the configuration targets.
+///
+/// Returns no names if nothing is quantized: that case needs a different message.
 ///
 /// # Errors
-/// A rule that is not understood.
+/// An unsupported rule.
 pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<String>, DequantError> {
     if !weights.iter().any(|weight| matches!(weight.origin, Origin::Coded(_))) {
         return Ok(Vec::new());
@@ -23,7 +25,7 @@ pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<Strin
     let name = |weight: &Weight| {
         let Weight { meta, origin: Origin::Plain(_) } = weight else { return None };
         let module = meta.name.strip_suffix(".weight")?;
-        // Embeddings and output matrices are no linear layers for most tools, and others list them.
+        // For most tools embeddings and output matrices are not linear layers, and the other tools list them.
         let is_in_layer = tensor_class(module) != module;
         (is_in_layer && meta.shape.rank() == 2 && is_float(meta.ty) && is_target(module))
             .then(|| meta.name.clone())
@@ -31,7 +33,7 @@ pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<Strin
     Ok(weights.iter().filter_map(name).collect())
 }
 
-/// Whether the configuration targets a module, as its method says it.
+/// Returns the test for targeted modules, by the rules of the method.
 fn test(settings: &Settings) -> Result<Test<'_>, DequantError> {
     let is_listed = |module: &str| {
         settings.check_not_ignored(&format!("{module}.weight")).is_err()
@@ -54,7 +56,7 @@ fn test(settings: &Settings) -> Result<Test<'_>, DequantError> {
                 bits.is_none_or(|bits| bits < 16) && !is_listed(module)
             })
         }
-        // Only stacks of experts are meant.
+        // Only stacks of experts are targeted.
         Method::Mxfp4 => Box::new(|_| false),
         Method::Quanto if settings.file == QUANTO_QMAP => {
             Box::new(|module| settings.map.contains_key(module))

@@ -1,4 +1,4 @@
-//! The tensors of a quantized checkpoint while its modules are put together: who belongs to whom, and what is left.
+//! Bookkeeping of a checkpoint's tensors while modules are assembled: assigned members, and tensors left over.
 
 use std::collections::HashMap;
 
@@ -7,19 +7,19 @@ use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
 use crate::dequant::layer::{Origin, Weight};
 use crate::dequant::{Below, CodedWeight, DequantError};
 
-/// What becomes of a tensor of the checkpoint.
+/// Decision about a tensor of the checkpoint.
 enum Fate {
-    /// It goes on as it is.
+    /// Passed on unchanged.
     Plain,
-    /// It is part of a module, and gone.
+    /// Consumed as a member of a module.
     Member,
-    /// It says something about activations or caches, which GGUF has no place for.
+    /// Left out: a parameter of activations or caches, which GGUF has no place for.
     Dropped,
-    /// A decoded weight takes its place.
+    /// Replaced by a decoded weight.
     Replaced(Weight),
 }
 
-/// Suffixes of tensors that only a runtime needs.
+/// Last name components of tensors that only a runtime needs.
 const RUNTIME_ONLY: &[&str] = &[
     "input_scale",
     "activation_scale",
@@ -33,7 +33,7 @@ const RUNTIME_ONLY: &[&str] = &[
     "output_scale",
 ];
 
-/// Suffixes that only tensors of quantized modules have, with what has them.
+/// Suffixes that only tensors of quantized modules have, with the methods that use them.
 const CODED: &[(&str, &str)] = &[
     (".qweight", "GPTQ or AWQ"),
     (".qzeros", "GPTQ or AWQ"),
@@ -56,17 +56,17 @@ const CODED: &[(&str, &str)] = &[
     ("._weight_qdata", "torchao"),
 ];
 
-/// What was decided about all tensors.
+/// Final decisions about all tensors.
 pub(super) struct Finished {
-    /// The weights of the layer.
+    /// Weights of the float layer.
     pub(super) weights: Vec<Weight>,
-    /// Names of the tensors that modules were put together from.
+    /// Tensors from which modules were assembled.
     pub(super) members: Vec<WeightMeta>,
-    /// Names of tensors left out.
+    /// Names of tensors that were left out.
     pub(super) left_out: Vec<String>,
 }
 
-/// The tensors of a checkpoint, and what was decided about each.
+/// The tensors of a checkpoint, and the decision about each.
 pub(super) struct Tensors<'a> {
     below: Below<'a>,
     by_name: HashMap<&'a str, usize>,
@@ -75,7 +75,7 @@ pub(super) struct Tensors<'a> {
 }
 
 impl<'a> Tensors<'a> {
-    /// All tensors, nothing decided.
+    /// Creates the state in which all tensors are plain.
     pub(super) fn new(source: &'a dyn WeightSource, level: SimdLevel) -> Self {
         let weights = source.weights();
         let by_name = weights.iter().enumerate().map(|(index, meta)| (meta.name.as_str(), index)).collect();
@@ -83,7 +83,7 @@ impl<'a> Tensors<'a> {
         Self { below: Below { source, level }, by_name, fates, appended: Vec::new() }
     }
 
-    /// What scales and indices are read from while planning.
+    /// Source from which scales and indices are read while planning.
     pub(super) fn below(&self) -> Below<'a> {
         self.below
     }
@@ -93,12 +93,12 @@ impl<'a> Tensors<'a> {
         self.below.meta(index)
     }
 
-    /// The tensor of this name.
+    /// Returns the index of the tensor of this name.
     pub(super) fn find(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
 
-    /// The tensor `module` + `suffix`.
+    /// Returns the index of the tensor `module` + `suffix`.
     ///
     /// # Errors
     /// [`DequantError::MissingTensor`].
@@ -108,13 +108,14 @@ impl<'a> Tensors<'a> {
         self.find(&tensor).ok_or_else(missing)
     }
 
-    /// Tensors whose name ends so, with what stands before, in the checkpoint's order.
+    /// Returns the tensors whose names end in `suffix`: the rest of the name and the index, in the checkpoint's
+    /// order.
     pub(super) fn ending(&self, suffix: &str) -> Vec<(&'a str, usize)> {
         let weights = self.below.source.weights().iter().enumerate();
         weights.filter_map(|(index, meta)| Some((meta.name.strip_suffix(suffix)?, index))).collect()
     }
 
-    /// Whether nothing was decided about a tensor yet.
+    /// Returns true if nothing was decided about a tensor yet.
     pub(super) fn is_free(&self, index: usize) -> bool {
         matches!(self.fates[index], Fate::Plain)
     }
@@ -124,13 +125,13 @@ impl<'a> Tensors<'a> {
         self.fates[index] = Fate::Dropped;
     }
 
-    /// Puts a decoded weight where a tensor stands. Its members are part of it, and gone.
+    /// Replaces a tensor by a decoded weight, and consumes the weight's members.
     pub(super) fn replace(&mut self, index: usize, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
         self.take_members(&*weight);
         self.fates[index] = Fate::Replaced(made(name, shape, weight));
     }
 
-    /// Puts a decoded weight after all others. Its members are part of it, and gone.
+    /// Appends a decoded weight after all others, and consumes its members.
     pub(super) fn append(&mut self, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
         self.take_members(&*weight);
         self.appended.push(made(name, shape, weight));
@@ -168,19 +169,19 @@ impl<'a> Tensors<'a> {
         Err(DequantError::ShapeMismatch { tensor, found, expected: format!("{dims:?}") })
     }
 
-    /// An error about the shape of a tensor.
+    /// Creates an error about the shape of a tensor.
     pub(super) fn shape_error(&self, index: usize, expected: String) -> DequantError {
         let meta = self.meta(index);
         DequantError::ShapeMismatch { tensor: meta.name.clone(), found: meta.shape.clone(), expected }
     }
 
-    /// An error about a tensor of one element that must not be zero.
+    /// Creates an error about a one-element tensor that must not be zero.
     pub(super) fn zero_divisor(&self, index: usize) -> DequantError {
         let found = "0, a divisor".to_owned();
         DequantError::NonFinite { tensor: self.meta(index).name.clone(), index: 0, found }
     }
 
-    /// Rows and columns of a tensor of two dimensions.
+    /// Returns rows and columns of a two-dimensional tensor.
     ///
     /// # Errors
     /// [`DequantError::ShapeMismatch`].
@@ -191,7 +192,7 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Checks that a module of codes has no plain weight besides.
+    /// Checks that a module with codes does not also have a plain weight.
     ///
     /// # Errors
     /// [`DequantError::AmbiguousModule`].
@@ -204,7 +205,7 @@ impl<'a> Tensors<'a> {
         Err(DequantError::AmbiguousModule { module: module.to_owned(), first: plain, second })
     }
 
-    /// Checks that no matrix of bytes is left: in a quantized checkpoint these are codes whose scales are missing.
+    /// Checks that no byte matrix is left: in a quantized checkpoint it would be codes without scales.
     ///
     /// # Errors
     /// [`DequantError::OrphanTensor`].
@@ -224,7 +225,7 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Decides about everything that is left.
+    /// Decides about all remaining tensors.
     ///
     /// # Errors
     /// Tensors that only make sense in a quantized module and belong to none.
@@ -234,7 +235,7 @@ impl<'a> Tensors<'a> {
             Fate::Replaced(made) => Some(made),
             _ => None,
         });
-        // Headers may claim any number of rows of nothing: no loop over rows may meet them.
+        // Headers may declare any number of empty rows, over which no loop should run.
         if let Some(empty) = replaced.chain(&self.appended).find(|made| made.meta.shape.n_elems() == 0) {
             return Err(DequantError::ShapeMismatch {
                 tensor: empty.meta.name.clone(),
@@ -262,19 +263,19 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// A decoded weight.
+/// Creates a decoded weight.
 fn made(name: String, shape: Shape, weight: Box<dyn CodedWeight>) -> Weight {
     Weight { meta: WeightMeta { name, shape, ty: ElementType::F32 }, origin: Origin::Coded(weight) }
 }
 
 fn is_runtime_only(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
-    // Stacks of experts have no modules: the name of the scale goes on from theirs.
+    // Stacks of experts are not modules: the name of the scale extends theirs.
     let of_stack = last.strip_suffix("_input_scale").is_some_and(|stack| stack.ends_with("_proj"));
     RUNTIME_ONLY.contains(&last) || last.ends_with("_activation_scale") || of_stack
 }
 
-/// Refuses a tensor that belongs to a quantized module but was taken by none.
+/// Refuses a tensor of a quantized module that no method consumed.
 fn check_plain(meta: &WeightMeta) -> Result<(), DequantError> {
     let orphan = |problem: String| DequantError::OrphanTensor { tensor: meta.name.clone(), problem };
     if let Some((_, of)) = CODED.iter().find(|row| meta.name.ends_with(row.0)) {

@@ -1,4 +1,4 @@
-//! Scales and zero points: small tensors beside the codes, read where they are needed.
+//! Scales and zero points: small tensors that accompany the codes, read on demand.
 
 use std::ops::Range;
 
@@ -8,20 +8,22 @@ use crate::core::small_float::{self, e8m0};
 use crate::dequant::{Below, DequantError, Tensors};
 use crate::quant::{NotANumber, decode_elements};
 
-/// A tensor of numbers that is read in pieces as F32. Nothing is held in memory: scales grow with the model.
+/// A tensor of numbers that is read in pieces as F32.
+///
+/// It is not held in memory, since scales grow with the model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Values {
-    /// The tensor.
+    /// Index of the tensor.
     pub(super) index: usize,
     ty: ElementType,
     /// Number of elements.
     pub(super) n: u64,
-    /// Bytes stand for powers of two: `2^(byte - 127)`.
+    /// True if bytes are exponents: `2^(byte - 127)`.
     is_exponent: bool,
 }
 
 impl Values {
-    /// The numbers of a tensor with one of these element types.
+    /// Creates a reader for a tensor of one of these element types.
     ///
     /// # Errors
     /// [`DequantError::DtypeMismatch`].
@@ -35,24 +37,24 @@ impl Values {
         Ok(Self { index, ty: meta.ty, n: meta.shape.n_elems(), is_exponent: false })
     }
 
-    /// A tensor of E8M0 bytes, whatever integer type it lies under.
+    /// Creates a reader for E8M0 bytes, stored under any integer type.
     pub(super) fn exponents(tensors: &Tensors<'_>, index: usize) -> Self {
         let meta = tensors.meta(index);
         Self { index, ty: meta.ty, n: meta.shape.n_elems(), is_exponent: true }
     }
 
-    /// Whether bytes stand for powers of two.
+    /// Returns true if bytes are exponents.
     pub(super) fn is_exponent(&self) -> bool {
         self.is_exponent
     }
 
-    /// Elements `range`, each of them finite, appended to `out`.
+    /// Appends elements `range` to `out`; each must be finite.
     ///
     /// # Errors
     /// The source failed; [`DequantError::NonFinite`].
     ///
     /// # Panics
-    /// If the range lies outside the tensor.
+    /// If the range is outside the tensor.
     pub(super) fn read(
         &self,
         below: Below<'_>,
@@ -100,7 +102,7 @@ impl Values {
         }
     }
 
-    /// One element.
+    /// Reads one element.
     ///
     /// # Errors
     /// As [`Values::read`].
@@ -110,7 +112,7 @@ impl Values {
         Ok(one[0])
     }
 
-    /// Whether `test` holds for every element.
+    /// Returns true if `test` holds for every element.
     ///
     /// # Errors
     /// As [`Values::read`].
@@ -131,23 +133,24 @@ impl Values {
     }
 }
 
-/// Types that scales come in.
+/// Element types of scales.
 pub(super) const SCALE_TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
 
-/// A matrix whose scales belong to lines of another length than its rows: the same elements, reshaped.
+/// A matrix whose scales belong to lines of another length than its rows: a reshape of the same elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stretches {
     /// Columns of the matrix.
     pub(super) n_cols: u64,
-    /// Elements of a line.
+    /// Elements per line.
     pub(super) width: u64,
 }
 
-/// Walks a rectangle of a matrix as stretches of its lines. `visit` gets the line, its columns, and their part of
-/// `out`.
+/// Visits a rectangle of a matrix as stretches of its lines.
+///
+/// `visit` gets the line, its columns, and their part of `out`.
 ///
 /// # Errors
-/// What `visit` says.
+/// Errors of `visit`.
 pub(super) fn each_stretch(
     Stretches { n_cols, width }: Stretches,
     rows: Range<u64>,

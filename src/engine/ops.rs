@@ -1,54 +1,201 @@
-//! What a graph is made of: one operation a file, and the two that all others stand on, slices (`math`) and products
-//! of matrices (`matmul`, `product`).
+//! Operations of graphs. A file describes one operation: its parameters and formula, how they are resolved from a file's
+//! keys and tensors, the computation, what a continued sequence remembers of it, and its test.
+//!
+//! A mixer is a type with [`MixerOp`] and a row in the table below.
 
 mod adjugates;
-mod altup;
+pub(super) mod altup;
 pub(super) mod attention;
 mod by_token;
-pub(super) mod columns;
+mod channel_mix;
+mod columns;
 pub(super) mod compressed;
-pub(super) mod cross;
-mod cycles;
+mod conv;
+pub(super) mod cross_attention;
+pub(super) mod cycles;
 mod delta_net;
-mod draw;
-pub(super) mod extras;
+pub(super) mod dense;
+mod dense_and_moe;
+mod experts;
 pub(super) mod ffn;
-mod gate;
 mod gated_q;
-pub(super) mod gram;
-pub(super) mod gram_sum;
-pub(super) mod head;
-mod hyper;
+pub(super) mod hyper;
 mod kda;
 mod latent;
-mod laurel;
+pub(super) mod laurel;
+pub(super) mod layer_embedding;
 mod lightning;
-pub(super) mod logs;
-pub(super) mod mamba;
+mod linear;
+mod low_rank;
+mod mamba;
 mod mamba2;
-pub(super) mod math;
+pub(super) mod mixer;
 pub(super) mod mla;
 pub(super) mod moe;
-mod ngrams;
-#[cfg(test)]
-mod noise;
-pub(super) mod norm;
-mod pair;
+pub(super) mod ngrams;
+mod output_gate;
 mod plamo2;
-mod pooling;
+pub(super) mod pooling;
 pub(super) mod prefix;
-pub(super) mod product;
-mod recurrence;
-pub(super) mod relative;
-pub(super) mod rope;
-pub(super) mod rows;
-mod rowwise;
+mod relative;
+mod rwkv;
 mod rwkv6;
 mod rwkv7;
-mod shift;
+mod scan;
 mod shortconv;
 pub(super) mod stream_mix;
-pub(super) mod strips;
-mod switched;
+pub(super) mod switched;
+mod twin;
 
-pub(super) use gguf_matmul as matmul;
+use self::attention::Attention;
+use self::compressed::CompressedAttention;
+use self::delta_net::DeltaNet;
+use self::kda::Kda;
+use self::lightning::Lightning;
+use self::mamba::Mamba;
+use self::mamba2::Mamba2;
+use self::mixer::MixerOp;
+use self::mla::Mla;
+use self::plamo2::Plamo2;
+use self::rwkv6::Rwkv6;
+use self::rwkv7::Rwkv7;
+use self::shortconv::ShortConv;
+use self::twin::Twin;
+use crate::arch::graph::{MixerRule, ResidualRule};
+use crate::engine::EngineError;
+use crate::engine::exec::weights::Matrix;
+use crate::engine::resolve::builder::Builder;
+
+/// Declares the mixers: the words of cards, the variant, its type. Types have [`MixerOp`] and
+/// `resolve(&mut Builder, layer)`.
+macro_rules! mixers {
+    ($($(#[$doc:meta])+ $($word:literal)|+ => $variant:ident($type:ty);)+) => {
+        /// The branch of a layer that mixes information between positions.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Mixer {
+            /// No mixer.
+            None,
+            /// One matrix on each position alone.
+            Linear(Matrix),
+            /// The sum of two mixers of the same input.
+            Twin(Box<Twin>),
+            /// Softmax attention.
+            Attention(Box<Attention>),
+            $($(#[$doc])+ $variant(Box<$type>),)+
+        }
+
+        impl Mixer {
+            /// Returns the operation; `None` for no mixer.
+            pub(crate) fn op(&self) -> Option<&dyn MixerOp> {
+                match self {
+                    Self::None => None,
+                    Self::Linear(matrix) => Some(matrix),
+                    Self::Twin(twin) => Some(&**twin),
+                    Self::Attention(attention) => Some(&**attention),
+                    $(Self::$variant(mixer) => Some(&**mixer),)+
+                }
+            }
+
+            /// Resolves the mixer that a card calls `word`.
+            fn named(b: &mut Builder<'_>, layer: usize, word: &str) -> Result<Self, EngineError> {
+                match word {
+                    ATTENTION => attention::resolve::mixer(b, layer),
+                    $($($word)|+ => <$type>::resolve(b, layer).map(|mixer| Self::$variant(Box::new(mixer))),)+
+                    _ => Err(unknown(b.keys.arch(), word)),
+                }
+            }
+
+            /// Returns true if cards may call a mixer `word`.
+            fn is_word(word: &str) -> bool {
+                word == ATTENTION || matches!(word, $($($word)|+)|+)
+            }
+        }
+    };
+}
+
+const ATTENTION: &str = "attention";
+
+mixers! {
+    /// Softmax attention whose keys and values are expanded from short rows.
+    "mla" => Mla(Mla);
+    /// Mamba.
+    "mamba" => Mamba(Mamba);
+    /// Mamba 2.
+    "mamba2" => Mamba2(Mamba2);
+    /// Mamba of PLaMo 2.
+    "plamo2" => Plamo2(Plamo2);
+    /// A gated short convolution.
+    "shortconv" => ShortConv(ShortConv);
+    /// A gated delta net.
+    "gdn" => DeltaNet(DeltaNet);
+    /// Kimi delta attention.
+    "kda" => Kda(Kda);
+    /// Softmax attention to a window and to compressed rows.
+    "compressed" => Compressed(CompressedAttention);
+    /// Lightning attention.
+    "lightning" => Lightning(Lightning);
+    /// RWKV 6. Presence of tensors tells the two apart.
+    "rwkv6" | "rwkv6_qwen2" => Rwkv6(Rwkv6);
+    /// RWKV 7.
+    "rwkv7" => Rwkv7(Rwkv7);
+}
+
+impl Mixer {
+    /// Resolves the mixer of a layer.
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Self, EngineError> {
+        if b.is_single() && has_ffn(b, layer) {
+            return Ok(Self::None);
+        }
+        let word = layer_word(b, layer)?;
+        let mixer = Self::named(b, layer, word)?;
+        if b.features.residual != ResidualRule::Twin || word == ATTENTION {
+            return Ok(mixer);
+        }
+        let first = Self::named(b, layer, ATTENTION)?;
+        Ok(Self::Twin(Box::new(Twin { first, second: mixer, n_embd: b.n_embd })))
+    }
+
+    /// Refuses words of a card that are no mixers.
+    pub(crate) fn check_words(arch: &str, rule: &MixerRule) -> Result<(), EngineError> {
+        let words = match rule {
+            MixerRule::All(word) => vec![word],
+            MixerRule::Every { full, rest, .. } | MixerRule::By { full, rest, .. } => vec![full, rest],
+        };
+        match words.into_iter().find(|word| !Self::is_word(&word.0)) {
+            Some(word) => Err(unknown(arch, &word.0)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn unknown(arch: &str, word: &str) -> EngineError {
+    EngineError::Unsupported { arch: arch.to_owned(), feature: "mixer", value: word.to_owned() }
+}
+
+/// Returns true if a layer has a feed-forward network.
+fn has_ffn(b: &Builder<'_>, layer: usize) -> bool {
+    ["ffn_up", "ffn_gate_inp"].iter().any(|name| b.tensors.has(&format!("blk.{layer}.{name}.weight")))
+}
+
+/// Returns the card's word for the mixer of a layer.
+fn layer_word<'a>(b: &Builder<'a>, layer: usize) -> Result<&'a str, EngineError> {
+    const RECURRENT: &str = "attention.recurrent_layers";
+    Ok(match &b.features.mixer {
+        MixerRule::All(word) => &word.0,
+        MixerRule::Every { every, full, rest } => {
+            let recurrent = match b.keys.layer_flag(RECURRENT, layer)? {
+                Some(recurrent) => recurrent,
+                None => {
+                    let every = b.keys.count("full_attention_interval")?.unwrap_or(*every as usize);
+                    every == 0 || !(layer + 1).is_multiple_of(every)
+                }
+            };
+            if recurrent { &rest.0 } else { &full.0 }
+        }
+        MixerRule::By { full, rest, .. } => {
+            let key = "attention.head_count_kv";
+            let n = b.keys.layer_count(key, layer)?.ok_or_else(|| b.keys.missing(key))?;
+            if n == 0 { &rest.0 } else { &full.0 }
+        }
+    })
+}

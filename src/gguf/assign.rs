@@ -7,38 +7,38 @@ use serde_json::Value as Json;
 use crate::core::text::escape;
 use crate::gguf::{Array, Value, ValueType};
 
-/// Characters of a refused value that a message shows.
+/// Maximum number of characters of a refused value in a message.
 const SHOWN_CHARS: usize = 60;
 
-/// Why an assignment was refused.
+/// Reasons why an assignment is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum AssignError {
-    /// Not of the form `KEY=TYPE:VALUE`.
+    /// The text does not have the form `KEY=TYPE:VALUE`.
     #[error("`{}`: `KEY=TYPE:VALUE` expected", escape(text))]
     Form { text: String },
-    /// No key before a `=`.
+    /// No key precedes `=`.
     #[error("`{}`: `KEY=VALUE` or `KEY=TYPE:VALUE` expected", escape(text))]
     NoKey { text: String },
-    /// Not the name of a type.
+    /// The type's name is unknown.
     #[error("key `{}`: unknown type `{}`, expected {TYPES}", escape(key), escape(found))]
     Type { key: String, found: String },
-    /// Without a type, and there is none to take over.
+    /// No type is named, and there is no existing value with a type.
     #[error(
         "key `{}`: not in the file, so a type is needed: `{}=TYPE:VALUE` with {TYPES}",
         escape(key),
         escape(key)
     )]
     Untyped { key: String },
-    /// A value that is not of the type.
+    /// The value does not have the type.
     #[error("key `{}`: `{}` is not {expected}", escape(key), shown(found))]
     Value { key: String, expected: String, found: String },
 }
 
-/// The types that an assignment can name.
+/// Types that an assignment can name.
 const TYPES: &str = "u8, i8, u16, i16, u32, i32, f32, bool, str, u64, i64, f64, arr or arr[TYPE]";
 
-/// What a message shows of a value.
+/// Formats a value for a message, truncated.
 fn shown(text: &str) -> String {
     let mut shown: String = text.chars().take(SHOWN_CHARS).collect();
     if shown.len() < text.len() {
@@ -47,18 +47,18 @@ fn shown(text: &str) -> String {
     escape(&shown).into_owned()
 }
 
-/// The type that a value is read as.
+/// Type that a value is parsed as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AssignType {
     /// A single value; never [`ValueType::Array`].
     One(ValueType),
-    /// A list of elements of this type; `None` takes that of the first element as the converter of llama.cpp does
-    /// (bool, i32, f32, str).
+    /// A list with elements of this type. `None` takes the type of the first element, like llama.cpp's converter (bool,
+    /// i32, f32, str).
     List(Option<ValueType>),
 }
 
 impl AssignType {
-    /// The type of this name: `u32`, `arr`, `arr[str]`, and the long names in any case.
+    /// Returns the type with this name: `u32`, `arr`, `arr[str]`, and the long names in any case.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         if let Some(element) = name.strip_prefix("arr[").and_then(|rest| rest.strip_suffix(']')) {
@@ -71,7 +71,7 @@ impl AssignType {
         })
     }
 
-    /// The type of a value; `None` for an array of arrays, which cannot be written as an assignment.
+    /// Returns the type of a value; `None` for an array of arrays, which no assignment can express.
     #[must_use]
     pub fn of(value: &Value) -> Option<Self> {
         match value {
@@ -81,7 +81,7 @@ impl AssignType {
         }
     }
 
-    /// Reads a value of this type from its text: a number, a word, a string as it is, a JSON list.
+    /// Parses a value of this type from its text: a number, a word, a verbatim string, or a JSON list.
     fn read(self, text: &[u8]) -> Option<Value> {
         match self {
             Self::One(ValueType::String) => Some(Value::String(text.to_vec())),
@@ -90,7 +90,7 @@ impl AssignType {
         }
     }
 
-    /// What a value that is not of this type should have been.
+    /// Describes a valid value of this type for a message.
     fn expected(self) -> String {
         match self {
             Self::One(ty) => format!("a value of type {ty}"),
@@ -110,21 +110,22 @@ impl fmt::Display for AssignType {
     }
 }
 
-/// `KEY=VALUE` or `KEY=TYPE:VALUE`, taken apart.
+/// Parts of `KEY=VALUE` or `KEY=TYPE:VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// The key.
+    /// Key.
     pub key: String,
-    /// The type, if one is named.
+    /// Type, if one is named.
     pub ty: Option<AssignType>,
-    /// The text of the value.
+    /// Text of the value.
     pub text: Vec<u8>,
 }
 
 impl Assignment {
-    /// Takes `KEY=VALUE` or `KEY=TYPE:VALUE` apart. What stands before the first colon is a type if it is the name of
-    /// one; else the value begins there, so that `general.url=https://a.b` needs no type and a string that begins like
-    /// `bool:` does: `KEY=str:bool:`.
+    /// Splits `KEY=VALUE` or `KEY=TYPE:VALUE` into its parts.
+    ///
+    /// The text before the first colon is a type if it is the name of one; otherwise it belongs to the value. So
+    /// `general.url=https://a.b` needs no type, but a string that starts like `bool:` does: `KEY=str:bool:`.
     ///
     /// # Errors
     /// [`AssignError::NoKey`].
@@ -141,10 +142,10 @@ impl Assignment {
         Ok(Self { key: key.to_owned(), ty, text: value.as_bytes().to_vec() })
     }
 
-    /// The value, of the type that is named or else of type `own`.
+    /// Parses the value as the named type, or else as type `own`.
     ///
     /// # Errors
-    /// No type, or a text that is not of the type.
+    /// No type, or a text that does not have the type.
     pub fn value(&self, own: Option<AssignType>) -> Result<Value, AssignError> {
         let ty = self.ty.or(own).ok_or_else(|| AssignError::Untyped { key: self.key.clone() })?;
         ty.read(&self.text).ok_or_else(|| AssignError::Value {
@@ -237,7 +238,7 @@ fn array(text: &str, element: Option<ValueType>) -> Option<Array> {
         ValueType::U32 => integer!(U32, u32),
         ValueType::I32 => integer!(I32, i32),
         ValueType::F32 => {
-            // From the decimal text, so that it is rounded once.
+            // Parse the decimal text, so that the value is rounded once.
             collect!(F32, |item| decimal(item)?.parse().ok())
         }
         ValueType::Bool => collect!(Bool, Json::as_bool),
@@ -249,7 +250,7 @@ fn array(text: &str, element: Option<ValueType>) -> Option<Array> {
     })
 }
 
-/// The text of a float: a number, or what stands for those that JSON does not have.
+/// Returns the text of a float: a number, or the string for a value that JSON cannot express.
 fn decimal(item: &Json) -> Option<String> {
     match item {
         Json::Number(number) => Some(number.to_string()),
@@ -258,7 +259,7 @@ fn decimal(item: &Json) -> Option<String> {
     }
 }
 
-/// The bytes of a string; `{"hex": …}` for one that is not UTF-8, as `gguf-inspect` prints it.
+/// Returns the bytes of a string; `{"hex": …}` denotes bytes that are not UTF-8, as printed by `gguf-inspect`.
 fn string(item: &Json) -> Option<Vec<u8>> {
     let Json::Object(object) = item else { return Some(item.as_str()?.as_bytes().to_vec()) };
     let hex = object.get("hex").filter(|_| object.len() == 1)?.as_str()?;

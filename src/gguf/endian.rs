@@ -1,10 +1,10 @@
-//! Byte order of tensor data: which multi-byte fields the blocks of each type have.
+//! Byte order of tensor data: the multi-byte fields of each type's blocks.
 //!
-//! A big-endian file holds what a big-endian machine has in memory. Fields are what the decoder of ggml reads as one
-//! number: members of 16, 32 and 64 bits, and those byte arrays that it copies into an integer before it shifts and masks
-//! (the fifth bits of Q5_0 and Q5_1, scales and signs of IQ2_XXS and IQ3_XXS, scales of IQ1_M). Byte arrays of which it
-//! takes single bytes are not reversed, also where it works on four of them at once (the scales of Q3_K). Types without
-//! such fields have no row.
+//! A big-endian file holds the memory contents of a big-endian machine. A field is anything that ggml's decoder reads
+//! as one number. This includes members of 16, 32 and 64 bits, and byte arrays that it copies into an integer before it
+//! shifts and masks (the fifth bits of Q5_0 and Q5_1, scales and signs of IQ2_XXS and IQ3_XXS, scales of IQ1_M). Byte
+//! arrays that it reads by single bytes are not reversed, even if it processes four at once (the scales of Q3_K). Types
+//! without such fields have no row.
 
 use crate::core::GgmlType;
 use crate::core::bytes::Endian;
@@ -20,7 +20,7 @@ const fn fields(offset: usize, width: usize, count: usize) -> Fields {
     Fields { offset, width, count }
 }
 
-/// The fields of each type's block.
+/// Fields of each type's block.
 static FIELDS: &[(GgmlType, &[Fields])] = &[
     (GgmlType::F32, &[fields(0, 4, 1)]),
     (GgmlType::F16, &[fields(0, 2, 1)]),
@@ -41,7 +41,7 @@ static FIELDS: &[(GgmlType, &[Fields])] = &[
     (GgmlType::Q5K, &[fields(0, 2, 2)]),
     (GgmlType::Q6K, &[fields(208, 2, 1)]),
     (GgmlType::Q8K, &[fields(0, 4, 1), fields(260, 2, 16)]),
-    // In eight bytes: four indices, then signs and scale in one number.
+    // Eight bytes each: four indices, then signs and scale in one number.
     (
         GgmlType::Iq2Xxs,
         &[
@@ -70,7 +70,7 @@ static FIELDS: &[(GgmlType, &[Fields])] = &[
     (GgmlType::Q2_0, &[fields(0, 2, 1)]),
 ];
 
-/// Reverses the multi-byte fields of whole blocks in place. Its own inverse.
+/// Reverses the multi-byte fields of whole blocks in place; this is its own inverse.
 pub fn swap_blocks(ty: GgmlType, bytes: &mut [u8]) {
     let Some((_, layout)) = FIELDS.iter().find(|row| row.0 == ty) else { return };
     for block in bytes.chunks_exact_mut(ty.block_bytes()) {
@@ -83,7 +83,7 @@ pub fn swap_blocks(ty: GgmlType, bytes: &mut [u8]) {
     }
 }
 
-/// Brings whole blocks from the little-endian form that all stages use into the order of a file, or back.
+/// Converts whole blocks between little-endian, which all stages use, and the byte order of a file.
 pub fn to_order(endian: Endian, ty: GgmlType, bytes: &mut [u8]) {
     if endian == Endian::Big {
         swap_blocks(ty, bytes);
@@ -100,7 +100,7 @@ mod tests {
             let mut end = 0;
             for run in *layout {
                 assert!(run.offset >= end, "{ty}");
-                // Numbers of four bytes may lie behind a half.
+                // A four-byte number may follow a half.
                 assert!(run.offset % run.width.min(2) == 0, "{ty}");
                 end = run.offset + run.width * run.count;
             }
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(block[258..264], [2, 3, 5, 4, 7, 6]);
     }
 
-    /// What the decoder of ggml reads as one number is that number on a machine of the other order.
+    /// Checks that a field has the same value on a machine of the other byte order.
     #[test]
     fn numbers_of_four_bytes_are_read_alike() {
         let swapped = |ty: GgmlType| {
@@ -149,7 +149,7 @@ mod tests {
                 let (own, theirs) = (number(&block[at..at + 4]), number(&other[at..at + 4]));
                 assert_eq!(u32::from_le_bytes(own), u32::from_be_bytes(theirs), "{ty} at {at}");
             }
-            // The rest of the block but its halves in front is bytes.
+            // Except for the leading halves, the rest of the block is bytes.
             let first = *at.first().unwrap();
             let halves = if ty == GgmlType::Q5_1 { 4 } else { 2 };
             assert_eq!(block[halves..first], other[halves..first], "{ty}");

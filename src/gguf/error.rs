@@ -1,4 +1,4 @@
-//! What can be wrong with a GGUF file.
+//! Errors of GGUF files.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use crate::gguf::foreign::foreign_type;
 use crate::gguf::split_id::SPLIT_ID;
 use crate::gguf::{OtherFile, ValueType};
 
-/// The part of a header that an error is about.
+/// Part of a header that an error refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     /// A field of the fixed header.
     Field(&'static str),
-    /// The key of this index.
+    /// Key with this index.
     Key(u64),
-    /// The value of a key.
+    /// Value of this key.
     Value(String),
-    /// The name of the tensor of this index.
+    /// Name of the tensor with this index.
     TensorName(u64),
-    /// The rest of a tensor's entry.
+    /// Rest of the entry of this tensor.
     Tensor(String),
 }
 
@@ -38,103 +38,103 @@ impl fmt::Display for Item {
     }
 }
 
-/// A rule of the format that the bytes of one file break. Offsets are absolute.
+/// Rules of the format that the bytes of a single file can violate. Offsets are absolute.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum HeaderError {
-    /// The file ends inside the header, or a length reaches beyond its end.
+    /// The file ends inside the header, or a length exceeds the file.
     #[error("offset {}: {item}: {} bytes wanted, {} left", at.offset, at.wanted, at.left)]
     Truncated { item: Item, at: Truncated },
-    /// Not a GGUF file.
+    /// The file is not a GGUF file.
     #[error("offset 0: magic `GGUF` expected, found `{}`", escape_bytes(found))]
     Magic { found: Vec<u8> },
-    /// The magic is `FUGG`: someone reversed the bytes of every word.
+    /// The magic is `FUGG`: the bytes of every word were reversed.
     #[error("offset 0: magic `GGUF` expected, found `FUGG`: the bytes of each 32-bit word are reversed")]
     MagicSwapped,
-    /// A version other than 2 and 3.
+    /// The version is neither 2 nor 3.
     #[error("offset 4: version {found}{}, expected 2 or 3", if *big { " (big-endian)" } else { "" })]
     Version { found: u32, big: bool },
-    /// More tensors or keys than the rest of the file can hold, or than the limits allow.
+    /// More tensors or keys are declared than the rest of the file can hold, or than the limits allow.
     #[error(
         "offset {offset}: {found} {what} declared, at most {most} possible in the {left} bytes that follow"
     )]
     Count { offset: u64, what: &'static str, found: u64, most: u64, left: u64 },
-    /// A key without characters.
+    /// A key is empty.
     #[error("offset {offset}: key {index} is empty")]
     KeyEmpty { offset: u64, index: u64 },
-    /// A key that is not UTF-8.
+    /// A key is not UTF-8.
     #[error("offset {offset}: key {index} is not UTF-8: `{}`", escape_bytes(found))]
     KeyNotUtf8 { offset: u64, index: u64, found: Vec<u8> },
-    /// A key that was there before.
+    /// A key occurs twice.
     #[error("offset {offset}: key `{}` appears twice", escape(key))]
     KeyTwice { offset: u64, key: String },
-    /// A number that is not a value type.
+    /// A value type does not exist.
     #[error("offset {offset}: key `{}`: value type {found} does not exist", escape(key))]
     ValueType { offset: u64, key: String, found: i32 },
-    /// A number that is not a value type, as the type of an array's elements.
+    /// The element type of an array does not exist.
     #[error("offset {offset}: key `{}`: array element type {found} does not exist", escape(key))]
     ElementType { offset: u64, key: String, found: i32 },
-    /// An array longer than the rest of the file.
+    /// An array is longer than the rest of the file.
     #[error(
         "offset {offset}: key `{}`: array of {n_elems} {ty} cannot fit in the {left} bytes left",
         escape(key)
     )]
     ArrayLength { offset: u64, key: String, n_elems: u64, ty: ValueType, left: u64 },
-    /// Arrays of arrays, too deep.
+    /// Arrays are nested too deeply.
     #[error("offset {offset}: key `{}`: arrays nested more than {limit} deep", escape(key))]
     ArrayDepth { offset: u64, key: String, limit: usize },
-    /// A bool that is neither 0 nor 1. llama.cpp reads it as true.
+    /// A bool is neither 0 nor 1. llama.cpp reads it as true.
     #[error("offset {offset}: key `{}`: bool is {found}, expected 0 or 1", escape(key))]
     Bool { offset: u64, key: String, found: u8 },
-    /// `general.alignment` of another type.
+    /// `general.alignment` does not have type u32.
     #[error("offset {offset}: key `general.alignment`: u32 expected, found {found}")]
     AlignmentType { offset: u64, found: ValueType },
-    /// `general.alignment` that is not a power of two.
+    /// `general.alignment` is not a power of two.
     #[error("offset {offset}: key `general.alignment` is {found}, a power of two expected")]
     Alignment { offset: u64, found: u32 },
-    /// A tensor without a name. llama.cpp lets it pass.
+    /// A tensor has an empty name. llama.cpp accepts it.
     #[error("offset {offset}: name of tensor {index} is empty")]
     TensorNameEmpty { offset: u64, index: u64 },
-    /// A tensor name longer than llama.cpp can hold.
+    /// A tensor name exceeds llama.cpp's limit.
     #[error("offset {offset}: name of tensor {index} has {found} bytes, at most {most} allowed")]
     TensorNameLength { offset: u64, index: u64, found: u64, most: u64 },
-    /// A tensor name that is not UTF-8.
+    /// A tensor name is not UTF-8.
     #[error("offset {offset}: name of tensor {index} is not UTF-8: `{}`", escape_bytes(found))]
     TensorNameNotUtf8 { offset: u64, index: u64, found: Vec<u8> },
-    /// A tensor name that was there before.
+    /// A tensor name occurs twice.
     #[error("offset {offset}: tensor `{}` appears twice", escape(tensor))]
     TensorTwice { offset: u64, tensor: String },
-    /// More dimensions than the format has.
+    /// A tensor has more dimensions than the format allows.
     #[error("offset {offset}: tensor `{}`: {found} dimensions, at most {most} allowed", escape(tensor))]
     Rank { offset: u64, tensor: String, found: u32, most: u32 },
-    /// A dimension of zero. llama.cpp lets it pass.
+    /// A dimension is zero. llama.cpp accepts it.
     #[error("offset {offset}: tensor `{}`: dimension {dim} is 0", escape(tensor))]
     DimensionZero { offset: u64, tensor: String, dim: usize },
-    /// A dimension that is negative as the signed number it is.
+    /// A dimension is negative when read as a signed number.
     #[error("offset {offset}: tensor `{}`: dimension {dim} is negative ({found})", escape(tensor))]
     DimensionNegative { offset: u64, tensor: String, dim: usize, found: i64 },
-    /// The product of the dimensions overflows. Dimensions in file order, innermost first.
+    /// The product of the dimensions overflows. Dimensions are in file order, innermost first.
     #[error("offset {offset}: tensor `{}`: number of elements of {dims:?} overflows 63 bits", escape(tensor))]
     Elements { offset: u64, tensor: String, dims: Vec<u64> },
-    /// A number that is not a tensor type.
+    /// A tensor type does not exist.
     #[error("offset {offset}: tensor `{}`: type {found} does not exist", escape(tensor))]
     TensorType { offset: u64, tensor: String, found: i32 },
-    /// A tensor type of another program.
+    /// A tensor type belongs to another program.
     #[error("offset {offset}: tensor `{}`: type {found} is {}, not of llama.cpp", escape(tensor), foreign(*found))]
     ForeignType { offset: u64, tensor: String, found: u32 },
-    /// A tensor type that was removed from the format.
+    /// A tensor type was removed from the format.
     #[error(
         "offset {offset}: tensor `{}`: type {found} (`{name}`) was removed from the format",
         escape(tensor)
     )]
     TensorTypeRemoved { offset: u64, tensor: String, found: u32, name: &'static str },
-    /// Rows that are not whole blocks.
+    /// Rows are not whole blocks.
     #[error(
         "offset {offset}: tensor `{}`: rows of {n_cols} elements, expected a multiple of {} for {ty}",
         escape(tensor), ty.block_elems()
     )]
     Row { offset: u64, tensor: String, n_cols: u64, ty: GgmlType },
-    /// The bytes of one tensor overflow 64 bits.
+    /// The size of one tensor overflows 64 bits.
     #[error(
         "offset {offset}: tensor `{}`: number of bytes of {n_elems} elements of {ty} overflows 64 bits",
         escape(tensor)
@@ -146,28 +146,28 @@ pub enum HeaderError {
         escape(tensor)
     )]
     DataBytes { offset: u64, tensor: String, alignment: u64 },
-    /// A data offset that is not a multiple of the alignment.
+    /// A data offset is not a multiple of the alignment.
     #[error(
         "offset {offset}: tensor `{}`: data offset {found} is not a multiple of {alignment}",
         escape(tensor)
     )]
     Unaligned { offset: u64, tensor: String, found: u64, alignment: u64 },
-    /// A tensor that begins before the end of the one before.
+    /// A tensor starts before the end of the preceding one.
     #[error(
         "offset {offset}: tensor `{}`: data offset {found} overlaps the tensor before, expected {expected}",
         escape(tensor)
     )]
     Overlap { offset: u64, tensor: String, found: u64, expected: u64 },
-    /// A tensor that does not begin at the (padded) end of the one before.
+    /// A tensor does not start at the (padded) end of the preceding one.
     #[error(
         "offset {offset}: tensor `{}`: data offset {found} leaves a gap, expected {expected}",
         escape(tensor)
     )]
     Gap { offset: u64, tensor: String, found: u64, expected: u64 },
-    /// The header, padded, reaches beyond the end of the file.
+    /// The padded header exceeds the file.
     #[error("offset {offset}: tensor data begins at {data_offset}, the file ends at {file_bytes}")]
     DataStart { offset: u64, data_offset: u64, file_bytes: u64 },
-    /// A tensor's data reach beyond the end of the file.
+    /// The data of a tensor exceed the file.
     #[error(
         "offset {offset}: tensor `{}`: {n_bytes} bytes of data end beyond the file of {file_bytes} bytes",
         escape(tensor)
@@ -175,61 +175,61 @@ pub enum HeaderError {
     DataEnd { offset: u64, tensor: String, n_bytes: u64, file_bytes: u64 },
 }
 
-/// Name and program of a type that is not llama.cpp's.
+/// Formats name and program of a type that is not llama.cpp's.
 fn foreign(id: u32) -> String {
     foreign_type(id)
         .map_or_else(String::new, |(name, program)| format!("{} of {program}", name.unwrap_or("a type")))
 }
 
-/// Why a GGUF file, or a set of parts, was refused.
+/// Reasons why a GGUF file, or a set of parts, is refused.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum GgufError {
     /// The file could not be opened or mapped.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The mapped file could not be kept in memory.
+    /// The mapped file could not be locked in memory.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// A file that is too large to be mapped cannot be kept in memory either.
+    /// The file is too large to be mapped, so it cannot be locked in memory.
     #[error(
         "{}: {file_bytes} bytes cannot be locked in memory: the address space is limited, so the file is read piece by \
          piece",
         path.display()
     )]
     LockUnmapped { path: PathBuf, file_bytes: u64 },
-    /// The file is something else, or a piece.
+    /// The file has another format, or is a piece of a file.
     #[error("{}: not a GGUF file: {what}", path.display())]
     OtherFile { path: PathBuf, what: OtherFile },
-    /// The bytes break a rule of the format.
+    /// The bytes violate a rule of the format.
     #[error("{}: {error}", path.display())]
     Header { path: PathBuf, error: HeaderError },
-    /// A `split.*` key that is not a sensible number.
+    /// A `split.*` key is not a plausible number.
     #[error("{}: key `{key}`: {expected} expected, found {found}", path.display())]
     SplitKey { path: PathBuf, key: &'static str, expected: &'static str, found: String },
-    /// A part whose file name does not say which part it is, so that the others cannot be found.
+    /// The file name of a part does not contain its number, so the other parts cannot be found.
     #[error("{}: part {part} of {n_parts} by its keys, so its name must end in `{expected}`", path.display())]
     PartName { path: PathBuf, part: u64, n_parts: u64, expected: String },
-    /// A part that is not there.
+    /// A part is missing.
     #[error("{}: part {part} of {n_parts} is missing", path.display())]
     PartMissing { path: PathBuf, part: usize, n_parts: usize },
-    /// A part whose keys say that it is another one: a part twice, or renamed.
+    /// The keys of a part declare another number than expected: a part twice, or renamed.
     #[error("{}: part {expected} expected, key `split.no` says part {found}", path.display())]
     PartNumber { path: PathBuf, expected: u64, found: u64 },
-    /// A part that belongs to another model.
+    /// A part belongs to another model.
     #[error("{}: not of the same model as the first part: {what} {expected} expected, found {found}", path.display())]
     PartForeign { path: PathBuf, what: &'static str, expected: String, found: String },
-    /// Parts that were not written together.
+    /// The parts were not written together.
     #[error(
         "{}: {}, {}: {}: these parts are of two sets, because a rewrite was interrupted (run the command that wrote them \
          again) or files of two models were mixed",
         first.display(), set_id(first_id.as_deref()), path.display(), set_id(id.as_deref())
     )]
     PartSet { path: PathBuf, id: Option<String>, first: PathBuf, first_id: Option<String> },
-    /// A tensor that is in two parts.
+    /// A tensor occurs in two parts.
     #[error("{}: tensor `{}` is in `{}` too", path.display(), escape(tensor), other.display())]
     PartTensorTwice { path: PathBuf, tensor: String, other: PathBuf },
-    /// The parts together do not hold the declared number of tensors.
+    /// The parts do not hold the declared number of tensors.
     #[error("{}: {found} tensors in all parts, key `split.tensors.count` says {expected}", path.display())]
     PartTensors { path: PathBuf, expected: u64, found: u64 },
 }

@@ -1,11 +1,11 @@
-//! File types: what a whole file is (`Q4_K_M`), as opposed to the block types of its tensors. The one table of
-//! llama.cpp's numbers and names.
+//! File types of whole files (`Q4_K_M`), as opposed to the block types of their tensors: the only table of llama.cpp's
+//! numbers and names.
 
 use std::fmt;
 
 use crate::core::GgmlType;
 
-/// One row of the table of file types.
+/// Row of the table of file types.
 struct Row {
     file_type: FileType,
     id: u32,
@@ -16,7 +16,7 @@ struct Row {
 
 macro_rules! file_types {
     ($( $variant:ident = $id:literal, $name:literal, $base:expr, $about:literal; )*) => {
-        /// A file type of llama.cpp: a base block type and the rules that deviate from it.
+        /// File type of llama.cpp: a base block type and the rules that deviate from it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum FileType {
             $( #[doc = concat!("`", $name, "`: ", $about, ".")] $variant, )*
@@ -67,11 +67,11 @@ file_types! {
     Copy = 0, "COPY", None, "tensors as they are, in the order and metadata of a quantized file";
 }
 
-/// Short names, as llama-quantize knows them.
+/// Short names that llama-quantize accepts.
 static ALIASES: &[(&str, FileType)] =
     &[("Q3_K", FileType::Q3KM), ("Q4_K", FileType::Q4KM), ("Q5_K", FileType::Q5KM)];
 
-/// Bit that marks a file type as guessed from the tensors, in files whose source did not say it.
+/// Bit that marks a file type as guessed from the tensors, because the source did not declare one.
 const GUESSED: u32 = 1024;
 
 impl FileType {
@@ -79,13 +79,13 @@ impl FileType {
         &FILE_TYPES[self as usize]
     }
 
-    /// All file types, from most to fewest bits; [`FileType::Copy`] last.
+    /// Iterates over all file types, from most to fewest bits; [`FileType::Copy`] is last.
     pub fn all() -> impl Iterator<Item = Self> {
         FILE_TYPES.iter().map(|row| row.file_type)
     }
 
-    /// The file type of a name in any case (`q4_k_m`, or the alias `q4_k`) or of llama.cpp's number (`15`).
-    /// The number 0 means F32.
+    /// Returns the file type with this name, in any case (`q4_k_m`, or the alias `q4_k`), or with llama.cpp's number
+    /// (`15`). The number 0 means F32.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
@@ -98,47 +98,48 @@ impl FileType {
         })
     }
 
-    /// The file type of llama.cpp's number; 0 is F32. `None` for guessed ones and those nobody can ask for.
+    /// Returns the file type with llama.cpp's number; 0 is F32. `None` for guessed types and types that cannot be
+    /// requested.
     #[must_use]
     pub fn from_id(id: u32) -> Option<Self> {
         FILE_TYPES.iter().find(|row| row.id == id).map(|row| row.file_type)
     }
 
-    /// llama.cpp's number, as `general.file_type` stores it. [`FileType::Copy`] has none of its own and says 0.
+    /// llama.cpp's number, as stored in `general.file_type`. [`FileType::Copy`] has no number of its own and returns 0.
     #[must_use]
     pub fn id(self) -> u32 {
         self.row().id
     }
 
-    /// Name as llama.cpp spells it (`Q4_K_M`).
+    /// Name in llama.cpp's spelling (`Q4_K_M`).
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// The other name that [`FileType::parse`] takes.
+    /// Alias that [`FileType::parse`] accepts.
     #[must_use]
     pub fn alias(self) -> Option<&'static str> {
         ALIASES.iter().find(|alias| alias.1 == self).map(|alias| alias.0)
     }
 
-    /// Block type that tensors get unless a rule says otherwise; `None` where tensors are only copied.
+    /// Block type of tensors without a rule; `None` if tensors are only copied.
     #[must_use]
     pub fn base(self) -> Option<GgmlType> {
         self.row().base
     }
 
-    /// What it is, in a few words.
+    /// Short description.
     #[must_use]
     pub fn about(self) -> &'static str {
         self.row().about
     }
 
-    /// The number that a file without `general.file_type` gets when it is copied: guessed from the block type
-    /// that most of its tensors have, with the bit that says so.
+    /// Guesses the number that a copied file without `general.file_type` gets: the block type of most of its tensors,
+    /// with the bit for guessed types.
     ///
     /// # Exactness
-    /// Of equally frequent types the one that reaches the count first wins, in the order given. Types without a
+    /// Among equally frequent types, the one that reaches the count first wins, in the given order. Types without a
     /// file type of their own count as F32.
     pub(crate) fn guess(types: impl Iterator<Item = GgmlType>) -> u32 {
         let mut counts: Vec<(GgmlType, usize)> = Vec::new();
@@ -162,11 +163,11 @@ impl FileType {
     }
 }
 
-/// llama.cpp's number for a file of NVFP4 blocks, which nobody can ask for: there are only converted ones.
+/// llama.cpp's number for a file of NVFP4 blocks. It cannot be requested: such files are only made by conversion.
 const NVFP4: u32 = 39;
 
-/// llama.cpp's number for a file whose large tensors have this block type; that of F32 for types without one, and for
-/// those that stand for several mixtures.
+/// Returns llama.cpp's number for a file whose large tensors have this block type. It is F32's for types without a
+/// number, and for types that are part of several mixtures.
 pub(crate) fn id_of_blocks(ty: GgmlType) -> u32 {
     match ty {
         GgmlType::Nvfp4 => NVFP4,

@@ -1,10 +1,10 @@
-//! Files of other programs: block types that are none of llama.cpp's, names and shapes beyond its limits. Their metadata and
-//! their list of tensors can be read, and copied with changes; their blocks cannot be decoded here.
+//! Files of other programs, with block types, names or shapes that llama.cpp does not support. Their metadata and
+//! tensor list can be read, and copied with changes; their blocks cannot be decoded.
 
 use crate::core::GgmlType;
 
-/// What a file says of a tensor that llama.cpp's format does not cover. Its [`crate::core::TensorMeta`] stands for the
-/// bytes alone: `I8`, one row.
+/// Declared shape and type of a tensor that llama.cpp's format does not cover. Its [`crate::core::TensorMeta`]
+/// describes only the bytes: `I8`, one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declared {
     /// Dimensions, outermost first.
@@ -14,7 +14,7 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// The type's name and number, with the program that writes it if that is known.
+    /// Returns name and number of the type, as far as known.
     #[must_use]
     pub fn type_name(&self) -> String {
         let id = self.type_id;
@@ -27,7 +27,7 @@ impl Declared {
         }
     }
 
-    /// The program that writes the type, if it is known.
+    /// Returns the program that writes the type, if known.
     #[must_use]
     pub fn program(&self) -> Option<&'static str> {
         foreign_type(self.type_id).map(|row| row.1)
@@ -43,9 +43,9 @@ impl Declared {
 const IK: &str = "ik_llama.cpp";
 const BITNET: &str = "BitNet";
 
-/// Number, name and program of block types that are not llama.cpp's of today.
+/// Number, name and program of block types that current llama.cpp does not have.
 static TYPES: &[(u32, &str, &str)] = &[
-    // llama.cpp had given 36 to 38 to repacked IQ4_NL for a while; the files that people have are BitNet's.
+    // llama.cpp once used 36 to 38 for repacked IQ4_NL; files in circulation are BitNet's.
     (36, "I2_S", BITNET),
     (37, "I8_S", BITNET),
     (38, "TL1", BITNET),
@@ -106,10 +106,10 @@ static TYPES: &[(u32, &str, &str)] = &[
     (399, "Q8_K_R8", IK),
 ];
 
-/// Numbers that ik_llama.cpp gives to its types; those that are newer than the table have no name here.
+/// Numbers of ik_llama.cpp's types; types newer than the table have no name here.
 const OF_IK: std::ops::RangeInclusive<u32> = 133..=400;
 
-/// Name, if it is known, and program of a block type that is another program's than llama.cpp's.
+/// Returns the name (if known) and the program of a block type that is not llama.cpp's.
 #[must_use]
 pub(crate) fn foreign_type(id: u32) -> Option<(Option<&'static str>, &'static str)> {
     let row = TYPES.iter().find(|row| row.0 == id).map(|row| (Some(row.1), row.2));

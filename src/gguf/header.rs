@@ -1,4 +1,4 @@
-//! The header of a GGUF file: a pure function from untrusted bytes to facts.
+//! Header of a GGUF file: a pure parser of untrusted bytes.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,35 +9,35 @@ use crate::gguf::error::{HeaderError, Item};
 use crate::gguf::foreign::{Declared, foreign_type};
 use crate::gguf::{Array, Metadata, Value, ValueType};
 
-/// The key that sets the alignment of tensor data.
+/// Key of the alignment of tensor data.
 pub const ALIGNMENT_KEY: &str = "general.alignment";
-/// Alignment of tensor data in a file that does not say.
+/// Alignment of tensor data if the file declares none.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
-/// Bytes of the longest tensor name: llama.cpp keeps 64 with a terminating zero.
+/// Maximum length of a tensor name in bytes: llama.cpp stores 64 with a terminating zero.
 pub const MAX_NAME_BYTES: u64 = 63;
-/// Most dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_DIMS: u32 = 4;
-/// Most dimensions of a tensor of another program.
+/// Maximum number of dimensions of a tensor of another program.
 const MAX_FOREIGN_DIMS: u32 = 8;
 
-/// How to take what the format forbids and llama.cpp lets pass: tensors with a dimension of zero or without a name,
-/// bools other than 0 and 1.
+/// Handling of violations that llama.cpp accepts: tensors with a dimension of zero or an empty name, bools other than 0
+/// and 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Strictness {
-    /// Read on, as llama.cpp does, and list them in [`Header::tolerated`].
+    /// Accepts them like llama.cpp, and lists them in [`Header::tolerated`].
     #[default]
     LlamaCpp,
-    /// Refuse the file.
+    /// Refuses the file.
     Format,
-    /// As `LlamaCpp`; and take tensors that llama.cpp's format does not cover as bytes, with what the file says of them in
-    /// [`Header::declared`].
+    /// Like `LlamaCpp`; in addition, reads tensors that llama.cpp's format does not cover as bytes, and lists their
+    /// declared shapes and types in [`Header::declared`].
     Foreign,
 }
 
-/// Everything that the bytes before the tensor data say.
+/// Contents of the bytes before the tensor data.
 #[derive(Clone, Debug)]
 pub struct Header {
-    /// Version of the format, 2 or 3. Both have the same layout.
+    /// Version of the format, 2 or 3; both have the same layout.
     pub version: u32,
     /// Byte order of the whole file.
     pub endian: Endian,
@@ -45,40 +45,41 @@ pub struct Header {
     pub metadata: Metadata,
     /// Tensors, in file order.
     pub tensors: Vec<TensorMeta>,
-    /// Absolute offset of each tensor's data.
+    /// Absolute byte offset of each tensor's data.
     pub offsets: Vec<u64>,
-    /// Alignment of tensor data.
+    /// Alignment of tensor data in bytes.
     pub alignment: u64,
-    /// Bytes of the header, without the padding that follows.
+    /// Size of the header in bytes, without the padding that follows.
     pub header_bytes: u64,
-    /// Absolute offset of the tensor data; the end of the header in a file without tensors.
+    /// Absolute byte offset of the tensor data; the end of the header in a file without tensors.
     pub data_offset: u64,
-    /// Absolute offset of the end of the last tensor, without the padding that follows.
+    /// Absolute byte offset of the end of the last tensor, without the padding that follows.
     pub data_end: u64,
-    /// What [`Strictness::LlamaCpp`] let pass (at most the first 100).
+    /// Violations that [`Strictness::LlamaCpp`] accepted (at most the first 100).
     pub tolerated: Vec<HeaderError>,
-    /// Tensors that are taken as bytes ([`Strictness::Foreign`]), by index.
+    /// Tensors that are read as bytes ([`Strictness::Foreign`]), by index.
     pub declared: BTreeMap<usize, Declared>,
 }
 
 impl Header {
-    /// [`Header::data_end`] with the padding that usually follows the last tensor (or the header, without tensors).
+    /// Returns [`Header::data_end`] with the padding that usually follows the last tensor (or the header, without
+    /// tensors).
     #[must_use]
     pub fn padded_end(&self) -> u64 {
         self.data_end.checked_next_multiple_of(self.alignment).unwrap_or(u64::MAX)
     }
 }
 
-/// Reads the header of a file. `bytes` is the whole file, so that lengths and offsets can be held against it.
+/// Parses the header of a file. `bytes` is the whole file, against which lengths and offsets are checked.
 ///
 /// # Errors
-/// The first rule of the format that the bytes break, with its absolute offset.
+/// The first rule of the format that the bytes violate, with its absolute offset.
 pub fn parse_header(bytes: &[u8], limits: &Limits, strictness: Strictness) -> Result<Header, HeaderError> {
     parse_head(bytes, 0, limits, strictness)
 }
 
-/// The same for the first bytes of a file, which has `beyond` more. If they end within the header, the error is that
-/// of a file that ends there.
+/// Parses the header from the first bytes of a file with `beyond` more bytes. If they end within the header, the error
+/// is that of a truncated file.
 pub(super) fn parse_head(
     bytes: &[u8],
     beyond: u64,
@@ -91,14 +92,14 @@ pub(super) fn parse_head(
 
 struct Parser<'a> {
     cursor: Cursor<'a>,
-    /// Bytes of the file after those of the cursor.
+    /// Number of bytes of the file after those of the cursor.
     beyond: u64,
     limits: &'a Limits,
     strictness: Strictness,
     tolerated: Vec<HeaderError>,
 }
 
-/// Names the item that a read past the end was for.
+/// Adds the item being read to the error of a read past the end.
 trait During<T> {
     fn during(self, item: impl FnOnce() -> Item) -> Result<T, HeaderError>;
 }
@@ -161,7 +162,7 @@ impl<'a> Parser<'a> {
                     }
                 };
             if let Some(last) = open {
-                // Where a foreign tensor ends is told by the beginning of the next one.
+                // The end of a foreign tensor is the start of the next one.
                 let name = std::mem::take(&mut tensors[last].name);
                 tensors[last] = bytes_of(at, name, rel_offset - rel_offsets[last])?;
             }
@@ -227,7 +228,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Reads magic and version; from here on the cursor has the byte order of the file.
+    /// Reads magic and version, and sets the cursor to the byte order of the file.
     fn version(&mut self) -> Result<u32, HeaderError> {
         let magic = self.cursor.take(4).during(|| Item::Field("magic"))?;
         match magic {
@@ -236,7 +237,7 @@ impl<'a> Parser<'a> {
             _ => return Err(HeaderError::Magic { found: magic.to_vec() }),
         }
         let mut version = self.cursor.u32().during(|| Item::Field("version"))?;
-        // A small number whose low half is empty was written by a machine of the other byte order.
+        // A small number with an empty low half was written in the other byte order.
         let big = version != 0 && version.trailing_zeros() >= 16;
         if big {
             version = version.swap_bytes();
@@ -378,8 +379,8 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Reads one tensor entry. `expected` is where its data must begin, relative to the start of all data, or (`true`) not
-    /// before.
+    /// Reads one tensor entry. `expected` is the offset of its data relative to the start of all data; with `is_least`,
+    /// a lower bound.
     fn tensor(
         &mut self,
         index: u64,
@@ -440,7 +441,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Reads where a tensor's data begin, relative to the start of all data.
+    /// Reads the offset of a tensor's data relative to the start of all data.
     fn rel_offset(&mut self, name: &str, alignment: u64) -> Result<u64, HeaderError> {
         let offset = self.cursor.offset();
         let found = self.cursor.u64().during(|| Item::Tensor(name.to_owned()))?;
@@ -471,7 +472,7 @@ impl<'a> Parser<'a> {
         Ok(name)
     }
 
-    /// Reads rank and dimensions, innermost first as the file has them.
+    /// Reads rank and dimensions, innermost first as in the file.
     fn dims(&mut self, name: &str) -> Result<Vec<u64>, HeaderError> {
         let tensor = || name.to_owned();
         let item = || Item::Tensor(name.to_owned());
@@ -497,14 +498,14 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// A tensor of the list, and where its data begin.
+/// A listed tensor with the offset of its data.
 enum ListedTensor {
     Known(TensorMeta, u64),
-    /// A tensor that is taken as bytes: its name, and what the file says of it.
+    /// A tensor read as bytes: its name, and its declared shape and type.
     Foreign(String, Declared, u64),
 }
 
-/// Bytes of which nothing more is known.
+/// Describes bytes of unknown type.
 fn bytes_of(offset: u64, name: String, n_bytes: u64) -> Result<TensorMeta, HeaderError> {
     match Shape::new(vec![n_bytes]) {
         Some(shape) => Ok(TensorMeta { name, shape, ty: GgmlType::I8 }),

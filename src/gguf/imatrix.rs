@@ -1,5 +1,5 @@
-//! Importance matrices: how strongly each column of a weight is used, measured on a text. Both formats of
-//! llama-imatrix, read and written.
+//! Importance matrices: activation statistics of each column of a weight, measured on a text. Both formats of
+//! llama-imatrix are read and written.
 
 mod error;
 mod merge;
@@ -22,25 +22,25 @@ const DATASETS: &str = "imatrix.datasets";
 const CHUNK_COUNT: &str = "imatrix.chunk_count";
 const CHUNK_SIZE: &str = "imatrix.chunk_size";
 
-/// What the rows that a tensor was multiplied with add up to.
+/// Sums of squares over the activation rows of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColumnSums {
-    /// Columns.
+    /// Number of columns.
     pub n_cols: usize,
-    /// Sums of squares of each column, matrix after matrix where the tensor is a stack of experts.
+    /// Sums of squares of each column; for a stack of experts, matrix after matrix.
     pub sums: Vec<f64>,
-    /// Rows that each matrix has seen.
+    /// Number of rows seen by each matrix.
     pub counts: Vec<i64>,
 }
 
 impl ColumnSums {
-    /// Nothing seen yet by `n_matrices` of `n_cols` columns.
+    /// Zero sums for `n_matrices` matrices of `n_cols` columns.
     #[must_use]
     pub fn zero(n_cols: usize, n_matrices: usize) -> Self {
         Self { n_cols, sums: vec![0.0; n_matrices * n_cols], counts: vec![0; n_matrices] }
     }
 
-    /// The importance of every column.
+    /// Importance of every column.
     ///
     /// # Exactness
     /// Equals llama-quantize: a sum of squares divided by the count as a float; 1 for experts that no token reached.
@@ -54,22 +54,22 @@ impl ColumnSums {
     }
 }
 
-/// What a run over a text has measured, to be written.
+/// Results of a run over a text, to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImatrixSums {
-    /// By tensor name.
+    /// Sums by tensor name.
     pub tensors: BTreeMap<String, ColumnSums>,
-    /// Names of the texts, in the order in which they were used; bytes, as the format has them.
+    /// Names of the texts in the order of their use; bytes, as in the format.
     pub datasets: Vec<Vec<u8>>,
-    /// Chunks of the text.
+    /// Number of chunks of the text.
     pub n_chunks: usize,
-    /// Tokens of a chunk.
+    /// Number of tokens per chunk.
     pub chunk_size: usize,
 }
 
 impl ImatrixSums {
-    /// Chunks of `chunk_size` tokens that the tensor with the most rows has seen whole, which is how llama-imatrix
-    /// counts the chunks of files that it combines.
+    /// Number of whole chunks of `chunk_size` tokens seen by the tensor with the most rows. llama-imatrix counts the
+    /// chunks of combined files like this.
     #[must_use]
     pub fn counted_chunks(&self) -> usize {
         let counts = self.tensors.values().flat_map(|columns| &columns.counts);
@@ -78,16 +78,16 @@ impl ImatrixSums {
     }
 }
 
-/// Which of the two formats a file has.
+/// File format of an importance matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImatrixFormat {
     /// GGUF: sums and counts.
     Gguf,
-    /// The one before it (`.dat`): means times the number of calls.
+    /// Legacy format (`.dat`): means times the number of calls.
     Legacy,
 }
 
-/// What a file of either format holds, as it is stored.
+/// Contents of a file of either format, as stored.
 #[derive(Clone, Debug)]
 pub struct StoredImatrix {
     path: PathBuf,
@@ -99,23 +99,23 @@ pub struct StoredImatrix {
     unfinished: Option<UnfinishedRun>,
 }
 
-/// What is stored of a tensor.
+/// Stored values of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 struct StoredEntry {
-    /// Sums of squares; in the older format their means times the number of calls.
+    /// Sums of squares; in the legacy format, means times the number of calls.
     values: Vec<f32>,
-    /// Rows that each matrix has seen; in the older format the number of calls.
+    /// Number of rows seen by each matrix; in the legacy format, the number of calls.
     counts: Vec<i64>,
 }
 
 impl StoredImatrix {
-    /// The file, as it was named.
+    /// Path of the file, as given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its format.
+    /// Format of the file.
     #[must_use]
     pub fn format(&self) -> ImatrixFormat {
         self.format
@@ -127,31 +127,31 @@ impl StoredImatrix {
         &self.datasets
     }
 
-    /// Number of chunks by the file's own word; 0 if it says none.
+    /// Number of chunks that the file declares; 0 without a declaration.
     #[must_use]
     pub fn n_chunks(&self) -> i64 {
         self.n_chunks
     }
 
-    /// Tokens of a chunk; the older format does not say.
+    /// Number of tokens per chunk; the legacy format does not store it.
     #[must_use]
     pub fn chunk_size(&self) -> Option<usize> {
         self.chunk_size
     }
 
-    /// Number of tensors that it has an entry for.
+    /// Number of tensors with an entry.
     #[must_use]
     pub fn n_entries(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether it has an entry for a tensor.
+    /// Returns true if a tensor has an entry.
     #[must_use]
     pub fn has(&self, tensor: &str) -> bool {
         self.entries.contains_key(tensor)
     }
 
-    /// What was left of a run that did not come to its end.
+    /// State of an unfinished run, if the file was left by one.
     #[must_use]
     pub fn unfinished(&self) -> Option<&UnfinishedRun> {
         self.unfinished.as_ref()
@@ -161,9 +161,9 @@ impl StoredImatrix {
 /// Importance of the columns of one tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImatrixEntry {
-    /// One weight a column, matrix after matrix where the tensor is a stack of experts.
+    /// Weight of each column; for a stack of experts, matrix after matrix.
     pub weights: Vec<f32>,
-    /// How often each matrix was used; the older format counts the tensor as a whole.
+    /// Number of uses of each matrix; the legacy format counts the tensor as a whole.
     pub counts: Vec<i64>,
 }
 
@@ -172,19 +172,19 @@ pub struct ImatrixEntry {
 pub struct Imatrix {
     path: PathBuf,
     entries: BTreeMap<String, ImatrixEntry>,
-    /// Names of entries that were left out on purpose.
+    /// Names of entries that were excluded on request.
     withheld: BTreeSet<String>,
     dataset: Option<Vec<u8>>,
     n_chunks: i64,
 }
 
 impl Imatrix {
-    /// Keeps the entries whose names contain one of these; returns those of them that no name contains.
+    /// Keeps the entries whose names contain one of `parts`; returns the parts that no name contains.
     pub fn include(&mut self, parts: &[String]) -> Vec<String> {
         self.withhold(|name| !parts.iter().any(|part| name.contains(part.as_str())), parts)
     }
 
-    /// Drops the entries whose names contain one of these; returns those of them that no name contains.
+    /// Removes the entries whose names contain one of `parts`; returns the parts that no name contains.
     pub fn exclude(&mut self, parts: &[String]) -> Vec<String> {
         self.withhold(|name| parts.iter().any(|part| name.contains(part.as_str())), parts)
     }
@@ -201,12 +201,12 @@ impl Imatrix {
         idle
     }
 
-    /// True for a tensor whose entry was left out on purpose.
+    /// Returns true for a tensor whose entry was excluded on request.
     pub(crate) fn is_withheld(&self, tensor: &str) -> bool {
         self.withheld.contains(tensor)
     }
 
-    /// What a run has summed up and nobody has written: its path is empty.
+    /// Converts the sums of a run that were not written to a file; the path is empty.
     ///
     /// # Errors
     /// [`ImatrixError::NonFinite`] for sums that are not finite.
@@ -226,30 +226,30 @@ impl Imatrix {
         Ok(imatrix)
     }
 
-    /// The file, as it was named; empty for what comes from no file.
+    /// Path of the file, as given; empty for sums from no file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Entries by name.
+    /// Iterates over the entries by name.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = (&str, &ImatrixEntry)> {
         self.entries.iter().map(|(name, entry)| (name.as_str(), entry))
     }
 
-    /// The entry of a tensor.
+    /// Entry of a tensor.
     #[must_use]
     pub fn get(&self, tensor: &str) -> Option<&ImatrixEntry> {
         self.entries.get(tensor)
     }
 
-    /// True if no entry is left.
+    /// Returns true if no entry is left.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Name of the (first) text it was measured on.
+    /// Name of the (first) text that was used.
     #[must_use]
     pub fn dataset(&self) -> Option<&[u8]> {
         self.dataset.as_deref()
@@ -261,10 +261,10 @@ impl Imatrix {
         self.n_chunks
     }
 
-    /// Checks that all weights are finite numbers that are not negative. Files are checked when they are read.
+    /// Checks that all weights are finite and not negative. Files are checked when they are read.
     ///
     /// # Errors
-    /// [`ImatrixError::NonFinite`], [`ImatrixError::Negative`] for the first that is not.
+    /// [`ImatrixError::NonFinite`], [`ImatrixError::Negative`] for the first weight that is not.
     pub fn check_finite(&self) -> Result<(), ImatrixError> {
         for (name, entry) in &self.entries {
             check_values(&self.path, name, &entry.weights)?;
@@ -273,7 +273,7 @@ impl Imatrix {
     }
 }
 
-/// Importance is a mean of squares: a number, and not negative.
+/// Checks that the values are finite and not negative: importance is a mean of squares.
 fn check_values(path: &Path, tensor: &str, values: &[f32]) -> Result<(), ImatrixError> {
     let is_bad = |value: &f32| !(*value >= 0.0 && value.is_finite());
     let Some(index) = values.iter().position(is_bad) else { return Ok(()) };

@@ -1,14 +1,14 @@
-//! Well-known keys whose value is of another type or length than their readers ask for.
+//! Well-known keys with a value whose type or length their readers do not accept.
 //!
-//! llama.cpp asks for one type of each key and refuses a file that has another, whatever the number; arrays of integers may
-//! be signed or not, and an array with a value for each block may be of `bool`. An array of another length is refused, or,
-//! where it is too short for its blocks, read as if the rest were zeros.
+//! llama.cpp requires one type for each key and refuses a file with another, regardless of the number. Integer arrays
+//! may be signed or unsigned, and an array with a value per block may be of `bool`. An array of another length is
+//! refused, or, if it is too short for its blocks, read as if the rest were zeros.
 
 use crate::core::text::escape;
 use crate::gguf::keys::{Count, KeyInfo, annotation_row, key_info};
 use crate::gguf::{AssignType, Metadata, Value, ValueType};
 
-/// A well-known key with a value that its readers do not take.
+/// A well-known key with a value that its readers do not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum KeyFault {
@@ -25,7 +25,7 @@ fn entries(n: usize) -> &'static str {
 }
 
 impl KeyFault {
-    /// The key.
+    /// Key at fault.
     #[must_use]
     pub fn key(&self) -> &str {
         match self {
@@ -33,7 +33,7 @@ impl KeyFault {
         }
     }
 
-    /// True if an integer has another width or sign than it should: its number can be read all the same.
+    /// Returns true if an integer only has another width or sign than expected, so that its number can still be read.
     #[must_use]
     pub fn is_of_width(&self) -> bool {
         let is_integer = |name: &str| {
@@ -43,8 +43,8 @@ impl KeyFault {
         matches!(self, Self::Type { expected, found, .. } if is_integer(expected) && is_integer(found))
     }
 
-    /// True if a program that runs the model reads the key, and would refuse the file. Notes about the origin of a file are
-    /// only shown to people.
+    /// Returns true if programs that run the model read the key and would refuse the file. Notes about a file's origin
+    /// are only displayed.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         const NOTES: [&str; 3] = ["general.", "quantize.", "imatrix."];
@@ -61,7 +61,7 @@ impl KeyFault {
     }
 }
 
-/// Everything that is wrong with the types and lengths of well-known keys, in the order of the keys.
+/// Finds all wrong types and lengths of well-known keys, in the order of the keys.
 #[must_use]
 pub(crate) fn key_faults(metadata: &Metadata) -> Vec<KeyFault> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
@@ -81,20 +81,20 @@ pub(crate) fn key_faults(metadata: &Metadata) -> Vec<KeyFault> {
     metadata.iter().filter_map(fault).collect()
 }
 
-/// The type of a well-known key: where one number may be given for all layers, that of the number.
+/// Returns the type of a well-known key; for a key that accepts one number for all layers, the number's type.
 #[must_use]
 pub(crate) fn own_type(info: &KeyInfo) -> AssignType {
     if info.is_array { AssignType::List(Some(info.value_type)) } else { AssignType::One(info.value_type) }
 }
 
-/// True for a value of a type that a well-known key may have.
+/// Returns true if a well-known key may have a value of this type.
 fn takes(info: &KeyInfo, value: &Value) -> bool {
     use ValueType::{Bool, F32, I8, I32, U8, U32};
     let is_per_block = matches!(info.count, Count::PerBlock | Count::PerOwnBlock);
     match AssignType::of(value) {
         Some(AssignType::List(Some(found))) => {
             let alike = match info.value_type {
-                // Token types and ids that are never drawn are read as they are.
+                // Token types and `adapter.*` ids are read without conversion.
                 I32 | U32
                     if !info.pattern.starts_with("tokenizer.") && !info.pattern.starts_with("adapter.") =>
                 {
@@ -117,7 +117,7 @@ fn takes(info: &KeyInfo, value: &Value) -> bool {
     }
 }
 
-/// The type of a key in a message.
+/// Formats the expected type of a key for a message.
 fn expected(info: &KeyInfo) -> String {
     let own = own_type(info);
     match info.count {
@@ -128,13 +128,13 @@ fn expected(info: &KeyInfo) -> String {
     }
 }
 
-/// The type of a value in a message.
+/// Formats the type of a value for a message.
 fn type_name(value: &Value) -> String {
     AssignType::of(value).map_or_else(|| "arr[arr]".to_owned(), |ty| ty.to_string())
 }
 
-/// The length that an array should have and why, if it has another. Lengths that follow from a key that is not there, or is
-/// no number, are not judged.
+/// Returns the expected length of an array and the reason, if the actual length differs. A length that depends on a key
+/// that is missing, or not a number, is not checked.
 fn other_length(info: &KeyInfo, found: usize, arch: &str, metadata: &Metadata) -> Option<(String, String)> {
     let number = |pattern: &str| {
         let key = pattern.replace("{arch}", arch);
@@ -179,7 +179,7 @@ mod tests {
         metadata
     }
 
-    /// Value of a type, of `n` values where it is an array.
+    /// Makes a value of a type, with `n` elements if it is an array.
     fn value(ty: AssignType, n: usize) -> Value {
         let one = |ty| match ty {
             ValueType::Bool => "true",
@@ -193,7 +193,7 @@ mod tests {
         Assignment { key: "k".to_owned(), ty: Some(ty), text: text.into_bytes() }.value(None).unwrap()
     }
 
-    /// The first key that is at fault, with the message.
+    /// Returns the message of the first fault.
     fn fault(key: &str, value: Value) -> Option<String> {
         let mut metadata = model();
         metadata.set(key.to_owned(), value);
@@ -201,7 +201,7 @@ mod tests {
         faults.first().map(ToString::to_string)
     }
 
-    /// The length that a row asks for in [`model`].
+    /// Returns the length that a row requires in [`model`].
     fn length(info: &KeyInfo) -> usize {
         match info.count {
             Count::Exactly(n) | Count::AtLeast(n) => n,
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// All well-known keys, filled in.
+    /// Iterates over all well-known keys, with their placeholders filled in.
     fn rows() -> impl Iterator<Item = (String, &'static KeyInfo)> {
         let named = KEYS.iter().map(|row| {
             (row.pattern.replace("{arch}", "llama").replace("{id}", "0").replace(['{', '}'], ""), row)
@@ -241,7 +241,7 @@ mod tests {
                 }
             }
         }
-        // One type for most keys, a few more where integers may be signed or given for each block.
+        // Most keys accept one type; a few more if integers may be signed or given per block.
         let n_keys = rows().count() - 1;
         assert_eq!(kept + refused, 24 * n_keys);
         assert!((n_keys..n_keys + 90).contains(&kept), "{kept} of {n_keys}");

@@ -1,5 +1,5 @@
-//! The well-known metadata keys and the type of each: what gguf-py writes (its `Keys` table and the writer method
-//! of each key, release 0.5.0 of llama.cpp), and the few more that llama.cpp itself reads or writes.
+//! Well-known metadata keys and the type of each: the keys that gguf-py writes (its `Keys` table and the writer method
+//! of each key, release 0.5.0 of llama.cpp), and a few more that llama.cpp itself reads or writes.
 
 use crate::gguf::ValueType;
 use crate::gguf::ValueType::{Bool, F32, I32, String, U8, U16, U32, U64};
@@ -7,15 +7,15 @@ use crate::gguf::ValueType::{Bool, F32, I32, String, U8, U16, U32, U64};
 /// One well-known key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyInfo {
-    /// The key. `{arch}` stands for the value of `general.architecture`, any other placeholder for one segment
+    /// Key. `{arch}` stands for the value of `general.architecture`. Any other placeholder stands for one segment
     /// without a dot (`{id}`, `{name}`) or a part of one (`{dense}_feat_in`).
     pub pattern: &'static str,
-    /// Type of the value, or of the elements where the value is always an array.
+    /// Type of the value, or of the elements if the value is always an array.
     pub value_type: ValueType,
-    /// True where the value is always an array. A key that takes one number for all layers or an array with one
-    /// number per layer has the type of the single number here.
+    /// True if the value is always an array. A key that accepts one number for all layers or an array with one number
+    /// per layer has the type of the single number.
     pub is_array: bool,
-    /// Values that an array has; [`Count::One`] where an array is not allowed.
+    /// Required number of elements of an array; [`Count::One`] if arrays are not allowed.
     pub count: Count,
 }
 
@@ -32,9 +32,9 @@ pub(crate) enum Count {
     AtLeast(usize),
     /// An array with a value for each block, or one value for all.
     PerBlock,
-    /// As `PerBlock`; blocks of draft heads may be left out.
+    /// As `PerBlock`, but blocks of draft heads may be omitted.
     PerOwnBlock,
-    /// An array as long as the number under another key; that key's pattern.
+    /// An array whose length is the number under another key, given by its pattern.
     AsIn(&'static str),
 }
 
@@ -47,12 +47,12 @@ const fn list(pattern: &'static str, value_type: ValueType) -> KeyInfo {
 }
 
 impl KeyInfo {
-    /// The row with another number of values.
+    /// Returns the row with another number of values.
     const fn of(self, count: Count) -> Self {
         Self { count, ..self }
     }
 
-    /// True if a key of a file of this architecture is the one meant.
+    /// Returns true if a key matches the pattern in a file of this architecture.
     #[must_use]
     pub(crate) fn matches(&self, key: &str, arch: &str) -> bool {
         match self.pattern.strip_prefix("{arch}") {
@@ -62,7 +62,7 @@ impl KeyInfo {
     }
 }
 
-/// True if the text is the pattern with its placeholder (there is at most one) filled in.
+/// Returns true if the text is the pattern with its placeholder (at most one) filled in.
 fn fits(pattern: &str, text: &str) -> bool {
     let Some((before, rest)) = pattern.split_once('{') else { return pattern == text };
     let Some((_, after)) = rest.split_once('}') else { return false };
@@ -71,24 +71,24 @@ fn fits(pattern: &str, text: &str) -> bool {
         .is_some_and(|filled| !filled.is_empty() && !filled.contains('.'))
 }
 
-/// The table row of a key, in a file of architecture `arch` (`general.architecture`).
+/// Returns the table row of a key, in a file of architecture `arch` (`general.architecture`).
 #[must_use]
 pub(crate) fn key_info(key: &str, arch: &str) -> Option<&'static KeyInfo> {
     KEYS.iter().find(|row| row.matches(key, arch))
 }
 
-/// The scalar type of a well-known key: of its value, or of the elements where the value is an array. `None` for a
-/// key that is not in the table.
+/// Returns the scalar type of a well-known key: that of its value, or of the elements of an array. `None` for a key
+/// that is not in the table.
 #[must_use]
 pub(crate) fn key_type(key: &str, arch: &str) -> Option<ValueType> {
     key_info(key, arch).map(|row| row.value_type)
 }
 
-/// Prefix of the keys that are ours alone: numbers that decide a model's outputs and for which GGUF has no key, or none
-/// under the model's architecture. Other runtimes pass over them.
+/// Prefix of this project's own keys: numbers that change a model's outputs and for which GGUF has no key, or none
+/// under the model's architecture. Other runtimes ignore them.
 pub(crate) const ANNOTATION_PREFIX: &str = "gguf_foundry.";
 
-/// The keys behind [`ANNOTATION_PREFIX`].
+/// Keys after [`ANNOTATION_PREFIX`].
 pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
     one("attention.relative_max_distance", U32),
     one("attention.scale", F32),
@@ -102,25 +102,25 @@ pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
     one("ssm.time_step_min", F32),
 ];
 
-/// The table row of a key behind [`ANNOTATION_PREFIX`].
+/// Returns the table row of a key without [`ANNOTATION_PREFIX`].
 #[must_use]
 pub(crate) fn annotation_info(key: &str) -> Option<&'static KeyInfo> {
     ANNOTATIONS.iter().find(|row| row.pattern == key)
 }
 
-/// The table row of a key with [`ANNOTATION_PREFIX`] in front.
+/// Returns the table row of a key that starts with [`ANNOTATION_PREFIX`].
 #[must_use]
 pub(crate) fn annotation_row(key: &str) -> Option<&'static KeyInfo> {
     annotation_info(key.strip_prefix(ANNOTATION_PREFIX)?)
 }
 
-/// Keys of an architecture that change nothing about what a model computes: what tensors say, too, and what belongs to other
-/// parts of a file.
+/// Keys of an architecture that do not affect a model's outputs: the tensors determine the same value, or it belongs to
+/// other parts of a file.
 pub(crate) const WITHOUT_EFFECT: &[&str] = &["context_length", "vocab_size"];
 
 /// All well-known keys.
 pub(crate) static KEYS: &[KeyInfo] = &[
-    // What the file is.
+    // General information about the file.
     one("general.type", String),
     one("general.architecture", String),
     one("general.quantization_version", U32),
@@ -413,12 +413,12 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("imatrix.chunk_count", U32),
     one("imatrix.chunk_size", U32),
     list("imatrix.datasets", String),
-    // Left by the quantizer: the importance matrix it used.
+    // Importance matrix used by the quantizer.
     one("quantize.imatrix.file", String),
     one("quantize.imatrix.dataset", String),
     one("quantize.imatrix.entries_count", U32),
     one("quantize.imatrix.chunks_count", U32),
-    // Without the architecture before them, as Kimi-K2.5's converter writes them.
+    // Without the architecture as a prefix, as written by Kimi-K2.5's converter.
     one("vision.pos_emb_height", U32),
     one("vision.pos_emb_width", U32),
     one("vision.pos_emb_time", U32),

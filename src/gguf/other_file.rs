@@ -1,45 +1,45 @@
-//! Files that people take for GGUF files and that are something else: told by their first bytes and their names.
+//! Detection of files that are mistaken for GGUF files, by their first bytes and their names.
 
 use std::fmt;
 use std::path::Path;
 
-/// Bytes at the start of a file that are looked at.
+/// Maximum number of bytes that are examined at the start of a file.
 const HEAD_BYTES: usize = 1 << 20;
-/// Bytes of a text that decide that it is one.
+/// Number of bytes that decide whether a file is text.
 const TEXT_BYTES: usize = 128;
-/// Most pieces that a command to join them names.
+/// Maximum number of pieces that a join command lists.
 const MAX_PIECES: u32 = 99;
 
-/// What a file is that is no GGUF file, or not a whole one.
+/// Kind of a file that is not a GGUF file, or not a whole one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OtherFile {
-    /// It begins with zeros, of which there are this many; all of it where `whole` is true.
+    /// Zeros at the start of the file.
     Zeros {
-        /// Zeros that were counted.
+        /// Number of zeros found.
         n_bytes: usize,
-        /// Nothing else is in the file.
+        /// True if the file has no other bytes.
         whole: bool,
     },
-    /// A page for a browser.
+    /// HTML page.
     WebPage,
-    /// JSON: what servers answer in place of a file.
+    /// JSON, such as an error response of a server.
     Json,
-    /// Another text, with its beginning.
+    /// Other text, with its first line.
     Text(String),
     /// A Git LFS pointer.
     LfsPointer,
-    /// A piece of a file that was cut bytewise, with the command that joins the pieces.
+    /// Piece of a file that was split bytewise, with the command that joins the pieces.
     Piece(String),
 }
 
 impl OtherFile {
-    /// What a file that is no GGUF file is, if that can be told. `bytes` are its first ones at least, `n_beyond` the
-    /// number of those that follow.
+    /// Determines the kind of a file that is not a GGUF file, if possible. `bytes` has at least its first bytes,
+    /// `n_beyond` is the number of bytes after them.
     pub(in crate::gguf) fn of(path: &Path, bytes: &[u8], n_beyond: u64) -> Option<Self> {
         Self::piece(path).or_else(|| Self::of_bytes(bytes, n_beyond))
     }
 
-    /// A piece of a file, by its name.
+    /// Detects a piece of a file by its name.
     pub(super) fn piece(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
         let (stem, pieces) = pieces(name)?;
@@ -72,11 +72,11 @@ impl OtherFile {
             return Some(Self::Json);
         }
         let line = start.split(|&byte| byte == b'\n').next().unwrap_or_default();
-        // Short words such as the magic of older formats are no text.
+        // Short words such as the magic of older formats do not count as text.
         (line.len() >= 8).then(|| Self::Text(String::from_utf8_lossy(line).trim_end().to_owned()))
     }
 
-    /// What can be done about it.
+    /// Suggests a remedy.
     pub(super) fn hint(&self) -> String {
         match self {
             Self::Zeros { .. } => "the download or the copy failed: fetch the file again".to_owned(),
@@ -104,7 +104,7 @@ impl fmt::Display for OtherFile {
     }
 }
 
-/// Name of the whole and names of the pieces, of a piece.
+/// Returns the name of the whole file and the names of the pieces, given the name of a piece.
 fn pieces(name: &str) -> Option<(String, String)> {
     // `m.gguf.part1of3`: all pieces are known.
     if let Some((stem, part)) = name.rsplit_once(".part")
@@ -116,7 +116,7 @@ fn pieces(name: &str) -> Option<(String, String)> {
         let names: Vec<_> = numbers.map(|n| format!("{stem}.part{n:0width$}of{count}")).collect();
         return Some((stem.to_owned(), names.join(" ")));
     }
-    // `m.gguf.00`, `m.gguf.part-aa`, `m.gguf-split-a`: the names sort in their order.
+    // `m.gguf.00`, `m.gguf.part-aa`, `m.gguf-split-a`: sorting the names gives the order of the pieces.
     let at = name.to_ascii_lowercase().rfind(".gguf")? + ".gguf".len();
     let (stem, ending) = name.split_at(at);
     let word = ending.strip_prefix(['.', '-', '_'])?;
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(of(br#"{"error":"Repository not found"}"#), Some(OtherFile::Json));
         assert_eq!(of(b"Entry not found\n"), Some(OtherFile::Text("Entry not found".to_owned())));
         assert_eq!(of(b"version https://git-lfs.github.com/spec/v1\n"), Some(OtherFile::LfsPointer));
-        // A safetensors file, an older model, an importance matrix of the older format, nothing.
+        // A safetensors file, an older model, a legacy importance matrix, an empty file.
         for bytes in [&b"\x40\x01\0\0\0\0\0\0{}"[..], b"ggml", b"\x02\0\0\0\x05\0\0\0blk.0", b""] {
             assert_eq!(of(bytes), None);
         }

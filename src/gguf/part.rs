@@ -1,4 +1,4 @@
-//! One GGUF file that is opened: mapped, read piece by piece, or fetched from a server; its header is checked as a whole.
+//! An open GGUF file: mapped, read piece by piece, or fetched from a server. Its header is checked as a whole.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,32 +12,33 @@ use crate::gguf::OtherFile;
 use crate::gguf::error::{GgufError, HeaderError};
 use crate::gguf::header::{Header, Strictness, parse_head, parse_header};
 
-/// Bytes at the start of a file that is not mapped in which its header is looked for first.
+/// Size of the first attempt to read the header of a file that is not mapped, in bytes.
 const HEAD_BYTES: u64 = 16 << 20;
-/// The same of a file that is fetched from a server.
+/// Size of the first attempt to fetch a header from a server, in bytes.
 const FETCHED_BYTES: u64 = 256 << 10;
-/// The longest header that is fetched: a vocabulary of a million tokens has some 40 MB.
+/// Maximum size of a fetched header in bytes: a vocabulary of a million tokens has some 40 MB.
 const MAX_FETCHED_BYTES: u64 = 256 << 20;
 
-/// How to open a file.
+/// Options for opening a file.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
-    /// Caps on what the header may claim.
+    /// Limits on sizes that the header may declare.
     pub limits: Limits,
-    /// What to do with what llama.cpp lets pass.
+    /// Handling of violations that llama.cpp accepts.
     pub strictness: Strictness,
-    /// Open all parts when the file is one part of a split model; else only the file itself.
+    /// True to open all parts of a split model; false to open only the given file.
     pub join_parts: bool,
-    /// Read a file piece by piece when the address space is too small to map it (`ulimit -v`). Such a file is a
-    /// [`TensorSource`](crate::core::TensorSource) like any other, but lends no bytes: [`Part::bytes`] ends after the header.
+    /// True to read a file piece by piece if the address space is too small to map it (`ulimit -v`). Such a file is a
+    /// [`TensorSource`](crate::core::TensorSource) like any other, but lends no bytes: [`Part::bytes`] ends after the
+    /// header.
     pub may_read: bool,
-    /// Read the files into memory at once and keep them there while they are open ([`MappedFile::lock`]).
+    /// True to read the files into memory at once and lock them there while they are open ([`MappedFile::lock`]).
     pub lock: bool,
 }
 
 impl OpenOptions {
-    /// For a file that may be another program's: what llama.cpp's format does not cover is taken as bytes, and
-    /// [`crate::gguf::GgufFile::declared`] has what the file says of it.
+    /// Options for a file that may be another program's. Tensors that llama.cpp's format does not cover are read as
+    /// bytes, and [`crate::gguf::GgufFile::declared`] returns their declared shapes and types.
     #[must_use]
     pub fn foreign() -> Self {
         Self { strictness: Strictness::Foreign, ..Self::default() }
@@ -65,19 +66,19 @@ pub struct Part {
     pub(super) first_tensor: usize,
 }
 
-/// How the bytes of a file are had.
+/// Access to the bytes of a file.
 #[derive(Debug)]
 pub(super) enum Contents {
-    /// All of them are mapped.
+    /// All bytes are mapped.
     Mapped(MappedFile),
-    /// The first are mapped; the others are read ([`OpenOptions::may_read`]).
+    /// The first bytes are mapped; the others are read ([`OpenOptions::may_read`]).
     Read { head: MappedFile, file: fs_err::File },
-    /// The first were fetched from a server; the others are, one by one.
+    /// The first bytes were fetched from a server; the others are fetched on demand.
     Fetched { path: PathBuf, head: Vec<u8>, file: Arc<dyn RangedFile> },
 }
 
 impl Contents {
-    /// All bytes, or the first.
+    /// Returns all bytes of a mapped file, else the first ones.
     pub(super) fn head(&self) -> &[u8] {
         match self {
             Self::Mapped(map) | Self::Read { head: map, .. } => map,
@@ -85,7 +86,7 @@ impl Contents {
         }
     }
 
-    /// All bytes, where they are mapped.
+    /// Returns all bytes if they are mapped.
     pub(super) fn mapped(&self) -> Option<&MappedFile> {
         match self {
             Self::Mapped(map) => Some(map),
@@ -93,7 +94,7 @@ impl Contents {
         }
     }
 
-    /// The bytes from `offset` on.
+    /// Reads the bytes from `offset` on.
     pub(super) fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
         match self {
             Self::Mapped(map) => {
@@ -107,7 +108,7 @@ impl Contents {
 }
 
 impl Part {
-    /// Where the file is.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         match &self.contents {
@@ -116,25 +117,25 @@ impl Part {
         }
     }
 
-    /// What its header says.
+    /// Header of the file.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Size of the file.
+    /// Size of the file in bytes.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// The bytes of the file, or only its first if it is not mapped (see [`crate::gguf::GgufFile`]).
+    /// Bytes of the file, or only the first ones if it is not mapped (see [`crate::gguf::GgufFile`]).
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.contents.head()
     }
 
-    /// Bytes after the last tensor and its padding. The format does not speak of them; readers ignore them.
+    /// Number of bytes after the last tensor and its padding. The format does not define them; readers ignore them.
     #[must_use]
     pub fn trailing_bytes(&self) -> u64 {
         self.file_bytes().saturating_sub(self.header.padded_end())
@@ -147,10 +148,10 @@ impl Part {
     }
 }
 
-/// Opens a file, wherever it lies.
+/// Opens a local or remote file.
 ///
 /// # Errors
-/// I/O errors; a header that breaks the format.
+/// I/O errors; a header that violates the format.
 pub(super) fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, GgufError> {
     if let Some(file) = ranged::find(path) {
         return open_fetched(path, file, options);
@@ -159,7 +160,7 @@ pub(super) fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, Gguf
         && let Some(limit) = address_space_bytes()
     {
         let file_bytes = fs_err::metadata(path)?.len();
-        // A mapping counts in full: it may take a quarter, the rest is for what is computed.
+        // A mapping counts in full: it may take a quarter, the rest is left for computation.
         if file_bytes > limit / 4 {
             if options.lock {
                 return Err(GgufError::LockUnmapped { path: path.to_owned(), file_bytes });
@@ -177,7 +178,7 @@ pub(super) fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, Gguf
     Ok(Part { contents: Contents::Mapped(map), file_bytes, header, first_tensor: 0 })
 }
 
-/// Opens a file on a server, of which the header is fetched.
+/// Opens a file on a server by fetching its header.
 fn open_fetched(path: &Path, file: Arc<dyn RangedFile>, options: &OpenOptions) -> Result<Part, GgufError> {
     let file_bytes = file.n_bytes();
     let mut head = Vec::new();
@@ -204,7 +205,7 @@ fn open_fetched(path: &Path, file: Arc<dyn RangedFile>, options: &OpenOptions) -
     }
 }
 
-/// Whether a header that was refused may only have been cut, in a file that has `beyond` more bytes.
+/// Returns true if a refused header may only be truncated, in a file with `beyond` more bytes.
 fn may_go_on(error: &HeaderError, beyond: u64) -> bool {
     let missing = match error {
         HeaderError::Truncated { at, .. } => at.wanted.saturating_sub(at.left),
@@ -215,7 +216,7 @@ fn may_go_on(error: &HeaderError, beyond: u64) -> bool {
     missing <= beyond
 }
 
-/// Opens a file of which only the header is mapped.
+/// Opens a file by mapping only its header.
 fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Result<Part, GgufError> {
     let file = input::open(path)?;
     let mut head_bytes = HEAD_BYTES;
@@ -227,18 +228,18 @@ fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Resu
                 let contents = Contents::Read { head: map, file };
                 return Ok(Part { contents, file_bytes, header, first_tensor: 0 });
             }
-            // The header may go on after the head.
+            // The header may continue after the head.
             Err(_) if beyond > 0 => head_bytes = head_bytes.saturating_mul(4),
             Err(error) => return Err(refused(path, error, &map, beyond)),
         }
     }
 }
 
-/// The error for a file whose header was refused: what it is, if it is something else than a GGUF file.
+/// Returns the error for a file whose header was refused, with the kind of the file if it is not a GGUF file.
 fn refused(path: &Path, error: HeaderError, bytes: &[u8], n_beyond: u64) -> GgufError {
     let what = match error {
         HeaderError::Magic { .. } => OtherFile::of(path, bytes, n_beyond),
-        // The first piece begins as it should and ends anywhere.
+        // The first piece of a split file has a valid start and ends at any byte.
         HeaderError::Truncated { .. }
         | HeaderError::Count { .. }
         | HeaderError::ArrayLength { .. }

@@ -1,4 +1,5 @@
-//! The plan of an output file: its header bytes, and where each tensor goes. Pure, so it can be printed and tested.
+//! Plan of an output file: its header bytes, and the position of each tensor. It is pure, so it can be printed and
+//! tested.
 
 use std::collections::HashSet;
 
@@ -8,16 +9,17 @@ use crate::core::{GgmlType, Shape, TensorMeta};
 use crate::gguf::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_NAME_BYTES};
 use crate::gguf::{Array, Metadata, Value};
 
-/// What a file's bytes depend on beside its content. The alignment is content: `general.alignment`, else 32.
+/// Layout options that determine a file's bytes in addition to its content. The alignment is content:
+/// `general.alignment`, else 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutOptions {
-    /// Version of the format, 2 or 3 (the same layout under another number).
+    /// Version of the format, 2 or 3; the layout is the same.
     pub version: u32,
     /// Byte order of the file.
     pub endian: Endian,
-    /// Pad the header of a file without tensors. Every tool does, except the converter with `--vocab-only`.
+    /// True to pad the header of a file without tensors. Every tool does, except the converter with `--vocab-only`.
     pub pad_header: bool,
-    /// Pad the last tensor. Every tool does.
+    /// True to pad the last tensor. Every tool does.
     pub pad_last: bool,
 }
 
@@ -27,74 +29,74 @@ impl Default for LayoutOptions {
     }
 }
 
-/// Where one tensor goes.
+/// Position of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedTensor {
-    /// Absolute offset of its data.
+    /// Absolute byte offset of its data.
     pub offset: u64,
-    /// Bytes of its data, without padding.
+    /// Size of its data in bytes, without padding.
     pub n_bytes: u64,
 }
 
 /// Everything about an output file that is known before the first weight is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePlan {
-    /// The header, without the padding that follows.
+    /// Header, without the padding that follows.
     pub header: Vec<u8>,
-    /// Where the keys end in it, and the tensors begin.
+    /// Byte offset in the header of the end of the keys and the start of the tensor list.
     pub keys_end: u64,
-    /// Where each tensor goes, in the order given.
+    /// Position of each tensor, in the given order.
     pub tensors: Vec<PlannedTensor>,
-    /// Alignment of tensor data.
+    /// Alignment of tensor data in bytes.
     pub alignment: u64,
-    /// Absolute offset of the tensor data.
+    /// Absolute byte offset of the tensor data.
     pub data_offset: u64,
-    /// Size of the file.
+    /// Size of the file in bytes.
     pub file_bytes: u64,
 }
 
-/// What the list of tensors says of one of them, and the bytes of its data.
+/// Entry of the tensor list, and the size of the tensor's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: String,
-    /// Outermost first.
+    /// Dimensions, outermost first.
     pub(crate) dims: Vec<u64>,
     pub(crate) type_id: u32,
     pub(crate) n_bytes: u64,
 }
 
-/// Why a file with this content cannot be written.
+/// Reasons why a file with this content cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum PlanError {
-    /// A key without characters.
+    /// A key is empty.
     #[error("key {index} is empty")]
     KeyEmpty { index: usize },
-    /// `general.alignment` that is not a `u32` power of two.
+    /// `general.alignment` is not a `u32` power of two.
     #[error("key `general.alignment`: a power of two of type u32 expected, found {found}")]
     Alignment { found: String },
-    /// A version that is neither 2 nor 3.
+    /// The version is neither 2 nor 3.
     #[error("version {found}, expected 2 or 3")]
     Version { found: u32 },
-    /// A tensor name that is empty or too long for llama.cpp.
+    /// A tensor name is empty or exceeds llama.cpp's limit.
     #[error("tensor `{}`: name of {found} bytes, 1 to {most} allowed", escape(tensor))]
     NameLength { tensor: String, found: usize, most: u64 },
-    /// Two tensors of one name.
+    /// Two tensors have the same name.
     #[error("tensor `{}` appears twice", escape(tensor))]
     TensorTwice { tensor: String },
-    /// More dimensions than the format has.
+    /// A tensor has more dimensions than the format allows.
     #[error("tensor `{}`: {} dimensions, at most {most} allowed", escape(tensor), shape.rank())]
     Rank { tensor: String, shape: Shape, most: u32 },
-    /// Rows that are not whole blocks, or a size that overflows.
+    /// Rows are not whole blocks, or a size overflows.
     #[error("tensor `{}`: shape {shape} cannot be stored as {ty}", escape(tensor))]
     Size { tensor: String, shape: Shape, ty: GgmlType },
     /// The sum of all sizes overflows.
     #[error("tensor `{}`: end of its data overflows 64 bits", escape(tensor))]
     Overflow { tensor: String },
-    /// More parts than `split.count` can hold.
+    /// The number of parts exceeds `split.count`.
     #[error("{found} parts, at most {most} possible")]
     Parts { found: usize, most: usize },
-    /// More shares than tensors.
+    /// There are more shares than tensors.
     #[error("{found} shares for {n_tensors} tensors: each share must have one")]
     Shares { found: usize, n_tensors: usize },
 }
@@ -118,10 +120,10 @@ impl FilePlan {
         Self::of_entries(metadata, &entries, *options)
     }
 
-    /// Plans a file whose tensors need not be of llama.cpp's types and limits.
+    /// Plans a file whose tensors may exceed llama.cpp's types and limits.
     ///
     /// # Errors
-    /// As [`FilePlan::new`].
+    /// As for [`FilePlan::new`].
     pub(crate) fn of_entries(
         metadata: &Metadata,
         tensors: &[Entry],
@@ -191,7 +193,7 @@ impl FilePlan {
     }
 }
 
-/// The alignment that the metadata ask for.
+/// Returns the alignment that the metadata declare.
 fn alignment(metadata: &Metadata) -> Result<u64, PlanError> {
     match metadata.get(ALIGNMENT_KEY) {
         None => Ok(DEFAULT_ALIGNMENT),
@@ -201,7 +203,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, PlanError> {
     }
 }
 
-/// Bytes of a tensor that the format can hold.
+/// Returns the size in bytes of a tensor that the format can hold.
 fn check_tensor(tensor: &TensorMeta) -> Result<u64, PlanError> {
     let name = || tensor.name.clone();
     let found = tensor.name.len();
@@ -215,13 +217,13 @@ fn check_tensor(tensor: &TensorMeta) -> Result<u64, PlanError> {
     tensor.n_bytes().ok_or_else(|| PlanError::Size { tensor: name(), shape: shape(), ty: tensor.ty })
 }
 
-/// Appends values in the byte order of the file.
+/// Encoder of values in the byte order of the file.
 struct Encoder {
     bytes: Vec<u8>,
     endian: Endian,
 }
 
-/// Appends the bytes of numbers in the order of the file.
+/// Appends the bytes of a number in the byte order of the file.
 macro_rules! put {
     ($out:expr, $value:expr) => {
         match $out.endian {
@@ -245,7 +247,7 @@ impl Encoder {
         self.bytes.extend(text);
     }
 
-    /// A value without its type.
+    /// Appends a value without its type.
     fn value(&mut self, value: &Value) {
         match value {
             Value::U8(v) => put!(self, v),
@@ -264,7 +266,7 @@ impl Encoder {
         }
     }
 
-    /// Element type, count, elements.
+    /// Appends element type, count and elements.
     fn array(&mut self, array: &Array) {
         self.u32(array.element_type().id());
         self.u64(array.len() as u64);

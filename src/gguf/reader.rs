@@ -1,4 +1,4 @@
-//! GGUF models opened for reading: all parts of a split one as one file.
+//! GGUF models opened for reading: all parts of a split model appear as one file.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,24 +14,24 @@ use crate::gguf::split::{self, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS};
 use crate::gguf::split_id::{SPLIT_ID, split_id};
 use crate::gguf::{Declared, Entry, Metadata, Value};
 
-/// From this size on a read announces itself, so that the system fetches ahead instead of page by page.
+/// Minimum size of a read that is announced to the system, which then fetches ahead instead of page by page.
 const ANNOUNCED_BYTES: u64 = 256 << 10;
-/// Where a tensor's data are.
+/// Position of a tensor's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlace {
     /// Index of the part.
     pub part: usize,
-    /// Absolute offset in that part's file.
+    /// Absolute byte offset in the part's file.
     pub offset: u64,
-    /// Number of bytes.
+    /// Size in bytes.
     pub n_bytes: u64,
 }
 
 /// An open GGUF model: one file, or all parts of a split one.
 ///
-/// The files are mapped, but for those that lie on a server ([`ranged`]) and those that do not fit
-/// ([`OpenOptions::may_read`]). A header is checked as a whole when it is opened, so tensor ranges lie inside the files;
-/// a file that another process shortens afterwards stops the program (see [`crate::core::mmap::MappedFile`]).
+/// Files are mapped, except those on a server ([`ranged`]) and those that do not fit ([`OpenOptions::may_read`]). A
+/// header is checked as a whole when it is opened, so tensor ranges are inside the files. If another process truncates
+/// a file afterwards, the program stops (see [`crate::core::mmap::MappedFile`]).
 #[derive(Debug)]
 pub struct GgufFile {
     parts: Vec<Part>,
@@ -41,10 +41,10 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Opens a model as llama.cpp would, with all its parts.
+    /// Opens a model with all its parts, as llama.cpp would.
     ///
     /// # Errors
-    /// I/O errors, headers that break the format, parts that do not fit together; each names the file.
+    /// I/O errors, headers that violate the format, parts that do not fit together; each names the file.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         Self::open_with(path, &OpenOptions::default())
     }
@@ -52,15 +52,15 @@ impl GgufFile {
     /// Opens a file that may be another program's ([`OpenOptions::foreign`]).
     ///
     /// # Errors
-    /// As [`GgufFile::open`].
+    /// As for [`GgufFile::open`].
     pub fn open_foreign(path: &Path) -> Result<Self, GgufError> {
         Self::open_with(path, &OpenOptions::foreign())
     }
 
-    /// Opens a model.
+    /// Opens a model with the given options.
     ///
     /// # Errors
-    /// As [`GgufFile::open`].
+    /// As for [`GgufFile::open`].
     pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Self, GgufError> {
         let first = open_part(path, options)?;
         let n_parts = match split_key(&first, SPLIT_COUNT)? {
@@ -89,7 +89,7 @@ impl GgufFile {
                         other: parts[places[other].part].path().to_owned(),
                     });
                 }
-                // The header was refused if this overflowed.
+                // The header would have been refused if this overflowed.
                 places.push(TensorPlace { part, offset, n_bytes: meta.n_bytes().unwrap_or(0) });
                 tensors.push(meta.clone());
             }
@@ -103,19 +103,19 @@ impl GgufFile {
         &self.parts[0].header.metadata
     }
 
-    /// The files: one, or all parts in order.
+    /// Opened files: one, or all parts in order.
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// Where the (first) file is.
+    /// Path of the (first) file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.parts[0].path()
     }
 
-    /// All files, for [`crate::gguf::WriteOptions::inputs`].
+    /// Paths of all files, for [`crate::gguf::WriteOptions::inputs`].
     #[must_use]
     pub fn paths(&self) -> Vec<PathBuf> {
         self.parts.iter().map(|part| part.path().to_owned()).collect()
@@ -133,48 +133,48 @@ impl GgufFile {
         self.parts[0].header.endian
     }
 
-    /// Alignment of tensor data in the (first) file.
+    /// Alignment of tensor data in the (first) file, in bytes.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.parts[0].header.alignment
     }
 
-    /// Absolute offset of the tensor data in the (first) file.
+    /// Absolute byte offset of the tensor data in the (first) file.
     #[must_use]
     pub fn data_offset(&self) -> u64 {
         self.parts[0].header.data_offset
     }
 
-    /// Size of all files.
+    /// Size of all files in bytes.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.parts.iter().map(Part::file_bytes).sum()
     }
 
-    /// Bytes of all tensors, without padding.
+    /// Size of all tensors in bytes, without padding.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
         self.places.iter().map(|place| place.n_bytes).sum()
     }
 
-    /// Bytes after the last tensor of any part.
+    /// Number of bytes after the last tensor of any part.
     #[must_use]
     pub fn trailing_bytes(&self) -> u64 {
         self.parts.iter().map(Part::trailing_bytes).sum()
     }
 
-    /// What the format forbids and was let pass, with the file it is in.
+    /// Accepted violations of the format, each with the path of its file.
     pub fn tolerated(&self) -> impl Iterator<Item = (&Path, &HeaderError)> {
         self.parts.iter().flat_map(|part| part.header.tolerated.iter().map(|error| (part.path(), error)))
     }
 
-    /// Index of the tensor of this name.
+    /// Index of the tensor with this name.
     #[must_use]
     pub fn tensor_index(&self, name: &str) -> Option<usize> {
         self.index.get(name).copied()
     }
 
-    /// What the file says of a tensor that llama.cpp's format does not cover and that is taken as bytes
+    /// Declared shape and type of a tensor that llama.cpp's format does not cover and that is read as bytes
     /// ([`Strictness::Foreign`](crate::gguf::header::Strictness::Foreign)); `None` for all others.
     #[must_use]
     pub fn declared(&self, tensor: usize) -> Option<&Declared> {
@@ -182,7 +182,7 @@ impl GgufFile {
         part.header.declared.get(&(tensor - part.first_tensor))
     }
 
-    /// The entry of a tensor in the list of tensors.
+    /// Returns the entry of a tensor in the tensor list.
     pub(crate) fn entry(&self, tensor: usize) -> Entry {
         let meta = &self.tensors[tensor];
         let n_bytes = self.places[tensor].n_bytes;
@@ -202,26 +202,26 @@ impl GgufFile {
         }
     }
 
-    /// Where a tensor's data are.
+    /// Position of a tensor's data.
     ///
     /// # Panics
-    /// If there is no such tensor.
+    /// If the tensor does not exist.
     #[must_use]
     pub fn place(&self, tensor: usize) -> TensorPlace {
         self.places[tensor]
     }
 
-    /// The bytes of a tensor as the file has them: big-endian fields in a big-endian file.
+    /// Bytes of a tensor as stored in the file: big-endian fields in a big-endian file.
     ///
     /// # Panics
-    /// If there is no such tensor, or the file is not mapped (see [`GgufFile`]).
+    /// If the tensor does not exist, or the file is not mapped (see [`GgufFile`]).
     #[must_use]
     pub fn raw_tensor(&self, tensor: usize) -> &[u8] {
         let place = self.places[tensor];
         self.raw(tensor, 0, place.n_bytes)
     }
 
-    /// Layout options with which [`crate::gguf::write_gguf`] writes the (first) file as it is.
+    /// Layout options with which [`crate::gguf::write_gguf`] reproduces the (first) file.
     #[must_use]
     pub fn layout(&self) -> LayoutOptions {
         let part = &self.parts[0];
@@ -234,7 +234,7 @@ impl GgufFile {
         }
     }
 
-    /// Bytes `start .. start + n_bytes` of a tensor.
+    /// Returns the bytes `start .. start + n_bytes` of a tensor.
     fn raw(&self, tensor: usize, start: u64, n_bytes: u64) -> &[u8] {
         let place = self.places[tensor];
         let end = start.checked_add(n_bytes).filter(|&end| end <= place.n_bytes);
@@ -246,12 +246,12 @@ impl GgufFile {
         {
             map.will_need(first, n_bytes);
         }
-        // The header was refused if the tensor reached beyond the mapping, whose length is a `usize`.
+        // The header would have been refused if the tensor exceeded the mapping, whose length is a `usize`.
         &part.contents.head()[first as usize..(first + n_bytes) as usize]
     }
 
     fn row_bytes(&self, tensor: usize) -> u64 {
-        // The header was refused if rows were not whole blocks.
+        // The header would have been refused if rows were not whole blocks.
         self.tensors[tensor].row_bytes().unwrap_or(0)
     }
 }
@@ -297,7 +297,7 @@ impl TensorSource for GgufFile {
     }
 }
 
-/// The value of a `split.*` key.
+/// Returns the value of a `split.*` key.
 fn split_key(part: &Part, key: &'static str) -> Result<Option<u64>, GgufError> {
     let Some(value) = part.header.metadata.get(key) else { return Ok(None) };
     value.as_u64().map(Some).ok_or_else(|| GgufError::SplitKey {
@@ -363,7 +363,7 @@ fn open_siblings(opened: Part, n_parts: u64, options: &OpenOptions) -> Result<Ve
     Ok(parts)
 }
 
-/// Checks that a part is the one its name says, and of the same model as the first.
+/// Checks that a part has the number in its name, and belongs to the same model as the first.
 fn check_part(part: &Part, first: Option<&Part>, index: u64, n_parts: u64) -> Result<(), GgufError> {
     let foreign = |what, expected: String, found: String| {
         Err(GgufError::PartForeign { path: part.path().to_owned(), what, expected, found })
@@ -393,7 +393,7 @@ fn check_part(part: &Part, first: Option<&Part>, index: u64, n_parts: u64) -> Re
         let name = |endian| format!("{endian:?}").to_lowercase();
         return foreign("byte order", name(first.header.endian), name(part.header.endian));
     }
-    // Parts after the first have no keys of their own, unless somebody put whole files together.
+    // Later parts have no keys of their own, unless whole files were combined.
     for key in ["general.architecture", "general.name"] {
         let ours = first.header.metadata.get(key).and_then(Value::as_str);
         let theirs = part.header.metadata.get(key).and_then(Value::as_str);
@@ -422,7 +422,7 @@ fn check_set(part: &Part, first: &Part) -> Result<(), GgufError> {
     })
 }
 
-/// The id of the set that a part says it is of; none in files of other tools.
+/// Returns the id of the set that a part declares; `None` for files of other tools.
 fn set_of(part: &Part) -> Result<Option<&str>, GgufError> {
     let Some(value) = split_id(&part.header.metadata) else { return Ok(None) };
     value.as_str().map(Some).ok_or_else(|| GgufError::SplitKey {

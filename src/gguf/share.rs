@@ -1,5 +1,5 @@
-//! Shares of an output: what one of several machines writes. All plan the same files from the same headers, and each
-//! writes one of them without asking the others.
+//! Shares of an output, one for each of several machines. All machines plan the same files from the same headers, and
+//! each writes one of them without communication.
 
 use std::fmt;
 use std::io;
@@ -14,43 +14,43 @@ use crate::core::{GgmlType, TensorMeta};
 use crate::gguf::split_id::set_id;
 use crate::gguf::writer::PlannedFile;
 
-/// Places of each input that go into the id of a set, and bytes at each.
+/// Number of samples of each input that go into the id of a set; `SAMPLE_BYTES` is the size of each.
 const SAMPLES: u64 = 16;
 const SAMPLE_BYTES: u64 = 4 << 10;
 
-/// Picoseconds that a byte takes on its way from the input or to the output: 1.5 GB/s.
+/// Picoseconds to read or write a byte: 1.5 GB/s.
 const PS_PER_BYTE: u64 = 650;
 
-/// One of several shares, written `2/8`.
+/// One of several shares, written as `2/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     number: u16,
     count: u16,
 }
 
-/// A text that is not the number of a share.
+/// A text that does not denote a share.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a share such as `2/8` expected (the second of eight; at most {}), found `{found}`", u16::MAX)]
 pub struct ShareError {
-    /// The text.
+    /// Text found.
     pub found: String,
 }
 
 impl Share {
-    /// Which share, from 1.
+    /// Number of the share, from 1.
     #[must_use]
     pub fn number(self) -> usize {
         self.number.into()
     }
 
-    /// How many there are.
+    /// Number of shares.
     #[must_use]
     pub fn count(self) -> usize {
         self.count.into()
     }
 
-    /// This share of a list of which each entry costs so much: consecutive entries, cut so that the dearest share is as cheap as
-    /// can be. It is empty only if there are fewer entries than shares.
+    /// Returns this share of a list of entries with the given costs: consecutive entries, divided so that the maximum
+    /// cost of a share is minimal. It is empty only if there are fewer entries than shares.
     #[must_use]
     pub fn of_costs(self, costs: &[u64]) -> Range<usize> {
         balanced_costs(costs, self.count())
@@ -59,29 +59,29 @@ impl Share {
             .unwrap_or(costs.len()..costs.len())
     }
 
-    /// This share of the work on a list of tensors: reading, encoding to their types, writing.
+    /// Returns this share of a list of tensors, by the cost of reading, encoding and writing them.
     #[must_use]
     pub fn of_tensors<'a>(self, tensors: impl Iterator<Item = &'a TensorMeta>) -> Range<usize> {
         self.of_costs(&tensors.map(picoseconds).collect::<Vec<_>>())
     }
 
-    /// The file of this share, out of all.
+    /// Selects the file of this share.
     pub(super) fn of(self, files: Vec<PlannedFile>) -> Vec<PlannedFile> {
         files.into_iter().skip(self.number() - 1).take(1).collect()
     }
 }
 
-/// What is wrong with parts that are put together.
+/// Faults in a list of part numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PartsGap {
-    /// Two of them, by their places in the list, have one number.
+    /// Two parts, given by their positions in the list, have the same number.
     Twice { first: usize, second: usize, number: usize },
-    /// Numbers that none of them has.
+    /// Numbers that no part has.
     Missing(Vec<usize>),
 }
 
-/// Whether a list of parts, in the order of their numbers, has each of `count` once. Parts say themselves how many there are, so
-/// that no more missing ones are named than a [`Share`] can have.
+/// Checks that a list of parts, sorted by number, has each of `count` numbers once. `count` comes from the parts
+/// themselves, so the missing numbers are limited to the maximum of a [`Share`].
 pub(crate) fn each_once(numbers: &[usize], count: usize) -> Result<(), PartsGap> {
     let mut pairs = numbers.windows(2).enumerate();
     if let Some((first, pair)) = pairs.find(|(_, pair)| pair.first() == pair.last()) {
@@ -92,7 +92,7 @@ pub(crate) fn each_once(numbers: &[usize], count: usize) -> Result<(), PartsGap>
     if missing.is_empty() { Ok(()) } else { Err(PartsGap::Missing(missing)) }
 }
 
-/// Some parts for a message: `2/8, 3/8, and 4 more`.
+/// Formats parts for a message: `2/8, 3/8, and 4 more`.
 pub(crate) fn listed(numbers: &[usize], count: usize) -> String {
     const SHOWN: usize = 16;
     let mut list: Vec<_> = numbers.iter().take(SHOWN).map(|number| format!("{number}/{count}")).collect();
@@ -102,14 +102,14 @@ pub(crate) fn listed(numbers: &[usize], count: usize) -> String {
     list.join(", ")
 }
 
-/// The id of a set whose parts are written apart: made of all headers and of what the inputs hold here and there, which every
-/// run can look at. Shares of another plan, or of a model that was trained further in between, do not pass for shares of this one.
+/// Computes the id of a set whose parts are written separately, from all headers and from samples of the inputs, which
+/// every run can read. Shares of another plan, or of a model that was trained further in the meantime, get another id.
 ///
 /// # Errors
 /// An input cannot be read.
 pub(super) fn id(files: &[PlannedFile], inputs: &[PathBuf]) -> io::Result<String> {
     let mut inputs: Vec<_> = inputs.iter().filter(|path| path.is_file()).collect();
-    // The same checkpoint may lie elsewhere on another machine.
+    // The path of the checkpoint may differ on another machine.
     inputs.sort_by_key(|path| path.file_name());
     inputs.dedup();
     let mut hash = Sha256::new();
@@ -143,18 +143,19 @@ impl fmt::Display for Share {
     }
 }
 
-/// Cuts a list of tensors into `n` ranges of which the dearest is as cheap as can be. None is empty unless there are fewer tensors.
+/// Divides a list of tensors into `n` ranges so that the maximum cost is minimal. No range is empty unless there are
+/// fewer tensors.
 pub(super) fn balanced(tensors: &[TensorMeta], n: usize) -> Vec<Range<usize>> {
     balanced_costs(&tensors.iter().map(picoseconds).collect::<Vec<_>>(), n)
 }
 
-/// The same by what each costs.
+/// Divides a list by the cost of each entry, like [`balanced`].
 fn balanced_costs(costs: &[u64], n: usize) -> Vec<Range<usize>> {
     let ranges_within = |most: u64| {
         let (mut ranges, mut start, mut sum) = (Vec::new(), 0, 0u64);
         for (at, &cost) in costs.iter().enumerate() {
             let is_full = sum.checked_add(cost).is_none_or(|sum| sum > most);
-            // So that each of the ranges to come gets a tensor.
+            // Each of the remaining ranges must get a tensor.
             let is_due = costs.len() - at <= n.saturating_sub(ranges.len() + 1);
             if at > start && (is_full || is_due) {
                 ranges.push(start..at);
@@ -178,8 +179,9 @@ fn balanced_costs(costs: &[u64], n: usize) -> Vec<Range<usize>> {
     ranges_within(high)
 }
 
-/// What a tensor costs a thread: reading two bytes an element, encoding, writing. A machine's figures differ, the proportions less:
-/// all shares must come to the same cut, so it is not measured where it runs.
+/// Estimates the time a thread needs for a tensor: reading two bytes per element, encoding, writing. The figures depend
+/// on the machine, their ratios less so. The estimate is not measured at run time, because all shares must compute the
+/// same division.
 fn picoseconds(tensor: &TensorMeta) -> u64 {
     let bytes = tensor.shape.n_elems().saturating_mul(2).saturating_add(tensor.n_bytes().unwrap_or(0));
     let encoding = tensor.shape.n_elems().saturating_mul(encoding_picoseconds(tensor.ty));
@@ -233,12 +235,12 @@ mod tests {
         assert_eq!(balanced(&list, 8), (0..8).map(|at| at..at + 1).collect::<Vec<_>>());
         let share: Share = "2/3".parse().unwrap();
         assert_eq!((share.of_costs(&[8, 1, 1, 1, 1, 8, 4, 4]), share.of_tensors(list.iter())), (3..6, 3..6));
-        // Fewer entries than shares: the last ones have none.
+        // Fewer entries than shares: the last shares are empty.
         assert_eq!(
             ["1/3", "2/3", "3/3"].map(|text| text.parse::<Share>().unwrap().of_costs(&[5, 5])),
             [0..1, 1..2, 2..2]
         );
-        // A block type that is searched for costs more than bytes do.
+        // Block types with a search cost more than their bytes.
         let mut mixed = tensors(&[256, 256, 256, 256], GgmlType::F16);
         mixed[0].ty = GgmlType::Iq3S;
         assert_eq!(balanced(&mixed, 2), [0..1, 1..4]);

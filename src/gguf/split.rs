@@ -1,4 +1,4 @@
-//! Split files: how parts are named, which keys they carry, and which tensor goes into which part.
+//! Split files: names of the parts, their keys, and the distribution of tensors.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,21 +8,20 @@ use crate::gguf::share::balanced;
 use crate::gguf::split_id::{SPLIT_ID, placeholder};
 use crate::gguf::{Metadata, Share, Value};
 
-/// Number of the part, from 0 (u16).
+/// Key of the part's number, from 0 (u16).
 pub(crate) const SPLIT_NO: &str = "split.no";
-/// Number of parts (u16).
+/// Key of the number of parts (u16).
 pub(crate) const SPLIT_COUNT: &str = "split.count";
-/// Number of tensors in all parts (i32).
+/// Key of the number of tensors in all parts (i32).
 pub(crate) const SPLIT_TENSORS: &str = "split.tensors.count";
 
-/// The end of a part's file name. `part` counts from 1, as names do.
+/// Returns the suffix of a part's file name. `part` counts from 1, as in file names.
 #[must_use]
 pub(crate) fn part_suffix(part: u64, n_parts: u64) -> String {
     format!("-{part:05}-of-{n_parts:05}.gguf")
 }
 
-/// The name of one part of an output that is called `target` (a `.gguf` at its end is left out). `part` counts
-/// from 1.
+/// Returns the path of one part of an output called `target` (without a final `.gguf`). `part` counts from 1.
 #[must_use]
 pub(crate) fn part_path(target: &Path, part: usize, n_parts: usize) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_os_string();
@@ -34,7 +33,7 @@ pub(crate) fn part_path(target: &Path, part: usize, n_parts: usize) -> PathBuf {
     target.with_file_name(stem)
 }
 
-/// The names of all parts, given the name of one.
+/// Returns the paths of all parts, given the path of one.
 ///
 /// `None` if the name is not that of part `part` (from 1) of `n_parts`.
 #[must_use]
@@ -48,39 +47,39 @@ pub(crate) fn sibling_paths(path: &Path, part: u64, n_parts: u64) -> Option<Vec<
     )
 }
 
-/// Whose rules to follow where the two splitters differ.
+/// Tool whose rules apply if the two splitters differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SplitStyle {
-    /// `convert_hf_to_gguf.py`: sizes count tensor bytes; both limits hold at once; the keys come in the order no,
-    /// count, tensors.count; an output that needs one part only is not split at all.
+    /// `convert_hf_to_gguf.py`: sizes count tensor bytes; both limits apply together; the keys are in the order no,
+    /// count, tensors.count; an output of a single part is not split.
     #[default]
     Converter,
-    /// `llama-gguf-split`: sizes count tensor bytes padded to 32; the keys come in the order no, tensors.count,
-    /// count; the limit of tensors cuts at multiples; one part is named and marked as a part too.
+    /// `llama-gguf-split`: sizes count tensor bytes padded to 32; the keys are in the order no, tensors.count, count;
+    /// the limit of tensors cuts at multiples; a single part also gets a part's name and keys.
     GgufSplit,
 }
 
-/// Where to cut an output.
+/// Division of an output into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SplitSpec {
-    /// Most tensor bytes in a part; a tensor that is larger gets a part of its own.
+    /// Maximum number of tensor bytes in a part; a larger tensor gets a part of its own.
     pub max_bytes: Option<u64>,
-    /// Most tensors in a part.
+    /// Maximum number of tensors in a part.
     pub max_tensors: Option<u64>,
-    /// Write one file of as many as the share says, cut so that all cost the same, and leave the others to other machines; then the
-    /// limits do not count.
+    /// Share to write: one of several files of equal cost; other machines write the others. The limits do not apply
+    /// then.
     pub share: Option<Share>,
-    /// Keep tensors out of the first part, so that it holds the metadata only.
+    /// True to keep tensors out of the first part, so that it holds only the metadata.
     pub no_tensor_first: bool,
-    /// Whose rules to follow.
+    /// Tool whose rules apply.
     pub style: SplitStyle,
-    /// Leave out the key `gguf_foundry.split.id`, by which parts of different sets are told from each other: the parts are
-    /// then the bytes of llama.cpp's tools.
+    /// True to omit the key `gguf_foundry.split.id`, which distinguishes parts of different sets. The parts are then
+    /// identical to those of llama.cpp's tools.
     pub without_id: bool,
 }
 
 impl SplitSpec {
-    /// Cuts the list of tensors: one range of indices per part. There is always at least one.
+    /// Divides the list of tensors: one range of indices per part, at least one.
     #[must_use]
     pub fn cut(&self, tensors: &[TensorMeta]) -> Vec<Range<usize>> {
         if let Some(share) = self.share {
@@ -118,14 +117,14 @@ impl SplitSpec {
         parts
     }
 
-    /// True if an output of this many parts carries part names and keys.
+    /// Returns true if an output of this many parts has part names and keys.
     #[must_use]
     pub fn is_split(&self, n_parts: usize) -> bool {
         n_parts > 1 || self.style == SplitStyle::GgufSplit
     }
 
-    /// The metadata of one part (from 0): all keys in the first, the `split.*` keys in each, and at the end the id of the
-    /// set, which is known, and filled in, when all tensors are written.
+    /// Returns the metadata of one part (from 0): all keys in the first, the `split.*` keys in each, and at the end the
+    /// id of the set. The id is filled in when all tensors are written.
     #[must_use]
     pub fn part_metadata(
         &self,
@@ -143,7 +142,7 @@ impl SplitSpec {
             SplitStyle::GgufSplit => [no, tensors, count],
         };
         for (key, value) in keys {
-            // `llama-gguf-split` removes before it adds, the converter replaces in place.
+            // `llama-gguf-split` removes a key before it adds it, the converter replaces it in place.
             if self.style == SplitStyle::GgufSplit {
                 out.remove(key);
             }
@@ -157,7 +156,7 @@ impl SplitSpec {
     }
 }
 
-/// The metadata of a model put together from parts: without the `split.*` keys and the id of the set.
+/// Removes the `split.*` keys and the id of the set, for a model merged from parts.
 #[must_use]
 pub fn merged_metadata(metadata: &Metadata) -> Metadata {
     let mut out = metadata.clone();
@@ -199,7 +198,7 @@ mod tests {
         let cut = |spec: SplitSpec| spec.cut(&list);
         let by_size = SplitSpec { max_bytes: Some(120), ..SplitSpec::default() };
         assert_eq!(cut(by_size), [0..3, 3..4, 4..5]);
-        // Padded to 32, three of them are too many.
+        // Padded to 32, three tensors exceed the limit.
         let padded = SplitSpec { style: SplitStyle::GgufSplit, ..by_size };
         assert_eq!(cut(padded), [0..1, 1..2, 2..3, 3..4, 4..5]);
         let by_count = SplitSpec { max_tensors: Some(2), ..SplitSpec::default() };

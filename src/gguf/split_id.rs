@@ -1,5 +1,5 @@
-//! What tells the parts of one set from those of another: `gguf_foundry.split.id`, the same text in each part. Parts of two
-//! runs may agree in all that `split.*` says, and lie side by side after a rewrite that was interrupted.
+//! Id of a set of parts: `gguf_foundry.split.id`, the same text in each part. It distinguishes the parts of two runs,
+//! which may agree in all `split.*` keys and be in one directory after an interrupted rewrite.
 
 use std::sync::OnceLock;
 
@@ -9,28 +9,29 @@ use crate::gguf::split::SPLIT_NO;
 use crate::gguf::writer::PlannedFile;
 use crate::gguf::{Metadata, Value};
 
-/// The key.
+/// Key of the id.
 pub(crate) const SPLIT_ID: &str = "gguf_foundry.split.id";
-/// Digits of an id.
+/// Number of hexadecimal digits of an id.
 const ID_CHARS: usize = 32;
-/// Bytes of a tensor that go into an id.
+/// Number of bytes of a tensor that go into an id.
 const BEGINNING_BYTES: usize = 4 << 10;
 
-/// What stands for an id until all tensors are written.
+/// Returns the placeholder of an id until all tensors are written.
 pub(crate) fn placeholder() -> String {
     "0".repeat(ID_CHARS)
 }
 
-/// The id that a part's metadata give its set.
+/// Returns the id of the set from a part's metadata.
 ///
-/// It stands behind the `split.*` keys, where parts have it. One before them was the id of a set that `llama-gguf-split`
-/// has merged and split again: that tool keeps keys it does not know, in the first part, and adds its own at the end.
+/// It follows the `split.*` keys. An id before them belongs to a set that `llama-gguf-split` merged and split again:
+/// that tool keeps unknown keys in the first part, and appends its own.
 pub(crate) fn split_id(metadata: &Metadata) -> Option<&Value> {
     let mut keys = metadata.iter().skip_while(|(key, _)| *key != SPLIT_NO);
     keys.find(|(key, _)| *key == SPLIT_ID).map(|(_, value)| value)
 }
 
-/// How each tensor of a set begins. A model that was trained further has the plan of the one before, and differs here.
+/// Hashes of the first row of each tensor of a set. They differ if a model was trained further, although its plan is
+/// the same.
 #[derive(Debug)]
 pub(crate) struct Beginnings(Vec<OnceLock<[u8; 32]>>);
 
@@ -39,7 +40,7 @@ impl Beginnings {
         Self((0..n_tensors).map(|_| OnceLock::new()).collect())
     }
 
-    /// Takes note of the first row of a tensor.
+    /// Records the first row of a tensor.
     pub(crate) fn note(&self, tensor: usize, row: &[u8]) {
         if let Some(beginning) = self.0.get(tensor) {
             let head = row.get(..BEGINNING_BYTES).unwrap_or(row);
@@ -47,13 +48,13 @@ impl Beginnings {
         }
     }
 
-    /// The id of the set: its plan, which is all headers, and its beginnings.
+    /// Computes the id of the set from its plan (all headers) and its first rows.
     pub(crate) fn id(&self, files: &[PlannedFile]) -> String {
         set_id(files, self.0.iter().map(|beginning| beginning.get().map_or(&[0; 32][..], |hash| &hash[..])))
     }
 }
 
-/// The id of a set of files: their headers, and hashes of what they hold.
+/// Computes the id of a set of files from their headers and hashes of their contents.
 pub(crate) fn set_id<'a>(files: &[PlannedFile], contents: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     for file in files {

@@ -6,17 +6,17 @@ use std::fmt;
 /// Type of a metadata value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ValueType {
-    /// 8-bit unsigned.
+    /// 8-bit unsigned integer.
     U8,
-    /// 8-bit signed.
+    /// 8-bit signed integer.
     I8,
-    /// 16-bit unsigned.
+    /// 16-bit unsigned integer.
     U16,
-    /// 16-bit signed.
+    /// 16-bit signed integer.
     I16,
-    /// 32-bit unsigned.
+    /// 32-bit unsigned integer.
     U32,
-    /// 32-bit signed.
+    /// 32-bit signed integer.
     I32,
     /// 32-bit float.
     F32,
@@ -26,9 +26,9 @@ pub enum ValueType {
     String,
     /// Element type, count, elements.
     Array,
-    /// 64-bit unsigned.
+    /// 64-bit unsigned integer.
     U64,
-    /// 64-bit signed.
+    /// 64-bit signed integer.
     I64,
     /// 64-bit float.
     F64,
@@ -57,25 +57,25 @@ impl ValueType {
         self as u32
     }
 
-    /// The type with this number in the file format.
+    /// Returns the type with this number in the file format.
     #[must_use]
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.get(id as usize).map(|row| row.0)
     }
 
-    /// Short name (`u32`, `str`), as `--set` takes it.
+    /// Short name (`u32`, `str`), as accepted by `--set`.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 
-    /// Long name (`uint32`, `string`), as gguf-py prints it in lower case.
+    /// Long name (`uint32`, `string`), as printed by gguf-py in lower case.
     #[must_use]
     pub fn long_name(self) -> &'static str {
         Self::ALL[self as usize].2
     }
 
-    /// The type of this short or long name, in any case.
+    /// Returns the type with this short or long name, in any case.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL
@@ -84,7 +84,7 @@ impl ValueType {
             .map(|row| row.0)
     }
 
-    /// Smallest number of bytes that an element of this type takes in a file.
+    /// Minimum size in bytes of an element of this type in a file.
     #[must_use]
     pub fn min_bytes(self) -> u64 {
         match self {
@@ -103,7 +103,7 @@ impl fmt::Display for ValueType {
     }
 }
 
-/// A metadata value. Strings are bytes: the format promises UTF-8, files do not always keep it.
+/// A metadata value. Strings are bytes: the format requires UTF-8, but not all files comply.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the variants are those of `ValueType`")]
 pub enum Value {
@@ -141,7 +141,7 @@ pub enum Array {
     F64(Vec<f64>),
 }
 
-/// Applies one expression to the vector inside an [`Array`], whatever its type.
+/// Applies an expression to the vector inside an [`Array`], whatever its type.
 macro_rules! for_each_array {
     ($array:expr, $v:ident => $body:expr) => {
         match $array {
@@ -172,13 +172,13 @@ impl Array {
         for_each_array!(self, v => v.len())
     }
 
-    /// True if there are no elements.
+    /// Returns true if there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The elements whose index is wanted, in their order.
+    /// Returns the elements whose index is wanted, in their order.
     #[must_use]
     pub(crate) fn filtered(&self, mut is_wanted: impl FnMut(usize) -> bool) -> Self {
         let mut filtered = self.clone();
@@ -209,7 +209,7 @@ impl Array {
         }
     }
 
-    /// Element `index` as a value of its own.
+    /// Returns the element at `index` as a value.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<Value> {
         Some(match self {
@@ -251,7 +251,7 @@ impl Value {
         }
     }
 
-    /// The text of a string that is valid UTF-8.
+    /// Returns the text of a string that is valid UTF-8.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match self {
@@ -260,7 +260,7 @@ impl Value {
         }
     }
 
-    /// The value of any integer type.
+    /// Returns the number of any integer type.
     #[must_use]
     pub fn as_i128(&self) -> Option<i128> {
         Some(match *self {
@@ -276,13 +276,13 @@ impl Value {
         })
     }
 
-    /// The value of any integer type that is not negative and fits.
+    /// Returns the number of any integer type if it is not negative and fits.
     #[must_use]
     pub fn as_u64(&self) -> Option<u64> {
         u64::try_from(self.as_i128()?).ok()
     }
 
-    /// The value of either float type.
+    /// Returns the number of either float type.
     #[must_use]
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
@@ -292,7 +292,7 @@ impl Value {
         }
     }
 
-    /// The value of a bool.
+    /// Returns the value of a bool.
     #[must_use]
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
@@ -301,7 +301,7 @@ impl Value {
         }
     }
 
-    /// The array inside.
+    /// Returns the array of an array value.
     #[must_use]
     pub fn as_array(&self) -> Option<&Array> {
         match self {
@@ -342,7 +342,7 @@ from! {
     f64 => F64(f64);
 }
 
-/// The ordered keys and values of a file. Keys are unique.
+/// Ordered keys and values of a file. Keys are unique.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
@@ -350,7 +350,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// An empty table.
+    /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -362,31 +362,31 @@ impl Metadata {
         self.entries.len()
     }
 
-    /// True without keys.
+    /// Returns true if there are no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Keys and values in order.
+    /// Iterates over keys and values in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> + DoubleEndedIterator {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.index.get(key).map(|&at| &self.entries[at].1)
     }
 
-    /// True if the key is there.
+    /// Returns true if the key exists.
     #[must_use]
     pub fn contains(&self, key: &str) -> bool {
         self.index.contains_key(key)
     }
 
-    /// Sets a key: replaced in its place if it is there, else appended. (A Python dictionary does the same, which
-    /// is what makes key order equal the peer's.)
+    /// Sets a key: replaces an existing value in place, else appends. A Python dictionary does the same, so the key
+    /// order equals that of llama.cpp's converter.
     pub fn set(&mut self, key: impl Into<String>, value: impl Into<Value>) {
         let key = key.into();
         match self.index.get(&key) {

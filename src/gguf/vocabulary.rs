@@ -1,6 +1,6 @@
-//! What is asked of a vocabulary: the closed list of ways to read one, and what goes beside its tokens.
+//! Requests for a vocabulary: the closed list of ways to read one, and the keys other than its tokens.
 //!
-//! Cards say it, `tokenizer` does it; here are the nouns that both speak of.
+//! Architecture cards make requests and `tokenizer` fulfils them; this module has their common types.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ macro_rules! named {
         }
 
         impl $name {
-            /// All of them.
+            /// All variants.
             pub const ALL: &'static [Self] = &[$( Self::$variant, )*];
 
-            /// The name that cards use.
+            /// Name used by cards.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
@@ -38,15 +38,15 @@ macro_rules! named {
 }
 
 named! {
-    /// Where a vocabulary comes from and which keys it becomes; a closed list. Each mode owns its key order.
+    /// Source of a vocabulary and the keys made from it; a closed list. Each mode has its own key order.
     Mode {
         /// No vocabulary.
         None = "none",
         /// Byte-level BPE from tokenizer.json.
         Bpe = "bpe",
-        /// As `Bpe`; added tokens are neither decoded nor guessed to be special.
+        /// As `Bpe`, but added tokens are neither decoded nor guessed to be special.
         BpePlainAdded = "bpe_plain_added",
-        /// Byte-level BPE of words without merges over them.
+        /// Byte-level BPE of words without merges across them.
         Whitespace = "whitespace",
         /// Llama with k-mers of DNA.
         HybridDna = "hybriddna",
@@ -54,21 +54,21 @@ named! {
         Tiktoken = "tiktoken",
         /// SentencePiece model file.
         Spm = "spm",
-        /// SentencePiece as Phi 3 has it.
+        /// SentencePiece in the form of Phi 3.
         SpmPhi3 = "spm_phi3",
-        /// SentencePiece as InternLM 2 has it.
+        /// SentencePiece in the form of InternLM 2.
         SpmInternlm2 = "spm_internlm2",
-        /// SentencePiece as InternLM 3 has it.
+        /// SentencePiece in the form of InternLM 3.
         SpmInternlm3 = "spm_internlm3",
-        /// SentencePiece as Arctic has it.
+        /// SentencePiece in the form of Arctic.
         SpmArctic = "spm_arctic",
         /// SentencePiece unigram model of ChatGLM-6B.
         SpmChatglm1 = "spm_chatglm1",
-        /// SentencePiece as ChatGLM 2 and 3 have it.
+        /// SentencePiece in the form of ChatGLM 2 and 3.
         SpmChatglm3 = "spm_chatglm3",
-        /// tokenizer.json with byte fallback, written without scores.
+        /// Byte-fallback vocabulary from tokenizer.json, written without scores.
         SpmXverse = "spm_xverse",
-        /// tokenizer.json with byte fallback, scores from the merge ranks.
+        /// Byte-fallback vocabulary from tokenizer.json, with scores from the merge ranks.
         LlamaHf = "llama_hf",
         /// Gemma 4: raw UTF-8 pieces and merges.
         Gemma4 = "gemma4",
@@ -84,15 +84,15 @@ named! {
         Plamo = "plamo",
         /// Mistral's tekken.json or versioned SentencePiece file.
         Mistral = "mistral",
-        /// A vocabulary that comes with the converter.
+        /// Vocabulary that is built into the converter.
         Builtin = "builtin",
     }
 }
 
 named! {
-    /// What the Python code of a vocabulary of ranks says and none of its files does.
+    /// Facts about a rank vocabulary that only its Python code contains, by model family.
     RankCode {
-        /// Qwen, the first generation.
+        /// Qwen, first generation.
         Qwen = "qwen",
         /// GLM-4 under its own names.
         Glm4 = "glm4",
@@ -100,15 +100,15 @@ named! {
         StableLm = "stablelm",
         /// Hunyuan, dense and with experts.
         Hunyuan = "hunyuan",
-        /// Kimi K2 and its kin, Moonlight and Kimi-VL among them.
+        /// Kimi K2 and related models, including Moonlight and Kimi-VL.
         KimiK2 = "kimi-k2",
-        /// Kimi Linear and K3: as `KimiK2`, the end token is the tokenizer's own.
+        /// Kimi Linear and K3: as `KimiK2`, but with the tokenizer's own end token.
         KimiLinear = "kimi-linear",
     }
 }
 
 impl Mode {
-    /// True for a mode whose files may have other names than usual.
+    /// Returns true for a mode whose files may have other names than usual.
     #[must_use]
     pub fn takes_files(self) -> bool {
         matches!(
@@ -126,7 +126,7 @@ impl Mode {
         )
     }
 
-    /// True for a mode that can lack special tokens which stand in code.
+    /// Returns true for a mode whose special tokens may be defined in Python code.
     #[must_use]
     pub fn takes_rank_code(self) -> bool {
         matches!(self, Self::Bpe | Self::BpePlainAdded | Self::Tiktoken)
@@ -136,62 +136,62 @@ impl Mode {
 /// Roles of special tokens that are read from the files of a checkpoint, in order.
 pub const FILE_ROLES: [&str; 7] = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"];
 
-/// A special token: its text or its number.
+/// A special token, by its text or its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpecialToken {
     /// Text, looked up among the tokens.
     Text(String),
-    /// Number.
+    /// Id.
     Id(u32),
 }
 
 /// One mode to try.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModeRequest {
-    /// The mode.
+    /// Mode.
     pub mode: Mode,
     /// File names instead of the mode's own.
     pub files: Vec<String>,
-    /// Special tokens by role, used where the files name none, in order.
+    /// Special tokens by role, used in order if the files name none.
     pub special: Vec<(String, SpecialToken)>,
-    /// The code of a vocabulary of ranks.
+    /// Python code of a rank vocabulary.
     pub rank_code: Option<RankCode>,
     /// Keys after this mode's own.
     pub after: Metadata,
 }
 
 impl ModeRequest {
-    /// The mode with nothing else.
+    /// Creates a request for a mode without other settings.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self { mode, files: Vec::new(), special: Vec::new(), rank_code: None, after: Metadata::new() }
     }
 }
 
-/// Where the chat template comes from.
+/// Source of the chat template.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Template {
     /// The files of the checkpoint.
     #[default]
     Files,
-    /// None is written.
+    /// No template is written.
     None,
     /// This text.
     Given(String),
 }
 
-/// Files of another directory that take the place of those of a model's directory: those with these names, also where the
-/// other directory has none.
+/// Files of another directory that replace those of a model's directory: all with these names, even if the other
+/// directory lacks them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OtherFiles {
-    /// The other directory.
+    /// Other directory.
     pub dir: PathBuf,
     /// Names of the files.
     pub names: Vec<String>,
 }
 
 impl OtherFiles {
-    /// The directory that has a file of this name.
+    /// Returns the directory that supplies the file with this name.
     #[must_use]
     pub fn dir_of<'a>(own: &'a Path, others: Option<&'a Self>, name: &str) -> &'a Path {
         others
@@ -200,28 +200,28 @@ impl OtherFiles {
     }
 }
 
-/// How to make the `tokenizer.*` keys of a checkpoint.
+/// Settings for making the `tokenizer.*` keys of a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerRequest {
     /// Modes in order; the first whose files exist and parse wins.
     pub modes: Vec<ModeRequest>,
-    /// Tokens to write (the rows of the embedding); the files' own count without it.
+    /// Number of tokens to write (the rows of the embedding); by default, the count of the files.
     pub size: Option<u64>,
-    /// Rows of the embedding, where the weights are known: no token can have an id beyond.
+    /// Number of rows of the embedding, if the weights are known; token ids must be below it.
     pub rows: Option<u64>,
-    /// The number of tokens is rounded up to a multiple of this.
+    /// Multiple to which the number of tokens is rounded up.
     pub pad_multiple: Option<u64>,
-    /// Special tokens by role that win over the files.
+    /// Special tokens by role that override the files.
     pub force: Vec<(String, SpecialToken)>,
-    /// Special tokens by role whose ids are written behind everything else; those that the vocabulary lacks are not.
+    /// Special tokens by role whose ids are written after all other keys, if the vocabulary has them.
     pub last: Vec<(String, SpecialToken)>,
-    /// Roles that are read from the files; all of [`FILE_ROLES`] without it.
+    /// Roles that are read from the files; by default all of [`FILE_ROLES`].
     pub types: Option<Vec<String>>,
     /// Tokens that become control tokens.
     pub control: Vec<String>,
     /// Tokens that become user-defined tokens.
     pub user_defined: Vec<String>,
-    /// Where the chat template comes from.
+    /// Source of the chat template.
     pub template: Template,
     /// Name of the pre-tokenizer instead of the identified one (`--pre`).
     pub pre: Option<String>,
@@ -229,20 +229,20 @@ pub struct TokenizerRequest {
     pub before: Metadata,
     /// Keys after the vocabulary.
     pub after: Metadata,
-    /// Keys that are set by hand: what the files say of them does not count.
+    /// Keys set by the user; the files' values for them are ignored.
     pub by_hand: Vec<String>,
-    /// `general.architecture`: the few vocabularies that differ by it, and a key that begins with it.
+    /// Value of `general.architecture`: a few vocabularies depend on it, and it is the prefix of a key.
     pub architecture: String,
-    /// The checkpoint is in Mistral's own format.
+    /// True if the checkpoint is in Mistral's own format.
     pub mistral_format: bool,
-    /// Caps on file sizes.
+    /// Limits on file sizes.
     pub limits: Limits,
     /// Files that are not the model's own.
     pub others: Option<OtherFiles>,
 }
 
 impl TokenizerRequest {
-    /// A request for these modes and nothing special.
+    /// Creates a request for these modes without other settings.
     #[must_use]
     pub fn of(modes: &[Mode]) -> Self {
         Self { modes: modes.iter().copied().map(ModeRequest::new).collect(), ..Self::default() }

@@ -1,5 +1,5 @@
-//! The one way a GGUF file gets written: planned as a whole, then streamed in chunks of rows from any
-//! [`TensorSource`], by all threads at once, into files that appear whole or not at all.
+//! Writer of all GGUF files. Output is planned as a whole, then streamed in chunks of rows from any [`TensorSource`] by
+//! all threads at once, into files that appear whole or not at all.
 
 mod into;
 mod stream;
@@ -19,24 +19,25 @@ use crate::gguf::split_id::{Beginnings, placeholder};
 use crate::gguf::{Metadata, Value};
 use stream::{Beside, stream};
 
-/// How to write.
+/// Options for writing.
 #[derive(Clone, Debug)]
 pub struct WriteOptions {
     /// Version, byte order, padding.
     pub layout: LayoutOptions,
-    /// Where to cut the output, if at all.
+    /// Division of the output into parts, if any.
     pub split: Option<SplitSpec>,
-    /// Sync the output to the disk before it gets its name.
+    /// True to sync the output to disk before it gets its final name.
     pub sync: bool,
-    /// Memory for chunks in flight, over all threads.
+    /// Memory for chunks in flight in bytes, over all threads.
     pub memory_bytes: u64,
-    /// Files that the output must not replace: those that are being read.
+    /// Files that are being read, which the output must not replace.
     pub inputs: Vec<PathBuf>,
-    /// The output takes the place of the file that it was made from, whatever kind either is.
+    /// True if the output replaces the file that it was made from, whatever kind either is.
     pub in_place: bool,
-    /// With a share: write its tensors into one file that all runs have in common, in place of a part of its own.
+    /// True to write the tensors of a share into one file that all runs have in common, instead of a separate part.
     pub into_one_file: bool,
-    /// Leave what is written where a run stops, and go on from there when it is started again. Parts of a set are not resumed.
+    /// True to keep the output of an interrupted run, and to continue it on the next start. Parts of a set are not
+    /// resumed.
     pub resume: bool,
 }
 
@@ -58,55 +59,55 @@ impl Default for WriteOptions {
 /// One planned output file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedFile {
-    /// Its final name.
+    /// Final path.
     pub path: PathBuf,
-    /// The tensors in it, as indices into the list of all.
+    /// Indices of its tensors in the list of all tensors.
     pub tensors: Range<usize>,
-    /// Its header and where each tensor goes.
+    /// Header and the position of each tensor.
     pub plan: FilePlan,
-    /// Offset of the set's id, which is written last; the header has zeros there. `None` for a file without.
+    /// Byte offset of the set's id, which is written last; the header has zeros there. `None` for a file without an id.
     pub id_offset: Option<u64>,
 }
 
-/// What was written.
+/// Summary of the written files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteReport {
-    /// The files, in the order of their parts.
+    /// Paths of the files, in the order of their parts.
     pub paths: Vec<PathBuf>,
-    /// Which tensors of the source they hold: all, or those of a share.
+    /// Indices of the source's tensors that they hold: all, or those of a share.
     pub tensors: Range<usize>,
-    /// Bytes of all tensors, without padding.
+    /// Size of all tensors in bytes, without padding.
     pub tensor_bytes: u64,
-    /// Size of all files.
+    /// Size of all files in bytes.
     pub file_bytes: u64,
-    /// Numbers of the runs that have yet to write their shares of one file, which does not have its name before.
+    /// Numbers of the runs that have not yet written their shares of a common file; it gets its final name after them.
     pub missing: Vec<usize>,
-    /// Offset at which the run went on with what one before had left; else 0.
+    /// Byte offset at which the run resumed an earlier one; else 0.
     pub resumed_at: u64,
-    /// True if a run before had written all of the share, and this one nothing.
+    /// True if an earlier run had written the whole share, so that this run wrote nothing.
     pub was_there: bool,
 }
 
-/// Why nothing was written.
+/// Reasons why nothing was written.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum WriteError {
     /// The format cannot hold the content.
     #[error("{}: {error}", path.display())]
     Plan { path: PathBuf, error: PlanError },
-    /// Not enough room for the output.
+    /// There is not enough disk space for the output.
     #[error("{}: {} needed, {} free", path.display(), text::bytes(*needed), text::bytes(*free))]
     NoSpace { path: PathBuf, needed: u64, free: u64 },
-    /// The output cannot go where it was to go.
+    /// The output path cannot be used.
     #[error(transparent)]
     Output(#[from] OutputError),
     /// Writing failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The source could not deliver.
+    /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The run was told to stop.
+    /// The run was cancelled.
     #[error("interrupted; nothing was written")]
     Cancelled,
 }
@@ -122,7 +123,7 @@ impl Hint for WriteError {
     }
 }
 
-/// Plans the files of an output: one called `target`, or its parts, or the part that is a share.
+/// Plans the files of an output: one called `target`, its parts, or the part of a share.
 ///
 /// # Errors
 /// Content that the format cannot hold.
@@ -140,7 +141,7 @@ pub fn plan_files(
     })
 }
 
-/// Plans the files of an output, those of all shares.
+/// Plans the files of an output, including all shares.
 fn plan_all(
     target: &Path,
     metadata: &Metadata,
@@ -149,7 +150,7 @@ fn plan_all(
     split: Option<&SplitSpec>,
 ) -> Result<Vec<PlannedFile>, WriteError> {
     let failed = |error| WriteError::Plan { path: target.to_owned(), error };
-    // The plan of the whole finds what no part can see, such as a name in two parts.
+    // The plan of the whole finds faults across parts, such as a name in two parts.
     let whole = FilePlan::new(metadata, tensors, &layout).map_err(failed)?;
     if let Some(share) = split.and_then(|spec| spec.share).filter(|share| share.count() > tensors.len()) {
         return Err(failed(PlanError::Shares { found: share.count(), n_tensors: tensors.len() }));
@@ -162,7 +163,7 @@ fn plan_all(
     plan_parts(target, metadata, tensors, layout, spec, ranges)
 }
 
-/// Plans the parts of a set, with the tensors of one range in each.
+/// Plans the parts of a set, each with the tensors of one range.
 ///
 /// # Errors
 /// Content that the format cannot hold.
@@ -186,7 +187,7 @@ pub(crate) fn plan_parts(
         .map(|(part, range)| {
             let keys = spec.part_metadata(metadata, part, n_parts, tensors.len());
             let plan = FilePlan::new(&keys, &tensors[range.clone()], &layout).map_err(failed)?;
-            // It is the last key, so that its text ends where the keys do.
+            // The id is the last key, so its text ends at the end of the keys.
             let id_offset = (!spec.without_id).then(|| plan.keys_end - placeholder().len() as u64);
             let path = split::part_path(target, part + 1, n_parts);
             Ok(PlannedFile { path, tensors: range, plan, id_offset })
@@ -194,13 +195,13 @@ pub(crate) fn plan_parts(
         .collect()
 }
 
-/// Writes a GGUF file, or the parts of one.
+/// Writes a GGUF file, or its parts.
 ///
-/// Tensors are read in chunks of rows by all threads of the current rayon pool and written where the plan puts
-/// them, so memory does not grow with the model and the bytes do not depend on the number of threads.
+/// All threads of the current rayon pool read tensors in chunks of rows and write them at their planned positions. So
+/// memory does not grow with the model, and the bytes do not depend on the number of threads.
 ///
 /// # Errors
-/// See [`WriteError`]. Then, and when a thread panics, no file has appeared under a final name.
+/// See [`WriteError`]. On an error, or if a thread panics, no file has appeared under a final name.
 pub fn write_gguf(
     target: &Path,
     metadata: &Metadata,
@@ -234,11 +235,11 @@ pub fn write_gguf(
     write_files(target, files, (kind, Some(id)), source, options, progress)
 }
 
-/// Writes files that are planned: one, or the parts of a set called after `target`. The set's id is made of what is written, unless
-/// it is known beforehand.
+/// Writes planned files: one, or the parts of a set called after `target`. The set's id is computed from the written
+/// data unless it is known beforehand.
 ///
 /// # Errors
-/// As [`write_gguf`].
+/// As for [`write_gguf`].
 pub(crate) fn write_files(
     target: &Path,
     files: Vec<PlannedFile>,
@@ -283,7 +284,7 @@ pub(crate) fn write_files(
     })
 }
 
-/// What a file of these keys is.
+/// Returns the kind of a file with these keys.
 pub(crate) fn output_kind(metadata: &Metadata) -> OutputKind {
     match metadata.get("general.type").and_then(Value::as_str) {
         Some("imatrix") => OutputKind::Imatrix,
@@ -291,14 +292,14 @@ pub(crate) fn output_kind(metadata: &Metadata) -> OutputKind {
     }
 }
 
-/// Refuses to replace what is read, or what is no file of the same kind.
+/// Refuses to replace input files, or files of another kind.
 fn guard(files: &[PlannedFile], kind: OutputKind, inputs: &[PathBuf]) -> Result<(), GuardError> {
     let mut guard = OutputGuard::default();
     inputs.iter().try_for_each(|input| guard.read("", input))?;
     files.iter().try_for_each(|file| guard.write("a part", &file.path, kind))
 }
 
-/// Begins all files of an output, with their headers, where there is room for them.
+/// Creates all files of an output with their headers, if there is disk space for them.
 fn begin(
     target: &Path,
     files: &[PlannedFile],
@@ -310,13 +311,13 @@ fn begin(
         parts => {
             output::check_name(target)?;
             if !target.is_dir() {
-                // Not where the parts go, but what their name says: parts of a device would be files beside it.
+                // Check only the name: the parts of a device would be files next to it.
                 Destination::of_part(target)?;
             }
             parts.iter().map(|part| Destination::of_part(&part.path)).collect::<Result<Vec<_>, _>>()?
         }
     };
-    // What a dead run left takes room, too.
+    // Remains of a crashed run take up space as well.
     Destination::clear_all(&mut destinations)?;
     let free = destinations.first().and_then(Destination::free_bytes);
     if let Some(free) = free.filter(|&free| free < file_bytes) {

@@ -1,8 +1,8 @@
-//! The description of a checkpoint: what it is, how its weights are stored, and what a conversion would make of it.
+//! The description of a checkpoint: its kind, the storage of its weights, and the output of a conversion.
 //!
-//! Everything comes from headers and small files, but for the scales that some containers are opened with (msModelSlim,
-//! FastLLM) and those of one weight of each kind, by which `native` is judged. A part that is not understood is a
-//! [`Problem`], and the rest is described all the same.
+//! Everything is taken from headers and small files, with two exceptions: the scales that some containers read when
+//! opened (msModelSlim, FastLLM), and those of one weight of each kind, which decide about `native`. A part that is
+//! not understood becomes a [`Problem`], and the rest is still described.
 
 mod files;
 mod json;
@@ -20,10 +20,10 @@ use self::files::Opened;
 
 pub use self::json::checkpoint_json;
 
-/// How much of a checkpoint one element type holds.
+/// Share of a checkpoint's tensors that have one element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElementShare {
-    /// The type.
+    /// Element type.
     pub ty: ElementType,
     /// Number of tensors.
     pub n_tensors: usize,
@@ -33,27 +33,27 @@ pub struct ElementShare {
     pub n_bytes: u64,
 }
 
-/// A file with weights.
+/// A weight file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightFile {
-    /// Its name in the directory.
+    /// File name within the directory.
     pub name: String,
-    /// Its size.
+    /// Size in bytes.
     pub n_bytes: u64,
 }
 
-/// A tensor as it lies in its file.
+/// A tensor as stored in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedTensor {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub ty: ElementType,
-    /// Its shape, outermost first.
+    /// Shape, outermost dimension first.
     pub shape: Shape,
-    /// Its size.
+    /// Size in bytes.
     pub n_bytes: u64,
-    /// Which of the files it is in.
+    /// Index of its file.
     pub file: usize,
 }
 
@@ -68,69 +68,69 @@ pub struct WeightFiles {
     pub tensors: Vec<ListedTensor>,
 }
 
-/// The card that converts a checkpoint.
+/// The architecture card that converts a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Architecture {
-    /// The class that it was found by.
+    /// Class in the configuration that selected the card.
     pub class: String,
-    /// The card, with the variant after a slash.
+    /// Name of the card, with the variant after a slash.
     pub card: String,
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub gguf: String,
 }
 
 /// The vocabulary that a conversion would write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VocabularyFacts {
-    /// The way it was read.
+    /// Mode in which it was read.
     pub mode: String,
-    /// `tokenizer.ggml.model`.
+    /// Value of `tokenizer.ggml.model`.
     pub model: String,
-    /// `tokenizer.ggml.pre`.
+    /// Value of `tokenizer.ggml.pre`.
     pub pre: Option<String>,
     /// Number of tokens.
     pub n_tokens: usize,
-    /// Whether there is a chat template.
+    /// True if there is a chat template.
     pub has_chat_template: bool,
 }
 
 /// A file that a conversion would write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedOutput {
-    /// The value of `--type`.
+    /// Value of `--type`.
     pub option: &'static str,
-    /// Name of the file's type.
+    /// Name of the file type.
     pub file_type: String,
     /// Default name of the file.
     pub file_name: String,
-    /// Its size.
+    /// Size in bytes.
     pub file_bytes: u64,
-    /// Types of its tensors, each with their number, the one with the most bytes first.
+    /// Tensor types and the number of tensors of each, the type with the most bytes first.
     pub types: Vec<(GgmlType, usize)>,
-    /// Of how many quantized weights the scales were read to know this, and how many there are; the others are taken
-    /// to be like them.
+    /// Number of quantized weights whose scales were read to predict this, and the number of all; the others are
+    /// assumed to be similar.
     pub sampled: Option<(usize, usize)>,
 }
 
-/// What of a checkpoint something is wrong with.
+/// Part of a checkpoint that a problem concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aspect {
-    /// The files of the weights.
+    /// The weight files.
     Weights,
-    /// The way in which they are quantized.
+    /// The quantization.
     Quantization,
-    /// The configuration: no card reads it.
+    /// The configuration, which no card supports.
     Architecture,
-    /// The tensors: they do not fit the card.
+    /// The tensors, which do not fit the card.
     Tensors,
     /// The tokenizer files.
     Tokenizer,
-    /// The file that would be written.
+    /// The output file.
     Output,
 }
 
 impl Aspect {
-    /// Its name.
+    /// Returns the name of the part.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -144,16 +144,16 @@ impl Aspect {
     }
 }
 
-/// A part that cannot be converted.
+/// A problem that prevents conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The part.
+    /// Affected part.
     pub part: Aspect,
-    /// The checkpoint may be sound, and this form is not read; else it is broken or incomplete.
+    /// True if the checkpoint may be valid but is not supported; false if it is broken or incomplete.
     pub is_unsupported: bool,
-    /// The error.
+    /// Error message.
     pub message: String,
-    /// What to try.
+    /// Suggestions for the user.
     pub hints: Vec<String>,
 }
 
@@ -164,49 +164,50 @@ impl Problem {
     }
 }
 
-/// What a quantized weight becomes: types by default, and with `--type native`. Empty where a card leaves the weight
-/// out, or where there is no conversion.
+/// GGML types to which a quantized weight is converted, by default and with `--type native`.
+///
+/// Empty if a card leaves the weight out, or if there is no conversion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Becomes {
-    /// By default.
+    /// Types by default.
     pub auto: Vec<GgmlType>,
-    /// With `--type native`.
+    /// Types with `--type native`.
     pub native: Vec<GgmlType>,
 }
 
-/// The description.
+/// Description of a checkpoint.
 #[derive(Clone, Debug)]
 pub struct CheckpointReport {
-    /// What was looked at.
+    /// Inspected path.
     pub path: PathBuf,
-    /// `general.name` of the model; without a conversion nothing.
+    /// Value of `general.name` of the model; `None` without a conversion.
     pub name: Option<String>,
-    /// `model_type` of the configuration.
+    /// Value of `model_type` in the configuration.
     pub model_type: Option<String>,
-    /// The classes that the configuration names.
+    /// Classes that the configuration lists.
     pub classes: Vec<String>,
-    /// The card.
+    /// Architecture card.
     pub architecture: Option<Architecture>,
-    /// The files of the weights.
+    /// The weight files.
     pub container: Option<WeightFiles>,
-    /// How they are quantized.
+    /// Quantization of the weights.
     pub quantization: Option<Quantization>,
-    /// The quantized weights, those that are stored alike and become the same together.
+    /// Quantized weights, grouped by storage and conversion target.
     pub stored: Vec<StoredClass<Becomes>>,
     /// Number of weights and of their elements, after dequantization.
     pub parameters: Option<(usize, u64)>,
     /// The vocabulary.
     pub vocabulary: Option<VocabularyFacts>,
-    /// What a conversion would write.
+    /// Files that a conversion would write.
     pub outputs: Vec<PlannedOutput>,
-    /// What cannot be converted.
+    /// Problems that prevent conversion.
     pub problems: Vec<Problem>,
-    /// What is odd and stops nothing.
+    /// Warnings that do not prevent conversion.
     pub warnings: Vec<String>,
 }
 
 impl WeightFiles {
-    /// Adds up the tensors by type, the one with the most bytes first.
+    /// Sums the tensors by type, the type with the most bytes first.
     #[must_use]
     pub fn shares(&self) -> Vec<ElementShare> {
         let mut shares: Vec<ElementShare> = Vec::new();
@@ -225,7 +226,7 @@ impl WeightFiles {
         shares
     }
 
-    /// Size of all files.
+    /// Returns the total size of all files in bytes.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.n_bytes).fold(0, u64::saturating_add)
@@ -235,7 +236,7 @@ impl WeightFiles {
 /// Describes a directory, a PyTorch file in one, or a FastLLM file.
 ///
 /// # Errors
-/// It is no checkpoint: there is no configuration, or it cannot be read.
+/// The path is not a checkpoint: there is no configuration, or it cannot be read.
 pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<CheckpointReport, ConvertError> {
     let opened = Opened::open(path, options)?;
     let mut report = CheckpointReport::of(path, opened.source.dir.config());
@@ -254,7 +255,7 @@ pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<Check
         report.quantization = Some(quantization.clone());
     }
 
-    // Where the weights could not be opened the card may still be told by their names.
+    // If the weights could not be opened, their names may still identify the card.
     let metas = if source.weights.is_some() { source.metas() } else { &opened.metas };
     let is_known = report.problems.iter().all(|problem| problem.part != Aspect::Architecture);
     let mapping = is_known.then(|| convert::map(&source, metas, options, Scope::Keys, &mut Vec::new()));
@@ -303,12 +304,12 @@ impl CheckpointReport {
         }
     }
 
-    /// The value; an error becomes a problem.
+    /// Returns the value; records an error as a problem.
     fn note<T>(&mut self, part: Aspect, result: Result<T, ConvertError>) -> Option<T> {
         result.map_err(|error| self.problems.push(Problem::new(part, &error))).ok()
     }
 
-    /// Adds a file that would be written, or why it cannot be.
+    /// Adds an output file, or the problem that prevents it.
     fn put(&mut self, output: Result<PlannedOutput, Problem>) {
         match output {
             Ok(output) => self.outputs.push(output),
@@ -316,11 +317,11 @@ impl CheckpointReport {
         }
     }
 
-    /// What a conversion would write. `rows` are the keys of the vocabulary, which the conversion does not have.
+    /// Adds the outputs of a conversion; `rows` are the keys of the vocabulary, which the conversion does not have.
     fn outputs(&mut self, conversion: &Conversion, rows: &Metadata) {
         let metadata = with_rows(conversion, rows);
         self.name = metadata.get("general.name").and_then(Value::as_str).map(str::to_owned);
-        // The source's own are there already.
+        // The source's own warnings were added already.
         let known = self.warnings.len();
         for warning in conversion.warnings() {
             if !self.warnings[..known].contains(warning) {
@@ -354,7 +355,7 @@ impl CheckpointReport {
     }
 }
 
-/// The keys of a conversion that was planned without a vocabulary, and those of the vocabulary.
+/// Joins the keys of a conversion that was planned without a vocabulary with those of the vocabulary.
 fn with_rows(conversion: &Conversion, rows: &Metadata) -> Metadata {
     let mut metadata = conversion.metadata().clone();
     for (key, value) in rows.iter() {
@@ -363,7 +364,7 @@ fn with_rows(conversion: &Conversion, rows: &Metadata) -> Metadata {
     metadata
 }
 
-/// Types in their own order, each once.
+/// Returns the distinct types, sorted.
 fn each_once(mut types: Vec<GgmlType>) -> Vec<GgmlType> {
     types.sort_unstable();
     types.dedup();
@@ -406,7 +407,7 @@ impl PlannedOutput {
 }
 
 impl VocabularyFacts {
-    /// What the keys say; `None` for a model without vocabulary.
+    /// Reads the facts from the keys; `None` for a model without vocabulary.
     fn of(mode: &str, rows: &Metadata) -> Option<Self> {
         let text = |key: &str| rows.get(key).and_then(Value::as_str).map(str::to_owned);
         let n_tokens = match rows.get("tokenizer.ggml.tokens") {

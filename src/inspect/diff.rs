@@ -1,4 +1,4 @@
-//! Two GGUF files compared: metadata, tensors, and how far apart the decoded values are.
+//! Comparison of two GGUF files: metadata, tensors, and distances of the decoded values.
 
 use rayon::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use crate::gguf::{GgufFile, Value};
 use crate::quant::{QuantError, dequantize};
 
-/// Elements decoded at a time and thread.
+/// Number of elements that each thread decodes at a time.
 const CHUNK_ELEMS: u64 = 1 << 18;
 
 /// A key that differs.
@@ -16,14 +16,14 @@ const CHUNK_ELEMS: u64 = 1 << 18;
 pub struct KeyDiff {
     /// The key.
     pub key: String,
-    /// Its value in the first file.
+    /// Value in the first file.
     pub a: Option<Value>,
-    /// Its value in the second file.
+    /// Value in the second file.
     pub b: Option<Value>,
 }
 
 impl KeyDiff {
-    /// Index of the first element that differs, where both are arrays.
+    /// Returns the index of the first element that differs; `None` if the values are not both arrays.
     #[must_use]
     pub fn first_element(&self) -> Option<usize> {
         match (&self.a, &self.b) {
@@ -36,14 +36,16 @@ impl KeyDiff {
     }
 }
 
-/// How far apart the decoded values of a tensor are. NaN equals NaN.
+/// Distance of the decoded values of a tensor in two files.
+///
+/// NaN equals NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct DataDiff {
     /// Number of elements.
     pub n_elems: u64,
     /// Number of elements that differ.
     pub n_differing: u64,
-    /// Number of elements that are not finite in one file and different in the other; they count nowhere else.
+    /// Number of elements that are not finite in one file and differ in the other; the other statistics exclude them.
     pub n_non_finite: u64,
     /// Largest `|a - b|`.
     pub max_abs: f64,
@@ -56,13 +58,13 @@ pub struct DataDiff {
 }
 
 impl DataDiff {
-    /// Root of the mean of `(a - b)²`.
+    /// Returns the root mean square of `a - b`.
     #[must_use]
     pub fn rms(&self) -> f64 {
         if self.n_elems == 0 { 0.0 } else { (self.sum_d2 / self.n_elems as f64).sqrt() }
     }
 
-    /// Root of the sum of `(a - b)²` over that of `a²`; 0 if both are zero.
+    /// Returns the root of the sum of `(a - b)²` over that of `a²`; 0 if both are zero.
     #[must_use]
     pub fn relative_rms(&self) -> f64 {
         if self.sum_d2 == 0.0 { 0.0 } else { (self.sum_d2 / self.sum_a2).sqrt() }
@@ -91,7 +93,7 @@ impl DataDiff {
         self.sum_d2 += abs * abs;
     }
 
-    /// Joins what was found in a later chunk.
+    /// Merges the statistics of a later chunk.
     fn join(mut self, later: Self) -> Self {
         if later.max_abs > self.max_abs {
             self.max_abs = later.max_abs;
@@ -110,28 +112,28 @@ impl DataDiff {
 /// A tensor that differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorDiff {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
     /// Type and shape in the first file.
     pub a: Option<(GgmlType, Shape)>,
     /// Type and shape in the second file.
     pub b: Option<(GgmlType, Shape)>,
-    /// The values, where the tensor is in both files with the same shape.
+    /// Comparison of the values, if the tensor is in both files with the same shape.
     pub data: Option<DataDiff>,
 }
 
-/// Everything that differs between two files.
+/// All differences between two files.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Diff {
-    /// Version, byte order or alignment: what, first, second.
+    /// Differences of version, byte order or alignment: name, value in the first file, value in the second.
     pub layout: Vec<(&'static str, String, String)>,
-    /// Keys, in the order of the first file, then those that only the second has.
+    /// Keys that differ, in the order of the first file, then those that only the second has.
     pub keys: Vec<KeyDiff>,
-    /// The common keys come in another order.
+    /// True if the common keys are in another order.
     pub key_order: bool,
-    /// Tensors, in the order of the first file, then those that only the second has.
+    /// Tensors that differ, in the order of the first file, then those that only the second has.
     pub tensors: Vec<TensorDiff>,
-    /// The common tensors come in another order.
+    /// True if the common tensors are in another order.
     pub tensor_order: bool,
 }
 
@@ -143,7 +145,7 @@ impl Diff {
     }
 }
 
-/// Why two files could not be compared.
+/// Reasons why two files cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum DiffError {
     /// Rows could not be read.
@@ -154,15 +156,15 @@ pub enum DiffError {
     Decode {
         /// The tensor.
         tensor: String,
-        /// What the decoder says.
+        /// Error of the decoder.
         error: QuantError,
     },
-    /// The run was told to stop.
+    /// The run was cancelled.
     #[error("interrupted")]
     Cancelled,
 }
 
-/// Compares two models, each in one or more files. With `data` false only metadata, names, types and shapes.
+/// Compares two models, each in one or more files; without `data`, only metadata, names, types and shapes.
 ///
 /// # Errors
 /// See [`DiffError`].
@@ -213,7 +215,7 @@ fn layout(a: &GgufFile, b: &GgufFile) -> Vec<(&'static str, String, String)> {
     all.into_iter().filter(|(_, a, b)| a != b).collect()
 }
 
-/// Equal to the bit: NaN equals NaN, 0.0 is not -0.0.
+/// Returns true if two values are bitwise equal: NaN equals NaN, 0.0 does not equal -0.0.
 fn same_value(a: &Value, b: &Value) -> bool {
     use crate::gguf::Array;
     match (a, b) {
@@ -275,7 +277,7 @@ fn tensors(
     Ok(out)
 }
 
-/// One tensor in both files, of equal shape.
+/// A tensor that both files have in the same shape.
 struct Pair<'a> {
     a: &'a GgufFile,
     b: &'a GgufFile,
@@ -286,7 +288,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// `None` if the bytes are the same.
+    /// Compares the tensor; `None` if the bytes are the same.
     fn compare(&self, same_type: bool) -> Result<Option<DataDiff>, DiffError> {
         let shape = &self.a.tensors()[self.tensor].shape;
         let (n_rows, n_cols) = (shape.n_rows(), shape.n_cols());
@@ -312,7 +314,7 @@ impl Pair<'_> {
         let parts: Vec<DataDiff> = chunks
             .map_init(Buffers::default, |buffers, (first, n)| self.measure(buffers, first, n))
             .collect::<Result<_, _>>()?;
-        // Joined in order, so sums do not depend on threads.
+        // Merged in order, so that sums do not depend on threads.
         Ok(parts.into_iter().reduce(DataDiff::join))
     }
 

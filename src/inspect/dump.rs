@@ -1,4 +1,4 @@
-//! A file as `gguf_dump.py` of llama.cpp tells it in JSON: where each key and each tensor is declared, by name.
+//! The JSON output of llama.cpp's `gguf_dump.py`: the declaration of each key and each tensor, by name.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -6,24 +6,25 @@ use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{Array, GgufFile, Value, ValueType};
 use crate::inspect::show::value_json;
 
-/// Bytes before the first key: magic, version, number of tensors, number of keys.
+/// Bytes before the first key: magic, version, tensor count, key count.
 const FIXED_BYTES: u64 = 24;
 
-/// How much is told.
+/// Options for the extent of the dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DumpOptions {
-    /// The elements of arrays.
+    /// True to include the elements of arrays.
     pub has_arrays: bool,
-    /// The tensors.
+    /// True to include the tensors.
     pub has_tensors: bool,
 }
 
-/// The description of the first file, which may be a part of a model.
+/// Describes the first file, which may be a part of a model.
 ///
 /// # Exactness
-/// Members, their names and their values are those of `gguf_dump.py --json` of llama.cpp 0.5.0: numbers of the fixed header as
-/// `GGUF.*`, shapes innermost first, 32-bit floats with all their digits, arrays of arrays joined to one. Floats that JSON
-/// does not have are strings, and a string that is not UTF-8 is `{"hex": …}`; the script prints no JSON then.
+/// Members, their names and their values are those of `gguf_dump.py --json` of llama.cpp 0.5.0: numbers of the fixed
+/// header as `GGUF.*`, shapes innermost first, 32-bit floats with all their digits, arrays of arrays flattened into
+/// one. Floats that JSON cannot represent are strings, and a string that is not UTF-8 is `{"hex": …}`; the script
+/// prints no JSON in these cases.
 #[must_use]
 pub fn dump_json(file: &GgufFile, options: DumpOptions) -> Json {
     let (keys, tensors) = declared_at(file);
@@ -71,18 +72,18 @@ pub fn dump_json(file: &GgufFile, options: DumpOptions) -> Json {
     })
 }
 
-/// Where the data of the tensors begin; in a file without tensors where they would.
+/// Returns the offset of the tensor data; in a file without tensors, the offset at which it would begin.
 #[must_use]
 pub fn data_begin(file: &GgufFile) -> u64 {
     file.data_offset().checked_next_multiple_of(file.alignment()).unwrap_or(u64::MAX)
 }
 
-/// Where the header of the (first) file declares each key, and each tensor.
+/// Returns the offsets in the header of the (first) file at which each key and each tensor is declared.
 fn declared_at(file: &GgufFile) -> (Vec<u64>, Vec<u64>) {
     let mut at = FIXED_BYTES;
     let mut next = |n_bytes: u64| {
         let start = at;
-        // What has been read from a file is no longer than it.
+        // Values read from a file are no longer than the file.
         at = at.saturating_add(n_bytes);
         start
     };
@@ -94,7 +95,7 @@ fn declared_at(file: &GgufFile) -> (Vec<u64>, Vec<u64>) {
     (keys, tensors)
 }
 
-/// Bytes of a value in the file, without its type.
+/// Returns the bytes of a value in the file, without its type.
 fn value_bytes(value: &Value) -> u64 {
     match value {
         Value::String(text) => 8 + text.len() as u64,
@@ -103,7 +104,7 @@ fn value_bytes(value: &Value) -> u64 {
     }
 }
 
-/// Element type, count, elements.
+/// Returns the bytes of an array in the file: element type, count, elements.
 fn array_bytes(array: &Array) -> u64 {
     12 + match array {
         Array::String(texts) => texts.iter().map(|text| 8 + text.len() as u64).sum(),
@@ -112,7 +113,7 @@ fn array_bytes(array: &Array) -> u64 {
     }
 }
 
-/// The types below an array: of its first element, and so on. Nothing is known of an empty one.
+/// Returns the nested element types of an array, each by its first element; an empty array has none.
 fn array_types(array: &Array) -> Vec<ValueType> {
     let inner = match array {
         Array::Array(arrays) => arrays.first().map(array_types).unwrap_or_default(),
@@ -122,7 +123,7 @@ fn array_types(array: &Array) -> Vec<ValueType> {
     own.into_iter().chain(inner).collect()
 }
 
-/// The elements of an array, those of arrays in it one after the other.
+/// Returns the elements of an array, with nested arrays flattened.
 fn flat(array: &Array) -> Vec<Json> {
     match array {
         Array::Array(arrays) => arrays.iter().flat_map(flat).collect(),
@@ -130,7 +131,7 @@ fn flat(array: &Array) -> Vec<Json> {
     }
 }
 
-/// A value; a 32-bit float as the number that it is, not by its shortest digits.
+/// Converts a value to JSON, with a 32-bit float as its exact value instead of its shortest digits.
 fn number(value: &Value) -> Json {
     match value {
         Value::F32(v) => value_json(&Value::F64((*v).into()), None),
@@ -138,7 +139,7 @@ fn number(value: &Value) -> Json {
     }
 }
 
-/// The name of a type in gguf-py.
+/// Returns the name of a type in gguf-py.
 fn peer_name(ty: ValueType) -> String {
     ty.long_name().to_uppercase()
 }

@@ -1,4 +1,4 @@
-//! Changes to the metadata of a file: planned first, with what speaks against them, then written.
+//! Edits of a file's metadata and tensor list: planned and checked for objections first, then written.
 
 mod apply;
 mod error;
@@ -25,41 +25,44 @@ use tensors::EditedTensors;
 pub use error::EditError;
 pub use objection::Objection;
 
-/// How long another program that changes the same file is waited for, and when the user is told.
+/// Maximum wait for another program that edits the same file, and the time after which the user is told.
 const WAIT: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_secs(1);
 
-/// A wish.
+/// A requested change.
 #[derive(Clone, Debug)]
 pub enum Edit {
-    /// Set a key: in place where it is there, at the end where it is not. The type is the one that is named, else that
-    /// of the value before, else that of the well-known key.
+    /// Sets a key, in place if it exists, else at the end.
+    ///
+    /// The type is the one given, else that of the old value, else that of the well-known key.
     Set(Assignment),
-    /// Remove a key.
+    /// Removes a key.
     Remove(String),
-    /// Set the id of a special token: its key, and the token's text, which is looked up in the vocabulary.
+    /// Sets the id of a special token, given its key and the token's text, which is looked up in the vocabulary.
     Special {
-        /// The key of its role.
+        /// Key of the token's role.
         key: &'static str,
-        /// The text, as it stands in the vocabulary.
+        /// Text of the token in the vocabulary.
         token: String,
     },
-    /// Give a tensor another name.
+    /// Renames a tensor.
     Rename {
-        /// Its name.
+        /// Old name.
         from: String,
-        /// The name that it gets.
+        /// New name.
         to: String,
     },
-    /// Leave out the tensors in whose names the expression is found.
+    /// Leaves out the tensors whose names match the expression.
     Drop(regex::Regex),
-    /// Put these chat templates, as [`crate::inspect::read_templates`] gives them, in the place of all that there are.
+    /// Replaces all chat templates by these, as returned by [`crate::inspect::read_templates`].
     Templates(Metadata),
 }
 
 impl Edit {
-    /// Reads `KEY=VALUE` or `KEY=TYPE:VALUE`. A value `@FILE` is the content of that file, less one line feed at its
-    /// end; one that itself begins with `@` is written with two.
+    /// Parses `KEY=VALUE` or `KEY=TYPE:VALUE`.
+    ///
+    /// A value `@FILE` is the content of that file, without one line feed at its end. A value that itself begins with
+    /// `@` is written with `@@`.
     ///
     /// # Errors
     /// [`EditError::Assign`] and [`EditError::ValueFile`].
@@ -85,7 +88,7 @@ impl Edit {
         Ok(Self::Set(assignment))
     }
 
-    /// The file that an assignment takes its value from.
+    /// Returns the file from which an assignment takes its value.
     #[must_use]
     pub fn value_file(text: &str) -> Option<PathBuf> {
         match Assignment::parse(text).ok()?.text.as_slice() {
@@ -95,7 +98,7 @@ impl Edit {
         }
     }
 
-    /// Reads `ROLE=TOKEN`: `eos=<|im_end|>`.
+    /// Parses `ROLE=TOKEN`: `eos=<|im_end|>`.
     ///
     /// # Errors
     /// [`EditError::SpecialForm`] and [`EditError::Role`].
@@ -106,7 +109,7 @@ impl Edit {
         Ok(Self::Special { key: role_key(role).ok_or_else(unknown)?, token: token.to_owned() })
     }
 
-    /// Reads `OLD=NEW`.
+    /// Parses `OLD=NEW`.
     ///
     /// # Errors
     /// [`EditError::RenameForm`].
@@ -117,7 +120,7 @@ impl Edit {
         Ok(Self::Rename { from: from.to_owned(), to: to.to_owned() })
     }
 
-    /// Reads the expression of [`Edit::Drop`].
+    /// Parses the expression of [`Edit::Drop`].
     ///
     /// # Errors
     /// [`EditError::Pattern`].
@@ -126,12 +129,12 @@ impl Edit {
         regex::Regex::new(pattern).map(Self::Drop).map_err(bad)
     }
 
-    /// True for a change of the list of tensors.
+    /// Returns true for a change of the tensor list.
     fn is_of_tensors(&self) -> bool {
         matches!(self, Self::Rename { .. } | Self::Drop(_))
     }
 
-    /// The key that says where it belongs; `None` for a change of tensors.
+    /// Returns the key that determines the part of a split model; `None` for a change of tensors.
     fn key(&self) -> Option<&str> {
         match self {
             Self::Set(assignment) => Some(&assignment.key),
@@ -143,18 +146,18 @@ impl Edit {
     }
 }
 
-/// What happens to one key.
+/// Change of one key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// The key.
     pub key: String,
-    /// Its value in the input; `None` for a new key.
+    /// Value in the input; `None` for a new key.
     pub before: Option<Value>,
-    /// Its value in the output; `None` for a key that goes.
+    /// Value in the output; `None` for a removed key.
     pub after: Option<Value>,
 }
 
-/// Changes to one file that are worked out and not made.
+/// Planned changes to one file that are not written yet.
 #[derive(Debug)]
 pub struct EditPlan {
     file: GgufFile,
@@ -164,24 +167,24 @@ pub struct EditPlan {
     objections: Vec<Objection>,
     target: PathBuf,
     file_bytes: u64,
-    /// On the file, if it is the one that is replaced.
+    /// Lock of the file, if it is edited in place.
     lock: Option<EditLock>,
     inputs: Vec<PathBuf>,
 }
 
 impl EditPlan {
-    /// Works out what edits do to `input`. The output is `output`, or the file itself, which is replaced when the new
+    /// Plans edits of `input`; they are written to `output`, or to the file itself, which is replaced when the new
     /// one is complete.
     ///
-    /// A file that is to be replaced is locked (advisory, `flock`) before it is read, as long as the plan lives, so that
-    /// of two programs that edit it at the same time the second sees what the first wrote. It waits for half a minute,
-    /// then gives up.
+    /// A file that will be replaced is locked (advisory, `flock`) before it is read, for the lifetime of the plan. So
+    /// if two programs edit it at the same time, the second sees the changes of the first. It waits for half a
+    /// minute, then gives up.
     ///
-    /// Of a split model only one part is rewritten: the one given if it has all the keys, else the first, which is
-    /// where readers look for them.
+    /// Of a split model only one part is rewritten: the given one if it has all the keys, else the first, where
+    /// readers look for them.
     ///
     /// # Errors
-    /// [`EditError`]; objections are none.
+    /// [`EditError`]; objections are not errors.
     pub fn new(
         input: &Path,
         output: Option<&Path>,
@@ -201,14 +204,14 @@ impl EditPlan {
             edited.apply(edit, &file)?;
         }
         let changes = changes(before, &metadata, &keys);
-        // Without the other parts the model as a whole cannot be judged; its keys can.
+        // Without the other parts only the keys can be checked, not the model as a whole.
         let whole = GgufFile::open_foreign(file.path()).ok();
         let tensors = whole.as_ref().map(TensorSource::tensors);
         let inputs = whole.as_ref().map_or_else(|| file.paths(), GgufFile::paths);
         let tensors_after = if edited.changes().is_empty() { tensors } else { Some(edited.metas()) };
         let case = Case { before, after: &metadata, tensors, tensors_after, changes: &changes };
         let objections = case.objections();
-        // A link is edited where it leads, not replaced by a file.
+        // The target of a link is edited; the link itself is kept.
         let target = output.unwrap_or(file.path());
         let target = fs_err::canonicalize(target).unwrap_or_else(|_| target.to_owned());
         let planned = edited.plan(&target, &metadata, &file)?;
@@ -216,25 +219,25 @@ impl EditPlan {
         Ok(Self { file, metadata, changes, tensors: edited, objections, target, file_bytes, lock, inputs })
     }
 
-    /// What the output will be.
+    /// Returns the kind of the output.
     #[must_use]
     pub fn kind(&self) -> OutputKind {
         output_kind(&self.metadata)
     }
 
-    /// The files that are read: of a split model all parts that are there.
+    /// Input files: of a split model, all existing parts.
     #[must_use]
     pub fn inputs(&self) -> &[PathBuf] {
         &self.inputs
     }
 
-    /// The file that would be written.
+    /// Path of the output file.
     #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// What [`EditPlan::write`] would report.
+    /// Returns the report that [`EditPlan::write`] would return.
     #[must_use]
     pub fn report(&self) -> WriteReport {
         WriteReport {
@@ -248,30 +251,30 @@ impl EditPlan {
         }
     }
 
-    /// What would change, in the order of the edits; nothing for keys that keep their values.
+    /// Changes of keys, in the order of the edits, without keys that keep their values.
     #[must_use]
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// The tensors that get another name, or (`None`) are left out.
+    /// Tensors with their new names, or `None` if they are left out.
     #[must_use]
     pub fn tensor_changes(&self) -> &[(String, Option<String>)] {
         self.tensors.changes()
     }
 
-    /// What speaks against it.
+    /// Objections to the edit.
     #[must_use]
     pub fn objections(&self) -> &[Objection] {
         &self.objections
     }
 
-    /// Takes note of what somebody else found to speak against it.
+    /// Adds an objection that the caller found.
     pub fn object(&mut self, objection: Objection) {
         self.objections.push(objection);
     }
 
-    /// The plan, if nothing speaks against it.
+    /// Returns the plan if there are no objections.
     ///
     /// # Errors
     /// [`EditError::Refused`] with all objections.
@@ -282,10 +285,12 @@ impl EditPlan {
         Err(EditError::Refused { path: self.file.path().to_owned(), objections: self.objections })
     }
 
-    /// Writes the file, whatever speaks against it. The mapped input stays readable while the output takes its name.
+    /// Writes the file, regardless of objections.
+    ///
+    /// The mapped input stays readable while it is replaced.
     ///
     /// # Errors
-    /// [`EditError::Write`]; the input is then as it was.
+    /// [`EditError::Write`], [`EditError::Changed`]; the input is then unchanged.
     pub fn write(&self, options: &WriteOptions, progress: &dyn Progress) -> Result<WriteReport, EditError> {
         let n_trailing = self.file.trailing_bytes();
         if n_trailing > 0 {
@@ -313,7 +318,8 @@ impl EditPlan {
         let kind = (self.kind(), None);
         let report = write_files(&self.target, vec![planned], kind, &source, &options, progress)?;
         if let Ok(permissions) = permissions {
-            // Whoever could not read the old file should not read the new one. Not our file: then not our choice.
+            // Keep the permissions, so that the new file is not more readable. This fails, harmlessly, for another
+            // user's file.
             let _ = fs_err::set_permissions(&self.target, permissions);
         }
         Ok(report)
@@ -336,7 +342,7 @@ pub fn objections_to(
     Case { before, after: &after, tensors, tensors_after: tensors, changes: &changes }.objections()
 }
 
-/// What differs, each key once.
+/// Returns the differences, each key once.
 fn changes(before: &Metadata, after: &Metadata, keys: &[String]) -> Vec<Change> {
     let mut changes: Vec<Change> = Vec::new();
     for key in keys {
@@ -348,7 +354,7 @@ fn changes(before: &Metadata, after: &Metadata, keys: &[String]) -> Vec<Change> 
     changes
 }
 
-/// The file, or the part of a split model, that the keys belong to.
+/// Opens the file, or the part of a split model that the keys belong to.
 fn home_of(input: &Path, output: Option<&Path>, edits: &[Edit]) -> Result<GgufFile, EditError> {
     let file = open_alone(input)?;
     let number = |key| file.metadata().get(key).and_then(Value::as_u64);
@@ -359,7 +365,7 @@ fn home_of(input: &Path, output: Option<&Path>, edits: &[Edit]) -> Result<GgufFi
     let foreign = edits.iter().filter_map(Edit::key).find(|key| !file.metadata().contains(key));
     let (Some(key), true) = (foreign, part > 0 && n_parts > 1) else { return Ok(file) };
     let Some(home) = first_part(input, part.saturating_add(1), n_parts) else {
-        // The other parts cannot be found; opening them together says why.
+        // The other parts cannot be found; opening them together reports the reason.
         GgufFile::open(input)?;
         return Ok(file);
     };
@@ -369,7 +375,9 @@ fn home_of(input: &Path, output: Option<&Path>, edits: &[Edit]) -> Result<GgufFi
     Ok(open_alone(&home)?)
 }
 
-/// The same with the file locked. It is found and read anew once the lock is there: another edit may have come first.
+/// Opens the file like [`home_of`] and locks it.
+///
+/// It is found and read again under the lock: another edit may have come first.
 fn locked_home_of(
     input: &Path,
     edits: &[Edit],
@@ -393,7 +401,7 @@ fn locked_home_of(
     }
 }
 
-/// The name of the first part, given that of another one.
+/// Returns the path of the first part, given that of another one.
 fn first_part(path: &Path, part: u64, n_parts: u64) -> Option<PathBuf> {
     let stem = path.file_name()?.to_str()?.strip_suffix(&part_suffix(part, n_parts))?;
     Some(path.with_file_name(format!("{stem}{}", part_suffix(1, n_parts))))

@@ -8,22 +8,23 @@ use crate::core::{SourceError, TensorSource};
 use crate::gguf::{GgufFile, Part};
 use crate::inspect::show::hex;
 
-/// Bytes hashed between two looks at the progress.
+/// Number of bytes hashed between two progress updates.
 const CHUNK_BYTES: u64 = 4 << 20;
 
 /// Hashes of a file, in lower-case hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hashes {
-    /// Each tensor's data in its little-endian form, in file order. For a little-endian file these are the bytes in
-    /// the file.
+    /// Hash of each tensor's data in little-endian form, in file order.
+    ///
+    /// For a little-endian file these are the bytes in the file.
     pub tensors: Vec<String>,
-    /// The data of all tensors one after the other, without padding. Does not depend on how a model is split.
+    /// Hash of the data of all tensors, without padding; independent of how a model is split.
     pub data: String,
-    /// Each file, whole.
+    /// Hash of each whole file.
     pub files: Vec<String>,
 }
 
-/// Hashes a model. `None` if the run was told to stop.
+/// Hashes a model; `None` if the run was cancelled.
 ///
 /// # Errors
 /// Rows that cannot be read.
@@ -56,7 +57,7 @@ pub fn hash(file: &GgufFile, progress: &dyn Progress) -> Result<Option<Hashes>, 
     Ok(Some(Hashes { tensors: tensors?, data: data?, files }))
 }
 
-/// Feeds one tensor, row by row, until the run is told to stop.
+/// Feeds one tensor to the hasher, row by row, until the run is cancelled.
 fn update(
     file: &GgufFile,
     tensor: usize,
@@ -77,7 +78,7 @@ fn update(
         if let Some(bytes) = file.borrow_rows(tensor, first, n) {
             hasher.update(bytes);
         } else {
-            // As large as a part of the mapped file.
+            // The buffer is no larger than a part of the file, so its size is bounded.
             buffer.resize((n * row_bytes) as usize, 0);
             file.read_rows(tensor, first, &mut buffer)?;
             hasher.update(&buffer);

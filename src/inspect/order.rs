@@ -1,4 +1,4 @@
-//! A file in another byte order.
+//! Conversion of a file to another byte order.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::core::text::escape;
 use crate::gguf::{GgufFile, Metadata, WriteOptions, WriteReport, merged_metadata, plan_files, write_gguf};
 use crate::inspect::EditError;
 
-/// What [`write_in_order`] would report.
+/// Returns the report that [`write_in_order`] would return.
 ///
 /// # Errors
 /// [`EditError`].
@@ -27,11 +27,12 @@ pub fn plan_in_order(file: &GgufFile, output: &Path, endian: Endian) -> Result<W
     })
 }
 
-/// Writes a model in a byte order: every number of its header and of its tensors, nothing else changes. The parts of a
-/// split model become one file.
+/// Writes a model in a byte order: converts every number of its header and its tensors, and changes nothing else.
+///
+/// The parts of a split model are joined into one file.
 ///
 /// # Errors
-/// [`EditError`]; then no output has appeared.
+/// [`EditError`]; then there is no output.
 pub fn write_in_order(
     file: &GgufFile,
     output: &Path,
@@ -54,7 +55,7 @@ fn in_order(file: &GgufFile, endian: Endian, options: &WriteOptions) -> WriteOpt
     WriteOptions { layout, inputs: file.paths(), ..options.clone() }
 }
 
-/// The keys of the one file that comes out.
+/// Returns the keys of the output file.
 fn whole(file: &GgufFile) -> Metadata {
     if file.parts().len() > 1 { merged_metadata(file.metadata()) } else { file.metadata().clone() }
 }

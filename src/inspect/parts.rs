@@ -1,4 +1,4 @@
-//! A file cut into parts, and parts joined.
+//! Splitting of a file into parts, and joining of parts.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use crate::gguf::split::{SPLIT_COUNT, merged_metadata};
 use crate::gguf::{GgufFile, PlannedFile, SplitSpec, WriteOptions, WriteReport, plan_files, write_gguf};
 use crate::inspect::EditError;
 
-/// The parts that [`split_file`] would write, with what goes into each.
+/// Plans the parts that [`split_file`] would write, with their contents.
 ///
 /// # Errors
 /// [`EditError`].
@@ -17,10 +17,10 @@ pub fn plan_split(file: &GgufFile, output: &Path, spec: &SplitSpec) -> Result<Ve
     Ok(plan_files(output, &metadata, file.tensors(), &file.layout(), Some(spec))?)
 }
 
-/// Cuts a model into parts called after `output`.
+/// Splits a model into parts named after `output`.
 ///
 /// # Errors
-/// [`EditError`]; then no part has appeared.
+/// [`EditError`]; then there are no parts.
 pub fn split_file(
     file: &GgufFile,
     output: &Path,
@@ -34,11 +34,12 @@ pub fn split_file(
     Ok(write_gguf(output, &metadata, file, &options, progress)?)
 }
 
-/// Joins the parts of a split model, given any of them, or several of the same model. The `split.*` keys are gone afterwards,
-/// so merging what was split gives the original bytes.
+/// Joins the parts of a split model, given one or more of them.
+///
+/// The `split.*` keys are removed, so splitting and merging restores the original bytes.
 ///
 /// # Errors
-/// [`EditError`]; then no output has appeared.
+/// [`EditError`]; then there is no output.
 pub fn merge(
     parts: &[PathBuf],
     output: &Path,

@@ -1,11 +1,11 @@
-//! Metadata values as text for people and as JSON for programs.
+//! Formatting of metadata values: as text for people and as JSON for programs.
 
 use serde_json::{Value as Json, json};
 
 use crate::core::text::{count, escape_bytes};
 use crate::gguf::{Array, Value};
 
-/// The type of a value as one word: `u32`, `arr[str]`, `arr[arr]`.
+/// Returns the type of a value as one word: `u32`, `arr[str]`, `arr[arr]`.
 #[must_use]
 pub fn value_type_name(value: &Value) -> String {
     match value {
@@ -14,8 +14,10 @@ pub fn value_type_name(value: &Value) -> String {
     }
 }
 
-/// A value as safe text. Of strings at most `max_chars` characters are shown, of arrays at most `max_elems`
-/// elements; what is left out is counted. `None` shows all.
+/// Formats a value as escaped text.
+///
+/// Shows at most `max_chars` characters of strings and `max_elems` elements of arrays, with a count of the whole;
+/// `None` shows all.
 #[must_use]
 pub fn value_text(value: &Value, max_chars: Option<usize>, max_elems: Option<usize>) -> String {
     match value {
@@ -25,8 +27,9 @@ pub fn value_text(value: &Value, max_chars: Option<usize>, max_elems: Option<usi
     }
 }
 
-/// A value as bytes that a program reads and an edit takes: numbers and words, a string as it is, an array as a JSON
-/// list with an element a line.
+/// Formats a value as bytes that programs can read and edits accept.
+///
+/// Numbers and words are text, a string is unchanged, an array is a JSON list with one element per line.
 #[must_use]
 pub fn value_plain(value: &Value) -> Vec<u8> {
     match value {
@@ -48,23 +51,23 @@ pub fn value_plain(value: &Value) -> Vec<u8> {
 fn scalar_text(value: &Value) -> String {
     match value {
         Value::Bool(v) => v.to_string(),
-        // Shortest text that reads back as the same number.
+        // `{:?}` gives the shortest text that parses to the same number.
         Value::F32(v) => format!("{v:?}"),
         Value::F64(v) => format!("{v:?}"),
         other => other.as_i128().map_or_else(String::new, |v| v.to_string()),
     }
 }
 
-/// Bytes that are made printable at once, so that a long text that is shown in part is never there twice.
+/// Number of bytes that are escaped at once, so that a long text that is shown in part is never copied whole.
 const PIECE_BYTES: usize = 4096;
 
-/// A string as people read it, of at most so many characters.
+/// Formats a string as escaped text of at most `max_chars` characters.
 fn string_text(bytes: &[u8], max_chars: Option<usize>) -> String {
     let Some(most) = max_chars else { return escape_bytes(bytes) };
     let (mut shown, mut n_chars) = (String::new(), 0usize);
     let mut rest = bytes;
     while !rest.is_empty() {
-        // Whole characters: their further bytes begin with the bits 10.
+        // Cut between characters: continuation bytes begin with the bits 10.
         let end =
             (PIECE_BYTES..PIECE_BYTES + 4).find(|&at| rest.get(at).is_none_or(|byte| byte & 0xc0 != 0x80));
         let (piece, later) = rest.split_at(end.unwrap_or(PIECE_BYTES).min(rest.len()));
@@ -89,14 +92,15 @@ fn array_text(array: &Array, max_chars: Option<usize>, max_elems: Option<usize>)
     if shown < len {
         parts.push("…".to_owned());
     }
-    // In front, where a narrow screen does not cut it.
+    // The count comes first, where a narrow terminal does not cut it off.
     let n = if shown < len { format!("({} elements) ", count(len as u64)) } else { String::new() };
     format!("{n}[{}]", parts.join(", "))
 }
 
-/// A value as JSON: numbers, booleans, strings, lists. A string that is not UTF-8 is `{"hex": …}`; a float that
-/// JSON cannot hold is `"NaN"`, `"inf"` or `"-inf"`; 32-bit floats have their shortest digits. Of arrays at most
-/// `max_elems` elements.
+/// Converts a value to JSON: numbers, booleans, strings, lists.
+///
+/// A string that is not UTF-8 is `{"hex": …}`. A float that JSON cannot represent is `"NaN"`, `"inf"` or `"-inf"`;
+/// 32-bit floats have their shortest digits. At most `max_elems` elements of arrays are included.
 #[must_use]
 pub fn value_json(value: &Value, max_elems: Option<usize>) -> Json {
     match value {
@@ -116,7 +120,7 @@ pub fn value_json(value: &Value, max_elems: Option<usize>) -> Json {
     }
 }
 
-/// A value with its type: `{"type": "u32", "value": 7}`.
+/// Converts a value to JSON with its type: `{"type": "u32", "value": 7}`.
 #[must_use]
 pub fn typed_json(value: &Value) -> Json {
     json!({ "type": value_type_name(value), "value": value_json(value, None) })
@@ -129,7 +133,7 @@ fn float_json(value: f64, digits: &str) -> Json {
     }
 }
 
-/// Bytes in lower-case hexadecimal.
+/// Formats bytes in lower-case hexadecimal.
 pub(super) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut out, byte| {

@@ -1,4 +1,4 @@
-//! The description of a GGUF file: what it is, its metadata, its tensors.
+//! The description of a GGUF file: totals, metadata, tensors.
 
 use serde_json::{Value as Json, json};
 
@@ -7,12 +7,12 @@ use crate::core::{GgmlType, TensorSource};
 use crate::gguf::{Declared, Entry, GgufFile, Value};
 use crate::inspect::show::{value_json, value_type_name};
 
-/// How much of a model one tensor type holds.
+/// Share of a model's tensors that have one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeShare {
     /// Number of the type.
     pub type_id: u32,
-    /// Name of the type; with its number where it is another program's.
+    /// Name of the type, with its number if it belongs to another program.
     pub name: String,
     /// Number of tensors.
     pub n_tensors: usize,
@@ -25,25 +25,25 @@ pub struct TypeShare {
 /// Totals of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileSummary {
-    /// `general.architecture`, if there is one.
+    /// Value of `general.architecture`, if present.
     pub architecture: Option<String>,
     /// Number of elements of all tensors.
     pub n_elems: u64,
     /// Bytes of all tensors, without padding.
     pub tensor_bytes: u64,
-    /// Types, the one with the most bytes first.
+    /// Shares of the types, the type with the most bytes first.
     pub types: Vec<TypeShare>,
 }
 
 impl FileSummary {
-    /// Bits per weight over all tensors; `None` without elements.
+    /// Returns the bits per weight over all tensors; `None` without elements.
     #[must_use]
     pub fn bits_per_weight(&self) -> Option<f64> {
         (self.n_elems > 0).then(|| self.tensor_bytes as f64 * 8.0 / self.n_elems as f64)
     }
 }
 
-/// Adds up the tensors of a file.
+/// Sums the tensors of a file.
 #[must_use]
 pub fn summary(file: &GgufFile) -> FileSummary {
     let mut types: Vec<TypeShare> = Vec::new();
@@ -70,28 +70,28 @@ pub fn summary(file: &GgufFile) -> FileSummary {
     }
 }
 
-/// What the list of tensors says of one of them.
+/// Entry of the tensor list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorLine {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Number of its type.
+    /// Number of the type.
     pub type_id: u32,
-    /// Name of its type; with its number where it is another program's.
+    /// Name of the type, with its number if it belongs to another program.
     pub type_name: String,
     /// Dimensions, outermost first.
     pub dims: Vec<u64>,
     /// Number of elements.
     pub n_elems: u64,
-    /// Bytes of its data; of another program's up to the next tensor.
+    /// Bytes of the data; for a type of another program, up to the next tensor.
     pub n_bytes: u64,
-    /// Index of the file that it is in.
+    /// Index of the file that contains it.
     pub part: usize,
-    /// Absolute offset of its data in that file.
+    /// Absolute offset of the data in that file.
     pub offset: u64,
 }
 
-/// The tensors of a file, as it lists them.
+/// Returns the tensors of a file, in its order.
 pub fn listed(file: &GgufFile) -> impl Iterator<Item = TensorLine> + '_ {
     (0..file.tensors().len()).map(|index| {
         let Entry { name, dims, type_id, n_bytes } = file.entry(index);
@@ -111,17 +111,18 @@ pub fn listed(file: &GgufFile) -> impl Iterator<Item = TensorLine> + '_ {
     })
 }
 
-/// How much of a file is listed.
+/// Extent of a file's description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// Elements of an array at most; `None` for all.
+    /// Maximum number of array elements; `None` for all.
     pub max_elems: Option<usize>,
-    /// Whether each tensor is listed.
+    /// True to list each tensor.
     pub has_tensors: bool,
 }
 
-/// The description as JSON. Of arrays `length` has the number of elements; without a list of tensors there is no
-/// `tensors`.
+/// Describes a file as JSON.
+///
+/// `length` is the number of elements of an array; without a list of tensors there is no `tensors`.
 #[must_use]
 pub fn summary_json(file: &GgufFile, listing: Listing) -> Json {
     let totals = summary(file);
@@ -198,7 +199,7 @@ pub fn summary_json(file: &GgufFile, listing: Listing) -> Json {
     document
 }
 
-/// What a reader should know although the file opened.
+/// Returns warnings about a file that could be opened.
 #[must_use]
 pub fn warnings(file: &GgufFile) -> Vec<String> {
     let mut out: Vec<_> =
@@ -211,7 +212,7 @@ pub fn warnings(file: &GgufFile) -> Vec<String> {
     out
 }
 
-/// What llama.cpp does not load in a file, and whose it is.
+/// Returns the warning about tensors that llama.cpp does not load, with the program that wrote them.
 fn foreign(file: &GgufFile) -> Option<String> {
     let found: Vec<_> = (0..file.tensors().len()).filter_map(|tensor| file.declared(tensor)).collect();
     let of_types: Vec<_> =
@@ -231,7 +232,7 @@ fn foreign(file: &GgufFile) -> Option<String> {
     Some(format!("llama.cpp does not load this file: {tensors} with {reason}"))
 }
 
-/// `little` or `big`.
+/// Returns `little` or `big`.
 #[must_use]
 pub fn endian_name(endian: Endian) -> &'static str {
     match endian {

@@ -1,4 +1,4 @@
-//! Chat templates: those of a file, and those that it is to have.
+//! Chat templates: listing those of a file, and reading new ones.
 
 use std::path::Path;
 
@@ -9,21 +9,21 @@ use crate::gguf::{Metadata, Value};
 use crate::inspect::EditError;
 use crate::tokenizer::chat_template::ChatTemplates;
 
-/// Key of the template that is used where none is named.
+/// Key of the template that is used by default.
 pub(super) const PLAIN: &str = "tokenizer.chat_template";
-/// What the plain template is called beside others.
+/// Name of the plain template among others.
 const DEFAULT: &str = "default";
 
 /// A template with its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedTemplate<'a> {
-    /// The name; `default` for the plain one.
+    /// Name; `default` for the plain template.
     pub name: &'a str,
-    /// Its text.
+    /// Text of the template.
     pub text: &'a [u8],
 }
 
-/// The templates of a file, the plain one first.
+/// Returns the templates of a file, the plain one first.
 #[must_use]
 pub fn chat_templates(metadata: &Metadata) -> Vec<NamedTemplate<'_>> {
     let mut found: Vec<_> = metadata
@@ -37,7 +37,7 @@ pub fn chat_templates(metadata: &Metadata) -> Vec<NamedTemplate<'_>> {
     found
 }
 
-/// The name of the template under a key.
+/// Returns the name of the template that a key holds.
 fn name_of(key: &str) -> Option<&str> {
     match key.strip_prefix(PLAIN)? {
         "" => Some(DEFAULT),
@@ -45,13 +45,15 @@ fn name_of(key: &str) -> Option<&str> {
     }
 }
 
-/// True for a key of templates: of one, or of the list of names.
+/// Returns true for a template key: of one template, or of the list of names.
 pub(super) fn is_template(key: &str) -> bool {
     key == "tokenizer.chat_templates" || name_of(key).is_some()
 }
 
-/// Reads templates as keys. A `.json` file is a configuration with a member `chat_template` (a text, or a list of names and
-/// texts), or such a list itself; any other file is the text of one template.
+/// Reads templates from a file and returns them as keys.
+///
+/// A `.json` file is a configuration with a member `chat_template` (a text, or a list of names and texts), or such a
+/// list itself. Any other file is the text of one template.
 ///
 /// # Errors
 /// I/O errors, malformed JSON, text that is not UTF-8, a file without a template.

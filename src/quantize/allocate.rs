@@ -1,16 +1,16 @@
-//! Types for a size: which type each tensor gets so that the file has at most so many bytes and is expected to diverge least.
+//! Types for a target size: each tensor gets a type so that the file has at most that size and diverges least.
 //!
-//! [`Survey`] looks at headers and says what there is to choose. Costs of types come from a sample of the weights
-//! ([`Survey::estimate`]), or from running the model (the room `calibrate` fills [`TensorCost::measured`] in).
-//! [`Survey::choose`] makes the choice: an [`Allocation`], whose options plan the run.
+//! [`Survey`] reads headers and lists the tensors to choose for. Costs of types come from a sample of the weights
+//! ([`Survey::estimate`]), or from running the model (module `calibrate` fills in [`TensorCost::measured`]).
+//! [`Survey::choose`] returns the choice: an [`Allocation`], whose options plan the run.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `survey` | what can be chosen, and the choice |
+//! | `survey` | tensors and types to choose from, and the choice |
 //! | `rounding` | errors of a sample of a tensor's rows |
-//! | `sensitivity` | what an error costs, by role and place of the tensor |
-//! | `costs` | the table of tensors and types |
-//! | `greedy` | the best choice from a table for a number of bytes |
+//! | `sensitivity` | cost of an error, by role and place of the tensor |
+//! | `costs` | table of tensors and types |
+//! | `greedy` | best choice from a table for a number of bytes |
 //! | `rules` | types as rules for single tensors |
 
 mod costs;
@@ -31,86 +31,85 @@ pub use greedy::Candidate;
 pub use rules::type_rules;
 pub use survey::{AllocateOptions, DEFAULT_TYPES, OpenTensor, Survey};
 
-/// How large the file may be, header and padding included.
+/// Maximum size of the file, including header and padding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SizeTarget {
-    /// So many bytes.
+    /// Number of bytes.
     Bytes(u64),
-    /// So many bits for each weight of the model.
+    /// Number of bits for each weight of the model.
     BitsPerWeight(f64),
 }
 
 impl SizeTarget {
-    /// The bytes of a file with so many weights.
+    /// Converts the target to bytes for a file with `n_elems` weights.
     #[must_use]
     pub fn bytes(self, n_elems: u64) -> u64 {
         match self {
             Self::Bytes(n_bytes) => n_bytes,
-            // Negative and too large numbers end at the ends of the range.
+            // The conversion saturates at both ends of the range.
             Self::BitsPerWeight(bits) => (bits * n_elems as f64 / 8.0) as u64,
         }
     }
 }
 
-/// The type of one tensor.
+/// Type chosen for one tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenType {
-    /// Its name in the output.
+    /// Name in the output.
     pub name: String,
-    /// Its place in the output.
+    /// Index in the output.
     pub place: usize,
-    /// The type.
+    /// Chosen type.
     pub ty: GgmlType,
-    /// Expected increase of the mean KLD (nats) that it brings.
+    /// Expected increase of the mean KLD (nats).
     pub cost: f64,
 }
 
-/// A standard mix, to compare with.
+/// Standard mix of types, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StandardMix {
-    /// Its file type.
+    /// File type of the mix.
     pub file_type: FileType,
-    /// Bytes of its file.
+    /// Bytes of the file.
     pub file_bytes: u64,
-    /// Its mean KLD (nats) as it is expected by the same costs, rounded as the chosen types are.
+    /// Expected mean KLD (nats), by the same costs and with the same rounding as the chosen types.
     pub expected_kld: f64,
-    /// Mean KLD (nats) and its standard error of the mix by the importance matrix alone, where it was measured.
+    /// Measured mean KLD (nats) of the mix with the importance matrix alone, and its standard error.
     pub measured: Option<(f64, f64)>,
 }
 
-/// Types chosen for a size.
+/// Types chosen for a target size.
 #[derive(Clone, Debug)]
 pub struct Allocation {
-    /// Options that plan the run: those given, with a rule for each tensor and the file type of the nearest standard mix, which
-    /// the file says that it has.
+    /// Options that plan the run: the given ones, with a rule for each tensor and the file type of the nearest standard
+    /// mix, which becomes the file's declared type.
     pub options: QuantizeOptions,
-    /// The types, in the order of the output.
+    /// Chosen types, in the order of the output.
     pub types: Vec<ChosenType>,
-    /// The most bytes that the file may have.
+    /// Maximum bytes of the file.
     pub target_bytes: u64,
-    /// Bytes that the file will have.
+    /// Bytes of the file.
     pub file_bytes: u64,
-    /// Weights of the model.
+    /// Number of weights of the model.
     pub n_elems: u64,
-    /// Sum of the expected costs: the mean KLD (nats) that the file is expected to have.
+    /// Expected mean KLD (nats) of the file: the sum of the expected costs.
     pub expected_kld: f64,
-    /// Each tensor has its largest type: more bytes are of no use.
+    /// True if each tensor has its largest type, so that more bytes would have no effect.
     pub is_largest: bool,
-    /// Runs of the model that costs were measured with; 0 if they are estimates by role.
+    /// Number of model runs that measured the costs; 0 if they are estimates by role.
     pub n_runs: usize,
-    /// The standard mix whose file is nearest in size: of those at most half a percent larger than asked for, if there are
-    /// any.
+    /// Standard mix whose file is nearest in size. Mixes at most half a percent larger than the target are preferred.
     pub mix: Option<StandardMix>,
 }
 
-/// Share of the target below which a file is told to be smaller than was asked for.
+/// Relative tolerance of the size; a smaller file is reported as smaller than asked for.
 const SIZE_TOLERANCE: f64 = 0.005;
 
 impl Allocation {
-    /// The same with the size of the file that a plan of these types gives, its last keys included.
+    /// Replaces the size by that of the file that this plan gives, including its last keys.
     ///
     /// # Errors
-    /// A plan of a larger file than was asked for; one that cannot be a file.
+    /// A plan of a file larger than the target, or of an invalid file.
     pub fn held_against(self, plan: &QuantizePlan<'_>) -> Result<Self, AllocateError> {
         let file = FilePlan::new(plan.metadata(), plan.tensors(), &LayoutOptions::default())?;
         let (target_bytes, file_bytes) = (self.target_bytes, file.file_bytes);
@@ -120,13 +119,13 @@ impl Allocation {
         Ok(Self { file_bytes, ..self })
     }
 
-    /// Bits of the file for each weight.
+    /// Bits of the file per weight.
     #[must_use]
     pub fn bits_per_weight(&self) -> f64 {
         self.file_bytes as f64 * 8.0 / self.n_elems.max(1) as f64
     }
 
-    /// True if the file is at most half a percent smaller than asked for.
+    /// Returns true if the file is at most half a percent smaller than the target.
     #[must_use]
     pub fn is_near(&self) -> bool {
         self.file_bytes as f64 >= self.target_bytes as f64 * (1.0 - SIZE_TOLERANCE)

@@ -1,47 +1,47 @@
-//! The type of every tensor: options that name it, then the mixture, then what fits the columns.
+//! Type of every tensor: options that name it, then the mixture, then the fit to its columns.
 
 use crate::core::{GgmlType, Hint, ImatrixNeed, TensorMeta, text::escape};
 use crate::quantize::class::{PER_LAYER_TOKEN_EMBD, is_quantizable};
 use crate::quantize::mixture::Mixture;
 use crate::quantize::{FileType, ModelFacts, QuantizeOptions, TensorClass};
 
-/// Why a tensor has the type it has.
+/// Reason for the type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Not quantized: a vector, a norm, a small or sensitive weight, or everything is copied.
+    /// Unquantized tensor: a vector, a norm, a small or sensitive weight, or a copied file.
     Kept,
-    /// An option names it.
+    /// An option names the type.
     Option,
     /// A rule of the mixture, or the base type.
     Mixture,
-    /// The columns are not whole blocks of the type it should have had.
+    /// The number of columns is not a multiple of the wanted type's block size.
     Fallback {
-        /// That type.
+        /// Type that was wanted.
         wanted: GgmlType,
     },
 }
 
-/// The choice for one tensor.
+/// Type chosen for one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// Role of the tensor.
     pub class: TensorClass,
     /// Type in the output.
     pub ty: GgmlType,
-    /// Where it comes from.
+    /// Reason for the type.
     pub reason: Reason,
-    /// Without importance data the result would be useless, so it is refused.
+    /// True if the result would be useless without importance data; it is then refused.
     pub needs_imatrix: bool,
 }
 
-/// Chooses the type of every tensor. Looks at names, shapes and types only.
+/// Chooses the type of every tensor from names, shapes and types.
 ///
-/// `tensors` are in the order of the output, under their names there; `has_imatrix` says whether there is an
-/// importance matrix at all.
+/// `tensors` are in the order of the output, under their names there; `has_imatrix` is true if there is an importance
+/// matrix.
 ///
 /// # Exactness
-/// Equals llama-quantize's choice for all its file types, options and architectures, but for an output in NVFP4 with
-/// factors beside it, which stays as it is.
+/// Equals llama-quantize's choice for all its file types, options and architectures, with one exception: an output in
+/// NVFP4 that has scale tensors stays as it is.
 ///
 /// # Errors
 /// [`ChoiceError`]: columns that no type fits, or a fallback where [`QuantizeOptions::no_fallback`] forbids it.
@@ -56,7 +56,7 @@ pub fn choose_types(
         let mixture = Mixture::new(base, facts, options, has_imatrix, names);
         (base, mixture)
     });
-    // The runtime reads the factors of an output only beside NVFP4, and does not load a file with others.
+    // The runtime reads the scale tensors of an output only for NVFP4, and does not load other files that have them.
     let has_factor = tensors.iter().any(|t| matches!(t.name.as_str(), "output.scale" | "output.input_scale"));
     let choose = |tensor: &TensorMeta| {
         let class = TensorClass::of(&tensor.name);
@@ -100,7 +100,7 @@ fn choose_type(
     if !base.is_quantized() {
         return Ok((base, Reason::Mixture));
     }
-    // ref: a tensor with a rule of its own is not counted by the mixture, which moves the places of later ones.
+    // ref: a tensor with its own rule is not counted by the mixture, which shifts the places of later ones.
     let (wanted, reason) = match rule() {
         Some(ty) => (ty, Reason::Option),
         None if options.pure => (base, Reason::Mixture),
@@ -122,7 +122,7 @@ fn choose_type(
     Ok((ty, Reason::Fallback { wanted }))
 }
 
-/// Types that replace those with longer blocks.
+/// Replacements for types whose blocks are too long for the columns.
 static FALLBACKS: &[(GgmlType, GgmlType)] = &[
     (GgmlType::Iq1S, GgmlType::Iq4Nl),
     (GgmlType::Iq1M, GgmlType::Iq4Nl),
@@ -142,7 +142,7 @@ static FALLBACKS: &[(GgmlType, GgmlType)] = &[
     (GgmlType::Q6K, GgmlType::Q8_0),
 ];
 
-/// The wanted type if the columns are whole blocks of it, else one with shorter blocks, at last F16.
+/// Returns the wanted type if the columns are whole blocks of it, otherwise one with shorter blocks, finally F16.
 pub(crate) fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<GgmlType, ChoiceError> {
     let fits = |ty: GgmlType| n_cols.is_multiple_of(ty.block_elems() as u64);
     if fits(wanted) {
@@ -157,8 +157,8 @@ pub(crate) fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<G
     }
 }
 
-/// Types that are worth nothing without importance weights, for all but the embeddings and the output, and those
-/// whose quantizer cannot run without.
+/// Returns true for types that are useless without importance weights, except for the embeddings and the output, and
+/// for types whose quantizer requires importance weights.
 pub(crate) fn needs_imatrix(class: TensorClass, ty: GgmlType, file_type: FileType) -> bool {
     use GgmlType::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3Xxs, Q2K};
     let is_poor = match ty {
@@ -170,24 +170,24 @@ pub(crate) fn needs_imatrix(class: TensorClass, ty: GgmlType, file_type: FileTyp
     (is_poor && !is_exempt) || ty.info().imatrix == ImatrixNeed::Required
 }
 
-/// Why a type could not be chosen.
+/// Errors that prevent the choice of a type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
-    /// The columns are not whole blocks, and no shorter block stands in for this type.
+    /// The columns are not whole blocks, and this type has no replacement with shorter blocks.
     #[error(
         "tensor `{}`: {n_cols} columns are not a multiple of {}, and nothing stands in for {wanted}",
         escape(tensor),
         wanted.block_elems()
     )]
     NoFallback {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its columns.
+        /// Number of its columns.
         n_cols: u64,
-        /// The type without a stand-in.
+        /// Type without a replacement.
         wanted: GgmlType,
     },
-    /// A stand-in was forbidden.
+    /// A fallback is needed, but not allowed.
     #[error(
         "tensor `{}`: {n_cols} columns are not a multiple of {} as {wanted} needs, and falling back to {instead} \
          is not allowed",
@@ -195,13 +195,13 @@ pub enum ChoiceError {
         wanted.block_elems()
     )]
     FallbackRefused {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its columns.
+        /// Number of its columns.
         n_cols: u64,
-        /// The type it should have.
+        /// Type that was wanted.
         wanted: GgmlType,
-        /// The type that fits.
+        /// Type that fits.
         instead: GgmlType,
     },
 }

@@ -1,11 +1,10 @@
-//! What a tensor is for, read off its name: the class that mixtures reason about, the layer, and whether it is
-//! quantized at all.
+//! Facts from the name of a tensor: the class that mixtures use, the layer, and whether it is quantized at all.
 
 use std::fmt;
 
 use crate::core::{GgmlType, TensorMeta};
 
-/// Role of a tensor, as far as the choice of its type cares.
+/// Role of a tensor, as far as it matters for the choice of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TensorClass {
     /// `token_embd.weight`, `per_layer_token_embd.weight`.
@@ -18,23 +17,23 @@ pub enum TensorClass {
     AttnK,
     /// Value projection.
     AttnV,
-    /// Fused query, key and value.
+    /// Fused query, key and value projection.
     AttnQkv,
     /// Expansion of the compressed key and value.
     AttnKvB,
-    /// Projection behind attention.
+    /// Output projection of attention.
     AttnOutput,
-    /// First half of the feed-forward network; experts too.
+    /// Up projection of the feed-forward network or of experts.
     FfnUp,
-    /// Its gate; experts too.
+    /// Gate projection of the feed-forward network or of experts.
     FfnGate,
-    /// Its second half; experts too.
+    /// Down projection of the feed-forward network or of experts.
     FfnDown,
-    /// Everything else.
+    /// All other tensors.
     Other,
 }
 
-/// Classes by a part of the name, in the order they are tried.
+/// Classes by a part of the name, in the order of matching.
 static BY_PART: &[(&str, TensorClass)] = &[
     ("attn_qkv.weight", TensorClass::AttnQkv),
     ("attn_kv_b.weight", TensorClass::AttnKvB),
@@ -48,7 +47,7 @@ static BY_PART: &[(&str, TensorClass)] = &[
 ];
 
 impl TensorClass {
-    /// The class of a tensor of this name.
+    /// Class of a tensor with this name.
     #[must_use]
     pub fn of(name: &str) -> Self {
         match name {
@@ -58,7 +57,7 @@ impl TensorClass {
         }
     }
 
-    /// Value projections and what contains them: the most sensitive part of attention.
+    /// Returns true for value projections and tensors that contain them: the most sensitive part of attention.
     pub(crate) fn holds_values(self) -> bool {
         matches!(self, Self::AttnV | Self::AttnQkv | Self::AttnKvB)
     }
@@ -89,13 +88,13 @@ impl fmt::Display for TensorClass {
     }
 }
 
-/// The large per-layer embedding table, which shares the options of the token embeddings.
+/// Large per-layer embedding table, which shares the options of the token embeddings.
 pub(crate) const PER_LAYER_TOKEN_EMBD: &str = "per_layer_token_embd.weight";
 
-/// Layer of a name that begins with `blk.N`; `None` for all others, those of encoder and decoder blocks too.
+/// Layer number of a name that begins with `blk.N`; `None` for all others, including encoder and decoder blocks.
 ///
 /// # Exactness
-/// ref: the number is read as C reads `%d`: after white space, with a sign, up to the first other character.
+/// ref: the number is read like C's `%d`: after white space, with a sign, up to the first other character.
 #[must_use]
 pub fn layer_of(name: &str) -> Option<i32> {
     let rest = name.strip_prefix("blk.")?.trim_ascii_start();
@@ -104,7 +103,7 @@ pub fn layer_of(name: &str) -> Option<i32> {
     rest[..n_sign + n_digits].parse().ok()
 }
 
-/// Indices of the tensors in the order of a quantized file: by layer (those without one first), then by name,
+/// Indices of the tensors in the order of a quantized file: by layer (tensors without a layer first), then by name,
 /// bytewise.
 #[must_use]
 pub fn file_order(tensors: &[TensorMeta]) -> Vec<usize> {
@@ -116,7 +115,7 @@ pub fn file_order(tensors: &[TensorMeta]) -> Vec<usize> {
     order
 }
 
-/// Parts of names of weights that stay as they are: too small, too sensitive, or not multiplied with anything.
+/// Parts of names of weights that are never quantized: too small, too sensitive, or not multiplied with anything.
 static KEPT: &[&str] = &[
     "_norm.weight",
     // Routing to experts.
@@ -162,10 +161,10 @@ static KEPT: &[&str] = &[
     "mm.a.code_embd",
 ];
 
-/// Whole names that stay as they are: learned positions and segments.
+/// Full names that are never quantized: learned positions and segments.
 static KEPT_NAMES: &[&str] = &["position_embd.weight", "token_types.weight"];
 
-/// More of them, in one architecture only.
+/// Parts of names that are never quantized in the architecture `glm5-next` only.
 static KEPT_GLM5_NEXT: &[&str] = &[
     "hc_",
     "indexer.attn_q_b",
@@ -183,18 +182,18 @@ static KEPT_GLM5_NEXT: &[&str] = &[
     "attn_v_b.weight",
 ];
 
-/// Dimensions without those of length one at the outside.
+/// Number of dimensions without outer dimensions of length one.
 pub(crate) fn n_dims(tensor: &TensorMeta) -> usize {
     let dims = tensor.shape.dims();
     dims.len() - dims.iter().take_while(|&&dim| dim == 1).count()
 }
 
-/// Tables of numbers, not weights; nothing sensible comes of quantizing them.
+/// Returns true for integer tables, which are not weights and must not be quantized.
 fn is_integer(ty: GgmlType) -> bool {
     matches!(ty, GgmlType::I8 | GgmlType::I16 | GgmlType::I32 | GgmlType::I64)
 }
 
-/// True for weights that quantization applies to: matrices and stacks of matrices whose name is not on the lists.
+/// Returns true for weights that can be quantized: matrices and stacks of matrices whose name is not on the lists.
 ///
 /// # Exactness
 /// ref: a name counts as a weight if it ends in `weight`, and also if it is exactly five bytes long.

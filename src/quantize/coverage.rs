@@ -1,60 +1,60 @@
-//! How much of a model an importance matrix covers.
+//! Coverage of a model by an importance matrix.
 
 use crate::core::TensorMeta;
 use crate::quantize::importance::Importance;
 use crate::quantize::plan::n_matrices;
 
-/// Experts of one tensor that no token of the calibration text reached; all their columns weigh the same.
+/// Experts of one tensor that no token of the calibration text reached; all their columns have the same weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnseenExperts {
-    /// The tensor.
+    /// Name of the tensor.
     pub tensor: String,
-    /// The experts, from 0.
+    /// Indices of the experts, from 0.
     pub experts: Vec<usize>,
-    /// Number of all experts.
+    /// Number of all experts of the tensor.
     pub of: usize,
 }
 
-/// A tensor and another one with the same input, whose importance it uses or could use.
+/// Tensor and another one with the same input, whose importance it uses or could use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandIn {
-    /// The tensor.
+    /// Name of the tensor.
     pub tensor: String,
-    /// The (first) entry of the other.
+    /// Name of the (first) entry of the other tensor.
     pub entry: String,
 }
 
-/// What an importance matrix leaves open.
+/// Gaps of an importance matrix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     /// Number of tensors that are quantized with importance weights.
     pub n_covered: usize,
-    /// Tensors whose type uses importance weights, but that have none. Embeddings and the output are not listed:
-    /// they are hardly ever measured.
+    /// Tensors whose type uses importance weights, but that have none. Embeddings and the output are not listed, since
+    /// they are rarely measured.
     pub missing: Vec<String>,
-    /// Tensors among the missing ones for which another one, with the same input, has an entry.
+    /// Missing tensors for which another tensor with the same input has an entry.
     pub elsewhere: Vec<StandIn>,
-    /// Tensors that use the importance of another one, which has the same input.
+    /// Tensors that use the importance of another tensor with the same input.
     pub stand_ins: Vec<StandIn>,
-    /// Matrices whose columns all weigh the same, because the importance of all of them is zero.
+    /// Matrices whose columns all get the same weight, because their importance is zero.
     pub level: Vec<String>,
-    /// Tensors with experts that were never seen, or whose importance is zero throughout.
+    /// Tensors with experts that no token reached, or whose importance is all zero.
     pub unseen: Vec<UnseenExperts>,
-    /// Tensors with groups of columns that have no importance at all, which their type therefore writes as zeros (or
-    /// nearly).
+    /// Tensors with groups of columns without any importance, which their type therefore stores as zeros or nearly
+    /// zeros.
     pub lost: Vec<String>,
-    /// Entries that name no tensor of the model.
+    /// Entries that match no tensor of the model.
     pub foreign: Vec<String>,
 }
 
 impl Coverage {
-    /// True if nothing is left open.
+    /// Returns true if no tensor, expert or entry is left out.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.unseen.is_empty() && self.foreign.is_empty()
     }
 
-    /// Counts a tensor that uses this importance.
+    /// Adds a tensor that uses this importance.
     pub(crate) fn add(&mut self, tensor: &TensorMeta, importance: &Importance<'_>) {
         self.n_covered += 1;
         let name = || tensor.name.clone();

@@ -1,4 +1,4 @@
-//! Why a quantization cannot be planned, or stopped.
+//! Errors of planning and running a quantization.
 
 use crate::core::text::escape;
 use crate::core::{GgmlType, Hint, Shape};
@@ -7,7 +7,7 @@ use crate::gguf::WriteError;
 use crate::quant::{BlockError, BlockFlaw, QuantError};
 use crate::quantize::{ChoiceError, StandIn};
 
-/// What stands in the way of a plan, or stopped its run.
+/// Errors that prevent a plan or stop its run.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum QuantizeError {
@@ -20,25 +20,25 @@ pub enum QuantizeError {
     /// Writing or reading failed.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// Matrices that change a model, and no model.
+    /// A file that is an adapter, not a model.
     #[error("the file is an adapter (`general.type`), not a model")]
     Adapter,
     /// A layer to prune that the model does not have.
     #[error("layer {layer} cannot be pruned: the model has {}", layers(*n_layers))]
     NoLayer { layer: u32, n_layers: u32 },
-    /// Nothing would be left.
+    /// All layers of the model are pruned.
     #[error("all {n_layers} layers of the model would be pruned")]
     AllLayers { n_layers: u32 },
-    /// A key by which layers cannot be renumbered.
+    /// A key that names layers by number, which pruning would invalidate.
     #[error("layers cannot be pruned: key `{}` names layers by number", escape(key))]
     LayersByNumber { key: String },
-    /// A key that is set to a value of another type than it has.
+    /// A key set to a value of another type than it has.
     #[error("key `{}` is of type {expected}, `{}` is not", escape(key), escape(given))]
     OverrideType { key: String, expected: String, given: String },
     /// A tensor without elements.
     #[error("tensor `{}`: shape {shape} has no elements", escape(tensor))]
     NoElements { tensor: String, shape: Shape },
-    /// Nothing quantizes to the type.
+    /// A type that nothing can be quantized to.
     #[error("tensor `{}`: cannot quantize to {ty}", escape(tensor))]
     NotATarget { tensor: String, ty: GgmlType },
     /// A type that an option names does not fit the columns.
@@ -48,19 +48,19 @@ pub enum QuantizeError {
         ty.block_elems()
     )]
     Columns { tensor: String, n_cols: u64, ty: GgmlType },
-    /// The source is quantized already.
+    /// A source tensor that is already quantized.
     #[error("tensor `{}`: already quantized ({from}); requantizing to {to} is not allowed", escape(tensor))]
     Requantize { tensor: String, from: GgmlType, to: GgmlType },
-    /// Types that need importance data, and there is no importance matrix.
+    /// Types that need importance data without an importance matrix.
     #[error("{} an importance matrix, none given{}", needs(tensors), more(tensors))]
     NoImatrix { tensors: Vec<(String, GgmlType)> },
-    /// Types that need importance data, which the importance matrix does not have.
+    /// Types that need importance data that the importance matrix does not have.
     #[error("{} importance data, the importance matrix has none for it{}", needs(tensors), more(tensors))]
     NotCovered { tensors: Vec<(String, GgmlType)>, elsewhere: Option<Box<StandIn>> },
-    /// Tensors without importance data, where the policy forbids it.
+    /// Tensors without importance data, if the policy forbids it.
     #[error("tensor `{}`: no importance data, nor for {n_more} more", escape(tensor))]
     Coverage { tensor: String, n_more: usize },
-    /// Experts that were never seen, where the policy forbids it.
+    /// Experts that no token reached, if the policy forbids it.
     #[error(
         "tensor `{}`: {n_experts} of {of} experts were never seen when the importance matrix was made",
         escape(tensor)
@@ -72,12 +72,12 @@ fn layers(n: u32) -> String {
     n.checked_sub(1).map_or_else(|| "no layers".to_owned(), |last| format!("layers 0 to {last}"))
 }
 
-/// The first of the tensors that need something.
+/// Text about the first of the tensors that need something.
 fn needs(tensors: &[(String, GgmlType)]) -> String {
     tensors.first().map(|(tensor, ty)| format!("tensor `{}`: {ty} needs", escape(tensor))).unwrap_or_default()
 }
 
-/// The others: up to two by name.
+/// Text about the other tensors: up to two by name.
 fn more(tensors: &[(String, GgmlType)]) -> String {
     let Some(others @ [_, ..]) = tensors.get(1..) else { return String::new() };
     let named: Vec<_> =
@@ -130,20 +130,20 @@ impl Hint for QuantizeError {
     }
 }
 
-/// Why rows of a tensor could not be quantized. Rows and columns count from 0.
+/// Errors of quantizing rows of a tensor. Rows and columns count from 0.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum RowError {
-    /// The source holds a value that is no finite number.
+    /// The source has a value that is not finite.
     #[error("row {row}, column {column}: {value}")]
     NonFinite { row: u64, column: u64, value: f32 },
-    /// The source holds a block that no reader accepts.
+    /// The source has an invalid block.
     #[error("row {row}: {error}")]
     BadBlock { row: u64, error: BlockError },
-    /// Finite values are too large for the type, or too small.
+    /// Finite values are too large or too small for the type.
     #[error("row {row}, from column {column} on: values up to {largest:e} are too {what} for {ty} ({flaw})")]
     Overflow { row: u64, column: u64, largest: f32, what: &'static str, ty: GgmlType, flaw: BlockFlaw },
-    /// The quantizer refused.
+    /// The quantizer reported an error.
     #[error(transparent)]
     Quant(#[from] QuantError),
 }

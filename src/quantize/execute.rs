@@ -1,4 +1,4 @@
-//! The run: rows are quantized as the writer asks for them, on whichever thread it asks.
+//! Run of a plan: rows are quantized when the writer asks for them, on the thread that asks.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::quant::{
 use crate::quantize::plan::n_matrices;
 use crate::quantize::{QuantizeError, QuantizePlan, RowError};
 
-/// Floats that are decoded at a time: few enough to stay in the cache of a core.
+/// Number of floats that are decoded at a time: few enough to stay in the cache of a core.
 const BATCH_ELEMS: usize = 64 << 10;
 
 /// Buffers of a thread, kept between calls.
@@ -26,7 +26,7 @@ struct Scratch {
     bytes: Vec<u8>,
 }
 
-/// Rows of one matrix, decoded.
+/// Decoded rows of one matrix.
 struct Batch<'a> {
     ty: GgmlType,
     n_cols: usize,
@@ -35,7 +35,7 @@ struct Batch<'a> {
 }
 
 thread_local! {
-    // Taken out while in use: the source behind a plan may be a plan.
+    // Taken out while in use: the source of a plan may be another plan.
     static SCRATCH: Cell<Option<Scratch>> = const { Cell::new(None) };
 }
 
@@ -81,7 +81,7 @@ impl QuantizePlan<'_> {
         let mut done = 0;
         while done < n_rows {
             let row = first_row + done as u64;
-            // Each matrix of a stack has importance weights of its own.
+            // Each matrix of a stack has its own importance weights.
             let left_in_matrix = rows_per_matrix - row % rows_per_matrix;
             let n = batch_rows.min(n_rows - done).min(usize::try_from(left_in_matrix).unwrap_or(usize::MAX));
             let out = &mut out[done * target_bytes..(done + n) * target_bytes];
@@ -146,15 +146,15 @@ impl QuantizePlan<'_> {
         }
     }
 
-    /// Tensors with rows that are too small for their type and came out as zeros or nearly, in output order. Tells
-    /// something after all rows were read.
+    /// Tensors with rows that are too small for their type and became zeros or nearly zeros, in output order.
+    /// Meaningful after all rows were read.
     #[must_use]
     pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
         let rows = self.small_rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.iter().map(|(&tensor, &small)| (&self.tensors[tensor], small)).collect()
     }
 
-    /// Looks at rows before they are quantized; true if their magnitudes are such that nothing can happen to them.
+    /// Checks rows before they are quantized; returns true if their magnitudes rule out overflow and underflow.
     fn check_input(
         &self,
         tensor: usize,
@@ -173,7 +173,7 @@ impl QuantizePlan<'_> {
             let column = (index % n_cols) as u64;
             return Err(at(&self.tensors[tensor], RowError::NonFinite { row, column, value: floats[index] }));
         }
-        // What is no number has no magnitude to be judged.
+        // Non-finite values have no magnitude to check.
         Ok(is_ordinary || non_finite.is_some())
     }
 
@@ -196,14 +196,14 @@ impl QuantizePlan<'_> {
             let row = row + (error.block / blocks_per_row) as u64;
             let column = (error.block % blocks_per_row * block_elems) as u64;
             let (ty, flaw) = (target.ty, error.flaw);
-            // The exponent of MXFP4 runs over at its lower end, too.
+            // The exponent of MXFP4 also overflows at its lower end.
             let what = if largest < 1.0 { "small" } else { "large" };
             at(target, RowError::Overflow { row, column, largest, what, ty, flaw })
         })
     }
 
-    /// Matrices in which nothing but zeros was read. Tells something after all rows were read; biases of zero are
-    /// nothing unusual.
+    /// Matrices in which only zeros were read; biases of zero are normal and left out. Meaningful after all rows were
+    /// read.
     pub fn all_zero(&self) -> impl Iterator<Item = &TensorMeta> {
         let pairs = self.tensors.iter().zip(&self.contents);
         pairs
@@ -211,9 +211,11 @@ impl QuantizePlan<'_> {
             .map(|(tensor, _)| tensor)
     }
 
-    /// Writes the output: one file called `target`, or with [`crate::quantize::QuantizeOptions::keep_split`] one for each
-    /// file of the source, called `target-00001-of-00003.gguf`. Where those are cut is the source's, whose rules and with
-    /// which id is `options.split`.
+    /// Writes the output.
+    ///
+    /// This is one file called `target`, or with [`crate::quantize::QuantizeOptions::keep_split`] one for each file of
+    /// the source, called `target-00001-of-00003.gguf`. These are cut where the source is cut; `options.split` gives
+    /// the rules and the id.
     ///
     /// # Errors
     /// See [`crate::gguf::WriteError`]. Then no file is left under a final name.
@@ -237,7 +239,7 @@ impl QuantizePlan<'_> {
     }
 }
 
-/// Bytes of a row. Rows of a plan and of its source are whole blocks: that was checked when they were opened and
+/// Bytes of a row. Rows of a plan and of its source are whole blocks, which was checked when they were opened and
 /// planned.
 fn row_bytes(tensor: &TensorMeta) -> usize {
     tensor.row_bytes().and_then(|n| usize::try_from(n).ok()).unwrap_or(0).max(1)

@@ -1,19 +1,19 @@
-//! Options that change nothing. llama-quantize passes over them in silence; a run here names each, with the reason.
+//! Options that change nothing. llama-quantize ignores them silently; here each is reported with the reason.
 
 use crate::core::text::escape;
 use crate::core::{GgmlType, TensorMeta};
 use crate::quantize::{Choice, FileType, QuantizeOptions, Reason, TensorClass, TensorTypeRule};
 
-/// An option without effect on the output.
+/// Option without effect on the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdleOption {
-    /// The option as it is written on a command line.
+    /// The option as written on a command line.
     pub option: String,
-    /// The reason.
+    /// Reason.
     pub why: String,
 }
 
-/// The options that decide about types and have no effect on any of these tensors.
+/// Lists the options about types that have no effect on any of these tensors.
 pub(crate) fn idle_options(
     options: &QuantizeOptions,
     tensors: &[TensorMeta],
@@ -46,7 +46,7 @@ fn no_head() -> String {
     "the model has no `output.weight`: its head is the token embedding".to_owned()
 }
 
-/// The tensors of an output with the types that were chosen for them.
+/// Tensors of an output with the types that were chosen for them.
 struct Output<'a> {
     options: &'a QuantizeOptions,
     tensors: &'a [TensorMeta],
@@ -62,7 +62,7 @@ impl Output<'_> {
         self.choices.iter().any(|choice| choice.class == class)
     }
 
-    /// The reason why the file type has no mixture that an option could change.
+    /// Reason that the file type has no mixture that an option could change.
     fn no_mixture(&self) -> Option<String> {
         if self.options.file_type == FileType::Copy {
             return Some("every tensor is copied as it is".to_owned());
@@ -91,7 +91,7 @@ impl Output<'_> {
         self.idle_class(TensorClass::TokenEmbd, ty, "the model has no `token_embd.weight`")
     }
 
-    /// The reason why no tensor of a class got this type.
+    /// Reason that no tensor of a class got this type.
     fn idle_class(&self, class: TensorClass, ty: GgmlType, absent: &str) -> Option<String> {
         let of_class = || self.rows().filter(|(_, choice)| choice.class == class);
         if of_class().any(|(_, choice)| is_obeyed(*choice, ty)) {
@@ -111,7 +111,7 @@ impl Output<'_> {
     }
 }
 
-/// The reason why a tensor did not get the type of an option.
+/// Reason that a tensor did not get the type of an option.
 fn decided_otherwise(tensor: &TensorMeta, choice: Choice) -> String {
     match choice.reason {
         Reason::Kept => format!("`{}` stays {}", escape(&tensor.name), choice.ty),
@@ -119,7 +119,7 @@ fn decided_otherwise(tensor: &TensorMeta, choice: Choice) -> String {
     }
 }
 
-/// True if a tensor got the type that was asked for, or the one that its columns allow in its place.
+/// Returns true if a tensor got the type that was asked for, or its replacement for these columns.
 fn is_obeyed(choice: Choice, ty: GgmlType) -> bool {
     choice.ty == ty || matches!(choice.reason, Reason::Fallback { wanted } if wanted == ty)
 }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn rules_for_single_tensors() {
         assert!(found(FileType::Q4KM, &TIED, rule("ffn_down=q8_0")).is_empty());
-        // The type that the mixture would have given is what was asked for.
+        // A rule has an effect even if the mixture gives the same type.
         assert!(found(FileType::Q8_0, &TIED, rule("ffn_down=q8_0")).is_empty());
         assert_eq!(
             found(FileType::Bf16, &TIED, rule("ffn_down=q8_0")),
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(found(FileType::Q4KM, &TIED, leave), [format!("--leave-output-tensor: {}", no_head())]);
         let output = |options: &mut QuantizeOptions| options.output_tensor_type = Some(GgmlType::Q5K);
         assert!(found(FileType::Q4KM, &UNTIED, output).is_empty());
-        // Of a tied model the embedding is the output.
+        // In a tied model the embedding is the output.
         assert!(found(FileType::Q4KM, &TIED, output).is_empty());
         assert_eq!(found(FileType::Copy, &UNTIED, output).len(), 1);
         let embedding = |options: &mut QuantizeOptions| options.token_embedding_type = Some(GgmlType::Q8_0);

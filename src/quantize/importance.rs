@@ -1,5 +1,5 @@
-//! Importance of a tensor's columns: what the importance matrix has of it, or of another tensor that is multiplied with
-//! the same input.
+//! Importance of a tensor's columns: from its own entry of the importance matrix, or that of a tensor with the same
+//! input.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,8 @@ use crate::gguf::{Imatrix, ImatrixEntry};
 use crate::quantize::plan::n_matrices;
 
 /// Parts of names of tensors that are multiplied with the same input, in each layer. Importance is a property of the
-/// input, so that one of them may take the place of another: files are measured in one form and quantized in another.
+/// input, so one of them can replace another. This matters if the measured file has other tensors than the quantized
+/// one.
 static SAME_INPUT: &[&[&str]] = &[
     &["attn_qkv", "attn_q", "attn_k", "attn_v", "attn_q_a", "attn_kv_a_mqa"],
     &["ffn_up", "ffn_gate"],
@@ -18,35 +19,35 @@ static SAME_INPUT: &[&[&str]] = &[
     &["ffn_down_exps"],
 ];
 
-/// Ending of the names of stacks of experts.
+/// Suffix of the names of stacks of experts.
 const STACK: &str = "_exps";
 
 /// Importance of one tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Importance<'a> {
-    /// One weight a column, matrix after matrix where the tensor is a stack.
+    /// One weight per column, matrix after matrix if the tensor is a stack.
     pub weights: Cow<'a, [f32]>,
-    /// The entries that it was taken from, where the tensor has none of its own.
+    /// Names of the entries that replace a missing own entry.
     pub stand_in: Vec<String>,
-    /// Matrices about which the importance matrix says nothing: no token reached them, or the importance of all their
-    /// columns is zero. All their columns weigh the same.
+    /// Matrices without importance: no token reached them, or the importance of all their columns is zero. All their
+    /// columns get the same weight.
     pub unseen: Vec<usize>,
 }
 
-/// What an importance matrix has for a tensor.
+/// Result of looking up a tensor in an importance matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Lookup<'a> {
-    /// Importance.
+    /// Importance of the tensor.
     Found(Importance<'a>),
-    /// An entry of this many values, which are not one for each column.
+    /// Entry with this many values, which is not one for each column.
     OtherSize(usize),
-    /// Nothing; but this entry is of a tensor with the same input.
+    /// No entry, but the named entry belongs to a tensor with the same input.
     Elsewhere(String),
-    /// Nothing.
+    /// No entry.
     Absent,
 }
 
-/// The importance of a tensor. With `shared` that of another tensor with the same input will do.
+/// Looks up the importance of a tensor. With `shared`, an entry of another tensor with the same input may be used.
 pub(crate) fn lookup<'a>(imatrix: &'a Imatrix, tensor: &TensorMeta, shared: bool) -> Lookup<'a> {
     let n_cols = usize::try_from(tensor.shape.n_cols()).unwrap_or(usize::MAX);
     let n = usize::try_from(n_matrices(tensor)).unwrap_or(usize::MAX);
@@ -69,7 +70,7 @@ pub(crate) fn lookup<'a>(imatrix: &'a Imatrix, tensor: &TensorMeta, shared: bool
     }
 }
 
-/// Gives the matrices whose importance is zero throughout the same weight for each column.
+/// Sets the weights of all-zero matrices to 1 in each column.
 fn leveled(
     mut weights: Cow<'_, [f32]>,
     n_cols: usize,
@@ -88,8 +89,8 @@ fn leveled(
     Importance { weights, stand_in, unseen }
 }
 
-/// The importance of a tensor with the same input, with the names of the entries. Experts are looked up in both forms: as a
-/// stack, and as one matrix each (`ffn_up.0`).
+/// Importance of a tensor with the same input, with the names of the entries. Experts are looked up in both forms: as a
+/// stack, and as separate matrices (`ffn_up.0`).
 fn stand_in<'a>(
     imatrix: &'a Imatrix,
     name: &str,
@@ -161,7 +162,7 @@ mod tests {
         TensorMeta { name: name.to_owned(), shape: Shape::new(dims.to_vec()).unwrap(), ty: GgmlType::F16 }
     }
 
-    /// Entries of two columns a matrix.
+    /// Entries with two columns per matrix.
     fn imatrix(entries: &[(&str, &[f64])]) -> Imatrix {
         let sums =
             |sums: &[f64]| ColumnSums { n_cols: 2, sums: sums.to_vec(), counts: vec![1; sums.len() / 2] };
@@ -209,7 +210,7 @@ mod tests {
         ] {
             assert!(found(&[(entry, &[5.0, 6.0])], wanted, &[7, 2]).is_some(), "{wanted}");
         }
-        // Unless that is asked for, only the entry is told.
+        // Unless sharing is asked for, only the entry's name is returned.
         let matrix = imatrix(&[(&own, &[5.0, 6.0])]);
         let elsewhere = lookup(&matrix, &tensor("blk.3.attn_k.weight", &[7, 2]), false);
         assert_eq!(elsewhere, Lookup::Elsewhere(own.clone()));

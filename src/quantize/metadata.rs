@@ -1,4 +1,4 @@
-//! The metadata of a quantized file.
+//! Metadata of a quantized file.
 
 use std::path::Path;
 
@@ -9,18 +9,18 @@ use crate::quantize::options::{MAX_OVERRIDE_BYTES, Override};
 use crate::quantize::prune::PrunedLayers;
 use crate::quantize::{FileType, QuantizeError};
 
-/// Number that says which generation of block types a file uses.
+/// Value of `general.quantization_version`: the generation of block types.
 const QUANTIZATION_VERSION: u32 = 2;
 
 const FILE_TYPE: &str = "general.file_type";
 
-/// What changes in the metadata.
+/// Changes of the metadata.
 pub(crate) struct Changes<'a> {
     /// Value of `general.file_type`.
     pub file_type: u32,
-    /// Keys that the user sets.
+    /// Keys set by the user.
     pub overrides: &'a [Override],
-    /// The importance matrix that is used, if it has entries.
+    /// Importance matrix that is used, if it has entries.
     pub imatrix: Option<&'a Imatrix>,
     /// Layers that are left out.
     pub pruned: Option<&'a PrunedLayers<'a>>,
@@ -31,11 +31,11 @@ pub(crate) struct Changes<'a> {
 /// Metadata of the output.
 ///
 /// # Exactness
-/// ref: a key that is set moves to the end; strings and keys end at a NUL; strings about the importance matrix
-/// are cut at 127 bytes, if need be within a character.
+/// ref: a key that is set moves to the end; strings and keys end at a NUL; strings about the importance matrix are cut
+/// at 127 bytes, even within a character.
 ///
 /// # Errors
-/// A key that would be set to a value of another type.
+/// A key that is set to a value of another type.
 pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Result<Metadata, QuantizeError> {
     let mut out = Metadata::new();
     for (key, value) in source.iter() {
@@ -69,13 +69,13 @@ pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Resul
     Ok(out)
 }
 
-/// `general.file_type` of a source that is copied: its own, else a guess.
+/// Value of `general.file_type` for a copied source: its own, otherwise a guess.
 pub(crate) fn copied_file_type(source: &Metadata, guess: impl FnOnce() -> u32) -> u32 {
     let own = source.get(FILE_TYPE).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
     own.unwrap_or_else(guess)
 }
 
-/// `general.file_type` for a file type.
+/// Value of `general.file_type` for a file type.
 pub(crate) fn file_type_id(file_type: FileType, source: &Metadata, guess: impl FnOnce() -> u32) -> u32 {
     match file_type {
         FileType::Copy => copied_file_type(source, guess),

@@ -1,7 +1,7 @@
-//! llama.cpp's mixtures: which weights of a file type get more or fewer bits than its base type.
+//! llama.cpp's mixtures: weights of a file type that get more or fewer bits than its base type.
 //!
-//! Each role has a function of its own; in it, one arm per file type that deviates. What depends on the place in
-//! the model counts tensors of the role as they come, in file order.
+//! Each role has its own function, with one arm per file type that deviates. Rules that depend on the place in the
+//! model count tensors of the role in file order.
 
 use crate::core::{GgmlType, TensorMeta};
 use crate::quantize::class::layer_of;
@@ -14,7 +14,7 @@ pub(crate) struct Mixture<'a> {
     facts: &'a ModelFacts,
     options: &'a QuantizeOptions,
     has_imatrix: bool,
-    /// No `output.weight`: the token embeddings serve as output too.
+    /// True without `output.weight`: the token embeddings are then also the output.
     is_tied: bool,
     n_values: i32,
     seen_values: i32,
@@ -23,7 +23,7 @@ pub(crate) struct Mixture<'a> {
     seen_down: i32,
 }
 
-/// Where a tensor stands among those of its role.
+/// Position of a tensor among those of its role.
 #[derive(Clone, Copy)]
 struct Place {
     index: i32,
@@ -31,12 +31,12 @@ struct Place {
 }
 
 impl Place {
-    /// In the first of so many equal parts.
+    /// Returns true in the first of `parts` equal parts.
     fn in_first(self, parts: i32) -> bool {
         self.index < self.of / parts
     }
 
-    /// In the first or the last eighth, or every third in between.
+    /// Returns true in the first and last eighth, and for every third tensor in between.
     fn gets_more_bits(self) -> bool {
         let eighth = self.of / 8;
         self.index < eighth
@@ -44,7 +44,7 @@ impl Place {
             || (self.index - eighth) % 3 == 2
     }
 
-    /// Neither in the first nor in the last eighth.
+    /// Returns true outside of the first and last eighth.
     fn in_middle(self) -> bool {
         self.index >= self.of / 8 && i64::from(self.index) < 7 * i64::from(self.of) / 8
     }
@@ -80,7 +80,7 @@ impl<'a> Mixture<'a> {
         }
     }
 
-    /// The type of the next tensor.
+    /// Type of the next tensor.
     pub(crate) fn choose(&mut self, tensor: &TensorMeta, class: TensorClass) -> GgmlType {
         let is_output = class == TensorClass::Output || (self.is_tied && class == TensorClass::TokenEmbd);
         if self.is_held_at_8_bits(&tensor.name) {
@@ -119,12 +119,13 @@ impl<'a> Mixture<'a> {
         self.facts.architecture == "falcon"
     }
 
-    /// Four or more query heads share a key head: the value projection is small, so more bits cost little.
+    /// Returns true if four or more query heads share a key head. The value projection is then small, so more bits cost
+    /// little.
     fn shares_heads(&self) -> bool {
         self.facts.n_gqa >= 4
     }
 
-    /// Place in the feed-forward stack: the layer of the name where experts are separate tensors, else a count.
+    /// Place in the feed-forward stack: the layer number from the name in models with experts, otherwise a count.
     fn place(&self, name: &str, seen: i32) -> Place {
         let index = if self.facts.n_experts > 1 { layer_of(name).unwrap_or(seen) } else { seen };
         Place { index, of: self.facts.n_layers }
@@ -163,8 +164,8 @@ impl<'a> Mixture<'a> {
         }
     }
 
-    /// Floats of 4 bits for experts. ref: every stack of matrices counts as experts, except in one architecture
-    /// whose attention has stacks as well.
+    /// Types of MXFP4 mixtures: 4-bit floats for experts. ref: every stack of matrices counts as experts, except in one
+    /// architecture that also has stacks in attention.
     fn expert_floats(&self, tensor: &TensorMeta, class: TensorClass) -> GgmlType {
         let is_ffn = matches!(class, TensorClass::FfnUp | TensorClass::FfnGate | TensorClass::FfnDown);
         let is_stack = tensor.shape.dims().iter().rev().nth(2).is_some_and(|&n| n > 1);
@@ -180,7 +181,7 @@ impl<'a> Mixture<'a> {
         matches!(self.file_type, Iq1S | Iq1M | Iq2Xxs | Iq2Xs | Iq2S | Iq2M)
     }
 
-    /// All roles of the codebook types below 3 bits.
+    /// Types of all roles in the codebook types below 3 bits.
     fn below_3_bits(&mut self, class: TensorClass) -> GgmlType {
         let is_larger_half = matches!(self.file_type, FileType::Iq2S | FileType::Iq2M);
         let better = if is_larger_half { GgmlType::Iq3S } else { GgmlType::Q2K };
@@ -259,14 +260,14 @@ impl<'a> Mixture<'a> {
             FileType::Q4KM | FileType::Q5KM if place.gets_more_bits() => GgmlType::Q6K,
             FileType::Iq4Nl | FileType::Iq4Xs if !self.has_imatrix && place.in_first(8) => GgmlType::Q5K,
             FileType::Q4KS if !self.is_falcon() && place.in_first(8) => GgmlType::Q5K,
-            // With importance weights the first layers can go astray in these types.
+            // With importance weights these types can be inaccurate in the first layers.
             FileType::Q4_0 if self.has_imatrix && place.in_first(8) => GgmlType::Q4_1,
             FileType::Q5_0 if self.has_imatrix && place.in_first(8) => GgmlType::Q5_1,
             _ => self.base,
         }
     }
 
-    /// Gate and up projections.
+    /// Types of gate and up projections.
     fn ffn_rest(&self, place: Place) -> GgmlType {
         match self.file_type {
             FileType::Iq3Xs if place.in_middle() => GgmlType::Iq3Xxs,

@@ -1,35 +1,35 @@
-//! The few facts about a model that its mixture depends on.
+//! Facts about a model that its mixture depends on.
 
 use crate::core::TensorMeta;
 use crate::gguf::{Metadata, Value};
 use crate::quantize::class::layer_of;
 use crate::quantize::options::{Override, OverrideValue};
 
-/// Facts from metadata. An architecture that nobody has heard of has them too: the keys are named after it.
+/// Facts from metadata. Unknown architectures have them too, since the keys are prefixed with the architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFacts {
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub architecture: String,
-    /// Layers, all of them.
+    /// Number of all layers.
     pub n_layers: i32,
-    /// Experts per layer.
+    /// Number of experts per layer.
     pub n_experts: u32,
-    /// Query heads that share one key head in the first layer; 0 without key heads.
+    /// Number of query heads that share one key head in the first layer; 0 without key heads.
     pub n_gqa: u32,
-    /// True for models whose value projections are small beside the rest.
+    /// True for models whose value projections are small compared with the rest.
     pub is_70b: bool,
 }
 
-/// Architectures whose models of so many layers count as 70 B.
+/// Architectures and layer counts of models that count as 70 B.
 static LAYERS_OF_70B: &[(&str, i64)] =
     &[("llama", 80), ("llama-embed", 80), ("qwen2", 80), ("deci", 80), ("olmo", 80), ("jais2", 68)];
 
 impl ModelFacts {
-    /// Reads the facts. Where the layer count is missing, the tensors tell it.
+    /// Reads the facts. A missing layer count is derived from the tensor names.
     ///
     /// # Exactness
-    /// Overrides count as llama-quantize counts them: the first of a key, and head counts only where the file has
-    /// a single number for all layers. Head counts are those of the first layer.
+    /// Overrides count as in llama-quantize: the first one for a key, and for head counts only if the file has a single
+    /// number for all layers. Head counts are those of the first layer.
     #[must_use]
     pub fn new(metadata: &Metadata, overrides: &[Override], tensors: &[TensorMeta]) -> Self {
         let architecture =
@@ -45,11 +45,11 @@ impl ModelFacts {
         let n_heads = keys.first_of("attention.head_count").unwrap_or(0);
         let n_kv_heads = keys.first_of("attention.head_count_kv").unwrap_or(n_heads);
         let n_counted = match architecture.as_str() {
-            // Layers that are run several times count as often.
+            // Layers that are run several times count each time.
             "nanbeige" => {
                 keys.number("num_loops").filter(|&n| n > 1).map_or(n_layers, |n| n_regular.saturating_mul(n))
             }
-            // The router of the adapters is a layer of its own.
+            // The router of the adapters counts as a layer.
             "graniteswitch" => n_regular.saturating_add(1),
             _ => n_layers,
         };
@@ -65,7 +65,7 @@ impl ModelFacts {
         }
     }
 
-    /// True for mixtures of eight experts, which have rules of their own.
+    /// Returns true for mixtures of eight experts, which have separate rules.
     pub(crate) fn has_eight_experts(&self) -> bool {
         self.n_experts == 8
     }
@@ -85,14 +85,14 @@ impl Keys<'_> {
         }
     }
 
-    /// A number of the whole model.
+    /// Number for the whole model.
     fn number(&self, name: &str) -> Option<i64> {
         let key = format!("{}.{name}", self.architecture);
         let stored = || self.metadata.get(&key).and_then(Value::as_u64).and_then(|n| i64::try_from(n).ok());
         self.overridden(&key).or_else(stored)
     }
 
-    /// A number that may differ between layers: that of the first one.
+    /// Number for the first layer of a key that may differ between layers.
     fn first_of(&self, name: &str) -> Option<i64> {
         let key = format!("{}.{name}", self.architecture);
         let number = match self.metadata.get(&key)? {

@@ -1,4 +1,4 @@
-//! How many bits per weight a file type comes to, on a model everybody knows.
+//! Bits per weight of a file type on a well-known model.
 
 use crate::core::{GgmlType, Shape, TensorMeta};
 use crate::quantize::class::file_order;
@@ -11,7 +11,7 @@ const N_FFN: u64 = 14336;
 const N_KV: u64 = 1024;
 const N_VOCAB: u64 = 128_256;
 
-/// What a file type comes to.
+/// Nominal size of a file type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Nominal {
     /// Bits per weight of Llama 3 8B from F16, without an importance matrix.
@@ -20,9 +20,9 @@ pub struct Nominal {
     pub needs_imatrix: bool,
 }
 
-/// What a file type comes to on Llama 3 8B; `None` for [`FileType::Copy`].
+/// Computes the bits per weight of a file type on Llama 3 8B; `None` for [`FileType::Copy`].
 ///
-/// The choice is made for its 291 tensors as for a file, so the number is what one gets, not that of the base type.
+/// Types are chosen for its 291 tensors as for a file, so the number is that of a real file, not that of the base type.
 #[must_use]
 pub fn nominal(file_type: FileType) -> Option<Nominal> {
     file_type.base()?;

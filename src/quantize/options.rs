@@ -1,4 +1,4 @@
-//! What is asked for: the file type, rules for single tensors, changes of metadata, and what to refuse.
+//! Options of a quantization: the file type, rules for single tensors, changes of metadata, and conditions to refuse.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,25 +9,25 @@ use crate::gguf::keys::key_info;
 use crate::gguf::{Metadata, Value, ValueType};
 use crate::quantize::{FileType, QuantizeError};
 
-/// Everything that decides about the output beside the source and the importance matrix.
+/// Everything that decides about the output, except for the source and the importance matrix.
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "switches of a command line, independent of one another")]
 pub struct QuantizeOptions {
-    /// The file type.
+    /// File type of the output.
     pub file_type: FileType,
-    /// Gives every weight the base type: no mixture, no better type for the output.
+    /// Gives every weight the base type: no mixture, and no better type for the output.
     pub pure: bool,
-    /// Leaves `output.weight` as it is.
+    /// Leaves `output.weight` unchanged.
     pub leave_output_tensor: bool,
-    /// Type of `output.weight`, and of tied embeddings; no fallback for odd columns.
+    /// Type of `output.weight` and of tied embeddings; without a fallback if the columns do not fit.
     pub output_tensor_type: Option<GgmlType>,
-    /// Type of the token embeddings; no fallback for odd columns.
+    /// Type of the token embeddings; without a fallback if the columns do not fit.
     pub token_embedding_type: Option<GgmlType>,
-    /// Types by name; the first rule that matches wins. Without effect where the base type is no block type.
+    /// Types by name; the first rule that matches is used. Without effect if the base type is not a block type.
     pub tensor_types: Vec<TensorTypeRule>,
     /// Accepts tensors that are already quantized.
     pub allow_requantize: bool,
-    /// Makes a change of type that nobody asked for (odd columns) an error.
+    /// Makes a fallback to another type (because of the columns) an error.
     pub no_fallback: bool,
     /// Layers to leave out; later ones move up.
     pub prune_layers: BTreeSet<u32>,
@@ -35,18 +35,18 @@ pub struct QuantizeOptions {
     pub keep_split: bool,
     /// Metadata to set, in order.
     pub overrides: Vec<Override>,
-    /// Goes on at NaN and infinity.
+    /// Continues at NaN and infinity.
     pub allow_nonfinite: bool,
-    /// What to do about tensors that the importance matrix does not cover.
+    /// Treatment of tensors that the importance matrix does not cover.
     pub coverage: CoveragePolicy,
-    /// A tensor without importance data takes those of another that is multiplied with the same input.
+    /// Gives a tensor without importance data that of another tensor with the same input.
     pub share_importance: bool,
-    /// Vector instructions to use; the bytes are the same for all.
+    /// Vector instructions to use; the output bytes are the same for all.
     pub simd: SimdLevel,
 }
 
 impl QuantizeOptions {
-    /// llama-quantize's defaults.
+    /// Options with llama-quantize's defaults.
     #[must_use]
     pub fn new(file_type: FileType) -> Self {
         Self {
@@ -69,50 +69,50 @@ impl QuantizeOptions {
     }
 }
 
-/// What to do about tensors without importance data, and experts that no token of the calibration text reached.
+/// Treatment of tensors without importance data, and of experts that no token of the calibration text reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CoveragePolicy {
-    /// Says nothing. Types that need importance data still refuse to go without.
+    /// Reports nothing. Types that need importance data are still refused without it.
     Ignore,
-    /// Lists them and goes on, as llama-quantize does.
+    /// Lists them and continues, as llama-quantize does.
     #[default]
     Warn,
-    /// Stops if a tensor that is to be quantized with importance weights has none.
+    /// Stops if a tensor that would be quantized with importance weights has none.
     Tensors,
-    /// Stops also if an expert was never seen.
+    /// Stops also if no token reached an expert.
     Error,
 }
 
 impl CoveragePolicy {
-    /// The policies by name.
+    /// All policies, with their names.
     pub const ALL: [(&'static str, Self); 4] =
         [("ignore", Self::Ignore), ("warn", Self::Warn), ("tensors", Self::Tensors), ("error", Self::Error)];
 
-    /// The policy of this name.
+    /// Looks up a policy by name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|row| row.0 == name).map(|row| row.1)
     }
 }
 
-/// `REGEX=TYPE`: the type of all tensors whose name the expression is found in.
+/// Rule `REGEX=TYPE`: the type of all tensors whose name contains a match.
 #[derive(Clone, Debug)]
 pub struct TensorTypeRule {
-    /// The expression as it is used: in lower case.
+    /// Regular expression as it is used: in lower case.
     pub pattern: String,
-    /// The type.
+    /// Type of these tensors.
     pub ty: GgmlType,
     regex: fancy_regex::Regex,
 }
 
 impl TensorTypeRule {
-    /// Reads one rule.
+    /// Parses one rule.
     ///
     /// # Exactness
-    /// ref: the whole expression is lower-cased, escapes too, so that `\D` becomes `\d`.
+    /// ref: the whole expression is lower-cased, including escapes, so `\D` becomes `\d`.
     ///
     /// # Errors
-    /// [`OptionError`]: no `=`, nothing on one side of it, a bad expression, an unknown type.
+    /// [`OptionError`]: no `=`, an empty side, a bad expression, an unknown type.
     pub fn parse(text: &str) -> Result<Self, OptionError> {
         let malformed = || OptionError::TensorType { text: text.to_owned() };
         let (pattern, ty) = text.split_once('=').ok_or_else(malformed)?;
@@ -125,22 +125,22 @@ impl TensorTypeRule {
         Ok(Self { pattern, ty: parse_ggml_type(ty)?, regex })
     }
 
-    /// Reads a list of rules between white space.
+    /// Parses a list of rules separated by white space.
     ///
     /// # Errors
-    /// That of the first bad rule.
+    /// The error of the first bad rule.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, OptionError> {
         text.split_ascii_whitespace().map(Self::parse).collect()
     }
 
-    /// True if the rule is about this tensor. An expression that backtracks without end does not match.
+    /// Returns true if the rule matches this tensor. An expression that exceeds the backtracking limit does not match.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         self.regex.is_match(name).unwrap_or(false)
     }
 }
 
-/// The block type of this name, in any case.
+/// Parses the name of a block type, in any case.
 ///
 /// # Errors
 /// [`OptionError::UnknownType`].
@@ -151,7 +151,7 @@ pub fn parse_ggml_type(name: &str) -> Result<GgmlType, OptionError> {
     })
 }
 
-/// The file type of a name or number.
+/// Parses the name or number of a file type.
 ///
 /// # Errors
 /// [`OptionError::UnknownFileType`].
@@ -159,7 +159,7 @@ pub fn parse_file_type(text: &str) -> Result<FileType, OptionError> {
     parse_file_type_or(text, &[])
 }
 
-/// The same where other words stand for a type too: they are among those that an error offers.
+/// Parses the name or number of a file type, in a place where `words` are also valid: the error may suggest them.
 ///
 /// # Errors
 /// [`OptionError::UnknownFileType`].
@@ -175,7 +175,7 @@ fn lower_case(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| name.to_ascii_lowercase()).collect()
 }
 
-/// Layer numbers between commas.
+/// Parses layer numbers separated by commas.
 ///
 /// # Errors
 /// [`OptionError::Layer`].
@@ -187,21 +187,21 @@ pub fn parse_layers(text: &str) -> Result<BTreeSet<u32>, OptionError> {
     text.split(',').map(layer).collect()
 }
 
-/// `KEY=TYPE:VALUE`: a metadata key to set.
+/// Metadata key to set, given as `KEY=TYPE:VALUE`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
-    /// The key.
+    /// Name of the key.
     pub key: String,
-    /// The value.
+    /// Value of the key.
     pub value: OverrideValue,
 }
 
 /// Value of an [`Override`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum OverrideValue {
-    /// `int`: the file gets its absolute value as u32.
+    /// `int`: stored as its absolute value in u32.
     Int(i64),
-    /// `float`: the file gets an f32.
+    /// `float`: stored as f32.
     Float(f64),
     /// `bool`.
     Bool(bool),
@@ -209,16 +209,16 @@ pub enum OverrideValue {
     Str(String),
 }
 
-/// Longest string that fits into llama.cpp's table of overrides, in bytes.
+/// Maximum bytes of a string in llama.cpp's table of overrides.
 pub(crate) const MAX_OVERRIDE_BYTES: usize = 127;
 
-/// NaN and infinity have no meaning for any key.
+/// Parses a finite number: NaN and infinity have no meaning for any key.
 fn finite<T: std::str::FromStr + Copy + Into<f64>>(text: &str) -> Option<T> {
     text.parse::<T>().ok().filter(|&number| number.into().is_finite())
 }
 
 impl Override {
-    /// Reads `KEY=TYPE:VALUE` with the types `int`, `float`, `bool` and `str`.
+    /// Parses `KEY=TYPE:VALUE` with the types `int`, `float`, `bool` and `str`.
     ///
     /// # Errors
     /// [`OptionError::Override`].
@@ -240,7 +240,7 @@ impl Override {
         Ok(Self { key: key.to_owned(), value })
     }
 
-    /// The value as llama-quantize stores it.
+    /// Converts the value to the type in which llama-quantize stores it.
     ///
     /// # Exactness
     /// ref: whole numbers lose their sign and all but their low 32 bits.
@@ -254,11 +254,11 @@ impl Override {
         }
     }
 
-    /// The value in the type that the key has in this file, or has by its meaning; of a key that nobody knows as
-    /// llama-quantize stores it.
+    /// Converts the value to the type that the key has in this file, or by its definition. Unknown keys get the type in
+    /// which llama-quantize stores them.
     ///
     /// # Errors
-    /// [`QuantizeError::OverrideType`]: the value is none of that type.
+    /// [`QuantizeError::OverrideType`]: the value does not fit that type.
     pub fn value_in(&self, metadata: &Metadata) -> Result<Value, QuantizeError> {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let before = metadata.get(&self.key).map(Value::value_type);
@@ -277,7 +277,7 @@ impl Override {
         value.ok_or_else(|| wrong(own.value_type.to_string()))
     }
 
-    /// The same number in a type that holds it, or the same text or truth value.
+    /// Converts the value to a type that can hold it exactly or, for floats, rounded.
     fn value_of_type(&self, ty: ValueType) -> Option<Value> {
         let int = || match self.value {
             OverrideValue::Int(value) => Some(value),
@@ -319,57 +319,57 @@ impl fmt::Display for Override {
     }
 }
 
-/// Why an option was not understood.
+/// Errors of parsing an option.
 #[derive(Debug, thiserror::Error)]
 pub enum OptionError {
-    /// No file type of that name or number.
+    /// Unknown name or number of a file type.
     #[error("unknown type `{}`", escape(name))]
     UnknownFileType {
-        /// What was given.
+        /// Given text.
         name: String,
-        /// What may have been meant.
+        /// Similar names.
         nearest: Vec<String>,
     },
-    /// No block type of that name.
+    /// Unknown name of a block type.
     #[error("unknown tensor type `{}`", escape(name))]
     UnknownType {
-        /// What was given.
+        /// Given text.
         name: String,
-        /// What may have been meant.
+        /// Similar names.
         nearest: Vec<String>,
     },
-    /// Not `REGEX=TYPE`.
+    /// Text that is not `REGEX=TYPE`.
     #[error("tensor type `{}`: `REGEX=TYPE` expected", escape(text))]
     TensorType {
-        /// What was given.
+        /// Given text.
         text: String,
     },
-    /// Not a regular expression.
+    /// Invalid regular expression.
     #[error("tensor type: bad expression `{}`", escape(pattern))]
     Pattern {
-        /// The expression.
+        /// Regular expression.
         pattern: String,
-        /// What is wrong with it.
+        /// Reason.
         source: Box<fancy_regex::Error>,
     },
-    /// Not a layer number.
+    /// Text that is not a layer number.
     #[error("layer `{}`: a number from 0 expected", escape(text))]
     Layer {
-        /// What was given.
+        /// Given text.
         text: String,
     },
-    /// Not `KEY=TYPE:VALUE`.
+    /// Text that is not `KEY=TYPE:VALUE`.
     #[error("metadata `{}`: {expected} expected", escape(text))]
     Override {
-        /// What was given.
+        /// Given text.
         text: String,
-        /// What would have been right.
+        /// Description of valid text.
         expected: &'static str,
     },
 }
 
 impl OptionError {
-    /// Whether a type of nearly that name exists.
+    /// Returns true if there is a type with a similar name.
     #[must_use]
     pub fn has_offer(&self) -> bool {
         match self {

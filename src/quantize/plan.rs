@@ -1,4 +1,4 @@
-//! The plan of a quantization: all about the output that is known before the first weight is read.
+//! Plan of a quantization: everything about the output that is known before the first weight is read.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,19 +22,19 @@ use crate::quantize::{
     TensorClass, choose_types,
 };
 
-/// What is to be quantized: tensors with their metadata, from a file or from a conversion that has not been written.
+/// Input of a quantization: tensors with their metadata, from a file or from a conversion that has not been written.
 #[derive(Clone)]
 pub struct Input<'a> {
-    /// The tensors.
+    /// Tensors to quantize.
     pub source: &'a dyn TensorSource,
-    /// The metadata.
+    /// Metadata of the source.
     pub metadata: &'a Metadata,
-    /// File and offset of each tensor, where the source has several files.
+    /// File and offset of each tensor, if the source is a set of files.
     pub places: Option<Vec<(usize, u64)>>,
 }
 
 impl<'a> Input<'a> {
-    /// A GGUF file with all its parts.
+    /// Input from a GGUF file with all its parts.
     #[must_use]
     pub fn file(file: &'a GgufFile) -> Self {
         let place = |tensor| {
@@ -45,22 +45,22 @@ impl<'a> Input<'a> {
         Self { source: file, metadata: file.metadata(), places: Some(places) }
     }
 
-    /// Any other source.
+    /// Input from any other source.
     #[must_use]
     pub fn new(source: &'a dyn TensorSource, metadata: &'a Metadata) -> Self {
         Self { source, metadata, places: None }
     }
 }
 
-/// Blocks of tensors that were made elsewhere: they go into the file as they are.
+/// Blocks of tensors that were made elsewhere and are written into the file unchanged.
 pub trait SolvedRows: Sync {
-    /// Whether it has the blocks of one matrix of a tensor; a tensor that is no stack is its own matrix 0.
+    /// Returns true if it has the blocks of one matrix of a tensor; a tensor that is not a stack is matrix 0.
     fn has(&self, tensor: &str, matrix: u64) -> bool;
 
-    /// Copies rows from `first_row` of the tensor on; all of them belong to matrices that it has.
+    /// Copies rows from `first_row` of the tensor on; all of them must belong to matrices that it has.
     ///
     /// # Errors
-    /// What keeps the blocks from being read.
+    /// Blocks that cannot be read.
     fn read(&self, tensor: &str, first_row: u64, out: &mut [u8]) -> Result<(), SourceError>;
 }
 
@@ -69,14 +69,14 @@ pub trait SolvedRows: Sync {
 pub struct Step<'a> {
     /// Index of the tensor in the source.
     pub source: usize,
-    /// Its type, and why.
+    /// Type of the tensor, and the reason for it.
     pub choice: Choice,
     /// Importance weights, matrix after matrix; `None` if there are none or the type ignores them.
     pub weights: Option<Cow<'a, [f32]>>,
 }
 
-/// A planned quantization, and at the same time the [`TensorSource`] of its result: rows are quantized when they
-/// are read.
+/// Planned quantization, and at the same time the [`TensorSource`] of its result: rows are quantized when they are
+/// read.
 pub struct QuantizePlan<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) metadata: Metadata,
@@ -88,9 +88,9 @@ pub struct QuantizePlan<'a> {
     pub(crate) allow_nonfinite: bool,
     /// Blocks that were made elsewhere.
     pub(crate) solved: Option<&'a dyn SolvedRows>,
-    /// Per tensor, whether a value other than zero was read.
+    /// Per tensor: records whether a value other than zero was read.
     pub(crate) contents: Vec<Content>,
-    /// By tensor, rows that were too small for its type.
+    /// Rows that were too small for their type, by tensor.
     pub(crate) small_rows: Mutex<BTreeMap<usize, SmallRows>>,
     coverage: Coverage,
     obstacles: Vec<QuantizeError>,
@@ -105,8 +105,8 @@ impl<'a> QuantizePlan<'a> {
     /// Tensors, their order and types, and the metadata equal those of llama-quantize's output.
     ///
     /// # Errors
-    /// Whatever would stop the run and can be told from headers: all of [`QuantizePlan::draft`]'s errors, and the
-    /// first of [`QuantizePlan::obstacles`].
+    /// Everything that would stop the run and can be detected from headers: all of [`QuantizePlan::draft`]'s errors,
+    /// and the first of [`QuantizePlan::obstacles`].
     pub fn new(
         input: &Input<'a>,
         options: &QuantizeOptions,
@@ -116,8 +116,8 @@ impl<'a> QuantizePlan<'a> {
         if plan.obstacles.is_empty() { Ok(plan) } else { Err(plan.obstacles.swap_remove(0)) }
     }
 
-    /// Plans a run that may lack something, to look at it: sizes and types are right, [`QuantizePlan::obstacles`]
-    /// tells what is missing.
+    /// Plans a run that may lack something, for inspection. Sizes and types are right, and [`QuantizePlan::obstacles`]
+    /// lists what would stop the run.
     ///
     /// # Errors
     /// Types that cannot be chosen, tensors without elements, an importance matrix that does not fit the model.
@@ -129,10 +129,10 @@ impl<'a> QuantizePlan<'a> {
         Self::drafted(input, options, imatrix, imatrix.is_some_and(|imatrix| !imatrix.is_empty()))
     }
 
-    /// [`QuantizePlan::draft`] with an importance matrix that is still to come, of all tensors.
+    /// Plans like [`QuantizePlan::draft`] for an importance matrix that does not exist yet but will cover all tensors.
     ///
     /// # Errors
-    /// As there.
+    /// As [`QuantizePlan::draft`].
     pub fn draft_to_come(input: &Input<'a>, options: &QuantizeOptions) -> Result<Self, QuantizeError> {
         let mut plan = Self::drafted(input, options, None, true)?;
         plan.obstacles.retain(|obstacle| !matches!(obstacle, QuantizeError::NoImatrix { .. }));
@@ -239,8 +239,8 @@ impl<'a> QuantizePlan<'a> {
         })
     }
 
-    /// The types that the tensors of the source will have with an importance matrix that is not known yet, by their
-    /// index there. Those that stay as they are are left out.
+    /// Types that the tensors of the source will have with an importance matrix that is not known yet, by their index
+    /// in the source. Tensors that do not change are left out.
     ///
     /// # Errors
     /// Types that cannot be chosen.
@@ -257,15 +257,15 @@ impl<'a> QuantizePlan<'a> {
         Ok(changed.map(|(index, choice)| (index, choice.ty)).collect())
     }
 
-    /// The same plan with blocks of some tensors made elsewhere. The names of tensors are those of the source: a plan that
-    /// prunes layers has others.
+    /// Adds blocks of some tensors that were made elsewhere. Tensors are identified by their names in the source, which
+    /// a plan that prunes layers changes.
     #[must_use]
     pub fn with_solved(mut self, solved: &'a dyn SolvedRows) -> Self {
         self.solved = Some(solved);
         self
     }
 
-    /// The same plan with further keys at the end of the metadata.
+    /// Adds further keys at the end of the metadata.
     #[must_use]
     pub fn with_keys(mut self, keys: &[(String, Value)]) -> Self {
         for (key, value) in keys {
@@ -275,43 +275,43 @@ impl<'a> QuantizePlan<'a> {
         self
     }
 
-    /// Metadata of the output; without the keys of a split.
+    /// Metadata of the output, without the keys of a split.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// What happens to each tensor, in output order.
+    /// Treatment of each tensor, in output order.
     #[must_use]
     pub fn steps(&self) -> &[Step<'a>] {
         &self.steps
     }
 
-    /// The tensors of the source.
+    /// Tensors of the source.
     #[must_use]
     pub fn source_tensors(&self) -> &'a [TensorMeta] {
         self.source.tensors()
     }
 
-    /// What the importance matrix leaves open.
+    /// Gaps of the importance matrix.
     #[must_use]
     pub fn coverage(&self) -> &Coverage {
         &self.coverage
     }
 
-    /// What a run would stop at, in output order.
+    /// Errors at which a run would stop, in output order.
     #[must_use]
     pub fn obstacles(&self) -> &[QuantizeError] {
         &self.obstacles
     }
 
-    /// Options that change nothing, rules for single tensors first.
+    /// Options that change nothing; rules for single tensors come first.
     #[must_use]
     pub fn idle_options(&self) -> &[IdleOption] {
         &self.idle_options
     }
 
-    /// What is odd about the output but does not stop the run.
+    /// Warnings about the output that do not stop the run.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -324,12 +324,12 @@ impl<'a> QuantizePlan<'a> {
     }
 }
 
-/// True for architectures whose first and last layers have the names that mixtures know, and for towers.
+/// Returns true for architectures whose first and last layers have names that mixtures know, and for towers.
 fn is_known(architecture: &str) -> bool {
     architecture == "clip" || Registry::knows(architecture)
 }
 
-/// Ranges of tensors by part; parts are numbered without gaps, one that lost all its tensors is empty.
+/// Ranges of tensors by part. Parts are numbered without gaps; a part that lost all its tensors is empty.
 fn cut_parts(parts: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
     let mut ranges = Vec::from([Range { start: 0, end: 0 }]);
     for (index, part) in parts.enumerate() {
@@ -348,9 +348,9 @@ struct Builder<'a, 'o> {
     imatrix: Option<&'a Imatrix>,
     coverage: Coverage,
     obstacles: Vec<QuantizeError>,
-    /// Tensors whose types need importance data and have none.
+    /// Tensors whose types need importance data that they do not have.
     needy: Vec<(String, GgmlType)>,
-    /// Entries that were taken for tensors of other names.
+    /// Entries that were used for tensors of other names.
     stand_ins: BTreeSet<String>,
 }
 
@@ -384,8 +384,8 @@ impl<'a> Builder<'a, '_> {
         Ok(step)
     }
 
-    /// The importance weights for a tensor. Sizes are checked for types that ignore them too: a matrix of another
-    /// model is an error in any case.
+    /// Importance weights for a tensor. Sizes are checked even for types that ignore the weights: an importance matrix
+    /// of another model is always an error.
     fn weights(
         &mut self,
         found: &TensorMeta,
@@ -415,7 +415,7 @@ impl<'a> Builder<'a, '_> {
                 }
                 Ok(None)
             }
-            // ref: for the embeddings, a matrix that does not fit is as good as none.
+            // ref: for the embeddings, an entry of another size is ignored.
             Lookup::OtherSize(_) if choice.class == TensorClass::TokenEmbd => {
                 self.coverage.missing.push(found.name.clone());
                 Ok(None)
@@ -430,7 +430,7 @@ impl<'a> Builder<'a, '_> {
         }
     }
 
-    /// One obstacle for all tensors whose types need importance data and have none.
+    /// Reports one obstacle for all tensors whose types need importance data that they do not have.
     fn refuse_needy(&mut self) {
         if self.needy.is_empty() {
             return;
@@ -483,7 +483,7 @@ impl<'a> Builder<'a, '_> {
     }
 }
 
-/// Number of matrices in a stack; 1 for a plain matrix or a vector.
+/// Number of matrices in a stack; 1 for a single matrix or a vector.
 pub(crate) fn n_matrices(tensor: &TensorMeta) -> u64 {
     let dims = tensor.shape.dims();
     dims[..dims.len().saturating_sub(2)].iter().product()

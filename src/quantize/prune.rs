@@ -1,4 +1,4 @@
-//! Leaving out layers: the names of those that stay, and the metadata that counts or lists layers.
+//! Layer pruning: names of the remaining layers, and the metadata that counts or lists layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +9,11 @@ use crate::gguf::keys::{Count, annotation_row, key_info};
 use crate::gguf::{Array, Metadata, Value};
 use crate::quantize::QuantizeError;
 
-/// New names for the tensors of a model without some layers.
+/// New names for the tensors of a model with pruned layers.
 ///
 /// # Exactness
-/// ref: layers below the first that is pruned keep their numbers, later ones get the next free number in the order
-/// they come; the number behind any `blk.` in a name counts, not only at its beginning.
+/// ref: layers before the first pruned one keep their numbers. Later ones get the next free number in the order in
+/// which they come. The number after any `blk.` in a name counts, not only at its beginning.
 pub(crate) struct Pruned<'a> {
     layers: &'a BTreeSet<u32>,
     renumbered: BTreeMap<u32, Option<u32>>,
@@ -21,12 +21,12 @@ pub(crate) struct Pruned<'a> {
 }
 
 impl<'a> Pruned<'a> {
-    /// Prunes these layers; none if the set is empty.
+    /// Prunes these layers; nothing if the set is empty.
     pub(crate) fn new(layers: &'a BTreeSet<u32>) -> Self {
         Self { layers, renumbered: BTreeMap::new(), next: 0 }
     }
 
-    /// The name in the output; `None` if the tensor is pruned. Names come in file order.
+    /// Name in the output; `None` if the tensor is pruned. Must be called in file order.
     pub(crate) fn rename(&mut self, name: &str) -> Option<String> {
         let Some(&first) = self.layers.first() else { return Some(name.to_owned()) };
         let Some((before, layer, after)) = split_at_layer(name) else { return Some(name.to_owned()) };
@@ -42,22 +42,22 @@ impl<'a> Pruned<'a> {
         renumbered.map(|number| format!("{before}{number}{after}"))
     }
 
-    /// Number of layers that stay, as far as names have come by.
+    /// Number of remaining layers among the names so far.
     pub(crate) fn n_layers(&self) -> Option<u32> {
         (!self.layers.is_empty()).then_some(self.next)
     }
 }
 
-/// Keys of an architecture that count layers from the first one on.
+/// Keys of an architecture that count layers from the first one.
 const FROM_THE_FIRST: [&str; 4] =
     ["leading_dense_block_count", "n_deepstack_layers", "hash_layer_count", "decoder_block_count"];
-/// Keys of an architecture that count layers from the last one back.
+/// Keys of an architecture that count layers from the last one backwards.
 const FROM_THE_LAST: [&str; 2] = ["nextn_predict_layers", "attention.shared_kv_layers"];
-/// Arrays of an architecture of any length that have no entry for each layer.
+/// Arrays of an architecture, of any length, that do not have an entry for each layer.
 const NOT_BY_LAYER: [&str; 2] = ["target_layers", "classifier.output_labels"];
-/// Arrays of an architecture that name layers by number.
+/// Array of an architecture that names layers by number.
 const NAMES_LAYERS: &str = "ple.layers";
-/// Keys of an architecture that say that every n-th layer is different.
+/// Keys of an architecture with a period: every n-th layer is different.
 const PERIODS: [&str; 5] = [
     "full_attention_interval",
     "interleave_moe_layer_step",
@@ -66,7 +66,7 @@ const PERIODS: [&str; 5] = [
     "rescale_every_n_layers",
 ];
 
-/// The layers of a model that lose some of them.
+/// Layers of a model, some of which are pruned.
 pub(crate) struct PrunedLayers<'a> {
     layers: &'a BTreeSet<u32>,
     arch: &'a str,
@@ -74,7 +74,7 @@ pub(crate) struct PrunedLayers<'a> {
 }
 
 impl<'a> PrunedLayers<'a> {
-    /// The layers of a model, counted by its metadata, else by its tensors.
+    /// Counts the layers of a model by its metadata, otherwise by its tensors.
     ///
     /// # Errors
     /// A layer that the model does not have; all of them pruned.
@@ -111,8 +111,8 @@ impl<'a> PrunedLayers<'a> {
         self.layers.iter().filter(|&&pruned| u64::from(pruned) < layer).count() as u64
     }
 
-    /// Takes the pruned layers out of arrays with one entry a layer, and off the counts of layers. (The number of all
-    /// layers is not among them.)
+    /// Removes the pruned layers from arrays with one entry per layer, and subtracts them from counts of layers. The
+    /// total number of layers is set elsewhere.
     pub(crate) fn apply(&self, metadata: &mut Metadata) {
         let n_heads =
             metadata.get(&format!("{}.nextn_predict_layers", self.arch)).and_then(Value::as_u64).unwrap_or(0);
@@ -122,7 +122,7 @@ impl<'a> PrunedLayers<'a> {
             .filter_map(|(key, value)| {
                 let name = key.strip_prefix(self.arch).and_then(|rest| rest.strip_prefix('.'));
                 if let Value::Array(array) = value {
-                    // Some lists leave the draft heads behind the model's own layers out.
+                    // Some lists omit the draft heads after the model's own layers.
                     let n = array.len() as u64;
                     let fits = n == n_before || (n_heads > 0 && n_before.checked_sub(n_heads) == Some(n));
                     let is_by_layer = fits && self.may_go_by_layer(key, name);
@@ -149,8 +149,8 @@ impl<'a> PrunedLayers<'a> {
         }
     }
 
-    /// True for arrays that have an entry for each layer where they are as long as there are layers. `name` is the key
-    /// without the architecture, of its keys.
+    /// Returns true for arrays that have one entry per layer if their length is the number of layers. `name` is the key
+    /// without the architecture prefix, for keys of the architecture.
     fn may_go_by_layer(&self, key: &str, name: Option<&str>) -> bool {
         match key_info(key, self.arch).or_else(|| annotation_row(key)).map(|row| row.count) {
             Some(Count::PerBlock | Count::PerOwnBlock) => true,
@@ -164,7 +164,8 @@ impl<'a> PrunedLayers<'a> {
         array.filtered(stays)
     }
 
-    /// What the file cannot say any more: a pattern of every n-th layer in which the layers that move up count differently.
+    /// Patterns that the pruned file cannot express: those of every n-th layer in which renumbered layers count
+    /// differently.
     pub(crate) fn lost_patterns(&self, metadata: &Metadata) -> Vec<String> {
         let said = |name: &str| metadata.get(&format!("{}.{name}", self.arch));
         let mut periods: Vec<(String, u64)> = PERIODS
@@ -197,14 +198,14 @@ impl<'a> PrunedLayers<'a> {
         periods.into_iter().map(|(what, period)| format!("{what}: every {period}")).collect()
     }
 
-    /// True if a layer that stays has another place in its period afterwards.
+    /// Returns true if a remaining layer gets another place in its period.
     fn moves_within(&self, period: u64) -> bool {
         let mut stay = (0..u64::from(self.n_before)).filter(|&layer| !self.layers.contains(&(layer as u32)));
         stay.any(|layer| !self.n_below(layer).is_multiple_of(period))
     }
 }
 
-/// A number in the type of another.
+/// Converts a number to the type of another value.
 fn number_like(like: &Value, number: u64) -> Option<Value> {
     Some(match like {
         Value::U64(_) => Value::U64(number),
@@ -214,7 +215,7 @@ fn number_like(like: &Value, number: u64) -> Option<Value> {
     })
 }
 
-/// Cuts a name around the number of the first `blk.N.` in it.
+/// Splits a name around the number of the first `blk.N.` in it.
 fn split_at_layer(name: &str) -> Option<(&str, u32, &str)> {
     name.match_indices("blk.").find_map(|(at, prefix)| {
         let start = at + prefix.len();

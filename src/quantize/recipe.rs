@@ -1,7 +1,7 @@
-//! The recipe of a file: which of llama.cpp's file types its tensors' types amount to.
+//! Recipe of a file: the llama.cpp file type whose mixture its tensors match.
 //!
-//! A file says in `general.file_type` what it is, and people say it in its name. [`Recipe`] ignores both: it runs the
-//! mixture of every file type over the tensors and counts where they differ.
+//! A file declares its type in `general.file_type`, and users put it in the file name. [`Recipe`] ignores both. It runs
+//! the mixture of every file type over the tensors and counts the differences.
 
 use std::collections::BTreeMap;
 
@@ -10,29 +10,29 @@ use crate::gguf::Metadata;
 use crate::quantize::class::is_quantizable;
 use crate::quantize::{FileType, ModelFacts, QuantizeOptions, TensorClass, choose_types};
 
-/// A share of the values up to which a file counts as "near" a file type.
+/// Maximum share of the values that deviate for a file to count as "near" a file type.
 const NEAR: f64 = 0.4;
-/// A share of the values up to which deviations are a few chosen tensors, not another mixture.
+/// Maximum share of the values for deviations to count as single tensors and not as another mixture.
 const FEW: f64 = 0.05;
-/// How far the bits per weight of a mixture of somebody's own may be from those of the file type it is named after.
+/// Maximum ratio between the bits per weight of a custom mixture and those of the file type it is named after.
 const BITS_RATIO: f64 = 1.34;
 
-/// How the tensors deviate from the mixture of one file type.
+/// Deviations of the tensors from the mixture of one file type.
 #[derive(Clone, Debug)]
 struct Candidate {
     file_type: FileType,
-    /// Every matrix has the base type (`--pure`).
+    /// True if every matrix has the base type (`--pure`).
     is_pure: bool,
-    /// Tensors with another type, by role and the type they have.
+    /// Number of tensors with another type, by role and actual type.
     deviations: BTreeMap<(TensorClass, String), usize>,
-    /// Their share of the values of all matrices.
+    /// Share of the deviating tensors in the values of all matrices.
     share: f64,
-    /// Bits per weight of the mixture as it should be.
+    /// Bits per weight of the unchanged mixture.
     bits_per_weight: f64,
 }
 
 impl Candidate {
-    /// The types that one mixture gives; `None` where it gives none.
+    /// Compares the tensors with one mixture; `None` if it cannot be applied to them.
     fn of(
         tensors: &[TensorMeta],
         facts: &ModelFacts,
@@ -69,13 +69,13 @@ impl Candidate {
         self.deviations.is_empty()
     }
 
-    /// True if nothing but the embeddings and the output deviate, for which there are options of their own.
+    /// Returns true if only the embeddings and the output deviate, which have separate options.
     fn is_variant(&self) -> bool {
         let is_free = |class: TensorClass| matches!(class, TensorClass::TokenEmbd | TensorClass::Output);
         self.deviations.keys().all(|(class, _)| is_free(*class)) && self.share < 1.0
     }
 
-    /// `Q4_K_M with Q6_K embeddings`.
+    /// Describes the candidate, as in `Q4_K_M with Q6_K embeddings`.
     fn describe(&self, n_matrices: usize) -> String {
         let name = self.file_type.name();
         let pure = if self.is_pure { ", pure" } else { "" };
@@ -97,28 +97,28 @@ impl Candidate {
     }
 }
 
-/// Weights that a checkpoint came with in blocks stay so beside floats: such a file is called after the floats.
+/// Returns true for blocks of the original checkpoint next to float weights: such a file is named after the floats.
 fn is_native_beside_floats(base: GgmlType, ty: GgmlType) -> bool {
     !base.is_quantized() && matches!(ty, GgmlType::Mxfp4 | GgmlType::Nvfp4)
 }
 
-/// What the types of a file's tensors amount to.
+/// Recipe that the types of a file's tensors match.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     candidates: Vec<Candidate>,
     n_matrices: usize,
-    /// The types of the matrices.
+    /// Types of the matrices.
     types: Vec<GgmlType>,
-    /// True if no matrix was quantized, blocks that a checkpoint came with apart.
+    /// True if no matrix was quantized, except for blocks of the original checkpoint.
     is_of_floats: bool,
-    /// The type of most values of the matrices, embeddings and output left out.
+    /// Type of most values of the matrices, without embeddings and output.
     most: Option<GgmlType>,
     bits_per_weight: f64,
 }
 
 impl Recipe {
-    /// Compares the tensors, in file order, with the mixtures of all file types, as they are with and without an
-    /// importance matrix. Looks at names, shapes and types only.
+    /// Compares the tensors, in file order, with the mixtures of all file types, both with and without an importance
+    /// matrix. Uses only names, shapes and types.
     #[must_use]
     pub fn of(metadata: &Metadata, tensors: &[TensorMeta]) -> Self {
         let facts = ModelFacts::new(metadata, &[], tensors);
@@ -153,14 +153,14 @@ impl Recipe {
         self.bits_per_weight
     }
 
-    /// Bits per weight that this model has in a file type; `None` for a type that it cannot have.
+    /// Bits per weight of this model in a file type; `None` if the model cannot have it.
     #[must_use]
     pub fn bits_per_weight_as(&self, file_type: FileType) -> Option<f64> {
         self.as_type(file_type).next().map(|candidate| candidate.bits_per_weight)
     }
 
-    /// The recipe in words: `Q4_K_M of llama.cpp`, `Q4_K_M with Q6_K embeddings`, `own mixture near Q3_K_M (…)`. Of file types
-    /// that fit equally well `claimed` is named.
+    /// Describes the recipe: `Q4_K_M of llama.cpp`, `Q4_K_M with Q6_K embeddings`, `own mixture near Q3_K_M (…)`. If
+    /// several file types fit equally well, `claimed` is preferred.
     #[must_use]
     pub fn describe(&self, claimed: Option<FileType>) -> String {
         if self.n_matrices == 0 {
@@ -175,14 +175,14 @@ impl Recipe {
         }
     }
 
-    /// The file type that the tensors have exactly, embeddings and output perhaps apart; `claimed` where it is one of several.
+    /// File type that the tensors match, possibly except for embeddings and output; `claimed` if it is one of several.
     #[must_use]
     pub fn file_type(&self, claimed: Option<FileType>) -> Option<FileType> {
         self.nearest(claimed).filter(|nearest| nearest.is_variant()).map(|nearest| nearest.file_type)
     }
 
-    /// True if a file with these tensors may be called so: it is exactly that, or but for its embeddings and its output, or it
-    /// is a mixture of somebody's own that has the type's base or its size.
+    /// Returns true if a file with these tensors may have the name of a file type. The tensors match it (except for
+    /// embeddings and output), or they are a custom mixture with the base type or the size of the file type.
     #[must_use]
     pub fn may_be_called(&self, file_type: FileType) -> bool {
         let is_it =
@@ -193,7 +193,7 @@ impl Recipe {
         if self.candidates.iter().any(Candidate::is_exact) {
             return false;
         }
-        // Beside floats of one type others stay in finer ones.
+        // In files named after one float type, some tensors stay in finer ones.
         let is_float = file_type.base().is_some_and(|base| !base.is_quantized());
         if is_float && self.is_of_floats && file_type.base().is_some_and(|base| self.types.contains(&base)) {
             return true;
@@ -205,7 +205,7 @@ impl Recipe {
         has_base || (!is_other && self.has_bits_of(file_type, BITS_RATIO))
     }
 
-    /// True if the bits per weight are those of a file type, within a factor.
+    /// Returns true if the bits per weight are those of a file type, within a factor.
     #[must_use]
     pub fn has_bits_of(&self, file_type: FileType, factor: f64) -> bool {
         let Some(expected) = self.bits_per_weight_as(file_type) else { return false };
@@ -217,7 +217,7 @@ impl Recipe {
         self.candidates.iter().filter(move |candidate| candidate.file_type == file_type)
     }
 
-    /// The candidate with the fewest deviations; of equal ones the claimed, then one that is not pure.
+    /// Candidate with the fewest deviations; of equal ones the claimed type, then one that is not pure.
     fn nearest(&self, claimed: Option<FileType>) -> Option<&Candidate> {
         let rank = |candidate: &Candidate| {
             let is_claimed = Some(candidate.file_type) == claimed;
@@ -230,7 +230,7 @@ impl Recipe {
     }
 }
 
-/// The type of most values of the matrices between the embeddings and the output; of all where there are no others.
+/// Type of most values of the matrices other than embeddings and output; of all matrices if there are no others.
 fn most_common<'a>(matrices: impl Iterator<Item = &'a TensorMeta>) -> Option<GgmlType> {
     let mut counts: BTreeMap<(bool, String), (f64, GgmlType)> = BTreeMap::new();
     for tensor in matrices {
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// File types that give a model without experts the same types.
+    /// Returns true for file types that give a model without experts the same types.
     fn alike(a: FileType, b: FileType) -> bool {
         let pairs = [(FileType::Mxfp4Moe, FileType::Q8_0)];
         pairs.contains(&(a, b)) || pairs.contains(&(b, a))

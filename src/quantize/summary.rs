@@ -1,16 +1,16 @@
-//! Sizes and bits per weight, of the whole and of each class of tensors.
+//! Sizes and bits per weight, of the whole output and of each class of tensors.
 
 use std::ops::Range;
 
 use crate::core::TensorSource;
 use crate::quantize::{QuantizePlan, TensorClass};
 
-/// Elements and bytes of some tensors.
+/// Elements and bytes of a set of tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// Number of tensors.
     pub n_tensors: usize,
-    /// Elements of all.
+    /// Number of elements of all tensors.
     pub n_elems: u64,
     /// Bytes in the source.
     pub bytes_before: u64,
@@ -36,23 +36,23 @@ fn bits(n_bytes: u64, n_elems: u64) -> f64 {
     if n_elems == 0 { 0.0 } else { n_bytes as f64 * 8.0 / n_elems as f64 }
 }
 
-/// Sizes of a plan. Padding and metadata are not counted.
+/// Sizes of a plan, without padding and metadata.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// All tensors.
+    /// Sizes of all tensors.
     pub total: Sizes,
-    /// Those of each class, in the order of the classes.
+    /// Sizes of each class, in the order of the classes.
     pub classes: Vec<(TensorClass, Sizes)>,
 }
 
 impl QuantizePlan<'_> {
-    /// Sizes before and after, of all tensors.
+    /// Sizes of all tensors before and after quantization.
     #[must_use]
     pub fn summary(&self) -> Summary {
         self.summary_of(0..self.tensors().len())
     }
 
-    /// Sizes before and after, of the tensors in these places of the output.
+    /// Sizes before and after quantization of the tensors at these indices of the output.
     #[must_use]
     pub fn summary_of(&self, places: Range<usize>) -> Summary {
         let mut summary = Summary::default();

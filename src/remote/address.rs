@@ -1,4 +1,4 @@
-//! What users call a checkpoint that lies elsewhere.
+//! Addresses of remote checkpoints as users write them.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use url::Url;
 
 use crate::core::text::escape;
 
-/// The branch of a repository where none is named.
+/// Default branch of a repository.
 const MAIN: &str = "main";
-/// The hub that names without a host mean, unless `HF_ENDPOINT` says otherwise.
+/// Hosts of the public hub, which names without a host refer to unless `HF_ENDPOINT` is set.
 pub(super) const HUB_HOSTS: [&str; 3] = ["huggingface.co", "www.huggingface.co", "hf.co"];
 
-/// Where a checkpoint lies.
+/// Location of a remote checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A repository of the Hugging Face hub.
@@ -23,28 +23,28 @@ pub enum Address {
     },
     /// A directory of a web server; the address ends in a slash.
     Web(Url),
-    /// Objects of a bucket whose keys begin alike.
+    /// Objects of a bucket with a common key prefix.
     S3 {
-        /// The bucket.
+        /// Name of the bucket.
         bucket: String,
-        /// What the keys begin with: empty, or with a slash at its end.
+        /// Prefix of the keys: empty, or with a final slash.
         prefix: String,
     },
 }
 
-/// Why a text that looks like an address is none.
+/// Reasons why a text that looks like an address is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{}`: {problem}", escape(text))]
 pub struct AddressError {
-    /// The text; a password in it is left out.
+    /// Text, without a password.
     pub text: String,
-    /// What is wrong.
+    /// Description of the fault.
     pub problem: &'static str,
 }
 
 impl Address {
-    /// The address that a text is. `None` for a text that can only be a path: a scheme (`hf://`, `https://`,
-    /// `http://`, `s3://`) or the form `org/name[@revision]` make an address.
+    /// Parses an address. `None` for a text that can only be a path: an address has a scheme (`hf://`, `https://`,
+    /// `http://`, `s3://`) or the form `org/name[@revision]`.
     ///
     /// # Errors
     /// An address with a part that is missing or not allowed.
@@ -72,7 +72,7 @@ impl Address {
         Ok(repository(text))
     }
 
-    /// The model's own name: that of the directory a download would lie in.
+    /// Name of the model, as a download's directory would be called.
     #[must_use]
     pub fn name(&self) -> &str {
         let last = match self {
@@ -102,7 +102,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// An address as messages have it: queries carry signatures.
+/// Formats an address for messages, without its query, which may carry a signature.
 pub(super) fn shown(url: &Url) -> String {
     let mut url = url.clone();
     url.set_query(None);
@@ -113,7 +113,7 @@ pub(super) fn shown(url: &Url) -> String {
     url.into()
 }
 
-/// `org/name[@revision]`.
+/// Parses `org/name[@revision]`.
 fn repository(text: &str) -> Option<Address> {
     let (repository, revision) = text.split_once('@').unwrap_or((text, MAIN));
     let (org, name) = repository.split_once('/')?;
@@ -125,7 +125,7 @@ fn repository(text: &str) -> Option<Address> {
     };
     let is_revision = |text: &str| {
         let is_inner = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_', '/', '+'].contains(&c);
-        // A revision becomes a path in a cache and in an address: no part of it is empty or leads up.
+        // A revision becomes part of a path in a cache and of an address: no segment is empty or leads up.
         let is_part = |part: &str| !part.is_empty() && !part.starts_with('.');
         text.len() <= 256
             && text.chars().all(is_inner)
@@ -136,7 +136,7 @@ fn repository(text: &str) -> Option<Address> {
     is_address.then(|| Address::Hub { repository: repository.to_owned(), revision: revision.to_owned() })
 }
 
-/// A web address without a password.
+/// Parses a web address, which must not contain a password.
 pub(super) fn web_url(text: &str) -> Result<Url, AddressError> {
     let fail = |text: String, problem| Err(AddressError { text, problem });
     let Ok(url) = Url::parse(text) else { return fail(text.to_owned(), "not a web address") };
@@ -153,7 +153,7 @@ fn web(text: &str) -> Result<Address, AddressError> {
         return fail(shown(&url), "the address of a directory has no `?` and no `#`");
     }
     if url.host_str().is_some_and(|host| HUB_HOSTS.contains(&host)) {
-        // What people copy from the browser.
+        // Addresses copied from a browser.
         let parts: Vec<&str> = url.path().split('/').filter(|part| !part.is_empty()).collect();
         let found = match parts[..] {
             [org, name] => repository(&format!("{org}/{name}")),

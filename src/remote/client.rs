@@ -1,4 +1,4 @@
-//! Requests: who may see the token, what is tried again, and whether an answer is the one that was asked for.
+//! Requests: access to the token, retries, and checks that a response matches its request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use crate::remote::exchange::{Broken, Exchange, text_of};
 use crate::remote::target::Target;
 use crate::remote::tls;
 
-/// Attempts before any answer has come: an address that nobody has is not waited for.
+/// Maximum number of attempts before the first response: an unreachable address is not waited for.
 const FIRST_ATTEMPTS: u32 = 4;
-/// Redirects in a row that are followed.
+/// Maximum number of redirects in a row.
 const MAX_REDIRECTS: usize = 8;
 
-/// How long a server is waited for.
+/// Retries and timeouts of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Attempts in a row that bring nothing, before the run ends.
+    /// Number of attempts in a row without progress before the run fails.
     pub attempts: u32,
-    /// Pause after the first of them; it doubles each time.
+    /// Pause after the first failed attempt; it doubles each time.
     pub first_pause: Duration,
-    /// The longest pause; a server may ask for one up to this (`Retry-After`).
+    /// Maximum pause; also limits the pause that a server requests (`Retry-After`).
     pub longest_pause: Duration,
-    /// Silence after which a connection counts as cut.
+    /// Silence after which a connection counts as broken.
     pub silence: Duration,
 }
 
@@ -45,7 +45,7 @@ impl Default for Patience {
     }
 }
 
-/// A token, and the only place where it goes.
+/// A token, with the only origin that may receive it.
 #[derive(Clone)]
 pub(super) struct Token {
     pub(super) text: String,
@@ -59,7 +59,7 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// Whether the token may be sent there: to its own server alone, and not in the clear over a network.
+    /// Returns true if the token may be sent to a URL: only to its own server, and not unencrypted over a network.
     fn may_go_to(&self, url: &Url) -> bool {
         let is_loopback = match url.host() {
             Some(Host::Domain(name)) => name == "localhost",
@@ -71,14 +71,14 @@ impl Token {
     }
 }
 
-/// Whom a client asks, and as who.
+/// Kind of server, and credentials for it.
 #[derive(Clone, Debug)]
 pub(super) enum Access {
-    /// The hub, perhaps with a token.
+    /// Hub, optionally with a token.
     Hub(Option<Token>),
-    /// A bucket: addresses are signed.
+    /// Bucket with signed addresses.
     Bucket,
-    /// A web server that knows nobody.
+    /// Web server without credentials.
     Web,
 }
 
@@ -90,7 +90,7 @@ impl Access {
         }
     }
 
-    /// What a request says that has no token.
+    /// Returns the token use of a request without a token.
     fn unnamed(&self) -> TokenUse {
         match self {
             Self::Hub(_) => TokenUse::None,
@@ -100,13 +100,13 @@ impl Access {
     }
 }
 
-/// Asks servers.
+/// HTTP client with retries.
 pub(super) struct Client {
     agent: Agent,
     access: Access,
     patience: Patience,
     is_cancelled: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Somebody has answered.
+    /// True once any server has responded.
     is_answered: AtomicBool,
 }
 
@@ -119,13 +119,13 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Why an attempt brought less than was asked for.
+/// Reason why an attempt fell short.
 enum Failure {
-    /// Another attempt may do better; no earlier than the server says.
+    /// Another attempt may succeed, after the pause that the server requests.
     Passing { error: RemoteError, pause: Option<Duration> },
-    /// It comes, but so slowly that it would never be there.
+    /// The transfer is too slow to ever finish.
     Slow { error: RemoteError },
-    /// No other attempt will.
+    /// No other attempt can succeed.
     Lasting(RemoteError),
 }
 
@@ -136,10 +136,10 @@ impl From<RemoteError> for Failure {
 }
 
 impl Client {
-    /// A client for one kind of server.
+    /// Creates a client for one kind of server.
     ///
     /// # Errors
-    /// A processor without the instructions of the encryption; certificates that cannot be read.
+    /// A processor without the instructions that encryption needs; certificates that cannot be read.
     pub(super) fn new(
         access: Access,
         patience: Patience,
@@ -167,12 +167,12 @@ impl Client {
         })
     }
 
-    /// True once the user wants to stop.
+    /// Returns true once the user has cancelled the run.
     pub(super) fn is_cancelled(&self) -> bool {
         (self.is_cancelled)()
     }
 
-    /// The length of a file, asked for if it is not known; `None` if there is no such file.
+    /// Returns the length of a file in bytes, with a request if it is unknown; `None` if the file does not exist.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -192,7 +192,7 @@ impl Client {
                 || RemoteError::Listing { url: shown(&url), reason: "the server tells no length".to_owned() };
             target.check(&answer.headers, Some(total.ok_or_else(missing)?))?;
             if answer.status == StatusCode::PARTIAL_CONTENT {
-                // Read to its end, a connection serves the next request, too.
+                // Reading to the end lets the connection serve the next request.
                 let mut answer = answer;
                 if let Ok(Some(_)) = answer.next() {
                     answer.end();
@@ -207,7 +207,7 @@ impl Client {
         }
     }
 
-    /// Fills `out` with the bytes of a file from `offset` on. A transfer that breaks off goes on where it broke.
+    /// Fills `out` with the bytes of a file from `offset` on. An interrupted transfer resumes where it stopped.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -215,8 +215,8 @@ impl Client {
         self.read_past(target, offset, 0, out)
     }
 
-    /// The same of a server that may send whole files only: up to `most_skipped` bytes before those that are wanted are
-    /// fetched, too, and thrown away.
+    /// Reads like [`Client::read`] from a server that may send only whole files: up to `most_skipped` bytes before the
+    /// requested ones are fetched and discarded.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -235,10 +235,11 @@ impl Client {
         })
     }
 
-    /// Hands over the bytes of a file from `offset` on, as they come: `n_bytes` of them. As [`Client::read_past`].
+    /// Passes `n_bytes` bytes of a file from `offset` on to `take` as they arrive. `most_skipped` is as for
+    /// [`Client::read_past`].
     ///
     /// # Errors
-    /// [`RemoteError`]; what `take` says.
+    /// [`RemoteError`]; errors of `take`.
     pub(super) fn stream(
         &self,
         target: &Target,
@@ -256,7 +257,7 @@ impl Client {
             };
             let range = (offset + before, n_bytes - before);
             if let Err(failure) = self.stream_some(target, range, most_skipped, &mut take) {
-                // What still moves is given all the time it needs.
+                // A transfer that makes progress is not limited in attempts.
                 let moves = done > before && !matches!(failure, Failure::Slow { .. });
                 attempts = if moves { 0 } else { attempts };
                 self.pause(failure, &mut attempts)?;
@@ -265,7 +266,7 @@ impl Client {
         Ok(())
     }
 
-    /// One attempt of [`Client::stream`].
+    /// Makes one attempt of [`Client::stream`].
     fn stream_some(
         &self,
         target: &Target,
@@ -308,12 +309,12 @@ impl Client {
             take(own)?;
             wanted -= own.len() as u64;
         }
-        // Read to its end, a connection serves the next request too.
+        // Reading to the end lets the connection serve the next request.
         answer.end();
         Ok(())
     }
 
-    /// A text of bounded length, with the headers of the answer; `None` if there is no such thing.
+    /// Fetches a text of limited length, with the headers of the response; `None` if it does not exist.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -350,7 +351,7 @@ impl Client {
         }
     }
 
-    /// Tries until it works, or patience is at its end.
+    /// Repeats attempts until one succeeds or the retries are exhausted.
     fn persist<T>(
         &self,
         target: &Target,
@@ -365,7 +366,7 @@ impl Client {
         }
     }
 
-    /// Waits after a failure that may pass.
+    /// Pauses after a failure that may be temporary.
     fn pause(&self, failure: Failure, attempts: &mut u32) -> Result<(), RemoteError> {
         let (error, asked) = match failure {
             Failure::Lasting(error) => return Err(error),
@@ -399,7 +400,7 @@ impl Client {
         Ok(())
     }
 
-    /// One request, redirects followed. An answer that comes back is 200, 206 or 416.
+    /// Sends one request and follows redirects. The status of the returned response is 200, 206 or 416.
     fn ask(&self, target: &Target, range: Option<(u64, u64)>) -> Result<(Url, Exchange<'_>), Failure> {
         if self.is_cancelled() {
             return Err(RemoteError::Cancelled.into());
@@ -430,7 +431,7 @@ impl Client {
                 .map_err(|broken| failed(&shown(&url), broken))?;
             self.is_answered.store(true, Ordering::Relaxed);
             if let Some(next) = redirect(&url, answer.status, &answer.headers)? {
-                // What is asked of the own server under another name is not kept.
+                // A redirect within the same server is not remembered.
                 if next.origin() != url.origin() {
                     target.state().resolved = Some(next.clone());
                 }
@@ -441,7 +442,7 @@ impl Client {
                 StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
                     Ok((url, answer))
                 }
-                // The signature of an address has run out: the way to it is asked for again.
+                // The signature of an address has expired: the redirect is requested again.
                 status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::GONE)
                     if url.origin() != own.origin() =>
                 {
@@ -458,7 +459,7 @@ impl Client {
     }
 }
 
-/// Where an answer sends us.
+/// Returns the target of a redirect.
 fn redirect(url: &Url, status: StatusCode, headers: &HeaderMap) -> Result<Option<Url>, RemoteError> {
     if !matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
@@ -473,7 +474,7 @@ fn redirect(url: &Url, status: StatusCode, headers: &HeaderMap) -> Result<Option
     }
 }
 
-/// What an answer without content means.
+/// Classifies an error response.
 fn refused(url: &Url, status: StatusCode, headers: &HeaderMap, token: TokenUse) -> Failure {
     let url = shown(url);
     let said = text_of(headers, "x-error-code").map(|code| code.chars().take(64).collect());
@@ -490,7 +491,7 @@ fn refused(url: &Url, status: StatusCode, headers: &HeaderMap, token: TokenUse) 
     }
 }
 
-/// Why there was no answer, or not all of it.
+/// Classifies a response that is missing or incomplete.
 fn failed(url: &str, broken: Broken) -> Failure {
     let passing = |reason: String| Failure::Passing { error: connection(url, reason), pause: None };
     match broken {
@@ -504,11 +505,11 @@ fn failed(url: &str, broken: Broken) -> Failure {
     }
 }
 
-/// Why there was no answer, and whether another attempt may do better.
+/// Describes why there was no response, and returns whether another attempt may succeed.
 fn unanswered(error: &ureq::Error) -> (String, bool) {
     let encrypted = |reason: &dyn fmt::Display| format!("no encrypted connection: {reason}");
     match error {
-        // A certificate does not mend itself.
+        // Retries do not fix a certificate.
         ureq::Error::Rustls(error) => (encrypted(error), false),
         ureq::Error::Tls(error) => (encrypted(error), false),
         ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::InvalidData => {
@@ -521,7 +522,7 @@ fn unanswered(error: &ureq::Error) -> (String, bool) {
     }
 }
 
-/// An answer that ended before its end.
+/// Returns the failure for a response that ended early.
 fn cut(url: String) -> Failure {
     let error = RemoteError::Connection { url, reason: "the connection was cut".to_owned(), attempts: 1 };
     Failure::Passing { error, pause: None }
@@ -535,7 +536,7 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
     text_of(headers, "content-length")?.parse().ok()
 }
 
-/// First and last byte of an answer, and the length of the whole.
+/// Returns the first and last byte of a response, and the length of the whole file.
 fn content_range(headers: &HeaderMap) -> Option<(u64, u64, Option<u64>)> {
     let (range, total) = text_of(headers, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
     let total = total.parse().ok();
@@ -546,7 +547,7 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, u64, Option<u64>)> {
     Some((first.parse().ok()?, last.parse().ok()?, total))
 }
 
-/// Half of a pause to all of it, so that many clients do not come back at once.
+/// Returns a random duration between half of a pause and all of it, so that many clients do not retry at once.
 fn jittered(pause: Duration) -> Duration {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.subsec_nanos());
     pause.mul_f64(0.5 + f64::from(nanos % 1024) / 2048.0)

@@ -1,4 +1,4 @@
-//! A checkpoint that stays on its server: a directory here has its small files, and names for the others.
+//! Checkpoints that stay on their server: a local directory has the small files, and placeholders for the others.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use crate::remote::listing::{Entry, Listing};
 use crate::remote::names::{Role, role};
 use crate::remote::sums::Sum;
 
-/// Bytes of a file with weights that are fetched at once with those of all others: most headers are shorter.
+/// Maximum number of bytes per weight file that are fetched in advance; most headers are shorter.
 const HEAD_BYTES: u64 = 256 << 10;
-/// Bytes of small files in all.
+/// Maximum total size of the small files in bytes.
 const MAX_SMALL_BYTES: u64 = 2 << 30;
 
-/// The files that are fetched as they are read.
+/// Files that are fetched as they are read.
 #[derive(Debug)]
 struct Files {
-    /// Sorted by name.
+    /// Names of the files, sorted.
     names: Vec<PathBuf>,
     fetcher: Arc<Fetcher>,
 }
@@ -33,7 +33,8 @@ impl RangedDirectory for Files {
     }
 }
 
-/// Fills `dir`, which is empty, with the small files of a checkpoint, and makes its other files known as `shown`.
+/// Fills the empty directory `dir` with the small files of a checkpoint, and registers its other files under the name
+/// `shown`.
 ///
 /// # Errors
 /// [`RemoteError`].
@@ -76,7 +77,7 @@ pub(super) fn open(
         if let Some(parent) = path.parent() {
             fs_err::create_dir_all(parent)?;
         }
-        // A name with the right length, and no bytes: whoever reads it without asking the server is refused.
+        // The placeholder has the right length but no data: reading it without the server is refused.
         let placeholder = fs_err::File::create(path)?;
         #[cfg(unix)]
         placeholder.set_len(entry.n_bytes)?;
@@ -89,7 +90,7 @@ pub(super) fn open(
         files.push(entry);
     }
     let fetcher = Arc::new(Fetcher::new(Arc::clone(client), files, budget, piece_bytes));
-    // What lies behind a short header waits until its tensors are read: of many files less.
+    // Bytes after a short header wait until its tensors are read, so less is fetched per file if there are many.
     let head_bytes = (budget / 4 / (heads.len() as u64).max(1)).clamp(4 << 10, HEAD_BYTES);
     for (number, n_bytes) in heads {
         FetchedFile { fetcher: Arc::clone(&fetcher), number }.expect(0, n_bytes.min(head_bytes));
@@ -97,9 +98,9 @@ pub(super) fn open(
     Ok(ranged::register(dir, shown, Arc::new(Files { names, fetcher })))
 }
 
-/// All bytes of a file, held against what the server says of them.
+/// Fetches a whole file and verifies it against the server's digest.
 fn whole(client: &Client, entry: &Entry) -> Result<Vec<u8>, RemoteError> {
-    // Lists say any length; the bytes must come.
+    // The list may declare any length, so the buffer only grows as bytes arrive.
     let mut bytes = Vec::new();
     while (bytes.len() as u64) < entry.n_bytes {
         let offset = bytes.len();

@@ -1,4 +1,4 @@
-//! Everything that can be wrong with a checkpoint on a server.
+//! Errors of checkpoints on servers.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,106 +7,106 @@ use crate::core::Hint;
 use crate::core::text::escape;
 use crate::remote::address::AddressError;
 
-/// What became of the token in a request that was denied.
+/// Use of the token in a request that was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenUse {
-    /// There is none.
+    /// No token is available.
     None,
-    /// It is a web server that nobody has a token for.
+    /// A web server needs no token.
     Web,
-    /// It is a bucket: the request was signed with keys, or with none.
+    /// A bucket: the request was signed with keys, or sent without.
     Keys,
-    /// It went along.
+    /// The token was sent.
     Sent,
-    /// It was kept back: the address is not that of the hub, or its connection is not encrypted.
+    /// The token was withheld: the address is not that of the hub, or its connection is not encrypted.
     Withheld,
 }
 
-/// Why a checkpoint could not be read from a server. Addresses are without their queries, which may carry signatures.
+/// Reasons why a checkpoint could not be read from a server. Addresses omit their queries, which may carry signatures.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum RemoteError {
-    /// A text that is no address.
+    /// The text is not a valid address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// Reading or writing on this machine failed; the inner error names the path.
+    /// A local read or write failed; the inner error names the path.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// No place for the directory that stands for a checkpoint.
+    /// The temporary directory of a checkpoint could not be created.
     #[error("{}: no temporary directory can be made there: {error}", place.display())]
     Scratch { place: PathBuf, error: io::Error },
-    /// There is no such repository, directory or revision.
+    /// The repository, directory or revision does not exist.
     #[error("{address}: not found on {host}{}", said.as_ref().map_or(String::new(), |said| format!(" ({})", escape(said))))]
     NoCheckpoint {
         address: String,
         host: String,
-        /// The server's own word for it.
+        /// Error code of the server.
         said: Option<String>,
     },
-    /// The repository does not have this file, or none was named.
+    /// The repository does not have this file, or no file was named.
     #[error("{address}: {}", name.as_ref().map_or("a file of it is wanted".to_owned(), |name| format!("there is no `{}`", escape(name))))]
     NoFile {
         address: String,
         name: Option<String>,
-        /// Files of its kind that are there, the first of them.
+        /// First names of the files of the same kind that exist.
         names: Vec<String>,
-        /// And how many more.
+        /// Number of further files.
         n_more: usize,
     },
-    /// A file that is not there (any more).
+    /// The file does not exist (any more).
     #[error("{url}: not found")]
     NotFound { url: String },
-    /// The server wants to know who asks, or knows and says no.
+    /// The server requires authentication, or denies access.
     #[error("{url}: access denied (status {status}{})", said.as_ref().map_or(String::new(), |said| format!(", {}", escape(said))))]
     Denied {
         url: String,
         status: u16,
         token: TokenUse,
-        /// The server's own word for it.
+        /// Error code of the server.
         said: Option<String>,
     },
-    /// An answer that nothing can be done with.
+    /// The response has an unexpected status.
     #[error("{url}: status {status}{}", after(*attempts))]
     Status { url: String, status: u16, attempts: u32 },
-    /// The connection failed again and again.
+    /// The connection failed repeatedly.
     #[error("{url}: {reason}{}", after(*attempts))]
     Connection { url: String, reason: String, attempts: u32 },
-    /// The server does not serve ranges.
+    /// The server does not support ranges.
     #[error("{url}: the server sends whole files only, not ranges of bytes")]
     NoRanges { url: String },
-    /// The file is not the one that the plan was made of.
+    /// The file has changed since it was planned.
     #[error("{url}: the file changed while it was read: {what} was {expected}, is {found}")]
     Changed { url: String, what: &'static str, expected: String, found: String },
-    /// Bytes that are not what the server promised.
+    /// The bytes do not match the server's digest.
     #[error("{file}: {what} {expected} expected, found {found}")]
     Digest { file: String, what: &'static str, expected: String, found: String },
-    /// A list of files that cannot be understood.
+    /// The list of files is invalid.
     #[error("{url}: no list of files: {reason}")]
     Listing { url: String, reason: String },
-    /// A name in a list that must not become a path.
+    /// A listed name must not become a path.
     #[error(
         "{url}: file name `{}`: it leads out of the directory, or holds what no name should",
         escape(name)
     )]
     Name { url: String, name: String },
-    /// More than anyone would have.
+    /// A size exceeds its limit.
     #[error("{url}: {what}: {found}, at most {limit} allowed")]
     TooMuch { url: String, what: &'static str, found: u64, limit: u64 },
-    /// Redirected in circles, or to where nothing may be fetched from.
+    /// Redirects form a loop, or lead to a forbidden address.
     #[error("{url}: {reason}")]
     Redirect { url: String, reason: &'static str },
-    /// The network is switched off.
+    /// The network is disabled by `HF_HUB_OFFLINE`.
     #[error("{address}: `HF_HUB_OFFLINE` is set, and {}", offline(cache.as_deref(), missing.as_deref()))]
     Offline {
         address: String,
         cache: Option<PathBuf>,
-        /// The file that is missing or damaged, of a model of which there are others.
+        /// Missing or damaged file of a model whose other files are cached.
         missing: Option<String>,
     },
-    /// A processor that the encryption was not written for.
+    /// The processor lacks instructions that encryption needs.
     #[error("this processor lacks `{missing}`, which encrypted connections need here")]
     Processor { missing: &'static str },
-    /// The user wants to stop.
+    /// The user cancelled the run.
     #[error("stopped")]
     Cancelled,
 }
@@ -180,7 +180,7 @@ impl Hint for RemoteError {
 }
 
 impl From<RemoteError> for io::Error {
-    /// The kind tells an interrupt from a failure.
+    /// Converts the error; its kind distinguishes a cancellation from a failure.
     fn from(error: RemoteError) -> Self {
         match error {
             RemoteError::Io(error) => error,

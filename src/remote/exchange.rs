@@ -1,5 +1,5 @@
-//! One request and its answer, on a thread of its own: whoever waits for it (for a name, a connection, a header, a byte)
-//! hears within a moment that the user wants to stop, and how long it has been waiting.
+//! One request and its response, on a separate thread. A caller that waits (for a name, a connection, a header, a byte)
+//! notices a cancellation and the waiting time within a moment.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 use ureq::http::{HeaderMap, StatusCode};
 use ureq::{Agent, http};
 
-/// How often who waits looks whether the user wants to stop.
+/// Interval at which a waiting caller checks for cancellation.
 const LOOK: Duration = Duration::from_millis(50);
-/// Bytes that are handed over at once.
+/// Maximum size of a chunk in bytes.
 const CHUNK_BYTES: usize = 128 << 10;
-/// How many of these may wait to be taken.
+/// Maximum number of chunks in the queue.
 const N_CHUNKS: usize = 4;
-/// Bytes a second below which a server counts as silent.
+/// Bytes per second below which a server counts as silent.
 const LEAST_SPEED: u64 = 1 << 10;
 
-/// Why nothing (more) came.
+/// Reason why nothing (more) was received.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// The user wants to stop.
+    /// The user cancelled the run.
     Cancelled,
-    /// There was no answer.
+    /// There was no response.
     Request(ureq::Error),
-    /// The answer broke off.
+    /// The response was interrupted.
     Body(std::io::Error),
-    /// It comes too slowly to come ever.
+    /// The transfer is too slow to ever finish.
     Slow,
 }
 
@@ -37,20 +37,20 @@ enum Event {
     Broken(Broken),
 }
 
-/// An answer that is coming.
+/// A response in transfer.
 pub(super) struct Exchange<'a> {
     events: Receiver<Event>,
     is_cancelled: &'a dyn Fn() -> bool,
-    /// Silence after which it is given up.
+    /// Silence after which the transfer fails.
     silence: Duration,
-    /// When the bytes of the present stretch of time began to come, and how many there were.
+    /// Start of the current interval, and the number of bytes received in it.
     stretch: (Instant, u64),
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
 }
 
 impl<'a> Exchange<'a> {
-    /// Sends a request and waits for the head of the answer.
+    /// Sends a request and waits for the head of the response.
     ///
     /// # Errors
     /// [`Broken`].
@@ -81,7 +81,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// The next bytes of the answer; `None` at its end.
+    /// Returns the next bytes of the response; `None` at its end.
     ///
     /// # Errors
     /// [`Broken`].
@@ -103,7 +103,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Waits for the end of an answer that is all there, so that the connection serves the next request, too.
+    /// Waits for the end of a response that was received in full, so that the connection serves the next request.
     pub(super) fn end(mut self) {
         let _ = self.next();
     }
@@ -125,7 +125,7 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Has the conversation, as long as somebody listens.
+/// Runs the request as long as the receiver exists.
 fn converse(agent: &Agent, request: http::Request<()>, to: &SyncSender<Event>) {
     let mut response = match agent.run(request) {
         Ok(response) => response,
@@ -148,7 +148,7 @@ fn converse(agent: &Agent, request: http::Request<()>, to: &SyncSender<Event>) {
         };
         let is_last = !matches!(event, Event::Bytes(_));
         if is_last {
-            // The connection is free before anybody hears of it.
+            // The connection is released before the receiver is notified.
             drop(body);
             drop(response);
             let _ = to.send(event);
@@ -160,7 +160,7 @@ fn converse(agent: &Agent, request: http::Request<()>, to: &SyncSender<Event>) {
     }
 }
 
-/// A header, if it is text.
+/// Returns a header if it is text.
 pub(super) fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }

@@ -1,10 +1,10 @@
-//! Files that are fetched in pieces while they are read. What was announced is fetched ahead, in order, over several
-//! connections and within a budget of memory; what was not is fetched when it is asked for.
+//! Files that are fetched in pieces while they are read. Announced ranges are fetched in advance, in order, over
+//! several connections and within a memory budget; other ranges are fetched on demand.
 //!
-//! A piece lies wholly inside what was announced in a row, so that nothing is fetched twice because two tensors share a
-//! block. Where a tensor is read in another order than it lies (transposed, say), its pieces are asked for again and
-//! again: a piece that had to go and is asked for once more raises the budget by its own size, which ends when all
-//! that is read together fits.
+//! A piece is inside one announced range, so that nothing is fetched twice because two tensors share a block. If a
+//! tensor is read in another order than it is stored (transposed, say), its pieces are requested repeatedly. A request
+//! for an evicted piece raises the budget by the size of the piece. This ends when everything that is read together
+//! fits.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fmt;
@@ -20,30 +20,30 @@ use crate::remote::error::RemoteError;
 use crate::remote::listing::Entry;
 use crate::remote::sums::Chain;
 
-/// What is fetched at least where nothing was announced.
+/// Minimum size of a fetch without an announcement, in bytes.
 const BLOCK_BYTES: u64 = 1 << 20;
-/// Connections at once.
+/// Number of connections.
 const N_CONNECTIONS: usize = 8;
-/// How often who waits looks whether the user wants to stop.
+/// Interval at which a waiting reader checks for cancellation.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Number of a file, and an offset in it.
+/// Index of a file, and a byte offset in it.
 type Place = (usize, u64);
 
 /// A piece of a file.
 struct Piece {
     n_bytes: u64,
     state: PieceState,
-    /// Bytes that were read and let go.
+    /// Number of bytes that were read and released.
     released: u64,
-    /// When it was asked for last; 0: never.
+    /// Clock value of the last request; 0 if never requested.
     used: u64,
 }
 
 enum PieceState {
-    /// Not here.
+    /// Not in memory.
     Absent,
-    /// On its way.
+    /// Being fetched.
     Coming,
     Here(Arc<MmapMut>),
 }
@@ -51,34 +51,34 @@ enum PieceState {
 #[derive(Default)]
 struct State {
     pieces: BTreeMap<Place, Piece>,
-    /// Announced pieces that nobody has begun to fetch, in order.
+    /// Announced pieces whose fetch has not started, in order.
     ahead: VecDeque<Place>,
-    /// Pieces that somebody waits for.
+    /// Pieces that a reader waits for.
     wanted: VecDeque<Place>,
-    /// Pieces that had to go before they were let go.
+    /// Pieces that were evicted before they were released.
     evicted: HashSet<Place>,
-    /// Bytes that are here or coming.
+    /// Number of bytes that are in memory or being fetched.
     held: u64,
-    /// What `held` may be.
+    /// Limit of `held`.
     budget: u64,
-    /// The longest piece.
+    /// Maximum size of a piece.
     piece_bytes: u64,
-    /// The first failure; it is everyone's.
+    /// First failure; all readers receive it.
     failure: Option<Arc<RemoteError>>,
-    /// Counts uses.
+    /// Number of requests so far.
     clock: u64,
     is_over: bool,
 }
 
-/// What readers and connections share.
+/// State shared by readers and connections.
 struct Shared {
     client: Arc<Client>,
     files: Vec<Entry>,
     sums: Vec<Mutex<Chain<MmapMut>>>,
     state: Mutex<State>,
-    /// There is something to fetch, or it is over.
+    /// Signals that there is something to fetch, or that the fetcher has ended.
     work: Condvar,
-    /// Something has come.
+    /// Signals that a piece has arrived.
     came: Condvar,
 }
 
@@ -87,9 +87,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fetches a piece. Nobody sees it before it is in the sum of its file, whose last piece tells whether all are right.
+    /// Fetches a piece. It is added to the checksum of its file before readers get it; the last piece completes the
+    /// check.
     fn fetch(&self, (file, offset): Place, n_bytes: u64, room: u64) -> Result<Arc<MmapMut>, RemoteError> {
-        // Pages of its own: an allocator that was given many of this size back keeps them, several times the budget.
+        // Separate pages: an allocator that gets back many blocks of this size keeps them, several times the budget.
         let mut bytes = MmapMut::map_anon(n_bytes as usize)?;
         let entry = &self.files[file];
         self.client.read(&entry.target, offset, &mut bytes)?;
@@ -99,7 +100,7 @@ impl Shared {
     }
 }
 
-/// Fetches pieces of files; ends its connections when dropped.
+/// Fetcher of pieces of files; it ends its connections when dropped.
 pub(super) struct Fetcher(Arc<Shared>);
 
 impl fmt::Debug for Fetcher {
@@ -116,8 +117,7 @@ impl Drop for Fetcher {
 }
 
 impl Fetcher {
-    /// A fetcher of files, which asks for at most `piece_bytes` at once and keeps at most about
-    /// `budget` bytes for later.
+    /// Creates a fetcher that requests at most `piece_bytes` at once and holds at most about `budget` bytes in advance.
     pub(super) fn new(client: Arc<Client>, files: Vec<Entry>, budget: u64, piece_bytes: u64) -> Self {
         let state = Mutex::new(State { budget, piece_bytes, ..State::default() });
         let sums = files.iter().map(|file| Mutex::new(Chain::new(file))).collect();
@@ -135,7 +135,7 @@ impl Fetcher {
         let mut state = self.0.state();
         let (mut at, end) = (offset, offset.saturating_add(n_bytes));
         while at < end {
-            // What was let go and is announced again will be asked for when its time comes.
+            // A released piece that is announced again is fetched when it is read.
             if let Some((start, piece)) = state.covering(file, at) {
                 at = start + piece.n_bytes;
                 continue;
@@ -155,7 +155,7 @@ impl Fetcher {
         self.0.work.notify_all();
     }
 
-    /// Copies a range of a file, waiting for it if need be.
+    /// Copies a range of a file, and waits for it if necessary.
     fn read(&self, file: usize, offset: u64, out: &mut [u8]) -> Result<(), Arc<RemoteError>> {
         let n_bytes = self.0.files[file].n_bytes;
         let end = offset + out.len() as u64;
@@ -172,7 +172,7 @@ impl Fetcher {
         Ok(())
     }
 
-    /// The piece that holds a byte, and where it starts. `end` is where reading will end.
+    /// Returns the piece that contains the byte at `at`, and its start. `end` is the end of the read.
     fn piece(&self, file: usize, at: u64, end: u64) -> Result<(u64, Arc<MmapMut>), Arc<RemoteError>> {
         let mut state = self.0.state();
         let start = match state.covering(file, at) {
@@ -216,7 +216,7 @@ impl Fetcher {
         }
     }
 
-    /// Lets go of a range; pieces of which all was let go are forgotten.
+    /// Releases a range; pieces that were released in full are freed.
     fn release(&self, file: usize, offset: u64, n_bytes: u64) {
         let mut state = self.0.state();
         let end = offset.saturating_add(n_bytes);
@@ -246,14 +246,14 @@ impl Piece {
 }
 
 impl State {
-    /// The piece that holds a byte, with its start.
+    /// Returns the piece that contains a byte, and its start.
     fn covering(&self, file: usize, at: u64) -> Option<(u64, &Piece)> {
         let (&(_, start), piece) = self.pieces.range((file, 0)..=(file, at)).next_back()?;
         (at < start + piece.n_bytes).then_some((start, piece))
     }
 
-    /// Lets the piece that was announced last go on to a range that begins where it ends: small tensors come together.
-    /// Says where it ends now.
+    /// Extends the last announced piece to a range that starts at its end, so that small tensors are fetched together.
+    /// Returns its new end.
     fn extend_last(&mut self, file: usize, at: u64, end: u64) -> Option<u64> {
         let place = *self.ahead.back().filter(|place| place.0 == file)?;
         let piece = self.pieces.get_mut(&place)?;
@@ -267,17 +267,17 @@ impl State {
         Some(at + n_bytes)
     }
 
-    /// Where the first piece behind a byte starts.
+    /// Returns the start of the first piece after a byte.
     fn next_start(&self, file: usize, at: u64) -> Option<u64> {
         self.pieces.range((file, at + 1)..=(file, u64::MAX)).next().map(|((_, start), _)| *start)
     }
 
-    /// Where the last piece before a byte ends.
+    /// Returns the end of the last piece before a byte.
     fn last_end(&self, file: usize, at: u64) -> Option<u64> {
         self.pieces.range((file, 0)..(file, at)).next_back().map(|((_, start), piece)| start + piece.n_bytes)
     }
 
-    /// What is fetched next: what somebody waits for, else what was announced, while there is room.
+    /// Returns the next piece to fetch: one that a reader waits for, else an announced one within the budget.
     fn next(&mut self) -> Option<Place> {
         while let Some(place) = self.wanted.pop_front() {
             let Some(piece) = self.pieces.get(&place) else { continue };
@@ -293,7 +293,7 @@ impl State {
         }
         while let Some(&place) = self.ahead.front() {
             let piece = self.pieces.get(&place)?;
-            // What was asked for before its turn needs no other.
+            // A piece that was requested before its turn needs no second fetch.
             if matches!(piece.state, PieceState::Absent) && piece.used == 0 {
                 if self.held > 0 && self.held + piece.n_bytes > self.budget {
                     return None;
@@ -306,8 +306,8 @@ impl State {
         None
     }
 
-    /// Drops the pieces that were used longest ago until there is room for more. Those that nobody has used yet stay:
-    /// their time comes.
+    /// Evicts the least recently used pieces until more bytes fit. Unused pieces are kept, because they are still
+    /// needed.
     fn make_room(&mut self, n_bytes: u64) {
         while self.held + n_bytes > self.budget {
             let is_droppable = |piece: &Piece| piece.used > 0 && matches!(piece.state, PieceState::Here(_));
@@ -322,7 +322,7 @@ impl State {
     }
 }
 
-/// One connection: fetches piece after piece.
+/// Runs one connection, which fetches one piece after another.
 fn serve(shared: &Shared) {
     let mut state = shared.state();
     loop {
@@ -362,7 +362,7 @@ fn serve(shared: &Shared) {
 #[derive(Debug)]
 pub(super) struct FetchedFile {
     pub(super) fetcher: Arc<Fetcher>,
-    /// Its number there.
+    /// Index of the file in the fetcher.
     pub(super) number: usize,
 }
 
@@ -387,7 +387,7 @@ impl RangedFile for FetchedFile {
     }
 }
 
-/// One failure, told to all who wait.
+/// A failure that is reported to all waiting readers.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Failed(Arc<RemoteError>);

@@ -1,4 +1,4 @@
-//! A file on a server that is named by itself, and read by ranges: a GGUF file of which the header is wanted.
+//! Single files on a server that are read by ranges: GGUF files whose header is needed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,26 +18,26 @@ use crate::remote::s3::Store;
 use crate::remote::target::Target;
 use crate::remote::{RemoteOptions, client_for, endpoint};
 
-/// How the names of such files end.
+/// Name suffix of such files.
 const SUFFIX: &str = ".gguf";
-/// Bytes of a header that are fetched again from a server that knows no ranges.
+/// Maximum number of bytes that are fetched again from a server without ranges.
 const MOST_SKIPPED: u64 = 64 << 20;
-/// Files that a message lists.
+/// Maximum number of files that a message lists.
 const MAX_LISTED: usize = 8;
 
-/// Where a file lies.
+/// Location of a remote file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileAddress {
     directory: Address,
-    /// Below the directory, with slashes.
+    /// Path below the directory, with slashes.
     name: String,
-    /// What follows a web address: the signature of a link, never shown.
+    /// Query of a web address, such as the signature of a link; never shown.
     query: Option<String>,
 }
 
 impl FileAddress {
-    /// The file that a text names. `None` for a text that can only be a path: what ends in `.gguf` and has a scheme
-    /// (`hf://`, `https://`, `http://`, `s3://`) or the form `org/name[@revision]/file.gguf` is an address.
+    /// Parses the address of a file. `None` for a text that can only be a path: an address ends in `.gguf` and has a
+    /// scheme (`hf://`, `https://`, `http://`, `s3://`) or the form `org/name[@revision]/file.gguf`.
     ///
     /// # Errors
     /// An address with a part that is missing or not allowed.
@@ -69,7 +69,7 @@ impl FileAddress {
         Self { directory, name: name.to_owned(), query: None }
     }
 
-    /// `org/name[@revision]/file`, of which a revision like `refs/pr/1` has three parts.
+    /// Parses `org/name[@revision]/file`, where a revision like `refs/pr/1` has three parts.
     fn of_hub(parts: &[&str]) -> Option<Self> {
         let n_more = parts.get(1).map_or(0, |name| if name.ends_with("@refs") { 2 } else { 0 });
         let (repository, name) = parts.split_at_checked(2 + n_more)?;
@@ -90,7 +90,7 @@ impl FileAddress {
             return Ok(None);
         };
         if url.host_str().is_some_and(|host| HUB_HOSTS.contains(&host)) {
-            // What people copy from the browser.
+            // Addresses copied from a browser.
             let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
             let found = match parts[..] {
                 [org, name, "resolve" | "blob" | "raw", ref rest @ ..] if rest.len() >= 2 => {
@@ -127,7 +127,8 @@ fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(SUFFIX)
 }
 
-/// A file on a server that readers find under [`RemoteFile::path`] as long as this lives, and the files beside it.
+/// A remote file that is readable under [`RemoteFile::path`] as long as this value exists, like the files in its
+/// directory.
 #[derive(Debug)]
 pub struct RemoteFile {
     path: PathBuf,
@@ -135,7 +136,7 @@ pub struct RemoteFile {
 }
 
 impl RemoteFile {
-    /// Finds a file.
+    /// Opens a file.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -165,7 +166,7 @@ impl RemoteFile {
         Ok(Self { path, _known: known })
     }
 
-    /// The error for a repository in which no file was named: it says which there are.
+    /// Returns the error for a repository without a file name; it lists the files that exist.
     #[must_use]
     pub fn names(repository: &Address, options: &RemoteOptions) -> RemoteError {
         match client_for(repository, options) {
@@ -174,14 +175,14 @@ impl RemoteFile {
         }
     }
 
-    /// What readers and people know the file by.
+    /// Path for readers and messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// The error for a file that is not in a repository: the names of those that are.
+/// Returns the error for a file that a repository lacks; it lists the files that exist.
 fn no_file(client: &Client, address: &Address, name: Option<&str>) -> RemoteError {
     let listing = match address {
         Address::Hub { repository, revision } => {
@@ -200,18 +201,18 @@ fn no_file(client: &Client, address: &Address, name: Option<&str>) -> RemoteErro
     RemoteError::NoFile { address: address.to_string(), name: name.map(str::to_owned), names, n_more }
 }
 
-/// Where the files of a directory are asked for.
+/// Source of the files of a directory.
 enum Source {
     Web(Url),
-    /// Below a prefix.
+    /// Objects below a prefix.
     S3(Store, String),
 }
 
-/// The files of a directory on a server that were asked for.
+/// Files that were requested of a directory on a server.
 struct Directory {
     client: Arc<Client>,
     source: Source,
-    /// By name; `None` for what is not there.
+    /// Files by name; `None` for a file that does not exist.
     files: Mutex<HashMap<PathBuf, Option<Arc<dyn RangedFile>>>>,
 }
 
@@ -222,7 +223,7 @@ impl fmt::Debug for Directory {
 }
 
 impl Directory {
-    /// The file of a name, if there is one.
+    /// Requests the file with a name, if it exists.
     fn ask(&self, name: &str, query: Option<&str>) -> Result<Option<Whole>, RemoteError> {
         let target = match &self.source {
             Source::Web(url) => {
@@ -257,7 +258,7 @@ impl RangedDirectory for Directory {
     }
 }
 
-/// A file that is read as it is asked for.
+/// A file that is fetched as it is read.
 #[derive(Debug)]
 struct Whole {
     client: Arc<Client>,
@@ -279,7 +280,7 @@ impl RangedFile for Whole {
     fn release(&self, _: u64, _: u64) {}
 }
 
-/// A file that the server did not tell of: whoever reads it gets the reason.
+/// A file that the server failed to describe: reading it returns the error.
 #[derive(Debug)]
 struct Unreadable(Mutex<Option<RemoteError>>);
 

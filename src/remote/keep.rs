@@ -1,14 +1,14 @@
-//! Files that are kept (`--cache DIR`): fetched whole, checked, and laid down as the hub's own programs do, so that both
-//! find what the other has fetched.
+//! Cache of files (`--cache DIR`). They are fetched whole, verified, and stored in the layout of the hub's own
+//! programs, so that both find each other's files.
 //!
 //! # Layout
-//! `models--ORG--NAME/blobs/DIGEST` are files, `snapshots/COMMIT/FILE` links to them, `refs/REVISION` names the commit. For
-//! servers that name no commit and no digests, they are made of what the list says.
+//! `models--ORG--NAME/blobs/DIGEST` are files, `snapshots/COMMIT/FILE` are links to them, `refs/REVISION` contains the
+//! commit. For servers without commits and digests, both names are derived from the list of files.
 //!
-//! `.locks/models--ORG--NAME/DIGEST.lock` is locked by whoever fetches a file, there as in the hub's programs, so that many
-//! may use one cache at once. Beside it lie notes of ours. `DIGEST.checked` tells of the bytes of a file that they were held
-//! against its sum, and what the file was then: as long as it is that, it is believed; else its sum is taken again.
-//! `COMMIT.files` is the list of the files of a commit: without a network they must all be there.
+//! `.locks/models--ORG--NAME/DIGEST.lock` is locked while a file is fetched, as in the hub's programs, so that several
+//! processes can share a cache. The same directory has notes of this program. `DIGEST.checked` records that a file was
+//! verified, and the file's metadata at that time. While the metadata are unchanged, the file is trusted; otherwise its
+//! digest is computed again. `COMMIT.files` lists the files of a commit: without a network, all of them must exist.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -33,27 +33,27 @@ use crate::remote::names::{Role, role};
 use crate::remote::sums::{Sum, hex};
 use crate::remote::target::Target;
 
-/// An interrupted file is gone on with at multiples of this: what lies behind was cut off anywhere.
+/// Unit in bytes at which an interrupted download resumes: the data after the last whole unit may be incomplete.
 const STEP_BYTES: u64 = 16 << 20;
-/// Bytes that are read at once where a sum is taken.
+/// Number of bytes read at once for a digest.
 const CHUNK_BYTES: usize = 1 << 20;
-/// After this long it is said that somebody is waited for.
+/// Waiting time for a lock after which the user is told.
 const LONG: Duration = Duration::from_secs(2);
-/// Notes are short, lists may be long.
+/// Maximum size of a list in bytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
-/// A file of a checkpoint: its name there, and where it is kept.
+/// Name of a cached file in its checkpoint, and its path.
 pub(super) type Kept = (String, PathBuf);
 
-/// A folder of kept checkpoints.
+/// A cache directory, for one checkpoint.
 #[derive(Debug)]
 pub(super) struct Cache<'a> {
     root: &'a Path,
-    /// The folder of the one checkpoint.
+    /// Folder of the checkpoint.
     folder: PathBuf,
-    /// Locks and notes of that checkpoint.
+    /// Folder with locks and notes of the checkpoint.
     notes: PathBuf,
-    /// It was said that somebody is waited for.
+    /// True once the user was told about the wait for a lock.
     is_waiting_said: AtomicBool,
 }
 
@@ -78,7 +78,7 @@ impl Listed {
         Self { name: entry.name.clone(), n_bytes: entry.n_bytes, sha256, git }
     }
 
-    /// The entry of a file that nobody can be asked for.
+    /// Returns the entry of a file without a server.
     fn entry(&self) -> Option<Entry> {
         let digest = match (&self.sha256, &self.git) {
             (Some(sum), _) => Some(Digest::Sha256(sum.clone())),
@@ -97,7 +97,7 @@ impl Listed {
 }
 
 impl<'a> Cache<'a> {
-    /// The place of a checkpoint in a cache.
+    /// Returns the cache of a checkpoint.
     pub(super) fn new(root: &'a Path, address: &Address) -> Self {
         let folder = match address {
             Address::Hub { repository, .. } => format!("models--{}", repository.replace('/', "--")),
@@ -114,15 +114,15 @@ impl<'a> Cache<'a> {
         Self { root, folder: root.join(folder), notes, is_waiting_said: AtomicBool::new(false) }
     }
 
-    /// Where all its files lie.
+    /// Folder of the checkpoint's files.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The files of a revision as they were kept the last time, without asking anybody.
+    /// Returns the files of a revision as last cached, without network access.
     ///
     /// # Errors
-    /// They are not all there; the user wants to stop.
+    /// Files are missing; the user cancelled the run.
     pub(super) fn kept(
         &self,
         address: &Address,
@@ -142,10 +142,10 @@ impl<'a> Cache<'a> {
         Ok(kept)
     }
 
-    /// The files that a revision had the last time, and its commit.
+    /// Returns the files of a revision as last listed, and its commit.
     ///
     /// # Errors
-    /// Nothing is known; or the name of a file that is missing.
+    /// No list, or the name of a missing file.
     fn kept_entries(&self, address: &Address) -> Result<(Vec<Entry>, String), Option<String>> {
         let Address::Hub { revision, .. } = address else { return Err(None) };
         let named = fs_err::read_to_string(self.folder.join("refs").join(revision)).ok();
@@ -161,7 +161,7 @@ impl<'a> Cache<'a> {
         Ok((entries, commit.to_owned()))
     }
 
-    /// The list of a commit that we noted.
+    /// Returns the recorded list of a commit.
     fn listed(&self, commit: &str) -> Option<Vec<Entry>> {
         let path = self.notes.join(format!("{commit}.files"));
         if path.metadata().ok()?.len() > MAX_LIST_BYTES {
@@ -171,10 +171,10 @@ impl<'a> Cache<'a> {
         listed.iter().map(Listed::entry).collect()
     }
 
-    /// The files of a snapshot that the hub's own programs have laid down: what they are called there tells their sums.
+    /// Returns the files of a snapshot that the hub's own programs stored: the names of their blobs are their digests.
     ///
     /// # Errors
-    /// Something is missing.
+    /// A file is missing.
     fn of_others(&self, snapshot: &Path) -> Result<Vec<Entry>, Option<String>> {
         let blobs = fs_err::read_dir(self.folder.join("blobs")).map_err(|_| None)?;
         if blobs.flatten().any(|blob| blob.path().extension().is_some_and(|end| end == "incomplete")) {
@@ -218,8 +218,8 @@ impl<'a> Cache<'a> {
         Ok(entries)
     }
 
-    /// Fetches what is not there yet and returns where the files are. `None` where the server tells no version of its
-    /// files: what would be kept could not be told from what is there tomorrow.
+    /// Fetches the missing files and returns the paths of all. `None` if the server has no versions of its files: a
+    /// cached file could not be distinguished from a newer one.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -236,7 +236,7 @@ impl<'a> Cache<'a> {
             return Ok(None);
         }
         let commit = listing.commit.clone().unwrap_or_else(|| state_of(&listing.entries));
-        // A cache that may not be written to serves all the same, if all is there.
+        // A read-only cache is usable if it is complete.
         let listed: Vec<Listed> = entries.iter().map(|entry| Listed::of(entry)).collect();
         let listed = serde_json::to_vec(&listed).map_err(std::io::Error::from)?;
         let _ = fs_err::create_dir_all(&self.notes)
@@ -277,7 +277,7 @@ impl<'a> Cache<'a> {
             fs_err::create_dir_all(self.folder.join("blobs"))?;
             fs_err::create_dir_all(&self.notes)?;
             lock = Some(self.lock(client, &place, entry, progress)?);
-            // Whoever had the lock may have fetched it.
+            // The previous holder of the lock may have fetched the file.
             found = place.whole(entry, &is_cancelled)?;
         }
         let path = if let Some(path) = found {
@@ -293,7 +293,7 @@ impl<'a> Cache<'a> {
             let part = if lock.as_ref().is_some_and(EditLock::is_locked) {
                 place.blob.with_extension("incomplete")
             } else {
-                // Nobody knows who else is at it.
+                // Without a lock, other processes may fetch the same file.
                 place.blob.with_extension(format!("{}.incomplete", std::process::id()))
             };
             let sum = download(client, entry, &part, progress)?;
@@ -307,7 +307,7 @@ impl<'a> Cache<'a> {
         Ok((entry.name.clone(), path))
     }
 
-    /// Waits until nobody else is at a file.
+    /// Waits until no other process fetches a file.
     fn lock(
         &self,
         client: &Client,
@@ -339,7 +339,7 @@ impl<'a> Cache<'a> {
     }
 }
 
-/// Where a file is kept.
+/// Paths of a cached file.
 struct Place {
     id: String,
     blob: PathBuf,
@@ -361,7 +361,7 @@ impl Place {
         }
     }
 
-    /// The file that has the bytes it should have, if there is one: under its digest or, where there are no links, its name.
+    /// Returns the path of the file if it has the right bytes: under its digest or, without links, under its name.
     fn whole(&self, entry: &Entry, is_cancelled: &dyn Fn() -> bool) -> Result<Option<PathBuf>, RemoteError> {
         for path in [&self.blob, &self.link] {
             let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
@@ -375,7 +375,7 @@ impl Place {
         Ok(None)
     }
 
-    /// Whether a file of the right length has the right bytes.
+    /// Returns true if a file of the right length has the right bytes.
     fn is_right(
         &self,
         entry: &Entry,
@@ -390,22 +390,22 @@ impl Place {
         let found = sum_of(entry, path, is_cancelled)?;
         let is_right = match &entry.digest {
             Some(digest) => found == digest.hex().to_ascii_lowercase(),
-            // Of a server that promises nothing the sum is known that the file had when it came.
+            // Without a digest of the server, the digest recorded after the download applies.
             None => found == sum,
         };
         if is_right {
-            // A cache may be another user's, who alone writes there.
+            // A cache may belong to another user, who alone may write to it.
             let _ = self.note(path, &found);
         }
         Ok(is_right)
     }
 
-    /// Notes the sum of a file, and what the file is.
+    /// Records the digest and the metadata of a file.
     fn note(&self, path: &Path, sum: &str) -> Result<(), RemoteError> {
         write(&self.note, format!("{} {sum}\n", stamp_of(path)?).as_bytes())
     }
 
-    /// Gives the file its name in the snapshot.
+    /// Links the file to its name in the snapshot.
     fn link(&self, entry: &Entry) -> Result<(), RemoteError> {
         if let Some(parent) = self.link.parent() {
             fs_err::create_dir_all(parent)?;
@@ -417,13 +417,13 @@ impl Place {
             if self.link.read_link().is_ok_and(|found| found == target) {
                 return Ok(());
             }
-            // In one step: others may be reading the link.
+            // Atomically, because other processes may read the link.
             let new = self.link.with_file_name(format!(".{}.{}.tmp", self.id, std::process::id()));
             let _ = fs_err::remove_file(&new);
             fs_err::os::unix::fs::symlink(&target, &new)?;
             fs_err::rename(&new, &self.link)?;
         }
-        // Links need a right there that few have.
+        // On Windows, symbolic links need a privilege that few users have.
         #[cfg(not(unix))]
         {
             let _ = (entry, fs_err::remove_file(&self.link));
@@ -433,7 +433,7 @@ impl Place {
     }
 }
 
-/// The files of a list that are fetched.
+/// Selects the files of a list that are fetched.
 pub(super) fn wanted(listing: &Listing) -> Vec<&Entry> {
     listing.entries.iter().filter(|entry| role(&entry.name, entry.n_bytes) != Role::Other).collect()
 }
@@ -461,8 +461,8 @@ pub(super) fn fetch_once(
     fetched.map(drop)
 }
 
-/// Fetches a file to a path, goes on where an earlier run stopped, and holds what is on the disk against what the server
-/// promises. Returns its sum.
+/// Fetches a file to a path, resumes an earlier run, and verifies the written file against the server's digest. Returns
+/// its digest.
 fn download(
     client: &Client,
     entry: &Entry,
@@ -486,7 +486,7 @@ fn download(
         let found = sum_of(entry, part, &|| client.is_cancelled())?;
         let Err(error) = Sum::compare(entry, &found) else { return Ok(found) };
         if kept == 0 {
-            // Damaged bytes would be damaged the next time, too.
+            // Damaged data would fail again on the next run.
             let _ = fs_err::remove_file(part);
             return Err(error);
         }
@@ -495,7 +495,7 @@ fn download(
     }
 }
 
-/// The sum of a file's bytes on the disk: of the kind that the server promises, else SHA-256.
+/// Computes the digest of a file on disk: of the kind that the server declares, else SHA-256.
 fn sum_of(entry: &Entry, path: &Path, is_cancelled: &dyn Fn() -> bool) -> Result<String, RemoteError> {
     let mut file = fs_err::File::open(path)?;
     let mut sum = Sum::new(entry);
@@ -511,18 +511,18 @@ fn sum_of(entry: &Entry, path: &Path, is_cancelled: &dyn Fn() -> bool) -> Result
     }
 }
 
-/// What tells a file from one that was put in its place or changed.
+/// Returns a stamp that changes if a file is replaced or modified.
 fn stamp_of(path: &Path) -> std::io::Result<String> {
     let index = FileId::at(path).map_or(0, |id| id.index);
     Ok(format!("{}, inode {index}", stamp(&fs_err::metadata(path)?)))
 }
 
-/// Writes a note, whole or not at all.
+/// Writes a note atomically.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), RemoteError> {
     OutputFile::write(path, bytes, false).map_err(|error| std::io::Error::from(error).into())
 }
 
-/// A name for the state of files whose server has none for it.
+/// Derives a name for the state of files whose server has no commits.
 fn state_of(entries: &[Entry]) -> String {
     let mut hash = Sha256::new();
     for entry in entries {

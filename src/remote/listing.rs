@@ -1,5 +1,5 @@
-//! Which files a checkpoint on a server has: the hub's list, a bucket's, a web server's index; or, where there is no list, the
-//! names that checkpoints have.
+//! List of a remote checkpoint's files: the hub's list, a bucket's list, a web server's index, or, without a list, the
+//! usual names of checkpoint files.
 
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use crate::remote::error::RemoteError;
 use crate::remote::exchange::text_of;
 use crate::remote::target::Target;
 
-/// The longest list.
+/// Maximum size of a list in bytes.
 const LIST_BYTES: u64 = 64 << 20;
-/// What every directory of a checkpoint has one of.
+/// Configuration files; every checkpoint directory has one of them.
 const CONFIGURATIONS: [&str; 3] = ["config.json", "params.json", "adapter_config.json"];
-/// Files of one checkpoint.
+/// Maximum number of files of a checkpoint.
 pub(super) const MAX_FILES: usize = 100_000;
 
-/// What a file's bytes must give.
+/// Expected digest of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Digest {
     /// SHA-256 of the bytes, in hexadecimal: large files of the hub.
     Sha256(String),
-    /// SHA-1 of git's blob, in hexadecimal: its small files.
+    /// SHA-1 of the git blob, in hexadecimal: small files of the hub.
     GitBlob(String),
 }
 
 impl Digest {
-    /// The number itself.
+    /// Returns the hexadecimal digits.
     pub(super) fn hex(&self) -> &str {
         match self {
             Self::Sha256(hex) | Self::GitBlob(hex) => hex,
@@ -41,22 +41,22 @@ impl Digest {
 /// A file on a server.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// Its name, relative, with slashes.
+    /// Relative path, with slashes.
     pub(super) name: String,
     pub(super) n_bytes: u64,
     pub(super) digest: Option<Digest>,
     pub(super) target: Arc<Target>,
 }
 
-/// The files of a checkpoint at one moment.
+/// Files of a checkpoint at one moment.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) entries: Vec<Entry>,
-    /// What tells this state of the files from others, where the server has a name for it: the commit.
+    /// Commit that identifies this state of the files, if the server has one.
     pub(super) commit: Option<String>,
 }
 
-/// The repository's files at a revision.
+/// Lists the repository's files at a revision.
 ///
 /// # Errors
 /// [`RemoteError`].
@@ -87,7 +87,7 @@ pub(super) fn of_hub(
     let text = match answer {
         Ok(Some((_, text))) => text,
         Ok(None) => return Err(missing(None)),
-        // The hub does not tell strangers which names exist.
+        // The hub does not reveal to unauthenticated users which repositories exist.
         Err(RemoteError::Denied { said: Some(said), status: 401, .. }) if said == "RepoNotFound" => {
             return Err(missing(Some(said)));
         }
@@ -118,7 +118,8 @@ pub(super) fn of_hub(
     Ok(Listing { entries: checked(entries, &api)?, commit: Some(commit.to_owned()) })
 }
 
-/// The files of a directory of a web server: those that its index lists, else those of the names that checkpoints have.
+/// Lists the files of a directory of a web server: those in its index, else those with the usual names of checkpoint
+/// files.
 ///
 /// # Errors
 /// [`RemoteError`].
@@ -128,7 +129,7 @@ pub(super) fn of_web(client: &Client, directory: &Url) -> Result<Listing, Remote
     };
     let page = match client.text(&Target::new(directory.clone(), None), LIST_BYTES) {
         Ok(page) => page.filter(|(headers, _)| is_page(headers)),
-        // Many servers do not show what a directory has.
+        // Many servers do not list directories.
         Err(RemoteError::Denied { status: 403, .. }) => None,
         Err(error) => return Err(error),
     };
@@ -140,7 +141,7 @@ pub(super) fn of_web(client: &Client, directory: &Url) -> Result<Listing, Remote
         names = super::names::KNOWN.iter().map(|&name| name.to_owned()).collect();
     }
     let mut entries = of_names(client, directory, &names)?;
-    // Shards that nothing but their index names.
+    // Shards that only their index names.
     let mut shards = Vec::new();
     for index in entries.iter().filter(|entry| entry.name.ends_with(".index.json")) {
         let text = client.text(&index.target, LIST_BYTES)?.map(|(_, text)| text).unwrap_or_default();
@@ -164,7 +165,7 @@ pub(super) fn of_web(client: &Client, directory: &Url) -> Result<Listing, Remote
     Ok(Listing { entries: checked(entries, directory)?, commit: None })
 }
 
-/// Those of the names that there are.
+/// Returns entries for the names that exist.
 fn of_names(client: &Client, directory: &Url, names: &[String]) -> Result<Vec<Entry>, RemoteError> {
     super::in_parallel(names, |name| {
         let target = Target::new(below(directory, &name.split('/').collect::<Vec<_>>()), None);
@@ -179,7 +180,7 @@ fn of_names(client: &Client, directory: &Url, names: &[String]) -> Result<Vec<En
     .map(|entries| entries.into_iter().flatten().collect())
 }
 
-/// The files that a page links to and that lie right in its directory.
+/// Returns the names of linked files that are directly in the page's directory.
 fn links(directory: &Url, page: &str) -> Vec<String> {
     let mut names = Vec::new();
     for part in page.split("href=").skip(1) {
@@ -204,7 +205,7 @@ fn links(directory: &Url, page: &str) -> Vec<String> {
     names
 }
 
-/// A name with its `%20`s taken back.
+/// Decodes the percent escapes of a name.
 pub(super) fn decoded(name: &str) -> Option<String> {
     let bytes = name.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -222,7 +223,7 @@ pub(super) fn decoded(name: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// An address below another; the parts are written as addresses want them.
+/// Appends path segments to an address; they are percent-encoded as needed.
 pub(super) fn below(url: &Url, parts: &[&str]) -> Url {
     let mut url = url.clone();
     if let Ok(mut path) = url.path_segments_mut() {
@@ -231,7 +232,7 @@ pub(super) fn below(url: &Url, parts: &[&str]) -> Url {
     url
 }
 
-/// Refuses names that lead out of the directory, and lists that are too long; sorts.
+/// Sorts a list; refuses names that lead out of the directory, and lists that are too long.
 pub(super) fn checked(mut entries: Vec<Entry>, url: &Url) -> Result<Vec<Entry>, RemoteError> {
     if entries.len() > MAX_FILES {
         let (found, limit) = (entries.len() as u64, MAX_FILES as u64);
@@ -245,7 +246,7 @@ pub(super) fn checked(mut entries: Vec<Entry>, url: &Url) -> Result<Vec<Entry>, 
     Ok(entries)
 }
 
-/// Whether a name is one of a file inside a directory, on every system.
+/// Returns true if a name is a path inside a directory, on every system.
 pub(super) fn is_inside(name: &str) -> bool {
     let is_plain = |part: &str| {
         !part.is_empty()

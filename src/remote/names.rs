@@ -1,20 +1,21 @@
-//! Names of the files that checkpoints have: which are fetched whole, and which to ask for where there is no list.
+//! File names of checkpoints: the files that are fetched whole, and the names to try without a list.
 
-/// The longest file that is fetched whole beside the weights (a vocabulary of a million tokens has 60 MB).
+/// Maximum size of a file, other than weights, that is fetched whole, in bytes (a vocabulary of a million tokens has 60
+/// MB).
 pub(super) const SMALL_BYTES: u64 = 512 << 20;
 
-/// Endings of files with weights, in any case.
+/// Name suffixes of files with weights, in any case.
 const WEIGHTS: &[&str] = &[".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".flm", ".gguf"];
 
-/// Endings of what is read beside the weights.
+/// Name suffixes of other files that are read.
 const SMALL: &[&str] =
     &[".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".vocab", ".bpe", ".spm", ".yaml"];
 
-/// Folders of a repository that are read; what lies in others belongs to other programs (`onnx`, `original`).
+/// Folders of a repository that are read; others belong to other programs (`onnx`, `original`).
 const FOLDERS: &[&str] =
     &["1_Dense", "1_Pooling", "2_Dense", "3_Dense", "additional_chat_templates", "audio_tokenizer"];
 
-/// What is asked for where a server does not list its files.
+/// Names to try on a server that does not list its files.
 pub(super) const KNOWN: &[&str] = &[
     "config.json",
     "generation_config.json",
@@ -70,18 +71,18 @@ pub(super) const KNOWN: &[&str] = &[
     "vocab.txt",
 ];
 
-/// What becomes of a file.
+/// Treatment of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It is fetched whole at once.
+    /// Fetched whole at once.
     Small,
-    /// It is read by ranges.
+    /// Read by ranges.
     Weights,
-    /// It is not read.
+    /// Not read.
     Other,
 }
 
-/// The role of a file of this name and length.
+/// Returns the role of a file with this name and length.
 pub(super) fn role(name: &str, n_bytes: u64) -> Role {
     if let Some((folder, _)) = name.rsplit_once('/')
         && !FOLDERS.contains(&folder)

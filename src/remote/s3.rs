@@ -1,4 +1,4 @@
-//! Buckets: addresses are signed with the keys that the usual variables and files of AWS's programs give.
+//! S3 buckets: addresses are signed with the keys from the usual variables and files of AWS programs.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,14 +16,14 @@ use crate::remote::error::RemoteError;
 use crate::remote::listing::{Entry, Listing, MAX_FILES, checked};
 use crate::remote::target::Target;
 
-/// How long a signature is good for. One is made for each request.
+/// Validity of a signature. Each request gets a new one.
 const VALID: Duration = Duration::from_hours(1);
-/// The longest page of a list.
+/// Maximum size of a list page in bytes.
 const PAGE_BYTES: u64 = 16 << 20;
-/// Pages of one list: a hundred times as many as files need at a thousand a page.
+/// Maximum number of pages of a list: a hundred times as many as needed at a thousand files a page.
 const MAX_PAGES: usize = 10_000;
 
-/// A bucket, and the keys with which its addresses are signed.
+/// A bucket, and the keys that sign its addresses.
 #[derive(Clone)]
 pub(super) struct Store {
     bucket: Arc<Bucket>,
@@ -31,7 +31,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// The bucket of this name, as variables and files describe it. `address` is for messages.
+    /// Opens a bucket as configured by variables and files. `address` is for messages.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -56,13 +56,13 @@ impl Store {
                 Some(Credentials::new_with_token(key, secret, session))
             }
             (Some(key), Some(secret), None) => Some(Credentials::new(key, secret)),
-            // A public bucket needs none.
+            // A public bucket needs no keys.
             _ => None,
         };
         Ok(Self { bucket: Arc::new(bucket), credentials: Arc::new(credentials) })
     }
 
-    /// One of its objects.
+    /// Returns the target of an object.
     pub(super) fn object(&self, key: &str, n_bytes: Option<u64>, etag: Option<String>) -> Target {
         let (store, key) = (self.clone(), key.to_owned());
         let sign = move || store.bucket.get_object(Option::as_ref(&store.credentials), &key).sign(VALID);
@@ -70,7 +70,7 @@ impl Store {
     }
 }
 
-/// The objects of a bucket whose keys begin with `prefix`.
+/// Lists the objects of a bucket whose keys start with `prefix`.
 ///
 /// # Errors
 /// [`RemoteError`].
@@ -125,7 +125,7 @@ fn strip(url: &Url) -> Url {
     Url::parse(&shown(url)).unwrap_or_else(|_| url.clone())
 }
 
-/// The section of the shared files that counts (`AWS_PROFILE`); variables go before it.
+/// Selected section of the AWS files (`AWS_PROFILE`); variables take precedence over it.
 struct Profile(HashMap<String, String>);
 
 impl Profile {
@@ -143,14 +143,14 @@ impl Profile {
         Ok(Self(found))
     }
 
-    /// A setting: the first variable that is set, else the entry of the section.
+    /// Returns a setting: the first variable that is set, else the entry of the section.
     fn get(&self, variables: &[&str], entry: &str) -> Option<String> {
         let set = variables.iter().find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()));
         set.or_else(|| self.0.get(entry).cloned())
     }
 }
 
-/// The entries of a section of an INI file, which is `[name]` or `[profile name]`.
+/// Returns the entries of a section of an INI file, `[name]` or `[profile name]`.
 fn section(text: &str, name: &str) -> Vec<(String, String)> {
     let mut is_own = false;
     let mut entries = Vec::new();

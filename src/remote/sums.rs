@@ -1,7 +1,7 @@
-//! Sums that the server promises: of files that come whole, and of files that stream past.
+//! Checksums promised by the server, for files that are fetched whole and for streamed files.
 //!
-//! Pieces of a file come in the order of the output, more or less, and sums go from front to back. As long as what is missing
-//! in between comes soon, pieces wait for it; a file whose pieces would wait too long goes without its sum.
+//! Pieces of a file arrive roughly in output order, but a checksum runs from front to back. Pieces wait for missing
+//! ones before them as long as these arrive soon; if too much would wait, the file is not verified.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -13,14 +13,14 @@ use sha2::{Digest as _, Sha256};
 use crate::remote::error::RemoteError;
 use crate::remote::listing::{Digest, Entry};
 
-/// The digest of a file in the making.
+/// Digest of a file in progress.
 pub(super) enum Sum {
     Sha256(Sha256),
     GitBlob(Sha1),
 }
 
 impl Sum {
-    /// That of no bytes, of the kind that the server promises; where it promises none, SHA-256.
+    /// Starts a digest of the kind that the server declares, else SHA-256.
     pub(super) fn new(entry: &Entry) -> Self {
         match &entry.digest {
             None | Some(Digest::Sha256(_)) => Self::Sha256(Sha256::new()),
@@ -31,7 +31,7 @@ impl Sum {
         }
     }
 
-    /// More bytes.
+    /// Adds bytes to the digest.
     pub(super) fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Sha256(hash) => hash.update(bytes),
@@ -39,7 +39,7 @@ impl Sum {
         }
     }
 
-    /// The number, in hexadecimal.
+    /// Returns the digest in hexadecimal.
     pub(super) fn finish(self) -> String {
         match self {
             Self::Sha256(hash) => hex(&hash.finalize()),
@@ -47,7 +47,7 @@ impl Sum {
         }
     }
 
-    /// Compares with what the server promised.
+    /// Compares the digest with the server's.
     ///
     /// # Errors
     /// [`RemoteError::Digest`].
@@ -55,7 +55,7 @@ impl Sum {
         Self::compare(entry, &self.finish())
     }
 
-    /// The same of a number that is known.
+    /// Compares a known digest with the server's.
     ///
     /// # Errors
     /// [`RemoteError::Digest`].
@@ -72,35 +72,35 @@ impl Sum {
     }
 }
 
-/// Bytes in hexadecimal.
+/// Formats bytes in hexadecimal.
 pub(super) fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
 }
 
-/// The sum of a file whose pieces come in any order, each at least once.
+/// Checksum of a file whose pieces arrive in any order, each at least once.
 pub(super) struct Chain<B> {
-    /// `None` once it is compared, or given up.
+    /// Digest; `None` after the comparison, or once given up.
     sum: Option<Sum>,
-    /// Where the bytes end that are in the sum.
+    /// End offset of the bytes in the digest.
     next: u64,
-    /// Pieces behind that, by offset.
+    /// Pieces after that offset, by offset.
     waiting: BTreeMap<u64, Arc<B>>,
     n_waiting: u64,
 }
 
 impl<B: Deref<Target = [u8]>> Chain<B> {
-    /// The chain of a file none of which has come.
+    /// Starts the chain of a file without any pieces.
     pub(super) fn new(entry: &Entry) -> Self {
         let sum = entry.digest.is_some().then(|| Sum::new(entry));
         Self { sum, next: 0, waiting: BTreeMap::new(), n_waiting: 0 }
     }
 
-    /// A piece that has come. At most `room` bytes wait for others.
+    /// Adds a piece. At most `room` bytes wait for earlier pieces.
     ///
     /// # Errors
-    /// It completes a file that is not what the server promised.
+    /// The completed file does not match the server's digest.
     pub(super) fn add(
         &mut self,
         entry: &Entry,
@@ -159,9 +159,9 @@ mod tests {
             let error = run(&wrong, &order, 80).unwrap_err();
             assert!(matches!(error, RemoteError::Digest { what: "SHA-256", .. }), "{error}");
         }
-        // Twice the same piece is in the sum once.
+        // A repeated piece is added once.
         run(&right, &[0, 0, 20, 60, 60, 40, 20, 80], 80).unwrap();
-        // What does not fit goes without; so does what never comes.
+        // A file that exceeds `room`, or is incomplete, is not verified.
         run(&wrong, &[80, 60, 40, 20, 0], 40).unwrap();
         run(&wrong, &[0, 20, 40, 60], 40).unwrap();
     }

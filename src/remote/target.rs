@@ -1,4 +1,4 @@
-//! What is asked for: an address, and what the answers so far have said of the file that it leads to.
+//! Target of requests: an address, and the facts that responses have given about its file.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -11,17 +11,17 @@ use crate::remote::address::shown;
 use crate::remote::error::RemoteError;
 use crate::remote::exchange::text_of;
 
-/// What is asked for: an address, where it led the last time, and which file was found there.
+/// An address, its last redirect, and the state of the file that was found.
 #[derive(Debug)]
 pub(super) struct Target {
     way: Way,
     state: Mutex<State>,
 }
 
-/// How an address is come by.
+/// Origin of an address.
 enum Way {
     Fixed(Url),
-    /// It is signed anew each time.
+    /// An address that is signed for each request.
     Signed(Box<dyn Fn() -> Url + Send + Sync>),
 }
 
@@ -40,14 +40,14 @@ impl Way {
     }
 }
 
-/// What answers have said of a file.
+/// Facts from responses about a file.
 #[derive(Default)]
 pub(super) struct State {
-    /// Where the last redirect led to; such addresses are signed, good for some minutes.
+    /// Target of the last redirect; such addresses are signed and valid for some minutes.
     pub(super) resolved: Option<Url>,
-    /// What the first answer called this state of the file.
+    /// Version tag of the file in the first response.
     tag: Option<String>,
-    /// Its length.
+    /// Length of the file in bytes.
     pub(super) n_bytes: Option<u64>,
 }
 
@@ -61,12 +61,12 @@ impl fmt::Debug for State {
 }
 
 impl Target {
-    /// A file of known or unknown length.
+    /// Creates a target with a fixed address; the length may be unknown.
     pub(super) fn new(url: Url, n_bytes: Option<u64>) -> Self {
         Self { way: Way::Fixed(url), state: Mutex::new(State { n_bytes, ..State::default() }) }
     }
 
-    /// The same at an address that is signed for each request.
+    /// Creates a target with an address that is signed for each request.
     pub(super) fn signed(
         sign: impl Fn() -> Url + Send + Sync + 'static,
         n_bytes: Option<u64>,
@@ -76,27 +76,27 @@ impl Target {
         Self { way: Way::Signed(Box::new(sign)), state: Mutex::new(state) }
     }
 
-    /// What the server called this state of the file, if it has been asked and has a name for it.
+    /// Version tag of the file, if a response had one.
     pub(super) fn tag(&self) -> Option<String> {
         self.state().tag.clone()
     }
 
-    /// The address to ask at.
+    /// Address to request.
     pub(super) fn url(&self) -> Url {
         self.way.url()
     }
 
-    /// The address for messages.
+    /// Address for messages.
     pub(super) fn shown(&self) -> String {
         shown(&self.way.url())
     }
 
-    /// What is known of it by now.
+    /// Facts known so far.
     pub(super) fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds what an answer says about its file against what the answers before it said.
+    /// Checks that the facts in a response agree with those of earlier responses.
     ///
     /// # Errors
     /// [`RemoteError::Changed`].
@@ -114,7 +114,7 @@ impl Target {
         {
             return Err(changed("its length", expected.to_string(), found.to_string()));
         }
-        // A weak tag says as much as a strong one here: nothing is compressed on the way.
+        // A weak tag is as good as a strong one here: nothing is compressed in transfer.
         let tag = text_of(headers, "etag").map(|tag| tag.trim_start_matches("W/").to_owned());
         if let Some(found) = tag.or_else(|| text_of(headers, "last-modified").map(str::to_owned))
             && let Some(expected) = state.tag.replace(found.clone())

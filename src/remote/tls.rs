@@ -1,4 +1,4 @@
-//! What encrypted connections need of this machine: instructions of the processor, and certificates to trust.
+//! Requirements of encrypted connections: processor instructions, and trusted certificates.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use ureq::tls::{Certificate, PemItem, TlsConfigBuilder, parse_pem};
 use crate::core::input;
 use crate::remote::error::RemoteError;
 
-/// Says what encrypts, where there is something for this kind of processor. Elsewhere [`check_processor`] comes before it is asked for.
+/// Sets the crypto provider on supported processors. On others, [`check_processor`] fails before it is needed.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn with_primitives(builder: TlsConfigBuilder) -> TlsConfigBuilder {
     builder.unversioned_rustls_crypto_provider(Arc::new(rustls_graviola::default_provider()))
@@ -18,10 +18,10 @@ pub(super) fn with_primitives(builder: TlsConfigBuilder) -> TlsConfigBuilder {
     builder
 }
 
-/// Checks that the processor has what the encryption is written with.
+/// Checks that the processor has the instructions that encryption needs.
 ///
 /// # Errors
-/// It has not.
+/// An instruction is missing.
 pub(super) fn check_processor() -> Result<(), RemoteError> {
     #[cfg(target_arch = "x86_64")]
     let features =
@@ -46,8 +46,8 @@ macro_rules! features {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use features;
 
-/// The certificates of `SSL_CERT_FILE`, which take the place of the built-in ones (Mozilla's): a company's own proxy
-/// or server needs them. `None` without the variable.
+/// Reads the certificates of `SSL_CERT_FILE`, which replace the built-in ones (Mozilla's). A company's own proxy or
+/// server needs them. `None` without the variable.
 ///
 /// # Errors
 /// The file cannot be read, or holds no certificate.

@@ -1,13 +1,13 @@
-//! The way to read a vocabulary that none of a card's modes fits: by what its files hold.
+//! Selection of a mode by the contents of the tokenizer files, if none of a card's modes fits.
 //!
-//! Programs that save a tokenizer write `tokenizer.json` alone, under a class name (`TokenizersBackend`,
-//! `PreTrainedTokenizerFast`) that says nothing about its kind. The file itself does.
+//! Programs that save a tokenizer write only `tokenizer.json`, under a class name (`TokenizersBackend`,
+//! `PreTrainedTokenizerFast`) that does not reveal its kind. The file itself does.
 
 use super::files::Directory;
 use super::hf_json::{HfJson, HfKind};
 use super::{Mode, ModeRequest, TokenizerError, TokenizerRequest};
 
-/// Modes for the files that are there, those that the request names apart.
+/// Returns the modes that fit the existing files and that the request does not name.
 ///
 /// # Errors
 /// I/O errors.
@@ -17,7 +17,7 @@ pub(super) fn modes(
     request: &TokenizerRequest,
 ) -> Result<Vec<ModeRequest>, TokenizerError> {
     let is_asked = |mode: Mode| request.modes.iter().any(|asked| asked.mode == mode);
-    // Cards that take no files, or only those of Mistral's own format, say so on purpose.
+    // Some cards accept no files, or only those of Mistral's own format, on purpose.
     let is_apart = |asked: &ModeRequest| matches!(asked.mode, Mode::None | Mode::Mistral);
     if !request.modes.is_empty() && request.modes.iter().all(is_apart) {
         return Ok(Vec::new());
@@ -39,7 +39,7 @@ pub(super) fn modes(
     Ok(found)
 }
 
-/// The model file of SentencePiece.
+/// Name of SentencePiece's model file.
 const MODEL: &str = "tokenizer.model";
 
 fn of_kind(kind: HfKind) -> Mode {
@@ -51,7 +51,7 @@ fn of_kind(kind: HfKind) -> Mode {
     }
 }
 
-/// True for modes that read a model of SentencePiece.
+/// Returns true for modes that read a SentencePiece model.
 fn is_sentencepiece(mode: Mode) -> bool {
     matches!(
         mode,
@@ -67,7 +67,7 @@ fn is_sentencepiece(mode: Mode) -> bool {
     )
 }
 
-/// A mode with the special tokens and keys of the card's mode that reads the same vocabulary from another file.
+/// Creates a mode with the special tokens and keys of the card's mode that reads the same vocabulary from another file.
 fn of(mode: Mode, request: &TokenizerRequest) -> ModeRequest {
     let is_same_vocabulary = |asked: &&ModeRequest| match mode {
         Mode::LlamaHf | Mode::Unigram => is_sentencepiece(asked.mode),

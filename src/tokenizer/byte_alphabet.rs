@@ -1,8 +1,8 @@
-//! The byte alphabet of GPT-2: each byte as a printable character.
+//! Byte alphabet of GPT-2: each byte as a printable character.
 
 use std::sync::LazyLock;
 
-/// Characters by byte: printable bytes stand for themselves, the others follow from U+0100 on.
+/// Characters by byte: printable bytes represent themselves, the others follow from U+0100 on.
 static CHARS: LazyLock<[char; 256]> = LazyLock::new(|| {
     let mut next = 0x100;
     std::array::from_fn(|byte| {
@@ -16,35 +16,35 @@ static CHARS: LazyLock<[char; 256]> = LazyLock::new(|| {
     })
 });
 
-/// The character of a byte.
+/// Returns the character of a byte.
 #[must_use]
 pub fn char_of(byte: u8) -> char {
     CHARS[usize::from(byte)]
 }
 
-/// The byte of a character, if it belongs to the alphabet.
+/// Returns the byte of a character, if it belongs to the alphabet.
 #[must_use]
 pub fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => u8::try_from(u32::from(c)).ok(),
-        // The others, in the order of the bytes.
+        // The other bytes, in order.
         0x100..=0x143 => CHARS.iter().position(|&own| own == c).and_then(|at| u8::try_from(at).ok()),
         _ => None,
     }
 }
 
-/// Bytes written in the alphabet.
+/// Writes bytes in the alphabet.
 pub(super) fn written(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| char_of(byte)).collect()
 }
 
-/// The bytes of a text in the alphabet; `None` if a character is not of it.
+/// Returns the bytes of a text in the alphabet; `None` if a character does not belong to it.
 pub(super) fn bytes_of(text: &str) -> Option<Vec<u8>> {
     text.chars().map(byte_of).collect()
 }
 
-/// The text that a token stands for; one with a character that is not of the alphabet stands for itself, and bytes that
-/// are no UTF-8 are replaced.
+/// Returns the text of a token. A token with a character outside the alphabet is returned unchanged, and invalid UTF-8
+/// is replaced.
 pub(super) fn decoded(token: &str) -> String {
     bytes_of(token).map_or_else(|| token.to_owned(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
 }

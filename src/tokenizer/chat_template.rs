@@ -1,4 +1,4 @@
-//! Chat templates: one text, or several with names. They are carried, not rendered.
+//! Chat templates: one text, or several with names. They are copied, not rendered.
 
 use serde_json::Value as Json;
 
@@ -8,26 +8,26 @@ use super::files::{CONFIG, Directory};
 use super::{TokenizerError, TokenizerWarning};
 
 const JINJA: &str = "chat_template.jinja";
-/// Files that hold templates, the one that counts first: transformers lets the file win over the configuration, and
-/// looks into the processor's files for models of several modalities.
+/// Files that hold templates, in order of precedence. transformers prefers the template file over the configuration,
+/// and also reads the processor's files for multimodal models.
 const SOURCES: [&str; 4] = [JINJA, CONFIG, "chat_template.json", "processor_config.json"];
-/// The name of the template that counts where no other is asked for.
+/// Name of the template that applies by default.
 const DEFAULT: &str = "default";
 
-/// The templates of a tokenizer.
+/// Templates of a tokenizer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum ChatTemplates {
-    /// None.
+    /// No template.
     #[default]
     None,
-    /// One.
+    /// A single template.
     One(String),
-    /// Several: name and text. The one named `default` is the plain key's.
+    /// Several templates: name and text. The one named `default` is written under the plain key.
     Many(Vec<(String, String)>),
 }
 
 impl ChatTemplates {
-    /// Finds the templates. Of files that hold different ones the first of [`SOURCES`] counts, as for transformers, with a
+    /// Reads the templates. If files hold different ones, the first of [`SOURCES`] applies, as in transformers, with a
     /// warning. Files that agree complete one another.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl ChatTemplates {
         Ok(taken)
     }
 
-    /// What the member `chat_template` of a file says; null and an empty text say nothing.
+    /// Reads the member `chat_template` of a file; null and an empty text count as absent.
     fn of_member(json: &Json, file: &'static str, warnings: &mut Vec<TokenizerWarning>) -> Self {
         let member = json.get("chat_template").unwrap_or(&Json::Null);
         match Self::of(member) {
@@ -81,7 +81,7 @@ impl ChatTemplates {
         }
     }
 
-    /// What a member `chat_template` says; `None` if it is neither a text nor a list of names and texts.
+    /// Parses a member `chat_template`; `None` if it is neither a text nor a list of names and texts.
     pub(crate) fn of(member: &Json) -> Option<Self> {
         Some(match member {
             Json::Null => Self::None,
@@ -99,7 +99,7 @@ impl ChatTemplates {
         })
     }
 
-    /// Names and texts; the name of a single template is `default`.
+    /// Returns names and texts; the name of a single template is `default`.
     fn named(&self) -> Vec<(&str, &str)> {
         match self {
             Self::None => Vec::new(),
@@ -110,7 +110,7 @@ impl ChatTemplates {
         }
     }
 
-    /// The text that counts where no other is asked for.
+    /// Returns the text of the default template.
     fn default_text(&self) -> Option<&str> {
         self.named().into_iter().find(|choice| choice.0 == DEFAULT).map(|choice| choice.1)
     }
@@ -162,7 +162,7 @@ struct Found {
 }
 
 impl Found {
-    /// Whether no template of one name has two texts. Jinja ignores the line feed at the end of a template.
+    /// Returns true if no name has two different texts. Jinja ignores the line feed at the end of a template.
     fn agrees_with(&self, other: &Self) -> bool {
         let own = self.templates.named();
         let plain = |text: &str| text.strip_suffix('\n').unwrap_or(text).to_owned();
@@ -171,8 +171,8 @@ impl Found {
         })
     }
 
-    /// Takes the templates of a file that agrees. Where both have one it is as the tokenizer's configuration spells it,
-    /// as in files of the reference.
+    /// Adds the templates of a file that agrees. If both have one, it is spelled as in the tokenizer's configuration,
+    /// like in files of the reference.
     fn complete(&mut self, other: &Self) {
         let (first, second) = if other.file == CONFIG {
             (&other.templates, &self.templates)
@@ -192,7 +192,7 @@ impl Found {
     }
 }
 
-/// `chat_template.jinja` with `additional_chat_templates/*.jinja`, sorted by name.
+/// Reads `chat_template.jinja` and `additional_chat_templates/*.jinja`, sorted by name.
 fn of_files(
     directory: &Directory<'_>,
     warnings: &mut Vec<TokenizerWarning>,
@@ -234,7 +234,8 @@ fn additional(directory: &Directory<'_>) -> Result<Vec<(String, String)>, Tokeni
     Ok(templates)
 }
 
-/// Tells of templates that did not get into the keys of a vocabulary, and of a model for conversations without any.
+/// Warns about templates that were not written to the keys of a vocabulary, and about a conversational model without
+/// any.
 ///
 /// # Errors
 /// I/O errors, malformed JSON, text that is not UTF-8.
@@ -255,7 +256,7 @@ pub(super) fn settle(
             }
             None => {}
         },
-        // Said already, of a vocabulary in Mistral's own format.
+        // Already reported for vocabularies in Mistral's own format.
         (None, None)
             if warnings.iter().any(|told| matches!(told, TokenizerWarning::NoMistralTemplate { .. })) => {}
         (None, None) => {
@@ -267,13 +268,13 @@ pub(super) fn settle(
     Ok(())
 }
 
-/// The name of a model that writes text, if the name says that it is for conversations.
+/// Returns the name of a generative model if the name indicates a conversational model.
 fn conversational_name(directory: &Directory<'_>) -> Result<Option<String>, TokenizerError> {
     const CLASSES: [&str; 3] = ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"];
     const WORDS: [&str; 3] = ["instruct", "chat", "it"];
     let config = directory.lenient_tree("config.json")?;
     let class = config.get("architectures").and_then(|classes| classes.get(0)?.as_str()).unwrap_or_default();
-    // What sentence-transformers saves is asked with instructions and answers with vectors.
+    // Models saved by sentence-transformers receive instructions but return vectors.
     let is_embedding = directory.join("modules.json").is_file();
     if is_embedding || !CLASSES.iter().any(|end| class.ends_with(end)) {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! The token list of a GGUF file: texts, scores, types, and how they become keys.
+//! Token list of a GGUF file: texts, scores, types, and their keys.
 
 use std::path::Path;
 
@@ -6,17 +6,17 @@ use crate::gguf::{Array, Metadata, Value};
 
 use super::{TokenizerError, TokenizerRequest};
 
-/// Most tokens that are written: four times the largest vocabulary there is. What stands in `vocab_size` of a
-/// stranger's configuration is not worth more memory.
+/// Maximum number of tokens that are written: four times the largest known vocabulary. An untrusted `vocab_size` must
+/// not allocate more memory.
 pub(crate) const MAX_TOKENS: u64 = 1 << 22;
 
-/// What a token is, by the format's numbers.
+/// Type of a token, with the format's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum TokenType {
     /// Text.
     Normal = 1,
-    /// Stands for unknown text.
+    /// Token for unknown text.
     Unknown = 2,
     /// Not text: begin, end, roles of a chat.
     Control = 3,
@@ -40,7 +40,7 @@ pub(crate) struct TokenList {
 }
 
 impl TokenList {
-    /// A list of `n` unused tokens `[PADi]`, with this score if there is one.
+    /// Creates a list of `n` unused tokens `[PADi]`, with the given score if any.
     ///
     /// # Errors
     /// More tokens than [`MAX_TOKENS`].
@@ -65,7 +65,7 @@ impl TokenList {
         self.types.push(kind);
     }
 
-    /// Sets the token of an id that the list has; false beyond it.
+    /// Sets the token of an existing id; returns false if the list is shorter.
     #[must_use]
     pub(crate) fn set(&mut self, id: u64, text: impl Into<Vec<u8>>, score: f32, kind: TokenType) -> bool {
         let Some(at) = usize::try_from(id).ok().filter(|&at| at < self.tokens.len()) else { return false };
@@ -91,13 +91,13 @@ impl TokenList {
         Ok(())
     }
 
-    /// The id of a text.
+    /// Returns the id of a text.
     #[must_use]
     pub(crate) fn id(&self, text: &str) -> Option<u64> {
         self.tokens.iter().position(|token| token == text.as_bytes()).map(|at| at as u64)
     }
 
-    /// Retypes the tokens that the card names.
+    /// Changes the types of the tokens that the card names.
     pub(crate) fn retype(&mut self, request: &TokenizerRequest) {
         for (names, kind) in
             [(&request.control, TokenType::Control), (&request.user_defined, TokenType::UserDefined)]
@@ -119,7 +119,7 @@ impl TokenList {
         self.write_tokens(out);
     }
 
-    /// As [`TokenList::write`] for a kind of vocabulary without pre-tokenizer.
+    /// Writes the list like [`TokenList::write`], for a kind of vocabulary without a pre-tokenizer.
     pub(crate) fn write_model(self, model: &str, out: &mut Metadata) {
         out.set("tokenizer.ggml.model", model);
         self.write_tokens(out);
@@ -131,7 +131,7 @@ impl TokenList {
         self.write_scored(scores, out);
     }
 
-    /// Writes tokens, these scores and types.
+    /// Writes tokens, the given scores, and types.
     pub(crate) fn write_scored(self, scores: Option<Value>, out: &mut Metadata) {
         out.set("tokenizer.ggml.tokens", Value::Array(Array::String(self.tokens)));
         if let Some(scores) = scores {
@@ -142,7 +142,7 @@ impl TokenList {
     }
 }
 
-/// `size` of the request, or the files' own count, rounded up as the card asks.
+/// Returns the number of tokens: `size` of the request, or the files' own count, rounded up as the card requires.
 #[must_use]
 pub(crate) fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
     let size = request.size.unwrap_or(own);
@@ -152,7 +152,7 @@ pub(crate) fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
     }
 }
 
-/// The byte that a token `<0xNN>` stands for.
+/// Returns the byte of a token `<0xNN>`.
 #[must_use]
 pub(crate) fn byte_token(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
@@ -160,13 +160,13 @@ pub(crate) fn byte_token(text: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok().filter(|_| two)
 }
 
-/// True for `<0xNN>`.
+/// Returns true for `<0xNN>`.
 #[must_use]
 pub(crate) fn is_byte_token(text: &str) -> bool {
     byte_token(text).is_some()
 }
 
-/// Tokens that llama.cpp's converter takes for special though their file does not say so.
+/// Returns true for tokens that llama.cpp's converter treats as special although their file does not declare it.
 #[must_use]
 pub(crate) fn looks_special(text: &str) -> bool {
     let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);

@@ -1,6 +1,6 @@
-//! Text to token ids and back, from the keys of a GGUF file alone.
+//! Conversion of text to token ids and back, from the keys of a GGUF file alone.
 //!
-//! [`Encoder`] finds the special tokens of a text and leaves what is between them to the algorithm of the file's kind
+//! [`Encoder`] finds the special tokens of a text and passes the text between them to the algorithm of the file's kind
 //! of vocabulary.
 
 mod bpe;
@@ -38,8 +38,8 @@ use self::vocab::VocabModel;
 pub(super) use self::vocab::{Vocab, ends_generation};
 use self::wordpiece::WordPiece;
 
-/// Whether the keys of two files describe the same vocabulary, merges apart, defaults filled in. `None` if neither can
-/// be read.
+/// Returns true if the keys of two files describe the same vocabulary, except merges, with defaults filled in. `None`
+/// if neither can be read.
 pub(crate) fn read_alike(a: &Metadata, b: &Metadata) -> Option<bool> {
     match (Vocab::from_metadata(a), Vocab::from_metadata(b)) {
         (Ok(a), Ok(b)) => Some(a == b),
@@ -48,11 +48,11 @@ pub(crate) fn read_alike(a: &Metadata, b: &Metadata) -> Option<bool> {
     }
 }
 
-/// The vocabulary of a GGUF file, ready to encode.
+/// Vocabulary of a GGUF file, ready to encode.
 ///
 /// # Exactness
-/// The ids are those of the original tokenizer where the keys say enough; `docs/differences.md` tells where
-/// llama.cpp's are others. Special tokens are found, and added to texts, by the rules of llama.cpp 0.5.0.
+/// The ids are those of the original tokenizer if the keys are sufficient; `docs/differences.md` lists where
+/// llama.cpp's differ. Special tokens are found, and added to texts, by the rules of llama.cpp 0.5.0.
 pub struct Encoder {
     vocab: Vocab,
     partition: Partition,
@@ -73,7 +73,7 @@ impl Encoder {
     /// Reads the `tokenizer.*` keys.
     ///
     /// # Errors
-    /// Keys that are missing, of another type or too short; a kind of vocabulary or a pre-tokenizer that is not known.
+    /// Keys that are missing, of another type or too short; an unknown kind of vocabulary or pre-tokenizer.
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, EncodeError> {
         let vocab = Vocab::from_metadata(metadata)?;
         let algorithm = match vocab.model {
@@ -90,8 +90,8 @@ impl Encoder {
         Ok(Self { partition: Partition::new(&vocab), vocab, algorithm })
     }
 
-    /// Looks whether a text stays within bounds before it is encoded: the map of characters in a file of strangers may
-    /// make any text hundreds of times as long. [`Encoder::encode`] does not look.
+    /// Checks that a text stays within bounds when it is encoded. The character map of an untrusted file may make any
+    /// text hundreds of times as long. [`Encoder::encode`] does not check this.
     ///
     /// # Errors
     /// A text that becomes too long.
@@ -108,8 +108,8 @@ impl Encoder {
         checked.map_err(|limit| EncodeError::Growth { n_bytes: text.len(), limit })
     }
 
-    /// Token ids of a text, without those that begin and end it. User-defined tokens in the text are always found;
-    /// with `parse_special` all special tokens are.
+    /// Encodes a text as token ids, without the tokens that start and end it. User-defined tokens in the text are
+    /// always found; with `parse_special` all special tokens are.
     #[must_use]
     pub fn encode(&self, text: &str, parse_special: bool) -> Vec<u32> {
         let mut out = Vec::new();
@@ -138,7 +138,7 @@ impl Encoder {
         out
     }
 
-    /// The bytes that ids stand for, special tokens written out. Ids that the vocabulary lacks are nothing.
+    /// Decodes ids to bytes; special tokens are written out. Ids that the vocabulary lacks give nothing.
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
         let spelling = match &self.algorithm {
@@ -156,13 +156,13 @@ impl Encoder {
         out
     }
 
-    /// The token that a text begins with, if the file says that texts begin with one.
+    /// Id of the token that starts a text, if the file requires one.
     #[must_use]
     pub fn start_of_text(&self) -> Option<u32> {
         self.vocab.bos.filter(|_| self.vocab.add_bos)
     }
 
-    /// The token that a text ends with, if the file says that texts end with one.
+    /// Id of the token that ends a text, if the file requires one.
     #[must_use]
     pub fn end_of_text(&self) -> Option<u32> {
         let separator =

@@ -1,4 +1,4 @@
-//! Reading the small files of a checkpoint directory.
+//! Reader of the small files of a checkpoint directory.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use crate::gguf::OtherFiles;
 
 use super::TokenizerError;
 
-/// Name of the tokenizer's configuration.
+/// Name of the tokenizer's configuration file.
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
 
-/// A checkpoint directory with the caps that its text files must keep, or files in memory that stand in for one.
+/// A checkpoint directory with size limits for its text files, or files in memory instead of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Directory<'a> {
     path: &'a Path,
@@ -24,40 +24,40 @@ pub struct Directory<'a> {
 }
 
 impl<'a> Directory<'a> {
-    /// A directory; nothing is read yet.
+    /// Creates a view of a directory; nothing is read yet.
     #[must_use]
     pub fn new(path: &'a Path, limits: Limits) -> Self {
         Self { path, limits, in_memory: None, others: None }
     }
 
-    /// The same, some of whose files are those of another directory.
+    /// Replaces some of the files by those of another directory.
     #[must_use]
     pub fn with_others(self, others: Option<&'a OtherFiles>) -> Self {
         Self { others, ..self }
     }
 
-    /// Files by name that lie in memory; `path` names where they come from.
+    /// Creates a view of files in memory, by name; `path` names their origin.
     #[must_use]
     pub fn in_memory(path: &'a Path, limits: Limits, files: &'a [(String, Vec<u8>)]) -> Self {
         Self { path, limits, in_memory: Some(files), others: None }
     }
 
-    /// The directory itself.
+    /// Path of the directory.
     #[must_use]
     pub fn path(&self) -> &'a Path {
         self.path
     }
 
-    /// The path of a file in it.
+    /// Returns the path of a file in the directory.
     #[must_use]
     pub fn join(&self, name: &str) -> PathBuf {
         OtherFiles::dir_of(self.path, self.others, name).join(name)
     }
 
-    /// The bytes of a file, or nothing if there is no such file.
+    /// Reads the bytes of a file, or `None` if it does not exist.
     ///
     /// # Errors
-    /// I/O errors, a file above the cap.
+    /// I/O errors, a file above the size limit.
     pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, TokenizerError> {
         if let Some(files) = self.in_memory {
             return Ok(files.iter().find(|file| file.0 == name).map(|file| file.1.clone()));
@@ -76,17 +76,17 @@ impl<'a> Directory<'a> {
                 Ok(Some(input::read(&path)?))
             }
             Ok(metadata) if metadata.is_dir() => Ok(None),
-            // Refused by what it is.
+            // The read fails with the kind of the file.
             Ok(_) => Ok(Some(input::read(&path)?)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The text of a file, or nothing if there is no such file.
+    /// Reads the text of a file, or `None` if it does not exist.
     ///
     /// # Errors
-    /// I/O errors, a file above the cap, text that is not UTF-8.
+    /// I/O errors, a file above the size limit, text that is not UTF-8.
     pub fn text(&self, name: &str) -> Result<Option<String>, TokenizerError> {
         let Some(bytes) = self.bytes(name)? else { return Ok(None) };
         String::from_utf8(bytes).map(Some).map_err(|error| TokenizerError::NotUtf8 {
@@ -95,10 +95,10 @@ impl<'a> Directory<'a> {
         })
     }
 
-    /// A JSON file, or nothing if there is no such file.
+    /// Reads a JSON file, or `None` if it does not exist.
     ///
     /// # Errors
-    /// I/O errors, a file above the cap, malformed JSON or members of the wrong type.
+    /// I/O errors, a file above the size limit, malformed JSON or members of the wrong type.
     pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, TokenizerError> {
         let Some(bytes) = self.bytes(name)? else { return Ok(None) };
         serde_json::from_slice(&bytes)
@@ -106,10 +106,10 @@ impl<'a> Directory<'a> {
             .map_err(|source| TokenizerError::Json { path: self.join(name), source })
     }
 
-    /// A JSON file as a tree; null if there is no such file, or one that is malformed or not UTF-8.
+    /// Reads a JSON file as a tree; null if it does not exist, is malformed, or is not UTF-8.
     ///
     /// # Errors
-    /// I/O errors, a file above the cap.
+    /// I/O errors, a file above the size limit.
     pub fn lenient_tree(&self, name: &str) -> Result<Json, TokenizerError> {
         match self.tree(name) {
             Err(TokenizerError::Json { .. } | TokenizerError::NotUtf8 { .. }) => Ok(Json::Null),
@@ -117,11 +117,11 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// A JSON file as a tree; null if there is no such file. Python's `NaN` and `Infinity` are read: configurations have
-    /// them.
+    /// Reads a JSON file as a tree; null if it does not exist. Python's `NaN` and `Infinity` are accepted, because they
+    /// occur in configurations.
     ///
     /// # Errors
-    /// As [`Directory::json`].
+    /// As for [`Directory::json`].
     pub fn tree(&self, name: &str) -> Result<Json, TokenizerError> {
         let Some(bytes) = self.bytes(name)? else { return Ok(Json::Null) };
         serde_json::from_slice(&bytes).or_else(|source| {

@@ -1,8 +1,8 @@
-//! A vocabulary that a container carries itself: tokens in memory instead of tokenizer files.
+//! Vocabulary stored in a container: tokens in memory instead of tokenizer files.
 
 use super::Mode;
 
-/// How tokens stand for text.
+/// Representation of text by tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GivenKind {
     /// SentencePiece pieces that merge by score.
@@ -10,16 +10,16 @@ pub enum GivenKind {
     Pieces,
     /// SentencePiece pieces of a unigram model.
     Unigram,
-    /// Byte-level BPE, bytes written as GPT-2's letters.
+    /// Byte-level BPE, with bytes as GPT-2's letters.
     Letters,
-    /// Byte-level BPE, bytes as they are; the id is the rank.
+    /// Byte-level BPE, with raw bytes; the id is the rank.
     Bytes,
     /// WordPiece.
     WordPiece,
 }
 
 impl GivenKind {
-    /// The mode of the same kind, and its kin among the modes of cards.
+    /// Returns the mode of the same kind, followed by related modes of cards.
     pub(super) fn modes(self) -> &'static [Mode] {
         match self {
             Self::Pieces => &[
@@ -42,33 +42,33 @@ impl GivenKind {
 /// One token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GivenToken {
-    /// Its text.
+    /// Text.
     pub text: Vec<u8>,
-    /// Its id. Of two tokens with one id the later counts.
+    /// Id. If two tokens have the same id, the later one applies.
     pub id: u64,
-    /// Its score: of a piece its own; of a byte-level token minus the rank of the merge that makes it, above zero if
-    /// none does.
+    /// Score. For a piece, it is the piece's own. For a byte-level token, it is minus the rank of the merge that makes
+    /// it, or above zero without such a merge.
     pub score: Option<f32>,
 }
 
-/// A vocabulary with what is known about it.
+/// A vocabulary and its known properties.
 #[derive(Clone, Debug, Default)]
 pub struct GivenVocabulary {
-    /// How tokens stand for text.
+    /// Representation of text by tokens.
     pub kind: GivenKind,
     /// Tokens, in the order of the container.
     pub tokens: Vec<GivenToken>,
-    /// Texts that are no text: control tokens. Some may not be among the tokens.
+    /// Control tokens, by text. Some may be missing from the tokens.
     pub special: Vec<Vec<u8>>,
-    /// Control tokens that follow the last token by number, as far as the embedding has rows.
+    /// Control tokens whose ids follow the last token, as far as the embedding has rows.
     pub appended: Vec<String>,
-    /// Whether a blank is put in front of text, if it is known.
+    /// True if a space is put in front of text; `None` if unknown.
     pub add_space_prefix: Option<bool>,
-    /// Whether blanks at the ends go, if it is known.
+    /// True if spaces at both ends are removed; `None` if unknown.
     pub remove_extra_whitespaces: Option<bool>,
-    /// `tokenizer.ggml.pre`, if the model's family tells.
+    /// Value of `tokenizer.ggml.pre`, if it follows from the model's family.
     pub pre: Option<String>,
-    /// Files that the container holds as they were (`tokenizer.model`), and what stands in for others: `config.json`
-    /// names special ids. A SentencePiece model among them counts more than the tokens.
+    /// Files stored in the container (`tokenizer.model`), and substitutes for others: `config.json` names special ids.
+    /// A SentencePiece model among them takes precedence over the tokens.
     pub files: Vec<(String, Vec<u8>)>,
 }

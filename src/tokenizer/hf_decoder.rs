@@ -1,68 +1,67 @@
-//! The `decoder` of `tokenizer.json`, as far as it makes text of a single token: added tokens are written to GGUF as
-//! they read.
+//! Decoder of `tokenizer.json`, as far as it converts a single token to text: GGUF stores added tokens in decoded form.
 
 use regex::{Regex, RegexBuilder};
 use serde_json::Value as Json;
 
 use super::byte_alphabet;
 
-/// Deepest nesting of sequences.
+/// Maximum nesting depth of sequences.
 const MAX_DEPTH: usize = 8;
-/// Steps of all sequences together; released files have up to six.
+/// Maximum number of steps of all sequences together; released files have up to six.
 const MAX_STEPS: usize = 64;
-/// Bytes of a pattern when it is compiled, and of what a search keeps.
+/// Maximum size in bytes of a compiled pattern, and of the cache of its search.
 const MAX_PATTERN_BYTES: usize = 1 << 18;
-/// As many times longer all steps together may make a token.
+/// Maximum factor by which all steps together may lengthen a token.
 const MAX_GROWTH: usize = 64;
 
 /// One step of a decoder.
 ///
 /// # Exactness
-/// Each gives what the `tokenizers` library's decoder of the same name gives for a list of one token.
+/// Each step equals the `tokenizers` library's decoder of the same name for a list of one token.
 #[derive(Debug)]
 pub(super) enum HfDecoder {
     /// `ByteLevel`: bytes in the byte alphabet.
     ByteLevel,
     /// `ByteFallback`: `<0xNN>` is a byte.
     ByteFallback,
-    /// `Fuse`: joins tokens, of which there is one.
+    /// `Fuse`: joins tokens; here there is only one.
     Fuse,
-    /// `Metaspace`: blanks are written as another character.
+    /// `Metaspace`: spaces are written as another character.
     Metaspace {
-        /// That character.
+        /// Character that represents a space.
         replacement: char,
-        /// A blank in front of a text goes; every blank of the first token counts as such.
+        /// True if a space in front of a text is removed; every space of the first token counts as such.
         prepends: bool,
     },
-    /// `Replace`.
+    /// `Replace`: replaces matches of a pattern.
     Replace {
-        /// What is replaced.
+        /// Pattern to replace.
         pattern: Regex,
-        /// By this.
+        /// Replacement.
         content: String,
     },
-    /// `Strip`.
+    /// `Strip`: removes a character at both ends.
     Strip {
-        /// What is taken off.
+        /// Character to remove.
         content: char,
-        /// At most so often at the start.
+        /// Maximum number removed at the start.
         start: usize,
-        /// At most so often at the end.
+        /// Maximum number removed at the end.
         stop: usize,
     },
-    /// `WordPiece`, which tidies blanks up or does nothing to a first token.
+    /// `WordPiece`: cleans up spaces, or leaves a first token unchanged.
     WordPiece {
-        /// Whether it does.
+        /// True if it cleans up.
         cleanup: bool,
     },
     /// `BPEDecoder`: a suffix marks the end of words.
     Suffix(String),
-    /// `Sequence`.
+    /// `Sequence`: applies steps in order.
     Sequence(Vec<HfDecoder>),
 }
 
 impl HfDecoder {
-    /// Reads the member of the file; the name of a step that is not known, or lacks a part, as an error.
+    /// Parses the member of the file; the error is the name of a step that is unknown or incomplete.
     pub(super) fn read(decoder: &Json) -> Result<Self, String> {
         let mut left = Left { steps: MAX_STEPS, growth: MAX_GROWTH };
         Self::read_at(decoder, 0, &mut left)
@@ -128,7 +127,7 @@ impl HfDecoder {
         })
     }
 
-    /// The text that a token stands for.
+    /// Returns the text of a token.
     pub(super) fn decode(&self, token: &str) -> String {
         match self {
             Self::ByteLevel => byte_alphabet::decoded(token),
@@ -156,18 +155,18 @@ fn text<'j>(json: &'j Json, key: &str) -> Option<&'j str> {
     json.get(key).and_then(Json::as_str)
 }
 
-/// What the steps that are still to be read may do.
+/// Remaining budget of the steps not read yet.
 struct Left {
     steps: usize,
     growth: usize,
 }
 
-/// How many bytes a `Replace` makes of one.
+/// Returns the factor by which a `Replace` can lengthen a text.
 fn growth(decoder: &Json) -> usize {
     let content = text(decoder, "content").map_or(0, str::len);
     match decoder.get("pattern").and_then(|pattern| text(pattern, "String")).map(str::len) {
         Some(n) if n > 0 => content.div_ceil(n).max(1),
-        // A regex may match nothing, between all characters.
+        // A regex may match the empty string, between all characters.
         _ => content + 1,
     }
 }
@@ -181,13 +180,13 @@ fn char_of(json: &Json, key: &str) -> Option<char> {
     chars.next().filter(|_| chars.next().is_none())
 }
 
-/// The byte of `<0xNN>`.
+/// Returns the byte of `<0xNN>`.
 fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
     u8::from_str_radix(digits, 16).ok()
 }
 
-/// The token without so many of a character at its ends; one character alone may be taken off from both.
+/// Removes up to the given numbers of a character at both ends; a single character may count for both.
 fn stripped(token: &str, content: char, start: usize, stop: usize) -> String {
     let chars: Vec<char> = token.chars().collect();
     let head = chars.iter().take(start).take_while(|c| **c == content).count();
@@ -195,7 +194,7 @@ fn stripped(token: &str, content: char, start: usize, stop: usize) -> String {
     chars.get(head..chars.len() - tail).unwrap_or_default().iter().collect()
 }
 
-/// Blanks before punctuation and contractions taken out.
+/// Removes spaces before punctuation and contractions.
 fn tidied(text: &str) -> String {
     const PAIRS: [(&str, &str); 11] = [
         (" .", "."),

@@ -1,4 +1,4 @@
-//! `tokenizer.json`, the file format of the Hugging Face tokenizers.
+//! File format `tokenizer.json` of the Hugging Face tokenizers.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -17,38 +17,38 @@ pub(crate) const FILE: &str = "tokenizer.json";
 /// A token that is recognized in text before anything else.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct AddedToken {
-    /// Its id as the file states it; what it really gets is `added_ids`'s.
+    /// Id declared by the file; the assigned one may differ.
     #[serde(default)]
     pub id: u64,
-    /// Its text.
+    /// Text.
     pub content: String,
-    /// Left out when text is decoded without special tokens.
+    /// True if it is omitted when text is decoded without special tokens.
     #[serde(default)]
     pub special: bool,
-    /// Looked for in normalized text.
+    /// True if it is matched in normalized text.
     #[serde(default)]
     pub normalized: Option<bool>,
 }
 
 impl AddedToken {
-    /// Whether the token is looked for in normalized text; special tokens are not unless they say so.
+    /// Returns true if the token is matched in normalized text; by default, special tokens are not.
     #[must_use]
     pub fn is_normalized(&self) -> bool {
         self.normalized.unwrap_or(!self.special)
     }
 }
 
-/// One merge rule: its two tokens, as one text with a blank (older files) or as a pair.
+/// One merge rule: its two tokens, as one text with a space (older files) or as a pair.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Merge {
     /// `"left right"`.
     Text(String),
-    /// `["left", "right"]`; either may hold blanks.
+    /// `["left", "right"]`; either may contain spaces.
     Pair(String, String),
 }
 
 impl Merge {
-    /// The two tokens.
+    /// Returns the two tokens.
     #[must_use]
     pub fn parts(&self) -> Option<(&str, &str)> {
         match self {
@@ -57,7 +57,7 @@ impl Merge {
         }
     }
 
-    /// The text that GGUF holds: blanks inside the tokens of a pair appear as `Ġ`, as byte-level text writes them.
+    /// Returns the text stored in GGUF: spaces inside the tokens of a pair are written as `Ġ`, as in byte-level text.
     #[must_use]
     pub fn to_text(&self) -> String {
         match self {
@@ -97,12 +97,12 @@ impl<'de> Deserialize<'de> for Merge {
     }
 }
 
-/// `model.vocab`: a table of ids (BPE, WordPiece) or a list of scores (Unigram), in file order.
+/// Contents of `model.vocab`: a table of ids (BPE, WordPiece) or a list of scores (Unigram), in file order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VocabTable {
     /// Token and id.
     Ids(Vec<(String, u64)>),
-    /// Token and score; the id is the place.
+    /// Token and score; the id is the index.
     Scores(Vec<(String, f64)>),
 }
 
@@ -142,7 +142,7 @@ impl<'de> Deserialize<'de> for VocabTable {
     }
 }
 
-/// `model`.
+/// Contents of `model`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Model {
@@ -153,45 +153,45 @@ pub struct Model {
     pub vocab: VocabTable,
     /// Merge rules by rank.
     pub merges: Vec<Merge>,
-    /// Unknown characters become byte tokens.
+    /// True if unknown characters become byte tokens.
     pub byte_fallback: Option<bool>,
-    /// A piece that is a token as a whole is not put together from merges.
+    /// True if a piece that is a token as a whole is not built from merges.
     pub ignore_merges: Option<bool>,
-    /// The token of unknown text.
+    /// Token of unknown text.
     pub unk_token: Option<String>,
-    /// Its id, for a Unigram model.
+    /// Id of that token, for a Unigram model.
     pub unk_id: Option<u64>,
 }
 
-/// How a model cuts text into tokens.
+/// Algorithm by which a model splits text into tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HfKind {
-    /// BPE over letters that stand for bytes (GPT-2).
+    /// BPE over letters that represent bytes (GPT-2).
     ByteLevel,
-    /// BPE over text, with byte tokens for what it lacks (Llama 2).
+    /// BPE over text, with byte tokens for missing characters (Llama 2).
     ByteFallback,
-    /// Pieces by likelihood (T5).
+    /// Most likely pieces (T5).
     Unigram,
     /// Longest pieces of words (BERT).
     WordPiece,
 }
 
-/// The whole file.
+/// Whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct HfJson {
     /// Tokens recognized before anything else.
     #[serde(deserialize_with = "null_as_default")]
     pub added_tokens: Vec<AddedToken>,
-    /// Rewrites text.
+    /// Step that rewrites text.
     pub normalizer: Json,
-    /// Cuts text into pieces.
+    /// Step that splits text into pieces.
     pub pre_tokenizer: Json,
-    /// Puts special tokens around ids.
+    /// Step that puts special tokens around ids.
     pub post_processor: Json,
-    /// Makes text of tokens.
+    /// Step that converts tokens to text.
     pub decoder: Json,
-    /// Makes tokens of a piece.
+    /// Step that converts a piece to tokens.
     pub model: Model,
 }
 
@@ -202,7 +202,7 @@ fn null_as_default<'de, D: serde::Deserializer<'de>, T: Deserialize<'de> + Defau
 }
 
 impl HfJson {
-    /// Reads the file, or finds none.
+    /// Reads the file; `None` if it does not exist.
     ///
     /// # Errors
     /// I/O errors, malformed JSON, members of the wrong type, a token or an id twice.
@@ -212,7 +212,7 @@ impl HfJson {
         Ok(Some(file))
     }
 
-    /// Refuses a token or an id that appears twice in `model.vocab`.
+    /// Refuses a token or an id that occurs twice in `model.vocab`.
     fn check(&self, path: &std::path::Path) -> Result<(), TokenizerError> {
         let VocabTable::Ids(ids) = &self.model.vocab else { return Ok(()) };
         let mut tokens = HashSet::with_capacity(ids.len());
@@ -229,14 +229,14 @@ impl HfJson {
         Ok(())
     }
 
-    /// The table of ids of a BPE model.
+    /// Returns the table of ids of a BPE model.
     ///
     /// # Errors
     /// Another kind of model.
     pub fn bpe_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
         let kind = self.model.kind.as_deref();
         match (&self.model.vocab, kind) {
-            // Files before version 0.8 of the library do not name their kind.
+            // Files from before version 0.8 of the library do not name their kind.
             (VocabTable::Ids(ids), Some("BPE") | None) => Ok(ids),
             _ => {
                 let found = kind.unwrap_or("Unigram").to_owned();
@@ -245,7 +245,7 @@ impl HfJson {
         }
     }
 
-    /// The table of ids of a BPE or WordPiece model.
+    /// Returns the table of ids of a BPE or WordPiece model.
     ///
     /// # Errors
     /// Another kind of model.
@@ -256,13 +256,13 @@ impl HfJson {
         }
     }
 
-    /// `type` of the decoder.
+    /// Returns `type` of the decoder.
     #[must_use]
     pub fn decoder_kind(&self) -> Option<&str> {
         self.decoder.get("type").and_then(Json::as_str)
     }
 
-    /// True for text pieces with byte tokens for the rest (Llama 2 and its kin).
+    /// Returns true for text pieces with byte tokens as a fallback (Llama 2 and similar).
     #[must_use]
     pub fn is_byte_fallback(&self) -> bool {
         self.model.kind.as_deref() == Some("BPE")
@@ -270,12 +270,12 @@ impl HfJson {
             && self.decoder_kind() == Some("Sequence")
     }
 
-    /// The way in which the file's model cuts text; `None` for one that GGUF has no kind for.
+    /// Returns the algorithm of the file's model; `None` for one that GGUF does not support.
     #[must_use]
     pub fn kind(&self) -> Option<HfKind> {
         match (self.model.kind.as_deref(), &self.model.vocab) {
             _ if self.is_byte_fallback() => Some(HfKind::ByteFallback),
-            // Files before version 0.8 of the library do not name their kind.
+            // Files from before version 0.8 of the library do not name their kind.
             (Some("BPE") | None, VocabTable::Ids(_)) => Some(HfKind::ByteLevel),
             (Some("Unigram"), VocabTable::Scores(_)) => Some(HfKind::Unigram),
             (Some("WordPiece"), VocabTable::Ids(_)) => Some(HfKind::WordPiece),
@@ -283,7 +283,7 @@ impl HfJson {
         }
     }
 
-    /// True if merges are passed over for pieces that are tokens.
+    /// Returns true if merges are skipped for pieces that are tokens.
     #[must_use]
     pub fn ignores_merges(&self) -> bool {
         self.model.ignore_merges == Some(true)

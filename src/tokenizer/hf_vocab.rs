@@ -1,10 +1,10 @@
-//! The vocabulary of a `tokenizer.json` as transformers presents it: the model's tokens, the added tokens, and the
-//! special tokens that only the configuration names.
+//! Vocabulary of a `tokenizer.json` as presented by transformers: the model's tokens, the added tokens, and the special
+//! tokens that only the configuration names.
 //!
 //! # Exactness
-//! Follows transformers 4.57's fast tokenizers: an added token that the model knows keeps the model's id, any other
-//! gets the next free one; tokens of `added_tokens_decoder` come after those of the file, in order of their ids, and
-//! special tokens found nowhere come last.
+//! Follows transformers 4.57's fast tokenizers. An added token that the model knows keeps the model's id; any other
+//! gets the next free one. Tokens of `added_tokens_decoder` follow those of the file, in order of their ids. Special
+//! tokens found nowhere come last.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use super::{TokenizerError, TokenizerWarning};
 const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Special tokens that a tokenizer class has unless its configuration says otherwise.
+/// Special tokens that a tokenizer class has by default.
 const CLASS_DEFAULTS: [(&str, &[(&str, &str)]); 12] = [
     ("Llama", &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")]),
     ("CodeLlama", &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")]),
@@ -70,23 +70,23 @@ const ROBERTA: &[(&str, &str)] = &[
     ("mask_token", "<mask>"),
 ];
 
-/// An added token with the id it really has.
+/// An added token with its assigned id.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Added {
-    /// Its id.
+    /// Assigned id.
     pub id: u64,
     /// Text and flags.
     pub token: AddedToken,
 }
 
-/// Where a token comes to lie.
+/// Result of adding a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Placed {
-    /// It has this id.
+    /// The token has this id.
     At(u64),
-    /// There is no id for it.
+    /// No id is available.
     Nowhere,
-    /// It was added before, or has no text.
+    /// The token was added before, or is empty.
     Known,
 }
 
@@ -95,9 +95,9 @@ enum Placed {
 pub(crate) struct HfVocabulary<'a> {
     /// Tokens of the model, in file order.
     pub base: &'a [(String, u64)],
-    /// Added tokens, in the order in which they are added.
+    /// Added tokens, in the order of their addition.
     pub added: Vec<Added>,
-    /// Tokens that play a special role, by text.
+    /// Texts of the tokens with a special role.
     pub special: Vec<String>,
     by_text: HashMap<&'a str, u64>,
     added_ids: HashMap<String, u64>,
@@ -105,13 +105,14 @@ pub(crate) struct HfVocabulary<'a> {
 }
 
 impl<'a> HfVocabulary<'a> {
-    /// Puts the vocabulary together.
+    /// Assembles the vocabulary.
     ///
-    /// Tokens that only the configuration names get no id from `size` on, the rows of the embedding: nothing encodes to
-    /// them. (transformers adds them behind the last row.)
+    /// Tokens that only the configuration names get no id at or above `size`, the rows of the embedding: nothing
+    /// encodes to them. (transformers adds them after the last row.)
     ///
     /// # Errors
-    /// I/O errors, malformed JSON, a model that has no table of ids, an id of `added_tokens_decoder` that is no number.
+    /// I/O errors, malformed JSON, a model without a table of ids, an id of `added_tokens_decoder` that is not a
+    /// number.
     pub(crate) fn new(
         directory: &Directory<'_>,
         hf: &'a HfJson,
@@ -143,7 +144,7 @@ impl<'a> HfVocabulary<'a> {
                 Placed::At(used) if used != stated => {
                     warnings.push(TokenizerWarning::AddedTokenMoved { token: content, stated, used });
                 }
-                // A token that has a role is named by its role.
+                // A missing token with a role is reported by its role.
                 Placed::Nowhere if !vocabulary.is_special(&content) => without_row.push(content),
                 Placed::At(_) | Placed::Nowhere | Placed::Known => {}
             }
@@ -158,10 +159,11 @@ impl<'a> HfVocabulary<'a> {
         Ok(vocabulary)
     }
 
-    /// What the file alone says: no special tokens, and no token that only the configuration names.
+    /// Assembles the vocabulary of the file alone: without special tokens, and without tokens that only the
+    /// configuration names.
     ///
     /// # Errors
-    /// A model that has no table of ids.
+    /// A model without a table of ids.
     pub(crate) fn of_file(
         hf: &'a HfJson,
         path: PathBuf,
@@ -188,7 +190,7 @@ impl<'a> HfVocabulary<'a> {
         Ok(vocabulary)
     }
 
-    /// Adds a token unless its text is added already; returns the id it has now.
+    /// Adds a token unless its text was added before; returns its new id.
     fn add(&mut self, token: AddedToken) -> Option<u64> {
         match self.add_within(token, None) {
             Placed::At(id) => Some(id),
@@ -196,7 +198,7 @@ impl<'a> HfVocabulary<'a> {
         }
     }
 
-    /// Adds a token unless its text is added already, or its id would be `size` or more.
+    /// Adds a token unless its text was added before, or its id would be `size` or more.
     fn add_within(&mut self, token: AddedToken, size: Option<u64>) -> Placed {
         if token.content.is_empty() || self.added_ids.contains_key(&token.content) {
             return Placed::Known;
@@ -217,23 +219,23 @@ impl<'a> HfVocabulary<'a> {
         Placed::At(id)
     }
 
-    /// The id of a token, added or not.
+    /// Returns the id of a token, added or not.
     #[must_use]
     pub(crate) fn id(&self, text: &str) -> Option<u64> {
         self.added_ids.get(text).or_else(|| self.by_text.get(text)).copied()
     }
 
-    /// True if the text is an added token's.
+    /// Returns true if the text is that of an added token.
     #[must_use]
     pub(crate) fn is_added(&self, text: &str) -> bool {
         self.added_ids.contains_key(text)
     }
 
-    /// Calls `visit` with the token that each merge makes, by rank. Every merge must be made of tokens of the model and
-    /// make one, as the format's own reader demands.
+    /// Calls `visit` with the result of each merge, by rank. The parts and the result of every merge must be tokens of
+    /// the model, as the format's own reader requires.
     ///
     /// # Errors
-    /// A merge that is not two tokens, one that names or makes an unknown one.
+    /// A merge that does not consist of two tokens, or whose parts or result are unknown.
     pub(crate) fn each_merge(
         &self,
         hf: &HfJson,
@@ -259,13 +261,13 @@ impl<'a> HfVocabulary<'a> {
         Ok(())
     }
 
-    /// True if the text is a special token's.
+    /// Returns true if the text is that of a special token.
     #[must_use]
     pub(crate) fn is_special(&self, text: &str) -> bool {
         self.special.iter().any(|special| special == text)
     }
 
-    /// Number of tokens, each text counted once.
+    /// Number of tokens; each text counts once.
     #[must_use]
     pub(crate) fn n_tokens(&self) -> u64 {
         let new = self.added.iter().filter(|added| !self.by_text.contains_key(added.token.content.as_str()));
@@ -273,7 +275,8 @@ impl<'a> HfVocabulary<'a> {
     }
 }
 
-/// The texts of all special tokens: configuration, else `special_tokens_map.json`, else the class's own.
+/// Returns the texts of all special tokens: from the configuration, else `special_tokens_map.json`, else the class's
+/// own.
 pub(super) fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<Vec<String>, TokenizerError> {
     let map = match config.get("added_tokens_decoder") {
         Some(_) => Json::Null,
@@ -299,7 +302,7 @@ pub(super) fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<
         let more = source.get("additional_special_tokens").and_then(Json::as_array);
         more.into_iter().flatten().filter_map(token_text).for_each(&mut push);
     }
-    // Roles of one model: its image token and the like.
+    // Roles that only one model has, such as its image token.
     let own = config.get("extra_special_tokens").and_then(Json::as_object);
     own.into_iter().flatten().filter_map(|(_, entry)| token_text(entry)).for_each(&mut push);
     Ok(texts)
@@ -311,7 +314,7 @@ fn class_defaults(class: &str) -> &'static [(&'static str, &'static str)] {
     CLASS_DEFAULTS.iter().find(|row| row.0 == stem).map_or(&[], |row| row.1)
 }
 
-/// The tokenizer class that transformers picks by `model_type`.
+/// Returns the tokenizer class that transformers selects by `model_type`.
 fn model_class(config: &Json) -> Option<&'static str> {
     Some(match config.get("model_type")?.as_str()? {
         "llama" | "mistral" | "mixtral" => "Llama",

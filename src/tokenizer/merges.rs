@@ -1,33 +1,33 @@
-//! The merges of a byte-level BPE vocabulary, rebuilt from its tokens and their ranks.
+//! Merges of a byte-level BPE vocabulary, rebuilt from its tokens and their ranks.
 //!
-//! Every token but the single letters was made by one merge, when all merges of lower rank had been applied to it:
-//! applying them again leaves its two halves.
+//! Every token except the single letters was made by one merge, after all merges of lower rank had been applied to it.
+//! Applying them again gives its two halves.
 
 use std::collections::HashMap;
 
-/// Tokens of more letters than this are not taken apart: the work grows with the square. The longest in released
+/// Maximum length of tokens that are split, in letters: the work grows with the square. The longest in released
 /// vocabularies have 128.
 const MAX_LETTERS: usize = 256;
 
 /// A token, in letters.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ranked {
-    /// Its text.
+    /// Text.
     pub(super) text: String,
-    /// Rank of its merge, lower first; `None` for tokens that no merge makes.
+    /// Rank of its merge, lowest first; `None` for tokens that no merge makes.
     pub(super) rank: Option<f64>,
 }
 
-/// What was rebuilt.
+/// Rebuilt merges.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Merges {
-    /// Pairs with a blank between, by rank.
+    /// Pairs with a space between, by rank.
     pub(super) merges: Vec<String>,
-    /// Tokens that have a rank but no two halves.
+    /// Number of tokens that have a rank but no two halves.
     pub(super) n_unexplained: usize,
 }
 
-/// Rebuilds the merges. Sorts the tokens by rank; tokens of one rank keep their order.
+/// Rebuilds the merges. Sorts the tokens by rank; tokens of the same rank keep their order.
 pub(super) fn merges(tokens: &mut [Ranked]) -> Merges {
     let rank_of = |token: &Ranked| token.rank.unwrap_or(f64::NEG_INFINITY);
     tokens.sort_by(|a, b| rank_of(a).total_cmp(&rank_of(b)));
@@ -57,14 +57,14 @@ pub(super) fn merges(tokens: &mut [Ranked]) -> Merges {
     found
 }
 
-/// What the merges so far leave of a text, if that is two parts.
+/// Applies the merges so far to a text, and returns the result if it has two parts.
 fn halves<'t>(text: &'t str, pairs: &HashMap<(&str, &str), usize>) -> Option<(&'t str, &'t str)> {
     let mut parts: Vec<&'t str> = text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]).collect();
     loop {
         let rank = |at: usize| pairs.get(&(parts[at], parts[at + 1]));
         let best = (0..parts.len().saturating_sub(1)).filter_map(|at| Some((rank(at)?, at))).min();
         let Some((_, at)) = best else { break };
-        // Parts are neighbours in the text.
+        // Adjacent parts are adjacent in the text.
         let begin: usize = parts[..at].iter().map(|part| part.len()).sum();
         parts[at] = &text[begin..begin + parts[at].len() + parts[at + 1].len()];
         parts.remove(at + 1);
@@ -75,7 +75,7 @@ fn halves<'t>(text: &'t str, pairs: &HashMap<(&str, &str), usize>) -> Option<(&'
     }
 }
 
-/// Two earlier tokens that make a text, those that were known soonest; single letters count as known.
+/// Returns the two earlier tokens that make a text, preferring those known first; single letters count as known.
 fn any_halves<'t>(text: &'t str, known: &HashMap<&str, usize>) -> Option<(&'t str, &'t str)> {
     let order = |part: &str| match known.get(part) {
         Some(order) => Some(*order),

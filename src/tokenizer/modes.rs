@@ -1,4 +1,4 @@
-//! One file per family of modes: how its files become tokens and keys.
+//! Modes of reading a vocabulary: one file per family, which converts tokenizer files to tokens and keys.
 
 mod bpe;
 mod byte_fallback;
@@ -25,7 +25,7 @@ use super::hf_json::HfJson;
 use super::special::SpecialTokens;
 use super::{Mode, ModeRequest, SpecialToken, Template, TokenizerError, TokenizerRequest, TokenizerWarning};
 
-/// What a mode works with.
+/// Inputs and outputs of a mode.
 pub(super) struct Context<'a> {
     pub(super) directory: Directory<'a>,
     pub(super) request: &'a TokenizerRequest,
@@ -36,11 +36,11 @@ pub(super) struct Context<'a> {
     pub(super) warnings: &'a mut Vec<TokenizerWarning>,
 }
 
-/// How a mode went.
+/// Result of trying a mode.
 pub(super) enum Attempt {
-    /// Its keys are written.
+    /// The keys are written.
     Done,
-    /// Its files are not there, or are another mode's.
+    /// The files do not exist, or belong to another mode.
     Absent(String),
 }
 
@@ -68,7 +68,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Mode::RwkvWorld => rwkv::run(context),
         Mode::Plamo => plamo::run(context),
         Mode::Mistral => mistral::run(context),
-        // The modes before it in a card look for the checkpoint's own files.
+        // Earlier modes of a card look for the checkpoint's own files.
         Mode::Builtin => Err(TokenizerError::BuiltinVocabulary { path: context.directory.path().to_owned() }),
     }
 }
@@ -82,12 +82,12 @@ pub(super) fn run_given(
 }
 
 impl Context<'_> {
-    /// Rows of the embedding, if they are known.
+    /// Returns the number of rows of the embedding, if known.
     fn n_rows(&self) -> Option<u64> {
         self.request.rows
     }
 
-    /// The special tokens as files and card name them.
+    /// Collects the special tokens named by files and card.
     fn special(&mut self, tokens: &TokenList) -> Result<SpecialTokens, TokenizerError> {
         let n_tokens = tokens.len();
         let roles = self.request.types.as_deref();

@@ -1,8 +1,8 @@
-//! Names the pre-tokenizer of a byte-level BPE tokenizer as llama.cpp knows it.
+//! Identification of a byte-level BPE tokenizer's pre-tokenizer by llama.cpp's name.
 //!
-//! The structure (the steps of `pre_tokenizer`) identifies it, from the table `pretokenizers.toml`, so that a
-//! fine-tune with more tokens is recognized like its parent. The hash over the ids of a check text, which is all that
-//! the reference has, decides between names of one structure and is the cross-check.
+//! The structure (the steps of `pre_tokenizer`) identifies it, by the table `pretokenizers.toml`. So a fine-tune with
+//! more tokens is recognized like its base model. The reference only has the hash over the ids of a check text. Here,
+//! it decides between names of the same structure and serves as a cross-check.
 
 mod excerpt;
 
@@ -18,19 +18,19 @@ use super::hf_json::HfJson;
 use super::reference::ReferenceTokenizer;
 use super::{TokenizerError, TokenizerWarning};
 
-/// Member of `tokenizer_config.json` with which files that were made from a GGUF file say which of several names of
-/// one structure they had.
+/// Member of `tokenizer_config.json` in files made from a GGUF file; it records which of several names of one structure
+/// they had.
 pub(super) const HINT: &str = "gguf_pre";
 
-/// The regex inside the byte-level step, as GPT-2 has it.
+/// Regex inside GPT-2's byte-level step.
 pub(super) const GPT2_REGEX: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// The text whose ids are hashed: blanks, emoji, digits, scripts, quotes, contractions. A fact of the format: the
+/// Text whose ids are hashed: whitespace, emoji, digits, scripts, quotes, contractions. It is a fact of the format: the
 /// hashes in the table are over exactly these characters.
 const CHECK_TEXT: &str = "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\u{1f680} (normal) \u{1f636}\u{200d}\u{1f32b}\u{fe0f} (multiple emojis concatenated) \u{2705} \u{1f999}\u{1f999} 3 33 333 3333 33333 333333 3333333 33333333 3.3 3..3 3...3 កាន់តែពិសេសអាច\u{1f601} ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL";
 
-/// The steps of one pre-tokenizer.
+/// Steps of one pre-tokenizer.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Structure {
@@ -49,13 +49,13 @@ pub(super) struct Pre {
     #[serde(default = "yes")]
     pub(super) clean_spaces: bool,
     pub(super) normalizer: Option<String>,
-    /// The runtime begins texts with the begin token if the file does not say.
+    /// True if the runtime adds the begin token to texts by default.
     #[serde(default)]
     pub(super) add_bos: bool,
-    /// The runtime knows a begin token even if the file names none.
+    /// True if the runtime has a begin token even if the file names none.
     #[serde(default = "yes")]
     pub(super) has_bos: bool,
-    /// The structure does not tell the name.
+    /// True if the structure does not determine the name.
     #[serde(default)]
     by_hash: bool,
     #[serde(default)]
@@ -66,7 +66,7 @@ fn yes() -> bool {
     true
 }
 
-/// The table.
+/// Table of structures and names.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Table {
@@ -75,7 +75,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// The table that is built in.
+    /// Returns the built-in table.
     pub(super) fn get() -> &'static Self {
         static TABLE: LazyLock<Table> = LazyLock::new(|| {
             toml::from_str(include_str!("pretokenizers.toml")).expect("a test parses the built-in table")
@@ -83,43 +83,43 @@ impl Table {
         &TABLE
     }
 
-    /// All structures.
+    /// Returns all structures.
     #[cfg(test)]
     pub(super) fn structures(&self) -> &[Structure] {
         &self.structure
     }
 
-    /// The row of a name.
+    /// Returns the row of a name.
     pub(super) fn pre(&self, name: &str) -> Option<&Pre> {
         self.pre.iter().find(|pre| pre.name == name)
     }
 
-    /// Whether one of these hashes is some name's.
+    /// Returns true if one of these hashes belongs to a name.
     fn knows_any(&self, hashes: &[String]) -> bool {
         self.pre.iter().any(|pre| hashes.iter().any(|hash| pre.hashes.contains(hash)))
     }
 
-    /// The steps of a name, if its structure is known.
+    /// Returns the steps of a name, if its structure is known.
     pub(super) fn steps(&self, pre: &Pre) -> Option<&[String]> {
         let name = pre.structure.as_ref()?;
         self.structure.iter().find(|structure| structure.name == *name).map(|found| found.steps.as_slice())
     }
 }
 
-/// What `tokenizer_config.json` says that the hash or the choice between names depends on.
+/// Settings of `tokenizer_config.json` that affect the hash or the choice between names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Setting {
     /// Id of the begin token.
     pub bos: Option<u64>,
-    /// True or false for tokenizer classes that put the begin token in front by themselves, whatever the file says.
+    /// True or false for tokenizer classes that always or never add the begin token, regardless of the file.
     pub class_adds_bos: Option<bool>,
-    /// `clean_up_tokenization_spaces`, if it says so.
+    /// Value of `clean_up_tokenization_spaces`, if present.
     pub clean_up: Option<bool>,
-    /// `HINT`: the name, if it is one of the structure's.
+    /// Value of `HINT`: the name, if it is one of the structure's.
     pub hint: Option<String>,
 }
 
-/// What was found.
+/// Result of the identification.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Identified {
     /// Value of `tokenizer.ggml.pre`.
@@ -128,7 +128,7 @@ pub(crate) struct Identified {
     pub warnings: Vec<TokenizerWarning>,
 }
 
-/// Names the pre-tokenizer of a file. `text` is the file's own text, for the check text's hash.
+/// Identifies the pre-tokenizer of a file. `text` is the file's own text, for the check text's hash.
 ///
 /// # Errors
 /// A structure and a hash that are both unknown.
@@ -150,7 +150,7 @@ pub(crate) fn identify(
         }
         None => Vec::new(),
     };
-    // What is left out of an excerpt is certain not to be met only by steps that are known.
+    // Only known steps ensure that the parts left out of an excerpt never match.
     let part = structure.and_then(|_| excerpt::excerpt(path, text, hf));
     let of_part = part.and_then(|part| check_hashes(&part, setting).ok());
     let hashes = match of_part.filter(|hashes| table.knows_any(hashes)) {
@@ -163,7 +163,7 @@ pub(crate) fn identify(
     };
     let hashed = table.pre.iter().filter(|pre| hashed_by(pre).is_some()).min_by_key(|pre| hashed_by(pre));
     let mut warnings = Vec::new();
-    // What the runtime does with whole-piece tokens decides over ids; the hash may not overrule it.
+    // The runtime's handling of whole-piece tokens affects the ids; the hash must not override it.
     if candidates.iter().any(|pre| pre.ignore_merges == hf.ignores_merges()) {
         candidates.retain(|pre| pre.ignore_merges == hf.ignores_merges());
     }
@@ -211,8 +211,8 @@ pub(crate) fn identify(
     Ok(Identified { name, warnings })
 }
 
-/// Names the pre-tokenizer of a WordPiece vocabulary, whose text is given: by the check text's hash, since all of them
-/// split alike. One that is not known gets the name of BERT's English one; the runtime does not look at it.
+/// Identifies the pre-tokenizer of a WordPiece vocabulary by the check text's hash, since all of them split alike. An
+/// unknown one gets the name of BERT's English one; the runtime ignores it.
 pub(crate) fn word_piece(text: &[u8]) -> Identified {
     const NAMES: [&str; 2] = ["jina-v2-en", "bert-bge-large"];
     let chosen = NAMES[0].to_owned();
@@ -230,7 +230,7 @@ pub(crate) fn word_piece(text: &[u8]) -> Identified {
     }
 }
 
-/// Accepts a name given by hand if some runtime knows it.
+/// Accepts a name given by the user if some runtime knows it.
 ///
 /// # Errors
 /// An unknown name.
@@ -242,23 +242,24 @@ pub(crate) fn accept(name: &str) -> Result<String, TokenizerError> {
     Err(TokenizerError::UnknownPreName { found: name.to_owned(), nearest: nearest_name(name) })
 }
 
-/// True for a name that some runtime knows.
+/// Returns true for a name that some runtime knows.
 pub(crate) fn is_pre_tokenizer(name: &str) -> bool {
     Table::get().pre(name).is_some()
 }
 
-/// The names that [`accept`] takes.
+/// Iterates over the names that [`accept`] allows.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     Table::get().pre.iter().map(|pre| pre.name.as_str())
 }
 
-/// The name that is spelled most like one.
+/// Returns the known name with the most similar spelling.
 pub(super) fn nearest_name(name: &str) -> &'static str {
     let near = |a: &&Pre, b: &&Pre| likeness(&a.name, name).total_cmp(&likeness(&b.name, name));
     Table::get().pre.iter().max_by(near).map_or("default", |pre| pre.name.as_str())
 }
 
-/// The structure whose steps are most alike (an equal step counts more than two half alike), under its first name.
+/// Returns the first name and the steps of the most similar structure (one equal step counts more than two half-similar
+/// ones).
 fn nearest_structure(table: &'static Table, found: &[String]) -> (&'static str, String) {
     let alike = |structure: &Structure| {
         let best =
@@ -272,7 +273,8 @@ fn nearest_structure(table: &'static Table, found: &[String]) -> (&'static str, 
     })
 }
 
-/// How alike two texts are, from 0 to 1: shared pairs of characters (Dice's coefficient), over at most 4096 of them.
+/// Returns the similarity of two texts, from 0 to 1: shared pairs of characters (Dice's coefficient), over at most 4096
+/// of them.
 fn likeness(a: &str, b: &str) -> f64 {
     let pairs = |text: &str| {
         let chars: Vec<char> = text.chars().take(4096).collect();
@@ -296,11 +298,11 @@ fn likeness(a: &str, b: &str) -> f64 {
     2.0 * f64::from(shared) / (a.len() + b.len()).max(1) as f64
 }
 
-/// The steps of a `pre_tokenizer`, each as one line in the spelling of the table.
+/// Returns the steps of a `pre_tokenizer`, each as one line in the spelling of the table.
 pub(super) fn steps(pre_tokenizer: &Json) -> Vec<String> {
     let mut lines = Vec::new();
     flatten(pre_tokenizer, "pretokenizers", 0, &mut |step| lines.push(step_line(step)));
-    // The byte-level step's own regex may be written out as a split before it.
+    // The byte-level step's own regex may be written as a split before it.
     if let [.., split, bytes] = lines.as_slice()
         && split.strip_prefix("split isolated ") == Some(GPT2_REGEX)
         && bytes == "byte_level"
@@ -342,7 +344,7 @@ fn step_line(step: &Json) -> String {
                 (Some(regex), _) => regex.replace('\r', r"\r").replace('\n', r"\n"),
                 (None, text) => regex::escape(text.unwrap_or_default()),
             };
-            // "Remove what does not match" leaves the matches, as "isolate" does where everything matches.
+            // "Remove what does not match" leaves the matches, as "isolate" does if everything matches.
             match (behavior().as_str(), flag("invert", false)) {
                 ("removed", true) => format!("split isolated {regex}"),
                 (behavior, false) => format!("split {behavior} {regex}"),
@@ -353,7 +355,7 @@ fn step_line(step: &Json) -> String {
     }
 }
 
-/// A step of the table as JSON: the inverse of [`steps`].
+/// Converts a step of the table to JSON: the inverse of [`steps`].
 pub(super) fn step_json(line: &str) -> Option<Json> {
     let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
     Some(match kind {
@@ -390,7 +392,7 @@ fn behavior_name(lower: &str) -> Option<&'static str> {
     names.into_iter().find(|name| name.eq_ignore_ascii_case(lower))
 }
 
-/// The normalizer in one line: `none`, `nfc`, or its JSON.
+/// Formats the normalizer in one line: `none`, `nfc`, or its JSON.
 fn normalizer(normalizer: &Json) -> String {
     let mut parts = Vec::new();
     flatten(normalizer, "normalizers", 0, &mut |part| {
@@ -402,12 +404,13 @@ fn normalizer(normalizer: &Json) -> String {
     if parts.is_empty() { "none".to_owned() } else { parts.join(" + ") }
 }
 
-// The one place of the library besides `verify` that runs the `tokenizers` library. The hash is over what that library
-// makes of a stranger's file: its normalizers, splits, added tokens and post-processor, of which ours knows those of
-// the table alone. It must tell names whose structures are equal apart, and is all there is where the structure is not
-// in the table; ids that are ours would agree with the table in just those cases where nobody needs to ask.
-/// Hashes over the ids of the check text, likeliest first: as transformers encodes it, then with other choices of
-/// special tokens around the same ids (a template that was changed after the release).
+// This is the only place of the library, apart from `verify`, that runs the `tokenizers` library. The hash depends on
+// how that library processes an untrusted file: its normalizers, splits, added tokens and post-processor. Our own
+// implementation knows only those of the table. The hash must distinguish names with equal structures, and is the only
+// evidence if the structure is not in the table. Ids of our own would agree with the table exactly when the answer is
+// already known.
+/// Computes hashes over the ids of the check text, likeliest first: as encoded by transformers, then with other special
+/// tokens around the same ids (for a template that was changed after the release).
 fn check_hashes(text: &[u8], setting: &Setting) -> Result<Vec<String>, String> {
     let tokenizer = ReferenceTokenizer::new(text)?;
     let ids = |special| tokenizer.ids(CHECK_TEXT, special);
@@ -422,7 +425,7 @@ fn check_hashes(text: &[u8], setting: &Setting) -> Result<Vec<String>, String> {
     })
 }
 
-/// SHA-256 of the ids written as Python writes a list.
+/// Computes the SHA-256 of the ids in Python's notation of a list.
 fn hash(ids: &[u32]) -> String {
     let list = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     let digest = Sha256::digest(format!("[{list}]").as_bytes());

@@ -1,6 +1,6 @@
-//! Python's string literals, as far as RWKV's vocabulary is written in them, and the spelling of bytes that Python prints.
+//! Python's string literals, as used in RWKV's vocabulary, and Python's notation of bytes.
 
-/// The bytes of a literal: text as UTF-8, or bytes as they are. `None` for anything but one plain literal.
+/// Parses a literal to bytes: text as UTF-8, or raw bytes. `None` for anything but one plain literal.
 pub(super) fn bytes(literal: &str) -> Option<Vec<u8>> {
     let (is_bytes, quoted) = match literal.strip_prefix(['b', 'B']) {
         Some(quoted) => (true, quoted),
@@ -58,9 +58,9 @@ fn push(out: &mut Vec<u8>, c: char) {
     out.extend(c.encode_utf8(&mut [0; 4]).as_bytes());
 }
 
-/// Bytes as Python prints them, without the quotes around: what GGUF has as the text of a token of RWKV.
+/// Writes bytes as Python prints them, without the enclosing quotes: GGUF's text of an RWKV token.
 pub(super) fn written(bytes: &[u8]) -> String {
-    // Python quotes with `'`, unless there is one inside and no `"`.
+    // Python encloses in `'`, unless the text contains `'` and no `"`.
     let escapes_quote = bytes.contains(&b'\'') && bytes.contains(&b'"');
     let mut out = String::with_capacity(bytes.len());
     for &byte in bytes {
@@ -82,7 +82,7 @@ pub(super) fn written(bytes: &[u8]) -> String {
     out
 }
 
-/// The bytes that such a text stands for. Lenient, as the runtime is.
+/// Parses such a text to bytes, as leniently as the runtime.
 pub(super) fn read(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.iter().copied();

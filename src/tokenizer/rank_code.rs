@@ -1,31 +1,31 @@
-//! What the Python code of vocabularies of ranks says and no file does.
+//! Facts about rank vocabularies that only their Python code contains.
 
 use super::RankCode;
 
-/// What the code of a vocabulary of ranks says.
+/// Facts from the code of a rank vocabulary.
 #[derive(Debug)]
 pub(super) struct CodeFacts {
     /// Name of the pre-tokenizer in llama.cpp.
     pub(super) pre: &'static str,
-    /// Name of the file of ranks.
+    /// Name of the rank file.
     pub(super) file: &'static str,
-    /// Begins and ends a text where the files name no token of any role, and is the unknown token.
+    /// Token that starts and ends a text if the files name no token of any role; also the unknown token.
     pub(super) end_of_text: Option<&'static str>,
-    /// A token that no merge of lower ranks makes has no merge, instead of being an error.
+    /// True if a token that no merge of lower ranks makes has no merge, instead of being an error.
     pub(super) skips_unreachable: bool,
-    /// `added_tokens_decoder` of the tokenizer's configuration names special tokens.
+    /// True if `added_tokens_decoder` of the tokenizer's configuration names special tokens.
     pub(super) reads_config: bool,
-    /// The end token where the configuration names none; it wins over the id in `config.json`.
+    /// End token if the configuration names none; it overrides the id in `config.json`.
     pub(super) own_end: Option<&'static str>,
-    /// Ids that are skipped between the ranks and the special tokens.
+    /// Number of ids that are skipped between the ranks and the special tokens.
     gap: u64,
-    /// Special tokens, in the order of their ids behind the ranks.
+    /// Special tokens, in the order of their ids after the ranks.
     named: &'static [&'static str],
-    /// Further ones without a meaning.
+    /// Further special tokens without a meaning.
     extras: Extras,
 }
 
-/// Special tokens without a meaning, behind those that have one.
+/// Special tokens without a meaning, after those that have one.
 #[derive(Clone, Copy, Debug)]
 enum Extras {
     /// `<|extra_i|>`, counted from 0.
@@ -46,7 +46,7 @@ const QWEN: CodeFacts = CodeFacts {
     extras: Extras::Counted(205),
 };
 
-/// GLM-4 lists its special tokens in tokenizer_config.json.
+/// Facts about GLM-4, which lists its special tokens in tokenizer_config.json.
 const GLM4: CodeFacts = CodeFacts {
     pre: "chatglm-bpe",
     file: "tokenizer.model",
@@ -56,7 +56,7 @@ const GLM4: CodeFacts = CodeFacts {
     ..QWEN
 };
 
-/// Id 100256, behind the ranks, has no token.
+/// Facts about StableLM 2. Id 100256, after the ranks, has no token.
 const STABLE_LM: CodeFacts = CodeFacts {
     pre: "stablelm2",
     file: "arcade100k.tiktoken",
@@ -100,7 +100,7 @@ const STABLE_LM: CodeFacts = CodeFacts {
     ..QWEN
 };
 
-/// Some releases have 204 extra tokens, and a vocabulary that is smaller by one.
+/// Facts about Hunyuan. Some releases have 204 extra tokens, and a vocabulary that is smaller by one.
 const HUNYUAN: CodeFacts = CodeFacts {
     pre: "hunyuan",
     file: "hy.tiktoken",
@@ -135,8 +135,8 @@ impl CodeFacts {
         }
     }
 
-    /// The special tokens with their ids, behind `n_ranks` of text. Of those without a meaning, only what a vocabulary
-    /// of `size` has room for.
+    /// Returns the special tokens with their ids, after `n_ranks` tokens of text. Tokens without a meaning are limited
+    /// to a vocabulary of `size`.
     pub(super) fn special(&self, n_ranks: u64, size: Option<u64>) -> Vec<(u64, String)> {
         let first = n_ranks + self.gap;
         let mut tokens: Vec<(u64, String)> =

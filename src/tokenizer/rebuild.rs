@@ -1,8 +1,8 @@
-//! The way back: `tokenizer.*` keys of a GGUF file become the tokenizer files of a checkpoint.
+//! Conversion of a GGUF file's `tokenizer.*` keys back to the tokenizer files of a checkpoint.
 //!
-//! Byte-level BPE gets its steps from the pre-tokenizer table, backwards. SentencePiece vocabularies get a
-//! `tokenizer.json` whose merges are derived from the scores, and a `tokenizer.model` that holds pieces and scores
-//! as they are. WordPiece and Gemma 4's pieces get a `tokenizer.json`, RWKV's vocabulary its list of tokens.
+//! Byte-level BPE gets its steps from the pre-tokenizer table, in reverse. SentencePiece vocabularies get a
+//! `tokenizer.json` with merges derived from the scores, and a `tokenizer.model` with unchanged pieces and scores.
+//! WordPiece and Gemma 4's pieces get a `tokenizer.json`, RWKV's vocabulary its list of tokens.
 
 mod byte_level;
 mod gemma4;
@@ -22,19 +22,19 @@ use source::GgufVocabulary;
 /// Tokenizer files of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HfTokenizerFiles {
-    /// `tokenizer.json`; RWKV has none.
+    /// Contents of `tokenizer.json`; RWKV has none.
     pub tokenizer_json: Option<String>,
-    /// `tokenizer_config.json`.
+    /// Contents of `tokenizer_config.json`.
     pub tokenizer_config_json: String,
     /// Name and bytes of a SentencePiece model or RWKV's list of tokens, for vocabularies of these kinds.
     pub sentencepiece_model: Option<(&'static str, Vec<u8>)>,
-    /// `added_tokens.json`, where it is needed.
+    /// Contents of `added_tokens.json`, if needed.
     pub added_tokens_json: Option<String>,
-    /// `generation_config.json`, if there are special ids for it.
+    /// Contents of `generation_config.json`, if there are special ids for it.
     pub generation_config_json: Option<String>,
-    /// Special ids for `config.json`: `bos_token_id` and its kin.
+    /// Special ids for `config.json`: `bos_token_id` and similar.
     pub config_ids: Vec<(&'static str, u64)>,
-    /// Keys of the file that these files cannot carry.
+    /// Keys of the file that these files cannot hold.
     pub lost: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ const ROLES: [Role; 6] = [
     Role { name: "mask", config_key: "mask_token_id", key: "tokenizer.ggml.mask_token_id" },
 ];
 
-/// The special ids of a vocabulary under their names in `config.json`, whatever else there is to say about it.
+/// Returns the special ids of a vocabulary under their names in `config.json`, even if no tokenizer files can be made.
 #[must_use]
 pub fn special_ids(metadata: &Metadata) -> Vec<(&'static str, u64)> {
     let tokens = metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
@@ -66,15 +66,15 @@ pub fn special_ids(metadata: &Metadata) -> Vec<(&'static str, u64)> {
     ROLES.iter().filter_map(|role| Some((role.config_key, id(role)?))).collect()
 }
 
-/// Rebuilds the tokenizer files; nothing for a file without a vocabulary.
+/// Rebuilds the tokenizer files; `None` for a file without a vocabulary.
 ///
 /// # Exactness
-/// transformers encodes with the files as the runtime encodes with the keys, and [`super::build`] makes the same
-/// values of them, as far as [`HfTokenizerFiles::lost`] does not say otherwise.
+/// transformers encodes with these files as the runtime does with the keys, and [`super::build`] restores the same
+/// values, except for [`HfTokenizerFiles::lost`].
 ///
 /// # Errors
-/// A kind of vocabulary or a pre-tokenizer without an inverse, keys of the wrong type or length, token texts that
-/// are not UTF-8 or appear twice.
+/// A kind of vocabulary or a pre-tokenizer without an inverse, keys of the wrong type or length, token texts that are
+/// not UTF-8 or occur twice.
 pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>, TokenizerError> {
     let Some(vocabulary) = GgufVocabulary::read(metadata)? else { return Ok(None) };
     let mut config = Map::new();
@@ -117,12 +117,12 @@ pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>, TokenizerE
     }))
 }
 
-/// True for architectures whose unigram vocabularies are XLM-RoBERTa's.
+/// Returns true for architectures with XLM-RoBERTa's unigram vocabulary.
 fn is_encoder(architecture: &str) -> bool {
     matches!(architecture, "bert" | "nomic-bert" | "nomic-bert-moe" | "jina-bert-v3")
 }
 
-/// Control tokens without a role that GGUF has a key for: without their names in the configuration they would be text.
+/// Adds control tokens whose role has no GGUF key: without their names in the configuration they would be text.
 fn other_special_tokens(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
     let roles: Vec<usize> = ROLES.iter().filter_map(|role| vocabulary.special(role.key)).collect();
     let others: Vec<&String> = (0..vocabulary.tokens.len())
@@ -135,11 +135,11 @@ fn other_special_tokens(vocabulary: &GgufVocabulary, config: &mut Map<String, Js
 }
 
 fn pretty(value: &Json) -> String {
-    // A tree of strings, numbers and lists without foreign map keys always serializes.
+    // A tree of strings, numbers and lists always serializes, because all map keys are strings.
     serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
 }
 
-/// Fills `tokenizer_config.json`.
+/// Fills in `tokenizer_config.json`.
 fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
     for Role { name, key, .. } in ROLES {
         let Some(id) = vocabulary.special(key) else { continue };
@@ -160,10 +160,10 @@ fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
         config.insert("add_prefix_space".into(), prefix.into());
     }
     if vocabulary.model != "rwkv" {
-        // RWKV's tokenizer is code that comes with a checkpoint.
+        // RWKV's tokenizer is code that is part of a checkpoint.
         config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
     }
-    // The generic class would also give `token_type_ids`, which decoders refuse.
+    // The generic class would also return `token_type_ids`, which decoders refuse.
     config.insert("model_input_names".into(), json!(["input_ids", "attention_mask"]));
     if let Some(length) = vocabulary.context_length {
         config.insert("model_max_length".into(), length.into());
@@ -173,7 +173,7 @@ fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
     }
 }
 
-/// The plain template as text, or a list where there are named ones.
+/// Returns the plain template as text, or a list if there are named ones.
 fn chat_template(vocabulary: &GgufVocabulary) -> Option<Json> {
     let plain = vocabulary.plain_template.as_ref();
     if vocabulary.named_templates.is_empty() {
@@ -184,8 +184,8 @@ fn chat_template(vocabulary: &GgufVocabulary) -> Option<Json> {
     Some(default.into_iter().chain(named).collect())
 }
 
-/// `added_tokens` of `tokenizer.json`: control and user-defined tokens. `decodes` says whether a text reads as
-/// itself when the file's decoder gets it; one that does not is marked as normalized, so that it stays as it is.
+/// Returns `added_tokens` of `tokenizer.json`: control and user-defined tokens. `decodes` returns whether the file's
+/// decoder leaves a text unchanged. A text that it changes is marked as normalized, which protects it.
 fn added_tokens(vocabulary: &GgufVocabulary, decodes: impl Fn(&str) -> bool) -> Json {
     let added = vocabulary.tokens.iter().enumerate().filter(|(id, _)| vocabulary.is_added(*id));
     added
@@ -204,7 +204,7 @@ fn added_tokens(vocabulary: &GgufVocabulary, decodes: impl Fn(&str) -> bool) -> 
         .collect()
 }
 
-/// Which special token a vocabulary adds where no flag says it.
+/// Special token that a vocabulary adds without a flag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AddedByDefault {
     Nothing,
@@ -212,7 +212,7 @@ enum AddedByDefault {
     End,
 }
 
-/// The post-processor that adds the special tokens which the flags ask for; null if they ask for none.
+/// Returns the post-processor that adds the special tokens required by the flags; null if there are none.
 fn post_processor(vocabulary: &GgufVocabulary, default: AddedByDefault) -> Json {
     let token = |role: &str, key: &str, default: bool| {
         let add = vocabulary.flag(&format!("tokenizer.ggml.add_{role}_token")).unwrap_or(default);
@@ -242,7 +242,7 @@ fn post_processor(vocabulary: &GgufVocabulary, default: AddedByDefault) -> Json 
     json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special})
 }
 
-/// Keys that no file of a checkpoint has a place for.
+/// Returns the keys that no file of a checkpoint can hold.
 fn lost(metadata: &Metadata) -> Vec<String> {
     const KEPT: [&str; 16] = [
         "tokenizer.ggml.model",
@@ -259,7 +259,7 @@ fn lost(metadata: &Metadata) -> Vec<String> {
         "tokenizer.ggml.precompiled_charsmap",
         "tokenizer.ggml.normalizer.lowercase",
         "tokenizer.ggml.normalizer.strip_accents",
-        // `type_vocab_size`, which the card takes back.
+        // `type_vocab_size`, which the card converts back.
         "tokenizer.ggml.token_type_count",
         "tokenizer.chat_templates",
     ];

@@ -1,9 +1,9 @@
-//! A `tokenizer.json` as the `tokenizers` library reads it.
+//! A `tokenizer.json` as read by the `tokenizers` library.
 //!
-//! That library runs what the file says: normalizers that may double a text twenty times, regexes that backtrack, one
-//! automaton for each. Where a program plays the child ([`crate::core::isolated`]) it is run there, with memory and time
-//! that grow with the file. In a library's process it runs in place: then the normalizers are looked at before (see
-//! `growth`), and what regexes take is not bounded.
+//! The library executes the file: normalizers that may double a text twenty times, regexes that backtrack, one
+//! automaton for each. If the program supports child processes ([`crate::core::isolated`]), it runs in one, with limits
+//! on memory and time that grow with the file. In a library's process it runs in place. Then the normalizers are
+//! checked in advance (see `growth`), but the cost of regexes is not bounded.
 
 mod growth;
 
@@ -13,17 +13,17 @@ use tokenizers::Tokenizer;
 
 use crate::core::isolated::{Bounds, IsolatedError, Worker, installed};
 
-/// Memory of a child for a file of a megabyte; each byte of a file adds 48: a vocabulary of 260 000 tokens (33 MB)
-/// takes a third of what that gives.
+/// Base memory of a child in bytes; each byte of a file adds `BYTES_PER_BYTE`. A vocabulary of 260 000 tokens (33 MB)
+/// needs a third of the result.
 const BASE_BYTES: u64 = 192 << 20;
 const BYTES_PER_BYTE: u64 = 48;
 
-/// What a request asks for: its first byte.
+/// First byte of a request: its kind.
 const VOCABULARY: u8 = b'v';
 const IDS: u8 = b'i';
 const IDS_WITH_SPECIAL: u8 = b's';
 
-/// The library's tokenizer, here or in a child.
+/// Tokenizer of the library, in this process or in a child.
 pub(crate) struct ReferenceTokenizer(Place);
 
 enum Place {
@@ -32,19 +32,19 @@ enum Place {
 }
 
 impl ReferenceTokenizer {
-    /// Reads a file's text.
+    /// Reads the text of a file.
     ///
     /// # Errors
-    /// What the library says of a file that it refuses, a normalizer without bounds, limits of the child.
+    /// The library's message for a file that it refuses, an unbounded normalizer, limits of the child.
     pub(crate) fn new(text: &[u8]) -> Result<Self, String> {
         let Some(isolation) = installed() else { return Ok(Self(Place::Here(load(text)?))) };
         let n_bytes = text.len() as u64;
         let bounds = Bounds {
             memory_bytes: BASE_BYTES + BYTES_PER_BYTE * n_bytes,
-            // Longer than the processor time that a file of this size is given.
+            // Longer than the processor time allowed for a file of this size.
             wall: std::time::Duration::from_secs(20 + 8 * (n_bytes >> 20)),
             reply_bytes: (16 << 20) + 2 * text.len(),
-            // A verification beside a source reads the file twice.
+            // A verification against a source reads the file twice.
             cpu_seconds: 2,
         };
         let mut worker = Worker::new(isolation, REFERENCE_JOB, text.to_vec(), bounds);
@@ -52,10 +52,10 @@ impl ReferenceTokenizer {
         Ok(Self(Place::Child(Box::new(Mutex::new(worker)))))
     }
 
-    /// The ids of a text, with those that the file puts around it if `special`.
+    /// Encodes a text as ids; with `special`, the file's post-processor adds its tokens.
     ///
     /// # Errors
-    /// As [`ReferenceTokenizer::new`].
+    /// As for [`ReferenceTokenizer::new`].
     pub(crate) fn ids(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
         let worker = match &self.0 {
             Place::Here(tokenizer) => return encode(tokenizer, text, special),
@@ -66,10 +66,10 @@ impl ReferenceTokenizer {
         Ok(crate::core::little_endian::u32s(&bytes).collect())
     }
 
-    /// The tokens by id, added ones with them; none where an id has no token.
+    /// Returns ids and tokens, including added ones; ids without a token are omitted.
     ///
     /// # Errors
-    /// As [`ReferenceTokenizer::new`].
+    /// As for [`ReferenceTokenizer::new`].
     pub(crate) fn vocabulary(&self) -> Result<Vec<(u32, String)>, String> {
         match &self.0 {
             Place::Here(tokenizer) => Ok(vocabulary(tokenizer)),
@@ -84,7 +84,7 @@ impl ReferenceTokenizer {
 /// Name of the job in which a child reads a `tokenizer.json`.
 pub const REFERENCE_JOB: &str = "tokenizer";
 
-/// The child's answers: to the text of a file nothing, to requests tokens and ids.
+/// Returns the child's handler: it answers the text of a file with nothing, later requests with tokens or ids.
 pub fn reference_job() -> impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>> {
     let mut loaded: Option<Box<Tokenizer>> = None;
     move |request| {
@@ -107,7 +107,7 @@ fn ask(worker: &Mutex<Worker>, request: &[u8]) -> Result<Vec<u8>, String> {
     worker.lock().unwrap_or_else(PoisonError::into_inner).ask(request).map_err(|error| reason(&error))
 }
 
-/// The library's own words as they are, for callers who escape them; ours where it did not get to any.
+/// Returns the library's own message unchanged, for callers that escape it; ours if the library sent none.
 fn reason(error: &IsolatedError) -> String {
     match error {
         IsolatedError::Refused { reason } => String::from_utf8_lossy(reason).into_owned(),

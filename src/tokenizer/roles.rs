@@ -1,7 +1,7 @@
-//! Roles of special tokens, after the keys of a vocabulary are written: roles that no key names yet are filled in from
-//! the next file that knows them, and what the files of a checkpoint say otherwise than the keys is told.
+//! Roles of special tokens, checked after the keys of a vocabulary are written. Roles without a key are filled in from
+//! the next file that has them, and contradictions between files and keys are reported.
 //!
-//! All ways to make a vocabulary pass here, so that none settles in silence what two files say differently.
+//! All modes pass through this module, so that no contradiction between files is resolved silently.
 
 mod claims;
 
@@ -17,14 +17,14 @@ use super::{TokenizerError, TokenizerRequest, TokenizerWarning};
 
 use claims::{Claim, GENERATION_CONFIG, MODEL_CONFIG, Rejection, Sources};
 
-/// Roles that are looked at.
+/// Roles that are checked.
 const ROLES: [&str; 6] = ["bos", "eos", "unk", "sep", "pad", "mask"];
-/// Roles without which a model is run otherwise than it was trained.
+/// Roles without which the model runs differently from its training.
 const NEEDED: [&str; 2] = ["bos", "eos"];
-/// Keys that the runtime ends a text by, besides that of `eos`.
+/// Keys of tokens at which the runtime ends a text, in addition to `eos`.
 const MORE_ENDS: [&str; 2] = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
-/// Fills in roles without a key and tells what the files say otherwise than the keys.
+/// Fills in roles without a key, and reports contradictions between files and keys.
 ///
 /// # Errors
 /// I/O errors, malformed JSON.
@@ -69,8 +69,8 @@ pub(super) fn settle(
     Ok(())
 }
 
-/// The token that fills a role without a key: generation is configured by its own file, then by the model's, then by the
-/// tokenizer's. `None` where the runtime takes the token by itself.
+/// Returns the token for a role without a key. The generation configuration takes precedence over the model's, and that
+/// over the tokenizer's. `None` if the runtime takes the token by default.
 fn next_source(role: &str, claims: &[Claim], vocab: &Vocab, has_hf: bool) -> Option<u32> {
     let of = |file: Option<&str>| {
         let claim = claims.iter().find(|claim| match file {
@@ -80,8 +80,8 @@ fn next_source(role: &str, claims: &[Claim], vocab: &Vocab, has_hf: bool) -> Opt
         claim.ids.iter().copied().find(|&id| vocab.kind(id) != TokenType::Unused)
     };
     if !NEEDED.contains(&role) {
-        // ref: other vocabularies than those of `tokenizer.json` have these roles from `config.json` alone, and a token of
-        // tokenizer_config.json that the peer did not find stays without a key.
+        // ref: vocabularies other than those of `tokenizer.json` have these roles only from `config.json`, and a token
+        // of tokenizer_config.json that the reference did not find gets no key.
         let first = claims.iter().find(|claim| ![GENERATION_CONFIG, MODEL_CONFIG].contains(&claim.file));
         let is_fillable = has_hf && first.is_some_and(|claim| claim.file != CONFIG);
         return of(Some(MODEL_CONFIG)).or_else(|| of(None).filter(|_| is_fillable));
@@ -92,12 +92,12 @@ fn next_source(role: &str, claims: &[Claim], vocab: &Vocab, has_hf: bool) -> Opt
     found.filter(|&id| !is_default(id))
 }
 
-/// Whether a token that the runtime takes by itself is one that its kind of vocabulary has in this place.
+/// Returns true if a default token of the runtime is meant for this kind of vocabulary.
 fn is_meant(default: u32, vocab: &Vocab) -> bool {
     !vocab.has_arbitrary_defaults() && vocab.kind(default) == TokenType::Control
 }
 
-/// One role as the files and the keys have it.
+/// One role, as declared by the files and the keys.
 struct Role<'a> {
     name: &'a str,
     claims: &'a [Claim],
@@ -110,12 +110,12 @@ impl Role<'_> {
         self.rows.get(key).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok())
     }
 
-    /// A token for people: its number and its text.
+    /// Formats a token for messages: its id and its text.
     fn token(&self, id: u32) -> String {
         shown(self.vocab, id)
     }
 
-    /// Values of the files that are no token.
+    /// Returns a warning about values of the files that are not tokens.
     fn rejected(&self, key: &str) -> Option<TokenizerWarning> {
         let mut found: Vec<(String, Rejection, &str, Vec<&str>)> = Vec::new();
         for claim in self.claims {
@@ -150,7 +150,7 @@ impl Role<'_> {
         Some(TokenizerWarning::RoleWithoutToken { values, outcome })
     }
 
-    /// A role that files give to different tokens.
+    /// Describes a role for which files declare different tokens.
     fn differing(&self, key: &str) -> Option<String> {
         let written = self.written(key)?;
         let source = match self.claims.iter().find(|claim| claim.ids.contains(&written)) {
@@ -175,18 +175,18 @@ impl Role<'_> {
         ids.iter().map(|&id| self.token(id)).collect::<Vec<_>>().join(" or ")
     }
 
-    /// Whether another key than that of `eos` makes the runtime end at a token.
+    /// Returns true if a key other than that of `eos` makes the runtime end at a token.
     fn is_further_end(&self, id: u32) -> bool {
         self.name == "eos" && MORE_ENDS.iter().any(|key| self.written(key) == Some(id))
     }
 
-    /// A model without an end token.
+    /// Returns a warning about a model without an end token.
     fn no_end(&self, key: &str) -> Option<TokenizerWarning> {
         if self.rows.contains(key) || self.vocab.is_of_encoder() {
             return None;
         }
         let consequence = match self.vocab.eos {
-            // The runtime's own choice is right for the vocabularies that it was made for.
+            // The runtime's default is right for the vocabularies that it was made for.
             Some(id) if is_meant(id, self.vocab) => return None,
             Some(id) => format!("llama.cpp takes token {}", self.token(id)),
             None => "llama.cpp ends only at tokens that it knows by their text".to_owned(),
@@ -194,7 +194,7 @@ impl Role<'_> {
         Some(TokenizerWarning::NoEndToken { consequence })
     }
 
-    /// Tokens at which transformers ends a text and the runtime does not.
+    /// Returns a warning about tokens at which transformers ends a text but the runtime does not.
     fn further_ends(&self, key: &str) -> Option<TokenizerWarning> {
         let written = self.written(key);
         let claim = [GENERATION_CONFIG, MODEL_CONFIG]
@@ -215,14 +215,14 @@ impl Role<'_> {
     }
 }
 
-/// A token for people: its number and its text.
+/// Formats a token for messages: its id and its text.
 fn shown(vocab: &Vocab, id: u32) -> String {
     let text = String::from_utf8_lossy(vocab.token(id).unwrap_or_default()).into_owned();
     format!("{id} `{}`", escape(&text))
 }
 
-/// Flags that add a token to texts: a token that is not there cannot be added, and what the tokenizer's configuration
-/// says otherwise is told.
+/// Checks the flags that add a token to texts: a missing token cannot be added, and contradictions of the tokenizer's
+/// configuration are reported.
 fn flags(
     sources: &Sources,
     is_by_hand: &dyn Fn(&str) -> bool,

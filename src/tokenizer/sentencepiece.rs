@@ -1,82 +1,83 @@
-//! SentencePiece model files (`tokenizer.model`, `spiece.model`): the few fields of the protobuf that matter here.
+//! SentencePiece model files (`tokenizer.model`, `spiece.model`): the few protobuf fields that are needed here.
 
 use super::TokenizerError;
 use super::files::Directory;
 
-/// `sentencepiece.ModelProto`.
+/// Message `sentencepiece.ModelProto`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ModelProto {
     /// Tokens by id.
     #[prost(message, repeated, tag = "1")]
     pub pieces: Vec<Piece>,
-    /// How it was trained.
+    /// Settings of the training.
     #[prost(message, optional, tag = "2")]
     pub trainer_spec: Option<TrainerSpec>,
-    /// How text is prepared.
+    /// Settings of text normalization.
     #[prost(message, optional, tag = "3")]
     pub normalizer_spec: Option<NormalizerSpec>,
 }
 
-/// `sentencepiece.ModelProto.SentencePiece`. The text is bytes here: it promises UTF-8 and is checked with its index.
+/// Message `sentencepiece.ModelProto.SentencePiece`. The text is stored as bytes: UTF-8 is checked with the piece's
+/// index.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Piece {
-    /// Its text.
+    /// Text.
     #[prost(bytes = "vec", optional, tag = "1")]
     pub piece: Option<Vec<u8>>,
-    /// Its score.
+    /// Score.
     #[prost(float, optional, tag = "2")]
     pub score: Option<f32>,
-    /// Its `PieceKind` by number.
+    /// Number of the `PieceKind`.
     #[prost(int32, optional, tag = "3", default = "1")]
     pub kind: Option<i32>,
 }
 
-/// `sentencepiece.TrainerSpec`.
+/// Message `sentencepiece.TrainerSpec`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TrainerSpec {
-    /// 1 unigram, 2 BPE, 3 word, 4 char.
+    /// Model type: 1 unigram, 2 BPE, 3 word, 4 char.
     #[prost(int32, optional, tag = "3", default = "1")]
     pub model_type: Option<i32>,
 }
 
-/// `sentencepiece.NormalizerSpec`.
+/// Message `sentencepiece.NormalizerSpec`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NormalizerSpec {
     /// Compiled table of character replacements.
     #[prost(bytes = "vec", optional, tag = "2")]
     pub precompiled_charsmap: Option<Vec<u8>>,
-    /// A blank is put in front of the text.
+    /// True if a space is put in front of the text.
     #[prost(bool, optional, tag = "3", default = "true")]
     pub add_dummy_prefix: Option<bool>,
-    /// Blanks at both ends go, several become one.
+    /// True if spaces at both ends are removed, and repeated ones are collapsed.
     #[prost(bool, optional, tag = "4", default = "true")]
     pub remove_extra_whitespaces: Option<bool>,
 }
 
-/// `model_type` of a unigram model.
+/// Value of `model_type` for a unigram model.
 pub(crate) const UNIGRAM: i32 = 1;
-/// `model_type` of a BPE model.
+/// Value of `model_type` for a BPE model.
 pub(crate) const BPE: i32 = 2;
 
-/// `sentencepiece.ModelProto.SentencePiece.Type`.
+/// Kinds of pieces: `sentencepiece.ModelProto.SentencePiece.Type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PieceKind {
     /// A piece of text.
     Normal,
     /// The unknown token.
     Unknown,
-    /// Never in text.
+    /// A token that never occurs in text.
     Control,
-    /// Cut out of text before anything else.
+    /// A text that is split off before anything else.
     UserDefined,
     /// One byte.
     Byte,
-    /// Never used.
+    /// A piece that is never used.
     Unused,
 }
 
 impl Piece {
-    /// What the piece is; numbers that the format does not know count as normal.
+    /// Returns the kind of the piece; unknown numbers count as normal.
     #[must_use]
     pub fn piece_kind(&self) -> PieceKind {
         match self.kind() {
@@ -91,7 +92,7 @@ impl Piece {
 }
 
 impl ModelProto {
-    /// Reads a model file, or finds none.
+    /// Reads a model file; `None` if it does not exist.
     ///
     /// # Errors
     /// I/O errors, a malformed message, no pieces, a piece that is not UTF-8.
@@ -112,23 +113,23 @@ impl ModelProto {
         Ok(Some(model))
     }
 
-    /// `trainer_spec.model_type`.
+    /// Returns `trainer_spec.model_type`.
     #[must_use]
     pub fn model_type(&self) -> i32 {
         self.trainer_spec.as_ref().map_or(UNIGRAM, TrainerSpec::model_type)
     }
 
-    /// The normalizer's settings, or their defaults.
+    /// Returns the normalizer's settings, or their defaults.
     #[must_use]
     pub fn normalizer(&self) -> NormalizerSpec {
         self.normalizer_spec.clone().unwrap_or_default()
     }
 }
 
-/// The file of a directory that holds a SentencePiece model under one of these names.
+/// Reads the first SentencePiece model of a directory under one of these names.
 ///
 /// # Errors
-/// As [`ModelProto::read`].
+/// As for [`ModelProto::read`].
 pub(crate) fn first_of<'n>(
     directory: &Directory<'_>,
     names: &[&'n str],

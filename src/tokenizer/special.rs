@@ -1,9 +1,9 @@
-//! Special tokens: which ids play a role, which are added to text, as `tokenizer_config.json`, the post-processor of
-//! `tokenizer.json` and `config.json` say. The order in which they are found is the order of the keys.
+//! Special tokens: the ids of roles and the tokens added to text, as declared by `tokenizer_config.json`, the
+//! post-processor of `tokenizer.json`, and `config.json`. The order of discovery is the order of the keys.
 //!
 //! # Exactness
-//! Follows gguf-py 0.5.0's `SpecialVocab`, with its oddities: templates are judged by their first and last member
-//! only, and a begin token given as an object counts as unlike its own text.
+//! Follows gguf-py 0.5.0's `SpecialVocab` with its oddities: only the first and last member of a template are examined,
+//! and a begin token given as an object counts as different from its own text.
 
 use serde_json::Value as Json;
 
@@ -14,7 +14,7 @@ use super::files::{CONFIG, Directory};
 use super::hf_json::HfJson;
 use super::{TokenizerError, TokenizerWarning};
 
-/// Roles that have a key of their own; others are known but not written.
+/// Roles that have a key; others are recognized but not written.
 const ID_KEYS: [(&str, &str); 8] = [
     ("bos", "tokenizer.ggml.bos_token_id"),
     ("eos", "tokenizer.ggml.eos_token_id"),
@@ -26,37 +26,37 @@ const ID_KEYS: [(&str, &str); 8] = [
     ("eom", "tokenizer.ggml.eom_token_id"),
 ];
 
-/// The key that holds the id of a role.
+/// Returns the key that holds the id of a role.
 pub(super) fn id_key(role: &str) -> Option<&'static str> {
     ID_KEYS.iter().find(|row| row.0 == role).map(|row| row.1)
 }
 
-/// Roles that have a flag: the token is added to text.
+/// Roles with a flag for adding the token to text.
 const FLAG_KEYS: [(&str, &str); 3] = [
     ("bos", "tokenizer.ggml.add_bos_token"),
     ("eos", "tokenizer.ggml.add_eos_token"),
     ("sep", "tokenizer.ggml.add_sep_token"),
 ];
 
-/// What the files say about special tokens.
+/// Special tokens declared by the files.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpecialTokens {
     /// Id of each role, in order of discovery.
     pub ids: Vec<(String, u64)>,
-    /// Whether the token of a role is added, in order of discovery.
+    /// Flag of each role for adding its token, in order of discovery.
     pub add: Vec<(String, bool)>,
     /// Chat templates.
     pub chat: ChatTemplates,
-    /// Text is put in lower case.
+    /// True if text is converted to lower case.
     pub lowercase: Option<bool>,
-    /// Accents are taken off.
+    /// True if accents are removed.
     pub strip_accents: Option<bool>,
     n_tokens: u64,
 }
 
 impl SpecialTokens {
-    /// Reads the files. Ids from `n_tokens` on, and numbers below zero, are as if they were not there: [`super::roles`]
-    /// names them. `roles` replaces the list of roles.
+    /// Reads the files. Ids of `n_tokens` or more, and negative ones, are ignored; [`super::roles`] reports them.
+    /// `roles` replaces the list of roles.
     ///
     /// # Errors
     /// I/O errors, malformed JSON.
@@ -96,12 +96,12 @@ impl SpecialTokens {
             Some("Lowercase") => self.lowercase = Some(true),
             Some("StripAccents") => self.strip_accents = Some(true),
             Some("BertNormalizer") => {
-                // A null here is not written: the key keeps its default.
+                // A null is not written: the key keeps its default.
                 self.lowercase = normalizer.get("lowercase").map_or(self.lowercase, Json::as_bool);
                 self.strip_accents =
                     normalizer.get("strip_accents").map_or(self.strip_accents, Json::as_bool);
             }
-            // serde_json bounds the depth at 128; the format itself nests once.
+            // serde_json limits the depth to 128; the format itself nests once.
             Some("Sequence") if depth < 8 => {
                 for part in normalizer.get("normalizers").and_then(Json::as_array).into_iter().flatten() {
                     self.read_normalizer(part, depth + 1);
@@ -111,7 +111,7 @@ impl SpecialTokens {
         }
     }
 
-    /// Judges what the post-processor adds. It may give roles to tokens: they go into `config`.
+    /// Examines the tokens that the post-processor adds. It may assign roles to tokens: these are set in `config`.
     fn read_post_processor(&mut self, post: &Json, config: &mut Json, roles: &mut Vec<String>) {
         let mut known = Known {
             has_config: truthy(config),
@@ -196,7 +196,7 @@ impl SpecialTokens {
                 if !known.has_config {
                     known.eos = token.clone();
                 } else if *token != known.eos {
-                    // The end token of the configuration steps back to the next free role.
+                    // The end token of the configuration moves to the next free role.
                     if let Some(role) = ["eot", "eom"].iter().find(|&&role| !roles.iter().any(|r| r == role))
                     {
                         roles.push((*role).to_owned());
@@ -249,7 +249,7 @@ impl SpecialTokens {
     }
 
     fn set_json(&mut self, role: &str, id: Option<&Json>) {
-        // A list of end tokens, or nothing, is no single id.
+        // A list of end tokens, or nothing, is not a single id.
         if let Some(id) = id.and_then(Json::as_u64).filter(|&id| id < self.n_tokens)
             && self.id(role).is_none()
         {
@@ -257,7 +257,7 @@ impl SpecialTokens {
         }
     }
 
-    /// Gives a role the id that an architecture has for it, unless it has one.
+    /// Sets the id of a role for an architecture, unless it has one.
     pub(crate) fn set(&mut self, role: &str, id: u64, warnings: &mut Vec<TokenizerWarning>) {
         let size = self.n_tokens;
         if id >= size {
@@ -268,7 +268,7 @@ impl SpecialTokens {
         }
     }
 
-    /// Gives a role its id, whether it has one or not.
+    /// Sets the id of a role, whether it has one or not.
     pub(crate) fn force(&mut self, role: &str, id: u64) {
         match self.ids.iter_mut().find(|entry| entry.0 == role) {
             Some(entry) => entry.1 = id,
@@ -276,7 +276,7 @@ impl SpecialTokens {
         }
     }
 
-    /// The id of a role.
+    /// Returns the id of a role.
     #[must_use]
     pub(crate) fn id(&self, role: &str) -> Option<u64> {
         self.ids.iter().find(|entry| entry.0 == role).map(|entry| entry.1)
@@ -319,8 +319,8 @@ impl SpecialTokens {
     }
 }
 
-/// Writes ids of roles behind everything else; a key that is there is replaced in place. Texts that are no token write
-/// nothing.
+/// Writes ids of roles after all other keys; an existing key is replaced in place. Texts that are not tokens are
+/// skipped.
 pub(super) fn write_last(last: &[(String, SpecialToken)], out: &mut Metadata) {
     for (role, token) in last {
         let Some((_, key)) = ID_KEYS.iter().find(|row| row.0 == role) else { continue };
@@ -338,7 +338,7 @@ pub(super) fn write_last(last: &[(String, SpecialToken)], out: &mut Metadata) {
     }
 }
 
-/// The special tokens of the configuration as far as the post-processor is judged by them.
+/// Special tokens of the configuration, as needed to examine the post-processor.
 struct Known {
     has_config: bool,
     bos: Json,
@@ -347,12 +347,12 @@ struct Known {
     sep: Json,
 }
 
-/// The text of a special token: given plainly, or inside an object.
+/// Returns the text of a special token: a plain string, or a member of an object.
 pub(super) fn token_text(entry: &Json) -> Option<&str> {
     entry.as_str().or_else(|| entry.get("content")?.as_str())
 }
 
-/// Python's truth of a JSON value: null, false, zero and empty things are false.
+/// Returns Python's truth value of a JSON value: null, false, zero and empty values are false.
 fn truthy(value: &Json) -> bool {
     match value {
         Json::Null | Json::Bool(false) => false,

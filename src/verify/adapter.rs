@@ -1,4 +1,4 @@
-//! Files that hold an adapter: pairs of matrices that change tensors of another file.
+//! Adapter files: pairs of matrices that change tensors of another file.
 
 use std::collections::HashMap;
 
@@ -7,15 +7,15 @@ use crate::gguf::{Metadata, Value};
 use crate::verify::{Aspect, Finding, Report};
 
 const CHECK: &str = "adapter";
-/// Keys without which no runtime loads an adapter.
+/// Keys that every runtime needs to load an adapter.
 pub(super) const REQUIRED: [&str; 3] = ["general.architecture", "adapter.type", "adapter.lora.alpha"];
 
-/// Whether a file says that it is an adapter.
+/// Returns true if a file declares that it is an adapter.
 pub(super) fn is_one(metadata: &Metadata) -> bool {
     metadata.get("general.type").and_then(Value::as_str) == Some("adapter")
 }
 
-/// Checks the tensors of an adapter: every matrix has its counterpart, of the same rank.
+/// Checks the tensors of an adapter: every matrix must have its counterpart, of the same rank.
 pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
     let text = |key: &str| metadata.get(key).and_then(Value::as_str).unwrap_or("?");
     let what = format!(
@@ -30,7 +30,7 @@ pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding>
         let (stem, other) = match (tensor.name.strip_suffix(".lora_a"), tensor.name.strip_suffix(".lora_b")) {
             (Some(stem), _) => (stem, ".lora_b"),
             (_, Some(stem)) => (stem, ".lora_a"),
-            // Norms come whole.
+            // Norms are stored whole.
             _ if tensor.name.contains("_norm") => continue,
             _ => {
                 findings
@@ -42,7 +42,7 @@ pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding>
             findings.push(Finding::error(CHECK, format!("`{stem}{other}` is missing")).of(&tensor.name));
             continue;
         };
-        // Told once for both. Rows of an embedding's first matrix are looked up: the rank is its columns.
+        // Reported once per pair. Rows of an embedding's first matrix are looked up: its rank is the number of columns.
         let rank = |dims: &[u64], from_end: usize| dims.len().checked_sub(from_end).map(|at| dims[at]);
         let is_embedding = stem == "token_embd.weight";
         let (own, its) = (tensor.shape.dims(), other.shape.dims());
@@ -57,7 +57,7 @@ pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding>
     findings
 }
 
-/// Says why nothing else is judged of an adapter, and what judges it.
+/// Records why only the structure of an adapter is judged, and what judges the rest.
 pub(super) fn leave_out(report: &mut Report) {
     const ALONE: &str = "an adapter is not run without its model";
     const MERGED: &str = "`gguf-convert merge-lora`, and the model that it writes";

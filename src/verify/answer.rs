@@ -1,10 +1,10 @@
-//! The answer in a sentence or two: is the file intact, and how good is it?
+//! Summary of a report in a sentence or two: whether the file is intact, and how good it is.
 
 use crate::verify::{Aspect, Divergence, Finding, Quality, Report, Severity, Verdict, WeightReport};
 
 impl Report {
-    /// How good the file is, where that was measured: its predictions against the baseline's, or the masked ones; a file that
-    /// holds every value of its baseline needs no text.
+    /// Returns the quality of the file if it was measured: by its predictions compared with the baseline's, or by the
+    /// masked ones. A file that holds every value of its baseline needs no text.
     #[must_use]
     pub fn quality(&self) -> Option<Quality> {
         let measured = self.predictions().map(Quality::of_divergence);
@@ -13,19 +13,20 @@ impl Report {
         })
     }
 
-    /// The predictions against the baseline's: those of the next token, else those of masked ones.
+    /// Returns the divergence of the predictions from the baseline's: of the next token, otherwise of masked ones.
     pub(super) fn predictions(&self) -> Option<&Divergence> {
         let masked = || self.masked.as_ref()?.as_ref().ok()?.divergence.as_ref();
         self.divergence.as_ref().or_else(masked)
     }
 
-    /// The answer to both questions: `Intact: every weight is what Q4_K_M makes of the baseline. Quality: very good (…).`
+    /// Returns the answer to both questions: `Intact: every weight is what Q4_K_M makes of the baseline. Quality: very
+    /// good (…).`
     #[must_use]
     pub fn answer(&self) -> String {
         format!("{} {}", self.intact(), self.how_good())
     }
 
-    /// Whether the file is what it should be.
+    /// Returns the sentence that states whether the file is intact.
     fn intact(&self) -> String {
         let errors = || self.findings.iter().filter(|finding| finding.severity == Severity::Error);
         match self.verdict {
@@ -57,7 +58,7 @@ impl Report {
         }
     }
 
-    /// What the weights, or else the predictions, were held against, and with what result.
+    /// Describes what the weights, or otherwise the predictions, were compared with, and the result.
     fn held_against(&self) -> String {
         let file_type =
             self.label.as_ref().and_then(|label| label.file_type.as_deref()).unwrap_or("its type");
@@ -77,7 +78,7 @@ impl Report {
         }
     }
 
-    /// What quantization cost.
+    /// Returns the sentence about the cost of quantization.
     fn how_good(&self) -> String {
         if let Some(d) = self.predictions() {
             let what = if self.divergence.is_some() { "next token" } else { "masked token" };
@@ -96,7 +97,7 @@ impl Report {
         }
     }
 
-    /// True for an error that says nothing about the file but that it misses what its reader asked for.
+    /// Returns true for an error that only reports a missed limit of the user.
     fn is_own_limit(&self, finding: &Finding) -> bool {
         let is_limit =
             |line: &crate::verify::LimitLine| line.is_own && line.figure.limit_name() == finding.check;
@@ -104,19 +105,19 @@ impl Report {
     }
 }
 
-/// True if every value is the baseline's: nothing was rounded.
+/// Returns true if every value equals the baseline's: nothing was rounded.
 fn is_same(weights: &WeightReport) -> bool {
     weights.is_reproduced() && weights.tensors.iter().all(|tensor| tensor.error == 0.0)
 }
 
-/// `very good (mean KLD 0.0120; it picks the same next token 94.8 % of the time)`.
+/// Formats the quality: `very good (mean KLD 0.0120; it picks the same next token 94.8 % of the time)`.
 fn in_words(divergence: &Divergence, what: &str) -> String {
     let (quality, same) = (Quality::of_divergence(divergence), 100.0 * divergence.top1_agreement);
     let kld = crate::verify::Figure::Kld.show(divergence.mean.value);
     format!("{quality} (mean KLD {kld}; it picks the same {what} {same:.1} % of the time)")
 }
 
-/// `the weights, the tokenizer and the keys`.
+/// Joins words: `the weights, the tokenizer and the keys`.
 fn listed(words: &[&str]) -> String {
     match words {
         [] => String::new(),
@@ -125,7 +126,7 @@ fn listed(words: &[&str]) -> String {
     }
 }
 
-/// What part of a file a check is about, in a reader's words.
+/// Names the part of a file that a check is about, in a reader's words.
 fn subject(check: &str) -> &'static str {
     match check {
         "weights" | "all-zero" | "non-finite" => "the weights",
@@ -140,7 +141,7 @@ fn subject(check: &str) -> &'static str {
     }
 }
 
-/// What a question asks about, in a reader's words.
+/// Names the subject of an aspect, in a reader's words.
 fn question(aspect: Aspect) -> &'static str {
     match aspect {
         Aspect::Structure => "the structure",

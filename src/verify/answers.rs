@@ -1,10 +1,10 @@
-//! Text for models of two stacks: the first part of each chunk is what the encoder reads, the rest what is answered.
+//! Text for encoder-decoder models: the encoder reads the first part of each chunk, the decoder predicts the rest.
 
 use crate::engine::GraphPlan;
 use crate::verify::Window;
 
-/// Cuts every window where its wanted rows begin, in the middle at the earliest. As in training the decoder starts
-/// with the token that the file names, in place of the first of its part, which is not scored.
+/// Cuts every window where its wanted rows begin, but not before the middle. As in training, the decoder starts with
+/// the token that the file names. It replaces the first token of the decoder's part, which is not scored.
 pub(crate) fn cut_sources(plan: &GraphPlan, windows: &mut Vec<Window>) {
     let Some(encoder) = &plan.encoder else { return };
     for window in windows.iter_mut() {
@@ -19,6 +19,6 @@ pub(crate) fn cut_sources(plan: &GraphPlan, windows: &mut Vec<Window>) {
             *first = start;
         }
     }
-    // A single token is no question and answer.
+    // A single token cannot be split.
     windows.retain(|window| window.chunk.n_source < window.chunk.tokens.len());
 }

@@ -1,8 +1,8 @@
-//! What the metadata of a model and of its baseline must agree on.
+//! Comparison of a model's metadata with its baseline's.
 //!
 //! A wrong epsilon or rotation base costs little perplexity on a short text and much on another; the keys show it
-//! without any arithmetic. What a key decides is in `class`; whether a key that only one side has matters, the graph
-//! and the vocabulary tell, built with it and without it.
+//! without any arithmetic. `class` lists what a key decides. If only one side has a key, the graph and the vocabulary
+//! are built with it and without it to find out whether it matters.
 
 mod class;
 mod effect;
@@ -17,8 +17,8 @@ use crate::engine::GraphPlan;
 use crate::gguf::{Metadata, Value};
 use crate::verify::{Finding, Model};
 
-/// Differences between the keys of a model and of its baseline. What decides the model's outputs is an error, the rest
-/// a warning, or nothing where the two must differ.
+/// Compares the keys of a model with its baseline's. A difference in a key that decides the model's outputs is an
+/// error. Other differences are warnings, or ignored if the two must differ.
 pub(super) fn compare(model: &Model<'_>, baseline: &Metadata) -> Vec<Finding> {
     let build = |metadata: &Metadata| {
         let tensors = model.source.tensors();

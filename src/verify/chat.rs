@@ -1,11 +1,11 @@
-//! Chats written out by a file's own template, as transformers' `apply_chat_template` does.
+//! Rendering of chats with a file's own template, like transformers' `apply_chat_template`.
 //!
-//! Templates are programs from strangers. They run in an interpreter without files, clock or network, for a bounded
-//! number of steps, depth and output. What the interpreter does not bound: the size of a string or list that a template
-//! builds (`indent`, `batch`, `slice`, a width of `%`), the time of one step (`in` on a long text), the depth of nested
-//! expressions when it parses, and values that hold themselves. So there are two [`ChatRenderer`]s: [`ChatTemplate`]
-//! runs where it is called and can use up memory, time and stack; [`IsolatedChat`] runs the same in a child with limits
-//! of the system's, for whoever has a program that plays the child.
+//! Templates are untrusted programs. They run in an interpreter without files, clock or network, with limits on steps,
+//! depth and output. The interpreter does not limit the size of a string or list that a template builds (`indent`,
+//! `batch`, `slice`, a width of `%`), the time of one step (`in` on a long text), the depth of nested expressions when
+//! it parses, and self-referential values. Therefore there are two [`ChatRenderer`]s. [`ChatTemplate`] runs in the
+//! calling process and can exhaust memory, time and stack. [`IsolatedChat`] runs the same in a child process with
+//! limits of the operating system, for callers with a program that can act as the child.
 
 mod builtin;
 mod check;
@@ -29,48 +29,48 @@ pub use builtin::Chat;
 pub(super) use check::check_templates;
 pub use isolated::IsolatedChat;
 
-/// The key of the template for all chats; others have a name behind it.
+/// Key of the default template; other templates have a name appended.
 const KEY: &str = "tokenizer.chat_template";
 
-/// Bytes of a template.
+/// Maximum number of bytes of a template.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
-/// Bytes that one chat may grow to.
+/// Maximum number of bytes of a rendered chat.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
-/// Steps of one rendering; real chats take some tens a message.
+/// Maximum number of steps of one rendering; real chats take some tens per message.
 const FUEL: u64 = 4_000_000;
-/// Depth of loops and macros.
+/// Maximum depth of loops and macros.
 const DEPTH: usize = 300;
 
-/// Why a chat cannot be written out.
+/// Reasons why a chat cannot be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum ChatError {
-    /// The file has none.
+    /// The file has no template.
     #[error("key `tokenizer.chat_template` is missing")]
     Missing,
-    /// Longer than any template has a reason to be.
+    /// The template is longer than any real one.
     #[error("chat template of {bytes} bytes: expected at most {limit}")]
     TooLong { bytes: usize, limit: usize },
-    /// Not a template.
+    /// The template cannot be parsed.
     #[error("chat template: line {line}: {}", escape(reason))]
     Syntax { line: usize, reason: String },
     /// `raise_exception` was called.
     #[error("chat template refuses the chat: {}", escape(reason))]
     Refused { reason: String },
-    /// It failed on these messages.
+    /// The template failed on these messages.
     #[error("chat template: line {line}: {}", escape(reason))]
     Failed { line: usize, reason: String },
-    /// The output grew beyond all reason.
+    /// The output is too long.
     #[error("chat template: output of more than {limit} bytes")]
     Output { limit: usize },
-    /// The process that it ran in gave no answer.
+    /// The child process gave no answer.
     #[error("chat template: {0}")]
     Isolated(IsolatedError),
 }
 
 impl ChatError {
-    /// True if the template is at fault: a finding about the model. Else the messages, the file without a template, or
-    /// the user who wants to stop end the run.
+    /// Returns true if the template is at fault: a finding about the model. Other errors end the run: refused messages,
+    /// a file without a template, cancellation, a child that cannot be started.
     #[must_use]
     pub fn is_finding(&self) -> bool {
         !matches!(
@@ -82,7 +82,7 @@ impl ChatError {
     }
 }
 
-/// Writes out chats: by a file's template, where it is called or elsewhere.
+/// Renderer of chats by a file's template, in this process or elsewhere.
 pub trait ChatRenderer {
     /// Parses the template.
     ///
@@ -90,22 +90,22 @@ pub trait ChatRenderer {
     /// No template, or one that cannot be parsed.
     fn check(&self) -> Result<(), ChatError>;
 
-    /// Writes out a chat with its tools, by the template that it names.
+    /// Renders a chat with its tools, by the template that it names.
     ///
     /// # Errors
-    /// A chat that the template refuses or fails on, limits that it breaks.
+    /// A chat that the template refuses or fails on; exceeded limits.
     fn render_chat(&self, chat: &Chat) -> Result<String, ChatError>;
 
-    /// Writes out messages, without the prompt for an answer, without tools and documents.
+    /// Renders messages, without the generation prompt, tools and documents.
     ///
     /// # Errors
-    /// Messages that the template refuses or fails on, limits that it breaks.
+    /// Messages that the template refuses or fails on; exceeded limits.
     fn render(&self, messages: &Json) -> Result<String, ChatError> {
         self.render_chat(&Chat::of(messages.clone()))
     }
 }
 
-/// What could not be opened fails with every chat.
+/// Renderer that failed to open: it returns its error for every chat.
 impl<R: ChatRenderer> ChatRenderer for Result<R, ChatError> {
     fn check(&self) -> Result<(), ChatError> {
         self.as_ref().map_err(Clone::clone)?.check()
@@ -116,7 +116,7 @@ impl<R: ChatRenderer> ChatRenderer for Result<R, ChatError> {
     }
 }
 
-/// For models without a template.
+/// Renderer for models without a template.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoTemplate;
 
@@ -139,10 +139,10 @@ const TOKENS: [(&str, &str); 5] = [
     ("sep_token", "seperator"),
 ];
 
-/// What a file says of its template.
+/// Templates and special tokens of a file.
 struct TemplateSource<'a> {
     source: &'a str,
-    /// Templates with a name.
+    /// Named templates: name, source.
     named: Vec<(&'a str, &'a str)>,
     tokens: Vec<(&'static str, String)>,
 }
@@ -171,21 +171,21 @@ impl<'a> TemplateSource<'a> {
     }
 }
 
-/// The chat template of a file, parsed and run where it is called: with bounds on its text, steps, depth of calls and
-/// output, without any on what it builds in memory, on the depth of its expressions, and on the time of one step. Who
-/// reads files of strangers takes [`IsolatedChat`].
+/// Chat template of a file, parsed and run in this process. Its text, steps, depth of calls and output are limited. The
+/// memory that it uses, the depth of its expressions and the time of one step are not. For untrusted files use
+/// [`IsolatedChat`].
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
-    /// Templates with a name; parsed where they are used.
+    /// Named templates: name, source; parsed when they are used.
     named: Vec<(String, String)>,
-    /// `bos_token` and its like.
+    /// Special tokens: name in templates (`bos_token` etc.), text.
     tokens: Vec<(&'static str, String)>,
 }
 
 impl ChatTemplate {
-    /// The template of a file's metadata.
+    /// Parses the template of a file's metadata.
     ///
     /// # Errors
     /// No template, or one that cannot be parsed.
@@ -195,13 +195,13 @@ impl ChatTemplate {
         Ok(Self::new(source, tokens)?.with_named(named.collect()))
     }
 
-    /// The same with templates that have a name.
+    /// Adds named templates.
     fn with_named(self, named: Vec<(String, String)>) -> Self {
         let prepared = named.into_iter().map(|(name, source)| (name, without_generation(&source)));
         Self { named: prepared.collect(), ..self }
     }
 
-    /// A template with the special tokens that it may name.
+    /// Parses a template; `tokens` are the special tokens that it may name.
     ///
     /// # Errors
     /// A template that cannot be parsed.
@@ -229,10 +229,10 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Writes out messages, without the prompt for an answer, without tools and documents.
+    /// Renders messages, without the generation prompt, tools and documents.
     ///
     /// # Errors
-    /// Messages that the template refuses or fails on, steps or output beyond the limits.
+    /// Messages that the template refuses or fails on; steps or output beyond the limits.
     pub fn render(&self, messages: &Json) -> Result<String, ChatError> {
         ChatRenderer::render(self, messages)
     }
@@ -263,7 +263,7 @@ impl ChatTemplate {
         ];
         context.extend(self.tokens.iter().map(|(name, text)| (*name, Jinja::from(text))));
         let mut out = Bounded { bytes: Vec::new(), is_full: false };
-        // The library panics at some templates, an empty list sliced backwards among them: that fails the chat alone.
+        // The library panics on some templates, e.g. for an empty list sliced backwards: only this chat fails.
         let done = catch_unwind(AssertUnwindSafe(|| {
             template.render_captured_to(Jinja::from_pairs(context), &mut out).map(|_| ())
         }));
@@ -289,7 +289,7 @@ impl ChatRenderer for ChatTemplate {
 
 const RAISED: &str = "raise_exception";
 
-/// What `raise_exception` was given.
+/// Message that `raise_exception` was given.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -305,7 +305,7 @@ fn raised(error: &Error) -> Option<&str> {
     None
 }
 
-/// The message of an error without the template's name.
+/// Returns the message of an error without the template's name.
 fn reason(error: &Error) -> String {
     match error.detail() {
         Some(detail) => format!("{}: {detail}", error.kind()),
@@ -313,7 +313,7 @@ fn reason(error: &Error) -> String {
     }
 }
 
-/// Output that stops growing.
+/// Output buffer of limited size.
 struct Bounded {
     bytes: Vec<u8>,
     is_full: bool,
@@ -334,13 +334,13 @@ impl io::Write for Bounded {
     }
 }
 
-/// Templates may mark what an assistant said with the block `generation`, which only training reads. It becomes a
-/// block that is always written, so that the rules for blanks around blocks stay the same.
+/// Replaces the block `generation`, which marks the assistant's text and is only used in training. It becomes a block
+/// that is always rendered, so that the rules for blanks around blocks stay the same.
 fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        // Behind the mark: `{%}` is no tag.
+        // After the opening mark: `{%}` is no tag.
         let Some(len) = rest[start + 2..].find("%}").map(|len| len + 2) else { break };
         let inner = &rest[start + 2..start + len];
         let open = inner.starts_with(['-', '+']) as usize;
@@ -349,7 +349,7 @@ fn without_generation(source: &str) -> String {
             "generation" => "if true",
             "endgeneration" => "endif",
             _ => {
-                // Only past the mark: what looks like an end may stand in a string, with tags behind it.
+                // Skips only the mark: an apparent end may be inside a string, with tags after it.
                 out.push_str(&rest[..start + 2]);
                 rest = &rest[start + 2..];
                 continue;
@@ -363,7 +363,7 @@ fn without_generation(source: &str) -> String {
     out
 }
 
-/// The test `iterable` as in Python: what is undefined or a string can be looped over, none cannot.
+/// Implements the test `iterable` as in Python: undefined values and strings are iterable, `none` is not.
 fn is_iterable(value: &Jinja) -> bool {
     use minijinja::value::ValueKind;
     match value.kind() {
@@ -373,10 +373,10 @@ fn is_iterable(value: &Jinja) -> bool {
     }
 }
 
-/// Depth of values that are written as JSON.
+/// Maximum depth of values that are written as JSON.
 const MAX_JSON_DEPTH: usize = 128;
 
-/// The filter `tojson`: Python's `json.dumps`, nothing escaped for HTML, text beyond ASCII kept.
+/// Implements the filter `tojson`: Python's `json.dumps`, without HTML escapes, with non-ASCII text kept.
 #[expect(clippy::needless_pass_by_value, reason = "the shape that the interpreter calls")]
 fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
     let ascii: bool = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
@@ -387,7 +387,7 @@ fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
     let (item, key) = match separators.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
         Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "separators: expected two")),
-        // Python leaves the blank out where a line ends.
+        // Python omits the blank at the end of a line.
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
     let mut writer = JsonWriter { out: String::new(), ascii, indent, item, key, sort_keys };
@@ -446,7 +446,7 @@ impl JsonWriter {
         Ok(())
     }
 
-    /// Between entries, and before the first.
+    /// Writes the separator between entries, and the line break before each.
     fn separate(&mut self, any: bool, depth: usize) {
         if any {
             self.out.push_str(&self.item);
@@ -468,7 +468,7 @@ impl JsonWriter {
         }
     }
 
-    /// Integers as they are; floats as Python's `repr`: an exponent below 1e-4 and from 1e16 on.
+    /// Writes integers as they are, and floats as Python's `repr`: with an exponent below 1e-4 and from 1e16 on.
     fn number(&mut self, value: &Jinja) -> Result<(), Error> {
         if value.is_integer() {
             let _ = write!(self.out, "{value}");
@@ -515,8 +515,8 @@ impl JsonWriter {
     }
 }
 
-/// The function `strftime_now`. A figure must not depend on the day it is taken, so now is always noon of Friday,
-/// 26 July 2024: the date that Llama 3's template takes by itself.
+/// Implements the function `strftime_now`. Figures must not depend on the day, so the time is always noon of Friday, 26
+/// July 2024: the default date of Llama 3's template.
 fn strftime(format: &str) -> Result<String, Error> {
     let mut out = String::new();
     let mut rest = format.chars();

@@ -1,25 +1,26 @@
-//! What a block type costs a model's outputs, and the limits that follow.
+//! Cost of block types for a model's outputs, and the limits that follow.
 //!
-//! A file's limits are a multiple of what its types cost a healthy file: measured on the model itself where its baseline
-//! has weights ([`crate::verify::healthy`]), else taken from a table.
+//! The limits of a file are multiples of the cost that its types have for a healthy file. The cost is measured on the
+//! model itself if the baseline has weights ([`crate::verify::healthy`]), otherwise taken from a table.
 
 use serde::{Deserialize, Serialize};
 
 use crate::core::{GgmlType, TensorMeta};
 use crate::verify::{Divergence, Thresholds, exact};
 
-/// A file whose divergence is this many times that of a healthy one is damaged. Files that are quantized well lie between
-/// a half and 1.5 times the plain recipe; what is lost in a damaged matrix costs more than ten times.
+/// Multiple of a healthy file's divergence above which a file is damaged. Well quantized files have 0.5 to 1.5 times
+/// the divergence of the plain recipe; damage in a matrix costs more than ten times.
 const MARGIN: f64 = 4.0;
-/// The same for the share of tokens with another first choice, which grows as the root of the divergence.
+/// Corresponding multiple for the share of tokens with another first choice, which grows with the root of the
+/// divergence.
 const MARGIN_CHOICE: f64 = 2.5;
-/// Costs below these are the arithmetic of f32, not of any type.
+/// Costs below these come from f32 arithmetic, not from any type.
 const LEAST: Cost = Cost { kld: 5e-6, kld_99: 5e-5, ppl_increase: 5e-4, other_choice: 2e-3 };
 
-/// How far quantization moves a model from what it was.
+/// Change of a model's outputs by quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Mean divergence.
+    /// Mean divergence, in nats per token.
     #[serde(with = "exact::double")]
     pub kld: f64,
     /// 99th percentile of the divergence.
@@ -33,9 +34,9 @@ pub struct Cost {
     pub other_choice: f64,
 }
 
-/// The mean divergence that each type costs a small model where all matrices of its layers have it. SmolLM2-135M-Instruct
-/// was measured in Q8_0, Q5_0, Q4_0, IQ4_NL and F16; it suffers 31 to 58 times as much as the bundled model, from which the
-/// other rows are taken, times 50, up to what little a model has left to lose. Larger models suffer less.
+/// Mean divergence of a small model if all matrices of its layers have the type. SmolLM2-135M-Instruct was measured in
+/// Q8_0, Q5_0, Q4_0, IQ4_NL and F16; its divergence is 31 to 58 times that of the bundled model. The other rows are the
+/// bundled model's times 50, limited by what a model has left to lose. Larger models suffer less.
 static TYPICAL: &[(GgmlType, f64)] = &[
     (GgmlType::F32, 0.0),
     (GgmlType::F16, 2.2e-06),
@@ -68,21 +69,21 @@ static TYPICAL: &[(GgmlType, f64)] = &[
 ];
 
 impl Cost {
-    /// The cost that was measured.
+    /// Returns the measured cost.
     #[must_use]
     pub fn of(divergence: &Divergence) -> Self {
         let kld = divergence.mean.value.max(0.0);
         Self {
             kld,
             kld_99: divergence.p99.max(0.0),
-            // Chance may leave the perplexity where it was, or lower it.
+            // By chance the perplexity may stay the same or fall.
             ppl_increase: divergence.delta_ln_ppl.value.exp_m1().abs().max(kld),
             other_choice: 1.0 - divergence.top1_agreement,
         }
     }
 
-    /// What the types of a model's matrices cost a small model, by the shares of their weights. Embeddings are often kept
-    /// wide and say nothing about the layers, so those count alone, if there are any.
+    /// Returns the cost of a model's types for a small model, weighted by the sizes of its matrices. Only matrices of
+    /// layers count, if there are any: embeddings are often kept wide and say nothing about the layers.
     #[must_use]
     pub fn typical(tensors: &[TensorMeta]) -> Self {
         let is_matrix = |meta: &&TensorMeta| meta.shape.rank() > 1;
@@ -96,19 +97,20 @@ impl Cost {
         Self::of_kld(matrices.iter().map(|meta| n_elems(meta) / total * Self::kld_of_type(meta.ty)).sum())
     }
 
-    /// The other figures that go with a mean divergence, as those of SmolLM2 do.
+    /// Derives the other figures from a mean divergence, in the ratios of SmolLM2.
     fn of_kld(kld: f64) -> Self {
         Self { kld, kld_99: 5.0 * kld, ppl_increase: kld, other_choice: (0.6 * kld.sqrt()).min(1.0) }
     }
 
-    /// The table's row of a type; of a type without a row that of the next narrower one, else the last.
+    /// Returns the table's value for a type; without one, that of the first row with at most as many bits per weight,
+    /// or the last.
     fn kld_of_type(ty: GgmlType) -> f64 {
         let exact = TYPICAL.iter().find(|row| row.0 == ty);
         let narrower = || TYPICAL.iter().find(|row| row.0.bits_per_weight() <= ty.bits_per_weight());
         exact.or_else(narrower).or(TYPICAL.last()).map_or(0.0, |row| row.1)
     }
 
-    /// The limits of a file whose healthy form has this cost.
+    /// Returns the limits of a file whose healthy form has this cost.
     #[must_use]
     pub fn limits(&self) -> Thresholds {
         let other_choice = MARGIN_CHOICE * self.other_choice.max(LEAST.other_choice);

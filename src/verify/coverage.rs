@@ -1,33 +1,33 @@
-//! What a verdict rests on: which questions were answered, and what would answer the others.
+//! Basis of a verdict: answered questions, and the means to answer the others.
 
 use serde::{Deserialize, Serialize};
 
 use crate::core::text::escape;
 
-/// A question that a verdict answers.
+/// Question that a verdict answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Aspect {
-    /// Header, blocks, vocabulary, graph.
+    /// Validity of header, blocks, vocabulary and graph.
     Structure,
-    /// Text becomes the tokens that it should.
+    /// Correct conversion of text to tokens.
     Tokenizer,
-    /// The keys are those that the source has.
+    /// Equality of the keys with the source's.
     Metadata,
-    /// The weights are those of the source, as well as their types can hold them.
+    /// Equality of the weights with the source's, within the precision of their types.
     Weights,
-    /// The model predicts text, over enough of it.
+    /// Prediction of text, measured on enough of it.
     Perplexity,
-    /// The model predicts what the source predicts.
+    /// Agreement of the predictions with the source's.
     Divergence,
-    /// The model makes of texts what the source makes of them; asked of encoders, in place of the two before.
+    /// Agreement of text vectors with the source's; for encoders, in place of the two before.
     Embeddings,
-    /// The model predicts masked tokens as the source does; asked of masked-language models, of diffusion models in place of
-    /// the perplexity.
+    /// Agreement of predictions at masked tokens with the source's; for masked language models, and for diffusion
+    /// models in place of the perplexity.
     Masked,
 }
 
 impl Aspect {
-    /// All, in the order in which they are judged.
+    /// All aspects, in the order in which they are judged.
     pub const ALL: [Self; 8] = [
         Self::Structure,
         Self::Tokenizer,
@@ -39,7 +39,7 @@ impl Aspect {
         Self::Masked,
     ];
 
-    /// Name in reports.
+    /// Returns the name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -55,33 +55,33 @@ impl Aspect {
     }
 }
 
-/// A question that was answered.
+/// Answered question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judged {
-    /// The question.
+    /// Aspect that was judged.
     pub aspect: Aspect,
-    /// By what: `10112 tokens`.
+    /// Basis of the answer: `10112 tokens`.
     pub by: String,
 }
 
-/// A question that was not answered.
+/// Open question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotJudged {
-    /// The question.
+    /// Aspect that was not judged.
     pub aspect: Aspect,
-    /// Why not.
+    /// Reason why it was not judged.
     pub reason: String,
-    /// What would answer it.
+    /// Means to answer it.
     pub remedy: String,
 }
 
-/// The answered and the open questions. At first all are open.
+/// Answered and open questions. At first all are open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coverage {
     states: [Result<String, (String, String)>; Aspect::ALL.len()],
     is_encoder: bool,
     is_masked: bool,
-    /// The weights alone do not decide.
+    /// True unless the weights alone decide.
     needs_figures: bool,
 }
 
@@ -92,7 +92,7 @@ impl Default for Coverage {
     }
 }
 
-/// Why a question is open where nothing else is said, and what answers it.
+/// Returns the default reason why a question is open, and what answers it.
 fn open(aspect: Aspect) -> (String, String) {
     let (reason, remedy) = match aspect {
         Aspect::Structure => ("the file could not be read", "a file that can be read"),
@@ -106,7 +106,7 @@ fn open(aspect: Aspect) -> (String, String) {
 }
 
 impl Coverage {
-    /// From now on no open question says that there is no baseline.
+    /// Records that there is a baseline: no open question may ask for one.
     pub(super) fn has_baseline(&mut self) {
         for aspect in Aspect::ALL {
             let reason = match aspect {
@@ -127,22 +127,22 @@ impl Coverage {
         }
     }
 
-    /// From now on what is asked of encoders: they predict no text.
+    /// Switches to the questions for encoders, which predict no text.
     pub(super) fn ask_encoder(&mut self) {
         self.is_encoder = true;
     }
 
-    /// From now on a pass needs figures, or does not: every weight is known to be what its type makes of the baseline's.
+    /// Sets whether a pass needs figures: not if every weight is known to be reproduced from the baseline's.
     pub(super) fn need_figures(&mut self, needs_figures: bool) {
         self.needs_figures = needs_figures;
     }
 
-    /// From now on what is asked of models that predict masked tokens.
+    /// Switches to the questions for models that predict masked tokens.
     pub(super) fn ask_masked(&mut self) {
         self.is_masked = true;
     }
 
-    /// Whether the question is asked.
+    /// Returns true if the question applies to the model.
     fn asks(&self, aspect: Aspect) -> bool {
         match aspect {
             Aspect::Structure | Aspect::Tokenizer | Aspect::Metadata | Aspect::Weights => true,
@@ -154,7 +154,7 @@ impl Coverage {
         }
     }
 
-    /// The same with nothing in its sentences that a terminal would obey: what comes from files is not trusted.
+    /// Escapes terminal control sequences in all texts: what comes from files is untrusted.
     pub(super) fn escaped(self) -> Self {
         let clean = |text: String| escape(&text).into_owned();
         let states = self.states.map(|state| match state {
@@ -164,23 +164,23 @@ impl Coverage {
         Self { states, ..self }
     }
 
-    /// A question is answered.
+    /// Records that a question is answered.
     pub fn judged(&mut self, aspect: Aspect, by: impl Into<String>) {
         self.states[aspect as usize] = Ok(by.into());
     }
 
-    /// A question stays open for a reason of its own.
+    /// Records that a question stays open, with the reason and the remedy.
     pub fn not_judged(&mut self, aspect: Aspect, reason: impl Into<String>, remedy: impl Into<String>) {
         self.states[aspect as usize] = Err((reason.into(), remedy.into()));
     }
 
-    /// True if the question is answered.
+    /// Returns true if the question is answered.
     #[must_use]
     pub fn has(&self, aspect: Aspect) -> bool {
         self.states[aspect as usize].is_ok()
     }
 
-    /// The answered questions.
+    /// Returns the answered questions.
     pub fn answered(&self) -> impl Iterator<Item = Judged> {
         Aspect::ALL.into_iter().filter(|&aspect| self.asks(aspect)).filter_map(|aspect| {
             let by = self.states[aspect as usize].as_ref().ok()?.clone();
@@ -188,7 +188,7 @@ impl Coverage {
         })
     }
 
-    /// The open questions.
+    /// Returns the open questions.
     pub fn open(&self) -> impl Iterator<Item = NotJudged> {
         let is_figure = |aspect| {
             matches!(aspect, Aspect::Perplexity | Aspect::Divergence | Aspect::Embeddings | Aspect::Masked)
@@ -201,11 +201,12 @@ impl Coverage {
         })
     }
 
-    /// True if a file without errors has earned a `pass`: its structure, its tokenizer and its figures were judged, and
-    /// its weights or what it says against a baseline, or `has_own_limit`: the reader said what the figures must be.
+    /// Returns true if a file without errors has earned a `pass`. Its structure, tokenizer and figures must be judged.
+    /// In addition, its weights or predictions must be compared with a baseline, or the user must have set a limit
+    /// (`has_own_limit`).
     #[must_use]
     pub fn earns_pass(&self, has_own_limit: bool) -> bool {
-        // What an encoder is for are its vectors, whatever head it has.
+        // The purpose of an encoder is its vectors, whatever head it has.
         let figures = match (self.is_encoder, self.is_masked) {
             (true, _) => Aspect::Embeddings,
             (false, true) => Aspect::Masked,

@@ -1,31 +1,31 @@
-//! How far a model is from its baseline.
+//! Divergence of a model from its baseline.
 
 use crate::verify::{Estimate, Position, Reference, Statistics};
 
-/// Tokens shown where the two differ most.
+/// Number of tokens that are shown where the two differ most.
 const N_WORST: usize = 8;
 
-/// A token at which the models differ.
+/// Token at which the models differ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorstToken {
     /// Index of the prompt.
     pub prompt: usize,
-    /// Index of the token in it.
+    /// Index of the token in the prompt.
     pub at: usize,
-    /// Divergence.
+    /// Divergence of the two predictions, in nats.
     pub kld: f64,
-    /// What the prompt has there.
+    /// Token of the prompt.
     pub token: u32,
-    /// What the baseline predicts.
+    /// Most likely token of the baseline.
     pub baseline_top: u32,
-    /// What the model predicts.
+    /// Most likely token of the model.
     pub model_top: u32,
 }
 
 /// Divergence statistics over the scored tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Divergence {
-    /// Mean, with its standard error.
+    /// Mean, with its standard error, in nats per token.
     pub mean: Estimate,
     /// Median.
     pub median: f64,
@@ -33,24 +33,24 @@ pub struct Divergence {
     pub p99: f64,
     /// 99.9th percentile.
     pub p999: f64,
-    /// Largest.
+    /// Largest divergence.
     pub max: f64,
     /// Share of tokens with the same most likely prediction, 0 to 1.
     pub top1_agreement: f64,
-    /// Root mean square of the difference of the true token's probability.
+    /// Root mean square of the difference between the models' probabilities of the true token.
     pub rms_dp: f64,
-    /// `ln(PPL / PPL of the baseline)`; the error knows that the two are correlated.
+    /// `ln(PPL / PPL of the baseline)`; the standard error accounts for the correlation of the two.
     pub delta_ln_ppl: Estimate,
-    /// The baseline's perplexity.
+    /// Perplexity of the baseline.
     pub baseline_ppl: f64,
-    /// All that llama-perplexity says beside.
+    /// Further statistics of llama-perplexity.
     pub statistics: Statistics,
-    /// The largest divergences, largest first.
+    /// Tokens with the largest divergences, largest first.
     pub worst: Vec<WorstToken>,
 }
 
 impl Divergence {
-    /// Statistics of the positions that count and have a reference; `None` if there are none.
+    /// Computes the statistics of the positions that count and have a reference; `None` if there are none.
     #[must_use]
     pub fn of(positions: &[Position]) -> Option<Self> {
         let pairs: Vec<(&Position, Reference)> =
@@ -79,7 +79,7 @@ impl Divergence {
             max: kld.max,
             top1_agreement: statistics.same_top.value,
             rms_dp: statistics.rms_dp.value,
-            // The mean of differences has the error of differences: what correlation leaves.
+            // The standard error of the mean difference accounts for the correlation.
             delta_ln_ppl: Estimate::of_mean(pairs.iter().map(|(p, r)| p.score.nll - r.score.nll)),
             baseline_ppl: (pairs.iter().map(|(_, r)| r.score.nll).sum::<f64>() / n).exp(),
             statistics,

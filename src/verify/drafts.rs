@@ -1,4 +1,4 @@
-//! Files of draft heads alone (`--mtp`): blocks behind a model's own, which are run with that model only.
+//! Files with only draft heads (`--mtp`): blocks after a model's own, which are run only together with it.
 
 use crate::arch::block_number;
 use crate::core::TensorMeta;
@@ -6,10 +6,10 @@ use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
 use crate::verify::{Aspect, Finding, Report};
 
-/// How the names of a text model's blocks start.
+/// Prefix of the names of a text model's blocks.
 const BLOCKS: &str = "blk.";
 
-/// Blocks of the model itself, in a file that says that it has draft heads.
+/// Number of the model's own blocks, in a file that declares draft heads.
 fn own_blocks(metadata: &Metadata) -> Option<u64> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str)?;
     let number = |name: &str| metadata.get(&format!("{arch}.{name}")).and_then(Value::as_u64);
@@ -17,19 +17,19 @@ fn own_blocks(metadata: &Metadata) -> Option<u64> {
     number("block_count")?.checked_sub(drafts)
 }
 
-/// True for a tensor of a block of the model itself.
+/// Returns true for a tensor of one of the model's own blocks.
 pub(super) fn is_of_model(metadata: &Metadata, meta: &TensorMeta) -> bool {
     block_number(&meta.name, BLOCKS).zip(own_blocks(metadata)).is_some_and(|(block, own)| block < own)
 }
 
-/// True for a file that has blocks of draft heads and none of the model.
+/// Returns true for a file that has blocks of draft heads and none of the model.
 pub(super) fn are_alone(metadata: &Metadata, tensors: &[TensorMeta]) -> bool {
     let Some(own) = own_blocks(metadata) else { return false };
     let mut blocks = tensors.iter().filter_map(|meta| block_number(&meta.name, BLOCKS)).peekable();
     blocks.peek().is_some() && blocks.all(|block| block >= own)
 }
 
-/// Says what the file is, why it is not run, and what judges it.
+/// Records that the file has only draft heads, why they are not run, and what judges them.
 pub(super) fn leave_out(metadata: &Metadata, report: &mut Report) {
     const ALONE: &str = "draft heads are not run without their model";
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();

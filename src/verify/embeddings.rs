@@ -1,13 +1,12 @@
-//! Encoders: the vectors that a model makes of texts beside those of its baseline.
+//! Comparison of an encoder's text vectors with its baseline's.
 //!
-//! There is no next token to predict. What counts is whether texts keep their places: the cosine of each text's vector
-//! with the baseline's, whether its nearest neighbour is the same, and for models that score texts the scores.
+//! An encoder predicts no next token. Texts must keep their positions instead: measured by the cosine of each text's
+//! vector with the baseline's, by equal nearest neighbours, and for models that score texts by the scores.
 
 use serde_json::{Value, json};
 
 use crate::core::progress::Progress;
-use crate::engine::plan::{ModelKind, PooledRow};
-use crate::engine::{Engine, GraphPlan, Observer, TokenChunk};
+use crate::engine::{Engine, GraphPlan, ModelKind, Observer, PooledRow, TokenChunk};
 use crate::verify::healthy::{HealthyTwin, TITLE};
 use crate::verify::masked;
 use crate::verify::measure::Onlookers;
@@ -18,61 +17,63 @@ use crate::verify::{
     Aspect, Extras, Figure, Finding, LimitLine, Model, Prompt, Report, TextEncoder, Thresholds, VerifyError,
 };
 
-/// Fewer texts say nothing about a file.
+/// Minimum number of texts to judge a file.
 const LEAST_TEXTS: usize = 16;
-/// Texts whose vectors are compared with one another at most: pairs grow with their square.
+/// Maximum number of texts that are compared with one another: the number of pairs grows quadratically.
 const MOST_NEIGHBOURS: usize = 2048;
-/// A file that is this many times as far from its baseline as a healthy one is damaged.
+/// Multiple of a healthy file's distance from the baseline above which a file is damaged.
 const MARGIN: f64 = 4.0;
-/// Distances below these are the arithmetic of f32, not of any type.
+/// Distances below these come from f32 arithmetic, not from any type.
 const LEAST: Distances = Distances { mean: 1e-6, worst: 1e-5, scores: 1e-4 };
-/// Distances of a healthy file where they cannot be measured.
+/// Distances of a healthy file if they cannot be measured.
 const TYPICAL: Distances = Distances { mean: 5e-3, worst: 2e-2, scores: 5e-2 };
 
-/// How far the vectors of a file are from the baseline's.
+/// Distances of a file's vectors from the baseline's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Distances {
-    /// One less the mean cosine.
+    /// One minus the mean cosine.
     mean: f64,
-    /// One less the least cosine.
+    /// One minus the lowest cosine.
     worst: f64,
-    /// Root mean square of the scores' differences, as a share of their spread.
+    /// Root mean square of the score differences, as a share of the spread of the scores.
     scores: f64,
 }
 
-/// Vectors of the texts, beside those of the baseline.
+/// Figures of the text vectors, and their comparison with the baseline's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingReport {
-    /// Texts that were run.
+    /// Number of texts that were run.
     pub texts: usize,
-    /// Their tokens.
+    /// Number of tokens of the texts.
     pub tokens: usize,
-    /// Width of a vector.
+    /// Number of values of a vector.
     pub width: usize,
-    /// `mean`, `cls`, `last`, of models that score texts `rank`; `unsaid` where the file has no word for it, which is
-    /// taken as the mean.
+    /// `mean`, `cls` or `last`; `rank` for models that score texts; `unsaid` if the file does not declare it, which is
+    /// treated as the mean.
     pub pooling: &'static str,
-    /// Against the baseline, if there is one.
+    /// Comparison with the baseline, if there is one.
     pub against: Option<EmbeddingDifference>,
 }
 
-/// How a model's vectors differ from those of the baseline.
+/// Differences of a model's vectors from the baseline's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingDifference {
-    /// Mean cosine of a text's two vectors; of models that score texts it says little.
+    /// Mean cosine of a text's two vectors; of little use for models that score texts.
     pub mean_cosine: f64,
-    /// The least.
+    /// Lowest cosine of a text's two vectors.
     pub worst_cosine: f64,
-    /// The prompt of the text with the least.
+    /// Index of the prompt of the text with the lowest cosine.
     pub worst_prompt: usize,
-    /// Share of texts whose nearest other text is the same.
+    /// Share of texts with the same nearest other text; `None` for models that score texts, or with fewer than three
+    /// texts.
     pub same_neighbour: Option<f64>,
-    /// Spearman's rank correlation of the cosines of all pairs of texts; of models that score texts that of the texts by
-    /// their score, the mean over the labels.
+    /// Spearman's rank correlation of the cosines of all pairs of texts. For models that score texts: rank correlation
+    /// of the scores, averaged over the labels.
     pub rank_correlation: Option<f64>,
-    /// Of models that score texts: root mean square of the differences, as a share of the spread of the scores.
+    /// Root mean square of the score differences, as a share of the spread of the scores; only for models that score
+    /// texts.
     pub score_error: Option<f64>,
-    /// The same figures of what a healthy file of these types would be, if they were measured.
+    /// Differences of a healthy file with these types, if they were measured.
     pub healthy: Option<Box<EmbeddingDifference>>,
 }
 
@@ -105,10 +106,10 @@ impl EmbeddingDifference {
         figures
     }
 
-    /// Compares vectors of the same texts; `prompts` are those that the texts are of.
+    /// Compares vectors of the same texts; `prompts` holds the prompt of each text.
     fn of(baseline: &[Vec<f32>], model: &[Vec<f32>], prompts: &[usize], is_score: bool) -> Option<Self> {
         let cosines: Vec<f64> = baseline.iter().zip(model).map(|(a, b)| cosine(a, b)).collect();
-        // A cosine that is not a number is worse than any.
+        // A NaN cosine is worse than any other.
         let rank = |x: f64| if x.is_nan() { f64::NEG_INFINITY } else { x };
         let worst = (0..cosines.len()).min_by(|&a, &b| rank(cosines[a]).total_cmp(&rank(cosines[b])))?;
         let n = baseline.len().min(MOST_NEIGHBOURS);
@@ -141,13 +142,13 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// Cosines of all pairs, row by row of the triangle above the diagonal.
+/// Returns the cosines of all pairs, row by row of the triangle above the diagonal.
 fn pairs(vectors: &[Vec<f32>]) -> Vec<f64> {
     let later = |at: usize| vectors[at + 1..].iter().map(move |other| cosine(&vectors[at], other));
     (0..vectors.len()).flat_map(later).collect()
 }
 
-/// Index of a pair in the triangle of `n` texts.
+/// Returns the index of a pair in the triangle of `n` texts.
 fn pair(a: usize, b: usize, n: usize) -> usize {
     let (a, b) = (a.min(b), a.max(b));
     a * (2 * n - a - 1) / 2 + b - a - 1
@@ -162,7 +163,7 @@ fn same_neighbours(own: &[f64], other: &[f64], n: usize) -> f64 {
     same as f64 / n as f64
 }
 
-/// Spearman's correlation; ties go by their order.
+/// Returns Spearman's correlation; ties are ranked by their order.
 fn rank_correlation(a: &[f64], b: &[f64]) -> f64 {
     let ranks = |values: &[f64]| {
         let mut order: Vec<usize> = (0..values.len()).collect();
@@ -177,7 +178,7 @@ fn rank_correlation(a: &[f64], b: &[f64]) -> f64 {
     1.0 - 6.0 * squares / (n * (n * n - 1.0))
 }
 
-/// Each label's scores, text by text.
+/// Returns the scores of each label, text by text.
 fn by_label(scores: &[Vec<f32>]) -> Vec<Vec<f64>> {
     let n_labels = scores.first().map_or(0, Vec::len);
     let of =
@@ -185,8 +186,8 @@ fn by_label(scores: &[Vec<f32>]) -> Vec<Vec<f64>> {
     (0..n_labels).map(of).collect()
 }
 
-/// Root mean square of the differences, as a share of the spread of each label's scores about their own mean: labels may
-/// lie far from one another, which says nothing of texts.
+/// Returns the root mean square of the differences, as a share of the spread of each label's scores around their own
+/// mean. Differences between labels do not count: they say nothing about the texts.
 fn score_error(baseline: &[Vec<f32>], model: &[Vec<f32>]) -> f64 {
     let (mut error, mut spread) = (0.0, 0.0);
     for (baseline, model) in by_label(baseline).iter().zip(&by_label(model)) {
@@ -203,7 +204,7 @@ fn score_ranks(baseline: &[Vec<f32>], model: &[Vec<f32>]) -> f64 {
     sum / baseline.len().max(1) as f64
 }
 
-/// Vectors of the texts, group by group.
+/// Computes the vectors of the texts, group by group.
 fn vectors(
     engine: &Engine<'_>,
     chunks: &[TokenChunk],
@@ -231,7 +232,7 @@ fn word(plan: &GraphPlan) -> &'static str {
     }
 }
 
-/// Runs the texts through the model and its baseline, and judges what comes of it.
+/// Runs the texts through the model and its baseline, and judges the result.
 pub(super) fn judge(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
@@ -296,7 +297,7 @@ pub(super) fn judge(
     masked::judge((model, &engine), baseline.zip(others.as_ref()), &texts, report, progress)
 }
 
-/// The figures of what a healthy file of the model's types would be; `None` if nothing can be quantized to one of them.
+/// Returns the differences of a healthy file with the model's types; `None` if one of the types has no quantizer.
 fn healthy(
     (model, baseline): (&Model<'_>, &Model<'_>),
     engine: &Engine<'_>,
@@ -317,14 +318,14 @@ fn healthy(
     Ok(EmbeddingDifference::of(of_baseline, &found, &texts.prompts, is_score))
 }
 
-/// Limits of figures that the model does not have.
+/// Reports limits of figures that the model does not have.
 pub(super) fn stray_limits(plan: &GraphPlan, own: &Thresholds) -> Vec<Finding> {
     let is_encoder = plan.kind == ModelKind::Encoder;
     stray_limits_of(is_encoder, plan.kind != ModelKind::Diffusion, plan.masked.is_some(), own)
 }
 
-/// The same by what the model is: an encoder, one whose predictions of the next token are likelihoods, one that predicts
-/// masked tokens.
+/// Reports the same by the kind of model: an encoder, one whose next-token predictions are likelihoods, one that
+/// predicts masked tokens.
 pub(super) fn stray_limits_of(
     is_encoder: bool,
     is_likely: bool,
@@ -353,7 +354,7 @@ pub(super) fn stray_limits_of(
         .collect()
 }
 
-/// What was asked for beside a verdict that an encoder does not have.
+/// Reports extras that have no use for an encoder.
 pub(super) fn without_use(extras: &Extras<'_>) -> Vec<Finding> {
     let asked = [
         ("--baseline", extras.logits.is_some(), "a logit file is of predictions"),
@@ -366,7 +367,7 @@ pub(super) fn without_use(extras: &Extras<'_>) -> Vec<Finding> {
     asked.iter().filter(|(_, is_asked, _)| *is_asked).map(of).collect()
 }
 
-/// Limits and coverage.
+/// Applies the limits and records the coverage.
 fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
     if let Some(against) = &figures.against {
         let healthy = against.healthy.as_deref().map_or(TYPICAL, EmbeddingDifference::distances);
@@ -392,7 +393,7 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
     }
     let n = figures.texts;
     match (&figures.against, n < LEAST_TEXTS) {
-        // Said already: there is no baseline, or its vectors cannot be compared.
+        // Recorded already: there is no baseline, or its vectors cannot be compared.
         (None, _) => {}
         (Some(_), true) => {
             let reason = format!("only {n} texts were run, figures need {LEAST_TEXTS}");
@@ -403,7 +404,7 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
     report.embeddings = Some(figures);
 }
 
-/// The figures that have a limit.
+/// Returns the figures that have a limit.
 fn lines(against: &EmbeddingDifference, healthy: Distances, own: &Thresholds) -> Vec<LimitLine> {
     let far = |distance: f64, least: f64| MARGIN * distance.max(least);
     let floor = |distance, least| 1.0 - far(distance, least);
@@ -415,7 +416,7 @@ fn lines(against: &EmbeddingDifference, healthy: Distances, own: &Thresholds) ->
         is_own: own.is_some(),
     };
     match against.score_error {
-        // Scores are often one number a text, of which a cosine says the sign.
+        // There is often one score per text, for which a cosine only shows the sign.
         Some(error) => {
             let limit = far(healthy.scores, LEAST.scores);
             vec![line(Figure::ScoreError, error, own.max_score_error, limit)]
@@ -460,7 +461,7 @@ mod tests {
         let found = EmbeddingDifference::of(&baseline, &model, &[0, 1, 2, 3], true).unwrap();
         assert!((found.score_error.unwrap() - 0.1 / 1.25f64.sqrt()).abs() < 1e-6);
         assert_eq!((found.same_neighbour, found.rank_correlation), (None, Some(1.0)));
-        // A label that lies far from the others does not hide what changes, and ranks are those within a label.
+        // A label that is far from the others does not hide a change, and ranks are those within a label.
         let two = |scores: [[f32; 2]; 3]| scores.map(|text| text.to_vec()).to_vec();
         let baseline = two([[0.0, 100.0], [1.0, 101.0], [2.0, 102.0]]);
         let model = two([[2.0, 100.0], [1.0, 101.0], [0.0, 102.0]]);

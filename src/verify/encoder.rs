@@ -1,21 +1,21 @@
-//! What verification asks of a tokenizer.
+//! Interface of a tokenizer for verification.
 
-/// Turns text into token ids and back, by a file's own vocabulary.
+/// Conversion of text into token ids and back, by a file's own vocabulary.
 pub trait TextEncoder: Sync {
-    /// Token ids of a text, without BOS or EOS. With `parse_special`, special tokens written out in the text become
-    /// their ids.
+    /// Returns the token ids of a text, without BOS or EOS. With `parse_special`, special tokens written out in the
+    /// text become their ids.
     ///
     /// # Errors
-    /// Why the text has no ids in this vocabulary.
+    /// Reason why the text has no ids in this vocabulary.
     fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, String>;
 
-    /// The bytes that ids stand for, special tokens written out.
+    /// Returns the bytes of the text of token ids, with special tokens written out.
     fn decode(&self, tokens: &[u32]) -> Vec<u8>;
 
-    /// The token that starts a text, if the file says that texts start with it.
+    /// Returns the token that starts a text, if the file declares that texts start with it.
     fn start_of_text(&self) -> Option<u32>;
 
-    /// The token that ends a text, if the file says that texts end with it.
+    /// Returns the token that ends a text, if the file declares that texts end with it.
     fn end_of_text(&self) -> Option<u32> {
         None
     }

@@ -1,4 +1,4 @@
-//! Why a verification could not run.
+//! Errors of verification.
 
 use std::path::PathBuf;
 
@@ -7,29 +7,29 @@ use crate::core::text::escape;
 use crate::engine::EngineError;
 use crate::verify::{ChatError, LogitFileError, PromptPlace, TaskError};
 
-/// What is wrong with a file of prompts.
+/// Errors in a file of prompts.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum PromptError {
     /// A line is not UTF-8.
     #[error("{}: line {line}: invalid UTF-8 at byte {column}", path.display())]
     Utf8 { path: PathBuf, line: usize, column: usize },
-    /// The file is no text at all.
+    /// The file is not text.
     #[error("{}: {what}; expected text in UTF-8", path.display())]
     Binary { path: PathBuf, what: &'static str },
     /// A line is not JSON.
     #[error("{}: {place}: {source}", path.display())]
     Json { path: PathBuf, place: PromptPlace, source: serde_json::Error },
-    /// A JSON value is no prompt.
+    /// A JSON value is not a prompt.
     #[error("{}: {place}: {}; expected {expected}", path.display(), escape(found))]
     Form { path: PathBuf, place: PromptPlace, found: String, expected: &'static str },
-    /// It looks like JSON and cannot be parsed.
+    /// The file looks like JSON and cannot be parsed.
     #[error("{}: looks like JSON and is none: {}", path.display(), escape(reason))]
     NotJson { path: PathBuf, reason: String },
-    /// A table, which says nothing about which column is the text.
+    /// The file is a table, which does not show which column is the text.
     #[error("{}: a table ({form}); expected text, or prompts as JSON", path.display())]
     Table { path: PathBuf, form: &'static str },
-    /// No prompt has a token to predict.
+    /// The file has no prompts.
     #[error("{}: no prompts", path.display())]
     Empty { path: PathBuf },
     /// A prompt with a completion does not fit into the context.
@@ -38,12 +38,12 @@ pub enum PromptError {
     /// The text has no ids in the vocabulary.
     #[error("prompt {prompt}: {reason}")]
     Encode { prompt: usize, reason: String },
-    /// Chat messages that the file's template does not write out.
+    /// The file's template cannot render chat messages.
     #[error("prompt {prompt}: messages: {reason}")]
     Template { prompt: usize, reason: ChatError },
 }
 
-/// Why a verification could not run.
+/// Reasons why a verification could not run.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum VerifyError {
@@ -53,13 +53,13 @@ pub enum VerifyError {
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// I/O, with the path.
+    /// I/O error, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// Prompts of text and no tokenizer that can encode them.
+    /// Prompts are text, and there is no tokenizer to encode them.
     #[error("text cannot be encoded: {reason}")]
     NoEncoder { reason: String },
-    /// Logits of a model that predicts no text.
+    /// Logits were requested of a model that predicts no text.
     #[error("the model is an encoder: it has no logits")]
     NoPredictions,
     /// No position is scored.
@@ -68,34 +68,34 @@ pub enum VerifyError {
     /// The stride leaves nothing to score.
     #[error("stride {stride}: expected 1 to {n_ctx}")]
     Stride { stride: usize, n_ctx: usize },
-    /// A context that holds no prediction.
+    /// The context is too short for a prediction.
     #[error("context of {n_ctx} tokens: expected at least 4")]
     Context { n_ctx: usize },
-    /// Files of the source's tokenizer that cannot be read.
+    /// Files of the source's tokenizer cannot be read.
     #[error("source: {0}")]
     OriginFiles(#[from] crate::tokenizer::TokenizerError),
-    /// A `tokenizer.json` that the reference implementation refuses.
+    /// The reference implementation rejects a `tokenizer.json`.
     #[error("source: {}: {}", path.display(), crate::core::text::escape(reason))]
     OriginTokenizer { path: PathBuf, reason: String },
-    /// A directory without tokenizer files.
+    /// The directory has no tokenizer files.
     #[error("source: {}: no tokenizer: neither tokenizer.json nor a SentencePiece model, nor one that can be converted", path.display())]
     NoOriginTokenizer { path: PathBuf },
-    /// A file of log-probabilities.
+    /// Error in a file of log-probabilities.
     #[error(transparent)]
     LogitFile(#[from] LogitFileError),
-    /// A file of tasks.
+    /// Error in a file of tasks.
     #[error(transparent)]
     Tasks(#[from] TaskError),
-    /// An importance matrix that a run cannot go on from.
+    /// A run cannot continue from an importance matrix.
     #[error(transparent)]
     Imatrix(#[from] crate::gguf::ImatrixError),
-    /// Activations that overflow: nothing can be measured with them.
+    /// Activations overflow: nothing can be measured with them.
     #[error(
         "chunks {first} to {last}: what `{}` is multiplied with is not finite",
         crate::core::text::escape(tensor)
     )]
     NonFiniteActivations { tensor: String, first: usize, last: usize },
-    /// Fewer chunks than are to be left out.
+    /// There are fewer chunks than should be skipped.
     #[error("no chunk is left behind the first {first}: the prompts have {n_chunks}")]
     NoChunksLeft { first: usize, n_chunks: usize },
     /// The head has no matrix of its own.
@@ -104,10 +104,10 @@ pub enum VerifyError {
         crate::core::text::escape(head)
     )]
     NoOutputTensor { head: String },
-    /// Something that parts of a run cannot give.
+    /// A result that parts of a run cannot give.
     #[error("there are no parts of {what}")]
     NoParts { what: String },
-    /// More parts than windows.
+    /// There are more parts than windows.
     #[error("part {share}: the prompts have {n_windows} chunks, and no part may be empty")]
     FewWindows { share: crate::gguf::Share, n_windows: usize },
     /// The baseline cannot be run.
@@ -138,10 +138,10 @@ impl Hint for PromptError {
     }
 }
 
-/// How prompts are written as JSON.
+/// Hint about the JSON forms of prompts.
 const FORMS: &str = "prompts as JSON are an array, or a value a line, of texts, `{\"text\": ..}`, `{\"tokens\": [..]}`, \
     `{\"prompt\": .., \"completion\": ..}` and `{\"messages\": [..]}`";
-/// How data becomes prose.
+/// Hint about reading data as prose.
 const PLAIN: &str = "`--plain-text` reads every prompt file as one text, whatever it looks like";
 
 impl Hint for VerifyError {

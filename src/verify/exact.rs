@@ -1,6 +1,6 @@
-//! Floating-point numbers in JSON as their bits: what is read back is what was written, numbers that are none included.
+//! Serialization of floating-point numbers in JSON as their bits: they are read back exactly, including NaN.
 
-/// An `f64`.
+/// Serialization of an `f64`.
 pub(super) mod double {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -14,7 +14,7 @@ pub(super) mod double {
     }
 }
 
-/// An `f64` that may be missing.
+/// Serialization of an `f64` that may be missing.
 pub(super) mod double_if_any {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -30,7 +30,7 @@ pub(super) mod double_if_any {
     }
 }
 
-/// An `f32`.
+/// Serialization of an `f32`.
 pub(super) mod single {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -44,7 +44,7 @@ pub(super) mod single {
     }
 }
 
-/// Numbered factors.
+/// Serialization of pairs of an index and an `f64`.
 pub(super) mod numbered {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -60,7 +60,7 @@ pub(super) mod numbered {
     }
 }
 
-/// A type by its name.
+/// Serialization of a type by its name.
 pub(super) mod ggml_type {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -78,7 +78,7 @@ pub(super) mod ggml_type {
     }
 }
 
-/// A shape by its dimensions, outermost first.
+/// Serialization of a shape by its dimensions, outermost first.
 pub(super) mod shape {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -1,27 +1,28 @@
-//! What a verification may use and yield beside models and prompts.
+//! Optional inputs and outputs of a verification.
 
 use std::path::Path;
 
 use crate::verify::{LogitFile, LogitFileSize, TaskSet};
 
-/// What a verification uses beside models and prompts.
+/// Optional inputs and outputs of a verification, in addition to models and prompts.
 #[derive(Clone, Copy, Default)]
 pub struct Extras<'a> {
-    /// A baseline that was run before. Its text is scored, in the way it was then; prompts are only compared with it.
+    /// Logit file in place of a baseline. Its text is scored in the same way as when it was written; prompts are only
+    /// compared with it.
     pub logits: Option<&'a LogitFile>,
-    /// Where the baseline's log-probabilities are kept, or without a baseline the model's own.
+    /// File for the log-probabilities of the baseline, or of the model if there is no baseline.
     pub save: Option<SaveLogits<'a>>,
-    /// Questions to answer.
+    /// Tasks with questions to answer.
     pub tasks: &'a [TaskSet],
 }
 
-/// A logit file to write.
+/// Logit file to write.
 #[derive(Clone, Copy)]
 pub struct SaveLogits<'a> {
-    /// Where.
+    /// Path of the file.
     pub path: &'a Path,
-    /// Wait until it is on the disk.
+    /// True to wait until the file is on the disk.
     pub sync: bool,
-    /// Told of its size before it is written.
+    /// Callback with the size, before the file is written.
     pub announce: &'a dyn Fn(&LogitFileSize),
 }

@@ -1,6 +1,6 @@
-//! What a file's types cost this very model: the baseline quantized to those types as it is read, run over a part of the
-//! text. Models differ in what the same error of their weights does to them, thirty times and more; no table knows
-//! that of a new one.
+//! Cost of a file's types for this very model. The baseline is quantized to those types as it is read, and run over a
+//! part of the text. The same error of the weights costs models very different amounts, by a factor of thirty and more;
+//! no table knows it for a new model.
 
 use std::collections::HashMap;
 use std::mem;
@@ -15,23 +15,23 @@ use crate::verify::cost::Cost;
 use crate::verify::measure::{Baseline, measure};
 use crate::verify::{Divergence, HealthyCost, Model, Position, VerifyError, Window};
 
-/// Tokens that are run: enough to know a cost within some ten per cent, which the limits' margin swallows.
+/// Number of tokens that are run: enough for the cost to about 10 %, which is well within the margin of the limits.
 const TOKENS: usize = 4096;
-/// What the run is called.
+/// Title of the run.
 pub(super) const TITLE: &str = "running a reference copy, the baseline in the file's types";
 
-/// A baseline as a healthy file would have it, decoded: all tensors are F32.
+/// Baseline as a healthy file would hold it: quantized to the file's types and decoded, so that all tensors are F32.
 pub(super) struct HealthyTwin<'a> {
     baseline: &'a dyn TensorSource,
     /// Tensors of the baseline, as F32.
     metas: Vec<TensorMeta>,
-    /// The type that the file has for each; `None` where it keeps what it was.
+    /// Type of each tensor in the file; `None` if the tensor stays as it is.
     types: Vec<Option<GgmlType>>,
     level: SimdLevel,
 }
 
 impl<'a> HealthyTwin<'a> {
-    /// The twin of a file; `None` if a tensor of the file has a type that nothing can be quantized to.
+    /// Creates the twin of a file; `None` if a tensor of the file has a type without a quantizer.
     pub(super) fn new(file: &[TensorMeta], baseline: &'a dyn TensorSource, level: SimdLevel) -> Option<Self> {
         let types: HashMap<&str, &TensorMeta> = file.iter().map(|meta| (meta.name.as_str(), meta)).collect();
         let ty = |meta: &TensorMeta| {
@@ -83,23 +83,24 @@ impl TensorSource for HealthyTwin<'_> {
     }
 }
 
-/// What came of running a healthy file beside the baseline.
+/// Outcome of running a healthy file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum TwinRun {
-    /// Nothing was run: there is no baseline with weights, or a type that nothing can be quantized to.
+    /// Not run: there is no baseline with weights, or a type has no quantizer.
     None,
-    /// What every position said.
+    /// Measured positions.
     Positions(Vec<Position>),
-    /// Why it could not be run.
+    /// Reason why it could not be run.
     Failed(String),
 }
 
-/// Whether there is anything to run beside the baseline.
+/// Returns true if a healthy file can be run.
 pub(super) fn has_twin(model: &Model<'_>, baseline: &Model<'_>) -> bool {
     HealthyTwin::new(model.source.tensors(), baseline.source, SimdLevel::Scalar).is_some()
 }
 
-/// Runs the baseline in the types of `model` beside the baseline itself, on windows that [`evenly`] chose.
+/// Runs the baseline in the types of `model` and compares it with the baseline itself, on windows that [`evenly`]
+/// chose.
 ///
 /// # Errors
 /// Cancellation.
@@ -145,19 +146,19 @@ fn twin_positions(
     Ok(Some(positions))
 }
 
-/// What the positions of a healthy file say that its types cost; `None` if none is scored.
+/// Returns the cost of the types from the positions of a healthy file; `None` if none is scored.
 pub(super) fn cost_of(positions: &[Position]) -> Option<HealthyCost> {
     let n_tokens = positions.iter().filter(|position| position.is_scored).count();
     let cost = |divergence| HealthyCost { cost: Cost::of(&divergence), n_tokens: Some(n_tokens) };
     Divergence::of(positions).map(cost)
 }
 
-/// Windows from all over the text, of [`TOKENS`] tokens together if one is not longer.
+/// Chooses windows spread evenly over the text, with about [`TOKENS`] tokens in total.
 pub(super) fn evenly(windows: &[Window]) -> Vec<Window> {
     evenly_of(windows, 0..windows.len())
 }
 
-/// Those of them that lie in a share of the windows.
+/// Chooses the windows of [`evenly`] that are in a share of all windows.
 pub(super) fn evenly_of(windows: &[Window], share: Range<usize>) -> Vec<Window> {
     let total: usize = windows.iter().map(|window| window.chunk.tokens.len()).sum();
     let step = total.div_ceil(TOKENS).max(1);

@@ -1,5 +1,5 @@
 //! Importance matrices: the mean square of every column of every matrix's input, collected while the model runs, and
-//! what such a matrix says about the model and the text.
+//! statistics of such matrices.
 
 mod collector;
 mod coverage;

@@ -1,9 +1,8 @@
-//! What figures amount to: enough text, better than chance, within the limits.
+//! Judgement of the figures: enough text, better than chance, within the limits.
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::GraphPlan;
-use crate::engine::plan::ModelKind;
+use crate::engine::{GraphPlan, ModelKind};
 use crate::gguf::{FileType, Value};
 use crate::verify::cost::Cost;
 use crate::verify::healthy::{TwinRun, cost_of};
@@ -12,24 +11,25 @@ use crate::verify::{
     Aspect, Divergence, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, PromptSource, Report,
 };
 
-/// Fewer scored tokens, and a standard error above this share of the perplexity, say nothing about a file.
+/// Minimum number of scored tokens, and largest standard error as a share of the perplexity, to judge a file.
 const LEAST_TOKENS: usize = 1000;
 const MOST_ERROR: f64 = 0.05;
-/// Beside a baseline the two models see the same text, and the error of their differences counts: a limit that is so many
-/// errors away is kept. Fewer tokens do not tell the error itself, nor a 99th percentile.
+/// Number of standard errors by which a limit must be kept in a comparison with a baseline. Both models see the same
+/// text, so the error of their differences counts. With fewer than `LEAST_PAIRED` tokens the error itself is unknown,
+/// as is a 99th percentile.
 const PAIRED_ERRORS: f64 = 3.0;
 const LEAST_PAIRED: usize = 100;
 
-/// What a verdict on figures has to know of the model.
+/// Facts about the model that a verdict on its figures needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Judged {
-    /// Tokens that it chooses among.
+    /// Number of tokens of the vocabulary.
     pub(super) n_vocab: usize,
-    /// Whether it predicts the next token of all before.
+    /// True if the model predicts the next token from all before it.
     pub(super) is_likelihood: bool,
-    /// What the file is, by its own word: `Q4_K_M`.
+    /// Name of the type that the file declares: `Q4_K_M`.
     pub(super) file_type: String,
-    /// Whether nobody gave a text, and that of the program is run: a model may know nothing of its languages.
+    /// True if the built-in text is run because no text was given: a model may not know its languages.
     pub(super) has_builtin_text: bool,
 }
 
@@ -46,7 +46,7 @@ impl Judged {
     }
 }
 
-/// What the file's types cost a healthy file: measured, or `typical` of a small model where that could not be.
+/// Returns the cost of the file's types for a healthy file: measured, or `typical` (of a small model) if that failed.
 pub(super) fn healthy_cost(typical: Cost, twin: TwinRun, report: &mut Report) -> HealthyCost {
     let typical = HealthyCost { cost: typical, n_tokens: None };
     match twin {
@@ -60,7 +60,7 @@ pub(super) fn healthy_cost(typical: Cost, twin: TwinRun, report: &mut Report) ->
     }
 }
 
-/// Judges the figures: by their number, by chance, and by the limits.
+/// Judges the figures: by the amount of text, by chance, and by the limits.
 pub(super) fn judge_figures(report: &mut Report, model: &Judged) {
     let &Judged { n_vocab, is_likelihood, has_builtin_text, .. } = model;
     let Some(perplexity) = report.perplexity else { return };
@@ -90,8 +90,8 @@ pub(super) fn judge_figures(report: &mut Report, model: &Judged) {
     report.set_limits(limits);
 }
 
-/// Predictions that are worse than guessing. The file is at fault, unless its baseline does no better, or the text is one that
-/// nobody chose for this model.
+/// Returns a finding for predictions that are worse than guessing. The file is at fault, unless its baseline does no
+/// better, or the built-in text was used without a baseline.
 fn worse_than_chance(
     perplexity: &Perplexity,
     n_vocab: usize,
@@ -116,7 +116,7 @@ fn worse_than_chance(
     Finding::error(CHECK, message)
 }
 
-/// Whether enough text was run for its figures to say something.
+/// Records whether enough text was run for its figures to be meaningful.
 fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLine], is_likelihood: bool) {
     const MORE: &str = "more text: `--prompts`, `--chunks`, `--score all`";
     let (n, share) = (perplexity.tokens, perplexity.stderr / perplexity.value);
@@ -147,8 +147,8 @@ fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLin
     }
 }
 
-/// True if more text would not change the verdict: every tensor is byte for byte what its type makes of the baseline's, or the
-/// divergence keeps its limit, and all limits that were set, by [`PAIRED_ERRORS`] standard errors.
+/// Returns true if more text would not change the verdict. Either every tensor is reproduced byte for byte, or the
+/// divergence and all limits that the user set are kept by [`PAIRED_ERRORS`] standard errors.
 fn is_decided(report: &Report, n: usize, limits: &[LimitLine]) -> bool {
     if report.divergence.is_none() {
         return false;
@@ -159,7 +159,7 @@ fn is_decided(report: &Report, n: usize, limits: &[LimitLine]) -> bool {
     report.is_reproduced() || (n >= LEAST_PAIRED && paired.is_some_and(is_kept) && own.all(is_kept))
 }
 
-/// A limit that is missed, in a line: the figure, the limit, and where it comes from.
+/// Describes a missed limit in one line: the figure, the limit, and the origin of the limit.
 fn reason(line: &LimitLine, model: &Judged, healthy: Option<HealthyCost>) -> String {
     let relation = line.relation();
     let Some(healthy) = healthy.filter(|_| !line.is_own) else {
@@ -215,7 +215,7 @@ mod tests {
         assert!(open(report((0.0043, 0.0004), none), 200, 0.2, 0.017).is_empty());
         assert_eq!(open(report((0.0043, 0.0002), none), 99, 0.2, 0.017), both);
         assert_eq!(open(report((0.0043, 0.005), none), 1016, 0.08, 0.017), both);
-        // Enough text for a perplexity: two errors are enough, as ever.
+        // Enough text for a perplexity: two errors are enough, as without a baseline.
         assert!(open(report((0.0043, 0.005), none), 5000, 0.02, 0.017).is_empty());
         let own = Thresholds { max_ppl_increase: Some(0.002), ..none };
         assert_eq!(open(report((0.0043, 0.0002), own), 1016, 0.08, 0.017), both);

@@ -1,4 +1,4 @@
-//! Keys by themselves: those that every reader asks for, and well-known ones of another type or length.
+//! Checks of single keys: those that every reader needs, and well-known ones of a wrong type or length.
 
 use crate::arch::graph::GraphFeatures;
 use crate::core::text::escape;
@@ -6,21 +6,21 @@ use crate::gguf::key_faults::key_faults;
 use crate::gguf::{KeyFault, Metadata, Value};
 use crate::verify::Finding;
 
-/// Keys of models of every architecture.
+/// Required keys of models of every architecture.
 pub(super) const OF_MODELS: [&str; 2] = ["general.architecture", "tokenizer.ggml.model"];
-/// Keys of models after the architecture's name and a dot: llama.cpp opens no file without them.
+/// Required keys of models, after the architecture's name and a dot: llama.cpp opens no file without them.
 const OF_ARCHITECTURES: [&str; 3] = ["context_length", "embedding_length", "block_count"];
 
-/// An error for each of these keys that is not there.
+/// Returns an error for each of these keys that is missing.
 pub(super) fn missing(metadata: &Metadata, keys: &[&str]) -> Vec<Finding> {
     let absent = keys.iter().filter(|key| !metadata.contains(key));
     absent.map(|key| Finding::error("required-keys", format!("key `{}` is missing", escape(key)))).collect()
 }
 
-/// An error for each key that is not there and that a model of a known architecture cannot be without.
+/// Returns an error for each missing key that a model of a known architecture needs.
 pub(super) fn required_of_models(metadata: &Metadata) -> Vec<Finding> {
     let mut findings = missing(metadata, &OF_MODELS);
-    // Of an architecture that is not known nobody can say what it needs.
+    // The keys of an unknown architecture are unknown.
     if let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str)
         && GraphFeatures::of(arch).is_some()
     {
@@ -30,7 +30,7 @@ pub(super) fn required_of_models(metadata: &Metadata) -> Vec<Finding> {
     findings
 }
 
-/// Well-known keys of another type or length than their readers ask for.
+/// Reports well-known keys of another type or length than their readers expect.
 pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     const CHECK: &str = "keys";
     let finding = |fault: KeyFault| match fault {
@@ -38,7 +38,7 @@ pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
         KeyFault::Type { .. } => Finding::error(CHECK, format!("{fault}: llama.cpp refuses the file")),
         KeyFault::Length { .. } => Finding::error(CHECK, fault.to_string()),
     };
-    // Older quantizers wrote the numbers of their notes as signed ones.
+    // Older quantizers wrote their numbers as signed integers.
     let is_told = |fault: &KeyFault| fault.is_fatal() || !fault.is_of_width();
     key_faults(metadata).into_iter().filter(is_told).map(finding).collect()
 }

@@ -1,11 +1,11 @@
-//! A baseline that is a logit file: its text is what is scored, and what it cannot say is named.
+//! Baselines that are logit files: their text is scored, and the aspects that they cannot judge are recorded.
 
 use crate::gguf::Value;
 use crate::verify::windows::{Rows, Scoring, Span, cut};
 use crate::verify::{Aspect, Finding, LogitFile, Model, Prompt, PromptFile, Report, VerifyError};
 
-/// The text of a logit file, and how it was scored; what it leaves open is noted in the report. `given` are
-/// the user's prompts, of which the file's text should be made, and `files` those that they are of.
+/// Returns the text of a logit file and its scoring; records in the report what it cannot judge. `given` holds the
+/// user's prompts, which should have the same text, and `files` their files.
 pub(super) fn text(
     file: &LogitFile,
     model: &Model<'_>,
@@ -35,19 +35,19 @@ pub(super) fn text(
     Ok((vec![own], scoring))
 }
 
-/// The token that the model puts at the start of each chunk.
+/// Returns the token that the model puts at the start of each chunk.
 fn start_of_text(model: &Model<'_>) -> Option<u32> {
     if let Ok(encoder) = model.encoder {
         return encoder.start_of_text();
     }
-    // Ids alone need no tokenizer that is known.
+    // Token ids need no known tokenizer.
     let get = |key: &str| model.metadata.get(&format!("tokenizer.ggml.{key}"));
     let id = get("bos_token_id").and_then(Value::as_u64)?;
     let adds = get("add_bos_token").and_then(Value::as_bool) == Some(true);
     u32::try_from(id).ok().filter(|_| adds)
 }
 
-/// The first chunk of the prompts that is not the file's.
+/// Finds the first chunk of the prompts that differs from the file's.
 fn compare(
     given: &[Prompt],
     files: &[PromptFile],
@@ -56,7 +56,7 @@ fn compare(
 ) -> Result<Option<Finding>, VerifyError> {
     let (given, own) =
         (cut(given, files, scoring)?.windows, cut(std::slice::from_ref(own), &[], scoring)?.windows);
-    // What follows the file's chunks was not run: the file may be of the first chunks only.
+    // Chunks after the file's were not run: the file may hold only the first chunks.
     for (at, (given, own)) in given.iter().zip(&own).enumerate() {
         let (a, b) = (&given.chunk.tokens, &own.chunk.tokens);
         if a != b {

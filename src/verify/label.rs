@@ -1,4 +1,4 @@
-//! The label of a file: what it is called in `general.file_type` and in its name, against the types of its tensors.
+//! Label of a file: the types in `general.file_type` and in its name, compared with the types of its tensors.
 //!
 //! A file that is called Q8_0 and holds Q2_K is as wrong as a damaged one, though every tensor is intact.
 
@@ -13,47 +13,47 @@ use crate::quantize::Recipe;
 use crate::verify::{Finding, adapter, towers};
 
 const CHECK: &str = "label";
-/// How far the bits per weight may be from those of a type of which the name only says the family (`Q4_K_XL`).
+/// Tolerance in bits per weight if the name only gives the family of a type (`Q4_K_XL`).
 const LOOSE_BITS: f64 = 1.6;
 
-/// A type that a file's name says.
+/// Type in a file's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct NamedType {
     file_type: FileType,
-    /// A mixture that llama.cpp does not have, near this type: `Q4_K_XL`, `Q6_K_L`.
+    /// True for a mixture that llama.cpp does not have, similar to this type: `Q4_K_XL`, `Q6_K_L`.
     is_family: bool,
 }
 
-/// What a file is, in words.
+/// Description of a file's types.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileLabel {
-    /// The recipe of its tensors: `Q4_K_M of llama.cpp, importance matrix (100 chunks)`.
+    /// Recipe of the tensors: `Q4_K_M of llama.cpp, importance matrix (100 chunks)`.
     pub recipe: String,
-    /// The file type that they have, if it is one of llama.cpp's.
+    /// File type of the tensors, if it is one of llama.cpp's.
     pub file_type: Option<String>,
 }
 
 impl FileLabel {
-    /// The same with nothing that a terminal would obey: what comes from files is not trusted.
+    /// Escapes terminal control sequences: what comes from files is untrusted.
     pub(super) fn escaped(self) -> Self {
         let clean = |text: String| escape(&text).into_owned();
         Self { recipe: clean(self.recipe), file_type: self.file_type.map(clean) }
     }
 }
 
-/// What a file is called against what its tensors are.
+/// Declared types of a file, and the types of its tensors.
 #[derive(Clone, Debug)]
 pub struct Label {
-    /// By `general.file_type`.
+    /// Type in `general.file_type`.
     claimed: Option<FileType>,
-    /// By the name of the file.
+    /// Types in the name of the file.
     named: Vec<NamedType>,
     recipe: Recipe,
     imatrix: Option<String>,
 }
 
 impl Label {
-    /// The label of a file; `path` is where its name is read.
+    /// Reads the label of a file; its name is taken from `path`.
     #[must_use]
     pub fn of(metadata: &Metadata, tensors: &[TensorMeta], path: Option<&Path>) -> Self {
         let id =
@@ -67,7 +67,7 @@ impl Label {
         }
     }
 
-    /// What the tensors are, in words: `Q4_K_M of llama.cpp, importance matrix of 100 chunks`.
+    /// Describes the tensors: `Q4_K_M of llama.cpp, importance matrix (100 chunks)`.
     #[must_use]
     pub fn recipe(&self) -> String {
         let named = self.named.first().map(|named| named.file_type);
@@ -78,20 +78,20 @@ impl Label {
         }
     }
 
-    /// The file type that the tensors have: the claimed one, where it is not contradicted.
+    /// Returns the file type of the tensors: the declared one, unless it is contradicted.
     #[must_use]
     pub fn file_type(&self) -> Option<FileType> {
         let claimed = self.claimed.filter(|&claimed| self.recipe.may_be_called(claimed));
         claimed.or_else(|| self.recipe.file_type(self.claimed))
     }
 
-    /// The same in words.
+    /// Returns the recipe and the file type as text.
     fn in_words(&self) -> FileLabel {
         let file_type = self.file_type().map(|file_type| file_type.name().to_owned());
         FileLabel { recipe: self.recipe(), file_type }
     }
 
-    /// What contradicts the tensors.
+    /// Reports declared types that contradict the tensors.
     fn findings(&self) -> Vec<Finding> {
         let is = || {
             format!(
@@ -128,7 +128,7 @@ impl Label {
     }
 }
 
-/// Compares the label of a file with its tensors; nothing is said of adapters, vocabularies and towers, whose types follow
+/// Compares the label of a file with its tensors. Adapters, vocabularies and towers are skipped: their types follow
 /// other rules.
 pub(super) fn check(
     metadata: &Metadata,
@@ -142,7 +142,7 @@ pub(super) fn check(
     (Some(label.in_words()), label.findings())
 }
 
-/// The importance matrix that the keys name.
+/// Describes the importance matrix that the keys name.
 fn importance(metadata: &Metadata) -> Option<String> {
     let number = |key: &str| metadata.get(key).and_then(Value::as_u64);
     let has =
@@ -154,7 +154,7 @@ fn importance(metadata: &Metadata) -> Option<String> {
     Some(format!("importance matrix{}{}", text.unwrap_or_default(), chunks.unwrap_or_default()))
 }
 
-/// Other words for types in names of files.
+/// Alternative names of types in file names.
 const OTHER_NAMES: [(&str, FileType); 6] = [
     ("FP32", FileType::F32),
     ("FP16", FileType::F16),
@@ -164,8 +164,8 @@ const OTHER_NAMES: [(&str, FileType); 6] = [
     ("Q5_K", FileType::Q5KM),
 ];
 
-/// The types that a name says, in any case, between characters that are no letters or digits. The last is the likeliest
-/// (`model-F16-Q4_K_M`), so they come from the end.
+/// Finds the types in a name: case-insensitive, delimited by characters other than letters and digits. The last one is
+/// the likeliest (`model-F16-Q4_K_M`), so they are returned from the end.
 fn types_in_name(stem: &str) -> Vec<NamedType> {
     let mut text: Vec<u8> = stem.to_ascii_uppercase().into_bytes();
     let own = FileType::all().filter(|file_type| *file_type != FileType::Copy);
@@ -184,7 +184,7 @@ fn types_in_name(stem: &str) -> Vec<NamedType> {
                 continue;
             }
             let rest = text.get(end..).unwrap_or_default();
-            // `Q4_0_4_4` and the like were types of their own; they are gone.
+            // `Q4_0_4_4` and the like were separate types that no longer exist.
             let is_family = rest.first() == Some(&b'_') && rest.get(1).is_some_and(u8::is_ascii_alphanumeric);
             found.push((at, NamedType { file_type, is_family }));
             if let Some(bytes) = text.get_mut(at..end) {

@@ -1,12 +1,12 @@
-//! The file that llama-perplexity's `--kl-divergence-base` writes and reads: what a model said about a text, kept so
-//! that it is run once.
+//! Format of llama-perplexity's `--kl-divergence-base` files: the predictions of a model for a text, stored so that the
+//! model runs once.
 //!
 //! # Layout
 //! Little-endian. `_logits_`, then four bytes each: tokens of a chunk `n_ctx`, size of the vocabulary `n_vocab`, chunks
-//! `n_chunk`. Then `n_chunk * n_ctx` token ids of four bytes, as the text has them: the reader puts BOS in the place of
-//! a chunk's first. Then a row for each token that is predicted in the second half of each chunk (`n_ctx - 1 - n_ctx / 2`
-//! of them): `scale` and `least` as F32, one 16-bit code for each token of the vocabulary, and one of padding where their
-//! number is odd. A log-probability is `scale * code + least`; what lies 16 and more below the largest has code 0.
+//! `n_chunk`. Then `n_chunk * n_ctx` token ids of four bytes, as in the text: the reader replaces the first token of
+//! each chunk by BOS. Then a row for each predicted token in the second half of each chunk (`n_ctx - 1 - n_ctx / 2` of
+//! them): `scale` and `least` as F32, one 16-bit code for each token of the vocabulary, and one of padding if their
+//! number is odd. A log-probability is `scale * code + least`; values 16 or more below the largest have code 0.
 
 pub(super) mod read;
 pub(super) mod write;
@@ -17,39 +17,39 @@ use crate::core::Hint;
 use crate::core::output::OutputError;
 use crate::core::text;
 
-/// First bytes of the file.
+/// Magic bytes of the file.
 const MAGIC: &[u8; 8] = b"_logits_";
-/// Bytes before the token ids.
+/// Number of bytes before the token ids.
 const HEADER_BYTES: u64 = 20;
-/// Bytes of a row before its codes.
+/// Number of bytes of a row before its codes.
 const ROW_HEAD_BYTES: usize = 8;
 
-/// What is wrong with a file of log-probabilities, or with what should go into one.
+/// Errors of reading or writing a file of log-probabilities.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum LogitFileError {
-    /// Another kind of file.
+    /// The file is of another kind.
     #[error("{}: offset 0: expected `_logits_`", path.display())]
     Magic { path: PathBuf },
-    /// A number of the header that makes no sense.
+    /// A number of the header is out of range.
     #[error("{}: offset {offset}: {name} is {found}, expected {expected}", path.display())]
     Header { path: PathBuf, offset: u64, name: &'static str, found: i64, expected: &'static str },
-    /// The length is not what the header says.
+    /// The length differs from the one that the header gives.
     #[error("{}: {found} bytes, its header says {expected}", path.display())]
     Length { path: PathBuf, expected: u128, found: u64 },
-    /// A token id outside the vocabulary.
+    /// A token id is outside the vocabulary.
     #[error("{}: offset {offset}: token {token}, the vocabulary has {n_vocab}", path.display())]
     Token { path: PathBuf, offset: u64, token: i64, n_vocab: usize },
-    /// A row whose numbers are no log-probabilities.
+    /// The numbers of a row are not log-probabilities.
     #[error("{}: offset {offset}: scale {scale} and least log-probability {least} of a row", path.display())]
     Row { path: PathBuf, offset: u64, scale: f32, least: f32 },
-    /// A prompt that is not cut into full chunks.
+    /// A prompt is not cut into full chunks.
     #[error("prompt {prompt}: a logit file holds full chunks of {n_ctx} tokens, this is one of {tokens}")]
     Chunk { prompt: usize, n_ctx: usize, tokens: usize },
-    /// More chunks or a longer context than the header has numbers for.
+    /// The number of chunks or the context is too large for the header.
     #[error("{chunks} chunks of {n_ctx} tokens: a logit file has no number for that")]
     TooMany { chunks: usize, n_ctx: usize },
-    /// Logits that no probability can be made of.
+    /// The logits have no probabilities.
     #[error("logits of row {row} are not finite: nothing that a logit file can hold")]
     NotFinite { row: usize },
     /// The file cannot be written.
@@ -83,37 +83,37 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// Predictions of a chunk.
+    /// Number of predictions of a chunk.
     fn chunk_rows(self) -> usize {
         self.n_ctx - 1 - self.n_ctx / 2
     }
 
-    /// Bytes of a row: codes are padded to an even number.
+    /// Number of bytes of a row; codes are padded to an even number.
     fn row_bytes(self) -> usize {
         ROW_HEAD_BYTES + 2 * self.n_vocab.next_multiple_of(2)
     }
 
-    /// Where the rows begin.
+    /// Byte offset of the rows.
     fn rows_offset(self) -> u128 {
         u128::from(HEADER_BYTES) + 4 * self.n_chunks as u128 * self.n_ctx as u128
     }
 
     fn file_bytes(self) -> u128 {
-        // Counts below 2^32 each: no product leaves 128 bits.
+        // Counts are below 2^32 each: no product exceeds 128 bits.
         self.rows_offset() + self.n_chunks as u128 * self.chunk_rows() as u128 * self.row_bytes() as u128
     }
 }
 
-/// A file that is about to be written: how large, and whether it fits.
+/// Size of a file that is about to be written, and the free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogitFileSize {
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub file_bytes: u64,
-    /// Bytes free where it goes, if the system tells.
+    /// Free bytes at the destination, if the system reports them.
     pub free_bytes: Option<u64>,
-    /// Predictions in it.
+    /// Number of predictions in the file.
     pub rows: usize,
-    /// Tokens of the vocabulary.
+    /// Number of tokens of the vocabulary.
     pub n_vocab: usize,
 }
 

@@ -1,15 +1,14 @@
-//! The logits that a model ends its prompts with.
+//! Logits after the last token of each prompt.
 
 use crate::core::progress::Progress;
-use crate::engine::plan::ModelKind;
-use crate::engine::{Engine, EngineOptions, TokenChunk};
+use crate::engine::{Engine, EngineOptions, ModelKind, TokenChunk};
 use crate::verify::verification::longer_than_trained;
 use crate::verify::{Model, PromptSource, VerifyError};
 
-/// Logits of a group at most: enough for full batches of short prompts, whatever the budget.
+/// Maximum bytes of the logits of a group: enough for full batches of short prompts, whatever the budget.
 const MOST_LOGIT_BYTES: u64 = 256 << 20;
 
-/// The logits after the last token of every prompt; the prompt's ids come with them.
+/// Computes the logits after the last token of every prompt, and calls `each` with the prompt's index and its logits.
 ///
 /// # Errors
 /// As [`crate::verify::verify`], and a graph that cannot be built.
@@ -30,12 +29,12 @@ pub fn last_logits(
     if let Some(message) = longer_than_trained(engine.plan(), longest, "a prompt") {
         progress.warn(&message);
     }
-    // The rows of logits of a group may take a quarter of the budget, but no more than is of use.
+    // The logits of a group may take a quarter of the budget, but no more than is useful.
     let row_bytes = (engine.plan().n_vocab as u64).saturating_mul(4).max(1);
     let rows_bytes = (engine.options().elastic_bytes() / 4).min(MOST_LOGIT_BYTES);
     let most_rows = (rows_bytes / row_bytes).clamp(1, encoded.len().max(1) as u64);
     let limit = engine.group_tokens_beside(most_rows.saturating_mul(row_bytes), longest)?;
-    // Every batch decodes the weights anyway: a group of several would only hold more tokens.
+    // Every batch decodes the weights anyway: a group of several batches would only hold more tokens.
     let limit = limit.min(engine.batch_tokens_at_most()).max(longest);
     let mut chunks = Vec::new();
     let mut first = 0;

@@ -1,13 +1,12 @@
-//! Masked-language models: pseudo-perplexity, and how far the predictions of masked tokens are from the baseline's.
+//! Masked language models: pseudo-perplexity, and divergence of the predictions of masked tokens from the baseline's.
 //!
-//! Each token of a sample is masked alone, all others stay in sight, and the model predicts it (Salazar et al. 2020,
-//! *Masked Language Model Scoring*): the pseudo-perplexity is `e` to the mean negative log likelihood of those tokens.
+//! Each token of a sample is masked alone, with all others visible, and the model predicts it (Salazar et al. 2020,
+//! *Masked Language Model Scoring*). The pseudo-perplexity is `e` to the mean negative log likelihood of those tokens.
 
 use serde_json::{Value, json};
 
 use crate::core::progress::Progress;
-use crate::engine::plan::ModelKind;
-use crate::engine::{Engine, EngineError, GraphPlan, Hidden, TokenChunk};
+use crate::engine::{Engine, EngineError, GraphPlan, Hidden, ModelKind, TokenChunk};
 use crate::gguf::{Metadata, Value as Stored};
 use crate::verify::cost::Cost;
 use crate::verify::healthy::{HealthyTwin, TITLE};
@@ -17,30 +16,32 @@ use crate::verify::{
     VerifyError, Window,
 };
 
-/// Tokens of a text at most: every masked token is a run of its text.
+/// Maximum number of tokens of a text: every masked token is a run of its text.
 const TEXT_TOKENS: usize = 128;
-/// Masked tokens at least, as far as there are so many, and at most; fewer than the least say nothing about a file.
+/// Range of the number of masked tokens. Shorter texts have fewer, which are not enough to judge a file.
 const TOKENS: std::ops::RangeInclusive<usize> = 256..=1024;
-/// Tokens that may change their first choice beside what a healthy file's do: chance in a small sample.
+/// Number of tokens that may change their first choice in addition to those of a healthy file: chance in a small
+/// sample.
 const SPARE_CHOICES: f64 = 4.0;
 const MASK: &str = "tokenizer.ggml.mask_token_id";
-/// Whether the logits of a token stand at the one before, as llama.cpp reads it; yes where a diffusion model says nothing.
+/// Key that is true if the logits of a token are at the position before it, as in llama.cpp; the default for diffusion
+/// models is true.
 const SHIFT: &str = "diffusion.shift_logits";
 
-/// What a model predicts in the place of masked tokens.
+/// Figures of a model's predictions at masked tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MaskedReport {
-    /// The pseudo-perplexity, over the masked tokens.
+    /// Pseudo-perplexity over the masked tokens.
     pub perplexity: Perplexity,
-    /// Parts of texts, of 128 tokens at most, that the masked tokens are of.
+    /// Number of texts with masked tokens; each has at most 128 tokens.
     pub texts: usize,
-    /// Tokens that could have been masked; the sample is taken evenly from them.
+    /// Number of tokens that could have been masked; the sample is taken evenly from them.
     pub candidates: usize,
-    /// The token that masks.
+    /// Token that masks.
     pub mask_token: u32,
-    /// Against the baseline, if it predicts masked tokens too.
+    /// Divergence from the baseline, if it predicts masked tokens too.
     pub divergence: Option<Divergence>,
-    /// What the file's types cost the baseline's own weights at the same tokens, if it was measured.
+    /// Cost of the file's types on the baseline's own weights at the same tokens, if it was measured.
     pub healthy: Option<Cost>,
 }
 
@@ -62,7 +63,7 @@ impl MaskedReport {
     }
 }
 
-/// The masked copies of a sample's texts, and what is under the masks.
+/// Masked copies of a sample's texts, and the tokens under the masks.
 struct Sample {
     chunks: Vec<TokenChunk>,
     targets: Vec<u32>,
@@ -73,8 +74,8 @@ struct Sample {
 }
 
 impl Sample {
-    /// Masks tokens of the texts, evenly from all that are no beginning or end. With `shift` a token is predicted at the
-    /// place before it, so that the first of a text is not.
+    /// Masks tokens spread evenly over the texts, except start and end tokens. With `shift` 1 a token is predicted at
+    /// the position before it, so the first of a text is not masked.
     fn of(texts: &Texts, mask: u32, shift: usize) -> Self {
         let mut candidates: Vec<(usize, usize)> = Vec::new();
         for (text, (chunk, body)) in texts.chunks.iter().zip(&texts.bodies).enumerate() {
@@ -107,7 +108,7 @@ impl Sample {
         sample
     }
 
-    /// States that the masked tokens are predicted from, group by group.
+    /// Computes the states from which the masked tokens are predicted, group by group.
     fn run(&self, engine: &Engine<'_>, progress: &dyn Progress) -> Result<Hidden, EngineError> {
         let (mut states, mut rest) = (Hidden::default(), &self.chunks[..]);
         for n in engine.groups(&self.chunks)? {
@@ -118,7 +119,7 @@ impl Sample {
         Ok(states)
     }
 
-    /// The masked tokens beside what the baseline says of them.
+    /// Scores the masked tokens, and compares them with the baseline's predictions.
     fn positions(
         &self,
         (engine, states): (&Engine<'_>, &Hidden),
@@ -150,13 +151,13 @@ impl Sample {
     }
 }
 
-/// Texts of an encoder: as its vectors are made of them, but short.
+/// Cuts prompts into short texts of an encoder, in the same form as those for its vectors.
 pub(super) fn texts_of(prompts: &[Prompt], end: Option<u32>, n_ctx: usize, n_chunks: Option<usize>) -> Texts {
     let parts = n_ctx.div_ceil(TEXT_TOKENS).max(1);
     Texts::cut(prompts, end, n_ctx.min(TEXT_TOKENS), n_chunks.map(|n| n.saturating_mul(parts)))
 }
 
-/// Texts of the windows that are run of a model that is no encoder.
+/// Makes texts from the windows of a model that is not an encoder.
 pub(super) fn texts_of_windows(windows: &[Window], prompts: &[Prompt]) -> Texts {
     let text = |window: &Window| {
         let bos = prompts.get(window.prompt).and_then(|prompt| prompt.bos);
@@ -168,7 +169,7 @@ pub(super) fn texts_of_windows(windows: &[Window], prompts: &[Prompt]) -> Texts 
     texts
 }
 
-/// The token that masks: that of the file.
+/// Returns the mask token that the file names.
 fn mask_token(metadata: &Metadata, n_vocab: usize) -> Result<u32, Finding> {
     let Some(value) = metadata.get(MASK) else {
         return Err(Finding::unchecked("masked", format!("the file names no mask token (`{MASK}`)")));
@@ -181,15 +182,15 @@ fn mask_token(metadata: &Metadata, n_vocab: usize) -> Result<u32, Finding> {
     })
 }
 
-/// Both models without the bias of the vocabulary's scores, where one has none: converters leave it out of encoders' files,
-/// and what the file cannot hold is no fault of its weights.
+/// Removes the bias of the output scores from both models if one has none: converters omit it from encoder files, and
+/// the weights are not at fault for it.
 pub(super) fn level_heads(model: &mut GraphPlan, baseline: &mut GraphPlan) {
     if model.kind == ModelKind::Encoder && (model.head.bias.is_none() || baseline.head.bias.is_none()) {
         (model.head.bias, baseline.head.bias) = (None, None);
     }
 }
 
-/// Runs the sample through the model and its baseline, and judges what comes of it.
+/// Runs the sample through the model and its baseline, and judges the result.
 pub(super) fn judge(
     (model, engine): (&Model<'_>, &Engine<'_>),
     baseline: Option<(&Model<'_>, &Engine<'_>)>,
@@ -209,7 +210,7 @@ pub(super) fn judge(
             let remedy = format!("a file that names it: `gguf-inspect set FILE {MASK}=u32:ID`");
             report.not_judged(Aspect::Masked, finding.message.clone(), remedy);
             report.masked = Some(Err(finding.message.clone()));
-            // What a file does not say is told by what is not judged.
+            // A missing key is reported as not judged, without a finding.
             report.extend((finding.severity == crate::verify::Severity::Error).then_some(finding));
             return Ok(());
         }
@@ -253,7 +254,7 @@ pub(super) fn judge(
     Ok(())
 }
 
-/// What the file's types cost the baseline at the sample's tokens; `None` if nothing can be quantized to one of them.
+/// Returns the cost of the file's types at the sample's tokens; `None` if one of the types has no quantizer.
 fn healthy(
     model: &Model<'_>,
     (baseline, reference, said): (&Model<'_>, &Engine<'_>, &Hidden),
@@ -274,7 +275,7 @@ fn healthy(
     Ok(Divergence::of(&positions.map_err(VerifyError::Baseline)?).map(|divergence| Cost::of(&divergence)))
 }
 
-/// The figures that have a limit.
+/// Returns the figures that have a limit.
 fn lines(found: &MaskedReport, model: &Model<'_>, report: &Report) -> Vec<LimitLine> {
     let own = &report.thresholds;
     let mut figures = Vec::new();
@@ -296,7 +297,7 @@ fn lines(found: &MaskedReport, model: &Model<'_>, report: &Report) -> Vec<LimitL
     figures.into_iter().map(line).collect()
 }
 
-/// Chance, limits and coverage.
+/// Compares with chance, applies the limits and records the coverage.
 fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: usize, has_baseline: bool) {
     const MORE: &str = "more text: `--prompts`, `--chunks`";
     let p = found.perplexity;
@@ -361,7 +362,7 @@ mod tests {
             (&[10, 11, 12, 10, 11][..], &[0, 0, 0, 1, 1][..])
         );
         assert_eq!((sample.chunks[1].rows.clone(), sample.n_texts, sample.n_candidates), (2..3, 2, 5));
-        // Predicted at the token before; a token that is the mask is none that could be masked.
+        // Predicted at the token before; a token that equals the mask cannot be masked.
         let sample = Sample::of(&texts(&[3]), 11, 1);
         let rows: Vec<usize> = sample.chunks.iter().map(|chunk| chunk.rows.start).collect();
         assert_eq!((rows, &sample.targets[..]), (vec![0, 2], &[10, 12][..]));

@@ -1,4 +1,4 @@
-//! Runs windows through one or two engines, group by group, and collects what every position says.
+//! Runs windows through one or two engines, group by group, and collects the result of every position.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,41 +11,41 @@ use crate::verify::routing::watch::{self, ChoiceRecorder, Choices, RouteTally, R
 use crate::verify::running::{self, Running};
 use crate::verify::{VerifyError, Window};
 
-/// What the reference says at a position.
+/// Result of the reference at a position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reference {
-    /// Its score.
+    /// Score of the reference.
     pub score: TokenScore,
-    /// Divergence of the model from it.
+    /// KL divergence of the model from the reference.
     pub kld: f64,
 }
 
 /// One predicted token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Position {
-    /// Index of its prompt.
+    /// Index of the prompt.
     pub prompt: usize,
     /// Index of the token in the prompt.
     pub at: usize,
-    /// The token.
+    /// Id of the token.
     pub token: u32,
-    /// The model's score.
+    /// Score of the model.
     pub score: TokenScore,
-    /// The baseline's, if there is one.
+    /// Result of the baseline, if there is one.
     pub reference: Option<Reference>,
-    /// Whether it counts (or was only asked for).
+    /// True if the position counts in the figures; false if it was only asked for.
     pub is_scored: bool,
 }
 
-/// What a baseline said last time, group by group, so that several models are compared with it for one run of its own.
-/// What does not fit into a quarter of the memory budget is run again.
+/// Results of a baseline by group, kept so that it runs once for several models. Results that do not fit into a quarter
+/// of the memory budget are computed again.
 #[derive(Debug, Default)]
 pub struct Recall {
     groups: Mutex<Vec<Recalled>>,
     twins: Mutex<Vec<RecalledTwin>>,
 }
 
-/// What the baseline in the types of a file said: files of the same types need it once.
+/// Positions of the baseline quantized to the types of a file; files with the same types share them.
 #[derive(Debug)]
 struct RecalledTwin {
     types: Vec<Option<GgmlType>>,
@@ -53,14 +53,14 @@ struct RecalledTwin {
     positions: Vec<Position>,
 }
 
-/// A group's chunks and what a baseline said of them.
+/// Chunks of a group and the baseline's output for them.
 #[derive(Debug)]
 struct Recalled {
     chunks: Vec<TokenChunk>,
     said: Said,
 }
 
-/// What a baseline says of a group: its hidden states, and the experts that it chose if those were asked for.
+/// Output of a baseline for a group: hidden states, and the chosen experts if they were asked for.
 #[derive(Debug)]
 struct Said {
     hidden: Hidden,
@@ -74,10 +74,10 @@ impl Said {
 }
 
 impl Recall {
-    /// Share of the memory budget that it may take.
+    /// Divisor of the memory budget: a quarter may be taken.
     const SHARE: u64 = 4;
 
-    /// Bytes that it will take of a baseline's budget, for all windows.
+    /// Bytes of the baseline's budget that the results of all windows will take.
     fn bytes(baseline: &Engine<'_>, windows: &[Window]) -> u64 {
         let n_rows: u64 = windows.iter().map(|window| window.targets.len() as u64).sum();
         let n_tokens: u64 = windows.iter().map(|window| window.chunk.tokens.len() as u64).sum();
@@ -90,14 +90,14 @@ impl Recall {
         baseline.options().elastic_bytes() / Self::SHARE
     }
 
-    /// What the baseline in these types said over these windows, if it was run.
+    /// Returns the positions of the baseline in these types over these windows, if they are known.
     pub(super) fn twin(&self, types: &[Option<GgmlType>], windows: &[Window]) -> Option<Vec<Position>> {
         let twins = self.twins.lock().unwrap_or_else(PoisonError::into_inner);
         let found = twins.iter().find(|twin| twin.types == types && twin.windows == windows)?;
         Some(found.positions.clone())
     }
 
-    /// Keeps what the baseline in these types said.
+    /// Stores the positions of the baseline in these types.
     pub(super) fn keep_twin(&self, types: &[Option<GgmlType>], windows: &[Window], positions: &[Position]) {
         let twin =
             RecalledTwin { types: types.to_vec(), windows: windows.to_vec(), positions: positions.to_vec() };
@@ -115,7 +115,7 @@ impl Recall {
         Some(groups.swap_remove(at).said)
     }
 
-    /// Keeps a group if there is room for it.
+    /// Stores a group if the memory budget allows it.
     fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, said: Said) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         let taken: u64 = groups.iter().map(|group| group.said.n_bytes()).sum();
@@ -125,7 +125,7 @@ impl Recall {
     }
 }
 
-/// A baseline that is run, with what it said before.
+/// Baseline that is run, with its stored results.
 #[derive(Clone, Copy)]
 pub(super) struct Baseline<'a> {
     pub(super) engine: &'a Engine<'a>,
@@ -133,7 +133,7 @@ pub(super) struct Baseline<'a> {
 }
 
 impl Baseline<'_> {
-    /// What it says of a group, from memory or by a run; with `is_routed` also which experts it chose.
+    /// Returns the output for a group, from memory or by a run; with `is_routed` also the chosen experts.
     fn say(
         &self,
         chunks: &[TokenChunk],
@@ -150,16 +150,16 @@ impl Baseline<'_> {
     }
 }
 
-/// Who looks on.
+/// Observers of a run.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Onlookers<'a> {
     pub(super) observer: Option<&'a dyn Observer>,
-    /// Counts the experts that the model's tokens choose.
+    /// Counter of the experts that the model's tokens choose.
     pub(super) routing: Option<&'a RouteTally>,
 }
 
 impl Onlookers<'_> {
-    /// Runs a group of the model; `choices` are those of the baseline.
+    /// Runs a group of the model; `choices` are the experts that the baseline chose.
     pub(super) fn forward(
         &self,
         engine: &Engine<'_>,
@@ -173,16 +173,16 @@ impl Onlookers<'_> {
     }
 }
 
-/// Files of log-probabilities beside a run.
+/// Files of log-probabilities that a run reads or writes.
 #[derive(Default)]
 pub(super) struct LogitFiles<'a> {
-    /// A baseline that is not run: its rows belong to the windows' scored tokens, in order.
+    /// File that replaces a baseline: its rows belong to the scored tokens of the windows, in order.
     pub(super) known: Option<&'a LogitFile>,
-    /// Where the baseline's rows go, or without a baseline the model's.
+    /// Destination of the rows of the baseline, or of the model if there is no baseline.
     pub(super) save: Option<&'a mut LogitWriter>,
 }
 
-/// Runs the windows. Returns every wanted position, and how many tokens were run for it.
+/// Runs the windows. Returns every wanted position and the number of tokens that were run.
 ///
 /// # Errors
 /// Errors of the engines.
@@ -195,7 +195,7 @@ pub(super) fn measure(
     measure_with(engine, baseline, LogitFiles::default(), windows, progress, Onlookers::default())
 }
 
-/// [`measure`] with files of log-probabilities and onlookers.
+/// Does the same as [`measure`], with files of log-probabilities and observers.
 pub(super) fn measure_with(
     engine: &Engine<'_>,
     baseline: Option<Baseline<'_>>,
@@ -208,7 +208,7 @@ pub(super) fn measure_with(
     let mut limit = engine.group_tokens(longest)?;
     if let Some(baseline) = baseline {
         let kept = baseline.recall.map_or(0, |_| Recall::bytes(baseline.engine, windows));
-        // What the baseline's tokens choose in a group, which is told only with routing.
+        // Bytes per token of the baseline's chosen experts, which are recorded only with routing.
         let choices = onlookers.routing.map_or(0, |_| watch::choice_bytes(baseline.engine.plan()));
         let room = |kept: u64| -> Result<usize, VerifyError> {
             let beside = |engine: &Engine<'_>| engine.group_tokens_beside(kept, longest);
@@ -220,7 +220,7 @@ pub(super) fn measure_with(
             limit = room(kept.saturating_add(choices.saturating_mul(limit as u64)))?;
         }
     }
-    // Smaller groups show how the figures stand.
+    // Smaller groups show the running figures more often.
     let limit = limit.min(running::group_tokens(windows, engine.batch_tokens_at_most())).max(longest);
     let groups: Vec<(&[Window], Vec<TokenChunk>)> = groups(windows, limit)
         .into_iter()
@@ -229,7 +229,7 @@ pub(super) fn measure_with(
     let knows = |chunks: &[TokenChunk]| baseline.and_then(|b| b.recall).is_some_and(|r| r.knows(chunks));
     let again = |chunks: &[TokenChunk]| baseline.filter(|_| !knows(chunks));
     let work = |chunks: &[TokenChunk]| {
-        // Of a baseline whose hidden states are known the head is computed again.
+        // If the hidden states of the baseline are known, only its head is computed again.
         let known = || baseline.map_or(0, |b| b.engine.head_bytes());
         engine.work_bytes(chunks) + again(chunks).map_or_else(known, |b| b.engine.work_bytes(chunks))
     };
@@ -311,7 +311,7 @@ fn compare_with(
     Ok(found.into_iter().map(scored).collect())
 }
 
-/// Cuts windows into groups of at most `limit` tokens, but whole windows.
+/// Cuts the windows into groups of at most `limit` tokens, without splitting a window.
 fn groups(mut rest: &[Window], limit: usize) -> Vec<&[Window]> {
     let mut groups = Vec::new();
     while !rest.is_empty() {

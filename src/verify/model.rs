@@ -1,4 +1,4 @@
-//! The model that is verified, or compared with: its tensors and what reads them.
+//! Model that is verified or compared with: its tensors, metadata and tokenizer.
 
 use crate::arch::graph::GraphFeatures;
 use crate::core::{TensorMeta, TensorSource};
@@ -10,26 +10,26 @@ use crate::verify::{
     VerifyError,
 };
 
-/// A model to verify or to compare with.
+/// Model to verify or to compare with.
 #[derive(Clone, Copy)]
 pub struct Model<'a> {
-    /// Its tensors.
+    /// Tensors of the model.
     pub source: &'a dyn TensorSource,
-    /// Its metadata.
+    /// Metadata of the model.
     pub metadata: &'a Metadata,
-    /// Its file, if it is one.
+    /// GGUF file of the model, if it is one.
     pub file: Option<&'a GgufFile>,
-    /// The graph of its architecture; else why there is none.
+    /// Graph of the architecture, or the reason why it is missing.
     pub features: Result<&'a GraphFeatures, &'a str>,
-    /// Its tokenizer; else why there is none.
+    /// Tokenizer of the model, or the reason why it is missing.
     pub encoder: Result<&'a dyn TextEncoder, &'a str>,
-    /// Writes out chat messages by its template.
+    /// Renderer of chat messages by the model's template.
     pub template: &'a dyn ChatRenderer,
-    /// The tokenizer that it was made with, to compare with its own.
+    /// Original tokenizer of the checkpoint, to compare with the model's.
     pub origin: Option<&'a OriginTokenizer>,
-    /// Of a checkpoint: what its configuration says and the model does not.
+    /// Facts of a checkpoint's configuration that the model does not declare.
     pub lost: &'a [String],
-    /// Of a baseline: what it said last time, for the next model that is compared with it.
+    /// Stored results of a baseline, for the next model that is compared with it.
     pub recall: Option<&'a Recall>,
 }
 
@@ -46,8 +46,8 @@ impl Model<'_> {
         self.metadata.get("general.architecture").and_then(Value::as_str).map(str::to_owned)
     }
 
-    /// Ids of the prompts. Those that have none become empty: text without a tokenizer, chats that the template fails on;
-    /// why comes with them.
+    /// Encodes the prompts. Prompts without ids become empty, with a finding that gives the reason: text without a
+    /// tokenizer, chats that the template fails on.
     pub(super) fn encode(
         &self,
         sources: &[PromptSource],
@@ -90,7 +90,7 @@ impl Model<'_> {
         Ok((prompts, findings))
     }
 
-    /// Ids of the prompts, none left out.
+    /// Encodes the prompts; fails if one cannot be encoded.
     pub(crate) fn encode_all(&self, sources: &[PromptSource]) -> Result<Vec<Prompt>, VerifyError> {
         if let Err(reason) = self.encoder
             && sources.iter().any(PromptSource::needs_encoder)
@@ -102,7 +102,7 @@ impl Model<'_> {
         sources.iter().enumerate().map(encode).collect()
     }
 
-    /// Texts for the checks of the tokenizer: the built-in ones, then the prompts as they are read.
+    /// Returns the texts for the checks of the tokenizer: the built-in ones, then the prompts in their original form.
     pub(super) fn texts(&self, prompts: &[PromptSource]) -> Vec<String> {
         let own = SAMPLES.iter().map(|&sample| sample.to_owned());
         let prompts = prompts.iter().flat_map(|prompt| match prompt {

@@ -1,20 +1,20 @@
-//! Numbers in the keys that contradict one another: llama.cpp stops with an error, whatever the architecture.
+//! Contradictions between numeric keys that make llama.cpp stop with an error, whatever the architecture.
 
 use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
 use crate::verify::Finding;
 
 const CHECK: &str = "keys";
-/// Blocks and experts that llama.cpp has room for.
+/// Largest numbers of blocks and experts that llama.cpp supports.
 const MOST_BLOCKS: u64 = 512;
 const MOST_EXPERTS: u64 = 1024;
-/// Architectures in which a whole head is rotated.
+/// Architectures that rotate whole heads.
 const WHOLE_HEADS: [&str; 4] = ["llama", "deci", "falcon", "llama-embed"];
-/// Architectures whose dense models may say that they have experts.
+/// Architectures whose dense models may declare experts.
 const ONE_EXPERT: [&str; 2] = ["hunyuan_vl", "hunyuan-dense"];
 const SCALINGS: [&str; 4] = ["none", "linear", "yarn", "longrope"];
 
-/// The numbers of an architecture.
+/// Numeric keys of an architecture.
 struct Numbers<'a> {
     metadata: &'a Metadata,
     arch: &'a str,
@@ -33,7 +33,7 @@ impl Numbers<'_> {
         self.value(name)?.as_u64()
     }
 
-    /// The largest of a number for each block, or the number of all.
+    /// Largest value of a per-block key, or the value that holds for all blocks.
     fn largest(&self, name: &str) -> Option<u64> {
         let value = self.value(name)?;
         match value.as_array() {
@@ -42,7 +42,7 @@ impl Numbers<'_> {
         }
     }
 
-    /// The number of heads of the first block.
+    /// Number of heads of the first block.
     fn heads(&self) -> Option<u64> {
         let value = self.value("attention.head_count")?;
         match value.as_array() {
@@ -58,7 +58,7 @@ impl Numbers<'_> {
     }
 }
 
-/// Errors in the numbers of a model.
+/// Returns the errors in the numeric keys of a model.
 pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str) else { return Vec::new() };
     let numbers = Numbers { metadata, arch };

@@ -1,5 +1,5 @@
-//! Parity with the tokenizer that a model came with: `tokenizer.json`, read by the `tokenizers` crate, or the pieces
-//! of a SentencePiece model.
+//! Parity with the original tokenizer of a model: `tokenizer.json`, read by the `tokenizers` crate, or the pieces of a
+//! SentencePiece model.
 
 use std::path::Path;
 
@@ -20,49 +20,49 @@ use crate::verify::{Finding, Severity, TextEncoder, VerifyError};
 
 const CHECK: &str = "source-tokenizer";
 const TOKENS: &str = "tokenizer.ggml.tokens";
-/// Names under which SentencePiece models are found.
+/// File names of SentencePiece models.
 const MODELS: [&str; 3] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"];
-/// Bytes of one text that are compared, and of all texts: a difference shows early, if there is one.
+/// Maximum bytes of one text that are compared, and of all texts: differences show early.
 const TEXT_BYTES: usize = 1 << 18;
 const ALL_BYTES: usize = 1 << 22;
-/// Tokens shown on both sides of a difference.
+/// Number of tokens shown on both sides of a difference.
 const SHOWN: usize = 6;
 
-/// The tokenizer of the checkpoint that a file was made from.
+/// Tokenizer of the checkpoint that a file was made from.
 ///
-/// What a file should have is what a conversion writes: pieces get blanks in front, ids are moved, scores are replaced, and
-/// only the converter knows which. The checkpoint's own files judge where it cannot be converted, and always how texts
-/// become ids.
+/// A file should have the keys that a conversion writes: only the converter knows which pieces get blanks in front,
+/// which ids are moved and which scores are replaced. The checkpoint's own files are the reference for keys if it
+/// cannot be converted, and always for the ids of texts.
 pub struct OriginTokenizer {
     kind: Kind,
-    /// Whether texts begin with BOS, where the files say it.
+    /// True if texts begin with BOS; `None` if the files do not declare it.
     adds_bos: Option<bool>,
-    /// The keys that a conversion writes.
+    /// Keys that a conversion writes.
     keys: Keys,
-    /// What the configuration says and no conversion writes, or only as an annotation.
+    /// Facts of the configuration that no conversion writes, or only as an annotation.
     lost: Vec<Lost>,
 }
 
-/// The keys that a conversion of the checkpoint writes.
+/// Keys that a conversion of the checkpoint writes.
 enum Keys {
-    /// These.
+    /// Known keys.
     Converted(Box<Metadata>),
-    /// The baseline's, with which all keys of a file are compared.
+    /// Keys of the baseline, with which all keys of a file are compared.
     OfBaseline,
-    /// Not known, for this reason.
+    /// Unknown keys, with the reason.
     Unknown(String),
 }
 
 enum Kind {
     Json(Box<Reference>),
     Pieces(Box<ModelProto>),
-    /// A `tokenizer.json` that the reference implementation refuses, for this reason.
+    /// `tokenizer.json` that the reference implementation rejects, with the reason.
     Refused(String),
-    /// Files of another kind, which the converter alone reads.
+    /// Files of another kind, which only the converter reads.
     Other,
 }
 
-/// A `tokenizer.json`, with its tokens by id.
+/// `tokenizer.json`, with its tokens by id.
 struct Reference {
     tokenizer: ReferenceTokenizer,
     tokens: Vec<(u32, String)>,
@@ -75,7 +75,7 @@ impl Reference {
         Ok(Self { tokenizer, tokens })
     }
 
-    /// Whether the post-processor puts something in front of a text.
+    /// Returns true if the post-processor puts a token in front of a text.
     fn adds_bos(&self) -> Option<bool> {
         let [full, bare] = [true, false].map(|special| self.tokenizer.ids("a", special));
         Some(full.ok()?.first() != bare.ok()?.first())
@@ -83,8 +83,8 @@ impl Reference {
 }
 
 impl OriginTokenizer {
-    /// Opens the tokenizer of a checkpoint directory, and converts it: the keys show a wrong pre-tokenizer that no text at hand
-    /// shows.
+    /// Opens the tokenizer of a checkpoint directory and converts it. The keys reveal a wrong pre-tokenizer even if no
+    /// text at hand does.
     ///
     /// # Errors
     /// I/O errors, malformed files, no tokenizer.
@@ -136,8 +136,8 @@ impl OriginTokenizer {
         Ok(Self { kind, adds_bos, keys, lost })
     }
 
-    /// Compares a file's vocabulary, and on texts its ids, with the origin's. `keys_differ`: keys of the tokenizer are known to
-    /// differ from the baseline's.
+    /// Compares a file's vocabulary, and its ids of texts, with the origin's. `keys_differ` is true if keys of the
+    /// tokenizer are known to differ from the baseline's.
     pub(super) fn compare(
         &self,
         metadata: &Metadata,
@@ -172,7 +172,7 @@ impl OriginTokenizer {
                 match encoder {
                     Ok(encoder) => {
                         let found = compare_ids(tokenizer, encoder, tokens, texts);
-                        // Of a file whose keys are those of the conversion, what is left is a limit of the format.
+                        // If the keys are those of the conversion, a remaining difference is a limit of the format.
                         findings.extend(found.map(|found| match found.severity {
                             Severity::Error if !(is_unknown || differs) => as_converted(&found),
                             _ => found,
@@ -215,12 +215,12 @@ fn is_word_pieces(metadata: &Metadata) -> bool {
     metadata.get("tokenizer.ggml.model").and_then(Value::as_str) == Some("bert")
 }
 
-/// Blanks are written as in SentencePiece or as they are.
+/// Compares two tokens; blanks may be written as in SentencePiece.
 fn same_token(a: &str, b: &[u8]) -> bool {
     a.as_bytes() == b || (a.contains('\u{2581}') && a.replace('\u{2581}', " ").as_bytes() == b)
 }
 
-/// Pieces of words: GGUF marks those that begin a word, WordPiece those that do not.
+/// Compares two pieces of words: GGUF marks those that begin a word, WordPiece those that do not.
 fn same_word_piece(a: &str, b: &[u8]) -> bool {
     match a.strip_prefix("##") {
         Some(rest) => rest.as_bytes() == b,
@@ -228,12 +228,12 @@ fn same_word_piece(a: &str, b: &[u8]) -> bool {
     }
 }
 
-/// The vocabulary, token by token.
+/// Compares the vocabularies token by token.
 fn compare_tokens(expected: &[(u32, String)], tokens: &[Vec<u8>], is_word_pieces: bool) -> Option<Finding> {
     let mut n = 0usize;
     let mut first = None;
     for (id, expected) in expected {
-        // Rows of the embedding that the tokenizer does not use are not asked for.
+        // Rows of the embedding that the tokenizer does not use are ignored.
         let Some(token) = usize::try_from(*id).ok().and_then(|id| tokens.get(id)) else { continue };
         let is_same = same_token(expected, token) || (is_word_pieces && same_word_piece(expected, token));
         if !is_same {
@@ -260,7 +260,7 @@ fn compare_tokens(expected: &[(u32, String)], tokens: &[Vec<u8>], is_word_pieces
     }
 }
 
-/// The ids of texts; special tokens written out in them count as such on both sides.
+/// Compares the ids of texts; special tokens written out in them count as such on both sides.
 fn compare_ids(
     tokenizer: &ReferenceTokenizer,
     encoder: &dyn TextEncoder,
@@ -322,7 +322,8 @@ fn start_of(text: &str) -> String {
     format!("{}{more}", escape(&start))
 }
 
-/// Pieces and scores of a SentencePiece model; tokens after the last piece were added later.
+/// Compares the tokens with the pieces and scores of a SentencePiece model; tokens after the last piece were added
+/// later.
 fn compare_pieces(model: &ModelProto, metadata: &Metadata, tokens: &[Vec<u8>]) -> Option<Finding> {
     let scores = match metadata.get("tokenizer.ggml.scores").and_then(Value::as_array) {
         Some(Array::F32(scores)) => scores.as_slice(),
@@ -335,7 +336,7 @@ fn compare_pieces(model: &ModelProto, metadata: &Metadata, tokens: &[Vec<u8>]) -
     for (id, (piece, token)) in model.pieces.iter().zip(tokens).enumerate() {
         let expected = piece.piece.as_deref().unwrap_or_default();
         let text = String::from_utf8_lossy(expected);
-        // Added tokens may overwrite a piece; a control token's text may be the user's.
+        // Blanks may be written in either form.
         if expected != token.as_slice() && !same_token(&text, token) {
             let message = format!(
                 "token {id} is `{}`, in the SentencePiece model `{}`",

@@ -1,10 +1,10 @@
-//! A verification by parts: each of several machines runs a share of the windows and compares a share of the tensors, none
-//! asks another, and the parts together give the report of a single run, number for number.
+//! Verification by parts. Each of several machines runs a share of the windows and compares a share of the tensors,
+//! without communication. The parts together give the report of a single run, number for number.
 //!
-//! Every part cuts the same prompts into the same windows, and takes those that are its own: consecutive ones, so that the
-//! part with the most tokens has as few as can be. Positions are kept exactly and put together in order before anything is
-//! summed. What is looked at before a run (structure, keys, tokenizer) every part looks at: each machine has its own copy
-//! of the file, and they must be found to be the same.
+//! Every part cuts the same prompts into the same windows and takes consecutive ones, so that the largest share of
+//! tokens is as small as possible. Positions are stored exactly and joined in order before anything is summed. Every
+//! part runs the checks before a run (structure, keys, tokenizer): each machine has its own copy of the file, and the
+//! copies must be found to be the same.
 
 mod combine;
 mod error;
@@ -14,8 +14,7 @@ mod file;
 use std::path::{Path, PathBuf};
 
 use crate::core::progress::Progress;
-use crate::engine::plan::ModelKind;
-use crate::engine::{Engine, EngineOptions, GraphPlan};
+use crate::engine::{Engine, EngineOptions, GraphPlan, ModelKind};
 use crate::gguf::Share;
 use crate::verify::cost::Cost;
 use crate::verify::healthy::{TwinRun, evenly_of, run_twin};
@@ -37,49 +36,50 @@ use facts::{Checks, Facts, FileFacts, Plan, RunFacts, RunPlan, StoredFinding, Tw
 /// One of several parts of a verification, as its file holds it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VerificationPart {
-    /// The file that it was read from; empty if it was not.
+    /// File that it was read from; empty if it was not.
     path: PathBuf,
     facts: Facts,
-    /// What was measured at its windows, in order.
+    /// Positions measured at the windows of the part, in order.
     positions: Vec<Position>,
-    /// The same of the healthy file that limits are measured with.
+    /// Positions of the healthy file that limits are measured with.
     twin: Vec<Position>,
 }
 
 impl VerificationPart {
-    /// The file that it was read from; empty if it was not.
+    /// Returns the file that it was read from; empty if it was not.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Which part it is, from 1, and of how many.
+    /// Returns the number of the part, from 1, and the number of parts.
     #[must_use]
     pub fn number(&self) -> (usize, usize) {
         (self.facts.number, self.facts.count)
     }
 
-    /// Its windows: the number of the first, how many, and how many all parts have. `None` if nothing was run, since the
-    /// checks before a run have found errors, or no graph.
+    /// Returns the number of the part's first window, the number of its windows, and the number of all windows. `None`
+    /// if nothing was run, because the checks before a run found errors, or because there is no graph.
     #[must_use]
     pub fn windows(&self) -> Option<(usize, usize, usize)> {
         let run = self.facts.run.as_ref()?;
         Some((run.first_window, run.end_window.saturating_sub(run.first_window), run.plan.n_windows))
     }
 
-    /// Whether the model was compared with a baseline.
+    /// Returns true if the model was compared with a baseline.
     #[must_use]
     pub fn has_baseline(&self) -> bool {
         self.facts.plan.has_baseline()
     }
 
-    /// Tokens that were run for it, baseline included.
+    /// Returns the number of tokens that were run, baseline included.
     #[must_use]
     pub fn n_tokens(&self) -> u64 {
         self.facts.run.as_ref().map_or(0, |run| run.n_tokens)
     }
 
-    /// Prompts of which the limit on the number of chunks left nothing, and the chunks of each file of prompts; of all parts.
+    /// Returns the prompts that the limit on chunks left without a window, and the chunks of each prompt file, for all
+    /// parts.
     #[must_use]
     pub fn unreached(&self) -> (&[usize], Vec<usize>) {
         let plan = self.facts.run.as_ref().map(|run| &run.plan);
@@ -88,7 +88,7 @@ impl VerificationPart {
         })
     }
 
-    /// Says what the files are called on this machine, and what the report should warn of.
+    /// Sets the names of the files on this machine, and the warnings for the report.
     #[must_use]
     pub fn labelled(mut self, label: PartLabel, notes: &[Finding]) -> Self {
         self.facts.label = label;
@@ -100,9 +100,9 @@ impl VerificationPart {
 /// Runs one part of a verification: its share of the windows of all prompts. [`combine_parts`] makes the report.
 ///
 /// # Errors
-/// As [`crate::verify::verify`]; [`VerifyError::NoParts`] for models of which no position is measured by itself (encoders,
-/// diffusion models, adapters) and for limits, which are for [`combine_parts`]; [`VerifyError::FewWindows`] for more parts
-/// than windows.
+/// As [`crate::verify::verify`]; [`VerifyError::NoParts`] for models whose positions are not measured one by one
+/// (encoders, diffusion models, adapters) and for limits, which are for [`combine_parts`]; [`VerifyError::FewWindows`]
+/// for more parts than windows.
 pub fn verify_part(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
@@ -145,7 +145,7 @@ pub fn verify_part(
     run(model, baseline, (plan, &encoded, prompts), options, &mut begun, progress)
 }
 
-/// A part whose checks are done.
+/// Part whose checks are done.
 struct Begun {
     at_weights: usize,
     at_limits: usize,
@@ -249,7 +249,7 @@ fn run(
     Ok(begun.part(plan, Some(facts), positions, twin_positions))
 }
 
-/// The text before the tokens that diverge most: those that diverge most of all parts are among them.
+/// Texts before the tokens of this part that diverge most. The worst tokens of all parts are among them.
 fn worst_contexts(
     positions: &[Position],
     encoded: &[Prompt],

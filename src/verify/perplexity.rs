@@ -2,17 +2,17 @@
 
 use crate::verify::Position;
 
-/// A value with its standard error.
+/// Value with its standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// The value.
+    /// Estimated value.
     pub value: f64,
-    /// Its standard error; 0 for a single sample.
+    /// Standard error of the value; 0 for a single sample.
     pub stderr: f64,
 }
 
 impl Estimate {
-    /// Mean of samples, with the standard error `sqrt((mean of squares - square of mean) / (n - 1))`.
+    /// Computes the mean of samples, with the standard error `sqrt((mean of squares - square of mean) / (n - 1))`.
     #[must_use]
     pub fn of_mean(samples: impl Iterator<Item = f64> + Clone) -> Self {
         let n = samples.clone().count() as f64;
@@ -22,27 +22,27 @@ impl Estimate {
     }
 }
 
-/// Perplexity of scored tokens.
+/// Perplexity of the scored tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Perplexity {
     /// `e` to the mean negative log likelihood.
     pub value: f64,
     /// Standard error of the value.
     pub stderr: f64,
-    /// Scored tokens.
+    /// Number of scored tokens.
     pub tokens: usize,
     /// Sum of the negative log likelihoods.
     pub total_nll: f64,
 }
 
 impl Perplexity {
-    /// Perplexity of the positions that count; `None` if none does.
+    /// Computes the perplexity of the positions that count; `None` if none does.
     #[must_use]
     pub fn of<'a>(positions: impl Iterator<Item = &'a Position> + Clone) -> Option<Self> {
         Self::of_nll(positions.filter(|p| p.is_scored).map(|p| p.score.nll))
     }
 
-    /// Perplexity of negative log likelihoods; `None` if there are none.
+    /// Computes the perplexity of negative log likelihoods; `None` if there are none.
     #[must_use]
     pub fn of_nll(nll: impl Iterator<Item = f64> + Clone) -> Option<Self> {
         let tokens = nll.clone().count();
@@ -51,7 +51,7 @@ impl Perplexity {
         }
         let mean = Estimate::of_mean(nll.clone());
         let value = mean.value.exp();
-        // The error of the logarithm, carried through the exponential.
+        // Standard error of the logarithm, propagated through the exponential.
         Some(Self { value, stderr: mean.stderr * value, tokens, total_nll: nll.sum() })
     }
 }

@@ -1,4 +1,4 @@
-//! Prompts: text, token ids, completions, chats; as files have them and as token ids.
+//! Prompts (text, token ids, completions, chats): as they are in their files, and as token ids.
 
 mod files;
 mod form;
@@ -13,48 +13,48 @@ use crate::core::isolated::IsolatedError;
 use crate::engine::EngineError;
 use crate::verify::{ChatError, ChatRenderer, PromptError, TextEncoder, VerifyError};
 
-/// A prompt as its file has it.
+/// Prompt as it is in its file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PromptSource {
-    /// A document: BOS at the start of every chunk if the file's vocabulary says so.
+    /// Document: BOS at the start of every chunk if the file's vocabulary declares it.
     Text(String),
-    /// Ids used as given.
+    /// Token ids, used as given.
     Tokens(Vec<u32>),
-    /// Only the completion is scored.
+    /// Prompt of which only the completion is scored.
     Completion {
-        /// What comes before.
+        /// Text before the completion.
         prompt: String,
-        /// What is scored.
+        /// Scored text.
         completion: String,
     },
-    /// A chat, written out by the file's own template; kept as JSON for it.
+    /// Chat, rendered by the file's own template; kept as JSON for it.
     Messages(serde_json::Value),
 }
 
-/// A prompt as token ids.
+/// Prompt as token ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Ids, with BOS in front where it belongs.
+    /// Token ids, with BOS in front if the vocabulary asks for it.
     pub tokens: Vec<u32>,
     /// Token that replaces the first one of every chunk.
     pub bos: Option<u32>,
     /// Index of the first token whose prediction is scored.
     pub score_from: usize,
-    /// May not be cut into chunks.
+    /// True if the prompt must not be cut into chunks.
     pub whole: bool,
 }
 
 impl PromptSource {
-    /// True if the prompt can only be used with a tokenizer.
+    /// Returns true if the prompt can only be used with a tokenizer.
     #[must_use]
     pub fn needs_encoder(&self) -> bool {
         !matches!(self, Self::Tokens(_))
     }
 
-    /// Encodes the prompt; `at` is its number in messages, `template` the file's chat template.
+    /// Encodes the prompt; `at` is its number in error messages, `template` the file's chat template.
     ///
     /// # Errors
-    /// Text without ids in the vocabulary, messages without template.
+    /// Text without ids in the vocabulary, messages without a template.
     pub fn encode(
         &self,
         at: usize,

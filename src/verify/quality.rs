@@ -1,8 +1,9 @@
-//! How good a file is: the word beside the verdict.
+//! Quality of a file's predictions, reported along with the verdict.
 //!
-//! The verdict says whether a file is intact, which a file of one bit per weight can be. How much of the model is left is
-//! another question, answered by fixed thresholds that do not depend on the type: the mean Kullback-Leibler divergence of
-//! its predictions from the baseline's, and how often both pick the same next token. The worse of the two decides.
+//! The verdict declares whether a file is intact, which a file with one bit per weight can be. The quality measures how
+//! much of the model is left. Its thresholds are fixed and do not depend on the type: the mean Kullback-Leibler
+//! divergence of the predictions from the baseline's, and the share of tokens for which both predict the same next
+//! token. The worse of the two decides.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,26 +12,26 @@ use crate::verify::{Divergence, Finding, Report};
 
 const CHECK: &str = "min-quality";
 
-/// How close a file's predictions are to its baseline's, from good to bad.
+/// Closeness of a file's predictions to its baseline's, from good to bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Quality {
-    /// Nobody will tell the two apart.
+    /// Practically indistinguishable.
     NearLossless,
-    /// What good files of five and six bits per weight are.
+    /// Quality of good files with five and six bits per weight.
     VeryGood,
-    /// What good files of four bits are.
+    /// Quality of good files with four bits per weight.
     Good,
-    /// Fit for use where memory is short.
+    /// Usable if memory is short.
     Fair,
-    /// Another model.
+    /// Effectively another model.
     Poor,
 }
 
 impl Quality {
-    /// All, from good to bad.
+    /// All qualities, from good to bad.
     pub const ALL: [Self; 5] = [Self::NearLossless, Self::VeryGood, Self::Good, Self::Fair, Self::Poor];
 
-    /// Name in sentences.
+    /// Returns the name in sentences.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -42,7 +43,7 @@ impl Quality {
         }
     }
 
-    /// Name in JSON and of `--min-quality`: without a space.
+    /// Returns the name in JSON and of `--min-quality`, without spaces.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -52,7 +53,8 @@ impl Quality {
         }
     }
 
-    /// Highest mean divergence, in nats per token, and lowest share of tokens with the same first choice.
+    /// Returns the highest mean divergence, in nats per token, and the lowest share of tokens with the same first
+    /// choice.
     #[must_use]
     pub fn limits(self) -> (f64, f64) {
         match self {
@@ -64,7 +66,7 @@ impl Quality {
         }
     }
 
-    /// The quality of predictions of this mean divergence that agree this often; what is no number is poor.
+    /// Returns the quality of predictions with this mean divergence and this share of equal choices; NaN is poor.
     #[must_use]
     pub fn of(mean_kld: f64, same_choice: f64) -> Self {
         let keeps = |quality: &Self| {
@@ -74,7 +76,7 @@ impl Quality {
         Self::ALL.into_iter().find(keeps).unwrap_or(Self::Poor)
     }
 
-    /// The quality of a measured divergence.
+    /// Returns the quality of a measured divergence.
     #[must_use]
     pub fn of_divergence(divergence: &Divergence) -> Self {
         Self::of(divergence.mean.value, divergence.top1_agreement)
@@ -87,7 +89,7 @@ impl fmt::Display for Quality {
     }
 }
 
-/// A word that names no quality.
+/// Error for a word that names no quality.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a quality: near-lossless, very-good, good or fair")]
 pub struct UnknownQuality;
@@ -101,7 +103,7 @@ impl FromStr for Quality {
     }
 }
 
-/// Holds a report against the quality that was asked for, when all has been measured.
+/// Checks a report against the requested quality, once everything has been measured.
 pub(super) fn judge(report: &mut Report) {
     let Some(least) = report.thresholds.min_quality else { return };
     let finding = match report.predictions() {
@@ -118,7 +120,7 @@ pub(super) fn judge(report: &mut Report) {
     report.extend(finding);
 }
 
-/// What is wrong with a divergence: it is worse than the quality that was asked for, or too close to tell.
+/// Returns a finding if a divergence is worse than the requested quality, or too close to the limit to tell.
 fn check(least: Quality, divergence: &Divergence) -> Option<Finding> {
     let found = Quality::of_divergence(divergence);
     let (most, share) = least.limits();

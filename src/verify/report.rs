@@ -1,4 +1,4 @@
-//! The verdict and everything it rests on.
+//! Report of a verification: the verdict and everything that it is based on.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -10,20 +10,20 @@ use crate::verify::{
     WeightReport,
 };
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Worth knowing.
+    /// Noteworthy, without effect on the verdict.
     Warning,
-    /// Could not be judged: the verdict is at best `partial`.
+    /// Not judged: the verdict is at best `partial`.
     Unchecked,
-    /// The file is broken, or a threshold is missed.
+    /// Broken file, or a missed threshold.
     Error,
 }
 
 impl Severity {
-    /// Name in reports.
+    /// Returns the name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,46 +34,46 @@ impl Severity {
     }
 }
 
-/// Something a check found.
+/// Result of a check that is worth reporting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which check.
+    /// Name of the check.
     pub check: &'static str,
-    /// How bad.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// The tensor it is about.
+    /// Name of the tensor that the finding is about.
     pub tensor: Option<String>,
-    /// What was found.
+    /// Description of the finding.
     pub message: String,
 }
 
 impl Finding {
-    /// An error about the whole file.
+    /// Creates an error about the whole file.
     #[must_use]
     pub fn error(check: &'static str, message: impl Into<String>) -> Self {
         Self { check, severity: Severity::Error, tensor: None, message: message.into() }
     }
 
-    /// A warning about the whole file.
+    /// Creates a warning about the whole file.
     #[must_use]
     pub fn warning(check: &'static str, message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(check, message) }
     }
 
-    /// Something that could not be judged.
+    /// Creates a finding about something that could not be judged.
     #[must_use]
     pub fn unchecked(check: &'static str, message: impl Into<String>) -> Self {
         Self { severity: Severity::Unchecked, ..Self::error(check, message) }
     }
 
-    /// The same about one tensor.
+    /// Makes the finding about one tensor.
     #[must_use]
     pub fn of(self, tensor: impl Into<String>) -> Self {
         Self { tensor: Some(tensor.into()), ..self }
     }
 }
 
-/// Every check that has findings, beside the limits of [`Figure`]s.
+/// Names of all checks that have findings, in addition to the limits of [`Figure`]s.
 const CHECKS: &[&str] = &[
     "adapter",
     "all-zero",
@@ -109,25 +109,25 @@ const CHECKS: &[&str] = &[
     "worse-than-chance",
 ];
 
-/// The check of this name, as findings that are read from a file name it.
+/// Returns the name of a check as a static string; `None` if a name that was read from a file is unknown.
 pub(super) fn check_named(name: &str) -> Option<&'static str> {
     let limits = Figure::ALL.iter().map(|figure| figure.limit_name());
     CHECKS.iter().copied().chain(limits).find(|check| *check == name)
 }
 
-/// May the file be shipped? In order from good to bad.
+/// Answer to the question whether the file may be shipped, from good to bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// Every check passed.
+    /// All checks passed.
     Pass,
     /// Passed as far as it could be judged.
     Partial,
-    /// Broken, or a threshold is missed.
+    /// Broken file, or a missed threshold.
     Fail,
 }
 
 impl Verdict {
-    /// Name in reports.
+    /// Returns the name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -138,73 +138,75 @@ impl Verdict {
     }
 }
 
-/// What the types of a file cost a healthy file: what the limits are a multiple of.
+/// Cost of the file's types for a healthy file; the default limits are multiples of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HealthyCost {
-    /// The cost.
+    /// Measured or typical cost.
     pub cost: Cost,
-    /// Tokens over which it was measured on the baseline's own weights; `None` if it is what the types cost a small model.
+    /// Number of tokens on which it was measured with the baseline's own weights; `None` if it is the types' cost for a
+    /// small model.
     pub n_tokens: Option<usize>,
 }
 
-/// What one prompt says.
+/// Figures of one prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptReport {
-    /// Its number.
+    /// Number of the prompt.
     pub prompt: usize,
     /// Perplexity of its scored tokens, if it has any.
     pub perplexity: Option<Perplexity>,
 }
 
-/// The outcome of a verification.
+/// Outcome of a verification.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// The verdict.
+    /// Verdict on the file.
     pub verdict: Verdict,
     /// All findings, in the order of the checks.
     pub findings: Vec<Finding>,
-    /// What was judged and what was not; change it by [`Report::judged`] and [`Report::not_judged`].
+    /// Aspects that were judged and that were not; changed by [`Report::judged`] and [`Report::not_judged`].
     pub coverage: Coverage,
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub arch: Option<String>,
-    /// What the file is called and what it is, of files whose types follow llama.cpp's mixtures.
+    /// File name and recipe, for files whose types follow llama.cpp's mixtures.
     pub label: Option<FileLabel>,
     /// Bits per weight over all tensors, if they could be read.
     pub bits_per_weight: Option<f64>,
-    /// The tensors against the baseline's, if there is one.
+    /// Comparison of the tensors with the baseline's, if there is one.
     pub weights: Option<WeightReport>,
     /// Perplexity of all scored tokens.
     pub perplexity: Option<Perplexity>,
-    /// Scored information per byte of text, where a tokenizer tells the bytes.
+    /// Scored information per byte of text; `None` without a tokenizer.
     pub bits_per_byte: Option<f64>,
-    /// Per prompt.
+    /// Figures per prompt.
     pub prompts: Vec<PromptReport>,
-    /// Per file of prompts.
+    /// Figures per file of prompts.
     pub prompt_files: Vec<PromptFileReport>,
-    /// Against the baseline.
+    /// Divergence from the baseline.
     pub divergence: Option<Divergence>,
-    /// Vectors of texts, of encoders.
+    /// Figures of text vectors, for encoders.
     pub embeddings: Option<EmbeddingReport>,
-    /// What is predicted in the place of masked tokens, or why nothing is; of models that see both ways.
+    /// Figures of predictions at masked tokens, or the reason why there are none; for models with bidirectional
+    /// attention.
     pub masked: Option<Result<Box<MaskedReport>, String>>,
-    /// What the tokens that were run chose, of models with experts.
+    /// Experts that the tokens of the run chose, for models with experts.
     pub routing: Option<RoutingReport>,
-    /// Questions answered, file by file.
+    /// Answers to questions, per file of tasks.
     pub tasks: Vec<TaskReport>,
-    /// The text before each of the worst tokens, where a tokenizer tells it.
+    /// Text before each of the worst tokens; empty without a tokenizer.
     pub contexts: Vec<String>,
-    /// The limits that the reader set.
+    /// Limits that the user set.
     pub thresholds: Thresholds,
-    /// The figures that have a limit.
+    /// Figures that have a limit.
     pub limits: Vec<LimitLine>,
-    /// What the limits rest on that the reader did not set.
+    /// Cost on which the default limits are based.
     pub healthy: Option<HealthyCost>,
-    /// Tokens run per second, baseline included.
+    /// Number of tokens per second, baseline included.
     pub tokens_per_second: Option<f64>,
 }
 
 impl Report {
-    /// A report without findings and figures.
+    /// Creates a report without findings and figures.
     #[must_use]
     pub fn new(arch: Option<String>, bits_per_weight: Option<f64>, thresholds: Thresholds) -> Self {
         Self {
@@ -232,7 +234,7 @@ impl Report {
         }
     }
 
-    /// The report about a file that cannot be read at all.
+    /// Creates the report for a file that cannot be read at all.
     #[must_use]
     pub fn unreadable(reason: impl Into<String>) -> Self {
         let mut report = Self::new(None, None, Thresholds::default());
@@ -243,30 +245,30 @@ impl Report {
         report
     }
 
-    /// Adds a finding; the verdict follows.
+    /// Adds a finding and updates the verdict.
     pub fn add(&mut self, finding: Finding) {
         self.extend([finding]);
     }
 
-    /// Adds findings; the verdict follows.
+    /// Adds findings and updates the verdict.
     pub fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
         self.findings.extend(findings);
         self.settle();
     }
 
-    /// Notes what was judged; the verdict follows.
+    /// Records that an aspect was judged and updates the verdict.
     pub fn judged(&mut self, aspect: Aspect, by: impl Into<String>) {
         self.coverage.judged(aspect, by);
         self.settle();
     }
 
-    /// Notes why something was not judged, and what would judge it; the verdict follows.
+    /// Records why an aspect was not judged and what would judge it, and updates the verdict.
     pub fn not_judged(&mut self, aspect: Aspect, reason: impl Into<String>, remedy: impl Into<String>) {
         self.coverage.not_judged(aspect, reason, remedy);
         self.settle();
     }
 
-    /// Says that the baseline is the model itself, which judges nothing.
+    /// Records that the baseline is the model itself, which judges nothing.
     pub fn own_baseline(&mut self) {
         const ITSELF: &str = "the baseline is the model itself";
         self.add(Finding::warning("baseline", ITSELF));
@@ -275,36 +277,36 @@ impl Report {
         }
     }
 
-    /// From now on no open question says that there is no baseline.
+    /// Records that there is a baseline: no open question may ask for one.
     pub(super) fn has_baseline(&mut self) {
         self.coverage.has_baseline();
     }
 
-    /// From now on what is asked of encoders.
+    /// Switches to the aspects that are asked of encoders.
     pub(super) fn ask_encoder(&mut self) {
         self.coverage.ask_encoder();
         self.settle();
     }
 
-    /// From now on what is asked of models that predict masked tokens.
+    /// Switches to the aspects that are asked of models that predict masked tokens.
     pub(super) fn ask_masked(&mut self) {
         self.coverage.ask_masked();
         self.settle();
     }
 
-    /// Notes further figures beside their limits; the verdict follows.
+    /// Adds further figures with their limits and updates the verdict.
     pub(super) fn add_limits(&mut self, limits: Vec<LimitLine>) {
         self.limits.extend(limits);
         self.settle();
     }
 
-    /// Notes the figures beside their limits; the verdict follows.
+    /// Sets the figures with their limits and updates the verdict.
     pub(super) fn set_limits(&mut self, limits: Vec<LimitLine>) {
         self.limits = limits;
         self.settle();
     }
 
-    /// Notes the weights beside the baseline's, with what is wrong with them; the verdict follows.
+    /// Sets the comparison of the weights, adds its findings and updates the verdict.
     pub(super) fn set_weights(&mut self, weights: WeightReport) {
         self.findings.extend(weights.findings.iter().cloned());
         self.coverage.judged(Aspect::Weights, weights.summary());
@@ -312,14 +314,14 @@ impl Report {
         self.settle();
     }
 
-    /// True if every tensor is, byte for byte, what its type makes of the baseline's, and the file lacks no number that changes
-    /// results because GGUF has no key for it: then no text can say more.
+    /// Returns true if every tensor equals, byte for byte, the baseline's quantized to its type, and no missing key
+    /// changes results because GGUF has no key for it. Then no text can reveal more.
     pub(super) fn is_reproduced(&self) -> bool {
         self.weights.as_ref().is_some_and(WeightReport::is_reproduced)
             && !self.findings.iter().any(leaves_results_open)
     }
 
-    /// An error fails; a pass has to be earned.
+    /// Updates the verdict: an error fails, and a pass requires that enough was judged.
     fn settle(&mut self) {
         let needs_figures = !self.is_reproduced() || !self.thresholds.is_empty();
         self.coverage.need_figures(needs_figures);
@@ -332,7 +334,7 @@ impl Report {
         };
     }
 
-    /// The report as JSON; names are stable.
+    /// Returns the report as JSON; names are stable.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let ppl = |p: &Perplexity| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens });
@@ -430,7 +432,7 @@ fn estimate(e: &Estimate) -> Value {
     json!({ "value": e.value, "stderr": e.stderr })
 }
 
-/// A mean and the quantiles beside it.
+/// Merges a mean with its quantiles.
 fn distribution(mean: &Estimate, quantiles: &Distribution) -> Value {
     let own = [("mean", mean.value), ("stderr", mean.stderr)];
     own.into_iter().chain(quantiles.named()).map(|(name, value)| (name.to_owned(), json!(value))).collect()
@@ -440,7 +442,7 @@ fn distribution(mean: &Estimate, quantiles: &Distribution) -> Value {
 mod tests {
     use super::*;
 
-    /// Sources of this room, with those below it.
+    /// Appends the sources of a module and its submodules to `found`.
     fn sources(dir: &std::path::Path, found: &mut String) {
         for entry in fs_err::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
@@ -463,10 +465,10 @@ mod tests {
             for (at, _) in text.match_indices(start) {
                 let argument = text[at + start.len()..].trim_start();
                 let quoted = argument.strip_prefix('"').and_then(|rest| rest.split('"').next());
-                // This list of starts is none of them.
+                // The list of these patterns itself has no name.
                 let is_name = |name: &&str| name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
                 let Some(name) = quoted.filter(is_name) else { continue };
-                // Those of tests have a letter.
+                // Tests use names of one letter.
                 assert!(name.len() == 1 || check_named(name).is_some(), "`{name}` is not in the list");
                 n += 1;
             }

@@ -1,10 +1,9 @@
-//! Text to ids and back.
+//! Round trip of texts through token ids.
 //!
-//! A vocabulary with a token for every byte, and no normalizer, must give every text back: anything else is a lost or
-//! a wrong token, an error. Vocabularies that normalize (WordPiece lowers case, T5's SentencePiece folds
-//! compatibility forms and runs of blanks) or have no token for some bytes change text by design: a warning that
-//! says so. A change of the Unicode normal form alone is a warning everywhere, since many byte-level tokenizers
-//! compose text first.
+//! A vocabulary with a token for every byte, and no normalizer, must return every text. Any change is a lost or wrong
+//! token and an error. Vocabularies that normalize (WordPiece lowers case, T5's SentencePiece folds compatibility forms
+//! and runs of blanks), or that lack tokens for some bytes, change text by design: this is a warning. A change of only
+//! the Unicode normal form is a warning for all vocabularies, since many byte-level tokenizers compose text first.
 
 use unicode_normalization::UnicodeNormalization;
 
@@ -15,12 +14,13 @@ use crate::verify::vocabulary::strings;
 use crate::verify::{Finding, TextEncoder};
 
 const CHECK: &str = "round-trip";
-/// Token type of the 256 bytes of a SentencePiece vocabulary.
+/// Token type of the 256 byte tokens of a SentencePiece vocabulary.
 const BYTE: i32 = 6;
-/// Bytes of a text that are shown around a difference.
+/// Number of bytes of a text that are shown around a difference.
 const SHOWN: usize = 24;
 
-/// Encodes and decodes texts. At most one finding: the first error, else the first change that may be meant.
+/// Encodes and decodes texts. Returns at most one finding: the first error, otherwise the first change that may be by
+/// design.
 pub(super) fn check_round_trip(
     encoder: &dyn TextEncoder,
     metadata: &Metadata,
@@ -57,7 +57,7 @@ pub(super) fn check_round_trip(
     warning
 }
 
-/// The first difference with what is around it.
+/// Describes the first difference with the text around it.
 fn change(text: &str, decoded: &[u8]) -> String {
     let same = decoded.iter().zip(text.as_bytes()).take_while(|(a, b)| a == b).count();
     let around = |bytes: &[u8]| {
@@ -75,7 +75,7 @@ fn change(text: &str, decoded: &[u8]) -> String {
     format!("text changes on its way through the ids at byte {same}: `{before}` becomes `{after}`")
 }
 
-/// True if a vocabulary can write every text and changes none.
+/// Returns true if a vocabulary can represent every text and changes none.
 fn gives_every_text_back(metadata: &Metadata) -> bool {
     let get = |key: &str| metadata.get(&format!("tokenizer.ggml.{key}"));
     let Some(tokens) = strings(metadata, "tokenizer.ggml.tokens") else { return false };
@@ -87,7 +87,7 @@ fn gives_every_text_back(metadata: &Metadata) -> bool {
                     have[usize::from(byte)] = true;
                 }
             }
-            // Bytes that are in no UTF-8 text need no token.
+            // Bytes that occur in no UTF-8 text need no token.
             let in_text = |byte: usize| !matches!(byte, 0xc0 | 0xc1 | 0xf5..=0xff);
             (0..256).all(|byte| have[byte] || !in_text(byte))
         }
@@ -106,7 +106,7 @@ fn gives_every_text_back(metadata: &Metadata) -> bool {
     }
 }
 
-/// The byte that a token of one character stands for in the byte-level alphabet.
+/// Returns the byte that a token of one character represents in the byte-level alphabet.
 fn byte_of(token: &[u8]) -> Option<u8> {
     let mut chars = std::str::from_utf8(token).ok()?.chars();
     tokenizer::byte_of(chars.next().filter(|_| chars.next().is_none())?)
@@ -116,7 +116,7 @@ fn byte_of(token: &[u8]) -> Option<u8> {
 mod tests {
     use super::*;
 
-    /// One token per byte; upper case is lost, and composed forms come back decomposed.
+    /// Encoder with one token per byte; may lower the case or decompose characters.
     struct Bytes {
         lowers: bool,
         decomposes: bool,

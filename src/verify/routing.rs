@@ -1,31 +1,31 @@
-//! Which experts the tokens of a run chose, layer by layer: what a text reaches, and how evenly.
+//! Experts that the tokens of a run chose, layer by layer: coverage and evenness.
 //!
-//! Of a layer with `E` experts of which expert `e` got `n_e` tokens, its share is `p_e = n_e / Σ n`, and the evenness is the
-//! normalized entropy `-Σ p_e ln p_e / ln E`: 1 if all experts got the same, 0 if one got everything.
+//! For a layer with `E` experts of which expert `e` got `n_e` tokens, the share is `p_e = n_e / Σ n`. The evenness is
+//! the normalized entropy `-Σ p_e ln p_e / ln E`: 1 if all experts got the same number of tokens, 0 if one got all.
 
 use serde_json::{Value, json};
 
 pub(super) mod watch;
 
-/// What the router of a layer did with the tokens of a run.
+/// Routing of the tokens of a run by one layer's router.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerRouting {
-    /// The layer; `None` for a router that is in none.
+    /// Layer number; `None` for a router outside the layers.
     pub layer: Option<usize>,
-    /// The router's tensor.
+    /// Name of the router's tensor.
     pub router: String,
-    /// Tokens that were routed; a layer that is run more than once counts them each time.
+    /// Number of tokens that were routed; a layer that runs several times counts them each time.
     pub routed: u64,
-    /// Tokens that each expert got, in the order of experts.
+    /// Number of tokens of each expert, in the order of experts.
     pub tokens: Vec<u64>,
-    /// Share of the choices that the baseline made too, 0 to 1, where it was run and has as many experts.
+    /// Share of the choices that the baseline made too, 0 to 1; `None` unless it was run and has as many experts.
     pub agreement: Option<f64>,
 }
 
-/// The routing of all layers with experts.
+/// Routing of all layers with experts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoutingReport {
-    /// In the order of layers.
+    /// Routing per layer, in the order of layers.
     pub layers: Vec<LayerRouting>,
 }
 
@@ -38,31 +38,31 @@ impl LayerRouting {
         n_tokens.unwrap_or(0) as f64 / self.n_choices().max(1) as f64
     }
 
-    /// Experts of each token.
+    /// Returns the number of experts of each token.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.n_choices().checked_div(self.routed).unwrap_or(0)
     }
 
-    /// Experts that got no token.
+    /// Returns the experts that got no token.
     #[must_use]
     pub fn unseen(&self) -> Vec<usize> {
         self.tokens.iter().enumerate().filter(|(_, n)| **n == 0).map(|(expert, _)| expert).collect()
     }
 
-    /// Share of the choices that fell on the expert with the most, 0 to 1.
+    /// Returns the share of the choices for the expert with the most tokens, 0 to 1.
     #[must_use]
     pub fn busiest(&self) -> f64 {
         self.share(self.tokens.iter().copied().max())
     }
 
-    /// Share of the choices that fell on the expert with the fewest.
+    /// Returns the share of the choices for the expert with the fewest tokens.
     #[must_use]
     pub fn least(&self) -> f64 {
         self.share(self.tokens.iter().copied().min())
     }
 
-    /// Normalized entropy of the shares, 0 to 1; `None` of a single expert or no token.
+    /// Returns the normalized entropy of the shares, 0 to 1; `None` for a single expert or no token.
     #[must_use]
     pub fn evenness(&self) -> Option<f64> {
         let all = self.n_choices() as f64;
@@ -83,19 +83,19 @@ impl LayerRouting {
 }
 
 impl RoutingReport {
-    /// Experts of all layers.
+    /// Returns the number of experts of all layers.
     #[must_use]
     pub fn n_experts(&self) -> usize {
         self.layers.iter().map(|layer| layer.tokens.len()).sum()
     }
 
-    /// Experts of all layers that got no token.
+    /// Returns the number of experts of all layers that got no token.
     #[must_use]
     pub fn n_unseen(&self) -> usize {
         self.layers.iter().map(|layer| layer.unseen().len()).sum()
     }
 
-    /// Share of the choices of all layers that the baseline made too.
+    /// Returns the share of the choices of all layers that the baseline made too.
     #[must_use]
     pub fn agreement(&self) -> Option<f64> {
         let compared: Vec<(f64, f64)> = self
@@ -107,7 +107,7 @@ impl RoutingReport {
         (all > 0.0).then(|| compared.iter().map(|(share, n)| share * n).sum::<f64>() / all)
     }
 
-    /// The layer whose choices agree least with the baseline's.
+    /// Returns the layer whose choices agree least with the baseline's.
     #[must_use]
     pub fn least_agreeing(&self) -> Option<&LayerRouting> {
         let compared = self.layers.iter().filter(|layer| layer.agreement.is_some());

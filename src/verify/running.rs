@@ -1,14 +1,14 @@
-//! How the figures stand while a run is under way.
+//! Running figures of a measurement.
 
 use std::time::Instant;
 
 use crate::verify::{Position, Window};
 
-/// Groups of a long run, at most: so often the figures are told.
+/// Maximum number of groups of a long run, and so of updates of the figures.
 const GROUPS: usize = 16;
 
-/// Tokens of a group that shows figures soon without costing time: full batches, which decode every weight of a layer as
-/// often as one large group would. Only the head is read once a group more.
+/// Number of tokens of a group that shows figures early without costing time. Groups are full batches, which decode
+/// every weight of a layer as often as one large group would. Only the head is read once more per group.
 pub(super) fn group_tokens(windows: &[Window], batch_tokens: usize) -> usize {
     let n_tokens: usize = windows.iter().map(|window| window.chunk.tokens.len()).sum();
     (n_tokens / GROUPS).max(1).next_multiple_of(batch_tokens.max(1))
@@ -21,7 +21,7 @@ pub(super) struct Running {
     kld: Sums,
 }
 
-/// Number, sum and sum of squares.
+/// Number of values, their sum and the sum of their squares.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     n: f64,
@@ -36,7 +36,7 @@ impl Sums {
         self.squares += x * x;
     }
 
-    /// Mean and its standard error.
+    /// Returns the mean and its standard error.
     fn mean(self) -> (f64, f64) {
         let mean = self.sum / self.n;
         let variance = (self.squares / self.n - mean * mean).max(0.0);
@@ -49,7 +49,7 @@ impl Running {
         Self { start: Instant::now(), nll: Sums::default(), kld: Sums::default() }
     }
 
-    /// Takes in the positions of a group.
+    /// Adds the positions of a group.
     pub(super) fn add(&mut self, positions: &[Position]) {
         for position in positions.iter().filter(|position| position.is_scored) {
             self.nll.add(position.score.nll);
@@ -59,7 +59,7 @@ impl Running {
         }
     }
 
-    /// The figures in words, after `n_tokens` that were run.
+    /// Returns the figures as text, after `n_tokens` tokens were run.
     pub(super) fn text(&self, n_tokens: usize) -> String {
         self.text_at(n_tokens, self.start.elapsed().as_secs_f64())
     }

@@ -1,13 +1,14 @@
-//! Texts that come with the program: those on which tokenizers differ, for the checks that need no prompt, and one to score
-//! where nobody gives another.
+//! Built-in texts: samples on which tokenizers differ, for the checks without prompts, and a text to score if none is
+//! given.
 
 use crate::verify::PromptSource;
 
-/// Some 1,500 tokens in the public domain: novels, speeches, verses in nine languages, and code. Enough to see whether a model
-/// predicts text at all, or beside a baseline what the same text costs; too little and too mixed to rank models by.
+/// Text of about 1,500 tokens in the public domain: novels, speeches, verses in nine languages, and code. It is enough
+/// to see whether a model predicts text at all, or to compare a model with its baseline. It is too short and too mixed
+/// to rank models.
 pub const BUILTIN_TEXT: &str = include_str!("builtin.txt");
 
-/// True for prompts that are nothing but the text that comes with the program.
+/// Returns true if the only prompt is the built-in text.
 pub(super) fn is_builtin(prompts: &[PromptSource]) -> bool {
     matches!(prompts, [PromptSource::Text(text)] if text == BUILTIN_TEXT)
 }

@@ -1,4 +1,4 @@
-//! Shapes of tensors against the keys of their file: what a runtime refuses to load is an error here.
+//! Comparison of the tensor shapes with the keys of the file: a shape that a runtime refuses to load is an error.
 
 use crate::arch::{WrongShape, check_shapes};
 use crate::core::TensorMeta;
@@ -7,10 +7,10 @@ use crate::gguf::Metadata;
 use crate::verify::Finding;
 
 const CHECK: &str = "shapes";
-/// Tensors that a finding names.
+/// Maximum number of tensors that a finding names.
 const MAX_EXAMPLES: usize = 3;
 
-/// One finding for all tensors whose shapes are not what the keys say.
+/// Returns one finding for all tensors whose shapes contradict the keys.
 pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Finding> {
     let wrong = check_shapes(metadata, tensors).wrong;
     let (first, others) = wrong.split_first()?;

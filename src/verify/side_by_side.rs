@@ -1,12 +1,12 @@
-//! The figures of one model beside another on given windows, without a verdict.
+//! Comparison of two models on given windows, without a verdict.
 
 use crate::core::progress::Progress;
 use crate::engine::{Engine, EngineOptions};
 use crate::verify::measure::{Baseline, measure};
 use crate::verify::{Divergence, Model, VerifyError, Window};
 
-/// Divergence of a model from a baseline over the scored tokens of windows; `None` if there are none. What the baseline
-/// says is kept in its [`crate::verify::Recall`] for the next model.
+/// Computes the divergence of a model from a baseline over the scored tokens of windows; `None` if there are none. The
+/// baseline's results are kept in its [`crate::verify::Recall`] for the next model.
 ///
 /// # Errors
 /// Models that cannot be run, cancellation.

@@ -1,4 +1,4 @@
-//! The statistics that llama-perplexity prints of two models on the same tokens, by its definitions.
+//! Statistics that llama-perplexity prints for two models on the same tokens, by its definitions.
 
 use crate::verify::{Estimate, Position, Reference};
 
@@ -21,10 +21,10 @@ pub struct Distribution {
     pub min: f64,
 }
 
-/// The value at a fraction of sorted values, interpolated between neighbours.
+/// Returns the value at a fraction of sorted values, interpolated between neighbours.
 ///
 /// # Exactness
-/// ref: the place between the neighbours is computed in f32, which shows among many values. Kept.
+/// ref: the position between the neighbours is computed in f32, which is visible with many values. Kept.
 fn quantile(sorted: &[f64], fraction: f32) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let place = fraction * last as f32;
@@ -34,7 +34,7 @@ fn quantile(sorted: &[f64], fraction: f32) -> f64 {
 }
 
 impl Distribution {
-    /// Quantiles of values in any order; no numbers if there are none.
+    /// Computes the quantiles of values in any order; NaN if there are none.
     #[must_use]
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = values.collect();
@@ -61,7 +61,7 @@ impl Distribution {
         }
     }
 
-    /// The quantiles with their names, largest first.
+    /// Returns the quantiles with their names, largest first.
     #[must_use]
     pub fn named(&self) -> [(&'static str, f64); 13] {
         [
@@ -82,12 +82,12 @@ impl Distribution {
     }
 }
 
-/// What two models say about the same tokens. Δp is the model's probability of the true token less the baseline's.
+/// Statistics of two models on the same tokens. Δp is the model's probability of the true token minus the baseline's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Statistics {
-    /// Divergences.
+    /// Quantiles of the divergences.
     pub kld: Distribution,
-    /// Δp.
+    /// Quantiles of Δp.
     pub dp: Distribution,
     /// Mean Δp.
     pub mean_dp: Estimate,
@@ -95,25 +95,25 @@ pub struct Statistics {
     pub rms_dp: Estimate,
     /// Share of tokens with the same most likely prediction.
     pub same_top: Estimate,
-    /// Perplexity over that of the baseline.
+    /// Perplexity divided by the baseline's.
     pub ppl_ratio: Estimate,
-    /// Perplexity less that of the baseline.
+    /// Perplexity minus the baseline's.
     pub ppl_difference: Estimate,
     /// Standard error of the baseline's perplexity.
     pub baseline_ppl_stderr: f64,
-    /// Correlation of the two models' log-likelihoods, -1 to 1; no number where one of them is constant.
+    /// Correlation of the two models' log-likelihoods, -1 to 1; NaN if one of them is constant.
     pub ln_ppl_correlation: f64,
 }
 
 impl Statistics {
-    /// Statistics of positions and what the baseline says there.
+    /// Computes the statistics of positions with the baseline's results.
     #[must_use]
     pub(super) fn of(pairs: &[(&Position, Reference)]) -> Self {
         let n = pairs.len() as f64;
         let own = Estimate::of_mean(pairs.iter().map(|(p, _)| p.score.nll));
         let base = Estimate::of_mean(pairs.iter().map(|(_, r)| r.score.nll));
         let products = pairs.iter().map(|(p, r)| (p.score.nll - own.value) * (r.score.nll - base.value));
-        // Of the means, as the standard errors are.
+        // Covariance of the means, as the standard errors are those of the means.
         let covariance = products.sum::<f64>() / n / (n - 1.0);
         let (ppl, base_ppl) = (own.value.exp(), base.value.exp());
         let ln_ratio = Estimate::of_mean(pairs.iter().map(|(p, r)| p.score.nll - r.score.nll));
@@ -130,13 +130,13 @@ impl Statistics {
             kld: Distribution::of(pairs.iter().map(|(_, r)| r.kld)),
             dp: Distribution::of(dp()),
             mean_dp: Estimate::of_mean(dp()),
-            // The error of the square, carried through the root; of equal models there is none.
+            // Error of the square, propagated through the root; 0 for equal models.
             rms_dp: Estimate { value: rms, stderr: if rms > 0.0 { 0.5 / rms * squares.stderr } else { 0.0 } },
             same_top: Estimate { value: same, stderr: same_stderr },
             ppl_ratio: Estimate { value: ratio, stderr: ratio * ln_ratio.stderr },
             ppl_difference: Estimate {
                 value: ppl - base_ppl,
-                // Rounding may leave the variance of nearly equal models a hair below zero.
+                // Rounding may leave the variance of nearly equal models slightly below zero.
                 stderr: difference_variance.max(0.0).sqrt(),
             },
             baseline_ppl_stderr: base_stderr,

@@ -1,4 +1,4 @@
-//! The structural part: what can be judged without arithmetic on activations.
+//! Structural checks: everything that can be judged without running the model.
 
 use std::sync::Mutex;
 
@@ -12,20 +12,20 @@ use crate::gguf::{GgufFile, Metadata};
 use crate::quant::{dequantize, first_non_finite, validate_blocks};
 use crate::verify::{Finding, VerifyError, adapter, keys, numbers, shapes, towers, vocabulary};
 
-/// Bytes of a tensor checked at a time.
+/// Bytes of a tensor that are checked at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// How the structure is checked.
+/// Options of the structural checks.
 #[derive(Clone, Copy, Debug)]
 pub struct StructureOptions {
     /// Vector instructions.
     pub level: SimdLevel,
 }
 
-/// What a piece of a tensor showed.
+/// Result of the checks of a tensor's pieces.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// First flaw: row of the piece, and what it is.
+    /// First flaw: first row of the piece, and the description.
     flaw: Option<(u64, String)>,
     has_value: bool,
 }
@@ -45,10 +45,10 @@ pub fn check_structure(
     if towers::is_towers(metadata) {
         findings.extend(towers::check(metadata, source.tensors()));
     } else if is_adapter {
-        // An adapter has no vocabulary: it is its base's.
+        // An adapter has no vocabulary of its own.
         findings.extend(keys::missing(metadata, &adapter::REQUIRED));
     } else if vocabulary::is_alone(metadata, source.tensors()) {
-        // What else such a file says is of the model that its vocabulary belongs to.
+        // The other keys of such a file are those of the model that its vocabulary belongs to.
         findings.extend(keys::missing(metadata, &keys::OF_MODELS));
     } else {
         findings.extend(keys::required_of_models(metadata));
@@ -70,7 +70,7 @@ pub fn check_structure(
     Ok(findings)
 }
 
-/// What a file's own layout shows: things that readers let pass.
+/// Reports flaws of a file's layout that readers tolerate.
 pub(super) fn check_layout(file: &GgufFile) -> Vec<Finding> {
     let tolerated = file
         .tolerated()
@@ -122,7 +122,7 @@ fn check_tensors(
             findings.push(Finding::error("non-finite", format!("from row {row}: {flaw}")).of(&meta.name));
         } else if !seen.has_value && meta.shape.n_elems() > 0 {
             let message = "all values are zero";
-            // Biases of zeros are common; a matrix of zeros is a lost one.
+            // Zero biases are common; a zero matrix is a lost one.
             let finding = if meta.shape.rank() > 1 {
                 Finding::error("all-zero", message)
             } else {
@@ -134,7 +134,7 @@ fn check_tensors(
     Ok(findings)
 }
 
-/// The first flaw of a piece, and whether any of its values is not zero.
+/// Returns the first flaw of a piece, and whether any of its values is not zero.
 fn check_piece(
     source: &dyn TensorSource,
     tensor: usize,
@@ -161,7 +161,7 @@ fn check_piece(
     if matches!(meta.ty, GgmlType::I8 | GgmlType::I16 | GgmlType::I32 | GgmlType::I64) {
         return Ok((None, encoded.iter().any(|&byte| byte != 0)));
     }
-    // Each number of a plain type was looked at; what is left is whether one is not a zero of either sign.
+    // Each number of a plain type was validated above; it remains to check if one is not a zero of either sign.
     match meta.ty {
         GgmlType::F16 | GgmlType::Bf16 => {
             let mut numbers = encoded.as_chunks().0.iter();

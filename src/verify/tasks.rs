@@ -1,7 +1,7 @@
 //! Questions with answers to choose from: HellaSwag, Winogrande, and any other in llama-perplexity's binary form.
 //!
-//! An answer's score is the mean log-probability of its tokens; the model's answer is the one with the highest. Files,
-//! choice of tasks, tokens that count and figures are llama-perplexity's.
+//! The score of an answer is the mean log-probability of its tokens; the model's answer is the one with the highest
+//! score. File formats, choice of tasks, scored tokens and figures are those of llama-perplexity.
 
 mod choice;
 mod hellaswag;
@@ -23,32 +23,32 @@ use crate::verify::tasks::choice::{Choice, Pair};
 pub(super) use run::run;
 pub use unscorable::LeftOut;
 
-/// What is wrong with a file of tasks.
+/// Error in a file of tasks.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum TaskError {
-    /// Text that is not UTF-8.
+    /// The text is not UTF-8.
     #[error("{}: offset {offset}: invalid UTF-8", path.display())]
     Utf8 { path: PathBuf, offset: usize },
-    /// A line that is not what its place asks for.
+    /// A line is not what its position requires.
     #[error("{}: line {line}: expected {expected}, found `{}`", path.display(), escape(found))]
     Line { path: PathBuf, line: usize, expected: &'static str, found: String },
-    /// Lines that are no whole tasks.
+    /// The number of lines is not a multiple of a task's lines.
     #[error("{}: {lines} lines, expected six for each task", path.display())]
     Lines { path: PathBuf, lines: usize },
-    /// A number of a binary file that makes no sense.
+    /// A number of a binary file is out of range.
     #[error("{}: offset {offset}: {name} is {found}, expected {expected}", path.display())]
     Number { path: PathBuf, offset: usize, name: &'static str, found: u32, expected: String },
-    /// A binary file that ends too early.
+    /// A binary file ends too early.
     #[error("{}: offset {offset}: the file ends within {name}", path.display())]
     End { path: PathBuf, offset: usize, name: &'static str },
-    /// No task at all.
+    /// The file has no task.
     #[error("{}: no tasks", path.display())]
     Empty { path: PathBuf },
-    /// Text that the vocabulary has no ids for.
+    /// The vocabulary has no ids for a text.
     #[error("task {task}: {reason}")]
     Encode { task: usize, reason: String },
-    /// Not one task that can be scored.
+    /// No task can be scored.
     #[error(
         "{}: none of the tasks can be scored: task {} (`{}`): {}",
         path.display(),
@@ -77,19 +77,19 @@ impl Hint for TaskError {
     }
 }
 
-/// A kind of tasks, by the form of its file.
+/// Kind of tasks, by the format of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskKind {
-    /// Six lines a task: context, index of the right ending, four endings.
+    /// Six lines per task: context, index of the right ending, four endings.
     HellaSwag,
-    /// A line a task: index, sentence with `_`, two words for it, number of the right one.
+    /// One line per task: index, sentence with `_`, two words for it, number of the right one.
     Winogrande,
-    /// Binary: question, answers, which are right.
+    /// Binary: question, answers, and flags for the right ones.
     MultipleChoice,
 }
 
 impl TaskKind {
-    /// Name in reports, and of the option.
+    /// Returns the name in reports, and of the option.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -106,7 +106,7 @@ enum Tasks {
     Pairs(Vec<Pair>),
 }
 
-/// Tasks of one file, those that were chosen.
+/// Chosen tasks of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskSet {
     kind: TaskKind,
@@ -116,7 +116,7 @@ pub struct TaskSet {
 }
 
 impl TaskSet {
-    /// Reads a file and chooses `limit` of its tasks, those that llama-perplexity built with GNU's C++ library chooses.
+    /// Reads a file and chooses `limit` of its tasks, the same as llama-perplexity built with GNU's C++ library.
     ///
     /// # Errors
     /// I/O errors; a file that is not of this kind, by line or offset.
@@ -144,7 +144,7 @@ impl TaskSet {
         Ok(Self { kind, path: path.to_owned(), n_in_file, tasks })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -160,29 +160,29 @@ fn pick<T: Clone>(all: &[T], chosen: &[usize]) -> Vec<T> {
     chosen.iter().filter_map(|&at| all.get(at)).cloned().collect()
 }
 
-/// How a model answered one task.
+/// Answer of a model to one task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskOutcome {
     /// Index of the task in its file.
     pub task: usize,
     /// Mean log-probability of each answer's tokens.
     pub scores: Vec<f64>,
-    /// Index of the highest.
+    /// Index of the answer with the highest score.
     pub answer: usize,
-    /// Whether that is a right one.
+    /// True if that answer is right.
     pub is_right: bool,
 }
 
-/// How a model answered the tasks of a file.
+/// Answers of a model to the tasks of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskReport {
-    /// Their kind.
+    /// Kind of the tasks.
     pub kind: TaskKind,
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Tasks in the file, of which those in `outcomes` were chosen.
+    /// Number of tasks in the file, of which those in `outcomes` and `left_out` were chosen.
     pub n_in_file: usize,
-    /// Task by task, in the order in which they were chosen.
+    /// Outcome of each task, in the order in which they were chosen.
     pub outcomes: Vec<TaskOutcome>,
     /// Chosen tasks that cannot be scored.
     pub left_out: Vec<LeftOut>,
@@ -193,20 +193,20 @@ impl TaskReport {
         self.outcomes.len() as f64
     }
 
-    /// Share of right answers, 0 to 1.
+    /// Returns the share of right answers, 0 to 1.
     #[must_use]
     pub fn accuracy(&self) -> f64 {
         self.outcomes.iter().filter(|outcome| outcome.is_right).count() as f64 / self.n()
     }
 
-    /// Standard error of the share; 0 for a single task.
+    /// Returns the standard error of the share; 0 for a single task.
     #[must_use]
     pub fn stderr(&self) -> f64 {
         let p = self.accuracy();
         if self.outcomes.len() < 2 { 0.0 } else { (p * (1.0 - p) / (self.n() - 1.0)).sqrt() }
     }
 
-    /// Wilson's interval of the share, at 95 %.
+    /// Returns Wilson's interval of the share, at 95 %.
     #[must_use]
     pub fn interval(&self) -> (f64, f64) {
         const QUANTILE: f64 = 1.959_963_984_54;
@@ -216,13 +216,13 @@ impl TaskReport {
         ((p + z / 2.0 - half) / (1.0 + z), (p + z / 2.0 + half) / (1.0 + z))
     }
 
-    /// The share that guessing would have.
+    /// Returns the expected share of right answers of random guesses.
     #[must_use]
     pub fn chance(&self) -> f64 {
         self.n() / self.outcomes.iter().map(|outcome| outcome.scores.len() as f64).sum::<f64>()
     }
 
-    /// What is said of the tasks that cannot be scored.
+    /// Returns findings about the tasks that cannot be scored.
     pub(super) fn findings(&self) -> Vec<Finding> {
         unscorable::findings(&self.path, &self.left_out, self.outcomes.len())
     }
@@ -265,7 +265,7 @@ mod tests {
         };
         assert_eq!((report.accuracy(), report.chance()), (0.375, 0.25));
         assert!((report.stderr() - (0.375f64 * 0.625 / 7.0).sqrt()).abs() < 1e-15);
-        // What llama-perplexity prints for three of eight.
+        // Values that llama-perplexity prints for three of eight.
         let (low, high) = report.interval();
         assert!((low - 0.136_844).abs() < 1e-6 && (high - 0.694_258).abs() < 1e-6, "{low} {high}");
     }

@@ -1,4 +1,4 @@
-//! Texts as models read them that see both ways: each with the tokens that begin and end one.
+//! Texts as models with bidirectional attention read them: each with its start and end tokens.
 
 use std::ops::Range;
 
@@ -8,14 +8,14 @@ use crate::verify::Prompt;
 /// Texts as an encoder reads them.
 pub(super) struct Texts {
     pub(super) chunks: Vec<TokenChunk>,
-    /// The prompt that each is of.
+    /// Index of the prompt of each text.
     pub(super) prompts: Vec<usize>,
-    /// Of each the tokens between those that begin and end it.
+    /// Range of each text's tokens without the start and end tokens.
     pub(super) bodies: Vec<Range<usize>>,
 }
 
 impl Texts {
-    /// Cuts prompts into texts of at most `n_ctx` tokens, each with the tokens that begin and end one.
+    /// Cuts prompts into texts of at most `n_ctx` tokens, each with its start and end tokens.
     pub(super) fn cut(prompts: &[Prompt], end: Option<u32>, n_ctx: usize, limit: Option<usize>) -> Self {
         let mut texts = Self { chunks: Vec::new(), prompts: Vec::new(), bodies: Vec::new() };
         for (at, prompt) in prompts.iter().enumerate() {

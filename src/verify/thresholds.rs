@@ -1,37 +1,37 @@
-//! The limits that a file must keep.
+//! Limits that a file must keep.
 
 use crate::verify::{Divergence, Perplexity, Quality};
 
 /// Limits that a file must keep; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Thresholds {
-    /// Perplexity.
+    /// Highest perplexity.
     pub max_ppl: Option<f64>,
-    /// Increase of the perplexity over the baseline, as a share (0.02 is 2 %).
+    /// Highest increase of the perplexity over the baseline, as a share (0.02 is 2 %).
     pub max_ppl_increase: Option<f64>,
-    /// Mean divergence.
+    /// Highest mean divergence, in nats per token.
     pub max_kld: Option<f64>,
-    /// 99th percentile of the divergence.
+    /// Highest 99th percentile of the divergence.
     pub max_kld_99: Option<f64>,
-    /// Share of tokens with the same most likely prediction.
+    /// Lowest share of tokens with the same most likely prediction.
     pub min_top1: Option<f64>,
-    /// Mean cosine of a text's vector with the baseline's, of encoders.
+    /// Lowest mean cosine of a text's vector with the baseline's, for encoders.
     pub min_cosine: Option<f64>,
-    /// The least of them.
+    /// Lowest cosine of a single text's vector with the baseline's.
     pub min_worst_cosine: Option<f64>,
-    /// Root mean square of the differences of scores, as a share of their spread.
+    /// Highest root mean square of the differences of scores, as a share of their spread.
     pub max_score_error: Option<f64>,
-    /// Pseudo-perplexity, of masked-language models.
+    /// Highest pseudo-perplexity, for masked language models.
     pub max_pseudo_ppl: Option<f64>,
-    /// Mean divergence at masked tokens.
+    /// Highest mean divergence at masked tokens.
     pub max_masked_kld: Option<f64>,
-    /// Share of masked tokens with the same most likely prediction.
+    /// Lowest share of masked tokens with the same most likely prediction.
     pub min_masked_top1: Option<f64>,
-    /// Quality of the predictions.
+    /// Lowest quality of the predictions.
     pub min_quality: Option<Quality>,
 }
 
-/// A figure that a limit may be set on.
+/// Figure that may have a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
     /// Perplexity.
@@ -46,7 +46,7 @@ pub enum Figure {
     Top1,
     /// Mean cosine of a text's vector with the baseline's.
     Cosine,
-    /// The least of them.
+    /// Lowest cosine of a single text's vector.
     WorstCosine,
     /// Difference of scores, as a share of their spread.
     ScoreError,
@@ -73,17 +73,17 @@ impl Figure {
         Self::MaskedTop1,
     ];
 
-    /// True if the figure is one of vectors, false if of predictions.
+    /// Returns true for a figure of vectors, false for one of predictions.
     pub(super) fn is_of_vectors(self) -> bool {
         matches!(self, Self::Cosine | Self::WorstCosine | Self::ScoreError)
     }
 
-    /// True if the figure is one of masked tokens.
+    /// Returns true for a figure of masked tokens.
     pub(super) fn is_of_masks(self) -> bool {
         matches!(self, Self::PseudoPpl | Self::MaskedKld | Self::MaskedTop1)
     }
 
-    /// Name of the limit, as its option has it.
+    /// Returns the name of the limit's option.
     #[must_use]
     pub fn limit_name(self) -> &'static str {
         match self {
@@ -101,7 +101,7 @@ impl Figure {
         }
     }
 
-    /// Name of the figure in sentences.
+    /// Returns the name of the figure in sentences.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -119,27 +119,27 @@ impl Figure {
         }
     }
 
-    /// True if more is better.
+    /// Returns true if more is better.
     #[must_use]
     pub fn is_floor(self) -> bool {
         matches!(self, Self::Top1 | Self::Cosine | Self::WorstCosine | Self::MaskedTop1)
     }
 
-    /// A value as people read it.
+    /// Formats a value for readers.
     #[must_use]
     pub fn show(self, value: f64) -> String {
         match self {
             Self::Ppl | Self::PseudoPpl => format!("{value:.4}"),
             Self::PplIncrease => format!("{:+.2} %", 100.0 * value),
             Self::Top1 | Self::MaskedTop1 => format!("{:.2} %", 100.0 * value),
-            // What is missing to 1 is what counts.
+            // The distance from 1 is what counts.
             Self::Cosine | Self::WorstCosine => format!("{value:.8}"),
             Self::Kld | Self::Kld99 | Self::ScoreError | Self::MaskedKld => significant(value),
         }
     }
 }
 
-/// Three significant digits, without an exponent where that reads better.
+/// Formats a value with three significant digits, without an exponent unless it is very small.
 fn significant(value: f64) -> String {
     if !value.is_finite() || value == 0.0 {
         return value.to_string();
@@ -151,36 +151,36 @@ fn significant(value: f64) -> String {
     format!("{value:.*}", usize::try_from(2 - magnitude).unwrap_or(0))
 }
 
-/// A figure beside its limit.
+/// Figure with its limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LimitLine {
-    /// The figure.
+    /// Measured figure.
     pub figure: Figure,
-    /// What was measured.
+    /// Measured value.
     pub value: f64,
-    /// Its standard error, where one is known.
+    /// Standard error of the value, if it is known.
     pub stderr: Option<f64>,
-    /// What it may be.
+    /// Limit of the value.
     pub limit: f64,
-    /// True if the reader set the limit.
+    /// True if the user set the limit.
     pub is_own: bool,
 }
 
 impl LimitLine {
-    /// True if the limit is missed. A measurement that is not a number misses every limit.
+    /// Returns true if the limit is missed. A NaN value misses every limit.
     #[must_use]
     pub fn is_missed(&self) -> bool {
         let keeps = if self.figure.is_floor() { self.value >= self.limit } else { self.value <= self.limit };
         !keeps
     }
 
-    /// True if the limit is kept, but by less than two standard errors: more text may say otherwise.
+    /// Returns true if the limit is kept, but by less than two standard errors: more text may change the result.
     #[must_use]
     pub fn is_close(&self) -> bool {
         !self.is_missed() && !self.is_kept_by(2.0)
     }
 
-    /// True if the limit is kept even where the figure is off by this many standard errors.
+    /// Returns true if the limit is kept even if the figure is off by this many standard errors.
     #[must_use]
     pub fn is_kept_by(&self, errors: f64) -> bool {
         let doubt = errors * self.stderr.unwrap_or(0.0);
@@ -188,7 +188,7 @@ impl LimitLine {
         !Self { value: worst, ..*self }.is_missed()
     }
 
-    /// `KLD 0.133 > 0.0300`.
+    /// Formats the comparison: `KLD 0.133 > 0.0300`.
     #[must_use]
     pub fn relation(&self) -> String {
         let sign = match (self.figure.is_floor(), self.is_missed()) {
@@ -203,7 +203,7 @@ impl LimitLine {
 }
 
 impl Thresholds {
-    /// These limits where they are set, else the others.
+    /// Returns these limits, completed by those of `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -222,13 +222,13 @@ impl Thresholds {
         }
     }
 
-    /// True if no limit is set.
+    /// Returns true if no limit is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The figures with a limit of the reader's.
+    /// Figures with a limit in these thresholds.
     pub(super) fn own(&self) -> impl Iterator<Item = Figure> + '_ {
         Figure::ALL.into_iter().filter(|&figure| self.of(figure).is_some())
     }
@@ -249,7 +249,7 @@ impl Thresholds {
         }
     }
 
-    /// Every figure that was measured beside its limit: these, where they are set, else those of `defaults`.
+    /// Returns every measured figure with its limit: from these thresholds if it is set, otherwise from `defaults`.
     #[must_use]
     pub fn lines(
         &self,
@@ -260,7 +260,7 @@ impl Thresholds {
         let mut figures = vec![(Figure::Ppl, perplexity.value, Some(perplexity.stderr))];
         if let Some(d) = divergence {
             let delta = &d.delta_ln_ppl;
-            // The error of the logarithm, carried through the exponential.
+            // Standard error of the logarithm, propagated through the exponential.
             let stderr = delta.stderr * delta.value.exp();
             figures.extend([
                 (Figure::PplIncrease, delta.value.exp_m1(), Some(stderr)),

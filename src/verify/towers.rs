@@ -1,4 +1,4 @@
-//! Files of vision and audio towers (`--mmproj`): what can be judged of them without running them.
+//! Checks of vision and audio tower files (`--mmproj`) that need no run.
 
 use crate::arch::{TowerFile, block_count, block_number, tower_gaps};
 use crate::core::TensorMeta;
@@ -6,24 +6,24 @@ use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
 use crate::verify::{Aspect, Finding, Report};
 
-/// The check of the tensors.
+/// Name of the check of the tensors.
 const TENSORS: &str = "towers";
 const TOWERS: [&str; 2] = ["vision", "audio"];
 
-/// `general.architecture` of such files.
+/// Value of `general.architecture` in such files.
 const CLIP: &str = "clip";
-/// What every tower says of itself, behind `clip.vision.` or `clip.audio.`.
+/// Keys that every tower must declare, after `clip.vision.` or `clip.audio.`.
 const SIZES: [&str; 5] =
     ["attention.head_count", "block_count", "embedding_length", "feed_forward_length", "projection_dim"];
-/// What a vision tower says besides.
+/// Further keys that a vision tower must declare.
 const OF_IMAGES: [&str; 4] = ["image_mean", "image_size", "image_std", "patch_size"];
 
-/// True for a file of towers.
+/// Returns true for a file of towers.
 pub(super) fn is_towers(metadata: &Metadata) -> bool {
     metadata.get("general.architecture").and_then(Value::as_str) == Some(CLIP)
 }
 
-/// The keys and tensors that a runtime cannot do without.
+/// Checks the keys and tensors that a runtime requires.
 pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
     let mut findings = check_keys(metadata);
     if tensors.is_empty() {
@@ -59,7 +59,7 @@ fn check_keys(metadata: &Metadata) -> Vec<Finding> {
     missing.into_iter().map(finding).collect()
 }
 
-/// Says why no text is run through towers, and what judges them.
+/// Records why no text is run through towers, and what judges them instead.
 pub(super) fn leave_out(report: &mut Report) {
     const ALONE: &str = "vision and audio towers are not run";
     for aspect in [Aspect::Perplexity, Aspect::Divergence] {
@@ -67,7 +67,7 @@ pub(super) fn leave_out(report: &mut Report) {
     }
 }
 
-/// The tensors of each block, and of the projector.
+/// Checks the tensors of each block and of the projector.
 fn check_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
     let mut projectors = Vec::new();
     let mut blocks = [None; 2];

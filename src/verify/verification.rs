@@ -1,12 +1,11 @@
-//! The whole verification, in order: structure, graph, tokenizer, measurement, thresholds.
+//! Verification as a whole, in order: structure, graph, tokenizer, measurement, thresholds.
 
 use std::time::Instant;
 
 use crate::arch::missing_tensors;
 use crate::core::progress::Progress;
 use crate::core::text::{escape, escape_bytes};
-use crate::engine::plan::ModelKind;
-use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer};
+use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, ModelKind, Observer};
 use crate::gguf::Value;
 use crate::verify::answers::cut_sources;
 use crate::verify::chat::check_templates;
@@ -33,35 +32,35 @@ use crate::verify::{
     VerifyError, WeightOptions, WorstToken, compare_weights,
 };
 
-/// What to verify, and how.
+/// Options of a verification.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifyOptions<'a> {
-    /// Machine use.
+    /// Options of the engine.
     pub engine: EngineOptions,
-    /// How prompts are cut.
+    /// Options for cutting and scoring the prompts.
     pub scoring: Scoring,
-    /// The files that the prompts are of; they share the chunks. None: all are as of one.
+    /// Files of the prompts, which share the chunks; if empty, all prompts count as one file.
     pub files: &'a [PromptFile],
-    /// Limits; what is not set takes a default if there is a baseline.
+    /// Limits; unset ones take a default if there is a baseline.
     pub thresholds: Thresholds,
-    /// Stop before any arithmetic.
+    /// True to stop before any arithmetic.
     pub structure_only: bool,
-    /// Stop after the weights were compared with the baseline's; an architecture without a graph is no matter then.
+    /// True to stop after the weights were compared with the baseline's; the architecture needs no graph then.
     pub weights_only: bool,
 }
 
-/// What a verification yields.
+/// Result of a verification.
 #[derive(Clone, Debug)]
 pub struct Verification {
-    /// The verdict and what it rests on.
+    /// Verdict with the findings and figures that it is based on.
     pub report: Report,
-    /// The prompts as token ids; none if nothing was run.
+    /// Prompts as token ids; empty if nothing was run.
     pub prompts: Vec<Prompt>,
     /// Every position that was computed.
     pub positions: Vec<Position>,
-    /// Prompts of which the limit on the number of chunks left nothing.
+    /// Prompts that the limit on the number of chunks left without a window.
     pub unreached: Vec<usize>,
-    /// A logit file was written.
+    /// True if a logit file was written.
     pub has_saved: bool,
 }
 
@@ -74,8 +73,8 @@ impl Verification {
 /// Verifies a model.
 ///
 /// # Errors
-/// What keeps the verification from running: unreadable prompts or weights, too little memory, cancellation. What is
-/// wrong with the model is a finding, not an error.
+/// Anything that prevents the verification: unreadable prompts or weights, too little memory, cancellation. Problems of
+/// the model are findings, not errors.
 pub fn verify(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
@@ -87,7 +86,7 @@ pub fn verify(
     verify_with(model, baseline, prompts, options, &Extras::default(), progress, observer)
 }
 
-/// [`verify`] with a logit file in place of a baseline, one to write, or tasks.
+/// Does the same as [`verify`], with a logit file in place of a baseline, a logit file to write, or tasks.
 ///
 /// # Errors
 /// As [`verify`]; a logit file or tasks that cannot be used.
@@ -105,7 +104,7 @@ pub fn verify_with(
     Ok(verification)
 }
 
-/// All checks, as far as they can be carried out.
+/// Runs all checks, as far as possible.
 fn run_checks(
     (model, baseline): (&Model<'_>, Option<&Model<'_>>),
     prompts: &[PromptSource],
@@ -154,7 +153,7 @@ fn run_checks(
     let Cut { windows, unreached, chunks } = cut;
     let recall = baseline.and_then(|baseline| baseline.recall);
     let other = reference.as_ref().map(|engine| measure::Baseline { engine, recall });
-    // Of a baseline that cannot be compared with nothing is kept, nor the model's in its place.
+    // If the baseline cannot be compared with, neither its logits nor the model's are saved.
     let wanted = extras.save.as_ref().filter(|_| baseline.is_some() == reference.is_some());
     let mut save = match wanted {
         Some(save) => Some(begin(save, &windows, &encoded, &scoring, engine.plan().n_vocab)?),
@@ -189,7 +188,7 @@ fn run_checks(
     Ok(Verification { report, prompts: encoded, positions, unreached, has_saved: wanted.is_some() })
 }
 
-/// Stages of a verification: blocks, weights, the model, a reference copy, tasks.
+/// Returns the number of stages of a verification: blocks, weights, the model, a reference copy, tasks.
 fn n_steps(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
@@ -205,14 +204,15 @@ fn n_steps(
     1 + usize::from(has_weights) + usize::from(has_text) + usize::from(has_copy) + n_tasks
 }
 
-/// A model whose file, keys, weights and tokenizer were looked at.
+/// Model whose file, keys, weights and tokenizer were checked.
 pub(super) struct Examined {
     pub(super) report: Report,
-    /// The graph and the prompts as token ids, if something can be run; no prompts if all are text and cannot be encoded.
+    /// Graph and the prompts as token ids, if the model can be run; the prompts are `None` if all are text and cannot
+    /// be encoded.
     pub(super) ready: Option<(GraphPlan, Option<Vec<Prompt>>)>,
 }
 
-/// Everything that is looked at before a model is run. `weights` is where the weights are compared with the baseline's.
+/// Runs all checks before a model is run. `weights` compares the weights with the baseline's.
 pub(super) fn examine(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
@@ -282,8 +282,8 @@ pub(super) fn examine(
     Ok(Examined { report, ready: Some((plan, encoded)) })
 }
 
-/// Cuts the prompts, and makes the baseline ready to run if its logits can be compared with the model's. `prompts` are the
-/// encoded ones, the same as their files have them, and those files.
+/// Cuts the prompts, and prepares the baseline if its logits can be compared with the model's. The tuple holds the
+/// encoded prompts, their sources, and the prompt files.
 pub(super) fn prepare<'b>(
     engine: &Engine<'_>,
     baseline: Option<&Model<'b>>,
@@ -306,7 +306,7 @@ pub(super) fn prepare<'b>(
     Ok((cut, reference))
 }
 
-/// Whether a baseline's predictions are over the model's vocabulary.
+/// Returns true if the baseline has as many logits as the model; adds a finding otherwise.
 fn is_comparable(other: usize, own: usize, report: &mut Report) -> bool {
     if own != other {
         let message = format!("{own} logits, the baseline has {other}: they cannot be compared");
@@ -315,7 +315,7 @@ fn is_comparable(other: usize, own: usize, report: &mut Report) -> bool {
     own == other
 }
 
-/// Begins a logit file, after its size was told.
+/// Begins a logit file, after announcing its size.
 fn begin(
     save: &SaveLogits<'_>,
     windows: &[Window],
@@ -329,7 +329,7 @@ fn begin(
     Ok(writer)
 }
 
-/// How the model answers the tasks, if it has a tokenizer for them.
+/// Returns the model's answers to the tasks; none without a tokenizer.
 fn answers(
     engine: &Engine<'_>,
     model: &Model<'_>,
@@ -347,7 +347,7 @@ fn answers(
     }
 }
 
-/// Every tensor against what it was made from.
+/// Compares every tensor with the baseline's.
 fn compare_all_weights(
     model: &Model<'_>,
     baseline: &Model<'_>,
@@ -361,7 +361,7 @@ fn compare_all_weights(
     Ok(())
 }
 
-/// The graph, if there is one that can be run.
+/// Returns the graph if there is one that can be run; otherwise adds a finding.
 fn check_graph(model: &Model<'_>, report: &mut Report) -> Result<Option<GraphPlan>, VerifyError> {
     let missing = missing_tensors(model.metadata, model.source.tensors());
     report.extend(missing.iter().map(|missing| Finding::error("graph", missing.to_string())));
@@ -387,7 +387,7 @@ fn check_graph(model: &Model<'_>, report: &mut Report) -> Result<Option<GraphPla
     }
 }
 
-/// The chat template, the round trip of texts, and the tokenizer that the model was made with.
+/// Checks the chat template, the round trip of texts, and parity with the original tokenizer.
 fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Report) {
     report.extend(check_templates(model.metadata, model.template));
     let is_towers = towers::is_towers(model.metadata);
@@ -415,7 +415,7 @@ fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Rep
     }
 }
 
-/// Ids of the prompts; `None` if all are text and cannot be encoded.
+/// Encodes the prompts; `None` if no prompt can be encoded.
 fn encode(
     model: &Model<'_>,
     prompts: &[PromptSource],
@@ -440,7 +440,7 @@ fn encode(
     }
 }
 
-/// The baseline's engine, if its logits can be compared with those of the model.
+/// Creates the baseline's engine if its logits can be compared with the model's.
 fn reference_engine<'b>(
     engine: &Engine<'_>,
     baseline: &Model<'b>,
@@ -453,10 +453,10 @@ fn reference_engine<'b>(
     Engine::new(plan, baseline.source, *engine.options()).map(Some).map_err(VerifyError::Baseline)
 }
 
-/// The figures of the positions; `n_bytes` of text are scored, where a tokenizer tells it.
+/// Computes the figures of the positions; `n_bytes` is the size of the scored text if a tokenizer is known.
 pub(super) fn fill(report: &mut Report, n_prompts: usize, positions: &[Position], n_bytes: Option<u64>) {
     report.perplexity = Perplexity::of(positions.iter());
-    // Those of a prompt stand together, in the order of the prompts, unless some prompts are of no file.
+    // The positions of a prompt are consecutive, in the order of the prompts, unless some prompts belong to no file.
     let is_sorted = positions.is_sorted_by_key(|p| p.prompt);
     let of_prompt = |prompt: usize| {
         let start = positions.partition_point(|p| p.prompt < prompt);
@@ -472,13 +472,13 @@ pub(super) fn fill(report: &mut Report, n_prompts: usize, positions: &[Position]
         n_bytes.filter(|&n| n > 0).map(|n_bytes| nll() / std::f64::consts::LN_2 / n_bytes as f64);
 }
 
-/// A sentence about chunks that are longer than those the model was trained on.
+/// Returns a warning if chunks are longer than those that the model was trained on.
 pub(super) fn beyond_training(plan: &GraphPlan, windows: &[Window]) -> Option<String> {
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max()?;
     longer_than_trained(plan, longest, "chunks")
 }
 
-/// A sentence about `what` of more tokens than the model was trained on.
+/// Returns a warning if `what` has more tokens than the model was trained on.
 pub(super) fn longer_than_trained(plan: &GraphPlan, n_tokens: usize, what: &str) -> Option<String> {
     let trained = plan.n_ctx_train.filter(|&n| n > 0)?;
     (n_tokens > trained).then(|| {
@@ -489,7 +489,7 @@ pub(super) fn longer_than_trained(plan: &GraphPlan, n_tokens: usize, what: &str)
     })
 }
 
-/// Errors of these checks leave the figures meaningful: they show how much an error costs.
+/// Checks whose errors leave the figures meaningful: the figures show how much an error costs.
 const MEASURED_ALL_THE_SAME: [&str; 8] = [
     "all-zero",
     "chat-template",
@@ -501,11 +501,11 @@ const MEASURED_ALL_THE_SAME: [&str; 8] = [
     "weights",
 ];
 
-/// The first prompt that the baseline's tokenizer reads as other tokens.
+/// Finds the first prompt for which the baseline's tokenizer gives other tokens.
 fn compare_ids(encoded: &[Prompt], prompts: &[PromptSource], baseline: &Model<'_>) -> Option<Finding> {
     baseline.encoder.ok()?;
     let (others, _) = baseline.encode(prompts).ok()?;
-    // A chat that one template fails on is told elsewhere.
+    // A chat that one template fails on is reported elsewhere.
     let is_told = |prompt: &Prompt| prompt.tokens.is_empty();
     let mut pairs = encoded.iter().zip(&others).enumerate();
     let (prompt, (own, other)) = pairs.find(|(at, (own, other))| {
@@ -522,14 +522,14 @@ fn compare_ids(encoded: &[Prompt], prompts: &[PromptSource], baseline: &Model<'_
     Some(Finding::error("tokenizer-parity", message))
 }
 
-/// Bytes of the text of the scored tokens, where a tokenizer tells them.
+/// Returns the bytes of the text of the scored tokens; `None` without a tokenizer.
 pub(super) fn text_bytes(model: &Model<'_>, positions: &[Position]) -> Option<u64> {
     let encoder = model.encoder.ok()?;
     let scored = positions.iter().filter(|p| p.is_scored);
     Some(scored.map(|p| encoder.decode(&[p.token]).len() as u64).sum())
 }
 
-/// The text before each of the worst tokens, where a tokenizer tells it.
+/// Returns the text before each of the worst tokens; empty without a tokenizer.
 pub(super) fn contexts(divergence: &Divergence, prompts: &[Prompt], model: &Model<'_>) -> Vec<String> {
     const TOKENS: usize = 16;
     let Ok(encoder) = model.encoder else { return Vec::new() };

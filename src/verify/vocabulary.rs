@@ -1,4 +1,5 @@
-//! Tests whether the keys of the tokenizer agree with one another. [`super::shapes`] compares them with the embedding's rows.
+//! Checks that the keys of the tokenizer agree with one another. [`super::shapes`] compares them with the rows of the
+//! embedding.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,21 +10,21 @@ use crate::tokenizer::is_pre_tokenizer;
 use crate::verify::{Aspect, Finding, Report};
 
 const CHECK: &str = "tokenizer";
-/// Share of a vocabulary that may be out of reach of the merges: some are shipped with a few such tokens.
+/// Share of the tokens that no merge may make before it is an error: some models are shipped with a few such tokens.
 const UNREACHABLE: f64 = 0.01;
-/// Token types that no merge makes: unknown, control, user-defined, unused, byte.
+/// Token type "normal". Merges need not make tokens of other types: unknown, control, user-defined, unused, byte.
 const NORMAL: i32 = 1;
 
-/// Kinds of vocabularies that llama.cpp reads.
+/// Values of `tokenizer.ggml.model` that llama.cpp reads.
 const MODELS: [&str; 9] =
     ["llama", "bert", "gpt2", "hybriddna", "whitespace", "t5", "rwkv", "plamo2", "gemma4"];
-/// Those that are built by merges.
+/// Tokenizer models that need merges.
 const MERGED: [&str; 4] = ["gpt2", "hybriddna", "whitespace", "gemma4"];
-/// The pre-tokenizer whose vocabulary needs none.
+/// Pre-tokenizer of vocabularies without merges.
 const WITHOUT_MERGES: &str = "kimi-k2";
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// The strings of a key.
+/// Returns the strings of a key; `None` if it is not an array of strings.
 pub(super) fn strings<'a>(metadata: &'a Metadata, key: &str) -> Option<&'a [Vec<u8>]> {
     match metadata.get(key)?.as_array()? {
         Array::String(strings) => Some(strings),
@@ -31,12 +32,12 @@ pub(super) fn strings<'a>(metadata: &'a Metadata, key: &str) -> Option<&'a [Vec<
     }
 }
 
-/// True for a file of a vocabulary and no tensor at all (`--vocab-only`).
+/// Returns true for a file with a vocabulary and no tensor at all (`--vocab-only`).
 pub(super) fn is_alone(metadata: &Metadata, tensors: &[TensorMeta]) -> bool {
     tensors.is_empty() && strings(metadata, "tokenizer.ggml.tokens").is_some()
 }
 
-/// Says what a vocabulary alone is, and what else there would be to judge.
+/// Reports that a file holds only a vocabulary, and which aspects are therefore not judged.
 pub(super) fn leave_out(report: &mut Report) {
     const ALONE: &str = "there are no tensors";
     report.add(Finding::unchecked("graph", "no tensors: a vocabulary alone, which no program can run"));
@@ -89,7 +90,7 @@ pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
             findings.extend(check_merges(metadata, tokens));
         }
     }
-    // Gemma 4's kind has a pre-tokenizer of its own.
+    // `gemma4` has a pre-tokenizer of its own.
     if MERGED.contains(&model) && model != "gemma4" {
         match pre {
             None => findings
@@ -107,7 +108,7 @@ pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     findings
 }
 
-/// Two tokens of one text: llama.cpp ends itself when it loads such a vocabulary. It gives empty tokens names of their own.
+/// Finds two tokens with the same text: llama.cpp aborts when it loads such a vocabulary. It renames empty tokens.
 fn check_equal(tokens: &[Vec<u8>]) -> Option<Finding> {
     let mut first = HashMap::with_capacity(tokens.len());
     let mut equal =
@@ -124,7 +125,7 @@ fn check_equal(tokens: &[Vec<u8>]) -> Option<Finding> {
     Some(Finding::error(CHECK, message))
 }
 
-/// A map of characters whose first number, the size of its table, leads beyond its end.
+/// Finds a character map whose first number, the size of its table, points beyond its end.
 fn check_charsmap(metadata: &Metadata) -> Option<Finding> {
     const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
     let Some(Array::U8(map)) = metadata.get(CHARSMAP).and_then(Value::as_array) else { return None };
@@ -136,14 +137,13 @@ fn check_charsmap(metadata: &Metadata) -> Option<Finding> {
     })
 }
 
-/// Tokens that no merge makes cannot come out of an encoder: a sign of merges that were cut off.
+/// Finds tokens that no merge makes and no encoder can return: a sign of truncated merges.
 fn check_merges(metadata: &Metadata, tokens: &[Vec<u8>]) -> Option<Finding> {
-    // Another type is told with the other keys.
+    // A key of another type is reported with the other keys.
     let merges = strings(metadata, MERGES)?;
     let mut made: HashSet<Vec<u8>> = HashSet::with_capacity(merges.len());
     for merge in merges {
-        // A space inside a part is part of it only at the very start of the right one; the split is at the first
-        // space after the first character.
+        // The split is at the first space after the first character: each part may begin with a space.
         let at = merge.iter().skip(1).position(|&byte| byte == b' ')? + 1;
         made.insert([&merge[..at], &merge[at + 1..]].concat());
     }

@@ -1,9 +1,9 @@
-//! Every tensor against what it was made from.
+//! Comparison of every tensor with the baseline tensor that it was made from.
 //!
-//! The baseline's values are quantized with our own quantizer to the type that the file has. The same bytes: the tensor is
-//! reproduced. Other bytes come from an importance matrix, from rounding that feeds errors back, or from damage: the file's
-//! error is set against that of our own codes, over the tensor, its rows and its blocks. A tensor that is farther off than
-//! its type explains is looked for elsewhere in the baseline, so that the report can say what happened to it.
+//! The baseline's values are quantized with our own quantizer to the file's type. Equal bytes mean that the tensor is
+//! reproduced. Other bytes come from an importance matrix, from rounding that feeds errors back, or from damage. The
+//! file's error is compared with the error of our own codes over the tensor, its rows and its blocks. If it is larger
+//! than the type explains, the values are looked for elsewhere in the baseline, so that the report can name the cause.
 
 mod cause;
 mod compare;
@@ -33,38 +33,38 @@ use pairs::{Pair, Pairs};
 use side::Side;
 use tensor::{Seen, split_name};
 
-/// Values of a tensor that a thread compares at a time, at most and at least.
+/// Largest and smallest number of values of a tensor that a thread compares at a time.
 const CHUNK_ELEMS: u64 = 128 << 10;
 const MIN_CHUNK_ELEMS: u64 = 4 << 10;
 /// Bytes that a value takes in a thread's buffers: decoded, encoded on both sides, and sums.
 const ELEM_BYTES: u64 = 24;
-/// Chunks of a thread whose results are held until they are joined in order.
+/// Number of chunks per thread whose results are held until they are joined in order.
 const WAVE: u64 = 4;
-/// Tensors whose cause is looked for; a file with more is another model.
+/// Maximum number of damaged tensors whose cause is searched for; a file with more is another model.
 const MAX_CASES: usize = 64;
 
-/// How weights are compared.
+/// Options of the comparison of weights.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightOptions {
     /// Vector instructions.
     pub level: SimdLevel,
-    /// Memory for the rows that are compared, over all threads. A single row is held whatever it takes.
+    /// Memory for the rows that are compared, over all threads. A single row is held whatever its size.
     pub memory_bytes: u64,
 }
 
-/// What the comparison of all tensors says.
+/// Result of the comparison of all tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WeightReport {
-    /// The tensors that both have, in the order of the file.
+    /// Tensors that both models have, in the order of the file.
     pub tensors: Vec<TensorWeights>,
-    /// What is wrong: tensors without an answer, then damaged ones, those with a common cause together.
+    /// Problems found: tensors without a result, then damaged ones; those with a common cause are grouped.
     pub findings: Vec<Finding>,
 }
 
 /// Compares the tensors of a model with those of its baseline, on the threads of the current rayon pool.
 ///
 /// # Errors
-/// Tensors that cannot be read, cancellation. What is wrong with the model is a finding.
+/// Tensors that cannot be read; cancellation. Problems of the model are findings.
 pub fn compare_weights(
     model: &Model<'_>,
     baseline: &Model<'_>,
@@ -75,8 +75,8 @@ pub fn compare_weights(
     Ok(WeightReport::joined(vec![whole]))
 }
 
-/// [`compare_weights`] of a share of the tensors; without findings but those of tensors that only one of the two has, which
-/// every share names. [`WeightReport::joined`] makes the report of all shares.
+/// Compares a share of the tensors as [`compare_weights`] does. The only findings are those of tensors that just one of
+/// the two models has, which every share reports. [`WeightReport::joined`] makes the report of all shares.
 pub(super) fn compare_share(
     model: &Model<'_>,
     baseline: &Model<'_>,
@@ -118,7 +118,7 @@ pub(super) fn compare_share(
 }
 
 impl WeightReport {
-    /// The report of all tensors from those of consecutive shares, with what is wrong in sentences.
+    /// Joins the reports of consecutive shares and adds the findings.
     pub(super) fn joined(shares: Vec<Self>) -> Self {
         let mut joined = Self::default();
         for (at, share) in shares.into_iter().enumerate() {
@@ -127,7 +127,7 @@ impl WeightReport {
             }
             joined.tensors.extend(share.tensors);
         }
-        // Each share has looked for as many causes as all may have.
+        // Each share may have searched for `MAX_CASES` causes; the joined report has at most that many.
         let damaged = joined.tensors.iter_mut().filter(|tensor| tensor.outcome == WeightOutcome::Damaged);
         damaged.skip(MAX_CASES).for_each(|tensor| tensor.cause = None);
         joined.add_findings();
@@ -135,8 +135,8 @@ impl WeightReport {
     }
 }
 
-/// The coarser of both is judged by the finer one: a file of floats that was made from a quantized baseline holds what the
-/// baseline's codes say.
+/// Chooses the coarser tensor as the one that is judged by the finer one: a float file made from a quantized baseline
+/// holds the values of the baseline's codes.
 fn comparison<'a>(pair: &Pair<'a>, level: SimdLevel) -> Comparison<'a> {
     let (file, baseline) = (pair.file.clone(), pair.baseline.clone());
     let bits = |ty: GgmlType| ty.bits_per_weight();
@@ -177,7 +177,7 @@ fn compare(
                 Ok(both)
             })
             .collect::<Result<_, EngineError>>()?;
-        // Joined in order: sums do not depend on threads.
+        // Joined in order, so that the sums do not depend on the number of threads.
         for both in wave {
             seen.append(both.seen);
             strict.append(both.strict);
@@ -191,7 +191,7 @@ fn compare(
     Ok(seen)
 }
 
-/// Tensors whose values a damaged one may hold.
+/// Other tensors of the same shape, whose values a damaged tensor may hold.
 fn others<'a>(pairs: &[Pair<'a>], own: &Pair<'a>, comparison: &Comparison<'a>) -> Vec<Side<'a>> {
     let is_file = std::ptr::addr_eq(comparison.reference.source, own.file.source);
     let shape = &comparison.reference.meta().shape;
@@ -206,7 +206,7 @@ fn others<'a>(pairs: &[Pair<'a>], own: &Pair<'a>, comparison: &Comparison<'a>) -
         .collect()
 }
 
-/// Heads that the rows of queries or keys are cut into, by the metadata.
+/// Number of attention heads of a query or key tensor, from the metadata; `None` for other tensors.
 fn n_heads(model: &Model<'_>, tensor: &TensorWeights) -> Option<u64> {
     let heads = |name: &str| {
         let value = model.metadata.get(&format!("{}.attention.{name}", model.arch()?))?;
@@ -228,7 +228,7 @@ fn of_layer(array: &Array, layer: usize) -> Option<u64> {
     array.get(layer)?.as_u64()
 }
 
-/// What the sums amount to.
+/// Turns the sums of a tensor into its outcome.
 fn judge(pair: &Pair<'_>, comparison: &Comparison<'_>, seen: &Seen) -> TensorWeights {
     let (file, baseline) = (pair.file.meta(), pair.baseline.meta());
     let (layer, role) = split_name(&pair.name);
@@ -275,7 +275,7 @@ fn judge(pair: &Pair<'_>, comparison: &Comparison<'_>, seen: &Seen) -> TensorWei
     tensor
 }
 
-/// What is wrong with a tensor of codes.
+/// Describes what is wrong with a quantized tensor; `None` if nothing is.
 fn coded_flaw(tensor: &TensorWeights, seen: &Seen, limits: &Limits) -> Option<String> {
     let own_error = seen.own.relative_error().max(limits.nominal);
     let scale = (seen.own.slope() / seen.file.slope()).abs().ln().abs();
@@ -286,7 +286,7 @@ fn coded_flaw(tensor: &TensorWeights, seen: &Seen, limits: &Limits) -> Option<St
     if Limits::is_bad_tensor(tensor.error, tensor.ratio) {
         return Some(does);
     }
-    // Of few values chance is a part of every factor.
+    // With few values, chance affects every factor.
     let is_large = seen.n_blocks * tensor.ty.block_elems() as u64 >= 4096;
     if is_large && exceeds(scale, Limits::tensor_scale(own_error)) {
         return Some(does);
@@ -312,7 +312,7 @@ fn coded_flaw(tensor: &TensorWeights, seen: &Seen, limits: &Limits) -> Option<St
         .map(|(column, _)| format!("{} columns with another scale, the first {column}", columns.len()))
 }
 
-/// What is wrong with a tensor of floats.
+/// Describes what is wrong with a float tensor; `None` if nothing is.
 fn float_flaw(seen: &Seen) -> Option<String> {
     if seen.n_beyond == 0 {
         return None;

@@ -1,4 +1,4 @@
-//! Cuts prompts into the windows of tokens that the engine runs, and says which predictions count.
+//! Cuts prompts into the windows of tokens that the engine runs, and chooses the predictions that count.
 
 use std::ops::Range;
 
@@ -6,34 +6,34 @@ use crate::engine::TokenChunk;
 use crate::verify::prompts::shares;
 use crate::verify::{Prompt, PromptError, PromptFile, VerifyError};
 
-/// Which positions of a full chunk are scored.
+/// Scored positions of a full chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Span {
-    /// The second half, as llama-perplexity does: every scored token has half a context before it.
+    /// Second half, as in llama-perplexity: every scored token has half a context before it.
     #[default]
     SecondHalf,
-    /// All; what is left of a document after its last full chunk is scored too.
+    /// All positions; the rest of a document after its last full chunk is scored too.
     All,
 }
 
-/// Which predictions are computed.
+/// Predictions that are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Rows {
-    /// Those that count.
+    /// Predictions that count.
     #[default]
     Scored,
-    /// Of every position.
+    /// Predictions of every position.
     All,
 }
 
-/// How prompts are cut and scored.
+/// Options for cutting and scoring prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scoring {
-    /// Tokens of a chunk.
+    /// Number of tokens of a chunk.
     pub n_ctx: usize,
-    /// Chunks at most.
+    /// Maximum number of chunks.
     pub n_chunks: Option<usize>,
-    /// Chunks start this many tokens apart and score their last that many tokens.
+    /// Distance between the starts of chunks, in tokens; each chunk scores its last `stride` tokens.
     pub stride: Option<usize>,
     /// Scored part of a full chunk.
     pub span: Span,
@@ -47,38 +47,39 @@ impl Default for Scoring {
     }
 }
 
-/// A chunk of one prompt.
+/// Chunk of one prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Index of the prompt.
     pub prompt: usize,
-    /// Index in the prompt of the chunk's first token.
+    /// Index of the chunk's first token in the prompt.
     pub start: usize,
-    /// What the engine runs.
+    /// Chunk that the engine runs.
     pub chunk: TokenChunk,
-    /// Target of every wanted row.
+    /// Target token of every wanted row.
     pub targets: Vec<u32>,
     /// Rows of the chunk that count.
     pub scored: Range<usize>,
 }
 
-/// Prompts as the engine runs them.
+/// Prompts cut into windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// The windows, in the order of the prompts.
+    /// Windows, in the order of the prompts.
     pub windows: Vec<Window>,
-    /// Prompts of which the limit on the number of chunks left nothing.
+    /// Prompts that the limit on the number of chunks left without a window.
     pub unreached: Vec<usize>,
-    /// Windows of each file.
+    /// Number of windows of each file.
     pub chunks: Vec<usize>,
 }
 
-/// Cuts prompts. A prompt shorter than a chunk is one window of its own length, scored at every position; of longer
-/// ones only full chunks are used, unless all positions are scored. The files, in the order of their prompts, share the
-/// chunks evenly; without files all prompts are as of one.
+/// Cuts prompts into windows. A prompt shorter than a chunk is one window of its own length, scored at every position.
+/// Of longer prompts only full chunks are used, unless all positions are scored. The files, in the order of their
+/// prompts, share the chunks evenly; without files all prompts count as one file.
 ///
 /// # Errors
-/// A completion that does not fit into the context, a stride beyond it, nothing to score.
+/// A context of fewer than 4 tokens, a completion that does not fit into the context, a stride of 0 or not below the
+/// context, nothing to score.
 pub fn cut(prompts: &[Prompt], files: &[PromptFile], scoring: &Scoring) -> Result<Cut, VerifyError> {
     let n_ctx = scoring.n_ctx;
     if n_ctx < 4 {
@@ -88,7 +89,7 @@ pub fn cut(prompts: &[Prompt], files: &[PromptFile], scoring: &Scoring) -> Resul
         return Err(VerifyError::Stride { stride, n_ctx });
     }
     let file_of = |prompt: usize| files.iter().position(|file| file.prompts.contains(&prompt));
-    // Prompts of no file share as one more.
+    // Prompts of no file share the chunks as one more file.
     let mut of_files = vec![Vec::new(); files.len() + 1];
     for (at, prompt) in prompts.iter().enumerate() {
         let file = file_of(at).unwrap_or(files.len());
@@ -112,13 +113,13 @@ pub fn cut(prompts: &[Prompt], files: &[PromptFile], scoring: &Scoring) -> Resul
     Ok(Cut { windows, unreached, chunks })
 }
 
-/// Tokens of a window, and the rows of it that may count.
+/// Token range of a window, and the rows of it that may count.
 struct Segment {
     tokens: Range<usize>,
     rows: Range<usize>,
 }
 
-/// Where a prompt of `n` tokens is cut.
+/// Returns the segments into which a prompt of `n` tokens is cut.
 fn segments(n: usize, prompt: &Prompt, scoring: &Scoring) -> Vec<Segment> {
     let n_ctx = scoring.n_ctx;
     if n < n_ctx || (prompt.whole && n == n_ctx) {
@@ -142,7 +143,7 @@ fn segments(n: usize, prompt: &Prompt, scoring: &Scoring) -> Vec<Segment> {
     segments
 }
 
-/// The windows of the prompt of number `at` in which anything is wanted.
+/// Returns the windows of prompt number `at` that have a wanted prediction.
 fn windows_of(at: usize, prompt: &Prompt, scoring: &Scoring) -> Result<Vec<Window>, VerifyError> {
     let (n, n_ctx) = (prompt.tokens.len(), scoring.n_ctx);
     if prompt.whole && n > n_ctx {
@@ -150,7 +151,7 @@ fn windows_of(at: usize, prompt: &Prompt, scoring: &Scoring) -> Result<Vec<Windo
     }
     let mut windows = Vec::new();
     for Segment { tokens: range, rows } in segments(n, prompt, scoring) {
-        // Row r predicts token `start + r + 1`.
+        // Row `r` predicts token `start + r + 1`.
         let from = prompt.score_from.saturating_sub(range.start + 1);
         let scored = rows.start.max(from)..rows.end;
         let wanted = match scoring.rows {

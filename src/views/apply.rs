@@ -1,4 +1,5 @@
-//! From what a card says about a tensor to a [`Recipe`]: every operation of the vocabulary as steps on views.
+//! Conversion of a card's description of a tensor to a [`Recipe`]: every operation of the vocabulary becomes steps on
+//! views.
 
 use crate::arch::{Assembly, Content, JoinKind, MathOp, Op, OutputSpec, Step};
 use crate::core::WeightMeta;
@@ -6,36 +7,36 @@ use crate::views::rope::{rope_freqs_llama3, rope_freqs_padded};
 use crate::views::sinusoids::sinusoids;
 use crate::views::{Recipe, ShapeError, View};
 
-/// Why a planned tensor cannot be made.
+/// Reason why a planned tensor cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecipeError {
-    /// Operations that strided views cannot express one after the other.
+    /// Strided views cannot express this sequence of operations.
     #[error("tensor `{target}`: {source}")]
     Shape {
-        /// The tensor.
+        /// Name of the tensor.
         target: String,
-        /// What does not fit.
+        /// Error of the operation that does not fit.
         source: ShapeError,
     },
-    /// A plan that names another shape than its operations yield.
+    /// The plan names another shape than its operations yield.
     #[error("tensor `{target}`: planned as {planned:?}, comes out as {found:?}")]
     Plan {
-        /// The tensor.
+        /// Name of the tensor.
         target: String,
-        /// The planned shape.
+        /// Shape in the plan.
         planned: Vec<u64>,
-        /// The shape the operations yield.
+        /// Shape that the operations yield.
         found: Vec<u64>,
     },
 }
 
-/// The recipe of a planned tensor. `weights` are those the plan was made for.
+/// Builds the recipe of a planned tensor. `weights` are those the plan was made for.
 ///
 /// # Errors
 /// [`RecipeError`], before any data is read.
 ///
 /// # Panics
-/// If the plan names a weight that is not there.
+/// If the plan names a weight that does not exist.
 pub fn recipe(output: &OutputSpec, weights: &[WeightMeta]) -> Result<Recipe, RecipeError> {
     let shape_error = |source| RecipeError::Shape { target: output.name.clone(), source };
     let view = view_of(&output.content, weights).map_err(shape_error)?;
@@ -97,7 +98,7 @@ fn run(view: View, steps: &[Step]) -> Result<View, ShapeError> {
     })
 }
 
-/// Carries out one operation.
+/// Applies one operation.
 ///
 /// # Errors
 /// [`ShapeError`] if it does not fit the view.
@@ -149,7 +150,8 @@ mod tests {
         }
     }
 
-    /// What an operation makes of 0, 1, 2, … in the given shape, one list per result; shapes agree with the plan's.
+    /// Returns the result of an operation on 0, 1, 2, … in the given shape, one list per result; shapes agree with the
+    /// plan's.
     fn results(op: &Op, dims: &[u64]) -> Vec<Vec<f32>> {
         let n: u64 = dims.iter().product();
         let values: Vec<f32> = (0..n).map(|i| i as f32).collect();

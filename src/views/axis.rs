@@ -1,10 +1,10 @@
-//! An axis as a product of strided factors: cutting a range out of it, and dealing its factors out anew.
+//! Axes as products of strided factors: slicing an axis, and distributing its factors over new axes.
 
 /// One strided factor of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dim {
     pub(super) size: u64,
-    /// Distance of neighbours in elements of the source.
+    /// Distance of neighbours in the source, in elements.
     pub(super) stride: u64,
 }
 
@@ -15,8 +15,8 @@ pub(super) fn axis_size(axis: &[Dim]) -> u64 {
     axis.iter().map(|dim| dim.size).product()
 }
 
-/// `start..end` of a product of factors: pieces with their offsets, in order. More than one where the range does not
-/// cut at whole inner products.
+/// Slices `start..end` of a product of factors into pieces with their offsets, in order. There is more than one piece
+/// if the range does not cut at whole inner products.
 pub(super) fn slice_axis(axis: &[Dim], start: u64, end: u64) -> Vec<(u64, Axis)> {
     let Some((outer, rest)) = axis.split_first() else {
         return vec![(0, vec![Dim { size: end - start, stride: 0 }])];
@@ -52,8 +52,8 @@ pub(super) fn slice_axis(axis: &[Dim], start: u64, end: u64) -> Vec<(u64, Axis)>
     pieces
 }
 
-/// Distributes factors over axes of the sizes `dims`, outermost first; `None` where a cut falls inside a factor that
-/// it does not divide.
+/// Distributes factors over axes of the sizes `dims`, outermost first; `None` if a cut falls inside a factor that it
+/// does not divide.
 pub(super) fn factor(factors: &[Dim], dims: &[u64]) -> Option<Vec<Axis>> {
     if factors.iter().any(|dim| dim.size == 0) {
         return Some(dims.iter().map(|&size| vec![Dim { size, stride: 0 }]).collect());
@@ -87,7 +87,7 @@ pub(super) fn factor(factors: &[Dim], dims: &[u64]) -> Option<Vec<Axis>> {
     Some(axes)
 }
 
-/// Drops factors of one and joins neighbours that are contiguous.
+/// Drops factors of size 1 and joins contiguous neighbours.
 pub(super) fn merge_dims(factors: impl Iterator<Item = Dim>) -> Vec<Dim> {
     let mut merged: Vec<Dim> = Vec::new();
     for dim in factors.filter(|dim| dim.size != 1) {

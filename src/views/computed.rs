@@ -1,5 +1,5 @@
-//! Elements that depend on more than one look at their sources: on a number taken from the whole tensor, or on two
-//! sources at once. The numbers are found when the first element is read, in one pass and bounded memory.
+//! Elements that depend on more than one read of their sources: on a number taken from the whole tensor, or on two
+//! sources at once. The numbers are computed when the first element is read, in one pass and bounded memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,21 +17,21 @@ use crate::views::{ShapeError, ViewError};
 
 /// Elements of one step of a pass.
 const STEP_ELEMS: u64 = 1 << 15;
-/// Most numbers that a pass may leave behind: one per column.
+/// Maximum number of values that a pass may keep: one per column.
 const MAX_COLS: u64 = 1 << 24;
 
-/// A tensor that is computed from others of the same number of elements.
+/// A tensor computed from others with the same number of elements.
 #[derive(Debug)]
 pub(super) struct Computed {
     /// One source, or the factors of a product.
     parts: Vec<Node>,
     n_elems: u64,
-    /// Elements of one index of the first axis.
+    /// Number of elements of one index of the first axis.
     n_cols: u64,
     kind: Kind,
-    /// Results are rounded to this type, as the reference computes in it.
+    /// Type to which results are rounded, as the reference computes in it.
     rounded: Option<ElementType>,
-    /// What the pass over all elements found.
+    /// Result of the pass over all elements.
     found: Mutex<Option<Arc<[f32]>>>,
 }
 
@@ -40,19 +40,19 @@ pub(super) enum Kind {
     Whole(WholeOp),
     Product,
     Sum,
-    /// Factors of a batch norm, of its weight and variance.
+    /// Factors of a batch norm, from its weight and variance.
     NormFactor(f32),
-    /// Shifts of a batch norm, of its weight, variance, bias and mean.
+    /// Shifts of a batch norm, from its weight, variance, bias and mean.
     NormShift(f32),
-    /// Rows between four rows of a grid.
+    /// Rows interpolated from four rows of a grid.
     Grid(Resize),
 }
 
 impl View {
-    /// An operation with numbers that depend on all elements.
+    /// Applies an operation with numbers that depend on all elements.
     ///
     /// # Errors
-    /// Columns of their own length in a view without any, or with more than fit in memory.
+    /// A view without columns, or with more columns than fit in memory, for operations by column.
     pub(super) fn whole(&self, op: WholeOp) -> Result<Self, ShapeError> {
         let n_elems: u64 = self.shape().iter().product();
         let n_cols = self.shape().get(1..).unwrap_or(&[]).iter().product();
@@ -60,7 +60,7 @@ impl View {
             return Err(ShapeError::Axis { axis: 0, rank: self.shape().len() });
         }
         let node = compile(self);
-        // The reference widens BF16 to F32 before it looks at a tensor, but takes the mean of what is stored.
+        // The reference widens BF16 to F32 before it processes a tensor, but takes the mean of the stored values.
         let rounded = match (op, node.element_type()) {
             (WholeOp::Ternary | WholeOp::SubMean, Some(ElementType::F16)) => Some(ElementType::F16),
             (WholeOp::SubMean, Some(ElementType::Bf16)) => Some(ElementType::Bf16),
@@ -71,13 +71,13 @@ impl View {
         Ok(Self::computed(computed, self.shape().to_vec()))
     }
 
-    /// The product of views with as many elements, element by element: one list.
+    /// Returns the element-wise product of views with the same number of elements, as one list.
     ///
     /// # Exactness
-    /// In F32, whatever the sources store.
+    /// In F32, whatever type the sources store.
     ///
     /// # Errors
-    /// No views, or other numbers of elements.
+    /// No views, or different numbers of elements.
     pub(super) fn product(parts: &[Self]) -> Result<Self, ShapeError> {
         let size = |part: &Self| part.shape().iter().product::<u64>();
         let n_elems = parts.first().map(size).ok_or(ShapeError::Empty)?;
@@ -97,13 +97,13 @@ impl View {
         Ok(Self::computed(computed, vec![n_elems]))
     }
 
-    /// The sum along an axis.
+    /// Returns the sum along an axis.
     ///
     /// # Exactness
-    /// One after the other, as torch adds two; of more its order is another.
+    /// Added one after the other. Torch does the same for two summands; for more, its order differs.
     ///
     /// # Errors
-    /// No such axis.
+    /// The axis does not exist.
     pub(super) fn sum(&self, axis: usize) -> Result<Self, ShapeError> {
         self.known_axis(axis)?;
         let summand = |at| self.slice(axis, at, at + 1)?.squeeze(axis);
@@ -111,14 +111,14 @@ impl View {
         Self::of_parts(&summands, Kind::Sum)
     }
 
-    /// Factors and shifts of a batch norm, whose weight, bias, mean and variance are the rows.
+    /// Returns factors and shifts of a batch norm, whose weight, bias, mean and variance are the rows.
     ///
     /// # Exactness
-    /// `weight / sqrt(variance + eps)` and `bias - mean * factor`, in the type the checkpoint stores if that is F16, and
-    /// in F32 otherwise.
+    /// `weight / sqrt(variance + eps)` and `bias - mean * factor`, in the type the checkpoint stores if that is F16,
+    /// and in F32 otherwise.
     ///
     /// # Errors
-    /// Other than four rows.
+    /// A number of rows other than four.
     pub(super) fn fold_norm(&self, eps: f64) -> Result<Vec<Self>, ShapeError> {
         let row = |at: u64| self.slice(0, at, at + 1)?.squeeze(0);
         let (weight, bias, mean, variance) = (row(0)?, row(1)?, row(2)?, row(3)?);
@@ -129,7 +129,7 @@ impl View {
         ])
     }
 
-    /// Views of one shape, computed with element by element.
+    /// Builds the element-wise computation of views of one shape.
     pub(super) fn of_parts(parts: &[Self], kind: Kind) -> Result<Self, ShapeError> {
         let shape = parts.first().ok_or(ShapeError::Empty)?.shape().to_vec();
         let parts: Vec<Node> = parts.iter().map(compile).collect();
@@ -147,17 +147,17 @@ impl View {
 }
 
 impl Computed {
-    /// What it is made of.
+    /// Returns the sources of the computation.
     pub(super) fn parts(&self) -> &[Node] {
         &self.parts
     }
 
-    /// The type that further arithmetic computes in, if that is not F32.
+    /// Returns the type that further arithmetic computes in, if that is not F32.
     pub(super) fn element_type(&self) -> Option<ElementType> {
         self.rounded
     }
 
-    /// A stretch of the result.
+    /// Reads a stretch of the result.
     pub(super) fn read(
         &self,
         source: &dyn WeightSource,
@@ -175,7 +175,7 @@ impl Computed {
         Ok(())
     }
 
-    /// Elements `first ..`.
+    /// Reads elements `first ..`.
     fn read_run(
         &self,
         source: &dyn WeightSource,
@@ -243,7 +243,7 @@ impl Computed {
         Ok(())
     }
 
-    /// A stretch of a batch norm's factors, or of its shifts.
+    /// Reads a stretch of a batch norm's factors, or of its shifts.
     fn read_norm(
         &self,
         eps: f32,
@@ -268,7 +268,7 @@ impl Computed {
         Ok(())
     }
 
-    /// A stretch of a resized grid.
+    /// Reads a stretch of a resized grid.
     fn read_grid(
         &self,
         resize: Resize,
@@ -302,7 +302,7 @@ impl Computed {
         }
     }
 
-    /// The numbers that depend on all elements: found once, by whoever asks first.
+    /// Returns the numbers that depend on all elements; the first caller computes them.
     fn found(
         &self,
         op: WholeOp,
@@ -341,7 +341,7 @@ impl Computed {
         Ok(sum.finish() / self.n_elems as f32)
     }
 
-    /// The lengths of the columns, each plus `eps`.
+    /// Returns the lengths of the columns, each plus `eps`.
     ///
     /// # Exactness
     /// Squares are added row by row in F32, as torch does along an axis that is not the last.
@@ -366,7 +366,7 @@ impl Computed {
         Ok(lengths)
     }
 
-    /// Hands on all elements, in order.
+    /// Passes on all elements, in order.
     fn pass(
         &self,
         main: &Node,

@@ -1,5 +1,5 @@
-//! A GGUF's tensors as a checkpoint's: block types decoded to F32 as they are read, plain types as they are. The
-//! factors that stand beside blocks are multiplied in.
+//! Tensors of a GGUF as a checkpoint: block types are decoded to F32 when they are read, plain types are kept. Factors
+//! stored next to blocks are multiplied in.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,15 +11,15 @@ use crate::core::{
 };
 use crate::quant::{self, QuantError};
 
-/// A [`TensorSource`] seen as a [`WeightSource`] with the same tensors in the same order.
+/// Adapter from a [`TensorSource`] to a [`WeightSource`] with the same tensors in the same order.
 ///
 /// Plain types keep their type; every block type reads as F32. `x.scale` of one number, or of one for each matrix of a
-/// stack, belongs to `x.weight`, which then reads as F32 too: it is multiplied in, and neither it nor `x.input_scale` is a
-/// weight.
+/// stack, belongs to `x.weight`, which then also reads as F32. It is multiplied in, and neither it nor `x.input_scale`
+/// is a weight.
 pub(crate) struct Decoded<'a> {
     source: &'a dyn TensorSource,
     weights: Vec<WeightMeta>,
-    /// For each weight which tensor it is, and its factors: one, or one for each matrix of a stack.
+    /// Tensor index of each weight, and its factors: one, or one for each matrix of a stack.
     places: Vec<(usize, Vec<f32>)>,
     level: SimdLevel,
 }
@@ -30,12 +30,12 @@ impl std::fmt::Debug for Decoded<'_> {
     }
 }
 
-/// How many factors belong to a tensor: one for each matrix of a stack.
+/// Number of factors of a tensor: one for each matrix of a stack.
 fn n_factors(shape: &Shape) -> u64 {
     if shape.rank() == 3 { shape.dims()[0] } else { 1 }
 }
 
-/// The element type that a tensor type reads as.
+/// Returns the element type that a tensor type reads as.
 #[must_use]
 pub(crate) fn decoded_type(ty: GgmlType) -> ElementType {
     match ty {
@@ -51,7 +51,7 @@ pub(crate) fn decoded_type(ty: GgmlType) -> ElementType {
 }
 
 impl<'a> Decoded<'a> {
-    /// Wraps a source. Names and shapes stay.
+    /// Wraps a source. Names and shapes are kept.
     ///
     /// # Errors
     /// The source failed to read a factor.
@@ -60,7 +60,7 @@ impl<'a> Decoded<'a> {
         Self::with_own(source, level, &|_| false)
     }
 
-    /// The same for a model some of whose tensors only look like factors: `is_own` knows them by name, and they stay
+    /// Wraps a source in which some tensors only look like factors: `is_own` recognizes them by name, and they remain
     /// weights.
     ///
     /// # Errors
@@ -105,11 +105,11 @@ impl<'a> Decoded<'a> {
 }
 
 thread_local! {
-    /// One encoded row and its floats; kept because readers come back for thousands of rows.
+    /// One encoded row and its floats; kept, because readers request thousands of rows.
     static SCRATCH: RefCell<(Vec<u8>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-/// Why a row could not be decoded.
+/// Reason why a row could not be decoded.
 #[derive(Debug, thiserror::Error)]
 enum DecodeError {
     #[error("rows of {n_cols} {ty} elements do not fit in memory")]
@@ -150,14 +150,14 @@ impl WeightSource for Decoded<'_> {
                     }
                 };
                 if tensor.ty.is_quantized() || !factors.is_empty() {
-                    // Of a row the blocks that are asked for: a transposed matrix takes one element of each.
+                    // Only the requested blocks of a row: a transposed matrix takes one element of each.
                     let (elems, bytes) = (tensor.ty.block_elems(), tensor.ty.block_bytes());
                     let blocks = skip / elems..(skip + take).div_ceil(elems);
                     floats.resize(blocks.len() * elems, 0.0);
                     let encoded = &encoded[blocks.start * bytes..blocks.end * bytes];
                     quant::dequantize(tensor.ty, self.level, encoded, floats)
                         .map_err(|e| failed(e.into()))?;
-                    // As many rows to each factor.
+                    // Each factor has the same number of rows.
                     let slab = row / (tensor.shape.n_rows() / factors.len().max(1) as u64).max(1);
                     if let Some(&factor) = factors.get(slab as usize) {
                         for value in floats.iter_mut() {
@@ -190,7 +190,7 @@ impl WeightSource for Decoded<'_> {
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
         let index = self.places[weight].0;
         let n_cols = self.weights[weight].shape.n_cols().max(1);
-        // Rows that lie wholly inside the range: a neighbour may still need the others.
+        // Rows wholly inside the range: a neighbour may still need the others.
         let first_row = first.div_ceil(n_cols);
         let last_row = first.saturating_add(n) / n_cols;
         if first_row < last_row {
@@ -203,7 +203,8 @@ impl WeightSource for Decoded<'_> {
 mod tests {
     use super::*;
 
-    /// Two stacked matrices of one row in blocks, a plain matrix of one row, factors and what only looks like some.
+    /// Two stacked matrices of one row in blocks, a plain matrix of one row, factors, and tensors that only look like
+    /// factors.
     struct Stack(Vec<TensorMeta>);
 
     impl TensorSource for Stack {
@@ -280,7 +281,7 @@ mod tests {
         Rows { tensors: vec![TensorMeta { name: "t".into(), shape, ty }], bytes }
     }
 
-    /// Any range of elements, also across rows and inside them, is the same part of the whole.
+    /// Checks that any range of elements, also across rows and inside them, equals the same part of the whole.
     fn ranges_agree(decoded: &Decoded<'_>, elem_bytes: usize) {
         let n = decoded.weights()[0].shape.n_elems() as usize;
         let mut whole = vec![0; n * elem_bytes];

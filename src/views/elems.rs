@@ -1,17 +1,17 @@
-//! The elements of one weight: taken from memory where the source has it mapped, else read piece by piece.
+//! Access to the elements of one weight: from memory if the source has it mapped, else read piece by piece.
 
 use crate::core::WeightSource;
 use crate::core::scratch::with_bytes;
 use crate::views::ViewError;
 
-/// Elements that lie evenly spaced in their source.
+/// Evenly spaced elements of a source.
 #[derive(Clone, Copy)]
 pub(super) struct Stretch {
-    /// The first.
+    /// Index of the first element.
     pub(super) start: u64,
-    /// From one to the next.
+    /// Distance from one element to the next.
     pub(super) stride: u64,
-    /// How many.
+    /// Number of elements.
     pub(super) len: usize,
 }
 
@@ -27,22 +27,22 @@ pub(super) struct Elems<'s> {
     source: &'s dyn WeightSource,
     weight: usize,
     elem_bytes: usize,
-    /// All of it, where the source has it in memory.
+    /// All bytes of the weight, if the source has it in memory.
     mapped: Option<&'s [u8]>,
 }
 
 impl<'s> Elems<'s> {
-    /// The weight of this number, whose elements have `elem_bytes` each.
+    /// Creates the accessor of a weight whose elements have `elem_bytes` each.
     pub(super) fn new(source: &'s dyn WeightSource, weight: usize, elem_bytes: usize) -> Self {
         Self { source, weight, elem_bytes, mapped: source.borrow(weight) }
     }
 
-    /// Bytes per element.
+    /// Returns the bytes per element.
     pub(super) fn elem_bytes(&self) -> usize {
         self.elem_bytes
     }
 
-    /// Hands on a stretch, without a copy where that can be.
+    /// Passes a stretch to `use_it`, without a copy if possible.
     pub(super) fn with(
         &self,
         stretch: &Stretch,
@@ -72,7 +72,7 @@ impl<'s> Elems<'s> {
         Ok(())
     }
 
-    /// Collects elements that are not neighbours in their source.
+    /// Collects elements that are not adjacent in their source.
     pub(super) fn gather(&self, stretch: &Stretch, out: &mut [u8]) -> Result<(), ViewError> {
         for (i, elem) in out.chunks_exact_mut(self.elem_bytes).enumerate() {
             match self.mapped {
@@ -86,8 +86,8 @@ impl<'s> Elems<'s> {
         Ok(())
     }
 
-    /// Several rows of a turned matrix, whose first one is `column` of the source: neighbours are read together and
-    /// dealt out to the rows.
+    /// Reads several rows of a transposed matrix. The first one is `column` of the source; neighbours are read together
+    /// and distributed to the rows.
     pub(super) fn tile(&self, column: &Stretch, n_rows: usize, out: &mut [u8]) -> Result<(), ViewError> {
         let deal = match self.elem_bytes {
             2 => deal::<2>,
@@ -112,7 +112,7 @@ impl<'s> Elems<'s> {
     }
 }
 
-/// Element `r` goes to place `i` of row `r`.
+/// Copies element `r` to position `i` of row `r`.
 fn deal<const N: usize>(bytes: &[u8], _: usize, i: usize, n_cols: usize, out: &mut [u8]) {
     let places = out.as_chunks_mut::<N>().0.iter_mut().skip(i).step_by(n_cols);
     for (place, elem) in places.zip(bytes.as_chunks::<N>().0) {
@@ -120,7 +120,7 @@ fn deal<const N: usize>(bytes: &[u8], _: usize, i: usize, n_cols: usize, out: &m
     }
 }
 
-/// As [`deal`], for elements of any size.
+/// Does the same as [`deal`], for elements of any size.
 fn deal_any(bytes: &[u8], elem_bytes: usize, i: usize, n_cols: usize, out: &mut [u8]) {
     let places = out.chunks_exact_mut(elem_bytes).skip(i).step_by(n_cols);
     for (place, elem) in places.zip(bytes.chunks_exact(elem_bytes)) {

@@ -1,22 +1,22 @@
-//! The exponential function as the reference converter's torch computes it, to the bit.
+//! The exponential function as computed by the reference converter's torch, bit for bit.
 //!
-//! Torch hands `exp` to a vector library whose result differs from the correctly rounded one in about one number of a
-//! hundred. What the goldens and the files of others hold are its bits.
+//! Torch calls a vector library for `exp`, whose result differs from the correctly rounded one for about one number in
+//! a hundred. The goldens and files from other converters contain its bits.
 
-/// 128 / ln 2.
+/// The constant 128 / ln 2.
 const STEPS: f32 = f32::from_bits(0x4338_aa3b);
-/// ln 2 / 128 in two parts; products of the first with small integers are exact.
+/// The constant ln 2 / 128 in two parts; products of the first with small integers are exact.
 const STEP_HIGH: f32 = f32::from_bits(0x3bb1_8000);
 const STEP_LOW: f32 = f32::from_bits(0xb5de_8083);
-/// Adding and taking away this number rounds to an integer.
+/// Constant whose addition and subtraction rounds to an integer.
 const ROUND: f32 = 12_582_912.0;
 
-/// `exp(x)`.
+/// Computes `exp(x)`.
 ///
 /// # Exactness
-/// Equals `torch.exp` for F32 tensors on processors for which its library has no code of its own (AMD, or
+/// Equals `torch.exp` for F32 tensors on processors for which its library has no special code (AMD, or
 /// `MKL_CBWR=COMPATIBLE`): 2^(j/128) from a table in two parts, times 1 + r + r²/2, each step rounded to F32. Beyond
-/// ±87, where no weight is, the correctly rounded value.
+/// ±87, where no weight is, returns the correctly rounded value.
 pub(super) fn exp(x: f32) -> f32 {
     if x.is_nan() || x.abs() > 87.0 {
         return f64::from(x).exp() as f32;
@@ -32,7 +32,7 @@ pub(super) fn exp(x: f32) -> f32 {
     (high + (high * p + low)) * scale
 }
 
-/// 2^(j/128) in two parts.
+/// Table of 2^(j/128) in two parts.
 #[rustfmt::skip]
 const POWERS: [(u32, u32); 128] = [
     (0x3f80_0000, 0x0000_0000), (0x3f80_b1ed, 0x331f_b333), (0x3f81_64d2, 0xb1c4_3fd0), (0x3f82_18af, 0x3306_e7f8),
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn bits_are_those_of_the_reference() {
-        // Values that are not the correctly rounded ones, and some that are.
+        // Values that are not correctly rounded, and some that are.
         let cases: &[(f32, u32)] = &[
             (1.421875, 0x4084_a2e6),          // not the correctly rounded one
             (0.003143310546875, 0x3f80_672a), // not the correctly rounded one

@@ -1,21 +1,21 @@
-//! Positions of a square grid, resized to another: what a tower learned for one size of image, for another.
+//! Resizing of position embeddings on a square grid: a tower trained for one image size is used for another.
 
 use crate::views::ShapeError;
 use crate::views::computed::Kind;
 use crate::views::view::View;
 
-/// From a grid of one side to one of another, bilinear, corners on corners.
+/// Bilinear resize of a grid from one side length to another, corners aligned.
 ///
 /// # Exactness
-/// As torch's `interpolate(mode="bilinear", align_corners=True)` computes on a processor with fused multiplication and
-/// addition, channels innermost and a multiple of the vector's length: weights in F32, sums in its order.
+/// Equals torch's `interpolate(mode="bilinear", align_corners=True)` on a processor with fused multiply-add, with the
+/// channels innermost and a multiple of the vector's length: weights in F32, sums in its order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resize {
     from: u64,
     to: u64,
 }
 
-/// Two neighbours of a place along one side, and their weights.
+/// Two neighbours of a position along one side, and their weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Between {
     low: u64,
@@ -25,9 +25,9 @@ struct Between {
 }
 
 impl Resize {
-    /// The neighbours of a place of the new grid.
+    /// Returns the neighbours of a position of the new grid.
     fn between(self, place: u64) -> Between {
-        // Sides are short: every number here is exact in F32 but the quotient.
+        // Sides are short: every number here except the quotient is exact in F32.
         let step = if self.to > 1 { (self.from - 1) as f32 / (self.to - 1) as f32 } else { 0.0 };
         let at = step * place as f32;
         let low = (at as u64).min(self.from - 1);
@@ -35,13 +35,14 @@ impl Resize {
         Between { low, high: (low + 1).min(self.from - 1), of_low: 1.0 - of_high, of_high }
     }
 
-    /// Weights of the four neighbours of a row of the result: above left, above right, below left, below right.
+    /// Returns the weights of the four neighbours of a row of the result: above left, above right, below left, below
+    /// right.
     pub(super) fn weights(self, row: u64) -> [f32; 4] {
         let (y, x) = (self.between(row / self.to), self.between(row % self.to));
         [y.of_low * x.of_low, y.of_low * x.of_high, y.of_high * x.of_low, y.of_high * x.of_high]
     }
 
-    /// The sum of four numbers with their weights.
+    /// Returns the weighted sum of four numbers.
     pub(super) fn blend([a, b, c, d]: [f32; 4], weights: [f32; 4]) -> f32 {
         let below = d.mul_add(weights[3], c * weights[2]);
         a.mul_add(weights[0], b.mul_add(weights[1], below))
@@ -49,10 +50,11 @@ impl Resize {
 }
 
 impl View {
-    /// The rows, positions of a square grid in reading order, as a grid of another side; the same side changes nothing.
+    /// Resizes the rows, positions of a square grid in reading order, to a grid with side `side`; the same side changes
+    /// nothing.
     ///
     /// # Errors
-    /// Other than two dimensions; rows that are no square.
+    /// A number of dimensions other than two; a number of rows that is not a square.
     pub(super) fn resize_grid(&self, side: u64) -> Result<Self, ShapeError> {
         let wrong = || ShapeError::Reshape { from: self.shape().to_vec(), to: vec![side, side] };
         let [n_rows, _] = *self.shape() else { return Err(wrong()) };

@@ -1,11 +1,11 @@
-//! The layout operations that architectures need, said in terms of slices, factors and seams.
+//! Layout operations that architectures need, expressed as slices, factors and seams.
 
 use crate::arch::MathOp;
 use crate::views::error::ShapeError;
 use crate::views::view::View;
 
 impl View {
-    /// Every `n`-th index of an axis, starting at 0, 1, …: `n` views.
+    /// Splits an axis into `n` views: every `n`-th index, starting at 0, 1, ….
     ///
     /// # Errors
     /// An axis that `n` does not divide.
@@ -27,7 +27,7 @@ impl View {
     /// Views an axis as a product of factors, reorders them, and joins them again.
     ///
     /// # Errors
-    /// Factors that do not multiply to the axis; an order that is not one.
+    /// Factors that do not multiply to the axis; an order that is not a permutation.
     pub fn permute_axis(&self, axis: usize, factors: &[u64], order: &[usize]) -> Result<Self, ShapeError> {
         let mut sorted = order.to_vec();
         sorted.sort_unstable();
@@ -35,7 +35,7 @@ impl View {
             return Err(ShapeError::Order { order: order.to_vec(), n: factors.len() });
         }
         let mut view = self.unflatten(axis, factors)?;
-        // Selection sort by transpositions: at most a handful of factors.
+        // Selection sort by transpositions: there are few factors.
         let mut current: Vec<usize> = (0..factors.len()).collect();
         for (at, &wanted) in order.iter().enumerate() {
             if let Some(from) = current.iter().position(|&factor| factor == wanted)
@@ -49,7 +49,7 @@ impl View {
     }
 
     /// Reorders the rows of each head from halves to neighbouring pairs, `[heads, 2, d/2]` → `[heads, d/2, 2]`: the
-    /// layout that interleaved rotary embedding wants.
+    /// layout of interleaved rotary embedding.
     ///
     /// # Errors
     /// Rows that are not an even number per head.
@@ -58,16 +58,17 @@ impl View {
         self.permute_axis(0, &[heads, 2, half], &[0, 2, 1])
     }
 
-    /// The inverse of [`View::permute_rope`].
+    /// Inverts [`View::permute_rope`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`View::permute_rope`].
     pub fn unpermute_rope(&self, heads: u64) -> Result<Self, ShapeError> {
         let half = self.groups(0, heads)? / 2;
         self.permute_axis(0, &[heads, half, 2], &[0, 2, 1])
     }
 
-    /// Rows `[groups, Σ sizes]` → all groups of the first section, then all of the second, …
+    /// Reorders rows `[groups, Σ sizes]` so that the first section of all groups comes first, then the second, and so
+    /// on.
     ///
     /// # Errors
     /// Rows that are not `groups` times the sum of the sizes.
@@ -78,10 +79,10 @@ impl View {
         Self::concat(parts.collect::<Result<_, _>>()?, 0)
     }
 
-    /// The inverse of [`View::ungroup`].
+    /// Inverts [`View::ungroup`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`View::ungroup`].
     pub fn regroup(&self, groups: u64, sizes: &[u64]) -> Result<Self, ShapeError> {
         self.groups(0, groups)?;
         let totals: Vec<u64> = sizes.iter().map(|&size| size.saturating_mul(groups)).collect();
@@ -95,7 +96,7 @@ impl View {
         Self::concat(parts, 0)
     }
 
-    /// In each `group` rows, the first `rot` become evens, then odds.
+    /// Reorders the first `rot` of each `group` rows: even rows first, then odd ones.
     ///
     /// # Errors
     /// Rows that are not whole groups, an odd or too large `rot`.
@@ -103,10 +104,10 @@ impl View {
         self.by_group(group, rot, &[rot / 2, 2])
     }
 
-    /// The inverse of [`View::deinterleave`].
+    /// Inverts [`View::deinterleave`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`View::deinterleave`].
     pub fn interleave(&self, group: u64, rot: u64) -> Result<Self, ShapeError> {
         self.by_group(group, rot, &[2, rot / 2])
     }
@@ -123,10 +124,10 @@ impl View {
         Self::concat(parts, 0)
     }
 
-    /// Rows in the given order; a row may come several times.
+    /// Returns the rows in the given order; a row may occur several times.
     ///
     /// # Errors
-    /// A row that is not there.
+    /// A row that does not exist.
     pub fn gather(&self, rows: &[u64]) -> Result<Self, ShapeError> {
         let mut parts = Vec::new();
         let mut at = 0;
@@ -144,7 +145,7 @@ impl View {
     /// Adds rows of zeros up to `n` rows.
     ///
     /// # Errors
-    /// More rows than `n` already.
+    /// More than `n` rows.
     pub fn pad_rows(&self, n: u64) -> Result<Self, ShapeError> {
         self.known_axis(0)?;
         let size = self.shape()[0];
@@ -157,7 +158,7 @@ impl View {
         Self::concat(vec![self.clone(), Self::fill(0.0, shape)], 0)
     }
 
-    /// Puts rows of zeros in front.
+    /// Prepends rows of zeros.
     ///
     /// # Errors
     /// A view without rows.
@@ -168,10 +169,10 @@ impl View {
         Self::concat(vec![Self::fill(0.0, shape), self.clone()], 0)
     }
 
-    /// The rows as `n` blocks, in the order of `index`.
+    /// Splits the rows into `n` blocks and returns them in the order of `index`.
     ///
     /// # Errors
-    /// Rows that `n` does not divide, a block that is not there.
+    /// Rows that `n` does not divide, a block that does not exist.
     pub fn gather_blocks(&self, n: u64, index: &[u64]) -> Result<Self, ShapeError> {
         let rows = self.groups(0, n)?;
         let block =
@@ -179,16 +180,16 @@ impl View {
         Self::concat(index.iter().map(block).collect::<Result<_, _>>()?, 0)
     }
 
-    /// The first index of an axis, `n` times.
+    /// Repeats the first index of an axis `n` times.
     ///
     /// # Errors
-    /// No such axis, an empty one, no times.
+    /// The axis does not exist or is empty; `n` is zero.
     pub fn repeat(&self, axis: usize, n: u64) -> Result<Self, ShapeError> {
         let first = self.slice(axis, 0, 1)?;
         Self::concat((0..n).map(|_| first.clone()).collect(), axis)
     }
 
-    /// Of every `group` rows those from `from` on with the other sign.
+    /// Negates the rows from `from` on of every `group` rows.
     ///
     /// # Errors
     /// Rows that are not whole groups, `from` beyond a group.

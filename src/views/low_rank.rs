@@ -1,10 +1,10 @@
-//! Matrices that are products, as adapters have them: operations of cards on the two factors in place of the product.
+//! Low-rank matrices of adapters: operations of cards are applied to the two factors instead of the product.
 
 use crate::arch::{Content, JoinKind, MathOp, Op, Step};
 use crate::views::{ShapeError, View, apply};
 
-/// A matrix, or a stack of them, as a product `B · A` that nobody computes: B has its rows, A its columns, and the rank
-/// lies between them.
+/// A matrix, or a stack of them, as a product `B · A` that is never computed. B has its rows, A its columns, and the
+/// rank is between them.
 ///
 /// # Shapes
 /// `b` is `[.., n_rows, rank]`, `a` is `[.., rank, n_cols]`.
@@ -16,33 +16,33 @@ pub struct LowRank {
     pub a: View,
 }
 
-/// Why an operation cannot be carried out on factors.
+/// Reason why an operation cannot be applied to the factors.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FactorError {
-    /// An operation that does not leave a product of two matrices of the same rank.
+    /// The operation does not leave a product of two matrices of the same rank.
     #[error("`{0}` cannot be carried out on the two matrices of an adapter")]
     Op(&'static str),
-    /// Products that do not join to one.
+    /// The products cannot be joined to one.
     #[error("matrices of an adapter cannot be joined to one tensor this way")]
     Join,
-    /// Shapes that do not fit.
+    /// The shapes do not fit.
     #[error(transparent)]
     Shape(#[from] ShapeError),
 }
 
-/// What an axis of the product is.
+/// Meaning of an axis of the product.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
-    /// The rows, which are those of B.
+    /// Rows of the product, which are those of B.
     Rows,
-    /// The columns, which are those of A.
+    /// Columns of the product, which are those of A.
     Columns,
-    /// One of a stack of matrices: both factors have it.
+    /// Index into a stack of matrices; both factors have it.
     Stack,
 }
 
 impl LowRank {
-    /// The shape of the product.
+    /// Returns the shape of the product.
     #[must_use]
     pub fn shape(&self) -> Vec<u64> {
         let mut shape = self.b.shape().to_vec();
@@ -52,10 +52,10 @@ impl LowRank {
         shape
     }
 
-    /// The same matrices with rows and columns swapped: (B · A)ᵀ = Aᵀ · Bᵀ.
+    /// Returns the same matrices with rows and columns swapped: (B · A)ᵀ = Aᵀ · Bᵀ.
     ///
     /// # Errors
-    /// Factors that are no matrices.
+    /// Factors that are not matrices.
     pub fn turned(&self) -> Result<Self, ShapeError> {
         let turn = |view: &View| {
             let rank = view.shape().len();
@@ -65,22 +65,22 @@ impl LowRank {
         Ok(Self { b: turn(&self.a)?, a: turn(&self.b)? })
     }
 
-    /// The product times a number.
+    /// Returns the product times a number.
     #[must_use]
     pub fn scaled(&self, by: f64) -> Self {
         Self { b: self.b.math(MathOp::Scale(by)), a: self.a.clone() }
     }
 
-    /// Products of one shape and rank on a new outermost axis.
+    /// Stacks products of one shape and rank on a new outermost axis.
     fn stack(parts: &[Self]) -> Result<Self, ShapeError> {
         let views = |side: fn(&Self) -> &View| parts.iter().map(|part| side(part).clone()).collect();
         Ok(Self { b: View::stack(views(|part| &part.b))?, a: View::stack(views(|part| &part.a))? })
     }
 
-    /// Carries out an operation: on B what concerns rows, on A what concerns columns.
+    /// Applies an operation: to B if it concerns rows, to A if it concerns columns.
     ///
     /// # Errors
-    /// [`FactorError`]: what comes out is no such product, or the operation does not fit the shape.
+    /// [`FactorError`]: the result is no such product, or the operation does not fit the shape.
     pub fn apply(&self, op: &Op) -> Result<Vec<Self>, FactorError> {
         let n_axes = self.b.shape().len();
         let side = |axis: usize| match n_axes.checked_sub(axis + 1) {
@@ -100,7 +100,7 @@ impl LowRank {
             | Op::PadRows { .. }
             | Op::Gather { .. }
             | Op::GatherBlocks { .. } => self.on(side(0), op),
-            // A factor of a product counts once.
+            // The factor of a product must be applied once.
             Op::Negate { .. } | Op::ScaleRows { .. } if side(0) == Side::Rows => self.on(Side::Rows, op),
             Op::Math(MathOp::Scale(by)) => Ok(vec![self.scaled(*by)]),
             Op::Transpose { a, b } => match (side(*a), side(*b)) {
@@ -131,7 +131,7 @@ impl LowRank {
     }
 }
 
-/// The factors of a planned tensor, whose sources are products: `of` gives that of a weight.
+/// Returns the factors of a planned tensor whose sources are products; `of` returns the product of a weight.
 ///
 /// # Errors
 /// [`FactorError`], before any data is read.
@@ -176,7 +176,7 @@ mod tests {
         out
     }
 
-    /// Small integers, so that products are exact in any order.
+    /// Returns small integers, so that products are exact in any order.
     fn values(dims: &[u64], seed: u64) -> View {
         let n: u64 = dims.iter().product();
         let values: Vec<f32> = (0..n).map(|i| ((i * 7 + seed * 5) % 11) as f32 - 5.0).collect();
@@ -188,7 +188,7 @@ mod tests {
         LowRank { b: values(&dims([n_rows, rank]), 1), a: values(&dims([rank, n_cols]), 2) }
     }
 
-    /// The matrices multiplied: a plain triple loop.
+    /// Multiplies the matrices with a plain triple loop.
     fn multiplied(product: &LowRank) -> View {
         let shape = product.shape();
         let [.., n_rows, n_cols] = shape[..] else { panic!("no matrix") };

@@ -1,11 +1,11 @@
-//! Element-wise arithmetic that cards ask for.
+//! Element-wise arithmetic that cards request.
 
 use super::exp;
 use crate::arch::MathOp;
 use crate::core::numeric::{f16_to_f32, f32_to_f16};
 
-/// Applies an operation in place to elements of which the first has the place `first`; `in_f16` rounds every result
-/// to F16.
+/// Applies an operation in place to elements, of which the first has the index `first`; `in_f16` rounds every result to
+/// F16.
 ///
 /// # Exactness
 /// The reference computes in the type the checkpoint stores if that is F16, and in F32 otherwise: each step on an
@@ -29,11 +29,11 @@ pub(super) fn apply(op: MathOp, first: u64, values: &mut [f32], in_f16: bool) {
     }
 }
 
-/// Above this number torch takes the number itself.
+/// Limit above which torch's softplus returns its argument.
 const LINEAR_ABOVE: f32 = 20.0;
 
 fn softplus(x: f32) -> f32 {
-    // Rounded in between as torch does, which is nearer to its numbers.
+    // Rounded in between like torch, which gives results nearer to its own.
     let exp = f64::from(x).exp() as f32;
     if x > LINEAR_ABOVE { x } else { f64::from(exp).ln_1p() as f32 }
 }

@@ -1,4 +1,4 @@
-//! Walking a view: ranges of output elements cut at the seams between its parts.
+//! Traversal of a view: ranges of output elements are split at the seams between its parts.
 
 use std::ops::Range;
 
@@ -9,29 +9,29 @@ use crate::views::ViewError;
 use crate::views::run::Run;
 use crate::views::view::{Body, Joint, Origin, View};
 
-/// Takes a leaf, a position inside it, and the part of the range that it covers from there.
+/// Callback for a leaf, a position inside it, and the part of the range that it covers from there.
 type Visit<'a, E> = dyn FnMut(&Run, u64, Range<u64>) -> Result<(), E> + 'a;
 
-/// A view made ready: leaves, and how they follow each other.
+/// A view prepared for reading: leaves, and their sequence.
 #[derive(Clone, Debug)]
 pub(super) enum Node {
     Leaf(Run),
     Concat {
-        /// Elements of one step of the axes outside the seam (and of the seam, where parts take turns), summed up to
-        /// and with each part.
+        /// Number of elements of one step of the axes outside the seam (and of the seam, if parts take turns), summed
+        /// up to and including each part.
         ends: Vec<u64>,
         parts: Vec<Node>,
     },
 }
 
-/// Parts that take turns at most so many elements apart are read one by one, whole.
+/// Longest period, in elements, at which parts that take turns are read one by one, whole.
 const SHORT_PERIOD: u64 = 64;
 
 pub(super) fn compile(view: &View) -> Node {
     match &view.body {
         Body::Leaf(leaf) => Node::Leaf(Run::of(leaf)),
         Body::Concat { axis, parts, joint } => {
-            // What a part gives before the next one goes on: all of the axis, or one index of it.
+            // Elements that a part contributes before the next one follows: all of the axis, or one index of it.
             let first = match joint {
                 Joint::EndToEnd => *axis,
                 Joint::InTurns => axis + 1,
@@ -47,7 +47,7 @@ pub(super) fn compile(view: &View) -> Node {
 }
 
 impl Node {
-    /// Calls `test` on every leaf until it says no; true if it never did.
+    /// Calls `test` on every leaf until it returns false; returns true if it never did.
     pub(super) fn all_leaves(&self, test: &mut dyn FnMut(&Run) -> bool) -> bool {
         match self {
             Self::Leaf(run) => test(run),
@@ -55,7 +55,7 @@ impl Node {
         }
     }
 
-    /// The element type of all sources, if it is one.
+    /// Returns the element type of all sources, if it is the same for all.
     pub(super) fn element_type(&self) -> Option<ElementType> {
         let mut found = None;
         let uniform = self.all_leaves(&mut |run| match &run.origin {
@@ -63,13 +63,13 @@ impl Node {
             Origin::Computed(computed) => {
                 computed.element_type().is_some_and(|ty| *found.get_or_insert(ty) == ty)
             }
-            // Zeros and the like are of any type.
+            // Zeros and other constants are of any type.
             Origin::Values(_) | Origin::Fill(_) => true,
         });
         found.filter(|_| uniform)
     }
 
-    /// Calls `visit` for the weights behind every leaf.
+    /// Calls `visit` for the weights of every leaf.
     pub(super) fn each_weight(&self, visit: &mut dyn FnMut(usize)) {
         self.all_leaves(&mut |run| {
             weights_of(run, visit);
@@ -77,7 +77,7 @@ impl Node {
         });
     }
 
-    /// Splits the range `first .. first + n` at the seams: one visit each.
+    /// Splits the range `first .. first + n` at the seams, with one visit each.
     fn walk<E>(&self, first: u64, n: u64, visit: &mut Visit<'_, E>) -> Result<(), E> {
         self.walk_from(first, n, 0, visit)
     }
@@ -125,7 +125,7 @@ impl Node {
         })
     }
 
-    /// Reads integers as those of another width.
+    /// Reads integers and converts them to another width.
     pub(super) fn read_ints(
         &self,
         source: &dyn WeightSource,
@@ -154,7 +154,7 @@ impl Node {
         })
     }
 
-    /// Whether every element comes from a weight, unchanged, in whole blocks of `block_elems` neighbours.
+    /// Returns true if every element comes from a weight, unchanged, in whole blocks of `block_elems` neighbours.
     pub(super) fn keeps_blocks(&self, block_elems: u64) -> bool {
         match self {
             Self::Leaf(run) => run.keeps_blocks(block_elems),
@@ -165,7 +165,7 @@ impl Node {
         }
     }
 
-    /// Reads blocks of a type that every weight behind this node can be packed as.
+    /// Reads blocks of a type that every weight of this node can be packed as.
     pub(super) fn read_packed(
         &self,
         source: &dyn WeightSource,
@@ -188,9 +188,9 @@ impl Node {
         });
     }
 
-    /// The weights behind a range of elements, and which of their matrices, each once, in order of first use.
-    /// `matrix_elems` says how many elements the matrices of a weight have; one without an answer is a single matrix. No
-    /// matrix is told where elements are computed.
+    /// Returns the weights of a range of elements with the index of the matrix inside each, each pair once, in order of
+    /// first use. `matrix_elems` returns the number of elements of a weight's matrices, or `None` for a single matrix
+    /// (index 0). The index is `None` for computed elements.
     pub(super) fn matrices_in(
         &self,
         first: u64,
@@ -218,7 +218,7 @@ impl Node {
         found
     }
 
-    /// The weight and element behind an output element; `None` if it comes from none.
+    /// Returns the weight and element of an output element; `None` if it comes from no weight.
     pub(super) fn locate(&self, index: u64) -> Option<(usize, u64)> {
         let mut found = None;
         let _ = self.walk::<std::convert::Infallible>(index, 1, &mut |run, first, _| {
@@ -234,7 +234,7 @@ impl Node {
     }
 }
 
-/// The weights behind a leaf.
+/// Calls `visit` for the weights of a leaf.
 fn weights_of(run: &Run, visit: &mut dyn FnMut(usize)) {
     match &run.origin {
         Origin::Weight { index, .. } => visit(*index),
@@ -243,7 +243,7 @@ fn weights_of(run: &Run, visit: &mut dyn FnMut(usize)) {
     }
 }
 
-/// The place of a part among several that take turns: `begin..end` of every `period` elements.
+/// Position of a part among several that take turns: `begin..end` of every `period` elements.
 #[derive(Clone, Copy)]
 struct Turn {
     begin: u64,
@@ -252,7 +252,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Reads what the part has in the range from `first`.
+    /// Reads the elements of the part in the range from `first`.
     fn read(
         self,
         part: &Node,
@@ -263,7 +263,7 @@ impl Turn {
     ) -> Result<(), ViewError> {
         let Self { begin, end, period } = self;
         let size = end - begin;
-        // Elements of the part in front of a place.
+        // Number of elements of the part before a position.
         let before = |at: u64| at / period * size + (at % period).clamp(begin, end) - begin;
         let (from, to) = (before(first), before(first + out.len() as u64));
         if from == to {

@@ -1,4 +1,4 @@
-//! A view made ready to be read: any range of rows, in any type, in memory that depends on the range alone.
+//! Views prepared for reading: any range of rows, in any type, in memory that depends only on the range.
 
 use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
@@ -8,24 +8,24 @@ use crate::views::ViewError;
 use crate::views::node::{Node, compile};
 use crate::views::view::{Origin, View};
 
-/// Elements that are decoded, checked and encoded at a time: they stay in the second-level cache.
+/// Elements that are decoded, checked and encoded at a time: they fit in the second-level cache.
 const STEP_ELEMS: u64 = 1 << 15;
 
-/// How to read.
+/// Options for reading.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadPolicy {
     /// Vector instructions to use; the result does not depend on it.
     pub level: SimdLevel,
-    /// Let NaN, infinity and overflow through.
+    /// True to let NaN, infinity and overflow pass.
     pub allow_nonfinite: bool,
 }
 
-/// How each element of a tensor comes about, ready to be executed.
+/// Computation of each element of a tensor, ready to be executed.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     shape: Shape,
     root: Node,
-    /// The source type if all elements come from weights of one type without arithmetic.
+    /// Source type, if all elements come from weights of one type without arithmetic.
     native: Option<ElementType>,
 }
 
@@ -47,19 +47,19 @@ impl Recipe {
         Some(Self { shape, root, native: native.filter(|_| uniform) })
     }
 
-    /// Shape of the result, outermost first.
+    /// Returns the shape of the result, outermost first.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The element type of the source if the result only moves elements of one type.
+    /// Returns the element type of the source, if the result only moves elements of one type.
     #[must_use]
     pub fn native_type(&self) -> Option<ElementType> {
         self.native
     }
 
-    /// Indices of the weights that are read, each once, in order of first use.
+    /// Returns the indices of the weights that are read, each once, in order of first use.
     #[must_use]
     pub fn weights(&self) -> Vec<usize> {
         let mut found = Vec::new();
@@ -72,9 +72,9 @@ impl Recipe {
         found
     }
 
-    /// For each index of the first axis the weights that its elements come from, each once, with the number of the matrix
-    /// inside the weight, whose matrices have as many elements as `matrix_elems` says; 0 without an answer, `None` where
-    /// elements are computed.
+    /// Returns for each index of the first axis the weights of its elements, each once, with the index of the matrix
+    /// inside the weight. `matrix_elems` returns the number of elements of a weight's matrices; the index is 0 if it
+    /// returns `None`, and `None` for computed elements.
     #[must_use]
     pub fn slabs(&self, matrix_elems: &dyn Fn(usize) -> Option<u64>) -> Vec<Vec<(usize, Option<u64>)>> {
         let n = self.shape.dims().first().copied().unwrap_or(0);
@@ -82,8 +82,8 @@ impl Recipe {
         (0..n).map(|slab| self.root.matrices_in(slab * n_elems, n_elems, matrix_elems)).collect()
     }
 
-    /// Produces rows `first_row ..` as blocks of `ty`; `out` says how many. Rows that came out as zeros or nearly,
-    /// because they are too small for the type, are counted; their indices are those of the tensor.
+    /// Produces rows `first_row ..` as blocks of `ty`; the length of `out` determines their number. Counts rows that
+    /// became zeros or nearly, because they are too small for the type; their indices are those of the tensor.
     ///
     /// # Errors
     /// [`ViewError`]: the source, values that are not finite or do not fit the type.
@@ -120,7 +120,7 @@ impl Recipe {
             } else {
                 with_floats(n, |floats| {
                     self.read_f32(source, policy.level, first, floats)?;
-                    // What every type holds needs no other look, before or after.
+                    // Values in the range of every type need no further check, before or after.
                     let is_ordinary = quant::are_ordinary_rows(ty, policy.level, floats, cols);
                     if !is_ordinary
                         && !policy.allow_nonfinite
@@ -163,7 +163,8 @@ impl Recipe {
         self.root.read(source, level, first, out)
     }
 
-    /// Whether the result moves whole blocks of `ty` and changes no value: rows are taken, reordered, put together.
+    /// Returns true if the result moves whole blocks of `ty` and changes no value: rows are selected, reordered,
+    /// joined.
     #[must_use]
     pub fn keeps_blocks(&self, ty: GgmlType) -> bool {
         let block_elems = ty.block_elems() as u64;
@@ -188,13 +189,13 @@ impl Recipe {
         self.root.read_packed(source, ty, first_row * self.shape.n_cols(), out)
     }
 
-    /// Tells the source that rows were read and will not be again soon.
+    /// Tells the source that rows were read and will not be read again soon.
     pub fn release_rows(&self, source: &dyn WeightSource, first_row: u64, n_rows: u64) {
         let n_cols = self.shape.n_cols();
         self.root.release(source, first_row * n_cols, n_rows * n_cols);
     }
 
-    /// Turns the position of a bad element into an error that names where it came from.
+    /// Converts the position of a bad element to an error that names its source.
     fn blame(&self, source: &dyn WeightSource, ty: GgmlType, index: u64) -> Result<ViewError, ViewError> {
         let mut value = [0.0];
         self.root.read(source, SimdLevel::Scalar, index, &mut value)?;
@@ -211,7 +212,7 @@ impl Recipe {
     }
 }
 
-/// The element type that a plain GGML type stores.
+/// Returns the element type that a plain GGML type stores.
 fn plain(ty: GgmlType) -> Option<ElementType> {
     Some(match ty {
         GgmlType::F32 => ElementType::F32,
@@ -226,7 +227,7 @@ fn plain(ty: GgmlType) -> Option<ElementType> {
     })
 }
 
-/// First element whose exponent bits are all ones, in plain float bytes.
+/// Returns the first element whose exponent bits are all ones, in plain float bytes.
 fn first_non_finite_bits(ty: GgmlType, bytes: &[u8]) -> Option<usize> {
     fn first<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
         let elems = bytes.as_chunks::<N>().0;
@@ -243,7 +244,7 @@ fn first_non_finite_bits(ty: GgmlType, bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// First value that is not finite or that rounds to infinity in `ty`.
+/// Returns the first value that is not finite or that rounds to infinity in `ty`.
 fn first_unfit(ty: GgmlType, values: &[f32]) -> Option<usize> {
     // Magnitudes from here on are infinite in the type: half a unit above its largest number.
     let limit = match ty {

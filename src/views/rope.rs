@@ -1,8 +1,9 @@
-//! The frequency factors of Llama 3's rope, which are written as a tensor.
+//! Frequency factors of Llama 3's rope, which are written as a tensor.
 
 use crate::arch::RopeFreqsLlama3;
 
-/// One factor per pair of rotary dimensions: 1 for short wavelengths, `factor` for long ones, smooth between them.
+/// Computes one factor per pair of rotary dimensions: 1 for short wavelengths, `factor` for long ones, smooth between
+/// them.
 ///
 /// # Exactness
 /// Equals `LlamaModel.generate_extra_tensors` of llama.cpp 0.5.0 as torch computes it on the CPU: F32 throughout,
@@ -35,10 +36,10 @@ pub fn rope_freqs_llama3(params: &RopeFreqsLlama3) -> Vec<f32> {
         .collect()
 }
 
-/// The same factors with wavelengths in F64, and ones behind them up to `n`: dimensions that do not turn.
+/// Computes the factors with wavelengths in F64, followed by ones up to `n` for dimensions that are not rotated.
 ///
 /// # Exactness
-/// Equals `Step35Model.generate_extra_tensors` of llama.cpp 0.5.0, on the same terms.
+/// Equals `Step35Model.generate_extra_tensors` of llama.cpp 0.5.0, under the same conditions.
 #[must_use]
 pub(super) fn rope_freqs_padded(params: &RopeFreqsLlama3, n: usize) -> Vec<f32> {
     let base = f64::from(params.theta as f32);
@@ -64,11 +65,11 @@ pub(super) fn rope_freqs_padded(params: &RopeFreqsLlama3, n: usize) -> Vec<f32> 
     factors
 }
 
-/// The parameters that give these factors, bit for bit, among those that models use: wavelength limits of 1 and 4 (or
-/// 2, 8, 16, 32) and a first context length that is a power of two.
+/// Finds the parameters that give these factors, bit for bit, among those that models use: wavelength limits of 1 and 4
+/// (or 2, 8, 16, 32) and an original context length that is a power of two.
 #[must_use]
 pub fn match_rope_freqs(factors: &[f32], theta: f64) -> Option<RopeFreqsLlama3> {
-    // Long wavelengths come last: ones behind them are dimensions that do not turn.
+    // Long wavelengths come last: ones after them are dimensions that are not rotated.
     let turning = factors.iter().rposition(|&factor| factor != 1.0).map_or(factors.len(), |last| last + 1);
     let dim = 2 * turning as u64;
     let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
@@ -83,7 +84,7 @@ pub fn match_rope_freqs(factors: &[f32], theta: f64) -> Option<RopeFreqsLlama3> 
             context,
         })
     });
-    // A head is not wider than this, whatever a file says.
+    // A head is never wider than this; larger declarations are not searched.
     let mut candidates = candidates.filter(|_| factors.len() <= 1 << 16);
     let gives = |found: &[f32]| found.iter().zip(factors).all(|(a, b)| a.to_bits() == b.to_bits());
     candidates.find(|params| {
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
     use sha2::Digest;
 
-    /// Base, dimension, factor and first context length of released models (the last row: none), and the sha256 of
+    /// Base, dimension, factor and original context length of released models (the last row: none), and the sha256 of
     /// the factors as torch 2.15 computes them; made by `scripts/peers/rope_freqs.py`.
     const TORCH: &[(f64, u64, f64, f64, &str)] = &[
         (500000.0, 128, 8.0, 8192.0, "8b516af9cb5db26ed32831eb6f493dd620843d1cd69ca7bbad760c76061cd565"),
@@ -133,7 +134,7 @@ mod tests {
             let params = RopeFreqsLlama3 { dim, theta, factor, low_freq_factor, high_freq_factor, context };
             let factors = rope_freqs_llama3(&params);
             let found = match_rope_freqs(&factors, theta).unwrap();
-            // Another pair of limits may give the same factors where few wavelengths lie between them.
+            // Another pair of limits may give the same factors if few wavelengths are between them.
             assert_eq!(rope_freqs_llama3(&found), factors, "{params:?}");
         }
         assert_eq!(match_rope_freqs(&[1.0, 1.5, 7.0], 10000.0), None);

@@ -1,4 +1,4 @@
-//! One leaf of a view: ranges of its elements cut into evenly spaced stretches of their source.
+//! Leaves of a view: ranges of their elements are split into evenly spaced stretches of the source.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) struct Run {
     pub(super) math: Vec<MathOp>,
 }
 
-/// The two innermost factors of a matrix that is turned: rows of the result are columns of the source.
+/// The two innermost factors of a transposed matrix: rows of the result are columns of the source.
 #[derive(Clone, Copy)]
 struct Turned {
     rows: Dim,
@@ -30,7 +30,7 @@ struct Turned {
 }
 
 impl Run {
-    /// A leaf of a view.
+    /// Creates a run from a leaf of a view.
     pub(super) fn of(leaf: &Leaf) -> Self {
         Self {
             origin: leaf.origin.clone(),
@@ -40,7 +40,7 @@ impl Run {
         }
     }
 
-    /// Cuts `first .. first + n` into stretches of even spacing, up to the first error; the second argument is the
+    /// Splits `first .. first + n` into evenly spaced stretches, up to the first error; the second argument is the
     /// position in the range.
     fn stretches(
         &self,
@@ -58,7 +58,7 @@ impl Run {
         Ok(())
     }
 
-    /// The stretch from `at`, of at most `n` elements.
+    /// Returns the stretch from `at`, of at most `n` elements.
     pub(super) fn stretch(&self, at: u64, n: u64) -> Stretch {
         let Some((inner, outer)) = self.dims.split_last() else {
             return Stretch { start: self.offset, stride: 1, len: 1 };
@@ -72,7 +72,7 @@ impl Run {
         Stretch { start, stride: inner.stride, len: (inner.size - column).min(n) as usize }
     }
 
-    /// Calls `visit` for the parts of the source, each of so many elements, that a range reads from.
+    /// Calls `visit` for each part of the source, `part_elems` elements long, that a range reads from.
     pub(super) fn each_part(&self, first: u64, n: u64, part_elems: u64, visit: &mut dyn FnMut(u64)) {
         let mut done = 0;
         while done < n {
@@ -84,7 +84,7 @@ impl Run {
         }
     }
 
-    /// The two innermost factors, if the matrix is turned.
+    /// Returns the two innermost factors, if the matrix is transposed.
     fn turned(&self) -> Option<Turned> {
         match self.dims.as_slice() {
             [.., rows, columns] if rows.stride == 1 && columns.stride != 1 => {
@@ -94,8 +94,8 @@ impl Run {
         }
     }
 
-    /// Elements `first ..` of a matrix that is turned. Several rows of the result are read together, so that what lies
-    /// side by side in the source is asked for at once.
+    /// Reads elements `first ..` of a transposed matrix. Several rows of the result are read together, so that adjacent
+    /// source elements are read at once.
     fn read_turned(
         &self,
         turned: Turned,
@@ -124,7 +124,7 @@ impl Run {
         Ok(())
     }
 
-    /// Elements `first ..` as floats.
+    /// Reads elements `first ..` as floats.
     pub(super) fn read(
         &self,
         source: &dyn WeightSource,
@@ -180,7 +180,7 @@ impl Run {
         })
     }
 
-    /// Elements `first ..` as integers of the width of `ty`.
+    /// Reads elements `first ..` as integers of the width of `ty`.
     pub(super) fn read_ints(
         &self,
         source: &dyn WeightSource,
@@ -224,7 +224,7 @@ impl Run {
         })
     }
 
-    /// Elements `first ..` as they are in their weight.
+    /// Copies elements `first ..` as stored in their weight.
     pub(super) fn copy(
         &self,
         source: &dyn WeightSource,
@@ -242,7 +242,7 @@ impl Run {
         })
     }
 
-    /// Whether every element comes from a weight, unchanged, in whole blocks of `block_elems` neighbours.
+    /// Returns true if every element comes from a weight, unchanged, in whole blocks of `block_elems` neighbours.
     pub(super) fn keeps_blocks(&self, block_elems: u64) -> bool {
         let Some((inner, outer)) = self.dims.split_last() else { return block_elems == 1 };
         matches!(self.origin, Origin::Weight { .. })
@@ -253,7 +253,7 @@ impl Run {
             && outer.iter().all(|dim| dim.stride % block_elems == 0)
     }
 
-    /// Blocks of a type that the weight can be packed as, from element `first`.
+    /// Reads blocks of a type that the weight can be packed as, from element `first`.
     pub(super) fn read_packed(
         &self,
         source: &dyn WeightSource,
@@ -269,12 +269,12 @@ impl Run {
         })
     }
 
-    /// Lets go of what the range had in memory.
+    /// Releases the memory of a range.
     pub(super) fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
         let index = match &self.origin {
             Origin::Weight { index, .. } => *index,
             Origin::Computed(computed) => {
-                // As it is computed: what is turned around is not let go of.
+                // Only in the order of computation: reordered elements are not released.
                 if let [Dim { stride: 1, .. }] = self.dims.as_slice() {
                     computed.parts().iter().for_each(|part| part.release(source, self.offset + first, n));
                 }
@@ -284,11 +284,11 @@ impl Run {
         };
         let Some((outer, rest)) = self.dims.split_first() else { return };
         let inner: u64 = rest.iter().map(|dim| dim.size).product();
-        // Whole steps of the outermost factor, if each is one region of its own in the source.
+        // Whole steps of the outermost factor, if each is a separate region of the source.
         if rest.iter().any(|dim| dim.stride >= outer.stride) {
             return;
         }
-        // Up to the last element used: a step that ends with a gap may end behind the weight.
+        // Up to the last used element: a step that ends with a gap may end beyond the weight.
         let extent = 1 + rest.iter().map(|dim| (dim.size - 1) * dim.stride).sum::<u64>();
         let (begin, end) = (first.div_ceil(inner), (first + n) / inner);
         if begin < end {
@@ -298,7 +298,8 @@ impl Run {
     }
 }
 
-/// The integer in the bytes of one element; `None` for other types, and for what only an unsigned type holds.
+/// Returns the integer in the bytes of one element; `None` for other types, and for values that only an unsigned type
+/// holds.
 fn integer(ty: ElementType, bytes: &[u8]) -> Option<i64> {
     Some(match ty {
         ElementType::I64 => i64::from_le_bytes(bytes.try_into().ok()?),

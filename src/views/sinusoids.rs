@@ -1,16 +1,16 @@
-//! Positions as sines and cosines, which are written as a tensor: Whisper's table.
+//! Sinusoidal position embeddings, which are written as a tensor: Whisper's table.
 
 use super::exp::exp;
 
-/// The longest wavelength, in positions and 2π.
+/// Longest wavelength, in positions per 2π.
 const MAX_TIMESCALE: f64 = 10_000.0;
 
-/// For each position the sines of `width / 2` frequencies, then their cosines.
+/// Computes for each position the sines of `width / 2` frequencies, then their cosines.
 ///
 /// # Exactness
-/// Equals `Qwen25AudioModel.generate_extra_tensors` of llama.cpp 0.5.0 in its steps: F32 throughout, but for the step of the
-/// frequencies. Torch's vector sine and cosine are off by one unit in the last place for some arguments where these are
-/// exact.
+/// Equals `Qwen25AudioModel.generate_extra_tensors` of llama.cpp 0.5.0 in its steps: F32 throughout, except for the
+/// step of the frequencies. Torch's vector sine and cosine are off by one unit in the last place for some arguments
+/// where these are exact.
 #[must_use]
 pub(super) fn sinusoids(length: u64, width: u64) -> Vec<f32> {
     let n_frequencies = width / 2;
@@ -36,7 +36,7 @@ mod tests {
         assert_eq!(table[4..6], [1f32.sin(), 9.999999e-5]);
     }
 
-    /// Torch's numbers of 64 columns, at positions near and far: the nearest F32 or its neighbour.
+    /// Checks torch's numbers of 64 columns, at near and far positions: the nearest F32 or its neighbour.
     #[test]
     fn numbers_are_those_of_torch_but_for_the_last_bit() {
         let table = sinusoids(1500, 64);

@@ -1,21 +1,22 @@
 //! Sums as torch computes them.
 
-/// Lanes of a vector, and vectors that are added side by side.
+/// Lanes of a vector; `ROUND` is four vectors, which are added side by side.
 const LANES: usize = 8;
 const ROUND: usize = 4 * LANES;
 const LEVELS: usize = 4;
 
-/// From so many elements on torch shares the work among threads, but not in smaller parts than this.
+/// Number of elements from which torch shares the work among threads, and the minimum size of their parts.
 const SHARED: u64 = 1 << 15;
 
-/// The sum of a known number of elements that come in order.
+/// Sum of a known number of elements that arrive in order.
 ///
 /// # Exactness
-/// Equals `torch.sum` of an F32 tensor on the CPU with two threads, whatever vector instructions torch was built for. Up
-/// to 65536 elements that is the sum with any number of threads but one; of more, torch's last bits depend on the number.
+/// Equals `torch.sum` of an F32 tensor on the CPU with two threads, whatever vector instructions torch was built for.
+/// Up to 65536 elements the sum is the same with any number of threads except one; for more elements, torch's last bits
+/// depend on the number.
 #[derive(Debug)]
 pub(super) struct TorchSum {
-    /// The halves, or the whole.
+    /// Sums of the two halves, or of the whole.
     parts: Vec<CascadeSum>,
     part_len: u64,
     done: u64,
@@ -29,7 +30,7 @@ impl TorchSum {
         Self { parts: parts.collect(), part_len, done: 0 }
     }
 
-    /// The next elements.
+    /// Adds the next elements.
     pub(super) fn add(&mut self, mut values: &[f32]) {
         while !values.is_empty() {
             let (part, within) = (self.done / self.part_len, self.done % self.part_len);
@@ -48,24 +49,24 @@ impl TorchSum {
     }
 }
 
-/// The sum of one thread: four vectors of eight lanes are added in turns; every so many rounds the sums move up a level,
-/// so that no lane adds small numbers to a large one for long.
+/// Sum of one thread: four vectors of eight lanes are added in turn. After a fixed number of rounds the sums move up a
+/// level, so that no lane adds small numbers to a large one for long.
 #[derive(Debug)]
 struct CascadeSum {
     /// Sums of each level.
     levels: [[f32; ROUND]; LEVELS],
-    /// Rounds until the sums move up, as a power of two.
+    /// Binary logarithm of the number of rounds until the sums move up.
     power: u32,
-    /// Rounds that came.
+    /// Number of rounds so far.
     done: u64,
-    /// Elements of a round that is not complete.
+    /// Elements of an incomplete round.
     rest: Vec<f32>,
 }
 
 impl CascadeSum {
     fn new(n: u64) -> Self {
         let n_rounds = n / ROUND as u64;
-        // The binary logarithm, rounded up; of 1 it is 1 there.
+        // Binary logarithm, rounded up; torch takes 1 for an argument of 1.
         let log = if n_rounds <= 2 { 1 } else { u64::BITS - (n_rounds - 1).leading_zeros() };
         let power = (log / LEVELS as u32).max(4);
         Self { levels: [[0.0; ROUND]; LEVELS], power, done: 0, rest: Vec::new() }

@@ -1,10 +1,10 @@
-//! Layout operations as algebra on strided views: no data moves until rows are read, and any range of rows can be
-//! read on its own.
+//! Layout operations as algebra on strided views: no data moves until rows are read, and any range of rows can be read
+//! on its own.
 //!
-//! A [`View`] is a tree. Its leaves look at one source each, through axes that are products of strided factors
-//! (`rows = heads × half × pair`), so that splitting an axis, reordering its factors and joining axes again are
-//! changes of bookkeeping. Its inner nodes put views side by side along an axis. Every operation returns a new view
-//! with a known shape, or says why it cannot be expressed.
+//! A [`View`] is a tree. Each leaf refers to one source, through axes that are products of strided factors
+//! (`rows = heads × half × pair`), so that splitting an axis, reordering its factors and joining axes again only change
+//! bookkeeping. Inner nodes join views along an axis. Every operation returns a new view with a known shape, or an
+//! error if it cannot be expressed.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::views::axis::{Axis, Dim, axis_size, factor, slice_axis};
 use crate::views::computed::Computed;
 use crate::views::error::ShapeError;
 
-/// Where the elements of a leaf come from.
+/// Source of the elements of a leaf.
 #[derive(Clone, Debug)]
 pub(super) enum Origin {
     Weight {
@@ -23,11 +23,11 @@ pub(super) enum Origin {
     },
     Values(Arc<[f32]>),
     Fill(f32),
-    /// What needs more than one look at its sources.
+    /// A computation that needs more than one read of its sources.
     Computed(Arc<Computed>),
 }
 
-/// A strided look at one source.
+/// A strided view of one source.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
     pub(super) origin: Origin,
@@ -37,20 +37,20 @@ pub(super) struct Leaf {
 }
 
 impl Leaf {
-    /// The factors of all axes, outermost first.
+    /// Iterates over the factors of all axes, outermost first.
     pub(super) fn dims(&self) -> impl Iterator<Item = Dim> {
         self.axes.iter().flatten().copied()
     }
 }
 
-/// A tensor to be: a shape, and where each element comes from.
+/// A planned tensor: a shape, and the source of each element.
 #[derive(Clone, Debug)]
 pub struct View {
     shape: Vec<u64>,
     pub(super) body: Body,
 }
 
-/// How parts lie along the axis that joins them.
+/// Arrangement of parts along the axis that joins them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Joint {
     /// One part after the other.
@@ -71,13 +71,13 @@ pub(super) enum Body {
 }
 
 impl View {
-    /// A weight of the source as it is.
+    /// Creates a view of an unchanged weight of the source.
     #[must_use]
     pub fn weight(index: usize, meta: &WeightMeta) -> Self {
         Self::contiguous(Origin::Weight { index, ty: meta.ty }, meta.shape.dims().to_vec())
     }
 
-    /// Values that were computed while planning.
+    /// Creates a view of values that were computed while planning.
     ///
     /// # Errors
     /// [`ShapeError::Reshape`] if the shape holds another number of elements.
@@ -88,12 +88,12 @@ impl View {
         Ok(Self::contiguous(Origin::Values(values), shape))
     }
 
-    /// What comes out of an operation that needs more than one look at its sources.
+    /// Creates a view of a computation that needs more than one read of its sources.
     pub(super) fn computed(computed: Computed, shape: Vec<u64>) -> Self {
         Self::contiguous(Origin::Computed(Arc::new(computed)), shape)
     }
 
-    /// One value everywhere.
+    /// Creates a view with one value everywhere.
     #[must_use]
     pub fn fill(value: f32, shape: Vec<u64>) -> Self {
         Self::contiguous(Origin::Fill(value), shape)
@@ -114,16 +114,16 @@ impl View {
         Self { shape: leaf.axes.iter().map(|axis| axis_size(axis)).collect(), body: Body::Leaf(leaf) }
     }
 
-    /// Dimensions, outermost first.
+    /// Returns the dimensions, outermost first.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// Puts views side by side along an axis.
+    /// Joins views along an axis.
     ///
     /// # Errors
-    /// No views, or dimensions that differ elsewhere.
+    /// No views, or other dimensions that differ.
     pub fn concat(parts: Vec<Self>, axis: usize) -> Result<Self, ShapeError> {
         let first = parts.first().ok_or(ShapeError::Empty)?;
         let mut shape = first.shape.clone();
@@ -148,7 +148,7 @@ impl View {
         Ok(Self { shape, body: Body::Concat { axis, parts, joint: Joint::EndToEnd } })
     }
 
-    /// Views of one shape in turns along an axis: index 0 of each, index 1 of each, and so on.
+    /// Interleaves views of one shape along an axis: index 0 of each, index 1 of each, and so on.
     ///
     /// # Errors
     /// No views, or shapes that differ.
@@ -160,14 +160,14 @@ impl View {
         }
         let is_one = parts.len() == 1;
         let mut view = Self::concat(parts, axis)?;
-        // A view alone stays what it is, which may be a joined one.
+        // A single view stays unchanged, and may itself be a joined one.
         if let (Body::Concat { joint, .. }, false) = (&mut view.body, is_one) {
             *joint = Joint::InTurns;
         }
         Ok(view)
     }
 
-    /// The parts of a joined view put together again, along an axis that has another number by now.
+    /// Joins the parts of a joined view again, along an axis whose number may have changed.
     fn rejoined(parts: Vec<Self>, axis: usize, joint: Joint) -> Result<Self, ShapeError> {
         match joint {
             Joint::EndToEnd => Self::concat(parts, axis),
@@ -175,7 +175,7 @@ impl View {
         }
     }
 
-    /// Puts views of one shape on a new outermost axis.
+    /// Stacks views of one shape on a new outermost axis.
     ///
     /// # Errors
     /// As [`View::concat`].
@@ -253,7 +253,7 @@ impl View {
         }
     }
 
-    /// Cuts an axis into consecutive parts of the given sizes.
+    /// Splits an axis into consecutive parts of the given sizes.
     ///
     /// # Errors
     /// Sizes that do not add up to the axis.
@@ -299,7 +299,7 @@ impl View {
         }
     }
 
-    /// Views an axis as a product, outermost factor first; each factor becomes an axis.
+    /// Splits an axis into a product, outermost factor first; each factor becomes an axis.
     ///
     /// # Errors
     /// Factors that do not multiply to the axis, or that cut across an earlier reordering.
@@ -317,7 +317,7 @@ impl View {
     /// Joins `n` neighbouring axes into one.
     ///
     /// # Errors
-    /// Axes that are not there; a seam along an inner one of them.
+    /// Axes that do not exist; a seam along an inner one of them.
     pub fn flatten_axes(&self, axis: usize, n: usize) -> Result<Self, ShapeError> {
         if n == 0 {
             return Err(ShapeError::Empty);
@@ -329,7 +329,7 @@ impl View {
         self.refactor(axis, n, &[size]).ok_or_else(|| ShapeError::Seam { from: self.shape.clone(), to })
     }
 
-    /// Gives the elements another shape, in row-major order.
+    /// Changes the shape, in row-major order.
     ///
     /// # Errors
     /// Another number of elements, or a cut across an earlier reordering.
@@ -345,7 +345,7 @@ impl View {
             .ok_or_else(|| ShapeError::Seam { from: self.shape.clone(), to: dims.to_vec() })
     }
 
-    /// All elements on one axis.
+    /// Flattens all elements to one axis.
     ///
     /// # Errors
     /// As [`View::reshape`].
@@ -353,7 +353,7 @@ impl View {
         self.reshape(&[self.shape.iter().product()])
     }
 
-    /// Replaces `n` axes from `axis` by axes of the sizes `dims` (same product); `None` where strides cannot say it.
+    /// Replaces `n` axes from `axis` by axes of the sizes `dims` (same product); `None` if strides cannot express it.
     fn refactor(&self, axis: usize, n: usize, dims: &[u64]) -> Option<Self> {
         match &self.body {
             Body::Leaf(leaf) => {
@@ -374,8 +374,8 @@ impl View {
                     let seam = seam - n + dims.len();
                     return Self::rejoined(parts.collect::<Option<_>>()?, seam, joint).ok();
                 }
-                // A seam along the outermost of the axes stays a seam where whole rows of the new shape fit
-                // between the cuts.
+                // A seam along the outermost of the axes remains a seam if whole rows of the new shape fit between the
+                // cuts.
                 if seam != axis || dims.is_empty() || joint == Joint::InTurns {
                     return None;
                 }
@@ -408,7 +408,7 @@ impl View {
             Body::Concat { axis: seam, parts, joint } => {
                 let seam = *seam;
                 if seam == axis {
-                    // Of parts that add up to one, exactly one is not empty.
+                    // Among parts that add up to one, exactly one is not empty.
                     let part = parts.iter().find(|part| part.shape[axis] == 1).ok_or(ShapeError::Empty)?;
                     return part.squeeze(axis);
                 }
@@ -439,7 +439,7 @@ impl View {
         }
     }
 
-    /// Applies arithmetic to every element, after what is there already.
+    /// Applies arithmetic to every element, after the arithmetic that is already there.
     #[must_use]
     pub fn math(&self, math: MathOp) -> Self {
         let mut view = self.clone();
@@ -447,10 +447,11 @@ impl View {
         view
     }
 
-    /// Adds the place of each element of a list to it, or takes it away (`math` says which).
+    /// Adds the index of each element of a list to it, or subtracts it (`math` selects which).
     ///
     /// # Errors
-    /// [`ShapeError::Axis`] for anything but one whole list as it is stored: its places are those of its elements.
+    /// [`ShapeError::Axis`] for anything but one whole list as it is stored: only there the index is the position of
+    /// the element.
     pub(super) fn index_math(&self, math: MathOp) -> Result<Self, ShapeError> {
         match &self.body {
             Body::Leaf(leaf) if self.shape.len() == 1 && leaf.offset == 0 => Ok(self.math(math)),

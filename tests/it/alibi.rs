@@ -1,5 +1,5 @@
-//! Baichuan's large model, which has ALiBi: the engine against a plain forward pass in f64. The corpus has the small
-//! one only.
+//! Baichuan's large model, which has ALiBi, compared with a plain forward pass in f64. The corpus has only the small
+//! model.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use serde_json::{Map, json};
 
-/// Width, heads (no power of two), inner width, vocabulary; the depth is what the large model is known by.
+/// Width, heads (not a power of two), inner width, vocabulary. The large model is recognized by its depth.
 const D: usize = 40;
 const HEADS: usize = 5;
 const INNER: usize = 24;
@@ -20,7 +20,7 @@ const LAYERS: usize = 40;
 
 type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// Numbers in -1 .. 1 that look random.
+/// Pseudo-random numbers in -1 .. 1.
 fn numbers(seed: u64, n: usize) -> impl Iterator<Item = f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     std::iter::repeat_with(move || {
@@ -72,7 +72,7 @@ fn checkpoint(weights: &Weights, dir: &std::path::Path) {
     fs_err::write(dir.join("config.json"), config.to_string()).unwrap();
 }
 
-/// `x · wᵀ` of rows.
+/// `x · wᵀ`, row by row.
 fn times(weights: &Weights, name: &str, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let (dims, values) = &weights[name];
     let row = |x: &Vec<f64>| {
@@ -94,8 +94,8 @@ fn add(x: &mut [Vec<f64>], y: &[Vec<f64>]) {
     x.iter_mut().zip(y).for_each(|(x, y)| x.iter_mut().zip(y).for_each(|(x, y)| *x += y));
 }
 
-/// Logits of all rows. As in Baichuan's own code, the bias is the slope times the key's place, which under softmax is
-/// the slope times the distance.
+/// Logits of all rows. As in Baichuan's own code, the bias is the slope times the key's position. Under softmax this
+/// equals the slope times the distance.
 fn forward(weights: &Weights, tokens: &[u32]) -> Vec<Vec<f64>> {
     // The slopes of 4 heads, then every other slope of 8.
     let slopes: [f64; HEADS] = [0.25, 0.0625, 0.015_625, 0.003_906_25, 0.5];

@@ -1,5 +1,5 @@
 //! `--annotate`: numbers that GGUF has no key for, from the configuration to the engine and back. The expected figures
-//! are those of transformers (`scripts/peers/annotate_fixtures.py`); nothing but `fixtures/` is needed.
+//! are from transformers (`scripts/peers/annotate_fixtures.py`); only `fixtures/` is needed.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const PATTERN: &str = "attention.sliding_window_pattern";
 const TRUNCATE: &str = "rope.scaling.yarn_truncate";
 const DISTANCE: &str = "attention.relative_max_distance";
 
-/// Each case with the keys that it must give.
+/// All cases, each with the keys that it must give.
 fn cases() -> Vec<(&'static str, Vec<(&'static str, Value)>)> {
     let window = |n: u32| (WINDOW, Value::U32(n));
     let pattern = |layers: &[bool]| (PATTERN, Value::Array(Array::Bool(layers.to_vec())));
@@ -56,7 +56,7 @@ fn case(name: &str) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
-/// The weights that the script computes: a hash of the tensor's number and the element's.
+/// Weights as the script computes them: a hash of the tensor's number and the element's index.
 fn weights(number: usize, name: &str, n: usize) -> Vec<f32> {
     let element = |i: usize| {
         let mut x = (i as u32).wrapping_mul(2_654_435_761);
@@ -104,7 +104,7 @@ fn write(conversion: &Conversion, path: &Path) -> GgufFile {
     GgufFile::open(path).unwrap()
 }
 
-/// The annotations, without their prefix.
+/// Annotations, without their prefix.
 fn own_keys(metadata: &Metadata) -> Vec<(&str, Value)> {
     let own = metadata.iter().filter_map(|(key, value)| Some((key.strip_prefix("gguf_foundry.")?, value)));
     own.map(|(key, value)| (key, value.clone())).collect()
@@ -120,7 +120,7 @@ fn differences(source: &dyn TensorSource, metadata: &Metadata, case: &Json) -> (
         case[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };
     let ids = |key: &str| numbers(key).into_iter().map(|token| token as u32).collect::<Vec<u32>>();
-    // What an encoder reads comes first.
+    // The tokens that an encoder reads come first.
     let source = if case["source"].is_array() { ids("source") } else { Vec::new() };
     let own = ids("tokens");
     let tokens = [&source[..], &own].concat();
@@ -171,7 +171,7 @@ fn annotated_models_compute_what_transformers_does_and_others_do_not() {
     }
 }
 
-/// What says how heads share keys and values, and the base, has other names there, or none.
+/// The keys for shared heads and the rope base have other names there, or are missing.
 #[test]
 fn the_language_part_of_cogvlm_2_computes_what_transformers_does() {
     let dir = tempfile::tempdir().unwrap();
@@ -230,7 +230,7 @@ fn configurations_without_a_window_give_no_key() {
         checkpoint(&case, dir.path());
         assert_eq!(own_keys(convert(dir.path(), true).metadata()), [], "{name}: {key} = {value}");
     }
-    // A Mistral that does not say has the window of transformers' configuration class.
+    // A Mistral without the key gets the window of transformers' configuration class.
     let dir = tempfile::tempdir().unwrap();
     let mut case = case("mistral");
     case["config"].as_object_mut().unwrap().remove("sliding_window");
@@ -287,9 +287,9 @@ fn a_file_without_its_window_is_warned_of_and_an_annotated_one_passes() {
     };
     let warning = "\"warning\": \"the file does not say `attention.sliding_window`, which is 7 in the baseline: GGUF has \
                    no key for it here, and results beyond 7 tokens differ; convert with `--annotate`\"";
-    // Within the window the file is as good as any, as far as so few tokens say.
+    // Within the window the file is correct, as far as so few tokens show.
     assert_eq!(verify("plain.gguf", "short.jsonl"), (4, 0.0, vec![warning.to_owned()]));
-    // An annotated one says all that the baseline does, and its weights are those of the baseline: no text would say more.
+    // An annotated file has everything that the baseline has, including its weights, so more text would show nothing.
     assert_eq!(verify("annotated.gguf", "long.jsonl"), (0, 0.0, Vec::new()));
     // Beyond it the figures show what is missing.
     let (code, max, hparams) = verify("plain.gguf", "long.jsonl");

@@ -34,7 +34,7 @@ use fixture::CardFixture;
 
 fn load(path: &Path) -> Json {
     let text = fs_err::read_to_string(path).unwrap();
-    // Python writes what JSON does not have; configurations of Mamba have one.
+    // Python writes values that JSON does not have; configurations of Mamba have one.
     let text = text.replace("-Infinity", "-1e300").replace("Infinity", "1e300");
     serde_json::from_str(&text).unwrap()
 }
@@ -47,7 +47,7 @@ fn keys(metadata: &Metadata) -> Vec<Json> {
     metadata.iter().map(row).collect()
 }
 
-/// The keys of an expectation that cards are responsible for: no names, no parts, nothing of the vocabulary `none`.
+/// Keys of an expectation that cards are responsible for: no names, no parts, no vocabulary keys.
 fn wanted_keys(expect: &Json) -> Vec<Json> {
     expect["kv"].as_array().unwrap().iter().filter(|row| is_of_cards(row)).cloned().collect()
 }
@@ -60,7 +60,7 @@ fn is_of_cards(row: &Json) -> bool {
 
 #[test]
 fn every_card_loads() {
-    // Those in the program are not checked again when it starts.
+    // Cards in the program are not checked again when it starts.
     for kind in [CardKind::Text, CardKind::Mmproj] {
         let registry = Registry::overlaid(kind, []).unwrap();
         assert_eq!(registry.classes(), Registry::embedded_of(kind).unwrap().classes());
@@ -76,7 +76,7 @@ fn element(k: u64, i: u64) -> f32 {
     (f32::from(bits(k, i)) - 128.0) / 1024.0
 }
 
-/// The eight bits that an element is made of.
+/// Eight bits that an element is made of.
 fn bits(k: u64, i: u64) -> u8 {
     ((i * 2_654_435_761 + k * 40503 + 12345) >> 16) as u8
 }
@@ -150,19 +150,20 @@ fn every_file_in_converters_is_a_card() {
     }
 }
 
-/// Keys that are not as the peer writes them, on purpose, in all files of a case: what is written. docs/differences.md says why.
+/// Keys that intentionally differ from llama.cpp's converter in all files of a case, with the written value.
+/// docs/differences.md has the reasons.
 const OWN_KEYS: &[(&str, &str)] = &[
-    // The rotated part is a share of a head's width, which need not be a share of the embedding's.
+    // The rotated part is a share of a head's width, which may differ from the embedding's.
     ("cohere2/zero_biases.json", r#"["cohere2.rope.dimension_count","uint32",16]"#),
-    // The configuration says linear; under the peer's `none` the runtime ignores the factor.
+    // The configuration declares `linear`; with llama.cpp's `none` the runtime ignores the factor.
     ("deepseek/gqa_tied_yarn.json", r#"["deepseek.rope.scaling.type","string","linear"]"#),
-    // 1.25 over the 0.1 ln(4) + 1 that the runtime takes without the key.
+    // 1.25 divided by 0.1 ln(4) + 1, which the runtime uses without the key.
     ("llama/rope_yarn.json", r#"["llama.rope.scaling.attn_factor","float32",1.0978111028671265]"#),
-    // 1.2 over 0.1 ln(8) + 1.
+    // 1.2 divided by 0.1 ln(8) + 1.
     ("olmo2/olmo3.json", r#"["olmo2.rope.scaling.attn_factor","float32",0.9934234023094177]"#),
 ];
 
-/// Takes keys of [`OWN_KEYS`] out of both lists; what of the table is not so.
+/// Removes keys of [`OWN_KEYS`] from both lists, and returns the rows of the table that do not apply.
 fn without_own(at: &str, found: &mut Vec<Json>, wanted: &mut Vec<Json>) -> Vec<String> {
     let mut stale = Vec::new();
     for (_, own) in OWN_KEYS.iter().filter(|row| row.0 == at) {
@@ -179,7 +180,7 @@ fn without_own(at: &str, found: &mut Vec<Json>, wanted: &mut Vec<Json>) -> Vec<S
     stale
 }
 
-/// What is wrong with a case; empty if it is as the peer has it.
+/// Differences of a case from llama.cpp's output; empty if there are none.
 fn complaints(case: &CardFixture, covered: &Mutex<BTreeSet<String>>) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     case.write(dir.path());
@@ -215,14 +216,14 @@ fn complaints(case: &CardFixture, covered: &Mutex<BTreeSet<String>>) -> Vec<Stri
     wrong
 }
 
-/// The first rows of two lists that are not the same.
+/// First row in which two lists differ.
 fn difference(at: &str, found: &[Json], wanted: &[Json]) -> Option<String> {
     let place = (0..found.len().max(wanted.len())).find(|&i| found.get(i) != wanted.get(i))?;
     let row = |rows: &[Json]| rows.get(place).map_or_else(|| "nothing".to_owned(), Json::to_string);
     Some(format!("{at}: row {place}: {}, expected {}", row(found), row(wanted)))
 }
 
-/// The first digits of a tensor's checksum, read in two pieces: a range of rows does not depend on the others.
+/// First digits of a tensor's checksum, read in two pieces: a range of rows does not depend on the others.
 fn digits(conversion: &Conversion, index: usize) -> String {
     let tensor = &conversion.tensors()[index];
     let row_bytes = tensor.ty.row_bytes(tensor.shape.n_cols()).unwrap();
@@ -248,7 +249,7 @@ fn every_card_has_fixtures_and_every_fixture_a_card() {
     assert!(bare.is_empty(), "cards without a fixture: {}", bare.join(", "));
 }
 
-/// The llama fixture with a change, and the error and hints it ends in.
+/// Error and hints for the llama fixture with a change.
 fn refusal(change: impl FnOnce(&mut Json)) -> String {
     refusal_of("cards/llama/plain.json", change)
 }

@@ -1,4 +1,4 @@
-//! What `gguf-convert archs` says of cards, and the table of them in the documentation.
+//! Output of `gguf-convert archs`, and its table in the documentation.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

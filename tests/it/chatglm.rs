@@ -1,4 +1,4 @@
-//! ChatGLM 1 and 2 against the float64 forward passes and the runtime of the corpus, and there and back again.
+//! ChatGLM 1 and 2 compared with the float64 forward passes and the runtime of the corpus, and the round trip.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn read(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
-/// The values of a dictionary of `.flm`, which are Python's texts.
+/// Values of a dictionary of `.flm`, which are Python literals.
 fn config(case: &Json) -> Json {
     let value = |text: &str| match text {
         "True" => json!(true),
@@ -30,7 +30,7 @@ fn config(case: &Json) -> Json {
     Json::Object(pairs.map(|(key, text)| (key.clone(), value(text.as_str().unwrap()))).collect())
 }
 
-/// A checkpoint directory of an `.flm` file whose tensors are all floats: they are the end of the file, each behind
+/// Checkpoint directory from an `.flm` file whose tensors are all floats. They are at the end of the file, each after
 /// its name, dimensions and type.
 fn checkpoint(case: &Json, flm: &[u8], dir: &Path) {
     let number = |n: usize| (n as u32).to_le_bytes();
@@ -69,7 +69,7 @@ fn ids(rows: &Json) -> Vec<Vec<u32>> {
 
 corpus_tests!(both_generations_compute_what_their_references_compute);
 
-/// Two megabytes each: the runtime takes no smaller hidden size.
+/// The cases have two megabytes each: the runtime does not accept a smaller hidden size.
 fn both_generations_compute_what_their_references_compute(corpus: &Goldens) {
     let mut n_cases = 0;
     for name in ["chatglm1-float32", "chatglm2-float32"] {
@@ -146,7 +146,7 @@ fn comes_back(case: &Path) {
             assert_eq!(rebuilt[key], *value, "{key}");
         }
     }
-    // Queries, keys and values stand per head again: the same checkpoint gives the same file.
+    // Queries, keys and values are stored per head again: the same checkpoint gives the same file.
     let again = convert(&back);
     let path = temp.path().join("again.gguf");
     write_gguf(&path, again.metadata(), &again, &write, &Silent).unwrap();

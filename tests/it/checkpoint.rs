@@ -1,4 +1,4 @@
-//! Tests of `checkpoint`: what is read, and what is refused with which words.
+//! Tests of `checkpoint`: accepted input, and the messages for refused input.
 
 use std::path::Path;
 
@@ -13,12 +13,12 @@ use crate::support::{fixture, report_cases, root};
 
 mod header;
 
-/// A safetensors file of a header text and data.
+/// Safetensors file of a header text and data.
 fn file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// One entry of a header.
+/// Entry of a safetensors header.
 fn entry(name: &str, dtype: &str, shape: &str, begin: u64, end: u64) -> String {
     format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}"#)
 }
@@ -27,7 +27,7 @@ fn parse(bytes: &[u8]) -> Result<Header, HeaderError> {
     parse_header(bytes, &Limits::default())
 }
 
-/// A checkpoint directory with an empty configuration.
+/// Checkpoint directory with an empty configuration.
 fn dir(files: &[(&str, &[u8])]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs_err::write(dir.path().join("config.json"), "{}").unwrap();
@@ -37,7 +37,7 @@ fn dir(files: &[(&str, &[u8])]) -> TempDir {
     dir
 }
 
-/// A file of U8 tensors, one byte each.
+/// Safetensors file of U8 tensors of one byte each.
 fn bytes_file(names: &[&str]) -> Vec<u8> {
     let entries: Vec<String> =
         names.iter().zip(0..).map(|(name, i)| entry(name, "U8", "[1]", i, i + 1)).collect();
@@ -49,7 +49,7 @@ fn open(dir: &TempDir) -> Result<Checkpoint, CheckpointError> {
     Checkpoint::open(dir.path(), &Limits::default())
 }
 
-/// The error of opening a directory, without the directory's own name.
+/// Error of opening a directory, with its path replaced by `DIR`.
 fn error(dir: &TempDir) -> String {
     open(dir).unwrap_err().to_string().replace(&format!("{}", dir.path().display()), "DIR")
 }
@@ -267,7 +267,7 @@ fn other_forms_are_named() {
         let hints = open(&dir).unwrap_err().hints();
         let is_mistral = hints.iter().any(|hint| hint.contains("`params.json` beside"));
         assert_eq!((hints.is_empty(), is_mistral), (false, name == "consolidated.safetensors"), "{hints:?}");
-        // Without a configuration the form is named all the same.
+        // Without a configuration the format is still named.
         fs_err::remove_file(dir.path().join("config.json")).unwrap();
         let expected = if name == "notes.txt" { "DIR: `config.json` is missing" } else { expected };
         assert_eq!(error(&dir), expected);
@@ -321,7 +321,7 @@ fn conformance_checkpoints_open_and_order_equals_the_converters(corpus: &Goldens
         n_cases += 1;
         let checkpoint = Checkpoint::open(&dir, &Limits::default()).unwrap();
         assert!(!checkpoint.weights().is_empty());
-        // Mistral's own layout, which some have beside a `config.json`.
+        // Mistral's own layout, which some have in addition to a `config.json`.
         let is_mistral = dir.join("consolidated.safetensors").is_file();
         assert_eq!(checkpoint.dir().is_mistral_format(), is_mistral, "{}", dir.display());
     }
@@ -339,7 +339,7 @@ fn conformance_checkpoints_open_and_order_equals_the_converters(corpus: &Goldens
     }
 }
 
-/// The GGUF name of a llama tensor: enough to compare orders.
+/// GGUF name of a llama tensor, as far as needed to compare orders.
 fn gguf_name(name: &str) -> String {
     [
         ("model.embed_tokens", "token_embd"),

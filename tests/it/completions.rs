@@ -1,4 +1,4 @@
-//! `completions`, in all four programs.
+//! Command `completions` of all four programs.
 
 use crate::inspect::{Bench, outcome};
 
@@ -41,7 +41,7 @@ fn types_are_completed() {
     }
 }
 
-/// A file may have the name of the command.
+/// A file may have the same name as the command.
 #[test]
 fn a_file_of_that_name_is_given_with_its_folder() {
     let bench = Bench::new().with_tiny();
@@ -60,7 +60,8 @@ fn bash_reads_what_is_printed() {
     for program in ["gguf-convert", "gguf-quantize", "gguf-verify", "gguf-inspect"] {
         let (_, out, _) = outcome(bench.program(program).args(["completions", "bash"]));
         fs_err::write(bench.path("c.bash"), out).unwrap();
-        // The function fills COMPREPLY with what may follow the program's name. A hyphen is two lines in its name.
+        // The function fills COMPREPLY with possible next words. It replaces a hyphen in the program's name by two
+        // underscores.
         let name = program.replace('-', "__");
         let script = format!(
             "source ./c.bash && COMP_WORDS=({program} comp) COMP_CWORD=1 && _{name} {program} comp {program}; \

@@ -1,22 +1,21 @@
-//! Runs that go on token by token against runs over whole sequences, for every architecture of the golden data.
+//! Token-by-token runs compared with runs over whole sequences, for every architecture of the golden data.
 
 use std::path::Path;
 
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::engine::plan::GraphPlan;
-use gguf_foundry::engine::{Engine, EngineError, EngineOptions, TokenChunk};
+use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, TokenChunk};
 use serde_json::Value;
 
 use crate::engine::F32;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::report_cases;
 
-/// Tokens of a sequence: beyond the windows of the golden models, and enough that step 1 of 3 meets all of them.
+/// Tokens of a sequence: longer than the windows of the golden models, and enough for every step length.
 const TOKENS: usize = 96;
-/// Tokens of each step in turn.
+/// Tokens of each step, used in turn.
 const STEPS: [usize; 7] = [1, 1, 5, 1, 2, 1, 17];
 
-/// Cases whose graph cannot go on token by token.
+/// Cases whose graph cannot run token by token.
 const REFUSED: &[(&str, &str)] = &[
     ("deepseek_v4", "its attention looks at compressed rows of earlier tokens"),
     ("llada", "it predicts masked tokens, not the next one"),
@@ -26,7 +25,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("t5", "it answers what an encoder reads"),
 ];
 
-/// Two sequences of equal length, of the tokens that a case's reference was made with.
+/// Two sequences of equal length, from the tokens of a case's reference.
 fn sequences(dir: &Path) -> Option<[Vec<u32>; 2]> {
     let text = fs_err::read_to_string(dir.join("logits.json")).ok()?;
     let json: Value = serde_json::from_str(&text).unwrap();
@@ -38,8 +37,8 @@ fn sequences(dir: &Path) -> Option<[Vec<u32>; 2]> {
     Some([all[..n].to_vec(), all[n..2 * n].to_vec()])
 }
 
-/// Largest difference of the states of sequences that go on from those of whole ones, and the largest of these. The
-/// second sequence begins later, in the place of another that was forgotten, and waits now and then.
+/// Largest difference between the states of continued and whole sequences, and the largest state. The second sequence
+/// begins later, in the place of a removed one, and sometimes pauses.
 fn difference(plan: GraphPlan, model: &F32, tokens: &[Vec<u32>; 2]) -> Result<(f64, f64), EngineError> {
     let engine = Engine::new(plan, model.source(), EngineOptions::default())?;
     let n = tokens[0].len();
@@ -69,7 +68,7 @@ fn difference(plan: GraphPlan, model: &F32, tokens: &[Vec<u32>; 2]) -> Result<(f
         }
         step += 1;
     }
-    // What a sequence takes is known before it begins.
+    // The memory of a sequence is known before it begins.
     assert_eq!(3 * engine.remembered_bytes(n)?, going.remembered_bytes());
     Ok((worst, largest))
 }

@@ -1,4 +1,4 @@
-//! Whole conversions: every byte of the file against the reference's.
+//! Whole conversions: every byte of the file is compared with the reference's.
 
 mod bad_input;
 mod exceptions;
@@ -23,7 +23,7 @@ fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
-/// The types that the reference converts to.
+/// Types that the reference converts to.
 const OUTTYPES: [&str; 7] = ["f32", "f16", "bf16", "q8_0", "tq1_0", "tq2_0", "auto"];
 
 fn options(file_type: &str) -> ConvertOptions {
@@ -31,8 +31,8 @@ fn options(file_type: &str) -> ConvertOptions {
     ConvertOptions { file_type, tokenizer: false, ..ConvertOptions::default() }
 }
 
-/// Checksums of the files that a conversion gives, in the order of the parts, without the keys that we add, and with
-/// what is known to differ as the reference has it.
+/// Checksums of the files that a conversion gives, in the order of the parts. Keys that only this project writes are
+/// left out, and known differences are replaced by the reference's values.
 fn convert(
     dir: &Path,
     options: &ConvertOptions,
@@ -46,7 +46,7 @@ fn convert(
     let target = out.path().join("model.gguf");
     let keys = exceptions::keys(case, common_keys(conversion.metadata()), &parts[0]);
     let report = write_gguf(&target, &keys, &conversion, &write, &Silent).unwrap();
-    // More files than there should be are files to compare, too.
+    // Additional files are also compared.
     let parts = parts.iter().chain(std::iter::repeat(&Json::Null));
     let files = report.paths.iter().zip(parts);
     Ok(files
@@ -54,7 +54,7 @@ fn convert(
         .collect())
 }
 
-/// What is wrong with a case: its types and sums.
+/// Errors of a case: its types and checksums.
 fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
     let case = dir.file_name().unwrap().to_string_lossy().into_owned();
     let about = json(&dir.join("case.json"));

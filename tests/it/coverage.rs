@@ -1,4 +1,4 @@
-//! What golden data cover: a card, type, tokenizer mode, container or method that comes without any fails here.
+//! Coverage of the golden data: a card, type, tokenizer mode, container or method without any data fails here.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
-/// Paths below a directory, `/` between names.
+/// Paths below a directory, with `/` between names.
 fn files_below(dir: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut dirs = vec![dir.to_owned()];
@@ -41,7 +41,7 @@ fn files_below(dir: &Path) -> BTreeSet<String> {
     found
 }
 
-/// Directories in one of the corpus.
+/// Directories in a directory of the corpus.
 fn cases(dir: PathBuf) -> Vec<PathBuf> {
     let mut found: Vec<_> = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     found.retain(|path| path.is_dir());
@@ -69,12 +69,12 @@ fn the_manifest_names_every_archive_and_every_case() {
     }
 }
 
-/// Whether a test reads a case of the selection: each part has a rule.
+/// Returns true if a test reads a case of the selection: each part has a rule.
 fn is_read(goldens: &Goldens, case: &str) -> bool {
     let (part, name) = case.rsplit_once('/').unwrap_or(("", case));
     let has = |file: &str| goldens.find(case).is_some_and(|dir| dir.join(file).exists());
     match part {
-        // Files and folders with a test each.
+        // Files and folders that each have a test.
         "quant" => [
             "blocks",
             "bulk.json",
@@ -92,7 +92,7 @@ fn is_read(goldens: &Goldens, case: &str) -> bool {
         "formats/msmodelslim" => {
             name == "hostile" || has("quant_model_description.json") || has("config.json")
         }
-        // Found by what they hold.
+        // Found by the files in them.
         "arch" | "lora" | "mmproj" | "formats/pytorch" => has("case.json"),
         "vocab" => {
             let templates = json(&fixture("chat/expected.json"));
@@ -122,10 +122,10 @@ fn every_type_has_a_case() {
         .flat_map(|case| files_below(case))
         .filter_map(|file| Some(file.strip_prefix("expect-")?.strip_suffix(".json")?.to_owned()))
         .collect();
-    // The reference writes ternary types for BitNet alone.
+    // The reference writes ternary types only for BitNet.
     let ternary = json(&fixture("cards/bitnet/bitnet.json"));
     outtypes.extend(ternary["expect"].as_object().unwrap().keys().cloned());
-    // The compiler asks for a new type's case here.
+    // The compiler asks here for a case of each new type.
     let name = |file_type: OutType| match file_type {
         OutType::F32 => "f32",
         OutType::F16 => "f16",
@@ -156,7 +156,7 @@ fn every_type_has_a_case() {
     }
 }
 
-/// Where a tokenizer mode is compared with the reference.
+/// Data with which a tokenizer mode is compared with the reference.
 enum ModeCase {
     /// Golden data: a released tokenizer.
     Released(&'static str),
@@ -228,7 +228,7 @@ fn every_container_has_a_case() {
     assert!(source.unwrap().weights.is_some());
 }
 
-/// Name of the method that a quantized checkpoint says it has, as the program spells it.
+/// Method that a quantized checkpoint declares, in the program's spelling.
 fn method(dir: &Path) -> Option<String> {
     let config = json(&dir.join("config.json"));
     let blocks = ["quantization_config", "compression_config"].map(|key| &config[key]["quant_method"]);
@@ -250,16 +250,16 @@ fn every_method_has_a_case() {
         .filter(|case| json(&case.join("case.json"))["outcome"] == "ok")
         .filter_map(|case| method(&case.join("hf")))
         .collect();
-    // What the program knows it says to who names something else.
+    // The program lists the methods that it knows in the error for an unknown one.
     let unknown =
         ModelSource::open(&goldens.join("prequant/err-unknown-method/hf"), &ConvertOptions::default());
     let error = unknown.unwrap_err().to_string();
     let (_, known) = error.split_once("known are ").unwrap();
-    // Every second piece is between the signs.
+    // Every second piece is between backquotes.
     let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
     assert!(known.len() >= 12, "{error}");
     for name in known {
-        // Another spelling of the same.
+        // Another spelling of the same method.
         let name = name.strip_prefix("intel/").unwrap_or(name);
         assert!(methods.contains(name), "method `{name}` has no case in fixtures/golden: {methods:?}");
     }

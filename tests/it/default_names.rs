@@ -1,4 +1,4 @@
-//! Outputs that were given no name: what they are called, and that they do not replace another model's file.
+//! Default names of outputs, which never replace another model's file.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use gguf_foundry::gguf::GgufFile;
 
 use crate::support::fixture;
 
-/// Runs a program in a directory: exit code, standard output, standard error.
+/// Runs a program in a directory; returns exit code, standard output, standard error.
 fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
     let output = assert_cmd::Command::cargo_bin(program)
         .unwrap()
@@ -33,7 +33,7 @@ fn checkpoint(dir: &Path) {
     }
 }
 
-/// Changes every norm a little, as another training does.
+/// Changes every norm a little, as further training does.
 fn change(path: &Path) {
     let file = GgufFile::open(path).unwrap();
     let norms = file.tensors().iter().filter(|tensor| tensor.ty == GgmlType::F32);
@@ -59,7 +59,7 @@ fn a_quantized_file_replaces_its_own_earlier_self_alone() {
     let quantize = ["a-F16.gguf", "--type", "q4_0"];
     done("gguf-quantize", dir, &quantize);
     done("gguf-quantize", dir, &quantize);
-    // Another model of the same shapes, by its name or by its values alone.
+    // Another model of the same shapes, with another name or only other values.
     let other = ["hf2gguf", "One", "--type", "q4_0", "--set", "general.name=str:Other", "-o", "a-Q4_0.gguf"];
     done("gguf-convert", dir, &other);
     let before = fs_err::read(dir.join("a-Q4_0.gguf")).unwrap();
@@ -71,7 +71,7 @@ fn a_quantized_file_replaces_its_own_earlier_self_alone() {
     let (code, _, err) = run("gguf-quantize", dir, &[&quantize[..], &["--dry-run"]].concat());
     assert_eq!(code, 0, "{err}");
     assert!(err.contains("warning: a run would stop here: a-Q4_0.gguf: the output's default name"), "{err}");
-    // What the user names is the user's.
+    // A name given by the user may be overwritten.
     done("gguf-quantize", dir, &["a-F16.gguf", "a-Q4_0.gguf", "--type", "q4_0"]);
     change(&dir.join("a-Q4_0.gguf"));
     let (code, _, err) = run("gguf-quantize", dir, &quantize);

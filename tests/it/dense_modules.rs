@@ -1,5 +1,5 @@
-//! Dense layers of sentence-transformers behind an embedding model: into the file as llama.cpp's converter writes it,
-//! and back to files that make the same file again. Nothing but `fixtures/` is needed.
+//! Dense layers of sentence-transformers after an embedding model: written as by llama.cpp's converter, and converted
+//! back to files that give the same GGUF file. Only `fixtures/` is needed.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::support::{fixture, sha256};
 
-/// Tensors of F32 numbers that follow from their places.
+/// Writes tensors of F32 numbers that follow from their indices.
 fn write_weights(path: &Path, tensors: &[(String, Vec<u64>)]) {
     let (mut header, mut data): (Map<String, Json>, Vec<u8>) = (Map::new(), Vec::new());
     for (number, (name, dims)) in tensors.iter().enumerate() {
@@ -29,7 +29,7 @@ fn write_weights(path: &Path, tensors: &[(String, Vec<u64>)]) {
     fs_err::write(path, file).unwrap();
 }
 
-/// The model of a fixture of a card, with layers of these sizes in these directories.
+/// Model of a card's fixture, with dense layers of these sizes in these directories.
 fn write_model(dir: &Path, case: &str, layers: &[(&str, [u64; 2])]) {
     let text = fs_err::read_to_string(fixture(&format!("cards/{case}.json"))).unwrap();
     let case: Json = serde_json::from_str(&text).unwrap();
@@ -59,7 +59,7 @@ fn options(ty: OutType, dense_modules: bool) -> ConvertOptions {
     ConvertOptions { file_type: Some(ty), tokenizer: false, dense_modules, ..ConvertOptions::default() }
 }
 
-/// Converts a directory; the sum of the file.
+/// Converts a directory; returns the checksum of the file.
 fn convert(dir: &Path, target: &Path, options: &ConvertOptions) -> String {
     let conversion = Conversion::plan(dir, options).unwrap();
     let write = WriteOptions { sync: false, ..WriteOptions::default() };
@@ -67,7 +67,7 @@ fn convert(dir: &Path, target: &Path, options: &ConvertOptions) -> String {
     sha256(&fs_err::read(target).unwrap())
 }
 
-/// Back to a checkpoint and forth to F32 again: keys and bytes of tensors.
+/// Converts back to a checkpoint and to F32 again; keys and tensor bytes must be the same.
 fn there_and_back(dir: &Path, gguf: &Path) -> Vec<String> {
     let back = dir.join("back");
     let file = GgufFile::open(gguf).unwrap();
@@ -91,7 +91,7 @@ fn dense_layers_of_an_embedding_model() {
     let dir = tempfile::tempdir().unwrap();
     let (model, gguf) = (dir.path().join("gemma"), dir.path().join("m.gguf"));
     write_model(&model, "gemma-embedding/pooled", &[("2_Dense", [256, 64]), ("3_Dense", [64, 256])]);
-    // What llama.cpp's converter makes of it.
+    // Checksum of the file from llama.cpp's converter.
     let sum = convert(&model, &gguf, &options(OutType::F16, true));
     assert_eq!(sum, "ec0a7e42e63201582de5d9c281f19aa399b0de2f786c7fefa8b7454a1f8a79f3");
     let sum = convert(&model, &gguf, &options(OutType::F32, true));

@@ -1,4 +1,4 @@
-//! The page about dependencies lists what `Cargo.lock` does.
+//! The page about dependencies lists the packages of `Cargo.lock`.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ fn the_page_lists_every_crate_of_the_lock_file() {
         .as_array()
         .unwrap()
         .iter()
-        // Ours come from no registry.
+        // Packages of this project come from no registry.
         .filter(|package| package.get("source").is_some())
         .map(|package| (text(package, "name").unwrap(), text(package, "version").unwrap()))
         .collect();

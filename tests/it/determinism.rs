@@ -1,5 +1,5 @@
-//! What a program writes depends on its input and its options, and on nothing else: neither on threads, nor on the memory
-//! it may use, nor on the processor's vectors. All programs, all types, any way to run them.
+//! Output depends only on the input and the options, not on threads, the memory budget or vector instructions. Covers
+//! all programs, all types and all ways to run them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,14 +13,14 @@ use serde_json::json;
 
 use crate::support::{fixture, rng, seed, sha256};
 
-/// Repeats the choices of an earlier run.
+/// Environment variable that repeats the choices of an earlier run.
 const SEED: &str = "GGUF_DETERMINISM_SEED";
 
-/// How a program runs.
+/// Random options for how a program runs.
 fn way(program: &str, rng: &mut TestRng) -> Vec<String> {
     let mut pick = |list: &[&str]| list[(rng.next_u64() % list.len() as u64) as usize].to_owned();
     let levels: Vec<&str> = SimdLevel::available().map(SimdLevel::name).collect();
-    // A window of the engine needs some.
+    // The engine needs memory for a window.
     let memory = match program {
         "gguf-verify" => pick(&["32M", "48M", "128M", "1G"]),
         _ => pick(&["1M", "2M", "3M", "16M", "128M", "1G"]),
@@ -35,7 +35,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// A checkpoint of one layer of the bundled model, that as a GGUF, the same in parts, and an importance matrix.
+    /// Creates a checkpoint of one layer of the bundled model, its GGUF file as one file and in parts, and an
+    /// importance matrix.
     fn new() -> Self {
         let bench = Self { dir: tempfile::tempdir().unwrap() };
         let hf = bench.path("hf");
@@ -73,7 +74,7 @@ impl Bench {
         self.dir.path().join(name)
     }
 
-    /// Runs a program, and returns what it printed.
+    /// Runs a program, and returns its standard output.
     fn run(&self, program: &str, arguments: &str, way: &[String]) -> Vec<u8> {
         let any = Path::new(env!("CARGO_BIN_EXE_gguf-convert"));
         let program = any.with_file_name(format!("{program}{}", std::env::consts::EXE_SUFFIX));
@@ -112,7 +113,7 @@ fn walk(dir: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
-/// A plain run, for comparison.
+/// Options of a plain run, for comparison.
 fn plain() -> Vec<String> {
     ["--threads", "1"].map(str::to_owned).to_vec()
 }
@@ -139,7 +140,7 @@ fn every_type_has_the_same_bytes_however_it_is_made() {
         n_types += 1;
         let quantize = format!("f32.gguf out/m.gguf --type {name} --imatrix i.gguf");
         compare(&bench, "gguf-quantize", &quantize, &mut rng, 2);
-        // What llama.cpp's converter writes takes no importance, and it copies nothing.
+        // Types of llama.cpp's converter use no importance, and it does not copy.
         let importance = match name {
             "COPY" => continue,
             "F32" | "F16" | "BF16" | "Q8_0" | "TQ1_0" | "TQ2_0" => "",

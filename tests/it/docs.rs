@@ -1,8 +1,8 @@
-//! The map of the house names places that exist.
+//! All paths in the developer documentation exist.
 
 use crate::support::root;
 
-/// Paths in backquotes that begin with a folder of the repository and have no placeholder in capitals.
+/// Paths in backquotes that begin with a folder of the repository and have no placeholder `NAME`.
 fn paths(text: &str) -> impl Iterator<Item = &str> {
     let folders = ["converters/", "crates/", "fixtures/", "fuzz/", "scripts/", "src/", "tests/"];
     let is_path = move |word: &&str| {

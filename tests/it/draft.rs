@@ -1,5 +1,5 @@
-//! Cards drafted for checkpoints that none fits: known models under unknown names convert as before, and what is not known
-//! is named.
+//! Drafted cards for checkpoints that no card fits: known models under unknown names convert as before, and unknown
+//! parts are named.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 
 use crate::support::fixture;
 
-/// A checkpoint of `fixtures/cards`: configuration and rows of name, type and shape.
+/// Checkpoint of `fixtures/cards`: configuration and rows of name, type and shape.
 pub(crate) fn case(path: &str) -> Json {
     serde_json::from_slice(&fs_err::read(fixture(&format!("cards/{path}.json"))).unwrap()).unwrap()
 }
@@ -41,7 +41,7 @@ pub(crate) fn mapped(registry: &Registry, case: &Json) -> Result<Mapping, String
     found.map_err(|error| error.hints().iter().fold(error.to_string(), |all, hint| all + "\nhint: " + hint))
 }
 
-/// Under a class that nobody knows; the type of the model stays.
+/// Gives the case an unknown class; the model type stays.
 fn of_unknown_class(mut case: Json) -> Json {
     case["config"]["architectures"] = json!(["NobodysForCausalLM"]);
     case
@@ -59,7 +59,7 @@ fn with_card(draft: &Draft) -> Registry {
     registry
 }
 
-/// A directory with the checkpoint, weights of nothing.
+/// Writes a checkpoint directory with zero weights.
 pub(crate) fn write_checkpoint(dir: &Path, case: &Json) {
     fs_err::create_dir_all(dir).unwrap();
     fs_err::write(dir.join("config.json"), case["config"].to_string()).unwrap();
@@ -121,7 +121,7 @@ fn known_models_of_an_unknown_class_convert_as_before() {
     }
 }
 
-/// Whatever the checkpoint, the draft is a card, and says what it has no place for.
+/// For any checkpoint, the draft is a valid card, and names the tensors that it has no place for.
 #[test]
 fn every_draft_is_a_card() {
     let registry = Registry::embedded().unwrap();
@@ -129,7 +129,7 @@ fn every_draft_is_a_card() {
     let mut archs: Vec<&str> = archs.map(|card| card.gguf.as_str()).collect();
     archs.sort_unstable();
     let (mut n_cases, mut n_whole) = (0, 0);
-    // One in five, which the number of cards shifts through them all.
+    // Every fifth case; the number of cards shifts the selection over time.
     for arch in archs.iter().step_by(5) {
         let Ok(files) = fs_err::read_dir(fixture("cards").join(arch)) else { continue };
         let path = files.map(|file| file.unwrap().path()).min().unwrap();
@@ -226,7 +226,7 @@ fn a_checkpoint_like_none_is_drafted_from_nothing() {
     with_card(&draft);
 }
 
-/// Names and values come from strangers.
+/// Names and values are untrusted.
 #[test]
 fn any_names_make_a_card() {
     let mut unknown = of_unknown_class(case("llama/plain"));
@@ -276,14 +276,14 @@ fn the_program_drafts_and_converts() {
         assert!(err.contains(part), "{part}: {err}");
     }
     run(0, &["draft", "model", "-o", "my.toml", "--no-sync"]);
-    // With that card the class is known, and shown as any other.
+    // With that card the class is known, and shown like any other.
     let class = unknown["config"]["architectures"][0].as_str().unwrap();
     assert!(run(2, &["archs", class]).1.contains("no architecture and no class is named"));
     assert!(run(0, &["archs", class, "--card", "my.toml"]).0.contains(&format!("  classes     {class}\n")));
     assert_eq!(fs_err::read_to_string(dir.path().join("my.toml")).unwrap(), card);
     run(0, &[&dry[..], &["--card", "my.toml"]].concat());
 
-    // A draft that was worked on is not replaced.
+    // An edited draft is not replaced.
     fs_err::write(dir.path().join("my.toml"), card.replacen("TODO: one line on what", "What", 1)).unwrap();
     let (_, err) = run(1, &["draft", "model", "-o", "my.toml", "--no-sync"]);
     assert!(err.contains("a drafted card does not replace"), "{err}");

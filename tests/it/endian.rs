@@ -1,4 +1,4 @@
-//! `gguf-convert endian`.
+//! Command `gguf-convert endian`.
 
 use gguf_foundry::core::bytes::Endian;
 use gguf_foundry::core::{GgmlType, TensorSource};
@@ -8,7 +8,7 @@ use proptest::prelude::Rng;
 use crate::inspect::{Bench, InMemory, metadata, outcome};
 use crate::support::{rng, seed};
 
-/// A model with a tensor of every type, its bytes by chance.
+/// Model with a tensor of every type and random bytes.
 fn every_type(bench: &Bench) {
     let mut chance = rng(seed("GGUF_ENDIAN_SEED"));
     let mut model = InMemory::new();

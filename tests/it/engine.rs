@@ -1,4 +1,4 @@
-//! The reference engine against transformers' float32.
+//! Reference engine compared with transformers in float32.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::annotate::{checkpoint, convert};
 use crate::goldens::{Goldens, conformance_tests, corpus_tests};
 use crate::support::{fixture, report_cases};
 
-/// The f32 model of a case: the reference's own file where the corpus has it, else our conversion. `None` if no card
+/// F32 model of a case: the reference's own file if the corpus has it, otherwise our conversion. `None` if no card
 /// converts it.
 pub enum F32 {
     File(GgufFile),
@@ -31,7 +31,7 @@ impl F32 {
         let options = ConvertOptions {
             file_type: Some(OutType::F32),
             tokenizer: false,
-            // Whether the ends of yarn's ramp are rounded, windows.
+            // Rounding of the ends of yarn's ramp, and windows.
             annotate: true,
             ..ConvertOptions::default()
         };
@@ -64,7 +64,7 @@ impl F32 {
     }
 }
 
-/// The logits behind the last token of each prompt.
+/// Logits after the last token of each prompt.
 pub fn last_logits(metadata: &Metadata, source: &dyn TensorSource, prompts: &[Vec<u32>]) -> Vec<Vec<f32>> {
     let arch = metadata.get("general.architecture").unwrap().as_str().unwrap();
     let plan = GraphPlan::new(&GraphFeatures::of(arch).unwrap(), metadata, source.tensors()).unwrap();
@@ -81,13 +81,13 @@ pub fn last_logits(metadata: &Metadata, source: &dyn TensorSource, prompts: &[Ve
 
 pub struct Case {
     tokens: Vec<u32>,
-    /// Tokens at the front that the encoder reads, of models that have one beside a decoder.
+    /// Number of tokens at the front that the encoder reads, for models with an encoder and a decoder.
     n_source: usize,
     nll: Vec<f64>,
     last_logits: Vec<f64>,
 }
 
-/// The sequences of a case.
+/// Sequences of a case.
 pub fn cases(dir: &Path) -> Vec<Case> {
     let text = fs_err::read_to_string(dir.join("logits.json")).unwrap();
     let json: Value = serde_json::from_str(&text).unwrap();
@@ -101,7 +101,7 @@ pub fn cases(dir: &Path) -> Vec<Case> {
     json["sequences"].as_array().unwrap().iter().map(sequence).collect()
 }
 
-/// Largest and mean difference of the negative log likelihoods, largest of the last logits.
+/// Largest and mean difference of the negative log likelihoods, and largest difference of the last logits.
 pub fn differences(source: &dyn TensorSource, plan: GraphPlan, cases: &[Case]) -> (f64, f64, f64) {
     let engine = Engine::new(plan, source, EngineOptions::default()).unwrap();
     let chunk = |c: &Case| TokenChunk {
@@ -133,15 +133,16 @@ pub fn differences(source: &dyn TensorSource, plan: GraphPlan, cases: &[Case]) -
     (worst, sum / f64::from(n), worst_logit)
 }
 
-/// Cases whose graph leaves tensors of the file over, or meets others than it knows, which refuses the file, with what
-/// they are.
+/// Cases whose graph does not use all tensors of the file, or finds unknown ones, so that the file is refused.
 const NOT_WHOLE: &[(&str, &str)] = &[];
 
-/// Cases whose reference is llama.cpp and unsound. Its kernel for RWKV 7 takes 64 values at a time where these heads have
-/// 16, and reads and writes over their ends. The formula in NumPy equals the engine; NumPy that reads over the ends as the
-/// kernel does comes to a mean of 0.03 of the reference. Of GroveMoE it gives the shared experts what the routed ones made,
-/// with the weights of half their numbers, where the model's own code gives them what the routed ones read, with the same
-/// weights: the formula in PyTorch with both comes to 6e-6 of the reference, without them to as little of the engine.
+/// Cases whose reference is llama.cpp and wrong.
+///
+/// For RWKV 7, its kernel takes 64 values at a time where these heads have 16, and reads and writes past their ends.
+/// The formula in NumPy equals the engine; NumPy with the kernel's overrun comes to a mean of 0.03 of the reference.
+/// For GroveMoE, it gives the shared experts the output of the routed ones, with the weights of half their numbers. The
+/// model's own code gives them the input of the routed ones, with the same weights. The formula in PyTorch with both
+/// errors differs by 6e-6 from the reference, and without them by as little from the engine.
 const UNSOUND_REFERENCE: &[&str] = &["rwkv7_small", "arwkv7", "grovemoe"];
 
 conformance_tests!(negative_log_likelihoods_equal_transformers);
@@ -163,7 +164,7 @@ fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
         let plan = match model.plan() {
             None => continue,
             Some(Ok(plan)) => plan,
-            // The card names what the engine cannot do yet.
+            // The error names what the engine does not support yet.
             Some(Err(error @ EngineError::Unsupported { .. })) => {
                 println!("{name}: {error}");
                 continue;
@@ -179,18 +180,18 @@ fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
         println!("{name}: nll max {worst:.2e} mean {mean:.2e}, last logits {logit:.2e}");
         n_cases += 1;
         let (most, most_mean) = match name.as_str() {
-            // This file carries epsilon 1e-5 where the model has 1.5e-7: the reference differs from the file, by what
-            // the peer shows as well.
+            // This file has epsilon 1e-5 where the model has 1.5e-7: the reference differs from the file by as much as
+            // llama.cpp does.
             "glm" => (1.2e-3, 3e-4),
-            // The reference is llama.cpp itself, which looks GELU up in a table of half precision: with such a table the
-            // mean is 1e-5 for ruGPT-3 XL and 3e-5 for CodeShell.
+            // The reference is llama.cpp, which looks up GELU in a half-precision table. With such a table the mean is
+            // 1e-5 for ruGPT-3 XL and 3e-5 for CodeShell.
             "rugpt3xl" | "codeshell" => (2e-3, 4.6e-4),
-            // The same table.
+            // Same table.
             "spark2_5" => (4e-3, 8.5e-4),
             _ => (1e-3, 1e-4),
         };
-        // llama.cpp rotates all layers of a model of four layers, where this one (and the checkpoint) leaves each first of
-        // four alone; with all rotated the mean is 2e-6.
+        // llama.cpp rotates all layers of a model with four layers, but this model (and the checkpoint) skips each
+        // first of four. With all layers rotated the mean is 2e-6.
         if name == "smallthinker" {
             continue;
         }
@@ -202,8 +203,8 @@ fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Encoders whose figures are llama.cpp's, which looks GELU up in a table of half precision, by its tanh form; transformers
-/// computes it by the error function, as the engine does.
+/// Encoders whose figures are from llama.cpp, which looks up the tanh form of GELU in a half-precision table.
+/// transformers and the engine use the error function.
 const GELU_OF_A_TABLE: [&str; 3] = ["jina_bert_v2", "jina_embeddings_v3", "nomic_bert_moe"];
 
 corpus_tests!(hidden_states_equal_transformers);
@@ -248,7 +249,7 @@ fn hidden_states_equal_transformers(corpus: &Goldens) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Largest differences of hidden states from those of a fixture, and the largest of these.
+/// Largest difference of hidden states from those of a fixture, and the largest state.
 fn state_differences(metadata: &Metadata, source: &dyn TensorSource, case: &Value) -> (f64, f64) {
     let arch = metadata.get("general.architecture").unwrap().as_str().unwrap();
     let plan = GraphPlan::new(&GraphFeatures::of(arch).unwrap(), metadata, source.tensors()).unwrap();

@@ -1,6 +1,5 @@
-//! Sound models with one thing wrong: every key and every tensor that they have, taken away, of another type, of another
-//! size. The plan must say what is missing, or what was expected and found; what may be missing is listed here, with the
-//! reason.
+//! Valid models with one error each: every key and tensor is removed, or gets another type or size. The plan must
+//! report what is missing, or what was expected and found. Optional keys and tensors are listed here, with the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,10 +14,10 @@ use crate::engine::F32;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::report_cases;
 
-/// Names with the reason that they share.
+/// Names, grouped by a common reason.
 type Exceptions = &'static [(&'static str, &'static [&'static str])];
 
-/// Keys (without the architecture) that a file may lack.
+/// Keys (without the architecture) that a file may omit.
 const OPTIONAL_KEYS: Exceptions = &[
     (
         "what is not said is not done: no factor, cap, clamp, bias, window, group, shared layer, norm",
@@ -118,7 +117,7 @@ const OPTIONAL_KEYS: Exceptions = &[
     ),
 ];
 
-/// Tensors (without their layer) that a file may lack; `*` stands for anything.
+/// Tensors (without their layer) that a file may omit; `*` matches anything.
 const OPTIONAL_TENSORS: Exceptions = &[
     ("a projection, or a norm, has a bias if there is one", &["*.bias"]),
     ("experts are selected with a bias if there is one", &["exp_probs_b"]),
@@ -170,7 +169,7 @@ const OPTIONAL_TENSORS: Exceptions = &[
     ),
 ];
 
-/// Tensors that may have other rows; `*` stands for anything.
+/// Tensors that may have another number of rows; `*` matches anything.
 const FREE_ROWS: Exceptions = &[
     (
         "as many as there are tokens, positions, kinds of sentence",
@@ -189,7 +188,7 @@ const FREE_ROWS: Exceptions = &[
     ),
 ];
 
-/// Keys with a value that no model can have, what it is, and what the error names.
+/// Keys with an impossible value, and the name that the error contains.
 const FALSE_KEYS: &[(&str, False, &str)] = &[
     ("attention.head_count", False::Plus(1), ""),
     ("embedding_length", False::Plus(1), "token_embd.weight"),
@@ -217,7 +216,7 @@ enum False {
     Plus(u32),
 }
 
-/// A model that plans.
+/// Model that can be planned.
 struct Sound {
     name: String,
     features: GraphFeatures,
@@ -227,7 +226,7 @@ struct Sound {
     plan: GraphPlan,
 }
 
-/// What was found in all cases.
+/// Findings of all cases.
 #[derive(Default)]
 struct Found {
     faults: Vec<String>,
@@ -252,7 +251,7 @@ impl Sound {
         })
     }
 
-    /// A key without the architecture or the prefix of annotations; `None` for what the plan cannot read.
+    /// Key without the architecture or the prefix of annotations; `None` for a key that the plan does not read.
     fn local<'k>(&self, key: &'k str) -> Option<&'k str> {
         let own = key.strip_prefix(&self.arch).and_then(|rest| rest.strip_prefix('.'));
         own.or_else(|| key.strip_prefix("gguf_foundry."))
@@ -269,7 +268,7 @@ impl Sound {
         self.plan(&metadata)
     }
 
-    /// Every key: taken away, of another type, of values that it cannot have.
+    /// Tests every key: removed, with another type, with impossible values.
     fn keys(&self, found: &mut Found) {
         let keys: Vec<(String, Value)> =
             self.metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
@@ -295,10 +294,10 @@ impl Sound {
                 Ok(_) => {
                     found.optional_keys.insert(local.to_owned(), self.name.clone());
                 }
-                // It itself, or what is now left with a number that contradicts it.
+                // The error names the key, or a number that now contradicts the rest.
                 Err(error) => self.check(found, &format!("without `{key}`"), &error, &["key `", "tensor"]),
             }
-            // Whatever comes of these, it is no panic, and an error says what is wrong.
+            // These values must not cause a panic, and an error must state the problem.
             for number in [0, 1, u32::MAX] {
                 if value.as_u64().is_some()
                     && let Err(error) = self.with(&key, Value::U32(number))
@@ -314,7 +313,7 @@ impl Sound {
         }
     }
 
-    /// Keys with values that contradict the tensors.
+    /// Tests keys with values that contradict the tensors.
     fn false_keys(&self, found: &mut Found) {
         for &(local, falsify, named) in FALSE_KEYS {
             let key = format!("{}.{local}", self.arch);
@@ -334,7 +333,7 @@ impl Sound {
         }
     }
 
-    /// Every tensor, the first of each name: taken away, a column more, a row more.
+    /// Tests the first tensor of each name: removed, with an additional column, with an additional row.
     fn tensors(&self, found: &mut Found) {
         let mut seen = BTreeSet::new();
         for (at, meta) in self.tensors.iter().enumerate() {
@@ -351,7 +350,7 @@ impl Sound {
                     false
                 }
                 Err(error) => {
-                    // It itself, or what makes sense only with it: another of its layer.
+                    // The error names the tensor, or another one of its layer that needs it.
                     let part = part_of(&meta.name);
                     self.check(found, &format!("without `{}`", meta.name), &error, &[&part]);
                     true
@@ -367,7 +366,7 @@ impl Sound {
                     Ok(_) if dim == 0 && n > 1 => {
                         found.free_rows.insert(local.clone(), self.name.clone());
                     }
-                    // What is left aside may have any shape.
+                    // Unused tensors may have any shape.
                     Ok(_) if !is_used => {}
                     Ok(_) => found.faults.push(format!("{}: `{}` is a column wider", self.name, meta.name)),
                     Err(error) => {
@@ -379,7 +378,7 @@ impl Sound {
         }
     }
 
-    /// An error must hold one of the parts, and say what is missing, or what was expected and found.
+    /// Checks that an error contains one of the parts, and reports what is missing, or what was expected and found.
     fn check(&self, found: &mut Found, what: &str, error: &EngineError, parts: &[&str]) {
         let text = error.to_string();
         let says = ["is missing", "expected", "are not used by the graph", "is not built yet"];
@@ -390,7 +389,7 @@ impl Sound {
     }
 }
 
-/// What a tensor's layer is called in messages, else the tensor: models of two stacks leave the stack out.
+/// Name of a tensor's layer in messages, or else of the tensor. Models with two stacks do not name the stack.
 fn part_of(name: &str) -> String {
     let name = ["enc.", "dec."].iter().find_map(|stack| name.strip_prefix(stack)).unwrap_or(name);
     match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
@@ -399,7 +398,7 @@ fn part_of(name: &str) -> String {
     }
 }
 
-/// A tensor's name without its layer.
+/// Tensor name without its layer.
 fn local_name(name: &str) -> String {
     match name.split_once("blk.").and_then(|(stack, rest)| Some((stack, rest.split_once('.')?.1))) {
         Some((stack, local)) => format!("{stack}{local}"),
@@ -407,7 +406,7 @@ fn local_name(name: &str) -> String {
     }
 }
 
-/// What was found that no list has, and what is listed and was not found.
+/// Findings that no list has, and listed names that were not found.
 fn compare(what: &str, list: Exceptions, found: &BTreeMap<String, String>, is_whole: bool) -> Vec<String> {
     let rows = || list.iter().flat_map(|(_, names)| *names);
     let fits = |pattern: &str, name: &str| match pattern.split_once('*') {

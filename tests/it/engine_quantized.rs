@@ -1,12 +1,11 @@
-//! The reference engine on quantized files of every architecture that it runs: what quantizing moves is finite and of the
-//! size that the type's rounding has.
+//! Reference engine on quantized files of every architecture that it runs: the change from quantization is finite, and
+//! as large as the type's rounding.
 
 use std::path::{Path, PathBuf};
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::engine::plan::{Ffn, ModelKind};
-use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, Hidden, TokenChunk};
+use gguf_foundry::engine::{Engine, EngineOptions, Ffn, GraphPlan, Hidden, ModelKind, TokenChunk};
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use serde_json::Value;
 
@@ -14,20 +13,21 @@ use crate::engine::F32;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::report_cases;
 
-/// Tokens of a case that are run: enough for a mean.
+/// Number of tokens of a case: enough for a mean.
 const TOKENS: usize = 64;
 
-/// What a case is, in the order of a type's limits.
+/// Kinds of models, in the order of a type's limits.
 const KINDS: [&str; 3] = ["dense models", "models with experts", "encoders"];
 
-/// The types, with what they may cost a case of each kind: the mean divergence from f32 in nats a token; of encoders one
-/// less the mean cosine of the states. The weights are random and the models narrow, so that rounding costs them more than
-/// it costs a trained model, and where routers choose between experts that are nearly equal it changes the choice. The worst
-/// cases of the corpus: Q8_0 0.012 (falcon_mamba), 0.089 (smallthinker) and 0.00075 (nomic_bert_moe), Q4_K_M 0.61
-/// (deepseek_v2_lite_27) and 0.020 (eurobert).
+/// Types, with limits for each kind of model: the mean divergence from f32 in nats per token, or for encoders one minus
+/// the mean cosine of the states.
+///
+/// The weights are random and the models narrow, so rounding costs more than in a trained model. If a router chooses
+/// between nearly equal experts, rounding changes the choice. The worst cases of the corpus: Q8_0 0.012 (falcon_mamba),
+/// 0.089 (smallthinker) and 0.00075 (nomic_bert_moe), Q4_K_M 0.61 (deepseek_v2_lite_27) and 0.020 (eurobert).
 const TYPES: [(&str, [f64; 3]); 2] = [("Q8_0", [0.03, 0.25, 0.003]), ("Q4_K_M", [1.5, 1.5, 0.06])];
 
-/// The token ids that a case's reference was made with, cut to a length.
+/// Token ids of a case's reference, cut to a length.
 fn chunks(dir: &Path) -> Option<Vec<TokenChunk>> {
     let text =
         ["logits.json", "hidden.json"].iter().find_map(|name| fs_err::read_to_string(dir.join(name)).ok())?;
@@ -42,7 +42,7 @@ fn chunks(dir: &Path) -> Option<Vec<TokenChunk>> {
     Some(json["sequences"].as_array().unwrap().iter().map(chunk).collect())
 }
 
-/// One less the mean cosine of the rows.
+/// One minus the mean cosine of the rows.
 fn distance(a: &Hidden, b: &Hidden, n_cols: usize) -> f64 {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
     let rows = a.states().chunks(n_cols).zip(b.states().chunks(n_cols));
@@ -50,10 +50,10 @@ fn distance(a: &Hidden, b: &Hidden, n_cols: usize) -> f64 {
     1.0 - cosines.iter().sum::<f64>() / cosines.len() as f64
 }
 
-/// What a type moves: the mean divergence, of encoders the distance. An error is a sentence.
+/// Cost of a type: the mean divergence, or for encoders the distance. An error is a sentence.
 fn cost(model: &F32, plan: &GraphPlan, chunks: &[TokenChunk], ty: &str) -> Result<f64, String> {
     let mut options = QuantizeOptions::new(FileType::parse(ty).unwrap());
-    // Experts in MXFP4.
+    // For experts in MXFP4.
     options.allow_requantize = true;
     let input = Input::new(model.source(), model.metadata());
     let quantized =
@@ -69,7 +69,7 @@ fn cost(model: &F32, plan: &GraphPlan, chunks: &[TokenChunk], ty: &str) -> Resul
     if plan.kind == ModelKind::Encoder {
         return Ok(distance(&before, &after, plan.n_embd));
     }
-    // The token behind each row; the last row of a chunk has none, and any will do.
+    // The token after each row; the last row of a chunk has none, and any token will do.
     let behind = |chunk: &TokenChunk| {
         chunk.tokens[chunk.rows.start + 1..].iter().copied().chain([0]).collect::<Vec<_>>()
     };
@@ -87,7 +87,7 @@ fn input_tensors<'a>(quantized: &'a QuantizePlan<'_>) -> &'a [gguf_foundry::core
     gguf_foundry::core::TensorSource::tensors(quantized)
 }
 
-/// What the types cost a case; `None` if it is not run.
+/// Costs of all types for a case; `None` if it is not run.
 fn costs(dir: &Path) -> Option<(usize, Vec<Result<f64, String>>)> {
     let chunks = chunks(dir)?;
     let model = F32::open(dir)?;
@@ -102,7 +102,7 @@ fn quantized_files_of_every_architecture_are_near_their_originals(corpus: &Golde
     let mut dirs: Vec<PathBuf> =
         fs_err::read_dir(corpus.join("arch")).unwrap().map(|entry| entry.unwrap().path()).collect();
     dirs.sort();
-    // One after the other: what is read and what is run have threads of their own.
+    // Sequential, since reading and running use threads themselves.
     let found = dirs.iter().map(|dir| (dir, costs(dir)));
     let mut wrong = Vec::new();
     let mut n_cases = 0;

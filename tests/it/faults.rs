@@ -1,6 +1,7 @@
-//! Every writing command, with one of its system calls going wrong: killed there, or the call fails. Whatever happens,
-//! what stood at the output is whole and old, whole and new, or absent; another run succeeds; nothing is left lying
-//! about. The manner of SQLite's crash tests, with strace's injection as the fault. `scripts/faults.sh` runs it.
+//! Every writing command with a fault in one of its system calls: the program is killed there, or the call fails. In
+//! any case the previous output is intact, replaced by the complete new one, or absent; another run succeeds; and no
+//! files are left behind. This is the method of SQLite's crash tests, with strace's injection as the fault.
+//! `scripts/faults.sh` runs it.
 
 mod calls;
 mod run;
@@ -18,21 +19,21 @@ use table::Table;
 
 use crate::support::{rng, seed};
 
-/// How many points of each command are tried: `all`, or a number.
+/// Number of points of each command that are tried: `all`, or a number.
 const POINTS: &str = "GGUF_FAULTS";
-/// A part of the names of the commands that are tried.
+/// Part of the names of the commands that are tried.
 const ONLY: &str = "GGUF_FAULTS_ONLY";
-/// Repeats the choice of an earlier run.
+/// Environment variable that repeats the choice of an earlier run.
 const SEED: &str = "GGUF_FAULTS_SEED";
 
-/// As many points as asked for, any of them.
+/// Random selection of as many points as asked for.
 fn choose(mut points: Vec<Point>, rng: &mut impl Rng) -> Vec<Point> {
     let most = match std::env::var(POINTS) {
         Ok(text) if text == "all" => return points,
         Ok(text) => text.parse().expect("GGUF_FAULTS is a number or `all`"),
         Err(_) => 12,
     };
-    // A shuffle that stops early.
+    // Partial shuffle.
     for at in 0..most.min(points.len()) {
         let from = at + (rng.next_u64() % (points.len() - at) as u64) as usize;
         points.swap(at, from);
@@ -77,7 +78,7 @@ fn every_system_call_may_go_wrong() {
     );
 }
 
-/// What the judge would say of a program that does it wrong.
+/// Results of the judge for incorrect programs.
 #[test]
 fn the_judge_sees_what_is_broken() {
     use run::{Outcome, State, judge_files};

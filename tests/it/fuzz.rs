@@ -1,8 +1,8 @@
-//! The entries of the fuzz targets for a bounded time: damaged copies of good inputs, and what was found before.
+//! Entries of the fuzz targets for a limited time: damaged copies of valid inputs, and earlier findings.
 //!
 //! Each run takes another seed and prints it; `GGUF_FUZZ_SEED=N` repeats a run, `GGUF_FUZZ_CASES=N` makes it longer.
-//! `GGUF_FUZZ_CORPUS=DIR` writes the seeds of all targets and what else the repository holds for them, for
-//! `scripts/fuzz.sh`; what is too long to be damaged well goes to `DIR-long`, for `scripts/coverage.sh`.
+//! `GGUF_FUZZ_CORPUS=DIR` writes the seeds of all targets and the repository's other inputs for them, for
+//! `scripts/fuzz.sh`. Inputs that are too long to be damaged effectively go to `DIR-long`, for `scripts/coverage.sh`.
 
 #[path = "../../fuzz/entries.rs"]
 mod entries;
@@ -22,9 +22,9 @@ use mutate::{Noise, damaged, words};
 
 use crate::support::{root, seed};
 
-/// Inputs of a target, if its time allows.
+/// Maximum inputs of a target.
 const N_CASES: u64 = 1500;
-/// Time of a target: what is slow gets fewer inputs.
+/// Maximum time of a target: slow targets get fewer inputs.
 const MOST: Duration = Duration::from_secs(1);
 
 fn number(name: &str) -> Option<u64> {
@@ -44,7 +44,7 @@ fn dictionary_words(target: &str) -> Vec<Vec<u8>> {
     words(&fs_err::read_to_string(dictionary(target)).unwrap())
 }
 
-/// Runs an input, and says of one that fails where its bytes are; true if it passed.
+/// Runs an input, and reports the path of its bytes if it fails; returns true if it passed.
 fn passes(target: &str, bytes: &[u8], what: &str) -> bool {
     let is_fine = catch_unwind(|| entries::run(target, bytes)).is_ok();
     if !is_fine {
@@ -68,7 +68,7 @@ fn no_entry_panics() {
             if start.elapsed() > MOST && asked.is_none() {
                 break;
             }
-            // A case depends on nothing but its number, so that it can be repeated alone and in any build.
+            // A case depends only on its number, so that it can be repeated alone and in any build.
             let noise = &mut Noise::new(seed ^ (at << 40 | case).wrapping_mul(0x9e37_79b9_7f4a_7c15));
             let input = damaged(&seeds[noise.below(seeds.len())], &words, noise);
             if !passes(target, &input, &format!("GGUF_FUZZ_SEED={seed} GGUF_FUZZ_CASES={}", case + 1)) {
@@ -88,7 +88,7 @@ fn seeds_reach_what_is_behind_the_parser() {
         let seeds = seeds::of(target);
         assert!(!seeds.is_empty(), "{target} has no seed");
         for (at, seed) in seeds.iter().enumerate() {
-            // All zeros are blocks of every type but not a row that each type takes.
+            // All zeros are valid blocks of every type, but not a row that each type accepts.
             let may_be_refused = ["blocks", "quantize", "card", "tasks"].contains(&target);
             let is_accepted = entries::run(target, seed);
             if !is_accepted && !may_be_refused {
@@ -105,10 +105,10 @@ fn seeds_reach_what_is_behind_the_parser() {
     assert!(refused.is_empty(), "refused: {refused:?}");
 }
 
-/// Bytes of an input that a fuzzer still damages where it matters.
+/// Maximum bytes of an input that a fuzzer can damage effectively.
 const MAX_BYTES: usize = 16 << 10;
 
-/// Bad files and the peers' files, accepted or not, for `scripts/fuzz.sh` and `scripts/coverage.sh`, which run them.
+/// Invalid files, and files of reference programs, for `scripts/fuzz.sh` and `scripts/coverage.sh`, which run them.
 #[test]
 fn files_of_the_repository_are_inputs() {
     let Ok(corpus) = std::env::var("GGUF_FUZZ_CORPUS") else { return };
@@ -132,7 +132,7 @@ fn names(dir: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned()).collect()
 }
 
-/// What fuzzers found once, one folder for each target.
+/// Earlier findings of fuzzers, one folder for each target.
 #[test]
 fn what_was_found_stays_mended() {
     let dir = root().join("fuzz/regressions");
@@ -163,7 +163,7 @@ fn targets_dictionaries_and_the_page_agree() {
         .filter(|name| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
         .collect();
     assert_eq!(rows, targets.iter().copied().collect(), "the table of docs/fuzzing.md");
-    // One program for all: it takes the list as it is.
+    // One program for all targets: it uses the list directly.
     let manifest = fs_err::read_to_string(root().join("fuzz/Cargo.toml")).unwrap();
     assert_eq!(manifest.matches("[[bin]]").count(), names(&root().join("fuzz/fuzz_targets")).len());
 }

@@ -1,4 +1,4 @@
-//! The way back: a GGUF becomes a checkpoint, and the checkpoint the same GGUF again.
+//! Conversion back: a GGUF becomes a checkpoint, which gives the same GGUF again.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, names, report_cases};
 
-/// Cases of the corpus that come back tensor by tensor.
+/// Cases of the corpus that are restored tensor by tensor.
 const CASES: [&str; 24] = [
     "baichuan",
     "chatglm3",
@@ -64,7 +64,7 @@ fn to_hf(file: &GgufFile, dir: &Path, ty: Option<ElementType>) -> Result<ToHfRep
     gguf_to_hf(&Registry::embedded().unwrap(), file.metadata(), file, dir, &options, &Silent)
 }
 
-/// Tensors with their bytes, and all keys but those that come from the directory's name; both sorted.
+/// Tensors with their bytes, and all keys except those derived from the directory's name; both sorted.
 type Content = (Vec<(String, String, Vec<u8>)>, Vec<(String, String)>);
 
 fn content(file: &GgufFile) -> Content {
@@ -145,7 +145,7 @@ fn every_card_runs_backwards(corpus: &Goldens) {
 
 conformance_tests!(experts_in_blocks_come_back_as_floats);
 
-/// Blocks of 4-bit floats come back as floats, turned as a checkpoint of floats has them.
+/// Blocks of 4-bit floats come back as floats, transposed as in a checkpoint of floats.
 fn experts_in_blocks_come_back_as_floats(corpus: &Goldens) {
     let out = tempfile::tempdir().unwrap();
     let hf = corpus.join("arch/gpt_oss_mxfp4/hf");
@@ -191,7 +191,7 @@ fn a_directory_with_something_in_it_is_left_alone() {
     assert_eq!(fs_err::read_dir(out.path()).unwrap().count(), 1);
 }
 
-/// Runs the program: exit code, standard output, standard error.
+/// Runs the program; returns exit code, standard output, standard error.
 fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
     let output = assert_cmd::Command::cargo_bin("gguf-convert")
         .unwrap()
@@ -204,7 +204,7 @@ fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
-/// The bundled model, with other texts for some tokens.
+/// Writes the bundled model with other texts for some tokens.
 fn with_tokens(path: &Path, edit: impl FnOnce(&mut Vec<Vec<u8>>)) {
     const TOKENS: &str = "tokenizer.ggml.tokens";
     let conversion = Conversion::plan(&fixture("tiny-llama"), &ConvertOptions::default()).unwrap();
@@ -254,7 +254,7 @@ fn the_tokenizer_is_left_out_on_purpose() {
     assert_eq!(read("without/model.safetensors"), read("with/model.safetensors"));
 }
 
-/// A limit on the size of files stands for a disk that fills up.
+/// A limit on the file size simulates a full disk.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_leaves_nothing() {

@@ -1,5 +1,5 @@
-//! What the peers wrote: the selection in `fixtures/golden`, which every run uses, and the conformance corpus it is
-//! taken from. One test body runs over both.
+//! Output of reference programs: the selection in `fixtures/golden`, which every run uses, and the conformance corpus
+//! that it is taken from. One test body runs over both.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use crate::support::{fixture, root, sha256};
 
-/// A test over golden data becomes two: `golden` over the selection, and `corpus`, ignored unless asked for.
+/// Makes two tests over golden data: `golden` over the selection, and `corpus`, which is ignored by default.
 macro_rules! conformance_tests {
     ($name:ident) => {
         mod $name {
@@ -27,7 +27,7 @@ macro_rules! conformance_tests {
     };
 }
 
-/// A test over files of the corpus that are too large for the repository.
+/// Makes a test over files of the corpus that are too large for the repository.
 macro_rules! corpus_tests {
     ($name:ident) => {
         mod $name {
@@ -48,7 +48,7 @@ enum Scope {
     Whole,
 }
 
-/// A directory of golden data, laid out as the corpus is.
+/// Directory of golden data, in the layout of the corpus.
 pub struct Goldens {
     dir: PathBuf,
     scope: Scope,
@@ -63,27 +63,27 @@ impl Deref for Goldens {
 }
 
 impl Goldens {
-    /// What `fixtures/golden` holds, unpacked.
+    /// Unpacked selection of `fixtures/golden`.
     pub fn selection() -> Self {
         static DIR: LazyLock<PathBuf> = LazyLock::new(unpacked);
         Self { dir: DIR.clone(), scope: Scope::Selection }
     }
 
-    /// The corpus that `GGUF_CONFORMANCE` names. Who asks for it without naming it, or names an empty folder, fails.
+    /// Corpus that `GGUF_CONFORMANCE` names. A missing variable or an empty folder is a failure.
     pub fn corpus() -> Self {
         let named = std::env::var_os("GGUF_CONFORMANCE").expect("GGUF_CONFORMANCE is not set");
-        // Tests run in the package root; a relative path is meant from there.
+        // Tests run in the package root; a relative path is relative to it.
         let dir = root().join(named);
         assert!(dir.join("index.json").is_file(), "GGUF_CONFORMANCE: {} is no corpus", dir.display());
         Self { dir, scope: Scope::Whole }
     }
 
-    /// Whether nothing of the corpus is left out: what is counted must be all.
+    /// Returns true if nothing of the corpus is left out, so that counts must be complete.
     pub fn is_whole(&self) -> bool {
         self.scope == Scope::Whole
     }
 
-    /// A file or case that is used by name; nothing where the selection leaves it out.
+    /// Path of a file or case; `None` if the selection does not have it.
     pub fn find(&self, path: impl AsRef<Path>) -> Option<PathBuf> {
         let path = self.dir.join(path);
         let exists = path.exists();
@@ -92,11 +92,11 @@ impl Goldens {
     }
 }
 
-/// An archive of `fixtures/golden`, as `MANIFEST.toml` describes it.
+/// Archive of `fixtures/golden`, as described in `MANIFEST.toml`.
 pub struct Archive {
     /// Path below `fixtures/golden`.
     pub name: String,
-    /// The entries of its folder of the corpus, as paths from the corpus' root.
+    /// Entries of its folder of the corpus, as paths from the corpus' root.
     pub cases: Vec<String>,
     sha256: String,
 }
@@ -114,7 +114,7 @@ pub fn archives() -> Vec<Archive> {
     manifest["archives"].as_table().unwrap().iter().map(row).collect()
 }
 
-/// Unpacks the archives into the build directory, once for each content: all test processes share what is there.
+/// Unpacks the archives into the build directory, once for each content; all test processes share it.
 fn unpacked() -> PathBuf {
     let manifest = fs_err::read(fixture("golden/MANIFEST.toml")).unwrap();
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("golden");

@@ -1,13 +1,13 @@
-//! What programs say to somebody who has the programs alone.
+//! Messages of the programs are useful without the repository.
 
 use std::path::{Path, PathBuf};
 
 use crate::support::root;
 
-/// Places of the repository that a message has no business to name.
+/// Paths of the repository that a message must not name.
 const PLACES: [&str; 6] = ["src/", "docs/", "tests/", "fixtures/", "converters/", ".rs"];
 
-/// String literals of a line of code, roughly: what stands between quotes.
+/// String literals of a line of code, approximately: the text between quotes.
 fn literals(line: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = line;
@@ -52,11 +52,11 @@ fn no_message_names_a_place_in_the_repository() {
     let mut wrong = Vec::new();
     for path in files {
         let source = fs_err::read_to_string(&path).unwrap();
-        // Tests stand at the end.
+        // Tests are at the end.
         let code = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         for (at, line) in code.lines().enumerate() {
             let line = line.trim_start();
-            // What is read at build time is no message.
+            // Paths that are read at build time are not messages.
             if line.starts_with("//") || line.contains("include") || line.contains("#[path") {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Every bad file of `fixtures/hostile`, read by the programs: at most 256 MiB and five seconds of processor time, the
-//! exit code and the words of the manifest, no panic, no signal, no output.
+//! Every invalid file of `fixtures/hostile`, read by the programs. Limits are 256 MiB and five seconds of processor
+//! time. The exit code and the message are those of the manifest, with no panic, signal or output file.
 
 pub mod material;
 mod measure;
@@ -14,10 +14,10 @@ use crate::support::fixture;
 use material::Material;
 use measure::{Usage, measured};
 
-/// What an input of at most a megabyte may take, debug builds included.
+/// Maximum cost of an input of at most a megabyte, including debug builds.
 const MAX_KIB: i64 = 256 << 10;
 const MAX_CPU_MS: i64 = 5000;
-/// Bytes of the corpus, and of a file made from a rule.
+/// Maximum bytes of the corpus, and of a file made from a rule.
 const MAX_CORPUS_BYTES: u64 = 3 << 20;
 
 #[derive(Debug, Deserialize)]
@@ -26,13 +26,13 @@ struct Manifest {
     case: Vec<Case>,
 }
 
-/// A bad file, who reads it, and what they say of it.
+/// Invalid file, the command that reads it, and the expected message.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Case {
-    /// File or folder of the corpus: the rule that it breaks.
+    /// File or folder of the corpus, named after the rule that it breaks.
     file: String,
-    /// Program and arguments; words in capitals are places (see [`material`]).
+    /// Program and arguments; words in capitals are placeholders (see [`material`]).
     run: String,
     exit: i32,
     says: String,
@@ -43,7 +43,7 @@ fn manifest() -> Vec<Case> {
     toml::from_str::<Manifest>(&text).unwrap().case
 }
 
-/// What is wrong with a run; empty if nothing is.
+/// Errors of a run; empty if there are none.
 fn complaints(case: &Case, usage: &Usage, left: &[String]) -> Vec<String> {
     let mut wrong = Vec::new();
     if let Some(signal) = usage.signal {
@@ -69,7 +69,7 @@ fn complaints(case: &Case, usage: &Usage, left: &[String]) -> Vec<String> {
     wrong
 }
 
-/// With `GGUF_HOSTILE_PRINT` the runs are printed, a line of JSON each, and not judged; its value chooses them by name.
+/// With `GGUF_HOSTILE_PRINT` the runs are printed, one JSON line each, and not judged; its value selects them by name.
 #[test]
 fn every_bad_file_costs_little_and_is_refused_by_name() {
     let print = std::env::var("GGUF_HOSTILE_PRINT").ok();
@@ -126,7 +126,7 @@ fn bytes_of(path: &Path) -> u64 {
     fs_err::read_dir(path).unwrap().map(|entry| bytes_of(&entry.unwrap().path())).sum()
 }
 
-/// The judge itself: a run that breaks one rule has one complaint.
+/// Each broken rule gives one complaint.
 #[test]
 fn each_limit_is_looked_at() {
     let case = Case { file: String::new(), run: String::new(), exit: 1, says: "no".to_owned() };

@@ -1,4 +1,5 @@
-//! What strangers' programs run in: a child of the program that ends with it, wherever the program lies.
+//! Isolation of untrusted templates: they run in a child process that ends with the program, wherever the program is
+//! installed.
 #![cfg(target_os = "linux")]
 
 use std::os::unix::process::CommandExt;
@@ -11,7 +12,7 @@ use serde_json::json;
 use crate::hostile_corpus::material::with_keys;
 use crate::support::fixture;
 
-/// More work than there is time for.
+/// More work than the time limit allows.
 const SLOW: &str = "{% set a = 'a' * 60000000 %}{% for i in range(9999) %}{{ 'b' in a }}{% endfor %}";
 
 fn model(dir: &Path, template: &str) -> PathBuf {
@@ -27,7 +28,7 @@ fn verify(model: &Path) -> Command {
     command
 }
 
-/// The child of a program, once it has one that has begun to work.
+/// Child of a program, once it exists and has begun to work.
 fn job_of(program: &Child) -> i32 {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_mins(1) {
@@ -38,7 +39,7 @@ fn job_of(program: &Child) -> i32 {
                 let pid: i32 = pid.parse().unwrap();
                 let stat = fs_err::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
                 let resident = stat.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
-                // The long text is there.
+                // The long text exists.
                 if resident.is_some_and(|pages| pages > 10_000) {
                     return pid;
                 }
@@ -73,7 +74,7 @@ fn an_interrupt_ends_a_rendering_and_leaves_no_child() {
         let (code, said) = end(program);
         assert_eq!(code, Some(130), "{said}");
         assert!(!is_alive(child), "child {child} is left");
-        // Long before its own limit; a machine may be loaded.
+        // Long before its own limit, even on a loaded machine.
         assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     }
 }
@@ -109,7 +110,7 @@ fn a_program_without_a_file_renders_all_the_same() {
     assert!(!program.exists() && !said.contains("chat template"), "{said}");
 }
 
-/// As a user would start it by hand.
+/// Started by hand, as by a user.
 #[test]
 fn the_hidden_command_takes_its_own_arguments_only() {
     for args in [&["isolated-job", "chat"][..], &["isolated-job", "nothing", "1", "2", "3"]] {
@@ -143,7 +144,7 @@ fn a_chat_that_fails_leaves_the_others_scored() {
     assert!(said.contains("(2 of 3 prompts)"), "{said}");
     let document: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert!(document["perplexity"]["value"].is_number(), "{document:#}");
-    // Figures over fewer texts than were asked for are not printed as if they were all.
+    // Figures over fewer texts than were asked for are not printed as complete.
     let logits = Command::new(env!("CARGO_BIN_EXE_gguf-verify"))
         .arg("logits")
         .arg(&model)

@@ -1,11 +1,11 @@
-//! The import arrows: a module uses what stands before it, nothing else.
+//! Import rules: a module uses only modules of lower layers.
 
 use std::path::Path;
 
 use crate::support::root;
 
-/// Module and what it may use; anything else is an arrow in the wrong direction. `core` and `quant` are crates of their
-/// own: there the compiler holds the arrows.
+/// Each module with the modules that it may use; any other import is in the wrong direction. `core` and `quant` are
+/// separate crates, where the compiler enforces this.
 const ARROWS: &[(&str, &[&str])] = &[
     ("remote", &["core"]),
     ("gguf", &["core"]),
@@ -28,8 +28,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Names of modules behind `crate::` in a source text, in `use` items and paths alike, over line ends; the crates under
-/// their own names too.
+/// Names of modules after `crate::` in a source text, in `use` items and paths, across line ends; also the crates under
+/// their own names.
 fn uses(source: &str) -> Vec<String> {
     let code: Vec<&str> = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     let code = code.join("\n");
@@ -48,7 +48,7 @@ fn uses(source: &str) -> Vec<String> {
     found
 }
 
-/// The first words of the items of a group, whose opening brace is taken off.
+/// First words of the items of a group, without its opening brace.
 fn heads(group: &str) -> Vec<String> {
     let (mut heads, mut depth, mut is_head) = (Vec::new(), 1, true);
     for (at, c) in group.char_indices() {
@@ -73,7 +73,7 @@ fn word(text: &str) -> String {
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// True if no name and no `$` runs into this place.
+/// Returns true if neither a name nor a `$` continues into this position.
 fn is_word_start(code: &str, at: usize) -> bool {
     !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$')
 }
@@ -122,7 +122,7 @@ fn the_reader_of_arrows_sees_paths_and_groups() {
     assert_eq!(uses(source), ["arch", "views", "core"]);
 }
 
-/// Lines of the library's own code, tests left out, that ask the machine which vector instructions it has.
+/// Lines of the library's code, without tests, that detect the vector instructions of the machine.
 fn detecting(dir: &Path, n_files: &mut usize, found: &mut Vec<String>) {
     for entry in fs_err::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -131,7 +131,7 @@ fn detecting(dir: &Path, n_files: &mut usize, found: &mut Vec<String>) {
         } else if path.extension().is_some_and(|ext| ext == "rs") && !path.ends_with("tests.rs") {
             *n_files += 1;
             let text = fs_err::read_to_string(&path).unwrap();
-            // Tests of a file stand at its end.
+            // Tests are at the end of a file.
             let code = text.split("#[cfg(test)]").next().unwrap_or_default();
             let lines = code.lines().map(str::trim).filter(|line| line.contains("SimdLevel::detect"));
             found.extend(lines.map(|line| format!("{}: {line}", path.display())));
@@ -139,7 +139,7 @@ fn detecting(dir: &Path, n_files: &mut usize, found: &mut Vec<String>) {
     }
 }
 
-/// Options have a default; everything else is told the level, so that `--simd` means all of a run.
+/// Options have a default; all other code is given the level, so that `--simd` covers the whole run.
 #[test]
 fn the_vector_level_is_told_not_detected() {
     let (mut n_files, mut found) = (0, Vec::new());

@@ -1,4 +1,4 @@
-//! Adapters: the bytes of the reference, what is refused, and sums beside a plain loop.
+//! Adapters: the bytes of the reference, refused input, and sums compared with a plain loop.
 
 mod merge;
 mod more;
@@ -18,13 +18,14 @@ use serde_json::{Value as Json, json};
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{in_json, report_cases, sha256};
 
-/// Types that the reference writes adapters in. Its `auto` fails.
+/// Types in which the reference writes adapters. Its `auto` fails.
 const OUTTYPES: [&str; 4] = ["f32", "f16", "bf16", "q8_0"];
 /// All cases of the corpus.
 const N_CASES: usize = 48;
-/// The reference turns the matrices of layers that are stored turned, so that they no longer fit.
+/// Case for which the reference transposes the matrices of layers that are stored transposed, so that they no longer
+/// fit.
 const TURNED: &str = "gpt2_conv1d";
-/// Cases that the reference refuses and that are sound, and how many tensors they become: names as in PEFT's memory.
+/// Valid cases that the reference refuses, with their number of tensors: names as in PEFT's memory.
 const CONVERTED: [(&str, usize); 1] = [("llama_default_name", 8)];
 
 pub use merge::write_tiny_adapter;
@@ -62,7 +63,7 @@ fn cases(corpus: &Goldens) -> Vec<PathBuf> {
     dirs
 }
 
-/// What is wrong with a file that should have the reference's bytes.
+/// Difference of a file from the reference's bytes.
 fn complaint(case: &Path, outtype: &str, expect: &Json) -> Option<String> {
     let at = format!("{} {outtype}", case.file_name().unwrap().to_string_lossy());
     let conversion = match plan(case, outtype, false) {
@@ -98,8 +99,8 @@ fn complaint(case: &Path, outtype: &str, expect: &Json) -> Option<String> {
     (sha256(&bytes) != expect["file"]["sha256"].as_str().unwrap()).then(|| format!("{at}: other bytes"))
 }
 
-/// Where the reference turns both matrices, what it calls A is our B turned, and the reverse. Rows of a rank are no blocks,
-/// so that types of blocks are not compared.
+/// Difference from a reference that transposes both matrices: its A is our transposed B, and the reverse. Rows of a
+/// rank are not whole blocks, so block types are not compared.
 fn turned(conversion: &AdapterConversion, want: &[Json]) -> Option<String> {
     let tensors = conversion.tensors();
     for (index, tensor) in tensors.iter().enumerate() {
@@ -234,7 +235,7 @@ fn experts_come_all_or_none() {
     assert!(error.hints()[0].starts_with("a GGUF adapter changes all experts of a layer or none"), "{error}");
 }
 
-/// The strengths of single matrices, whose runtimes know one alpha and divide it by the rank of each.
+/// Single matrices have different strengths, but runtimes know one alpha and divide it by the rank of each.
 #[test]
 fn scaled_alpha_is_the_strength_of_the_training() {
     let goldens = Goldens::selection();
@@ -250,7 +251,7 @@ fn scaled_alpha_is_the_strength_of_the_training() {
     for tensor in 0..plain.tensors().len() {
         assert_eq!(bytes_of(&plain, tensor), bytes_of(&scaled, tensor));
     }
-    // Queries have half the alpha of all others.
+    // Queries have half the alpha of the others.
     let pattern = goldens.find("lora/llama_rank_pattern").unwrap();
     let (plain, scaled) = (plan(&pattern, "f32", false).unwrap(), plan(&pattern, "f32", true).unwrap());
     assert_eq!((alpha(&plain), alpha(&scaled)), (8.0, 8.0));

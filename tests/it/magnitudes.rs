@@ -1,4 +1,4 @@
-//! Weights too large or too small for their type, and importance that is none: what the programs say.
+//! Weights too large or too small for their type, and missing importance: messages of the programs.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ const N_COLS: usize = 512;
 const N_ROWS: usize = 8;
 const DOWN: &str = "blk.0.ffn_down.weight";
 
-/// Two matrices of floats; in the second, one row is of another magnitude.
+/// Two matrices of floats; in the second, one row has another magnitude.
 struct Model {
     tensors: Vec<TensorMeta>,
     row: usize,
@@ -28,7 +28,7 @@ impl TensorSource for Model {
         for (at, bytes) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let row = first_row as usize + at / N_COLS;
             let scale = if tensor == 1 && row == self.row { self.magnitude } else { 0.1 };
-            // The first of each row has the row's magnitude, the others are smaller.
+            // The first element of each row has the row's magnitude, the others are smaller.
             let share = if at % N_COLS == 0 { 1.0 } else { ((at * 37 % 101) as f32 - 50.0) / 60.0 };
             *bytes = (share * scale).to_le_bytes();
         }
@@ -36,7 +36,7 @@ impl TensorSource for Model {
     }
 }
 
-/// Writes a model of two matrices, the second with one row of its own magnitude.
+/// Writes a model of two matrices, the second with one row of another magnitude.
 pub(crate) fn model(path: &Path, row: usize, magnitude: f32) {
     let meta = |name: &str| TensorMeta {
         name: name.to_owned(),
@@ -51,7 +51,7 @@ pub(crate) fn model(path: &Path, row: usize, magnitude: f32) {
     write_gguf(path, &metadata, &Model { tensors, row, magnitude }, &options, &Silent).unwrap();
 }
 
-/// An importance matrix of the older format.
+/// Writes an importance matrix in the older format.
 fn imatrix(path: &Path, values: &[f32]) {
     let mut bytes = 1i32.to_le_bytes().to_vec();
     bytes.extend((DOWN.len() as i32).to_le_bytes());
@@ -68,7 +68,7 @@ fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
 }
 
-/// What a program prints with `--json`.
+/// Output of a program with `--json`.
 fn json(program: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
     let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
     let output = command.current_dir(dir).args(args).arg("--json").output().unwrap();
@@ -94,7 +94,7 @@ fn a_row_too_large_for_its_type_is_an_error_that_names_it() {
     }
     let (code, err) =
         quantize(dir.path(), &["in.gguf", "out.gguf", "q6_k", "--tensor-type", "ffn_down=bf16"]);
-    // That nobody knows the architecture is said in any case.
+    // The warning about the unknown architecture always occurs.
     let is_warning = |line: &str| {
         line.contains("warning") && !line.contains("architecture `nobody` is not a known language model")
     };

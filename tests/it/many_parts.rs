@@ -1,4 +1,4 @@
-//! Sets of more parts than a process may have files open: each program writes the same bytes with 256 descriptors.
+//! Sets with more parts than a process may have open files: each program writes the same bytes with 256 descriptors.
 #![cfg(target_os = "linux")]
 
 use std::collections::BTreeMap;
@@ -10,11 +10,11 @@ use rustix::process::{Resource, getrlimit};
 use crate::support::fixture;
 
 const N_LAYERS: usize = 70;
-/// Nine tensors a layer, the embeddings, the last norm.
+/// Nine tensors per layer, the embeddings, the last norm.
 const N_TENSORS: usize = 9 * N_LAYERS + 2;
 const WIDTH: usize = 32;
 
-/// A checkpoint of very many very small tensors.
+/// Writes a checkpoint of very many very small tensors.
 fn checkpoint(dir: &Path) {
     fs_err::create_dir_all(dir).unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json"] {
@@ -54,7 +54,7 @@ fn checkpoint(dir: &Path) {
     for (name, shape) in shapes {
         let begin = data.len();
         for at in 0..shape.iter().product::<usize>() {
-            // BF16 between 1 and 2, another one in each tensor.
+            // BF16 between 1 and 2, different in each tensor.
             data.extend((0x3f80_u16 | ((at * 7 + begin / 64) % 128) as u16).to_le_bytes());
         }
         let info =
@@ -117,9 +117,9 @@ fn sets_of_600_parts_are_written_with_256_descriptors() {
         fs_err::create_dir(&narrow).unwrap();
         let args = [args, &["--no-sync"]].concat();
         succeed(&command("true", &wide, &args).output().unwrap(), &args);
-        // The soft and the hard limit, many threads, and the second time over a set that is there.
+        // The soft and the hard limit, many threads, and a second time over an existing set.
         for threads in ["1", "16"] {
-            // A new directory is what it says.
+            // The output directory must be new.
             if name == "hf-shards" {
                 fs_err::remove_dir_all(&narrow).unwrap();
                 fs_err::create_dir(&narrow).unwrap();
@@ -148,7 +148,7 @@ fn two_writers_at_once_and_one_that_is_killed_leave_one_whole_set() {
     let start =
         |ty| command("ulimit -n 256", &out, &args(ty)).stderr(std::process::Stdio::piped()).spawn().unwrap();
     let mut killed = start("f16");
-    // As soon as there is anything, or at the end.
+    // As soon as there is a file, or at the end.
     while fs_err::read_dir(&out).unwrap().next().is_none() && killed.try_wait().unwrap().is_none() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{in_json, report_cases};
 
-/// Key, type, value of all entries.
+/// Key, type and value of all entries.
 fn rows(metadata: &GeneralMetadata) -> Vec<Json> {
     let row = |(key, value): &(String, Value)| {
         let (ty, value) = in_json(value);
@@ -23,7 +23,7 @@ fn rows(metadata: &GeneralMetadata) -> Vec<Json> {
     metadata.entries.iter().map(row).collect()
 }
 
-/// Floats in the corpus are the decimal that was put in; the file holds the nearest 32-bit float.
+/// Rounds a float to 32 bits: the corpus has the decimal that was given, the file the nearest 32-bit float.
 fn narrowed(row: &Json) -> Json {
     match (&row[1], row[2].as_f64()) {
         (Json::String(ty), Some(x)) if ty == "float32" => json!([row[0], ty, x as f32]),
@@ -87,7 +87,7 @@ fn conformance_of_keys_and_file_names(corpus: &Goldens) {
             let name = metadata.default_file_name(case["file_type_in_name"].as_str().unwrap());
             assert_eq!(name, case["default_file_name"].as_str().unwrap(), "{input}");
         } else {
-            // The reference fails on a version that YAML calls a number; here it stays text.
+            // The reference fails on a version that YAML parses as a number; here it stays text.
             assert!(case["error"].as_str().unwrap().contains("float"), "{case}");
             assert!(rows(&metadata).contains(&json!(["general.version", "string", "1.5"])), "{input}");
             assert!(metadata.default_file_name("F16").ends_with("-1.5-F16.gguf"), "{input}");
@@ -167,7 +167,7 @@ fn files_of_a_directory_are_read_and_broken_ones_warned_of() {
         &MetadataFiles::read(&model, None).unwrap().warnings[0],
         MetadataWarning::FileIgnored { reason } if reason.contains("README.md: offset 10: not valid UTF-8")
     ));
-    // What the user gives by hand must be right.
+    // Files given by the user must be valid.
     write("override.json", b"[]");
     assert!(MetadataFiles::read(&model, Some(&dir.path().join("override.json"))).is_err());
     assert!(MetadataFiles::read(&model, Some(&dir.path().join("nothing.json"))).is_err());
@@ -254,7 +254,7 @@ fn conformance_of_whole_checkpoints(corpus: &Goldens) {
             continue;
         }
         let expect: Json = serde_json::from_slice(&fs_err::read(expect).unwrap()).unwrap();
-        // A file in parts has its keys in the first.
+        // A file in parts has its keys in the first part.
         let parts = expect["parts"].as_array().map_or(std::slice::from_ref(&expect), Vec::as_slice);
         let tensors: Vec<TensorMeta> =
             parts.iter().flat_map(|part| part["tensors"].as_array().unwrap()).map(tensor).collect();
@@ -288,7 +288,7 @@ proptest::proptest! {
     }
 }
 
-/// A row `[name, dims, ...]` of the corpus.
+/// Tensor from a row `[name, dims, ...]` of the corpus.
 fn tensor(row: &Json) -> TensorMeta {
     let dims = row[1].as_array().unwrap().iter().rev().map(|dim| dim.as_u64().unwrap()).collect();
     TensorMeta {
@@ -298,7 +298,7 @@ fn tensor(row: &Json) -> TensorMeta {
     }
 }
 
-/// True for the keys that come from names and files rather than from the conversion.
+/// Returns true for keys that come from names and files, and not from the conversion.
 fn is_derived(row: &Json) -> bool {
     let conversion = ["architecture", "type", "file_type", "quantization_version", "alignment"];
     row[0].as_str().and_then(|key| key.strip_prefix("general.")).is_some_and(|key| !conversion.contains(&key))

@@ -1,4 +1,4 @@
-//! Vision and audio towers: every file against the reference's.
+//! Vision and audio towers: every file compared with the reference's.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use serde_json::Value as Json;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, in_json, report_cases, sha256};
 
-/// The types that the cases have.
+/// Types of the cases.
 const OUTTYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", "auto"];
 
-/// Where the reference's file is not what its runtime reads (docs/differences.md): name there, name here; none of its own for
-/// what it lacks. `#` is a block.
+/// Tensors that the reference's runtime does not read as the reference writes them (docs/differences.md): case, name
+/// there (`None` if it is missing there), name here. `#` is a block.
 const CORRECTED: &[(&str, Option<&str>, &str)] = &[
     ("granite_speech", Some("a.blk.#.conv_norm_var"), "a.blk.#.conv_norm"),
     ("llama4", Some("v.blk.#.attn_post_norm"), "v.blk.#.ln2"),
@@ -28,20 +28,21 @@ const CORRECTED: &[(&str, Option<&str>, &str)] = &[
     ("pixtral", None, "v.token_embd.img_break"),
 ];
 
-/// Cases with a tensor of sines, whose last bits are those of a library (docs/differences.md): all but its elements is equal.
+/// Cases with a tensor of sines, whose last bits depend on a library (docs/differences.md): everything except its
+/// elements is equal.
 const COMPUTED: &[&str] = &["qwen2_5_omni", "qwen3_asr"];
 const SINES: &str = "a.position_embd.weight";
 
-/// Cases that the reference refuses and that are sound, with the number of tensors they have.
+/// Valid cases that the reference refuses, with their number of tensors.
 const BETTER: &[(&str, usize)] = &[("qwen2_vl_two_layers", 40), ("qwen3_omni", 86)];
 
-/// Cases that are refused here as there, with a part of the message.
+/// Cases that both programs refuse, with a part of the message.
 const REFUSED: &[(&str, &str)] = &[
     ("llava_clip", "`vision_config.model_type` is another one"),
     ("qwen2_5_vl_bad_pattern", "`vision_config.fullatt_block_indexes` is not regular"),
 ];
 
-/// Classes without a card: those of `docs/differences.md`.
+/// Classes without a card; see `docs/differences.md`.
 const WITHOUT: &[&str] = &["PocketTTSModel", "Qwen3TTSForConditionalGeneration"];
 
 #[test]
@@ -53,8 +54,8 @@ fn nearly_every_class_of_the_peer_is_claimed() {
     assert_eq!(names.len(), 67, "llama.cpp 0.5.0 registers this many");
     let missing: Vec<&&str> = names.difference(&claimed).collect();
     assert_eq!(missing, WITHOUT.iter().collect::<Vec<_>>());
-    // Mistral's own format names no class: the peer's name for its tower is no registered one. The others are what
-    // configurations say where the peer wants the class of the tower.
+    // Mistral's own format names no class, and the reference's name for its tower is not a registered class. The others
+    // are names that configurations use where the reference expects the class of the tower.
     let further = [
         "InternS1ForConditionalGeneration",
         "InternS1VisionModel",
@@ -90,7 +91,7 @@ fn written(conversion: &Conversion) -> Vec<u8> {
     fs_err::read(&target).unwrap()
 }
 
-/// The bytes of a tensor.
+/// Bytes of a tensor.
 fn bytes(conversion: &Conversion, at: usize) -> Vec<u8> {
     let tensor = &conversion.tensors()[at];
     let dims = tensor.shape.dims();
@@ -101,8 +102,8 @@ fn bytes(conversion: &Conversion, at: usize) -> Vec<u8> {
     out
 }
 
-/// Keys and tensors with checksums, as the cases have them, of a file that is corrected: without what the reference lacks, and
-/// under its names.
+/// Keys and tensors of a corrected file, with checksums, in the form of the cases: without tensors that the reference
+/// does not have, and under its names.
 fn uncorrected(case: &str, conversion: &Conversion) -> (Vec<Json>, Vec<Json>) {
     let keys = conversion.metadata().iter().map(|(key, value)| {
         let (ty, value) = in_json(value);
@@ -132,7 +133,7 @@ fn uncorrected(case: &str, conversion: &Conversion) -> (Vec<Json>, Vec<Json>) {
     (keys.collect(), tensors.collect())
 }
 
-/// What is wrong with a case.
+/// Errors of a case.
 fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
     let case = dir.file_name().unwrap().to_str().unwrap();
     for outtype in OUTTYPES {

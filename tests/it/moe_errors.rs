@@ -1,4 +1,4 @@
-//! Checkpoints with experts that do not fit their card: each error names tensors, entries, and the way out.
+//! Checkpoints whose experts do not fit their card: each error names tensors, entries, and a remedy.
 
 use gguf_foundry::arch::Registry;
 use serde_json::{Value as Json, json};
@@ -8,7 +8,7 @@ use crate::draft::{case, mapped};
 const SHARDS: &str = "hint: check that all shards of the checkpoint are there";
 const CONFIG: &str = "hint: check that config.json belongs to these weights";
 
-/// What a checkpoint of `fixtures/cards` is refused with after a change.
+/// Error for a checkpoint of `fixtures/cards` after a change.
 fn refusal(registry: &Registry, path: &str, change: impl FnOnce(&mut Json)) -> String {
     let mut content = case(path);
     assert!(mapped(registry, &content).is_ok(), "{path}");
@@ -24,7 +24,7 @@ fn remove(content: &mut Json, part: &str) {
     content["tensors"].as_array_mut().unwrap().retain(|row| !row[0].as_str().unwrap().contains(part));
 }
 
-/// Number of experts, shape and name of the first tensor of the expert matrix that `part` names.
+/// Number of experts, shape and name of the first tensor of the expert matrix whose name contains `part`.
 fn experts(path: &str, part: &str) -> (u64, Vec<u64>, String) {
     let content = case(path);
     let row = content["tensors"].as_array().unwrap().iter();
@@ -77,7 +77,7 @@ fn experts_that_are_missing_or_too_many_are_named() {
                 !(name.starts_with(head) && name.contains(&format!(".{tail}.")))
             });
         });
-        // A card may know the matrix under a second name, which is said too.
+        // A card may know the matrix under a second name, which is also reported.
         let lacks = format!("the checkpoint lacks `{}`", name.replace(".layers.0.", ".layers.1."));
         assert!(gone.starts_with(&lacks) && gone.ends_with(SHARDS), "{gone}");
         let shape = refusal(&registry, path, |content| {

@@ -1,5 +1,5 @@
-//! `--type native` on FP4 with factors beside the blocks, and `--fp8-as-q8`: the reference's bytes, and what the rest of
-//! the program makes of such files.
+//! `--type native` on FP4 with separate factors, and `--fp8-as-q8`: the reference's bytes, and the use of such files by
+//! the rest of the program.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn floats(dir: &Path) -> Conversion {
     plan(dir, ConvertOptions { file_type: Some(OutType::F32), ..ConvertOptions::default() })
 }
 
-/// What a row of the expectations asks for: `bf16`, which is native here, or `fp8_as_q8 TYPE`.
+/// Conversion for a row of the expectations: `bf16`, which is native here, or `fp8_as_q8 TYPE`.
 fn asked(dir: &Path, what: &str) -> Conversion {
     match what.split_once(' ') {
         None => native(dir),
@@ -55,7 +55,7 @@ fn write(conversion: &Conversion, target: &Path) -> GgufFile {
     GgufFile::open(target).unwrap()
 }
 
-/// All values of a tensor as they are stored, without factors.
+/// All values of a tensor as stored, without factors.
 fn values(source: &dyn TensorSource, at: usize) -> Vec<f32> {
     let meta = &source.tensors()[at];
     let mut bytes = vec![0; meta.n_bytes().unwrap() as usize];
@@ -122,7 +122,7 @@ fn files_of_the_corpus_equal_the_references(corpus: &Goldens) {
     report_cases("native and FP8 files", n_cases);
 }
 
-/// Blocks times factor, against the floats of the same checkpoint: one more rounding.
+/// Blocks times factor are compared with the floats of the same checkpoint: one more rounding.
 #[test]
 fn factors_make_the_values_of_the_checkpoint() {
     let mut n_factors = 0;
@@ -149,14 +149,14 @@ fn factors_make_the_values_of_the_checkpoint() {
                     }
                 }
             }
-            // The reference rounds scale times factor and the product, the blocks the product alone: at most three
-            // halves of a unit in the last place.
+            // The reference rounds scale times factor and the product, the blocks only the product. So the difference
+            // is at most three halves of a unit in the last place.
             let close =
                 |(a, b): (&f32, &f32)| f64::from((a - b).abs()) <= 1.5 * f64::from(b.abs() * f32::EPSILON);
             assert!(found.iter().zip(&want).all(close), "{place}");
         }
     }
-    // The output and all matrices but `k` (its factor is 1) and `up`; seven; four and three stacks of eleven.
+    // The output and all matrices except `k` (its factor is 1) and `up`; seven; four and three stacks of eleven.
     assert_eq!(n_factors, 6 + 7 + 4 + 3 * 11);
 }
 
@@ -224,7 +224,7 @@ fn the_way_back_multiplies_factors_in() {
     }
 }
 
-/// A copy of a fixture whose configuration is changed.
+/// Copy of a fixture with a changed configuration.
 fn edited(case: &str, edit: impl Fn(&mut serde_json::Map<String, Json>)) -> tempfile::TempDir {
     let (from, to) = (fixture("native").join(case).join("hf"), tempfile::tempdir().unwrap());
     fs_err::copy(from.join("model.safetensors"), to.path().join("model.safetensors")).unwrap();
@@ -236,7 +236,7 @@ fn edited(case: &str, edit: impl Fn(&mut serde_json::Map<String, Json>)) -> temp
 
 #[test]
 fn tensors_without_a_place_for_the_factor_become_floats() {
-    // The graph of Granite multiplies no factors into the feed-forward network.
+    // The graph of Granite does not apply factors in the feed-forward network.
     let dir = edited("nvfp4_llama_mixed", |config| {
         config.insert("architectures".to_owned(), serde_json::json!(["GraniteForCausalLM"]));
         config.insert("model_type".to_owned(), "granite".into());
@@ -310,7 +310,7 @@ fn the_program_says_what_is_kept_and_what_is_not() {
     let row = stdout.lines().find(|line| line.contains("blk.*.ffn_up.weight")).unwrap();
     assert!(row.contains("no block type holds such codes"), "{row}");
 
-    // Requantized, the factors stay where they are.
+    // After requantizing, the factors are still there.
     let args = ["model.gguf", "again.gguf", "--type", "q8_0", "--allow-requantize"];
     let (code, _, stderr) = run("gguf-quantize", out.path(), &args);
     assert_eq!(code, 0, "{stderr}");

@@ -1,11 +1,11 @@
-//! Numbers of a configuration that a file cannot hold: an error by key and value, whatever key it is.
+//! Numbers of a configuration that a file cannot hold: the error names key and value, for any key.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::support::fixture;
 
-/// What conversions of the model with another value say, and whether they made a file.
+/// Converts the model with another value; returns whether a file was written, and the messages.
 fn convert(dir: &Path, key: &str, value: &str) -> (bool, String) {
     let model = dir.join("m");
     let _ = fs_err::remove_dir_all(&model);
@@ -14,7 +14,7 @@ fn convert(dir: &Path, key: &str, value: &str) -> (bool, String) {
         fs_err::copy(&entry, model.join(entry.file_name().unwrap())).unwrap();
     }
     let config = fs_err::read_to_string(model.join("config.json")).unwrap();
-    // Later keys are refused as duplicates, so the old one goes.
+    // Duplicate keys are refused, so the old one is removed.
     let lines: Vec<&str> = config.lines().filter(|line| !line.contains(&format!("\"{key}\""))).collect();
     let config = lines.join("\n").replacen('{', &format!("{{\n  \"{key}\": {value},"), 1);
     fs_err::write(model.join("config.json"), config).unwrap();

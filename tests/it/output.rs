@@ -1,4 +1,4 @@
-//! Where outputs go, for every program that writes: devices, links, names that are no file names.
+//! Output paths of every program that writes: devices, links, names that are not file names.
 #![cfg(target_os = "linux")]
 
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -9,7 +9,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use crate::quantize::program::model;
 use crate::support::{fixture, names};
 
-/// Runs a program in a directory: exit code, standard output, standard error.
+/// Runs a program in a directory; returns exit code, standard output, standard error.
 fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
     let output =
         assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
@@ -17,7 +17,7 @@ fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
-/// A device of our own that takes everything, as `/dev/null` does; not where the system forbids it.
+/// Creates a device like `/dev/null`; returns false if the system forbids it.
 fn null_device(path: &Path) -> bool {
     let made = mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), makedev(1, 3));
     let usable = made.is_ok() && fs_err::OpenOptions::new().write(true).open(path).is_ok();
@@ -101,7 +101,7 @@ fn links_are_followed_not_replaced() {
         assert!(fs_err::read(at("far").join(name)).unwrap().starts_with(b"GGUF"));
     }
     assert_eq!(names(&at("far")), ["new.gguf", "old.gguf"]);
-    // A link to the input is the input.
+    // A link to the input counts as the input.
     symlink("in.gguf", at("self.gguf")).unwrap();
     let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", "self.gguf", "q4_k_m"]);
     assert_eq!(code, 2);
@@ -147,7 +147,7 @@ fn names_that_are_no_files_are_refused_by_every_program() {
     let (code, _, err) = run("gguf-convert", dir.path(), &["gguf2hf", "tiny.gguf", "-o", "-"]);
     assert_eq!(code, 1);
     assert!(err.starts_with("error: -: standard output is not written to\n"), "{err}");
-    // Elsewhere a directory is no file.
+    // At other paths a directory is not a valid output file.
     fs_err::create_dir_all(dir.path().join("dir")).unwrap();
     let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", "dir", "q4_k_m"]);
     assert_eq!(code, 1);

@@ -1,4 +1,4 @@
-//! Quantized checkpoints of other tools, against the values their own tools give.
+//! Quantized checkpoints of other tools, compared with the values that their own tools give.
 
 mod floats;
 pub mod hostile;
@@ -20,17 +20,17 @@ use serde_json::Value as Json;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{report_cases, sha256};
 
-/// Classes that have a card.
+/// Classes with a card.
 const CLASSES: &[&str] = &["GptOssForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"];
-/// Models of one layer that has no window, where the runtime's own rule would give it one: here a key says so, the
-/// reference writes none.
+/// Models whose only layer has no window, but would get one from the runtime's own rule. Here a key prevents it; the
+/// reference does not write one.
 const WITHOUT_WINDOW: [&str; 2] = ["mxfp4-gpt-oss", "mxfp4-gpt-oss-extremes"];
 
 fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
-/// Opens a case; an error as its message, which must point at a tensor, a key or a value.
+/// Opens a case. An error must name a tensor, a key or a value.
 fn open(case: &Path) -> Result<ModelSource, String> {
     ModelSource::open(&case.join("hf"), &ConvertOptions::default()).map_err(|error| {
         let message = error.to_string();
@@ -63,7 +63,7 @@ fn floats(source: &dyn WeightSource, weight: usize) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The values of a stored tensor of `expected.safetensors`.
+/// Values of a tensor stored in `expected.safetensors`.
 fn stored(case: &Path, name: &str) -> Option<Vec<f32>> {
     let bytes = fs_err::read(case.join("expected.safetensors")).ok()?;
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -123,7 +123,7 @@ fn values_and_native_blocks_equal_the_corpus(corpus: &Goldens) {
         let name = case.file_name().unwrap().to_string_lossy();
         let opened = open(case);
         if about["outcome"] == "error" {
-            // What cannot be told from headers is found when rows are read.
+            // Errors that headers do not show are found when rows are read.
             let error = match opened {
                 Err(message) => message,
                 Ok(source) => {
@@ -152,7 +152,7 @@ fn values_and_native_blocks_equal_the_corpus(corpus: &Goldens) {
     report_cases("quantized checkpoints", n_cases + n_errors);
 }
 
-/// The checkpoints of the corpus that can be opened and have a card.
+/// Checkpoints of the corpus that can be opened and have a card.
 fn convertible(corpus: &Path) -> Vec<PathBuf> {
     let mut cases: Vec<_> =
         fs_err::read_dir(corpus.join("prequant")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -179,7 +179,7 @@ fn plan(case: &Path, file_type: OutType, codes: Codes) -> Conversion {
 
 conformance_tests!(whole_files_equal_the_references);
 
-/// Where the reference reads the same values, its files are ours, byte for byte.
+/// Compares whole files with the reference's, byte for byte, if it reads the same values.
 fn whole_files_equal_the_references(corpus: &Goldens) {
     let (mut n_equal, mut n_without_window, mut others) = (0, 0, Vec::new());
     let out = tempfile::tempdir().unwrap();
@@ -190,7 +190,7 @@ fn whole_files_equal_the_references(corpus: &Goldens) {
             continue;
         }
         let expect = json(&path);
-        // Tensors whose values differ, and FP4, which the reference always packs.
+        // Skips tensors whose values differ, and FP4, which the reference always packs.
         let differs = expect["f32"]["differs_from_expected"].as_object().is_some_and(|map| !map.is_empty())
             || expect["f32"]["differs_from_expected"].as_array().is_some_and(|list| !list.is_empty());
         let packs = expect["f32"]["tensors"].to_string().contains("NVFP4");
@@ -202,7 +202,7 @@ fn whole_files_equal_the_references(corpus: &Goldens) {
             let conversion = plan(&case, file_type, Codes::Card);
             let target = out.path().join("model.gguf");
             let write = WriteOptions { sync: false, ..WriteOptions::default() };
-            // The corpus wrote `vocab_size` into every file, at the end unless the card has it.
+            // The corpus has `vocab_size` in every file, at the end unless the card writes it.
             let mut metadata = conversion.metadata().clone();
             let n_vocab = json(&case.join("hf/config.json"))["vocab_size"].as_u64().unwrap();
             metadata.set(format!("{}.vocab_size", conversion.mapping().card.gguf), n_vocab as u32);
@@ -229,8 +229,8 @@ fn whole_files_equal_the_references(corpus: &Goldens) {
     report_cases("quantized checkpoints, whole files", n_equal);
 }
 
-/// `general.file_type` of native files: that of the type with the most bytes. All others are 0, F32: a weight that no
-/// block holds exactly, and no narrow float, outweighs the rest.
+/// Values of `general.file_type` in native files: that of the type with the most bytes. For all others it is 0 (F32),
+/// since weights that neither blocks nor narrow floats hold exactly outweigh the rest.
 const FILE_TYPES: &[(u64, &[&str])] = &[
     (
         2,
@@ -273,7 +273,7 @@ const FILE_TYPES: &[(u64, &[&str])] = &[
 
 conformance_tests!(experts_stay_blocks_unless_floats_are_asked_for);
 
-/// Experts that the reference writes as they are stored make a type of their own of a file of floats, and stand first.
+/// Experts that the reference keeps as blocks get a separate type in a file of floats, and come first.
 fn experts_stay_blocks_unless_floats_are_asked_for(corpus: &Goldens) {
     let case = corpus.join("prequant/mxfp4-gpt-oss");
     let mut n_cases = 0;
@@ -301,8 +301,8 @@ fn experts_stay_blocks_unless_floats_are_asked_for(corpus: &Goldens) {
 
 conformance_tests!(native_files_hold_the_same_values);
 
-/// A file that keeps the integers decodes to the very values of the file of floats; with factors beside the blocks, but
-/// for the roundings of the factor.
+/// Compares files that keep the integers with files of floats: the values are equal, or with separate factors equal up
+/// to the roundings of the factor.
 fn native_files_hold_the_same_values(corpus: &Goldens) {
     let out = tempfile::tempdir().unwrap();
     let (mut n_files, mut n_kept, mut n_factors) = (0, 0, 0);
@@ -336,7 +336,7 @@ fn native_files_hold_the_same_values(corpus: &Goldens) {
             let beside = |suffix: &str| index.get(format!("{}{suffix}", stem?).as_str()).copied();
             n_beside += usize::from(beside(".input_scale").is_some());
             let Some(factors) = beside(".scale").map(|at| values(&native, at)) else {
-                // Comparison as numbers: block types have no negative zero.
+                // Compared as numbers: block types have no negative zero.
                 assert_eq!(want, found, "{place}");
                 continue;
             };
@@ -348,7 +348,7 @@ fn native_files_hold_the_same_values(corpus: &Goldens) {
                     *value *= factor;
                 }
             }
-            // Four roundings at most: of scale over divisor and its product, of the reciprocal and its product.
+            // At most four roundings: the scale divided by the divisor and its product, the reciprocal and its product.
             let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2.0 * b.abs() * f32::EPSILON;
             assert!(found.iter().zip(&want).all(close), "{place}");
         }

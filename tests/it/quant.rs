@@ -1,5 +1,5 @@
-//! Quantizers against the golden blocks: every type × input × importance matrix, at every level of the machine
-//! and in 1, 2 and 7 threads.
+//! Quantizers compared with the golden blocks: every type, input and importance matrix, at every vector level of the
+//! machine and with 1, 2 and 7 threads.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::support::{report_cases, sha256};
 
 const THREADS: [usize; 3] = [1, 2, 7];
 
-/// A little-endian F32 array of NumPy's format 1.0, without its shape.
+/// Little-endian F32 array of NumPy's format 1.0, without its shape.
 fn npy(path: &Path) -> Vec<f32> {
     let bytes = fs_err::read(path).unwrap();
     assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00", "{}", path.display());
@@ -41,7 +41,7 @@ fn number(case: &Value, key: &str) -> usize {
     usize::try_from(case[key].as_u64().unwrap()).unwrap()
 }
 
-/// Quantizes in `n_threads` with one task per row or few.
+/// Quantizes with `n_threads` threads, one task per row or few rows.
 fn quantize(
     ty: GgmlType,
     level: SimdLevel,
@@ -63,7 +63,7 @@ fn quantize(
     dst
 }
 
-/// The golden floats of `bytes`, decoded at every level.
+/// Compares `bytes`, decoded at every level, with the golden floats.
 fn check_floats(ty: GgmlType, name: &str, bytes: &[u8], case: &Value, golden: Option<&[u8]>) {
     let n_elems = bytes.len() / ty.block_bytes() * ty.block_elems();
     for level in SimdLevel::available() {
@@ -129,7 +129,7 @@ fn golden_blocks(corpus: &Goldens) {
             assert_eq!(validate_blocks(ty, want).is_ok(), validates, "{name}: validation");
         }
         let Some(src) = inputs.get(input) else {
-            // Random blocks only decode.
+            // Random blocks are only decoded.
             continue;
         };
         let n_cols = number(case, "cols");
@@ -166,7 +166,7 @@ fn golden_blocks(corpus: &Goldens) {
     report_cases("golden blocks", n_cases);
 }
 
-/// The generator that `bulk.json` describes.
+/// Generator that `bulk.json` describes.
 struct Splitmix(u64);
 
 impl Splitmix {

@@ -1,4 +1,5 @@
-//! The IQ types beyond golden blocks: rows that the reference refuses, hostile rows, levels against the scalar.
+//! IQ types beyond golden blocks: rows that the reference refuses, extreme rows, vector levels compared with scalar
+//! code.
 
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::simd::SimdLevel;
@@ -49,7 +50,7 @@ impl Random {
         (self.bits() % n as u64) as usize
     }
 
-    /// About normal.
+    /// Approximately normal distribution.
     fn bell(&mut self) -> f32 {
         let z = self.bits();
         let sum: u64 = (0..4).map(|k| z >> (16 * k) & 0xffff).sum();
@@ -57,7 +58,7 @@ impl Random {
     }
 }
 
-/// One super-block of the kind of `seed`; finite unless `kind` says otherwise.
+/// Super-block with values of a kind; finite unless the kind says otherwise.
 fn block(random: &mut Random, kind: usize) -> Vec<f32> {
     let scale = 2f32.powi(random.below(40) as i32 - 30);
     let few = [0.0, -0.0, scale, -scale, 3.0 * scale];
@@ -122,7 +123,7 @@ fn importance(random: &mut Random, kind: usize) -> Vec<f32> {
             2 => random.bell().powi(4) * 1e4,
             3 => [0.0, 1.0, 1.0, 2.0][random.below(4)],
             4 => 0.0,
-            // What is no number is refused before any work.
+            // Non-finite weights are refused before any work.
             _ => Some(f32::from_bits(random.bits() as u32 & 0x7fff_ffff))
                 .filter(|w| w.is_finite())
                 .unwrap_or(0.0),
@@ -202,7 +203,7 @@ fn a_refused_block_is_named() {
 
 conformance_tests!(rows_that_stop_the_reference_are_refused);
 
-/// Rows on which the reference stops are errors here, and only those.
+/// Rows on which the reference aborts are errors here, and only those.
 fn rows_that_stop_the_reference_are_refused(corpus: &Goldens) {
     let dir = corpus.join("quant");
     let index: serde_json::Value =

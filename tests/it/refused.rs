@@ -1,5 +1,5 @@
-//! Inputs that are no files, links that lead elsewhere, edits that break a file, and too few threads, descriptors or
-//! too little memory: a clear word instead of a hang or a panic.
+//! Inputs that are not files, links to other places, edits that break a file, and too few threads or descriptors or too
+//! little memory: a clear message instead of a hang or a panic.
 #![cfg(target_os = "linux")]
 
 use std::os::unix::fs::symlink;
@@ -15,15 +15,15 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use crate::quantize::program::model;
 use crate::support::{fixture, peak_memory_kib};
 
-/// Runs a program: exit code (none if it had to be killed), standard error.
+/// Runs a program; returns exit code (`None` if it had to be killed) and standard error.
 fn run(program: &str, dir: &Path, args: &[&str]) -> (Option<i32>, String) {
     let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
-    // Far above what any of these takes; a program that waits for a FIFO ends here.
+    // Far more than any of these needs; a program that waits for a FIFO ends here.
     let output = command.current_dir(dir).args(args).timeout(Duration::from_mins(1)).output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
-/// The program under limits of the shell (`ulimit`).
+/// Command of the program under limits of the shell (`ulimit`).
 fn limited(limits: &str, program: &str) -> Command {
     let program = assert_cmd::cargo::cargo_bin(program);
     let mut command = Command::new("sh");
@@ -51,7 +51,7 @@ fn a_fifo_is_refused_wherever_a_file_is_read() {
     model(&at("in.gguf"), 1, 512, 16);
     fifo(&at("fifo"));
     fs_err::write(at("p.txt"), "some text").unwrap();
-    // An importance matrix of the older format: one entry `t` of one call and one value, 1.0.
+    // An importance matrix in the older format: one entry `t` of one call and one value, 1.0.
     let old = [1, 1, i32::from(b't'), 1, 1].map(i32::to_le_bytes);
     let old = [&old[0][..], &old[1], &old[2][..1], &old[3], &old[4], &1f32.to_le_bytes()].concat();
     fs_err::write(at("old.dat"), old).unwrap();
@@ -184,7 +184,7 @@ fn too_many_threads_are_capped_and_none_is_an_error() {
     let (code, err) = quantize("true", "1048576", "65535", "many.gguf");
     assert_eq!(code, Some(0), "{err}");
     assert!(err.contains("threads instead of 65535"), "{err}");
-    // Stacks of a GiB in an address space of six: room for a few threads only.
+    // Stacks of a GiB in an address space of six: enough for only a few threads.
     let (code, err) = quantize("ulimit -v 6291456", "1073741824", "64", "few.gguf");
     assert_eq!(code, Some(0), "{err}");
     assert!(err.contains(" of 64 threads: the limit of processes"), "{err}");
@@ -221,7 +221,7 @@ fn a_verification_runs_with_the_threads_there_is_room_for() {
     assert!(whole == few && whole.split(|&byte| byte == b'\n').count() == 3);
 }
 
-/// One row for each tensor.
+/// Source with one row for each tensor.
 struct Rows(Vec<TensorMeta>);
 
 impl TensorSource for Rows {
@@ -292,7 +292,7 @@ fn logits_of_many_prompts_stay_within_the_budget() {
             );
         }
     }
-    // The lines alone have more than that.
+    // The lines alone are larger than that.
     let bytes = fs_err::metadata(dir.path().join("out.jsonl")).unwrap().len();
     assert!(bytes > 40 << 20, "{bytes}");
     assert!(peaks[1] < peaks[0] + (16 << 10), "{peaks:?} KiB");

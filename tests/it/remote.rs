@@ -1,4 +1,4 @@
-//! Checkpoints on servers: the bytes of a conversion of the files here, whatever the server does, and nothing that must not be told.
+//! Checkpoints on servers: the bytes of a conversion of local files, whatever the server does, and no leaked secrets.
 
 mod encrypted;
 mod headers;
@@ -22,7 +22,7 @@ use gguf_foundry::remote::{Address, Patience, RemoteCheckpoint, RemoteError, Rem
 use crate::support::fixture;
 use server::{COMMIT, Manners, Server, TOKEN};
 
-/// Quick to lose patience, and small pieces: files of tests are small.
+/// Options with short timeouts and small pieces, since test files are small.
 fn options() -> RemoteOptions {
     let patience = Patience {
         attempts: 6,
@@ -37,7 +37,7 @@ fn web(server: &Server) -> Address {
     Address::parse(&format!("{}/files", server.address)).unwrap().unwrap()
 }
 
-/// The file that a directory is converted to, in the type it has.
+/// File that a directory is converted to, as F16.
 fn converted(path: &Path, name: &str) -> Result<Vec<u8>, String> {
     let options = ConvertOptions {
         file_type: Some(OutType::F16),
@@ -48,14 +48,14 @@ fn converted(path: &Path, name: &str) -> Result<Vec<u8>, String> {
     let conversion = Conversion::plan(path, &options).map_err(|error| told(&error))?;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("x.gguf");
-    // One row at a time, so that pieces are read in pieces.
+    // One row at a time, so that pieces are read in parts.
     let write = WriteOptions { memory_bytes: 1, sync: false, ..WriteOptions::default() };
     let source: &dyn TensorSource = &conversion;
     write_gguf(&file, conversion.metadata(), source, &write, &Silent).map_err(|error| told(&error))?;
     Ok(fs_err::read(file).unwrap())
 }
 
-/// An error and its causes.
+/// Error with its causes.
 fn told(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -70,7 +70,7 @@ fn model() -> PathBuf {
     fixture("tiny-llama")
 }
 
-/// What a server with these manners makes of a conversion.
+/// Result of a conversion from a server with these manners.
 fn outcome(manners: Manners, options: &RemoteOptions) -> (Result<Vec<u8>, String>, Server) {
     let server = Server::start(&model(), manners);
     let opened = RemoteCheckpoint::open(&web(&server), options, &Silent);
@@ -107,7 +107,7 @@ fn bytes_are_those_of_the_files_here_however_the_server_behaves() {
     for (what, manners) in cases {
         let (outcome, server) = outcome(manners.clone(), &options());
         assert!(outcome.as_ref() == Ok(&expected), "{what}: {:?}", outcome.err());
-        // The head is asked for first, and again with the tensors in it; nothing else is fetched twice.
+        // The header is fetched first, and again with the tensors; nothing else is fetched twice.
         let most = weights + (256 << 10) + (64 << 10);
         if manners.cut_each == 0 && !manners.redirects {
             assert!(
@@ -146,14 +146,14 @@ fn what_cannot_be_trusted_is_refused() {
     for (manners, expected) in cases {
         let (outcome, _server) = outcome(manners.clone(), &options());
         if expected.is_empty() {
-            // Every answer breaks off halfway, and still each brings something: it ends well.
+            // Every answer breaks off halfway, but each makes progress, so the run succeeds.
             outcome.unwrap();
             continue;
         }
         let error = outcome.unwrap_err();
         assert!(error.contains(expected), "{manners:?}: {error}");
     }
-    // Nobody there.
+    // No server.
     let gone = Address::parse("http://127.0.0.1:9/files").unwrap().unwrap();
     let error = RemoteCheckpoint::open(&gone, &options(), &Silent).unwrap_err();
     assert!(matches!(&error, RemoteError::Connection { attempts: 4, .. }), "{error}");
@@ -167,7 +167,7 @@ fn pytorch_files_are_read_by_ranges_too() {
         let expected = converted(&dir, "m").unwrap();
         let total: u64 =
             fs_err::read_dir(&dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
-        // Less room than a tensor takes, whose rows lie across one another in some of them.
+        // Less memory than a tensor takes; in some of the files the rows are interleaved.
         for (piece_bytes, budget) in [(8 << 20, 64 << 20), (1 << 10, 4 << 10)] {
             let server = Server::start(&dir, Manners::default());
             let options = RemoteOptions { piece_bytes, budget, ..options() };
@@ -220,7 +220,7 @@ fn weights_that_stream_past_are_held_against_the_sum_of_the_hub() {
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), 1, "nothing is left behind");
 }
 
-/// The converter in a directory, with an environment of its own.
+/// Runs the converter in a directory, with a separate environment.
 fn run(dir: &Path, server: &Server, variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String) {
     run_program("gguf-convert", dir, server, variables, arguments)
 }
@@ -274,16 +274,16 @@ fn a_name_of_the_hub_is_as_good_as_its_directory() {
         assert!(!said.contains(TOKEN) && !said.contains("verysecret"), "{said}");
         assert!(fs_err::read(dir.join(own)).unwrap() == fs_err::read(dir.join(remote)).unwrap(), "{name}");
     }
-    // The token goes where it belongs, and to no other address.
+    // The token is sent to its server, and to no other address.
     let (elsewhere, own): (Vec<_>, Vec<_>) = server.log().into_iter().partition(|asked| asked.is_elsewhere);
     assert!(!elsewhere.is_empty() && elsewhere.iter().all(|asked| asked.authorization.is_none()));
     assert!(own.iter().all(|asked| asked.authorization.is_some()));
-    // The file that the hub's own programs leave is as good as the variable.
+    // The token file of the hub's own programs works like the variable.
     fs_err::create_dir(dir.join("huggingface")).unwrap();
     fs_err::write(dir.join("huggingface/token"), format!("{TOKEN}\n")).unwrap();
     run_well(dir, &server, &[], &["hf2gguf", "org/tiny-llama", "--type", "f16", "-q"]);
     assert!(dir.join("Tiny-Llama-3.4M-F16.gguf").is_file(), "beside the user, not beside the model");
-    // Shares and resuming know remote files as well.
+    // Parts and resuming also work with remote files.
     for part in ["1/2", "2/2"] {
         run_well(
             dir,
@@ -345,7 +345,7 @@ fn who_is_not_let_in_learns_why_and_what_to_do() {
         let said = ask(&[], &["org/tiny-llama"]);
         assert!(said.contains("leads out of the directory, or"), "{said}");
     }
-    // A small file that is not what the list promises.
+    // A small file that differs from the list.
     server.now(Manners { lists: Some("config.json"), ..Manners::default() });
     let (code, said) = run(dir, &server, &[], &["hf2gguf", "/nowhere/x", "--cache", "c"]);
     assert_eq!(code, Some(2), "{said}");
@@ -366,7 +366,7 @@ fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
     let large_blob = blobs.join(crate::support::sha256(&large));
     assert!(!large_blob.exists() && !dir.join("a.gguf").exists());
 
-    // What an earlier run left is checked with the rest: a damaged piece is found, a good one is kept.
+    // Data of an earlier run is checked with the rest: a damaged piece is found, a good one is kept.
     fs_err::write(large_blob.with_extension("incomplete"), vec![0; 100]).unwrap();
     server.now(Manners::default());
     run_well(dir, &server, &[], &[convert.as_slice(), &["a.gguf"]].concat());
@@ -381,7 +381,7 @@ fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
     for name in ["a.gguf", "b.gguf", "c.gguf"] {
         assert!(fs_err::read(dir.join(name)).unwrap() == own, "{name}");
     }
-    // It is the hub's own layout: the snapshot is a directory like any other.
+    // The layout is the hub's own: the snapshot is a directory like any other.
     let snapshot = format!("cache/models--org--tiny-llama/snapshots/{COMMIT}");
     assert_eq!(fs_err::read_to_string(dir.join("cache/models--org--tiny-llama/refs/main")).unwrap(), COMMIT);
     run_well(
@@ -390,7 +390,7 @@ fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
         &[],
         &["hf2gguf", &snapshot, "--model-name", "x", "--type", "f16", "-q", "-o", "d.gguf"],
     );
-    // A server without ranges serves a cache.
+    // A server without ranges can fill a cache.
     let simple = Server::start(&model(), Manners { ignores_ranges: true, ..Manners::default() });
     let address = format!("{}/files", simple.address);
     run_well(
@@ -401,7 +401,7 @@ fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
     );
 }
 
-/// What was made of a model on a server is judged beside it, with files that are kept.
+/// The output is verified against its model on a server, with cached files.
 #[test]
 fn a_file_is_verified_beside_its_model_on_a_server() {
     let dir = tempfile::tempdir().unwrap();
@@ -427,7 +427,7 @@ fn a_file_is_verified_beside_its_model_on_a_server() {
     assert!(
         inputs.iter().filter(|input| input["role"] == "baseline").all(|input| input["sha256"].is_string())
     );
-    // The same as beside its directory, and once more without the network.
+    // The same result as with the local directory, and again without the network.
     let weights = |said: &str| {
         let report: serde_json::Value = serde_json::from_str(said).unwrap();
         report["weights"].clone()
@@ -443,7 +443,7 @@ fn a_file_is_verified_beside_its_model_on_a_server() {
     ];
     let (code, said) = run_program("gguf-verify", dir, &server, &offline, &arguments.concat());
     assert_eq!(code, Some(4), "{said}");
-    // A file that is not there is no model, and a cache is for something.
+    // A missing file is not a model, and a cache must have a use.
     let before = server.log().len();
     let (code, said) = verify(&["--baseline", "org/none.gguf", "--weights-only"]);
     assert!(code == Some(1) && said.contains("org/none.gguf"), "{said}");

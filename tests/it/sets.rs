@@ -1,4 +1,4 @@
-//! Outputs of several files: parts of two sets are never taken for one, and a set is replaced as a whole or not at all.
+//! Outputs of several files: parts of two sets are never mixed, and a set is replaced as a whole or not at all.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn command(program: &str, dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a program in a directory: exit code, what it says.
+/// Runs a program in a directory; returns exit code and both outputs.
 fn run(program: &str, dir: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     let output = command(program, dir, arguments).output().unwrap();
     let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
@@ -29,7 +29,7 @@ fn run_well(program: &str, dir: &Path, arguments: &[&str]) {
     assert_eq!(code, Some(0), "{program} {arguments:?}: {err}");
 }
 
-/// The bundled model as `NAME.gguf`.
+/// Converts the bundled model to `NAME.gguf`.
 fn whole(dir: &Path, name: &str, ty: &str) {
     let (checkpoint, output) = (fixture("tiny-llama"), format!("{name}.gguf"));
     let checkpoint = checkpoint.to_str().unwrap();
@@ -57,7 +57,7 @@ fn id(path: &Path) -> Option<String> {
     file.metadata().get(ID).and_then(Value::as_str).map(ToOwned::to_owned)
 }
 
-/// The same model after some more training: one byte of one tensor is another.
+/// Copies a model with one byte of one tensor changed, as after more training.
 fn trained(dir: &Path, name: &str, new: &str) {
     let path = dir.join(format!("{name}.gguf"));
     let file = GgufFile::open(&path).unwrap();
@@ -118,7 +118,7 @@ fn parts_of_two_sets_are_refused_by_every_reader() {
             assert!(!dir.join("out.gguf").exists() && !dir.join("out").exists());
         }
     }
-    // What is one set is read well, with ids and without.
+    // One set is read without errors, with ids and without.
     for set in ["old", "bare"] {
         run_well("gguf-inspect", &dir.join(set), &["merge", &last, "-o", "../out.gguf", "--no-sync"]);
         let original = if set == "old" { "old.gguf" } else { "new.gguf" };
@@ -157,7 +157,7 @@ fn every_writer_of_parts_gives_them_an_id_and_can_leave_it_out() {
         assert!(set.len() == 32 && set.bytes().any(|byte| byte != b'0'), "{set}");
         for (with, without) in with.iter().zip(&without) {
             assert_eq!((id(with).as_ref(), id(without)), (Some(&set), None), "{program} {arguments:?}");
-            // The id is the last key and all that differs.
+            // The id is the last key and the only difference.
             let alone = OpenOptions { join_parts: false, ..OpenOptions::default() };
             let [with, without] = [with, without].map(|path| GgufFile::open_with(path, &alone).unwrap());
             let keys =
@@ -192,7 +192,7 @@ fn a_part_that_fails_leaves_the_old_set() {
         |dir: &Path| parts(dir).into_iter().map(|part| fs_err::read(part).unwrap()).collect::<Vec<_>>();
     let before = content(&dir.join("out"));
 
-    // Not a number in the last weight of the last part.
+    // NaN in the last weight of the last part.
     let file = GgufFile::open(&input[0]).unwrap();
     let bad = (0..file.tensors().len()).rev().find(|&at| file.tensors()[at].shape.rank() > 1).unwrap();
     let place = file.place(bad);

@@ -1,4 +1,4 @@
-//! Parts of one output that several runs write, none of which knows of the others.
+//! Parts of one output that several runs write independently.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 
 use crate::support::fixture;
 
-/// Runs a program in a directory: exit code, what it prints, what it says beside that.
+/// Runs a program in a directory; returns exit code, standard output, standard error.
 fn run(program: &str, dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin(program));
     let output = command.current_dir(dir).args(arguments).output().unwrap();
@@ -30,7 +30,7 @@ fn model() -> String {
     fixture("tiny-llama").to_str().unwrap().to_owned()
 }
 
-/// What joined shares are: the bytes of one run, however many shares there are and in whichever order they are written.
+/// Joined parts have the bytes of one run, for any number of parts written in any order.
 #[test]
 fn shares_join_to_the_file_of_a_single_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn shares_join_to_the_file_of_a_single_run() {
     }
 }
 
-/// One file that several runs write into, some of them twice, one killed on the way.
+/// Several runs write into one file, some of them twice, one of them killed.
 #[test]
 fn shares_of_one_file_are_the_file_of_a_single_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn shares_of_one_file_are_the_file_of_a_single_run() {
             assert!(err.contains("one.gguf gets its name when these parts are written: 1/"), "{err}");
             assert!(!dir.join("one.gguf").exists());
         }
-        // What another run would have overwritten is left alone: the data file has all but the first share.
+        // Data of other runs is not overwritten: the data file has all parts except the first.
         let begun = names()
             .into_iter()
             .find(|name| name.starts_with("one.gguf.into-") && !name.contains("-of-"))
@@ -102,14 +102,14 @@ fn shares_of_one_file_are_the_file_of_a_single_run() {
         assert!(fs_err::read(dir.join("one.gguf")).unwrap() == expected, "{ty}");
         let left: Vec<_> = names().into_iter().filter(|name| name.contains(".into-")).collect();
         assert!(left.len() == 1 && left[0].contains(".done"), "{left:?}");
-        // Whoever is started again has nothing to do; and once the file is gone, everything.
+        // A run that is started again has nothing to do; without the file, it does everything.
         assert!(into(2).contains("all parts are there"));
         fs_err::remove_file(dir.join("one.gguf")).unwrap();
         fs_err::remove_file(dir.join(&left[0])).unwrap();
     }
 }
 
-/// A run that is killed half way has written nothing that counts; started again, it ends as if nothing had been.
+/// A killed run has written nothing that counts; started again, it has the same result as without the kill.
 #[test]
 fn a_share_that_was_killed_is_written_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ fn a_share_that_was_killed_is_written_again() {
         arguments
     };
     let mut n_killed = 0;
-    // Early enough for the fastest machine, and late enough to have written something.
+    // Early enough for the fastest machine, and late enough for some output.
     for (part, milliseconds) in [("1/2", 20), ("2/2", 40), ("1/2", 80), ("2/2", 150)] {
         let mut child = Command::new(assert_cmd::cargo::cargo_bin("gguf-convert"))
             .current_dir(dir)
@@ -145,12 +145,12 @@ fn a_share_that_was_killed_is_written_again() {
         run_well("gguf-convert", dir, &arguments.iter().map(String::as_str).collect::<Vec<_>>());
     }
     assert!(fs_err::read(dir.join("one.gguf")).unwrap() == expected);
-    // The two files, and the note that there is nothing more to do.
+    // The two files, and the note that nothing is left to do.
     let names = fs_err::read_dir(dir).unwrap().count();
     assert_eq!(names, 3, "nothing is left of the runs that were killed");
 }
 
-/// A share has its own tensors and nothing else.
+/// A part has its own tensors and nothing else.
 #[test]
 fn a_share_is_as_large_as_its_tensors() {
     let dir = tempfile::tempdir().unwrap();
@@ -182,7 +182,7 @@ fn a_share_is_as_large_as_its_tensors() {
     assert!(*most < 2 * least, "{sizes:?}");
 }
 
-/// A source that counts what is read, and a run that is stopped after some chunks.
+/// Source that counts the bytes that are read, and a run that is stopped after some chunks.
 struct Counted<'a> {
     file: &'a GgufFile,
     n_bytes: AtomicU64,
@@ -214,7 +214,8 @@ impl Progress for StopAfter {
     }
 }
 
-/// Stopped again and again, a run that is resumed reads every tensor little more than once, and writes the same bytes.
+/// A run that is stopped repeatedly and resumed reads every tensor only a little more than once, and writes the same
+/// bytes.
 #[test]
 fn a_run_goes_on_where_it_was_stopped() {
     let dir = tempfile::tempdir().unwrap();
@@ -249,7 +250,7 @@ fn a_run_goes_on_where_it_was_stopped() {
         };
         assert!(n_stopped >= 2 && report.resumed_at > 0, "{n_stopped} {report:?}");
         let (n_read, n_own) = (source.n_bytes.load(Ordering::Relaxed), report.tensor_bytes);
-        // What threads were at when the run was stopped is done again.
+        // Chunks in progress when the run was stopped are repeated.
         assert!(n_read >= n_own && n_read < n_own + n_own / 2, "{n_read} bytes read for {n_own}");
         let [path] = report.paths.as_slice() else { panic!("{report:?}") };
         if let Some(share) = share {
@@ -269,7 +270,7 @@ fn a_run_goes_on_where_it_was_stopped() {
     }
 }
 
-/// What a stopped run has left is not taken up with another type, text of a key or input.
+/// Data of a stopped run is not used with another type, key text or input.
 #[test]
 fn another_command_does_not_go_on_with_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -300,7 +301,7 @@ fn shares_of_another_plan_or_model_do_not_pass() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, model) = (dir.path(), model());
     run_well("gguf-convert", dir, &["hf2gguf", &model, "-o", "old.gguf", "--type", "f16", "--no-sync", "-q"]);
-    // The same model after some more training.
+    // The same model after more training.
     let file = GgufFile::open(&dir.join("old.gguf")).unwrap();
     let mut bytes = fs_err::read(dir.join("old.gguf")).unwrap();
     for tensor in 0..file.tensors().len() {

@@ -1,4 +1,5 @@
-//! Facts that several files of a checkpoint state: the one that counts, and what is said when they disagree.
+//! Facts that several files of a checkpoint state: the file that takes precedence, and the messages about
+//! contradictions.
 
 mod roles;
 mod templates;
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::support::fixture;
 
-/// A copy of the bundled model.
+/// Copy of the bundled model.
 struct Model(TempDir);
 
 impl Model {
@@ -28,7 +29,7 @@ impl Model {
         self.0.path()
     }
 
-    /// Changes members of a JSON file; null is written as such, [`ABSENT`] takes a member away.
+    /// Changes members of a JSON file; null is written as such, [`ABSENT`] removes a member.
     fn set(&self, file: &str, members: &[(&str, Json)]) -> &Self {
         set(self.path(), file, members);
         self
@@ -48,7 +49,7 @@ impl Model {
     }
 }
 
-/// Stands for a member that is taken away.
+/// Placeholder for a removed member.
 const ABSENT: &str = "(absent)";
 
 fn copy(from: &Path, to: &Path) {
@@ -80,7 +81,7 @@ fn number(conversion: &Conversion, key: &str) -> Option<u64> {
     conversion.metadata().get(key).and_then(Value::as_u64)
 }
 
-/// The bytes of a conversion.
+/// Bytes of the converted file.
 fn bytes(conversion: &Conversion) -> Vec<u8> {
     let out = tempfile::tempdir().unwrap();
     let target = out.path().join("out.gguf");
@@ -89,7 +90,7 @@ fn bytes(conversion: &Conversion) -> Vec<u8> {
     fs_err::read(target).unwrap()
 }
 
-/// The one warning there is.
+/// The only warning of a conversion.
 #[track_caller]
 fn only_warning(conversion: &Conversion) -> String {
     let [warning] = conversion.warnings() else {

@@ -1,4 +1,4 @@
-//! Shared by the test modules: where fixtures are, and what is said of cases.
+//! Helpers of the test modules: paths of fixtures, reports of cases.
 #![allow(dead_code, reason = "each item is used by some of the modules only")]
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -9,10 +9,10 @@ use gguf_foundry::gguf::{Metadata, Value};
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use serde_json::{Value as Json, json};
 
-/// Keys that we write and the reference does not, each in `docs/differences.md`.
+/// Keys that only this project writes, each listed in `docs/differences.md`.
 pub const ADDED_KEYS: &[&str] = &["qwen.attention.layer_norm_rms_epsilon"];
 
-/// Keys without those of [`ADDED_KEYS`].
+/// Keys without [`ADDED_KEYS`].
 pub fn common_keys(metadata: &Metadata) -> Metadata {
     let mut common = Metadata::new();
     for (key, value) in metadata.iter().filter(|(key, _)| !ADDED_KEYS.contains(key)) {
@@ -21,17 +21,17 @@ pub fn common_keys(metadata: &Metadata) -> Metadata {
     common
 }
 
-/// The repository root.
+/// Root of the repository.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A path under `fixtures/`.
+/// Path under `fixtures/`.
 pub fn fixture(path: &str) -> PathBuf {
     root().join("fixtures").join(path)
 }
 
-/// The names of what lies in a directory, sorted.
+/// Names of the entries of a directory, sorted.
 pub fn names(dir: &Path) -> Vec<String> {
     let names = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.collect();
@@ -39,7 +39,7 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The file of SmolLM2 that `GGUF_SMOLLM2` names; `scripts/get-smollm2.sh` fetches it.
+/// Path of the SmolLM2 file that `GGUF_SMOLLM2` names; `scripts/get-smollm2.sh` downloads it.
 pub fn smollm2() -> PathBuf {
     let named = std::env::var_os("GGUF_SMOLLM2").expect("GGUF_SMOLLM2 is not set");
     let path = root().join(named);
@@ -47,15 +47,15 @@ pub fn smollm2() -> PathBuf {
     path
 }
 
-/// Ends a conformance test: prints how many cases ran and fails on zero.
+/// Ends a conformance test: prints the number of cases and fails on zero.
 pub fn report_cases(subject: &str, n_cases: usize) {
-    // Past the test harness, which keeps what passing tests print.
+    // Written past the test harness, which hides the output of passing tests.
     let _ = writeln!(std::io::stderr(), "{subject}: {n_cases} conformance cases");
     assert!(n_cases > 0, "{subject}: no conformance case found");
 }
 
-/// Seed of a test that tries something else in each run: what the variable says, or chance. It is printed, past the test
-/// harness, so that a failure in CI can be repeated.
+/// Seed of a randomized test: the value of the variable, or a random number. It is printed, past the test harness, so
+/// that a failure in CI can be repeated.
 pub fn seed(variable: &str) -> u64 {
     let seed = match std::env::var(variable) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text}: expected a number")),
@@ -65,20 +65,20 @@ pub fn seed(variable: &str) -> u64 {
     seed
 }
 
-/// Chance from a seed.
+/// Random generator from a seed.
 pub fn rng(seed: u64) -> TestRng {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
 }
 
-/// SHA-256 in lower-case hex.
+/// SHA-256 digest in lower-case hex.
 pub fn sha256(bytes: &[u8]) -> String {
     use sha2::Digest;
     sha2::Sha256::digest(bytes).iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
 }
 
-/// Runs a program to its end and returns the highest `RssAnon` it had, in KiB: memory that is no mapped file.
+/// Runs a program to its end and returns its highest `RssAnon` in KiB: memory that is not a mapped file.
 #[cfg(target_os = "linux")]
 pub fn peak_memory_kib(command: &mut std::process::Command) -> u64 {
     let mut child = command.stdin(std::process::Stdio::null()).spawn().unwrap();
@@ -87,7 +87,7 @@ pub fn peak_memory_kib(command: &mut std::process::Command) -> u64 {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        // The process may end while it is looked at.
+        // The process may end during this read.
         if let Ok(text) = fs_err::read_to_string(format!("/proc/{}/status", child.id())) {
             let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
             let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
@@ -99,7 +99,7 @@ pub fn peak_memory_kib(command: &mut std::process::Command) -> u64 {
     peak
 }
 
-/// Waits until a process has mapped a file and listens to signals: it has begun.
+/// Waits until a process has mapped a file and installed its signal handler.
 #[cfg(target_os = "linux")]
 pub fn wait_until_it_reads(child: &mut std::process::Child, name: &str) {
     let id = child.id();
@@ -118,7 +118,7 @@ pub fn wait_until_it_reads(child: &mut std::process::Child, name: &str) {
     }
 }
 
-/// Name of a value's type and its content, as the reference's reader gives them.
+/// Name of a value's type, and its content, in the format of the reference's reader.
 pub fn in_json(value: &Value) -> (String, Json) {
     let one = |value: &Value| match value {
         Value::F32(x) => json!(f64::from(*x)),

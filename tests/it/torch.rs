@@ -1,4 +1,4 @@
-//! Tests of PyTorch checkpoints: what is read, what is refused, and that nothing else happens.
+//! Tests of PyTorch checkpoints: accepted and refused input, and no side effects.
 
 pub mod build;
 mod hostile;
@@ -22,7 +22,7 @@ use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases, sha256};
 use build::{Tensor, container, dict, floats, int, legacy, pickle, text};
 
-/// A directory with an empty configuration and these files.
+/// Directory with an empty configuration and these files.
 fn dir(files: &[(&str, &[u8])]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs_err::write(dir.path().join("config.json"), "{}").unwrap();
@@ -36,7 +36,7 @@ fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     Checkpoint::open(path, &Limits::default())
 }
 
-/// The message of a failure, without the directory.
+/// Error of opening a directory, without its path.
 fn error(dir: &TempDir) -> String {
     open(dir.path()).unwrap_err().to_string().replace(&format!("{}/", dir.path().display()), "")
 }
@@ -45,7 +45,7 @@ fn names(checkpoint: &Checkpoint) -> Vec<&str> {
     checkpoint.weights().iter().map(|meta| meta.name.as_str()).collect()
 }
 
-/// A file with F32 tensors of two elements.
+/// File with F32 tensors of two elements.
 fn file(names: &[&str]) -> Vec<u8> {
     let keys = ["0", "1", "2", "3"];
     let tensor = |(&name, key)| (name, Tensor::new("FloatStorage", key, &[2]).bytes());
@@ -75,7 +75,7 @@ fn read(source: &dyn WeightSource, weight: usize) -> Vec<u8> {
     bytes
 }
 
-/// A float of eight bits by its parts.
+/// Decodes a float of eight bits from its parts.
 fn float8(byte: u8, mantissa_bits: u32, bias: i32, has_infinity: bool) -> f32 {
     let sign = if byte >= 0x80 { -1.0 } else { 1.0 };
     let exponent = i32::from((byte & 0x7f) >> mantissa_bits);
@@ -95,7 +95,7 @@ fn float8(byte: u8, mantissa_bits: u32, bias: i32, has_infinity: bool) -> f32 {
     }
 }
 
-/// Elements as the bytes of F32.
+/// Converts elements to bytes of F32.
 fn as_f32(ty: ElementType, bytes: &[u8]) -> Vec<u8> {
     macro_rules! each {
         ($n:literal, $from:expr) => {
@@ -122,7 +122,7 @@ fn json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
-/// Copies a case of the corpus, so that it has a configuration and a name that is looked for.
+/// Copies a case of the corpus into a directory with a configuration, and renames its file to a supported name.
 fn case_dir(case: &Path, about: &Json) -> TempDir {
     let dir = dir(&[]);
     for file in about["files"].as_array().unwrap().iter().filter_map(Json::as_str) {
@@ -143,7 +143,7 @@ fn conformance_tensors_have_the_expected_values(corpus: &Goldens) {
         match about["outcome"].as_str().unwrap() {
             "error" => continue,
             "either" => {
-                // Either is right; what counts is to come back.
+                // Both outcomes are right; it only must return.
                 let _ = open(case_dir(&case, &about).path());
                 n_cases += 1;
                 continue;
@@ -186,7 +186,7 @@ fn conformance_tensors_have_the_expected_values(corpus: &Goldens) {
     report_cases("PyTorch files", n_cases);
 }
 
-/// Files that PyTorch wrote, and the GGUF files that the reference makes of them: see `MANIFEST.toml` of each.
+/// Files that PyTorch wrote, and the GGUF files that the reference makes of them; see the `MANIFEST.toml` of each.
 #[test]
 fn fixtures_convert_to_the_bytes_of_the_reference() {
     let mut forms = Vec::new();
@@ -353,7 +353,7 @@ fn weights_are_found_inside_what_training_programs_save() {
     ] {
         assert_eq!(error(&dir_of(body)), expected);
     }
-    // Thirty levels of dictionaries, each holding the one below twice: a billion names, were they all walked.
+    // Thirty levels of dictionaries, each with two references to the one below: a billion names, if all were visited.
     let mut body = b"}q\x00".to_vec();
     for level in 1..30u8 {
         body = [

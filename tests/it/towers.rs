@@ -1,4 +1,4 @@
-//! Towers that are not whole: every kind of tensor taken out or renamed, in the converter and in files that are there.
+//! Incomplete towers: every kind of tensor is removed or renamed, in the converter and in existing files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases};
 
-/// Kinds of tensors (numbers are `#`) that a tower may be without, by case, and why.
+/// Kinds of tensors (numbers are `#`) that a tower may lack, by case, with the reason.
 const MAY_BE_MISSING: &[(&str, &str, &str)] = &[
     ("mimo-v2", "visual.blocks.#.attn.proj.bias", EITHER),
     ("mimo-v2", "visual.blocks.#.attn.qkv.bias", EITHER),
@@ -30,7 +30,7 @@ const MAY_BE_MISSING: &[(&str, &str, &str)] = &[
 const EITHER: &str =
     "the runtime takes towers with it and without, and no key of the configuration says which";
 
-/// A checkpoint in memory, with the tensors of one of its files.
+/// Checkpoint in memory, with the tensors of one of its files.
 struct Checkpoint {
     name: String,
     files: Vec<(PathBuf, Vec<u8>)>,
@@ -66,7 +66,7 @@ fn rows_to_tensors(rows: &Json) -> Vec<(String, Json, Vec<u8>)> {
             "BOOL" => 1,
             other => panic!("{other}"),
         };
-        // Ones of some kind: a file of zeros has findings of its own.
+        // Not zeros, since a file of zeros has other findings.
         let about = json!({"dtype": row[1], "shape": row[2]});
         (row[0].as_str().unwrap().to_owned(), about, vec![0x3c; n_elems as usize * width])
     };
@@ -74,7 +74,7 @@ fn rows_to_tensors(rows: &Json) -> Vec<(String, Json, Vec<u8>)> {
 }
 
 impl Checkpoint {
-    /// A case of `fixtures/cards`.
+    /// Loads a case of `fixtures/cards`.
     fn of_fixture(path: &Path) -> Self {
         let content = parsed(&fs_err::read(path).unwrap());
         let mut files = vec![(PathBuf::from("config.json"), content["config"].to_string().into_bytes())];
@@ -95,7 +95,7 @@ impl Checkpoint {
         }
     }
 
-    /// A case of the corpus.
+    /// Loads a case of the corpus.
     fn of_case(case: &Path) -> Self {
         let mut folders = vec![case.join("hf")];
         let (mut files, mut weights) = (Vec::new(), None);
@@ -137,7 +137,8 @@ impl Checkpoint {
         self.tensors.iter().map(|tensor| tensor.0.as_str())
     }
 
-    /// The plan of the checkpoint with its tensors renamed; those without a name are left out. The folder must outlive it.
+    /// Plans the conversion of the checkpoint with renamed tensors; those without a name are left out. The folder must
+    /// outlive the plan.
     fn plan(&self, dir: &Path, renamed: &dyn Fn(&str) -> Option<String>) -> Result<Conversion, ConvertError> {
         for (name, bytes) in &self.files {
             let path = dir.join(name);
@@ -158,14 +159,14 @@ impl Checkpoint {
         Conversion::plan(dir, &options)
     }
 
-    /// The error that the changed checkpoint is refused with, or how many tensors its file has.
+    /// Number of tensors in the file of the changed checkpoint, or the error.
     fn outcome(&self, renamed: &dyn Fn(&str) -> Option<String>) -> Result<usize, String> {
         let dir = tempfile::tempdir().unwrap();
         let plan = self.plan(dir.path(), renamed);
         plan.map(|plan| plan.tensors().len()).map_err(|error| error.to_string())
     }
 
-    /// The sources of the tower's file.
+    /// Source tensors of the tower's file.
     fn sources(&self) -> BTreeSet<String> {
         let dir = tempfile::tempdir().unwrap();
         let plan = self
@@ -177,13 +178,13 @@ impl Checkpoint {
     }
 }
 
-/// A name whose numbers are `#`.
+/// Name with its numbers replaced by `#`.
 fn kind(name: &str) -> String {
     let part = |part: &str| if part.parse::<u64>().is_ok() { "#".to_owned() } else { part.to_owned() };
     name.split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
-/// Every change of a checkpoint that leaves a tower without something, by name.
+/// All changes of a checkpoint that remove something from a tower, by name.
 fn changes(sources: &BTreeSet<String>) -> Vec<(String, BTreeMap<String, Option<String>>)> {
     let mut by_kind: BTreeMap<String, Vec<&String>> = BTreeMap::new();
     let mut by_head: BTreeMap<&str, Vec<&String>> = BTreeMap::new();
@@ -219,7 +220,7 @@ fn changes(sources: &BTreeSet<String>) -> Vec<(String, BTreeMap<String, Option<S
     all
 }
 
-/// Changes of a checkpoint that convert all the same, of how many.
+/// Changes of a checkpoint that still convert, and the number of all changes.
 fn silent(checkpoint: &Checkpoint) -> (Vec<String>, usize) {
     let sources = checkpoint.sources();
     let changes = changes(&sources);
@@ -288,7 +289,7 @@ fn what_is_missing_is_said_in_the_checkpoints_names() {
         ),
         "{of_text}"
     );
-    // The same tower without `model.` in front, and without the level in the middle, as transformers 5 writes it.
+    // The same tower without the prefix `model.`, and without the middle level, as transformers 5 writes it.
     let bare = |name: &str| Some(name.strip_prefix("model.").unwrap_or(name).to_owned());
     let n_tensors = granite.outcome(&|name| Some(name.to_owned()));
     assert_eq!(granite.outcome(&bare), n_tensors);
@@ -301,7 +302,7 @@ fn what_is_missing_is_said_in_the_checkpoints_names() {
     assert!(error.contains("lacks `vision_tower.vision_model.encoder.layers.0.mlp.fc1.bias`"), "{error}");
 }
 
-/// A file without one of its tensors.
+/// File without one of its tensors.
 struct Without<'a> {
     whole: &'a Conversion,
     tensors: Vec<TensorMeta>,
@@ -326,7 +327,7 @@ impl TensorSource for Without<'_> {
     }
 }
 
-/// Kinds of tensors without which a tower's file is still called whole, and what is said of the whole file.
+/// Kinds of tensors without which a tower's file still counts as complete, and the findings of the whole file.
 fn unnoticed(checkpoint: &Checkpoint) -> (Vec<String>, usize) {
     let dir = tempfile::tempdir().unwrap();
     let whole = checkpoint.plan(dir.path(), &|name| Some(name.to_owned())).unwrap();
@@ -355,7 +356,7 @@ fn a_file_of_half_a_tower_fails(corpus: &Goldens) {
     let results: Vec<_> = cases(corpus).par_iter().map(unnoticed).collect();
     let n: usize = results.iter().map(|result| result.1).sum();
     let found: Vec<&String> = results.iter().flat_map(|result| &result.0).collect();
-    // What a configuration decides is not known of a file: bias or none, norm or none.
+    // Properties that only the configuration determines are unknown in a file: bias or none, norm or none.
     let n_weights = found.iter().filter(|name| name.ends_with(".weight")).count();
     assert!(
         found.len() * 8 < n && n_weights * 25 < n,

@@ -1,4 +1,4 @@
-//! Mixers with a state.
+//! Models whose mixers have a state.
 
 use super::{Case, SMALL, Tensor, TensorUse, experts, ffn, filled, matrix, norm, random};
 
@@ -155,7 +155,7 @@ pub(super) fn kda(by: usize) -> Case {
     }
 }
 
-/// What RWKV has outside of its layers.
+/// Returns RWKV's tensors outside of its layers.
 fn rwkv_ends(n_embd: usize) -> Vec<Tensor> {
     vec![
         norm("output_norm.weight", n_embd),
@@ -165,7 +165,7 @@ fn rwkv_ends(n_embd: usize) -> Vec<Tensor> {
     ]
 }
 
-/// Norms of RWKV's layers.
+/// Returns the norms of RWKV's layers.
 fn rwkv_norms(n_embd: usize) -> [Tensor; 6] {
     [
         norm("attn_norm.weight", n_embd),

@@ -1,12 +1,12 @@
 //! A cursor over untrusted bytes: every read is bounds-checked and reports an absolute offset.
 
-/// A read went past the end of the bytes.
+/// Error of a read past the end of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("offset {offset}: {wanted} bytes wanted, {left} left")]
 pub struct Truncated {
-    /// Absolute offset of the read.
+    /// Absolute offset of the read, in bytes.
     pub offset: u64,
-    /// Bytes wanted.
+    /// Bytes requested.
     pub wanted: u64,
     /// Bytes left.
     pub left: u64,
@@ -49,7 +49,7 @@ macro_rules! numbers {
 }
 
 impl<'a> Cursor<'a> {
-    /// Starts at the first byte.
+    /// Creates a cursor at the first byte.
     #[must_use]
     pub fn new(bytes: &'a [u8], endian: Endian) -> Self {
         Self { bytes, pos: 0, endian }

@@ -1,17 +1,17 @@
-//! What was read of a tensor: nothing yet, zeros alone, or more.
+//! Record of the content of a tensor: nothing read yet, only zeros, or other values.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Nothing was read at 0.
+/// Only zeros were read. The initial state 0 means that nothing was read.
 const ZEROS: u8 = 1;
 const VALUES: u8 = 2;
 
-/// Notes, from several threads at once, whether anything but zeros was read.
+/// Records whether anything but zeros was read; several threads may note at once.
 #[derive(Debug, Default)]
 pub struct Content(AtomicU8);
 
 impl Content {
-    /// Takes note of something that was read. `has_values` is asked only as long as nothing but zeros was found.
+    /// Records a piece that was read. `has_values` is called only until a value other than zero is found.
     pub fn note(&self, has_values: impl FnOnce() -> bool) {
         if self.0.load(Ordering::Relaxed) != VALUES {
             let found = if has_values() { VALUES } else { ZEROS };
@@ -19,7 +19,7 @@ impl Content {
         }
     }
 
-    /// True if something was read, and all of it was zeros.
+    /// Returns true if something was read, and all of it was zeros.
     #[must_use]
     pub fn is_all_zero(&self) -> bool {
         self.0.load(Ordering::Relaxed) == ZEROS

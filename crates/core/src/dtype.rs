@@ -1,9 +1,9 @@
-//! The type tables: GGML tensor types (what GGUF files hold) and checkpoint element types (what safetensors,
-//! PyTorch and kin hold). One row per type; every lookup reads that row.
+//! The type tables: GGML tensor types (of GGUF files) and checkpoint element types (of safetensors, PyTorch and similar
+//! formats). One row per type; every lookup reads that row.
 
 use std::fmt;
 
-/// Whether a quantizer needs an importance matrix.
+/// Need of a quantizer for an importance matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImatrixNeed {
     /// Importance weights do not change the result.
@@ -19,9 +19,9 @@ pub enum ImatrixNeed {
 pub struct GgmlTypeInfo {
     /// The type itself.
     pub ty: GgmlType,
-    /// Number in the file format.
+    /// Type number in the file format.
     pub id: u32,
-    /// Name in messages, as the format spells it.
+    /// Name as the format spells it, used in messages.
     pub name: &'static str,
     /// Elements per block (1 for plain types).
     pub block_elems: usize,
@@ -90,7 +90,7 @@ ggml_types! {
     Q2_0 = 42, "Q2_0", 64, 18, Ignored;
 }
 
-/// Types that earlier formats had and that no reader accepts any more: number, name.
+/// Types of earlier formats that no reader accepts any more: number, name.
 static REMOVED: &[(u32, &str)] = &[
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -103,30 +103,30 @@ static REMOVED: &[(u32, &str)] = &[
 ];
 
 impl GgmlType {
-    /// The type's table row.
+    /// Returns the type's table row.
     #[must_use]
     pub fn info(self) -> &'static GgmlTypeInfo {
         &GGML_TYPES[self as usize]
     }
 
-    /// All types in the order of their numbers.
+    /// Iterates over all types in the order of their numbers.
     pub fn all() -> impl Iterator<Item = Self> {
         GGML_TYPES.iter().map(|row| row.ty)
     }
 
-    /// The type with this number in the file format, if it still exists.
+    /// Returns the type with this number in the file format, if it still exists.
     #[must_use]
     pub fn from_id(id: u32) -> Option<Self> {
         GGML_TYPES.iter().find(|row| row.id == id).map(|row| row.ty)
     }
 
-    /// The name of a type number that was removed from the format.
+    /// Returns the name of a type number that was removed from the format.
     #[must_use]
     pub fn removed_name(id: u32) -> Option<&'static str> {
         REMOVED.iter().find(|row| row.0 == id).map(|row| row.1)
     }
 
-    /// The type of this name, in any case.
+    /// Returns the type of this name, in any case.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         GGML_TYPES.iter().find(|row| row.name.eq_ignore_ascii_case(name)).map(|row| row.ty)
@@ -156,7 +156,7 @@ impl GgmlType {
         self.info().block_bytes
     }
 
-    /// True for types whose blocks hold more than one element.
+    /// Returns true for types whose blocks hold more than one element.
     #[must_use]
     pub fn is_quantized(self) -> bool {
         self.info().block_elems > 1
@@ -225,7 +225,7 @@ element_types! {
 }
 
 impl ElementType {
-    /// The type of this safetensors name.
+    /// Returns the type of this safetensors name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         ELEMENT_TYPES.iter().find(|row| row.1 == name).map(|row| row.0)
@@ -250,7 +250,7 @@ impl ElementType {
         (bits >= 8).then_some(bits as usize / 8)
     }
 
-    /// True for the floating-point types that weights come in without any quantization.
+    /// Returns true for the floating-point types of weights without any quantization.
     #[must_use]
     pub fn is_plain_float(self) -> bool {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::Bf16)

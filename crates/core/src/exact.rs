@@ -1,12 +1,12 @@
-//! Sums that do not depend on the order in which they are made: what rounding takes from a sum is kept beside it.
+//! Sums that do not depend on the order of their terms: the rounding error of a sum is kept next to it.
 //!
 //! # Exactness
-//! A square of an `f32` is exact in an `f64`, and the error of a sum of two `f64` is an `f64`. Sum and rest together hold a
-//! total to about 2⁻¹⁰⁰ of itself, whichever way it was cut into batches, groups and parts; the sum alone is the total
-//! rounded once. Two ways of cutting give the same `f32` in a file, unless the total lies within 2⁻¹⁰⁰ of itself of the
-//! middle between two of them.
+//! A square of an `f32` is exact in an `f64`, and the error of a sum of two `f64` is an `f64`. Sum and rest together
+//! hold a total to about 2⁻¹⁰⁰ of itself, however it was split into batches, groups and parts. The sum alone is the
+//! total rounded once. Two ways of splitting give the same `f32` in a file, unless the total lies within 2⁻¹⁰⁰ of
+//! itself of the midpoint between two `f32`.
 
-/// A sum and what was rounded off (Knuth 1969; Møller 1965): both together are `a + b`, unless it overflows.
+/// Returns a sum and its rounding error (Knuth 1969; Møller 1965). Together they are `a + b`, unless the sum overflows.
 #[inline]
 #[must_use]
 pub fn two_sum(a: f64, b: f64) -> (f64, f64) {
@@ -15,7 +15,7 @@ pub fn two_sum(a: f64, b: f64) -> (f64, f64) {
     (sum, (a - (sum - part)) + (b - part))
 }
 
-/// Adds sums with their rests to sums with theirs; rests that are missing are zero.
+/// Adds sums and their rounding errors to other sums and theirs; missing rounding errors count as zero.
 pub fn add_exactly((sums, rests): (&mut [f64], &mut [f64]), (more, more_rests): (&[f64], &[f64])) {
     for (at, ((sum, rest), &x)) in sums.iter_mut().zip(rests).zip(more).enumerate() {
         let (total, lost) = two_sum(*sum, x);
@@ -23,14 +23,14 @@ pub fn add_exactly((sums, rests): (&mut [f64], &mut [f64]), (more, more_rests): 
     }
 }
 
-/// A sum with its rest as the nearest `f32`, ties to even: rounded once, though the sum alone is rounded already.
+/// Returns a sum plus its rest as the nearest `f32`, ties to even. The total is rounded only once.
 #[must_use]
 pub fn rounded(sum: f64, rest: f64) -> f32 {
     let (sum, rest) = two_sum(sum, rest);
     if rest == 0.0 || !rest.is_finite() {
         return sum as f32;
     }
-    // Rounded to odd first, a second rounding to fewer digits is the only one that counts (Boldo, Melquiond 2008).
+    // After rounding to odd, only the second rounding, to fewer digits, counts (Boldo, Melquiond 2008).
     let odd = match (sum.to_bits() & 1, rest > 0.0) {
         (0, true) => sum.next_up(),
         (0, false) => sum.next_down(),
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn a_sum_is_rounded_once() {
         let (one, half) = (1.0f64, f64::from(f32::EPSILON) / 2.0);
-        // Just above and below the middle of two neighbours, by less than an f64 can say.
+        // Just above and below the midpoint of two neighbours, by less than an f64 can express.
         assert_eq!(rounded(one + half, 1e-40), 1.0 + f32::EPSILON);
         assert_eq!(rounded(one + half, -1e-40), 1.0);
         assert_eq!(rounded(one + half, 0.0), 1.0, "ties to even");
@@ -96,7 +96,7 @@ mod tests {
         for cut in [1, 2, 7, 256, 1000, 4999] {
             assert_eq!((sum(cut, false), sum(cut, true)), (whole, whole), "{cut}");
         }
-        // Plain sums are not.
+        // Plain sums depend on the order.
         let plain: f64 = numbers.iter().sum();
         let backward: f64 = numbers.iter().rev().sum();
         assert!(plain.to_bits() != whole || backward.to_bits() != whole);

@@ -1,8 +1,8 @@
-//! Advice that goes with an error: how to get out of it.
+//! Advice that accompanies an error.
 
-/// An error that knows what its reader can try. The programs print each hint on its own line, after the message.
+/// An error with advice for its reader. The programs print each hint on its own line, after the message.
 pub trait Hint: std::error::Error {
-    /// What to try, most promising first; one sentence each, lower case, no full stop.
+    /// Steps to try, most promising first; one sentence each, lower case, no full stop.
     fn hints(&self) -> Vec<String> {
         Vec::new()
     }

@@ -1,5 +1,5 @@
-//! Opening inputs. Every file that is read is opened here: what is no regular file is refused by what it is. A FIFO would
-//! be waited for without end, a device may never end.
+//! Opening of input files. Every file that is read is opened here. A path that is not a regular file is refused, and
+//! the error names its kind: opening a FIFO may block forever, and a device may never end.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -15,13 +15,13 @@ pub fn open(path: &Path) -> io::Result<fs_err::File> {
         let text = format!("{}: lies on a server and is not read whole", path.display());
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
-    // Looked at before it is opened: opening alone may wait, or ring a device's bell.
+    // Checked before the open: opening alone may block, or act on a device.
     let Ok(metadata) = path.metadata() else { return fs_err::File::open(path) };
     if !metadata.is_file() {
         return Err(refused(path, metadata.file_type()));
     }
     let file = open_without_waiting(path)?;
-    // Something else may have taken its place.
+    // Another file may have taken its place since.
     let metadata = file.metadata()?;
     if metadata.is_file() { Ok(file) } else { Err(refused(path, metadata.file_type())) }
 }
@@ -46,12 +46,12 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Checks that a file of a model's directory lies in it, wherever links lead. In a cache of the Hugging Face hub, whose
-/// directories `models--*/snapshots/*` are made of links, it may lie anywhere in the model's part of the cache; so may what
-/// a directory of ours is made of ([`ranged::may_lead_to`]).
+/// Checks that a file of a model's directory is inside that directory, wherever links lead. Directories
+/// `models--*/snapshots/*` of a Hugging Face hub cache consist of links; there the file may be anywhere in the model's
+/// part of the cache. Links of a local copy of a remote repository may lead to its files ([`ranged::may_lead_to`]).
 ///
 /// # Errors
-/// I/O errors, named with the path; a file that lies elsewhere.
+/// I/O errors, named with the path; a file that is located elsewhere.
 pub fn check_inside(dir: &Path, path: &Path) -> io::Result<()> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     let root = fs_err::canonicalize(dir)?;
@@ -69,7 +69,7 @@ pub fn check_inside(dir: &Path, path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
-/// The hub's folder of a model, if the directory is one of its snapshots.
+/// Returns the hub's folder of a model, if the directory is one of its snapshots.
 fn cached_repository(dir: &Path) -> Option<&Path> {
     dir.ancestors().find(|folder| {
         let is_model = folder
@@ -83,7 +83,7 @@ fn cached_repository(dir: &Path) -> Option<&Path> {
 #[cfg(unix)]
 fn open_without_waiting(path: &Path) -> io::Result<fs_err::File> {
     use fs_err::os::unix::fs::OpenOptionsExt;
-    // Means nothing for regular files.
+    // The flag has no effect on regular files.
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     fs_err::OpenOptions::new().read(true).custom_flags(nonblocking).open(path)
 }

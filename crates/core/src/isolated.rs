@@ -1,18 +1,18 @@
-//! Jobs that strangers decide over, in a process with bounds of its own.
+//! Jobs controlled by untrusted input, run in a child process with resource limits.
 //!
-//! A chat template is a program; the rules of a `tokenizer.json` come near to one. Whoever runs them can bound steps
-//! and output, but not what an interpreter or a regex engine takes of memory and stack on the way. A [`Worker`] is a
-//! child of this program that does one kind of job: it bounds its own memory before it reads a byte, answers one
-//! request after the other, and is killed when it takes too long or the user wants to stop. Whatever happens to it is an
+//! A chat template is a program; the rules of a `tokenizer.json` are close to one. The caller can bound steps and
+//! output, but not the memory and stack that an interpreter or a regex engine uses on the way. A [`Worker`] is a child
+//! of this program that does one kind of job. It limits its own memory before it reads a byte, answers one request
+//! after the other, and is killed when it takes too long or the user wants to stop. Whatever happens to it becomes an
 //! [`IsolatedError`] and nothing else: no message of its own, no zombie, no file.
 //!
 //! # Protocol
-//! Requests on standard input: length (`u32`, little-endian), bytes. Replies on standard output: [`MAGIC`], a byte that
-//! says what follows (0 the answer, 1 the job's own error, 2 the message of a panic), length, bytes. The first request
-//! after each start is the worker's setup.
+//! Requests on standard input: length (`u32`, little-endian), bytes. Replies on standard output: [`MAGIC`], a byte for
+//! the kind (0 the answer, 1 the job's own error, 2 the message of a panic), length, bytes. The first request after
+//! each start is the worker's setup.
 //!
-//! Which program plays the child is for programs to say ([`install`]), once, as they say who logs. Without one a
-//! library does its jobs in its own process.
+//! A program chooses the child's executable once ([`install`]), as it chooses its logger. Without one, a library does
+//! its jobs in its own process.
 
 mod child;
 #[cfg(unix)]
@@ -37,27 +37,27 @@ use parent::Running;
 #[cfg(not(unix))]
 use parent_threads::Running;
 
-/// Before every reply: what prints anything else is no worker.
+/// Magic bytes before every reply; a child that prints anything else is not a worker.
 pub const MAGIC: [u8; 4] = *b"GFj1";
-/// Bytes of a child's standard error that are looked at.
+/// Bytes of a child's standard error that are kept.
 const STDERR_BYTES: usize = 4096;
 
-/// How long the user waits until an interrupt is seen, at most.
+/// Longest time until an interrupt of the user is seen.
 const TICK: Duration = Duration::from_millis(50);
-/// What a child that closed its output has to end.
+/// Time for a child that closed its output to end.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// What a job may take.
+/// Resource limits of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Address space of the child, its program's code included.
+    /// Address space of the child in bytes, including its program's code.
     pub memory_bytes: u64,
-    /// Seconds of processor time that a child has from its start. Each request adds a hundredth of a second to them, and
-    /// each MiB of requests a second: what many honest ones take, no matter what one takes.
+    /// Seconds of processor time that a child has from its start. Each request adds a hundredth of a second, and each
+    /// MiB of requests a second: enough for many honest requests, however much a single one takes.
     pub cpu_seconds: u64,
-    /// Time from a request to its reply.
+    /// Longest time from a request to its reply.
     pub wall: Duration,
-    /// Bytes of a reply.
+    /// Maximum number of bytes of a reply.
     pub reply_bytes: usize,
 }
 
@@ -68,7 +68,7 @@ impl Default for Bounds {
     }
 }
 
-/// The program that plays the child: started with `args`, then the name of the job and its bounds.
+/// The child's program: started with `args`, then the name of the job and its bounds.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
@@ -76,45 +76,45 @@ pub struct Program {
 }
 
 impl Program {
-    /// A program by its path.
+    /// Creates a program from its path.
     #[must_use]
     pub fn new(path: &Path, args: Vec<OsString>) -> Self {
         Self { path: path.to_owned(), args }
     }
 
-    /// The program of this process, wherever it lies. On Linux also where its file was deleted or replaced since.
+    /// Returns the program of this process. On Linux this also works if its file was deleted or replaced since.
     ///
     /// # Errors
-    /// A system that does not say where it lies, and a program that was looked up by its name.
+    /// If the system does not report the path, and the program was started by a name that was looked up.
     pub fn of_this_process(args: Vec<OsString>) -> std::io::Result<Self> {
         let itself = Path::new("/proc/self/exe");
         let path = if cfg!(target_os = "linux") && itself.exists() {
             itself.to_owned()
         } else {
-            // Without `/proc` the system does not tell; a path that the program was started by says it as well.
+            // Without `/proc` the system does not report it; the path that the program was started by works as well.
             std::env::current_exe().or_else(|error| started_by().ok_or(error))?
         };
         Ok(Self { path, args })
     }
 }
 
-/// The path that this program was started by, if it was one and not a name that was looked up.
+/// Returns the path that this program was started by, unless it was a name that was looked up.
 fn started_by() -> Option<PathBuf> {
     let path = PathBuf::from(std::env::args_os().next()?);
     if path.components().count() > 1 { path.canonicalize().ok().filter(|path| path.is_file()) } else { None }
 }
 
-/// How this process does isolated jobs.
+/// Settings of this process for isolated jobs.
 #[derive(Clone, Debug)]
 pub struct Isolation {
-    /// The program that plays the child.
+    /// The child's program.
     pub program: Program,
-    /// True once the user wants to stop.
+    /// Returns true once the user wants to stop.
     pub is_cancelled: fn() -> bool,
 }
 
 impl Isolation {
-    /// What starts the child for a job, with its three streams in our hands.
+    /// Builds the command that starts the child for a job, with its three streams piped.
     fn command(&self, job: &str, bounds: &Bounds) -> Command {
         let numbers = [bounds.memory_bytes, bounds.cpu_seconds, bounds.reply_bytes as u64];
         let mut command = Command::new(&self.program.path);
@@ -130,7 +130,7 @@ impl Isolation {
     }
 }
 
-/// How a child that closed its output ended; `None` where it does not end.
+/// Returns the exit status of a child that closed its output; `None` if it does not end in time.
 fn end_of(child: &mut Child) -> Option<ExitStatus> {
     let begun = Instant::now();
     loop {
@@ -144,46 +144,46 @@ fn end_of(child: &mut Child) -> Option<ExitStatus> {
 
 static INSTALLED: OnceLock<Isolation> = OnceLock::new();
 
-/// Says which program does this process's isolated jobs. The first call counts.
+/// Sets the program that does this process's isolated jobs. Only the first call counts.
 pub fn install(isolation: Isolation) {
     let _ = INSTALLED.set(isolation);
 }
 
-/// What [`install`] was given; `None` in a library's process, where jobs run in place.
+/// Returns the value given to [`install`]; `None` in a library's process, where jobs run in place.
 #[must_use]
 pub fn installed() -> Option<&'static Isolation> {
     INSTALLED.get()
 }
 
-/// Why there is no answer.
+/// Reasons for a missing answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum IsolatedError {
-    /// No child.
+    /// The child could not be started.
     #[error("cannot be run in a process of its own: {program}: {reason}")]
     Start { program: String, reason: String },
-    /// It asked for more than it may have.
+    /// The child asked for more memory than allowed.
     #[error("out of memory: more than {} MiB", limit_bytes >> 20)]
     Memory { limit_bytes: u64 },
-    /// It took longer than it may.
+    /// The child took longer than allowed.
     #[error("out of time: more than {seconds} s")]
     Time { seconds: u64 },
-    /// Recursion without end, or deeper than the stack.
+    /// Recursion without end, or too deep for the stack.
     #[error("crashed with signal {signal}: stack overflow")]
     Stack { signal: i32 },
-    /// A signal ended it.
+    /// A signal ended the child.
     #[error("crashed with signal {signal}{}", signal_name(*signal))]
     Signal { signal: i32 },
-    /// A defect of the interpreter.
+    /// The job panicked: a defect of the interpreter.
     #[error("crashed: {}", crate::text::escape(reason))]
     Panic { reason: String },
-    /// It ended instead of answering.
+    /// The child ended instead of answering.
     #[error("ended with code {code} and no answer")]
     Ended { code: i32 },
-    /// Its reply is none.
+    /// The child's output is not a reply.
     #[error("answered with something else than a reply")]
     Garbage,
-    /// Its reply is longer than it may be.
+    /// The reply is longer than allowed.
     #[error("output of more than {limit} bytes")]
     TooLong { limit: usize },
     /// The user wants to stop.
@@ -195,7 +195,7 @@ pub enum IsolatedError {
 }
 
 impl IsolatedError {
-    /// True if the job is at fault, not its request: it would take as long, or crash, once more.
+    /// Returns true if the job is at fault, not its request: a repeat would take as long, or crash again.
     #[must_use]
     pub fn is_crash(&self) -> bool {
         !matches!(self, Self::Refused { .. } | Self::Cancelled | Self::TooLong { .. })
@@ -216,8 +216,8 @@ fn signal_name(signal: i32) -> &'static str {
 
 /// A child that does one kind of job; started with the first request, ended when dropped.
 ///
-/// A job that its child does not survive is not tried again: every later request has the same error, at no cost. So has
-/// one whose setup was refused.
+/// A job that its child does not survive is not tried again: every later request returns the same error at no cost. The
+/// same holds for a job whose setup was refused.
 #[derive(Debug)]
 pub struct Worker {
     isolation: Isolation,
@@ -229,14 +229,14 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for a job that begins with `setup`.
+    /// Creates a worker for a job that begins with `setup`.
     #[must_use]
     pub fn new(isolation: &Isolation, job: &'static str, setup: Vec<u8>, bounds: Bounds) -> Self {
         let isolation = isolation.clone();
         Self { isolation, job, setup, bounds, failed: None, running: None }
     }
 
-    /// Starts the child if there is none, and gives what it answers to the setup where it is started.
+    /// Starts the child if there is none. Returns its answer to the setup if it was started now.
     ///
     /// # Errors
     /// See [`IsolatedError`].
@@ -263,13 +263,13 @@ impl Worker {
         }
     }
 
-    /// One request and its answer.
+    /// Sends one request and returns its answer.
     ///
     /// # Errors
     /// See [`IsolatedError`].
     pub fn ask(&mut self, request: &[u8]) -> Result<Vec<u8>, IsolatedError> {
         self.start()?;
-        // Taken out, so that an error drops it, unless it is the job's own.
+        // Taken out so that an error drops it, unless the error is the job's own.
         let Some(mut running) = self.running.take() else { return Err(IsolatedError::Garbage) };
         let answer = running.exchange(request, &self.bounds, self.isolation.is_cancelled);
         match &answer {

@@ -1,17 +1,17 @@
-//! What the rooms of gguf-foundry share: types, shapes, exact numbers, bounded bytes, inputs and outputs. Knows no
-//! file format.
+//! Basics shared by the crates of gguf-foundry: types, shapes, exact numbers, bounded bytes, inputs and outputs. Knows
+//! no file format.
 //!
 //! | module | subject |
 //! |---|---|
-//! | (root) | the tables of GGML types and of checkpoint element types, [`Shape`], the traits that tensors pass through |
+//! | (root) | the tables of GGML types and of checkpoint element types, [`Shape`], the traits of tensor streams |
 //! | [`numeric`] | C's casts and roundings, F16 and BF16, bit for bit |
-//! | [`simd`] | which vector instructions there are, and code compiled for them |
-//! | [`bytes`] [`limits`] [`text`] | hostile input: a checked cursor, caps, escaped strings |
-//! | [`mmap`] [`output`] [`scratch`] [`spill`] | mapped inputs, outputs that appear whole or not at all, buffers used again, numbers in files without a name |
-//! | [`ranged`] | files of checkpoints that lie elsewhere, fetched range by range |
-//! | [`platform`] | what every system can do, each in its own way |
-//! | [`progress`] | how far a long run is, and stopping it |
-//! | [`isolated`] | a stranger's program (a chat template, a tokenizer's rules) in a process with bounds of its own |
+//! | [`simd`] | available vector instructions, and code compiled for them |
+//! | [`bytes`] [`limits`] [`text`] | untrusted input: a checked cursor, caps, escaped strings |
+//! | [`mmap`] [`output`] [`scratch`] [`spill`] | mapped inputs, atomic outputs, reused buffers, unnamed number files |
+//! | [`ranged`] | files of remote checkpoints, fetched range by range |
+//! | [`platform`] | operating system services, implemented for each system |
+//! | [`progress`] | progress and cancellation of a long run |
+//! | [`isolated`] | untrusted programs (chat templates, tokenizer rules) in a process with resource limits |
 //!
 //! ```
 //! use gguf_core::{GgmlType, Shape};

@@ -1,4 +1,4 @@
-//! Caps on what a header may claim. They are far above anything real and far below what would hurt.
+//! Caps on what a header may declare. They are far above any real value and far below a harmful one.
 
 /// Limits that parsers check before they allocate.
 #[derive(Clone, Copy, Debug)]
@@ -17,8 +17,8 @@ pub struct Limits {
     pub n_keys: u64,
     /// Parts of a split file or shards of a checkpoint.
     pub n_parts: usize,
-    /// Read text files of a model's directory (configuration, tokenizer, templates) also through links that lead out of
-    /// it: their text gets into outputs.
+    /// True to follow links out of a model's directory when reading its text files (configuration, tokenizer,
+    /// templates): their text ends up in outputs.
     pub follow_links: bool,
 }
 

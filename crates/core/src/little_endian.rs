@@ -1,32 +1,31 @@
-//! Rows of numbers as little-endian bytes, the order that every container promises. A last number that is cut is left
-//! out.
+//! Slices of numbers as little-endian bytes, the byte order of every container. An incomplete last number is left out.
 
-/// Numbers of 32 bits.
+/// Reads unsigned 32-bit integers.
 pub fn u32s(bytes: &[u8]) -> impl ExactSizeIterator<Item = u32> + '_ {
     bytes.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes))
 }
 
-/// Numbers of 32 bits with a sign.
+/// Reads signed 32-bit integers.
 pub fn i32s(bytes: &[u8]) -> impl ExactSizeIterator<Item = i32> + '_ {
     bytes.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes))
 }
 
-/// Numbers of 64 bits.
+/// Reads unsigned 64-bit integers.
 pub fn u64s(bytes: &[u8]) -> impl ExactSizeIterator<Item = u64> + '_ {
     bytes.as_chunks().0.iter().map(|&bytes| u64::from_le_bytes(bytes))
 }
 
-/// Numbers of 64 bits with a sign.
+/// Reads signed 64-bit integers.
 pub fn i64s(bytes: &[u8]) -> impl ExactSizeIterator<Item = i64> + '_ {
     bytes.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes))
 }
 
-/// Floats of 32 bits.
+/// Reads 32-bit floats.
 pub fn f32s(bytes: &[u8]) -> impl ExactSizeIterator<Item = f32> + '_ {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes))
 }
 
-/// Writes floats; of two slices that differ in length, as many as the shorter holds.
+/// Writes 32-bit floats; if the slices differ in length, as many as the shorter holds.
 pub fn store_f32s(values: &[f32], out: &mut [u8]) {
     for (bytes, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
         *bytes = value.to_le_bytes();

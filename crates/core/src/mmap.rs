@@ -15,20 +15,20 @@ pub mod faults;
 
 /// A file mapped read-only for as long as the value lives.
 ///
-/// Another process that truncates the file while it is mapped makes reads fault (`SIGBUS`): the operating system
-/// offers no way to turn that into an error. A program may ask for a message and an end in order ([`faults`]). We never write to a path that we map, and outputs appear by rename,
-/// which leaves a mapped predecessor intact.
+/// Another process that truncates the file while it is mapped makes reads fault (`SIGBUS`): the operating system offers
+/// no way to turn that into an error. A program may ask for a message and an orderly exit ([`faults`]). We never write
+/// to a path that we map, and outputs appear by rename, which leaves a mapped predecessor intact.
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
-    // Dropped before the mapping: its addresses may be those of another file right after.
+    // Dropped before the mapping: another file may get its addresses right after.
     _watch: faults::Watch,
     // `None` for an empty file, which cannot be mapped.
     map: Option<Mmap>,
     is_locked: bool,
 }
 
-/// Why the pages of a mapped file could not be kept in memory.
+/// Failure to lock the pages of a mapped file in memory.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{}: {} ({n_bytes} bytes) cannot be locked in memory{}: {source}",
@@ -37,13 +37,13 @@ pub struct MappedFile {
     limit_bytes.map_or(String::new(), |limit| format!(", the limit of this process is {} in all", bytes(limit)))
 )]
 pub struct LockError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Bytes that were to be locked.
+    /// Bytes that should have been locked.
     pub n_bytes: u64,
-    /// What the process may lock in all (`RLIMIT_MEMLOCK`), if that is limited.
+    /// Bytes that the process may lock in total (`RLIMIT_MEMLOCK`), if limited.
     pub limit_bytes: Option<u64>,
-    /// What the system said.
+    /// Error from the system.
     pub source: std::io::Error,
 }
 
@@ -69,7 +69,7 @@ impl MappedFile {
         Self::open_head(path, u64::MAX)
     }
 
-    /// Maps the first bytes of a file: `most`, or all if it has fewer.
+    /// Maps the first `most` bytes of a file, or all if it has fewer.
     ///
     /// # Errors
     /// As [`MappedFile::open`].
@@ -88,7 +88,7 @@ impl MappedFile {
         Ok(Self { path: path.to_owned(), _watch: watch, map, is_locked: false })
     }
 
-    /// Where the file was opened.
+    /// Returns the path that the file was opened by.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -98,7 +98,8 @@ impl MappedFile {
     /// [`MappedFile::release`] does nothing.
     ///
     /// # Errors
-    /// If the system refuses: the limit of locked memory, or too little memory; always where there is no such call.
+    /// If the system refuses (the limit of locked memory, or too little memory), and always where there is no such
+    /// call.
     pub fn lock(&mut self) -> Result<(), LockError> {
         let Some(map) = &self.map else { return Ok(()) };
         #[cfg(unix)]
@@ -125,8 +126,8 @@ impl MappedFile {
         let _ = (offset, n_bytes);
     }
 
-    /// Drops the pages that lie wholly inside the range from this process. They come back from the file (or the
-    /// page cache) when read again. Best effort; a locked file keeps them.
+    /// Drops the pages wholly inside the range from this process. They are read back from the file (or the page cache)
+    /// on the next access. Best effort; a locked file keeps them.
     pub fn release(&self, offset: u64, n_bytes: u64) {
         if self.is_locked {
             return;
@@ -155,8 +156,8 @@ impl MappedFile {
     }
 }
 
-/// The pages that lie wholly inside a range of a mapping, if there are any. Machines have pages of 4, 16 or 64 KiB; the
-/// system refuses to drop a part of one.
+/// Returns the pages wholly inside a range of a mapping, if any. Pages have 4, 16 or 64 KiB; the system refuses to drop
+/// a part of one.
 #[cfg(unix)]
 fn whole_pages(range: Range<usize>, page_bytes: usize) -> Option<Range<usize>> {
     let first = range.start.checked_next_multiple_of(page_bytes)?;
@@ -172,7 +173,7 @@ impl Deref for MappedFile {
     }
 }
 
-/// Bytes of address space that this process may have, if they are limited (`ulimit -v`).
+/// Returns the bytes of address space that this process may have, if limited (`ulimit -v`).
 #[must_use]
 pub fn address_space_bytes() -> Option<u64> {
     #[cfg(unix)]
@@ -185,7 +186,7 @@ pub fn address_space_bytes() -> Option<u64> {
     }
 }
 
-/// Bytes that this process may lock in memory, if they are limited (`ulimit -l`).
+/// Returns the bytes that this process may lock in memory, if limited (`ulimit -l`).
 fn locked_limit_bytes() -> Option<u64> {
     #[cfg(unix)]
     {
@@ -228,7 +229,7 @@ mod tests {
     fn a_locked_file_stays_in_memory_when_it_is_released() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
-        // Below the limit that systems set by default.
+        // Below the default limit of systems.
         fs_err::write(&path, vec![7u8; 32 << 10]).unwrap();
         let resident_bytes = |map: &MappedFile| {
             let start = format!("{:x}-", map.as_ptr() as usize);
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(whole_pages(1..70_000, 4096), Some(4096..69_632));
         assert_eq!(whole_pages(1..70_000, 16 << 10), Some(16_384..65_536));
         assert_eq!(whole_pages(0..70_000, 64 << 10), Some(0..65_536));
-        // What was a page for 4 KiB is none for 64 KiB.
+        // A page of 4 KiB is not a page of 64 KiB.
         assert_eq!(whole_pages(4096..8192, 64 << 10), None);
         assert_eq!(whole_pages(usize::MAX - 1..usize::MAX, 4096), None);
         assert!(rustix::param::page_size().is_power_of_two());

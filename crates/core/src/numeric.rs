@@ -3,7 +3,7 @@
 //! Each function names the C construct or format it equals. Quantizers and conversions use these and nothing
 //! else, so that the bytes do not depend on the CPU.
 
-/// A number that somebody wrote down, in F32. `None` for what that cannot hold: no number, one beyond its range, and one so near
+/// Narrows a hand-written number to F32. Returns `None` if F32 cannot hold it: not a number, out of range, or so close
 /// to zero that it would become zero.
 #[must_use]
 pub fn held_by_f32(x: f64) -> Option<f32> {
@@ -11,7 +11,7 @@ pub fn held_by_f32(x: f64) -> Option<f32> {
     (narrowed.is_finite() && (narrowed != 0.0 || x == 0.0)).then_some(narrowed)
 }
 
-/// F32 to F16 bits: round to nearest even, overflow to infinity, NaN to `sign | 0x7e00`.
+/// Converts F32 to F16 bits: round to nearest even, overflow to infinity, NaN to `sign | 0x7e00`.
 ///
 /// # Exactness
 /// Equals F16C's `vcvtps2ph` for every input that is not a NaN; a NaN loses its payload, as in ggml's
@@ -39,7 +39,7 @@ pub fn f32_to_f16(x: f32) -> u16 {
     sign | (rebased >> 13) as u16
 }
 
-/// F16 bits to F32, exact; a signalling NaN becomes quiet, as `vcvtph2ps` makes it.
+/// Converts F16 bits to F32, exactly; a signalling NaN becomes quiet, as with `vcvtph2ps`.
 #[inline]
 #[must_use]
 pub fn f16_to_f32(h: u16) -> f32 {
@@ -59,7 +59,7 @@ pub fn f16_to_f32(h: u16) -> f32 {
     f32::from_bits(sign | bits)
 }
 
-/// F32 to BF16 bits: round to nearest even, subnormals kept, NaN made quiet.
+/// Converts F32 to BF16 bits: round to nearest even, subnormals kept, NaN made quiet.
 ///
 /// # Exactness
 /// Equals ggml's `ggml_compute_fp32_to_bf16`.
@@ -73,14 +73,14 @@ pub fn f32_to_bf16(x: f32) -> u16 {
     ((bits + (0x7fff + ((bits >> 16) & 1))) >> 16) as u16
 }
 
-/// BF16 bits to F32, exact.
+/// Converts BF16 bits to F32, exactly.
 #[inline]
 #[must_use]
 pub fn bf16_to_f32(h: u16) -> f32 {
     f32::from_bits(u32::from(h) << 16)
 }
 
-/// Round half to even by the addition trick: ggml's `nearest_int`.
+/// Rounds half to even by the addition trick: ggml's `nearest_int`.
 ///
 /// # Exactness
 /// Outside ±4194303 the low 23 bits wrap silently; infinities give -4194304 and the NaN of `inf * 0` gives 0 or

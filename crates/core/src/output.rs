@@ -1,18 +1,18 @@
-//! Output files that appear whole or not at all: written where nobody sees them, synced, renamed. What stands at the
-//! target is looked at first: a rename would replace a device or a link by a file.
+//! Output files that appear whole or not at all: written under a temporary name, synced, renamed. The target is checked
+//! first: a rename would replace a device or a link by a file.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `destination` | where an output goes, and why it cannot go there |
-//! | `temporary` | the file before it has its name |
-//! | `commit` `journal` | how it gets it, alone or as one of a set |
+//! | `destination` | the path of an output, and the reasons to refuse it |
+//! | `temporary` | the file before it gets its final name |
+//! | `commit` `journal` | the rename, of one file or of a set |
 //! | `crowd` | sets of more files than may be open at once |
-//! | `new_directory` | the same for a directory and all that is in it |
-//! | `leftovers` `lock` | what runs that were killed left behind, and how one knows that they are dead |
+//! | `new_directory` | a new directory and its content, created as a whole |
+//! | `leftovers` `lock` | files that killed runs left, and locks that tell whether a run is alive |
 //! | `shared` | a file that several runs write together |
-//! | `guard` | what an output must not replace |
-//! | `write_back` | the disk kept busy while a file is written |
-//! | `edit_lock` | a file that is changed in its place, by one program at a time |
+//! | `guard` | files that an output must not replace |
+//! | `write_back` | early write-back, which keeps the disk busy while a file is written |
+//! | `edit_lock` | a file that is edited in place, by one program at a time |
 
 use std::fs::File;
 use std::io;
@@ -44,8 +44,8 @@ pub use new_directory::{NewDirectory, ScratchDirectory};
 pub use shared::{Begun, SharedOutput};
 pub use write_back::WriteBack;
 
-/// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it vanishes. What goes
-/// to a device is there at once.
+/// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it is removed. Bytes
+/// written to a device arrive at once.
 #[derive(Debug)]
 pub struct OutputFile {
     target: PathBuf,
@@ -54,11 +54,11 @@ pub struct OutputFile {
 
 #[derive(Debug)]
 enum Sink {
-    /// A file beside the one that it replaces.
+    /// A file next to the one that it replaces.
     Temporary { temporary: Temporary, path: PathBuf },
     /// Written in place.
     Device(File),
-    /// Written in place, by other runs as well: see [`SharedOutput`].
+    /// Written in place, also by other runs: see [`SharedOutput`].
     Shared(File),
 }
 
@@ -81,7 +81,7 @@ impl OutputFile {
         Ok(output.commit(sync)?)
     }
 
-    /// The final name, as it was given.
+    /// Returns the final name as it was given.
     #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
@@ -100,7 +100,7 @@ impl OutputFile {
         }
     }
 
-    /// Sets the length. On file systems that can, blocks are reserved, so that a full disk shows now.
+    /// Sets the length. Blocks are reserved where the file system supports it, so that a full disk is detected now.
     ///
     /// # Errors
     /// I/O errors, named with the path; a full disk.
@@ -131,14 +131,14 @@ impl OutputFile {
     }
 
     /// Gives several files their names. Those of one directory are a set: once the first has its name, they all get
-    /// theirs, in this run or in the next that writes the same files, and of two that write one set at once the last one's
-    /// files are all there.
+    /// theirs, in this run or in the next that writes the same files. If two runs write one set at once, the files of
+    /// the last one are all there.
     ///
     /// # Errors
-    /// I/O errors, named with the path: no file of the set was replaced. Only if renaming itself breaks down half way, some
-    /// were; the message says how many.
+    /// I/O errors, named with the path: no file of the set was replaced. Only if renaming itself fails half way were
+    /// some replaced; the message states how many.
     pub fn commit_all(outputs: Vec<Self>, sync: bool) -> io::Result<()> {
-        // What takes long and may fail (a disk that is full only now) comes before the first name.
+        // Steps that take long and may fail (a disk that is full only now) come before the first rename.
         for output in outputs.iter().filter(|_| sync) {
             output.sync()?;
         }
@@ -157,7 +157,7 @@ impl OutputFile {
         }
     }
 
-    /// Brings to the disk what was written so far, for a file that is to be on the disk in the end.
+    /// Syncs to the disk what was written so far, for a file that will be synced in the end.
     fn sync_data(&self) -> io::Result<()> {
         match &self.sink {
             Sink::Temporary { .. } | Sink::Shared(_) => {
@@ -168,7 +168,7 @@ impl OutputFile {
     }
 }
 
-/// What to do about errors of writing that say little by themselves.
+/// Returns advice for write errors whose messages explain little.
 #[must_use]
 pub fn io_hints(error: &io::Error) -> Vec<String> {
     match error.kind() {
@@ -185,7 +185,7 @@ fn named(target: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}{why}", target.display()))
 }
 
-/// True if the process, or the system, has too many files open.
+/// Returns true if the process, or the system, has too many files open.
 fn is_too_many(error: &io::Error) -> bool {
     #[cfg(unix)]
     {
@@ -203,7 +203,7 @@ fn parent(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Does again what a signal interrupted.
+/// Repeats a call that a signal interrupted.
 pub(crate) fn again<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match what() {
@@ -213,10 +213,10 @@ pub(crate) fn again<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T>
     }
 }
 
-/// Makes the names in a directory survive a power failure.
+/// Syncs a directory, so that its names survive a power failure.
 ///
 /// # Errors
-/// The disk failed. File systems that cannot sync directories have nothing to report.
+/// Disk failures. File systems that cannot sync directories report no error.
 fn sync_directory(dir: &Path) -> io::Result<()> {
     #[cfg(unix)]
     {
@@ -234,7 +234,7 @@ fn sync_directory(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// True if both paths lead to one existing file, through links of any kind.
+/// Returns true if both paths lead to one existing file, through links of any kind.
 #[must_use]
 pub fn same_file(a: &Path, b: &Path) -> bool {
     matches!((FileId::at(a), FileId::at(b)), (Ok(a), Ok(b)) if a == b)

@@ -1,21 +1,22 @@
-//! What every system can do and each does in its own way: positions in files, what tells one file from another, free room. Whoever needs
-//! one of these asks here and need not know where it runs. What only some systems have (files without a name, advice on pages,
-//! limits) stays with its one user, with a word on what happens without.
+//! Functions that every system has in its own form: positioned file access, file identity, free space. Callers of this
+//! module need not know the system. Features of only some systems (unnamed files, advice on pages, limits) stay with
+//! their only user, with a note on what happens without them.
 
 use std::fs::{File, Metadata};
 use std::io;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-/// The largest piece of a file that [`write_all_at`] hands over in one call, between multiples of it in the file. The page cache of
-/// Linux takes as much at a piece as a call brings; a virtual machine finds pieces of up to 32 KiB among memory that was just in
-/// use, larger ones among memory that its host may have taken back and has to give again, a page at a time.
+/// Largest piece of a file that [`write_all_at`] writes in one call; pieces end at multiples of it in the file. The
+/// page cache of Linux allocates as much at once as a call writes. A virtual machine finds pieces of up to 32 KiB in
+/// memory that was recently in use, and larger ones in memory that its host may have taken back and must return page by
+/// page.
 const PIECE_BYTES: u64 = if cfg!(unix) { 32 << 10 } else { 1 << 20 };
 
-/// Writes bytes at an offset; callable from several threads at once. The position of the file afterwards is anywhere.
+/// Writes bytes at an offset; callable from several threads at once. The file position afterwards is unspecified.
 ///
 /// # Errors
-/// I/O errors. What was written then is not known.
+/// I/O errors. How much was written then is unknown.
 pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     let (mut rest, mut at) = (bytes, offset);
     while !rest.is_empty() {
@@ -27,58 +28,58 @@ pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads as many bytes as there is room for, from an offset on; callable from several threads at once. The position of the file
-/// afterwards is anywhere.
+/// Fills `out` from an offset on; callable from several threads at once. The file position afterwards is unspecified.
 ///
 /// # Errors
-/// I/O errors; the file ends before ([`io::ErrorKind::UnexpectedEof`]).
+/// I/O errors; the file ends too early ([`io::ErrorKind::UnexpectedEof`]).
 pub fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
     system::read_exact_at(file, out, offset)
 }
 
-/// What tells a file that is there from every other: its volume, and its number there.
+/// Identity of an existing file: its volume, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     /// Number of the file system.
     pub volume: u64,
-    /// Number on the file system (of the inode).
+    /// Number on the file system (the inode).
     pub index: u64,
 }
 
 impl FileId {
-    /// Of an open file.
+    /// Returns the identity of an open file.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system does not report it.
     pub fn of(file: &File) -> io::Result<Self> {
         system::id_of(file)
     }
 
-    /// Of what a path leads to, through links.
+    /// Returns the identity of the file that a path leads to, through links.
     ///
     /// # Errors
-    /// Nothing is there, or the system does not tell.
+    /// The file does not exist, or the system does not report it.
     pub fn at(path: &Path) -> io::Result<Self> {
         system::id_at(path, true)
     }
 
-    /// Of what has a name, be it a link.
+    /// Returns the identity of the file with that name, without following links.
     ///
     /// # Errors
-    /// Nothing is there, or the system does not tell.
+    /// The file does not exist, or the system does not report it.
     pub fn of_name(path: &Path) -> io::Result<Self> {
         system::id_at(path, false)
     }
 }
 
-/// What tells a file from what it was before, or from another in its place, for a note: its length, and when it was changed.
+/// Returns length and modification time as text: tells a file from its earlier content, or from another in its place.
 #[must_use]
 pub fn stamp(found: &Metadata) -> String {
     let time = found.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     format!("{} bytes, changed at {}", found.len(), time.unwrap_or_default().as_nanos())
 }
 
-/// Bytes free on the file system that holds `path` (or will hold it); `None` where the system does not tell.
+/// Returns the free bytes on the file system that holds `path` (or will hold it); `None` if the system does not report
+/// them.
 #[must_use]
 pub fn free_bytes(path: &Path) -> Option<u64> {
     let mut dir = path;
@@ -91,16 +92,16 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
     }
 }
 
-/// Bytes of memory that this process holds, files that are mapped left out. Where the system does not tell, what programs of this
-/// kind begin with.
+/// Returns the bytes of memory that this process holds, without mapped files. If the system does not report them,
+/// returns the usual size of such a program at its start.
 #[must_use]
 pub fn held_bytes() -> u64 {
     const USUAL: u64 = 24 << 20;
     system::held_bytes().unwrap_or(USUAL)
 }
 
-/// Makes a file appear at another path as well, which is not there yet: by a link, where users may make links. Where they may
-/// not (Windows), by another name (a hard link), for which both have to lie on one volume.
+/// Makes a file appear at a second path, which must not exist yet. Uses a symbolic link where users may create those;
+/// on Windows a hard link, for which both paths must be on one volume.
 ///
 /// # Errors
 /// I/O errors; two volumes where one is needed.
@@ -108,8 +109,8 @@ pub fn show_file_at(file: &Path, path: &Path) -> io::Result<()> {
     system::show_file_at(&file.canonicalize()?, path)
 }
 
-/// Sets the length of a file, and takes the room for it on the disk, so that a full disk shows now and not in the middle of a
-/// write. On file systems that cannot reserve the length is set and nothing else.
+/// Sets the length of a file and reserves its blocks on the disk, so that a full disk is detected now and not in the
+/// middle of a write. File systems that cannot reserve only set the length.
 ///
 /// # Errors
 /// A full disk; I/O errors.
@@ -156,7 +157,7 @@ mod system {
         std::os::unix::fs::symlink(file, path)
     }
 
-    /// Of Linux, which tells it in pages: all that are there, and those of files.
+    /// Reads Linux's count of pages: all resident pages minus those of files.
     pub(super) fn held_bytes() -> Option<u64> {
         let text = fs_err::read_to_string("/proc/self/statm").ok()?;
         let mut pages = text.split(' ').skip(1).map(|pages| pages.parse::<u64>().ok());
@@ -199,7 +200,7 @@ mod system {
 
     /// Opens directories, too (`FILE_FLAG_BACKUP_SEMANTICS`).
     const ANY_KIND: u32 = 0x0200_0000;
-    /// Opens a link and not what it leads to (`FILE_FLAG_OPEN_REPARSE_POINT`).
+    /// Opens a link itself and not its target (`FILE_FLAG_OPEN_REPARSE_POINT`).
     const NOT_THROUGH_LINKS: u32 = 0x0020_0000;
 
     pub(super) fn write_piece_at(file: &File, mut piece: &[u8], mut offset: u64) -> io::Result<()> {
@@ -239,7 +240,7 @@ mod system {
 
     pub(super) fn id_at(path: &Path, follow: bool) -> io::Result<FileId> {
         let flags = if follow { ANY_KIND } else { ANY_KIND | NOT_THROUGH_LINKS };
-        // Without any access: only what it is is asked, whoever has it open.
+        // Without any access: only metadata is queried, even if another program has the file open.
         let file = File::options().access_mode(0).custom_flags(flags).open(path)?;
         id_of(&file)
     }
@@ -256,7 +257,7 @@ mod system {
         None
     }
 
-    /// The length is room on the disk, too.
+    /// Sets the length, which also reserves the blocks.
     pub(super) fn reserve(file: &File, n_bytes: u64) -> io::Result<()> {
         file.set_len(n_bytes)
     }

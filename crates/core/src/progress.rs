@@ -1,59 +1,58 @@
-//! How the library tells how far it is, without knowing a terminal, and how it is told to stop.
+//! Progress reports of the library, independent of a terminal, and cancellation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Receives progress of a long run. All methods may be called from several threads.
 pub trait Progress: Sync {
-    /// `n` more stages belong to the run than those that were announced before.
+    /// Adds `n` stages to those announced before.
     fn steps(&self, n: usize) {
         let _ = n;
     }
 
-    /// A stage begins: what it does, and how many bytes it will go through.
+    /// Begins a stage: its description, and the bytes that it will process.
     fn begin(&self, what: &str, total_bytes: u64) {
         let _ = (what, total_bytes);
     }
 
-    /// The stage that has begun goes through `n` of something, all alike, of which people know more than of its bytes:
-    /// tokens.
+    /// Announces that the stage processes `n` units of equal size that users know better than bytes: tokens.
     fn units(&self, noun: &'static str, n: u64) {
         let _ = (noun, n);
     }
 
-    /// The stage is at piece `number` of `of`, from 1: a tensor.
+    /// Reports that the stage is at piece `number` of `of`, counted from 1: a tensor.
     fn piece(&self, noun: &'static str, number: u64, of: u64) {
         let _ = (noun, number, of);
     }
 
-    /// `n_bytes` more are done.
+    /// Reports `n_bytes` more as done.
     fn advance(&self, n_bytes: u64) {
         let _ = n_bytes;
     }
 
-    /// How the results of the stage stand so far, in a few words; the last say replaces those before.
+    /// Reports the stage's results so far, in a few words; they replace those reported before.
     fn figures(&self, text: &str) {
         let _ = text;
     }
 
-    /// The stage is over.
+    /// Ends the stage.
     fn end(&self) {}
 
-    /// Something the user should know that does not stop the run.
+    /// Reports something the user should know that does not stop the run.
     fn warn(&self, message: &str) {
         let _ = message;
     }
 
-    /// True once the run should stop; work units check it between chunks.
+    /// Returns true once the run should stop; work units check it between chunks.
     fn is_cancelled(&self) -> bool {
         false
     }
 }
 
-/// Tells a stage of something larger by what it is for. Its figures are not the run's.
+/// Reports a stage under a title that names its purpose. Its figures are not reported as the run's.
 pub struct Titled<'a> {
-    /// What the stage is called.
+    /// Title of the stage.
     pub title: &'a str,
-    /// Who is told.
+    /// Receiver of the reports.
     pub progress: &'a dyn Progress,
 }
 

@@ -1,6 +1,5 @@
-//! Files that are read by ranges. Most are mapped; those of a checkpoint that lies on a server are fetched as they are
-//! needed. Such a checkpoint has a directory here, whose small files are real; for the large ones this module knows who
-//! fetches them.
+//! Files that are read by ranges. Most are mapped; those of a checkpoint on a server are fetched when needed. Such a
+//! checkpoint has a local directory whose small files are real. For the large ones, this module knows who fetches them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,30 +9,30 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::mmap::MappedFile;
 
-/// A file whose bytes have to be fetched.
+/// A file whose bytes must be fetched.
 pub trait RangedFile: Send + Sync + fmt::Debug {
-    /// Its length.
+    /// Length of the file in bytes.
     fn n_bytes(&self) -> u64;
 
-    /// Reads the bytes from `offset` on, waiting for them if need be.
+    /// Reads the bytes from `offset` on, waiting for them if necessary.
     ///
     /// # Errors
-    /// They cannot be fetched.
+    /// If the bytes cannot be fetched.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
     /// Announces a range that will be read, after those that were announced before it.
     fn expect(&self, offset: u64, n_bytes: u64);
 
-    /// Lets go of a range that will not be read again soon.
+    /// Releases a range that will not be read again soon.
     fn release(&self, offset: u64, n_bytes: u64);
 }
 
-/// The files of a directory that have to be fetched.
+/// The files of a directory that must be fetched.
 pub trait RangedDirectory: Send + Sync + fmt::Debug {
-    /// The file of a name, relative to the directory; `None` for a file that lies in the directory.
+    /// Returns the file of a name relative to the directory; `None` for a file that is really in the directory.
     fn file(&self, name: &Path) -> Option<Arc<dyn RangedFile>>;
 
-    /// The folder to which links in the directory lead, if it is made of links.
+    /// Returns the folder to which links in the directory lead, if it consists of links.
     fn folder_of_links(&self) -> Option<&Path> {
         None
     }
@@ -42,14 +41,14 @@ pub trait RangedDirectory: Send + Sync + fmt::Debug {
 struct Registered {
     root: PathBuf,
     shown: String,
-    /// `None` once it is closed: what went wrong may be told later.
+    /// `None` once it is closed; its errors may be reported later.
     directory: Option<Arc<dyn RangedDirectory>>,
 }
 
-/// The directories that are or were open, of which a program has one or two.
+/// Directories that are or were open; a program has one or two.
 static OPEN: RwLock<Vec<Registered>> = RwLock::new(Vec::new());
 
-/// Keeps a directory known; files that are open stay so when it is dropped.
+/// Keeps a directory registered; open files stay open when it is dropped.
 #[derive(Debug)]
 pub struct Registration {
     root: PathBuf,
@@ -62,8 +61,8 @@ impl Drop for Registration {
     }
 }
 
-/// Makes a directory known: files below `root` that `directory` has are read through it. People know the directory as
-/// `shown`. A root is that of one directory at a time.
+/// Registers a directory: files below `root` that `directory` has are read through it. Messages name it `shown`. Each
+/// root belongs to one directory at a time.
 #[must_use]
 pub fn register(root: &Path, shown: &str, directory: Arc<dyn RangedDirectory>) -> Registration {
     let registered =
@@ -72,14 +71,15 @@ pub fn register(root: &Path, shown: &str, directory: Arc<dyn RangedDirectory>) -
     Registration { root: root.to_owned() }
 }
 
-/// The file at a path, if it has to be fetched.
+/// Returns the file at a path, if it must be fetched.
 #[must_use]
 pub fn find(path: &Path) -> Option<Arc<dyn RangedFile>> {
     let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
     open.iter().find_map(|open| open.directory.as_ref()?.file(path.strip_prefix(&open.root).ok()?))
 }
 
-/// Whether links in the directory `root` may lead to `found`: it was made of links to the folder that this lies in.
+/// Returns true if links in the directory `root` may lead to `found`: it consists of links to the folder that contains
+/// `found`.
 #[must_use]
 pub fn may_lead_to(root: &Path, found: &Path) -> bool {
     let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
@@ -89,7 +89,7 @@ pub fn may_lead_to(root: &Path, found: &Path) -> bool {
     open.iter().filter(|open| root.starts_with(&open.root)).any(|open| folder(open) == Some(true))
 }
 
-/// A message for people, with the names they know in place of the directories of this machine.
+/// Replaces local directories in a message by the names that users know.
 #[must_use]
 pub fn shown(text: &str) -> Cow<'_, str> {
     let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
@@ -101,10 +101,10 @@ pub fn shown(text: &str) -> Cow<'_, str> {
 
 /// Bytes that are read by ranges.
 pub trait Bytes {
-    /// How many there are.
+    /// Number of bytes.
     fn n_bytes(&self) -> u64;
 
-    /// A range; nothing if it reaches beyond the end.
+    /// Returns a range; `None` if it reaches beyond the end.
     ///
     /// # Errors
     /// The bytes cannot be fetched.
@@ -133,12 +133,12 @@ impl Bytes for Vec<u8> {
     }
 }
 
-/// A file with weights, wherever it lies.
+/// A file with weights, local or remote.
 #[derive(Debug)]
 pub enum WeightFile {
-    /// On this machine.
+    /// A local file.
     Mapped(MappedFile),
-    /// It is fetched.
+    /// A remote file that is fetched.
     Fetched(Arc<dyn RangedFile>),
 }
 
@@ -154,7 +154,7 @@ impl WeightFile {
         }
     }
 
-    /// All its bytes, where they are mapped.
+    /// Returns all bytes of the file if it is mapped.
     #[must_use]
     pub fn mapped(&self) -> Option<&[u8]> {
         match self {
@@ -166,10 +166,10 @@ impl WeightFile {
     /// Reads the bytes from `offset` on.
     ///
     /// # Errors
-    /// They cannot be fetched.
+    /// If the bytes cannot be fetched.
     ///
     /// # Panics
-    /// If the range lies outside the file: callers plan from its length.
+    /// If the range is outside the file: callers plan from its length.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         match self {
             Self::Mapped(map) => {
@@ -180,7 +180,7 @@ impl WeightFile {
         }
     }
 
-    /// Tells the system that a range will be read soon. Best effort; what is fetched is announced as a whole before
+    /// Tells the system that a range will be read soon. Best effort; remote files are announced earlier as a whole
     /// ([`WeightFile::expect`]).
     pub fn will_need(&self, offset: u64, n_bytes: u64) {
         if let Self::Mapped(map) = self {
@@ -188,15 +188,14 @@ impl WeightFile {
         }
     }
 
-    /// Announces a range that will be read, after those that were announced before it. The system needs no such
-    /// word for files on this machine.
+    /// Announces a range that will be read, after those announced before it. Local files need no announcement.
     pub fn expect(&self, offset: u64, n_bytes: u64) {
         if let Self::Fetched(file) = self {
             file.expect(offset, n_bytes);
         }
     }
 
-    /// Lets go of a range that will not be read again soon.
+    /// Releases a range that will not be read again soon.
     pub fn release(&self, offset: u64, n_bytes: u64) {
         match self {
             Self::Mapped(map) => map.release(offset, n_bytes),

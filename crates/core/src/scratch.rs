@@ -1,4 +1,4 @@
-//! Buffers that live as long as their thread: rows are read thousands of times, and each read needs a place.
+//! Buffers that live as long as their thread: rows are read thousands of times, and each read needs a buffer.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,7 @@ thread_local! {
     static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends a buffer of `n` floats that lives as long as the thread. A nested loan gets one of its own.
+/// Lends a buffer of `n` floats that lives as long as the thread. A nested loan gets its own buffer.
 pub fn with_floats<T>(n: usize, use_it: impl FnOnce(&mut [f32]) -> T) -> T {
     let mut buffer = FLOATS.take();
     if buffer.len() < n {
@@ -18,7 +18,7 @@ pub fn with_floats<T>(n: usize, use_it: impl FnOnce(&mut [f32]) -> T) -> T {
     result
 }
 
-/// As [`with_floats`], for bytes.
+/// Lends a buffer of `n` bytes like [`with_floats`].
 pub fn with_bytes<T>(n: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
     let mut buffer = BYTES.take();
     if buffer.len() < n {

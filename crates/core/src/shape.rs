@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A shape whose dimensions are listed outermost first (`[n_rows, n_cols]`, as checkpoints write them). The
-/// element count is checked once, when the shape is made.
+/// A shape whose dimensions are listed outermost first (`[n_rows, n_cols]`, as checkpoints write them). The element
+/// count is checked once, when the shape is created.
 ///
 /// GGUF files list dimensions the other way round; only the GGUF reader and writer reverse them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -13,10 +13,10 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Makes a shape; `None` if the element count overflows 63 bits.
+    /// Creates a shape; `None` if the element count overflows 63 bits.
     ///
-    /// A shape without dimensions is a scalar of one element. Zero dimensions are allowed here; formats that
-    /// forbid them say so themselves.
+    /// A shape without dimensions is a scalar of one element. Zero dimensions are allowed here; formats that forbid
+    /// them check that themselves.
     #[must_use]
     pub fn new(dims: Vec<u64>) -> Option<Self> {
         // Partial products are checked without the zeros, so that `[0, 2^63, 4]` is refused like `[2^63, 4]`.

@@ -1,5 +1,5 @@
-//! Which vector instructions to use. The level is detected once and passed on as a value; `--simd` and tests can
-//! ask for any level the machine has.
+//! Selection of vector instructions. The level is detected once and passed on as a value; `--simd` and tests can
+//! request any level the machine has.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::str::FromStr;
 /// A level of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SimdLevel {
-    /// The readable truth; runs everywhere.
+    /// Portable reference code; runs everywhere.
     Scalar,
     /// 128-bit vectors on AArch64.
     Neon,
@@ -23,18 +23,18 @@ impl SimdLevel {
     /// All levels, narrowest first.
     pub const ALL: [Self; 4] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512];
 
-    /// The widest level this machine has.
+    /// Returns the widest level of this machine.
     #[must_use]
     pub fn detect() -> Self {
         Self::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(Self::Scalar)
     }
 
-    /// The levels this machine has, narrowest first.
+    /// Returns the levels of this machine, narrowest first.
     pub fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|level| level.is_available())
     }
 
-    /// True if this machine can run the level.
+    /// Returns true if this machine can run the level.
     #[must_use]
     pub fn is_available(self) -> bool {
         match self {
@@ -59,7 +59,7 @@ impl SimdLevel {
         }
     }
 
-    /// Name as `--simd` takes it.
+    /// Name of the level, as `--simd` accepts it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -77,12 +77,12 @@ impl fmt::Display for SimdLevel {
     }
 }
 
-/// Code that is compiled for each level: [`SimdLevel::vectorize`], or a level's token, runs it.
+/// Code that is compiled for each level and run by [`SimdLevel::vectorize`] or by a level's token.
 ///
-/// `run` and everything it calls must be `#[inline(always)]`, else it is compiled for the baseline only (correct,
-/// but slow). It must not use fused multiply-add, so that every level gives the same bits.
+/// `run` and everything it calls must be `#[inline(always)]`, else it is compiled for the baseline only (correct, but
+/// slow). It must not use fused multiply-add, so that every level gives the same bits.
 pub trait VectorLoop {
-    /// What the loop returns.
+    /// Return type of the loop.
     type Output;
 
     /// Runs the loop.
@@ -90,7 +90,7 @@ pub trait VectorLoop {
 }
 
 impl SimdLevel {
-    /// Runs a loop with the instructions of this level; with the baseline's if the machine lacks it.
+    /// Runs a loop with the instructions of this level, or with the baseline's if the machine lacks it.
     pub fn vectorize<W: VectorLoop>(self, work: W) -> W::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -111,7 +111,7 @@ impl SimdLevel {
     }
 }
 
-/// The token of a level: a value proves that the machine has the instructions, and runs code compiled for them.
+/// Defines the token of a level: a value proves that the machine has the instructions, and runs code compiled for them.
 #[cfg(target_arch = "x86_64")]
 macro_rules! tokens {
     ($( $(#[$doc:meta])* $name:ident = $features:literal; )*) => {
@@ -121,13 +121,13 @@ macro_rules! tokens {
             pub struct $name(());
 
             impl $name {
-                /// The proof, if it can be given.
+                /// Returns the token if the machine has the instructions.
                 #[must_use]
                 pub fn new() -> Option<Self> {
                     SimdLevel::$name.is_available().then_some(Self(()))
                 }
 
-                /// Runs code as a function that is compiled with these instructions.
+                /// Runs code in a function that is compiled with these instructions.
                 #[inline(always)]
                 pub fn run<W: VectorLoop>(self, work: W) -> W::Output {
                     #[target_feature(enable = $features)]
@@ -150,10 +150,10 @@ tokens! {
     Avx512 = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl";
 }
 
-/// Why a `--simd` argument was refused.
+/// Reason why a `--simd` argument was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimdError {
-    /// Not the name of a level.
+    /// The argument is not the name of a level.
     #[error("unknown SIMD level `{0}`: expected auto, scalar, neon, avx2 or avx512")]
     Unknown(String),
     /// The machine lacks the level.

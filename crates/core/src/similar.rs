@@ -1,13 +1,13 @@
-//! Names that were probably meant: for hints.
+//! Similar names, for hints.
 
 use crate::text::escape;
 
-/// Names longer than this are not compared.
+/// Maximum bytes of a name that is compared.
 const MAX_BYTES: usize = 256;
-/// Names that a hint offers at most.
+/// Maximum number of names that a hint offers.
 const MAX_OFFERED: usize = 3;
 
-/// How far apart two names are: insertions, deletions and substitutions of one byte each.
+/// Returns the edit distance of two names: insertions, deletions and substitutions of one byte each.
 #[must_use]
 pub fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -23,10 +23,10 @@ pub fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// The known name nearest to a name, if it is near enough to be meant.
+/// Returns the nearest known name, if its distance is at most half of the longer name.
 #[must_use]
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Names from files can be long; what is compared stays short.
+    // Names from files can be long; only short ones are compared.
     let short = |text: &'a str| (text.len() <= MAX_BYTES).then_some(text);
     if name.len() > MAX_BYTES {
         return None;
@@ -36,8 +36,8 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     (distance <= name.len().max(known.len()) / 2).then_some(known)
 }
 
-/// Known short names (of types) that one was probably meant to be: those that are spelled most like it. Case, `_` and
-/// `-` do not count, and one character in three may be wrong.
+/// Returns the known short names (of types) most similar to a name. Case, `_` and `-` do not count, and one character
+/// in three may be wrong.
 #[must_use]
 pub fn meant<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     if name.len() > MAX_BYTES {
@@ -58,7 +58,7 @@ pub fn meant<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'
     near.into_iter().map(|row| row.1).collect()
 }
 
-/// The hint that offers names; none if there are none.
+/// Returns a hint that offers the names; `None` if there are none.
 #[must_use]
 pub fn did_you_mean<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let names: Vec<String> = names.into_iter().map(|name| format!("`{}`", escape(name))).collect();

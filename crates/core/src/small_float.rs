@@ -1,4 +1,4 @@
-//! Floats of eight and four bits as numbers: E4M3, E5M2, E8M0, E2M1.
+//! Floats of eight and four bits: E4M3, E5M2, E8M0, E2M1.
 
 /// Values of a format whose codes are bytes.
 pub type Table = [f32; 256];
@@ -25,22 +25,22 @@ const fn power_of_two(exp: i32) -> f32 {
     f32::from_bits(((exp + 127) as u32) << 23)
 }
 
-/// The magnitude of a code of `EXP` exponent and `MAN` mantissa bits as if none stood for infinity or NaN. Its sign bit
-/// must be zero. No step meets a subnormal, which some processors are slow at.
+/// Returns the magnitude of a code of `EXP` exponent and `MAN` mantissa bits as if no code meant infinity or NaN. The
+/// sign bit must be zero. No step uses subnormals, which are slow on some processors.
 #[inline(always)]
 #[must_use]
 #[expect(clippy::inline_always, reason = "loops that are compiled once per vector level call it")]
 pub const fn magnitude<const EXP: u32, const MAN: u32>(code: u8) -> f32 {
     let bias = (1 << (EXP - 1)) - 1;
     let code = code as u32;
-    // Codes without an exponent are multiples of the smallest number.
+    // Codes with a zero exponent are multiples of the smallest number.
     let small = code as f32 * power_of_two(1 - bias - MAN as i32);
     let normal = f32::from_bits((code << (23 - MAN)) + (((127 - bias) as u32) << 23));
     if code < 1 << MAN { small } else { normal }
 }
 
-/// The value of a code: the tables without a look-up, as vectors do not gather well. Formats of five exponent bits have
-/// infinities, those of four have not.
+/// Returns the value of a code. Computes it without a look-up in the tables, since vectors do not gather well. Formats
+/// with five exponent bits have infinities, those with four do not.
 #[inline(always)]
 #[must_use]
 #[expect(clippy::inline_always, reason = "loops that are compiled once per vector level call it")]
@@ -52,7 +52,7 @@ pub const fn widen<const EXP: u32, const MAN: u32>(code: u8) -> f32 {
     f32::from_bits(bits | ((code & 0x80) as u32) << 24)
 }
 
-/// The value of an E8M0 byte, `2^(byte - 127)`; 255 is NaN, 0 is a subnormal of F32.
+/// Returns the value of an E8M0 byte, `2^(byte - 127)`; 255 is NaN, 0 is a subnormal of F32.
 #[inline]
 #[must_use]
 pub const fn e8m0(byte: u8) -> f32 {
@@ -67,7 +67,7 @@ pub const fn e8m0(byte: u8) -> f32 {
 mod tests {
     use super::*;
 
-    /// The value by the definition of the formats, in F64.
+    /// Returns the value by the definition of the formats, in F64.
     fn defined(exp_bits: i32, man_bits: i32, code: u8) -> f64 {
         let (exp, man) = (
             i32::from(code & 0x7f) >> man_bits,

@@ -1,4 +1,4 @@
-//! Numbers in a file without a name: memory that the system may write out whenever others need the room.
+//! Numbers in an unnamed file: memory that the system may write out when it is short of memory.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use memmap2::MmapMut;
 
-/// Floats in a temporary file that is mapped to be read and written. The file has no name: nothing of it is left behind,
+/// Floats in a temporary file that is mapped for reading and writing. The file has no name, so nothing is left behind,
 /// however the program ends.
 #[derive(Debug)]
 pub struct SpilledFloats {
@@ -18,7 +18,7 @@ pub struct SpilledFloats {
 }
 
 impl SpilledFloats {
-    /// `len` zeros in a file in `dir`.
+    /// Creates `len` zeros in a file in `dir`.
     ///
     /// # Errors
     /// I/O errors, named with the folder; a full disk.
@@ -34,20 +34,20 @@ impl SpilledFloats {
         }
         let file = tempfile::tempfile_in(dir)?;
         fill(&file, n_bytes as u64)?;
-        // SAFETY: the file has no name and no other handle, so that nobody else changes or cuts it; its blocks are there, so
-        // that a full disk cannot fault.
+        // SAFETY: the file has no name and no other handle, so nobody else changes or truncates it; its blocks are
+        // reserved, so a full disk cannot cause a fault.
         let map = unsafe { MmapMut::map_mut(&file) }?;
         Ok(Self { map: Some(map), len })
     }
 }
 
-/// Gives a file that many zeros, and blocks for them: memory that is mapped must not find the disk full.
+/// Fills a file with `n_bytes` zeros and reserves their blocks: a write to mapped memory must not find the disk full.
 fn fill(file: &File, n_bytes: u64) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         use rustix::fs::{FallocateFlags, fallocate};
         match rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, n_bytes)) {
-            // File systems without such a call.
+            // File systems without this call.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
             done => return Ok(done?),
         }
@@ -60,7 +60,7 @@ impl Deref for SpilledFloats {
 
     fn deref(&self) -> &[f32] {
         let Some(map) = &self.map else { return &[] };
-        // SAFETY: the mapping begins at a page and has `len` floats; all bits are floats.
+        // SAFETY: the mapping begins at a page boundary and has `len` floats; all bit patterns are floats.
         unsafe { std::slice::from_raw_parts(map.as_ptr().cast(), self.len) }
     }
 }
@@ -68,7 +68,7 @@ impl Deref for SpilledFloats {
 impl DerefMut for SpilledFloats {
     fn deref_mut(&mut self) -> &mut [f32] {
         let Some(map) = &mut self.map else { return &mut [] };
-        // SAFETY: as above, and `self` is borrowed alone.
+        // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(map.as_mut_ptr().cast(), self.len) }
     }
 }
@@ -86,7 +86,7 @@ mod tests {
         floats[..2].copy_from_slice(&[1.0, f32::NAN]);
         assert_eq!((floats[0], floats[1].to_bits(), floats[4999]), (1.0, f32::NAN.to_bits(), 7.0));
         let n_files = || fs_err::read_dir(dir.path()).unwrap().count();
-        // Windows removes it when it is closed.
+        // Windows removes the file when it is closed.
         assert!(n_files() == 0 || cfg!(windows));
         drop(floats);
         assert_eq!(n_files(), 0);

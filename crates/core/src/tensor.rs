@@ -1,4 +1,4 @@
-//! What stages hand to one another: tensors in GGML types, named, ordered, readable by row.
+//! Tensors as exchanged between stages: in GGML types, named, ordered, readable by row.
 
 use crate::{ElementType, GgmlType, Shape};
 
@@ -31,27 +31,27 @@ impl TensorMeta {
 ///
 /// Reading is positioned and takes `&self`, so many threads can read at once.
 pub trait TensorSource: Sync {
-    /// The tensors, in file order.
+    /// Returns the tensors, in file order.
     fn tensors(&self) -> &[TensorMeta];
 
     /// Reads whole rows `first_row .. first_row + n` of a tensor into `out`, where `n = out.len() / row_bytes`.
     ///
     /// # Errors
-    /// I/O errors and errors of the stage behind the source, named with the tensor.
+    /// I/O errors and errors of the stage that feeds the source, named with the tensor.
     ///
     /// # Panics
-    /// If the range lies outside the tensor: callers plan from [`TensorSource::tensors`].
+    /// If the range is outside the tensor: callers plan from [`TensorSource::tensors`].
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError>;
 
-    /// The bytes of rows `first_row .. first_row + n_rows` where they already lie in memory as the format stores
-    /// them (a mapped little-endian file); `None` where they must be read or computed.
+    /// Returns the bytes of rows `first_row .. first_row + n_rows` if they are already in memory as the format stores
+    /// them (a mapped little-endian file); `None` if they must be read or computed.
     fn borrow_rows(&self, tensor: usize, first_row: u64, n_rows: u64) -> Option<&[u8]> {
         let _ = (tensor, first_row, n_rows);
         None
     }
 
-    /// Announces that a tensor will be read, after those that were announced before it, so that what has to be fetched
-    /// is on its way. Whoever reads files of this machine need not care.
+    /// Announces that a tensor will be read, after those announced before it, so that remote data can be fetched in
+    /// advance. Sources of local files ignore it.
     fn expect(&self, tensor: usize) {
         let _ = tensor;
     }
@@ -62,13 +62,13 @@ pub trait TensorSource: Sync {
     }
 }
 
-/// Why a [`TensorSource`] could not deliver rows.
+/// Error of a [`TensorSource`] that could not deliver rows.
 #[derive(Debug, thiserror::Error)]
 #[error("tensor `{}`: {source}", crate::text::escape(tensor))]
 pub struct SourceError {
-    /// The tensor that was read.
+    /// Name of the tensor that was read.
     pub tensor: String,
-    /// What went wrong behind the source.
+    /// Cause of the error.
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
@@ -86,46 +86,46 @@ pub struct WeightMeta {
 /// A GGML type that holds a weight of a quantized checkpoint without requantizing it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packing {
-    /// The type.
+    /// Type of the blocks.
     pub ty: GgmlType,
-    /// Largest relative error of any scale or minimum once it is rounded to what the block stores; 0 if every value
-    /// is kept exactly.
+    /// Largest relative error of any scale or minimum after it is rounded to the block's format; 0 if every value is
+    /// kept exactly.
     pub scale_error: f32,
-    /// Factor on the whole weight that the block type cannot hold and that goes into a companion tensor (`.scale`).
+    /// Factor on the whole weight that the block type cannot hold; it is stored in a companion tensor (`.scale`).
     pub scale: Option<f32>,
-    /// Factor on the input that belongs to it (`.input_scale`).
+    /// Factor on the input that belongs to the weight (`.input_scale`).
     pub input_scale: Option<f32>,
-    /// Instead of both, where the matrices of a stack have factors of their own.
+    /// Replaces both factors if the matrices of a stack have factors of their own.
     pub stack: Option<StackFactors>,
-    /// The checkpoint multiplies the weight with activations that are not quantized, and says so.
+    /// True if the checkpoint declares that it multiplies the weight with activations that are not quantized.
     pub float_activations: bool,
 }
 
-/// Factors of the matrices of a stack: one after the other, all of one size.
+/// Factors of the matrices of a stack: one after the other, all matrices of one size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackFactors {
-    /// Elements of a matrix.
+    /// Elements of one matrix.
     pub n_elems: u64,
-    /// What [`Packing::scale`] is for one matrix.
+    /// [`Packing::scale`] of each matrix.
     pub scales: Vec<f32>,
-    /// What [`Packing::input_scale`] is for one matrix; empty if there are none.
+    /// [`Packing::input_scale`] of each matrix; empty if there are none.
     pub input_scales: Vec<f32>,
 }
 
 impl Packing {
-    /// A type that keeps every value.
+    /// Creates a packing whose type keeps every value.
     #[must_use]
     pub fn exact(ty: GgmlType) -> Self {
         Self::rounded(ty, 0.0)
     }
 
-    /// A block type that keeps the codes and rounds scales by at most `scale_error`.
+    /// Creates a packing whose block type keeps the codes and rounds scales by at most `scale_error`.
     #[must_use]
     pub fn rounded(ty: GgmlType, scale_error: f32) -> Self {
         Self { ty, scale_error, scale: None, input_scale: None, stack: None, float_activations: false }
     }
 
-    /// Whether every value is kept.
+    /// Returns true if every value is kept exactly.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.scale_error == 0.0
@@ -137,27 +137,27 @@ impl Packing {
 ///
 /// Elements are delivered in row-major order and little-endian, whatever the container stores.
 pub trait WeightSource: Sync {
-    /// The tensors, in the order of the checkpoint (by name within a shard, shards in order).
+    /// Returns the tensors, in the order of the checkpoint (by name within a shard, shards in order).
     fn weights(&self) -> &[WeightMeta];
 
     /// Reads elements `first .. first + n` of a weight into `out`, where `n = out.len() / element bytes`.
     ///
     /// # Errors
-    /// I/O errors and errors of the layer behind the source, named with the tensor.
+    /// I/O errors and errors of the layer that feeds the source, named with the tensor.
     ///
     /// # Panics
-    /// If the range lies outside the tensor: callers plan from [`WeightSource::weights`].
+    /// If the range is outside the tensor: callers plan from [`WeightSource::weights`].
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError>;
 
-    /// All bytes of a weight where they lie in memory in the promised order (a mapped file); else `None`.
+    /// Returns all bytes of a weight if they are in memory in the promised order (a mapped file), else `None`.
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
         let _ = weight;
         None
     }
 
-    /// The GGML types that hold this weight without going through F32, best first: block types that keep its integer
-    /// codes, and narrow float types that hold all its values. Empty for a weight that is plain floats already. May
-    /// read the weight's scales and zero points, and its codes where those leave it open.
+    /// Returns the GGML types that hold this weight without going through F32, best first: block types that keep its
+    /// integer codes, and narrow float types that hold all its values. Empty for a weight that is already plain floats.
+    /// May read the weight's scales and zero points, and also its codes if those do not decide it.
     ///
     /// # Errors
     /// As [`WeightSource::read_elems`].
@@ -166,21 +166,21 @@ pub trait WeightSource: Sync {
         Ok(Vec::new())
     }
 
-    /// The element type of the codes that a weight is decoded from; `None` for a weight that is plain floats already.
+    /// Returns the element type of the codes that a weight is decoded from; `None` for a weight that is already plain
+    /// floats.
     fn code_type(&self, weight: usize) -> Option<ElementType> {
         let _ = weight;
         None
     }
 
-    /// Reads elements `first ..` of a weight as blocks of a type that [`WeightSource::packings`] names; `first` and
-    /// the number of elements are whole blocks. The default is for sources without packings: it calls for a bug to be
-    /// fixed, not for a value.
+    /// Reads elements `first ..` of a weight as blocks of a type that [`WeightSource::packings`] lists; `first` and the
+    /// number of elements are whole blocks. The default is for sources without packings: calling it is a bug.
     ///
     /// # Errors
     /// As [`WeightSource::read_elems`].
     ///
     /// # Panics
-    /// If the weight has no such packing, or the range lies outside it.
+    /// If the weight has no such packing, or the range is outside it.
     fn read_packed(
         &self,
         weight: usize,
@@ -192,8 +192,8 @@ pub trait WeightSource: Sync {
         panic!("weight {weight} has no packing as {ty}")
     }
 
-    /// Announces that a weight will be read, after those that were announced before it, as
-    /// [`TensorSource::expect`] does for a tensor.
+    /// Announces that a weight will be read, after those announced before it, like [`TensorSource::expect`] for a
+    /// tensor.
     fn expect(&self, weight: usize) {
         let _ = weight;
     }

@@ -1,22 +1,23 @@
-//! Text for people: escaping of foreign strings, sizes in bytes.
+//! Text for users: escaping of untrusted strings, sizes in bytes.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Makes a string from a file safe to print: control characters, terminal escapes and bidirectional overrides
-/// appear as `\u{..}`.
+/// Makes a string from a file safe to print: control characters, terminal escapes and bidirectional overrides appear as
+/// `\u{..}`.
 #[must_use]
 pub fn escape(text: &str) -> Cow<'_, str> {
     escape_but(text, |_| false)
 }
 
-/// The same for a text of several lines, which stay lines.
+/// Escapes a text of several lines and keeps line breaks and tabs.
 #[must_use]
 pub fn escape_lines(text: &str) -> Cow<'_, str> {
     escape_but(text, |c| matches!(c, '\n' | '\t'))
 }
 
-/// A character that a terminal may obey, or that is not to be seen: controls, changes of direction, separators of lines, tags.
+/// Returns true for a character that a terminal may obey, or that is invisible: controls, changes of direction, line
+/// separators, tags.
 #[must_use]
 pub fn is_unsafe(c: char) -> bool {
     c.is_control()
@@ -53,7 +54,7 @@ fn escape_but(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// [`escape`] for bytes that may not be UTF-8: invalid bytes appear as `\xNN`.
+/// Escapes bytes that may not be UTF-8, like [`escape`]: invalid bytes appear as `\xNN`.
 #[must_use]
 pub fn escape_bytes(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
@@ -66,7 +67,7 @@ pub fn escape_bytes(bytes: &[u8]) -> String {
     out
 }
 
-/// A byte count with a binary unit and three significant digits: `1.91 GiB`.
+/// Formats a byte count with a binary unit and three significant digits: `1.91 GiB`.
 #[must_use]
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -84,7 +85,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// A number with thin groups of three digits: `12 345 678`.
+/// Formats a number in groups of three digits separated by spaces: `12 345 678`.
 #[must_use]
 pub fn count(n: u64) -> String {
     let digits = n.to_string();

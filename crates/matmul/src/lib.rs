@@ -1,24 +1,24 @@
-//! The only door to the `gemm` crates: views of matrices whose bounds are checked once, tiles of an output that threads
-//! write side by side, and their product, in F32 or F64.
+//! Matrix products through the `gemm` crates, which are used only here: views of matrices whose bounds are checked
+//! once, tiles of an output that threads write side by side, and their product, in F32 or F64.
 //!
 //! # Exactness
-//! [`multiply`] and [`multiply_add`] sum over blocks of the inner dimension that the crate cuts by the caches of the
-//! machine. [`ordered_multiply`] and [`ordered_multiply_add`] cut it themselves, so that every machine with fused
-//! multiply-add computes the same bits.
+//! [`multiply`] and [`multiply_add`] sum over blocks of the inner dimension, which the `gemm` crate chooses by the
+//! caches of the machine. [`ordered_multiply`] and [`ordered_multiply_add`] choose the blocks themselves, so that every
+//! machine with fused multiply-add computes the same bits.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A number whose matrices can be multiplied: `f32` and `f64`.
+/// A number type whose matrices can be multiplied: `f32` and `f64`.
 pub trait Scalar: sealed::Kernel {}
 
 impl Scalar for f32 {}
 impl Scalar for f64 {}
 
 mod sealed {
-    /// Where to write, size, two strides and so on, as the `gemm` crates take it.
+    /// Kernel signature of the `gemm` crates: sizes, output pointer and its two strides, and so on.
     pub(crate) type Gemm<T> = unsafe fn(
         usize,
         usize,
@@ -45,7 +45,7 @@ mod sealed {
     pub trait Kernel: Copy + 'static {
         const ONE: Self;
 
-        /// The kernel for this machine.
+        /// Returns the kernel for this machine.
         fn kernel() -> Gemm<Self>;
     }
 
@@ -76,7 +76,7 @@ pub struct MatrixView<'a, T = f32> {
 }
 
 impl<'a, T: Scalar> MatrixView<'a, T> {
-    /// A row-major matrix whose rows start `row_stride` apart.
+    /// Creates a view of a row-major matrix whose rows start `row_stride` apart.
     ///
     /// # Panics
     /// If the slice is too short.
@@ -96,10 +96,10 @@ impl<'a, T: Scalar> MatrixView<'a, T> {
         self.n_cols
     }
 
-    /// Some of the rows.
+    /// Returns a view of some of the rows.
     ///
     /// # Panics
-    /// If the range does not lie in the matrix.
+    /// If the range is not inside the matrix.
     #[must_use]
     pub fn rows(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.n_rows);
@@ -107,10 +107,10 @@ impl<'a, T: Scalar> MatrixView<'a, T> {
         Self::new(&self.data[start..], range.len(), self.n_cols, self.row_stride)
     }
 
-    /// Some of the columns.
+    /// Returns a view of some of the columns.
     ///
     /// # Panics
-    /// If the range does not lie in the matrix.
+    /// If the range is not inside the matrix.
     #[must_use]
     pub fn columns(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.n_cols);
@@ -118,7 +118,7 @@ impl<'a, T: Scalar> MatrixView<'a, T> {
         Self::new(&self.data[start..], self.n_rows, range.len(), self.row_stride)
     }
 
-    /// One row.
+    /// Returns one row.
     ///
     /// # Panics
     /// If there is no such row.
@@ -139,7 +139,7 @@ pub struct MatrixTile<'a, T = f32> {
 }
 
 impl<'a, T: Scalar> MatrixTile<'a, T> {
-    /// A whole row-major matrix as one tile.
+    /// Makes a whole row-major matrix one tile.
     ///
     /// # Panics
     /// If the slice is too short.
@@ -153,22 +153,22 @@ impl<'a, T: Scalar> MatrixTile<'a, T> {
         self.n_rows
     }
 
-    /// One row.
+    /// Returns one row for writing.
     ///
     /// # Panics
     /// If there is no such row.
     pub fn row_mut(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.n_rows);
         // SAFETY: the tile lies inside the slice it was made from (checked in `whole` and `TileGrid::new`), nobody else
-        // may touch it while it lives (it borrows the slice, and a grid gives each tile out once), and the row is
+        // may touch it while it lives (it borrows the slice, and a grid hands out each tile once), and the row is
         // inside the tile.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_stride), self.n_cols) }
     }
 
-    /// The rows `range` of the tile, borrowed from it.
+    /// Returns the rows `range` of the tile, borrowed from it.
     ///
     /// # Panics
-    /// If the range does not lie in the tile.
+    /// If the range is not inside the tile.
     pub fn rows_mut(&mut self, range: Range<usize>) -> MatrixTile<'_, T> {
         assert!(range.start <= range.end && range.end <= self.n_rows);
         let offset = if range.start == range.end { 0 } else { range.start * self.row_stride };
@@ -181,7 +181,7 @@ impl<'a, T: Scalar> MatrixTile<'a, T> {
 // SAFETY: a tile is an exclusive borrow of plain numbers.
 unsafe impl<T: Scalar + Send> Send for MatrixTile<'_, T> {}
 
-/// A matrix cut into tiles by rows and columns; every tile is given out at most once, to any thread.
+/// A matrix split into tiles by rows and columns; every tile is handed out at most once, to any thread.
 #[derive(Debug)]
 pub struct TileGrid<'a, T = f32> {
     start: *mut T,
@@ -193,11 +193,11 @@ pub struct TileGrid<'a, T = f32> {
 }
 
 impl<'a, T: Scalar> TileGrid<'a, T> {
-    /// Cuts a row-major matrix of rows of `n_cols`. Cuts ascend; tile `(r, c)` lies between cuts `r`, `r + 1` of the
-    /// rows and `c`, `c + 1` of the columns.
+    /// Splits a row-major matrix with rows of `n_cols`. Cuts are ascending; tile `(r, c)` is between cuts `r`, `r + 1`
+    /// of the rows and `c`, `c + 1` of the columns.
     ///
     /// # Panics
-    /// If cuts do not ascend or lie outside the matrix.
+    /// If cuts are not ascending or are outside the matrix.
     pub fn new(data: &'a mut [T], n_cols: usize, row_cuts: Vec<usize>, col_cuts: Vec<usize>) -> Self {
         assert!(row_cuts.is_sorted() && col_cuts.is_sorted(), "cuts ascend");
         let last = |cuts: &[usize]| cuts.last().copied().unwrap_or(0);
@@ -207,10 +207,10 @@ impl<'a, T: Scalar> TileGrid<'a, T> {
         Self { start: data.as_mut_ptr(), row_stride: n_cols, row_cuts, col_cuts, taken, owner: PhantomData }
     }
 
-    /// Gives out tile `(row, col)`.
+    /// Hands out tile `(row, col)`.
     ///
     /// # Panics
-    /// If there is no such tile or it was given out before.
+    /// If there is no such tile or it was handed out before.
     pub fn take(&self, row: usize, col: usize) -> MatrixTile<'_, T> {
         let n_across = self.col_cuts.len() - 1;
         assert!(col < n_across && row + 1 < self.row_cuts.len());
@@ -225,21 +225,21 @@ impl<'a, T: Scalar> TileGrid<'a, T> {
     }
 }
 
-// SAFETY: tiles of a grid do not overlap (cuts ascend) and each is given out once, guarded by an atomic flag; the
-// grid itself never reads or writes the numbers.
+// SAFETY: tiles of a grid do not overlap (cuts are ascending) and each is handed out once, guarded by an atomic flag;
+// the grid itself never reads or writes the numbers.
 unsafe impl<T: Scalar + Send> Sync for TileGrid<'_, T> {}
 // SAFETY: as above; the grid holds an exclusive borrow of plain numbers.
 unsafe impl<T: Scalar + Send> Send for TileGrid<'_, T> {}
 
-/// Sets the crate up for the engine: right operands lie as its kernels read them, so it need not copy them before
-/// each product. The setting holds for the whole process and changes speed only.
+/// Configures the `gemm` crate for the engine: the right operands already have the layout that its kernels read, so it
+/// need not copy them before each product. The setting applies to the whole process and changes only the speed.
 pub fn prepare() {
     gemm_common::gemm::set_lhs_packing_threshold_single_thread(256);
 }
 
-/// `out = factor * a b`.
+/// Computes `out = factor * a b`.
 ///
-/// The sums run over blocks of the inner dimension in an order that depends on the three sizes only. The kernels choose
+/// The sums run over blocks of the inner dimension in an order that depends only on the three sizes. The kernels choose
 /// their instructions by the machine.
 ///
 /// # Panics
@@ -253,7 +253,7 @@ pub fn multiply<T: Scalar>(
     product(out, LeftOperand::plain(a), b, factor, false);
 }
 
-/// `out += a b`, as [`multiply`] computes it.
+/// Computes `out += a b` like [`multiply`].
 ///
 /// # Panics
 /// If the sizes do not fit together.
@@ -261,7 +261,7 @@ pub fn multiply_add<T: Scalar>(out: &mut MatrixTile<'_, T>, a: MatrixView<'_, T>
     product(out, LeftOperand::plain(a), b, T::ONE, true);
 }
 
-/// `out += aᵀ b`, as [`multiply`] computes it.
+/// Computes `out += aᵀ b` like [`multiply`].
 ///
 /// # Panics
 /// If the sizes do not fit together.
@@ -273,16 +273,15 @@ pub fn multiply_transposed_add<T: Scalar>(
     product(out, LeftOperand::transposed(a), b, T::ONE, true);
 }
 
-/// Longest stretch of the inner dimension that the kernels never cut, whatever the caches of the machine.
+/// Largest block of the inner dimension that the kernels never split, whatever the caches of the machine.
 const UNCUT: usize = 512;
 
-/// `out = factor * a b` with sums in a fixed order.
+/// Computes `out = factor * a b` with sums in a fixed order.
 ///
 /// # Exactness
-/// Each number is the sum of its stretches of 512 products, times `factor`; a stretch is summed from its first product
-/// on, one fused multiply-add each. All machines with fused multiply-add give the same bits if `out` has more than one
-/// row and more than one column, and three products or more to a stretch; which columns and rows stand beside a number
-/// does not matter.
+/// Each number is the sum of its blocks of 512 products, times `factor`. A block is summed from its first product on,
+/// with one fused multiply-add each. All machines with fused multiply-add give the same bits if `out` has more than one
+/// row and more than one column, and each block has three or more products. The other rows and columns do not matter.
 ///
 /// # Panics
 /// If the sizes do not fit together.
@@ -295,7 +294,7 @@ pub fn ordered_multiply<T: Scalar>(
     ordered(out, a, b, factor, false);
 }
 
-/// `out += factor * a b`, as [`ordered_multiply`] computes it.
+/// Computes `out += factor * a b` like [`ordered_multiply`].
 ///
 /// # Panics
 /// If the sizes do not fit together.
@@ -336,15 +335,15 @@ fn stretches<T: Scalar>(
     }
 }
 
-/// Rows and columns up to which the kernels cut the inner dimension another way than in larger products.
+/// Number of rows and columns up to which the kernels split the inner dimension differently than in larger products.
 const SMALL: usize = 64;
 
-/// `out = factor * a b`, where a row of `out` has the same bits however many rows stand beside it.
+/// Computes `out = factor * a b`, where a row of `out` has the same bits whatever the number of other rows.
 ///
 /// # Exactness
-/// As [`multiply`]: large products cut the inner dimension evenly into stretches of 512 at most (where the caches of the
-/// machine allow no more), small ones into stretches of 512 and a rest. Here small ones are cut as large ones are, and a
-/// single row, which has kernels of its own, is computed as one of two.
+/// As [`multiply`]: large products split the inner dimension evenly into blocks of at most 512 (unless the caches of
+/// the machine allow more), small ones into blocks of 512 and a rest. Here small products are split like large ones,
+/// and a single row, which has its own kernels, is computed as one of two.
 ///
 /// # Panics
 /// If the sizes do not fit together.
@@ -368,13 +367,13 @@ pub fn multiply_rows<T: Scalar>(
     }
 }
 
-/// The left side of a product: a view, read by rows or by columns.
+/// Left operand of a product: a view, read by rows or by columns.
 #[derive(Clone, Copy)]
 struct LeftOperand<'a, T> {
     view: MatrixView<'a, T>,
     n_rows: usize,
     n_cols: usize,
-    /// From row to row, and from column to column.
+    /// Strides from row to row, and from column to column.
     strides: (usize, usize),
 }
 
@@ -388,7 +387,7 @@ impl<'a, T: Scalar> LeftOperand<'a, T> {
     }
 }
 
-/// `out = factor * a b`, added to what `out` holds or instead of it.
+/// Computes `out = factor * a b`, added to the content of `out` or replacing it.
 fn product<T: Scalar>(
     out: &mut MatrixTile<'_, T>,
     a: LeftOperand<'_, T>,
@@ -401,16 +400,16 @@ fn product<T: Scalar>(
         .map(|stride| isize::try_from(stride).expect("a stride inside a slice"));
     let kernel = T::kernel();
     let (a_start, b_start) = (a.view.data.as_ptr(), b.data.as_ptr());
-    // The kernels write columns whose numbers lie together. Rows that lie together are the columns of `bᵀ aᵀ`; an
-    // output of single numbers is a column as it is.
+    // The kernels write contiguous columns. Contiguous rows are the columns of `bᵀ aᵀ`; an output of single numbers is
+    // already a column.
     let ((m, n), out_strides, (left, left_strides), (right, right_strides)) = if out.row_stride > 1 {
         ((out.n_cols, out.n_rows), (out_stride, 1), (b_start, (b_stride, 1)), (a_start, (a_row, a_col)))
     } else {
         ((out.n_rows, out.n_cols), (1, out_stride), (a_start, (a_col, a_row)), (b_start, (1, b_stride)))
     };
-    // SAFETY: all three matrices lie inside their slices (checked when view and tile were made), sizes fit
-    // (asserted above), and `out` is an exclusive borrow, so it overlaps neither operand. Strides are given as
-    // (from column to column, from row to row).
+    // SAFETY: all three matrices lie inside their slices (checked when view and tile were made), sizes fit (asserted
+    // above), and `out` is an exclusive borrow, so it overlaps neither operand. Strides are given as (from column to
+    // column, from row to row).
     unsafe {
         kernel(
             m,
@@ -486,7 +485,7 @@ mod tests {
         }
     }
 
-    /// The promise of `ordered_multiply`, on a machine with fused multiply-add.
+    /// Checks the guarantee of `ordered_multiply`, on a machine with fused multiply-add.
     #[test]
     #[cfg_attr(
         not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -517,7 +516,8 @@ mod tests {
         }
     }
 
-    /// The promise of `multiply_rows`, where large products are cut as they are wherever a cache is 32 or 48 KiB.
+    /// Checks the guarantee of `multiply_rows` on machines whose caches split large products as expected (32 or 48
+    /// KiB).
     #[test]
     fn a_row_does_not_depend_on_those_beside_it() {
         let mut n_rows_compared = 0;
@@ -542,7 +542,7 @@ mod tests {
                 n_rows_compared += n_rows;
             }
         }
-        // One stretch is one on every machine.
+        // A single block is the same on every machine.
         assert!(n_rows_compared >= 149, "{n_rows_compared}");
         println!("{n_rows_compared} rows");
     }

@@ -6,11 +6,11 @@ use super::lanes::{Lanes, MAX_WIDTH};
 /// Elements in a batch: 16 super-blocks, and whole vectors of blocks at every level.
 pub(super) const BATCH: usize = 4096;
 
-/// Consecutive blocks, over row boundaries, with their importance weights.
+/// Consecutive blocks, across row boundaries, with their importance weights.
 pub(super) struct Batch {
-    /// Elements, then zeros.
+    /// Elements, followed by zeros.
     pub x: [f32; BATCH],
-    /// Weights as [`Batch::weigh`] leaves them.
+    /// Weights as set by [`Batch::weigh`].
     pub weights: [f32; BATCH],
     /// Elements before the padding.
     pub n_elems: usize,
@@ -22,7 +22,7 @@ impl Batch {
     /// An empty batch.
     pub(super) const EMPTY: Self = Self { x: [0.0; BATCH], weights: [0.0; BATCH], n_elems: 0, first: 0 };
 
-    /// Takes the blocks from element `first` on; false after the last.
+    /// Loads the blocks from element `first` on; returns false after the last.
     #[inline(always)]
     pub(super) fn load(&mut self, rows: &Rows<'_>, first: usize) -> bool {
         let rest = rows.src.get(first..).unwrap_or(&[]);
@@ -55,7 +55,7 @@ impl Batch {
         }
     }
 
-    /// `search::abs_max` of each block of `E` elements, a multiple of 16.
+    /// Computes `search::abs_max` of each block of `E` elements, a multiple of 16.
     #[inline(always)]
     pub(super) fn abs_maxes<L: Lanes, const E: usize>(&self, l: L, out: &mut [f32]) {
         for at in (0..self.n_elems / E).step_by(L::WIDTH) {
@@ -69,7 +69,7 @@ impl Batch {
         }
     }
 
-    /// The magnitude of `search::signed_max` of each block of `E` elements, a multiple of 16: NaN is passed over.
+    /// Computes the magnitude of `search::signed_max` of each block of `E` elements, a multiple of 16: NaN is ignored.
     #[inline(always)]
     pub(super) fn largest_magnitudes<L: Lanes, const E: usize>(&self, l: L, out: &mut [f32]) {
         for at in (0..self.n_elems / E).step_by(L::WIDTH) {
@@ -83,7 +83,7 @@ impl Batch {
         }
     }
 
-    /// Sum of magnitudes in index order of each block of `E` elements, a multiple of 16.
+    /// Sums the magnitudes of each block of `E` elements, a multiple of 16, in index order.
     #[inline(always)]
     pub(super) fn sums_of_magnitudes<L: Lanes, const E: usize>(&self, l: L, out: &mut [f32]) {
         for at in (0..self.n_elems / E).step_by(L::WIDTH) {
@@ -98,7 +98,7 @@ impl Batch {
     }
 }
 
-/// Sums of squares in index order of `WIDTH` runs of `n` floats, a multiple of 16, that start `stride` apart.
+/// Sums the squares of `WIDTH` runs of `n` floats, a multiple of 16, that start `stride` apart, in index order.
 #[inline(always)]
 pub(super) fn sums_of_squares<L: Lanes>(l: L, src: &[f32], n: usize, stride: usize) -> L::F {
     let mut sum = l.splat(0.0);
@@ -110,7 +110,7 @@ pub(super) fn sums_of_squares<L: Lanes>(l: L, src: &[f32], n: usize, stride: usi
     sum
 }
 
-/// One float per lane, from anywhere.
+/// Gathers one float per lane from `value(lane)`.
 #[inline(always)]
 pub(super) fn gather<L: Lanes>(l: L, value: impl Fn(usize) -> f32) -> L::F {
     let mut values = [0.0; MAX_WIDTH];

@@ -1,4 +1,4 @@
-//! Q8_0, Q8_1 and Q8_K: one byte per element. Q8_1 and Q8_K are what matrix products turn activations into.
+//! Q8_0, Q8_1 and Q8_K: one byte per element. Matrix products convert activations to Q8_1 and Q8_K.
 //!
 //! # Layout
 //! | type | elements | scale | sums | codes |
@@ -45,7 +45,7 @@ pub(super) static Q8_K: Codec = Codec {
     },
 };
 
-/// Scale and its inverse: the largest magnitude maps to 127.
+/// Returns the scale and its inverse: the largest magnitude maps to 127.
 #[inline(always)]
 fn scale_of(amax: f32) -> (f32, f32) {
     let d = amax / 127.0;
@@ -64,7 +64,7 @@ fn q8_0_block(x: &[f32; 32], out: &mut [u8; 34]) {
     }
 }
 
-/// All blocks of Q8_0: scales with one block per lane, codes along the block.
+/// Kernel of all Q8_0 blocks: scales with one block per lane, codes along the block.
 struct Quantize<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
@@ -119,7 +119,7 @@ fn q8_1_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
             sum += i32::from(code);
         }
         put_u16(out, 0, f32_to_f16(d));
-        // The scale before its rounding to F16.
+        // Uses the scale before its rounding to F16.
         put_u16(out, 2, f32_to_f16(sum as f32 * d));
     }
 }

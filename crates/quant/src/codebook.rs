@@ -1,107 +1,107 @@
-//! Code books: which packed points are on the grid, and for every other point its nearest grid points.
+//! Code books: the packed points on the grid, and the nearest grid points of every other point.
 
 use std::sync::OnceLock;
 
 use super::grids;
 
-/// A grid of points with `D` levels each, and the neighbour lists of the points between.
+/// A grid of points with `D` levels each, and the neighbour lists of the points off the grid.
 ///
 /// Points are packed: `16 / D` bits per level (2 for 8 levels, 3 for 4: see [`CodeBook::BITS`]), first lowest.
 pub(super) struct CodeBook<const D: usize> {
     /// Packed points in the order of the format.
     pub points: &'static [u16],
-    /// For each packed point its neighbour list: see [`CLASS_BITS`]. On the grid a class of 0, and the index instead of the
-    /// start.
+    /// Entry of each packed point: its neighbour list, see [`CLASS_BITS`]. A grid point has class 0, and its index
+    /// instead of the start of a list.
     map: Vec<u32>,
-    /// Packed points of all lists, each ordered by distance, then index, and filled with copies of its first
+    /// Packed points of all lists. Each list is ordered by distance, then index, and filled with copies of its first
     /// point to a multiple of [`LIST_TILE`].
     neighbours: Vec<[u16; LIST_TILE]>,
 }
 
-/// Neighbour lists can be read in runs of this many points.
+/// Number of points in a tile; neighbour lists are whole tiles.
 pub(super) const LIST_TILE: usize = 16;
 
-/// A neighbour list: the nearest grid points, packed, by distance, then index.
+/// A neighbour list: the nearest grid points, packed, ordered by distance, then index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Neighbours<'a> {
-    /// The points, then copies of the first.
+    /// The points, followed by copies of the first.
     tiles: &'a [[u16; LIST_TILE]],
     n_points: usize,
 }
 
 impl<'a> Neighbours<'a> {
-    /// No points.
+    /// The empty list.
     const NONE: Self = Self { tiles: &[], n_points: 0 };
 
-    /// The points.
+    /// Returns the points without the copies.
     pub(super) fn points(self) -> &'a [u16] {
         &self.tiles.as_flattened()[..self.n_points]
     }
 
-    /// The point at a place.
+    /// Returns the point at a position in the list.
     #[inline(always)]
     pub(super) fn at(self, place: Option<usize>) -> Option<u16> {
         self.tiles.as_flattened().get(place?).copied()
     }
 
-    /// How many points there are.
+    /// Returns the number of points.
     #[inline(always)]
     pub(super) fn n_points(self) -> usize {
         self.n_points
     }
 
-    /// The points in whole tiles, filled up with copies of the first.
+    /// Returns the points in whole tiles, filled with copies of the first.
     #[inline(always)]
     pub(super) fn tiles(self) -> &'a [[u16; LIST_TILE]] {
         self.tiles
     }
 }
 
-/// Where a packed point lies.
+/// Position of a packed point relative to the grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place<'a> {
     /// On the grid, with its index.
     On(u16),
-    /// Between, with its neighbours.
+    /// Off the grid, with its neighbours.
     Near(Neighbours<'a>),
 }
 
-/// A number of an entry of the map: its class in the lowest bits, then the number of points, then where the list starts.
+/// Layout of a map entry: the class in the lowest bits, then the number of points, then the start of the list.
 const CLASS_BITS: u32 = 2;
 const CLASS_MASK: u32 = (1 << CLASS_BITS) - 1;
 const LENGTH_BITS: u32 = 10;
 const LENGTH_MASK: u32 = (1 << LENGTH_BITS) - 1;
 const START: u32 = CLASS_BITS + LENGTH_BITS;
-/// A list far behind the last one.
+/// Entry whose list starts far beyond the last one.
 const NOWHERE: u32 = u32::MAX;
 
-/// Which neighbour list is a point's.
+/// Reference to the neighbour list of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct List(u32);
 
 impl List {
-    /// How many [`List::class`] there are.
+    /// Number of values of [`List::class`].
     pub(super) const CLASSES: usize = 1 << CLASS_BITS;
 
-    /// As a number.
+    /// Returns the list as a number.
     #[inline(always)]
     pub(super) fn number(self) -> u32 {
         self.0
     }
 
-    /// The list that has a number.
+    /// Returns the list with a number.
     #[inline(always)]
     pub(super) fn of_number(number: u32) -> Self {
         Self(number)
     }
 
-    /// How many points are on it.
+    /// Returns the number of points in the list.
     #[inline(always)]
     pub(super) fn n_points(self) -> usize {
         (self.0 >> CLASS_BITS & LENGTH_MASK) as usize
     }
 
-    /// How many tiles the neighbours fill, with 3 for all from three on: none for a point on the grid.
+    /// Returns the number of tiles that the neighbours fill, at most 3; 0 for a point on the grid.
     #[inline(always)]
     pub(super) fn class(self) -> usize {
         (self.0 & CLASS_MASK) as usize
@@ -114,7 +114,7 @@ impl<const D: usize> CodeBook<D> {
     /// Levels per dimension: 3 for 8 dimensions (the fourth pattern of bits is not used), 8 for 4.
     pub(super) const LEVELS: usize = if D == 8 { 3 } else { 8 };
 
-    /// Finds the neighbours of all points between: all grid points at the `n_nearest` smallest distances.
+    /// Finds the neighbours of all points off the grid: all grid points at the `n_nearest` smallest distances.
     ///
     /// # Exactness
     /// The lists of ggml's `iq2xs_init_impl` and `iq3xs_init_impl` for all points that levels can form.
@@ -174,7 +174,7 @@ impl<const D: usize> CodeBook<D> {
         Self { points, map, neighbours }
     }
 
-    /// The entry of a list.
+    /// Builds the map entry of a list.
     fn entry_of(start: usize, n_points: usize) -> u32 {
         assert!(
             start < NOWHERE as usize >> START && n_points <= LENGTH_MASK as usize,
@@ -207,7 +207,7 @@ impl<const D: usize> CodeBook<D> {
         self.map.get(usize::from(packed)).copied().unwrap_or(NOWHERE)
     }
 
-    /// Where a packed point lies. Patterns that are no levels have an empty list.
+    /// Returns the position of a packed point. Bit patterns that are not levels have an empty list.
     #[inline(always)]
     pub(super) fn place(&self, packed: u16) -> Place<'_> {
         match self.entry(packed) {
@@ -216,25 +216,25 @@ impl<const D: usize> CodeBook<D> {
         }
     }
 
-    /// True for a packed grid point.
+    /// Returns true for a packed grid point.
     #[inline(always)]
     pub(super) fn is_on_grid(&self, packed: u16) -> bool {
         self.entry(packed) & CLASS_MASK == 0
     }
 
-    /// The neighbour list of a packed point; empty on the grid.
+    /// Returns the neighbour list of a packed point; empty on the grid.
     #[inline(always)]
     pub(super) fn list(&self, packed: u16) -> List {
         List(self.entry(packed))
     }
 
-    /// The neighbours of a packed point that is not on the grid.
+    /// Returns the neighbours of a packed point that is not on the grid.
     #[inline(always)]
     pub(super) fn neighbours(&self, packed: u16) -> Neighbours<'_> {
         self.neighbours_of(self.list(packed))
     }
 
-    /// The neighbours of a list.
+    /// Returns the neighbours of a list.
     #[inline(always)]
     pub(super) fn neighbours_of(&self, list: List) -> Neighbours<'_> {
         let (start, n_points) = ((list.0 >> START) as usize, list.n_points());
@@ -244,13 +244,13 @@ impl<const D: usize> CodeBook<D> {
         }
     }
 
-    /// The first `T` tiles of a list that has as many.
+    /// Returns the first `T` tiles of a list that has at least as many.
     #[inline(always)]
     pub(super) fn tiles_of<const T: usize>(&self, list: List) -> Option<&[[u16; LIST_TILE]; T]> {
         self.neighbours.get((list.0 >> START) as usize..)?.first_chunk()
     }
 
-    /// The index of a grid point; `None` between.
+    /// Returns the index of a grid point; `None` off the grid.
     #[inline(always)]
     pub(super) fn index(&self, packed: u16) -> Option<u16> {
         match self.place(packed) {
@@ -287,7 +287,7 @@ books! {
     iq3_s: 4 = IQ3_S, 3;
 }
 
-/// The sign bits of 8 elements from the 7 that are stored: the eighth makes their number even.
+/// Returns the sign bits of 8 elements from the 7 that are stored: the eighth makes their number even.
 #[inline(always)]
 pub(super) fn even_signs(stored: u8) -> u8 {
     stored & 127 | ((stored & 127).count_ones() as u8 & 1) << 7
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(hex, grids::SHA256);
     }
 
-    /// The lists by sorting all grid points.
+    /// Computes a list by sorting all grid points.
     fn naive<const D: usize>(book: &CodeBook<D>, packed: u16, n_nearest: usize) -> Vec<u16> {
         let here = CodeBook::<D>::unpack(packed);
         let mut all: Vec<(i32, usize)> = book

@@ -1,25 +1,25 @@
-//! What a type brings along: one [`Codec`] row, and the checks and loops that rows share.
+//! Codecs of the types: one [`Codec`] row each, and the checks and loops that rows share.
 
 use std::cell::Cell;
 
 use super::{BlockError, BlockFlaw};
 use gguf_core::{GgmlType, simd::SimdLevel};
 
-/// Rows to quantize; lengths are checked: `src` is whole rows, `imatrix` one weight per column.
+/// Rows to quantize. Lengths are checked: `src` holds whole rows, `imatrix` one weight per column.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     /// Columns of each row, a multiple of the block length.
     pub n_cols: usize,
-    /// `[n_rows, n_cols]`.
+    /// Elements, `[n_rows, n_cols]`.
     pub src: &'a [f32],
     /// One importance weight per column; never given to types that ignore it.
     pub imatrix: Option<&'a [f32]>,
-    /// Index of the first block that the type cannot express; the bytes are then of no use.
+    /// Index of the first block that the type cannot express; the written bytes are then useless.
     pub refused: &'a Cell<Option<usize>>,
 }
 
 impl<'a> Rows<'a> {
-    /// Each block with its importance weights, row by row.
+    /// Iterates over each block with its importance weights, row by row.
     pub(crate) fn blocks<const E: usize>(
         &self,
     ) -> impl Iterator<Item = (&'a [f32; E], Option<&'a [f32; E]>)> + use<'a, E> {
@@ -40,18 +40,18 @@ pub(crate) type Quantize = fn(SimdLevel, &Rows<'_>, &mut [u8]);
 /// Decodes blocks of checked lengths at a level that the machine has.
 pub(crate) type Dequantize = fn(SimdLevel, &[u8], &mut [f32]);
 
-/// Finds the first block without finite scales; a partial block at the end is not looked at.
+/// Finds the first block without finite scales; ignores a partial block at the end.
 pub(crate) type Validate = fn(&[u8]) -> Result<(), BlockError>;
 
-/// All that is known about the bytes of one type.
+/// Functions for the bytes of one type.
 pub(crate) struct Codec {
     /// The type.
     pub ty: GgmlType,
-    /// `None` for types that only files and decoders know.
+    /// Quantizer; `None` for types that only files and decoders use.
     pub quantize: Option<Quantize>,
-    /// Blocks to floats.
+    /// Decoder from blocks to floats.
     pub dequantize: Dequantize,
-    /// Blocks with finite scales.
+    /// Check for blocks with finite scales.
     pub validate: Validate,
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn decode_blocks<const B: usize, const E: usize>(
     }
 }
 
-/// A decoder of blocks, compiled for every level: `decoder!(name = load)` with `load(&[u8; B], &mut [f32; E])`.
+/// Defines a decoder of blocks, compiled for every level: `decoder!(name = load)` with `load(&[u8; B], &mut [f32; E])`.
 macro_rules! decoder {
     ($name:ident = $load:expr) => {
         fn $name(level: gguf_core::simd::SimdLevel, src: &[u8], dst: &mut [f32]) {
@@ -87,7 +87,7 @@ macro_rules! decoder {
 
 pub(crate) use decoder;
 
-/// The little-endian 16-bit number at a byte offset of a block.
+/// Returns the little-endian 16-bit number at a byte offset of a block.
 #[inline(always)]
 pub(crate) fn u16_at<const B: usize>(block: &[u8; B], at: usize) -> u16 {
     u16::from_le_bytes([block[at], block[at + 1]])
@@ -99,7 +99,7 @@ pub(crate) fn put_u16<const B: usize>(block: &mut [u8; B], at: usize, value: u16
     block[at..at + 2].copy_from_slice(&value.to_le_bytes());
 }
 
-/// What is wrong with an F16 scale.
+/// Returns the flaw of an F16 scale, if any.
 pub(super) fn f16_flaw(h: u16) -> Option<BlockFlaw> {
     match h & 0x7fff {
         0x7c00 => Some(BlockFlaw::ScaleInfinite),
@@ -124,7 +124,7 @@ pub(crate) fn validate_nothing(_: &[u8]) -> Result<(), BlockError> {
     Ok(())
 }
 
-/// Finds the first block of `B` bytes in which `flaw` sees something.
+/// Finds the first block of `B` bytes for which `flaw` returns a flaw.
 pub(crate) fn validate_with<const B: usize>(
     bytes: &[u8],
     flaw: impl Fn(&[u8; B]) -> Option<BlockFlaw>,

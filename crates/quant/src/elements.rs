@@ -5,14 +5,14 @@ use gguf_core::{ElementType, GgmlType};
 
 use crate::dequantize;
 
-/// The element type has no conversion to a number.
+/// Error for an element type that has no conversion to a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotANumber;
 
 /// Widens or narrows stored elements to F32, as numpy's `astype(float32)`.
 ///
 /// # Shapes
-/// `bytes` is whole little-endian elements, `out` one float for each.
+/// `bytes` holds whole little-endian elements, `out` one float for each.
 ///
 /// # Errors
 /// [`NotANumber`] for types without a value of their own: packed codes, and 8-bit floats.

@@ -1,37 +1,37 @@
-//! What can go wrong: arguments that do not fit together, and blocks that hold no finite numbers.
+//! Errors of quantizing and decoding: arguments that do not fit together, and blocks without finite numbers.
 
 use gguf_core::{GgmlType, Hint, simd::SimdLevel};
 
-/// Why rows were not quantized or decoded.
+/// Reason why rows were not quantized or decoded.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum QuantError {
-    /// The type holds data but nothing quantizes to it.
+    /// The type can hold data, but there is no quantizer for it.
     #[error("cannot quantize to {ty}")]
     NotATarget {
-        /// The type asked for.
+        /// The requested type.
         ty: GgmlType,
     },
-    /// Nothing decodes the type.
+    /// There is no decoder for the type.
     #[error("cannot decode {ty}")]
     NotASource {
-        /// The type asked for.
+        /// The requested type.
         ty: GgmlType,
     },
-    /// The type cannot do without importance weights.
+    /// The type requires importance weights.
     #[error("{ty} needs an importance matrix, none given")]
     ImatrixRequired {
-        /// The type asked for.
+        /// The requested type.
         ty: GgmlType,
     },
-    /// Importance weights for another number of columns.
+    /// The importance weights are for another number of columns.
     #[error("importance matrix: {expected} weights expected, found {found}")]
     ImatrixLength {
         /// Columns of the rows.
         expected: usize,
-        /// Weights given.
+        /// Number of weights given.
         found: usize,
     },
-    /// An importance weight that is negative or no number.
+    /// An importance weight is negative or not a number.
     #[error("importance of column {column} is {value}: a finite number that is not negative expected")]
     Importance {
         /// Column of the weight.
@@ -39,24 +39,24 @@ pub enum QuantError {
         /// The weight.
         value: f32,
     },
-    /// Importance weights so large or small that the search for scales failed.
+    /// The importance weights are so large or small that the search for scales failed.
     #[error(
         "row {row}: importance weights up to {largest:e} are out of the range in which {ty} can be searched"
     )]
     ImportanceMagnitude {
-        /// The type asked for.
+        /// The requested type.
         ty: GgmlType,
-        /// Row among those given.
+        /// Index of the row among those given.
         row: usize,
-        /// The largest weight.
+        /// Largest weight.
         largest: f32,
     },
-    /// Values so large that the type's blocks do not hold them.
+    /// Values are too large for the type's blocks.
     #[error("row {row}, from column {column} on: values up to {largest:e} are too large for {ty}")]
     Magnitude {
-        /// The type asked for.
+        /// The requested type.
         ty: GgmlType,
-        /// Row among those given.
+        /// Index of the row among those given.
         row: usize,
         /// First column of the block.
         column: usize,
@@ -66,7 +66,7 @@ pub enum QuantError {
     /// A row is not a whole number of blocks.
     #[error("{n_cols} columns are not a positive multiple of {ty}'s block of {}", ty.block_elems())]
     Columns {
-        /// The type asked for.
+        /// The requested type.
         ty: GgmlType,
         /// Columns of the rows.
         n_cols: usize,
@@ -74,19 +74,19 @@ pub enum QuantError {
     /// The elements are not whole rows.
     #[error("{n_elems} elements are not whole rows of {n_cols} columns")]
     Rows {
-        /// Elements given.
+        /// Number of elements given.
         n_elems: usize,
         /// Columns of a row.
         n_cols: usize,
     },
-    /// A byte buffer of the wrong length.
+    /// A byte buffer has the wrong length.
     #[error("{ty} blocks: {expected} bytes expected, found {found}")]
     Length {
         /// The type of the blocks.
         ty: GgmlType,
         /// Bytes that the elements need.
         expected: usize,
-        /// Bytes given.
+        /// Number of bytes given.
         found: usize,
     },
     /// More blocks than memory can address.
@@ -94,29 +94,29 @@ pub enum QuantError {
     TooLarge {
         /// The type of the blocks.
         ty: GgmlType,
-        /// Blocks asked for.
+        /// Number of blocks requested.
         n_blocks: usize,
     },
-    /// Values so large or odd that no point of the type's code book is at a finite distance.
+    /// Values are so large or odd that no point of the type's code book is at a finite distance.
     #[error("row {row}, column {column}: no code of {ty} is near these values")]
     OffGrid {
-        /// The type asked for.
+        /// The requested type.
         ty: GgmlType,
-        /// Row among those given.
+        /// Index of the row among those given.
         row: usize,
         /// First column of the block.
         column: usize,
     },
-    /// Vector instructions that this machine lacks.
+    /// This machine lacks the vector instructions.
     #[error("this machine cannot run SIMD level `{level}`")]
     Level {
-        /// The level asked for.
+        /// The requested level.
         level: SimdLevel,
     },
 }
 
 impl QuantError {
-    /// The same error with the row counted from another one: `first_row` rows stand before those given.
+    /// Returns the same error with the row counted from another one: `first_row` rows precede those given.
     #[must_use]
     pub fn from_row(mut self, first_row: usize) -> Self {
         if let Self::OffGrid { row, .. }
@@ -153,7 +153,7 @@ impl Hint for QuantError {
     }
 }
 
-/// What is wrong with a block.
+/// Flaw of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlockFlaw {
     /// A value is NaN.
@@ -168,18 +168,18 @@ pub enum BlockFlaw {
     /// A scale is infinite.
     #[error("infinite scale")]
     ScaleInfinite,
-    /// The block ends early.
+    /// The block is incomplete.
     #[error("truncated block")]
     Truncated,
 }
 
-/// A block that a model must not hold.
+/// A block that a model must not contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("block {block}: {flaw}")]
 pub struct BlockError {
-    /// Index of the block; of the element for plain types.
+    /// Index of the block; index of the element for plain types.
     pub block: usize,
-    /// What is wrong with it.
+    /// The flaw of the block.
     pub flaw: BlockFlaw,
 }
 

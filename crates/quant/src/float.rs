@@ -1,6 +1,6 @@
-//! Plain numbers: F32, F16, BF16 both ways; F64 and integers only to floats.
+//! Plain numbers: F32, F16, BF16 in both directions; F64 and integers only to floats.
 //!
-//! One element is one block, so these loops vectorize as they stand; the level only picks the instructions.
+//! One element is one block, so these loops vectorize as written; the level only selects the instructions.
 
 use super::codec::{Codec, Rows, validate_nothing};
 use super::{BlockError, BlockFlaw};
@@ -70,7 +70,7 @@ fn decode<const B: usize>(src: &[u8], dst: &mut [f32], from_bytes: impl Fn([u8; 
     }
 }
 
-/// ggml checks an F64 after rounding it to a float, so one beyond the floats counts as infinite.
+/// Checks values like ggml, which rounds an F64 to a float first: one beyond the range of floats counts as infinite.
 fn validate<const B: usize>(bytes: &[u8], value: impl Fn([u8; B]) -> f32) -> Result<(), BlockError> {
     const CHUNK: usize = 1024;
     for (chunk_index, chunk) in bytes.as_chunks::<B>().0.chunks(CHUNK).enumerate() {
@@ -89,7 +89,7 @@ fn validate<const B: usize>(bytes: &[u8], value: impl Fn([u8; B]) -> f32) -> Res
     Ok(())
 }
 
-/// [`validate`] of 16-bit floats, of which it looks at the exponent's bits alone.
+/// Runs [`validate`] on 16-bit floats, but checks only the exponent bits first.
 fn validate_bits(bytes: &[u8], exponent: u16, value: impl Fn(u16) -> f32) -> Result<(), BlockError> {
     const CHUNK: usize = 4096;
     let broken = |raw: &[u8; 2]| u16::from_le_bytes(*raw) & exponent == exponent;
@@ -103,7 +103,7 @@ fn validate_bits(bytes: &[u8], exponent: u16, value: impl Fn(u16) -> f32) -> Res
     Ok(())
 }
 
-/// One element at a time, in vectors of the level.
+/// Defines loops over single elements, in vectors of the level.
 macro_rules! per_element {
     ($( $name:ident($src:ty => $dst:ty) = $body:expr; )*) => {
         $( fn $name(level: SimdLevel, src: &[$src], dst: &mut [$dst]) {

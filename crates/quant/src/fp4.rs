@@ -30,16 +30,16 @@ pub(super) static NVFP4: Codec = Codec {
     validate: validate_nothing,
 };
 
-/// Twice the values of E2M1, so that they are whole numbers.
+/// Twice the values of E2M1, which makes them whole numbers.
 const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Half of an E8M0 scale, to go with [`VALUES`]: `2^(e - 128)`, subnormal for 0 and 1.
+/// Returns half of an E8M0 scale, which matches [`VALUES`]: `2^(e - 128)`, subnormal for 0 and 1.
 #[inline(always)]
 fn e8m0_half(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (u32::from(e) - 1) << 23 })
 }
 
-/// Half of a UE4M3 scale; the NaN code counts as zero.
+/// Returns half of a UE4M3 scale; the NaN code counts as zero.
 #[inline(always)]
 fn ue4m3_half(code: u8) -> f32 {
     if code == 0 || code == 0x7f {
@@ -48,7 +48,7 @@ fn ue4m3_half(code: u8) -> f32 {
     magnitude::<4, 3>(code & 0x7f) * 0.5
 }
 
-/// UE4M3 of a scale: nearest by the next bit alone, at most 448.
+/// Returns the UE4M3 code of a scale: nearest by the next bit alone, at most 448.
 ///
 /// # Exactness
 /// `ggml_fp32_to_ue4m3`: only the bit after the mantissa rounds, and everything from 256 up becomes 448.
@@ -71,7 +71,7 @@ fn ue4m3(x: f32) -> u8 {
     if code >= 15 << 3 { 0x7e } else { code as u8 }
 }
 
-/// The first code whose value times `d` is nearest to `x`.
+/// Returns the first code whose value times `d` is nearest to `x`.
 #[inline(always)]
 fn nearest_code(x: f32, d: f32) -> u8 {
     let mut best = 0;
@@ -86,15 +86,15 @@ fn nearest_code(x: f32, d: f32) -> u8 {
     best
 }
 
-/// E8M0 scale for a largest magnitude: the largest value of E2M1 has exponent 2.
+/// Returns the E8M0 scale for a largest magnitude: the largest value of E2M1 has exponent 2.
 fn e8m0(amax: f32) -> u8 {
     // ref: narrowed without a limit, wraps below 2^-125
     if amax > 0.0 { c_trunc_u8(floor_log2f(amax) as f32 - 2.0 + 127.0) } else { 0 }
 }
 
-/// [`nearest_code`] for 16 values.
+/// Runs [`nearest_code`] for 16 values.
 ///
-/// Searches the magnitudes and adds the sign: a negative value is as far from `-v` as its magnitude from `v`, and
+/// Searches the magnitudes and adds the sign: a negative value is as far from `-v` as its magnitude is from `v`, and
 /// values of the other sign are never nearer than zero, which comes first.
 #[inline(always)]
 fn nearest_codes<L: Lanes>(l: L, x: &[f32; 16], d: f32) -> [u8; 16] {
@@ -117,20 +117,20 @@ fn nearest_codes<L: Lanes>(l: L, x: &[f32; 16], d: f32) -> [u8; 16] {
     codes
 }
 
-/// Packs the codes of `x[j]` low and `x[j + 8]` high.
+/// Packs the code of `x[j]` in the low nibble and that of `x[j + 8]` in the high one.
 #[inline(always)]
 fn pack_halves(low: u64, high: u64) -> [u8; 8] {
     (low | high << 4).to_le_bytes()
 }
 
-/// The two words of 16 codes.
+/// Splits 16 codes into two words.
 #[inline(always)]
 fn words(codes: [u8; 16]) -> [u64; 2] {
     let both = u128::from_le_bytes(codes);
     [both as u64, (both >> 64) as u64]
 }
 
-/// All blocks of MXFP4: scales with one block per lane, codes along the block.
+/// Kernel of all MXFP4 blocks: scales with one block per lane, codes along the block.
 struct QuantizeMx<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
@@ -163,7 +163,7 @@ impl Kernel for QuantizeMx<'_> {
     }
 }
 
-/// All blocks of NVFP4: scales with one group of 16 per lane, codes along the group.
+/// Kernel of all NVFP4 blocks: scales with one group of 16 per lane, codes along the group.
 struct QuantizeNv<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],

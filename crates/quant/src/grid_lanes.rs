@@ -1,8 +1,8 @@
 //! The searches of `grid_search` in lanes.
 //!
-//! The steps of a part's search are one lane each; where a step's levels lie between grid points, the neighbours
-//! are one lane each (`grid_trials`). What a distance adds per dimension depends on the level alone, so it is looked up in
-//! a table of the at most eight levels.
+//! Each step of a part's search uses one lane. Where a step's levels are off the grid, each neighbour uses one lane
+//! (`grid_trials`). The contribution of a dimension to a distance depends on the level alone, so it is looked up in a
+//! table of at most eight levels.
 
 use std::cell::RefCell;
 
@@ -14,7 +14,7 @@ use super::lanes::{Lanes, MAX_WIDTH};
 use super::search_lanes;
 use gguf_core::simd::VectorLoop;
 
-/// [`Search`] in lanes.
+/// Implementation of [`Search`] in lanes.
 #[derive(Clone, Copy)]
 pub(super) struct InLanes<'a, L> {
     l: L,
@@ -22,13 +22,13 @@ pub(super) struct InLanes<'a, L> {
 }
 
 impl<'a, L> InLanes<'a, L> {
-    /// Searches that write to `scratch`, one at a time.
+    /// Creates searches that write to `scratch`, one at a time.
     pub(super) fn new(l: L, scratch: &'a RefCell<Scratch>) -> Self {
         Self { l, scratch }
     }
 }
 
-/// The odd numbers that levels stand for; tables of 2-bit levels hold them twice.
+/// Odd numbers represented by the levels; tables of 2-bit levels hold them twice.
 const fn odd_levels(n_levels: usize) -> [f32; 8] {
     let mut odd = [0.0; 8];
     let mut i = 0;
@@ -48,7 +48,7 @@ fn odd_table<L: Lanes, const D: usize>(l: L) -> L::T {
     l.table(if D == 8 { &ODD_2 } else { &ODD_3 })
 }
 
-/// `grid_search::best_neighbour` with one neighbour per lane; `scaled` is the table of scale times odd level.
+/// Runs `grid_search::best_neighbour` with one neighbour per lane; `scaled` is the table of scale times odd level.
 #[inline(always)]
 fn best_neighbour<L: Lanes, const D: usize>(
     l: L,
@@ -84,7 +84,7 @@ fn best_neighbour<L: Lanes, const D: usize>(
     if least >= f32::MAX {
         return Err(OffGrid);
     }
-    // Of equal distances the first in the list.
+    // Of equal distances the first in the list wins.
     let mut lanes = l.mask_bits(l.eq(best, l.splat(least)));
     let mut starts = [0; MAX_WIDTH];
     l.store_i(best_at, &mut starts);
@@ -97,7 +97,7 @@ fn best_neighbour<L: Lanes, const D: usize>(
     points.get(first).copied().ok_or(OffGrid)
 }
 
-/// [`best_neighbour`] on a grid of odd levels.
+/// Runs [`best_neighbour`] on a grid of odd levels.
 #[inline(always)]
 pub(super) fn best_odd_neighbour<L: Lanes, const D: usize>(
     l: L,
@@ -109,7 +109,7 @@ pub(super) fn best_odd_neighbour<L: Lanes, const D: usize>(
     best_neighbour(l, neighbours, x, roots, l.splat_table(scale) * odd_table::<L, D>(l))
 }
 
-/// Distances of the first `WIDTH` points.
+/// Computes the distances of the first `WIDTH` points.
 #[inline(always)]
 fn distances<L: Lanes, const D: usize>(l: L, added: &[L::T; D], points: &[u16]) -> L::F {
     let points = l.load_u16(points);
@@ -120,7 +120,7 @@ fn distances<L: Lanes, const D: usize>(l: L, added: &[L::T; D], points: &[u16]) 
     distance
 }
 
-/// `Part::sums` of all steps.
+/// Computes `Part::sums` of all steps.
 #[inline(always)]
 fn step_sums<L: Lanes, const D: usize, const G: usize>(
     l: L,
@@ -151,20 +151,20 @@ fn step_sums<L: Lanes, const D: usize, const G: usize>(
     }
 }
 
-/// The largest magnitude; NaN if there is one.
+/// Returns the largest magnitude; NaN if there is a NaN.
 #[inline(always)]
 fn largest_magnitude<const D: usize, const G: usize>(part: &Part<D, G>) -> f32 {
-    // Of floats without sign the bits have the order of the values, and those of NaN are above.
+    // Without the sign, the bits of floats have the order of their values, and NaN is above all others.
     let bits = part.x.as_flattened().iter().fold(0, |bits: u32, x| bits.max(x.to_bits() & 0x7fff_ffff));
     f32::from_bits(bits)
 }
 
-/// True if levels stay far from where rounding wraps.
+/// Returns true if levels stay far from where rounding wraps.
 fn is_tame(x_max: f32, range: f32) -> bool {
     x_max <= range * 1e4 && (1e-30..1e30).contains(&range)
 }
 
-/// [`search_tame`], once for all types with the same parts.
+/// Runs [`search_tame`], compiled once for all types with the same parts.
 struct SearchTame<'a, L: Lanes, const D: usize, const G: usize> {
     l: L,
     book: &'a CodeBook<D>,
@@ -262,7 +262,7 @@ impl<L: Lanes> Search for InLanes<'_, L> {
     ) -> Result<u16, OffGrid> {
         let l = self.l;
         let [a, b, c] = *shifted;
-        // The fourth pattern of bits does not occur.
+        // The fourth bit pattern does not occur.
         let scaled = l.splat_table(scale) * l.table(&[a, b, c, c, a, b, c, c]);
         best_neighbour(l, neighbours, x, weights, scaled)
     }

@@ -1,20 +1,21 @@
-//! Which neighbour of a group is nearest, for a run of scales at once.
+//! Nearest neighbour of a group for a run of scales at once.
 //!
-//! With odd levels `q`, `sum w (s q - x)^2 = s (s sum w q^2 - sum 2 w x q) + sum w x^2`. The last sum is the same for all
-//! neighbours and `s` is above zero, so the bracket orders them: one straight line in `s` for each neighbour. A line that
-//! is below all others at both ends of a run of scales is below them between, too; and one that is above two others where
-//! these cross is at no scale below both. So a run costs two or three looks, where the distances cost one per scale.
+//! With odd levels `q`, `sum w (s q - x)^2 = s (s sum w q^2 - sum 2 w x q) + sum w x^2`. The last sum is the same for
+//! all neighbours and `s` is positive, so the bracket orders them: each neighbour is a straight line in `s`. A line
+//! that is below all others at both ends of a run of scales is also below them in between. A line that is above two
+//! others where these cross is nowhere below both. So a run takes two or three evaluations, where the distances take
+//! one per scale.
 //!
 //! # Exactness
-//! The reference compares rounded distances. A line is believed only where it is below all others by more than all
-//! roundings together can amount to ([`doubt`]); elsewhere the caller compares the distances as the reference does.
+//! The reference compares rounded distances. A line is trusted only if it is below all others by more than the sum of
+//! all possible roundings ([`doubt`]); otherwise the caller compares the distances as the reference does.
 
 use super::codebook::{CodeBook, LIST_TILE, Neighbours};
 use super::grid_search::STEPS;
 use super::lanes::{Lanes, MAX_WIDTH};
 use gguf_core::numeric::c_max;
 
-/// What one group's lines are sums of: four tables each, one per dimension of 3 bits, or per pair of dimensions of 2 bits.
+/// Tables for one group's lines: four of each kind, one per dimension of 3 bits, or per pair of dimensions of 2 bits.
 #[derive(Clone, Copy)]
 pub(super) struct LineTables {
     /// `w q^2`, for slopes.
@@ -25,7 +26,7 @@ pub(super) struct LineTables {
     weight: f32,
 }
 
-/// Odd levels by the bits of an index.
+/// Builds a table of odd levels (or their squares) from the bits of an index.
 const fn odd(bits: u32, shift: u32, square: bool) -> [f32; 16] {
     let mut table = [0.0; 16];
     let mut index = 0;
@@ -42,19 +43,20 @@ static TWICE_3: [f32; 16] = odd(3, 0, false);
 static SQUARE_2: [[f32; 16]; 2] = [odd(2, 0, true), odd(2, 2, true)];
 static TWICE_2: [[f32; 16]; 2] = [odd(2, 0, false), odd(2, 2, false)];
 
-/// Lanes by number.
+/// Lane numbers.
 static LANES: [f32; LIST_TILE] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
 
-/// How far apart two lines must be for their order to be that of the reference's distances, per unit of the weights' sum.
+/// Returns the distance of two lines, per unit of the weights' sum, above which their order is that of the reference's
+/// distances.
 ///
-/// For scales from `least` to `most` and magnitudes up to `x_max`. Infinite where the bound is not proved.
+/// Valid for scales from `least` to `most` and magnitudes up to `x_max`. Infinite if the bound is not proved.
 ///
 /// # Exactness
-/// Let `e = 2^-24` and `U = sum w (s^2 q_max^2 + x_max^2)`. A rounded distance, over 4 or 8 dimensions, is within `25 e U`
-/// of the true one: `7 e U` from rounding `s q - x` and at most `18 e U` from the two products and the sum. A rounded line
-/// is within `16 e U / s`, and the limit is rounded by `2 e U / s`. For two points that is `84 e U / s`; `128 e` are asked
-/// for, at the scales where `U / s` is largest. Scales, magnitudes and weights are kept where underflow cannot reach
-/// what is left, and nothing overflows.
+/// Let `e = 2^-24` and `U = sum w (s^2 q_max^2 + x_max^2)`. A rounded distance, over 4 or 8 dimensions, is within
+/// `25 e U` of the true one: `7 e U` from rounding `s q - x` and at most `18 e U` from the two products and the sum. A
+/// rounded line is within `16 e U / s`, and the limit is rounded by `2 e U / s`. For two points that totals
+/// `84 e U / s`; `128 e` are required, at the scales where `U / s` is largest. Scales, magnitudes and weights are
+/// limited so that underflow stays within the remaining margin and nothing overflows.
 pub(super) fn doubt<const D: usize>(least: f32, most: f32, x_max: f32) -> f32 {
     const SPAN: f32 = (1 << 19) as f32;
     let q_max = (2 * CodeBook::<D>::LEVELS - 1) as f32;
@@ -65,19 +67,19 @@ pub(super) fn doubt<const D: usize>(least: f32, most: f32, x_max: f32) -> f32 {
     }
 }
 
-/// The neighbours that may be the nearest at a scale.
+/// Neighbours that may be the nearest at a scale.
 #[derive(Clone, Copy)]
 pub(super) struct Nearest {
-    /// One bit for each, in a list's 16 or fewer places from `first` on; more than one bit is a doubt.
+    /// One bit for each candidate, in a list's 16 or fewer positions from `first` on; more than one bit is a doubt.
     bits: u32,
     first: u32,
 }
 
 impl Nearest {
-    /// No neighbour found.
+    /// Value for no neighbour found.
     pub(super) const UNKNOWN: Self = Self { bits: 0, first: 0 };
 
-    /// The place in the list, if there is no doubt.
+    /// Returns the position in the list, if there is no doubt.
     #[inline(always)]
     pub(super) fn place(self) -> Option<usize> {
         self.is_sure().then(|| (self.first + self.bits.trailing_zeros()) as usize)
@@ -89,26 +91,26 @@ impl Nearest {
     }
 }
 
-/// One bit for each of the first points.
+/// Returns a mask with one bit for each of the first points.
 #[inline(always)]
 pub(super) fn first_bits(n_points: usize) -> u32 {
-    // At least one is asked for, except where a whole vector lies behind the last.
+    // At least one point, except if a whole vector is beyond the last.
     if n_points == 0 { 0 } else { u32::MAX >> (u32::BITS as usize - n_points) }
 }
 
-/// A run of steps between which one line gives way to another.
+/// A run of steps within which the lowest line changes.
 pub(super) struct Between<'a> {
-    /// All scales, descending.
+    /// All scales, in descending order.
     pub scales: &'a [f32],
-    /// The run's first step.
+    /// First step of the run.
     pub first: usize,
-    /// The run's last step.
+    /// Last step of the run.
     pub last: usize,
-    /// The nearest at the first step, and at the last.
+    /// Nearest points at the first and at the last step.
     pub points: [u16; 2],
 }
 
-/// The lowest of many lines at one scale: the lowest and the second lowest of each lane.
+/// Lowest of many lines at one scale: the lowest and the second lowest of each lane.
 #[derive(Clone, Copy)]
 struct Lowest<L: Lanes> {
     line: L::F,
@@ -125,7 +127,7 @@ impl<L: Lanes> Lowest<L> {
         self.line = l.select(lower, line, self.line);
     }
 
-    /// The line that is the only one up to `limit`, if there is one.
+    /// Returns the only line up to `limit`, if there is exactly one.
     #[inline(always)]
     fn up_to(&self, l: L, limit: L::F) -> Nearest {
         let bits = l.mask_bits(!l.gt(self.line, limit));
@@ -139,7 +141,7 @@ impl<L: Lanes> Lowest<L> {
     }
 }
 
-/// Sums of the entries of four tables.
+/// Sums the entries of four tables.
 #[inline(always)]
 fn sum_of_entries<L: Lanes, const D: usize>(l: L, tables: &[[f32; 16]; 4], index: &[L::I; 4]) -> L::F {
     let mut entries = [l.splat(0.0); 4];
@@ -152,7 +154,7 @@ fn sum_of_entries<L: Lanes, const D: usize>(l: L, tables: &[[f32; 16]; 4], index
     entries[0] + entries[1] + (entries[2] + entries[3])
 }
 
-/// [`sum_of_entries`] of one point.
+/// Runs [`sum_of_entries`] for one point.
 #[inline(always)]
 fn sum_at(tables: &[[f32; 16]; 4], index: [usize; 4]) -> f32 {
     let [a, b, c, d] = index;
@@ -160,10 +162,10 @@ fn sum_at(tables: &[[f32; 16]; 4], index: [usize; 4]) -> f32 {
 }
 
 impl LineTables {
-    /// No group's tables.
+    /// Tables of no group.
     pub(super) const EMPTY: Self = Self { square: [[0.0; 16]; 4], cross: [[0.0; 16]; 4], weight: 0.0 };
 
-    /// The tables of one group; `roots` are the weights of its distances.
+    /// Sets the tables of one group; `roots` are the weights of its distances.
     #[inline(always)]
     pub(super) fn set<L: Lanes, const D: usize>(&mut self, l: L, x: &[f32; D], roots: &[f32; D]) {
         self.weight = roots[0];
@@ -190,14 +192,14 @@ impl LineTables {
         }
     }
 
-    /// [`doubt`] for this group; infinite where underflow or overflow could matter, or something is not a number.
+    /// Returns [`doubt`] for this group; infinite if underflow or overflow could matter, or something is not a number.
     #[inline(always)]
     pub(super) fn doubt(&self, doubt: f32) -> f32 {
         let doubt = self.weight * doubt;
         if doubt >= 1e-27 && self.weight <= 1e18 { doubt } else { f32::INFINITY }
     }
 
-    /// Slopes and offsets of the first `WIDTH` points.
+    /// Returns slopes and offsets of the first `WIDTH` points.
     #[inline(always)]
     fn lines<L: Lanes, const D: usize>(&self, l: L, points: &[u16]) -> [L::F; 2] {
         let points = l.load_u16(points);
@@ -206,7 +208,8 @@ impl LineTables {
         [sum_of_entries::<L, D>(l, &self.square, &index), sum_of_entries::<L, D>(l, &self.cross, &index)]
     }
 
-    /// For each scale the neighbours that may be the nearest; `doubt` is [`LineTables::doubt`] for these scales.
+    /// Returns for each scale the neighbours that may be the nearest; `doubt` is [`LineTables::doubt`] for these
+    /// scales.
     #[inline(always)]
     pub(super) fn nearest<L: Lanes, const D: usize, const S: usize>(
         &self,
@@ -216,7 +219,7 @@ impl LineTables {
         doubt: f32,
     ) -> [Nearest; S] {
         match neighbours.tiles() {
-            // Lines could be anything; also that of a point that is alone in its list.
+            // Lines are meaningless then, even that of the only point in a list.
             _ if doubt == f32::INFINITY => [Nearest::UNKNOWN; S],
             [tile] => {
                 let bits = self.bits_of_tiles::<L, D, S, 1>(l, &[*tile], scales, doubt);
@@ -226,8 +229,8 @@ impl LineTables {
         }
     }
 
-    /// For each scale one bit for each of the points that may be the nearest, in a list of `T` tiles; behind the last point
-    /// they are anything.
+    /// Returns for each scale one bit for each point of a list of `T` tiles that may be the nearest; bits beyond the
+    /// last point are arbitrary.
     #[inline(always)]
     pub(super) fn bits_of_tiles<L: Lanes, const D: usize, const S: usize, const T: usize>(
         &self,
@@ -238,7 +241,7 @@ impl LineTables {
     ) -> [u32; S] {
         let zero = l.splat(0.0);
         let points = tiles.as_flattened();
-        // As many vectors as two tiles have in the narrowest lanes.
+        // The number of vectors of two tiles in the narrowest lanes.
         let mut lines = [[zero; 8]; S];
         let mut least = [l.splat(f32::MAX); S];
         for v in 0..T * LIST_TILE / L::WIDTH {
@@ -260,7 +263,7 @@ impl LineTables {
         bits
     }
 
-    /// Slope and offset of one point.
+    /// Returns slope and offset of one point.
     #[inline(always)]
     fn line<const D: usize>(&self, point: u16) -> [f32; 2] {
         let bits = if D == 8 { 4 } else { 3 };
@@ -271,13 +274,15 @@ impl LineTables {
         [sum_at(&self.square, index), sum_at(&self.cross, index)]
     }
 
-    /// From which step of a run on the second of two lines is below all others, if the first is before it.
+    /// Returns the first step of a run at which the second of two lines is below all others, if the first is so before
+    /// it.
     ///
-    /// Both are known to be the lowest by more than `doubt`: the first at the first step, the second at the last.
+    /// The caller knows that both are lowest by more than `doubt`: the first line at the first step, the second at the
+    /// last.
     ///
     /// # Exactness
-    /// A line that is above both at some scale between is above the first before it and above the second behind it,
-    /// because lines are straight. So only the two need a look at the steps.
+    /// A line that is above both at some scale in between is above the first before it and above the second after it,
+    /// because lines are straight. So only these two must be compared at all steps.
     #[inline(always)]
     pub(super) fn turn<L: Lanes, const D: usize>(
         &self,
@@ -287,7 +292,7 @@ impl LineTables {
         doubt: f32,
     ) -> Option<usize> {
         let (a, b) = (self.line::<D>(run.points[0]), self.line::<D>(run.points[1]));
-        // Any scale between would do; the nearer to where they cross, the fewer others are below.
+        // Any scale in between would do; the nearer it is to the crossing, the fewer other lines are below.
         let (least, most) = (run.scales[run.last], run.scales[run.first]);
         let scale = c_max((a[1] - b[1]) / (a[0] - b[0]), least);
         let scale = if scale < most { scale } else { most };
@@ -365,18 +370,18 @@ mod tests {
     use super::*;
     use gguf_core::simd::SimdLevel;
 
-    /// A small generator.
+    /// A small random number generator.
     struct Noise(u64);
 
     impl Noise {
-        /// From 0 to 1.
+        /// Returns a number from 0 to 1.
         fn float(&mut self) -> f32 {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (self.0 >> 40) as f32 / (1 << 24) as f32
         }
     }
 
-    /// Levels, or for those of other machines the portable lanes.
+    /// Vector levels; those of other machines run on the portable lanes.
     fn levels() -> impl Iterator<Item = SimdLevel> {
         SimdLevel::ALL.into_iter().filter(|level| *level != SimdLevel::Scalar)
     }
@@ -384,7 +389,7 @@ mod tests {
     struct Sure<'a, const D: usize> {
         book: &'a CodeBook<D>,
         seed: u64,
-        /// Beliefs, all looks, and runs in which one neighbour gives way to another.
+        /// Trusted results, all evaluations, and runs in which one neighbour replaces another.
         counts: &'a mut [usize; 3],
     }
 
@@ -464,7 +469,7 @@ mod tests {
         #[inline(always)]
         fn lanes<L: Lanes>(self, l: L) {
             let book = codebook::iq2_s();
-            // A point with one neighbour, which could be believed without a look.
+            // A point with one neighbour, which could be trusted without an evaluation.
             let lone = (0..=0xaaaa).find_map(|packed| match book.place(packed) {
                 Place::Near(neighbours) if neighbours.points().len() == 1 => Some(neighbours),
                 _ => None,

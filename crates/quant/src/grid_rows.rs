@@ -1,4 +1,4 @@
-//! Rows of the types that search on a code book, in either form of the search.
+//! Rows of the types that search on a code book, in both forms of the search.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -11,12 +11,12 @@ use super::lanes::{Kernel, Lanes, dispatch};
 use super::superblock::SUPER;
 use gguf_core::simd::SimdLevel;
 
-/// A type whose super-blocks are quantized by [`Search`] into `B` bytes.
+/// A type whose super-blocks are quantized by a [`Search`] into `B` bytes.
 pub(super) trait GridType<const B: usize> {
     /// Quantizes one super-block.
     ///
     /// # Errors
-    /// [`OffGrid`] where the reference stops.
+    /// [`OffGrid`] where the reference aborts.
     fn quantize<S: Search>(
         search: S,
         x: &[f32; SUPER],

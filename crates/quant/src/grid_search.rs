@@ -1,31 +1,32 @@
-//! The search that the IQ2 and IQ3 types share: magnitudes of a part on a code book, under one scale.
+//! The search shared by the IQ2 and IQ3 types: magnitudes of a part on a code book, under one scale.
 //!
-//! Scalar, the specification; `grid_lanes` is its twin. All sums run in index order in f32.
+//! Scalar, the specification; `grid_lanes` is its vector twin. All sums run in index order in f32.
 
 use super::codebook::{CodeBook, Neighbours, Place};
 use super::search::{sum_squares, unsigned};
 use super::superblock::SUPER;
 use gguf_core::numeric::{c_max, nearest_int};
 
-/// No grid point is at a finite distance: the reference stops the program there.
+/// Error: no grid point is at a finite distance. The reference stops the program there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OffGrid;
 
-/// Most steps of a search, in whole vectors.
+/// Maximum number of steps of a search, in whole vectors.
 pub(super) const STEPS: usize = 32;
 
-/// How [`search`] goes about it.
+/// Parameters of [`search`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GridSearch {
     n_steps: usize,
-    /// What the inverse scales are at each step, with the largest magnitude as the unit.
+    /// Inverse scale of each step, in units of the largest magnitude.
     iscales: [f32; STEPS],
-    /// What the last fit places anew.
+    /// Groups that the last fit places again.
     pub refit: Refit,
 }
 
 impl GridSearch {
-    /// Steps to either side of the start, and their distance, in odd levels of a grid of `D` dimensions.
+    /// Creates a search with `n_step` steps to either side of the start, `r_delta` apart, in odd levels of a grid of
+    /// `D` dimensions.
     pub(super) const fn new<const D: usize>(n_step: usize, r_delta: f32, refit: Refit) -> Self {
         let n_steps = 2 * n_step + 1;
         let top = (2 * CodeBook::<D>::LEVELS - 1) as f32;
@@ -38,27 +39,28 @@ impl GridSearch {
         Self { n_steps, iscales, refit }
     }
 
-    /// Steps in all.
+    /// Returns the total number of steps.
     #[inline(always)]
     pub(super) const fn n_steps(&self) -> usize {
         self.n_steps
     }
 
-    /// What the inverse scales are at each step, with the largest magnitude as the unit; past the last step they are any.
+    /// Returns the inverse scale of each step, in units of the largest magnitude; values past the last step are
+    /// arbitrary.
     #[inline(always)]
     pub(super) const fn iscales(&self) -> &[f32; STEPS] {
         &self.iscales
     }
 }
 
-/// Which groups the last fit places on the grid again.
+/// Groups that the last fit places on the grid again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refit {
-    /// Those that lay between grid points, if any.
+    /// Groups that were off the grid, if any.
     OffGrid,
-    /// All, if any lay between grid points.
+    /// All groups, if any was off the grid.
     AllIfAny,
-    /// All.
+    /// All groups.
     All,
 }
 
@@ -74,22 +76,22 @@ pub(super) struct Fit<const G: usize> {
 /// Magnitudes of one part, with weights.
 #[derive(Clone, Copy)]
 pub(super) struct Part<const D: usize, const G: usize> {
-    /// Values, of which the signs are stored apart.
+    /// Values; their signs are stored separately.
     pub x: [[f32; D]; G],
     /// Weights of the fit.
     pub weights: [[f32; D]; G],
-    /// Their square roots, for distances between points.
+    /// Square roots of the weights, for distances between points.
     pub roots: [[f32; D]; G],
 }
 
-/// The packed levels nearest to `x` at `1 / scale`.
+/// Returns the packed levels nearest to `x` at `1 / scale`.
 #[inline(always)]
 pub(super) fn nearest<const D: usize>(x: &[f32; D], iscale: f32) -> u16 {
     let max = CodeBook::<D>::LEVELS as i32 - 1;
     CodeBook::<D>::pack(x.map(|value| nearest_int(0.5 * (iscale * value - 1.0)).clamp(0, max)))
 }
 
-/// The packed grid point that is nearest under weights; of equal ones the first in the list.
+/// Returns the packed grid point that is nearest under weights; of equal ones the first in the list.
 #[inline(always)]
 pub(super) fn best_neighbour<const D: usize>(
     neighbours: Neighbours<'_>,
@@ -114,7 +116,7 @@ pub(super) fn best_neighbour<const D: usize>(
     best
 }
 
-/// The grid point for one group, and whether its nearest levels lie between grid points.
+/// Returns the grid point of one group, and true if its nearest levels are off the grid.
 #[inline(always)]
 fn place<const D: usize>(
     book: &CodeBook<D>,
@@ -131,7 +133,7 @@ fn place<const D: usize>(
 }
 
 impl<const D: usize, const G: usize> Part<D, G> {
-    /// Weighted least squares: sum of `x * q` and of `q * q` for odd levels `q`.
+    /// Computes the sums of weighted least squares: `x * q` and `q * q` for odd levels `q`.
     #[inline(always)]
     pub(super) fn sums(&self, points: &[u16; G]) -> (f32, f32) {
         let (mut sum_qx, mut sum_q2) = (0f32, 0f32);
@@ -147,7 +149,7 @@ impl<const D: usize, const G: usize> Part<D, G> {
     }
 }
 
-/// The searches of a super-block, scalar or in lanes.
+/// Searches of a super-block, scalar or in lanes.
 pub(super) trait Search: Copy {
     /// Fits scale and grid points of one part; see [`search`].
     fn search<const D: usize, const G: usize>(
@@ -159,7 +161,7 @@ pub(super) trait Search: Copy {
         start: Fit<G>,
     ) -> Result<Fit<G>, OffGrid>;
 
-    /// The packed grid point nearest to `x` under weights, where a level stands for `scale * shifted[level]`.
+    /// Returns the packed grid point nearest to `x` under weights, where a level means `scale * shifted[level]`.
     fn shifted_neighbour(
         self,
         neighbours: Neighbours<'_>,
@@ -169,11 +171,11 @@ pub(super) trait Search: Copy {
         shifted: &[f32; 3],
     ) -> Result<u16, OffGrid>;
 
-    /// Scales of parts by the search for non-negative levels `0..=n_max`.
+    /// Computes the scales of parts by the search for non-negative levels `0..=n_max`.
     fn unsigned_scales(self, n_max: i32, x: &[[f32; 32]; 8], weights: &[[f32; 32]; 8]) -> [f32; 8];
 }
 
-/// The searches as they are written here.
+/// The scalar searches of this module.
 #[derive(Clone, Copy)]
 pub(super) struct Scalar;
 
@@ -221,7 +223,7 @@ impl Search for Scalar {
 
 /// Fits scale and grid points of one part.
 ///
-/// `range` is the largest magnitude, or what stands for it; `start` the fit to keep if no step finds one.
+/// `range` is the largest magnitude or its substitute; `start` is the fit to keep if no step finds one.
 ///
 /// # Exactness
 /// The common core of `quantize_row_iq2_xxs_impl`, `_iq2_xs_`, `_iq2_s_`, `_iq3_xxs_` and `_iq3_s_impl`.
@@ -237,7 +239,7 @@ pub(super) fn search<const D: usize, const G: usize>(
 ) -> Result<Fit<G>, OffGrid> {
     let Fit { mut scale, mut points } = start;
     let mut best = 0f32;
-    // ref: IQ3_S starts with "between", the others with "on the grid"; they differ in what they make of it
+    // ref: IQ3_S starts with "between", the others with "on the grid"; they differ in their use of it
     let mut between = [search.refit == Refit::AllIfAny; G];
     for iscale in &search.iscales[..search.n_steps] {
         let iscale = iscale / range;
@@ -267,14 +269,14 @@ pub(super) fn search<const D: usize, const G: usize>(
             scale = sum_qx / sum_q2;
         }
     }
-    // A scale that is no number stops the reference, and so does a start that lies between grid points.
+    // A scale that is not a number stops the reference, and so does a start off the grid.
     if scale.is_nan() || points.iter().any(|point| book.index(*point).is_none()) {
         return Err(OffGrid);
     }
     Ok(Fit { scale, points })
 }
 
-/// Importance or squares, as the weights of a part.
+/// Returns importance or squares as the weights of a part.
 ///
 /// `plain` is the weight of a value without importance.
 #[inline(always)]
@@ -298,7 +300,8 @@ pub(super) fn weights<const D: usize, const G: usize>(
     }
 }
 
-/// Takes the signs off: magnitudes and one bit per negative value; -0.0 and NaN as C's `x >= 0` has them.
+/// Splits off the signs: returns magnitudes and one bit per negative value; -0.0 and NaN are treated as by C's
+/// `x >= 0`.
 #[inline(always)]
 pub(super) fn split_signs(x: &[f32; 8]) -> ([f32; 8], u8) {
     let (mut magnitudes, mut signs) = (*x, 0);
@@ -312,9 +315,10 @@ pub(super) fn split_signs(x: &[f32; 8]) -> ([f32; 8], u8) {
     (magnitudes, signs)
 }
 
-/// As [`split_signs`], with an even number of signs: an odd one flips the value that matters least.
+/// Runs [`split_signs`] with an even number of signs: if it is odd, flips the value that matters least.
 ///
-/// Of equal ones the first. The magnitude of a flipped value becomes negative. Without branches: every second number is odd.
+/// Of equal ones the first. The magnitude of a flipped value becomes negative. Without branches, since every second
+/// number is odd.
 #[inline(always)]
 pub(super) fn split_even_signs(x: &[f32; 8], weights: &[f32; 8]) -> ([f32; 8], u8) {
     let (mut magnitudes, signs) = split_signs(x);
@@ -333,19 +337,19 @@ pub(super) fn split_even_signs(x: &[f32; 8], weights: &[f32; 8]) -> ([f32; 8], u
     (magnitudes, signs ^ flipped as u8)
 }
 
-/// The largest value as C's `MAX(max, v)` finds it from the first on.
+/// Returns the largest value as C's `MAX(max, v)` finds it from the first on.
 #[inline(always)]
 pub(super) fn largest(x: &[f32]) -> f32 {
     x[1..].iter().fold(x[0], |max, value| c_max(max, *value))
 }
 
-/// Mean of squares of a super-block.
+/// Returns the mean of squares of a super-block.
 #[inline(always)]
 pub(super) fn mean_square(x: &[f32; SUPER]) -> f32 {
     sum_squares(x) / SUPER as f32
 }
 
-/// The stored level of a part's scale: odd multiples, `0..=max`.
+/// Returns the stored level of a part's scale: odd multiples, `0..=max`.
 #[inline(always)]
 pub(super) fn scale_level(iscale: f32, scale: f32, max: i32) -> u8 {
     nearest_int(0.5 * (iscale * scale - 1.0)).clamp(0, max) as u8

@@ -1,9 +1,9 @@
-//! Blocks of the types on code books as the numbers that they store, and back: [`crate::states`] for IQ1, IQ2 and IQ3.
+//! Conversion of code book blocks to the numbers that they store, and back: [`crate::states`] for IQ1, IQ2 and IQ3.
 //!
-//! A block is 256 elements. An element is `d · unit · (2 level + 1) · value`, one level to a part of 16 or 32 elements. The
-//! values of a vector of 4 or 8 elements are one point of the type's grid, each with a sign of its own, or all of them
-//! shifted up or down by an eighth. Every bit of a block belongs to exactly one number, so unpacking and packing are
-//! inverses for all bytes.
+//! A block has 256 elements. An element is `d · unit · (2 level + 1) · value`, with one level per part of 16 or 32
+//! elements. The values of a vector of 4 or 8 elements are one point of the type's grid. Each value has its own sign,
+//! or all of them are shifted up or down by an eighth. Every bit of a block belongs to exactly one number, so unpacking
+//! and packing are inverses for all bytes.
 //!
 //! ```
 //! use gguf_core::GgmlType;
@@ -32,16 +32,16 @@ use crate::iq1_search::DELTA;
 /// Elements of a block.
 pub const GRID_ELEMS: usize = 256;
 
-/// Most parts of a block.
+/// Maximum number of parts of a block.
 pub const MAX_PARTS: usize = 16;
 
-/// Most points of a block.
+/// Maximum number of points of a block.
 pub const MAX_POINTS: usize = 64;
 
-/// Elements that share a byte of signs, or a shift.
+/// Number of elements that share a byte of signs, or a shift.
 pub const SIGNED: usize = 8;
 
-/// What one block stores. Entries past the parts and points of the type are ignored.
+/// Stored numbers of one block. Entries past the parts and points of the type are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GridState {
     /// Scale of the block, F16 bits.
@@ -50,56 +50,57 @@ pub struct GridState {
     pub levels: [u8; MAX_PARTS],
     /// Index of each vector's point on the grid.
     pub points: [u16; MAX_POINTS],
-    /// For each eight elements: a bit for each that is negative, the first lowest; or 1 where all are shifted down.
+    /// One byte for each eight elements: a bit for each negative one, the first lowest; or 1 if all are shifted down.
     pub signs: [u8; GRID_ELEMS / SIGNED],
 }
 
 impl GridState {
-    /// Nothing but zeros.
+    /// The all-zero state.
     pub const ZERO: Self =
         Self { d: 0, levels: [0; MAX_PARTS], points: [0; MAX_POINTS], signs: [0; GRID_ELEMS / SIGNED] };
 }
 
-/// What the signs of eight elements may be.
+/// Allowed signs of eight elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signs {
-    /// Any.
+    /// Any signs.
     Free,
-    /// Those with an even number of minuses.
+    /// An even number of minus signs.
     Even,
-    /// None: the grid has negative values; instead all values are shifted, alike in each group of this many elements.
+    /// No signs: the grid has negative values. Instead all values are shifted, equally in each group of this many
+    /// elements.
     Shift(usize),
 }
 
-/// A number that a block cannot hold, or bytes of another length.
+/// Error for a number that a block cannot hold, or bytes of another length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GridStateError {
     /// The bytes are not one block.
     #[error("a block of {ty} has {expected} bytes, found {found}")]
     Length {
-        /// The type.
+        /// Type of the block.
         ty: GgmlType,
         /// Bytes of a block.
         expected: usize,
-        /// Bytes given.
+        /// Number of bytes given.
         found: usize,
     },
-    /// A point that is not on the grid.
+    /// A point is not on the grid.
     #[error("vector {vector}: point {point} is none of {ty}")]
     Point {
-        /// The type.
+        /// Type of the block.
         ty: GgmlType,
-        /// Vector of the block.
+        /// Index of the vector in the block.
         vector: usize,
         /// Index of the point.
         point: u16,
     },
-    /// A level out of range.
+    /// A level is out of range.
     #[error("part {part}: level {level} is none of {ty}")]
     Level {
-        /// The type.
+        /// Type of the block.
         ty: GgmlType,
-        /// Part of the block.
+        /// Index of the part in the block.
         part: usize,
         /// The level.
         level: u8,
@@ -107,9 +108,9 @@ pub enum GridStateError {
     /// Signs or shifts that cannot be stored.
     #[error("elements {first} to {}: signs {signs:#b} are none of {ty}", first + 7)]
     Signs {
-        /// The type.
+        /// Type of the block.
         ty: GgmlType,
-        /// First of the eight elements.
+        /// Index of the first of the eight elements.
         first: usize,
         /// The signs.
         signs: u8,
@@ -118,22 +119,22 @@ pub enum GridStateError {
 
 impl Hint for GridStateError {}
 
-/// One type on a grid.
+/// Form of the blocks of one type on a grid.
 #[derive(Debug)]
 pub struct GridForm {
     /// The type.
     pub ty: GgmlType,
     /// Elements of a vector: 4 or 8.
     pub dims: usize,
-    /// Elements that share a level.
+    /// Number of elements that share a level.
     pub part: usize,
-    /// How many levels there are.
+    /// Number of levels.
     pub n_levels: u8,
-    /// What `d · (2 level + 1)` is multiplied by; a power of two.
+    /// Factor on `d · (2 level + 1)`; a power of two.
     pub unit: f32,
-    /// Signs or shifts.
+    /// Signs or shifts of the elements.
     pub signs: Signs,
-    /// Value of each number that a point holds.
+    /// Value of each code within a point.
     values: &'static [f32],
     /// Points, the first value in the lowest of `16 / dims` bits.
     points: &'static [u16],
@@ -142,7 +143,7 @@ pub struct GridForm {
 const IQ2_VALUES: [f32; 4] = [8.0, 25.0, 43.0, 43.0];
 const IQ1_VALUES: [f32; 4] = [-1.0, 0.0, 1.0, 2.0];
 
-/// All types on grids.
+/// Forms of all types on grids.
 pub static GRID_FORMS: &[GridForm] = &[
     GridForm {
         ty: GgmlType::Iq3S,
@@ -216,37 +217,37 @@ pub static GRID_FORMS: &[GridForm] = &[
     },
 ];
 
-/// The form of a type's blocks; `None` for types that are on no grid.
+/// Returns the form of a type's blocks; `None` for types that are not on a grid.
 #[must_use]
 pub fn grid_form(ty: GgmlType) -> Option<&'static GridForm> {
     GRID_FORMS.iter().find(|form| form.ty == ty)
 }
 
 impl GridForm {
-    /// Vectors of a block.
+    /// Returns the number of vectors of a block.
     #[must_use]
     pub fn n_vectors(&self) -> usize {
         GRID_ELEMS / self.dims
     }
 
-    /// Parts of a block.
+    /// Returns the number of parts of a block.
     #[must_use]
     pub fn n_parts(&self) -> usize {
         GRID_ELEMS / self.part
     }
 
-    /// Points of the grid.
+    /// Returns the number of points of the grid.
     #[must_use]
     pub fn n_points(&self) -> usize {
         self.points.len()
     }
 
-    /// The values of a point, without sign and shift; 0 past its [`GridForm::dims`], and for a point that is none.
+    /// Returns the values of a point, without sign and shift; 0 past its [`GridForm::dims`], and for an invalid point.
     #[must_use]
     pub fn point(&self, index: u16) -> [f32; SIGNED] {
         let Some(packed) = self.points.get(usize::from(index)) else { return [0.0; SIGNED] };
         let bits = 16 / self.dims;
-        // Two bits, or three: the topmost of four is never set.
+        // Two bits per value, or three: the topmost of four bits is never set.
         std::array::from_fn(|i| match self.dims {
             4 if i < 4 => self.values[usize::from(packed >> (3 * i) & 7)],
             8 => self.values[usize::from(packed >> (bits * i) & 3)],
@@ -254,7 +255,7 @@ impl GridForm {
         })
     }
 
-    /// The value of an element with a sign bit, or with a shift, which is the same bit for all.
+    /// Returns the value of an element with a sign bit, or with a shift, which is the same bit for all.
     #[must_use]
     pub fn signed(&self, value: f32, bit: bool) -> f32 {
         match (self.signs, bit) {
@@ -265,7 +266,7 @@ impl GridForm {
         }
     }
 
-    /// Reads one block, of any bytes.
+    /// Reads one block; any bytes are valid.
     ///
     /// # Errors
     /// [`GridStateError::Length`].
@@ -308,10 +309,10 @@ impl GridForm {
         Ok(())
     }
 
-    /// The elements that a state means.
+    /// Computes the elements of a state.
     ///
     /// # Shapes
-    /// `out` takes [`GRID_ELEMS`] floats; what a shorter one has no room for is left out.
+    /// `out` takes [`GRID_ELEMS`] floats; a shorter one gets only the first elements.
     ///
     /// # Exactness
     /// Equals [`crate::dequantize`] of the packed block bit for bit.
@@ -327,7 +328,7 @@ impl GridForm {
         }
     }
 
-    /// The sign bit, or the shift, of an element.
+    /// Returns the sign bit, or the shift, of an element.
     fn bit(&self, state: &GridState, element: usize) -> bool {
         let signs = state.signs[element / SIGNED];
         let place = if matches!(self.signs, Signs::Shift(_)) { 0 } else { element % SIGNED };

@@ -1,40 +1,40 @@
-//! The steps of a search: scales and the nearest levels of all groups at each of them.
+//! Steps of a search: scales, and the nearest levels of all groups at each of them.
 
 use super::codebook::CodeBook;
 use super::grid_search::{GridSearch, Part, STEPS};
 use super::lanes::Lanes;
 use gguf_core::numeric::c_max;
 
-/// Most groups of a part.
+/// Maximum number of groups of a part.
 pub(super) const GROUPS: usize = 8;
 
-/// Steps that are looked at together.
+/// Number of steps that are evaluated together.
 pub(super) const TOGETHER: usize = 4;
 
 /// Scales and nearest levels of all steps of a part's search.
 pub(super) struct Steps {
-    /// How many.
+    /// Number of steps.
     pub count: usize,
-    /// Inverse scales, ascending.
+    /// Inverse scales, in ascending order.
     iscales: [f32; STEPS],
-    /// Scales, descending.
+    /// Scales, in descending order.
     pub scales: [f32; STEPS + TOGETHER],
-    /// Packed levels before they are put on the grid.
+    /// Packed levels before they are placed on the grid.
     packed: [[i32; STEPS]; GROUPS],
-    /// The same as floats: whole numbers up to 65535.
+    /// Packed levels as floats: whole numbers up to 65535.
     numbers: [[f32; STEPS + 1]; GROUPS],
-    /// One bit for each step that has other levels than the next one, and for the last.
+    /// One bit for each step whose levels differ from those of the next one, and for the last.
     pub ends: [u32; GROUPS],
 }
 
-/// What a level of a dimension counts in packed levels.
+/// Returns the weight of dimension `i` in packed levels.
 #[inline(always)]
 fn unit<const D: usize>(i: usize) -> f32 {
     (1u32 << (CodeBook::<D>::BITS * i as u32)) as f32
 }
 
 impl Steps {
-    /// No steps.
+    /// The empty value.
     pub(super) const NONE: Self = Self {
         count: 0,
         iscales: [0.0; STEPS],
@@ -62,14 +62,14 @@ impl Steps {
         }
         let last = 1 << (self.count - 1);
         for k in 0..G {
-            // Negative values have level 0, like zero. Levels and their roundings are scaled to where they are packed.
+            // Negative values have level 0, like zero. Levels and their roundings are scaled to their packed position.
             let mut x = part.x[k];
             for i in 0..D {
                 x[i] = c_max(x[i], 0.0) * unit::<D>(i);
             }
             for at in (0..self.count).step_by(L::WIDTH) {
-                // `0.5 * (iscale * x - 1)` with the same roundings: halves are exact, and where the product is too small
-                // for that it does not change the sum.
+                // `0.5 * (iscale * x - 1)` with the same roundings: halves are exact, and where the product is too
+                // small for that it does not change the sum.
                 let half_iscale = half * l.load(&self.iscales[at..]);
                 // Levels times powers of two add up exactly.
                 let mut sum = l.splat(0.0);
@@ -81,7 +81,7 @@ impl Steps {
                 l.store_i(l.trunc(sum), &mut self.packed[k][at..]);
             }
         }
-        // Only now: what was just stored cannot be loaded one place on.
+        // In a second loop: what was just stored cannot be loaded one position further on.
         for k in 0..G {
             let mut changes = 0;
             for at in (0..self.count).step_by(L::WIDTH) {
@@ -92,13 +92,13 @@ impl Steps {
         }
     }
 
-    /// The packed levels at the number of a group times [`STEPS`] and a step.
+    /// Returns the packed levels at `at`: group number times [`STEPS`] plus the step.
     #[inline(always)]
     pub(super) fn levels(&self, at: usize) -> u16 {
         self.packed.as_flattened()[at % (GROUPS * STEPS)] as u16
     }
 
-    /// The step from which to the next one a scale lies, also in its inverse.
+    /// Returns the step such that a scale is between it and the next one, also by its inverse.
     #[inline(always)]
     pub(super) fn around<L: Lanes>(&self, l: L, scale: f32, iscale: f32) -> Option<usize> {
         let mut above = 0u32;

@@ -1,8 +1,8 @@
-//! The grid points of all groups at all steps of a search.
+//! Grid points of all groups at all steps of a search.
 //!
-//! From step to step most groups keep their nearest levels. Such a run of steps has one neighbour list, and [`LineTables`]
-//! tell which of its points are the nearest: from looks at both ends, and from one at the scale where the one gives way to the
-//! other. Runs for which that does not do are placed step by step.
+//! From step to step most groups keep their nearest levels. Such a run of steps has one neighbour list, and
+//! [`LineTables`] determine the nearest of its points: by evaluating both ends, and the scale at which one point
+//! replaces the other. Runs for which that is not enough are placed step by step.
 
 use super::codebook::{CodeBook, LIST_TILE, List, Neighbours};
 use super::grid_lanes::best_odd_neighbour;
@@ -13,50 +13,50 @@ use super::grid_steps::{GROUPS, Steps, TOGETHER};
 use super::lanes::Lanes;
 use gguf_core::simd::VectorLoop;
 
-/// What the groups of a part are placed on the grid with.
+/// Context for placing the groups of a part on the grid.
 pub(super) struct Placing<'a, L, const D: usize, const G: usize> {
-    /// The lanes.
+    /// Vector lanes.
     pub l: L,
-    /// The grid.
+    /// Code book of the type.
     pub book: &'a CodeBook<D>,
-    /// The part.
+    /// Part to place.
     pub part: &'a Part<D, G>,
     /// Largest magnitude of the part.
     pub x_max: f32,
 }
 
-/// The grid points of all groups at all steps.
+/// Grid points of all groups at all steps.
 pub(super) struct Trials {
-    /// Packed, [`STEPS`] for each group; past the last step they are anything.
+    /// Packed points, [`STEPS`] for each group; values past the last step are arbitrary.
     pub points: [u16; (GROUPS + 1) * STEPS],
-    /// One bit for each step at which distances were compared, because there was doubt.
+    /// One bit for each step at which distances were compared because of a doubt.
     doubted: [u32; GROUPS],
 }
 
-/// The lines of all groups.
+/// Line tables of all groups, with their doubts.
 struct Lines {
     tables: [LineTables; GROUPS],
     doubts: [f32; GROUPS],
 }
 
-/// What a search writes before it reads it; kept from part to part, so that nothing is cleared for each.
+/// Buffers that a search writes before it reads them; reused from part to part, so that they need no clearing.
 pub(super) struct Scratch {
-    /// The steps of the part.
+    /// Steps of the part.
     pub steps: Steps,
-    /// Its trials.
+    /// Trials of the part.
     pub trials: Trials,
     lines: Lines,
     pieces: Pieces,
-    /// Runs off the grid by [`List::class`].
+    /// Runs off the grid, by [`List::class`].
     by_class: [RunList; List::CLASSES - 1],
-    /// Runs with other points at the first and last step.
+    /// Runs with different points at the first and last step.
     turning: RunList,
-    /// Runs of which each step needs a look.
+    /// Runs whose steps must be evaluated one by one.
     unsettled: RunList,
 }
 
 impl Scratch {
-    /// Nothing yet.
+    /// The initial value.
     pub(super) const EMPTY: Self = Self {
         steps: Steps::NONE,
         trials: Trials { points: [0; (GROUPS + 1) * STEPS], doubted: [0; GROUPS] },
@@ -68,12 +68,12 @@ impl Scratch {
     };
 }
 
-/// What a look at the ends of a run gives.
+/// Result of evaluating the ends of a run.
 #[derive(Clone, Copy)]
 struct Look {
-    /// No doubt at either.
+    /// True if there is no doubt at either end.
     is_sure: bool,
-    /// Other points at them.
+    /// True if the ends have different points.
     is_turning: bool,
 }
 
@@ -128,20 +128,20 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
         let scales = [steps.scales[run.first()], steps.scales[run.last()]];
         let doubt = lines.doubts[k];
         let [first, last] = lines.tables[k].bits_of_tiles::<L, D, 2, T>(self.l, tiles, &scales, doubt);
-        // In one number, because the compiler takes two to vectors and back.
+        // In one number, because the compiler moves two to vectors and back.
         let listed = u64::from(first_bits(run.list().n_points()));
         let both = (u64::from(first) | u64::from(last) << 32) & (listed | listed << 32);
         let (first, last) = (both as u32, (both >> 32) as u32);
         let places = [first.trailing_zeros() as usize, last.trailing_zeros() as usize];
         let points = tiles.as_flattened();
         pieces.place(run, [points[places[0] % (T * LIST_TILE)], points[places[1] % (T * LIST_TILE)]]);
-        // One bit in each half. Without a bound lines could be anything; also that of a point that is alone in its list.
+        // One bit in each half. Without a bound the lines are meaningless, even that of the only point in a list.
         let is_one_each = (first != 0) & (last != 0) & (both & both.wrapping_sub(1 << 32 | 1) == 0);
         let is_sure = is_one_each & (doubt < f32::INFINITY);
         Look { is_sure, is_turning: first != last }
     }
 
-    /// [`Placing::look`] at any number of neighbours.
+    /// Runs [`Placing::look`] for any number of neighbours.
     #[inline(always)]
     fn look_at_many(&self, lines: &Lines, steps: &Steps, run: Run, pieces: &mut Pieces) -> Look {
         let k = run.group();
@@ -157,7 +157,7 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
         }
     }
 
-    /// Settles where the one of a run's points gives way to the other; false if a third or doubt comes between.
+    /// Finds the step at which one of a run's points replaces the other; false if a third point or a doubt interferes.
     #[inline(always)]
     fn turn(&self, lines: &Lines, steps: &Steps, run: Run, pieces: &mut Pieces) -> bool {
         let k = run.group();
@@ -198,17 +198,17 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
         Ok(())
     }
 
-    /// The nearest neighbour by distances, in a function of its own: it is seldom needed.
+    /// Returns the nearest neighbour by distances. A separate function, since it is seldom needed.
     #[inline(always)]
     fn compare(&self, k: usize, neighbours: Neighbours<'_>, scale: f32) -> Result<u16, OffGrid> {
         let (x, roots) = (&self.part.x[k], &self.part.roots[k]);
         self.l.call(Compare { l: self.l, neighbours, x, roots, scale })
     }
 
-    /// The points of the `wanted` groups at one scale.
+    /// Returns the points of the `wanted` groups at one scale.
     ///
-    /// Between two steps at which a group has the same levels it has these, too; and if the same neighbour is the nearest
-    /// beyond doubt at both, it is so between.
+    /// If a group has the same levels at two steps, it also has them in between. If the same neighbour is the nearest
+    /// beyond doubt at both, it is also the nearest in between.
     #[inline(always)]
     pub(super) fn place_at(
         &self,
@@ -241,7 +241,7 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
                 continue;
             }
             let neighbours = self.book.neighbours(packed);
-            // The bound holds between the steps.
+            // The bound also holds between the steps.
             let doubt = if around.is_some() { lines.doubts[k] } else { f32::INFINITY };
             let [nearest] = lines.tables[k].nearest::<L, D, 1>(self.l, neighbours, &[scale], doubt);
             points[k] = match neighbours.at(nearest.place()) {
@@ -253,7 +253,7 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
     }
 }
 
-/// [`Placing::place_run`], in a function of its own: it is seldom needed.
+/// Runs [`Placing::place_run`] as a separate function, since it is seldom needed.
 struct PlaceRun<'a, 'p, L, const D: usize, const G: usize> {
     placing: &'a Placing<'p, L, D, G>,
     lines: &'a Lines,
@@ -271,7 +271,7 @@ impl<L: Lanes, const D: usize, const G: usize> VectorLoop for PlaceRun<'_, '_, L
     }
 }
 
-/// [`best_odd_neighbour`].
+/// Runs [`best_odd_neighbour`] as a separate function.
 struct Compare<'a, L, const D: usize> {
     l: L,
     neighbours: Neighbours<'a>,

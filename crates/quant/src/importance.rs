@@ -1,12 +1,12 @@
-//! Importance weights before they are used: they must be numbers that are not negative, and where a whole group of
-//! columns has none, the group is lost in most types.
+//! Checks of importance weights before use: they must be finite and not negative. In most types a whole group of
+//! columns without importance is lost.
 
 use gguf_core::GgmlType;
 
 use super::QuantError;
 
-/// Columns whose scale is chosen by their importance alone, so that all of them come out as zeros (or nearly) if it is
-/// zero; `None` for types whose search ends well without importance.
+/// Returns the number of columns whose common scale is chosen by their importance alone, so that all become zero (or
+/// nearly) if it is zero. `None` for types whose search works without importance.
 fn lost_together(ty: GgmlType) -> Option<usize> {
     Some(match ty {
         GgmlType::Q3K | GgmlType::Q6K | GgmlType::Iq2Xs | GgmlType::Iq2S | GgmlType::Iq1M => 16,
@@ -17,21 +17,21 @@ fn lost_together(ty: GgmlType) -> Option<usize> {
         | GgmlType::Iq2Xxs
         | GgmlType::Iq3Xxs
         | GgmlType::Iq1S => 32,
-        // The groups of these are fitted by their errors as they are; only the super-block's scale needs weights.
+        // The groups of these are fitted by their plain errors; only the super-block's scale needs weights.
         GgmlType::Q2K | GgmlType::Q4K | GgmlType::Q5K => 256,
         _ => return None,
     })
 }
 
-/// True if some group of columns has no importance at all, so that this type writes it as zeros (or nearly), as llama.cpp
-/// does.
+/// Returns true if some group of columns has no importance at all, so that this type writes it as zeros (or nearly), as
+/// llama.cpp does.
 #[must_use]
 pub fn has_lost_groups(ty: GgmlType, weights: &[f32]) -> bool {
     let is_empty = |group: &[f32]| group.iter().all(|&weight| weight == 0.0);
     lost_together(ty).is_some_and(|n| weights.chunks(n).any(is_empty))
 }
 
-/// Checks weights.
+/// Checks that the weights are finite and not negative.
 pub(crate) fn check(weights: &[f32]) -> Result<(), QuantError> {
     // Folds without exits are vector loops.
     let is_bad = |weight: &f32| !(*weight >= 0.0 && *weight < f32::INFINITY);

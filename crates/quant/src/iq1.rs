@@ -60,7 +60,7 @@ fn dequantize_s(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
     });
 }
 
-/// The F16 scale that the four numbers hold in their top nibbles.
+/// Returns the F16 scale that the four numbers hold in their top nibbles.
 #[inline(always)]
 fn scale_bits_m(block: &[u8; M_BYTES]) -> u16 {
     (0..4).fold(0, |bits, k| bits | (u16_at(block, 48 + 2 * k) >> 12) << (4 * k))

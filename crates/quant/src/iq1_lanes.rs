@@ -1,4 +1,4 @@
-//! IQ1_S and IQ1_M with one part per lane: sorting and the search for the best cut into three levels.
+//! IQ1_S and IQ1_M with one part per lane: sorting, and the search for the best split into three levels.
 
 use std::cell::RefCell;
 
@@ -15,15 +15,15 @@ use super::lanes::{Kernel, Lanes, MAX_WIDTH};
 use super::superblock::SUPER;
 use super::superblock_lanes::BATCH_SUPERS;
 
-/// Sorted values with what goes along.
+/// Sorted values with their weights.
 struct Sorted<L: Lanes, const N: usize> {
     x: [L::F; N],
     weights: [L::F; N],
-    /// Where each was, as floats.
+    /// Original index of each value, as a float.
     order: [L::F; N],
 }
 
-/// Sorts ascending, equal values in the order they have: Batcher's odd-even merge sort on (value, place).
+/// Sorts ascending and keeps the order of equal values: Batcher's odd-even merge sort on (value, index).
 #[inline(always)]
 fn sort<L: Lanes, const N: usize>(l: L, x: [L::F; N], weights: [L::F; N]) -> Sorted<L, N> {
     let mut order = [l.splat(0.0); N];
@@ -66,7 +66,7 @@ impl<L: Lanes, const N: usize> Sorted<L, N> {
 struct Best<L: Lanes> {
     score: L::F,
     scale: L::F,
-    /// The cut and trial, packed by [`Best::pack`]; negative for none.
+    /// Split and trial, packed by [`Best::pack`]; negative for none.
     split: L::I,
 }
 
@@ -83,10 +83,10 @@ impl<L: Lanes> Best<L> {
         Self { score: l.splat(-f32::MAX), scale: l.splat(0.0), split: l.splat_i(-1) }
     }
 
-    /// Offers all trials of a cut, in their order.
+    /// Offers all trials of a split, in their order.
     #[inline(always)]
     fn offer<const T: usize>(&mut self, l: L, trials: [Trial<L>; T], first: usize, second: usize) {
-        // Without a look at the sign of `sum_q2`, which seldom matters: that is left for those that may be better.
+        // The sign of `sum_q2` seldom matters: it is checked only for trials that may be better.
         let mut any = l.gt(trials[0].sum_qx * trials[0].sum_qx, self.score * trials[0].sum_q2);
         for Trial { sum_qx, sum_q2 } in &trials[1..] {
             any = any | l.gt(*sum_qx * *sum_qx, self.score * *sum_q2);
@@ -104,7 +104,7 @@ impl<L: Lanes> Best<L> {
         }
     }
 
-    /// The result of each lane.
+    /// Returns the result of each lane.
     #[inline(always)]
     fn splits(&self, l: L) -> [Option<Split>; MAX_WIDTH] {
         let (mut scales, mut packed) = ([0.0; MAX_WIDTH], [0; MAX_WIDTH]);
@@ -118,7 +118,7 @@ impl<L: Lanes> Best<L> {
     }
 }
 
-/// `iq1_search::split_s`.
+/// Runs `iq1_search::split_s`.
 #[inline(always)]
 fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH] {
     let zero = l.splat(0.0);
@@ -129,7 +129,7 @@ fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH]
     }
     let (up_0, up_2) = (l.splat(UP[0]), l.splat(UP[2]));
     let (down_0, down_2) = (l.splat(DOWN[0]), l.splat(DOWN[2]));
-    // What the values above a cut add, for both shifts.
+    // Contribution of the values above a split, for both shifts.
     let (mut above_x, mut above_w) = ([[zero; 2]; 33], [[zero; 2]; 33]);
     for second in 0..33 {
         let (x, w) = (sum_x[32] - sum_x[second], sum_w[32] - sum_w[second]);
@@ -143,7 +143,7 @@ fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH]
         let below_x = [x * up_0, x * down_0];
         let below_w = [w * up_0 * up_0, w * down_0 * down_0];
         for second in first..=32 {
-            // The middle level is plus or minus delta: the same product but for the sign, and the same square.
+            // The middle level is plus or minus delta: the product differs only in sign, and the square is equal.
             let x = (sum_x[second] - sum_x[first]) * delta;
             let w = (sum_w[second] - sum_w[first]) * delta * delta;
             let (above_x, above_w) = (&above_x[second], &above_w[second]);
@@ -155,7 +155,7 @@ fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH]
     best.splits(l)
 }
 
-/// `iq1_search::split_m`.
+/// Runs `iq1_search::split_m`.
 #[inline(always)]
 fn split_m<L: Lanes>(l: L, sorted: &Sorted<L, 16>) -> [Option<Split>; MAX_WIDTH] {
     let zero = l.splat(0.0);
@@ -212,7 +212,7 @@ fn split_m<L: Lanes>(l: L, sorted: &Sorted<L, 16>) -> [Option<Split>; MAX_WIDTH]
     best.splits(l)
 }
 
-/// Parts of a vector that are zero, and such as hold NaN, which sorts in no order: one bit per lane.
+/// Returns one bit per lane for the parts of a vector that are zero, and for those with a NaN, which cannot be sorted.
 #[inline(always)]
 fn odd_parts<L: Lanes, const N: usize>(l: L, x: &[L::F; N], eps: f32) -> (u64, u64) {
     let mut max = l.abs(x[0]);
@@ -224,7 +224,7 @@ fn odd_parts<L: Lanes, const N: usize>(l: L, x: &[L::F; N], eps: f32) -> (u64, u
     (l.mask_bits(l.gt(l.splat(eps), max)), l.mask_bits(!ordered))
 }
 
-/// Where the sorted values of each lane were.
+/// Writes the original indices of the sorted values of each lane.
 #[inline(always)]
 fn orders<L: Lanes, const N: usize>(l: L, order: &[L::F; N], out: &mut [[i32; MAX_WIDTH]; N]) {
     for (order, out) in order.iter().zip(out) {
@@ -245,19 +245,19 @@ fn load<L: Lanes>(l: L, batch: &mut Batch, rows: &Rows<'_>, first: usize) {
     }
 }
 
-/// All super-blocks of IQ1_S, one part per lane.
+/// Kernel of all IQ1_S super-blocks, one part per lane.
 pub(super) struct QuantizeS<'a> {
-    /// What to quantize.
+    /// Rows to quantize.
     pub rows: &'a Rows<'a>,
-    /// Where to.
+    /// Bytes of the blocks.
     pub dst: &'a mut [u8],
 }
 
-/// All super-blocks of IQ1_M, one part per lane.
+/// Kernel of all IQ1_M super-blocks, one part per lane.
 pub(super) struct QuantizeM<'a> {
-    /// What to quantize.
+    /// Rows to quantize.
     pub rows: &'a Rows<'a>,
-    /// Where to.
+    /// Bytes of the blocks.
     pub dst: &'a mut [u8],
 }
 

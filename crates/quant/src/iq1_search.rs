@@ -1,6 +1,6 @@
-//! The search of IQ1_S and IQ1_M: sorted values are cut into three levels, and the levels put on the grid.
+//! The search of IQ1_S and IQ1_M: sorted values are split into three levels, and the levels are placed on the grid.
 //!
-//! Scalar, the specification; `iq1_lanes` is its twin.
+//! Scalar, the specification; `iq1_lanes` is its vector twin.
 
 use super::codebook::{self, CodeBook, Place};
 use super::codec::{Rows, put_u16};
@@ -12,16 +12,16 @@ use gguf_core::numeric::{c_max, f32_to_f16};
 pub(super) const S_BYTES: usize = 50;
 pub(super) const M_BYTES: usize = 56;
 
-/// Groups whose largest magnitude is below this count as zero.
+/// Largest magnitude below which a part counts as zero.
 pub(super) const EPS_S: f32 = 1e-12;
 pub(super) const EPS_M: f32 = 1e-7;
 
 pub(super) const DELTA: f32 = 0.125;
-/// The three levels shifted up, and shifted down.
+/// The three levels, shifted up and shifted down.
 pub(super) const UP: [f32; 3] = [-1.0 + DELTA, DELTA, 1.0 + DELTA];
 pub(super) const DOWN: [f32; 3] = [-1.0 - DELTA, -DELTA, 1.0 - DELTA];
 
-/// Where sorted values are cut into three levels, and what that gives.
+/// Split of sorted values into three levels, and the resulting scale.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Split {
     /// Scale of the shifted levels; may be negative.
@@ -30,11 +30,11 @@ pub(super) struct Split {
     pub first: usize,
     /// Sorted positions from this on have level 2.
     pub second: usize,
-    /// Which of the trials of this split: a combination of shifts.
+    /// Index of the trial of this split: a combination of shifts.
     pub trial: usize,
 }
 
-/// Takes the best of trials: largest `sum_qx^2 / sum_q2`, of equal ones the first.
+/// Selects the best trial: largest `sum_qx^2 / sum_q2`, of equal ones the first.
 struct Best {
     score: f32,
     split: Option<Split>,
@@ -53,7 +53,7 @@ impl Best {
     }
 }
 
-/// Positions of values in ascending order, equal ones (zeros of either sign) in the order they have.
+/// Returns the indices of values in ascending order; equal ones (zeros of either sign) keep their order.
 ///
 /// # Exactness
 /// glibc's `qsort` on (value, index) pairs that compares values only: a stable merge sort.
@@ -70,7 +70,7 @@ fn ascending<const N: usize>(x: &[f32; N]) -> [usize; N] {
     order
 }
 
-/// Best cut of 32 sorted values into three levels, for both shifts (trial 0 up, 1 down).
+/// Returns the best split of 32 sorted values into three levels, for both shifts (trial 0 up, 1 down).
 fn split_s(x: &[f32; 32], weights: &[f32; 32], order: &[usize; 32]) -> Option<Split> {
     let (mut sum_x, mut sum_w) = ([0f32; 33], [0f32; 33]);
     for (j, i) in order.iter().copied().enumerate() {
@@ -92,13 +92,13 @@ fn split_s(x: &[f32; 32], weights: &[f32; 32], order: &[usize; 32]) -> Option<Sp
     best.split
 }
 
-/// What a level's square loses at each cut.
+/// Returns the decrease of a level's square at each of the two splits.
 pub(super) const fn square_steps(q: [f32; 3]) -> (f32, f32) {
     (q[0] * q[0] - q[1] * q[1], q[1] * q[1] - q[2] * q[2])
 }
 
-/// Best cut of 16 sorted values into three levels, for both shifts of each half (trial bit 1: the first half goes
-/// down, bit 0: the second).
+/// Returns the best split of 16 sorted values into three levels, for both shifts of each half (trial bit 1: the first
+/// half is shifted down, bit 0: the second).
 fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Split> {
     let (mut sum_x, mut sum_w) = ([[0f32; 17]; 2], [[0f32; 17]; 2]);
     for (j, i) in order.iter().copied().enumerate() {
@@ -132,7 +132,7 @@ fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Sp
     best.split
 }
 
-/// Scale, grid indices and shifts (of the first and second half; IQ1_S has one for both) of a part.
+/// Scale, grid indices and shifts of a part. The shifts are of the first and second half; IQ1_S has one for both.
 #[derive(Clone, Copy)]
 pub(super) struct Coded<const G: usize> {
     scale: f32,
@@ -140,7 +140,7 @@ pub(super) struct Coded<const G: usize> {
     down: [bool; 2],
 }
 
-/// Puts the levels of a split on the grid.
+/// Places the levels of a split on the grid.
 ///
 /// # Errors
 /// [`OffGrid`] if no neighbour is at a finite distance; the reference then reads past the row.
@@ -184,7 +184,7 @@ pub(super) fn on_grid<X: Search, const G: usize>(
     Ok(Coded { scale, indices, down })
 }
 
-/// Packed levels from a split, turned over where its scale is negative.
+/// Returns the packed levels of a split, mirrored if its scale is negative.
 #[inline(always)]
 pub(super) fn points_of<const G: usize>(split: &Split, order: impl Iterator<Item = usize>) -> [u16; G] {
     let mut packed = 0u64;
@@ -198,23 +198,23 @@ pub(super) fn points_of<const G: usize>(split: &Split, order: impl Iterator<Item
     std::array::from_fn(|k| (packed >> (16 * k)) as u16)
 }
 
-/// The largest magnitude, from the first on.
+/// Returns the largest magnitude as C's `MAX` finds it from the first on.
 fn largest_magnitude(x: &[f32]) -> f32 {
     x[1..].iter().fold(x[0].abs(), |max, value| c_max(max, value.abs()))
 }
 
-/// Which halves of a part of IQ1_S go down.
+/// Returns true for each half of a part of IQ1_S that is shifted down.
 pub(super) fn down_s(split: &Split) -> [bool; 2] {
     [(split.trial == 1) != (split.scale < 0.0); 2]
 }
 
-/// Which halves of a part of IQ1_M go down.
+/// Returns true for each half of a part of IQ1_M that is shifted down.
 pub(super) fn down_m(split: &Split) -> [bool; 2] {
     let turned = split.scale < 0.0;
     [(split.trial >> 1 == 1) != turned, (split.trial & 1 == 1) != turned]
 }
 
-/// One part of IQ1_S; `None` for a zero part.
+/// Codes one part of IQ1_S; `None` for a zero part.
 pub(super) fn code_s(x: &[f32; 32], weights: &[f32; 32]) -> Result<Option<Coded<4>>, OffGrid> {
     if largest_magnitude(x) < EPS_S {
         return Ok(None);
@@ -225,7 +225,7 @@ pub(super) fn code_s(x: &[f32; 32], weights: &[f32; 32]) -> Result<Option<Coded<
     on_grid(Scalar, &groups(x), &groups(weights), points, split.scale.abs(), down_s(&split)).map(Some)
 }
 
-/// One part of IQ1_M; `None` for a zero part.
+/// Codes one part of IQ1_M; `None` for a zero part.
 pub(super) fn code_m(x: &[f32; 16], weights: &[f32; 16]) -> Result<Option<Coded<2>>, OffGrid> {
     if largest_magnitude(x) < EPS_M {
         return Ok(None);
@@ -236,7 +236,7 @@ pub(super) fn code_m(x: &[f32; 16], weights: &[f32; 16]) -> Result<Option<Coded<
     on_grid(Scalar, &groups(x), &groups(weights), points, split.scale.abs(), down_m(&split)).map(Some)
 }
 
-/// Values in groups of 8.
+/// Returns the values in groups of 8.
 #[inline(always)]
 pub(super) fn groups<const G: usize>(x: &[f32]) -> [[f32; 8]; G] {
     std::array::from_fn(|k| std::array::from_fn(|i| x[8 * k + i]))
@@ -270,7 +270,7 @@ pub(super) fn scalar_m(rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-/// Weights of a super-block.
+/// Returns the weights of a super-block.
 fn weights_of(x: &[f32; SUPER], importance: Option<&[f32; SUPER]>) -> [f32; SUPER] {
     match importance {
         Some(importance) => importance_weights(x, importance, 2.0 * sum_squares(x) / SUPER as f32),
@@ -278,7 +278,7 @@ fn weights_of(x: &[f32; SUPER], importance: Option<&[f32; SUPER]>) -> [f32; SUPE
     }
 }
 
-/// What became of a part: `None` for a zero part.
+/// Result of coding a part: `None` for a zero part.
 pub(super) type PartCode<const G: usize> = Result<Option<Coded<G>>, OffGrid>;
 
 /// Stores the parts of a super-block.
@@ -328,7 +328,7 @@ pub(super) fn store_m(
     if max_scale == 0.0 {
         return Ok(());
     }
-    // The scale of scales is fitted over the whole super-block, with the scales as they are stored.
+    // The scale of scales is fitted over the whole super-block, with the scales as stored.
     let points = codebook::iq1().points;
     let mut d = max_scale / 15.0;
     let id = 1.0 / d;
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn equal_values_keep_their_order() {
         assert_eq!(ascending(&[1.0, -0.0, 0.0, -1.0, 0.0, 1.0]), [3, 1, 2, 4, 0, 5]);
-        // Not a number, but no failure either.
+        // NaN cannot be ordered, but must not fail.
         let order = ascending(&[f32::NAN, 1.0, 0.0, f32::NAN]);
         assert!((0..4).all(|i| order.contains(&i)));
     }

@@ -1,4 +1,4 @@
-//! IQ2_XXS, IQ2_XS and IQ2_S: groups of 8 magnitudes from a code book of 3 levels, signs apart.
+//! IQ2_XXS, IQ2_XS and IQ2_S: groups of 8 magnitudes from a code book of 3 levels, signs stored separately.
 //!
 //! # Layout
 //! All start with an F16 scale.
@@ -27,7 +27,7 @@ const S_BYTES: usize = 82;
 /// Magnitudes of the three levels, in eighths of the scale's unit.
 const MAGNITUDES: [u8; 3] = [8, 25, 43];
 
-/// IQ2_S groups whose largest magnitude is below this count as zero.
+/// Largest magnitude below which an IQ2_S group counts as zero.
 const EPS_S: f32 = 1e-8;
 
 const SEARCH_XXS: GridSearch = GridSearch::new::<8>(6, 0.1, Refit::All);
@@ -56,20 +56,20 @@ pub(super) static IQ2_S: Codec = Codec {
 
 type Groups<const G: usize> = [[f32; 8]; G];
 
-/// The parts of a super-block, each `G` groups of 8.
+/// Returns the parts of a super-block, each `G` groups of 8.
 #[inline(always)]
 fn parts<const G: usize>(x: &[f32; SUPER]) -> &[Groups<G>] {
     x.as_chunks::<8>().0.as_chunks::<G>().0
 }
 
-/// One part on the grid: scale (not negative), packed points and sign bytes; `None` for a zero part.
+/// One part on the grid: scale (not negative), packed points and sign bytes.
 struct Coded<const G: usize> {
     scale: f32,
     points: [u16; G],
     signs: [u8; G],
 }
 
-/// Makes a negative scale positive by turning all signs.
+/// Makes a negative scale positive by flipping all signs.
 #[inline(always)]
 fn coded<const G: usize>(fit: Fit<G>, signs: [u8; G]) -> Coded<G> {
     let Fit { scale, points } = fit;
@@ -85,7 +85,7 @@ fn flat_32(groups: &Groups<4>) -> [f32; 32] {
     std::array::from_fn(|i| groups[i / 8][i % 8])
 }
 
-/// Signs off, an even number of them in each group.
+/// Splits off the signs, an even number of them in each group.
 #[inline(always)]
 fn even_part<const G: usize>(x: &Groups<G>, weights: &Groups<G>) -> (Part<8, G>, [u8; G]) {
     let mut part = Part { x: *x, weights: *weights, roots: weights.map(|group| group.map(f32::sqrt)) };
@@ -96,7 +96,7 @@ fn even_part<const G: usize>(x: &Groups<G>, weights: &Groups<G>) -> (Part<8, G>,
     (part, signs)
 }
 
-/// IQ2_XXS.
+/// Quantizer of IQ2_XXS.
 struct Xxs;
 
 impl GridType<XXS_BYTES> for Xxs {
@@ -122,7 +122,7 @@ impl GridType<XXS_BYTES> for Xxs {
         let mut max_scale = 0f32;
         out.fill(0);
         for (j, (part, signs)) in parts_and_signs.iter().enumerate() {
-            // The start has no points: with a scale above zero the last fit places all groups.
+            // The start has no points: with a positive scale the last fit places all groups.
             let start = Fit { scale: starts[j], points: [0; 4] };
             let range = start.scale * 3.0;
             if largest(part.x.as_flattened()) < GROUP_MAX_EPS || range <= 0.0 {
@@ -152,7 +152,7 @@ impl GridType<XXS_BYTES> for Xxs {
     }
 }
 
-/// The fit of a part of IQ2_XS or IQ2_S; `None` for a zero part.
+/// Fits a part of IQ2_XS or IQ2_S; `None` for a zero part.
 #[inline(always)]
 fn code_xs<X: Search>(
     search: X,
@@ -167,7 +167,7 @@ fn code_xs<X: Search>(
     search.search(book, &SEARCH_XS, part, max, Fit { scale: max / 5.0, points: [0; 2] }).map(Some)
 }
 
-/// IQ2_XS.
+/// Quantizer of IQ2_XS.
 struct Xs;
 
 impl GridType<XS_BYTES> for Xs {
@@ -208,7 +208,7 @@ impl GridType<XS_BYTES> for Xs {
     }
 }
 
-/// The levels of 16 scales, two to a byte.
+/// Stores the levels of 16 scales, two per byte.
 #[inline(always)]
 fn store_nibbles(id: f32, scales: &[f32; 16], out: &mut [u8; 8]) {
     for j in 0..8 {
@@ -216,7 +216,7 @@ fn store_nibbles(id: f32, scales: &[f32; 16], out: &mut [u8; 8]) {
     }
 }
 
-/// IQ2_S.
+/// Quantizer of IQ2_S.
 struct S;
 
 impl GridType<S_BYTES> for S {
@@ -274,7 +274,7 @@ fn load_group(scale: f32, point: u16, signs: u8, out: &mut [f32; 8]) {
     }
 }
 
-/// The scale of a part: odd multiples of an eighth.
+/// Returns the scale of a part: odd multiples of an eighth.
 #[inline(always)]
 fn part_scale(d: f32, level: u8) -> f32 {
     d * (0.5 + f32::from(level)) * 0.25

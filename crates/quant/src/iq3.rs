@@ -1,4 +1,5 @@
-//! IQ3_XXS and IQ3_S: groups of 4 magnitudes from a code book of 8 levels, signs apart, 32 elements to a scale.
+//! IQ3_XXS and IQ3_S: groups of 4 magnitudes from a code book of 8 levels, signs stored separately, 32 elements per
+//! scale.
 //!
 //! # Layout
 //! Both start with an F16 scale.
@@ -26,7 +27,7 @@ const PART: usize = 32;
 /// Magnitudes of IQ3_XXS's levels; IQ3_S has the odd numbers.
 const MAGNITUDES: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 
-/// IQ3_XXS groups whose largest magnitude is below this count as zero.
+/// Largest magnitude below which an IQ3_XXS group counts as zero.
 const EPS_XXS: f32 = 1e-8;
 
 const SEARCH_XXS: GridSearch = GridSearch::new::<4>(15, 0.2, Refit::OffGrid);
@@ -46,7 +47,7 @@ pub(super) static IQ3_S: Codec = Codec {
     validate: validate_f16::<S_BYTES, 0>,
 };
 
-/// One part with its signs off; `EVEN` keeps their number even in each 8.
+/// Splits off the signs of one part; `EVEN` keeps their number even in each 8 elements.
 #[inline(always)]
 fn split<const EVEN: bool>(
     x: &[f32; PART],
@@ -68,13 +69,13 @@ fn split<const EVEN: bool>(
     (Part { x: groups(magnitudes.as_flattened()), weights, roots }, signs)
 }
 
-/// Values in groups of `D`.
+/// Returns the values in groups of `D`.
 #[inline(always)]
 fn groups<const D: usize, const G: usize>(x: &[f32]) -> [[f32; D]; G] {
     std::array::from_fn(|k| std::array::from_fn(|i| x[D * k + i]))
 }
 
-/// The fit of a part that is not zero, with a scale that is not negative, and its signs.
+/// Fits a part that is not zero. Returns a scale that is not negative, and the signs.
 #[inline(always)]
 fn code<X: Search>(
     search: X,
@@ -92,7 +93,7 @@ fn code<X: Search>(
     Ok((fit, signs))
 }
 
-/// IQ3_XXS.
+/// Quantizer of IQ3_XXS.
 struct Xxs;
 
 impl GridType<XXS_BYTES> for Xxs {
@@ -137,7 +138,7 @@ impl GridType<XXS_BYTES> for Xxs {
     }
 }
 
-/// IQ3_S.
+/// Quantizer of IQ3_S.
 struct S;
 
 impl GridType<S_BYTES> for S {

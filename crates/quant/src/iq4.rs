@@ -1,4 +1,4 @@
-//! IQ4_NL and IQ4_XS: 4-bit indices into sixteen uneven levels, 32 elements to a scale.
+//! IQ4_NL and IQ4_XS: 4-bit indices into sixteen uneven levels, 32 elements per scale.
 //!
 //! # Layout
 //! IQ4_NL, 18 bytes: F16 scale 0, indices 2..18. IQ4_XS, 136 bytes for 8 parts: F16 scale 0, high pairs of bits of
@@ -21,7 +21,7 @@ const PARTS: usize = SUPER / PART;
 const NL_BYTES: usize = 18;
 const XS_BYTES: usize = 136;
 
-/// The levels, in units of the scale.
+/// Levels in units of the scale.
 pub(super) const LEVELS: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
@@ -39,7 +39,7 @@ pub(super) static IQ4_XS: Codec = Codec {
     validate: validate_f16::<XS_BYTES, 0>,
 };
 
-/// Index of the level nearest to `x`; halfway goes up, NaN to the last.
+/// Returns the index of the level nearest to `x`; halfway goes up, NaN to the last.
 ///
 /// # Exactness
 /// `best_index_int8`.
@@ -63,7 +63,7 @@ fn nearest_level(x: f32) -> u8 {
     if x - f32::from(LEVELS[high - 1]) < f32::from(LEVELS[high]) - x { high as u8 - 1 } else { high as u8 }
 }
 
-/// The scale of 32 values by weighted least squares over 15 starts; 0 for a group below [`GROUP_MAX_EPS`].
+/// Returns the scale of 32 values by weighted least squares over 15 starts; 0 for a group below [`GROUP_MAX_EPS`].
 ///
 /// # Exactness
 /// The first half of `quantize_row_iq4_nl_impl` with `ntry` 7.
@@ -95,7 +95,7 @@ fn search(x: &[f32; PART], weights: &[f32; PART]) -> f32 {
     scale
 }
 
-/// Weights of a part: importance spread by the values, or the squares.
+/// Returns the weights of a part: importance scaled by the values, or the squares.
 fn part_weights(x: &[f32; PART], importance: Option<&[f32; PART]>, sigma2: f32) -> [f32; PART] {
     match importance {
         Some(importance) => importance_weights(x, importance, sigma2),
@@ -103,7 +103,7 @@ fn part_weights(x: &[f32; PART], importance: Option<&[f32; PART]>, sigma2: f32) 
     }
 }
 
-/// Indices for a scale's reciprocal.
+/// Stores the indices for the reciprocal of a scale.
 fn store_indices(x: &[f32; PART], iscale: f32, out: &mut [u8; 16]) {
     for l in 0..16 {
         out[l] = nearest_level(iscale * x[l]) | nearest_level(iscale * x[l + 16]) << 4;
@@ -175,7 +175,7 @@ fn store_xs(
     put_u16(out, 2, high);
 }
 
-/// Halfway between neighbouring levels; a level is chosen from here up. The last is a filler.
+/// Midpoints of neighbouring levels; a level is chosen from its midpoint up. The last is a filler.
 const HALFWAYS: [f32; 16] = {
     let mut halfways = [f32::MAX; 16];
     let mut i = 0;
@@ -186,7 +186,7 @@ const HALFWAYS: [f32; 16] = {
     halfways
 };
 
-/// [`HALFWAYS`] from the `n`-th on.
+/// Returns [`HALFWAYS`] from the `n`-th on.
 const fn halfways_from(n: usize) -> [f32; 16] {
     let mut from = [f32::MAX; 16];
     let mut i = n;
@@ -210,10 +210,10 @@ static VALUES: [f32; 16] = {
     values
 };
 
-/// [`nearest_level`] per lane, NaN included.
+/// Runs [`nearest_level`] per lane, including NaN.
 ///
-/// The scalar compares two rounded differences; next to a halfway point both are exact and further away rounding
-/// keeps their order, so comparing with the halfway point gives the same level.
+/// The scalar code compares two rounded differences. Next to a midpoint both are exact, and further away rounding keeps
+/// their order, so comparing with the midpoint gives the same level.
 #[inline(always)]
 fn nearest_level_lanes<L: Lanes>(l: L, x: L::F) -> L::I {
     let mut index = l.select_i(l.gt(l.splat(HALFWAYS[7]), x), l.splat_i(0), l.splat_i(8));
@@ -224,7 +224,7 @@ fn nearest_level_lanes<L: Lanes>(l: L, x: L::F) -> L::I {
     index
 }
 
-/// Weighted least squares: sums of `x * q` and of `q * q` for the levels nearest to `iscale * x`.
+/// Computes the sums of weighted least squares: `x * q` and `q * q` for the levels nearest to `iscale * x`.
 #[inline(always)]
 fn level_sums<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART], iscale: L::F) -> (L::F, L::F) {
     let (mut sum_qx, mut sum_q2) = (l.splat(0.0), l.splat(0.0));
@@ -237,7 +237,7 @@ fn level_sums<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART], iscale: 
     (sum_qx, sum_q2)
 }
 
-/// [`search`] with one part per lane, for both types.
+/// Runs [`search`] with one part per lane, for both types.
 #[inline(always)]
 fn search_lanes<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART]) -> L::F {
     l.call(SearchLanes { l, x, weights })
@@ -263,7 +263,7 @@ fn search_inlined<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART]) -> L
     let (max, amax) = signed_max_lanes(l, x);
     let lowest = f32::from(LEVELS[0]);
     let zero = l.splat(0.0);
-    // The sign goes with the level, not with the maximum: the same quotient, as division is odd.
+    // The sign is applied to the level, not to the maximum: the same quotient, as division is odd.
     let (sum_qx, sum_q2) = level_sums(l, x, weights, l.splat(1.0) / (max / l.splat(-lowest)));
     let mut scale = l.select(l.gt(sum_q2, zero), sum_qx / sum_q2, zero);
     let mut best = scale * sum_qx;
@@ -277,7 +277,7 @@ fn search_inlined<L: Lanes>(l: L, x: &[L::F; PART], weights: &[L::F; PART]) -> L
     l.select(l.gt(l.splat(GROUP_MAX_EPS), amax), zero, scale)
 }
 
-/// [`store_indices`] with one element per lane.
+/// Runs [`store_indices`] with one element per lane.
 #[inline(always)]
 fn store_indices_lanes<L: Lanes>(l: L, x: &[f32; PART], iscale: f32, out: &mut [u8; 16]) {
     let iscale = l.splat(iscale);
@@ -291,7 +291,7 @@ fn store_indices_lanes<L: Lanes>(l: L, x: &[f32; PART], iscale: f32, out: &mut [
     }
 }
 
-/// Scales of all parts of a batch whose weights are set, if there is importance.
+/// Computes the scales of all parts of a batch whose weights are set, if there is importance.
 #[inline(always)]
 fn batch_scales<L: Lanes>(l: L, batch: &Batch, with_importance: bool, scales: &mut [f32]) {
     let zero = l.splat(0.0);
@@ -311,7 +311,7 @@ fn batch_scales<L: Lanes>(l: L, batch: &Batch, with_importance: bool, scales: &m
 
 const BATCH_PARTS: usize = BATCH / PART;
 
-/// Mean squares (times 2) of blocks of `E` elements.
+/// Returns twice the mean square of each block of `E` elements.
 #[inline(always)]
 fn sigma2<L: Lanes, const E: usize>(l: L, batch: &Batch) -> [f32; BATCH_PARTS] {
     let mut sigma2 = [0.0; BATCH_PARTS];
@@ -322,7 +322,7 @@ fn sigma2<L: Lanes, const E: usize>(l: L, batch: &Batch) -> [f32; BATCH_PARTS] {
     sigma2
 }
 
-/// All blocks of IQ4_NL, one per lane.
+/// Kernel of all IQ4_NL blocks, one per lane.
 struct QuantizeNl<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
@@ -351,7 +351,7 @@ impl Kernel for QuantizeNl<'_> {
     }
 }
 
-/// All super-blocks of IQ4_XS, one part per lane.
+/// Kernel of all IQ4_XS super-blocks, one part per lane.
 struct QuantizeXs<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],

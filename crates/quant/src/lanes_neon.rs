@@ -46,7 +46,7 @@ impl Not for M4 {
     }
 }
 
-/// Methods whose body is one expression of intrinsics.
+/// Defines methods whose body is one expression of intrinsics.
 macro_rules! intrinsics {
     ($( fn $name:ident($( $arg:ident: $ty:ty ),*) -> $out:ty = $body:expr; )*) => {
         $(
@@ -71,7 +71,7 @@ impl Lanes for Neon {
         fn splat_i(value: i32) -> I4 = I4(vdupq_n_s32(value));
         fn abs(value: F4) -> F4 = F4(vabsq_f32(value.0));
         fn sqrt(value: F4) -> F4 = F4(vsqrtq_f32(value.0));
-        // The maximum instruction spreads NaN; C's conditional does not.
+        // The maximum instruction propagates NaN; C's conditional does not.
         fn c_max(a: F4, b: F4) -> F4 = F4(vbslq_f32(vcgtq_f32(a.0, b.0), a.0, b.0));
         fn c_min(a: F4, b: F4) -> F4 = F4(vbslq_f32(vcltq_f32(a.0, b.0), a.0, b.0));
         fn round_even(value: F4) -> F4 = F4(vrndnq_f32(value.0));
@@ -119,7 +119,7 @@ impl Lanes for Neon {
         I4(unsafe { vreinterpretq_s32_u32(vmovl_u16(vld1_u16(src.as_ptr()))) })
     }
 
-    /// The instructions are part of the baseline, so nothing needs enabling.
+    /// Calls the function directly: the instructions are part of the baseline.
     #[inline(always)]
     fn call<W: VectorLoop>(self, work: W) -> W::Output {
         baseline(work)
@@ -205,7 +205,7 @@ impl Lanes for Neon {
     }
 }
 
-/// A function of its own.
+/// Runs code as a separate function.
 #[inline(never)]
 fn baseline<W: VectorLoop>(work: W) -> W::Output {
     work.run()

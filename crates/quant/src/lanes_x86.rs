@@ -79,7 +79,7 @@ impl Not for M16 {
     }
 }
 
-/// Methods whose body is one expression of intrinsics.
+/// Defines methods whose body is one expression of intrinsics.
 macro_rules! intrinsics {
     ($( fn $name:ident($( $arg:ident: $ty:ty ),*) -> $out:ty = $body:expr; )*) => {
         $(
@@ -92,7 +92,7 @@ macro_rules! intrinsics {
     };
 }
 
-/// Two or four vectors are reduced together; of other numbers each by itself.
+/// Defines `spread_least`: two or four vectors are reduced together, other numbers one by one.
 macro_rules! spread_least {
     ($two:ident, $four:ident) => {
         #[inline(always)]
@@ -244,7 +244,7 @@ impl Lanes for Avx2 {
     }
 }
 
-/// [`Lanes::columns`] as one function for all callers: inlined, it would be most of the code of many kernels.
+/// Runs [`Lanes::columns`] as one function for all callers: inlined, it would be most of the code of many kernels.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn columns_8(l: Avx2, src: &[f32], stride: usize, out: &mut [F8]) {
@@ -305,7 +305,7 @@ fn spread_least_4x8([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
     ]
 }
 
-/// The least of each quarter, in all its lanes.
+/// Spreads the least of each quarter to all lanes of the quarter.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn least_of_quarters(value: __m512) -> __m512 {
@@ -451,7 +451,7 @@ impl Lanes for Avx512 {
     }
 }
 
-/// [`Lanes::columns`] as one function for all callers: inlined, it would be most of the code of many kernels.
+/// Runs [`Lanes::columns`] as one function for all callers: inlined, it would be most of the code of many kernels.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn columns_16(l: Avx512, src: &[f32], stride: usize, out: &mut [F16]) {

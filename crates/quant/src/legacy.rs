@@ -56,7 +56,7 @@ pub(super) static Q5_1: Codec = Codec {
     validate: validate_f16_pair::<24, 0>,
 };
 
-/// The search of the types with a minimum when importance weights are given.
+/// Returns the search parameters of the types with a minimum, when importance weights are given.
 pub(super) const fn min_search(bits: u32) -> MinSearch {
     MinSearch { n_max: (1 << bits) - 1, r_min: -0.9, r_delta: 0.05, n_step: 36 }
 }
@@ -72,7 +72,7 @@ fn quantize<const B: usize, const BITS: u32, const MIN: bool>(
 fn quantize_scalar<const B: usize, const BITS: u32, const MIN: bool>(rows: &Rows<'_>, dst: &mut [u8]) {
     let row_bytes = rows.n_cols / BLOCK * B;
     for (row, out) in rows.src.chunks_exact(rows.n_cols).zip(dst.chunks_exact_mut(row_bytes)) {
-        // ref: the variance of the whole row, also when its blocks differ widely
+        // ref: the variance of the whole row, even if its blocks differ widely
         let sigma2 = if rows.imatrix.is_some() { sum_squares(row) / rows.n_cols as f32 } else { 0.0 };
         let row = Rows { src: row, ..*rows };
         for ((x, importance), out) in row.blocks().zip(out.as_chunks_mut::<B>().0) {
@@ -97,7 +97,7 @@ fn quantize_scalar<const B: usize, const BITS: u32, const MIN: bool>(rows: &Rows
     }
 }
 
-/// What a block stores.
+/// Values that a block stores.
 #[derive(Clone, Copy)]
 pub(super) struct Fit {
     /// Scale.
@@ -108,7 +108,7 @@ pub(super) struct Fit {
     pub codes: [u8; BLOCK],
 }
 
-/// The first value of largest magnitude maps to `-half`, which is code 0.
+/// Fits a block so that the first value of largest magnitude maps to `-half`, which is code 0.
 fn fit_symmetric(half: i8, x: &[f32; BLOCK]) -> Fit {
     let (max, _) = signed_max_of(x);
     let d = max / -f32::from(half);
@@ -120,7 +120,7 @@ fn fit_symmetric(half: i8, x: &[f32; BLOCK]) -> Fit {
     Fit { d, min: 0.0, codes }
 }
 
-/// The range from minimum to maximum maps to all codes.
+/// Fits a block so that the range from minimum to maximum maps to all codes.
 fn fit_min<const BITS: u32>(x: &[f32; BLOCK]) -> Fit {
     let (mut min, mut max) = (f32::MAX, -f32::MAX);
     for &value in x {
@@ -169,29 +169,29 @@ fn word(codes: [u8; 8]) -> u64 {
     u64::from_le_bytes(codes)
 }
 
-/// Bit 4 of each of eight bytes.
+/// Returns bit 4 of each of eight bytes.
 #[inline(always)]
 fn fifth_bits(word: u64) -> u8 {
-    // The factor moves the bit of byte i to bit 56 + i; no two of its products overlap.
+    // The factor moves the bit of byte i to bit 56 + i; its products do not overlap.
     ((word >> 4 & each_byte(1)).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8
 }
 
-/// All blocks, one per lane; codes along the block.
+/// Kernel of all blocks, one per lane; codes along the block.
 struct Quantize<'a, const B: usize, const BITS: u32, const MIN: bool> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
 }
 
-/// Blocks in a batch.
+/// Number of blocks in a batch.
 const BATCH_BLOCKS: usize = BATCH / BLOCK;
 
-/// What each block of a batch is coded with.
+/// Fit of each block of a batch.
 struct Fits {
     d: [f32; BATCH_BLOCKS],
     min: [f32; BATCH_BLOCKS],
-    /// Codes are `x * factor` for the plain fits, levels of an inverse scale for the searched ones.
+    /// Factor of the codes: `x * factor` for the plain fits, the inverse scale of the levels for the searched ones.
     factor: [f32; BATCH_BLOCKS],
-    /// Minimum that the codes come from.
+    /// Minimum used for the codes.
     code_min: [f32; BATCH_BLOCKS],
 }
 
@@ -228,7 +228,7 @@ impl<const B: usize, const BITS: u32, const MIN: bool> Kernel for Quantize<'_, B
     }
 }
 
-/// Mean square of each row.
+/// Computes the mean square of each row.
 #[inline(always)]
 fn row_variances<L: Lanes>(l: L, rows: &Rows<'_>) -> Vec<f32> {
     let n_cols = rows.n_cols;
@@ -246,7 +246,7 @@ fn row_variances<L: Lanes>(l: L, rows: &Rows<'_>) -> Vec<f32> {
 }
 
 impl Fits {
-    /// `fit_symmetric` and `fit_min`, without the codes.
+    /// Computes `fit_symmetric` and `fit_min`, without the codes.
     #[inline(always)]
     fn plain<L: Lanes, const BITS: u32, const MIN: bool>(&mut self, l: L, batch: &Batch) {
         let zero = l.splat(0.0);
@@ -274,7 +274,7 @@ impl Fits {
         }
     }
 
-    /// Codes of a plain fit, along the block.
+    /// Computes the codes of a plain fit, along the block.
     #[inline(always)]
     fn codes<L: Lanes, const BITS: u32, const MIN: bool>(
         &self,
@@ -298,7 +298,7 @@ impl Fits {
         codes
     }
 
-    /// The searches under importance weights.
+    /// Runs the searches under importance weights.
     #[inline(always)]
     fn search<L: Lanes, const BITS: u32, const MIN: bool>(&mut self, l: L, batch: &Batch) {
         if MIN {
@@ -325,7 +325,7 @@ impl Fits {
         }
     }
 
-    /// Levels that a search ended with, along the block.
+    /// Computes the levels that a search ended with, along the block.
     #[inline(always)]
     fn levels<L: Lanes, const BITS: u32, const MIN: bool>(
         &self,

@@ -1,7 +1,7 @@
 //! Block quantizers and dequantizers of GGML's types: float rows to block bytes and back. Knows no files, names or
 //! metadata.
 //!
-//! The bytes are those of llama.cpp, at every level of vector instructions and for every machine:
+//! The bytes are those of llama.cpp, at every level of vector instructions and on every machine:
 //!
 //! ```
 //! use gguf_core::{GgmlType, simd::SimdLevel};
@@ -18,13 +18,13 @@
 //! # Ok::<(), gguf_quant::QuantError>(())
 //! ```
 //!
-//! Types that need to know which columns count take an importance matrix ([`gguf_core::ImatrixNeed`]). [`pack`] puts
-//! integers that someone else has quantized into blocks as they are; [`states`] takes blocks apart into scales, minima and codes,
-//! and puts them together again; [`grid_states`] does so with types on code books.
+//! Types whose columns differ in importance take an importance matrix ([`gguf_core::ImatrixNeed`]). [`pack`] stores
+//! already quantized integers in blocks unchanged. [`states`] splits blocks into scales, minima and codes, and joins
+//! them again; [`grid_states`] does the same for types on code books.
 //!
 //! # Inside
-//! Every type has one row in `CODECS`; the functions here check lengths once and hand on to that row. The
-//! scalar functions in the family files are the specification; vector levels (`lanes`) give the same bytes.
+//! Every type has one row in `CODECS`. The functions here check lengths once and call that row. The scalar functions in
+//! the family files are the specification; vector levels (`lanes`) give the same bytes.
 //!
 //! | file | types |
 //! |---|---|
@@ -38,7 +38,7 @@
 //! | `iq1` `iq2` `iq3` | the IQ types on code books (`grids`, `codebook`, `grid_search`, `iq1_search`) |
 //! | `iq4` | IQ4_NL IQ4_XS |
 //!
-//! `importance` checks the weights that come in, `magnitude` what became of rows that are unusually large or small.
+//! `importance` checks the weights that come in, `magnitude` the result of rows that are unusually large or small.
 
 #![allow(
     clippy::inline_always,
@@ -110,7 +110,7 @@ pub use magnitude::{Extent, SmallRow, SmallRows, are_ordinary_rows, check_rows, 
 
 use codec::{Codec, Rows};
 
-/// One row per type. A family adds its rows here and nowhere else.
+/// Codecs of all types, one row each. A family adds its rows only here.
 #[rustfmt::skip]
 static CODECS: &[&Codec] = &[
     &float::F32,
@@ -154,9 +154,9 @@ fn codec(ty: GgmlType) -> Option<&'static Codec> {
     CODECS.iter().find(|codec| codec.ty == ty).copied()
 }
 
-/// True if a file may be quantized to the type.
+/// Returns true if a file may be quantized to the type.
 ///
-/// [`quantize_rows`] also writes Q8_1 and Q8_K, which are made of activations and have no place in a file.
+/// [`quantize_rows`] also writes Q8_1 and Q8_K, which hold activations and are not used in files.
 #[must_use]
 pub fn can_quantize(ty: GgmlType) -> bool {
     !matches!(ty, GgmlType::Q8_1 | GgmlType::Q8K) && codec(ty).is_some_and(|codec| codec.quantize.is_some())
@@ -164,21 +164,22 @@ pub fn can_quantize(ty: GgmlType) -> bool {
 
 /// Quantizes whole rows; the bytes are those of ggml's `ggml_quantize_chunk`, at every level.
 ///
-/// `imatrix` holds one importance weight per column, the same for every row; types that ignore it take it too. Most types
-/// write a group of columns without any importance as zeros ([`has_lost_groups`]).
+/// `imatrix` holds one importance weight per column, the same for every row; types that ignore it accept it too. Most
+/// types write a group of columns without any importance as zeros ([`has_lost_groups`]).
 ///
-/// Rows that are far too large or too small for the type come out as zeros or cut off: [`check_rows`] finds them.
+/// Rows that are far too large or too small for the type become zeros or are clipped: [`check_rows`] detects them.
 ///
 /// # Shapes
 /// `src` is `[n_rows, n_cols]`, `dst` is `n_rows * ty.row_bytes(n_cols)` bytes.
 ///
 /// # Exactness
-/// Equals llama.cpp 0.5.0 built for x86-64 without floating-point contraction, also for NaN and infinite input
-/// where C defines the result; callers refuse such input beforehand ([`first_non_finite`]).
+/// Equals llama.cpp 0.5.0 built for x86-64 without floating-point contraction, also for NaN and infinite input where C
+/// defines the result; callers refuse such input beforehand ([`first_non_finite`]).
 ///
 /// # Errors
 /// [`QuantError`]: no quantizer for the type, a required importance matrix is missing or holds weights that are
-/// negative or not finite, lengths that do not fit together, a level this machine lacks, values without a code (where ggml stops the program).
+/// negative or not finite, lengths that do not fit together, a level this machine lacks, values without a code (where
+/// ggml stops the program).
 pub fn quantize_rows(
     ty: GgmlType,
     level: SimdLevel,
@@ -216,10 +217,10 @@ pub fn quantize_rows(
     }
 }
 
-/// Decodes blocks to floats; every type a file may hold, integers included.
+/// Decodes blocks to floats; supports every type a file may hold, including integers.
 ///
 /// # Shapes
-/// `src` is whole blocks, `dst` one float per element.
+/// `src` holds whole blocks, `dst` one float per element.
 ///
 /// # Exactness
 /// Equals ggml's `to_float` bit for bit; F64 and integers round to the nearest float.
@@ -240,14 +241,14 @@ pub fn dequantize(ty: GgmlType, level: SimdLevel, src: &[u8], dst: &mut [f32]) -
     Ok(())
 }
 
-/// Checks blocks for scales and values that are not finite numbers.
+/// Checks blocks for scales and values that are not finite.
 ///
 /// # Exactness
 /// Accepts and refuses what ggml's `ggml_validate_row_data` accepts and refuses; types that it does not know
 /// (Q8_1) are checked in the same way.
 ///
 /// # Errors
-/// [`BlockError`] with the first bad block, or the block that is cut short.
+/// [`BlockError`] with the first bad block, or with an incomplete block.
 pub fn validate_blocks(ty: GgmlType, bytes: &[u8]) -> Result<(), BlockError> {
     if let Some(codec) = codec(ty) {
         (codec.validate)(bytes)?;
@@ -260,7 +261,7 @@ pub fn validate_blocks(ty: GgmlType, bytes: &[u8]) -> Result<(), BlockError> {
     }
 }
 
-/// Index of the first NaN or infinity.
+/// Returns the index of the first NaN or infinity.
 #[must_use]
 pub fn first_non_finite(values: &[f32]) -> Option<usize> {
     const CHUNK: usize = 4096;
@@ -274,7 +275,8 @@ pub fn first_non_finite(values: &[f32]) -> Option<usize> {
     None
 }
 
-/// Why no code was found for the block that begins with element `at`: its values are too large, or it is not them.
+/// Returns the error for the block at element `at` without a code: `Magnitude` if its values are too large, else
+/// `OffGrid`.
 fn off_grid(ty: GgmlType, n_cols: usize, src: &[f32], at: usize) -> QuantError {
     let (row, column) = (at / n_cols, at % n_cols);
     let block = src.get(at..at + ty.block_elems()).unwrap_or_default();

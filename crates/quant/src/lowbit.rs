@@ -45,7 +45,7 @@ fn q1_0_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-/// All blocks of Q1_0: scales with one block per lane, signs along the block.
+/// Kernel of all Q1_0 blocks: scales with one block per lane, signs along the block.
 struct QuantizeQ1<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
@@ -105,7 +105,7 @@ fn q2_0_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-/// All blocks of Q2_0: scales with one block per lane, codes along the block.
+/// Kernel of all Q2_0 blocks: scales with one block per lane, codes along the block.
 struct QuantizeQ2<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
@@ -134,7 +134,7 @@ impl Kernel for QuantizeQ2<'_> {
                     l.store_low_bytes(code, &mut codes[at..]);
                 }
                 for (codes, out) in codes.as_chunks().0.iter().zip(out[2..].as_chunks_mut::<2>().0) {
-                    // Codes of neighbours move together, first in pairs, then in fours.
+                    // Codes of neighbours are combined, first in pairs, then in fours.
                     let word = u64::from_le_bytes(*codes);
                     let word = (word | word >> 6) & 0x000f_000f_000f_000f;
                     let word = word | word >> 12;

@@ -1,5 +1,5 @@
-//! Whether a type could hold the magnitudes of rows. Most types scale their blocks by an F16 and search scales by sums
-//! of powers of the values: rows far from what weights are like come out as zeros, or cut off at the type's end.
+//! Checks that a type can hold the magnitudes of rows. Most types scale their blocks by an F16 and search scales by
+//! sums of powers of the values: rows far from typical weights become zeros, or are clipped at the type's limit.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -10,29 +10,29 @@ use gguf_core::simd::{SimdLevel, VectorLoop};
 use super::codec::Rows;
 use super::{QuantError, codec, importance};
 
-/// Largest values of rows that the type holds as well as any others: rows outside are decoded again and looked at. Every
-/// type was measured from 1e-45 to 3e38. NVFP4, whose scales are 8-bit floats, has the narrowest range, after it IQ4_XS and
-/// Q6_K have.
+/// Range of a row's largest magnitude in which the type is as accurate as anywhere: rows outside are decoded again and
+/// checked. Every type was measured from 1e-45 to 3e38. NVFP4, whose scales are 8-bit floats, has the narrowest range,
+/// followed by IQ4_XS and Q6_K.
 fn ordinary(ty: GgmlType) -> RangeInclusive<f32> {
     if ty == GgmlType::Nvfp4 { 0.05..=2e3 } else { 1e-3..=2e3 }
 }
 
-/// The same of importance weights, which are multiplied with squares of the values.
+/// Range of the largest importance weight. Weights are multiplied with squares of the values.
 const ORDINARY_IMPORTANCE: RangeInclusive<f32> = 1e-9..=1e9;
 
-/// A block is lost if its relative error is this much worse than that of the same block at ordinary magnitude.
+/// Factor above which a block is lost: its relative error over that of the same block at ordinary magnitude.
 const WORSE: f64 = 1.5;
-/// Relative error that is granted to large values on top.
+/// Relative error that is allowed in addition for large values.
 const GRANTED_LARGE: f64 = 0.05;
-/// Relative error that is granted to small values on top: the precision of F16 fades out gradually.
+/// Relative error that is allowed in addition for small values: the precision of F16 decreases gradually.
 const GRANTED_SMALL: f64 = 0.25;
 
-/// Rows that are not zero and came out as zeros or nearly, because their values are too small for the type.
+/// Rows that are not zero and became zeros or nearly, because their values are too small for the type.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SmallRows {
-    /// How many.
+    /// Number of such rows.
     pub n_rows: u64,
-    /// The first of them.
+    /// The first such row.
     pub first: Option<SmallRow>,
 }
 
@@ -41,12 +41,12 @@ pub struct SmallRows {
 pub struct SmallRow {
     /// Index of the row.
     pub row: u64,
-    /// Its largest magnitude.
+    /// Largest magnitude of the row.
     pub largest: f32,
 }
 
 impl SmallRows {
-    /// Adds what other rows of the same tensor showed; `first_row` is what their indices count from.
+    /// Adds the result of other rows of the same tensor; `first_row` is the row that their indices count from.
     pub fn add(&mut self, other: Self, first_row: u64) {
         self.n_rows += other.n_rows;
         let theirs = other.first.map(|found| SmallRow { row: found.row + first_row, ..found });
@@ -57,21 +57,23 @@ impl SmallRows {
     }
 }
 
-/// True if the type holds all rows of `n_cols` columns as well as any others, by their largest magnitudes: then all
-/// values are finite, no row is zero, and there is no need of [`check_rows`] unless importance weights are unusual.
+/// Returns true if the type holds all rows of `n_cols` columns as accurately as any others, by their largest
+/// magnitudes. Then all values are finite, no row is zero, and [`check_rows`] is needed only if importance weights are
+/// unusual.
 ///
-/// One pass at the level's full width, which also answers what [`first_non_finite`](super::first_non_finite) would: that
-/// is needed only where this is false.
+/// Takes one pass at the level's full width. If this is true, [`first_non_finite`](super::first_non_finite) need not be
+/// called.
 #[must_use]
 pub fn are_ordinary_rows(ty: GgmlType, level: SimdLevel, values: &[f32], n_cols: usize) -> bool {
     let ordinary = ordinary(ty);
     let (least, most) = (ordinary.start().to_bits(), ordinary.end().to_bits());
-    // Without the sign, floats compare as integers do. The first value that is large enough is one of the row's first.
+    // Without the sign, floats compare like integers. The first value that is large enough is near the start of the
+    // row.
     let has_large = |row: &[f32]| row.iter().any(|value| value.to_bits() & 0x7fff_ffff >= least);
     level.vectorize(LargestBits { values }) <= most && values.chunks(n_cols.max(1)).all(has_large)
 }
 
-/// The bits of the largest magnitude, which are above infinity's if there is a NaN.
+/// Computes the bits of the largest magnitude, which are above infinity's if there is a NaN.
 struct LargestBits<'a> {
     values: &'a [f32],
 }
@@ -82,7 +84,7 @@ impl VectorLoop for LargestBits<'_> {
     #[inline(always)]
     fn run(self) -> u32 {
         // More than a vector at a time, so that one maximum need not wait for the other; signed, because the baseline
-        // compares nothing else.
+        // has only signed comparisons.
         const N: usize = 64;
         let mut lanes = [0; N];
         let (chunks, rest) = self.values.as_chunks::<N>();
@@ -96,7 +98,7 @@ impl VectorLoop for LargestBits<'_> {
     }
 }
 
-/// The larger of some bits and a value's without its sign.
+/// Returns the larger of some bits and those of a value without its sign.
 #[inline(always)]
 fn larger(largest: i32, value: f32) -> i32 {
     let bits = (value.to_bits() & 0x7fff_ffff) as i32;
@@ -106,14 +108,14 @@ fn larger(largest: i32, value: f32) -> i32 {
 /// Largest magnitudes of rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Extent {
-    /// The smallest of the rows' that is not zero; infinite if all are zeros.
+    /// Smallest of the rows' largest magnitudes that is not zero; infinite if all are zeros.
     pub smallest: f32,
-    /// The largest of all; NaN or infinite if some value is.
+    /// Largest magnitude of all rows; NaN or infinite if some value is.
     pub largest: f32,
 }
 
 impl Extent {
-    /// Reads rows of `n_cols` columns.
+    /// Computes the extent of rows of `n_cols` columns.
     #[must_use]
     pub fn of(values: &[f32], n_cols: usize) -> Self {
         let mut extent = Self { smallest: f32::INFINITY, largest: 0.0 };
@@ -132,13 +134,13 @@ impl Extent {
         extent
     }
 
-    /// True if all values are finite.
+    /// Returns true if all values are finite.
     #[must_use]
     pub fn is_finite(&self) -> bool {
         self.largest.is_finite()
     }
 
-    /// True if the type holds such rows: there is no need of [`check_rows`] unless importance weights are unusual.
+    /// Returns true if the type holds such rows; then [`check_rows`] is needed only if importance weights are unusual.
     #[must_use]
     pub fn is_ordinary(&self, ty: GgmlType) -> bool {
         let ordinary = ordinary(ty);
@@ -146,28 +148,28 @@ impl Extent {
     }
 }
 
-/// The largest magnitude; NaN if there is one, else infinity if there is one.
+/// Returns the largest magnitude; NaN if there is one, else infinity if there is one.
 fn magnitude(values: &[f32]) -> f32 {
     f32::from_bits(LargestBits { values }.run())
 }
 
-/// True if importance weights are such that sums of their products with ordinary values neither overflow nor vanish.
+/// Returns true if sums of products of importance weights with ordinary values neither overflow nor vanish.
 #[must_use]
 pub fn is_ordinary_importance(weights: &[f32]) -> bool {
     let largest = magnitude(weights);
     largest == 0.0 || ORDINARY_IMPORTANCE.contains(&largest)
 }
 
-/// Looks at rows that [`quantize_rows`](super::quantize_rows) has quantized: are they in the blocks?
+/// Checks that the blocks written by [`quantize_rows`](super::quantize_rows) represent the rows.
 ///
-/// Rows of ordinary magnitude are passed over. The others are decoded, and where the error is out of proportion,
-/// compared with the same values at ordinary magnitude.
+/// Rows of ordinary magnitude are skipped. The others are decoded, and where the error is out of proportion, compared
+/// with the same values at ordinary magnitude.
 ///
 /// # Shapes
 /// As [`quantize_rows`](super::quantize_rows).
 ///
 /// # Errors
-/// [`QuantError::Magnitude`] for values that came out as zeros, were cut off or are not finite because they are too large;
+/// [`QuantError::Magnitude`] for values that became zeros, were clipped or are not finite because they are too large;
 /// [`QuantError::ImportanceMagnitude`] for weights that made the search for scales fail.
 pub fn check_rows(
     ty: GgmlType,
@@ -210,7 +212,7 @@ pub fn check_rows(
     Ok(small)
 }
 
-/// Compares rows with what became of them.
+/// Compares rows with their decoded blocks.
 struct Judge<'a> {
     ty: GgmlType,
     level: SimdLevel,
@@ -218,9 +220,9 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// The first block with large values that is lost: its column and its largest magnitude.
+    /// Returns column and largest magnitude of the first block with large values that is lost.
     fn large(&self, row: &[f32], back: &[f32]) -> Option<(usize, f32)> {
-        // Plain types have no blocks; a whole row at once is as good.
+        // Plain types have no blocks; the whole row is checked at once.
         let n = if self.ty.is_quantized() { self.ty.block_elems() } else { row.len() };
         let pairs = row.chunks(n).zip(back.chunks(n)).enumerate();
         for (index, (block, back)) in pairs {
@@ -244,7 +246,7 @@ impl Judge<'_> {
             || (found > granted && found > WORSE * self.at_ordinary(row, self.imatrix) + granted)
     }
 
-    /// The error of the same values at ordinary magnitude: quantizers do not mind a power of two.
+    /// Returns the error of the same values at ordinary magnitude: quantizers are invariant to powers of two.
     fn at_ordinary(&self, values: &[f32], imatrix: Option<&[f32]>) -> f64 {
         let scaled = |values: &[f32]| -> Vec<f32> {
             let largest = f64::from(magnitude(values));
@@ -266,7 +268,7 @@ impl Judge<'_> {
     }
 }
 
-/// Root mean square of the differences over that of the values; infinite if the result is not finite.
+/// Returns the root mean square of the differences over that of the values; infinite if the result is not finite.
 fn relative_error(values: &[f32], back: &[f32]) -> f64 {
     let (mut error, mut square) = (0.0, 0.0);
     for (&value, &back) in values.iter().zip(back) {

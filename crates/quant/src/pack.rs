@@ -1,12 +1,12 @@
-//! Integer codes of a quantized checkpoint become GGUF blocks without being requantized: the codes stay, the scale of
-//! each block is rounded to F16.
+//! Packing of integer codes from a quantized checkpoint into GGUF blocks without requantizing: the codes are kept, and
+//! the scale of each block is rounded to F16.
 //!
-//! A source cuts its rows where the scale changes and packs each stretch, whole blocks of 32, with one call. The
+//! A source splits its rows where the scale changes and packs each segment, whole blocks of 32, with one call. The
 //! functions take codes as the block stores them:
 //!
 //! | source (I = code - zero, s = scale) | block | stored codes | scale, minimum |
 //! |---|---|---|---|
-//! | int8 symmetric; asymmetric where every I lies in -128..=127 | Q8_0 | I | s |
+//! | int8 symmetric; asymmetric if every I is in -128..=127 | Q8_0 | I | s |
 //! | int8 asymmetric beyond that | none: I reaches ±255, and no 8-bit block has a minimum | | |
 //! | int5 .. int7 symmetric | Q5_0, Q8_0 | I + 16, I | s |
 //! | int4 symmetric, I in -8..=7 | Q4_0 | I + 8 | s |
@@ -21,12 +21,13 @@
 //! A scale belongs to whole blocks: groups of columns must be multiples of 32, rows too.
 //!
 //! # Exactness
-//! Codes are kept bit for bit. A scale that F16 does not hold is rounded to nearest even; [`f16_error`] says by how
-//! much: at most 2^-11 for magnitudes of 2^-14 and above, more below, everything under 2^-25. MXFP4 rounds nothing.
+//! Codes are kept bit for bit. A scale that F16 cannot hold is rounded to nearest even. [`f16_error`] returns its
+//! relative error: at most 2^-11 for magnitudes of 2^-14 and above, more below, 1 for everything under 2^-25. MXFP4
+//! rounds nothing.
 
 use gguf_core::numeric::{f16_to_f32, f32_to_f16};
 
-/// Elements per block of every type that is written here.
+/// Elements per block of the 32-element types that are written here.
 pub const BLOCK_ELEMS: usize = 32;
 
 const Q8_0_BYTES: usize = 34;
@@ -35,13 +36,13 @@ const Q4_1_BYTES: usize = 20;
 const Q5_0_BYTES: usize = 22;
 const MXFP4_BYTES: usize = 17;
 
-/// The value that a block stores in place of a scale or minimum; infinite if F16 cannot hold its magnitude.
+/// Returns the value that a block stores for a scale or minimum; infinite if F16 cannot hold its magnitude.
 fn f16_rounded(scale: f32) -> f32 {
     f16_to_f32(f32_to_f16(scale))
 }
 
-/// Relative error of a scale or minimum once it is rounded to F16: 0 if F16 holds it, 1 if it vanishes, infinite if
-/// it is too large or not finite.
+/// Returns the relative error of a scale or minimum after rounding to F16: 0 if F16 holds it, 1 if it vanishes,
+/// infinite if it is too large or not finite.
 #[must_use]
 pub fn f16_error(scale: f32) -> f32 {
     let rounded = f16_rounded(scale);
@@ -58,7 +59,7 @@ pub fn f16_error(scale: f32) -> f32 {
 /// Packs codes -128..=127 with one scale: an element is `code * scale`.
 ///
 /// # Panics
-/// If `codes` are not whole blocks or `out` has not their size.
+/// If `codes` are not whole blocks or `out` does not have their size.
 pub fn pack_q8_0(codes: &[i8], scale: f32, out: &mut [u8]) {
     let d = f32_to_f16(scale).to_le_bytes();
     for (codes, out) in blocks::<_, Q8_0_BYTES>(codes, out) {
@@ -73,7 +74,7 @@ pub fn pack_q8_0(codes: &[i8], scale: f32, out: &mut [u8]) {
 /// Packs codes 0..=15 with one scale: an element is `(code - 8) * scale`.
 ///
 /// # Panics
-/// If `codes` are not whole blocks or `out` has not their size.
+/// If `codes` are not whole blocks or `out` does not have their size.
 pub fn pack_q4_0(codes: &[u8], scale: f32, out: &mut [u8]) {
     let d = f32_to_f16(scale).to_le_bytes();
     for (codes, out) in blocks::<_, Q4_0_BYTES>(codes, out) {
@@ -85,7 +86,7 @@ pub fn pack_q4_0(codes: &[u8], scale: f32, out: &mut [u8]) {
 /// Packs codes 0..=15 with one scale and one minimum: an element is `code * scale + min`.
 ///
 /// # Panics
-/// If `codes` are not whole blocks or `out` has not their size.
+/// If `codes` are not whole blocks or `out` does not have their size.
 pub fn pack_q4_1(codes: &[u8], scale: f32, min: f32, out: &mut [u8]) {
     let (d, m) = (f32_to_f16(scale).to_le_bytes(), f32_to_f16(min).to_le_bytes());
     for (codes, out) in blocks::<_, Q4_1_BYTES>(codes, out) {
@@ -98,7 +99,7 @@ pub fn pack_q4_1(codes: &[u8], scale: f32, min: f32, out: &mut [u8]) {
 /// Packs codes 0..=31 with one scale: an element is `(code - 16) * scale`.
 ///
 /// # Panics
-/// If `codes` are not whole blocks or `out` has not their size.
+/// If `codes` are not whole blocks or `out` does not have their size.
 pub fn pack_q5_0(codes: &[u8], scale: f32, out: &mut [u8]) {
     let d = f32_to_f16(scale).to_le_bytes();
     for (codes, out) in blocks::<_, Q5_0_BYTES>(codes, out) {
@@ -110,10 +111,10 @@ pub fn pack_q5_0(codes: &[u8], scale: f32, out: &mut [u8]) {
     }
 }
 
-/// Packs 64 E2M1 codes with four scales in E4M3, one for each 16.
+/// Packs 64 E2M1 codes with four E4M3 scales, one for each 16 codes.
 ///
 /// # Panics
-/// If `out` has not the size of a block.
+/// If `out` does not have the size of a block.
 pub fn pack_nvfp4(codes: &[u8], scales: &[u8], out: &mut [u8]) {
     let (head, body) = out.split_at_mut(4);
     head.copy_from_slice(scales);
@@ -128,7 +129,7 @@ pub fn pack_nvfp4(codes: &[u8], scales: &[u8], out: &mut [u8]) {
 /// Packs 256 ternary codes, value + 1, with one scale, as TQ2_0.
 ///
 /// # Panics
-/// If `out` has not the size of a block.
+/// If `out` does not have the size of a block.
 pub fn pack_tq2_0(codes: &[u8; 256], scale: f32, out: &mut [u8]) {
     let (body, tail) = out.split_at_mut(64);
     tail.copy_from_slice(&f32_to_f16(scale).to_le_bytes());
@@ -142,7 +143,7 @@ pub fn pack_tq2_0(codes: &[u8; 256], scale: f32, out: &mut [u8]) {
 /// Packs E2M1 codes 0..=15 with one power of two: an element is `e2m1(code) * 2^(exponent - 127)`.
 ///
 /// # Panics
-/// If `codes` are not whole blocks or `out` has not their size.
+/// If `codes` are not whole blocks or `out` does not have their size.
 pub fn pack_mxfp4(codes: &[u8], exponent: u8, out: &mut [u8]) {
     for (codes, out) in blocks::<_, MXFP4_BYTES>(codes, out) {
         out[0] = exponent;
@@ -162,7 +163,7 @@ fn blocks<'a, C, const BYTES: usize>(
     codes.iter().zip(out)
 }
 
-/// Byte `j` holds the low four bits of code `j` below those of code `j + 16`.
+/// Packs codes into nibbles: byte `j` holds the low four bits of code `j` below those of code `j + 16`.
 fn nibbles(codes: &[u8; BLOCK_ELEMS], out: &mut [u8]) {
     let (low, high) = codes.split_at(BLOCK_ELEMS / 2);
     for ((byte, low), high) in out.iter_mut().zip(low).zip(high) {
@@ -177,14 +178,14 @@ mod tests {
     use gguf_core::GgmlType;
     use gguf_core::simd::SimdLevel;
 
-    /// Decodes blocks as the rest of the program does.
+    /// Decodes blocks like the rest of the program.
     fn decoded(ty: GgmlType, bytes: &[u8]) -> Vec<f32> {
         let mut floats = vec![0.0; bytes.len() / ty.block_bytes() * ty.block_elems()];
         quant::dequantize(ty, SimdLevel::Scalar, bytes, &mut floats).unwrap();
         floats
     }
 
-    /// Every code of `n`, in an order in which no two halves of a block agree, for three blocks.
+    /// Returns every code of `n`, in an order in which no two halves of a block agree, for three blocks.
     fn every_code(n: usize) -> Vec<u8> {
         (0..3 * BLOCK_ELEMS).map(|i| ((i * 7 + i / BLOCK_ELEMS) % n) as u8).collect()
     }

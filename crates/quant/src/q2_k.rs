@@ -56,7 +56,7 @@ fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-/// Weights are magnitudes, fits are ranked by absolute error.
+/// Searches the parts with magnitudes as weights; fits are ranked by absolute error.
 fn parts_plain(x: &[f32; SUPER]) -> Parts<PARTS> {
     let mut parts = Parts::ZERO;
     let levels = parts.levels.as_chunks_mut::<PART>().0.iter_mut();
@@ -87,7 +87,7 @@ fn scales_plain(scales: &[f32; PARTS], mins: &[f32; PARTS]) -> SuperScales<PARTS
     SuperScales { d, d_min, scales, mins }
 }
 
-/// Writes the scales; returns what each part's levels are multiples of, and its offset.
+/// Writes the scales; returns the step of each part's levels, and its offset.
 #[inline(always)]
 fn store_scales(scales: &SuperScales<PARTS>, out: &mut [u8; BLOCK_BYTES]) -> ([f32; PARTS], [f32; PARTS]) {
     let (d, d_min) = (f32_to_f16(scales.d), f32_to_f16(scales.d_min));
@@ -104,13 +104,13 @@ fn store_scales(scales: &SuperScales<PARTS>, out: &mut [u8; BLOCK_BYTES]) -> ([f
     (ds, offsets)
 }
 
-/// All super-blocks, one part per lane.
+/// Kernel of all super-blocks, one part per lane.
 struct Quantize<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
 }
 
-/// Weights are magnitudes.
+/// Weights that are magnitudes.
 struct Magnitudes;
 
 impl Weigh for Magnitudes {

@@ -67,7 +67,7 @@ fn plain(x: &[f32; SUPER], levels: &mut [u8; SUPER]) -> Scales {
     scales_plain(&scales)
 }
 
-/// The first scale of largest magnitude gets code -32.
+/// Quantizes the scales: the first scale of largest magnitude gets code -32.
 #[inline(always)]
 fn scales_plain(scales: &[f32; PARTS]) -> Scales {
     let (max, _) = signed_max(scales);
@@ -78,7 +78,7 @@ fn scales_plain(scales: &[f32; PARTS]) -> Scales {
     let iscale = -32.0 / max;
     let mut codes = [0; PARTS];
     for j in 0..PARTS {
-        // ref: narrowed before it is limited
+        // ref: narrowed before it is clamped
         codes[j] = (i32::from(nearest_int(iscale * scales[j]) as i8).clamp(-32, 31) + 32) as u8;
     }
     Scales { d: 1.0 / iscale, codes }
@@ -98,7 +98,7 @@ fn with_importance(x: &[f32; SUPER], importance: &[f32; SUPER], levels: &mut [u8
     Scales { d, codes }
 }
 
-/// Writes scale of scales and scales; returns what each part's levels are multiples of.
+/// Writes scale of scales and scales; returns the step of each part's levels.
 #[inline(always)]
 fn store_scales(scales: &Scales, out: &mut [u8; BLOCK_BYTES]) -> [f32; PARTS] {
     let d = f32_to_f16(scales.d);
@@ -129,7 +129,7 @@ fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
     pack_pairs(&low, field_mut::<32, 64, _>(out));
 }
 
-/// All super-blocks, one part per lane.
+/// Kernel of all super-blocks, one part per lane.
 struct Quantize<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
@@ -149,8 +149,8 @@ impl Kernel for Quantize<'_> {
     }
 }
 
-/// Super-blocks whose parts are searched together without importance: enough for full vectors of those that need more
-/// rounds than others.
+/// Number of super-blocks whose parts are searched together without importance: enough to fill vectors with the parts
+/// that need more rounds than others.
 const RUN: usize = 64;
 
 #[inline(always)]
@@ -178,15 +178,15 @@ fn quantize_plain<L: Lanes>(l: L, rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-/// The search without importance, in a run of super-blocks.
+/// The search without importance, for a run of super-blocks.
 struct PlainSearch<L: Lanes> {
     scales: [[f32; PARTS]; RUN],
-    /// The parts in a vector.
+    /// Values of the parts in a vector.
     rows: [[f32; PART]; MAX_WIDTH],
     vector: Parts<L, PART>,
-    /// Two vectors: each waits long for its divisions.
+    /// Two vectors, because each waits long for its divisions.
     moving: Moving<Twice<L>, PART>,
-    /// Parts that are not settled: at first, and after one round.
+    /// Parts that are not final: after the first fit, and after one round.
     open: [[u16; RUN * PARTS]; 2],
 }
 
@@ -225,7 +225,7 @@ impl<L: Lanes> PlainSearch<L> {
         rounds.run(REFINE_ROUNDS, &still_open[..n_still_open], open);
     }
 
-    /// Inverse scales of the scales, or 0 where `scales_plain` is to find out.
+    /// Returns the inverse scales of the scales, or 0 where `scales_plain` must compute them.
     #[inline(always)]
     fn super_iscales(&self, l: L, n_supers: usize) -> [f32; RUN] {
         let mut iscales = [0.0; RUN];
@@ -233,7 +233,7 @@ impl<L: Lanes> PlainSearch<L> {
         for at in (0..n_supers).step_by(L::WIDTH) {
             l.columns(self.scales[at..].as_flattened(), PARTS, &mut x);
             let (max, amax) = signed_max_lanes(l, &x);
-            // Ordinary magnitudes, all of them numbers: nothing wraps or overflows.
+            // Ordinary magnitudes without NaN: nothing wraps or overflows.
             let mut plain = l.gt(amax, l.splat(1e-30)) & l.gt(l.splat(1e30), amax);
             for &value in &x {
                 plain = plain & l.eq(value, value);
@@ -244,7 +244,7 @@ impl<L: Lanes> PlainSearch<L> {
     }
 }
 
-/// What [`PlainSearch`] does with parts that are not settled.
+/// Rounds of [`PlainSearch`] for parts that are not final.
 struct Rounds<'a, L: Lanes> {
     l: L,
     parts: &'a [[f32; PART]],
@@ -254,7 +254,7 @@ struct Rounds<'a, L: Lanes> {
 }
 
 impl<L: Lanes> Rounds<'_, L> {
-    /// Lets some of the parts go through rounds; returns the number of those that are not settled then.
+    /// Runs rounds on the chosen parts; returns the number of those that are still not final.
     #[inline(always)]
     fn run(&mut self, n_rounds: usize, chosen: &[u16], open: &mut [u16; RUN * PARTS]) -> usize {
         let l = self.l;
@@ -293,7 +293,7 @@ fn quantize_with_importance<L: Lanes>(l: L, rows: &Rows<'_>, importance: &[f32],
     }
 }
 
-/// Outcome of the search under importance weights.
+/// Result of the search under importance weights.
 struct Fits {
     iscales: [[f32; PARTS]; BATCH_SUPERS],
     supers: [Scales; BATCH_SUPERS],

@@ -73,7 +73,7 @@ fn quantize_scalar<const B: usize, const BITS: u32>(rows: &Rows<'_>, dst: &mut [
     }
 }
 
-/// Weights are magnitudes plus the root mean square of the part.
+/// Searches the parts; weights are magnitudes plus the root mean square of the part.
 fn parts_plain(search: &MinSearch, x: &[f32; SUPER]) -> Parts<PARTS> {
     let mut parts = Parts::ZERO;
     let levels = parts.levels.as_chunks_mut::<PART>().0.iter_mut();
@@ -92,7 +92,7 @@ fn scales_plain(scales: &[f32; PARTS], mins: &[f32; PARTS]) -> SuperScales<PARTS
         let inverse = if max > 0.0 { 63.0 / max } else { 0.0 };
         let mut levels = [0; PARTS];
         for j in 0..PARTS {
-            // ref: narrowed before it is limited
+            // ref: narrowed before it is clamped
             levels[j] = (nearest_int(inverse * values[j]) as u8).min(63);
         }
         (max / 63.0, levels)
@@ -102,7 +102,7 @@ fn scales_plain(scales: &[f32; PARTS], mins: &[f32; PARTS]) -> SuperScales<PARTS
     SuperScales { d, d_min, scales, mins }
 }
 
-/// Writes the scales; returns what each part's levels are multiples of, and its offset.
+/// Writes the scales; returns the step of each part's levels, and its offset.
 #[inline(always)]
 fn store_scales<const B: usize, const BITS: u32>(
     mut scales: SuperScales<PARTS>,
@@ -113,7 +113,7 @@ fn store_scales<const B: usize, const BITS: u32>(
     put_u16(out, 2, d_min);
     let (d, d_min) = (f16_to_f32(d), f16_to_f32(d_min));
     if BITS == 5 {
-        // ref: Q5_K limits wrapped levels, Q4_K masks them
+        // ref: Q5_K clamps wrapped levels, Q4_K masks them
         scales.scales = scales.scales.map(|level| level.min(63));
         scales.mins = scales.mins.map(|level| level.min(63));
     }
@@ -145,7 +145,7 @@ fn pack<const B: usize, const BITS: u32>(levels: &[u8; SUPER], out: &mut [u8; B]
     }
 }
 
-/// Scale and offset of part `j`.
+/// Returns scale and offset of part `j`.
 #[inline(always)]
 fn unpack_scale(packed: &[u8; 12], j: usize) -> (u8, u8) {
     if j < 4 {
@@ -155,13 +155,13 @@ fn unpack_scale(packed: &[u8; 12], j: usize) -> (u8, u8) {
     }
 }
 
-/// All super-blocks, one part per lane.
+/// Kernel of all super-blocks, one part per lane.
 struct Quantize<'a, const B: usize, const BITS: u32> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
 }
 
-/// Weights are magnitudes plus the root mean square.
+/// Weights that are magnitudes plus the root mean square.
 struct MagnitudesAndRms;
 
 impl Weigh for MagnitudesAndRms {

@@ -34,7 +34,7 @@ fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
         let mut levels = [0; SUPER];
         let mut scales = [0.0; PARTS];
         for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
-            // ref: the importance alone, without the spread of the values
+            // ref: the importance alone, not scaled by the values
             let weights = match importance {
                 Some(importance) => importance.as_chunks().0[j],
                 None => x.map(|value| value * value),
@@ -50,7 +50,7 @@ fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-/// Writes scale of scales and scales; returns what each part's levels are multiples of. `None` writes zeros.
+/// Writes scale of scales and scales; returns the step of each part's levels, or `None` if the block is all zeros.
 #[inline(always)]
 fn store_scales(scales: &[f32; PARTS], out: &mut [u8; BLOCK_BYTES]) -> Option<[f32; PARTS]> {
     let (max, amax) = signed_max(scales);
@@ -90,7 +90,7 @@ fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
     }
 }
 
-/// All super-blocks, one part per lane.
+/// Kernel of all super-blocks, one part per lane.
 struct Quantize<'a> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
@@ -146,7 +146,7 @@ fn load(block: &[u8; BLOCK_BYTES], out: &mut [f32; SUPER]) {
     let high = field::<128, 64, _>(block);
     for (j, out) in out.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
         let scale = d * f32::from(block[192 + j] as i8);
-        // Of the half's four quarters of 32 elements, this part lies in `quarter`.
+        // Index of the quarter of 32 elements, within its half, that contains this part.
         let (half, quarter, odd) = (j / 8, j / 2 % 4, j % 2);
         let low = &low[64 * half + 32 * (quarter % 2) + 16 * odd..][..PART];
         let high = &high[32 * half + 16 * odd..][..PART];

@@ -1,20 +1,20 @@
-//! `search::signed_refined`, one part per lane, without the levels.
+//! The search `search::signed_refined` with one part per lane, without the levels.
 //!
-//! Of bell-shaped values four parts of five stay as the first scale has them, and of the others three of four settle in
-//! one round. Whether a level moves under sums that stay as they are can be asked for all levels of a part at once:
-//! [`first_fit`] and [`refine`] tell so which parts need (more) rounds. In a round every level waits for the one before
-//! it.
+//! For bell-shaped values, four parts of five keep the levels of the first scale, and three of four others are final
+//! after one round. The test whether a level moves while the sums stay as they are can be made for all levels of a part
+//! at once: [`first_fit`] and [`refine`] report in this way which parts need (more) rounds. In a round every level
+//! waits for the one before it.
 
 use super::lanes::Lanes;
 use super::search::GROUP_MAX_EPS;
 use super::search_lanes::{first_of_magnitude, largest_magnitude, signed_max};
 use gguf_core::simd::VectorLoop;
 
-/// Scales, and where these may not be the last.
+/// Scales, with a mask of those that may not be final.
 pub(super) struct Fit<L: Lanes> {
     /// Scale so far.
     pub scale: L::F,
-    /// Where a level may still move.
+    /// Mask of the lanes where a level may still move.
     pub open: L::M,
 }
 
@@ -28,19 +28,19 @@ impl<L: Lanes> Fit<L> {
     }
 }
 
-/// Where a level may move, given the sums without it.
+/// Returns a mask of the lanes whose level may move, given the sums without it.
 #[inline(always)]
 fn may_move<L: Lanes>(l: L, n_max: i32, x: L::F, level: L::F, rest_lx: L::F, rest_l2: L::F) -> L::M {
     let new = x * rest_l2 / rest_lx;
     let new_level = l.small_nearest_level(-n_max, n_max - 1, new);
-    // Beyond the limit rounding wraps.
+    // Beyond this limit rounding wraps.
     let moves = !l.eq(new_level, level) | !l.gt(l.splat(4_194_303.0), l.abs(new));
     l.gt(rest_lx, l.splat(0.0)) & moves
 }
 
-/// Parts and what [`first_fit`] notes of each value: memory that a caller keeps, because filling it takes time.
+/// Parts and the values that [`first_fit`] stores for each element: reused memory, because filling it takes time.
 pub(super) struct Parts<L: Lanes, const N: usize> {
-    /// Values.
+    /// Values of the parts.
     pub x: [L::F; N],
     levels: [L::F; N],
     lx: [L::F; N],
@@ -48,7 +48,7 @@ pub(super) struct Parts<L: Lanes, const N: usize> {
 }
 
 impl<L: Lanes, const N: usize> Parts<L, N> {
-    /// No values.
+    /// Returns a buffer of zeros.
     #[inline(always)]
     pub(super) fn zero(l: L) -> Self {
         let zero = [l.splat(0.0); N];
@@ -56,7 +56,7 @@ impl<L: Lanes, const N: usize> Parts<L, N> {
     }
 }
 
-/// The fit that the first levels give.
+/// Returns the fit with the first levels.
 #[inline(always)]
 pub(super) fn first_fit<L: Lanes, const N: usize>(l: L, n_max: i32, parts: &mut Parts<L, N>) -> Fit<L> {
     l.call(First { l, n_max, parts })
@@ -86,8 +86,7 @@ impl<L: Lanes, const N: usize> VectorLoop for First<'_, L, N> {
             sum_lx = sum_lx + lx[i];
             sum_l2 = sum_l2 + l2[i];
         }
-        // The first level that moves in a round finds the sums as they are now. Infinities and NaN are left to
-        // `refine`.
+        // The first level that moves in a round uses the sums as they are now. Infinities and NaN are left to `refine`.
         let mut moving = l.select(l.gt(l.splat(f32::INFINITY), amax), zero, l.splat(1.0));
         for i in 0..N {
             let may_move = may_move(l, n_max, x[i], levels[i], sum_lx - lx[i], sum_l2 - l2[i]);
@@ -97,9 +96,9 @@ impl<L: Lanes, const N: usize> VectorLoop for First<'_, L, N> {
     }
 }
 
-/// Parts in rounds, and of each value what they need: memory that a caller keeps.
+/// Parts in rounds, with the values needed for each element: memory that a caller reuses.
 pub(super) struct Moving<L: Lanes, const N: usize> {
-    /// Values.
+    /// Values of the parts.
     pub x: [L::F; N],
     w: [L::F; N],
     wx: [L::F; N],
@@ -109,7 +108,7 @@ pub(super) struct Moving<L: Lanes, const N: usize> {
 }
 
 impl<L: Lanes, const N: usize> Moving<L, N> {
-    /// No values.
+    /// Returns a buffer of zeros.
     #[inline(always)]
     pub(super) fn zero(l: L) -> Self {
         let zero = [l.splat(0.0); N];
@@ -117,7 +116,7 @@ impl<L: Lanes, const N: usize> Moving<L, N> {
     }
 }
 
-/// Fits after up to `n_rounds` rounds.
+/// Returns the fits after up to `n_rounds` rounds.
 #[inline(always)]
 pub(super) fn refine<L: Lanes, const N: usize>(
     l: L,
@@ -154,7 +153,7 @@ impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
             sum_l2 = sum_l2 + l2[i];
         }
         let mut sum_lx_2 = sum_lx * sum_lx;
-        // A lane that changes nothing in a round changes nothing in the next: no lane needs to be stopped.
+        // A lane that changes nothing in a round changes nothing in the next, so no lane needs to be stopped.
         for _ in 0..n_rounds {
             let mut moved = l.splat_i(0);
             for i in 0..N {
@@ -162,7 +161,7 @@ impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
                 let new = l.nearest_level(-n_max, n_max - 1, x[i] * rest_l2 / rest_lx);
                 let (new_lx, new_l2) = (wx[i] * new, w[i] * new * new);
                 let (s_lx, s_l2) = (rest_lx + new_lx, rest_l2 + new_l2);
-                // Both above zero, by their bits: what is no number fails the last comparison.
+                // Compares both with zero by their bits; NaN fails the last comparison.
                 let above = l.float_of(l.min_i(l.bits(rest_lx), l.bits(s_l2)));
                 let s_lx_2 = s_lx * s_lx;
                 let better =
@@ -187,9 +186,9 @@ impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
     }
 }
 
-/// Sets a place where the mask is set; returns something that is not zero where it changes.
+/// Replaces `place` where the mask is set; returns a nonzero value where it changes.
 ///
-/// By differences, because of a selection compilers make a store under a mask, which some machines are slow at.
+/// By differences: for a selection, compilers use a masked store, which is slow on some machines.
 #[inline(always)]
 fn replace<L: Lanes>(l: L, mask: L::M, new: L::F, place: &mut L::F) -> L::I {
     let old = l.bits(*place);

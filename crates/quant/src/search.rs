@@ -1,15 +1,15 @@
-//! The scale searches that the block types share; scalar, the specification of `search_lanes`.
+//! Scale searches shared by the block types; scalar, the specification of `search_lanes`.
 //!
-//! Four procedures of ggml-quants.c: a signed scale ([`signed`]), its refinement level by level
-//! ([`signed_refined`]), a scale with a minimum ([`with_min`]), and a non-negative scale of scales
-//! ([`unsigned`]). All sums run in index order in f32.
+//! Four procedures of ggml-quants.c: a signed scale ([`signed`]), its refinement level by level ([`signed_refined`]), a
+//! scale with a minimum ([`with_min`]), and a non-negative scale of scales ([`unsigned`]). All sums run in index order
+//! in f32.
 
 use gguf_core::numeric::{c_max, nearest_int};
 
-/// Groups whose largest magnitude is below this count as zero: ggml's `GROUP_MAX_EPS`.
+/// Largest magnitude below which a group counts as zero: ggml's `GROUP_MAX_EPS`.
 pub(super) const GROUP_MAX_EPS: f32 = 1e-15;
 
-/// The first value of largest magnitude, and that magnitude; zero for an all-zero group.
+/// Returns the first value of largest magnitude, and that magnitude; zero for an all-zero group.
 #[inline(always)]
 pub(super) fn signed_max(x: &[f32]) -> (f32, f32) {
     let (mut max, mut amax) = (0f32, 0f32);
@@ -22,25 +22,25 @@ pub(super) fn signed_max(x: &[f32]) -> (f32, f32) {
     (max, amax)
 }
 
-/// The largest magnitude as C's `MAX(amax, fabsf(v))` finds it.
+/// Returns the largest magnitude as C's `MAX(amax, fabsf(v))` finds it.
 #[inline(always)]
 pub(super) fn abs_max(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |amax, value| c_max(amax, value.abs()))
 }
 
-/// Sum of squares in index order.
+/// Sums the squares in index order.
 #[inline(always)]
 pub(super) fn sum_squares(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, value| sum + value * value)
 }
 
-/// Sum in index order.
+/// Sums the values in index order.
 #[inline(always)]
 pub(super) fn sum(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, value| sum + value)
 }
 
-/// Importance-scaled weights: `importance * sqrt(sigma2 + x^2)`.
+/// Returns importance-scaled weights: `importance * sqrt(sigma2 + x^2)`.
 #[inline(always)]
 pub(super) fn importance_weights<const N: usize>(
     x: &[f32; N],
@@ -54,10 +54,10 @@ pub(super) fn importance_weights<const N: usize>(
     weights
 }
 
-/// Most rounds of [`signed_refined`].
+/// Maximum number of rounds of [`signed_refined`].
 pub(super) const REFINE_ROUNDS: usize = 5;
 
-/// Scale and levels `0..2 * n_max` (stored with offset `n_max`) of a group around zero.
+/// Finds scale and levels `0..2 * n_max` (stored with offset `n_max`) of a group around zero.
 ///
 /// The first value of largest magnitude maps to `-n_max`, then 18 neighbouring scales compete by weighted
 /// least squares. A group below [`GROUP_MAX_EPS`] has scale 0 and stored levels 0, not `n_max`.
@@ -104,7 +104,7 @@ pub(super) fn signed<const N: usize>(
     scale
 }
 
-/// Scale and levels `0..2 * n_max` (stored with offset `n_max`), refined one level at a time.
+/// Finds scale and levels `0..2 * n_max` (stored with offset `n_max`), refined one level at a time.
 ///
 /// Weights are squares; up to 5 rounds move single levels while the fit improves. A group below
 /// [`GROUP_MAX_EPS`] has scale 0 and stored levels 0.
@@ -157,7 +157,7 @@ pub(super) fn signed_refined<const N: usize>(n_max: i32, x: &[f32; N], levels: &
     if sum_l2 > 0.0 { sum_lx / sum_l2 } else { 0.0 }
 }
 
-/// How [`with_min`] searches.
+/// Parameters of [`with_min`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MinSearch {
     /// Largest level.
@@ -171,21 +171,21 @@ pub(super) struct MinSearch {
 }
 
 impl MinSearch {
-    /// Levels to spread over the range in this step.
+    /// Returns the number of levels to spread over the range in this step.
     #[inline(always)]
     pub(super) fn range(&self, step: i32) -> f32 {
         self.r_min + self.r_delta * step as f32 + self.n_max as f32
     }
 }
 
-/// Scale, offset (minus the minimum, never below -0.0) and levels `0..=n_max` of a group with a minimum.
+/// Finds scale, offset (minus the minimum, never below -0.0) and levels `0..=n_max` of a group with a minimum.
 ///
 /// Every step divides the range into a few levels more or less and fits scale and minimum by weighted least
 /// squares. `ABS_ERROR` ranks the fits by absolute instead of squared error.
 ///
 /// # Exactness
-/// `make_qkx2_quants` and `make_qkx3_quants`, which differ for NaN only. An accepted minimum shifts all later
-/// steps while the maximum stays: kept.
+/// `make_qkx2_quants` and `make_qkx3_quants`, which differ for NaN only. An accepted minimum shifts all later steps
+/// while the maximum stays; this is kept.
 pub(super) fn with_min<const N: usize, const ABS_ERROR: bool>(
     search: &MinSearch,
     x: &[f32; N],
@@ -259,11 +259,11 @@ pub(super) fn with_min<const N: usize, const ABS_ERROR: bool>(
     (scale, -min)
 }
 
-/// Scale and levels of non-negative values: how super-blocks quantize the scales of their parts.
+/// Finds scale and levels of non-negative values: super-blocks quantize the scales of their parts with it.
 ///
 /// # Exactness
-/// `make_qp_quants`. Levels live in bytes while the sums use the number before narrowing: a negative level
-/// wraps, and later rounds see the wrapped byte.
+/// `make_qp_quants`. Levels are stored in bytes while the sums use the number before narrowing: a negative level wraps,
+/// and later rounds use the wrapped byte.
 pub(super) fn unsigned<const N: usize>(
     n_max: i32,
     x: &[f32; N],

@@ -1,26 +1,26 @@
-//! The searches of `search`, one block per lane: the same operations in the same order.
+//! Searches of `search` with one block per lane: the same operations in the same order.
 //!
-//! Levels are not carried along. A search returns the inverse scale (and minimum) that its levels came from;
-//! [`signed_levels`] and [`min_levels`] give the levels for the few that are needed.
+//! Levels are not stored during a search. A search returns the inverse scale (and minimum) of its levels;
+//! [`signed_levels`] and [`min_levels`] compute the levels for the few that are needed.
 //!
-//! What several types search with is a function of its own per level and length ([`Lanes::call`]): inlined into each
-//! of them, the unrolled loops are most of what the crate compiles.
+//! A search that several types use is a separate function per level and length ([`Lanes::call`]): inlined into each of
+//! them, the unrolled loops would be most of the crate's code.
 
 use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, MinSearch};
 use gguf_core::numeric::nearest_int;
 use gguf_core::simd::VectorLoop;
 
-/// Inverse scale of a group that counts as zero; no search ends there, as groups from 1e-15 up stay below 1e18.
+/// Inverse scale of a group that counts as zero. No search returns it, as groups from 1e-15 up stay below 1e18.
 pub(super) const ZERO_GROUP: f32 = f32::MAX;
 
-/// `search::signed_max`.
+/// Runs `search::signed_max`.
 #[inline(always)]
 pub(super) fn signed_max<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> (L::F, L::F) {
     signed_max_after(l, (l.splat(0.0), l.splat(0.0)), x)
 }
 
-/// [`signed_max`] of values that come after others, given what it is for those.
+/// Continues [`signed_max`] with more values, given its result for those before.
 #[inline(always)]
 pub(super) fn signed_max_after<L: Lanes, const N: usize>(
     l: L,
@@ -36,7 +36,7 @@ pub(super) fn signed_max_after<L: Lanes, const N: usize>(
     (max, amax)
 }
 
-/// `search::signed`: scales, and inverse scales for [`signed_levels`].
+/// Runs `search::signed`: returns scales, and inverse scales for [`signed_levels`].
 #[inline(always)]
 pub(super) fn signed<L: Lanes, const N: usize>(
     l: L,
@@ -83,10 +83,10 @@ fn signed_inlined<L: Lanes, const N: usize>(
     (l.select(zero, l.splat(0.0), scale), l.select(zero, l.splat(ZERO_GROUP), iscale))
 }
 
-/// The largest magnitude of each lane, by bits: NaN is larger than all else.
+/// Returns the largest magnitude of each lane, by bits: NaN is larger than all else.
 #[inline(always)]
 pub(super) fn largest_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> L::F {
-    // As the bits of two runs, so that no value waits for all before it.
+    // As the bits of two runs, so that values do not all wait for the previous one.
     let mut largest = [l.splat_i(0); 2];
     for i in 0..N {
         largest[i % 2] = l.max_i(largest[i % 2], l.bits(l.abs(x[i])));
@@ -94,7 +94,8 @@ pub(super) fn largest_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -
     l.float_of(l.max_i(largest[0], largest[1]))
 }
 
-/// The first value with the largest magnitude: what [`signed_max`] finds where all are numbers and not all zeros.
+/// Returns the first value with the largest magnitude: the result of [`signed_max`] if all are numbers and not all
+/// zeros.
 #[inline(always)]
 pub(super) fn first_of_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N], amax: L::F) -> L::F {
     let mut max = x[N - 1];
@@ -104,7 +105,7 @@ pub(super) fn first_of_magnitude<L: Lanes, const N: usize>(l: L, x: &[L::F; N], 
     max
 }
 
-/// Steps of the scales that compete after the first, three at a time.
+/// Steps of the scales tried after the first, three at a time.
 const STEPS: [[i32; 3]; 6] = [[-9, -8, -7], [-6, -5, -4], [-3, -2, -1], [1, 2, 3], [4, 5, 6], [7, 8, 9]];
 
 #[inline(always)]
@@ -152,7 +153,7 @@ struct Weighted<'a, L: Lanes, const N: usize> {
 }
 
 impl<L: Lanes, const N: usize> Weighted<'_, L, N> {
-    /// The sums of `C` scales at once: values and weights are loaded once for all.
+    /// Computes the sums of `C` scales at once: values and weights are loaded once for all.
     #[inline(always)]
     fn sums<const WILD: bool, const BELOW: bool, const C: usize>(
         &self,
@@ -178,7 +179,7 @@ impl<L: Lanes, const N: usize> Weighted<'_, L, N> {
     }
 }
 
-/// Stored levels of a group from the inverse scale that `signed` returned.
+/// Returns the stored levels of a group from the inverse scale that `signed` returned.
 #[inline(always)]
 pub(super) fn signed_levels<const N: usize>(n_max: i32, iscale: f32, x: &[f32; N]) -> [u8; N] {
     let mut levels = [0; N];
@@ -190,20 +191,20 @@ pub(super) fn signed_levels<const N: usize>(n_max: i32, iscale: f32, x: &[f32; N
     levels
 }
 
-/// What [`with_min`] finds in each lane.
+/// Result of [`with_min`] in each lane.
 #[derive(Clone, Copy)]
 pub(super) struct MinFit<F> {
     /// Scale.
     pub scale: F,
     /// Minimum; the offset is its negative.
     pub min: F,
-    /// Inverse scale that the levels come from.
+    /// Inverse scale used for the levels.
     pub iscale: F,
-    /// Minimum that the levels come from: not `min`, which the fit moved afterwards.
+    /// Minimum used for the levels: not `min`, which the fit moved afterwards.
     pub level_min: F,
 }
 
-/// `search::with_min`: scales and minima, and what [`min_levels`] needs.
+/// Runs `search::with_min`: returns scales and minima, and the arguments of [`min_levels`].
 #[inline(always)]
 pub(super) fn with_min<L: Lanes, const N: usize, const ABS_ERROR: bool>(
     l: L,
@@ -282,7 +283,7 @@ fn with_min_inlined<L: Lanes, const N: usize, const ABS_ERROR: bool>(
         scale = l.select(better, trial_scale, scale);
         min = l.select(better, trial_min, min);
     }
-    // A flat lane keeps the minimum that it started with; its levels come out as 0 from the inverse scale 0.
+    // A flat lane keeps its initial minimum; its levels become 0 through the inverse scale 0.
     let start = l.select(l.gt(low, zero), zero, low);
     MinFit {
         scale: l.select(flat, zero, scale),
@@ -292,7 +293,7 @@ fn with_min_inlined<L: Lanes, const N: usize, const ABS_ERROR: bool>(
     }
 }
 
-/// The least and the greatest value of each lane, and whether all are numbers.
+/// Least and greatest value of each lane, and a mask of the lanes without NaN.
 struct Bounds<L: Lanes> {
     low: L::F,
     high: L::F,
@@ -300,7 +301,7 @@ struct Bounds<L: Lanes> {
 }
 
 impl<L: Lanes> Bounds<L> {
-    /// Levels of a step.
+    /// Computes the levels of a step.
     #[inline(always)]
     fn levels<const N: usize>(
         &self,
@@ -311,8 +312,8 @@ impl<L: Lanes> Bounds<L> {
         x: &[L::F; N],
         levels: &mut [L::F; N],
     ) {
-        // Rounding keeps order, so all of `iscale * (x - min)` lie between those of the bounds. A range that the
-        // fit shrank to almost nothing can push them past where the rounding wraps.
+        // Rounding keeps order, so all `iscale * (x - min)` are between those of the bounds. If the fit shrank the
+        // range to almost nothing, they can be beyond the limit where the rounding wraps.
         let limit = l.splat(4_194_303.0);
         let (a, b) = (iscale * (self.low - min), iscale * (self.high - min));
         let tame = !l.gt(l.abs(a), limit) & !l.gt(l.abs(b), limit) & l.eq(a, a) & l.eq(b, b) & self.no_nan;
@@ -345,7 +346,7 @@ fn fit_error<L: Lanes, const N: usize, const ABS_ERROR: bool>(
     error
 }
 
-/// Levels of a group from the inverse scale and minimum that `with_min` returned.
+/// Returns the levels of a group from the inverse scale and minimum that `with_min` returned.
 #[inline(always)]
 pub(super) fn min_levels<const N: usize>(n_max: i32, iscale: f32, min: f32, x: &[f32; N]) -> [u8; N] {
     let mut levels = [0; N];
@@ -355,7 +356,7 @@ pub(super) fn min_levels<const N: usize>(n_max: i32, iscale: f32, min: f32, x: &
     levels
 }
 
-/// `search::unsigned`: scales and levels, which fit a byte.
+/// Runs `search::unsigned`: returns scales and levels, which fit a byte.
 #[inline(always)]
 pub(super) fn unsigned<L: Lanes, const N: usize>(
     l: L,
@@ -460,7 +461,7 @@ fn unsigned_inlined<L: Lanes, const N: usize>(
     (scale, levels)
 }
 
-/// [`signed_levels`] along the block.
+/// Computes [`signed_levels`] along the block.
 #[inline(always)]
 pub(super) fn signed_levels_lanes<L: Lanes, const N: usize>(
     l: L,
@@ -480,7 +481,7 @@ pub(super) fn signed_levels_lanes<L: Lanes, const N: usize>(
     levels
 }
 
-/// [`min_levels`] along the block.
+/// Computes [`min_levels`] along the block.
 #[inline(always)]
 pub(super) fn min_levels_lanes<L: Lanes, const N: usize>(
     l: L,

@@ -1,8 +1,10 @@
-//! Blocks of scalar types as the numbers that they store, and back: for those who choose scales and codes themselves.
+//! Conversion of scalar blocks to the numbers that they store, and back: for callers that choose scales and codes
+//! themselves.
 //!
-//! An element of the eleven types in [`FORMS`] is `d · scale · value[code] - d_min · min`, with one `scale` and `min` to a
-//! group of elements, `d` and `d_min` to a block. A type is one row of the table: what its numbers may be, and where their
-//! bits lie. Every bit of a block belongs to exactly one number, so unpacking and packing are inverses for all bytes.
+//! An element of the eleven types in [`FORMS`] is `d · scale · value[code] - d_min · min`, with one `scale` and `min`
+//! per group of elements, and one `d` and `d_min` per block. A type is one row of the table: the allowed numbers, and
+//! the positions of their bits. Every bit of a block belongs to exactly one number, so unpacking and packing are
+//! inverses for all bytes.
 //!
 //! ```
 //! use gguf_core::GgmlType;
@@ -23,13 +25,13 @@ use gguf_core::{GgmlType, Hint};
 
 use crate::iq4::LEVELS;
 
-/// Most elements of a block.
+/// Maximum number of elements of a block.
 pub const MAX_ELEMS: usize = 256;
 
-/// Most groups of a block.
+/// Maximum number of groups of a block.
 pub const MAX_GROUPS: usize = 16;
 
-/// What one block stores. Entries past the elements and groups of the type are ignored.
+/// Stored numbers of one block. Entries past the elements and groups of the type are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockState {
     /// Scale of the block, F16 bits.
@@ -45,76 +47,76 @@ pub struct BlockState {
 }
 
 impl BlockState {
-    /// Nothing but zeros.
+    /// The all-zero state.
     pub const ZERO: Self =
         Self { d: 0, d_min: 0, scales: [0; MAX_GROUPS], mins: [0; MAX_GROUPS], codes: [0; MAX_ELEMS] };
 }
 
-/// How a type takes something off its elements.
+/// Form of the minimum that a type subtracts from its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Min {
-    /// Not at all.
+    /// The type has no minimum.
     None,
-    /// Each group takes off `d_min` times a number up to this one.
+    /// Each group subtracts `d_min` times a number up to `highest`.
     Groups {
-        /// The largest.
+        /// Largest such number.
         highest: u8,
     },
     /// The block's `d_min` is added to every element.
     Added,
 }
 
-/// A number that a block cannot hold, or bytes of another length.
+/// Error for a number that a block cannot hold, or bytes of another length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     /// The bytes are not one block.
     #[error("a block of {ty} has {expected} bytes, found {found}")]
     Length {
-        /// The type.
+        /// Type of the block.
         ty: GgmlType,
         /// Bytes of a block.
         expected: usize,
-        /// Bytes given.
+        /// Number of bytes given.
         found: usize,
     },
-    /// A code without a value.
+    /// A code has no value.
     #[error("element {element}: code {code} is none of {ty}")]
     Code {
-        /// The type.
+        /// Type of the block.
         ty: GgmlType,
-        /// Element of the block.
+        /// Index of the element in the block.
         element: usize,
-        /// The code.
+        /// Code without a value.
         code: u8,
     },
-    /// A scale out of range.
+    /// A scale is out of range.
     #[error("group {group}: scale {scale} is none of {ty}")]
     Scale {
-        /// The type.
+        /// Type of the block.
         ty: GgmlType,
-        /// Group of the block.
+        /// Index of the group in the block.
         group: usize,
-        /// The scale.
+        /// Scale out of range.
         scale: i8,
     },
-    /// A minimum out of range.
+    /// A minimum is out of range.
     #[error("group {group}: minimum {min} is none of {ty}")]
     Min {
-        /// The type.
+        /// Type of the block.
         ty: GgmlType,
-        /// Group of the block.
+        /// Index of the group in the block.
         group: usize,
-        /// The minimum.
+        /// Minimum out of range.
         min: u8,
     },
 }
 
 impl Hint for StateError {}
 
-/// Some bits of some items of a block: a code, a scale or a minimum may be cut into several planes.
+/// Some bits of some items of a block: a code, a scale or a minimum may be split into several planes.
 ///
-/// Of the items from `first` on, byte `at + run · c + l` holds the items `run · fields · c + run · n + l`, for `n` below
-/// `fields`, in the bits from `bit + bits · n` on.
+/// For the items from `first` on, byte `at + run · c + l` holds the items `run · fields · c + run · n + l`, for `n`
+/// below `fields`, in the bits from `bit + bits · n` on.
 #[derive(Clone, Copy, Debug)]
 struct Plane {
     first: usize,
@@ -124,22 +126,22 @@ struct Plane {
     fields: usize,
     bit: usize,
     bits: usize,
-    /// Place of these bits in the item.
+    /// Bit position of these bits in the item.
     shift: usize,
 }
 
-/// A plane of codes: fields fill their bytes.
+/// Returns a plane of codes whose fields fill their bytes.
 const fn codes(n_items: usize, at: usize, run: usize, bits: usize, shift: usize) -> Plane {
     Plane { first: 0, n_items, at, run, fields: 8 / bits, bit: 0, bits, shift }
 }
 
-/// A plane of a byte's `bits` bits from `bit` on, one item to a byte.
+/// Returns a plane of `bits` bits of each byte from `bit` on, one item per byte.
 const fn bytewise(first: usize, n_items: usize, at: usize, bit: usize, bits: usize, shift: usize) -> Plane {
     Plane { first, n_items, at, run: 1, fields: 1, bit, bits, shift }
 }
 
 impl Plane {
-    /// Calls `f` with the first byte, the place in it, and the first item of every run.
+    /// Calls `f` with the first byte, the bit position in it, and the first item of every run.
     #[inline(always)]
     fn runs(&self, mut f: impl FnMut(usize, usize, usize)) {
         for index in 0..self.n_items / self.run {
@@ -171,31 +173,31 @@ impl Plane {
     }
 }
 
-/// One scalar type: the numbers of its blocks and where they lie.
+/// Block form of one scalar type: its numbers and their positions.
 #[derive(Debug)]
 pub struct StateForm {
     /// The type.
     pub ty: GgmlType,
-    /// Elements that share a scale and a minimum.
+    /// Number of elements that share a scale and a minimum.
     pub group: usize,
-    /// Value of each code, ascending.
+    /// Value of each code, in ascending order.
     pub values: &'static [i8],
-    /// Smallest and largest scale of a group; `None` if the block's scale is all there is.
+    /// Smallest and largest scale of a group; `None` if there is only the block's scale.
     pub scales: Option<(i8, i8)>,
-    /// What is taken off.
+    /// Form of the minimum.
     pub min: Min,
-    /// Place of `d`.
+    /// Byte offset of `d`.
     d_at: usize,
-    /// Place of `d_min`, for types that have one.
+    /// Byte offset of `d_min`, for types that have one.
     d_min_at: usize,
     code_planes: &'static [Plane],
     scale_planes: &'static [Plane],
-    /// Stored minus meant scale; scales of eight bits are stored as they are.
+    /// Stored minus actual scale; scales of eight bits are stored unchanged.
     scale_offset: i8,
     min_planes: &'static [Plane],
 }
 
-/// The integers from -32 on; linear types take a stretch of them.
+/// The integers from -32 on; linear types take a part of them.
 static INTEGERS: [i8; 64] = {
     let mut integers = [0; 64];
     let mut i = 0;
@@ -206,13 +208,14 @@ static INTEGERS: [i8; 64] = {
     integers
 };
 
-/// `n` integers from `first` on.
+/// Returns `n` integers from `first` on.
 const fn integers(first: i8, n: usize) -> &'static [i8] {
     let at = (first + 32) as usize;
     INTEGERS.split_at(at).1.split_at(n).0
 }
 
-/// Six bits of scales or minima, in which Q4_K and Q5_K keep those of the last four parts in what bytes are left.
+/// Returns the planes of six-bit scales or minima. Q4_K and Q5_K store those of the last four parts in the remaining
+/// bits.
 const fn six_bits(at: usize, nibble: usize) -> [Plane; 3] {
     [bytewise(0, 4, at, 0, 6, 0), bytewise(4, 4, 12, nibble, 4, 0), bytewise(4, 4, at, 6, 2, 4)]
 }
@@ -220,7 +223,7 @@ const fn six_bits(at: usize, nibble: usize) -> [Plane; 3] {
 const SCALES_45: [Plane; 3] = six_bits(4, 0);
 const MINS_45: [Plane; 3] = six_bits(8, 4);
 
-/// A block of 32 with nothing but a scale.
+/// Returns the form of a block of 32 with only a scale.
 const fn plain(ty: GgmlType, values: &'static [i8], code_planes: &'static [Plane]) -> StateForm {
     StateForm {
         ty,
@@ -237,12 +240,12 @@ const fn plain(ty: GgmlType, values: &'static [i8], code_planes: &'static [Plane
     }
 }
 
-/// A block of 32 with a scale and a minimum.
+/// Returns the form of a block of 32 with a scale and a minimum.
 const fn with_min(ty: GgmlType, values: &'static [i8], code_planes: &'static [Plane]) -> StateForm {
     StateForm { min: Min::Added, d_min_at: 2, ..plain(ty, values, code_planes) }
 }
 
-/// All types that have a state.
+/// Forms of all types that have a state.
 pub static FORMS: &[StateForm] = &[
     plain(GgmlType::Q4_0, integers(-8, 16), &[codes(32, 2, 16, 4, 0)]),
     with_min(GgmlType::Q4_1, integers(0, 16), &[codes(32, 4, 16, 4, 0)]),
@@ -298,26 +301,26 @@ pub static FORMS: &[StateForm] = &[
     },
 ];
 
-/// The form of a type's blocks; `None` for types whose elements do not have a code each.
+/// Returns the form of a type's blocks; `None` for types whose elements do not have a code each.
 #[must_use]
 pub fn form(ty: GgmlType) -> Option<&'static StateForm> {
     FORMS.iter().find(|form| form.ty == ty)
 }
 
 impl StateForm {
-    /// Elements of a block.
+    /// Returns the number of elements of a block.
     #[must_use]
     pub fn n_elems(&self) -> usize {
         self.ty.block_elems()
     }
 
-    /// Groups of a block.
+    /// Returns the number of groups of a block.
     #[must_use]
     pub fn n_groups(&self) -> usize {
         self.n_elems() / self.group
     }
 
-    /// Reads one block, of any bytes.
+    /// Reads one block; any bytes are valid.
     ///
     /// # Errors
     /// [`StateError::Length`].
@@ -371,10 +374,10 @@ impl StateForm {
         Ok(())
     }
 
-    /// The elements that a state means; codes out of range mean 0.
+    /// Computes the elements of a state; codes out of range mean 0.
     ///
     /// # Shapes
-    /// `out` takes [`StateForm::n_elems`] floats; what a shorter one has no room for is left out.
+    /// `out` takes [`StateForm::n_elems`] floats; a shorter one gets only the first elements.
     ///
     /// # Exactness
     /// Equals [`crate::dequantize`] of the packed block bit for bit.

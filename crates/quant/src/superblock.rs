@@ -1,4 +1,4 @@
-//! What the K types share: 256 elements in parts of 16 or 32, each with a scale, some with a minimum.
+//! Code shared by the K types: 256 elements in parts of 16 or 32, each with a scale, some with a minimum.
 
 use super::search::{MinSearch, importance_weights, sum, sum_squares, unsigned, with_min};
 use gguf_core::numeric::nearest_int;
@@ -6,7 +6,7 @@ use gguf_core::numeric::nearest_int;
 /// Elements per super-block.
 pub(super) const SUPER: usize = 256;
 
-/// Outcome of the searches in the `P` parts of one super-block.
+/// Result of the searches in the `P` parts of one super-block.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<const P: usize> {
     /// Scale per part.
@@ -20,7 +20,7 @@ pub(super) struct Parts<const P: usize> {
 }
 
 impl<const P: usize> Parts<P> {
-    /// No scales, no levels.
+    /// Value without scales and levels.
     pub(super) const ZERO: Self =
         Self { scales: [0.0; P], mins: [0.0; P], weight_sums: [0.0; P], levels: [0; SUPER] };
 }
@@ -68,13 +68,14 @@ pub(super) fn scales_with_importance<const P: usize>(n_max: i32, parts: &Parts<P
     SuperScales { d, d_min, scales, mins }
 }
 
-/// The largest of the values that are above zero, else zero.
+/// Returns the largest of the positive values, or zero if there is none.
 #[inline(always)]
 pub(super) fn positive_max(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |max, value| if *value > max { *value } else { max })
 }
 
-/// Levels `0..=n_max` of one part for the scale and offset that the block stores; none where the scale is zero.
+/// Computes levels `0..=n_max` of one part for the scale and offset that the block stores; keeps them if the scale is
+/// zero.
 pub(super) fn relevel_min<const N: usize>(
     n_max: i32,
     d: f32,
@@ -90,7 +91,7 @@ pub(super) fn relevel_min<const N: usize>(
     }
 }
 
-/// Levels `0..2 * n_max` (offset `n_max`) of one part for the scale that the block stores; none where it is zero.
+/// Computes levels `0..2 * n_max` (offset `n_max`) of one part for the stored scale; keeps them if it is zero.
 pub(super) fn relevel_signed<const N: usize>(n_max: i32, d: f32, x: &[f32; N], levels: &mut [u8; N]) {
     if d == 0.0 {
         return;
@@ -100,8 +101,7 @@ pub(super) fn relevel_signed<const N: usize>(n_max: i32, d: f32, x: &[f32; N], l
     }
 }
 
-/// 32 levels as words, eight to a word: shifts and masks then pack eight at once. No level may shift out of its
-/// byte.
+/// Returns 32 levels as words of eight: shifts and masks then pack eight at once. No level may shift out of its byte.
 #[inline(always)]
 pub(super) fn words(levels: &[u8; SUPER], group: usize) -> [u64; 4] {
     let mut words = [0; 4];
@@ -111,7 +111,7 @@ pub(super) fn words(levels: &[u8; SUPER], group: usize) -> [u64; 4] {
     words
 }
 
-/// The same byte in all eight places of a word.
+/// Returns a word with the same byte in all eight positions.
 pub(super) const fn each_byte(byte: u8) -> u64 {
     byte as u64 * 0x0101_0101_0101_0101
 }
@@ -154,14 +154,14 @@ pub(super) fn pack_bits(bit: u32, levels: &[u8; SUPER], out: &mut [u8; 32]) {
     put_words(out, [packed], |[word]| word);
 }
 
-/// The fixed-size part of a block at byte `AT`.
+/// Returns the fixed-size part of a block at byte `AT`.
 #[inline(always)]
 pub(super) fn field<const AT: usize, const LEN: usize, const B: usize>(block: &[u8; B]) -> &[u8; LEN] {
     const { assert!(AT + LEN <= B) };
     block[AT..].first_chunk().expect("the block is longer: checked when compiled")
 }
 
-/// The fixed-size part of a block at byte `AT`, to write.
+/// Returns the fixed-size part of a block at byte `AT`, for writing.
 #[inline(always)]
 pub(super) fn field_mut<const AT: usize, const LEN: usize, const B: usize>(
     block: &mut [u8; B],

@@ -1,4 +1,4 @@
-//! The lane side of `superblock`: searches in all parts of a batch, and scales of scales across its super-blocks.
+//! Lane side of `superblock`: searches in all parts of a batch, and scales of scales across its super-blocks.
 
 use super::batch::{BATCH, Batch, gather, sums_of_squares};
 use super::codec::Rows;
@@ -7,17 +7,17 @@ use super::search::MinSearch;
 use super::search_lanes::{min_levels, unsigned, with_min};
 use super::superblock::{SUPER, SuperScales};
 
-/// Super-blocks in a batch.
+/// Number of super-blocks in a batch.
 pub(super) const BATCH_SUPERS: usize = BATCH / SUPER;
 
-/// The weights of a part when there is no importance.
+/// Weights of a part when there is no importance.
 pub(super) trait Weigh {
-    /// Weights from the values alone.
+    /// Computes weights from the values alone.
     fn weights<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> [L::F; N];
 }
 
 impl Batch {
-    /// Sets the weights to `importance * sqrt(sigma2 + x^2)`, `sigma2` being `factor` times the mean square of the
+    /// Sets the weights to `importance * sqrt(sigma2 + x^2)`, where `sigma2` is `factor` times the mean square of the
     /// super-block.
     #[inline(always)]
     pub(super) fn weigh_supers<L: Lanes>(&mut self, l: L, factor: f32, rows: &Rows<'_>, importance: &[f32]) {
@@ -30,7 +30,7 @@ impl Batch {
     }
 }
 
-/// Outcome of the searches with a minimum, for each super-block and part of a batch.
+/// Results of the searches with a minimum, for each super-block and part of a batch.
 pub(super) struct MinFits<const P: usize> {
     /// Scales.
     pub scales: [[f32; P]; BATCH_SUPERS],
@@ -38,16 +38,16 @@ pub(super) struct MinFits<const P: usize> {
     pub mins: [[f32; P]; BATCH_SUPERS],
     /// Sums of importance weights.
     weight_sums: [[f32; P]; BATCH_SUPERS],
-    /// Inverse scales that the levels come from.
+    /// Inverse scales used for the levels.
     iscales: [[f32; P]; BATCH_SUPERS],
-    /// Minima that the levels come from.
+    /// Minima used for the levels.
     level_mins: [[f32; P]; BATCH_SUPERS],
     /// Scales of scales, per super-block.
     pub super_scales: [SuperScales<P>; BATCH_SUPERS],
 }
 
 impl<const P: usize> MinFits<P> {
-    /// Nothing found.
+    /// Value without results.
     pub(super) const ZERO: Self = Self {
         scales: [[0.0; P]; BATCH_SUPERS],
         mins: [[0.0; P]; BATCH_SUPERS],
@@ -75,7 +75,7 @@ impl<const P: usize> MinFits<P> {
         }
     }
 
-    /// Searches all parts of `N` elements under weights of their own.
+    /// Searches all parts of `N` elements under weights computed from the values.
     #[inline(always)]
     pub(super) fn search_plain<L: Lanes, W: Weigh, const N: usize, const ABS_ERROR: bool>(
         &mut self,
@@ -112,7 +112,8 @@ impl<const P: usize> MinFits<P> {
         }
     }
 
-    /// `superblock::scales_with_importance`: in the low lanes one super-block's scales each, in the high its offsets.
+    /// Runs `superblock::scales_with_importance`: the low lanes hold one super-block's scales each, the high ones its
+    /// offsets.
     #[inline(always)]
     pub(super) fn scales_with_importance<L: Lanes>(&mut self, l: L, n_max: i32, n_supers: usize) {
         let wide = Twice(l);
@@ -147,13 +148,13 @@ impl<const P: usize> MinFits<P> {
         }
     }
 
-    /// Levels as the search left them, for a part whose stored scale is zero.
+    /// Returns the levels from the search, for a part whose stored scale is zero.
     pub(super) fn kept<const N: usize>(&self, n_max: i32, b: usize, j: usize, x: &[f32; N]) -> [u8; N] {
         min_levels(n_max, self.iscales[b][j], self.level_mins[b][j], x)
     }
 }
 
-/// `superblock::relevel_min` for all `P` parts of `N` elements; `kept` gives the levels where the scale is zero.
+/// Runs `superblock::relevel_min` for all `P` parts of `N` elements; `kept` gives the levels where the scale is zero.
 #[inline(always)]
 pub(super) fn relevel_min<L: Lanes, const N: usize, const P: usize>(
     l: L,
@@ -180,7 +181,8 @@ pub(super) fn relevel_min<L: Lanes, const N: usize, const P: usize>(
     levels
 }
 
-/// `superblock::relevel_signed` for all `P` parts of `N` elements; `kept` gives the levels where the scale is zero.
+/// Runs `superblock::relevel_signed` for all `P` parts of `N` elements; `kept` gives the levels where the scale is
+/// zero.
 #[inline(always)]
 pub(super) fn relevel_signed<L: Lanes, const N: usize, const P: usize>(
     l: L,

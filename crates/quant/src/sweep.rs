@@ -1,4 +1,4 @@
-//! Every type at every magnitude: what is not in the blocks afterwards is reported.
+//! Tests of every type at every magnitude: values that the blocks do not hold must be reported.
 
 use gguf_core::{GgmlType, ImatrixNeed, simd::SimdLevel};
 
@@ -10,7 +10,7 @@ use crate::{
 const N_COLS: usize = 512;
 const N_STEPS: usize = 81;
 
-/// 1e-45 to 3.4e38.
+/// Returns magnitudes from 1e-45 to 3.4e38.
 fn magnitude(step: usize) -> f64 {
     10f64.powf(-45.0 + step as f64 * (38.53 + 45.0) / (N_STEPS - 1) as f64)
 }
@@ -22,7 +22,7 @@ enum Form {
     Spikes,
 }
 
-/// Rows of one form; the largest magnitude is 1.
+/// Returns a row of one form; the largest magnitude is 1.
 fn values(form: Form) -> Vec<f64> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut uniform = move || {
@@ -51,7 +51,7 @@ fn targets() -> impl Iterator<Item = GgmlType> {
         .filter(|&ty| can_quantize(ty) && (ty.is_quantized() || matches!(ty, GgmlType::F16 | GgmlType::Bf16)))
 }
 
-/// Quantizes as a program does, checks included; the small rows and the relative error.
+/// Quantizes like a program, including the checks; returns the small rows and the relative error.
 fn run(ty: GgmlType, row: &[f32], imatrix: Option<&[f32]>) -> Result<(SmallRows, f64), String> {
     let level = SimdLevel::detect();
     let mut blocks = vec![0; N_COLS / ty.block_elems() * ty.block_bytes()];
@@ -67,7 +67,7 @@ fn run(ty: GgmlType, row: &[f32], imatrix: Option<&[f32]>) -> Result<(SmallRows,
     Ok((small, (error / size).sqrt()))
 }
 
-/// Importance at ordinary scale, far below it, far above it, or none.
+/// Returns scales of importance: ordinary, far below, far above, or none.
 fn importances(ty: GgmlType) -> Vec<Option<f64>> {
     match ty.info().imatrix {
         ImatrixNeed::Ignored => vec![None],
@@ -81,7 +81,7 @@ fn at_every_magnitude_a_row_is_held_or_reported() {
     for ty in targets() {
         for scale in importances(ty) {
             let imatrix = scale.map(weights);
-            // Magnitudes at which nothing is reported, of all forms.
+            // Magnitudes at which nothing is reported, over all forms.
             let (mut lowest, mut highest) = (0.0f64, f64::INFINITY);
             for form in [Form::Bell, Form::Even, Form::Spikes] {
                 let shape = values(form);
@@ -152,7 +152,7 @@ fn large_values_that_come_out_as_zeros_or_cut_off_are_named() {
 
 #[test]
 fn one_huge_value_does_not_make_the_small_ones_beside_it_an_error() {
-    // That the others of its block vanish is what a block type does.
+    // A block type is expected to lose the other values of its block.
     for ty in targets() {
         let mut row = vec![0.01; N_COLS];
         row[300] = 3000.0;
@@ -165,7 +165,7 @@ fn one_huge_value_does_not_make_the_small_ones_beside_it_an_error() {
     }
 }
 
-/// The list of what is lost is that of what comes out as zeros, or nearly.
+/// Checks the list of lost groups against the groups that become zeros, or nearly.
 #[test]
 fn columns_without_importance_are_lost_where_it_is_said() {
     let shape: Vec<f32> = values(Form::Bell).iter().map(|&value| value as f32 * 0.05).collect();

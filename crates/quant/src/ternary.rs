@@ -28,10 +28,10 @@ pub(super) static TQ2_0: Codec = Codec {
     validate: validate_f16::<66, 64>,
 };
 
-/// Runs of TQ1_0: first byte, bytes (the stride of the elements), first element, digits per byte.
+/// Runs of TQ1_0: first byte, number of bytes (the stride of the elements), first element, digits per byte.
 const RUNS: [(usize, usize, usize, usize); 3] = [(0, 32, 0, 5), (32, 16, 160, 5), (48, 4, 240, 4)];
 
-/// Digits 0..=2 of a block, as low bytes of `lroundf(x / max) + 1`.
+/// Returns digits 0..=2 of a block, as low bytes of `lroundf(x / max) + 1`.
 #[inline(always)]
 fn digits(x: &[f32; 256], amax: f32) -> [u8; 256] {
     let id = if amax == 0.0 { 0.0 } else { 1.0 / amax };
@@ -110,7 +110,7 @@ fn tq2_0_load(block: &[u8; 66], out: &mut [f32; 256]) {
     }
 }
 
-/// What the two types do differently.
+/// Storage of digits, which differs between the two types.
 trait Store<const B: usize> {
     /// Writes digits and scale.
     fn store(digits: &[u8; 256], d: f32, out: &mut [u8; B]);
@@ -134,7 +134,7 @@ impl Store<66> for Tq2 {
     }
 }
 
-/// All blocks: scales with one block per lane, digits along the block.
+/// Kernel of all blocks: scales with one block per lane, digits along the block.
 struct Quantize<'a, const B: usize, S: Store<B>> {
     rows: &'a Rows<'a>,
     dst: &'a mut [u8],
@@ -161,7 +161,7 @@ impl<const B: usize, S: Store<B>> Kernel for Quantize<'_, B, S> {
                 let id = if amax == 0.0 { 0.0 } else { 1.0 / amax };
                 let mut digits = [0; 256];
                 for at in (0..256).step_by(L::WIDTH) {
-                    // Beyond 32 bits `lroundf` ends in a zero byte, as `round_away` does.
+                    // Beyond 32 bits `lroundf` gives a zero byte, like `round_away`.
                     let digit = l.round_away(l.load(&x[at..]) * l.splat(id)) + l.splat_i(1);
                     l.store_low_bytes(digit, &mut digits[at..]);
                 }

@@ -1,4 +1,4 @@
-//! Every type at every level against its scalar twin, on random and hostile rows.
+//! Tests of every type at every level against its scalar twin, on random and hostile rows.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -8,24 +8,24 @@ use proptest::prelude::*;
 use super::*;
 use gguf_core::Hint;
 
-/// Columns of every type's test rows: whole super-blocks, but no power of two.
+/// Columns of every type's test rows: whole super-blocks, but not a power of two.
 const N_COLS: usize = 768;
 
-/// What a run of values looks like; runs do not end where blocks end.
+/// Pattern of a run of values; runs do not end where blocks end.
 #[derive(Clone, Copy, Debug)]
 enum Run {
     Bell(f32),
     Constant(f32),
     Zeros,
     Alternating(f32),
-    /// Multiples of half a step: ties of rounding.
+    /// Multiples of half a step: rounding ties.
     Grid(f32),
-    /// Few values in an otherwise flat run.
+    /// A few large values in an otherwise flat run.
     Spikes(f32),
     Negative(f32),
-    /// Any bits at all that are finite.
+    /// Any finite bit patterns.
     Bits,
-    /// Any bits, infinities and NaN included.
+    /// Any bit patterns, including infinities and NaN.
     Wild,
 }
 
@@ -56,7 +56,7 @@ fn run() -> impl Strategy<Value = Run> {
     })
 }
 
-/// A small generator, so that a failing case is its seed.
+/// A small random number generator, so that a failing case is its seed.
 struct Noise(u64);
 
 impl Noise {
@@ -100,7 +100,7 @@ impl Noise {
     }
 }
 
-/// Rows of runs of 1 to 300 values.
+/// Returns rows of runs of 1 to 300 values.
 fn rows(seed: u64, runs: &[Run], n_elems: usize) -> Vec<f32> {
     let mut noise = Noise(seed);
     let mut values = Vec::with_capacity(n_elems);
@@ -116,7 +116,7 @@ fn rows(seed: u64, runs: &[Run], n_elems: usize) -> Vec<f32> {
     values
 }
 
-/// Importance: spread over magnitudes, with zeros.
+/// Returns importance spread over magnitudes, with zeros.
 fn importance(seed: u64, n_cols: usize) -> Vec<f32> {
     let mut noise = Noise(seed);
     (0..n_cols)
@@ -127,13 +127,13 @@ fn importance(seed: u64, n_cols: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The levels of this machine, and the portable lanes, which stand in for a level that it lacks.
+/// Returns the levels of this machine, and one that it lacks, if any: portable lanes stand in for that.
 fn levels() -> Vec<SimdLevel> {
     let missing = SimdLevel::ALL.into_iter().find(|level| !level.is_available());
     SimdLevel::available().chain(missing).collect()
 }
 
-/// Bytes, or the block in which no grid point fits.
+/// Returns the bytes, or the block in which no grid point fits.
 fn quantized(
     ty: GgmlType,
     level: SimdLevel,
@@ -148,11 +148,11 @@ fn quantized(
     refused.get().map_or(Ok(dst), Err)
 }
 
-/// Bytes and floats of every level against the scalar twin.
+/// Compares bytes and floats of every level with the scalar twin.
 fn compare(ty: GgmlType, n_cols: usize, src: &[f32], imatrix: Option<&[f32]>) {
     let want = quantized(ty, SimdLevel::Scalar, n_cols, src, imatrix);
     let Ok(want) = want else {
-        // Rows beyond the floats' range: every level refuses them, at the same place.
+        // Rows beyond the range of floats: every level refuses them, at the same position.
         for level in levels() {
             assert_eq!(quantized(ty, level, n_cols, src, imatrix), want, "{ty} {level}");
         }
@@ -182,7 +182,7 @@ fn compare(ty: GgmlType, n_cols: usize, src: &[f32], imatrix: Option<&[f32]>) {
     }
 }
 
-/// With and without importance, as far as the type takes it.
+/// Compares with and without importance, as far as the type supports it.
 fn compare_all(ty: GgmlType, n_cols: usize, src: &[f32], imatrix: &[f32]) {
     if ty.info().imatrix != ImatrixNeed::Required {
         compare(ty, n_cols, src, None);
@@ -203,7 +203,7 @@ macro_rules! twins {
             });
         } )*
 
-        /// Types that this file tests; the list must be that of the codecs.
+        /// Types that this file tests; must match the list of codecs.
         const TWINS: &[GgmlType] = &[$( GgmlType::$ty ),*];
     };
 }
@@ -243,14 +243,14 @@ twins! {
 
 #[test]
 fn every_quantizer_has_its_twins() {
-    // The IQ types refuse some rows: `tests/it/quant_iq.rs` compares their levels, refusals included.
+    // The IQ types refuse some rows: `tests/it/quant_iq.rs` compares their levels, including refusals.
     let is_elsewhere = |ty: GgmlType| ty.name().starts_with("IQ");
     for codec in CODECS.iter().filter(|codec| codec.quantize.is_some() && !is_elsewhere(codec.ty)) {
         assert!(TWINS.contains(&codec.ty), "{} is not tested here", codec.ty);
     }
 }
 
-/// Infinities and NaN, where the scalar code of the types without float sums or searches defines the result.
+/// Checks infinities and NaN, for types without float sums or searches, where the scalar code defines the result.
 #[test]
 fn infinities_and_nan_agree() {
     for seed in 0..40 {
@@ -261,7 +261,7 @@ fn infinities_and_nan_agree() {
     }
 }
 
-/// One block per row, so that vectors span rows and rows do not fill vectors.
+/// Checks rows of one block, so that vectors span rows and rows do not fill vectors.
 #[test]
 fn rows_of_one_block_agree() {
     for ty in TWINS.iter().copied() {
@@ -273,17 +273,17 @@ fn rows_of_one_block_agree() {
     }
 }
 
-/// Says which levels the twins ran at, and that this machine left none out.
+/// Reports the levels that the twins ran at, and checks that none of this machine is missing.
 #[test]
 fn every_level_of_this_machine_is_tested() {
     let names: Vec<&str> = SimdLevel::available().map(SimdLevel::name).collect();
-    // Past the test harness, which keeps what passing tests print.
+    // Bypasses the test harness, which captures the output of passing tests.
     let _ = writeln!(std::io::stderr(), "SIMD levels tested: {}", names.join(", "));
     assert!(SimdLevel::available().all(|level| levels().contains(&level)));
     #[cfg(target_arch = "x86_64")]
     {
         assert_eq!(names.contains(&"avx2"), is_x86_feature_detected!("avx2"), "AVX2 is there and untested");
-        // The first machines with AVX-512 had F alone, without what the lanes need.
+        // The first machines with AVX-512 had only F, without the extensions that the lanes need.
         let is_wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
         assert_eq!(names.contains(&"avx512"), is_wide, "AVX-512 is there and untested");
     }

@@ -1,6 +1,6 @@
 //! Seconds of each phase on random layers: `cargo run --release -p gguf-foundry-solve --example solve_speed [TYPE…]`.
 //!
-//! The threads are those of the machine; `RAYON_NUM_THREADS` limits them.
+//! Uses all threads of the machine; `RAYON_NUM_THREADS` limits them.
 
 use std::io::Write;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use gguf_solve::{
 /// Rows and columns of the layers.
 const SHAPES: [(usize, usize); 4] = [(1536, 576), (2048, 1536), (2048, 2048), (2048, 5632)];
 
-/// A small generator.
+/// A small random number generator.
 struct Noise(u64);
 
 impl Noise {
@@ -28,7 +28,7 @@ impl Noise {
     }
 }
 
-/// Moments of inputs in which neighbours vary together.
+/// Returns moments of inputs whose neighbouring columns are correlated.
 fn moments(n: usize) -> Result<SecondMoments, SolveError> {
     let n_tokens = 1024;
     let mut noise = Noise(1);
@@ -54,8 +54,8 @@ fn moments(n: usize) -> Result<SecondMoments, SolveError> {
     SecondMoments::new(n, n_tokens as u64, values)
 }
 
-/// Seconds of processor time of all threads, where the system tells (Linux): a machine that does other things, too, takes
-/// longer on the clock. Else seconds of the clock.
+/// Returns seconds of processor time of all threads if the system reports them (Linux), since other work on the machine
+/// lengthens the wall-clock time. Otherwise returns wall-clock seconds.
 fn processor_seconds(since: Instant) -> f64 {
     let ticks = || {
         let stat = fs_err::read_to_string("/proc/self/stat").ok()?;
@@ -66,7 +66,7 @@ fn processor_seconds(since: Instant) -> f64 {
     ticks().unwrap_or_else(|| since.elapsed().as_secs_f64())
 }
 
-/// Seconds on the clock and of processor time.
+/// Runs `work` and returns wall-clock seconds, seconds of processor time, and the result.
 fn timed<T>(work: impl FnOnce() -> T) -> (f64, f64, T) {
     let start = Instant::now();
     let before = processor_seconds(start);

@@ -1,32 +1,32 @@
-//! The Cholesky factor of a matrix in F64, and systems solved by it; products of blocks do the work.
+//! Cholesky factor of a matrix in F64, and solution of systems with it; products of blocks do most of the work.
 //!
-//! Blocks and bands are cut by the size of the matrix alone, so the bits do not depend on the number of threads.
+//! Blocks and bands depend only on the size of the matrix, so the bits do not depend on the number of threads.
 
 use gguf_matmul::{MatrixTile, MatrixView, TileGrid, ordered_multiply, ordered_multiply_add};
 use rayon::prelude::*;
 
 use crate::moments::mirror;
 
-/// Columns that are factored at a time.
+/// Number of columns that are factored at a time.
 const BLOCK: usize = 128;
 
-/// Rows that one task updates.
+/// Number of rows that one task updates.
 const BAND: usize = 256;
 
-/// `A = L Lᵀ`.
+/// Factorization `A = L Lᵀ`.
 pub(crate) struct Cholesky {
     n: usize,
-    /// `[n, n]`: `L` below and on the diagonal, `Lᵀ` above.
+    /// Matrix `[n, n]`: `L` below and on the diagonal, `Lᵀ` above.
     values: Vec<f64>,
     /// Inverses of the blocks of `L` on the diagonal, `[BLOCK, BLOCK]` each; the last may be smaller.
     inverses: Vec<Vec<f64>>,
 }
 
 impl Cholesky {
-    /// Factors a matrix of which the part on and below the diagonal is read.
+    /// Factors a matrix, of which only the part on and below the diagonal is read.
     ///
     /// # Errors
-    /// The row at which the matrix is seen not to be positive definite.
+    /// Row at which the matrix turns out not to be positive definite.
     pub(crate) fn new(n: usize, mut values: Vec<f64>) -> Result<Self, usize> {
         let mut inverses = Vec::with_capacity(n.div_ceil(BLOCK));
         let mut transposed = Vec::new();
@@ -66,7 +66,7 @@ impl Cholesky {
         Ok(Self { n, values, inverses })
     }
 
-    /// Entry of `L` on or below the diagonal.
+    /// Returns an entry of `L` on or below the diagonal.
     #[inline(always)]
     pub(crate) fn at(&self, row: usize, column: usize) -> f64 {
         self.values[row * self.n + column]
@@ -116,7 +116,7 @@ impl Cholesky {
     }
 }
 
-/// `part = inverse part`
+/// Computes `part = inverse part`.
 fn apply_block(inverse: &[f64], width: usize, n_right: usize, part: &mut [f64], copy: &mut [f64]) {
     let copy = &mut copy[..width * n_right];
     copy.copy_from_slice(part);
@@ -125,7 +125,7 @@ fn apply_block(inverse: &[f64], width: usize, n_right: usize, part: &mut [f64], 
     ordered_multiply(&mut MatrixTile::whole(part, width, n_right), a, b, 1.0);
 }
 
-/// Factors a block on the diagonal, on its own.
+/// Factors a block on the diagonal.
 fn factor_block(n: usize, range: std::ops::Range<usize>, values: &mut [f64]) -> Result<(), usize> {
     for row in range.clone() {
         for column in range.start..=row {
@@ -145,7 +145,7 @@ fn factor_block(n: usize, range: std::ops::Range<usize>, values: &mut [f64]) -> 
     Ok(())
 }
 
-/// The inverse of a lower triangle on the diagonal, `[width, width]`.
+/// Returns the inverse of a lower triangle on the diagonal, `[width, width]`.
 fn inverse_of_block(n: usize, range: std::ops::Range<usize>, values: &[f64]) -> Vec<f64> {
     let (first, width) = (range.start, range.len());
     let mut inverse = vec![0.0; width * width];
@@ -170,7 +170,7 @@ fn turned(width: usize, values: &[f64]) -> Vec<f64> {
     (0..width * width).map(|i| values[i % width * width + i / width]).collect()
 }
 
-/// Some columns of rows of `n`, as rows.
+/// Copies some columns of rows of `n` as rows.
 fn transpose_columns(n: usize, range: std::ops::Range<usize>, rows: &[f64], out: &mut Vec<f64>) {
     let n_rows = rows.len() / n;
     out.clear();

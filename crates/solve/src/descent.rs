@@ -1,4 +1,5 @@
-//! Coordinate descent: scales, minima and codes, one after the other, each where `e H_r eᵀ` is least with the others held.
+//! Coordinate descent: scales, minima and codes, one after the other, each set to the minimum of `e H_r eᵀ` with the
+//! others fixed.
 
 use std::ops::Range;
 
@@ -10,11 +11,11 @@ use crate::Metric;
 use crate::lanes::{Codes, add_product, add_scaled, errors, limit, round, take_product, times};
 use crate::panel::{LANES, Lane, Panel, ZERO, product, product_added};
 
-/// Sums of `H_r` over the groups of a type: what steps of minima need.
+/// Sums of `H_r` over the groups of a type, needed by the steps of minima.
 pub(crate) struct GroupSums {
-    /// Of each column, over its group.
+    /// Sum of each column over the rows of its group.
     columns: Vec<f32>,
-    /// Of each pair of groups of a block: `[n_groups, n_groups]` per block.
+    /// Sum over each pair of groups of a block: `[n_groups, n_groups]` per block.
     pairs: Vec<f32>,
 }
 
@@ -42,20 +43,20 @@ impl GroupSums {
     }
 }
 
-/// Room for a descent.
+/// Buffers of a descent.
 pub(crate) struct Descent {
     codes: Codes,
     /// Gradients `e H_r` of the columns of a stretch.
     gradients: Vec<Lane>,
-    /// The same of one group, or of one block, while it changes.
+    /// Gradients of one group, or of one block, while it changes.
     local: Vec<Lane>,
     /// Products with a part of `H_r`.
     products: Vec<Lane>,
-    /// What is multiplied, then how much the errors have changed.
+    /// Right operand of a product, then the change of the errors.
     factors: Vec<Lane>,
 }
 
-/// Where a stretch of columns lies in what is worked on.
+/// Inputs of a descent that all its steps share.
 struct Job<'a> {
     form: &'a StateForm,
     metric: &'a Metric,
@@ -75,7 +76,7 @@ impl Descent {
         }
     }
 
-    /// One pass over all columns of a panel.
+    /// Runs one pass over all columns of a panel.
     pub(crate) fn pass(
         &mut self,
         form: &StateForm,
@@ -102,7 +103,7 @@ impl Descent {
         }
     }
 
-    /// All steps within a group, and what they mean for the gradients of the stretch.
+    /// Runs all steps within a group, and updates the gradients of the stretch.
     fn group(&mut self, job: &Job<'_>, stretch: &Range<usize>, columns: Range<usize>, panel: &mut Panel) {
         let (form, n) = (job.form, columns.len());
         let at = columns.start - stretch.start;
@@ -123,7 +124,7 @@ impl Descent {
             gradients: &mut self.local[..n],
             products: &self.products[..n],
         });
-        // Blocks of one group need no more than the gradients that are still to come.
+        // If a block is one group, only the gradients of later columns are needed.
         let from = if form.scales.is_some() { 0 } else { at + n };
         if from < stretch.len() {
             for ((change, before), after) in
@@ -138,7 +139,7 @@ impl Descent {
         }
     }
 
-    /// Exact least squares for the scale of a block, and that of its minima, with the gradients in `local`.
+    /// Solves the exact least squares for the scale of a block, and that of its minima, with the gradients in `local`.
     fn fit_block(&mut self, job: &Job<'_>, columns: Range<usize>, panel: &mut Panel) {
         let (n, group) = (columns.len(), job.form.group);
         for (index, factor) in self.factors[..n].iter_mut().enumerate() {
@@ -158,7 +159,7 @@ impl Descent {
     }
 }
 
-/// Scale, minimum and codes of one group.
+/// Steps for scale, minimum and codes of one group.
 struct GroupSteps<'a> {
     job: &'a Job<'a>,
     codes: &'a Codes,
@@ -185,7 +186,8 @@ impl VectorLoop for GroupSteps<'_> {
 }
 
 impl GroupSteps<'_> {
-    /// `δ = v·G / (d · v·H_gg·v)`, rounded: the parabola is lowest at the integer nearest to its apex.
+    /// Steps the scale by `δ = v·G / (d · v·H_gg·v)`, rounded: the parabola is lowest at the integer nearest to its
+    /// apex.
     #[inline(always)]
     fn step_scale(&mut self, lowest: f32, highest: f32) {
         let form = self.job.form;
@@ -200,7 +202,7 @@ impl GroupSteps<'_> {
         let mut change = ZERO;
         for r in 0..LANES {
             let bend = d[r] * bend[r];
-            // Bend and scale have one sign if the step makes sense; 0 and NaN have none.
+            // Bend and scale have the same sign if the step makes sense; 0 and NaN have none.
             let is_sound = bend * d[r] > 0.0;
             let apex = if is_sound { slope[r] / bend } else { 0.0 };
             let old = self.panel.scales[group][r];
@@ -216,7 +218,7 @@ impl GroupSteps<'_> {
         }
     }
 
-    /// The same for the minimum, whose direction is minus one in all columns.
+    /// Steps the minimum, whose direction is minus one in all columns.
     #[inline(always)]
     fn step_min(&mut self, highest: f32) {
         let form = self.job.form;
@@ -245,7 +247,7 @@ impl GroupSteps<'_> {
         }
     }
 
-    /// Each code where the parabola of its element is lowest.
+    /// Sets each code to the lowest point of its element's parabola.
     #[inline(always)]
     fn step_codes(&mut self) {
         let (form, n) = (self.job.form, self.columns.len());
@@ -277,19 +279,19 @@ impl GroupSteps<'_> {
     }
 }
 
-/// Least squares for a block's scales.
+/// Least squares fit of a block's scales.
 struct FitBlock<'a> {
     job: &'a Job<'a>,
     columns: Range<usize>,
     panel: &'a mut Panel,
     gradients: &'a mut [Lane],
-    /// `H_bb` times the directions.
+    /// Product of `H_bb` with the directions.
     products: &'a [Lane],
-    /// What the elements change by with `d`: scale times value.
+    /// Derivative of the elements with respect to `d`: scale times value.
     directions: &'a [Lane],
 }
 
-/// The terms of a parabola in two unknowns: `xᵀ A x - 2 bᵀ x`.
+/// Terms of a parabola in two unknowns: `xᵀ A x - 2 bᵀ x`.
 struct Parabola {
     a11: Lane,
     a12: Lane,
@@ -321,7 +323,7 @@ impl VectorLoop for FitBlock<'_> {
                 add_product(&mut self.panel.e[column], &min_change, &self.panel.mins[column / form.group]);
             }
             if form.scales.is_none() {
-                // Codes of this block are still to come. Its one minimum is 1.
+                // Codes of this block follow later. Its one minimum is 1.
                 take_product(&mut self.gradients[index], &d_change, &self.products[index]);
                 if has_min {
                     add_scaled(&mut self.gradients[index], &min_change, self.job.sums.columns[column]);
@@ -370,7 +372,7 @@ impl FitBlock<'_> {
 }
 
 impl Parabola {
-    /// The pair of F16 numbers near the apex with the lowest value: both moved, the first alone, or none.
+    /// Returns the pair of F16 numbers near the apex with the lowest value: both changed, only the first, or none.
     fn best(&self, r: usize, has_min: bool, d: f32, d_min: f32) -> (f32, f32) {
         let terms = [self.a11[r], self.a12[r], self.a22[r], self.b1[r], self.b2[r]].map(f64::from);
         let [a11, a12, a22, b1, b2] = terms;
@@ -388,7 +390,7 @@ impl Parabola {
             consider(b1 / a11, 0.0);
         }
         let det = a11 * a22 - a12 * a12;
-        // Below that the terms, sums in F32, say nothing about the direction.
+        // Below this limit the terms, which are sums in F32, do not determine the direction.
         if has_min && det > 1e-5 * a11 * a22 {
             consider((b1 * a22 - b2 * a12) / det, (b2 * a11 - b1 * a12) / det);
         }
@@ -396,7 +398,7 @@ impl Parabola {
     }
 }
 
-/// The nearest number that F16 holds.
+/// Rounds to the nearest F16 number.
 pub(crate) fn rounded(x: f64) -> f32 {
     f16_to_f32(f32_to_f16(x as f32))
 }

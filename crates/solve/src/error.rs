@@ -1,56 +1,56 @@
-//! What can go wrong: moments that are none, rows that do not fit, types without a solver.
+//! Errors of the solver: invalid moments, rows that do not fit, types without a solver.
 
 use gguf_core::{GgmlType, Hint};
 use gguf_quant::grid_states::GridStateError;
 use gguf_quant::states::StateError;
 use gguf_quant::{BlockError, QuantError};
 
-/// Why rows were not solved.
+/// Reason why rows were not solved.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum SolveError {
     /// The type's blocks are neither codes for each element nor points of a grid.
     #[error("no solver for {ty}")]
     NoSolver {
-        /// The type asked for.
+        /// The requested type.
         ty: GgmlType,
     },
     /// A row is not a whole number of blocks.
     #[error("{n_cols} columns are not a positive multiple of {ty}'s block of {}", ty.block_elems())]
     Columns {
-        /// The type asked for.
+        /// The requested type.
         ty: GgmlType,
         /// Columns of the rows.
         n_cols: usize,
     },
-    /// Values or bytes of another number than what they stand beside.
+    /// The number of values or bytes does not match the other arguments.
     #[error("{what}: {expected} expected, found {found}")]
     Length {
-        /// What has the wrong length.
+        /// Name of the argument with the wrong length.
         what: &'static str,
-        /// Length that fits.
+        /// Expected length.
         expected: usize,
-        /// Length given.
+        /// Given length.
         found: usize,
     },
-    /// A matrix that no address space holds.
+    /// A matrix exceeds the address space.
     #[error("{n_rows} rows of {n_cols} columns exceed the address space")]
     TooLarge {
-        /// Rows.
+        /// Number of rows.
         n_rows: usize,
-        /// Columns.
+        /// Number of columns.
         n_cols: usize,
     },
-    /// A value that is NaN or infinite.
+    /// A value is NaN or infinite.
     #[error("{what}: row {row}, column {column} is not finite")]
     NotFinite {
-        /// What holds the value.
+        /// Name of the argument that holds the value.
         what: &'static str,
         /// Row of the value.
         row: usize,
         /// Column of the value.
         column: usize,
     },
-    /// A sum of squares that is negative.
+    /// A diagonal entry, which is a sum of squares, is negative.
     #[error("second moments: entry {column} of the diagonal is {value}, which no sum of squares is")]
     Diagonal {
         /// Column of the entry.
@@ -58,35 +58,35 @@ pub enum SolveError {
         /// The entry.
         value: f32,
     },
-    /// Moments that cannot be factored, or only into numbers that are not finite.
+    /// The moments cannot be factored, or only into numbers that are not finite.
     #[error("second moments are not positive definite: column {column} hangs on others")]
     NotPositive {
         /// Column at which the factorization stopped.
         column: usize,
     },
-    /// An option out of its range.
+    /// An option is out of its range.
     #[error("{name} is {value}: a finite number that is not negative expected")]
     Option {
         /// Name of the option.
         name: &'static str,
-        /// Its value.
+        /// Value of the option.
         value: f32,
     },
-    /// The quantizer that the solver starts from refused.
+    /// The quantizer that provides the start refused the rows.
     #[error(transparent)]
     Quant(#[from] QuantError),
-    /// The blocks that the solver starts from hold scales that are no numbers.
+    /// The blocks that the solver starts from contain scales that are not finite.
     #[error("row {row}: {error}")]
     Start {
         /// Row of the block.
         row: usize,
-        /// What is wrong, with the block counted within the row.
+        /// Flaw of the block; its index is counted within the row.
         error: BlockError,
     },
-    /// A number that a block cannot hold.
+    /// A block of a scalar type cannot hold a number.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The same, of a type on a grid.
+    /// A block of a type on a grid cannot hold a number.
     #[error(transparent)]
     GridState(#[from] GridStateError),
 }

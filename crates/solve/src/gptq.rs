@@ -1,4 +1,4 @@
-//! Rounding with error feedback: every column takes on what the columns before it did wrong.
+//! Rounding with error feedback: every column compensates for the errors of the columns before it.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use crate::Metric;
 use crate::lanes::{Codes, add_scaled, errors, times};
 use crate::panel::{Lane, Panel, ZERO, product_added};
 
-/// Columns that feed one another before the rest hears of them.
+/// Number of columns that are rounded before their errors are passed to the rest.
 const BLOCK: usize = 64;
 
-/// Room for the errors in the order of rounding.
+/// Buffers for the errors in the order of rounding.
 pub(crate) struct Feedback {
     errors: Vec<Lane>,
     targets: Vec<Lane>,
@@ -23,10 +23,10 @@ impl Feedback {
         Self { errors: vec![ZERO; n_cols], targets: vec![ZERO; BLOCK] }
     }
 
-    /// Chooses the codes of a panel for the scales that it has; sets codes and errors.
+    /// Chooses the codes of a panel for its present scales; sets codes and errors.
     ///
-    /// The target of a column is `w_k + Σ e_j M_jk` over the columns `j` before it: with errors measured against the
-    /// weights themselves this is what GPTQ comes to.
+    /// The target of a column is `w_k + Σ e_j M_jk` over the columns `j` before it. With errors relative to the
+    /// original weights this is equivalent to GPTQ.
     pub(crate) fn round(&mut self, form: &StateForm, level: SimdLevel, metric: &Metric, panel: &mut Panel) {
         let order = metric.order();
         let codes = Codes::new(form);
@@ -46,7 +46,7 @@ impl Feedback {
     }
 }
 
-/// The columns of one block, one after the other.
+/// Rounding of the columns of one block, one after the other.
 struct Within<'a> {
     form: &'a StateForm,
     codes: &'a Codes,

@@ -1,7 +1,7 @@
-//! Types whose vectors of 4 or 8 elements are points of a grid: the same steps, eight columns at a time.
+//! Solver of the types whose vectors of 4 or 8 elements are points of a grid: the same steps, eight columns at a time.
 //!
-//! A *unit* is eight columns that share their signs: one vector, or two of four. A point is chosen for a unit, or for half of
-//! one, by comparing all points of the grid under the metric of those columns; so are the signs.
+//! A *unit* is eight columns that share their signs: one vector, or two of four. A point is chosen for a unit, or for
+//! half of one, by comparing all points of the grid under the metric of those columns; so are the signs.
 
 mod book;
 mod choice;
@@ -21,16 +21,16 @@ use crate::{Metric, SolveError};
 
 pub(crate) use crate::grid::choice::Grid;
 
-/// Columns of a unit.
+/// Number of columns of a unit.
 pub(crate) const UNIT: usize = SIGNED;
 
 /// One number for each column of a unit.
 pub(crate) type Unit = [f32; UNIT];
 
-/// What a unit is measured by.
+/// Metric of a unit: the block of `H_r` for its columns.
 pub(crate) type UnitMetric = [Unit; UNIT];
 
-/// What a thread works with.
+/// Working state of one thread.
 pub(crate) struct GridSolver<'a> {
     grid: &'a Grid,
     panel: GridPanel,
@@ -48,7 +48,7 @@ impl<'a> GridSolver<'a> {
         }
     }
 
-    /// Solves the rows of a panel for the scales of `blocks`, which it replaces.
+    /// Solves the rows of a panel for the scales of `blocks`, and replaces the blocks.
     pub(crate) fn solve(
         &mut self,
         level: SimdLevel,

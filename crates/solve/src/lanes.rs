@@ -1,19 +1,19 @@
-//! Arithmetic on lanes: plain loops, which are compiled for every level of vector instructions. Nothing here is fused, so
+//! Arithmetic on lanes: plain loops that are compiled for every level of vector instructions. Nothing here is fused, so
 //! all levels give the same bits.
 
 use crate::panel::{LANES, Lane};
 use gguf_quant::states::StateForm;
 
-/// Adding and taking off this number rounds to the nearest integer, halves to even, below 2^22.
+/// Constant whose addition and subtraction rounds to the nearest integer, halves to even, below 2^22.
 const ROUND: f32 = 12_582_912.0;
 
-/// What codes there are, made ready for the choice of the nearest.
+/// Codes of a type, prepared for the choice of the nearest.
 #[derive(Clone, Copy)]
 pub(crate) struct Codes {
     lowest: f32,
     highest: f32,
     is_linear: bool,
-    /// What the values of a code book rise by, one after the other, and from where on the next is nearer.
+    /// Differences of successive values of a code book, and the limits from which the next value is nearer.
     rises: [f32; 15],
     from: [f32; 15],
 }
@@ -28,7 +28,7 @@ impl Codes {
         Self { lowest, highest, is_linear, rises, from }
     }
 
-    /// The value nearest to `x`; any for NaN.
+    /// Returns the value nearest to `x`; any for NaN.
     #[inline(always)]
     fn nearest(&self, x: &Lane) -> Lane {
         let mut out = [self.lowest; LANES];
@@ -46,7 +46,7 @@ impl Codes {
         out
     }
 
-    /// The values whose elements are nearest to the targets.
+    /// Returns the values whose elements are nearest to the targets.
     #[inline(always)]
     pub(crate) fn nearest_values(&self, targets: &Lane, step: &Lane, off: &Lane) -> Lane {
         let mut x = *targets;
@@ -59,20 +59,20 @@ impl Codes {
     }
 }
 
-/// `x` between two limits; the lower one for NaN.
+/// Limits `x` to a range; returns the lower limit for NaN.
 #[inline(always)]
 pub(crate) fn limit(x: f32, lowest: f32, highest: f32) -> f32 {
     let x = if x > lowest { x } else { lowest };
     if x < highest { x } else { highest }
 }
 
-/// The nearest integer to a number between ±2^22, half to even.
+/// Returns the nearest integer to a number between ±2^22, half to even.
 #[inline(always)]
 pub(crate) fn round(x: f32) -> f32 {
     (x + ROUND) - ROUND
 }
 
-/// `a * b`
+/// Computes `a * b`.
 #[inline(always)]
 pub(crate) fn times(a: &Lane, b: &Lane) -> Lane {
     let mut out = *a;
@@ -82,7 +82,7 @@ pub(crate) fn times(a: &Lane, b: &Lane) -> Lane {
     out
 }
 
-/// `out += a * b`
+/// Computes `out += a * b`.
 #[inline(always)]
 pub(crate) fn add_product(out: &mut Lane, a: &Lane, b: &Lane) {
     for r in 0..LANES {
@@ -90,7 +90,7 @@ pub(crate) fn add_product(out: &mut Lane, a: &Lane, b: &Lane) {
     }
 }
 
-/// `out -= a * b`
+/// Computes `out -= a * b`.
 #[inline(always)]
 pub(crate) fn take_product(out: &mut Lane, a: &Lane, b: &Lane) {
     for r in 0..LANES {
@@ -98,7 +98,7 @@ pub(crate) fn take_product(out: &mut Lane, a: &Lane, b: &Lane) {
     }
 }
 
-/// `out += a * factor`
+/// Computes `out += a * factor`.
 #[inline(always)]
 pub(crate) fn add_scaled(out: &mut Lane, a: &Lane, factor: f32) {
     for r in 0..LANES {
@@ -106,7 +106,7 @@ pub(crate) fn add_scaled(out: &mut Lane, a: &Lane, factor: f32) {
     }
 }
 
-/// `w - (step * v - off)`
+/// Computes `w - (step * v - off)`.
 #[inline(always)]
 pub(crate) fn errors(w: &Lane, v: &Lane, step: &Lane, off: &Lane) -> Lane {
     let mut out = *w;

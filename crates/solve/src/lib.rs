@@ -1,16 +1,17 @@
-//! Rounding that looks at the inputs of a layer: scales and codes of GGML's blocks, scalar ones and those on code books,
-//! chosen so that the layer's *output* changes least. The format, the types and the sizes stay what they are.
+//! Rounding that takes the inputs of a layer into account: scales and codes of GGML's blocks, scalar ones and those on
+//! code books, are chosen so that the layer's *output* changes least. The format, the types and the sizes do not
+//! change.
 //!
-//! A layer multiplies inputs `X` with rows of weights. What rounding does to its output is `tr(E H Eᵀ)`, where `E` is what
-//! was lost of the weights and `H = XᵀX / N` says how the inputs vary together ([`SecondMoments`]). An importance matrix
-//! knows the diagonal of `H`; the solver uses all of it:
+//! A layer multiplies inputs `X` with rows of weights. Rounding changes its output by `tr(E H Eᵀ)`, where `E` is the
+//! rounding error of the weights and `H = XᵀX / N` contains the correlations of the inputs ([`SecondMoments`]). An
+//! importance matrix holds only the diagonal of `H`; the solver uses all of it:
 //!
 //! 1. [`Metric::new`] regularizes `H` and factors it;
-//! 2. [`solve_rows`] takes the scales of the quantizer in `gguf_quant`, rounds column by column with error feedback (GPTQ),
-//!    then improves scales, minima and codes by coordinate descent; types on code books (IQ1, IQ2, IQ3) go eight columns
-//!    at a time, and choose a point of the grid and its signs under the metric of those columns;
-//! 3. where earlier layers are quantized already, [`Correction`] first moves the weights to where they make good what
-//!    those lost.
+//! 2. [`solve_rows`] takes the scales of the quantizer in `gguf_quant`, rounds column by column with error feedback
+//!    (GPTQ), then improves scales, minima and codes by coordinate descent. Types on code books (IQ1, IQ2, IQ3) go
+//!    eight columns at a time, and choose a point of the grid and its signs under the metric of those columns;
+//! 3. if earlier layers are quantized already, [`Correction`] first changes the weights to compensate for the errors of
+//!    those layers.
 //!
 //! ```
 //! use gguf_core::{GgmlType, simd::SimdLevel};

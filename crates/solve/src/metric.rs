@@ -1,4 +1,4 @@
-//! Second moments made ready to solve with: regularized, ordered, factored.
+//! Second moments prepared for the solver: regularized, ordered, factored.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -15,47 +15,48 @@ use crate::{SecondMoments, SolveError};
 /// Shrinkage for text of several kinds; 1 suits text of one kind.
 pub const SHRINKAGE: f32 = 0.6;
 
-/// Shrinkage for moments of a quantized stream, with corrected targets. On text like the calibration less would do as well;
-/// on other text this leaves clearly less of the divergence.
+/// Shrinkage for moments of a quantized stream, with corrected targets. On text like the calibration text less would
+/// work as well; on other text this value gives clearly less divergence.
 pub const SHRINKAGE_OF_STREAM: f32 = 0.8;
 
-/// Share of the mean square of all columns that every column is given.
+/// Fraction of the mean square of all columns that is added to every column.
 const DAMPING: f32 = 1e-4;
 
-/// What the errors of a row are measured by: `e H_r eᵀ`, with how an error in one column is made good in those that are
-/// rounded after it.
+/// Measure of the errors of a row: `e H_r eᵀ`. Also holds the coefficients by which later columns compensate for an
+/// error in an earlier one.
 ///
-/// `H_r = H + s · diag(H) + 1e-4 · mean(diag H) · I`. Columns are rounded in the order of falling `diag(H)`. With that order
-/// `H_r = M D Mᵀ`, `M` upper triangular with ones on the diagonal; an error `e_j` then asks for `e_j M_jk` more in a later
-/// column `k`. These are the coefficients that GPTQ finds in the Cholesky factor of the inverse, without inverting.
+/// `H_r = H + s · diag(H) + 1e-4 · mean(diag H) · I`. Columns are rounded in the order of decreasing `diag(H)`. In that
+/// order `H_r = M D Mᵀ`, with `M` upper triangular and ones on its diagonal. An error `e_j` then adds `e_j M_jk` to the
+/// target of a later column `k`. These are the coefficients that GPTQ takes from the Cholesky factor of the inverse,
+/// without inverting.
 pub struct Metric {
     n_cols: usize,
     moments: Vec<f32>,
     order: Vec<usize>,
-    /// `[n_cols, n_cols]` by places in the order: row `k` holds `M_jk` for every `j` before `k`.
+    /// Coefficients `[n_cols, n_cols]` by positions in the order: row `k` holds `M_jk` for every `j` before `k`.
     feedback: Vec<f32>,
-    /// The same by units, for types that need it.
+    /// Coefficients by units, for types that need them.
     of_units: OnceLock<Result<UnitFactor, SolveError>>,
 }
 
-/// The factor of `H_r = M D Mᵀ` for whole units of columns in the order of falling sums of `diag(H_r)`.
+/// Factor of `H_r = M D Mᵀ` for whole units of columns, in the order of decreasing sums of `diag(H_r)`.
 pub(crate) struct UnitFactor {
-    /// Columns by place: those of a unit one after the other.
+    /// Column of each position; the columns of a unit are consecutive.
     pub order: Vec<usize>,
-    /// As [`Metric`]'s.
+    /// Coefficients, stored as in [`Metric`].
     feedback: Vec<f32>,
-    /// The diagonal of `D`, by place.
+    /// Diagonal of `D`, by position.
     pivots: Vec<f32>,
 }
 
 impl UnitFactor {
-    /// Rows of coefficients, by places in the order.
+    /// Returns rows of coefficients, by positions in the order.
     pub(crate) fn feedback(&self, places: Range<usize>) -> MatrixView<'_> {
         let n = self.order.len();
         MatrixView::new(&self.feedback, n, n, n).rows(places)
     }
 
-    /// `M_gg D_g M_ggᵀ`: what the unit at a place is measured by while those after it are still to be chosen.
+    /// Returns `M_gg D_g M_ggᵀ`: the metric of the unit at a position while later units are still to be chosen.
     pub(crate) fn conditional(&self, first: usize) -> UnitMetric {
         let feedback = self.feedback(first..first + UNIT).columns(first..first + UNIT);
         // M_jk, which is stored by its column.
@@ -78,12 +79,12 @@ impl UnitFactor {
 
 impl Metric {
     /// Regularizes and factors moments. Takes `n_cols³ / 3` operations in F64, on the threads of the current pool, and
-    /// `16 n_cols²` bytes, of which half are kept. The first rows of a type on a code book cost as many operations again, and
-    /// `12 n_cols²` bytes, of which a third is kept.
+    /// `16 n_cols²` bytes, of which half are kept. The first rows of a type on a code book cost as many operations
+    /// again, and `12 n_cols²` bytes, of which a third is kept.
     ///
     /// # Errors
-    /// [`SolveError::NotPositive`] where the moments say nothing (all zero) or are no moments; the importance matrix is
-    /// then what is left. [`SolveError::Option`] for a shrinkage that is negative or not finite.
+    /// [`SolveError::NotPositive`] if the moments are all zero or invalid; then only the importance matrix can be used.
+    /// [`SolveError::Option`] for a shrinkage that is negative or not finite.
     pub fn new(moments: &SecondMoments, shrinkage: f32) -> Result<Self, SolveError> {
         check_option("shrinkage", shrinkage)?;
         let n = moments.n_cols();
@@ -95,19 +96,19 @@ impl Metric {
         Ok(Self { n_cols: n, moments, order, feedback, of_units: OnceLock::new() })
     }
 
-    /// Columns of the layer.
+    /// Returns the number of columns of the layer.
     #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
 
-    /// The columns in the order in which they are rounded.
+    /// Returns the columns in the order in which they are rounded.
     #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// The factor by units, made when it is first asked for. The columns are whole units.
+    /// Returns the factor by units, which is computed on the first call. The columns must be whole units.
     pub(crate) fn of_units(&self) -> Result<&UnitFactor, SolveError> {
         let made = self.of_units.get_or_init(|| {
             let size = |unit: usize| -> f32 {
@@ -123,27 +124,27 @@ impl Metric {
         made.as_ref().map_err(|error| *error)
     }
 
-    /// Rows of `H_r`.
+    /// Returns rows of `H_r`.
     pub(crate) fn rows(&self, range: Range<usize>) -> MatrixView<'_> {
         MatrixView::new(&self.moments, self.n_cols, self.n_cols, self.n_cols).rows(range)
     }
 
-    /// Part of a row of `H_r`.
+    /// Returns a part of a row of `H_r`.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize, columns: Range<usize>) -> &[f32] {
         &self.moments[row * self.n_cols..][columns]
     }
 
-    /// Rows of coefficients, by places in the order.
+    /// Returns rows of coefficients, by positions in the order.
     pub(crate) fn feedback(&self, places: Range<usize>) -> MatrixView<'_> {
         MatrixView::new(&self.feedback, self.n_cols, self.n_cols, self.n_cols).rows(places)
     }
 }
 
-/// `M` by rows of places, and `D`.
+/// Computes `M` by rows of positions, and `D`.
 fn factored(moments: &[f32], order: &[usize]) -> Result<(Vec<f32>, Vec<f32>), SolveError> {
     let n = order.len();
-    // The last column first: the factor of this order, read backwards, is `M`.
+    // Starts with the last column: the factor of this order, read backwards, is `M`.
     let backwards: Vec<usize> = order.iter().rev().copied().collect();
     let mut lower = vec![0.0; n * n];
     lower.par_chunks_mut(n).enumerate().for_each(|(row, out)| {
@@ -162,7 +163,7 @@ fn factored(moments: &[f32], order: &[usize]) -> Result<(Vec<f32>, Vec<f32>), So
     Ok((feedback, pivots))
 }
 
-/// `M_jk = R_jk / R_kk` for `R`, the lower factor of the order backwards, itself read backwards.
+/// Computes `M_jk = R_jk / R_kk`, where `R` is the lower factor of the reversed order, read backwards.
 fn feedback(n: usize, factor: &Cholesky) -> Vec<f32> {
     let mut feedback = vec![0.0; n * n];
     feedback.par_chunks_mut(n).enumerate().for_each(|(place, out)| {

@@ -1,8 +1,8 @@
-//! Second moments of a layer's inputs, as they are collected.
+//! Second moments of a layer's inputs, as collected.
 
 use crate::SolveError;
 
-/// `H = XᵀX / N` over the inputs `X` of a layer: how its columns vary together.
+/// Second moments `H = XᵀX / N` over the inputs `X` of a layer.
 #[derive(Clone, Debug)]
 pub struct SecondMoments {
     n_cols: usize,
@@ -11,14 +11,14 @@ pub struct SecondMoments {
 }
 
 impl SecondMoments {
-    /// Takes moments of `n_tokens` inputs.
+    /// Creates the moments of `n_tokens` inputs.
     ///
     /// # Shapes
-    /// `values` is `[n_cols, n_cols]`; the part right of the diagonal need not be filled in, it becomes the mirror image
-    /// of the part below.
+    /// `values` is `[n_cols, n_cols]`; the part right of the diagonal is ignored and replaced by the mirror image of
+    /// the part below.
     ///
     /// # Errors
-    /// [`SolveError`]: another length, a value that is not finite, a diagonal entry below zero.
+    /// [`SolveError`]: another length, a value that is not finite, a negative diagonal entry.
     pub fn new(n_cols: usize, n_tokens: u64, mut values: Vec<f32>) -> Result<Self, SolveError> {
         check_matrix("second moments", n_cols, n_cols, values.len())?;
         for row in 0..n_cols {
@@ -34,35 +34,35 @@ impl SecondMoments {
         Ok(Self { n_cols, n_tokens, values })
     }
 
-    /// Columns of the layer.
+    /// Returns the number of columns of the layer.
     #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
 
-    /// Inputs that were seen.
+    /// Returns the number of inputs.
     #[must_use]
     pub fn n_tokens(&self) -> u64 {
         self.n_tokens
     }
 
-    /// All of the matrix, `[n_cols, n_cols]`.
+    /// Returns the whole matrix, `[n_cols, n_cols]`.
     #[must_use]
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// Mean square of each column: what an importance matrix holds.
+    /// Returns the mean square of each column, as in an importance matrix.
     #[must_use]
     pub fn diagonal(&self) -> Vec<f32> {
         self.values.iter().step_by(self.n_cols + 1).copied().collect()
     }
 
-    /// The moments of an expert, drawn towards those of all experts of the layer by as much as it lacks tokens: its own
-    /// count with weight `n / (n + n_cols)`. One that saw no token takes the shared moments as they are.
+    /// Blends the moments of an expert with those of all experts of the layer. The expert's own moments have the weight
+    /// `n / (n + n_cols)` for `n` tokens. An expert without tokens gets the shared moments unchanged.
     ///
     /// # Errors
-    /// [`SolveError::Length`] if the two have not the same columns.
+    /// [`SolveError::Length`] if the two do not have the same columns.
     pub fn drawn_towards(&self, shared: &Self) -> Result<Self, SolveError> {
         if self.n_cols != shared.n_cols {
             let (expected, found) = (self.n_cols, shared.n_cols);
@@ -74,7 +74,7 @@ impl SecondMoments {
         Ok(Self { n_cols: self.n_cols, n_tokens: self.n_tokens, values })
     }
 
-    /// `H + s · diag(H) + damping · mean(diag H) · I`.
+    /// Returns `H + s · diag(H) + damping · mean(diag H) · I`.
     pub(crate) fn regularized(&self, shrinkage: f32, damping: f32) -> Vec<f32> {
         let mut values = self.values.clone();
         let mean = self.mean_square() * f64::from(damping);
@@ -98,7 +98,7 @@ pub(crate) fn check_matrix(
     found: usize,
 ) -> Result<(), SolveError> {
     let expected = n_rows.checked_mul(n_cols).ok_or(SolveError::TooLarge { n_rows, n_cols })?;
-    // Panels of floats in double precision must be addressable, too.
+    // Panels of F64 numbers must be addressable, too.
     expected.checked_mul(64).ok_or(SolveError::TooLarge { n_rows, n_cols })?;
     if n_cols == 0 || found != expected {
         return Err(SolveError::Length { what, expected, found });
@@ -106,12 +106,12 @@ pub(crate) fn check_matrix(
     Ok(())
 }
 
-/// Checks that an option is a finite number that is not negative.
+/// Checks that an option is finite and not negative.
 pub(crate) fn check_option(name: &'static str, value: f32) -> Result<(), SolveError> {
     if (0.0..f32::INFINITY).contains(&value) { Ok(()) } else { Err(SolveError::Option { name, value }) }
 }
 
-/// Copies what is below the diagonal to above it, tile by tile so that both stay in the cache.
+/// Copies the part below the diagonal to above it, tile by tile so that both stay in the cache.
 pub(crate) fn mirror<T: Copy>(n: usize, values: &mut [T]) {
     const TILE: usize = 32;
     for top in (0..n).step_by(TILE) {

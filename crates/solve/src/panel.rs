@@ -1,4 +1,4 @@
-//! Rows side by side: what the solver works on.
+//! Panels of rows side by side, which the solver works on.
 
 use gguf_core::numeric::{f16_to_f32, f32_to_f16};
 use gguf_matmul::{MatrixTile, MatrixView, ordered_multiply, ordered_multiply_add};
@@ -6,25 +6,26 @@ use gguf_quant::states::{BlockState, Min, StateForm};
 
 use crate::SolveError;
 
-/// Rows of a panel. A multiple of what the kernels of the products take at once, at every level.
+/// Number of rows of a panel: a multiple of the tile width of the product kernels at every level.
 pub(crate) const LANES: usize = 128;
 
 /// One number for each row of a panel.
 pub(crate) type Lane = [f32; LANES];
 
-/// Zeros.
+/// A lane of zeros.
 pub(crate) const ZERO: Lane = [0.0; LANES];
 
-/// Columns whose lanes are filled together, so that they stay in the cache.
+/// Number of columns whose lanes are filled together, so that they stay in the cache.
 const TILE: usize = 16;
 
-/// Up to [`LANES`] rows, a lane for each row; lanes without a row are zero and stay out of the way of the others.
+/// Up to [`LANES`] rows, a lane for each row. Lanes without a row are zero and do not affect the others.
 ///
-/// An element is `d · scale · value - d_min · min`. Types that add a minimum have it here with the other sign, and `min` 1.
+/// An element is `d · scale · value - d_min · min`. For types that add a minimum, `d_min` has the opposite sign here,
+/// and `min` is 1.
 pub(crate) struct Panel {
     /// Weights, by column.
     pub w: Vec<Lane>,
-    /// Weights less the elements, by column.
+    /// Weights minus the elements, by column.
     pub e: Vec<Lane>,
     /// Values of the codes, by column.
     pub v: Vec<Lane>,
@@ -39,7 +40,7 @@ pub(crate) struct Panel {
 }
 
 impl Panel {
-    /// A panel for rows of `n_cols` columns, whole blocks.
+    /// Creates a panel for rows of `n_cols` columns, whole blocks.
     pub(crate) fn new(form: &StateForm, n_cols: usize) -> Self {
         let (n_blocks, n_groups) = (n_cols / form.n_elems(), n_cols / form.group);
         let lanes = |n: usize| vec![ZERO; n];
@@ -54,7 +55,7 @@ impl Panel {
         }
     }
 
-    /// Takes weights, and the scales and minima of blocks, whose codes are not looked at.
+    /// Loads weights, and the scales and minima of blocks; their codes are ignored.
     pub(crate) fn load(&mut self, form: &StateForm, rows: &[f32], blocks: &[u8]) -> Result<(), SolveError> {
         fill_lanes(&mut self.w, rows);
         for lanes in [&mut self.d, &mut self.d_min, &mut self.scales, &mut self.mins] {
@@ -103,7 +104,7 @@ impl Panel {
     }
 }
 
-/// Rows as lanes; lanes without a row are zero.
+/// Copies rows to lanes; lanes without a row are zero.
 pub(crate) fn fill_lanes(columns: &mut [Lane], rows: &[f32]) {
     let n_cols = columns.len();
     for (tile, lanes) in columns.chunks_mut(TILE).enumerate() {
@@ -116,7 +117,7 @@ pub(crate) fn fill_lanes(columns: &mut [Lane], rows: &[f32]) {
     }
 }
 
-/// The code of each value, by the value's byte.
+/// Returns the code of each value, indexed by the value's byte.
 fn codes_of(form: &StateForm) -> [u8; 256] {
     let mut codes = [0; 256];
     for (code, value) in form.values.iter().enumerate() {
@@ -125,14 +126,14 @@ fn codes_of(form: &StateForm) -> [u8; 256] {
     codes
 }
 
-/// `out = a b`
+/// Computes `out = a b`.
 pub(crate) fn product(out: &mut [Lane], a: MatrixView<'_>, b: &[Lane]) {
     let n_rows = out.len();
     let mut out = MatrixTile::whole(out.as_flattened_mut(), n_rows, LANES);
     ordered_multiply(&mut out, a, MatrixView::new(b.as_flattened(), b.len(), LANES, LANES), 1.0);
 }
 
-/// `out += a b`
+/// Computes `out += a b`.
 pub(crate) fn product_added(out: &mut [Lane], a: MatrixView<'_>, b: &[Lane]) {
     let n_rows = out.len();
     let mut out = MatrixTile::whole(out.as_flattened_mut(), n_rows, LANES);

@@ -1,4 +1,4 @@
-//! Rows to blocks.
+//! Solver entry points, from rows to blocks.
 
 use gguf_core::GgmlType;
 use gguf_core::simd::SimdLevel;
@@ -15,23 +15,24 @@ use crate::moments::check_matrix;
 use crate::panel::{LANES, Panel, ZERO, product};
 use crate::{Metric, SecondMoments, SolveError};
 
-/// Rows that are solved together. Whoever hands rows over in parts wastes nothing with multiples of it; the bytes of a
-/// row do not depend on the rows beside it.
+/// Number of rows that are solved together. Callers that pass rows in parts should use multiples of it; the bytes of a
+/// row do not depend on the other rows.
 pub const PANEL_ROWS: usize = LANES;
 
-/// Where the scales come from that codes are chosen for.
+/// Source of the scales for which codes are chosen.
 #[derive(Clone, Copy, Debug)]
 pub enum Start<'a> {
-    /// Blocks of the rows; their codes are not looked at.
+    /// Blocks of the rows; their codes are ignored.
     Blocks(&'a [u8]),
     /// Importance of each column (`diag(H)`): the rows are quantized with it first.
     Importance(&'a [f32]),
 }
 
-/// How much is done.
+/// Options of the solver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SolveOptions {
-    /// Passes of coordinate descent after the rounding with error feedback. More than two bring next to nothing.
+    /// Number of passes of coordinate descent after the rounding with error feedback. More than two bring next to
+    /// nothing.
     pub passes: usize,
 }
 
@@ -41,20 +42,20 @@ impl Default for SolveOptions {
     }
 }
 
-/// True if rows can be solved for the type.
+/// Returns true if rows can be solved for the type.
 #[must_use]
 pub fn can_solve(ty: GgmlType) -> bool {
     Form::of(ty).is_some()
 }
 
-/// True if rows of the type are solved by its code book, which takes a second factor of their metric.
+/// Returns true if rows of the type are solved by its code book, which needs a second factor of their metric.
 #[must_use]
 pub fn solves_by_grid(ty: GgmlType) -> bool {
     matches!(Form::of(ty), Some(Form::Grid(_)))
 }
 
-/// Chooses scales, minima and codes of rows so that `tr(E H_r Eᵀ)` is small, where `E` is what the blocks miss: error
-/// feedback with the scales of `start`, then coordinate descent.
+/// Chooses scales, minima and codes of rows so that `tr(E H_r Eᵀ)` is small, where `E` is the error of the blocks:
+/// first error feedback with the scales of `start`, then coordinate descent.
 ///
 /// Panels of [`PANEL_ROWS`] rows run on the threads of the current pool; a thread needs about `2 kB` for each column.
 ///
@@ -62,13 +63,13 @@ pub fn solves_by_grid(ty: GgmlType) -> bool {
 /// `w` is `[n_rows, metric.n_cols()]`, `out` and the blocks of `start` are `n_rows * ty.row_bytes(n_cols)` bytes.
 ///
 /// # Exactness
-/// The bytes of a row depend on the row, the start and the metric alone: not on threads, not on the rows beside it, not
-/// on `level`. Sums of products are fused multiply-adds in a fixed order, so machines that have them agree; one without
-/// differs in last bits, and so in some codes.
+/// The bytes of a row depend only on the row, the start and the metric: not on threads, other rows or `level`. Sums of
+/// products are fused multiply-adds in a fixed order, so all machines with that instruction agree. A machine without it
+/// differs in the last bits, and so in some codes.
 ///
 /// # Errors
-/// [`SolveError`]: no solver for the type, lengths that do not fit together, weights or scales that are not finite, what
-/// the quantizer says of rows and importance.
+/// [`SolveError`]: no solver for the type, lengths that do not fit together, weights or scales that are not finite,
+/// errors of the quantizer for rows and importance.
 pub fn solve_rows(
     ty: GgmlType,
     level: SimdLevel,
@@ -104,7 +105,7 @@ pub fn solve_rows(
             })
         }
         Form::Grid(form) => {
-            // Made once, here, and not by several threads that wait for one another.
+            // Computed once here, and not by several threads that wait for one another.
             metric.of_units()?;
             let grid = Grid::new(form);
             let new = || GridSolver::new(&grid, n_cols);
@@ -122,7 +123,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Calls `solve` with the weights of each panel and the blocks that it starts from, which become the result.
+    /// Calls `solve` with the weights of each panel and its initial blocks, which become the result.
     fn run<S>(
         &self,
         out: &mut [u8],
@@ -147,7 +148,7 @@ impl Job<'_> {
     }
 }
 
-/// How a type's blocks are made.
+/// Form of a type's blocks.
 #[derive(Clone, Copy)]
 enum Form {
     /// A code for each element.
@@ -180,7 +181,7 @@ impl Form {
 struct Rows {
     form: Form,
     n_cols: usize,
-    /// Bytes of a row.
+    /// Number of bytes of a row.
     bytes: usize,
 }
 
@@ -213,13 +214,13 @@ fn check_length(what: &'static str, expected: usize, found: usize) -> Result<(),
     if expected == found { Ok(()) } else { Err(SolveError::Length { what, expected, found }) }
 }
 
-/// `tr(E H Eᵀ)`: what the blocks of rows miss, measured by the moments as they are.
+/// Computes `tr(E H Eᵀ)`: the error of the blocks of rows under the moments without regularization.
 ///
 /// # Shapes
 /// `w` is `[n_rows, n_cols]`, `blocks` are `n_rows * ty.row_bytes(n_cols)` bytes.
 ///
 /// # Errors
-/// [`SolveError`] for any type that does not decode and lengths that do not fit together.
+/// [`SolveError`] for a type that cannot be decoded and lengths that do not fit together.
 pub fn objective(
     ty: GgmlType,
     level: SimdLevel,

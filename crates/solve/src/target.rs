@@ -1,4 +1,4 @@
-//! Weights for inputs that are no longer what they were: earlier tensors are quantized already.
+//! Correction of weights for changed inputs: earlier tensors are quantized already.
 
 use rayon::prelude::*;
 
@@ -9,12 +9,12 @@ use crate::moments::{check_matrix, check_option};
 use crate::panel::LANES;
 use crate::{SecondMoments, SolveError};
 
-/// Share of λ, in units of the mean square, that every column is given.
+/// Fraction of λ, in units of the mean square, that is added to every column.
 const DAMPING: f32 = 1e-3;
 
-/// Corrects weights for inputs that are no longer what they were: `W* = W + L A⁻¹`, `L = (W (X - X̂)ᵀ + Δᵀ) X̂ / N`, which
-/// minimizes `‖(residual + X Wᵀ) - (residual^ + X̂ W*ᵀ)‖² + λ · (pull to W)`. `Δ` is what the F32 stream has before the
-/// layer's product is added and the quantized one lacks; nothing for layers whose product is not added.
+/// Corrects weights for changed inputs: `W* = W + L A⁻¹`, `L = (W (X - X̂)ᵀ + Δᵀ) X̂ / N`, which minimizes
+/// `‖(residual + X Wᵀ) - (residual^ + X̂ W*ᵀ)‖² + λ · (pull to W)`. `Δ` is the F32 stream minus the quantized one,
+/// before the layer's product is added. It is zero for layers whose product is not added.
 pub struct Correction {
     n_cols: usize,
     /// `A = Ĥ + λ · diag(Ĥ) + 1e-3 λ · mean(diag Ĥ) · I`.
@@ -22,8 +22,8 @@ pub struct Correction {
 }
 
 impl Correction {
-    /// Factors the moments `Ĥ` of the quantized stream's inputs `X̂`; λ is the pull towards the weights as they are, in units
-    /// of the moments' diagonal. Takes `8 n_cols²` bytes.
+    /// Factors the moments `Ĥ` of the quantized stream's inputs `X̂`. λ is the pull towards the present weights, in
+    /// units of the moments' diagonal. Takes `8 n_cols²` bytes.
     ///
     /// # Errors
     /// [`SolveError`]: λ that is negative or not finite, moments that cannot be factored (all zero, or with λ = 0 fewer
@@ -37,7 +37,8 @@ impl Correction {
         Ok(Self { n_cols, factor })
     }
 
-    /// What changes in layers that share their inputs and have no `Δ`: `C A⁻¹`, with which their weights are multiplied.
+    /// Computes the correction of layers that share their inputs and have no `Δ`: their weights are multiplied with
+    /// `C A⁻¹`.
     ///
     /// # Shapes
     /// `cross` is `C = (X - X̂)ᵀX̂ / N`, `[n_cols, n_cols]`: row `i` belongs to column `i` of the difference.
@@ -55,7 +56,7 @@ impl Correction {
     /// Replaces weights, `[n_rows, n_cols]`, by their corrected targets; `lost` is `L`, of the same shape.
     ///
     /// # Exactness
-    /// As that of [`crate::solve_rows`]; solved in F64.
+    /// As for [`crate::solve_rows`]; solved in F64.
     ///
     /// # Errors
     /// [`SolveError`]: lengths that do not fit, values that are not finite, before or after.
@@ -73,10 +74,10 @@ impl Correction {
         check_finite("corrected weights", n, w)
     }
 
-    /// `X = B A⁻¹` in place, for up to [`LANES`] rows.
+    /// Computes `X = B A⁻¹` in place, for up to [`LANES`] rows.
     fn solve_panel(&self, rows: &mut [f32]) {
         let n = self.n_cols;
-        // A row is a lane; lanes without a row keep the products the same for every number of rows.
+        // A row is a lane; unused lanes keep the products the same for every number of rows.
         let mut lanes = vec![0.0f64; n * LANES];
         for (row, values) in rows.chunks(n).enumerate() {
             for (lanes, value) in lanes.chunks_mut(LANES).zip(values) {
@@ -92,10 +93,10 @@ impl Correction {
     }
 }
 
-/// [`Correction`] of layers that share their inputs.
+/// Form of [`Correction`] for layers that share their inputs.
 pub struct InputCorrection {
     n_cols: usize,
-    /// `C A⁻¹`.
+    /// Matrix `C A⁻¹`.
     change: Vec<f32>,
 }
 

@@ -1,11 +1,11 @@
-//! The formulas as they stand on paper, in F64 and one number at a time; and random data to compare with.
+//! The formulas as published, in F64 and one number at a time; and random data to compare with.
 
 use std::ops::Range;
 
 use gguf_core::numeric::{f16_to_f32, f32_to_f16};
 use gguf_quant::states::{BlockState, Min, StateForm};
 
-/// A small generator, so that a failing case is its seed.
+/// A small random number generator, so that a failing case is its seed.
 pub(crate) struct Noise(pub u64);
 
 impl Noise {
@@ -16,7 +16,7 @@ impl Noise {
         z ^ (z >> 31)
     }
 
-    /// About a standard normal.
+    /// Returns an approximately standard normal number.
     pub(crate) fn bell(&mut self) -> f32 {
         let z = self.bits();
         let sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
@@ -24,7 +24,7 @@ impl Noise {
     }
 }
 
-/// Second moments of `n_tokens` inputs that share a few directions, with columns of unlike sizes.
+/// Returns second moments of `n_tokens` inputs that share a few directions, with columns of different magnitudes.
 pub(crate) fn correlated(n: usize, n_tokens: usize, seed: u64) -> Vec<f32> {
     let mut noise = Noise(seed);
     let n_shared = (n / 8).max(1);
@@ -52,7 +52,7 @@ pub(crate) fn correlated(n: usize, n_tokens: usize, seed: u64) -> Vec<f32> {
 /// One row, solved by the formulas; every number in F64.
 pub(crate) struct RowTwin<'a> {
     form: &'a StateForm,
-    /// `H_r`, `[n, n]`.
+    /// Matrix `H_r`, `[n, n]`.
     h: &'a [f64],
     w: &'a [f32],
     /// Numbers of the blocks; codes as values.
@@ -64,7 +64,7 @@ pub(crate) struct RowTwin<'a> {
 }
 
 impl<'a> RowTwin<'a> {
-    /// Takes scales and minima of the blocks.
+    /// Loads scales and minima of the blocks.
     pub(crate) fn new(form: &'a StateForm, h: &'a [f64], w: &'a [f32], blocks: &[u8]) -> Self {
         let (mut d, mut d_min, mut scales, mut mins) = (vec![], vec![], vec![], vec![]);
         let sign = if form.min == Min::Added { -1.0 } else { 1.0 };
@@ -79,12 +79,12 @@ impl<'a> RowTwin<'a> {
         Self { form, h, w, d, d_min, scales, mins, values: vec![0.0; w.len()] }
     }
 
-    /// Values of the codes.
+    /// Returns the values of the codes.
     pub(crate) fn values(&self) -> &[f64] {
         &self.values
     }
 
-    /// `e H_r eᵀ`
+    /// Computes `e H_r eᵀ`.
     pub(crate) fn objective(&self) -> f64 {
         (0..self.w.len()).map(|column| self.error(column) * self.gradient(column)).sum()
     }
@@ -110,7 +110,7 @@ impl<'a> RowTwin<'a> {
         self.h[column * n..][..n].iter().enumerate().map(|(k, h)| h * self.error(k)).sum()
     }
 
-    /// `x H xᵀ` over some columns.
+    /// Computes `x H xᵀ` over some columns.
     fn bend(&self, columns: Range<usize>, x: impl Fn(usize) -> f64) -> f64 {
         let n = self.w.len();
         let row = |a: usize| columns.clone().map(|b| x(b) * self.h[a * n + b]).sum::<f64>();
@@ -124,7 +124,7 @@ impl<'a> RowTwin<'a> {
         values.min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap()
     }
 
-    /// GPTQ as it is published.
+    /// Rounds by GPTQ as published.
     pub(crate) fn round(&mut self, gptq: &GptqTwin) {
         let n = self.w.len();
         let order = &gptq.order;
@@ -138,7 +138,7 @@ impl<'a> RowTwin<'a> {
         }
     }
 
-    /// One pass of descent.
+    /// Runs one pass of descent.
     pub(crate) fn descend(&mut self) {
         let n = self.w.len();
         for block in 0..self.d.len() {
@@ -178,7 +178,7 @@ impl<'a> RowTwin<'a> {
         }
     }
 
-    /// The best of what is near the apex for `d` alone and for both, tried out.
+    /// Tries the candidates near the apex for `d` alone and for both scales, and takes the best.
     fn fit(&mut self, block: usize) {
         let (n, n_elems) = (self.w.len(), self.form.n_elems());
         let columns = block * n_elems..(block + 1) * n_elems;
@@ -217,7 +217,7 @@ impl<'a> RowTwin<'a> {
     }
 }
 
-/// The upper Cholesky factor of the inverse of `H_r` in the order of rounding.
+/// Upper Cholesky factor of the inverse of `H_r` in the order of rounding.
 pub(crate) struct GptqTwin {
     order: Vec<usize>,
     upper: Vec<f64>,
@@ -252,7 +252,7 @@ pub(crate) fn invert(n: usize, matrix: &mut [f64]) {
     matrix.copy_from_slice(&inverse);
 }
 
-/// Upper triangular `U` with `UᵀU` the matrix.
+/// Computes the upper triangular `U` with `UᵀU` equal to the matrix.
 fn upper_factor(n: usize, matrix: &[f64]) -> Vec<f64> {
     let mut upper = vec![0.0; n * n];
     for row in 0..n {
@@ -265,7 +265,8 @@ fn upper_factor(n: usize, matrix: &[f64]) -> Vec<f64> {
     upper
 }
 
-/// Moments that are hard to solve with: all columns the same, some without anything, sizes near the ends of f32.
+/// Returns moments that are hard to solve with: equal columns, columns without input, magnitudes near the limits of
+/// f32.
 pub(crate) fn odd_moments(n: usize) -> Vec<(&'static str, Vec<f32>)> {
     let mut with_gaps = correlated(n, 400, 3);
     for i in 0..n * n {
@@ -284,7 +285,8 @@ pub(crate) fn odd_moments(n: usize) -> Vec<(&'static str, Vec<f32>)> {
     ]
 }
 
-/// The same of rows: zeros, one number, a part of zeros, one weight far off, tiny ones, none above zero.
+/// Returns rows that are hard to solve: zeros, one number, a part of zeros, one far-off weight, tiny ones, none
+/// positive.
 pub(crate) fn odd_rows(n: usize) -> Vec<f32> {
     let mut noise = Noise(4);
     let mut rows: Vec<f32> = (0..6 * n).map(|_| 0.02 * noise.bell()).collect();

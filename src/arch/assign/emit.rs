@@ -1,4 +1,4 @@
-//! From one emission of an entry to tensors of the file: names, shapes, operations with their numbers.
+//! From one emission of an entry to tensors of the file: names, shapes, operations with evaluated parameters.
 
 use super::{Assigner, MAX_RANK, Unit, UnitKey};
 use crate::arch::error::ArchError;
@@ -9,10 +9,10 @@ use crate::arch::schema::{Entry, EntryType, Fill, GenerateKind, Join};
 use crate::arch::types::TypeRule;
 use crate::core::{ElementType, Shape, WeightMeta};
 
-/// How often an entry may come: no model has more blocks.
+/// Maximum of an entry's `repeat`: no model has more blocks.
 const MAX_REPEATS: u64 = 1 << 12;
 
-/// The sources of a tensor, joined.
+/// Joined sources of a tensor.
 struct Joined {
     sources: Vec<Source>,
     join: Option<JoinKind>,
@@ -20,7 +20,7 @@ struct Joined {
 }
 
 impl Assigner<'_> {
-    /// The tensors of an emission: of every block that the entry is repeated for, and under every name it is given.
+    /// Returns the tensors of an emission, for every repeated block and under every name.
     pub(super) fn unit_outputs(&self, key: &UnitKey, unit: &Unit) -> Result<Vec<OutputSpec>, ArchError> {
         let entry = &self.card.entries[key.entry];
         let first_bid = match &entry.bid {
@@ -63,7 +63,7 @@ impl Assigner<'_> {
         Ok(outputs)
     }
 
-    /// The tensors of an emission under the names of its first block.
+    /// Returns the tensors of an emission under the names of its first block.
     fn made(
         &self,
         entry: &Entry,
@@ -80,7 +80,7 @@ impl Assigner<'_> {
         let type_rule = TypeRule {
             entry: entry.ty,
             source_block: if entry.untyped_bid { None } else { names::block_of(&self.names[first]) },
-            // What was decoded counts as what it was.
+            // A decoded weight counts as the type that it was stored in.
             source: Some(match entry.ty {
                 EntryType::Source => self.scope.values.code_type(&meta.name).unwrap_or(meta.ty),
                 _ => meta.ty,
@@ -110,7 +110,7 @@ impl Assigner<'_> {
         Ok(outputs)
     }
 
-    /// The sources of an emission, each with its operations, and what they make together.
+    /// Returns the sources of an emission, each with its operations, their join, and its shape.
     fn joined(
         &self,
         entry: &Entry,
@@ -132,10 +132,10 @@ impl Assigner<'_> {
                 Some(Join::ConcatBy(_)) => Some(0),
                 _ => None,
             };
-            // What must be equal: all dimensions but the one along which parts follow one another.
+            // Dimensions that must be equal: all but the axis of a concatenation.
             let mut common = dims.clone();
             if entry.join == Some(Join::Mul) {
-                // A product is a list: only the number of elements counts.
+                // A product has one dimension, so only the number of elements counts.
                 common = vec![dims.iter().product()];
             }
             if let Some(axis) = axis {
@@ -168,7 +168,7 @@ impl Assigner<'_> {
         Ok(Joined { sources, join, dims })
     }
 
-    /// The tensors without a source that stand in front of a weight.
+    /// Returns the generated tensors that precede a weight.
     pub(super) fn fills_before(&self, weight: usize) -> Result<Vec<OutputSpec>, ArchError> {
         let mut outputs = Vec::new();
         for generate in &self.card.generate {
@@ -181,7 +181,7 @@ impl Assigner<'_> {
         Ok(outputs)
     }
 
-    /// A joined tensor has all its parts: numbered from zero, as many as the configuration says.
+    /// Checks that a joined tensor has all its parts: numbered from zero, as many as the configuration declares.
     fn check_parts(&self, entry: &Entry, key: &UnitKey, unit: &Unit, target: &str) -> Result<(), ArchError> {
         let found = unit.parts.len() as u64;
         let last = unit.parts.keys().next_back().copied().unwrap_or(0);
@@ -242,7 +242,7 @@ impl Assigner<'_> {
     }
 }
 
-/// Plain floats and integers convert; quantized and packed elements need to be decoded first.
+/// Accepts plain floats and integers; quantized and packed elements must be decoded first.
 fn check_element_type(meta: &WeightMeta) -> Result<(), ArchError> {
     use ElementType::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     match meta.ty {

@@ -1,4 +1,4 @@
-//! Models that store one matrix for embedding and head, under the head's name alone.
+//! Models that store one matrix for embedding and head, under the head's name only.
 
 use crate::arch::assign::Assigner;
 use crate::arch::error::ArchError;
@@ -7,8 +7,8 @@ use crate::arch::schema::Entry;
 use crate::arch::tied::{EMBEDDING, HEAD, USUAL_HEAD, is_named};
 
 impl Assigner<'_> {
-    /// The head that is stored in place of the embedding, and the embedding's name. Of two names that share their data
-    /// one is saved, and transformers takes either for both.
+    /// Returns the head that is stored in place of the embedding, and the embedding's name. Of two names that share
+    /// their data only one is saved, and transformers accepts either for both.
     pub(super) fn tied_head(&self) -> Result<Option<(usize, String)>, ArchError> {
         let is_needed = self.card.outputs.iter().any(|output| is_named(output.text(), EMBEDDING));
         if self.is_part || !self.heads.expects_model() || !is_needed || self.is_untied {
@@ -31,7 +31,7 @@ impl Assigner<'_> {
         Ok(self.heads_of(&names).first().copied().zip(embedding))
     }
 
-    /// The weights that are the model's head by their names.
+    /// Returns the weights that are named like the model's output head.
     pub(super) fn stored_heads(&self) -> Result<Vec<usize>, ArchError> {
         Ok(self.heads_of(&self.rewritten()?))
     }
@@ -44,13 +44,13 @@ impl Assigner<'_> {
         (0..names.len()).filter(|&weight| heads.contains(&names[weight])).collect()
     }
 
-    /// Names as the card has them.
+    /// Returns the names of all weights after rewriting.
     fn rewritten(&self) -> Result<Vec<String>, ArchError> {
         let names = self.weights.iter().map(|weight| names::shared_rewrite(&weight.name));
         names.map(|name| self.matcher.rewritten(name)).collect()
     }
 
-    /// Entries that yield a tensor of the file.
+    /// Returns the entries that yield a tensor of the file.
     fn entries_of<'e>(&'e self, tensor: &'e str) -> impl Iterator<Item = &'e Entry> {
         self.card
             .entries
@@ -59,7 +59,7 @@ impl Assigner<'_> {
     }
 }
 
-/// A source's name with the ending that its weight has.
+/// Returns a source's name with the ending of its weight.
 fn full_name(entry: &Entry, pattern: &str) -> String {
     if entry.exact { pattern.to_owned() } else { format!("{pattern}.weight") }
 }

@@ -1,4 +1,4 @@
-//! A tower of a checkpoint: complete, or refused by the names that the checkpoint would have.
+//! Checks that a tower is complete. Errors use the names that the checkpoint would have.
 
 use super::{Assigner, MAX_MISSING};
 use crate::arch::error::ArchError;
@@ -10,6 +10,8 @@ use crate::arch::schema::{Domain, Entry};
 use crate::arch::towers::{self, TowerFile, WEIGHT};
 
 impl Assigner<'_> {
+    /// Checks that the checkpoint has the complete tower.
+    ///
     /// # Errors
     /// [`Lack::NoTower`], [`Lack::TowerIncomplete`].
     pub(super) fn check_tower(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
@@ -33,7 +35,7 @@ impl Assigner<'_> {
             self.holds(at, when, captures).map(Some)
         };
         let mut missing = towers::missing(self.card, &file, &holds)?;
-        // More are not shown, and looking for their stored names takes time.
+        // More are not shown, and the search for their stored names takes time.
         missing.truncate(MAX_MISSING + 1);
         let mut missing: Vec<String> = missing.iter().map(|target| self.stored_name(target)).collect();
         for name in self.missing_parts(&file)? {
@@ -50,14 +52,14 @@ impl Assigner<'_> {
         Err(Lack::TowerIncomplete { names: missing, more, nearest }.into())
     }
 
-    /// True if some tensor is of the towers, and not of the text model.
+    /// Returns true if some tensor belongs to the towers, and not to the text model.
     fn has_parts(&self) -> bool {
         self.weights.iter().zip(&self.names).any(|(weight, name)| {
             names::is_of_parts(name, &self.card.parts) && !names::is_of_text_model(&weight.name)
         })
     }
 
-    /// Of entries that say how many parts there are: the first part that no entry yields.
+    /// Returns, for each entry with a number of parts, the first part that no entry yields.
     fn missing_parts(&self, file: &TowerFile<'_>) -> Result<Vec<String>, ArchError> {
         let mut missing = Vec::new();
         for entry in &self.card.entries {
@@ -65,7 +67,7 @@ impl Assigner<'_> {
                 continue;
             };
             let placeholder = number_of(pattern);
-            // Of more parts than tensors one has none.
+            // If there are more parts than tensors, some part has none.
             let n = self.count(entry.name(), n, Captures::default())?.min(self.weights.len() as u64 + 1);
             for number in 0..n {
                 let captures = Captures::default().with(placeholder, Some(number));
@@ -85,7 +87,8 @@ impl Assigner<'_> {
         Ok(missing)
     }
 
-    /// The checkpoint's name of a target. Where several entries yield it, the one counts whose neighbours the checkpoint has.
+    /// Returns the checkpoint's name of a target. If several entries yield it, the entry with the most similarly named
+    /// tensors is used.
     fn stored_name(&self, target: &str) -> String {
         let suffix = SUFFIXES.iter().chain(&names::BOUNDS).find(|suffix| target.ends_with(**suffix)).copied();
         let mut best: Option<(usize, String)> = None;
@@ -112,7 +115,7 @@ impl Assigner<'_> {
         best.map_or_else(|| target.to_owned(), |(_, name)| self.as_stored(name))
     }
 
-    /// The numbers of a source whose target has these.
+    /// Returns the captures of a source from those of its target.
     fn in_source(&self, entry: &Entry, captures: Captures) -> Captures {
         let Some(bid) = &entry.bid else { return captures };
         let placeholder = entry.patterns.first().map_or(Placeholder::Bid, number_of);
@@ -123,7 +126,7 @@ impl Assigner<'_> {
         its.map_or(captures, |(source, _)| source)
     }
 
-    /// A name as the checkpoint would have it: what rewriting made of the names next to it, undone.
+    /// Returns a name as the checkpoint would store it, by undoing the rewriting of similarly named tensors.
     fn as_stored(&self, name: String) -> String {
         let mut best: Option<(usize, String)> = None;
         for (weight, rewritten) in self.weights.iter().zip(&self.names) {
@@ -140,7 +143,8 @@ impl Assigner<'_> {
         best.map_or(name, |(_, stored)| stored)
     }
 
-    /// The tensor nearest in name among those that are of no part of the towers and do not say that they are the text model's.
+    /// Returns the tensor with the nearest name among those that belong to no tower and do not have a text model's
+    /// name.
     fn stranger(&self, name: &str) -> Option<String> {
         let dropped = self.dropped.iter().filter(|dropped| dropped.why == DropReason::TextModel);
         let names = dropped.map(|dropped| self.weights[dropped.weight].name.as_str());
@@ -148,16 +152,16 @@ impl Assigner<'_> {
     }
 }
 
-/// The placeholder that numbers the sources of a pattern.
+/// Returns the placeholder that numbers the sources of a pattern.
 fn number_of(pattern: &Pattern) -> Placeholder {
     if pattern.has(Placeholder::Xid) { Placeholder::Xid } else { Placeholder::Bid }
 }
 
-/// What two names start with before the part that they end in alike.
+/// Returns the differing beginnings of two names whose ends are equal.
 fn differing<'n>(stored: &'n str, rewritten: &'n str) -> (&'n str, &'n str) {
     let same = stored.bytes().rev().zip(rewritten.bytes().rev()).take_while(|(a, b)| a == b).count();
     let (stored_len, rewritten_len) = (stored.len() - same, rewritten.len() - same);
-    // Whole parts only: up to the first point of what is alike, unless one name is all of the other's end.
+    // Only whole parts: up to the first dot of the common end, unless one name is a suffix of the other.
     let rest = stored.get(stored_len..).unwrap_or("");
     let skipped = match rest.find('.') {
         Some(at) if stored_len > 0 && rewritten_len > 0 => at + 1,

@@ -1,4 +1,4 @@
-//! What a runtime computes whatever the configuration says.
+//! Values that a runtime uses regardless of the configuration.
 
 use serde_json::Value as Json;
 
@@ -11,24 +11,24 @@ use crate::arch::graph::{
 use crate::arch::names::Captures;
 use crate::gguf::Value;
 
-/// Attributes that name the activation of the feed-forward.
+/// Attributes with the activation of the feed-forward.
 const ACTIVATIONS: [&str; 5] =
     ["activation", "activation_function", "hidden_act", "hidden_activation", "mlp_hidden_act"];
-/// Attributes that say whether the weights of the chosen experts are normalized.
+/// Attributes that enable the normalization of the chosen experts' weights.
 const NORM_TOPK: [&str; 2] = ["moe_renormalize", "norm_topk_prob"];
-/// The activation of mixers that have one of their own.
+/// Attribute with the activation of mixers, and its only value that runtimes compute.
 const MIXER: (&str, &str) = ("mamba_hidden_act", "silu");
 
-/// An attribute, and the values for which the computation is right. Without a value it is not judged.
+/// Attribute, and the values for which the runtime computes correctly. Without values it is not checked.
 pub(super) struct Assumption {
     pub(super) name: String,
     pub(super) values: Vec<Json>,
-    /// Holds even where a key changes with the attribute: the runtime does not read it.
+    /// True if it applies even when the attribute changes a key: the runtime does not read that key.
     pub(super) is_firm: bool,
 }
 
 impl Judge<'_, '_> {
-    /// What the card says, then what its graph says.
+    /// Returns the assumptions of the card, then those of its graph.
     pub(super) fn assumptions(&self) -> Result<Vec<Assumption>, ArchError> {
         let mut all = Vec::new();
         for (name, values) in &self.card.assumes {
@@ -68,7 +68,7 @@ impl Judge<'_, '_> {
                 add(name, is_normed.into(), false);
             }
         }
-        // Without the key a cap or a window of the runtime's own is in force.
+        // Without the key, the runtime uses its own cap or window.
         for (name, value) in own_numbers(graph) {
             if self.given(name).is_some_and(Json::is_null) {
                 add(name, value, true);
@@ -77,7 +77,7 @@ impl Judge<'_, '_> {
         Ok(all)
     }
 
-    /// True if the runtime gives any layer a window.
+    /// Returns true if the runtime gives any layer a window.
     pub(super) fn has_window(&self) -> bool {
         let Some(graph) = &self.card.graph else { return true };
         match graph.window {
@@ -90,7 +90,7 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// The size of a head, as far as keys say it.
+    /// Returns the size of a head, if keys determine it.
     pub(super) fn head_size(&self) -> Option<u64> {
         let width = || self.count("embedding_length")?.checked_div(self.count("attention.head_count")?);
         self.count("attention.key_length").or_else(width)
@@ -104,7 +104,7 @@ impl Judge<'_, '_> {
         self.count("expert_count").is_some_and(|count| count > 0)
     }
 
-    /// The number by whose root the runtime divides scores.
+    /// Returns the number whose square root divides the scores in the runtime.
     fn score_divisor(&self, scale: &AttnScale) -> Option<u64> {
         let width = || self.count("embedding_length")?.checked_div(self.count("attention.head_count")?);
         match scale {
@@ -121,13 +121,13 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// The value given, or what the class makes of the other attributes.
+    /// Returns the value in the configuration, or the one that the class derives from other attributes.
     pub(super) fn taken(&self, name: &str) -> Option<Json> {
         let by_class = || if name == "layer_types" { self.layers_of_class() } else { None };
         self.effective(name).or_else(by_class)
     }
 
-    /// The kinds of the layers where the configuration has no rule for them.
+    /// Returns the class's layer types if the configuration has no rule for them.
     fn layers_of_class(&self) -> Option<Json> {
         if effects::rules_of("layer_types").iter().any(|name| self.given(name).is_some()) {
             return None;
@@ -139,7 +139,8 @@ impl Judge<'_, '_> {
         Some(repeated(&beginning, n_layers))
     }
 
-    /// The layers that have the window where no key says it, if the configuration lists them by the usual words.
+    /// Returns the layer types of the runtime for a file without a pattern key, if the configuration lists only the
+    /// usual two types.
     fn windowed_layers(&self, graph: &GraphFeatures) -> Option<Json> {
         let windowed = match graph.window {
             WindowKind::None => return None,
@@ -158,7 +159,7 @@ impl Judge<'_, '_> {
     }
 }
 
-/// The name that transformers has for an activation.
+/// Returns transformers' name of an activation.
 fn activation(ffn: FfnKind) -> &'static str {
     match ffn {
         FfnKind::Swiglu | FfnKind::SwigluOai => "silu",
@@ -171,7 +172,7 @@ fn activation(ffn: FfnKind) -> &'static str {
     }
 }
 
-/// Numbers that the runtime takes for absent keys, by attribute.
+/// Returns the values that the runtime uses for absent keys, by attribute.
 fn own_numbers(graph: &GraphFeatures) -> Vec<(&'static str, Json)> {
     let mut numbers = Vec::new();
     for (name, cap) in

@@ -1,10 +1,10 @@
-//! Attributes without an effect on what a model computes, or with one under a condition.
+//! Attributes without an effect on the model's computation, or with a conditional one.
 
 use serde_json::Value as Json;
 
 use crate::arch::carried::same::{number, same};
 
-/// Attributes that nothing needs to carry, by reason.
+/// Attributes that a file need not carry, grouped by reason.
 const NO_EFFECT: &[&[&str]] = &[
     // Training.
     &[
@@ -28,7 +28,7 @@ const NO_EFFECT: &[&[&str]] = &[
         "z_loss_coefficient",
         "L_bp_cycles",
     ],
-    // How the code runs: caches, kernels, precision, what is returned.
+    // Execution of the code: caches, kernels, precision, returned values.
     &[
         "attention_softmax_in_fp32",
         "chunk_size",
@@ -50,7 +50,7 @@ const NO_EFFECT: &[&[&str]] = &[
         "use_mamba_kernels",
         "use_mambapy",
     ],
-    // The tensors that are there say it.
+    // Implied by the tensors.
     &[
         "add_cross_attention",
         "attention_bias",
@@ -84,7 +84,7 @@ const NO_EFFECT: &[&[&str]] = &[
         "vocab_size",
         "vocab_size_per_layer_input",
     ],
-    // Sizes of tensors: those that do not fit are refused.
+    // Sizes of tensors: tensors of other sizes are refused.
     &[
         "d_ff",
         "hidden_dim",
@@ -108,7 +108,7 @@ const NO_EFFECT: &[&[&str]] = &[
         "time_step_rank",
         "type_vocab_size",
     ],
-    // What other attributes become in the class.
+    // Derived from other attributes by the class.
     &["dense_act_fn", "is_gated_act"],
     // Heads for other tasks.
     &[
@@ -118,11 +118,11 @@ const NO_EFFECT: &[&[&str]] = &[
         "summary_type",
         "summary_use_proj",
     ],
-    // Draft heads, which are files or layers of their own.
+    // Draft heads, which are separate files or layers.
     &["mtp_layer_types", "mtp_layers_block_type", "mtp_mlp_layer_types", "num_nextn_predict_layers"],
-    // How far the model was trained, not how it computes.
+    // Extent of the training, not the computation.
     &["max_position_embeddings", "max_seq_len", "model_max_length", "n_positions"],
-    // Images and sounds.
+    // Images and audio.
     &[
         "vocabulary_map",
         "downsample_mode",
@@ -133,11 +133,11 @@ const NO_EFFECT: &[&[&str]] = &[
     ],
 ];
 
-/// Endings of the names of attributes without an effect: training, tokens, towers.
+/// Endings of the names of attributes without an effect: training, token ids.
 const ENDINGS: [&str; 5] = ["_dropout", "_dropout_prob", "_pdrop", "_token_id", "_token_index"];
 
-/// True unless nothing needs to carry an attribute of a configuration: what is about training, how code runs, other parts of
-/// a model, and what tensors say.
+/// Returns false for attributes that a file need not carry: those about training, execution, other parts of a model,
+/// and those that tensors imply.
 pub(super) fn has_effect(name: &str) -> bool {
     let is_ending = |ending: &&str| name.ends_with(*ending) || name == ending.trim_start_matches('_');
     !NO_EFFECT.iter().any(|names| names.contains(&name))
@@ -145,10 +145,10 @@ pub(super) fn has_effect(name: &str) -> bool {
         && !name.starts_with("dropout")
 }
 
-/// What other attributes are.
+/// Returns the effective value of an attribute.
 type Effective<'e> = &'e dyn Fn(&str) -> Option<Json>;
 
-/// Rules from which a class makes a list by layer, which wins where it is given.
+/// Lists by layer, and the rules from which a class derives them. A given list overrides its rules.
 const LISTS: [(&str, &[&str]); 2] = [
     (
         "layer_types",
@@ -162,7 +162,7 @@ const LISTS: [(&str, &[&str]); 2] = [
     ("no_rope_layers", &["no_rope_layer_interval"]),
 ];
 
-/// The rules that make a list by layer.
+/// Returns the rules from which a class derives a list by layer.
 pub(super) fn rules_of(list: &str) -> &'static [&'static str] {
     LISTS.iter().find(|row| row.0 == list).map_or(&[], |row| row.1)
 }
@@ -171,49 +171,49 @@ fn is_on(effective: Effective<'_>, name: &str) -> Option<bool> {
     effective(name).map(|value| value.as_bool() == Some(true))
 }
 
-/// True unless other attributes take the effect from one.
+/// Returns true unless other attributes make this one ineffective.
 pub(super) fn acts(name: &str, value: &Json, effective: Effective<'_>) -> bool {
     let of = |name: &str| effective(name).as_ref().and_then(number);
     if LISTS.iter().any(|(list, rules)| rules.contains(&name) && effective(list).is_some()) {
         return false;
     }
     match name {
-        // Where there is no window, all layers see everything.
+        // Without a window, all layers have full attention.
         "layer_types" => {
             let is_full = effective("sliding_window").is_some_and(|window| window.is_null());
             let is_window =
                 |layer: &Json| ["full_attention", "sliding_attention"].iter().any(|word| layer == word);
             !(is_full && value.as_array().is_some_and(|layers| layers.iter().all(is_window)))
         }
-        // The heads of latent attention have sizes of their own.
+        // The heads of latent attention have their own sizes.
         "head_dim" => of("qk_rope_head_dim").is_none(),
         "sliding_window" | "max_window_layers" if is_on(effective, "use_sliding_window") == Some(false) => {
             false
         }
-        // The older name of the window wins, and a pattern of one layer is none with a window.
+        // The older name of the window takes precedence. A pattern of period 1 means that no layer has a window.
         "sliding_window"
             if of("sliding_window_size").is_some()
                 || (of("sliding_window_pattern") == Some(1.0) && effective("layer_types").is_none()) =>
         {
             false
         }
-        // A window over everything is none.
+        // A window of at least the context length has no effect.
         "sliding_window" => {
             let longest = of("max_position_embeddings");
             number(value).is_none_or(|window| longest.is_none_or(|longest| window < longest))
         }
-        // Two names of one number.
+        // Two names of the same number.
         "num_experts_per_token" => {
             effective("num_experts_per_tok").is_none_or(|experts| !same(&experts, value))
         }
-        // One group of experts is all of them.
+        // Selecting among groups has no effect if there is only one.
         "topk_group" => of("n_group") > Some(1.0),
         "n_group" => number(value) > Some(1.0),
         _ => true,
     }
 }
 
-/// The value of an attribute whose default other attributes decide, where the rule is known.
+/// Returns the default of an attribute that depends on other attributes, if the rule is known.
 pub(super) fn derived(name: &str, effective: Effective<'_>) -> Option<Json> {
     let of = |name: &str| effective(name)?.as_u64();
     let width = || of("hidden_size")?.checked_div(of("num_attention_heads")?);

@@ -1,4 +1,4 @@
-//! Names of the configuration that decide over tensors: which there are, and what happens to them.
+//! Configuration names that decide which tensors exist and how they are converted.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -7,7 +7,8 @@ use crate::arch::check::each_structural;
 use crate::arch::expr::{Expr, Step};
 use crate::arch::schema::Card;
 
-/// The names that a card's expressions about tensors have, and those that choose between it and its rivals.
+/// Returns the names in a card's expressions about tensors, and in the conditions that choose between it and its
+/// rivals.
 pub(super) fn by_tensors(card: &Card, rivals: &[&Card]) -> BTreeSet<String> {
     let open: RefCell<Vec<String>> = RefCell::default();
     let walk = |expr: &Expr| {
@@ -25,7 +26,7 @@ pub(super) fn by_tensors(card: &Card, rivals: &[&Card]) -> BTreeSet<String> {
         Ok(())
     });
     debug_assert!(visited.is_ok(), "nothing is refused here");
-    // Tensors in front of others.
+    // Generated tensors that precede weights.
     for generate in card.generate.iter().filter(|generate| generate.is_fill()) {
         generate.kind.exprs().into_iter().chain(&generate.when).for_each(walk);
     }

@@ -1,4 +1,4 @@
-//! Attributes that a configuration leaves out and for which its class has another value than the card takes.
+//! Attributes that a configuration omits and for which the class has another default than the card.
 
 use serde_json::Value as Json;
 
@@ -6,12 +6,13 @@ use crate::arch::attributes::AttributeDefault;
 use crate::arch::carried::{Effect, Judge, Lost, effects, rope};
 use crate::arch::hparams::{ROPE_BASES, ROPE_PARTS};
 
-/// What tensors say, what stands under other names in older configurations, and what runtimes assume as the class does.
+/// Attributes that tensors imply, that older configurations have under other names, or for which runtimes use the
+/// class's default.
 const NOT_ASKED: [&str; 5] =
     ["attention_chunk_size", "head_dim", "hidden_size", "layer_norm_eps", "num_attention_heads"];
 
 impl Judge<'_, '_> {
-    /// Judges what is not said, rotations as well.
+    /// Checks omitted attributes, including those of the rope.
     pub(super) fn omitted(&mut self) {
         let Some(attributes) = self.attributes else { return };
         for name in attributes.names() {
@@ -33,7 +34,7 @@ impl Judge<'_, '_> {
         for (name, names) in [("rope_theta", &ROPE_BASES[..]), ("partial_rotary_factor", &ROPE_PARTS[..])] {
             let is_said = names.iter().any(|name| self.given(name).is_some() || self.is_described(name));
             if !is_said {
-                // Where a file names no base, runtimes take this one.
+                // Default of runtimes for a file without a base.
                 let default = self.default_member(None, name).filter(|default| *default != 10000.0);
                 self.omitted_value(name, default);
             }
@@ -50,14 +51,14 @@ impl Judge<'_, '_> {
         };
         let Some(target) = target else { return };
         target.insert(name.to_owned(), default.clone());
-        // A window as long as the context hides nothing, but layers that have one may turn by other angles.
+        // A window as long as the context hides nothing, but windowed layers may have other rope parameters.
         let acts = self.acts(name, &default) || (name == "sliding_window" && self.names_windowed_layers());
         if acts && self.effect(&changed) == Effect::OnFile {
             self.lose_absent(name, default);
         }
     }
 
-    /// Notes a key that is left out, and what transformers takes for it.
+    /// Records an omitted key, and transformers' default for it.
     pub(super) fn lose_absent(&mut self, key: &str, value: Json) {
         let (key, gguf) = (key.to_owned(), self.card.gguf.clone());
         self.lost.push(Lost { key, value, assumed: None, gguf, can_be_annotated: false, is_absent: true });

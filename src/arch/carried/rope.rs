@@ -1,4 +1,4 @@
-//! Rotations: what the several descriptions of a configuration say, member by member.
+//! Checks the rope parameters of a configuration, member by member, in each of their forms.
 
 use serde_json::Value as Json;
 
@@ -8,16 +8,16 @@ use crate::arch::carried::{Config, Effect, Judge};
 use crate::arch::graph::Positions;
 use crate::arch::hparams::{ROPE_BASES, ROPE_PARTS};
 
-/// Members that hold a description.
+/// Members that hold rope parameters.
 const DESCRIPTIONS: [&str; 2] = ["rope_parameters", "rope_scaling"];
-/// Kinds of layers that see the whole context, as classes name them.
+/// Layer types with full attention, as classes name them.
 const FULL_KINDS: [&str; 2] = ["full_attention", "indexed_attention"];
-/// The rotated part of a head, outside a description; the last is of single cards.
+/// Keys of the rotated fraction of a head outside the rope parameters; the last belongs to single cards.
 const PARTS: [&str; 4] = [ROPE_PARTS[0], ROPE_PARTS[1], ROPE_PARTS[2], "rotary_pct"];
 /// Types without a scaling, or with one that other members describe.
 const PLAIN: [&str; 4] = ["default", "mrope", "none", "xdrope"];
 
-/// Members that act under a type, with the values that absent ones have; null leaves it to other members.
+/// Members that act under a type, with their defaults; null leaves the value to other members.
 fn members(rope_type: &str) -> &'static [(&'static str, &'static str)] {
     match rope_type {
         "linear" => &[("factor", "1.0")],
@@ -40,18 +40,18 @@ fn members(rope_type: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// True for attributes that are judged here.
+/// Returns true for attributes that this module checks.
 pub(super) fn is_judged(name: &str) -> bool {
     DESCRIPTIONS.iter().any(|description| name.split('.').next() == Some(description))
         || ROPE_BASES.contains(&name)
         || PARTS.contains(&name)
 }
 
-/// Where a description is: the way from the top of the configuration.
+/// Path from the top of the configuration to a set of rope parameters.
 type Way = Vec<String>;
 
 impl Judge<'_, '_> {
-    /// Judges the rotations, where there are any.
+    /// Checks the rope, if the model has one.
     pub(super) fn rope(&mut self) {
         let positions = self.card.graph.as_ref().map(|graph| graph.positions);
         if !matches!(positions, None | Some(Positions::Rope | Positions::Rope2d | Positions::ByDepth)) {
@@ -75,7 +75,7 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// Judges bases under other names than the one that counts: transformers' classes choose by their own name.
+    /// Checks bases under other names than the one that is used: transformers' classes read only their own name.
     fn other_bases(&mut self) {
         let bases: Vec<(&str, Json)> = ROPE_BASES
             .into_iter()
@@ -88,8 +88,8 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// Judges files whose heads turn in part although the description says no part: the class then turns whole heads,
-    /// unless it has a part of its own.
+    /// Checks files with partly rotated heads and no such parameter in the configuration: the class then rotates whole
+    /// heads, unless it has a default.
     fn whole_heads(&mut self, way: &Way) {
         let has_own = PARTS.iter().chain(&["rotary_dim"]).any(|name| self.given(name).is_some());
         let has_default = self.default_member(None, "partial_rotary_factor").is_some();
@@ -98,8 +98,8 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// True if the file says that less than whole heads turn; the heads of latent attention have a part of their own that
-    /// does.
+    /// Returns true if the file declares partly rotated heads. Heads of latent attention, which have a separate rotated
+    /// part, do not count.
     fn turns_in_part(&self) -> bool {
         let (Some(rotated), Some(head)) = (self.count("rope.dimension_count"), self.head_size()) else {
             return false;
@@ -107,13 +107,13 @@ impl Judge<'_, '_> {
         rotated < head && self.effective("qk_rope_head_dim").is_none()
     }
 
-    /// True if a description has a member.
+    /// Returns true if some set of rope parameters has this member.
     pub(super) fn is_described(&self, member: &str) -> bool {
         let mut ways = self.descriptions().into_iter();
         ways.any(|way| self.at(&way).is_some_and(|description| description.contains_key(member)))
     }
 
-    /// All descriptions: one, or one for each kind of layer.
+    /// Returns the paths of all sets of rope parameters: one, or one per layer type.
     fn descriptions(&self) -> Vec<Way> {
         let text = self.config.get("text_config").and_then(Json::as_object);
         let (part, config) = text.map_or((None, self.config), |text| (Some("text_config"), text));
@@ -134,7 +134,7 @@ impl Judge<'_, '_> {
         way.iter().try_fold(self.config, |config, name| config.get(name)?.as_object())
     }
 
-    /// The configuration with other members in a description; null takes one out.
+    /// Returns the configuration with other members in a set of rope parameters; null removes a member.
     fn with_members(&self, way: &Way, members: &[(&str, Json)]) -> Option<Config> {
         let mut changed = self.config.clone();
         let description =
@@ -148,7 +148,7 @@ impl Judge<'_, '_> {
         Some(changed)
     }
 
-    /// What the class takes for a member of a description.
+    /// Returns the class's default of a member.
     pub(super) fn default_member(&self, kind: Option<&str>, member: &str) -> Option<Json> {
         let of_kind = |kind: &str| format!("rope_parameters.{kind}.{member}");
         let names = kind.map(of_kind).into_iter().chain([format!("rope_parameters.{member}")]);
@@ -197,28 +197,28 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// True for types that stretch nothing within the context that the file states.
+    /// Returns true for types that stretch nothing within the declared context length.
     fn is_plain(&self, rope_type: &str, description: &Config) -> bool {
         let trained = description.get("original_max_position_embeddings").and_then(number);
         let longest = self.effective("max_position_embeddings").as_ref().and_then(number);
         let is_within = trained.is_none() || trained >= longest;
-        // All of a head's pairs turn.
+        // All pairs of a head are rotated.
         let is_whole =
             description.get("partial_rotary_factor").and_then(number).is_none_or(|part| part == 1.0);
         match rope_type {
             "dynamic" => is_within,
-            // Divisors for each pair say it.
+            // The generated factors per pair carry it.
             "proportional" => is_whole || !self.said.generated.is_empty(),
             other => PLAIN.contains(&other),
         }
     }
 
-    /// Judges one member against what an absent one means.
+    /// Checks one member against its default.
     fn member(&mut self, way: &Way, place: &str, member: &str, absent: &Json) {
         let Some(value) = self.at(way).and_then(|description| description.get(member)).cloned() else {
             return;
         };
-        // Runtimes round the ends of the ramp, unless they know better of an architecture.
+        // Runtimes round the ends of the ramp by default.
         let is_usual = member == "truncate" && value == true;
         let is_said = member == "partial_rotary_factor" && self.is_said_part(&value);
         if value.is_null() || is_usual || is_said || same(&value, absent) {
@@ -231,7 +231,7 @@ impl Judge<'_, '_> {
         self.lose(place, value, assumed, effect);
     }
 
-    /// Judges the two numbers of yarn's magnitude, which act together.
+    /// Checks the two numbers of YaRN's magnitude, which act together.
     fn magnitudes(&mut self, way: &Way, place: &str, rope_type: &str) {
         let Some(description) = self.at(way).filter(|_| rope_type == "yarn") else { return };
         let has = |name: &str| description.get(name).and_then(number).is_some_and(|number| number != 0.0);
@@ -248,16 +248,16 @@ impl Judge<'_, '_> {
         self.lose(place, value, None, effect);
     }
 
-    /// True if as many values of a head are rotated as the file says: without the key it is all of them.
+    /// Returns true if the file declares this rotated fraction of a head; without the key, whole heads are rotated.
     fn is_said_part(&self, part: &Json) -> bool {
         let (Some(part), Some(head)) = (number(part), self.head_size()) else { return false };
         let rotated = self.count("rope.dimension_count").unwrap_or(head);
-        // The part of latent attention's heads that turns has a size of its own.
+        // The rotated part of latent attention's heads has its own size.
         let is_own = self.effective("qk_rope_head_dim").is_some_and(|own| own == rotated);
         is_own || (part * head as f64).floor() == rotated as f64
     }
 
-    /// Judges a number that is outside a description, under whichever of its names.
+    /// Checks a number outside the rope parameters, under the first of its names that is present.
     fn outside(&mut self, names: &[&str], member: &str) {
         let Some(name) = names.iter().find(|name| self.given(name).is_some_and(|value| !value.is_null()))
         else {
@@ -276,13 +276,13 @@ impl Judge<'_, '_> {
     }
 }
 
-/// The name of a member of a description, points for what it lies in.
+/// Returns the dotted name of a member of rope parameters, without `text_config`.
 fn place(way: &Way, member: &str) -> String {
     let way = way.iter().skip_while(|name| *name == "text_config").map(String::as_str);
     way.chain([member]).collect::<Vec<_>>().join(".")
 }
 
-/// Another value of the same kind.
+/// Returns a different value of the same kind.
 fn other_than(value: &Json) -> Json {
     match (value, number(value)) {
         (Json::Array(items), _) => items.iter().map(other_than).collect(),

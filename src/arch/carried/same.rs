@@ -1,12 +1,12 @@
-//! Equality of values of a configuration, whatever they are written like.
+//! Equality of configuration values, independent of their spelling.
 
 use serde_json::Value as Json;
 
 use crate::checkpoint::json;
 
-/// Relative difference of numbers that are one: some configurations have the digits of 32-bit floats.
+/// Relative difference up to which numbers are equal: some configurations contain 32-bit floats.
 const TOLERANCE: f64 = 1e-6;
-/// Activations by their names; those of one row are one but for rounding.
+/// Activations by their names; those of one row are equal except for rounding.
 const ACTIVATIONS: [&[&str]; 3] = [
     &["silu", "swiglu", "swish"],
     &[
@@ -22,7 +22,7 @@ const ACTIVATIONS: [&[&str]; 3] = [
     &["relu2", "relu_squared", "squared_relu"],
 ];
 
-/// A number, also one in quotes, and the period of a pattern of layers like `LLLG`.
+/// Returns a number, also from a string; a pattern of layers like `LLLG` yields its period.
 pub(super) fn number(value: &Json) -> Option<f64> {
     match value {
         Json::String(text) => text.trim().parse().ok().or_else(|| period(text)),
@@ -30,13 +30,13 @@ pub(super) fn number(value: &Json) -> Option<f64> {
     }
 }
 
-/// The length of a text of local layers and one global layer behind them.
+/// Returns the length of a text of local layers (`L`) followed by one global layer (`G`).
 fn period(text: &str) -> Option<f64> {
     let local = text.strip_suffix('G')?;
     local.bytes().all(|letter| letter == b'L').then_some(text.len() as f64)
 }
 
-/// True if two values mean the same.
+/// Returns true if two values have the same meaning.
 pub(super) fn same(one: &Json, other: &Json) -> bool {
     match (one, other) {
         (Json::Array(one), Json::Array(other)) => {

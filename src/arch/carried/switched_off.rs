@@ -1,10 +1,10 @@
-//! Parts that a configuration switches off although the checkpoint has their tensors: the file has them, too, and a runtime
-//! computes with what is there, where transformers passes over it.
+//! Parts that a configuration switches off although the checkpoint has their tensors. The file contains them, and a
+//! runtime uses them, whereas transformers ignores them.
 
 use crate::arch::carried::Judge;
 use crate::arch::mapping::OutputSpec;
 
-/// Attributes, and endings of the names in the file of what they switch on; the first is enough.
+/// Attributes, and endings of the names of the GGUF tensors that they enable.
 const SWITCHES: &[(&[&str], &[&str])] = &[
     (
         &["attention_bias", "qkv_bias", "use_qkv_bias"],
@@ -20,7 +20,7 @@ const SWITCHES: &[(&[&str], &[&str])] = &[
 ];
 
 impl Judge<'_, '_> {
-    /// Judges the switches that the class has and the configuration leaves off.
+    /// Checks the switches of the class that are off.
     pub(super) fn switched_off(&mut self, outputs: &[OutputSpec]) {
         for (names, parts) in SWITCHES {
             let is_part = |output: &OutputSpec| {
@@ -41,7 +41,7 @@ impl Judge<'_, '_> {
         self.values_of_keys(outputs);
     }
 
-    /// Judges layers that see the whole context and take their keys for values although the checkpoint has values of their own.
+    /// Checks layers with full attention that use their keys as values although the checkpoint has values of their own.
     fn values_of_keys(&mut self, outputs: &[OutputSpec]) {
         const NAME: &str = "attention_k_eq_v";
         let is_on = self.given(NAME).is_some_and(|value| *value == true);

@@ -1,4 +1,4 @@
-//! What all cards together know about names: which target a source's name has elsewhere.
+//! Entries of all cards together: proposes targets for a source name from its targets elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -8,38 +8,38 @@ use super::text::inline;
 use crate::arch::load::Registry;
 use crate::arch::matching::kind_of;
 
-/// What `[blocks]` puts in front of a target.
+/// Prefix of the targets in `[blocks]`.
 const BLOCK: &str = "blk.{bid}.";
 
-/// Last parts of names that say too little alone.
+/// Last parts of names that are too generic to decide alone.
 const VAGUE: &[&str] =
     &["#", "conv", "dense", "gate", "linear", "layer_norm", "ln", "mlp", "norm", "proj", "scale"];
 
-/// An entry that cards have.
+/// Entry of a card.
 #[derive(Clone, Debug)]
 struct Entry {
-    /// The source's name behind the block, or whole, with `#` for each number.
+    /// Source name, after the block prefix if it is in a block, with `#` for each number.
     kind: String,
     in_block: bool,
-    /// The entry, with targets as `[blocks]` spells them where it is one.
+    /// The entry as TOML; targets omit the block prefix if it is in a block.
     value: Toml,
     card: String,
-    /// It is one of the card that is most like the checkpoint.
+    /// True if it belongs to the card that is most similar to the checkpoint.
     is_nearest: bool,
 }
 
-/// What may stand for a name, and how sure that is.
+/// Proposed entry for a name, with its support among the cards.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Proposal {
-    /// The entry, for `[blocks]` if the name is one of a block, else for `[tensors]`.
+    /// The entry, for `[blocks]` if the name is in a block, else for `[tensors]`.
     pub(super) value: Toml,
-    /// A card that has it.
+    /// Card that has the entry.
     pub(super) card: String,
-    /// True if that card names its source just so.
+    /// True if that card has exactly this source name.
     pub(super) is_exact: bool,
-    /// True if the card is the one that is most like the checkpoint.
+    /// True if the card that is most similar to the checkpoint has the entry.
     pub(super) is_nearest: bool,
-    /// How many cards say the same.
+    /// Number of cards that have this entry.
     pub(super) votes: usize,
 }
 
@@ -49,7 +49,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// `nearest` is the card that is most like the checkpoint: what it says, it or its parents, comes first.
+    /// Collects the entries of all cards. `nearest` is the card that is most similar to the checkpoint: its entries,
+    /// and those of its parents, rank first.
     pub(super) fn of(registry: &Registry, nearest: Option<&str>) -> Self {
         let mut entries = Vec::new();
         let mut add = |card: &str, table: &Table, is_nearest: bool| {
@@ -68,8 +69,8 @@ impl Known {
         Self { entries }
     }
 
-    /// What other cards make of a source, the likeliest first. `kind` is its name behind the block, or its whole name,
-    /// without ending and with `#` for each number.
+    /// Returns the proposals for a source, the likeliest first. `kind` is its name after the block prefix, or its whole
+    /// name, without ending and with `#` for each number.
     pub(super) fn proposals(&self, kind: &str, in_block: bool) -> Vec<Proposal> {
         let parts: Vec<&str> = kind.split('.').collect();
         let mut best = 0;
@@ -83,7 +84,7 @@ impl Known {
             if common == 0 || (!is_exact && (is_vague || numbers(&own) != numbers(&parts))) {
                 continue;
             }
-            // A name that is known as it stands beats all that only end alike.
+            // An exactly equal name outranks all names that only end alike.
             let weight = common + if is_exact { parts.len() } else { 0 };
             if weight > best {
                 best = weight;
@@ -107,7 +108,7 @@ impl Known {
     }
 }
 
-/// An entry that can be taken over: without a condition, which would mean other things elsewhere.
+/// Converts an entry for reuse; `None` for a conditional one, whose condition has another meaning elsewhere.
 fn entry(card: &str, name: &str, value: &Toml, in_blocks: bool) -> Option<Entry> {
     let numbered =
         kind_of(&["{bid}", "{eid}", "{xid}"].iter().fold(name.to_owned(), |n, p| n.replace(p, "0")));
@@ -134,7 +135,7 @@ fn entry(card: &str, name: &str, value: &Toml, in_blocks: bool) -> Option<Entry>
     Some(Entry { kind, in_block, value: short(value), card: card.to_owned(), is_nearest: false })
 }
 
-/// `blk.{bid}.X` as `[blocks]` spells it.
+/// Returns targets `blk.{bid}.X` without the prefix, as `[blocks]` spells them.
 fn in_block_words(to: &Toml) -> Option<Toml> {
     match to {
         Toml::String(name) => Some(Toml::from(name.strip_prefix(BLOCK)?)),
@@ -143,7 +144,7 @@ fn in_block_words(to: &Toml) -> Option<Toml> {
     }
 }
 
-/// A target alone instead of a table with nothing else.
+/// Replaces a table with nothing but `to` by the target alone.
 fn short(mut fields: Table) -> Toml {
     match fields.get("to") {
         Some(Toml::String(_)) if fields.len() == 1 => fields.remove("to").unwrap_or_else(|| Toml::from("")),
@@ -151,7 +152,7 @@ fn short(mut fields: Table) -> Toml {
     }
 }
 
-/// The targets of an entry as it is written: names without ending.
+/// Returns the targets of an entry as written: names without ending.
 pub(super) fn targets(value: &Toml) -> Vec<&str> {
     match value {
         Toml::String(name) => vec![name],

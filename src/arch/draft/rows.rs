@@ -1,4 +1,4 @@
-//! Keys of `config.json` that the parent of a draft does not read, and what other cards make of them.
+//! Keys of `config.json` that the parent of a draft does not read, and their use in other cards.
 
 use serde_json::{Map, Value as Json};
 
@@ -8,18 +8,18 @@ use crate::arch::load::Registry;
 use crate::arch::schema::{Card, Row};
 use crate::arch::similar::own_keys;
 
-/// A key that nothing reads.
+/// Configuration key that the parent does not read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnreadKey {
-    /// Its name.
+    /// Name of the key.
     pub key: String,
-    /// Its value.
+    /// Value of the key.
     pub value: Json,
-    /// The GGUF key that another card writes it to, and that card.
+    /// GGUF key to which another card writes the value, and that card.
     pub written: Option<(String, String)>,
 }
 
-/// Keys of the text model's configuration that the parent does not read.
+/// Returns the keys of the text model's configuration that the parent does not read.
 pub(super) fn unread(
     registry: &Registry,
     parent: Option<&Card>,
@@ -36,7 +36,7 @@ pub(super) fn unread(
         .collect()
 }
 
-/// The row of another card whose value is just this key.
+/// Returns the GGUF key and card of a row whose value is just this configuration key.
 fn written(registry: &Registry, key: &str) -> Option<(String, String)> {
     registry.cards().iter().find_map(|card| {
         let row = card.metadata.iter().find_map(|row| match row {

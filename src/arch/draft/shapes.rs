@@ -1,23 +1,24 @@
-//! What the shape of a source says about the target that its name suggests.
+//! Checks the shape of a source against the target that its name suggests.
 
 use serde_json::{Map, Value as Json};
 
-/// Names that configurations have for the width of the residual stream.
+/// Configuration keys of the width of the residual stream.
 const WIDTHS: &[&str] = &["hidden_size", "n_embd", "d_model", "dim", "model_dim", "embed_dim"];
 
-/// Matrices that read the residual stream, and those that write it; of one layer or of many experts.
+/// Matrices that read the residual stream, and matrices that write it.
 const READERS: &[&str] =
     &["attn_q", "attn_k", "attn_v", "attn_qkv", "ffn_gate", "ffn_up", "ffn_gate_inp", "output"];
 const WRITERS: &[&str] = &["attn_output", "ffn_down"];
 
-/// The width of the model, if the configuration says it.
+/// Returns the width of the model, if the configuration declares it.
 pub(super) fn width(config: &Map<String, Json>) -> Option<u64> {
     let text = config.get("text_config").and_then(Json::as_object);
     let parts = text.into_iter().chain([config]);
     parts.flat_map(|part| WIDTHS.iter().filter_map(|key| part.get(*key))).find_map(Json::as_u64)
 }
 
-/// Why a tensor of these dimensions cannot be the target as it is. `is_part` if it is one of a stack.
+/// Returns the reason why a tensor of these dimensions cannot become the target without operations. `is_part`: it is
+/// one part of a stack.
 pub(super) fn objection(
     target: &str,
     suffix: &str,

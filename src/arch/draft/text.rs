@@ -1,4 +1,4 @@
-//! A draft as TOML. Names come from the checkpoint, so they are quoted in keys and escaped in comments.
+//! Writes a draft as TOML. Names come from the checkpoint, so they are quoted in keys and escaped in comments.
 
 use std::fmt::Write as _;
 
@@ -9,22 +9,22 @@ use crate::arch::similar::Similarity;
 use crate::core::output::CARD_DRAFT;
 use crate::core::text::escape;
 
-/// Where notes behind a line begin.
+/// Column at which comments after a line start.
 const NOTE_COLUMN: usize = 52;
-/// Values of the configuration are shown up to this length.
+/// Maximum length of a configuration value in a comment.
 const MAX_VALUE: usize = 60;
-/// Of an unmatched name no more reasons are shown.
+/// Maximum number of reasons for an unmatched name.
 const MAX_REASONS: usize = 3;
 
-/// What stands at the top of a draft.
+/// Values in the head of a draft.
 pub(super) struct Head<'a> {
     pub(super) class: &'a str,
     pub(super) gguf: &'a str,
-    /// How similar the card is that the parent was found by.
+    /// Similarity of the card through which the parent was found.
     pub(super) best: Option<&'a Similarity>,
 }
 
-/// The whole card.
+/// Returns the text of the whole card.
 pub(super) fn card(drafter: &Drafter<'_>, head: &Head<'_>, found: &Found, unread: &[UnreadKey]) -> String {
     let mut out = String::new();
     top(&mut out, drafter, head);
@@ -85,7 +85,7 @@ fn metadata(out: &mut String, has_parent: bool, unread: &[UnreadKey]) {
     }
 }
 
-/// A value of the configuration, cut where it is long.
+/// Returns a configuration value as text, truncated if it is long.
 fn value(key: &UnreadKey) -> String {
     let text = key.value.to_string();
     let text = escape(&text);
@@ -144,7 +144,8 @@ fn entries(out: &mut String, found: &Found, in_blocks: bool, section: &str) {
     }
 }
 
-/// What the parent does to tensors beyond renaming them: right only if this model stores them alike.
+/// Writes a comment on the parent's operations beyond renaming: they are right only if this model stores the tensors
+/// alike.
 fn operations(out: &mut String, drafter: &Drafter<'_>, found: &Found) {
     let Some(parent) = drafter.parent.filter(|_| !found.with_ops.is_empty()) else { return };
     let _ = writeln!(
@@ -161,12 +162,12 @@ fn tensors(n: u64) -> String {
     format!("{n} tensor{}", if n == 1 { "" } else { "s" })
 }
 
-/// A line with a note behind it.
+/// Writes a line with a trailing comment.
 fn line(out: &mut String, text: &str, note: &str) {
     let _ = writeln!(out, "{text:NOTE_COLUMN$}# {}", escape(note));
 }
 
-/// A text as TOML's basic string on one line.
+/// Returns a text as a one-line basic string of TOML.
 pub(super) fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -174,7 +175,7 @@ pub(super) fn quoted(text: &str) -> String {
         match c {
             '"' => out.push_str("\\\""),
             '\\' => out.push_str("\\\\"),
-            // What a terminal or an editor would act on, and what TOML forbids.
+            // Characters that a terminal or an editor would act on, or that TOML forbids.
             c if escape(c.encode_utf8(&mut [0; 4])).len() != c.len_utf8() => {
                 let _ = write!(out, "\\U{:08X}", c as u32);
             }
@@ -185,7 +186,7 @@ pub(super) fn quoted(text: &str) -> String {
     out
 }
 
-/// A value of TOML on one line, the keys of a table in the order of a card's.
+/// Returns a TOML value on one line; keys of a table are ordered as in cards.
 pub(super) fn inline(value: &Toml) -> String {
     const FIRST: [&str; 5] = ["to", "ops", "stack", "concat", "n"];
     match value {

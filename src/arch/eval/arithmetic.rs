@@ -27,7 +27,7 @@ pub(super) fn negated(op: &'static str, value: &Datum) -> Evaluated {
     }
 }
 
-/// Python's arithmetic: `/` gives a float, `//` and `%` floor, integers stay integers.
+/// Computes like Python: `/` returns a float, `//` and `%` floor, integers stay integers.
 pub(super) fn arithmetic(op: BinaryOp, left: &Datum, right: &Datum) -> Evaluated {
     let undefined = || EvalError::Arithmetic { op: op.text(), operands: format!("{left} and {right}") };
     if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
@@ -65,7 +65,7 @@ pub(super) fn arithmetic(op: BinaryOp, left: &Datum, right: &Datum) -> Evaluated
             match op {
                 BinaryOp::Mod if flips => rest + b,
                 BinaryOp::Mod => rest,
-                // The quotient is whole but for rounding.
+                // The quotient is an integer except for rounding.
                 _ => floored.round(),
             }
         }

@@ -11,7 +11,7 @@ use crate::arch::names::{Captures, Pattern, Stars};
 use crate::core::text::escape;
 
 impl Evaluator<'_> {
-    /// A function of the closed list.
+    /// Evaluates a call of a function of the closed list.
     pub(super) fn call(&self, function: Function, arguments: &[Expr], captures: Captures) -> Evaluated {
         let op = function.name();
         let argument = |n: usize| arguments.get(n).unwrap_or(&Expr::Null);
@@ -113,7 +113,7 @@ impl Evaluator<'_> {
         }
     }
 
-    /// The argument that stands in this relation to all before it: the least or the greatest.
+    /// Returns the argument for which `relation` holds to all others: the minimum or the maximum.
     fn best(&self, relation: BinaryOp, arguments: &[Expr], captures: Captures) -> Evaluated {
         let mut best = Datum::Null;
         for (n, argument) in arguments.iter().enumerate() {
@@ -125,17 +125,17 @@ impl Evaluator<'_> {
         Ok(best)
     }
 
-    /// The values of an expression for each block.
+    /// Returns the values of an expression for each block; null if all are null.
     fn layers(&self, item: &Expr, n: Option<&Expr>, captures: Captures) -> Evaluated {
         let items = (0..self.n_layers(n, captures)?)
             .map(|bid| self.eval(item, Captures { bid: Some(bid), ..captures }));
         let items = items.collect::<Result<Vec<_>, _>>()?;
-        // What no block has is not a list of nothing.
+        // If no block has a value, the result is null, not a list of nulls.
         let is_absent = !items.is_empty() && items.iter().all(Datum::is_null);
         Ok(if is_absent { Datum::Null } else { Datum::List(items.into()) })
     }
 
-    /// The first value of an expression over the blocks that is not null.
+    /// Returns the first non-null value of an expression over the blocks.
     fn find(&self, item: &Expr, n: Option<&Expr>, captures: Captures) -> Evaluated {
         for bid in 0..self.n_layers(n, captures)? {
             let value = self.eval(item, Captures { bid: Some(bid), ..captures })?;
@@ -146,7 +146,7 @@ impl Evaluator<'_> {
         Ok(Datum::Null)
     }
 
-    /// One more than the highest index after the prefix in tensor names.
+    /// Returns one more than the highest index after `prefix` in tensor names.
     fn count(&self, prefix: &str) -> Evaluated {
         self.spend(self.scope.tensors.len())?;
         // The maximum does not depend on the set's order.
@@ -156,7 +156,7 @@ impl Evaluator<'_> {
         Ok(Datum::Int(indices.max().map_or(0, |last| i128::from(last) + 1)))
     }
 
-    /// The first argument that is there, even if it is null; null if none is.
+    /// Returns the first argument that is present, even if it is null; null if none is.
     fn first(&self, arguments: &[Expr], captures: Captures) -> Evaluated {
         for argument in arguments {
             let Expr::Path(path) = argument else { return self.eval(argument, captures) };
@@ -193,13 +193,13 @@ impl Evaluator<'_> {
     }
 }
 
-/// A number made whole; an integer is that already.
+/// Rounds a number to an integer; integers stay unchanged.
 fn whole(op: &'static str, value: &Datum, round: fn(f64) -> f64) -> Evaluated {
     if let Some(int) = value.as_int() {
         return Ok(Datum::Int(int));
     }
     let whole = round(value.as_float().ok_or(EvalError::Kind { op, found: value.kind() })?);
-    // Beyond 2^100 nothing in a model is an integer.
+    // Larger values (about 2^100) are never integers of a model.
     if !whole.is_finite() || whole.abs() > 1e30 {
         return Err(EvalError::Arithmetic { op, operands: value.to_string() });
     }
@@ -210,7 +210,7 @@ fn ceil_div(op: &'static str, a: &Datum, b: &Datum) -> Evaluated {
     negated(op, &arithmetic(BinaryOp::FloorDiv, &negated(op, a)?, b)?)
 }
 
-/// A function of a number whose result is one.
+/// Applies a function to a number; the result must be finite.
 fn finite(op: &'static str, x: f64, function: fn(f64) -> f64) -> Evaluated {
     match function(x) {
         y if y.is_finite() => Ok(Datum::Float(y)),
@@ -234,7 +234,7 @@ fn text<'d>(op: &'static str, value: &'d Datum) -> Result<&'d str, EvalError> {
     }
 }
 
-/// A name with its placeholders filled in.
+/// Returns a name with its placeholders filled in.
 fn rendered(name: &str, captures: Captures) -> Result<Cow<'_, str>, EvalError> {
     if !name.contains('{') {
         return Ok(Cow::Borrowed(name));
@@ -244,12 +244,12 @@ fn rendered(name: &str, captures: Captures) -> Result<Cow<'_, str>, EvalError> {
     full.map(Cow::Owned).ok_or_else(|| EvalError::Absent(name.to_owned()))
 }
 
-/// The decimal index a text starts with, if a dot or the end follows it.
+/// Returns the decimal index at the start of a text, if a dot or the end follows it.
 fn leading_index(rest: &str) -> Option<u64> {
     rest.split('.').next().filter(|index| index.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
 }
 
-/// An object of texts by their places.
+/// Returns an object with the items of a list by their indices.
 fn label_map(op: &'static str, list: &Datum) -> Evaluated {
     match list {
         Datum::Null => Ok(Datum::Null),
@@ -261,7 +261,7 @@ fn label_map(op: &'static str, list: &Datum) -> Evaluated {
     }
 }
 
-/// A list of integers, or of lists of them, in rising order.
+/// Returns a list of integers, or of lists of them, in ascending order.
 fn sorted(op: &'static str, list: &Datum) -> Evaluated {
     let Datum::List(items) = list else { return Err(EvalError::Kind { op, found: list.kind() }) };
     let int = |item: &Datum| item.as_int().ok_or(EvalError::Kind { op, found: item.kind() });
@@ -277,7 +277,7 @@ fn sorted(op: &'static str, list: &Datum) -> Evaluated {
     Ok(Datum::List(keyed.into_iter().map(|(_, item)| item).collect::<Vec<_>>().into()))
 }
 
-/// The integers of a text, between commas or strokes.
+/// Returns the integers of a text, separated by commas or slashes.
 fn ints(op: &'static str, list: &Datum) -> Evaluated {
     let list = text(op, list)?;
     let wrong = || EvalError::Arithmetic { op, operands: format!("'{}'", escape(list)) };

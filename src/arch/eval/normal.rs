@@ -1,8 +1,8 @@
-//! The inverse of the normal distribution.
+//! Inverse of the normal distribution's cumulative function.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, SQRT_2};
 
-/// Below which value a standard normal number is with probability `p`.
+/// Returns the value below which a standard normal variable lies with probability `p`.
 ///
 /// # Exactness
 /// Steps and roundings of `torch.distributions.Normal(0, 1).icdf` in F32. The inverse error function itself is rounded
@@ -11,12 +11,12 @@ pub(super) fn normal_icdf(p: f32) -> f32 {
     inverse_erf(f64::from(2.0 * p - 1.0)) as f32 * SQRT_2 as f32
 }
 
-/// The inverse error function, by Newton's method; infinite at -1 and 1.
+/// Inverse error function, by Newton's method; infinite at -1 and 1.
 fn inverse_erf(y: f64) -> f64 {
     if y.abs() >= 1.0 {
         return if y.abs() > 1.0 { f64::NAN } else { y * f64::INFINITY };
     }
-    // Winitzki's approximation is close enough to start from.
+    // Start from Winitzki's approximation.
     let ln = (1.0 - y * y).ln();
     let a = 2.0 / (std::f64::consts::PI * 0.147) + ln / 2.0;
     let mut x = ((a * a - ln / 0.147).sqrt() - a).sqrt().copysign(y);
@@ -26,7 +26,7 @@ fn inverse_erf(y: f64) -> f64 {
     x
 }
 
-/// The error function by a series of positive terms, for arguments of up to 5.
+/// Error function as a series of positive terms, for arguments up to 5.
 fn erf(x: f64) -> f64 {
     let mut term = x;
     let mut sum = x;

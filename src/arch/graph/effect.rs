@@ -1,10 +1,10 @@
-//! Keys of a `[graph]` table that say something about a part which the rest of the table rules out.
+//! Keys of a `[graph]` table about a part that the rest of the table rules out.
 
 use crate::arch::graph::{
-    GraphFeatures, GraphKind, MixerName, MixerRule, Positions, QkNorm, ResidualRule, RopeOn, WindowKind,
+    GraphFeatures, GraphKind, MixerRule, Positions, QkNorm, ResidualRule, RopeOn, WindowKind,
 };
 
-/// A key that differs from its default, and what it needs to mean anything.
+/// Condition under which a key that differs from its default has an effect.
 struct Rule {
     key: &'static str,
     is_set: fn(&GraphFeatures, &GraphFeatures) -> bool,
@@ -27,11 +27,11 @@ fn rotates(features: &GraphFeatures) -> bool {
     matches!(features.positions, Positions::Rope | Positions::ByDepth | Positions::Rope2d)
 }
 
-fn mixes_with(features: &GraphFeatures, mixer: MixerName) -> bool {
-    match features.mixer {
-        MixerRule::All(all) => all == mixer,
+fn mixes_with(features: &GraphFeatures, mixer: &str) -> bool {
+    match &features.mixer {
+        MixerRule::All(all) => all.0 == mixer,
         MixerRule::Every { full, rest, .. } | MixerRule::By { full, rest, .. } => {
-            full == mixer || rest == mixer
+            full.0 == mixer || rest.0 == mixer
         }
     }
 }
@@ -48,10 +48,10 @@ const RULES: &[Rule] = rules! {
     "a `qk_norm` without weights", |f| f.qk_norm == QkNorm::FreeAfterRope => qk_norm_not_at_experts;
     "a `rope_on` other than `all`", |f| f.rope_on != RopeOn::All => temperature;
     "a `residual` other than `post`", |f| f.residual != ResidualRule::Post => pre_ffn;
-    "a `mixer` of `gdn`", |f| mixes_with(f, MixerName::Gdn) => gdn_gate;
+    "a `mixer` of `gdn`", |f| mixes_with(f, "gdn") => gdn_gate;
 };
 
-/// The first key without effect, and what it needs.
+/// Returns the first key without effect, and the condition that it needs.
 pub(super) fn without_effect(features: &GraphFeatures) -> Option<(&'static str, &'static str)> {
     let default = GraphFeatures::default();
     let idle = |rule: &&Rule| (rule.is_set)(features, &default) && !(rule.has_effect)(features);

@@ -1,4 +1,4 @@
-//! The configuration that a file's keys came from, or could have come from.
+//! Rebuilds the configuration that a file's keys came from, or may have come from.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -15,7 +15,7 @@ use crate::core::WeightMeta;
 use crate::gguf::Value;
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
-/// Configuration keys of most decoders and the metadata keys they come back from.
+/// Configuration keys of most decoders, and the metadata keys that restore them.
 const BASE: &[(&str, &str)] = &[
     ("vocab_size", "vocab_size"),
     ("hidden_size", "embedding_length"),
@@ -34,16 +34,16 @@ const BASE: &[(&str, &str)] = &[
     ("pad_token_id", "tokenizer.ggml.padding_token_id"),
 ];
 
-/// Tensors with the factors of long rope.
+/// Tensors with the factors of longrope.
 const LONG_FACTORS: &str = "rope_factors_long.weight";
 const SHORT_FACTORS: &str = "rope_factors_short.weight";
 
-/// A factor of yarn as the configuration has it.
+/// Factor of YaRN as in the configuration.
 const YARN_FACTOR: &str = "rope.scaling.yarn_attn_factor";
-/// Factors of yarn nearer to each other than this are the same.
+/// Relative difference up to which factors of YaRN are equal.
 const FACTOR_TOLERANCE: f64 = 1e-6;
 
-/// Members of `rope_scaling` and the metadata keys they come back from, after the type.
+/// Members of `rope_scaling` after the type, and the metadata keys that restore them.
 const ROPE_SCALING: &[(&str, &str)] = &[
     ("factor", "rope.scaling.factor"),
     ("original_max_position_embeddings", "rope.scaling.original_context_length"),
@@ -53,12 +53,12 @@ const ROPE_SCALING: &[(&str, &str)] = &[
     ("beta_slow", "rope.scaling.yarn_beta_slow"),
 ];
 
-/// True for keys of GGUF that most decoders have.
+/// Returns true for GGUF keys that most decoders have.
 pub(super) fn is_known(gguf: &str) -> bool {
     BASE.iter().any(|row| row.1 == gguf)
 }
 
-/// The configuration: what most decoders have, and what the card's rows say.
+/// Returns the configuration from the keys that most decoders have, the card's rows, and the tensors.
 pub(super) fn rebuilt(
     card: &Card,
     scope: &Scope<'_>,
@@ -75,7 +75,7 @@ pub(super) fn rebuilt(
         }
     }
     rows::take_back(card, scope, &mut config);
-    // Some drafts have no embedding of their own; the tokens are those of their target.
+    // Some drafts have no embedding of their own; their tokens are those of the target model.
     let tokens = scope.gguf.and_then(|(_, metadata)| metadata.get("tokenizer.ggml.tokens"));
     if let (Some(Value::Array(tokens)), false) = (tokens, config.contains_key("vocab_size")) {
         config.insert("vocab_size".to_owned(), json!(tokens.len()));
@@ -95,7 +95,7 @@ pub(super) fn rebuilt(
     }
     let truncate = match scope.kv(&format!("{ANNOTATION_PREFIX}rope.scaling.yarn_truncate")) {
         Datum::Bool(truncate) => Some(truncate),
-        // The vocabulary's default says no more than a file without the key.
+        // The default value means the same as an absent key.
         _ => card.graph.as_ref().and_then(|graph| (!graph.yarn_truncate).then_some(false)),
     };
     let factor_name = yarn_factor_name(card, scope);
@@ -111,7 +111,8 @@ pub(super) fn rebuilt(
     config
 }
 
-/// The scope's configuration with the card's own `[inverse]`, whose expressions see it as it was.
+/// Returns the scope's configuration with the card's `[inverse]` applied. Its expressions see the unchanged
+/// configuration.
 pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>, ArchError> {
     let mut config = scope.config.clone();
     for (key, rule) in card.inverse.iter().filter(|(_, rule)| rule.tensor.is_none()) {
@@ -132,7 +133,7 @@ pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Jso
     Ok(config)
 }
 
-/// Sets a member of each object of a list, which is made if there is anything to set.
+/// Sets a member of each object of a list. The list is created if there is anything to set.
 fn set_members(config: &mut Map<String, Json>, list: &str, member: &str, values: Vec<Option<Json>>) {
     if values.iter().all(Option::is_none) {
         return;
@@ -150,8 +151,8 @@ fn set_members(config: &mut Map<String, Json>, list: &str, member: &str, values:
     }
 }
 
-/// Sets what a path of names with points between them leads to, or takes it out. Objects on the way are made where they
-/// are missing, and go when nothing is left in them.
+/// Sets the member at a dotted path, or removes it. Missing objects on the path are created, and objects that become
+/// empty are removed.
 pub(super) fn set_member(config: &mut Map<String, Json>, path: &str, value: Option<Json>) {
     match (path.split_once('.'), value) {
         (None, Some(value)) => drop(config.insert(path.to_owned(), value)),
@@ -171,14 +172,15 @@ pub(super) fn set_member(config: &mut Map<String, Json>, path: &str, value: Opti
     }
 }
 
-/// Yarn's usual factor of sine and cosine.
+/// Returns YaRN's default factor of sine and cosine.
 fn usual_magnitude(factor: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
 }
 
-/// The name in the configuration of the number in `rope.scaling.yarn_attn_factor`. Models compute with `attention_factor`,
-/// and its key for the runtime is another, absent where the factor is the usual one; a number without either is an
-/// `attn_factor`, which nothing reads.
+/// Returns the configuration's name for the number in `rope.scaling.yarn_attn_factor`. Models compute with
+/// `attention_factor`; the runtime reads it from `rope.scaling.attn_factor`, which is absent if the factor is the
+/// default one. If that key is absent and the number differs from the default, the number was `attn_factor`, which
+/// nothing reads.
 fn yarn_factor_name(card: &Card, scope: &Scope<'_>) -> &'static str {
     const READ: &str = "attention_factor";
     let keys = [YARN_FACTOR, "rope.scaling.factor", "rope.scaling.attn_factor"];
@@ -215,7 +217,7 @@ fn rope_scaling(
         _ => None,
     };
     if let (Some(long), Some(short)) = (factors(LONG_FACTORS), factors(SHORT_FACTORS)) {
-        // No more than this: some classes count the members.
+        // No other members: some classes count them.
         return Some(json!({ "type": "longrope", "long_factor": long, "short_factor": short }));
     }
     let sections = match scope.kv("rope.dimension_sections") {
@@ -231,17 +233,17 @@ fn rope_scaling(
     let mut scaling = Map::new();
     scaling.insert("rope_type".to_owned(), json!(kind));
     if let Some(sections) = sections {
-        // A fourth section is there to fill the key up.
+        // A fourth section may be there only to fill the key.
         let used = sections.iter().rposition(Datum::truth).map_or(0, |last| last + 1).max(3);
         let used: Vec<Json> = sections.iter().take(used).map(Datum::to_json).collect();
         scaling.insert("mrope_section".to_owned(), Json::Array(used));
     }
-    // The key holds the quotient of the configuration's factor and the usual one.
+    // The key holds the quotient of the configuration's factor and the default one.
     let numbers = ["rope.scaling.attn_factor", "rope.scaling.factor"].map(|key| scope.kv(key).as_float());
     if let (Some(ratio), Some(factor), "yarn") = (numbers[0], numbers[1], kind) {
         scaling.insert("attention_factor".to_owned(), json!(ratio * usual_magnitude(factor)));
     }
-    // GGUF has no key for it: an annotation or the model's graph says it.
+    // GGUF has no key for it: an annotation or the model's graph declares it.
     if kind == "yarn" && truncate == Some(false) {
         scaling.insert("truncate".to_owned(), json!(false));
     }
@@ -255,7 +257,7 @@ fn rope_scaling(
     Some(Json::Object(scaling))
 }
 
-/// A number of an F32 tensor as the shortest decimal that gives it back.
+/// Returns a number of an F32 tensor as the shortest decimal that reads back as the same number.
 fn short_decimal(number: &Datum) -> Json {
     match number.as_float() {
         Some(number) => json!((number as f32).to_string().parse::<f64>().unwrap_or(number)),

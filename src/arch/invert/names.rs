@@ -1,25 +1,26 @@
-//! Names as a checkpoint has them: what can be told of the rewriting that they went through.
+//! Restores the names of a checkpoint from those after rewriting, as far as possible.
 
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::names::{Captures, undo_shared_rewrite};
 use crate::arch::schema::{Card, RewriteStep};
 
-/// Blocks that the checkpoint counts apart from the others.
+/// Blocks that the checkpoint numbers separately from the others.
 struct Shifted<'a> {
     there: &'a str,
     here: &'a str,
     by: u64,
 }
 
-/// Rewriting steps run backwards, as far as a name tells that it went through them: blocks counted on come back to their
-/// own count, and biases of routers lose their point. Prefixes that were taken off or put on stay as the card's own names
-/// have them.
+/// Inverse rewriting steps, as far as a name shows that they were applied. Shifted blocks get their own numbers back,
+/// and biases of routers lose their dot. Removed or added prefixes stay as in the card's names.
 pub(super) struct SourceNames<'a> {
     shifted: Vec<Shifted<'a>>,
 }
 
 impl<'a> SourceNames<'a> {
+    /// Collects the shifts of the card's rewriting.
+    ///
     /// # Errors
     /// [`ArchError::Eval`]: a condition or a count of the card's rewriting.
     pub(super) fn new(card: &'a Card, scope: &Scope<'_>) -> Result<Self, ArchError> {
@@ -35,7 +36,7 @@ impl<'a> SourceNames<'a> {
         Ok(Self { shifted })
     }
 
-    /// The name in the checkpoint of a tensor that the card knows by this one.
+    /// Returns the checkpoint's name of a tensor from the card's name.
     pub(super) fn of(&self, name: String) -> String {
         let apart = |shifted: &Shifted<'_>| {
             let (index, rest) = name.strip_prefix(shifted.here)?.split_once('.')?;

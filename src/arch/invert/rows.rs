@@ -1,4 +1,4 @@
-//! Rows run backwards: what the configuration must have said for a row to give the value that the file has.
+//! Runs rows backwards: computes the configuration values for which a row writes the value in the file.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -11,16 +11,16 @@ use crate::arch::roots::ROOTS;
 use crate::arch::schema::{Card, Row};
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
-/// Definitions that name definitions.
+/// Maximum depth of definitions that refer to definitions.
 const MAX_DEPTH: u32 = 8;
 
-/// Sets the configuration keys that the card's rows read, as far as each row tells one from its value.
+/// Sets the configuration keys that the card's rows read, if a row's value determines them.
 pub(super) fn take_back(card: &Card, scope: &Scope<'_>, config: &mut Map<String, Json>) {
     let own = card.annotate.iter().map(|row| (row, ANNOTATION_PREFIX));
     let rows = card.early.iter().chain(&card.metadata).map(|row| (row, ""));
     for (row, prefix) in rows.chain(own) {
         match row {
-            // What most decoders have came back before, and what a row of the card's own writes may not have come from
+            // Keys that most decoders have were restored before. A key that the card's own row writes may not come from
             // the configuration.
             Row::Base => {
                 let is_own = |key: &str| {
@@ -48,7 +48,7 @@ fn take_row(card: &Card, scope: &Scope<'_>, row: &Row, prefix: &str, config: &mu
     }
 }
 
-/// The configuration key that an expression with this value reads, and what it must be.
+/// Returns the configuration key that an expression with this value reads, and the value of that key.
 fn source(card: &Card, expr: &Expr, value: &Datum, depth: u32) -> Option<(String, Json)> {
     let depth = depth.checked_sub(1)?;
     let of = |expr: &Expr| source(card, expr, value, depth);
@@ -62,14 +62,14 @@ fn source(card: &Card, expr: &Expr, value: &Datum, depth: u32) -> Option<(String
             Some((place(path)?, value.to_json()))
         }
         Expr::Call(Function::First, names) => {
-            // Of several names the one that the model's own class uses.
+            // Of several names, the one that the model's own class uses.
             let is_default = |expr: &&Expr| match expr {
                 Expr::Path(path) => card.defaults.values().any(|table| table.contains_key(&path.root)),
                 _ => false,
             };
             of(names.iter().find(is_default).or_else(|| names.first())?)
         }
-        // A value that may have been computed says nothing of the key.
+        // A value that may have been computed does not determine the key.
         Expr::Binary(BinaryOp::Coalesce | BinaryOp::Or, sides) => {
             let is_fixed = matches!(sides[1], Expr::Int(_) | Expr::Float(_) | Expr::Bool(_) | Expr::Text(_));
             of(&sides[0]).filter(|_| is_fixed)
@@ -101,14 +101,14 @@ fn source(card: &Card, expr: &Expr, value: &Datum, depth: u32) -> Option<(String
     }
 }
 
-/// A definition whose own name means the configuration's key in it: `x = "first(x, 7)"`.
+/// Returns true for a definition in which its own name is the configuration key: `x = "first(x, 7)"`.
 fn is_itself(definition: &Expr, name: &str) -> bool {
     let mut found = false;
     definition.walk(&mut |expr| found |= matches!(expr, Expr::Path(path) if path.root == name));
     found
 }
 
-/// Names with points between them, where the path leads into the configuration.
+/// Returns the dotted name of a path into the configuration.
 fn place(path: &Path) -> Option<String> {
     if ROOTS.contains(&path.root.as_str()) || matches!(path.root.as_str(), "bid" | "eid" | "xid") {
         return None;

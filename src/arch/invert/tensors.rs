@@ -1,4 +1,4 @@
-//! Tensors of the checkpoint that the file has as keys.
+//! Tensors of the checkpoint that a GGUF file stores as keys.
 
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
@@ -10,10 +10,10 @@ use crate::arch::schema::{Card, EntryType, InverseRule, Phase};
 use crate::arch::types::TypeRule;
 use crate::core::Shape;
 
-/// What the card's `[inverse]` makes of keys: one tensor for each rule, or one for each block.
+/// Returns the tensors of the card's `[inverse]`: one per rule, or one per block.
 ///
 /// # Errors
-/// A value that is no number and no list of them.
+/// A value that is neither a number nor a list of numbers.
 pub(super) fn of_keys(card: &Card, scope: &Scope<'_>) -> Result<Vec<OutputSpec>, ArchError> {
     let mut outputs = Vec::new();
     for (name, rule) in &card.inverse {
@@ -41,17 +41,17 @@ fn of_rule(rule: &InverseRule, scope: &Scope<'_>) -> Result<Vec<OutputSpec>, Eva
     Ok(outputs)
 }
 
-/// All blocks.
+/// Returns the captures of all blocks.
 pub(super) fn blocks(scope: &Scope<'_>) -> Result<Vec<Captures>, EvalError> {
     let bid = Path { root: "bid".to_owned(), steps: Vec::new(), optional: false };
-    // As many as other lists over the blocks may be long.
+    // Bounded by the same limit as other lists over blocks.
     let blocks = scope.eval(&Expr::Call(Function::Layers, vec![Expr::Path(bid)]), Captures::default())?;
     let Datum::List(blocks) = blocks else { return Ok(Vec::new()) };
     let numbers = blocks.iter().filter_map(|block| u64::try_from(block.as_int()?).ok());
     Ok(numbers.map(|bid| Captures { bid: Some(bid), ..Captures::default() }).collect())
 }
 
-/// The dimensions and the elements of a value; none of null.
+/// Returns the dimensions and elements of a value; `None` for null.
 fn content(value: &Datum) -> Result<Option<(Vec<u64>, Content)>, EvalError> {
     let number = |value: &Datum| {
         let number = value.as_float().map(|number| number as f32);

@@ -1,17 +1,17 @@
-//! Operations with their numbers, and what can be wrong with them.
+//! Operations with evaluated parameters, and errors when they do not fit a tensor.
 
 use crate::arch::eval::EvalError;
 
-/// An operation with its numbers.
+/// Operation with evaluated parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// See `OpKind::PermuteAxis`; `permute_rope` is a case of it.
+    /// See `OpKind::PermuteAxis`; `permute_rope` is a special case of it.
     PermuteAxis {
         /// Axis.
         axis: usize,
-        /// Lengths whose product is the axis.
+        /// Factors of the axis length.
         factors: Vec<u64>,
-        /// Which factor stands at each place of the result.
+        /// For each axis of the result, the index of its factor.
         order: Vec<usize>,
     },
     /// See `OpKind::Ungroup`.
@@ -21,7 +21,7 @@ pub enum Op {
         /// Rows of each section in a group.
         sizes: Vec<u64>,
     },
-    /// The inverse of `Ungroup`.
+    /// Inverse of `Ungroup`.
     Regroup {
         /// Number of groups.
         groups: u64,
@@ -44,12 +44,12 @@ pub enum Op {
     },
     /// See `OpKind::Transpose`.
     Transpose {
-        /// One axis.
+        /// First axis.
         a: usize,
-        /// The other.
+        /// Second axis.
         b: usize,
     },
-    /// See `OpKind::Reshape`; squeezing and flattening are cases of it.
+    /// See `OpKind::Reshape`; squeezing and flattening are special cases of it.
     Reshape {
         /// The new dimensions.
         dims: Vec<u64>,
@@ -60,21 +60,21 @@ pub enum Op {
         axis: usize,
         /// First index.
         start: u64,
-        /// One past the last.
+        /// One past the last index.
         end: u64,
     },
     /// See `OpKind::Deinterleave`.
     Deinterleave {
         /// Rows of a group.
         group: u64,
-        /// Rows of each group that are sorted.
+        /// Rows of each group that are reordered.
         rot: u64,
     },
     /// See `OpKind::Interleave`.
     Interleave {
         /// Rows of a group.
         group: u64,
-        /// Rows of each group that are mixed.
+        /// Rows of each group that are reordered.
         rot: u64,
     },
     /// See `OpKind::PadRows`.
@@ -84,26 +84,26 @@ pub enum Op {
     },
     /// See `OpKind::PrependZero`.
     PrependZero {
-        /// How many rows.
+        /// Number of zero rows.
         rows: u64,
     },
     /// See `OpKind::Gather`.
     Gather {
-        /// Rows.
+        /// Source row of each result row.
         indices: Vec<u64>,
     },
     /// See `OpKind::GatherBlocks`.
     GatherBlocks {
         /// Number of blocks.
         n: u64,
-        /// Blocks.
+        /// Source block of each result block.
         index: Vec<u64>,
     },
     /// See `OpKind::Repeat`.
     Repeat {
         /// Axis.
         axis: usize,
-        /// How often its first index comes.
+        /// Number of copies of the first index.
         n: u64,
     },
     /// See `OpKind::Negate`.
@@ -120,41 +120,41 @@ pub enum Op {
     },
     /// See `OpKind::FoldNorm`.
     FoldNorm {
-        /// What is added to the variance.
+        /// Number that is added to the variance.
         eps: f64,
     },
     /// See `OpKind::ResizeGrid`.
     ResizeGrid {
-        /// The new side.
+        /// New side length.
         side: u64,
     },
-    /// `OpKind::Scale` of some rows.
+    /// `OpKind::Scale` with `rows`.
     ScaleRows {
         /// The factor.
         by: f64,
         /// First row.
         start: u64,
-        /// One past the last.
+        /// One past the last row.
         end: u64,
     },
-    /// Element by element.
+    /// Operation on each element by itself.
     Math(MathOp),
-    /// With numbers that depend on all elements.
+    /// Operation with numbers that depend on all elements.
     Whole(WholeOp),
-    /// See `OpKind::AddIndex`; `below` is checked while planning.
+    /// See `OpKind::AddIndex`; the values are checked against `below` while planning.
     AddIndex {
-        /// What the sums must be below.
+        /// Exclusive upper limit of the sums.
         below: u64,
     },
-    /// The inverse of `AddIndex`.
+    /// Inverse of `AddIndex`.
     SubIndex,
 }
 
-/// An operation on each element.
+/// Operation on each element by itself.
 ///
 /// # Exactness
-/// In f32, with the number rounded to f32 first; elements stored as F16 are rounded to F16 after each operation.
-/// This is what torch does with a tensor and a number.
+/// Computed in f32, with the parameter rounded to f32 first. Elements stored as F16 are rounded to F16 after each
+/// operation. This is what torch does with a tensor and a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MathOp {
     /// `x + value`
@@ -168,23 +168,24 @@ pub enum MathOp {
     /// `ln(1 + exp(x))`
     ///
     /// # Exactness
-    /// Rounded to F32 behind each of the two functions; torch's own is one step away for some numbers.
+    /// Rounded to F32 after each of the two functions; torch's own softplus differs by one unit in the last place for
+    /// some numbers.
     Softplus,
     /// `ln(-x)`
     LnNeg,
     /// `ln(x)`
     Ln,
-    /// Adds the place of the element in its tensor.
+    /// Adds the element's index in its tensor.
     AddIndex,
-    /// Takes the place of the element from it.
+    /// Subtracts the element's index in its tensor.
     SubIndex,
 }
 
-/// An operation that must see all elements before it can give the first.
+/// Operation that must read all elements before it can return the first.
 ///
 /// # Exactness
-/// Sums are those of torch on two threads, which is what it takes for all but large tensors on any machine. Of more than
-/// 65536 elements its last bits depend on the number of threads.
+/// Sums are those of torch on two threads, which torch computes for all but large tensors on any machine. With more
+/// than 65536 elements, torch's last bits depend on the number of threads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WholeOp {
     /// See `OpKind::Ternary`.
@@ -193,35 +194,35 @@ pub enum WholeOp {
     SubMean,
     /// See `OpKind::L2Normalize`.
     L2Normalize {
-        /// What is added to each length.
+        /// Number that is added to each length.
         eps: f64,
     },
 }
 
-/// Why an operation does not fit a tensor.
+/// Error when an operation does not fit a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
-    /// No such axis.
+    /// Axis that does not exist.
     #[error("`{op}`: axis {axis} of a tensor with {rank} dimensions")]
     Axis {
         /// The operation.
         op: &'static str,
         /// The axis asked for.
         axis: i128,
-        /// Dimensions of the tensor.
+        /// Number of dimensions of the tensor.
         rank: usize,
     },
-    /// Parts that do not add up (or multiply) to the whole.
+    /// Parts whose sum or product differs from the whole.
     #[error("`{op}`: {parts} do not make {whole}")]
     Parts {
         /// The operation.
         op: &'static str,
         /// The parts.
         parts: String,
-        /// The length or shape to be made.
+        /// Length or shape to be divided.
         whole: String,
     },
-    /// An order that is not a permutation, an index out of range.
+    /// Order that is not a permutation, or index out of range.
     #[error("`{op}`: `{parameter}` is out of range")]
     Range {
         /// The operation.
@@ -229,12 +230,12 @@ pub enum OpError {
         /// The parameter.
         parameter: &'static str,
     },
-    /// An expression of a parameter.
+    /// Parameter expression that cannot be evaluated.
     #[error("`{op}`: {source}")]
     Eval {
         /// The operation.
         op: &'static str,
-        /// What is wrong.
+        /// Cause.
         source: EvalError,
     },
 }

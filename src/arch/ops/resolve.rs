@@ -1,4 +1,4 @@
-//! From an operation of a card to one with numbers.
+//! Evaluates the parameters of a card's operation for one tensor.
 
 use super::op::list;
 use super::{MathOp, Op, OpError, OpKind, OpSpec, Param, WholeOp};
@@ -6,16 +6,16 @@ use crate::arch::datum::Datum;
 use crate::arch::eval::{EvalError, Scope};
 use crate::arch::names::Captures;
 
-/// What undoes an operation.
+/// Inverse of an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Undo {
-    /// The operation that undoes it.
+    /// Operation that undoes it.
     pub op: Op,
-    /// Every bit comes back.
+    /// True if every bit is restored.
     pub is_exact: bool,
 }
 
-/// The parameters of an operation, evaluated for one tensor.
+/// Parameters of an operation, and the tensor for which they are evaluated.
 #[derive(Clone, Copy)]
 struct Params<'a> {
     spec: &'a OpSpec,
@@ -41,7 +41,7 @@ impl Params<'_> {
 
     fn int(&self, name: &str) -> Result<Option<i128>, OpError> {
         match self.one(name)? {
-            // What is not known is as if it were not said.
+            // A null value counts as an absent parameter.
             None | Some(Datum::Null) => Ok(None),
             Some(Datum::Int(int)) => Ok(Some(int)),
             Some(other) => Err(self.kind_error(&other)),
@@ -83,7 +83,7 @@ impl Params<'_> {
         self.ints(name)?.into_iter().map(length).collect()
     }
 
-    /// A count; one that is absent or negative is out of range.
+    /// Returns a count; an absent or negative one is out of range.
     fn length(&self, name: &'static str) -> Result<u64, OpError> {
         let found = self.int(name)?.and_then(|n| u64::try_from(n).ok());
         found.ok_or_else(|| self.range(name))
@@ -104,7 +104,7 @@ impl Params<'_> {
         value.as_float().ok_or_else(|| self.kind_error(&value))
     }
 
-    /// A range of an axis as Python clamps it.
+    /// Returns a range of an axis, clamped as Python does.
     fn clamped(&self, axis: usize, start: i128, end: Option<i128>) -> (u64, u64) {
         let len = self.dims[axis];
         let wide = i128::from(len);
@@ -115,10 +115,10 @@ impl Params<'_> {
 }
 
 impl OpSpec {
-    /// The operation with its numbers, for a tensor of these dimensions.
+    /// Returns the operation with evaluated parameters for a tensor of these dimensions.
     ///
     /// # Errors
-    /// [`OpError`]: an expression without a value, an axis the tensor lacks.
+    /// [`OpError`]: an expression that cannot be evaluated, or an axis that the tensor lacks.
     pub fn resolve(&self, scope: &Scope<'_>, captures: Captures, dims: &[u64]) -> Result<Op, OpError> {
         let params = Params { spec: self, scope, captures, dims };
         Ok(match self.kind {
@@ -180,8 +180,8 @@ impl OpSpec {
         })
     }
 
-    /// The operation that brings a tensor of these dimensions, which came out of this one, back; `None` if none does.
-    /// What only pads, repeats, or takes a mean away stays as it is: doing it again changes nothing.
+    /// Returns the operation that undoes this one on a result of these dimensions; `None` if none does. Results of
+    /// padding, repeating, or subtracting a mean stay as they are: repeating the operation changes nothing.
     ///
     /// # Errors
     /// As [`OpSpec::resolve`].
@@ -193,12 +193,12 @@ impl OpSpec {
             }
             OpKind::Reshape | OpKind::Flatten => (None, true),
             OpKind::Squeeze if params.has("axis") => (Some(params.unsqueeze()?), true),
-            // Which axes had a length of 1 is not in the file.
+            // The file does not tell which axes had length 1.
             OpKind::Squeeze | OpKind::PadRows | OpKind::Repeat => {
                 (Some(Op::Reshape { dims: dims.to_vec() }), true)
             }
             OpKind::Unsqueeze => (Some(params.squeeze()?), true),
-            // What was cut off is gone; what is there goes to its place.
+            // The part that was cut off is lost; the rest moves to its original position.
             OpKind::Slice => match (params.axis()?, params.int("start")?.unwrap_or(0)) {
                 (_, 0) => (Some(Op::Reshape { dims: dims.to_vec() }), false),
                 (0, start) if start > 0 => {
@@ -207,7 +207,7 @@ impl OpSpec {
                 }
                 _ => (None, true),
             },
-            // What the sums stay below is for what makes them.
+            // The limit of the sums matters only to the forward operation.
             OpKind::AddIndex => (Some(Op::SubIndex), true),
             OpKind::SubMean | OpKind::L2Normalize => (Some(Op::Reshape { dims: dims.to_vec() }), false),
             OpKind::PrependZero => {
@@ -262,7 +262,7 @@ impl Params<'_> {
         Ok(Op::Reshape { dims: inferred(self.op(), self.dims, wanted)? })
     }
 
-    /// Drops the axis that is named, else all of length 1.
+    /// Drops the named axis, else all axes of length 1.
     fn squeeze(&self) -> Result<Op, OpError> {
         let Some(axis) = self.int("axis")? else {
             return Ok(Op::Reshape { dims: self.dims.iter().copied().filter(|&d| d != 1).collect() });
@@ -283,7 +283,7 @@ impl Params<'_> {
     }
 }
 
-/// The dimensions of a reshape, with -1 filled in.
+/// Returns the dimensions of a reshape, with -1 replaced.
 fn inferred(op: &'static str, dims: &[u64], wanted: &[i128]) -> Result<Vec<u64>, OpError> {
     let n_elems: u128 = dims.iter().map(|&d| u128::from(d)).product();
     let parts = || OpError::Parts { op, parts: format!("{wanted:?}"), whole: list(dims) };

@@ -1,17 +1,17 @@
-//! The shapes that operations make, and the operations that undo them.
+//! Shapes of the results of operations, and the inverse operations.
 
 use super::op::list;
 use super::{MathOp, Op, OpError, WholeOp};
 
-/// Into how many parts an operation may cut an axis: no model has more heads.
+/// Maximum number of parts into which an operation may cut an axis: no model has more heads.
 const MAX_PARTS: u64 = 1 << 16;
-/// The longest side of a grid of positions.
+/// Maximum side length of a grid of positions.
 const MAX_SIDE: u64 = 256;
-/// How many numbers an operation may add up: the frames of a patch are few.
+/// Maximum number of summands of an operation: a patch has few frames.
 const MAX_SUMMANDS: u64 = 64;
 
 impl Op {
-    /// The operation's name in cards.
+    /// Returns the operation's name in cards.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -49,7 +49,7 @@ impl Op {
         }
     }
 
-    /// The dimensions of what comes out, one list per output.
+    /// Returns the dimensions of each result.
     ///
     /// # Errors
     /// [`OpError`] if the operation does not fit.
@@ -147,7 +147,7 @@ impl Op {
         }
     }
 
-    /// As [`Op::shapes`], for the operations on rows and elements.
+    /// As [`Op::shapes`], for the operations on rows and on elements.
     fn row_shapes(&self, dims: &[u64]) -> Result<Vec<Vec<u64>>, OpError> {
         let op = self.name();
         let axis = |axis: usize| {
@@ -213,7 +213,7 @@ impl Op {
         Ok(vec![dims.to_vec()])
     }
 
-    /// Rows of a square grid, of another side.
+    /// Returns the shape of a square grid of rows after resizing to another side.
     fn grid_shapes(&self, side: u64, dims: &[u64]) -> Result<Vec<Vec<u64>>, OpError> {
         let op = self.name();
         let [n_rows, n_cols] = *dims else {
@@ -232,8 +232,8 @@ impl Op {
         Ok(vec![vec![side * side, n_cols]])
     }
 
-    /// The operation that undoes this one on a tensor that came out of it, where one tensor suffices. Splits are
-    /// undone by joining, and what drops elements by nothing. Arithmetic comes back with rounding errors.
+    /// Returns the operation that undoes this one on its result, if one tensor is enough. Splits are undone by joining;
+    /// operations that drop elements cannot be undone. Inverses of arithmetic have rounding errors.
     #[must_use]
     pub fn inverse(&self) -> Option<Self> {
         Some(match self {
@@ -268,7 +268,7 @@ impl Op {
         })
     }
 }
-/// Where each index of an order stands in it; `None` unless every one is there once.
+/// Returns the position of each index in an order; `None` unless the order is a permutation.
 fn inverse_order(order: &[u64]) -> Option<Vec<u64>> {
     let mut back = vec![None; order.len()];
     for (place, &from) in order.iter().enumerate() {

@@ -6,7 +6,8 @@ use toml::Value as Toml;
 use crate::arch::expr::Expr;
 use crate::arch::read::{Fields, Read, expr, kind};
 
-/// Attributes with one expression, or a list of them. All are texts: `false` takes a parent's row out.
+/// Reads attributes, each with one expression or a list of them. All expressions are strings: `false` removes a
+/// parent's row.
 pub(super) fn assumes(top: &Fields<'_>) -> Read<IndexMap<String, Vec<Expr>>> {
     let mut all = IndexMap::new();
     for (key, value) in top.tables("assumes")? {

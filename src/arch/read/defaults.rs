@@ -1,4 +1,4 @@
-//! What an absent key of the configuration means: `[defaults]` of a card, and what transformers' classes fill in.
+//! Defaults of absent configuration keys: `[defaults]` of a card, and those of transformers' classes.
 
 use std::sync::OnceLock;
 
@@ -15,10 +15,10 @@ pub(super) const DEFAULT_KEYS: &[&str] = &["value", "expr", "null", "auto"];
 /// Defaults by key.
 type Defaults = IndexMap<String, ConfigDefault>;
 
-/// What transformers fills in, by model type.
+/// Defaults of transformers' classes, by model type.
 const TRANSFORMERS: &str = include_str!("../defaults.toml");
 
-/// The defaults of the model types that a card names, and those of its own, which count before them.
+/// Reads the defaults of the model types that a card names. The card's own defaults take precedence.
 pub(super) fn defaults(top: &Fields<'_>) -> Read<IndexMap<String, Defaults>> {
     let mut all = IndexMap::new();
     for model_type in top.texts("model_types")? {
@@ -37,7 +37,7 @@ pub(super) fn defaults(top: &Fields<'_>) -> Read<IndexMap<String, Defaults>> {
     Ok(all)
 }
 
-/// All of [`TRANSFORMERS`], read once in a process.
+/// Returns the parsed [`TRANSFORMERS`]; they are parsed once per process.
 fn transformers() -> Read<&'static IndexMap<String, Defaults>> {
     static READ: OnceLock<IndexMap<String, Defaults>> = OnceLock::new();
     if let Some(known) = READ.get() {

@@ -8,7 +8,7 @@ use crate::arch::names::{Pattern, Placeholder, Stars};
 use crate::arch::ops::{Form, OpKind, OpSpec, Param};
 use crate::arch::schema::{CardKind, Domain, Entry, EntryType, Join, Optional, Phase, Target};
 
-/// A table of entries: what stands in front of its sources and targets, and which blocks it counts.
+/// Table of entries: prefixes of its sources and targets, and the blocks that it counts.
 #[derive(Clone, Debug)]
 struct Section {
     key: &'static str,
@@ -17,12 +17,12 @@ struct Section {
     domain: Domain,
 }
 
-/// The tables of entries that a card may have.
+/// Entry tables that a card of one kind may have.
 #[derive(Clone, Debug)]
 pub(super) struct Sections(Vec<Section>);
 
 impl Sections {
-    /// `[tensors]`, then those whose names are short for the tensors of a block.
+    /// Returns `[tensors]`, then the tables whose names are relative to a block.
     pub(super) fn new(kind: CardKind, block: Option<String>, audio_block: Option<String>) -> Self {
         let (block, audio_block) = (
             block.unwrap_or_else(|| BLOCK.to_owned()),
@@ -41,7 +41,7 @@ impl Sections {
     }
 }
 
-/// The entries of all tables, prefixes put in front. A name may have several entries, in a list.
+/// Reads the entries of all tables, with prefixes added. One name may have a list of several entries.
 pub(super) fn entries(top: &Fields<'_>, sections: &Sections) -> Read<Vec<Entry>> {
     let mut all = Vec::new();
     for section in &sections.0 {
@@ -160,7 +160,8 @@ fn entry(name: &str, value: &Toml, at: &str, section: &Section) -> Read<Entry> {
     })
 }
 
-/// `true` for what may be missing in any block, `"everywhere"` for what is in all blocks or in none.
+/// Reads `optional`: `true` if the tensor may be missing in any block, `"everywhere"` if it is in all blocks or in
+/// none.
 fn optional(fields: &Fields<'_>) -> Read<Optional> {
     let at = fields.at("optional");
     match fields.table.get("optional") {
@@ -216,7 +217,7 @@ fn ops(fields: &Fields<'_>, key: &str) -> Read<Vec<OpSpec>> {
     fields.list(key)?.iter().map(|item| op(item, &fields.at(key))).collect()
 }
 
-/// An operation: its name, or a table with its name and parameters.
+/// Reads an operation: its name, or a table with its name and parameters.
 fn op(item: &Toml, at: &str) -> Read<OpSpec> {
     let (name, value) = match item {
         Toml::String(name) => (name.as_str(), None),
@@ -255,7 +256,7 @@ fn param(value: &Toml, form: Form, at: &str) -> Read<Param> {
         (Form::Many, Toml::Array(items)) => {
             Ok(Param::Many(items.iter().map(|item| expr(item, at)).collect::<Read<_>>()?))
         }
-        // A list may be one expression that gives a list.
+        // One expression may yield the whole list.
         _ => Ok(Param::One(expr(value, at)?)),
     }
 }

@@ -8,10 +8,10 @@ use crate::arch::expr::Expr;
 use crate::arch::names::Stars;
 use crate::arch::schema::{Fill, Generate, GenerateKind, Llama3Rope};
 
-/// Keys of every kind.
+/// Keys that every kind has.
 const COMMON: [&str; 3] = ["kind", "to", "when"];
 
-/// Keys of all kinds.
+/// Keys of all kinds together.
 #[cfg(test)]
 pub(super) const GENERATE_KEYS: &[&str] = &[
     "kind", "to", "when", "dim", "theta", "factor", "low", "high", "ctx", "pad_to", "fraction", "values",

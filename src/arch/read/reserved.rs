@@ -1,9 +1,9 @@
-//! Words of the card vocabulary that are not built: whoever writes one is told so by name, and not that it is a typing
-//! error.
+//! Reserved words of the card vocabulary that this program does not support: the error names them instead of suggesting
+//! a typing error.
 
 use crate::arch::error::CardProblem;
 
-/// What kind of word, the word, and what to write instead, where there is something.
+/// Kind of word, the word, and its replacement (may be empty).
 const RESERVED: &[(&str, &str, &str)] = &[
     (
         "key",
@@ -27,7 +27,7 @@ const RESERVED: &[(&str, &str, &str)] = &[
     ("kind", "file", ""),
 ];
 
-/// The problem of a word that is not built, if it is one.
+/// Returns the error for a reserved word; `None` for any other word.
 pub(in crate::arch) fn not_built(at: &str, what: &'static str, word: &str) -> Option<CardProblem> {
     let row = RESERVED.iter().find(|row| row.0 == what && row.1 == word)?;
     Some(CardProblem::NotBuilt { at: at.to_owned(), what, word: row.1.to_owned(), instead: row.2 })

@@ -1,4 +1,4 @@
-//! Every key of a card changes what the card makes of a checkpoint, or is refused when the card is loaded.
+//! Tests that every key of a card changes the result of a conversion, or is refused when the card is loaded.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use crate::arch::{Inputs, Registry, ResolveOptions, invert, resolve};
 use crate::core::{ElementType, Hint, Shape, SourceError, WeightMeta, WeightSource};
 use crate::gguf::Metadata;
 
-/// A card line by line, so that a line of a test can take the place of one of these.
+/// Card by lines, so that a test can replace single lines.
 const BASE: &str = r#"
 schema = 1
 gguf = "llama"
@@ -38,7 +38,7 @@ fn config() -> Json {
     })
 }
 
-/// The weights with something in them: ones in the tensors of blocks, zeros elsewhere.
+/// Weights with content: ones in tensors of blocks, zeros elsewhere.
 struct Content(Vec<WeightMeta>);
 
 impl WeightSource for Content {
@@ -70,7 +70,7 @@ fn weights() -> Vec<WeightMeta> {
     weights
 }
 
-/// The base with some of its lines replaced, taken out (`key =`), or added.
+/// Returns the base with some of its lines replaced, removed (`key =`), or added.
 fn card(lines: &str) -> String {
     let key = |line: &str| line.split_once(" =").map_or(line, |parts| parts.0).to_owned();
     let mut card: Vec<String> = BASE.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
@@ -85,7 +85,7 @@ fn card(lines: &str) -> String {
     card.join("\n")
 }
 
-/// Everything that a card decides, or why it is refused.
+/// Returns all decisions of a card, or the reason why it is refused.
 fn outcome(lines: &str) -> Result<String, String> {
     let text = card(lines);
     let registry = Registry::from_texts([("parent", PARENT), ("llama", text.as_str())]).map_err(|error| {
@@ -121,7 +121,7 @@ fn outcome(lines: &str) -> Result<String, String> {
     Ok(shown)
 }
 
-/// Keys by where they stand: the key, a card without it and the same card with it.
+/// Keys by their place: the key, a card without it, and the same card with it.
 type Rows = &'static [(&'static str, &'static str, &'static str)];
 
 const GATING: &str = "metadata = [[\"expert_gating_func\", \"lookup(t, 'a')\"]]\ntables.t = { a = 1 }";

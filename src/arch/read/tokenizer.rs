@@ -27,10 +27,10 @@ pub(super) const TOKENIZER_KEYS: &[&str] = &[
 
 pub(super) const MODE_KEYS: &[&str] = &["mode", "when", "files", "special", "specials_list", "after"];
 
-/// Roles that GGUF has a key for.
+/// Roles of special tokens that have a GGUF key.
 const KEY_ROLES: &[&str] = &["bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom"];
 
-/// Reads the table.
+/// Reads the `[tokenizer]` table.
 pub(super) fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
     let at = "[tokenizer]";
     let fields = Fields::new(value, at, TOKENIZER_KEYS)?;
@@ -55,7 +55,7 @@ pub(super) fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
     Ok(spec)
 }
 
-/// Whose files are read, if not the model's own.
+/// Reads `from`, the source of the tokenizer files.
 fn from(fields: &Fields<'_>) -> Read<Option<TokenizerFrom>> {
     let known = [("target", TokenizerFrom::Target), ("target_card", TokenizerFrom::TargetCard)];
     fields.text("from")?.map(|word| choice(&fields.at("from"), "choice", &word, &known)).transpose()
@@ -127,7 +127,7 @@ fn special(fields: &Fields<'_>, key: &str) -> Read<Vec<(String, SpecialToken)>> 
     roles.table.iter().map(token).collect()
 }
 
-/// The roles that are read from the files; a misspelt one would be read nowhere.
+/// Reads the roles in `types`. Only known roles are accepted, since a misspelt one would have no effect.
 fn roles(fields: &Fields<'_>) -> Read<Option<Vec<String>>> {
     if !fields.table.contains_key("types") {
         return Ok(None);
@@ -143,7 +143,7 @@ fn rank_code(fields: &Fields<'_>) -> Read<Option<RankCode>> {
     choice(&fields.at("specials_list"), "list", &name, &known).map(Some)
 }
 
-/// A list that no mode looks at says nothing, and a vocabulary of ranks is not whole without one.
+/// Refuses a `specials_list` that no mode uses, and a vocabulary of ranks without one.
 fn check_rank_codes(spec: &TokenizerSpec) -> Read<()> {
     let at = || "[tokenizer]".to_owned();
     if spec.rank_code.is_some() && !spec.modes.iter().any(|mode| mode.mode.takes_rank_code()) {
@@ -170,7 +170,7 @@ fn template(fields: &Fields<'_>) -> Read<Template> {
     }
 }
 
-/// Rows around the vocabulary; those that most decoders share are none of them.
+/// Reads rows before or after the vocabulary; `["include", "base"]` is not allowed.
 fn rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
     key_rows(fields, key)
 }

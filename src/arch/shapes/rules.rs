@@ -1,4 +1,4 @@
-//! `shapes.toml`: the rules of an architecture, with those that it shares.
+//! Rules in `shapes.toml`: those of an architecture, with the shared ones.
 
 use std::sync::OnceLock;
 
@@ -9,28 +9,28 @@ use toml::Table;
 use crate::arch::expr::Expr;
 
 const TEXT: &str = include_str!("../shapes.toml");
-/// What stands before the names of tensors in `[blocks]`.
+/// Prefix of the tensor names in `[blocks]`.
 const BLOCK: &str = "blk.{bid}.";
-/// Generations that an architecture may take its rules from.
+/// Maximum number of generations in `like`.
 const MAX_LIKE: usize = 4;
 
-/// What an architecture's tensors look like.
+/// Shapes of an architecture's tensors.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rules {
-    /// Definitions.
+    /// Definitions that dimensions can use.
     pub(super) lets: IndexMap<String, Expr>,
-    /// Dimensions by name, `{bid}` in the place of a number; most names without `.weight`.
+    /// Dimensions by tensor name, with `{bid}` for the block; most names omit `.weight`.
     tensors: HashMap<String, Vec<Expr>>,
 }
 
-/// A rule that is none.
+/// Invalid rule, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BadRule(pub(super) String);
 
 impl Rules {
-    /// The rules of an architecture; of one that is not known those that most share.
+    /// Returns the rules of an architecture; of an unknown one, those that most share.
     pub(super) fn of(arch: &str) -> Self {
-        // The text is part of the program: a test reads all of it.
+        // The text is part of the program, and a test reads all of it.
         Self::read(table(), arch).unwrap_or_default()
     }
 
@@ -77,7 +77,7 @@ impl Rules {
         Ok(())
     }
 
-    /// The dimensions of a tensor, and how many of them it has: those of a bias are its weight's without the last.
+    /// Returns the dimensions of a tensor, and how many of them apply: a bias has those of its weight without the last.
     pub(super) fn find(&self, template: &str) -> Option<(&Vec<Expr>, usize)> {
         let whole = |name: &str| self.tensors.get(name).map(|dims| (dims, dims.len()));
         whole(template).or_else(|| whole(template.strip_suffix(".weight")?)).or_else(|| {
@@ -96,13 +96,13 @@ fn parsed(value: &toml::Value) -> Option<Expr> {
     value.as_str().and_then(|text| Expr::parse(text).ok())
 }
 
-/// The table, parsed once in a process.
+/// Returns the parsed `shapes.toml`; it is parsed once per process.
 pub(super) fn table() -> &'static Table {
     static TABLE: OnceLock<Table> = OnceLock::new();
     TABLE.get_or_init(|| TEXT.parse().unwrap_or_default())
 }
 
-/// A tensor's name with `{bid}` in the place of the first number, and the number.
+/// Returns a tensor's name with `{bid}` instead of the first number, and the number.
 pub(super) fn template(name: &str) -> (String, Option<u64>) {
     let mut bid = None;
     let parts = name.split('.').enumerate().map(|(at, part)| {

@@ -1,23 +1,23 @@
-//! Chance that is the same everywhere: SplitMix64 (Steele, Lea, Flood 2014), a stream for each sequence.
+//! Reproducible random numbers: SplitMix64 (Steele, Lea, Flood 2014), with a stream for each sequence.
 
-/// A stream of random numbers.
+/// Stream of random numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Chance(u64);
 
-/// The function that SplitMix64 makes of its counter.
+/// Output function of SplitMix64.
 fn mixed(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// What the counter grows by.
+/// Increment of the counter.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Chance {
     /// Stream `number` of a seed.
     pub(super) fn of(seed: u64, number: u64) -> Self {
-        // Counters of streams must not lie a few steps apart: both numbers are mixed first.
+        // Counters of streams must not be only a few steps apart, so both numbers are mixed first.
         Self(mixed(mixed(seed.wrapping_add(STEP)) ^ number.wrapping_mul(0xd134_2543_de82_ef95)))
     }
 
@@ -26,12 +26,12 @@ impl Chance {
         mixed(self.0)
     }
 
-    /// A number from 0 to less than 1, a multiple of 2⁻⁵³.
+    /// Number from 0 to less than 1, a multiple of 2⁻⁵³.
     pub(super) fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// One of some things, each as likely but for 2⁻⁵³ of their number.
+    /// Draws one of `things`, uniformly except for an error of 2⁻⁵³ times their number.
     pub(super) fn one_of<T: Copy>(&mut self, things: &[T]) -> Option<T> {
         let at = (self.unit() * things.len() as f64) as usize;
         things.get(at.min(things.len().saturating_sub(1))).copied()

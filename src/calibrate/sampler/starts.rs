@@ -1,4 +1,4 @@
-//! What sequences begin with, and what ends them, by the vocabulary and the chat template of the file.
+//! Beginnings and ends of sequences, from the vocabulary and the chat template of the file.
 
 use serde_json::json;
 
@@ -10,26 +10,26 @@ use crate::engine::{EngineError, GraphPlan};
 use crate::gguf::{Array, Metadata, Value};
 use crate::verify::{ChatError, Model, TextEncoder};
 
-/// Number of a token that is text, in `tokenizer.ggml.token_type`.
+/// Value for a text token in `tokenizer.ggml.token_type`.
 const NORMAL: i128 = 1;
-/// Number of a token that is not text.
+/// Value for a control token.
 const CONTROL: i128 = 3;
-/// Stands in for what the model will say.
+/// Placeholder for the model's answer.
 const ANSWER: &str = "ANSWER";
 
-/// How a sequence begins.
+/// Form of a sequence's beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As an answer to an empty turn.
+    /// Answer to an empty turn.
     Chat,
-    /// As a text.
+    /// Beginning of a text.
     Text,
-    /// With an ordinary token.
+    /// Ordinary token.
     Ordinary,
 }
 
 impl Form {
-    /// The forms in turn.
+    /// Form of sequence `number`: the three forms in turn.
     pub(super) fn of(number: usize) -> Self {
         match number % 3 {
             0 => Self::Chat,
@@ -39,23 +39,23 @@ impl Form {
     }
 }
 
-/// Beginnings and ends.
+/// Beginnings and ends of sequences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Starts {
-    /// A chat up to the answer, where the model has a template.
+    /// Chat up to the answer, if the model has a template.
     chat: Option<Vec<u32>>,
-    /// The token that texts begin with.
+    /// Token that begins a text.
     start: Option<u32>,
-    /// Tokens that are text.
+    /// Ordinary text tokens.
     ordinary: Vec<u32>,
     /// Tokens that end a text or a turn.
     pub(super) ends: Vec<u32>,
-    /// What the user should know.
+    /// Notes for the user.
     pub(super) notes: Vec<String>,
 }
 
 impl Starts {
-    /// Of a model; a chat of more than `longest` tokens is none.
+    /// Reads the beginnings of a model; a chat of more than `longest` tokens is left out.
     pub(super) fn of(model: &Model<'_>, plan: &GraphPlan, longest: usize) -> Result<Self, CalibrateError> {
         let n_vocab = plan.n_vocab.min(plan.embedding.n_rows);
         let id = |key: &str| {
@@ -64,7 +64,7 @@ impl Starts {
         };
         let declared = model.encoder.ok().and_then(TextEncoder::start_of_text);
         let start = declared.filter(|&id| (id as usize) < n_vocab);
-        // A text behind the end of another begins as well.
+        // A text that follows the end of another one also begins with that token.
         let start = start.or_else(|| id("bos")).or_else(|| id("eos")).or_else(|| id("eot"));
         let kinds = kinds(model.metadata);
         let mut starts = Self { start, ..Self::default() };
@@ -92,7 +92,7 @@ impl Starts {
                 } else {
                     starts.chat = Some(tokens);
                 }
-                // The turn of the model ends with it.
+                // The control token behind the answer ends the turn of the model.
                 let is_end =
                     |id: &u32| kinds.as_ref().is_some_and(|kinds| kinds.get(*id as usize) == Some(&CONTROL));
                 starts.ends.extend(behind.filter(is_end));
@@ -106,12 +106,12 @@ impl Starts {
         Ok(starts)
     }
 
-    /// Tokens of the longest beginning.
+    /// Number of tokens of the longest beginning.
     pub(super) fn longest(&self) -> usize {
         self.chat.as_ref().map_or(0, Vec::len).max(2)
     }
 
-    /// A beginning: of the form, or of the next for which the model has what it takes.
+    /// Tokens of a beginning of this form, or of the next form that the model supports.
     pub(super) fn tokens(&self, form: Form, chance: &mut Chance) -> Vec<u32> {
         let start = self.start.into_iter();
         match (form, &self.chat) {
@@ -119,7 +119,7 @@ impl Starts {
             (Form::Chat | Form::Text, _) if self.start.is_some() => start.collect(),
             _ => {
                 let tokens: Vec<u32> = start.chain(chance.one_of(&self.ordinary)).collect();
-                // A vocabulary of which nothing is said begins somewhere.
+                // A vocabulary without known tokens begins with token 0.
                 if tokens.is_empty() { vec![0] } else { tokens }
             }
         }
@@ -136,14 +136,16 @@ fn kinds(metadata: &Metadata) -> Option<Vec<i128>> {
     }
 }
 
-/// Why there is no chat, beside the want of a template.
+/// Reason that there is no chat, other than a missing template.
 enum NoChat {
     Reason(String),
     Cancelled,
 }
 
-/// A chat with an empty turn of the user up to the model's answer, and the token that follows the answer. The template
-/// writes out an answer, and what stands before it is where the model's begins, whatever the template calls the model.
+/// Tokens of a chat with an empty user turn up to the model's answer, and the token that follows the answer.
+///
+/// The template renders a placeholder answer. The model's text begins where the placeholder is, whatever the template
+/// calls the model.
 fn chat(model: &Model<'_>) -> Result<(Vec<u32>, Option<u32>), Option<NoChat>> {
     let Ok(encoder) = model.encoder else { return Err(None) };
     let user = json!({"role": "user", "content": ""});

@@ -1,4 +1,4 @@
-//! Looks on while the quantized model runs: solves every matrix at the moment in which it is about to be used.
+//! Observer of the quantized run: solves every matrix just before it is used.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,15 +12,14 @@ use crate::calibrate::sequential::stream::QuantizedStream;
 use crate::calibrate::sequential::sums::{Inputs, Lack, Lost, Sums};
 use crate::calibrate::{CalibrateError, NotSolved, SolverOptions};
 use crate::core::TensorSource;
-use crate::engine::plan::Matrix;
-use crate::engine::{Buffer, Buffers, Engine, EngineError, Observer};
+use crate::engine::{Buffer, Buffers, Engine, EngineError, Matrix, Observer};
 use crate::quant::first_non_finite;
 use crate::quantize::SolvedRows;
 use crate::solve::{Correction, InputCorrection, Metric, SecondMoments, SolveError};
 
-/// Streams of both runs before a branch.
+/// Residual streams of both runs before a branch.
 struct Branch {
-    /// The matrix whose product is added.
+    /// Matrix whose product is added to the stream.
     matrix: (usize, Option<usize>),
     factor: f32,
     width: usize,
@@ -28,7 +27,7 @@ struct Branch {
     quantized: Buffer,
 }
 
-/// What all experts of a stack have seen so far.
+/// Sums over all experts of a stack that were met so far.
 struct Shared {
     /// All stacks that were met with these rows.
     tensors: Vec<usize>,
@@ -37,33 +36,33 @@ struct Shared {
     values: Vec<f32>,
 }
 
-/// A matrix of a tensor that is to be solved.
+/// Matrix of a tensor to solve: name, target, index in the stack.
 type Job<'n> = (&'n str, Target, u64);
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Places passed so far.
+    /// Number of events passed so far.
     n_events: usize,
     branch: Option<Branch>,
-    /// By the first of their tensors, of the layer that is being run.
+    /// Experts of the layer that is being run, by the first tensor of their group.
     shared: BTreeMap<usize, Shared>,
     left: Vec<NotSolved>,
     failed: Option<CalibrateError>,
 }
 
-/// What moves the weights of matrices that are solved together.
+/// Correction of weights for matrices that are solved together.
 enum Prepared {
     Nothing,
     Inputs(InputCorrection),
     Outputs(Correction, Vec<f32>),
 }
 
-/// What the quantized run is watched with.
+/// Observer of the quantized run.
 pub(super) struct Follower<'a> {
-    /// Gone when the run is over, so that the other run waits no longer.
+    /// Dropped at the end of the run, so that the other run stops waiting.
     pub(super) behind: Mutex<Option<Behind>>,
     pub(super) engine: &'a Engine<'a>,
-    /// For what is handed over.
+    /// Buffers for rows that are handed over.
     pub(super) buffers: &'a Buffers,
     pub(super) stream: &'a QuantizedStream<'a>,
     pub(super) matrices: MatrixSolver<'a>,
@@ -81,22 +80,22 @@ impl Follower<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The matrices that no solver made.
+    /// Matrices that were not solved.
     pub(super) fn into_left(self) -> Vec<NotSolved> {
         self.state.into_inner().unwrap_or_else(PoisonError::into_inner).left
     }
 
-    /// What stopped the run, if it was not the other run.
+    /// Error that stopped the run, unless the other run stopped it.
     pub(super) fn take_failure(&self) -> Option<CalibrateError> {
         self.state().failed.take()
     }
 
-    /// The run is over.
+    /// Ends the link to the other run.
     pub(super) fn part(&self) {
         *self.behind.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// What the unquantized run has at this place.
+    /// Next event of the unquantized run.
     fn event(&self) -> Option<Event> {
         let mut state = self.state();
         if state.failed.is_some() {
@@ -109,14 +108,14 @@ impl Follower<'_> {
         let event = behind.as_ref().and_then(|behind| behind.next(is_first));
         drop(behind);
         if event.is_none() {
-            // Why, the other run says.
+            // The other run reports the cause.
             self.state().failed.get_or_insert(EngineError::Stopped.into());
         }
         event
     }
 
-    /// The matrices that are to be solved now: those whose blocks are not there yet. Behind them those whose blocks an
-    /// earlier run has made, which this one comes to now.
+    /// Matrices to solve now, whose blocks do not exist yet. The second list has those whose blocks an earlier run made
+    /// and which this run reaches now.
     fn jobs(&self, matrices: &[&Matrix]) -> (Vec<Job<'_>>, Vec<Job<'_>>) {
         let job = |matrix: &&Matrix| {
             let (name, target) = self.targets.get(&matrix.tensor)?;
@@ -127,8 +126,8 @@ impl Follower<'_> {
         matrices.iter().filter_map(job).filter(is_new).partition(is_unsolved)
     }
 
-    /// Whether moments of rows are needed that only matrices of an earlier run were met with: what experts that are still
-    /// to come are drawn towards.
+    /// Returns true if matrices of an earlier run must still add their rows to the moments of a stack, because later
+    /// experts are drawn towards these.
     fn is_shared(&self, met: &[Job<'_>]) -> bool {
         let is_needed = |(name, target, _): &Job<'_>| {
             self.matrices.n_matrices(*target) > 1 && !self.matrices.blocks.has_all(name)
@@ -158,7 +157,7 @@ impl Follower<'_> {
             let tensor = self.stream.tensors()[first.tensor].name.clone();
             return Err(CalibrateError::NonFinite { tensor });
         }
-        // Rows that are not one for each token (those of an expert) weigh alike.
+        // If rows do not correspond to tokens (those of an expert), all have the same weight.
         let alike;
         let weights = if n_rows == self.weights.len() {
             self.weights
@@ -178,7 +177,7 @@ impl Follower<'_> {
             factor: branch.factor,
             matrix: &matrix,
         });
-        // Without weights to correct, moments are enough.
+        // Without weights to correct, only the moments are needed.
         let x = if jobs.is_empty() { quantized } else { x };
         let sums = Sums::of(&Inputs { x, quantized, n_cols, weights }, lack.as_ref());
         drop(matrix);
@@ -205,7 +204,7 @@ impl Follower<'_> {
         self.round(&jobs, sums)
     }
 
-    /// The streams before the branch that ends with these matrices.
+    /// Streams before the branch that ends with these matrices.
     fn take_branch(&self, matrices: &[&Matrix], n_rows: usize) -> Option<Branch> {
         let [only] = matrices else { return None };
         let mut state = self.state();
@@ -214,7 +213,7 @@ impl Follower<'_> {
             .then_some(branch)
     }
 
-    /// Moments of an expert, drawn towards those of the experts of its layer that were met so far, itself included.
+    /// Moments of an expert, drawn towards those of all experts of its layer that were met so far, including itself.
     fn drawn(&self, matrices: &[&Matrix], own: SecondMoments) -> Result<SecondMoments, SolveError> {
         let Some(tensor) = matrices.first().map(|matrix| matrix.tensor) else { return Ok(own) };
         let mut state = self.state();
@@ -231,7 +230,7 @@ impl Follower<'_> {
         own.drawn_towards(&shared)
     }
 
-    /// Rounds matrices with these sums. Where these cannot be used the importance matrix is left to do it.
+    /// Rounds matrices with these sums. If the sums cannot be used, the matrices are left to the importance matrix.
     fn round(&self, jobs: &[Job<'_>], sums: Result<Sums, SolveError>) -> Result<(), CalibrateError> {
         let left = |name: &str, matrix, reason| {
             let (tensor, reason) = (name.to_owned(), SolveError::to_string(&reason));
@@ -279,7 +278,7 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// Experts that no token chose take what those of the layer saw.
+    /// Solves experts that no token chose with the moments of all experts of the layer.
     fn unseen(&self) -> Result<(), CalibrateError> {
         let shared = std::mem::take(&mut self.state().shared);
         for shared in shared.values() {
@@ -331,7 +330,8 @@ impl Observer for Follower<'_> {
 
     fn routes(&self, _: &dyn TensorSource, _: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
         if let Some(Event::Routes(chosen)) = self.event() {
-            // Experts see the tokens that the unquantized model sends them: only then have their rows a counterpart.
+            // Experts get the tokens that the unquantized model routes to them; otherwise their rows have no
+            // counterpart.
             routes.iter_mut().zip(chosen).for_each(|(route, chosen)| *route = chosen);
         }
     }

@@ -1,5 +1,5 @@
-//! Two runs of one model, side by side: what the unquantized one computes is handed over at the very place where the
-//! quantized one needs it. One of the two computes at a time.
+//! Two runs of one model in lockstep: the unquantized run hands over its values where the quantized run needs them.
+//! Only one of the two computes at a time.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,36 +7,35 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
 use crate::core::TensorSource;
-use crate::engine::plan::Matrix;
-use crate::engine::{Buffer, Buffers, Engine, Observer};
+use crate::engine::{Buffer, Buffers, Engine, Matrix, Observer};
 use crate::verify::SumCollector;
 
-/// The experts that each token is sent to.
+/// Experts that each token is routed to, with their factors.
 pub(super) type Routes = Vec<Vec<(usize, f32)>>;
 
-/// What the unquantized run has come to.
+/// Values that the unquantized run hands over.
 pub(super) enum Event {
-    /// Rows that matrices are multiplied with; none if no matrix is to be solved.
+    /// Rows that matrices are multiplied with; empty if no matrix is to be solved.
     Inputs(Buffer),
-    /// The stream that a branch will be added to.
+    /// Stream to which a branch will be added.
     Branch(Buffer),
-    /// What a router chose.
+    /// Choices of a router.
     Routes(Routes),
 }
 
-/// The end of the unquantized run.
+/// Unquantized run's end of the link.
 pub(super) struct Ahead {
     events: SyncSender<Event>,
     go: Mutex<Receiver<()>>,
 }
 
-/// The end of the quantized run.
+/// Quantized run's end of the link.
 pub(super) struct Behind {
     events: Mutex<Receiver<Event>>,
     go: SyncSender<()>,
 }
 
-/// Both ends.
+/// Creates a link and returns both ends.
 pub(super) fn link() -> (Ahead, Behind) {
     let (events, to_come) = sync_channel(1);
     let (go, may_go) = sync_channel(1);
@@ -45,19 +44,20 @@ pub(super) fn link() -> (Ahead, Behind) {
 }
 
 impl Ahead {
-    /// Hands an event over and waits until the other run comes to the next one; false if it has ended early.
+    /// Hands an event over and waits until the other run reaches the next one. Returns false if the other run ended
+    /// early.
     fn hand(&self, event: Event) -> bool {
         if self.events.send(event).is_err() {
             return false;
         }
-        // When the other run has ended the right way, nothing need be waited for.
+        // If the other run ended normally, there is nothing to wait for.
         let _ = self.go.lock().unwrap_or_else(PoisonError::into_inner).recv();
         true
     }
 }
 
 impl Behind {
-    /// The event that belongs to the place that this run has come to; `None` if the other run has ended.
+    /// Event for the place that this run has reached; `None` if the other run has ended.
     pub(super) fn next(&self, is_first: bool) -> Option<Event> {
         if !is_first {
             let _ = self.go.send(());
@@ -66,14 +66,14 @@ impl Behind {
     }
 }
 
-/// Looks on while the unquantized model runs, and collects its importance sums.
+/// Observer of the unquantized run that also collects its importance sums.
 pub(super) struct Leader<'a> {
     pub(super) ahead: Ahead,
     pub(super) engine: &'a Engine<'a>,
-    /// For what is handed over; the other run gives it back.
+    /// Buffers for rows that are handed over; the other run gives them back.
     pub(super) buffers: &'a Buffers,
     pub(super) sums: SumCollector,
-    /// True of tensors that are to be solved.
+    /// True for tensors that change their type.
     pub(super) is_target: &'a (dyn Fn(usize) -> bool + Sync),
     pub(super) is_stopped: AtomicBool,
 }
@@ -85,7 +85,7 @@ impl Leader<'_> {
         }
     }
 
-    /// Numbers to hand over, if the other run wants them.
+    /// Copy of rows to hand over; empty if the other run does not need them.
     fn copy(&self, is_wanted: bool, x: &[f32]) -> Buffer {
         if is_wanted { self.engine.install(|| self.buffers.copy(x)) } else { Buffer::default() }
     }

@@ -1,4 +1,4 @@
-//! The weights of the quantized stream: what is solved already is read as it will be in the file.
+//! Weights of the quantized stream: solved tensors are read as they will be in the file.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,8 +13,8 @@ use crate::quantize::SolvedRows;
 /// Importance of a matrix's columns, by tensor and matrix.
 type Importance = BTreeMap<(usize, u64), Vec<f32>>;
 
-/// A model whose tensors have the types that they are to have. Rows that no solver has made yet, or that none will make,
-/// are quantized as they are read, with the importance of their matrix if it has been told.
+/// Model whose tensors have their target types. Rows that are not solved (yet) are quantized as they are read, with the
+/// importance of their matrix if it is known.
 pub(super) struct QuantizedStream<'a> {
     inner: &'a dyn TensorSource,
     tensors: Vec<TensorMeta>,
@@ -24,8 +24,7 @@ pub(super) struct QuantizedStream<'a> {
 }
 
 impl<'a> QuantizedStream<'a> {
-    /// # Panics
-    /// None: types of tensors that the source has not are of no account.
+    /// Wraps a model so that its tensors have these types; types of tensors that it does not have are ignored.
     pub(super) fn new(
         inner: &'a dyn TensorSource,
         types: &BTreeMap<String, GgmlType>,
@@ -40,12 +39,12 @@ impl<'a> QuantizedStream<'a> {
         Self { inner, tensors, level, blocks, importance: Mutex::default() }
     }
 
-    /// Whether the tensor gets another type than it has.
+    /// Returns true if the tensor gets another type than it has.
     pub(super) fn is_changed(&self, tensor: usize) -> bool {
         self.tensors[tensor].ty != self.inner.tensors()[tensor].ty
     }
 
-    /// The importance of the columns of a matrix that no solver makes.
+    /// Sets the importance of the columns of a matrix that has no solver.
     pub(super) fn tell(&self, tensor: usize, matrix: u64, importance: Vec<f32>) {
         let mut known = self.importance.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert((tensor, matrix), importance);

@@ -1,45 +1,47 @@
-//! What the solver asks of the two streams before a matrix.
+//! Sums over both streams that the solver needs for a matrix.
 
 use rayon::prelude::*;
 
 use crate::engine::{Gram, Strips, add_cross};
 use crate::solve::{SecondMoments, SolveError};
 
-/// Rows whose scaled copies are alive at once; a multiple of the blocks that sums are made of.
+/// Number of rows whose scaled copies exist at once; a multiple of the blocks that sums are made of.
 pub(super) const ROWS: usize = 4096;
 
-/// Rows of both streams before matrices that share them.
+/// Rows of both streams that matrices share as their input.
 pub(super) struct Inputs<'x> {
-    /// Of the unquantized stream, `[n_rows, n_cols]`.
+    /// Rows of the unquantized stream, `[n_rows, n_cols]`.
     pub(super) x: &'x [f32],
-    /// Of the quantized stream.
+    /// Rows of the quantized stream, `[n_rows, n_cols]`.
     pub(super) quantized: &'x [f32],
     pub(super) n_cols: usize,
     /// Weight of each row; their sum is 1.
     pub(super) weights: &'x [f32],
 }
 
-/// What the unquantized residual stream has and the quantized one lacks where a matrix's product is added.
+/// Residual streams of both runs where a matrix's product is added; the quantized one lacks their difference.
 pub(super) struct Lack<'x> {
-    /// Of the unquantized stream, `[n_rows, width]`.
+    /// Rows of the unquantized stream, `[n_rows, width]`.
     pub(super) x: &'x [f32],
-    /// Of the quantized stream.
+    /// Rows of the quantized stream, `[n_rows, width]`.
     pub(super) quantized: &'x [f32],
     pub(super) width: usize,
     /// Factor of the product before it is added.
     pub(super) factor: f32,
-    /// The matrix, `[width, n_cols]`.
+    /// Matrix, `[width, n_cols]`.
     pub(super) matrix: &'x [f32],
 }
 
-/// What the weights are to make good.
+/// Error of the earlier quantization that the weights must compensate.
 pub(super) enum Lost {
-    /// The streams are the same.
+    /// No error: both streams are equal.
     Nothing,
     /// `C = (X - X̂)ᵀX̂ / N`, `[n_cols, n_cols]`.
     Inputs(Vec<f32>),
-    /// `(W (X - X̂)ᵀ + Δᵀ) X̂ / N`, `[width, n_cols]`, of a matrix whose product is added to the residual stream: through what
-    /// it gives out, `4 · width · n_cols` operations for a token where `W C + ΔᵀX̂ / N` would take `2 n_cols² + 2 · width · n_cols`.
+    /// `(W (X - X̂)ᵀ + Δᵀ) X̂ / N`, `[width, n_cols]`, of a matrix whose product is added to the residual stream.
+    ///
+    /// Computed from the matrix's outputs, this takes `4 · width · n_cols` operations per token. `W C + ΔᵀX̂ / N` would
+    /// take `2 n_cols² + 2 · width · n_cols`.
     Outputs(Vec<f32>),
 }
 
@@ -51,7 +53,7 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Adds up rows in their order, in blocks of a fixed size: the same bits for every number of threads.
+    /// Sums up rows in order, in blocks of a fixed size, which gives the same bits for every number of threads.
     pub(super) fn of(inputs: &Inputs<'_>, lack: Option<&Lack<'_>>) -> Result<Self, SolveError> {
         let Inputs { x, quantized, n_cols, weights } = *inputs;
         let is_same = x == quantized && lack.is_none_or(|lack| lack.x == lack.quantized);
@@ -104,7 +106,7 @@ fn differ(out: &mut [f32], factor: f32, own: &[f32], less: &[f32]) {
     }
 }
 
-/// `[n_cols, width]` of a matrix.
+/// Transpose of a matrix, `[n_cols, width]`.
 fn transposed(lack: &Lack<'_>, n_cols: usize) -> Strips {
     let mut strips = Strips::default();
     strips.fill(n_cols, lack.width, |column, rows, out| {
@@ -115,7 +117,7 @@ fn transposed(lack: &Lack<'_>, n_cols: usize) -> Strips {
     strips
 }
 
-/// The sums with their triangle below the diagonal.
+/// Square matrix with the lower triangle filled from the sums.
 fn lower(gram: &Gram) -> Vec<f32> {
     let n = gram.n_cols();
     let mut values = vec![0.0; n * n];

@@ -1,4 +1,4 @@
-//! All parts of statistics as one: what a single run over the whole text writes.
+//! Combination of all parts of statistics into what a single run over the whole text writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,31 +16,31 @@ use crate::engine::EngineError;
 use crate::gguf::{ImatrixSums, PartsGap, each_once};
 use crate::verify::ExactColumns;
 
-/// What is wrong with parts that come to what no rows give.
+/// Reason for sums that no rows can give.
 const NO_SUMS: &str = "the sums of all parts are not finite, or squares that are negative";
 
-/// What parts have come to.
+/// Summary of combined statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CombinedStatistics {
-    /// Parts.
+    /// Number of parts.
     pub n_parts: usize,
-    /// Layers with moments, what belongs to none included.
+    /// Number of layers with moments, including the entry outside of layers.
     pub n_layers: usize,
-    /// Tokens of all kinds of text.
+    /// Number of tokens of all kinds of text.
     pub n_tokens: u64,
-    /// Names of the kinds.
+    /// Names of the kinds of text.
     pub kinds: Vec<String>,
 }
 
-/// Puts the parts of statistics together, in whichever order they come, into a directory that is new or empty. In memory are the
-/// moments of a layer.
+/// Combines the parts of statistics, given in any order, into a directory that is new or empty. Memory holds the
+/// moments of one layer at a time.
 ///
 /// # Exactness
-/// The bytes of a single run's directory, where all parts were collected with the same vector instructions: sums are added
-/// with what was rounded off from them ([`crate::engine::GramSum`]) and rounded once.
+/// The directory has the bytes of a single run's, if all parts were collected with the same vector instructions: sums
+/// are added with what was rounded off from them ([`crate::engine::GramSum`]) and rounded once.
 ///
 /// # Errors
-/// Parts of different runs, a part that is missing, there twice or damaged; the file system refused; being told to stop.
+/// Parts of different runs; a part that is missing, given twice or damaged; file system errors; cancellation.
 pub fn combine_statistics(
     paths: &[PathBuf],
     output: &Path,
@@ -52,7 +52,7 @@ pub fn combine_statistics(
     belong_together(&parts)?;
     let first = parts.first().ok_or(StatisticsError::NoParts)?;
     let all = parts.iter().flat_map(|part| &part.manifest().layers).map(|entry| entry.layer);
-    // As they are handed out: what belongs to no layer comes last.
+    // In the order of collection: moments outside of layers come last.
     let layers: BTreeSet<(bool, Option<usize>)> = all.map(|layer| (layer.is_none(), layer)).collect();
     let text = Some(first.part().text.clone());
     let manifest = Manifest { part: None, layers: Vec::new(), text, ..first.manifest().clone() };
@@ -79,7 +79,7 @@ pub fn combine_statistics(
     Ok(found)
 }
 
-/// Whether the parts, in the order of their numbers, are those of one run, each once.
+/// Checks that the parts, in the order of their numbers, are those of one run, each once.
 fn belong_together(parts: &[StatisticsPart]) -> Result<(), StatisticsError> {
     let first = parts.first().ok_or(StatisticsError::NoParts)?;
     for part in parts {
@@ -112,7 +112,7 @@ fn belong_together(parts: &[StatisticsPart]) -> Result<(), StatisticsError> {
     Ok(())
 }
 
-/// What a part is of that another is not.
+/// First property in which a part differs from another.
 fn difference(part: &StatisticsPart, other: &StatisticsPart) -> Option<&'static str> {
     let (own, others) = (part.manifest(), other.manifest());
     let (part, other) = (part.part(), other.part());
@@ -130,14 +130,14 @@ fn difference(part: &StatisticsPart, other: &StatisticsPart) -> Option<&'static 
     pairs.into_iter().find(|(_, is_same)| !is_same).map(|(what, _)| what)
 }
 
-/// What a part has of a layer.
+/// Contribution of a part to a layer.
 struct PartLayer {
     path: PathBuf,
     file: Option<TensorFile>,
     n_bytes: u64,
-    /// Columns of each matrix, and its moments in each kind of text.
+    /// Number of columns of each matrix, and its moments in each kind of text.
     matrices: BTreeMap<MatrixName, (usize, Vec<Option<MomentsEntry>>)>,
-    /// Where sums are, by kind and number.
+    /// Location of the sums, by kind and number.
     sums: BTreeMap<(usize, usize), StoredSums>,
 }
 
@@ -174,7 +174,7 @@ impl PartLayer {
     }
 }
 
-/// The moments of a layer over all parts.
+/// Moments of a layer over all parts.
 fn combined(
     layer: Option<usize>,
     parts: &[PartLayer],
@@ -190,7 +190,7 @@ fn combined(
     }
     let mut kinds: Vec<KindMoments<Moments>> = Vec::with_capacity(n_kinds);
     for kind in 0..n_kinds {
-        // Matrices that share their sums in every part share them in all.
+        // Matrices that share their sums in every part share them in the result.
         let mut groups: BTreeMap<Vec<Option<MomentsEntry>>, Vec<MatrixName>> = BTreeMap::new();
         for &matrix in columns.keys() {
             let own = |part: &PartLayer| part.matrices.get(matrix)?.1.get(kind).copied().flatten();
@@ -209,14 +209,14 @@ fn combined(
     Ok(LayerMoments::of(layer, kinds))
 }
 
-/// The sum of what parts have in these places.
+/// Sum of the moments that parts have in these places.
 fn sum(
     kind: usize,
     n_cols: usize,
     places: &[Option<MomentsEntry>],
     parts: &[PartLayer],
 ) -> Result<Moments, StatisticsError> {
-    // A file has as many bytes: it was looked at.
+    // Safe to allocate: the sizes were checked against the bytes of the files.
     let mut total = MomentSums::zero(n_cols);
     for (part, place) in parts.iter().zip(places) {
         let Some(MomentsEntry { at, rows }) = *place else { continue };
@@ -225,7 +225,7 @@ fn sum(
         };
         file.add_sums(sums, total.sums_of_more(rows))?;
     }
-    // A rest that is none may be more than its sum.
+    // A damaged rest may be larger than its sum.
     let moments = total.round();
     if !moments.are_sums() {
         let file = parts.first().map(|part| part.path.join(MANIFEST)).unwrap_or_default();
@@ -234,7 +234,7 @@ fn sum(
     Ok(moments)
 }
 
-/// The importance sums of all parts, by kind.
+/// Importance sums of all parts, by kind.
 fn importance(parts: &[StatisticsPart]) -> Result<Vec<ImatrixSums>, StatisticsError> {
     let mut kinds: Vec<BTreeMap<String, ExactColumns>> = Vec::new();
     for part in parts {

@@ -1,4 +1,4 @@
-//! Why statistics could not be kept or read.
+//! Errors of statistics.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::core::output::{OutputError, io_hints};
 use crate::core::text::escape;
 use crate::gguf::listed;
 
-/// Why statistics could not be kept or read.
+/// Errors that prevent statistics from being written or read.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum StatisticsError {
@@ -18,10 +18,10 @@ pub enum StatisticsError {
     /// I/O, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// More than a file can hold.
+    /// A tensor that is larger than a file can hold.
     #[error("{}: {}", file.display(), escape(reason))]
     Plan { file: PathBuf, reason: String },
-    /// No directory of statistics.
+    /// A directory without statistics.
     #[error("{}: no `statistics.json` in it; expected a directory that `gguf-quantize stats` or `--save-stats` wrote", path.display())]
     NotStatistics { path: PathBuf },
     /// A part where whole statistics are needed.
@@ -30,7 +30,7 @@ pub enum StatisticsError {
     /// Whole statistics where a part is needed.
     #[error("{}: statistics of a whole text, a part of some expected", path.display())]
     NoPart { path: PathBuf },
-    /// No part at all.
+    /// An empty list of parts.
     #[error("no part of statistics is given")]
     NoParts,
     /// A part of another run.
@@ -39,10 +39,10 @@ pub enum StatisticsError {
     /// A part that is given more than once.
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     TwicePart { path: PathBuf, other: PathBuf, number: usize },
-    /// Parts that are not there.
+    /// Parts that are missing.
     #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, listed(numbers, *count))]
     MissingParts { numbers: Vec<usize>, count: usize },
-    /// Bytes of a part were changed, or are not there.
+    /// A part with bytes that were changed or are missing.
     #[error("{}: damaged: {reason}", file.display())]
     DamagedPart { file: PathBuf, reason: &'static str },
     /// A manifest that cannot be parsed, or contradicts itself.
@@ -54,7 +54,7 @@ pub enum StatisticsError {
     /// Statistics of another model.
     #[error("{}: statistics of another {what}: digest {}; expected {expected}", path.display(), escape(found))]
     OtherModel { path: PathBuf, what: &'static str, found: String, expected: String },
-    /// A matrix that the model does not have so.
+    /// A matrix that the model does not have in this form.
     #[error("{}: tensor `{}`: inputs of {found}; expected {expected}", file.display(), escape(tensor))]
     Matrix { file: PathBuf, tensor: String, found: String, expected: String },
     /// A broken safetensors file.
@@ -69,7 +69,7 @@ pub enum StatisticsError {
     /// A tensor of another type or size.
     #[error("{}: tensor `{}`: found {found}; expected {expected}", file.display(), escape(tensor))]
     Shape { file: PathBuf, tensor: String, found: String, expected: String },
-    /// A number that no sum of squares or products is.
+    /// A value that a sum of squares or products cannot have.
     #[error("{}: tensor `{}`: found {value} at {place}; expected {expected}", file.display(), escape(tensor))]
     Value { file: PathBuf, tensor: String, place: String, value: f64, expected: &'static str },
 }

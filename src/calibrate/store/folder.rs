@@ -1,4 +1,4 @@
-//! A directory of statistics that is being written: one file of tensors after the other, and the manifest at the end.
+//! Directory of statistics that is being written: one file of tensors after the other, and the manifest at the end.
 
 use std::path::{Path, PathBuf};
 
@@ -15,10 +15,10 @@ use crate::core::output::{NewDirectory, OutputFile};
 use crate::core::{ElementType, Shape, WeightMeta};
 use crate::verify::{Fingerprint, Model};
 
-/// Bytes that are written at once.
+/// Number of bytes that are written at once.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Statistics on their way into a directory. Dropped before [`Folder::commit`], nothing is left of them.
+/// Statistics that are being written into a directory. If dropped before [`Folder::commit`], nothing remains of them.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -26,11 +26,11 @@ pub(super) struct Folder {
     files: Vec<OutputFile>,
     pub(super) manifest: Manifest,
     sync: bool,
-    /// Digests of the files, where these are wanted.
+    /// Names and digests of the files, if they are wanted.
     digests: Option<Vec<(String, String)>>,
 }
 
-/// Bytes that go into a file, in pieces.
+/// Writer of a file in pieces.
 pub(super) struct Pieces<'a> {
     file: &'a OutputFile,
     offset: u64,
@@ -55,14 +55,14 @@ impl Pieces<'_> {
     }
 }
 
-/// Tensors of a file, with what writes each: their bytes one after the other.
+/// Tensors of a file, each with a function that writes its bytes in order.
 pub(super) type Tensors<'a> =
     Vec<(WeightMeta, Box<dyn Fn(&mut Pieces<'_>) -> Result<(), StatisticsError> + 'a>)>;
 
-/// A tensor of numbers.
+/// Builds the metadata of a tensor.
 ///
 /// # Errors
-/// More of them than a file can hold.
+/// A size that overflows.
 pub(super) fn meta(
     path: &Path,
     name: String,
@@ -77,7 +77,7 @@ pub(super) fn meta(
     Ok(WeightMeta { name, shape, ty })
 }
 
-/// Writes a safetensors file into one that is open, and returns its digest if that is wanted.
+/// Writes a safetensors file into an open file, and returns its digest if it is wanted.
 pub(super) fn write_tensors(
     file: &OutputFile,
     path: &Path,
@@ -103,7 +103,7 @@ pub(super) fn write_tensors(
 }
 
 impl Folder {
-    /// What is said of a model and a text; `seed` is that of text that was sampled.
+    /// Manifest of a model and a text, without layers; `seed` is that of sampled text.
     ///
     /// # Errors
     /// A model that cannot be read.
@@ -137,7 +137,7 @@ impl Folder {
         })
     }
 
-    /// The same of statistics of a whole text.
+    /// Manifest of statistics of a whole text, without layers.
     ///
     /// # Errors
     /// A model that cannot be read.
@@ -149,16 +149,16 @@ impl Folder {
         Ok(Manifest { text: Some(digest_of(text)), ..Self::manifest(model, text, seed)? })
     }
 
-    /// About as many files as a model makes, at most: one for each layer, and some.
+    /// Estimate of the number of files: at most one for each layer, and a few more.
     pub(super) fn n_files(model: &Model<'_>) -> usize {
         model.source.tensors().len() / 2 + 4
     }
 
-    /// Begins a directory that is new or empty, for about `n_files`. With `sync` files reach the disk before they get their
-    /// names. A part has the digests of its files beside them.
+    /// Begins a directory that is new or empty, for about `n_files`. With `sync`, files reach the disk before they get
+    /// their names. A part also gets the digests of its files.
     ///
     /// # Errors
-    /// A path at which something is; the file system refused.
+    /// A path that exists and is not an empty directory; file system errors.
     pub(super) fn create(
         path: &Path,
         manifest: Manifest,
@@ -172,7 +172,7 @@ impl Folder {
         Ok(Self { path: path.to_owned(), dir, files: Vec::new(), manifest, sync, digests })
     }
 
-    /// Where a file of this name will be.
+    /// Path of a file of this name.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -180,7 +180,7 @@ impl Folder {
     /// Adds a file of tensors.
     ///
     /// # Errors
-    /// More than a file can hold; the file system refused.
+    /// A tensor that is larger than a file can hold; file system errors.
     pub(super) fn add(&mut self, name: &str, tensors: &Tensors<'_>) -> Result<(), StatisticsError> {
         let file = self.dir.create(name)?;
         let digest = write_tensors(&file, &self.path(name), tensors, self.digests.is_some())?;
@@ -191,16 +191,16 @@ impl Folder {
         Ok(())
     }
 
-    /// Says what the file of a layer holds.
+    /// Adds the contents of a layer's file to the manifest.
     pub(super) fn enter<M>(&mut self, layer: &Layer<M>, n_rows: impl Fn(&M) -> u64) {
         let inputs = layer.inputs.iter().map(|input| entry(layer, input, &n_rows)).collect();
         self.manifest.layers.push(LayerEntry { layer: layer.layer, inputs });
     }
 
-    /// Adds the manifest, and gives the directory its name.
+    /// Writes the manifest, and gives the directory its name.
     ///
     /// # Errors
-    /// The file system refused; then there is no directory.
+    /// File system errors; then there is no directory.
     pub(super) fn commit(mut self) -> Result<(), StatisticsError> {
         let mut json = serde_json::to_vec_pretty(&self.manifest).map_err(std::io::Error::from)?;
         json.push(b'\n');

@@ -1,4 +1,4 @@
-//! What `statistics.json` says.
+//! Contents of `statistics.json`.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::verify::Window;
 
 /// Version of the format.
 pub(super) const VERSION: u64 = 1;
-/// What the file says that it is.
+/// Value of `format`.
 pub(super) const FORMAT: &str = "gguf-foundry statistics";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,75 +22,75 @@ pub(super) struct Manifest {
     pub(super) architecture: String,
     /// Tokens of a sequence.
     pub(super) n_ctx: usize,
-    /// Of text that was sampled.
+    /// Seed of sampled text.
     pub(super) seed: Option<u64>,
     pub(super) kinds: Vec<KindEntry>,
-    /// Digest of the sequences that were run, of a whole; earlier versions did not write it.
+    /// Digest of the sequences that were run, for whole statistics; earlier versions did not write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) text: Option<String>,
-    /// Of a part: what it is a part of. The kinds are those of all parts.
+    /// Description of a part; `kinds` are those of all parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) part: Option<PartEntry>,
     pub(super) layers: Vec<LayerEntry>,
 }
 
 impl Manifest {
-    /// Matrices that there are moments of, and layers.
+    /// Number of matrices with moments, and number of layers.
     pub(super) fn counts(&self) -> (usize, usize) {
         let inputs = self.layers.iter().flat_map(|layer| &layer.inputs);
         (inputs.map(|input| input.matrices.len()).sum(), self.layers.len())
     }
 }
 
-/// Which part of a text statistics are of.
+/// Position of a part among all parts of a text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PartEntry {
-    /// Its number, from 1.
+    /// Number of the part, from 1.
     pub(super) number: usize,
-    /// How many there are.
+    /// Number of parts.
     pub(super) count: usize,
-    /// The program that wrote it.
+    /// Version of the program that wrote it.
     pub(super) program: String,
     /// Digest of the sequences of all parts.
     pub(super) text: String,
-    /// First of its batches of sequences among those of all parts.
+    /// Index of its first batch of sequences among those of all parts.
     pub(super) first_batch: usize,
-    /// How many it has, and how many all parts have.
+    /// Number of its batches, and number of batches of all parts.
     pub(super) batches: usize,
     pub(super) all_batches: usize,
 }
 
-/// A kind of text.
+/// Kind of text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct KindEntry {
     pub(super) name: String,
-    /// Tokens that were run.
+    /// Number of tokens that were run.
     pub(super) tokens: u64,
-    /// Sequences that they were in.
+    /// Number of sequences that were run.
     pub(super) sequences: u64,
-    /// How many other kinds it weighs as much as.
+    /// Weight in the mean over kinds, in numbers of ordinary kinds.
     pub(super) weight: u32,
-    /// Of text that a model wrote.
+    /// Seed of text that a model wrote.
     pub(super) seed: Option<u64>,
-    /// What was held back.
+    /// Windows that were held back for the check.
     pub(super) check: Vec<CheckEntry>,
 }
 
-/// A window of text.
+/// Window of text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::calibrate) struct CheckEntry {
-    /// Number of its prompt, and of its first token there.
+    /// Number of its prompt, and index of its first token there.
     pub(super) prompt: usize,
     pub(super) start: usize,
     pub(super) tokens: Vec<u32>,
-    /// Tokens at the front that an encoder reads.
+    /// Number of tokens at the front that an encoder reads.
     pub(super) source: usize,
-    /// First row whose prediction is computed, and the one behind the last.
+    /// First row whose prediction is computed, and the end of these rows.
     pub(super) rows: [usize; 2],
-    /// The same of those that count.
+    /// First row that is scored, and the end of these rows.
     pub(super) scored: [usize; 2],
 }
 
@@ -107,10 +107,10 @@ impl CheckEntry {
         }
     }
 
-    /// The window; `None` if its parts do not fit together.
+    /// Rebuilds the window; `None` if its fields contradict each other.
     pub(in crate::calibrate) fn window(&self) -> Option<Window> {
         let ([first, end], [from, to]) = (self.rows, self.scored);
-        // A row predicts the token behind it.
+        // A row predicts the next token.
         let targets = self.tokens.get(first.checked_add(1)?..end.checked_add(1)?)?.to_vec();
         let is_whole = self.source < self.tokens.len() && first <= from && from <= to && to <= end;
         let chunk = TokenChunk { tokens: self.tokens.clone(), rows: first..end, n_source: self.source };
@@ -131,7 +131,7 @@ pub(super) struct LayerEntry {
 pub(super) struct InputEntry {
     pub(super) columns: usize,
     pub(super) matrices: Vec<MatrixEntry>,
-    /// One per kind.
+    /// One entry per kind.
     pub(super) moments: Vec<Option<MomentsEntry>>,
 }
 

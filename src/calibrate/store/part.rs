@@ -1,4 +1,4 @@
-//! A part of statistics: those of a share of the text, with sums as they were in memory.
+//! Part of statistics: those of a share of the text, with sums as they were in memory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,18 +23,18 @@ use crate::core::limits::Limits;
 use crate::gguf::Share;
 use crate::verify::{ExactColumns, Model};
 
-/// A part on its way into a directory. Dropped before [`PartWriter::commit`], nothing is left of it.
+/// Part that is being written into a directory. If dropped before [`PartWriter::commit`], nothing remains of it.
 #[derive(Debug)]
 pub struct PartWriter {
     folder: Folder,
 }
 
 impl PartWriter {
-    /// Begins a directory that is new or empty, for a share of a text, of which the run has these batches; `seed` is that of
-    /// text that was sampled. With `sync` files reach the disk before they get their names.
+    /// Begins a directory that is new or empty, for a share of a text whose run has these batches; `seed` is that of
+    /// sampled text. With `sync`, files reach the disk before they get their names.
     ///
     /// # Errors
-    /// A path at which something is; a model that cannot be read; the file system refused.
+    /// A path that exists and is not an empty directory; a model that cannot be read; file system errors.
     pub fn create(
         path: &Path,
         model: &Model<'_>,
@@ -50,7 +50,7 @@ impl PartWriter {
     /// Adds a layer: a consumer of [`crate::calibrate::CalibrationRun::run_share`].
     ///
     /// # Errors
-    /// The file system refused.
+    /// File system errors.
     pub fn add(&mut self, layer: &LayerSums) -> Result<(), StatisticsError> {
         let name = moments_file(self.folder.manifest.layers.len());
         let path = self.folder.path(&name);
@@ -68,7 +68,7 @@ impl PartWriter {
     /// Adds the importance sums, and gives the directory its name.
     ///
     /// # Errors
-    /// The file system refused; then there is no directory.
+    /// File system errors; then there is no directory.
     pub fn commit(mut self, importance: &ImportanceSums) -> Result<(), StatisticsError> {
         let path = self.folder.path(IMPORTANCE);
         let mut tensors: Tensors<'_> = Vec::new();
@@ -91,7 +91,7 @@ impl PartWriter {
     }
 }
 
-/// What a part says of itself before it has any layers.
+/// Manifest of a part before it has any layers.
 fn manifest(
     model: &Model<'_>,
     text: &CalibrationText,
@@ -111,7 +111,7 @@ fn manifest(
     Ok(manifest)
 }
 
-/// Adds the tensors of sums, with rests where there are any.
+/// Adds the tensors of sums, and of their rests if there are any.
 fn push_sums<'a>(
     tensors: &mut Tensors<'a>,
     path: &Path,
@@ -149,25 +149,25 @@ fn push_sums<'a>(
     Ok(())
 }
 
-/// A part of statistics in a directory.
+/// Part of statistics in a directory.
 #[derive(Clone, Debug)]
 pub struct StatisticsPart {
     path: PathBuf,
     manifest: Manifest,
     part: PartEntry,
-    /// By the names of the files.
+    /// Digests by file name.
     digests: BTreeMap<String, String>,
     limits: Limits,
 }
 
 impl StatisticsPart {
-    /// Whether a path is a directory of statistics, whole ones or a part.
+    /// Returns true if a path is a directory of statistics, whole or a part.
     #[must_use]
     pub fn is_one(path: &Path) -> bool {
         path.join(MANIFEST).is_file()
     }
 
-    /// Reads what a directory says that it holds.
+    /// Opens a directory and reads its manifest.
     ///
     /// # Errors
     /// [`StatisticsError`]: no statistics, whole ones, a broken or changed manifest, another version.
@@ -196,10 +196,10 @@ impl StatisticsPart {
         Ok(found)
     }
 
-    /// Whether it is the part that a run of these would write, and whole.
+    /// Returns true if it is the complete part that a run with these arguments would write.
     ///
     /// # Errors
-    /// A model or files that cannot be read. What is damaged is not whole.
+    /// A model or files that cannot be read. A damaged part is incomplete.
     pub fn is_of(
         &self,
         model: &Model<'_>,
@@ -222,13 +222,13 @@ impl StatisticsPart {
         Ok(true)
     }
 
-    /// Matrices that it has moments of, and layers.
+    /// Number of matrices with moments, and number of layers.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         self.manifest.counts()
     }
 
-    /// Where it is.
+    /// Path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -247,12 +247,12 @@ impl StatisticsPart {
         self.digests.get(name).map(String::as_str).ok_or(StatisticsError::DamagedPart { file, reason })
     }
 
-    /// Opens a file whose bytes are those that were written.
+    /// Opens a file and checks its digest.
     fn file(&self, name: &str) -> Result<TensorFile, StatisticsError> {
         TensorFile::open_known(self.path.join(name), self.digest(name)?, &self.limits)
     }
 
-    /// What is held of a layer, with the file that holds it; `None` if it is nothing.
+    /// Entry of a layer with its open file; `None` if the part has no moments of the layer.
     pub(super) fn layer(
         &self,
         layer: Option<usize>,
@@ -266,13 +266,13 @@ impl StatisticsPart {
         Ok(Some((entry, self.file(&moments_file(at))?)))
     }
 
-    /// Bytes of the files of moments.
+    /// Number of bytes of the files of moments.
     pub(super) fn n_bytes(&self) -> u64 {
         let files = (0..self.manifest.layers.len()).map(|at| self.path.join(moments_file(at)));
         files.map(|path| path.metadata().map_or(0, |found| found.len())).fold(0, u64::saturating_add)
     }
 
-    /// The importance sums of each kind.
+    /// Importance sums of each kind.
     pub(super) fn importance(&self) -> Result<Vec<BTreeMap<String, ExactColumns>>, StatisticsError> {
         let mut file = self.file(IMPORTANCE)?;
         let mut kinds = Vec::with_capacity(self.manifest.kinds.len());

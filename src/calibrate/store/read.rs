@@ -1,5 +1,5 @@
-//! Reading: the manifest whole, then one layer after the other. Every size is checked against the bytes of the file before
-//! memory is taken for it.
+//! Reader of statistics: the whole manifest, then one layer after the other. Every size is checked against the bytes of
+//! the file before memory is allocated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use crate::engine::Gram;
 use crate::gguf::{ColumnSums, ImatrixSums};
 use crate::verify::{Model, Window};
 
-/// A kind of text that statistics were collected over.
+/// Kind of text that statistics were collected over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatisticsKind {
-    /// Its name.
+    /// Name of the kind.
     pub name: String,
-    /// Tokens that were run.
+    /// Number of tokens that were run.
     pub n_tokens: u64,
-    /// Sequences that they were in.
+    /// Number of sequences that were run.
     pub n_sequences: u64,
-    /// How many other kinds it weighs as much as.
+    /// Weight in the mean over kinds, in numbers of ordinary kinds.
     pub weight: u32,
-    /// Of text that a model wrote.
+    /// Seed of text that a model wrote.
     pub seed: Option<u64>,
-    /// What was held back, for the check.
+    /// Windows that were held back for the check.
     pub check: Vec<Window>,
 }
 
@@ -43,7 +43,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Reads what a directory says that it holds.
+    /// Opens a directory and reads its manifest.
     ///
     /// # Errors
     /// [`StatisticsError`]: no statistics, a broken manifest, another version, a part of some.
@@ -60,8 +60,8 @@ impl Statistics {
     /// Checks that the statistics are of this model, as it is stored here, and its tokenizer.
     ///
     /// # Errors
-    /// [`StatisticsError::OtherModel`] with both digests; [`StatisticsError::Matrix`] for inputs that the model does not
-    /// have, whatever the digests say; a model that cannot be read.
+    /// [`StatisticsError::OtherModel`] with both digests; [`StatisticsError::Matrix`] for inputs that the model does
+    /// not have, even if the digests match; a model that cannot be read.
     pub fn check(&self, model: &Model<'_>) -> Result<(), StatisticsError> {
         let (digest, tokenizer) = identity(model)?;
         let pairs =
@@ -82,7 +82,7 @@ impl Statistics {
         Ok(())
     }
 
-    /// Whether these are the statistics that a run over this text would write, and whole.
+    /// Returns true if these are the complete statistics that a run over this text would write.
     ///
     /// # Errors
     /// A model that cannot be read.
@@ -101,7 +101,7 @@ impl Statistics {
         Ok(moments.chain([IMPORTANCE.to_owned()]).all(is_whole))
     }
 
-    /// Matrices that there are moments of, and layers.
+    /// Number of matrices with moments, and number of layers.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         self.manifest.counts()
@@ -132,7 +132,7 @@ impl Statistics {
         Err(StatisticsError::Matrix { file, tensor: matrix.tensor.clone(), found, expected })
     }
 
-    /// Digest of the statistics: of what `statistics.json` says, which names the model and every sum.
+    /// Digest of `statistics.json`, which identifies the model and every sum.
     #[must_use]
     pub(in crate::calibrate) fn digest(&self) -> String {
         let json = serde_json::to_vec(&self.manifest).unwrap_or_default();
@@ -141,12 +141,12 @@ impl Statistics {
         digest.hex()
     }
 
-    /// Bytes of the file of number `at`; 0 if there is none.
+    /// Number of bytes of moments file `at`; 0 if it does not exist.
     pub(in crate::calibrate) fn file_bytes(&self, at: usize) -> u64 {
         self.path.join(moments_file(at)).metadata().map_or(0, |found| found.len())
     }
 
-    /// Bytes that the moments of one layer take at most, and its factors beside them.
+    /// Maximum bytes that the moments of one layer and their factors take.
     #[must_use]
     pub fn layer_bytes(&self) -> u64 {
         let square = |columns: usize| (columns as u64).saturating_mul(columns as u64);
@@ -157,13 +157,13 @@ impl Statistics {
                 let n_kinds = input.moments.iter().flatten().count() as u64;
                 Gram::bytes(input.columns).saturating_mul(n_kinds)
             });
-            // The mean of the kinds, that of all experts, a factor in f64.
+            // The mean over kinds, the mean over experts, and a factor in f64.
             moments.fold(widest.saturating_mul(16), u64::saturating_add)
         };
         self.manifest.layers.iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// The kinds of text.
+    /// Kinds of text.
     #[must_use]
     pub fn kinds(&self) -> Vec<StatisticsKind> {
         let kinds = self.manifest.kinds.iter().map(|kind| StatisticsKind {
@@ -183,19 +183,19 @@ impl Statistics {
         self.manifest.n_ctx
     }
 
-    /// The seed of text that was sampled.
+    /// Seed of sampled text.
     #[must_use]
     pub fn seed(&self) -> Option<u64> {
         self.manifest.seed
     }
 
-    /// Number of [`Statistics::layer`]s.
+    /// Number of layer entries, see [`Statistics::layer`].
     #[must_use]
     pub fn n_layers(&self) -> usize {
         self.manifest.layers.len()
     }
 
-    /// Where in the order of collection the moments of a matrix are, to be read with [`Statistics::layer`].
+    /// Index of the layer entry with the moments of a matrix, for [`Statistics::layer`].
     #[must_use]
     pub fn layer_of(&self, tensor: &str, expert: Option<usize>) -> Option<usize> {
         let is_own = |matrix: &MatrixEntry| matrix.tensor == tensor && matrix.expert == expert;
@@ -203,16 +203,17 @@ impl Statistics {
         self.manifest.layers.iter().position(has)
     }
 
-    /// The moments that were handed out as number `at`; `None` if there were not so many.
+    /// Moments of layer entry `at`, in the order of collection; `None` if there are fewer entries.
     ///
     /// # Errors
-    /// [`StatisticsError`]: a truncated or broken file, a tensor that is missing, of another size or holds what no sum is.
+    /// [`StatisticsError`]: a truncated or broken file; a tensor that is missing, has another size, or has values that
+    /// no sum can have.
     pub fn layer(&self, at: usize) -> Result<Option<LayerMoments>, StatisticsError> {
         let Some(entry) = self.manifest.layers.get(at) else { return Ok(None) };
         let mut file = TensorFile::open(self.path.join(moments_file(at)), &self.limits)?;
         let mut kinds: Vec<KindMoments<Moments>> = Vec::with_capacity(self.manifest.kinds.len());
         for kind in 0..self.manifest.kinds.len() {
-            // Moments of one kind may belong to several inputs, which differ in another.
+            // Moments of one kind may belong to several inputs that differ in another kind.
             let mut own: BTreeMap<usize, (Vec<MatrixName>, usize, u64)> = BTreeMap::new();
             for input in &entry.inputs {
                 let Some(moments) = input.moments.get(kind).copied().flatten() else { continue };
@@ -245,7 +246,7 @@ impl Statistics {
         Ok(Some(LayerMoments::of(entry.layer, kinds)))
     }
 
-    /// The importance sums of each kind.
+    /// Importance sums of each kind.
     ///
     /// # Errors
     /// As [`Statistics::layer`].
@@ -271,7 +272,7 @@ impl Statistics {
     }
 }
 
-/// What a directory says that it holds.
+/// Reads and checks the manifest of a directory.
 pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<Manifest, StatisticsError> {
     let file = path.join(MANIFEST);
     if !file.is_file() {
@@ -325,7 +326,7 @@ pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<Manifest, St
     Ok(manifest)
 }
 
-/// Reads what [`super::write_importance`] has written.
+/// Reads a file that [`super::write_importance`] wrote.
 ///
 /// # Errors
 /// As [`Statistics::layer`].

@@ -1,4 +1,4 @@
-//! Files of statistics that are read: every size is checked against the bytes of the file before memory is taken for it.
+//! Reader of statistics files: every size is checked against the bytes of the file before memory is allocated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -16,22 +16,22 @@ use crate::engine::{Gram, GramSum};
 use crate::gguf::ColumnSums;
 use crate::verify::ExactColumns;
 
-/// What is wrong with a file of a part whose bytes are others than those that were written.
+/// Reason for a file of a part whose bytes are not those that were written.
 pub(super) const OTHER_DIGEST: &str = "its SHA-256 is not the one in `SHA256SUMS`";
 
-/// A mapped safetensors file of which every tensor must be asked for.
+/// Mapped safetensors file in which every tensor must be asked for.
 pub(super) struct TensorFile {
     pub(super) path: PathBuf,
     map: MappedFile,
     tensors: BTreeMap<String, TensorRange>,
 }
 
-/// Where sums are in a file.
+/// Location of sums in a file.
 #[derive(Clone, Debug)]
 pub(super) struct StoredSums {
     pub(super) n_cols: usize,
     sums: TensorRange,
-    /// Rests and their places, where there are any.
+    /// Rests and their places, if there are any.
     rests: Option<(TensorRange, TensorRange)>,
 }
 
@@ -41,7 +41,7 @@ impl TensorFile {
         Self::of(path, map, limits)
     }
 
-    /// Opens a file of which it is known what its bytes are.
+    /// Opens a file and checks the SHA-256 of its bytes.
     pub(super) fn open_known(path: PathBuf, digest: &str, limits: &Limits) -> Result<Self, StatisticsError> {
         let map = MappedFile::open(&path)?;
         if hex(&Sha256::digest(&*map)) != digest {
@@ -58,13 +58,13 @@ impl TensorFile {
         Ok(Self { path, map, tensors })
     }
 
-    /// The bytes of a tensor, which is not asked for again.
+    /// Takes a tensor out of the header, so that it counts as asked for.
     fn take(&mut self, name: &str) -> Result<TensorRange, StatisticsError> {
         let missing = || StatisticsError::Missing { file: self.path.clone(), tensor: name.to_owned() };
         self.tensors.remove(name).ok_or_else(missing)
     }
 
-    /// The upper triangle of the sums of `n_cols` columns.
+    /// Takes the upper triangle of the sums of `n_cols` columns.
     fn take_triangle(
         &mut self,
         name: &str,
@@ -82,7 +82,7 @@ impl TensorFile {
         Err(self.shape(&tensor, format!("{ty} [{n}] of {n_cols} columns")))
     }
 
-    /// What stands between `prefix` and the end of the names of importance sums.
+    /// Tensor names of the importance sums, without `prefix` and `.sums`.
     pub(super) fn names(&self, prefix: &str) -> BTreeSet<String> {
         let own = |name: &String| Some(name.strip_prefix(prefix)?.strip_suffix(".sums")?.to_owned());
         self.tensors.keys().filter_map(own).collect()
@@ -106,13 +106,13 @@ impl TensorFile {
         }
     }
 
-    /// The bytes of a tensor; the header was checked against the file.
+    /// Bytes of a tensor; the header was checked against the file.
     fn bytes(&self, tensor: &TensorRange) -> &[u8] {
         let range = usize::try_from(tensor.offset).ok().zip(usize::try_from(tensor.n_bytes).ok());
         range.and_then(|(start, len)| self.map.get(start..)?.get(..len)).unwrap_or_default()
     }
 
-    /// The numbers of a tensor in f64.
+    /// Values of an f64 tensor.
     fn doubles(&self, tensor: &TensorRange) -> impl Iterator<Item = f64> {
         self.bytes(tensor).as_chunks::<8>().0.iter().map(|raw| f64::from_le_bytes(*raw))
     }
@@ -129,7 +129,7 @@ impl TensorFile {
         n_rows: u64,
     ) -> Result<Moments, StatisticsError> {
         let tensor = self.take_triangle(name, n_cols, ElementType::F32)?;
-        // As many bytes as the file has of them, and the square of a tile or less.
+        // About as many bytes as the file has for it, plus at most the square of a tile.
         let mut sums = Gram::zero(n_cols);
         let mut numbers = self.bytes(&tensor).as_chunks::<4>().0.iter();
         for row in 0..n_cols {
@@ -144,7 +144,7 @@ impl TensorFile {
         Ok(Moments::of(n_rows, sums))
     }
 
-    /// Where sums are that others may be added to.
+    /// Finds sums to which others may be added.
     pub(super) fn find_sums(&mut self, name: &str, n_cols: usize) -> Result<StoredSums, StatisticsError> {
         let sums = self.take_triangle(name, n_cols, ElementType::F64)?;
         let mut rests = None;
@@ -164,7 +164,7 @@ impl TensorFile {
         Ok(StoredSums { n_cols, sums, rests })
     }
 
-    /// Adds sums to others of as many columns.
+    /// Adds stored sums to others with the same number of columns.
     pub(super) fn add_sums(&self, stored: &StoredSums, to: &mut GramSum) -> Result<(), StatisticsError> {
         let StoredSums { n_cols, sums, rests } = stored;
         let mut numbers = self.bytes(sums).as_chunks::<8>().0;

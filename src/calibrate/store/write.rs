@@ -1,4 +1,5 @@
-//! Writing: layer by layer, so that no more than one layer's moments are held; the directory appears at the end, whole.
+//! Writer of statistics, layer by layer, so that only one layer's moments are in memory. The directory gets its name at
+//! the end, when it is complete.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,18 +13,19 @@ use crate::core::output::OutputFile;
 use crate::gguf::{ColumnSums, ImatrixSums};
 use crate::verify::Model;
 
-/// Statistics on their way into a directory. Dropped before [`StatisticsWriter::commit`], nothing is left of them.
+/// Statistics that are being written into a directory. If dropped before [`StatisticsWriter::commit`], nothing remains
+/// of them.
 #[derive(Debug)]
 pub struct StatisticsWriter {
     folder: Folder,
 }
 
 impl StatisticsWriter {
-    /// Begins a directory that is new or empty, for statistics of this model and text; `seed` is that of text that was
-    /// sampled. With `sync` files reach the disk before they get their names.
+    /// Begins a directory that is new or empty, for statistics of this model and text; `seed` is that of sampled text.
+    /// With `sync`, files reach the disk before they get their names.
     ///
     /// # Errors
-    /// A path at which something is; a model that cannot be read; the file system refused.
+    /// A path that exists and is not an empty directory; a model that cannot be read; file system errors.
     pub fn create(
         path: &Path,
         model: &Model<'_>,
@@ -46,7 +48,7 @@ impl StatisticsWriter {
     /// Adds a layer: a consumer of [`crate::calibrate::CalibrationRun::run`].
     ///
     /// # Errors
-    /// The file system refused.
+    /// File system errors.
     pub fn add(&mut self, layer: &LayerMoments) -> Result<(), StatisticsError> {
         let name = moments_file(self.folder.manifest.layers.len());
         let path = self.folder.path(&name);
@@ -72,7 +74,7 @@ impl StatisticsWriter {
     /// Adds the importance sums, one for each kind, and gives the directory its name.
     ///
     /// # Errors
-    /// The file system refused; then there is no directory.
+    /// File system errors; then there is no directory.
     pub fn commit(mut self, importance: &[ImatrixSums]) -> Result<(), StatisticsError> {
         let path = self.folder.path(IMPORTANCE);
         let mut tensors: Tensors<'_> = Vec::new();
@@ -107,10 +109,10 @@ pub(super) fn push_columns<'a>(
     Ok(())
 }
 
-/// Writes importance sums alone into a file: `NAME.sums` and `NAME.counts`, as those of a kind.
+/// Writes importance sums into a file of their own: `NAME.sums` and `NAME.counts`.
 ///
 /// # Errors
-/// The file system refused.
+/// File system errors.
 pub(in crate::calibrate) fn write_importance(
     path: &Path,
     sums: &BTreeMap<String, ColumnSums>,

@@ -1,20 +1,20 @@
-//! What the result is judged by: text of its own, or what is held back of each kind.
+//! Text on which the result is measured: separate text, or the part of each kind that is held back.
 
 use crate::calibrate::text::{count, spread, windows};
 use crate::calibrate::{CalibrateError, CalibrationText, TextKind, TextSource};
 use crate::verify::{Model, Window};
 
-/// Text that no solver sees, given for the check alone.
+/// Text that is given only for the check, which no solver uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckText {
     /// Name for metadata and messages.
     pub name: String,
-    /// Sequences of it that are scored.
+    /// Sequences that are scored.
     pub windows: Vec<Window>,
 }
 
 impl CheckText {
-    /// Tokens that are scored, or seen before those that are.
+    /// Number of tokens that are scored, or read as context of those.
     #[must_use]
     pub fn n_tokens(&self) -> usize {
         count(&self.windows)
@@ -22,12 +22,11 @@ impl CheckText {
 }
 
 impl CalibrationText {
-    /// Adds texts by which the result is judged: in place of what is held back, where
-    /// [`crate::calibrate::TextOptions::held_back`] was false. `n_tokens` at most, shared equally and taken evenly from all
-    /// of each.
+    /// Adds separate texts for the check, in place of held-back text ([`crate::calibrate::TextOptions::held_back`] was
+    /// false). At most `n_tokens` are used, in equal shares, spread evenly over each text.
     ///
     /// # Errors
-    /// Text that cannot be encoded, or is too short for one sequence of which something can be predicted.
+    /// Text that cannot be encoded, or that is too short for one sequence with a prediction.
     pub fn add_check(
         &mut self,
         model: &Model<'_>,
@@ -43,7 +42,7 @@ impl CalibrationText {
                 return Err(CalibrateError::NothingToCheck { name });
             }
             let n_available = count(&all) as u64;
-            // One sequence of each, however small the share is.
+            // At least one sequence of each, however small the share is.
             let least = all.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
             let (windows, _) = spread(all, share.max(least) as u64, n_available);
             self.check.push(CheckText { name, windows });
@@ -51,22 +50,23 @@ impl CalibrationText {
         Ok(())
     }
 
-    /// What the result is judged by.
+    /// Sequences on which the result is measured.
     #[must_use]
     pub fn check_windows(&self) -> Vec<Window> {
         let held_back = self.kinds.iter().flat_map(|kind| &kind.check);
         held_back.chain(self.check.iter().flat_map(|check| &check.windows)).cloned().collect()
     }
 
-    /// Tokens of [`CalibrationText::check_windows`].
+    /// Number of tokens of [`CalibrationText::check_windows`].
     #[must_use]
     pub fn n_check_tokens(&self) -> usize {
         let held_back: usize = self.kinds.iter().map(TextKind::n_check_tokens).sum();
         held_back + self.check.iter().map(CheckText::n_tokens).sum::<usize>()
     }
 
-    /// The kinds with their tokens, the seed of text that a model wrote, and the text of the check, for the file's metadata:
-    /// `book.txt: 16384 tokens, self: 16384 tokens (seed 1); checked by other.txt: 4096 tokens`.
+    /// Description for the file's metadata: the kinds with their tokens, the seed of text that a model wrote, and the
+    /// text of the check, as in `book.txt: 16384 tokens, self: 16384 tokens (seed 1); checked by other.txt: 4096
+    /// tokens`.
     #[must_use]
     pub fn description(&self) -> String {
         let kind = |kind: &TextKind| {

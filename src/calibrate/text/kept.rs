@@ -1,11 +1,13 @@
-//! Kinds of text of which statistics are kept: their tokens are not run again.
+//! Kinds of text with kept statistics: their tokens are not run again.
 
 use crate::calibrate::{CalibrateError, CalibrationText, Statistics, TextKind};
 
 impl CalibrationText {
-    /// The kinds of text that statistics were collected over, without their tokens; what was held back for the check is
-    /// there. `chosen` names the kinds that count, all if it names none. What the model wrote weighs as much as the others
-    /// that count together, as in [`CalibrationText::with_self`].
+    /// Builds the kinds of text that statistics were collected over, without their calibration sequences but with the
+    /// held-back ones.
+    ///
+    /// `chosen` names the kinds to use; all are used if it is empty. Text that the model wrote weighs as much as the
+    /// other used kinds together, as in [`CalibrationText::with_self`].
     ///
     /// # Errors
     /// [`CalibrateError::NoKind`].
@@ -40,7 +42,7 @@ impl CalibrationText {
         Ok(text)
     }
 
-    /// The weight of each kind of statistics: 0 for those that are not among these.
+    /// Weight of each kind of the statistics: 0 for kinds that this text does not have.
     pub(in crate::calibrate) fn weights_of(&self, statistics: &Statistics) -> Vec<f64> {
         let mut own = self.kinds.iter().peekable();
         let weight = |kind: crate::calibrate::StatisticsKind| {

@@ -1,4 +1,4 @@
-//! Why work cannot be kept or gone on with.
+//! Errors of kept work.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::core::Hint;
 use crate::core::output::{OutputError, io_hints};
 use crate::core::text::escape;
 
-/// Why work cannot be kept or gone on with.
+/// Errors that prevent work from being kept or resumed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum WorkError {
@@ -16,13 +16,13 @@ pub enum WorkError {
     /// I/O, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// A file or a device.
+    /// A path that is a file or a device.
     #[error("{}: no folder; expected one for the work of a run", path.display())]
     NoFolder { path: PathBuf },
-    /// Files of somebody else.
+    /// A folder with other files.
     #[error("{}: `{}` in it is no work of a run; expected a new or empty folder", path.display(), escape(name))]
     Foreign { path: PathBuf, name: String },
-    /// Files of a run, but not what says which.
+    /// A folder with files of a run but without its manifest.
     #[error("{}: the work of a run without its `work.json`", path.display())]
     NoManifest { path: PathBuf },
     /// A manifest that cannot be parsed.
@@ -31,10 +31,10 @@ pub enum WorkError {
     /// A later or unknown format.
     #[error("{}: format version {found}; expected {expected}", file.display())]
     Version { file: PathBuf, found: u64, expected: u64 },
-    /// Another run works there.
+    /// A folder that another run is using.
     #[error("{}: another run is working in this folder", path.display())]
     Busy { path: PathBuf },
-    /// The work of a run that would have come to something else.
+    /// The work of a run that would have given another result.
     #[error(
         "{}: the work of another run: {what} was {}, is {} now",
         path.display(), escape(found), escape(expected)

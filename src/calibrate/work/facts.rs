@@ -11,7 +11,7 @@ use crate::core::limits::Limits;
 const FORMAT: &str = "gguf-foundry work";
 const VERSION: u64 = 1;
 
-/// What decides the result: a name, and what it is or its digest.
+/// Named facts that decide the result, each with its value or the value's digest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::calibrate) struct Facts(Vec<(String, String)>);
 
@@ -26,7 +26,7 @@ impl Facts {
 pub(super) struct Manifest {
     format: String,
     version: u64,
-    /// Whether the folder was made for the work.
+    /// True if the folder was created for the work.
     pub(super) is_made: bool,
     facts: Vec<(String, String)>,
 }
@@ -64,8 +64,10 @@ impl Manifest {
         serde_json::from_value(json.into()).map_err(|error| broken(error.to_string()))
     }
 
+    /// Checks that these facts are those of the manifest.
+    ///
     /// # Errors
-    /// The first thing that differs.
+    /// The first fact that differs.
     pub(super) fn check(&self, facts: &Facts, path: &Path) -> Result<(), WorkError> {
         let other = |what: &str, found: &str, expected: &str| WorkError::OtherRun {
             path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! The journal: lines behind their digests, added at the end.
+//! Journal of a run: lines after their digests, added at the end.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -11,22 +11,22 @@ use sha2::{Digest, Sha256};
 
 use crate::core::limits::Limits;
 
-/// How much may be lost when the machine goes down. A process that is killed loses nothing.
+/// Maximum work that is lost if the machine fails. A process that is killed loses nothing.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Digits of a line's digest.
+/// Number of hexadecimal digits of a line's digest.
 const LINE_DIGITS: usize = 16;
 
-/// What is known.
+/// Entry of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub(super) enum Record {
-    /// The blocks of a matrix are there, with their digest.
+    /// Digest of the written blocks of a matrix.
     Solved { attempt: usize, tensor: String, matrix: u64, digest: String },
-    /// A matrix stays with the importance matrix.
+    /// A matrix that is left to the importance matrix.
     Left { attempt: usize, tensor: String, matrix: u64, reason: String },
-    /// All matrices of an attempt have been met; digest of the file of importance sums.
+    /// An attempt whose matrices are all done, with the digest of its file of importance sums.
     Done { attempt: usize, importance: String },
-    /// What a check came to: of the importance matrix's file if it is of no attempt.
+    /// Figures of a check; without an attempt, those of the importance matrix's file.
     Judged { attempt: Option<usize>, figures: [f64; 4] },
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Journal {
     state: Mutex<(File, Instant)>,
 }
 
-/// Hexadecimal digits of a digest.
+/// Converts a digest to hexadecimal digits.
 pub(in crate::calibrate) fn hex(digest: &[u8]) -> String {
     use std::fmt::Write as _;
     digest.iter().fold(String::new(), |mut hex, byte| {
@@ -52,19 +52,19 @@ fn line_digest(json: &[u8]) -> String {
     digest
 }
 
-/// A line of JSON behind its digest.
+/// Prepends its digest to a line of JSON.
 pub(super) fn sealed(json: &str) -> String {
     format!("{} {json}\n", line_digest(json.as_bytes()))
 }
 
-/// The JSON of a line with its end, if it is whole.
+/// Returns the JSON of a line if it is complete and its digest matches.
 pub(super) fn unsealed(line: &[u8]) -> Option<&[u8]> {
     let (digest, json) = line.strip_suffix(b"\n")?.split_at_checked(LINE_DIGITS)?;
     let json = json.strip_prefix(b" ")?;
     (line_digest(json).as_bytes() == digest).then_some(json)
 }
 
-/// The digest of a file's bytes.
+/// SHA-256 digest of a file's bytes.
 pub(super) fn digest_of_file(path: &Path) -> std::io::Result<String> {
     let mut file = fs_err::File::open(path)?;
     let (mut digest, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
@@ -77,7 +77,7 @@ pub(super) fn digest_of_file(path: &Path) -> std::io::Result<String> {
 }
 
 impl Journal {
-    /// Opens the journal and reads what it says; what stands behind the last good line is cut off.
+    /// Opens the journal and reads its records; everything after the last good line is cut off.
     pub(super) fn open(path: &Path, sync: bool) -> std::io::Result<(Self, Vec<Record>)> {
         let named =
             |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
@@ -101,8 +101,8 @@ impl Journal {
         self.add_behind(None, record)
     }
 
-    /// Adds a line about what another file holds. Whether both have reached the disk when the machine goes down, digests
-    /// tell; that they do soon is seen to here, the other file first.
+    /// Adds a line that describes the contents of another file. With `sync`, both files are flushed at most once per
+    /// interval, the other file first. After a crash, the digests show what reached the disk.
     pub(super) fn add_behind(&self, blocks: Option<&File>, record: &Record) -> std::io::Result<()> {
         let added = self.write(blocks, record);
         added.map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", self.path.display())))
@@ -125,7 +125,7 @@ impl Journal {
     }
 }
 
-/// The records before the first line that is cut or damaged, and the bytes that they take.
+/// Parses the records before the first truncated or damaged line, and returns the bytes that they take.
 fn parse(text: &[u8]) -> (Vec<Record>, u64) {
     let (mut records, mut n_good) = (Vec::new(), 0u64);
     for line in text.split_inclusive(|&byte| byte == b'\n') {
@@ -158,7 +158,7 @@ mod tests {
         drop(journal);
         let whole = fs_err::read(&path).unwrap();
         assert_eq!(Journal::open(&path, false).unwrap().1, records);
-        // The last line half written: the next one takes its place.
+        // The last line is half written: the next one replaces it.
         for n in [1, 5, 30] {
             fs_err::write(&path, &whole[..whole.len() - n]).unwrap();
             let (journal, found) = Journal::open(&path, false).unwrap();

@@ -1,4 +1,4 @@
-//! Text that the model has written, so that the next run need not write it again.
+//! Text that the model has written, kept so that the next run need not write it again.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::core::output::OutputFile;
 use crate::engine::EngineOptions;
 use crate::verify::{Fingerprint, Model, Window};
 
-/// What was written.
+/// Kept text of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::calibrate) struct KeptText {
     pub(in crate::calibrate) windows: Vec<Window>,
@@ -24,7 +24,7 @@ pub(in crate::calibrate) struct KeptText {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
-    /// Digest of everything that decides what is written.
+    /// Digest of everything that decides the text.
     of: String,
     windows: Vec<CheckEntry>,
     check: Vec<CheckEntry>,
@@ -47,18 +47,17 @@ fn digest(
     Ok(digest.hex())
 }
 
-/// Where text that a model writes is kept.
+/// Place where text that a model writes is kept.
 #[derive(Clone, Copy, Debug)]
 pub enum SelfTextKeeper<'a> {
-    /// In the folder of a run that can be gone on with.
+    /// Folder of a run that can be resumed.
     Work(&'a WorkFolder),
-    /// In a file of its own, for several runs: taken from there if it is there, written there if not, and whether it has to reach
-    /// the disk.
+    /// Separate file for several runs, which is read if it exists and written if not; `true` flushes it to disk.
     File(&'a Path, bool),
 }
 
 impl SelfTextKeeper<'_> {
-    /// What an earlier run let this model write, if it is the same and whole.
+    /// Text that an earlier run wrote with this model and these options, if it is intact.
     ///
     /// # Errors
     /// A file that holds something else; a model that cannot be read.
@@ -98,10 +97,10 @@ impl SelfTextKeeper<'_> {
         }
     }
 
-    /// Keeps what the model has written.
+    /// Keeps the text that the model has written.
     ///
     /// # Errors
-    /// The file system refused; a model that cannot be read.
+    /// File system errors; a model that cannot be read.
     pub(in crate::calibrate) fn keep(
         self,
         model: &Model<'_>,
@@ -110,7 +109,7 @@ impl SelfTextKeeper<'_> {
         text: &KeptText,
     ) -> Result<(), CalibrateError> {
         let (path, sync) = match self {
-            // That of an earlier run stays: this one is about to be refused.
+            // The text of an earlier run is not overwritten: this run is about to be refused.
             Self::Work(work) if work.is_resumed() && work.path().join(TEXT).exists() => return Ok(()),
             Self::Work(work) => (work.path().join(TEXT), work.sync),
             Self::File(path, sync) => (path.to_owned(), sync),
@@ -129,7 +128,7 @@ impl SelfTextKeeper<'_> {
 }
 
 impl Stored {
-    /// The text; `None` if parts of it do not fit together.
+    /// Rebuilds the text; `None` if its fields contradict each other.
     fn text(self) -> Option<KeptText> {
         let windows =
             |entries: &[CheckEntry]| entries.iter().map(CheckEntry::window).collect::<Option<Vec<Window>>>();
@@ -138,7 +137,7 @@ impl Stored {
     }
 }
 
-/// What a file says, if it is whole.
+/// Parses a file if its digest matches.
 fn stored(bytes: &[u8]) -> Option<Stored> {
     serde_json::from_slice(unsealed(bytes)?).ok()
 }

@@ -1,4 +1,4 @@
-//! The dictionary as the configuration that it once was.
+//! Conversion of the `.flm` dictionary back to a `config.json` object.
 
 use serde_json::{Map, Value as Json};
 
@@ -6,7 +6,7 @@ use crate::checkpoint::fastllm::error::FlmError;
 use crate::checkpoint::fastllm::header::Header;
 use crate::checkpoint::fastllm::literal;
 
-/// Keys whose values are text even where they read like something else.
+/// Keys whose values stay text even if they look like another type.
 const TEXT_KEYS: [&str; 9] = [
     "_name_or_path",
     "bot_role",
@@ -19,7 +19,7 @@ const TEXT_KEYS: [&str; 9] = [
     "user_role",
 ];
 
-/// Keys that say how the vocabulary is stored, not what the model is.
+/// Keys that describe the storage of vocabulary and adapters, not the model.
 const CONTAINER_KEYS: [&str; 7] = [
     "peft_size",
     "tokenizer_add_dummy_prefix",
@@ -53,7 +53,7 @@ impl Header {
                 }
             }
         }
-        // The first exporters' names.
+        // Key names of the first exporters.
         for (old, new) in [("bos", "bos_token_id"), ("eos", "eos_token_id")] {
             if !config.contains_key(new)
                 && let Some(id) = config.remove(old)
@@ -64,7 +64,7 @@ impl Header {
         config
     }
 
-    /// `model_type`.
+    /// Returns the value of `model_type`.
     ///
     /// # Errors
     /// [`FlmError::NoModelType`]: the first exporters wrote none.
@@ -72,7 +72,7 @@ impl Header {
         self.get("model_type").filter(|name| !name.is_empty()).ok_or(FlmError::NoModelType)
     }
 
-    /// A boolean of the dictionary, in any case, as text or number.
+    /// Returns a boolean of the dictionary: `true`/`false` in any case, or `1`/`0`.
     #[must_use]
     pub fn flag(&self, key: &str) -> Option<bool> {
         let text = self.get(key)?;

@@ -1,11 +1,11 @@
-//! Everything that can be wrong with an `.flm` file.
+//! Errors of reading an `.flm` file.
 
 use std::fmt;
 
 use crate::core::bytes::Truncated;
 use crate::core::text::escape;
 
-/// Where in the file.
+/// Section of an `.flm` file, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
     /// The first integer.
@@ -38,7 +38,9 @@ impl fmt::Display for Section {
     }
 }
 
-/// The rule that a file breaks. Offsets are absolute.
+/// Rules of the format that a file breaks.
+///
+/// Offsets are absolute.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts that the messages name")]
 pub enum FlmError {
@@ -51,7 +53,7 @@ pub enum FlmError {
     /// An unknown version.
     #[error("version {found}, expected 0, 1 or 2")]
     Version { found: i32 },
-    /// A count that is negative.
+    /// A negative count.
     #[error("{section}: offset {offset}: {what} {found} is negative")]
     Negative { section: Section, offset: u64, what: &'static str, found: i32 },
     /// A count that the rest of the file cannot hold.
@@ -60,25 +62,25 @@ pub enum FlmError {
     /// A text that is not UTF-8.
     #[error("{section}: offset {offset}: text is not UTF-8")]
     NotUtf8 { section: Section, offset: u64 },
-    /// A key twice.
+    /// A key that appears twice.
     #[error("{section}: key `{}` appears twice", escape(key))]
     DuplicateKey { section: Section, key: String },
-    /// A `peft_size` that is no count.
+    /// A `peft_size` that is not a count.
     #[error("`peft_size` is `{}`, expected a number of adapters", escape(found))]
     PeftSize { found: String },
-    /// A token "byte" that no byte is.
+    /// A token byte outside -128..=255.
     #[error("vocabulary: offset {offset}: token byte {found} outside -128..255")]
     TokenByte { offset: u64, found: i32 },
-    /// A token id that no vocabulary has.
+    /// A token id that is negative or implausibly large.
     #[error("vocabulary: offset {offset}: token id {found}, expected 0 to {limit}")]
     TokenId { offset: u64, found: i32, limit: u64 },
-    /// A score that is no number.
+    /// A score that is not finite.
     #[error("vocabulary: offset {offset}: score {found} of token id {id}")]
     Score { offset: u64, id: i32, found: f32 },
     /// Too many tensors.
     #[error("tensors: {found} tensors, at most {limit} allowed")]
     TooManyTensors { found: u64, limit: u64 },
-    /// A tensor name that C would cut, or that is empty.
+    /// A tensor name that is empty or contains a NUL, where C would cut it.
     #[error("tensors: offset {offset}: name `{}` is empty or holds a NUL", escape(name))]
     Name { offset: u64, name: String },
     /// Two tensors of one name.
@@ -90,7 +92,7 @@ pub enum FlmError {
     /// A negative dimension.
     #[error("tensor `{}`: dimension {found} is negative", escape(name))]
     Dimension { name: String, found: i32 },
-    /// A product of dimensions beyond all bounds.
+    /// Dimensions whose product overflows.
     #[error("tensor `{}`: the number of elements of {dims:?} overflows", escape(name))]
     Overflow { name: String, dims: Vec<u64> },
     /// More data than the file has.
@@ -99,7 +101,7 @@ pub enum FlmError {
         escape(name)
     )]
     DataTruncated { name: String, wanted: u64, left: u64 },
-    /// A type that is never written.
+    /// A data type that is unknown or that no writer uses.
     #[error("tensor `{}`: data type {found}{} is not read from `.flm` files", escape(name), type_name(*found))]
     DataType { name: String, found: i32 },
     /// Value ranges along an axis that no writer uses.
@@ -116,7 +118,7 @@ pub enum FlmError {
     NoModelType,
 }
 
-/// The name of a data type that the format's enumeration has but no file.
+/// Returns the name of a data type that exists in the format's enumeration but in no file.
 fn type_name(number: i32) -> &'static str {
     match number {
         2 => " (INT16)",
@@ -132,7 +134,7 @@ fn type_name(number: i32) -> &'static str {
 }
 
 impl FlmError {
-    /// What to try.
+    /// Suggestions for the user.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {

@@ -1,4 +1,4 @@
-//! Everything in a file but the payloads.
+//! The contents of an `.flm` file except the payloads.
 
 use std::collections::HashSet;
 
@@ -9,20 +9,20 @@ use crate::core::limits::Limits;
 
 /// `GGUF` as an integer.
 const GGUF_MAGIC: i32 = 0x4655_4747;
-/// Token ids below this are taken for ids; the largest vocabularies have a tenth of it.
+/// Upper bound (exclusive) of plausible token ids; the largest vocabularies have a tenth of it.
 const MAX_ID: u64 = 1 << 22;
 
-/// An adapter's own dictionary; its matrices are tensors like any other.
+/// Name and dictionary of an adapter; its matrices are ordinary tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
-    /// Its name, as in the names of its tensors.
+    /// Adapter name, as used in the names of its tensors.
     pub name: String,
     /// Keys and values, in file order.
     pub dictionary: Vec<(String, String)>,
 }
 
 impl Adapter {
-    /// The value of a key.
+    /// Returns the value of a key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.dictionary.iter().find(|entry| entry.0 == key).map(|entry| entry.1.as_str())
@@ -32,18 +32,18 @@ impl Adapter {
 /// One entry of the vocabulary.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
-    /// Its bytes.
+    /// Bytes of the token.
     pub text: Vec<u8>,
-    /// Its id.
+    /// Token id.
     pub id: u32,
-    /// Its score, if the file has scores.
+    /// Score, if the file has scores.
     pub score: Option<f32>,
 }
 
-/// What a file says besides its payloads.
+/// Contents of a file except the payloads.
 #[derive(Clone, Debug)]
 pub struct Header {
-    /// 0, 1 or 2.
+    /// Format version: 0, 1 or 2.
     pub version: i32,
     /// Configuration as text, in file order.
     pub dictionary: Vec<(String, String)>,
@@ -58,7 +58,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads a file up to its end.
+    /// Parses a whole file.
     ///
     /// # Errors
     /// [`FlmError`]: the rule that is broken.
@@ -96,21 +96,21 @@ impl Header {
         Ok(Self { version, dictionary, adapters, tokens, special, tensors })
     }
 
-    /// The value of a key of the dictionary.
+    /// Returns the value of a dictionary key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.dictionary.iter().find(|entry| entry.0 == key).map(|entry| entry.1.as_str())
     }
 }
 
-/// Whether tokens have scores.
+/// Presence of scores in the vocabulary.
 #[derive(Clone, Copy)]
 enum Scores {
     Stored,
     Absent,
 }
 
-/// Reads values of the format and says in which section one is missing.
+/// Reader of the format's primitive values; errors name the current section.
 pub(super) struct Reader<'a> {
     pub(super) cursor: Cursor<'a>,
     pub(super) section: Section,
@@ -122,8 +122,11 @@ impl<'a> Reader<'a> {
         self.cursor.i32().map_err(|source| FlmError::Truncated { section, source })
     }
 
-    /// A count of things of at least `unit` bytes each. What is read grows with the file, not with the count; for
-    /// things that begin with a length `unit` is that length, so that the length itself is blamed if it is wrong.
+    /// Reads a count of items of at least `unit` bytes each.
+    ///
+    /// The count is checked against the rest of the file, so allocations are bounded by the file and not by the
+    /// count. For items that begin with a length, `unit` is the size of that length, so that a wrong length is
+    /// reported itself.
     pub(super) fn count(&mut self, what: &'static str, unit: u64) -> Result<u64, FlmError> {
         let (section, offset) = (self.section, self.cursor.offset());
         let found = self.int()?;

@@ -1,12 +1,14 @@
-//! Python's `str()` of configuration values, read back.
+//! Parser for configuration values that were written with Python's `str()`.
 
 use serde_json::{Map, Number, Value as Json};
 
-/// Depth of nested lists and dictionaries that are read.
+/// Maximum nesting depth of lists and dictionaries.
 const MAX_DEPTH: usize = 16;
 
-/// Reads a literal: numbers, `True`, `None`, quoted text, lists, tuples, dictionaries; also JSON's spellings of them.
-/// `None` for anything else, which is then text.
+/// Parses a Python literal: a number, `True`, `None`, quoted text, list, tuple or dictionary; JSON spellings are
+/// accepted too.
+///
+/// Returns `None` for anything else, which the caller treats as text.
 pub(super) fn parse(text: &str) -> Option<Json> {
     let mut parser = Parser { rest: text.trim() };
     let value = parser.value(0)?;
@@ -31,7 +33,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Takes a character if it is next, and blanks after it.
+    /// Consumes `c` if it is next, and white space after it; returns whether it was there.
     fn take(&mut self, c: char) -> bool {
         let Some(rest) = self.rest.strip_prefix(c) else { return false };
         self.rest = rest.trim_start();
@@ -71,7 +73,7 @@ impl Parser<'_> {
         Some(Json::Object(members))
     }
 
-    /// Quoted text with the escapes that `repr` writes.
+    /// Reads quoted text with the escapes that `repr` writes.
     fn text(&mut self, quote: char) -> Option<String> {
         let mut text = String::new();
         let mut chars = self.rest.char_indices().skip(1);
@@ -111,7 +113,7 @@ impl Parser<'_> {
     }
 }
 
-/// A character by its number in `n` hexadecimal digits.
+/// Reads a character given by its code point in `n` hexadecimal digits.
 fn code(chars: &mut impl Iterator<Item = (usize, char)>, n: usize) -> Option<char> {
     let mut value = 0u32;
     for _ in 0..n {
@@ -124,7 +126,7 @@ fn number(word: &str) -> Option<Json> {
     if let Ok(number) = word.parse::<i64>() {
         return Some(number.into());
     }
-    // Not `inf` and `nan`, which JSON does not hold, and not version numbers.
+    // `inf` and `nan`, which JSON cannot represent, and version numbers stay text.
     let is_number = word.bytes().all(|b| b.is_ascii_digit() || b"+-.eE".contains(&b));
     let number = word.parse::<f64>().ok().filter(|_| is_number)?;
     Number::from_f64(number).map(Json::Number)

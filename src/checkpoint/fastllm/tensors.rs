@@ -1,4 +1,4 @@
-//! The tensors of a file: names, shapes, and where payloads lie.
+//! The tensors of a file: names, shapes, and byte ranges of the payloads.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use crate::checkpoint::fastllm::header::Reader;
 use crate::core::limits::Limits;
 use crate::core::{ElementType, Shape};
 
-/// Most dimensions of a tensor; models have up to four.
+/// Maximum number of dimensions; models have up to four.
 const MAX_RANK: usize = 8;
 
 /// One tensor.
@@ -18,31 +18,31 @@ pub struct Tensor {
     pub name: String,
     /// Shape, outermost first.
     pub shape: Shape,
-    /// Its data.
+    /// Data of the tensor.
     pub payload: Payload,
 }
 
-/// How codes stand for numbers.
+/// Mapping from integer codes to values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
-    /// Type 3: eight bits, `scale · (code - zero)`.
+    /// Data type 3: 8 bits, `scale · (code - zero)`.
     Int8,
-    /// Type 4: four bits, `scale · (code - zero)`.
+    /// Data type 4: 4 bits, `scale · (code - zero)`.
     Int4,
-    /// Type 8: four bits, `minimum + scale · code`, one range per row.
+    /// Data type 8: 4 bits, `minimum + scale · code`, one range per row.
     Int4NoZero,
-    /// Type 9: as `Int4NoZero`, one range per group of columns.
+    /// Data type 9: as `Int4NoZero`, with one range per group of columns.
     Int4Group,
 }
 
 impl Coding {
-    /// Bits of a code.
+    /// Returns the number of bits per code.
     #[must_use]
     pub fn bits(self) -> u32 {
         if self == Self::Int8 { 8 } else { 4 }
     }
 
-    /// FastLLM's name for it.
+    /// Returns FastLLM's name of the coding.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,43 +54,43 @@ impl Coding {
     }
 }
 
-/// Which elements share a value range: range `element / cols · n_groups + element % cols / group_cols`.
+/// Layout of the value ranges: an element uses range `element / cols · n_groups + element % cols / group_cols`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranges {
     /// Number of ranges.
     pub n: u64,
-    /// Elements of a row.
+    /// Elements per row.
     pub cols: u64,
-    /// Groups in a row.
+    /// Groups per row.
     pub n_groups: u64,
-    /// Elements of a group; the last of a row may be shorter.
+    /// Elements per group; the last group of a row may be shorter.
     pub group_cols: u64,
 }
 
-/// The data of a tensor; ranges are bytes of the file.
+/// The data of a tensor, as byte ranges of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
-    /// Floats.
+    /// Floating-point elements.
     Plain {
-        /// Their type.
+        /// Element type.
         ty: ElementType,
-        /// Where they lie.
+        /// Byte range in the file.
         bytes: Range<usize>,
     },
-    /// Integer codes. Codes of four bits are counted over the whole tensor: element 2i is the upper half of byte i.
+    /// Integer codes. 4-bit codes are packed over the whole tensor: element 2i is the upper half of byte i.
     Codes {
-        /// What they mean.
+        /// Mapping from codes to values.
         coding: Coding,
-        /// Where they lie.
+        /// Byte range in the file.
         codes: Range<usize>,
-        /// Which share a range.
+        /// Layout of the value ranges.
         ranges: Ranges,
-        /// Where minima and maxima lie, in turns, as F32.
+        /// Byte range of the alternating minima and maxima, as F32.
         range_bytes: Range<usize>,
     },
 }
 
-/// Reads all tensors; the file ends with the last.
+/// Reads all tensors; the file must end after the last.
 pub(super) fn read(reader: &mut Reader<'_>, limits: &Limits) -> Result<Vec<Tensor>, FlmError> {
     let count = reader.count("tensor count", 4)?;
     if count > limits.n_tensors {
@@ -143,7 +143,7 @@ fn tensor(reader: &mut Reader<'_>) -> Result<Tensor, FlmError> {
     Ok(Tensor { payload: payload?, name, shape })
 }
 
-/// Takes `n` units of `unit_bits` bits, rounded up to whole bytes.
+/// Consumes `n` units of `unit_bits` bits, rounded up to whole bytes, and returns their byte range.
 fn take(reader: &mut Reader<'_>, name: &str, n: u64, unit_bits: u64) -> Result<Range<usize>, FlmError> {
     let (start, left) = (reader.cursor.offset(), reader.cursor.left());
     let wanted = n.checked_mul(unit_bits).map_or(u64::MAX, |bits| bits.div_ceil(8));
@@ -167,7 +167,7 @@ fn codes(reader: &mut Reader<'_>, name: &str, shape: &Shape, coding: Coding) -> 
         (-1, _) if !is_grouped => 1,
         _ => return Err(FlmError::Axis { name: name.to_owned(), found: axis }),
     };
-    // The rows divide the elements: they are the first dimension, or one.
+    // `rows` divides the number of elements: it is the first dimension, or 1.
     let cols = n.checked_div(rows).unwrap_or(0);
     let mut ranges = Ranges { n: rows, cols, n_groups: 1, group_cols: cols };
     if is_grouped {

@@ -1,11 +1,11 @@
-//! What can be wrong with a pickle.
+//! Errors of reading a pickle.
 
 use std::fmt;
 
 use crate::core::bytes::Truncated;
 use crate::core::text::escape;
 
-/// Why a name is not on the list.
+/// Kinds of names that are not allowed in a pickle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forbidden {
     /// A tensor of quantized elements.
@@ -14,13 +14,13 @@ pub enum Forbidden {
     Sparse,
     /// A tensor without data.
     Meta,
-    /// A subclass of tensors with code of its own.
+    /// A tensor subclass with its own code.
     Subclass,
     /// A nested tensor.
     Nested,
     /// A class of `torch.nn`: the whole module was saved.
     Module,
-    /// Nothing that weights need.
+    /// Any other name; weights do not need it.
     Other,
 }
 
@@ -38,7 +38,9 @@ impl fmt::Display for Forbidden {
     }
 }
 
-/// A pickle that is broken, or asks for more than weights need. Offsets are absolute in the file.
+/// Errors of a pickle that is broken or uses more than weights need.
+///
+/// Offsets are absolute in the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum PickleError {
@@ -54,7 +56,7 @@ pub enum PickleError {
     /// A protocol that does not exist.
     #[error("offset {offset}: pickle protocol {found}, at most 5 expected")]
     Protocol { offset: u64, found: u8 },
-    /// An opcode that is not read.
+    /// An opcode that is not supported.
     #[error("offset {offset}: pickle opcode 0x{opcode:02x}{} is not allowed", name(*.opcode))]
     Opcode { offset: u64, opcode: u8 },
     /// A pop from an empty stack, or past a mark.
@@ -72,24 +74,24 @@ pub enum PickleError {
     /// A number or string that cannot be read.
     #[error("offset {offset}: not {expected}")]
     Literal { offset: u64, expected: &'static str },
-    /// A name that is not on the list.
+    /// A name that is not allowed.
     #[error("offset {offset}: pickle wants `{}.{}`: {why}", escape(module), escape(name))]
     Name {
         offset: u64,
         module: String,
         name: String,
-        /// What is known about it.
+        /// Kind of the name.
         why: Forbidden,
     },
-    /// A call of something that is not callable here, or with arguments that do not fit.
+    /// A call of a value that is not callable here, or with arguments that do not fit.
     #[error("offset {offset}: call of {what} that does not fit")]
     Call { offset: u64, what: &'static str },
-    /// More values than bytes justify.
+    /// More copied values than the length of the pickle justifies.
     #[error("offset {offset}: more values than {limit} bytes of pickle justify")]
     TooManyValues { offset: u64, limit: u64 },
 }
 
-/// Names of opcodes that exist and are refused.
+/// Returns the name of an opcode that exists but is refused.
 fn name(opcode: u8) -> &'static str {
     match opcode {
         b'i' => " (INST)",

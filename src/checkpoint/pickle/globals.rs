@@ -1,14 +1,14 @@
-//! The list: names that a pickle of weights may mention, by full name, and what each stands for.
+//! The list of names that a pickle of weights may mention, by full name, with their meanings.
 //!
-//! Nothing is allowed by prefix: functions that load and run code stand in `torch` as well.
+//! Nothing is allowed by prefix: `torch` also contains functions that load and run code.
 
 use crate::checkpoint::pickle::error::Forbidden;
 use crate::core::ElementType;
 
-/// A name from the list.
+/// A name from the list of allowed names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Global {
-    /// A function that makes a tensor or parameter.
+    /// A function that creates a tensor or parameter.
     Rebuild(Rebuild),
     /// A class of tensors.
     TensorClass,
@@ -16,15 +16,15 @@ pub enum Global {
     Dict,
     /// `torch.Size` or `tuple`.
     Tuple,
-    /// A class or function whose result no tensor is made of.
+    /// A class or function whose result does not affect tensors.
     Ignored,
     /// A storage class.
     Storage(StorageClass),
-    /// An element type; `None` for one that is not read.
+    /// An element type; `None` if it is not supported.
     Dtype(Option<ElementType>),
 }
 
-/// Functions that make tensors, with their arguments.
+/// Functions that create tensors, with their arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rebuild {
     /// `_rebuild_tensor(storage, offset, size, stride)`
@@ -33,29 +33,29 @@ pub enum Rebuild {
     TensorV2,
     /// `_rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype, [metadata])`
     TensorV3,
-    /// `_rebuild_parameter(tensor, requires_grad, hooks)`, with or without a state after it.
+    /// `_rebuild_parameter(tensor, requires_grad, hooks)`, optionally with a state after it.
     Parameter,
     /// `_rebuild_from_type_v2(function, class, arguments, state)`
     FromType,
 }
 
-/// A storage class: what the elements of a storage are.
+/// A storage class, which determines the element type of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageClass {
-    /// Its name in `torch`.
+    /// Class name in `torch`.
     pub name: &'static str,
-    /// Its elements.
+    /// Elements of the storage.
     pub elements: StorageElements,
 }
 
 /// The elements of a storage class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageElements {
-    /// Of one type.
+    /// Elements of one type.
     Typed(ElementType),
-    /// Bytes; the tensor says what they mean.
+    /// Bytes; the tensor declares the element type.
     Untyped,
-    /// Complex or quantized ones, which are not read.
+    /// Complex or quantized elements, which are not supported.
     Unreadable,
 }
 
@@ -120,10 +120,10 @@ static DTYPES: &[(&str, Option<ElementType>)] = &[
     ("quint2x4", None),
 ];
 
-/// Looks a name up.
+/// Looks up a name.
 ///
 /// # Errors
-/// What is known about a name that is not on the list.
+/// The kind of a name that is not on the list.
 pub(crate) fn find(module: &str, name: &str) -> Result<Global, Forbidden> {
     match module {
         "torch._utils" => rebuild(name),
@@ -165,7 +165,7 @@ fn rebuild(name: &str) -> Result<Global, Forbidden> {
 }
 
 fn of_torch(module: &str, name: &str) -> Result<Global, Forbidden> {
-    // `torch.storage` writes some of them with an underscore.
+    // Some class names have a leading underscore in `torch.storage`.
     let plain = if module == "torch.storage" { name.strip_prefix('_').unwrap_or(name) } else { name };
     if let Some(&(name, elements)) = STORAGES.iter().find(|row| row.0 == plain) {
         return Ok(Global::Storage(StorageClass { name, elements }));

@@ -1,17 +1,18 @@
-//! Literals of the text protocols: numbers in decimal, strings with Python's escapes.
+//! Literals of the text protocols: decimal numbers, strings with Python's escapes.
 
-/// Text of bytes that stand for the first 256 characters.
+/// Decodes Latin-1.
 pub(super) fn latin1(bytes: &[u8]) -> String {
     bytes.iter().copied().map(char::from).collect()
 }
 
-/// A decimal integer; Python writes a long with an `L` after it. `None` for anything else, also beyond 64 bits.
+/// Parses a decimal integer with an optional `L` suffix (a Python 2 long); `None` for anything else, also beyond 64
+/// bits.
 pub(super) fn integer(line: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(line).ok()?;
     text.strip_suffix('L').unwrap_or(text).parse().ok()
 }
 
-/// A quoted string with Python's escapes for bytes; the bytes are Latin-1.
+/// Parses a quoted string with Python's byte escapes; the bytes are decoded as Latin-1.
 pub(super) fn quoted(line: &[u8]) -> Option<String> {
     let (quote, rest) = line.split_first().filter(|(quote, _)| matches!(quote, b'\'' | b'"'))?;
     let (last, body) = rest.split_last()?;
@@ -37,7 +38,7 @@ pub(super) fn quoted(line: &[u8]) -> Option<String> {
     Some(out)
 }
 
-/// Latin-1 with `\uXXXX` and `\UXXXXXXXX`; other backslashes stand for themselves.
+/// Decodes Latin-1 with `\uXXXX` and `\UXXXXXXXX`; other backslashes are literal.
 pub(super) fn raw_unicode(line: &[u8]) -> Option<String> {
     let mut out = String::with_capacity(line.len());
     let mut bytes = line.iter().copied().peekable();

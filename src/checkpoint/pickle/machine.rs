@@ -1,4 +1,4 @@
-//! The stack machine: one opcode after another, front to back, each read once.
+//! The stack machine, which reads each opcode once, front to back.
 
 use std::collections::HashMap;
 
@@ -8,11 +8,12 @@ use crate::checkpoint::pickle::literal;
 use crate::checkpoint::pickle::value::{Id, Pickle, Value, Values};
 use crate::core::bytes::{Cursor, Endian, Truncated};
 
-/// Highest protocol.
+/// Highest supported protocol.
 const PROTOCOL: u8 = 5;
 
-/// Reads the pickle at the start of `bytes`; what follows its STOP is not looked at. `offset` is where the bytes lie
-/// in the file, for messages.
+/// Reads the pickle at the start of `bytes`, up to its STOP; later bytes are ignored.
+///
+/// `offset` is the position of `bytes` in the file, for messages.
 ///
 /// # Errors
 /// [`PickleError`]: the pickle is broken, or names something that is not on the list.
@@ -43,7 +44,7 @@ struct Machine<'a> {
     /// Heights of the stack at the open marks.
     marks: Vec<usize>,
     memo: HashMap<u64, Id>,
-    /// Handles that calls copied from one container to another.
+    /// Number of handles that calls copied from one container to another.
     n_copied: usize,
 }
 
@@ -55,7 +56,7 @@ impl<'a> Machine<'a> {
             match opcode {
                 b'.' => return self.pop(),
                 0x80 => self.protocol()?,
-                // A frame says how much is buffered; the bytes are the same without it.
+                // FRAME declares a buffer size; the bytes are the same without it.
                 0x95 => {
                     let wanted = self.u64()?;
                     if wanted > self.cursor.left() {
@@ -98,7 +99,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// MARK, POP, POP_MARK, DUP.
+    /// Executes MARK, POP, POP_MARK, DUP.
     fn stack_opcode(&mut self, opcode: u8) -> Result<(), PickleError> {
         match opcode {
             b'(' => self.marks.push(self.stack.len()),
@@ -113,7 +114,9 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// PUT and GET in all lengths, MEMOIZE. Slots may be any number, so they are a map.
+    /// Executes PUT and GET in all lengths, and MEMOIZE.
+    ///
+    /// Slots may be any number, so the memo is a map.
     fn memo_opcode(&mut self, opcode: u8) -> Result<(), PickleError> {
         let slot = match opcode {
             b'q' | b'h' => u64::from(self.u8()?),
@@ -167,7 +170,7 @@ impl<'a> Machine<'a> {
                 let line = self.line()?;
                 self.decimal(line)?
             }
-            // Floats: no tensor is made of them.
+            // Floats do not affect tensors.
             b'F' => {
                 self.line()?;
                 Values::opaque()
@@ -241,7 +244,7 @@ impl<'a> Machine<'a> {
         self.push(value)
     }
 
-    /// APPEND, APPENDS, SETITEM, SETITEMS, ADDITEMS.
+    /// Executes APPEND, APPENDS, SETITEM, SETITEMS, ADDITEMS.
     fn fill(&mut self, opcode: u8) -> Result<(), PickleError> {
         let items = match opcode {
             b'a' => vec![self.pop()?],
@@ -297,7 +300,9 @@ impl<'a> Machine<'a> {
         self.push(Value::Global(global))
     }
 
-    /// REDUCE, NEWOBJ, NEWOBJ_EX: what the call would make. Nothing is called.
+    /// Executes REDUCE, NEWOBJ, NEWOBJ_EX: pushes a description of the result.
+    ///
+    /// Nothing is called.
     fn call(&mut self, opcode: u8) -> Result<(), PickleError> {
         if opcode == 0x92 {
             let keywords = self.pop()?;
@@ -365,7 +370,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// A dictionary of another one, of pairs, or (a default dictionary) of the class of its values.
+    /// Creates a dictionary from another one, from pairs, or (a default dictionary) from the class of its values.
     fn map_of(&mut self, source: Id) -> Result<Id, PickleError> {
         let pairs = match self.values.get(source) {
             Value::None | Value::Global(Global::Dict | Global::Tuple | Global::Ignored) => Vec::new(),
@@ -385,8 +390,10 @@ impl<'a> Machine<'a> {
         self.add(Value::Map(pairs))
     }
 
-    /// BUILD sets attributes. Those of dictionaries and of values that do not count are left out; for anything else
-    /// they could mean the data.
+    /// Executes BUILD, which sets attributes.
+    ///
+    /// Attributes of dictionaries and of ignored values are dropped. For any other value they could contain data, so
+    /// they are an error.
     fn build(&mut self) -> Result<(), PickleError> {
         self.pop()?;
         let target = self.top()?;
@@ -410,7 +417,7 @@ impl<'a> Machine<'a> {
         self.push(Value::Persistent(id))
     }
 
-    /// Keys and values in turn.
+    /// Groups alternating keys and values into pairs.
     fn pairs(&self, items: &[Id]) -> Result<Vec<(Id, Id)>, PickleError> {
         let (pairs, rest) = items.as_chunks::<2>();
         if !rest.is_empty() {
@@ -431,7 +438,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Counts handles that are copied and not moved: a short call could otherwise copy a long list many times.
+    /// Counts copied (not moved) handles against a limit: a short call could otherwise copy a long list many times.
     fn copied(&mut self, n: usize) -> Result<(), PickleError> {
         self.n_copied = self.n_copied.saturating_add(n);
         if self.n_copied > self.bytes.len().saturating_mul(8) {
@@ -491,7 +498,7 @@ impl<'a> Machine<'a> {
         self.cursor.take(n).map_err(|error| self.cut(error))
     }
 
-    /// A line without its end.
+    /// Reads a line, without its newline.
     fn line(&mut self) -> Result<&'a [u8], PickleError> {
         let rest = &self.bytes[self.cursor.offset() as usize..];
         let end = rest.iter().position(|&byte| byte == b'\n');
@@ -503,7 +510,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// An integer in little-endian two's complement.
+/// Decodes an integer in little-endian two's complement.
 fn long(bytes: &[u8]) -> Value {
     if bytes.len() > 8 {
         return Value::Long(bytes.into());

@@ -1,12 +1,14 @@
-//! What a pickle describes: values in an arena, by handle.
+//! The values that a pickle describes, in an arena and addressed by handle.
 
 use crate::checkpoint::pickle::globals::{Global, Rebuild};
 
-/// A value of a [`Pickle`].
+/// Handle of a value of a [`Pickle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Id(u32);
 
-/// One value. Containers hold handles and may contain themselves.
+/// One value.
+///
+/// Containers hold handles and may contain themselves.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// `None`.
@@ -17,9 +19,9 @@ pub enum Value {
     Int(i64),
     /// A longer integer: little-endian two's complement, as in the file.
     Long(Box<[u8]>),
-    /// Text; Python 2's byte strings are read as Latin-1.
+    /// Text; byte strings of Python 2 are decoded as Latin-1.
     Text(Box<str>),
-    /// A value that no tensor is made of: a float, bytes, a set, a device.
+    /// A value that does not affect tensors: a float, bytes, a set, a device.
     Opaque,
     /// A tuple.
     Tuple(Box<[Id]>),
@@ -29,19 +31,21 @@ pub enum Value {
     Map(Vec<(Id, Id)>),
     /// A name from the list.
     Global(Global),
-    /// What a persistent id stands for; the value is the id.
+    /// The object of a persistent id; holds the id.
     Persistent(Id),
-    /// The call of a function that makes a tensor. Nothing was called.
+    /// The recorded call of a function that creates a tensor.
+    ///
+    /// The function was not called.
     Rebuilt {
-        /// The function.
+        /// Function of the call.
         by: Rebuild,
-        /// Its arguments.
+        /// Arguments of the call.
         args: Box<[Id]>,
     },
 }
 
 impl Value {
-    /// The kind of value, for messages.
+    /// Returns the kind of the value, for messages.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -73,33 +77,33 @@ impl Pickle {
         Self { values: values.0, root, end }
     }
 
-    /// The value that the pickle ends with.
+    /// Handle of the final value of the pickle.
     #[must_use]
     pub fn root(&self) -> Id {
         self.root
     }
 
-    /// Number of bytes read, the last of them STOP.
+    /// Number of bytes read, including STOP.
     #[must_use]
     pub fn end(&self) -> usize {
         self.end
     }
 
-    /// The value of a handle.
+    /// Returns the value of a handle.
     ///
     /// # Panics
-    /// If the handle is of another pickle.
+    /// If the handle belongs to another pickle.
     #[must_use]
     pub fn get(&self, id: Id) -> &Value {
         &self.values[id.0 as usize]
     }
 
-    /// All values that were made, reachable or not.
+    /// All values that were created, reachable or not.
     pub fn values(&self) -> impl Iterator<Item = &Value> {
         self.values.iter()
     }
 
-    /// The text of a value, if it is one.
+    /// Returns the text of a value, or `None` if it is not text.
     #[must_use]
     pub fn text(&self, id: Id) -> Option<&str> {
         match self.get(id) {
@@ -108,7 +112,7 @@ impl Pickle {
         }
     }
 
-    /// The integer of a value, if it is one.
+    /// Returns the integer of a value, or `None` if it is not an integer of up to 64 bits.
     #[must_use]
     pub fn int(&self, id: Id) -> Option<i64> {
         match self.get(id) {
@@ -117,7 +121,7 @@ impl Pickle {
         }
     }
 
-    /// The items of a tuple or list.
+    /// Returns the items of a tuple or list.
     #[must_use]
     pub fn items(&self, id: Id) -> Option<&[Id]> {
         match self.get(id) {
@@ -128,7 +132,9 @@ impl Pickle {
     }
 }
 
-/// The arena while it grows. Values that occur often and never change are made once.
+/// The arena under construction.
+///
+/// Frequent immutable values are created once.
 #[derive(Debug)]
 pub(super) struct Values(Vec<Value>);
 

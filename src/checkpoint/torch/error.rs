@@ -1,4 +1,4 @@
-//! What can be wrong with a PyTorch file.
+//! Errors of reading a PyTorch file.
 
 use zip::result::ZipError;
 
@@ -6,14 +6,14 @@ use crate::checkpoint::pickle::PickleError;
 use crate::core::text::escape;
 use crate::core::{ElementType, Hint};
 
-/// A rule that a PyTorch file breaks, or a form of it that is not read.
+/// Errors of a PyTorch file that is broken or of an unsupported form.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum TorchError {
     /// Reading failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// No bytes at all.
+    /// An empty file.
     #[error("the file is empty")]
     Empty,
     /// A git LFS pointer.
@@ -31,15 +31,15 @@ pub enum TorchError {
     /// A TorchScript archive.
     #[error("a TorchScript archive: a program, not a dictionary of weights")]
     TorchScript,
-    /// A zip archive that is broken.
+    /// A broken zip archive.
     #[error("zip archive: {}", reason(.0))]
     Zip(#[from] ZipError),
-    /// The directory of the archive does not end where it should.
+    /// The archive's directory does not end after its last record.
     #[error("zip archive: offset {offset}: the directory lists {listed} records but does not end there")]
     Directory {
-        /// Where the listed records end.
+        /// End of the listed records.
         offset: u64,
-        /// Records that the archive says it has.
+        /// Number of records that the archive declares.
         listed: usize,
     },
     /// No `data.pkl`.
@@ -48,10 +48,10 @@ pub enum TorchError {
     /// More than one `data.pkl`.
     #[error("zip archive with `{}` and `{}`", escape(first), escape(second))]
     TwoDataPkl { first: String, second: String },
-    /// A name that two records have.
+    /// Two records of the same name.
     #[error("zip archive: two records have the same name")]
     DuplicateRecord,
-    /// A record that is broken.
+    /// A broken record.
     #[error("zip record `{}`: {problem}", escape(name))]
     Record { name: String, problem: RecordProblem },
     /// A byte order that does not exist.
@@ -60,7 +60,7 @@ pub enum TorchError {
     /// A broken pickle.
     #[error("pickle: {0}")]
     Pickle(#[from] PickleError),
-    /// A pickle that is longer than the cap.
+    /// A pickle longer than the limit.
     #[error("pickle of {n_bytes} bytes, at most {limit} allowed")]
     PickleTooLong { n_bytes: u64, limit: u64 },
     /// Neither a zip archive nor PyTorch's older container.
@@ -69,13 +69,13 @@ pub enum TorchError {
     /// A version of the older container that does not exist.
     #[error("offset {offset}: version 1001 of the container expected")]
     Version { offset: u64 },
-    /// A part of the older container that is not what it should be.
+    /// A part of the older container of an unexpected kind.
     #[error("offset {offset}: {expected} expected, found {found}")]
     Part { offset: u64, expected: &'static str, found: &'static str },
     /// A storage of the older container with a wrong number of elements.
     #[error("offset {offset}: storage `{}`: {expected} elements expected, {found} declared", escape(key))]
     StorageCount { offset: u64, key: String, expected: u64, found: i64 },
-    /// A persistent id that cannot be a storage.
+    /// A persistent id that does not describe a storage.
     #[error("{found} as a persistent id, the description of a storage expected")]
     PersistentId { found: &'static str },
     /// A storage of the older container whose description does not fit.
@@ -90,10 +90,10 @@ pub enum TorchError {
         offset: u64,
         key: String,
         wanted: u64,
-        /// Bytes to the end of the file.
+        /// Number of bytes left in the file.
         present: u64,
     },
-    /// The top of the file is no dictionary.
+    /// The top-level value is not a dictionary.
     #[error("{found} at the top, a dictionary of tensors expected")]
     Top { found: &'static str },
     /// A dictionary without weights.
@@ -102,73 +102,73 @@ pub enum TorchError {
     /// A dictionary that contains itself, or is contained twice.
     #[error("dictionary `{}` is contained twice", escape(name))]
     Cycle { name: String },
-    /// Dictionaries in dictionaries beyond the cap.
+    /// Dictionaries nested beyond the limit.
     #[error("dictionary `{}`: nested too deeply or under too long a name", escape(name))]
     TooDeep {
-        /// Where it was given up (the start of the name).
+        /// The start of the name at which reading stopped.
         name: String,
     },
-    /// A key that is no text.
+    /// A key that is not text.
     #[error("a tensor under {found}, text expected")]
     Key { found: &'static str },
     /// A name that occurs twice.
     #[error("tensor `{}`: name occurs twice", escape(name))]
     Duplicate { name: String },
-    /// More tensors than the cap.
+    /// More tensors than the limit.
     #[error("more than {limit} tensors")]
     TooManyTensors { limit: u64 },
-    /// A tensor that does not fit its storage, or cannot be read.
+    /// A tensor that does not fit its storage, or is not supported.
     #[error("tensor `{}`: {problem}", escape(name))]
     Tensor { name: String, problem: TensorProblem },
 }
 
-/// What is wrong with a record of a zip archive.
+/// Errors of a record of a zip archive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum RecordProblem {
-    /// Compression.
+    /// A compressed record.
     #[error("compressed records are not read; save the file again with torch.save")]
     Compressed,
-    /// Encryption.
+    /// An encrypted record.
     #[error("encrypted records are not read")]
     Encrypted,
-    /// Two sizes of a stored record.
+    /// Two different sizes of a stored record.
     #[error("{stored} bytes stored, {declared} declared")]
     Sizes { stored: u64, declared: u64 },
-    /// A range that is not before the directory.
+    /// A range that does not end before the directory.
     #[error("data {offset}..+{n_bytes} reaches beyond {end}, where the directory begins")]
     Outside { offset: u64, n_bytes: u64, end: u64 },
     /// Records that share bytes.
     #[error("its data overlap `{}`", escape(other))]
     Overlap { other: String },
-    /// Data that were changed.
+    /// Data that does not match its checksum.
     #[error("the checksum does not match: the data were changed")]
     Checksum,
 }
 
-/// What is wrong with a tensor.
+/// Errors of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum TensorProblem {
-    /// Arguments of the rebuilding function.
+    /// An unexpected argument of the rebuild function.
     #[error("its {field} is {found}, which does not fit")]
     Field { field: &'static str, found: &'static str },
-    /// Something is not there.
+    /// A missing argument of the rebuild function.
     #[error("its {field} is missing")]
     Missing { field: &'static str },
     /// A persistent id that is not a storage.
     #[error("its storage is not given as `('storage', class, key, location, number of elements)`")]
     PersistentId,
-    /// Elements that are not read.
+    /// A storage class that is not supported.
     #[error("elements of `torch.{class}` are not read")]
     StorageClass { class: &'static str },
-    /// An element type that is not read.
+    /// An element type that is not supported.
     #[error("its element type is not read")]
     ElementType,
-    /// A storage that is not there.
+    /// A missing storage.
     #[error("storage `{}` is missing", escape(key))]
     StorageMissing { key: String },
-    /// A storage of another size than it says.
+    /// A storage whose size differs from its description.
     #[error("storage `{}`: {expected} bytes expected, {found} present", escape(key))]
     StorageSize { key: String, expected: u128, found: u64 },
     /// A view of a storage that reaches beyond it.
@@ -177,7 +177,7 @@ pub enum TensorProblem {
     /// A negative number.
     #[error("{field} {value} is negative")]
     Negative { field: &'static str, value: i64 },
-    /// Lists of different lengths.
+    /// Lists of sizes and strides of different lengths.
     #[error("{sizes} sizes but {strides} strides")]
     Rank { sizes: usize, strides: usize },
     /// Sizes whose product overflows.
@@ -188,24 +188,24 @@ pub enum TensorProblem {
         "shape {sizes:?} with strides {strides:?} from element {offset} reaches beyond {n_elems} elements"
     )]
     Beyond { sizes: Vec<u64>, strides: Vec<u64>, offset: u64, n_elems: u64 },
-    /// A view that shows every element very often.
+    /// A view that repeats its elements too often.
     #[error("{n} elements are shown of a storage of {n_elems}: at most {limit} times as many are read")]
     Expanded { n: u64, n_elems: u64, limit: u64 },
 }
 
 impl TensorProblem {
-    /// The error for a tensor of this name.
+    /// Wraps this problem in the error for the tensor `name`.
     pub(super) fn of(self, name: &str) -> TorchError {
         TorchError::Tensor { name: name.to_owned(), problem: self }
     }
 
-    /// Whether elements do not fit any type that is read.
+    /// Returns true if the element type is not supported.
     fn is_unreadable(&self) -> bool {
         matches!(self, Self::StorageClass { .. } | Self::ElementType)
     }
 }
 
-/// What the archive's reader says, without the words that the message has already.
+/// Returns the zip reader's message, without the words that our own message already contains.
 fn reason(error: &ZipError) -> String {
     match error {
         ZipError::InvalidArchive(text) => text.to_string(),
@@ -213,7 +213,7 @@ fn reason(error: &ZipError) -> String {
     }
 }
 
-/// Bytes of an element; types narrower than a byte do not occur in PyTorch files.
+/// Returns the bytes per element; types narrower than a byte do not occur in PyTorch files.
 pub(super) fn elem_bytes(ty: ElementType) -> usize {
     ty.bytes().unwrap_or(1)
 }

@@ -1,9 +1,10 @@
-//! The older container: pickles one after another, then the storages.
+//! The older container: consecutive pickles, then the storages.
 //!
 //! # Layout
-//! Five pickles: the number 0x1950a86a20f9469cfc6c; 1001; a dictionary about the machine; the object, which mentions
-//! storages by key; the list of keys. Then for each key the number of elements (`i64`) and the elements. Counts and
-//! elements are little-endian whatever the dictionary says: other machines convert while they write.
+//! Five pickles: the number 0x1950a86a20f9469cfc6c; 1001; a dictionary that describes the machine; the object, which
+//! refers to storages by key; the list of keys. Then for each key the number of elements (`i64`) and the elements.
+//! Counts and elements are always little-endian, whatever the dictionary declares: big-endian machines convert while
+//! they write.
 
 use std::collections::HashMap;
 
@@ -21,7 +22,7 @@ const VERSION: i64 = 1001;
 /// Reads all pickles and finds the storages.
 ///
 /// # Errors
-/// [`TorchError`]: another file, or one that is broken.
+/// [`TorchError`]: the file is of another format or broken.
 pub(super) fn read<B: Bytes + ?Sized>(
     file: &B,
     limits: &Limits,
@@ -29,7 +30,7 @@ pub(super) fn read<B: Bytes + ?Sized>(
     let mut at = 0;
     let mut next = || {
         let offset = at;
-        // A pickle longer than the cap ends inside it, which reads as a file that is cut short.
+        // A pickle longer than the limit is cut there, and then reads as truncated.
         let n_bytes = file.n_bytes().saturating_sub(at).min(limits.pickle_bytes);
         let pickle = pickle::read(&file.get(at, n_bytes)?.unwrap_or_default(), at)?;
         at += pickle.end() as u64;
@@ -70,8 +71,9 @@ fn part(pickle: &Pickle, offset: u64, expected: &'static str) -> TorchError {
     TorchError::Part { offset, expected, found: pickle.get(pickle.root()).kind() }
 }
 
-/// All storages that the object mentions, also those of values that are no weights: their sizes say where the next
-/// one begins.
+/// Returns all storages that the object refers to.
+///
+/// Storages of values that are not weights are included: their sizes determine the start of the next storage.
 fn described(object: &Pickle) -> Result<HashMap<String, StorageId>, TorchError> {
     let mut described: HashMap<String, StorageId> = HashMap::new();
     for value in object.values() {
@@ -88,7 +90,7 @@ fn described(object: &Pickle) -> Result<HashMap<String, StorageId>, TorchError> 
     Ok(described)
 }
 
-/// The extent of the storage whose count lies at `at`, and where the next one begins.
+/// Returns the extent of the storage whose element count is at `offset`, and the offset of the next storage.
 fn storage<B: Bytes + ?Sized>(file: &B, offset: u64, id: &StorageId) -> Result<(Extent, u64), TorchError> {
     const COUNT_BYTES: u64 = 8;
     let truncated =

@@ -1,4 +1,4 @@
-//! A set of PyTorch files: which files belong to it, and reading their tensors.
+//! A set of PyTorch files: selection of the files, and access to their tensors.
 
 use crate::checkpoint::files::{FileSet, Middle, Naming};
 use crate::checkpoint::shards::failed;
@@ -9,7 +9,7 @@ use crate::core::ranged::WeightFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 use std::borrow::Cow;
 
-/// Names of transformers.
+/// File names that transformers uses.
 const NAMING: Naming = Naming {
     index: Cow::Borrowed("pytorch_model.bin.index.json"),
     single: Cow::Borrowed("pytorch_model.bin"),
@@ -17,17 +17,18 @@ const NAMING: Naming = Naming {
     suffix: ".bin",
     middle: Middle::Any,
 };
-/// Files that training programs leave beside the weights.
+/// Prefixes of files that training programs leave next to the weights.
 const LEFTOVERS: &[&str] =
     &["training_args", "optimizer", "scheduler", "scaler", "rng_state", "random_states"];
 
-/// The PyTorch files of a directory, mapped. Tensors are in the order of the dictionaries, files by name: the order
-/// of the reference converter.
+/// The PyTorch files of a directory, mapped.
+///
+/// Tensors are in the order of the dictionaries, files are sorted by name: the order of the reference converter.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct TorchFiles {
     files: Vec<File>,
     weights: Vec<WeightMeta>,
-    /// File and tensor of each weight.
+    /// File index and tensor of each weight.
     places: Vec<(usize, StoredTensor)>,
     warnings: Vec<String>,
 }
@@ -39,12 +40,14 @@ struct File {
 }
 
 impl TorchFiles {
-    /// Opens the files of a directory: the one that was asked for, those that the index names, `pytorch_model.bin`, all
-    /// `pytorch_model*.bin`, or the one of `names`, which may be PyTorch's. `None` if there is none.
+    /// Opens the PyTorch files of a directory; `None` if there are none.
+    ///
+    /// These are the file that the user named, the files that the index names, `pytorch_model.bin`, all
+    /// `pytorch_model*.bin`, or the only candidate in `names`.
     ///
     /// # Errors
-    /// [`CheckpointError`]: an index or set that is not whole, several files to choose from; a broken file, files that
-    /// disagree with one another or with the index.
+    /// [`CheckpointError`]: an incomplete index or set, several candidates; a broken file, files that disagree with
+    /// one another or with the index.
     pub(in crate::checkpoint) fn find(
         dir: &ModelDir,
         names: &[String],
@@ -155,7 +158,7 @@ impl WeightSource for TorchFiles {
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
         let (file, tensor) = self.place(weight);
-        // A view that jumps about is done when its end is.
+        // A view that is not in storage order is released as a whole, with its last element.
         let is_end = first + n == tensor.meta.shape.n_elems();
         let window = tensor.window(first, n).or_else(|| tensor.window(0, first + n).filter(|_| is_end));
         if let Some((offset, n_bytes)) = window {

@@ -1,32 +1,32 @@
-//! Finding the weights in what was saved: the dictionary at the top, or one inside it.
+//! Search for the weights in a saved object: the top-level dictionary, or one inside it.
 
 use std::collections::HashSet;
 
 use crate::checkpoint::pickle::{Id, Pickle, Value};
 use crate::checkpoint::torch::error::TorchError;
 
-/// Keys under which training programs keep the weights, the likeliest first.
+/// Keys under which training programs store the weights, most likely first.
 const WRAPPERS: &[&str] =
     &["state_dict", "model_state_dict", "model", "module", "net", "params", "generator", "ema"];
-/// How deep the weights may be wrapped.
+/// Maximum nesting depth of such keys around the weights.
 const WRAPPED: usize = 2;
-/// Caps of dictionaries in dictionaries: depth, and bytes of a name's part before its last dot.
+/// Limits of nested dictionaries: depth, and bytes of a name before its last dot.
 const DEPTH: usize = 16;
 const PREFIX_BYTES: usize = 1024;
 
-/// What a file holds.
+/// The tensors of a file.
 #[derive(Debug, Default)]
 pub(super) struct StateDict {
     /// Tensors by name, in the order of the file.
     pub(super) tensors: Vec<(String, Id)>,
-    /// Keys whose values are no tensors.
+    /// Keys whose values are not tensors.
     pub(super) others: Vec<String>,
 }
 
 /// Finds the dictionary of tensors.
 ///
 /// # Errors
-/// [`TorchError`]: there is none, or names that are not text or occur twice.
+/// [`TorchError`]: there is none, or names are not text or occur twice.
 pub(super) fn find(pickle: &Pickle) -> Result<StateDict, TorchError> {
     let root = pickle.root();
     let Value::Map(_) = pickle.get(root) else {
@@ -58,7 +58,8 @@ fn is_tensor(pickle: &Pickle, id: Id) -> bool {
     matches!(pickle.get(id), Value::Rebuilt { .. })
 }
 
-/// The dictionary with tensors in it: `map` itself, or one under the usual keys, `depth` levels down.
+/// Returns the dictionary that contains tensors: `map` itself, or one under the usual keys, up to `depth` levels
+/// down.
 fn direct(pickle: &Pickle, map: Id, depth: usize) -> Option<Id> {
     let pairs = pairs(pickle, map);
     if pairs.iter().any(|&(_, value)| is_tensor(pickle, value)) {
@@ -74,7 +75,7 @@ fn direct(pickle: &Pickle, map: Id, depth: usize) -> Option<Id> {
     })
 }
 
-/// Tensors of one dictionary; what else is in it is noted.
+/// Collects the tensors of one dictionary, and the keys of its other values.
 fn take(pickle: &Pickle, map: Id, found: &mut StateDict) -> Result<(), TorchError> {
     for &(key, value) in pairs(pickle, map) {
         match pickle.text(key) {
@@ -89,8 +90,9 @@ fn take(pickle: &Pickle, map: Id, found: &mut StateDict) -> Result<(), TorchErro
     Ok(())
 }
 
-/// Tensors of dictionaries in dictionaries, their keys joined with dots. Every dictionary counts once, so that shared
-/// ones do not multiply and cyclic ones end.
+/// Collects the tensors of nested dictionaries, their keys joined with dots.
+///
+/// Each dictionary is visited once, so that shared ones do not multiply and cyclic ones end.
 fn flatten(pickle: &Pickle, root: Id, found: &mut StateDict) -> Result<(), TorchError> {
     let mut seen = HashSet::from([root]);
     let mut open = vec![(String::new(), pairs(pickle, root).iter())];
@@ -119,7 +121,7 @@ fn flatten(pickle: &Pickle, root: Id, found: &mut StateDict) -> Result<(), Torch
     Ok(())
 }
 
-/// Keys that never hold weights.
+/// Returns true for keys that never hold weights.
 fn is_training_state(key: &str) -> bool {
     key.starts_with("optimizer") || key.starts_with("lr_scheduler")
 }

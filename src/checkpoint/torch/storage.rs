@@ -1,28 +1,29 @@
-//! Persistent ids: what a tensor says about its storage.
+//! Persistent ids: the descriptions of storages.
 
 use crate::checkpoint::pickle::globals::{Global, StorageClass, StorageElements};
 use crate::checkpoint::pickle::{Id, Pickle, Value};
 use crate::checkpoint::torch::error::TensorProblem;
 use crate::core::ElementType;
 
-/// A storage by its persistent id: `('storage', class, key, location, number of elements)`; the older container adds
-/// a view of it, `None` or `(key, offset, number of elements)`.
+/// A parsed persistent id: `('storage', class, key, location, number of elements)`.
+///
+/// The older container adds a view of the storage: `None` or `(key, offset, number of elements)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StorageId {
     pub(super) key: String,
-    /// What the elements are; bytes for an untyped storage.
+    /// Element type; bytes for an untyped storage.
     pub(super) ty: ElementType,
-    /// Elements of the whole storage.
+    /// Number of elements of the whole storage.
     pub(super) n_elems: u64,
-    /// First element and number of elements of the part that is meant.
+    /// First element and number of elements of the view; the whole storage without one.
     pub(super) view: (u64, u64),
 }
 
 impl StorageId {
-    /// Reads the id behind a value.
+    /// Reads the id of a persistent value.
     ///
     /// # Errors
-    /// A value that is no such id, elements that are not read, a view beyond the storage.
+    /// A value that is no such id, an unsupported element type, a view beyond the storage.
     pub(super) fn read(pickle: &Pickle, storage: Id) -> Result<Self, TensorProblem> {
         let Value::Persistent(id) = pickle.get(storage) else {
             return Err(TensorProblem::Field { field: "storage", found: pickle.get(storage).kind() });
@@ -30,7 +31,7 @@ impl StorageId {
         Self::of_tuple(pickle, *id)
     }
 
-    /// Reads the id itself.
+    /// Reads the id from its tuple.
     ///
     /// # Errors
     /// As [`StorageId::read`].
@@ -74,7 +75,7 @@ impl StorageId {
     }
 }
 
-/// A key as text; early versions wrote numbers.
+/// Returns a key as text; early versions wrote numbers.
 pub(super) fn key_text(pickle: &Pickle, key: Id) -> Option<String> {
     match pickle.get(key) {
         Value::Text(text) => Some(text.to_string()),

@@ -1,4 +1,4 @@
-//! From a rebuilding call to a tensor: geometry that is checked once, and reading through it.
+//! Tensors from recorded rebuild calls: the geometry is checked once, then elements are read through it.
 //!
 //! Element `(i0, i1, ..)` is element `offset + i0 * stride0 + i1 * stride1 + ..` of the storage.
 
@@ -14,24 +14,25 @@ use crate::core::bytes::Endian;
 use crate::core::ranged::Bytes;
 use crate::core::{ElementType, Shape, WeightMeta};
 
-/// How many times the elements of its storage a tensor may show (stride 0 shows one element again and again).
+/// Maximum ratio of a tensor's elements to those of its storage (stride 0 repeats an element).
 const EXPANSION: u64 = 64;
 
-/// A tensor and where its elements lie. Everything was checked against the length of the file.
+/// A tensor and the positions of its elements, checked against the length of the file.
 #[derive(Clone, Debug)]
 pub struct StoredTensor {
     /// Name, shape and type.
     pub meta: WeightMeta,
     /// Absolute offset of the first element.
     offset: u64,
-    /// Size and stride in elements, outermost first; neighbours that are one run are one entry, sizes of 1 are left
-    /// out. No entry: one element, or none at all.
+    /// Size and stride in elements, outermost first.
+    ///
+    /// Contiguous neighbours are merged, and sizes of 1 are left out. Empty for one element, or none at all.
     dims: Vec<(u64, u64)>,
-    /// Whether elements have to be turned round.
+    /// True if the bytes of each element must be swapped.
     swap: bool,
 }
 
-/// Where the storages of a file lie.
+/// Extents and byte order of a file's storages.
 pub(super) struct Storages {
     pub(super) extents: HashMap<String, Extent>,
     pub(super) endian: Endian,
@@ -45,10 +46,10 @@ struct Geometry {
 }
 
 impl StoredTensor {
-    /// Reads the description that a call of `by` gives.
+    /// Reads the description in the arguments of a call of `by`.
     ///
     /// # Errors
-    /// Arguments that do not fit, a storage that is missing or of another size, elements beyond it.
+    /// Arguments that do not fit, a storage that is missing or of another size, elements outside it.
     pub(super) fn read(
         name: &str,
         pickle: &Pickle,
@@ -115,17 +116,17 @@ impl StoredTensor {
         elem_bytes(self.meta.ty)
     }
 
-    /// Bytes of the tensor.
+    /// Size of the tensor in bytes.
     fn n_bytes(&self) -> u64 {
         self.meta.shape.n_elems() * self.elem_bytes() as u64
     }
 
-    /// Whether the elements lie in the file one after another in their order.
+    /// Returns true if the elements are contiguous in the file, in their order.
     fn is_contiguous(&self) -> bool {
         matches!(self.dims[..], [] | [(_, 1)])
     }
 
-    /// The elements where they lie, little-endian and in order; `None` where they have to be gathered.
+    /// Borrows the elements, little-endian and in order; `None` if they must be gathered or swapped.
     #[must_use]
     pub fn borrow<'a>(&self, file: &'a [u8]) -> Option<&'a [u8]> {
         let plain = self.is_contiguous() && !self.swap;
@@ -135,21 +136,21 @@ impl StoredTensor {
     /// Reads elements `first ..` as little-endian bytes, row-major.
     ///
     /// # Panics
-    /// If the range lies outside the tensor, or `file` is not the file that was parsed.
+    /// If the range is outside the tensor, or `file` is not the file that was parsed.
     pub fn read_elems(&self, file: &[u8], first: u64, out: &mut [u8]) {
         self.read_part(file, 0, first, out);
     }
 
-    /// As [`StoredTensor::read_elems`], from a file of which only what the elements need is here.
+    /// Reads elements as [`StoredTensor::read_elems`] does, fetching only the needed bytes of the file.
     ///
     /// # Errors
-    /// The bytes cannot be had.
+    /// The bytes cannot be read.
     ///
     /// # Panics
     /// As [`StoredTensor::read_elems`].
     pub fn fetch_elems<B: Bytes + ?Sized>(&self, file: &B, first: u64, out: &mut [u8]) -> io::Result<()> {
         let n = (out.len() / self.elem_bytes()) as u64;
-        // A view that jumps about may need any of it.
+        // A view that is not in storage order may need any byte of the tensor.
         let window = self.window(first, n).or_else(|| self.window(0, self.meta.shape.n_elems()));
         if let Some((offset, n_bytes)) = window {
             let bytes = file.get(offset, n_bytes)?.unwrap_or_default();
@@ -158,7 +159,7 @@ impl StoredTensor {
         Ok(())
     }
 
-    /// As [`StoredTensor::read_elems`], given the bytes of the file from `file_offset` on.
+    /// Reads elements as [`StoredTensor::read_elems`] does, given the bytes of the file from `file_offset` on.
     fn read_part(&self, file: &[u8], file_offset: u64, first: u64, out: &mut [u8]) {
         let elem = self.elem_bytes();
         let n = (out.len() / elem) as u64;
@@ -187,9 +188,11 @@ impl StoredTensor {
         }
     }
 
-    /// The bytes of the file that hold elements `first .. first + n` and nothing that lies before or after them in
-    /// order: what can be fetched before and dropped after them. `None` for a view that jumps about, unless the range
-    /// is the whole.
+    /// Returns offset and length of the file bytes that hold elements `first .. first + n` and no earlier or later
+    /// element.
+    ///
+    /// These bytes can be fetched before and dropped after the elements. `None` for a view that is not in storage
+    /// order, unless the range is the whole tensor.
     #[must_use]
     pub fn window(&self, first: u64, n: u64) -> Option<(u64, u64)> {
         let n_elems = self.meta.shape.n_elems();
@@ -216,7 +219,7 @@ impl StoredTensor {
     }
 }
 
-/// Copies elements that lie `stride` elements apart.
+/// Copies elements at a distance of `stride` elements.
 fn copy_strided(from: &[u8], stride: usize, elem: usize, to: &mut [u8]) {
     fn each<const N: usize>(from: &[u8], stride: usize, to: &mut [u8]) {
         for (i, out) in to.as_chunks_mut::<N>().0.iter_mut().enumerate() {
@@ -232,7 +235,7 @@ fn copy_strided(from: &[u8], stride: usize, elem: usize, to: &mut [u8]) {
     }
 }
 
-/// Drops sizes of 1, whose strides mean nothing, and joins neighbours that are one run.
+/// Drops sizes of 1, whose strides mean nothing, and merges neighbours that are contiguous.
 fn merge(dims: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     let mut merged: Vec<(u64, u64)> = Vec::new();
     for (size, stride) in dims.filter(|dim| dim.0 != 1) {
@@ -244,7 +247,7 @@ fn merge(dims: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     merged
 }
 
-/// The bytes of the part of a storage that is meant. The whole must have the size that its id says.
+/// Returns the bytes of the view of a storage; the whole must have the size that its id declares.
 fn extent(id: &StorageId, storages: &Storages) -> Result<Extent, TensorProblem> {
     let key = || id.key.clone();
     let whole = storages.extents.get(&id.key).ok_or_else(|| TensorProblem::StorageMissing { key: key() })?;
@@ -257,7 +260,7 @@ fn extent(id: &StorageId, storages: &Storages) -> Result<Extent, TensorProblem> 
     Ok(Extent { offset: whole.offset + first * elem, n_bytes: n * elem })
 }
 
-/// The element type among the arguments of `_rebuild_tensor_v3`.
+/// Returns the element type from the arguments of `_rebuild_tensor_v3`.
 fn dtype(pickle: &Pickle, args: &[Id]) -> Result<ElementType, TensorProblem> {
     let &dtype = args.get(6).ok_or(TensorProblem::Missing { field: "element type" })?;
     match pickle.get(dtype) {

@@ -1,9 +1,11 @@
-//! The zip container: where the pickle and the storages lie. Records are stored, so they are read in place.
+//! The zip container: byte ranges of the pickle and the storages.
+//!
+//! Records are uncompressed, so they are read in place.
 //!
 //! # Layout
-//! One folder, of any name, with `data.pkl`, `data/<key>` for each storage, and `byteorder` (`little` or `big`; absent
-//! before PyTorch 2.1, then little). Local headers carry no sizes and other extra fields than the directory, which
-//! therefore has the word on sizes, while the start of the data follows from the local header.
+//! One folder, of any name, with `data.pkl`, `data/<key>` for each storage, and `byteorder` (`little` or `big`;
+//! absent before PyTorch 2.1, then little). Local headers have no sizes, and other extra fields than the directory.
+//! So sizes are taken from the directory, and the start of the data from the local header.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,20 +18,21 @@ use crate::checkpoint::torch::error::{RecordProblem, TorchError};
 use crate::core::bytes::Endian;
 use crate::core::ranged::Bytes;
 
-/// Records up to this size are compared with their checksum when the file is opened. A checksum covers a whole record;
-/// for larger ones that would mean to read the file twice.
+/// Largest record whose checksum is verified when the file is opened, in bytes.
+///
+/// A checksum covers a whole record, so larger records would have to be read twice.
 const CHECKED_BYTES: u64 = 1 << 20;
 
-/// The bytes of a record or storage in the file.
+/// Byte range of a record or storage in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     /// Absolute offset.
     pub(super) offset: u64,
-    /// Length; the end lies inside the file.
+    /// Length in bytes; the end is inside the file.
     pub(super) n_bytes: u64,
 }
 
-/// The records that matter.
+/// The relevant records of the archive.
 #[derive(Debug)]
 pub(super) struct Archive {
     pub(super) pickle: Extent,
@@ -48,7 +51,7 @@ struct Record {
 /// Reads the directory and checks every record of it.
 ///
 /// # Errors
-/// [`TorchError`]: the archive is broken, or is no PyTorch file.
+/// [`TorchError`]: the archive is broken, or is not a PyTorch file.
 pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
     let config = zip::read::Config { archive_offset: zip::read::ArchiveOffset::Known(0) };
     let mut zip = ZipArchive::with_config(config, Reader { file, at: 0 })?;
@@ -56,7 +59,7 @@ pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
         return Err(TorchError::DuplicateRecord);
     }
     check_directory_end(file, zip.central_directory_start(), zip.len())?;
-    // First what the archive is, by its names: programs are compressed, for example.
+    // First identify the archive by its names: a TorchScript program, for example, may be compressed.
     let top = top(&zip)?;
     let mut records = Vec::with_capacity(zip.len());
     for index in 0..zip.len() {
@@ -78,7 +81,7 @@ pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
             archive.storages.insert(key.to_owned(), record.extent);
         }
     }
-    // Only now: a wrong byte order has a better message than its checksum.
+    // Checksums come last: a wrong byte order has a better message of its own.
     for (index, record) in records.iter().enumerate() {
         if record.extent.n_bytes <= CHECKED_BYTES || record.extent == archive.pickle {
             check_sum(&mut zip, index)?;
@@ -87,15 +90,15 @@ pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
     Ok(archive)
 }
 
-/// The bytes of an extent, which is known to lie inside the file.
+/// Returns the bytes of an extent, which is known to be inside the file.
 ///
 /// # Errors
-/// They cannot be had.
+/// The bytes cannot be read.
 pub(super) fn bytes<B: Bytes + ?Sized>(file: &B, extent: Extent) -> io::Result<Cow<'_, [u8]>> {
     Ok(file.get(extent.offset, extent.n_bytes)?.unwrap_or_default())
 }
 
-/// The file as the archive's reader wants it.
+/// Adapter of the file to the [`Read`] and [`Seek`] that the zip reader needs.
 struct Reader<'a, B: ?Sized> {
     file: &'a B,
     at: u64,
@@ -124,7 +127,7 @@ impl<B: Bytes + ?Sized> Seek for Reader<'_, B> {
     }
 }
 
-/// The directory must end where its last listed record ends: a wrong count would hide records.
+/// Checks that the directory ends after its last listed record: a wrong count would hide records.
 fn check_directory_end<B: Bytes + ?Sized>(file: &B, start: u64, listed: usize) -> Result<(), TorchError> {
     const HEADER_BYTES: u64 = 46;
     let n_bytes = file.n_bytes().saturating_sub(start);
@@ -166,7 +169,7 @@ fn record<R: Read + Seek>(zip: &mut ZipArchive<R>, index: usize) -> Result<Recor
     Err(TorchError::Record { name, problem })
 }
 
-/// No record may begin inside another.
+/// Checks that no record begins inside another.
 fn check_overlap(records: &[Record]) -> Result<(), TorchError> {
     let mut by_offset: Vec<&Record> = records.iter().collect();
     by_offset.sort_by_key(|record| record.header);
@@ -180,7 +183,7 @@ fn check_overlap(records: &[Record]) -> Result<(), TorchError> {
     Ok(())
 }
 
-/// The folder of the one `data.pkl` that lies in a folder, with its slash.
+/// Returns the folder of the only `data.pkl`, with a trailing slash.
 fn top<R: Read + Seek>(zip: &ZipArchive<R>) -> Result<String, TorchError> {
     let names = || zip.file_names().filter_map(Result::ok);
     let mut tops = names().filter_map(|name| {
@@ -209,7 +212,7 @@ fn byte_order(text: &[u8]) -> Result<Endian, TorchError> {
     }
 }
 
-/// Reads a record to its end, where the archive's reader compares the checksum.
+/// Reads a record to its end, where the zip reader verifies the checksum.
 fn check_sum<R: Read + Seek>(zip: &mut ZipArchive<R>, index: usize) -> Result<(), TorchError> {
     let mut entry = zip.by_index(index)?;
     let name = entry.name()?.into_owned();

@@ -1,4 +1,4 @@
-//! `gguf-convert archs`: the architectures, or one card at length.
+//! `gguf-convert archs`: lists the architectures, or prints one card in full.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ impl Archs {
         Ok(Exit::Done)
     }
 
-    /// The cards of text models and those of towers. A card from a file is of either kind.
+    /// Returns the cards of text models and those of towers. A card from a file may be of either kind.
     fn registries(&self) -> Result<[Registry; 2], ConvertError> {
         let of = |kind, card: &Option<PathBuf>| {
             registry(&ConvertOptions { kind, card: card.clone(), ..ConvertOptions::default() })
@@ -74,7 +74,7 @@ fn unknown(registries: &[Registry], name: &str) -> UsageError {
     UsageError(format!("no architecture and no class is named `{}`{near}", escape(name)))
 }
 
-/// A line for each class.
+/// Lists a line for each class.
 fn list(registries: &[Registry], session: &Session) -> anyhow::Result<Exit> {
     let cards: Vec<CardFacts> = registries.iter().flat_map(all_facts).collect();
     let mut rows: Vec<(&CardFacts, &str)> =
@@ -101,7 +101,7 @@ fn list(registries: &[Registry], session: &Session) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// What a card makes, in one word.
+/// Returns the kind of output of a card, in one word.
 fn kind(card: &CardFacts) -> &'static str {
     match card.kind {
         CardKind::Text => "text",
@@ -109,7 +109,7 @@ fn kind(card: &CardFacts) -> &'static str {
     }
 }
 
-/// What the engine does with an architecture, in one word.
+/// Returns what the engine does with an architecture, in one word.
 fn word(stage: &Stage) -> &'static str {
     match stage {
         Stage::Runs => "runs",
@@ -160,7 +160,7 @@ fn print(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
     print_contents(card, out)
 }
 
-/// Tensors, what is read of the configuration, and keys.
+/// Prints tensors, keys of config.json that are read, and GGUF keys.
 fn print_contents(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\n  tensors")?;
     for tensor in &card.tensors {

@@ -1,4 +1,4 @@
-//! `gguf-convert draft`.
+//! `gguf-convert draft`: drafts an architecture card.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::core::Hint;
 use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
 use crate::core::text::escape;
 
-/// Names that a report lists at most.
+/// Maximum number of names that a report lists.
 const MAX_LISTED: usize = 12;
 
 /// Arguments of `draft`.
@@ -54,7 +54,7 @@ impl Draft {
         Ok(Exit::Done)
     }
 
-    /// What has a place and what has not, and what to do next.
+    /// Reports matched and unmatched tensors, and the next steps.
     fn report(&self, session: &Session, drafted: &Drafted) {
         let card =
             self.output.as_ref().map_or_else(|| "my.toml".to_owned(), |path| path.display().to_string());

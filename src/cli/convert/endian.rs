@@ -1,4 +1,4 @@
-//! `gguf-convert endian`.
+//! `gguf-convert endian`: writes a GGUF file in another byte order.
 
 use std::path::PathBuf;
 

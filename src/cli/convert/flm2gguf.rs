@@ -1,4 +1,4 @@
-//! `gguf-convert flm2gguf`.
+//! `gguf-convert flm2gguf`: converts a FastLLM file.
 
 use std::path::{Path, PathBuf};
 

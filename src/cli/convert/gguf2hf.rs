@@ -1,4 +1,4 @@
-//! `gguf-convert gguf2hf`.
+//! `gguf-convert gguf2hf`: converts a GGUF file to a Hugging Face checkpoint.
 
 use std::path::PathBuf;
 use std::time::Instant;

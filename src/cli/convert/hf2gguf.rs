@@ -1,4 +1,4 @@
-//! `gguf-convert hf2gguf`.
+//! `gguf-convert hf2gguf`: converts a Hugging Face checkpoint.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{ConvertOptions, ModelSource};
 
-/// Options of the text model alone.
+/// Ids of options that apply to the text model only.
 const TEXT_ONLY: [&str; 12] = [
     "target_model_dir",
     "rerank",

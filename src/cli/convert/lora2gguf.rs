@@ -1,4 +1,4 @@
-//! `gguf-convert lora2gguf`.
+//! `gguf-convert lora2gguf`: converts a LoRA adapter.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::core::output::OutputKind;
 use crate::core::text::escape;
 use crate::gguf::{LayoutOptions, WriteOptions, write_gguf};
 
-/// Types of an adapter's matrices.
+/// Types that an adapter's matrices can have.
 const TYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", AUTO];
 
 /// Arguments of `lora2gguf`.

@@ -1,4 +1,4 @@
-//! `gguf-convert merge-lora`.
+//! `gguf-convert merge-lora`: merges an adapter into its base model.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ impl MergeLora {
                 return Err(UsageError(text.to_owned()).into());
             }
             let source = ModelSource::open(base.path(), options)?;
-            // Sums are F32: the type that suits the checkpoint is the one it had before.
+            // Merged sums are F32, so `auto` is resolved by the types before the merge.
             options.file_type = options.file_type.or_else(|| Some(OutType::auto(source.metas())));
             opened.replace(Some(source));
             Ok(())
@@ -48,7 +48,7 @@ impl MergeLora {
             };
             source.merged(adapter.path(), options)
         };
-        // The base model's directory may hold its own conversion.
+        // The base model's directory may contain its own conversion, so the default output is next to the adapter.
         self.to_gguf.run(session, [base.path(), adapter.output()], adjust, open)?;
         Ok(Exit::Done)
     }

@@ -1,4 +1,4 @@
-//! `gguf-convert msmodelslim2gguf`.
+//! `gguf-convert msmodelslim2gguf`: converts a checkpoint of Ascend's msModelSlim.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What every form of `gguf-convert … 2gguf` shares: its options, planning, writing, and what it tells its user.
+//! Shared parts of the `2gguf` commands: options, planning, writing, reporting.
 
 mod codes;
 mod job;
@@ -37,11 +37,11 @@ use type_plan::TypeSwitches;
 pub(super) use job::Job;
 pub(super) use type_plan::{AUTO, TypePlan};
 
-/// What a program that quantizes asks of a conversion.
+/// Request for a conversion, from a program that quantizes.
 pub(in crate::cli) struct Quantization {
-    /// Where the file goes, if that is said.
+    /// Path of the output, if it is given.
     pub(in crate::cli) output: Option<PathBuf>,
-    /// Name of the type; none where a size decides.
+    /// Name of the type; `None` if a target size decides.
     pub(in crate::cli) file_type: Option<&'static str>,
     pub(in crate::cli) dry_run: bool,
     pub(in crate::cli) share: ShareArgs,
@@ -148,19 +148,19 @@ pub(in crate::cli) struct ToGguf {
     calibrate: CalibrateArgs,
 }
 
-/// A run that has its options.
+/// Run with its options.
 struct Run<'a> {
     args: &'a ToGguf,
     session: &'a Session,
-    /// What is converted: a directory, or a file in one.
+    /// Input: a directory, or a file in one.
     input: &'a Path,
-    /// Where the output goes if nothing else is said.
+    /// Directory for the output, if no path is given.
     dir: &'a Path,
     started: Instant,
 }
 
 impl ToGguf {
-    /// All other options as they are by default.
+    /// Creates the options of a quantization; all others have their defaults.
     pub(in crate::cli) fn of_quantization(asked: Quantization) -> Self {
         let Quantization { output, file_type, dry_run, share, options, size, calibrate } = asked;
         Self {
@@ -194,13 +194,13 @@ impl ToGguf {
         }
     }
 
-    /// Plans and writes a checkpoint's folder.
+    /// Plans and writes a checkpoint's directory.
     pub(in crate::cli) fn run_on_folder(&self, session: &Session, dir: &Path) -> anyhow::Result<()> {
         self.run(session, [dir, dir], |_, _| Ok(()), |options| ModelSource::open(dir, options))
     }
 
-    /// Plans and writes. `adjust` sets the options that belong to one form of input, and refuses what does not go with
-    /// the type; `open` opens the input; `dir` is where it lies, and where the output goes if nothing else is said.
+    /// Plans and writes. `adjust` sets the options of one form of input, and refuses those that contradict the type.
+    /// `open` opens the input. `dir` is the default directory for the output.
     pub(super) fn run(
         &self,
         session: &Session,
@@ -276,7 +276,7 @@ impl ToGguf {
         Ok(())
     }
 
-    /// What is kept of a run that was stopped.
+    /// Returns a sentence about what is kept of a run that was stopped.
     pub(super) fn after_interrupt(&self) -> Option<String> {
         if self.dry_run {
             return None;
@@ -284,12 +284,12 @@ impl ToGguf {
         if self.calibrate.is_given() {
             return self.calibrate.after_interrupt();
         }
-        // Several files cannot be gone on with.
+        // A run that writes several files cannot be resumed.
         let is_set = self.is_split() && self.share.part.is_none();
         Some(if is_set { "nothing was kept".to_owned() } else { self.share.after_interrupt() })
     }
 
-    /// Whether the model is to be run.
+    /// Returns true if the model is run on a text.
     pub(super) fn is_calibrated(&self) -> bool {
         self.calibrate.is_given()
     }
@@ -320,7 +320,7 @@ impl ToGguf {
         })
     }
 
-    /// The output's path: as given, with `{ftype}` filled in, or the default name in the directory given.
+    /// Returns the output's path: as given, with `{ftype}` replaced, or the default name in the given directory.
     fn target(&self, conversion: &Conversion, dir: &Path, encoding: &str) -> PathBuf {
         if let Some(path) = &self.share.into {
             return path.clone();
@@ -329,7 +329,7 @@ impl ToGguf {
         job_target(path, &conversion.default_file_name(encoding), encoding)
     }
 
-    /// Whether the user named the file, not its directory alone.
+    /// Returns true if the user named the file, not only its directory.
     fn names_its_output(&self) -> bool {
         self.share.into.is_some() || self.output.as_deref().is_some_and(|path| !path.is_dir())
     }
@@ -359,7 +359,7 @@ impl ToGguf {
     }
 }
 
-/// The pattern of a `--drop`.
+/// Parses the pattern of `--drop`.
 fn drop_pattern(text: &str) -> Result<Regex, UsageError> {
     let why = |error: regex::Error| match error.to_string().lines().last() {
         Some(line) => line.trim_start_matches("error: ").to_owned(),
@@ -369,7 +369,7 @@ fn drop_pattern(text: &str) -> Result<Regex, UsageError> {
         .map_err(|error| UsageError(format!("`--drop {text}`: no regular expression: {}", why(error))))
 }
 
-/// The path of an output: a file's with `{ftype}` filled in, or the default name in a directory.
+/// Returns the path of an output: a file with `{ftype}` replaced, or the default name in a directory.
 pub(super) fn job_target(path: &Path, default_name: &str, encoding: &str) -> PathBuf {
     if path.is_dir() {
         return path.join(default_name);
@@ -382,10 +382,10 @@ pub(super) fn job_target(path: &Path, default_name: &str, encoding: &str) -> Pat
 }
 
 impl Run<'_> {
-    /// Everything that is read, whatever the options: outputs are held against it before any weight is.
+    /// Registers everything that is read, whatever the options, so that outputs are checked before any weight is read.
     fn guard(&self, conversion: &Conversion) -> anyhow::Result<Guard<'_>> {
         let args = self.args;
-        // A list of types is written in any case.
+        // A list of types is written even by a dry run.
         let mut guard = Guard::new(self.session, args.dry_run && args.size.write_types.is_none());
         guard.read("the checkpoint", self.input)?;
         guard.read_all("the checkpoint", conversion.input_paths())?;
@@ -400,7 +400,7 @@ impl Run<'_> {
         Ok(guard)
     }
 
-    /// Holds one file of the output against what is read, and against what is there under its default name.
+    /// Checks one output file against the inputs, and against an existing file with its default name.
     fn guard_output(
         &self,
         guard: &mut Guard<'_>,
@@ -414,7 +414,7 @@ impl Run<'_> {
         guard.unnamed(path, Unnamed { metadata: conversion.metadata(), source: conversion })
     }
 
-    /// As the converter itself writes it.
+    /// Writes a type that the converter itself produces.
     fn convert(&self, conversion: &Conversion, encoding: String, stored: Stored<'_>) -> anyhow::Result<()> {
         let Self { args, session, .. } = self;
         let job = Job {
@@ -443,7 +443,7 @@ impl Run<'_> {
         job.print_report(session, &report, &small, self.started.elapsed().as_secs_f64())
     }
 
-    /// The tensors that a quantization brings to a type.
+    /// Returns the names of the tensors that a quantization brings to a type.
     fn names_of_type(
         &self,
         conversion: &Conversion,
@@ -461,7 +461,7 @@ impl Run<'_> {
         Ok(wanted.map(|tensor| tensor.name.clone()).collect())
     }
 
-    /// In one pass: the conversion to F32 is the source that the quantization reads, row by row.
+    /// Quantizes in one pass: the conversion to F32 is the source that the quantization reads, row by row.
     fn quantize(
         &self,
         conversion: &mut Conversion,
@@ -481,7 +481,7 @@ impl Run<'_> {
         let mut options = args.quantize.to_options(file_type, session.common.simd)?;
         let imatrix = args.quantize.open_imatrix(session)?;
         if let Some(ty) = keep {
-            // What the quantization would bring to the type of the checkpoint's integers keeps them.
+            // Tensors that the mixture brings to the type of the checkpoint's integers keep these integers.
             let names = self.names_of_type(conversion, ty, (&options, imatrix.as_ref()))?;
             conversion.keep(ty, |name| names.contains(name))?;
         }
@@ -525,7 +525,7 @@ impl Run<'_> {
         report::print_report(session, options.file_type, &plan, &report, seconds, &extra)
     }
 
-    /// The same, rounded by what the model does: the model that is run is the F32 file that this would be.
+    /// Quantizes with calibration. The model that is run is the F32 file that this conversion would write.
     fn calibrate(
         &self,
         conversion: &Conversion,

@@ -1,4 +1,4 @@
-//! The first lines of a description: what a file is, in at most eight lines.
+//! Summary of a file in at most eight lines, at the top of a description.
 
 use serde_json::{Map, Value as Json};
 
@@ -10,10 +10,10 @@ use crate::gguf::{GgufFile, Metadata, Value};
 use crate::inspect::{self, chat_templates, value_text};
 use crate::verify::Label;
 
-/// A fact: what it is about, and what it says.
+/// Fact about a file: its label and its text.
 type Fact = (&'static str, String);
 
-/// The facts about a file that it has.
+/// Returns the facts that are known about a file.
 pub(super) fn facts(file: &GgufFile) -> Vec<Fact> {
     let keys = Keys { metadata: file.metadata() };
     let facts = [
@@ -29,7 +29,7 @@ pub(super) fn facts(file: &GgufFile) -> Vec<Fact> {
     facts.into_iter().filter_map(|(what, text)| Some((what, text?))).collect()
 }
 
-/// The same as an object.
+/// Returns the facts as a JSON object.
 pub(super) fn facts_json(file: &GgufFile) -> Json {
     let members = facts(file).into_iter().map(|(what, text)| (what.to_owned(), Json::from(text)));
     Json::Object(members.collect::<Map<_, _>>())
@@ -42,13 +42,13 @@ fn size(file: &GgufFile) -> String {
     format!("{}{}{}", bytes(file.file_bytes()), parameters.unwrap_or_default(), bits.unwrap_or_default())
 }
 
-/// The recipe of a file of weights.
+/// Returns the recipe of types of a model file.
 fn types(file: &GgufFile) -> Option<String> {
     let is_model = file.metadata().get("general.file_type").is_some() && !file.tensors().is_empty();
     is_model.then(|| Label::of(file.metadata(), file.tensors(), Some(file.path())).recipe())
 }
 
-/// A count with its unit: `1.24 B`.
+/// Formats a count with its unit: `1.24 B`.
 fn short(n: u64) -> String {
     let value = n as f64;
     match n {
@@ -69,13 +69,13 @@ impl Keys<'_> {
         Some(value_text(value, Some(SHOWN_CHARS), None))
     }
 
-    /// A key of the architecture.
+    /// Returns the value of a key that begins with the architecture's name.
     fn of_arch(&self, name: &str) -> Option<&Value> {
         let arch = self.metadata.get("general.architecture").and_then(Value::as_str)?;
         self.metadata.get(&format!("{arch}.{name}"))
     }
 
-    /// A number; of one for each layer the range.
+    /// Formats a number; for an array with one number per layer, the range.
     fn number(&self, name: &str) -> Option<String> {
         match self.of_arch(name)? {
             Value::Array(list) => {
@@ -150,7 +150,7 @@ impl Keys<'_> {
     }
 }
 
-/// The name of what a number in a key stands for: a file type, or a token.
+/// Returns the name that a number in a key represents: a file type, or a token.
 pub(super) fn meaning(metadata: &Metadata, key: &str, value: &Value) -> Option<String> {
     let number = value.as_u64()?;
     if key == "general.file_type" {

@@ -1,4 +1,4 @@
-//! `gguf-inspect checkpoint`: what a checkpoint is, and what can be made of it.
+//! `gguf-inspect checkpoint`: describes a checkpoint, and what it can be converted to.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -94,7 +94,7 @@ fn print(report: &CheckpointReport, with_tensors: bool, out: &mut dyn Write) -> 
     print_problems(&report.problems, out)
 }
 
-/// The lines on top.
+/// Returns the lines at the top: labels and texts.
 fn facts(report: &CheckpointReport) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     facts.extend(report.name.clone().map(|name| ("name", name)));
@@ -200,7 +200,7 @@ fn print_problems(problems: &[Problem], out: &mut dyn Write) -> io::Result<()> {
         }
         writeln!(out, "\n{title}")?;
         for problem in own {
-            // Messages of several lines keep their lines; whatever comes from files in them is escaped there.
+            // Messages may have several lines. Untrusted text in them has been escaped where they were made.
             writeln!(out, "  {}: {}", problem.part.name(), problem.message.replace('\n', "\n  "))?;
             for hint in &problem.hints {
                 writeln!(out, "    hint: {hint}")?;

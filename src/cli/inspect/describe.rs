@@ -1,4 +1,4 @@
-//! `gguf-inspect FILE`: what is in a file.
+//! `gguf-inspect FILE`: describes the content of a file.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -43,7 +43,7 @@ impl Describe {
         Ok(Exit::Done)
     }
 
-    /// A limit, unless everything is wanted.
+    /// Returns a limit; `None` if everything is wanted.
     fn at_most(&self, most: usize) -> Option<usize> {
         (!self.full).then_some(most)
     }
@@ -128,7 +128,7 @@ fn tensors(file: &GgufFile) -> Table {
     table
 }
 
-/// The table of types: name, tensors, elements, bytes.
+/// Returns the table of types: name, tensors, elements, bytes.
 pub(super) fn type_table(rows: impl Iterator<Item = (String, u64, u64, u64)>) -> Table {
     let mut table = Table::new(&[
         ("type", Align::Left),

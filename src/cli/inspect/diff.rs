@@ -1,4 +1,4 @@
-//! `gguf-inspect diff`.
+//! `gguf-inspect diff`: compares two models.
 
 use std::cmp::Ordering;
 use std::io::{self, Write};
@@ -29,7 +29,7 @@ pub(super) struct DiffArgs {
 }
 
 impl DiffArgs {
-    /// As diff(1) ends: 0 the same, 1 they differ, and where it failed 2 (or 3, if a file is broken).
+    /// Ends with the exit codes of diff(1): 0 equal, 1 different, 2 failed (3 if a file is broken).
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         self.compare(session).or_else(|error| {
             let failure = Failure::of(&error).map(Failure::into_trouble);
@@ -69,7 +69,7 @@ fn print(diff: &Diff, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// What differs, in a line: how many keys, and how many tensors in what.
+/// Summarizes the differences in a line: number of keys and tensors, by kind.
 fn in_short(diff: &Diff) -> String {
     let n_of = |is: fn(&TensorDiff) -> bool| diff.tensors.iter().filter(|tensor| is(tensor)).count() as u64;
     let both = |tensor: &TensorDiff| tensor.a.is_some() && tensor.b.is_some();
@@ -97,7 +97,7 @@ fn layout_table(diff: &Diff) -> Table {
     table
 }
 
-/// Keys by name: what differs, and the values or the first elements that do.
+/// Returns a table of keys, sorted: the kind of difference, and the values or first elements that differ.
 fn key_table(keys: &[KeyDiff]) -> Table {
     let mut table =
         Table::new(&[("key", Align::Left), ("differs", Align::Left), ("a", Align::Fill), ("b", Align::Fill)]);
@@ -135,7 +135,7 @@ fn key_cells(key: &KeyDiff) -> (String, String, String) {
     }
 }
 
-/// Tensors by name: what differs, and how far apart the values are.
+/// Returns a table of tensors by name: the kind of difference, and the distance of the values.
 fn tensor_table(tensors: &[TensorDiff]) -> Table {
     let mut table = Table::new(&[
         ("tensor", Align::Left),
@@ -175,7 +175,8 @@ fn tensor_cells(tensor: &TensorDiff) -> (String, String, String) {
     (what.into_iter().flatten().collect::<Vec<_>>().join(", "), text(a), text(b))
 }
 
-/// The share of values that differ, the largest distance, and the root of the mean square relative to that of a.
+/// Returns the share of values that differ, the largest absolute difference, and the RMS difference relative to the RMS
+/// of a.
 fn data_cells(data: &DataDiff) -> [String; 3] {
     if data.n_differing == 0 {
         return ["equal".to_owned(), String::new(), String::new()];
@@ -185,7 +186,7 @@ fn data_cells(data: &DataDiff) -> [String; 3] {
     [share, format!("{:.1e}", data.max_abs), format!("{:.1e}", data.relative_rms())]
 }
 
-/// What matters most comes first: keys of the architecture, then the tokenizer, then what only describes the file.
+/// Sort weight of a key: architecture keys first, then the tokenizer, then keys that only describe the file.
 fn weight(key: &str) -> u8 {
     match key {
         "general.architecture" => 0,
@@ -197,7 +198,7 @@ fn weight(key: &str) -> u8 {
     }
 }
 
-/// Names in the order that people expect: `blk.2` before `blk.10`.
+/// Compares names with numbers in numeric order: `blk.2` before `blk.10`.
 fn by_name(a: &str, b: &str) -> Ordering {
     let (mut rest_a, mut rest_b) = (a, b);
     loop {
@@ -220,7 +221,7 @@ fn by_name(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// The digits that a text begins with.
+/// Returns the leading digits of a text.
 fn digits(text: &str) -> &str {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     &text[..end]

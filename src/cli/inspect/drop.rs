@@ -1,4 +1,4 @@
-//! `gguf-inspect drop`.
+//! `gguf-inspect drop`: leaves tensors out.
 
 use std::path::PathBuf;
 

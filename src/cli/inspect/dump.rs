@@ -1,4 +1,4 @@
-//! `gguf-inspect dump`: a file for other programs and for web pages.
+//! `gguf-inspect dump`: prints a file for other programs and for web pages.
 
 mod markdown;
 

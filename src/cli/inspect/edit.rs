@@ -1,4 +1,4 @@
-//! What `set`, `remove`, `rename` and `drop` share: their options, and how a change is shown.
+//! Shared parts of `set`, `remove`, `rename` and `drop`: options, and the output of changes.
 
 use std::path::{Path, PathBuf};
 
@@ -29,18 +29,18 @@ pub(super) struct EditArgs {
     force: bool,
 }
 
-/// Arguments that make no sense are told apart from files that do not.
+/// Turns errors in arguments into usage errors, in contrast to errors in files.
 pub(super) fn usage(error: EditError) -> anyhow::Error {
     if error.is_usage() { UsageError(error.to_string()).into() } else { error.into() }
 }
 
 impl EditArgs {
-    /// True if any of them was given.
+    /// Returns true if any option was given.
     pub(super) fn is_given(&self) -> bool {
         self.output.is_some() || self.dry_run || self.force
     }
 
-    /// `values` are the files that values come from.
+    /// Plans, checks and makes the edits. `values` are the files that values come from.
     pub(super) fn run(
         &self,
         file: &Path,
@@ -59,7 +59,7 @@ impl EditArgs {
             guard.read_all("the model", plan.inputs())?;
             guard.write("-o", output, plan.kind())?;
         } else {
-            // Of its own kind whichever that is: it is the file that is edited.
+            // An edit in place keeps the file's own kind, whichever it is.
             let is_imatrix = check_kind(plan.target(), OutputKind::Imatrix).is_ok();
             let kind = if is_imatrix { OutputKind::Imatrix } else { OutputKind::Model };
             guard.write("the output", plan.target(), kind)?;
@@ -108,8 +108,8 @@ impl EditArgs {
     }
 }
 
-/// Refuses to edit a file that nobody may write. The new file takes the place of the old one, for which the folder's permission
-/// is enough, so the system would not object.
+/// Refuses to edit a read-only file. The new file replaces the old one, which needs only permission for the directory,
+/// so the system would not object.
 fn refuse_read_only(file: &Path) -> anyhow::Result<()> {
     if fs_err::metadata(file).is_ok_and(|metadata| metadata.permissions().readonly()) {
         let name = file.display().to_string();
@@ -121,7 +121,7 @@ fn refuse_read_only(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The keys that a file gets, or gets another value of.
+/// Returns the keys that are added or changed, with their new values.
 fn added(changes: &[Change]) -> Metadata {
     let mut keys = Metadata::new();
     for change in changes {
@@ -132,7 +132,7 @@ fn added(changes: &[Change]) -> Metadata {
     keys
 }
 
-/// Old and new values, a key a row.
+/// Returns a table of old and new values, a row per key.
 fn table(changes: &[Change]) -> Table {
     let mut table = Table::new(&[
         ("key", Align::Left),
@@ -154,7 +154,7 @@ fn table(changes: &[Change]) -> Table {
     table
 }
 
-/// Old and new names, a tensor a row.
+/// Returns a table of old and new names, a row per tensor.
 fn tensor_table(changes: &[(String, Option<String>)]) -> Table {
     let mut table = Table::new(&[("tensor", Align::Fill), ("", Align::Left), ("new name", Align::Fill)]);
     for (before, after) in changes {

@@ -1,4 +1,4 @@
-//! `gguf-inspect get`.
+//! `gguf-inspect get`: prints the value of a key.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ impl GetArgs {
     }
 }
 
-/// Prints what comes from a file as it is; on a terminal without the escapes that it would obey.
+/// Prints bytes of a file unchanged; on a terminal with control characters escaped.
 pub(super) fn print_bytes(bytes: &[u8], session: &Session) -> anyhow::Result<()> {
     if !std::io::stdout().is_terminal() {
         return session.print(|out| out.write_all(bytes));

@@ -1,4 +1,4 @@
-//! `gguf-inspect hash`.
+//! `gguf-inspect hash`: prints SHA-256 of tensors, data and files.
 
 use std::path::PathBuf;
 

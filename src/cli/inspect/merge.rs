@@ -1,4 +1,4 @@
-//! `gguf-inspect merge`.
+//! `gguf-inspect merge`: joins the parts of a split model.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ impl MergeArgs {
         written::print(&report, session)
     }
 
-    /// Parts and output. A last file that is not there yet is the output, as llama-gguf-split takes it.
+    /// Separates parts and output. A last file that does not exist yet is the output, as in llama-gguf-split.
     fn sorted_out(&self) -> Result<(&[PathBuf], &Path), UsageError> {
         match (&self.output, self.files.as_slice()) {
             (Some(output), parts) => Ok((parts, output)),

@@ -1,4 +1,4 @@
-//! `gguf-inspect remove`.
+//! `gguf-inspect remove`: removes metadata keys.
 
 use std::path::PathBuf;
 

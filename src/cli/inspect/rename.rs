@@ -1,4 +1,4 @@
-//! `gguf-inspect rename`.
+//! `gguf-inspect rename`: renames tensors.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `gguf-inspect set`.
+//! `gguf-inspect set`: sets metadata keys.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `gguf-inspect split`.
+//! `gguf-inspect split`: cuts a model into parts.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{GgufFile, PlannedFile, SplitSpec, SplitStyle};
 use crate::inspect;
 
-/// Tensors in a part where nothing else is said, as in llama.cpp.
+/// Maximum number of tensors in a part if no limit is given, as in llama.cpp.
 const DEFAULT_MAX_TENSORS: u64 = 128;
 
 /// Arguments of `split`.
@@ -64,7 +64,7 @@ impl SplitArgs {
         written::print(&report, session)
     }
 
-    /// Prints the parts and what goes into each.
+    /// Prints the parts with their tensors.
     fn plan(&self, file: &GgufFile, spec: &SplitSpec, session: &Session) -> anyhow::Result<()> {
         let parts = inspect::plan_split(file, &self.output, spec)?;
         let mut guard = Guard::new(session, true);
@@ -112,7 +112,7 @@ impl SplitArgs {
     }
 }
 
-/// What goes into a part.
+/// Returns the tensors of a part.
 fn tensors<'a>(file: &'a GgufFile, part: &PlannedFile) -> &'a [TensorMeta] {
     file.tensors().get(part.tensors.clone()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! `gguf-inspect template`.
+//! `gguf-inspect template`: prints, renders or sets chat templates.
 
 use std::path::{Path, PathBuf};
 
@@ -51,7 +51,7 @@ impl TemplateArgs {
         }
     }
 
-    /// Prints a chat as the template writes it.
+    /// Renders a chat with the template and prints it.
     fn render(&self, chat: &Path, session: &Session) -> anyhow::Result<()> {
         let file = open_header(session, &self.file, &OpenOptions::foreign())?;
         let chat = chat.to_str().and_then(Chat::builtin).map_or_else(|| read_chat(chat), Ok)?;
@@ -97,7 +97,7 @@ impl TemplateArgs {
     }
 }
 
-/// Bytes of a file with a chat.
+/// Maximum number of bytes of a chat file.
 const MAX_CHAT_BYTES: u64 = 16 << 20;
 
 /// Reads a chat: a list of messages, or an object with `messages`.

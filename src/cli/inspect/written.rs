@@ -1,4 +1,4 @@
-//! What the commands that write a file share.
+//! Shared parts of the commands that write a file.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::cli::render::plural;
 use crate::core::text::{bytes, escape};
 use crate::gguf::{WriteOptions, WriteReport};
 
-/// How files are written.
+/// Returns the write options of a session.
 pub(in crate::cli) fn write_options(session: &Session) -> WriteOptions {
     WriteOptions {
         sync: !session.common.no_sync,
@@ -18,7 +18,7 @@ pub(in crate::cli) fn write_options(session: &Session) -> WriteOptions {
     }
 }
 
-/// Tells what was written.
+/// Prints a report of the files that were written.
 pub(in crate::cli) fn print(written: &WriteReport, session: &Session) -> anyhow::Result<()> {
     if session.common.json {
         return session.print_json(&json(written));
@@ -29,14 +29,14 @@ pub(in crate::cli) fn print(written: &WriteReport, session: &Session) -> anyhow:
     session.print(|out| lines(written).iter().try_for_each(|line| writeln!(out, "{line}")))
 }
 
-/// The same for people: the files, then their size.
+/// Returns the report as lines: the files, then their size.
 pub(in crate::cli) fn lines(written: &WriteReport) -> Vec<String> {
     let path = |path: &PathBuf| escape(&path.display().to_string()).into_owned();
     let size = format!("{}, {}", plural(written.tensors.len() as u64, "tensor"), bytes(written.file_bytes));
     written.paths.iter().map(path).chain([size]).collect()
 }
 
-/// The same for programs.
+/// Returns the report as JSON.
 pub(in crate::cli) fn json(written: &WriteReport) -> Json {
     let paths: Vec<_> = written.paths.iter().map(|path| path.display().to_string()).collect();
     json!({

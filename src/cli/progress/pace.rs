@@ -1,13 +1,13 @@
-//! How fast a stage goes, and how long it will take: smoothed, so that neither jumps.
+//! Rate and remaining time of a stage, smoothed so that neither jumps.
 
-/// Seconds before there is anything to say.
+/// Seconds before rate and time are reported.
 const PATIENCE: f64 = 3.0;
-/// Seconds between two looks.
+/// Minimum number of seconds between two samples.
 const STEP: f64 = 0.5;
-/// Seconds over which the rate is taken, at least; of a long stage its last third.
+/// Minimum number of seconds over which the rate is averaged. In a long stage it is the last third.
 const WINDOW: f64 = 10.0;
 
-/// The rate of a stage and what is left of it. Times are seconds since it began.
+/// Rate and remaining time of a stage. Times are seconds since it began.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     at: f64,
@@ -17,7 +17,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Takes note of how much is done.
+    /// Records how much is done at a time.
     pub(super) fn look(&mut self, at: f64, done: u64, total: u64) {
         let (span, done, total) = (at - self.at, done as f64, total as f64);
         if span < STEP {
@@ -33,7 +33,7 @@ impl Pace {
         let found = (total - done).max(0.0) / self.rate;
         self.left = Some(match self.left {
             None => found,
-            // What was said counts down, and is led towards what is found now.
+            // The last estimate counts down and is moved towards the new one.
             Some(said) => {
                 let said = (said - span).max(0.0);
                 said + (found - said) * (1.0 - (-span / (found / 10.0).clamp(2.0, 30.0)).exp())
@@ -41,18 +41,18 @@ impl Pace {
         });
     }
 
-    /// Amount a second, once it is known.
+    /// Amount per second, once it is known.
     pub(super) fn rate(&self) -> Option<f64> {
         Some(self.rate).filter(|&rate| rate > 0.0 && self.at >= PATIENCE)
     }
 
-    /// Seconds that are left, once they are known.
+    /// Remaining seconds, once they are known.
     pub(super) fn left(&self) -> Option<f64> {
         self.left
     }
 }
 
-/// A time span as one would say it: `a few seconds`, `about 40 s`, `about 3 min`, `about 1 h 20 min`, `about 30 h`.
+/// Rounds a time span for people: `a few seconds`, `about 40 s`, `about 3 min`, `about 1 h 20 min`, `about 30 h`.
 pub(super) fn rough(seconds: f64) -> String {
     let up_to = |unit: f64| (seconds / unit).ceil() * unit;
     match seconds {
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!((pace.rate(), pace.left()), (None, None));
         pace.look(4.0, 20, 100);
         assert_eq!(pace.left(), Some(16.0));
-        // A stage of which nothing is done yet has no rate of zero.
+        // A stage in which nothing is done yet has no rate, rather than a rate of zero.
         let mut idle = Pace::default();
         idle.look(60.0, 0, 100);
         assert_eq!((idle.rate(), idle.left()), (None, None));
@@ -112,7 +112,7 @@ mod tests {
         let mut done = 0;
         let mut before: Option<f64> = None;
         for second in 1..120u32 {
-            // Every now and then nothing is done for five seconds.
+            // Nothing is done during five of every 20 seconds.
             if second % 20 < 15 {
                 done += 10;
             }

@@ -1,4 +1,4 @@
-//! `--calibrate`: rounding by the model's own activations, from option to summary.
+//! `--calibrate`: rounding based on the model's own activations, from the option to the summary.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -21,13 +21,12 @@ use crate::cli::verify::model::ModelParts;
 use crate::cli::{Session, UsageError};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
-use crate::engine::EngineError;
-use crate::engine::plan::ModelKind;
+use crate::engine::{EngineError, ModelKind};
 use crate::gguf::{GgufFile, WriteOptions};
 use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use crate::verify::{Model, PromptForm, Recall};
 
-/// What the model writes is the same whenever it is asked.
+/// Fixed seed: a model writes the same text in every run.
 pub(crate) const SELF_SEED: u64 = 1;
 
 /// How codes and scales are chosen.
@@ -75,16 +74,16 @@ pub(crate) struct CalibrateArgs {
     pub keep: KeepArgs,
 }
 
-/// A quantization that is to be calibrated.
+/// Quantization to be calibrated.
 pub(crate) struct Job<'a> {
     pub(crate) input: &'a Input<'a>,
-    /// The file that it comes from; none for a conversion.
+    /// File of the input; `None` for a conversion.
     pub(crate) file: Option<&'a GgufFile>,
     pub(crate) output: &'a Path,
     pub(crate) file_type: FileType,
     pub(crate) options: &'a QuantizeOptions,
     pub(crate) write: &'a WriteOptions,
-    /// Whether the types are written down.
+    /// Target size, and the file that types are written to.
     pub(crate) types: &'a TargetArgs,
     pub(crate) start: Instant,
 }
@@ -94,18 +93,18 @@ impl CalibrateArgs {
         !self.calibrate.is_empty() || self.keep.stats.is_some()
     }
 
-    /// What is kept of a run that was stopped; nothing where that has been said.
+    /// Returns a sentence about what is kept of a stopped run; `None` if the working folder has been noted already.
     pub(crate) fn after_interrupt(&self) -> Option<String> {
         let text = "nothing was kept: with `--work-dir DIR` a run that is stopped goes on where it was";
         self.keep.work_dir.is_none().then(|| text.to_owned())
     }
 
-    /// The texts that are read.
+    /// Returns the paths of the texts, without `self`.
     fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
         self.calibrate.iter().filter(|path| path.as_os_str() != SELF_NAME)
     }
 
-    /// Holds the texts against what is written.
+    /// Registers the texts that are read.
     pub(crate) fn guard(&self, guard: &mut Guard<'_>) -> anyhow::Result<()> {
         let files = self.paths().filter(|path| !path.is_dir());
         guard.read_all("the calibration text", files)?;
@@ -136,7 +135,7 @@ impl CalibrateArgs {
         end_work(session, work, done)
     }
 
-    /// Reads the texts: to calibrate with, and to judge the result by.
+    /// Reads the texts: those to calibrate with, and those to judge the result by.
     ///
     /// # Errors
     /// A type that leaves nothing to solve; texts that cannot be read.
@@ -149,10 +148,10 @@ impl CalibrateArgs {
         self.read_texts()
     }
 
-    /// Reads the texts, whatever they are for.
+    /// Reads both kinds of texts.
     ///
     /// # Errors
-    /// Texts that cannot be read, or that are for the check as well.
+    /// Texts that cannot be read, or that are also texts for the check.
     pub(super) fn read_texts(&self) -> anyhow::Result<(Vec<TextSource>, Vec<TextSource>)> {
         let sources = self
             .paths()
@@ -169,7 +168,7 @@ impl CalibrateArgs {
         model: &Model<'_>,
         keep: Keep<'_>,
     ) -> anyhow::Result<()> {
-        // Before a model writes any text.
+        // Checked before a model writes any text.
         if model.plan()?.kind == ModelKind::Encoder {
             return Err(CalibrateError::Encoder.into());
         }
@@ -218,14 +217,14 @@ impl CalibrateArgs {
 }
 
 impl CalibrateArgs {
-    /// Stages that are known beforehand: types for a size, solving, measuring, writing.
+    /// Number of stages that are known beforehand: types for a size, solving, measuring, writing.
     fn n_steps(&self, job: &Job<'_>) -> usize {
         let of_size = if job.types.target().is_some() { 2 } else { 0 };
         let measured = if self.solver == SolverName::Reference { 1 } else { 2 };
         of_size + 1 + measured + 1
     }
 
-    /// The text: what was given, what the model writes, or half of each.
+    /// Returns the calibration text: the given one, one that the model writes, or half of each.
     pub(super) fn text(
         &self,
         session: &Session,
@@ -264,7 +263,7 @@ impl CalibrateArgs {
 }
 
 impl CalibrateArgs {
-    /// How much text there is to be.
+    /// Returns the options for the amount of text.
     pub(crate) fn text_options(&self) -> TextOptions {
         TextOptions {
             n_tokens: self.calibrate_tokens,
@@ -273,8 +272,8 @@ impl CalibrateArgs {
         }
     }
 
-    /// The tokens that the model is to write beside so many texts, if it is to, and whether nobody asked for that: texts that
-    /// are given say little of others.
+    /// Returns the number of tokens that the model writes in addition to the given texts, if any, and true if `self`
+    /// was not asked for. It is the default because given texts represent other kinds of text poorly.
     ///
     /// # Errors
     /// Options that contradict one another.
@@ -291,7 +290,7 @@ impl CalibrateArgs {
     }
 }
 
-/// Tells what did not go as it was hoped.
+/// Warns of matrices that were not solved, and of a solution that was not used.
 fn warn(session: &Session, solver: Solver, fidelity: &Fidelity) {
     if let Some((tensor, ty)) = fidelity.without_solver.first() {
         let n = fidelity.without_solver.len() as u64;
@@ -318,7 +317,7 @@ fn warn(session: &Session, solver: Solver, fidelity: &Fidelity) {
     }
 }
 
-/// What the summary says of it.
+/// Calibration in a summary.
 pub(crate) struct About<'a> {
     fidelity: &'a Fidelity,
     solver: Solver,
@@ -326,7 +325,7 @@ pub(crate) struct About<'a> {
 }
 
 impl About<'_> {
-    /// One line.
+    /// Returns the summary in one line.
     pub(crate) fn line(&self) -> String {
         let kinds = plural(self.text.kinds.len() as u64, "kind");
         let (n_tokens, n_check) = (self.text.n_tokens(), self.text.n_check_tokens());
@@ -344,7 +343,7 @@ impl About<'_> {
         )
     }
 
-    /// The same for `--json`.
+    /// Returns the summary for `--json`.
     pub(crate) fn json(&self) -> serde_json::Value {
         let kinds: Vec<_> = self
             .text

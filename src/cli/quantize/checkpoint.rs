@@ -1,4 +1,4 @@
-//! The folder of a checkpoint as the input: the conversion does it, in one pass.
+//! Quantization of a checkpoint's folder: the conversion does it in one pass.
 
 use crate::cli::convert::to_gguf::{Quantization, ToGguf};
 use crate::cli::quantize::{Job, Quantize};
@@ -6,7 +6,7 @@ use crate::cli::{Exit, Session, UsageError};
 use crate::quantize::FileType;
 
 impl Quantize {
-    /// What `gguf-convert hf2gguf` does with the same type and its other options as they are by default.
+    /// Runs `gguf-convert hf2gguf` with the same type; its other options have their defaults.
     pub(super) fn quantize_checkpoint(&self, session: &Session, job: &Job) -> anyhow::Result<Exit> {
         if self.keep_split {
             let text =

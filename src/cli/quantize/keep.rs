@@ -1,5 +1,5 @@
-//! What a calibration reads and keeps beside its text: the text that it is judged by, statistics of the model, work that
-//! can be gone on with.
+//! Files of a calibration in addition to its text: the text for the check, statistics of the model, work that can be
+//! resumed.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,7 @@ pub(crate) struct KeepArgs {
 }
 
 impl KeepArgs {
-    /// Holds what is read against what is written.
+    /// Registers the files that are read.
     pub(crate) fn guard(&self, guard: &mut Guard<'_>) -> anyhow::Result<()> {
         guard.read_all("the text of the check", self.check_text.iter().filter(|path| !path.is_dir()))?;
         guard.read_all("the statistics", &self.stats)
@@ -45,7 +45,7 @@ impl KeepArgs {
     /// Reads the texts of the check.
     ///
     /// # Errors
-    /// A text that is calibrated with, too: the result would be judged by what it was made for.
+    /// A text that is also calibrated with: the result would be judged by its own training data.
     pub(crate) fn check_sources(&self, calibrate: &[&PathBuf]) -> anyhow::Result<Vec<TextSource>> {
         for check in &self.check_text {
             if let Some(path) = calibrate.iter().find(|path| overlap(check, path)) {
@@ -63,10 +63,10 @@ impl KeepArgs {
 }
 
 impl KeepArgs {
-    /// Opens the statistics that are used, if any are, and looks at where others would be kept.
+    /// Opens the given statistics, if any, and checks the folder in which new ones would be kept.
     ///
     /// # Errors
-    /// A solver that does not go by them; what is no statistics.
+    /// A solver that does not use them; a folder that holds no statistics.
     pub(crate) fn statistics(&self, solver: SolverName) -> anyhow::Result<Option<Statistics>> {
         let option = if self.stats.is_some() { "--stats" } else { "--save-stats" };
         if (self.stats.is_some() || self.save_stats.is_some()) && solver == SolverName::Sequential {
@@ -77,7 +77,7 @@ impl KeepArgs {
             return Err(UsageError(text).into());
         }
         if let Some(path) = &self.save_stats {
-            // What this very run has kept before is known when its text is there.
+            // Statistics that this very run has kept before are compared once its text is known.
             if Statistics::open(path).is_err() {
                 NewDirectory::of(path)?;
             }
@@ -86,10 +86,10 @@ impl KeepArgs {
         Ok(found.map_err(CalibrateError::from)?)
     }
 
-    /// Looks at the statistics that lie where this run would keep its own: another model's are in the way.
+    /// Checks existing statistics in the folder for new ones: those of another model are refused.
     ///
     /// # Errors
-    /// They are not of this model; a model that cannot be read.
+    /// The statistics are not of this model; a model that cannot be read.
     pub(crate) fn check_saved(&self, model: &Model<'_>) -> anyhow::Result<()> {
         let Some(path) = &self.save_stats else { return Ok(()) };
         if let Ok(found) = Statistics::open(path)
@@ -100,10 +100,10 @@ impl KeepArgs {
         Ok(())
     }
 
-    /// The text of statistics that are used. What was held back of it serves unless there is a text for the check.
+    /// Returns the text of the given statistics. Its held-back part is used unless there is a text for the check.
     ///
     /// # Errors
-    /// Statistics of another model, kinds that they have not.
+    /// Statistics of another model; kinds of text that they do not have.
     pub(crate) fn kept_text(
         &self,
         statistics: &Statistics,
@@ -119,7 +119,7 @@ impl KeepArgs {
         Ok(text)
     }
 
-    /// Takes the folder of the work, if there is to be one.
+    /// Opens the working folder, if one is given.
     pub(crate) fn open_work(&self, session: &Session) -> anyhow::Result<Option<WorkFolder>> {
         let Some(path) = &self.work_dir else { return Ok(None) };
         let work = WorkFolder::open(path, !session.common.no_sync).map_err(CalibrateError::from)?;
@@ -127,7 +127,7 @@ impl KeepArgs {
     }
 }
 
-/// Says what is kept of a run that has failed, or clears what is not needed any more.
+/// Notes what is kept of a failed run, or clears what is no longer needed.
 pub(crate) fn end_work<T>(
     session: &Session,
     work: Option<WorkFolder>,
@@ -152,7 +152,7 @@ pub(crate) fn end_work<T>(
     done
 }
 
-/// Whether one of two paths leads to the other, or to a folder that the other lies in.
+/// Returns true if the paths are the same file, or if one contains the other.
 fn overlap(a: &Path, b: &Path) -> bool {
     let whole = |path: &Path| path.canonicalize().ok();
     let lies_in = whole(a).zip(whole(b)).is_some_and(|(a, b)| a.starts_with(&b) || b.starts_with(&a));

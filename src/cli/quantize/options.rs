@@ -1,4 +1,4 @@
-//! The options of quantizing, for the programs that do it: llama-quantize's by the same names, and some more.
+//! Options of quantization: llama-quantize's under the same names, and some more.
 
 use std::path::PathBuf;
 
@@ -77,7 +77,7 @@ fn coverage(text: &str) -> Result<CoveragePolicy, String> {
     })
 }
 
-/// Makes bad usage of a bad option, keeping its hints.
+/// Reports a bad option as bad usage; its hints are kept.
 pub(crate) fn usage(error: OptionError) -> anyhow::Error {
     let line = match std::error::Error::source(&error) {
         Some(cause) => format!("{error}: {cause}"),
@@ -87,10 +87,10 @@ pub(crate) fn usage(error: OptionError) -> anyhow::Error {
 }
 
 impl QuantizeArgs {
-    /// What the library needs.
+    /// Returns the options for the library.
     ///
     /// # Errors
-    /// Options that are not understood, files of rules that cannot be read.
+    /// Options that cannot be parsed; rule files that cannot be read.
     pub(crate) fn to_options(&self, file_type: FileType, simd: SimdLevel) -> anyhow::Result<QuantizeOptions> {
         let tensor_type = |name: &Option<String>| -> anyhow::Result<Option<GgmlType>> {
             name.as_deref().map(parse_ggml_type).transpose().map_err(usage)
@@ -116,7 +116,7 @@ impl QuantizeArgs {
         Ok(options)
     }
 
-    /// True if an option was given that only a quantization can follow.
+    /// Returns true if an option was given that requires a quantization.
     #[must_use]
     pub(crate) fn is_any_given(&self) -> bool {
         self.imatrix.is_some()
@@ -129,10 +129,10 @@ impl QuantizeArgs {
             || !self.override_kv.is_empty()
     }
 
-    /// Reads the importance matrix, if one is given.
+    /// Opens the importance matrix, if one is given.
     ///
     /// # Errors
-    /// Those of [`Imatrix::open`].
+    /// As [`Imatrix::open`].
     pub(crate) fn open_imatrix(&self, session: &Session) -> anyhow::Result<Option<Imatrix>> {
         let warn = |option: &str, names: Vec<String>, why: &str| {
             if !names.is_empty() {
@@ -161,7 +161,7 @@ impl QuantizeArgs {
     }
 }
 
-/// Rules for single tensors, from options and files, in the order they were given: the first that matches wins.
+/// Type rules for single tensors from options and files, in the order in which they were given: the first match wins.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TensorTypeArgs {
     sources: Vec<RuleSource>,
@@ -177,7 +177,7 @@ const RULE: &str = "tensor_type";
 const FILE: &str = "tensor_type_file";
 
 impl TensorTypeArgs {
-    /// The files of rules.
+    /// Returns the rule files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
         self.sources.iter().filter_map(|source| match source {
             RuleSource::File(path) => Some(path),

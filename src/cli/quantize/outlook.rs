@@ -1,4 +1,4 @@
-//! `--dry-run` beside `--calibrate`: what it would take, with the text read and nothing run.
+//! `--dry-run` with `--calibrate`: resources that a run would take. The text is read, nothing is run.
 
 use std::io::Write;
 
@@ -19,20 +19,20 @@ use crate::engine::EngineError;
 use crate::quantize::{Allocation, QuantizePlan};
 use crate::verify::Model;
 
-/// What a plan says of calibration.
+/// Forecast of a calibration, for a plan.
 pub(crate) struct Forecast {
     outlook: Outlook,
     text: CalibrationText,
     solver: Solver,
-    /// Bytes of memory that writing text takes, where the model is to write some.
+    /// Bytes of memory needed to write text, if the model is to write some.
     self_bytes: Option<u64>,
 }
 
 impl CalibrateArgs {
-    /// Prints what would be done and what it would take, in place of doing it.
+    /// Prints the plan and the resources that it would take, instead of running it.
     ///
     /// # Errors
-    /// Those of a run that can be told without it.
+    /// Errors of a run that can be found without it.
     pub(crate) fn preview(
         &self,
         session: &Session,
@@ -57,10 +57,10 @@ impl CalibrateArgs {
         report::print_plan(session, &plan, allocation, Some(&forecast))
     }
 
-    /// Reads and encodes the text, and counts what a run would take.
+    /// Reads and encodes the text, and estimates the resources of a run.
     ///
     /// # Errors
-    /// Those of a run that can be told without it.
+    /// Errors of a run that can be found without it.
     fn forecast(&self, session: &Session, job: &Job<'_>) -> anyhow::Result<Forecast> {
         let statistics = self.keep.statistics(self.solver)?;
         let (sources, check) = self.sources(job)?;
@@ -93,8 +93,8 @@ impl CalibrateArgs {
         })
     }
 
-    /// The text, with sequences that nobody has written in place of those that the model would write, and the memory that
-    /// writing them takes.
+    /// Returns the text, with placeholder sequences for those that the model would write, and the memory needed to
+    /// write them.
     pub(super) fn text_to_come(
         &self,
         session: &Session,
@@ -126,7 +126,7 @@ impl CalibrateArgs {
 }
 
 impl Forecast {
-    /// Some lines below the plan.
+    /// Prints the lines below the plan.
     pub(crate) fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
         let Outlook { n_tensors, n_matrices, without_solver, needs, budget_bytes, .. } = &self.outlook;
         writeln!(
@@ -164,7 +164,7 @@ impl Forecast {
         )
     }
 
-    /// The same for `--json`.
+    /// Returns the content for `--json`.
     pub(crate) fn json(&self) -> serde_json::Value {
         let kind = |kind: &TextKind| {
             json!({

@@ -1,10 +1,10 @@
-//! Keys that are set by a quantization: the rules of `gguf-inspect set` hold for them too.
+//! Checks of keys that a quantization sets: the rules of `gguf-inspect set` apply to them, too.
 
 use crate::core::Hint;
 use crate::inspect::{Objection, objections_to};
 use crate::quantize::{Input, QuantizeError, QuantizeOptions};
 
-/// Keys that may not have the values that `--override-kv` gives them.
+/// Error: `--override-kv` gives keys values that they may not have.
 #[derive(Debug, thiserror::Error)]
 #[error("--override-kv: {}", all(.0))]
 pub(crate) struct RefusedOverrides(Vec<Objection>);
@@ -22,7 +22,7 @@ impl Hint for RefusedOverrides {
 /// Checks the keys that are set.
 ///
 /// # Errors
-/// A value of another type than the key has, or one with which the model could not be read or run any more.
+/// A value of another type than the key has; a value with which the model could no longer be read or run.
 pub(crate) fn check(input: &Input<'_>, options: &QuantizeOptions) -> anyhow::Result<()> {
     let value = |item: &crate::quantize::Override| Ok((item.key.clone(), item.value_in(input.metadata)?));
     let values: Result<Vec<_>, QuantizeError> = options.overrides.iter().map(value).collect();

@@ -1,4 +1,4 @@
-//! What the programs that quantize tell their user: the plan, warnings, the result.
+//! Output of the programs that quantize: the plan, warnings, the result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -17,7 +17,7 @@ use crate::gguf::WriteReport;
 use crate::quant::SmallRows;
 use crate::quantize::{Allocation, CoveragePolicy, FileType, QuantizePlan, Reason, Sizes, Summary};
 
-/// Why tensors have another type than they should: widths of rows by the blocks of which they hold no whole number.
+/// Explains fallback types: the row widths that are not a multiple of the wanted block size.
 fn unfit_rows(plan: &QuantizePlan<'_>) -> String {
     let mut widths: BTreeMap<usize, BTreeSet<u64>> = BTreeMap::new();
     for (step, tensor) in plan.steps().iter().zip(plan.tensors()) {
@@ -33,7 +33,7 @@ fn unfit_rows(plan: &QuantizePlan<'_>) -> String {
     widths.iter().rev().map(row).collect::<Vec<_>>().join(", ")
 }
 
-/// Warns of tensors without a single value, which a checkpoint hardly has on purpose.
+/// Warns of tensors that contain only zeros, which a checkpoint hardly has on purpose.
 pub(crate) fn warn_all_zero(session: &Session, names: &[String]) {
     if !names.is_empty() {
         let (n, which) = (plural(names.len() as u64, "tensor"), named(names, session.common.verbose > 0));
@@ -41,7 +41,7 @@ pub(crate) fn warn_all_zero(session: &Session, names: &[String]) {
     }
 }
 
-/// Warns of what was decided against expectation. `asked`: the type of the file, unless a size decided.
+/// Warns of unexpected decisions. `asked` is the file type, unless a target size decides.
 pub(crate) fn warn(
     session: &Session,
     asked: Option<FileType>,
@@ -133,7 +133,7 @@ pub(crate) fn warn(
     }
 }
 
-/// Warns of rows that are too small for the type they were given, after the run.
+/// Warns, after the run, of rows whose values are too small for their type.
 pub(crate) fn warn_small_rows(session: &Session, found: &[(&TensorMeta, SmallRows)]) {
     let Some((tensor, small)) = found.first() else { return };
     let Some(row) = small.first else { return };
@@ -150,7 +150,7 @@ pub(crate) fn warn_small_rows(session: &Session, found: &[(&TensorMeta, SmallRow
     ));
 }
 
-/// The same for `--json`: one object a tensor.
+/// Returns these rows for `--json`, one object per tensor.
 pub(crate) fn small_rows_json(found: &[(&TensorMeta, SmallRows)]) -> serde_json::Value {
     let row = |(tensor, small): &(&TensorMeta, SmallRows)| {
         let first = small.first?;
@@ -174,8 +174,8 @@ fn reason(reason: Reason) -> String {
     }
 }
 
-/// Prints what would be done, with what types that were chosen for a size are expected to cost, and what calibration would
-/// take.
+/// Prints the plan, with the expected cost of types that were chosen for a size, and the resources that calibration
+/// would take.
 pub(crate) fn print_plan(
     session: &Session,
     plan: &QuantizePlan<'_>,
@@ -263,7 +263,7 @@ pub(crate) fn print_plan(
     })
 }
 
-/// A size that was asked for, what it came to, and what the nearest standard mix would have been.
+/// Describes the target size, the size that was reached, and the nearest standard mix.
 fn target_lines(allocation: &Allocation) -> String {
     let mut text = format!(
         "types for at most {} bytes: file of {} ({:.3} bits per weight with its header), expected KLD {:.6}",
@@ -357,16 +357,16 @@ fn summary_json(summary: &Summary) -> serde_json::Value {
     json!({ "total": sizes_json(&summary.total), "classes": classes })
 }
 
-/// What a summary says beside sizes.
+/// Further content of a summary.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Extra<'a> {
-    /// How the rounding was calibrated.
+    /// Calibration, if there was one.
     pub(crate) calibration: Option<&'a About<'a>>,
-    /// How the types were chosen.
+    /// Choice of types, if a size decided.
     pub(crate) allocation: Option<&'a Allocation>,
 }
 
-/// Prints what was done.
+/// Prints the report of a finished run.
 pub(crate) fn print_report(
     session: &Session,
     file_type: FileType,

@@ -1,4 +1,4 @@
-//! `--target-size` beside `--calibrate`: types by what they cost on the text, and the standard mix to compare with.
+//! `--target-size` with `--calibrate`: types chosen by their cost on the text, and the standard mix for comparison.
 
 use crate::calibrate::{
     CalibrateError, CalibrationText, ChosenTypes, Solver, TypesOptions, choose_types, measure_mix,
@@ -11,10 +11,10 @@ use crate::cli::verify::engine_options;
 use crate::quantize::{Allocation, QuantizePlan, StandardMix};
 use crate::verify::Model;
 
-/// Chooses types, if a size is asked for, and prints them before work on them begins.
+/// Chooses types if a target size is given, and prints them before they are used.
 ///
 /// # Errors
-/// A model that cannot be run, a size that cannot be had.
+/// A model that cannot be run; a size that cannot be reached.
 pub(super) fn choose(
     session: &Session,
     job: &Job<'_>,
@@ -35,10 +35,10 @@ pub(super) fn choose(
     Ok(Some(chosen))
 }
 
-/// The choice with the size that the plan comes to, and with what the standard mix has on the text that is held back.
+/// Completes the choice with the plan's file size and the standard mix's measured divergence on the held-back text.
 ///
 /// # Errors
-/// A plan that is larger than asked for, models that cannot be run.
+/// A plan that is larger than asked for; models that cannot be run.
 pub(super) fn finish(
     session: &Session,
     job: &Job<'_>,

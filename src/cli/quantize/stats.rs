@@ -1,4 +1,4 @@
-//! `gguf-quantize stats`: moments of a model's inputs, for `--stats`, or a share of them.
+//! `gguf-quantize stats`: collects second moments of a model's matrix inputs, or a share of them, for `--stats`.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -23,7 +23,7 @@ use crate::core::output::NewDirectory;
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::core::{TensorMeta, TensorSource};
-use crate::engine::plan::ModelKind;
+use crate::engine::ModelKind;
 use crate::gguf::{GgufFile, Metadata, Share};
 use crate::verify::{Model, Recall};
 
@@ -64,10 +64,10 @@ pub(super) struct StatsArgs {
     dry_run: bool,
 }
 
-/// What is opened.
+/// Opened model.
 enum Opened {
     File(Box<GgufFile>),
-    /// A checkpoint, as the F32 file that a quantization of it would run.
+    /// Checkpoint, as the F32 file that a quantization of it would run.
     Checkpoint(Box<Conversion>),
 }
 
@@ -97,7 +97,7 @@ impl Opened {
     }
 }
 
-/// What was collected.
+/// Numbers of layers and matrices that were collected.
 #[derive(Default)]
 struct Collected {
     n_layers: usize,
@@ -116,9 +116,9 @@ impl StatsArgs {
         let start = Instant::now();
         let calibrate = self.calibrate_args();
         let opened = Opened::open(&self.model, session)?;
-        // A folder that is new or empty replaces no input.
+        // The output is no input, because it is a new or an empty folder.
         match NewDirectory::of(&self.output) {
-            // They may be the very ones.
+            // These may be the statistics that this run would collect.
             Err(_) if StatisticsPart::is_one(&self.output) => {}
             Err(error) if self.dry_run => {
                 session.progress.warn(&format!("a run would stop here: {error}"));
@@ -129,7 +129,7 @@ impl StatsArgs {
         let texts = calibrate.read_texts()?;
         let (source, metadata, file) = opened.parts();
         ModelParts::of(metadata).with((source, metadata), file, |model| {
-            // Before a model writes any text.
+            // Checked before a model writes any text.
             if model.plan()?.kind == ModelKind::Encoder {
                 return Err(CalibrateError::Encoder.into());
             }
@@ -140,7 +140,7 @@ impl StatsArgs {
         Ok(Exit::Done)
     }
 
-    /// The options of a quantization that keeps the same.
+    /// Returns the options of a quantization that keeps the same statistics.
     fn calibrate_args(&self) -> CalibrateArgs {
         CalibrateArgs {
             calibrate: self.calibrate.clone(),
@@ -157,7 +157,7 @@ impl StatsArgs {
         }
     }
 
-    /// A file that will hold a text is none that is read as one.
+    /// Refuses a `--self-text` file that is also read as another input.
     fn check_self_text(&self) -> anyhow::Result<()> {
         let Some(path) = &self.self_text else { return Ok(()) };
         let texts =
@@ -195,7 +195,7 @@ impl StatsArgs {
             session.progress.steps(1);
             calibrate.text(session, &sources, model, keeper)?
         };
-        // What a later check could not be made of is found out now.
+        // Finds errors that a later check would have, now.
         text.clone().add_check(model, &check, self.calibrate_tokens)?;
         let wants = |meta: &TensorMeta| meta.shape.rank() > 1;
         let dir = self.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
@@ -218,7 +218,7 @@ impl StatsArgs {
         self.print_report(session, &text, &run, &found, start)
     }
 
-    /// Says that every part writes the same text, where it does.
+    /// Notes that every part lets the model write the same text, if that is so.
     fn hint_at_self_text(
         &self,
         session: &Session,
@@ -235,7 +235,8 @@ impl StatsArgs {
         Ok(())
     }
 
-    /// What an earlier run has kept of the same. Statistics of something else are not replaced.
+    /// Returns the counts of equal statistics that an earlier run has kept. Statistics of anything else are not
+    /// replaced.
     fn is_there(
         &self,
         (model, text): (&Model<'_>, &CalibrationText),
@@ -245,7 +246,7 @@ impl StatsArgs {
             return Ok(None);
         }
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
-        // Whatever is wrong with them, they are in the way.
+        // Broken statistics are not replaced either.
         let (is_same, (n_matrices, n_layers)) = match self.part {
             Some(share) => {
                 let Ok(part) = StatisticsPart::open(&self.output) else { return Ok(None) };
@@ -259,7 +260,7 @@ impl StatsArgs {
         Ok(is_same.then_some(Collected { n_layers, n_matrices }))
     }
 
-    /// Runs the model and keeps what it says.
+    /// Runs the model and writes the moments.
     fn collect(
         &self,
         session: &Session,
@@ -302,7 +303,7 @@ impl StatsArgs {
         })
     }
 
-    /// What is run, in words.
+    /// Describes the text that is run.
     fn words(&self, text: &CalibrationText, run: &CalibrationRun<'_>) -> String {
         let kinds = plural(text.kinds.len() as u64, "kind");
         let all = count(text.n_tokens() as u64);
@@ -369,7 +370,7 @@ impl StatsArgs {
     }
 }
 
-/// Bytes of the files in a folder.
+/// Returns the total bytes of the files in a folder.
 pub(crate) fn folder_bytes(path: &Path) -> u64 {
     let Ok(entries) = fs_err::read_dir(path) else { return 0 };
     entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|found| found.len()).sum()

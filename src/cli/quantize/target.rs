@@ -1,4 +1,4 @@
-//! `--target-size`: types that are chosen for a size, and types that are written down.
+//! `--target-size`: types chosen for a size, and a file that lists the types.
 
 use std::path::PathBuf;
 
@@ -49,41 +49,41 @@ pub(crate) struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// The size, if one is asked for.
+    /// Returns the target size, if one is given.
     pub(crate) fn target(&self) -> Option<SizeTarget> {
         let by_bits = self.target_bpw.map(SizeTarget::BitsPerWeight);
         self.target_size.map(SizeTarget::Bytes).or(by_bits)
     }
 
-    /// The option that asks for it.
+    /// Returns the option that sets the target size.
     pub(crate) fn option(&self) -> &'static str {
         if self.target_size.is_some() { "--target-size" } else { "--target-bpw" }
     }
 
-    /// A word for the size in the name of an output that has none.
+    /// Returns a word for the target size, for the default name of an output.
     pub(crate) fn word(&self) -> Option<String> {
         let by_bits = self.target_bpw.map(|bits| format!("{bits}bpw"));
         self.target_size.map(|n_bytes| format!("{n_bytes}-bytes")).or(by_bits)
     }
 
-    /// Holds the file of types against what is read.
+    /// Registers the file that types are written to.
     pub(crate) fn guard(&self, guard: &mut Guard<'_>) -> anyhow::Result<()> {
         let Some(path) = &self.write_types else { return Ok(()) };
         Destination::of(path)?;
         guard.write("--write-types", path, OutputKind::TypeRules)
     }
 
-    /// Announces the steps of a run that chooses types first and then writes.
+    /// Announces the steps of a run that chooses types and then writes.
     pub(crate) fn announce(&self, session: &Session, is_dry: bool) {
         if self.target().is_some() && !is_dry {
             session.progress.steps(2);
         }
     }
 
-    /// Chooses types, if a size is asked for.
+    /// Chooses types, if a target size is given.
     ///
     /// # Errors
-    /// Types that are not known, a size that cannot be had.
+    /// Unknown types; a size that cannot be reached.
     pub(crate) fn allocate(
         &self,
         session: &Session,
@@ -101,10 +101,10 @@ impl TargetArgs {
         Ok(Some(allocation))
     }
 
-    /// The types to choose from.
+    /// Returns the types to choose from.
     ///
     /// # Errors
-    /// Types that are not known, a size of nothing.
+    /// Unknown types; a size of zero.
     pub(super) fn types(&self) -> anyhow::Result<Vec<GgmlType>> {
         let types = self.types.iter().map(|name| parse_ggml_type(name.trim()).map_err(usage));
         let types = types.collect::<anyhow::Result<_>>()?;
@@ -114,10 +114,10 @@ impl TargetArgs {
         Ok(types)
     }
 
-    /// Writes the types of a plan, if that is asked for.
+    /// Writes the types of a plan, if a file is given.
     ///
     /// # Errors
-    /// I/O.
+    /// I/O errors.
     pub(crate) fn write(&self, session: &Session, plan: &QuantizePlan<'_>) -> anyhow::Result<()> {
         let Some(path) = &self.write_types else { return Ok(()) };
         let file = OutputFile::create(path)?;
@@ -127,7 +127,7 @@ impl TargetArgs {
     }
 }
 
-/// Tells of a file that is smaller than asked for.
+/// Warns of a file that is smaller than asked for.
 pub(super) fn warn_if_small(session: &Session, allocation: &Allocation) {
     if allocation.is_near() {
         return;

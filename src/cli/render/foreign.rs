@@ -1,4 +1,4 @@
-//! Text of files on its way to people: what a terminal would obey never reaches one.
+//! Output of untrusted text from files: control sequences never reach a terminal.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -7,11 +7,11 @@ use serde_json::Value;
 
 use crate::core::text::{escape_lines, is_unsafe};
 
-/// The longest quotation in a message; and the longest line of one, whatever it quotes.
+/// Maximum number of characters of a quotation in a message, and of any line of a message.
 const MAX_QUOTED: usize = 200;
 const MAX_LINE: usize = 4000;
 
-/// A message with what a terminal would obey written out, and without more of foreign texts than somebody reads.
+/// Escapes what a terminal would obey, and shortens quotations and lines.
 pub(crate) fn message_text(text: &str) -> String {
     let text = escape_lines(text);
     let quoted =
@@ -20,7 +20,7 @@ pub(crate) fn message_text(text: &str) -> String {
     text.split('\n').map(|line| cut(line, MAX_LINE)).collect::<Vec<_>>().join("\n")
 }
 
-/// The beginning and the end of what is longer than `most` characters.
+/// Keeps the beginning and the end of a text that is longer than `most` characters.
 fn cut(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
@@ -33,7 +33,7 @@ fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// Prints a JSON document. Characters that a terminal would obey are written as JSON can say them: `\u202e`.
+/// Prints a JSON document. Characters that a terminal would obey are written as JSON escapes: `\u202e`.
 ///
 /// # Errors
 /// I/O errors.
@@ -42,7 +42,7 @@ pub(crate) fn write_json(out: &mut dyn Write, document: &Value) -> io::Result<()
     serde_json::to_writer_pretty(out, document).map_err(io::Error::from)
 }
 
-/// The same as a text.
+/// Returns a JSON document as text, in the form of [`write_json`].
 pub(crate) fn json_text(document: &Value) -> io::Result<String> {
     let mut bytes = Vec::new();
     write_json(&mut bytes, document)?;
@@ -50,7 +50,7 @@ pub(crate) fn json_text(document: &Value) -> io::Result<String> {
     String::from_utf8(bytes).map_err(io::Error::other)
 }
 
-/// A writer to a terminal. Our own colours and lines pass.
+/// Returns a writer that makes text safe for a terminal. This program's colours and line breaks pass.
 pub(crate) fn to_terminal(out: &mut dyn Write) -> impl Write {
     Replacing { out, replace: push_visible }
 }
@@ -62,7 +62,7 @@ fn push_visible(c: char, text: &mut String) {
     }
 }
 
-/// What JSON's own escapes leave as it is: the characters beyond ASCII, and DEL.
+/// Writes characters that JSON's own escapes leave unchanged (DEL and beyond ASCII) as `\u` escapes.
 fn push_json(c: char, text: &mut String) {
     if c < '\u{7f}' {
         return text.push(c);
@@ -72,7 +72,7 @@ fn push_json(c: char, text: &mut String) {
     }
 }
 
-/// Passes text on with unsafe characters replaced. Whole characters come in one piece: that is how text is written.
+/// Writer that replaces unsafe characters. A character is never split over two writes, because text is written whole.
 struct Replacing<'a> {
     out: &'a mut dyn Write,
     replace: fn(char, &mut String),

@@ -1,8 +1,8 @@
-//! Text in Markdown, as GitHub and Hugging Face read it.
+//! Escaping for Markdown, in the dialect of GitHub and Hugging Face.
 
 use std::fmt::Write as _;
 
-/// Text that Markdown shows as it is, in tables, too. It has no line breaks.
+/// Escapes text so that Markdown shows it unchanged, in tables, too. The text has no line breaks.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -10,9 +10,9 @@ pub(crate) fn escape(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '&' => out.push_str("&amp;"),
-            // A backslash before it would end a cell in some readers.
+            // Some readers end a cell even at an escaped pipe.
             '|' => out.push_str("&#124;"),
-            // Mentions and links make themselves of these.
+            // These would create mentions and links.
             '@' | ':' => {
                 let _ = write!(out, "&#{};", c as u32);
             }

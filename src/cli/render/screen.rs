@@ -1,22 +1,22 @@
-//! What the standard streams can show: how wide they are, and whether colours mean anything there.
+//! Properties of the standard streams: their width, and whether they show colours.
 
 use std::io::{self, IsTerminal};
 
-/// A colour with a meaning.
+/// Colour with a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// It is as it should be: `pass`, `equal`.
+    /// As it should be: `pass`, `equal`.
     Good,
-    /// It has to be looked at: `partial`, a warning.
+    /// Worth a look: `partial`, a warning.
     Doubtful,
-    /// It must not be: `fail`, an error.
+    /// Wrong: `fail`, an error.
     Bad,
-    /// Beside the point: hints, notes.
+    /// Additional information: hints, notes.
     Note,
 }
 
 impl Style {
-    /// The colour's number in an escape sequence.
+    /// Number of the colour in an escape sequence.
     const fn code(self) -> u8 {
         match self {
             Self::Good => 32,
@@ -27,22 +27,22 @@ impl Style {
     }
 }
 
-/// A standard stream as something to print on.
+/// Output properties of a standard stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Screen {
-    /// Columns of a line; `None` where lines may be as long as they like: in a file or a pipe.
+    /// Columns of a line; `None` if lines may have any length, as in a file or a pipe.
     pub width: Option<usize>,
-    /// True where text may be coloured.
+    /// True if text may be coloured.
     pub has_colour: bool,
 }
 
 impl Screen {
-    /// A file: as wide as needed, without colours.
+    /// Screen of a file: unlimited width, no colours.
     #[cfg(test)]
     pub(crate) const FILE: Self = Self { width: None, has_colour: false };
 
-    /// Standard output. The variable `COLUMNS` says how wide it is, else the terminal does; colours are for terminals
-    /// only, and not even for them where `NO_COLOR` is set.
+    /// Returns the properties of standard output. The width is the one in `COLUMNS`, else that of the terminal. Colours
+    /// are for terminals only, and not if `NO_COLOR` is set.
     #[must_use]
     pub(crate) fn stdout() -> Self {
         let is_terminal = io::stdout().is_terminal();
@@ -54,26 +54,27 @@ impl Screen {
         }
     }
 
-    /// Standard error, where nothing is set in columns.
+    /// Returns the properties of standard error, where nothing is set in columns.
     #[must_use]
     pub(crate) fn stderr() -> Self {
         Self { width: None, has_colour: has_colour(io::stderr().is_terminal()) }
     }
 
-    /// The text in its colour, or as it is.
+    /// Returns the text in its colour, or unchanged.
     #[must_use]
     pub(crate) fn paint(self, style: Style, text: &str) -> String {
         if self.has_colour { format!("\u{1b}[1;{}m{text}\u{1b}[0m", style.code()) } else { text.to_owned() }
     }
 }
 
-/// Text for standard output, in its colour where standard output shows one.
+/// Returns text for standard output, coloured if standard output shows colours.
 #[must_use]
 pub(crate) fn styled(style: Style, text: &str) -> String {
     Screen::stdout().paint(style, text)
 }
 
-/// `NO_COLOR` forbids colours, `CLICOLOR_FORCE` wants them also where nobody can see them, as for clap's own messages.
+/// Returns true if colours are allowed: `NO_COLOR` forbids them, `CLICOLOR_FORCE` wants them also without a terminal
+/// (as clap).
 fn has_colour(is_terminal: bool) -> bool {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     match variable("NO_COLOR") {

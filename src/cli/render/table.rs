@@ -6,26 +6,26 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::cli::render::{Screen, Style};
 
-/// Columns that a table with a column of [`Align::Fill`] takes where the screen does not say: in files and pipes.
+/// Page width for a column of [`Align::Fill`] if the screen width is unknown: in files and pipes.
 const PAGE: usize = 80;
-/// Fewest columns that are left of a name, and of the column that fills the page.
+/// Minimum width of a shortened name, and of the column that fills the page.
 const LEAST_NAME: usize = 12;
 const LEAST_FILL: usize = 24;
-/// Between two columns.
+/// Number of blanks between two columns.
 const GAP: usize = 2;
 
-/// How a column is set.
+/// Alignment and shortening of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
-    /// Names: shortened in the middle where the screen is too narrow, whole in files and pipes.
+    /// Names: shortened in the middle if the screen is too narrow, whole in files and pipes.
     Left,
     /// Numbers: never shortened.
     Right,
-    /// Text that takes what the others leave of the screen, or of 80 columns, and is shortened in the middle.
+    /// Text that takes the rest of the screen, or of 80 columns, and is shortened in the middle.
     Fill,
 }
 
-/// What stands in one field of a table.
+/// Content of one field of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
     text: String,
@@ -33,7 +33,7 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Text in a colour.
+    /// Creates a cell with coloured text.
     #[must_use]
     pub(crate) fn styled(style: Style, text: impl Into<String>) -> Self {
         Self { text: text.into(), style: Some(style) }
@@ -46,7 +46,7 @@ impl From<String> for Cell {
     }
 }
 
-/// A table of text with aligned columns, no lines.
+/// Text table with aligned columns and without rules.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     heads: Vec<(String, Align)>,
@@ -54,7 +54,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table with these column heads.
+    /// Creates a table with these column heads.
     #[must_use]
     pub(crate) fn new(heads: &[(&str, Align)]) -> Self {
         let heads = heads.iter().map(|(head, align)| ((*head).to_owned(), *align)).collect();
@@ -66,13 +66,13 @@ impl Table {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    /// True without rows.
+    /// Returns true if there are no rows.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Prints heads and rows, to fit standard output.
+    /// Prints heads and rows, fitted to standard output.
     ///
     /// # Errors
     /// I/O errors of the writer.
@@ -89,7 +89,7 @@ impl Table {
         self.print_on(Screen { width: None, ..Screen::stdout() }, usize::MAX, out)
     }
 
-    /// Prints on a screen; a column that fills the page may reach to column `page`.
+    /// Prints on a screen. A column that fills the page may extend to column `page`.
     fn print_on(&self, screen: Screen, page: usize, out: &mut dyn Write) -> io::Result<()> {
         let heads: Vec<Cell> = self.heads.iter().map(|(head, _)| head.clone().into()).collect();
         let widths = self.fitted(screen, page);
@@ -122,7 +122,7 @@ impl Table {
         Ok(())
     }
 
-    /// The width of each column: what its cells take, less what must go for the table to fit.
+    /// Returns the width of each column: that of its cells, reduced as needed for the table to fit.
     fn fitted(&self, screen: Screen, page: usize) -> Vec<usize> {
         let mut widths: Vec<usize> = self.heads.iter().map(|(head, _)| head.width()).collect();
         for row in &self.rows {
@@ -137,7 +137,7 @@ impl Table {
         widths
     }
 
-    /// Takes columns of one kind down, the widest first, until the table fits or none can give more.
+    /// Narrows columns of one kind, the widest first, until the table fits or none can be narrowed further.
     fn shrink(&self, widths: &mut [usize], kind: Align, limit: usize, least: usize) {
         let gaps = GAP * widths.len().saturating_sub(1);
         let mut over =
@@ -154,7 +154,7 @@ impl Table {
     }
 }
 
-/// The text in at most `width` columns, with `…` for what was left out of its middle.
+/// Shortens text to at most `width` columns, with `…` in its middle.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
@@ -165,7 +165,7 @@ pub(crate) fn shorten(text: &str, width: usize) -> String {
     head.into_iter().chain(['…']).chain(tail.into_iter().rev()).collect()
 }
 
-/// The first characters that fit in `room` columns.
+/// Returns the first characters that fit in `room` columns.
 fn fitting(chars: impl Iterator<Item = char>, room: usize) -> Vec<char> {
     let mut taken = 0;
     let fits = |c: &char| {

@@ -1,4 +1,4 @@
-//! `gguf-verify combine`: what several runs with `--part` wrote, as one.
+//! `gguf-verify combine`: combines the outputs of several runs with `--part`.
 
 use std::path::{Path, PathBuf};
 
@@ -42,7 +42,7 @@ pub(super) struct CombineArgs {
     limits: FigureLimits,
 }
 
-/// What a part is of.
+/// Kind of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Verification,
@@ -89,7 +89,7 @@ impl CombineArgs {
         }
     }
 
-    /// The report of all parts of a verification.
+    /// Reports on all parts of a verification.
     fn verdict(&self, session: &Session) -> anyhow::Result<Exit> {
         if self.output.is_some() {
             let message =
@@ -130,7 +130,7 @@ impl CombineArgs {
         })
     }
 
-    /// Refuses options of a verdict.
+    /// Refuses options that need a verdict.
     fn without_limits(&self) -> anyhow::Result<()> {
         let limits = self.limits;
         let is_given = [("--accept-partial", self.accept_partial), ("--max-ppl", limits.max_ppl.is_some())];
@@ -144,7 +144,7 @@ impl CombineArgs {
         Ok(())
     }
 
-    /// The statistics of all parts.
+    /// Combines the statistics of all parts.
     fn statistics(&self, session: &Session) -> anyhow::Result<Exit> {
         self.without_limits()?;
         if self.legacy || self.ctx.is_some() {
@@ -184,7 +184,7 @@ impl CombineArgs {
         Ok(Exit::Done)
     }
 
-    /// The sum of all parts of an importance matrix, or of whole ones.
+    /// Adds up all parts of an importance matrix, or whole matrices.
     fn matrix(&self, session: &Session) -> anyhow::Result<Exit> {
         self.without_limits()?;
         let Some(output) = &self.output else {

@@ -1,14 +1,14 @@
-//! How the routing of a model with experts is shown.
+//! Output of the routing of models with experts.
 
 use std::fmt::Write as _;
 use std::io::Write;
 
 use crate::verify::{LayerRouting, RoutingReport};
 
-/// Experts that a line names before it ends in a number.
+/// Maximum number of experts that a line names.
 const MAX_NAMED: usize = 24;
 
-/// `layer 3: 7 12; layer 9: 1; and 5 more`: experts by place, up to `most` of them.
+/// Lists experts by place, up to `most` of them: `layer 3: 7 12; layer 9: 1; and 5 more`.
 pub(super) fn named(places: impl Iterator<Item = (String, Vec<usize>)>, most: usize) -> String {
     let mut list = String::new();
     let (mut n_named, mut n_all) = (0, 0);
@@ -31,7 +31,7 @@ fn place(layer: &LayerRouting) -> String {
     layer.layer.map_or_else(|| layer.router.clone(), |layer| format!("layer {layer}"))
 }
 
-/// `24 layers x 64`; where layers have other numbers, `24 layers, 1408 experts`.
+/// Formats the size as `24 layers x 64`, or `24 layers, 1408 experts` if layers differ.
 fn size(routing: &RoutingReport) -> String {
     let n_layers = routing.layers.len();
     let layers = if n_layers == 1 { "1 layer".to_owned() } else { format!("{n_layers} layers") };
@@ -44,7 +44,7 @@ fn size(routing: &RoutingReport) -> String {
     }
 }
 
-/// What was reached: `24 layers x 64, all reached`, or which experts were not.
+/// Returns `24 layers x 64, all reached`, or a list of the experts that were not reached.
 pub(super) fn summary(routing: &RoutingReport) -> String {
     let size = size(routing);
     match routing.n_unseen() {
@@ -57,10 +57,10 @@ pub(super) fn summary(routing: &RoutingReport) -> String {
     }
 }
 
-/// The largest and smallest share of an expert in any layer, and how even the least even layer is.
+/// Returns the largest and smallest share of an expert in any layer, and the evenness of the least even layer.
 fn spread(routing: &RoutingReport) -> Option<String> {
     let layers = &routing.layers;
-    // Of equals the first.
+    // The first one if several are equal.
     let busiest = layers.iter().rev().max_by(|a, b| a.busiest().total_cmp(&b.busiest()))?;
     let least = layers.iter().min_by(|a, b| a.least().total_cmp(&b.least()))?;
     let uneven = layers.iter().filter_map(|layer| Some((layer, layer.evenness()?)));
@@ -78,14 +78,14 @@ fn spread(routing: &RoutingReport) -> Option<String> {
     Some(text)
 }
 
-/// How far the choices are the baseline's.
+/// Returns the share of choices that equal the baseline's.
 fn agreement(routing: &RoutingReport) -> Option<String> {
     let (all, least) = (routing.agreement()?, routing.least_agreeing()?);
     let own = 100.0 * least.agreement.unwrap_or(1.0);
     Some(format!("{:.2} % of the choices are the baseline's, {own:.2} % in {}", 100.0 * all, place(least)))
 }
 
-/// The lines of a report.
+/// Prints the lines of a report.
 pub(super) fn print(routing: &RoutingReport, out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(out, "experts       {}", crate::core::text::escape(&summary(routing)))?;
     for line in spread(routing).into_iter().chain(agreement(routing)) {

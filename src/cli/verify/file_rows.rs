@@ -1,10 +1,10 @@
-//! A row for each file of prompts.
+//! Table with a row for each prompt file.
 
 use crate::cli::render::{Align, Table};
 use crate::cli::verify::report::ModelReport;
 use crate::core::text::escape;
 
-/// The files' figures, if there are several; of several models each row begins with the model.
+/// Returns the figures of the prompt files if there are several. With several models each row begins with the model.
 pub(super) fn table(entries: &[ModelReport]) -> Option<Table> {
     let has_rows = entries.iter().any(|entry| entry.report.prompt_files.len() > 1);
     let has_reference = entries.iter().any(|entry| entry.report.divergence.is_some());
@@ -47,7 +47,7 @@ pub(super) fn table(entries: &[ModelReport]) -> Option<Table> {
     has_rows.then_some(table)
 }
 
-/// A file's name, without its folders.
+/// Name of a file without its directory.
 fn name(path: &std::path::Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
     escape(&name.unwrap_or_else(|| path.display().to_string())).into_owned()

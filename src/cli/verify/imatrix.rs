@@ -1,4 +1,4 @@
-//! `gguf-verify imatrix`: collects an importance matrix, adds several up, and shows what one says.
+//! `gguf-verify imatrix`: collects an importance matrix, merges several, and shows the content of one.
 
 mod collect;
 mod coverage;
@@ -42,7 +42,7 @@ enum Command {
     Show(ShowArgs),
 }
 
-/// Parts of a matrix, or whole ones, as one.
+/// Combines parts of a matrix, or whole matrices, into one.
 pub(super) fn combine(
     files: &[PathBuf],
     output: &Path,

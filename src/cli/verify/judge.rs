@@ -1,4 +1,4 @@
-//! The verification itself: files, a baseline and prompts to verdicts.
+//! Verification of models: from files, a baseline and prompts to verdicts.
 
 mod part;
 
@@ -64,7 +64,7 @@ pub(super) struct FigureLimits {
 }
 
 impl FigureLimits {
-    /// The limits that compare with a baseline, by name, and whether each is given.
+    /// Returns the limits that compare with a baseline: option name, and true if it is given.
     pub(super) fn against_baseline(&self) -> [(&'static str, bool); 5] {
         [
             ("--max-ppl-increase", self.max_ppl_increase.is_some()),
@@ -181,7 +181,7 @@ pub(super) struct VerifyArgs {
     tasks: TaskArgs,
 }
 
-/// A baseline that cannot be opened says nothing about the model: the run fails, whatever is wrong with it.
+/// Opens the baseline. Any failure fails the run: a baseline that cannot be opened is no finding about the model.
 fn open_baseline(
     models: &[PathBuf],
     path: &Path,
@@ -198,7 +198,7 @@ impl VerifyArgs {
         let baseline = remote.kept(session, "--baseline", self.baseline.as_deref())?;
         let source = remote.kept(session, "--source", self.source.as_deref())?;
         remote.check_use(baseline.iter().chain(&source))?;
-        // What stands for a model on a server goes with these directories, at the end.
+        // Temporary directories that represent models on servers are removed when these values are dropped.
         let path = |directory: &Option<Directory>| directory.as_ref().map(|own| own.path().to_owned());
         let here = Self { baseline: path(&baseline), source: path(&source), ..self.clone() };
         here.judge(self.baseline.as_deref(), session)
@@ -215,7 +215,7 @@ impl VerifyArgs {
         None
     }
 
-    /// Verifies with everything on this machine; the baseline is `named` so.
+    /// Verifies once all inputs are on this machine. `named` is the baseline as given on the command line.
     fn judge(&self, named: Option<&Path>, session: &Session) -> anyhow::Result<Exit> {
         let tasks = self.tasks.read()?;
         let logits = self.logit_file()?;
@@ -265,7 +265,7 @@ impl VerifyArgs {
                 }
             }
         }
-        // What was found of other files is shown whatever became of the rest.
+        // Verdicts of other files are shown even if some files failed.
         if let Some(at) = (0..failures.len()).next().filter(|_| entries.is_empty()) {
             return Err(failures.swap_remove(at).1);
         }
@@ -274,7 +274,7 @@ impl VerifyArgs {
         self.show(&entries, &failures, session)
     }
 
-    /// Shows the files that were judged, then those that could not be; says with which code the program ends.
+    /// Shows the verdicts, then the files that failed. Returns the exit code.
     fn show(
         &self,
         entries: &[ModelReport],
@@ -300,7 +300,7 @@ impl VerifyArgs {
         Ok(exits.into_iter().next().unwrap_or_else(|| self.exit(report::verdict(entries))))
     }
 
-    /// The text to run; that which comes with the program where nothing says what to run.
+    /// Returns the text to run: the built-in one if no prompts, tasks or logit file are given.
     fn text(&self, has_tasks: bool, has_logits: bool) -> Result<PromptFiles, VerifyError> {
         let is_given = !self.prompts.is_empty() || has_tasks || has_logits;
         if is_given || self.structure_only || self.weights_only {
@@ -309,7 +309,7 @@ impl VerifyArgs {
         Ok(PromptFiles::builtin())
     }
 
-    /// Opens every model once, so that a mistake in the last name is told before the first is judged.
+    /// Opens every model once, so that a mistake in the last name is reported before the first is judged.
     fn check_models(&self) -> anyhow::Result<()> {
         for path in &self.models {
             if fs_err::metadata(path)?.is_file() {
@@ -319,7 +319,7 @@ impl VerifyArgs {
         Ok(())
     }
 
-    /// Holds what is written against what is read, as far as the arguments tell; a checkpoint may have files elsewhere.
+    /// Checks outputs against inputs as far as the arguments name them; a checkpoint may have files elsewhere.
     fn guard<'s>(&self, session: &'s Session) -> anyhow::Result<Guard<'s>> {
         let mut guard = Guard::new(session, false);
         self.models.iter().try_for_each(|path| guard.model("a model", path))?;
@@ -341,7 +341,7 @@ impl VerifyArgs {
         Ok(guard)
     }
 
-    /// The files that are read beside the models, with the part that each plays.
+    /// Returns the files that are read in addition to the models, each with its role.
     fn inputs(&self, baseline: Option<&OpenedModel>) -> Vec<(&'static str, PathBuf)> {
         let logits = self.baseline.iter().filter(|_| baseline.is_none()).cloned().collect();
         let baseline = baseline.map_or(logits, OpenedModel::inputs);
@@ -354,7 +354,7 @@ impl VerifyArgs {
         prompts.chain(tasks).chain(baseline).chain(source).collect()
     }
 
-    /// The baseline, if it is a logit file.
+    /// Opens the baseline if it is a logit file.
     fn logit_file(&self) -> anyhow::Result<Option<LogitFile>> {
         match &self.baseline {
             Some(path) if LogitFile::is_one(path)? => Ok(Some(LogitFile::open(path).context("baseline")?)),
@@ -362,7 +362,7 @@ impl VerifyArgs {
         }
     }
 
-    /// Refuses options that nothing would act on.
+    /// Refuses options that would have no effect.
     fn check_use(&self, has_tasks: bool, logits: Option<&LogitFile>) -> Result<(), UsageError> {
         let refuse = |message: String| Err(UsageError(message));
         let has_text = !self.prompts.is_empty() || logits.is_some();
@@ -416,7 +416,7 @@ impl VerifyArgs {
         }
     }
 
-    /// Refuses to lock what is not a mapped file.
+    /// Refuses `--mlock` for anything that is not a mapped file.
     fn check_lock(&self) -> Result<(), UsageError> {
         let mut paths = self.models.iter().chain(&self.baseline);
         match paths.find(|path| self.mlock && path.is_dir()) {
@@ -429,7 +429,8 @@ impl VerifyArgs {
         }
     }
 
-    /// The tokenizer to compare with: of the source, else of a baseline that is a checkpoint with a tokenizer.
+    /// Returns the tokenizer to compare with: the one of the source, else of a baseline that is a checkpoint with a
+    /// tokenizer.
     fn origin(&self) -> anyhow::Result<Option<OriginTokenizer>> {
         match (&self.source, &self.baseline) {
             (Some(path), _) => Ok(Some(OriginTokenizer::of_source(path)?)),
@@ -451,7 +452,7 @@ impl VerifyArgs {
         let &Job { baseline, origin, logits, prompts, tasks, reports, session } = job;
         let opened = match OpenedModel::open_with(path, &session.common, self.mlock) {
             Ok(opened) => opened,
-            // A header that cannot be read is a broken file; a file that cannot be opened is a failed run.
+            // A header that cannot be parsed is a broken file. A file that cannot be opened is a failed run.
             Err(error) => match error.downcast_ref::<GgufError>() {
                 None | Some(GgufError::Io(_) | GgufError::Lock(_) | GgufError::LockUnmapped { .. }) => {
                     return Err(error);
@@ -512,8 +513,8 @@ impl VerifyArgs {
         Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report, details, inputs, next })
     }
 
-    /// The command that judges a file for which no baseline was given: beside its checkpoint, at its address where the file
-    /// names it.
+    /// Returns the command that judges a file without a baseline: against its checkpoint, by the hub name if the file
+    /// declares one.
     fn with_baseline(&self, path: &Path, metadata: &Metadata) -> Option<String> {
         if self.baseline.is_some() || self.structure_only || path.is_dir() {
             return None;
@@ -530,7 +531,7 @@ impl VerifyArgs {
 
     fn options<'p>(&self, prompts: &'p PromptFiles, session: &Session) -> VerifyOptions<'p> {
         let span = match self.score {
-            // Of a short text every token counts.
+            // The built-in text is short: every token counts.
             Score::Half if prompts.is_builtin() => Span::All,
             Score::Half => Span::SecondHalf,
             Score::All => Span::All,
@@ -554,7 +555,8 @@ impl VerifyArgs {
         }
     }
 
-    /// The baseline anew, if it is a checkpoint and the file shows that it was converted with options.
+    /// Returns the baseline converted again if it is a checkpoint and the file shows that it was converted with
+    /// options.
     fn converted_like(
         &self,
         file: &OpenedModel,
@@ -576,14 +578,14 @@ impl VerifyArgs {
     }
 }
 
-/// The name of a model, and which of several it is.
+/// Name of a model, with its number if there are several.
 fn subject(path: &Path, number: usize, of: usize) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let number = if of > 1 { format!(" ({number} of {of})") } else { String::new() };
     format!("{}{number}", escape(&name))
 }
 
-/// What every model is judged by.
+/// Inputs that all models are judged with.
 #[derive(Clone, Copy)]
 struct Job<'a> {
     baseline: Option<&'a OpenedModel>,
@@ -595,10 +597,10 @@ struct Job<'a> {
     session: &'a Session,
 }
 
-/// What is written beside the report.
+/// Outputs in addition to the report.
 struct Outputs<'a> {
     per_token: Option<PerTokenFile>,
-    /// A logit file that no model has led to yet.
+    /// Logit file that no model has written yet.
     save: Option<&'a Path>,
 }
 

@@ -1,4 +1,4 @@
-//! `gguf-verify logits`: what a model says after each prompt.
+//! `gguf-verify logits`: logits of a model after each prompt.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub(super) struct LogitsArgs {
 
 impl LogitsArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        // Before the work, not after it.
+        // Checked before the work, not after it.
         let mut guard = Guard::new(session, false);
         guard.read_all("the prompts", &self.prompts)?;
         guard.model("the model", &self.model)?;
@@ -63,16 +63,16 @@ impl LogitsArgs {
     }
 }
 
-/// Lines on their way out: what was computed is not gathered.
+/// Output lines, written as they are computed.
 struct Lines<'a> {
     session: &'a Session,
-    /// The file and its length so far; standard output without one.
+    /// File and its length so far; standard output if `None`.
     file: Option<(OutputFile, u64)>,
     buffer: Vec<u8>,
 }
 
 impl<'a> Lines<'a> {
-    /// Bytes that are gathered before they are written.
+    /// Number of bytes that are buffered before a write.
     const BUFFER_BYTES: usize = 1 << 20;
 
     fn begin(path: Option<&Path>, session: &'a Session) -> anyhow::Result<Self> {

@@ -1,4 +1,4 @@
-//! A model that is verified, or compared with: a GGUF file, or a checkpoint as the file it would become.
+//! Model that is verified or compared with: a GGUF file, or a checkpoint as the file that it would become.
 
 use std::path::{Path, PathBuf};
 
@@ -15,10 +15,10 @@ use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions, Value};
 use crate::tokenizer::{Encoder, TokenizerError};
 use crate::verify::{Model, OriginTokenizer, Recall};
 
-/// Where a model comes from.
+/// Origin of a model.
 enum ModelOrigin {
     Gguf(Box<GgufFile>),
-    /// A checkpoint, converted as it is read.
+    /// Checkpoint that is converted while it is read.
     Checkpoint(Box<Conversion>),
 }
 
@@ -29,10 +29,10 @@ fn metadata(origin: &ModelOrigin) -> &Metadata {
     }
 }
 
-/// A checkpoint as the model that it would become. One without tokenizer files can still be run on token ids.
+/// Plans the conversion of a checkpoint. One without tokenizer files can still be run on token ids.
 fn plan_checkpoint(path: &Path, shown: ShownOptions, common: &Common) -> Result<Conversion, ConvertError> {
-    // F32 holds the weights of any checkpoint exactly, and nothing is written; the annotations make it compute what the
-    // checkpoint means where a file has no key to say it.
+    // F32 holds the weights of any checkpoint exactly, and nothing is written. Annotations keep semantics of the
+    // checkpoint for which a file has no standard key.
     let file_type = Some(OutType::F32);
     let options =
         ConvertOptions { file_type, annotate: true, level: common.simd, ..ConvertOptions::default() };
@@ -46,8 +46,8 @@ fn plan_checkpoint(path: &Path, shown: ShownOptions, common: &Common) -> Result<
     }
 }
 
-/// A checkpoint with tensors that its architecture does not have: a file of it was made with `--drop`, so it is compared
-/// without them.
+/// Plans a checkpoint with tensors that its architecture does not have. Its file was made with `--drop`, so it is
+/// compared without them.
 fn plan_without(path: &Path, options: &ConvertOptions, error: ArchError) -> Result<Conversion, ConvertError> {
     let ArchError::Leftover { card, names, drop: Some(pattern) } = &error else { return Err(error.into()) };
     let Ok(pattern) = Regex::new(pattern) else { return Err(error.into()) };
@@ -62,7 +62,7 @@ fn plan_without(path: &Path, options: &ConvertOptions, error: ArchError) -> Resu
     Ok(planned)
 }
 
-/// What belongs to a model beside its tensors, made of its keys.
+/// Graph features and tokenizer of a model, built from its keys.
 pub(crate) struct ModelParts {
     features: Result<GraphFeatures, String>,
     encoder: Result<Encoder, String>,
@@ -80,7 +80,7 @@ impl ModelParts {
         Self { features, encoder }
     }
 
-    /// Does something with a model of these parts.
+    /// Calls `work` with a model of these parts.
     pub(crate) fn with<R>(
         &self,
         (source, metadata): (&dyn TensorSource, &Metadata),
@@ -102,11 +102,11 @@ impl ModelParts {
     }
 }
 
-/// A model with what belongs to it.
+/// Opened model with its parts.
 pub(crate) struct OpenedModel {
     origin: ModelOrigin,
     parts: ModelParts,
-    /// What the configuration of a checkpoint says and the model does not.
+    /// Values of a checkpoint's configuration that the converted model does not declare.
     lost: Vec<String>,
     recall: Option<Recall>,
 }
@@ -116,12 +116,12 @@ impl OpenedModel {
         Self::open_with(path, common, false)
     }
 
-    /// Opens a model; a file that is to be locked is read into memory and kept there.
+    /// Opens a model. With `lock` the file is read into memory and kept there.
     pub(super) fn open_with(path: &Path, common: &Common, lock: bool) -> anyhow::Result<Self> {
         Self::open_as(ShownOptions::default(), path, common, lock)
     }
 
-    /// Opens the baseline of models. A checkpoint is converted with the options that the first of them shows in its keys.
+    /// Opens the baseline. A checkpoint is converted with the options that the keys of the first model show.
     pub(super) fn open_baseline(
         models: &[PathBuf],
         path: &Path,
@@ -143,8 +143,8 @@ impl OpenedModel {
         Ok(Self::of(origin))
     }
 
-    /// A checkpoint converted once more, the way that `file` shows that it was converted, with the options that this
-    /// takes; `None` where it takes none, and for a file.
+    /// Converts a checkpoint again with the options that `file` shows it was converted with. Returns it with these
+    /// options; `None` if there are none, or if this is a file.
     pub(super) fn converted_like(
         &self,
         path: &Path,
@@ -158,7 +158,7 @@ impl OpenedModel {
         if shown == ShownOptions::default() {
             return None;
         }
-        // An option that the checkpoint does not take is none that the file was made with.
+        // If the checkpoint does not accept an option, the file was not made with it.
         let again = plan_checkpoint(path, shown, common).ok()?;
         Some((Self::of(ModelOrigin::Checkpoint(Box::new(again))), shown))
     }
@@ -174,7 +174,7 @@ impl OpenedModel {
         Self { origin, parts, lost, recall: None }
     }
 
-    /// What it says is kept for the next model that is compared with it.
+    /// Keeps the results of this baseline for the next model that is compared with it.
     pub(super) fn with_recall(self) -> Self {
         Self { recall: Some(Recall::default()), ..self }
     }
@@ -193,7 +193,7 @@ impl OpenedModel {
         metadata(&self.origin)
     }
 
-    /// Bytes of all parts of a file.
+    /// Total bytes of all parts of a file.
     pub(super) fn size_bytes(&self) -> Option<u64> {
         match &self.origin {
             ModelOrigin::Gguf(file) => Some(file.file_bytes()),
@@ -201,7 +201,7 @@ impl OpenedModel {
         }
     }
 
-    /// What a file says that it is.
+    /// File type that a file declares in `general.file_type`; `checkpoint` for a checkpoint.
     pub(super) fn file_type(&self) -> Option<String> {
         match &self.origin {
             ModelOrigin::Gguf(file) => {
@@ -212,12 +212,12 @@ impl OpenedModel {
         }
     }
 
-    /// The tokenizer, if it is known.
+    /// Tokenizer, if it could be built.
     pub(super) fn encoder(&self) -> Option<&Encoder> {
         self.parts.encoder.as_ref().ok()
     }
 
-    /// Files that are read; an output must not replace them.
+    /// Files that are read; no output may replace them.
     pub(super) fn inputs(&self) -> Vec<PathBuf> {
         match &self.origin {
             ModelOrigin::Gguf(file) => file.paths(),

@@ -1,4 +1,4 @@
-//! Several files in one table, a row each.
+//! Table of several files, a row each.
 
 use crate::cli::render::{Align, Cell, Screen, Table};
 use crate::cli::verify::reasons::style;
@@ -7,13 +7,13 @@ use crate::core::text;
 use crate::core::text::escape;
 use crate::verify::{Divergence, EmbeddingDifference, Figure};
 
-/// Columns of a screen from which there is room for all that is known.
+/// Screen width in columns from which all columns are shown.
 const WIDE: usize = 120;
 
-/// What a column says of a file.
+/// Column of the table.
 struct Column<'a> {
     head: &'static str,
-    /// Left out where the screen is narrow.
+    /// True if it is left out on narrow screens.
     is_spare: bool,
     cell: Box<dyn Fn(&ModelReport) -> String + 'a>,
 }
@@ -27,13 +27,13 @@ impl<'a> Column<'a> {
         Self { is_spare: true, ..self }
     }
 
-    /// A figure against the baseline.
+    /// Returns a column for a figure against the baseline.
     fn against(head: &'static str, figure: impl Fn(&Divergence) -> String + 'a) -> Self {
         Self::new(head, move |entry| entry.report.divergence.as_ref().map(&figure).unwrap_or_default())
     }
 }
 
-/// The table of the files, for this screen.
+/// Returns the table of the files, fitted to the screen.
 pub(super) fn table(entries: &[ModelReport]) -> Table {
     let is_narrow = Screen::stdout().width.is_some_and(|width| width < WIDE);
     let mut columns = columns(entries);
@@ -54,15 +54,15 @@ pub(super) fn table(entries: &[ModelReport]) -> Table {
     table
 }
 
-/// Name of a file without its folder.
+/// Name of a file without its directory.
 fn name(entry: &ModelReport) -> String {
     let file = entry.path.file_name().map(|name| name.to_string_lossy().into_owned());
     file.unwrap_or_else(|| entry.path.display().to_string())
 }
 
-/// Names of which a long common start is left out: what tells them apart stays (`…Q6_K.gguf`).
+/// Removes a long common prefix from names and keeps what distinguishes them (`…Q6_K.gguf`).
 fn without_common_start(names: &[String]) -> Vec<String> {
-    /// What is not worth leaving out.
+    /// Length up to which a prefix is not worth removing.
     const SHORT: usize = 8;
     let Some(first) = names.first() else { return Vec::new() };
     let is_common =
@@ -121,7 +121,7 @@ fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
     columns
 }
 
-/// Figures of encoders against the baseline, as far as a file has them.
+/// Returns the columns of encoder figures against the baseline that any file has.
 fn vectors<'a>(entries: &[ModelReport]) -> Vec<Column<'a>> {
     type Shown = fn(&EmbeddingDifference) -> Option<String>;
     let figures: [(&'static str, Shown); 5] = [

@@ -1,7 +1,7 @@
-//! `--report`: the verdict as a page to look at, as Markdown for a model card, or as JSON with how it was made.
+//! `--report`: the verdict as an HTML page, as Markdown for a model card, or as JSON with a record of the run.
 //!
-//! [`data`] is what a page shows, [`details`] what is kept of each model for it, [`run_info`] how the run was made,
-//! [`charts`] draws, [`html`] and [`markdown`] fill templates. Everything foreign is escaped twice: control characters
+//! [`data`] holds the content of a page, [`details`] what is kept of each model for it, [`run_info`] the record of the
+//! run. [`charts`] draws, [`html`] and [`markdown`] fill templates. Untrusted text is escaped twice: control characters
 //! when it becomes data, markup when it is written.
 
 mod charts;
@@ -27,7 +27,7 @@ use crate::core::text::escape;
 
 pub(super) use details::Details;
 
-/// What a report is written as.
+/// Format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Html,
@@ -44,7 +44,7 @@ impl Format {
         }
     }
 
-    /// By the suffix of a file's name.
+    /// Returns the format by the suffix of a file name.
     fn of(path: &Path) -> Result<Self, UsageError> {
         match path.extension().and_then(|suffix| suffix.to_str()).map(str::to_ascii_lowercase).as_deref() {
             Some("html") => Ok(Self::Html),
@@ -59,14 +59,16 @@ impl Format {
     }
 }
 
-/// The files that `--report` names, checked before any work.
+/// Files named by `--report`, checked before any work.
 pub(super) struct Reports {
     targets: Vec<(PathBuf, Format)>,
 }
 
 impl Reports {
+    /// Checks the paths of `--report`.
+    ///
     /// # Errors
-    /// Another suffix, a place where no file can be, a file that is read or of another kind.
+    /// Another suffix, a path at which no file can be written, a file that is read or of another kind.
     pub(super) fn of(paths: &[PathBuf], guard: &mut Guard<'_>) -> anyhow::Result<Self> {
         let mut targets: Vec<(PathBuf, Format)> = Vec::new();
         for path in paths {
@@ -80,12 +82,12 @@ impl Reports {
         Ok(Self { targets })
     }
 
-    /// Whether there is anything to keep for a report.
+    /// Returns true if no report is wanted, so that no details need be kept.
     pub(super) fn is_empty(&self) -> bool {
         self.targets.is_empty()
     }
 
-    /// Writes all reports, or none. `inputs` are the files that were read, with the part that each played.
+    /// Writes all reports, or none. `inputs` are the files that were read, each with its role.
     ///
     /// # Errors
     /// Inputs that cannot be read again for their hashes, outputs that cannot be written.

@@ -1,4 +1,4 @@
-//! `--per-token`: what every position of every prompt costs, and what the models would have said there.
+//! `--per-token`: the loss at every position of every prompt, and the first choices of the models there.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::core::output::{OutputError, OutputFile};
 use crate::tokenizer::Encoder;
 use crate::verify::{Position, Prompt};
 
-/// A file of lines that is being written; it appears when all models are done.
+/// File of JSON lines in progress; it appears when all models are done.
 pub(super) struct PerTokenFile {
     file: OutputFile,
     offset: u64,
@@ -23,7 +23,7 @@ impl PerTokenFile {
     /// Writes one line per prompt; positions that were not computed are `null`.
     ///
     /// # Errors
-    /// I/O errors; no file is left then.
+    /// I/O errors; then no file is left.
     pub(super) fn write(
         &mut self,
         model: &Path,
@@ -33,7 +33,7 @@ impl PerTokenFile {
     ) -> Result<(), OutputError> {
         let mut rest = positions;
         for (at, prompt) in prompts.iter().enumerate() {
-            // Positions come in the order of their prompts.
+            // Positions are in the order of their prompts.
             let n_own = rest.iter().take_while(|position| position.prompt == at).count();
             let (own, later) = rest.split_at(n_own);
             rest = later;
@@ -51,7 +51,7 @@ impl PerTokenFile {
     }
 }
 
-/// The text of a token: a string, or bytes that are none by themselves.
+/// Text of a token: a string, or hex bytes if they are not valid UTF-8 by themselves.
 fn text(encoder: Option<&Encoder>, token: u32) -> Json {
     let Some(encoder) = encoder else { return Json::Null };
     let bytes = encoder.decode(&[token]);

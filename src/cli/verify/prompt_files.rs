@@ -1,4 +1,4 @@
-//! The prompts of all files that were given, and which file each is of.
+//! Prompts of all files that were given, with the file that each belongs to.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ pub(super) struct PromptFiles {
 }
 
 impl PromptFiles {
-    /// Reads files, each as one text with `plain_text`.
+    /// Reads files; with `plain_text` each as one text.
     pub(super) fn read(paths: &[PathBuf], plain_text: bool) -> Result<Self, VerifyError> {
         let form = if plain_text { PromptForm::PlainText } else { PromptForm::Detected };
         let (mut files, mut sources) = (Vec::new(), Vec::new());
@@ -24,12 +24,12 @@ impl PromptFiles {
         Ok(Self { files, sources })
     }
 
-    /// The text that comes with the program, in the place of files.
+    /// Returns the built-in text, used if no files are given.
     pub(super) fn builtin() -> Self {
         Self { files: Vec::new(), sources: vec![PromptSource::Text(BUILTIN_TEXT.to_owned())] }
     }
 
-    /// True for the text that comes with the program.
+    /// Returns true for the built-in text.
     pub(super) fn is_builtin(&self) -> bool {
         self.files.is_empty() && !self.sources.is_empty()
     }
@@ -46,8 +46,8 @@ impl PromptFiles {
         self.files.iter().map(|file| file.path.as_path())
     }
 
-    /// A sentence for each file of which the limit on the number of chunks left nothing: it has prompts that were not
-    /// reached, and none that were. `chunks` are those of each file.
+    /// Returns a sentence for each file that the limit on the number of chunks left out: it has unreached prompts and
+    /// no chunk. `chunks` are the numbers of chunks per file.
     pub(super) fn unreached(&self, prompts: &[usize], chunks: &[usize]) -> Vec<String> {
         let is_unread = |(file, chunks): &(&PromptFile, &usize)| {
             **chunks == 0 && prompts.iter().any(|prompt| file.prompts.contains(prompt))
@@ -77,7 +77,7 @@ mod tests {
         let found = files.unreached(&[2, 3], &[1, 1, 0]);
         assert!(found.len() == 1 && found[0].contains("c.txt` is not read: `--chunks`"), "{found:?}");
         assert_eq!(files.unreached(&[1, 2, 3], &[1, 0, 0]).len(), 2);
-        // A file without a prediction has nothing that could be missed.
+        // A file without predictions cannot be missed.
         assert_eq!(files.unreached(&[2], &[0, 1, 0]), [""; 0]);
         let plain = PromptFiles::read(&paths, true).unwrap();
         assert_eq!(plain.sources().len(), 3);

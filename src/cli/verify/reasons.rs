@@ -1,4 +1,4 @@
-//! The lines of a report in words: the answer first, why the verdict is not a plain pass, and the verdict itself.
+//! Report in words: the answer first, the reasons why the verdict is not a plain pass, and the verdict itself.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use crate::cli::verify::report::Detail;
 use crate::core::text::escape;
 use crate::verify::{Finding, NotJudged, Report, Severity, Verdict};
 
-/// The colour of a verdict.
+/// Returns the style of a verdict.
 pub(super) fn style(verdict: Verdict) -> Style {
     match verdict {
         Verdict::Pass => Style::Good,
@@ -17,13 +17,13 @@ pub(super) fn style(verdict: Verdict) -> Style {
     }
 }
 
-/// A finding in a line.
+/// Formats a finding as a line.
 fn finding_line(finding: &Finding) -> String {
     let tensor = finding.tensor.as_ref().map(|name| format!(" `{}`", escape(name))).unwrap_or_default();
     format!("{:<9} {}:{tensor} {}", finding.severity.name(), finding.check, finding.message)
 }
 
-/// The open questions: those with one reason together, then what would answer them.
+/// Returns the open questions grouped by reason, each group followed by its remedy.
 fn open_lines(report: &Report) -> Vec<String> {
     let mut groups: Vec<(Vec<&str>, NotJudged)> = Vec::new();
     for open in report.coverage.open() {
@@ -41,10 +41,10 @@ fn open_lines(report: &Report) -> Vec<String> {
     groups.into_iter().flat_map(lines).collect()
 }
 
-/// Lines of one check where not all are wanted.
+/// Maximum number of lines of one check in brief output.
 const SHOWN: usize = 5;
 
-/// The findings of one severity, a line each; in brief no more than [`SHOWN`] of a check.
+/// Returns the findings of one severity, a line each; in brief output at most [`SHOWN`] of a check.
 fn lines_of(report: &Report, severity: Severity, detail: Detail) -> Vec<String> {
     let own = || report.findings.iter().filter(|finding| finding.severity == severity);
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -63,7 +63,7 @@ fn lines_of(report: &Report, severity: Severity, detail: Detail) -> Vec<String> 
     lines
 }
 
-/// Why the verdict is not a plain pass, the gravest first.
+/// Returns the reasons why the verdict is not a plain pass, the most severe first.
 pub(super) fn reasons(report: &Report, detail: Detail) -> Vec<String> {
     let unchecked = lines_of(report, Severity::Unchecked, detail);
     match report.verdict {
@@ -73,22 +73,22 @@ pub(super) fn reasons(report: &Report, detail: Detail) -> Vec<String> {
     }
 }
 
-/// What was checked, and by what; beside a pass or a fail also what was not.
+/// Returns what was checked, and by what; for a pass or a fail also what was not.
 pub(super) fn checked(report: &Report) -> Vec<String> {
     let checked = report.coverage.answered();
     let checked =
         checked.map(|checked| format!("{:<9} {}: {}", "checked", checked.aspect.name(), checked.by));
-    // Of a partial verdict the open questions are the reasons.
+    // For a partial verdict the open questions are already the reasons.
     let open = if report.verdict == Verdict::Partial { Vec::new() } else { open_lines(report) };
     checked.chain(open).collect()
 }
 
-/// What is worth knowing and changes no verdict.
+/// Returns the warnings, which do not change the verdict.
 pub(super) fn warnings(report: &Report, detail: Detail) -> Vec<String> {
     lines_of(report, Severity::Warning, detail)
 }
 
-/// Prints the answer in words, each half on a line of its own, and why the verdict is no pass.
+/// Prints the answer, each half on a line of its own, and the reasons why the verdict is not a pass.
 pub(super) fn print(report: &Report, detail: Detail, out: &mut dyn Write) -> io::Result<()> {
     let answer = report.answer();
     writeln!(out, "{}", answer.replace(". Quality:", ".\nQuality:"))?;
@@ -98,12 +98,12 @@ pub(super) fn print(report: &Report, detail: Detail, out: &mut dyn Write) -> io:
     Ok(())
 }
 
-/// Prints the verdict: the last line, which is still on the screen when all is said.
+/// Prints the verdict as the last line, which stays on the screen.
 pub(super) fn print_verdict(verdict: Verdict, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "verdict       {}", styled(style(verdict), verdict.name()))
 }
 
-/// Prints the reasons of several files: what is said of each, then what is said of all of them once.
+/// Prints the reasons of several files: those of each, then those that all share once.
 pub(super) fn print_all<'r>(
     reports: impl Iterator<Item = (String, &'r Report)> + Clone,
     detail: Detail,

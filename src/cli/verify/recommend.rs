@@ -1,8 +1,8 @@
-//! Which of several files to take: a word for each row of a report.
+//! Recommendations among several files: a phrase for each row of a report.
 
 use crate::verify::{Quality, Verdict};
 
-/// What a recommendation looks at.
+/// Figures that a recommendation depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
     pub(super) verdict: Verdict,
@@ -11,8 +11,8 @@ pub(super) struct Candidate {
     pub(super) quality: Option<Quality>,
 }
 
-/// A word about each of several files: the smallest that is very good, the smallest that is good, what another file is better than
-/// at no more bytes, what is too poor. Nothing is said where sizes or divergences are not known.
+/// Returns a phrase for each of several files: the smallest very good one, the smallest good one, one that another file
+/// beats at the same or a smaller size, one that is too poor. Empty if its size or divergence is unknown.
 pub(super) fn recommend(files: &[Candidate]) -> Vec<String> {
     let smallest = |least: Quality| {
         let fit = files.iter().enumerate().filter(|(_, file)| {

@@ -1,4 +1,4 @@
-//! How verdicts are shown: one file in full, several as a table.
+//! Output of verdicts: one file in full, several as a table.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::verify::{
     Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightOutcome, WeightReport,
 };
 
-/// How much is shown of a file.
+/// Level of detail of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detail {
     /// The answer, the figures that decide, and warnings.
@@ -23,21 +23,21 @@ pub(super) enum Detail {
     Full,
 }
 
-/// A file and its verdict.
+/// File with its verdict.
 pub(super) struct ModelReport {
-    /// As it was given.
+    /// Path as it was given.
     pub(super) path: PathBuf,
-    /// Bytes of all parts; unknown for a checkpoint.
+    /// Total bytes of all parts; `None` for a checkpoint.
     pub(super) size_bytes: Option<u64>,
-    /// What the file says that it is (`Q4_K_M`).
+    /// File type that the file declares (`Q4_K_M`).
     pub(super) file_type: Option<String>,
     /// The verdict.
     pub(super) report: Report,
-    /// What `--report` shows beside it.
+    /// Further data for `--report`.
     pub(super) details: Option<Details>,
     /// Files that were read for it.
     pub(super) inputs: Vec<PathBuf>,
-    /// The command that would judge what was left open for want of a baseline.
+    /// Command that would judge what was left open for lack of a baseline.
     pub(super) next: Option<String>,
 }
 
@@ -177,14 +177,14 @@ impl ModelReport {
         writeln!(out, "              Δ ln {:.6} ± {:.6} (baseline {baseline:.4})", delta.value, delta.stderr)
     }
 
-    /// What a figure may be, to stand behind it.
+    /// Returns the limit of a figure, to be printed after it.
     fn limit(&self, figure: Figure) -> String {
         let line = self.report.limits.iter().find(|line| line.figure == figure);
         line.map(|line| format!("   (limit {})", figure.show(line.limit))).unwrap_or_default()
     }
 }
 
-/// How many tensors are as they should be; in detail, the worst of the others with what they are off by.
+/// Prints the number of tensors that are as expected; with details, also the worst of the others with their errors.
 fn print_weights(weights: &WeightReport, has_details: bool, out: &mut dyn Write) -> std::io::Result<()> {
     const WORST: usize = 5;
     writeln!(out, "weights       {}", weights.summary())?;
@@ -219,12 +219,12 @@ fn prompts(report: &Report) -> Table {
     table
 }
 
-/// The worst of all verdicts.
+/// Returns the worst of all verdicts.
 pub(super) fn verdict(entries: &[ModelReport]) -> Verdict {
     entries.iter().map(|entry| entry.report.verdict).max().unwrap_or(Verdict::Pass)
 }
 
-/// One report as it is; several under `models`, with the worst verdict, and the files that could not be judged under `failed`.
+/// Returns one report as it is; several under `models`, with the worst verdict, and failed files under `failed`.
 pub(super) fn to_json(entries: &[ModelReport], failures: &[(PathBuf, anyhow::Error)]) -> Json {
     if let ([entry], []) = (entries, failures) {
         return entry.to_json();
@@ -242,7 +242,7 @@ pub(super) fn to_json(entries: &[ModelReport], failures: &[(PathBuf, anyhow::Err
     document
 }
 
-/// One report in full; of several the findings, then a row each.
+/// Prints one report in full; of several the findings, then a row each.
 pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, detail: Detail) -> std::io::Result<()> {
     if let [entry] = entries {
         return entry.print(out, detail);

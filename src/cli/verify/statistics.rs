@@ -1,11 +1,11 @@
-//! Quantiles of divergences and of probabilities, as a table.
+//! Table of quantiles of divergences and probabilities.
 
 use std::io::Write;
 
 use crate::cli::render::{Align, Table};
 use crate::verify::{Divergence, Statistics};
 
-/// The share of same choices with its `limit`; in detail, the other figures beside mean and quantiles.
+/// Prints the share of equal choices with its `limit`; with details also Δp and the ratio of the perplexities.
 pub(super) fn print(
     d: &Divergence,
     limit: &str,
@@ -27,7 +27,7 @@ pub(super) fn print(
     writeln!(out, "PPL ratio     {:.6} ± {:.6}{correlation}", ppl_ratio.value, ppl_ratio.stderr)
 }
 
-/// All quantiles, and the difference of the perplexities.
+/// Prints all quantiles, and the difference of the perplexities.
 pub(super) fn print_all(d: &Divergence, out: &mut dyn Write) -> std::io::Result<()> {
     let s = &d.statistics;
     writeln!(out, "PPL(baseline) {:.6} ± {:.6}", d.baseline_ppl, s.baseline_ppl_stderr)?;
@@ -41,7 +41,7 @@ pub(super) fn print_all(d: &Divergence, out: &mut dyn Write) -> std::io::Result<
     table.print(out)
 }
 
-/// A quantile's name for people: `99.9 %` of `p999`.
+/// Label of a quantile: `99.9 %` for `p999`.
 fn label(name: &str) -> String {
     let Some((whole, rest)) = name.strip_prefix('p').and_then(|digits| digits.split_at_checked(2)) else {
         return name.to_owned();

@@ -1,4 +1,4 @@
-//! Options of tasks, and how their figures are shown.
+//! Options of task sets, and output of their results.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -35,12 +35,12 @@ impl TaskArgs {
         given.into_iter().filter_map(|(kind, path)| Some((kind, path.as_ref()?)))
     }
 
-    /// The files, which no output may replace.
+    /// Returns the task files, which no output may replace.
     pub(super) fn inputs(&self) -> impl Iterator<Item = &PathBuf> {
         self.given().map(|(_, path)| path)
     }
 
-    /// Reads the tasks.
+    /// Reads the task sets.
     pub(super) fn read(&self) -> anyhow::Result<Vec<TaskSet>> {
         if self.tasks.is_some() && self.given().next().is_none() {
             let message = "`--tasks` needs `--hellaswag`, `--winogrande` or `--multiple-choice`";
@@ -51,7 +51,7 @@ impl TaskArgs {
     }
 }
 
-/// One line: the share of right answers, its error, and what guessing gives.
+/// Prints one line: the share of right answers, its error, and the share that guessing gives.
 pub(super) fn print(report: &TaskReport, out: &mut dyn Write) -> std::io::Result<()> {
     let percent = |share: f64| 100.0 * share;
     let (low, high) = report.interval();

@@ -1,4 +1,4 @@
-//! `--trace`: the intermediates of one layer in a line each.
+//! `--trace`: the intermediates of one layer, a line each.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ impl<'a> Trace<'a> {
         Self { layer, session, has_printed: AtomicBool::new(false) }
     }
 
-    /// A sentence for a layer that the model does not have.
+    /// Returns a sentence if the model does not have the layer.
     pub(super) fn missed(&self) -> Option<String> {
         let missed = !self.has_printed.load(Ordering::Relaxed);
         missed.then(|| format!("nothing to trace: layer {} was not run", self.layer))
@@ -38,7 +38,7 @@ impl Observer for Trace<'_> {
         let n_rows = x.len() / n_cols.max(1);
         let first = first.join(" ");
         self.session.progress.suspend(|| {
-            // Nothing can be done about a standard error that is closed.
+            // Nothing can be done about a closed standard error.
             let _ = writeln!(
                 std::io::stderr().lock(),
                 "layer {layer} {name}: {n_rows} x {n_cols}, mean {mean:.6e}, rms {rms:.6e}, first {first}"

@@ -1,11 +1,11 @@
-//! Which LoRA matrices of a file belong to which weight, and by what factor.
+//! Matching of a file's LoRA matrices with their weights, and their scale.
 
 use crate::checkpoint::fastllm::Adapter;
 use crate::core::WeightMeta;
 use crate::core::text::escape;
 use crate::dequant::LoraPair;
 
-/// Members of an adapter's dictionary that must say nothing: what they ask for is not a plain product.
+/// Keys of an adapter's dictionary that must be unset: they require more than a plain product.
 const UNSUPPORTED: [&str; 7] = [
     "use_dora",
     "fan_in_fan_out",
@@ -16,20 +16,20 @@ const UNSUPPORTED: [&str; 7] = [
     "layer_replication",
 ];
 
-/// Whether a tensor is a matrix of an adapter.
+/// Returns true if a tensor is a matrix of an adapter.
 pub(super) fn is_part(name: &str) -> bool {
     [".lora_A.", ".lora_B.", ".lora_embedding_A.", ".lora_embedding_B.", ".ia3_l."]
         .iter()
         .any(|part| name.contains(part))
 }
 
-/// Pairs the matrices of the one adapter of a file with their weights.
+/// Matches the matrices of a file's only adapter with their weights.
 ///
 /// # Errors
-/// Why it cannot be merged.
+/// The reason why it cannot be merged.
 pub(super) fn pairs(adapters: &[Adapter], metas: &[WeightMeta]) -> Result<Vec<LoraPair>, String> {
     let [adapter] = adapters else {
-        // With several, which of them are active is not in the file.
+        // The file does not record which of several adapters are active.
         return Err(format!("{} adapters, exactly one can be merged", adapters.len()));
     };
     let name = escape(&adapter.name).into_owned();
@@ -68,7 +68,7 @@ pub(super) fn pairs(adapters: &[Adapter], metas: &[WeightMeta]) -> Result<Vec<Lo
         let lone = || about(&format!("tensor `{}` has no counterpart or no weight", escape(&meta.name)));
         let stem = meta.name.strip_suffix(&end_a).ok_or_else(lone)?;
         let b = index_of(&format!("{stem}{end_b}")).ok_or_else(lone)?;
-        // Some releases of PEFT move the weight into a layer of its own.
+        // Some releases of PEFT move the weight into an inner `base_layer`.
         let base =
             index_of(&format!("{stem}.weight")).or_else(|| index_of(&format!("{stem}.base_layer.weight")));
         let base = base.ok_or_else(lone)?;

@@ -1,11 +1,11 @@
-//! Hyper-parameters of files whose writers stored no configuration: what shapes and names of tensors show.
+//! Hyper-parameters of files without a stored configuration, derived from shapes and names of tensors.
 
 use serde_json::{Map, Value as Json};
 
 use crate::checkpoint::fastllm::Tensor;
 use crate::core::Shape;
 
-/// Adds what is missing and can be seen. What cannot be seen is the card's to fill in, or to ask for.
+/// Adds missing hyper-parameters that can be derived. The card supplies the others, or reports them as missing.
 pub(super) fn complete(tensors: &[Tensor], config: &mut Map<String, Json>, warnings: &mut Vec<String>) {
     let shape = |names: &[&str]| -> Option<&Shape> {
         let found = |tensor: &&Tensor| names.iter().any(|name| tensor.name.ends_with(name));
@@ -16,7 +16,7 @@ pub(super) fn complete(tensors: &[Tensor], config: &mut Map<String, Json>, warni
     let layers = tensors.iter().filter_map(|tensor| layer(&tensor.name)).max().map(|last| last + 1);
     let is_glm = tensors.iter().any(|tensor| tensor.name.ends_with("query_key_value.weight"));
     let inner = shape(&["mlp.gate_proj.weight", "mlp.dense_h_to_4h.weight"]).map(Shape::n_rows);
-    // A table of frequencies has one for each pair of a head's dimensions; ChatGLM's covers half a head.
+    // `inv_freq` has one frequency per pair of a head's dimensions; ChatGLM's covers half a head.
     let pair_dims = if is_glm { 4 } else { 2 };
     let head_dim = shape(&["rotary_emb.inv_freq"]).and_then(|table| table.n_elems().checked_mul(pair_dims));
     let heads = hidden.zip(head_dim).and_then(|(hidden, dim)| (dim > 0).then(|| hidden / dim));
@@ -46,9 +46,9 @@ pub(super) fn complete(tensors: &[Tensor], config: &mut Map<String, Json>, warni
     }
 }
 
-/// The number of the layer that a name belongs to.
+/// Returns the number of the layer that a name belongs to.
 fn layer(name: &str) -> Option<u64> {
     let at = name.split('.').position(|part| matches!(part, "layers" | "h"))?;
-    // A number from a stranger's name: no model has a million layers.
+    // The name is untrusted: no model has a million layers.
     name.split('.').nth(at + 1)?.parse().ok().filter(|&layer| layer < 1 << 20)
 }

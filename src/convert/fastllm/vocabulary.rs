@@ -1,4 +1,5 @@
-//! The vocabulary of a file. What kind it is, the file does not say: names of the family and the tokens themselves do.
+//! Vocabulary of a FastLLM file. The file does not declare its kind; the names of the model family and the tokens show
+//! it.
 
 use std::collections::HashSet;
 
@@ -7,11 +8,11 @@ use serde_json::{Map, Value as Json, json};
 use crate::checkpoint::fastllm::Header;
 use crate::tokenizer::{GivenKind, GivenToken, GivenVocabulary};
 
-/// End tokens that the exporter writes by number, whatever the tokenizer: model type, number, text.
+/// End tokens that the exporter writes as fixed ids, regardless of the tokenizer: model type, id, text.
 const FIXED_END: [(&str, u64, &str); 3] =
     [("qwen2", 151_645, "<|im_end|>"), ("internlm2", 92_542, "<|im_end|>"), ("internlm", 103_028, "<eoa>")];
 
-/// Tokens that ChatGLM 2 and 3 have behind their pieces, by number; the last four in ChatGLM 3 only.
+/// Tokens that ChatGLM 2 and 3 have after their pieces, in order of their ids; the last four in ChatGLM 3 only.
 const CHATGLM: [&str; 9] = [
     "[MASK]",
     "[gMASK]",
@@ -25,8 +26,8 @@ const CHATGLM: [&str; 9] = [
 ];
 const CHATGLM2: usize = 5;
 
-/// Collects the vocabulary; `None` if the file has none. An end token that the exporter wrote by number and that the
-/// vocabulary has elsewhere is put right in `config`.
+/// Collects the vocabulary; `None` if the file has none. In `config`, replaces an end token id that the exporter wrote
+/// as a fixed number and that differs from the vocabulary's.
 pub(super) fn given(
     header: &Header,
     config: &mut Map<String, Json>,
@@ -72,7 +73,7 @@ pub(super) fn given(
     })
 }
 
-/// `tokenizer_serialized`: a SentencePiece model in hexadecimal.
+/// Decodes `tokenizer_serialized`, a SentencePiece model in hexadecimal.
 fn serialized(header: &Header, warnings: &mut Vec<String>) -> Option<Vec<u8>> {
     let text = header.get("tokenizer_serialized").filter(|text| !text.is_empty())?;
     let pairs = text.as_bytes().chunks(2).map(|pair| {
@@ -98,13 +99,13 @@ fn kind(header: &Header) -> GivenKind {
     }
 }
 
-/// Tensor names of ChatGLM-6B, the first generation.
+/// Returns true for the tensor names of ChatGLM-6B, the first generation.
 fn has_first_chatglm(header: &Header) -> bool {
     header.tensors.iter().any(|tensor| tensor.name.ends_with("transformer.word_embeddings.weight"))
 }
 
-/// A byte-level vocabulary has a token for each of the 256 bytes, as letters or as they are; SentencePiece spells them
-/// `<0xNN>` or has none.
+/// Determines the kind from the tokens. A byte-level vocabulary has a token for each of the 256 bytes, as letters or
+/// raw; SentencePiece spells them `<0xNN>` or has none.
 fn by_tokens(header: &Header) -> GivenKind {
     let has_pieces = header.tokens.iter().any(|token| {
         token.text.starts_with(b"<0x") || token.text.windows(3).any(|part| part == "\u{2581}".as_bytes())
@@ -131,7 +132,7 @@ fn by_tokens(header: &Header) -> GivenKind {
     }
 }
 
-/// The pre-tokenizer that all models of a family have.
+/// Returns the pre-tokenizer that all models of a family share.
 fn pre(header: &Header, kind: GivenKind, family: &str) -> Option<&'static str> {
     let is_llama3 =
         || header.tokens.iter().any(|token| token.text == b"<|begin_of_text|>" && token.id == 128_000);

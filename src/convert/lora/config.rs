@@ -1,4 +1,4 @@
-//! `adapter_config.json`: how strong an adapter is, and what it belongs to.
+//! Strength and base model of an adapter, as declared by `adapter_config.json`.
 
 use std::path::Path;
 
@@ -18,35 +18,35 @@ enum Tokens {
     ByModule(Vec<(String, Vec<u64>)>),
 }
 
-/// What an adapter says about itself.
+/// Settings of `adapter_config.json`.
 #[derive(Debug)]
 pub(super) struct AdapterConfig {
-    /// Ranks of the matrices: of all modules, and of single ones.
+    /// Ranks of the matrices: `r` for all modules, `rank_pattern` for single modules.
     rank: Option<u64>,
     rank_pattern: Vec<(Regex, u64)>,
-    /// Tokens whose rows are trained, of all modules or by module.
+    /// Tokens whose rows are trained, for all modules or by module.
     tokens: Tokens,
-    /// `lora_alpha`, as a file has it and as the reference writes it.
+    /// Value of `lora_alpha`, as GGUF stores it and the reference writes it.
     pub(super) alpha: f64,
-    /// The matrices are scaled by the root of the rank.
+    /// True if the matrices are scaled by the square root of the rank.
     use_rslora: bool,
-    /// Strengths of single modules; the first that matches counts.
+    /// Alphas of single modules; the first pattern that matches applies.
     alpha_pattern: Vec<(Regex, f64)>,
-    /// The base stores its matrices turned (`Conv1D`).
+    /// True if the base stores its matrices transposed (`Conv1D`).
     pub(super) fan_in_fan_out: bool,
-    /// The strength of each row is the adapter's, too (DoRA).
+    /// True if the adapter also sets the magnitude of each row (DoRA).
     pub(super) use_dora: bool,
-    /// Tokens from which on an activated adapter works.
+    /// Tokens that activate an activated LoRA (`alora_invocation_tokens`).
     pub(super) invocation_tokens: Vec<u32>,
-    /// The base model, as a path or a name on the hub.
+    /// Base model, as a path or a name on the hub.
     pub(super) base: Option<String>,
 }
 
 impl AdapterConfig {
-    /// Reads what the configuration of a directory says.
+    /// Reads the adapter's configuration.
     ///
     /// # Errors
-    /// A key that is missing or of the wrong kind; another kind of adapter.
+    /// A key that is missing or has the wrong type; another kind of adapter.
     pub(super) fn of(adapter: &AdapterDir) -> Result<Self, AdapterError> {
         let path = adapter.config_path();
         let config = adapter.config();
@@ -63,7 +63,7 @@ impl AdapterConfig {
             return Err(AdapterError::ChangesBase { path, key, found });
         }
         let number = |value: &Json| as_f64(value).filter(|&value| held_by_f32(value).is_some());
-        // Rows that take the place of others have no strength.
+        // Trained rows replace rows of the base, so they have no strength.
         let one = Json::from(1);
         let alpha = config.get("lora_alpha").filter(|value| !value.is_null());
         let alpha = alpha.or((kind == TRAINABLE_TOKENS).then_some(&one));
@@ -71,7 +71,7 @@ impl AdapterConfig {
         let alpha = number(alpha).ok_or_else(|| wrong("lora_alpha", "a number"))?;
         let mut alpha_pattern = Vec::new();
         for (key, value) in members(config, "alpha_pattern") {
-            // As PEFT matches: the end of a module's name, from a point on.
+            // PEFT matches a suffix of the module's name that starts at a dot.
             let pattern = Regex::new(&format!(r"^(?:.*\.)?(?:{key})$"));
             let pattern = pattern.map_err(|_| wrong(key, "a pattern of names"))?;
             alpha_pattern.push((pattern, number(value).ok_or_else(|| wrong(key, "a number"))?));
@@ -104,25 +104,25 @@ impl AdapterConfig {
         })
     }
 
-    /// The directory that the configuration names, if it is one here.
+    /// Returns the directory that the configuration names, if it exists here.
     pub(super) fn base_dir(&self) -> Option<&Path> {
         self.base.as_deref().map(Path::new).filter(|path| path.join("config.json").is_file())
     }
 
-    /// The alpha of a module by which runtimes, which divide by the rank, arrive at the strength of the training.
+    /// Returns the alpha that makes runtimes, which divide it by the rank, reproduce the strength used in training.
     pub(super) fn effective_alpha(&self, module: &str, rank: u64) -> f64 {
         let own = self.alpha_pattern.iter().find(|(pattern, _)| pattern.is_match(module));
         let alpha = own.map_or(self.alpha, |(_, alpha)| *alpha);
         if self.use_rslora { alpha * rank as f64 / (rank as f64).sqrt() } else { alpha }
     }
 
-    /// The rank that a module's matrices have by the configuration; `None` where it says nothing.
+    /// Returns the configured rank of a module's matrices; `None` if the configuration has none.
     pub(super) fn rank_of(&self, module: &str) -> Option<u64> {
         let own = self.rank_pattern.iter().find(|(pattern, _)| pattern.is_match(module));
         own.map(|(_, rank)| *rank).or(self.rank)
     }
 
-    /// The rows of a module that are trained.
+    /// Returns the rows of a module that are trained.
     pub(super) fn token_rows(&self, module: &str) -> Option<&[u64]> {
         match &self.tokens {
             Tokens::None => None,
@@ -138,7 +138,7 @@ impl AdapterConfig {
         }
     }
 
-    /// What makes the strength another one than alpha says, for a message.
+    /// Names the settings that make the strength differ from alpha, for a message.
     pub(super) fn why_scaled(&self) -> &'static str {
         match (self.use_rslora, self.alpha_pattern.is_empty()) {
             (true, true) => "`use_rslora`",
@@ -149,16 +149,16 @@ impl AdapterConfig {
 }
 
 const TOKENS: &str = "alora_invocation_tokens";
-/// Kinds of adapters that are read.
+/// Adapter types that can be read.
 const LORA: &str = "LORA";
 const TRAINABLE_TOKENS: &str = "TRAINABLE_TOKENS";
-/// Keys of MLX's configurations.
+/// Keys that only MLX's configurations have.
 const MLX_KEYS: [&str; 2] = ["lora_parameters", "fine_tune_type"];
-/// Where tokens are named whose rows are trained: beside other matrices, and alone.
+/// Keys that list the tokens with trained rows: in addition to other matrices, and for an adapter of rows only.
 const TRAINED: [&str; 2] = ["trainable_token_indices", "token_indices"];
 
-/// What says that an adapter belongs to another base than the one it names: a base whose weights PEFT changes as it loads
-/// the adapter, or whose layers it repeats.
+/// Returns the setting by which the adapter belongs to another base than the one it names. PEFT changes such a base's
+/// weights as it loads the adapter, or repeats its layers.
 fn changes_base(config: &Map<String, Json>) -> Option<(&'static str, String)> {
     const FROM_WEIGHTS: [&str; 3] = ["pissa", "olora", "corda"];
     let start = config.get("init_lora_weights").and_then(Json::as_str).unwrap_or_default();
@@ -169,7 +169,7 @@ fn changes_base(config: &Map<String, Json>) -> Option<(&'static str, String)> {
     config.get(key).filter(|value| !value.is_null()).map(|value| (key, value.to_string()))
 }
 
-/// The tokens whose rows are trained; the key of what is no list of them.
+/// Returns the tokens whose rows are trained. The error is the key whose value is not a list of tokens.
 fn trained_tokens(config: &Map<String, Json>) -> Result<Tokens, &'static str> {
     let rows = |value: &Json| value.as_array()?.iter().map(Json::as_u64).collect::<Option<Vec<u64>>>();
     for key in TRAINED {
@@ -185,14 +185,14 @@ fn trained_tokens(config: &Map<String, Json>) -> Result<Tokens, &'static str> {
     Ok(Tokens::None)
 }
 
-/// The ids; none where the key is absent, null or empty.
+/// Returns the invocation tokens; empty if the key is absent or null.
 fn tokens(config: &Map<String, Json>) -> Option<Vec<u32>> {
     let Some(value) = config.get(TOKENS).filter(|value| !value.is_null()) else { return Some(Vec::new()) };
     let id = |value: &Json| value.as_u64().and_then(|id| u32::try_from(id).ok());
     value.as_array()?.iter().map(id).collect()
 }
 
-/// The members of an object, if there is one under the key.
+/// Iterates over the members of the object under a key, if there is one.
 fn members<'a>(config: &'a Map<String, Json>, key: &str) -> impl Iterator<Item = (&'a String, &'a Json)> {
     config.get(key).and_then(Json::as_object).into_iter().flatten()
 }

@@ -1,4 +1,4 @@
-//! Why an adapter can be neither converted nor merged.
+//! Errors of converting or merging an adapter.
 
 use std::path::{Path, PathBuf};
 
@@ -8,22 +8,22 @@ use crate::core::text::escape;
 use crate::core::{Hint, Shape};
 use crate::views::FactorError;
 
-/// What a tensor of an adapter is that is no half of a pair.
+/// Kinds of adapter tensors that belong to no pair of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stray {
-    /// A vector of DoRA.
+    /// A magnitude vector of DoRA.
     Magnitude,
-    /// A half whose name has the adapter's name in it.
+    /// A matrix with the adapter's name in its own name.
     Named,
-    /// A half of an adapter of MLX.
+    /// A matrix of an MLX adapter.
     Mlx,
-    /// Rows for tokens that were trained alone.
+    /// Rows of single trained tokens.
     Tokens,
     /// A bias.
     Bias,
     /// A whole tensor of the model.
     Whole,
-    /// Something else.
+    /// Anything else.
     Unknown,
 }
 
@@ -57,73 +57,73 @@ impl Stray {
     }
 }
 
-/// Kinds of adapters that are no change of weights.
+/// Adapter types that do not change weights.
 const NEVER_WEIGHTS: [&str; 6] =
     ["PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"];
 const MERGE: &str = "a GGUF adapter has no place for it: `gguf-convert merge-lora BASE ADAPTER` merges the adapter into its \
                      base model";
 const BASE: &str = "check that the base is the model that the adapter was made for";
 
-/// Why an adapter can be neither converted nor merged.
+/// Reasons why an adapter can be neither converted nor merged.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum AdapterError {
-    /// A number without which the adapter has no strength.
+    /// A missing number that determines the adapter's strength.
     #[error("{}: `{key}` is missing", path.display())]
     NoKey { path: PathBuf, key: &'static str },
-    /// A value that is not what the key asks for.
+    /// A value that does not suit its key.
     #[error("{}: `{}` is not {expected}", path.display(), escape(key))]
     Value { path: PathBuf, key: String, expected: &'static str },
     /// Another kind of adapter.
     #[error("{}: an adapter of type `{}`, only LORA can be read", path.display(), escape(found))]
     Kind { path: PathBuf, found: String },
-    /// An adapter of a base that is not the model that the base's files hold.
+    /// An adapter whose base is not the model in the base's files.
     #[error("{}: `{key}` is `{}`: PEFT changes the base model as it loads this adapter", path.display(), escape(found))]
     ChangesBase { path: PathBuf, key: &'static str, found: String },
-    /// An adapter of MLX.
+    /// An MLX adapter.
     #[error("{}: an adapter of MLX (`{key}`)", path.display())]
     Mlx { path: PathBuf, key: &'static str },
-    /// Rows for tokens that nothing names.
+    /// Rows without the ids of their tokens.
     #[error("tensor `{}`: {} has no `trainable_token_indices` for it", escape(tensor), path.display())]
     NoTokens { path: PathBuf, tensor: String },
-    /// Another number of tokens in one tensor of the vocabulary than in another.
+    /// Tensors of the vocabulary with different numbers of tokens.
     #[error(
         "tensor `{}`: {rows} rows in the adapter in place of {base_rows}, but `{}` of the base model keeps {base_rows}",
         escape(resized),
         escape(kept)
     )]
     Resized { resized: String, kept: String, rows: u64, base_rows: u64 },
-    /// Words in place of tokens.
+    /// An invocation string without token ids.
     #[error("{}: `invocation_string` without `alora_invocation_tokens`", path.display())]
     Invocation { path: PathBuf },
-    /// A tensor that is no half of a pair.
+    /// A tensor that belongs to no pair of matrices.
     #[error("tensor `{}`: {}", escape(tensor), stray.what())]
     Stray { tensor: String, stray: Stray },
-    /// A half alone.
+    /// A matrix without its counterpart.
     #[error("tensor `{}` has no counterpart `{}`", escape(tensor), escape(missing))]
     Half { tensor: String, missing: String },
-    /// Two halves of one kind for one tensor.
+    /// Two matrices of one kind for one tensor.
     #[error("tensors `{}` and `{}` change the same tensor", escape(first), escape(second))]
     Twice { first: String, second: String },
-    /// Halves that do not multiply.
+    /// Matrices that cannot be multiplied.
     #[error("tensors `{}` {a} and `{}` {b}: no matrices of one rank", escape(a_name), escape(b_name))]
     Shapes { a_name: String, a: Shape, b_name: String, b: Shape },
     /// A file without matrices.
     #[error("{}: no matrices of an adapter", path.display())]
     Empty { path: PathBuf },
-    /// Nothing says what the adapter belongs to.
+    /// An adapter whose base is unknown.
     #[error("{}: the base model {}", path.display(), match named {
         Some(name) => format!("`{}` is no directory here", escape(name)),
         None => "is not named".to_owned(),
     })]
     NoBase { path: PathBuf, named: Option<String> },
-    /// The base has the tensor in another shape.
+    /// A tensor whose shape in the base differs.
     #[error("tensor `{}`: {found} in the base model, the adapter's matrices make {product}", escape(tensor))]
     OtherShape { tensor: String, found: Shape, product: String },
-    /// The base has no such tensor.
+    /// A tensor that the base does not have.
     #[error("the base model has no tensor `{}`, which the adapter changes", escape(tensor))]
     NotInBase { tensor: String },
-    /// The base has several tensors that may be meant.
+    /// A tensor that may be either of two tensors of the base.
     #[error(
         "tensors `{}` and `{}` of the base model may both be what the adapter calls `{}`",
         escape(first),
@@ -131,13 +131,13 @@ pub enum AdapterError {
         escape(tensor)
     )]
     Ambiguous { tensor: String, first: String, second: String },
-    /// A whole tensor that the runtime takes from adapters only if it is a norm.
+    /// A whole tensor that is not a norm; the runtime accepts only norms from adapters.
     #[error("tensor `{}` becomes `{}`, which is no norm", escape(tensor), escape(target))]
     NotNorm { tensor: String, target: String },
-    /// The card does with the tensor what cannot be done with factors.
+    /// A tensor to which the card applies an operation that factors do not allow.
     #[error("tensor `{}`: {source}", escape(tensor))]
     Factors { tensor: String, source: FactorError },
-    /// The card does not fit the adapter.
+    /// A card that does not fit the adapter.
     #[error(transparent)]
     Card(Box<ArchError>),
 }
@@ -165,7 +165,7 @@ impl Hint for AdapterError {
             Self::Half { .. } | Self::Shapes { .. } | Self::Empty { .. } => {
                 "the file is not whole, or no adapter: save it again with PEFT's `save_pretrained`"
             }
-            // What the adapter names is fetched only where somebody asks for it.
+            // The base that the adapter names is downloaded only on request.
             Self::NoBase { named: Some(name), .. }
                 if cfg!(feature = "remote") && hub_id(Path::new(name)).is_some() =>
             {

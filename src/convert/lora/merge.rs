@@ -1,4 +1,4 @@
-//! An adapter merged into the weights of its base, at the level of the checkpoint: cards see the sums.
+//! Merge of an adapter into the weights of its base, at the level of the checkpoint: cards see the sums.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,8 +16,9 @@ use crate::core::{WeightMeta, WeightSource};
 use crate::dequant::{LoraPair, Replaced, ReplacedRows, with_adapter};
 
 impl ModelSource {
-    /// The same model with an adapter of PEFT merged into its weights as they are read: W + scale · B · A, and whole
-    /// tensors of the adapter in the place of the model's.
+    /// Merges a PEFT adapter into the weights of this model as they are read.
+    ///
+    /// A pair changes a weight to W + scale · B · A; whole tensors of the adapter replace the model's.
     ///
     /// # Errors
     /// An adapter that cannot be read or merged, or that belongs to another model.
@@ -50,7 +51,7 @@ impl ModelSource {
             Ok::<_, AdapterError>(Replaced { base, by: whole.index, resizes: false })
         };
         let mut replaced = parts.whole.iter().map(tensor).collect::<Result<Vec<_>, _>>()?;
-        // What the training saw differs from the base where tokens were added.
+        // If tokens were added, the base tensors used in training differ from the base model's.
         let bases = parts.bases.iter().filter_map(|whole| tensor(whole).ok()).collect::<Vec<_>>();
         let shape = |row: &Replaced| (&base.weights()[row.base].shape, &adapter.weights()[row.by].shape);
         replaced.extend(bases.into_iter().filter(|row| {
@@ -87,14 +88,14 @@ impl ModelSource {
         self.warn_of_shared_embeddings(&parts, base.weights());
         self.paths.extend(adapter.paths());
         if let Some(quantization) = &mut self.quantization {
-            // A sum is none of the codes that the checkpoint has.
+            // A sum is not one of the checkpoint's codes.
             let changed = pairs.iter().map(|pair| pair.base).chain(replaced.iter().map(|row| row.base));
             let changed = changed.chain(rows.iter().map(|row| row.base));
             for at in changed {
                 quantization.encodings.remove(&base.weights()[at].name);
             }
         }
-        // What is left of a checkpoint whose weights were all changed is plain floats.
+        // If all quantized weights were changed, the result is plain floats.
         self.quantization =
             self.quantization.take().filter(|quantization| !quantization.encodings.is_empty());
         let adapter: Arc<dyn WeightSource + Send> = Arc::new(adapter);
@@ -102,7 +103,7 @@ impl ModelSource {
         Ok(self)
     }
 
-    /// Says where a change of the embeddings changes the output as well.
+    /// Warns if a change of the embeddings also changes the output.
     fn warn_of_shared_embeddings(&mut self, parts: &Parts, weights: &[WeightMeta]) {
         let has_output = weights.iter().any(|meta| meta.name.ends_with("lm_head.weight"));
         let is_shared = self.dir.config().get("tie_word_embeddings") == Some(&Json::Bool(true));
@@ -116,7 +117,8 @@ impl ModelSource {
     }
 }
 
-/// Whether the layers of a model are stored turned: where a shape leaves it open, those that show it decide.
+/// Returns true if the model's square linear layers are stored transposed: if any non-square layer is, or else by
+/// `fan_in_fan_out`.
 fn turns_layers(config: &AdapterConfig, found: &[(&Pair, usize)], weights: &[WeightMeta]) -> bool {
     let shown = found.iter().filter(|(pair, _)| pair.form == Form::Linear).find_map(|(pair, at)| {
         let (dims, own) = (weights[*at].shape.dims(), pair.meta.shape.dims());
@@ -135,11 +137,10 @@ fn is_turned(pair: &Pair, meta: &WeightMeta, turns_layers: bool) -> bool {
     }
 }
 
-/// The names of a model's weights. A checkpoint may have them without the name of the model's inner part, or with it in
-/// another place.
+/// Names of a model's weights. A checkpoint may omit the name of the model's inner part, or have it in another place.
 struct Names<'a> {
     weights: &'a [WeightMeta],
-    /// Weights by what all spellings of a name have in common.
+    /// Indices of weights by the part that all spellings of a name have in common.
     by_core: HashMap<String, Vec<usize>>,
 }
 
@@ -169,7 +170,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// A name without the names of the parts that hold a language model.
+/// Removes the names of the modules that contain a language model.
 fn core_of(name: &str) -> String {
     let name = name.replace("language_model.", "").replace(".base_layer.", ".");
     let mut rest = name.as_str();

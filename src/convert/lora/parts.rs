@@ -1,4 +1,4 @@
-//! The tensors of an adapter by what they are: pairs of matrices, and whole tensors.
+//! Classification of an adapter's tensors: pairs of matrices, and whole tensors.
 
 use indexmap::IndexMap;
 
@@ -9,41 +9,41 @@ use crate::convert::lora::error::Stray;
 use crate::core::{ElementType, Shape, WeightMeta};
 use crate::views::{LowRank, ShapeError, View};
 
-/// How PEFT calls what it wraps a model in.
+/// Prefix of the module in which PEFT wraps a model.
 const WRAPPER: &str = "base_model.model.";
 
-/// How the two matrices make the tensor.
+/// Product of the two matrices that gives the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A layer's: W is B · A.
+    /// A linear layer: W is B · A.
     Linear,
-    /// An embedding's, whose W has a row for each token: (B · A)ᵀ.
+    /// An embedding, whose W has a row for each token: (B · A)ᵀ.
     Embedding,
 }
 
 /// Two matrices that change a tensor of the base.
 #[derive(Clone, Debug)]
 pub(super) struct Pair {
-    /// The tensor's name in the base.
+    /// Name of the tensor in the base.
     pub(super) name: String,
-    /// Indices in the adapter.
+    /// Index of matrix A in the adapter; `b` is that of matrix B.
     pub(super) a: usize,
     pub(super) b: usize,
     pub(super) rank: u64,
-    /// The tensor is Aᵀ · Bᵀ: an embedding, or a layer that is stored turned.
+    /// True if the tensor is Aᵀ · Bᵀ: an embedding, or a layer that is stored transposed.
     pub(super) is_turned: bool,
     pub(super) form: Form,
-    /// What the tensor would be stored as.
+    /// Name, shape and type of the tensor in the base.
     pub(super) meta: WeightMeta,
 }
 
 impl Pair {
-    /// The module's name, as patterns of PEFT match it.
+    /// Returns the name of the module, which PEFT's patterns match.
     pub(super) fn module(&self) -> &str {
         self.name.strip_suffix(".weight").unwrap_or(&self.name)
     }
 
-    /// Takes the tensor for one that is stored turned.
+    /// Toggles whether the tensor is stored transposed.
     pub(super) fn turn(&mut self) {
         self.is_turned = !self.is_turned;
         let mut dims = self.meta.shape.dims().to_vec();
@@ -53,7 +53,7 @@ impl Pair {
         }
     }
 
-    /// The tensor as a product of views of the adapter's matrices.
+    /// Returns the tensor as a product of views of the adapter's matrices.
     pub(super) fn product(&self, weights: &[WeightMeta]) -> Result<LowRank, ShapeError> {
         let view = |at: usize| View::weight(at, &weights[at]);
         let product = LowRank { b: view(self.b), a: view(self.a) };
@@ -64,31 +64,31 @@ impl Pair {
 /// A whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Whole {
-    /// Its name in the base.
+    /// Name of the tensor in the base.
     pub(super) name: String,
-    /// Index in the adapter.
+    /// Index of the tensor in the adapter.
     pub(super) index: usize,
 }
 
-/// What an adapter changes, each in the order of the file.
+/// Tensors of an adapter by kind, each kind in file order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Parts {
     pub(super) whole: Vec<Whole>,
-    /// Rows for single tokens, under the name of the tensor that they belong to.
+    /// Rows of single tokens, under the name of the tensor that they belong to.
     pub(super) tokens: Vec<Whole>,
-    /// Tensors of the base as the training saw them, which its matrices change.
+    /// Base tensors as used in training, which the adapter's matrices change.
     pub(super) bases: Vec<Whole>,
     pub(super) pairs: Vec<Pair>,
 }
 
-/// A half of a pair.
+/// One matrix of a pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Half {
     A,
     B,
 }
 
-/// Endings of halves.
+/// Name suffixes of a pair's matrices.
 const HALVES: [(&str, Half, Form); 4] = [
     (".lora_A.weight", Half::A, Form::Linear),
     (".lora_B.weight", Half::B, Form::Linear),
@@ -96,13 +96,13 @@ const HALVES: [(&str, Half, Form); 4] = [
     (".lora_embedding_B", Half::B, Form::Embedding),
 ];
 
-/// What PEFT calls a tensor of the base around which it has put its own, and the module that another takes the place of.
+/// Suffixes of PEFT for a base tensor that it wraps, and for a module that it replaces.
 const BASE_LAYER: &str = ".base_layer.weight";
 const ORIGINAL: &str = ".original_module.";
-/// Rows for single tokens, and what may stand before that.
+/// Suffix of the rows of single tokens, and a suffix that may precede it.
 const TOKENS: &str = ".trainable_tokens_delta";
 const TOKEN_ADAPTER: &str = ".token_adapter";
-/// What the name of an adapter stands behind where names have it, as in the memory of PEFT.
+/// Name parts that precede the adapter's name in tensor names, as in PEFT's state dict in memory.
 const NAMED: [&str; 6] = [
     ".lora_A.",
     ".lora_B.",
@@ -112,22 +112,22 @@ const NAMED: [&str; 6] = [
     ".trainable_tokens_delta.",
 ];
 
-/// The name of the adapter that a tensor's name has: what follows one of [`NAMED`], up to the next point.
+/// Returns the adapter's name within a tensor's name: the text after one of [`NAMED`], up to the next dot.
 fn named(name: &str) -> Option<(&'static str, &str)> {
     let (word, rest) = NAMED.into_iter().find_map(|word| Some((word, name.split_once(word)?.1)))?;
     let own = rest.split('.').next()?;
-    // `lora_A.weight` has none.
+    // `lora_A.weight` contains no adapter name.
     (!own.is_empty() && own != "weight" && own != "bias").then_some((word, own))
 }
 
-/// The one name of an adapter that the names of its tensors have.
+/// Returns the adapter's name if it is the same in all tensor names that contain one.
 fn adapter_name(weights: &[WeightMeta]) -> Option<&str> {
     let mut names = weights.iter().filter_map(|meta| Some(named(&meta.name)?.1));
     let first = names.next()?;
     names.all(|name| name == first).then_some(first)
 }
 
-/// A name as PEFT saves it, without that of the adapter.
+/// Removes the adapter's name, which gives the name that PEFT saves.
 fn without_adapter_name(name: &str, adapter: Option<&str>) -> String {
     match named(name).filter(|(_, own)| Some(*own) == adapter) {
         Some((".modules_to_save.", own)) => name.replacen(&format!(".modules_to_save.{own}"), "", 1),
@@ -137,15 +137,15 @@ fn without_adapter_name(name: &str, adapter: Option<&str>) -> String {
 }
 
 impl Parts {
-    /// Whether the adapter changes nothing.
+    /// Returns true if the adapter changes nothing.
     pub(super) fn is_empty(&self) -> bool {
         self.pairs.is_empty() && self.whole.is_empty() && self.tokens.is_empty()
     }
 
-    /// Refuses matrices that lack what the configuration says of them.
+    /// Refuses matrices without the tensors that the configuration requires.
     ///
     /// # Errors
-    /// [`AdapterError::Kind`]: DoRA without its vectors; with them it is refused by their names.
+    /// [`AdapterError::Kind`]: DoRA without its vectors; with vectors, these are refused by name.
     pub(super) fn check(&self, config: &AdapterConfig, adapter: &AdapterDir) -> Result<(), AdapterError> {
         if config.use_dora && !self.pairs.is_empty() {
             return Err(AdapterError::Kind { path: adapter.config_path(), found: "DoRA".to_owned() });
@@ -153,7 +153,7 @@ impl Parts {
         Ok(())
     }
 
-    /// A warning where matrices have another rank than the configuration says.
+    /// Returns a warning if the rank of matrices differs from the configuration.
     pub(super) fn other_ranks(&self, config: &AdapterConfig) -> Option<String> {
         let of = |pair: &&Pair| config.rank_of(pair.module()).is_some_and(|rank| rank != pair.rank);
         let others: Vec<&Pair> = self.pairs.iter().filter(of).collect();
@@ -170,13 +170,14 @@ impl Parts {
         ))
     }
 
-    /// Sorts the tensors of an adapter. `takes` says which whole tensors have a place; others are refused.
+    /// Classifies the tensors of an adapter. `takes` returns whether a whole tensor is accepted; others are refused.
     ///
     /// # Errors
-    /// [`AdapterError`]: a tensor that is neither, a half alone, matrices that do not multiply.
+    /// [`AdapterError`]: a tensor of another kind, a matrix without its counterpart, matrices that cannot be
+    /// multiplied.
     pub(super) fn of(weights: &[WeightMeta], takes: fn(&str) -> bool) -> Result<Self, AdapterError> {
         let mut parts = Self::default();
-        // Halves by the base's name, in the order in which the first half comes.
+        // Halves by the base's name, in the order of the first half of each pair.
         let mut halves: IndexMap<String, ([Option<usize>; 2], Form)> = IndexMap::new();
         let adapter = adapter_name(weights);
         for (index, meta) in weights.iter().enumerate() {
@@ -218,7 +219,7 @@ impl Parts {
                 [one, other] => {
                     let tensor = one.or(other).map(|at| weights[at].name.clone()).unwrap_or_default();
                     let (own, other) = if one.is_some() { ("_A", "_B") } else { ("_B", "_A") };
-                    // The last, because a module may be called so as well.
+                    // Replace the last occurrence, because a module may have the same text in its name.
                     let missing = match tensor.rfind(own) {
                         Some(at) => format!("{}{other}{}", &tensor[..at], &tensor[at + own.len()..]),
                         None => String::new(),
@@ -253,7 +254,7 @@ fn pair(name: String, a: usize, b: usize, form: Form, weights: &[WeightMeta]) ->
     Ok(pair)
 }
 
-/// What a tensor is that is no half.
+/// Returns the kind of a tensor that is not half of a pair.
 fn stray(name: &str) -> Stray {
     let is_of_half = HALVES.iter().any(|(ending, ..)| {
         let part = ending.trim_end_matches("weight").trim_end_matches('.');
@@ -270,10 +271,10 @@ fn stray(name: &str) -> Stray {
     }
 }
 
-/// Whether a whole tensor is a norm, which runtimes take from an adapter.
+/// Returns true if a whole tensor is a norm, which runtimes accept from an adapter.
 ///
 /// # Exactness
-/// The names that `convert_lora_to_gguf.py` of llama.cpp 0.5.0 lets through.
+/// The names that `convert_lora_to_gguf.py` of llama.cpp 0.5.0 accepts.
 pub(super) fn is_norm(name: &str) -> bool {
     name.contains("_layernorm") || name.contains(".norm")
 }

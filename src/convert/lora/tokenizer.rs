@@ -1,4 +1,4 @@
-//! Tokenizer files beside an adapter: those that its training used.
+//! Tokenizer files in an adapter's directory, as used in its training.
 
 use std::path::PathBuf;
 
@@ -19,30 +19,30 @@ const VOCABULARIES: [&str; 7] = [
     "sentencepiece.bpe.model",
     "tekken.json",
 ];
-/// Files with chat templates besides the configuration.
+/// Files with chat templates, in addition to `tokenizer_config.json`.
 const TEMPLATES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
-/// All other files of a tokenizer.
+/// Other tokenizer files.
 const OTHERS: [&str; 4] = [CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt"];
-/// Roles of tokens that are compared.
+/// Special tokens that are compared.
 const ROLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
-/// The files of an adapter that differ from those of its base model.
+/// Tokenizer files of an adapter that differ from its base model's.
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) files: OtherFiles,
-    /// What is different.
+    /// Description of the differences.
     pub(super) warning: String,
 }
 
 impl Own {
-    /// The files that are read.
+    /// Iterates over the paths of the files that exist.
     pub(super) fn paths(&self) -> impl Iterator<Item = PathBuf> {
         let paths = self.files.names.iter().map(|name| self.files.dir.join(name));
         paths.filter(|path| path.is_file())
     }
 }
 
-/// The tokenizer files that take the place of the base model's; `None` where the adapter has none, or the same.
+/// Returns the tokenizer files that replace the base model's; `None` if the adapter has none, or the same.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -53,7 +53,8 @@ pub(super) fn of_adapter(base: &ModelDir, adapter: &AdapterDir) -> Result<Option
         return Ok(None);
     }
     let mut names: Vec<&str> = Vec::new();
-    // Added tokens go with their vocabulary; what the configuration says of roles holds until the adapter's says otherwise.
+    // Added tokens belong to their vocabulary. The configuration's special tokens hold until the adapter's declares
+    // others.
     let is_other = has_other_vocabulary(base, own)?;
     names.extend(VOCABULARIES.iter().filter(|_| is_other));
     names.extend(OTHERS.iter().filter(|name| (is_other && **name != CONFIG) || own.file(name).is_some()));
@@ -72,9 +73,9 @@ pub(super) fn of_adapter(base: &ModelDir, adapter: &AdapterDir) -> Result<Option
     Ok(Some(Own { files: OtherFiles { dir: own.path().to_owned(), names }, warning }))
 }
 
-/// A warning where an adapter's tokenizer is not its base model's, for a file that holds no tokenizer.
+/// Returns a warning if an adapter's tokenizer differs from its base model's, for a file that holds no tokenizer.
 pub(super) fn not_in_adapter(base: &ModelDir, adapter: &AdapterDir) -> Option<String> {
-    // A base of which there is only the configuration says nothing.
+    // A base without tokenizer files cannot be compared.
     if [CONFIG, TOKENIZER, TEMPLATES[0]].iter().all(|name| base.file(name).is_none()) {
         return None;
     }
@@ -85,7 +86,7 @@ pub(super) fn not_in_adapter(base: &ModelDir, adapter: &AdapterDir) -> Option<St
     ))
 }
 
-/// What is different, for the user.
+/// Describes the differences for the user.
 fn differences(base: &ModelDir, own: &ModelDir) -> Result<Vec<String>, CheckpointError> {
     let mut found = Vec::new();
     if let (Some(ours), Some(theirs)) = (own.json(TOKENIZER)?, base.json(TOKENIZER)?) {
@@ -118,7 +119,7 @@ fn differences(base: &ModelDir, own: &ModelDir) -> Result<Vec<String>, Checkpoin
     Ok(found)
 }
 
-/// Whether the vocabulary itself is another one, as far as files of one name show it.
+/// Returns true if the vocabulary itself differs, as far as files of the same name show.
 fn has_other_vocabulary(base: &ModelDir, own: &ModelDir) -> Result<bool, CheckpointError> {
     let mut n_shared = 0;
     for name in VOCABULARIES.into_iter().filter(|name| own.file(name).is_some()) {
@@ -140,7 +141,7 @@ fn has_other_vocabulary(base: &ModelDir, own: &ModelDir) -> Result<bool, Checkpo
     Ok(n_shared == 0 && VOCABULARIES.iter().any(|name| own.file(name).is_some()))
 }
 
-/// The chat template of a directory: a file's before the configuration's.
+/// Returns the chat template of a directory; a separate file takes precedence over the configuration.
 fn template(dir: &ModelDir) -> Result<Option<Json>, CheckpointError> {
     if let Some(text) = dir.text(TEMPLATES[0])? {
         return Ok(Some(text.into()));
@@ -151,13 +152,13 @@ fn template(dir: &ModelDir) -> Result<Option<Json>, CheckpointError> {
     Ok(found.or(member(CONFIG)?.filter(|value| !value.is_null())))
 }
 
-/// The text of a token, which may be an object with it.
+/// Returns the text of a token, which may be stored in an object.
 fn token(config: &Map<String, Json>, role: &str) -> Option<String> {
     let value = config.get(role)?;
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
 
-/// Tokens of `tokenizer.json`: one more than the largest number.
+/// Returns the number of tokens of `tokenizer.json`: one more than the largest id.
 fn n_tokens(tokenizer: &Map<String, Json>) -> u64 {
     let added = tokenizer.get("added_tokens").and_then(Json::as_array).into_iter().flatten();
     let added = added.filter_map(|token| token.get("id")?.as_u64()).map(|id| id.saturating_add(1)).max();

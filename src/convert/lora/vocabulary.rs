@@ -1,4 +1,4 @@
-//! An adapter with another number of tokens than its base model: embedding and output with rows of their own.
+//! Adapters with another number of tokens than their base model: embedding and output have rows of their own.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use crate::convert::lora::AdapterError;
 use crate::core::WeightMeta;
 use crate::dequant::Replaced;
 
-/// How many tokens there are.
+/// Configuration key of the number of tokens.
 const SIZE: &str = "vocab_size";
 
-/// Another number of tokens than the base model has.
+/// Number of tokens that differs from the base model's.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Resized {
     tensor: String,
@@ -31,7 +31,7 @@ impl fmt::Display for Resized {
 }
 
 impl Resized {
-    /// The base model's directory with the number of tokens in its configuration.
+    /// Sets the number of tokens in the configuration of the base model's directory.
     pub(super) fn configured(&self, dir: ModelDir) -> ModelDir {
         let mut config = dir.config().clone();
         self.set(&mut config);
@@ -48,10 +48,10 @@ impl Resized {
     }
 }
 
-/// Lets tensors of the vocabulary have another number of rows: those with one row for each token, outside all blocks.
+/// Allows tensors of the vocabulary to have another number of rows: tensors with one row per token, outside all blocks.
 ///
 /// # Errors
-/// [`AdapterError::Resized`]: another tensor of the vocabulary keeps its rows, or has yet another number.
+/// [`AdapterError::Resized`]: another tensor of the vocabulary keeps its rows, or has a third number of rows.
 pub(super) fn resize(
     replaced: &mut [Replaced],
     base: &[WeightMeta],
@@ -89,7 +89,7 @@ pub(super) fn resize(
     Ok(Some(found))
 }
 
-/// Whether a tensor belongs to one of many blocks.
+/// Returns true if a tensor belongs to a numbered block.
 fn is_of_block(name: &str) -> bool {
     name.split('.').any(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -127,7 +127,7 @@ mod tests {
             "tensor `embed`: 9 rows in the adapter in place of 8, but `head` of the base model keeps 8"
         );
         assert!(run(&[("e", &[9, 4]), ("h", &[10, 4])], &[row(0, 0), row(1, 1)], false).is_err());
-        // What is no tensor of the vocabulary is refused for its shape, as ever.
+        // A tensor that is not part of the vocabulary is refused later because of its shape.
         assert_eq!(run(&[("u", &[9, 4])], &[row(2, 0)], false).unwrap(), (None, 0));
         assert_eq!(run(&[("e", &[8, 5])], &[row(0, 0)], false).unwrap(), (None, 0));
         assert_eq!(run(&[("e", &[8, 4])], &[row(0, 0)], false).unwrap(), (None, 0));

@@ -1,4 +1,4 @@
-//! The files of sentence-transformers beside an embedding model: how it pools, and dense layers behind it.
+//! Files of sentence-transformers for an embedding model: its pooling, and the dense layers after it.
 
 use serde_json::json;
 
@@ -12,9 +12,9 @@ use crate::views::decoded::Decoded;
 use super::weights::Weights;
 use super::{ToHfError, ToHfOptions};
 
-/// Where a dense layer goes.
+/// Location of a dense layer.
 struct Place {
-    /// Its name among the model's weights.
+    /// Name among the model's weights.
     weight: &'static str,
     folder: &'static str,
     config: &'static str,
@@ -22,12 +22,12 @@ struct Place {
     ty: &'static str,
 }
 
-/// No such layer is larger.
+/// Upper bound of a layer's size.
 const MAX_LAYER_BYTES: u64 = 1 << 30;
 
 const DENSE: &str = "sentence_transformers.models.Dense";
 
-/// The layers behind a pooling.
+/// Layers after the pooling.
 const PLACES: [Place; 2] = [
     Place {
         weight: "dense_2.weight",
@@ -45,7 +45,7 @@ const PLACES: [Place; 2] = [
     },
 ];
 
-/// The layer that is applied to each token.
+/// Layer that is applied to each token.
 const OF_TOKENS: Place = Place {
     weight: "dense_2.weight",
     folder: "1_Dense",
@@ -54,7 +54,7 @@ const OF_TOKENS: Place = Place {
     ty: "pylate.models.Dense.Dense",
 };
 
-/// True for a weight that lies in a file of a module's own.
+/// Returns true for a weight that is stored in the file of a module.
 pub(super) fn is_dense(output: &OutputSpec) -> bool {
     PLACES.iter().any(|place| is_at(place, &output.name))
 }
@@ -63,10 +63,11 @@ fn is_at(place: &Place, name: &str) -> bool {
     name.strip_prefix("model.").unwrap_or(name) == place.weight
 }
 
-/// `modules.json` and the files of its modules, whose layers are read from `source`; none for a model that neither pools nor has dense layers.
+/// Returns `modules.json` and the files of its modules, whose layers are read from `source`; empty for a model without
+/// pooling or dense layers.
 ///
 /// # Errors
-/// A layer that cannot be read, or is too large to be one.
+/// A layer that cannot be read, or exceeds the size limit.
 pub(super) fn files(
     class: &str,
     metadata: &Metadata,
@@ -113,7 +114,7 @@ fn text(json: &serde_json::Value) -> Vec<u8> {
     format!("{json:#}\n").into_bytes()
 }
 
-/// The pooling of the file, if it is one that sentence-transformers has.
+/// Returns the configuration of the file's pooling, if sentence-transformers supports it.
 fn pooling(metadata: &Metadata) -> Option<serde_json::Value> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str)?;
     let number = |key: &str| metadata.get(&format!("{arch}.{key}")).and_then(Value::as_u64);
@@ -134,14 +135,14 @@ fn pooling(metadata: &Metadata) -> Option<serde_json::Value> {
     }))
 }
 
-/// A layer as the safetensors file of its module.
+/// Returns the safetensors file of a module's layer.
 fn layer(weights: &Weights<'_>, at: usize) -> Result<Vec<u8>, ToHfError> {
     let meta = WeightMeta { name: "linear.weight".to_owned(), ..weights.weights()[at].clone() };
     let overflow = || WriteCheckpointError::Overflow { tensor: meta.name.clone() };
     let shards = plan_shards(std::slice::from_ref(&meta), u64::MAX)?;
     let shard = shards.into_iter().next().ok_or_else(overflow)?;
     let n_bytes = usize::try_from(shard.n_bytes).map_err(|_| overflow())?;
-    // It is put together in memory: such layers have a few megabytes.
+    // The file is assembled in memory: such layers have a few megabytes.
     if shard.n_bytes > MAX_LAYER_BYTES {
         return Err(overflow().into());
     }

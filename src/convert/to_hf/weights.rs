@@ -1,4 +1,4 @@
-//! The weights of a checkpoint that is made from a GGUF file.
+//! Weights of a checkpoint that is made from a GGUF file.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,15 +13,15 @@ use crate::views::{ReadPolicy, Recipe, ViewError, recipe};
 
 use super::ToHfError;
 
-/// Elements decoded at a time by one thread.
+/// Number of elements that one thread decodes at a time.
 const STEP_ELEMS: u64 = 1 << 18;
 
-/// The weights of the checkpoint to be, made from the GGUF's tensors as they are read.
+/// Weights of the checkpoint, made from the GGUF's tensors as they are read.
 pub(super) struct Weights<'a> {
     source: Decoded<'a>,
     recipes: Vec<Recipe>,
     metas: Vec<WeightMeta>,
-    /// The type of those that are integers.
+    /// Integer type of each weight; `None` for floats.
     integers: Vec<Option<GgmlType>>,
     level: SimdLevel,
 }
@@ -60,8 +60,8 @@ fn encode<const N: usize>(values: &[f32], out: &mut [u8], bytes: impl Fn(f32) ->
     }
 }
 
-/// The type of a tensor made of integers of one type: no float type is sure to hold them, and what reads the checkpoint
-/// takes them for indices.
+/// Returns the type of a tensor made of integers of one type. No float type is sure to hold them, and readers of the
+/// checkpoint take them for indices.
 fn integers(recipe: &Recipe, weights: &[WeightMeta]) -> Option<GgmlType> {
     let mut types = recipe.weights().into_iter().map(|index| weights[index].ty);
     let first = types.next()?;
@@ -74,7 +74,7 @@ fn integers(recipe: &Recipe, weights: &[WeightMeta]) -> Option<GgmlType> {
 }
 
 impl<'a> Weights<'a> {
-    /// Elements of a tensor of integers.
+    /// Reads elements of an integer tensor.
     fn read_integers(
         &self,
         weight: usize,
@@ -86,7 +86,7 @@ impl<'a> Weights<'a> {
         let recipe = &self.recipes[weight];
         let n_cols = recipe.shape().n_cols().max(1);
         let too_large = |_| ViewError::TooLarge { n_cols };
-        // Whole rows, of which the range may begin or end inside.
+        // Read whole rows; the range may start or end within a row.
         let (row, skip) = (first / n_cols, first % n_cols * elem_bytes);
         let row_bytes = n_cols.saturating_mul(elem_bytes);
         let n_rows = skip.saturating_add(out.len() as u64).div_ceil(row_bytes);
@@ -98,7 +98,7 @@ impl<'a> Weights<'a> {
         Ok(())
     }
 
-    /// The weights that an inverse card names, as F32; those of integers as these.
+    /// Creates the weights that an inverse card names: F32, or integers if made of integers.
     ///
     /// # Errors
     /// An operation that does not fit its tensor.
@@ -121,7 +121,7 @@ impl<'a> Weights<'a> {
         Ok(weights)
     }
 
-    /// Gives all weights that are no integers one type.
+    /// Sets the type of all weights except integers.
     pub(super) fn set_type(&mut self, ty: ElementType) {
         for (meta, integers) in self.metas.iter_mut().zip(&self.integers) {
             meta.ty = match integers {
@@ -132,7 +132,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Bytes of all weights.
+    /// Total size of the weights in bytes.
     pub(super) fn n_bytes(&self) -> u64 {
         let bytes = |meta: &WeightMeta| {
             let elem_bytes = meta.ty.bytes().unwrap_or(4) as u64;
@@ -141,7 +141,7 @@ impl<'a> Weights<'a> {
         self.metas.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// True if every value of every tensor is the same after a round trip through the type.
+    /// Returns true if a round trip through the type preserves every value.
     fn all_exact(&self, ty: ElementType) -> Result<bool, ToHfError> {
         let is_exact = |x: f32| {
             let back = match ty {
@@ -175,7 +175,7 @@ impl<'a> Weights<'a> {
         Ok(true)
     }
 
-    /// The narrowest of BF16, F16 and F32 that holds every value exactly; reads all of them.
+    /// Returns the narrowest of BF16, F16 and F32 that holds every value exactly; reads all values.
     ///
     /// # Errors
     /// A tensor could not be decoded.

@@ -1,12 +1,12 @@
-//! What a value range means: the scale, zero point and minimum that FastLLM's loader derives from it.
+//! Decoding of a value range: the scale, zero point and minimum that FastLLM's loader derives from it.
 
 use crate::checkpoint::fastllm::Coding;
 use crate::core::numeric::roundf;
 
-/// How a range is read.
+/// Interpretation of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// As FastLLM's loader does.
+    /// Interpretation of FastLLM's loader.
     Loader,
     /// INT8 of the Python exporter: symmetric, 127 steps on each side.
     Symmetric,
@@ -15,7 +15,7 @@ pub(super) enum Reading {
 }
 
 impl Reading {
-    /// A range made ready.
+    /// Computes the parameters of a range.
     pub(super) fn affine(self, min: f32, max: f32, coding: Coding) -> Affine {
         match self {
             Self::Loader => Affine::reader(min, max, if coding == Coding::Int8 { 255.0 } else { 15.0 }),
@@ -28,7 +28,7 @@ impl Reading {
     }
 }
 
-/// Which of two forms a value has.
+/// Formula of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// `scale · (code - zero)`
@@ -46,7 +46,7 @@ impl Form {
     }
 }
 
-/// A range made ready: an element is `scale · (code - zero)`, or `min + scale · code`.
+/// Parameters of a range: an element is `scale · (code - zero)`, or `min + scale · code`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Affine {
     pub(super) scale: f32,
@@ -55,10 +55,10 @@ pub(super) struct Affine {
 }
 
 impl Affine {
-    /// Everything is zero.
+    /// The range whose values are all zero.
     pub(super) const NOTHING: Self = Self { scale: 0.0, zero: 0.0, min: 0.0 };
 
-    /// FastLLM's loader.
+    /// Computes the parameters as FastLLM's loader does; `top` is the greatest code.
     pub(super) fn reader(min: f32, max: f32, top: f32) -> Self {
         let (min, max) = (if min < 0.0 { min } else { 0.0 }, if max > 0.0 { max } else { 0.0 });
         if min == 0.0 && max == 0.0 {
@@ -80,7 +80,7 @@ impl Affine {
         self.scale.is_finite() && self.zero.is_finite() && self.min.is_finite()
     }
 
-    /// The value of a code.
+    /// Returns the value of a code.
     pub(super) fn value(self, code: u8, form: Form) -> f32 {
         let code = f32::from(code);
         match form {
@@ -90,8 +90,10 @@ impl Affine {
     }
 }
 
-/// Whether the present writers could have written a row's range: the minimum is a whole number of steps below zero, and
-/// the maximum what is left of 15 steps up to half a step.
+/// Returns true if the current writers could have written a row's range.
+///
+/// These ranges have a minimum a whole number of steps below zero, and a maximum that is the rest of 15 steps, within
+/// half a step.
 pub(super) fn is_present(min: f32, max: f32) -> bool {
     let ratio = f64::from(max) / -f64::from(min);
     (1..=15).map(f64::from).any(|zero| (15.0 - ratio * zero - zero).abs() <= 0.5)
@@ -107,10 +109,10 @@ mod tests {
         assert_eq!(affine.scale, 2.0 / 255.0);
         assert!(affine.zero == 128.0 || affine.zero == 127.0, "{affine:?}");
         assert_eq!(Affine::reader(0.0, 0.0, 15.0), Affine::NOTHING);
-        // Ranges beside zero are widened.
+        // Ranges that exclude zero are widened.
         assert_eq!(Affine::reader(3.0, 15.0, 15.0), Affine { scale: 1.0, zero: 0.0, min: -0.0 });
         assert_eq!(Affine::reader(-15.0, -3.0, 15.0), Affine { scale: 1.0, zero: 15.0, min: -15.0 });
-        // A range whose scale vanishes: no division by it may show.
+        // A range whose scale underflows to zero: no division by it may have an effect.
         assert!(Affine::reader(-1e-45, 0.0, 255.0).is_finite());
     }
 
@@ -118,7 +120,7 @@ mod tests {
     fn present_and_raw_ranges_are_told_apart() {
         assert!(is_present(-8.0, 7.0));
         assert!(is_present(-3.0, 12.2));
-        // Half of 15 steps on each side of zero is no whole number of them.
+        // Half of 15 steps on each side of zero is not a whole number of steps.
         assert!(!is_present(-4.0, 4.0));
     }
 }

@@ -1,4 +1,4 @@
-//! A tensor of codes with value ranges.
+//! A quantized tensor with value ranges.
 
 use std::ops::Range;
 
@@ -13,30 +13,30 @@ use crate::dequant::values::{Stretches, each_stretch};
 use crate::dequant::{Below, CodedWeight, DequantError};
 use crate::quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q4_1, pack_q8_0};
 
-/// Ranges that are looked at in one go.
+/// Number of ranges that are read at a time.
 const RANGES_PER_STEP: u64 = 1 << 12;
-/// Codes that are looked at in one go.
+/// Number of codes that are read at a time.
 const CODES_PER_STEP: u64 = 1 << 16;
 
-/// A tensor of codes behind two weights of a file.
+/// A quantized tensor, stored as two weights of a file.
 pub(super) struct Ranged {
-    /// What the codes mean.
+    /// Mapping from codes to values.
     pub(super) coding: Coding,
-    /// How the ranges are read.
+    /// Interpretation of the ranges.
     pub(super) reading: Reading,
-    /// The weight that holds the codes, as bytes, of two codes of four bits the upper one first; and that of the minima
-    /// and maxima, as F32, `[n, 2]`.
+    /// Index of the weight with the codes as bytes (of two 4-bit codes, the first is in the upper half), and of the
+    /// weight with minima and maxima, as F32 `[n, 2]`.
     members: [usize; 2],
     ranges: Ranges,
     n_elems: u64,
     n_cols: u64,
 }
 
-/// Codes of neighbouring elements.
+/// Codes of consecutive elements.
 struct Codes<'a> {
     bytes: &'a [u8],
     coding: Coding,
-    /// Codes in front of the first one, in its byte.
+    /// Number of codes before the first one in its byte.
     skip: usize,
     n: usize,
 }
@@ -59,13 +59,13 @@ impl Codes<'_> {
 }
 
 impl Ranged {
-    /// Codes of this shape; `members` are the weights of codes and ranges.
+    /// Creates a tensor of this shape; `members` are the weights of codes and ranges.
     pub(super) fn new(coding: Coding, shape: &Shape, ranges: Ranges, members: [usize; 2]) -> Self {
         let (n_elems, n_cols) = (shape.n_elems(), shape.n_cols());
         Self { coding, reading: Reading::Loader, members, ranges, n_elems, n_cols }
     }
 
-    /// Visits every range: its index, minimum and maximum.
+    /// Calls `visit` with the index, minimum and maximum of every range.
     ///
     /// # Errors
     /// The source failed, or `visit` did.
@@ -90,16 +90,16 @@ impl Ranged {
         Ok(())
     }
 
-    /// A range, ready to use.
+    /// Reads a range and computes its parameters.
     fn affine(&self, below: Below<'_>, index: u64) -> Result<Affine, DequantError> {
         let (min, max) = below.with_elems(self.members[1], index * 2..index * 2 + 2, split)?;
         self.affine_of(below, index, min, max)
     }
 
-    /// As [`Ranged::affine`], for a range that was read.
+    /// Computes the parameters of a range that was read already.
     ///
     /// # Errors
-    /// The source failed; a range without meaning.
+    /// The source failed; an invalid range.
     pub(super) fn affine_of(
         &self,
         below: Below<'_>,
@@ -109,7 +109,7 @@ impl Ranged {
     ) -> Result<Affine, DequantError> {
         let broken = || RangeError { index, min, max }.into();
         if min.is_nan() {
-            // The Python exporter divides by zero where all values are zero; it stores zeros as codes, too.
+            // The Python exporter divides by zero where all values are zero; it then also stores zeros as codes.
             let is_nothing = max == 0.0 && self.coding != Coding::Int8 && self.is_zero(below, index)?;
             return if is_nothing { Ok(Affine::NOTHING) } else { Err(broken()) };
         }
@@ -117,12 +117,12 @@ impl Ranged {
         if min.is_finite() && max.is_finite() && affine.is_finite() { Ok(affine) } else { Err(broken()) }
     }
 
-    /// Whether all codes of a range are zero.
+    /// Returns true if all codes of a range are zero.
     fn is_zero(&self, below: Below<'_>, index: u64) -> Result<bool, DequantError> {
         self.with_codes(below, self.elems_of(index), |codes| codes.iter().all(|code| code == 0))
     }
 
-    /// Hands on the codes of some elements.
+    /// Passes the codes of some elements to `use_them`.
     fn with_codes<T>(
         &self,
         below: Below<'_>,
@@ -135,7 +135,8 @@ impl Ranged {
         Ok(below.with_elems(self.members[0], bytes, |bytes| use_them(Codes { bytes, coding, skip, n }))?)
     }
 
-    /// Visits some elements, one range at a time: the place of its first element among them, and its codes.
+    /// Visits some elements, one range at a time: `visit` gets the position of the first, the parameters, and the
+    /// codes.
     fn each_span(
         &self,
         below: Below<'_>,
@@ -153,9 +154,9 @@ impl Ranged {
         Ok(())
     }
 
-    /// Whether the codes of a range, less its zero point, fit one byte with a sign.
+    /// Returns true if all codes of a range, minus its zero point, fit a signed byte.
     fn fits_i8(&self, below: Below<'_>, index: u64, affine: Affine) -> Result<bool, DequantError> {
-        // 0 - 128 and 255 - 128 fit, so no code needs to be looked at.
+        // 0 - 128 and 255 - 128 fit, so the codes need not be read.
         if affine.zero == 128.0 || affine.scale == 0.0 {
             return Ok(true);
         }
@@ -175,13 +176,13 @@ impl Ranged {
         Ok(true)
     }
 
-    /// The range of an element.
+    /// Returns the index of an element's range.
     fn range_of(&self, elem: u64) -> u64 {
         let Ranges { cols, n_groups, group_cols, .. } = self.ranges;
         elem / cols * n_groups + elem % cols / group_cols
     }
 
-    /// The elements of a range.
+    /// Returns the elements of a range.
     fn elems_of(&self, index: u64) -> Range<u64> {
         let Ranges { cols, n_groups, group_cols, .. } = self.ranges;
         let (row, group) = (index / n_groups, index % n_groups);
@@ -189,7 +190,7 @@ impl Ranged {
         first..first + group_cols.min(cols - group * group_cols)
     }
 
-    /// Whether every range covers whole blocks of a row.
+    /// Returns true if every range covers whole blocks of a row.
     fn has_whole_blocks(&self) -> bool {
         let blocks = BLOCK_ELEMS as u64;
         self.n_elems > 0
@@ -199,7 +200,7 @@ impl Ranged {
     }
 }
 
-/// `min` and `max` of a stored pair.
+/// Splits a stored pair into minimum and maximum.
 fn split(pair: &[u8]) -> (f32, f32) {
     let mut values = f32s(pair);
     (values.next().unwrap_or(0.0), values.next().unwrap_or(0.0))
@@ -214,7 +215,7 @@ impl CodedWeight for Ranged {
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let form = Form::of(self.coding);
-        // Rows of ranges are not those of the weight: a range may hold all of a tensor.
+        // Rows of ranges differ from rows of the weight: a range may cover a whole tensor.
         let lines = Stretches { n_cols: self.n_cols, width: self.ranges.cols };
         each_stretch(lines, rows, &cols, out, |line, cols, out| {
             let first = line * self.ranges.cols;
@@ -246,7 +247,7 @@ impl CodedWeight for Ranged {
             let affine = self.affine_of(below, index, min, max)?;
             scale_error = scale_error.max(f16_error(affine.scale));
             min_error = min_error.max(f16_error(affine.min));
-            // The minimum is -8 · scale exactly, or the row is nothing.
+            // The minimum is exactly -8 · scale (also if the whole range is zero).
             is_q4_0 &= affine.min == -8.0 * affine.scale;
             if is_int8 && is_q8_0 {
                 is_q8_0 = self.fits_i8(below, index, affine)?;
@@ -292,7 +293,7 @@ impl CodedWeight for Ranged {
         format!("{}, {}", self.coding.name(), along_rows(self.ranges.group_cols, self.ranges.cols))
     }
 
-    /// Codes go with their elements, ranges when the element behind their last one was read.
+    /// Releases codes with their elements, and a range once the element after its last one was read.
     fn release(&self, below: Below<'_>, _: &Shape, elems: Range<u64>) {
         if elems.is_empty() {
             return;

@@ -1,5 +1,5 @@
-//! Biases that no tensor holds: those of static W8A8 layers, which are part of an integer, and those that take over
-//! the bias of a norm in front of the layer.
+//! Biases that are not stored as such: those of static W8A8 layers, which are part of an integer tensor, and those
+//! that absorb the bias of the norm before the layer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::core::ElementType;
 use crate::core::little_endian::i32s;
 use crate::dequant::{Below, CodedWeight, DequantError};
 
-/// Rows after which the pages of a weight that was read are let go.
+/// Number of rows after which the pages of a weight that was read are released.
 const RELEASE_ROWS: u64 = 1024;
 
-/// A bias that is computed.
+/// A computed bias.
 #[derive(Debug)]
 pub(super) struct Bias {
     pub(super) n_rows: u64,
@@ -23,17 +23,17 @@ pub(super) struct Bias {
     pub(super) fold: Option<Fold>,
 }
 
-/// What the layer itself adds.
+/// The bias of the layer itself.
 #[derive(Debug)]
 pub(super) enum Base {
     Zero,
-    /// A tensor of floats.
+    /// Index of a float tensor.
     Tensor(usize),
-    /// The integer bias of a static layer, whose weight is this one.
+    /// The integer bias of a static layer, and its weight.
     Static(StaticBias, Arc<Linear>),
 }
 
-/// What the bias of a norm becomes behind the layer: the product with the weight.
+/// The contribution of a norm's bias to the layer's bias: its product with the weight.
 #[derive(Debug)]
 pub(super) struct Fold {
     /// Bias of the norm, one per column.
@@ -41,16 +41,16 @@ pub(super) struct Fold {
     pub(super) weight: Rows,
 }
 
-/// A weight.
+/// A weight whose rows can be read.
 #[derive(Clone, Debug)]
 pub(super) enum Rows {
-    /// A quantized one.
+    /// A quantized weight.
     Linear(Arc<Linear>),
-    /// A float tensor.
+    /// Index of a float tensor.
     Plain(usize),
 }
 
-/// Where the parts of a static W8A8 layer's bias lie.
+/// Inputs of the bias of a static W8A8 layer.
 #[derive(Clone, Debug)]
 pub(super) struct StaticBias {
     pub(super) quant_bias: usize,
@@ -60,7 +60,7 @@ pub(super) struct StaticBias {
 }
 
 impl StaticBias {
-    /// The bias of a row, and how far from zero rounding alone may have put it.
+    /// Computes the bias of a row, and its largest possible magnitude due to rounding alone.
     ///
     /// The layer computes `((x / input_scale + input_offset) · w + quant_bias) * deq_scale`. The tool rounded
     /// `bias / deq_scale - rowsum * input_offset`, the last product in F32.
@@ -86,7 +86,7 @@ impl StaticBias {
         Ok(((f64::from(quant_bias) + correction) * deq_scale, rounding))
     }
 
-    /// Whether the layer has no bias: everything that can be recovered is within the tool's rounding.
+    /// Returns true if the layer has no bias: all recovered values are within the tool's rounding.
     ///
     /// # Errors
     /// The source failed.
@@ -94,7 +94,7 @@ impl StaticBias {
         let mut codes = Vec::new();
         for row in 0..linear.n_rows() {
             let (bias, rounding) = self.row(below, linear, row, &mut codes)?;
-            // The comparison itself is made in F64: a hair more than the bound is still the bound.
+            // The comparison itself is in F64, so a tiny excess over the bound is tolerated.
             if bias.abs() > rounding * (1.0 + 1e-9) {
                 return Ok(false);
             }
@@ -141,7 +141,7 @@ impl CodedWeight for Bias {
 }
 
 impl Fold {
-    /// The product of a row with the norm's bias, added up in F64 from left to right.
+    /// Computes the product of a row with the norm's bias, summed in F64 from left to right.
     fn row(&self, below: Below<'_>, row: u64) -> Result<f64, MsModelSlimError> {
         let n = self.norm_bias.len();
         let dot = |weights: &mut dyn Iterator<Item = f64>| -> f64 {
@@ -162,7 +162,7 @@ impl Fold {
     }
 }
 
-/// Elements of a float tensor; its type was checked while planning.
+/// Reads elements of a float tensor; its type was checked while planning.
 fn elements<'v>(
     below: Below<'_>,
     weight: usize,
@@ -174,10 +174,10 @@ fn elements<'v>(
     Ok(values)
 }
 
-/// Whether two float tensors hold the same numbers.
+/// Returns true if two float tensors hold the same numbers.
 ///
 /// # Errors
-/// They are not floats; the source failed.
+/// A tensor is not a float tensor; the source failed.
 pub(super) fn are_equal(tensors: &Labelled<'_>, a: usize, b: usize) -> Result<bool, MsModelSlimError> {
     Ok(tensors.floats(a)? == tensors.floats(b)?)
 }

@@ -1,4 +1,4 @@
-//! The weights of the float model: which tensor or computation each of them is, and in which order they stand.
+//! The weights of the float model: the tensor or computation of each, and their order.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::core::text::escape;
 use crate::core::{ElementType, Shape, WeightMeta};
 use crate::dequant::layer::{Origin, Weight};
 
-/// Where a weight stands: a computed bias before what stands at its place.
+/// Position of a weight in the order of tensors; a computed bias comes before the tensor at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Before(usize),
@@ -32,13 +32,13 @@ impl Place {
     }
 }
 
-/// What a weight is.
+/// Origin of a weight.
 enum Kind {
-    /// A tensor as it is.
+    /// An unchanged tensor.
     Plain(usize),
-    /// A quantized weight.
+    /// A quantized weight, by index.
     Linear(usize),
-    /// A bias that is computed.
+    /// A computed bias.
     Bias(Bias),
 }
 
@@ -48,10 +48,10 @@ struct Entry {
     kind: Kind,
 }
 
-/// The weights of the float model, in the order of the checkpoint.
+/// Returns the weights of the float model, in the order of the checkpoint.
 ///
 /// # Errors
-/// Norms and biases that no weight of the float model can stand for; two tensors that become one; the source failed.
+/// Norms and biases that the float model cannot represent; two tensors of the same name; the source failed.
 pub(super) fn weights(
     tensors: &Labelled<'_>,
     sorted: &Sorted<'_>,
@@ -93,8 +93,7 @@ pub(super) fn weights(
     Ok(entries.into_iter().map(|entry| weight(tensors, linears, entry)).collect())
 }
 
-/// Biases that are computed, by the weights they belong to, quantized or not. Stored biases that they contain are taken
-/// out of `biases`.
+/// Returns the computed biases of quantized and float weights; removes stored biases that they include from `biases`.
 fn computed_biases(
     tensors: &Labelled<'_>,
     linears: &[Arc<Linear>],
@@ -118,7 +117,7 @@ fn computed_biases(
         let name = format!("{layer}.bias");
         let before = Place::Before(place.key().0);
         let (place, base) = match (biases.get(&name), own, fold.is_some()) {
-            // A bias that is there is exact; the integer one contains it already.
+            // A stored bias is exact; the integer bias already includes it.
             (Some(&at), _, true) => {
                 let meta = tensors.meta(at);
                 float(meta)?;
@@ -139,7 +138,7 @@ fn computed_biases(
     Ok(computed)
 }
 
-/// Biases that static layers carry in their integers, by weight; without those that are nothing but rounding.
+/// Returns the integer biases of static layers by weight, except those that are only rounding.
 fn static_biases(
     tensors: &Labelled<'_>,
     sorted: &Sorted<'_>,
@@ -167,7 +166,7 @@ fn weight(tensors: &Labelled<'_>, linears: &[Arc<Linear>], entry: Entry) -> Weig
             let linear = Arc::clone(&linears[at]);
             (linear.shape.clone(), ElementType::F32, Origin::Coded(Box::new(linear)))
         }
-        // As long as a weight has rows, so its size was checked.
+        // A bias has one element per row of a weight, so its size was checked.
         Kind::Bias(bias) => {
             let shape = Shape::new(vec![bias.n_rows]).unwrap_or_else(|| unreachable!());
             (shape, ElementType::F32, Origin::Coded(Box::new(bias)))

@@ -1,13 +1,13 @@
-//! How codes are stored, and the numbers they stand for.
+//! Storage formats of codes, and tables of their values.
 
 use crate::core::small_float::{E2M1, E4M3, Table};
 
-/// How codes are stored.
+/// Storage format of codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CodeFormat {
-    /// A signed byte each.
+    /// One signed byte per code.
     Int8,
-    /// Four bits, a signed byte each.
+    /// Four-bit codes, one signed byte each.
     Int4,
     /// Rows `2i` and `2i + 1` share a row of bytes, the even one in the low four bits.
     Int4Rows,
@@ -28,7 +28,7 @@ impl CodeFormat {
         self == Self::Int8 || self.is_four_bit()
     }
 
-    /// The number that each code stands for.
+    /// Returns the table of values by code.
     pub(super) fn table(self) -> &'static Table {
         match self {
             Self::Int8 | Self::Int4 | Self::Int4Rows | Self::Int4Columns => &INTEGERS,
@@ -38,7 +38,7 @@ impl CodeFormat {
     }
 }
 
-/// Signed bytes.
+/// Values of signed bytes.
 static INTEGERS: Table = {
     let mut table = [0.0; 256];
     let mut code = 0;
@@ -49,7 +49,7 @@ static INTEGERS: Table = {
     table
 };
 
-/// E2M1 in the low four bits.
+/// Values of E2M1 in the low four bits.
 static NIBBLES: Table = {
     let mut table = [0.0; 256];
     let mut code = 0;

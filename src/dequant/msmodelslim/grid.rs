@@ -1,4 +1,4 @@
-//! Scales and offsets: numbers that belong to stretches of rows.
+//! Scales and offsets: numbers that apply to groups of columns of a row.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::core::numeric::{bf16_to_f32, f16_to_f32};
 use crate::core::{ElementType, SourceError};
 use crate::dequant::Below;
 
-/// What a number of a grid is stored as.
+/// Storage format of the numbers of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
     /// A float of this type.
@@ -17,25 +17,25 @@ pub(super) enum Stored {
     Bits,
 }
 
-/// Numbers that belong to stretches of rows: as many for every row.
+/// Numbers that apply to groups of columns, the same number of them for every row.
 #[derive(Clone, Debug)]
 pub(super) struct Grid {
-    /// Tensor of the checkpoint.
+    /// Index of the tensor in the checkpoint.
     pub(super) weight: usize,
     /// Numbers per row.
     pub(super) groups: u64,
     pub(super) stored: Stored,
-    /// What the stored number is divided by.
+    /// Divisor of the stored numbers.
     pub(super) divisor: f64,
 }
 
 impl Grid {
-    /// One number for each row, as it is stored.
+    /// Creates a grid of one number per row, without a divisor.
     pub(super) fn by_row(weight: usize, stored: Stored) -> Self {
         Self { weight, groups: 1, stored, divisor: 1.0 }
     }
 
-    /// The number in raw bytes.
+    /// Decodes one number from raw bytes.
     fn decode(&self, bytes: &[u8]) -> f64 {
         let bits =
             |n: usize| bytes.iter().take(n).rev().fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
@@ -51,7 +51,7 @@ impl Grid {
         value / self.divisor
     }
 
-    /// Reads some numbers of the whole grid.
+    /// Reads numbers `range` of the grid.
     ///
     /// # Errors
     /// The source failed.
@@ -62,7 +62,7 @@ impl Grid {
         out: &mut Vec<f64>,
     ) -> Result<(), SourceError> {
         out.clear();
-        // All element types that get here were checked to be whole bytes.
+        // All element types used here were checked to be whole bytes.
         let elem_bytes = below.meta(self.weight).ty.bytes().unwrap_or(1);
         below.with_elems(self.weight, range, |bytes| {
             out.extend(bytes.chunks_exact(elem_bytes).map(|bytes| self.decode(bytes)));

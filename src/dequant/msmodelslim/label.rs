@@ -1,8 +1,8 @@
-//! The quantization types that a description gives to tensors.
+//! The quantization types (labels) that a description assigns to tensors.
 
 use super::error::MsModelSlimError;
 
-/// What a tensor is, as far as its weight goes: what is done to activations does not matter here.
+/// Quantization type of a weight; the treatment of activations is not distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Label {
     /// Plain floats.
@@ -11,33 +11,33 @@ pub(super) enum Label {
     W8A16,
     /// Int8 codes with scales.
     W8A8Dynamic,
-    /// Int8 codes whose scale is hidden in that of the product with the activations.
+    /// Int8 codes whose scale is only stored multiplied by that of the activations.
     W8A8,
-    /// Both of the above.
+    /// Both [`Label::W8A8Dynamic`] and [`Label::W8A8`].
     W8A8Mix,
     /// Four-bit codes with scales and offsets.
     W4A16,
-    /// Four-bit codes, one scale or two.
+    /// Four-bit codes with one or two levels of scales.
     W4A8Dynamic,
-    /// Four-bit codes, a byte each.
+    /// Four-bit codes, one byte each.
     W4A4Dynamic,
     /// E4M3 with one float scale per row.
     Fp8,
-    /// E4M3 with powers of two.
+    /// E4M3 with power-of-two scales.
     Mxfp8,
-    /// E2M1 with powers of two.
+    /// E2M1 with power-of-two scales.
     Mxfp4,
-    /// E2M1 with powers of two and a float on top.
+    /// E2M1 with power-of-two scales and a float scale on top.
     Mxfp4Dual,
     /// Scales of a cache or of attention.
     Cache,
 }
 
 impl Label {
-    /// Reads a label.
+    /// Parses a label.
     ///
     /// # Errors
-    /// A label that is unknown, or known and not convertible.
+    /// A label that is unknown or not convertible.
     pub(super) fn parse(tensor: &str, label: &str) -> Result<Self, MsModelSlimError> {
         let refused =
             |why| MsModelSlimError::Refused { tensor: tensor.to_owned(), label: label.to_owned(), why };
@@ -77,18 +77,18 @@ impl Label {
         })
     }
 
-    /// Whether offsets have to be given: a type that allows them must not lose them.
+    /// Returns true if offsets are required: an asymmetric type must not lose them.
     pub(super) fn needs_offset(self) -> bool {
         matches!(self, Self::W8A16 | Self::W4A16 | Self::W4A4Dynamic)
     }
 
-    /// Whether a weight has codes of four bits.
+    /// Returns true if the codes have four bits.
     pub(super) fn is_four_bit(self) -> bool {
         matches!(self, Self::W4A16 | Self::W4A8Dynamic | Self::W4A4Dynamic)
     }
 }
 
-/// Endings of tensors that belong to a quantized weight.
+/// Suffixes of the parameters of a quantized weight.
 pub(super) const PARAMETERS: &[&str] = &[
     "deq_scale",
     "input_offset",
@@ -102,11 +102,11 @@ pub(super) const PARAMETERS: &[&str] = &[
     "weight_scale_second",
 ];
 
-/// Endings of the scales of a cache; the third and fourth are misspelled in an example of the tool.
+/// Suffixes of cache scales; the third and fourth are misspelled in an example of the tool.
 pub(super) const CACHE: &[&str] =
     &["kv_cache_scale", "kv_cache_offset", "kv_cacahe_scale", "kv_cacahe_offset"];
 
-/// Why a tensor with this ending stands for a computation at run time; `None` for all others.
+/// Returns the reason if a tensor with this suffix belongs to a computation at run time; `None` for all others.
 pub(super) fn run_time(ending: &str) -> Option<&'static str> {
     match ending {
         "heads_rotation" | "kronecker_rotation_m" | "kronecker_rotation_n" => {

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint by name, with the labels that its description gives them.
+//! The tensors of a checkpoint by name, with the labels of its description.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::checkpoint::msmodelslim::Description;
 use crate::core::WeightMeta;
 use crate::dequant::Below;
 
-/// Tensors with labels.
+/// Labelled tensors of a checkpoint.
 pub(super) struct Labelled<'a> {
     pub(super) below: Below<'a>,
     pub(super) description: &'a Description,
@@ -27,12 +27,12 @@ impl<'a> Labelled<'a> {
         self.below.source.weights()
     }
 
-    /// The label of a tensor.
+    /// Returns the label of a tensor.
     pub(super) fn label(&self, name: &str) -> Option<&'a str> {
         self.description.labels.get(name).map(String::as_str)
     }
 
-    /// Whether four-bit weights are packed: the description has a `version` then.
+    /// Returns true if four-bit weights may be packed, which requires a description with `version`.
     pub(super) fn is_packed(&self) -> bool {
         self.description.version.is_some()
     }
@@ -41,7 +41,7 @@ impl<'a> Labelled<'a> {
         self.by_name.get(name).copied()
     }
 
-    /// A tensor of a module. An example of the tool has two dots before one ending.
+    /// Returns a tensor of a module; an example of the tool has two dots before one suffix.
     pub(super) fn of(&self, module: &str, ending: &str) -> Option<usize> {
         self.find(&format!("{module}.{ending}")).or_else(|| self.find(&format!("{module}..{ending}")))
     }
@@ -50,7 +50,7 @@ impl<'a> Labelled<'a> {
         self.below.meta(weight)
     }
 
-    /// All numbers of a small float tensor.
+    /// Reads all numbers of a small float tensor.
     ///
     /// # Errors
     /// Another element type; values that are not finite; the source failed.
@@ -65,7 +65,7 @@ impl<'a> Labelled<'a> {
         Ok(values.into_iter().map(|value| value as f32).collect())
     }
 
-    /// The name in a float model: a wrapper that smooths the input at run time adds a level.
+    /// Returns the name in the float model, without the level added by a wrapper that smooths the input at run time.
     pub(super) fn plain_name(&self, name: &str) -> String {
         if let Some((module, ending)) = name.rsplit_once('.')
             && let Some(wrapper) = module.strip_suffix(".linear")

@@ -1,8 +1,8 @@
-//! A quantized weight: where its codes, scales and offsets lie, and the values they make.
+//! A quantized weight: the location of its codes, scales and offsets, and their values.
 //!
-//! An element is `(code - offset) * scale`, the scale being one number or the product of two. Integer codes and
-//! offsets are subtracted exactly. The product is taken in F64 and rounded once to F32; with one F32 scale that is the
-//! F32 product itself.
+//! An element is `(code - offset) * scale`, where the scale is one number or the product of two. Integer codes and
+//! offsets are subtracted exactly. The product is computed in F64 and rounded once to F32; with one F32 scale this
+//! equals the F32 product.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -19,12 +19,12 @@ use crate::core::{GgmlType, Packing, Shape};
 use crate::dequant::encoding::along_rows;
 use crate::dequant::{Below, CodedWeight, DequantError};
 
-/// What happens with an offset.
+/// Sign convention of an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sign {
-    /// It is subtracted from the codes.
+    /// The offset is subtracted from the codes.
     Subtracted,
-    /// It is added to them.
+    /// The offset is added to the codes.
     Added,
 }
 
@@ -33,11 +33,11 @@ pub(super) enum Sign {
 pub(super) struct Linear {
     /// Name of the weight in a float checkpoint.
     pub(super) name: String,
-    /// Its type in the description.
+    /// Label in the description.
     pub(super) label: String,
     /// Shape in a float checkpoint.
     pub(super) shape: Shape,
-    /// Tensor with the codes.
+    /// Index of the tensor with the codes.
     pub(super) codes: usize,
     pub(super) format: CodeFormat,
     pub(super) scale: Grid,
@@ -45,11 +45,11 @@ pub(super) struct Linear {
     /// Offsets; `None` if all are zero.
     pub(super) offset: Option<Grid>,
     pub(super) sign: Sign,
-    /// A factor for each column.
+    /// Factor for each column.
     pub(super) columns: Option<Arc<[f32]>>,
-    /// What scales and offsets are like.
+    /// Properties of scales and offsets.
     pub(super) facts: Facts,
-    /// Tensors of codes, scales and offsets.
+    /// Indices of the tensors of codes, scales and offsets.
     pub(super) members: Vec<usize>,
 }
 
@@ -66,14 +66,14 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
-/// Neighbours in a row that share their scale and offset.
+/// Consecutive elements of a row that share scale and offset.
 pub(super) struct Stretch<'a> {
-    /// Their codes: as stored, those of four bits with the sign extended, those of E2M1 as 0..=15.
+    /// Codes: as stored, except that four-bit codes are sign-extended, and E2M1 codes are 0..=15.
     pub(super) codes: &'a [u8],
-    /// Column of the first.
+    /// Column of the first element.
     pub(super) column: u64,
     pub(super) scale: f64,
-    /// What is subtracted from a code.
+    /// Offset subtracted from a code.
     pub(super) offset: f32,
 }
 
@@ -86,7 +86,7 @@ impl Linear {
         self.shape.n_rows()
     }
 
-    /// The weight with its scales and offsets looked at: what they are like, and which of them count.
+    /// Reads scales and offsets: sets their properties, and removes offsets that are all zero.
     ///
     /// # Errors
     /// As [`Facts::gather`].
@@ -100,12 +100,12 @@ impl Linear {
         Ok(self)
     }
 
-    /// Scales and offsets.
+    /// Grids of scales and offsets.
     fn grids(&self) -> impl Iterator<Item = &Grid> {
         [Some(&self.scale), self.second.as_ref(), self.offset.as_ref()].into_iter().flatten()
     }
 
-    /// Whether every grid changes only between groups of `n` columns.
+    /// Returns true if every grid changes only between groups of `n` columns.
     pub(super) fn has_groups_of(&self, n: u64) -> bool {
         self.grids().all(|grid| (self.n_cols() / grid.groups).is_multiple_of(n))
     }
@@ -113,7 +113,7 @@ impl Linear {
     /// Visits columns `first .. first + n` of a row in stretches that share scale and offset.
     ///
     /// # Errors
-    /// The source failed; a code that four bits do not hold.
+    /// The source failed; a code that does not fit four bits.
     pub(super) fn stretches(
         &self,
         below: Below<'_>,
@@ -205,7 +205,7 @@ impl Linear {
         Ok(())
     }
 
-    /// Reads the codes of a part of a row, as [`Stretch::codes`] has them.
+    /// Reads the codes of a part of a row, in the form of [`Stretch::codes`].
     ///
     /// # Errors
     /// As [`Linear::stretches`].
@@ -289,14 +289,14 @@ impl Linear {
         })
     }
 
-    /// Lets go of the pages of rows that were read.
+    /// Releases the pages of rows that were read.
     pub(super) fn release_rows(&self, below: Below<'_>, rows: Range<u64>) {
         let stored_cols = match self.format {
             CodeFormat::Int4Columns | CodeFormat::E2m1 => self.n_cols() / 2,
             _ => self.n_cols(),
         };
         let (begin, end) = match self.format {
-            // Rows that are half read are kept for whoever reads the other half.
+            // A byte row of which only one weight row was read is kept for the reader of the other.
             CodeFormat::Int4Rows => (rows.start.div_ceil(2), rows.end / 2),
             _ => (rows.start, rows.end),
         };
@@ -352,7 +352,7 @@ impl CodedWeight for Arc<Linear> {
         format!("{}, {scales}{offsets}", self.label)
     }
 
-    /// Codes of rows that lie wholly inside the range: a neighbour may still need the others.
+    /// Releases the codes of rows that are wholly inside the range: others may still be needed.
     fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
         let rows = elems.start.div_ceil(shape.n_cols())..elems.end / shape.n_cols();
         if rows.start < rows.end {
@@ -361,7 +361,7 @@ impl CodedWeight for Arc<Linear> {
     }
 }
 
-/// The high four bits as a signed number.
+/// Returns the high four bits as a sign-extended byte.
 fn sign_extended(byte: u8) -> u8 {
     (byte.cast_signed() >> 4).cast_unsigned()
 }
@@ -375,19 +375,19 @@ struct Part {
 }
 
 impl Part {
-    /// The groups of a grid that the range touches.
+    /// Returns the groups of a grid that overlap the range.
     fn groups(&self, grid: &Grid) -> (u64, u64) {
         let cols = self.n_cols / grid.groups;
         (self.first / cols, self.end.div_ceil(cols))
     }
 
-    /// Position of a column's number among those that were read.
+    /// Returns the index of a column's number among those that were read.
     fn index(&self, grid: &Grid, column: u64) -> usize {
         let cols = self.n_cols / grid.groups;
         (column / cols - self.first / cols) as usize
     }
 
-    /// Where the group of a column ends, within the range.
+    /// Returns the end of a column's group, within the range.
     fn end_of(&self, grid: &Grid, column: u64) -> u64 {
         let cols = self.n_cols / grid.groups;
         ((column / cols + 1) * cols).min(self.end)

@@ -1,4 +1,4 @@
-//! From labels and tensors to quantized weights: which tensors belong together, and whether their shapes do.
+//! Assembly of quantized weights from labels and tensors, with checks of the shapes.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use super::linear::{Linear, Sign};
 use super::scan::Facts;
 use crate::core::{ElementType, Shape, WeightMeta};
 
-/// A weight on the way to a [`Linear`].
+/// The tensors of a module, from which a [`Linear`] is assembled.
 pub(super) struct Module<'a> {
-    /// Name in front of the endings, as stored.
+    /// Stored tensor name without the suffix.
     pub(super) stored: &'a str,
     /// Name of the weight in a float checkpoint.
     pub(super) name: String,
-    /// Tensor with the codes.
+    /// Index of the tensor with the codes.
     pub(super) codes: usize,
-    /// The label as written, and what it means.
+    /// The label as written; `label` is its parsed form.
     pub(super) text: &'a str,
     pub(super) label: Label,
 }
@@ -35,7 +35,9 @@ impl Module<'_> {
         tensors.of(self.stored, ending).ok_or_else(|| self.missing(tensors, ending))
     }
 
-    /// Puts the tensors of the module together. What depends on values other than scalars is checked later.
+    /// Assembles the module from its tensors.
+    ///
+    /// Checks that depend on values other than scalars are made later.
     ///
     /// # Errors
     /// A parameter is missing, or has a shape or type that does not fit.
@@ -84,11 +86,11 @@ impl Module<'_> {
         Ok(linear)
     }
 
-    /// The tensor of the scale, how it is stored, and what it is divided by.
+    /// Returns the tensor of the scale, its storage format, and its divisor.
     fn scale(&self, tensors: &Labelled<'_>) -> Result<(usize, Stored, f64), MsModelSlimError> {
         let is_static = matches!(self.label, Label::W8A8 | Label::W8A8Mix);
         let direct = tensors.of(self.stored, "weight_scale");
-        // Late files of the older layout have both; the product's scale is what the layer runs with.
+        // Late files of the older layout have both; the layer runs with the product's scale.
         let has_product = self.label == Label::W8A8 && tensors.of(self.stored, "deq_scale").is_some();
         if let Some(at) = direct.filter(|_| !has_product) {
             let stored = match self.label {
@@ -104,7 +106,7 @@ impl Module<'_> {
         Ok((at, deq(tensors.meta(at))?, self.input_scale(tensors)?))
     }
 
-    /// The one scale of the activations.
+    /// Reads the scalar scale of the activations.
     fn input_scale(&self, tensors: &Labelled<'_>) -> Result<f64, MsModelSlimError> {
         let at = self.required(tensors, "input_scale")?;
         let value = Self::scalar(tensors, at)?;
@@ -128,7 +130,8 @@ impl Module<'_> {
         Ok(values.first().copied().map_or(0.0, f64::from))
     }
 
-    /// Rows of a grid for each row of stored codes (1, or 2 where rows are packed in pairs), and numbers per row.
+    /// Returns the rows of a grid per row of stored codes (2 if rows are packed in pairs, else 1), and the numbers
+    /// per row.
     fn grid_shape(&self, tensors: &Labelled<'_>, grid: usize) -> Result<(u64, u64), MsModelSlimError> {
         let codes = tensors.meta(self.codes).shape.dims();
         let mut dims = tensors.meta(grid).shape.dims();
@@ -173,7 +176,7 @@ impl Module<'_> {
             (Label::Fp8 | Label::Mxfp8, 1) => CodeFormat::E4m3,
             (Label::Mxfp4 | Label::Mxfp4Dual, 1) => CodeFormat::E2m1,
             (label, 2) if label.is_four_bit() && may_pack => CodeFormat::Int4Rows,
-            // The only packing that shapes do not show: half of the columns are there.
+            // The only packing that is not visible in the shapes: only half of the columns are there.
             (Label::W4A16, 1) if may_pack && groups == 1 && self.has_wide_codes(tensors)? => {
                 CodeFormat::Int4Columns
             }
@@ -186,7 +189,9 @@ impl Module<'_> {
         })
     }
 
-    /// Whether bytes hold more than four bits. Pairs of codes nearly always do.
+    /// Returns true if some byte exceeds the range of a four-bit code.
+    ///
+    /// Pairs of codes nearly always do.
     fn has_wide_codes(&self, tensors: &Labelled<'_>) -> Result<bool, MsModelSlimError> {
         const STEP: u64 = 1 << 16;
         let n = tensors.meta(self.codes).shape.n_elems();
@@ -217,7 +222,7 @@ impl Module<'_> {
         Shape::new(dims).ok_or_else(misfit)
     }
 
-    /// Offsets of a type that has them; those of a symmetric type are kept as well, to be checked for zero.
+    /// Adds the offsets to `linear`; those of a symmetric type are kept too, to be checked for zero.
     fn add_offset(
         &self,
         tensors: &Labelled<'_>,
@@ -259,7 +264,7 @@ impl Module<'_> {
         Ok(())
     }
 
-    /// The offsets of the second stage, which replace those of the first; the latter are zero.
+    /// Returns the offsets of the second stage, which replace those of the first; the latter are zero.
     ///
     /// # Errors
     /// A shape or type that does not fit.
@@ -279,7 +284,7 @@ impl Module<'_> {
         Ok(Some(Grid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 }))
     }
 
-    /// Smoothing that is left to run time multiplies the input: the columns take it over.
+    /// Adds column factors for smoothing that multiplies the input at run time.
     fn add_columns(&self, tensors: &Labelled<'_>, linear: &mut Linear) -> Result<(), MsModelSlimError> {
         let wrapper = self.stored.strip_suffix(".linear");
         let Some(at) = wrapper.and_then(|wrapper| tensors.find(&format!("{wrapper}.div.mul_scale"))) else {
@@ -293,7 +298,7 @@ impl Module<'_> {
         Ok(())
     }
 
-    /// The parts of the bias that a static layer carries; `None` for other types.
+    /// Returns the inputs of the bias of a static layer; `None` for other types.
     ///
     /// # Errors
     /// A part has the wrong shape or type.

@@ -1,4 +1,4 @@
-//! Norms that smoothing has changed: which of their two forms counts, and which layers take over their bias.
+//! Norms that smoothing has changed: selection of one of their two forms, and of the layers that absorb their bias.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use super::labelled::Labelled;
 use super::linear::Linear;
 use super::module::float;
 
-/// What becomes of the norms that smoothing may have changed.
+/// Result for the norms that smoothing may have changed.
 #[derive(Debug, Default)]
 pub(super) struct Norms {
-    /// Tensors of these norms; those that are kept are in `kept`.
+    /// Tensors of these norms, including those in `kept`.
     pub(super) seen: BTreeSet<usize>,
-    /// Names of the output, and the tensors they show.
+    /// Output names with the tensors that they refer to.
     pub(super) kept: Vec<(String, usize)>,
-    /// Layers that take over a bias, by the name of their weight.
+    /// Layers that absorb a bias, by the name of their weight.
     pub(super) folds: Vec<(String, Fold)>,
 }
 
-/// Modules of a block, and the layers in them.
+/// Names of modules of a block, and of the layers in them.
 type Layers = (&'static [&'static str], &'static [&'static str]);
 
-/// Layers behind a norm.
+/// Layers after the norm of the attention.
 const ATTENTION: Layers = (
     &["self_attn", "attention", "self_attention"],
     &[
@@ -40,13 +40,13 @@ const ATTENTION: Layers = (
 );
 const FEED_FORWARD: Layers = (&["mlp"], &["gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h"]);
 
-/// The quantized weights by plain name.
+/// Quantized weights by their name in the float model.
 pub(super) type Quantized<'a> = HashMap<&'a str, &'a Arc<Linear>>;
 
-/// Sorts out the norms.
+/// Decides which tensors of each norm are kept and which layers absorb its bias.
 ///
 /// # Errors
-/// No single norm serves all layers behind it, or a bias cannot be taken over.
+/// No single norm serves all layers after it, or a bias cannot be absorbed.
 pub(super) fn sort_out(
     tensors: &Labelled<'_>,
     quantized: &Quantized<'_>,
@@ -113,7 +113,8 @@ pub(super) fn sort_out(
     Ok(norms)
 }
 
-/// Norms with a bias, or with a form of their own for quantized layers, in the order of the checkpoint.
+/// Returns the names of norms with a bias, or with a separate form for quantized layers, in the order of the
+/// checkpoint.
 fn prefixes(tensors: &Labelled<'_>) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut known = HashSet::new();
@@ -130,9 +131,9 @@ fn prefixes(tensors: &Labelled<'_>) -> Vec<String> {
     found
 }
 
-/// A layer behind a norm.
+/// A layer that follows a norm.
 struct Layer {
-    /// Name of its weight.
+    /// Name of the layer's weight.
     name: String,
     rows: Rows,
     n_cols: u64,
@@ -144,13 +145,13 @@ impl Layer {
     }
 }
 
-/// The block that a norm lies in, and the layers behind it.
+/// Returns the block that contains a norm, and the layers that follow the norm.
 fn behind<'n>(tensors: &Labelled<'_>, norm: &'n str) -> Option<(&'n str, Layers)> {
     let (block, last) = norm.rsplit_once('.')?;
     let sandwiched = tensors.find(&format!("{block}.pre_feedforward_layernorm.weight")).is_some();
     match last {
         "input_layernorm" => Some((block, ATTENTION)),
-        // Where the feed-forward part has a norm of its own in front, this one stands behind the attention.
+        // If the feed-forward part has its own norm before it, this one follows the attention.
         "post_attention_layernorm" if !sandwiched => Some((block, FEED_FORWARD)),
         "pre_feedforward_layernorm" => Some((block, FEED_FORWARD)),
         _ => None,
@@ -173,7 +174,7 @@ fn layers(tensors: &Labelled<'_>, quantized: &Quantized<'_>, norm: &str) -> Vec<
     found
 }
 
-/// Blocks whose feed-forward part is made of experts.
+/// Returns the blocks whose feed-forward part consists of experts.
 fn expert_blocks<'a>(tensors: &Labelled<'a>) -> HashSet<&'a str> {
     let block = |name: &'a str| {
         let parts = [".mlp.experts.", ".block_sparse_moe."];

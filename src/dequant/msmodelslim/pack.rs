@@ -11,19 +11,18 @@ use crate::core::GgmlType;
 use crate::dequant::Below;
 use crate::quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_q4_0, pack_q4_1, pack_q5_0, pack_q8_0};
 
-/// Bytes of so many elements of a row.
+/// Returns the bytes of `n_elems` elements of a row.
 pub(super) fn n_bytes(ty: GgmlType, n_elems: u64) -> usize {
     n_elems as usize / BLOCK_ELEMS * ty.block_bytes()
 }
 
-/// Writes some columns of a row, whole blocks of them, as blocks of `ty`, one of the types that
-/// [`super::scan::Facts::packings`] names.
+/// Writes columns of a row, in whole blocks, as blocks of `ty`, a type listed by [`super::scan::Facts::packings`].
 ///
 /// # Errors
 /// As [`Linear::stretches`].
 ///
 /// # Panics
-/// If the type is none of those.
+/// If the type is not listed.
 pub(super) fn pack(
     below: Below<'_>,
     linear: &Linear,
@@ -41,7 +40,7 @@ pub(super) fn pack(
 
 fn pack_stretch(linear: &Linear, ty: GgmlType, stretch: &Stretch<'_>, out: &mut [u8]) {
     let (scale, offset) = (stretch.scale as f32, stretch.offset);
-    // The planner saw that the results fit the type's codes, and that offsets are whole where it matters.
+    // Planning checked that the results fit the type's codes, and that offsets are integers where required.
     let shifted = |code: u8, by: i32| i32::from(code.cast_signed()) + by;
     let whole = offset as i32;
     for (codes, out) in stretch.codes.as_chunks().0.iter().zip(out.chunks_exact_mut(ty.block_bytes())) {

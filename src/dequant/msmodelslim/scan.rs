@@ -1,4 +1,4 @@
-//! What the scales and offsets of a weight are like, found while planning: whether they are numbers at all, and which
+//! Properties of the scales and offsets of a weight, determined while planning: whether they are finite, and which
 //! block types they allow.
 
 use super::error::MsModelSlimError;
@@ -12,32 +12,33 @@ use crate::core::{GgmlType, Packing};
 use crate::dequant::Below;
 use crate::quant::pack::{BLOCK_ELEMS, f16_error};
 
-/// Numbers that are read at a time.
+/// Number of elements that are read at a time.
 const STEP: u64 = 1 << 14;
 
-/// A scale whose F16 keeps fewer than four of its bits is no longer that scale: such weights go through floats.
+/// Largest relative error of a scale in F16 (it keeps at least four bits); other weights are converted through
+/// floats.
 const MAX_SCALE_ERROR: f32 = 1.0 / 16.0;
 
-/// What was found.
+/// Properties of the scales and offsets of a weight.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// Largest relative error of a scale in F16.
     scale_error: f32,
     /// Largest relative error of a minimum in F16, as Q4_1 needs it.
     min_error: f32,
-    /// Smallest and largest offset, as subtracted; `None` if there are none but zero.
+    /// Smallest and largest offset, as subtracted; `None` if all are zero.
     pub(super) offsets: Option<(f32, f32)>,
-    /// Whether all offsets are whole numbers.
+    /// True if all offsets are integers.
     is_integral: bool,
     /// Smallest and largest exponent byte.
     exponents: (f64, f64),
-    /// Scales that are zero.
+    /// Number of scales that are zero.
     pub(super) n_zero: u64,
-    /// Scales below zero.
+    /// Number of negative scales.
     pub(super) n_negative: u64,
 }
 
-/// Calls `visit` on every number of a grid.
+/// Calls `visit` for every number of a grid.
 fn each(
     below: Below<'_>,
     grid: &Grid,
@@ -57,7 +58,7 @@ fn each(
 /// Checks that every number of a grid is finite.
 ///
 /// # Errors
-/// One is not, or has more than an F32 in its 64 bits; the source failed.
+/// A number is not finite, or has more than an F32 in its 64 bits; the source failed.
 pub(super) fn check(below: Below<'_>, grid: &Grid) -> Result<(), MsModelSlimError> {
     let meta = below.meta(grid.weight);
     let n = meta.shape.n_elems();
@@ -81,8 +82,10 @@ pub(super) fn check(below: Below<'_>, grid: &Grid) -> Result<(), MsModelSlimErro
 }
 
 impl Facts {
-    /// Reads all scales and offsets. Offsets that turn out to be zero are taken out of the weight, and the offsets of
-    /// a second stage take their place.
+    /// Reads all scales and offsets.
+    ///
+    /// Offsets that are all zero are removed from the weight, and replaced by the offsets of a second stage, if there
+    /// is one.
     ///
     /// # Errors
     /// Numbers that are not finite; offsets of a symmetric type; the source failed.
@@ -134,7 +137,7 @@ impl Facts {
         self.n_negative += u64::from(scale < 0.0);
     }
 
-    /// The types that hold the weight, best first.
+    /// Returns the types that can hold the weight, best first.
     ///
     /// # Errors
     /// As [`Linear::stretches`].
@@ -191,10 +194,10 @@ impl Facts {
         Ok(found)
     }
 
-    /// Narrow floats that hold every product of a small float and a power of two: its highest and its lowest bit have
-    /// to be in their range.
+    /// Returns the narrow float types that hold every product of a code and a power-of-two scale: the highest and
+    /// lowest bit must be in range.
     fn float_packings(&self, format: CodeFormat) -> Vec<Packing> {
-        // Largest magnitude and smallest step of the small float.
+        // Largest magnitude and smallest step of the code format.
         let (largest, step) = if format == CodeFormat::E2m1 { (6.0, 0.5) } else { (448.0, 2f64.powi(-9)) };
         let (least, most) = self.exponents;
         let holds = |max: f64, min: f64| most * largest <= max && least * step >= min;
@@ -209,7 +212,7 @@ impl Facts {
     }
 }
 
-/// The minimum of Q4_1 for four-bit codes, which are stored with 8 added.
+/// Returns the minimum of Q4_1 for four-bit codes, which are stored with 8 added.
 pub(super) fn minimum(scale: f64, offset: f32) -> f32 {
     (-f64::from(offset + 8.0) * scale) as f32
 }
@@ -225,7 +228,7 @@ fn first_non_zero(below: Below<'_>, grid: &Grid) -> Result<Option<(u64, f64)>, M
     Ok(found)
 }
 
-/// Whether any code minus its offset lies outside `min ..= max`.
+/// Returns true if any code minus its offset is outside `min ..= max`.
 fn reaches_beyond(below: Below<'_>, linear: &Linear, min: f32, max: f32) -> Result<bool, MsModelSlimError> {
     let n_cols = linear.n_cols() as usize;
     for row in 0..linear.n_rows() {
@@ -241,7 +244,7 @@ fn reaches_beyond(below: Below<'_>, linear: &Linear, min: f32, max: f32) -> Resu
     Ok(false)
 }
 
-/// Whether the codes of sampled rows lie much closer around zero if offsets are taken with the other sign.
+/// Returns true if the codes of sampled rows are much better centred around zero with the other sign of the offsets.
 ///
 /// # Errors
 /// As [`Linear::stretches`].

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint by what they are for.
+//! Classification of the tensors of a checkpoint by their purpose.
 
 use std::collections::HashSet;
 
@@ -9,10 +9,10 @@ use super::module::Module;
 use crate::core::ElementType;
 use crate::core::text::escape;
 
-/// The tensors of a checkpoint by what they are for.
+/// The tensors of a checkpoint by purpose.
 pub(super) struct Sorted<'a> {
     pub(super) modules: Vec<Module<'a>>,
-    /// Tensors that are taken as they are.
+    /// Tensors that are used unchanged.
     pub(super) plain: Vec<usize>,
     cache: Vec<usize>,
     n_activation: usize,
@@ -20,11 +20,11 @@ pub(super) struct Sorted<'a> {
 }
 
 impl<'a> Sorted<'a> {
-    /// Sorts them.
+    /// Classifies all tensors.
     ///
     /// # Errors
-    /// Labels that are unknown, refused or contradicted; tensors that stand for a computation at run time, or belong
-    /// to no weight.
+    /// Labels that are unknown, refused or contradicted; tensors of a computation at run time, or that belong to no
+    /// weight.
     pub(super) fn new(tensors: &Labelled<'a>) -> Result<Self, MsModelSlimError> {
         let mut sorted = Self {
             modules: Vec::new(),
@@ -73,7 +73,7 @@ impl<'a> Sorted<'a> {
         Ok(sorted)
     }
 
-    /// A tensor that is a weight, a bias or a norm.
+    /// Adds a tensor that is a weight, a bias or a norm.
     fn add(
         &mut self,
         tensors: &Labelled<'a>,
@@ -105,7 +105,7 @@ impl<'a> Sorted<'a> {
                 self.modules.push(Module { stored, name, codes: at, text, label });
             }
             (_, None) if is_code => return Err(contradiction(text)),
-            // Norms and biases bear the label of their layer; beside scales it would be a lie.
+            // Norms and biases have the label of their layer; with scales, the label must be that of codes.
             (_, Some(stored))
                 if ["weight_scale", "deq_scale"].iter().any(|end| tensors.of(stored, end).is_some()) =>
             {
@@ -116,7 +116,7 @@ impl<'a> Sorted<'a> {
         Ok(())
     }
 
-    /// What was left out.
+    /// Returns warnings about tensors that were left out.
     pub(super) fn warnings(&self, tensors: &Labelled<'_>) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(&first) = self.cache.first() {

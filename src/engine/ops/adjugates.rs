@@ -2,24 +2,36 @@
 
 use crate::arch::graph::Weigh;
 use crate::engine::EngineError;
-use crate::engine::ops::moe::ExpertChoice;
-use crate::engine::plan::Adjugates;
-use crate::engine::run::runner::Runner;
+use crate::engine::exec::context::Context;
+use crate::engine::ops::dense::Dense;
+use crate::engine::ops::experts::{ExpertChoice, add_expert};
+use crate::engine::resolve::builder::Builder;
 
-impl Runner<'_> {
+/// Small experts that come with the routed ones (GroveMoE, Wu et al. 2025).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adjugates {
+    /// One for each group of routed experts, in order.
+    pub experts: Vec<Dense>,
+    /// Routed experts of a group.
+    pub per_group: usize,
+    /// Factor of what they add.
+    pub scale: f32,
+}
+
+impl Adjugates {
     /// Adds `s Σ w_e A_g(x)` to `out`, over the experts `e` that a token chose, with their groups `g`, of the experts'
     /// input `x`, all `[n_tokens, n_embd]` (GroveMoE's `modeling_grove_moe.py`, `forward small`).
-    pub(super) fn add_adjugates(
+    pub(crate) fn run(
         &self,
-        adjugates: &Adjugates,
+        cx: &Context<'_>,
         chosen: &[Vec<ExpertChoice>],
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        for (expert, group) in adjugates.experts.iter().zip(chosen.chunks(adjugates.per_group)) {
-            let choices = joined(group, adjugates.scale);
+        for (expert, group) in self.experts.iter().zip(chosen.chunks(self.per_group)) {
+            let choices = joined(group, self.scale);
             if !choices.is_empty() {
-                self.add_expert(Weigh::After, expert, &choices, x, out)?;
+                add_expert(cx, Weigh::After, expert, &choices, x, out)?;
             }
         }
         Ok(())
@@ -42,6 +54,30 @@ fn joined(group: &[Vec<ExpertChoice>], scale: f32) -> Vec<ExpertChoice> {
         choice.weight *= scale;
     }
     choices
+}
+
+impl Adjugates {
+    /// The experts that the routed ones of a layer share, if it has such.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
+        n_experts: usize,
+    ) -> Result<Option<Adjugates>, EngineError> {
+        // Weights that multiply inputs cannot be summed before the expert: then nothing uses the tensors.
+        let is_after = b.features.weigh == Weigh::After;
+        if !is_after || !b.tensors.has(&format!("blk.{layer}.ffn_up_chexps.weight")) {
+            return Ok(None);
+        }
+        let per_group = b.keys.need_count("experts_per_group")?;
+        if !n_experts.is_multiple_of(per_group) {
+            let expected = "a divisor of expert_count";
+            return Err(b.keys.unknown("experts_per_group", expected, &per_group.to_string()));
+        }
+        let key = "expert_group_scale";
+        let scale = b.keys.number(key)?.ok_or_else(|| b.keys.missing(key))?;
+        let experts = Dense::experts(b, layer, "chexps", n_experts / per_group, b.n_embd)?;
+        Ok(Some(Adjugates { experts, per_group, scale: scale as f32 }))
+    }
 }
 
 #[cfg(test)]

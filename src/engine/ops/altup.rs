@@ -3,35 +3,64 @@
 
 use rayon::prelude::*;
 
+use crate::arch::graph::Extra;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
-use crate::engine::ops::math;
-use crate::engine::ops::product::Product;
-use crate::engine::plan::{AltUp, LayerAltUp, LayerPlan};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::runner::Runner;
-use crate::engine::run::timings::WorkKind;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
+use crate::engine::resolve::builder::Builder;
+
+/// The streams of a model (Baykal et al. 2023, as Gemma 3n has them).
+#[derive(Clone, Debug, PartialEq)]
+pub struct AltUp {
+    /// Streams per token.
+    pub n: usize,
+    /// The one that layers compute.
+    pub active: usize,
+    /// From the embedding, which is the first stream, to each of the others.
+    pub entry: Vec<Matrix>,
+    /// From each of the others to what is averaged with the first.
+    pub exit: Vec<Matrix>,
+}
+
+/// How a layer moves the streams along.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerAltUp {
+    /// Norm of what the router reads.
+    pub router_norm: Norm,
+    /// A row per stream.
+    pub router: Matrix,
+    /// From the router's values to a factor for each pair of streams.
+    pub predict: Matrix,
+    /// From the router's values to a factor for each stream.
+    pub correct: Matrix,
+    /// Factors of the computed stream, where the layer's own embedding reads it.
+    pub correct_scale: Vector,
+}
 
 /// Tokens that one task works on.
 const TOKENS_PER_TASK: usize = 64;
 /// A stream's mean square at least, where it is brought to the size of another.
 const LEAST_SQUARE: f32 = 1e-5;
 
-impl Runner<'_> {
+impl AltUp {
     /// The streams `[n_tokens, n, n_embd]` of embeddings `x`: the first is the embedding, each other one its projection,
     /// brought to the embedding's size.
-    pub(crate) fn spread(&self, altup: &AltUp, x: &[f32]) -> Result<Buffer, EngineError> {
-        let (n_embd, width, level) = (self.plan.n_embd, self.plan.stream_width(), self.weights.level);
+    pub(crate) fn spread(&self, cx: &Context<'_>, x: &[f32]) -> Result<Buffer, EngineError> {
+        let (n_embd, width, level) = (cx.n_embd, self.n * cx.n_embd, cx.weights.level);
         let n_tokens = x.len() / n_embd;
-        let mut streams = self.take(n_tokens * width);
-        self.each_token(&mut streams, width, |token, streams| {
+        let mut streams = cx.take(n_tokens * width);
+        each_token(cx, &mut streams, width, |token, streams| {
             streams[..n_embd].copy_from_slice(&x[token * n_embd..][..n_embd]);
         });
-        let mut other = self.take(x.len());
-        for (at, matrix) in altup.entry.iter().enumerate() {
-            self.products(x, n_tokens, vec![Product::plain(matrix, &mut other)])?;
-            self.each_token(&mut streams, width, |token, streams| {
+        let mut other = cx.take(x.len());
+        for (at, matrix) in self.entry.iter().enumerate() {
+            cx.products(x, n_tokens, vec![Product::plain(matrix, &mut other)])?;
+            each_token(cx, &mut streams, width, |token, streams| {
                 let (first, others) = streams.split_at_mut(n_embd);
                 let stream = &mut others[at * n_embd..][..n_embd];
                 stream.copy_from_slice(&other[token * n_embd..][..n_embd]);
@@ -39,142 +68,114 @@ impl Runner<'_> {
                 math::scale_and_cap(level, stream, factor, None);
             });
         }
-        self.give([other]);
+        cx.give([other]);
         Ok(streams)
     }
 
     /// One row per token of its streams: the mean of the first and of the others' projections, each brought to the size
     /// of the first.
-    pub(crate) fn collapse(&self, altup: &AltUp, streams: &[f32]) -> Result<Buffer, EngineError> {
-        let (n_embd, width, level) = (self.plan.n_embd, self.plan.stream_width(), self.weights.level);
+    pub(crate) fn collapse(&self, cx: &Context<'_>, streams: &[f32]) -> Result<Buffer, EngineError> {
+        let (n_embd, width, level) = (cx.n_embd, self.n * cx.n_embd, cx.weights.level);
         let n_tokens = streams.len() / width;
-        let mut sum = self.take(n_tokens * n_embd);
-        self.stream(streams, 0, &mut sum);
-        let (mut stream, mut other) = (self.take(sum.len()), self.take(sum.len()));
-        for (at, matrix) in altup.exit.iter().enumerate() {
-            self.stream(streams, at + 1, &mut stream);
-            self.products(&stream, n_tokens, vec![Product::plain(matrix, &mut other)])?;
-            self.each_token(&mut other, n_embd, |token, other| {
+        let mut sum = cx.take(n_tokens * n_embd);
+        copy_stream(cx, streams, 0, &mut sum);
+        let (mut stream, mut other) = (cx.take(sum.len()), cx.take(sum.len()));
+        for (at, matrix) in self.exit.iter().enumerate() {
+            copy_stream(cx, streams, at + 1, &mut stream);
+            cx.products(&stream, n_tokens, vec![Product::plain(matrix, &mut other)])?;
+            each_token(cx, &mut other, n_embd, |token, other| {
                 let factor = size_factor(level, other, &streams[token * width..][..n_embd]);
                 math::scale_and_cap(level, other, factor, None);
             });
-            self.add_rows(&mut sum, &mut other, None, 1.0, n_embd);
+            cx.add_rows(&mut sum, &mut other, None, 1.0, n_embd);
         }
-        self.give([stream, other]);
-        self.scale_rows(&mut sum, (altup.n as f32).recip());
+        cx.give([stream, other]);
+        cx.scale_rows(&mut sum, (self.n as f32).recip());
         Ok(sum)
     }
+}
 
-    /// A layer over the streams `x`, `[n_tokens, n, n_embd]`: all are predicted, the active one goes through the layer,
-    /// and what the layer changed corrects all. If not all rows are wanted, those that are come to the front.
-    pub(crate) fn altup_layer(
-        &self,
-        (altup, own): (&AltUp, &LayerAltUp),
-        layer: &LayerPlan,
-        batch: &ChunkBatch,
-        x: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (n_embd, width) = (self.plan.n_embd, self.plan.stream_width());
-        let mut active = self.take(batch.n_tokens() * n_embd);
-        self.stream(x, altup.active, &mut active);
-        self.predict(own, altup.n, &active, x)?;
-        self.stream(x, altup.active, &mut active);
-        self.plain_layer(layer, batch, &mut active)?;
-        let x = batch.gather(x, width);
-        let computed = &mut active[..batch.n_wanted() * n_embd];
-        self.correct((altup, own), computed, x)?;
-        if let (Some(embedding), Some(all)) = (&layer.extras.embedding, &self.plan.layer_embeddings) {
-            self.stream(x, altup.active, computed);
-            let scale = self.weights.vector(&own.correct_scale)?;
-            self.each_token(computed, n_embd, |_, row| row.iter_mut().zip(&scale).for_each(|(x, s)| *x *= s));
-            let mut added = self.take(computed.len());
-            self.layer_embedding(embedding, all, batch, computed, &mut added)?;
-            self.norm_rows(&self.weights.norm(&embedding.post)?, &added, computed, n_embd);
-            self.give([added]);
-            let (level, added) = (self.weights.level, &*computed);
-            // To all streams but the first, whichever is active.
-            self.each_token(x, width, |token, streams| {
-                let added = &added[token * n_embd..][..n_embd];
-                for stream in streams[n_embd..].chunks_mut(n_embd) {
-                    math::add_scaled(level, stream, added, 1.0);
+/// `x_i += Σ_j (P r)_ij x_j` for each stream of `x`, `[n_tokens, n, n_embd]`, with the router's values `r` of the
+/// active one.
+pub(crate) fn predict(
+    cx: &Context<'_>,
+    own: &LayerAltUp,
+    n: usize,
+    active: &[f32],
+    x: &mut [f32],
+) -> Result<(), EngineError> {
+    let (n_tokens, level) = (active.len() / cx.n_embd, cx.weights.level);
+    let (mut routes, mut factors) = (cx.take(n_tokens * n), cx.take(n_tokens * n * n));
+    route(cx, own, active, &mut routes)?;
+    cx.products(&routes, n_tokens, vec![Product::plain(&own.predict, &mut factors)])?;
+    each_token(cx, x, n * cx.n_embd, |token, streams| {
+        mix_streams(level, streams, &factors[token * n * n..][..n * n], n);
+    });
+    cx.give([routes, factors]);
+    Ok(())
+}
+
+/// `x_i += (1 + (C r)_i) (y - x_a)` for each stream of `x`, `[n_tokens, n, n_embd]`, with what the layer made of the
+/// active stream `a`, `y`, `[n_tokens, n_embd]`, and the router's values `r` of that.
+pub(crate) fn correct(
+    cx: &Context<'_>,
+    (altup, own): (&AltUp, &LayerAltUp),
+    computed: &[f32],
+    x: &mut [f32],
+) -> Result<(), EngineError> {
+    let (n, n_embd, level) = (altup.n, cx.n_embd, cx.weights.level);
+    let n_tokens = computed.len() / n_embd;
+    let (mut routes, mut gains) = (cx.take(n_tokens * n), cx.take(n_tokens * n));
+    route(cx, own, computed, &mut routes)?;
+    cx.products(&routes, n_tokens, vec![Product::plain(&own.correct, &mut gains)])?;
+    each_token(cx, x, n * n_embd, |token, streams| {
+        let mut change = computed[token * n_embd..][..n_embd].to_vec();
+        math::add_scaled(level, &mut change, &streams[altup.active * n_embd..][..n_embd], -1.0);
+        add_change(level, streams, &change, &gains[token * n..][..n]);
+    });
+    cx.give([routes, gains]);
+    Ok(())
+}
+
+/// The router's values `tanh(R norm(x) / n_embd)` of `x`, `[n_tokens, n_embd]`.
+fn route(cx: &Context<'_>, own: &LayerAltUp, x: &[f32], out: &mut [f32]) -> Result<(), EngineError> {
+    let n_embd = cx.n_embd;
+    let mut normed = cx.take(x.len());
+    cx.norm_rows(&cx.weights.norm(&own.router_norm)?, x, &mut normed, n_embd);
+    cx.scale_rows(&mut normed, (n_embd as f32).recip());
+    cx.products(&normed, x.len() / n_embd, vec![Product::plain(&own.router, out)])?;
+    cx.give([normed]);
+    for r in out {
+        *r = r.tanh();
+    }
+    Ok(())
+}
+
+/// Copies one of the streams to `out`, `[n_tokens, n_embd]`.
+pub(crate) fn copy_stream(cx: &Context<'_>, streams: &[f32], at: usize, out: &mut [f32]) {
+    let n_embd = cx.n_embd;
+    let width = streams.len() / (out.len() / n_embd).max(1);
+    each_token(cx, out, n_embd, |token, out| {
+        out.copy_from_slice(&streams[token * width + at * n_embd..][..n_embd]);
+    });
+}
+
+/// Calls `work` with every row of `x` and its number.
+pub(crate) fn each_token(
+    cx: &Context<'_>,
+    x: &mut [f32],
+    width: usize,
+    work: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    cx.workers.install(|| {
+        x.par_chunks_mut(TOKENS_PER_TASK * width).enumerate().for_each(|(task, rows)| {
+            cx.clock.time(WorkKind::Norm, || {
+                for (at, row) in rows.chunks_mut(width).enumerate() {
+                    work(task * TOKENS_PER_TASK + at, row);
                 }
             });
-        }
-        self.give([active]);
-        self.slot("streams", x, width);
-        Ok(())
-    }
-
-    /// `x_i += Σ_j (P r)_ij x_j` for each stream of `x`, `[n_tokens, n, n_embd]`, with the router's values `r` of the
-    /// active one.
-    fn predict(&self, own: &LayerAltUp, n: usize, active: &[f32], x: &mut [f32]) -> Result<(), EngineError> {
-        let (n_tokens, level) = (active.len() / self.plan.n_embd, self.weights.level);
-        let (mut routes, mut factors) = (self.take(n_tokens * n), self.take(n_tokens * n * n));
-        self.routes(own, active, &mut routes)?;
-        self.products(&routes, n_tokens, vec![Product::plain(&own.predict, &mut factors)])?;
-        self.each_token(x, self.plan.stream_width(), |token, streams| {
-            mix_streams(level, streams, &factors[token * n * n..][..n * n], n);
         });
-        self.give([routes, factors]);
-        Ok(())
-    }
-
-    /// `x_i += (1 + (C r)_i) (y - x_a)` for each stream of `x`, `[n_tokens, n, n_embd]`, with what the layer made of the
-    /// active stream `a`, `y`, `[n_tokens, n_embd]`, and the router's values `r` of that.
-    fn correct(
-        &self,
-        (altup, own): (&AltUp, &LayerAltUp),
-        computed: &[f32],
-        x: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (n, n_embd, level) = (altup.n, self.plan.n_embd, self.weights.level);
-        let n_tokens = computed.len() / n_embd;
-        let (mut routes, mut gains) = (self.take(n_tokens * n), self.take(n_tokens * n));
-        self.routes(own, computed, &mut routes)?;
-        self.products(&routes, n_tokens, vec![Product::plain(&own.correct, &mut gains)])?;
-        self.each_token(x, n * n_embd, |token, streams| {
-            let mut change = computed[token * n_embd..][..n_embd].to_vec();
-            math::add_scaled(level, &mut change, &streams[altup.active * n_embd..][..n_embd], -1.0);
-            add_change(level, streams, &change, &gains[token * n..][..n]);
-        });
-        self.give([routes, gains]);
-        Ok(())
-    }
-
-    /// The router's values `tanh(R norm(x) / n_embd)` of `x`, `[n_tokens, n_embd]`.
-    fn routes(&self, own: &LayerAltUp, x: &[f32], out: &mut [f32]) -> Result<(), EngineError> {
-        let n_embd = self.plan.n_embd;
-        let mut normed = self.take(x.len());
-        self.norm_rows(&self.weights.norm(&own.router_norm)?, x, &mut normed, n_embd);
-        self.scale_rows(&mut normed, (n_embd as f32).recip());
-        self.products(&normed, x.len() / n_embd, vec![Product::plain(&own.router, out)])?;
-        self.give([normed]);
-        for r in out {
-            *r = r.tanh();
-        }
-        Ok(())
-    }
-
-    /// Copies one of the streams to `out`, `[n_tokens, n_embd]`.
-    fn stream(&self, streams: &[f32], at: usize, out: &mut [f32]) {
-        let (n_embd, width) = (self.plan.n_embd, self.plan.stream_width());
-        self.each_token(out, n_embd, |token, out| {
-            out.copy_from_slice(&streams[token * width + at * n_embd..][..n_embd]);
-        });
-    }
-
-    /// Calls `work` with every row of `x` and its number.
-    fn each_token(&self, x: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
-        self.workers.install(|| {
-            x.par_chunks_mut(TOKENS_PER_TASK * width).enumerate().for_each(|(task, rows)| {
-                self.clock.time(WorkKind::Norm, || {
-                    for (at, row) in rows.chunks_mut(width).enumerate() {
-                        work(task * TOKENS_PER_TASK + at, row);
-                    }
-                });
-            });
-        });
-    }
+    });
 }
 
 /// Root of the mean square.
@@ -203,6 +204,53 @@ fn mix_streams(level: SimdLevel, streams: &mut [f32], factors: &[f32], n: usize)
 fn add_change(level: SimdLevel, streams: &mut [f32], change: &[f32], gains: &[f32]) {
     for (stream, gain) in streams.chunks_mut(change.len()).zip(gains) {
         math::add_scaled(level, stream, change, 1.0 + gain);
+    }
+}
+
+/// Streams of a token at most: a factor of all memory that tokens take.
+const MOST_STREAMS: usize = 64;
+
+impl AltUp {
+    /// The streams of the model, if it has several.
+    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<AltUp>, EngineError> {
+        let Some(n) = n_streams(b)? else { return Ok(None) };
+        let key = "altup.active_idx";
+        let active = b.keys.count(key)?.ok_or_else(|| b.keys.missing(key))?;
+        if active >= n {
+            return Err(b.keys.unknown(key, "less than altup.num_inputs", &active.to_string()));
+        }
+        let n_embd = b.n_embd;
+        let entry = b.tensors.experts("altup_proj", n - 1, n_embd, n_embd)?;
+        let exit = b.tensors.experts("altup_unembd_proj", n - 1, n_embd, n_embd)?;
+        Ok(Some(AltUp { n, active, entry, exit }))
+    }
+}
+
+pub(crate) fn n_streams(b: &Builder<'_>) -> Result<Option<usize>, EngineError> {
+    if !b.features.extras.contains(&Extra::Altup) {
+        return Ok(None);
+    }
+    let key = "altup.num_inputs";
+    let n = b.keys.need_count(key)?;
+    if !(2..=MOST_STREAMS).contains(&n) {
+        return Err(b.keys.unknown(key, "2 to 64", &n.to_string()));
+    }
+    Ok(Some(n))
+}
+
+impl LayerAltUp {
+    /// How a layer moves the streams along.
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<LayerAltUp>, EngineError> {
+        let Some(n) = n_streams(b)? else { return Ok(None) };
+        let at = |name: &str| format!("blk.{layer}.altup_{name}");
+        let n_embd = b.n_embd;
+        Ok(Some(LayerAltUp {
+            router_norm: b.need_norm(&at("router_norm"))?,
+            router: b.tensors.need_matrix(&at("router"), n, n_embd)?,
+            predict: b.tensors.need_matrix(&at("predict_coef"), n * n, n)?,
+            correct: b.tensors.need_matrix(&at("correct_coef"), n, n)?,
+            correct_scale: b.need_vector(&at("correct_scale.weight"), n_embd)?,
+        }))
     }
 }
 

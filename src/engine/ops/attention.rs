@@ -1,31 +1,143 @@
 //! Softmax attention over whole chunks, one task per key-value head and chunk, or part of a long one.
 
-mod heads;
-mod kept;
-
 use std::sync::atomic::Ordering;
 
 use rayon::prelude::*;
 
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
-use crate::engine::ops::attention::heads::{Heads, Queries, Seen};
-use crate::engine::ops::matmul::{MatrixView, TileGrid};
+use crate::engine::exec::batch::{ChunkBatch, TokenPlace};
+use crate::engine::exec::context::Context;
+use crate::engine::exec::mask::Mask;
+use crate::engine::exec::matmul::{MatrixView, TileGrid};
+use crate::engine::exec::product::Product;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
+use crate::engine::exec::workers::ROWS_PER_TASK;
+use crate::engine::ops::attention::heads::{Heads, Queries, Scores, Seen};
+use crate::engine::ops::attention::kept::keep_step;
+use crate::engine::ops::gated_q::{apply_gates, take_gates};
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::output_gate::OutputGate;
 use crate::engine::ops::prefix::rotate_2d;
-use crate::engine::ops::product::Product;
-use crate::engine::ops::relative::RelativeScores;
-use crate::engine::ops::switched::SwitchedHeads;
-use crate::engine::plan::{Attention, HeadNorm, HeadSpan, KvSource, Temperature};
-use crate::engine::run::batch::{ChunkBatch, TokenPlace};
-use crate::engine::run::runner::Runner;
-use crate::engine::run::timings::WorkKind;
-use crate::engine::run::weights::LoadedNorm;
+use crate::engine::ops::relative::{RelativeBias, RelativeScores};
+use crate::engine::ops::switched::{SwitchedAttention, SwitchedHeads, switch_heads, switch_output};
 
-pub(crate) use heads::{Scores, buffer_bytes};
-pub(crate) use kept::kept_floats;
+/// What a q or k norm spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadSpan {
+    /// Every head alone, all with the same weight.
+    Head,
+    /// Every head alone, each with its own row of the weight.
+    HeadRows,
+    /// Every head alone, then times one factor of its own.
+    HeadFactor,
+    /// The whole projection before it is cut into heads.
+    Projection,
+}
 
-/// Rows that one task places.
-const ROWS_PER_TASK: usize = 64;
+/// A norm of q or k.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadNorm {
+    /// Formula, weights, epsilon.
+    pub norm: Norm,
+    /// What it spans.
+    pub span: HeadSpan,
+}
+
+/// `1 + growth ln(1 + floor((position + first) / length))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// What each step adds, as a logarithm grows.
+    pub growth: f64,
+    /// Positions of a step.
+    pub length: usize,
+    /// What the first position counts.
+    pub first: usize,
+}
+
+/// Softmax attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Query projection, `n_heads * dk` rows, or twice as many if each head has its gate behind its query.
+    pub q: Matrix,
+    /// Key projection, `n_kv_heads * dk` rows.
+    pub k: Matrix,
+    /// Value projection, `n_kv_heads * dv` rows.
+    pub v: Matrix,
+    /// Output projection.
+    pub out: Matrix,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key-value heads; query head `h` uses `h / (n_heads / n_kv_heads)`.
+    pub n_kv_heads: usize,
+    /// Width of a query or key head.
+    pub dk: usize,
+    /// Width of a value head.
+    pub dv: usize,
+    /// Norm of the queries.
+    pub q_norm: Option<HeadNorm>,
+    /// Norm of the keys.
+    pub k_norm: Option<HeadNorm>,
+    /// The norms follow the rotation.
+    pub norm_after_rope: bool,
+    /// Index into the plan's rotations.
+    pub rope: Option<usize>,
+    /// The two halves of a head are rotated by a position each.
+    pub rope_2d: bool,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Scores become `cap * tanh(s / cap)`.
+    pub cap: Option<f32>,
+    /// Visible keys.
+    pub mask: Mask,
+    /// q, k, v are clamped to ± this.
+    pub clamp: Option<f32>,
+    /// One extra logit per head that takes probability and has no value.
+    pub sinks: Option<Vector>,
+    /// Slope per head of a penalty proportional to distance.
+    pub alibi: Option<Vec<f32>>,
+    /// A bias by relative position.
+    pub relative: Option<RelativeBias>,
+    /// Factor of the queries that grows with their position.
+    pub temperature: Option<Temperature>,
+    /// Norm of each head's values.
+    pub v_norm: Option<Norm>,
+    /// Where keys and values come from.
+    pub kv: KvSource,
+    /// Gate on the heads' outputs.
+    pub gate: Option<OutputGate>,
+    /// Norm of the heads' outputs, all together.
+    pub sub_norm: Option<Norm>,
+    /// Factor of the projected output.
+    pub out_scale: Option<f32>,
+    /// Additions to the projections that tokens turn on.
+    pub switched: Option<Box<SwitchedAttention>>,
+}
+
+/// Where a layer's keys and values come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvSource {
+    /// Its own projections.
+    #[default]
+    Own,
+    /// Its own projections, which later layers use too.
+    Kept,
+    /// Those of an earlier layer.
+    From(usize),
+}
+
+impl Attention {
+    /// True if per head a query is followed by the gate of the head's output.
+    pub(crate) fn has_gated_queries(&self) -> bool {
+        self.q.n_rows == 2 * self.n_heads * self.dk
+    }
+}
+
+pub(crate) mod heads;
+
+pub(crate) mod kept;
+pub(crate) mod resolve;
 
 /// Queries of the wanted tokens; keys and values of all.
 #[derive(Clone, Copy)]
@@ -36,7 +148,7 @@ pub(crate) struct Projected<'a> {
 }
 
 /// Queries or keys, as they are placed.
-struct Side<'a> {
+pub(crate) struct Side<'a> {
     n_heads: usize,
     norm: Option<&'a HeadNorm>,
     temperature: Option<Temperature>,
@@ -52,39 +164,38 @@ impl<'a> Side<'a> {
     }
 }
 
-impl Runner<'_> {
-    /// Attention of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn attention(
+impl MixerOp for Attention {
+    fn run(
         &self,
-        a: &Attention,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         let (n_tokens, n_wanted) = (batch.n_tokens(), batch.n_wanted());
-        let mut q = self.take(n_wanted * a.q.n_rows);
-        let mut k = self.take(n_tokens * a.k.n_rows);
-        let mut v = self.take(n_tokens * a.v.n_rows);
-        let own_kv = !matches!(a.kv, KvSource::From(_));
+        let mut q = cx.take(n_wanted * self.q.n_rows);
+        let mut k = cx.take(n_tokens * self.k.n_rows);
+        let mut v = cx.take(n_tokens * self.v.n_rows);
+        let own_kv = !matches!(self.kv, KvSource::From(_));
         let mut products = Vec::with_capacity(3);
         if own_kv {
-            products.extend([Product::plain(&a.k, &mut k), Product::plain(&a.v, &mut v)]);
+            products.extend([Product::plain(&self.k, &mut k), Product::plain(&self.v, &mut v)]);
         }
-        let queries = batch.select(x, a.q.n_cols);
+        let queries = batch.select(x, self.q.n_cols);
         if batch.is_whole() {
-            products.insert(0, Product::plain(&a.q, &mut q));
-            self.products(x, n_tokens, products)?;
+            products.insert(0, Product::plain(&self.q, &mut q));
+            cx.products(x, n_tokens, products)?;
         } else {
-            self.products(x, n_tokens, products)?;
-            self.products(&queries, n_wanted, vec![Product::plain(&a.q, &mut q)])?;
+            cx.products(x, n_tokens, products)?;
+            cx.products(&queries, n_wanted, vec![Product::plain(&self.q, &mut q)])?;
         }
-        if let Some(switched) = &a.switched {
+        if let Some(switched) = &self.switched {
             let heads = SwitchedHeads { q: &mut q, k: &mut k, v: &mut v };
-            self.switch_heads(switched, batch, (x, &queries), heads)?;
+            switch_heads(cx, switched, batch, (x, &queries), heads)?;
         }
-        let gates = self.take_gates(a, &mut q);
-        if let Some(c) = a.clamp {
-            self.workers.install(|| {
+        let gates = take_gates(cx, self, &mut q);
+        if let Some(c) = self.clamp {
+            cx.workers.install(|| {
                 [&mut q, &mut k, &mut v].into_par_iter().for_each(|values| {
                     for x in values.iter_mut() {
                         *x = x.clamp(-c, c);
@@ -92,202 +203,204 @@ impl Runner<'_> {
                 });
             });
         }
-        self.place(a, &Side::queries(a), &batch.select(&batch.places, 1), &mut q)?;
-        match a.kv {
-            KvSource::From(layer) => self.carried.recall(layer, batch.start, &mut k, &mut v),
+        place(cx, self, &Side::queries(self), &batch.select(&batch.places, 1), &mut q)?;
+        match self.kv {
+            KvSource::From(layer) => cx.carried.recall(layer, batch.start, &mut k, &mut v),
             KvSource::Own | KvSource::Kept => {
-                self.place(a, &Side::keys(a), &batch.places, &mut k)?;
-                self.norm_in_place(a.v_norm.as_ref(), &mut v, a.dv)?;
+                place(cx, self, &Side::keys(self), &batch.places, &mut k)?;
+                cx.norm_in_place(self.v_norm.as_ref(), &mut v, self.dv)?;
             }
         }
-        if a.kv == KvSource::Kept {
-            self.carried.keep(self.layer.load(Ordering::Relaxed), batch.start, &k, &v);
+        if self.kv == KvSource::Kept {
+            cx.carried.keep(cx.layer.load(Ordering::Relaxed), batch.start, &k, &v);
         }
-        self.slot("q", &q, a.n_heads * a.dk);
-        self.slot("k", &k, a.k.n_rows);
-        let mut context = self.take(n_wanted * a.n_heads * a.dv);
-        self.mix(a.scores(), batch, &batch.cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
-        self.slot("attention", &context, a.n_heads * a.dv);
-        self.give([q, k, v]);
-        self.apply_gates(gates, &mut context, a.n_heads * a.dv);
-        if let Some(gate) = &a.gate {
-            self.gate_heads(gate, &queries, n_wanted, &mut context, a.out.n_cols)?;
+        cx.slot("q", &q, self.n_heads * self.dk);
+        cx.slot("k", &k, self.k.n_rows);
+        let mut context = cx.take(n_wanted * self.n_heads * self.dv);
+        mix(cx, self.scores(), batch, &batch.cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
+        cx.slot("attention", &context, self.n_heads * self.dv);
+        cx.give([q, k, v]);
+        apply_gates(cx, gates, &mut context, self.n_heads * self.dv);
+        if let Some(gate) = &self.gate {
+            gate.run(cx, &queries, n_wanted, &mut context, self.out.n_cols)?;
         }
-        self.norm_in_place(a.sub_norm.as_ref(), &mut context, a.out.n_cols)?;
-        self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
-        if let Some(switched) = &a.switched {
-            self.switch_output(switched, batch, &context, out)?;
+        cx.norm_in_place(self.sub_norm.as_ref(), &mut context, self.out.n_cols)?;
+        cx.products(&context, n_wanted, vec![Product::plain(&self.out, out)])?;
+        if let Some(switched) = &self.switched {
+            switch_output(cx, switched, batch, &context, out)?;
         }
-        if let Some(factor) = a.out_scale {
-            self.scale_rows(out, factor);
+        if let Some(factor) = self.out_scale {
+            cx.scale_rows(out, factor);
         }
-        self.give([context]);
+        cx.give([context]);
         Ok(())
     }
 
-    /// Attention of the normed wanted rows `x` to the states of another stack, into `out`.
-    pub(crate) fn cross_attention(
-        &self,
-        a: &Attention,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (Some((first, last)), n_wanted) =
-            (batch.memory.first().zip(batch.memory.last()), batch.n_wanted())
-        else {
-            return Err(EngineError::NoSource);
-        };
-        let (states, n_states) = (&self.memory[first * a.k.n_cols..last * a.k.n_cols], last - first);
-        let mut q = self.take(n_wanted * a.q.n_rows);
-        let mut k = self.take(n_states * a.k.n_rows);
-        let mut v = self.take(n_states * a.v.n_rows);
-        self.products(x, n_wanted, vec![Product::plain(&a.q, &mut q)])?;
-        let products = vec![Product::plain(&a.k, &mut k), Product::plain(&a.v, &mut v)];
-        self.products(states, n_states, products)?;
-        let mut context = self.take(n_wanted * a.n_heads * a.dv);
-        let cuts: Vec<usize> = batch.memory.iter().map(|cut| cut - first).collect();
-        self.mix(a.scores(), batch, &cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
-        self.give([q, k, v]);
-        self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
-        self.give([context]);
-        Ok(())
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        // Additions that tokens turn on are added to the product.
+        if self.switched.is_some() {
+            return None;
+        }
+        BranchEnd::of(&self.out, self.out_scale.unwrap_or(1.0))
     }
 
-    /// Norm and rotation of queries or keys, in the order the model has them.
-    fn place(
-        &self,
-        a: &Attention,
-        side: &Side<'_>,
-        places: &[TokenPlace],
-        values: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let norm = match side.norm {
-            Some(plan) => Some((plan.span, self.weights.norm(&plan.norm)?)),
-            None => None,
-        };
-        let width = side.n_heads * a.dk;
-        let level = self.weights.level;
-        let normalize = |row: &mut [f32], scratch: &mut Vec<f32>| match &norm {
-            None => {}
-            Some((HeadSpan::Projection, norm)) => whole_row(norm, level, row, scratch),
-            Some((HeadSpan::Head, norm)) => {
-                row.chunks_mut(a.dk).for_each(|head| whole_row(norm, level, head, scratch));
+    fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
+        kept::remembered(&self.scores(), n_ctx)
+    }
+
+    fn handed_floats(&self) -> usize {
+        if self.kv == KvSource::Kept { self.n_kv_heads * (self.dk + self.dv) } else { 0 }
+    }
+
+    fn widest(&self) -> usize {
+        self.q.n_cols.max(self.out.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        let gated = if self.has_gated_queries() { 3 * self.n_heads * self.dk } else { 0 };
+        let gate = self.gate.as_ref().map_or(0, |gate| gate.matrix.n_rows);
+        let switched = self.switched.as_ref().map_or(0, |switched| switched.floats_per_token());
+        switched + gated + gate + (self.n_heads + self.n_kv_heads) * (self.dk + self.dv)
+    }
+
+    fn thread_bytes(&self, chunk_len: usize) -> usize {
+        heads::buffer_bytes(&self.scores(), chunk_len)
+    }
+}
+
+/// Norm and rotation of queries or keys, in the order the model has them.
+pub(crate) fn place(
+    cx: &Context<'_>,
+    a: &Attention,
+    side: &Side<'_>,
+    places: &[TokenPlace],
+    values: &mut [f32],
+) -> Result<(), EngineError> {
+    let norm = match side.norm {
+        Some(plan) => Some((plan.span, cx.weights.norm(&plan.norm)?)),
+        None => None,
+    };
+    let width = side.n_heads * a.dk;
+    let level = cx.weights.level;
+    let normalize = |row: &mut [f32], scratch: &mut Vec<f32>| match &norm {
+        None => {}
+        Some((HeadSpan::Projection, norm)) => whole_row(norm, level, row, scratch),
+        Some((HeadSpan::Head, norm)) => {
+            row.chunks_mut(a.dk).for_each(|head| whole_row(norm, level, head, scratch));
+        }
+        Some((HeadSpan::HeadFactor, norm)) => {
+            row.chunks_mut(a.dk).enumerate().for_each(|(at, head)| norm.scaled(level, head, at, scratch));
+        }
+        Some((HeadSpan::HeadRows, norm)) => {
+            row.chunks_mut(a.dk).enumerate().for_each(|(at, head)| norm.head(level, head, at, scratch));
+        }
+    };
+    let place = |row: &mut [f32], place: &TokenPlace, scratch: &mut Vec<f32>| {
+        let position = place.position as usize;
+        if !a.norm_after_rope {
+            normalize(row, scratch);
+        }
+        if let Some(rope) = a.rope {
+            let table = cx.ropes.table(rope, place.chunk_len as usize);
+            if a.rope_2d {
+                rotate_2d(table, level, row, a.dk, *place);
+            } else {
+                table.rotate(level, row, a.dk, position);
             }
-            Some((HeadSpan::HeadFactor, norm)) => {
-                row.chunks_mut(a.dk).enumerate().for_each(|(at, head)| norm.scaled(level, head, at, scratch));
-            }
-            Some((HeadSpan::HeadRows, norm)) => {
-                row.chunks_mut(a.dk).enumerate().for_each(|(at, head)| norm.head(level, head, at, scratch));
-            }
-        };
-        let place = |row: &mut [f32], place: &TokenPlace, scratch: &mut Vec<f32>| {
-            let position = place.position as usize;
-            if !a.norm_after_rope {
-                normalize(row, scratch);
-            }
-            if let Some(rope) = a.rope {
-                let table = self.ropes.table(rope, place.chunk_len as usize);
-                if a.rope_2d {
-                    rotate_2d(table, level, row, a.dk, *place);
-                } else {
-                    table.rotate(level, row, a.dk, position);
-                }
-            }
-            if a.norm_after_rope {
-                normalize(row, scratch);
-            }
-            if let Some(temperature) = side.temperature {
-                temperature.scale(row, position);
-            }
-        };
-        self.workers.install(|| {
-            let tasks = values.par_chunks_mut(ROWS_PER_TASK * width).zip(places.par_chunks(ROWS_PER_TASK));
-            tasks.for_each_init(Vec::new, |scratch, (rows, places)| {
-                self.clock.time(WorkKind::Rotate, || {
-                    rows.chunks_mut(width).zip(places).for_each(|(row, at)| place(row, at, scratch));
-                });
+        }
+        if a.norm_after_rope {
+            normalize(row, scratch);
+        }
+        if let Some(temperature) = side.temperature {
+            temperature.scale(row, position);
+        }
+    };
+    cx.workers.install(|| {
+        let tasks = values.par_chunks_mut(ROWS_PER_TASK * width).zip(places.par_chunks(ROWS_PER_TASK));
+        tasks.for_each_init(Vec::new, |scratch, (rows, places)| {
+            cx.clock.time(WorkKind::Rotate, || {
+                rows.chunks_mut(width).zip(places).for_each(|(row, at)| place(row, at, scratch));
             });
         });
-        Ok(())
-    }
+    });
+    Ok(())
+}
 
-    /// `softmax(scale q k) v` of every chunk and head; `keys` are where the chunks' keys begin and end. In a run that goes
-    /// on, the chunks' keys and values join those of the tokens before.
-    pub(crate) fn mix(
-        &self,
-        a: Scores<'_>,
-        batch: &ChunkBatch,
-        keys: &[usize],
-        projected: Projected<'_>,
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let mut place = self.past.map(|past| past.take(kept_floats(&a, past.capacity)));
-        let kept = match (self.past, &mut place) {
-            (Some(past), Some(place)) => Some(self.keep_step(&a, batch, projected, (past, place))),
-            _ => None,
+/// `softmax(scale q k) v` of every chunk and head; `keys` are where the chunks' keys begin and end. In a run that goes
+/// on, the chunks' keys and values join those of the tokens before.
+pub(crate) fn mix(
+    cx: &Context<'_>,
+    a: Scores<'_>,
+    batch: &ChunkBatch,
+    keys: &[usize],
+    projected: Projected<'_>,
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    let mut place = cx.past.map(|past| past.take(kept::kept_floats(&a, past.capacity)));
+    let kept = match (cx.past, &mut place) {
+        (Some(past), Some(place)) => Some(keep_step(cx, &a, batch, projected, (past, place))),
+        _ => None,
+    };
+    let before = |chunk: usize| cx.past.map_or(0, |past| past.before[chunk]);
+    let heads = Heads {
+        a,
+        level: cx.weights.level,
+        clock: cx.clock,
+        sinks: cx.weights.optional(a.sinks)?,
+        relative: match a.relative {
+            Some(plan) => {
+                let lengths = keys.windows(2).enumerate().map(|(at, cut)| before(at) + cut[1] - cut[0]);
+                let longest = lengths.max().unwrap_or(0);
+                Some(RelativeScores::new(plan, cx.weights, longest.max(1))?)
+            }
+            None => None,
+        },
+    };
+    let parts = parts(batch, keys, cx.past.is_some());
+    let rows: Vec<usize> = std::iter::once(0).chain(parts.iter().map(|part| part.row + part.n)).collect();
+    let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
+    let grid = TileGrid::new(out, a.n_heads * a.dv, rows, columns);
+    cx.workers.each(parts.len() * a.n_kv_heads, |scratch, task| {
+        let (at, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
+        let part = &parts[at];
+        let (start, before) = (keys[part.chunk], before(part.chunk));
+        let prefix = batch.prefix(part.chunk);
+        let n_chunk_keys = before + keys[part.chunk + 1] - start;
+        // Later keys are not visible to any of the queries.
+        let n_keys = match (before + part.first_query + part.n).checked_sub(1) {
+            Some(last) if part.n > 0 => a.mask.end_key(last, n_chunk_keys).max(prefix),
+            _ => 0,
         };
-        let before = |chunk: usize| self.past.map_or(0, |past| past.before[chunk]);
-        let heads = Heads {
-            a,
-            level: self.weights.level,
-            clock: self.clock,
-            sinks: self.weights.optional(a.sinks)?,
-            relative: match a.relative {
-                Some(plan) => {
-                    let lengths = keys.windows(2).enumerate().map(|(at, cut)| before(at) + cut[1] - cut[0]);
-                    let longest = lengths.max().unwrap_or(0);
-                    Some(RelativeScores::new(plan, self.weights, longest.max(1))?)
+        let queries = Queries {
+            kv_head,
+            first: before + part.first_query,
+            n: part.n,
+            prefix,
+            mask: a.mask,
+            n_chunk_keys,
+            rows: &projected.q[part.row * a.n_heads * a.dk..],
+            seen: match &kept {
+                Some(kept) => {
+                    let (columns, values) = kept.of(part.chunk, kv_head, n_keys);
+                    Seen::Columns(columns, values)
                 }
-                None => None,
+                None => Seen::Rows(
+                    rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk),
+                    rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
+                ),
             },
         };
-        let parts = parts(batch, keys, self.past.is_some());
-        let rows: Vec<usize> = std::iter::once(0).chain(parts.iter().map(|part| part.row + part.n)).collect();
-        let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
-        let grid = TileGrid::new(out, a.n_heads * a.dv, rows, columns);
-        self.workers.each(parts.len() * a.n_kv_heads, |scratch, task| {
-            let (at, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
-            let part = &parts[at];
-            let (start, before) = (keys[part.chunk], before(part.chunk));
-            let prefix = batch.prefix(part.chunk);
-            let n_chunk_keys = before + keys[part.chunk + 1] - start;
-            // Later keys are not visible to any of the queries.
-            let n_keys = match (before + part.first_query + part.n).checked_sub(1) {
-                Some(last) if part.n > 0 => a.mask.end_key(last, n_chunk_keys).max(prefix),
-                _ => 0,
-            };
-            let queries = Queries {
-                kv_head,
-                first: before + part.first_query,
-                n: part.n,
-                prefix,
-                mask: a.mask,
-                n_chunk_keys,
-                rows: &projected.q[part.row * a.n_heads * a.dk..],
-                seen: match &kept {
-                    Some(kept) => {
-                        let (columns, values) = kept.of(part.chunk, kv_head, n_keys);
-                        Seen::Columns(columns, values)
-                    }
-                    None => Seen::Rows(
-                        rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk),
-                        rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
-                    ),
-                },
-            };
-            let out = |head| grid.take(at, head);
-            if part.is_whole {
-                heads.whole(&queries, out, scratch);
-            } else {
-                heads.online(&queries, out, scratch);
-            }
-            if self.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
-        })?;
-        drop(kept);
-        self.give_place(place);
-        Ok(())
-    }
+        let out = |head| grid.take(at, head);
+        if part.is_whole {
+            heads.whole(&queries, out, scratch);
+        } else {
+            heads.online(&queries, out, scratch);
+        }
+        if cx.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
+    })?;
+    drop(kept);
+    cx.give_place(place);
+    Ok(())
 }
 
 impl Temperature {

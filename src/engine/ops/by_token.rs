@@ -1,35 +1,35 @@
 //! Experts that are chosen by the id of a token, from a table with a row per token (DeepSeek-V4's first layers): the router
 //! only weighs them.
 
+use crate::core::Shape;
 use crate::engine::EngineError;
-use crate::engine::plan::Matrix;
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::weights::Matrix;
+use crate::engine::resolve::builder::Builder;
 
-impl Runner<'_> {
-    /// The experts of every wanted token, `table.n_cols` each.
-    pub(crate) fn experts_by_token(
-        &self,
-        table: &Matrix,
-        n_experts: usize,
-        batch: &ChunkBatch,
-    ) -> Result<Vec<usize>, EngineError> {
-        let tokens = &self.carried.tokens[batch.start..batch.start + batch.n_tokens()];
-        let tokens = batch.select(tokens, 1);
-        let mut experts = Vec::with_capacity(tokens.len() * table.n_cols);
-        let (mut bytes, mut row) = (Vec::new(), vec![0.0; table.n_cols]);
-        for &token in tokens.iter() {
-            self.weights.rows(table.tensor, token as usize, 1, &mut bytes, &mut row)?;
-            for &id in &row {
-                let expert = expert(id, n_experts).ok_or_else(|| {
-                    let tensor = self.weights.source.tensors()[table.tensor].name.clone();
-                    EngineError::ExpertOfToken { tensor, token, found: id, n_experts }
-                })?;
-                experts.push(expert);
-            }
+/// The experts of every wanted token, `table.n_cols` each.
+pub(crate) fn experts_by_token(
+    cx: &Context<'_>,
+    table: &Matrix,
+    n_experts: usize,
+    batch: &ChunkBatch,
+) -> Result<Vec<usize>, EngineError> {
+    let tokens = &cx.carried.tokens[batch.start..batch.start + batch.n_tokens()];
+    let tokens = batch.select(tokens, 1);
+    let mut experts = Vec::with_capacity(tokens.len() * table.n_cols);
+    let (mut bytes, mut row) = (Vec::new(), vec![0.0; table.n_cols]);
+    for &token in tokens.iter() {
+        cx.weights.rows(table.tensor, token as usize, 1, &mut bytes, &mut row)?;
+        for &id in &row {
+            let expert = expert(id, n_experts).ok_or_else(|| {
+                let tensor = cx.weights.source.tensors()[table.tensor].name.clone();
+                EngineError::ExpertOfToken { tensor, token, found: id, n_experts }
+            })?;
+            experts.push(expert);
         }
-        Ok(experts)
     }
+    Ok(experts)
 }
 
 /// An id as the number that a table holds.
@@ -38,11 +38,28 @@ fn expert(id: f32, n_experts: usize) -> Option<usize> {
     is_id.then_some(id as usize)
 }
 
+/// The table of a layer's experts by token, `[n_vocab, n_used]`, in so many first layers as the file says.
+pub(crate) fn by_token_table(
+    b: &mut Builder<'_>,
+    layer: usize,
+    n_used: usize,
+) -> Result<Option<Matrix>, EngineError> {
+    if layer >= b.keys.count("hash_layer_count")?.unwrap_or(0) {
+        return Ok(None);
+    }
+    let name = format!("blk.{layer}.ffn_gate_tid2eid");
+    let n_vocab = b.tensors.shape("token_embd.weight").map_or(0, Shape::n_rows);
+    let n_vocab = usize::try_from(n_vocab).unwrap_or(usize::MAX);
+    let table = b.tensors.bare_matrix(&name, n_vocab, n_used)?;
+    let missing = || EngineError::MissingTensor { tensor: format!("{name}.weight") };
+    table.map(Some).ok_or_else(missing)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::core::progress::Silent;
-    use crate::engine::ops::noise::{NoiseModel, assert_near, normed, times};
+    use crate::engine::noise::{NoiseModel, assert_near, normed, times};
     use crate::engine::{Engine, EngineOptions, TokenChunk};
 
     const N_EMBD: usize = 6;

@@ -1,11 +1,12 @@
 //! States of heads, some columns at a time: every rule here treats each column of a state alone, so some columns go
 //! through many tokens while they lie in the nearest cache, and what is summed over the rows stays in registers.
+
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
 use std::ops::Range;
 
 use crate::core::simd::{SimdLevel, VectorLoop};
-use crate::engine::ops::matmul::{MatrixTile, MatrixView};
+use crate::engine::exec::matmul::{MatrixTile, MatrixView};
 
 /// Columns that are worked on together: two of the widest vectors.
 const WIDTH: usize = 32;
@@ -13,10 +14,10 @@ const WIDTH: usize = 32;
 pub(crate) const TOKENS: usize = 32;
 
 /// A row of some columns.
-pub(super) type Columns = [f32; WIDTH];
+pub(crate) type Columns = [f32; WIDTH];
 
 /// What tokens do to some columns of a state, and what they read from them.
-pub(super) trait StateRule {
+pub(crate) trait StateRule {
     /// Takes in the values of tokens, one after the other; `state` has a row per key. Must be inlined.
     fn run(&self, state: &mut [Columns], values: &[Columns], outs: &mut [Columns]);
 }
@@ -39,7 +40,7 @@ impl<R: StateRule> VectorLoop for Through<'_, R> {
 }
 
 /// The state of a head, `[n_rows, n_columns]`.
-pub(super) struct HeadState<'a> {
+pub(crate) struct HeadState<'a> {
     /// Groups of columns one after the other.
     groups: &'a mut [Columns],
     n_rows: usize,
@@ -52,13 +53,13 @@ pub(crate) fn state_floats(n_rows: usize, n_columns: usize) -> usize {
 }
 
 /// Tokens that are taken in together, one part after the other.
-pub(super) fn parts(tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn parts(tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = tokens.end;
     tokens.step_by(TOKENS).map(move |first| first..(first + TOKENS).min(end))
 }
 
 /// Columns `first .. first + n_cols` of some rows of `[n_tokens, stride]`.
-pub(super) fn rows_of<'a>(
+pub(crate) fn rows_of<'a>(
     x: &'a [f32],
     rows: &Range<usize>,
     (first, n_cols, stride): (usize, usize, usize),
@@ -68,12 +69,12 @@ pub(super) fn rows_of<'a>(
 
 impl<'a> HeadState<'a> {
     /// A state in a buffer of [`state_floats`].
-    pub(super) fn new(buffer: &'a mut [f32], n_rows: usize, n_columns: usize) -> Self {
+    pub(crate) fn new(buffer: &'a mut [f32], n_rows: usize, n_columns: usize) -> Self {
         Self { groups: buffer.as_chunks_mut().0, n_rows, n_columns }
     }
 
     /// Takes in at most [`TOKENS`] tokens: their values and what they read are `[n, n_columns]`.
-    pub(super) fn take_in(
+    pub(crate) fn take_in(
         &mut self,
         level: SimdLevel,
         rule: &impl StateRule,
@@ -96,10 +97,10 @@ impl<'a> HeadState<'a> {
 }
 
 /// `S ← diag(w) S + k vᵀ`, `o = Sᵀ q`. All are `[n_tokens, n_rows]`.
-pub(super) struct LinearRule<'a> {
-    pub(super) decay: MatrixView<'a>,
-    pub(super) key: MatrixView<'a>,
-    pub(super) query: MatrixView<'a>,
+pub(crate) struct LinearRule<'a> {
+    pub(crate) decay: MatrixView<'a>,
+    pub(crate) key: MatrixView<'a>,
+    pub(crate) query: MatrixView<'a>,
 }
 
 impl StateRule for LinearRule<'_> {
@@ -121,12 +122,12 @@ impl StateRule for LinearRule<'_> {
 }
 
 /// `o = Sᵀ r + (u · k · r) v`, then `S ← diag(w) S + k vᵀ`. All but `first` are `[n_tokens, n_rows]`.
-pub(super) struct ReadFirstRule<'a> {
-    pub(super) decay: MatrixView<'a>,
+pub(crate) struct ReadFirstRule<'a> {
+    pub(crate) decay: MatrixView<'a>,
     /// u.
-    pub(super) first: &'a [f32],
-    pub(super) key: MatrixView<'a>,
-    pub(super) receptance: MatrixView<'a>,
+    pub(crate) first: &'a [f32],
+    pub(crate) key: MatrixView<'a>,
+    pub(crate) receptance: MatrixView<'a>,
 }
 
 impl StateRule for ReadFirstRule<'_> {
@@ -148,11 +149,11 @@ impl StateRule for ReadFirstRule<'_> {
 }
 
 /// `S ← diag(w) S`, `d = β (v - Sᵀ k)`, `S ← S + k dᵀ`, `o = Sᵀ q`. All but `beta` are `[n_tokens, n_rows]`.
-pub(super) struct DeltaRule<'a> {
-    pub(super) decay: MatrixView<'a>,
-    pub(super) beta: &'a [f32],
-    pub(super) key: MatrixView<'a>,
-    pub(super) query: MatrixView<'a>,
+pub(crate) struct DeltaRule<'a> {
+    pub(crate) decay: MatrixView<'a>,
+    pub(crate) beta: &'a [f32],
+    pub(crate) key: MatrixView<'a>,
+    pub(crate) query: MatrixView<'a>,
 }
 
 impl StateRule for DeltaRule<'_> {
@@ -201,14 +202,14 @@ impl StateRule for DeltaRule<'_> {
 }
 
 /// `o = Sᵀ r` after `S ← diag(w) S + k vᵀ - l (Sᵀ κ)ᵀ`. All are `[n_tokens, n_rows]`.
-pub(super) struct ReplaceRule<'a> {
-    pub(super) decay: MatrixView<'a>,
-    pub(super) key: MatrixView<'a>,
+pub(crate) struct ReplaceRule<'a> {
+    pub(crate) decay: MatrixView<'a>,
+    pub(crate) key: MatrixView<'a>,
     /// κ, what is recalled and removed.
-    pub(super) removed: MatrixView<'a>,
+    pub(crate) removed: MatrixView<'a>,
     /// l, how much of it is removed.
-    pub(super) lost: MatrixView<'a>,
-    pub(super) receptance: MatrixView<'a>,
+    pub(crate) lost: MatrixView<'a>,
+    pub(crate) receptance: MatrixView<'a>,
 }
 
 impl StateRule for ReplaceRule<'_> {

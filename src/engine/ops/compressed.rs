@@ -1,28 +1,79 @@
-//! Attention to a window of tokens and to compressed rows (DeepSeek-V4).
-//!
-//! `q_h = norm(W_b norm(W_a x))_h`, `k = norm(W_kv x)`, the ends of both rotated. Row `b` stands for the tokens
-//! `b r .. (b+1) r`: value by value it is `norm(Σ_t softmax_t(s_t + p_(t mod r)) c_t)` with `c = W_c x`, `s = W_s x`, rotated
-//! as a token at `b r`; where rows overlap, `c`, `s` and `p` have two halves, and the first half of the tokens of row `b - 1`
-//! counts beside the second half of those of row `b`. The query at `i` sees the tokens of its window and the rows with
-//! `(b+1) r <= i + 1`, by one softmax; each `k` is its own value, so that what is summed is rotated back by `i`.
+//! Attention to a window of tokens and, behind it, to rows that stand for several tokens each (DeepSeek-V4). Key and value
+//! of a token are one row, which all heads share.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use crate::engine::EngineError;
-use crate::engine::ops::math::{self, SoftmaxRow};
-use crate::engine::ops::matmul::TileGrid;
-use crate::engine::ops::product::Product;
-use crate::engine::plan::{CompressedAttention, Compressor, PairLayout};
-use crate::engine::run::batch::{ChunkBatch, TokenPlace};
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::runner::Runner;
-use crate::engine::run::timings::WorkKind;
-use crate::engine::run::workers::lend;
+use crate::engine::exec::batch::{ChunkBatch, TokenPlace};
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::mask::Mask;
+use crate::engine::exec::math::{self, SoftmaxRow};
+use crate::engine::exec::matmul::TileGrid;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::rope::PairLayout;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::engine::exec::workers::{ROWS_PER_TASK, lend};
+use crate::engine::ops::compressed;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::mla::Latent;
+use crate::engine::resolve::builder::Builder;
 
-/// Rows that one task rotates.
-const ROWS_PER_TASK: usize = 64;
+/// Makes one row of several tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compressor {
+    /// Tokens that a row stands for.
+    pub ratio: usize,
+    /// A row is made of twice as many, those before its own among them: rows of `kv`, `score` and `places` have two halves
+    /// then, the first for the row behind.
+    pub overlaps: bool,
+    /// What is mixed.
+    pub kv: Matrix,
+    /// How much each value of a token counts.
+    pub score: Matrix,
+    /// Added to that by the token's place, a row for each.
+    pub places: Vector,
+    /// Norm of the row.
+    pub norm: Norm,
+}
+
+/// Attention to a window and to compressed rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompressedAttention {
+    /// The short row of the queries.
+    pub q_latent: Latent,
+    /// Queries from the short row.
+    pub q: Matrix,
+    /// Norm of each head's query.
+    pub q_norm: Norm,
+    /// Keys, which are the values.
+    pub kv: Matrix,
+    /// Norm of the keys.
+    pub kv_norm: Norm,
+    /// What makes the compressed rows, in layers that have some.
+    pub compressor: Option<Compressor>,
+    /// Narrow rows of the output, one of each group of heads.
+    pub narrow: Vec<Matrix>,
+    /// Output projection, of all narrow rows.
+    pub out: Matrix,
+    /// Heads.
+    pub n_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Index into the plan's rotations, of the ends of queries and keys; outputs are rotated back.
+    pub rope: usize,
+    /// Width of those ends.
+    pub n_rotated: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// One extra logit per head that takes probability and has no value.
+    pub sinks: Option<Vector>,
+    /// Visible tokens.
+    pub mask: Mask,
+}
 
 /// Bytes of a thread's buffers for chunks of this length: a row of scores.
 pub(crate) fn buffer_bytes(a: &CompressedAttention, chunk_len: usize) -> usize {
@@ -38,213 +89,236 @@ struct Rows {
     ratio: usize,
 }
 
-impl Runner<'_> {
-    /// The attention of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn compressed_attention(
+impl MixerOp for CompressedAttention {
+    fn run(
         &self,
-        a: &CompressedAttention,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (n_wanted, width) = (batch.n_wanted(), a.q.n_rows);
+        let (n_wanted, width) = (batch.n_wanted(), self.q.n_rows);
         let places = batch.select(&batch.places, 1);
-        let q = self.compressed_queries(a, batch, x, &places)?;
-        self.slot("q", &q, width);
-        let mut kv = self.take(batch.n_tokens() * a.head_dim);
-        self.products(x, batch.n_tokens(), vec![Product::plain(&a.kv, &mut kv)])?;
-        self.norm_in_place(Some(&a.kv_norm), &mut kv, a.head_dim)?;
-        self.rotate_ends(a, &batch.places, &mut kv, a.head_dim, false);
-        self.slot("k", &kv, a.head_dim);
-        let rows = a.compressor.as_ref().map(|c| self.compress(a, c, batch, x)).transpose()?;
-        let mut context = self.take(n_wanted * width);
-        self.mix_compressed(a, batch, (&q, &kv), rows.as_ref(), &mut context)?;
-        self.rotate_ends(a, &places, &mut context, width, true);
-        self.slot("attention", &context, width);
-        self.give([q, kv]);
+        let q = compressed_queries(cx, self, batch, x, &places)?;
+        cx.slot("q", &q, width);
+        let mut kv = cx.take(batch.n_tokens() * self.head_dim);
+        cx.products(x, batch.n_tokens(), vec![Product::plain(&self.kv, &mut kv)])?;
+        cx.norm_in_place(Some(&self.kv_norm), &mut kv, self.head_dim)?;
+        rotate_ends(cx, self, &batch.places, &mut kv, self.head_dim, false);
+        cx.slot("k", &kv, self.head_dim);
+        let rows = self.compressor.as_ref().map(|c| compress(cx, self, c, batch, x)).transpose()?;
+        let mut context = cx.take(n_wanted * width);
+        mix_compressed(cx, self, batch, (&q, &kv), rows.as_ref(), &mut context)?;
+        rotate_ends(cx, self, &places, &mut context, width, true);
+        cx.slot("attention", &context, width);
+        cx.give([q, kv]);
         if let Some(rows) = rows {
-            self.give([rows.values]);
+            cx.give([rows.values]);
         }
-        self.narrow_output(a, n_wanted, &context, out)?;
-        self.give([context]);
+        narrow_output(cx, self, n_wanted, &context, out)?;
+        cx.give([context]);
         Ok(())
     }
 
-    fn compressed_queries(
-        &self,
-        a: &CompressedAttention,
-        batch: &ChunkBatch,
-        x: &[f32],
-        places: &[TokenPlace],
-    ) -> Result<Buffer, EngineError> {
-        let (n, rank, width) = (batch.n_wanted(), a.q_latent.down.n_rows, a.q.n_rows);
-        let mut short = self.take(n * rank);
-        let input = batch.select(x, a.q_latent.down.n_cols);
-        self.products(&input, n, vec![Product::plain(&a.q_latent.down, &mut short)])?;
-        self.norm_in_place(Some(&a.q_latent.norm), &mut short, rank)?;
-        let mut q = self.take(n * width);
-        self.products(&short, n, vec![Product::plain(&a.q, &mut q)])?;
-        self.give([short]);
-        self.norm_parts(&self.weights.norm(&a.q_norm)?, &mut q, width, a.n_heads);
-        self.rotate_ends(a, places, &mut q, width, false);
-        Ok(q)
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
     }
 
-    /// Rotates the ends of all heads of each row, or rotates them back.
-    fn rotate_ends(
-        &self,
-        a: &CompressedAttention,
-        places: &[TokenPlace],
-        x: &mut [f32],
-        n_cols: usize,
-        is_back: bool,
-    ) {
-        let pairs = self.plan.ropes[a.rope].pairs;
-        self.workers.install(|| {
-            let tasks = x.par_chunks_mut(ROWS_PER_TASK * n_cols).zip(places.par_chunks(ROWS_PER_TASK));
-            tasks.for_each(|(rows, places)| {
-                self.clock.time(WorkKind::Rotate, || {
-                    for (row, place) in rows.chunks_mut(n_cols).zip(places) {
-                        let table = self.ropes.table(a.rope, place.chunk_len as usize);
-                        for head in row.chunks_mut(a.head_dim) {
-                            let end = &mut head[a.head_dim - a.n_rotated..];
-                            // Back is forth between two reflections.
-                            if is_back {
-                                reflect(pairs, end);
-                            }
-                            table.rotate(self.weights.level, end, a.n_rotated, place.position as usize);
-                            if is_back {
-                                reflect(pairs, end);
-                            }
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        Err("its attention looks at compressed rows of earlier tokens")
+    }
+
+    fn widest(&self) -> usize {
+        let narrow = self.narrow.iter().map(|matrix| matrix.n_cols).max().unwrap_or(0);
+        self.q_latent.down.n_cols.max(self.q.n_cols).max(narrow).max(self.out.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        let compressor = self.compressor.as_ref().map_or(0, |c| 2 * c.kv.n_rows + self.head_dim);
+        // Queries, contexts, and those of a group of heads.
+        let heads = 2 * self.q.n_rows + self.q.n_rows / self.narrow.len().max(1);
+        let narrow: usize = self.narrow.iter().map(|matrix| matrix.n_rows).sum();
+        heads + 2 * self.q_latent.down.n_rows + self.kv.n_rows + compressor + 2 * narrow
+    }
+
+    fn thread_bytes(&self, chunk_len: usize) -> usize {
+        compressed::buffer_bytes(self, chunk_len)
+    }
+}
+
+fn compressed_queries(
+    cx: &Context<'_>,
+    a: &CompressedAttention,
+    batch: &ChunkBatch,
+    x: &[f32],
+    places: &[TokenPlace],
+) -> Result<Buffer, EngineError> {
+    let (n, rank, width) = (batch.n_wanted(), a.q_latent.down.n_rows, a.q.n_rows);
+    let mut short = cx.take(n * rank);
+    let input = batch.select(x, a.q_latent.down.n_cols);
+    cx.products(&input, n, vec![Product::plain(&a.q_latent.down, &mut short)])?;
+    cx.norm_in_place(Some(&a.q_latent.norm), &mut short, rank)?;
+    let mut q = cx.take(n * width);
+    cx.products(&short, n, vec![Product::plain(&a.q, &mut q)])?;
+    cx.give([short]);
+    cx.norm_parts(&cx.weights.norm(&a.q_norm)?, &mut q, width, a.n_heads);
+    rotate_ends(cx, a, places, &mut q, width, false);
+    Ok(q)
+}
+
+/// Rotates the ends of all heads of each row, or rotates them back.
+fn rotate_ends(
+    cx: &Context<'_>,
+    a: &CompressedAttention,
+    places: &[TokenPlace],
+    x: &mut [f32],
+    n_cols: usize,
+    is_back: bool,
+) {
+    let pairs = cx.ropes.pairs(a.rope);
+    cx.workers.install(|| {
+        let tasks = x.par_chunks_mut(ROWS_PER_TASK * n_cols).zip(places.par_chunks(ROWS_PER_TASK));
+        tasks.for_each(|(rows, places)| {
+            cx.clock.time(WorkKind::Rotate, || {
+                for (row, place) in rows.chunks_mut(n_cols).zip(places) {
+                    let table = cx.ropes.table(a.rope, place.chunk_len as usize);
+                    for head in row.chunks_mut(a.head_dim) {
+                        let end = &mut head[a.head_dim - a.n_rotated..];
+                        // Back is forth between two reflections.
+                        if is_back {
+                            reflect(pairs, end);
                         }
-                    }
-                });
-            });
-        });
-    }
-
-    /// The compressed rows of every chunk.
-    fn compress(
-        &self,
-        a: &CompressedAttention,
-        c: &Compressor,
-        batch: &ChunkBatch,
-        x: &[f32],
-    ) -> Result<Rows, EngineError> {
-        let (n_tokens, width, dim) = (batch.n_tokens(), c.kv.n_rows, a.head_dim);
-        let [mut kv, mut score] = [(); 2].map(|()| self.take(n_tokens * width));
-        let products = vec![Product::plain(&c.kv, &mut kv), Product::plain(&c.score, &mut score)];
-        self.products(x, n_tokens, products)?;
-        let by_place = self.weights.vector(&c.places)?;
-        let mut cuts = vec![0];
-        let (mut places, mut firsts) = (Vec::new(), Vec::new());
-        for cut in batch.cuts.windows(2) {
-            let chunk_len = (cut[1] - cut[0]) as u32;
-            for row in 0..(cut[1] - cut[0]) / c.ratio {
-                places.push(TokenPlace { position: (row * c.ratio) as u32, block: 0, chunk_len });
-                // The tokens before those of a chunk's first row are another's.
-                firsts.push((cut[0] + row * c.ratio, c.overlaps && row > 0));
-            }
-            cuts.push(places.len());
-        }
-        let mut values = self.take(places.len() * dim);
-        self.workers.install(|| {
-            values.par_chunks_mut(dim).zip(&firsts).for_each(|(out, &(first, has_before))| {
-                self.clock.time(WorkKind::Activation, || {
-                    let tokens =
-                        if has_before { first - c.ratio..first + c.ratio } else { first..first + c.ratio };
-                    compress_row(c, dim, (&kv, &score, &by_place), tokens, first, out);
-                });
-            });
-        });
-        self.give([kv, score]);
-        self.norm_in_place(Some(&c.norm), &mut values, dim)?;
-        self.rotate_ends(a, &places, &mut values, dim, false);
-        self.slot("compressed", &values, dim);
-        Ok(Rows { values, cuts, ratio: c.ratio })
-    }
-
-    /// One softmax over the tokens of the window and the compressed rows, for each query and head.
-    fn mix_compressed(
-        &self,
-        a: &CompressedAttention,
-        batch: &ChunkBatch,
-        (q, kv): (&[f32], &[f32]),
-        rows: Option<&Rows>,
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (dim, level, n_chunks) = (a.head_dim, self.weights.level, batch.cuts.len() - 1);
-        let sinks = self.weights.optional(a.sinks.as_ref())?;
-        let mut cuts = vec![0];
-        for chunk in 0..n_chunks {
-            cuts.push(cuts[chunk] + batch.wanted(chunk).len());
-        }
-        let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * dim).collect();
-        let grid = TileGrid::new(out, a.q.n_rows, cuts.clone(), columns);
-        self.workers.each(n_chunks * a.n_heads, |scratch, task| {
-            if self.progress.is_cancelled() {
-                return Err(EngineError::Cancelled);
-            }
-            let (chunk, head) = (task / a.n_heads, task % a.n_heads);
-            let mut tile = grid.take(chunk, head);
-            let start = batch.cuts[chunk];
-            let sink = sinks.as_ref().map(|sinks| sinks[head]);
-            self.clock.time(WorkKind::Attention, || {
-                for (at, token) in batch.wanted(chunk).enumerate() {
-                    let position = token - start;
-                    let query = &q[(cuts[chunk] + at) * a.q.n_rows + head * dim..][..dim];
-                    let window =
-                        &kv[(start + a.mask.first_key(position)) * dim..(start + position + 1) * dim];
-                    let older = rows.map_or(&[][..], |rows| {
-                        let first = rows.cuts[chunk];
-                        &rows.values[first * dim..(first + (position + 1) / rows.ratio) * dim]
-                    });
-                    let scores = lend(&mut scratch.tile, (window.len() + older.len()) / dim);
-                    let keys = || window.chunks(dim).chain(older.chunks(dim));
-                    for (score, key) in scores.iter_mut().zip(keys()) {
-                        *score = a.scale * dot(query, key);
-                    }
-                    let options = SoftmaxRow { cap: None, slope: None, own: 0, bias: None, sink };
-                    let sum = math::softmax(level, scores, options);
-                    let out = tile.row_mut(at);
-                    out.fill(0.0);
-                    for (score, value) in scores.iter().zip(keys()) {
-                        math::add_scaled(level, out, value, (f64::from(*score) / sum) as f32);
+                        table.rotate(cx.weights.level, end, a.n_rotated, place.position as usize);
+                        if is_back {
+                            reflect(pairs, end);
+                        }
                     }
                 }
             });
-            Ok(())
-        })
-    }
+        });
+    });
+}
 
-    /// Each group of heads makes a narrow row, and all of them the output.
-    fn narrow_output(
-        &self,
-        a: &CompressedAttention,
-        n: usize,
-        context: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (width, all) = (a.q.n_rows, a.out.n_cols);
-        let mut narrow = self.take(n * all);
-        let mut first = 0;
-        for (group, matrix) in a.narrow.iter().enumerate() {
-            let mut heads = self.take(n * matrix.n_cols);
-            let mut part = self.take(n * matrix.n_rows);
-            for (to, from) in heads.chunks_mut(matrix.n_cols).zip(context.chunks(width)) {
-                to.copy_from_slice(&from[group * matrix.n_cols..][..matrix.n_cols]);
-            }
-            self.products(&heads, n, vec![Product::plain(matrix, &mut part)])?;
-            for (to, from) in narrow.chunks_mut(all).zip(part.chunks(matrix.n_rows)) {
-                to[first..first + matrix.n_rows].copy_from_slice(from);
-            }
-            first += matrix.n_rows;
-            self.give([heads, part]);
+/// The compressed rows of every chunk.
+fn compress(
+    cx: &Context<'_>,
+    a: &CompressedAttention,
+    c: &Compressor,
+    batch: &ChunkBatch,
+    x: &[f32],
+) -> Result<Rows, EngineError> {
+    let (n_tokens, width, dim) = (batch.n_tokens(), c.kv.n_rows, a.head_dim);
+    let [mut kv, mut score] = [(); 2].map(|()| cx.take(n_tokens * width));
+    let products = vec![Product::plain(&c.kv, &mut kv), Product::plain(&c.score, &mut score)];
+    cx.products(x, n_tokens, products)?;
+    let by_place = cx.weights.vector(&c.places)?;
+    let mut cuts = vec![0];
+    let (mut places, mut firsts) = (Vec::new(), Vec::new());
+    for cut in batch.cuts.windows(2) {
+        let chunk_len = (cut[1] - cut[0]) as u32;
+        for row in 0..(cut[1] - cut[0]) / c.ratio {
+            places.push(TokenPlace { position: (row * c.ratio) as u32, block: 0, chunk_len });
+            // The tokens before those of a chunk's first row are another's.
+            firsts.push((cut[0] + row * c.ratio, c.overlaps && row > 0));
         }
-        self.products(&narrow, n, vec![Product::plain(&a.out, out)])?;
-        self.give([narrow]);
-        Ok(())
+        cuts.push(places.len());
     }
+    let mut values = cx.take(places.len() * dim);
+    cx.workers.install(|| {
+        values.par_chunks_mut(dim).zip(&firsts).for_each(|(out, &(first, has_before))| {
+            cx.clock.time(WorkKind::Activation, || {
+                let tokens =
+                    if has_before { first - c.ratio..first + c.ratio } else { first..first + c.ratio };
+                compress_row(c, dim, (&kv, &score, &by_place), tokens, first, out);
+            });
+        });
+    });
+    cx.give([kv, score]);
+    cx.norm_in_place(Some(&c.norm), &mut values, dim)?;
+    rotate_ends(cx, a, &places, &mut values, dim, false);
+    cx.slot("compressed", &values, dim);
+    Ok(Rows { values, cuts, ratio: c.ratio })
+}
+
+/// One softmax over the tokens of the window and the compressed rows, for each query and head.
+fn mix_compressed(
+    cx: &Context<'_>,
+    a: &CompressedAttention,
+    batch: &ChunkBatch,
+    (q, kv): (&[f32], &[f32]),
+    rows: Option<&Rows>,
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    let (dim, level, n_chunks) = (a.head_dim, cx.weights.level, batch.cuts.len() - 1);
+    let sinks = cx.weights.optional(a.sinks.as_ref())?;
+    let mut cuts = vec![0];
+    for chunk in 0..n_chunks {
+        cuts.push(cuts[chunk] + batch.wanted(chunk).len());
+    }
+    let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * dim).collect();
+    let grid = TileGrid::new(out, a.q.n_rows, cuts.clone(), columns);
+    cx.workers.each(n_chunks * a.n_heads, |scratch, task| {
+        if cx.progress.is_cancelled() {
+            return Err(EngineError::Cancelled);
+        }
+        let (chunk, head) = (task / a.n_heads, task % a.n_heads);
+        let mut tile = grid.take(chunk, head);
+        let start = batch.cuts[chunk];
+        let sink = sinks.as_ref().map(|sinks| sinks[head]);
+        cx.clock.time(WorkKind::Attention, || {
+            for (at, token) in batch.wanted(chunk).enumerate() {
+                let position = token - start;
+                let query = &q[(cuts[chunk] + at) * a.q.n_rows + head * dim..][..dim];
+                let window = &kv[(start + a.mask.first_key(position)) * dim..(start + position + 1) * dim];
+                let older = rows.map_or(&[][..], |rows| {
+                    let first = rows.cuts[chunk];
+                    &rows.values[first * dim..(first + (position + 1) / rows.ratio) * dim]
+                });
+                let scores = lend(&mut scratch.tile, (window.len() + older.len()) / dim);
+                let keys = || window.chunks(dim).chain(older.chunks(dim));
+                for (score, key) in scores.iter_mut().zip(keys()) {
+                    *score = a.scale * dot(query, key);
+                }
+                let options = SoftmaxRow { cap: None, slope: None, own: 0, bias: None, sink };
+                let sum = math::softmax(level, scores, options);
+                let out = tile.row_mut(at);
+                out.fill(0.0);
+                for (score, value) in scores.iter().zip(keys()) {
+                    math::add_scaled(level, out, value, (f64::from(*score) / sum) as f32);
+                }
+            }
+        });
+        Ok(())
+    })
+}
+
+/// Each group of heads makes a narrow row, and all of them the output.
+fn narrow_output(
+    cx: &Context<'_>,
+    a: &CompressedAttention,
+    n: usize,
+    context: &[f32],
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    let (width, all) = (a.q.n_rows, a.out.n_cols);
+    let mut narrow = cx.take(n * all);
+    let mut first = 0;
+    for (group, matrix) in a.narrow.iter().enumerate() {
+        let mut heads = cx.take(n * matrix.n_cols);
+        let mut part = cx.take(n * matrix.n_rows);
+        for (to, from) in heads.chunks_mut(matrix.n_cols).zip(context.chunks(width)) {
+            to.copy_from_slice(&from[group * matrix.n_cols..][..matrix.n_cols]);
+        }
+        cx.products(&heads, n, vec![Product::plain(matrix, &mut part)])?;
+        for (to, from) in narrow.chunks_mut(all).zip(part.chunks(matrix.n_rows)) {
+            to[first..first + matrix.n_rows].copy_from_slice(from);
+        }
+        first += matrix.n_rows;
+        cx.give([heads, part]);
+    }
+    cx.products(&narrow, n, vec![Product::plain(&a.out, out)])?;
+    cx.give([narrow]);
+    Ok(())
 }
 
 /// Turns the second of each pair around.
@@ -297,6 +371,96 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     }
     let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
     lanes.iter().sum::<f32>() + rest
+}
+
+const RATIOS: &str = "attention.compress_ratios";
+
+impl CompressedAttention {
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<CompressedAttention, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = b.n_embd;
+        let heads = b.keys.layer_count("attention.head_count", layer)?.filter(|&n| n > 0);
+        let n_heads = heads.ok_or_else(|| b.keys.missing("attention.head_count"))?;
+        let head_dim = b.keys.need_count("attention.key_length")?;
+        let dv = b.keys.need_count("attention.value_length")?;
+        if dv != head_dim {
+            let expected = "attention.key_length, as keys are the values";
+            return Err(b.keys.unknown("attention.value_length", expected, &dv.to_string()));
+        }
+        let rank = b.keys.need_count("attention.q_lora_rank")?;
+        let width = n_heads.saturating_mul(head_dim);
+        let mask = b.mask(layer)?;
+        if mask.is_global() {
+            return Err(b.keys.missing("attention.sliding_window"));
+        }
+        let ratio = b.keys.layer_count(RATIOS, layer)?.ok_or_else(|| b.keys.missing(RATIOS))?;
+        let (compressor, rope) = if ratio == 0 {
+            (None, b.rope(layer, mask, head_dim)?)
+        } else {
+            let compressor = Compressor::resolve(b, layer, ratio, head_dim)?;
+            (Some(compressor), Some(b.compressed_rope(head_dim)?))
+        };
+        let rope = rope.ok_or_else(|| b.keys.missing("rope.dimension_count"))?;
+        let n_groups = b.divisor("attention.output_group_count", n_heads)?;
+        let n_narrow = b.keys.need_count("attention.output_lora_rank")?;
+        let all = n_groups.saturating_mul(n_narrow);
+        let parts = b.tensors.need_matrix(&at("attn_output_a"), all, width / n_groups)?;
+        Ok(CompressedAttention {
+            q_latent: Latent {
+                down: b.tensors.need_matrix(&at("attn_q_a"), rank, n_embd)?,
+                norm: compressed_norm(b, &at("attn_q_a_norm"), rank)?,
+            },
+            q: b.tensors.need_matrix(&at("attn_q_b"), width, rank)?,
+            q_norm: b.free_norm(),
+            kv: b.tensors.need_matrix(&at("attn_kv"), head_dim, n_embd)?,
+            kv_norm: compressed_norm(b, &at("attn_kv_a_norm"), head_dim)?,
+            compressor,
+            narrow: (0..n_groups).map(|group| parts.rows(group * n_narrow, n_narrow)).collect(),
+            out: b.tensors.need_matrix(&at("attn_output_b"), n_embd, all)?,
+            n_heads,
+            head_dim,
+            n_rotated: b.ropes.get(rope).map_or(0, |rope| rope.n_dims),
+            rope,
+            scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+            sinks: b.tensors.vector(&at("attn_sinks.weight"), n_heads)?,
+            mask,
+        })
+    }
+}
+
+fn compressed_norm(b: &mut Builder<'_>, name: &str, width: usize) -> Result<Norm, EngineError> {
+    let norm = b.tensors.norm(name, width, NormFormula::Rms, b.eps)?;
+    norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
+}
+
+impl Compressor {
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
+        ratio: usize,
+        width: usize,
+    ) -> Result<Compressor, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.attn_compressor_{name}");
+        // Only wider rows have a part for the compressed row behind theirs.
+        let tensor = format!("{}.weight", at("kv"));
+        let n_rows = b.tensors.shape(&tensor).map(crate::core::Shape::n_rows);
+        let n_rows = n_rows.ok_or(EngineError::MissingTensor { tensor })?;
+        let overlaps = n_rows != width as u64;
+        let n_rows = if overlaps { width.saturating_mul(2) } else { width };
+        // Of these an indexer picks some, which are all while there are no more than it picks.
+        if b.tensors.has_under(&format!("blk.{layer}.indexer.")) {
+            let n_keys = b.keys.need_count("attention.indexer.top_k")?.saturating_mul(ratio);
+            b.chunk_limit = Some(b.chunk_limit.map_or(n_keys, |limit| limit.min(n_keys)));
+        }
+        Ok(Compressor {
+            ratio,
+            overlaps,
+            kv: b.tensors.need_matrix(&at("kv"), n_rows, b.n_embd)?,
+            score: b.tensors.need_matrix(&at("gate"), n_rows, b.n_embd)?,
+            places: b.need_vector(&format!("{}.weight", at("ape")), n_rows.saturating_mul(ratio))?,
+            norm: compressed_norm(b, &at("norm"), width)?,
+        })
+    }
 }
 
 #[cfg(test)]

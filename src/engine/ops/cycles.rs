@@ -1,16 +1,33 @@
 //! The two states of a model whose stacks run in turn: before a stack runs, `x = x + h` for the stream `x` and the held
 //! state `h`; if the other stack ran before, `h` becomes what `x` was (HRM-Text: `z_L = L(z_H + z_L)`, `z_H = H(z_H + z_L)`).
 
-use crate::engine::plan::StackEntry;
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
+use crate::arch::graph::Extra;
+use crate::engine::EngineError;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::weights::Vector;
+use crate::engine::resolve::builder::Builder;
 
-impl Runner<'_> {
-    /// Enters a run of a stack with the stream of a batch.
-    pub(crate) fn enter_stack(&self, entry: StackEntry, batch: &ChunkBatch, x: &mut [f32]) {
-        let first = batch.start * self.plan.n_embd;
-        self.carried.with_held(first..first + x.len(), |held| enter(entry, x, held));
-    }
+/// The state beside the stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeldState {
+    /// Its row before the first layer, for all tokens.
+    pub start: Vector,
+}
+
+/// What happens to stream and held state before the first layer of a run of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackEntry {
+    /// The same stack runs again: the held state is added.
+    Again,
+    /// The other stack runs: the held state is added, and what the stream was is held from now on.
+    Turn,
+}
+
+/// Enters a run of a stack with the stream of a batch.
+pub(crate) fn enter_stack(cx: &Context<'_>, entry: StackEntry, batch: &ChunkBatch, x: &mut [f32]) {
+    let first = batch.start * cx.n_embd;
+    cx.carried.with_held(first..first + x.len(), |held| enter(entry, x, held));
 }
 
 fn enter(entry: StackEntry, x: &mut [f32], held: &mut [f32]) {
@@ -20,6 +37,56 @@ fn enter(entry: StackEntry, x: &mut [f32], held: &mut [f32]) {
             *held = *x;
         }
         *x = sum;
+    }
+}
+
+const STACK: &str = "hrm.layers_per_stack";
+
+/// Layers of a stack, and how often each runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Cycles {
+    pub(crate) n_stack: usize,
+    /// Runs of the high stack.
+    pub(crate) high: usize,
+    /// Runs of the low stack before each of the high one.
+    pub(crate) low: usize,
+}
+
+pub(crate) fn has_cycles(b: &Builder<'_>) -> bool {
+    b.features.extras.contains(&Extra::Cycles)
+}
+
+/// `block_count` counts the layers that run.
+pub(crate) fn cycles(b: &Builder<'_>) -> Result<Cycles, EngineError> {
+    let n_stack = b.keys.need_count(STACK)?;
+    let (high, low) = (b.keys.need_count("hrm.h_cycles")?, b.keys.need_count("hrm.l_cycles")?);
+    let n_runs = low.checked_add(1).and_then(|n| n.checked_mul(high));
+    let n_layers = n_runs.and_then(|n| n.checked_mul(n_stack));
+    let found = b.keys.need_count("block_count")?;
+    if n_layers != Some(found) || found > 1 << 16 {
+        let expected =
+            "hrm.layers_per_stack times hrm.h_cycles times one more than hrm.l_cycles, at most 65536";
+        return Err(b.keys.unknown("block_count", expected, &found.to_string()));
+    }
+    Ok(Cycles { n_stack, high, low })
+}
+
+/// Layers of the two stacks.
+pub(crate) fn n_cycled_layers(b: &Builder<'_>) -> Result<usize, EngineError> {
+    cycles(b).map(|cycles| 2 * cycles.n_stack)
+}
+
+impl HeldState {
+    /// The state beside the stream, of models that have one.
+    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<HeldState>, EngineError> {
+        if !has_cycles(b) {
+            return Ok(None);
+        }
+        if b.keys.flag("hrm.prefix_lm")?.unwrap_or(false) {
+            let text = "the model is trained to see its prompts whole: here all text is read as its answers";
+            b.warnings.push(text.to_owned());
+        }
+        Ok(Some(HeldState { start: b.need_vector("hrm.z_l_init", b.n_embd)? }))
     }
 }
 

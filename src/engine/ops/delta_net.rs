@@ -5,21 +5,71 @@
 use crate::arch::graph::GdnGate;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
+use crate::engine::exec::activation::GatedActivation;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::logs::softplus;
+use crate::engine::exec::math;
+use crate::engine::exec::matmul::{MatrixTile, MatrixView};
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, parts, rows_of, state_floats};
-use crate::engine::ops::logs::softplus;
-use crate::engine::ops::math;
-use crate::engine::ops::matmul::{MatrixTile, MatrixView};
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, zeroed};
-use crate::engine::plan::{DeltaGates, DeltaNet, GatedActivation};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
+use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::resolve::builder::Builder;
+
+/// Where a delta net's gates come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DeltaGates {
+    /// One matrix; per key head first the write gates of its value heads, then their step sizes. A value head `h`
+    /// uses key head `h / (n_heads / n_key_heads)`.
+    Packed(Matrix),
+    /// A matrix each. A value head `h` uses key head `h % n_key_heads`.
+    Apart {
+        /// Write gates, one per value head.
+        beta: Matrix,
+        /// Step sizes, one per value head.
+        alpha: Matrix,
+    },
+}
+
+/// Gated delta net: a matrix per value head that forgets by a gate and corrects what its keys recall.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeltaNet {
+    /// Queries, keys, values.
+    pub qkv: Matrix,
+    /// Convolution of all three.
+    pub conv: Conv,
+    /// Gate of the output.
+    pub z: Matrix,
+    /// Write gates and step sizes.
+    pub gates: DeltaGates,
+    /// Added to the step sizes, one per value head.
+    pub step_bias: Vector,
+    /// Decay rates, one per value head, negative.
+    pub a: Vector,
+    /// Norm of each head's output, before the gate.
+    pub norm: Norm,
+    /// Function of the output's gate.
+    pub gate: GdnGate,
+    /// Output projection.
+    pub out: Matrix,
+    /// Value heads.
+    pub n_heads: usize,
+    /// Query and key heads.
+    pub n_key_heads: usize,
+    /// Width of a query or key head.
+    pub dk: usize,
+    /// Width of a value head.
+    pub dv: usize,
+}
 
 /// Under the root of the lengths of queries and keys.
 const EPS: f64 = 1e-6;
 
 /// `out = factor * x / sqrt(Σ x² + eps)`.
-pub(super) fn of_length(level: SimdLevel, x: &[f32], out: &mut [f32], factor: f64) {
+pub(crate) fn of_length(level: SimdLevel, x: &[f32], out: &mut [f32], factor: f64) {
     let squares = math::moments(level, x, 0.0).1;
     let scale = (factor / (squares + EPS).sqrt()) as f32;
     out.iter_mut().zip(x).for_each(|(y, &x)| *y = scale * x);
@@ -45,24 +95,23 @@ impl GateRows<'_> {
     }
 }
 
-impl Runner<'_> {
-    /// The delta net of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn delta_net(
+impl MixerOp for DeltaNet {
+    fn run(
         &self,
-        m: &DeltaNet,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let &DeltaNet { n_heads, n_key_heads, dk, dv, .. } = m;
-        let (n_tokens, width, inner) = (batch.n_tokens(), m.qkv.n_rows, m.z.n_rows);
-        let [mut raw, mut qkv] = [(); 2].map(|()| self.take(n_tokens * width));
-        let [mut z, mut y] = [(); 2].map(|()| self.take(n_tokens * inner));
-        let mut gates = self.take(2 * n_tokens * n_heads);
+        let &DeltaNet { n_heads, n_key_heads, dk, dv, .. } = self;
+        let (n_tokens, width, inner) = (batch.n_tokens(), self.qkv.n_rows, self.z.n_rows);
+        let [mut raw, mut qkv] = [(); 2].map(|()| cx.take(n_tokens * width));
+        let [mut z, mut y] = [(); 2].map(|()| cx.take(n_tokens * inner));
+        let mut gates = cx.take(2 * n_tokens * n_heads);
         let (both, half) = (&mut gates[..], n_tokens * n_heads);
-        let mut products = vec![Product::plain(&m.qkv, &mut raw), Product::plain(&m.z, &mut z)];
+        let mut products = vec![Product::plain(&self.qkv, &mut raw), Product::plain(&self.z, &mut z)];
         let per_key = n_heads / n_key_heads;
-        let packed = match &m.gates {
+        let packed = match &self.gates {
             DeltaGates::Packed(matrix) => {
                 products.push(Product::plain(matrix, both));
                 Some(per_key)
@@ -73,16 +122,16 @@ impl Runner<'_> {
                 None
             }
         };
-        self.products(x, n_tokens, products)?;
+        cx.products(x, n_tokens, products)?;
         let rows = GateRows { beta: &gates, alpha: &gates[half..], packed };
-        let conv = LoadedConv::new(&self.weights, &m.conv)?;
-        self.convolve(&conv, batch, &raw, &mut qkv, ConvEnd::Silu)?;
-        self.slot("conv", &qkv, width);
-        let (a, bias) = (self.weights.vector(&m.a)?, self.weights.vector(&m.step_bias)?);
-        let norm = self.weights.norm(&m.norm)?;
-        let level = self.weights.level;
+        let conv = LoadedConv::new(&cx.weights, &self.conv)?;
+        conv.run(cx, batch, &raw, &mut qkv, ConvEnd::Silu)?;
+        cx.slot("conv", &qkv, width);
+        let (a, bias) = (cx.weights.vector(&self.a)?, cx.weights.vector(&self.step_bias)?);
+        let norm = cx.weights.norm(&self.norm)?;
+        let level = cx.weights.level;
         let scale = 1.0 / (dk as f64).sqrt();
-        self.scan(batch, &mut y, ((inner, dv), state_floats(dk, dv)), |part, tile, buffer| {
+        scan(cx, batch, &mut y, ((inner, dv), state_floats(dk, dv)), |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / dv;
             let key_head = if packed.is_some() { head / per_key } else { head % n_key_heads };
@@ -107,19 +156,77 @@ impl Runner<'_> {
                     let y = tile.row_mut(token - tokens.start);
                     norm.row(level, core, y);
                     let z = &z[token * inner..][columns.clone()];
-                    match m.gate {
+                    match self.gate {
                         GdnGate::Silu => math::gated(level, GatedActivation::Swiglu, z, y),
                         GdnGate::Sigmoid => math::times_sigmoid(level, y, z),
                     }
                 }
             }
         })?;
-        self.slot("scan", &y, inner);
+        cx.slot("scan", &y, inner);
         let wanted = batch.select(&y, inner);
-        self.products(&wanted, batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
+        cx.products(&wanted, batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
         drop(wanted);
-        self.give([raw, qkv, z, y, gates]);
+        cx.give([raw, qkv, z, y, gates]);
         Ok(())
+    }
+
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
+    }
+
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        Ok(self.conv.remembered(self.qkv.n_rows) + self.n_heads * state_floats(self.dk, self.dv))
+    }
+
+    fn widest(&self) -> usize {
+        self.qkv.n_cols.max(self.out.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        2 * self.qkv.n_rows + 2 * self.z.n_rows + 2 * self.n_heads
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        4 * (state_floats(self.dk, self.dv) + TOKENS * (3 * self.dk + self.dv))
+    }
+}
+
+impl DeltaNet {
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<DeltaNet, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = b.n_embd;
+        let inner = b.keys.need_count("ssm.inner_size")?;
+        let dk = b.keys.need_count("ssm.state_size")?;
+        let n_taps = b.keys.need_count("ssm.conv_kernel")?;
+        let n_heads = b.divisor("ssm.time_step_rank", inner)?;
+        let n_key_heads = b.divisor("ssm.group_count", n_heads)?;
+        let dv = inner / n_heads;
+        let width = n_key_heads.saturating_mul(dk).saturating_mul(2).saturating_add(inner);
+        let packed = b.tensors.matrix(&at("ssm_ba"), n_heads.saturating_mul(2), n_embd)?;
+        let gates = match packed {
+            Some(matrix) => DeltaGates::Packed(matrix),
+            None => DeltaGates::Apart {
+                beta: b.tensors.need_matrix(&at("ssm_beta"), n_heads, n_embd)?,
+                alpha: b.tensors.need_matrix(&at("ssm_alpha"), n_heads, n_embd)?,
+            },
+        };
+        let norm = b.norm_of(&at("ssm_norm"), dv)?;
+        Ok(DeltaNet {
+            qkv: b.tensors.need_matrix(&at("attn_qkv"), width, n_embd)?,
+            conv: Conv::resolve(b, &at("ssm_conv1d"), width, n_taps)?,
+            z: b.tensors.need_matrix(&at("attn_gate"), inner, n_embd)?,
+            gates,
+            step_bias: b.need_vector(&at("ssm_dt.bias"), n_heads)?,
+            a: b.need_vector(&at("ssm_a"), n_heads)?,
+            norm: norm.ok_or_else(|| EngineError::MissingTensor { tensor: at("ssm_norm.weight") })?,
+            out: b.tensors.need_matrix(&at("ssm_out"), n_embd, inner)?,
+            gate: b.features.gdn_gate,
+            n_heads,
+            n_key_heads,
+            dk,
+            dv,
+        })
     }
 }
 

@@ -1,10 +1,10 @@
 //! Gates of attention whose rows stand between those of the queries (Qwen 3 Next): per head the query, then the gate of
 //! its output, `sig(g)`.
 
-use crate::engine::ops::math;
-use crate::engine::plan::Attention;
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::runner::Runner;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::ops::attention::Attention;
 
 /// Cuts a row of heads of `2 dk` in queries and gates.
 fn cut(both: &[f32], queries: &mut [f32], gates: &mut [f32], dk: usize) {
@@ -16,33 +16,31 @@ fn cut(both: &[f32], queries: &mut [f32], gates: &mut [f32], dk: usize) {
     }
 }
 
-impl Runner<'_> {
-    /// Takes the gates out of the queries, if they are there.
-    pub(super) fn take_gates(&self, a: &Attention, q: &mut Buffer) -> Option<Buffer> {
-        if !a.has_gated_queries() {
-            return None;
-        }
-        let width = a.n_heads * a.dk;
-        let n_rows = q.len() / (2 * width);
-        let [mut queries, mut gates] = [(); 2].map(|()| self.take(n_rows * width));
-        for (at, both) in q.chunks_exact(2 * width).enumerate() {
-            let row = at * width..(at + 1) * width;
-            cut(both, &mut queries[row.clone()], &mut gates[row], a.dk);
-        }
-        let both = std::mem::replace(q, queries);
-        self.give([both]);
-        Some(gates)
+/// Takes the gates out of the queries, if they are there.
+pub(crate) fn take_gates(cx: &Context<'_>, a: &Attention, q: &mut Buffer) -> Option<Buffer> {
+    if !a.has_gated_queries() {
+        return None;
     }
+    let width = a.n_heads * a.dk;
+    let n_rows = q.len() / (2 * width);
+    let [mut queries, mut gates] = [(); 2].map(|()| cx.take(n_rows * width));
+    for (at, both) in q.chunks_exact(2 * width).enumerate() {
+        let row = at * width..(at + 1) * width;
+        cut(both, &mut queries[row.clone()], &mut gates[row], a.dk);
+    }
+    let both = std::mem::replace(q, queries);
+    cx.give([both]);
+    Some(gates)
+}
 
-    /// `context *= sig(gates)`, rows of `n_cols`.
-    pub(super) fn apply_gates(&self, gates: Option<Buffer>, context: &mut [f32], n_cols: usize) {
-        if let Some(gates) = gates {
-            let level = self.weights.level;
-            self.each_row((context, n_cols), (&gates, n_cols), |y, g| {
-                math::times_sigmoid(level, y, g);
-            });
-            self.give([gates]);
-        }
+/// `context *= sig(gates)`, rows of `n_cols`.
+pub(crate) fn apply_gates(cx: &Context<'_>, gates: Option<Buffer>, context: &mut [f32], n_cols: usize) {
+    if let Some(gates) = gates {
+        let level = cx.weights.level;
+        cx.each_row((context, n_cols), (&gates, n_cols), |y, g| {
+            math::times_sigmoid(level, y, g);
+        });
+        cx.give([gates]);
     }
 }
 

@@ -1,99 +1,247 @@
-//! Hyper-connections (Zhu et al. 2024, arXiv 2409.19606): `n` residual streams `x_s` of width `D`, of which each branch
-//! reads a mixture and to which its output `y` is shared out.
-//!
-//! With a weight per stream (manifold-constrained hyper-connections: Xie et al. 2025, arXiv 2512.24880), `m = W norm([x_1 ..
-//! x_n])`: the branch reads `Σ_s (sig(m_s a_r + b_s) + eps) x_s`. Then either each stream takes its part,
-//! `x_s += (magnitude sig(m_(n+s) a_w + b_(n+s)) + eps) y`, or the streams are mixed as well,
-//! `x_d = 2 sig(m_(n+d) a_w + b_(n+d)) y + Σ_s C_sd x_s` with `C` the n² values `m a_c + b` of the rest, made doubly
-//! stochastic by Sinkhorn and Knopp's rounds.
-//!
-//! With a weight per value, `z_s = norm(x_s)`: the branch reads `Σ_s z_s sig(U silu(D z / n))_s / n`, and
-//! `x_s += 2 sig(I_s z / n) y`.
+//! Several residual streams beside one another (hyper-connections; Zhu et al. 2024, arXiv 2409.19606): each branch reads a
+//! mixture of them, and its output is shared out among them.
 
 use rayon::prelude::*;
 
+use crate::arch::graph::ResidualRule;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
-use crate::engine::ops::math;
-use crate::engine::ops::product::Product;
-use crate::engine::plan::{Connection, GatedStreams, Streams, StreamsEnd, StreamsWrite, WeighedStreams};
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::runner::Runner;
-use crate::engine::run::timings::WorkKind;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
+use crate::engine::exec::workers::ROWS_PER_TASK;
+use crate::engine::ops::ngrams::Ngrams;
+use crate::engine::resolve::builder::Builder;
 
-/// Rows that one task reads or writes.
-const ROWS_PER_TASK: usize = 64;
+/// The streams of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Streams {
+    /// How many; all begin as the embedding.
+    pub n: usize,
+    /// How they become one behind the last layer.
+    pub end: StreamsEnd,
+}
 
-impl Runner<'_> {
+/// How the streams become one.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StreamsEnd {
+    /// Their mean.
+    Mean,
+    /// They are read as by a branch.
+    Read(Box<Connection>),
+}
+
+/// What a branch's output does to the streams.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StreamsWrite {
+    /// Nothing: there is no branch.
+    None,
+    /// Each takes some of it: `magnitude sig(..) + eps`.
+    Add {
+        /// The most that a stream takes.
+        magnitude: f32,
+        /// Added to each weight.
+        eps: f32,
+    },
+    /// Each becomes a mixture of all, by a matrix whose rows and columns add to one, and takes `2 sig(..)` of it.
+    Mix {
+        /// How often columns are brought to a sum of one, with rows between.
+        iterations: usize,
+    },
+}
+
+/// A weight per stream, from all streams together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeighedStreams {
+    /// Norm of all streams as one row.
+    pub norm: Norm,
+    /// A row for each weight of reading, of writing, and of the matrix.
+    pub matrix: Matrix,
+    /// Added to the scaled products, one each.
+    pub base: Vector,
+    /// Factors of the products: one of those for reading, of those for writing, and of the matrix.
+    pub scale: Vector,
+    /// Added to each weight of reading, and to sums that are divided by.
+    pub eps: f32,
+    /// What becomes of the branch's output.
+    pub write: StreamsWrite,
+}
+
+/// A weight per value of each stream, by way of a narrow row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatedStreams {
+    /// Norm of each stream alone, which is what is read.
+    pub norm: Norm,
+    /// The narrow row.
+    pub down: Matrix,
+    /// The weights, of the narrow row.
+    pub up: Matrix,
+    /// What each stream takes of the branch's output.
+    pub inject: Option<Matrix>,
+}
+
+/// How a branch reads the streams and writes to them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Connection {
+    /// A weight per stream.
+    Weighed(WeighedStreams),
+    /// A weight per value.
+    Gated(GatedStreams),
+}
+
+/// The connections of a layer's two branches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerConnections {
+    /// Of the mixer.
+    pub mixer: Connection,
+    /// Of the feed-forward.
+    pub ffn: Connection,
+}
+
+impl Connection {
+    /// True if what is read is normed already.
+    #[must_use]
+    pub fn norms(&self) -> bool {
+        matches!(self, Self::Gated(_))
+    }
+
+    /// Numbers per token that reading leaves for writing.
+    pub(crate) fn n_weights(&self) -> usize {
+        match self {
+            Self::Weighed(c) => c.matrix.n_rows,
+            Self::Gated(c) => c.inject.as_ref().map_or(0, |inject| inject.n_rows),
+        }
+    }
+
+    fn widest(&self) -> usize {
+        match self {
+            Self::Weighed(c) => c.matrix.n_cols,
+            Self::Gated(c) => c.down.n_cols.max(c.up.n_cols),
+        }
+    }
+
+    /// Floats per token of what reading needs.
+    fn floats_per_token(&self) -> usize {
+        let inner = match self {
+            Self::Weighed(c) => c.matrix.n_cols,
+            Self::Gated(c) => c.down.n_rows + 2 * c.up.n_rows,
+        };
+        inner + self.n_weights()
+    }
+}
+
+impl LayerConnections {
+    fn both(&self) -> [&Connection; 2] {
+        [&self.mixer, &self.ffn]
+    }
+
+    /// Columns of the widest matrix.
+    pub(crate) fn widest(&self) -> usize {
+        self.both().map(Connection::widest).into_iter().max().unwrap_or(0)
+    }
+
+    /// Floats per token of the intermediates, beside those of a layer of one stream.
+    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
+        // What is read is kept beside what is normed of it.
+        n_embd + self.both().map(Connection::floats_per_token).into_iter().max().unwrap_or(0)
+    }
+}
+
+impl Streams {
+    /// Columns of the widest matrix behind the last layer.
+    pub(crate) fn widest(&self) -> usize {
+        match &self.end {
+            StreamsEnd::Mean => 0,
+            StreamsEnd::Read(connection) => connection.widest(),
+        }
+    }
+
+    /// Floats per token that making one stream of all needs.
+    pub(crate) fn end_floats(&self) -> usize {
+        match &self.end {
+            StreamsEnd::Mean => 0,
+            StreamsEnd::Read(connection) => connection.floats_per_token(),
+        }
+    }
+}
+
+impl Streams {
     /// The streams before the first layer: so many copies of each row.
-    pub(crate) fn open_streams(&self, streams: &Streams, x: &[f32]) -> Buffer {
-        let n_embd = self.plan.n_embd;
-        let mut all = self.take(x.len() * streams.n);
-        for (rows, row) in all.chunks_mut(n_embd * streams.n).zip(x.chunks(n_embd)) {
+    pub(crate) fn open(&self, cx: &Context<'_>, x: &[f32]) -> Buffer {
+        let n_embd = cx.n_embd;
+        let mut all = cx.take(x.len() * self.n);
+        for (rows, row) in all.chunks_mut(n_embd * self.n).zip(x.chunks(n_embd)) {
             rows.chunks_mut(n_embd).for_each(|stream| stream.copy_from_slice(row));
         }
         all
     }
 
     /// One stream of all, behind the last layer.
-    pub(crate) fn close_streams(&self, streams: &Streams, x: &[f32]) -> Result<Buffer, EngineError> {
-        let n_embd = self.plan.n_embd;
-        let n_tokens = x.len() / (n_embd * streams.n);
-        let mut out = self.take(n_tokens * n_embd);
-        match &streams.end {
+    pub(crate) fn close(&self, cx: &Context<'_>, x: &[f32]) -> Result<Buffer, EngineError> {
+        let n_embd = cx.n_embd;
+        let n_tokens = x.len() / (n_embd * self.n);
+        let mut out = cx.take(n_tokens * n_embd);
+        match &self.end {
             StreamsEnd::Read(connection) => {
-                let weights = self.read_streams(connection, x, n_tokens, &mut out)?;
-                self.give([weights]);
+                let weights = connection.read(cx, x, n_tokens, &mut out)?;
+                cx.give([weights]);
             }
             StreamsEnd::Mean => {
-                let (level, part) = (self.weights.level, (streams.n as f32).recip());
+                let (level, part) = (cx.weights.level, (self.n as f32).recip());
                 out.fill(0.0);
-                for (out, rows) in out.chunks_mut(n_embd).zip(x.chunks(n_embd * streams.n)) {
+                for (out, rows) in out.chunks_mut(n_embd).zip(x.chunks(n_embd * self.n)) {
                     rows.chunks(n_embd).for_each(|stream| math::add_scaled(level, out, stream, part));
                 }
             }
         }
         Ok(out)
     }
+}
 
+impl Connection {
     /// What a branch reads of the streams `x` (`[n_tokens, n * n_embd]`) into `out` (`[n_tokens, n_embd]`), and the weights
-    /// for [`Runner::write_streams`].
-    pub(crate) fn read_streams(
+    /// for [`Context::write_streams`].
+    pub(crate) fn read(
         &self,
-        connection: &Connection,
+        cx: &Context<'_>,
         x: &[f32],
         n_tokens: usize,
         out: &mut [f32],
     ) -> Result<Buffer, EngineError> {
-        match connection {
-            Connection::Weighed(c) => self.read_weighed(c, x, n_tokens, out),
-            Connection::Gated(c) => self.read_gated(c, x, n_tokens, out),
+        match self {
+            Connection::Weighed(c) => c.read(cx, x, n_tokens, out),
+            Connection::Gated(c) => c.read(cx, x, n_tokens, out),
         }
     }
+}
 
-    fn read_weighed(
+impl WeighedStreams {
+    pub(crate) fn read(
         &self,
-        c: &WeighedStreams,
+        cx: &Context<'_>,
         x: &[f32],
         n_tokens: usize,
         out: &mut [f32],
     ) -> Result<Buffer, EngineError> {
-        let (width, n_weights, n_embd) = (c.matrix.n_cols, c.matrix.n_rows, self.plan.n_embd);
-        let level = self.weights.level;
-        let mut normed = self.take(x.len());
-        self.norm_rows(&self.weights.norm(&c.norm)?, x, &mut normed, width);
-        let mut weights = self.take(n_tokens * n_weights);
-        self.products(&normed, n_tokens, vec![Product::plain(&c.matrix, &mut weights)])?;
-        self.give([normed]);
-        let (base, scale) = (self.weights.vector(&c.base)?, self.weights.vector(&c.scale)?);
+        let (width, n_weights, n_embd) = (self.matrix.n_cols, self.matrix.n_rows, cx.n_embd);
+        let level = cx.weights.level;
+        let mut normed = cx.take(x.len());
+        cx.norm_rows(&cx.weights.norm(&self.norm)?, x, &mut normed, width);
+        let mut weights = cx.take(n_tokens * n_weights);
+        cx.products(&normed, n_tokens, vec![Product::plain(&self.matrix, &mut weights)])?;
+        cx.give([normed]);
+        let (base, scale) = (cx.weights.vector(&self.base)?, cx.weights.vector(&self.scale)?);
         let n = width / n_embd;
-        self.workers.install(|| {
+        cx.workers.install(|| {
             let tasks = out.par_chunks_mut(ROWS_PER_TASK * n_embd).zip(x.par_chunks(ROWS_PER_TASK * width));
             tasks.zip(weights.par_chunks_mut(ROWS_PER_TASK * n_weights)).for_each(|((out, x), weights)| {
-                self.clock.time(WorkKind::Norm, || {
+                cx.clock.time(WorkKind::Norm, || {
                     let rows = out.chunks_mut(n_embd).zip(x.chunks(width)).zip(weights.chunks_mut(n_weights));
                     for ((out, x), weights) in rows {
-                        finish_weights(weights, n, &base, &scale, (c.eps, c.write));
+                        finish_weights(weights, n, &base, &scale, (self.eps, self.write));
                         out.fill(0.0);
                         for (stream, &weight) in x.chunks(n_embd).zip(&*weights) {
                             math::add_scaled(level, out, stream, weight);
@@ -104,26 +252,28 @@ impl Runner<'_> {
         });
         Ok(weights)
     }
+}
 
-    fn read_gated(
+impl GatedStreams {
+    pub(crate) fn read(
         &self,
-        c: &GatedStreams,
+        cx: &Context<'_>,
         x: &[f32],
         n_tokens: usize,
         out: &mut [f32],
     ) -> Result<Buffer, EngineError> {
-        let (width, rank, n_embd) = (c.up.n_rows, c.down.n_rows, self.plan.n_embd);
+        let (width, rank, n_embd) = (self.up.n_rows, self.down.n_rows, cx.n_embd);
         let n = width / n_embd;
         let part = (n as f32).recip();
-        let mut normed = self.take(x.len());
+        let mut normed = cx.take(x.len());
         normed.copy_from_slice(x);
-        self.norm_parts(&self.weights.norm(&c.norm)?, &mut normed, width, n);
-        let mut narrow = self.take(n_tokens * rank);
-        let n_writes = c.inject.as_ref().map_or(0, |inject| inject.n_rows);
-        let mut writes = self.take(n_tokens * n_writes);
-        let mut products = vec![Product::plain(&c.down, &mut narrow)];
-        products.extend(c.inject.as_ref().map(|inject| Product::plain(inject, &mut writes)));
-        self.products(&normed, n_tokens, products)?;
+        cx.norm_parts(&cx.weights.norm(&self.norm)?, &mut normed, width, n);
+        let mut narrow = cx.take(n_tokens * rank);
+        let n_writes = self.inject.as_ref().map_or(0, |inject| inject.n_rows);
+        let mut writes = cx.take(n_tokens * n_writes);
+        let mut products = vec![Product::plain(&self.down, &mut narrow)];
+        products.extend(self.inject.as_ref().map(|inject| Product::plain(inject, &mut writes)));
+        cx.products(&normed, n_tokens, products)?;
         for x in narrow.iter_mut() {
             let scaled = *x * part;
             *x = scaled * math::sigmoid(scaled);
@@ -131,14 +281,14 @@ impl Runner<'_> {
         for x in writes.iter_mut() {
             *x = 2.0 * math::sigmoid(*x * part);
         }
-        let mut gates = self.take(n_tokens * width);
-        self.products(&narrow, n_tokens, vec![Product::plain(&c.up, &mut gates)])?;
-        let level = self.weights.level;
-        self.workers.install(|| {
+        let mut gates = cx.take(n_tokens * width);
+        cx.products(&narrow, n_tokens, vec![Product::plain(&self.up, &mut gates)])?;
+        let level = cx.weights.level;
+        cx.workers.install(|| {
             let tasks =
                 normed.par_chunks_mut(ROWS_PER_TASK * width).zip(gates.par_chunks(ROWS_PER_TASK * width));
             tasks.zip(out.par_chunks_mut(ROWS_PER_TASK * n_embd)).for_each(|((x, gates), out)| {
-                self.clock.time(WorkKind::Activation, || {
+                cx.clock.time(WorkKind::Activation, || {
                     math::times_sigmoid(level, x, gates);
                     for (out, x) in out.chunks_mut(n_embd).zip(x.chunks(width)) {
                         out.fill(0.0);
@@ -147,31 +297,27 @@ impl Runner<'_> {
                 });
             });
         });
-        self.give([normed, narrow, gates]);
+        cx.give([normed, narrow, gates]);
         Ok(writes)
     }
+}
 
+impl Connection {
     /// Shares the branch's output (`[n_tokens, n_embd]`) out among the streams.
-    pub(crate) fn write_streams(
-        &self,
-        connection: &Connection,
-        x: &mut [f32],
-        weights: &[f32],
-        branch: &[f32],
-    ) {
-        let (n_embd, n_weights, level) = (self.plan.n_embd, connection.n_weights(), self.weights.level);
-        let (width, first, write) = match connection {
+    pub(crate) fn write(&self, cx: &Context<'_>, x: &mut [f32], weights: &[f32], branch: &[f32]) {
+        let (n_embd, n_weights, level) = (cx.n_embd, self.n_weights(), cx.weights.level);
+        let (width, first, write) = match self {
             Connection::Weighed(c) => (c.matrix.n_cols, c.matrix.n_cols / n_embd, c.write),
             Connection::Gated(c) => (c.up.n_rows, 0, StreamsWrite::Add { magnitude: 2.0, eps: 0.0 }),
         };
         let n = width / n_embd;
-        self.workers.install(|| {
+        cx.workers.install(|| {
             let tasks =
                 x.par_chunks_mut(ROWS_PER_TASK * width).zip(branch.par_chunks(ROWS_PER_TASK * n_embd));
             tasks.zip(weights.par_chunks(ROWS_PER_TASK * n_weights)).for_each_init(
                 Vec::new,
                 |scratch, ((x, branch), weights)| {
-                    self.clock.time(WorkKind::Activation, || {
+                    cx.clock.time(WorkKind::Activation, || {
                         let rows =
                             x.chunks_mut(width).zip(branch.chunks(n_embd)).zip(weights.chunks(n_weights));
                         for ((x, branch), weights) in rows {
@@ -259,6 +405,163 @@ fn mix(level: SimdLevel, x: &mut [f32], matrix: &[f32], n: usize, scratch: &mut 
             math::add_scaled(level, stream, from, row[to]);
         }
     }
+}
+
+/// More rounds of normalizing rows and columns than any model has.
+const MOST_ITERATIONS: usize = 1000;
+/// More streams than any model has.
+const MOST_STREAMS: usize = 256;
+
+fn has_streams(b: &Builder<'_>) -> bool {
+    b.features.residual == ResidualRule::Hyper
+}
+
+/// Number of streams, and the width of all together.
+fn stream_widths(b: &Builder<'_>) -> Result<(usize, usize), EngineError> {
+    let key = "hyper_connection.count";
+    let n = b.keys.need_count(key)?;
+    match n.checked_mul(b.n_embd) {
+        Some(width) if (2..=MOST_STREAMS).contains(&n) => Ok((n, width)),
+        _ => Err(b.keys.unknown(key, "from 2 to 256", &n.to_string())),
+    }
+}
+
+impl Streams {
+    /// The streams of the model, if it has several.
+    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<Streams>, EngineError> {
+        if !has_streams(b) {
+            return Ok(None);
+        }
+        let (n, width) = stream_widths(b)?;
+        let has_any =
+            |parts: [&str; 3]| parts.iter().any(|part| b.tensors.has(&format!("output_hc_{part}.weight")));
+        let end = if has_any(["down", "up", "norm"]) {
+            StreamsEnd::Read(Box::new(Connection::Gated(GatedStreams::resolve(
+                b,
+                "output_hc",
+                (n, width),
+                false,
+            )?)))
+        } else if has_any(["fn", "base", "scale"]) {
+            let read = WeighedStreams::resolve(b, "output_hc", (n, width), n, 1, StreamsWrite::None)?;
+            StreamsEnd::Read(Box::new(Connection::Weighed(read)))
+        } else {
+            StreamsEnd::Mean
+        };
+        Ok(Some(Streams { n, end }))
+    }
+}
+
+/// What n-grams add to the streams before a layer, if there are several.
+pub(crate) fn stream_ngrams(b: &mut Builder<'_>, layer: usize) -> Result<Option<Box<Ngrams>>, EngineError> {
+    if !has_streams(b) {
+        return Ok(None);
+    }
+    let (n, _) = stream_widths(b)?;
+    Ngrams::resolve(b, layer, n)
+}
+
+impl LayerConnections {
+    /// The connections of a layer's branches, if the model has several streams.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
+    ) -> Result<Option<Box<LayerConnections>>, EngineError> {
+        if !has_streams(b) {
+            return Ok(None);
+        }
+        let mixer = Connection::resolve(b, &format!("blk.{layer}.hc_attn"))?;
+        let ffn = Connection::resolve(b, &format!("blk.{layer}.hc_ffn"))?;
+        if mixer.norms() != ffn.norms() {
+            let tensors =
+                vec![format!("blk.{layer}.hc_attn_down.weight"), format!("blk.{layer}.hc_ffn_fn.weight")];
+            return Err(EngineError::LeftOver { tensors });
+        }
+        Ok(Some(Box::new(LayerConnections { mixer, ffn })))
+    }
+}
+
+impl Connection {
+    pub(crate) fn resolve(b: &mut Builder<'_>, name: &str) -> Result<Connection, EngineError> {
+        let (n, width) = stream_widths(b)?;
+        if b.tensors.has(&format!("{name}_down.weight")) {
+            return GatedStreams::resolve(b, name, (n, width), true).map(Connection::Gated);
+        }
+        // Without rows for a matrix the streams stay apart.
+        let tensor = format!("{name}_fn.weight");
+        let n_rows = b.tensors.shape(&tensor).map(crate::core::Shape::n_rows);
+        let n_rows = n_rows.ok_or(EngineError::MissingTensor { tensor })?;
+        let n_mixed = 2 * n + n * n;
+        let (n_weights, write) = if n_rows == 2 * n as u64 {
+            (2 * n, StreamsWrite::Add { magnitude: magnitude(b)?, eps: connection_eps(b)? })
+        } else {
+            if n_rows != n_mixed as u64 {
+                b.tensors.need_matrix(&format!("{name}_fn"), n_mixed, width)?;
+            }
+            (n_mixed, StreamsWrite::Mix { iterations: sinkhorn_iterations(b)? })
+        };
+        let n_scales = if n_weights == 2 * n { 2 } else { 3 };
+        WeighedStreams::resolve(b, name, (n, width), n_weights, n_scales, write).map(Connection::Weighed)
+    }
+}
+
+impl WeighedStreams {
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        name: &str,
+        (_, width): (usize, usize),
+        n_weights: usize,
+        n_scales: usize,
+        write: StreamsWrite,
+    ) -> Result<WeighedStreams, EngineError> {
+        Ok(WeighedStreams {
+            norm: b.free_norm(),
+            matrix: b.tensors.need_matrix(&format!("{name}_fn"), n_weights, width)?,
+            base: b.need_vector(&format!("{name}_base.weight"), n_weights)?,
+            scale: b.need_vector(&format!("{name}_scale.weight"), n_scales)?,
+            eps: connection_eps(b)?,
+            write,
+        })
+    }
+}
+
+impl GatedStreams {
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        name: &str,
+        (n, width): (usize, usize),
+        writes: bool,
+    ) -> Result<GatedStreams, EngineError> {
+        let rank = b.keys.need_count("hyper_connection.low_rank")?;
+        let weight = b.need_vector(&format!("{name}_norm.weight"), width)?;
+        let inject =
+            writes.then(|| b.tensors.need_matrix(&format!("{name}_inject"), n, width)).transpose()?;
+        Ok(GatedStreams {
+            norm: Norm { weight: Some(weight), ..b.free_norm() },
+            down: b.tensors.need_matrix(&format!("{name}_down"), rank, width)?,
+            up: b.tensors.need_matrix(&format!("{name}_up"), width, rank)?,
+            inject,
+        })
+    }
+}
+
+fn connection_eps(b: &Builder<'_>) -> Result<f32, EngineError> {
+    let key = "hyper_connection.epsilon";
+    b.keys.number(key)?.map(|eps| eps as f32).ok_or_else(|| b.keys.missing(key))
+}
+
+pub(crate) fn magnitude(b: &Builder<'_>) -> Result<f32, EngineError> {
+    let key = "hyper_connection.magnitude";
+    b.keys.number(key)?.map(|magnitude| magnitude as f32).ok_or_else(|| b.keys.missing(key))
+}
+
+pub(crate) fn sinkhorn_iterations(b: &Builder<'_>) -> Result<usize, EngineError> {
+    let key = "hyper_connection.sinkhorn_iterations";
+    let n = b.keys.need_count(key)?;
+    if n > MOST_ITERATIONS {
+        return Err(b.keys.unknown(key, "at most 1000", &n.to_string()));
+    }
+    Ok(n)
 }
 
 #[cfg(test)]

@@ -3,17 +3,54 @@
 
 use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::logs::softplus;
+use crate::engine::exec::math;
+use crate::engine::exec::matmul::{MatrixTile, MatrixView};
+use crate::engine::exec::product::Product;
+use crate::engine::exec::rowwise::ValueFunction;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, parts, rows_of, state_floats};
+use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::delta_net::of_length;
-use crate::engine::ops::logs::softplus;
-use crate::engine::ops::math;
-use crate::engine::ops::matmul::{MatrixTile, MatrixView};
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, zeroed};
-use crate::engine::ops::rowwise::ValueFunction;
-use crate::engine::plan::Kda;
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
+use crate::engine::ops::low_rank::LowRank;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::resolve::builder::Builder;
+
+/// Kimi delta attention: a delta net whose keys forget each at a rate of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kda {
+    /// Queries.
+    pub q: Matrix,
+    /// Keys.
+    pub k: Matrix,
+    /// Values.
+    pub v: Matrix,
+    /// Convolutions of queries, keys and values.
+    pub convs: [Conv; 3],
+    /// How much each key forgets, before its function.
+    pub forget: LowRank,
+    /// Added to that.
+    pub forget_bias: Vector,
+    /// Rates, one per head; the sign is that of the file.
+    pub a: Vector,
+    /// The logarithm of the strongest forgetting, where it is bounded.
+    pub bound: Option<f32>,
+    /// Write gates, one per head.
+    pub beta: Matrix,
+    /// Gate of the output.
+    pub gate: LowRank,
+    /// Norm of each head's output, before the gate.
+    pub norm: Norm,
+    /// Output projection.
+    pub out: Matrix,
+    /// Heads.
+    pub n_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
 
 /// `ln` of what stays of a key channel.
 #[expect(clippy::inline_always, reason = "it must be compiled inside the level's function")]
@@ -46,32 +83,35 @@ impl VectorLoop for DecayLoop<'_> {
     }
 }
 
-impl Runner<'_> {
-    /// Kimi delta attention of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn kda(
+impl MixerOp for Kda {
+    fn run(
         &self,
-        m: &Kda,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (n_tokens, dim, inner) = (batch.n_tokens(), m.head_dim, m.q.n_rows);
-        let [mut raw, mut q, mut k, mut v, mut y] = [(); 5].map(|()| self.take(n_tokens * inner));
-        let streams = [(&m.q, &m.convs[0], &mut q), (&m.k, &m.convs[1], &mut k), (&m.v, &m.convs[2], &mut v)];
+        let (n_tokens, dim, inner) = (batch.n_tokens(), self.head_dim, self.q.n_rows);
+        let [mut raw, mut q, mut k, mut v, mut y] = [(); 5].map(|()| cx.take(n_tokens * inner));
+        let streams = [
+            (&self.q, &self.convs[0], &mut q),
+            (&self.k, &self.convs[1], &mut k),
+            (&self.v, &self.convs[2], &mut v),
+        ];
         for (matrix, conv, out) in streams {
-            self.products(x, n_tokens, vec![Product::plain(matrix, &mut raw)])?;
-            let conv = LoadedConv::new(&self.weights, conv)?;
-            self.convolve(&conv, batch, &raw, out, ConvEnd::Silu)?;
+            cx.products(x, n_tokens, vec![Product::plain(matrix, &mut raw)])?;
+            let conv = LoadedConv::new(&cx.weights, conv)?;
+            conv.run(cx, batch, &raw, out, ConvEnd::Silu)?;
         }
-        let mut beta = self.take(n_tokens * m.n_heads);
-        self.products(x, n_tokens, vec![Product::plain(&m.beta, &mut beta)])?;
-        let forget = self.low_rank(&m.forget, x, n_tokens, ValueFunction::Same)?;
-        let gate = self.low_rank(&m.gate, x, n_tokens, ValueFunction::Same)?;
-        let (a, bias) = (self.weights.vector(&m.a)?, self.weights.vector(&m.forget_bias)?);
-        let norm = self.weights.norm(&m.norm)?;
-        let level = self.weights.level;
+        let mut beta = cx.take(n_tokens * self.n_heads);
+        cx.products(x, n_tokens, vec![Product::plain(&self.beta, &mut beta)])?;
+        let forget = self.forget.run(cx, x, n_tokens, ValueFunction::Same)?;
+        let gate = self.gate.run(cx, x, n_tokens, ValueFunction::Same)?;
+        let (a, bias) = (cx.weights.vector(&self.a)?, cx.weights.vector(&self.forget_bias)?);
+        let norm = cx.weights.norm(&self.norm)?;
+        let level = cx.weights.level;
         let scale = 1.0 / (dim as f64).sqrt();
-        self.scan(batch, &mut y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+        scan(cx, batch, &mut y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / dim;
             let [query, key, decay, core] = zeroed(buffer, [TOKENS * dim; 4]);
@@ -84,11 +124,11 @@ impl Runner<'_> {
                     let own = t * dim..(t + 1) * dim;
                     of_length(level, &q[at.clone()], &mut query[own.clone()], scale);
                     of_length(level, &k[at.clone()], &mut key[own.clone()], 1.0);
-                    betas[t] = math::sigmoid(beta[token * m.n_heads + head]);
+                    betas[t] = math::sigmoid(beta[token * self.n_heads + head]);
                     let out = &mut decay[own];
                     out.copy_from_slice(&forget[at]);
                     let bias = &bias[columns.clone()];
-                    level.vectorize(DecayLoop { a: a[head], bound: m.bound, bias, x: out });
+                    level.vectorize(DecayLoop { a: a[head], bound: self.bound, bias, x: out });
                 }
                 let values = rows_of(&v, &part, (columns.start, dim, inner));
                 let [decay, key, query] = [&*decay, &*key, &*query].map(|x| MatrixView::new(x, n, dim, dim));
@@ -101,11 +141,87 @@ impl Runner<'_> {
                 }
             }
         })?;
-        self.slot("scan", &y, inner);
-        self.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
-        self.give([raw, q, k, v, y, beta, forget, gate]);
+        cx.slot("scan", &y, inner);
+        cx.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
+        cx.give([raw, q, k, v, y, beta, forget, gate]);
         Ok(())
     }
+
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
+    }
+
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        let convs: usize = self.convs.iter().map(|conv| conv.remembered(self.q.n_rows)).sum();
+        Ok(convs + self.n_heads * state_floats(self.head_dim, self.head_dim))
+    }
+
+    fn widest(&self) -> usize {
+        self.q.n_cols.max(self.out.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        5 * self.q.n_rows + self.n_heads + self.forget.floats_per_token() + self.gate.floats_per_token()
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 4 * self.head_dim)
+    }
+}
+
+impl Kda {
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Kda, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = b.n_embd;
+        let n_heads = b.state_heads(layer)?;
+        let head_dim = b.keys.need_count("kda.head_dim")?;
+        let n_taps = b.keys.need_count("ssm.conv_kernel")?;
+        let inner = n_heads.saturating_mul(head_dim);
+        let [q, k, v] = if b.tensors.has(&at("attn_qkv.weight")) {
+            b.cut(&at("attn_qkv"), [inner; 3], n_embd)?
+        } else {
+            let mut matrix = |name| b.tensors.need_matrix(&at(name), inner, n_embd);
+            [matrix("attn_q")?, matrix("attn_k")?, matrix("attn_v")?]
+        };
+        let mut conv = |name| Conv::resolve(b, &at(name), inner, n_taps);
+        let convs = [conv("ssm_conv1d_q")?, conv("ssm_conv1d_k")?, conv("ssm_conv1d_v")?];
+        // A file that names a bound says beside it that the gate is the bounded one.
+        if b.keys.flag("kda.safe_gate")? == Some(false) {
+            return Err(b.keys.unknown("kda.safe_gate", "true", "false"));
+        }
+        let gate = if b.tensors.has(&at("ssm_g.weight")) { "ssm_g" } else { "ssm_g_a" };
+        let norm = b.norm_of(&at("ssm_norm"), head_dim)?;
+        Ok(Kda {
+            q,
+            k,
+            v,
+            convs,
+            forget: low_rank_gate(b, &at("ssm_f_a"), &at("ssm_f_b"), inner, head_dim)?,
+            forget_bias: b.need_vector(&at("ssm_dt.bias"), inner)?,
+            a: b.need_vector(&at("ssm_a"), n_heads)?,
+            bound: b.keys.nonzero("kda.gate_lower_bound")?.map(|bound| bound as f32),
+            beta: b.tensors.need_matrix(&at("ssm_beta"), n_heads, n_embd)?,
+            gate: low_rank_gate(b, &at(gate), &at("ssm_g_b"), inner, head_dim)?,
+            norm: norm.ok_or_else(|| EngineError::MissingTensor { tensor: at("ssm_norm.weight") })?,
+            out: b.tensors.need_matrix(&at("attn_output"), n_embd, inner)?,
+            n_heads,
+            head_dim,
+        })
+    }
+}
+
+/// A gate of one matrix, or of two with few values between.
+fn low_rank_gate(
+    b: &mut Builder<'_>,
+    first: &str,
+    second: &str,
+    width: usize,
+    rank: usize,
+) -> Result<LowRank, EngineError> {
+    let n_embd = b.n_embd;
+    let second = b.tensors.matrix(second, width, rank)?;
+    let n_rows = if second.is_some() { rank } else { width };
+    Ok(LowRank { first: b.tensors.need_matrix(first, n_rows, n_embd)?, second })
 }
 
 #[cfg(test)]

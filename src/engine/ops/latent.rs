@@ -3,38 +3,97 @@
 
 use crate::arch::graph::Weigh;
 use crate::engine::EngineError;
-use crate::engine::ops::moe::ExpertChoice;
-use crate::engine::ops::product::Product;
-use crate::engine::plan::{Dense, LatentExperts};
-use crate::engine::run::runner::Runner;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::{Matrix, Norm};
+use crate::engine::ops::dense::Dense;
+use crate::engine::ops::experts::{ExpertChoice, add_experts};
+use crate::engine::resolve::builder::Builder;
 
-impl Runner<'_> {
+/// The way to a space of routed experts and back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentExperts {
+    /// What the experts read, of the feed-forward's input.
+    pub down: Matrix,
+    /// Norm of the experts' weighted sum.
+    pub norm: Option<Norm>,
+    /// Back to the width of the stream.
+    pub up: Matrix,
+}
+
+impl LatentExperts {
+    /// Columns of the widest matrix.
+    pub(crate) fn widest(&self) -> usize {
+        self.down.n_cols.max(self.up.n_cols)
+    }
+
+    /// Floats per token besides those of the experts: their input, their sum, and what is made of it.
+    pub(crate) fn floats_per_token(&self) -> usize {
+        2 * self.down.n_rows + self.up.n_rows
+    }
+
     /// Adds to `out`, of the rows of `x` (both `[n_tokens, n_embd]`), what the experts make of the tokens that chose them.
-    pub(super) fn add_latent_experts(
+    pub(crate) fn run(
         &self,
-        latent: &LatentExperts,
+        cx: &Context<'_>,
         (weigh, experts): (Weigh, &[Dense]),
         chosen: &[Vec<ExpertChoice>],
         (x, n_tokens): (&[f32], usize),
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (width, n_embd) = (latent.down.n_rows, latent.up.n_rows);
-        let [mut narrow, mut sum] = [(); 2].map(|()| self.take(n_tokens * width));
-        self.products(x, n_tokens, vec![Product::plain(&latent.down, &mut narrow)])?;
+        let (width, n_embd) = (self.down.n_rows, self.up.n_rows);
+        let [mut narrow, mut sum] = [(); 2].map(|()| cx.take(n_tokens * width));
+        cx.products(x, n_tokens, vec![Product::plain(&self.down, &mut narrow)])?;
         sum.fill(0.0);
-        self.add_experts(weigh, experts, chosen, &narrow, &mut sum)?;
-        self.norm_in_place(latent.norm.as_ref(), &mut sum, width)?;
-        let mut wide = self.take(n_tokens * n_embd);
-        self.products(&sum, n_tokens, vec![Product::plain(&latent.up, &mut wide)])?;
-        self.add_rows(out, &mut wide, None, 1.0, n_embd);
-        self.give([narrow, sum, wide]);
+        add_experts(cx, weigh, experts, chosen, &narrow, &mut sum)?;
+        cx.norm_in_place(self.norm.as_ref(), &mut sum, width)?;
+        let mut wide = cx.take(n_tokens * n_embd);
+        cx.products(&sum, n_tokens, vec![Product::plain(&self.up, &mut wide)])?;
+        cx.add_rows(out, &mut wide, None, 1.0, n_embd);
+        cx.give([narrow, sum, wide]);
         Ok(())
+    }
+}
+
+/// Names of the tensors and of the key with the width.
+struct Names {
+    down: &'static str,
+    norm: &'static str,
+    up: &'static str,
+    width: &'static str,
+}
+
+/// What families call them.
+const NAMES: [Names; 2] = [
+    Names { down: "ffn_latent_down", norm: "ffn_latent_norm", up: "ffn_latent_up", width: "moe_latent_size" },
+    Names {
+        down: "ffn_routed_down",
+        norm: "ffn_routed_norm",
+        up: "ffn_routed_up",
+        width: "expert_latent_length",
+    },
+];
+
+impl LatentExperts {
+    /// The way to the experts' space, of layers whose experts have one of their own.
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<LatentExperts>, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let found = NAMES.iter().find(|names| {
+            [names.down, names.up].iter().any(|name| b.tensors.has(&at(&format!("{name}.weight"))))
+        });
+        let Some(names) = found else { return Ok(None) };
+        let width = b.keys.need_count(names.width)?;
+        Ok(Some(LatentExperts {
+            down: b.tensors.need_matrix(&at(names.down), width, b.n_embd)?,
+            norm: b.norm_of(&at(names.norm), width)?,
+            up: b.tensors.need_matrix(&at(names.up), b.n_embd, width)?,
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::ops::noise::{NoiseModel, assert_near, normed, times};
+    use crate::engine::noise::{NoiseModel, assert_near, normed, times};
 
     const EPS: f64 = 1e-5;
     const GRAPH: &str = "residual = 'single'\nffn = 'relu2'\nnorm_topk = true";

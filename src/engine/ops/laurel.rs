@@ -1,25 +1,52 @@
 //! Residuals of low rank beside the mixer.
 
+use crate::arch::graph::Extra;
 use crate::engine::EngineError;
-use crate::engine::ops::product::Product;
-use crate::engine::plan::Laurel;
-use crate::engine::run::runner::Runner;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::{Matrix, Norm};
+use crate::engine::resolve::builder::Builder;
 
-impl Runner<'_> {
+/// A residual of low rank beside the mixer (LAuReL, Menghani et al. 2024).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Laurel {
+    /// To the low rank.
+    pub left: Matrix,
+    /// And back.
+    pub right: Matrix,
+    /// Norm of what comes back.
+    pub post: Norm,
+}
+
+impl Laurel {
     /// `x = (x + n + norm(R L n)) / sqrt(2)` of the normed input `n` of the layer, the same rows as `x`, `[n_tokens,
     /// n_embd]` (LAuReL, Menghani et al. 2024, as Gemma 3n has it behind the mixer: `Gemma3nTextDecoderLayer`).
-    pub(crate) fn laurel(&self, laurel: &Laurel, normed: &[f32], x: &mut [f32]) -> Result<(), EngineError> {
-        let n_embd = self.plan.n_embd;
+    pub(crate) fn run(&self, cx: &Context<'_>, normed: &[f32], x: &mut [f32]) -> Result<(), EngineError> {
+        let n_embd = cx.n_embd;
         let n_tokens = x.len() / n_embd;
-        let mut low = self.take(n_tokens * laurel.left.n_rows);
-        self.products(normed, n_tokens, vec![Product::plain(&laurel.left, &mut low)])?;
-        let mut added = self.take(x.len());
-        self.products(&low, n_tokens, vec![Product::plain(&laurel.right, &mut added)])?;
-        self.add_rows(x, &mut added, Some(&self.weights.norm(&laurel.post)?), 1.0, n_embd);
+        let mut low = cx.take(n_tokens * self.left.n_rows);
+        cx.products(normed, n_tokens, vec![Product::plain(&self.left, &mut low)])?;
+        let mut added = cx.take(x.len());
+        cx.products(&low, n_tokens, vec![Product::plain(&self.right, &mut added)])?;
+        cx.add_rows(x, &mut added, Some(&cx.weights.norm(&self.post)?), 1.0, n_embd);
         added.copy_from_slice(normed);
-        self.add_rows(x, &mut added, None, 1.0, n_embd);
-        self.scale_rows(x, std::f32::consts::FRAC_1_SQRT_2);
-        self.give([low, added]);
+        cx.add_rows(x, &mut added, None, 1.0, n_embd);
+        cx.scale_rows(x, std::f32::consts::FRAC_1_SQRT_2);
+        cx.give([low, added]);
         Ok(())
+    }
+
+    /// The residual of low rank of a layer; its tensor says the rank.
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<Laurel>, EngineError> {
+        if !b.features.extras.contains(&Extra::Laurel) {
+            return Ok(None);
+        }
+        let at = |name: &str| format!("blk.{layer}.laurel_{name}");
+        let rank = b.n_cols(&at("r"))?;
+        Ok(Some(Laurel {
+            left: b.tensors.need_matrix(&at("l"), rank, b.n_embd)?,
+            right: b.tensors.need_matrix(&at("r"), b.n_embd, rank)?,
+            post: b.need_norm(&at("post_norm"))?,
+        }))
     }
 }

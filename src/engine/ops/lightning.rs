@@ -2,37 +2,59 @@
 //! heads together and the gate `sig(G x)`.
 
 use crate::engine::EngineError;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::matmul::MatrixView;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::rowwise::{ValueFunction, map};
+use crate::engine::exec::weights::{Matrix, Norm};
+use crate::engine::ops::attention::resolve::alibi_slopes;
 use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, state_floats};
-use crate::engine::ops::math;
-use crate::engine::ops::matmul::MatrixView;
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ScanPart, zeroed};
-use crate::engine::ops::rowwise::{ValueFunction, map};
-use crate::engine::plan::Lightning;
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::resolve::builder::Builder;
 
-impl Runner<'_> {
-    /// Lightning attention of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn lightning(
+/// Linear attention whose heads forget at a rate of their own (lightning attention).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lightning {
+    /// Per head its query, key and value.
+    pub qkv: Matrix,
+    /// Gate of the output.
+    pub gate: Matrix,
+    /// Norm of all heads together, before the gate.
+    pub norm: Norm,
+    /// Output projection.
+    pub out: Matrix,
+    /// Heads.
+    pub n_heads: usize,
+    /// Width of a query, key or value head.
+    pub head_dim: usize,
+    /// How fast each head forgets.
+    pub slopes: Vec<f32>,
+}
+
+impl MixerOp for Lightning {
+    fn run(
         &self,
-        m: &Lightning,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (n_tokens, dim, inner, width) = (batch.n_tokens(), m.head_dim, m.gate.n_rows, m.qkv.n_rows);
-        let mut qkv = self.take(n_tokens * width);
-        let [mut gate, mut y] = [(); 2].map(|()| self.take(n_tokens * inner));
-        let products = vec![Product::plain(&m.qkv, &mut qkv), Product::plain(&m.gate, &mut gate)];
-        self.products(x, n_tokens, products)?;
-        let level = self.weights.level;
-        self.scan(batch, &mut y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+        let (n_tokens, dim, inner, width) =
+            (batch.n_tokens(), self.head_dim, self.gate.n_rows, self.qkv.n_rows);
+        let mut qkv = cx.take(n_tokens * width);
+        let [mut gate, mut y] = [(); 2].map(|()| cx.take(n_tokens * inner));
+        let products = vec![Product::plain(&self.qkv, &mut qkv), Product::plain(&self.gate, &mut gate)];
+        cx.products(x, n_tokens, products)?;
+        let level = cx.weights.level;
+        scan(cx, batch, &mut y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / dim;
             let [decay, rows] = zeroed(buffer, [TOKENS * dim, TOKENS * 3 * dim]);
             let mut state = HeadState::new(state, dim, dim);
-            decay.fill(math::exp(-m.slopes[head]));
+            decay.fill(math::exp(-self.slopes[head]));
             for part in parts(tokens.clone()) {
                 let n = part.len();
                 for (row, token) in rows.chunks_exact_mut(3 * dim).zip(part.clone()) {
@@ -46,13 +68,57 @@ impl Runner<'_> {
                 state.take_in(level, &rule, view(2), &mut tile);
             }
         })?;
-        self.slot("scan", &y, inner);
-        self.norm_in_place(Some(&m.norm), &mut y, inner)?;
-        self.each_row((&mut y, inner), (&gate, inner), |y, gate| {
+        cx.slot("scan", &y, inner);
+        cx.norm_in_place(Some(&self.norm), &mut y, inner)?;
+        cx.each_row((&mut y, inner), (&gate, inner), |y, gate| {
             math::times_sigmoid(level, y, gate);
         });
-        self.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
-        self.give([qkv, gate, y]);
+        cx.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
+        cx.give([qkv, gate, y]);
         Ok(())
+    }
+
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
+    }
+
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        Ok(self.n_heads * state_floats(self.head_dim, self.head_dim))
+    }
+
+    fn widest(&self) -> usize {
+        self.qkv.n_cols.max(self.out.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        self.qkv.n_rows + 2 * self.gate.n_rows
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 4 * self.head_dim)
+    }
+}
+
+impl Lightning {
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Lightning, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = b.n_embd;
+        let n_heads = b.state_heads(layer)?;
+        let key = b.keys.count("attention.key_length")?.filter(|&n| n > 0);
+        let head_dim = key.unwrap_or(n_embd / n_heads);
+        let inner = n_heads.saturating_mul(head_dim);
+        // Heads forget less the deeper their layer is.
+        let depth = layer as f64 / (b.n_layers as f64 - 1.0).max(1.0);
+        let factor = (1.0 - depth + 1e-5) as f32;
+        let norm = b.norm_of(&at("attn_norm_2"), inner)?;
+        Ok(Lightning {
+            qkv: b.tensors.need_matrix(&at("attn_qkv"), inner.saturating_mul(3), n_embd)?,
+            gate: b.tensors.need_matrix(&at("attn_gate"), inner, n_embd)?,
+            norm: norm.ok_or_else(|| EngineError::MissingTensor { tensor: at("attn_norm_2.weight") })?,
+            out: b.tensors.need_matrix(&at("attn_output"), n_embd, inner)?,
+            n_heads,
+            head_dim,
+            slopes: alibi_slopes(n_heads, 8.0).into_iter().map(|slope| slope * factor).collect(),
+        })
     }
 }

@@ -3,13 +3,50 @@
 
 use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
-use crate::engine::ops::math;
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, transposed, zeroed};
-use crate::engine::ops::rowwise::{ValueFunction, map};
-use crate::engine::plan::{GatedActivation, Mamba, Norm};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
+use crate::engine::exec::activation::GatedActivation;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::rowwise::{ValueFunction, map};
+use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::scan::{ScanPart, scan, transposed, zeroed};
+use crate::engine::resolve::builder::Builder;
+
+/// Mamba: a state of every channel alone, with a decay of its own for each of its values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mamba {
+    /// What goes through the convolution.
+    pub x: Matrix,
+    /// Gate of the output.
+    pub z: Matrix,
+    /// Convolution of `x`.
+    pub conv: Conv,
+    /// Step sizes before they are widened, of the convolved `x`.
+    pub step_in: Matrix,
+    /// What enters the state, of the convolved `x`.
+    pub b: Matrix,
+    /// What is read from the state, of the convolved `x`.
+    pub c: Matrix,
+    /// Norm of the narrow step sizes.
+    pub step_norm: Option<Norm>,
+    /// Norm of `b`.
+    pub b_norm: Option<Norm>,
+    /// Norm of `c`.
+    pub c_norm: Option<Norm>,
+    /// Step sizes, one per channel.
+    pub step: Matrix,
+    /// Decay rates, `[n_channels, n_states]`, negative.
+    pub a: Vector,
+    /// What of `x` goes straight to the output, one per channel.
+    pub d: Vector,
+    /// Output projection.
+    pub out: Matrix,
+    /// Values of a channel's state.
+    pub n_states: usize,
+}
 
 /// Channels of one task.
 pub(crate) const CHANNELS: usize = 64;
@@ -49,39 +86,38 @@ impl VectorLoop for Step<'_> {
     }
 }
 
-impl Runner<'_> {
-    /// Mamba of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn mamba(
+impl MixerOp for Mamba {
+    fn run(
         &self,
-        m: &Mamba,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (n_tokens, width, n_states) = (batch.n_tokens(), m.x.n_rows, m.n_states);
-        let [mut raw, mut z, mut u, mut y] = [(); 4].map(|()| self.take(n_tokens * width));
-        self.products(x, n_tokens, vec![Product::plain(&m.x, &mut raw), Product::plain(&m.z, &mut z)])?;
-        let conv = LoadedConv::new(&self.weights, &m.conv)?;
-        self.convolve(&conv, batch, &raw, &mut u, ConvEnd::Silu)?;
-        self.slot("conv", &u, width);
-        let mut narrow = self.take(n_tokens * m.step_in.n_rows);
-        let [mut b, mut c] = [(); 2].map(|()| self.take(n_tokens * n_states));
+        let (n_tokens, width, n_states) = (batch.n_tokens(), self.x.n_rows, self.n_states);
+        let [mut raw, mut z, mut u, mut y] = [(); 4].map(|()| cx.take(n_tokens * width));
+        cx.products(x, n_tokens, vec![Product::plain(&self.x, &mut raw), Product::plain(&self.z, &mut z)])?;
+        let conv = LoadedConv::new(&cx.weights, &self.conv)?;
+        conv.run(cx, batch, &raw, &mut u, ConvEnd::Silu)?;
+        cx.slot("conv", &u, width);
+        let mut narrow = cx.take(n_tokens * self.step_in.n_rows);
+        let [mut b, mut c] = [(); 2].map(|()| cx.take(n_tokens * n_states));
         let products = vec![
-            Product::plain(&m.step_in, &mut narrow),
-            Product::plain(&m.b, &mut b),
-            Product::plain(&m.c, &mut c),
+            Product::plain(&self.step_in, &mut narrow),
+            Product::plain(&self.b, &mut b),
+            Product::plain(&self.c, &mut c),
         ];
-        self.products(&u, n_tokens, products)?;
-        self.norm_in_place(m.step_norm.as_ref(), &mut narrow, m.step_in.n_rows)?;
-        self.norm_in_place(m.b_norm.as_ref(), &mut b, n_states)?;
-        self.norm_in_place(m.c_norm.as_ref(), &mut c, n_states)?;
+        cx.products(&u, n_tokens, products)?;
+        cx.norm_in_place(self.step_norm.as_ref(), &mut narrow, self.step_in.n_rows)?;
+        cx.norm_in_place(self.b_norm.as_ref(), &mut b, n_states)?;
+        cx.norm_in_place(self.c_norm.as_ref(), &mut c, n_states)?;
         // What went into the convolution is not needed any more.
         let mut steps = raw;
-        self.products(&narrow, n_tokens, vec![Product::plain(&m.step, &mut steps)])?;
-        let a = transposed(&self.weights.vector(&m.a)?, n_states);
-        let d = self.weights.vector(&m.d)?;
-        let level = self.weights.level;
-        self.scan(batch, &mut y, ((width, CHANNELS), n_states * CHANNELS), |part, tile, buffer| {
+        cx.products(&narrow, n_tokens, vec![Product::plain(&self.step, &mut steps)])?;
+        let a = transposed(&cx.weights.vector(&self.a)?, n_states);
+        let d = cx.weights.vector(&self.d)?;
+        let level = cx.weights.level;
+        scan(cx, batch, &mut y, ((width, CHANNELS), n_states * CHANNELS), |part, tile, buffer| {
             let ScanPart { tokens, columns: channels, state, .. } = part;
             let n = channels.len();
             let [step, input] = zeroed(buffer, [n, n]);
@@ -108,25 +144,91 @@ impl Runner<'_> {
                 math::gated(level, GatedActivation::Swiglu, &z[at..at + n], y);
             }
         })?;
-        self.slot("scan", &y, width);
+        cx.slot("scan", &y, width);
         let wanted = batch.select(&y, width);
-        self.products(&wanted, batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
+        cx.products(&wanted, batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
         drop(wanted);
-        self.give([steps, z, u, y, narrow, b, c]);
+        cx.give([steps, z, u, y, narrow, b, c]);
         Ok(())
     }
 
-    /// Normalizes rows in place if there is a norm.
-    pub(crate) fn norm_in_place(
-        &self,
-        norm: Option<&Norm>,
-        x: &mut [f32],
-        n_cols: usize,
-    ) -> Result<(), EngineError> {
-        if let Some(norm) = norm {
-            self.norm_parts(&self.weights.norm(norm)?, x, n_cols, 1);
-        }
-        Ok(())
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
+    }
+
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        let n_parts = self.x.n_rows.div_ceil(CHANNELS);
+        Ok(self.conv.remembered(self.x.n_rows) + n_parts * CHANNELS * self.n_states)
+    }
+
+    fn widest(&self) -> usize {
+        self.x.n_cols.max(self.out.n_cols).max(self.step.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        // x and z before and after the convolution, step sizes, y.
+        5 * self.x.n_rows + self.step_in.n_rows + self.b.n_rows + self.c.n_rows
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        4 * (self.n_states + 2) * self.x.n_rows.min(crate::engine::ops::mamba::CHANNELS)
+    }
+}
+
+/// Under the root of Mamba's norms without weights, of which no key tells (Falcon Mamba's `mixer_rms_eps`).
+const FREE_NORM_EPS: f32 = 1e-6;
+
+/// What all mixers with a state per value read.
+pub(crate) struct StateSizes {
+    /// Values that have a state.
+    pub(crate) inner: usize,
+    /// Values of a state.
+    pub(crate) n_states: usize,
+    /// Tokens that the convolution before the scan sees.
+    pub(crate) n_taps: usize,
+}
+
+impl StateSizes {
+    pub(crate) fn resolve(b: &Builder<'_>) -> Result<StateSizes, EngineError> {
+        Ok(StateSizes {
+            inner: b.keys.need_count("ssm.inner_size")?,
+            n_states: b.keys.need_count("ssm.state_size")?,
+            n_taps: b.keys.need_count("ssm.conv_kernel")?,
+        })
+    }
+}
+
+impl Mamba {
+    pub(crate) fn resolve(builder: &mut Builder<'_>, layer: usize) -> Result<Mamba, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = builder.n_embd;
+        let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(builder)?;
+        let rank = builder.keys.need_count("ssm.time_step_rank")?;
+        let [x, z] = builder.cut(&at("ssm_in"), [inner, inner], n_embd)?;
+        let [step_in, b, c] = builder.cut(&at("ssm_x"), [rank, n_states, n_states], inner)?;
+        let is_normed = builder.keys.flag("ssm.dt_b_c_rms")?.unwrap_or(false);
+        let free = Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: FREE_NORM_EPS };
+        let mut norm = |name: &str, len: usize| -> Result<Option<Norm>, EngineError> {
+            Ok(builder.norm_of(&at(name), len)?.or_else(|| is_normed.then(|| free.clone())))
+        };
+        let (step_norm, b_norm, c_norm) =
+            (norm("ssm_dt_norm", rank)?, norm("ssm_b_norm", n_states)?, norm("ssm_c_norm", n_states)?);
+        Ok(Mamba {
+            x,
+            z,
+            conv: Conv::resolve(builder, &at("ssm_conv1d"), inner, n_taps)?,
+            step_in,
+            b,
+            c,
+            step_norm,
+            b_norm,
+            c_norm,
+            step: builder.tensors.need_matrix(&at("ssm_dt"), inner, rank)?,
+            a: builder.need_vector(&at("ssm_a"), inner.saturating_mul(n_states))?,
+            d: builder.need_vector(&at("ssm_d"), inner)?,
+            out: builder.tensors.need_matrix(&at("ssm_out"), n_embd, inner)?,
+            n_states,
+        })
     }
 }
 

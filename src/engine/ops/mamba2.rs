@@ -2,44 +2,81 @@
 //! `s[n] = s[n] exp(Δ A) + Δ B[n] x`, `y = Σ_n C[n] s[n] + D x`, gated by `silu(z)`, then normed.
 
 use crate::engine::EngineError;
+use crate::engine::exec::activation::GatedActivation;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::logs::softplus;
+use crate::engine::exec::math;
+use crate::engine::exec::matmul::MatrixView;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, rows_of, state_floats};
-use crate::engine::ops::logs::softplus;
-use crate::engine::ops::math;
-use crate::engine::ops::matmul::MatrixView;
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, zeroed};
-use crate::engine::plan::{GatedActivation, Mamba2};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
+use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
+use crate::engine::ops::mamba::StateSizes;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::resolve::builder::Builder;
 
-impl Runner<'_> {
-    /// Mamba 2 of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn mamba2(
+/// Mamba 2: heads with one decay each, groups of which share what enters and leaves their states.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mamba2 {
+    /// Gate of the output.
+    pub z: Matrix,
+    /// Values, and per group what enters and what is read from the states.
+    pub xbc: Matrix,
+    /// Step sizes, one per head.
+    pub step: Matrix,
+    /// Convolution of `xbc`.
+    pub conv: Conv,
+    /// Added to the step sizes.
+    pub step_bias: Vector,
+    /// Least step size.
+    pub step_min: f32,
+    /// Decay rates, one per head, negative.
+    pub a: Vector,
+    /// What of the values goes straight to the output, one per head.
+    pub d: Vector,
+    /// Norm of the gated output, of each group alone.
+    pub norm: Option<Norm>,
+    /// Output projection.
+    pub out: Matrix,
+    /// Heads.
+    pub n_heads: usize,
+    /// Values of a head.
+    pub head_dim: usize,
+    /// Groups; head `h` belongs to `h / (n_heads / n_groups)`.
+    pub n_groups: usize,
+    /// Values that a state has for each value of its head.
+    pub n_states: usize,
+}
+
+impl MixerOp for Mamba2 {
+    fn run(
         &self,
-        m: &Mamba2,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let &Mamba2 { n_heads, head_dim, n_groups, n_states, .. } = m;
-        let (n_tokens, width, inner) = (batch.n_tokens(), m.xbc.n_rows, m.z.n_rows);
-        let [mut raw, mut xbc] = [(); 2].map(|()| self.take(n_tokens * width));
-        let [mut z, mut y] = [(); 2].map(|()| self.take(n_tokens * inner));
-        let mut steps = self.take(n_tokens * n_heads);
+        let &Mamba2 { n_heads, head_dim, n_groups, n_states, .. } = self;
+        let (n_tokens, width, inner) = (batch.n_tokens(), self.xbc.n_rows, self.z.n_rows);
+        let [mut raw, mut xbc] = [(); 2].map(|()| cx.take(n_tokens * width));
+        let [mut z, mut y] = [(); 2].map(|()| cx.take(n_tokens * inner));
+        let mut steps = cx.take(n_tokens * n_heads);
         let products = vec![
-            Product::plain(&m.z, &mut z),
-            Product::plain(&m.xbc, &mut raw),
-            Product::plain(&m.step, &mut steps),
+            Product::plain(&self.z, &mut z),
+            Product::plain(&self.xbc, &mut raw),
+            Product::plain(&self.step, &mut steps),
         ];
-        self.products(x, n_tokens, products)?;
-        let conv = LoadedConv::new(&self.weights, &m.conv)?;
-        self.convolve(&conv, batch, &raw, &mut xbc, ConvEnd::Silu)?;
-        self.slot("conv", &xbc, width);
-        let [a, d, bias] = [&m.a, &m.d, &m.step_bias].map(|vector| self.weights.vector(vector));
+        cx.products(x, n_tokens, products)?;
+        let conv = LoadedConv::new(&cx.weights, &self.conv)?;
+        conv.run(cx, batch, &raw, &mut xbc, ConvEnd::Silu)?;
+        cx.slot("conv", &xbc, width);
+        let [a, d, bias] = [&self.a, &self.d, &self.step_bias].map(|vector| cx.weights.vector(vector));
         let (a, d, bias) = (a?, d?, bias?);
-        let level = self.weights.level;
+        let level = cx.weights.level;
         let n_state = state_floats(n_states, head_dim);
-        self.scan(batch, &mut y, ((inner, head_dim), n_state), |part, tile, buffer| {
+        scan(cx, batch, &mut y, ((inner, head_dim), n_state), |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / head_dim;
             let group = head / (n_heads / n_groups);
@@ -48,7 +85,7 @@ impl Runner<'_> {
             let values = |token: usize| &xbc[token * width..][columns.clone()];
             for part in parts(tokens.clone()) {
                 for (t, token) in part.clone().enumerate() {
-                    let step = softplus(steps[token * n_heads + head] + bias[head]).max(m.step_min);
+                    let step = softplus(steps[token * n_heads + head] + bias[head]).max(self.step_min);
                     decay[t * n_states..][..n_states].fill(math::exp(step * a[head]));
                     let input = &mut input[t * head_dim..][..head_dim];
                     input.iter_mut().zip(values(token)).for_each(|(y, &x)| *y = step * x);
@@ -70,13 +107,63 @@ impl Runner<'_> {
                 }
             }
         })?;
-        self.slot("scan", &y, inner);
+        cx.slot("scan", &y, inner);
         let wanted = batch.gather(&mut y, inner);
-        if let Some(norm) = &m.norm {
-            self.norm_parts(&self.weights.norm(norm)?, wanted, inner, m.n_groups);
+        if let Some(norm) = &self.norm {
+            cx.norm_parts(&cx.weights.norm(norm)?, wanted, inner, self.n_groups);
         }
-        self.products(wanted, batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
-        self.give([raw, xbc, z, y, steps]);
+        cx.products(wanted, batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
+        cx.give([raw, xbc, z, y, steps]);
         Ok(())
+    }
+
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
+    }
+
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        Ok(self.conv.remembered(self.xbc.n_rows) + self.n_heads * state_floats(self.n_states, self.head_dim))
+    }
+
+    fn widest(&self) -> usize {
+        self.z.n_cols.max(self.out.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        // z, y, the convolution's input and output, step sizes.
+        2 * self.z.n_rows + 2 * self.xbc.n_rows + self.n_heads
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        4 * (state_floats(self.n_states, self.head_dim) + TOKENS * (self.n_states + self.head_dim))
+    }
+}
+
+impl Mamba2 {
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Mamba2, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = b.n_embd;
+        let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(b)?;
+        // The key of Mamba's rank holds the number of heads.
+        let n_heads = b.divisor("ssm.time_step_rank", inner)?;
+        let n_groups = b.divisor("ssm.group_count", n_heads)?;
+        let width = n_groups.saturating_mul(n_states).saturating_mul(2).saturating_add(inner);
+        let [z, xbc, step] = b.cut(&at("ssm_in"), [inner, width, n_heads], n_embd)?;
+        Ok(Mamba2 {
+            z,
+            xbc,
+            step,
+            conv: Conv::resolve(b, &at("ssm_conv1d"), width, n_taps)?,
+            step_bias: b.need_vector(&at("ssm_dt.bias"), n_heads)?,
+            step_min: b.keys.number("ssm.time_step_min")?.unwrap_or(0.0) as f32,
+            a: b.need_vector(&at("ssm_a"), n_heads)?,
+            d: b.need_vector(&at("ssm_d"), n_heads)?,
+            norm: b.norm_of(&at("ssm_norm"), inner)?,
+            out: b.tensors.need_matrix(&at("ssm_out"), n_embd, inner)?,
+            n_heads,
+            head_dim: inner / n_heads,
+            n_groups,
+            n_states,
+        })
     }
 }

@@ -1,25 +1,99 @@
-//! Latent attention: what it adds to attention, making queries, keys and values of all heads from short rows.
-//!
-//! `q = W_q x`, or `W_qb norm(W_qa x)`; `[c | s] = W_kv x`, `c` normed; the key of head `h` is `[K_h c | s]` and its value
-//! `V_h c`, the end of each query and `s` rotated (DeepSeek-AI 2024, arXiv 2405.04434, equations 9 to 19). Keys and values
-//! are expanded, not queries compressed: with chunks of a few thousand tokens that takes fewer multiplications.
+//! Latent attention: the keys and values of all heads are expanded from one short row per token, beside which stands one
+//! rotated key that all heads share (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
 
 use rayon::prelude::*;
 
+use crate::arch::graph::YarnMu;
 use crate::engine::EngineError;
-use crate::engine::ops::attention::{self, Projected, Scores};
-use crate::engine::ops::matmul::{MatrixTile, MatrixView, TileGrid, multiply_rows};
-use crate::engine::ops::product::Product;
-use crate::engine::plan::{Expansion, Matrix, Mla};
-use crate::engine::run::batch::{ChunkBatch, TokenPlace};
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::panel::cuts;
-use crate::engine::run::runner::Runner;
-use crate::engine::run::timings::WorkKind;
-use crate::engine::run::workers::lend;
+use crate::engine::exec::batch::{ChunkBatch, TokenPlace};
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::mask::Mask;
+use crate::engine::exec::matmul::{MatrixTile, MatrixView, TileGrid, multiply_rows};
+use crate::engine::exec::panel::cuts;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::engine::exec::workers::{ROWS_PER_TASK, lend};
+use crate::engine::ops::attention::heads::Scores;
+use crate::engine::ops::attention::{self, Projected, Temperature, mix};
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::mla;
+use crate::engine::ops::output_gate::OutputGate;
+use crate::engine::resolve::builder::Builder;
 
-/// Rows that one task norms, rotates or copies.
-const ROWS_PER_TASK: usize = 64;
+/// A short row that is normed before it is expanded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Latent {
+    /// Makes it.
+    pub down: Matrix,
+    /// Norms it.
+    pub norm: Norm,
+}
+
+/// How the short row becomes keys and values.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Expansion {
+    /// One matrix; its rows are, head by head, those of the key and those of the value.
+    Joint(Matrix),
+    /// Two tensors of a matrix per head.
+    Split {
+        /// `[rank, dk - n_shared]` each: the short row is multiplied from the left.
+        keys: Vec<Matrix>,
+        /// `[dv, rank]` each.
+        values: Vec<Matrix>,
+    },
+}
+
+/// Latent attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mla {
+    /// The short row of the queries, if they are made from one.
+    pub q_latent: Option<Latent>,
+    /// Queries, `n_heads * dk` rows, from the short row or the layer's input.
+    pub q: Matrix,
+    /// The short row of keys and values, `rank` rows, and the shared key, `n_shared` rows.
+    pub kv: Matrix,
+    /// Norm of the short row.
+    pub kv_norm: Norm,
+    /// Norm of the shared key, before it is rotated.
+    pub shared_norm: Option<Norm>,
+    /// Keys and values from the short row.
+    pub expansion: Expansion,
+    /// Gate on the heads' outputs.
+    pub gate: Option<OutputGate>,
+    /// Output projection.
+    pub out: Matrix,
+    /// Heads.
+    pub n_heads: usize,
+    /// Width of a query or key: what is expanded, then the shared key.
+    pub dk: usize,
+    /// Width of a value.
+    pub dv: usize,
+    /// Width of the short row.
+    pub rank: usize,
+    /// Width of the shared key, and of the end of each query that meets it.
+    pub n_shared: usize,
+    /// Index into the plan's rotations, for the shared key and the ends of the queries.
+    pub rope: Option<usize>,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// One extra logit per head that takes probability and has no value.
+    pub sinks: Option<Vector>,
+    /// Visible keys.
+    pub mask: Mask,
+    /// Factor of the queries that grows with their position.
+    pub temperature: Option<Temperature>,
+}
+
+impl Mla {
+    /// Width of a key before the shared one is appended.
+    #[must_use]
+    pub fn n_own(&self) -> usize {
+        self.dk - self.n_shared
+    }
+}
+
 /// Rows that one task expands with a head's matrix.
 const SLICE_ROWS: usize = 512;
 
@@ -47,229 +121,399 @@ pub(crate) fn buffer_bytes(a: &Mla, chunk_len: usize) -> usize {
         Expansion::Joint(_) => 0,
         Expansion::Split { .. } => 2 * 4 * a.rank * a.n_own(),
     };
-    attention::buffer_bytes(&a.scores(), chunk_len).max(expansion)
+    attention::heads::buffer_bytes(&a.scores(), chunk_len).max(expansion)
 }
 
-impl Runner<'_> {
-    /// Latent attention of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn latent_attention(
+impl MixerOp for Mla {
+    fn run(
         &self,
-        a: &Mla,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         let (n_tokens, n_wanted) = (batch.n_tokens(), batch.n_wanted());
-        let q = self.latent_queries(a, batch, x)?;
-        self.slot("q", &q, a.q.n_rows);
-        let mut kv = self.take(n_tokens * a.kv.n_rows);
-        self.products(x, n_tokens, vec![Product::plain(&a.kv, &mut kv)])?;
-        let mut latent = self.take(n_tokens * a.rank);
-        self.part_latent(a, &batch.places, &mut kv, &mut latent)?;
-        self.slot("kv_latent", &latent, a.rank);
-        let mut k = self.take(n_tokens * a.n_heads * a.dk);
-        let mut v = self.take(n_tokens * a.n_heads * a.dv);
-        match &a.expansion {
+        let q = latent_queries(cx, self, batch, x)?;
+        cx.slot("q", &q, self.q.n_rows);
+        let mut kv = cx.take(n_tokens * self.kv.n_rows);
+        cx.products(x, n_tokens, vec![Product::plain(&self.kv, &mut kv)])?;
+        let mut latent = cx.take(n_tokens * self.rank);
+        part_latent(cx, self, &batch.places, &mut kv, &mut latent)?;
+        cx.slot("kv_latent", &latent, self.rank);
+        let mut k = cx.take(n_tokens * self.n_heads * self.dk);
+        let mut v = cx.take(n_tokens * self.n_heads * self.dv);
+        match &self.expansion {
             Expansion::Joint(matrix) => {
-                let mut both = self.take(n_tokens * matrix.n_rows);
-                self.products(&latent, n_tokens, vec![Product::plain(matrix, &mut both)])?;
-                self.part_joint(a, &both, &mut k, &mut v);
-                self.give([both]);
+                let mut both = cx.take(n_tokens * matrix.n_rows);
+                cx.products(&latent, n_tokens, vec![Product::plain(matrix, &mut both)])?;
+                part_joint(cx, self, &both, &mut k, &mut v);
+                cx.give([both]);
             }
             Expansion::Split { keys, values } => {
-                self.expand_values(a, values, &latent, &mut v)?;
-                self.expand_keys(a, keys, &latent, &mut k)?;
-                self.observe_queries(a, keys, &q);
+                expand_values(cx, self, values, &latent, &mut v)?;
+                expand_keys(cx, self, keys, &latent, &mut k)?;
+                observe_queries(cx, self, keys, &q);
             }
         }
-        self.append_shared(a, &kv, &mut k);
-        self.give([kv, latent]);
-        self.slot("k", &k, a.n_heads * a.dk);
-        let mut context = self.take(n_wanted * a.n_heads * a.dv);
-        self.mix(a.scores(), batch, &batch.cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
-        self.slot("attention", &context, a.n_heads * a.dv);
-        self.give([q, k, v]);
-        if let Some(gate) = &a.gate {
+        append_shared(cx, self, &kv, &mut k);
+        cx.give([kv, latent]);
+        cx.slot("k", &k, self.n_heads * self.dk);
+        let mut context = cx.take(n_wanted * self.n_heads * self.dv);
+        mix(cx, self.scores(), batch, &batch.cuts, Projected { q: &q, k: &k, v: &v }, &mut context)?;
+        cx.slot("attention", &context, self.n_heads * self.dv);
+        cx.give([q, k, v]);
+        if let Some(gate) = &self.gate {
             let rows = batch.select(x, gate.matrix.n_cols);
-            self.gate_heads(gate, &rows, n_wanted, &mut context, a.out.n_cols)?;
+            gate.run(cx, &rows, n_wanted, &mut context, self.out.n_cols)?;
         }
-        self.products(&context, n_wanted, vec![Product::plain(&a.out, out)])?;
-        self.give([context]);
+        cx.products(&context, n_wanted, vec![Product::plain(&self.out, out)])?;
+        cx.give([context]);
         Ok(())
     }
 
-    /// Queries of the wanted rows, their ends rotated.
-    fn latent_queries(&self, a: &Mla, batch: &ChunkBatch, x: &[f32]) -> Result<Buffer, EngineError> {
-        let n = batch.n_wanted();
-        let mut q = self.take(n * a.q.n_rows);
-        match &a.q_latent {
-            None => {
-                let rows = batch.select(x, a.q.n_cols);
-                self.products(&rows, n, vec![Product::plain(&a.q, &mut q)])?;
-            }
-            Some(latent) => {
-                let width = latent.down.n_rows;
-                let (mut short, mut normed) = (self.take(n * width), self.take(n * width));
-                let rows = batch.select(x, latent.down.n_cols);
-                self.products(&rows, n, vec![Product::plain(&latent.down, &mut short)])?;
-                self.norm_rows(&self.weights.norm(&latent.norm)?, &short, &mut normed, width);
-                self.products(&normed, n, vec![Product::plain(&a.q, &mut q)])?;
-                self.give([short, normed]);
-            }
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
+    }
+
+    fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
+        attention::kept::remembered(&self.scores(), n_ctx)
+    }
+
+    fn widest(&self) -> usize {
+        let latent = self.q_latent.as_ref().map_or(0, |latent| latent.down.n_cols);
+        latent.max(self.q.n_cols).max(self.kv.n_cols).max(self.out.n_cols).max(self.rank)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        // Rows before and after their norms, queries, keys, values, contexts.
+        let queries = self.q.n_rows + self.q_latent.as_ref().map_or(0, |latent| 2 * latent.down.n_rows);
+        let joint = match &self.expansion {
+            Expansion::Joint(matrix) => matrix.n_rows,
+            Expansion::Split { .. } => 0,
+        };
+        let gate = self.gate.as_ref().map_or(0, |gate| gate.matrix.n_rows);
+        gate + queries + self.kv.n_rows + self.rank + joint + self.n_heads * (self.dk + 2 * self.dv)
+    }
+
+    fn thread_bytes(&self, chunk_len: usize) -> usize {
+        mla::buffer_bytes(self, chunk_len)
+    }
+}
+
+/// Queries of the wanted rows, their ends rotated.
+fn latent_queries(cx: &Context<'_>, a: &Mla, batch: &ChunkBatch, x: &[f32]) -> Result<Buffer, EngineError> {
+    let n = batch.n_wanted();
+    let mut q = cx.take(n * a.q.n_rows);
+    match &a.q_latent {
+        None => {
+            let rows = batch.select(x, a.q.n_cols);
+            cx.products(&rows, n, vec![Product::plain(&a.q, &mut q)])?;
         }
-        let places = batch.select(&batch.places, 1);
-        let width = a.q.n_rows;
-        self.workers.install(|| {
-            let tasks = q.par_chunks_mut(ROWS_PER_TASK * width).zip(places.par_chunks(ROWS_PER_TASK));
-            tasks.for_each(|(rows, places)| {
-                self.clock.time(WorkKind::Rotate, || {
-                    for (row, place) in rows.chunks_mut(width).zip(places) {
-                        row.chunks_mut(a.dk)
-                            .for_each(|head| self.rotate_shared(a, &mut head[a.n_own()..], place));
-                        if let Some(temperature) = a.temperature {
-                            temperature.scale(row, place.position as usize);
-                        }
+        Some(latent) => {
+            let width = latent.down.n_rows;
+            let (mut short, mut normed) = (cx.take(n * width), cx.take(n * width));
+            let rows = batch.select(x, latent.down.n_cols);
+            cx.products(&rows, n, vec![Product::plain(&latent.down, &mut short)])?;
+            cx.norm_rows(&cx.weights.norm(&latent.norm)?, &short, &mut normed, width);
+            cx.products(&normed, n, vec![Product::plain(&a.q, &mut q)])?;
+            cx.give([short, normed]);
+        }
+    }
+    let places = batch.select(&batch.places, 1);
+    let width = a.q.n_rows;
+    cx.workers.install(|| {
+        let tasks = q.par_chunks_mut(ROWS_PER_TASK * width).zip(places.par_chunks(ROWS_PER_TASK));
+        tasks.for_each(|(rows, places)| {
+            cx.clock.time(WorkKind::Rotate, || {
+                for (row, place) in rows.chunks_mut(width).zip(places) {
+                    row.chunks_mut(a.dk).for_each(|head| rotate_shared(cx, a, &mut head[a.n_own()..], place));
+                    if let Some(temperature) = a.temperature {
+                        temperature.scale(row, place.position as usize);
                     }
-                });
-            });
-        });
-        Ok(q)
-    }
-
-    /// Rotates a shared key or what meets it.
-    fn rotate_shared(&self, a: &Mla, part: &mut [f32], place: &TokenPlace) {
-        if let Some(rope) = a.rope {
-            let table = self.ropes.table(rope, place.chunk_len as usize);
-            table.rotate(self.weights.level, part, a.n_shared, place.position as usize);
-        }
-    }
-
-    /// Norms the short part of each row of `kv` into `latent`, and rotates the shared key where it stands.
-    fn part_latent(
-        &self,
-        a: &Mla,
-        places: &[TokenPlace],
-        kv: &mut [f32],
-        latent: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let norm = self.weights.norm(&a.kv_norm)?;
-        let shared_norm = a.shared_norm.as_ref().map(|norm| self.weights.norm(norm)).transpose()?;
-        let width = a.rank + a.n_shared;
-        self.workers.install(|| {
-            let tasks =
-                kv.par_chunks_mut(ROWS_PER_TASK * width).zip(latent.par_chunks_mut(ROWS_PER_TASK * a.rank));
-            tasks.zip(places.par_chunks(ROWS_PER_TASK)).for_each_init(
-                Vec::new,
-                |scratch, ((kv, latent), places)| {
-                    self.clock.time(WorkKind::Norm, || {
-                        let rows = kv.chunks_mut(width).zip(latent.chunks_mut(a.rank)).zip(places);
-                        for ((row, latent), place) in rows {
-                            let (short, shared) = row.split_at_mut(a.rank);
-                            norm.row(self.weights.level, short, latent);
-                            if let Some(norm) = &shared_norm {
-                                attention::whole_row(norm, self.weights.level, shared, scratch);
-                            }
-                            self.rotate_shared(a, shared, place);
-                        }
-                    });
-                },
-            );
-        });
-        Ok(())
-    }
-
-    /// Rows of `[key | value]` per head become rows of keys, with room for the shared one, and of values.
-    fn part_joint(&self, a: &Mla, both: &[f32], k: &mut [f32], v: &mut [f32]) {
-        let (width, n_own) = (a.n_heads * (a.n_own() + a.dv), a.n_own());
-        self.workers.install(|| {
-            let tasks = k.par_chunks_mut(a.n_heads * a.dk).zip(v.par_chunks_mut(a.n_heads * a.dv));
-            tasks.zip(both.par_chunks(width)).for_each(|((k, v), both)| {
-                let heads = k.chunks_mut(a.dk).zip(v.chunks_mut(a.dv)).zip(both.chunks(n_own + a.dv));
-                for ((k, v), both) in heads {
-                    k[..n_own].copy_from_slice(&both[..n_own]);
-                    v.copy_from_slice(&both[n_own..]);
                 }
             });
         });
-    }
+    });
+    Ok(q)
+}
 
-    /// Appends the shared key to the key of every head.
-    fn append_shared(&self, a: &Mla, kv: &[f32], k: &mut [f32]) {
-        let n_own = a.n_own();
-        self.workers.install(|| {
-            let tasks = k.par_chunks_mut(a.n_heads * a.dk).zip(kv.par_chunks(a.rank + a.n_shared));
-            tasks.for_each(|(k, kv)| {
-                k.chunks_mut(a.dk).for_each(|head| head[n_own..].copy_from_slice(&kv[a.rank..]));
-            });
+/// Rotates a shared key or what meets it.
+fn rotate_shared(cx: &Context<'_>, a: &Mla, part: &mut [f32], place: &TokenPlace) {
+    if let Some(rope) = a.rope {
+        let table = cx.ropes.table(rope, place.chunk_len as usize);
+        table.rotate(cx.weights.level, part, a.n_shared, place.position as usize);
+    }
+}
+
+/// Norms the short part of each row of `kv` into `latent`, and rotates the shared key where it stands.
+fn part_latent(
+    cx: &Context<'_>,
+    a: &Mla,
+    places: &[TokenPlace],
+    kv: &mut [f32],
+    latent: &mut [f32],
+) -> Result<(), EngineError> {
+    let norm = cx.weights.norm(&a.kv_norm)?;
+    let shared_norm = a.shared_norm.as_ref().map(|norm| cx.weights.norm(norm)).transpose()?;
+    let width = a.rank + a.n_shared;
+    cx.workers.install(|| {
+        let tasks =
+            kv.par_chunks_mut(ROWS_PER_TASK * width).zip(latent.par_chunks_mut(ROWS_PER_TASK * a.rank));
+        tasks.zip(places.par_chunks(ROWS_PER_TASK)).for_each_init(
+            Vec::new,
+            |scratch, ((kv, latent), places)| {
+                cx.clock.time(WorkKind::Norm, || {
+                    let rows = kv.chunks_mut(width).zip(latent.chunks_mut(a.rank)).zip(places);
+                    for ((row, latent), place) in rows {
+                        let (short, shared) = row.split_at_mut(a.rank);
+                        norm.row(cx.weights.level, short, latent);
+                        if let Some(norm) = &shared_norm {
+                            attention::whole_row(norm, cx.weights.level, shared, scratch);
+                        }
+                        rotate_shared(cx, a, shared, place);
+                    }
+                });
+            },
+        );
+    });
+    Ok(())
+}
+
+/// Rows of `[key | value]` per head become rows of keys, with room for the shared one, and of values.
+fn part_joint(cx: &Context<'_>, a: &Mla, both: &[f32], k: &mut [f32], v: &mut [f32]) {
+    let (width, n_own) = (a.n_heads * (a.n_own() + a.dv), a.n_own());
+    cx.workers.install(|| {
+        let tasks = k.par_chunks_mut(a.n_heads * a.dk).zip(v.par_chunks_mut(a.n_heads * a.dv));
+        tasks.zip(both.par_chunks(width)).for_each(|((k, v), both)| {
+            let heads = k.chunks_mut(a.dk).zip(v.chunks_mut(a.dv)).zip(both.chunks(n_own + a.dv));
+            for ((k, v), both) in heads {
+                k[..n_own].copy_from_slice(&both[..n_own]);
+                v.copy_from_slice(&both[n_own..]);
+            }
         });
-    }
+    });
+}
 
-    /// Values of all heads: their matrices lie behind one another, as one.
-    fn expand_values(
-        &self,
-        a: &Mla,
-        values: &[Matrix],
-        latent: &[f32],
-        v: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let Some((first, rest)) = values.split_first() else { return Ok(()) };
-        self.observe(rest.iter(), latent);
-        let all = Matrix { n_rows: a.n_heads * a.dv, ..first.clone() };
-        self.products(latent, latent.len() / a.rank, vec![Product::plain(&all, v)])
-    }
+/// Appends the shared key to the key of every head.
+fn append_shared(cx: &Context<'_>, a: &Mla, kv: &[f32], k: &mut [f32]) {
+    let n_own = a.n_own();
+    cx.workers.install(|| {
+        let tasks = k.par_chunks_mut(a.n_heads * a.dk).zip(kv.par_chunks(a.rank + a.n_shared));
+        tasks.for_each(|(k, kv)| {
+            k.chunks_mut(a.dk).for_each(|head| head[n_own..].copy_from_slice(&kv[a.rank..]));
+        });
+    });
+}
 
-    /// Keys of all heads, but the shared one: the columns of their matrices are the rows of the product, so each is decoded
-    /// as it lies and multiplied from the right.
-    fn expand_keys(
-        &self,
-        a: &Mla,
-        keys: &[Matrix],
-        latent: &[f32],
-        k: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (n_own, n_tokens) = (a.n_own(), latent.len() / a.rank);
-        let mut scales = Vec::with_capacity(keys.len());
-        for matrix in keys {
-            let scale = self.weights.optional(matrix.scale.as_ref())?;
-            scales.push(scale.and_then(|scale| scale.first().copied()).unwrap_or(1.0));
-        }
-        let slices = cuts(n_tokens, SLICE_ROWS);
-        let columns = (0..a.n_heads).flat_map(|head| [head * a.dk, head * a.dk + n_own]);
-        let columns: Vec<usize> = columns.chain([a.n_heads * a.dk]).collect();
-        let grid = TileGrid::new(k, a.n_heads * a.dk, slices.clone(), columns);
-        let n_slices = slices.len().saturating_sub(1);
-        self.workers.each(keys.len() * n_slices, |scratch, task| {
-            let (head, slice) = (task / n_slices, task % n_slices);
-            let matrix = &keys[head];
-            let decoded = lend(&mut scratch.rows, a.rank * n_own);
-            self.clock.time(WorkKind::Decode, || {
-                self.weights.rows(matrix.tensor, matrix.first_row, a.rank, &mut scratch.bytes, decoded)
-            })?;
-            let rows = MatrixView::new(
-                &latent[slices[slice] * a.rank..],
-                slices[slice + 1] - slices[slice],
-                a.rank,
-                a.rank,
-            );
-            let mut out: MatrixTile<'_> = grid.take(slice, 2 * head);
-            self.clock.time(WorkKind::Product, || {
-                multiply_rows(&mut out, rows, MatrixView::new(decoded, a.rank, n_own, n_own), scales[head]);
-            });
-            if self.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
+/// Values of all heads: their matrices lie behind one another, as one.
+fn expand_values(
+    cx: &Context<'_>,
+    a: &Mla,
+    values: &[Matrix],
+    latent: &[f32],
+    v: &mut [f32],
+) -> Result<(), EngineError> {
+    let Some((first, rest)) = values.split_first() else { return Ok(()) };
+    cx.observe(rest.iter(), latent);
+    let all = Matrix { n_rows: a.n_heads * a.dv, ..first.clone() };
+    cx.products(latent, latent.len() / a.rank, vec![Product::plain(&all, v)])
+}
+
+/// Keys of all heads, but the shared one: the columns of their matrices are the rows of the product, so each is decoded
+/// as it lies and multiplied from the right.
+fn expand_keys(
+    cx: &Context<'_>,
+    a: &Mla,
+    keys: &[Matrix],
+    latent: &[f32],
+    k: &mut [f32],
+) -> Result<(), EngineError> {
+    let (n_own, n_tokens) = (a.n_own(), latent.len() / a.rank);
+    let mut scales = Vec::with_capacity(keys.len());
+    for matrix in keys {
+        let scale = cx.weights.optional(matrix.scale.as_ref())?;
+        scales.push(scale.and_then(|scale| scale.first().copied()).unwrap_or(1.0));
+    }
+    let slices = cuts(n_tokens, SLICE_ROWS);
+    let columns = (0..a.n_heads).flat_map(|head| [head * a.dk, head * a.dk + n_own]);
+    let columns: Vec<usize> = columns.chain([a.n_heads * a.dk]).collect();
+    let grid = TileGrid::new(k, a.n_heads * a.dk, slices.clone(), columns);
+    let n_slices = slices.len().saturating_sub(1);
+    cx.workers.each(keys.len() * n_slices, |scratch, task| {
+        let (head, slice) = (task / n_slices, task % n_slices);
+        let matrix = &keys[head];
+        let decoded = lend(&mut scratch.rows, a.rank * n_own);
+        cx.clock.time(WorkKind::Decode, || {
+            cx.weights.rows(matrix.tensor, matrix.first_row, a.rank, &mut scratch.bytes, decoded)
+        })?;
+        let rows = MatrixView::new(
+            &latent[slices[slice] * a.rank..],
+            slices[slice + 1] - slices[slice],
+            a.rank,
+            a.rank,
+        );
+        let mut out: MatrixTile<'_> = grid.take(slice, 2 * head);
+        cx.clock.time(WorkKind::Product, || {
+            multiply_rows(&mut out, rows, MatrixView::new(decoded, a.rank, n_own, n_own), scales[head]);
+        });
+        if cx.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
+    })
+}
+
+/// What the columns of the keys' matrices meet in the scores is the start of each query.
+fn observe_queries(cx: &Context<'_>, a: &Mla, keys: &[Matrix], q: &[f32]) {
+    if cx.observer.is_none_or(|observer| !observer.wants_inputs()) {
+        return;
+    }
+    for (head, matrix) in keys.iter().enumerate() {
+        let rows = q.chunks(a.q.n_rows).flat_map(|row| &row[head * a.dk..][..a.n_own()]);
+        let rows: Vec<f32> = rows.copied().collect();
+        cx.observe(std::iter::once(matrix), &rows);
+    }
+}
+
+/// Tensors that would change what the two expanding tensors do.
+const AFFIXES: [&str; 3] = ["attn_k_b.bias", "attn_v_b.bias", "attn_v_b.scale"];
+
+impl Mla {
+    /// The latent attention of a layer.
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Mla, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let heads = b.keys.layer_count("attention.head_count", layer)?.filter(|&n| n > 0);
+        let n_heads = heads.ok_or_else(|| b.keys.missing("attention.head_count"))?;
+        let mask = b.mask(layer)?;
+        let kind = mla_kind(b, mask)?;
+        let dk = mla_width(b, "key_length", kind, n_heads)?;
+        let dv = mla_width(b, "value_length", kind, n_heads)?;
+        let rank = b.keys.need_count(&format!("attention.kv_lora_rank{kind}"))?;
+        let kv_name = at("attn_kv_a_mqa");
+        let n_shared = n_rows(b, &kv_name)?.checked_sub(rank).filter(|&n| n < dk);
+        let n_shared = n_shared.ok_or_else(|| {
+            let expected = "at most the rows of attn_kv_a_mqa, by less than the width of a key";
+            b.keys.unknown("attention.kv_lora_rank", expected, &rank.to_string())
+        })?;
+        let rows = |width: usize| n_heads.checked_mul(width);
+        let (Some(q_rows), Some(v_rows), Some(_)) = (rows(dk), rows(dv), rows(dk.saturating_add(dv))) else {
+            let found = n_heads.to_string();
+            return Err(b.keys.unknown("attention.head_count", "heads that fit in memory", &found));
+        };
+        let kv = b.tensors.need_matrix(&kv_name, rank + n_shared, b.n_embd)?;
+        let kv_norm = latent_norm(b, &at("attn_kv_a_norm"), rank)?;
+        let shared_norm = b.tensors.norm(&at("attn_k_norm"), n_shared, NormFormula::Rms, b.eps)?;
+        let (q_latent, q) = mla_queries(b, layer, q_rows)?;
+        let expansion = expansion(b, layer, (n_heads, dk - n_shared, dv), rank)?;
+        let gate = OutputGate::resolve(b, layer, n_heads, v_rows)?;
+        let out = b.tensors.need_matrix(&at("attn_output"), b.n_embd, v_rows)?;
+        // Without a shared key nothing is rotated.
+        let rope = if n_shared == 0 { None } else { b.rope(layer, mask, n_shared)? };
+        let sinks = b.tensors.vector(&at("attn_sinks.weight"), n_heads)?;
+        b.limit_to_indexed(layer)?;
+        let (scale, temperature) = (mla_scale(b, dk)? as f32, Temperature::resolve(b, rope)?);
+        Ok(Mla {
+            q_latent,
+            q,
+            kv,
+            kv_norm,
+            shared_norm,
+            expansion,
+            gate,
+            out,
+            n_heads,
+            dk,
+            dv,
+            rank,
+            n_shared,
+            rope,
+            scale,
+            sinks,
+            mask,
+            temperature,
         })
     }
+}
 
-    /// What the columns of the keys' matrices meet in the scores is the start of each query.
-    fn observe_queries(&self, a: &Mla, keys: &[Matrix], q: &[f32]) {
-        if self.observer.is_none_or(|observer| !observer.wants_inputs()) {
-            return;
-        }
-        for (head, matrix) in keys.iter().enumerate() {
-            let rows = q.chunks(a.q.n_rows).flat_map(|row| &row[head * a.dk..][..a.n_own()]);
-            let rows: Vec<f32> = rows.copied().collect();
-            self.observe(std::iter::once(matrix), &rows);
+/// The ending of the keys of a layer's sizes.
+fn mla_kind(b: &Builder<'_>, mask: Mask) -> Result<&'static str, EngineError> {
+    let has_own = b.keys.count("attention.kv_lora_rank_swa")?.is_some_and(|n| n > 0);
+    Ok(if has_own && mask != Mask::Causal { "_swa" } else { "" })
+}
+
+/// A width of the heads, whichever form the file has.
+fn mla_width(b: &Builder<'_>, name: &str, kind: &str, n_heads: usize) -> Result<usize, EngineError> {
+    match b.keys.count(&format!("attention.{name}_mla{kind}"))?.filter(|&n| n > 0) {
+        Some(width) => Ok(width),
+        None => {
+            // As for other heads: a share of the width where the file does not say.
+            let found = b.keys.count(&format!("attention.{name}{kind}"))?.filter(|&n| n > 0);
+            Ok(found.unwrap_or(b.n_embd / n_heads))
         }
     }
+}
+
+pub(crate) fn n_rows(b: &Builder<'_>, name: &str) -> Result<usize, EngineError> {
+    let tensor = format!("{name}.weight");
+    match b.tensors.shape(&tensor) {
+        Some(shape) => Ok(usize::try_from(shape.n_rows()).unwrap_or(usize::MAX)),
+        None => Err(EngineError::MissingTensor { tensor }),
+    }
+}
+
+fn latent_norm(b: &mut Builder<'_>, name: &str, width: usize) -> Result<Norm, EngineError> {
+    let norm = b.tensors.norm(name, width, NormFormula::Rms, b.eps)?;
+    norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
+}
+
+fn mla_queries(
+    b: &mut Builder<'_>,
+    layer: usize,
+    q_rows: usize,
+) -> Result<(Option<Latent>, Matrix), EngineError> {
+    let at = |name: &str| format!("blk.{layer}.{name}");
+    if !b.tensors.has(&at("attn_q_a.weight")) {
+        return Ok((None, b.tensors.need_matrix(&at("attn_q"), q_rows, b.n_embd)?));
+    }
+    let rank = b.keys.need_count("attention.q_lora_rank")?;
+    let down = b.tensors.need_matrix(&at("attn_q_a"), rank, b.n_embd)?;
+    let norm = latent_norm(b, &at("attn_q_a_norm"), rank)?;
+    let q = b.tensors.need_matrix(&at("attn_q_b"), q_rows, rank)?;
+    Ok((Some(Latent { down, norm }), q))
+}
+
+fn expansion(
+    b: &mut Builder<'_>,
+    layer: usize,
+    (n_heads, n_own, dv): (usize, usize, usize),
+    rank: usize,
+) -> Result<Expansion, EngineError> {
+    let at = |name: &str| format!("blk.{layer}.{name}");
+    if b.tensors.has(&at("attn_kv_b.weight")) {
+        let n_rows = n_heads * (n_own + dv);
+        return Ok(Expansion::Joint(b.tensors.need_matrix(&at("attn_kv_b"), n_rows, rank)?));
+    }
+    let tensors: Vec<String> = AFFIXES.into_iter().map(at).filter(|name| b.tensors.has(name)).collect();
+    if !tensors.is_empty() {
+        return Err(EngineError::LeftOver { tensors });
+    }
+    Ok(Expansion::Split {
+        keys: b.tensors.experts(&at("attn_k_b"), n_heads, rank, n_own)?,
+        values: b.tensors.experts(&at("attn_v_b"), n_heads, dv, rank)?,
+    })
+}
+
+/// The width's square root, and the square of yarn's magnitude where the model puts it here and not on the angles.
+fn mla_scale(b: &Builder<'_>, dk: usize) -> Result<f64, EngineError> {
+    if let Some(scale) = b.keys.number("attention.scale")?.filter(|&s| s > 0.0) {
+        return Ok(scale);
+    }
+    let magnitude = match b.keys.nonzero("rope.scaling.yarn_log_multiplier")? {
+        // The key is a tenth of the multiplier.
+        Some(tenth) if b.features.yarn_mu == YarnMu::Tenth => {
+            let factor = b.keys.nonzero("rope.scaling.factor")?.unwrap_or(1.0);
+            if factor > 1.0 { tenth * factor.ln() + 1.0 } else { 1.0 }
+        }
+        Some(_) | None => 1.0,
+    };
+    Ok(magnitude * magnitude / (dk as f64).sqrt())
 }
 
 #[cfg(test)]

@@ -2,229 +2,240 @@
 
 use rayon::prelude::*;
 
-use crate::arch::graph::{GroupScoreName, RouterSelect, Weigh};
+use crate::arch::graph::{
+    Gating, GroupScore, GroupScoreName, NormTopk, RouterInput, RouterSelect, SharedCombine, Weigh,
+};
 use crate::engine::EngineError;
-use crate::engine::ops::ffn::FfnInputs;
-use crate::engine::ops::math;
-use crate::engine::ops::product::Product;
-use crate::engine::plan::{Dense, GatingFunction, Matrix, Moe, RouterSource};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
-use crate::engine::run::timings::WorkKind;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
+use crate::engine::ops::adjugates::Adjugates;
+use crate::engine::ops::by_token::{by_token_table, experts_by_token};
+use crate::engine::ops::dense::{Dense, DenseNames, FfnInputs};
+use crate::engine::ops::experts::{ExpertChoice, add_experts};
+use crate::engine::ops::latent::LatentExperts;
+use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::features::GatingFunction;
 
-/// Tokens that one task routes, gathers or scatters.
-const TOKENS_PER_TASK: usize = 64;
-
-/// A token's use of an expert.
+/// Experts in groups of which only some are eligible.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct ExpertChoice {
-    pub(super) token: u32,
-    pub(super) weight: f32,
+pub struct ExpertGroups {
+    /// Number of groups.
+    pub n: usize,
+    /// ExpertGroups kept.
+    pub used: usize,
+    /// Score of a group.
+    pub score: GroupScoreName,
+    /// Score of experts outside the kept groups.
+    pub fill: f32,
 }
 
-impl ExpertChoice {
-    /// Factors of what the expert reads and of what it makes of it.
-    fn factors(self, weigh: Weigh) -> (f32, f32) {
-        match weigh {
-            Weigh::After => (1.0, self.weight),
-            Weigh::Before => (self.weight, 1.0),
-        }
+/// Routed experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moe {
+    /// Scores the experts, a row each.
+    pub router: Matrix,
+    /// Experts, in order.
+    pub experts: Vec<Dense>,
+    /// Experts used per token.
+    pub n_used: usize,
+    /// Experts of each token, a row of ids; without it the router chooses.
+    pub by_token: Option<Matrix>,
+    /// Function of the router's logits.
+    pub gating: GatingFunction,
+    /// What the experts are selected by, before the bias.
+    pub select: RouterSelect,
+    /// Added to the scores for selection only.
+    pub select_bias: Option<Vector>,
+    /// ExpertGroups.
+    pub groups: Option<ExpertGroups>,
+    /// WeightReader of the chosen are divided by their sum.
+    pub normalize: bool,
+    /// Factor of the weights.
+    pub scale: Option<f32>,
+    /// Whether an expert's weight multiplies what it reads or what it makes of it.
+    pub weigh: Weigh,
+    /// Experts that the routed ones share.
+    pub adjugates: Option<Adjugates>,
+    /// Experts that every token uses.
+    pub shared: Option<Dense>,
+    /// Logistic gate of the shared experts.
+    pub shared_gate: Option<Matrix>,
+    /// Relative distance within which sparsemixer sees experts as near one another.
+    pub near: f32,
+    /// Factor of the sum of routed and shared experts.
+    pub sum_scale: Option<f32>,
+    /// What the router reads.
+    pub router_source: RouterSource,
+    /// Norm of the stream, if the router reads that.
+    pub router_norm: Option<Norm>,
+    /// The way to the experts' space, if that is narrower than the stream.
+    pub latent: Option<LatentExperts>,
+}
+
+/// What the router of a layer reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RouterSource {
+    /// The experts' input.
+    #[default]
+    Input,
+    /// The residual stream before the layer.
+    Entry,
+    /// The residual stream before the feed-forward, normalized, times the router's scale.
+    Stream,
+}
+
+impl Moe {
+    /// Columns of the widest matrix.
+    pub(crate) fn widest(&self) -> usize {
+        let latent = self.latent.as_ref().map_or(0, LatentExperts::widest);
+        let adjugates = self.adjugates.iter().flat_map(|adjugates| &adjugates.experts);
+        let experts = self.experts.iter().chain(adjugates).chain(&self.shared);
+        experts.map(Dense::widest).max().unwrap_or(0).max(latent)
     }
-}
 
-impl Runner<'_> {
+    /// Floats per token of the intermediates.
+    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
+        // Every token may choose the same expert, whose rows are gathered.
+        let adjugates = self.adjugates.iter().flat_map(|adjugates| &adjugates.experts);
+        let experts = self.experts.iter().chain(adjugates);
+        let expert = experts.map(|d| d.floats_per_token(n_embd)).max().unwrap_or(0);
+        // A group's choices are put together.
+        let joined = self.adjugates.as_ref().map_or(0, |adjugates| 2 * adjugates.per_group.min(self.n_used));
+        let shared = self.shared.as_ref().map_or(0, |d| d.floats_per_token(n_embd));
+        let router = if self.router_source == RouterSource::Stream { n_embd } else { 0 };
+        let latent = self.latent.as_ref().map_or(0, LatentExperts::floats_per_token);
+        router + self.experts.len() + 2 * self.n_used + joined + expert + n_embd + shared + latent
+    }
+
     /// Routed and shared experts of `x` into `out`.
     ///
     /// Experts add to a token in the order of their index, not of their rank: the sum differs from rank order in the
     /// last bits only, and does not depend on threads.
-    pub(crate) fn moe(
+    pub(crate) fn run(
         &self,
-        moe: &Moe,
+        cx: &Context<'_>,
         inputs: FfnInputs<'_>,
         batch: &ChunkBatch,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         let (x, n_tokens) = (inputs.input, batch.n_wanted());
-        let chosen = self.choose(moe, inputs, batch)?;
-        match &moe.shared {
+        let chosen = choose(cx, self, inputs, batch)?;
+        match &self.shared {
             None => out.fill(0.0),
             Some(shared) => {
-                self.dense(shared, x, n_tokens, out)?;
-                if let Some(gate) = &moe.shared_gate {
-                    self.gate_rows(gate, x, n_tokens, out)?;
+                shared.run(cx, x, n_tokens, out)?;
+                if let Some(gate) = &self.shared_gate {
+                    gate_rows(cx, gate, x, n_tokens, out)?;
                 }
             }
         }
-        match &moe.latent {
-            None => self.add_experts(moe.weigh, &moe.experts, &chosen, x, out)?,
+        match &self.latent {
+            None => add_experts(cx, self.weigh, &self.experts, &chosen, x, out)?,
             Some(latent) => {
-                let experts = (moe.weigh, &moe.experts[..]);
-                self.add_latent_experts(latent, experts, &chosen, (x, n_tokens), out)?;
+                let experts = (self.weigh, &self.experts[..]);
+                latent.run(cx, experts, &chosen, (x, n_tokens), out)?;
             }
         }
-        if let Some(adjugates) = &moe.adjugates {
-            self.add_adjugates(adjugates, &chosen, x, out)?;
+        if let Some(adjugates) = &self.adjugates {
+            adjugates.run(cx, &chosen, x, out)?;
         }
-        if let Some(factor) = moe.sum_scale {
-            self.scale_rows(out, factor);
+        if let Some(factor) = self.sum_scale {
+            cx.scale_rows(out, factor);
         }
         Ok(())
     }
+}
 
-    /// Adds what experts make of the rows of `x` that chose them, times their weights.
-    pub(super) fn add_experts(
-        &self,
-        weigh: Weigh,
-        experts: &[Dense],
-        chosen: &[Vec<ExpertChoice>],
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        for (expert, choices) in experts.iter().zip(chosen) {
-            // An expert that nobody chose is not even read.
-            if !choices.is_empty() {
-                self.add_expert(weigh, expert, choices, x, out)?;
+/// Which tokens use which expert: for every expert its choices, ascending by token.
+pub(crate) fn choose(
+    cx: &Context<'_>,
+    moe: &Moe,
+    inputs: FfnInputs<'_>,
+    batch: &ChunkBatch,
+) -> Result<Vec<Vec<ExpertChoice>>, EngineError> {
+    let (n_experts, n_tokens) = (moe.experts.len(), batch.n_wanted());
+    let mut logits = cx.take(n_tokens * n_experts);
+    router_logits(cx, moe, inputs, n_tokens, &mut logits)?;
+    let select_bias = cx.weights.optional(moe.select_bias.as_ref())?;
+    let by_token = match &moe.by_token {
+        Some(table) => Some(experts_by_token(cx, table, n_experts, batch)?),
+        None => None,
+    };
+    let mut routes: Vec<Vec<(usize, f32)>> = cx.workers.install(|| {
+        let rows = logits.par_chunks(n_experts);
+        match &by_token {
+            Some(experts) => {
+                let experts = experts.par_chunks(moe.n_used);
+                rows.zip(experts).map(|(l, experts)| weighed(moe, &probabilities(moe, l), experts)).collect()
             }
+            None => rows.map(|l| route(moe, l, select_bias.as_deref())).collect(),
         }
-        Ok(())
+    });
+    cx.give([logits]);
+    if let Some(observer) = cx.observer {
+        observer.routes(cx.weights.source, &moe.router, &mut routes);
     }
+    let mut chosen = vec![Vec::new(); n_experts];
+    for (token, route) in routes.into_iter().enumerate() {
+        for (expert, weight) in route {
+            chosen[expert].push(ExpertChoice { token: token as u32, weight });
+        }
+    }
+    Ok(chosen)
+}
 
-    /// Which tokens use which expert: for every expert its choices, ascending by token.
-    fn choose(
-        &self,
-        moe: &Moe,
-        inputs: FfnInputs<'_>,
-        batch: &ChunkBatch,
-    ) -> Result<Vec<Vec<ExpertChoice>>, EngineError> {
-        let (n_experts, n_tokens) = (moe.experts.len(), batch.n_wanted());
-        let mut logits = self.take(n_tokens * n_experts);
-        self.router_logits(moe, inputs, n_tokens, &mut logits)?;
-        let select_bias = self.weights.optional(moe.select_bias.as_ref())?;
-        let by_token = match &moe.by_token {
-            Some(table) => Some(self.experts_by_token(table, n_experts, batch)?),
-            None => None,
-        };
-        let mut routes: Vec<Vec<(usize, f32)>> = self.workers.install(|| {
-            let rows = logits.par_chunks(n_experts);
-            match &by_token {
-                Some(experts) => {
-                    let experts = experts.par_chunks(moe.n_used);
-                    rows.zip(experts)
-                        .map(|(l, experts)| weighed(moe, &probabilities(moe, l), experts))
-                        .collect()
+/// The router's logits, of what it reads.
+fn router_logits(
+    cx: &Context<'_>,
+    moe: &Moe,
+    inputs: FfnInputs<'_>,
+    n_tokens: usize,
+    logits: &mut [f32],
+) -> Result<(), EngineError> {
+    let n_embd = moe.router.n_cols;
+    match (moe.router_source, &moe.router_norm) {
+        (RouterSource::Input, _) => {
+            cx.products(inputs.input, n_tokens, vec![Product::plain(&moe.router, logits)])
+        }
+        (RouterSource::Entry, _) => {
+            cx.products(inputs.entry, n_tokens, vec![Product::plain(&moe.router, logits)])
+        }
+        (RouterSource::Stream, norm) => {
+            let mut scaled = cx.take(n_tokens * n_embd);
+            match norm {
+                Some(norm) => {
+                    cx.norm_rows(&cx.weights.norm(norm)?, inputs.stream, &mut scaled, n_embd);
                 }
-                None => rows.map(|l| route(moe, l, select_bias.as_deref())).collect(),
+                None => scaled.copy_from_slice(&inputs.stream[..n_tokens * n_embd]),
             }
-        });
-        self.give([logits]);
-        if let Some(observer) = self.observer {
-            observer.routes(self.weights.source, &moe.router, &mut routes);
+            cx.scale_rows(&mut scaled, (n_embd as f32).sqrt().recip());
+            cx.products(&scaled, n_tokens, vec![Product::plain(&moe.router, logits)])?;
+            cx.give([scaled]);
+            Ok(())
         }
-        let mut chosen = vec![Vec::new(); n_experts];
-        for (token, route) in routes.into_iter().enumerate() {
-            for (expert, weight) in route {
-                chosen[expert].push(ExpertChoice { token: token as u32, weight });
-            }
-        }
-        Ok(chosen)
     }
+}
 
-    /// The router's logits, of what it reads.
-    fn router_logits(
-        &self,
-        moe: &Moe,
-        inputs: FfnInputs<'_>,
-        n_tokens: usize,
-        logits: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let n_embd = moe.router.n_cols;
-        match (moe.router_source, &moe.router_norm) {
-            (RouterSource::Input, _) => {
-                self.products(inputs.input, n_tokens, vec![Product::plain(&moe.router, logits)])
-            }
-            (RouterSource::Entry, _) => {
-                self.products(inputs.entry, n_tokens, vec![Product::plain(&moe.router, logits)])
-            }
-            (RouterSource::Stream, norm) => {
-                let mut scaled = self.take(n_tokens * n_embd);
-                match norm {
-                    Some(norm) => {
-                        self.norm_rows(&self.weights.norm(norm)?, inputs.stream, &mut scaled, n_embd);
-                    }
-                    None => scaled.copy_from_slice(&inputs.stream[..n_tokens * n_embd]),
-                }
-                self.scale_rows(&mut scaled, (n_embd as f32).sqrt().recip());
-                self.products(&scaled, n_tokens, vec![Product::plain(&moe.router, logits)])?;
-                self.give([scaled]);
-                Ok(())
-            }
+/// Multiplies each row of `out` by the logistic function of the row's gate.
+fn gate_rows(
+    cx: &Context<'_>,
+    gate: &Matrix,
+    x: &[f32],
+    n_tokens: usize,
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    let mut gates = cx.take(n_tokens);
+    cx.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
+    for (row, gate) in out.chunks_mut(gate.n_cols).zip(&*gates) {
+        let gate = 1.0 / (1.0 + (-gate).exp());
+        for y in row.iter_mut() {
+            *y *= gate;
         }
     }
-
-    /// Multiplies each row of `out` by the logistic function of the row's gate.
-    fn gate_rows(
-        &self,
-        gate: &Matrix,
-        x: &[f32],
-        n_tokens: usize,
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let mut gates = self.take(n_tokens);
-        self.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
-        for (row, gate) in out.chunks_mut(gate.n_cols).zip(&*gates) {
-            let gate = 1.0 / (1.0 + (-gate).exp());
-            for y in row.iter_mut() {
-                *y *= gate;
-            }
-        }
-        self.give([gates]);
-        Ok(())
-    }
-
-    /// Adds what an expert makes of the tokens that chose it, `w E(x)` or `E(w x)`.
-    pub(super) fn add_expert(
-        &self,
-        weigh: Weigh,
-        expert: &Dense,
-        choices: &[ExpertChoice],
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (level, n_embd) = (self.weights.level, expert.up.n_cols);
-        let mut rows = self.take(choices.len() * n_embd);
-        self.workers.install(|| {
-            let tasks = rows.par_chunks_mut(TOKENS_PER_TASK * n_embd);
-            tasks.zip(choices.par_chunks(TOKENS_PER_TASK)).for_each(|(rows, choices)| {
-                self.clock.time(WorkKind::Route, || {
-                    for (row, choice) in rows.chunks_mut(n_embd).zip(choices) {
-                        row.copy_from_slice(&x[choice.token as usize * n_embd..][..n_embd]);
-                        let (factor, _) = choice.factors(weigh);
-                        math::scale_and_cap(level, row, factor, None);
-                    }
-                });
-            });
-        });
-        let mut results = self.take(choices.len() * n_embd);
-        self.dense(expert, &rows, choices.len(), &mut results)?;
-        self.workers.install(|| {
-            // Choices ascend by token: each task owns some tokens and finds their choices.
-            out.par_chunks_mut(TOKENS_PER_TASK * n_embd).enumerate().for_each(|(task, out)| {
-                let tokens = task * TOKENS_PER_TASK..task * TOKENS_PER_TASK + out.len() / n_embd;
-                let at = |token: usize| choices.partition_point(|c| (c.token as usize) < token);
-                let own = at(tokens.start)..at(tokens.end);
-                self.clock.time(WorkKind::Route, || {
-                    for (row, choice) in results[own.start * n_embd..].chunks(n_embd).zip(&choices[own]) {
-                        let token = choice.token as usize - tokens.start;
-                        let out = &mut out[token * n_embd..][..n_embd];
-                        let (_, factor) = choice.factors(weigh);
-                        math::add_scaled(level, out, row, factor);
-                    }
-                });
-            });
-        });
-        self.give([rows, results]);
-        Ok(())
-    }
+    cx.give([gates]);
+    Ok(())
 }
 
 /// The experts of one token with their weights, best first; ties go to the lower index.
@@ -333,10 +344,143 @@ fn best(values: &[f32], n: usize) -> Vec<usize> {
     order
 }
 
+impl Moe {
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Moe, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = b.n_embd;
+        let n_experts = b.keys.need_count("expert_count")?;
+        let n_used = b
+            .keys
+            .layer_count("expert_used_count", layer)?
+            .filter(|&k| k > 0)
+            .ok_or_else(|| b.keys.missing("expert_used_count"))?;
+        if n_used > n_experts {
+            let expected = "at most expert_count";
+            return Err(b.keys.unknown("expert_used_count", expected, &n_used.to_string()));
+        }
+        let router = match b.features.router_input {
+            RouterInput::RmsScaled => b.tensors.bare_matrix(&at("ffn_gate_inp"), n_experts, n_embd)?,
+            RouterInput::Normed | RouterInput::Raw => {
+                b.tensors.matrix(&at("ffn_gate_inp"), n_experts, n_embd)?
+            }
+        };
+        let router =
+            router.ok_or_else(|| EngineError::MissingTensor { tensor: at("ffn_gate_inp.weight") })?;
+        let latent = LatentExperts::resolve(b, layer)?;
+        let width = latent.as_ref().map_or(n_embd, |latent| latent.down.n_rows);
+        let experts = Dense::experts(b, layer, "exps", n_experts, width)?;
+        let adjugates = Adjugates::resolve(b, layer, n_experts)?;
+        let gating = GatingFunction::of_file(b)?;
+        let normalize = match b.features.norm_topk {
+            NormTopk::Always(normalize) => normalize,
+            NormTopk::Named(_) => b.keys.flag("expert_weights_norm")?.unwrap_or(false),
+        };
+        let shared = if b.tensors.has(&at("ffn_up_shexp.weight")) {
+            let [gate, up, down] = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"].map(at);
+            Some(Dense::resolve(b, layer, &DenseNames { gate, up, down, width: None })?)
+        } else {
+            None
+        };
+        let by_token = by_token_table(b, layer, n_used)?;
+        let select_bias = if by_token.is_some() { None } else { select_bias(b, layer, n_experts)? };
+        if gating == GatingFunction::Sparsemixer && n_used != 2 {
+            return Err(b.keys.unknown("expert_used_count", "2 (sparsemixer)", &n_used.to_string()));
+        }
+        let router_source = match b.features.router_input {
+            RouterInput::Normed => RouterSource::Input,
+            RouterInput::Raw => RouterSource::Entry,
+            RouterInput::RmsScaled => RouterSource::Stream,
+        };
+        let router_norm = if router_source == RouterSource::Stream {
+            let weight = b.tensors.vector(&at("ffn_gate_inp.scale"), n_embd)?;
+            Some(Norm { weight, ..b.free_norm() })
+        } else {
+            None
+        };
+        let has_shared = shared.is_some();
+        Ok(Moe {
+            router,
+            experts,
+            n_used,
+            by_token,
+            gating,
+            select: b.features.router_select,
+            select_bias,
+            groups: ExpertGroups::resolve(b, n_experts, gating)?,
+            normalize,
+            scale: b.keys.nonzero("expert_weights_scale")?.map(|s| s as f32),
+            weigh: b.features.weigh,
+            adjugates,
+            shared,
+            shared_gate: b.tensors.matrix(&at("ffn_gate_inp_shexp"), 1, n_embd)?,
+            // Twice the jitter of training.
+            near: 2.0 * b.keys.number("router_jitter_noise")?.unwrap_or(0.01) as f32,
+            sum_scale: match b.features.shared_combine {
+                SharedCombine::HalfSum if has_shared => Some(0.5),
+                SharedCombine::Add | SharedCombine::HalfSum | SharedCombine::SumOverSqrt2 => None,
+            },
+            router_source,
+            router_norm,
+            latent,
+        })
+    }
+}
+
+impl GatingFunction {
+    pub(crate) fn of_file(b: &Builder<'_>) -> Result<GatingFunction, EngineError> {
+        match b.keys.count("expert_gating_func")? {
+            None | Some(0) => Ok(b.built.gating),
+            Some(1) => Ok(GatingFunction::Softmax),
+            Some(2) => Ok(GatingFunction::Sigmoid),
+            Some(3) => Ok(GatingFunction::SoftmaxWeight),
+            Some(4) => Ok(GatingFunction::SqrtSoftplus),
+            Some(other) => Err(b.keys.unknown("expert_gating_func", "1, 2, 3 or 4", &other.to_string())),
+        }
+    }
+}
+
+impl ExpertGroups {
+    pub(crate) fn resolve(
+        b: &Builder<'_>,
+        n_experts: usize,
+        gating: GatingFunction,
+    ) -> Result<Option<ExpertGroups>, EngineError> {
+        let Some(n) = b.keys.count("expert_group_count")?.filter(|&n| n > 1) else { return Ok(None) };
+        if !n_experts.is_multiple_of(n) {
+            let expected = "a divisor of expert_count";
+            return Err(b.keys.unknown("expert_group_count", expected, &n.to_string()));
+        }
+        let used = b.keys.count("expert_group_used_count")?.unwrap_or(n).clamp(1, n);
+        let score = match b.features.group_score {
+            GroupScore::Named(score) => score,
+            GroupScore::ByGating { max_if, otherwise } => {
+                let is_max = match max_if {
+                    Gating::Softmax => gating == GatingFunction::Softmax,
+                    Gating::Sigmoid => gating == GatingFunction::Sigmoid,
+                    Gating::SoftmaxWeight => gating == GatingFunction::SoftmaxWeight,
+                    Gating::Sparsemixer => gating == GatingFunction::Sparsemixer,
+                };
+                if is_max { GroupScoreName::Max } else { otherwise }
+            }
+        };
+        Ok(Some(ExpertGroups { n, used, score, fill: b.features.group_fill as f32 }))
+    }
+}
+
+/// What is added to the scores where a layer chooses its experts by them.
+fn select_bias(b: &mut Builder<'_>, layer: usize, n_experts: usize) -> Result<Option<Vector>, EngineError> {
+    let name = format!("blk.{layer}.exp_probs_b");
+    // Some converters leave the suffix out.
+    match b.tensors.vector(&format!("{name}.bias"), n_experts)? {
+        None => b.tensors.vector(&name, n_experts),
+        found => Ok(found),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::plan::ExpertGroups;
+    use crate::engine::ops::moe::ExpertGroups;
 
     fn moe(n_used: usize, gating: GatingFunction) -> Moe {
         let router =

@@ -1,50 +1,91 @@
-//! N-grams of tokens that add to the streams (Qwen 3.8's `Qwen4ExpTextPLELayer`).
-//!
-//! With `t_j` the token `j` before, and from the last `end` before on `end` itself, an n-gram is the row
-//! `(t_0 m_0 xor .. xor t_(n-1) m_(n-1)) mod size` of each of its parts; `e` is all rows, of pairs first. For each stream `s`
-//! of `h`: `g_s = sig(sign(a) sqrt(max(|a|, 1e-6)))` with `a = norm(K_s e) · norm(h_s) / sqrt(n_embd)`, `u_s = g_s V e`, and
-//! `h_s += u_s + silu(Σ_k w_k norm(u)_s[(n_taps - 1 - k) dilation before])`.
+//! What the last tokens, looked up as n-grams by their hashes, add to the streams of a layer (Qwen 3.8).
 
 use rayon::prelude::*;
 
+use crate::core::Shape;
 use crate::engine::EngineError;
-use crate::engine::ops::math;
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::transposed;
-use crate::engine::plan::{NgramTable, Ngrams};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
-use crate::engine::run::timings::WorkKind;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
+use crate::engine::exec::workers::ROWS_PER_TASK;
+use crate::engine::ops::scan::transposed;
+use crate::engine::resolve::builder::Builder;
 
-/// Rows that one task computes.
-const ROWS_PER_TASK: usize = 64;
+/// The table of n-grams and the hashes of its rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NgramTable {
+    /// Rows of all parts, one part after the other.
+    pub rows: Matrix,
+    /// Factors of a token and of those before it, by distance: n-grams are at most so long.
+    pub multipliers: Vec<u64>,
+    /// First row and number of rows of every part: of pairs, then of triples and so on.
+    pub parts: Vec<(usize, usize)>,
+    /// Parts for each length of n-grams.
+    pub n_per_length: usize,
+    /// A token that ends what is remembered, and that stands for what is not.
+    pub end: u32,
+}
+
+/// A layer's addition of n-grams to the streams.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ngrams {
+    /// What is looked up.
+    pub table: NgramTable,
+    /// A key for each stream, of the looked up rows.
+    pub key: Matrix,
+    /// The value, for all streams.
+    pub value: Matrix,
+    /// Norm of each key.
+    pub key_norm: Norm,
+    /// Norm of each stream.
+    pub query_norm: Norm,
+    /// Norm before the convolution.
+    pub conv_norm: Norm,
+    /// Taps of the convolution, `[n_streams * n_embd, n_taps]`.
+    pub conv: Vector,
+    /// Number of taps.
+    pub n_taps: usize,
+    /// Tokens from tap to tap.
+    pub dilation: usize,
+}
+
+impl Ngrams {
+    /// Columns of the widest matrix.
+    pub(crate) fn widest(&self) -> usize {
+        self.key.n_cols
+    }
+
+    /// Floats per token: rows, keys, streams as queries, the value.
+    pub(crate) fn floats_per_token(&self) -> usize {
+        self.key.n_cols + 2 * self.key.n_rows + self.value.n_rows
+    }
+}
+
 /// The least that a root is taken of.
 const LEAST: f32 = 1e-6;
 
-impl Runner<'_> {
+impl Ngrams {
     /// Adds the n-grams to the streams `x`, `[n_tokens, n_streams * n_embd]`.
-    pub(crate) fn add_ngrams(
-        &self,
-        n: &Ngrams,
-        batch: &ChunkBatch,
-        x: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (n_tokens, width, n_embd) = (batch.n_tokens(), n.key.n_rows, n.value.n_rows);
+    pub(crate) fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &mut [f32]) -> Result<(), EngineError> {
+        let (n_tokens, width, n_embd) = (batch.n_tokens(), self.key.n_rows, self.value.n_rows);
         let n_streams = width / n_embd;
-        let mut found = self.take(n_tokens * n.key.n_cols);
-        self.look_up(&n.table, batch, &mut found)?;
-        let [mut added, mut query] = [(); 2].map(|()| self.take(n_tokens * width));
-        let mut value = self.take(n_tokens * n_embd);
-        let products = vec![Product::plain(&n.key, &mut added), Product::plain(&n.value, &mut value)];
-        self.products(&found, n_tokens, products)?;
-        self.give([found]);
-        self.norm_parts(&self.weights.norm(&n.key_norm)?, &mut added, width, n_streams);
+        let mut found = cx.take(n_tokens * self.key.n_cols);
+        look_up(cx, &self.table, batch, &mut found)?;
+        let [mut added, mut query] = [(); 2].map(|()| cx.take(n_tokens * width));
+        let mut value = cx.take(n_tokens * n_embd);
+        let products = vec![Product::plain(&self.key, &mut added), Product::plain(&self.value, &mut value)];
+        cx.products(&found, n_tokens, products)?;
+        cx.give([found]);
+        cx.norm_parts(&cx.weights.norm(&self.key_norm)?, &mut added, width, n_streams);
         query.copy_from_slice(x);
-        self.norm_parts(&self.weights.norm(&n.query_norm)?, &mut query, width, n_streams);
-        self.workers.install(|| {
+        cx.norm_parts(&cx.weights.norm(&self.query_norm)?, &mut query, width, n_streams);
+        cx.workers.install(|| {
             let rows = added.par_chunks_mut(n_embd).zip(query.par_chunks(n_embd)).enumerate();
             rows.for_each(|(at, (key, query))| {
-                self.clock.time(WorkKind::Activation, || {
+                cx.clock.time(WorkKind::Activation, || {
                     let dot: f64 = key.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum();
                     let gate = gate((dot / (n_embd as f64).sqrt()) as f32);
                     let value = &value[at / n_streams * n_embd..][..n_embd];
@@ -54,16 +95,16 @@ impl Runner<'_> {
         });
         let mut normed = query;
         normed.copy_from_slice(&added);
-        self.norm_parts(&self.weights.norm(&n.conv_norm)?, &mut normed, width, n_streams);
-        let taps = transposed(&self.weights.vector(&n.conv)?, n.n_taps);
-        self.workers.install(|| {
+        cx.norm_parts(&cx.weights.norm(&self.conv_norm)?, &mut normed, width, n_streams);
+        let taps = transposed(&cx.weights.vector(&self.conv)?, self.n_taps);
+        cx.workers.install(|| {
             let rows = x.par_chunks_mut(ROWS_PER_TASK * width).zip(added.par_chunks(ROWS_PER_TASK * width));
             rows.enumerate().for_each_init(Vec::new, |sum, (task, (x, added))| {
-                self.clock.time(WorkKind::Activation, || {
+                cx.clock.time(WorkKind::Activation, || {
                     let rows = x.chunks_mut(width).zip(added.chunks(width)).enumerate();
                     for (row, (x, added)) in rows {
                         let token = task * ROWS_PER_TASK + row;
-                        Self::convolve_far(n, (&taps, &normed), batch, token, sum);
+                        convolve_far(self, (&taps, &normed), batch, token, sum);
                         for ((x, added), conv) in x.iter_mut().zip(added).zip(&*sum) {
                             *x += added + conv * math::sigmoid(*conv);
                         }
@@ -71,44 +112,49 @@ impl Runner<'_> {
                 });
             });
         });
-        self.give([added, value, normed]);
+        cx.give([added, value, normed]);
         Ok(())
     }
+}
 
-    /// The rows of every token, one part after the other.
-    fn look_up(&self, table: &NgramTable, batch: &ChunkBatch, out: &mut [f32]) -> Result<(), EngineError> {
-        let tokens = &self.carried.tokens[batch.start..batch.start + batch.n_tokens()];
-        let (width, mut bytes) = (table.rows.n_cols, Vec::new());
-        let mut parts = out.chunks_mut(width);
-        for cut in batch.cuts.windows(2) {
-            for token in cut[0]..cut[1] {
-                for (row, out) in table.rows_of(&tokens[cut[0]..=token]).into_iter().zip(&mut parts) {
-                    self.weights.rows(table.rows.tensor, row, 1, &mut bytes, out)?;
-                }
+/// The rows of every token, one part after the other.
+pub(crate) fn look_up(
+    cx: &Context<'_>,
+    table: &NgramTable,
+    batch: &ChunkBatch,
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    let tokens = &cx.carried.tokens[batch.start..batch.start + batch.n_tokens()];
+    let (width, mut bytes) = (table.rows.n_cols, Vec::new());
+    let mut parts = out.chunks_mut(width);
+    for cut in batch.cuts.windows(2) {
+        for token in cut[0]..cut[1] {
+            for (row, out) in table.rows_of(&tokens[cut[0]..=token]).into_iter().zip(&mut parts) {
+                cx.weights.rows(table.rows.tensor, row, 1, &mut bytes, out)?;
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// The convolution of one token, over taps that lie apart.
-    fn convolve_far(
-        n: &Ngrams,
-        (taps, x): (&[f32], &[f32]),
-        batch: &ChunkBatch,
-        token: usize,
-        sum: &mut Vec<f32>,
-    ) {
-        let width = n.key.n_rows;
-        sum.clear();
-        sum.resize(width, 0.0);
-        for (tap, weights) in taps.chunks(width).enumerate() {
-            let back = (n.n_taps - 1 - tap).saturating_mul(n.dilation);
-            // Tokens before a chunk's first are another's.
-            if back <= batch.places[token].position as usize {
-                let row = &x[(token - back) * width..][..width];
-                for ((sum, weight), x) in sum.iter_mut().zip(weights).zip(row) {
-                    *sum += weight * x;
-                }
+/// The convolution of one token, over taps that lie apart.
+fn convolve_far(
+    n: &Ngrams,
+    (taps, x): (&[f32], &[f32]),
+    batch: &ChunkBatch,
+    token: usize,
+    sum: &mut Vec<f32>,
+) {
+    let width = n.key.n_rows;
+    sum.clear();
+    sum.resize(width, 0.0);
+    for (tap, weights) in taps.chunks(width).enumerate() {
+        let back = (n.n_taps - 1 - tap).saturating_mul(n.dilation);
+        // Tokens before a chunk's first are another's.
+        if back <= batch.places[token].position as usize {
+            let row = &x[(token - back) * width..][..width];
+            for ((sum, weight), x) in sum.iter_mut().zip(weights).zip(row) {
+                *sum += weight * x;
             }
         }
     }
@@ -135,6 +181,94 @@ impl NgramTable {
 /// The logistic function of the root with its sign.
 fn gate(a: f32) -> f32 {
     if a == 0.0 { 0.5 } else { math::sigmoid(a.abs().max(LEAST).sqrt().copysign(a)) }
+}
+
+const LAYERS: &str = "ple.layers";
+const SIZE: &str = "ple.ngram_size";
+
+const OFFSETS: &str = "ple.head_offsets";
+const SIZES: &str = "ple.head_vocab_sizes";
+
+const MULTIPLIERS: &str = "ple.layer_multipliers";
+/// Longer n-grams than any model has.
+const MOST_TOKENS: usize = 64;
+
+impl Ngrams {
+    /// What n-grams add to the `n_streams` streams of a layer, if it is the one that the file names.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
+        n_streams: usize,
+    ) -> Result<Option<Box<Ngrams>>, EngineError> {
+        let Some(layers) = b.keys.counts(LAYERS)? else { return Ok(None) };
+        if layers.len() > 1 {
+            // There is one table, and one row of hashes.
+            return Err(b.keys.unknown(LAYERS, "one layer", &format!("{} layers", layers.len())));
+        }
+        if !layers.contains(&layer) {
+            return Ok(None);
+        }
+        let at = |name: &str| format!("blk.{layer}.ple_{name}");
+        let n_embd = b.n_embd;
+        let all = n_embd.saturating_mul(n_streams);
+        let table = NgramTable::resolve(b)?;
+        let n_cols = table.parts.len().saturating_mul(table.rows.n_cols);
+        let n_taps = b.keys.need_count("ple.conv_kernel")?;
+        let mut norm = |name: &str| -> Result<Norm, EngineError> {
+            let found = b.norm_of(&at(name), all)?;
+            found.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{}.weight", at(name)) })
+        };
+        let (key_norm, query_norm, conv_norm) = (norm("norm_key")?, norm("norm_query")?, norm("norm_conv")?);
+        Ok(Some(Box::new(Ngrams {
+            key: b.tensors.need_matrix(&at("key"), all, n_cols)?,
+            value: b.tensors.need_matrix(&at("value"), n_embd, n_cols)?,
+            key_norm,
+            query_norm,
+            conv_norm,
+            conv: b.need_vector(&format!("{}.weight", at("conv1d")), all.saturating_mul(n_taps))?,
+            n_taps,
+            dilation: table.multipliers.len(),
+            table,
+        })))
+    }
+}
+
+impl NgramTable {
+    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<NgramTable, EngineError> {
+        let n_tokens = b.keys.need_count(SIZE)?;
+        if !(2..=MOST_TOKENS).contains(&n_tokens) {
+            return Err(b.keys.unknown(SIZE, "from 2 to 64", &n_tokens.to_string()));
+        }
+        let n_per_length = b.keys.need_count("ple.heads_per_ngram")?;
+        let n_parts = n_per_length.saturating_mul(n_tokens - 1);
+        let list = |key: &'static str, len: usize, expected| {
+            let found = b.keys.counts(key)?.ok_or_else(|| b.keys.missing(key))?;
+            let n = found.len();
+            if n == len { Ok(found) } else { Err(b.keys.unknown(key, expected, &n.to_string())) }
+        };
+        let multipliers = list(MULTIPLIERS, n_tokens, "as many as `ple.ngram_size`")?;
+        let expected = "`ple.heads_per_ngram` for each length of n-grams";
+        let (offsets, sizes) = (list(OFFSETS, n_parts, expected)?, list(SIZES, n_parts, expected)?);
+        let end = "ple.eos_token_id";
+        let end = b.keys.count(end)?.ok_or_else(|| b.keys.missing(end))?;
+        let width = b.keys.need_count("embedding_length_per_layer_input")?;
+        let name = "per_layer_token_embd";
+        let n_rows = b.tensors.shape(&format!("{name}.weight")).map_or(0, Shape::n_rows);
+        let rows = b.tensors.need_matrix(name, usize::try_from(n_rows).unwrap_or(usize::MAX), width)?;
+        for (&first, &n) in offsets.iter().zip(&sizes) {
+            if n == 0 || first.checked_add(n).is_none_or(|end| end > rows.n_rows) {
+                let found = format!("{n} from {first} on, of {}", rows.n_rows);
+                return Err(b.keys.unknown(SIZES, "rows of the table", &found));
+            }
+        }
+        Ok(NgramTable {
+            rows,
+            multipliers: multipliers.into_iter().map(|factor| factor as u64).collect(),
+            parts: offsets.into_iter().zip(sizes).collect(),
+            n_per_length,
+            end: u32::try_from(end).unwrap_or(u32::MAX),
+        })
+    }
 }
 
 #[cfg(test)]

@@ -4,16 +4,57 @@
 //! `y = (Σ_n C[n] s[n] + D u) silu(z)`.
 
 use crate::engine::EngineError;
+use crate::engine::exec::activation::GatedActivation;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::logs::softplus;
+use crate::engine::exec::math;
+use crate::engine::exec::matmul::MatrixView;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, rows_of, state_floats};
-use crate::engine::ops::logs::softplus;
-use crate::engine::ops::math;
-use crate::engine::ops::matmul::MatrixView;
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv, ScanPart, zeroed};
-use crate::engine::plan::{GatedActivation, Plamo2};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::runner::Runner;
+use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
+use crate::engine::ops::mamba::StateSizes;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::resolve::builder::Builder;
+
+/// Heads of Mamba 2 whose steps, and what enters and is read from their states, are made of the convolved values and
+/// normed, as in Mamba.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plamo2 {
+    /// Per head its gate, then its values.
+    pub zx: Matrix,
+    /// Convolution of the values.
+    pub conv: Conv,
+    /// What enters the states, of the convolved values.
+    pub b: Matrix,
+    /// What is read from the states, of the convolved values.
+    pub c: Matrix,
+    /// Step sizes before they are widened, of the convolved values.
+    pub step_in: Matrix,
+    /// Norm of `b`.
+    pub b_norm: Norm,
+    /// Norm of `c`.
+    pub c_norm: Norm,
+    /// Norm of the narrow step sizes.
+    pub step_norm: Norm,
+    /// Step sizes, one per head.
+    pub step: Matrix,
+    /// Decay rates, one per head, negative.
+    pub a: Vector,
+    /// What of the values goes straight to the output, one per head.
+    pub d: Vector,
+    /// Output projection.
+    pub out: Matrix,
+    /// Heads.
+    pub n_heads: usize,
+    /// Values of a head.
+    pub head_dim: usize,
+    /// Values that a state has for each value of its head.
+    pub n_states: usize,
+}
 
 /// What the states take in, of all tokens.
 struct Inputs {
@@ -25,35 +66,34 @@ struct Inputs {
     steps: Buffer,
 }
 
-impl Runner<'_> {
-    /// PLaMo 2's mixer of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn plamo2(
+impl MixerOp for Plamo2 {
+    fn run(
         &self,
-        m: &Plamo2,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let &Plamo2 { n_heads, head_dim, n_states, .. } = m;
-        let (n_tokens, inner, width) = (batch.n_tokens(), m.out.n_cols, m.zx.n_rows);
-        let mut zx = self.take(n_tokens * width);
-        self.products(x, n_tokens, vec![Product::plain(&m.zx, &mut zx)])?;
-        let [mut raw, mut u] = [(); 2].map(|()| self.take(n_tokens * inner));
-        self.each_row((&mut raw, inner), (&zx, width), |raw, zx| {
+        let &Plamo2 { n_heads, head_dim, n_states, .. } = self;
+        let (n_tokens, inner, width) = (batch.n_tokens(), self.out.n_cols, self.zx.n_rows);
+        let mut zx = cx.take(n_tokens * width);
+        cx.products(x, n_tokens, vec![Product::plain(&self.zx, &mut zx)])?;
+        let [mut raw, mut u] = [(); 2].map(|()| cx.take(n_tokens * inner));
+        cx.each_row((&mut raw, inner), (&zx, width), |raw, zx| {
             for (values, both) in raw.chunks_mut(head_dim).zip(zx.chunks(2 * head_dim)) {
                 values.copy_from_slice(&both[head_dim..]);
             }
         });
-        let conv = LoadedConv::new(&self.weights, &m.conv)?;
-        self.convolve(&conv, batch, &raw, &mut u, ConvEnd::Silu)?;
-        self.slot("conv", &u, inner);
-        let Inputs { b, c, steps } = self.plamo2_inputs(m, n_tokens, &u)?;
-        let (a, d) = (self.weights.vector(&m.a)?, self.weights.vector(&m.d)?);
-        let level = self.weights.level;
+        let conv = LoadedConv::new(&cx.weights, &self.conv)?;
+        conv.run(cx, batch, &raw, &mut u, ConvEnd::Silu)?;
+        cx.slot("conv", &u, inner);
+        let Inputs { b, c, steps } = plamo2_inputs(cx, self, n_tokens, &u)?;
+        let (a, d) = (cx.weights.vector(&self.a)?, cx.weights.vector(&self.d)?);
+        let level = cx.weights.level;
         // What went into the convolution is not needed any more.
         let mut y = raw;
         let n_state = state_floats(n_states, head_dim);
-        self.scan(batch, &mut y, ((inner, head_dim), n_state), |part, tile, buffer| {
+        scan(cx, batch, &mut y, ((inner, head_dim), n_state), |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / head_dim;
             let [decay, input] = zeroed(buffer, [TOKENS * n_states, TOKENS * head_dim]);
@@ -82,35 +122,96 @@ impl Runner<'_> {
                 }
             }
         })?;
-        self.slot("scan", &y, inner);
-        self.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
-        self.give([zx, u, y, b, c, steps]);
+        cx.slot("scan", &y, inner);
+        cx.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
+        cx.give([zx, u, y, b, c, steps]);
         Ok(())
     }
 
-    /// What the states take in, of the convolved values.
-    fn plamo2_inputs(&self, m: &Plamo2, n_tokens: usize, u: &[f32]) -> Result<Inputs, EngineError> {
-        let mut narrow = self.take(n_tokens * m.step_in.n_rows);
-        let [mut b, mut c] = [(); 2].map(|()| self.take(n_tokens * m.n_states));
-        let products = vec![
-            Product::plain(&m.b, &mut b),
-            Product::plain(&m.c, &mut c),
-            Product::plain(&m.step_in, &mut narrow),
-        ];
-        self.products(u, n_tokens, products)?;
-        self.norm_in_place(Some(&m.b_norm), &mut b, m.n_states)?;
-        self.norm_in_place(Some(&m.c_norm), &mut c, m.n_states)?;
-        self.norm_in_place(Some(&m.step_norm), &mut narrow, m.step_in.n_rows)?;
-        let mut steps = self.take(n_tokens * m.n_heads);
-        self.products(&narrow, n_tokens, vec![Product::plain(&m.step, &mut steps)])?;
-        self.give([narrow]);
-        Ok(Inputs { b, c, steps })
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
+    }
+
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        Ok(self.conv.remembered(self.out.n_cols) + self.n_heads * state_floats(self.n_states, self.head_dim))
+    }
+
+    fn widest(&self) -> usize {
+        self.zx.n_cols.max(self.out.n_cols).max(self.step.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        // Gates and values; the values before and behind the convolution; y.
+        let inner = self.zx.n_rows + 3 * self.out.n_cols;
+        inner + self.step_in.n_rows + self.b.n_rows + self.c.n_rows + self.n_heads
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        4 * (state_floats(self.n_states, self.head_dim) + TOKENS * (self.n_states + self.head_dim))
+    }
+}
+
+/// What the states take in, of the convolved values.
+fn plamo2_inputs(cx: &Context<'_>, m: &Plamo2, n_tokens: usize, u: &[f32]) -> Result<Inputs, EngineError> {
+    let mut narrow = cx.take(n_tokens * m.step_in.n_rows);
+    let [mut b, mut c] = [(); 2].map(|()| cx.take(n_tokens * m.n_states));
+    let products = vec![
+        Product::plain(&m.b, &mut b),
+        Product::plain(&m.c, &mut c),
+        Product::plain(&m.step_in, &mut narrow),
+    ];
+    cx.products(u, n_tokens, products)?;
+    cx.norm_in_place(Some(&m.b_norm), &mut b, m.n_states)?;
+    cx.norm_in_place(Some(&m.c_norm), &mut c, m.n_states)?;
+    cx.norm_in_place(Some(&m.step_norm), &mut narrow, m.step_in.n_rows)?;
+    let mut steps = cx.take(n_tokens * m.n_heads);
+    cx.products(&narrow, n_tokens, vec![Product::plain(&m.step, &mut steps)])?;
+    cx.give([narrow]);
+    Ok(Inputs { b, c, steps })
+}
+
+impl Plamo2 {
+    pub(crate) fn resolve(builder: &mut Builder<'_>, layer: usize) -> Result<Plamo2, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = builder.n_embd;
+        let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(builder)?;
+        // The key of Mamba's rank holds the number of heads; the rank has none.
+        let n_heads = builder.divisor("ssm.time_step_rank", inner)?;
+        let rank = builder.n_cols(&at("ssm_dt"))?;
+        // All heads share one group, which files of this mixer count as none.
+        if let Some(n) = builder.keys.count("ssm.group_count")?.filter(|&n| n > 1) {
+            return Err(builder.keys.unknown("ssm.group_count", "0 or 1", &n.to_string()));
+        }
+        let [b, c, step_in] = builder.cut(&at("ssm_x"), [n_states, n_states, rank], inner)?;
+        let mut norm = |name: &str, len: usize| -> Result<Norm, EngineError> {
+            let found = builder.norm_of(&at(name), len)?;
+            found.ok_or_else(|| EngineError::MissingTensor { tensor: at(name) })
+        };
+        let (b_norm, c_norm) = (norm("ssm_b_norm", n_states)?, norm("ssm_c_norm", n_states)?);
+        let step_norm = norm("ssm_dt_norm", rank)?;
+        Ok(Plamo2 {
+            zx: builder.tensors.need_matrix(&at("ssm_in"), inner.saturating_mul(2), n_embd)?,
+            conv: Conv::resolve(builder, &at("ssm_conv1d"), inner, n_taps)?,
+            b,
+            c,
+            step_in,
+            b_norm,
+            c_norm,
+            step_norm,
+            step: builder.tensors.need_matrix(&at("ssm_dt"), n_heads, rank)?,
+            a: builder.need_vector(&at("ssm_a"), n_heads)?,
+            d: builder.need_vector(&at("ssm_d"), n_heads)?,
+            out: builder.tensors.need_matrix(&at("ssm_out"), n_embd, inner)?,
+            n_heads,
+            head_dim: inner / n_heads,
+            n_states,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::ops::noise::{NoiseModel, assert_near, normed, times};
+    use crate::engine::noise::{NoiseModel, assert_near, normed, times};
 
     const EPS: f64 = 1e-5;
     const GRAPH: &str = "mixer = 'plamo2'";

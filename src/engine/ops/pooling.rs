@@ -1,76 +1,75 @@
 //! One vector for each text: its states pooled, then what the model does with that, up to scores; and the states that masked
 //! tokens are predicted from.
 
-use crate::core::progress::Progress;
+use crate::arch::graph::HeadAct;
+use crate::core::Shape;
 use crate::engine::EngineError;
-use crate::engine::ops::head::Hidden;
-use crate::engine::ops::math::{self, SoftmaxRow};
-use crate::engine::ops::product::Product;
-use crate::engine::plan::{Classifier, HeadActivation, Matrix, PlainActivation, PooledRow};
-use crate::engine::run::forward::{Engine, TokenChunk};
-use crate::engine::run::observer::Observer;
-use crate::engine::run::runner::Runner;
+use crate::engine::exec::activation::PlainActivation;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math::{self, SoftmaxRow};
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::{Matrix, Norm, NormFormula};
+use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::features::{ModelKind, Sight};
 
-impl Engine<'_> {
-    /// A vector for each text, of whose states `hidden` has all, one text after the other, each of so many tokens as
-    /// `lengths` says. Of models that score texts the vectors are scores. Where the file does not say how states are
-    /// pooled, they are averaged.
-    ///
-    /// # Errors
-    /// Unreadable weights, cancellation.
-    pub fn embeddings(
-        &self,
-        hidden: &Hidden,
-        lengths: &[usize],
-        progress: &dyn Progress,
-    ) -> Result<Vec<Vec<f32>>, EngineError> {
-        let pooling = &self.plan.pooling;
-        let n_embd = self.plan.n_embd;
-        let mut rows = Vec::with_capacity(lengths.len() * n_embd);
-        let mut rest = hidden.states();
-        for &n in lengths.iter().filter(|&&n| n > 0) {
-            let (own, later) = rest.split_at((n * n_embd).min(rest.len()));
-            rows.extend(pooled(pooling.row, own, n_embd));
-            rest = later;
-        }
-        let n_texts = rows.len() / n_embd;
-        let run = self.head_run(progress, None);
-        let mut width = n_embd;
-        for matrix in &pooling.dense {
-            rows = product(&run, matrix, &rows, n_texts)?;
-            width = matrix.n_rows;
-        }
-        if let Some(classifier) = &pooling.classifier {
-            (rows, width) = run.classify(classifier, rows, n_texts, width)?;
-        }
-        Ok(rows.chunks(width.max(1)).map(<[f32]>::to_vec).collect())
-    }
+/// Which row of a text's states stands for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PooledRow {
+    /// The file does not say.
+    #[default]
+    Unsaid,
+    /// The mean of all.
+    Mean,
+    /// The first.
+    First,
+    /// The last.
+    Last,
 }
 
-impl Engine<'_> {
-    /// Runs chunks of models that predict masked tokens: the states of the wanted rows, as [`Engine::scores`] and
-    /// [`Engine::divergences`] read them.
-    ///
-    /// # Errors
-    /// As [`Engine::forward`].
-    pub fn masked_states(
-        &self,
-        chunks: &[TokenChunk],
-        progress: &dyn Progress,
-        observer: Option<&dyn Observer>,
-    ) -> Result<Hidden, EngineError> {
-        let hidden = self.forward(chunks, progress, observer)?;
-        let transform = self.plan.masked.as_ref().and_then(|masked| masked.transform.as_ref());
-        let Some(transform) = transform else { return Ok(hidden) };
-        let Hidden { n_rows, states } = hidden;
-        let run = self.head_run(progress, None);
-        let (states, _) = run.classify(transform, states.into_vec(), n_rows, self.plan.n_embd)?;
-        Ok(Hidden { n_rows, states: states.into() })
-    }
+/// What follows the first matrix of a head that scores texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadActivation {
+    /// Hyperbolic tangent.
+    Tanh,
+    /// GELU by the error function.
+    GeluErf,
+}
+
+/// A head that scores texts: `softmax(out(norm(act(dense x))))`, as far as it has these parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Classifier {
+    /// The first matrix.
+    pub dense: Option<Matrix>,
+    /// What follows it.
+    pub act: HeadActivation,
+    /// Norm of that.
+    pub norm: Option<Norm>,
+    /// The matrix that scores.
+    pub out: Option<Matrix>,
+    /// Scores are probabilities: softmax over the labels.
+    pub softmax: bool,
+}
+
+/// What predicts masked tokens: the plan's head, behind what the states pass through before.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MaskedHead {
+    /// `norm(act(dense x))` of a masked token's state, of encoders.
+    pub transform: Option<Classifier>,
+}
+
+/// What becomes of a text's states.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pooling {
+    /// Which row stands for the text.
+    pub row: PooledRow,
+    /// Matrices that the row is multiplied with, one after the other.
+    pub dense: Vec<Matrix>,
+    /// The head, of models that score texts.
+    pub classifier: Option<Classifier>,
 }
 
 /// One row of a text's states.
-fn pooled(row: PooledRow, states: &[f32], n_embd: usize) -> Vec<f32> {
+pub(crate) fn pooled(row: PooledRow, states: &[f32], n_embd: usize) -> Vec<f32> {
     let mut rows = states.chunks(n_embd);
     let one = match row {
         PooledRow::First => rows.next(),
@@ -87,48 +86,153 @@ fn pooled(row: PooledRow, states: &[f32], n_embd: usize) -> Vec<f32> {
     one.map(<[f32]>::to_vec).unwrap_or_default()
 }
 
-fn product(run: &Runner<'_>, matrix: &Matrix, x: &[f32], n_rows: usize) -> Result<Vec<f32>, EngineError> {
+pub(crate) fn product(
+    run: &Context<'_>,
+    matrix: &Matrix,
+    x: &[f32],
+    n_rows: usize,
+) -> Result<Vec<f32>, EngineError> {
     let mut out = vec![0.0; n_rows * matrix.n_rows];
     run.products(x, n_rows, vec![Product::plain(matrix, &mut out)])?;
     Ok(out)
 }
 
-impl Runner<'_> {
+impl Classifier {
     /// `softmax(out(norm(act(dense x))))`, as far as the head has these parts; and the width of what comes out.
-    fn classify(
+    pub(crate) fn run(
         &self,
-        head: &Classifier,
+        cx: &Context<'_>,
         mut x: Vec<f32>,
         n_rows: usize,
         mut width: usize,
     ) -> Result<(Vec<f32>, usize), EngineError> {
-        if let Some(dense) = &head.dense {
-            x = product(self, dense, &x, n_rows)?;
+        if let Some(dense) = &self.dense {
+            x = product(cx, dense, &x, n_rows)?;
             width = dense.n_rows;
-            match head.act {
+            match self.act {
                 HeadActivation::Tanh => x.iter_mut().for_each(|x| *x = f64::from(*x).tanh() as f32),
                 HeadActivation::GeluErf => {
-                    math::activate(self.weights.level, PlainActivation::GeluErf, &mut x);
+                    math::activate(cx.weights.level, PlainActivation::GeluErf, &mut x);
                 }
             }
         }
-        if let Some(norm) = &head.norm {
+        if let Some(norm) = &self.norm {
             let raw = x.clone();
-            self.norm_rows(&self.weights.norm(norm)?, &raw, &mut x, width);
+            cx.norm_rows(&cx.weights.norm(norm)?, &raw, &mut x, width);
         }
-        if let Some(out) = &head.out {
-            x = product(self, out, &x, n_rows)?;
+        if let Some(out) = &self.out {
+            x = product(cx, out, &x, n_rows)?;
             width = out.n_rows;
         }
-        if head.softmax {
+        if self.softmax {
             for row in x.chunks_mut(width.max(1)) {
-                let sum = math::softmax(self.weights.level, row, SoftmaxRow::default());
+                let sum = math::softmax(cx.weights.level, row, SoftmaxRow::default());
                 for x in row.iter_mut() {
                     *x = (f64::from(*x) / sum) as f32;
                 }
             }
         }
         Ok((x, width))
+    }
+}
+
+const POOLING: &str = "pooling_type";
+/// The value of [`POOLING`] that says that texts are scored.
+const RANK: usize = 4;
+
+/// What the outputs are: a decoder whose file says that texts are scored predicts none.
+pub(crate) fn outputs(b: &Builder<'_>, has_encoder: bool) -> Result<ModelKind, EngineError> {
+    let is_scoring = !has_encoder && b.keys.count(POOLING)? == Some(RANK);
+    Ok(match b.built.kind {
+        ModelKind::Decoder if is_scoring => ModelKind::Encoder,
+        kind => kind,
+    })
+}
+
+/// How the states of a text become one, and what follows; and what predicts masked tokens.
+pub(crate) fn pooling(b: &mut Builder<'_>) -> Result<(Pooling, Option<MaskedHead>), EngineError> {
+    let sees_all = b.built.sight == Sight::Full;
+    let ends = if sees_all { PooledRow::First } else { PooledRow::Last };
+    let (row, is_score) = match b.keys.count(POOLING)? {
+        None | Some(0) => (PooledRow::Unsaid, false),
+        Some(1) => (PooledRow::Mean, false),
+        Some(2) => (PooledRow::First, false),
+        Some(3) => (PooledRow::Last, false),
+        Some(RANK) => (ends, true),
+        Some(other) => return Err(b.keys.unknown(POOLING, "0 to 4", &other.to_string())),
+    };
+    let row = match b.keys.count("classifier.pooling_type")? {
+        Some(1) if is_score => PooledRow::Mean,
+        _ => row,
+    };
+    let is_masked = b.features.masked_head && !is_score && !b.tensors.has("cls.output.weight");
+    let classifier = if is_masked { masked_transform(b)? } else { Classifier::resolve(b)? };
+    if is_score && classifier.is_none() {
+        // Decoders have no first layer of a head.
+        let tensor = if sees_all { "cls.weight" } else { "cls.output.weight" };
+        return Err(EngineError::MissingTensor { tensor: tensor.to_owned() });
+    }
+    let mut width = b.n_embd;
+    let mut dense = Vec::new();
+    for name in ["dense_2", "dense_3"] {
+        let rows = b.tensors.shape(&format!("{name}.weight")).map(Shape::n_rows);
+        let Some(n_rows) = rows.and_then(|n| usize::try_from(n).ok()) else { continue };
+        dense.push(b.tensors.need_matrix(name, n_rows, width)?);
+        width = n_rows;
+    }
+    let masked = classifier.clone().filter(|_| is_masked);
+    let masked = masked.map(|transform| MaskedHead { transform: Some(transform) });
+    Ok((Pooling { row, dense, classifier: classifier.filter(|_| is_score) }, masked))
+}
+
+/// What a masked token's state passes through before the vocabulary is scored: all of it, or nothing.
+fn masked_transform(b: &mut Builder<'_>) -> Result<Option<Classifier>, EngineError> {
+    if !b.tensors.has("cls.weight") && !b.tensors.has("cls.norm.weight") {
+        return Ok(None);
+    }
+    let dense = b.tensors.need_matrix("cls", b.n_embd, b.n_embd)?;
+    let norm = b.tensors.norm("cls.norm", b.n_embd, NormFormula::Layer, b.eps)?;
+    let Some(norm) = norm else {
+        return Err(EngineError::MissingTensor { tensor: "cls.norm.weight".to_owned() });
+    };
+    let (dense, norm) = (Some(dense), Some(norm));
+    Ok(Some(Classifier { dense, act: head_act(b), norm, out: None, softmax: false }))
+}
+
+pub(crate) fn head_act(b: &Builder<'_>) -> HeadActivation {
+    match b.features.head_act {
+        HeadAct::Tanh => HeadActivation::Tanh,
+        HeadAct::GeluErf => HeadActivation::GeluErf,
+    }
+}
+
+impl Classifier {
+    /// The head that scores a text. Claimed in any case: a file may have one and be meant for embeddings.
+    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<Classifier>, EngineError> {
+        let n_rows = |name: &str| {
+            let shape = b.tensors.shape(&format!("{name}.weight"))?;
+            usize::try_from(shape.n_rows()).ok()
+        };
+        let (dense_rows, out_rows) = (n_rows("cls"), n_rows("cls.output"));
+        let dense = match dense_rows {
+            Some(n_rows) => Some(b.tensors.need_matrix("cls", n_rows, b.n_embd)?),
+            None => None,
+        };
+        let width = dense_rows.unwrap_or(b.n_embd);
+        let norm = b.tensors.norm("cls.norm", width, NormFormula::Layer, b.eps)?;
+        let out = match out_rows {
+            // A row for each label, where the file names them.
+            Some(n_rows) => {
+                let n_rows = b.keys.n_texts("classifier.output_labels")?.unwrap_or(n_rows);
+                Some(b.tensors.need_matrix("cls.output", n_rows, width)?)
+            }
+            None => None,
+        };
+        if dense.is_none() && out.is_none() {
+            return Ok(None);
+        }
+        let softmax = b.features.score_softmax;
+        Ok(Some(Classifier { dense, act: head_act(b), norm, out, softmax }))
     }
 }
 

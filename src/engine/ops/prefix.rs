@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
-use crate::engine::ops::rope::RopeTable;
-use crate::engine::run::batch::{ChunkBatch, TokenPlace};
-use crate::engine::run::forward::TokenChunk;
+use crate::engine::exec::batch::{ChunkBatch, TokenChunk, TokenPlace};
+use crate::engine::exec::rope::RopeTable;
+use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::features::Sight;
 
 /// How a model's prefix ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,22 @@ pub(crate) fn rotate_2d(table: &RopeTable, level: SimdLevel, row: &mut [f32], dk
         let (first, second) = head.split_at_mut(dk / 2);
         table.rotate(level, first, dk / 2, place.position as usize);
         table.rotate(level, second, dk - dk / 2, place.block as usize);
+    }
+}
+
+impl Prefix {
+    pub(crate) fn resolve(b: &mut Builder<'_>) -> Option<Prefix> {
+        match b.built.sight {
+            Sight::Causal | Sight::Full => None,
+            Sight::Prefix => {
+                let begin = b.keys.token_id("bos");
+                if begin.is_none() {
+                    let text = "the file names no begin token: the last token of each prompt ends the prefix";
+                    b.warnings.push(text.to_owned());
+                }
+                Some(Prefix { begin })
+            }
+        }
     }
 }
 

@@ -2,8 +2,22 @@
 //! distances, added to the scores unscaled.
 
 use crate::engine::EngineError;
-use crate::engine::plan::RelativeBias;
-use crate::engine::run::weights::WeightReader;
+use crate::engine::exec::weights::{Vector, WeightReader};
+use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::features::{PositionRule, Sight};
+
+/// A learned bias of the scores by head and bucket of relative positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RelativeBias {
+    /// A row per bucket, a value per head.
+    pub table: Vector,
+    /// Number of buckets.
+    pub n_buckets: usize,
+    /// Distance from which on all keys share the last bucket.
+    pub max_distance: usize,
+    /// Half of the buckets are for later keys.
+    pub both_sides: bool,
+}
 
 impl RelativeBias {
     /// The bucket of a key `offset` positions behind the query: those near by have one each, those farther off share
@@ -57,10 +71,50 @@ impl RelativeScores {
     }
 }
 
+const BUCKETS: &str = "attention.relative_buckets_count";
+/// Distance from which on all keys share a bucket, where the file does not say.
+const MAX_DISTANCE: usize = 128;
+const FARTHEST: &str = "attention.relative_max_distance";
+
+impl RelativeBias {
+    /// The bias by relative position: a table of the layer's own, else that of the first layer.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
+        n_heads: usize,
+    ) -> Result<Option<RelativeBias>, EngineError> {
+        if b.built.positions != PositionRule::Relative {
+            return Ok(None);
+        }
+        let n_buckets = b.keys.need_count(BUCKETS)?;
+        if n_buckets < 4 || n_buckets % 2 != 0 {
+            return Err(b.keys.unknown(BUCKETS, "an even number of 4 or more", &n_buckets.to_string()));
+        }
+        let both_sides = b.built.sight == Sight::Full;
+        let max_distance = b.keys.count(FARTHEST)?.unwrap_or(MAX_DISTANCE);
+        // The nearest distances have a bucket each: what the others share must lie beyond.
+        if max_distance <= n_buckets / if both_sides { 4 } else { 2 } {
+            let expected = "more than half of the buckets of a side";
+            return Err(b.keys.unknown(FARTHEST, expected, &max_distance.to_string()));
+        }
+        let len = n_buckets.saturating_mul(n_heads);
+        let own = b.tensors.vector(&format!("blk.{layer}.attn_rel_b.weight"), len)?;
+        let first = "blk.0.attn_rel_b.weight";
+        let table = match own {
+            Some(own) => own,
+            None => b
+                .tensors
+                .vector(first, len)?
+                .ok_or_else(|| EngineError::MissingTensor { tensor: first.to_owned() })?,
+        };
+        Ok(Some(RelativeBias { table, n_buckets, max_distance, both_sides }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::plan::Vector;
+    use crate::engine::exec::weights::Vector;
 
     fn plan(both_sides: bool) -> RelativeBias {
         let table = Vector { tensor: 0, first: 0, len: 64 };

@@ -2,18 +2,60 @@
 //! `w = exp(-exp(decay))`; and the form in a Qwen 2 body, `S ← w S + (1 - w) k vᵀ`, `o = Sᵀr / sqrt(dim)`.
 
 use crate::engine::EngineError;
+use crate::engine::exec::activation::GatedActivation;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::matmul::MatrixView;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::rowwise::ValueFunction;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{
     HeadState, LinearRule, ReadFirstRule, TOKENS, parts, rows_of, state_floats,
 };
-use crate::engine::ops::math;
-use crate::engine::ops::matmul::MatrixView;
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ScanPart, zeroed};
-use crate::engine::ops::rowwise::ValueFunction;
-use crate::engine::plan::{GatedActivation, LowRank, Rwkv6};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::runner::Runner;
+use crate::engine::ops::low_rank::LowRank;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::rwkv::{Heads, lerp, lerps, shifted, square, wkv_heads, wkv_norm};
+use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::resolve::builder::Builder;
+
+/// RWKV 6: heads that forget by key, mixed with the token before by what the tokens say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rwkv6 {
+    /// Share of the token before in what chooses the shares.
+    pub lerp_x: Vector,
+    /// Shares of the token before in what makes decays, keys, values, receptances and gates.
+    pub lerp: [Vector; 5],
+    /// What is added to the shares: the narrow parts.
+    pub mix_in: [Matrix; 5],
+    /// What is added to the shares: from narrow parts to the stream's width.
+    pub mix_out: [Matrix; 5],
+    /// Receptance projection.
+    pub r: Matrix,
+    /// Key projection.
+    pub k: Matrix,
+    /// Value projection.
+    pub v: Matrix,
+    /// Gate projection.
+    pub g: Matrix,
+    /// Decays.
+    pub decay: LowRank,
+    /// Added to the decays.
+    pub decay_bias: Vector,
+    /// Weight of the current token; without it, states are read after they are written.
+    pub first: Option<Vector>,
+    /// Norm of each head's output.
+    pub norm: Option<Norm>,
+    /// Output projection.
+    pub out: Matrix,
+    /// Heads.
+    pub n_heads: usize,
+    /// Key-value heads; head `h` uses `h / (n_heads / n_kv_heads)`.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
 
 /// What the heads read, `[n_tokens, ..]` each.
 struct Inputs {
@@ -24,113 +66,178 @@ struct Inputs {
     g: Buffer,
 }
 
-impl Runner<'_> {
-    /// RWKV 6 of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn rwkv6(
+impl MixerOp for Rwkv6 {
+    fn run(
         &self,
-        m: &Rwkv6,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let inner = m.r.n_rows;
-        let inputs = self.rwkv6_inputs(m, batch, x)?;
-        let mut y = self.take(batch.n_tokens() * inner);
-        self.rwkv6_heads(m, batch, &inputs, &mut y)?;
-        self.slot("scan", &y, inner);
-        if let Some(norm) = &m.norm {
-            self.norm_parts(&self.weights.norm(norm)?, &mut y, inner, m.n_heads);
+        let inner = self.r.n_rows;
+        let inputs = rwkv6_inputs(cx, self, batch, x)?;
+        let mut y = cx.take(batch.n_tokens() * inner);
+        rwkv6_heads(cx, self, batch, &inputs, &mut y)?;
+        cx.slot("scan", &y, inner);
+        if let Some(norm) = &self.norm {
+            cx.norm_parts(&cx.weights.norm(norm)?, &mut y, inner, self.n_heads);
         }
-        let (is_silu, level) = (m.first.is_some(), self.weights.level);
-        self.each_row((&mut y, inner), (&inputs.g, inner), |y, g| {
+        let (is_silu, level) = (self.first.is_some(), cx.weights.level);
+        cx.each_row((&mut y, inner), (&inputs.g, inner), |y, g| {
             if is_silu {
                 math::gated(level, GatedActivation::Swiglu, g, y);
             } else {
                 math::times_sigmoid(level, y, g);
             }
         });
-        self.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
+        cx.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
         let Inputs { w, k, v, r, g } = inputs;
-        self.give([w, k, v, r, g, y]);
+        cx.give([w, k, v, r, g, y]);
         Ok(())
     }
 
-    fn rwkv6_inputs(&self, m: &Rwkv6, batch: &ChunkBatch, x: &[f32]) -> Result<Inputs, EngineError> {
-        let (n_tokens, n_embd) = (batch.n_tokens(), m.r.n_cols);
-        let shifted = self.shifted(batch, x, n_embd);
-        let chooser = self.lerp(&m.lerp_x, x, &shifted)?;
-        let bias = self.weights.vector(&m.decay_bias)?;
-        // What one of the five reads: x + sx (lerp + W2 tanh(W1 chooser)).
-        let seen = |at: usize| -> Result<Buffer, EngineError> {
-            let lerp = self.weights.vector(&m.lerp[at])?;
-            let low_rank = LowRank { first: m.mix_in[at].clone(), second: Some(m.mix_out[at].clone()) };
-            let mut seen = self.low_rank(&low_rank, &chooser, n_tokens, ValueFunction::Tanh)?;
-            self.each_row((&mut seen, n_embd), (&shifted, n_embd), |y, sx| {
-                y.iter_mut().zip(sx).zip(&lerp).for_each(|((y, &sx), &lerp)| *y = sx * (lerp + *y));
-            });
-            self.each_row((&mut seen, n_embd), (x, n_embd), |y, x| {
-                y.iter_mut().zip(x).for_each(|(y, &x)| *y += x);
-            });
-            Ok(seen)
-        };
-        let project = |at: usize, matrix| -> Result<Buffer, EngineError> {
-            let x = seen(at)?;
-            let out =
-                self.low_rank(&LowRank { first: matrix, second: None }, &x, n_tokens, ValueFunction::Same)?;
-            self.give([x]);
-            Ok(out)
-        };
-        let decays_of = seen(0)?;
-        let mut w = self.low_rank(&m.decay, &decays_of, n_tokens, ValueFunction::Tanh)?;
-        self.give([decays_of]);
-        self.map_rows(ValueFunction::ExpOfExp, Some(&bias), &mut w, bias.len());
-        let inputs = Inputs {
-            w,
-            k: project(1, m.k.clone())?,
-            v: project(2, m.v.clone())?,
-            r: project(3, m.r.clone())?,
-            g: project(4, m.g.clone())?,
-        };
-        self.give([shifted, chooser]);
-        Ok(inputs)
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
     }
 
-    fn rwkv6_heads(
-        &self,
-        m: &Rwkv6,
-        batch: &ChunkBatch,
-        inputs: &Inputs,
-        y: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (dim, inner, kv_width) = (m.head_dim, m.r.n_rows, m.k.n_rows);
-        let first = self.weights.optional(m.first.as_ref())?;
-        let level = self.weights.level;
-        let scale = 1.0 / (dim as f32).sqrt();
-        self.scan(batch, y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
-            let ScanPart { tokens, columns, state, .. } = part;
-            let kv_head = columns.start / dim / (m.n_heads / m.n_kv_heads);
-            let [scaled_key, scaled_r] = zeroed(buffer, [TOKENS * dim; 2]);
-            let mut state = HeadState::new(state, dim, dim);
-            for part in parts(tokens.clone()) {
-                let n = part.len();
-                let (own, of_kv) = ((columns.start, dim, inner), (kv_head * dim, dim, kv_width));
-                let [decay, receptance] = [&inputs.w, &inputs.r].map(|x| rows_of(x, &part, own));
-                let [key, values] = [&inputs.k, &inputs.v].map(|x| rows_of(x, &part, of_kv));
-                let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
-                if let Some(first) = &first {
-                    let rule = ReadFirstRule { decay, first: &first[columns.clone()], key, receptance };
-                    state.take_in(level, &rule, values, &mut tile);
-                } else {
-                    for t in 0..n {
-                        let scaled = scaled_key[t * dim..].iter_mut().zip(key.row(t)).zip(decay.row(t));
-                        scaled.for_each(|((y, &key), &decay)| *y = key * (1.0 - decay));
-                        let scaled = scaled_r[t * dim..].iter_mut().zip(receptance.row(t));
-                        scaled.for_each(|(y, &r)| *y = r * scale);
-                    }
-                    let [key, query] = [&*scaled_key, &*scaled_r].map(|x| MatrixView::new(x, n, dim, dim));
-                    state.take_in(level, &LinearRule { decay, key, query }, values, &mut tile);
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        Ok(self.r.n_cols + self.n_heads * state_floats(self.head_dim, self.head_dim))
+    }
+
+    fn widest(&self) -> usize {
+        self.r.n_cols.max(self.out.n_cols).max(self.decay.first.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        let narrow: usize = self.mix_in.iter().map(|m| m.n_rows).sum();
+        3 * self.r.n_cols
+            + narrow
+            + 2 * self.r.n_rows
+            + self.k.n_rows
+            + self.v.n_rows
+            + self.g.n_rows
+            + self.decay.floats_per_token()
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 2 * self.head_dim)
+    }
+}
+
+fn rwkv6_inputs(cx: &Context<'_>, m: &Rwkv6, batch: &ChunkBatch, x: &[f32]) -> Result<Inputs, EngineError> {
+    let (n_tokens, n_embd) = (batch.n_tokens(), m.r.n_cols);
+    let shifted = shifted(cx, batch, x, n_embd);
+    let chooser = lerp(cx, &m.lerp_x, x, &shifted)?;
+    let bias = cx.weights.vector(&m.decay_bias)?;
+    // What one of the five reads: x + sx (lerp + W2 tanh(W1 chooser)).
+    let seen = |at: usize| -> Result<Buffer, EngineError> {
+        let lerp = cx.weights.vector(&m.lerp[at])?;
+        let low_rank = LowRank { first: m.mix_in[at].clone(), second: Some(m.mix_out[at].clone()) };
+        let mut seen = low_rank.run(cx, &chooser, n_tokens, ValueFunction::Tanh)?;
+        cx.each_row((&mut seen, n_embd), (&shifted, n_embd), |y, sx| {
+            y.iter_mut().zip(sx).zip(&lerp).for_each(|((y, &sx), &lerp)| *y = sx * (lerp + *y));
+        });
+        cx.each_row((&mut seen, n_embd), (x, n_embd), |y, x| {
+            y.iter_mut().zip(x).for_each(|(y, &x)| *y += x);
+        });
+        Ok(seen)
+    };
+    let project = |at: usize, matrix| -> Result<Buffer, EngineError> {
+        let x = seen(at)?;
+        let out = (&LowRank { first: matrix, second: None }).run(cx, &x, n_tokens, ValueFunction::Same)?;
+        cx.give([x]);
+        Ok(out)
+    };
+    let decays_of = seen(0)?;
+    let mut w = m.decay.run(cx, &decays_of, n_tokens, ValueFunction::Tanh)?;
+    cx.give([decays_of]);
+    cx.map_rows(ValueFunction::ExpOfExp, Some(&bias), &mut w, bias.len());
+    let inputs = Inputs {
+        w,
+        k: project(1, m.k.clone())?,
+        v: project(2, m.v.clone())?,
+        r: project(3, m.r.clone())?,
+        g: project(4, m.g.clone())?,
+    };
+    cx.give([shifted, chooser]);
+    Ok(inputs)
+}
+
+fn rwkv6_heads(
+    cx: &Context<'_>,
+    m: &Rwkv6,
+    batch: &ChunkBatch,
+    inputs: &Inputs,
+    y: &mut [f32],
+) -> Result<(), EngineError> {
+    let (dim, inner, kv_width) = (m.head_dim, m.r.n_rows, m.k.n_rows);
+    let first = cx.weights.optional(m.first.as_ref())?;
+    let level = cx.weights.level;
+    let scale = 1.0 / (dim as f32).sqrt();
+    scan(cx, batch, y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+        let ScanPart { tokens, columns, state, .. } = part;
+        let kv_head = columns.start / dim / (m.n_heads / m.n_kv_heads);
+        let [scaled_key, scaled_r] = zeroed(buffer, [TOKENS * dim; 2]);
+        let mut state = HeadState::new(state, dim, dim);
+        for part in parts(tokens.clone()) {
+            let n = part.len();
+            let (own, of_kv) = ((columns.start, dim, inner), (kv_head * dim, dim, kv_width));
+            let [decay, receptance] = [&inputs.w, &inputs.r].map(|x| rows_of(x, &part, own));
+            let [key, values] = [&inputs.k, &inputs.v].map(|x| rows_of(x, &part, of_kv));
+            let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
+            if let Some(first) = &first {
+                let rule = ReadFirstRule { decay, first: &first[columns.clone()], key, receptance };
+                state.take_in(level, &rule, values, &mut tile);
+            } else {
+                for t in 0..n {
+                    let scaled = scaled_key[t * dim..].iter_mut().zip(key.row(t)).zip(decay.row(t));
+                    scaled.for_each(|((y, &key), &decay)| *y = key * (1.0 - decay));
+                    let scaled = scaled_r[t * dim..].iter_mut().zip(receptance.row(t));
+                    scaled.for_each(|(y, &r)| *y = r * scale);
                 }
+                let [key, query] = [&*scaled_key, &*scaled_r].map(|x| MatrixView::new(x, n, dim, dim));
+                state.take_in(level, &LinearRule { decay, key, query }, values, &mut tile);
             }
+        }
+    })
+}
+
+impl Rwkv6 {
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Rwkv6, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
+        let n_embd = b.n_embd;
+        let Heads { n: n_heads, dim: head_dim } = wkv_heads(b)?;
+        let kv_key = "attention.head_count_kv";
+        let n_kv_heads = match b.keys.layer_count(kv_key, layer)?.filter(|&n| n > 0) {
+            Some(n) if !n_heads.is_multiple_of(n) => {
+                return Err(b.keys.unknown(kv_key, "a divisor of the number of heads", &n.to_string()));
+            }
+            found => found.unwrap_or(n_heads),
+        };
+        let rank = b.keys.need_count("time_mix_extra_dim")?;
+        let decay_rank = b.keys.need_count("time_decay_extra_dim")?;
+        let shares = lerps(b, &at("lerp_fused.weight"), 5)?;
+        let mix_in = b.cut(&at("w1"), [rank; 5], n_embd)?;
+        let mix_out = b.tensors.experts(&at("w2"), 5, n_embd, rank)?;
+        let five = || EngineError::MissingTensor { tensor: at("w2.weight") };
+        let kv_width = n_kv_heads * head_dim;
+        Ok(Rwkv6 {
+            lerp_x: b.need_vector(&at("lerp_x.weight"), n_embd)?,
+            lerp: shares.try_into().map_err(|_| five())?,
+            mix_in,
+            mix_out: mix_out.try_into().map_err(|_| five())?,
+            r: square(b, &at("receptance"))?,
+            k: b.tensors.need_matrix(&at("key"), kv_width, n_embd)?,
+            v: b.tensors.need_matrix(&at("value"), kv_width, n_embd)?,
+            g: square(b, &at("gate"))?,
+            decay: LowRank::resolve(b, &at("decay_w1"), &at("decay_w2"), decay_rank)?,
+            decay_bias: b.need_vector(&at("decay.weight"), n_embd)?,
+            first: b.tensors.vector(&at("first.weight"), n_embd)?,
+            norm: wkv_norm(b, layer)?,
+            out: square(b, &at("output"))?,
+            n_heads,
+            n_kv_heads,
+            head_dim,
         })
     }
 }

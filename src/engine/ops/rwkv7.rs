@@ -4,16 +4,55 @@
 use rayon::prelude::*;
 
 use crate::engine::EngineError;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::matmul::MatrixView;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::rowwise::ValueFunction;
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{HeadState, ReplaceRule, TOKENS, parts, rows_of, state_floats};
-use crate::engine::ops::math;
-use crate::engine::ops::matmul::MatrixView;
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ScanPart, zeroed};
-use crate::engine::ops::rowwise::ValueFunction;
-use crate::engine::plan::{LowRank, Rwkv7, Vector};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::runner::Runner;
+use crate::engine::ops::low_rank::LowRank;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::rwkv::{Heads, lerp, lerps, shifted, square, wkv_heads, wkv_norm};
+use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::resolve::builder::Builder;
+
+/// RWKV 7: a delta rule whose keys are removed and written by gates of their own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rwkv7 {
+    /// Shares of the token before in what makes receptances, decays, keys, values, learning rates and gates.
+    pub lerp: Vec<Vector>,
+    /// Receptance projection.
+    pub r: Matrix,
+    /// Key projection.
+    pub k: Matrix,
+    /// Value projection.
+    pub v: Matrix,
+    /// Decays, with what is added to them.
+    pub w: (LowRank, Vector),
+    /// Shares of the first layer's values, with what is added to them; none in the first layer, which gives them.
+    pub v_mix: Option<(LowRank, Vector)>,
+    /// Learning rates, with what is added to them.
+    pub a: (LowRank, Vector),
+    /// Gate of the output.
+    pub g: Option<LowRank>,
+    /// Factor of the keys that are removed.
+    pub k_k: Vector,
+    /// How much learning rates weigh in keys.
+    pub k_a: Vector,
+    /// Weight of the current token.
+    pub r_k: Vector,
+    /// Norm of each head's output.
+    pub norm: Option<Norm>,
+    /// Output projection.
+    pub out: Matrix,
+    /// Heads.
+    pub n_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
 
 /// `exp(DECAY sig(..))` is what stays of a state: at least `exp(-exp(-0.5))`.
 const DECAY: f32 = -0.606_531;
@@ -37,136 +76,208 @@ struct Inputs {
     g: Option<Buffer>,
 }
 
-impl Runner<'_> {
-    /// RWKV 7 of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn rwkv7(
+impl MixerOp for Rwkv7 {
+    fn run(
         &self,
-        m: &Rwkv7,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let inner = m.r.n_rows;
-        let inputs = self.rwkv7_inputs(m, batch, x)?;
-        let mut y = self.take(batch.n_tokens() * inner);
-        self.rwkv7_heads(m, batch, &inputs, &mut y)?;
-        self.slot("scan", &y, inner);
+        let inner = self.r.n_rows;
+        let inputs = rwkv7_inputs(cx, self, batch, x)?;
+        let mut y = cx.take(batch.n_tokens() * inner);
+        rwkv7_heads(cx, self, batch, &inputs, &mut y)?;
+        cx.slot("scan", &y, inner);
         let Inputs { r, w, k, v, a, g } = inputs;
         if let Some(g) = g {
-            self.each_row((&mut y, inner), (&g, inner), |y, g| {
+            cx.each_row((&mut y, inner), (&g, inner), |y, g| {
                 y.iter_mut().zip(g).for_each(|(y, &g)| *y *= g);
             });
-            self.give([g]);
+            cx.give([g]);
         }
-        self.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
-        self.give([r, w, k, v, a, y]);
+        cx.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
+        cx.give([r, w, k, v, a, y]);
         Ok(())
     }
 
-    fn rwkv7_inputs(&self, m: &Rwkv7, batch: &ChunkBatch, x: &[f32]) -> Result<Inputs, EngineError> {
-        let (n_tokens, n_embd) = (batch.n_tokens(), m.r.n_cols);
-        let shifted = self.shifted(batch, x, n_embd);
-        let seen = |at: usize| self.lerp(&m.lerp[at], x, &shifted);
-        let project = |x: &[f32], matrix: &_| -> Result<Buffer, EngineError> {
-            let mut out = self.take(n_tokens * m.r.n_rows);
-            self.products(x, n_tokens, vec![Product::plain(matrix, &mut out)])?;
-            Ok(out)
-        };
-        // A low-rank part with its bias, through a function.
-        let part =
-            |x: &[f32], (low_rank, bias): &(LowRank, Vector), inner: ValueFunction, end: ValueFunction| {
-                let bias = self.weights.vector(bias)?;
-                let mut out = self.low_rank(low_rank, x, n_tokens, inner)?;
-                self.map_rows(end, Some(&bias), &mut out, bias.len());
-                Ok::<_, EngineError>(out)
-            };
-        let (r_of, w_of, k_of, v_of, a_of) = (seen(0)?, seen(1)?, seen(2)?, seen(3)?, seen(4)?);
-        let r = project(&r_of, &m.r)?;
-        let w = part(&w_of, &m.w, ValueFunction::Tanh, ValueFunction::ExpOfSigmoid(DECAY))?;
-        let k = project(&k_of, &m.k)?;
-        let mut v = project(&v_of, &m.v)?;
-        match &m.v_mix {
-            None => drop(batch.carried.set(v.to_vec())),
-            Some(mix) => {
-                let share = part(&v_of, mix, ValueFunction::Same, ValueFunction::Sigmoid)?;
-                let first = batch.carried.get().map_or(&[][..], Vec::as_slice);
-                self.workers.install(|| {
-                    let parts =
-                        v.par_chunks_mut(PART).zip(first.par_chunks(PART)).zip(share.par_chunks(PART));
-                    parts.for_each(|((v, first), share)| {
-                        for ((v, &first), &share) in v.iter_mut().zip(first).zip(share) {
-                            *v += (first - *v) * share;
-                        }
-                    });
-                });
-                self.give([share]);
-            }
-        }
-        let a = part(&a_of, &m.a, ValueFunction::Same, ValueFunction::Sigmoid)?;
-        let g = match &m.g {
-            Some(low_rank) => {
-                let g_of = seen(5)?;
-                let g = self.low_rank(low_rank, &g_of, n_tokens, ValueFunction::Sigmoid)?;
-                self.give([g_of]);
-                Some(g)
-            }
-            None => None,
-        };
-        self.give([shifted, r_of, w_of, k_of, v_of, a_of]);
-        Ok(Inputs { r, w, k, v, a, g })
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
     }
 
-    fn rwkv7_heads(
-        &self,
-        m: &Rwkv7,
-        batch: &ChunkBatch,
-        inputs: &Inputs,
-        y: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (dim, inner) = (m.head_dim, m.r.n_rows);
-        let vector = |vector: &Vector| self.weights.vector(vector);
-        let vectors = Vectors { k_k: vector(&m.k_k)?, k_a: vector(&m.k_a)?, r_k: vector(&m.r_k)? };
-        let norm = m.norm.as_ref().map(|norm| self.weights.norm(norm)).transpose()?;
-        let level = self.weights.level;
-        self.scan(batch, y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
-            let ScanPart { tokens, columns, state, .. } = part;
-            let [key, removed, lost] = zeroed(buffer, [TOKENS * dim; 3]);
-            let mut state = HeadState::new(state, dim, dim);
-            let mut scratch = Vec::new();
-            let [k_k, k_a, r_k] =
-                [&vectors.k_k, &vectors.k_a, &vectors.r_k].map(|vector| &vector[columns.clone()]);
-            for part in parts(tokens.clone()) {
-                let n = part.len();
-                let Inputs { r, w, k, v, a, .. } = inputs;
-                let own = (columns.start, dim, inner);
-                let [r, w, k, v, a] = [r, w, k, v, a].map(|x| rows_of(x, &part, own));
-                for t in 0..n {
-                    let own = t * dim..(t + 1) * dim;
-                    let (key, removed) = (&mut key[own.clone()], &mut removed[own.clone()]);
-                    let (k, a) = (k.row(t), a.row(t));
-                    for i in 0..dim {
-                        removed[i] = k[i] * k_k[i];
-                        let weighed = k[i] * k_a[i];
-                        key[i] = k[i] + a[i] * weighed - weighed;
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        Ok(self.r.n_cols + self.n_heads * state_floats(self.head_dim, self.head_dim))
+    }
+
+    fn handed_floats(&self) -> usize {
+        // The first layer gives its values to the mixes of the others.
+        if self.v_mix.is_none() { self.v.n_rows } else { 0 }
+    }
+
+    fn widest(&self) -> usize {
+        self.r.n_cols.max(self.out.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        let low_ranks =
+            [Some(&self.w.0), self.v_mix.as_ref().map(|v| &v.0), Some(&self.a.0), self.g.as_ref()];
+        let low_rank = |part: &LowRank| part.floats_per_token();
+        2 * self.r.n_cols + 5 * self.r.n_rows + low_ranks.into_iter().flatten().map(low_rank).sum::<usize>()
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 3 * self.head_dim)
+    }
+}
+
+fn rwkv7_inputs(cx: &Context<'_>, m: &Rwkv7, batch: &ChunkBatch, x: &[f32]) -> Result<Inputs, EngineError> {
+    let (n_tokens, n_embd) = (batch.n_tokens(), m.r.n_cols);
+    let shifted = shifted(cx, batch, x, n_embd);
+    let seen = |at: usize| lerp(cx, &m.lerp[at], x, &shifted);
+    let project = |x: &[f32], matrix: &_| -> Result<Buffer, EngineError> {
+        let mut out = cx.take(n_tokens * m.r.n_rows);
+        cx.products(x, n_tokens, vec![Product::plain(matrix, &mut out)])?;
+        Ok(out)
+    };
+    // A low-rank part with its bias, through a function.
+    let part = |x: &[f32], (low_rank, bias): &(LowRank, Vector), inner: ValueFunction, end: ValueFunction| {
+        let bias = cx.weights.vector(bias)?;
+        let mut out = low_rank.run(cx, x, n_tokens, inner)?;
+        cx.map_rows(end, Some(&bias), &mut out, bias.len());
+        Ok::<_, EngineError>(out)
+    };
+    let (r_of, w_of, k_of, v_of, a_of) = (seen(0)?, seen(1)?, seen(2)?, seen(3)?, seen(4)?);
+    let r = project(&r_of, &m.r)?;
+    let w = part(&w_of, &m.w, ValueFunction::Tanh, ValueFunction::ExpOfSigmoid(DECAY))?;
+    let k = project(&k_of, &m.k)?;
+    let mut v = project(&v_of, &m.v)?;
+    match &m.v_mix {
+        None => drop(batch.carried.set(v.to_vec())),
+        Some(mix) => {
+            let share = part(&v_of, mix, ValueFunction::Same, ValueFunction::Sigmoid)?;
+            let first = batch.carried.get().map_or(&[][..], Vec::as_slice);
+            cx.workers.install(|| {
+                let parts = v.par_chunks_mut(PART).zip(first.par_chunks(PART)).zip(share.par_chunks(PART));
+                parts.for_each(|((v, first), share)| {
+                    for ((v, &first), &share) in v.iter_mut().zip(first).zip(share) {
+                        *v += (first - *v) * share;
                     }
-                    let length = math::moments(level, removed, 0.0).1.sqrt().max(1e-12);
-                    math::scale_and_cap(level, removed, (1.0 / length) as f32, None);
-                    lost[own].iter_mut().zip(&*removed).zip(a).for_each(|((y, &x), &a)| *y = x * a);
+                });
+            });
+            cx.give([share]);
+        }
+    }
+    let a = part(&a_of, &m.a, ValueFunction::Same, ValueFunction::Sigmoid)?;
+    let g = match &m.g {
+        Some(low_rank) => {
+            let g_of = seen(5)?;
+            let g = low_rank.run(cx, &g_of, n_tokens, ValueFunction::Sigmoid)?;
+            cx.give([g_of]);
+            Some(g)
+        }
+        None => None,
+    };
+    cx.give([shifted, r_of, w_of, k_of, v_of, a_of]);
+    Ok(Inputs { r, w, k, v, a, g })
+}
+
+fn rwkv7_heads(
+    cx: &Context<'_>,
+    m: &Rwkv7,
+    batch: &ChunkBatch,
+    inputs: &Inputs,
+    y: &mut [f32],
+) -> Result<(), EngineError> {
+    let (dim, inner) = (m.head_dim, m.r.n_rows);
+    let vector = |vector: &Vector| cx.weights.vector(vector);
+    let vectors = Vectors { k_k: vector(&m.k_k)?, k_a: vector(&m.k_a)?, r_k: vector(&m.r_k)? };
+    let norm = m.norm.as_ref().map(|norm| cx.weights.norm(norm)).transpose()?;
+    let level = cx.weights.level;
+    scan(cx, batch, y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+        let ScanPart { tokens, columns, state, .. } = part;
+        let [key, removed, lost] = zeroed(buffer, [TOKENS * dim; 3]);
+        let mut state = HeadState::new(state, dim, dim);
+        let mut scratch = Vec::new();
+        let [k_k, k_a, r_k] =
+            [&vectors.k_k, &vectors.k_a, &vectors.r_k].map(|vector| &vector[columns.clone()]);
+        for part in parts(tokens.clone()) {
+            let n = part.len();
+            let Inputs { r, w, k, v, a, .. } = inputs;
+            let own = (columns.start, dim, inner);
+            let [r, w, k, v, a] = [r, w, k, v, a].map(|x| rows_of(x, &part, own));
+            for t in 0..n {
+                let own = t * dim..(t + 1) * dim;
+                let (key, removed) = (&mut key[own.clone()], &mut removed[own.clone()]);
+                let (k, a) = (k.row(t), a.row(t));
+                for i in 0..dim {
+                    removed[i] = k[i] * k_k[i];
+                    let weighed = k[i] * k_a[i];
+                    key[i] = k[i] + a[i] * weighed - weighed;
                 }
-                let [keys, removed, lost] =
-                    [&*key, &*removed, &*lost].map(|x| MatrixView::new(x, n, dim, dim));
-                let rule = ReplaceRule { decay: w, key: keys, removed, lost, receptance: r };
-                let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
-                state.take_in(level, &rule, v, &mut tile);
-                for t in 0..n {
-                    let (out, key, r) = (tile.row_mut(t), keys.row(t), r.row(t));
-                    if let Some(norm) = &norm {
-                        norm.head(level, out, columns.start / dim, &mut scratch);
-                    }
-                    let bonus: f32 = (0..dim).map(|i| key[i] * r[i] * r_k[i]).sum();
-                    math::add_scaled(level, out, v.row(t), bonus);
-                }
+                let length = math::moments(level, removed, 0.0).1.sqrt().max(1e-12);
+                math::scale_and_cap(level, removed, (1.0 / length) as f32, None);
+                lost[own].iter_mut().zip(&*removed).zip(a).for_each(|((y, &x), &a)| *y = x * a);
             }
+            let [keys, removed, lost] = [&*key, &*removed, &*lost].map(|x| MatrixView::new(x, n, dim, dim));
+            let rule = ReplaceRule { decay: w, key: keys, removed, lost, receptance: r };
+            let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
+            state.take_in(level, &rule, v, &mut tile);
+            for t in 0..n {
+                let (out, key, r) = (tile.row_mut(t), keys.row(t), r.row(t));
+                if let Some(norm) = &norm {
+                    norm.head(level, out, columns.start / dim, &mut scratch);
+                }
+                let bonus: f32 = (0..dim).map(|i| key[i] * r[i] * r_k[i]).sum();
+                math::add_scaled(level, out, v.row(t), bonus);
+            }
+        }
+    })
+}
+
+impl Rwkv7 {
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Rwkv7, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
+        let n_embd = b.n_embd;
+        let Heads { n: n_heads, dim: head_dim } = wkv_heads(b)?;
+        let has_gate = b.tensors.has(&at("g1.weight"));
+        let lerp = lerps(b, &at("lerp_fused.weight"), if has_gate { 6 } else { 5 })?;
+        let rank = |b: &Builder<'_>, name: &str| b.keys.need_count(&format!("attention.{name}_lora_rank"));
+        let part = |b: &mut Builder<'_>, name: &str, key: &str| {
+            let rank = rank(b, key)?;
+            let low_rank = LowRank::resolve(b, &at(&format!("{name}1")), &at(&format!("{name}2")), rank)?;
+            Ok::<_, EngineError>((low_rank, b.need_vector(&at(&format!("{name}0.weight")), n_embd)?))
+        };
+        let v_mix = if layer == 0 {
+            // The first layer's values are what the others are mixed with; files have the tensors all the same.
+            for name in ["v0.weight", "v1.weight", "v2.weight"] {
+                let _ = b.tensors.claim(&at(name));
+            }
+            None
+        } else {
+            Some(part(b, "v", "value_residual_mix")?)
+        };
+        let g = if has_gate {
+            let rank = rank(b, "gate")?;
+            Some(LowRank::resolve(b, &at("g1"), &at("g2"), rank)?)
+        } else {
+            None
+        };
+        Ok(Rwkv7 {
+            lerp,
+            r: square(b, &at("receptance"))?,
+            k: square(b, &at("key"))?,
+            v: square(b, &at("value"))?,
+            w: part(b, "w", "decay")?,
+            v_mix,
+            a: part(b, "a", "iclr")?,
+            g,
+            k_k: b.need_vector(&at("k_k.weight"), n_embd)?,
+            k_a: b.need_vector(&at("k_a.weight"), n_embd)?,
+            r_k: b.need_vector(&at("r_k.weight"), n_embd)?,
+            norm: wkv_norm(b, layer)?,
+            out: square(b, &at("output"))?,
+            n_heads,
+            head_dim,
         })
     }
 }

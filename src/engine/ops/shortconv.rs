@@ -1,39 +1,90 @@
 //! Gated short convolutions (LFM2): `out(c · conv(b · x))`.
 
 use crate::engine::EngineError;
-use crate::engine::ops::product::Product;
-use crate::engine::ops::recurrence::{ConvEnd, LoadedConv};
-use crate::engine::plan::ShortConv;
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::runner::Runner;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::Matrix;
+use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::resolve::builder::Builder;
+
+/// A gated short convolution: `out(c conv(b x))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShortConv {
+    /// Gate before the convolution.
+    pub b: Matrix,
+    /// Gate behind the convolution.
+    pub c: Matrix,
+    /// What is convolved.
+    pub x: Matrix,
+    /// The convolution.
+    pub conv: Conv,
+    /// Output projection.
+    pub out: Matrix,
+}
 
 fn multiply(y: &mut [f32], x: &[f32]) {
     y.iter_mut().zip(x).for_each(|(y, &x)| *y *= x);
 }
 
-impl Runner<'_> {
-    /// The convolution of the normed input `x` (`[n_tokens, n_embd]`) into `out`, the wanted rows.
-    pub(crate) fn shortconv(
+impl MixerOp for ShortConv {
+    fn run(
         &self,
-        m: &ShortConv,
+        cx: &Context<'_>,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (n_tokens, width) = (batch.n_tokens(), m.x.n_rows);
-        let [mut u, mut b, mut c, mut y] = [(); 4].map(|()| self.take(n_tokens * width));
-        let products =
-            vec![Product::plain(&m.b, &mut b), Product::plain(&m.c, &mut c), Product::plain(&m.x, &mut u)];
-        self.products(x, n_tokens, products)?;
-        self.each_row((&mut u, width), (&b, width), multiply);
-        let conv = LoadedConv::new(&self.weights, &m.conv)?;
-        self.convolve(&conv, batch, &u, &mut y, ConvEnd::Plain)?;
-        self.slot("conv", &y, width);
-        self.each_row((&mut y, width), (&c, width), multiply);
+        let (n_tokens, width) = (batch.n_tokens(), self.x.n_rows);
+        let [mut u, mut b, mut c, mut y] = [(); 4].map(|()| cx.take(n_tokens * width));
+        let products = vec![
+            Product::plain(&self.b, &mut b),
+            Product::plain(&self.c, &mut c),
+            Product::plain(&self.x, &mut u),
+        ];
+        cx.products(x, n_tokens, products)?;
+        cx.each_row((&mut u, width), (&b, width), multiply);
+        let conv = LoadedConv::new(&cx.weights, &self.conv)?;
+        conv.run(cx, batch, &u, &mut y, ConvEnd::Plain)?;
+        cx.slot("conv", &y, width);
+        cx.each_row((&mut y, width), (&c, width), multiply);
         let wanted = batch.select(&y, width);
-        self.products(&wanted, batch.n_wanted(), vec![Product::plain(&m.out, out)])?;
+        cx.products(&wanted, batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
         drop(wanted);
-        self.give([u, b, c, y]);
+        cx.give([u, b, c, y]);
         Ok(())
+    }
+
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(&self.out, 1.0)
+    }
+
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        Ok(self.conv.remembered(self.x.n_rows))
+    }
+
+    fn widest(&self) -> usize {
+        self.x.n_cols.max(self.out.n_cols)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        4 * self.x.n_rows
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        0
+    }
+}
+
+impl ShortConv {
+    pub(crate) fn resolve(builder: &mut Builder<'_>, layer: usize) -> Result<ShortConv, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.shortconv.{name}");
+        let n_embd = builder.n_embd;
+        let n_taps = builder.keys.need_count("shortconv.l_cache")?;
+        let [b, c, x] = builder.cut(&at("in_proj"), [n_embd; 3], n_embd)?;
+        let conv = Conv::resolve(builder, &at("conv"), n_embd, n_taps)?;
+        let out = builder.tensors.need_matrix(&at("out_proj"), n_embd, n_embd)?;
+        Ok(ShortConv { b, c, x, conv, out })
     }
 }

@@ -8,16 +8,25 @@ use rayon::prelude::*;
 
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
-use crate::engine::ops::math;
-use crate::engine::plan::Norm;
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::runner::Runner;
-use crate::engine::run::timings::WorkKind;
-use crate::engine::run::weights::LoadedNorm;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::{LoadedNorm, Norm};
+use crate::engine::exec::workers::ROWS_PER_TASK;
+use crate::engine::resolve::builder::Builder;
 
-/// Rows that one task mixes.
-const ROWS_PER_TASK: usize = 64;
+/// What the branches of a layer read where kept streams are mixed in. Each score is the sum of a stream's normed values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamMix {
+    /// Scores what the mixer reads.
+    pub mixer: Norm,
+    /// Scores what the feed-forward reads.
+    pub ffn: Norm,
+    /// The stream before the layer is kept for all later mixes, and begins anew with the mixer's output.
+    pub keeps: bool,
+}
 
 /// Which rows of a batch a stream has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,40 +37,37 @@ pub(crate) enum MixRows {
     Wanted,
 }
 
-impl Runner<'_> {
-    /// What a branch reads instead of the stream `x`.
-    pub(crate) fn mix_streams(
-        &self,
-        score: &Norm,
-        batch: &ChunkBatch,
-        rows: MixRows,
-        x: &[f32],
-    ) -> Result<Buffer, EngineError> {
-        let (n_embd, level) = (self.plan.n_embd, self.weights.level);
-        let score = self.weights.norm(score)?;
-        let mut out = self.take(x.len());
-        let tokens: Vec<usize> = (0..batch.n_tokens()).collect();
-        let tokens = match rows {
-            MixRows::All => Cow::Borrowed(&tokens[..]),
-            MixRows::Wanted => batch.select(&tokens, 1),
-        };
-        self.carried.with_streams(batch.start, |kept| {
-            self.workers.install(|| {
-                let tasks =
-                    out.par_chunks_mut(ROWS_PER_TASK * n_embd).zip(x.par_chunks(ROWS_PER_TASK * n_embd));
-                tasks.zip(tokens.par_chunks(ROWS_PER_TASK)).for_each(|((out, x), tokens)| {
-                    self.clock.time(WorkKind::Norm, || {
-                        for ((out, x), token) in out.chunks_mut(n_embd).zip(x.chunks(n_embd)).zip(tokens) {
-                            let kept = kept.iter().map(|stream| &stream[token * n_embd..][..n_embd]);
-                            let rows: Vec<&[f32]> = kept.chain([x]).collect();
-                            mix(level, &score, &rows, out);
-                        }
-                    });
+/// What a branch reads instead of the stream `x`.
+pub(crate) fn mix_streams(
+    cx: &Context<'_>,
+    score: &Norm,
+    batch: &ChunkBatch,
+    rows: MixRows,
+    x: &[f32],
+) -> Result<Buffer, EngineError> {
+    let (n_embd, level) = (cx.n_embd, cx.weights.level);
+    let score = cx.weights.norm(score)?;
+    let mut out = cx.take(x.len());
+    let tokens: Vec<usize> = (0..batch.n_tokens()).collect();
+    let tokens = match rows {
+        MixRows::All => Cow::Borrowed(&tokens[..]),
+        MixRows::Wanted => batch.select(&tokens, 1),
+    };
+    cx.carried.with_streams(batch.start, |kept| {
+        cx.workers.install(|| {
+            let tasks = out.par_chunks_mut(ROWS_PER_TASK * n_embd).zip(x.par_chunks(ROWS_PER_TASK * n_embd));
+            tasks.zip(tokens.par_chunks(ROWS_PER_TASK)).for_each(|((out, x), tokens)| {
+                cx.clock.time(WorkKind::Norm, || {
+                    for ((out, x), token) in out.chunks_mut(n_embd).zip(x.chunks(n_embd)).zip(tokens) {
+                        let kept = kept.iter().map(|stream| &stream[token * n_embd..][..n_embd]);
+                        let rows: Vec<&[f32]> = kept.chain([x]).collect();
+                        mix(level, &score, &rows, out);
+                    }
                 });
             });
         });
-        Ok(out)
-    }
+    });
+    Ok(out)
 }
 
 /// One token's mix of its rows.
@@ -80,10 +86,45 @@ fn mix(level: SimdLevel, score: &LoadedNorm, rows: &[&[f32]], out: &mut [f32]) {
     }
 }
 
+/// After how many layers a stream is kept; without it or at zero branches read the stream alone.
+const PERIOD: &str = "attn_res.block_size";
+
+impl StreamMix {
+    /// The mixes of a layer's branches.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
+        is_serial: bool,
+    ) -> Result<Option<StreamMix>, EngineError> {
+        let Some(period) = b.keys.count(PERIOD)?.filter(|&n| n > 0) else { return Ok(None) };
+        if !is_serial {
+            return Err(b.keys.unknown(PERIOD, "0 in a graph that is not serial", &period.to_string()));
+        }
+        Ok(Some(StreamMix {
+            mixer: stream_score(b, &format!("blk.{layer}.attn_res_score"))?,
+            ffn: stream_score(b, &format!("blk.{layer}.ffn_res_score"))?,
+            keeps: layer.is_multiple_of(period),
+        }))
+    }
+}
+
+/// The mix behind the last layer.
+pub(crate) fn final_mix(b: &mut Builder<'_>) -> Result<Option<Norm>, EngineError> {
+    match b.keys.count(PERIOD)?.filter(|&n| n > 0) {
+        Some(_) => stream_score(b, "output_res_score").map(Some),
+        None => Ok(None),
+    }
+}
+
+fn stream_score(b: &mut Builder<'_>, name: &str) -> Result<Norm, EngineError> {
+    let norm = b.norm(name)?;
+    norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::plan::NormFormula;
+    use crate::engine::exec::weights::NormFormula;
 
     #[test]
     fn a_mix_weighs_raw_rows_by_the_scores_of_normed_ones() {

@@ -3,12 +3,88 @@
 //! values of the slot and of 0.
 
 use crate::engine::EngineError;
-use crate::engine::ops::math;
-use crate::engine::ops::product::Product;
-use crate::engine::plan::{Activation, Dense, Switch, Switched, SwitchedAttention, SwitchedDense};
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::buffers::Buffer;
-use crate::engine::run::runner::Runner;
+use crate::engine::exec::activation::Activation;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::Matrix;
+use crate::engine::ops::dense::Dense;
+use crate::engine::resolve::builder::Builder;
+
+/// `y += up_s down_s x`, by the slot `s` of the token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Switched {
+    /// To the rank, one per slot.
+    pub down: Vec<Matrix>,
+    /// From the rank, one per slot.
+    pub up: Vec<Matrix>,
+}
+
+impl Switched {
+    /// Floats per token: the gathered rows, what is between, what is added.
+    fn floats_per_token(&self) -> usize {
+        let width = |(down, up): (&Matrix, &Matrix)| down.n_cols + down.n_rows + up.n_rows;
+        self.down.iter().zip(&self.up).map(width).max().unwrap_or(0)
+    }
+}
+
+/// Additions to the products of an attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SwitchedAttention {
+    /// To the queries.
+    pub q: Switched,
+    /// To the keys.
+    pub k: Switched,
+    /// To the values.
+    pub v: Switched,
+    /// To the output.
+    pub out: Switched,
+}
+
+impl SwitchedAttention {
+    pub(crate) fn floats_per_token(&self) -> usize {
+        let parts = [&self.q, &self.k, &self.v, &self.out];
+        parts.into_iter().map(Switched::floats_per_token).max().unwrap_or(0)
+    }
+}
+
+/// Additions to the products of a feed-forward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SwitchedDense {
+    /// To the gate, if there is one.
+    pub gate: Option<Switched>,
+    /// To the up projection.
+    pub up: Switched,
+    /// To the down projection.
+    pub down: Switched,
+}
+
+impl SwitchedDense {
+    pub(crate) fn floats_per_token(&self) -> usize {
+        let parts = self.gate.iter().chain([&self.up, &self.down]);
+        parts.map(Switched::floats_per_token).max().unwrap_or(0)
+    }
+}
+
+/// A token that turns an adapter on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchToken {
+    /// Its id.
+    pub token: u32,
+    /// The token whose embedding stands in its place.
+    pub substitute: u32,
+}
+
+/// What makes of tokens the slots of their adapters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Switch {
+    /// The token of slot `i + 1` at `i`; slot 0 is no adapter.
+    pub tokens: Vec<SwitchToken>,
+    /// How much more a token of an adapter counts than another, as a logarithm: twice this.
+    pub gain: f32,
+}
 
 impl Switch {
     /// The token whose embedding a token has.
@@ -42,113 +118,200 @@ impl Switch {
 }
 
 /// Queries of the wanted rows, keys and values of all.
-pub(super) struct SwitchedHeads<'a> {
-    pub(super) q: &'a mut [f32],
-    pub(super) k: &'a mut [f32],
-    pub(super) v: &'a mut [f32],
+pub(crate) struct SwitchedHeads<'a> {
+    pub(crate) q: &'a mut [f32],
+    pub(crate) k: &'a mut [f32],
+    pub(crate) v: &'a mut [f32],
 }
 
-impl Runner<'_> {
-    /// Slots of a batch's tokens.
-    fn batch_slots(&self, batch: &ChunkBatch) -> &[u32] {
-        &self.carried.slots[batch.start..batch.start + batch.n_tokens()]
-    }
+/// Slots of a batch's tokens.
+fn batch_slots<'c>(cx: &'c Context<'_>, batch: &ChunkBatch) -> &'c [u32] {
+    &cx.carried.slots[batch.start..batch.start + batch.n_tokens()]
+}
 
-    /// Adds the tokens' additions to the projections of the rows `x`; `queries` are the wanted ones of them.
-    pub(super) fn switch_heads(
-        &self,
-        switched: &SwitchedAttention,
-        batch: &ChunkBatch,
-        (x, queries): (&[f32], &[f32]),
-        heads: SwitchedHeads<'_>,
-    ) -> Result<(), EngineError> {
-        let (slots, SwitchedHeads { q, k, v }) = (self.batch_slots(batch), heads);
-        self.add_switched(&switched.k, slots, x, k)?;
-        self.add_switched(&switched.v, slots, x, v)?;
-        self.add_switched(&switched.q, &batch.select(slots, 1), queries, q)
-    }
+/// Adds the tokens' additions to the projections of the rows `x`; `queries` are the wanted ones of them.
+pub(crate) fn switch_heads(
+    cx: &Context<'_>,
+    switched: &SwitchedAttention,
+    batch: &ChunkBatch,
+    (x, queries): (&[f32], &[f32]),
+    heads: SwitchedHeads<'_>,
+) -> Result<(), EngineError> {
+    let (slots, SwitchedHeads { q, k, v }) = (batch_slots(cx, batch), heads);
+    add_switched(cx, &switched.k, slots, x, k)?;
+    add_switched(cx, &switched.v, slots, x, v)?;
+    add_switched(cx, &switched.q, &batch.select(slots, 1), queries, q)
+}
 
-    /// Adds the tokens' additions to the output projection of the wanted rows.
-    pub(super) fn switch_output(
-        &self,
-        switched: &SwitchedAttention,
-        batch: &ChunkBatch,
-        context: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        self.add_switched(&switched.out, &batch.select(self.batch_slots(batch), 1), context, out)
-    }
+/// Adds the tokens' additions to the output projection of the wanted rows.
+pub(crate) fn switch_output(
+    cx: &Context<'_>,
+    switched: &SwitchedAttention,
+    batch: &ChunkBatch,
+    context: &[f32],
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    add_switched(cx, &switched.out, &batch.select(batch_slots(cx, batch), 1), context, out)
+}
 
-    /// A dense feed-forward of the wanted rows whose products have additions.
-    pub(super) fn switched_dense(
-        &self,
+/// A dense feed-forward of the wanted rows whose products have additions.
+pub(crate) fn switched_dense(
+    cx: &Context<'_>,
+    dense: &Dense,
+    switched: &SwitchedDense,
+    (batch, x): (&ChunkBatch, &[f32]),
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    let (n_tokens, width, level) = (batch.n_wanted(), dense.up.n_rows, cx.weights.level);
+    let slots = batch.select(batch_slots(cx, batch), 1);
+    let mut inner = cx.take(n_tokens * width);
+    cx.products(x, n_tokens, vec![Product::plain(&dense.up, &mut inner)])?;
+    add_switched(cx, &switched.up, &slots, x, &mut inner)?;
+    match &dense.act {
+        Activation::Plain(act) => math::activate(level, *act, &mut inner),
+        Activation::Gated { act, gate } => {
+            let mut gates = cx.take(n_tokens * width);
+            cx.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
+            if let Some(switched) = &switched.gate {
+                add_switched(cx, switched, &slots, x, &mut gates)?;
+            }
+            cx.each_row((&mut inner, width), (&gates, width), |inner, gate| {
+                math::gated(level, *act, gate, inner);
+            });
+            cx.give([gates]);
+        }
+    }
+    cx.norm_in_place(dense.sub_norm.as_ref(), &mut inner, width)?;
+    cx.products(&inner, n_tokens, vec![Product::plain(&dense.down, out)])?;
+    add_switched(cx, &switched.down, &slots, &inner, out)?;
+    cx.give([inner]);
+    Ok(())
+}
+
+/// `out += B_s A_s x`, row by row by its slot.
+fn add_switched(
+    cx: &Context<'_>,
+    switched: &Switched,
+    slots: &[u32],
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    for (slot, (down, up)) in switched.down.iter().zip(&switched.up).enumerate() {
+        let is_own = |row: &usize| slots[*row] as usize == slot;
+        let rows: Vec<usize> = (0..slots.len()).filter(is_own).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let mut input: Buffer = cx.take(rows.len() * down.n_cols);
+        for (to, row) in input.chunks_mut(down.n_cols).zip(&rows) {
+            to.copy_from_slice(&x[row * down.n_cols..][..down.n_cols]);
+        }
+        let mut narrow = cx.take(rows.len() * down.n_rows);
+        cx.products(&input, rows.len(), vec![Product::plain(down, &mut narrow)])?;
+        let mut wide = cx.take(rows.len() * up.n_rows);
+        cx.products(&narrow, rows.len(), vec![Product::plain(up, &mut wide)])?;
+        for (added, row) in wide.chunks(up.n_rows).zip(&rows) {
+            let out = &mut out[row * up.n_rows..][..up.n_rows];
+            math::add_scaled(cx.weights.level, out, added, 1.0);
+        }
+        cx.give([input, narrow, wide]);
+    }
+    Ok(())
+}
+
+const COUNT: &str = "adapters.count";
+const ACTIVATE: &str = "adapters.token_ids_activate";
+
+const SUBSTITUTE: &str = "adapters.token_ids_substitute";
+
+impl Switch {
+    /// The tokens that turn adapters on, for models that have such.
+    pub(crate) fn resolve(b: &Builder<'_>, n_vocab: usize) -> Result<Option<Switch>, EngineError> {
+        let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
+        let ids = |name| {
+            let ids = b.keys.ids(name)?.ok_or_else(|| b.keys.missing(name))?;
+            if ids.len() != n {
+                return Err(b.keys.unknown(name, "a token for each adapter", &ids.len().to_string()));
+            }
+            match ids.iter().find(|&&id| id as usize >= n_vocab) {
+                Some(id) => Err(b.keys.unknown(name, "tokens of the vocabulary", &id.to_string())),
+                None => Ok(ids),
+            }
+        };
+        let pairs = ids(ACTIVATE)?.into_iter().zip(ids(SUBSTITUTE)?);
+        let gain = b.keys.number("adapters.router_gain")?;
+        let gain = gain.ok_or_else(|| b.keys.missing("adapters.router_gain"))? as f32;
+        let tokens = pairs.map(|(token, substitute)| SwitchToken { token, substitute }).collect();
+        Ok(Some(Switch { tokens, gain }))
+    }
+}
+
+/// Slots of adapters and their rank; slot 0 is no adapter.
+pub(crate) fn slots(b: &Builder<'_>) -> Result<Option<(usize, usize)>, EngineError> {
+    let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
+    Ok(Some((n.saturating_add(1), b.keys.need_count("adapters.lora_rank")?)))
+}
+
+/// The additions to the product with `base`.
+pub(crate) fn additions(
+    b: &mut Builder<'_>,
+    name: &str,
+    (n_slots, rank): (usize, usize),
+    base: &Matrix,
+) -> Result<Switched, EngineError> {
+    Ok(Switched {
+        down: b.tensors.stack(&format!("{name}.lora_a"), n_slots, rank, base.n_cols)?,
+        up: b.tensors.stack(&format!("{name}.lora_b"), n_slots, base.n_rows, rank)?,
+    })
+}
+
+impl SwitchedAttention {
+    /// The additions to an attention.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
+        [q, k, v, out]: [&Matrix; 4],
+    ) -> Result<Option<Box<SwitchedAttention>>, EngineError> {
+        let Some(slots) = slots(b)? else { return Ok(None) };
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        Ok(Some(Box::new(SwitchedAttention {
+            q: additions(b, &at("attn_q"), slots, q)?,
+            k: additions(b, &at("attn_k"), slots, k)?,
+            v: additions(b, &at("attn_v"), slots, v)?,
+            out: additions(b, &at("attn_output"), slots, out)?,
+        })))
+    }
+}
+
+impl SwitchedDense {
+    /// The additions to a feed-forward.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
         dense: &Dense,
-        switched: &SwitchedDense,
-        (batch, x): (&ChunkBatch, &[f32]),
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (n_tokens, width, level) = (batch.n_wanted(), dense.up.n_rows, self.weights.level);
-        let slots = batch.select(self.batch_slots(batch), 1);
-        let mut inner = self.take(n_tokens * width);
-        self.products(x, n_tokens, vec![Product::plain(&dense.up, &mut inner)])?;
-        self.add_switched(&switched.up, &slots, x, &mut inner)?;
-        match &dense.act {
-            Activation::Plain(act) => math::activate(level, *act, &mut inner),
-            Activation::Gated { act, gate } => {
-                let mut gates = self.take(n_tokens * width);
-                self.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
-                if let Some(switched) = &switched.gate {
-                    self.add_switched(switched, &slots, x, &mut gates)?;
-                }
-                self.each_row((&mut inner, width), (&gates, width), |inner, gate| {
-                    math::gated(level, *act, gate, inner);
-                });
-                self.give([gates]);
-            }
+    ) -> Result<Option<Box<SwitchedDense>>, EngineError> {
+        let Some(slots) = slots(b)? else { return Ok(None) };
+        if dense.sparsity.is_some() {
+            let expected = "none beside adapters";
+            return Err(b.keys.unknown("activation_sparsity_scale", expected, "one"));
         }
-        self.norm_in_place(dense.sub_norm.as_ref(), &mut inner, width)?;
-        self.products(&inner, n_tokens, vec![Product::plain(&dense.down, out)])?;
-        self.add_switched(&switched.down, &slots, &inner, out)?;
-        self.give([inner]);
-        Ok(())
-    }
-
-    /// `out += B_s A_s x`, row by row by its slot.
-    fn add_switched(
-        &self,
-        switched: &Switched,
-        slots: &[u32],
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        for (slot, (down, up)) in switched.down.iter().zip(&switched.up).enumerate() {
-            let is_own = |row: &usize| slots[*row] as usize == slot;
-            let rows: Vec<usize> = (0..slots.len()).filter(is_own).collect();
-            if rows.is_empty() {
-                continue;
-            }
-            let mut input: Buffer = self.take(rows.len() * down.n_cols);
-            for (to, row) in input.chunks_mut(down.n_cols).zip(&rows) {
-                to.copy_from_slice(&x[row * down.n_cols..][..down.n_cols]);
-            }
-            let mut narrow = self.take(rows.len() * down.n_rows);
-            self.products(&input, rows.len(), vec![Product::plain(down, &mut narrow)])?;
-            let mut wide = self.take(rows.len() * up.n_rows);
-            self.products(&narrow, rows.len(), vec![Product::plain(up, &mut wide)])?;
-            for (added, row) in wide.chunks(up.n_rows).zip(&rows) {
-                let out = &mut out[row * up.n_rows..][..up.n_rows];
-                math::add_scaled(self.weights.level, out, added, 1.0);
-            }
-            self.give([input, narrow, wide]);
-        }
-        Ok(())
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let gate = match &dense.act {
+            Activation::Gated { gate, .. } => Some(additions(b, &at("ffn_gate"), slots, gate)?),
+            Activation::Plain(_) => None,
+        };
+        Ok(Some(Box::new(SwitchedDense {
+            gate,
+            up: additions(b, &at("ffn_up"), slots, &dense.up)?,
+            down: additions(b, &at("ffn_down"), slots, &dense.down)?,
+        })))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::ops::noise::{NoiseModel, assert_near, normed, times};
-    use crate::engine::plan::{Switch, SwitchToken};
+    use crate::engine::noise::{NoiseModel, assert_near, normed, times};
+    use crate::engine::ops::switched::{Switch, SwitchToken};
     use crate::gguf::{Array, Value};
 
     const EPS: f64 = 1e-5;

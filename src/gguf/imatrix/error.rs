@@ -1,4 +1,4 @@
-//! Why an importance matrix cannot be used.
+//! Errors of importance matrices.
 
 use std::path::PathBuf;
 
@@ -6,70 +6,70 @@ use crate::core::text::{escape, escape_bytes};
 use crate::core::{GgmlType, Hint};
 use crate::gguf::{GgufError, listed};
 
-/// Why an importance matrix cannot be used.
+/// Reasons why an importance matrix cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum ImatrixError {
     /// Reading failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The file is no sound GGUF file.
+    /// The file is not a valid GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Data could not be read.
+    /// Tensor data could not be read.
     #[error(transparent)]
     Read(Box<crate::core::SourceError>),
-    /// A GGUF file of another kind.
+    /// The GGUF file is not an importance matrix.
     #[error("{}: not an importance matrix: no key `{key}`", path.display())]
     NotAnImatrix { path: PathBuf, key: &'static str },
-    /// Nothing in it.
+    /// The matrix has no entries.
     #[error("{}: importance matrix without entries", path.display())]
     Empty { path: PathBuf },
-    /// Sums without counts, or the other way round.
+    /// A tensor has sums without counts, or counts without sums.
     #[error("{}: tensor `{}`: sums and counts expected, one of them is missing", path.display(), escape(tensor))]
     Unpaired { path: PathBuf, tensor: String },
-    /// Sums or counts that are not F32.
+    /// Sums or counts are not F32.
     #[error("{}: tensor `{}`: importance data of type F32 expected, found {found}", path.display(), escape(tensor))]
     Type { path: PathBuf, tensor: String, found: GgmlType },
-    /// Values that cannot be shared out among the matrices.
+    /// The number of values is not a multiple of the number of matrices.
     #[error(
         "{}: tensor `{}`: {n_values} importance values for {n_counts} matrices",
         path.display(),
         escape(tensor)
     )]
     Counts { path: PathBuf, tensor: String, n_values: usize, n_counts: usize },
-    /// The older format ends early or holds nonsense.
+    /// A legacy file is truncated or invalid.
     #[error("{}: importance matrix: offset {offset}: {what} expected", path.display())]
     Legacy { path: PathBuf, offset: u64, what: &'static str },
-    /// An entry of the older format that was made in fewer than no calls.
+    /// An entry of a legacy file has a negative number of calls.
     #[error(
         "{}: tensor `{}`: offset {offset}: number of calls is {n_calls}: a number that is not negative expected",
         path.display(),
         escape(tensor)
     )]
     Calls { path: PathBuf, tensor: String, offset: u64, n_calls: i32 },
-    /// A value that is no number.
+    /// A value is not finite.
     #[error(
         "{}: tensor `{}`: importance value {index} is {value}",
         path.display(),
         escape(tensor)
     )]
     NonFinite { path: PathBuf, tensor: String, index: usize, value: f32 },
-    /// A sum of squares, a mean of them or a count that is negative.
+    /// A sum of squares, a mean of squares or a count is negative.
     #[error(
         "{}: tensor `{}`: importance value {index} is {value}: a number that is not negative expected",
         path.display(),
         escape(tensor)
     )]
     Negative { path: PathBuf, tensor: String, index: usize, value: f32 },
-    /// Values for another number of columns.
+    /// The number of values does not match the tensor's columns.
     #[error(
         "{}: tensor `{}`: {found} importance values, {expected} expected",
         path.display(),
         escape(tensor)
     )]
     Size { path: PathBuf, tensor: String, expected: u64, found: usize },
-    /// Two files that cannot be added up.
+    /// Two files cannot be added.
     #[error(
         "{}: tensor `{}`: {found} {what}, but {before} {what} in {}",
         path.display(),
@@ -84,46 +84,46 @@ pub enum ImatrixError {
         before: usize,
         other: PathBuf,
     },
-    /// To be resumed, but whole.
+    /// A finished matrix is to be resumed.
     #[error("{}: not the file of an unfinished run: there is nothing to resume", path.display())]
     Finished { path: PathBuf },
-    /// To be resumed, but the sums of the run are not there.
+    /// The exact sums of the run to resume are missing or damaged.
     #[error("{}: tensor `{}`: the sums of the unfinished run are missing or damaged", path.display(), escape(tensor))]
     NotExact { path: PathBuf, tensor: String },
-    /// To be resumed, but of another run.
+    /// The file to resume belongs to another run.
     #[error(
         "{}: the file of another run: its {n_done} chunks were made from another model, text or options",
         path.display()
     )]
     OtherRun { path: PathBuf, n_done: usize },
-    /// To be resumed, but this run ends before.
+    /// The file to resume has more chunks than this run.
     #[error("{}: {n_done} chunks are done, this run has {n_total}", path.display())]
     BeyondRun { path: PathBuf, n_done: usize, n_total: usize },
-    /// A whole matrix where parts of one are put together.
+    /// A whole matrix was given among parts.
     #[error("{}: no part of an importance matrix", path.display())]
     NoPart { path: PathBuf },
-    /// A part where a whole matrix is needed.
+    /// A part was given where a whole matrix is needed.
     #[error("{}: part {number} of {count} of an importance matrix, a whole one expected", path.display())]
     IsPart { path: PathBuf, number: usize, count: usize },
-    /// No file at all.
+    /// No file was given.
     #[error("no part of an importance matrix is given")]
     NoParts,
-    /// A part that was stopped.
+    /// A part is unfinished.
     #[error("{}: {n_done} of the {n_total} chunks of this part are done", path.display())]
     UnfinishedPart { path: PathBuf, n_done: usize, n_total: usize },
-    /// A part of another run.
+    /// A part belongs to another run.
     #[error("{}: a part of another importance matrix than {}: of {what}", path.display(), other.display())]
     OtherPart { path: PathBuf, other: PathBuf, what: &'static str },
-    /// A part that is given more than once.
+    /// A part was given twice.
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     TwicePart { path: PathBuf, other: PathBuf, number: usize },
-    /// Parts that are not there.
+    /// Parts are missing.
     #[error("of {count} parts {} missing: {}", numbers.len(), listed(numbers, *count))]
     MissingParts { numbers: Vec<usize>, count: usize },
-    /// A part that is not what was written.
+    /// The contents of a part do not match its checksum.
     #[error("{}: damaged: it does not hold what its checksum is of", path.display())]
     DamagedPart { path: PathBuf },
-    /// No entry is about a tensor of the model.
+    /// No entry refers to a tensor of the model.
     #[error(
         "{}: importance matrix of another model: none of its {n_entries} entries names a tensor of this one",
         path.display()

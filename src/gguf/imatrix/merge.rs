@@ -1,4 +1,4 @@
-//! Several matrices as one: sums of sums and of counts.
+//! Merge of several importance matrices: addition of sums and counts.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,16 +7,16 @@ use crate::gguf::imatrix::{
     COUNTS, ColumnSums, ImatrixError, ImatrixFormat, ImatrixSums, SUMS, StoredEntry, StoredImatrix,
 };
 
-/// Adds up what files hold, of either format: sums, counts, lists of texts. Chunks are counted in tokens of
-/// `chunk_size`, which is also what a call of the older format is taken to have been.
+/// Adds the contents of files of either format: sums, counts, lists of texts. Chunks are counted in units of
+/// `chunk_size` tokens, which is also the assumed size of a call in the legacy format.
 ///
 /// # Exactness
-/// Equals llama-imatrix's combining of `--in-file`s: sums in f32, in the order of the files; the calls of the older
-/// format times the size of a chunk; the number of chunks from the largest count. A count for the whole tensor goes to
-/// each of its matrices, in whichever order the files come: the peer does so only if it comes first.
+/// Equals llama-imatrix's combination of several `--in-file`: sums in f32, in the order of the files; the calls of the
+/// legacy format times the chunk size; the number of chunks from the largest count. A single count for a tensor applies
+/// to each of its matrices, in any order of the files; llama-imatrix does so only if that file is first.
 ///
 /// # Errors
-/// Values that are not finite; tensors whose widths or numbers of matrices contradict one another, with both files.
+/// Values that are not finite; tensors whose widths or numbers of matrices differ, with both files.
 pub fn merge_imatrices(files: &[StoredImatrix], chunk_size: usize) -> Result<ImatrixSums, ImatrixError> {
     let mut merged = ImatrixSums { tensors: BTreeMap::new(), datasets: Vec::new(), n_chunks: 0, chunk_size };
     for (at, file) in files.iter().enumerate() {
@@ -54,7 +54,7 @@ const SUMS_DIFFER: &str = "values";
 const COUNTS_DIFFER: &str = "counts";
 
 impl StoredImatrix {
-    /// A value that is not finite would spoil everything that it is added to.
+    /// Refuses values that are not finite or counts that are negative, which would invalidate the sums.
     fn check_values(&self, name: &str, entry: &StoredEntry) -> Result<(), ImatrixError> {
         let non_finite = |index: usize, value: f32, suffix: &str| ImatrixError::NonFinite {
             path: self.path.clone(),
@@ -73,7 +73,7 @@ impl StoredImatrix {
 }
 
 impl ColumnSums {
-    /// One count of all matrices becomes a count of each of `n_matrices`.
+    /// Replaces a single count by a count for each of `n_matrices` matrices.
     pub(crate) fn spread(&mut self, n_matrices: usize) {
         if let ([count], true) = (self.counts.as_slice(), n_matrices > 1) {
             self.counts = vec![*count; n_matrices];
@@ -81,7 +81,7 @@ impl ColumnSums {
         }
     }
 
-    /// Adds stored values, each worth `unit` rows. `Err` says what contradicts, and how many there were before.
+    /// Adds stored values, each worth `unit` rows. The error has the kind of the mismatch and the earlier number.
     fn add(&mut self, entry: &StoredEntry, unit: i64) -> Result<(), (&'static str, usize)> {
         let n_counts = entry.counts.len();
         if entry.values.len() != self.sums.len() {

@@ -1,5 +1,5 @@
-//! A part of an importance matrix: the matrix of a share of the chunks, with the sums as they were in memory and what tells
-//! whose part it is. All parts together are the matrix of a single run.
+//! Parts of an importance matrix: each is the matrix of a share of the chunks, with the exact sums in memory and the
+//! identity of its run. All parts together give the matrix of a single run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,30 +12,30 @@ use crate::gguf::{
     ColumnSums, GgufFile, ImatrixError, ImatrixSums, Metadata, PartsGap, UnfinishedRun, Value, each_once,
 };
 
-/// Keys of a part.
+/// Metadata keys of a part.
 const NUMBER: &str = "gguf_foundry.imatrix.part";
 const COUNT: &str = "gguf_foundry.imatrix.parts";
 const MODEL: &str = "gguf_foundry.imatrix.part_model";
 const PLAN: &str = "gguf_foundry.imatrix.part_plan";
 const FIRST: &str = "gguf_foundry.imatrix.part_first_chunk";
 const CHUNKS: &str = "gguf_foundry.imatrix.part_all_chunks";
-/// SHA-256 of the keys and the tensors.
+/// Key of the SHA-256 of a part's keys and tensors.
 pub(super) const DIGEST: &str = "gguf_foundry.imatrix.part_sha256";
 
-/// Which part of a run a file is.
+/// Identity of a part of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImatrixPart {
-    /// Its number, from 1.
+    /// Number of the part, from 1.
     pub number: usize,
-    /// How many parts the run has.
+    /// Number of parts of the run.
     pub count: usize,
-    /// What tells the model from others.
+    /// Fingerprint of the model.
     pub model: String,
-    /// What tells the run from others: the model, all chunks, the options.
+    /// Fingerprint of the run: the model, all chunks, the options.
     pub plan: String,
-    /// Number of its first chunk among those of all parts.
+    /// Index of the part's first chunk among those of all parts.
     pub first_chunk: usize,
-    /// Chunks of all parts.
+    /// Number of chunks of all parts.
     pub all_chunks: usize,
 }
 
@@ -64,7 +64,7 @@ impl ImatrixPart {
     }
 }
 
-/// Digest of what a part holds: keys that are its own, and all tensors.
+/// Computes the digest of a part's contents: its own keys, and all tensors.
 pub(super) fn digest(metadata: &Metadata, tensors: &dyn TensorSource) -> Result<String, SourceError> {
     use std::fmt::Write as _;
     let mut hash = Sha256::new();
@@ -94,29 +94,30 @@ pub(super) fn digest(metadata: &Metadata, tensors: &dyn TensorSource) -> Result<
     }))
 }
 
-/// Whether a file is the part that its digest is of.
+/// Returns true if the contents of a file match its digest.
 pub(super) fn is_whole(file: &GgufFile) -> bool {
     let expected = file.metadata().get(DIGEST).and_then(Value::as_str);
     expected.is_some() && digest(file.metadata(), file).ok().as_deref() == expected
 }
 
-/// All parts of a matrix, put together.
+/// Importance matrix combined from all parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CombinedImatrix {
-    /// The matrix of a single run.
+    /// Sums, as from a single run.
     pub sums: ImatrixSums,
-    /// Negative log likelihoods of the tokens that were scored, in their order.
+    /// Negative log likelihoods of the scored tokens, in order.
     pub nll: Vec<f64>,
 }
 
-/// Puts the parts of one run together, in whichever order they come.
+/// Combines the parts of one run, in any order.
 ///
 /// # Exactness
-/// Sums are added with what their rounding lost, so that the file has the bytes of a single run's, unless a sum lies
-/// within 2⁻¹⁰⁰ of itself of the middle between two values of the file (`f32`).
+/// Sums are added together with their rounding errors. So the file has the bytes of a single run's, unless a sum is
+/// within 2⁻¹⁰⁰ (relative) of the midpoint between two values of the file (`f32`).
 ///
 /// # Errors
-/// [`ImatrixError`]: a file that is no part, of another run, damaged or not finished; a part that is missing or there twice.
+/// [`ImatrixError`]: a file that is not a part, or of another run, damaged or unfinished; a part that is missing or
+/// given twice.
 pub fn combine_imatrix_parts(paths: &[PathBuf]) -> Result<CombinedImatrix, ImatrixError> {
     let mut parts = Vec::new();
     for path in paths {
@@ -165,7 +166,7 @@ pub fn combine_imatrix_parts(paths: &[PathBuf]) -> Result<CombinedImatrix, Imatr
     combined.ok_or(ImatrixError::NoParts)
 }
 
-/// Whether parts, in order, are those of one run, each once: path, place, chunks.
+/// Checks that sorted parts (path, part, number of chunks) belong to one run, and that each occurs once.
 fn belong_together(parts: &[(&std::path::Path, &ImatrixPart, usize)]) -> Result<(), ImatrixError> {
     let Some((first_path, first, _)) = parts.first() else { return Err(ImatrixError::NoParts) };
     for (path, part, _) in parts {

@@ -1,4 +1,4 @@
-//! Reading either format.
+//! Reader of both formats.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::gguf::imatrix::{
 use crate::gguf::{Array, GgufError, GgufFile, OtherFile, Value};
 
 impl Imatrix {
-    /// Reads a file of either format: GGUF if it says so, else the older one.
+    /// Reads a file of either format: GGUF if it has the magic, else the legacy one.
     ///
     /// # Exactness
     /// Weights equal llama-quantize's: a sum of squares divided by the count as a float; 1 for experts that no token
@@ -24,7 +24,7 @@ impl Imatrix {
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
         let StoredImatrix { path, format, entries, datasets, n_chunks, unfinished, .. } =
             StoredImatrix::open(path)?;
-        // The sums of a share of the text are those of no text that somebody chose.
+        // The sums of one share represent an arbitrary part of the text.
         if let Some(part) = unfinished.and_then(|run| run.part).filter(|part| part.count > 1) {
             return Err(ImatrixError::IsPart { path, number: part.number, count: part.count });
         }
@@ -52,7 +52,7 @@ impl Imatrix {
 }
 
 impl StoredEntry {
-    /// Sums as a run keeps them.
+    /// Converts stored values to the sums of a run.
     fn columns(&self) -> ColumnSums {
         ColumnSums {
             n_cols: self.values.len() / self.counts.len().max(1),
@@ -63,7 +63,7 @@ impl StoredEntry {
 }
 
 impl StoredImatrix {
-    /// Reads a file of either format: GGUF if it says so, else the older one.
+    /// Reads a file of either format: GGUF if it has the magic, else the legacy one.
     ///
     /// # Errors
     /// [`ImatrixError`]; each names the file.
@@ -122,10 +122,12 @@ impl StoredImatrix {
         })
     }
 
+    /// Reads a file of the legacy format.
+    ///
     /// # Layout
-    /// The number of entries; for each: length and bytes of the name, number of calls, number of values, values; then,
-    /// if present, the number of chunks, and length and bytes of the name of the text. All numbers are i32, values
-    /// f32, little-endian.
+    /// The number of entries; for each: length and bytes of the name, number of calls, number of values, values. Then,
+    /// if present, the number of chunks, and length and bytes of the name of the text. All numbers are i32, values f32,
+    /// little-endian.
     fn open_legacy(path: &Path) -> Result<Self, ImatrixError> {
         let bytes = input::read(path)?;
         if let Some(what) = OtherFile::of(path, &bytes, 0) {
@@ -159,7 +161,7 @@ impl StoredImatrix {
             check_values(path, &name, &values)?;
             entries.insert(name, StoredEntry { values, counts: vec![n_calls.into()] });
         }
-        // What follows is optional, whole or in part.
+        // The rest is optional, whole or in part.
         let n_chunks = cursor.i32().unwrap_or(0);
         let n_name = cursor.i32().ok().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
         let dataset = n_name.and_then(|n| cursor.take(n).ok()).map(|name| until_nul(name).to_vec());
@@ -188,7 +190,7 @@ fn floats(file: &GgufFile, index: usize, name: &str) -> Result<Vec<f32>, Imatrix
     let n_bytes = tensor.n_bytes().and_then(|n| usize::try_from(n).ok());
     match n_bytes {
         Some(n_bytes) if tensor.ty == GgmlType::F32 => {
-            // The header was refused if the data reached beyond the file.
+            // The header would have been refused if the data exceeded the file.
             let mut bytes = vec![0; n_bytes];
             file.read_rows(index, 0, &mut bytes).map_err(|error| ImatrixError::Read(Box::new(error)))?;
             Ok(le_floats(&bytes))
@@ -200,7 +202,7 @@ fn floats(file: &GgufFile, index: usize, name: &str) -> Result<Vec<f32>, Imatrix
     }
 }
 
-/// Sums and counts of a tensor, which must be shared out among the same matrices.
+/// Pairs the sums and counts of a tensor. The number of sums must be a multiple of that of counts.
 fn stored_entry(
     path: &Path,
     name: &str,

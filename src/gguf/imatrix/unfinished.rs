@@ -1,5 +1,5 @@
-//! What the file of a run that was stopped says beside its matrix, so that the run can go on as if nothing had happened:
-//! the sums as they were in memory, and where the run stood. Other readers pass over it.
+//! State of an unfinished run, stored next to its matrix: the exact sums in memory and the position. The run can resume
+//! as if it had not stopped. Other readers ignore these data.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,36 +12,36 @@ use crate::gguf::imatrix::{
 };
 use crate::gguf::{GgufFile, Metadata, Value};
 
-/// Keys of an unfinished run.
+/// Metadata keys of an unfinished run.
 const FINGERPRINT: &str = "gguf_foundry.imatrix.run";
 const DONE: &str = "gguf_foundry.imatrix.chunks_done";
 const TOTAL: &str = "gguf_foundry.imatrix.chunks_total";
-/// Beside the sums and counts in f32, those of the run: `NAME.in_sum2_f64`, `NAME.counts_f64`.
+/// Suffix of the exact sums and counts, stored in addition to those in f32: `NAME.in_sum2_f64`, `NAME.counts_f64`.
 pub(super) const EXACT: &str = "_f64";
-/// What the rounding of the sums lost: `NAME.in_sum2_rest_f64`.
+/// Suffix of the rounding errors of the sums: `NAME.in_sum2_rest_f64`.
 pub(super) const REST: &str = "_rest_f64";
-/// Negative log likelihoods of the tokens scored so far.
+/// Name of the tensor with the negative log likelihoods of the tokens scored so far.
 pub(super) const NLL: &str = "gguf_foundry.imatrix.nll";
 
-/// Where a run stopped.
+/// State of a stopped run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnfinishedRun {
-    /// What was run: the model, the tokens of the chunks that are done, and the options.
+    /// Fingerprint of the run: the model, the tokens of the finished chunks, and the options.
     pub fingerprint: String,
-    /// Chunks that are done.
+    /// Number of finished chunks.
     pub n_done: usize,
-    /// Chunks that the run was to have.
+    /// Number of chunks of the whole run.
     pub n_total: usize,
     /// Negative log likelihoods of the tokens scored so far.
     pub nll: Vec<f64>,
-    /// By tensor, what the rounding of its sums lost; nothing if none is known, or the file was only looked at.
+    /// Rounding errors of the sums by tensor; empty if unknown, or if the sums were not read.
     pub rests: BTreeMap<String, Vec<f64>>,
-    /// Which part of a run it is, if several machines share it.
+    /// Part of a run, if several machines share it.
     pub part: Option<ImatrixPart>,
 }
 
 impl UnfinishedRun {
-    /// What a file says of it; `None` in a file of a whole run.
+    /// Reads the state from a file, without the sums; `None` for a finished run.
     pub(super) fn of(file: &GgufFile) -> Option<Self> {
         let metadata = file.metadata();
         let number = |key| usize::try_from(metadata.get(key)?.as_u64()?).ok();
@@ -55,16 +55,16 @@ impl UnfinishedRun {
         })
     }
 
-    /// What a file says of an unfinished run, if it is the file of one.
+    /// Reads the state from the file of an unfinished run, without the sums; `None` for any other file.
     #[must_use]
     pub fn find(path: &Path) -> Option<Self> {
         Self::of(&GgufFile::open(path).ok()?)
     }
 
-    /// Opens the file of an unfinished run: where it stopped, and its sums as they were in memory.
+    /// Opens the file of an unfinished run: its state, and its exact sums.
     ///
     /// # Errors
-    /// [`ImatrixError`]: no importance matrix, that of a whole run, sums that are missing or no numbers.
+    /// [`ImatrixError`]: not an importance matrix, that of a finished run, sums that are missing or not finite.
     pub fn open(path: &Path) -> Result<(Self, ImatrixSums), ImatrixError> {
         let stored = StoredImatrix::open(path)?;
         let Some(mut run) = stored.unfinished else {
@@ -107,7 +107,7 @@ impl UnfinishedRun {
     }
 }
 
-/// The sums of a tensor as the run had them.
+/// Returns the exact sums of a tensor.
 fn exact(file: &GgufFile, name: &str, entry: &StoredEntry) -> Option<ColumnSums> {
     let sums = doubles(file, &format!("{name}{SUMS}{EXACT}"))?;
     let counts = doubles(file, &format!("{name}{COUNTS}{EXACT}"))?;
@@ -126,7 +126,7 @@ fn doubles(file: &GgufFile, name: &str) -> Option<Vec<f64>> {
     if tensor.ty != GgmlType::F64 {
         return None;
     }
-    // The header was refused if the data reached beyond the file.
+    // The header would have been refused if the data exceeded the file.
     let mut bytes = vec![0; usize::try_from(tensor.n_bytes()?).ok()?];
     file.read_rows(index, 0, &mut bytes).ok()?;
     let mut cursor = Cursor::new(&bytes, Endian::Little);

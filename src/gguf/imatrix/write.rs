@@ -1,4 +1,4 @@
-//! Writing either format.
+//! Writer of both formats.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use crate::gguf::imatrix::unfinished::{EXACT, NLL, REST};
 use crate::gguf::imatrix::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, ImatrixSums, SUMS, UnfinishedRun};
 use crate::gguf::{Array, Metadata, Value, WriteError, WriteOptions, write_gguf};
 
-/// Numbers that become a tensor.
+/// Numbers that are stored as a tensor.
 #[derive(Clone, Copy)]
 enum Numbers<'a> {
     Sums(&'a [f64]),
     Counts(&'a [i64]),
 }
 
-/// The tensors of a matrix, rounded as they are read.
+/// Tensors of a matrix, rounded as they are read.
 #[derive(Default)]
 struct SumTensors<'a> {
     metas: Vec<TensorMeta>,
@@ -59,7 +59,7 @@ impl TensorSource for SumTensors<'_> {
 }
 
 impl ImatrixSums {
-    /// Writes the GGUF form.
+    /// Writes the GGUF format.
     ///
     /// # Errors
     /// I/O errors.
@@ -72,8 +72,8 @@ impl ImatrixSums {
         self.write_gguf(path, None, options, progress)
     }
 
-    /// Writes the GGUF form of a run that is not at its end. It is a matrix of the chunks that are done, and holds what
-    /// [`UnfinishedRun::open`] needs to go on.
+    /// Writes the GGUF format for an unfinished run: a matrix of the finished chunks, with the data that
+    /// [`UnfinishedRun::open`] needs to resume.
     ///
     /// # Errors
     /// I/O errors.
@@ -132,7 +132,7 @@ impl ImatrixSums {
         Ok(())
     }
 
-    /// Writes the older form, which has room for the name of one text: the last.
+    /// Writes the legacy format, which stores the name of only one text: the last.
     ///
     /// # Errors
     /// I/O errors.

@@ -1,5 +1,5 @@
-//! A file that outlives the run that writes it: one that several runs share, each writing its tensors where the plan of the whole puts
-//! them, and one that is gone on with when the run was stopped.
+//! Output files that outlive a single run. Several runs may share one file, each writing its tensors at their positions
+//! in the plan of the whole, and a stopped run may be resumed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,24 +15,24 @@ use crate::gguf::writer::guard;
 use crate::gguf::writer::stream::{Beside, stream};
 use crate::gguf::{FilePlan, PlannedFile, Share, WriteError, WriteOptions, WriteReport};
 
-/// Bytes that are written before it is noted how far a run has come.
+/// Number of bytes between two records of the progress.
 const STEP_BYTES: u64 = 256 << 20;
 
-/// What one run writes of a file.
+/// Part of a file that one run writes.
 pub(super) struct Part {
     file: PlannedFile,
-    /// Which part, from 1, of how many.
+    /// Number of the part, from 1; `count` is the number of parts.
     number: usize,
     count: usize,
 }
 
 impl Part {
-    /// The whole of a file.
+    /// Creates a part with all tensors of a file.
     pub(super) fn alone(file: PlannedFile) -> Self {
         Self { file, number: 1, count: 1 }
     }
 
-    /// Some tensors of a file.
+    /// Creates a part with some tensors of a file.
     pub(super) fn of_whole(target: &Path, mut plan: FilePlan, tensors: Range<usize>, share: Share) -> Self {
         plan.tensors = plan.tensors.get(tensors.clone()).unwrap_or_default().to_vec();
         let file = PlannedFile { path: target.to_owned(), tensors, plan, id_offset: None };
@@ -40,7 +40,7 @@ impl Part {
     }
 }
 
-/// Writes the tensors, and in the first part the header. `id` stands for the plan and the input.
+/// Writes the tensors, and in the first part the header. `id` identifies the plan and the input.
 pub(super) fn write(
     part: Part,
     kind: OutputKind,
@@ -80,7 +80,7 @@ pub(super) fn write(
     })
 }
 
-/// Writes the tensors of a part from `start` on, and notes how far it came.
+/// Writes the tensors of a part from `start` on, and records the progress.
 fn write_tensors(
     (files, output): (&[PlannedFile; 1], &[OutputFile; 1]),
     (shared, start): (&SharedOutput, u64),
@@ -92,13 +92,14 @@ fn write_tensors(
     let beside = Beside { beginnings: &Beginnings::of(0), watermark: Some(&watermark) };
     let streamed = stream(source, (files, output), beside, options, progress);
     if streamed.is_err() {
-        // Where this fails too, less is noted, and more is written again.
+        // If this fails as well, less progress is recorded, and more is written again.
         let _ = watermark.note();
     }
     streamed
 }
 
-/// How far a run has come without gaps, noted beside the file from time to time. Threads finish their chunks in any order.
+/// Offset up to which a run has written without gaps, recorded next to the file from time to time. Threads finish their
+/// chunks in any order.
 pub(super) struct Watermark<'a> {
     shared: &'a SharedOutput,
     output: &'a OutputFile,
@@ -108,11 +109,11 @@ pub(super) struct Watermark<'a> {
 }
 
 struct State {
-    /// The first chunk that is not written.
+    /// Index of the first chunk that is not written.
     next: usize,
-    /// Where chunks behind it end that are written.
+    /// End offsets of written chunks after it, by index.
     ahead: BTreeMap<usize, u64>,
-    /// Where the last chunk before it ends.
+    /// End offset of the last chunk before it.
     end: u64,
     noted: u64,
 }
@@ -123,12 +124,12 @@ impl<'a> Watermark<'a> {
         Self { shared, output, start, sync, state: Mutex::new(state) }
     }
 
-    /// Where the run begins.
+    /// Byte offset at which the run starts.
     pub(super) fn start(&self) -> u64 {
         self.start
     }
 
-    /// A chunk was written that ends at this offset.
+    /// Marks a chunk as written that ends at offset `end`.
     ///
     /// # Errors
     /// I/O errors.
@@ -147,12 +148,12 @@ impl<'a> Watermark<'a> {
         }
         let end = state.end;
         state.noted = end;
-        // The others go on while the disk works.
+        // Release the lock: the other threads continue while the disk works.
         drop(state);
         self.shared.note_written_to(self.output, end, self.sync)
     }
 
-    /// Notes how far the run has come.
+    /// Records the progress.
     fn note(&self) -> io::Result<()> {
         let end = self.state.lock().unwrap_or_else(PoisonError::into_inner).end;
         self.shared.note_written_to(self.output, end, self.sync)

@@ -1,4 +1,4 @@
-//! The tensors of planned files on their way from a source into outputs: cut into chunks of rows, which all threads take in order.
+//! Streaming of planned tensors from a source to output files, in chunks of rows that all threads take in order.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,16 +15,16 @@ use crate::gguf::split_id::Beginnings;
 use crate::gguf::writer::into::Watermark;
 use crate::gguf::writer::{PlannedFile, WriteError, WriteOptions};
 
-/// Bytes of the largest chunk; rows that are longer are a chunk each.
+/// Maximum size of a chunk in bytes; a longer row is a chunk of its own.
 const MAX_CHUNK_BYTES: u64 = 4 << 20;
-/// Bytes of the smallest budget for a chunk.
+/// Minimum size budget of a chunk in bytes.
 const MIN_CHUNK_BYTES: u64 = 64 << 10;
 
-/// What takes note of chunks as they are written.
+/// Observers of written chunks.
 #[derive(Clone, Copy)]
 pub(super) struct Beside<'a> {
     pub(super) beginnings: &'a Beginnings,
-    /// Where the run is to go on if it is stopped, and where it begins.
+    /// Recorded progress of a run that may be resumed, and its start.
     pub(super) watermark: Option<&'a Watermark<'a>>,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn stream(
     if progress.is_cancelled() { Err(WriteError::Cancelled) } else { Ok(()) }
 }
 
-/// What is written: the file, the first of several.
+/// Returns a title with the name of the first file and the number of others.
 fn title(files: &[PlannedFile]) -> String {
     let name = files.first().and_then(|file| file.path.file_name()).unwrap_or_default().to_string_lossy();
     match files.len() {
@@ -59,7 +59,7 @@ fn title(files: &[PlannedFile]) -> String {
     }
 }
 
-/// Rows of one tensor and where they go.
+/// Rows of one tensor and their position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Chunk {
     file: usize,
@@ -70,7 +70,7 @@ struct Chunk {
     n_bytes: u64,
 }
 
-/// Cuts all tensors into chunks, in file order.
+/// Iterator over the chunks of all tensors, in file order.
 struct Chunks<'a> {
     tensors: &'a [TensorMeta],
     files: &'a [PlannedFile],
@@ -81,7 +81,7 @@ struct Chunks<'a> {
 }
 
 impl<'a> Chunks<'a> {
-    /// From an offset on, in the first of the files.
+    /// Starts at an offset of the first file.
     fn new(tensors: &'a [TensorMeta], files: &'a [PlannedFile], chunk_bytes: u64, start: u64) -> Self {
         let mut this = Self { tensors, files, chunk_bytes, file: 0, tensor: 0, row: 0 };
         if let Some(file) = files.first() {
@@ -95,7 +95,7 @@ impl<'a> Chunks<'a> {
         this
     }
 
-    /// The tensors to come, in order.
+    /// Iterates over the remaining tensors, in order.
     fn tensors_left(&self) -> impl Iterator<Item = usize> {
         let all = self.files.iter().flat_map(|file| file.tensors.clone());
         all.skip_while(|&tensor| tensor < self.tensor)
@@ -114,7 +114,7 @@ impl Iterator for Chunks<'_> {
             }
             let meta = &self.tensors[self.tensor];
             let n_rows = meta.shape.n_rows();
-            // The plan was refused if rows were not whole blocks.
+            // The plan would have been refused if rows were not whole blocks.
             let row_bytes = meta.row_bytes().unwrap_or(0);
             if self.row >= n_rows || row_bytes == 0 {
                 self.tensor += 1;
@@ -137,7 +137,7 @@ impl Iterator for Chunks<'_> {
     }
 }
 
-/// Stops the other threads when one panics, instead of letting them write a file that is lost.
+/// Guard that stops the other threads when one panics, because the file is lost anyway.
 struct StopOnPanic<'a>(&'a AtomicBool);
 
 impl Drop for StopOnPanic<'_> {
@@ -148,7 +148,7 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// The running of a plan.
+/// State of a running stream.
 struct Stream<'a> {
     source: &'a dyn TensorSource,
     outputs: &'a [OutputFile],
@@ -157,12 +157,12 @@ struct Stream<'a> {
     write_back: &'a WriteBack<'a>,
     chunk_bytes: u64,
     progress: &'a dyn Progress,
-    /// The tensors of the files.
+    /// Indices of the files' tensors.
     own: Range<usize>,
     n_workers: usize,
     queue: Mutex<std::iter::Enumerate<Chunks<'a>>>,
     stop: AtomicBool,
-    /// The failure of the earliest chunk, so that the message does not depend on the threads.
+    /// Failure of the earliest chunk, so that the message does not depend on the threads.
     failure: Mutex<Option<(usize, WriteError)>>,
 }
 
@@ -267,7 +267,8 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// The first row alone counts: how many a chunk has depends on the memory.
+    /// Reports the start of a tensor and records its first row. More rows would not be reproducible: the number per
+    /// chunk depends on the memory.
     fn begin_tensor(&self, chunk: Chunk, bytes: &[u8]) {
         if chunk.first_row == 0 {
             let (number, of) = (chunk.tensor + 1 - self.own.start, self.own.len());

@@ -1,4 +1,4 @@
-//! Opening a checkpoint as far as it goes: what its files hold, and the weights behind its quantization.
+//! Opening of a checkpoint as far as possible: its file contents, and its dequantized weights.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use crate::convert::{ConvertError, ConvertOptions, FlmOptions, ModelSource, Voca
 use crate::core::{WeightMeta, WeightSource};
 use crate::inspect::checkpoint::{Aspect, ListedTensor, Problem, WeightFile, WeightFiles};
 
-/// A checkpoint that was opened.
+/// An opened checkpoint.
 pub(super) struct Opened {
-    /// The model; without weights where they cannot be read.
+    /// The model, without weights if they cannot be read.
     pub(super) source: ModelSource,
-    /// The files, where they can be read.
+    /// The weight files, if they can be read.
     pub(super) container: Option<WeightFiles>,
-    /// The tensors in them.
+    /// The tensors in the files.
     pub(super) metas: Vec<WeightMeta>,
-    /// What cannot be read.
+    /// Problems found while opening.
     pub(super) problems: Vec<Problem>,
 }
 
 impl Opened {
-    /// Opens what is there.
+    /// Opens a FastLLM file or a directory, as far as possible.
     ///
     /// # Errors
     /// There is no configuration, or it cannot be read.
@@ -47,7 +47,7 @@ impl Opened {
             }
         };
         let names: Vec<&str> = checkpoint.parts().iter().map(|part| part.name).collect();
-        // A description that cannot be read is one all the same; opening the weights says what is wrong with it.
+        // A broken description counts as one: opening the weights reports the error.
         let is_described = !matches!(Description::find(checkpoint.dir()), Ok(None));
         opened.container = Some(WeightFiles {
             format: if is_described { "msModelSlim" } else { checkpoint.format() },
@@ -76,7 +76,7 @@ impl Opened {
         let (source, problems) = match ModelSource::open_flm(path, &FlmOptions::default(), options) {
             Ok(source) => (source, Vec::new()),
             Err(error) => {
-                // Without its weights, or with nothing but what the dictionary says.
+                // Try again without weights, or else use only the dictionary.
                 let keys_only = ConvertOptions { vocab_only: true, ..options.clone() };
                 let (source, part) = match ModelSource::open_flm(path, &FlmOptions::default(), &keys_only) {
                     Ok(source) => (source, Aspect::Weights),

@@ -1,10 +1,12 @@
-//! The description of a checkpoint as JSON. Keys are there always; what is not known is null.
+//! The description of a checkpoint as JSON.
+//!
+//! All keys are always present; unknown values are null.
 
 use serde_json::{Value as Json, json};
 
 use crate::inspect::checkpoint::{CheckpointReport, PlannedOutput, WeightFiles};
 
-/// The whole description as JSON.
+/// Converts the whole description to JSON.
 #[must_use]
 pub fn checkpoint_json(report: &CheckpointReport) -> Json {
     let container = report.container.as_ref();

@@ -1,4 +1,4 @@
-//! Wishes put into practice on the keys of a file.
+//! Application of edits to the keys of a file.
 
 use std::path::Path;
 
@@ -12,14 +12,14 @@ use crate::inspect::edit::{Edit, EditError};
 use crate::inspect::template::is_template;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
-/// Names of roles that checkpoints have and keys do not.
+/// Role names of checkpoints that differ from those of the keys.
 const ROLE_ALIASES: &[(&str, &str)] =
     &[("unk", "unknown"), ("sep", "seperator"), ("separator", "seperator"), ("pad", "padding")];
-/// Ids of equal tokens that a warning lists.
+/// Maximum number of ids of equal tokens that a warning lists.
 const MAX_LISTED: usize = 8;
 
 impl Edit {
-    /// Does it. Returns the keys that it speaks of.
+    /// Applies the edit; returns the keys that it refers to.
     pub(super) fn apply(
         &self,
         metadata: &mut Metadata,
@@ -53,7 +53,7 @@ fn assign(assignment: &Assignment, metadata: &mut Metadata) -> Result<Vec<String
     Ok(vec![assignment.key.clone()])
 }
 
-/// The type of a key: as it is in the file, else as it is well known.
+/// Returns the type of a key: that of the value in the file, else that of the well-known key.
 fn type_of(key: &str, metadata: &Metadata) -> Option<AssignType> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     match metadata.get(key) {
@@ -62,7 +62,7 @@ fn type_of(key: &str, metadata: &Metadata) -> Option<AssignType> {
     }
 }
 
-/// Roles of special tokens, as their keys call them.
+/// Roles of special tokens by their names in keys, with the keys.
 fn roles() -> impl Iterator<Item = (&'static str, &'static str)> {
     KEYS.iter().filter_map(|row| {
         let role = row.pattern.strip_prefix("tokenizer.ggml.")?.strip_suffix("_token_id")?;
@@ -70,18 +70,18 @@ fn roles() -> impl Iterator<Item = (&'static str, &'static str)> {
     })
 }
 
-/// The names of all roles.
+/// Returns the names of all roles.
 pub(super) fn role_names() -> String {
     roles().map(|(role, _)| role).collect::<Vec<_>>().join(", ")
 }
 
-/// The key of a role.
+/// Returns the key of a role.
 pub(super) fn role_key(role: &str) -> Option<&'static str> {
     let role = ROLE_ALIASES.iter().find(|alias| alias.0 == role).map_or(role, |alias| alias.1);
     roles().find(|(name, _)| *name == role).map(|(_, key)| key)
 }
 
-/// The id of a token, the first of several.
+/// Returns the id of a token, the first of several.
 fn find_token(
     token: &str,
     key: &str,
@@ -111,7 +111,7 @@ fn find_token(
     Ok(first)
 }
 
-/// Old templates go, new ones come: in the place of the old where there is one of the name.
+/// Replaces all templates; a new one takes the position of an old one of the same name.
 fn replace_templates(templates: &Metadata, metadata: &mut Metadata) -> Vec<String> {
     let old: Vec<String> =
         metadata.iter().map(|(key, _)| key).filter(|key| is_template(key)).map(str::to_owned).collect();

@@ -1,4 +1,4 @@
-//! Why an edit was not made.
+//! Errors of edits.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::core::text::escape;
 use crate::gguf::{AssignError, GgufError, MAX_NAME_BYTES, WriteError};
 use crate::inspect::edit::Objection;
 
-/// Why an edit was not made.
+/// Reasons why an edit was not made.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum EditError {
@@ -18,7 +18,7 @@ pub enum EditError {
     /// The output cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// An assignment that makes no sense.
+    /// A malformed assignment.
     #[error(transparent)]
     Assign(#[from] AssignError),
     /// The file of a value cannot be read.
@@ -27,7 +27,7 @@ pub enum EditError {
     /// A special token that is not of the form `ROLE=TOKEN`.
     #[error("`{}`: `ROLE=TOKEN` expected, for example `eos=<|im_end|>`", escape(text))]
     SpecialForm { text: String },
-    /// A role that special tokens do not have.
+    /// An unknown role of a special token.
     #[error("unknown role `{}` of a special token; there are {known}", escape(found))]
     Role { found: String, known: String },
     /// A special token in a file without tokens.
@@ -39,25 +39,25 @@ pub enum EditError {
     /// The file of a chat template cannot be read.
     #[error("chat template: {error}")]
     TemplateFile { path: PathBuf, error: std::io::Error },
-    /// The file of chat templates is no JSON.
+    /// The file of chat templates is not valid JSON.
     #[error("{}: {error}", path.display())]
     TemplateJson { path: PathBuf, error: serde_json::Error },
-    /// A chat template that is no text.
+    /// A chat template that is not UTF-8.
     #[error("{}: offset {offset}: not UTF-8", path.display())]
     TemplateUtf8 { path: PathBuf, offset: usize },
-    /// A file that should hold a chat template.
+    /// A file without a chat template.
     #[error("{}: no chat template in it", path.display())]
     NoTemplate { path: PathBuf },
-    /// A key that is not there.
+    /// A missing key.
     #[error("{}: no key `{}`", path.display(), escape(key))]
     NoKey { path: PathBuf, key: String, nearest: Option<String> },
-    /// A part of a split model, while another one has the keys.
+    /// A part of a split model that does not have the key; another part does.
     #[error("{}: key `{}` belongs to {}", path.display(), escape(key), home.display())]
     OtherPart { path: PathBuf, key: String, home: PathBuf },
-    /// A change that would leave a file which says something else than before, or which nothing reads.
+    /// A change with objections: the file would have another meaning, or no reader could load it.
     #[error("{}: {}", path.display(), all(objections))]
     Refused { path: PathBuf, objections: Vec<Objection> },
-    /// The file is not to be had for this program alone.
+    /// The file cannot be locked.
     #[error(transparent)]
     Lock(#[from] EditLockError),
     /// Another program wrote to the file, or put another one in its place, after it was read.
@@ -66,28 +66,28 @@ pub enum EditError {
     /// A new name for a tensor that is not of the form `OLD=NEW`.
     #[error("`{}`: `OLD=NEW` expected, two names of a tensor", escape(text))]
     RenameForm { text: String },
-    /// Not a regular expression.
+    /// An invalid regular expression.
     #[error("bad expression `{}`: {error}", escape(pattern))]
     Pattern { pattern: String, error: Box<regex::Error> },
-    /// A tensor that is not there.
+    /// A missing tensor.
     #[error("{}: no tensor `{}`", path.display(), escape(tensor))]
     NoTensor { path: PathBuf, tensor: String, nearest: Option<String> },
-    /// A name that another tensor has.
+    /// A new name that another tensor has already.
     #[error("{}: there is a tensor `{}` already", path.display(), escape(tensor))]
     TensorTwice { path: PathBuf, tensor: String },
-    /// A name that no reader takes.
+    /// A tensor name too long for readers.
     #[error("{}: tensor name `{}` has {} bytes, at most {MAX_NAME_BYTES} are allowed", path.display(), escape(tensor), tensor.len())]
     NameLength { path: PathBuf, tensor: String },
-    /// An expression that leaves nothing out.
+    /// An expression that matches no tensor.
     #[error("{}: no tensor has a name in which `{}` is found", path.display(), escape(pattern))]
     NoMatch { path: PathBuf, pattern: String },
-    /// A change of the tensors of one part.
+    /// A change of the tensors of a single part.
     #[error("{}: one part of a split model: tensors are renamed and dropped in the joined file only", path.display())]
     OfParts { path: PathBuf },
     /// A part of another model among the parts to join.
     #[error("{}: not a part of the same model as {}", path.display(), first.display())]
     OtherModel { path: PathBuf, first: PathBuf },
-    /// A file to merge that is whole.
+    /// A file to merge that is not a part of a split model.
     #[error("{}: not a part of a split file", path.display())]
     NotAPart { path: PathBuf },
 }
@@ -97,7 +97,7 @@ fn all(objections: &[Objection]) -> String {
 }
 
 impl EditError {
-    /// True where the arguments are at fault, not a file.
+    /// Returns true if the arguments are wrong, not a file.
     #[must_use]
     pub fn is_usage(&self) -> bool {
         match self {

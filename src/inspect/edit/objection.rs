@@ -1,4 +1,4 @@
-//! What speaks against a change: a file that nothing would read any more, or that would mean another model.
+//! Objections to a change: no reader could load the file any more, or it would describe another model.
 
 use crate::arch::graph::GraphFeatures;
 use crate::arch::missing_tensors;
@@ -12,50 +12,52 @@ use crate::gguf::{KeyFault, Metadata, Value};
 use crate::inspect::edit::Change;
 use crate::tokenizer::Encoder;
 
-/// Keys that every reader of the format asks for, after the architecture's name and a dot.
+/// Keys that every reader requires, after the prefix of the architecture's name and a dot.
 const NEEDED_OF_ARCH: [&str; 3] = ["context_length", "embedding_length", "block_count"];
-/// Keys that every reader of the format asks for.
+/// Keys that every reader requires.
 const NEEDED: [&str; 3] = ["general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens"];
 
 const ALIGNMENT: &str = "general.alignment";
-/// The largest pages of machines. Every tensor is padded to the alignment: beyond, a file is mostly padding.
+/// Largest accepted alignment, that of the largest memory pages.
+///
+/// Every tensor is padded to the alignment, so with a larger one a file is mostly padding.
 const MOST_ALIGNED: i128 = 64 << 10;
 const TOKENS: &str = "tokenizer.ggml.tokens";
 
-/// What speaks against a change.
+/// Objections to a change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum Objection {
-    /// A well-known key would have a type or a length that its readers do not take.
+    /// A well-known key would have a type or length that readers do not accept.
     #[error(transparent)]
     Key(KeyFault),
-    /// A token id that is no token.
+    /// A token id beyond the vocabulary.
     #[error("key `{}`: token {id} is beyond the vocabulary of {n_tokens}", escape(key))]
     Token { key: String, id: i128, n_tokens: usize },
-    /// A key that every reader asks for would be gone.
+    /// A key that every reader requires would be removed.
     #[error("key `{}` is needed by every reader", escape(key))]
     Needed { key: String },
-    /// A key without which the model is another one, or none.
+    /// A key would be removed without which the model changes or cannot be run.
     #[error("key `{}` is needed by architecture `{}`: {why}", escape(key), escape(arch))]
     NeededByArch { key: String, arch: String, why: String },
-    /// The keys that hold the parts of a split model together.
+    /// A key that links the parts of a split model would change.
     #[error("key `{key}` holds the parts of the model together")]
     Split { key: String },
-    /// An alignment with which the file would be mostly padding, or that is none.
+    /// An invalid alignment, or one with which the file would be mostly padding.
     #[error(
         "key `general.alignment`: {found} is no alignment of weights: a power of two from 8 to {most} expected"
     )]
     Alignment { found: i128, most: i128 },
-    /// The model could be run before and could not afterwards.
+    /// The model could be run before but not afterwards.
     #[error("the model could not be run any more: {why}")]
     Model { why: String },
-    /// Text could be read before and could not afterwards.
+    /// The tokenizer could be loaded before but not afterwards.
     #[error("the tokenizer could not be read any more: {why}")]
     Tokenizer { why: String },
-    /// Nothing but metadata would be left.
+    /// No tensor would be left.
     #[error("no tensor would be left")]
     NoTensors,
-    /// A chat template that is none.
+    /// An invalid chat template.
     #[error("chat template `{}`: {why}", escape(name))]
     Template { name: String, why: String },
 }
@@ -64,7 +66,7 @@ pub enum Objection {
 pub(super) struct Case<'a> {
     pub(super) before: &'a Metadata,
     pub(super) after: &'a Metadata,
-    /// The tensors of all parts; `None` where not all parts are there.
+    /// The tensors of all parts; `None` if parts are missing.
     pub(super) tensors: Option<&'a [TensorMeta]>,
     /// The tensors after the change.
     pub(super) tensors_after: Option<&'a [TensorMeta]>,
@@ -72,7 +74,9 @@ pub(super) struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Everything that speaks against the change. What was wrong before is no objection.
+    /// Returns all objections to the change.
+    ///
+    /// Faults that existed before are not objections.
     pub(super) fn objections(&self) -> Vec<Objection> {
         let mut found = Vec::new();
         for change in self.changes {
@@ -85,7 +89,7 @@ impl Case<'_> {
         {
             found.push(Objection::NoTensors);
         }
-        // The reason is told once: a key that is needed is named above.
+        // The reason is reported once: a required key is named above.
         if found.is_empty() {
             found.extend(self.graph_lost());
         }
@@ -112,13 +116,13 @@ impl Case<'_> {
         }
     }
 
-    /// Types and lengths that readers do not take, of keys that are changed or that depend on them.
+    /// Returns new type and length faults, of changed keys or of keys that depend on them.
     fn new_faults(&self) -> impl Iterator<Item = KeyFault> {
         let before = key_faults(self.before);
         key_faults(self.after).into_iter().filter(move |fault| !before.contains(fault))
     }
 
-    /// A key that would be gone and is missed.
+    /// Returns the objection to removing a key, if it is needed.
     fn needed(&self, key: String) -> Option<Objection> {
         let arch = architecture(self.before);
         let of_arch = key.strip_prefix(arch).and_then(|rest| rest.strip_prefix('.'));
@@ -137,7 +141,7 @@ impl Case<'_> {
         Some(Objection::NeededByArch { key, arch: arch.to_owned(), why })
     }
 
-    /// Token ids that are changed, or whose vocabulary is.
+    /// Returns the token ids that are beyond the vocabulary only after the change.
     fn tokens_beyond(&self) -> Vec<Objection> {
         let Some(n_tokens) = n_tokens(self.after) else { return Vec::new() };
         let beyond =
@@ -171,7 +175,7 @@ impl Case<'_> {
     }
 }
 
-/// What the engine makes of the model; `None` where the tensors are not known.
+/// Returns the engine's plan of the model, or its error; `None` if the tensors are not known.
 fn graph(metadata: &Metadata, tensors: Option<&[TensorMeta]>) -> Option<Result<GraphPlan, String>> {
     let tensors = tensors?;
     let arch = architecture(metadata);

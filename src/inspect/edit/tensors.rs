@@ -1,4 +1,4 @@
-//! The list of tensors of an edited file: some with other names, some left out.
+//! The tensor list of an edited file, with renamed tensors and without dropped ones.
 
 use std::path::Path;
 
@@ -7,42 +7,42 @@ use crate::core::{SourceError, TensorMeta, TensorSource};
 use crate::gguf::{FilePlan, GgufFile, MAX_NAME_BYTES, Metadata, PlannedFile, WriteError};
 use crate::inspect::{Edit, EditError};
 
-/// The tensors that an edited file has.
+/// The tensors of an edited file.
 #[derive(Clone, Debug)]
 pub(super) struct EditedTensors {
-    /// Their names and types, in the order of the file.
+    /// Names and types, in file order.
     metas: Vec<TensorMeta>,
-    /// The tensors of the input that they are.
+    /// Index of each tensor in the input.
     places: Vec<usize>,
     changes: Vec<(String, Option<String>)>,
 }
 
 impl EditedTensors {
-    /// All tensors of a file.
+    /// Creates the list of all tensors of a file.
     pub(super) fn of(file: &GgufFile) -> Self {
         let metas = file.tensors().to_vec();
         Self { places: (0..metas.len()).collect(), metas, changes: Vec::new() }
     }
 
-    /// Their names and types.
+    /// Names and types of the tensors.
     pub(super) fn metas(&self) -> &[TensorMeta] {
         &self.metas
     }
 
-    /// Old names with the new ones; none for tensors that are left out.
+    /// Old names with the new ones; `None` for tensors that are left out.
     pub(super) fn changes(&self) -> &[(String, Option<String>)] {
         &self.changes
     }
 
-    /// Bytes of all tensors.
+    /// Returns the total bytes of all tensors.
     pub(super) fn n_bytes(&self, file: &GgufFile) -> u64 {
         self.places.iter().map(|&tensor| file.place(tensor).n_bytes).sum()
     }
 
-    /// Does what an edit says of tensors.
+    /// Applies an edit of tensors.
     ///
     /// # Errors
-    /// A name that no tensor has, or that another one has already; an expression that is found in none.
+    /// A name that no tensor has, or that another one has already; an expression that matches none.
     pub(super) fn apply(&mut self, edit: &Edit, file: &GgufFile) -> Result<(), EditError> {
         let path = || file.path().to_owned();
         match edit {
@@ -83,10 +83,10 @@ impl EditedTensors {
         Ok(())
     }
 
-    /// The file that has them.
+    /// Plans the file with these tensors.
     ///
     /// # Errors
-    /// Content that the format cannot hold.
+    /// Content that the format cannot represent.
     pub(super) fn plan(
         &self,
         target: &Path,
@@ -104,7 +104,7 @@ impl EditedTensors {
         Ok(PlannedFile { path: target.to_owned(), tensors: 0..entries.len(), plan, id_offset: None })
     }
 
-    /// Their data, from the file.
+    /// Returns a source of the tensors' data, read from the input.
     pub(super) fn source<'a>(&'a self, file: &'a GgufFile) -> impl TensorSource + 'a {
         Selected { edited: self, file }
     }

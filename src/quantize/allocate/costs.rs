@@ -1,40 +1,40 @@
-//! What each type is expected to cost each tensor: the table that the choice is made from.
+//! Table of the expected cost of each type for each tensor.
 
 use crate::core::GgmlType;
 
-/// What types cost one tensor.
+/// Costs of types for one tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TensorCost {
-    /// Its name in the output.
+    /// Name in the output.
     pub name: String,
-    /// Relative error of its output by type: power of the error over power of the output.
+    /// Relative error of the tensor's output by type: power of the error over power of the output.
     pub errors: Vec<(GgmlType, f64)>,
-    /// Increase of the mean KLD (nats) per relative error, as it is estimated without running the model.
+    /// Increase of the mean KLD (nats) per relative error, estimated without running the model.
     pub sensitivity: f64,
-    /// By type: the increase of the mean KLD with only this tensor quantized, where it was measured.
+    /// Increase of the mean KLD (nats) with only this tensor quantized, for each measured type.
     pub measured: Vec<(GgmlType, f64)>,
 }
 
 impl TensorCost {
-    /// The relative error of a type, if it is known.
+    /// Relative error of a type, if it is known.
     #[must_use]
     pub fn error(&self, ty: GgmlType) -> Option<f64> {
         self.errors.iter().find(|row| row.0 == ty).map(|row| row.1)
     }
 
-    /// Multiplies what each type costs: for a better rounding than that of which errors and divergences are known, which
-    /// not every type has.
+    /// Multiplies the cost of each type by a factor, to model a rounding that is better than the measured one for some
+    /// types.
     pub fn scale(&mut self, factor: impl Fn(GgmlType) -> f64) {
         for (ty, value) in self.errors.iter_mut().chain(&mut self.measured) {
             *value *= factor(*ty);
         }
     }
 
-    /// Expected increase of the mean KLD with this type.
+    /// Expected increase of the mean KLD (nats) with this type.
     ///
-    /// KLD is proportional to the relative error of a tensor's output: measured from 2 to 6 bits on every tensor of the
-    /// bundled model, the factor moves by a tenth. So one measured type gives all others; of several the one whose error is
-    /// nearest does. Without any it is the sensitivity times the error.
+    /// KLD is proportional to the relative error of a tensor's output: from 2 to 6 bits, on every tensor of the bundled
+    /// model, the factor changes by a tenth. So one measured type gives the cost of all others. If several are
+    /// measured, the one with the nearest error is used. Without any, the cost is the sensitivity times the error.
     #[must_use]
     pub fn of(&self, ty: GgmlType) -> Option<f64> {
         let error = self.error(ty)?;
@@ -43,7 +43,7 @@ impl TensorCost {
         let known = known.filter(|&(kld, other)| other > 0.0 && kld.is_finite());
         let nearest = known.min_by(|a, b| distance(a.1).total_cmp(&distance(b.1)));
         let cost = match nearest {
-            // A tensor that changes nothing has a divergence of noise, of either sign.
+            // A tensor without effect has a divergence of noise, of either sign.
             Some((kld, other)) => kld.max(0.0) * (error / other),
             None => self.sensitivity * error,
         };
@@ -94,10 +94,10 @@ mod tests {
         assert!((cost.of(GgmlType::Q2K).unwrap() - 0.02).abs() < 1e-12);
         cost.measured.push((GgmlType::Q2K, 0.1));
         assert_eq!((cost.of(GgmlType::Q2K), cost.of(GgmlType::Q4K)), (Some(0.1), Some(0.001)));
-        // Noise is no gain.
+        // Negative noise is not a gain.
         cost.measured = vec![(GgmlType::Q4K, -1e-9)];
         assert_eq!(cost.of(GgmlType::Q2K), Some(0.0));
-        // A type that loses nothing tells nothing.
+        // A type without error gives no information.
         cost.errors.push((GgmlType::F32, 0.0));
         cost.measured = vec![(GgmlType::F32, 0.0)];
         assert_eq!(cost.of(GgmlType::Q4K), Some(0.002));

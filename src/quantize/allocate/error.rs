@@ -1,11 +1,11 @@
-//! Why no types can be chosen for a size.
+//! Errors of the choice of types for a target size.
 
 use crate::core::text::{bytes, escape};
 use crate::core::{GgmlType, Hint, SourceError};
 use crate::gguf::PlanError;
 use crate::quantize::{OptionError, QuantizeError};
 
-/// Why types cannot be chosen for a size.
+/// Errors that prevent the choice of types for a target size.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum AllocateError {
@@ -15,32 +15,32 @@ pub enum AllocateError {
     /// A tensor cannot be read or quantized.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The output cannot be a file.
+    /// The output is not a valid file.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A name of which no rule can be made.
+    /// A tensor name that no rule can be made of.
     #[error(transparent)]
     Rule(#[from] OptionError),
-    /// Nothing quantizes to the type.
+    /// A type that nothing can be quantized to.
     #[error("type {ty}: nothing can be quantized to it")]
     NotATarget { ty: GgmlType },
-    /// A type is worth nothing without importance data.
+    /// A type that is useless without importance data.
     #[error("type {ty} needs an importance matrix, none given")]
     NeedsImatrix { ty: GgmlType },
-    /// None of the types can be given to a tensor.
+    /// A tensor that none of the types fits.
     #[error("tensor `{}`: none of the types fits its {n_cols} columns", escape(tensor))]
     NoType { tensor: String, n_cols: u64 },
-    /// All tensors keep their types or have them from an option.
+    /// No tensor to choose for: all keep their types or have them from an option.
     #[error("no tensor is left whose type could be chosen")]
     NothingToChoose,
-    /// The smallest types are too large.
+    /// A target below the size with the smallest types.
     #[error(
         "a file of at most {target_bytes} bytes ({}) is asked for; with the smallest types it has {least_bytes} ({})",
         bytes(*target_bytes),
         bytes(*least_bytes)
     )]
     TooSmall { target_bytes: u64, least_bytes: u64, bits_per_weight: f64 },
-    /// The plan is not what was chosen.
+    /// A plan that is larger than the chosen size: a bug.
     #[error(
         "a file of at most {target_bytes} bytes is asked for, the plan has {file_bytes}: that is a fault of this program"
     )]

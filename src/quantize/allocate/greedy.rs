@@ -1,37 +1,37 @@
-//! The choice itself: one way to store each tensor, at most so many bytes in all, least expected cost. Knows no tensors.
+//! Choice of one candidate per row, within a number of bytes and with the least expected cost. Independent of tensors.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use crate::core::GgmlType;
 
-/// One way to store a tensor.
+/// Candidate type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Its type.
+    /// Type of the candidate.
     pub ty: GgmlType,
-    /// Bytes of the tensor in the file, padding included.
+    /// Bytes of the tensor in the file, including padding.
     pub n_bytes: u64,
-    /// Expected increase of the mean KLD (nats) that storing the tensor so brings.
+    /// Expected increase of the mean KLD (nats) with this type.
     pub cost: f64,
 }
 
-/// Exchanges that are tried at most: each lowers the cost, and few are found after the upgrades.
+/// Maximum number of exchanges: each lowers the cost, and few are found after the upgrades.
 const MAX_EXCHANGES: usize = 1000;
-/// Share of the cost of all below which an exchange is rounding noise.
+/// Minimum gain of an exchange as a share of the total cost; below it is rounding noise.
 const LEAST_GAIN: f64 = 1e-9;
 
-/// Chooses a candidate of each row: its index.
+/// Chooses a candidate of each row, and returns its index.
 ///
-/// Every row begins with the smallest. Then the upgrade with the largest drop of cost per byte that still fits is taken,
-/// until none fits; a row may skip candidates that are no good for their size. What is left of the budget goes to
-/// exchanges: one row gives bytes back, another takes them and the rest, where that lowers the cost. The same table gives
-/// the same choice: ties go to the earlier row.
+/// Every row begins with the smallest candidate. Then the upgrade with the largest drop of cost per byte that still
+/// fits is taken, until none fits. A row may skip candidates that are too costly for their size. The rest of the budget
+/// goes to exchanges: one row gives bytes back, and another takes them together with the rest, if that lowers the cost.
+/// The choice is deterministic: ties go to the earlier row.
 ///
-/// Costs of a row may be in any order. Those that are no numbers are never upgraded to.
+/// Costs of a row may be in any order. Candidates whose cost is NaN are never upgraded to.
 ///
 /// # Errors
-/// The bytes of the smallest candidates, where these are more than the budget.
+/// The bytes of the smallest candidates, if they exceed the budget.
 pub(super) fn choose(rows: &[Vec<Candidate>], budget: u64) -> Result<Vec<usize>, u64> {
     let mut choice: Vec<usize> = rows.iter().map(|row| smallest(row)).collect();
     let used = total(rows, &choice);
@@ -54,7 +54,7 @@ pub(super) fn choose(rows: &[Vec<Candidate>], budget: u64) -> Result<Vec<usize>,
     Ok(choice)
 }
 
-/// Bytes of a choice.
+/// Number of bytes of a choice.
 pub(super) fn total(rows: &[Vec<Candidate>], choice: &[usize]) -> u64 {
     rows.iter().zip(choice).fold(0, |sum, (row, &at)| sum.saturating_add(n_bytes(row, at)))
 }
@@ -63,14 +63,14 @@ fn n_bytes(row: &[Candidate], at: usize) -> u64 {
     row.get(at).map_or(0, |candidate| candidate.n_bytes)
 }
 
-/// The smallest candidate; of equals the one of least cost.
+/// Index of the smallest candidate; of equal ones the one with the least cost.
 fn smallest(row: &[Candidate]) -> usize {
     let by_size = |a: &&Candidate, b: &&Candidate| a.n_bytes.cmp(&b.n_bytes).then(a.cost.total_cmp(&b.cost));
     let found = row.iter().min_by(by_size);
     found.and_then(|found| row.iter().position(|candidate| candidate == found)).unwrap_or(0)
 }
 
-/// An upgrade that waits for its turn.
+/// Upgrade that waits for its turn.
 struct Upgrade {
     gain: f64,
     row: usize,
@@ -97,7 +97,7 @@ impl PartialEq for Upgrade {
 
 impl Eq for Upgrade {}
 
-/// The best upgrade of one row by drop per byte, of those that fit.
+/// Best upgrade of one row by drop per byte, among those that fit.
 fn best_upgrade(rows: &[Vec<Candidate>], row: usize, at: usize, left: u64) -> Option<Upgrade> {
     let now = rows[row].get(at)?;
     let mut best: Option<Upgrade> = None;
@@ -113,7 +113,7 @@ fn best_upgrade(rows: &[Vec<Candidate>], row: usize, at: usize, left: u64) -> Op
     best
 }
 
-/// Takes upgrades while any fits.
+/// Takes upgrades until none fits.
 fn upgrade(rows: &[Vec<Candidate>], choice: &mut [usize], left: &mut u64) {
     let waiting = (0..rows.len()).filter_map(|row| best_upgrade(rows, row, choice[row], *left));
     let mut waiting: BinaryHeap<Upgrade> = waiting.collect();
@@ -124,22 +124,22 @@ fn upgrade(rows: &[Vec<Candidate>], choice: &mut [usize], left: &mut u64) {
             *left = rest;
             choice[next.row] = next.to;
         }
-        // What did not fit may do so in a smaller step.
+        // A row whose upgrade did not fit may have a smaller one.
         waiting.extend(best_upgrade(rows, next.row, choice[next.row], *left));
     }
 }
 
-/// A row and the candidate that it changes to.
+/// Row, and the candidate to which it changes.
 type Change = (usize, usize);
 
-/// A change of a row: what it brings for how many bytes.
+/// Change of a row, with its drop of cost and its number of bytes.
 struct Offer {
     n_bytes: u64,
     drop: f64,
     change: Change,
 }
 
-/// The pair of a smaller and a larger candidate, of two rows, that lowers the cost most and fits.
+/// Pair of a downgrade and an upgrade of two rows that fits and lowers the cost most.
 fn best_exchange(rows: &[Vec<Candidate>], choice: &[usize], left: u64) -> Option<(Change, Change, f64)> {
     let (mut downs, mut ups) = (Vec::new(), Vec::new());
     for (row, candidates) in rows.iter().enumerate() {
@@ -154,7 +154,7 @@ fn best_exchange(rows: &[Vec<Candidate>], choice: &[usize], left: u64) -> Option
         }
     }
     ups.sort_by_key(|offer| offer.n_bytes);
-    // Up to each upgrade by size: the two best of different rows.
+    // For each prefix of the upgrades by size: the two best of different rows.
     let mut best: Vec<[Option<usize>; 2]> = Vec::with_capacity(ups.len());
     for (at, up) in ups.iter().enumerate() {
         let mut two = best.last().copied().unwrap_or([None; 2]);
@@ -189,7 +189,7 @@ fn best_exchange(rows: &[Vec<Candidate>], choice: &[usize], left: u64) -> Option
 mod tests {
     use super::*;
 
-    /// Numbers that follow from one another.
+    /// Pseudo-random numbers.
     struct Numbers(u64);
 
     impl Numbers {
@@ -198,7 +198,8 @@ mod tests {
             (self.0 >> 33) % n
         }
 
-        /// A table as models have it: errors fall by about four with each bit, tensors differ in size and weight.
+        /// Table like that of a model: errors fall by about a factor of four with each bit, and tensors differ in size
+        /// and weight.
         fn table(&mut self, n_rows: usize) -> Vec<Vec<Candidate>> {
             const TYPES: [(GgmlType, u64, f64); 5] = [
                 (GgmlType::Q2K, 21, 70.0),
@@ -223,7 +224,7 @@ mod tests {
         rows.iter().zip(choice).map(|(row, &at)| row[at].cost).sum()
     }
 
-    /// The least cost of all choices that fit.
+    /// Least cost of all choices that fit.
     fn brute_force(rows: &[Vec<Candidate>], budget: u64) -> f64 {
         let Some((first, rest)) = rows.split_first() else { return 0.0 };
         let fits = first.iter().filter(|candidate| candidate.n_bytes <= budget);
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!(choose(&rows, least).unwrap(), vec![0; 200]);
     }
 
-    /// More bytes never cost more, as soon as they are more than the largest step.
+    /// More bytes never cost more, once they exceed the largest step.
     #[test]
     fn more_bytes_cost_less() {
         let mut numbers = Numbers(3);
@@ -296,7 +297,7 @@ mod tests {
     #[test]
     fn useless_candidates_are_passed_over() {
         let candidate = |ty, n_bytes, cost| Candidate { ty, n_bytes, cost };
-        // Larger and worse, and one that is no number.
+        // Larger and worse, and one with a cost of NaN.
         let row = vec![
             candidate(GgmlType::Q2K, 10, 8.0),
             candidate(GgmlType::Q3K, 14, 9.0),
@@ -307,12 +308,12 @@ mod tests {
         assert_eq!(choose(std::slice::from_ref(&row), 30), Ok(vec![3]));
         assert_eq!(choose(&[row], 9), Err(10));
         assert_eq!(choose(&[], 0), Ok(vec![]));
-        // Of the same size the better one, for nothing.
+        // The better one of the same size costs no bytes.
         let row = vec![candidate(GgmlType::Q4_0, 18, 2.0), candidate(GgmlType::Iq4Nl, 18, 1.0)];
         assert_eq!(choose(&[row], 18), Ok(vec![1]));
     }
 
-    /// Upgrades alone would spend all on the first row and leave the second, which is worth more together with the rest.
+    /// Upgrades alone would spend all bytes on the first row. The second row gains more with these bytes and the rest.
     #[test]
     fn exchanges_find_what_upgrades_miss() {
         let candidate = |n_bytes, cost| Candidate { ty: GgmlType::Q4K, n_bytes, cost };

@@ -1,41 +1,42 @@
-//! What rounding a tensor to a type does to its output, from a sample of its rows.
+//! Error of a tensor's output after rounding to a type, from a sample of its rows.
 
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, simd::SimdLevel};
 use crate::quant::{QuantError, dequantize, first_non_finite, quantize_rows};
 use crate::quantize::plan::n_matrices;
 
-/// Elements of a tensor that are looked at. Errors of blocks differ little within a tensor: some thousand blocks tell
+/// Number of sampled elements of a tensor. Errors of blocks differ little within a tensor: some thousand blocks give
 /// them to a percent.
 const SAMPLE_ELEMS: u64 = 1 << 19;
-/// Rows at least, where the tensor has them: rows differ more than blocks do.
+/// Minimum number of rows, if the tensor has them: rows differ more than blocks do.
 const LEAST_ROWS: u64 = 64;
 
-/// A tensor to look at.
+/// Tensor to sample.
 #[derive(Clone, Copy)]
 pub(super) struct Sampled<'a> {
     pub(super) source: &'a dyn TensorSource,
-    /// Its index there.
+    /// Index in the source.
     pub(super) tensor: usize,
-    /// Mean squares of the columns of its input, matrix after matrix; none: all alike.
+    /// Mean squares of the columns of its input, matrix after matrix; `None`: all equal.
     pub(super) weights: Option<&'a [f32]>,
     pub(super) level: SimdLevel,
 }
 
-/// Indices of the rows of the sample, evenly spread over all rows of a tensor.
+/// Indices of the sampled rows, evenly spread over all rows of a tensor.
 pub(super) fn sample(meta: &TensorMeta) -> Vec<u64> {
     let (n_rows, n_cols) = (meta.shape.n_rows(), meta.shape.n_cols().max(1));
     let n = (SAMPLE_ELEMS / n_cols).max(LEAST_ROWS).min(n_rows);
-    // The middle of each of `n` parts. No row number is above 2^63, no `n` above 2^19: nothing is lost.
+    // The middle of each of `n` parts. Row numbers are at most 2^63 and `n` at most 2^19, so nothing overflows.
     let row = |at: u64| (u128::from(2 * at + 1) * u128::from(n_rows) / u128::from(2 * n)) as u64;
     (0..n).map(row).collect()
 }
 
 impl Sampled<'_> {
-    /// Quantizes the sample to each type and says for each `Σ w (W − Ŵ)² / Σ w W²`, `w` the mean square of the column's input.
-    /// With inputs that do not vary together that is the power of the output's error over the power of the output.
+    /// Quantizes the sample to each type and returns `Σ w (W − Ŵ)² / Σ w W²` for each, where `w` is the mean square of
+    /// the column's input. If inputs are uncorrelated, that is the power of the output's error over the power of the
+    /// output.
     ///
-    /// 0 for a tensor whose output has no power, and for the type that it has already. Rows with values that are no finite numbers are left out: the run says which
-    /// they are.
+    /// The value is 0 for a tensor whose output has no power, and for the type that it already has. Rows with
+    /// non-finite values are skipped: the run reports them.
     ///
     /// # Errors
     /// Rows that cannot be read or quantized.
@@ -142,7 +143,7 @@ mod tests {
 
     #[test]
     fn columns_count_by_their_weight() {
-        // Halves of blocks that Q8_0 holds exactly, beside those that it does not.
+        // Halves of blocks that Q8_0 stores exactly, next to halves that it does not.
         let rows = rows(&[2, 64], |i| if i % 64 < 32 { 127.0 } else { (i as f32).sin() });
         let mut weights = vec![1.0; 64];
         let all = errors(&rows, Some(&weights), &[GgmlType::Q8_0])[0];

@@ -1,4 +1,4 @@
-//! Types as rules: what `--write-types` writes and `--tensor-type-file` reads.
+//! Types as rules, in the format that `--write-types` writes and `--tensor-type-file` reads.
 
 use std::fmt::Write as _;
 
@@ -6,10 +6,10 @@ use crate::core::GgmlType;
 use crate::core::TensorSource as _;
 use crate::quantize::{OptionError, QuantizePlan, Reason, TensorTypeRule};
 
-/// An expression that is found in this name and no other.
+/// Regular expression that matches this name only.
 ///
-/// Rules are lower-cased as a whole and stand between white space, and the first `=` ends the expression: letters in upper
-/// case and all signs but `_` and `-` are written as escapes.
+/// Rules are lower-cased as a whole and separated by white space, and the first `=` ends the expression. So upper-case
+/// letters and all ASCII punctuation except `_` and `-` are escaped.
 pub(super) fn pattern(name: &str) -> String {
     let mut out = String::from("^");
     for c in name.chars() {
@@ -25,10 +25,10 @@ pub(super) fn pattern(name: &str) -> String {
     out
 }
 
-/// The rule that gives a tensor of this name this type.
+/// Rule that gives a tensor of this name this type.
 ///
 /// # Errors
-/// A name that no expression can be made of.
+/// A name that cannot be made an expression.
 pub(super) fn rule(name: &str, ty: GgmlType) -> Result<TensorTypeRule, OptionError> {
     TensorTypeRule::parse(&line(name, ty))
 }
@@ -37,8 +37,8 @@ fn line(name: &str, ty: GgmlType) -> String {
     format!("{}={}", pattern(name), ty.name().to_ascii_lowercase())
 }
 
-/// The types of a plan as `--tensor-type-file` takes them: a rule a line, for each tensor that is quantized by choice of the
-/// plan. With these rules, any quantized file type gives the same types.
+/// Formats the types of a plan for `--tensor-type-file`, with one rule per line for each quantized tensor. With these
+/// rules, any quantized file type gives the same types.
 #[must_use]
 pub fn type_rules(plan: &QuantizePlan<'_>) -> String {
     let steps = plan.steps().iter().zip(plan.tensors());

@@ -1,11 +1,10 @@
-//! What an error of a tensor's output costs, without running the model: by role and place, in units of what an error of the
-//! logits costs.
+//! Estimated cost of an error of a tensor's output, by role and place, relative to the cost of an error of the logits.
 //!
-//! Errors that are small and know nothing of one another add up, and KLD is half the variance that they bring into the
-//! logits. How large that is for a relative error of the last hidden state can be read off the output's weights; how much
-//! of a tensor's relative error arrives there is a number by role. The numbers are means of what was measured with one tensor
-//! quantized at a time on two models (the bundled one of 4 layers and SmolLM 135M of 30), which agree within a factor of two
-//! or three: `docs/fidelity.md` lists the constants. Measuring the model at hand is better.
+//! Errors that are small and independent add up, and KLD is half the variance that they cause in the logits. The
+//! variance for a relative error of the last hidden state follows from the output's weights. The part of a tensor's
+//! relative error that arrives there is a number by role. These numbers are means of measurements with one tensor
+//! quantized at a time, on two models (the bundled one of 4 layers and SmolLM 135M of 30), which agree within a factor
+//! of two or three: `docs/fidelity.md` lists the constants. Measuring the actual model is better.
 
 use crate::core::{SourceError, TensorSource, simd::SimdLevel};
 use crate::quant::dequantize;
@@ -19,7 +18,7 @@ static ROLES: &[(TensorClass, f64)] = &[
     (TensorClass::AttnQ, 0.005),
     (TensorClass::AttnK, 0.005),
     (TensorClass::AttnV, 0.012),
-    // Half of it values, and queries and keys beside.
+    // Half of it is values; queries and keys add little.
     (TensorClass::AttnQkv, 0.012),
     (TensorClass::AttnKvB, 0.012),
     (TensorClass::AttnOutput, 0.007),
@@ -29,12 +28,12 @@ static ROLES: &[(TensorClass, f64)] = &[
     (TensorClass::Other, 0.01),
 ];
 
-/// The first layer writes into a residual that holds little yet: what it gets wrong is a large part of it.
+/// Factor for the first layer: the residual is still small there, so an error is a large part of it.
 const FIRST_LAYER: f64 = 3.0;
-/// What the last feed-forward network gets wrong nothing mends.
+/// Factor for the last feed-forward network: no later layer compensates for its error.
 const LAST_FFN: f64 = 2.0;
 
-/// Where a tensor stands.
+/// Name and role of a tensor.
 pub(super) struct Place<'a> {
     pub(super) name: &'a str,
     pub(super) class: TensorClass,
@@ -42,8 +41,8 @@ pub(super) struct Place<'a> {
 
 /// Expected KLD per relative error of each tensor's output.
 ///
-/// `logit_power` is that of [`logit_power`], `n_layers` the model's layers, `is_tied` whether the embeddings are the output
-/// too.
+/// `logit_power` is the result of [`logit_power`], `n_layers` the number of layers. `is_tied` is true if the embeddings
+/// are also the output.
 pub(super) fn sensitivities<'a>(
     places: impl Iterator<Item = Place<'a>>,
     logit_power: f64,
@@ -66,11 +65,12 @@ pub(super) fn sensitivities<'a>(
     places.map(sensitivity).collect()
 }
 
-/// Half the variance of the logits over the vocabulary: the KLD that a relative error of 1 of the last hidden state brings,
-/// as long as KLD grows with the square. `½ Σ g² Var(W)`: `g` the weights of the last norm (1 where there is none), behind
-/// which a hidden state has columns of size 1, the variance of each column of the output over its rows.
+/// Half the variance of the logits over the vocabulary: the KLD for a relative error of 1 of the last hidden state, as
+/// long as KLD grows with the square.
 ///
-/// 1 for a model without an output.
+/// It is `½ Σ g² Var(W)`. `g` are the weights of the last norm (1 if there is none), after which a hidden state has
+/// columns of size 1. `Var(W)` is the variance of each column of the output over its rows. A model without an output
+/// has 1.
 ///
 /// # Errors
 /// Rows that cannot be read.
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(found, [0.02 * 10.0 * 3.0, 0.02 * 10.0, 0.02 * 10.0 * 2.0, 0.05]);
         let embeddings = ["token_embd.weight"];
         assert_eq!((of(&embeddings, 3, true), of(&embeddings, 3, false)), (vec![10.0], vec![4.0]));
-        // The only layer is the first.
+        // The only layer counts as the first.
         assert_eq!(of(&names[..1], 1, true), of(&names[..1], 9, true));
     }
 
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn the_power_of_logits_is_read_off_the_output_behind_its_norm() {
         let level = SimdLevel::Scalar;
-        // A column that is the same for all tokens says nothing.
+        // A column that is the same for all tokens has no effect.
         let embeddings: (&str, &[u64], &[f32]) = ("token_embd.weight", &[2, 2], &[3.0, 5.0, 1.0, 5.0]);
         assert_eq!(logit_power(&Model::new(&[embeddings]), level).unwrap(), 0.5);
         let norm: (&str, &[u64], &[f32]) = ("output_norm.weight", &[2], &[2.0, 9.0]);

@@ -1,4 +1,4 @@
-//! Which tensors are there to be chosen for, which types they may have, what these cost; and the choice for a size.
+//! Survey of the tensors to choose for, the types they may have and their costs; and the choice for a size.
 
 use std::borrow::Cow;
 
@@ -22,7 +22,7 @@ use crate::quantize::{
     ChoiceError, Input, ModelFacts, QuantizeError, QuantizeOptions, QuantizePlan, Reason, TensorClass,
 };
 
-/// Types that are chosen from where none are named: a code for each weight, from 2 to 8 bits.
+/// Default types to choose from: one code per weight, from 2 to 8 bits.
 pub static DEFAULT_TYPES: &[GgmlType] = &[
     GgmlType::Q2K,
     GgmlType::Q3K,
@@ -33,7 +33,7 @@ pub static DEFAULT_TYPES: &[GgmlType] = &[
     GgmlType::Q8_0,
 ];
 
-/// Mixes that a choice is held against: those of the K types, and the plain 8 bits.
+/// Mixes to compare a choice with: those of the K types, and plain 8 bits.
 static MIXES: &[FileType] = &[
     FileType::Q2K,
     FileType::Q3KS,
@@ -47,58 +47,58 @@ static MIXES: &[FileType] = &[
     FileType::Q8_0,
 ];
 
-/// What is asked for beside the size.
+/// Options of the choice, other than the size.
 #[derive(Clone, Copy, Debug)]
 pub struct AllocateOptions<'o> {
-    /// Options of the quantization. Types that they name are kept; their file type and `pure` are not looked at.
+    /// Options of the quantization. Types that they name are kept; their file type and `pure` are ignored.
     pub quantize: &'o QuantizeOptions,
-    /// Types to choose from; empty: [`DEFAULT_TYPES`]. Where the columns are not whole blocks of one, the type that stands
-    /// in for it elsewhere does here.
+    /// Types to choose from; if empty, [`DEFAULT_TYPES`]. A type whose blocks do not fit the columns is replaced by its
+    /// usual fallback.
     pub types: &'o [GgmlType],
-    /// Keys that the file will have beside those of its plan, as long as they can become.
+    /// Keys that the file will have in addition to those of its plan, at their largest size.
     pub keys: &'o [(String, Value)],
 }
 
-/// A tensor whose type is to be chosen.
+/// Tensor whose type is to be chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenTensor {
-    /// Its name in the output.
+    /// Name in the output.
     pub name: String,
-    /// Its index in the source.
+    /// Index in the source.
     pub source: usize,
-    /// Its place in the output.
+    /// Index in the output.
     pub place: usize,
-    /// Its role.
+    /// Role of the tensor.
     pub class: TensorClass,
     /// Types it may have, in the order in which they are listed.
     pub types: Vec<GgmlType>,
 }
 
-/// A model looked over: made of headers alone.
+/// Survey of a model, made from headers alone.
 pub struct Survey<'a> {
     input: Input<'a>,
     imatrix: Option<&'a Imatrix>,
     options: QuantizeOptions,
     facts: ModelFacts,
-    /// The embeddings are the output too.
+    /// True if the embeddings are also the output.
     is_tied: bool,
     /// Tensors to choose for, in the order of the output.
     tensors: Vec<OpenTensor>,
     /// Bytes of the file without those tensors.
     fixed_bytes: u64,
     alignment: u64,
-    /// Weights of all tensors of the output.
+    /// Number of weights of all tensors of the output.
     n_elems: u64,
 }
 
 impl<'a> Survey<'a> {
-    /// Looks a model over.
+    /// Surveys a model.
     ///
-    /// Tensors that a quantization leaves as they are stay so; tensors whose types options name keep those.
+    /// Tensors that a quantization does not change stay as they are; tensors whose types options name keep those.
     ///
     /// # Errors
-    /// Those of [`QuantizePlan::draft`]; types that nothing can be quantized to, or that need an importance matrix which
-    /// there is not; a tensor that none of the types fits; nothing to choose.
+    /// As [`QuantizePlan::draft`]; types that nothing can be quantized to, or that need an importance matrix if none is
+    /// given; a tensor that none of the types fits; no tensor to choose for.
     pub fn new(
         input: &Input<'a>,
         imatrix: Option<&'a Imatrix>,
@@ -114,7 +114,7 @@ impl<'a> Survey<'a> {
                 return Err(AllocateError::NeedsImatrix { ty });
             }
         }
-        // Any mix of block types: which tensors are quantized does not depend on it.
+        // Any mix of block types will do: it does not affect which tensors are quantized.
         let options = QuantizeOptions {
             file_type: FileType::Q4KM,
             pure: false,
@@ -173,13 +173,14 @@ impl<'a> Survey<'a> {
         &self.tensors
     }
 
-    /// What types cost, without running the model: errors of a sample of each tensor's rows, weighted by the importance
-    /// matrix, times a sensitivity by role and place. Types of the standard mixes are among them.
+    /// Estimates the costs of types without running the model.
     ///
-    /// The same for any number of threads and any level of vector instructions.
+    /// They are the errors of a sample of each tensor's rows, weighted by the importance matrix, times a sensitivity by
+    /// role and place. The types of the standard mixes are included. The result is the same for any number of threads
+    /// and any level of vector instructions.
     ///
     /// # Errors
-    /// Tensors that cannot be read or quantized, an importance matrix of another model; being told to stop.
+    /// Tensors that cannot be read or quantized, an importance matrix of another model; cancellation.
     pub fn estimate(&self, progress: &dyn Progress) -> Result<Vec<TensorCost>, AllocateError> {
         let found = self.input.source.tensors();
         let total = self.tensors.iter().map(|tensor| found[tensor.source].n_bytes().unwrap_or(0)).sum();
@@ -209,7 +210,7 @@ impl<'a> Survey<'a> {
         Ok(costs.map(cost).collect())
     }
 
-    /// Importance of the columns of a tensor, where it fits.
+    /// Importance of the columns of a tensor, if it has the right size.
     fn weights(&self, tensor: &OpenTensor) -> Option<Cow<'a, [f32]>> {
         let shared = self.options.share_importance;
         match lookup(self.imatrix?, &self.input.source.tensors()[tensor.source], shared) {
@@ -218,7 +219,7 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Errors of a tensor for its types, and those that standard mixes may give it.
+    /// Errors of a tensor for its types, and for those that standard mixes may give it.
     fn errors(&self, tensor: &OpenTensor) -> Result<Vec<(GgmlType, f64)>, SourceError> {
         let meta = &self.input.source.tensors()[tensor.source];
         let weights = self.weights(tensor);
@@ -236,16 +237,16 @@ impl<'a> Survey<'a> {
         Sampled { source, tensor: tensor.source, weights, level: self.options.simd }.errors(&types)
     }
 
-    /// A plan with one type for each tensor to choose for.
+    /// Plans with one type for each tensor to choose for.
     ///
     /// # Errors
-    /// Those of [`QuantizePlan::new`].
+    /// As [`QuantizePlan::new`].
     pub fn plan(&self, file_type: FileType, types: &[GgmlType]) -> Result<QuantizePlan<'a>, AllocateError> {
         let options = self.options_with(file_type, types)?;
         Ok(QuantizePlan::new(&self.input, &options, self.imatrix)?)
     }
 
-    /// The options with a rule for each tensor to choose for.
+    /// Options with a rule for each tensor to choose for.
     fn options_with(
         &self,
         file_type: FileType,
@@ -258,7 +259,7 @@ impl<'a> Survey<'a> {
         Ok(options)
     }
 
-    /// Bytes of the file with these types; `None` where one does not fit.
+    /// Bytes of the file with these types; `None` if one does not fit.
     fn file_bytes(&self, types: impl IntoIterator<Item = GgmlType>) -> Option<u64> {
         let bytes = self.tensors.iter().zip(types).map(|(tensor, ty)| self.padded_bytes(tensor, ty));
         bytes.sum::<Option<u64>>()?.checked_add(self.fixed_bytes)
@@ -269,10 +270,10 @@ impl<'a> Survey<'a> {
         TensorMeta { ty, ..meta.clone() }.n_bytes()?.checked_next_multiple_of(self.alignment)
     }
 
-    /// Says whether a size can be had, before costs are known.
+    /// Checks whether a size can be reached, before costs are known.
     ///
     /// # Errors
-    /// A size that the smallest types do not come down to.
+    /// A size below that with the smallest types.
     pub fn check(&self, target: SizeTarget) -> Result<(), AllocateError> {
         let smallest =
             |tensor: &OpenTensor| tensor.types.iter().filter_map(|&ty| self.padded_bytes(tensor, ty)).min();
@@ -289,10 +290,10 @@ impl<'a> Survey<'a> {
         AllocateError::TooSmall { target_bytes: target.bytes(self.n_elems), least_bytes, bits_per_weight }
     }
 
-    /// Chooses the types for a size by what they cost, in the order of [`Survey::tensors`].
+    /// Chooses the types for a size by their costs, which are in the order of [`Survey::tensors`].
     ///
     /// # Errors
-    /// A size that the smallest types do not come down to.
+    /// A size below that with the smallest types.
     pub fn choose(&self, costs: &[TensorCost], target: SizeTarget) -> Result<Allocation, AllocateError> {
         let target_bytes = target.bytes(self.n_elems);
         let rows: Vec<Vec<Candidate>> =
@@ -319,7 +320,7 @@ impl<'a> Survey<'a> {
             mixes.min_by_key(|mix| mix.file_bytes.abs_diff(file_bytes)).copied()
         };
         let file_type = nearest(&mut mixes.iter()).map_or(FileType::Q4KM, |mix| mix.file_type);
-        // A few keys more or less are no reason to compare with a smaller one.
+        // A few more or fewer keys are no reason to compare with a smaller mix.
         let most = target_bytes as f64 * (1.0 + SIZE_TOLERANCE);
         let fitting = nearest(&mut mixes.iter().filter(|mix| mix.file_bytes as f64 <= most));
         let mix = fitting.or_else(|| nearest(&mut mixes.iter()));
@@ -344,7 +345,7 @@ impl<'a> Survey<'a> {
         tensor.types.iter().filter_map(candidate).collect()
     }
 
-    /// The standard mixes, with the sizes of their files and what they are expected to cost.
+    /// Standard mixes, with the sizes of their files and their expected costs.
     fn mixes(&self, costs: &[TensorCost]) -> Vec<StandardMix> {
         let mix = |&file_type: &FileType| {
             let options = QuantizeOptions { file_type, ..self.options.clone() };
@@ -359,7 +360,7 @@ impl<'a> Survey<'a> {
     }
 }
 
-/// True if an option names the type of this tensor.
+/// Returns true if an option names the type of this tensor.
 fn is_named(options: &QuantizeOptions, tensor: &TensorMeta, class: TensorClass, is_tied: bool) -> bool {
     let by_class = match class {
         TensorClass::TokenEmbd => {

@@ -1,4 +1,4 @@
-//! Byte-level BPE: within a piece of text, the pair of least rank is merged until none is left.
+//! Byte-level BPE: within a piece of text, the pair of lowest rank is merged until no pair is left.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -16,30 +16,30 @@ use crate::tokenizer::pretokenizer::Table;
 
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// What text goes through before it is split.
+/// Normalization of text before it is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Normalizer {
     None,
     Nfc,
-    /// Blanks become `▁`.
+    /// Spaces become `▁`.
     Metaspace,
     Lowercase,
 }
 
-/// The merges and the pieces within which they happen.
+/// Merges, and the splitter of text into the pieces within which they apply.
 #[derive(Debug)]
 pub(crate) struct Bpe {
     splitter: Splitter,
     normalizer: Normalizer,
-    /// A piece that is a token needs no merges.
+    /// True if a piece that is a token needs no merges.
     ignore_merges: bool,
-    /// Rank and result of a pair.
+    /// Rank and result of each pair.
     merges: HashMap<(u32, u32), (u32, u32)>,
     /// Tokens of the 256 bytes, in the byte alphabet or as `<0xNN>`.
     bytes: Vec<Option<u32>>,
 }
 
-/// A token of a piece while pairs are merged, linked to its neighbours.
+/// A token of a piece during merging, linked to its neighbours.
 struct Symbol {
     id: u32,
     prev: Option<usize>,
@@ -62,19 +62,19 @@ impl Bpe {
         let missing = EncodeError::MissingKey { key: MERGES, expected: "array of strings" };
         let rows = match strings(metadata, MERGES)? {
             Some(rows) => rows,
-            // ref: without merges, pieces that are no token fall apart into bytes
+            // ref: without merges, pieces that are not tokens are split into bytes
             None if pre.name == KIMI => &[],
             None => return Err(missing),
         };
         let mut merges = HashMap::with_capacity(rows.len());
         for (rank, row) in rows.iter().enumerate() {
-            // ref: a blank that the first token begins with does not divide
+            // ref: a space at the start of the first token is not the separator
             let at = row.iter().skip(1).position(|&byte| byte == b' ').map(|at| at + 1);
             let malformed = || EncodeError::Merge { rank, merge: escape_bytes(row) };
             let (first, second) = row.split_at(at.ok_or_else(malformed)?);
             let second = second.get(1..).unwrap_or_default();
             let ids = (vocab.id(first), vocab.id(second), vocab.id(&[first, second].concat()));
-            // A merge of texts that are no tokens can never happen.
+            // A merge of texts that are not tokens can never apply.
             if let ((Some(first), Some(second), Some(merged)), Ok(rank)) = (ids, u32::try_from(rank)) {
                 merges.entry((first, second)).or_insert((rank, merged));
             }
@@ -91,7 +91,7 @@ impl Bpe {
         Ok(Self { normalizer, ignore_merges: pre.ignore_merges, merges, bytes: bytes.collect(), splitter })
     }
 
-    /// Appends the ids of a text without special tokens. Bytes without tokens are left out, as by the original.
+    /// Appends the ids of a text without special tokens. Bytes without tokens are omitted, as by the original.
     pub(crate) fn encode_fragment(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         let text = match self.normalizer {
             Normalizer::None => Cow::Borrowed(text),
@@ -132,7 +132,7 @@ impl Bpe {
         }
     }
 
-    /// Tokens are written in the byte alphabet.
+    /// Returns true if tokens are written in the byte alphabet.
     pub(super) fn is_byte_level(&self) -> bool {
         self.splitter.byte_level
     }
@@ -141,7 +141,7 @@ impl Bpe {
         self.bytes.get(usize::from(byte)).copied().flatten()
     }
 
-    /// A character as its token, else as the tokens of its bytes, else as the unknown token.
+    /// Appends a character as its token, else as the tokens of its bytes, else as the unknown token.
     fn link_char(&self, vocab: &Vocab, c: char, symbols: &mut Vec<Symbol>) {
         let mut buffer = [0; 4];
         let bytes = c.encode_utf8(&mut buffer).as_bytes();
@@ -156,7 +156,7 @@ impl Bpe {
         }
     }
 
-    /// Merges pairs, least rank first, of equal ranks the leftmost. A heap holds the pairs, so that the time for `n`
+    /// Merges pairs by rank, lowest first; of equal ranks, the leftmost. A heap holds the pairs, so the time for `n`
     /// symbols is `n log n`.
     fn merge(&self, symbols: &mut [Symbol]) {
         let mut heap = BinaryHeap::new();
@@ -169,7 +169,7 @@ impl Bpe {
         heap.extend((0..symbols.len()).filter_map(|left| candidate(symbols, left)));
         while let Some(top) = heap.pop() {
             let Reverse((_, left, id)) = top;
-            // The pair may be gone: one side was merged with its other neighbour.
+            // The pair may be outdated: one side was merged with its other neighbour.
             if symbols[left].merged || candidate(symbols, left) != Some(top) {
                 continue;
             }

@@ -1,16 +1,18 @@
-//! SentencePiece's precompiled character map: which text replaces which.
+//! SentencePiece's precompiled character map: replacements of texts.
 //!
 //! # Layout
 //! A little-endian `u32` n, n bytes of a double array of little-endian `u32` units (Darts-clone), then the
-//! replacements, each ended by a NUL. A unit's bits 0-7 and 31 are its label, bit 8 says that a value hangs below it,
-//! bit 9 that its offset is in units of 256, the rest is the offset. A value unit's bits 0-30 are the place of a replacement.
+//! replacements, each terminated by a NUL. Bits 0-7 and 31 of a unit are its label. Bit 8 is set if a value is attached
+//! to it, bit 9 if its offset is in units of 256; the rest is the offset. Bits 0-30 of a value unit are the offset of a
+//! replacement.
 
 use super::EncodeError;
 use crate::core::little_endian::u32s;
 
-/// Longest source text, in bytes. Real maps stay below 20; a damaged double array can be a circle.
+/// Maximum length of a source text in bytes. Real maps stay below 20; a damaged double array may contain a cycle.
 const MAX_KEY_BYTES: usize = 256;
-/// Longest replacement, in bytes: a stranger's map must not blow a text up without bounds. Unicode's longest is 33.
+/// Maximum length of a replacement in bytes: an untrusted map must not lengthen a text without bounds. Unicode's
+/// longest is 33.
 const MAX_REPLACEMENT_BYTES: usize = 256;
 
 /// A parsed map.
@@ -23,7 +25,7 @@ impl Charsmap {
     /// Parses the map.
     ///
     /// # Errors
-    /// A map that is cut off, or has a replacement that is too long.
+    /// A map that is truncated, or has a replacement that is too long.
     pub(super) fn new(bytes: &[u8]) -> Result<Self, EncodeError> {
         let broken = |reason| EncodeError::Charsmap { offset: bytes.len(), reason };
         let (head, rest) = bytes
@@ -46,13 +48,13 @@ impl Charsmap {
         Ok(Self { units, replacements: replacements.to_vec() })
     }
 
-    /// The replacement of the longest beginning of `text` that has one, and the length of that beginning in bytes.
+    /// Returns the replacement of the longest prefix of `text` that has one, and the length of that prefix in bytes.
     pub(super) fn replace(&self, text: &[u8]) -> Option<(&[u8], usize)> {
         let mut found = None;
         let mut at = offset(*self.units.first()?);
         for (n_before, byte) in text.iter().take(MAX_KEY_BYTES).enumerate() {
             at ^= usize::from(*byte);
-            // A place outside of the array, like a wrong label, is a way that leads nowhere.
+            // A position outside the array, like a wrong label, ends the search.
             let Some(unit) = self.units.get(at).filter(|unit| **unit & 0x8000_00ff == u32::from(*byte))
             else {
                 break;

@@ -1,4 +1,4 @@
-//! The bytes that a token stands for.
+//! Conversion of tokens to bytes.
 
 use crate::tokenizer::byte_alphabet::bytes_of;
 use crate::tokenizer::emit::{TokenType, byte_token, is_byte_token};
@@ -7,29 +7,29 @@ use super::hybrid_dna::MARK;
 use super::vocab::Vocab;
 use crate::tokenizer::python_literal;
 
-/// How the texts of a vocabulary's normal tokens are written.
+/// Spelling of a vocabulary's normal tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
-    /// In the byte alphabet.
+    /// Bytes in the byte alphabet.
     Bytes,
-    /// As they are, with `▁` for a blank.
+    /// Plain text, with `▁` for a space.
     Metaspace,
-    /// As they are.
+    /// Plain text.
     Plain,
-    /// As Python prints bytes.
+    /// Python's notation of bytes.
     Python,
 }
 
-/// Appends the bytes of a token: special tokens written out, unused ones nothing.
+/// Appends the bytes of a token: special tokens are written out, unused ones give nothing.
 pub(super) fn piece(vocab: &Vocab, spelling: Spelling, id: u32, out: &mut Vec<u8>) {
     let Some(text) = vocab.token(id) else { return };
     match (vocab.kind(id), std::str::from_utf8(text)) {
         (TokenType::Unused, _) => {}
         (TokenType::Byte, Ok(written)) if is_byte_token(written) => out.extend(byte_token(written)),
         (TokenType::Normal, Ok(written)) if spelling == Spelling::Bytes => {
-            // Words of DNA are letters alone.
+            // Words of DNA consist only of letters.
             let written = written.strip_suffix(MARK).filter(|_| vocab.has_dna).unwrap_or(written);
-            // A token with a character that is not of the alphabet was added as it is.
+            // A token with a character outside the alphabet was added as plain text.
             match bytes_of(written) {
                 Some(bytes) => out.extend(bytes),
                 None => out.extend(written.bytes()),

@@ -5,16 +5,16 @@ use super::vocab::Vocab;
 
 const OPEN: &str = "<dna>";
 const CLOSE: &str = "</dna>";
-/// Letters of a word.
+/// Number of letters of a word.
 const WORD: usize = 6;
-/// Behind the text of a word, to tell it from a token of text with the same letters.
+/// Suffix of a word's text, to distinguish it from a text token with the same letters.
 pub(super) const MARK: char = '\u{e000}';
 
-/// Cuts what stands between tags into words of six letters, the last one filled up with `A`.
+/// Encoder that splits the text between tags into words of six letters, and pads the last one with `A`.
 ///
 /// # Exactness
-/// `HybridDNATokenizer` of HuggingFaceBio/Carbon. llama.cpp differs: it keeps blanks at the ends of what the tags hold, and
-/// takes text before a closing tag that nothing opened for text.
+/// `HybridDNATokenizer` of HuggingFaceBio/Carbon. llama.cpp differs: it keeps spaces at both ends of the tagged text,
+/// and treats text before an unopened closing tag as plain text.
 pub(crate) struct HybridDna {
     bpe: Bpe,
     tags: Option<Tags>,
@@ -28,7 +28,7 @@ struct Tags {
 }
 
 impl HybridDna {
-    /// Takes the tokens of a vocabulary; without tags it is byte-level BPE and nothing else.
+    /// Takes the tokens of a vocabulary; without tags, this is plain byte-level BPE.
     pub(crate) fn new(vocab: &Vocab, bpe: Bpe) -> Self {
         let id = |text: &str| vocab.id(text.as_bytes());
         let tags = match (id(OPEN), id(CLOSE), id("<oov>")) {
@@ -45,7 +45,7 @@ impl HybridDna {
         while !rest.is_empty() {
             let (open, close) = (rest.find(OPEN), rest.find(CLOSE));
             let opens = open.filter(|open| close.is_none_or(|close| *open < close));
-            // Without an opening tag of its own, all that stands before a closing one is DNA.
+            // All text before a closing tag without an opening one is DNA.
             let start = match (opens, close) {
                 (Some(open), _) => open,
                 (None, Some(_)) => 0,

@@ -1,4 +1,4 @@
-//! SentencePiece's normalizer: character map, blanks, prefix.
+//! SentencePiece's normalizer: character map, spaces, prefix.
 
 use super::EncodeError;
 use super::charsmap::Charsmap;
@@ -6,19 +6,19 @@ use super::trie::Trie;
 use super::vocab::Vocab;
 use crate::tokenizer::emit::TokenType;
 
-/// U+2581, which stands for a blank in pieces.
+/// U+2581, which represents a space in pieces.
 pub(super) const BLANK: &[u8] = "\u{2581}".as_bytes();
 
-/// As many times longer a text may become, and so many bytes more. The most that Unicode's own forms reach is 13: a
-/// ligature of three bytes stands for four Arabic words.
+/// Maximum growth of a text: this factor, plus `GROWTH_BYTES`. Unicode's own forms reach 13: a ligature of three bytes
+/// stands for four Arabic words.
 const MAX_GROWTH: usize = 16;
 const GROWTH_BYTES: usize = 4096;
 
-/// The steps that a text goes through before it is cut into pieces.
+/// Normalization of a text before it is split into pieces.
 ///
 /// # Exactness
-/// `normalizer::Normalizer` of sentencepiece 0.2. llama.cpp applies none of it to BPE vocabularies, except the prefix, and
-/// puts a blank in front of unigram text also where `add_space_prefix` is false.
+/// `normalizer::Normalizer` of sentencepiece 0.2. llama.cpp applies only the prefix to BPE vocabularies, and puts a
+/// space in front of unigram text even if `add_space_prefix` is false.
 pub(super) struct Normalizer {
     charsmap: Option<Charsmap>,
     /// Tokens that pass through unchanged.
@@ -46,12 +46,12 @@ impl Normalizer {
         })
     }
 
-    /// Looks whether a text stays within bounds: a stranger's map may replace every character by hundreds.
+    /// Checks that a text stays within bounds: an untrusted map may replace every character by hundreds.
     ///
     /// # Errors
-    /// Bytes that it may have at most.
+    /// The maximum number of bytes.
     pub(super) fn check(&self, text: &str) -> Result<(), usize> {
-        // Without a map a blank of one byte becomes three, and that is all.
+        // Without a map, the only growth is from a space of one byte to three bytes.
         if self.charsmap.is_none() {
             return Ok(());
         }
@@ -59,7 +59,7 @@ impl Normalizer {
         let (mut rest, mut total) = (text.as_bytes(), 0usize);
         while !rest.is_empty() {
             let (chunk, n_bytes) = self.chunk(rest);
-            // Each byte may be a blank that is written with three.
+            // Each byte may be a space that is written with three.
             let written = |byte: &u8| if *byte == b' ' { self.blank.len() } else { 1 };
             total = total.saturating_add(chunk.iter().map(written).sum());
             if total > limit {
@@ -70,7 +70,7 @@ impl Normalizer {
         Ok(())
     }
 
-    /// Normalizes a text: bytes that need not be UTF-8 if the map is damaged.
+    /// Normalizes a text; the result may be invalid UTF-8 if the map is damaged.
     pub(super) fn normalize(&self, text: &str) -> Vec<u8> {
         let mut rest = text.as_bytes();
         if self.remove_extra {
@@ -114,7 +114,8 @@ impl Normalizer {
         out
     }
 
-    /// The next piece of normalized text and how many bytes of `rest` it stands for (0 only at the end).
+    /// Returns the next piece of normalized text, and the number of bytes of `rest` that it represents (0 only at the
+    /// end).
     fn chunk<'a>(&'a self, rest: &'a [u8]) -> (&'a [u8], usize) {
         let user_defined = self.user_defined.as_ref().and_then(|trie| trie.longest_prefix(rest));
         if let Some((n_bytes, _)) = user_defined {
@@ -128,7 +129,7 @@ impl Normalizer {
     }
 }
 
-/// Length in bytes of the UTF-8 character that begins with `lead`; 1 for a byte that begins none.
+/// Returns the length in bytes of the UTF-8 character that starts with `lead`; 1 for a byte that starts none.
 pub(super) fn character_bytes(lead: u8) -> usize {
     match lead {
         0xc0..=0xdf => 2,

@@ -1,4 +1,4 @@
-//! Finds special tokens in text, before anything else is done with it.
+//! Search for special tokens in text, before any other processing.
 
 use crate::tokenizer::emit::TokenType;
 
@@ -13,11 +13,11 @@ pub(super) enum Fragment<'a> {
     Token(u32),
 }
 
-/// The texts of special tokens, in byte order.
+/// Texts of special tokens, in byte order.
 #[derive(Debug)]
 pub(super) struct Partition {
     texts: Vec<(Box<str>, u32)>,
-    /// Bytes that special tokens begin with.
+    /// True for each byte with which a special token starts.
     starts: [bool; 256],
 }
 
@@ -40,8 +40,8 @@ impl Partition {
         Self { texts, starts }
     }
 
-    /// Cuts a text. User-defined tokens are always found, control tokens and the unknown token only with
-    /// `parse_special`. Of the tokens that begin at one place the longest is taken.
+    /// Splits a text at special tokens. User-defined tokens are always found, control tokens and the unknown token only
+    /// with `parse_special`. At each position, the longest token is taken.
     pub(super) fn cut<'a>(&self, vocab: &Vocab, text: &'a str, parse_special: bool) -> Vec<Fragment<'a>> {
         let mut fragments = Vec::new();
         let (mut done, mut at) = (0, 0);
@@ -70,12 +70,12 @@ impl Partition {
         fragments
     }
 
-    /// The longest special token that a text begins with, and its length.
+    /// Returns length and id of the longest special token with which a text starts.
     fn longest(&self, vocab: &Vocab, text: &[u8], parse_special: bool) -> Option<(usize, u32)> {
         let usable = |id| parse_special || vocab.kind(id) == TokenType::UserDefined;
         let mut same = self.texts.as_slice();
         let mut best = None;
-        // `same` are the texts that agree with this one in its first `n` bytes.
+        // `same` are the texts that agree with this one in the first `n` bytes.
         for (n, &byte) in text.iter().enumerate() {
             let at = |row: &(Box<str>, u32)| row.0.as_bytes().get(n).copied();
             let from = same.partition_point(|row| at(row) < Some(byte));

@@ -5,32 +5,32 @@ use super::trie::Trie;
 use super::vocab::Vocab;
 use crate::tokenizer::emit::{TokenType, byte_token};
 
-/// What a character that no token covers costs, as does any whose score is not a number.
+/// Cost of a character that no token covers, or of one whose score is not finite.
 const UNKNOWN_COST: i64 = 10_000_000;
-/// Tokens of this cost and more are never used.
+/// Cost from which on tokens are never used.
 const MAX_COST: i64 = 20_000_000;
-/// Scores count in steps of this part.
+/// Factor by which scores are multiplied before rounding.
 const SCALE: f64 = 1e4;
 
-/// Cuts a text into the tokens whose scores have the greatest sum, the longest first where sums are equal.
+/// Encoder that splits a text into the tokens with the greatest sum of scores; of equal sums, the longest token first.
 ///
 /// # Exactness
-/// The tokenizer in the Python file of the checkpoint, and llama.cpp 0.5.0: scores are whole numbers, the way is searched
-/// from the end of the text, and characters without a token become bytes.
+/// The tokenizer in the Python file of the checkpoint, and llama.cpp 0.5.0: scores are integers, the search runs from
+/// the end of the text, and characters without a token become bytes.
 pub(crate) struct Plamo {
     trie: Trie,
-    /// By id.
+    /// Costs by id.
     costs: Vec<i64>,
     bytes: Vec<Option<u32>>,
 }
 
-/// The best way from a place to the end of the text.
+/// Best path from a position to the end of the text.
 #[derive(Clone, Copy)]
 struct Best {
     cost: i64,
-    /// Bytes of the first token.
+    /// Length of the first token in bytes.
     n_bytes: usize,
-    /// The first token; none for a character without one.
+    /// Id of the first token; `None` for a character without one.
     token: Option<u32>,
 }
 
@@ -68,7 +68,7 @@ impl Plamo {
             for (n_bytes, id) in self.trie.prefixes(rest) {
                 let own = self.costs.get(id as usize).copied().unwrap_or(MAX_COST);
                 let cost = own.saturating_add(ways[at + n_bytes].cost);
-                // Shortest first: of equal sums the longest is kept.
+                // Prefixes come shortest first: of equal sums, the longest is kept.
                 if own < MAX_COST && cost <= best.cost {
                     best = Best { cost, n_bytes, token: Some(id) };
                 }
@@ -93,7 +93,7 @@ impl Plamo {
     }
 }
 
-/// The cost of a score.
+/// Converts a score to a cost.
 fn cost(score: f32) -> i64 {
     if score.is_finite() { -((f64::from(score) * SCALE).round() as i64) } else { MAX_COST }
 }

@@ -6,11 +6,11 @@ use super::vocab::Vocab;
 use crate::tokenizer::emit::TokenType;
 use crate::tokenizer::python_literal;
 
-/// Cuts a text, from its beginning, into the longest tokens there are.
+/// Encoder that splits a text, from its start, into the longest tokens.
 ///
 /// # Exactness
-/// `TRIE_TOKENIZER` of RWKV's own code. The file has bytes as Python prints them. llama.cpp differs where a text holds the
-/// name of a row without a token (`[PAD65530]`), which it takes for one.
+/// `TRIE_TOKENIZER` of RWKV's own code. The file stores bytes in Python's notation. llama.cpp differs for texts with
+/// the name of a row without a token (`[PAD65530]`), which it encodes as that row.
 pub(crate) struct Rwkv {
     trie: Trie,
     unknown: Option<u32>,
@@ -30,8 +30,7 @@ impl Rwkv {
         Ok(Self { trie, unknown: vocab.unk })
     }
 
-    /// Appends the ids of a text without special tokens. Bytes without tokens are left out if there is no token for the
-    /// unknown.
+    /// Appends the ids of a text without special tokens. Bytes without tokens are omitted if there is no unknown token.
     pub(crate) fn encode_fragment(&self, text: &str, out: &mut Vec<u32>) {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {

@@ -1,8 +1,8 @@
-//! Cuts text into the pieces within which byte-level BPE merges, by the steps of `pretokenizers.toml`.
+//! Splitting of text into the pieces within which byte-level BPE merges, by the steps of `pretokenizers.toml`.
 //!
 //! # Exactness
-//! The pieces of the `tokenizers` library for the same steps. The regexes of released tokenizers look ahead in three
-//! forms only; these are hand-written, the rest runs on automata, so that the time is linear in the text.
+//! The pieces of the `tokenizers` library for the same steps. The regexes of released tokenizers use lookahead in only
+//! three forms. These are hand-written, the rest runs on automata, so the time is linear in the text.
 
 use std::ops::Range;
 
@@ -11,25 +11,25 @@ use regex::Regex;
 use crate::tokenizer::byte_alphabet::written;
 use crate::tokenizer::pretokenizer::GPT2_REGEX;
 
-/// End of most patterns: blanks up to a word, but for the last one; else all of them.
+/// End of most patterns: whitespace before a word except its last character; otherwise all whitespace.
 const KEEP_ONE: &str = r"|\s+(?!\S)|\s+";
-/// End of the pattern of Jais 2: as before, in powers of two.
+/// End of Jais 2's pattern: as above, in powers of two.
 const POWERS: &str = r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
 /// Groups of up to three digits, counted from the end of a number that no letter follows.
 const TRIPLES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
-/// The places before the last, last but one, .. three digits of a number.
+/// Positions before the last three, six, … digits of a number.
 const TRIPLE_CUTS: &str = r"(?=(\d{3})+(?!\d))";
-/// What `is_punctuation` of the `tokenizers` library holds for.
+/// Characters for which `is_punctuation` of the `tokenizers` library is true.
 const PUNCTUATION: &str = r"[\p{P}!-/:-@\[-`{-~]";
 
-/// The steps of one pre-tokenizer, compiled.
+/// Compiled steps of one pre-tokenizer.
 #[derive(Debug)]
 pub(crate) struct Splitter {
-    /// Over the text.
+    /// Splits of the text.
     before: Vec<Split>,
-    /// Over the text in the byte alphabet.
+    /// Splits of the text in the byte alphabet.
     after: Vec<Split>,
-    /// Pieces are written in the byte alphabet.
+    /// True if pieces are written in the byte alphabet.
     pub(crate) byte_level: bool,
 }
 
@@ -39,21 +39,21 @@ struct Split {
     behavior: Behavior,
 }
 
-/// What becomes of the matches of a pattern.
+/// Treatment of the matches of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behavior {
-    /// They are pieces.
+    /// Matches are pieces.
     Isolated,
-    /// They are dropped.
+    /// Matches are dropped.
     Removed,
-    /// They belong to the piece before.
+    /// Matches belong to the preceding piece.
     MergedWithPrevious,
 }
 
 #[derive(Debug)]
 enum Pattern {
     Regex(Regex),
-    /// `head` or a run of blanks.
+    /// `head` or a run of whitespace.
     Blanks {
         either: Regex,
         /// `head` at the start of a text.
@@ -62,7 +62,7 @@ enum Pattern {
     },
     Triples {
         digits: Regex,
-        /// A word character at the start of a text; any number is one in Oniguruma, which the originals run on.
+        /// A word character at the start of a text. Any number is one in Oniguruma, which the originals use.
         word: Regex,
     },
     TripleCuts(Regex),
@@ -83,7 +83,7 @@ impl Splitter {
                 ("digits", "individual") => ("isolated", r"\p{N}"),
                 ("digits", "grouped") => ("isolated", r"\p{N}+"),
                 ("punctuation", "isolated") => ("isolated", PUNCTUATION),
-                // Matches that touch are one piece.
+                // Adjacent matches form one piece.
                 ("punctuation", "contiguous") => ("isolated", r"[\p{P}!-/:-@\[-`{-~]+"),
                 ("split", rest) => rest.split_once(' ')?,
                 _ => return None,
@@ -101,7 +101,7 @@ impl Splitter {
         Some(out)
     }
 
-    /// The pieces as byte ranges of the text. Steps that follow the byte alphabet may cut inside a character.
+    /// Returns the pieces as byte ranges of the text. Steps after the byte alphabet may split inside a character.
     pub(crate) fn split(&self, text: &str) -> Vec<Range<usize>> {
         let pieces = run(&self.before, text);
         if self.after.is_empty() {
@@ -162,7 +162,7 @@ impl Pattern {
             let either = compile(&format!(r"{head}|\s+"))?;
             Some(Self::Blanks { either, head: compile(&format!(r"\A(?:{head})"))?, powers })
         };
-        // What follows these possessive quantifiers cannot match what they hold: they mean the same as greedy ones.
+        // The text after these possessive quantifiers cannot match their contents, so greedy ones are equivalent.
         let regex = regex.replace("]?+", "]?").replace("]++", "]+");
         if let Some(head) = regex.strip_suffix(KEEP_ONE) {
             return blanks(head, false);
@@ -177,7 +177,7 @@ impl Pattern {
         })
     }
 
-    /// All matches and what lies between them, in order.
+    /// Visits all matches and the text between them, in order.
     fn each(&self, text: &str, visit: &mut impl FnMut(Range<usize>, bool)) {
         let mut done = 0;
         let mut found = |range: Range<usize>| {
@@ -191,7 +191,7 @@ impl Pattern {
                 let mut at = 0;
                 while let Some(m) = either.find_at(text, at).filter(|m| !m.is_empty()) {
                     let blanks = m.as_str().chars().all(char::is_whitespace) && !head.is_match(m.as_str());
-                    // A word that follows takes the last blank along.
+                    // A following word takes the last whitespace character.
                     let last = m.as_str().chars().next_back().map_or(0, char::len_utf8);
                     let keeps = blanks && m.end() < text.len() && m.len() > last;
                     at = if keeps { m.end() - last } else { m.end() };
@@ -228,7 +228,7 @@ impl Pattern {
     }
 }
 
-/// Ends of the groups of three digits of a number, the first of which may have fewer.
+/// Returns the ends of a number's groups of three digits; the first group may have fewer.
 fn triple_ends(text: &str, run: Range<usize>) -> Vec<usize> {
     let number = text.get(run.clone()).unwrap_or_default();
     let n = number.chars().count();
@@ -236,7 +236,7 @@ fn triple_ends(text: &str, run: Range<usize>) -> Vec<usize> {
     starts.enumerate().filter(|(i, _)| *i > 0 && (n - i).is_multiple_of(3)).map(|(_, at)| at).collect()
 }
 
-/// Cuts blanks into the largest powers of two, of at most 512 characters.
+/// Splits whitespace into the largest powers of two, of at most 512 characters.
 fn each_power(text: &str, blanks: Range<usize>, found: &mut impl FnMut(Range<usize>)) {
     let run = text.get(blanks.clone()).unwrap_or_default();
     let mut starts: Vec<usize> = run.char_indices().map(|(at, _)| blanks.start + at).collect();
@@ -255,7 +255,8 @@ mod tests {
     use super::*;
     use crate::tokenizer::pretokenizer::{Table, step_json};
 
-    /// Awkward for the hand-written parts: runs of blanks before words, lines and ends, numbers beside letters.
+    /// Difficult texts for the hand-written parts: runs of whitespace before words, lines and ends, numbers next to
+    /// letters.
     const TEXTS: [&str; 12] = [
         "  a   b\n\n c \t\n  \n",
         "x          ",
@@ -301,7 +302,7 @@ mod tests {
         assert!(n_texts > 1000, "{n_texts}");
     }
 
-    /// In time that grows with the square this would not end.
+    /// With quadratic time, this test would not finish.
     #[test]
     fn a_megabyte_of_one_character_is_split() {
         for structure in Table::get().structures() {

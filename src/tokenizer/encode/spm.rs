@@ -10,19 +10,19 @@ use super::trie::tokens_of_kinds;
 use super::vocab::Vocab;
 use crate::tokenizer::emit::TokenType;
 
-/// Joins neighbours, always the pair whose token has the highest score, until no pair makes a token.
+/// Encoder that joins neighbours, always the pair whose token has the highest score, until no pair makes a token.
 ///
 /// # Exactness
-/// `bpe::Model` of sentencepiece 0.2: pieces that are unused fall apart into what they were made of; control and byte
-/// tokens never come out of text.
+/// `bpe::Model` of sentencepiece 0.2: unused pieces are split into the parts that they were made of; control and byte
+/// tokens never result from text.
 pub(crate) struct Spm {
     normalizer: Normalizer,
     fallback: Fallback,
-    /// Longest token that a pair can make, in bytes.
+    /// Maximum length in bytes of a token that a pair can make.
     max_token_bytes: usize,
 }
 
-/// A stretch of the text, linked to its neighbours. `n_bytes` is 0 once it was joined to the one on its left.
+/// A range of the text, linked to its neighbours. `n_bytes` is 0 after it was joined to its left neighbour.
 struct Symbol {
     start: usize,
     n_bytes: usize,
@@ -39,7 +39,7 @@ struct Pair {
 }
 
 impl Ord for Pair {
-    /// The highest score is the greatest, of equal scores the one further left.
+    /// Compares by score; of equal scores, the pair further left is greater.
     fn cmp(&self, other: &Self) -> Ordering {
         self.score.total_cmp(&other.score).then_with(|| other.left.cmp(&self.left))
     }
@@ -63,22 +63,22 @@ impl Spm {
     /// Takes the settings of a vocabulary.
     ///
     /// # Errors
-    /// A broken character map, no way to write unknown characters.
+    /// A broken character map, no representation of unknown characters.
     pub(crate) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
         let kinds = [TokenType::Normal, TokenType::UserDefined, TokenType::Unused];
         let max_token_bytes = tokens_of_kinds(vocab, &kinds).map(|token| token.0.len()).max().unwrap_or(0);
         Ok(Self { normalizer: Normalizer::new(vocab)?, fallback: Fallback::new(vocab)?, max_token_bytes })
     }
 
-    /// Looks whether a text stays within bounds when it is normalized.
+    /// Checks that a text stays within bounds when it is normalized.
     ///
     /// # Errors
-    /// Bytes that it may have at most.
+    /// The maximum number of bytes.
     pub(crate) fn check(&self, text: &str) -> Result<(), usize> {
         self.normalizer.check(text)
     }
 
-    /// Appends the ids of a text that holds no special tokens.
+    /// Appends the ids of a text without special tokens.
     pub(crate) fn encode_fragment(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         let text = self.normalizer.normalize(text);
         let mut merging = Merging {
@@ -99,7 +99,7 @@ impl Spm {
     }
 }
 
-/// One symbol a character.
+/// Creates one symbol per character.
 fn characters(text: &[u8]) -> Vec<Symbol> {
     let mut symbols = Vec::with_capacity(text.len());
     let mut start = 0;
@@ -130,7 +130,7 @@ impl Merging<'_> {
         }
         while let Some(pair) = self.pairs.pop() {
             let (left, right) = (&self.symbols[pair.left], &self.symbols[pair.right]);
-            // One of the two has been joined to another since.
+            // One of the two has since been joined to another.
             if left.n_bytes == 0 || right.n_bytes == 0 || left.n_bytes + right.n_bytes != pair.n_bytes {
                 continue;
             }
@@ -157,7 +157,7 @@ impl Merging<'_> {
         }
         let Some((id, kind)) = self.piece(start, n_bytes) else { return };
         let score = self.vocab.score(id);
-        // Zeros of both signs are equal, and a score that is no number ranks below all.
+        // Zeros of both signs are equal, and NaN ranks below all scores.
         let score = if score.is_nan() { f32::NEG_INFINITY } else { score + 0.0 };
         self.pairs.push(Pair { score, left, right, n_bytes });
         if kind == TokenType::Unused {
@@ -165,7 +165,7 @@ impl Merging<'_> {
         }
     }
 
-    /// The token that a stretch of the text makes.
+    /// Returns the token of a range of the text.
     fn piece(&self, start: usize, n_bytes: usize) -> Option<(u32, TokenType)> {
         let id = self.vocab.id(&self.text[start..start + n_bytes])?;
         let kind = self.vocab.kind(id);

@@ -1,14 +1,15 @@
-//! A trie over bytes: which tokens does the text at a place begin with?
+//! Trie over bytes, which finds the tokens that are prefixes of a text.
 
 use super::EncodeError;
 use super::vocab::Vocab;
 use crate::tokenizer::emit::TokenType;
 
-/// Longest token that takes part in a search, in bytes. A token as long as the text would make the search quadratic;
+/// Maximum length of a searchable token in bytes. A token as long as the text would make the search quadratic.
 /// SentencePiece's trainer makes none above 512 characters, and its default is 16.
 pub(super) const MAX_TOKEN_BYTES: usize = 2048;
 
-/// Tokens by their bytes. Nodes lie level by level, children of one node side by side in the order of their bytes.
+/// Tokens by their bytes. Nodes are stored level by level; children of one node are adjacent, in the order of their
+/// bytes.
 pub(super) struct Trie {
     nodes: Vec<Node>,
 }
@@ -21,7 +22,7 @@ struct Node {
 }
 
 impl Trie {
-    /// Builds the trie. Of tokens with equal bytes the last one counts; empty ones are left out.
+    /// Builds the trie. Of tokens with equal bytes, the last one applies; empty ones are omitted.
     ///
     /// # Errors
     /// A token longer than [`MAX_TOKEN_BYTES`].
@@ -36,7 +37,7 @@ impl Trie {
         let mut ranges = vec![(0, sorted.len(), 0)];
         let mut at = 0;
         while let Some(&(mut start, end, depth)) = ranges.get(at) {
-            // Tokens that end here sort before those that go on.
+            // Tokens that end here sort before longer ones.
             while let Some(&(_, id)) = sorted[..end].get(start).filter(|token| token.0.len() == depth) {
                 nodes[at].token = Some(id);
                 start += 1;
@@ -55,7 +56,7 @@ impl Trie {
         Ok(Self { nodes })
     }
 
-    /// Builds the trie of a vocabulary's tokens of some kinds.
+    /// Builds the trie of a vocabulary's tokens of some types.
     ///
     /// # Errors
     /// A token longer than [`MAX_TOKEN_BYTES`].
@@ -63,12 +64,12 @@ impl Trie {
         Self::new(tokens_of_kinds(vocab, kinds))
     }
 
-    /// True if no token is in it.
+    /// Returns true if the trie has no tokens.
     pub(super) fn is_empty(&self) -> bool {
         self.nodes.len() < 2
     }
 
-    /// All tokens that `text` begins with, shortest first, as (length in bytes, id).
+    /// Iterates over all tokens that are prefixes of `text`, shortest first, as (length in bytes, id).
     pub(super) fn prefixes<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = (usize, u32)> + 'a {
         let mut node = self.nodes.first();
         text.iter()
@@ -80,7 +81,7 @@ impl Trie {
             .filter_map(|(n_bytes, token)| token.map(|id| (n_bytes, id)))
     }
 
-    /// The longest token that `text` begins with.
+    /// Returns the longest token that is a prefix of `text`.
     pub(super) fn longest_prefix(&self, text: &[u8]) -> Option<(usize, u32)> {
         self.prefixes(text).last()
     }
@@ -93,7 +94,7 @@ impl Trie {
     }
 }
 
-/// Bytes and ids of a vocabulary's tokens of some kinds.
+/// Iterates over bytes and ids of a vocabulary's tokens of some types.
 pub(super) fn tokens_of_kinds<'v>(
     vocab: &'v Vocab,
     kinds: &'v [TokenType],

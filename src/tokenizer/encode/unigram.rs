@@ -7,31 +7,31 @@ use super::trie::Trie;
 use super::vocab::Vocab;
 use crate::tokenizer::emit::TokenType;
 
-/// How far an unknown character ranks below the least likely token.
+/// Distance of an unknown character's score below the least likely token.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
-/// Cuts a text into the tokens whose scores have the greatest sum.
+/// Encoder that splits a text into the tokens with the greatest sum of scores.
 ///
 /// # Exactness
 /// `unigram::Model::EncodeOptimized` of sentencepiece 0.2. Sums are f64 as in Hugging Face's tokenizers and llama.cpp
-/// (sentencepiece adds f32), and start anew where no token crosses, so they do not lose digits in long texts.
+/// (sentencepiece adds f32). They restart where no token crosses, so they do not lose digits in long texts.
 pub(crate) struct Unigram {
     normalizer: Normalizer,
     fallback: Fallback,
     trie: Trie,
-    /// Greatest score of a normal token, if it is above 0.
+    /// Greatest score of a normal token, or `f32::MIN_POSITIVE` if that is greater.
     max_score: f64,
     /// Score of a character that no token covers.
     unknown_score: f64,
 }
 
-/// The best way to a place in the text.
+/// Best path to a position in the text.
 #[derive(Clone, Copy)]
 struct Best {
     score: f64,
-    /// Bytes of the last token.
+    /// Length of the last token in bytes.
     n_bytes: usize,
-    /// The last token; none for an unknown character.
+    /// Id of the last token; `None` for an unknown character.
     token: Option<u32>,
 }
 
@@ -39,7 +39,7 @@ impl Unigram {
     /// Takes the settings of a vocabulary.
     ///
     /// # Errors
-    /// A broken character map, a token that is too long, no way to write unknown characters.
+    /// A broken character map, a token that is too long, no representation of unknown characters.
     pub(crate) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
         let normal = (0u32..).take(vocab.len()).filter(|id| vocab.kind(*id) == TokenType::Normal);
         // ref: the greatest score starts a hair above 0, not at the lowest number
@@ -57,25 +57,25 @@ impl Unigram {
         })
     }
 
-    /// Looks whether a text stays within bounds when it is normalized.
+    /// Checks that a text stays within bounds when it is normalized.
     ///
     /// # Errors
-    /// Bytes that it may have at most.
+    /// The maximum number of bytes.
     pub(crate) fn check(&self, text: &str) -> Result<(), usize> {
         self.normalizer.check(text)
     }
 
-    /// Appends the ids of a text that holds no special tokens.
+    /// Appends the ids of a text without special tokens.
     pub(crate) fn encode_fragment(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         let text = self.normalizer.normalize(text);
         let mut in_unknown = false;
         let mut start = 0;
-        // Ways to the places from `start` on.
+        // Paths to the positions from `start` on.
         let mut ways: Vec<Option<Best>> = Vec::new();
         let mut at = 0;
         while let Some(lead) = text.get(at) {
             if at - start + 1 >= ways.len() {
-                // No token crosses this place: every best way leads through it, and what lies before is decided.
+                // No token crosses this position: every best path leads through it, so the text before it is decided.
                 self.emit(&text[start..at], &ways, &mut in_unknown, out);
                 start = at;
                 ways.clear();
@@ -111,7 +111,7 @@ impl Unigram {
         self.emit(&text[start..], &ways, &mut in_unknown, out);
     }
 
-    /// Appends the tokens of the best way through `text`.
+    /// Appends the tokens of the best path through `text`.
     fn emit(&self, text: &[u8], ways: &[Option<Best>], in_unknown: &mut bool, out: &mut Vec<u32>) {
         let mut steps = Vec::new();
         let mut end = text.len();
@@ -131,7 +131,7 @@ impl Unigram {
     }
 }
 
-/// A score that sums cannot turn into something that is not ordered.
+/// Replaces a score that would make sums unordered.
 fn finite(score: f32) -> f64 {
     if score.is_finite() { f64::from(score) } else { f64::from(f32::MIN) }
 }

@@ -1,8 +1,8 @@
-//! The vocabulary that the keys of a GGUF file describe: tokens by id and by text, special ids, what is added to text.
+//! Vocabulary described by the keys of a GGUF file: tokens by id and by text, special ids, tokens added to text.
 //!
 //! # Exactness
-//! Defaults and corrections of `llama_vocab::impl::load`, llama.cpp 0.5.0: ids of special tokens by kind of
-//! vocabulary, tokens that count as control tokens because of their text.
+//! Defaults and corrections of `llama_vocab::impl::load`, llama.cpp 0.5.0: ids of special tokens by kind of vocabulary,
+//! tokens that become control tokens because of their text.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ const SPECIAL: [&str; 4] = [
     "tokenizer.ggml.seperator_token_id",
 ];
 
-/// How text becomes tokens.
+/// Algorithm that converts text to tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VocabModel {
     /// Pairs merged by score (SentencePiece BPE): `llama`.
@@ -50,7 +50,7 @@ pub(crate) enum VocabModel {
     Plamo,
 }
 
-/// Texts by which a control token is known whatever its type says: a text ends with it.
+/// Texts of tokens that end a text; they are control tokens regardless of their type.
 const ENDS: [&str; 23] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -77,12 +77,12 @@ const ENDS: [&str; 23] = [
     "<|fim_pad|>",
 ];
 
-/// Whether the runtime ends a text at a token by its text alone.
+/// Returns true if the runtime ends a text at a token because of the token's text.
 pub(crate) fn ends_generation(token: &[u8]) -> bool {
     ENDS.iter().any(|end| end.as_bytes() == token)
 }
 
-/// Texts of control tokens of code models, with the keys that name their ids: looked for where no key does.
+/// Texts of control tokens of code models, with the keys of their ids: searched if none of these keys exists.
 const FILL_IN: [(&[&str], &[&str]); 6] = [
     (
         &["tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"],
@@ -131,61 +131,61 @@ const FILL_IN: [(&[&str], &[&str]); 6] = [
     (&["tokenizer.ggml.fim_sep_token_id"], &["<|file_sep|>"]),
 ];
 
-/// Texts that are always recognized: parts of a chat that are written out.
+/// Texts of tokens that become user-defined, so that they are always recognized: visible parts of a chat.
 const SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
-/// Blanks that a special token takes along.
+/// Whitespace that a special token absorbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strip {
-    /// Those before it.
+    /// Whitespace before the token.
     Left,
-    /// Those after it.
+    /// Whitespace after the token.
     Right,
 }
 
 /// A vocabulary.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Vocab {
-    /// How text becomes tokens.
+    /// Algorithm that converts text to tokens.
     pub(crate) model: VocabModel,
-    /// Words of DNA stand between tags.
+    /// True if tagged text consists of words of DNA.
     pub(crate) has_dna: bool,
-    /// The row of the pre-tokenizer, for [`VocabModel::Bpe`].
+    /// Table row of the pre-tokenizer, for [`VocabModel::Bpe`].
     pub(crate) pre: Option<&'static Pre>,
     tokens: Vec<Box<[u8]>>,
     scores: Vec<f32>,
     kinds: Vec<TokenType>,
     ids: HashMap<Box<[u8]>, u32>,
     strips: HashMap<u32, Strip>,
-    /// Begins a text.
+    /// Id of the token that starts a text.
     pub(crate) bos: Option<u32>,
-    /// Ends a text.
+    /// Id of the token that ends a text.
     pub(crate) eos: Option<u32>,
-    /// Stands for text without tokens.
+    /// Id of the token for text without tokens.
     pub(crate) unk: Option<u32>,
-    /// Stands between two texts.
+    /// Id of the token between two texts.
     pub(crate) sep: Option<u32>,
-    /// A text starts with `bos`.
+    /// True if a text starts with `bos`.
     pub(crate) add_bos: bool,
-    /// A text ends with `eos`.
+    /// True if a text ends with `eos`.
     pub(crate) add_eos: bool,
-    /// A text ends with `sep`.
+    /// True if a text ends with `sep`.
     pub(crate) add_sep: bool,
-    /// A blank is put before a text.
+    /// True if a space is put in front of a text.
     pub(crate) add_space_prefix: bool,
-    /// Runs of blanks become one, blanks at both ends none.
+    /// True if runs of spaces are collapsed, and spaces at both ends removed.
     pub(crate) remove_extra_whitespaces: bool,
-    /// Blanks are written `▁` in tokens.
+    /// True if spaces are written as `▁` in tokens.
     pub(crate) escape_whitespaces: bool,
-    /// Text is put in lower case.
+    /// True if text is converted to lower case.
     pub(crate) lowercase: bool,
-    /// Accents are taken off.
+    /// True if accents are removed.
     pub(crate) strip_accents: bool,
     /// SentencePiece's normalization map, as stored; empty if the file has none.
     pub(crate) precompiled_charsmap: Vec<u8>,
 }
 
-/// The kind of vocabulary of this name.
+/// Returns the kind of vocabulary with this name.
 fn model_of(name: &str) -> Result<VocabModel, EncodeError> {
     match name {
         "llama" => Ok(VocabModel::Spm),
@@ -202,12 +202,12 @@ fn model_of(name: &str) -> Result<VocabModel, EncodeError> {
     }
 }
 
-/// How text is split before merges, where a vocabulary merges.
+/// Returns the pre-tokenizer of a vocabulary with merges.
 fn pre_of(model: VocabModel, name: &str, metadata: &Metadata) -> Result<Option<&'static Pre>, EncodeError> {
     let name = match model {
-        // ref: a file of this kind has the pre-tokenizer of the same name, whatever its key says
+        // ref: a file of this kind has the pre-tokenizer of the same name, regardless of its key
         VocabModel::Bpe if name == GEMMA4 => GEMMA4,
-        // ref: `default` where the key is missing
+        // ref: `default` if the key is missing
         VocabModel::Bpe => optional(metadata, PRE, "string", Value::as_str)?.unwrap_or("default"),
         _ => return Ok(None),
     };
@@ -225,7 +225,7 @@ fn tokens(metadata: &Metadata) -> Result<Vec<Box<[u8]>>, EncodeError> {
     Ok(tokens.iter().map(|token| token.clone().into_boxed_slice()).collect())
 }
 
-/// The ids of [`SPECIAL`] where the file says none.
+/// Returns the default ids of [`SPECIAL`].
 fn default_ids(model: VocabModel, name: &str, pre: Option<&Pre>) -> [Option<u32>; 4] {
     match model {
         VocabModel::Spm | VocabModel::Plamo => [Some(1), Some(2), Some(0), None],
@@ -237,7 +237,7 @@ fn default_ids(model: VocabModel, name: &str, pre: Option<&Pre>) -> [Option<u32>
     }
 }
 
-/// The ids of [`SPECIAL`] in a vocabulary of `n` tokens.
+/// Returns the ids of [`SPECIAL`] in a vocabulary of `n` tokens.
 fn special_ids(
     metadata: &Metadata,
     defaults: [Option<u32>; 4],
@@ -245,7 +245,7 @@ fn special_ids(
 ) -> Result<[Option<u32>; 4], EncodeError> {
     let mut special = defaults;
     for (slot, key) in special.iter_mut().zip(SPECIAL) {
-        // ref: a default or an id beyond the tokens is as if it were not there
+        // ref: a default or an id beyond the tokens is ignored
         *slot = slot.filter(|&id: &u32| (id as usize) < n);
         let id = optional(metadata, key, "integer", Value::as_u64)?;
         *slot = id.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < n).or(*slot);
@@ -257,7 +257,7 @@ impl Vocab {
     /// Reads the keys.
     ///
     /// # Errors
-    /// Keys that are missing, of another type or too short; a kind of vocabulary or a pre-tokenizer that is not known.
+    /// Keys that are missing, of another type or too short; an unknown kind of vocabulary or pre-tokenizer.
     pub(crate) fn from_metadata(metadata: &Metadata) -> Result<Self, EncodeError> {
         let name = required(metadata, MODEL, "string", Value::as_str)?;
         let model = model_of(name)?;
@@ -268,7 +268,7 @@ impl Vocab {
         let kinds = kinds(metadata, n)?;
         let mut ids = HashMap::with_capacity(n);
         for (id, token) in (0..).zip(&tokens) {
-            // ref: of tokens of one text the last one is found
+            // ref: of tokens with the same text, the last one is found
             if !token.is_empty() {
                 ids.insert(token.clone(), id);
             }
@@ -277,7 +277,7 @@ impl Vocab {
         let escape = pre.is_some_and(|pre| pre.normalizer.as_deref() == Some("metaspace"));
         let mut defaults = default_ids(model, name, pre);
         if model == VocabModel::WordPiece {
-            // ref: the ids of BERT's own vocabularies, whatever the tokens are
+            // ref: the ids of BERT's own vocabularies, regardless of the tokens
             for (id, text) in defaults.iter_mut().zip(["[CLS]", "", "[UNK]", "[SEP]"]) {
                 *id = ids.get(text.as_bytes()).copied().or(*id);
             }
@@ -292,7 +292,7 @@ impl Vocab {
             VocabModel::Unigram | VocabModel::Rwkv | VocabModel::Plamo => false,
             VocabModel::Bpe => pre.is_some_and(|pre| pre.add_bos),
         };
-        // ref: texts of these two kinds get no token around them, whatever the keys say
+        // ref: these two kinds add no tokens to texts, regardless of the keys
         let is_bare = matches!(model, VocabModel::Rwkv | VocabModel::Plamo);
         let mut vocab = Self {
             model,
@@ -323,7 +323,7 @@ impl Vocab {
         Ok(vocab)
     }
 
-    /// Types that do not fit the text: files say "normal" of tokens that end a text.
+    /// Corrects types that do not fit the text: files mark tokens that end a text as normal.
     fn correct_kinds(&mut self, metadata: &Metadata) {
         for text in ENDS {
             self.set_kind(text, TokenType::Control);
@@ -355,7 +355,7 @@ impl Vocab {
         }
     }
 
-    /// The attributes of special tokens, which no key tells: they go by the names of models.
+    /// Sets the attributes of special tokens, which have no keys: they depend on model names.
     fn set_strips(&mut self, metadata: &Metadata) {
         let text = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
         let (arch, name) = (text("general.architecture"), text("general.name").to_ascii_lowercase());
@@ -377,7 +377,7 @@ impl Vocab {
         }
     }
 
-    /// Blanks that a special token takes along.
+    /// Returns the whitespace that a special token absorbs.
     pub(crate) fn strip(&self, id: u32) -> Option<Strip> {
         self.strips.get(&id).copied()
     }
@@ -387,43 +387,43 @@ impl Vocab {
         self.tokens.len()
     }
 
-    /// Text of a token as the file has it.
+    /// Returns the text of a token as stored in the file.
     pub(crate) fn token(&self, id: u32) -> Option<&[u8]> {
         self.tokens.get(id as usize).map(|token| &**token)
     }
 
-    /// Score of a token; 0 where the file has none.
+    /// Returns the score of a token; 0 if the file has none.
     pub(crate) fn score(&self, id: u32) -> f32 {
         self.scores.get(id as usize).copied().unwrap_or(0.0)
     }
 
-    /// What a token is.
+    /// Returns the type of a token.
     pub(crate) fn kind(&self, id: u32) -> TokenType {
         self.kinds.get(id as usize).copied().unwrap_or(TokenType::Unused)
     }
 
-    /// Whether texts of this kind of vocabulary get no token around them, whatever the keys say.
+    /// Returns true if this kind of vocabulary adds no tokens to texts, regardless of the keys.
     pub(crate) fn is_bare(&self) -> bool {
         matches!(self.model, VocabModel::Rwkv | VocabModel::Plamo)
     }
 
-    /// Whether the runtime takes a number as begin and end token that means something else in most vocabularies, where no
-    /// key names one.
+    /// Returns true if the runtime's default ids of begin and end token have another meaning in most vocabularies of
+    /// this kind.
     pub(crate) fn has_arbitrary_defaults(&self) -> bool {
         self.model == VocabModel::Bpe
     }
 
-    /// Whether models with this kind of vocabulary write no text.
+    /// Returns true if models with this kind of vocabulary do not generate text.
     pub(crate) fn is_of_encoder(&self) -> bool {
         self.model == VocabModel::WordPiece
     }
 
-    /// Id of a text; the last one if several tokens have it.
+    /// Returns the id of a text; the last one if several tokens have it.
     pub(crate) fn id(&self, text: &[u8]) -> Option<u32> {
         self.ids.get(text).copied()
     }
 
-    /// Id of the token of one byte: `<0xNN>`, or else the byte itself.
+    /// Returns the id of the token of one byte: `<0xNN>`, or else the byte itself.
     pub(crate) fn byte(&self, byte: u8) -> Option<u32> {
         self.id(format!("<0x{byte:02X}>").as_bytes()).or_else(|| self.id(&[byte]))
     }
@@ -449,7 +449,7 @@ fn required<'a, T>(
     optional(metadata, key, expected, read)?.ok_or(EncodeError::MissingKey { key, expected })
 }
 
-/// An array of strings, if the key is there.
+/// Returns an array of strings, if the key exists.
 pub(super) fn strings<'a>(
     metadata: &'a Metadata,
     key: &'static str,
@@ -478,14 +478,14 @@ fn kinds(metadata: &Metadata, n: usize) -> Result<Vec<TokenType>, EncodeError> {
     Ok(if kinds.is_empty() { vec![TokenType::Normal; n] } else { kinds })
 }
 
-/// What a number of the format stands for; numbers that it does not have are not text.
+/// Converts a number of the format to a type; unknown numbers count as unused.
 fn kind(number: i32) -> TokenType {
     use TokenType::{Byte, Control, Normal, Unknown, Unused, UserDefined};
     let all = [Normal, Unknown, Control, UserDefined, Unused, Byte];
     all.into_iter().find(|&kind| kind as i32 == number).unwrap_or(Unused)
 }
 
-/// An array that is missing, or has an element for each token.
+/// Checks that an array is missing, or has an element for each token.
 fn at_least<T>(key: &'static str, found: Option<Vec<T>>, n: usize) -> Result<Vec<T>, EncodeError> {
     match found {
         Some(found) if found.len() < n => Err(EncodeError::Length { key, found: found.len(), expected: n }),

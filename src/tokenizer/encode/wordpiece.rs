@@ -9,21 +9,21 @@ use super::trie::{Trie, tokens_of_kinds};
 use super::vocab::Vocab;
 use crate::tokenizer::emit::TokenType;
 
-/// Words with more characters are unknown as a whole.
+/// Maximum length of a word in characters; longer ones are unknown as a whole.
 const MAX_WORD_CHARACTERS: usize = 100;
-/// No token of such a word is longer.
+/// Maximum length in bytes of a token of such a word.
 const MAX_TOKEN_BYTES: usize = 4 * MAX_WORD_CHARACTERS;
 
-/// Cuts words, from their beginning, into the longest tokens there are.
+/// Encoder that splits words, from their start, into the longest tokens.
 ///
 /// # Exactness
-/// `BertNormalizer`, `BertPreTokenizer` and `WordPiece` of Hugging Face's tokenizers 0.23. The file has `▁` before tokens
-/// that begin a word and nothing before the others, which `vocab.txt` marks with `##`. llama.cpp differs: it
-/// keeps words of any length, and the categories of its characters are of another Unicode version.
+/// `BertNormalizer`, `BertPreTokenizer` and `WordPiece` of Hugging Face's tokenizers 0.23. The file has `▁` before
+/// tokens that start a word and nothing before the others, which `vocab.txt` marks with `##`. llama.cpp differs: it
+/// keeps words of any length, and its character categories are of another Unicode version.
 pub(crate) struct WordPiece {
-    /// Tokens that begin a word.
+    /// Tokens that start a word.
     first: Trie,
-    /// Tokens that continue one.
+    /// Tokens that continue a word.
     later: Trie,
     unknown: u32,
     lowercase: bool,
@@ -34,11 +34,11 @@ impl WordPiece {
     /// Takes the settings of a vocabulary.
     ///
     /// # Errors
-    /// A vocabulary without a token for the unknown.
+    /// A vocabulary without an unknown token.
     pub(crate) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
         let tokens = |first: bool| {
             tokens_of_kinds(vocab, &[TokenType::Normal, TokenType::UserDefined])
-                // The bare sign can only be a word's inner character, the token that begins a word with nothing.
+                // The bare `▁` can only be a word's inner character, because a word-initial token would be empty.
                 .filter_map(move |(text, id)| match text.strip_prefix(BLANK) {
                     Some(text) if !text.is_empty() => first.then_some((text, id)),
                     _ => (!first).then_some((text, id)),
@@ -54,7 +54,7 @@ impl WordPiece {
         })
     }
 
-    /// Appends the ids of a text that holds no special tokens.
+    /// Appends the ids of a text without special tokens.
     pub(crate) fn encode_fragment(&self, text: &str, out: &mut Vec<u32>) {
         let text = self.normalize(text);
         for word in text.split(char::is_whitespace) {
@@ -67,7 +67,7 @@ impl WordPiece {
         }
     }
 
-    /// Blanks around ideographs, no control characters, no accents, lower case.
+    /// Normalizes text: spaces around ideographs, no control characters, and no accents or upper case if so configured.
     fn normalize(&self, text: &str) -> String {
         let mut clean = String::with_capacity(text.len());
         for character in text.chars() {
@@ -83,7 +83,7 @@ impl WordPiece {
             clean = clean.nfd().filter(|character| !character.is_mark_nonspacing()).collect();
         }
         if self.lowercase {
-            // Character by character: the form of a final sigma is not looked at.
+            // Character by character: the form of a final sigma is ignored.
             clean = clean.chars().flat_map(char::to_lowercase).collect();
         }
         clean
@@ -111,7 +111,7 @@ fn is_punctuation(character: char) -> bool {
     character.is_ascii_punctuation() || character.is_punctuation()
 }
 
-/// The blocks of CJK ideographs, as the reference lists them (its sixth range starts 256 too high).
+/// Returns true for the blocks of CJK ideographs, as listed by the reference (its sixth range starts 256 too high).
 fn is_ideograph(character: char) -> bool {
     matches!(u32::from(character),
         0x4e00..=0x9fff | 0x3400..=0x4dbf | 0x20000..=0x2a6df | 0x2a700..=0x2b73f | 0x2b740..=0x2b81f

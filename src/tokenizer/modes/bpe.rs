@@ -15,8 +15,8 @@ use super::{Attempt, Context, byte_fallback};
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };
     if hf.is_byte_fallback() {
-        // Text pieces with byte tokens are SentencePiece's, whatever list of modes led here (Gemma 3 without
-        // tokenizer.model). Written as byte-level BPE, llama.cpp would not find the pieces of any text.
+        // Text pieces with byte tokens are SentencePiece's, regardless of the mode (Gemma 3 without tokenizer.model).
+        // Written as byte-level BPE, llama.cpp would not find the pieces of any text.
         return byte_fallback::run_llama_hf(context);
     }
     let whitespace = context.mode.mode == Mode::Whitespace;
@@ -68,7 +68,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     Ok(Attempt::Done)
 }
 
-/// The tokens by id, added ones decoded as the runtime wants them, the rest of the rows padded.
+/// Returns the tokens by id. Added ones are decoded as the runtime expects, and the remaining rows are padded.
 pub(super) fn list(
     context: &Context<'_>,
     hf: &HfJson,
@@ -108,7 +108,7 @@ pub(super) fn list(
                 list.push(text, 0.0, kind);
             }
             Some((text, Some(added))) => {
-                // The runtime looks for these in plain text: they are written as they read, not as bytes' letters.
+                // The runtime searches plain text for these, so they are written as text, not as letters of bytes.
                 let mut text = text.to_owned();
                 if !added.is_normalized()
                     && let Some(decoder) = &decoder
@@ -126,7 +126,7 @@ pub(super) fn list(
     Ok(list)
 }
 
-/// The decoder of the file, if it has one.
+/// Returns the decoder of the file, if it has one.
 fn added_decoder(context: &Context<'_>, hf: &HfJson) -> Result<Option<HfDecoder>, TokenizerError> {
     if hf.decoder.is_null() {
         return Ok(None);
@@ -136,7 +136,7 @@ fn added_decoder(context: &Context<'_>, hf: &HfJson) -> Result<Option<HfDecoder>
         .map_err(|found| TokenizerError::Decoder { path: context.directory.join(FILE), found })
 }
 
-/// Merges as the file has them, else those of `merges.txt`.
+/// Returns the merges of the file, else those of `merges.txt`.
 pub(super) fn merges(context: &mut Context<'_>, hf: &HfJson) -> Result<Vec<String>, TokenizerError> {
     if !hf.model.merges.is_empty() {
         return Ok(hf.model.merges.iter().map(Merge::to_text).collect());

@@ -1,9 +1,9 @@
-//! SentencePiece-style BPE with byte fallback from `tokenizer.json`, where there is no `tokenizer.model`.
+//! SentencePiece-style BPE with byte fallback from `tokenizer.json`, for checkpoints without `tokenizer.model`.
 //!
-//! The runtime merges the pair whose result has the highest score; the file ranks merges. All merges that make one
-//! token are neighbours in rank in files converted from SentencePiece, so a score falling with the rank of a token's
-//! first merge makes the runtime merge in the file's order. (The reference writes -1000 for every token, or no
-//! scores at all, and the runtime then merges whatever comes first in the text.)
+//! The runtime merges the pair whose result has the highest score; the file ranks merges. In files converted from
+//! SentencePiece, all merges that make one token have adjacent ranks. So a score that falls with the rank of a token's
+//! first merge makes the runtime merge in the file's order. (The reference writes -1000 for every token, or no scores
+//! at all, and the runtime then merges whatever comes first in the text.)
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use super::{Attempt, Context};
 
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
-/// Writes the keys for Llama and its kin.
+/// Writes the keys for Llama and similar models.
 pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };
     if !hf.is_byte_fallback() {
@@ -77,7 +77,7 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
             None => TokenType::Normal,
         };
         let score = scores.of(text, kind);
-        // The reference's spelling of the NUL token, which C would take for an empty one.
+        // The reference's spelling of the NUL token, which would be an empty string in C.
         tokens.push(if text == "\0" { r"<b'\x00'>" } else { text }, score, kind);
     }
     tokens.retype(context.request);
@@ -85,7 +85,7 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
     finish(context, hf, tokens)
 }
 
-/// Writes tokens and special tokens, and that no blank is put in front where the normalizer puts none.
+/// Writes tokens and special tokens, and disables the space prefix if the normalizer adds none.
 fn finish(context: &mut Context<'_>, hf: &HfJson, tokens: TokenList) -> Result<Attempt, TokenizerError> {
     let mut special = context.special(&tokens)?;
     if let Some(id) = spm::chat_end(context, &tokens) {
@@ -99,7 +99,7 @@ fn finish(context: &mut Context<'_>, hf: &HfJson, tokens: TokenList) -> Result<A
     Ok(Attempt::Done)
 }
 
-/// The texts of all tokens by id; every id must have one.
+/// Returns the texts of all tokens by id; every id must have one.
 pub(super) fn dense<'v>(
     context: &Context<'_>,
     vocabulary: &'v HfVocabulary<'_>,
@@ -128,7 +128,7 @@ pub(super) fn dense<'v>(
     by_id.into_iter().enumerate().map(|(at, text)| text.ok_or_else(|| missing(at))).collect()
 }
 
-/// True if a step of a normalizer or pre-tokenizer puts a blank (`▁`) in front of the text.
+/// Returns true if a step of a normalizer or pre-tokenizer puts a space (`▁`) in front of the text.
 pub(super) fn prepends_blank(step: &Json) -> bool {
     let parts = ["normalizers", "pretokenizers"].iter().find_map(|key| step.get(key)?.as_array());
     match step.get("type").and_then(Json::as_str) {
@@ -137,7 +137,7 @@ pub(super) fn prepends_blank(step: &Json) -> bool {
             || step.get("add_prefix_space").and_then(Json::as_bool) != Some(false),
             |scheme| scheme != "never",
         ),
-        // A sequence holds steps, not sequences.
+        // A sequence contains steps, not sequences.
         Some("Sequence") => parts
             .into_iter()
             .flatten()
@@ -146,14 +146,14 @@ pub(super) fn prepends_blank(step: &Json) -> bool {
     }
 }
 
-/// Scores that make the runtime merge as the file's ranks say.
+/// Scores that make the runtime merge in the order of the file's ranks.
 struct Scores<'a> {
     by_text: HashMap<&'a str, f32>,
 }
 
 impl<'a> Scores<'a> {
-    /// Tokens made by merges get 0, -1, -2, … in the order of their first merge; the model's other tokens of text
-    /// follow below them in order of their ids, as SentencePiece ranks its characters.
+    /// Assigns scores: tokens made by merges get 0, -1, -2, … in the order of their first merge. The model's other text
+    /// tokens follow below them in order of their ids, as SentencePiece ranks its characters.
     fn new(
         context: &Context<'_>,
         hf: &HfJson,
@@ -179,7 +179,7 @@ impl<'a> Scores<'a> {
         Ok(Self { by_text })
     }
 
-    /// The score of a token of the model; control and byte tokens have 0, as in SentencePiece's files.
+    /// Returns the score of a token of the model; control and byte tokens have 0, as in SentencePiece's files.
     fn of(&self, text: &str, kind: TokenType) -> f32 {
         match self.by_text.get(text) {
             Some(&score) => score,

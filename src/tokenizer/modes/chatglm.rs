@@ -1,5 +1,5 @@
-//! The SentencePiece vocabularies of the three ChatGLM generations: special tokens stand in the tokenizer's Python
-//! file and not in the model file, and the first generation's ids start behind those of images.
+//! SentencePiece vocabularies of the three ChatGLM generations. Special tokens are defined in the tokenizer's Python
+//! file and not in the model file, and the first generation's ids start after those of images.
 
 use serde_json::Value as Json;
 
@@ -9,20 +9,20 @@ use super::super::files::CONFIG;
 use super::super::sentencepiece::{BPE, UNIGRAM, first_of};
 use super::{Attempt, Context, spm, unigram};
 
-/// Special tokens of the second and third generation, in the order of their ids behind the pieces.
+/// Special tokens of the second and third generation, in the order of their ids after the pieces.
 const SPECIAL: [&str; 5] = ["[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"];
-/// Roles of a conversation, behind them in the third generation.
+/// Roles of a conversation, which follow them in the third generation.
 const ROLES: [&str; 4] = ["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"];
-/// Pieces of the first generation's model that are no text.
+/// Pieces of the first generation's model that are not text.
 const FIRST_SPECIAL: [&str; 8] =
     ["[MASK]", "[gMASK]", "[sMASK]", "<unused_0>", "<sop>", "<eop>", "<ENC>", "<dBLOCK>"];
-/// Ids in front of the first generation's pieces where its configuration does not say how many.
+/// Default number of ids before the first generation's pieces.
 const IMAGE_TOKENS: u64 = 20_000;
 
 /// Writes the keys of ChatGLM 2 and 3.
 ///
 /// # Exactness
-/// Equals `set_vocab_chatglm3` of llama.cpp 0.5.0, which takes ChatGLM 3 alone; ChatGLM 2 lacks the roles.
+/// Equals `set_vocab_chatglm3` of llama.cpp 0.5.0, which supports only ChatGLM 3; ChatGLM 2 lacks the roles.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     const NAME: &str = "tokenizer.model";
     let Some((_, model)) = first_of(&context.directory, &[NAME])? else {
@@ -36,7 +36,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let size = n_tokens(context.request, n_pieces + (SPECIAL.len() + roles.len()) as u64);
     let mut tokens = TokenList::unused(&path, size, Some(0.0))?;
     for (id, piece) in (0u64..).zip(&model.pieces) {
-        // The tokenizer shows these three as empty; the converter names them.
+        // The tokenizer displays these three as empty; the converter names them.
         let text: &[u8] = match id {
             0 => b"<unk>",
             1 => b"<bos>",

@@ -1,4 +1,4 @@
-//! Gemma 4: pieces of text that merge by rank, from `tokenizer.json`.
+//! Gemma 4: text pieces that merge by rank, from `tokenizer.json`.
 
 use super::super::TokenizerError;
 use super::super::emit::{TokenList, TokenType, is_byte_token, n_tokens};
@@ -7,7 +7,7 @@ use super::super::hf_vocab::HfVocabulary;
 use super::spm::{ADDED_SCORE, PAD_SCORE};
 use super::{Attempt, Context, bpe, byte_fallback};
 
-/// Parts of a conversation that a program must see in the model's output.
+/// Parts of a conversation that must be visible in the model's output.
 const VISIBLE: [&str; 7] = [
     "<|channel>",
     "<channel|>",
@@ -21,7 +21,7 @@ const VISIBLE: [&str; 7] = [
 /// Writes the keys.
 ///
 /// # Exactness
-/// Equals `Gemma4Model.set_vocab` of llama.cpp 0.5.0's converter: no pre-tokenizer is named, and every score is the same,
+/// Equals `Gemma4Model.set_vocab` of llama.cpp 0.5.0's converter: no pre-tokenizer is named, and all scores are equal,
 /// since the runtime merges by rank.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };

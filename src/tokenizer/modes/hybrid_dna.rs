@@ -1,5 +1,5 @@
-//! Carbon: Qwen's byte-level BPE with six-letter words of DNA behind it. The words stand in the tokenizer's Python file,
-//! which also fetches Qwen's vocabulary from elsewhere.
+//! Carbon: Qwen's byte-level BPE followed by six-letter words of DNA. The words are defined in the tokenizer's Python
+//! file, which also downloads Qwen's vocabulary.
 
 use serde_json::Value as Json;
 
@@ -11,22 +11,22 @@ use super::super::special::token_text;
 use super::super::{TokenizerError, pretokenizer};
 use super::{Attempt, Context, bpe};
 
-/// Letters in the order in which words count through them.
+/// Letters in the counting order of words.
 const LETTERS: [char; 4] = ['A', 'T', 'C', 'G'];
-/// Letters of a word.
+/// Number of letters of a word.
 const WORD: u32 = 6;
-/// Tells a word of DNA from a token of text with the same letters.
+/// Suffix that distinguishes a word of DNA from a text token with the same letters.
 const MARK: char = '\u{e000}';
 /// Special tokens of DNA.
 const SPECIAL: [&str; 3] = ["<dna>", "</dna>", "<oov>"];
-/// The vocabulary is filled up to a multiple of this.
+/// Multiple to which the vocabulary is padded.
 const MULTIPLE: u64 = 128;
 
 /// Writes the keys.
 ///
 /// # Exactness
-/// Equals `_set_vocab_hybriddna` of llama.cpp 0.5.0's converter for HuggingFaceBio/Carbon, where tokenizer.json of
-/// Qwen/Qwen3-4B-Base lies beside the checkpoint.
+/// Equals `_set_vocab_hybriddna` of llama.cpp 0.5.0's converter for HuggingFaceBio/Carbon, if tokenizer.json of
+/// Qwen/Qwen3-4B-Base is next to the checkpoint.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let Some(hf) = context.hf else {
         return Ok(Attempt::Absent(format!(
@@ -35,7 +35,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     };
     let path = context.directory.join(FILE);
     hf.bpe_vocab(path.clone())?;
-    // The code takes no more from the file than texts and numbers; what is special the configuration says.
+    // The code reads only texts and ids from the file; the configuration defines the special tokens.
     let vocabulary = HfVocabulary::of_file(hf, path.clone(), context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
     let config = context.directory.tree(CONFIG)?;
@@ -98,7 +98,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     Ok(Attempt::Done)
 }
 
-/// The words of DNA, marked.
+/// Returns the words of DNA, each with the mark.
 fn words() -> Vec<String> {
     (0..4u32.pow(WORD))
         .map(|number| {

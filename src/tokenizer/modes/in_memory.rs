@@ -1,4 +1,4 @@
-//! Vocabularies that come as tokens in memory: pieces with scores, or byte-level tokens whose merges are rebuilt.
+//! Vocabularies given as tokens in memory: pieces with scores, or byte-level tokens whose merges are rebuilt.
 
 use std::borrow::Cow;
 
@@ -48,7 +48,7 @@ fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Resu
     let special_ids = special_ids(context)?;
     let mut tokens = TokenList::unused(context.directory.path(), size, Some(PAD_SCORE))?;
     for (index, token) in given.tokens.iter().enumerate() {
-        // Where there are no scores, tokens that stand further up come first.
+        // Without scores, earlier tokens take precedence.
         let score = token.score.unwrap_or(-(index as f32));
         let is_listed = given.special.contains(&token.text) || special_ids.contains(&token.id);
         let kind = match std::str::from_utf8(&token.text) {
@@ -88,7 +88,7 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     let special_ids = special_ids(context)?;
     let mut tokens = TokenList::unused(context.directory.path(), size, None)?;
     let mut ranked: Vec<Ranked> = Vec::new();
-    // Scores say the ranks of merges, if they say anything: some exporters wrote the same for all tokens.
+    // Scores are the ranks of merges, unless all are positive: some exporters wrote the same score for all tokens.
     let has_ranks = given.kind == GivenKind::Letters
         && given.tokens.iter().any(|token| token.score.is_some_and(|score| score <= 0.0));
     for token in &given.tokens {
@@ -118,7 +118,7 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
         context.warnings.push(TokenizerWarning::RanksFromIds);
     }
     append(given, &mut tokens);
-    // Vocabularies of ranks lack their special tokens, which follow by number.
+    // Rank vocabularies lack their special tokens, whose ids follow.
     if let (GivenKind::Bytes, Some(code)) = (given.kind, context.mode.rank_code) {
         let end = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
         for (id, text) in CodeFacts::of(code).special(end, Some(size)) {
@@ -160,13 +160,13 @@ fn word_piece(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     Ok(())
 }
 
-/// Whether a byte-level token is text for sure: one letter, or made by a merge. Configurations name ids that the
-/// vocabulary has for something else.
+/// Returns true if a byte-level token is certainly text: one letter, or made by a merge. Configurations name ids that
+/// the vocabulary uses for something else.
 fn is_text(token: &GivenToken) -> bool {
     String::from_utf8_lossy(&token.text).chars().count() == 1 || token.score.is_some_and(|score| score <= 0.0)
 }
 
-/// Sets a token; one beyond the size is left out with a warning, one that replaces another is told.
+/// Sets a token. A token beyond the size is dropped with a warning; replacing another one also causes a warning.
 fn put(
     context: &mut Context<'_>,
     tokens: &mut TokenList,
@@ -190,7 +190,7 @@ fn put(
     false
 }
 
-/// Puts the tokens that are known by number behind the last one.
+/// Appends the tokens whose ids follow the last one.
 fn append(given: &GivenVocabulary, tokens: &mut TokenList) {
     let first = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
     for (id, text) in (first..).zip(&given.appended) {
@@ -200,7 +200,7 @@ fn append(given: &GivenVocabulary, tokens: &mut TokenList) {
     }
 }
 
-/// Ids that the configuration gives to roles that are no text.
+/// Returns ids that the configuration assigns to roles of special tokens.
 fn special_ids(context: &Context<'_>) -> Result<Vec<u64>, TokenizerError> {
     let config = context.directory.tree("config.json")?;
     let mut ids = Vec::new();

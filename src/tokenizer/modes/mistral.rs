@@ -1,4 +1,4 @@
-//! Mistral's own files: `tekken.json`, or a SentencePiece model whose name tells its version.
+//! Mistral's own files: `tekken.json`, or a SentencePiece model whose name contains its version.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::tiktoken::{MAX_TOKEN_BYTES, base64};
 use super::{Attempt, Context};
 
 const TEKKEN: &str = "tekken.json";
-/// Names of model files, the one that counts first.
+/// Names of model files, in order of precedence.
 const MODELS: [&str; 15] = [
     "tokenizer.model.v7m1",
     "tokenizer.model.v7",
@@ -102,8 +102,8 @@ struct Vocabulary {
 /// Writes the keys.
 ///
 /// # Exactness
-/// Equals `_set_vocab_mistral` of llama.cpp 0.5.0's converter with mistral-common 1.13, but for the chat templates that the
-/// converter brings along as files (versions 11 and 13): none is written in their place.
+/// Equals `_set_vocab_mistral` of llama.cpp 0.5.0's converter with mistral-common 1.13, except for the chat templates
+/// that are files of the converter (versions 11 and 13): none is written instead.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let vocabulary = match context.directory.json::<Tekken>(TEKKEN)? {
         Some(file) => of_tekken(&context.directory.join(TEKKEN), file)?,
@@ -133,7 +133,7 @@ fn write(vocabulary: Vocabulary, size_key: String, template: Option<String>, out
     out.set("tokenizer.ggml.padding_token_id", pad);
     let size = tokens.len() as u32;
     if is_tekken {
-        // ref: zeros without a point make an array of whole numbers
+        // ref: zeros without a decimal point make an array of integers
         let zeros = vec![0i32; tokens.tokens.len()];
         tokens.write_scored(Some(zeros.into()), out);
     } else {
@@ -149,8 +149,8 @@ fn write(vocabulary: Vocabulary, size_key: String, template: Option<String>, out
     }
 }
 
-/// The template: the checkpoint's own if it is in Mistral's format, else the name under which llama.cpp knows that of the
-/// version.
+/// Returns the template: the checkpoint's own if it is in Mistral's format, else llama.cpp's name of the version's
+/// template.
 fn template(context: &mut Context<'_>, vocabulary: &Vocabulary) -> Result<Option<String>, TokenizerError> {
     match &context.request.template {
         Template::None => return Ok(None),
@@ -211,7 +211,7 @@ fn of_tekken(path: &Path, file: Tekken) -> Result<Vocabulary, TokenizerError> {
     Ok(Vocabulary { is_tekken: true, version, tokens, merges, bos, eos, unk, pad })
 }
 
-/// The special tokens by id, those without a name filled in.
+/// Returns the special tokens by id; missing names are filled in.
 fn special_tokens(
     path: &Path,
     listed: Option<Vec<SpecialToken>>,
@@ -256,7 +256,7 @@ fn special_tokens(
     Ok(special)
 }
 
-/// Tokens of text by rank.
+/// Text tokens by rank.
 struct Ranks {
     tokens: Vec<Vec<u8>>,
     by_bytes: HashMap<Vec<u8>, usize>,
@@ -288,7 +288,7 @@ impl Ranks {
         Ok(Self { tokens, by_bytes })
     }
 
-    /// All ways in which a token is two others, by its rank, then by theirs.
+    /// Returns all splits of each token into two others, by the token's rank, then by theirs.
     fn merges(&self, path: &Path) -> Result<Vec<Vec<u8>>, TokenizerError> {
         let mut merges = Vec::new();
         for (at, token) in self.tokens.iter().enumerate().skip(256) {

@@ -1,4 +1,4 @@
-//! PLaMo 2 and 3: `tokenizer.jsonl`, a line a token.
+//! PLaMo 2 and 3: `tokenizer.jsonl`, with one token per line.
 
 use serde_json::Value as Json;
 
@@ -8,7 +8,7 @@ use super::super::files::CONFIG;
 use super::super::special::token_text;
 use super::{Attempt, Context};
 
-/// The end of a turn: `<|plamo:op|>`.
+/// Id of the token that ends a turn: `<|plamo:op|>`.
 const END_OF_TURN: u32 = 4;
 /// Score of a row without a token.
 const PAD_SCORE: f32 = -1000.0;
@@ -25,8 +25,8 @@ const ROLES: [(&str, &str); 5] = [
 /// Writes the keys.
 ///
 /// # Exactness
-/// Equals `_set_vocab_plamo` of llama.cpp 0.5.0's converter, which writes neither chat templates nor ids that
-/// `config.json` names, and counts rows without a token from 1.
+/// Equals `_set_vocab_plamo` of llama.cpp 0.5.0's converter, which writes neither chat templates nor ids from
+/// `config.json`, and counts rows without a token from 1.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let name = context.mode.files.first().map_or("tokenizer.jsonl", String::as_str);
     let Some(text) = context.directory.text(name)? else {
@@ -58,7 +58,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let mut ids = Vec::new();
     for (role, key) in ROLES {
         let id = config.get(role).and_then(token_text).and_then(|text| tokens.id(text));
-        // A text that no token has is named where the roles are settled.
+        // `settle` reports texts that are not tokens.
         ids.extend(id.and_then(|id| u32::try_from(id).ok()).map(|id| (key, id)));
     }
     tokens.write("plamo2", "default", context.out);
@@ -70,7 +70,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     Ok(Attempt::Done)
 }
 
-/// A line: a list of text, score, type, and more that does not matter here.
+/// Parses a line: a list of text, score, type, and further elements that are ignored.
 fn token(line: &str) -> Result<(String, f32, TokenType), &'static str> {
     let row: Vec<Json> = serde_json::from_str(line).map_err(|_| "not a JSON list")?;
     let text = row.first().and_then(Json::as_str).ok_or("the first element is not the text of a token")?;

@@ -1,4 +1,4 @@
-//! RWKV's world vocabulary: a line a token, as number, Python literal and length.
+//! RWKV's world vocabulary: one token per line, as id, Python literal and length.
 
 use super::super::TokenizerError;
 use super::super::chat_template::ChatTemplates;
@@ -9,18 +9,18 @@ use super::{Attempt, Context};
 use crate::gguf::Template;
 
 const FILE: &str = "rwkv_vocab_v20230424.txt";
-/// Two line feeds end a turn.
+/// Id of the token that ends a turn: two line feeds.
 const END_OF_TURN: u64 = 261;
-/// Rows of the embedding where the configuration does not say.
+/// Default number of rows of the embedding.
 const DEFAULT_SIZE: u64 = 65_536;
-/// What llama.cpp calls the format of conversations: the converter writes it where it lacks the file of the template.
+/// llama.cpp's name of the chat format, which the converter writes if its template file is missing.
 const TEMPLATE: &str = "rwkv-world";
 
 /// Writes the keys.
 ///
 /// # Exactness
-/// Equals `_set_vocab_rwkv_world` of llama.cpp 0.5.0's converter, but for the chat template that it brings along, in
-/// whose place stands the name that it falls back to.
+/// Equals `_set_vocab_rwkv_world` of llama.cpp 0.5.0's converter, except for the chat template that is a file of the
+/// converter: its fallback, the name, is written instead.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let name = context.mode.files.first().map_or(FILE, String::as_str);
     let Some(text) = context.directory.text(name)? else {
@@ -65,7 +65,7 @@ fn add_template(context: &Context<'_>, special: &mut SpecialTokens) {
     }
 }
 
-/// A line's number and token.
+/// Parses the id and the token of a line.
 fn token(line: &str) -> Result<(u64, Vec<u8>), &'static str> {
     let (id, rest) = line.split_once(' ').ok_or("a line has a number, a token and a length")?;
     let (literal, length) = rest.rsplit_once(' ').ok_or("a line has a number, a token and a length")?;

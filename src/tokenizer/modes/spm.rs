@@ -13,9 +13,9 @@ use super::{Attempt, Context};
 
 /// Score of a row without a token.
 pub(super) const PAD_SCORE: f32 = -10000.0;
-/// Score of a token that came after training.
+/// Score of a token that was added after training.
 pub(super) const ADDED_SCORE: f32 = -1000.0;
-/// The end token of InternLM's chat models.
+/// End token of InternLM's chat models.
 const CHAT_END: &str = "<|im_end|>";
 
 /// Writes the keys of a SentencePiece vocabulary.
@@ -75,15 +75,15 @@ pub(super) fn write(
     Ok(())
 }
 
-/// The token that ends a turn of InternLM's chat models, where the card's mode takes it for the end of text; for the same
-/// vocabulary from another file.
+/// Returns the token that ends a turn of InternLM's chat models, if the card's mode uses it as the end of text. It
+/// applies to the same vocabulary from another file.
 pub(super) fn chat_end(context: &Context<'_>, tokens: &TokenList) -> Option<u64> {
     let ends = |mode| matches!(mode, Mode::SpmInternlm2 | Mode::SpmInternlm3);
     let is_internlm = context.request.modes.iter().any(|asked| ends(asked.mode));
     tokens.id(CHAT_END).filter(|_| is_internlm)
 }
 
-/// The pieces of the model, padded to the size that is asked for. Pieces beyond it are left out with a warning.
+/// Returns the pieces of the model, padded to the requested size. Pieces beyond it are dropped with a warning.
 pub(super) fn pieces(
     context: &mut Context<'_>,
     path: &Path,
@@ -99,7 +99,7 @@ pub(super) fn pieces(
             kind = TokenType::Unused;
         }
         if internlm2 && text == b"\0" {
-            // C would take the token for an empty one.
+            // The token would be an empty string in C.
             text = "\u{1f409}".as_bytes();
         }
         if !tokens.set(id as u64, text, piece.score(), kind) {
@@ -117,22 +117,22 @@ pub(super) fn pieces(
     Ok(tokens)
 }
 
-/// The type of a piece.
+/// Returns the type of a piece.
 pub(super) fn token_type(piece: &Piece) -> TokenType {
     match piece.piece_kind() {
         PieceKind::Unknown => TokenType::Unknown,
         PieceKind::Control => TokenType::Control,
         PieceKind::Unused => TokenType::Unused,
         PieceKind::Byte => TokenType::Byte,
-        // User-defined pieces are written as normal ones; `added_tokens_decoder` names those that matter.
+        // User-defined pieces are written as normal ones; `added_tokens_decoder` names the relevant ones.
         PieceKind::Normal | PieceKind::UserDefined => TokenType::Normal,
     }
 }
 
-/// Name of the file of tokens that came after training.
+/// Name of the file of tokens that were added after training.
 const ADDED_TOKENS: &str = "added_tokens.json";
 
-/// Puts the tokens of `added_tokens.json` in the place of their ids.
+/// Sets the tokens of `added_tokens.json` at their ids.
 pub(super) fn set_added_tokens(
     context: &mut Context<'_>,
     tokens: &mut TokenList,
@@ -185,7 +185,7 @@ fn decoder_entries(context: &Context<'_>) -> Result<Vec<Override>, TokenizerErro
     Ok(entries)
 }
 
-/// Tokens of `added_tokens_decoder` replace those of the model.
+/// Replaces tokens of the model by those of `added_tokens_decoder`.
 fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
     let size = tokens.len();
     for Override { id, text, special } in decoder_entries(context)? {
@@ -201,7 +201,8 @@ fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Re
     Ok(())
 }
 
-/// Phi 3: tokens of the configuration and of tokenizer.json are what these say of them, and written as they are.
+/// Sets Phi 3's tokens of the configuration and of tokenizer.json: these files define their types, and the texts stay
+/// unchanged.
 fn phi3_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
     set_added_tokens(context, tokens)?;
     let of_config = decoder_entries(context)?.into_iter().map(|token| (CONFIG, token));
@@ -219,7 +220,8 @@ fn phi3_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), 
     Ok(())
 }
 
-/// Arctic: special tokens of the configuration, some of which replace pieces, have the score of the model's own.
+/// Sets Arctic's special tokens of the configuration, some of which replace pieces; they get the scores of the model's
+/// own.
 fn arctic_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
     let config = context.directory.tree(CONFIG)?;
     let unknown = config.get("unk_token").and_then(Json::as_str);
@@ -237,8 +239,8 @@ fn arctic_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<()
     Ok(())
 }
 
-/// InternLM 2's own order: appended tokens, then the configuration's, then those of tokenizer.json. Returns the id
-/// of the chat's end token.
+/// Sets InternLM 2's tokens in its own order: appended tokens, then the configuration's, then those of tokenizer.json.
+/// Returns the id of the chat's end token.
 fn internlm2_tokens(
     context: &mut Context<'_>,
     tokens: &mut TokenList,

@@ -1,5 +1,5 @@
-//! Byte-level BPE from a file of ranks (`qwen.tiktoken`): one token a line, its bytes in base64 and its rank. Merges
-//! follow from the ranks; special tokens stand in the tokenizer's Python file.
+//! Byte-level BPE from a rank file (`qwen.tiktoken`): one token per line, its bytes in base64 and its rank. Merges
+//! follow from the ranks; special tokens are defined in the tokenizer's Python file.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,15 +16,16 @@ use super::super::special::token_text;
 use super::super::{TokenizerError, pretokenizer};
 use super::{Attempt, Context};
 
-/// Bytes that a token may have. Those of released vocabularies stay below 256.
+/// Maximum length of a token in bytes. Released vocabularies stay below 256.
 pub(super) const MAX_TOKEN_BYTES: usize = 512;
-/// Names that files of ranks have, where nothing says whose they are.
+/// Names of rank files to try if the model family is unknown.
 const NAMES: [&str; 2] = ["qwen.tiktoken", "tokenizer.model"];
 
-/// Writes the keys of a vocabulary of ranks.
+/// Writes the keys of a rank vocabulary.
 ///
 /// # Exactness
-/// Equals `_set_vocab_qwen` of llama.cpp 0.5.0 for Qwen and StableLM, and what its classes for Hunyuan and Kimi do instead.
+/// Equals `_set_vocab_qwen` of llama.cpp 0.5.0 for Qwen and StableLM, and the equivalents in its classes for Hunyuan
+/// and Kimi.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let code = context.mode.rank_code.map(CodeFacts::of);
     let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
@@ -75,7 +76,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     Ok(Attempt::Done)
 }
 
-/// The special tokens that the code has, under the names that the configuration gives some of them.
+/// Returns the special tokens of the code, with the names that the configuration gives some of them.
 fn special_tokens(
     context: &Context<'_>,
     code: &CodeFacts,
@@ -93,7 +94,7 @@ fn special_tokens(
     Ok(added)
 }
 
-/// Sets the tokens of text; the merges that make them.
+/// Sets the text tokens and returns the merges that make them.
 fn set_ranks(
     path: &Path,
     code: &CodeFacts,
@@ -124,7 +125,7 @@ fn set_ranks(
     Ok(merges)
 }
 
-/// The id of the tokenizer's own end token, where it counts more than the configuration's.
+/// Returns the id of the tokenizer's own end token, if it overrides the configuration's.
 fn own_end(
     context: &Context<'_>,
     code: &CodeFacts,
@@ -157,7 +158,7 @@ fn set(
     Err(TokenizerError::IdBeyondVocabulary { path: path.to_owned(), key, token, id, size })
 }
 
-/// Special tokens that the tokenizer's configuration lists with their ids.
+/// Returns special tokens that the tokenizer's configuration lists with their ids.
 fn decoder_entries(context: &Context<'_>) -> Result<Vec<(u64, String)>, TokenizerError> {
     let config = context.directory.tree(CONFIG)?;
     let mut entries = Vec::new();
@@ -214,13 +215,13 @@ impl Ranks {
         Ok(Self { tokens, by_bytes })
     }
 
-    /// One past the highest rank.
+    /// Returns the highest rank plus one.
     fn end(&self) -> u64 {
         self.tokens.iter().map(|token| u64::from(token.1) + 1).max().unwrap_or(0)
     }
 
-    /// Where the last merge that makes a token joins its two halves: all merges of a lower rank are done on its bytes,
-    /// lowest rank first and leftmost of equals. `None` if not two parts remain.
+    /// Returns the offset at which the last merge of a token joins its two halves. All merges of a lower rank are
+    /// applied to its bytes, lowest rank first, leftmost of equal ranks. `None` if not exactly two parts remain.
     fn split(&self, token: &[u8], rank: u32) -> Option<usize> {
         let mut cuts: Vec<usize> = (0..=token.len()).collect();
         while cuts.len() > 3 {
@@ -235,7 +236,7 @@ impl Ranks {
     }
 }
 
-/// The bytes of standard base64 with padding.
+/// Decodes standard base64 with padding.
 pub(super) fn base64(text: &[u8]) -> Option<Vec<u8>> {
     if text.is_empty() || !text.len().is_multiple_of(4) {
         return None;

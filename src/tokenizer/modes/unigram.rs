@@ -1,4 +1,4 @@
-//! Unigram models of SentencePiece (T5): `tokenizer.model`, `spiece.model`, or what `tokenizer.json` says of them.
+//! Unigram models of SentencePiece (T5): `tokenizer.model`, `spiece.model`, or the model in `tokenizer.json`.
 
 use serde_json::Value as Json;
 
@@ -14,14 +14,14 @@ use super::super::special::SpecialTokens;
 use super::spm::PAD_SCORE;
 use super::{Attempt, Context, byte_fallback, spm, xlmr};
 
-/// How text is prepared before it is cut.
+/// Settings of text normalization.
 struct Preparation {
     prefix: bool,
     remove_blanks: bool,
     charsmap: Vec<u8>,
 }
 
-/// Writes the keys of a unigram vocabulary. A model file of the BPE kind goes the way of `spm`.
+/// Writes the keys of a unigram vocabulary. A model file of the BPE kind is passed to `spm`.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
     let names = if own.is_empty() { vec!["tokenizer.model", "spiece.model"] } else { own };
@@ -45,7 +45,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     Ok(Attempt::Done)
 }
 
-/// Writes the keys of a unigram model whose tokens are settled.
+/// Writes the keys of a unigram model with the given tokens.
 pub(super) fn write(
     context: &mut Context<'_>,
     tokens: TokenList,
@@ -92,7 +92,7 @@ fn run_json(context: &mut Context<'_>, hf: &HfJson) -> Result<Attempt, Tokenizer
     Ok(Attempt::Done)
 }
 
-/// The pieces, then the added tokens by their ids, then padding.
+/// Returns the pieces, then the added tokens by their ids, then padding.
 fn of_json(context: &mut Context<'_>, hf: &HfJson) -> Result<TokenList, TokenizerError> {
     let path = context.directory.join(FILE);
     let VocabTable::Scores(pieces) = &hf.model.vocab else {
@@ -134,7 +134,7 @@ fn of_json(context: &mut Context<'_>, hf: &HfJson) -> Result<TokenList, Tokenize
     Ok(list)
 }
 
-/// True if a step of a normalizer or pre-tokenizer makes one blank of several.
+/// Returns true if a step of a normalizer or pre-tokenizer collapses repeated spaces.
 fn removes_blanks(step: &Json) -> bool {
     let parts = ["normalizers", "pretokenizers"].iter().find_map(|key| step.get(key)?.as_array());
     match step.get("type").and_then(Json::as_str) {
@@ -143,7 +143,7 @@ fn removes_blanks(step: &Json) -> bool {
             let pattern = step.get("pattern").and_then(|pattern| pattern.get("Regex")?.as_str());
             pattern == Some(" {2,}")
         }
-        // A sequence holds steps, not sequences.
+        // A sequence contains steps, not sequences.
         Some("Sequence") => parts
             .into_iter()
             .flatten()

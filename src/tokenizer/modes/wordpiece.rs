@@ -9,16 +9,17 @@ use super::super::hf_vocab::HfVocabulary;
 use super::super::{TokenizerError, pretokenizer};
 use super::{Attempt, Context, bpe};
 
-/// The older file: one token a line, the line is the id.
+/// Name of the older file: one token per line, the line is the id.
 const VOCAB: &str = "vocab.txt";
-/// What marks tokens inside words in the files.
+/// Prefix of tokens inside words in the files.
 const INNER: &[u8] = b"##";
 
 /// Writes the keys of a WordPiece vocabulary.
 ///
 /// # Exactness
-/// Equals `BertModel.set_vocab` of llama.cpp 0.5.0's converter. Where that knows no name for the pre-tokenizer (of
-/// vocabularies other than BERT's own two) and stops, the name is the first of them: the runtime does not look at it.
+/// Equals `BertModel.set_vocab` of llama.cpp 0.5.0's converter. That stops if it knows no name for the pre-tokenizer
+/// (for vocabularies other than BERT's own two). Here, the first of the names is written, because the runtime ignores
+/// it.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let of_lines;
     let hf = match context.hf {
@@ -57,7 +58,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     Ok(Attempt::Done)
 }
 
-/// Writes tokens as the runtime wants them: it marks those that begin a word, not those inside words.
+/// Changes the spelling of tokens to the runtime's, which marks word-initial tokens, not those inside words.
 pub(super) fn respell(tokens: &mut TokenList) {
     for (text, kind) in tokens.tokens.iter_mut().zip(&tokens.types) {
         if *kind == TokenType::Control {
@@ -70,7 +71,7 @@ pub(super) fn respell(tokens: &mut TokenList) {
     }
 }
 
-/// `vocab.txt` with what its tokenizer's class does, as a `tokenizer.json` would say it.
+/// Reads `vocab.txt` with the settings of its tokenizer's class, in the form of a `tokenizer.json`.
 fn read_lines(directory: &Directory<'_>) -> Result<Option<HfJson>, TokenizerError> {
     let Some(text) = directory.text(VOCAB)? else { return Ok(None) };
     let bad = |line, problem| TokenizerError::Line { path: directory.join(VOCAB), line, problem };
@@ -108,7 +109,7 @@ fn read_lines(directory: &Directory<'_>) -> Result<Option<HfJson>, TokenizerErro
     Ok(Some(hf))
 }
 
-/// The text of a `tokenizer.json` for a `vocab.txt`, for what the library makes of the check text.
+/// Returns the text of a `tokenizer.json` for a `vocab.txt`, with which the library encodes the check text.
 fn library_text(hf: &HfJson, vocabulary: &HfVocabulary<'_>) -> String {
     let ids: Map<String, Json> =
         vocabulary.base.iter().map(|(text, id)| (text.clone(), Json::from(*id))).collect();

@@ -15,19 +15,19 @@ use super::tiktoken::base64;
 use super::{Attempt, Context};
 
 const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
-/// The tokens that fairseq puts in front, in place of the model's own three.
+/// Tokens that fairseq puts in front, instead of the model's own three.
 const FIRST: [(&str, TokenType); 4] = [
     ("<s>", TokenType::Control),
     ("<pad>", TokenType::Control),
     ("</s>", TokenType::Control),
     ("<unk>", TokenType::Unknown),
 ];
-/// Pieces of the model in whose place they stand.
+/// Number of pieces of the model that they replace.
 const N_MODEL_FIRST: usize = 3;
-/// Where the mixture-of-experts model of Nomic has a mask that its model file lacks.
+/// Architecture and id of a mask token that the model file of Nomic's mixture-of-experts model lacks.
 const NOMIC_MASK: (&str, u64) = ("nomic-bert-moe", 250_001);
 
-/// How text is prepared.
+/// Settings of text normalization.
 struct Preparation {
     prefix: bool,
     remove_blanks: bool,
@@ -37,9 +37,9 @@ struct Preparation {
 /// Writes the keys.
 ///
 /// # Exactness
-/// Equals `_xlmroberta_set_vocab` of llama.cpp 0.5.0's converter. Of a `tokenizer.json` it takes `add_space_prefix` and
-/// `remove_extra_whitespaces` from `add_prefix_space` and `clean_up_tokenization_spaces` of the configuration (false where
-/// that has neither), which mean something else.
+/// Equals `_xlmroberta_set_vocab` of llama.cpp 0.5.0's converter. For a `tokenizer.json`, this derives
+/// `add_space_prefix` and `remove_extra_whitespaces` from `add_prefix_space` and `clean_up_tokenization_spaces` of the
+/// configuration (false if missing), which have other meanings.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
     let names = if own.is_empty() { vec!["sentencepiece.bpe.model"] } else { own };
@@ -54,7 +54,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     };
     tokens.retype(context.request);
     let special = context.special(&tokens)?;
-    // The number of segments stands behind the tokens here, not before them.
+    // The number of segments follows the tokens here, instead of preceding them.
     let n_segments = context.out.remove(TOKEN_TYPE_COUNT);
     tokens.write("t5", "default", context.out);
     context.out.set("tokenizer.ggml.add_space_prefix", preparation.prefix);
@@ -70,7 +70,8 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     Ok(Attempt::Done)
 }
 
-/// The tokens of a model file, fairseq's in front; the last row of the list that this makes one longer goes.
+/// Returns the tokens of a model file, with fairseq's in front. The list would be one longer, so its last row is
+/// dropped.
 fn of_model(
     context: &Context<'_>,
     name: &str,
@@ -90,7 +91,7 @@ fn of_model(
     for (text, kind) in FIRST {
         list.push(text, 0.0, kind);
     }
-    // ref: rows without a token keep the number of their place in the model's order
+    // ref: rows without a token keep the number of their position in the model's order
     for at in N_MODEL_FIRST..(size as usize).saturating_sub(1) {
         match model.pieces.get(at) {
             Some(piece) => list.push(piece.piece(), piece.score(), token_type(piece)),
@@ -116,7 +117,7 @@ fn of_model(
     Ok((list, preparation))
 }
 
-/// The tokens of `tokenizer.json`.
+/// Returns the tokens of `tokenizer.json`.
 fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation), TokenizerError> {
     let path = context.directory.join(FILE);
     let VocabTable::Scores(pieces) = &hf.model.vocab else {
@@ -151,7 +152,7 @@ fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation
     Ok((list, preparation))
 }
 
-/// The map of characters of a `tokenizer.json`; empty if it has none.
+/// Returns the character map of a `tokenizer.json`; empty if it has none.
 pub(super) fn charsmap(context: &Context<'_>, hf: &HfJson) -> Result<Vec<u8>, TokenizerError> {
     let path = context.directory.join(FILE);
     let Some(text) = charsmap_text(&hf.normalizer).filter(|text| !text.is_empty()) else {
@@ -161,7 +162,7 @@ pub(super) fn charsmap(context: &Context<'_>, hf: &HfJson) -> Result<Vec<u8>, To
     base64(text.as_bytes()).ok_or(TokenizerError::Member { path, member, problem })
 }
 
-/// The map of characters of a normalizer, or of a step of it.
+/// Returns the character map of a normalizer, or of one of its steps.
 fn charsmap_text(normalizer: &Json) -> Option<&str> {
     let own = normalizer.get("precompiled_charsmap").and_then(Json::as_str);
     let steps = normalizer.get("normalizers").and_then(Json::as_array);

@@ -1,8 +1,8 @@
-//! A `tokenizer.json` cut down to what the check text can meet.
+//! Reduction of a `tokenizer.json` to the parts that can affect the check text.
 //!
-//! A vocabulary of 128 000 tokens takes the `tokenizers` library most of a second to read; the check text meets a few
-//! hundred of them. Merges make a piece of a text out of smaller pieces of it, so a token that does not occur in the
-//! text is in no way towards its ids.
+//! The `tokenizers` library needs most of a second to read a vocabulary of 128 000 tokens, of which the check text uses
+//! a few hundred. Merges build a piece of a text from smaller pieces of it. So a token that does not occur in the text
+//! cannot contribute to its ids.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::tokenizer::byte_alphabet;
 use crate::tokenizer::hf_json::HfJson;
 use crate::tokenizer::hf_vocab::HfVocabulary;
 
-/// Tokens below which nothing is gained.
+/// Minimum number of tokens for which a reduction is worthwhile.
 const MIN_TOKENS: usize = 8192;
 
 #[derive(Serialize)]
@@ -33,9 +33,10 @@ struct Model<'a> {
     merges: Vec<(&'a str, &'a str)>,
 }
 
-/// The file with the tokens, by the ids that they have in the whole of it, and the merges that the check text can meet.
-/// `None` where that is not known: a vocabulary that is not of bytes' letters or marks where words begin or end, merges
-/// that are none. Callers know that the normalizer leaves the check text as it is.
+/// Returns the file with only the tokens and merges that the check text can use; tokens keep their ids.
+///
+/// `None` if these are not known: a vocabulary that does not use the byte alphabet or marks where words start or end,
+/// or malformed merges. Callers ensure that the normalizer leaves the check text unchanged.
 pub(super) fn excerpt(path: &Path, text: &[u8], hf: &HfJson) -> Option<Vec<u8>> {
     let tokens = hf.bpe_vocab(path.into()).ok().filter(|tokens| tokens.len() >= MIN_TOKENS)?;
     let mut others: BTreeMap<String, &RawValue> = serde_json::from_slice(text).ok()?;
@@ -52,7 +53,7 @@ pub(super) fn excerpt(path: &Path, text: &[u8], hf: &HfJson) -> Option<Vec<u8>> 
     of_model.retain(|name, _| !matches!(name.as_str(), "vocab" | "merges"));
     let letters = byte_alphabet::written(CHECK_TEXT.as_bytes());
     let blank = byte_alphabet::char_of(b' ');
-    // A blank may be put in front of any piece.
+    // A space may be put in front of any piece.
     let is_met = |token: &str| letters.contains(token.strip_prefix(blank).unwrap_or(token));
     let is_kept = |token: &str| is_met(token) || hf.model.unk_token.as_deref() == Some(token);
     let mut vocab: BTreeMap<&str, u64> =
@@ -72,7 +73,8 @@ pub(super) fn excerpt(path: &Path, text: &[u8], hf: &HfJson) -> Option<Vec<u8>> 
             merges.push((left, right));
         }
     }
-    // Added tokens that the model lacks get ids by the number of its tokens: here those of the whole file are stated.
+    // Added tokens that the model lacks get ids by the number of its tokens: here, their ids in the whole file are
+    // stated.
     let added = HfVocabulary::of_file(hf, path.into(), &mut Vec::new()).ok()?.added;
     vocab.extend(added.iter().map(|added| (added.token.content.as_str(), added.id)));
     serde_json::to_vec(&Members { others, model: Model { others: of_model, vocab, merges } }).ok()
@@ -85,13 +87,13 @@ mod tests {
     use super::*;
     use crate::tokenizer::pretokenizer::{Setting, check_hashes, step_json};
 
-    /// Two of the letters from A to Z.
+    /// Returns two of the letters from A to Z.
     fn pair_of(at: usize) -> String {
         [at / 26, at % 26].map(|letter| char::from(b'A' + letter as u8)).iter().collect()
     }
 
-    /// A vocabulary of all bytes' letters, of words of the check text with the merges that make them, and of words that
-    /// it does not have.
+    /// Builds a vocabulary of all letters of bytes, of words of the check text with the merges that make them, and of
+    /// words that do not occur in it.
     fn file(steps: &Json) -> Json {
         let mut tokens: Vec<String> =
             (0..=255).map(|byte| byte_alphabet::char_of(byte).to_string()).collect();
@@ -168,7 +170,7 @@ mod tests {
             let setting = Setting { bos: Some(7), ..Setting::default() };
             let whole = check_hashes(&text, &setting).unwrap();
             assert_eq!(check_hashes(&part, &setting).unwrap(), whole, "{steps}");
-            // Another id, and the hashes are others.
+            // Without the merge, the ids differ, and so do the hashes.
             file["model"]["merges"].as_array_mut().unwrap().remove(3);
             assert_ne!(check_hashes(&cut(&file).0, &setting).unwrap(), whole);
         }

@@ -1,4 +1,4 @@
-//! `tokenizer.json` of a byte-level BPE vocabulary.
+//! Builder of `tokenizer.json` for a byte-level BPE vocabulary.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -8,10 +8,10 @@ use super::super::{TokenizerError, byte_alphabet};
 use super::source::GgufVocabulary;
 use super::{AddedByDefault, added_tokens, post_processor};
 
-/// The file.
+/// Builds the file.
 ///
-/// The model's own vocabulary ends with its last token of text: what follows are added tokens, as in released
-/// files. Added tokens before that end stand in both tables, which keeps all ids where they are.
+/// The model's own vocabulary ends with its last text token; the rest are added tokens, as in released files. Added
+/// tokens before that end are in both tables, which preserves all ids.
 pub(super) fn tokenizer(
     vocabulary: &GgufVocabulary,
     config: &mut Map<String, Json>,
@@ -20,7 +20,7 @@ pub(super) fn tokenizer(
     let name = vocabulary.pre.as_deref().unwrap_or("default");
     let unknown = || TokenizerError::NoInversePre { found: name.to_owned() };
     let pre = table.pre(name).ok_or_else(unknown)?;
-    // Only text in the byte alphabet is decoded as this file will.
+    // Only text in the byte alphabet is decoded like by this file.
     let byte_level = |steps: &&[String]| steps.iter().any(|step| step.starts_with("byte_level"));
     let steps = table.steps(pre).filter(byte_level).ok_or_else(unknown)?;
     let pretokenizers: Vec<Json> = steps.iter().filter_map(|step| step_json(step)).collect();
@@ -37,7 +37,7 @@ pub(super) fn tokenizer(
 
     let is_text = |id: usize| !vocabulary.is_added(id) && !vocabulary.is_padding(id);
     let end = (0..vocabulary.tokens.len()).rev().find(|&id| is_text(id)).map_or(0, |id| id + 1);
-    // Added tokens get the next free id, which is the right one only without gaps.
+    // Added tokens get the next free id, which is correct only without gaps.
     let mut rest = end..vocabulary.tokens.len();
     let n_added = rest.clone().take_while(|&id| vocabulary.is_added(id)).count();
     let gapless = (0..end).all(|id| !vocabulary.is_padding(id))

@@ -1,17 +1,17 @@
-//! `tokenizer.json` of Gemma 4: pieces of text that merge by rank.
+//! Builder of `tokenizer.json` for Gemma 4: text pieces that merge by rank.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::source::GgufVocabulary;
 use super::{AddedByDefault, added_tokens, other_special_tokens, post_processor};
 
-/// The file. Tokens behind the last piece of text are added ones, as in released files.
+/// Builds the file. Tokens after the last text piece are added tokens, as in released files.
 pub(super) fn tokenizer(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> Json {
     let is_text = |id: usize| !vocabulary.is_added(id) && !vocabulary.is_padding(id);
     let end = (0..vocabulary.tokens.len()).rev().find(|&id| is_text(id)).map_or(0, |id| id + 1);
     let own = vocabulary.tokens.iter().enumerate().take(end).filter(|(id, _)| !vocabulary.is_padding(*id));
     let vocab: Map<String, Json> = own.map(|(id, text)| (text.clone(), json!(id))).collect();
-    // A blank that the first token begins with does not divide.
+    // A space at the start of the first token is not the separator.
     let merges: Vec<Json> = vocabulary
         .merges
         .iter()

@@ -1,4 +1,4 @@
-//! Files of SentencePiece vocabularies: `tokenizer.json` and the model file.
+//! Builder of the files of SentencePiece vocabularies: `tokenizer.json` and the model file.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use super::super::sentencepiece::{BPE, ModelProto, NormalizerSpec, Piece, Traine
 use super::source::GgufVocabulary;
 use super::{AddedByDefault, added_tokens, other_special_tokens, post_processor};
 
-/// Longest piece that merges are derived for; each place in it may be a merge.
+/// Maximum length in bytes of a piece for which merges are derived; each position in it may be a merge.
 const MAX_PIECE_BYTES: usize = 1024;
 /// Score that the converter gives to tokens of `added_tokens_decoder`.
 const ADDED_SCORE: f32 = -1000.0;
@@ -22,7 +22,7 @@ pub(super) enum Kind {
     Unigram,
 }
 
-/// The model file: pieces, scores and types as they are, without the padding at the end.
+/// Builds the model file: unchanged pieces, scores and types, without the padding at the end.
 pub(super) fn model(vocabulary: &GgufVocabulary, kind: Kind) -> Vec<u8> {
     let end =
         (0..vocabulary.tokens.len()).rev().find(|&id| !vocabulary.is_padding(id)).map_or(0, |id| id + 1);
@@ -58,8 +58,8 @@ fn score(vocabulary: &GgufVocabulary, id: usize) -> f32 {
     vocabulary.scores.as_ref().and_then(|scores| scores.get(id)).copied().unwrap_or(0.0)
 }
 
-/// `tokenizer.json` as BPE with byte fallback, merges derived from the scores: every cut of a piece into two pieces
-/// is a merge, in the order of the scores.
+/// Builds `tokenizer.json` as BPE with byte fallback, with merges derived from the scores: every split of a piece into
+/// two pieces is a merge, in the order of the scores.
 pub(super) fn bpe(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> Json {
     let prefix = vocabulary.flag("tokenizer.ggml.add_space_prefix").unwrap_or(true);
     let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
@@ -101,7 +101,7 @@ pub(super) fn bpe(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -
     })
 }
 
-/// `tokenizer.json` as a unigram model.
+/// Builds `tokenizer.json` as a unigram model.
 pub(super) fn unigram(vocabulary: &GgufVocabulary) -> Json {
     let unk = vocabulary.types.iter().position(|&kind| kind == TokenType::Unknown);
     let pieces: Vec<Json> = (0..vocabulary.end())
@@ -133,8 +133,8 @@ pub(super) fn unigram(vocabulary: &GgufVocabulary) -> Json {
     })
 }
 
-/// `tokenizer.json` as XLM-RoBERTa's: a unigram model whose blanks divide words before anything else, its map of
-/// characters alone where the converter looks for it.
+/// Builds `tokenizer.json` like XLM-RoBERTa's: a unigram model that first splits words at spaces, and whose normalizer
+/// is only the character map, as the converter expects.
 pub(super) fn xlmr(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> Json {
     let mut file = unigram(vocabulary);
     let charsmap = Some(&vocabulary.charsmap).filter(|map| !map.is_empty());
@@ -153,14 +153,14 @@ pub(super) fn xlmr(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) 
     file
 }
 
-/// Texts and ids, without padding.
+/// Returns texts and ids, without padding.
 fn table(vocabulary: &GgufVocabulary) -> Map<String, Json> {
     let rows = vocabulary.tokens.iter().enumerate().filter(|(id, _)| !vocabulary.is_padding(*id));
     rows.map(|(id, text)| (text.clone(), json!(id))).collect()
 }
 
-/// Every cut of a piece of text into two pieces, by falling score of the piece, then by its id, then by the ids of
-/// the two.
+/// Returns every split of a text piece into two pieces, by decreasing score of the piece, then by its id, then by the
+/// ids of the two.
 fn merges(vocabulary: &GgufVocabulary) -> Vec<Json> {
     let usable = |id: usize| {
         matches!(vocabulary.types[id], TokenType::Normal | TokenType::Unused) && !vocabulary.is_padding(id)
@@ -187,21 +187,22 @@ fn merges(vocabulary: &GgufVocabulary) -> Vec<Json> {
     merges
 }
 
-/// True for tokens that came after training.
+/// Returns true for tokens that were added after training.
 fn is_late(vocabulary: &GgufVocabulary, id: usize) -> bool {
     matches!(vocabulary.types[id], TokenType::Control | TokenType::UserDefined)
         && score(vocabulary, id) == ADDED_SCORE
 }
 
-/// True for late tokens that the converter would take for control tokens if they stood in `tokenizer_config.json`.
+/// Returns true for late tokens that the converter would treat as control tokens if they were in
+/// `tokenizer_config.json`.
 fn is_mistakable(vocabulary: &GgufVocabulary, id: usize) -> bool {
     vocabulary.types[id] == TokenType::UserDefined
         && looks_special(&vocabulary.tokens[id])
-        // InternLM 2's converter believes the configuration and appends what `added_tokens.json` names.
+        // InternLM 2's converter follows the configuration and appends the tokens of `added_tokens.json`.
         && vocabulary.architecture != "internlm2"
 }
 
-/// `added_tokens.json`, for late tokens that only there keep their type.
+/// Builds `added_tokens.json`, for late tokens that keep their type only in this file.
 pub(super) fn added_tokens_file(vocabulary: &GgufVocabulary) -> Option<Json> {
     let rows = vocabulary.tokens.iter().enumerate();
     let rows: Map<String, Json> = rows
@@ -211,7 +212,7 @@ pub(super) fn added_tokens_file(vocabulary: &GgufVocabulary) -> Option<Json> {
     (!rows.is_empty()).then_some(Json::Object(rows))
 }
 
-/// Other late tokens stand in `tokenizer_config.json`, where the converter looks for them.
+/// Adds the other late tokens to `tokenizer_config.json`, where the converter reads them.
 fn added_tokens_decoder(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
     let decoder: Map<String, Json> = (0..vocabulary.tokens.len())
         .filter(|&id| is_late(vocabulary, id) && !is_mistakable(vocabulary, id))
@@ -229,7 +230,7 @@ fn added_tokens_decoder(vocabulary: &GgufVocabulary, config: &mut Map<String, Js
     }
 }
 
-/// Base64 with padding (RFC 4648).
+/// Encodes bytes as base64 with padding (RFC 4648).
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

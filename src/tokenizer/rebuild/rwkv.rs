@@ -1,4 +1,4 @@
-//! The vocabulary file of RWKV.
+//! Builder of RWKV's vocabulary file.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,8 @@ use super::source::GgufVocabulary;
 /// Name of the file.
 pub(super) const FILE: &str = "rwkv_vocab_v20230424.txt";
 
-/// A line a token: number, literal, length. The first token, which begins and ends texts, is no line.
+/// Builds the file with one token per line: id, literal, length. The first token, which starts and ends texts, has no
+/// line.
 pub(super) fn vocabulary_file(vocabulary: &GgufVocabulary) -> Vec<u8> {
     let mut file = String::new();
     for (id, text) in vocabulary.tokens.iter().enumerate().skip(1) {

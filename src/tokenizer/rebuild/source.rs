@@ -1,4 +1,4 @@
-//! The vocabulary as the keys of a GGUF file hold it, checked.
+//! Vocabulary from the keys of a GGUF file, checked.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use crate::gguf::{Array, Metadata, Value};
 use super::super::TokenizerError;
 use super::super::emit::TokenType;
 
-/// The keys, typed.
+/// Typed values of the keys.
 #[derive(Debug)]
 pub(super) struct GgufVocabulary {
     pub(super) architecture: String,
@@ -33,7 +33,7 @@ const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 const TEMPLATE: &str = "tokenizer.chat_template";
 
 impl GgufVocabulary {
-    /// Reads the keys; nothing if the file has no vocabulary.
+    /// Reads the keys; `None` if the file has no vocabulary.
     pub(super) fn read(metadata: &Metadata) -> Result<Option<Self>, TokenizerError> {
         let model = match metadata.get("tokenizer.ggml.model") {
             None => return Ok(None),
@@ -114,18 +114,18 @@ impl GgufVocabulary {
         }))
     }
 
-    /// A key of type bool.
+    /// Returns the value of a key of type bool.
     pub(super) fn flag(&self, key: &str) -> Option<bool> {
         self.flags.get(key).copied()
     }
 
-    /// The id of a special token, if the vocabulary has it.
+    /// Returns the id of a special token, if the vocabulary has it.
     pub(super) fn special(&self, key: &str) -> Option<usize> {
         self.special.get(key).copied()
     }
 
-    /// True for tokens that are recognized in text before anything else. The unknown token counts: transformers
-    /// treats it so.
+    /// Returns true for tokens that are recognized in text before anything else. This includes the unknown token, as in
+    /// transformers.
     pub(super) fn is_added(&self, id: usize) -> bool {
         matches!(self.types.get(id), Some(TokenType::Control | TokenType::UserDefined | TokenType::Unknown))
     }
@@ -135,7 +135,7 @@ impl GgufVocabulary {
         (0..self.tokens.len()).rev().find(|&id| !self.is_padding(id)).map_or(0, |id| id + 1)
     }
 
-    /// True for a row that only fills the embedding.
+    /// Returns true for a row that only pads the embedding.
     pub(super) fn is_padding(&self, id: usize) -> bool {
         self.types.get(id) == Some(&TokenType::Unused)
             && self.tokens.get(id).is_some_and(|text| *text == format!("[PAD{id}]"))

@@ -1,4 +1,4 @@
-//! `tokenizer.json` of a WordPiece vocabulary.
+//! Builder of `tokenizer.json` for a WordPiece vocabulary.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -6,12 +6,12 @@ use super::super::emit::TokenType;
 use super::added_tokens;
 use super::source::GgufVocabulary;
 
-/// The file. Tokens that begin a word are marked in GGUF, those inside words here.
+/// Builds the file. GGUF marks word-initial tokens; this file marks tokens inside words.
 pub(super) fn tokenizer(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> Json {
     let lowercase = vocabulary.flag("tokenizer.ggml.normalizer.lowercase").unwrap_or(true);
     config.insert("do_lower_case".into(), lowercase.into());
     config.insert("clean_up_tokenization_spaces".into(), true.into());
-    // The generic class has these roles from nowhere else.
+    // The generic class has no other source of these roles.
     for (role, token) in [("cls", begin(vocabulary)), ("sep", end(vocabulary)), ("unk", unknown(vocabulary))]
     {
         config.extend(token.map(|(text, _)| (format!("{role}_token"), text.into())));
@@ -44,7 +44,7 @@ pub(super) fn tokenizer(vocabulary: &GgufVocabulary, config: &mut Map<String, Js
     })
 }
 
-/// The spelling of a token in the files.
+/// Returns the spelling of a token in the files.
 fn spelled(vocabulary: &GgufVocabulary, id: usize, text: &str) -> String {
     match (vocabulary.types.get(id), text.strip_prefix('\u{2581}')) {
         (Some(TokenType::Control), _) => text.to_owned(),
@@ -75,7 +75,7 @@ fn unknown(vocabulary: &GgufVocabulary) -> Option<(&str, usize)> {
     token(vocabulary, "tokenizer.ggml.unknown_token_id", "[UNK]")
 }
 
-/// Both ends of a text get their token, whatever flags say: so the runtime does.
+/// Returns a post-processor that adds a token at both ends of a text, regardless of flags, like the runtime.
 fn post_processor(vocabulary: &GgufVocabulary) -> Json {
     let (Some(begin), Some(end)) = (begin(vocabulary), end(vocabulary)) else { return Json::Null };
     let piece =

@@ -1,14 +1,14 @@
-//! How much longer a text can become on its way through the normalizers of a `tokenizer.json`.
+//! Growth of a text in the normalizers of a `tokenizer.json`.
 
 use serde::Deserialize;
 use serde_json::Value as Json;
 
 use crate::core::text::escape;
 
-/// As many times longer a text may become. Released files reach 4: a blank of one byte becomes `▁` of three, with
+/// Maximum factor by which a text may grow. Released files reach 4: a space of one byte becomes `▁` of three, with
 /// another in front.
 const MAX_GROWTH: u64 = 64;
-/// Sequences within sequences.
+/// Maximum nesting depth of sequences.
 const MAX_DEPTH: usize = 8;
 
 #[derive(Deserialize)]
@@ -17,10 +17,10 @@ struct File {
     normalizer: Option<Json>,
 }
 
-/// Looks at a file's normalizers. A text that is no file of the kind is for the library to refuse.
+/// Checks a file's normalizers. A text that is not such a file is left for the library to refuse.
 ///
 /// # Errors
-/// The normalizer with which the bound is passed.
+/// The normalizer that exceeds the limit.
 pub(super) fn check(text: &[u8]) -> Result<(), String> {
     let Ok(File { normalizer: Some(normalizer) }) = serde_json::from_slice(text) else { return Ok(()) };
     let mut steps = Vec::new();
@@ -52,7 +52,7 @@ fn flatten<'j>(part: &'j Json, depth: usize, steps: &mut Vec<&'j Json>) -> Resul
     }
 }
 
-/// How many bytes one byte may become.
+/// Returns the maximum number of bytes that one byte may become.
 fn growth(step: &Json) -> u64 {
     let text = |value: &Json, key: &str| value.get(key).and_then(Json::as_str).map(str::len);
     match step.get("type").and_then(Json::as_str) {
@@ -61,11 +61,11 @@ fn growth(step: &Json) -> u64 {
             let pattern = step.get("pattern").unwrap_or(&Json::Null);
             match text(pattern, "String") {
                 Some(n) if n > 0 => content.div_ceil(n as u64).max(1),
-                // Between all characters, perhaps.
+                // The regex may match the empty string, between all characters.
                 _ => content + 1,
             }
         }
-        // A byte beyond ASCII is written with two.
+        // A byte beyond ASCII is written with two bytes.
         Some("ByteLevel") => 2,
         _ => 1,
     }

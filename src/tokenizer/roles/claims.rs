@@ -1,4 +1,4 @@
-//! The files that give a role to a token, and the tokens that they name.
+//! Claims of files on the roles of special tokens: the files and the tokens that they name.
 
 use serde_json::Value as Json;
 
@@ -13,7 +13,7 @@ const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
 pub(super) const MODEL_CONFIG: &str = "config.json";
 
-/// The files that name roles, as far as they are there.
+/// Existing files that name roles.
 pub(super) struct Sources {
     pub(super) tokenizer: Json,
     special_map: Json,
@@ -21,34 +21,34 @@ pub(super) struct Sources {
     generation: Json,
 }
 
-/// What one file says of one role.
+/// Tokens that one file declares for one role.
 #[derive(Debug, PartialEq)]
 pub(super) struct Claim {
-    /// The file.
+    /// Name of the file.
     pub(super) file: &'static str,
-    /// The key in it.
+    /// Key in the file.
     pub(super) key: String,
-    /// Tokens of the vocabulary, in the order of the file.
+    /// Ids of tokens of the vocabulary, in the order of the file.
     pub(super) ids: Vec<u32>,
-    /// Values that are no token of the vocabulary, as JSON, with the reason.
+    /// Values that are not tokens of the vocabulary, as JSON, with the reason.
     pub(super) rejected: Vec<(String, Rejection)>,
 }
 
-/// Why a value names no token.
+/// Reasons why a value does not denote a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rejection {
     /// A text that no token has.
     NoSuchText,
-    /// A number below zero.
+    /// A negative number.
     Negative,
-    /// A number that the vocabulary does not reach.
+    /// A number beyond the vocabulary.
     Beyond,
     /// Neither a number nor a list of numbers.
     Kind,
 }
 
 impl Sources {
-    /// Reads the files. One that is malformed says nothing: whoever needs it refuses it.
+    /// Reads the files. A malformed one counts as absent: its actual users report the error.
     ///
     /// # Errors
     /// I/O errors.
@@ -63,8 +63,8 @@ impl Sources {
         Ok(Self { tokenizer, special_map, model, generation })
     }
 
-    /// What the files say of a role, the file that counts most for the keys first: the tokenizer's, the model's, that of
-    /// generation. `null` says nothing.
+    /// Returns the claims on a role, in the files' order of precedence for the keys: the tokenizer's, the model's, that
+    /// of generation. `null` counts as absent.
     pub(super) fn claims(&self, role: &str, vocab: &Vocab, hf: Option<&HfJson>) -> Vec<Claim> {
         let (text_key, id_key) = (format!("{role}_token"), format!("{role}_token_id"));
         let mut claims = Vec::new();
@@ -103,7 +103,7 @@ impl Claim {
             (None, None) => Rejection::Kind,
             (None, Some(number)) if number < 0.0 => Rejection::Negative,
             (id, number) => {
-                // A number in floating point that is a token's is below 2^24.
+                // Ids of tokens in floating point are below 2^24.
                 let id = id.unwrap_or_else(|| number.unwrap_or(f64::MAX) as u64);
                 match u32::try_from(id).ok().filter(|&id| (id as usize) < vocab.len()) {
                     Some(id) => return self.ids.push(id),
@@ -116,12 +116,12 @@ impl Claim {
     }
 }
 
-/// A value that is there and says something.
+/// Returns a value that exists and is not null.
 fn said<'a>(json: &'a Json, key: &str) -> Option<&'a Json> {
     json.get(key).filter(|value| !value.is_null())
 }
 
-/// The token of a text: as it is written in the file, or as `tokenizer.json` numbers it.
+/// Returns the token of a text: as spelled in the file, or by its id in `tokenizer.json`.
 fn id_of(text: &str, vocab: &Vocab, hf: Option<&HfJson>) -> Option<u32> {
     let of_file = || {
         let token = hf?.added_tokens.iter().find(|token| token.content == text)?;

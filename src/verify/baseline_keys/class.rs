@@ -1,31 +1,31 @@
-//! What a key decides: the arithmetic, how text becomes tokens, or neither.
+//! Classes of keys: arithmetic, encoding of text, or neither.
 
 use crate::gguf::keys::ANNOTATION_PREFIX;
 use crate::gguf::split_id::SPLIT_ID;
 
-/// What becomes of a difference in a key.
+/// Class of a key, which decides the severity of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// Decides what the model computes: a difference is an error.
     Arithmetic,
-    /// Describes the architecture without deciding what it computes: a warning, unless the graph says else.
+    /// Describes the architecture without deciding what it computes: a warning, unless the graph differs.
     Free,
     /// Decides how text becomes tokens: an error.
     Encoding,
-    /// Ends an answer: another id is an error, one that only one side names a warning.
+    /// Ends an answer: another id is an error; an id that only one side names is a warning.
     Turn,
     /// Concerns programs around the model: a warning.
     Runtime,
-    /// Names and origins, which publishers change: nothing.
+    /// Names and origins, which publishers change: ignored.
     Name,
-    /// What quantizing, splitting and writing change: nothing.
+    /// Changed by quantizing, splitting and writing: ignored.
     Build,
-    /// Somebody else's.
+    /// Keys of other programs.
     Foreign,
 }
 
-/// Keys of an architecture (without its name in front) that describe it and decide nothing: the trained length, a size
-/// that the tokens have by themselves, where the tensors came from, what an embedding is pooled by.
+/// Keys of an architecture (without its name) that describe it and decide nothing: the trained context length, the
+/// vocabulary size, which follows from the tokens, the layout of the original tensors, the pooling of an embedding.
 const FREE: [&str; 6] = [
     "classifier.output_labels",
     "classifier.pooling_type",
@@ -35,7 +35,7 @@ const FREE: [&str; 6] = [
     "vocab_size",
 ];
 
-/// Keys of an architecture that the engine reads: building the graph with and without one shows what it changes.
+/// Keys of an architecture that the engine reads: building the graph with and without one shows its effect.
 pub(super) const READ: [&str; 131] = [
     "activation.situ_beta",
     "activation.situ_linear_beta",
@@ -170,9 +170,9 @@ pub(super) const READ: [&str; 131] = [
     "wkv.head_size",
 ];
 
-/// Keys of an architecture that decide the arithmetic of other runtimes and that the engine takes from elsewhere (the
-/// width of experts from their tensors, the token that ends a prefix from the graph), or that belong to graphs which it
-/// does not build.
+/// Keys of an architecture that decide the arithmetic of other runtimes. The engine takes their values from elsewhere
+/// (the width of experts from their tensors, the token that ends a prefix from the graph), or does not build the graphs
+/// that need them.
 #[cfg(test)]
 const UNREAD: &[&str] = &[
     "attention.decay_lora_rank",
@@ -230,7 +230,7 @@ const UNREAD: &[&str] = &[
     "xielu.eps",
 ];
 
-/// Keys behind `tokenizer.ggml.` that decide how text becomes tokens.
+/// Keys after `tokenizer.ggml.` that decide how text becomes tokens.
 const ENCODING: [&str; 19] = [
     "model",
     "pre",
@@ -253,13 +253,13 @@ const ENCODING: [&str; 19] = [
     "normalizer.strip_accents",
 ];
 
-/// Keys behind `tokenizer.ggml.` of the tokens at which a runtime ends an answer.
+/// Keys after `tokenizer.ggml.` for the tokens at which a runtime ends an answer.
 const TURN: [&str; 2] = ["eot_token_id", "eom_token_id"];
 
-/// Prefixes of keys that decide the arithmetic under any architecture.
+/// Prefixes of keys that decide the arithmetic of any architecture.
 const SHARED: [&str; 2] = ["xielu.", "diffusion."];
 
-/// Keys of the file rather than of the model.
+/// Keys that describe the file instead of the model.
 const BUILD: [&str; 10] = [
     "general.alignment",
     "general.file_type",
@@ -273,15 +273,15 @@ const BUILD: [&str; 10] = [
     "imatrix.",
 ];
 
-/// Keys behind `general.` that programs act on.
+/// Keys under `general.` that programs act on.
 const RUNTIME: [&str; 2] = ["general.type", "general.sampling."];
 
-/// Keys behind `general.` of what the model may be used for, made from and made by: listed where they differ.
+/// Keys under `general.` about license, origin and languages: listed if they differ.
 const RIGHTS: [&str; 5] =
     ["general.license", "general.base_model.", "general.dataset.", "general.tags", "general.languages"];
 
-/// The class of a key in a file of an architecture. A key of the architecture that is in no list decides the
-/// arithmetic, as far as anybody knows.
+/// Returns the class of a key in a file of an architecture. Unlisted keys of the architecture are assumed to decide the
+/// arithmetic.
 pub(super) fn class_of(key: &str, arch: &str) -> Class {
     let is_in =
         |list: &[&str]| list.iter().any(|row| key == *row || (row.ends_with('.') && key.starts_with(row)));
@@ -308,7 +308,7 @@ pub(super) fn class_of(key: &str, arch: &str) -> Class {
     }
 }
 
-/// The class of an architecture's key, without the architecture in front.
+/// Returns the class of an architecture's key, given without the architecture's name.
 pub(super) fn local_class(name: &str) -> Class {
     if FREE.contains(&name) { Class::Free } else { Class::Arithmetic }
 }
@@ -320,7 +320,7 @@ mod tests {
     use crate::arch::derived_keys;
     use crate::gguf::keys::{ANNOTATIONS, KEYS};
 
-    /// A key of the architecture that is in a list.
+    /// Returns true if a key of the architecture is in a list.
     fn is_listed(name: &str) -> bool {
         FREE.contains(&name) || READ.contains(&name) || UNREAD.contains(&name)
     }
@@ -338,7 +338,7 @@ mod tests {
                     Class::Arithmetic | Class::Free => {
                         let name =
                             key.strip_prefix(&format!("{arch}.")).or(key.strip_prefix(ANNOTATION_PREFIX));
-                        // Some have no architecture before their names.
+                        // Some names have no architecture prefix.
                         let is_shared = SHARED.iter().any(|prefix| key.starts_with(prefix));
                         let name = name.or(is_shared.then_some(key.as_str()));
                         let name = name.unwrap_or_else(|| panic!("{key}"));
@@ -367,7 +367,7 @@ mod tests {
                 continue;
             }
             let text = fs_err::read_to_string(path).unwrap();
-            // Quoted names of the form of a key, in files that read keys: every one must be known.
+            // Quoted names with the form of a key, in files that read keys: every one must be known.
             for quoted in text.split('"').skip(1).step_by(2) {
                 let is_key = KEYS.iter().any(|row| row.pattern.strip_prefix("{arch}.") == Some(quoted))
                     || ANNOTATIONS.iter().any(|row| row.pattern == quoted);

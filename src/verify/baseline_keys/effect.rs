@@ -1,16 +1,16 @@
-//! What a key changes: the graph is built with it and without it, by the rules and defaults of the engine.
+//! Effect of a key: the graph is built with it and without it, by the rules and defaults of the engine.
 
 use crate::engine::GraphPlan;
 use crate::gguf::{Array, Metadata, Value};
 use crate::verify::baseline_keys::class::READ;
 
-/// Builds the graph that keys describe over the model's tensors, if it can be built.
+/// Function that builds the graph of some metadata over the model's tensors, if it can be built.
 pub(super) type Build<'a> = dyn Fn(&Metadata) -> Option<GraphPlan> + 'a;
 
-/// What a key changes.
+/// Effect of a key on the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The graph is another one.
+    /// The graph differs.
     Differs,
     /// The graph is the same.
     None,
@@ -18,17 +18,17 @@ pub(super) enum Effect {
     Unknown,
 }
 
-/// Elements from which on an array is no number of the architecture.
+/// Length from which an array cannot be a number of the architecture.
 const LONG_ARRAY: usize = 1 << 16;
 
-/// The keys of both sides, and the graphs that they describe.
+/// Metadata of both sides, with the graphs that they describe.
 pub(super) struct Graphs<'a> {
     build: &'a Build<'a>,
     sides: [(Metadata, Option<GraphPlan>); 2],
 }
 
 impl<'a> Graphs<'a> {
-    /// The graph of a model's keys and of its baseline's, which is of the same architecture.
+    /// Builds the graphs of a model's keys and its baseline's, which must have the same architecture.
     pub(super) fn new(build: &'a Build<'a>, model: &Metadata, baseline: &Metadata) -> Self {
         let side = |metadata: &Metadata| {
             let light = without_vocabulary(metadata);
@@ -38,8 +38,8 @@ impl<'a> Graphs<'a> {
         Self { build, sides: [side(model), side(baseline)] }
     }
 
-    /// What it changes that a key has the value it has on one side, or on the other; looked at in the surroundings of
-    /// both: a factor does nothing without the type of scaling that uses it.
+    /// Returns the effect of replacing a key's value on one side by the other side's. Both sides are tried: a scaling
+    /// factor has no effect without the type of scaling that uses it.
     pub(super) fn effect(&self, name: &str, keys: [&str; 2]) -> Effect {
         if !READ.contains(&name) {
             return Effect::Unknown;
@@ -65,7 +65,7 @@ impl<'a> Graphs<'a> {
     }
 }
 
-/// Keys without the large arrays, which no graph reads.
+/// Returns the metadata without the large arrays, which no graph reads.
 fn without_vocabulary(metadata: &Metadata) -> Metadata {
     let mut light = Metadata::new();
     for (key, value) in metadata.iter() {
@@ -77,14 +77,15 @@ fn without_vocabulary(metadata: &Metadata) -> Metadata {
     light
 }
 
-/// A graph without what does not change the outputs.
+/// Removes the parts of a graph that do not change the outputs.
 fn comparable(mut plan: GraphPlan) -> GraphPlan {
     plan.n_ctx_train = None;
     plan.warnings.clear();
     plan
 }
 
-/// Values that say what is taken without them, where no graph tells: none, no, the usual base, a factor of one.
+/// Returns true for values that equal the usual default, for keys whose effect on the graph is unknown: none, false,
+/// the usual base, a factor of one.
 pub(super) fn is_neutral(name: &str, value: &Value) -> bool {
     let number = value.as_i128().map(|n| n as f64).or_else(|| value.as_f64());
     match (value, number) {

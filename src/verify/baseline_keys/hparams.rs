@@ -1,4 +1,4 @@
-//! The architecture's numbers, one by one.
+//! Comparison of the architecture's numbers, one by one.
 
 use crate::core::text::escape;
 use crate::gguf::keys::ANNOTATION_PREFIX;
@@ -10,22 +10,22 @@ use crate::verify::baseline_keys::same::{is_same, pair, show};
 use crate::verify::baseline_keys::{arch, union};
 
 const CHECK: &str = "hparams";
-/// How the sentence about a number that a file cannot say goes on.
+/// Text by which findings about numbers without a GGUF key are recognized.
 const NO_KEY: &str = "GGUF has no key for it here";
 const WINDOW: &str = "attention.sliding_window";
 const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 
-/// Two sets of keys under the names of their architectures.
+/// Metadata of both sides, with the prefixes of their architectures.
 struct Sides<'a> {
     model: &'a Metadata,
     baseline: &'a Metadata,
-    /// `llama.` of each.
+    /// Architecture prefix of each side, e.g. `llama.`.
     prefixes: [String; 2],
-    /// Of the same architecture alone.
+    /// Graphs of both sides; `None` if the architectures differ.
     graphs: Option<Graphs<'a>>,
 }
 
-/// Differences in the numbers of the architecture.
+/// Reports differences in the numbers of the architecture.
 pub(super) fn compare(model: &Metadata, baseline: &Metadata, build: &Build<'_>) -> Vec<Finding> {
     let archs = [arch(model), arch(baseline)];
     let mut findings = Vec::new();
@@ -53,7 +53,7 @@ pub(super) fn compare(model: &Metadata, baseline: &Metadata, build: &Build<'_>) 
     findings
 }
 
-/// The annotation counts where a file has both, as for the engine.
+/// Returns the value of a key. If a file also has an annotation, that takes precedence, as in the engine.
 fn value<'m>(metadata: &'m Metadata, prefix: &str, key: &str) -> Option<&'m Value> {
     let value = metadata.get(&format!("{ANNOTATION_PREFIX}{key}"));
     value.or_else(|| metadata.get(&format!("{prefix}{key}")))
@@ -73,14 +73,14 @@ impl Sides<'_> {
         let annotation = format!("{ANNOTATION_PREFIX}{key}");
         match (value(self.model, own, key), value(self.baseline, other, key)) {
             (None, None) => None,
-            // Types and lengths are judged in each file by itself.
+            // Types and lengths are judged in each file separately.
             (Some(a), Some(b)) if is_same(a, b) => None,
             (Some(a), Some(b)) => {
                 let message = format!("`{name}` {}", pair(a, b, "the baseline"));
                 let is_error = !is_free || self.effect(key) == Effect::Differs;
                 Some(if is_error { Finding::error(CHECK, message) } else { Finding::warning(CHECK, message) })
             }
-            // Which layers have a window that is missing is no finding of its own.
+            // The pattern of a missing window is not a separate finding.
             (None, Some(_)) if key == WINDOW_PATTERN && value(self.model, own, WINDOW).is_none() => None,
             (None, Some(number)) if self.baseline.contains(&annotation) => {
                 Some(Finding::warning(CHECK, unsaid(key, number)))
@@ -93,7 +93,7 @@ impl Sides<'_> {
         }
     }
 
-    /// A key that the file lacks.
+    /// Reports a key that the file lacks.
     fn missing(&self, key: &str, value: &Value) -> Option<Finding> {
         let message = format!("`{}` is missing, the baseline's is {}", escape(key), show(value));
         match self.effect(key) {
@@ -104,7 +104,7 @@ impl Sides<'_> {
             Effect::None => {
                 Some(Finding::warning(CHECK, format!("{message}: nothing is computed otherwise without it")))
             }
-            // Of two architectures nobody knows which keys mean the same.
+            // For two architectures it is unknown which keys mean the same.
             Effect::Unknown if self.graphs.is_none() || is_neutral(key, value) => {
                 Some(Finding::warning(CHECK, message))
             }
@@ -115,7 +115,7 @@ impl Sides<'_> {
         }
     }
 
-    /// A key that the baseline lacks: one that the engine does not read is a newer converter's.
+    /// Reports a key that the baseline lacks: if the engine does not read it, it is from a newer converter.
     fn added(&self, key: &str, value: &Value) -> Option<Finding> {
         let message = format!("`{}` is not in the baseline", escape(key));
         match self.effect(key) {
@@ -129,8 +129,8 @@ impl Sides<'_> {
     }
 }
 
-/// What a file lacks because GGUF has no key for it. No error: a converter that keeps to GGUF's keys cannot do better,
-/// and within the window nothing differs.
+/// Describes a number that a file lacks because GGUF has no key for it. It is not an error: a converter limited to
+/// GGUF's keys cannot do better, and within the window nothing differs.
 fn unsaid(key: &str, number: &Value) -> String {
     let differ = match number.as_u64().filter(|_| key == WINDOW) {
         Some(window) => format!("results beyond {window} tokens differ"),
@@ -144,12 +144,12 @@ fn unsaid(key: &str, number: &Value) -> String {
     )
 }
 
-/// True for a finding of [`unsaid`]: equal weights do not make equal results.
+/// Returns true for a finding of [`unsaid`]: equal weights do not guarantee equal results then.
 pub(in crate::verify) fn leaves_results_open(finding: &Finding) -> bool {
     finding.check == CHECK && finding.message.contains(NO_KEY)
 }
 
-/// Keys of the arithmetic that have no architecture in front.
+/// Reports differences in keys of the arithmetic that have no architecture prefix.
 fn shared(model: &Metadata, baseline: &Metadata) -> Vec<Finding> {
     let keys = union(model, baseline, ["", ""]).filter(|key| {
         let is_prefixed = key.starts_with(ANNOTATION_PREFIX) || *key == "general.architecture";

@@ -1,9 +1,9 @@
-//! Values of keys: when two mean the same, and where they differ.
+//! Equality of key values, and descriptions of differences.
 
 use crate::gguf::{Array, Value};
 
-/// Values that mean the same: integer and float widths are the writer's choice, and a number stands for an array of
-/// it.
+/// Returns true if two values mean the same: integer and float widths are the writer's choice, and a number equals an
+/// array that repeats it.
 pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     let number = |value: &Value| value.as_i128().map(|n| n as f64).or_else(|| value.as_f64());
     match (a, b) {
@@ -28,7 +28,7 @@ pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// What a value is, for values that are not of one kind.
+/// Kind of a value, for messages about values of different kinds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Number,
@@ -57,7 +57,7 @@ impl Kind {
     }
 }
 
-/// Two different values: the first, and the other by whose it is (`the baseline's is 5`).
+/// Describes two different values: the first, and the second with its owner (`the baseline's is 5`).
 pub(super) fn pair(a: &Value, b: &Value, whose: &str) -> String {
     let (own, other) = (Kind::of(a), Kind::of(b));
     match (a, b) {
@@ -76,13 +76,13 @@ pub(super) fn pair(a: &Value, b: &Value, whose: &str) -> String {
     }
 }
 
-/// The first entry that is not the number that stands for all.
+/// Finds the first entry that differs from the number for all layers.
 fn odd_one(array: &Array, one: &Value) -> Option<(usize, String)> {
     let entries = (0..array.len()).filter_map(|at| Some((at, array.get(at)?)));
     entries.into_iter().find(|(_, entry)| !is_same(entry, one)).map(|(at, entry)| (at, show(&entry)))
 }
 
-/// Where two different values differ.
+/// Describes where two different values differ.
 pub(super) fn difference(a: &Value, b: &Value) -> String {
     match (a, b) {
         (Value::Array(x), Value::Array(y)) if x.len() != y.len() => {
@@ -114,7 +114,7 @@ pub(super) fn difference(a: &Value, b: &Value) -> String {
     }
 }
 
-/// A value in a message.
+/// Formats a value for a message.
 pub(super) fn show(value: &Value) -> String {
     match value {
         Value::String(bytes) => format!("`{}`", crate::core::text::escape_bytes(bytes)),

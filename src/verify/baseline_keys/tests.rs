@@ -1,4 +1,4 @@
-//! Keys of a model against its baseline's, without tensors: what a graph would tell is not known.
+//! Tests of the comparison without tensors, so that no graph can be built.
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn numbers_without_a_key_in_gguf_are_warned_of() {
         found(&narrow, &annotated),
         ["error hparams: `attention.sliding_window` is 512, the baseline's is 4096"]
     );
-    // A key of the architecture says the same as an annotation.
+    // A key of the architecture is equivalent to an annotation.
     let mut named = keys("llama");
     named.set("llama.attention.sliding_window", 4096u32);
     let mut only = keys("llama");

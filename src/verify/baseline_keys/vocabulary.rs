@@ -1,4 +1,4 @@
-//! The keys of the tokenizer and of what is around the model.
+//! Comparison of the keys of the tokenizer, and of keys around the model.
 
 use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
@@ -14,7 +14,7 @@ const MODEL: &str = "tokenizer.ggml.model";
 /// Keys that no default replaces.
 const NEEDED: [&str; 3] = [MODEL, "tokenizer.ggml.tokens", "tokenizer.ggml.merges"];
 
-/// Keys of the tokenizer, against those of a baseline or a source.
+/// Compares the keys of the tokenizer with those of a baseline or a source.
 pub(in crate::verify) fn tokenizer(
     model: &Metadata,
     other: &Metadata,
@@ -28,7 +28,7 @@ pub(in crate::verify) fn tokenizer(
         let class = class_of(&key, "");
         let (is_error, message) = match (model.get(&key), other.get(&key)) {
             (Some(a), Some(b)) if is_same(a, b) => continue,
-            // No vocabulary, said and unsaid.
+            // A missing vocabulary, declared or not.
             (Some(value), None) | (None, Some(value)) if key == MODEL && value.as_str() == Some("none") => {
                 continue;
             }
@@ -58,7 +58,7 @@ pub(in crate::verify) fn tokenizer(
     findings
 }
 
-/// True if a key that one side lacks says what is taken without it.
+/// Returns true if a key that one side lacks has the default value.
 fn is_default(model: &Metadata, other: &Metadata, key: &str) -> bool {
     if NEEDED.contains(&key) {
         return false;
@@ -77,12 +77,13 @@ fn is_default(model: &Metadata, other: &Metadata, key: &str) -> bool {
     match (a, b) {
         (Some(false), _) | (_, Some(false)) => false,
         (Some(true), _) | (_, Some(true)) => true,
-        // A kind of vocabulary that is not known here: flags and scores have defaults, ids and tables none.
+        // Unknown kind of vocabulary: flags and scores have defaults, ids and tables do not.
         (None, None) => ["add_", "remove_", "normalizer.", "scores"].iter().any(|part| key.contains(part)),
     }
 }
 
-/// Some models are known by their name alone, and their special tokens take blanks along.
+/// Warns if `general.name` differs and matters: runtimes recognize some models only by it, and then strip blanks around
+/// special tokens.
 fn name(model: &Metadata, other: &Metadata, check: &'static str, whose: &str) -> Option<Finding> {
     let (own, value) = (model.get(NAME)?, other.get(NAME)?);
     if own == value {
@@ -100,16 +101,16 @@ fn name(model: &Metadata, other: &Metadata, check: &'static str, whose: &str) ->
     })
 }
 
-/// Keys that one warning names.
+/// Maximum number of keys that one warning names.
 const SHOWN: usize = 8;
 
-/// Keys that change nothing in the model but that programs and people act on, in one warning.
+/// Reports differing keys that change nothing in the model but that programs and people act on, in one warning.
 pub(super) fn around(model: &Metadata, baseline: &Metadata) -> Option<Finding> {
     let arch = arch(model);
     let differs = |key: &&str| {
         let values = (model.get(key), baseline.get(key));
         let is_listed = match class_of(key, arch) {
-            // What a converter leaves out is no difference; what it says of sampling is.
+            // A key that a converter leaves out is no difference, except for sampling.
             Class::Runtime => {
                 !key.starts_with(PREFIX) && (key.starts_with("general.sampling.") || is_both(values))
             }

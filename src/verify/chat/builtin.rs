@@ -1,31 +1,31 @@
-//! Chats that come with the program, to render every template with.
+//! Built-in chats, with which every template is rendered.
 
 use serde_json::{Value as Json, json};
 
-/// A chat and what belongs to it, as transformers' `apply_chat_template` takes them.
+/// Chat with its settings, like the arguments of transformers' `apply_chat_template`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chat {
-    /// The messages: a list.
+    /// List of messages.
     pub messages: Json,
-    /// The tools that the model may call, or null.
+    /// Tools that the model may call, or null.
     pub tools: Json,
-    /// Ends with the prompt for the assistant's answer.
+    /// True to end with the prompt for the assistant's answer.
     pub add_generation_prompt: bool,
-    /// The template of this name; the one for all chats where none is named.
+    /// Name of the template; `None` for the default one.
     pub template: Option<String>,
 }
 
 impl Chat {
-    /// Messages alone: no tools, no prompt for an answer.
+    /// Creates a chat of messages only: no tools, no generation prompt.
     #[must_use]
     pub fn of(messages: Json) -> Self {
         Self { messages, tools: Json::Null, add_generation_prompt: false, template: None }
     }
 
-    /// The names of the built-in chats: a question; several turns behind a system message; tools that are called.
+    /// Names of the built-in chats: a question; several turns after a system message; tool calls.
     pub const BUILTIN: [&'static str; 3] = ["user", "turns", "tools"];
 
-    /// A built-in chat, with the prompt for an answer.
+    /// Returns a built-in chat, with the generation prompt.
     #[must_use]
     pub fn builtin(name: &str) -> Option<Self> {
         let chat = |messages, tools| Self { messages, tools, add_generation_prompt: true, template: None };
@@ -41,7 +41,7 @@ impl Chat {
     }
 }
 
-/// Several turns, with a system message or without.
+/// Returns several turns, with or without a system message.
 pub(super) fn turns(has_system: bool) -> Json {
     let system =
         json!({ "role": "system", "content": "You are a helpful assistant. Answer in one sentence." });
@@ -53,9 +53,9 @@ pub(super) fn turns(has_system: bool) -> Json {
     has_system.then_some(system).into_iter().chain(rest).collect()
 }
 
-/// A call of a tool, its result, and the answer.
+/// Returns a tool call, its result, and the answer.
 fn calls() -> Json {
-    // Some templates want an id of nine letters and digits.
+    // Some templates require an id of nine letters and digits.
     let call = json!({
         "id": "call12345", "type": "function",
         "function": { "name": "get_weather", "arguments": { "city": "Paris", "days": 2 } },

@@ -1,4 +1,4 @@
-//! The check of a file's chat templates: each is read for names that nothing knows, and rendered with built-in chats.
+//! Checks of a file's chat templates: each is searched for unknown names, and rendered with built-in chats.
 
 use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
@@ -8,11 +8,10 @@ use crate::verify::chat::names::{free, is_known_elsewhere, unknown};
 use crate::verify::chat::{ChatError, ChatRenderer, KEY};
 
 const CHECK: &str = "chat-template";
-/// The simplest chat.
+/// Description of the simplest chat.
 const QUESTION: &str = "a single question";
 
-/// What is wrong with the templates of a file. Refusing a chat (no system messages, no tools) is a template's right; refusing
-/// every chat is not.
+/// Checks the templates of a file. A template may refuse a chat (no system messages, no tools), but not every chat.
 pub(in crate::verify) fn check_templates(metadata: &Metadata, renderer: &dyn ChatRenderer) -> Vec<Finding> {
     match renderer.check() {
         Err(ChatError::Missing) => return Vec::new(),
@@ -36,7 +35,7 @@ pub(in crate::verify) fn check_templates(metadata: &Metadata, renderer: &dyn Cha
         .collect()
 }
 
-/// What is wrong with one template.
+/// Checks one template.
 fn check_one(source: &str, name: Option<&str>, renderer: &dyn ChatRenderer) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     for unknown in unknown(source) {
@@ -61,7 +60,7 @@ fn check_one(source: &str, name: Option<&str>, renderer: &dyn ChatRenderer) -> V
                 ));
             }
         }
-        // What a template reads beyond what everybody sets, its users give it.
+        // If a template reads variables that are not standard, its users must set them.
         Err(ChatError::Failed { reason, .. }) if reason.contains("undefined") && !free(source).is_empty() => {
             let names = free(source).join("`, `");
             let message = format!("it reads `{}`, which has to be set for it", escape(&names));
@@ -70,7 +69,7 @@ fn check_one(source: &str, name: Option<&str>, renderer: &dyn ChatRenderer) -> V
         Err(error) => findings.extend(failure(error, QUESTION, &findings)),
         Ok(_) => {}
     }
-    // A template without system messages may do without them.
+    // A template that refuses system messages is tried without them.
     if first.is_ok()
         && let Err(error) = render(plain(turns(true), true)).or_else(|error| match error {
             ChatError::Refused { .. } => render(plain(turns(false), true)),
@@ -79,7 +78,7 @@ fn check_one(source: &str, name: Option<&str>, renderer: &dyn ChatRenderer) -> V
     {
         findings.extend(failure(&error, "several turns", &findings));
     }
-    // One that fails on a question has cost enough.
+    // No further chat if the template fails on a question.
     let is_fit = !matches!(first, Err(ref error) if error.is_finding());
     if let (true, Some(chat)) = (is_fit && source.contains("tool"), Chat::builtin("tools"))
         && let Err(error) = render(chat)
@@ -89,7 +88,7 @@ fn check_one(source: &str, name: Option<&str>, renderer: &dyn ChatRenderer) -> V
     findings
 }
 
-/// A template with a name is for one kind of chat: it is at fault if it renders none.
+/// Checks a named template, which is for one kind of chat: it is at fault if it renders no chat.
 fn none_renders(name: Option<&str>, renderer: &dyn ChatRenderer, told: &[Finding]) -> Option<Finding> {
     let mut first = None;
     for chat in ["tools", "user", "turns"].into_iter().filter_map(Chat::builtin) {
@@ -104,7 +103,8 @@ fn none_renders(name: Option<&str>, renderer: &dyn ChatRenderer, told: &[Finding
     })
 }
 
-/// A chat that a template fails on: an error where it fails on the simplest, or for want of a name; else a warning.
+/// Returns the finding for a chat that a template fails on: an error for the simplest chat or an unknown name,
+/// otherwise a warning.
 fn failure(error: &ChatError, chat: &str, told: &[Finding]) -> Option<Finding> {
     let message = format!("{error}, with {chat}");
     match error {
@@ -118,7 +118,7 @@ fn failure(error: &ChatError, chat: &str, told: &[Finding]) -> Option<Finding> {
                 Finding::warning(CHECK, message)
             })
         }
-        // The name was told with its line.
+        // The name was reported with its line.
         ChatError::Failed { reason, .. } if is_unknown_name(reason) && !told.is_empty() => None,
         ChatError::Failed { reason, .. } if !is_unknown_name(reason) && chat != QUESTION => {
             Some(Finding::warning(CHECK, message))

@@ -1,4 +1,4 @@
-//! Chats written out in a process of their own: the worker and the parent's side of it.
+//! Rendering of chats in a separate process: the worker and the parent's side of it.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,10 +8,10 @@ use super::{Chat, ChatError, ChatRenderer, ChatTemplate, MAX_OUTPUT_BYTES, TOKEN
 use crate::core::isolated::{Bounds, IsolatedError, Isolation, Worker};
 use crate::gguf::Metadata;
 
-/// A chat template that is parsed and run in a child with 256 MiB and five seconds for each chat.
+/// Chat template that is parsed and run in a child process, with 256 MiB and five seconds for each chat.
 ///
-/// The child is started with the first chat and writes out all of them. One that it does not survive (no memory, no
-/// time, a crash) ends the template's use: every later chat fails for the same reason, at no cost.
+/// The child is started with the first chat and renders all of them. If it does not survive a chat (no memory, no time,
+/// a crash), every later chat fails immediately for the same reason.
 #[derive(Debug)]
 pub struct IsolatedChat {
     worker: Mutex<Worker>,
@@ -21,7 +21,7 @@ impl IsolatedChat {
     /// Name of the job.
     pub const JOB: &'static str = "chat";
 
-    /// The template of a file's metadata. Nothing of it is looked at here.
+    /// Prepares the template of a file's metadata, without parsing it.
     ///
     /// # Errors
     /// No template, or one that is too long.
@@ -33,7 +33,7 @@ impl IsolatedChat {
         Ok(Self { worker: Mutex::new(worker) })
     }
 
-    /// The child's answers: to the setup nothing, to a chat its text.
+    /// Returns the child's request handler: the first request sets the template up, each later one renders a chat.
     pub fn job() -> impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>> {
         let mut template: Option<ChatTemplate> = None;
         move |request| match &template {
@@ -92,7 +92,7 @@ impl ChatRenderer for IsolatedChat {
     }
 }
 
-/// An error on its way to the parent.
+/// Encodes an error for the parent.
 fn written(error: &ChatError) -> Vec<u8> {
     let (kind, line, reason) = match error {
         ChatError::Syntax { line, reason } => ("syntax", *line, reason.clone()),
@@ -105,7 +105,7 @@ fn written(error: &ChatError) -> Vec<u8> {
     json!([kind, line, reason]).to_string().into_bytes()
 }
 
-/// An error that came from the child.
+/// Decodes an error that came from the child.
 fn read(bytes: &[u8]) -> ChatError {
     let error: Json = serde_json::from_slice(bytes).unwrap_or_default();
     let line = error[1].as_u64().and_then(|line| usize::try_from(line).ok()).unwrap_or(0);

@@ -1,11 +1,11 @@
-//! Names in a template that nothing knows: filters, tests, functions and methods, also in branches that no chat reaches.
+//! Unknown names in a template: filters, tests, functions and methods, including branches that no chat reaches.
 //!
-//! Python's Jinja refuses a template with an unknown filter or test before it runs it, the interpreter here when it gets
-//! there; functions and methods both find out late. So the tags are read word by word.
+//! Python's Jinja rejects a template with an unknown filter or test before it runs it; our interpreter only when it
+//! gets there. Both detect unknown functions and methods only at run time. Therefore the tags are scanned word by word.
 
 use std::collections::BTreeSet;
 
-/// What a word in a tag is used as.
+/// Use of a word in a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Filter,
@@ -25,16 +25,16 @@ impl Use {
     }
 }
 
-/// A name that nothing knows.
+/// Name that is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unknown {
     pub(super) used_as: Use,
     pub(super) name: String,
-    /// From 1.
+    /// Line number, from 1.
     pub(super) line: usize,
 }
 
-/// Filters of Jinja, and those that the interpreter here, or the one of llama.cpp, has besides.
+/// Filters of Jinja, and additional ones of our interpreter or of llama.cpp's.
 const FILTERS: &str = "abs attr batch capitalize center chain count d default dictsort e escape filesizeformat first float \
     forceescape format from_json groupby indent int items join keys last length lines list lower lstrip map max min pluralize pprint \
     random reject rejectattr replace reverse round rstrip safe select selectattr slice sort split string striptags sum \
@@ -44,27 +44,27 @@ const TESTS: &str = "boolean callable containing defined divisibleby endingwith 
     string test true undefined upper True False";
 const FUNCTIONS: &str =
     "caller cycler debug dict joiner lipsum loop namespace raise_exception range strftime_now super";
-/// Methods of Python's text, lists, dictionaries, sets, numbers and dates, and of Jinja's own objects.
+/// Methods of Python's strings, lists, dictionaries, sets, numbers and dates, and of Jinja's own objects.
 const METHODS: &str = "add append as_integer_ratio bit_count bit_length capitalize casefold center changed clear conjugate copy \
     count cycle decode difference discard encode endswith expandtabs extend find format format_map fromkeys get hex index \
     insert intersection isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isoformat isprintable isspace \
     istitle isupper is_integer items join keys ljust lower lstrip maketrans next partition pop popitem remove removeprefix \
     removesuffix replace reset reverse rfind rindex rjust rpartition rsplit rstrip setdefault sort split splitlines startswith \
     strftime strip swapcase title to_bytes translate union update upper values zfill";
-/// Words behind which a parenthesis groups.
+/// Words after which a parenthesis groups.
 const KEYWORDS: &str = "and as block break call continue do elif else extends filter for from if ignore import in include is \
     macro not or recursive set unless with without autoescape print";
 
-/// A word or a sign of a tag.
+/// Word or sign of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token<'a> {
     Word(&'a str),
     Sign(char),
-    /// The beginning of a tag.
+    /// Beginning of a tag.
     Tag,
 }
 
-/// The names that nothing knows, in the order of the template; each once for each use.
+/// Returns the unknown names, in the order of the template; each once per use.
 pub(super) fn unknown(source: &str) -> Vec<Unknown> {
     let tokens = tokens(source);
     let own = defined(&tokens);
@@ -92,7 +92,7 @@ pub(super) fn unknown(source: &str) -> Vec<Unknown> {
     found
 }
 
-/// True if a name that the interpreter here does not know is one that others do: a limit of this program, not of the template.
+/// Returns true if the name in an error is known to other interpreters: a limit of this program, not of the template.
 pub(super) fn is_known_elsewhere(reason: &str) -> bool {
     let lists = [
         ("unknown filter", FILTERS),
@@ -112,7 +112,7 @@ pub(super) fn is_known_elsewhere(reason: &str) -> bool {
 const SET: &str = "messages tools documents add_generation_prompt bos_token eos_token unk_token pad_token sep_token true false none \
     True False None self loop varargs kwargs";
 
-/// Variables that a template reads, and that neither it nor anybody else sets.
+/// Returns the variables that a template reads, but that neither it nor transformers sets.
 pub(super) fn free(source: &str) -> Vec<String> {
     let tokens = tokens(source);
     let own = defined(&tokens);
@@ -137,10 +137,10 @@ fn is_in(word: &str, list: &str) -> bool {
     list.split_ascii_whitespace().any(|known| known == word)
 }
 
-/// Names that the template gives a value: macros, variables, attributes, targets of loops and imports.
+/// Returns the names that the template defines: macros, variables, attributes, targets of loops and imports.
 fn defined<'a>(tokens: &[(Token<'a>, usize)]) -> BTreeSet<&'a str> {
     let mut own = BTreeSet::new();
-    // Between the words that begin a definition and the sign that ends its names.
+    // True between the words that begin a definition and the sign that ends its names.
     let mut is_target = false;
     for &(token, _) in tokens {
         match token {
@@ -157,7 +157,7 @@ fn defined<'a>(tokens: &[(Token<'a>, usize)]) -> BTreeSet<&'a str> {
     own
 }
 
-/// The words and signs of all tags, with their lines. Text, comments, strings and raw blocks have none.
+/// Returns the words and signs of all tags, with their lines. Text, comments, strings and raw blocks have none.
 fn tokens(source: &str) -> Vec<(Token<'_>, usize)> {
     let bytes = source.as_bytes();
     let (mut found, mut at, mut line) = (Vec::new(), 0, 1);
@@ -197,7 +197,7 @@ fn lines(bytes: &[u8], from: usize, to: usize) -> usize {
     bytes.get(from..to).unwrap_or_default().split(|&byte| byte == b'\n').count() - 1
 }
 
-/// Reads one tag from behind its mark; returns where it ends.
+/// Reads one tag from after its opening mark; returns the offset of its end.
 fn tag<'a>(
     source: &'a str,
     from: usize,
@@ -227,7 +227,7 @@ fn tag<'a>(
                 at += n;
                 continue;
             }
-            // `==` and its like set nothing.
+            // `==` and the like define nothing.
             b'=' | b'!' | b'<' | b'>' if next == Some(&b'=') => at += 1,
             _ if byte.is_ascii_punctuation() => found.push((Token::Sign(char::from(byte)), *line)),
             _ => {}
@@ -237,7 +237,7 @@ fn tag<'a>(
     bytes.len()
 }
 
-/// Where a string ends that begins at `from`: behind its quote.
+/// Returns the offset after the closing quote of a string that begins at `from`.
 fn string_end(bytes: &[u8], from: usize) -> usize {
     let quote = bytes.get(from);
     let mut at = from + 1;

@@ -1,4 +1,4 @@
-//! Adds up the squares of what matrices are multiplied with.
+//! Collector of the sums of squares of matrix inputs.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,29 +8,28 @@ use rayon::prelude::*;
 use crate::core::TensorSource;
 use crate::core::exact::add_exactly;
 use crate::core::simd::SimdLevel;
-use crate::engine::plan::Matrix;
-use crate::engine::{Observer, add_squares};
+use crate::engine::{Matrix, Observer, add_squares};
 use crate::gguf::ColumnSums;
 
-/// Rows summed by one task; partial sums are added in row order, whatever the threads do.
+/// Number of rows that one task sums; partial sums are added in row order, independent of the threads.
 const ROWS_PER_TASK: usize = 256;
 
-/// Sums of one group of chunks, with what their rounding lost.
+/// Collector of the sums of one group of chunks, with their rounding errors.
 pub(crate) struct SumCollector {
     level: SimdLevel,
     tensors: Mutex<BTreeMap<String, ExactColumns>>,
 }
 
-/// Sums of a tensor, and what their rounding lost.
+/// Column sums of a tensor, with their rounding errors.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ExactColumns {
     pub(crate) columns: ColumnSums,
-    /// One for each sum.
+    /// Rounding error of each sum.
     pub(crate) rests: Vec<f64>,
 }
 
 impl ExactColumns {
-    /// Adds sums with their rests of the same tensor.
+    /// Adds the sums and rounding errors of the same tensor.
     pub(crate) fn add(&mut self, more: &Self) {
         add_exactly((&mut self.columns.sums, &mut self.rests), (&more.columns.sums, &more.rests));
         let counts = self.columns.counts.iter_mut().zip(&more.columns.counts);
@@ -43,7 +42,7 @@ impl SumCollector {
         Self { level, tensors: Mutex::default() }
     }
 
-    /// The sums, rounded once.
+    /// Returns the sums, rounded once.
     pub(crate) fn into_sums(self) -> BTreeMap<String, ColumnSums> {
         self.into_exact().into_iter().map(|(name, exact)| (name, exact.columns)).collect()
     }
@@ -52,7 +51,7 @@ impl SumCollector {
         self.tensors.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds rows of `n_cols` to matrix `at` of the `n_matrices` of a tensor.
+    /// Adds rows of `n_cols` values to matrix `at` of the `n_matrices` of a tensor.
     pub(super) fn add(&self, name: &str, n_cols: usize, (at, n_matrices): (usize, usize), x: &[f32]) {
         let partial: Vec<(Vec<f64>, Vec<f64>)> = x
             .par_chunks(ROWS_PER_TASK * n_cols)

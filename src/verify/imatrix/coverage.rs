@@ -1,35 +1,35 @@
-//! Which experts a text has reached. An expert that saw no token has no importance, and one that saw few a poor one.
+//! Coverage of experts by a text. An expert without tokens has no importance, and one with few tokens a poor one.
 
 use std::collections::BTreeMap;
 
 use crate::gguf::ImatrixSums;
 use crate::verify::imatrix::statistics::layer_of;
 
-/// Tokens that each expert of a layer saw.
+/// Number of tokens that each expert of a layer saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertCoverage {
-    /// The layer; `None` for a tensor that is in none.
+    /// Layer number; `None` for a tensor outside the layers.
     pub layer: Option<usize>,
     /// Tensors whose experts all saw these tokens.
     pub tensors: Vec<String>,
-    /// Tokens, expert after expert.
+    /// Number of tokens of each expert.
     pub tokens: Vec<i64>,
 }
 
 impl ExpertCoverage {
-    /// Fewest tokens.
+    /// Returns the lowest number of tokens.
     #[must_use]
     pub fn min(&self) -> i64 {
         self.tokens.iter().copied().min().unwrap_or(0)
     }
 
-    /// Most tokens.
+    /// Returns the highest number of tokens.
     #[must_use]
     pub fn max(&self) -> i64 {
         self.tokens.iter().copied().max().unwrap_or(0)
     }
 
-    /// The middle, or the mean of the two in the middle.
+    /// Returns the median number of tokens.
     #[must_use]
     pub fn median(&self) -> f64 {
         let mut sorted = self.tokens.clone();
@@ -42,21 +42,21 @@ impl ExpertCoverage {
         }
     }
 
-    /// Experts that saw no token.
+    /// Returns the experts that saw no token.
     #[must_use]
     pub fn unseen(&self) -> Vec<usize> {
         self.tokens.iter().enumerate().filter(|(_, n)| **n == 0).map(|(expert, _)| expert).collect()
     }
 }
 
-/// Coverage of every layer with experts, in the order of layers. Tensors of a layer that saw the same tokens share an
-/// entry.
+/// Returns the coverage of every layer with experts, in the order of layers. Tensors of a layer that saw the same
+/// tokens share an entry.
 #[must_use]
 pub fn expert_coverage(sums: &ImatrixSums) -> Vec<ExpertCoverage> {
     let mut layers: BTreeMap<(bool, Option<usize>), Vec<ExpertCoverage>> = BTreeMap::new();
     for (name, columns) in sums.tensors.iter().filter(|(_, columns)| columns.counts.len() > 1) {
         let layer = layer_of(name);
-        // What is in no layer comes last.
+        // Tensors outside the layers come last.
         let own = layers.entry((layer.is_none(), layer)).or_default();
         match own.iter_mut().find(|coverage| coverage.tokens == columns.counts) {
             Some(coverage) => coverage.tensors.push(name.clone()),

@@ -1,4 +1,4 @@
-//! What tells one run from another: a run goes on only with the model, the chunks and the options it began with.
+//! Identity of a run: it can only be resumed with the model, the chunks and the options with which it began.
 
 use sha2::{Digest, Sha256};
 
@@ -6,7 +6,7 @@ use crate::core::{SourceError, TensorSource};
 use crate::gguf::{ImatrixSums, Metadata};
 use crate::verify::Window;
 
-/// A digest in the making. Everything goes in with its length, so that nothing runs into what follows.
+/// Digest under construction. Every item is hashed with its length, so that items cannot run into one another.
 pub(crate) struct Fingerprint(Sha256);
 
 impl Fingerprint {
@@ -23,13 +23,13 @@ impl Fingerprint {
         self.0.update(n.to_le_bytes());
     }
 
-    /// The model: what its graph is made of, and of each tensor the first row. A whole model takes too long to read.
+    /// Adds the model: the keys of its graph, and the first row of each tensor. Reading a whole model takes too long.
     pub(crate) fn model(
         &mut self,
         metadata: &Metadata,
         source: &dyn TensorSource,
     ) -> Result<(), SourceError> {
-        // How a file is called, cut into parts and was made says nothing about what it computes.
+        // A file's name, its split and its making do not affect what it computes.
         let is_about = |key: &str| {
             let about = ["general.", "split.", "quantize."];
             key != "general.architecture" && about.iter().any(|prefix| key.starts_with(prefix))
@@ -49,7 +49,7 @@ impl Fingerprint {
         Ok(())
     }
 
-    /// Keys that matter, with their values.
+    /// Adds the keys that matter, with their values.
     pub(crate) fn metadata(&mut self, metadata: &Metadata, matters: impl Fn(&str) -> bool) {
         for (key, value) in metadata.iter().filter(|(key, _)| matters(key)) {
             self.bytes(key.as_bytes());
@@ -57,7 +57,7 @@ impl Fingerprint {
         }
     }
 
-    /// Sums that a run began with.
+    /// Adds the sums that a run began with.
     pub(super) fn sums(&mut self, sums: &ImatrixSums) {
         self.number(sums.tensors.len() as u64);
         for (name, columns) in &sums.tensors {
@@ -67,7 +67,7 @@ impl Fingerprint {
         }
     }
 
-    /// Chunks, with the rows of them that are scored.
+    /// Adds chunks, with their rows that are scored.
     pub(crate) fn windows(&mut self, windows: &[Window]) {
         for window in windows {
             self.number(window.chunk.tokens.len() as u64);

@@ -1,4 +1,5 @@
-//! A run over the chunks of a text: group by group, so that what is finished can be saved, and taken up again.
+//! Collection run over the chunks of a text, group by group, so that finished groups can be saved and the run can be
+//! resumed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,8 +8,7 @@ use std::path::Path;
 use crate::core::exact::add_exactly;
 use crate::core::progress::Progress;
 use crate::core::text::escape;
-use crate::engine::plan::ModelKind;
-use crate::engine::{Engine, EngineOptions, Hidden, TokenChunk};
+use crate::engine::{Engine, EngineOptions, Hidden, ModelKind, TokenChunk};
 use crate::gguf::{
     ColumnSums, ImatrixError, ImatrixPart, ImatrixSums, Metadata, Share, StoredImatrix, UnfinishedRun,
 };
@@ -20,51 +20,51 @@ use crate::verify::verification::beyond_training;
 use crate::verify::windows::{Cut, Scoring, cut};
 use crate::verify::{Model, Perplexity, Prompt, PromptError, PromptFile, PromptSource, VerifyError, Window};
 
-/// Name of the head's matrix, where it is not the embedding's.
+/// Name of the head's matrix, if it is not the embedding's.
 const OUTPUT: &str = "output.weight";
 
-/// How to collect.
+/// Options of the collection.
 #[derive(Clone, Debug)]
 pub struct ImportanceOptions {
-    /// Machine use.
+    /// Options of the engine.
     pub engine: EngineOptions,
-    /// The files that the prompts are of; they share the chunks. None: all are as of one.
+    /// Files of the prompts, which share the chunks; if empty, all prompts count as one file.
     pub files: Vec<PromptFile>,
-    /// How prompts are cut; every token of a chunk counts.
+    /// Options for cutting the prompts; every token of a chunk counts.
     pub scoring: Scoring,
-    /// Chunks that are left out at the beginning of each file.
+    /// Number of chunks to skip at the beginning of each file.
     pub from_chunk: usize,
-    /// Special tokens written out in documents and completions become their ids.
+    /// True to convert special tokens written out in documents and completions into their ids.
     pub parse_special: bool,
-    /// Collect for `output.weight` too.
+    /// True to collect for `output.weight` too.
     pub process_output: bool,
-    /// Compute the perplexity by the way.
+    /// True to compute the perplexity as well.
     pub perplexity: bool,
-    /// A group ends where the number of chunks is a multiple of one of these (0: of none).
+    /// Group ends: a group ends if the number of chunks is a multiple of one of these (0 is ignored).
     pub every: Vec<usize>,
 }
 
-/// What is collected so far. Always that of whole chunks.
+/// Collected data so far, always of whole chunks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collected {
-    /// What the file will hold.
+    /// Sums that the file will hold.
     pub sums: ImatrixSums,
-    /// Chunks of this run that are done.
+    /// Number of finished chunks of this run.
     pub n_done: usize,
     /// Negative log likelihoods of the tokens scored so far.
     pub nll: Vec<f64>,
-    /// By tensor, what the rounding of the sums lost: with it they do not depend on how the run was cut.
+    /// Rounding errors of the sums by tensor: with them the sums do not depend on how the run was cut.
     pub rests: BTreeMap<String, Vec<f64>>,
 }
 
 impl Collected {
-    /// Nothing yet, or what earlier files hold.
+    /// Starts from empty sums, or from those of earlier files.
     #[must_use]
     pub fn from_sums(sums: ImatrixSums) -> Self {
         Self { sums, n_done: 0, nll: Vec::new(), rests: BTreeMap::new() }
     }
 
-    /// Perplexity of the text so far.
+    /// Returns the perplexity of the text so far.
     #[must_use]
     pub fn perplexity(&self) -> Option<Perplexity> {
         Perplexity::of_nll(self.nll.iter().copied())
@@ -87,25 +87,25 @@ impl Collected {
     }
 }
 
-/// What a group adds.
+/// Results of one group.
 struct Group {
     sums: BTreeMap<String, ExactColumns>,
     nll: Vec<f64>,
 }
 
-/// A run that is ready: text cut into chunks, the model's graph built.
+/// Run that is ready: the text is cut into chunks, and the model's graph is built.
 pub struct ImportanceRun<'a> {
     engine: Engine<'a>,
     metadata: &'a Metadata,
     options: ImportanceOptions,
     windows: Vec<Window>,
-    /// Which part of the chunks `windows` are, if several machines share them.
+    /// Part of the chunks that `windows` holds, if several machines share them.
     part: Option<ImatrixPart>,
-    /// Prompts of which the limit on the number of chunks left nothing.
+    /// Prompts that the limit on the number of chunks left without a window.
     pub unreached: Vec<usize>,
-    /// Chunks of each file.
+    /// Number of chunks of each file.
     pub chunks: Vec<usize>,
-    /// What the reader should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
@@ -113,8 +113,8 @@ impl<'a> ImportanceRun<'a> {
     /// Cuts prompts and builds the graph.
     ///
     /// # Errors
-    /// As [`crate::verify::verify`], and a graph that cannot be built; no chunks behind the first ones that are left
-    /// out; a model whose head is its embedding, if the head is asked for.
+    /// As [`crate::verify::verify`], and a graph that cannot be built; no chunk after the skipped ones; a model whose
+    /// head is its embedding, if the head is asked for.
     pub fn new(
         model: &Model<'a>,
         prompts: &[PromptSource],
@@ -138,8 +138,8 @@ impl<'a> ImportanceRun<'a> {
         Ok(Self { engine, metadata, options, windows, part: None, unreached, chunks, warnings })
     }
 
-    /// A share of the run: consecutive chunks, so that the share with the most tokens has as few as can be. What is collected
-    /// of all shares, [`crate::gguf::combine_imatrix_parts`] puts together.
+    /// Limits the run to a share: consecutive chunks, so that the largest share of tokens is as small as possible.
+    /// [`crate::gguf::combine_imatrix_parts`] joins the results of all shares.
     ///
     /// # Errors
     /// More shares than chunks; a model that cannot be read.
@@ -166,22 +166,22 @@ impl<'a> ImportanceRun<'a> {
         Ok(Self { windows, part: Some(part), ..self })
     }
 
-    /// Which part of the chunks of all machines this run has.
+    /// Returns the part of the chunks that this run has, if several machines share them.
     #[must_use]
     pub fn part(&self) -> Option<&ImatrixPart> {
         self.part.as_ref()
     }
 
-    /// Chunks of the run.
+    /// Returns the number of chunks of the run.
     #[must_use]
     pub fn n_chunks(&self) -> usize {
         self.windows.len()
     }
 
-    /// Checks that sums of earlier files are about this model; returns those that it has no tensor for.
+    /// Checks that sums of earlier files belong to this model; returns the names without a tensor in it.
     ///
     /// # Errors
-    /// [`ImatrixError`]: a tensor of another width or with another number of experts; none of this model.
+    /// [`ImatrixError`]: a tensor with another width or another number of experts; no tensor of this model.
     pub fn check(&self, sums: &ImatrixSums, files: &[StoredImatrix]) -> Result<Vec<String>, ImatrixError> {
         let tensors = self.engine.source.tensors();
         let mut strangers = Vec::new();
@@ -221,7 +221,7 @@ impl<'a> ImportanceRun<'a> {
         }
     }
 
-    /// What tells the run's first chunks from those of other runs; `before` is what it began with.
+    /// Returns the identity of the run's first `n_chunks` chunks; `before` holds the sums that it began with.
     ///
     /// # Errors
     /// A model that cannot be read.
@@ -237,7 +237,7 @@ impl<'a> ImportanceRun<'a> {
         Ok(fingerprint.hex())
     }
 
-    /// What a file needs to say for [`ImportanceRun::resume`].
+    /// Returns the data that a file needs for [`ImportanceRun::resume`].
     ///
     /// # Errors
     /// As [`ImportanceRun::fingerprint`].
@@ -256,7 +256,7 @@ impl<'a> ImportanceRun<'a> {
         })
     }
 
-    /// Takes up an earlier run where it stopped. The number of chunks may have changed since.
+    /// Resumes an earlier run. The number of chunks may have changed since.
     ///
     /// # Errors
     /// [`ImatrixError::OtherRun`], [`ImatrixError::BeyondRun`]; a model that cannot be read.
@@ -277,11 +277,11 @@ impl<'a> ImportanceRun<'a> {
         Ok(Collected { sums, n_done, nll: run.nll, rests: run.rests })
     }
 
-    /// Runs the chunks that are not done, and calls `saved` after every group of them. Whatever stops it, `collected`
-    /// is what was whole by then.
+    /// Runs the chunks that are not done, and calls `saved` after every group. If it stops early, `collected` holds the
+    /// finished groups.
     ///
     /// # Errors
-    /// Errors of the engine, activations that are not finite, what `saved` returns.
+    /// Errors of the engine, activations that are not finite, errors of `saved`.
     pub fn run<E: From<VerifyError>>(
         &self,
         collected: &mut Collected,
@@ -311,7 +311,7 @@ impl<'a> ImportanceRun<'a> {
         Ok(())
     }
 
-    /// The chunks from `first` on in groups that memory holds and that end where something is saved.
+    /// Returns the chunks from `first` on in groups that fit into memory and end where something is saved.
     fn groups(&self, earlier: usize, first: usize) -> Result<Vec<Range<usize>>, VerifyError> {
         let tokens = |at: usize| self.windows[at].chunk.tokens.len();
         let longest = (0..self.windows.len()).map(tokens).max().unwrap_or(0);
@@ -333,7 +333,8 @@ impl<'a> ImportanceRun<'a> {
         Ok(groups)
     }
 
-    /// What the engine runs; its hidden states are wanted where the head's input counts or tokens are scored.
+    /// Returns the chunks for the engine; hidden states are wanted if the head's input is collected or tokens are
+    /// scored.
     fn chunks(&self, group: &Range<usize>) -> Vec<TokenChunk> {
         let chunk = |window: &Window| {
             let tokens = window.chunk.tokens.clone();
@@ -376,14 +377,14 @@ impl<'a> ImportanceRun<'a> {
 }
 
 impl Group {
-    /// The first tensor with a sum that is not finite.
+    /// Returns the first tensor with a sum that is not finite.
     fn non_finite(&self) -> Option<String> {
         let broken = |exact: &ExactColumns| exact.columns.sums.iter().any(|sum| !sum.is_finite());
         self.sums.iter().find(|(_, exact)| broken(exact)).map(|(name, _)| name.clone())
     }
 }
 
-/// Of the states of all tokens those whose predictions are scored.
+/// Selects the states whose predictions are scored from the states of all tokens.
 fn scored(hidden: &Hidden, windows: &[Window], n_embd: usize) -> Hidden {
     let (mut states, mut start) = (Vec::new(), 0);
     for window in windows {
@@ -395,7 +396,7 @@ fn scored(hidden: &Hidden, windows: &[Window], n_embd: usize) -> Hidden {
     Hidden { n_rows: states.len() / n_embd.max(1), states: states.into() }
 }
 
-/// Ids of the prompts; with `parse_special`, documents are encoded like the texts of chats.
+/// Encodes the prompts; with `parse_special`, documents are encoded like the texts of chats.
 fn encode(
     model: &Model<'_>,
     prompts: &[PromptSource],
@@ -419,14 +420,14 @@ fn encode(
     Ok(encoded)
 }
 
-/// Cuts prompts and leaves out the first chunks of each file; the files share the limit from there.
+/// Cuts prompts and skips the first chunks of each file; the files share the limit from there.
 fn cut_behind(prompts: &[Prompt], options: &ImportanceOptions) -> Result<Cut, VerifyError> {
     let (first, scoring, files) = (options.from_chunk, &options.scoring, &options.files);
     if first == 0 {
         return cut(prompts, files, scoring);
     }
     let Cut { windows, chunks, .. } = cut(prompts, files, &Scoring { n_chunks: None, ..*scoring })?;
-    // Those of no file come last, as of one more.
+    // Chunks of prompts without a file come last, as one more file.
     let rest = windows.len().saturating_sub(chunks.iter().sum());
     let most = chunks.iter().copied().chain([rest]).max().unwrap_or(0);
     let mut windows = windows.into_iter();
@@ -452,7 +453,7 @@ fn cut_behind(prompts: &[Prompt], options: &ImportanceOptions) -> Result<Cut, Ve
     Ok(Cut { windows, unreached, chunks })
 }
 
-/// A sentence for each file of which nothing is left behind the first chunks.
+/// Returns a sentence for each file that has no chunk after the skipped ones.
 fn left_out(options: &ImportanceOptions, unreached: &[usize], chunks: &[usize]) -> Vec<String> {
     let is_left_out = |(file, n): &(&PromptFile, &usize)| {
         options.from_chunk > 0 && **n == 0 && !unreached.iter().any(|prompt| file.prompts.contains(prompt))

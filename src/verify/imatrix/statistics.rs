@@ -1,73 +1,73 @@
-//! What a matrix says about the tensors of a model: the figures of llama-imatrix's `--show-statistics`.
+//! Statistics of an importance matrix: the figures of llama-imatrix's `--show-statistics`.
 
 use std::collections::BTreeMap;
 
 use crate::gguf::{ColumnSums, ImatrixSums};
 
-/// Means of squares up to which a column counts as inactive.
+/// Highest mean square of a column that counts as inactive.
 const INACTIVE: f32 = 1e-5;
 
-/// Figures over the mean squares of a tensor's columns, of all experts that saw a token.
+/// Figures over the mean squares of a tensor's columns, for all experts that saw a token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorStatistics {
     /// Name of the tensor.
     pub name: String,
-    /// Its layer.
+    /// Layer of the tensor.
     pub layer: Option<usize>,
-    /// Its name within the layer: `ffn_down`.
+    /// Name within the layer: `ffn_down`.
     pub part: String,
     /// Sum of the mean squares.
     pub total: f32,
-    /// Smallest.
+    /// Smallest mean square.
     pub min: f32,
-    /// Largest.
+    /// Largest mean square.
     pub max: f32,
-    /// Mean.
+    /// Mean of the mean squares.
     pub mean: f32,
-    /// Standard deviation.
+    /// Standard deviation of the mean squares.
     pub stddev: f32,
-    /// Share of columns that are above 1e-5, 0 to 1.
+    /// Share of columns with a mean square above 1e-5, 0 to 1.
     pub active: f32,
     /// Number of columns.
     pub elements: usize,
-    /// Entropy of their shares of the sum, in bits.
+    /// Entropy of the columns' shares of the sum, in bits.
     pub entropy: f32,
-    /// The entropy as a share of the largest that so many columns can have; none for a single column.
+    /// Entropy divided by the largest possible one for this number of columns; `None` for a single column.
     pub entropy_norm: Option<f32>,
     /// Share of columns more than a standard deviation above the mean, 0 to 1.
     pub zd: f32,
-    /// Cosine between the sums and those of the same tensor one layer before; none in the first layer.
+    /// Cosine between the sums and those of the same tensor one layer before; `None` in the first layer.
     pub cossim: Option<f32>,
 }
 
 /// Means over the tensors of a layer, weighted by their columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerStatistics {
-    /// The layer.
+    /// Layer number.
     pub layer: usize,
-    /// Of the sums.
+    /// Mean of the sums.
     pub total: f32,
-    /// Of the shares of outstanding columns, 0 to 1.
+    /// Mean of the shares of outstanding columns, 0 to 1.
     pub zd: f32,
-    /// Of the cosines; a tensor without one counts as 0.
+    /// Mean of the cosines; a tensor without one counts as 0.
     pub cossim: f32,
 }
 
 /// All figures of a matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImatrixStatistics {
-    /// By name within the layer, then the largest sum first.
+    /// Tensors by name within the layer, then by descending sum.
     pub tensors: Vec<TensorStatistics>,
-    /// By layer.
+    /// Means of each layer.
     pub layers: Vec<LayerStatistics>,
-    /// Tensors without figures: no token reached them.
+    /// Tensors without figures, because no token reached them.
     pub unseen: Vec<String>,
 }
 
-/// Figures of a matrix.
+/// Computes the figures of a matrix.
 ///
 /// # Exactness
-/// The formulas and the f32 sums, in the order of the columns, of llama-imatrix.
+/// The formulas and the f32 sums, in the order of the columns, are those of llama-imatrix.
 #[must_use]
 pub fn imatrix_statistics(sums: &ImatrixSums) -> ImatrixStatistics {
     let mut tensors = Vec::new();
@@ -89,21 +89,21 @@ pub fn imatrix_statistics(sums: &ImatrixSums) -> ImatrixStatistics {
     ImatrixStatistics { tensors, layers, unseen }
 }
 
-/// The layer of a tensor's name.
+/// Returns the layer of a tensor's name.
 pub(in crate::verify) fn layer_of(name: &str) -> Option<usize> {
     let mut words = name.split('.');
     words.find(|&word| word == "blk")?;
     words.next()?.parse().ok()
 }
 
-/// The word before `weight`, else the whole name.
+/// Returns the word before `weight`, otherwise the whole name.
 fn part_of(name: &str) -> &str {
     let words: Vec<&str> = name.split('.').collect();
     let found = words.windows(2).find(|pair| pair[1] == "weight");
     found.map_or(name, |pair| pair[0])
 }
 
-/// The name of the same tensor one layer before.
+/// Returns the name of the same tensor one layer before.
 fn before(name: &str) -> Option<String> {
     let layer = layer_of(name)?;
     let before = layer.checked_sub(1)?;
@@ -120,14 +120,14 @@ fn cosine(a: &[f64], b: &[f64]) -> Option<f32> {
 }
 
 impl TensorStatistics {
-    /// Figures of a tensor, without its cosine; `None` if no token reached it.
+    /// Computes the figures of a tensor, without its cosine; `None` if no token reached it.
     fn of(name: &str, columns: &ColumnSums) -> Option<Self> {
         let seen = columns.sums.chunks(columns.n_cols.max(1)).zip(&columns.counts).filter(|(_, n)| **n > 0);
         let means: Vec<f32> =
             seen.flat_map(|(sums, &n)| sums.iter().map(move |&sum| sum as f32 / n as f32)).collect();
         let n = means.len();
         let (&first, size) = (means.first()?, n as f32);
-        // ref: sums in f32 in the order of the columns, and the variance as a difference, keep.
+        // ref: sums in f32 in the order of the columns, and the variance as a difference. Kept.
         let total: f32 = means.iter().sum();
         let mean = total / size;
         let squares: f32 = means.iter().map(|mean| mean * mean).sum();
@@ -156,7 +156,7 @@ impl TensorStatistics {
 }
 
 fn layers(tensors: &[TensorStatistics]) -> Vec<LayerStatistics> {
-    /// Sums of figures times columns.
+    /// Sums of figures, each multiplied by the number of columns.
     #[derive(Default)]
     struct Weighted {
         total: f32,
@@ -198,9 +198,9 @@ mod tests {
         let sums = matrix(&[("blk.0.ffn_up.weight", &[4.0, 4.0, 4.0, 20.0], &[4])]);
         let found = &imatrix_statistics(&sums).tensors[0];
         assert_eq!((found.total, found.min, found.max, found.mean), (8.0, 1.0, 5.0, 2.0));
-        // Mean of squares 7, less the square of the mean.
+        // Mean of squares 7, minus the square of the mean.
         assert_eq!((found.stddev, found.zd, found.active), (3f32.sqrt(), 0.25, 1.0));
-        // Three eighths of 3 bits each, five eighths of log2(8/5).
+        // Three eighths with 3 bits each, five eighths with log2(8/5).
         let entropy = 3.0 / 8.0 * 3.0 + 5.0 / 8.0 * (8f32 / 5.0).log2();
         assert!((found.entropy - entropy).abs() < 1e-6, "{found:?}");
         assert!((found.entropy_norm.unwrap() - entropy / 2.0).abs() < 1e-6);

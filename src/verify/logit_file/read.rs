@@ -1,4 +1,4 @@
-//! Reads a logit file: mapped, checked before it is used, and read row by row.
+//! Reader of logit files: mapped, checked when opened, and read row by row.
 
 use std::io::Read;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::engine::LogProbs;
 use crate::verify::VerifyError;
 use crate::verify::logit_file::{Geometry, HEADER_BYTES, LogitFileError, MAGIC, ROW_HEAD_BYTES};
 
-/// A baseline's log-probabilities in a file.
+/// File with the log-probabilities of a baseline.
 #[derive(Debug)]
 pub struct LogitFile {
     map: MappedFile,
@@ -16,13 +16,13 @@ pub struct LogitFile {
     rows_offset: usize,
 }
 
-/// Little-endian number of four bytes.
+/// Returns the four bytes at an offset.
 fn word(bytes: &[u8], at: usize) -> Option<[u8; 4]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
 impl LogitFile {
-    /// True if a file begins as a logit file does, whatever its name.
+    /// Returns true if a file starts with the magic bytes of a logit file, whatever its name.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -47,7 +47,7 @@ impl LogitFile {
         if expected != map.len() as u128 {
             return Err(LogitFileError::Length { path: owned(), expected, found: map.len() as u64 }.into());
         }
-        // Lies inside the file, by the comparison above.
+        // Inside the file, by the comparison above.
         let rows_offset = usize::try_from(geometry.rows_offset()).unwrap_or(usize::MAX);
         let file = Self { map, geometry, rows_offset };
         let n_vocab = geometry.n_vocab;
@@ -59,25 +59,25 @@ impl LogitFile {
         Ok(file)
     }
 
-    /// Tokens of a chunk.
+    /// Returns the number of tokens of a chunk.
     #[must_use]
     pub fn n_ctx(&self) -> usize {
         self.geometry.n_ctx
     }
 
-    /// Size of the vocabulary.
+    /// Returns the size of the vocabulary.
     #[must_use]
     pub fn n_vocab(&self) -> usize {
         self.geometry.n_vocab
     }
 
-    /// Chunks.
+    /// Returns the number of chunks.
     #[must_use]
     pub fn n_chunks(&self) -> usize {
         self.geometry.n_chunks
     }
 
-    /// The text's tokens, chunk after chunk.
+    /// Returns the tokens of the text, chunk by chunk.
     pub fn tokens(&self) -> impl Iterator<Item = u32> + '_ {
         let bytes = self.map.get(HEADER_BYTES as usize..self.rows_offset).unwrap_or_default();
         bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word))
@@ -92,10 +92,10 @@ impl LogitFile {
         Some(Row { scale, least, codes: bytes.get(ROW_HEAD_BYTES..)?.as_chunks::<2>().0, offset: start })
     }
 
-    /// The rows from `first` on that a group of predictions is compared with; the group has `n_rows`.
+    /// Returns the `n_rows` rows from `first` on, to compare a group of predictions with them.
     ///
     /// # Errors
-    /// A row whose scale is no scale.
+    /// A row with an invalid scale.
     pub(in crate::verify) fn rows(&self, first: usize, n_rows: usize) -> Result<Rows<'_>, LogitFileError> {
         for row in (first..first + n_rows).filter_map(|row| self.row(row)) {
             let (scale, least) = (row.scale, row.least);
@@ -109,7 +109,7 @@ impl LogitFile {
         Ok(Rows { file: self, first })
     }
 
-    /// Lets go of the pages of rows that are done.
+    /// Releases the pages of rows that are no longer needed.
     pub(in crate::verify) fn release(&self, rows: std::ops::Range<usize>) {
         let row_bytes = self.geometry.row_bytes();
         let start = self.rows_offset + rows.start * row_bytes;
@@ -142,7 +142,7 @@ fn geometry(bytes: &[u8], path: &Path) -> Result<Geometry, LogitFileError> {
     })
 }
 
-/// A row as it is stored.
+/// Row as it is stored.
 struct Row<'a> {
     scale: f32,
     least: f32,
@@ -150,7 +150,7 @@ struct Row<'a> {
     offset: usize,
 }
 
-/// Rows of a file, counted from one of them.
+/// Rows of a file from `first` on.
 pub(in crate::verify) struct Rows<'a> {
     file: &'a LogitFile,
     first: usize,
@@ -158,7 +158,7 @@ pub(in crate::verify) struct Rows<'a> {
 
 impl LogProbs for Rows<'_> {
     fn read(&self, row: usize, first: usize, out: &mut [f32]) {
-        // What is not there is no number: it cannot be mistaken for a likely token.
+        // Missing values are NaN: they cannot be mistaken for a likely token.
         out.fill(f32::NAN);
         let Some(Row { scale, least, codes, .. }) = self.file.row(self.first + row) else { return };
         for (out, code) in out.iter_mut().zip(codes.get(first..).unwrap_or_default()) {

@@ -1,4 +1,4 @@
-//! Writes a logit file, some rows at a time.
+//! Writer of logit files, some rows at a time.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use crate::engine::{Engine, Hidden};
 use crate::verify::logit_file::{Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC};
 use crate::verify::{Prompt, VerifyError, Window};
 
-/// Log-probabilities further than this below the largest are not told apart.
+/// Log-probabilities further than this below the largest get the same code.
 const DEPTH: f32 = 16.0;
 
-/// A logit file that is being written; it appears when it is whole.
+/// Logit file that is being written; it appears when it is complete.
 #[derive(Debug)]
 pub struct LogitWriter {
     file: OutputFile,
@@ -25,7 +25,7 @@ impl LogitWriter {
     /// Begins a file for windows, which must be full chunks of `n_ctx` tokens, scored in their second half.
     ///
     /// # Errors
-    /// A window that is none; a full disk; a place where no file can be.
+    /// A window that is not such a chunk; a full disk; an invalid path.
     pub(in crate::verify) fn create(
         path: &Path,
         windows: &[Window],
@@ -39,7 +39,7 @@ impl LogitWriter {
             if n != n_ctx || window.scored != (n_ctx / 2..n_ctx - 1) {
                 return Err(LogitFileError::Chunk { prompt, n_ctx, tokens: n }.into());
             }
-            // The first token as the text has it: the reader puts BOS in its place.
+            // The first token is that of the text: the reader replaces it by BOS.
             let own =
                 prompts.get(prompt).and_then(|prompt| prompt.tokens.get(window.start..window.start + n));
             tokens.extend(own.unwrap_or(&window.chunk.tokens).iter().flat_map(|token| token.to_le_bytes()));
@@ -63,19 +63,19 @@ impl LogitWriter {
         Ok(Self { file, size, geometry, next_row: 0 })
     }
 
-    /// How large the file will be.
+    /// Returns the size that the file will have.
     #[must_use]
     pub fn size(&self) -> LogitFileSize {
         self.size
     }
 
-    /// Reserves the file's blocks, so that a disk that is too small shows before the model is run.
+    /// Reserves the file's blocks, so that a full disk is detected before the model runs.
     pub(in crate::verify) fn reserve(&self) -> std::io::Result<()> {
         self.file.reserve(self.size.file_bytes)
     }
 
-    /// Writes what a group of windows says. Of `hidden`, which has a row for each wanted prediction, the scored ones
-    /// are taken.
+    /// Writes the predictions of a group of windows. `hidden` has a row for each wanted prediction; only scored ones
+    /// are written.
     pub(in crate::verify) fn write(
         &mut self,
         engine: &Engine<'_>,
@@ -107,7 +107,7 @@ impl LogitWriter {
         })
     }
 
-    /// Gives the file its name. What was not written whole is none: an error of the program, not of the user.
+    /// Gives the file its name. Missing rows are an error of the program, not of the user.
     pub(in crate::verify) fn commit(self, sync: bool) -> std::io::Result<()> {
         debug_assert_eq!(self.next_row, self.size.rows);
         self.file.commit(sync)
@@ -157,7 +157,7 @@ mod tests {
             let expected = (f64::from(*z) - log_sum).max(3.0 - 16.0 - log_sum);
             assert!((found - expected).abs() < 16.0 / 65535.0, "{z}: {found} {expected}");
         }
-        // The largest has the largest code, what lies 16 below it the smallest.
+        // The largest has the largest code; one more than 16 below it has the smallest.
         assert_eq!((u16::from_le_bytes(codes[2]), u16::from_le_bytes(codes[4])), (65535, 0));
         assert!(encode(&[0.0, f32::NAN], &mut bytes).is_none());
         assert!(encode(&[0.0, f32::INFINITY], &mut bytes).is_none());

@@ -1,4 +1,4 @@
-//! All parts together: the report of a single run.
+//! Joins all parts into the report of a single run.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,26 +16,26 @@ use crate::verify::routing::watch::RouteCounts;
 use crate::verify::verification::fill;
 use crate::verify::{FileLabel, Finding, Position, PromptFile, Report, Thresholds, WeightReport, WorstToken};
 
-/// What all parts of a verification say together.
+/// Joined result of all parts of a verification.
 #[derive(Clone, Debug)]
 pub struct CombinedVerification {
-    /// The report of a single run, without its speed: that of several machines is nobody's.
+    /// Report of a single run, without a speed: the parts ran on several machines.
     pub report: Report,
     /// Every position that was measured, in order.
     pub positions: Vec<Position>,
-    /// What the files are called on the machine of the first part.
+    /// Names of the files on the machine of the first part.
     pub label: PartLabel,
 }
 
-/// Puts the parts of a verification together, in whichever order they come, and judges the figures by `thresholds`.
+/// Joins the parts of a verification, given in any order, and judges the figures by `thresholds`.
 ///
 /// # Exactness
-/// Positions are joined in the order of the windows and summed by what sums those of a single run: every figure, limit and
-/// finding has the same bits; tokens per second are none.
+/// Positions are joined in the order of the windows and summed by the code that sums those of a single run: every
+/// figure, limit and finding has the same bits. Tokens per second are absent.
 ///
 /// # Errors
-/// Parts of different plans, a part that is missing or there twice (whether or not both say the same), checks that found
-/// different things on different machines, facts that contradict one another.
+/// Parts of different plans; a part that is missing or given twice (whether or not both copies agree); checks that
+/// found different things on different machines; facts that contradict one another.
 pub fn combine_parts(
     mut parts: Vec<VerificationPart>,
     thresholds: Thresholds,
@@ -74,7 +74,7 @@ fn read(paths: &[PathBuf], stored: &[StoredFinding]) -> Result<Vec<Finding>, Par
     findings(stored).map_err(|name| contradiction(paths.first(), format!("no check is named `{name}`")))
 }
 
-/// Whether the parts, in their order, are those of one plan, each once.
+/// Checks that the sorted parts belong to one plan and that each is there once.
 fn belong_together(parts: &[VerificationPart]) -> Result<(), PartError> {
     let Some(first) = parts.first() else { return Err(PartError::Nothing) };
     let count = first.facts.count;
@@ -123,7 +123,7 @@ fn belong_together(parts: &[VerificationPart]) -> Result<(), PartError> {
     Ok(())
 }
 
-/// What one part's checks say that another's do not.
+/// Names a difference between the findings of two parts.
 fn difference(own: &Checks, other: &Checks) -> String {
     let all = |checks: &Checks| -> Vec<String> {
         let weights = checks.weights.iter().flatten();
@@ -139,7 +139,7 @@ fn difference(own: &Checks, other: &Checks) -> String {
     }
 }
 
-/// The report up to the run: what the checks have found, and the weights of all parts.
+/// Makes the report up to the run: the findings of the checks, and the weights of all parts.
 fn checked(parts: &[VerificationPart], thresholds: Thresholds) -> Result<Report, PartError> {
     let paths: Vec<PathBuf> = parts.iter().map(|part| part.path.clone()).collect();
     let Some(facts) = parts.first().map(|part| &part.facts) else { return Err(PartError::Nothing) };
@@ -168,7 +168,7 @@ fn checked(parts: &[VerificationPart], thresholds: Thresholds) -> Result<Report,
     Ok(report)
 }
 
-/// The figures of all positions and the verdict on them.
+/// Computes the figures of all positions and judges them.
 fn judge(
     report: &mut Report,
     (first, runs, paths): (&RunFacts, &[RunFacts], &[PathBuf]),

@@ -1,4 +1,4 @@
-//! What a part says beside its positions, as JSON. Floating-point numbers are kept as their bits.
+//! Facts of a part in addition to its positions, as JSON. Floating-point numbers are stored as their bits.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,23 +12,23 @@ use crate::verify::{
     Window, exact,
 };
 
-/// What all parts of a verification have in common, each as a digest.
+/// Digests of everything that all parts of a verification must have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Plan {
-    /// The program.
+    /// Version of the program.
     version: String,
-    /// Keys and the first row of every tensor.
+    /// Digest of the keys and the first row of every tensor.
     model: String,
-    /// The same of the baseline.
+    /// Digest of the baseline, made in the same way.
     baseline: Option<String>,
-    /// The prompts as their files have them: what windows they have follows from the model and the options.
+    /// Digest of the prompts as their files have them. Their windows follow from the model and the options.
     prompts: String,
-    /// How they are cut and scored.
+    /// Digest of the options that cut and score the prompts.
     options: String,
 }
 
 impl Plan {
-    /// The plan of a verification; the same on every machine that has the same files.
+    /// Returns the plan of a verification; equal on every machine that has the same files.
     pub(super) fn of(
         model: &Model<'_>,
         baseline: Option<&Model<'_>>,
@@ -59,7 +59,7 @@ impl Plan {
         self.baseline.is_some()
     }
 
-    /// What differs from another plan, in the order in which people look for it.
+    /// Names what differs from another plan, in the order in which people look for it.
     pub(super) fn difference(&self, other: &Self) -> Option<&'static str> {
         let pairs = [
             ("version of the program", self.version == other.version),
@@ -72,7 +72,7 @@ impl Plan {
     }
 }
 
-/// A finding as it is stored.
+/// Finding as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoredFinding {
     check: String,
@@ -87,7 +87,7 @@ impl StoredFinding {
         Self { check: check.to_owned(), severity, tensor, message }
     }
 
-    /// The finding; `None` of a check that there is not.
+    /// Returns the finding; `None` if no check has its name.
     fn read(&self) -> Option<Finding> {
         Some(Finding {
             check: check_named(&self.check)?,
@@ -98,13 +98,13 @@ impl StoredFinding {
     }
 }
 
-/// The findings; else the name of a check that there is not.
+/// Returns the findings, or the name of a check that does not exist.
 pub(super) fn findings(stored: &[StoredFinding]) -> Result<Vec<Finding>, String> {
     let read = |stored: &StoredFinding| stored.read().ok_or_else(|| stored.check.clone());
     stored.iter().map(read).collect()
 }
 
-/// What was found before anything was run; the same in all parts.
+/// Results of the checks before the run; the same in all parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Checks {
     pub(super) arch: Option<String>,
@@ -112,36 +112,36 @@ pub(super) struct Checks {
     pub(super) bits_per_weight: Option<f64>,
     pub(super) label: Option<FileLabel>,
     pub(super) findings: Vec<StoredFinding>,
-    /// Where those of the weights come in.
+    /// Index in `findings` at which the findings about weights are inserted.
     pub(super) at_weights: usize,
-    /// Where those of limits that the model has no figures for come in.
+    /// Index in `findings` of the first finding about limits that do not apply to the model.
     pub(super) at_limits: usize,
     pub(super) coverage: Coverage,
-    /// What the weights say that is not said of one of the tensors that both have.
+    /// Findings about weights that do not belong to a tensor that both models have.
     pub(super) weights: Option<Vec<StoredFinding>>,
 }
 
-/// The model and the text of a run; the same in all parts.
+/// Facts of the model and the text of a run; the same in all parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunPlan {
     pub(super) judged: Judged,
-    /// Whether the graph can predict masked tokens.
+    /// True if the graph can predict masked tokens.
     pub(super) has_masks: bool,
-    /// What the file's types cost a small model.
+    /// Cost of the file's types for a small model.
     pub(super) typical: Cost,
-    /// Whether there is a baseline that is run.
+    /// True if there is a baseline that is run.
     pub(super) is_compared: bool,
-    /// Tokens of each prompt.
+    /// Number of tokens of each prompt.
     pub(super) prompts: Vec<u64>,
-    /// Prompts of which the limit on the number of chunks left nothing.
+    /// Prompts that the limit on the number of chunks left without a window.
     pub(super) unreached: Vec<usize>,
-    /// Prompts of each file and its windows.
+    /// Prompts and number of windows of each prompt file.
     pub(super) files: Vec<FileFacts>,
-    /// Windows of all parts.
+    /// Number of windows of all parts.
     pub(super) n_windows: usize,
 }
 
-/// A file of prompts.
+/// File of prompts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileFacts {
     pub(super) first_prompt: usize,
@@ -149,27 +149,27 @@ pub(super) struct FileFacts {
     pub(super) chunks: usize,
 }
 
-/// The run of one part.
+/// Run of one part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunFacts {
     pub(super) plan: RunPlan,
-    /// Its windows among all.
+    /// Range of its windows among all.
     pub(super) first_window: usize,
     pub(super) end_window: usize,
-    /// Tokens that were run, baseline included.
+    /// Number of tokens that were run, baseline included.
     pub(super) n_tokens: u64,
-    /// Bytes of the text of the scored tokens, where a tokenizer tells them.
+    /// Bytes of the text of the scored tokens; `None` without a tokenizer.
     pub(super) text_bytes: Option<u64>,
-    /// The text before the tokens that diverge most: prompt, token, text.
+    /// Text before each of the tokens that diverge most: prompt, token, text.
     pub(super) contexts: Vec<(usize, usize, String)>,
     pub(super) routing: Option<RouteCounts>,
     pub(super) twin: TwinFacts,
-    /// Rows in the file: positions, then those of the twin.
+    /// Rows in the file: positions, then positions of the twin.
     pub(super) n_positions: u64,
     pub(super) n_twin: u64,
 }
 
-/// What came of the run of a healthy file.
+/// Outcome of the run of a healthy file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum TwinFacts {
@@ -178,7 +178,7 @@ pub(super) enum TwinFacts {
     Failed(String),
 }
 
-/// What a part says.
+/// Everything that a part stores in addition to its positions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Facts {
     pub(super) plan: Plan,
@@ -188,28 +188,28 @@ pub(super) struct Facts {
     /// Warnings of the program that ran it.
     pub(super) notes: Vec<StoredFinding>,
     pub(super) checks: Checks,
-    /// The tensors that this part has compared with the baseline's.
+    /// Tensors that this part has compared with the baseline's.
     pub(super) tensors: Vec<TensorWeights>,
-    /// `None` if errors or the lack of a graph kept the model from being run.
+    /// Run of the part; `None` if errors or a missing graph prevented it.
     pub(super) run: Option<RunFacts>,
 }
 
-/// What the reader of a report calls the files; each machine may call them otherwise, and those of the first part count.
+/// Names of the files in the report. They may differ between machines; those of the first part count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartLabel {
-    /// The model, as it was given.
+    /// Path of the model, as it was given.
     pub file: String,
-    /// Bytes of all its files, where it has some.
+    /// Total bytes of the model's files, if it has any.
     pub size_bytes: Option<u64>,
-    /// What the file says that it is (`Q4_K_M`).
+    /// Type that the file declares (`Q4_K_M`).
     pub file_type: Option<String>,
-    /// The files of prompts.
+    /// Files of prompts.
     pub prompts: Vec<String>,
-    /// The baseline is the model itself, which judges nothing.
+    /// True if the baseline is the model itself, which judges nothing.
     pub is_own_baseline: bool,
 }
 
-/// What each window costs: its tokens.
+/// Cost of each window: its tokens.
 pub(super) fn costs(windows: &[Window]) -> Vec<u64> {
     windows.iter().map(|window| window.chunk.tokens.len() as u64).collect()
 }

@@ -1,12 +1,12 @@
-//! The file of a part.
+//! File format of a part.
 //!
 //! # Layout
-//! Little-endian. `ggufpart`; the version of the format (u32, 1) and four zero bytes; the SHA-256 of all that follows (32
-//! bytes); the length of the facts (u64) and the facts as JSON; then a row for every position that was measured, and one
-//! for every position of the healthy file that was run beside it, as many of each as the facts say. A row has 53 bytes: the
-//! number of the prompt (u64), the index of the token in it (u64), the token (u32), flags (u8: 1 it is scored, 2 there is a
-//! baseline), the negative log likelihood (f64) and the most likely token (u32) of the model, the same of the baseline, and
-//! the divergence from it (f64).
+//! Little-endian. `ggufpart`; the version of the format (u32, 1) and four zero bytes; the SHA-256 of all bytes that
+//! follow it (32 bytes); the length of the facts (u64) and the facts as JSON; then a row for every position that was
+//! measured, and one for every position of the healthy file that was run in addition. The facts hold both numbers of
+//! rows. A row has 53 bytes: the index of the prompt (u64), the index of the token in it (u64), the token (u32), flags
+//! (u8: 1 scored, 2 with a baseline), the negative log likelihood (f64) and the most likely token (u32) of the model,
+//! the same two of the baseline, and the divergence from it (f64).
 
 use std::path::Path;
 
@@ -23,15 +23,15 @@ use crate::verify::{Position, Reference};
 const MAGIC: &[u8; 8] = b"ggufpart";
 /// Version of the format.
 pub(super) const VERSION: u32 = 1;
-/// Bytes before those that the checksum is of.
+/// Number of bytes before those that the checksum covers.
 const HEAD_BYTES: usize = 48;
-/// Bytes of a row.
+/// Number of bytes of a row.
 const ROW_BYTES: usize = 53;
 const IS_SCORED: u8 = 1;
 const HAS_REFERENCE: u8 = 2;
 
 impl VerificationPart {
-    /// Whether a file begins as one of a part does.
+    /// Returns true if a file starts with the magic bytes of a part.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -42,10 +42,10 @@ impl VerificationPart {
         Ok(head == MAGIC)
     }
 
-    /// Writes the file; it appears whole or not at all.
+    /// Writes the file; it appears complete or not at all.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, path: &Path, sync: bool) -> Result<(), PartError> {
         Ok(OutputFile::write(path, &self.to_bytes()?, sync)?)
     }
@@ -65,7 +65,7 @@ impl VerificationPart {
         Ok(bytes)
     }
 
-    /// Reads a file. Nothing in it is trusted: what the checksum does not show is held against the facts.
+    /// Reads a file. Its content is untrusted: beyond the checksum, it is checked against the facts.
     ///
     /// # Errors
     /// [`PartError`]; each names the file.
@@ -98,7 +98,7 @@ impl VerificationPart {
         let n_facts = cursor.u64().map_err(|error| too_short(&error))?;
         let facts_at = cursor.offset();
         let facts = cursor.take(n_facts).map_err(|error| too_short(&error))?;
-        // Of a file that was cut off the length says more than the checksum does.
+        // For a truncated file, the length is a more useful error than the checksum.
         let facts: Result<Facts, _> = serde_json::from_slice(facts);
         let rows_at = cursor.offset();
         let n_rows = |facts: &Facts| {
@@ -133,7 +133,7 @@ impl VerificationPart {
     }
 }
 
-/// What the facts say that cannot be, in words.
+/// Returns an error message for impossible facts.
 fn check(facts: &Facts) -> Result<(), String> {
     let Facts { number, count, checks, run, .. } = facts;
     if !(1..=usize::from(u16::MAX)).contains(count) || !(1..=*count).contains(number) {
@@ -169,7 +169,7 @@ fn check(facts: &Facts) -> Result<(), String> {
     Ok(())
 }
 
-/// The first row that cannot be one of this run.
+/// Checks that every row can belong to this run; the error is the index of the first that cannot.
 fn check_rows(run: Option<&RunFacts>, rows: &[Position]) -> Result<(), usize> {
     let Some(run) = run else { return Ok(()) };
     let n_positions = usize::try_from(run.n_positions).unwrap_or(usize::MAX);

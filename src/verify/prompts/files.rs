@@ -1,4 +1,4 @@
-//! Prompts of several files: how they share the chunks, and what each file says.
+//! Prompts of several files: their shares of the chunks, and the figures of each file.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -7,30 +7,30 @@ use serde_json::{Value as Json, json};
 
 use crate::verify::{Divergence, Estimate, Perplexity, Position};
 
-/// A file and its prompts.
+/// File with its prompts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptFile {
-    /// As it was given.
+    /// Path as it was given.
     pub path: PathBuf,
-    /// Its prompts among all.
+    /// Range of its prompts among all.
     pub prompts: Range<usize>,
 }
 
-/// What the prompts of one file say.
+/// Figures of the prompts of one file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptFileReport {
-    /// The file.
+    /// File of the prompts.
     pub file: PromptFile,
-    /// Chunks that were run.
+    /// Number of chunks that were run.
     pub chunks: usize,
     /// Perplexity of its scored tokens, if it has any.
     pub perplexity: Option<Perplexity>,
-    /// Mean divergence from the baseline, in nats a token.
+    /// Mean divergence from the baseline, in nats per token.
     pub kld: Option<Estimate>,
 }
 
 impl PromptFileReport {
-    /// The report as JSON.
+    /// Returns the report as JSON.
     pub(in crate::verify) fn to_json(&self) -> Json {
         let perplexity = self
             .perplexity
@@ -50,8 +50,8 @@ impl PromptFileReport {
     }
 }
 
-/// How many chunks each of several files gets of `n_chunks`: the same number, except that a file that has fewer leaves
-/// the rest to the others. What does not divide goes to the first.
+/// Number of chunks of each of several files, `n_chunks` in total. All files get the same number, except that a file
+/// with fewer chunks leaves the rest to the others. The remainder of the division goes to the first files.
 pub(in crate::verify) fn shares(available: &[usize], n_chunks: usize) -> Vec<usize> {
     let mut shares = vec![0; available.len()];
     let mut left = n_chunks.min(available.iter().sum());
@@ -67,7 +67,7 @@ pub(in crate::verify) fn shares(available: &[usize], n_chunks: usize) -> Vec<usi
     shares
 }
 
-/// What each file says, by the positions of its prompts, which come in their order.
+/// Computes the figures of each file from the positions, which must be sorted by prompt.
 pub(in crate::verify) fn file_reports(
     files: &[PromptFile],
     chunks: &[usize],

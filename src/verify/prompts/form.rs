@@ -1,11 +1,11 @@
-//! JSON values that are prompts.
+//! Conversion of JSON values into prompts.
 
 use serde::Deserialize;
 use serde_json::Value as Json;
 
 use crate::verify::PromptSource;
 
-/// What is expected of a value, for messages.
+/// Description of the accepted values, for error messages.
 pub(super) const EXPECTED: &str =
     "a text, or an object with one of `text`, `tokens`, `prompt` with `completion`, `messages`";
 
@@ -19,8 +19,8 @@ struct Fields {
     messages: Option<Json>,
 }
 
-/// The prompt that a value is: a text, one of the objects, or a chat by itself (a list of objects with a `role`).
-/// Else what it is instead.
+/// Converts a value into a prompt: a text, one of the objects, or a chat by itself (a list of objects with a `role`).
+/// The error describes what was found instead.
 pub(super) fn prompt(value: Json) -> Result<PromptSource, String> {
     match value {
         Json::String(text) => Ok(PromptSource::Text(text)),
@@ -61,7 +61,7 @@ fn object(fields: Fields) -> Result<PromptSource, String> {
     }
 }
 
-/// A list of messages: objects that say who speaks.
+/// Returns true for a list of messages: objects with a `role`.
 pub(super) fn is_chat(entries: &[Json]) -> bool {
     !entries.is_empty()
         && entries.iter().all(|entry| entry.as_object().is_some_and(|message| message.contains_key("role")))

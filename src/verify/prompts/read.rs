@@ -1,4 +1,4 @@
-//! From a file to prompts: by its suffix, else by what is in it.
+//! Reading of prompt files: by suffix, otherwise by content.
 
 use std::fmt;
 use std::io::Read as _;
@@ -10,27 +10,27 @@ use crate::verify::prompts::form;
 use crate::verify::prompts::shape::{Shape, shape_of};
 use crate::verify::{PromptError, PromptSource, VerifyError};
 
-/// Bytes that are looked at before a file is read whole.
+/// Number of bytes that are examined before the whole file is read.
 const HEAD_BYTES: u64 = 64 << 10;
 
-/// How a file of prompts is read.
+/// Form in which a file of prompts is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PromptForm {
-    /// By its suffix, else by what it looks like; what looks like data and is no form of prompts is refused.
+    /// Detected by suffix, otherwise by content. Content that looks like data but is no form of prompts is an error.
     #[default]
     Detected,
-    /// As one document, whatever it looks like.
+    /// One document, whatever the content looks like.
     PlainText,
 }
 
-/// Where in a file something is wrong.
+/// Place of an error in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptPlace {
-    /// In a line, from 1.
+    /// Line, from 1.
     Line(usize),
-    /// In an entry of the file's array, from 1.
+    /// Entry of the file's array, from 1.
     Entry(usize),
-    /// In the only value of the file.
+    /// The only value of the file.
     Value,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for PromptPlace {
     }
 }
 
-/// What a suffix says.
+/// Form that the suffix of a file name declares.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Suffix {
     Lines,
@@ -91,13 +91,13 @@ pub fn read_prompts(path: &Path, form: PromptForm) -> Result<Vec<PromptSource>, 
 }
 
 fn detected(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
-    // A mark at the start belongs to the encoding; in prose it stays, as in llama.cpp.
+    // A byte order mark belongs to the encoding; in prose it stays, as in llama.cpp.
     let body = text.strip_prefix('\u{feff}').unwrap_or(text);
     let owned = || path.to_owned();
     match Suffix::of(path) {
         Suffix::Table(form) => Err(PromptError::Table { path: owned(), form }),
         Suffix::Lines => match lines(path, body) {
-            // An array over several lines that somebody called so.
+            // An array over several lines, misnamed `.jsonl`.
             Err(error) => match serde_json::from_str(body) {
                 Ok(value @ Json::Array(_)) => whole(path, value),
                 _ => Err(error),
@@ -107,7 +107,7 @@ fn detected(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
         Suffix::Json if body.trim().is_empty() => Ok(Vec::new()),
         Suffix::Json => match serde_json::from_str(body) {
             Ok(value) => whole(path, value),
-            // Lines of JSON that somebody called so: the first is a value by itself.
+            // JSON lines, misnamed `.json`: the first line is a complete value.
             Err(_) if starts_with_value(body) => lines(path, body),
             Err(source) => Err(PromptError::NotJson { path: owned(), reason: source.to_string() }),
         },
@@ -122,13 +122,13 @@ fn detected(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
     }
 }
 
-/// True if the first line with anything in it is a whole value.
+/// Returns true if the first line that is not blank is a complete JSON value.
 fn starts_with_value(text: &str) -> bool {
     let first = text.lines().find(|line| !line.trim().is_empty());
     first.is_some_and(|line| serde_json::from_str::<Json>(line).is_ok())
 }
 
-/// The prompts of one JSON value: of an array its entries, unless they are the messages of one chat.
+/// Returns the prompts of one JSON value: the entries of an array, unless they are the messages of one chat.
 fn whole(path: &Path, value: Json) -> Result<Vec<PromptSource>, PromptError> {
     match value {
         Json::Array(entries) if !form::is_chat(&entries) => entries
@@ -140,7 +140,7 @@ fn whole(path: &Path, value: Json) -> Result<Vec<PromptSource>, PromptError> {
     }
 }
 
-/// A prompt a line, empty lines left out.
+/// Reads one prompt per line; empty lines are skipped.
 fn lines(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
     let filled = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let read = |(at, line): (usize, &str)| {
@@ -162,8 +162,7 @@ fn prompt(path: &Path, place: PromptPlace, value: Json) -> Result<PromptSource, 
     })
 }
 
-/// The bytes of a file that is text as far as its bytes tell; a binary one is refused by what it is, before it is read
-/// whole.
+/// Reads a text file. A binary file is rejected with its kind before it is read completely.
 fn read_text(path: &Path) -> Result<Vec<u8>, VerifyError> {
     let mut file = crate::core::input::open(path)?;
     let mut bytes = Vec::new();
@@ -176,7 +175,7 @@ fn read_text(path: &Path) -> Result<Vec<u8>, VerifyError> {
     if bytes.contains(&0) { Err(refuse("binary data")) } else { Ok(bytes) }
 }
 
-/// Files that begin so and are no text.
+/// Magic bytes of files that are not text.
 const MAGIC: [(&[u8], &str); 15] = [
     (b"GGUF", "a GGUF file"),
     (b"PAR1", "a Parquet file"),
@@ -195,13 +194,14 @@ const MAGIC: [(&[u8], &str); 15] = [
     (b"\xfe\xff", "UTF-16 text"),
 ];
 
-/// What a file is that its first bytes show not to be text: they hold a zero, or are no UTF-8 and begin as known files do.
+/// Names the kind of a file that is not text: its first bytes contain a zero, or are not UTF-8 and match a known
+/// format.
 fn binary(head: &[u8]) -> Option<&'static str> {
     let known = || MAGIC.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, what)| *what);
     if head.contains(&0) {
         return Some(known().unwrap_or("binary data"));
     }
-    // The last character may be cut.
+    // The last character may be truncated.
     let is_text = std::str::from_utf8(head).map_or_else(|error| error.error_len().is_none(), |_| true);
     if is_text { None } else { known() }
 }

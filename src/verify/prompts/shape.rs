@@ -1,31 +1,31 @@
-//! What the content of a file looks like, whatever its name: prose, JSON, a table. The rules are narrow on purpose: prose
-//! with brackets and commas in it is prose.
+//! Detection of a file's form (prose, JSON, table) by content. The rules are narrow on purpose: prose with brackets and
+//! commas is prose.
 
 use serde_json::Value as Json;
 
-/// Records of a table that are looked at.
+/// Maximum number of records of a table that are examined.
 const MAX_RECORDS: usize = 500;
-/// Records that make a table: a head and two rows.
+/// Minimum number of records of a table: a header and two rows.
 const MIN_RECORDS: usize = 3;
-/// Characters and words of a column's name.
+/// Maximum number of characters, and of words, of a column's name.
 const MAX_NAME: usize = 40;
 const MAX_WORDS: usize = 4;
 
-/// What a text looks like.
+/// Detected form of a text.
 #[derive(Debug, PartialEq)]
 pub(super) enum Shape {
     Prose,
     /// One JSON array or object.
     Whole(Json),
-    /// JSON arrays or objects, one a line.
+    /// JSON arrays or objects, one per line.
     Lines,
-    /// JSON that does not parse: why.
+    /// JSON that does not parse, with the reason.
     Broken(String),
-    /// A table, by the name of its form.
+    /// Table, with the name of its format.
     Table(&'static str),
 }
 
-/// The shape of a text that is no JSON by its name.
+/// Detects the form of a text whose file name does not declare one.
 pub(super) fn shape_of(text: &str) -> Shape {
     let body = text.trim();
     if body.starts_with(['{', '[']) {
@@ -39,8 +39,8 @@ fn json_shape(body: &str) -> Shape {
         Ok(value) => return Shape::Whole(value),
         Err(error) => error,
     };
-    // Most lines JSON: lines of JSON, whole or with a broken one. A line that parses by chance (`[1]`, a footnote) has
-    // nothing in it that a prompt could be.
+    // If most lines are JSON, the text is JSON lines, possibly with a broken one. A line that parses by chance (`[1]`,
+    // a footnote) contains nothing that could be a prompt.
     let (mut n_lines, mut n_json) = (0usize, 0usize);
     let mut first_broken = None;
     for (at, line) in body.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -62,7 +62,7 @@ fn json_shape(body: &str) -> Shape {
     if begins_as_json(body, error.is_eof()) { Shape::Broken(error.to_string()) } else { Shape::Prose }
 }
 
-/// An object with keys, or an array in which a text or an object is.
+/// Returns true for an object with keys, or an array that contains a text or an object.
 fn has_text(value: &Json) -> bool {
     match value {
         Json::Object(map) => !map.is_empty(),
@@ -71,8 +71,8 @@ fn has_text(value: &Json) -> bool {
     }
 }
 
-/// True for a text that goes on as JSON does: a key and a colon, or texts with commas between them up to the bracket that
-/// ends it all.
+/// Returns true for a text that continues as JSON: a key and a colon, or texts separated by commas up to a bracket at
+/// the end.
 fn begins_as_json(body: &str, ends_early: bool) -> bool {
     let mut rest = body;
     let mut is_array = false;
@@ -93,7 +93,7 @@ fn begins_as_json(body: &str, ends_early: bool) -> bool {
     is_entry && (body.ends_with(']') || (ends_early && quote == '"'))
 }
 
-/// What comes behind the quote that ends a text, blanks left out.
+/// Returns what follows the quote that ends a text, without leading blanks.
 fn behind_quoted(text: &str, quote: char) -> Option<&str> {
     let mut escaped = false;
     for (at, letter) in text.char_indices() {
@@ -107,14 +107,14 @@ fn behind_quoted(text: &str, quote: char) -> Option<&str> {
     None
 }
 
-/// The form of a table that a text is.
+/// Returns the format name if a text is a table.
 fn table(body: &str) -> Option<&'static str> {
     let forms = [(',', "CSV"), ('\t', "TSV"), (';', "CSV")];
     forms.into_iter().find(|(separator, _)| is_table(body, *separator)).map(|(_, name)| name)
 }
 
-/// A head of column names, and records of as many cells; or, with a column name that data sets have, of at least so many:
-/// texts with separators in them are not always quoted.
+/// Returns true for a header with column names and records with as many cells. If a column name is typical of data
+/// sets, records may have more cells: texts with separators are not always quoted.
 fn is_table(body: &str, separator: char) -> bool {
     let first = body.lines().next().unwrap_or_default();
     if !first.contains(separator) {
@@ -132,7 +132,7 @@ fn is_table(body: &str, separator: char) -> bool {
         || is_known && is_named && n_full * 10 >= rows.len() * 8
 }
 
-/// Names of columns that data sets of texts have.
+/// Column names that are typical of text data sets.
 const COLUMNS: [&str; 22] = [
     "id",
     "idx",
@@ -162,7 +162,7 @@ fn is_word(name: &str) -> bool {
     name.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '_' | '-' | '.'))
 }
 
-/// Cells that name columns: short, different, without blanks around them or a sentence's end.
+/// Returns true if cells are column names: short, distinct, without surrounding blanks or final punctuation.
 fn is_head(cells: &[String], separator: char) -> bool {
     let is_name = |cell: &String| {
         let is_tidy = separator == '\t' || cell.trim() == cell;
@@ -176,8 +176,8 @@ fn is_head(cells: &[String], separator: char) -> bool {
     cells.iter().all(is_name) && (0..cells.len()).all(is_new)
 }
 
-/// The first records, cells with quotes taken off. A quote counts at the start of a cell; one that nothing ends makes one
-/// record of the rest.
+/// Splits the first records into cells and removes quotes. A quote counts only at the start of a cell; an unterminated
+/// one makes one record of the rest.
 fn records(body: &str, separator: char) -> Vec<Vec<String>> {
     let mut records = Vec::new();
     let mut cells = Vec::new();

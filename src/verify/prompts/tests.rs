@@ -1,4 +1,4 @@
-//! Files of prompts: forms that are read, data that is refused, prose that is not.
+//! Tests of prompt files: accepted forms, rejected data, and prose.
 
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn chat() -> PromptSource {
     Messages(serde_json::json!([{ "role": "user", "content": "hi" }]))
 }
 
-/// A prompt of every form, a line each.
+/// One prompt of every form, one per line.
 const LINES: [&str; 6] = [
     r#"{"text":"a"}"#,
     r#"{"tokens":[1,2]}"#,
@@ -51,7 +51,7 @@ fn every_form_is_read_from_lines_and_arrays_under_any_name() {
     for name in ["p.jsonl", "p.ndjson", "p.json"] {
         assert_eq!(read(name, LINES.join("\n\n").as_bytes()).unwrap(), all_forms(), "{name}");
     }
-    // By content: lines of objects and arrays; a line that is a text could be prose.
+    // By content: lines of objects and arrays; a line that is a string could be prose.
     let objects: Vec<&str> = LINES.into_iter().filter(|line| !line.starts_with('"')).collect();
     let expected: Vec<PromptSource> = all_forms().into_iter().filter(|p| *p != text("b")).collect();
     for name in ["p.txt", "p"] {
@@ -61,7 +61,7 @@ fn every_form_is_read_from_lines_and_arrays_under_any_name() {
     assert_eq!(read("p.txt", br#"{"text": "a"}"#).unwrap(), [text("a")]);
     assert_eq!(read("p.json", b"\xef\xbb\xbf[\"a\"]").unwrap(), [text("a")], "a mark before JSON");
     assert_eq!(read("p.txt", b"\xef\xbb\xbfa").unwrap(), [text("\u{feff}a")], "and before prose");
-    // One chat, and two.
+    // One chat, then two.
     let one = LINES[5];
     assert_eq!(read("p.json", one.as_bytes()).unwrap(), [chat()]);
     assert_eq!(read("p.json", format!("[{one}, {one}]").as_bytes()).unwrap(), [chat(), chat()]);
@@ -124,7 +124,7 @@ fn data_that_is_no_prompt_is_refused_under_any_name() {
         }
         assert_eq!(read_as("p.csv", content.as_bytes(), PromptForm::PlainText).unwrap(), [text(content)]);
     }
-    // A table by its name alone.
+    // A table by its file name alone.
     for name in ["p.csv", "p.tsv", "p.CSV"] {
         assert!(read(name, b"once upon a time").unwrap_err().to_string().contains("a table"), "{name}");
     }
@@ -194,7 +194,7 @@ fn binary_files_are_refused_by_what_they_are() {
             assert!(error.contains(expected), "{error}");
         }
     }
-    // A zero far behind the start, and a character over the end of what is looked at first.
+    // A zero byte beyond `HEAD_BYTES`, and a character across that boundary.
     let mut long = "ä".repeat(40 << 10).into_bytes();
     long.insert(0, b'a');
     assert!(read("p.txt", &long).is_ok());

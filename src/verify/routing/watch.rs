@@ -1,7 +1,7 @@
-//! Observers of routers: one counts, one keeps the choices of a baseline for a group of chunks.
+//! Observers of routers: one counts, one records the choices of a baseline for a group of chunks.
 //!
-//! A router is asked batch by batch in the order of tokens, so what is kept of it needs no positions, and nothing depends
-//! on threads.
+//! A router is called batch by batch in the order of tokens, so its records need no positions, and nothing depends on
+//! threads.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -10,12 +10,11 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::core::TensorSource;
-use crate::engine::plan::{Ffn, Matrix, Moe};
-use crate::engine::{GraphPlan, Observer};
+use crate::engine::{Ffn, GraphPlan, Matrix, Moe, Observer};
 use crate::verify::imatrix::layer_of;
 use crate::verify::routing::{LayerRouting, RoutingReport};
 
-/// The routed experts of every layer that has some.
+/// Returns the routed experts of every layer that has some.
 fn routers(plan: &GraphPlan) -> impl Iterator<Item = &Moe> {
     plan.layers.iter().filter_map(|layer| match &layer.ffn {
         Ffn::Moe(moe) => Some(&**moe),
@@ -24,7 +23,7 @@ fn routers(plan: &GraphPlan) -> impl Iterator<Item = &Moe> {
     })
 }
 
-/// Bytes that a token's choices take in [`Choices`].
+/// Returns the bytes that a token's choices take in [`Choices`].
 pub(in crate::verify) fn choice_bytes(plan: &GraphPlan) -> u64 {
     routers(plan).map(|moe| (moe.n_used * size_of::<u16>()) as u64).sum()
 }
@@ -33,24 +32,24 @@ fn name_of(source: &dyn TensorSource, router: &Matrix) -> String {
     source.tensors().get(router.tensor).map(|meta| meta.name.clone()).unwrap_or_default()
 }
 
-/// What a router chose for the tokens of a group.
+/// Choices of one router for the tokens of a group.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Chosen {
     n_experts: usize,
     n_tokens: usize,
-    /// As many for each token.
+    /// Chosen experts, the same number for each token.
     experts: Vec<u16>,
 }
 
 impl Chosen {
-    /// Experts of a token; none behind the last token.
+    /// Returns the experts of a token; empty beyond the last token.
     fn of(&self, token: usize) -> &[u16] {
         let n_used = self.experts.len().checked_div(self.n_tokens).unwrap_or(0);
         self.experts.get(token * n_used..(token + 1) * n_used).unwrap_or_default()
     }
 }
 
-/// What all routers chose for the tokens of a group.
+/// Choices of all routers for the tokens of a group.
 #[derive(Clone, Debug, Default)]
 pub(in crate::verify) struct Choices {
     routers: BTreeMap<String, Chosen>,
@@ -62,14 +61,14 @@ impl Choices {
     }
 }
 
-/// Keeps the choices of a group.
+/// Recorder of the choices of a group.
 #[derive(Debug, Default)]
 pub(in crate::verify) struct ChoiceRecorder {
     choices: Mutex<Choices>,
 }
 
 impl ChoiceRecorder {
-    /// One for a model that has routers.
+    /// Creates a recorder if the model has routers.
     pub(in crate::verify) fn of(plan: &GraphPlan) -> Option<Self> {
         routers(plan).next().map(|_| Self::default())
     }
@@ -97,46 +96,46 @@ impl Observer for ChoiceRecorder {
     }
 }
 
-/// Sums of a router over a run.
+/// Counts of a router over a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Tally {
     routed: u64,
     tokens: Vec<u64>,
-    /// Choices that a baseline's were compared with, and those that were the same.
+    /// Choices that were compared with a baseline's, and those that were the same.
     compared: u64,
     same: u64,
 }
 
-/// Counts what the routers of a model choose in a run.
+/// Counter of the choices of a model's routers in a run.
 #[derive(Debug, Default)]
 pub(in crate::verify) struct RouteTally {
     routers: Mutex<BTreeMap<String, Tally>>,
 }
 
 impl RouteTally {
-    /// One for a model that has routers.
+    /// Creates a counter if the model has routers.
     pub(in crate::verify) fn of(plan: &GraphPlan) -> Option<Self> {
         routers(plan).next().map(|_| Self::default())
     }
 
-    /// What was counted.
+    /// Returns the counts.
     pub(in crate::verify) fn into_counts(self) -> RouteCounts {
         RouteCounts(self.routers.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What was counted, in the order of layers.
+    /// Returns the counts in the order of layers.
     pub(in crate::verify) fn into_report(self) -> RoutingReport {
         self.into_counts().into_report()
     }
 }
 
-/// What was counted in a run, or in a share of one.
+/// Counts of a run, or of a share of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::verify) struct RouteCounts(BTreeMap<String, Tally>);
 
 impl RouteCounts {
-    /// Adds what was counted in another share. `Err` is the router of which they say different numbers of experts, or only one
-    /// says anything.
+    /// Adds the counts of another share. The error names a router with different numbers of experts, or with counts in
+    /// only one of the two.
     pub(in crate::verify) fn add(&mut self, other: &Self) -> Result<(), String> {
         if let Some(name) = other.0.keys().find(|name| !self.0.contains_key(*name)) {
             return Err(name.clone());
@@ -155,7 +154,7 @@ impl RouteCounts {
         Ok(())
     }
 
-    /// The counts in the order of layers.
+    /// Returns the counts in the order of layers.
     pub(in crate::verify) fn into_report(self) -> RoutingReport {
         let mut layers: Vec<LayerRouting> = self
             .0
@@ -173,12 +172,12 @@ impl RouteCounts {
     }
 }
 
-/// Counts the choices of a group, beside another observer.
+/// Observer that counts the choices of a group, and forwards to another observer.
 pub(in crate::verify) struct RouteWatch<'a> {
     other: Option<&'a dyn Observer>,
     tally: &'a RouteTally,
     baseline: Option<&'a Choices>,
-    /// Tokens of the group that each router has seen.
+    /// Number of tokens of the group that each router has seen.
     seen: Mutex<BTreeMap<String, usize>>,
 }
 
@@ -295,7 +294,7 @@ mod tests {
         let tally = RouteTally::default();
         for group in 0..2 {
             let watch = RouteWatch::new(&tally, Some(&choices).filter(|_| group == 0), None);
-            // The same tokens in other batches: order among a token's experts does not count.
+            // The same tokens in other batches: the order of a token's experts does not count.
             watch.routes(&names, &router(0, 4), &mut routes(&[[1, 0]]));
             watch.routes(&names, &router(0, 4), &mut routes(&[[2, 0], [1, 2]]));
             watch.routes(&names, &router(1, 3), &mut routes(&[[0, 1]]));
@@ -304,7 +303,7 @@ mod tests {
         let [first, second] = &report.layers[..] else { panic!("{report:?}") };
         assert_eq!((first.layer, &first.tokens[..], first.agreement), (Some(2), &[2, 2, 0][..], None));
         assert_eq!((second.layer, &second.tokens[..]), (Some(10), &[4, 4, 4, 0][..]));
-        // Of the first group alone, which has a baseline: three of six.
+        // Only the first group has a baseline: three of six choices agree.
         assert_eq!((second.routed, second.agreement), (6, Some(0.5)));
     }
 }

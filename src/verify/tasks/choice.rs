@@ -1,11 +1,11 @@
-//! Tasks as token sequences: which tokens of each answer are predicted, and from where.
+//! Tasks as token sequences, with the predicted tokens of each answer.
 
 use std::ops::Range;
 
 use crate::verify::TextEncoder;
 use crate::verify::tasks::{LeftOut, TaskError};
 
-/// A question and its answers, of which one is the best continuation.
+/// Question and its answers, of which one is the best continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     /// Index in the file.
@@ -15,7 +15,7 @@ pub(super) struct Choice {
     pub(super) is_right: Vec<bool>,
 }
 
-/// A sentence with a gap, and two words for it.
+/// Sentence with a gap, and two words for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pair {
     /// Index in the file.
@@ -27,33 +27,33 @@ pub(super) struct Pair {
     pub(super) right: usize,
 }
 
-/// Tokens to run, and what is predicted.
+/// Tokens to run, and the predicted ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
-    /// Rows whose prediction is wanted.
+    /// Rows whose predictions are wanted.
     pub(super) rows: Range<usize>,
-    /// What each row should predict.
+    /// Token that each row should predict.
     pub(super) targets: Vec<u32>,
 }
 
-/// A term of a score: the sequence of the task, and the row among its wanted ones.
+/// Term of a score: index of the sequence in the task, and of the row among its wanted rows.
 pub(super) type Term = (usize, usize);
 
-/// A task ready to run.
+/// Task that is ready to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Prepared {
     pub(super) number: usize,
     pub(super) question: String,
     pub(super) sequences: Vec<Sequence>,
-    /// For each answer, the log-probabilities whose mean is its score.
+    /// Log-probabilities of each answer, whose mean is its score.
     pub(super) terms: Vec<Vec<Term>>,
     pub(super) is_right: Vec<bool>,
-    /// Index of the answer that is taken when none is better.
+    /// Index of the answer that is chosen if no other is better.
     pub(super) on_tie: usize,
 }
 
-/// Ids of a text, with the tokens that the file puts around texts.
+/// Encodes a text, with the tokens that the file puts around texts.
 fn encode(encoder: &dyn TextEncoder, text: &str, task: usize) -> Result<Vec<u32>, TaskError> {
     let mut tokens: Vec<u32> = encoder.start_of_text().into_iter().collect();
     let ids = encoder.encode(text, false).map_err(|reason| TaskError::Encode { task, reason })?;
@@ -62,8 +62,8 @@ fn encode(encoder: &dyn TextEncoder, text: &str, task: usize) -> Result<Vec<u32>
     Ok(tokens)
 }
 
-/// Tokens that all sequences begin with, but at least one (which nothing predicts) and not all of the shortest.
-/// `None` where an answer has no token that follows another.
+/// Returns the number of tokens that all sequences share at the start: at least one (the first token is not predicted),
+/// and not all of the shortest sequence. `None` if an answer has no token that follows another.
 fn common_prefix(sequences: &[Vec<u32>]) -> Option<usize> {
     let shortest = sequences.iter().map(Vec::len).min().unwrap_or(0);
     let first = sequences.first().filter(|_| shortest >= 2)?;
@@ -74,7 +74,7 @@ fn common_prefix(sequences: &[Vec<u32>]) -> Option<usize> {
 const NO_TOKEN: &str = "an answer has no token that follows another";
 
 impl Choice {
-    /// The tokens after those that all answers share are scored.
+    /// Prepares the task; the tokens after those that all answers share are scored.
     pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Result<Prepared, LeftOut>, TaskError> {
         let unscorable = |why: String| Ok(Err(LeftOut::new(self.number, &self.question, why)));
         if let Some(flaw) = self.flaw() {
@@ -99,16 +99,16 @@ impl Choice {
     }
 }
 
-/// Tokens behind the gap that make it worthwhile to leave out the words themselves.
+/// Number of tokens after the shared prefix above which the words themselves are not scored.
 const MIN_TRAILING: usize = 3;
 
 impl Pair {
-    /// The tokens after the gap are scored, without the last (the full stop); those of the words too where hardly any
-    /// follow them.
+    /// Prepares the task. The tokens after the gap are scored, except the last (the full stop). The tokens of the words
+    /// are scored too if hardly any follow them.
     ///
     /// # Exactness
-    /// ref: where the words count, the second word's first token is predicted from the end of the first sentence
-    /// rather than from what both share. Kept: scores are compared with the reference's.
+    /// ref: if the words are scored, the second word's first token is predicted from the end of the first sentence
+    /// instead of the shared prefix. Kept: scores are compared with the reference's.
     pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Result<Prepared, LeftOut>, TaskError> {
         let task = self.number;
         let unscorable = |why: String| Ok(Err(LeftOut::new(task, &self.question(), why)));
@@ -160,7 +160,7 @@ impl Pair {
 mod tests {
     use super::*;
 
-    /// A token for each character behind a start.
+    /// Encoder with one token per character after a start token.
     struct Characters;
 
     impl TextEncoder for Characters {
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn words_count_where_little_follows() {
         let prepared = pair("A ", ["b", "c"], ".").prepare(&Characters).unwrap().unwrap();
-        // The second word is predicted behind the end of the first sentence, as the reference does.
+        // The second word is predicted from the end of the first sentence, as in the reference.
         assert_eq!(prepared.terms, [vec![(0, 0)], vec![(0, 2)]]);
         assert_eq!(prepared.sequences[0].rows, 2..5);
         assert_eq!(prepared.sequences[0].targets, ['b', '.', 'c'].map(u32::from));

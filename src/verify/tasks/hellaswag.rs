@@ -1,4 +1,4 @@
-//! HellaSwag as text: six lines a task.
+//! HellaSwag as text: six lines per task.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::verify::tasks::choice::Choice;
 
 const LINES: usize = 6;
 
-/// All tasks of a text.
+/// Parses all tasks of a text.
 pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Choice>, TaskError> {
     let lines: Vec<&str> = text.lines().collect();
     if !lines.len().is_multiple_of(LINES) {

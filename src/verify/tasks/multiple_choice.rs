@@ -1,20 +1,20 @@
 //! Tasks in llama-perplexity's binary form.
 //!
 //! # Layout
-//! Little-endian numbers of four bytes. The number of tasks; for each the offset where it begins; then the tasks: a
-//! string, the question; answers of which one is right; answers of which several are (read, and not used). Answers are
-//! their number (100 at most), a string each, and a number each: 1 where it is right. A string is its length and bytes.
+//! Little-endian numbers of four bytes. The number of tasks; for each task its offset; then the tasks: a string, the
+//! question; answers of which one is right; answers of which several are right (read, but not used). Answers are their
+//! number (100 at most), one string each, and one number each: 1 if it is right. A string is its length and its bytes.
 
 use std::path::Path;
 
 use crate::verify::tasks::choice::Choice;
 use crate::verify::tasks::{TaskError, random};
 
-/// Answers of a task at most.
+/// Maximum number of answers of a task.
 const MAX_ANSWERS: u32 = 100;
 
-/// How many tasks the file has, and those that are chosen: all as they follow one another, or `limit` of them by their
-/// offsets.
+/// Returns the number of tasks in the file, and the chosen ones: all in the order of the file, or `limit` of them by
+/// their offsets.
 pub(super) fn parse(
     bytes: &[u8],
     path: &Path,
@@ -23,7 +23,7 @@ pub(super) fn parse(
     let mut reader = Reader { bytes, at: 0, path };
     let n_tasks = reader.number("the number of tasks")?;
     let n = n_tasks as usize;
-    // Each task has its offset, a question's length and two numbers of answers.
+    // Each task has at least an offset, the length of a question and two numbers of answers.
     let most = bytes.len().saturating_sub(4) / 16;
     if n > most {
         return Err(reader.wrong(
@@ -86,7 +86,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Answers, and which are right.
+    /// Reads answers, with flags for the right ones.
     fn answers(&mut self, at_least: u32) -> Result<(Vec<String>, Vec<bool>), TaskError> {
         let offset = self.at;
         let n = self.number("the number of answers")?;

@@ -1,6 +1,6 @@
-//! Which tasks are chosen: the reference's choices, with its generator and its seed.
+//! Random choice of tasks: the reference's choice, with its generator and its seed.
 
-/// The generator of C++'s `std::mt19937`.
+/// Generator of C++'s `std::mt19937`.
 struct Mt19937 {
     state: [u32; Self::N],
     next: usize,
@@ -40,7 +40,7 @@ impl Mt19937 {
         y ^ (y >> 18)
     }
 
-    /// A number below `n`, as `std::uniform_int_distribution` of GNU's library draws it (its release 11 and later).
+    /// Draws a number below `n` like `std::uniform_int_distribution` of GNU's library (release 11 and later).
     fn below(&mut self, n: u32) -> u32 {
         let mut product = u64::from(self.draw()) * u64::from(n);
         if (product as u32) < n {
@@ -53,7 +53,8 @@ impl Mt19937 {
     }
 }
 
-/// Indices of `count` of `n` tasks, in the order in which HellaSwag's are drawn; all are drawn too.
+/// Returns the indices of `count` of `n` tasks, in the order in which HellaSwag's are drawn; also drawn if all are
+/// taken.
 pub(super) fn by_distribution(n: usize, count: usize) -> Vec<usize> {
     let mut random = Mt19937::new(1);
     let mut left: Vec<usize> = (0..n).collect();
@@ -61,7 +62,8 @@ pub(super) fn by_distribution(n: usize, count: usize) -> Vec<usize> {
     (0..count.min(n)).map(draw).collect()
 }
 
-/// Indices of `count` of `n` tasks, as those of the others are drawn: by a float; all are taken in order.
+/// Returns the indices of `count` of `n` tasks, as those of the other kinds are drawn: by a float; all are taken in
+/// order.
 pub(super) fn by_scaling(n: usize, count: usize) -> Vec<usize> {
     if count >= n {
         return (0..n).collect();
@@ -70,7 +72,7 @@ pub(super) fn by_scaling(n: usize, count: usize) -> Vec<usize> {
     let scale = 1.0 / (1.0 + u32::MAX as f32);
     let mut left: Vec<usize> = (0..n).collect();
     let draw = |_| {
-        // Rounding may make the product the number of tasks itself.
+        // Rounding may make the product equal to the number of tasks.
         let at = (scale * random.draw() as f32 * left.len() as f32) as usize;
         left.swap_remove(at.min(left.len() - 1))
     };
@@ -83,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_generator_is_the_standards() {
-        // The C++ standard names the 10000th number for the default seed.
+        // Value that the C++ standard gives for the default seed: the 10000th number.
         let mut random = Mt19937::new(5489);
         let last = (0..10_000).map(|_| random.draw()).last();
         assert_eq!(last, Some(4_123_659_995));

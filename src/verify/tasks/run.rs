@@ -1,4 +1,4 @@
-//! Runs tasks: every answer is a sequence of its own, and the sequences of all tasks go through the engine in groups.
+//! Runs tasks: every answer is a separate sequence, and the sequences of all tasks go through the engine in groups.
 
 use crate::core::progress::Progress;
 use crate::engine::{Engine, TokenChunk};
@@ -6,7 +6,7 @@ use crate::verify::tasks::choice::{Prepared, Sequence};
 use crate::verify::tasks::{LeftOut, TaskError, TaskOutcome, TaskReport, TaskSet, Tasks};
 use crate::verify::{TextEncoder, VerifyError};
 
-/// How a model answers the tasks of each file.
+/// Returns a model's answers to the tasks of each file.
 pub(in crate::verify) fn run(
     engine: &Engine<'_>,
     encoder: &dyn TextEncoder,
@@ -61,7 +61,7 @@ fn run_set(
     Ok(TaskReport { kind: set.kind, path, n_in_file: set.n_in_file, outcomes, left_out })
 }
 
-/// The answer with the highest mean of its terms. A mean that is no number is neither higher nor lower than another.
+/// Chooses the answer with the highest mean of its terms. A task with a NaN mean is left out.
 fn outcome(task: &Prepared, log_probs: &[Vec<f64>]) -> Result<TaskOutcome, LeftOut> {
     let term = |&(sequence, row): &(usize, usize)| {
         log_probs.get(sequence).and_then(|rows| rows.get(row)).copied().unwrap_or(f64::NAN)
@@ -82,7 +82,7 @@ fn outcome(task: &Prepared, log_probs: &[Vec<f64>]) -> Result<TaskOutcome, LeftO
     Ok(TaskOutcome { task: task.number, scores, answer, is_right })
 }
 
-/// Log-probabilities of the wanted rows of each sequence.
+/// Returns the log-probabilities of the wanted rows of each sequence.
 fn log_probs(
     engine: &Engine<'_>,
     sequences: &[&Sequence],
@@ -90,7 +90,7 @@ fn log_probs(
     progress: &dyn Progress,
 ) -> Result<Vec<Vec<f64>>, VerifyError> {
     let longest = sequences.iter().map(|sequence| sequence.tokens.len()).max().unwrap_or(0);
-    // Every batch decodes the weights anyway: a group of several would only hold more tokens.
+    // Every batch decodes the weights anyway: a group of several batches would only hold more tokens.
     let limit = engine.group_tokens(longest)?.min(engine.batch_tokens_at_most()).max(longest);
     let groups = groups(sequences, limit);
     let chunks = |group: &[&Sequence]| -> Vec<TokenChunk> {
@@ -117,7 +117,7 @@ fn log_probs(
     Ok(found)
 }
 
-/// Cuts sequences into groups of at most `limit` tokens, but whole sequences.
+/// Cuts sequences into groups of at most `limit` tokens, without splitting a sequence.
 fn groups<'a, 's>(sequences: &'a [&'s Sequence], limit: usize) -> Vec<&'a [&'s Sequence]> {
     let mut groups = Vec::new();
     let (mut start, mut n_tokens) = (0, 0usize);

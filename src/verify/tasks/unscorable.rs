@@ -1,4 +1,4 @@
-//! Tasks that no model can be right or wrong about: they are left out of the figure, and told.
+//! Tasks that cannot be scored: they are excluded from the figure and reported.
 
 use std::path::Path;
 
@@ -6,21 +6,21 @@ use crate::core::text::escape;
 use crate::verify::Finding;
 use crate::verify::tasks::choice::{Choice, Pair};
 
-/// Characters of a question that a message shows.
+/// Maximum number of characters of a question in a message.
 const SHOWN_CHARS: usize = 60;
-/// Tasks that one message names.
+/// Maximum number of tasks that one message names.
 const NAMED: usize = 3;
 
-/// A task that is not in the figure.
+/// Task that is excluded from the figure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
     /// Index of the task in its file.
     pub task: usize,
-    /// Its question, or the start of it.
+    /// Question, or the start of it.
     pub question: String,
-    /// Why it cannot be scored.
+    /// Reason why it cannot be scored.
     pub reason: String,
-    /// True where the model gave no numbers, false where the task is at fault.
+    /// True if the model's scores are not numbers, false if the task is at fault.
     pub is_of_model: bool,
 }
 
@@ -39,7 +39,7 @@ impl LeftOut {
 }
 
 impl Choice {
-    /// Why the task cannot be scored, if so.
+    /// Returns the reason why the task cannot be scored, if there is one.
     pub(super) fn flaw(&self) -> Option<String> {
         let n_right = self.is_right.iter().filter(|&&right| right).count();
         if self.answers.len() < 2 {
@@ -66,7 +66,7 @@ impl Choice {
 }
 
 impl Pair {
-    /// Why the task cannot be scored, if so.
+    /// Returns the reason why the task cannot be scored, if there is one.
     pub(super) fn flaw(&self) -> Option<String> {
         let [first, second] = &self.words;
         if let Some(at) = self.words.iter().position(|word| word.trim().is_empty()) {
@@ -75,13 +75,13 @@ impl Pair {
         (first == second).then(|| "both words are the same".to_owned())
     }
 
-    /// The sentence with its gap.
+    /// Returns the sentence with its gap.
     pub(super) fn question(&self) -> String {
         format!("{}_{}", self.before, self.after)
     }
 }
 
-/// One finding for the tasks of a file that are at fault, one for those that the model gave no numbers for.
+/// Returns one finding for the tasks of a file that are at fault, and one for those without scores from the model.
 pub(super) fn findings(path: &Path, left_out: &[LeftOut], n_scored: usize) -> Vec<Finding> {
     let about = |is_of_model: bool| {
         let tasks: Vec<&LeftOut> = left_out.iter().filter(|left| left.is_of_model == is_of_model).collect();

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::verify::tasks::TaskError;
 use crate::verify::tasks::choice::Pair;
 
-/// All tasks of a text; lines of nothing but blanks are passed over.
+/// Parses all tasks of a text; blank lines are skipped.
 pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Pair>, TaskError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let task = |(number, (at, line)): (usize, (usize, &str))| {
@@ -19,7 +19,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Pair>, TaskError> {
     lines.enumerate().map(task).collect()
 }
 
-/// Characters of a line that a message shows: the number of the right word is at its end.
+/// Maximum number of characters of a line in a message; long enough to show the number at its end.
 const SHOWN_CHARS: usize = 120;
 
 fn start_of(line: &str) -> String {
@@ -46,7 +46,8 @@ fn pair(number: usize, line: &str) -> Result<Pair, &'static str> {
     Ok(Pair { number, before: before.to_owned(), after: after.to_owned(), words, right })
 }
 
-/// The five fields of a line; commas between quotes do not count, and what follows the fourth is one field.
+/// Returns the five fields of a line; commas within quotes do not count, and everything after the fourth comma is one
+/// field.
 fn fields(line: &str) -> Option<[&str; 5]> {
     let mut fields = [""; 5];
     let (mut n, mut start, mut is_quoted) = (0, 0, false);

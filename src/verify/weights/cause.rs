@@ -1,4 +1,4 @@
-//! Why a tensor is not what it was made from: whose values it holds, or what was done to them.
+//! Search for the cause of damage in a tensor: another tensor's values, or an operation on the right ones.
 
 mod search;
 
@@ -18,87 +18,87 @@ use crate::verify::weights::tensor::{BadBlock, Seen};
 
 use search::Sample;
 
-/// What was done to a tensor.
+/// Cause of the damage in a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Cause {
-    /// It holds the values of another tensor of the baseline.
+    /// The tensor holds the values of another tensor of the baseline.
     Holds {
-        /// That tensor.
+        /// Name of that tensor.
         tensor: String,
     },
-    /// Rows of queries or keys stand in the order of halves where pairs are expected, or the other way round.
+    /// Rows of queries or keys are in the order of halves where pairs are expected, or the other way round.
     RotaryOrder {
-        /// Rows of a head.
+        /// Number of rows of a head.
         head_rows: u64,
-        /// The file has halves, the baseline pairs.
+        /// True if the file has halves and the baseline pairs.
         halves: bool,
     },
-    /// Every row stands this many rows later than in the baseline.
+    /// Every row is this many rows later than in the baseline.
     RowsShifted {
-        /// By how many rows.
+        /// Number of rows; negative if earlier.
         by: i64,
     },
-    /// Rows stand elsewhere.
+    /// Rows are at other positions.
     RowsMoved {
         /// Some of them: row of the file, row of the baseline that it holds.
         moved: Vec<(u64, u64)>,
     },
-    /// Every value is multiplied.
+    /// Every value is multiplied by one factor.
     Scaled {
-        /// The factor.
+        /// Factor of every value.
         #[serde(with = "exact::double")]
         factor: f64,
     },
-    /// Rows are multiplied.
+    /// Some rows are multiplied by a factor each.
     RowsScaled {
-        /// How many.
+        /// Number of such rows.
         count: u64,
-        /// The first: row, factor.
+        /// First of them: row, factor.
         #[serde(with = "exact::numbered")]
         first: Vec<(u64, f64)>,
     },
-    /// Columns are multiplied.
+    /// Some columns are multiplied by a factor each.
     ColumnsScaled {
-        /// How many.
+        /// Number of such columns.
         count: u64,
-        /// The first: column, factor.
+        /// First of them: column, factor.
         #[serde(with = "exact::numbered")]
         first: Vec<(u64, f64)>,
     },
     /// Rows and columns are exchanged.
     Transposed,
-    /// The values stand this many elements later.
+    /// The values are this many elements later than in the baseline.
     ElementsShifted {
-        /// By how many.
+        /// Number of elements; negative if earlier.
         by: i64,
     },
-    /// Single blocks hold something else.
+    /// Single blocks hold other values.
     Blocks {
-        /// How many.
+        /// Number of such blocks.
         count: u64,
-        /// The first: row, block, what it holds.
+        /// First of them: row, block, content.
         first: Vec<(u64, u64, BlockState)>,
     },
-    /// The values went through a narrower type on their way.
+    /// The values were rounded to a narrower type before.
     RoundedThrough {
-        /// The type.
+        /// Narrower type.
         #[serde(with = "exact::ggml_type")]
         ty: GgmlType,
     },
-    /// Nothing of the baseline's values is left.
+    /// The values have nothing in common with the baseline's.
     Unrelated,
 }
 
-/// What a damaged block holds.
+/// Content of a damaged block.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum BlockState {
     /// Zeros.
     Zero,
-    /// The right values with another scale.
+    /// Right values with another scale.
     Scaled(#[serde(with = "exact::double")] f64),
     /// Values that have nothing to do with the baseline's.
     Unrelated,
-    /// The right values in part.
+    /// Partly the right values.
     Partly,
 }
 
@@ -125,7 +125,7 @@ impl fmt::Display for BlockState {
     }
 }
 
-/// A figure with three digits that count.
+/// Formats a number with three significant digits.
 fn number(value: f64) -> String {
     if (1e-3..1e6).contains(&value.abs()) {
         let digits = (2 - value.abs().log10().floor() as i64).clamp(0, 6) as usize;
@@ -136,7 +136,7 @@ fn number(value: f64) -> String {
 }
 
 impl Cause {
-    /// A word for programs.
+    /// Stable name for programs.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -157,7 +157,7 @@ impl Cause {
 }
 
 impl Cause {
-    /// What several tensors with this kind of cause have in common.
+    /// Describes the cause for a finding about several tensors that share it.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Holds { .. } => "values of other tensors",
@@ -230,13 +230,13 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Everything there is to look in.
+/// Damaged tensor and everything that is needed to find the cause.
 pub(crate) struct Case<'a> {
     pub(crate) comparison: &'a Comparison<'a>,
     pub(crate) seen: &'a Seen,
-    /// Tensors of the finer side of the same shape, but the own one: whose values these may be.
+    /// Other tensors of the reference model with the same shape, whose values the damaged tensor may hold.
     pub(crate) others: Vec<Side<'a>>,
-    /// Heads, by what the metadata say of the tensor's role.
+    /// Number of attention heads, from the metadata; only for queries and keys.
     pub(crate) n_heads: Option<u64>,
 }
 
@@ -247,7 +247,7 @@ impl Case<'_> {
         if own.is_finite() { own.max(self.comparison.limits.nominal) } else { self.comparison.limits.nominal }
     }
 
-    /// Looks for the cause.
+    /// Searches for the cause.
     ///
     /// # Errors
     /// Tensors that cannot be read.
@@ -301,11 +301,11 @@ impl Case<'_> {
         None
     }
 
-    /// What is left to say of values that are nowhere else.
+    /// Describes damage whose values were found nowhere else.
     fn remains(&self) -> Option<Cause> {
         let seen = self.seen;
         let own_error = self.own_error();
-        // A few blocks may outweigh all others.
+        // The errors of a few blocks may outweigh all others.
         let in_part = seen.bad_blocks.count > 0 && seen.bad_blocks.count * 2 <= seen.n_blocks;
         let correlation = seen.file.correlation().abs();
         if !in_part && (correlation.is_nan() || correlation < 0.1) {
@@ -317,7 +317,7 @@ impl Case<'_> {
     }
 }
 
-/// Columns that are multiplied, with their factors.
+/// Returns the columns that are multiplied, with their factors.
 pub(crate) fn scaled_columns(seen: &Seen, own_error: f64) -> Vec<(u64, f64)> {
     let limit = Limits::column_scale(own_error);
     // Columns that hold other values in some rows are not scaled.

@@ -1,4 +1,4 @@
-//! Rows of one tensor against the rows that they were made from.
+//! Comparison of the rows of one tensor with the rows that they were made from.
 
 use crate::core::{GgmlType, ImatrixNeed};
 use crate::engine::EngineError;
@@ -8,7 +8,7 @@ use crate::verify::weights::side::Side;
 use crate::verify::weights::sums::Sums;
 use crate::verify::weights::tensor::{BadBlock, BadRow, FirstDifference, Marked, Seen};
 
-/// The coarser side of a comparison, whose codes are judged, and the finer one, which they are made from.
+/// Pair of tensors: the coarser one, whose codes are judged, and the finer one, from which they are made.
 #[derive(Clone)]
 pub(crate) struct Comparison<'a> {
     pub(crate) coded: Side<'a>,
@@ -28,7 +28,8 @@ pub(crate) struct Buffers {
     flat: Vec<f32>,
 }
 
-/// What rows showed; and what they would have shown if nearly all blocks were reproduced.
+/// Result of some rows, along with the bad blocks by the stricter limit that applies if nearly all blocks are
+/// reproduced.
 #[derive(Default)]
 pub(crate) struct Both {
     pub(crate) seen: Seen,
@@ -62,7 +63,7 @@ impl Comparison<'_> {
         }
         let is_exact = !ty.is_quantized() && !can_quantize(ty);
         if is_exact || !can_quantize(ty) {
-            // Nothing makes such values of floats (integers, F64): they are compared as they are.
+            // Types that no quantizer makes of floats (integers, F64) are compared as they are.
             own.copy_from_slice(coded);
         } else if let Err(error) = quantize_rows(ty, self.coded.level, n_cols, reference, flat, own) {
             both.seen.unjudged = Some(format!("the baseline's values: {error}"));
@@ -137,7 +138,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// Floats: equal, or as near as the roundings of both sides allow.
+    /// Compares floats: they are equal, or as near as the rounding of both sides allows.
     fn values(&self, row: &Row<'_>, values: &[f32], expected: &[f32], seen: &mut Seen) {
         let rounding = unit(self.coded.meta().ty) + unit(self.reference.meta().ty);
         let file = Sums::of(values, row.reference);
@@ -174,7 +175,7 @@ impl Comparison<'_> {
 }
 
 impl Seen {
-    /// Marks a row that is farther off than it may be, or scaled.
+    /// Marks a row whose error is too large, or that is scaled.
     fn bad_rows_of(
         &mut self,
         row: u64,
@@ -187,7 +188,7 @@ impl Seen {
         let own_error = own.relative_error();
         let factor = own.slope() / file.slope();
         let shape = file.shape_error();
-        // What is left once the scale is right must be the type's.
+        // The error that remains after scaling must be the type's own.
         let is_scaled = limits.shows_row_scales()
             && factor > 0.0
             && factor.ln().abs() > Limits::row_scale(own_error)
@@ -199,31 +200,31 @@ impl Seen {
     }
 }
 
-/// Smallest distance of values in F16: below it nothing is said about floats.
+/// Smallest distance of two F16 values; smaller differences between floats are not judged.
 const SUBNORMAL: f64 = 6.0e-8;
 
 struct Row<'a> {
     number: u64,
     coded: &'a [u8],
     own: &'a [u8],
-    /// What our quantizer makes of the row after it was rounded to F16, and to BF16; empty where that explains nothing.
+    /// Codes that our quantizer makes of the row after rounding it to F16 and to BF16; empty if they explain nothing.
     by_detour: Vec<Vec<u8>>,
     reference: &'a [f32],
 }
 
-/// Rows of a chunk that are looked at for a detour and show none before no more are.
+/// Number of rows of a chunk without a detour after which the chunk is no longer checked for one.
 const PATIENCE: u32 = 4;
 
-/// Quantization of values that a file of F16 or BF16 held in between: a near tie of F32 becomes an exact one there, and a block
-/// takes another scale.
+/// Quantization by way of a file in F16 or BF16: a near tie in F32 becomes an exact one there, and a block takes
+/// another scale.
 struct Detour<'a> {
-    /// Rows without a result until it is given up.
+    /// Rows without a result before the check is given up.
     n_left: u32,
     flat: Option<&'a [f32]>,
 }
 
 impl Detour<'_> {
-    /// The row's codes by way of each type, if some of its blocks are explained by them.
+    /// Returns the row's codes by way of each type if they explain some of its blocks.
     fn take(&mut self, comparison: &Comparison<'_>, row: &Row<'_>) -> Vec<Vec<u8>> {
         let ty = comparison.coded.meta().ty;
         let from = comparison.reference.meta().ty;
@@ -257,14 +258,14 @@ impl Detour<'_> {
     }
 }
 
-/// Values of a row of which the scale is looked at by itself.
+/// Number of consecutive values of a row whose scale is estimated separately.
 const STRETCH: usize = 32;
-/// Share of the stretches that must have the row's scale. Rows that were multiplied have 0.75 and more, in every type and with
-/// importance that varies by e^3; those that only such importance moved have half.
+/// Share of the stretches that must have the row's scale. Rows that were multiplied reach 0.75 and more, in every type
+/// and with importance that varies by e^3. Rows that only such importance moved reach one half.
 const AGREEING: f64 = 0.7;
 
-/// True if a row is multiplied by `factor` all along. An importance matrix that cares for a few columns moves the scale of the
-/// blocks where these are, and with them that of the row; the others stay.
+/// Returns true if a row is multiplied by `factor` over its whole length. An importance matrix that favours a few
+/// columns moves only the scale of the blocks that contain them, and with it that of the row.
 fn stretches_agree(factor: f64, values: &[f32], own: &[f32], reference: &[f32]) -> bool {
     let expected = factor.ln();
     let stretches = values.chunks(STRETCH).zip(own.chunks(STRETCH)).zip(reference.chunks(STRETCH));
@@ -277,17 +278,17 @@ fn stretches_agree(factor: f64, values: &[f32], own: &[f32], reference: &[f32]) 
     n_agreeing >= AGREEING * n
 }
 
-/// Whether values are the reference with another scale.
+/// Returns true if the values are the reference with another scale.
 fn is_scaled(sums: &Sums, tolerance: f64) -> bool {
     sums.slope() > 0.0 && sums.shape_error() < tolerance && (sums.slope() - 1.0).abs() > tolerance
 }
 
-/// Root of errors over what is granted: 1 where both are nothing.
+/// Square root of the errors divided by the granted errors; 1 if both are 0.
 pub(crate) fn ratio(errors: f64, granted: f64) -> f64 {
     if errors == 0.0 && granted == 0.0 { 1.0 } else { (errors / granted).sqrt() }
 }
 
-/// Largest relative error of rounding to a type of floats.
+/// Largest relative error of rounding to a float type.
 fn unit(ty: GgmlType) -> f64 {
     match ty {
         GgmlType::F16 => 2f64.powi(-11),
@@ -296,7 +297,7 @@ fn unit(ty: GgmlType) -> f64 {
     }
 }
 
-/// A value in a type of floats.
+/// Rounds a value to a float type.
 fn round_to(ty: GgmlType, value: f32) -> f32 {
     match ty {
         GgmlType::F16 => crate::core::numeric::f16_to_f32(crate::core::numeric::f32_to_f16(value)),

@@ -1,4 +1,4 @@
-//! The comparison in sentences: findings, and the line of the summary.
+//! Findings and summary line of the comparison of weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -8,35 +8,35 @@ use crate::verify::weights::tensor::split_name;
 use crate::verify::weights::{Cause, TensorWeights, WeightOutcome, WeightReport};
 
 const CHECK: &str = "weights";
-/// Damaged tensors that have a finding of their own.
+/// Number of damaged tensors that are reported one by one.
 const SHOWN: usize = 24;
-/// Share of the damaged tensors without a cause of their own from which they have one in common.
+/// Share of the damaged tensors that must have no specific cause for a common diagnosis.
 const ALIKE: f64 = 0.9;
-/// Share of the matrices that must differ for the file to be made from something else.
+/// Share of the matrices that must differ for the file to count as made from something else.
 const MOST: f64 = 0.6;
-/// Relative error from which nothing is in common: that of values that are independent is 1.4.
+/// Relative error from which nothing is in common: independent values have 1.4.
 const UNRELATED: f64 = 0.9;
-/// Tensors of a layer that must hold those of one other layer for the layers to be called exchanged.
+/// Number of tensors of a layer that must hold those of one other layer for the layers to count as exchanged.
 const SAME_LAYER: usize = 3;
 
 impl WeightReport {
-    /// Tensors with this outcome.
+    /// Returns the tensors with this outcome.
     pub fn with(&self, outcome: WeightOutcome) -> impl Iterator<Item = &TensorWeights> {
         self.tensors.iter().filter(move |tensor| tensor.outcome == outcome)
     }
 
-    /// True if every tensor is, byte for byte, what its type makes of the baseline's.
+    /// Returns true if every tensor equals, byte for byte, the baseline's quantized to its type.
     #[must_use]
     pub fn is_reproduced(&self) -> bool {
         !self.tensors.is_empty() && self.with(WeightOutcome::Reproduced).count() == self.tensors.len()
     }
 
-    /// The tensors that are not reproduced, the one with the largest ratio first.
+    /// Returns up to `n` tensors that are not reproduced, damaged ones first, then by descending ratio.
     #[must_use]
     pub fn worst(&self, n: usize) -> Vec<&TensorWeights> {
         let mut worst: Vec<_> =
             self.tensors.iter().filter(|tensor| tensor.outcome != WeightOutcome::Reproduced).collect();
-        // Damaged before healthy ones; ratios that are no numbers are the largest.
+        // Damaged before healthy ones; NaN ratios count as the largest.
         worst.sort_by(|a, b| {
             let damaged = |tensor: &TensorWeights| tensor.outcome == WeightOutcome::Damaged;
             damaged(b).cmp(&damaged(a)).then(b.ratio.total_cmp(&a.ratio))
@@ -45,8 +45,8 @@ impl WeightReport {
         worst
     }
 
-    /// One line: how many tensors are identical to a fresh quantization, how many have the error expected of their types, how
-    /// many are damaged.
+    /// Returns one line with the number of tensors that are identical to a fresh quantization, that have the error
+    /// expected of their types, and that are damaged.
     #[must_use]
     pub fn summary(&self) -> String {
         let count = |outcome| self.with(outcome).count();
@@ -76,7 +76,7 @@ impl WeightReport {
         line
     }
 
-    /// Says what is wrong: layers that changed places, then tensors, the first of them one by one.
+    /// Adds findings: exchanged layers, then tensors, the first of them one by one.
     pub(crate) fn add_findings(&mut self) {
         let layers = self.exchanged_layers();
         let mut findings = Vec::new();
@@ -102,7 +102,7 @@ impl WeightReport {
         };
         let mut damaged: Vec<_> =
             self.with(WeightOutcome::Damaged).filter(|tensor| !is_told(tensor)).collect();
-        // Matrices before vectors, whose few values say less; the largest error first.
+        // Matrices before vectors, whose few values are weaker evidence; the largest error first.
         let size = |tensor: &TensorWeights| if tensor.error.is_nan() { f64::INFINITY } else { tensor.error };
         damaged.sort_by(|a, b| is_matrix(b).cmp(&is_matrix(a)).then_with(|| size(b).total_cmp(&size(a))));
         findings.extend(self.diagnosis(&damaged));
@@ -111,7 +111,7 @@ impl WeightReport {
             if let Some(cause) = &tensor.cause {
                 let _ = write!(message, ": {cause}");
             }
-            // Rounded once more than needed is a loss, not damage.
+            // One more rounding than needed is a loss, not damage.
             let finding = match tensor.cause {
                 Some(Cause::RoundedThrough { .. }) => Finding::warning(CHECK, message),
                 _ => Finding::error(CHECK, message),
@@ -129,7 +129,7 @@ impl WeightReport {
         self.findings.extend(findings);
     }
 
-    /// What many damaged tensors have in common.
+    /// Returns a finding for a common cause of many damaged tensors, if there is one.
     fn diagnosis(&self, damaged: &[&TensorWeights]) -> Option<Finding> {
         let broken = |tensor: &&&TensorWeights| !matches!(tensor.cause, Some(Cause::RoundedThrough { .. }));
         let damaged: Vec<&TensorWeights> = damaged.iter().filter(broken).copied().collect();
@@ -138,7 +138,7 @@ impl WeightReport {
         let is_most = matrices.len() >= SAME_LAYER && matrices.len() as f64 >= MOST * n_matrices as f64;
         let kinds: BTreeSet<&str> =
             damaged.iter().map(|tensor| tensor.cause.as_ref().map_or("", Cause::name)).collect();
-        // A fine-tune moves every value a little: no cause is found, or blocks that stick out.
+        // A fine-tune moves every value a little: no cause is found, or only conspicuous blocks.
         let is_vague = |tensor: &&TensorWeights| {
             matches!(tensor.cause, None | Some(Cause::Blocks { .. } | Cause::Unrelated))
         };
@@ -176,7 +176,7 @@ impl WeightReport {
         }
     }
 
-    /// Layers of which several tensors hold those of one other layer: which, and how many.
+    /// Maps each layer with several tensors of one other layer to that layer and the number of tensors.
     fn exchanged_layers(&self) -> BTreeMap<usize, (usize, usize)> {
         let mut counts: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for tensor in &self.tensors {
@@ -189,12 +189,12 @@ impl WeightReport {
     }
 }
 
-/// True for what is multiplied with activations; false for norms, biases and other vectors.
+/// Returns true for matrices; false for norms, biases and other vectors.
 fn is_matrix(tensor: &TensorWeights) -> bool {
     tensor.shape.n_rows() > 1
 }
 
-/// The layer whose tensor of the same role a tensor holds.
+/// Layer whose tensor of the same role a tensor holds.
 fn held_layer(tensor: &TensorWeights) -> Option<usize> {
     let Some(Cause::Holds { tensor: held }) = &tensor.cause else { return None };
     let (layer, role) = split_name(held);

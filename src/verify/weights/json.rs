@@ -1,11 +1,11 @@
-//! The comparison as JSON; names are stable.
+//! JSON form of the comparison; names are stable.
 
 use serde_json::{Value, json};
 
 use crate::verify::weights::{RatioHistogram, TensorWeights, WeightOutcome, WeightReport};
 
 impl WeightReport {
-    /// All tensors with their figures.
+    /// Returns all tensors with their figures as JSON.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let count = |outcome| self.with(outcome).count();

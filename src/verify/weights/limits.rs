@@ -1,43 +1,44 @@
-//! How far from the baseline a healthy tensor can be.
+//! Limits on the distance of a healthy tensor from the baseline.
 //!
-//! Importance matrices and rounding that feeds errors back move codes. Measured on every type over the bundled model and
-//! SmolLM2 with matrices of their own, and with simulated error feedback; `docs/verify.md` has the table. The limits
-//! here stand above what was measured by half as much again or more, and below the error of codes that mean nothing,
-//! which is 1 and above.
+//! Importance matrices and rounding that feeds errors back move codes. This was measured on every type over the bundled
+//! model and SmolLM2 with their own matrices, and with simulated error feedback; `docs/verify.md` has the table. The
+//! limits are at least 1.5 times what was measured, and below the error of meaningless codes, which is 1 and above.
 
 use crate::core::simd::SimdLevel;
 use crate::core::{GgmlType, ImatrixNeed};
 use crate::quant::{dequantize, quantize_rows};
 
-/// Columns and rows of the sample that says what a type does.
+/// Columns and rows of the sample on which a type's nominal error is measured.
 const SAMPLE_COLS: usize = 256;
 const SAMPLE_ROWS: usize = 16;
-/// Share of the type's usual error that it is granted also where the values happen to lie on its grid.
+/// Share of the type's nominal error that is granted even if the values happen to be on its grid.
 const GRANTED: f64 = 0.5;
-/// Above this share of the reference nothing is left of it.
+/// Relative error above which nothing of the reference is left.
 const LOST: f64 = 0.9;
-/// The same of a single row or block, of types that are coarser than the first figure says: their importance matrices
-/// leave a block in a thousand with nothing of its values. Below two bits no error of a block is too large.
+/// Limit like `LOST` for a row or block of types whose nominal error is at least `COARSE`: their importance matrices
+/// leave one block in a thousand with nothing of its values. From `COARSEST` on (below two bits) no error of a block is
+/// too large.
 const LOST_COARSE: f64 = 1.15;
 const COARSE: f64 = 0.3;
 const COARSEST: f64 = 0.42;
-/// Share of blocks that are reproduced from which those that are not must have an explanation.
+/// Share of reproduced blocks from which the other blocks need an explanation.
 pub(crate) const MOSTLY_REPRODUCED: f64 = 0.9;
-/// Blocks up to this length follow single columns of great importance, and lose the others.
+/// Length up to which blocks follow single columns of great importance and lose the others.
 const SHORT_BLOCK: usize = 64;
 
-/// What a type can do, and how far beyond is too far.
+/// Error that a type has, and the limits that follow from it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Limits {
-    /// Relative rms error on values of a normal distribution.
+    /// Relative rms error of the type on normally distributed values.
     pub(crate) nominal: f64,
-    /// The same of the reference, if it is quantized itself.
+    /// Nominal error of the reference's type, if it is quantized itself.
     pub(crate) blur: f64,
     block_ratio: f64,
 }
 
-/// How far the error of a block or a row may be above what the type does with it, in a tensor of codes that were made
-/// with an importance matrix or error feedback, and in one that is reproduced but for a few blocks.
+/// Limits on the ratio of an error to the type's own. `ROW_RATIO` and `TENSOR_RATIO` are for codes that were made with
+/// an importance matrix or error feedback, `STRICT_RATIO` for the blocks of a tensor that is reproduced except for a
+/// few.
 const ROW_RATIO: f64 = 5.0;
 const TENSOR_RATIO: f64 = 3.0;
 pub(crate) const STRICT_RATIO: f64 = 1.3;
@@ -46,7 +47,7 @@ impl Limits {
     pub(crate) fn new(ty: GgmlType, reference: GgmlType, level: SimdLevel) -> Self {
         let blur = if reference.is_quantized() { nominal_error(reference, level) } else { 0.0 };
         let block_ratio = match ty.info().imatrix {
-            // Nothing but error feedback moves these.
+            // Only error feedback moves these.
             ImatrixNeed::Ignored => 8.0,
             _ if ty.block_elems() <= SHORT_BLOCK => 20.0,
             _ => 10.0,
@@ -54,14 +55,14 @@ impl Limits {
         Self { nominal: nominal_error(ty, level), blur, block_ratio }
     }
 
-    /// Squared error that the type is granted on values with these sums of squares, where our own codes have `own`.
-    /// `usual` is the sum of squares that stretches of this length have here.
+    /// Squared error that the type is granted on values whose sum of squares is `reference`, if our own codes have the
+    /// squared error `own`. `usual` is the typical sum of squares of stretches of this length.
     pub(crate) fn granted(&self, own: f64, reference: f64, usual: f64) -> f64 {
         let own = own.max((GRANTED * self.nominal).powi(2) * reference);
         own + self.blur.powi(2) * reference.max(usual)
     }
 
-    /// Whether a block with this relative error, of this ratio to what is granted, holds something else.
+    /// Returns true if a block with this relative error, and this ratio of it to the granted one, holds other values.
     pub(crate) fn is_bad_block(&self, error: f64, ratio: f64) -> bool {
         beyond(error, ratio, self.block_ratio, self.lost())
     }
@@ -74,7 +75,7 @@ impl Limits {
         beyond(error, ratio, TENSOR_RATIO, LOST)
     }
 
-    /// Whether a row of this type can be told to be scaled.
+    /// Returns true if the type is fine enough to show that a row is scaled.
     pub(crate) fn shows_row_scales(&self) -> bool {
         self.nominal < COARSEST
     }
@@ -87,7 +88,8 @@ impl Limits {
         }
     }
 
-    /// Largest logarithm of a factor on a whole tensor, a row or a column that codes of this error explain.
+    /// Largest logarithm of a factor on a whole tensor that codes with this error explain; the next two are for rows
+    /// and columns.
     pub(crate) fn tensor_scale(own_error: f64) -> f64 {
         0.04 + 1.1 * own_error.powi(2)
     }
@@ -101,7 +103,7 @@ impl Limits {
     }
 }
 
-/// Whether a figure is above its limit; what is no number is above every limit.
+/// Returns true if a figure is above its limit; NaN is above every limit.
 pub(crate) fn exceeds(figure: f64, limit: f64) -> bool {
     figure.is_nan() || figure > limit
 }
@@ -110,7 +112,7 @@ fn beyond(error: f64, ratio: f64, limit: f64, lost: f64) -> bool {
     (exceeds(ratio, limit) || exceeds(error, lost)) && exceeds(ratio, STRICT_RATIO)
 }
 
-/// Relative rms error of a type's own quantizer on values of a normal distribution; 0 for floats.
+/// Relative rms error of a type's own quantizer on normally distributed values; 0 for floats.
 pub(crate) fn nominal_error(ty: GgmlType, level: SimdLevel) -> f64 {
     if !ty.is_quantized() {
         return 0.0;
@@ -122,7 +124,7 @@ pub(crate) fn nominal_error(ty: GgmlType, level: SimdLevel) -> f64 {
         state ^= state << 17;
         (state >> 40) as f32 / (1u32 << 24) as f32
     };
-    // Twelve uniform numbers add up to one that is normal enough.
+    // The sum of twelve uniform numbers is close enough to a normal one.
     let normal = |_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0;
     let values: Vec<f32> = (0..SAMPLE_COLS * SAMPLE_ROWS).map(normal).collect();
     let mut bytes = vec![0; values.len() / ty.block_elems() * ty.block_bytes()];
@@ -131,7 +133,7 @@ pub(crate) fn nominal_error(ty: GgmlType, level: SimdLevel) -> f64 {
     let weights = (ty.info().imatrix == ImatrixNeed::Required).then_some(flat.as_slice());
     let done = quantize_rows(ty, level, SAMPLE_COLS, &values, weights, &mut bytes)
         .and_then(|()| dequantize(ty, level, &bytes, &mut back));
-    // A type without a quantizer is granted what one of four bits does.
+    // A type without a quantizer is granted the error of a type with four bits.
     done.map_or(0.08, |()| super::sums::Sums::of(&back, &values).relative_error())
 }
 

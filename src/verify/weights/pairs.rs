@@ -1,4 +1,4 @@
-//! Which tensor of the baseline a tensor of the file was made from.
+//! Pairs of a tensor of the file and the baseline's tensor that it was made from.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,27 +13,28 @@ use crate::verify::{Finding, Model, drafts};
 const CHECK: &str = "weights";
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
-/// Factors beside a tensor: what is multiplied in, and what concerns runtimes that quantize activations.
+/// Suffixes of tensors with factors: `.scale` is multiplied into the weights, `.input_scale` is for runtimes that
+/// quantize activations.
 const SCALE: &str = ".scale";
 const INPUT_SCALE: &str = ".input_scale";
-/// Names that are shown of many.
+/// Number of names that a finding shows.
 const SHOWN: usize = 8;
 
-/// A tensor of the file and the one it was made from.
+/// Tensor of the file and the one that it was made from.
 pub(crate) struct Pair<'a> {
-    /// The role that the tensor has.
+    /// Name of the tensor in the file, or in the baseline for a head that the file takes from its embedding.
     pub(crate) name: String,
     pub(crate) file: Side<'a>,
     pub(crate) baseline: Side<'a>,
 }
 
-/// Tensors that answer one another, and what has no answer.
+/// Pairs of tensors, and findings about tensors without a partner.
 pub(crate) struct Pairs<'a> {
     pub(crate) pairs: Vec<Pair<'a>>,
     pub(crate) findings: Vec<Finding>,
 }
 
-/// The tensors of a model by name.
+/// Tensors of a model by name.
 struct Names<'a> {
     model: &'a Model<'a>,
     index: HashMap<&'a str, usize>,
@@ -53,13 +54,13 @@ impl<'a> Names<'a> {
         self.model.source.tensors()
     }
 
-    /// Whether a tensor is a factor of another one.
+    /// Returns true if a tensor holds factors of another one.
     fn is_companion(&self, name: &str) -> bool {
         let base = name.strip_suffix(INPUT_SCALE).or_else(|| name.strip_suffix(SCALE));
         base.is_some_and(|base| self.has(&format!("{base}.weight")))
     }
 
-    /// A tensor to read, with its factors unless the other side has them too.
+    /// Opens a tensor, with its factors unless the other model has them too.
     fn side(&self, name: &str, other: &Names<'_>, level: SimdLevel) -> Result<Option<Side<'a>>, EngineError> {
         let Some(&at) = self.index.get(name) else { return Ok(None) };
         let mut side = Side::new(self.model.source, at, level);
@@ -77,7 +78,8 @@ impl<'a> Names<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// Pairs the tensors of both. The head of a model whose embedding is its head answers for it.
+    /// Pairs the tensors of both models. If one model uses its embedding as its head, the embedding is paired with the
+    /// other's head.
     ///
     /// # Errors
     /// Factors that cannot be read.
@@ -141,8 +143,8 @@ impl<'a> Pairs<'a> {
         self.findings.push(Finding::error(CHECK, message).of(name));
     }
 
-    /// Tensors that one of both has in parts and the other as a whole, such as the projections of an attention or the
-    /// experts of a layer: they hold as many values under other names.
+    /// Removes tensors that one model has in parts and the other as a whole, such as the projections of an attention or
+    /// the experts of a layer. They hold the same number of values under other names.
     fn other_layout(&mut self, extra: &mut Vec<&TensorMeta>, missing: &mut Vec<&TensorMeta>) {
         let elems = |metas: &[&TensorMeta]| {
             let mut sums: HashMap<(Option<usize>, &'static str), u64> = HashMap::new();

@@ -5,12 +5,12 @@ use crate::core::{TensorMeta, TensorSource};
 use crate::engine::EngineError;
 use crate::quant::dequantize;
 
-/// A tensor that is read.
+/// Tensor that is read.
 #[derive(Clone)]
 pub(crate) struct Side<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) tensor: usize,
-    /// What stands beside the tensor and is multiplied in: one number, or one for each matrix of a stack; empty for 1.
+    /// Factors from a separate tensor: one number, or one for each matrix of a stack; empty for 1.
     pub(crate) factors: Vec<f32>,
     pub(crate) level: SimdLevel,
 }
@@ -28,12 +28,12 @@ impl<'a> Side<'a> {
         self.meta().shape.n_rows()
     }
 
-    /// Columns, where a row fits into memory.
+    /// Number of columns; an error if a row does not fit into memory.
     pub(crate) fn n_cols(&self) -> Result<usize, EngineError> {
         usize::try_from(self.meta().shape.n_cols()).map_err(|_| self.not_blocks())
     }
 
-    /// Bytes of `n` rows.
+    /// Number of bytes of `n` rows.
     pub(crate) fn n_bytes(&self, n: u64) -> Result<usize, EngineError> {
         let bytes = self.meta().row_bytes().and_then(|row| row.checked_mul(n));
         bytes.and_then(|n| usize::try_from(n).ok()).ok_or_else(|| self.not_blocks())
@@ -44,7 +44,7 @@ impl<'a> Side<'a> {
         EngineError::Blocks { tensor: meta.name.clone(), ty: meta.ty }
     }
 
-    /// Rows `first .. first + n` as they are stored, in `buffer` where the source does not lend them.
+    /// Returns rows `first .. first + n` as they are stored; uses `buffer` if the source does not lend them.
     pub(crate) fn bytes<'b>(
         &self,
         first: u64,
@@ -68,7 +68,7 @@ impl<'a> Side<'a> {
             .map_err(|source| EngineError::Decode { tensor: meta.name.clone(), source })
     }
 
-    /// Rows `first .. first + n`, decoded, without the factors.
+    /// Decodes rows `first .. first + n`, without the factors.
     pub(crate) fn floats(
         &self,
         first: u64,
@@ -78,12 +78,12 @@ impl<'a> Side<'a> {
     ) -> Result<(), EngineError> {
         let n_elems = usize::try_from(n).ok().and_then(|n| n.checked_mul(self.n_cols().ok()?));
         let bytes = self.bytes(first, n, buffer)?;
-        // The rows' bytes are there: the values are a small multiple of them.
+        // The bytes of the rows are in memory: the values are a small multiple of them.
         out.resize(n_elems.ok_or_else(|| self.not_blocks())?, 0.0);
         self.decode(bytes, out)
     }
 
-    /// The factor of a row.
+    /// Returns the factor of a row.
     pub(crate) fn factor(&self, row: u64) -> f32 {
         let per_matrix = (self.n_rows() / (self.factors.len() as u64).max(1)).max(1);
         let matrix = usize::try_from(row / per_matrix).unwrap_or(usize::MAX);

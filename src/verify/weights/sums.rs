@@ -1,23 +1,23 @@
-//! What two stretches of values say about one another.
+//! Sums that compare two stretches of values.
 
 /// Sums over the elements of some values and of their reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sums {
-    /// Squares of the reference.
+    /// Sum of the squares of the reference.
     pub(crate) reference: f64,
-    /// Squares of the values.
+    /// Sum of the squares of the values.
     pub(crate) values: f64,
-    /// Products of both.
+    /// Sum of the products of both.
     pub(crate) products: f64,
-    /// Squares of the differences. (Made of the three others it would cancel.)
+    /// Sum of the squares of the differences. (Computed from the other three it would suffer cancellation.)
     pub(crate) errors: f64,
 }
 
-/// Partial sums side by side, which the compiler makes a vector loop of.
+/// Number of parallel partial sums, which the compiler turns into a vector loop.
 const LANES: usize = 8;
 
 impl Sums {
-    /// Over slices of equal length.
+    /// Computes the sums over slices of equal length.
     pub(crate) fn of(values: &[f32], reference: &[f32]) -> Self {
         let mut lanes = [[0f64; LANES]; 4];
         let (values, rest) = values.as_chunks::<LANES>();
@@ -46,7 +46,7 @@ impl Sums {
         self.errors += other.errors;
     }
 
-    /// Root mean square of the error over that of the reference; infinite where only the reference is zero.
+    /// Root mean square of the error over that of the reference; infinite if only the reference is zero.
     pub(crate) fn relative_error(&self) -> f64 {
         match (self.errors > 0.0, self.reference > 0.0) {
             _ if self.errors.is_nan() || self.reference.is_nan() => f64::NAN,
@@ -56,19 +56,19 @@ impl Sums {
         }
     }
 
-    /// The factor that brings the values nearest to the reference: 1 for codes that were rounded with the best scale,
-    /// however coarse they are. 1 where there are no values.
+    /// Factor that brings the values nearest to the reference; 1 without values. It is 1 for codes that were rounded
+    /// with the best scale, however coarse they are.
     pub(crate) fn slope(&self) -> f64 {
         if self.values > 0.0 { self.products / self.values } else { 1.0 }
     }
 
-    /// Cosine of the angle between both; 0 where one of them is zero.
+    /// Cosine of the angle between values and reference; 0 if one of them is zero.
     pub(crate) fn correlation(&self) -> f64 {
         let norm = (self.values * self.reference).sqrt();
         if norm > 0.0 { self.products / norm } else { 0.0 }
     }
 
-    /// What is left of the relative error once the values have the best scale.
+    /// Relative error that remains once the values have the best scale.
     pub(crate) fn shape_error(&self) -> f64 {
         (1.0 - self.correlation().powi(2)).max(0.0).sqrt()
     }

@@ -1,4 +1,4 @@
-//! What the comparison says about one tensor.
+//! Result of the comparison of one tensor.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,26 +7,26 @@ use crate::verify::exact;
 use crate::verify::weights::cause::Cause;
 use crate::verify::weights::sums::Sums;
 
-/// Marks that are kept of each kind: the first ones, in the order of the tensor.
+/// Maximum number of marks that are kept of each kind: the first ones, in the order of the tensor.
 pub(crate) const MARKS: usize = 16;
-/// Upper ends of the histogram's bins but the last, which has none: error of a block over what the type does.
+/// Upper ends of the histogram's bins: error of a block over the error of its type. The last bin has no end.
 const BINS: [f64; 11] = [0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0];
 
-/// How a tensor compares with the baseline.
+/// Outcome of the comparison of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WeightOutcome {
-    /// The same bytes as our own quantizer (or rounding) makes of the baseline.
+    /// Equal to the bytes that our own quantizer (or rounding) makes of the baseline.
     Reproduced,
-    /// Other bytes, but no farther from the baseline than the type can be.
+    /// Other bytes, but within the error that the type can have.
     Within,
     /// Farther from the baseline than rounding explains.
     Damaged,
-    /// Could not be compared.
+    /// Not comparable.
     Unjudged,
 }
 
 impl WeightOutcome {
-    /// Name in reports.
+    /// Returns the name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,15 +38,15 @@ impl WeightOutcome {
     }
 }
 
-/// Blocks by the ratio of their error to what the type does with their values.
+/// Number of blocks by the ratio of their error to the error of their type on the same values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RatioHistogram {
-    /// Blocks per bin.
+    /// Number of blocks per bin.
     pub counts: [u64; BINS.len() + 1],
 }
 
 impl RatioHistogram {
-    /// Upper ends of the bins; the last bin has none.
+    /// Returns the upper ends of the bins; the last bin has none.
     #[must_use]
     pub fn ends() -> &'static [f64] {
         &BINS
@@ -64,45 +64,45 @@ impl RatioHistogram {
     }
 }
 
-/// A block whose error is beyond what its type can do.
+/// Block whose error is larger than its type explains.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BadBlock {
-    /// Its row.
+    /// Row of the block.
     pub row: u64,
-    /// Its number in the row.
+    /// Index of the block in the row.
     pub block: u64,
-    /// Its relative rms error.
+    /// Relative rms error of the block.
     #[serde(with = "exact::double")]
     pub error: f64,
-    /// The same over what the type does.
+    /// Ratio of that error to the error of the type.
     #[serde(with = "exact::double")]
     pub ratio: f64,
     #[serde(skip)]
     pub(crate) sums: Sums,
 }
 
-/// A row that is farther off than its type can be, or scaled.
+/// Row whose error is larger than its type explains, or that is scaled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BadRow {
-    /// Its number.
+    /// Index of the row.
     pub row: u64,
-    /// Its relative rms error.
+    /// Relative rms error of the row.
     #[serde(with = "exact::double")]
     pub error: f64,
-    /// The same over what the type does.
+    /// Ratio of that error to the error of the type.
     #[serde(with = "exact::double")]
     pub ratio: f64,
-    /// The factor that the row was scaled by, if nothing else is wrong with it.
+    /// Factor by which the row was scaled, if nothing else is wrong with it.
     #[serde(with = "exact::double_if_any")]
     pub factor: Option<f64>,
 }
 
-/// How many there are of something, and the first of them.
+/// Number of marked items, with the first of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Marked<T> {
-    /// How many.
+    /// Number of items.
     pub count: u64,
-    /// The first ones.
+    /// First items, at most 16.
     pub first: Vec<T>,
 }
 
@@ -127,26 +127,27 @@ impl<T> Marked<T> {
     }
 }
 
-/// The first value that is not the baseline's, rounded.
+/// First value that differs from the baseline's, rounded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FirstDifference {
-    /// Its row.
+    /// Row of the value.
     pub row: u64,
-    /// Its column.
+    /// Column of the value.
     pub column: u64,
-    /// What the file has.
+    /// Value in the file.
     #[serde(with = "exact::single")]
     pub found: f32,
-    /// What the baseline makes.
+    /// Value that the baseline gives.
     #[serde(with = "exact::single")]
     pub expected: f32,
 }
 
-/// Of a column that is lost, at most this share is left where our own codes keep at least that.
+/// Limits for a lost column: at most `LOST_COLUMN` of it is left in the file, while our own codes keep at least
+/// `KEPT_COLUMN`.
 const LOST_COLUMN: f64 = 0.05;
 const KEPT_COLUMN: f64 = 0.8;
 
-/// Sums over the rows, for each column: of the file, then of our own codes.
+/// Sums over the rows for each column: of the file, then of our own codes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ColumnSums {
     pub(crate) products: Vec<f64>,
@@ -192,8 +193,9 @@ impl ColumnSums {
         add(&mut self.references, &later.references);
     }
 
-    /// By how much more than by rounding each column is scaled; 1 where nothing can be said, or where more than
-    /// `shape_error` is left once the scale is right; 0 where next to nothing is left of what our own codes keep.
+    /// Returns the factor of each column beyond the effect of rounding. It is 1 if nothing can be said, or if more than
+    /// `shape_error` remains with the best scale. It is 0 if almost nothing is left of a column that our own codes
+    /// keep.
     pub(crate) fn factors(&self, shape_error: f64) -> impl Iterator<Item = f64> {
         let own = self.own_products.iter().zip(&self.own_values);
         let file = self.products.iter().zip(&self.values).zip(&self.references);
@@ -211,17 +213,17 @@ impl ColumnSums {
     }
 }
 
-/// Our own codes may be the ones that are off, so a column must be scaled both against them and by itself.
+/// Our own codes may be the inaccurate ones, so a column must be scaled both relative to them and by itself.
 fn nearer_to_one(a: f64, b: f64) -> f64 {
     if a.ln().abs() < b.ln().abs() { a } else { b }
 }
 
-/// What rows of a tensor showed; joined in the order of the rows.
+/// Sums and marks over rows of a tensor; joined in the order of the rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Seen {
-    /// Of the file against the baseline.
+    /// Sums of the file against the baseline.
     pub(crate) file: Sums,
-    /// Of our own codes against the baseline.
+    /// Sums of our own codes against the baseline.
     pub(crate) own: Sums,
     pub(crate) n_blocks: u64,
     pub(crate) n_equal_blocks: u64,
@@ -229,11 +231,11 @@ pub(crate) struct Seen {
     pub(crate) bad_blocks: Marked<BadBlock>,
     pub(crate) bad_rows: Marked<BadRow>,
     pub(crate) columns: ColumnSums,
-    /// Of floats: values that differ, those that no rounding explains, and the first.
+    /// Number of float values that differ, number of those that no rounding explains, and the first difference.
     pub(crate) n_differing: u64,
     pub(crate) n_beyond: u64,
     pub(crate) first_difference: Option<FirstDifference>,
-    /// Of floats: values that went through BF16, and through F16, before they were rounded to their type.
+    /// Number of float values that were rounded to BF16, or to F16, before they were rounded to their type.
     pub(crate) n_through: [u64; 2],
     pub(crate) unjudged: Option<String>,
 }
@@ -258,16 +260,16 @@ impl Seen {
     }
 }
 
-/// One tensor of the file against the baseline.
+/// Comparison of one tensor of the file with the baseline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorWeights {
-    /// Name in the file.
+    /// Name of the tensor in the file.
     pub name: String,
-    /// The tensor of the baseline, where it has another name (a head that is the embedding).
+    /// Name of the baseline's tensor if it differs (a head that is the embedding).
     pub baseline_name: Option<String>,
-    /// `blk.N`: the layer.
+    /// Layer number, from `blk.N`.
     pub layer: Option<usize>,
-    /// The rest of the name.
+    /// Rest of the name.
     pub role: String,
     /// Type in the file.
     #[serde(with = "exact::ggml_type")]
@@ -275,39 +277,39 @@ pub struct TensorWeights {
     /// Type in the baseline.
     #[serde(with = "exact::ggml_type")]
     pub baseline_ty: GgmlType,
-    /// Shape, outermost first.
+    /// Shape, outermost dimension first.
     #[serde(with = "exact::shape")]
     pub shape: Shape,
-    /// The result.
+    /// Outcome of the comparison.
     pub outcome: WeightOutcome,
     /// Relative rms error of the file against the baseline.
     #[serde(with = "exact::double")]
     pub error: f64,
-    /// That of our own quantization of the same values, without an importance matrix.
+    /// Relative rms error of our own quantization of the same values, without an importance matrix.
     #[serde(with = "exact::double")]
     pub own_error: f64,
-    /// The file's error over what the type does with these values; 1 where both are exact.
+    /// Ratio of the file's error to the error of the type on these values; 1 if both are exact.
     #[serde(with = "exact::double")]
     pub ratio: f64,
-    /// Blocks; of floats, values.
+    /// Number of blocks; of values for floats.
     pub blocks: u64,
-    /// Those that are reproduced.
+    /// Number of reproduced blocks.
     pub equal_blocks: u64,
     /// Blocks by the ratio of their errors; empty for floats.
     pub histogram: RatioHistogram,
-    /// Blocks beyond what the type can do.
+    /// Blocks whose error is larger than the type explains.
     pub bad_blocks: Marked<BadBlock>,
-    /// Rows beyond what the type can do.
+    /// Rows whose error is larger than the type explains.
     pub bad_rows: Marked<BadRow>,
-    /// Of floats: the first value that differs.
+    /// First float value that differs; `None` for quantized types.
     pub first_difference: Option<FirstDifference>,
-    /// What is wrong, in words; why it could not be judged.
+    /// Description of the problem, or the reason why the tensor could not be judged.
     pub message: Option<String>,
-    /// Why, where it was found.
+    /// Cause of the damage, if it was found.
     pub cause: Option<Cause>,
 }
 
-/// `blk.3.attn_q.weight` as layer 3 and `attn_q.weight`.
+/// Splits `blk.3.attn_q.weight` into layer 3 and `attn_q.weight`.
 pub(crate) fn split_name(name: &str) -> (Option<usize>, &str) {
     let parts = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     match parts.and_then(|(layer, role)| Some((layer.parse().ok()?, role))) {

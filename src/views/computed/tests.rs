@@ -1,10 +1,11 @@
-//! Bits that torch 2.15 computes with two threads (`x` as below; `torch.sum`, `t - t.mean()`, `torch.norm` and so on).
+//! Tests against the bits that torch 2.15 computes with two threads (`x` as below; `torch.sum`, `t - t.mean()`,
+//! `torch.norm` and so on).
 
 use super::*;
 use crate::core::{Shape, SourceError, WeightMeta};
 use crate::views::Recipe;
 
-/// Numbers between -1 and 1 that F32 holds.
+/// Returns numbers between -1 and 1 that F32 holds exactly.
 fn numbers(n: usize) -> Vec<f32> {
     let mut state = 42u64;
     let next = |_| {
@@ -14,7 +15,7 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(next).collect()
 }
 
-/// The numbers in some type.
+/// Weight source of the numbers in some type.
 struct Numbers {
     metas: Vec<WeightMeta>,
     bytes: Vec<u8>,

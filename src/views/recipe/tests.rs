@@ -1,4 +1,4 @@
-//! Every layout operation against the same thing done by index arithmetic on a plain array.
+//! Tests of every layout operation against index arithmetic on a plain array.
 
 use super::*;
 use crate::arch::MathOp;
@@ -6,11 +6,11 @@ use crate::core::SourceError;
 use crate::core::WeightMeta;
 use crate::views::ShapeError;
 
-/// Weights that count up: element `i` of weight `w` is `1000 w + i`.
+/// Weights with ascending values: element `i` of weight `w` is `1000 w + i`.
 struct Counting {
     weights: Vec<WeightMeta>,
     bytes: Vec<Vec<u8>>,
-    /// Whether the bytes can be borrowed, as from a mapped file.
+    /// True if the bytes can be borrowed, as from a mapped file.
     mapped: bool,
 }
 
@@ -51,7 +51,7 @@ impl WeightSource for Counting {
     }
 }
 
-/// All elements of a view; checks on the way that every range reads the same, mapped and not.
+/// Returns all elements of a view; checks that every range reads the same, mapped and not.
 fn elements(dims: &[&[u64]], make: impl Fn(&Counting) -> View) -> (Vec<u64>, Vec<i64>) {
     let mut whole = Vec::new();
     let mut shape = Vec::new();
@@ -82,7 +82,7 @@ fn elements(dims: &[&[u64]], make: impl Fn(&Counting) -> View) -> (Vec<u64>, Vec
     (shape, whole.iter().map(|&x| x as i64).collect())
 }
 
-/// What numpy's `a.reshape(from).transpose(order).reshape(to)` gives for `arange`.
+/// Returns the result of numpy's `a.reshape(from).transpose(order).reshape(to)` for `arange`.
 fn numpy(from: &[usize], order: &[usize]) -> Vec<i64> {
     let n: usize = from.iter().product();
     let to: Vec<usize> = order.iter().map(|&axis| from[axis]).collect();
@@ -119,7 +119,7 @@ fn zipping_undoes_unzipping() {
     }
     let zip = |s: &Counting| View::zip(halves(s), 1).unwrap();
     assert_eq!(elements(&[&[2, 6, 4]], zip), (vec![2, 6, 4], (0..48).collect()));
-    // On the way back of a transposed stack the parts take turns inside a row.
+    // When a stack is transposed back, the parts take turns inside a row.
     let turned = elements(&[&[2, 6, 4]], |s| zip(s).transpose(1, 2).unwrap());
     assert_eq!(turned, (vec![2, 4, 6], numpy(&[2, 6, 4], &[0, 2, 1])));
     let cut = elements(&[&[2, 6, 4]], |s| zip(s).slice(1, 2, 6).unwrap().slice(0, 1, 2).unwrap());
@@ -144,7 +144,7 @@ fn axes_permute_transpose_and_reshape() {
     assert_eq!((shape, got), (vec![4, 3, 2], numpy(&[2, 3, 4], &[2, 1, 0])));
     let (shape, got) = elements(&[&[6, 4]], |s| s.view(0).reshape(&[2, 12]).unwrap());
     assert_eq!((shape, got), (vec![2, 12], (0..24).collect::<Vec<_>>()));
-    // A reshape across a reordering: joined axes can be cut where the factors allow.
+    // A reshape across a reordering: joined axes can be split where the factors allow.
     let (_, got) = elements(&[&[4, 6]], |s| s.view(0).transpose(0, 1).unwrap().reshape(&[3, 8]).unwrap());
     assert_eq!(got, numpy(&[4, 6], &[1, 0]));
     let source = Counting::new(&[&[6, 5]], ElementType::F32, true);
@@ -209,7 +209,7 @@ fn joins_along_every_axis() {
     let (shape, got) = elements(dims, |s| View::concat(vec![s.view(0), s.view(1)], 1).unwrap());
     assert_eq!(shape, [2, 6]);
     assert_eq!(got, [0, 1, 2, 1000, 1001, 1002, 3, 4, 5, 1003, 1004, 1005]);
-    // Operations reach through the seam.
+    // Operations pass through the seam.
     let (shape, got) = elements(dims, |s| stacked(s).transpose(1, 2).unwrap().slice(0, 1, 2).unwrap());
     assert_eq!((shape, got), (vec![1, 3, 2], vec![1000, 1003, 1001, 1004, 1002, 1005]));
     let (shape, _) = elements(dims, |s| stacked(s).reshape(&[4, 3]).unwrap());

@@ -1,5 +1,5 @@
-//! What comes back has the names and the values of what went: a card that goes wrong the same way in both directions
-//! makes the same file again of a checkpoint that nobody else can read.
+//! A checkpoint that is converted and converted back has its original names and values. A card with the same mistake in
+//! both directions would give the same GGUF file, but a checkpoint that no other program can read.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, GgmlType, WeightSource};
 use gguf_foundry::quant::dequantize;
 
-/// Cases that come back in other words than they went, and why that is right.
+/// Cases that come back with different names or values, and the reason.
 const OTHERWISE: &[(&str, &[&str])] = &[
     (
         "the names of transformers, or the newer ones, of several that were in use",
@@ -95,7 +95,7 @@ const OTHERWISE: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Parts that stand in front of a model's own names where it is wrapped in others (with a head, with towers), or not.
+/// Prefixes of a model's own names if it is wrapped in others (with a head, with towers).
 const WRAPPERS: &[&str] = &[
     "backbone",
     "bert",
@@ -113,7 +113,7 @@ const WRAPPERS: &[&str] = &[
     "transformer",
 ];
 
-/// A name without what the model may be wrapped in.
+/// Name without the wrappers of the model.
 fn bare(name: &str) -> &str {
     match name.split_once('.') {
         Some((first, rest)) if WRAPPERS.contains(&first) => bare(rest),
@@ -121,7 +121,7 @@ fn bare(name: &str) -> &str {
     }
 }
 
-/// Tensors by bare name: shape, and elements as F32. Without those that are no plain floats.
+/// Tensors by bare name: shape, and elements as F32. Only plain floats.
 type Weights = BTreeMap<String, (String, Vec<f32>)>;
 
 fn weights(dir: &Path) -> Weights {
@@ -144,7 +144,8 @@ fn weights(dir: &Path) -> Weights {
     weights
 }
 
-/// What of the checkpoint `back` is not as it was in `there`, where that is not listed; what is listed for nothing.
+/// Difference between the checkpoints `there` and `back`, unless it is listed; also a case that is listed without a
+/// difference.
 pub(super) fn complaint(there: &Path, back: &Path, at: &str) -> Option<String> {
     let is_listed = OTHERWISE.iter().any(|(_, cases)| cases.contains(&at));
     match difference(&weights(there), &weights(back)) {

@@ -1,4 +1,4 @@
-//! Every class that llama.cpp's converter takes for a text model has a card.
+//! Every class that llama.cpp's converter accepts for a text model has a card.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use gguf_foundry::arch::Registry;
 
 use crate::support::fixture;
 
-/// Classes without a card: those of `docs/differences.md`, where the reasons are.
+/// Classes without a card; `docs/differences.md` has the reasons.
 const WITHOUT: &[&str] = &["PocketTTSModel", "Qwen3TTSForConditionalGeneration", "UltravoxModel"];
 
 #[test]
@@ -26,7 +26,7 @@ fn every_class_of_the_peer_is_claimed_once() {
     );
 }
 
-/// A class that the peer converts to an architecture its class does not state: the converter changes it as it runs.
+/// Classes for which llama.cpp changes the architecture during the conversion.
 const CHANGED: &[&str] = &[
     "DeepseekOCRForCausalLM",
     "Eagle3DraftModel",
@@ -37,7 +37,7 @@ const CHANGED: &[&str] = &[
     "UnlimitedOCRForCausalLM",
 ];
 
-/// A class has the architecture that the peer gives it, in one of its cards.
+/// Each class has the architecture that llama.cpp gives it, in one of its cards.
 #[test]
 fn classes_have_the_architecture_of_the_peer() {
     let registry = Registry::embedded().unwrap();

@@ -1,4 +1,5 @@
-//! Draft heads that a configuration counts and a checkpoint does not store, as transformers saves such models.
+//! Draft heads that a configuration counts and a checkpoint does not store, which is how transformers saves such
+//! models.
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::core::TensorSource;
@@ -9,7 +10,7 @@ use super::fixture::{self, CardFixture};
 
 const COUNTS: [&str; 2] = ["num_nextn_predict_layers", "mtp_num_hidden_layers"];
 
-/// The part of a configuration that counts heads, and the number of the model's own blocks.
+/// Number of the model's own blocks, from the part of a configuration that counts heads.
 fn counted(config: &Json) -> Option<u64> {
     let part = [config, &config["text_config"]]
         .into_iter()
@@ -24,7 +25,7 @@ fn is_head(name: &str, n_blocks: u64) -> bool {
         || (!name.contains("visual") && block.is_some_and(|block| block >= n_blocks))
 }
 
-/// Cases with a head that is counted and stored, without it, and whether something was taken out.
+/// Cases with a head that is counted and stored, each with a copy without the head's tensors.
 fn stripped() -> Vec<(CardFixture, CardFixture)> {
     let all = fixture::all().into_iter().filter(|case| {
         let options = &case.content()["options"];

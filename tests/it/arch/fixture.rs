@@ -1,5 +1,5 @@
-//! The cases of `fixtures/cards`: a configuration and names and shapes of tensors, as a checkpoint on the disk. Elements
-//! follow from a formula, that of `scripts/peers/card_fixtures.py`.
+//! Cases of `fixtures/cards`: configuration and names and shapes of tensors, written as a checkpoint on disk. Elements
+//! follow from the formula in `scripts/peers/card_fixtures.py`.
 
 use std::path::{Path, PathBuf};
 
@@ -11,9 +11,9 @@ use serde_json::{Map, Value as Json, json};
 use super::load;
 use crate::support::fixture;
 
-/// One case.
+/// Case of `fixtures/cards`.
 pub(super) struct CardFixture {
-    /// Architecture and case, for messages.
+    /// Architecture and name of the case, for messages.
     pub(super) at: String,
     pub(super) arch: String,
     content: Json,
@@ -33,13 +33,13 @@ pub(super) fn all() -> Vec<CardFixture> {
 }
 
 impl CardFixture {
-    /// The same with another content; `None` if nothing changes.
+    /// Case with changed content; `None` if nothing changes.
     pub(super) fn changed(&self, change: impl FnOnce(&mut Json)) -> Option<Self> {
         let changed = self.edited(change);
         (changed.content != self.content).then_some(changed)
     }
 
-    /// The same case with other content.
+    /// Case with edited content.
     pub(super) fn edited(&self, edit: impl FnOnce(&mut Json)) -> Self {
         let (at, arch, mut content) = (self.at.clone(), self.arch.clone(), self.content.clone());
         edit(&mut content);
@@ -51,17 +51,17 @@ impl CardFixture {
         &self.content
     }
 
-    /// Whether it is of towers.
+    /// Returns true if the case has towers.
     pub(super) fn is_mmproj(&self) -> bool {
         self.content["options"]["mmproj"] == true
     }
 
-    /// Whether it is in Mistral's own format.
+    /// Returns true if the case is in Mistral's own format.
     pub(super) fn is_mistral(&self) -> bool {
         self.content["options"]["mistral_format"] == true
     }
 
-    /// The same under other names of its tensors.
+    /// Case with renamed tensors.
     pub(super) fn renamed(&self, rename: impl Fn(&str) -> String) -> Self {
         let mut content = self.content.clone();
         for row in content["tensors"].as_array_mut().unwrap() {
@@ -74,7 +74,7 @@ impl CardFixture {
         Self { at: self.at.clone(), arch: self.arch.clone(), content, drop: self.drop.clone() }
     }
 
-    /// The same with another tensor.
+    /// Case with an additional tensor.
     pub(super) fn with(mut self, name: &str, dims: &[u64]) -> Self {
         self.content["tensors"].as_array_mut().unwrap().push(json!([name, "BF16", dims]));
         if let Some(listed) = listed_names(&mut self.content) {
@@ -83,22 +83,22 @@ impl CardFixture {
         self
     }
 
-    /// The same, asked for without tensors whose names match.
+    /// Case that is converted without tensors whose names match.
     pub(super) fn dropping(&self, pattern: &str) -> Self {
         Self { drop: Some(Regex::new(pattern).unwrap()), ..self.renamed(str::to_owned) }
     }
 
-    /// Whether the name of some tensor is like this.
+    /// Returns true if a tensor name satisfies the predicate.
     pub(super) fn has_name(&self, is_like: impl Fn(&str) -> bool) -> bool {
         self.content["tensors"].as_array().unwrap().iter().any(|row| is_like(row[0].as_str().unwrap()))
     }
 
-    /// What the peer makes of the case, by type of the file.
+    /// Expected output of llama.cpp's converter, by file type.
     pub(super) fn expect(&self) -> &Map<String, Json> {
         self.content["expect"].as_object().unwrap()
     }
 
-    /// The case with the embedding stored under the head's name alone, and said to be the head.
+    /// Case with the embedding stored only under the head's name, and the configuration tied.
     pub(super) fn with_head_alone(&self, embedding: &str, head: &str) -> Self {
         let mut content = self.content.clone();
         let tensors = content["tensors"].as_array_mut().unwrap();
@@ -136,7 +136,7 @@ impl CardFixture {
         }
     }
 
-    /// The conversion of the checkpoint in `dir` as the case asks for it, without a vocabulary.
+    /// Plans the conversion of the checkpoint in `dir` with the case's options, without a vocabulary.
     pub(super) fn plan(&self, dir: &Path, file_type: OutType) -> Result<Conversion, ConvertError> {
         let mut options = plain(file_type);
         for (name, value) in self.content["options"].as_object().into_iter().flatten() {
@@ -156,8 +156,8 @@ impl CardFixture {
         Conversion::plan(dir, &options)
     }
 
-    /// The same of a checkpoint made of a GGUF file of the one in `dir`, to F32: names are transformers', what was left out
-    /// is not there.
+    /// Plans a conversion to F32 of the checkpoint in `back`, made from the GGUF file of the one in `dir`. It has
+    /// transformers' names, and tensors that were left out are absent.
     pub(super) fn plan_back(&self, dir: &Path, back: &Path) -> Result<Conversion, ConvertError> {
         let mut options = plain(OutType::F32);
         if self.content["options"]["mtp"] == true {
@@ -168,17 +168,17 @@ impl CardFixture {
     }
 }
 
-/// The tensors by the index of a case that has one.
+/// Tensors of a case's index file, if it has one.
 fn listed_names(content: &mut Json) -> Option<&mut Map<String, Json>> {
     content.pointer_mut("/files/model.safetensors.index.json/weight_map")?.as_object_mut()
 }
 
-/// How many tokens the model has that a draft is for.
+/// Vocabulary size of the target model of a draft.
 pub(super) fn target_vocabulary(dir: &Path) -> Option<u64> {
     load(&target(dir)?.join("config.json"))["vocab_size"].as_u64()
 }
 
-/// The model that a draft is for.
+/// Directory of the target model of a draft.
 fn target(dir: &Path) -> Option<PathBuf> {
     Some(dir.join("target")).filter(|target| target.is_dir())
 }
@@ -187,8 +187,8 @@ fn plain(file_type: OutType) -> ConvertOptions {
     ConvertOptions { file_type: Some(file_type), tokenizer: false, ..ConvertOptions::default() }
 }
 
-/// A file of the tensors: rows of name, element type, dimensions, and perhaps 0 for zeros or
-/// the elements of a tensor of I32.
+/// Safetensors file of rows with name, element type, dimensions, and optionally 0 for zeros or the elements of an I32
+/// tensor.
 fn safetensors(rows: &[Json]) -> Vec<u8> {
     let mut header = Map::new();
     let mut data = Vec::new();
@@ -209,11 +209,11 @@ fn safetensors(rows: &[Json]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
 }
 
-/// Element `i` of tensor `k`.
+/// Appends element `i` of tensor `k`.
 fn element(ty: &str, k: u64, i: u64, is_zero: bool, out: &mut Vec<u8>) {
     let value = if is_zero { 0.0 } else { super::element(k, i) };
     match ty {
-        // Of few bits: none is lost.
+        // The value has few significant bits, so none is lost.
         "BF16" => out.extend(((value.to_bits() >> 16) as u16).to_le_bytes()),
         "F16" => out.extend(half::f16::from_f32(value).to_le_bytes()),
         "F32" => out.extend(value.to_le_bytes()),
@@ -221,10 +221,10 @@ fn element(ty: &str, k: u64, i: u64, is_zero: bool, out: &mut Vec<u8>) {
         "I32" => out.extend(((i / 2) as i32).to_le_bytes()),
         "I64" => out.extend(((i / 2) as i64).to_le_bytes()),
         "I8" => out.push(super::bits(k, i)),
-        // No NaN, here and as a power of two.
+        // Never NaN, also not as a power of two.
         "U8" => out.push(super::bits(k, i) % 255),
         "F8_E4M3" => out.push(super::bits(k, i) & 0xf7),
-        // Scales about one.
+        // Scales near one.
         "F8_E8M0" => out.push(120 + (super::bits(k, i) & 7)),
         other => panic!("element type {other}"),
     }

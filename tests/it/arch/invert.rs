@@ -1,4 +1,4 @@
-//! Cards run backwards: what `hf2gguf` makes of a fixture becomes the fixture again.
+//! Cards run backwards: the output of `hf2gguf` for a fixture becomes the fixture again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ impl WeightSource for Memory {
     }
 }
 
-/// The tensors of a plan, computed.
+/// Computed tensors of a plan.
 fn computed(outputs: &[gguf_foundry::arch::OutputSpec], source: &dyn WeightSource) -> Memory {
     let values = |output| {
         let recipe = recipe(output, source.weights()).unwrap();
@@ -74,30 +74,30 @@ fn inverted(registry: &Registry, mapping: &Mapping, gguf: &Memory) -> Inverse {
     invert(registry, &metadata, &gguf.weights, rope.as_ref(), None).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What has no way back, a case or all cases of a card, and which words of the refusal say why.
+/// Cases, or all cases of a card, that cannot be converted back, with words of the expected refusal.
 const NO_WAY_BACK: &[(&str, &str)] = &[
-    // Mistral's own format alone has a key for how queries are scaled by position.
+    // Only Mistral's own format has a key for scaling queries by position.
     ("deepseek2/mistral_format", "`raw.llama_4_scaling`"),
-    // Arithmetic that loses what it took.
+    // Arithmetic that loses information.
     ("bitnet", "`ternary` cannot be undone"),
     ("kimi-k3", "`mul` cannot be undone"),
-    // Two rows of the output are what is left of it.
+    // Only two rows of the output are left.
     ("qwen3/rerank", "`cls.output.weight`"),
     ("qwen3vl/rerank", "`cls.output.weight`"),
-    // Its stages are layers in the file and `mtp` in the checkpoint, a part of its target's.
+    // Its stages are layers in the file and `mtp` in the checkpoint, where they are a part of its target.
     ("dflash/deepseek4_dspark", "unknown to card `dflash`"),
 ];
 
-/// Keys that are not the same after the way back, and why that is right.
+/// Keys that differ after the round trip, and the reason.
 const OTHER_KEYS: &[(&str, &str)] = &[
-    // Mistral's `params.json` may leave it out, transformers' `config.json` must not.
+    // Mistral's `params.json` may omit it, transformers' `config.json` must not.
     ("llama/mistral_format", "llama.vocab_size"),
     ("mistral3/mistral_format", "mistral3.vocab_size"),
-    // Written for the class of images and text alone; what comes back is the text part.
+    // Written only for the class of images and text; the round trip gives the text part.
     ("gemma4/gemma4_unified", "tokenizer.ggml.suppress_tokens"),
 ];
 
-/// A tensor as it stands in the file.
+/// Tensor as it is stored in the file.
 struct Stored {
     ty: GgmlType,
     shape: String,
@@ -105,7 +105,7 @@ struct Stored {
 }
 
 impl Stored {
-    /// The elements: floats as F32, whatever they are stored as.
+    /// Elements as F32, whatever type they are stored in.
     fn floats(&self) -> Vec<f32> {
         let n_elems = self.bytes.len() / self.ty.block_bytes() * self.ty.block_elems();
         let mut floats = vec![0.0; n_elems];
@@ -117,8 +117,8 @@ impl Stored {
         matches!(self.ty, GgmlType::I32 | GgmlType::I64)
     }
 
-    /// Whether the other one holds the same elements, but for rounding where some is allowed. A tensor that kept the
-    /// type of its source comes back with the same elements in the type that was asked for.
+    /// Returns true if the other tensor has the same elements, except for rounding where some is allowed. A tensor that
+    /// kept the type of its source comes back with the same elements in the requested type.
     fn is(&self, other: &Self, is_exact: bool) -> bool {
         if self.shape != other.shape || self.is_integer() != other.is_integer() {
             return false;
@@ -135,13 +135,13 @@ impl Stored {
     }
 }
 
-/// What a file holds: keys as text, by name, and tensors.
+/// Contents of a file: keys as text, by name, and tensors.
 type Content = (BTreeMap<String, String>, BTreeMap<String, Stored>);
 
-/// The content of a conversion. Which of several names of the configuration a class uses may move a key, which no reader
-/// minds; the order of what cards write is for the tests of the way there.
+/// Content of a conversion. A key may move because a class uses another name of the configuration; the order of keys is
+/// tested elsewhere.
 fn content(conversion: &Conversion) -> Result<Content, SourceError> {
-    // Classes that leave the head size out come back as one that writes it, which says the same.
+    // Classes that omit the head size come back as one that writes it, with the same value.
     let is_compared = |row: &Json| {
         let key = row[0].as_str().unwrap();
         super::is_of_cards(row) && !(key.ends_with("_length") && key.contains("attention."))
@@ -158,13 +158,13 @@ fn content(conversion: &Conversion) -> Result<Content, SourceError> {
     Ok((keys, tensors))
 }
 
-/// The greatest difference of two lists, in units of the greatest of them.
+/// Largest difference of two lists, relative to the largest value.
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     let scale = a.iter().fold(f32::MIN_POSITIVE, |max, x| max.max(x.abs()));
     a.iter().zip(b).map(|(a, b)| (a - b).abs() / scale).fold(0.0, f32::max)
 }
 
-/// What is not the same in two files of a case.
+/// Difference between two files of a case.
 fn difference(at: &str, there: &Content, back: &Content, is_exact: bool) -> Option<String> {
     let ((keys, tensors), (new_keys, new_tensors)) = (there, back);
     for (name, tensor) in tensors {
@@ -190,7 +190,7 @@ fn difference(at: &str, there: &Content, back: &Content, is_exact: bool) -> Opti
     (!rows.is_empty()).then(|| format!("keys: {rows:?}"))
 }
 
-/// Converts a case to F32, back to a checkpoint, and forth again; what is not the same.
+/// Converts a case to F32, back to a checkpoint, and to F32 again; returns a difference.
 fn complaint(registry: &Registry, case: &CardFixture) -> Option<String> {
     round_trip(registry, case).err().map(|why| format!("{}: {why}", case.at))
 }
@@ -205,7 +205,7 @@ fn round_trip(registry: &Registry, case: &CardFixture) -> Result<(), String> {
     let card = conversion.mapping().card.name();
     let write = WriteOptions { sync: false, ..WriteOptions::default() };
     let mut metadata = conversion.metadata().clone();
-    // A draft's file has the tokens of its target, which say how long the vocabulary is.
+    // A draft's file has the tokens of its target, which give the size of the vocabulary.
     if let Some(n_tokens) = fixture::target_vocabulary(&there) {
         let tokens = (0..n_tokens).map(|token| format!("t{token}").into_bytes()).collect();
         metadata.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));

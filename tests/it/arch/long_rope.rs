@@ -31,7 +31,7 @@ fn factors(n: usize) -> Json {
     })
 }
 
-/// Half of a head of the case.
+/// Half the width of a head of the case.
 fn half(at: &str) -> usize {
     let content = case(at).content()["config"].clone();
     let head = content["head_dim"]

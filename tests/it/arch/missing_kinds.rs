@@ -1,4 +1,4 @@
-//! Kinds of tensors that every block lacks: there is no gap between blocks, and no runtime computes the model.
+//! Kinds of tensors that are missing in every block: there is no gap between blocks, but no runtime computes the model.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ fn kind(name: &str) -> String {
         .join(".")
 }
 
-/// Every kind of tensor of every case, left out: refused, or the file has all that llama.cpp asks for.
+/// Each kind of tensor of each case is left out: the conversion is refused, or the file has all that llama.cpp needs.
 #[test]
 fn a_kind_that_is_left_out_is_missed() {
     let (mut n_refused, mut n_left, mut wrong) = (0, 0, Vec::new());
@@ -33,7 +33,7 @@ fn a_kind_that_is_left_out_is_missed() {
             match missing_tensors(healthy.metadata(), &tensors) {
                 Some(missing) => {
                     n_refused += 1;
-                    // What is missed is what was taken out.
+                    // Only the removed tensors are reported as missing.
                     wrong.extend(
                         missing
                             .names

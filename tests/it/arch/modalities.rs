@@ -1,4 +1,4 @@
-//! What belongs to other modalities is left out of a text model, and said to be.
+//! Tensors of other modalities are left out of a text model, and reported.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::fixture;
 
-/// The bundled text model with the parts of a vision model beside it.
+/// Bundled text model with parts of a vision model added.
 fn with_vision(dir: &Path) {
     for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap() {
         let entry = entry.unwrap();

@@ -1,4 +1,5 @@
-//! What a training leaves in the names of a checkpoint and beside its model: every card's cases, with it and without.
+//! Leftovers of a training in the names of a checkpoint and among its tensors: every card's cases, with and without
+//! them.
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Conversion, ConvertError};
@@ -9,7 +10,7 @@ use serde_json::{Value as Json, json};
 use super::fixture::{self, CardFixture};
 use super::{digits, keys};
 
-/// Tensors and keys of a plan, and what is odd about the checkpoint.
+/// Tensors and keys of a plan, and its warnings.
 type Planned = (Vec<Json>, Vec<Json>, Vec<String>);
 
 fn planned(case: &CardFixture) -> Result<Planned, ConvertError> {
@@ -26,22 +27,22 @@ fn tensors(conversion: &Conversion) -> Vec<Json> {
     let rows =
         rows.map(|(at, meta)| json!([meta.name, meta.shape.dims(), meta.ty.name(), digits(conversion, at)]));
     let mut rows: Vec<Json> = rows.collect();
-    // A prefix may change the order by name, and with it that of the file.
+    // A prefix may change the order by name, and so the order of the file.
     rows.sort_by_key(ToString::to_string);
     rows
 }
 
-/// The cases in Hugging Face's format.
+/// Cases in Hugging Face's format.
 fn all_cases() -> Vec<CardFixture> {
     fixture::all().into_iter().filter(|case| !case.is_mistral()).collect()
 }
 
-/// Those of text models.
+/// Cases of text models.
 fn cases() -> Vec<CardFixture> {
     all_cases().into_iter().filter(|case| !case.is_mmproj()).collect()
 }
 
-/// Checks that a change of every case yields the same tensors and keys, and one more warning that has a text.
+/// Checks that a change of every case gives the same tensors and keys, and one more warning that contains a text.
 fn check_all(
     cases: &[CardFixture],
     change: impl Fn(&CardFixture) -> Option<(CardFixture, String)> + Sync,
@@ -152,7 +153,7 @@ fn what_is_no_part_of_the_model_is_refused_with_a_pattern_that_leaves_it_out() {
             found.2
         );
     }
-    // What the model needs is missed as ever, and a pattern that finds nothing says so.
+    // Required tensors are still reported as missing, and a pattern without a match is reported.
     let error = planned(&case.renamed(str::to_owned).dropping("q_proj")).unwrap_err();
     assert!(
         error.to_string().starts_with("the checkpoint lacks `model.layers.0.self_attn.q_proj.weight`"),
@@ -190,7 +191,7 @@ fn adapters_that_were_never_merged_are_refused() {
         );
         assert!(error.hints()[0].contains("merge_and_unload()"));
     }
-    // Without matrices PEFT's word is a wrapper's like any other.
+    // Without adapter matrices, PEFT's prefix is treated like any other wrapper.
     let plain = planned(&case).unwrap();
     let changed = case.renamed(|name| name.replace("_proj.", "_proj.base_layer."));
     let found = planned(&changed).unwrap();
@@ -206,7 +207,7 @@ fn names_of_the_inner_model_alone_are_completed() {
         is_plain.then(|| (case.renamed(inner), "lack `model.`, which is put before them: ".to_owned()))
     };
     assert_eq!(check_all(&cases(), change), 4);
-    // Embedding models of Qwen 2 leave `model.` out, so that its card reads either.
+    // Embedding models of Qwen 2 omit `model.`, so their card reads both forms.
     let read_both = ["qwen2/defaults.json", "qwen2/plain.json", "qwen2/rope_yarn.json"];
     let cases: Vec<CardFixture> =
         cases().into_iter().filter(|case| read_both.contains(&case.at.as_str())).collect();

@@ -1,5 +1,5 @@
-//! Configurations as transformers 5 saves them anew (`fixtures/transformers5.json`): what becomes of a checkpoint is what became
-//! of it with the configuration as it was.
+//! Configurations as transformers 5 saves them (`fixtures/transformers5.json`): the conversion of a checkpoint is the
+//! same as with the original configuration.
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::core::TensorSource;
@@ -10,7 +10,7 @@ use super::fixture::{self, CardFixture};
 use super::{is_of_cards, keys, load};
 use crate::support;
 
-/// Cases that transformers itself reads as another model than their files mean, and why.
+/// Cases that transformers itself reads as another model than their files describe, and the reason.
 const OTHER_MODELS: &[(&str, &str)] = &[
     ("cohere2moe/shared_mtp.json", "without `norm_topk_prob`, whose default is another one"),
     ("deepseek2-ocr/unlimited.json", "its flat keys are not read"),
@@ -36,7 +36,7 @@ const OTHER_MODELS: &[(&str, &str)] = &[
     ("qwen3vlmoe/packed.json", "without `rope_theta`, whose default is another one since version 5"),
 ];
 
-/// Keys that say what is so without them: heads as wide as the stream allows, all layers of the usual kind, no draft head.
+/// Keys that only state a default: heads as wide as the stream allows, all layers of the usual kind, no draft head.
 const SPELLED_OUT: &[&str] = &[
     ".attention.key_length",
     ".attention.value_length",
@@ -45,7 +45,7 @@ const SPELLED_OUT: &[&str] = &[
     ".nextn_predict_layers",
 ];
 
-/// Keys of configurations that say where the rotated part and the base of rope are.
+/// Configuration keys for the rotated part and the base of rope.
 const PARTS: [&str; 3] = ["partial_rotary_factor", "rotary_pct", "rope_pct"];
 const BASES: [&str; 8] = [
     "rope_theta",
@@ -68,7 +68,7 @@ fn planned(case: &CardFixture) -> Result<Vec<Json>, String> {
     Ok(keys(plan.metadata()).into_iter().filter(is_of_cards).chain(tensors).collect())
 }
 
-/// The case as transformers saves it.
+/// Case as transformers saves it.
 fn resaved(case: &CardFixture, change: &Json) -> CardFixture {
     case.edited(|content| {
         let config = content["config"].as_object_mut().unwrap();
@@ -79,7 +79,7 @@ fn resaved(case: &CardFixture, change: &Json) -> CardFixture {
     })
 }
 
-/// The case with another value wherever one of the keys has a number.
+/// Case with another value wherever one of the keys has a number.
 fn with_value(case: &CardFixture, keys: &[&str], value: f64) -> CardFixture {
     fn visit(node: &mut Map<String, Json>, keys: &[&str], value: f64) {
         for (key, member) in node.iter_mut() {
@@ -96,7 +96,7 @@ fn with_value(case: &CardFixture, keys: &[&str], value: f64) -> CardFixture {
     case.edited(|content| visit(content["config"].as_object_mut().unwrap(), keys, value))
 }
 
-/// Whether the text part of a configuration has one of the keys.
+/// Returns true if the text part of a configuration has one of the keys.
 fn says(case: &CardFixture, keys: &[&str]) -> bool {
     let config = &case.content()["config"];
     let parts = [config, &config["text_config"]];
@@ -109,13 +109,13 @@ fn changes() -> Vec<(CardFixture, Json)> {
     all.filter_map(|case| changes.get(&case.at).map(|change| (case, change.clone()))).collect()
 }
 
-/// Whether a key is only there because its default was written out.
+/// Returns true if a key exists only because its default was written out.
 fn is_spelled_out(row: &Json, old: &[Json]) -> bool {
     let key = row[0].as_str().unwrap_or_default();
     SPELLED_OUT.iter().any(|tail| key.ends_with(tail)) && old.iter().all(|other| other[0] != row[0])
 }
 
-/// The first differences of a case, if there are some; `None` of one that is refused as it was.
+/// First differences of a case, if there are any; `None` if the original case is refused.
 #[allow(clippy::option_option, reason = "no answer, no difference, a difference")]
 fn difference(case: &CardFixture, resaved: &CardFixture) -> Option<Option<String>> {
     let (old, new) = (planned(case).ok()?, planned(resaved));
@@ -130,7 +130,7 @@ fn difference(case: &CardFixture, resaved: &CardFixture) -> Option<Option<String
     })
 }
 
-/// The first differences of cases, one line each, those of other models left out.
+/// First differences of all cases, one line each, without cases of other models.
 fn differences(edit: impl Fn(&CardFixture) -> Option<CardFixture> + Sync) -> (usize, Vec<String>) {
     let all: Vec<Option<Option<String>>> = changes()
         .par_iter()
@@ -152,7 +152,7 @@ fn a_configuration_saved_anew_means_the_same() {
     assert!(found.is_empty(), "{} of {n}:\n{}", found.len(), found.join("\n"));
 }
 
-/// No row of the list is there for nothing.
+/// Each row of the list is necessary.
 #[test]
 fn what_is_listed_as_another_model_is_one() {
     let all = changes();

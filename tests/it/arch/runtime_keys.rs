@@ -13,7 +13,7 @@ use crate::support::fixture as path_of;
 
 type Config = Map<String, Json>;
 
-/// Architectures without rotations, and those whose code has a base of its own or numbers of its own for it.
+/// Architectures without rotations, and those whose code has its own base.
 const UNROTATED: &[&str] = &[
     "arwkv7",
     "bert",
@@ -41,9 +41,9 @@ const UNROTATED: &[&str] = &[
     "wavtokenizer-dec",
 ];
 const OWN_BASE: &[&str] = &["codeshell", "dbrx", "lfm2", "neo-bert", "openelm"];
-/// Whose scores are scaled by the same number as the angles: GGUF has no key for one of the two.
+/// Architectures that scale the scores by the same number as the angles: GGUF has no key for one of the two.
 const SCALED_SCORES: &[&str] = &["deepseek2", "deepseek32", "glm-dsa", "hy_v4", "mistral4"];
-/// Cases whose configuration is elsewhere, or of another form than the change.
+/// Cases whose configuration is elsewhere, or has another form than the change.
 const OTHER_FORM: &[&str] = &[
     "dflash/deepseek_v4_dspark.json",
     "dflash/gemma4_dspark.json",
@@ -56,7 +56,7 @@ const OTHER_FORM: &[&str] = &[
 /// Mistral's own format has a member `yarn`, which is read before a `rope_scaling` that the format does not have.
 const OWN_YARN: &[&str] = &["deepseek2/mistral_format_moe.json", "mistral3/mistral_format.json"];
 
-/// Sets a key wherever a configuration describes a text model; what says the same in another form goes.
+/// Sets a key wherever a configuration describes a text model, and removes other forms of the same setting.
 fn set(config: &mut Config, key: &str, value: &Json) {
     for part in ["text_config", "llm_config", "language_config", "transformer_layer_config"] {
         if let Some(part) = config.get_mut(part).and_then(Json::as_object_mut) {
@@ -72,7 +72,7 @@ fn number(metadata: &Metadata, key: &str) -> Option<f64> {
     value.as_f64().or_else(|| value.as_u64().map(|value| value as f64))
 }
 
-/// What is wrong with the keys of a case under another configuration; a refusal is as good as the right keys.
+/// Error in the keys of a case with a changed configuration; a refusal is as good as the right keys.
 fn complaint(
     case: &CardFixture,
     key: &str,
@@ -146,7 +146,7 @@ fn base_and_scaling_of_rotations_are_carried_by_every_card() {
     assert!(n_right > 400, "only {n_right} plans");
 }
 
-/// The keys of a case of `fixtures/cards` under another configuration.
+/// Keys of a case of `fixtures/cards` with a changed configuration.
 fn keys(path: &str, change: impl FnOnce(&mut Json)) -> Metadata {
     let mut content = load(&path_of(path));
     change(&mut content["config"]);
@@ -176,14 +176,14 @@ fn yarn_s_attention_factor_is_the_quotient_of_the_model_s_and_the_runtime_s() {
     near(yarn(json!({"attention_factor": 1.0})), 1.0 / usual);
     let log = |mu: f64| 0.1 * mu * 4f64.ln() + 1.0;
     near(yarn(json!({"mscale": 0.7, "mscale_all_dim": 1.0})), log(0.7) / log(1.0) / usual);
-    // One of the two is none.
+    // One of the two is zero.
     assert_eq!(yarn(json!({"mscale": 0.7, "mscale_all_dim": 0})), None);
-    // A factor that is not said is that of the lengths.
+    // A missing factor is computed from the lengths.
     let rope = json!({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 64});
     let metadata = llama(rope);
     let context = number(&metadata, "llama.context_length").unwrap();
     near(number(&metadata, "llama.rope.scaling.factor"), context / 64.0);
-    // A first length that is not said is that of all texts, for transformers and for the runtime.
+    // A missing original length means no limit, for transformers and for the runtime.
     let metadata = llama(json!({"rope_type": "yarn", "factor": 2.0}));
     near(number(&metadata, "llama.rope.scaling.factor"), 2.0);
     assert_eq!(number(&metadata, "llama.rope.scaling.original_context_length"), None);

@@ -1,5 +1,5 @@
-//! Sizes of a configuration that contradict the weights: one changed at a time, in every case. What comes of it is an
-//! error, a file whose keys are those of the unchanged one, or a warning; each other outcome has a reason.
+//! Sizes of a configuration that contradict the weights: each size of each case is changed. The result must be an
+//! error, a file with the keys of the unchanged case, or a warning; any other outcome has a listed reason.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,7 +17,7 @@ use super::{fixture, load};
 use crate::goldens::{Goldens, corpus_tests};
 use crate::support::{names, report_cases};
 
-/// What the names of sizes have in them.
+/// Parts of the names of sizes.
 const SIZES: [&str; 16] = [
     "hidden_size",
     "n_embd",
@@ -37,7 +37,7 @@ const SIZES: [&str; 16] = [
     "d_state",
 ];
 
-/// Sizes that contradict nothing: architecture (empty: all), key, why.
+/// Sizes whose change contradicts nothing: architecture (empty: all), key, reason.
 const NO_CONTRADICTION: &[(&str, &str, &str)] = &[
     ("", "num_attention_heads", "the rows of all heads together do not say how many there are"),
     ("", "n_head", "likewise"),
@@ -75,7 +75,7 @@ const NO_CONTRADICTION: &[(&str, &str, &str)] = &[
 /// Cases of the corpus that are not converted.
 const LEFT_OUT: &[&str] = &["pocket_tts", "qwen3_tts", "ultravox"];
 
-/// How the changes went.
+/// Counts of the outcomes.
 #[derive(Debug, Default)]
 struct Counts {
     refused: usize,
@@ -84,7 +84,7 @@ struct Counts {
     silent: Vec<Silent>,
 }
 
-/// A change without a word.
+/// Change that was accepted without an error or a warning.
 #[derive(Debug)]
 struct Silent {
     arch: String,
@@ -92,7 +92,7 @@ struct Silent {
     line: String,
 }
 
-/// The changed values of a size.
+/// Changed values of a size.
 fn changes(value: &Json) -> Vec<Json> {
     match value.as_u64() {
         Some(n) if n > 1 && n % 2 == 0 => vec![json!(n * 2), json!(n / 2), Json::Null],
@@ -101,9 +101,9 @@ fn changes(value: &Json) -> Vec<Json> {
     }
 }
 
-/// Places of sizes: in the configuration, or in a part of it.
+/// Paths of sizes: in the configuration, or in a part of it.
 fn sizes(config: &Map<String, Json>) -> Vec<Vec<String>> {
-    // How many experts a token goes to is no size.
+    // The number of experts per token is not a size.
     let is_size = |key: &str| SIZES.iter().any(|part| key.contains(part)) && !key.contains("per_tok");
     let mut all = Vec::new();
     for (key, value) in config {
@@ -123,13 +123,13 @@ fn at<'j>(config: &'j mut Json, path: &[String]) -> &'j mut Json {
     path.iter().fold(config, |value, key| &mut value[key])
 }
 
-/// Keys that say what the model is.
+/// Keys that describe the model.
 fn keys(metadata: &Metadata) -> BTreeMap<String, String> {
     let own = metadata.iter().filter(|(key, _)| !key.starts_with("general."));
     own.map(|(key, value)| (key.to_owned(), format!("{value:?}"))).collect()
 }
 
-/// Changes each size of a case whose configuration is the file `config`, and plans it.
+/// Changes each size of a case whose configuration is the file `config`, and plans the conversion.
 fn sweep(
     at_case: &str,
     config: &Path,
@@ -161,7 +161,7 @@ fn sweep(
     fs_err::write(config, original.to_string()).unwrap();
 }
 
-/// Fails where a change went by without a word and without a reason.
+/// Fails if a change was accepted without an error, a warning or a listed reason.
 fn judge(subject: &str, counts: &Counts) {
     let has_reason = |silent: &&Silent| {
         let is_of = |arch: &str| arch.is_empty() || arch == silent.arch;
@@ -173,7 +173,7 @@ fn judge(subject: &str, counts: &Counts) {
     let counts = format!(
         "{subject}: {refused} refused, {right} right, {warned} warned, {n_known} without contradiction"
     );
-    // Past the test harness, which keeps what passing tests print.
+    // Written past the test harness, which hides the output of passing tests.
     let _ = writeln!(std::io::stderr(), "{counts}");
     let lines: Vec<&str> = silent.iter().map(|silent| silent.line.as_str()).collect();
     assert!(lines.is_empty(), "{} without a word:\n{}", lines.len(), lines.join("\n"));
@@ -214,7 +214,7 @@ fn the_shapes_of_nearly_all_tensors_follow_from_keys() {
     assert!(n_rest * 25 < n_judged, "{n_rest} of {} tensors are not judged: {rest:#?}", n_judged + n_rest);
 }
 
-/// Copies the files of a directory, not the directories in it.
+/// Copies the files of a directory, without subdirectories.
 fn copy_files(from: &Path, to: &Path) {
     for file in names(from).iter().filter(|file| from.join(file).is_file()) {
         fs_err::copy(from.join(file), to.join(file)).unwrap();

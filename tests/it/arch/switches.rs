@@ -1,4 +1,4 @@
-//! Values of configurations that change the computation: carried to the file, or named as lost.
+//! Configuration values that change the computation: they are written to the file, or reported as lost.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::engine::{cases, differences};
 use crate::goldens::{Goldens, corpus_tests};
 use crate::support::report_cases;
 
-/// Largest and mean difference of a token's likelihood from transformers'.
+/// Maximum largest and mean difference of a token's likelihood from transformers'.
 const MOST: (f64, f64) = (1e-3, 1e-4);
 
 fn plan(dir: &Path, annotate: bool) -> Result<Conversion, ConvertError> {
@@ -24,7 +24,8 @@ fn plan(dir: &Path, annotate: bool) -> Result<Conversion, ConvertError> {
     Conversion::plan(dir, &options)
 }
 
-/// A case of `fixtures/cards` with members of its configuration replaced; null takes one out, points lead into objects.
+/// Case of `fixtures/cards` with changed members of its configuration; null removes a member, pointers lead into
+/// objects.
 struct Changed {
     dir: tempfile::TempDir,
 }
@@ -42,7 +43,7 @@ impl Changed {
         Self { dir }
     }
 
-    /// Key, value and what is assumed, of all that is lost.
+    /// Key and assumed value of everything that is lost.
     fn lost(&self, annotate: bool) -> Vec<(String, Json)> {
         let conversion = plan(self.dir.path(), annotate).unwrap();
         conversion.mapping().lost.iter().map(|lost| (lost.key.clone(), lost.value.clone())).collect()
@@ -73,7 +74,7 @@ fn what_no_key_and_no_tensor_says_is_named() {
         "original_max_position_embeddings": 64, "rope_theta": 10000.0
     });
     for (at, changes, expected) in [
-        // Activations: by the graph, whatever the class's default.
+        // Activations: the graph decides, whatever the class's default is.
         (
             "gpt2/gpt2.json",
             json!({ "activation_function": "relu" }),
@@ -122,7 +123,7 @@ fn what_no_key_and_no_tensor_says_is_named() {
             vec![("rope_scaling.rope_type", json!("llama3"))],
         ),
         ("qwen3/plain.json", json!({ "rope_scaling": yarn }), vec![]),
-        // Whole heads turn, by a description that says no part, where the file has half of them.
+        // Whole heads are rotated by a description without a part, but the file has half of them.
         (
             "glm4moe/solar_open_small.json",
             json!({ "rope_parameters": null, "rope_scaling": { "rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0 } }),
@@ -133,14 +134,14 @@ fn what_no_key_and_no_tensor_says_is_named() {
             json!({ "rope_parameters": { "rope_theta": 5000000.0, "partial_rotary_factor": 1.0 } }),
             vec![("rope_parameters.partial_rotary_factor", json!(1.0))],
         ),
-        // Two bases: classes choose by their own name.
+        // Two bases: each class reads its own name.
         (
             "gptneox/gpt_neox.json",
             json!({ "rope_theta": 10000, "rotary_emb_base": 20000 }),
             vec![("rotary_emb_base", json!(20000))],
         ),
         ("gptneox/gpt_neox.json", json!({ "rope_theta": 10000, "rotary_emb_base": 10000.0 }), vec![]),
-        // What is about training, what tensors say, what is not of the class.
+        // Settings of training, settings that tensors show, and unknown settings.
         (
             "llama/plain.json",
             json!({
@@ -157,7 +158,7 @@ fn what_no_key_and_no_tensor_says_is_named() {
     }
 }
 
-/// Biases that are stored although the configuration has none, and rotations that no key says.
+/// Biases that are stored although the configuration has none, and rotations without a key.
 #[test]
 fn what_is_switched_off_and_stored_is_named() {
     let lost = |at: &str, changes: Json| Changed::of(&case(at), &changes).lost(false);
@@ -170,7 +171,7 @@ fn what_is_switched_off_and_stored_is_named() {
     let named = vec![("attention_k_eq_v".to_owned(), json!(true))];
     assert_eq!(lost("gemma4/gemma4_unified.json", changes), named);
     assert_eq!(lost("gemma4/gemma4_moe.json", json!({ "attention_k_eq_v": true })), []);
-    // Half of a head's pairs turn, at frequencies of the whole head.
+    // Half of a head's pairs are rotated, at frequencies of the whole head.
     let proportional = json!({ "rope_type": "proportional", "partial_rotary_factor": 0.5 });
     let named = vec![("rope_parameters.rope_type".to_owned(), json!("proportional"))];
     for at in ["llama/plain.json", "qwen3/plain.json"] {
@@ -179,13 +180,13 @@ fn what_is_switched_off_and_stored_is_named() {
     }
 }
 
-/// Keys that are left out, for which the class has another value than the file.
+/// Omitted keys for which the class has another value than the file.
 #[test]
 fn what_is_left_out_is_named() {
     for (at, key, of_class) in [
-        // As long as the context, but layers with a window turn, and the others do not.
+        // As long as the context, but layers with a window are rotated and the others are not.
         ("afmoe/afmoe.json", "sliding_window", json!(1024)),
-        // Every layer sees everything, and the runtime has windows.
+        // Every layer has full attention, and the runtime has windows.
         (
             "laguna/laguna.json",
             "layer_types",
@@ -217,7 +218,7 @@ fn an_annotation_holds_what_the_engine_can_compute() {
     assert_eq!(annotated.metadata().get("gguf_foundry.attention.scale"), Some(&Value::F32(1.0)));
 }
 
-/// Every case of the cards is a healthy checkpoint.
+/// Every case of the cards is a valid checkpoint.
 #[test]
 fn healthy_checkpoints_lose_nothing() {
     let mut wrong = Vec::new();
@@ -230,26 +231,27 @@ fn healthy_checkpoints_lose_nothing() {
     assert_eq!(wrong, LOST_IN_CARDS, "\n{}", wrong.join("\n"));
 }
 
-/// What is lost in cases of the cards: their configurations are of no released model and say what the runtime does not compute.
+/// Values that are lost in cases of the cards: their configurations are not from released models and ask for what the
+/// runtime does not compute.
 const LOST_IN_CARDS: &[&str] = &[
-    // The class has squared ReLU and the graph of `bitnet` a gate with SiLU.
+    // The class has squared ReLU, and the graph of `bitnet` has a gate with SiLU.
     "bitnet/names_of_transformers.json: `hidden_act` = \"relu2\" is lost: a `bitnet` file has no key or tensor for it, and runtimes compute with \"silu\"",
-    // The class normalizes, and the runtime does not without the key.
+    // The class normalizes, but the runtime does not without the key.
     "cohere2moe/shared_mtp.json: `norm_topk_prob` is absent: transformers takes true, and the file says something else; with `\"norm_topk_prob\": true` in config.json it says so, too",
-    // It names a norm and not its place, for which the class has the other one.
+    // It declares a norm but not its place, for which the class has the other default.
     "falcon-h1/normed.json: `mamba_norm_before_gate` = true is lost: a `falcon-h1` file has no key or tensor for it, and runtimes compute with false",
-    // Heads of 16 and the class's divisor, which is for heads of 256.
+    // Heads of 16, but the class's divisor is for heads of 256.
     "gemma-embedding/pooled.json: `query_pre_attn_scalar` = 256 is lost: a `gemma-embedding` file has no key or tensor for it, and runtimes compute with 16",
     "gemma3/cut_vocabulary.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
     "gemma3/no_window_rope_parameters.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
-    // They have biases and norms that their configurations leave off.
+    // They have biases and norms that their configurations switch off.
     "glm4moe/further_block_alone.json: `attention_bias` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
     "glm4moe/further_block_alone.json: `use_qk_norm` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
     "glm4moe/further_block_defaults.json: `attention_bias` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
     "glm4moe/further_block_defaults.json: `use_qk_norm` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
     "glm4moe/no_further_block.json: `attention_bias` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
     "glm4moe/no_further_block.json: `use_qk_norm` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
-    // They leave out what the class has and released configurations say.
+    // They omit values that the class has and released configurations declare.
     "glm5-next/mtp_tied.json: `swiglu_limit` is absent: transformers takes 10.0, and the file says something else; with `\"swiglu_limit\": 10.0` in config.json it says so, too",
     "glm5-next/no_mtp.json: `swiglu_limit` is absent: transformers takes 10.0, and the file says something else; with `\"swiglu_limit\": 10.0` in config.json it says so, too",
     // As `glm4moe`.
@@ -261,7 +263,7 @@ const LOST_IN_CARDS: &[&str] = &[
     "llama/mistral_window.json: `sliding_window` = 32 is lost: a `llama` file has no key or tensor for it, and runtimes compute with 4096 (`--annotate` keeps it for `gguf-verify`)",
     // The runtime has MiniCPM 3's multipliers in its code.
     "minicpm3/longrope.json: `dim_model_base` = 32 is lost: a `minicpm3` file has no key or tensor for it, and runtimes compute with 256",
-    // Releases of transformers have different bases where none is said.
+    // Releases of transformers have different bases if none is given.
     "olmo2/olmo3.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
     // As `glm4moe`.
     "phimoe/longrope.json: `attention_bias` = false is lost: a `phimoe` file has no key or tensor for it, and runtimes compute with true",
@@ -270,7 +272,7 @@ const LOST_IN_CARDS: &[&str] = &[
     "qwen3vl/rerank.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
     "qwen3vl/rerank_tied.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
     "qwen3vlmoe/packed.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
-    // It has the norm of a second stream, which the runtime goes by.
+    // It has the norm of a second stream, which is what the runtime checks.
     "stablelm/qk_norm.json: `use_parallel_residual` = true is lost: a `stablelm` file has no key or tensor for it, and runtimes compute with false",
 ];
 
@@ -289,7 +291,7 @@ fn every_switch_is_carried_or_named(goldens: &Goldens) {
 
 corpus_tests!(every_switch_is_carried_or_named);
 
-/// Judges a case of `switches` by the rules of its README.
+/// Checks a case of `switches` by the rules of its README.
 fn judge(case: &Path) -> Result<(), String> {
     let about = load(&case.join("case.json"));
     let conversion = match plan(&case.join("hf"), true) {
@@ -315,7 +317,7 @@ fn judge(case: &Path) -> Result<(), String> {
     }
 }
 
-/// True if a text names one of the switches of a case.
+/// Returns true if a text names one of the switches of a case.
 fn is_named(text: &str, about: &Json) -> bool {
     let switches = about["switch"].as_str().unwrap().split(", ");
     switches.map(|switch| switch.rsplit('.').next().unwrap()).any(|switch| text.contains(switch))

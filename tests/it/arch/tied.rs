@@ -1,4 +1,4 @@
-//! Embedding and head under one name, in every card.
+//! Embedding and head stored under one name, in every card.
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::Conversion;
@@ -6,7 +6,7 @@ use gguf_foundry::core::TensorSource;
 
 use super::fixture;
 
-/// Cases in which the embedding's name tells the layout, that are draft heads, or whose files say more of the tensors.
+/// Cases in which the embedding's name determines the layout, draft heads, and cases with an index of tensors.
 const OTHERS: &[&str] = &[
     "chatglm/transformers.json",
     "chatglm1/defaults.json",
@@ -17,7 +17,7 @@ const OTHERS: &[&str] = &[
     "t5/with_lm_head.json",
 ];
 
-/// The one weight that a tensor is made of.
+/// Source tensor, if there is only one.
 fn source(conversion: &Conversion, tensor: &str) -> Option<String> {
     let at = conversion.tensors().iter().position(|own| own.name == tensor)?;
     let sources: Vec<&str> = conversion.sources(at).collect();
@@ -43,7 +43,7 @@ fn a_head_that_is_stored_alone_is_the_embedding_in_every_card() {
         case.write(dir.path());
         let Ok(healthy) = case.plan(dir.path(), OutType::F32) else { continue };
         let Some(embedding) = source(&healthy, "token_embd.weight") else { continue };
-        // Where no head is stored it has the name that it has nearly everywhere.
+        // If no head is stored, it has its usual name.
         let head = source(&healthy, "output.weight").unwrap_or_else(|| "lm_head.weight".to_owned());
         let is_needed = |card: &gguf_foundry::arch::Card| {
             card.outputs.iter().any(|output| output.text() == "token_embd.weight")

@@ -1,4 +1,5 @@
-//! A tokenizer is told by what is in its file: every card reads every kind of `tokenizer.json`, whatever the class is called.
+//! The kind of a tokenizer is detected from its file: every card reads every kind of `tokenizer.json`, whatever the
+//! class name is.
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
@@ -8,7 +9,7 @@ use serde_json::{Value as Json, json};
 
 use super::fixture::{self, CardFixture};
 
-/// Tokens that cards name by their texts.
+/// Tokens that cards look up by their text.
 const NAMED: [&str; 12] = [
     "<unk>",
     "<s>",
@@ -24,7 +25,7 @@ const NAMED: [&str; 12] = [
     "[SEP]",
 ];
 
-/// `tokenizer.json` of a kind.
+/// Content of `tokenizer.json` of a kind.
 fn tokenizer(kind: &str) -> Json {
     let added: Vec<Json> = (0u64..)
         .zip(NAMED)
@@ -58,7 +59,7 @@ fn tokenizer(kind: &str) -> Json {
     json!({"added_tokens": added, "normalizer": null, "pre_tokenizer": pre_tokenizer, "decoder": decoder, "model": model})
 }
 
-/// The kind that the vocabulary has in the file.
+/// Kind of the vocabulary in the converted file.
 fn model(case: &CardFixture, kind: &str) -> Result<String, String> {
     let dir = tempfile::tempdir().unwrap();
     case.write(dir.path());

@@ -1,4 +1,4 @@
-//! Moments and importance sums against sums in f64 of what an observer of the same text sees.
+//! Moments and importance sums compared with sums in f64 from a separate observer of the same text.
 
 mod noise;
 mod sequential;
@@ -17,15 +17,14 @@ use gguf_foundry::calibrate::{
 };
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{TensorMeta, TensorSource};
-use gguf_foundry::engine::plan::Matrix;
-use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer, TokenChunk};
+use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, Matrix, Observer, TokenChunk};
 use gguf_foundry::gguf::ImatrixSums;
 use gguf_foundry::verify::{Model, PromptForm, PromptSource};
 
 use self::noise::Noise;
 use crate::verify::tiny::Tiny;
 
-/// Two kinds of text in sequences of 16, of which the second has shorter ones too.
+/// Two kinds of text in sequences of 16; the second also has shorter ones.
 pub fn sources() -> Vec<TextSource> {
     let tokens = |seed: u32, n: u32| (1..=n).map(|at| (at * 7 + seed * at * at) % 61).collect::<Vec<_>>();
     let lines = |seeds: std::ops::Range<u32>, lengths: [u32; 3]| {
@@ -63,10 +62,10 @@ pub fn collect(model: &Model<'_>, n_threads: usize) -> (Vec<LayerMoments>, Vec<I
     (layers, sums.unwrap())
 }
 
-/// By tensor and expert: rows, and a full square of sums.
+/// Number of rows and full square of sums, by tensor and expert.
 type Squares = BTreeMap<(String, Option<usize>), (u64, Vec<f64>)>;
 
-/// Sums in f64 of one kind of text.
+/// Observer that sums one kind of text in f64.
 #[derive(Default)]
 struct Twin {
     sums: Mutex<Squares>,
@@ -94,7 +93,7 @@ impl Observer for Twin {
     }
 }
 
-/// The twin of one kind, run by itself.
+/// Sums of one kind, from a separate run.
 fn twin(model: &Model<'_>, features: &gguf_foundry::arch::GraphFeatures, kind: usize) -> Twin {
     let text = text(model);
     let plan = GraphPlan::new(features, model.metadata, model.source.tensors()).unwrap();
@@ -109,7 +108,7 @@ fn twin(model: &Model<'_>, features: &gguf_foundry::arch::GraphFeatures, kind: u
     twin
 }
 
-/// Compares all moments with the twins', and the diagonals with the importance sums.
+/// Compares all moments with the observers' sums, and the diagonals with the importance sums.
 fn check(model: &Noise) -> Vec<LayerMoments> {
     let (layers, sums) = collect(&model.model(), 2);
     for (kind, sums) in sums.iter().enumerate() {
@@ -144,13 +143,13 @@ fn check(model: &Noise) -> Vec<LayerMoments> {
     layers
 }
 
-/// `attn_q` of `blk.0.attn_q.weight`.
+/// Local name of a tensor: `attn_q` for `blk.0.attn_q.weight`.
 fn local(name: &str) -> &str {
     let stem = name.strip_suffix(".weight").unwrap();
     stem.rsplit_once('.').map_or(stem, |(_, local)| local)
 }
 
-/// Tensors of the inputs of a layer, experts left out.
+/// Tensors of the inputs of a layer, without experts.
 fn shared(layer: &LayerMoments) -> Vec<Vec<&str>> {
     let is_whole = |input: &&SharedInput| input.matrices.iter().all(|matrix| matrix.expert.is_none());
     let inputs = layer.inputs.iter().filter(is_whole);
@@ -170,7 +169,7 @@ fn moments_of_a_dense_model_equal_sums_in_f64() {
     ];
     assert_eq!(shared(&layers[0]), expected);
     assert_eq!(shared(&layers[2]), [["token_embd"]]);
-    // The importance sums are of what llama-imatrix looks at.
+    // The importance sums cover the tensors that llama-imatrix covers.
     let (_, sums) = collect(&model.model(), 1);
     assert_eq!(sums[0].tensors.len(), 14);
     let total = total_importance(&sums);
@@ -185,7 +184,7 @@ fn experts_have_moments_of_their_own_and_their_stack_adds_them_up() {
     let text = text(&model.model());
     let layer = &layers[1];
     let name = |local: &str| format!("blk.1.{local}.weight");
-    // The router reads every token, each expert its own.
+    // The router reads every token, each expert only its own.
     assert_eq!(layer.input(&name("ffn_gate_inp"), None).unwrap().matrices.len(), 1);
     for expert in 0..7 {
         let (Some(up), gate) = (
@@ -262,7 +261,7 @@ fn text_is_read_as_gguf_verify_reads_it() {
     let names: Vec<&str> = text.kinds.iter().map(|kind| kind.name.as_str()).collect();
     assert_eq!(names, ["corpus.txt", "lines.jsonl"]);
     for kind in &text.kinds {
-        // Every sequence begins as the vocabulary says that texts begin.
+        // Every sequence begins with the vocabulary's start token.
         let windows = kind.windows.iter().chain(&kind.check);
         assert!(windows.clone().all(|window| window.chunk.tokens[0] == 0));
         assert!(windows.clone().all(|window| (2..=128).contains(&window.chunk.tokens.len())));
@@ -293,7 +292,7 @@ fn threads_and_memory_change_no_bit() {
             options.engine.memory_bytes = memory_bytes;
             CalibrationRun::new(&model, &text, CalibrateOptions { dir, ..options })
         };
-        // Files are made where memory does not hold hidden states, and only there.
+        // Files are made only if memory does not hold the hidden states.
         for (budget, dir) in [(needs.all_bytes, &*absent), (needs.least_bytes, dir.path())] {
             let mut layers = Vec::new();
             let mut keep = |layer: LayerMoments| {
@@ -316,7 +315,7 @@ fn threads_and_memory_change_no_bit() {
     }
 }
 
-/// What a consumer has of its own to say.
+/// Error type of a consumer.
 #[derive(Debug)]
 enum Own {
     Enough,

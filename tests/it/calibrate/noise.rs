@@ -1,4 +1,4 @@
-//! Small models whose weights are noise.
+//! Small models with random weights.
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
@@ -7,7 +7,7 @@ use gguf_foundry::verify::{Model, NoTemplate};
 
 const NO_TEMPLATE: NoTemplate = NoTemplate;
 
-/// A model in memory.
+/// Model in memory.
 #[derive(Clone)]
 pub struct Noise {
     pub metadata: Metadata,
@@ -45,7 +45,7 @@ impl Noise {
             let noise = (0..dims.iter().product::<u64>()).map(|_| {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let x = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
-                // Decays of states are negative.
+                // Decay rates of states are negative.
                 if name.contains("ssm_a") { -x.abs() - 0.1 } else { 2.0 * scale * x }
             });
             values.push(noise.collect());
@@ -55,7 +55,7 @@ impl Noise {
         Self { metadata, metas, values, features: GraphFeatures::of(arch).unwrap() }
     }
 
-    /// Two layers of attention and a feed-forward, of `n_experts` if there are any; the head is the embedding.
+    /// Two layers of attention and feed-forward, with `n_experts` experts if not 0; the head is the embedding.
     pub fn llama(n_experts: u64) -> Self {
         let mut keys = vec![
             ("block_count", 2),
@@ -100,7 +100,7 @@ impl Noise {
         Self::new("llama", &keys, &tensors)
     }
 
-    /// Two stacks of a layer each, of which the low one runs twice before each of two runs of the high one.
+    /// Two stacks of one layer each. The low one runs twice before each of two runs of the high one.
     pub fn cycled() -> Self {
         let mut model = Self::llama(0);
         let turns =
@@ -115,7 +115,7 @@ impl Noise {
         model
     }
 
-    /// A layer whose two branches read the same normed input.
+    /// One layer whose two branches read the same normed input.
     pub fn parallel() -> Self {
         let keys = [
             ("block_count", 1),
@@ -145,7 +145,7 @@ impl Noise {
         model
     }
 
-    /// Two layers of Mamba, with a head of its own.
+    /// Two layers of Mamba, with a separate head.
     pub fn mamba() -> Self {
         let keys = [
             ("block_count", 2),

@@ -1,4 +1,4 @@
-//! The solver that follows the quantized model, on models of every kind of wiring.
+//! Solver that follows the quantized model, on models of every kind of wiring.
 
 use std::sync::Mutex;
 
@@ -71,7 +71,7 @@ fn every_matrix_is_solved_and_more_is_gained_than_by_the_first_solver() {
         let first = run(&model, Solver::Gptq, engine(2), &Silent).unwrap();
         assert_eq!(found.plain, first.plain, "{name}: the importance of the same tokens");
         let (ratio, first) = (found.ratio().unwrap(), first.ratio().unwrap());
-        // A tensor that is used again is solved for what it meets first.
+        // A tensor that is used again is solved for the first input that it gets.
         let most = if name == "cycled" { 0.5 } else { 0.95 * first };
         assert!(ratio < most, "{name}: {ratio} {first}");
     }
@@ -90,12 +90,12 @@ fn the_blocks_do_not_depend_on_threads() {
     }
 }
 
-/// An expert that no token is sent to takes what the others of its layer saw.
+/// An expert that no token is routed to is solved with the moments of the others of its layer.
 #[test]
 fn experts_without_tokens_are_solved_too() {
     let mut model = Noise::llama(4);
     let router = model.metas.iter().position(|meta| meta.name == "blk.1.ffn_gate_inp.weight").unwrap();
-    // Rows of two experts beside each other: whatever the last two are given, one of the first two is given more.
+    // Opposite rows of two experts: whatever the last two get, one of the first two gets more.
     let values = &mut model.values[router];
     for column in 0..64 {
         let x = values[column];
@@ -110,7 +110,7 @@ fn experts_without_tokens_are_solved_too() {
     }
 }
 
-/// Both runs end when one of them cannot go on.
+/// Both runs end if one of them fails.
 #[test]
 fn what_goes_wrong_ends_both_runs() {
     let mut model = Noise::llama(0);
@@ -132,7 +132,7 @@ fn what_goes_wrong_ends_both_runs() {
     assert!(matches!(error, CalibrateError::Memory { .. }), "{error}");
 }
 
-/// The smallest budget that works gives what any gives: hidden states go to files.
+/// The smallest sufficient budget gives the same result as any other: hidden states go to files.
 #[test]
 fn the_blocks_do_not_depend_on_memory() {
     struct Titles(Mutex<Vec<String>>);
@@ -177,7 +177,7 @@ fn cancelling_between_layers_ends_both_runs() {
     assert!(matches!(error, CalibrateError::Engine(EngineError::Cancelled)), "{error}");
 }
 
-/// Types without a solver are followed too, with the importance of what their matrices meet.
+/// Types without a solver are followed too, with the importance of their matrices' inputs.
 #[test]
 fn types_without_a_solver_are_followed() {
     let model = Noise::llama(0);

@@ -1,4 +1,5 @@
-//! Statistics of shares of a text, put together, beside those of a single run; and shares that do not belong together.
+//! Combined statistics of shares of a text, compared with those of a single run; and shares that do not belong
+//! together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,11 +18,11 @@ use super::options;
 
 /// Two kinds of text of some 18,000 tokens each: nine batches of 2048, three of 8192.
 fn text(model: &Model<'_>, seed: u32) -> CalibrationText {
-    // Words of their own, so that the kinds go to experts of their own.
+    // Different words for each kind, so that they go to different experts.
     text_of(model, |at, i| (i * 7 + at * i * i + seed) % 31 + if at < 700 { 0 } else { 31 })
 }
 
-/// The same of other words, by line and place.
+/// Text of other words, by line and position.
 fn text_of(model: &Model<'_>, word: impl Fn(u32, u32) -> u32) -> CalibrationText {
     let line = |at: u32, n: u32| PromptSource::Tokens((1..=n).map(|i| word(at, i)).collect());
     let lines = |of: std::ops::Range<u32>, n: u32| of.map(|at| line(at, n)).collect();
@@ -59,7 +60,7 @@ fn files(path: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// Layers that come again, experts of which some see nothing in a share, mixers, a head of its own.
+/// Layers that run several times, experts without rows in a share, other mixers, a separate head.
 #[test]
 fn shares_put_together_are_the_files_of_a_single_run() {
     let models = [
@@ -97,7 +98,7 @@ fn shares_put_together_are_the_files_of_a_single_run() {
     }
 }
 
-/// Experts of which no row of a share came to some.
+/// Some experts get no row in one of the shares.
 #[test]
 fn shares_of_experts_do_not_all_see_the_same() {
     let (model, dir) = (Noise::llama(150), tempfile::tempdir().unwrap());
@@ -128,9 +129,9 @@ fn more_shares_than_batches_are_refused() {
     assert!(CalibrationRun::of_share(&model, &text, options(1), Some("18/18".parse().unwrap())).is_ok());
 }
 
-/// What is changed in a manifest.
+/// Change of a manifest.
 type Edit = fn(&mut Value);
-/// What is changed in a file of tensors.
+/// Change of a tensor file: header and data.
 type Damage = fn(&mut Value, &mut Vec<u8>);
 
 fn copied(from: &Path, to: &Path) {
@@ -140,7 +141,7 @@ fn copied(from: &Path, to: &Path) {
     }
 }
 
-/// Writes the digests of a folder anew, so that only what contradicts itself is found.
+/// Rewrites the digests of a folder, so that only contradictions are found.
 fn seal(path: &Path) {
     use sha2::Digest as _;
     use std::fmt::Write as _;
@@ -154,7 +155,7 @@ fn seal(path: &Path) {
     fs_err::write(path.join("SHA256SUMS"), lines.collect::<Vec<_>>().concat()).unwrap();
 }
 
-/// The two shares of a model, with the second as it is changed.
+/// Two shares of a model; the second may be changed.
 struct Pair {
     dir: tempfile::TempDir,
     first: PathBuf,
@@ -174,7 +175,7 @@ impl Pair {
         Self { dir, first, second }
     }
 
-    /// What is said of the first share and a damaged second; nothing may be left.
+    /// Error for the first share and a damaged second; no output may be left.
     fn refused(&self, damage: impl FnOnce(&Path)) -> String {
         let other = self.dir.path().join("other");
         copied(&self.second, &other);
@@ -254,7 +255,7 @@ fn shares_of_something_else_are_refused_by_what_differs() {
     assert!(StatisticsPart::open(&pair.first).is_ok());
 }
 
-/// What is changed with its digests: it must contradict nothing.
+/// Changes with matching digests must still not contradict the rest.
 #[test]
 fn parts_that_lie_are_refused() {
     let pair = Pair::of(&Noise::llama(7));
@@ -285,7 +286,7 @@ fn parts_that_lie_are_refused() {
         let error = pair.edited(edit);
         assert!(error.contains(expected), "{expected}: {error}");
     }
-    // A matrix that another share has with other columns: its sums are of these.
+    // A matrix that has other columns in another share.
     let swapped = pair.edited(|json| {
         let inputs = json["layers"][0]["inputs"].as_array_mut().unwrap();
         let is_down = |input: &Value| input["matrices"][0]["tensor"].as_str().unwrap().contains("ffn_down");
@@ -300,7 +301,7 @@ fn parts_that_lie_are_refused() {
     assert!(error.contains("unknown field `extra`"), "{error}");
 }
 
-/// Numbers that no sums are, and places that are none.
+/// Values that no sums can have, and invalid places.
 #[test]
 fn sums_that_are_none_are_refused() {
     let pair = Pair::of(&Noise::llama(0));
@@ -356,7 +357,7 @@ fn sums_that_are_none_are_refused() {
     assert!(error.contains("found F64 [64, 1]; expected F64 [1, 64]"), "{error}");
 }
 
-/// Puts a number of eight bytes into a tensor.
+/// Writes a number of eight bytes into a tensor.
 fn put(header: &Value, data: &mut [u8], name: &str, at: usize, number: [u8; 8]) {
     let start = header[name]["data_offsets"][0].as_u64().unwrap() as usize + 8 * at;
     data[start..start + 8].copy_from_slice(&number);
@@ -375,11 +376,11 @@ fn rests(header: &mut Value, data: &mut Vec<u8>, places: &[(i64, i64)], values: 
     header["kind1.input0.places"] = tensor("I64", json!([n, 2]), middle, data.len());
 }
 
-/// Where f64 does not hold what two batches have, the sums have rests, and they count.
+/// If f64 cannot hold the sum of two batches, the sums have rests, and they count.
 #[test]
 fn sums_of_very_different_size_are_exact() {
     let mut model = Noise::llama(0);
-    // Half of the words are so quiet that the norm's epsilon keeps them so.
+    // Half of the words are so small that the norm's epsilon keeps them small.
     let at = model.metas.iter().position(|meta| meta.name == "token_embd.weight").unwrap();
     for values in model.values[at].chunks_mut(64).step_by(2) {
         for x in values {
@@ -388,7 +389,7 @@ fn sums_of_very_different_size_are_exact() {
     }
     let dir = tempfile::tempdir().unwrap();
     let own = model.model();
-    // Each kind begins with them alone.
+    // Each kind begins with only these.
     let text = text_of(&own, |at, i| {
         let is_loud = at % 700 >= 350;
         2 * ((i * 7 + at * i * i) % 31) + u32::from(is_loud)

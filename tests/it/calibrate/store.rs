@@ -1,4 +1,4 @@
-//! Statistics that are kept and read back, of other models, and broken ones.
+//! Statistics that are written and read back, of other models, and broken ones.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::noise::Noise;
 use super::{collect, options, text};
 
-/// Collects into a directory.
+/// Collects statistics into a directory.
 fn save(model: &Noise, path: &Path) -> (Vec<LayerMoments>, Vec<ImatrixSums>) {
     let model = model.model();
     let text = text(&model);
@@ -107,19 +107,19 @@ fn statistics_of_another_model_are_refused_with_both_digests() {
     let mut other = model.clone();
     other.metadata.set("tokenizer.ggml.model", "gpt2");
     check(&other, "tokenizer");
-    // How a file is called and cut matters to nobody.
+    // The name of a file and its split do not matter.
     let mut same = model.clone();
     same.metadata.set("general.name", "other");
     same.metadata.set("split.count", 3u16);
     statistics.check(&same.model()).unwrap();
 }
 
-/// What is done to a file.
+/// Change of a file's bytes.
 type Damage<'a> = Box<dyn FnOnce(Vec<u8>) -> Vec<u8> + 'a>;
-/// What is done to a manifest.
+/// Change of a manifest.
 type Edit = fn(&mut Value);
 
-/// The directory with one file changed.
+/// Copy of the directory with one file changed.
 fn damaged(
     whole: &Path,
     name: &str,
@@ -137,7 +137,7 @@ fn damaged(
     (dir, path)
 }
 
-/// A safetensors file with another header or other data.
+/// Copy of a safetensors file with changed header or data.
 pub(super) fn edited(bytes: &[u8], edit: impl FnOnce(&mut Value, &mut Vec<u8>)) -> Vec<u8> {
     let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let mut header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();

@@ -1,4 +1,4 @@
-//! Work of a run that was interrupted: gone on with to the same bytes, refused to other runs, mended where it is damaged.
+//! Work of an interrupted run: it is resumed with the same bytes, refused for other runs, and repaired if damaged.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, SolvedRows, Tenso
 use super::noise::Noise;
 use super::text;
 
-/// Stops after so many questions whether to, and remembers warnings.
+/// Progress that cancels after a number of checks, and records warnings.
 struct Limited {
     n_left: AtomicUsize,
     warnings: Mutex<Vec<String>>,
@@ -43,7 +43,7 @@ impl Progress for Limited {
     }
 }
 
-/// What is solved, with the type of the downward projections.
+/// Model and solver, with the type of the down projections.
 struct Case {
     model: Noise,
     solver: Solver,
@@ -71,7 +71,7 @@ impl Case {
         solve(&self.model.model(), &input, &text(&self.model.model()), &options, progress)
     }
 
-    /// In a folder, whose lock is let go afterwards.
+    /// Runs in a folder, whose lock is released afterwards.
     fn run_in(&self, path: &Path, progress: &dyn Progress) -> Result<Fidelity, CalibrateError> {
         let work = WorkFolder::open(path, false)?;
         self.run(Some(&work), progress)
@@ -98,17 +98,17 @@ impl Case {
     }
 }
 
-/// A file, and what is done to it.
+/// File name, and the change of its bytes.
 type Damage<'a> = (&'a str, &'a dyn Fn(Vec<u8>) -> Vec<u8>);
 
-/// Lines about matrices that were solved: all, and those that differ.
+/// Number of journal lines about solved matrices: all, and distinct ones.
 fn solved(path: &Path) -> (usize, usize) {
     let text = fs_err::read_to_string(path.join("journal")).unwrap_or_default();
     let lines: Vec<&str> = text.lines().filter(|line| line.contains("\"solved\"")).collect();
     (lines.len(), lines.iter().collect::<BTreeSet<_>>().len())
 }
 
-/// Interrupted again and again, each time a little later.
+/// Interrupted repeatedly, each time a little later.
 #[test]
 fn an_interrupted_run_goes_on_to_the_same_bytes() {
     for (name, model, solver) in [
@@ -122,7 +122,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
         let case = Case::new(model, solver);
         let whole = case.run(None, &Silent).unwrap();
         let expected = case.result(&whole);
-        // Where solving does not help, both attempts are gone on with.
+        // If solving does not help, both attempts are resumed.
         let is_used = whole.blocks.is_some();
         assert!(is_used || whole.trials.len() == 2, "{name}");
         let dir = tempfile::tempdir().unwrap();
@@ -145,7 +145,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
         let is_resumed = found.n_resumed > 0 || !is_used;
         assert!(n_interrupts > 3 && is_resumed, "{name}: {n_interrupts} {}", found.n_resumed);
         assert!(case.result(&found) == expected, "{name}: other bytes after {n_interrupts} interrupts");
-        // Nothing at all is left to be done, and that is said, but of attempts that were given up.
+        // Nothing is left to do, which is reported, except for attempts that were given up.
         let before = solved(&path);
         let progress = Limited::new(usize::MAX);
         let again = case.run_in(&path, &progress).unwrap();
@@ -223,7 +223,7 @@ fn work_of_another_run_is_refused_with_what_differs() {
         assert!(error.to_string().contains(&format!("the work of another run: {what} was ")), "{error}");
         assert!(error.hints()[0].contains("name another folder, or remove this one"));
     }
-    // And the work is as it was.
+    // The work is unchanged.
     assert!(case.run_in(&path, &Silent).unwrap().n_resumed > 0);
 }
 
@@ -237,7 +237,7 @@ fn a_folder_is_of_one_run_and_goes_when_it_is_done() {
         let work = WorkFolder::open(path, true).unwrap();
         let error = WorkFolder::open(path, true).unwrap_err();
         assert!(matches!(error, WorkError::Busy { .. }), "{error}");
-        // Nothing was begun, nothing is left.
+        // Nothing was begun, so nothing is left.
         drop(work);
         assert!(path.exists() == (path == &empty));
         let work = WorkFolder::open(path, true).unwrap();

@@ -23,7 +23,7 @@ fn tokens(windows: &[Window]) -> Vec<&[u32]> {
     windows.iter().map(|window| &window.chunk.tokens[..]).collect()
 }
 
-/// The bundled model with a chat template, or none.
+/// Runs a task with the bundled model and a chat template.
 fn with_tiny<R>(template: &dyn ChatRenderer, task: impl FnOnce(&Model<'_>) -> R) -> R {
     let (tiny, other) = (Tiny::new(), Noise::llama(0));
     let features = GraphFeatures::of("llama").unwrap();
@@ -42,7 +42,7 @@ fn template(text: &str) -> ChatTemplate {
     ChatTemplate::new(text, Vec::new()).unwrap()
 }
 
-/// Of the two line feeds the first goes with the block before it.
+/// The first of the two line feeds is removed by the template engine after the block.
 const CHAT: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'user' %}\n\n{% endif %}{% endfor %}";
 
 #[test]
@@ -68,11 +68,11 @@ fn a_third_each_begins_as_an_answer_as_a_text_and_with_any_token() {
             match at % 3 {
                 0 => assert_eq!(tokens[..n_given], chat),
                 1 => assert_eq!(tokens[0], 0),
-                // Neither of the two tokens that are not text.
+                // Never one of the two tokens that are not text.
                 _ => assert!(tokens[0] == 0 && tokens[1] > 1),
             }
         }
-        // What the model writes is nearer to it than what chance writes.
+        // The model's text is more like its training text than random tokens are.
         let text = model.encoder.unwrap().decode(&windows[1].chunk.tokens);
         assert!(
             text.iter().filter(|byte| byte.is_ascii_alphabetic() || **byte == b' ').count() * 10
@@ -106,7 +106,7 @@ fn text_depends_on_the_seed_and_on_neither_threads_nor_memory() {
 #[test]
 fn what_a_model_has_no_template_or_room_for_is_said() {
     let own = SelfText { n_tokens: 100, n_ctx: 40, ..SelfText::default() };
-    // Without a template there is nothing to say; two thirds begin as texts.
+    // Without a template there are no notes; two thirds begin as texts.
     with_tiny(&gguf_foundry::verify::NoTemplate, |model| {
         let WrittenText { windows, notes } = write(model, own);
         assert_eq!(notes, [""; 0]);
@@ -137,7 +137,7 @@ fn what_a_model_has_no_template_or_room_for_is_said() {
 
 #[test]
 fn tokens_come_as_often_as_the_model_says() {
-    // Behind a norm whose weight is zero all logits are: 64 tokens, each as likely.
+    // After a norm with zero weights all logits are zero: 64 equally likely tokens.
     let mut model = Noise::llama(0);
     let norm = model.metas.iter().position(|meta| meta.name == "output_norm.weight").unwrap();
     model.values[norm].fill(0.0);
@@ -178,7 +178,7 @@ fn self_written_text_is_a_kind_beside_others_and_alone() {
     };
     let shares = |text: &CalibrationText| {
         let share = |kind: &gguf_foundry::calibrate::TextKind| {
-            // The last step may bring a token of each sequence, and windows of others are whole.
+            // The last step may add a token to each sequence, and windows of other texts are whole.
             let round = |n: usize| (n + 50) / 100 * 100;
             (kind.name.clone(), round(kind.n_tokens()), round(kind.n_check_tokens()))
         };
@@ -189,7 +189,7 @@ fn self_written_text_is_a_kind_beside_others_and_alone() {
     assert_eq!(shares(&text), [kind("first", 800, 100), kind("second", 800, 100), kind("self", 1600, 200)]);
     let alone = with(&[]);
     assert_eq!(shares(&alone), [kind("self", 3200, 500)]);
-    // Nothing that is checked was calibrated with.
+    // No text of the check was used for calibration.
     let own = &alone.kinds[0];
     assert!(tokens(&own.check).iter().all(|check| !tokens(&own.windows).contains(check)));
     assert!(own.windows.iter().chain(&own.check).all(|window| window.chunk.tokens.len() <= 16));

@@ -1,4 +1,4 @@
-//! The header of a safetensors file: what is read, and what is refused with which words.
+//! Header of a safetensors file: accepted input, and the messages for refused input.
 
 use gguf_foundry::checkpoint::safetensors::{HeaderError, parse_header};
 use gguf_foundry::core::ElementType;
@@ -6,7 +6,7 @@ use gguf_foundry::core::limits::Limits;
 
 use super::{bytes_file, entry, file, parse};
 
-/// What the parser says about entries over `n` bytes of data.
+/// Error of the parser for entries over `n` bytes of data.
 fn refusal(entries: &[String], n: usize) -> String {
     let header = format!("{{{}}}", entries.join(","));
     parse(&file(&header, &vec![0; n])).unwrap_err().to_string()

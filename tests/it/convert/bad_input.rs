@@ -1,11 +1,11 @@
-//! Broken checkpoints and broken runs: the exact message, and nothing left behind.
+//! Broken checkpoints and broken runs: the exact message, and no files left behind.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::support::{fixture, wait_until_it_reads};
 
-/// A copy of the bundled checkpoint in a directory that vanishes.
+/// Copy of the bundled checkpoint in a temporary directory.
 struct Broken {
     dir: tempfile::TempDir,
 }
@@ -48,8 +48,8 @@ impl Broken {
         self.dir.path().join("out")
     }
 
-    /// Converts into an empty directory; it must still be empty when the run has failed. Returns standard error with
-    /// the directory's own path cut out.
+    /// Converts into an empty directory, which must still be empty when the run has failed. Returns standard error
+    /// without the directory's path.
     fn refused(&self) -> String {
         let out = self.out();
         fs_err::create_dir_all(&out).unwrap();
@@ -222,7 +222,7 @@ fn the_output_may_not_be_the_input() {
     assert_eq!(fs_err::read(&weights).unwrap(), before);
 }
 
-/// A limit on the size of files stands for a disk that fills up: the write fails half-way.
+/// A limit on the file size simulates a full disk: the write fails half-way.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_leaves_nothing() {
@@ -241,7 +241,7 @@ fn a_full_disk_leaves_nothing() {
     assert_eq!(fs_err::read_dir(&out).unwrap().count(), 0);
 }
 
-/// Ctrl-C half-way: the checkpoint is large (a sparse file of zeros), so the run is still going when the signal comes.
+/// Ctrl-C half-way: the checkpoint is large (a sparse file of zeros), so the run is still active when the signal comes.
 #[cfg(unix)]
 #[test]
 fn an_interrupt_leaves_nothing() {

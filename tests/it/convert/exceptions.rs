@@ -1,4 +1,4 @@
-//! Where files of the corpus are known to differ from ours, and what of them is compared nevertheless.
+//! Known differences between files of the corpus and ours, and the parts of them that are still compared.
 
 use gguf_foundry::gguf::Metadata;
 use serde_json::Value as Json;
@@ -12,16 +12,16 @@ pub(super) const LEFT_OUT: &[(&str, &str)] = &[
     ("ultravox", "has no text model of its own: the reference refuses it too"),
 ];
 
-/// Cases for which the reference writes a chat template that it ships itself, which is not ours to ship. The checkpoints
-/// have none. All else is compared: the key is put where the reference has it.
+/// Cases for which the reference writes a chat template of its own, which this project may not distribute. The
+/// checkpoints have none. All else is compared: the key is inserted where the reference has it.
 const FOREIGN_TEMPLATES: &[&str] = &["deepseek_v4", "deepseek_v4_dspark"];
 
-/// Tensors of `-exp(x)` that the corpus holds as AVX2 and AVX-512 code of the reference's library computes them. All
-/// others are as by the code for every processor (four only by that), which ours equals: no function gives both. What
-/// is compared: each number is at most a step from ours, and every other byte of the file.
+/// Tensors of `-exp(x)` that the corpus has from the AVX2 and AVX-512 code of the reference's library. All others are
+/// from its generic code (four only by that), which ours equals; no function gives both. Each number must be at most
+/// one step from ours, and every other byte of the file must be equal.
 const OTHER_PROCESSOR: &[(&str, &str)] = &[("kimi_k3", "blk.0.ssm_a"), ("minicpmv4_6", "blk.2.ssm_a")];
 
-/// The keys of a file as they are compared.
+/// Keys of a file in the form in which they are compared.
 pub(super) fn keys(case: &str, ours: Metadata, expect: &Json) -> Metadata {
     const TEMPLATE: &str = "tokenizer.chat_template";
     if !FOREIGN_TEMPLATES.contains(&case) {
@@ -40,7 +40,7 @@ pub(super) fn keys(case: &str, ours: Metadata, expect: &Json) -> Metadata {
     keys
 }
 
-/// The bytes of a file as they are compared.
+/// Bytes of a file in the form in which they are compared.
 pub(super) fn bytes(case: &str, mut ours: Vec<u8>, expect: &Json) -> Vec<u8> {
     let Some((_, name)) = OTHER_PROCESSOR.iter().find(|row| row.0 == case) else {
         return ours;
@@ -64,7 +64,7 @@ pub(super) fn bytes(case: &str, mut ours: Vec<u8>, expect: &Json) -> Vec<u8> {
     ours
 }
 
-/// All F32 rows whose numbers are at most a step of the last place from those of a row.
+/// All F32 rows whose numbers differ by at most one unit in the last place from those of a row.
 fn neighbours(row: &[u8]) -> Vec<Vec<u8>> {
     let (numbers, rest) = row.as_chunks::<4>();
     assert!(rest.is_empty() && numbers.len() <= 8, "{} bytes", row.len());

@@ -1,5 +1,5 @@
-//! Options that change what is written: each does what it says, or is refused with its name and the card's. Nothing but
-//! `fixtures/` is needed.
+//! Options that change the output: each has its effect, or is refused with its name and the card's. Only `fixtures/` is
+//! needed.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
 
-/// Tensors of 16-bit floats; the elements of each follow from its place.
+/// Writes tensors of 16-bit floats; the elements of each follow from its index.
 fn write_weights(path: &Path, tensors: &[(&str, &[u64])]) {
     let (mut header, mut data): (Map<String, Json>, Vec<u8>) = (Map::new(), Vec::new());
     for (number, (name, dims)) in tensors.iter().enumerate() {
@@ -30,7 +30,7 @@ fn write_config(dir: &Path, config: &Json) {
     fs_err::write(dir.join("config.json"), config.to_string()).unwrap();
 }
 
-/// Runs `gguf-convert hf2gguf` without a vocabulary in `dir`: exit code and standard error.
+/// Runs `gguf-convert hf2gguf` without a vocabulary in `dir`; returns exit code and standard error.
 fn convert(dir: &Path, args: &[&str]) -> (i32, String) {
     let output = assert_cmd::Command::cargo_bin("gguf-convert")
         .unwrap()
@@ -49,7 +49,7 @@ fn names(path: &Path) -> Vec<String> {
 
 const H: u64 = 32;
 
-/// A card for models with a draft head, in both forms that such tensors come in.
+/// Card for models with a draft head, in both forms of such tensors.
 const HEADS: &str = r#"
 schema     = 1
 gguf       = "qwen3next"
@@ -105,7 +105,7 @@ fn draft_checkpoint(dir: &Path) {
     );
 }
 
-/// The names of blocks and of what follows them, among those that stand outside the blocks.
+/// Names of blocks and of the tensors after them, together with the names outside the blocks.
 fn around<'a>(blocks: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
     [&["output.weight", "token_embd.weight"], blocks, &["output_norm.weight"], rest].concat()
 }
@@ -163,7 +163,7 @@ fn draft_heads_that_are_not_there_are_missed() {
             "error: `--mtp`: the checkpoint has no draft heads: no tensor of a block after the model's own\n"
         )
     );
-    // Half a head is no head.
+    // A partial head is not accepted as a head.
     write_weights(
         &dir.path().join("model.safetensors"),
         &[

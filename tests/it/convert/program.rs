@@ -1,4 +1,4 @@
-//! The program itself: how it takes options, and what it says about those that it does not understand.
+//! The program: its options, and messages for unknown ones.
 
 use std::path::Path;
 
@@ -8,7 +8,8 @@ use gguf_foundry::gguf::GgufFile;
 
 use crate::support::fixture;
 
-/// Runs `gguf-convert` in a directory: exit code, standard output, standard error. `MODEL` is the bundled checkpoint.
+/// Runs `gguf-convert` in a directory; returns exit code, standard output, standard error. `MODEL` is the bundled
+/// checkpoint.
 fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
     let model = fixture("tiny-llama");
     let args = args.iter().map(|&arg| if arg == "MODEL" { model.to_str().unwrap() } else { arg });
@@ -113,7 +114,7 @@ fn an_expression_that_matches_no_tensor_is_named() {
     assert_eq!(file.tensors()[index].ty, GgmlType::Q8_0);
 }
 
-/// The bundled checkpoint with matrices of zeros in place of those whose names contain one of these words.
+/// Bundled checkpoint with matrices of zeros in place of those whose names contain one of these words.
 fn with_zeros(dir: &Path, words: &[&str]) {
     fs_err::create_dir_all(dir).unwrap();
     for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap().map(Result::unwrap) {

@@ -1,4 +1,4 @@
-//! Sizes of `config.json` against the weights and the vocabulary of the bundled model.
+//! Sizes in `config.json` compared with the weights and the vocabulary of the bundled model.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::support::{fixture, names};
 
-/// The plan of the bundled model with a change of its configuration.
+/// Plan of the bundled model with a changed configuration.
 fn plan(change: impl FnOnce(&mut Map<String, Json>)) -> Result<Conversion, ConvertError> {
     let dir = tempfile::tempdir().unwrap();
     copy(dir.path());

@@ -1,23 +1,23 @@
-//! Which system calls a program made, from strace's log, and what can go wrong at each.
+//! System calls that a program made, from strace's log, and the possible faults of each.
 
 use std::collections::BTreeMap;
 
-/// What happens at a call.
+/// Fault at a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// SIGKILL as it enters the call.
+    /// SIGKILL at the start of the call.
     Kill,
-    /// SIGTERM, which lets a program clean up.
+    /// SIGTERM, after which a program can clean up.
     Terminate,
-    /// The disk is broken.
+    /// Disk error.
     Io,
-    /// The disk is full.
+    /// Full disk.
     Full,
-    /// A signal came.
+    /// Interrupting signal.
     Interrupted,
-    /// A write takes half of its bytes, the next ones all.
+    /// A write takes half of its bytes; later writes take all.
     Short,
-    /// A write takes half of its bytes, then the disk is full.
+    /// A write takes half of its bytes; then the disk is full.
     ShortThenFull,
 }
 
@@ -32,7 +32,7 @@ impl Fault {
         Self::ShortThenFull,
     ];
 
-    /// In the words of `strace -e inject`; nothing for what a library does that is loaded before the program.
+    /// Arguments of `strace -e inject`; empty for faults made by the preloaded library.
     fn words(self) -> &'static str {
         match self {
             Self::Kill => "signal=SIGKILL",
@@ -48,7 +48,7 @@ impl Fault {
         matches!(self, Self::Kill | Self::Terminate)
     }
 
-    /// Made by the preloaded library, whose numbers count the writes of all threads.
+    /// Returns true for faults made by the preloaded library, whose numbers count the writes of all threads.
     pub fn is_short(self) -> bool {
         matches!(self, Self::Short | Self::ShortThenFull)
     }
@@ -66,17 +66,17 @@ impl Fault {
     }
 }
 
-/// A call, by name and number, and what happens there.
+/// Call, by name and number, and its fault.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point {
     pub call: String,
-    /// From 1; strace counts for each thread.
+    /// Counted from 1; strace counts for each thread.
     pub number: usize,
     pub fault: Fault,
 }
 
 impl Point {
-    /// The argument of `strace -e`.
+    /// Argument of `strace -e`.
     pub fn injection(&self) -> String {
         format!("inject={}:{}:when={}", self.call, self.fault.words(), self.number)
     }
@@ -88,10 +88,10 @@ impl std::fmt::Display for Point {
     }
 }
 
-/// What may be traced: all that takes a path or a descriptor, and what ends a change.
+/// Traced calls: all that take a path or a descriptor, and those that complete a change.
 pub const TRACED: &str = "trace=%file,%desc,sync,syncfs,fsync,fdatasync,poll";
 
-/// Calls that can find a disk full.
+/// Calls that can fail with a full disk.
 const FILLING: &[&str] = &[
     "write",
     "pwrite64",
@@ -131,10 +131,10 @@ const SLOW: &[&str] = &[
     "close",
 ];
 
-/// Calls that cannot fail, or whose failure is not a disk's.
+/// Calls that cannot fail, or whose failure is not a disk error.
 const NEVER: &[&str] = &["poll", "execve", "exit", "munmap", "mmap", "mprotect", "close"];
 
-/// Name of the call in a line of `strace -f -o`: `PID NAME(...`.
+/// Process id and name of the call in a line of `strace -f -o`: `PID NAME(...`.
 fn call(line: &str) -> Option<(&str, &str)> {
     let (pid, rest) = line.split_once(' ')?;
     let (name, _) = rest.trim_start().split_once('(')?;
@@ -142,8 +142,8 @@ fn call(line: &str) -> Option<(&str, &str)> {
     is_name.then_some((pid, name))
 }
 
-/// All points of a run. The dynamic loader's calls are left out: they are no part of the program, which begins with the
-/// look that Rust's runtime takes at the standard streams.
+/// All points of a run, without the dynamic loader's calls. The program begins with the `poll` that Rust's runtime does
+/// on the standard streams.
 pub fn points(log: &str) -> Vec<Point> {
     let n_before = {
         let mut before = BTreeMap::<&str, usize>::new();

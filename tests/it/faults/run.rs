@@ -1,4 +1,4 @@
-//! One command in a directory of its own, with or without a fault, and what is left there.
+//! Run of one command in a separate directory, with or without a fault, and the files that it leaves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt;
@@ -11,44 +11,44 @@ use super::calls::{Fault, Point, TRACED};
 use super::scenarios::{Inputs, Scenario};
 use crate::support::{root, sha256};
 
-/// After this a program hangs. It needs a second.
+/// Time after which a program is considered hanging. It needs about a second.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Content of all files below a directory, as hashes, by path.
+/// Hashes of all files below a directory, by path.
 pub type State = BTreeMap<String, String>;
 
-/// What a fault left.
+/// State of the files after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All as before the run.
+    /// All files as before the run.
     Old,
-    /// All as after a run without faults.
+    /// All files as after a run without faults.
     New,
     /// Some files are old or absent, some new.
     Mixed,
 }
 
-/// A command that ran well, for comparison.
+/// Run without faults, for comparison.
 pub struct Clean {
     pub old: State,
     pub new: State,
-    /// What strace wrote.
+    /// Output of strace.
     pub log: String,
 }
 
-/// How a try ended.
+/// Result of a run with a fault.
 pub struct Tried {
-    /// The fault hit the program.
+    /// True if the fault was reached.
     pub is_reached: bool,
-    /// Nothing, if all was well.
+    /// Error; `None` if all was well.
     pub flaw: Option<String>,
 }
 
-/// Inputs, and room for directories to run in.
+/// Inputs, and a parent folder for the directories of runs.
 pub struct Bench {
     dir: tempfile::TempDir,
     inputs: Inputs,
-    /// Makes writes short where it is preloaded.
+    /// Preloaded library that makes writes short.
     shim: PathBuf,
     n_runs: AtomicUsize,
 }
@@ -70,10 +70,10 @@ fn state(dir: &Path, scenario: &Scenario) -> State {
     state
 }
 
-/// What is left of known names.
+/// Compares the files with known names to the states before and after a clean run.
 ///
 /// # Errors
-/// A file that is neither of both, or that is gone though it was there before and after.
+/// A file that matches neither state, or one that is gone although both states have it.
 pub fn judge_files(old: &State, new: &State, found: &State) -> Result<Outcome, String> {
     let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     let (mut is_old, mut is_new) = (true, true);
@@ -96,7 +96,7 @@ pub fn judge_files(old: &State, new: &State, found: &State) -> Result<Outcome, S
     })
 }
 
-/// Runs to the end, or kills what takes too long.
+/// Runs to the end, or kills a command that takes too long.
 fn finish(command: &mut Command) -> Option<Output> {
     let mut child = command
         .stdin(Stdio::null())
@@ -104,7 +104,7 @@ fn finish(command: &mut Command) -> Option<Output> {
         .stderr(Stdio::piped())
         .spawn()
         .expect("strace runs");
-    // Read beside, so that a full pipe stops nobody.
+    // Read in another thread, so that a full pipe does not block.
     let mut stderr = child.stderr.take().expect("piped");
     let reader = std::thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -139,7 +139,7 @@ impl Bench {
         Self { dir, inputs, shim, n_runs: AtomicUsize::new(0) }
     }
 
-    /// A new directory as the scenario begins.
+    /// Creates a new directory in the initial state of the scenario.
     fn place(&self, scenario: &Scenario) -> PathBuf {
         let place = self.dir.path().join(format!("run-{}", self.n_runs.fetch_add(1, Ordering::Relaxed)));
         fs_err::create_dir(&place).unwrap();
@@ -166,7 +166,7 @@ impl Bench {
         command
     }
 
-    /// The command with a fault. The log is there afterwards if the fault was reached, or says so.
+    /// Command with a fault. The log exists afterwards if the fault was reached, or shows it.
     fn faulty(&self, scenario: &Scenario, place: &Path, point: &Point, log: &Path) -> Command {
         if point.fault.is_short() {
             let mut command = Self::command(scenario, place, &[]);
@@ -189,7 +189,7 @@ impl Bench {
         Self::command(scenario, place, &options)
     }
 
-    /// The command without a fault.
+    /// Runs the command without a fault.
     pub fn rehearse(&self, scenario: &Scenario) -> Clean {
         let place = self.place(scenario);
         let old = state(&place, scenario);
@@ -254,7 +254,7 @@ impl Bench {
                         return Err(format!("exit without a word: {message:?}"));
                     }
                 }
-                // Before the handler is there; nothing is begun then.
+                // Before the handler is installed; nothing is begun then.
                 None if point.fault == Fault::Terminate && output.status.signal() == Some(15) => {}
                 other => return Err(format!("it ends with {other:?}: {message}")),
             }
@@ -275,7 +275,7 @@ impl Bench {
                 return Err("files of two runs are mixed, and a reader takes them for one model".to_owned());
             }
         }
-        // What cannot be done twice is done.
+        // A command that cannot be repeated is done.
         if outcome == Outcome::New && !scenario.is_repeatable {
             return if left.is_empty() { Ok(()) } else { Err(format!("left behind for ever: {left:?}")) };
         }

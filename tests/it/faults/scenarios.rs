@@ -1,11 +1,11 @@
-//! The commands that write, each with what stands at its output before.
+//! Commands that write, each with the previous content of its output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::fixture;
 
-/// Files that commands read, made once. Commands see them as `../in/NAME`.
+/// Files that commands read, made once. Commands find them as `../in/NAME`.
 pub struct Inputs {
     dir: PathBuf,
 }
@@ -46,7 +46,7 @@ impl Inputs {
         Self { dir: dir.to_owned() }
     }
 
-    /// Copies what runs have noted for one another.
+    /// Copies files that runs have left for each other.
     fn copy_notes(&self, start: &str, to: &Path) {
         for entry in fs_err::read_dir(&self.dir).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
@@ -56,12 +56,12 @@ impl Inputs {
         }
     }
 
-    /// Copies a file, under another name.
+    /// Copies a file under another name.
     fn copy(&self, name: &str, to: PathBuf) {
         fs_err::copy(self.dir.join(name), to).unwrap();
     }
 
-    /// Copies the parts of a set, under another name.
+    /// Copies the parts of a set under another name.
     fn copy_parts(&self, stem: &str, to: &Path, new: &str) {
         for entry in fs_err::read_dir(&self.dir).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
@@ -73,24 +73,24 @@ impl Inputs {
     }
 }
 
-/// A command.
+/// Command with its expectations.
 pub struct Scenario {
     pub name: &'static str,
     pub program: &'static str,
     pub arguments: &'static [&'static str],
-    /// Puts there what the run finds.
+    /// Creates the files that the run finds.
     pub prepare: fn(&Inputs, &Path),
-    /// Exit code of a good run.
+    /// Exit code of a successful run.
     pub code: i32,
-    /// Its files belong together; otherwise each is worth something alone.
+    /// True if its files belong together; otherwise each is useful alone.
     pub is_set: bool,
-    /// A file whose set may be mixed for a moment, if every reader of it refuses the mixture.
+    /// File whose set may be mixed temporarily, if every reader of it refuses the mixture.
     pub reader: Option<&'static str>,
-    /// The command may run again over its own output.
+    /// True if the command may run again over its own output.
     pub is_repeatable: bool,
-    /// What names of files contain that a run which was stopped leaves for the next.
+    /// Part of the names of files that an interrupted run leaves for the next one.
     pub keeps: Option<&'static str>,
-    /// What names of files contain that are nobody's result: what several runs have noted for one another.
+    /// Part of the names of files that are not results: those that several runs leave for each other.
     pub ignores: Option<&'static str>,
 }
 
@@ -119,7 +119,7 @@ fn over_parts(inputs: &Inputs, dir: &Path) {
     inputs.copy_parts("other-parts", dir, "m");
 }
 
-/// All of them. `verify` ends with 4: without a baseline its word is `partial`.
+/// All scenarios. `verify` ends with 4: without a baseline its verdict is `partial`.
 pub const ALL: &[Scenario] = &[
     scenario("convert", "gguf-convert", &["hf2gguf", "../in/hf", "-o", "m.gguf"]),
     Scenario {

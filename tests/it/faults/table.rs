@@ -1,4 +1,4 @@
-//! Figures of the tries.
+//! Table of the results.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::run::Tried;
 #[derive(Default)]
 struct Row {
     name: String,
-    /// Points that the command has.
+    /// Number of points of the command.
     n_points: usize,
     /// Points tried, points reached, flaws; by fault.
     counts: [[usize; 3]; Fault::ALL.len()],

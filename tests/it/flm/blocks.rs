@@ -1,4 +1,4 @@
-//! Blocks that keep the integers.
+//! Blocks that keep the integer codes.
 
 use gguf_foundry::checkpoint::fastllm::FlmFile;
 use gguf_foundry::convert::{Codes, Conversion, ConvertOptions};
@@ -33,7 +33,7 @@ fn the_corpus_has_these_blocks(corpus: &Goldens) {
         for (at, meta) in weights.weights().iter().enumerate() {
             let found = weights.packings(at).unwrap();
             let Some(expected) = expected.get(&meta.name) else {
-                // What is not listed has codes that only a type without loss of another kind would hold.
+                // Unlisted tensors have codes that only another kind of lossless type could hold.
                 assert!(found.is_empty() || meta.name.contains("up_proj"), "{}: {found:?}", meta.name);
                 continue;
             };
@@ -41,7 +41,7 @@ fn the_corpus_has_these_blocks(corpus: &Goldens) {
             assert!(found.iter().any(|packing| packing.ty == ty), "{}: {found:?}", meta.name);
             let hash = sha256(&packed(&*weights, at, ty));
             assert_eq!(expected["sha256"], hash.as_str(), "{}: {}", dir.display(), meta.name);
-            // All packings hold the same numbers, up to the error that they state.
+            // All packings hold the same numbers, up to their declared error.
             let exact = floats(&*weights, at);
             for packing in found {
                 let mut values = vec![0.0; exact.len()];
@@ -91,7 +91,7 @@ fn error(x: f32) -> f32 {
 fn the_error_that_is_told_is_the_largest_there_is() {
     let mut largest = 0.0f32;
     let writer = llama(|writer, name, [rows, cols], numbers| {
-        // Zero is code 128, scale as the range gives it.
+        // Zero is code 128, and the scale follows from the range.
         let ranges: Vec<(f32, f32)> = (0..rows)
             .map(|_| {
                 let scale = 0.01 + numbers.float().abs() * 0.01;

@@ -1,4 +1,4 @@
-//! The corpus: every tensor of every file has the value that FastLLM, or the exporter, gives it.
+//! Corpus: every tensor of every file has the value that FastLLM, or the exporter, gives it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use super::writer::Numbers;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{report_cases, sha256};
 
-/// The good cases.
+/// Valid cases of the corpus.
 pub fn good(corpus: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = fs_err::read_dir(corpus.join("formats/flm"))
         .unwrap()
@@ -59,7 +59,7 @@ fn stored(path: &Path) -> BTreeMap<String, Vec<f32>> {
     header.tensors.into_iter().map(row).collect()
 }
 
-/// The weights of a file as floats.
+/// Weights of a file as floats.
 pub fn weights(file: FlmFile, meaning: FlmMeaning) -> Box<dyn WeightSource + Send> {
     flm::open(file, meaning, SimdLevel::detect()).unwrap().into_opened().source
 }
@@ -82,7 +82,7 @@ fn every_tensor_of_the_corpus_has_its_value(corpus: &Goldens) {
         let expected = json(&dir.join("expected.json"));
         let stored = stored(&dir.join("expected.safetensors"));
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
-        // Buffers are hidden by the layer above: those are looked at in the file itself.
+        // Buffers are hidden by the layer above, so they are read from the file itself.
         let plain = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
         let weights = weights(file, FlmMeaning::Reader);
         let place = |source: &dyn WeightSource, name: &str| {

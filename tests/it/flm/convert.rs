@@ -1,4 +1,4 @@
-//! From `.flm` to GGUF: hyper-parameters, logits, adapters, the program itself.
+//! Conversion from `.flm` to GGUF: hyper-parameters, logits, adapters, the program.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ fn options(ty: OutType) -> ConvertOptions {
     ConvertOptions { file_type: Some(ty), tokenizer: false, ..ConvertOptions::default() }
 }
 
-/// Whether a card converts the case's architecture.
+/// Returns true if a card converts the case's architecture.
 fn has_card(case: &Path) -> bool {
     let arch = json(&case.join("case.json"))["arch"].as_str().unwrap_or_default().to_owned();
     let registry = gguf_foundry::arch::Registry::embedded().unwrap();
@@ -37,7 +37,7 @@ fn logits_equal_the_reference(corpus: &Goldens) {
         let tokens: Vec<u32> = prompt.iter().map(|id| id.as_u64().unwrap() as u32).collect();
         let mut options = options(OutType::F32);
         if dir.ends_with("chatglm1-float32") {
-            // In the reference the last id, whatever it is, ends the prefix.
+            // In the reference the last id always ends the prefix.
             let last = *tokens.last().unwrap();
             options.set.push(("tokenizer.ggml.bos_token_id".to_owned(), Value::U32(last)));
         }
@@ -68,7 +68,7 @@ fn logits_equal_the_reference(corpus: &Goldens) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Runs `gguf-convert` or its sister: exit code, standard output, standard error.
+/// Runs `gguf-convert` or another program; returns exit code, standard output, standard error.
 fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
     let output =
         assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
@@ -96,7 +96,7 @@ fn the_program_writes_files_that_pass(corpus: &Goldens) {
         }
         let (code, out, err) = run("gguf-convert", work.path(), &args);
         if name == "cpp-int4" {
-            // It has a tensor that belongs to no model.
+            // It has a tensor that is not part of any model.
             assert_eq!(code, 1);
             assert!(err.contains("odd.weight"), "{err}");
             continue;
@@ -130,7 +130,7 @@ fn small() -> Writer {
 fn the_dictionary_becomes_hyper_parameters_and_the_names_those_of_gguf() {
     let dir = tempfile::tempdir().unwrap();
     fs_err::write(dir.path().join("tiny.flm"), small().bytes()).unwrap();
-    // Another model's files beside it say nothing about this one.
+    // Files of another model in the same directory must have no effect.
     fs_err::write(dir.path().join("config.json"), r#"{"hidden_size": 1}"#).unwrap();
     fs_err::write(dir.path().join("README.md"), "---\nlicense: mit\n---\n").unwrap();
     for ty in ["f32", "f16", "bf16", "q8_0", "q4_1", "native", "auto"] {
@@ -197,7 +197,7 @@ fn a_file_without_model_type_needs_a_name() {
     assert_eq!(file.metadata().get("tokenizer.ggml.eos_token_id"), Some(&Value::U32(2)));
 }
 
-/// Every tensor of a conversion as F32, by name.
+/// All tensors of a conversion as F32, by name.
 fn rows(conversion: &Conversion) -> Vec<(String, Vec<f32>)> {
     let read = |(at, tensor): (usize, &gguf_foundry::core::TensorMeta)| {
         let mut bytes = vec![0; tensor.n_bytes().unwrap() as usize];
@@ -272,7 +272,7 @@ fn non_finite_weights_stop_the_conversion() {
     assert!(!dir.path().join("o.gguf").exists());
 }
 
-/// The highest `RssAnon` of a conversion in KiB: memory that is no mapped file.
+/// Highest `RssAnon` of a conversion in KiB: memory that is not a mapped file.
 #[cfg(target_os = "linux")]
 fn peak_memory_kib(dir: &Path, input: &str) -> u64 {
     let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-convert");
@@ -280,7 +280,7 @@ fn peak_memory_kib(dir: &Path, input: &str) -> u64 {
     support::peak_memory_kib(Command::new(program).current_dir(dir).args(["flm2gguf", input]).args(options))
 }
 
-/// A llama with this many layers of 7 MiB.
+/// Writes a llama with `n_layers` layers of 7 MiB.
 #[cfg(target_os = "linux")]
 fn large(path: &Path, n_layers: usize) {
     let (hidden, inner) = (512usize, 4096usize);

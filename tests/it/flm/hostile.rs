@@ -1,4 +1,4 @@
-//! Broken and malicious files: the rule that is named, and nothing worse.
+//! Broken and malicious files: the message names the broken rule, and nothing worse happens.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::writer::{Writer, own};
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::report_cases;
 
-/// Part of the message for each file of the corpus; nothing for files that are accepted.
+/// Part of the message for each file of the corpus; empty for files that are accepted.
 const MESSAGES: &[(&str, &str)] = &[
     ("axis-1.flm", "tensor `w`: channel axis 1, expected 0 or -1"),
     ("axis-out-of-range.flm", "channel axis 5"),
@@ -59,7 +59,7 @@ const MESSAGES: &[(&str, &str)] = &[
     ("vocab-count-negative.flm", "is negative"),
 ];
 
-/// The message of the way to a model; nothing if the file opens.
+/// Error of opening a model; empty if it opens.
 fn message(path: &Path) -> String {
     let options = ConvertOptions::default();
     match ModelSource::open_flm(path, &FlmOptions::default(), &options) {
@@ -89,7 +89,7 @@ fn each_file_is_refused_with_its_reason(corpus: &Goldens) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A file with every section and every type.
+/// File with every section and every type.
 fn full() -> Writer {
     let mut writer = Writer::new(&[
         ("model_type", "llama"),
@@ -117,7 +117,7 @@ fn full() -> Writer {
     writer
 }
 
-/// Opens and reads everything; what matters is that it ends.
+/// Opens and reads everything; it must terminate.
 fn exercise(bytes: &[u8]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.flm");

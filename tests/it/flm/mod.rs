@@ -1,4 +1,4 @@
-//! FastLLM files: the container, what its codes mean, and the way to GGUF.
+//! FastLLM files: the container, the meaning of its codes, and the conversion to GGUF.
 
 mod blocks;
 mod cases;

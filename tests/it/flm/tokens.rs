@@ -1,4 +1,4 @@
-//! Vocabularies: as stored, and as they become keys.
+//! Vocabularies: as stored, and converted to keys.
 
 use std::path::Path;
 
@@ -99,7 +99,7 @@ fn merges_are_rebuilt_from_scores_and_where_there_are_none_from_ids(corpus: &Gol
             assert_eq!(&tokens[id.as_u64().unwrap() as usize], text, "{case}");
         }
         let Some(Value::Array(Array::I32(types))) = found.get("tokenizer.ggml.token_type") else { panic!() };
-        // The configuration says 1 for the begin token, which is a letter here.
+        // The configuration gives 1 for the begin token, which is a letter here.
         assert_eq!(types[1], 1, "{case}");
         for added in tokenizer["added_tokens"].as_array().unwrap() {
             let id = added["id"].as_u64().unwrap() as usize;
@@ -118,7 +118,7 @@ fn an_end_token_written_by_number_is_put_right(corpus: &Goldens) {
     report_cases("flm: end token", 1);
 }
 
-/// A llama with this vocabulary.
+/// Llama with this vocabulary.
 fn with_tokens(tokens: &[(&[u8], Option<f32>)], more: &[(&str, &str)]) -> Writer {
     let mut writer = llama(|writer, name, [rows, cols], numbers: &mut Numbers| {
         writer.f16(name, &[rows, cols], &numbers.floats(rows * cols));

@@ -1,8 +1,8 @@
-//! Writes `.flm` files for tests, byte by byte as the format's description has them.
+//! Writer of `.flm` files for tests, byte by byte as in the format's description.
 
 use gguf_foundry::core::numeric::f32_to_f16;
 
-/// A file in parts, in the order in which they are written.
+/// Parts of a file, in the order in which they are written.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
     pub version: i32,
@@ -62,7 +62,7 @@ impl Writer {
         self.tensor(name, dims, 7, &payload);
     }
 
-    /// Type 3, 4 or 8 along axis 0: a range per row.
+    /// Writes type 3, 4 or 8 along axis 0, with a range per row.
     pub fn codes(&mut self, name: &str, dims: &[usize], ty: usize, ranges: &[(f32, f32)], codes: &[u8]) {
         let mut payload = 0i32.to_le_bytes().to_vec();
         put_ranges(&mut payload, ranges);
@@ -70,7 +70,7 @@ impl Writer {
         self.tensor(name, dims, ty, &payload);
     }
 
-    /// Type 9: a range per group of `width` columns.
+    /// Writes type 9, with a range per group of `width` columns.
     pub fn groups(&mut self, name: &str, dims: &[usize], width: usize, ranges: &[(f32, f32)], codes: &[u8]) {
         let mut payload = 0i32.to_le_bytes().to_vec();
         int(&mut payload, dims[1].div_ceil(width));
@@ -93,7 +93,7 @@ impl Writer {
         for (token, id, score) in &self.tokens {
             int(&mut out, token.len());
             for &byte in token {
-                // As writers with a signed `char` do.
+                // Like writers with a signed `char`.
                 out.extend_from_slice(&i32::from(byte as i8).to_le_bytes());
             }
             out.extend_from_slice(&id.to_le_bytes());
@@ -130,7 +130,7 @@ fn put_codes(out: &mut Vec<u8>, ty: usize, codes: &[u8]) {
     }
 }
 
-/// Numbers that look random and are always the same.
+/// Pseudo-random numbers with a fixed sequence.
 pub struct Numbers(u64);
 
 impl Numbers {
@@ -145,7 +145,7 @@ impl Numbers {
         self.0
     }
 
-    /// Between -1 and 1.
+    /// Number between -1 and 1.
     pub fn float(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -162,7 +162,7 @@ impl Numbers {
 /// Hidden size, inner size, rows of the embedding.
 pub const WIDTHS: (usize, usize, usize) = (64, 96, 32);
 
-/// The dictionary of a llama of one layer and four heads.
+/// Dictionary of a llama of one layer and four heads.
 pub const LLAMA: [(&str, &str); 12] = [
     ("architectures", "['LlamaForCausalLM']"),
     ("hidden_act", "silu"),
@@ -190,7 +190,7 @@ pub const MATRICES: [(&str, [usize; 2]); 8] = [
     ("lm_head.weight", [32, 64]),
 ];
 
-/// A llama whose matrices `matrix` writes.
+/// Builds a llama whose matrices `matrix` writes.
 pub fn llama(mut matrix: impl FnMut(&mut Writer, &str, [usize; 2], &mut Numbers)) -> Writer {
     let mut numbers = Numbers::new(7);
     let mut writer = Writer::new(&LLAMA);

@@ -1,4 +1,4 @@
-//! Seeds of what runs keep for one another.
+//! Seeds of files that runs keep for each other.
 
 use gguf_foundry::core::{ElementType, GgmlType};
 use serde_json::{Value as Json, json};
@@ -15,7 +15,7 @@ pub fn verdict_parts() -> Vec<Vec<u8>> {
     vec![verdict_part(None), verdict_part(Some("base.gguf"))]
 }
 
-/// Statistics of two layers of a model and two kinds of text, whole or a part of them, of which one layer has rests.
+/// Statistics of two layers and two kinds of text, whole or a part; if `has_rests`, one layer has rests.
 fn statistics_of(is_part: bool, has_rests: bool) -> Vec<u8> {
     let ty = if is_part { ElementType::F64 } else { ElementType::F32 };
     let numbers = |values: &[f64]| -> Vec<u8> {
@@ -82,7 +82,7 @@ fn statistics_of(is_part: bool, has_rests: bool) -> Vec<u8> {
     ])
 }
 
-/// A part of a verdict over a few tokens.
+/// Part of a verdict over a few tokens.
 fn verdict_part(baseline: Option<&str>) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let model = crate::verify::tiny::Tiny::new();

@@ -1,5 +1,5 @@
-//! Files of the repository as inputs: the bad ones of `fixtures/hostile`, what the peers wrote (`fixtures/golden`), the
-//! built-in cards. Nothing says that they are accepted.
+//! Files of the repository as inputs: the invalid ones of `fixtures/hostile`, those of reference programs
+//! (`fixtures/golden`), and the built-in cards. They need not be accepted.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::goldens::Goldens;
 use crate::hostile_corpus::material::Material;
 use crate::support::{fixture, names, root};
 
-/// Modes that vocabularies are tried under, whatever they are.
+/// Tokenizer modes under which all vocabularies are tried.
 const MODES: [&str; 5] = ["bpe", "llama_hf", "spm", "unigram", "wordpiece"];
 
 /// Inputs of a target.
@@ -26,8 +26,8 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
     all
 }
 
-/// From `fixtures/hostile`. Its `tokenizer_` files go to our reader of the JSON alone: the foreign library, whose memory and
-/// time only a process of its own bounds, is left to `hostile_corpus`.
+/// Inputs from `fixtures/hostile`. Its `tokenizer_` files go only to our reader of the JSON. The third-party library
+/// needs a separate process to limit its memory and time, so it is left to `hostile_corpus`.
 fn bad(target: &str) -> Vec<Vec<u8>> {
     let prefixes: &[&str] = match target {
         "gguf" | "rewrite" | "describe" => &["gguf_", "engine_", "vocab_"],
@@ -79,7 +79,7 @@ fn inputs_of(target: &str, name: &str) -> Vec<Vec<u8>> {
     }
 }
 
-/// The chat template of a file's keys.
+/// Chat template in a file's keys.
 fn template(file: &[u8]) -> Option<Vec<u8>> {
     let header = parse_header(file, &Limits::default(), Strictness::Format).ok()?;
     header
@@ -89,7 +89,7 @@ fn template(file: &[u8]) -> Option<Vec<u8>> {
         .map(|text| text.as_bytes().to_vec())
 }
 
-/// From the peers' files, and ours.
+/// Inputs from files of reference programs, and from ours.
 fn good(target: &str) -> Vec<Vec<u8>> {
     let goldens = Goldens::selection();
     let read = |paths: Vec<PathBuf>| paths.iter().map(|path| fs_err::read(path).unwrap()).collect();
@@ -127,7 +127,7 @@ fn good(target: &str) -> Vec<Vec<u8>> {
             folders.extend(["qwen", "baichuan", "chatglm3"].map(|name| fixture("vocab").join(name)));
             let mut inputs = vocabularies::directories(&seeds::small_tokenizer());
             inputs.extend(folders.iter().flat_map(|folder| under_modes(folder, &all)));
-            // Files that one mode alone reads.
+            // Files that only one mode reads.
             for (name, mode) in [
                 ("rwkv", "rwkv_world"),
                 ("plamo2", "plamo"),
@@ -168,13 +168,13 @@ fn good(target: &str) -> Vec<Vec<u8>> {
     }
 }
 
-/// The card under names that no built-in card has.
+/// Card under class names that no built-in card has.
 fn renamed(card: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(card);
     text.replace("ForCausalLM\"", "ForFuzzing\"").replace("Model\"", "Fuzz\"").into_bytes()
 }
 
-/// The target of the method that quantized a checkpoint.
+/// Fuzz target of the method that quantized a checkpoint.
 fn target_of(folder: &Path) -> Option<&'static str> {
     let config: Json = serde_json::from_slice(&fs_err::read(folder.join("config.json")).ok()?).ok()?;
     let method = config["quantization_config"]["quant_method"].as_str();
@@ -221,13 +221,13 @@ fn directory(dir: &Path) -> Vec<u8> {
     join(&files.iter().map(|(name, bytes)| (name.as_str(), bytes)).collect::<Vec<_>>())
 }
 
-/// A directory of tokenizer files once for each mode.
+/// Directory of tokenizer files, once for each mode.
 fn under_modes(dir: &Path, modes: &[&str]) -> Vec<Vec<u8>> {
     let mut files = files(dir);
     files.retain(|(name, _)| !name.ends_with(".safetensors"));
     files.insert(0, ("mode".to_owned(), Vec::new()));
     let n_bytes: usize = files.iter().map(|file| file.1.len()).sum();
-    // Two megabytes of merges under modes that read none of them are no news.
+    // Two megabytes of merges under modes that do not read them give nothing new.
     let modes = if n_bytes > 1 << 19 { &modes[..modes.len().min(4)] } else { modes };
     let under = |mode: &&str| {
         files[0].1 = mode.as_bytes().to_vec();

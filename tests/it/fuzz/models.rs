@@ -1,4 +1,5 @@
-//! Models of some kilobytes, for seeds: each has what its architecture needs to be run, converted and taken back.
+//! Models of some kilobytes, for seeds: each has everything that its architecture needs to be run, converted and
+//! converted back.
 
 use gguf_foundry::arch::Registry;
 use gguf_foundry::convert::{ToHfOptions, gguf_to_hf};
@@ -7,7 +8,7 @@ use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Array, FilePlan, GgufFile, LayoutOptions, Metadata, Value};
 use gguf_foundry::tokenizer::char_of;
 
-/// A GGUF file of these tensors, filled with small numbers.
+/// GGUF file of these tensors, filled with small numbers.
 pub fn gguf(metadata: &Metadata, tensors: &[(String, Vec<u64>, GgmlType)]) -> Vec<u8> {
     let metas: Vec<TensorMeta> = tensors
         .iter()
@@ -30,13 +31,13 @@ pub fn gguf(metadata: &Metadata, tensors: &[(String, Vec<u64>, GgmlType)]) -> Ve
                 }
             }
             "F16" | "BF16" => {
-                // Small and positive in either form.
+                // Small and positive in both formats.
                 for (at, word) in data.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                     *word = (0x2c00 + at as u16 % 512).to_le_bytes();
                 }
             }
             _ => {
-                // Blocks of codes: what the scale is, depends on the type; zeros are a fine one for each.
+                // Blocks of codes: the position of the scale depends on the type; zeros are valid for each.
                 for (at, byte) in data.iter_mut().enumerate() {
                     *byte = if at % 34 < 2 { [0x00, 0x2c][at % 34] } else { at as u8 };
                 }
@@ -46,7 +47,7 @@ pub fn gguf(metadata: &Metadata, tensors: &[(String, Vec<u64>, GgmlType)]) -> Ve
     bytes
 }
 
-/// The letters of byte-level BPE with some merges, as keys.
+/// Sets the letters of byte-level BPE with some merges as keys; returns the number of tokens.
 pub fn letters(keys: &mut Metadata) -> usize {
     let mut tokens: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| char_of(byte).to_string().into_bytes()).collect();
     let merges = ["t h", "th e", "Ġ the", "a a", "Ġ Ġ"];
@@ -66,11 +67,11 @@ pub fn letters(keys: &mut Metadata) -> usize {
     n_tokens
 }
 
-/// Sizes of the models here.
+/// Sizes of the models.
 const N_EMBD: u64 = 32;
 const N_FF: u64 = 64;
 
-/// A model of one layer; `vocabulary` says whether it has one.
+/// Model of one layer, with a vocabulary if `vocabulary` is true.
 pub fn model(arch: &str, ty: GgmlType, vocabulary: bool) -> Vec<u8> {
     let mut keys = Metadata::new();
     keys.set("general.architecture", arch);
@@ -137,7 +138,7 @@ pub fn model(arch: &str, ty: GgmlType, vocabulary: bool) -> Vec<u8> {
     gguf(&keys, &tensors)
 }
 
-/// The files of a model taken back to Hugging Face's form.
+/// Files of a model converted back to Hugging Face's format.
 pub fn checkpoint(file: &[u8], max_shard_bytes: u64) -> Vec<(String, Vec<u8>)> {
     let room = tempfile::tempdir().unwrap();
     let path = room.path().join("m.gguf");
@@ -151,7 +152,7 @@ pub fn checkpoint(file: &[u8], max_shard_bytes: u64) -> Vec<(String, Vec<u8>)> {
     files(&dir)
 }
 
-/// The files of a directory, sorted by name.
+/// Files of a directory, sorted by name.
 pub fn files(dir: &std::path::Path) -> Vec<(String, Vec<u8>)> {
     let mut files: Vec<_> = fs_err::read_dir(dir)
         .unwrap()

@@ -1,6 +1,6 @@
-//! Damage: what libFuzzer does to inputs, in short, from a seed that a run prints.
+//! Mutation of inputs similar to libFuzzer's, from a seed that a run prints.
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 pub struct Noise(u64);
 
 impl Noise {
@@ -17,7 +17,7 @@ impl Noise {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, or 0 if that is 0.
+    /// Number below `n`, or 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() % (n as u64).max(1)) as usize
     }
@@ -39,7 +39,7 @@ const NUMBERS: [u64; 12] = [
     0x7ff0_0000_0000_0000,
 ];
 
-/// A damaged copy of an input.
+/// Damaged copy of an input.
 pub fn damaged(seed: &[u8], words: &[Vec<u8>], noise: &mut Noise) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=noise.below(5) {
@@ -71,7 +71,7 @@ pub fn damaged(seed: &[u8], words: &[Vec<u8>], noise: &mut Noise) -> Vec<u8> {
     bytes
 }
 
-/// The words of a dictionary in libFuzzer's form: `name="text"`, with `\\`, `\"` and `\xNN`.
+/// Words of a dictionary in libFuzzer's format: `name="text"`, with `\\`, `\"` and `\xNN`.
 pub fn words(dictionary: &str) -> Vec<Vec<u8>> {
     let lines = dictionary.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.map(|line| word(line).unwrap_or_else(|| panic!("not a word of a dictionary: {line}"))).collect()

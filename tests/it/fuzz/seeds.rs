@@ -1,4 +1,4 @@
-//! Good inputs of each target, made from fixtures and by the makers of the other tests.
+//! Valid inputs of each target, made from fixtures and by helpers of the other tests.
 
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{ElementType, GgmlType};
@@ -101,7 +101,7 @@ fn rows(at: usize, ty: GgmlType) -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// Some of the built-in cards under other names, so that they stand beside them.
+/// Some of the built-in cards, and copies under other class names that do not collide with them.
 fn cards() -> Vec<Vec<u8>> {
     ["llama", "qwen3moe", "gpt-oss", "starcoder2", "granite", "chatglm"]
         .iter()
@@ -178,7 +178,7 @@ fn logits() -> Vec<u8> {
     bytes
 }
 
-/// A tokenizer of byte-level BPE as tokenizers writes it.
+/// Tokenizer of byte-level BPE in the format of the tokenizers library.
 pub fn small_tokenizer() -> Json {
     let mut keys = Metadata::new();
     letters(&mut keys);
@@ -205,7 +205,7 @@ pub fn small_tokenizer() -> Json {
             "byte_fallback": false, "ignore_merges": true } })
 }
 
-/// Unigram and byte-fallback BPE as tokenizers writes them.
+/// Unigram and byte-fallback BPE in the format of the tokenizers library.
 fn tokenizer_files() -> Vec<Vec<u8>> {
     let config = r#"{"vocab_size": 264, "eos_token_id": 1, "bos_token_id": [0]}"#;
     let named = r#"{"bos_token": "<|end|>", "eos_token": {"content": "<|end|>"}, "add_bos_token": true,
@@ -246,7 +246,7 @@ fn tokenizer_files() -> Vec<Vec<u8>> {
     let config = br#"{"vocab_size": 280}"#.to_vec();
     for mode in ["spm", "spm_internlm2", "spm_internlm3", "spm_chatglm3", "unigram", "spm_chatglm1"] {
         let kind = if mode == "unigram" || mode == "spm_chatglm1" { 1 } else { 2 };
-        // InternLM 2 writes over tokens that are there; the others have room behind them.
+        // InternLM 2 overwrites existing tokens; the others have free ids after them.
         let (id, text) = if mode == "spm_internlm2" { (264, "<|im_end|>") } else { (266, "<y>") };
         let decoder =
             json!({ "added_tokens_decoder": { (id.to_string()): { "content": text, "special": true } } });
@@ -270,7 +270,7 @@ fn tiktoken(n_lines: usize) -> Vec<u8> {
     all.extend(files(dir.as_ref()).into_iter().filter(|file| file.0 != "expect.json"));
     let ranks = all.iter_mut().find(|file| file.0 == "qwen.tiktoken").unwrap();
     if n_lines < usize::MAX {
-        // Ranks up to the 256 bytes and some more.
+        // The ranks of the 256 bytes and some more.
         ranks.1 =
             ranks.1.split_inclusive(|&byte| byte == b'\n').take(256 + n_lines).flatten().copied().collect();
     }
@@ -331,7 +331,7 @@ fn encoders() -> Vec<Vec<u8>> {
     all.iter().map(seed).collect()
 }
 
-/// A map that replaces `a` by `bb`: a trie of 512 units.
+/// Map that replaces `a` by `bb`: a trie of 512 units.
 fn charsmap() -> Vec<u8> {
     let mut units = vec![0u32; 512];
     units[0] = 1 << 10;
@@ -359,7 +359,7 @@ fn torch() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Tensors as a safetensors file.
+/// Safetensors file of these tensors.
 pub fn container_of(parts: &[Part]) -> Vec<u8> {
     let (mut header, mut data) = (Map::new(), Vec::new());
     for part in parts {
@@ -372,7 +372,7 @@ pub fn container_of(parts: &[Part]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
 }
 
-/// Checkpoints of a method, of several shapes, none too large to be damaged where it matters.
+/// Checkpoints of a method, in several shapes, small enough to be damaged effectively.
 fn quantized(target: &str) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for round in 0..12 {
@@ -455,7 +455,7 @@ fn msmodelslim(is_dynamic: bool) -> Vec<u8> {
     owned(&files(dir.path()))
 }
 
-/// A file with a key of each type.
+/// File with a key of each type.
 fn many_keys() -> Vec<u8> {
     let mut keys = Metadata::new();
     keys.set("general.architecture", "llama");

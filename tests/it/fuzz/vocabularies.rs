@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 use super::entries::join;
 use super::models::{gguf, letters};
 
-/// The file with other members, read as byte-level BPE with this configuration.
+/// Tokenizer file with other members, read as byte-level BPE with this configuration.
 fn variant(base: &Json, members: &[(&str, Json)], config: &Json) -> Vec<u8> {
     let mut file = base.clone();
     for (name, value) in members {
@@ -143,7 +143,7 @@ pub fn directories(base: &Json) -> Vec<Vec<u8>> {
     all
 }
 
-/// Keys of byte-level BPE under each pre-tokenizer that is known, for the target `encoder`.
+/// Keys of byte-level BPE with each known pre-tokenizer, for the target `encoder`.
 pub fn keys() -> Vec<Vec<u8>> {
     let table =
         fs_err::read_to_string(crate::support::root().join("src/tokenizer/pretokenizers.toml")).unwrap();
@@ -162,7 +162,7 @@ pub fn keys() -> Vec<Vec<u8>> {
         }
         all.push(join(&[("keys", gguf(&keys, &[])), ("text", text.as_bytes().to_vec())]));
     }
-    // A model that knows no bytes, and one of RWKV.
+    // A model without bytes, and one of RWKV.
     for model in ["rwkv", "no_vocab", "plamo2"] {
         let mut keys = Metadata::new();
         letters(&mut keys);

@@ -1,14 +1,14 @@
-//! Builds GGUF bytes by hand, so that tests can break any rule, and sources with known data.
+//! Builder of GGUF bytes, with which tests can break any rule, and sources with known data.
 
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::Metadata;
 
-/// Bytes of a file, put together field by field (little-endian).
+/// Bytes of a file, composed field by field (little-endian).
 #[derive(Clone, Default)]
 pub struct Raw(pub Vec<u8>);
 
 impl Raw {
-    /// Magic, version 3 and the two counts.
+    /// Begins with magic, version 3 and the two counts.
     pub fn header(n_tensors: u64, n_keys: u64) -> Self {
         Self(b"GGUF".to_vec()).u32(3).u64(n_tensors).u64(n_keys)
     }
@@ -34,7 +34,7 @@ impl Raw {
         self.u64(text.len() as u64).bytes(text)
     }
 
-    /// A tensor entry; dimensions innermost first.
+    /// Appends a tensor entry; dimensions innermost first.
     pub fn tensor(self, name: &[u8], dims: &[u64], ty: u32, offset: u64) -> Self {
         let mut out = self.str(name).u32(dims.len() as u32);
         for &dim in dims {
@@ -43,7 +43,7 @@ impl Raw {
         out.u32(ty).u64(offset)
     }
 
-    /// Zeros up to a multiple of `alignment`, then `n` bytes of data.
+    /// Appends zeros up to a multiple of `alignment`, then `n` bytes of data.
     pub fn data(mut self, alignment: usize, n: usize) -> Self {
         self.0.resize(self.0.len().next_multiple_of(alignment), 0);
         self.0.extend((0..n).map(|i| i as u8));
@@ -55,12 +55,12 @@ pub fn tensor(name: &str, dims: &[u64], ty: GgmlType) -> TensorMeta {
     TensorMeta { name: name.to_owned(), shape: Shape::new(dims.to_vec()).unwrap(), ty }
 }
 
-/// Tensors whose bytes are a function of their place, computed as they are read.
+/// Tensors whose bytes are a function of their position, computed when they are read.
 pub struct Pattern {
     pub tensors: Vec<TensorMeta>,
-    /// Reading this tensor fails.
+    /// Tensor whose read fails.
     pub broken: Option<usize>,
-    /// Reading this tensor panics.
+    /// Tensor whose read panics.
     pub panics: Option<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! One minimal malformed file for each way a GGUF file can lie, and the exact message.
+//! One minimal malformed file for each rule of a GGUF file, and the exact message.
 
 use gguf_foundry::core::Hint;
 use gguf_foundry::core::limits::Limits;
@@ -10,7 +10,7 @@ fn parse(raw: &Raw, strictness: Strictness) -> Result<gguf_foundry::gguf::Header
     parse_header(&raw.0, &Limits::default(), strictness)
 }
 
-/// The message of a file that is refused however tolerant the reader is.
+/// Expects a message for a file that is refused with any strictness.
 #[track_caller]
 fn refused(raw: &Raw, message: &str) {
     let strict = parse(raw, Strictness::Format).unwrap_err();
@@ -18,7 +18,7 @@ fn refused(raw: &Raw, message: &str) {
     assert_eq!(parse(raw, Strictness::LlamaCpp).unwrap_err(), strict);
 }
 
-/// The message of a file that the format forbids and llama.cpp opens.
+/// Expects a message for a file that the format forbids but llama.cpp opens.
 #[track_caller]
 fn tolerated(raw: &Raw, message: &str) {
     assert_eq!(parse(raw, Strictness::Format).unwrap_err().to_string(), message);
@@ -45,7 +45,7 @@ fn tensor_size_wraps() {
         &one_tensor(&[1 << 62, 4], F32),
         "offset 33: tensor `w`: number of elements of [4611686018427387904, 4] overflows 63 bits",
     );
-    // A zero beside them changes nothing.
+    // An additional zero changes nothing.
     assert_eq!(
         parse(&one_tensor(&[1 << 33, 1 << 33, 0, 1], I8), Strictness::LlamaCpp).unwrap_err().to_string(),
         "offset 33: tensor `w`: number of elements of [8589934592, 8589934592, 0, 1] overflows 63 bits"
@@ -340,7 +340,7 @@ fn the_file_is_named_and_a_way_out_is_given() {
     );
     assert_eq!(hints, ["the file is probably an incomplete download"]);
 
-    // What is tolerated by default can be refused.
+    // Files that are tolerated by default can be refused.
     fs_err::write(&path, &one_tensor(&[0], F32).0).unwrap();
     let file = GgufFile::open(&path).unwrap();
     assert_eq!(file.tolerated().count(), 1);

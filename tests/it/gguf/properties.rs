@@ -1,4 +1,4 @@
-//! Properties over random content: what is written is read back; damage is an error or a file, never a panic.
+//! Properties over random content: written data is read back unchanged; damage gives an error or a file, never a panic.
 
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
@@ -67,7 +67,7 @@ fn tensors() -> impl Strategy<Value = Vec<TensorMeta>> {
     })
 }
 
-/// The bytes of a file with this content, all data zero.
+/// Bytes of a file with this content and zero data.
 fn file(metadata: &Metadata, tensors: &[TensorMeta], layout: LayoutOptions) -> Vec<u8> {
     let plan = FilePlan::new(metadata, tensors, &layout).unwrap();
     let mut bytes = plan.header;
@@ -107,13 +107,13 @@ proptest! {
         let header_bytes =
             parse_header(&bytes, &Limits::default(), Strictness::Format).unwrap().header_bytes as usize;
         for (at, byte) in flips {
-            // In the header, where it matters.
+            // In the header, where it has an effect.
             let at = at.index(header_bytes);
             bytes[at] ^= byte;
         }
         for bytes in [&bytes[..], &bytes[..cut.index(bytes.len())]] {
             if let Ok(header) = parse_header(bytes, &Limits::default(), Strictness::LlamaCpp) {
-                // Whatever is accepted lies inside the file.
+                // Everything that is accepted is inside the file.
                 prop_assert!(header.data_end <= bytes.len() as u64);
                 for (tensor, offset) in header.tensors.iter().zip(&header.offsets) {
                     prop_assert!(offset + tensor.n_bytes().unwrap() <= bytes.len() as u64);

@@ -1,4 +1,4 @@
-//! Reading a file of another tool and writing it unchanged gives the same bytes.
+//! A file of another tool that is read and written unchanged keeps its bytes.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ fn unchanged(corpus: &Goldens) {
         let file = GgufFile::open_with(path, &options).unwrap();
         assert_eq!(file.tolerated().count(), 0, "{}", path.display());
         let options = WriteOptions { layout: file.layout(), sync: false, ..WriteOptions::default() };
-        // A model is no matrix, and neither replaces the other.
+        // A model and an importance matrix are different kinds, which never replace each other.
         let _ = fs_err::remove_file(&out);
         write_gguf(&out, file.metadata(), &file, &options, &Silent).unwrap();
         let (ours, theirs) = (fs_err::read(&out).unwrap(), fs_err::read(path).unwrap());

@@ -1,4 +1,4 @@
-//! Split files: written, opened through any part, put together again, and refused when parts do not fit.
+//! Split files: written, opened through any part, merged, and refused if parts do not fit.
 
 use std::path::{Path, PathBuf};
 
@@ -198,6 +198,6 @@ fn counts_that_cannot_be_are_refused() {
         write_with(Value::U16(3), Value::U16(3)),
         Err(format!("{name}: key `split.no`: a part number below `split.count` expected, found 3"))
     );
-    // What `llama-gguf-split --merge` leaves behind.
+    // Keys that `llama-gguf-split --merge` leaves behind.
     assert_eq!(write_with(Value::U16(0), Value::U16(0)), Ok(1));
 }

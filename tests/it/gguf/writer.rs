@@ -1,4 +1,4 @@
-//! Writing: the bytes that arrive, whatever the threads and the memory, and what is left behind when it fails.
+//! Writing: the resulting bytes for any number of threads and memory, and the files left behind by a failure.
 
 use gguf_foundry::core::bytes::Endian;
 use gguf_foundry::core::progress::{CancelFlag, Progress, Silent};
@@ -111,7 +111,7 @@ fn nothing_is_left_after_a_failure() {
     assert!(names(dir.path()).is_empty());
 }
 
-/// Cancels itself after some chunks.
+/// Progress that cancels after some chunks.
 struct Impatient(std::sync::atomic::AtomicU64);
 
 impl Progress for Impatient {

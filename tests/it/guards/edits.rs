@@ -1,4 +1,4 @@
-//! Several programs that edit one file at once.
+//! Several programs that edit one file at the same time.
 
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command, Stdio};
@@ -38,7 +38,7 @@ fn no_update_of_programs_at_once_is_lost() {
     symlink("m.gguf", dir.path().join("link.gguf")).unwrap();
     let mut expected = keys(&path);
     for round in 0..ROUNDS {
-        // Each sets a key of its own, by one name or the other; what the round before set goes.
+        // Each sets a different key, by one of the two names; keys of the previous round are removed.
         let setting = (0..AT_ONCE).map(|at| {
             let name = if at % 2 == 0 { "m.gguf" } else { "link.gguf" };
             spawn(dir.path(), &["set", name, &format!("r{round}.k{at}=u32:{round}")])
@@ -82,7 +82,7 @@ fn a_file_that_is_being_edited_is_waited_for() {
     let mut waiting = spawn(dir.path(), &["set", "m.gguf", "k=u8:1"]);
     let mut interrupted = spawn(dir.path(), &["set", "m.gguf", "k=u8:2"]);
     std::thread::sleep(std::time::Duration::from_millis(500));
-    // Neither can go on, however slow the machine is.
+    // Neither can continue, however slow the machine is.
     assert!(waiting.try_wait().unwrap().is_none() && interrupted.try_wait().unwrap().is_none());
     assert!(!keys(&path).contains("k"));
     Command::new("kill").args(["-TERM", &interrupted.id().to_string()]).status().unwrap();
@@ -107,7 +107,7 @@ fn what_another_program_did_without_asking_is_noticed() {
     let expected = "changed by another program since it was read; nothing was written";
     assert!(error.to_string().ends_with(expected), "{error}");
     assert_eq!(GgufFile::open(&path).unwrap().file_bytes() / 4096, 2);
-    // To another name nothing is lost, so nothing is locked.
+    // Writing to another name loses nothing, so nothing is locked.
     let plan = EditPlan::new(&path, Some(&other), &edits, &Silent).unwrap();
     plan.write(&WriteOptions { sync: false, ..WriteOptions::default() }, &Silent).unwrap();
     assert!(keys(&other).contains("k") && !keys(&path).contains("k"));

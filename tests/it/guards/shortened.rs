@@ -1,4 +1,4 @@
-//! Inputs that another program cuts short while they are read.
+//! Inputs that another program truncates while they are read.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -8,10 +8,10 @@ use super::workbench::hole;
 use crate::support::fixture;
 use crate::support::wait_until_it_reads;
 
-/// More than any program reads while this test looks at it.
+/// More bytes than any program reads during this test.
 const LONG: u64 = 64 << 30;
 
-/// Runs a program, cuts a file short once it is mapped, and checks what is said of it.
+/// Runs a program, truncates a file once it is mapped, and checks the message.
 fn cut(dir: &Path, program: &str, args: &str, input: &str, n_files: usize) {
     let mut child = Command::new(assert_cmd::cargo::cargo_bin(program))
         .current_dir(dir)
@@ -42,7 +42,7 @@ fn quantize_and_inspect_name_the_file_and_leave_nothing() {
     let path = dir.path().join("in.gguf");
     for (program, args, n_bytes) in [
         ("gguf-quantize", "in.gguf /dev/null q4_0", LONG),
-        // With an output that the disk has room for.
+        // With an output that fits on the disk.
         ("gguf-quantize", "in.gguf out.gguf q4_0", 1 << 30),
         ("gguf-inspect", "hash in.gguf", LONG),
     ] {
@@ -63,7 +63,7 @@ fn verify_names_the_file() {
 fn convert_names_the_file() {
     let dir = tempfile::tempdir().unwrap();
     fs_err::create_dir(dir.path().join("model")).unwrap();
-    // All holes, with as many tokens as make it long.
+    // All holes, with enough tokens to make it long.
     let bytes = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
     let header_bytes = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap());
     let mut header: serde_json::Map<String, serde_json::Value> =

@@ -1,4 +1,4 @@
-//! What ends a run from outside leaves nothing behind.
+//! A run that is ended from outside leaves no files behind.
 #![cfg(target_os = "linux")]
 
 use std::process::{Command, Stdio};
@@ -51,7 +51,7 @@ fn a_limit_of_file_sizes_is_an_error_of_writing() {
         ("gguf-verify", "tiny.gguf --prompts p.jsonl --ctx 8 --save-baseline out.logits"),
         ("gguf-verify", "logits tiny.gguf --prompts p.jsonl -o out.jsonl"),
     ] {
-        // In blocks of 1024 or of 512 bytes, as the shell likes it.
+        // In blocks of 1024 or 512 bytes, depending on the shell.
         let output = Command::new("sh")
             .current_dir(bench.dir())
             .args(["-c", &format!("ulimit -f 4; exec \"$0\" {args}")])

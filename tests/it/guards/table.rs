@@ -1,4 +1,4 @@
-//! `paths.txt`, line by line.
+//! Tests of `paths.txt`, line by line.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use super::ways::{Out, WAYS, Way};
 use super::workbench::{Workbench, run};
 
-/// Commands whose outputs are called after a name, tried by `parts_and_copies_are_outputs_too`.
+/// Commands whose outputs are named after a prefix, tested by `parts_and_copies_are_outputs_too`.
 const NAMING: &[&str] = &["gguf-inspect split"];
 
 fn words<'a>(way: &'a Way, out: &'a Out, path: &'a str) -> (&'a str, Vec<&'a str>) {
@@ -44,11 +44,11 @@ fn every_line_of_the_table_is_tried() {
                 _ => is_written,
             }
         });
-        // Read by draft models alone, of which the workbench has none; statistics of a model as a conversion runs it, told to
-        // the guard by the lines that gguf-quantize is tried with.
-        // A cache is given files under names of its own and loses none; `remote.rs` tries it. A text that a model writes is
-        // written where nothing is, and read where something is; `quantize/stats.rs` tries it.
-        // A chat is rendered to standard output, never beside an output.
+        // `target_model_dir` is read only by draft models, which the workbench does not have. `stats` of a conversion
+        // is guarded by the same code as that of gguf-quantize, which is tested. A cache gets files under its own names
+        // and loses none; `remote.rs` tests it. A text that a model writes is written if the file does not exist and
+        // read if it does; `quantize/stats.rs` tests it. A chat is rendered to standard output, never together with an
+        // output.
         let is_known = ["target_model_dir", "cache", "self_text", "render"].contains(argument)
             || (*argument == "stats" && command.starts_with("gguf-convert"));
         if !is_tried && !is_known {
@@ -81,7 +81,7 @@ fn no_output_replaces_an_input() {
                 let (program, args) = words(way, out, name);
                 let (code, stdout, err) = run(bench.dir(), program, &args);
                 assert!([1, 2].contains(&code), "{args:?}: {code} {stdout}{err}");
-                // Names without the suffix, and files where a directory is to be, are refused for that.
+                // Names without the suffix, and files in place of a directory, are refused for that reason.
                 if (at > 0 || out.suffix.is_empty()) && out.suffix != "/" {
                     assert!(code == 2 && err.contains("same file as input"), "{args:?}: {code} {err}");
                     assert!(err.contains("hint: give the output another name"), "{args:?}: {err}");
@@ -98,7 +98,7 @@ fn no_output_replaces_an_input() {
     println!("{n_tries} outputs over inputs, none written");
 }
 
-/// Files of every kind, each with what it is called in messages.
+/// Files of every kind, each with its name in messages.
 fn kinds(bench: &Workbench) -> Vec<(&'static str, Vec<u8>)> {
     let read = |name: &str| fs_err::read(bench.path(name)).unwrap();
     vec![
@@ -120,7 +120,7 @@ fn kinds(bench: &Workbench) -> Vec<(&'static str, Vec<u8>)> {
 fn only_a_file_of_its_own_kind_is_replaced() {
     let bench = Workbench::new();
     let kinds = kinds(&bench);
-    // The matrix is one of another model, and the model has no words: good enough to be kept, not to be used.
+    // The matrix belongs to another model, and the model has no vocabulary: enough to be kept, not to be used.
     for way in WAYS.iter().filter(|way| !way.args.contains("model.flm --type q4_0")) {
         for out in way.outputs.iter().filter(|out| out.suffix != "/") {
             let name = format!("out{}", out.suffix);
@@ -158,7 +158,7 @@ fn only_a_file_of_its_own_kind_is_replaced() {
                 assert!(err.contains("or remove that file first"), "{args:?}: {err}");
                 assert!(&fs_err::read(&path).unwrap() == bytes, "{args:?}: {kind} was replaced");
             }
-            // What another option writes is another kind, too.
+            // The output of another option is also another kind.
             for other in WAYS.iter().flat_map(|way| way.outputs).filter(|other| other.name != out.name) {
                 if let Some(own) = other.own.first().filter(|own| !out.own.contains(own)) {
                     fs_err::copy(bench.path(own), &path).unwrap();
@@ -263,7 +263,7 @@ fn a_dry_run_says_what_a_run_would_stop_at() {
     }
 }
 
-/// What an earlier run wrote into the directory that is read may be written anew.
+/// A run may overwrite the output that an earlier run wrote into the directory that is read.
 #[test]
 fn a_second_run_replaces_what_the_first_left_in_the_checkpoint() {
     let bench = Workbench::new();
@@ -272,7 +272,7 @@ fn a_second_run_replaces_what_the_first_left_in_the_checkpoint() {
             run(bench.dir(), "gguf-convert", &["hf2gguf", "model", "--type", "f16", "--no-sync"]);
         assert_eq!(code, 0, "{err}");
     }
-    // But not where it is an input by its own name.
+    // But not if it is an input by its own name.
     let name = fs_err::read_dir(bench.path("model")).unwrap().map(|entry| entry.unwrap().path());
     let name = name.into_iter().find(|path| path.extension().is_some_and(|end| end == "gguf")).unwrap();
     let name = name.strip_prefix(bench.dir()).unwrap().to_str().unwrap();

@@ -1,22 +1,22 @@
-//! Ways to run every command that writes, with everything that it reads.
+//! Command lines for every command that writes, with everything that it reads.
 
-/// A way to run a command, with everything that it reads; outputs are added behind.
+/// Command line with all inputs; outputs are appended.
 pub(super) struct Way {
     pub(super) command: &'static str,
     pub(super) args: &'static str,
-    /// Arguments without an option that are read, by their names in the table.
+    /// Positional arguments that are read, by their names in the table.
     pub(super) positional: &'static [&'static str],
     pub(super) outputs: &'static [Out],
 }
 
-/// An option that names an output.
+/// Option that names an output.
 pub(super) struct Out {
-    /// Its name in the table.
+    /// Name in the table.
     pub(super) name: &'static str,
     pub(super) option: &'static str,
-    /// What names must end in.
+    /// Required suffix of names.
     pub(super) suffix: &'static str,
-    /// A file of the kind that is written, if the workbench has one.
+    /// File of the kind that is written, if the workbench has one.
     pub(super) own: &'static [&'static str],
 }
 
@@ -58,7 +58,7 @@ pub(super) const WAYS: &[Way] = &[
         positional: &["file"],
         outputs: MODEL,
     },
-    // A share of one file that several runs write: the only one, so that the file is there in the end.
+    // A part of one file that several runs write: the only part, so that the file exists in the end.
     Way {
         command: "gguf-convert hf2gguf",
         args: "hf2gguf model --type f16 --part 1/1",
@@ -83,7 +83,7 @@ pub(super) const WAYS: &[Way] = &[
         positional: &["arguments"],
         outputs: INTO,
     },
-    // Calibrated, straight from each kind of checkpoint.
+    // Calibrated, directly from each kind of checkpoint.
     Way {
         command: "gguf-convert hf2gguf",
         args: "hf2gguf model --type q4_0 --solver reference --calibrate long.txt --no-self-text \
@@ -280,7 +280,7 @@ pub(super) const WAYS: &[Way] = &[
             Out { name: "report", option: "--report", suffix: ".json", own: &[] },
         ],
     },
-    // A checkpoint as a model, parts of a split one, and a baseline that is a file of logits.
+    // A checkpoint as a model, parts of a split one, and a file of logits as the baseline.
     Way {
         command: "gguf-verify",
         args: "model s-00001-of-00002.gguf --baseline base.logits --ctx 8",

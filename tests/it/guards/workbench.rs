@@ -1,4 +1,4 @@
-//! A directory with a file for every input that there is.
+//! Directory with a file for every kind of input.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use crate::support::fixture;
 use crate::verify::tiny::Tiny;
 
-/// Runs a program in a directory: exit code, standard output, standard error.
+/// Runs a program in a directory; returns exit code, standard output, standard error.
 pub fn run(dir: &Path, program: &str, args: &[&str]) -> (i32, String, String) {
     let output: Output =
         Command::new(assert_cmd::cargo::cargo_bin(program)).current_dir(dir).args(args).output().unwrap();
@@ -92,7 +92,7 @@ impl Workbench {
         self.0.path().join(name)
     }
 
-    /// All files: what each holds, and which inode it is, so that one that is replaced by its like shows.
+    /// Contents and inode of all files: the inode shows if a file was replaced by an equal one.
     pub fn files(&self) -> BTreeMap<PathBuf, (u64, i64, Vec<u8>)> {
         let mut found = BTreeMap::new();
         let mut dirs = vec![self.dir().to_owned()];
@@ -111,7 +111,7 @@ impl Workbench {
         found
     }
 
-    /// The files that a word of a command line makes a program read.
+    /// Files that a program reads because of a word of its command line.
     pub fn inputs_of(&self, word: &str) -> Vec<String> {
         let word = word.rsplit('@').next().unwrap();
         let listed = |dir: &str, is_wanted: &dyn Fn(&str) -> bool| {
@@ -132,7 +132,7 @@ impl Workbench {
     }
 }
 
-/// A file of one tensor of F16 that is a hole, as long as a run on it is to take.
+/// Writes a file of one F16 tensor that is a hole, large enough for a run of the wanted duration.
 pub fn hole(path: &Path, n_bytes: u64) {
     let mut bytes = b"GGUF\x03\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec();
     let text = |text: &str, bytes: &mut Vec<u8>| {

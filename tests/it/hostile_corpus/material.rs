@@ -1,14 +1,14 @@
-//! From a file of the corpus to what a program is given.
+//! Conversion of a file of the corpus into a program's input.
 //!
 //! - `NAME.gen` is a file made of pieces: a JSON array of `["text", times]` or `["x:hex", times]`.
-//! - `NAME.keys` is `base.gguf` with other keys: a JSON object of `KEY: [TYPE, VALUE]`, or null for a key to leave out. A
-//!   text may be made of pieces, and so may the items of an array: `["arr:str", [["x", 3]]]`.
-//! - `NAME.hf` is the checkpoint `base.hf` with other files; in `FILE.patch` are members of the JSON file's object that
-//!   are other (null: missing), in `FILE.none` nothing: the file is missing.
-//! - Everything else is read as it is.
+//! - `NAME.keys` is `base.gguf` with other keys: a JSON object of `KEY: [TYPE, VALUE]`, or null for a key to leave out.
+//!   A text may be made of pieces, and so may the items of an array: `["arr:str", [["x", 3]]]`.
+//! - `NAME.hf` is the checkpoint `base.hf` with other files. `FILE.patch` has members that replace those of the JSON
+//!   file's object (null: missing). An empty `FILE.none` removes the file.
+//! - All other files are used unchanged.
 //!
-//! Words of a command: `FILE` this material, `BASE` a good GGUF file, `HF` a good checkpoint, `CHAT` and `TEXT` good
-//! prompts, `OUT` a place for an output.
+//! Words of a command: `FILE` this material, `BASE` a valid GGUF file, `HF` a valid checkpoint, `CHAT` and `TEXT` valid
+//! prompts, `OUT` a path for an output.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use serde_json::Value as Json;
 
 use crate::support::fixture;
 
-/// A file of the corpus in a folder of its own.
+/// File of the corpus in a separate folder.
 pub struct Material {
     dir: PathBuf,
     file: PathBuf,
@@ -69,12 +69,12 @@ impl Material {
         run.split(' ').map(word).collect()
     }
 
-    /// The file or folder itself.
+    /// Path of the file or folder.
     pub fn path(&self) -> &Path {
         &self.file
     }
 
-    /// What a run has left behind.
+    /// Files that a run has left behind.
     pub fn left(&self) -> Vec<String> {
         names(&self.dir).into_iter().filter(|name| !self.before.contains(name)).collect()
     }
@@ -99,7 +99,7 @@ fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
-/// Files that replace, patch or remove others.
+/// Applies files that replace, patch or remove others.
 fn overlay(from: &Path, to: &Path) {
     for entry in fs_err::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
@@ -122,7 +122,7 @@ fn overlay(from: &Path, to: &Path) {
     }
 }
 
-/// A file of the corpus as the file that it stands for.
+/// Creates the input for a file of the corpus.
 fn place(source: &Path, dir: &Path) -> PathBuf {
     let name = source.file_name().unwrap().to_str().unwrap();
     if source.is_dir() {
@@ -142,7 +142,7 @@ fn place(source: &Path, dir: &Path) -> PathBuf {
     dir.join(name)
 }
 
-/// Bytes of pieces.
+/// Concatenated bytes of pieces.
 pub fn expand(pieces: &Json) -> Vec<u8> {
     let mut out = Vec::new();
     for piece in pieces.as_array().unwrap() {
@@ -158,7 +158,7 @@ pub fn expand(pieces: &Json) -> Vec<u8> {
     out
 }
 
-/// `base.gguf` with other keys.
+/// Copy of `base.gguf` with other keys.
 pub fn with_keys(patch: &[u8]) -> Vec<u8> {
     let base = fs_err::read(fixture("hostile/base.gguf")).unwrap();
     let header = parse_header(&base, &Limits::default(), Strictness::Format).unwrap();

@@ -1,5 +1,5 @@
-//! What a run takes. Of its children a process is told only the greatest ever, so each run has a parent of its own:
-//! this test binary, started again for one test.
+//! Resource usage of a run. A process can only query the maximum over all its children, so each run has a separate
+//! parent: this test binary, started again for one test.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Arguments of the run, as JSON, and the folder for what it says.
+/// Arguments of the run, as JSON, and the folder for its output.
 const RUN: &str = "GGUF_HOSTILE_RUN";
 const DIR: &str = "GGUF_HOSTILE_DIR";
-/// A hang is a failure; machines may be loaded.
+/// Time after which a run counts as hanging; long, since machines may be loaded.
 const WALL: Duration = Duration::from_mins(3);
 
-/// What a run took, and said on both outputs.
+/// Resource usage of a run, and its text on both outputs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Usage {
     pub code: Option<i32>,
     pub signal: Option<i32>,
-    /// Of the process that had most, children of children among them.
+    /// Maximum over all processes, including children of children.
     pub max_kib: i64,
-    /// Of all processes together.
+    /// Sum over all processes.
     pub cpu_ms: i64,
     #[serde(default)]
     pub said: String,

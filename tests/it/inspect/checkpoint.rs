@@ -1,4 +1,4 @@
-//! Describing checkpoints: what is said agrees with what a conversion does.
+//! Descriptions of checkpoints agree with conversions.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ fn written_bytes(conversion: &Conversion, dir: &Path) -> u64 {
     fs_err::metadata(&target).unwrap().len()
 }
 
-/// What a description must have in common with conversions of the same checkpoint.
+/// Comparison of descriptions with conversions of the same checkpoint.
 struct Checker {
     out: tempfile::TempDir,
     n_described: usize,
@@ -53,7 +53,7 @@ impl Checker {
         Self { out: tempfile::tempdir().unwrap(), n_described: 0, n_written: 0, n_problems: 0 }
     }
 
-    /// Describes a checkpoint; `None` for what is none. With `writes` the files are written too.
+    /// Describes a checkpoint; `None` if it is not one. With `writes` the files are also written.
     fn check(&mut self, path: &Path, writes: bool) -> Option<CheckpointReport> {
         let place = path.display();
         let defaults = ConvertOptions::default();
@@ -79,7 +79,7 @@ impl Checker {
         match convert(path, &bare) {
             Err(error) => {
                 assert!(report.outputs.is_empty(), "{place}");
-                // Sources are opened alike; what a card says may come in another order.
+                // Sources are opened in the same way; errors of a card may come in another order.
                 let is_source = matches!(*error, ConvertError::Dequant(_));
                 let message = error.to_string();
                 let is_told = report.problems.iter().any(|problem| problem.message == message);
@@ -117,7 +117,7 @@ impl Checker {
                 }
             }
         }
-        // The keys are there whatever is known.
+        // The keys exist even if their values are unknown.
         let document = checkpoint_json(&report);
         let keys: Vec<_> = document.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(keys, KEYS, "{place}");
@@ -158,7 +158,7 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap().to_string_lossy().into_owned()
 }
 
-/// How the weights of some cases are stored: all texts, each once, in order.
+/// Storage of the weights of some cases: all descriptions, each once, in order.
 const STORED: &[(&str, &[&str])] = &[
     ("autoround-awq", &["AutoRound 4 bit, groups of 32, asymmetric"]),
     ("autoround-gptq", &["AutoRound 4 bit, groups of 32"]),
@@ -202,7 +202,7 @@ fn every_quantized_case_is_described(corpus: &Goldens) {
     let (mut n_ok, mut n_refused, mut n_texts) = (0, 0, 0);
     for case in entries(corpus.join("prequant")).iter().filter(|case| case.join("case.json").is_file()) {
         let about: Json = serde_json::from_slice(&fs_err::read(case.join("case.json")).unwrap()).unwrap();
-        // What cannot be told from headers is found when rows are read.
+        // Errors that headers do not show are found when rows are read.
         let report = checker.check(&case.join("hf"), about["outcome"] != "error").unwrap();
         let is_refused = report
             .problems
@@ -223,7 +223,7 @@ fn every_quantized_case_is_described(corpus: &Goldens) {
         let elems =
             |row: &Json| row["shape"].as_array().unwrap().iter().filter_map(Json::as_u64).product::<u64>();
         assert_eq!((n, n_elems), (tensors.len(), tensors.values().map(elems).sum()), "{}", case.display());
-        // The corpus knows which tensors are quantized.
+        // The corpus lists the quantized tensors.
         let quantized = tensors.values().filter(|row| row["quantized"] == true).count() as u64;
         let told: u64 = report.stored.iter().map(|class| class.n_weights).sum();
         assert_eq!(told, quantized, "{}", case.display());
@@ -247,7 +247,7 @@ fn every_architecture_case_is_described(corpus: &Goldens) {
             let about: Json = serde_json::from_slice(&fs_err::read(case.join("case.json")).unwrap()).unwrap();
             match about["gguf_arch"].as_str() {
                 Some(gguf) => assert_eq!(architecture.gguf, gguf, "{}", case.display()),
-                // What the reference refuses may convert here.
+                // Cases that the reference refuses may convert here.
                 None => assert_ne!(about["converter"]["f32"], "ok", "{}", case.display()),
             }
             assert!(!report.outputs.is_empty(), "{}", case.display());
@@ -305,7 +305,7 @@ fn other_containers_are_described(corpus: &Goldens) {
     checker.report("other containers, described");
 }
 
-/// A directory with a configuration and tensors of zeros.
+/// Directory with a configuration and tensors of zeros.
 fn checkpoint(config: &Json, tensors: &[(&str, &str, &[u64])]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let (mut header, mut at) = (Map::new(), 0);
@@ -448,7 +448,7 @@ fn what_is_not_supported_does_not_hide_the_rest() {
         })
     );
 
-    // A scale is missing: broken, and the files are described all the same.
+    // A scale is missing: the checkpoint is broken, but the files are still described.
     let broken: Vec<_> =
         FP8.iter().filter(|row| !row.0.ends_with("1.mlp.up_proj.weight_scale_inv")).copied().collect();
     let dir = checkpoint(&config, &broken);
@@ -461,14 +461,14 @@ fn what_is_not_supported_does_not_hide_the_rest() {
     );
     assert_eq!((&found["types"][0]["tensors"], &found["outputs"]), (&json!(2), &json!([])));
 
-    // Weights are missing: the configuration is described all the same.
+    // Weights are missing, but the configuration is still described.
     fs_err::remove_file(dir.path().join("model.safetensors")).unwrap();
     let found = bench.json(&["checkpoint", dir.path().to_str().unwrap()], 0);
     assert_eq!(found["problems"][0]["part"], json!("weights"));
     assert_eq!((&found["container"], &found["classes"]), (&json!(null), &json!(["LlamaForCasualLM"])));
 }
 
-/// A Llama of one layer in GPTQ, one of its matrices left as floats.
+/// Llama of one layer in GPTQ, with one matrix as floats.
 fn gptq() -> tempfile::TempDir {
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
@@ -531,7 +531,7 @@ fn plans_and_summaries_say_how_weights_are_stored() {
     ");
     assert!(tensors.starts_with("tensor "), "{tensors}");
     assert!(run(&[]).starts_with(stored));
-    // What was said of the type holds for the file, and `native` is not mentioned to who has chosen it.
+    // The statement about the type holds for the file, and `native` is not suggested if it is already chosen.
     let native = run(&["--type", "native"]);
     assert!(native.contains("GPTQ 4 bit, groups of 32  4.62  Q5_0"), "{native}");
     assert!(!native.contains("--type native"), "{native}");

@@ -1,4 +1,4 @@
-//! `gguf-inspect dump`, and what a split would be.
+//! Command `gguf-inspect dump`, and dry runs of a split.
 
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{GgufFile, Value};
@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use super::{Bench, InMemory, metadata};
 
-/// The text that the header has at an offset: eight bytes of length, then the text.
+/// Text at an offset of the header: eight bytes of length, then the text.
 fn text_at(bytes: &[u8], offset: &Json) -> String {
     let at = usize::try_from(offset.as_u64().unwrap()).unwrap();
     let n = usize::try_from(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap();
@@ -66,7 +66,7 @@ fn numbers_of_the_layout_are_printed_alone() {
     assert_eq!((code, out), (0, format!("{}\n", file.data_offset())));
     assert_eq!(bench.run(&["dump", "model.gguf", "--data-alignment"]).1, "32\n");
     assert_eq!(bench.json(&["dump", "model.gguf", "--data-alignment"], 0), json!({"data_alignment": 32}));
-    // Without tensors it is where they would begin.
+    // Without tensors it is the offset at which they would begin.
     InMemory::new().write(&bench.path("keys.gguf"), &metadata());
     let size = fs_err::metadata(bench.path("keys.gguf")).unwrap().len();
     assert_eq!(bench.run(&["dump", "keys.gguf", "--data-offset"]).1, format!("{size}\n"));
@@ -155,7 +155,7 @@ fn a_split_that_is_not_made_is_the_one_that_would_be() {
         let names: Vec<_> = alone["tensors"].as_object().unwrap().keys().collect();
         assert_eq!(part["tensors"], json!(names));
     }
-    // A run would stop here, and says so.
+    // A dry run reports that a run would stop here.
     fs_err::write(bench.path("p-00002-of-00003.gguf"), "mine").unwrap();
     let (code, _, err) = bench.run(&[&args[..], &["--dry-run"]].concat());
     assert!(

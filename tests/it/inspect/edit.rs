@@ -162,7 +162,7 @@ fn permissions_survive_an_edit() {
 fn an_output_beyond_the_limit_fails_and_leaves_nothing() {
     let bench = Bench::new();
     let before = read(&bench, "model.gguf");
-    // The limit makes a write fail as a full disk does. Without the trap the signal would end the program first.
+    // The limit makes a write fail like a full disk. Without the trap the signal would end the program first.
     let output = std::process::Command::new("sh")
         .current_dir(bench.path("."))
         .arg("-c")

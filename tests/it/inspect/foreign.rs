@@ -1,4 +1,4 @@
-//! Files of other programs: shown, edited, and refused where blocks must be read; and files that are no models.
+//! Files of other programs: shown, edited, and refused if blocks must be decoded; and files that are not models.
 
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{GgufFile, Value};
@@ -35,7 +35,7 @@ fn gguf(keys: &[(&str, &str)], tensors: &[(&str, &[u64], u32, &[u8])]) -> Vec<u8
 
 const KEYS: &[(&str, &str)] = &[("general.architecture", "llama"), ("general.name", "toy")];
 
-/// A bench with `fork.gguf`: a norm, a matrix of the given type between two of ours.
+/// Bench with `fork.gguf`: a norm, and a matrix of the given type between two of known types.
 fn fork(ty: u32, n_bytes: usize) -> Bench {
     let bench = Bench::new();
     let block: Vec<u8> = (0..n_bytes).map(|i| (i * 37 % 251) as u8).collect();
@@ -186,7 +186,7 @@ fn a_bundle_becomes_a_text_model() {
     let bench = Bench::new().with_tiny();
     let plain = GgufFile::open(&bench.path("tiny.gguf")).unwrap();
     let n = plain.tensors().len();
-    // A tower is added by renaming: what Ollama puts into one file.
+    // A tower is added by renaming: Ollama puts both into one file.
     let args =
         ["rename", "tiny.gguf", "blk.3.ffn_up.weight=v.blk.0.ffn_up.weight", "--force", "-o", "bundle.gguf"];
     assert_eq!(bench.run(&args).0, 0);

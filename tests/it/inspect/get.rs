@@ -1,4 +1,4 @@
-//! `gguf-inspect get`: plain values, that `set` takes back.
+//! Command `gguf-inspect get`: plain values that `set` accepts.
 
 use gguf_foundry::gguf::{Array, Value};
 use serde_json::json;
@@ -15,7 +15,7 @@ fn values_are_plain() {
     };
     assert_eq!(get("llama.block_count"), "2\n");
     assert_eq!(get("llama.rope.freq_base"), "0.1\n");
-    // Into a pipe go the bytes; terminals are shown them escaped.
+    // A pipe gets the bytes; terminals get them escaped.
     assert_eq!(get("general.name"), "A \u{1b}[31mred\u{1b}[0m name\n");
     let tokens = get("tokenizer.ggml.tokens");
     assert!(

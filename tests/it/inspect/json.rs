@@ -1,5 +1,5 @@
-//! `--json`: every key that a program prints is in `docs/json.md`, of the type that is written there, and a run that
-//! fails says why in JSON too.
+//! Option `--json`: every printed key is in `docs/json.md` with its type, and a failing run also reports its error in
+//! JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,13 +12,13 @@ use super::{Bench, outcome};
 use crate::magnitudes;
 use crate::support::{fixture, root};
 
-/// A key of the document: its types, and whether it may be missing.
+/// Key of the document: its types, and whether it is optional.
 struct Row {
     types: Vec<String>,
     is_optional: bool,
 }
 
-/// The tables of the document, by the heading above each.
+/// Tables of the document, by the heading above each.
 struct Documented(BTreeMap<String, BTreeMap<String, Row>>);
 
 impl Documented {
@@ -49,7 +49,7 @@ impl Documented {
     }
 }
 
-/// The comparison of documents with one table.
+/// Comparison of output documents with one table.
 struct Check<'a> {
     heading: String,
     rows: &'a BTreeMap<String, Row>,
@@ -59,7 +59,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// The row of a key, also where the document has a placeholder for it: `classes.<class>`.
+    /// Row of a key, also if the documentation has a placeholder for it: `classes.<class>`.
     fn row(&self, parent: &str, key: &str) -> Option<(String, &Row)> {
         let joined = |key: &str| if parent.is_empty() { key.to_owned() } else { format!("{parent}.{key}") };
         let exact = joined(key);
@@ -71,7 +71,7 @@ impl Check<'_> {
         found.map(|(key, row)| (key.clone(), row))
     }
 
-    /// Checks an object, whose keys are documented behind `path`.
+    /// Checks an object, whose keys are documented below `path`.
     fn object(&mut self, path: &str, value: &Json) {
         for (key, value) in
             value.as_object().unwrap_or_else(|| panic!("`{path}`: an object expected: {value}"))
@@ -113,7 +113,7 @@ impl Check<'_> {
         }
     }
 
-    /// Everything was as it is written, and everything that is written was printed.
+    /// Fails for undocumented keys, and for documented keys that were not printed.
     fn finish(self) {
         let missing: Vec<&String> = self
             .rows
@@ -235,7 +235,7 @@ fn what_inspect_prints_is_documented() {
                 assert_eq!(document["error"]["exit_code"], *code, "{args:?}");
             }
         }
-        // A changed file, for the distances of values.
+        // A changed file, for the differences of values.
         if heading == "`gguf-inspect diff`" {
             let mut bytes = fs_err::read(bench.path("model.gguf")).unwrap();
             bytes[832 + 20] ^= 1;
@@ -344,7 +344,7 @@ fn what_quantize_prints_is_documented() {
     failed.finish();
 }
 
-/// A copy of a Q8_0 file with other codes in the first blocks of a tensor, and one row that is twice as large.
+/// Writes a copy of a Q8_0 file with other codes in the first blocks of a tensor, and one row that is twice as large.
 fn damage(from: &Path, to: &Path, tensor: &str) {
     let mut bytes = fs_err::read(from).unwrap();
     let file = GgufFile::open(from).unwrap();
@@ -358,7 +358,7 @@ fn damage(from: &Path, to: &Path, tensor: &str) {
         }
     }
     for block in bytes[start + 9 * row_bytes..start + 10 * row_bytes].chunks_exact_mut(34) {
-        // An exponent of two bytes' half precision up by one.
+        // Adds one to the exponent of the half-precision scale.
         block[1] += 4;
     }
     fs_err::write(to, bytes).unwrap();
@@ -379,9 +379,9 @@ fn what_verify_prints_is_documented() {
     one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf"]));
     // Of two files.
     one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", prompts.to_str().unwrap()]));
-    // With a finding: a model says nothing of itself.
+    // With a finding: a model compared with itself proves nothing.
     one.object("", &run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
-    // Rows of which the codes mean nothing.
+    // Rows with meaningless codes.
     damage(&bench.path("q.gguf"), &bench.path("bad.gguf"), "blk.1.attn_k.weight");
     one.object("", &run(3, &["bad.gguf", "--baseline", "tiny.gguf"]));
     // Of an encoder.
@@ -400,7 +400,7 @@ fn what_verify_prints_is_documented() {
     let tasks = fixture("tasks/winogrande.csv");
     let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
     one.object("", &json(&bench, "gguf-verify", 4, &tasks));
-    // With a task that has nothing to choose from.
+    // With a task without a valid choice.
     let flawed =
         "0,Anna saw _ there.,Maria,Maria,1\n1,Anna gave Maria a present and _ thanked her.,Anna,Maria,2\n";
     fs_err::write(bench.path("flawed.csv"), flawed).unwrap();

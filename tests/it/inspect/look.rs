@@ -133,7 +133,8 @@ fn differences_are_shown_and_measured() {
     let mut tokens: Vec<_> = (0..40).map(|i| format!("t{i}")).collect();
     "changed".clone_into(&mut tokens[17]);
     other.set("tokenizer.ggml.tokens", tokens);
-    // The values of `codes` in F32, one of them off by 0.25; `ramp` of another shape; `norm` gone, `new` there.
+    // The values of `codes` in F32, one of them changed by 0.25; `ramp` with another shape; `norm` removed, `new`
+    // added.
     let mut codes: Vec<f32> = (0..64).map(|i| 0.5 * ((i % 32) as f32 - 16.0)).collect();
     codes[33] += 0.25;
     let ramp: Vec<f32> = (0..12).map(|i| i as f32 / 4.0).collect();
@@ -228,7 +229,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 #[test]
 fn an_interrupt_ends_a_long_run_at_once() {
     let bench = Bench::new();
-    // 256 GiB of hole: no disk space, and hours of hashing.
+    // A hole of 256 GiB: no disk space, but hours of hashing.
     let path = bench.path("huge.gguf");
     let n_bytes = 256u64 << 30;
     let tensor = super::InMemory::new().add("w", &[1, 32], GgmlType::I8, vec![0; 32]);

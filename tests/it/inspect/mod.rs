@@ -20,7 +20,7 @@ use gguf_foundry::gguf::{GgufFile, Metadata, Value, WriteOptions, write_gguf};
 
 use crate::support::fixture;
 
-/// A source whose data lie in memory.
+/// Source with its data in memory.
 pub struct InMemory {
     tensors: Vec<TensorMeta>,
     data: Vec<Vec<u8>>,
@@ -62,7 +62,7 @@ impl TensorSource for InMemory {
     }
 }
 
-/// A directory with one small model, and the program to run on it.
+/// Directory with one small model, and the programs to run on it.
 pub struct Bench {
     dir: tempfile::TempDir,
 }
@@ -95,12 +95,12 @@ impl Bench {
         self
     }
 
-    /// The value of a key in a file of the directory.
+    /// Value of a key in a file of the directory.
     pub fn value(&self, name: &str, key: &str) -> Option<Value> {
         GgufFile::open(&self.path(name)).unwrap().metadata().get(key).cloned()
     }
 
-    /// One of the programs, to be run in the directory, away from what the environment says of screens.
+    /// Command of one of the programs in the directory, without environment variables about terminals.
     pub fn program(&self, name: &str) -> assert_cmd::Command {
         let mut command = assert_cmd::Command::cargo_bin(name).unwrap();
         command.current_dir(self.dir.path());
@@ -110,12 +110,12 @@ impl Bench {
         command
     }
 
-    /// Runs `gguf-inspect` in the directory: exit code, standard output, standard error.
+    /// Runs `gguf-inspect` in the directory; returns exit code, standard output, standard error.
     pub fn run(&self, args: &[&str]) -> (i32, String, String) {
         outcome(self.program("gguf-inspect").args(args))
     }
 
-    /// Runs with `--json` and expects success (or the given code).
+    /// Runs with `--json` and expects the given exit code.
     pub fn json(&self, args: &[&str], code: i32) -> serde_json::Value {
         let (found, out, err) = self.run(&[args, &["--json"]].concat());
         assert_eq!(found, code, "{err}");
@@ -123,7 +123,7 @@ impl Bench {
     }
 }
 
-/// Runs a program: exit code, standard output, standard error.
+/// Runs a program; returns exit code, standard output, standard error.
 pub fn outcome(command: &mut assert_cmd::Command) -> (i32, String, String) {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();

@@ -1,5 +1,5 @@
-//! What an edit may do: types that are taken over, values from files, what is refused without `--force`, and which part
-//! of a split model it is made in.
+//! Rules of edits: types that are kept, values from files, edits that are refused without `--force`, and the part of a
+//! split model that is edited.
 
 use gguf_foundry::gguf::{GgufFile, OpenOptions, Value};
 use serde_json::json;
@@ -10,7 +10,7 @@ fn read(bench: &Bench, name: &str) -> Vec<u8> {
     fs_err::read(bench.path(name)).unwrap()
 }
 
-/// Runs an edit that must be refused, and gives the first line of what it says.
+/// Runs an edit that must be refused, and returns the first line of the error.
 fn refused(bench: &Bench, args: &[&str]) -> String {
     let before = read(bench, args[1]);
     let (code, _, err) = bench.run(args);
@@ -20,7 +20,7 @@ fn refused(bench: &Bench, args: &[&str]) -> String {
     err.lines().next().unwrap().to_owned()
 }
 
-/// Makes an edit that is refused otherwise.
+/// Makes an edit that is otherwise refused.
 fn forced(bench: &Bench, args: &[&str]) {
     let (code, _, err) = bench.run(&[args, &["--force", "--no-sync"]].concat());
     assert_eq!(code, 0, "{args:?}: {err}");
@@ -37,7 +37,7 @@ fn a_value_takes_the_type_of_the_key() {
         "llama.rope.freq_base=1e6",
         "general.name=https://a.b/c",
         "tokenizer.ggml.tokens=[\"a\", \"b\"]",
-        // Not in the file, and well known.
+        // Not in the file, but well-known.
         "general.author=Me",
         "llama.rope.scaling.factor=2",
     ];
@@ -57,7 +57,7 @@ fn a_value_takes_the_type_of_the_key() {
     let (code, _, err) = bench.run(&["set", "model.gguf", "llama.block_count=many"]);
     let expected = "error: key `llama.block_count`: `many` is not a value of type u32\n";
     assert_eq!((code, err.as_str()), (2, expected));
-    // The help says what a colon means.
+    // The help explains the colon.
     let (_, help, _) = bench.run(&["set", "--help"]);
     assert!(help.contains("first colon") && help.contains("KEY=str:VALUE"), "{help}");
 }
@@ -127,7 +127,7 @@ fn values_come_from_files() {
     let (code, _, err) = bench.run(&args[..args.len() - 1]);
     assert_eq!((code, err.as_str()), (0, ""));
     let value = |key| bench.value("model.gguf", key);
-    // One line feed is the file's, the other one the value's.
+    // One line feed belongs to the file, the other one to the value.
     assert_eq!(value("tokenizer.chat_template"), Some("{{ a }}\n".into()));
     assert_eq!(value("general.name"), Some("{{ a }}\n".into()));
     assert_eq!(value("a.list"), Some(vec![1i32, -2].into()));
@@ -150,9 +150,9 @@ fn other_types_of_well_known_keys_are_refused() {
     assert_eq!(line, "error: model.gguf: key `llama.block_count` must be of type u32, not u64");
     forced(&bench, &args);
     assert_eq!(bench.value("model.gguf", "llama.block_count"), Some(Value::U64(2)));
-    // Back to the type that it has to have.
+    // Back to the required type.
     assert_eq!(bench.run(&["set", "model.gguf", "llama.block_count=u32:2"]).0, 0);
-    // A number a layer, and keys that nobody knows.
+    // A number per layer, and unknown keys.
     assert_eq!(bench.run(&["set", "model.gguf", "llama.attention.head_count=arr[u32]:[4, 4]"]).0, 0);
     assert_eq!(bench.run(&["set", "model.gguf", "my.key=u8:1"]).0, 0);
     assert_eq!(bench.run(&["set", "model.gguf", "my.key=str:x"]).0, 0);
@@ -170,11 +170,11 @@ fn token_ids_beyond_the_vocabulary_are_refused() {
         "error: model.gguf: key `tokenizer.ggml.bos_token_id`: token 40 is beyond the vocabulary of 40"
     );
     assert_eq!(bench.run(&["set", "model.gguf", "tokenizer.ggml.bos_token_id=39"]).0, 0);
-    // The vocabulary that is cut takes the token away.
+    // The truncated vocabulary does not contain the token.
     let line = refused(&bench, &["set", "model.gguf", "tokenizer.ggml.tokens=[\"a\", \"b\"]"]);
     assert!(line.ends_with("token 39 is beyond the vocabulary of 2"), "{line}");
     forced(&bench, &args);
-    // What is wrong already is no objection to something else.
+    // An existing error does not prevent an unrelated edit.
     assert_eq!(bench.run(&["set", "model.gguf", "general.name=x"]).0, 0);
 }
 
@@ -190,7 +190,7 @@ fn keys_that_the_architecture_needs_stay() {
         "error: tiny.gguf: key `llama.attention.head_count` is needed by architecture `llama`: \
          key `llama.attention.head_count` is missing"
     );
-    // The engine would go on with as many heads of keys as of queries, and stops at the shapes.
+    // The engine would assume as many key heads as query heads, and stop at the shapes.
     assert!(remove("llama.attention.head_count_kv").contains("needed by architecture `llama`"));
     assert_eq!(bench.run(&["remove", "tiny.gguf", "general.file_type", "--no-sync"]).0, 0);
     forced(&bench, &["remove", "tiny.gguf", "llama.attention.head_count"]);
@@ -222,7 +222,7 @@ fn an_edit_of_a_later_part_is_made_where_the_key_is() {
     bench.json(&["split", "model.gguf", "-o", "p", "--split-max-tensors", "2"], 0);
     let (first, second) = ("p-00001-of-00002.gguf", "p-00002-of-00002.gguf");
     let before = read(&bench, second);
-    // Also keys that are new belong to the first part.
+    // New keys also belong to the first part.
     let made = bench.json(&["set", second, "general.name=New", "x.y=u8:1"], 0);
     let path = made["files"][0].as_str().unwrap();
     assert!(path.ends_with(first), "{path}");
@@ -234,7 +234,7 @@ fn an_edit_of_a_later_part_is_made_where_the_key_is() {
     bench.json(&["remove", second, "x.y"], 0);
     assert_eq!(bench.value(first, "x.y"), None);
 
-    // Another output would be a part under a strange name: which one is edited has to be said.
+    // Another output would be a part under an unrelated name, so the part must be named.
     let (code, _, err) = bench.run(&["set", second, "general.name=Other", "-o", "other.gguf"]);
     assert_eq!(code, 1);
     assert_eq!(

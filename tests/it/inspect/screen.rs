@@ -1,11 +1,11 @@
-//! What the programs print fits the screen, and is coloured where it may be.
+//! Output of the programs fits the terminal, and has colours where allowed.
 
 use unicode_width::UnicodeWidthStr;
 
 use super::{Bench, model, outcome};
 use crate::support::fixture;
 
-/// Lines that are wider than a screen of this width.
+/// Lines that are wider than a terminal of this width.
 fn too_wide(text: &str, width: usize) -> Vec<&str> {
     text.lines().filter(|line| line.width() > width).collect()
 }
@@ -17,7 +17,7 @@ fn what_is_said_of_the_bundled_model_fits_in_80_columns() {
     let checkpoint = checkpoint.to_str().unwrap();
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let run = |program: &str, code: i32, args: &[&str]| {
-        // Names of files are as long as they are.
+        // File names are not shortened.
         let mut command = bench.program(program);
         let (found, out, err) = outcome(command.args(args).arg("--quiet"));
         assert_eq!(found, code, "{program} {args:?}: {err}");
@@ -59,7 +59,7 @@ fn a_screen_of_any_width_is_not_exceeded() {
         assert!(wide.is_empty(), "{width}: {wide:#?}");
         assert!(out.contains("general.name") && out.contains('…'), "{out}");
     }
-    // Names are whole where somebody may want to cut them out of a pipe, and everything is where it is asked for.
+    // Names are complete in pipes, where they may be extracted, and on request.
     let name = "model.layers.17.block_sparse_moe.experts.63.down_proj.weight";
     assert!(!on("72", &["wide.gguf"]).contains(name));
     assert!(bench.run(&["wide.gguf"]).1.contains(name));

@@ -1,4 +1,4 @@
-//! `gguf-inspect template`, and special tokens by their text.
+//! Command `gguf-inspect template`, and special tokens given by their text.
 
 use gguf_foundry::gguf::{Array, GgufFile, Value};
 use serde_json::json;
@@ -28,7 +28,7 @@ fn a_template_is_set_and_printed_as_it_is() {
     let (code, out, err) = bench.run(&["template", "new.gguf"]);
     assert_eq!((code, out.as_str(), err.as_str()), (0, text, ""));
 
-    // What it prints is what it reads.
+    // The printed output can be read back.
     fs_err::write(bench.path("printed"), out).unwrap();
     let report = bench.json(&["template", "new.gguf", "--set", "printed"], 0);
     assert_eq!(report["changes"], json!([]));
@@ -76,7 +76,7 @@ fn a_template_that_nothing_could_read_is_refused_unless_forced() {
     let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "open.jinja"]);
     assert_eq!(code, 1);
     assert!(err.contains("chat template `default`: line 2: ") && err.contains("--force"), "{err}");
-    // Also where it is one of several, and where it comes as a key.
+    // Also if it is one of several, and if it is given as a key.
     let config = json!({"chat_template": [
         {"name": "default", "template": "D"}, {"name": "rag", "template": "{{ a b }}"},
     ]});
@@ -90,7 +90,7 @@ fn a_template_that_nothing_could_read_is_refused_unless_forced() {
     let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "open.jinja", "--force"]);
     assert!(code == 0 && err.starts_with("warning: chat template `default`: line 2: "), "{err}");
     assert_eq!(bench.value("model.gguf", PLAIN), Some(text.into()));
-    // What was there before is nobody's objection to another change.
+    // An existing error does not prevent another change.
     assert_eq!(bench.run(&["set", "model.gguf", "general.name=other"]).0, 0);
 }
 
@@ -134,7 +134,7 @@ fn special_tokens_are_found_by_their_text() {
     let changed: Vec<_> = report["changes"].as_array().unwrap().iter().map(|change| &change["key"]).collect();
     assert_eq!(changed, [&json!("general.name"), &json!("tokenizer.ggml.eot_token_id")]);
     assert_eq!(id("new.gguf", "eot"), Some(Value::U32(300)));
-    // By the names of checkpoints, too, and a key keeps its type.
+    // Also by the names that checkpoints use; a key keeps its type.
     assert_eq!(bench.run(&["set", "new.gguf", "tokenizer.ggml.padding_token_id=i32:1", "--force"]).0, 0);
     assert_eq!(bench.run(&["set", "new.gguf", "--special", &format!("pad={text}")]).0, 0);
     assert_eq!(id("new.gguf", "padding"), Some(Value::I32(300)));
@@ -143,7 +143,7 @@ fn special_tokens_are_found_by_their_text() {
 #[test]
 fn a_token_that_is_not_there_is_told_with_the_nearest() {
     let bench = Bench::new();
-    // A text before which the role's name ends at the first equals sign.
+    // The role's name ends at the first equals sign; the text follows.
     let vocabulary = "tokenizer.ggml.tokens=arr[str]:[\"a\", \"<|im_end|>\", \"b\", \"x=y\", \"a\"]";
     assert_eq!(bench.run(&["set", "model.gguf", vocabulary]).0, 0);
     let before = fs_err::read(bench.path("model.gguf")).unwrap();

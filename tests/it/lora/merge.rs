@@ -1,4 +1,4 @@
-//! Adapters merged into their base: every weight beside a plain loop in F64.
+//! Adapters merged into their base: every weight compared with a plain loop in F64.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use gguf_foundry::convert::{ConvertError, ConvertOptions, ModelSource};
 use gguf_foundry::core::{ElementType, Hint};
 use serde_json::{Value as Json, json};
 
-/// A small number that no other element of a tensor has often.
+/// Small number that is rarely repeated within a tensor.
 fn element(tensor: usize, at: usize) -> f32 {
     ((at * 193 + tensor * 71) % 257) as f32 / 128.0 - 1.0
 }
@@ -26,7 +26,7 @@ pub(super) fn write_safetensors(path: &Path, tensors: &[(&str, Vec<u64>)]) {
         .unwrap();
 }
 
-/// Writes an adapter of the bundled model: queries of its first layer.
+/// Writes an adapter of the bundled model for the queries of its first layer.
 pub fn write_tiny_adapter(dir: &Path) {
     let config = fs_err::read(crate::support::fixture("tiny-llama/config.json")).unwrap();
     let config: Json = serde_json::from_slice(&config).unwrap();
@@ -50,7 +50,7 @@ pub(super) fn values(tensors: &[(&str, Vec<u64>)], name: &str) -> Vec<f64> {
     (0..n as usize).map(|at| f64::from(element(index, at))).collect()
 }
 
-/// A base and an adapter.
+/// Base model and adapter.
 pub(super) struct Pair {
     pub(super) dir: tempfile::TempDir,
     pub(super) base: Vec<(&'static str, Vec<u64>)>,
@@ -85,7 +85,7 @@ impl Pair {
         base.merged(&self.dir.path().join("adapter"), &options)
     }
 
-    /// W + scale · B · A of a weight, or with the product turned.
+    /// Computes W + scale · B · A of a weight, or with the product transposed.
     pub(super) fn sum(&self, weight: &str, [a, b]: [&str; 2], scale: f64, is_turned: bool) -> Vec<f32> {
         let dims = |rows: &[(&str, Vec<u64>)], name: &str| -> [usize; 2] {
             let dims = &rows.iter().find(|row| row.0 == name).unwrap().1;
@@ -161,7 +161,7 @@ fn layers_embeddings_and_whole_tensors_are_merged() {
     assert_eq!(read(&merged, NORM), floats(values(&pair.base, NORM)));
 }
 
-/// GPT-2's layers are stored turned; a square one shows it by the others.
+/// GPT-2's layers are stored transposed; for a square one the others show it.
 #[test]
 fn layers_that_are_stored_turned_take_the_product_turned() {
     let names = [

@@ -1,5 +1,5 @@
-//! Adapters that carry more than pairs of matrices: added tokens, rows of single tokens, a tokenizer of their own; and
-//! those that are refused.
+//! Adapters with more than pairs of matrices: added tokens, rows of single tokens, a separate tokenizer; and refused
+//! ones.
 
 use gguf_foundry::checkpoint::AdapterDir;
 use gguf_foundry::convert::{Conversion, ConvertOptions, ModelSource};
@@ -52,7 +52,7 @@ fn added_tokens_change_embedding_output_and_their_number() {
         )]
     );
 
-    // One alone does not do; nor do two numbers.
+    // One alone is not enough, nor are two different numbers.
     for adapter in [&[(WHOLE_EMBED, &[22u64, 8][..])][..], &[(WHOLE_HEAD, &[21, 8]), (WHOLE_EMBED, &[22, 8])]]
     {
         let error = Pair::new(&base, adapter, &model, &settings).merged().unwrap_err();
@@ -60,7 +60,7 @@ fn added_tokens_change_embedding_output_and_their_number() {
         assert!(error.hints()[0].contains("`resize_token_embeddings`"), "{error:?}");
     }
 
-    // An embedding that matrices change is stored with the rows that the training saw.
+    // An embedding that matrices change is stored with the rows of the training.
     let pair = Pair::new(
         &[(EMBED, &[20, 8]), (NORM, &[8])],
         &[(EMBED_A, &[3, 22]), (EMBED_B, &[8, 3]), (BASE_EMBED, &[22, 8])],
@@ -181,7 +181,7 @@ fn the_tokenizer_that_the_training_used_is_written() {
     let text = |name: &str| fs_err::read_to_string(base.join(name)).unwrap();
     let (plain, warnings) = run(&[]);
     assert!(warnings.is_empty(), "{warnings:?}");
-    // The same files over again say nothing.
+    // The same files again cause no warning.
     let same = ["tokenizer.json", "tokenizer_config.json"].map(|name| (name, text(name)));
     assert!(run(&same).1.is_empty());
 
@@ -227,7 +227,7 @@ fn what_is_no_adapter_of_peft_is_refused_with_the_way_out() {
     let (error, hints) = refused();
     assert_eq!(error, "adapters.safetensors: an adapter of MLX cannot be read yet");
     assert!(hints[0].starts_with("`mlx_lm.fuse --model BASE"), "{hints:?}");
-    // Under PEFT's name the configuration shows it.
+    // With PEFT's file name, the configuration shows it.
     fs_err::rename(at("adapters.safetensors"), at("adapter_model.safetensors")).unwrap();
     fs_err::write(at("config.json"), llama().to_string()).unwrap();
     let options = ConvertOptions::default();

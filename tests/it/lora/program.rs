@@ -1,4 +1,4 @@
-//! The commands, from the outside.
+//! Commands for adapters.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }
 
-/// A directory with `adapter` and `base` of a case.
+/// Directory with `adapter` and `base` of a case.
 fn case(name: &str) -> tempfile::TempDir {
     let case = Goldens::selection().find(format!("lora/{name}")).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -59,7 +59,7 @@ fn an_adapter_converts_and_every_program_says_what_it_is() {
     assert_eq!((code, &report["verdict"]), (4, &json!("partial")));
     let open = report["not_judged"].as_array().unwrap();
     assert!(!open.is_empty());
-    // What is advised can be done with an adapter.
+    // The advice can be followed with an adapter.
     assert!(open.iter().all(|row| row["remedy"].as_str().unwrap().contains("merge-lora")), "{open:?}");
 
     let dry = ["lora2gguf", "adapter", "--base", "base", "--type", "Q8_0", "--dry-run", "--json"];
@@ -109,7 +109,7 @@ fn weights_of_the_base_are_held_against_the_adapter() {
     );
 }
 
-/// Without a change, a merge is the base's own conversion; with one, other bytes under the same names.
+/// Without a change, a merge is the base's own conversion; with a change, it has other bytes under the same names.
 #[test]
 fn a_merge_is_a_conversion_of_the_sums() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Every case of the corpus that is a model: values, folded biases, blocks.
+//! Every valid case of the corpus: values, folded biases, blocks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::engine::last_logits;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{report_cases, sha256};
 
-/// Cases that may be refused, and are: what the message says.
+/// Cases that may be refused, and are, with a part of the message.
 const REFUSED: &[(&str, &str)] = &[
     ("flatquant", "FlatQuant checkpoints need run-time activation transforms"),
     ("old-smooth-norm-mixed-fallback", "feeds quantized and float layers"),
@@ -45,7 +45,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Largest difference in units of what is tolerated.
+/// Largest difference, in units of the tolerance.
 fn distance(found: &[f32], expected: &[f32], tolerance: &Json) -> f64 {
     assert_eq!(found.len(), expected.len());
     let (abs, rel) = (tolerance["abs"].as_f64().unwrap(), tolerance["rel"].as_f64().unwrap());
@@ -79,7 +79,7 @@ fn values_and_blocks_are_those_of_the_corpus(corpus: &Goldens) {
         let mut seen = 0;
         for (tensor, expected) in about["tensors"].as_object().unwrap() {
             if !folded.is_empty() && tensor.ends_with("norm.bias") {
-                // Folded into what follows.
+                // Folded into the following layer.
                 assert_eq!(index(source, tensor), None, "{name}: {tensor}");
                 continue;
             }
@@ -133,7 +133,7 @@ fn values_and_blocks_are_those_of_the_corpus(corpus: &Goldens) {
 
 conformance_tests!(logits_are_those_of_the_reference);
 
-/// A forward pass in F64 on the recovered weights, for every architecture that has a card.
+/// Compares logits of a forward pass in F64 on the recovered weights, for every architecture that has a card.
 fn logits_are_those_of_the_reference(corpus: &Goldens) {
     let mut cases: Vec<_> = fs_err::read_dir(corpus.join("formats/msmodelslim"))
         .unwrap()
@@ -151,7 +151,7 @@ fn logits_are_those_of_the_reference(corpus: &Goldens) {
         let mut options =
             ConvertOptions { file_type: Some(OutType::F32), tokenizer: false, ..ConvertOptions::default() };
         if name.ends_with("chatglm1") {
-            // In the reference the last id, whatever it is, ends the prefix.
+            // In the reference the last id always ends the prefix.
             let last = Value::U32(*tokens.last().unwrap());
             options.set.push(("tokenizer.ggml.bos_token_id".to_owned(), last));
         }

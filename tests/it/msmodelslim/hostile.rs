@@ -5,7 +5,7 @@ use crate::support::report_cases;
 
 use super::{named, open};
 
-/// What is wrong, and a part of the message.
+/// Cases with an error, and a part of the message.
 const ERRORS: &[(&str, &str)] = &[
     ("description-array", "expected"),
     ("description-comments", "line 1, column 31"),
@@ -42,7 +42,7 @@ const ERRORS: &[(&str, &str)] = &[
     ("weight-1d", "shape [6144] is no matrix of codes"),
 ];
 
-/// What is odd but read, and a part of the warning.
+/// Cases that are read with a warning, and a part of it.
 const WARNINGS: &[(&str, &str)] = &[
     (
         "description-extra-names",

@@ -1,4 +1,4 @@
-//! Checkpoints made here: any tensors, and the bundled model quantized as msModelSlim does it.
+//! Checkpoints made by tests: with any tensors, or from the bundled model quantized as by msModelSlim.
 
 use std::path::Path;
 
@@ -47,7 +47,7 @@ impl Made {
     }
 }
 
-/// Numbers that look random, between -1 and 1.
+/// Pseudo-random numbers between -1 and 1.
 pub fn noise(seed: u32, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut next = || {
@@ -57,7 +57,7 @@ pub fn noise(seed: u32, n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Rows as int8 with one scale each.
+/// Quantizes rows to int8 with one scale each.
 pub fn int8(values: &[f32], n_cols: usize) -> (Vec<i8>, Vec<f32>) {
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for row in values.chunks(n_cols) {
@@ -68,7 +68,7 @@ pub fn int8(values: &[f32], n_cols: usize) -> (Vec<i8>, Vec<f32>) {
     (codes, scales)
 }
 
-/// Groups of columns as int4 with scale and offset.
+/// Quantizes groups of columns to int4 with scale and offset.
 fn int4(values: &[f32], group: usize) -> (Vec<i8>, Vec<f32>, Vec<f32>) {
     let (mut codes, mut scales, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
     for group in values.chunks(group) {
@@ -85,16 +85,16 @@ fn int4(values: &[f32], group: usize) -> (Vec<i8>, Vec<f32>, Vec<f32>) {
     (codes, scales, offsets)
 }
 
-/// The ways to quantize the bundled model.
+/// Layouts in which the bundled model is quantized.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Static W8A8, its down projections dynamic.
+    /// Static W8A8, with dynamic down projections.
     W8A8,
     /// W4A16 in groups of 32, rows packed in pairs.
     W4A16,
 }
 
-/// The bundled model, its linear layers quantized.
+/// Bundled model with quantized linear layers.
 pub fn tiny(layout: Layout) -> Made {
     let file = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
     let checkpoint = SafeTensors::deserialize(&file).unwrap();

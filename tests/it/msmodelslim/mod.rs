@@ -1,4 +1,4 @@
-//! Checkpoints of msModelSlim: values and blocks against the corpus, what is refused, and whole conversions.
+//! Checkpoints of msModelSlim: values and blocks compared with the corpus, refused checkpoints, and whole conversions.
 
 mod corpus;
 mod hostile;
@@ -12,7 +12,7 @@ use gguf_foundry::convert::{ConvertOptions, ModelSource, OffsetSign};
 use gguf_foundry::core::numeric::{bf16_to_f32, f16_to_f32};
 use gguf_foundry::core::{ElementType, WeightSource};
 
-/// Opens a directory; the error as the user sees it.
+/// Opens a directory; errors are returned as the user sees them.
 fn open(dir: &Path) -> Result<ModelSource, String> {
     open_signed(dir, OffsetSign::Auto)
 }
@@ -30,7 +30,7 @@ fn index(source: &dyn WeightSource, name: &str) -> Option<usize> {
     source.weights().iter().position(|weight| weight.name == name)
 }
 
-/// Bytes of elements to F32.
+/// Decodes the bytes of elements to F32.
 fn decoded(ty: ElementType, bytes: &[u8]) -> Vec<f32> {
     let halves = || bytes.as_chunks::<2>().0.iter().map(|&b| u16::from_le_bytes(b));
     match ty {
@@ -41,7 +41,7 @@ fn decoded(ty: ElementType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// All elements of a weight as F32. They are read whole, and again in pieces that cut rows and blocks anywhere.
+/// All elements of a weight as F32. They are read at once, and again in pieces that cut rows and blocks anywhere.
 fn floats(source: &dyn WeightSource, at: usize) -> Vec<f32> {
     let meta = &source.weights()[at];
     let elem_bytes = meta.ty.bytes().unwrap();
@@ -50,7 +50,7 @@ fn floats(source: &dyn WeightSource, at: usize) -> Vec<f32> {
     source.read_elems(at, 0, &mut whole).unwrap();
     for piece in [1, 37, 101] {
         let mut pieces = vec![0; n * elem_bytes];
-        // A single element at a time is slow; a few rows of them will do.
+        // Single elements are slow, so a few rows of them are enough.
         let until = if piece == 1 { n.min(300) } else { n };
         for first in (0..until).step_by(piece) {
             let end = (first + piece).min(until);

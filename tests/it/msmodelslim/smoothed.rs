@@ -1,4 +1,4 @@
-//! Small checkpoints made for one rule each: biases, norms, wrappers, signs, what is left out.
+//! Small checkpoints made for one rule each: biases, norms, wrappers, signs, omitted parts.
 
 use gguf_foundry::convert::OffsetSign;
 use gguf_foundry::core::GgmlType;
@@ -19,7 +19,7 @@ fn rows(values: &[f32], n_cols: usize) -> impl Iterator<Item = &[f32]> {
     values.chunks(n_cols)
 }
 
-/// A dynamic W8A8 layer; its values as the tool means them.
+/// Adds a dynamic W8A8 layer, and returns its values as the tool defines them.
 fn add_dynamic(made: &mut Made, module: &str, n_rows: usize, n_cols: usize, seed: u32) -> Vec<f32> {
     let (codes, scales) = int8(&noise(seed, n_rows * n_cols), n_cols);
     made.codes(&format!("{module}.weight"), "W8A8_DYNAMIC", &[n_rows, n_cols], &codes);
@@ -61,7 +61,7 @@ fn q8_0_keeps_the_integers_and_its_error_is_the_one_named() {
     assert_eq!(kept, codes);
     let mut floats = vec![0.0; codes.len()];
     quant::dequantize(GgmlType::Q8_0, SimdLevel::Scalar, &blocks, &mut floats).unwrap();
-    // Every value of a row is off by the same factor, that of its rounded scale.
+    // Every value of a row has the same relative error, that of its rounded scale.
     let mut worst = 0f64;
     for ((row, codes), &scale) in rows(&floats, n_cols).zip(codes.chunks(n_cols)).zip(&scales) {
         for (&value, &code) in row.iter().zip(codes).filter(|(_, code)| **code != 0) {
@@ -73,7 +73,7 @@ fn q8_0_keeps_the_integers_and_its_error_is_the_one_named() {
     assert!((worst / named - 1.0).abs() < 1e-6, "measured {worst}, named {named}");
     assert!(named > 1.0 / 2048.0, "rows with subnormal scales are there: {named}");
 
-    // Any part of it is the same part of the whole.
+    // Any part that is read alone equals that part of the whole.
     for (first, n) in [(0, 1), (2, 3), (5, 100), (143, 1)] {
         let mut part = vec![0; n * 34];
         source.read_packed(0, GgmlType::Q8_0, first as u64 * 32, &mut part).unwrap();
@@ -146,7 +146,7 @@ fn a_bias_of_a_norm_moves_behind_it() {
     for (row, found) in rows(&float, n_cols).zip(named(&source, &format!("{v}.bias"))) {
         assert!((f64::from(found) - dot(row)).abs() < 1e-6);
     }
-    // Norms that have a bias of their own keep it.
+    // Norms that have their own bias keep it.
     made.write(dir.path(), &json!({ "layernorm_epsilon": 1e-5 }));
     let source = open(dir.path()).unwrap();
     assert_eq!(named(&source, &format!("{norm}.bias")), bias);
@@ -215,7 +215,7 @@ fn offsets_have_the_sign_that_is_asked_for_and_the_wrong_one_is_noticed() {
     assert_eq!(named(&npu, &name), expected(-1.0));
     assert!(file.warnings.is_empty(), "{:?}", file.warnings);
     assert!(npu.warnings[0].contains("`--offset-sign file`"), "{:?}", npu.warnings);
-    // All codes less their offset fit eight bits one way, not the other.
+    // All codes minus their offset fit eight bits with one sign, not with the other.
     assert_eq!(weights(&file).packings(0).unwrap()[0].ty, GgmlType::Q8_0);
     assert!(weights(&npu).packings(0).unwrap().is_empty());
 }

@@ -1,4 +1,5 @@
-//! The program on the bundled model, quantized: what it prints, and how close the result is to the float model.
+//! The program on the bundled model after quantization: its output, and the divergence of the result from the float
+//! model.
 
 use std::path::Path;
 
@@ -23,14 +24,14 @@ fn convert(command: &str, dir: &Path, output: &str, args: &[&str]) -> Json {
     serde_json::from_str(&out).unwrap()
 }
 
-/// Mean divergence from the float model, and from another file.
+/// Mean divergence of a file from a baseline.
 fn divergence(dir: &Path, file: &str, baseline: &Path) -> f64 {
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let (prompts, baseline) = (prompts.to_str().unwrap(), baseline.to_str().unwrap());
     let args =
         [file, "--baseline", baseline, "--prompts", prompts, "--ctx", "256", "--chunks", "8", "--json"];
     let (code, out, err) = run("gguf-verify", dir, &args);
-    // Which limits are met is not the question here.
+    // It does not matter which limits are met.
     assert!([0, 3, 4].contains(&code), "{code} {out}{err}");
     let report: Json = serde_json::from_str(&out).unwrap();
     report["kld"]["mean"].as_f64().unwrap()
@@ -54,7 +55,7 @@ fn w8a8_becomes_q8_0_with_its_integers() {
         let error = row["scale_error"].as_f64().unwrap();
         assert!(error > 0.0 && error < 1.0 / 2048.0, "{row}");
     }
-    // The same through the other command.
+    // The other command gives the same file.
     convert("hf2gguf", dir, "hf.gguf", &["--type", "q8_0"]);
     let bytes = |name: &str| fs_err::read(dir.join(name)).unwrap();
     assert!(bytes("hf.gguf") == bytes("q8_0.gguf"));
@@ -63,7 +64,7 @@ fn w8a8_becomes_q8_0_with_its_integers() {
         "there is no bias"
     );
 
-    // The embedding, which is float here, stays what it is: what differs is the scales.
+    // The embedding, which is float here, is unchanged: only the scales differ.
     convert("msmodelslim2gguf", dir, "native.gguf", &["--type", "native", "--allow-rounding"]);
     convert("msmodelslim2gguf", dir, "f32.gguf", &["--type", "f32"]);
     let float = fixture("tiny-llama");
@@ -77,7 +78,7 @@ fn w8a8_becomes_q8_0_with_its_integers() {
     assert!(kept < 2e-4 && exact < 2e-4 && whole < 4e-4, "{kept} {exact} {whole}");
     assert!(rounding < exact / 10.0, "{rounding} is rounding of scales alone");
 
-    // Through floats the integers would be others.
+    // Requantizing through floats gives other integers.
     let report = convert("msmodelslim2gguf", dir, "again.gguf", &["--type", "q8_0", "--requantize"]);
     assert_eq!(report["kept"].as_array().map(Vec::len), Some(0));
     assert!(bytes("again.gguf") != bytes("q8_0.gguf"));
@@ -122,7 +123,7 @@ fn w4a16_becomes_q4_1_or_q5_0_with_its_integers() {
         println!("W4A16: {kept:.6} as {ty}, {exact:.6} in F32, {rounding:.2e} between the two");
         assert!(kept < 0.2 && (kept / exact - 1.0).abs() < 0.1, "{kept} {exact}");
     }
-    // Scales of F32 fit no block exactly: the file is in floats unless rounding is allowed.
+    // No block stores F32 scales exactly: the file is in floats unless rounding is allowed.
     let report = convert("msmodelslim2gguf", dir, "native.gguf", &["--type", "native"]);
     assert_eq!(report["kept"].as_array().map(Vec::len), Some(0));
     let report = convert("msmodelslim2gguf", dir, "rounded.gguf", &["--type", "native", "--allow-rounding"]);

@@ -1,4 +1,4 @@
-//! FP8 and FP4 against twins that put numbers together from sign, exponent and mantissa bits.
+//! FP8 and FP4 compared with a test implementation that composes numbers from sign, exponent and mantissa bits.
 
 use gguf_foundry::core::ElementType;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::made::{Made, Noise, check, f32s, number, scales};
 
-/// A small float from its bits, as the formats define it: `exp_bits` of exponent, the rest below the sign mantissa.
+/// Decodes a small float from its bits: `exp_bits` of exponent, and the remaining bits below the sign as mantissa.
 pub fn small_float(bytes: &[u8], at: u64, n_bits: u64, exp_bits: u64) -> f32 {
     let man_bits = n_bits - 1 - exp_bits;
     let part = |first: u64, n: u64| number(bytes, n, |j| at + first + j);
@@ -14,7 +14,7 @@ pub fn small_float(bytes: &[u8], at: u64, n_bits: u64, exp_bits: u64) -> f32 {
     let sign = if part(n_bits - 1, 1) == 1 { -1.0f64 } else { 1.0 };
     let bias = (1 << (exp_bits - 1)) - 1;
     let steps = f64::from(1u32 << man_bits);
-    // E4M3 has no infinity and one NaN, E5M2 both, E2M1 neither.
+    // E4M3 has no infinity and one NaN, E5M2 has both, E2M1 has neither.
     match (exp_bits, exponent, mantissa) {
         (4, 15, 7) | (5, 31, 1..) => return f32::NAN,
         (5, 31, 0) => return (sign * f64::INFINITY) as f32,
@@ -28,12 +28,12 @@ pub fn small_float(bytes: &[u8], at: u64, n_bits: u64, exp_bits: u64) -> f32 {
     (sign * magnitude) as f32
 }
 
-/// A power of two from its byte.
+/// Power of two from its byte.
 fn e8m0(byte: u8) -> f32 {
     f64::powi(2.0, i32::from(byte) - 127) as f32
 }
 
-/// How FP8 scales lie.
+/// Granularity of FP8 scales.
 #[derive(Clone, Copy, Debug)]
 pub enum Grid {
     Tensor,
@@ -41,7 +41,7 @@ pub enum Grid {
     Block(u64, u64),
 }
 
-/// FP8 under the name of a method and the suffix of its scales.
+/// FP8 with the name of a method and the suffix of its scales.
 pub fn fp8(shape: (u64, u64), noise: &mut Noise, grid: Grid, method: &str) -> Made {
     let (n_rows, n_cols) = shape;
     let is_e5 = method == "fp8" && noise.below(3) == 0;
@@ -53,7 +53,7 @@ pub fn fp8(shape: (u64, u64), noise: &mut Noise, grid: Grid, method: &str) -> Ma
     let dims = [n_rows.div_ceil(height), n_cols.div_ceil(width)];
     let (mut ty, mut scale, mut scale_bytes) = scales(noise, dims[0] * dims[1]);
     if noise.below(3) == 0 {
-        // Powers of two, so that narrow types are exact.
+        // Powers of two, which narrow types hold exactly.
         scale = (0..scale.len()).map(|_| e8m0(100 + noise.below(40) as u8)).collect();
         (ty, scale_bytes) = (ElementType::F32, f32s(&scale));
     }
@@ -81,7 +81,7 @@ pub fn fp8(shape: (u64, u64), noise: &mut Noise, grid: Grid, method: &str) -> Ma
         }
         _ => (".weight_scale", json!({})),
     };
-    // Some writers leave out dimensions of one.
+    // Some writers omit dimensions of one.
     let scale_dims: Vec<u64> = match grid {
         Grid::Tensor if noise.flip() => vec![],
         Grid::Tensor => vec![1],
@@ -96,13 +96,13 @@ pub fn fp8(shape: (u64, u64), noise: &mut Noise, grid: Grid, method: &str) -> Ma
         .part(suffix, ty, &scale_dims, &scale_bytes)
 }
 
-/// E4M3 scales that are not NaN; without a sign most of the time, so that blocks can hold them.
+/// E4M3 scales that are not NaN; mostly without a sign, so that blocks can hold them.
 pub fn e4m3_scales(noise: &mut Noise, n: u64) -> Vec<u8> {
     let sign = if noise.below(4) == 0 { 0x80 } else { 0 };
     (0..n).map(|_| (noise.below(0x7f) as u8) | sign).collect()
 }
 
-/// NVFP4 of ModelOpt, whose factor multiplies, or of compressed-tensors, whose factor divides.
+/// NVFP4 of ModelOpt, with a multiplying factor, or of compressed-tensors, with a dividing factor.
 pub fn nvfp4(shape: (u64, u64), noise: &mut Noise, is_modelopt: bool) -> Made {
     let (n_rows, n_cols) = (shape.0, shape.1.next_multiple_of(16));
     let n_groups = n_cols / 16;
@@ -111,7 +111,7 @@ pub fn nvfp4(shape: (u64, u64), noise: &mut Noise, is_modelopt: bool) -> Made {
     let factor = (1 + noise.below(1000)) as f32 / 300.0;
     let (bytes, scale_bytes) = (codes.clone(), scale.clone());
     let value = move |row: u64, col: u64| {
-        // The even column lies in the low nibble.
+        // The even column is in the low nibble.
         let code = small_float(&bytes, (row * n_cols + col) * 4, 4, 2);
         let scale = small_float(&scale_bytes, (row * n_groups + col / 16) * 8, 8, 4);
         code * if is_modelopt { scale * factor } else { scale / factor }
@@ -135,7 +135,7 @@ fn group(format: &str) -> serde_json::Value {
     json!({ "format": format, "config_groups": { "group_0": { "targets": ["Linear"], "weights": weights } } })
 }
 
-/// MXFP4 as gpt-oss has it (a stack of experts in blocks of 16 bytes), or compressed-tensors.
+/// MXFP4 of gpt-oss (a stack of experts in blocks of 16 bytes), or of compressed-tensors.
 pub fn mxfp4(shape: (u64, u64), noise: &mut Noise, is_stack: bool) -> Made {
     let (n_rows, n_groups) = (shape.0, shape.1.div_ceil(32));
     let n_cols = n_groups * 32;
@@ -159,7 +159,7 @@ pub fn mxfp4(shape: (u64, u64), noise: &mut Noise, is_stack: bool) -> Made {
         .part(".weight_scale", ElementType::U8, &[n_rows, n_groups], &scale)
 }
 
-/// FP8 codes with a power of two for 32 columns.
+/// FP8 codes with a power of two for every 32 columns.
 pub fn mxfp8(shape: (u64, u64), noise: &mut Noise) -> Made {
     let (n_rows, n_cols) = shape;
     let n_groups = n_cols.div_ceil(32);

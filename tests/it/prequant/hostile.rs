@@ -1,5 +1,5 @@
-//! Made checkpoints that are damaged at random: never a panic, and where the damage leaves no other reading, an error
-//! or the values of the twin. Headers that claim what the file does not hold cost no memory.
+//! Generated checkpoints with random damage: never a panic, and if the damage allows no other reading, an error or the
+//! right values. Headers that declare more than the file holds cost no memory.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ use super::packed::{awq, gptq, int_quantized, pack_quantized};
 use super::stacks::{Packed, Scales, fp8_stack, nvfp4_stack};
 use super::tools::{bitnet, eight_bits, four_bits, hqq, quanto_bytes, quanto_packed, sparse};
 
-/// One made checkpoint of every kind.
+/// One generated checkpoint of every kind.
 pub fn all(noise: &mut Noise) -> Vec<Made> {
     let shape = (1 + noise.below(20), 1 + noise.below(40));
     let (even, bits) = ((shape.0, shape.1 * 8), 1 + noise.below(8));
@@ -52,33 +52,33 @@ pub fn all(noise: &mut Noise) -> Vec<Made> {
     all
 }
 
-/// Parts that a module may do without.
+/// Optional parts of a module.
 const OPTIONAL: &[&str] = &[".g_idx", ".weight_g_idx", ".weight_format"];
 
-/// What a damage leaves of the meaning.
+/// Expected result after damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     /// The module cannot be read any more.
     Nothing,
-    /// If there is a matrix of the same shape, then of the same values.
+    /// A matrix of the same shape must have the same values.
     Same,
-    /// Another checkpoint, perhaps a good one.
+    /// Another checkpoint, which may be valid.
     Other,
 }
 
-/// Bytes of a part by its shape, if they are few.
+/// Number of bytes of a part by its shape, if it is small.
 fn n_bytes(part: &Part) -> Option<u64> {
     let n_elems = part.dims.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim))?;
     Some(n_elems).filter(|&n| n < 1 << 16).map(|n| n * part.ty.bytes().unwrap_or(1) as u64)
 }
 
-/// Numbers that break things.
+/// Extreme numbers.
 fn number(noise: &mut Noise) -> i64 {
     let list = [0, 1, -1, 2, 3, 5, 7, 16, 33, 1 << 20, 1 << 40, -(1 << 40), i64::MAX, i64::MIN];
     list[noise.below(list.len() as u64) as usize]
 }
 
-/// All numbers of a JSON value.
+/// Collects all numbers of a JSON value.
 fn numbers<'a>(value: &'a mut Json, found: &mut Vec<&'a mut Json>) {
     match value {
         Json::Array(list) => list.iter_mut().for_each(|value| numbers(value, found)),
@@ -97,7 +97,7 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
             if is_optional { Left::Other } else { Left::Nothing }
         }
         1 => {
-            // One row or column less, or more.
+            // One row or column more or less.
             let part = &mut made.parts[at];
             let Some(axis) = (part.dims.len() as u64).checked_sub(1).map(|n| noise.below(n + 1)) else {
                 return Left::Same;
@@ -105,10 +105,10 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
             let n_dims = part.dims.len();
             let dim = &mut part.dims[axis as usize];
             *dim = if noise.flip() { *dim + 1 } else { dim.saturating_sub(1) };
-            // One scale means all rows, and words one fewer may be codes that lie across two of them.
+            // One scale may apply to all rows, and one word fewer may be codes that cross word boundaries.
             let is_words = axis == 1 && part.name.ends_with(".weight_packed");
-            // One more row of block scales may be those of two machines that had a part of the rows each; a stack's scales
-            // for each matrix may become those for each of two rows or columns.
+            // One more row of block scales may come from two machines that each had a part of the rows. A stack's
+            // scales per matrix may become scales per two rows or columns.
             let is_float = matches!(part.ty, ElementType::F32 | ElementType::F16 | ElementType::Bf16);
             let is_scale = is_float && part.name.contains("_scale");
             let is_regrouped = is_scale && (axis == 0 && n_dims == 2 || n_dims == 3);
@@ -118,7 +118,7 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
             left
         }
         2 => {
-            // Another element type over as many elements.
+            // Another element type for the same number of elements.
             let part = &mut made.parts[at];
             let types =
                 [ElementType::F64, ElementType::I64, ElementType::I16, ElementType::Bool, ElementType::U32];
@@ -128,7 +128,7 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
             Left::Other
         }
         3 => {
-            // Any content: indices out of range, scales that are not finite, sizes of nothing.
+            // Any content: indices out of range, scales that are not finite, sizes of zero.
             let part = &mut made.parts[at];
             let n = part.bytes.len() as u64;
             part.bytes = match (noise.below(3), part.ty) {
@@ -142,7 +142,7 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
             Left::Other
         }
         4 => {
-            // Any number of rows or columns of nothing.
+            // Any number of empty rows or columns.
             let part = &mut made.parts[at];
             if part.bytes.is_empty() {
                 return Left::Other;
@@ -186,13 +186,13 @@ fn damage(made: &mut Made, noise: &mut Noise) -> Left {
     }
 }
 
-/// Opens what is left, and reads all of it.
+/// Opens the damaged checkpoint, and reads all of it.
 fn survey(made: &Made, left: Left, noise: &mut Noise) {
     let place = || {
         let parts = made.parts.iter().map(|part| format!("{} {} {:?}", part.name, part.ty, part.dims));
         format!("{left:?} of {}: {:?}", made.config, parts.collect::<Vec<_>>())
     };
-    // The container refuses shapes that overflow, and those of which the file has not the bytes.
+    // The container refuses shapes that overflow, or for which the file is too short.
     let is_whole = |part: &Part| {
         let shape = Shape::new(part.dims.clone());
         shape.is_some_and(|shape| n_bytes(part) == Some(part.bytes.len() as u64) || shape.n_elems() == 0)
@@ -229,7 +229,7 @@ fn survey(made: &Made, left: Left, noise: &mut Noise) {
             }
         }
     }
-    // A module that lost a part may be a plain tensor and a left-over now, but not a weight.
+    // A module that lost a part may now be a plain tensor and a left-over part, but not a weight.
     let is_read = source.weights().iter().any(|meta| meta.name == made.name);
     assert!(left != Left::Nothing || !is_read || n_failed > 0, "{} was read", place());
 }
@@ -243,15 +243,15 @@ proptest! {
         for mut made in all(noise) {
             let left = damage(&mut made, noise);
             survey(&made, left, noise);
-            // And once more: damages that meet.
+            // Again, for combinations of damages.
             damage(&mut made, noise);
             survey(&made, Left::Other, noise);
         }
     }
 }
 
-/// 17 zero points of 7 bits take four words, or five if none lies across two: with a word more they would be read, but
-/// as others than they are.
+/// 17 zero points of 7 bits take four words, or five if none crosses a word boundary. With an additional word they
+/// would be read in the other layout, with wrong values.
 #[test]
 fn zero_points_lie_as_their_codes_do() {
     let noise = &mut Noise::new(3);
@@ -272,8 +272,8 @@ fn zero_points_lie_as_their_codes_do() {
     assert_eq!(error.to_string(), expected);
 }
 
-/// Numbers in small tensors and in the configuration that would take terabytes: the program ends with an error and
-/// within little memory.
+/// Numbers in small tensors and in the configuration that would take terabytes: the program ends with an error and uses
+/// little memory.
 #[test]
 #[cfg(target_os = "linux")]
 fn claims_cost_no_memory() {

@@ -1,5 +1,5 @@
-//! Modules made here, with a value for every element that was computed bit by bit, and the checks that the layer reads
-//! the same: whole, in pieces, through buffers, and as blocks.
+//! Generated modules, with a value for every element that was computed bit by bit, and checks that the layer reads the
+//! same values: at once, in pieces, through buffers, and as blocks.
 
 use gguf_foundry::convert::OffsetSign;
 use gguf_foundry::core::simd::SimdLevel;
@@ -8,7 +8,7 @@ use gguf_foundry::dequant::{Configurations, DequantError, DequantOptions, open};
 use gguf_foundry::quant;
 use serde_json::{Value as Json, json};
 
-/// Numbers that look random, the same for the same seed.
+/// Pseudo-random numbers from a seed.
 #[derive(Clone)]
 pub struct Noise(u64);
 
@@ -38,7 +38,7 @@ impl Noise {
         (0..n).map(|_| self.next() as u8).collect()
     }
 
-    /// A finite scale that F16 and BF16 hold: either sign, seldom zero.
+    /// Random finite scale that F16 and BF16 can hold, of either sign and rarely zero.
     pub fn scale(&mut self) -> f32 {
         match self.below(16) {
             0 => 0.0,
@@ -50,7 +50,7 @@ impl Noise {
     }
 }
 
-/// A tensor of a checkpoint.
+/// Tensor of a checkpoint.
 #[derive(Clone)]
 pub struct Part {
     pub name: String,
@@ -62,9 +62,9 @@ pub struct Part {
 /// Value of an element of the decoded matrix, by row and column.
 pub type Value = Box<dyn Fn(u64, u64) -> f32>;
 
-/// A checkpoint of one module, and what it stands for.
+/// Checkpoint of one module, with its decoded values.
 pub struct Made {
-    /// `config.json`.
+    /// Content of `config.json`.
     pub config: Json,
     pub parts: Vec<Part>,
     /// Name of the decoded weight.
@@ -74,11 +74,11 @@ pub struct Made {
     pub value: Value,
 }
 
-/// The name of the module of every made checkpoint; it tells quanto the shape.
+/// Module name of every generated checkpoint; quanto derives the shape from it.
 pub const MODULE: &str = "model.layers.0.mlp.up_proj";
 
 impl Made {
-    /// A module of this method; `settings` is the rest of its configuration.
+    /// Creates a module of this method; `settings` is the rest of its configuration.
     pub fn new(method: &str, settings: Json, shape: (u64, u64), value: Value) -> Self {
         let mut description = settings;
         description["quant_method"] = json!(method);
@@ -100,7 +100,7 @@ impl Made {
     }
 }
 
-/// The parts as a source, mapped or behind buffers.
+/// Parts as a source, mapped or behind buffers.
 pub struct Parts {
     metas: Vec<WeightMeta>,
     bytes: Vec<Vec<u8>>,
@@ -135,7 +135,7 @@ impl WeightSource for Parts {
     }
 }
 
-/// The layer over the parts, at the widest level of vector instructions.
+/// Layer over the parts, with the widest available vector instructions.
 pub fn layer(made: &Made, is_mapped: bool) -> Result<Box<dyn WeightSource + Send>, DequantError> {
     layer_at(made, is_mapped, SimdLevel::detect())
 }
@@ -161,13 +161,13 @@ fn same(found: f32, expected: f32) -> bool {
     found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan()
 }
 
-/// Whether the layer gives the values of the twin, however they are asked for.
+/// Checks that the layer gives the expected values for any ranges.
 pub fn check(made: &Made, noise: &mut Noise) {
     let expected: Vec<f32> = (0..made.n_rows)
         .flat_map(|row| (0..made.n_cols).map(move |col| (row, col)))
         .map(|(row, col)| (made.value)(row, col))
         .collect();
-    // Every level through buffers or the mapping, both for one of them.
+    // Each level uses either buffers or the mapping; the scalar level is tested with both.
     let levels = SimdLevel::available().enumerate().map(|(at, level)| (at % 2 == 0, level));
     for (is_mapped, level) in levels.chain([(false, SimdLevel::Scalar)]) {
         let source =
@@ -182,7 +182,7 @@ pub fn check(made: &Made, noise: &mut Noise) {
         for _ in 0..6 {
             let start = noise.below(n);
             ranges.push(start..start + 1 + noise.below(n - start));
-            // A rectangle of some columns, row after row.
+            // Rectangle of some columns, row after row.
             let col = noise.below(made.n_cols);
             let end = col + 1 + noise.below(made.n_cols - col);
             let row = noise.below(made.n_rows);
@@ -212,7 +212,7 @@ pub fn check(made: &Made, noise: &mut Noise) {
     }
 }
 
-/// The blocks hold the values: exactly, or with every scale off by what the packing says.
+/// Checks that the blocks hold the values: exactly, or up to the scale error that the packing declares.
 fn check_blocks(
     made: &Made,
     source: &dyn WeightSource,
@@ -235,8 +235,8 @@ fn check_blocks(
         for ((at, found), &expected) in range.clone().zip(&found).zip(&expected[range]) {
             let of_matrix = packing.stack.as_ref().map(|stack| stack.scales[at / stack.n_elems as usize]);
             let found = found * of_matrix.or(packing.scale).unwrap_or(1.0);
-            // With a companion factor three steps are rounded that differ: the reciprocal of a divisor, the product
-            // with it, and the twin's own quotient. A rounded scale leaves the rounding of the product.
+            // A companion factor adds three different roundings: the reciprocal of a divisor, the product with it, and
+            // the expected value's own quotient. A rounded scale leaves the rounding of the product.
             let step = if has_factor || !packing.is_exact() { 3.0 / 16_777_216.0 } else { 0.0 };
             let allowed = expected.abs() * (packing.scale_error + step);
             assert!(
@@ -249,23 +249,23 @@ fn check_blocks(
     }
 }
 
-/// A bit of a tensor, the lowest of its first byte first. 32-bit words are little-endian, so that bit `b` of word `w`
-/// is bit `32 w + b`.
+/// Bit of a tensor, counted from the lowest bit of its first byte. 32-bit words are little-endian, so bit `b` of word
+/// `w` is bit `32 w + b`.
 pub fn bit(bytes: &[u8], at: u64) -> u32 {
     u32::from(bytes[(at / 8) as usize] >> (at % 8)) & 1
 }
 
-/// A number of which `place` tells where each bit lies, the lowest first.
+/// Number whose bits, lowest first, are at the positions that `place` returns.
 pub fn number(bytes: &[u8], n_bits: u64, place: impl Fn(u64) -> u64) -> u32 {
     (0..n_bits).map(|j| bit(bytes, place(j)) << j).sum()
 }
 
-/// Floats of a tensor of scales in one of the types that scales come in.
+/// Random scales in one of the types that scales can have.
 pub fn scales(noise: &mut Noise, n: u64) -> (ElementType, Vec<f32>, Vec<u8>) {
     let mut values: Vec<f32> = (0..n).map(|_| noise.scale()).collect();
     let (ty, bytes) = match noise.below(4) {
         0 => {
-            // Beyond what F16 holds.
+            // More precision than F16 holds.
             for value in &mut values {
                 *value *= 1.0 + noise.below(512) as f32 / 8388608.0;
             }
@@ -284,17 +284,17 @@ pub fn scales(noise: &mut Noise, n: u64) -> (ElementType, Vec<f32>, Vec<u8>) {
     (ty, values, bytes)
 }
 
-/// Numbers as bytes.
+/// Bytes of F32 numbers.
 pub fn f32s(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// As [`f32s`].
+/// Bytes of I32 numbers.
 pub fn i32s(values: &[i32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// As [`f32s`].
+/// Bytes of I64 numbers.
 pub fn i64s(values: &[i64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }

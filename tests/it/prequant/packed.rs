@@ -1,4 +1,5 @@
-//! Integers packed in words: GPTQ, AWQ, AutoRound and compressed-tensors against twins that read single bits.
+//! Integers packed in words: GPTQ, AWQ, AutoRound and compressed-tensors, compared with test implementations that read
+//! single bits.
 
 use gguf_foundry::core::ElementType;
 use proptest::prelude::*;
@@ -6,12 +7,12 @@ use serde_json::json;
 
 use super::made::{Made, Noise, check, i32s, i64s, number, scales};
 
-/// The twins' formula: `scale · (code - zero)`, the difference exact.
+/// Expected value `scale · (code - zero)`, where the difference is exact.
 fn value(scale: f32, code: u32, zero: i64) -> f32 {
     scale * (i64::from(code) - zero) as f32
 }
 
-/// A map of columns to groups, and its tensor: in order, scattered, or by blocks of 32.
+/// Random map of columns to groups, and its tensor: in order, scattered, or by blocks of 32.
 fn group_map(noise: &mut Noise, n_cols: u64, size: u64, n_groups: u64) -> (Vec<u64>, Vec<u8>) {
     let kind = noise.below(3);
     let block = noise.next();
@@ -26,7 +27,7 @@ fn group_map(noise: &mut Noise, n_cols: u64, size: u64, n_groups: u64) -> (Vec<u
     (map, bytes)
 }
 
-/// GPTQ as section 4 of the specification has it. `packing` is the configuration of AutoRound, if it writes the file.
+/// GPTQ as in section 4 of the specification. `packing` is AutoRound's packing format, if AutoRound wrote the file.
 pub fn gptq(bits: u64, shape: (u64, u64), noise: &mut Noise, packing: Option<&str>) -> Made {
     let (n_rows, n_cols) = shape;
     let size = if noise.below(4) == 0 { n_cols } else { 1 + noise.below(n_cols) };
@@ -50,7 +51,7 @@ pub fn gptq(bits: u64, shape: (u64, u64), noise: &mut Noise, packing: Option<&st
     let (words, zeros) = (qweight.clone(), qzeros.clone());
     let value = move |row: u64, col: u64| {
         let group = if has_map { map[col as usize] } else { col / size };
-        // Bit `p` of the stream of a column is bit `p mod 32` of word `p / 32` of that column.
+        // Bit `p` of a column's stream is bit `p mod 32` of word `p / 32` of that column.
         let code = number(&words, bits, |j| {
             let p = col * bits + j;
             (p / 32 * n_rows + row) * 32 + p % 32
@@ -78,7 +79,7 @@ pub fn gptq(bits: u64, shape: (u64, u64), noise: &mut Noise, packing: Option<&st
     if has_map { made.part(".g_idx", ElementType::I32, &[n_cols], &g_idx) } else { made }
 }
 
-/// AWQ: `gemm` packs eight outputs in a word in an order of its own, `gemv` eight inputs in the plain one.
+/// AWQ: `gemm` packs eight outputs in a word in a permuted order, `gemv` eight inputs in sequence.
 pub fn awq(shape: (u64, u64), noise: &mut Noise, version: &str) -> Made {
     let is_gemv = version == "gemv";
     let (n_rows, n_cols) =
@@ -86,7 +87,7 @@ pub fn awq(shape: (u64, u64), noise: &mut Noise, version: &str) -> Made {
     let size = [1 + noise.below(n_cols), 32, 64, 128][noise.below(4) as usize];
     let n_groups = n_cols.div_ceil(size);
     let has_zeros = is_gemv || noise.below(4) > 0;
-    // Columns of the small tensors of `gemv`: padded to whole words, small groups to two or four of them.
+    // Columns of the small tensors of `gemv`: padded to whole words, for small groups to two or four of them.
     let z = n_groups.div_ceil(8).next_multiple_of(if size <= 32 {
         4
     } else if size <= 64 {
@@ -107,7 +108,7 @@ pub fn awq(shape: (u64, u64), noise: &mut Noise, version: &str) -> Made {
             let zero = number(&zeros, 4, |j| (row * z * 8 + group) * 4 + j);
             return value(scale[(row * 8 * z + group) as usize], code, i64::from(zero));
         }
-        // Nibble `k` of a word holds this one of its eight outputs.
+        // Nibble `k` of a word holds this output of its eight.
         let k = [0, 2, 4, 6, 1, 3, 5, 7].iter().position(|&output| output == row % 8).unwrap() as u64;
         let nibble =
             |bytes: &[u8], line: u64| number(bytes, 4, |j| (line * (n_rows / 8) + row / 8) * 32 + 4 * k + j);
@@ -123,7 +124,7 @@ pub fn awq(shape: (u64, u64), noise: &mut Noise, version: &str) -> Made {
     if has_zeros { made.part(".qzeros", ElementType::I32, &zero_dims, &qzeros) } else { made }
 }
 
-/// Words of `n` codes, and the bit at which each code starts.
+/// Number of words for `n` codes, and the bit at which each code starts.
 fn word_layout(bits: u64, is_padded: bool) -> (impl Fn(u64) -> u64 + Copy, impl Fn(u64) -> u64 + Copy) {
     let per_word = 32 / bits;
     let words = move |n: u64| if is_padded { n.div_ceil(per_word) } else { (n * bits).div_ceil(32) };
@@ -131,7 +132,7 @@ fn word_layout(bits: u64, is_padded: bool) -> (impl Fn(u64) -> u64 + Copy, impl 
     (words, start)
 }
 
-/// compressed-tensors, section 7.2; `None` where the number of words does not tell the packing.
+/// compressed-tensors, section 7.2; `None` if the number of words does not determine the packing.
 pub fn pack_quantized(bits: u64, shape: (u64, u64), noise: &mut Noise) -> Option<Made> {
     let (n_rows, n_cols) = shape;
     let is_padded = noise.flip();
@@ -161,7 +162,7 @@ pub fn pack_quantized(bits: u64, shape: (u64, u64), noise: &mut Noise) -> Option
         let zero = if is_symmetric {
             1 << (bits - 1)
         } else {
-            // Along the outputs: word `w` of a group lies in row `w`.
+            // Along the outputs: word `w` of a group is in row `w`.
             number(&zeros, bits, |j| {
                 let p = start(row) + j;
                 (p / 32 * n_groups + group) * 32 + p % 32
@@ -190,7 +191,7 @@ pub fn pack_quantized(bits: u64, shape: (u64, u64), noise: &mut Noise) -> Option
     Some(made)
 }
 
-/// compressed-tensors, section 7.3: a signed byte each.
+/// compressed-tensors, section 7.3: a signed byte per element.
 pub fn int_quantized(shape: (u64, u64), noise: &mut Noise) -> Made {
     let (n_rows, n_cols) = shape;
     let (strategy, size) = match noise.below(3) {
@@ -237,7 +238,7 @@ proptest! {
         bits in prop::sample::select(vec![2u64, 3, 4, 8]), rows in 1u64..70, units in 1u64..9, seed: u64,
     ) {
         let noise = &mut Noise::new(seed);
-        // As many columns as whole words of a column take.
+        // Number of columns that fills whole words.
         let unit = if bits == 3 { 32 } else { 32 / bits };
         check(&gptq(bits, (rows, units * unit), noise, None), noise);
     }
@@ -272,7 +273,7 @@ proptest! {
     }
 }
 
-/// Columns in steps of 32, so that blocks keep the integers; tiles of many rows and of few.
+/// Columns in multiples of 32, so that blocks keep the integers; tiles with many and with few rows.
 #[test]
 fn blocks_keep_the_integers() {
     let noise = &mut Noise::new(7);
@@ -282,6 +283,6 @@ fn blocks_keep_the_integers() {
         check(&awq(shape, noise, "gemm"), noise);
         check(&int_quantized(shape, noise), noise);
     }
-    // Longer than a tile.
+    // Longer than one tile.
     check(&gptq(4, (67, 4096), noise, None), noise);
 }

@@ -1,5 +1,5 @@
-//! Stacks of experts in one tensor: FP8 and NVFP4 with scales for each expert or output, against twins that look up one
-//! element at a time, and as whole checkpoints against the same values as floats.
+//! Stacks of experts in one tensor: FP8 and NVFP4 with scales for each expert or output. They are compared with test
+//! implementations that look up one element at a time, and as whole checkpoints with the same values as floats.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,20 +16,20 @@ use super::floats::{e4m3_scales, small_float};
 use super::made::{MODULE, Made, Noise, Part, Value, check, f32s, layer, write};
 use crate::support::fixture;
 
-/// Matrices of every made stack.
+/// Number of matrices of every generated stack.
 const EXPERTS: u64 = 3;
 
-/// What the scales of FP8 belong to.
+/// Granularity of the FP8 scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales {
     One,
     ByMatrix,
     ByRow,
-    /// The last dimension, as `[n, 1, outputs]`, or as `[n, outputs, 1]` in FBGEMM's stacks.
+    /// One scale per output: `[n, 1, outputs]`, or `[n, outputs, 1]` in FBGEMM's stacks.
     ByOutput,
 }
 
-/// How FP4 lies, and under which names.
+/// Layout and tensor names of FP4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packed {
     /// `experts.down_proj`, a byte holds two elements of a row.
@@ -42,7 +42,7 @@ pub enum Packed {
     CompressedTensors,
 }
 
-/// A stack of FP8 with values that are numbers. The weight has no module, its scales are `<name><suffix>`.
+/// FP8 stack without NaN. The weight has no module; its scales are `<name><suffix>`.
 pub fn fp8_stack(shape: (u64, u64), noise: &mut Noise, scales: Scales, method: &str) -> Made {
     let (n_rows, n_cols) = shape;
     let codes: Vec<u8> = noise.bytes(EXPERTS * n_rows * n_cols).into_iter().map(number).collect();
@@ -77,15 +77,15 @@ pub fn fp8_stack(shape: (u64, u64), noise: &mut Noise, scales: Scales, method: &
     Made { name: MODULE.to_owned(), ..made }
 }
 
-/// Codes without NaN.
+/// Replaces NaN codes by numbers.
 fn number(code: u8) -> u8 {
     if code & 0x7f == 0x7f { code ^ 1 } else { code }
 }
 
-/// A stack of NVFP4 with one factor, or one for each expert.
+/// NVFP4 stack with one factor, or one for each expert.
 pub fn nvfp4_stack(shape: (u64, u64), noise: &mut Noise, packed: Packed) -> Made {
     let by_columns = packed == Packed::Columns;
-    // Along the packed dimension there are whole groups.
+    // The packed dimension has whole groups.
     let (n_rows, n_cols) = if by_columns {
         (shape.0.next_multiple_of(16), shape.1.max(2))
     } else {
@@ -163,7 +163,7 @@ proptest! {
     }
 }
 
-/// Changes the shape of a part and expects the message.
+/// Changes the shape of a part and expects an error.
 fn refused(mut made: Made, suffix: &str, dims: &[u64], expected: &str) {
     let name = format!("{MODULE}{suffix}");
     let part = made.parts.iter_mut().find(|part| part.name == name).unwrap();
@@ -198,7 +198,7 @@ fn scales_of_another_shape_are_named_with_what_was_expected() {
         (Packed::Modules, ".weight_scale_2"),
         (Packed::CompressedTensors, ".weight_global_scale"),
     ] {
-        // Two numbers an expert, gate and up apart, are a layout that nobody has described.
+        // Two factors per expert, for gate and up separately, are not a documented layout.
         for dims in [&[2][..], &[4], &[3, 2], &[1, 3]] {
             let factors = "1 element, or [3], one for each matrix of the stack";
             refused(nvfp4_stack(shape, noise, packed), suffix, dims, factors);
@@ -223,7 +223,7 @@ fn parts_of_stacks_that_are_missing_are_named() {
     }
 }
 
-/// A checkpoint of `fixtures/cards`: its configuration, and its tensors with numbers in them.
+/// Checkpoint of `fixtures/cards`: its configuration, and its tensors filled with numbers.
 fn model(case: &str, noise: &mut Noise) -> (Json, Vec<Part>) {
     let content: Json = serde_json::from_slice(&fs_err::read(fixture(case)).unwrap()).unwrap();
     let part = |row: &Json| {
@@ -252,7 +252,7 @@ fn convert(dir: &Path, file_type: OutType, codes: Codes) -> (Conversion, Vec<u8>
     (conversion, fs_err::read(&target).unwrap())
 }
 
-/// A checkpoint in a folder of its own: all have one name, which a file may take over.
+/// Writes a checkpoint into a separate folder: all have the same name, which may become part of a file's metadata.
 fn folder(dir: &tempfile::TempDir, outer: &str, config: &Json, parts: &[Part]) -> PathBuf {
     let path = dir.path().join(outer).join("experts");
     fs_err::create_dir_all(&path).unwrap();
@@ -260,7 +260,7 @@ fn folder(dir: &tempfile::TempDir, outer: &str, config: &Json, parts: &[Part]) -
     path
 }
 
-/// The experts of a checkpoint in codes, and the same as floats, make the same file.
+/// Experts in codes and the same experts as floats give the same file.
 #[test]
 fn stacks_make_the_files_of_their_values() {
     type Make = fn((u64, u64), &mut Noise) -> Made;
@@ -287,7 +287,7 @@ fn stacks_make_the_files_of_their_values() {
     for (name, case, make) in cases {
         let noise = &mut Noise::new(21);
         let (mut config, parts) = model(case, noise);
-        // Every made stack has the same number of experts.
+        // Every generated stack has the same number of experts.
         let inner = if config["text_config"].is_object() { &mut config["text_config"] } else { &mut config };
         for key in ["num_local_experts", "n_routed_experts"] {
             if inner[key].is_u64() {
@@ -329,14 +329,14 @@ fn stacks_make_the_files_of_their_values() {
             let files = dirs.each_ref().map(|dir| convert(dir, file_type, Codes::Card).1);
             assert!(files[0] == files[1], "{name} {file_type}");
         }
-        // Nothing that is written so loses a value.
+        // Native types lose no value.
         let (native, _) = convert(&dirs[0], OutType::F32, Codes::Native { allow_rounding: false });
         let experts = native.tensors().iter().filter(|tensor| tensor.name.contains("_exps."));
         println!("{name}: {:?}", experts.map(|tensor| (&tensor.name, tensor.ty)).collect::<Vec<_>>());
     }
 }
 
-/// Blocks and factors are those of the same experts in modules of their own.
+/// Blocks and factors are those of the same experts in separate modules.
 #[test]
 fn stacks_stay_blocks_as_single_experts_do() {
     let noise = &mut Noise::new(22);

@@ -1,5 +1,5 @@
-//! Layouts of one tool each, against twins that read single bits: bitsandbytes, HQQ, quanto, BitNet, and the bit masks
-//! of compressed-tensors.
+//! Layouts of single tools, compared with test implementations that read single bits: bitsandbytes, HQQ, quanto,
+//! BitNet, and the bit masks of compressed-tensors.
 
 use gguf_foundry::core::ElementType;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::made::{MODULE, Made, Noise, bit, check, f32s, i64s, number, scales};
 
-/// bitsandbytes with 4 bits: blocks of the flattened matrix, the high nibble first, bytes under any element type.
+/// bitsandbytes with 4 bits: blocks of the flattened matrix, high nibble first, bytes stored as any element type.
 pub fn four_bits(shape: (u64, u64), noise: &mut Noise) -> Made {
     let (n_rows, n_cols) = shape;
     let n = n_rows * n_cols;
@@ -69,7 +69,7 @@ pub fn four_bits(shape: (u64, u64), noise: &mut Noise) -> Made {
     made
 }
 
-/// A signed byte from its bits.
+/// Signed byte from its bits.
 fn signed(bytes: &[u8], at: u64) -> i32 {
     number(bytes, 7, |j| at * 8 + j).cast_signed() - 128 * bit(bytes, at * 8 + 7).cast_signed()
 }
@@ -90,7 +90,7 @@ pub fn eight_bits(shape: (u64, u64), noise: &mut Noise) -> Made {
         .part(".weight_format", ElementType::U8, &[], &[0])
 }
 
-/// HQQ: fields from the top of a word are blocks of rows of the reshaped matrix.
+/// HQQ: fields from the high end of a word are blocks of rows of the reshaped matrix.
 pub fn hqq(bits: u64, shape: (u64, u64), noise: &mut Noise) -> Made {
     let (n_rows, n_cols) = shape;
     let n = n_rows * n_cols;
@@ -159,7 +159,7 @@ pub fn quanto_packed(bits: u64, shape: (u64, u64), noise: &mut Noise) -> Made {
         .part(".weight._shift", shift_type, &[n_groups, 1], &shift_bytes)
 }
 
-/// quanto with a byte each.
+/// quanto with a byte per element.
 pub fn quanto_bytes(shape: (u64, u64), noise: &mut Noise) -> Made {
     let (n_rows, n_cols) = shape;
     let codes = noise.bytes(n_rows * n_cols);
@@ -190,7 +190,7 @@ pub fn bitnet(packed_rows: u64, n_cols: u64, noise: &mut Noise) -> Made {
         .part(".weight_scale", ElementType::F32, &[1], &f32s(&[scale]))
 }
 
-/// A bit for each element and the values whose bit is set; `is_even`: half of every row.
+/// Bit mask with the values whose bit is set; with `is_even` half of every row is set.
 pub fn sparse(shape: (u64, u64), noise: &mut Noise, is_even: bool) -> Made {
     let (n_rows, n_cols) = (shape.0, if is_even { shape.1.next_multiple_of(4) } else { shape.1 });
     let row_bytes = n_cols.div_ceil(8);
@@ -199,7 +199,7 @@ pub fn sparse(shape: (u64, u64), noise: &mut Noise, is_even: bool) -> Made {
     for row in 0..n_rows {
         let mut n_set = 0;
         for col in 0..n_cols {
-            // Two of every four columns, or any.
+            // Two of every four columns, or a random selection.
             let pair = (row * 7 + col / 4 * 3) % 3;
             let is_set = if is_even { col % 4 == 0 || col % 4 == 1 + pair } else { noise.flip() };
             if is_set {

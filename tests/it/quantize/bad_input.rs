@@ -1,4 +1,4 @@
-//! Input that must not be quantized, and exactly what is said about it; and what stops a run.
+//! Input that must not be quantized, with the exact messages; and errors during a run.
 
 use std::path::{Path, PathBuf};
 
@@ -67,7 +67,7 @@ fn plan_error(source: &Floats, options: &QuantizeOptions, imatrix: Option<&Imatr
     }
 }
 
-/// Writes the plan and returns the error and whether a file was left.
+/// Runs the plan, and returns the error and whether a file was left.
 fn run_error(source: &Floats, options: &QuantizeOptions) -> (String, bool) {
     let metadata = metadata();
     let plan = QuantizePlan::new(&Input::new(source, &metadata), options, None).unwrap();
@@ -90,7 +90,7 @@ fn anyhow_line(error: &dyn std::error::Error) -> String {
     line
 }
 
-/// An importance matrix of the older format.
+/// Importance matrix in the older format.
 fn imatrix(dir: &Path, entries: &[(&str, &[f32])]) -> Imatrix {
     Imatrix::open(&write_imatrix(dir, entries)).unwrap()
 }
@@ -127,7 +127,7 @@ fn nan_and_infinity_are_named_with_their_place() {
         run_error(&source, &QuantizeOptions::new(FileType::F16)).0,
         "tensor `blk.0.attn_q.weight`: row 2, column 17: -inf"
     );
-    // Tensors that are copied are looked at too.
+    // Tensors that are copied are checked too.
     assert_eq!(
         run_error(&source, &QuantizeOptions::new(FileType::Copy)).0,
         "tensor `blk.0.attn_q.weight`: row 2: block 17: infinite value"
@@ -242,7 +242,7 @@ fn types_that_need_an_importance_matrix() {
         plan_error(&two, &options, Some(&partial)).to_string(),
         "tensor `blk.0.attn_q.weight`: Q2_K needs importance data, the importance matrix has none for it"
     );
-    // A draft tells the same without stopping.
+    // A draft reports the same without stopping.
     let metadata = metadata();
     let draft = QuantizePlan::draft(&Input::new(&two, &metadata), &options, None).unwrap();
     assert_eq!(
@@ -297,7 +297,7 @@ fn zeros_are_found_and_bytes_do_not_depend_on_threads_or_pieces() {
     assert!(files.iter().all(|file| *file == files[0]));
 }
 
-/// An importance matrix of the newer format: sums of ones and these counts, one a matrix.
+/// Importance matrix in the newer format: sums of one, and one of these counts per matrix.
 fn gguf_imatrix(dir: &Path, tensor: &str, n_cols: u64, counts: &[f32]) -> Imatrix {
     let n = counts.len() as u64;
     let sums = format!("{tensor}.in_sum2");

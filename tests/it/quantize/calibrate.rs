@@ -1,4 +1,4 @@
-//! `gguf-quantize --calibrate`: what it gives, what the file says, and what is refused.
+//! `gguf-quantize --calibrate`: its result, the keys in the file, and refused input.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub(super) fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
-/// The bundled model in F32 beside two thirds of its text.
+/// Writes the bundled model in F32, two thirds of its text, and the rest.
 pub(super) fn prepare(dir: &Path) {
     let output = assert_cmd::Command::cargo_bin("gguf-convert")
         .unwrap()
@@ -56,7 +56,7 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
     let one = solved(dir, "one.gguf", &["--threads", "1", "--write-types", "types.txt"]);
     assert!(fs_err::read_to_string(dir.join("types.txt")).unwrap().contains("attn_v"));
     solved(dir, "three.gguf", &["--threads", "3"]);
-    // The same tokens give the same importance, and the same bytes whatever the threads.
+    // The same tokens give the same importance, and the same bytes for any number of threads.
     assert_eq!(plain["calibration"]["imatrix"], one["calibration"]["imatrix"]);
     assert_eq!(fs_err::read(dir.join("one.gguf")).unwrap(), fs_err::read(dir.join("three.gguf")).unwrap());
     assert_eq!(plain["total"], one["total"]);
@@ -68,7 +68,7 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
     assert_eq!(first["calibration"]["imatrix"], calibration["imatrix"]);
     assert!(first["calibration"]["ratio"].as_f64().unwrap() < 0.75, "{first}");
 
-    // By the verifier, on text that neither saw.
+    // Measured by gguf-verify, on text that was used for neither.
     let kld = |name: &str| -> f64 {
         let mut command = assert_cmd::Command::cargo_bin("gguf-verify").unwrap();
         let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--json"];
@@ -97,7 +97,7 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
     assert_eq!(text.as_str(), Some("text.txt: 8192 tokens"));
 }
 
-/// Given text takes the place of what is held back: all of a short text is calibrated with.
+/// Given check text replaces held-back text: a short text is used completely for calibration.
 #[test]
 fn a_text_of_the_check_judges_the_result() {
     let dir = tempfile::tempdir().unwrap();
@@ -120,7 +120,7 @@ fn a_text_of_the_check_judges_the_result() {
     assert_eq!(text.as_str(), Some(expected.as_str()));
 }
 
-/// Types without a solver keep the importance matrix's blocks, and that is said.
+/// Types without a solver keep the blocks of the importance matrix, which is reported.
 #[test]
 fn types_without_a_solver_are_told_of() {
     let dir = tempfile::tempdir().unwrap();
@@ -201,7 +201,7 @@ fn what_cannot_be_calibrated_is_refused() {
     assert!(!dir.join("out.gguf").exists());
 }
 
-/// A model calibrates itself; beside one kind of text it writes half.
+/// A model can calibrate itself; with one kind of text given, it writes half.
 #[test]
 fn the_model_writes_text_where_there_is_none_or_one_kind() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Calibrated quantization straight from a checkpoint, and folders of checkpoints as the input of `gguf-quantize`.
+//! Calibrated quantization directly from a checkpoint, and folders of checkpoints as the input of `gguf-quantize`.
 
 use std::path::Path;
 
@@ -64,7 +64,7 @@ fn one_pass_gives_the_bytes_of_the_f32_file() {
         let file = GgufFile::open(&dir.join("one.gguf")).unwrap();
         assert!(file.metadata().contains("gguf_foundry.quantize.kld"));
     }
-    // In parts, too.
+    // Also in parts.
     let parts = [&["hf2gguf", model, "-o", "s.gguf", "--split-max-tensors", "20"], &text[..]].concat();
     done("gguf-convert", dir, &[&parts[..], flags[1]].concat());
     let (whole, parts) = (
@@ -93,14 +93,14 @@ fn types_for_a_size_are_those_of_the_f32_file() {
     assert!(two.len() <= 2600 << 10 && two.len() > 2580 << 10, "{}", two.len());
     assert!(bytes(dir, "one.gguf") == two && bytes(dir, "folder.gguf") == two);
     assert!(bytes(dir, "one.txt") == bytes(dir, "two.txt"));
-    // The types alone.
+    // Only the types.
     done(
         "gguf-convert",
         dir,
         &[&["hf2gguf", model, "-o", "no.gguf", "--dry-run"], &write("dry.txt")[..]].concat(),
     );
     assert!(bytes(dir, "dry.txt") == bytes(dir, "two.txt") && !dir.join("no.gguf").exists());
-    // The name of a file that has none says the size.
+    // A default file name contains the size.
     fs_err::create_dir(dir.join("out")).unwrap();
     done("gguf-convert", dir, &["hf2gguf", model, "-o", "out", "--target-bpw", "5.5"]);
     let mut names = fs_err::read_dir(dir.join("out")).unwrap().map(|entry| entry.unwrap().file_name());
@@ -137,11 +137,11 @@ fn a_folder_is_converted_as_the_converter_does() {
             &[&["model", "b.gguf", "--type", file_type, "--threads", "1"], flags].concat(),
         );
         assert!(bytes(dir, "a.gguf") == bytes(dir, "b.gguf"), "{file_type}");
-        // As llama-quantize takes them.
+        // Arguments in the order of llama-quantize.
         done("gguf-quantize", dir, &[&["model", "c.gguf", file_type, "2"], flags].concat());
         assert!(bytes(dir, "a.gguf") == bytes(dir, "c.gguf"), "{file_type}");
     }
-    // Without an output it goes where the converter writes it.
+    // The default output path is that of the converter.
     let before = fs_err::read_dir(dir.join("model")).unwrap().count();
     done("gguf-quantize", dir, &["model", "q4_0", "--dry-run"]);
     assert_eq!(fs_err::read_dir(dir.join("model")).unwrap().count(), before);
@@ -219,7 +219,7 @@ const TOKENS: [&str; 5] = ["--calibrate", "t.jsonl", "--no-self-text", "--calibr
 
 conformance_tests!(codes_that_are_kept_stay_as_they_are);
 
-/// The integers of a quantized checkpoint are kept where the type asks for them, calibrated or not.
+/// The integers of a quantized checkpoint are kept if the type asks for it, calibrated or not.
 fn codes_that_are_kept_stay_as_they_are(corpus: &Goldens) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
@@ -245,12 +245,12 @@ fn codes_that_are_kept_stay_as_they_are(corpus: &Goldens) {
     report_cases("codes kept", 1);
 }
 
-/// Tensors that nothing is multiplied with, beside embeddings.
+/// Tensors, other than embeddings, that are not multiplied with activations.
 const NOT_MET: &[&str] = &[];
 
 conformance_tests!(every_kind_of_model_is_calibrated);
 
-/// Every matrix of a type with a solver is solved: none has the importance matrix's blocks.
+/// Every matrix of a type with a solver is solved: none has the blocks of the importance matrix.
 fn every_kind_of_model_is_calibrated(corpus: &Goldens) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
@@ -293,7 +293,7 @@ fn every_kind_of_model_is_calibrated(corpus: &Goldens) {
                 continue;
             }
             let (one, other) = (blocks(&plain, at), blocks(&solved, at));
-            // Each of a stack.
+            // Each matrix of a stack.
             let dims = tensor.shape.dims();
             let n = dims[..dims.len() - 2].iter().product::<u64>() as usize;
             let size = one.len() / n;

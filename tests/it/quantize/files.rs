@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{report_cases, sha256, smollm2};
 
-/// Runs the program in `dir` and returns what it printed to standard error, if it failed.
+/// Runs the program in `dir`; returns standard error if it failed.
 fn quantize(dir: &Path, args: &[&str]) -> Result<(), String> {
     let output = assert_cmd::Command::cargo_bin("gguf-quantize")
         .unwrap()
@@ -25,7 +25,7 @@ fn read_json(path: &Path) -> Json {
     serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
-/// What the peer says and what we say to the same bad input.
+/// Messages of llama-quantize and of this program for the same bad input.
 static MESSAGES: &[(&str, &str)] = &[
     (
         "imatrix exclude, iq2",
@@ -53,12 +53,12 @@ static MESSAGES: &[(&str, &str)] = &[
     ),
 ];
 
-/// True if the case's file is broken in the peer: its padding is not what its metadata say.
+/// Returns true if llama-quantize's file is broken: its padding does not match its metadata.
 fn is_misaligned(output: &Json) -> bool {
     output["alignment_in_metadata"].as_u64().is_some_and(|alignment| alignment != 32)
 }
 
-/// The value in the corpus's JSON form.
+/// Value in the JSON form of the corpus.
 fn value_json(value: &Value) -> Json {
     match value {
         Value::String(_) => value.as_str().map_or(Json::Null, Into::into),
@@ -84,7 +84,7 @@ fn metadata_json(metadata: &Metadata) -> Vec<Json> {
     metadata.iter().map(item).collect()
 }
 
-/// Compares all but the padding: metadata, and each tensor's name, shape, type and bytes.
+/// Compares everything except the padding: metadata, and each tensor's name, shape, type and bytes.
 fn content_differs(path: &Path, expected: &Json) -> Option<String> {
     let file = GgufFile::open(path).unwrap();
     if metadata_json(file.metadata()) != *expected["kv"].as_array().unwrap() {
@@ -138,7 +138,7 @@ fn metadata_order_and_bytes_are_the_peers(dir: &Goldens) {
         let same_file = args.contains(&"@same");
         args.retain(|arg| *arg != "@same");
         if args.contains(&"--keep-split") {
-            // The peer's parts have no id.
+            // llama-quantize's parts have no id.
             args.push("--no-split-id");
         }
         args.extend([source, if same_file { source } else { target.to_str().unwrap() }]);

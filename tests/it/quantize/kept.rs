@@ -1,4 +1,4 @@
-//! `--save-stats`, `--stats`: a second quantization without a run; `--dry-run` beside `--calibrate`.
+//! `--save-stats`, `--stats`: a second quantization without a run; `--dry-run` with `--calibrate`.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
     let run_of = [&gptq[..], &texts].concat();
     ok(dir, &[&run_of[..], &["in.gguf", "plain.gguf"]].concat());
     ok(dir, &[&run_of[..], &["--save-stats", "stats", "in.gguf", "saved.gguf"]].concat());
-    // Keeping more than is solved changes nothing.
+    // Saving more moments than are solved changes nothing.
     assert!(same(dir, "plain.gguf", "saved.gguf"));
     let stats = [&gptq[..], &["--stats", "stats", "in.gguf"]].concat();
     let report = ok(dir, &[&stats[..], &["again.gguf", "--threads", "1"]].concat());
@@ -44,7 +44,7 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
     let kinds = report["calibration"]["kinds"].as_array().unwrap();
     assert!(kinds.len() == 2 && kinds[0]["tokens"].as_u64().unwrap() > 1000, "{report}");
 
-    // Another type, another mixture, another text to judge by.
+    // Another type, another mixture, another text for the check.
     let other = ["--type", "q3_k_m", "--solver", "gptq", "--stats", "stats", "in.gguf", "other.gguf"];
     let report = ok(dir, &[&other[..], &["--kinds", "second.txt", "--check-text", "check.txt"]].concat());
     let calibration = &report["calibration"];
@@ -65,7 +65,8 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
         "there are `text.txt`, `second.txt`",
     );
     refused(dir, &[&stats[..], &["x.gguf", "--calibrate", "text.txt"]].concat(), 2, "cannot be used with");
-    // A run that was stopped before its output was there finds what it has kept; statistics of another text are in the way.
+    // A run that was stopped before its output was written finds its saved statistics; those of another text are
+    // refused.
     fs_err::remove_file(dir.join("saved.gguf")).unwrap();
     ok(dir, &[&run_of[..], &["--save-stats", "stats", "in.gguf", "saved.gguf"]].concat());
     assert!(same(dir, "plain.gguf", "saved.gguf"));
@@ -77,7 +78,7 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
         1,
         "stats: directory is not empty",
     );
-    // So is what is damaged.
+    // Damaged statistics are refused too.
     let layer = dir.join("stats/moments-00000.safetensors");
     let bytes = fs_err::read(&layer).unwrap();
     fs_err::write(&layer, &bytes[..bytes.len() - 1]).unwrap();
@@ -104,7 +105,7 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
     assert!(!dir.join("x.gguf").exists() && !dir.join("new").exists());
 }
 
-/// Statistics of a run that held nothing back need a text to be judged by.
+/// Statistics of a run without held-back text need a text for the check.
 #[test]
 fn statistics_without_a_check_ask_for_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -140,14 +141,14 @@ fn a_dry_run_says_what_calibration_would_take() {
     ] {
         assert!(out.contains(words), "{words}: {out}");
     }
-    // Beside several kinds, too, half of the text is the model's.
+    // Also with several kinds, half of the text is the model's.
     let three = ok(dir, &[&base[..], &["--calibrate", "text.txt", "--calibrate", "rest.txt"]].concat());
     let kinds = three["calibration"]["kinds"].as_array().unwrap().iter();
     let kinds: Vec<_> = kinds.map(|kind| (kind["name"].as_str(), kind["tokens"].as_u64())).collect();
-    // Of two sequences each one is held back.
+    // One of every two sequences is held back.
     let expected = [("text.txt", 512), ("rest.txt", 512), ("self", 2048)];
     assert_eq!(kinds, expected.map(|(name, n)| (Some(name), Some(n))));
-    // An importance matrix is to come.
+    // The importance matrix will exist.
     assert!(!err.contains("would stop here"), "{err}");
     let plan = ok(dir, &[&base[..], &["--calibrate", "text.txt", "--no-self-text"]].concat());
     let calibration = &plan["calibration"];
@@ -155,7 +156,7 @@ fn a_dry_run_says_what_calibration_would_take() {
     let need = calibration["needed_bytes"].as_u64().unwrap();
     assert!(calibration["matrices"].as_u64().unwrap() > 20 && need > 1 << 20, "{calibration}");
     assert!(calibration["is_spilling"] == false && calibration["in_memory_bytes"].as_u64() > Some(need));
-    // The budget that is called enough is enough, and a little less is not.
+    // The reported budget is enough, and a little less is not.
     let real =
         ["--type", "q4_k_m", "--calibrate-tokens", "4096", "--calibrate", "text.txt", "--no-self-text"];
     let dry = [&base[..], &["--calibrate", "text.txt", "--no-self-text"]].concat();

@@ -1,4 +1,4 @@
-//! Converting to a quantized type gives the file that converting to f32 and quantizing gives.
+//! Converting directly to a quantized type gives the same file as converting to f32 and quantizing.
 
 use std::path::Path;
 
@@ -44,7 +44,7 @@ fn one_pass_and_two_give_the_same_file() {
 
 conformance_tests!(one_pass_and_two_agree_on_experts_in_blocks);
 
-/// Experts that stay blocks in the f32 file are made anew of their values.
+/// Experts that stay blocks in the f32 file are requantized from their values.
 fn one_pass_and_two_agree_on_experts_in_blocks(corpus: &Goldens) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

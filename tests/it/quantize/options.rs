@@ -1,4 +1,4 @@
-//! Options that have no effect, layers that are pruned, keys that are set: done as asked, or said.
+//! Options without effect, pruned layers, keys to set: each is applied or reported.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use gguf_foundry::gguf::{Array, GgufFile, Value};
 use crate::quantize::program::model;
 use crate::support::{fixture, names};
 
-/// Runs a program in `dir`: exit code and standard error.
+/// Runs a program in `dir`; returns exit code and standard error.
 fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {
     let output = assert_cmd::Command::cargo_bin(program)
         .unwrap()
@@ -23,7 +23,7 @@ fn quantize(dir: &Path, args: &[&str]) -> (i32, String) {
     run("gguf-quantize", dir, args)
 }
 
-/// The bundled model as F16, and with keys set in a copy.
+/// Writes the bundled model as F16, and a copy with keys set.
 fn tiny(dir: &Path) {
     let model = fixture("tiny-llama");
     let (code, err) =

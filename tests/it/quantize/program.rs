@@ -1,4 +1,4 @@
-//! The program itself: what it prints, how it names its output, how much memory it takes.
+//! The program: its output, the names of its files, its memory use.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 
 use crate::support::{self, names};
 
-/// Tensors of half-precision numbers that follow from their place.
+/// Tensors of half-precision numbers that follow from their index.
 struct Made(Vec<TensorMeta>);
 
 impl TensorSource for Made {
@@ -30,7 +30,7 @@ impl TensorSource for Made {
     }
 }
 
-/// Writes a model of this many layers; the columns of one tensor of each are not whole super-blocks.
+/// Writes a model of `n_layers` layers; in each, the columns of one tensor are not whole super-blocks.
 pub fn model(path: &Path, n_layers: u64, n_cols: u64, n_rows: u64) {
     let mut tensors = Vec::new();
     let mut add = |name: String, dims: &[u64]| {
@@ -49,7 +49,7 @@ pub fn model(path: &Path, n_layers: u64, n_cols: u64, n_rows: u64) {
     write_gguf(path, &metadata, &Made(tensors), &options, &Silent).unwrap();
 }
 
-/// Runs the program: exit code, standard output, standard error.
+/// Runs the program; returns exit code, standard output, standard error.
 fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
     let output = assert_cmd::Command::cargo_bin("gguf-quantize")
         .unwrap()
@@ -203,7 +203,7 @@ fn an_expression_that_matches_no_tensor_is_named() {
     assert_eq!(err, "");
 }
 
-/// The highest `RssAnon` of a run in KiB: memory that is no mapped file.
+/// Highest `RssAnon` of a run in KiB: memory that is not a mapped file.
 #[cfg(target_os = "linux")]
 fn peak_memory_kib(dir: &Path, input: &str) -> u64 {
     let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-quantize");

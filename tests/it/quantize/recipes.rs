@@ -1,4 +1,4 @@
-//! The type of every tensor, for every file type, option and model of the conformance corpus.
+//! Type of every tensor, for every file type, option and model of the conformance corpus.
 
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Array, Metadata, Value};
@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::report_cases;
 
-/// A metadata value of the corpus: its type and its JSON form.
+/// Metadata value of the corpus, from its type and its JSON form.
 pub fn metadata_value(ty: &str, json: &Json) -> Value {
     let int = |json: &Json| json.as_u64().unwrap();
     match ty {
@@ -54,7 +54,7 @@ fn model(json: &Json) -> Model {
     Model { metadata, tensors }
 }
 
-/// Reads `Q4_K_M | --pure --imatrix`; the second is whether there is a matrix.
+/// Parses a key such as `Q4_K_M | --pure --imatrix`; the second value is true if there is an importance matrix.
 fn options(key: &str) -> (QuantizeOptions, bool) {
     let (file_type, flags) = key.split_once(" | ").unwrap_or((key, ""));
     let mut options = QuantizeOptions::new(FileType::parse(file_type).unwrap());
@@ -80,7 +80,7 @@ fn options(key: &str) -> (QuantizeOptions, bool) {
     (options, has_imatrix)
 }
 
-/// The recipe in the corpus's letters: one a tensor, `#` behind them if it needs a matrix that is not there.
+/// Recipe in the corpus's letters: one per tensor, followed by `#` if it needs an importance matrix that is missing.
 fn recipe(model: &Model, key: &str, codes: &[(GgmlType, char)]) -> Result<String, String> {
     let (options, has_imatrix) = options(key);
     let facts = ModelFacts::new(&model.metadata, &options.overrides, &model.tensors);

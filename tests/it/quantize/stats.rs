@@ -1,4 +1,4 @@
-//! `gguf-quantize stats`, whole and in parts, and `gguf-verify combine` of the parts.
+//! `gguf-quantize stats`, whole and in parts, and `gguf-verify combine` for the parts.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use super::calibrate::{prepare, run};
 
-/// A command of either program, with its words first.
+/// Runs a command of a program.
 fn command(dir: &Path, program: &str, word: &str, args: &[&str]) -> (i32, String, String) {
     let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
     let output = command.current_dir(dir).args([word, "--no-sync"]).args(args).output().unwrap();
@@ -77,7 +77,7 @@ fn parts_make_what_a_quantization_saves() {
     assert_eq!(code, 0, "{err}");
     assert!(fs_err::read(dir.join("one.gguf")).unwrap() == fs_err::read(dir.join("two.gguf")).unwrap());
 
-    // Begun again, a part that is there is not collected again; one of something else is in the way, and a damaged one.
+    // A part that exists is not collected again; another or damaged part is refused.
     let again = [&texts[..], &["--part", "2/3", "-o", "part-2", "--self-text", "self.text"]].concat();
     let before = files(&dir.join("part-2"));
     let (code, _, err) = stats(dir, &again);
@@ -91,7 +91,7 @@ fn parts_make_what_a_quantization_saves() {
     refused(dir, &again, 1, "directory is not empty");
     fs_err::write(&file, bytes).unwrap();
 
-    // A part is no whole, and a whole no part.
+    // A part is not accepted as whole statistics, nor the reverse.
     let (code, _, err) =
         run(dir, &["--type", "q4_0", "--solver", "gptq", "--stats", "part-1", "in.gguf", "x.gguf"]);
     assert!(code == 1 && err.contains("part 1 of 3 of statistics, whole ones expected"), "{err}");
@@ -116,7 +116,7 @@ fn parts_make_what_a_quantization_saves() {
     assert!(!dir.join("x").exists() && !dir.join("x.gguf").exists());
 }
 
-/// The text that the model writes is written once, and only where it belongs.
+/// The model's text is written once, and only used where it belongs.
 #[test]
 fn a_text_of_the_model_is_kept_for_others() {
     let dir = tempfile::tempdir().unwrap();
@@ -130,7 +130,7 @@ fn a_text_of_the_model_is_kept_for_others() {
     assert!(code == 0 && !err.contains("keeps it"), "{err}");
     assert!(files(&dir.join("a")) == files(&dir.join("b")));
     let written = fs_err::read(dir.join("self.text")).unwrap();
-    // Read, not written again: a text that says something else counts, if it is whole.
+    // It is read, not written again: even a changed text is used if its digest matches.
     ok(dir, &[&base[..], &["--part", "2/2"], &kept, &["c"]].concat());
     assert!(fs_err::read(dir.join("self.text")).unwrap() == written);
     assert!(combine(dir, &["a", "c", "-o", "whole"]).0 == 0);
@@ -147,7 +147,7 @@ fn a_text_of_the_model_is_kept_for_others() {
         let code = if file == "in.gguf" { 2 } else { 1 };
         refused(dir, &[&base[..], &["--self-text", file, "-o", "x"]].concat(), code, words);
     }
-    // Other options, another text.
+    // Other options need another text.
     let other = ["--calibrate", "self", "--calibrate-tokens", "5000", "in.gguf"];
     let words = "text that another model, or this one with other options, has written";
     refused(dir, &[&other[..], &kept, &["x"]].concat(), 1, words);
@@ -178,7 +178,7 @@ fn what_cannot_be_collected_is_refused_before_anything_is_run() {
     assert!(code == 0 && out.contains("part 2/3: 2 048 of "), "{out}{err}");
     let plan = ok(dir, &[&base[..], &["-o", "in.gguf", "--dry-run"]].concat());
     assert!(plan["needed_bytes"].as_u64() < plan["in_memory_bytes"].as_u64(), "{plan}");
-    // The budget that is called enough is enough.
+    // The reported budget is enough.
     let enough = plan["needed_bytes"].to_string();
     ok(dir, &[&base[..], &["-o", "small", "--memory", &enough]].concat());
     ok(dir, &[&base[..], &["-o", "large"]].concat());
@@ -186,7 +186,7 @@ fn what_cannot_be_collected_is_refused_before_anything_is_run() {
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), before + 2);
 }
 
-/// A checkpoint is run as the file that a quantization of it runs.
+/// A checkpoint is run like the file in its quantization.
 #[test]
 fn statistics_of_a_checkpoint_serve_its_quantization() {
     let dir = tempfile::tempdir().unwrap();

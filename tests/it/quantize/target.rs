@@ -1,4 +1,4 @@
-//! `gguf-quantize --target-size`: the size holds for the file that is written, and types can be written and read.
+//! `gguf-quantize --target-size`: the written file has the size, and types can be written and read.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
-/// The bundled model.
+/// Converts the bundled model.
 fn prepare(dir: &Path, ty: &str) {
     let mut command = assert_cmd::Command::cargo_bin("gguf-convert").unwrap();
     command.args(["hf2gguf", "--type", ty, "--quiet", "--no-sync", "-o"]);
@@ -82,7 +82,7 @@ fn sizes_and_options_that_do_not_go_together_are_told() {
     assert!(code == 0 && err.contains("each tensor has the largest of the types"), "{err}");
 }
 
-/// The bundled model in F32 beside two thirds of its text.
+/// Writes the bundled model in F32, two thirds of its text, and the rest.
 fn prepare_with_text(dir: &Path) {
     prepare(dir, "f32");
     let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
@@ -100,7 +100,7 @@ fn by_text(dir: &Path, name: &str, args: &[&str]) -> Json {
     serde_json::from_str(&out).unwrap()
 }
 
-/// Mean divergence from the input by the verifier, on text that nothing was calibrated with.
+/// Mean divergence from the input, measured by gguf-verify on text that was not used for calibration.
 fn kld(dir: &Path, name: &str) -> f64 {
     let mut command = assert_cmd::Command::cargo_bin("gguf-verify").unwrap();
     let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--json"];
@@ -121,7 +121,7 @@ fn types_for_a_size_and_rounding_by_a_text_go_together() {
     let one = by_text(dir, "one.gguf", &[&asked[..], &["--threads", "1"]].concat());
     let types = fs_err::read_to_string(dir.join("types.txt")).unwrap();
     let three = by_text(dir, "three.gguf", &[&asked[..], &["--threads", "3"]].concat());
-    // Measured costs, too, are the same for any number of threads.
+    // Measured costs are also the same for any number of threads.
     assert_eq!(one["target"], three["target"]);
     assert_eq!(fs_err::read(dir.join("one.gguf")).unwrap(), fs_err::read(dir.join("three.gguf")).unwrap());
 

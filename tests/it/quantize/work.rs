@@ -1,4 +1,4 @@
-//! `--work-dir`: runs that are stopped from outside, and begun again.
+//! `--work-dir`: runs that are stopped from outside and resumed.
 #![cfg(unix)]
 
 use std::os::unix::fs::MetadataExt;
@@ -44,7 +44,7 @@ fn a_run_that_was_killed_goes_on() {
     prepare(dir);
     for solver in ["sequential", "gptq"] {
         let mut base = [&ARGS[..], &["--solver", solver]].concat();
-        // Half of the text is the model's, which is kept, too.
+        // Half of the text is the model's, which is also kept.
         let is_written = solver == "gptq";
         base.retain(|word| !is_written || *word != "--no-self-text");
         let (code, _, err) = run(dir, &[&base[..], &["whole.gguf"]].concat());
@@ -55,7 +55,7 @@ fn a_run_that_was_killed_goes_on() {
         assert_eq!(dir.join("work/text").exists(), is_written);
         let inode = || fs_err::metadata(dir.join("work/text")).map(|found| found.ino()).ok();
         let before = inode();
-        // Another run is not let in.
+        // Another run is refused.
         let fewer = |word: &&'static str| if *word == "4096" { "3000" } else { *word };
         let other: Vec<&str> = kept.iter().map(fewer).collect();
         let (code, _, err) = run(dir, &other);

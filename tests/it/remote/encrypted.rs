@@ -1,4 +1,4 @@
-//! A front of the server that speaks TLS, with a certificate that only these tests trust.
+//! TLS proxy of the server, with a certificate that only these tests trust.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::support::fixture;
 
-/// Starts a front of a server; returns its address.
+/// Starts a proxy of a server; returns its address.
 pub fn front(of: &str) -> String {
     let certificate = CertificateDer::from_pem_file(fixture("tls/server.pem")).unwrap();
     let key = PrivateKeyDer::from_pem_file(fixture("tls/server.key")).unwrap();
@@ -27,14 +27,14 @@ pub fn front(of: &str) -> String {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let (config, of) = (Arc::clone(&config), of.clone());
-            // A client that does not trust us goes away.
+            // A client that does not trust the certificate disconnects.
             std::thread::spawn(move || drop(converse(config, stream, &of)));
         }
     });
     format!("https://localhost:{port}")
 }
 
-/// Hands requests on, one after another, and answers back.
+/// Forwards requests, one after another, and answers.
 fn converse(config: Arc<ServerConfig>, stream: std::io::Result<TcpStream>, of: &str) -> std::io::Result<()> {
     let connection = ServerConnection::new(config).map_err(std::io::Error::other)?;
     let mut client = BufReader::new(StreamOwned::new(connection, stream?));
@@ -51,7 +51,7 @@ fn converse(config: Arc<ServerConfig>, stream: std::io::Result<TcpStream>, of: &
     }
 }
 
-/// The lines up to the empty one, and the length of what follows.
+/// Lines up to the empty one, and the length of the body.
 fn head(from: &mut impl BufRead) -> std::io::Result<(String, usize)> {
     let (mut head, mut n_bytes) = (String::new(), 0);
     loop {

@@ -1,4 +1,4 @@
-//! GGUF files on servers: their headers are read as those of files here, and nothing else of them is fetched.
+//! GGUF files on servers: their headers are read like those of local files, and nothing else of them is fetched.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use serde_json::Value as Json;
 use super::server::{Manners, Server, TOKEN};
 use super::{model, run_program, run_well};
 
-/// A key that makes a header longer than what is fetched first.
+/// Length of a key that makes a header longer than the first fetch.
 const LONG: usize = 700_000;
 
-/// A directory with files that people put on servers, and a server of it.
+/// Creates a directory with typical files of servers, and a server of it.
 fn shelf(dir: &Path, manners: Manners) -> Server {
     let shelf = dir.join("shelf");
     fs_err::create_dir(&shelf).unwrap();
@@ -76,7 +76,7 @@ fn headers_on_servers_are_those_of_the_files() {
                         };
                         let all = [&command, &[file][..], options].concat();
                         let said = inspect(dir, &server, &all);
-                        // People know the file by what they called it, less what may be a secret.
+                        // The file is shown by the name that was given, without possible secrets.
                         let shown = file.split('?').next().unwrap().trim_start_matches("hf://");
                         let dir = shown.replace("@main", "");
                         let dir = dir.strip_suffix(name).unwrap();
@@ -84,7 +84,8 @@ fn headers_on_servers_are_those_of_the_files() {
                     };
                     assert_eq!(of(&address), of(&local), "{address} {arguments:?} {manners:?}");
                 }
-                // Five times the header, and what a server without ranges sends before it hears that we hang up.
+                // Five times the header, and the data that a server without ranges sends before the connection is
+                // closed.
                 let whole = fs_err::metadata(dir.join(&local)).unwrap().len();
                 assert!(
                     server.weight_bytes() - before < 5 * whole || manners.ignores_ranges || whole < 1 << 20
@@ -100,11 +101,11 @@ fn no_more_than_the_header_is_fetched() {
     let dir = dir.path();
     let server = shelf(dir, Manners::default());
     let whole = fs_err::read(dir.join("shelf/long.gguf")).unwrap();
-    // A model is larger than its header by far.
+    // A model is much larger than its header.
     let file = fs_err::OpenOptions::new().write(true).open(dir.join("shelf/long.gguf")).unwrap();
     file.set_len(64 << 20).unwrap();
     inspect_well(dir, &server, &["org/shelf/long.gguf"]);
-    // With the byte that was asked for its length.
+    // Plus the byte that was requested for its length.
     let most = (1 << 20) + 1;
     assert!(server.weight_bytes() <= most && whole.len() > LONG, "{}", server.weight_bytes());
     assert!(!dir.join("org").exists(), "nothing is written");
@@ -136,7 +137,7 @@ fn what_is_no_header_is_told_as_of_files_here() {
         assert!(found == Some(code) && said.contains(words), "{address}: {found:?} {said}");
         assert!(!said.contains("hunter2") && !said.contains(TOKEN), "{said}");
     }
-    // A part that is missing is missed as one here.
+    // A missing part is reported like a local one.
     fs_err::remove_file(dir.join("shelf/cut-00003-of-00003.gguf")).unwrap();
     let (code, said) = inspect(dir, &server, &["org/shelf/cut-00001-of-00003.gguf"]);
     assert!(code == Some(1) && said.contains("cut-00003-of-00003.gguf: part 3 of 3 is missing"), "{said}");

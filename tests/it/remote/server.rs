@@ -1,5 +1,4 @@
-//! A server on this machine that keeps the rules of the hub, of a web server and of a bucket, and breaks them as it is
-//! told.
+//! Local server that follows the rules of the hub, of a web server and of a bucket, and breaks them on request.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,61 +11,61 @@ use serde_json::json;
 
 use crate::support::sha256;
 
-/// The commit of the repository that the server has.
+/// Commit of the repository on the server.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-/// The token it wants to see where it wants one.
+/// Token that a gated server requires.
 pub const TOKEN: &str = "hf_secretsecretsecret";
 
-/// What a server does beside serving.
+/// Behaviour of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Manners {
-    /// Large files are served by another address, to which it redirects with a signature.
+    /// Serves large files from another address, to which it redirects with a signature.
     pub redirects: bool,
-    /// It wants the token.
+    /// Requires the token.
     pub is_gated: bool,
-    /// Every so many answers with content break off in the middle.
+    /// Breaks off every n-th answer with content in the middle.
     pub cut_each: usize,
-    /// Every so many requests are answered so, before anything else.
+    /// Answers every n-th request with `refusal`, before anything else.
     pub refuse_each: usize,
-    /// With this status, and this to wait for.
+    /// Status of a refusal, and its `Retry-After`.
     pub refusal: (u16, Option<&'static str>),
     /// Pause between two pieces of 16 KiB.
     pub throttle: Option<Duration>,
-    /// The tag of files of weights changes after so many answers.
+    /// Changes the tag of weight files after this many answers.
     pub tag_changes_after: usize,
-    /// It knows no ranges.
+    /// Ignores ranges.
     pub ignores_ranges: bool,
-    /// Signatures are good for so many requests.
+    /// Number of requests for which a signature is valid.
     pub signature_lasts: usize,
-    /// The bytes of files of weights are changed on the way.
+    /// Changes the bytes of weight files in transit.
     pub damages: bool,
-    /// Its list names this file, too.
+    /// Additional file in its list.
     pub lists: Option<&'static str>,
-    /// It shows no index of a directory.
+    /// Shows no index of a directory.
     pub hides_index: bool,
-    /// Its answers have no tag.
+    /// Answers without tags.
     pub hides_tags: bool,
-    /// They say when a file was changed.
+    /// Answers with modification dates.
     pub has_dates: bool,
-    /// Nothing comes back.
+    /// Sends no answer.
     pub silent_head: bool,
-    /// Of a list comes a byte a second.
+    /// Sends a list at one byte per second.
     pub drips: bool,
-    /// The page of a bucket's list is followed by itself.
+    /// Makes the page of a bucket's list its own successor.
     pub lists_forever: bool,
-    /// Redirects in circles, or away from encryption.
+    /// Redirects in circles, or to an unencrypted address.
     pub location: Option<&'static str>,
 }
 
-/// A request that came.
+/// Received request.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub path: String,
     pub range: Option<(u64, u64)>,
     pub authorization: Option<String>,
-    /// By the address that large files are redirected to.
+    /// True if it came by the address to which large files are redirected.
     pub is_elsewhere: bool,
-    /// Bytes of content that were sent.
+    /// Number of bytes of content that were sent.
     pub sent: u64,
 }
 
@@ -76,13 +75,13 @@ struct Shared {
     log: Mutex<Vec<Asked>>,
     n_requests: AtomicUsize,
     n_contents: AtomicUsize,
-    /// How often each signature was used.
+    /// Number of uses of each signature.
     signatures: Mutex<Vec<usize>>,
     is_over: AtomicBool,
     elsewhere: Mutex<String>,
 }
 
-/// A server that runs as long as this lives.
+/// Server that runs until it is dropped.
 pub struct Server {
     shared: Arc<Shared>,
     pub address: String,
@@ -116,17 +115,17 @@ impl Server {
         Self { shared, address }
     }
 
-    /// What was asked so far.
+    /// Requests so far.
     pub fn log(&self) -> Vec<Asked> {
         self.shared.log.lock().unwrap().clone()
     }
 
-    /// Bytes of content of the files of weights that were sent.
+    /// Number of bytes of content of weight files that were sent.
     pub fn weight_bytes(&self) -> u64 {
         self.log().iter().filter(|asked| is_large(&asked.path)).map(|asked| asked.sent).sum()
     }
 
-    /// Changes its manners.
+    /// Changes its behaviour.
     pub fn now(&self, manners: Manners) {
         *self.shared.manners.lock().unwrap() = manners;
     }
@@ -146,7 +145,7 @@ fn listen(shared: &Arc<Shared>, is_elsewhere: bool) -> String {
                 return;
             }
             let shared = Arc::clone(&shared);
-            // A client that goes away is its own business.
+            // A client may disconnect at any time.
             std::thread::spawn(move || drop(converse(&shared, stream, is_elsewhere)));
         }
     });
@@ -202,7 +201,7 @@ fn head(
     stream.write_all(format!("{text}\r\n").as_bytes())
 }
 
-/// Answers one request; false if the connection ends with it.
+/// Answers one request; returns false if the connection ends with it.
 fn answer(shared: &Shared, stream: &mut TcpStream, asked: &mut Asked) -> std::io::Result<bool> {
     let manners = shared.manners.lock().unwrap().clone();
     let n = shared.n_requests.fetch_add(1, Ordering::Relaxed) + 1;
@@ -383,7 +382,7 @@ fn list_of_hub(shared: &Shared, manners: &Manners) -> String {
     json!({ "id": "org/name", "sha": COMMIT, "siblings": siblings }).to_string()
 }
 
-/// git's own name for the content of a file.
+/// Git's name for the content of a file.
 pub fn git_blob(bytes: &[u8]) -> String {
     use sha1::Digest;
     let mut hash = sha1::Sha1::new();

@@ -1,4 +1,5 @@
-//! A cache that many processes use, that was damaged, that others have filled: the bytes of the server, or an error.
+//! Cache that many processes use, that was damaged, or that other programs filled: the bytes of the server, or an
+//! error.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::server::{COMMIT, Manners, Server};
 use super::{model, run, run_well};
 
-/// A conversion that runs by itself.
+/// Starts a conversion in the background.
 fn start(dir: &Path, server: &Server, output: &str, more: &[&str]) -> Child {
     Command::new(assert_cmd::cargo::cargo_bin("gguf-convert"))
         .current_dir(dir)
@@ -32,14 +33,14 @@ fn expected(dir: &Path, server: &Server) -> Vec<u8> {
     fs_err::read(dir.join("own.gguf")).unwrap()
 }
 
-/// Files of a folder and below, that are no links.
+/// Files of a folder and below that are not links.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let entries = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let below = |path: PathBuf| if path.is_dir() && !path.is_symlink() { files(&path) } else { vec![path] };
     entries.flat_map(below).filter(|path| !path.is_symlink()).collect()
 }
 
-/// How many rounds of processes are run; `GGUF_CACHE_ROUNDS` says more.
+/// Number of rounds of processes; `GGUF_CACHE_ROUNDS` overrides it.
 fn n_rounds() -> usize {
     std::env::var("GGUF_CACHE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(6)
 }
@@ -61,7 +62,7 @@ fn processes_that_share_a_cache_all_end_well() {
                 start(dir, &server, &format!("o{at}.gguf"), &["--cache", &cache])
             })
             .collect();
-        // One of three rounds loses one on the way.
+        // In one of three rounds a process is killed.
         let mut children: Vec<_> = children.into_iter().map(Some).collect();
         if round % 3 == 2 {
             let mut child = children[0].take().unwrap();
@@ -76,7 +77,7 @@ fn processes_that_share_a_cache_all_end_well() {
             assert!(fs_err::read(&path).unwrap() == expected, "round {round}, process {at}");
             fs_err::remove_file(path).unwrap();
         }
-        // The weights came once (and what the one that was killed had begun).
+        // The weights were sent once (plus the data of the killed process).
         let n_bytes = fs_err::metadata(model().join("model.safetensors")).unwrap().len();
         let sent = server.weight_bytes() - before;
         assert!(
@@ -109,12 +110,12 @@ fn what_is_kept_is_believed_by_its_sum() {
     let kept = files(&cache.join("models--org--tiny-llama/blobs"));
     assert!(kept.len() > 4, "{kept:?}");
     for path in &kept {
-        // A byte in the middle, as long as before.
+        // One byte in the middle is changed; the length stays.
         let mut bytes = fs_err::read(path).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
         fs_err::write(path, bytes).unwrap();
-        // Without a network it is missing, with one it is fetched again.
+        // Without a network it counts as missing, otherwise it is fetched again.
         let (code, said, _) = convert(&["HF_HUB_OFFLINE=1"]);
         assert!(code == Some(1) && said.contains("or with other bytes"), "{said}");
         let (code, said, found) = convert(&[]);
@@ -122,7 +123,7 @@ fn what_is_kept_is_believed_by_its_sum() {
         let (code, said, found) = convert(&["HF_HUB_OFFLINE=1"]);
         assert!(code == Some(0) && found == expected, "{said}");
     }
-    // The notes gone, sums are taken again and nothing is fetched.
+    // Without the notes, checksums are computed again and nothing is fetched.
     fs_err::remove_dir_all(cache.join(".locks")).unwrap();
     let before = server.weight_bytes();
     let (code, said, found) = convert(&["HF_HUB_OFFLINE=1"]);
@@ -132,7 +133,7 @@ fn what_is_kept_is_believed_by_its_sum() {
     let snapshot = cache.join("models--org--tiny-llama/snapshots").join(COMMIT);
     fs_err::write(snapshot.join("chat_template.jinja"), "{{ messages }}").unwrap();
     assert!(convert(&[]).2 == expected, "a file that the list does not name");
-    // A link that leads to another file is put right.
+    // A link to another file is corrected.
     #[cfg(unix)]
     {
         let link = snapshot.join("config.json");
@@ -211,7 +212,7 @@ fn servers_that_name_no_version_or_know_no_ranges() {
             assert!(fs_err::read(dir.join("o.gguf")).unwrap() == expected, "{what}: {said}");
             let sent = server.weight_bytes() - before;
             assert_eq!(said.contains("tells no version of its files"), !is_kept, "{what}: {said}");
-            // Without ranges the length is asked for by a whole answer, which is hung up on.
+            // Without ranges the length is requested by a whole answer, which is interrupted.
             let most = if what.starts_with("no ranges") { u64::MAX } else { 64 };
             assert!(round == 0 || !is_kept || sent <= most, "{what}: {sent}");
             assert!(is_kept || sent > 1 << 16, "{what}: {sent}");
@@ -291,13 +292,13 @@ fn lists_end_and_strangers_are_told_apart() {
     let (code, said) =
         run(dir, &server, &keys, &["hf2gguf", "s3://bucket/m", "--type", "f16", "-o", "x.gguf"]);
     assert!(code == Some(1) && said.contains("followed by itself"), "{said}");
-    // A web server that wants to know who asks gets no token, and the user no word of one.
+    // A web server that asks for authentication gets no token, and the message does not mention one.
     server.now(Manners { is_gated: true, ..Manners::default() });
     let web = format!("{}/files", server.address);
     let (code, said) = run(dir, &server, &[], &["hf2gguf", &web, "--type", "f16", "-o", "x.gguf"]);
     assert!(code == Some(1) && said.contains("fetch the files with another program"), "{said}");
     assert!(!said.contains("HF_TOKEN"), "{said}");
-    // Revisions that would leave the cache are no addresses.
+    // Revisions that would leave the cache are not valid addresses.
     for address in ["org/tiny-llama@/tmp/x", "org/tiny-llama@x//y", "org/tiny-llama@../../x"] {
         let before = server.log().len();
         let arguments = ["hf2gguf", address, "--type", "f16", "--cache", "cache", "-o", "x.gguf"];

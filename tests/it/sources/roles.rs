@@ -1,4 +1,4 @@
-//! Special tokens: each source in each role, changed in every way.
+//! Special tokens: each source of each role, changed in every way.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,7 +35,7 @@ const VOCABULARIES: &[(&str, &[Mode])] = &[
     ("vocab/xlmr_json", &[Mode::Xlmr]),
 ];
 
-/// The keys and the warnings of a folder.
+/// Keys and warnings for a folder.
 fn built(dir: &Path, modes: &[Mode]) -> Result<(Metadata, Vec<String>), String> {
     let mode = |mode: &Mode| {
         let mut request = ModeRequest::new(*mode);
@@ -65,7 +65,7 @@ fn tokens(rows: &Metadata) -> Vec<Vec<u8>> {
     }
 }
 
-/// The text that the tokenizer's configuration has for a role.
+/// Text of a role in the tokenizer's configuration.
 fn text_of(dir: &Path, key: &str) -> Option<String> {
     let text = fs_err::read(dir.join("tokenizer_config.json")).ok()?;
     let json: Json = serde_json::from_slice(&text).unwrap();
@@ -73,7 +73,7 @@ fn text_of(dir: &Path, key: &str) -> Option<String> {
     entry.as_str().or_else(|| entry["content"].as_str()).map(str::to_owned)
 }
 
-/// What became of a change.
+/// Counts of the outcomes.
 #[derive(Debug, Default)]
 struct Counts {
     right: usize,
@@ -117,7 +117,7 @@ fn no_change_of_a_source_is_settled_in_silence() {
                 json!("text"),
                 json!([]),
             ]);
-            // These two have no key where the peer does not find their token.
+            // These two have no key if llama.cpp's converter does not find their token.
             let is_judged = text_key != "unk_token" && text_key != "pad_token";
             for value in [json!(ABSENT), Json::Null, json!("<|no such token|>"), json!(other_text)] {
                 if !is_judged {
@@ -145,7 +145,7 @@ fn no_change_of_a_source_is_settled_in_silence() {
                 let says_nothing = value.is_null()
                     || value.as_str() == Some(ABSENT)
                     || value.as_array().is_some_and(Vec::is_empty);
-                // What the file says is what it says now, or it says what it said before and nothing was changed.
+                // The new value is used, or the file has no value and nothing changed.
                 let named = value.as_u64().or_else(|| value.as_array()?.iter().find_map(Json::as_u64));
                 let named = named.or_else(|| (value == json!(other_text)).then_some(other));
                 let spelled =
@@ -155,10 +155,10 @@ fn no_change_of_a_source_is_settled_in_silence() {
                     Some(id) => after[role] == Some(id),
                     None => says_nothing && (after[role] == before || spelled == of_tokenizer),
                 };
-                // A token that has no row yet gets the next free one, as in transformers.
+                // A token without a row gets the next free id, as in transformers.
                 let is_right =
                     is_right || (file == "tokenizer_config.json" && spelled.as_deref() == value.as_str());
-                // A role that nothing needs, and that no file names now or that only counts by its id.
+                // An optional role that no file names any more, or that is only named by its id.
                 let is_gone = ["unk", "pad"].contains(&role)
                     && after[role].is_none()
                     && (says_nothing || before.is_none());
@@ -179,15 +179,15 @@ fn no_change_of_a_source_is_settled_in_silence() {
     assert!(counts.warned > 300 && counts.right > 150, "{counts:?}");
 }
 
-/// The runtime takes a role's token by itself, and rightly.
+/// Returns true if the runtime's default for a role is right without a key.
 fn is_default(rows: &Metadata, role: &str) -> bool {
     let model = rows.get("tokenizer.ggml.model").and_then(Value::as_str).unwrap();
     match (model, role) {
-        // No text of these kinds begins with a token of its own.
+        // In these kinds no text begins with a special token.
         ("bert" | "t5" | "gemma4" | "llama" | "plamo2", "bos") => true,
-        // Encoders write nothing.
+        // Encoders do not generate text.
         (kind, "eos") => matches!(kind, "bert" | "llama" | "plamo2" | "t5"),
-        // Texts begin with it only where a key says so.
+        // Texts begin with it only if a key says so.
         ("gpt2" | "whitespace", "bos") => rows.get(ADD_BOS).and_then(Value::as_bool) != Some(true),
         _ => false,
     }
@@ -237,7 +237,7 @@ fn two_files_with_two_end_tokens_are_both_named() {
         warning.starts_with(start) && warning.ends_with("` in config.json (`eos_token_id`)"),
         "{warning}"
     );
-    // A list with the same token agrees; its other members end texts for transformers alone.
+    // A list with the same token agrees; its other members end texts only in transformers.
     let model = Model::new();
     model.set("generation_config.json", &[("eos_token_id", json!([1, 300]))]);
     let warning = only_warning(&model.planned());

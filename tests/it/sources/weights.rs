@@ -9,7 +9,7 @@ const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
 
-/// A tensor of BF16: name, shape, data.
+/// BF16 tensor: name, shape, data.
 type Tensor = (String, Vec<usize>, Vec<u8>);
 
 fn tensors(model: &Model) -> Vec<Tensor> {
@@ -29,7 +29,7 @@ fn write(model: &Model, name: &str, tensors: &[Tensor]) {
     fs_err::write(model.path().join(name), file).unwrap();
 }
 
-/// Every element one.
+/// Same tensors with all elements one.
 fn ones(tensors: &[Tensor]) -> Vec<Tensor> {
     let one = |data: &Vec<u8>| [0x80u8, 0x3f].repeat(data.len() / 2);
     tensors.iter().map(|(name, shape, data)| (name.clone(), shape.clone(), one(data))).collect()
@@ -64,7 +64,7 @@ fn one_file_counts_before_shards_of_another_save() {
     for name in [FILE, INDEX, SHARDS[0], SHARDS[1]] {
         assert!(warning.contains(&format!("`{name}`")), "{warning}");
     }
-    // Without an index, and with an index alone.
+    // Without an index, and with only an index.
     fs_err::remove_file(model.path().join(INDEX)).unwrap();
     assert!(only_warning(&model.planned()).starts_with("two sets of weights: `model.safetensors` is taken"));
     for shard in SHARDS {
@@ -78,7 +78,7 @@ fn one_file_counts_before_shards_of_another_save() {
         model.write(INDEX, broken);
         assert!(only_warning(&model.planned()).contains(INDEX), "{broken}");
     }
-    // An index of the one file is no second set.
+    // An index of the single file is not a second set.
     let map: serde_json::Map<String, Json> =
         all.iter().map(|tensor| (tensor.0.clone(), json!(FILE))).collect();
     model.write(INDEX, &json!({"weight_map": map}).to_string());
@@ -101,7 +101,7 @@ fn shards_of_an_older_count_are_named() {
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 
-/// The bundled model with one matrix under the names given, and this of its configuration.
+/// Bundled model with one matrix under the given names, and this value in its configuration.
 fn tied(names: &[(&str, bool)], said: Json) -> Model {
     let model = Model::new();
     let mut all = tensors(&model);
@@ -134,7 +134,7 @@ fn a_head_that_is_stored_alone_is_the_embedding() {
     assert!(model.planned().warnings().is_empty(), "{:?}", model.planned().warnings());
     assert_eq!(own(&model.planned()), own(&Model::new().planned()));
     assert!(!names(&model).contains(&"output.weight".to_owned()));
-    // The default of Llama's class is that they differ, that of others that they are one.
+    // In Llama's class the default is that they differ, in other classes that they are shared.
     for said in [json!(false), json!(ABSENT)] {
         let error = tied(&[(HEAD, false)], said).plan().unwrap_err().to_string();
         assert!(error.contains(EMBEDDING), "{error}");

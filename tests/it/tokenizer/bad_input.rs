@@ -1,4 +1,4 @@
-//! Files that are missing, damaged or at odds with themselves: each its own message.
+//! Missing, damaged or inconsistent files: each has its own message.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use gguf_foundry::gguf::{Array, Value};
 use gguf_foundry::tokenizer::{Mode, TokenizerError, TokenizerRequest, build};
 use serde_json::{Value as Json, json};
 
-/// A byte-level BPE of the letters a, b and c.
+/// Byte-level BPE of the letters a, b and c.
 fn byte_level() -> Json {
     json!({
         "added_tokens": [{"id": 5, "content": "<|end|>", "special": true, "normalized": false,
@@ -25,7 +25,7 @@ fn write(dir: &Path, name: &str, content: &Json) {
     fs_err::write(dir.join(name), content.to_string()).unwrap();
 }
 
-/// The error of a directory that holds one file, without the directory's path.
+/// Error for a directory with these files, without the directory's path.
 fn error_of(modes: &[Mode], size: Option<u64>, files: &[(&str, &[u8])]) -> (String, TokenizerError) {
     let dir = tempfile::tempdir().unwrap();
     for (name, content) in files {
@@ -143,7 +143,7 @@ fn an_unknown_pre_tokenizer_shows_pattern_nearest_and_way_out() {
          nearest: `smollm`: digits individual + byte_level regex"
     );
     assert!(error.hints()[0].contains("--pre smollm"), "{:?}", error.hints());
-    // With a name given by hand it works; a name that no runtime knows is refused.
+    // With a name from the user it works; a name that no runtime knows is refused.
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "tokenizer.json", &file);
     let mut request = TokenizerRequest::of(&[Mode::Bpe]);
@@ -157,7 +157,7 @@ fn an_unknown_pre_tokenizer_shows_pattern_nearest_and_way_out() {
         message.starts_with("`--pre qwen\\u{1b}`: not a pre-tokenizer that llama.cpp knows"),
         "{message}"
     );
-    // Whoever has the program alone cannot look into its sources.
+    // Users of the program cannot look up names in its source.
     let hint = error.hints().join("\n");
     assert!(hint.starts_with("the names are a.x-4.0, ") && hint.contains(", qwen2, "), "{hint}");
 }

@@ -1,4 +1,4 @@
-//! Text to ids and back, against the original tokenizers and llama.cpp.
+//! Text to ids and back, compared with the original tokenizers and llama.cpp.
 
 use std::path::Path;
 
@@ -10,18 +10,18 @@ use super::{CASES, build_case, case, json};
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases};
 
-/// Texts whose ids are not the original's, by vocabulary: tokens that end a text in other models, and count as control
-/// tokens by their text as in llama.cpp, are plain text here.
+/// Texts with other ids than the original's, by vocabulary. Tokens that end a text in other models count as control
+/// tokens by their text, as in llama.cpp, but are plain text here.
 const DIFFERENT: &[(&str, &str)] = &[
     ("qwen2_5", "<s>hello</s>"),
     ("yi", "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"),
     ("yi", "word<|im_end|>  <|im_end|> word \n<|im_end|>\n"),
 ];
 
-/// Test vectors of llama.cpp whose ids are not the original's.
+/// Test vectors of llama.cpp with other ids than the original's.
 const DIFFERENT_FROM_LLAMA_CPP: &[(&str, &str)] = &[];
 
-/// Fails unless the texts found are those of a list.
+/// Fails unless the found texts are those of a list.
 fn assert_known(known: &[(&str, &str)], found: &[(String, String, String)]) {
     let new: Vec<String> = found
         .iter()
@@ -56,12 +56,12 @@ fn ids_equal_those_of_released_tokenizers(corpus: &Goldens) {
     for (name, modes, _) in CASES {
         let Some(dir) = case(corpus, name) else { continue };
         let encoder = encoder(&build_case(&dir.join("hf"), modes).rows);
-        // SentencePiece does not know its control tokens when it sees them.
+        // SentencePiece does not recognize control tokens in text.
         let parse_special = dir.join("hf/tokenizer.json").is_file();
         let notes = json(&dir.join("tokenization_notes.json"));
         for (text, expected) in texts(&dir.join("tokenization.json")) {
             let ids = encoder.encode(&text, parse_special);
-            // Special tokens that only `tokenizer_config.json` names are known to transformers, and to us.
+            // transformers and this encoder know special tokens that only `tokenizer_config.json` lists.
             let auto = &notes["auto_tokenizer_differs"][&text];
             let expected = serde_json::from_value(auto.clone()).unwrap_or(expected);
             if ids != expected {
@@ -69,7 +69,7 @@ fn ids_equal_those_of_released_tokenizers(corpus: &Goldens) {
                 different.push(((*name).to_owned(), text, how));
             } else if auto.is_null() {
                 let theirs = notes["decoded_differs_from_text"][&text].as_str().unwrap_or(&text);
-                // SentencePiece writes the unknown token as a sign; its decoder takes off the first blank.
+                // SentencePiece decodes the unknown token to a sign, and its decoder removes the first blank.
                 let theirs = theirs.replace(" \u{2047} ", "<unk>");
                 let ours = String::from_utf8_lossy(&encoder.decode(&ids)).into_owned();
                 let equal = ours == theirs || ours.strip_prefix(' ') == Some(theirs.as_str());
@@ -110,7 +110,7 @@ fn ids_equal_the_test_vectors_of_llama_cpp(corpus: &Goldens) {
     report_cases("llama.cpp's vectors", n_cases);
 }
 
-/// The bundled model's vocabulary, and its original.
+/// Bundled model's vocabulary, and its original.
 fn bundled() -> (Metadata, tokenizers::Tokenizer) {
     let dir = fixture("tiny-llama");
     let built = build(&dir, &TokenizerRequest::of(&[Mode::Bpe])).unwrap();
@@ -144,7 +144,7 @@ fn special_tokens_in_text_are_found_when_asked_for() {
     assert!(without.iter().all(|&id| id > 1), "{without:?}");
     assert_eq!(encoder(&rows).decode(&with), text.as_bytes());
     assert_eq!(encoder(&rows).decode(&without), text.as_bytes());
-    // A user-defined token is text that is always one token.
+    // A user-defined token is text that always becomes one token.
     let Some(Value::Array(Array::I32(mut types))) = rows.remove("tokenizer.ggml.token_type") else {
         panic!("types are numbers")
     };
@@ -155,7 +155,7 @@ fn special_tokens_in_text_are_found_when_asked_for() {
     assert_eq!(ids[1], 0);
 }
 
-/// A vocabulary of these tokens with their types, without merges.
+/// Vocabulary of these tokens with their types, without merges.
 fn small(tokens: &[(&str, i32)]) -> Metadata {
     let strings = |texts: Vec<&str>| Value::Array(Array::String(texts.into_iter().map(Into::into).collect()));
     let mut rows = Metadata::new();
@@ -277,11 +277,11 @@ fn keys_that_cannot_be_used_are_named() {
     ] {
         assert_eq!(error(key, value), expected);
     }
-    // Without the key the runtime splits by a pattern of its own.
+    // Without the key the runtime splits by a default pattern.
     assert_eq!(error("tokenizer.ggml.pre", None), "");
 }
 
-/// In time that grows with the square this would not end.
+/// With quadratic time this would not finish.
 #[test]
 fn a_megabyte_of_one_character_is_encoded() {
     let (mut rows, _) = bundled();
@@ -296,7 +296,7 @@ fn a_megabyte_of_one_character_is_encoded() {
     }
 }
 
-/// Text of the characters that tokenizers treat apart, and of any others.
+/// Text of characters with special handling in tokenizers, and of any others.
 fn awkward() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         4 => "[ a-zA-Z'0-9.,!?\\n\\r\\t_-]{0,12}",

@@ -18,19 +18,19 @@ mod pretokenizers;
 mod rebuild;
 mod request;
 
-/// What we write unlike the reference, on purpose; each entry is in `docs/differences.md`.
+/// Intentional differences from the reference; each is listed in `docs/differences.md`.
 enum Difference {
-    /// Scores that follow the merge ranks, where the reference writes -1000 for every token.
+    /// Scores follow the merge ranks; the reference writes -1000 for every token.
     Scores,
-    /// `add_space_prefix = false` where the normalizer puts no blank in front.
+    /// `add_space_prefix = false` if the normalizer adds no leading blank.
     NoSpacePrefix,
-    /// Tokens padded to the rows of the embedding; the reference's list is a prefix.
+    /// Tokens are padded to the rows of the embedding; the reference's list is a prefix.
     Padded,
 }
 
 use Difference::{NoSpacePrefix, Padded, Scores};
 
-/// The vocabularies: modes of their card, differences.
+/// Vocabularies: modes of their card, differences.
 const CASES: &[(&str, &[Mode], &[Difference])] = &[
     ("chatglm3_as_llama", LLAMA, &[Scores, Padded]),
     ("deepseek_v3", &[Mode::Bpe], &[]),
@@ -47,14 +47,14 @@ const CASES: &[(&str, &[Mode], &[Difference])] = &[
     ("yi", LLAMA, &[Scores, NoSpacePrefix]),
 ];
 
-/// Whether a vocabulary of the corpus is among the cases.
+/// Returns true if a vocabulary of the corpus is among the cases.
 pub fn is_tested(name: &str) -> bool {
     CASES.iter().any(|row| row.0 == name)
 }
 
 const LLAMA: &[Mode] = &[Mode::Spm, Mode::LlamaHf, Mode::Bpe];
 
-/// The directory of a vocabulary.
+/// Directory of a vocabulary.
 fn case(corpus: &Goldens, name: &str) -> Option<PathBuf> {
     corpus.find(format!("vocab/{name}/expect.json"))?.parent().map(Path::to_owned)
 }
@@ -77,7 +77,7 @@ fn build_case(dir: &Path, modes: &[Mode]) -> Built {
     build(dir, &request).unwrap()
 }
 
-/// The bytes of an array's elements as a GGUF file stores them.
+/// Bytes of an array's elements as a GGUF file stores them.
 fn element_bytes(array: &Array) -> Vec<u8> {
     match array {
         Array::String(items) => {
@@ -95,7 +95,7 @@ fn element_bytes(array: &Array) -> Vec<u8> {
     }
 }
 
-/// The first `n` elements.
+/// First `n` elements.
 fn prefix(array: &Array, n: usize) -> Array {
     match array {
         Array::String(items) => Array::String(items[..n].to_vec()),
@@ -104,7 +104,7 @@ fn prefix(array: &Array, n: usize) -> Array {
     }
 }
 
-/// Name of a value's type as the corpus spells it, and the value as the corpus shows it.
+/// Name of a value's type, and its content, in the format of the corpus.
 fn shown(value: &Value) -> (String, Json) {
     let (kind, shown) = in_json(value);
     let Value::Array(array) = value else { return (kind, shown) };
@@ -169,8 +169,8 @@ fn released_vocabularies_become_the_reference_keys(corpus: &Goldens) {
 
 conformance_tests!(scores_from_merge_ranks_order_pieces_as_the_sentencepiece_model_does);
 
-/// Llama 2's tokenizer.json and Mistral's tokenizer.model hold one vocabulary: the scores that we derive from the
-/// merges must put its pieces in the order of the model file.
+/// Llama 2's tokenizer.json and Mistral's tokenizer.model hold the same vocabulary. The scores that are derived from
+/// the merges must put its pieces in the order of the model file.
 fn scores_from_merge_ranks_order_pieces_as_the_sentencepiece_model_does(corpus: &Goldens) {
     let rows = |name: &str| build_case(&corpus.join("vocab").join(name).join("hf"), LLAMA).rows;
     let (derived, original) = (rows("llama2"), rows("mistral_v1_spm"));
@@ -185,7 +185,7 @@ fn scores_from_merge_ranks_order_pieces_as_the_sentencepiece_model_does(corpus: 
     assert!(tokens(&derived) == tokens(&original));
     let texts = tokens(&derived);
     let (derived, original) = (scores(&derived), scores(&original));
-    // Pieces of several characters: those are what merges make. Bytes and control tokens come first.
+    // Merges make only pieces of several characters. Bytes and control tokens come first.
     let mut pieces: Vec<usize> = (259..texts.len())
         .filter(|&id| std::str::from_utf8(&texts[id]).unwrap().chars().count() > 1)
         .collect();

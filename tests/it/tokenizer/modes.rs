@@ -1,4 +1,4 @@
-//! Modes that read files of their own: keys against llama.cpp's converter, ids against the original tokenizers, on small
+//! Modes with their own files: keys compared with llama.cpp's converter and ids with the original tokenizers, on small
 //! vocabularies (`scripts/peers/vocab_modes.py`).
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 
 use crate::support::{fixture, in_json};
 
-/// What a card says for a case.
+/// Request of a card for a case.
 struct Case {
     name: &'static str,
     arch: &'static str,
@@ -17,10 +17,10 @@ struct Case {
     code: Option<RankCode>,
     /// Number of segments, before the tokens.
     segments: Option<u32>,
-    /// Keys behind the mode's own.
+    /// Keys after the mode's own.
     after: &'static [(&'static str, u32)],
     mistral_format: bool,
-    /// Texts whose ids are not the original's, which the keys do not say enough for.
+    /// Texts with other ids than the original's, since the keys lack information.
     different: &'static [&'static str],
 }
 
@@ -35,7 +35,7 @@ const CASE: Case = Case {
     different: &[],
 };
 
-/// The keys do not say that letters keep their case.
+/// No key declares that letters keep their case.
 const CASED: &[&str] = &["The quick brown fox", "naïve café DÉJÀ", "don't I'LL"];
 
 const CASES: &[Case] = &[
@@ -182,7 +182,7 @@ fn ids_equal_those_of_the_originals() {
     assert!(n_texts > 200, "{n_texts}");
 }
 
-/// The files that are made of the keys lead to the same keys, and encode alike.
+/// Files that are rebuilt from the keys give the same keys, and encode the same.
 #[test]
 fn keys_survive_the_way_back() {
     for (name, equal_ids) in [("bert", true), ("xlmr_json", true), ("gemma4", true), ("rwkv", false)] {
@@ -233,7 +233,7 @@ fn keys_survive_the_way_back() {
     }
 }
 
-/// What a change of one file leads to: another text, or none.
+/// Difference that a change of one file makes: a text, or empty.
 fn changed(name: &str, file: &str, edit: impl Fn(String) -> String) -> String {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs_err::read_dir(directory(name)).unwrap() {
@@ -331,7 +331,7 @@ fn broken_files_of_mistral_are_refused_by_member() {
     ] {
         assert_eq!(edit(change), format!("tekken.json: {want}"));
     }
-    // A version whose template llama.cpp's converter brings along.
+    // A version whose template llama.cpp's converter ships.
     let newer = edit(&|file| {
         file["config"]["version"] = json!("v11");
         let special = ["<unk>", "<s>", "</s>", "<pad>"];
@@ -342,7 +342,7 @@ fn broken_files_of_mistral_are_refused_by_member() {
     assert_eq!(newer, format!("{:?}", [TokenizerWarning::NoMistralTemplate { version: "v11".to_owned() }]));
 }
 
-/// The name of the architecture is part of a key, and the conversation's format depends on whose format a checkpoint has.
+/// The name of the architecture is part of a key, and the chat format depends on the format of the checkpoint.
 #[test]
 fn what_surrounds_a_vocabulary_of_mistrals_decides_over_two_keys() {
     let case = CASES.iter().find(|case| case.name == "mistral_tekken_v7").unwrap();

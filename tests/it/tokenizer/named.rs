@@ -1,4 +1,4 @@
-//! Vocabularies of checkpoints that bring their tokenizer as code: cards and modes against the reference converter.
+//! Vocabularies of checkpoints whose tokenizer is code: cards and modes compared with the reference converter.
 
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::tokenizer::{ModelProto, Piece, TrainerSpec};
@@ -55,7 +55,8 @@ fn the_roles_of_a_conversation_came_with_the_third_generation() {
     assert_eq!(tokens[400..407], ["[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "[PAD405]", "[PAD406]"]);
 }
 
-/// GLM-4 under its own names: a file of ranks called like a SentencePiece model, special tokens in the configuration.
+/// GLM-4 with its own files: a file of ranks that is named like a SentencePiece model, special tokens in the
+/// configuration.
 #[test]
 fn glm4_comes_as_ranks() {
     let dir = tempfile::tempdir().unwrap();
@@ -79,7 +80,7 @@ fn glm4_comes_as_ranks() {
     assert_eq!(value(&keys, "tokenizer.ggml.eot_token_id"), 392);
 }
 
-/// ChatGLM-6B: the model's pieces stand behind the slots of image tokens.
+/// ChatGLM-6B: the model's pieces follow the slots of image tokens.
 #[test]
 fn the_first_generation_counts_from_behind_its_images() {
     let dir = tempfile::tempdir().unwrap();

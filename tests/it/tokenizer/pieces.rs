@@ -1,5 +1,5 @@
-//! SentencePiece BPE, unigram and WordPiece encoders against Hugging Face's models and simple twins, and with
-//! vocabularies made to hurt.
+//! SentencePiece BPE, unigram and WordPiece encoders, compared with Hugging Face's models and simple test
+//! implementations, and with extreme vocabularies.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ const UNKNOWN: i32 = 2;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// A token with its score and type.
+/// Token with its score and type.
 type Row = (Vec<u8>, f32, i32);
 
-/// The keys of a vocabulary.
+/// Keys of a vocabulary.
 fn keys(model: &str, rows: &[Row]) -> Metadata {
     let mut keys = Metadata::new();
     keys.set("tokenizer.ggml.model", model);
@@ -40,7 +40,7 @@ fn encode(keys: &Metadata, text: &str) -> Vec<u32> {
     Encoder::from_metadata(keys).unwrap().encode(text, false)
 }
 
-/// The unknown token, perhaps the byte tokens, and pieces with scores whose sums are exact.
+/// Rows of the unknown token, optionally the byte tokens, and pieces with scores whose sums are exact.
 fn rows(pieces: &[(String, i8)], bytes: bool) -> Vec<Row> {
     let mut seen = BTreeSet::new();
     let pieces = pieces.iter().filter(|piece| seen.insert(piece.0.clone()));
@@ -49,18 +49,18 @@ fn rows(pieces: &[(String, i8)], bytes: bool) -> Vec<Row> {
     [row("<unk>", 0.0, UNKNOWN)].into_iter().chain(bytes).chain(pieces).collect()
 }
 
-/// Pieces of few different characters, so that many fit.
+/// Pieces of few different characters, so that many match.
 fn pieces() -> impl Strategy<Value = Vec<(String, i8)>> {
     prop::collection::vec(("[abé▁]{1,4}", any::<i8>()), 1..40)
 }
 
-/// Ids by Hugging Face's tokenizer of a `tokenizer.json`.
+/// Ids from Hugging Face's tokenizer of a `tokenizer.json`.
 fn reference(file: &Json, text: &str) -> Vec<u32> {
     let tokenizer: Tokenizer = file.to_string().parse().unwrap();
     tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec()
 }
 
-/// Joins the best pair as long as there is one, looking at all pairs each time.
+/// Merges the best pair as long as there is one, comparing all pairs each time.
 fn merge_slowly(rows: &[Row], text: &str) -> Vec<u32> {
     let token = |text: &[u8]| (0u32..).zip(rows).find(|(_, row)| row.0 == text && row.2 == NORMAL);
     let mut parts: Vec<Vec<u8>> =
@@ -122,7 +122,7 @@ proptest! {
     ) {
         let mut seen = BTreeSet::from(["[UNK]"]);
         let pieces: Vec<&str> = pieces.iter().map(String::as_str).filter(|piece| seen.insert(piece)).collect();
-        // A blank's sign within a word cannot be told from a word's beginning in a GGUF file.
+        // In a GGUF file, a blank's sign within a word looks like the beginning of a word.
         prop_assume!(pieces.iter().all(|piece| !piece.contains('▁')) && !text.contains('▁'));
         let file_form = |piece: &&str| match piece.strip_prefix("##") {
             Some(later) => row(later, 0.0, NORMAL),
@@ -175,7 +175,7 @@ proptest! {
     }
 }
 
-/// Character maps whose size field often fits, with units that often lead somewhere.
+/// Character maps whose size field is often right, with units that often lead to others.
 fn damaged_map() -> impl Strategy<Value = Vec<u8>> {
     let unit = (0..300u32, any::<[bool; 2]>(), prop::sample::select(&b"ab \xc3\0"[..])).prop_map(
         |(offset, [leaf, far], label)| {
@@ -193,7 +193,7 @@ fn map(units: &[u32], replacements: &[u8]) -> Vec<u8> {
     size.to_le_bytes().into_iter().chain(units).chain(replacements.iter().copied()).collect()
 }
 
-/// A map that replaces `a` by `bb` and `ab` by nothing.
+/// Map that replaces `a` by `bb` and `ab` by nothing.
 fn small_map() -> Vec<u8> {
     let mut units = vec![0u32; 512];
     let (leaf, label) = (1 << 8, u32::from);

@@ -1,4 +1,4 @@
-//! Pre-tokenizers are identified by structure, with the hash as cross-check, on variations of released files.
+//! Identification of pre-tokenizers by structure, with the hash as a cross-check, on variations of released files.
 
 use gguf_foundry::gguf::Value;
 use gguf_foundry::tokenizer::{Built, Mode, TokenizerRequest, TokenizerWarning, build};
@@ -8,7 +8,7 @@ use super::{case, json};
 use crate::goldens::{Goldens, conformance_tests, corpus_tests};
 use crate::support::report_cases;
 
-/// Builds a released vocabulary after `edit` changed its `tokenizer.json`.
+/// Builds a released vocabulary after `edit` has changed its `tokenizer.json`.
 fn edited(corpus: &Goldens, name: &str, edit: impl FnOnce(&mut Json)) -> Option<Built> {
     let released = case(corpus, name)?.join("hf");
     let dir = tempfile::tempdir().unwrap();
@@ -29,7 +29,7 @@ fn split(regex: &str) -> Json {
     json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
 }
 
-/// The warnings, without that of Llama 3.1's further end tokens, which is about another subject.
+/// Warnings, without the unrelated one about Llama 3.1's further end tokens.
 fn but_for_ends(built: &Built) -> Vec<&TokenizerWarning> {
     built.warnings.iter().filter(|warning| !matches!(warning, TokenizerWarning::FurtherEnds { .. })).collect()
 }
@@ -41,8 +41,7 @@ fn pre(built: &Built) -> &str {
 corpus_tests!(llama_3_without_a_begin_token_stays_llama_bpe);
 fn llama_3_without_a_begin_token_stays_llama_bpe(corpus: &Goldens) {
     let built = edited(corpus, "llama3_1", |file| file["post_processor"] = byte_level(false)).unwrap();
-    // The check text's hash is that of Smaug here, whose runtime puts whole-piece tokens together from merges; the
-    // file says that it must not.
+    // The hash of the check text is that of Smaug here, whose runtime merges whole-piece tokens; the file forbids that.
     assert_eq!(pre(&built), "llama-bpe");
     assert_eq!(built.rows.get("tokenizer.ggml.add_bos_token"), Some(&Value::Bool(false)));
     assert_eq!(but_for_ends(&built), [] as [&TokenizerWarning; 0]);
@@ -73,7 +72,7 @@ fn a_fine_tune_with_more_tokens_is_recognized(corpus: &Goldens) {
 
 corpus_tests!(a_hash_that_contradicts_the_structure_is_a_warning);
 fn a_hash_that_contradicts_the_structure_is_a_warning(corpus: &Goldens) {
-    // The steps of MiniCPM 5 give the check text the pieces, and with Llama 3's vocabulary the ids, of Llama 3.
+    // With the steps of MiniCPM 5 the check text has the pieces, and with Llama 3's vocabulary the ids, of Llama 3.
     let edit = |file: &mut Json| {
         let steps = file["pre_tokenizer"]["pretokenizers"].as_array_mut().unwrap();
         let regex = steps[0]["pattern"]["Regex"].as_str().unwrap().replace(r"\p{N}{1,3}", r"\p{N}+");
@@ -94,7 +93,7 @@ fn changed_steps_are_another_pre_tokenizer(corpus: &Goldens) {
     let qwen = split(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     );
-    // GPT-2's configuration asks for blanks to be cleaned up, which decides between names of one structure.
+    // GPT-2's configuration asks for blanks to be cleaned up, which distinguishes names with the same structure.
     for (steps, expected) in [
         (sequence(&[&digits, &byte_level(true)]), "starcoder"),
         (sequence(&[&qwen, &byte_level(false)]), "stablelm2"),

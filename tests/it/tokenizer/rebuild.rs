@@ -1,4 +1,4 @@
-//! Keys become tokenizer files again, and those the same keys; the files encode as the originals do.
+//! Keys are converted to tokenizer files and back to the same keys; the files encode like the originals.
 
 use std::path::Path;
 
@@ -26,7 +26,8 @@ fn write_files(dir: &Path, files: &HfTokenizerFiles, config: &Json) {
     fs_err::write(dir.join("config.json"), config.to_string()).unwrap();
 }
 
-/// Keys that a rebuilt tokenizer states though the original left them to the runtime's default, with that default.
+/// Returns true for keys that a rebuilt tokenizer states, although the original used the runtime's default of this
+/// value.
 fn is_default(key: &str, value: &Value) -> bool {
     matches!(
         (key, value),
@@ -59,8 +60,8 @@ fn keys_survive_the_way_back(corpus: &Goldens) {
     report_cases("vocabularies there and back", n_cases);
 }
 
-/// Texts whose ids differ on purpose: the originals' tables come from files that do not recognize special tokens,
-/// which the GGUF file and the rebuilt one do.
+/// Returns true for texts whose ids intentionally differ: the original tables come from files that do not recognize
+/// special tokens, but the GGUF file and the rebuilt one do.
 fn names_special_token(text: &str) -> bool {
     ["<s>", "</s>", "<unk>", "<|im_", "<0x", "[INST]"].iter().any(|token| text.contains(token))
 }

@@ -6,7 +6,7 @@ use gguf_foundry::tokenizer::{
 };
 use serde_json::json;
 
-/// Files of a byte-level vocabulary, the same under the name of another mode's file, and a file of ranks.
+/// Files of a byte-level vocabulary, a copy with the name of another mode's file, and a file of ranks.
 fn files() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let vocab = json!({"a": 0, "b": 1, "ab": 2, "</s>": 3});
@@ -39,7 +39,7 @@ fn one_key(key: &str) -> Metadata {
     metadata
 }
 
-/// What each part may be set to; a new part does not compile until it is here.
+/// Changes of each part; a new part does not compile until it is listed here.
 fn changes() -> Vec<(&'static str, TokenizerRequest)> {
     let TokenizerRequest {
         modes: _,
@@ -90,7 +90,7 @@ fn changes() -> Vec<(&'static str, TokenizerRequest)> {
 fn every_part_of_a_request_is_acted_on() {
     let plain = keys(&TokenizerRequest::of(&[Mode::Bpe])).unwrap();
     for (part, request) in changes() {
-        // A refusal is an answer too.
+        // A refusal also counts as an effect.
         if let Ok(keys) = keys(&request) {
             assert_ne!(keys, plain, "`{part}` changes nothing");
         }
@@ -115,7 +115,7 @@ fn every_part_of_a_mode_is_acted_on() {
     ] {
         assert_ne!(of(mode).unwrap(), plain, "`{part}` changes nothing");
     }
-    // Without the file that the mode names, the kind of the vocabulary is told by the other files.
+    // Without the file that the mode names, the other files determine the kind of the vocabulary.
     assert_ne!(of(ModeRequest { files: Vec::new(), ..ranks() }).unwrap(), plain, "`files` changes nothing");
     let error = of(ModeRequest { rank_code: None, ..ranks() }).unwrap_err().to_string();
     assert!(error.ends_with("nothing says which code its special tokens stand in"), "{error}");

@@ -1,43 +1,43 @@
-//! Small PyTorch files, built by hand.
+//! Builder of small PyTorch files.
 
 use std::io::{Cursor, Write};
 
 use zip::CompressionMethod;
 use zip::write::{SimpleFileOptions, ZipWriter};
 
-/// The bytes of `BINUNICODE`.
+/// Bytes of `BINUNICODE`.
 pub fn text(value: &str) -> Vec<u8> {
     [b"X", &(value.len() as u32).to_le_bytes()[..], value.as_bytes()].concat()
 }
 
-/// An integer as `LONG1`.
+/// Bytes of an integer as `LONG1`.
 pub fn int(value: i64) -> Vec<u8> {
     [&[0x8a, 8][..], &value.to_le_bytes()].concat()
 }
 
-/// `GLOBAL`.
+/// Bytes of `GLOBAL`.
 pub fn global(module: &str, name: &str) -> Vec<u8> {
     format!("c{module}\n{name}\n").into_bytes()
 }
 
-/// A tuple of what the parts push.
+/// Bytes of a tuple of the parts' values.
 pub fn tuple(parts: &[Vec<u8>]) -> Vec<u8> {
     [b"(", &parts.concat()[..], b"t"].concat()
 }
 
-/// A dictionary of what the parts push.
+/// Bytes of a dictionary with these keys and the entries' values.
 pub fn dict(entries: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let entries: Vec<u8> =
         entries.iter().flat_map(|(key, value)| [&text(key)[..], value, b"s"].concat()).collect();
     [b"}", &entries[..]].concat()
 }
 
-/// A whole pickle of protocol 2.
+/// Pickle of protocol 2 with this body.
 pub fn pickle(body: &[u8]) -> Vec<u8> {
     [b"\x80\x02", body, b"."].concat()
 }
 
-/// A call of `_rebuild_tensor_v2`.
+/// Call of `_rebuild_tensor_v2`.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub class: &'static str,
@@ -49,7 +49,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A whole storage, row by row.
+    /// Creates a tensor over a whole storage, row by row.
     pub fn new(class: &'static str, key: &'static str, sizes: &[i64]) -> Self {
         let mut stride = 1;
         let mut strides: Vec<i64> = sizes
@@ -65,7 +65,7 @@ impl Tensor {
         Self { class, key, n_elems, offset: 0, sizes: sizes.to_vec(), strides }
     }
 
-    /// What it pushes.
+    /// Bytes of the call.
     pub fn bytes(&self) -> Vec<u8> {
         let ints = |values: &[i64]| tuple(&values.iter().map(|&value| int(value)).collect::<Vec<_>>());
         let class = global("torch", self.class);
@@ -84,7 +84,7 @@ impl Tensor {
     }
 }
 
-/// A zip archive of records that are stored.
+/// Zip archive of uncompressed records.
 pub fn zip(records: &[(&str, &[u8])]) -> Vec<u8> {
     zip_with(records, CompressionMethod::Stored)
 }
@@ -98,7 +98,7 @@ fn zip_with(records: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
-/// The zip container with a pickle and storages `0`, `1`, ..
+/// Zip container with a pickle and storages `0`, `1`, ..
 pub fn container(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
     let names: Vec<String> = (0..storages.len()).map(|i| format!("archive/data/{i}")).collect();
     let mut records: Vec<(&str, &[u8])> = vec![("archive/data.pkl", pickle)];
@@ -108,7 +108,7 @@ pub fn container(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
     zip(&records)
 }
 
-/// The older container; storages are given with their element counts.
+/// Older container; storages are given with their element counts.
 pub fn legacy(body: &[u8], storages: &[(&str, i64, &[u8])]) -> Vec<u8> {
     let keys: Vec<u8> = storages.iter().flat_map(|(key, ..)| [text(key), b"a".to_vec()].concat()).collect();
     let mut file = [
@@ -126,7 +126,7 @@ pub fn legacy(body: &[u8], storages: &[(&str, i64, &[u8])]) -> Vec<u8> {
     file
 }
 
-/// The bytes of floats.
+/// Bytes of floats.
 pub fn floats(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
     values.into_iter().flat_map(f32::to_le_bytes).collect()
 }

@@ -1,4 +1,4 @@
-//! Files that are broken, or made to break their reader.
+//! Broken files, and files made to break their reader.
 
 use std::path::Path;
 
@@ -12,14 +12,14 @@ use super::{dir, json, open};
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases};
 
-/// Whether anything of this name lies in a directory.
+/// Returns true if a directory has an entry with this name.
 fn holds_pwned(dir: &Path) -> bool {
     fs_err::read_dir(dir).unwrap().any(|entry| entry.unwrap().file_name() == "PWNED")
 }
 
 conformance_tests!(conformance_hostile_files_get_clear_errors);
 
-/// Each file of the corpus alone, through its whole way. `fixtures/torch/answers.json` has a part of each message.
+/// Reads each file of the corpus alone, completely. `fixtures/torch/answers.json` has a part of each message.
 fn conformance_hostile_files_get_clear_errors(corpus: &Goldens) {
     let corpus = corpus.join("formats/pytorch/hostile");
     let about = json(&corpus.join("case.json"));
@@ -55,7 +55,7 @@ fn conformance_hostile_files_get_clear_errors(corpus: &Goldens) {
 #[cfg(target_os = "linux")]
 conformance_tests!(conformance_hostile_files_need_little_memory);
 
-/// A program in 400 MB of address space reads every hostile file to an answer.
+/// A program in 400 MB of address space handles every hostile file.
 #[cfg(target_os = "linux")]
 fn conformance_hostile_files_need_little_memory(corpus: &Goldens) {
     let dir = dir(&[]);
@@ -78,7 +78,7 @@ fn conformance_hostile_files_need_little_memory(corpus: &Goldens) {
     report_cases("hostile PyTorch files in little memory", n_cases);
 }
 
-/// Good files of both containers.
+/// Valid files of both containers.
 fn good() -> Vec<Vec<u8>> {
     let views = Tensor {
         offset: 1,
@@ -98,7 +98,7 @@ fn good() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Reads all tensors of a file that opens.
+/// Reads all tensors of a file if it opens.
 fn read_all(file: &[u8]) {
     let Ok(content) = parse(file, &Limits::default()) else { return };
     for tensor in &content.tensors {
@@ -205,7 +205,7 @@ fn archives_that_are_no_weights_are_named() {
 
 conformance_tests!(conformance_files_that_are_damaged_end_with_a_result_or_an_error);
 
-/// The corpus's own files, cut and changed: a few hundred of each.
+/// Tests truncated and changed files of the corpus: a few hundred of each.
 fn conformance_files_that_are_damaged_end_with_a_result_or_an_error(corpus: &Goldens) {
     let mut n_cases = 0;
     for case in
@@ -214,7 +214,7 @@ fn conformance_files_that_are_damaged_end_with_a_result_or_an_error(corpus: &Gol
         let good = fs_err::read(corpus.join("formats/pytorch").join(case).join("pytorch_model.bin")).unwrap();
         read_all(&good);
         for i in 0..400usize {
-            // Steps that meet every part of the file.
+            // Steps that reach every part of the file.
             let at = i * 7919 % good.len();
             let mut file = good.clone();
             file[at] ^= [0xff, 0x01, 0x80, 0x20][i % 4];

@@ -1,11 +1,11 @@
-//! The pickle machine, one test for each family of opcodes.
+//! Pickle machine, with one test for each family of opcodes.
 
 use gguf_foundry::checkpoint::pickle::{Forbidden, Id, Pickle, PickleError, Value, read};
 use gguf_foundry::checkpoint::pickle::{Global, Rebuild};
 
 use super::build::{dict, global, int, pickle, text, tuple};
 
-/// The value as Python would print it, more or less; cut off where it contains itself.
+/// Value approximately as Python prints it; truncated if it contains itself.
 fn show(pickle: &Pickle, id: Id, depth: usize) -> String {
     if depth == 0 {
         return "..".to_owned();
@@ -32,7 +32,7 @@ fn show(pickle: &Pickle, id: Id, depth: usize) -> String {
     }
 }
 
-/// The value of a pickle without its STOP.
+/// Value of a pickle without its STOP.
 fn value(body: &[u8]) -> String {
     let bytes = [body, b".rest"].concat();
     let pickle = read(&bytes, 0).unwrap_or_else(|error| panic!("{body:?}: {error}"));
@@ -330,7 +330,7 @@ fn persistent_ids_are_kept() {
     assert_eq!(error(b"Q").to_string(), "offset 100: nothing on the stack");
 }
 
-/// Copying a long list with short calls would need the square of the input.
+/// Copying a long list with short calls would take quadratic time.
 #[test]
 fn calls_do_not_multiply_values() {
     let mut body = [&global("collections", "OrderedDict")[..], b"q\x000]q\x01("].concat();

@@ -1,4 +1,4 @@
-//! Whole conversions from `.bin`: memory, and every byte of the file.
+//! Whole conversions from `.bin`: memory use, and every byte of the file.
 
 #![cfg(target_os = "linux")]
 
@@ -13,7 +13,7 @@ const HIDDEN: i64 = 1024;
 const FF: i64 = 4096;
 const VOCAB: i64 = 512;
 
-/// A Llama in F16 with all weights in one file; the down projections are transposed views.
+/// Writes a Llama in F16 with all weights in one file; the down projections are transposed views.
 fn model(dir: &Path, n_layers: usize) {
     fs_err::create_dir(dir).unwrap();
     let config = format!(
@@ -50,7 +50,7 @@ fn model(dir: &Path, n_layers: usize) {
             tensor.strides = vec![1, shape[0]];
         }
         entries.push((name, tensor.bytes()));
-        // 0x3000 and up: 0.125 and a little more.
+        // From 0x3000 on: 0.125 and slightly more.
         let data = (0..n).flat_map(|i| (0x3000 + (i * 7 % 509) as u16).to_le_bytes()).collect();
         records.push((format!("archive/data/{key}"), data));
     }
@@ -61,7 +61,7 @@ fn model(dir: &Path, n_layers: usize) {
     file.write_all(&zip(&records)).unwrap();
 }
 
-/// The highest `RssAnon` of a conversion in KiB: memory that is no mapped file.
+/// Highest `RssAnon` of a conversion in KiB: memory that is not a mapped file.
 fn peak_memory_kib(dir: &Path, out: &Path) -> u64 {
     let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-convert");
     let options =

@@ -1,4 +1,4 @@
-//! Views of storages: every geometry against a plain loop, and what does not fit.
+//! Views of storages: every geometry compared with a plain loop, and views that do not fit.
 
 use gguf_foundry::checkpoint::torch::{TorchError, TorchFile, parse};
 use gguf_foundry::core::limits::Limits;
@@ -83,11 +83,11 @@ fn the_window_of_a_range_moves_with_it() {
         let begin = file.tensors[0].window(0, tensor.sizes.iter().product::<i64>() as u64).unwrap().0;
         file.tensors[0].window(first, n).map(|(offset, n_bytes)| ((offset - begin) / 4, n_bytes / 4))
     };
-    // Rows of a part of the columns.
+    // Rows with a part of the columns.
     let columns = view(1, &[6, 2], &[4, 1]);
     assert_eq!(window(&columns, 0, 12), Some((0, 22)));
     assert_eq!(window(&columns, 4, 4), Some((8, 6)));
-    // A transposed matrix needs all of its storage for every row.
+    // Every row of a transposed matrix needs the whole storage.
     let transposed = view(0, &[4, 6], &[1, 4]);
     assert_eq!(window(&transposed, 0, 24), Some((0, 24)));
     assert_eq!(window(&transposed, 6, 6), None);
@@ -126,7 +126,7 @@ fn geometry_that_does_not_fit_is_refused() {
     ] {
         assert_eq!(problem(&tensor), format!("tensor `w`: {expected}"));
     }
-    // Sizes of 0 and 1 need no stride that fits.
+    // Dimensions of 0 and 1 allow any stride.
     let storage = floats((0..24).map(|i| i as f32));
     for (tensor, n) in [
         (view(24, &[0, 7], &[1 << 60, 1]), 0),

@@ -1,5 +1,5 @@
-//! Files damaged on purpose: which check finds each, without and with a baseline. The table in `docs/verify.md` is
-//! made of these.
+//! Intentionally damaged files: the check that finds each, without and with a baseline. The table in `docs/verify.md`
+//! is made from these.
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
@@ -10,10 +10,11 @@ use gguf_foundry::verify::{Verdict, verify};
 use super::tiny::Tiny;
 use super::{corpus, errors, llama, model, options, run};
 
-/// The limits that a wrong computation misses.
+/// Limits that a wrong computation exceeds.
 const MEASURED: [&str; 4] = ["max-kld", "max-kld-99", "max-ppl-increase", "min-top1"];
 
-/// Errors without a baseline must be those of `alone` (how bad the perplexity is without one, no limit says); with one, the verdict is fail and one of `checks` says why.
+/// Checks the errors of a broken file. Without a baseline they must be those of `alone` (no limit judges the perplexity
+/// then). With a baseline the verdict is `fail`, and one of `checks` gives the reason.
 fn caught(what: &str, broken: &Tiny, alone: &[&str], checks: &[&str]) {
     let report = run(broken, None, Some(8));
     let mut found = errors(&report);
@@ -41,7 +42,7 @@ fn wrong_arithmetic_is_caught() {
     let base = Tiny::new();
     caught("q and k not permuted", &base.unpermuted(), &[], &MEASURED);
 
-    // A tenth or ten times of the epsilon moves the figures by less than a quantization does: the key shows it.
+    // A tenth or ten times of the epsilon changes the figures by less than a quantization does, but the key differs.
     let mut broken = base.clone();
     broken.metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-6f32);
     caught("norm epsilon", &broken, &[], &["hparams"]);

@@ -1,4 +1,4 @@
-//! Chat templates against what transformers writes out (`scripts/peers/chat_fixtures.py`).
+//! Chat templates compared with the output of transformers (`scripts/peers/chat_fixtures.py`).
 
 use gguf_foundry::verify::{ChatError, ChatTemplate};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn template(source: &str) -> ChatTemplate {
     ChatTemplate::new(source, tokens.map(|(name, text)| (name, text.to_owned())).to_vec()).unwrap()
 }
 
-/// Renders every chat and compares; returns how many were compared.
+/// Renders and compares every chat; returns the number of chats.
 fn compare(name: &str, source: &str, expected: &Value) -> usize {
     let template = template(source);
     let chats = read("chat/chats.json");
@@ -27,7 +27,7 @@ fn compare(name: &str, source: &str, expected: &Value) -> usize {
             Err(ChatError::Refused { reason }) => {
                 assert_eq!(Some(reason.as_str()), expected["refused"].as_str(), "{name}: {chat}");
             }
-            // Messages of failures are Python's own.
+            // Failures have Python's own messages.
             Err(error) => assert!(expected["failed"].is_string(), "{name}: {chat}: {error}"),
         }
         n += 1;
@@ -116,7 +116,7 @@ fn the_date_is_fixed() {
     assert!(render("{{ strftime_now('%Q') }}").is_err());
 }
 
-/// The library looks for the last element of an empty list that is sliced backwards.
+/// The library accesses the last element of an empty list that is sliced backwards.
 #[test]
 fn a_panic_of_the_library_fails_the_chat_alone() {
     for source in ["{{ [][::-1] | list }}", "{%- for m in [][::-1] -%}x{%- endfor -%}"] {
@@ -130,7 +130,7 @@ fn a_panic_of_the_library_fails_the_chat_alone() {
     assert_eq!(render("{{ [1, 2][::-1] | list }}").unwrap(), "[2, 1]");
 }
 
-/// The findings about the templates of a model with these, by the program.
+/// Findings of the program for a model with these templates.
 fn found(templates: &[(&str, &str)]) -> (Option<i32>, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let mut tiny = super::tiny::Tiny::new();

@@ -1,5 +1,5 @@
-//! Files damaged on purpose, one by one: no damage passes, and each is found by the check that is there to find it. The
-//! table in `docs/verify.md` is what this test prints.
+//! Intentionally damaged files, one by one: none passes, and each is found by its dedicated check. This test prints the
+//! table in `docs/verify.md`.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use super::tiny::Tiny;
 use super::{corpus, errors, llama, model, options};
 use crate::support::report_cases;
 
-/// What damages a file, and the check that must find it beside the baseline.
+/// Damage of a file, and the check that must find it with the baseline.
 struct Damage {
     what: &'static str,
     check: &'static str,
     apply: fn(&mut Tiny),
 }
 
-/// Types that weights are damaged in: floats, and blocks of each family.
+/// Types of the damaged weights: floats, and blocks of each family.
 const TYPES: [GgmlType; 5] = [GgmlType::F16, GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4K, GgmlType::Iq4Xs];
 
-/// Numbers without a pattern.
+/// Pseudo-random numbers.
 struct Noise(u64);
 
 impl Noise {
@@ -32,7 +32,7 @@ impl Noise {
     }
 }
 
-/// Bytes of a block that hold codes, by type; scales come first or last.
+/// Range of a block's bytes that holds codes, by type; scales come first or last.
 fn codes(ty: GgmlType) -> std::ops::Range<usize> {
     match ty {
         GgmlType::F16 => 0..2,
@@ -59,7 +59,7 @@ fn random_codes(tiny: &mut Tiny, name: &str, every: usize, only: Option<usize>) 
                 *byte = noise.next() as u8;
             }
             if ty == GgmlType::F16 {
-                // A number of the size that weights have.
+                // Number with the magnitude of weights.
                 let value = (noise.next() as f32 / 2f32.powi(31) - 0.5) * 0.2;
                 block.copy_from_slice(&half_bits(value));
             }
@@ -71,7 +71,7 @@ fn half_bits(value: f32) -> [u8; 2] {
     half::f16::from_f32(value).to_bits().to_le_bytes()
 }
 
-/// Changes the scale of one block; a number itself where there is none.
+/// Changes the scale of one block, or the number itself for floats.
 fn rescale(tiny: &mut Tiny, name: &str, block: usize, change: impl Fn(f32) -> f32) {
     let (_, mut blocks) = blocks(tiny, name);
     let bytes: &mut [u8] = blocks[block];
@@ -107,7 +107,7 @@ fn swap_layers(tiny: &mut Tiny, a: usize, b: usize) {
     }
 }
 
-/// The rows of queries or keys in the order before the rotation's pairs came together.
+/// Undoes the reordering of query or key rows for the rotation's pairs.
 fn unpermute(tiny: &mut Tiny, name: &str, n_heads: usize) {
     let at = tiny.index(name);
     let n = tiny.metas[at].row_bytes().unwrap() as usize;
@@ -128,7 +128,7 @@ fn vector(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
     tiny.set_values(name, &values);
 }
 
-/// Makes a tensor of the file anew from changed values of the baseline.
+/// Replaces a tensor of the file by one made from changed values of the baseline.
 fn remake(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
     let mut plain = Tiny::new();
     let values: Vec<f32> = plain.values(name).iter().enumerate().map(|(at, &x)| change(at, x)).collect();
@@ -154,7 +154,7 @@ macro_rules! damages {
     };
 }
 
-/// Damages of weights, in every type.
+/// Damages of weights, tested in every type.
 const WEIGHTS: &[Damage] = damages! {
     "all codes of a matrix random", "weights", |t| random_codes(t, K, 1, None);
     "every tenth block random", "weights", |t| random_codes(t, UP, 10, None);
@@ -221,7 +221,7 @@ const WEIGHTS: &[Damage] = damages! {
     };
 };
 
-/// Damages of keys, of the vocabulary, and of what tensors there are; their type does not matter.
+/// Damages of keys, of the vocabulary, and of the set of tensors; the type does not matter.
 const KEYS: &[Damage] = damages! {
     "rotation base", "hparams", |t| t.metadata.set("llama.rope.freq_base", 5e5f32);
     "a little other rotation base", "hparams", |t| t.metadata.set("llama.rope.freq_base", 10001f32);
@@ -287,11 +287,11 @@ const KEYS: &[Damage] = damages! {
     };
 };
 
-/// What finds a damage: the checks of the errors, without and with the baseline.
+/// Verdict and error checks for a damaged file, with or without the baseline.
 fn found(damaged: &Tiny, baseline: Option<&Tiny>) -> (Verdict, Vec<&'static str>) {
     let features = llama();
     let reference = baseline.map(|tiny| model(tiny, &features));
-    // The figures of so few tokens judge nothing: what finds a damage here is not luck.
+    // So few tokens exceed no limit on figures, so a damage is not found by chance.
     let mut options = options(Some(1));
     options.scoring.n_ctx = 64;
     let outcome = verify(&model(damaged, &features), reference.as_ref(), &corpus(), &options, &Silent, None);

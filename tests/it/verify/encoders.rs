@@ -1,5 +1,5 @@
-//! Models that predict no text: encoders by their vectors, rerankers by their scores, diffusion models by their
-//! divergence. The bundled model with a mask to both sides stands for all of them.
+//! Models that do not predict text: encoders are judged by their vectors, rerankers by their scores, diffusion models
+//! by their divergence. The bundled model with a bidirectional mask is used for all of them.
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
@@ -9,7 +9,7 @@ use gguf_foundry::verify::{Aspect, Report, Severity, Thresholds, Verdict, verify
 use super::tiny::Tiny;
 use super::{corpus, errors, llama, model, options};
 
-/// The bundled model as an encoder.
+/// Bundled model as an encoder.
 fn encoder(pooling: u32) -> Tiny {
     let mut tiny = Tiny::new();
     tiny.metadata.set("llama.attention.causal", false);
@@ -17,7 +17,7 @@ fn encoder(pooling: u32) -> Tiny {
     tiny
 }
 
-/// With a head that scores texts.
+/// Encoder with a head that scores texts.
 fn reranker() -> Tiny {
     let mut tiny = encoder(4);
     let row: Vec<f32> =
@@ -46,7 +46,7 @@ pub fn beside(tiny: &Tiny, baseline: &Tiny) -> Report {
     judged(tiny, Some(baseline), &llama(), 24, Thresholds::default())
 }
 
-/// A Q8_0 file of which one matrix has other codes.
+/// Q8_0 file with changed codes in one matrix.
 fn damaged(tiny: &Tiny) -> Tiny {
     let mut tiny = tiny.quantized(GgmlType::Q8_0);
     let at = tiny.index("blk.2.ffn_down.weight");

@@ -1,11 +1,10 @@
-//! What heads say, beside transformers: the scores of decoders that score texts.
+//! Outputs of heads compared with transformers: the scores of decoders that score texts.
 
 use gguf_foundry::arch::{GraphFeatures, OutType};
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta, TensorSource};
-use gguf_foundry::engine::plan::ModelKind;
-use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, TokenChunk};
+use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, ModelKind, TokenChunk};
 use gguf_foundry::gguf::{Array, Value};
 use gguf_foundry::verify::{Report, Thresholds, Verdict};
 use serde_json::Value as Json;
@@ -16,7 +15,7 @@ use super::{errors, llama};
 use crate::annotate::checkpoint;
 use crate::support::fixture;
 
-/// A case of `fixtures/heads`, converted.
+/// Converts a case of `fixtures/heads`.
 pub fn converted(name: &str) -> (Json, Conversion) {
     let path = fixture("heads").join(format!("{name}.json"));
     let case: Json = serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap();
@@ -35,7 +34,7 @@ pub fn converted(name: &str) -> (Json, Conversion) {
     (case, model)
 }
 
-/// The token ids of a case's texts.
+/// Token ids of a case's texts.
 pub fn texts(case: &Json) -> Vec<Vec<u32>> {
     let ids = |text: &Json| text.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     case["texts"].as_array().unwrap().iter().map(ids).collect()
@@ -70,7 +69,7 @@ fn scores_of_decoders_equal_transformers() {
     }
 }
 
-/// The bundled model as a decoder that scores texts under two labels.
+/// Bundled model as a decoder that scores texts under two labels.
 fn reranker() -> Tiny {
     let mut tiny = Tiny::new();
     tiny.metadata.set("llama.pooling_type", 4u32);

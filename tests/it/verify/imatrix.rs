@@ -1,4 +1,4 @@
-//! `gguf-verify imatrix`: what it collects, saved and taken up again, added up and shown.
+//! `gguf-verify imatrix`: collecting, saving, resuming, merging and showing.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ use super::tiny::Tiny;
 use super::{gguf_verify, llama, model};
 use crate::support::fixture;
 
-/// A directory with the bundled model `base.gguf`.
+/// Directory with the bundled model `base.gguf`.
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     Tiny::new().write(dir.path(), "base.gguf");
@@ -39,13 +39,13 @@ fn collect(dir: &Path, model: &str, output: &str, more: &[&str]) -> String {
     err
 }
 
-/// The sums of a file.
+/// Importance sums of a file.
 fn sums(dir: &Path, name: &str) -> ImatrixSums {
     let stored = StoredImatrix::open(&dir.join(name)).unwrap();
     merge_imatrices(&[stored], 256).unwrap()
 }
 
-/// Same tensors and counts, sums within a relative error.
+/// Compares tensors and counts exactly, and sums within a relative error.
 fn assert_near(a: &ImatrixSums, b: &ImatrixSums, tolerance: f64) {
     assert!(a.tensors.keys().eq(b.tensors.keys()));
     let mut worst = 0f64;
@@ -71,7 +71,7 @@ fn importance_matrices_are_mean_squares_of_inputs() {
     };
     assert_eq!(floats("blk.0.attn_q.weight.counts"), [768.0]);
     assert_eq!(floats("blk.0.attn_q.weight.in_sum2"), floats("blk.0.attn_v.weight.in_sum2"));
-    // An rms-normed input has a mean square of the weight's square: never zero, and far from one another.
+    // An rms-normed input has a mean square of the weight's square: never zero, and different for each column.
     let sums = floats("blk.3.ffn_down.weight.in_sum2");
     assert!(sums.len() == 768 && sums.iter().all(|x| x.is_finite() && *x > 0.0));
     assert_eq!(file.metadata().get("imatrix.chunk_count").and_then(GgufValue::as_u64), Some(3));
@@ -98,7 +98,7 @@ fn the_parts_of_a_text_add_up_to_the_whole() {
     assert!(out.starts_with("merged.gguf: 2 files, 28 tensors, 5 chunks of 256, "), "{out}");
     assert_near(&at("merged.gguf"), &at("whole.gguf"), 1e-6);
     assert_eq!(at("merged.gguf").datasets.len(), 2);
-    // In one run and in two: the same but for the rounding of the file between them.
+    // One run and two runs give the same, except for the rounding of the file in between.
     let more = ["--in-file", "a.gguf", "--from-chunk", "2", "--chunks", "3"];
     collect(dir.path(), "base.gguf", "continued.gguf", &more);
     assert_near(&at("continued.gguf"), &at("whole.gguf"), 1e-6);
@@ -110,7 +110,7 @@ fn the_parts_of_a_text_add_up_to_the_whole() {
     assert_eq!(StoredImatrix::open(&dir.path().join("merged.dat")).unwrap().n_chunks(), 5);
 }
 
-/// A small matrix file.
+/// Writes a small importance matrix.
 fn write_sums(dir: &Path, name: &str, tensor: &str, n_cols: usize, counts: &[i64], chunk_size: usize) {
     let columns = ColumnSums { n_cols, sums: vec![1.0; n_cols * counts.len()], counts: counts.to_vec() };
     let tensors = [(tensor.to_owned(), columns)].into();
@@ -190,7 +190,7 @@ fn options() -> ImportanceOptions {
     }
 }
 
-/// Runs until `n_chunks` are done, then the user interrupts; leaves what the program would.
+/// Runs until `n_chunks` are done and is then interrupted; leaves the files that the program would.
 fn interrupted(tiny: &Tiny, path: &Path, n_chunks: usize) {
     let features = llama();
     let prompts = read_prompts(&fixture("tiny-llama/corpus.txt"), PromptForm::Detected).unwrap();
@@ -223,7 +223,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     let frequency = ["--chunks", "5", "--output-frequency", "2"];
     collect(dir.path(), "base.gguf", "whole.gguf", &frequency);
     interrupted(&tiny, &dir.path().join("part.gguf"), 2);
-    // A matrix of its chunks for who does not know the rest.
+    // The file is a matrix of these chunks for programs that do not know the additional keys.
     let part = sums(dir.path(), "part.gguf");
     assert_eq!((part.n_chunks, part.tensors["blk.0.attn_q.weight"].counts[0]), (2, 512));
     let run = UnfinishedRun::find(&dir.path().join("part.gguf")).unwrap();
@@ -237,7 +237,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     let bytes = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
     assert!(bytes("part.gguf") == bytes("whole.gguf"), "a resumed run differs");
     assert_eq!(UnfinishedRun::find(&dir.path().join("part.gguf")), None);
-    // Without a file it begins.
+    // Without a file it starts from the beginning.
     let err = collect(dir.path(), "base.gguf", "new.gguf", &resume);
     assert!(err.contains("no file `new.gguf` yet") && bytes("new.gguf") == bytes("whole.gguf"), "{err}");
 }
@@ -274,7 +274,7 @@ fn only_the_same_run_goes_on() {
     }
     let (code, _, err) = resume("base.gguf", &["--ctx", "256", "--chunks", "3"]);
     assert!(code == 1 && err.contains("part.gguf: 4 chunks are done, this run has 3"), "{err}");
-    // More chunks than the run was to have are the same run.
+    // A run with more chunks counts as the same run.
     let (code, _, err) = resume("base.gguf", &["--ctx", "256", "--chunks", "6"]);
     assert_eq!(code, 0, "{err}");
     assert_eq!(sums(dir.path(), "part.gguf").n_chunks, 6);
@@ -328,7 +328,7 @@ fn an_interrupt_leaves_what_is_done() {
     let args = [&args[..], &["--chunks", "40", "--output-frequency", "1", "-o"]].concat();
     let (code, _, err) = gguf_verify(&[&args[..], &["whole.gguf"]].concat(), dir.path());
     assert_eq!(code, 0, "{err}");
-    // The run may come to its end before the signal comes to the run.
+    // The run may end before the signal arrives.
     let stopped = (0..5).find_map(|_| {
         let _ = fs_err::remove_file(dir.path().join("part.gguf"));
         let (code, err) = run_and_interrupt(dir.path(), &[&args[..], &["part.gguf"]].concat());
@@ -379,7 +379,7 @@ fn special_tokens_are_read_where_that_is_asked_for() {
     assert_ne!(special, plain);
     assert_eq!(run("t.txt", &[]), plain);
     assert_eq!(run("t.txt", &["--parse-special"]), special);
-    // A completion too, of which without the option only the prompt may have some.
+    // Also with a completion; without the option only the prompt may have special tokens.
     let line = serde_json::json!({ "prompt": "the covenant", "completion": &text["the covenant".len()..] });
     fs_err::write(dir.path().join("c.jsonl"), line.to_string()).unwrap();
     assert_eq!(run("c.jsonl", &["--parse-special"]), special);
@@ -421,7 +421,7 @@ fn the_head_is_collected_for_where_it_has_a_matrix() {
     assert_eq!(head_alone, with);
     let head = with.tensors.remove("output.weight").unwrap();
     assert_eq!((head.counts.as_slice(), head.n_cols), (&[512][..], 256));
-    // Behind the last norm, whose rows have a mean square of one but for its weight.
+    // After the last norm, whose rows have a mean square of one times the squared weight.
     let norm = untied.values("output_norm.weight");
     let mean =
         head.sums.iter().zip(&norm).map(|(sum, w)| sum / f64::from(w * w)).sum::<f64>() / 512.0 / 256.0;
@@ -462,7 +462,7 @@ fn experts_and_the_tokens_that_they_saw_are_counted() {
         assert_eq!(code, 0, "{err}");
         (serde_json::from_str(&out).unwrap(), err)
     };
-    // Two experts of eleven for each token: four tokens cannot reach all.
+    // Two of eleven experts for each token: four tokens cannot reach all.
     let (report, err) = run(4);
     let experts = &report["experts"][0];
     let tokens: Vec<u64> =
@@ -514,7 +514,7 @@ fn a_matrix_is_shown_by_tensor_and_layer() {
     assert!((tensor["sum"].as_f64().unwrap() / total - 1.0).abs() < 1e-5, "{tensor}");
     assert_eq!((tensor["elements"].as_u64(), tensor["matrices"].as_u64()), (Some(768), Some(1)));
     assert!(tensor["cossim"].as_f64().unwrap() > 0.0);
-    // Of the older format the same, but for its rounding.
+    // The older format gives the same, except for its rounding.
     let (_, out, _) = show(&["i.dat", "--json"]);
     let old: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((old["format"].as_str(), old["chunk_tokens"].is_null()), (Some("dat"), true));

@@ -1,4 +1,5 @@
-//! `imatrix --part` and `combine`: a matrix by several machines has the bytes of that of one.
+//! `imatrix --part` and `combine`: an importance matrix from several machines has the bytes of one from a single
+//! machine.
 
 use std::path::Path;
 
@@ -44,7 +45,7 @@ fn assert_same(dir: &Path, args: &[&str], counts: &[usize]) {
         let combine = [&["combine"], &names[..], &["-o", "joined.gguf", "--no-sync"]].concat();
         let (code, out, err) = gguf_verify(&combine, dir);
         assert_eq!(code, 0, "{err}");
-        // The size, the chunks and the perplexity, too.
+        // Also the size, the chunks and the perplexity.
         assert_eq!(out.replace("joined", "whole"), whole, "{n} parts");
         assert!(fs_err::read(dir.join("joined.gguf")).unwrap() == expected, "{n} parts");
         fs_err::remove_file(dir.join("joined.gguf")).unwrap();
@@ -56,7 +57,7 @@ fn the_parts_of_a_matrix_are_the_matrix() {
     let dir = directory();
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "256", "--chunks", "13"];
     assert_same(dir.path(), &args, &[1, 2, 5]);
-    // In the older format, and without the perplexity.
+    // Also in the older format, and without the perplexity.
     let args = [&args[..], &["--no-ppl"]].concat();
     assert_same(dir.path(), &args, &[3]);
     let more = ["combine", "m-1-of-3.part", "m-2-of-3.part", "m-3-of-3.part", "-o", "joined.dat", "--legacy"];
@@ -104,7 +105,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     collect(at, &args, &["-o", "whole.gguf"]);
     let err = refused(at, &[one, "whole.gguf", three]);
     assert!(err.contains("whole.gguf: no part of an importance matrix"), "{err}");
-    // A share of the text is no matrix of the text.
+    // A matrix of a part of the text is not accepted as one of the text.
     let (code, _, err) = gguf_verify(&["imatrix", "merge", one, "-o", "joined.gguf"], at);
     assert!(code == 1 && err.contains("part 1 of 3 of an importance matrix, a whole one expected"), "{err}");
     assert!(err.contains("hint: `gguf-verify combine` puts all parts together"), "{err}");
@@ -166,7 +167,7 @@ fn a_part_that_was_changed_is_refused_or_says_the_same() {
         let mut flipped = bytes.clone();
         flipped[at] ^= 1 << (at % 8);
         match open(&flipped) {
-            // What lies between tensors says nothing.
+            // Bytes between tensors have no effect.
             Ok(found) => assert!(found == expected, "{at}"),
             Err(_) => n_refused += 1,
         }
@@ -182,7 +183,7 @@ fn a_part_that_was_stopped_goes_on() {
     let names = parts(at, &args, 2);
     let path = at.join(&names[1]);
     let bytes = fs_err::read(&path).unwrap();
-    // The first chunks of part 2, as a run that was killed would have left them.
+    // The first chunks of part 2, as a killed run would have left them.
     let (mut run, sums) = UnfinishedRun::open(&path).unwrap();
     run.n_done = 3;
     sums.write_unfinished(&path, &run, &WriteOptions::default(), &gguf_foundry::core::progress::Silent)
@@ -190,12 +191,12 @@ fn a_part_that_was_stopped_goes_on() {
     let err = refused(at, &[&names[0], &names[1]]);
     assert!(err.contains("3 of the 4 chunks of this part are done"), "{err}");
     assert!(err.contains("hint: run this part again with `--resume`"), "{err}");
-    // These are not the sums of its first chunks, and whose they are is not to be found out: the run has another fingerprint.
+    // These are not the sums of its first chunks. Their origin cannot be verified, but the run has another fingerprint.
     let all =
         [&["imatrix"], &args[..], &["--part", "2/2", "-o", &names[1], "--resume", "--no-sync"]].concat();
     let (code, _, err) = gguf_verify(&all, at);
     assert!(code == 1 && err.contains("the file of another run"), "{err}");
-    // One that is whole is done at once, and stays as it is.
+    // A complete part is done at once, and stays unchanged.
     fs_err::write(&path, &bytes).unwrap();
     let (code, _, err) = gguf_verify(&all, at);
     assert!(code == 0 && err.contains("4 of 4 chunks are done"), "{err}");

@@ -1,4 +1,4 @@
-//! What the program says about input that it cannot use, and by which code.
+//! Messages and exit codes for input that the program cannot use.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::gguf_verify;
 use super::tiny::Tiny;
 use crate::support::fixture;
 
-/// A chat template that knows users and assistants.
+/// Chat template that supports users and assistants.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}\
     {% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
 
@@ -102,7 +102,7 @@ fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
     assert!(has_finding(&found, "unchecked", "graph", "of-tomorrow"), "{out}");
     assert_eq!(found["perplexity"], Value::Null);
 
-    // A broken block is found all the same.
+    // A broken block is still found.
     let mut unknown = unknown.quantized(GgmlType::Q8_0);
     let at = unknown.index("blk.1.attn_output.weight");
     unknown.bytes[at][..2].copy_from_slice(&0x7c00u16.to_le_bytes());
@@ -183,7 +183,7 @@ fn chats_are_written_out_by_the_file() {
     assert_eq!(code, 1);
     assert!(err.contains("prompt 1: messages: chat template refuses the chat: no tools here"), "{err}");
 
-    // The chat is scored as the text that it becomes.
+    // The chat is scored as its rendered text.
     let text = |line: &str| with_prompts(dir.path(), "p.jsonl", line.as_bytes(), &["--json"]);
     let (code, chat, err) = text("{\"messages\": [{\"role\": \"user\", \"content\": \"Hi there.\"}]}");
     assert_eq!(code, 4, "{chat}{err}");
@@ -232,7 +232,7 @@ fn several_files_end_in_one_table() {
     let size = fs_err::metadata(dir.path().join("q8_0.gguf")).unwrap().len();
     assert_eq!(models[0]["size_bytes"].as_u64(), Some(size));
     assert!(models[0]["kld"]["mean"].as_f64().unwrap() > 0.0);
-    // The baseline runs once for all; that changes no figure.
+    // The baseline runs only once for all models, which does not change the figures.
     let (_, out, _) = gguf_verify(
         &[&["broken.gguf", "--json"], &rest[..], &[prompts.to_str().unwrap()]].concat(),
         dir.path(),
@@ -248,11 +248,11 @@ fn what_was_judged_is_shown_although_another_file_cannot_be() {
     let base = Tiny::new();
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
-    // A name that is not there is told before anything is run.
+    // A missing file is reported before anything is run.
     let rest = ["--baseline", "base.gguf", "--weights-only"];
     let (code, out, err) = gguf_verify(&[&["q8_0.gguf", "typo.gguf"], &rest[..]].concat(), dir.path());
     assert!(code == 1 && out.is_empty() && err.contains("typo.gguf"), "{code} {out}{err}");
-    // A folder that is no checkpoint is found out later; the file before and the one behind keep their results.
+    // A folder that is not a checkpoint is detected later; the files before and after it keep their results.
     fs_err::create_dir(dir.path().join("empty")).unwrap();
     let files = ["q8_0.gguf", "empty", "base.gguf"];
     let (code, out, err) = gguf_verify(&[&files[..], &rest].concat(), dir.path());
@@ -277,7 +277,7 @@ fn a_file_alone_is_scored_on_the_text_that_comes_with_the_program() {
     assert_eq!(found["quality"], Value::Null);
     let (_, out, _) = gguf_verify(&["q4_0.gguf"], dir.path());
     assert!(out.contains("to judge it   gguf-verify q4_0.gguf --baseline "), "{out}");
-    // Beside a baseline it is enough to judge by.
+    // With a baseline there is enough to judge it by.
     let (code, out, err) =
         gguf_verify(&["q4_0.gguf", "--baseline", "base.gguf", "--min-quality", "fair"], dir.path());
     assert_eq!(code, 0, "{out}{err}");

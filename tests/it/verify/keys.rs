@@ -1,5 +1,5 @@
-//! Types and lengths of keys: what llama.cpp refuses to load fails, with a baseline and without, and what converters write
-//! passes.
+//! Types and lengths of keys: values that llama.cpp refuses to load fail, with and without a baseline, and values that
+//! converters write pass.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use super::tiny::Tiny;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases};
 
-/// Keys of the bundled model, with values that llama.cpp does not take, and what is said.
+/// Keys of the bundled model, with values that llama.cpp does not accept, and the expected message.
 fn faults() -> Vec<(&'static str, Value, &'static str)> {
     let five = vec![2i32; 5];
     vec![
@@ -46,7 +46,7 @@ fn faults() -> Vec<(&'static str, Value, &'static str)> {
     ]
 }
 
-/// Errors of the check, of a report.
+/// Errors of the check `keys` in a report.
 fn errors(report: &Json) -> Vec<String> {
     let findings = report["findings"].as_array().unwrap().iter();
     let errors = findings.filter(|f| f["check"] == "keys" && f["severity"] == "error");
@@ -137,7 +137,7 @@ fn messages(metadata: &Metadata) -> Vec<String> {
     about.map(|f| format!("{}: {}", f.check, f.message)).collect()
 }
 
-/// Keys as a peer's record has them; of long arrays only the length is there.
+/// Keys from a reference program's record; long arrays have only their length there.
 fn keys(record: &Json) -> Metadata {
     let mut metadata = Metadata::new();
     for row in record.as_array().unwrap() {
@@ -157,7 +157,7 @@ fn keys(record: &Json) -> Metadata {
     metadata
 }
 
-/// Records of converted files below a folder.
+/// Collects the records of converted files below a folder.
 fn records(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs_err::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -178,11 +178,11 @@ fn keys_that_converters_write_pass(corpus: &Goldens) {
         records(&corpus.join(folder), &mut found);
         for path in found {
             let json: Json = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
-            // Of a split file the first part has the keys.
+            // The first part of a split file has the keys.
             let record = json.get("kv").or_else(|| json["parts"].get(0).and_then(|part| part.get("kv")));
             let Some(record) = record else { continue };
             let mut messages = messages(&keys(record));
-            // The records have keys; which tensors a tower needs is another check's subject.
+            // The records have only keys; the tensors of towers are checked elsewhere.
             messages.retain(|message| !message.starts_with("towers: "));
             assert!(messages.is_empty(), "{}: {messages:?}", path.display());
             n_cases += 1;
@@ -205,9 +205,10 @@ fn keys_of_every_card_pass() {
                 }
                 let metadata = keys(&expect["kv"]);
                 let found = messages(&metadata);
-                // Made-up models whose experts and numbers of experts used contradict each other: llama.cpp does not load them.
+                // Artificial models with contradicting numbers of experts and used experts, which llama.cpp does not
+                // load.
                 let is_made_up = |message: &str| message.contains(".expert_used_count` is ");
-                // These records leave out what is the same for all cards, and the tensors.
+                // These records omit keys that are the same for all cards, and the tensors.
                 let is_left_out = |message: &str| {
                     ["required-keys: ", "towers: "].iter().any(|head| message.starts_with(head))
                 };

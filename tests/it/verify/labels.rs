@@ -1,4 +1,4 @@
-//! What a file is called against what it is.
+//! Name and declared type of a file compared with its content.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ fn labels(dir: &Path, name: &str) -> (Json, Vec<String>) {
     (report.clone(), messages)
 }
 
-/// Types that need no importance matrix, none of which gives the bundled model the tensors of another.
+/// Types that need no importance matrix, and that give the bundled model different tensors.
 const TYPES: [&str; 17] = [
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1",
     "Q4_0", "IQ4_NL", "Q3_K_L", "Q3_K_M", "Q2_K",

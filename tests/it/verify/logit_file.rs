@@ -1,4 +1,4 @@
-//! Logit files: ours beside llama-perplexity's, figures from one, hostile ones.
+//! Logit files: written ones compared with llama-perplexity's, figures from a file, hostile files.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn corpus() -> String {
     fixture("tiny-llama/corpus.txt").to_str().unwrap().to_owned()
 }
 
-/// `base.gguf` and `q4_0.gguf`.
+/// Directory with `base.gguf` and `q4_0.gguf`.
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let base = Tiny::new();
@@ -39,7 +39,7 @@ fn figures_from_llama_perplexitys_file_are_llama_perplexitys() {
     let dir = directory();
     let file = fixture("logits/tiny-llama.logits");
     let (_, report) = json(&["q4_0.gguf", "--baseline", file.to_str().unwrap()], dir.path());
-    // Its last line: chunk, perplexity, ln(PPL ratio), divergence, rms Δp, same top choice; each with its error.
+    // Its last line has chunk, perplexity, ln(PPL ratio), divergence, rms Δp, same top choice; each with its error.
     let text = fs_err::read_to_string(fixture("logits/q4_0.txt")).unwrap();
     let line = text.lines().last().unwrap();
     let peer: Vec<f64> = line.split_whitespace().filter_map(|cell| cell.parse().ok()).collect();
@@ -88,7 +88,7 @@ fn what_is_written_is_llama_perplexitys_file() {
             n_equal += usize::from(own == peer);
         }
     }
-    // Sums of floats in another order move a code at a rounding edge now and then.
+    // Sums of floats in another order change a code at a rounding edge occasionally.
     assert!(n_equal * 100 > 97 * 45 * VOCAB, "{n_equal}");
 }
 
@@ -100,7 +100,7 @@ fn a_baseline_that_was_kept_says_what_it_said() {
     let run = [&["q4_0.gguf", "--baseline", "base.gguf", "--save-baseline", "kept"], &cut[..]].concat();
     let (_, direct) = json(&run, dir.path());
     let (_, kept) = json(&["q4_0.gguf", "--baseline", "kept"], dir.path());
-    // The model's own logits are folded in other tiles beside a baseline that runs.
+    // With a baseline that runs, the model's own logits are summed in other tiles.
     let (a, b) = (number(&direct, "/perplexity/value"), number(&kept, "/perplexity/value"));
     assert!((a / b - 1.0).abs() < 1e-6, "{a} {b}");
     assert_eq!(direct["perplexity"]["tokens"], kept["perplexity"]["tokens"]);
@@ -111,11 +111,11 @@ fn a_baseline_that_was_kept_says_what_it_said() {
         assert!((a - b).abs() < 2e-4 * a.abs().max(1.0), "{name}: {a} {b}");
     }
     assert!((number(&direct, "/top1_agreement") - number(&kept, "/top1_agreement")).abs() < 0.01);
-    // The model that wrote it, without a baseline.
+    // The same model that wrote it, without a baseline.
     json(&[&["base.gguf", "--save-baseline", "again"], &cut[..]].concat(), dir.path());
     let read = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
     assert_eq!(read("kept"), read("again"));
-    // The first chunks alone.
+    // Only the first chunks.
     let (_, few) = json(&["q4_0.gguf", "--baseline", "kept", "--chunks", "2"], dir.path());
     assert_eq!(few["perplexity"]["tokens"].as_u64(), Some(2 * 31));
 }
@@ -142,7 +142,7 @@ fn what_a_logit_file_leaves_open_is_said() {
     }
     let tokenizer = "\"tokenizer\": \"the text comes from the logit file, as token ids\"";
     assert!(is_open(&report, tokenizer), "{report}");
-    // The same text shows that the tokenizers agree, another that something does not.
+    // The same text shows that the tokenizers agree; another text shows that something differs.
     let (code, report) = json(&[&args[..], &["--prompts", &corpus]].concat(), dir.path());
     assert!(code == 4 && !is_open(&report, tokenizer), "{report}");
     assert_eq!(messages(&report, "error"), "");
@@ -187,7 +187,7 @@ fn damaged_files_are_refused_by_offset() {
         assert_eq!(code, 1, "{name}: {out}{err}");
         assert!(err.contains(expected), "{name}: {err}");
     }
-    // Of another model: nothing to compare.
+    // File of another model, so nothing can be compared.
     let narrow = {
         let mut bytes = whole[..20 + 4 * 3 * 32].to_vec();
         bytes[12..16].copy_from_slice(&1023u32.to_le_bytes());
@@ -220,7 +220,7 @@ fn options_that_do_not_fit_a_logit_file_are_refused() {
         (2, [&write[..], &["--structure-only"]].concat()),
         (2, [&write[..], &["--score", "all"]].concat()),
         (2, [&write[..], &["--stride", "8"]].concat()),
-        // A chunk that is not full has no place in the file.
+        // An incomplete chunk cannot be stored in the file.
         (1, ["base.gguf", "--prompts", "short.jsonl", "--save-baseline", "own"].to_vec()),
     ] {
         let (found, out, err) = gguf_verify(&args, dir.path());

@@ -1,4 +1,5 @@
-//! Pseudo-perplexity of masked-language models: beside transformers', healthy files, damaged ones, heads that do not fit.
+//! Pseudo-perplexity of masked-language models: compared with transformers', valid files, damaged files, heads that do
+//! not fit.
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
@@ -55,7 +56,7 @@ fn pseudo_perplexity_equals_transformers() {
     }
 }
 
-/// The bundled model as an encoder with a head for masked tokens.
+/// Bundled model as an encoder with a head for masked tokens.
 fn encoder() -> (Tiny, GraphFeatures) {
     let mut tiny = Tiny::new();
     tiny.metadata.set("llama.attention.causal", false);
@@ -135,7 +136,7 @@ fn damages_show_at_masked_tokens() {
         let report = beside(&tiny.quantized(GgmlType::Q8_0), &base, &features);
         assert_eq!(report.verdict, Verdict::Fail, "{damage}");
         let found = errors(&report);
-        // The vectors do not pass through the head.
+        // The head does not affect the vectors.
         assert!(found.contains(&"max-masked-kld") && !found.contains(&"min-cosine"), "{damage}: {found:?}");
     }
     let of_layers: [(&str, Damage); 2] = [
@@ -175,7 +176,7 @@ fn what_is_not_measured_is_said() {
         assert_eq!(why, "the file names no mask token (`tokenizer.ggml.mask_token_id`)");
         assert!(report.coverage.open().any(|open| open.aspect == Aspect::Masked));
     }
-    // A file without vocabulary has nothing else to tell.
+    // A file without a vocabulary has no other source for it.
     let (mut tiny, features) = encoder();
     tiny.metadata.set(MASK, 9_999_999u32);
     tiny.metadata.set("tokenizer.ggml.model", "none");

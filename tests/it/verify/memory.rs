@@ -1,4 +1,4 @@
-//! A model larger than the memory that the program may have is verified to the end.
+//! A model that is larger than the program's memory is verified completely.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -14,7 +14,7 @@ const FFN: usize = 4096;
 const VOCABULARY: usize = 512;
 const LAYERS: usize = 18;
 
-/// Random f16 weights, made as they are read.
+/// Random f16 weights, generated when they are read.
 struct Random {
     metas: Vec<TensorMeta>,
 }
@@ -87,7 +87,7 @@ impl TensorSource for Random {
     }
 }
 
-/// A wide model of hardly any weights: what its tokens take is all that counts.
+/// Wide model with very few weights: only the memory of its tokens matters.
 struct Wide(Vec<TensorMeta>);
 
 impl Wide {
@@ -166,7 +166,7 @@ fn logits_of_many_prompts_take_the_memory_of_a_batch() {
     command.arg("logits").arg(&path).arg("--prompts").arg(&prompts).arg("-o").arg(&out);
     let peak = peak_memory_kib(command.args(["--threads", "2", "--memory", "1G", "--no-sync"]));
     assert_eq!(fs_err::read_to_string(out).unwrap().lines().count(), 3000);
-    // The states of all 150,000 tokens alone would be 293 MiB, of a batch 16 MiB.
+    // The states of all 150,000 tokens alone would take 293 MiB, those of a batch 16 MiB.
     assert!(peak < 200 << 10, "{peak} KiB");
 }
 
@@ -195,6 +195,6 @@ fn a_file_larger_than_the_address_space_is_verified_to_the_end() {
         json["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{text}{errors}"))
     };
     let limited = verify(&format!("ulimit -v {LIMIT_KIB};"));
-    // Read or mapped: the same figures.
+    // The figures are the same with read and mapped files.
     assert_eq!(limited.to_bits(), verify("").to_bits());
 }

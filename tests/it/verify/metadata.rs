@@ -1,4 +1,4 @@
-//! Keys against the baseline's: every planned damage is named, and what only looks different is not.
+//! Keys compared with the baseline's: every listed damage is reported, and harmless differences are not.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use super::tiny::Tiny;
 use super::{NO_TEMPLATE, gguf_verify, options};
 use crate::support::fixture;
 
-/// Tensors of ones, by their headers.
+/// Tensors of ones, from their headers.
 pub(super) struct Ones(pub(super) Vec<TensorMeta>);
 
 impl TensorSource for Ones {
@@ -27,7 +27,7 @@ impl TensorSource for Ones {
         match self.0[tensor].ty {
             GgmlType::F32 => out.as_chunks_mut::<4>().0.fill(1f32.to_le_bytes()),
             GgmlType::F16 => out.as_chunks_mut::<2>().0.fill(0x3c00u16.to_le_bytes()),
-            // Blocks of zeros: what they hold is not looked at here.
+            // Blocks of zeros: their values do not matter here.
             _ => out.fill(0),
         }
         Ok(())
@@ -61,7 +61,7 @@ pub(super) fn value(kind: &str, json: &Json) -> Value {
     }
 }
 
-/// Cases with a key that is another one than llama.cpp's converter writes.
+/// Cases with a key that intentionally differs from llama.cpp's converter.
 const OWN_KEYS: &[(&str, &str)] = &[
     ("cohere2/zero_biases", "rope.dimension_count"),
     ("deepseek/gqa_tied_yarn", "rope.scaling.type"),
@@ -69,7 +69,7 @@ const OWN_KEYS: &[(&str, &str)] = &[
     ("olmo2/olmo3", "rope.scaling.attn_factor"),
 ];
 
-/// A card's case: the checkpoint, and the keys and tensors of the file that llama.cpp's converter made of it.
+/// Case of a card: the checkpoint, and the keys and tensors of llama.cpp's converted file.
 struct Case {
     name: String,
     json: Json,
@@ -102,7 +102,7 @@ impl Case {
         Self { name: name.to_owned(), json, metadata, tensors, features }
     }
 
-    /// All cases with the file type that the tests use.
+    /// Loads all cases with the file type that the tests use.
     fn all() -> Vec<Self> {
         let mut names = Vec::new();
         for dir in fs_err::read_dir(fixture("cards")).unwrap() {
@@ -119,12 +119,12 @@ impl Case {
             let json: Json = serde_json::from_str(&text).unwrap();
             !json["expect"]["f16"]["kv"].is_null()
         };
-        // Of the others the engine knows no graph, and so not what their keys decide.
+        // For other architectures the engine has no graph, so it does not know the effect of their keys.
         let has_graph = |name: &String| name.split('/').next().is_some_and(|arch| stage(arch) == Stage::Runs);
         names.iter().filter(|name| has_graph(name) && has_f16(name)).map(|name| Self::load(name)).collect()
     }
 
-    /// The checkpoint: floats that no check of values minds, tables of zeros.
+    /// Writes the checkpoint with floats that pass the checks of values, and tables of zeros.
     fn write(&self, dir: &Path) {
         let (mut header, mut end) = (Map::new(), 0);
         let mut weights = Vec::new();
@@ -174,7 +174,7 @@ impl Case {
         }
     }
 
-    /// Findings about keys of a file with other metadata, against the case's or another baseline.
+    /// Findings about the keys of a file with other metadata, compared with a baseline.
     fn compared(&self, metadata: &Metadata, baseline: &Metadata) -> Vec<Finding> {
         compare(&self.model(metadata), &self.model(baseline))
     }
@@ -188,7 +188,7 @@ fn compare(model: &Model<'_>, baseline: &Model<'_>) -> Vec<Finding> {
     report.findings.into_iter().filter(is_ours).collect()
 }
 
-/// Another value of the same type.
+/// Different value of the same type.
 fn other(value: &Value) -> Value {
     match value {
         Value::U32(n) => Value::U32(n + 1),
@@ -243,7 +243,7 @@ fn every_key_of_every_card_is_judged() {
             changed.set(format!("{prefix}{key}"), other(&value));
             let found = case.compared(&changed, &case.metadata);
             assert!(found.iter().any(|f| f.message.starts_with(&format!("`{key}` "))), "{at}: {found:?}");
-            // The trained length decides the ramp of a rotation that says no length of its own.
+            // The trained length determines the ramp of a rotation without its own length.
             let expected = if free { Severity::Warning } else { Severity::Error };
             assert!(found.iter().all(|f| f.severity >= expected), "{at}: {found:?}");
 
@@ -256,11 +256,11 @@ fn every_key_of_every_card_is_judged() {
         }
     }
     assert!(n_keys > 300, "{n_keys}");
-    // The rest says what is taken without it: heads' widths, bases of 10000.
+    // The other keys have defaults: head widths, bases of 10000.
     assert!(n_missing_errors * 2 > n_keys, "{n_missing_errors} of {n_keys}");
 }
 
-/// What the other converter's file says of the same checkpoint is no difference; what GGUF cannot say is a warning.
+/// Keys of llama.cpp's file for the same checkpoint are not differences; values that GGUF cannot express are warnings.
 #[test]
 fn files_of_llama_cpp_equal_their_checkpoints() {
     let mut n_cases = 0;
@@ -283,7 +283,7 @@ fn files_of_llama_cpp_equal_their_checkpoints() {
                 .collect();
             let names: Vec<String> =
                 shown.names().iter().map(|name| name.trim_start_matches("--").replace('-', "_")).collect();
-            // What was asked for and does not show made no difference.
+            // Options that were given but are not shown had no effect.
             assert!(names.iter().all(|name| asked.contains(&name.as_str())), "{}: {names:?}", case.name);
             shown.of(options.clone())
         };
@@ -300,14 +300,14 @@ fn files_of_llama_cpp_equal_their_checkpoints() {
         for finding in case.compared(&case.metadata, conversion.metadata()) {
             let is_known = finding.severity == Severity::Warning
                 && (finding.message.contains("convert with `--annotate`")
-                    // What sentence-transformers says of pooling lies in a file of its own.
+                    // sentence-transformers declares pooling in a separate file.
                     || finding.message.contains("pooling_type")
-                    // Written by us alone: runtimes ask for it.
+                    // Written only by this project, since runtimes ask for it.
                     || (case.arch() == "qwen" && finding.message.contains("layer_norm_rms_epsilon")));
-            // Made of tensors' values, which are others here.
+            // Computed from tensor values, which are different here.
             let is_of_values = finding.message.starts_with("`xielu.")
                 || (case.arch() == "talkie" && finding.message.starts_with("`logit_scale`"));
-            // Written otherwise here, each in docs/differences.md.
+            // Intentionally different here; each is in docs/differences.md.
             let is_own =
                 OWN_KEYS.iter().any(|(name, key)| case.name == *name && finding.message.contains(key));
             assert!(is_known || is_of_values || is_own, "{}: {finding:?}", case.name);
@@ -316,7 +316,7 @@ fn files_of_llama_cpp_equal_their_checkpoints() {
     assert!(n_cases > 20, "{n_cases}");
 }
 
-/// What is done to a key.
+/// Change of a key.
 #[derive(Clone)]
 enum Damage {
     Set(Value),
@@ -334,7 +334,7 @@ fn damaged(metadata: &Metadata, key: &str, damage: &Damage) -> Metadata {
     damaged
 }
 
-/// The finding that names a key: how bad, and words of it.
+/// Checks the finding that names a key: its severity, and words of its message.
 fn assert_named(at: &str, found: &[Finding], severity: Severity, name: &str, words: &str) {
     let named = |f: &&Finding| f.severity == severity && f.message.contains(&format!("`{name}`"));
     let matching = found.iter().find(named).unwrap_or_else(|| panic!("{at}: {found:?}"));
@@ -389,7 +389,7 @@ fn planned_damages_of_the_arithmetic_are_named() {
         let found = case.compared(&damaged(&baseline, &full, &damage), &baseline);
         assert_named(&format!("{name} {key}"), &found, severity, key, words);
     }
-    // A cap that no card of ours has, and a gating: other runtimes read them, and a difference is an error.
+    // A cap without a card here, and a gating: other runtimes read them, and a difference is an error.
     let case = Case::load("llama/mixtral");
     for (key, value, wrong) in [
         ("attn_logit_softcapping", Value::F32(50.0), Value::F32(30.0)),
@@ -403,7 +403,7 @@ fn planned_damages_of_the_arithmetic_are_named() {
         let model = damaged(&baseline, &format!("llama.{key}"), &Set(wrong));
         assert_named(key, &case.compared(&model, &baseline), Severity::Error, key, "the baseline's is");
     }
-    // A key that the baseline lacks is an error where it changes the graph, a warning where it says the usual.
+    // A key that the baseline lacks is an error if it changes the graph, and a warning if it has the usual value.
     let model = damaged(&case.metadata, "llama.rope.scaling.factor", &Set(Value::F32(4.0)));
     let found = case.compared(&model, &case.metadata);
     assert_named(
@@ -418,7 +418,7 @@ fn planned_damages_of_the_arithmetic_are_named() {
     assert_named("added", &found, Severity::Warning, "rope.scaling.factor", "is not in the baseline");
 }
 
-/// Tokens of a SentencePiece vocabulary, as far as the keys go.
+/// Replaces the keys of the vocabulary by those of a SentencePiece one.
 fn with_pieces(metadata: &mut Metadata) {
     let n = metadata.get("tokenizer.ggml.tokens").unwrap().as_array().unwrap().len();
     metadata.set("tokenizer.ggml.model", "llama");
@@ -472,7 +472,7 @@ fn planned_damages_of_the_tokenizer_are_named() {
         ("ggml.unknown_token_id", Drop, error, "texts are read otherwise"),
         ("ggml.add_bos_token", Set(false.into()), error, "false, not true"),
         ("ggml.add_bos_token", Set(1u32.into()), error, "a number 1, not a bool true"),
-        // What a vocabulary of this kind does without the key.
+        // Default of this kind of vocabulary without the key.
         ("ggml.add_bos_token", Drop, warning, "is missing"),
         ("ggml.add_eos_token", Set(true.into()), error, "true, not false"),
         ("ggml.add_eos_token", Drop, warning, "is missing"),
@@ -497,7 +497,7 @@ fn planned_damages_of_the_tokenizer_are_named() {
         assert_named(key, &found, severity, &full, words);
         assert_eq!(found.len(), 1, "{key}: {found:?}");
     }
-    // Names and what a quantizer writes say nothing.
+    // Names, and keys that a quantizer writes, do not matter.
     let mut renamed = baseline.clone();
     renamed.set("general.name", "Other");
     renamed.set("general.file_type", 15u32);
@@ -507,7 +507,7 @@ fn planned_damages_of_the_tokenizer_are_named() {
     let mut named = baseline.clone();
     named.set("general.name", "One");
     assert_eq!(compare(&renamed, &named), []);
-    // But runtimes know some models by their name.
+    // Exception: runtimes recognize some models by their name.
     let mut phi = baseline.clone();
     phi.set("general.name", "Phi-3 mini");
     phi.set("tokenizer.ggml.token_type", vec![3i32; scores_len(&baseline)]);
@@ -521,7 +521,7 @@ fn scores_len(metadata: &Metadata) -> usize {
     metadata.get("tokenizer.ggml.scores").unwrap().as_array().unwrap().len()
 }
 
-/// A file whose rotation scaling was dropped does not pass beside its checkpoint, however short the text is.
+/// A file without its rotation scaling does not pass compared with its checkpoint, however short the text is.
 #[test]
 fn a_damaged_key_fails_the_program() {
     let dir = tempfile::tempdir().unwrap();
@@ -544,7 +544,7 @@ fn a_damaged_key_fails_the_program() {
     assert_eq!((code, report["verdict"].as_str()), (3, Some("fail")));
 }
 
-/// A file that was made with options is held against a checkpoint that is read with the same ones.
+/// A file that was made with options is compared with a checkpoint that is read with the same options.
 #[test]
 fn a_file_made_with_options_is_compared_with_its_like() {
     let case = Case::load("glm4moe/no_further_block");

@@ -1,4 +1,4 @@
-//! `gguf-verify` on the bundled model: figures against llama-perplexity's, broken files, bad input, the program.
+//! `gguf-verify` on the bundled model: figures compared with llama-perplexity's, broken files, bad input, the program.
 
 mod broken;
 mod chat;
@@ -90,7 +90,7 @@ fn run(tiny: &Tiny, baseline: Option<&Tiny>, n_chunks: Option<usize>) -> Report 
         .report
 }
 
-/// Errors among the findings.
+/// Checks of the errors among the findings.
 fn errors(report: &Report) -> Vec<&'static str> {
     report.findings.iter().filter(|f| f.severity == Severity::Error).map(|f| f.check).collect()
 }
@@ -106,7 +106,7 @@ fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(corpus:
     assert!((plain.value / expected[0] - 1.0).abs() < 1e-5, "{plain:?} {expected:?}");
     assert!((plain.stderr - expected[1]).abs() < 1e-4, "{plain:?} {expected:?}");
     let mut n_cases = 1;
-    // The types whose recipe is the type itself for every matrix.
+    // Types whose recipe uses the type itself for every matrix.
     for ty in [GgmlType::F16, GgmlType::Q8_0] {
         let exact = &golden["exact"][ty.name()];
         let figure = |name: &str| exact[name].as_f64().unwrap();
@@ -223,9 +223,9 @@ fn a_text_file_is_scored_as_llama_perplexity_scores_it() {
     let args = ["base.gguf", "--prompts", corpus.to_str().unwrap(), "--ctx", "256", "--json"];
     let (code, out, err) = gguf_verify(&args, dir.path());
     let report: Value = serde_json::from_str(&out).unwrap();
-    // Nothing says what the figure should be.
+    // There is no expected value for the figure.
     assert_eq!((code, report["verdict"].as_str()), (4, Some("partial")), "{out}{err}");
-    // llama-perplexity of llama.cpp 0.5.0 on the same text.
+    // Value of llama-perplexity (llama.cpp 0.5.0) on the same text.
     let value = report["perplexity"]["value"].as_f64().unwrap();
     assert!((value / 21.7766 - 1.0).abs() < 1e-5, "{value}");
 }

@@ -1,4 +1,4 @@
-//! The tokenizer against the one that the model came with.
+//! Tokenizer of a file compared with that of the original model.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use super::{llama, model, options};
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases};
 
-/// The file's own encoder with a fault: two ids change places.
+/// The file's own encoder with a fault: two ids are swapped.
 struct Swapped<'a>(&'a Encoder, u32, u32);
 
 impl TextEncoder for Swapped<'_> {
@@ -37,7 +37,7 @@ impl TextEncoder for Swapped<'_> {
     }
 }
 
-/// Errors of the bundled model's file against its source.
+/// Errors of the bundled model's file compared with its source.
 fn check(tiny: &Tiny, encoder: &dyn TextEncoder) -> Vec<String> {
     of_severity(tiny, encoder, Severity::Error)
 }
@@ -57,7 +57,7 @@ fn the_right_tokenizer_passes_and_wrong_ones_are_named() {
     let base = Tiny::new();
     assert_eq!(check(&base, &*base.encoder), [""; 0]);
 
-    // Of keys that are those of the conversion, other ids are no fault of the file.
+    // If the keys are those of the conversion, other ids are not an error of the file.
     let ids = base.encoder.encode("Hello, world!", false);
     let swapped = Swapped(&base.encoder, ids[1], ids[2]);
     let errors = check(&base, &swapped);
@@ -84,7 +84,7 @@ fn the_right_tokenizer_passes_and_wrong_ones_are_named() {
     other.metadata.set("tokenizer.ggml.pre", "qwen2");
     other.reread();
     let errors = check(&other, &*other.encoder);
-    // So small a vocabulary splits the samples alike by both; the key tells, and that qwen2 composes its text.
+    // With so small a vocabulary both split the samples the same; the key differs, and qwen2 composes its text.
     let key = "source-tokenizer: `tokenizer.ggml.pre` differs from the source's: `qwen2`, not `gpt-2`";
     assert!(errors.len() == 2 && errors[0] == key, "{errors:?}");
     assert!(errors[1].starts_with("source-tokenizer: text `"), "{errors:?}");
@@ -102,7 +102,7 @@ fn the_right_tokenizer_passes_and_wrong_ones_are_named() {
     );
 }
 
-/// What the comparison says about the vocabulary of a directory, converted here; `with_ids` about its ids as well.
+/// Findings about the vocabulary of a directory after conversion and a change; with `with_ids` also about its ids.
 fn vocabulary_findings(directory: &Path, with_ids: bool, change: impl FnOnce(&mut Metadata)) -> Vec<String> {
     let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
     let conversion = Conversion::plan(directory, &options).unwrap();
@@ -120,7 +120,7 @@ fn vocabulary_findings(directory: &Path, with_ids: bool, change: impl FnOnce(&mu
     errors.filter(|f| f.severity == Severity::Error).map(|f| f.message).collect()
 }
 
-/// The vocabularies of the corpus whose classes have cards.
+/// Vocabularies of the corpus whose classes have cards.
 const VOCABULARIES: [&str; 10] = [
     "chatglm3_as_llama",
     "internlm2_as_llama",
@@ -166,7 +166,7 @@ fn converted_vocabularies_equal_their_sources(corpus: &Goldens) {
     report_cases("verify: vocabularies and their sources", n_cases);
 }
 
-/// Vocabularies whose configuration has only what they themselves need, with a case of their card that has the rest.
+/// Vocabularies whose configuration has only their own settings, each with a case of their card that has the rest.
 const SMALL: [(&str, &str); 5] = [
     ("gemma4", "gemma4/gemma4_moe"),
     ("hunyuan", "hunyuan-moe/hunyuan_v1_moe_top1"),
@@ -175,7 +175,7 @@ const SMALL: [(&str, &str); 5] = [
     ("rwkv", "rwkv6/rwkv6"),
 ];
 
-/// A copy of a vocabulary of the fixtures that can be converted; `None` for those without a configuration.
+/// Copies a vocabulary of the fixtures so that it can be converted; `None` for those without a configuration.
 fn convertible(name: &str, dir: &Path) -> Option<PathBuf> {
     let from = fixture(&format!("vocab/{name}"));
     let mut config: Json = serde_json::from_slice(&fs_err::read(from.join("config.json")).ok()?).unwrap();
@@ -199,7 +199,7 @@ fn convertible(name: &str, dir: &Path) -> Option<PathBuf> {
 
 type Change = fn(&mut Metadata) -> Option<()>;
 
-/// Damages of a vocabulary; nothing where it has no such key.
+/// Damages of a vocabulary; `None` if it has no such key.
 const DAMAGES: [(&str, Change); 8] = [
     ("two tokens swapped", |m| {
         let Some(Value::Array(Array::String(mut tokens))) = m.get("tokenizer.ggml.tokens").cloned() else {

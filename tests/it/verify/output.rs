@@ -1,4 +1,4 @@
-//! What the program writes beside its figures: files, traces, warnings, colours.
+//! Output of the program in addition to its figures: files, traces, warnings, colours.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::gguf_verify;
 use super::tiny::Tiny;
 use crate::support::{fixture, names};
 
-/// A model `base.gguf` and prompts of token ids `a.jsonl`, `b.jsonl`.
+/// Directory with a model `base.gguf` and prompts of token ids `a.jsonl`, `b.jsonl`.
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     Tiny::new().write(dir.path(), "base.gguf");
@@ -19,7 +19,7 @@ fn directory() -> tempfile::TempDir {
     dir
 }
 
-/// Runs the program where no file may have a single byte.
+/// Runs the program with a maximum file size of zero.
 #[cfg(target_os = "linux")]
 fn on_a_full_disk(args: &str, dir: &Path) -> (Option<i32>, String) {
     let program = assert_cmd::cargo::cargo_bin("gguf-verify");

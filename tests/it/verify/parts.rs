@@ -1,4 +1,4 @@
-//! `--part` and `combine`: a verification by several machines is that of one.
+//! `--part` and `combine`: a verification by several machines equals that by one.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::tiny::Tiny;
 use super::{gguf_verify, routing};
 use crate::support::fixture;
 
-/// The bundled model, a quantized form of it, one whose weights were exchanged, and prompts of two kinds.
+/// Directory with the bundled model, a quantized one, one with exchanged weights, and two kinds of prompts.
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let base = Tiny::new();
@@ -29,7 +29,7 @@ fn directory() -> tempfile::TempDir {
     broken.write(dir.path(), "broken.gguf");
     fs_err::copy(fixture("tiny-llama/corpus.txt"), dir.path().join("p.txt")).unwrap();
     let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
-    // Of all lengths, one that is too short to be scored among them.
+    // Texts of all lengths, including one that is too short to be scored.
     let lines = text.lines().filter(|line| line.len() > 20).take(24).enumerate().map(|(at, line)| {
         let text = if at == 7 { "" } else { line };
         serde_json::json!({ "text": text }).to_string()
@@ -38,17 +38,17 @@ fn directory() -> tempfile::TempDir {
     dir
 }
 
-/// What every machine runs, and with it `more`.
+/// Runs one part, with the arguments of all parts.
 fn part(dir: &Path, args: &[&str], share: &str, output: &str) -> (i32, String, String) {
     gguf_verify(&[args, &["--part", share, "-o", output, "--no-sync"]].concat(), dir)
 }
 
-/// Runs `n` parts; their names.
+/// Runs `n` parts, and returns their names.
 fn parts(dir: &Path, args: &[&str], n: usize) -> Vec<String> {
     (1..=n)
         .map(|at| {
             let name = format!("run-{at}-of-{n}.part");
-            // Whatever memory and threads a machine has.
+            // With different memory and threads of the machines.
             let machine =
                 [["--memory", "1G", "--threads", "1"], ["--memory", "40M", "--threads", "2"]][at % 2];
             let (code, out, err) = part(dir, &[args, &machine].concat(), &format!("{at}/{n}"), &name);
@@ -58,7 +58,7 @@ fn parts(dir: &Path, args: &[&str], n: usize) -> Vec<String> {
         .collect()
 }
 
-/// A report without how fast it was made.
+/// Report without its speed.
 fn report(out: &str) -> Value {
     let mut report: Value = serde_json::from_str(out).unwrap_or_else(|error| panic!("{error}: {out}"));
     assert!(report.as_object_mut().unwrap().insert("tokens_per_second".to_owned(), Value::Null).is_some());
@@ -69,7 +69,7 @@ fn without_speed(out: &str) -> Vec<&str> {
     out.lines().filter(|line| !line.starts_with("speed ")).collect()
 }
 
-/// A single run and parts of it say the same, in words, as JSON and by exit code; the limits are given in the end.
+/// Checks that a single run and its parts give the same text, JSON and exit code; the limits are given at the end.
 fn assert_same(dir: &Path, args: &[&str], limits: &[&str], counts: &[usize]) -> Value {
     let single = |more: &[&str]| gguf_verify(&[args, limits, more].concat(), dir);
     let (code, out, err) = single(&["--json"]);
@@ -115,7 +115,7 @@ fn limits_are_kept_or_missed_by_all_parts_together() {
     let (_, _, err) =
         gguf_verify(&["combine", "run-1-of-2.part", "run-2-of-2.part", "--max-kld", "1"], dir.path());
     assert!(err.contains("the parts were run without `--baseline`"), "{err}");
-    // Partial without a limit, and what is made of that.
+    // Partial without a limit, and the effect of accepting that.
     let (code, ..) = gguf_verify(&["combine", "run-1-of-2.part", "run-2-of-2.part"], dir.path());
     let accepted = ["combine", "run-1-of-2.part", "run-2-of-2.part", "--accept-partial"];
     assert_eq!((code, gguf_verify(&accepted, dir.path()).0), (4, 0));
@@ -151,7 +151,7 @@ fn damage_is_found_whichever_part_sees_it() {
     let report = assert_same(dir.path(), &args, &[], &[2, 5]);
     assert_eq!(report["verdict"], "fail");
     assert_eq!(report["weights"]["damaged"], 2, "{report}");
-    // What cannot be run is no part's run, and a verdict.
+    // A model that cannot be run has no part to run, but a verdict.
     let args = [&["broken.gguf", "--baseline", "base.gguf"], &cut[..]].concat();
     let report = assert_same(dir.path(), &args, &[], &[2]);
     assert_eq!((&report["verdict"], &report["perplexity"]), (&Value::from("fail"), &Value::Null), "{report}");
@@ -171,7 +171,7 @@ fn experts_are_counted_over_all_parts() {
     assert!(layer["agreement"].as_f64().unwrap() < 1.0, "{layer}");
 }
 
-/// What `combine` says about files; it fails.
+/// Error of `combine` for these files.
 fn refused(dir: &Path, names: &[&str]) -> String {
     let (code, out, err) = gguf_verify(&[&["combine"], names].concat(), dir);
     assert!(code == 1 || code == 2, "{code}: {out}{err}");
@@ -226,7 +226,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     run(&own, "2/4", "four.part");
     let err = refused(at, &["1.part", "four.part", "3.part"]);
     assert!(err.contains("four.part: a part of 4, but 1.part is one of 3"), "{err}");
-    // A copy of the file that was damaged where the identity does not look.
+    // A copy of the file with damage that the identity does not cover.
     let mut copy = Tiny::new();
     let mut values = copy.values("blk.3.ffn_down.weight");
     *values.last_mut().unwrap() = f32::INFINITY;
@@ -238,7 +238,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     run(&plain("copy.gguf"), "2/2", "b.part");
     let err = refused(at, &["a.part", "b.part"]);
     assert!(err.contains("b.part: the checks of the model found something else than in a.part"), "{err}");
-    // Other files, and files of both kinds.
+    // Other files, and a mixture of both kinds.
     let err = refused(at, &["1.part", "p.txt"]);
     assert!(
         err.contains("p.txt is neither of a verification nor of statistics: combine them apart"),
@@ -278,7 +278,7 @@ fn a_part_that_was_changed_is_refused_wherever_it_was() {
     let mut longer = bytes.clone();
     longer.push(0);
     assert!(open(&longer).is_err());
-    // Numbers that promise more than there is, with or without a right checksum.
+    // Declared numbers that exceed the file, with a wrong and a right checksum.
     for (at, value) in [(48, u64::MAX), (48, 1 << 40), (48, 0)] {
         let mut changed = bytes.clone();
         changed[at..at + 8].copy_from_slice(&value.to_le_bytes());
@@ -289,7 +289,7 @@ fn a_part_that_was_changed_is_refused_wherever_it_was() {
     }
 }
 
-/// A checksum that is right.
+/// Makes the checksum right.
 fn reseal(bytes: &mut [u8]) {
     use sha2::{Digest, Sha256};
     let sum = Sha256::digest(&bytes[48..]);
@@ -361,7 +361,7 @@ fn what_has_no_parts_is_refused_with_a_way_out() {
         (vec!["--trace", "0"], "`--trace` shows one machine's run"),
         (vec!["base.gguf"], "a second model has parts of its own"),
     ] {
-        // A model stands before the options.
+        // Models precede the options.
         let (models, more): (Vec<&str>, Vec<&str>) = more
             .into_iter()
             .partition(|word| word.ends_with("base.gguf") && expected.starts_with("a second"));

@@ -1,4 +1,4 @@
-//! `--per-token`: what two models say at each token, for several models at once.
+//! `--per-token`: outputs of two models at each token, for several models at once.
 
 use gguf_foundry::core::GgmlType;
 use serde_json::Value;
@@ -46,7 +46,7 @@ fn a_line_for_each_model_and_prompt_says_what_both_models_would_have_said() {
             assert!(column.len() == n && column.iter().all(|value| !value.is_null()), "{name}: {line}");
         }
     }
-    // The baseline says the same to both, and its texts are those of its tokens.
+    // The baseline has the same figures for both, and its texts are those of its tokens.
     assert_eq!(found[0]["baseline_nll"], found[2]["baseline_nll"]);
     let alone = lines(dir.path(), &["base.gguf", "--prompts", "p.jsonl"]);
     assert_eq!(alone[1]["top"], found[1]["baseline_top"]);

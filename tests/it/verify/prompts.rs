@@ -1,4 +1,4 @@
-//! Prompt files as the program takes them: forms, refusals, shares of the chunks, a row for each file.
+//! Prompt files: formats, refused files, chunks per file, a row for each file.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ fn arrays_are_scored_as_lines_are_and_not_as_prose() {
     write("lines.jsonl", &lines.join("\n"));
     write("strings.json", &serde_json::to_string_pretty(&parts).unwrap());
     write("objects.json", &format!("[{}]", lines.join(",")));
-    // Under a name that says nothing, or another thing.
+    // With a name that does not match the format.
     write("strings.txt", &serde_json::to_string(&parts).unwrap());
     write("lines.data", &lines.join("\n"));
     let expected = perplexity(dir.path(), "lines.jsonl", &[]);
@@ -46,10 +46,10 @@ fn arrays_are_scored_as_lines_are_and_not_as_prose() {
     for file in ["strings.json", "objects.json", "strings.txt", "lines.data"] {
         assert_eq!(perplexity(dir.path(), file, &[]).to_bits(), expected.to_bits(), "{file}");
     }
-    // As prose, escapes and quotes and all, the figures say something else: only who asks for it gets them.
+    // Read as plain text, with escapes and quotes, the figures are different; this needs an option.
     let prose = perplexity(dir.path(), "strings.json", &["--plain-text"]);
     assert!(prose > 1.1 * expected, "{prose} {expected}");
-    // The other commands read the same.
+    // The other commands read prompts in the same way.
     let (code, _, err) = gguf_verify(
         &["imatrix", "base.gguf", "--prompts", "strings.json", "-o", "i.gguf", "--ctx", "128", "--json"],
         dir.path(),
@@ -111,7 +111,7 @@ fn files_share_the_chunks_and_each_has_its_row() {
     let tokens = |at: usize| files[at]["perplexity"]["tokens"].as_u64().unwrap();
     assert_eq!(tokens(0), chunks[0] * 31);
     assert_eq!(tokens(0) + tokens(1) + tokens(2), report["perplexity"]["tokens"].as_u64().unwrap());
-    // The rows are parts of the whole.
+    // The rows add up to the whole.
     let mean = |key: &dyn Fn(&Json) -> f64| {
         let sum: f64 = (0..3).map(|at| key(&files[at]) * tokens(at) as f64).sum();
         sum / report["perplexity"]["tokens"].as_f64().unwrap()
@@ -121,7 +121,7 @@ fn files_share_the_chunks_and_each_has_its_row() {
     let kld = mean(&|file| file["kld"]["mean"].as_f64().unwrap());
     assert!((kld / report["kld"]["mean"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{kld}");
     assert!(files.iter().all(|file| file["kld"]["stderr"].as_f64().unwrap() > 0.0));
-    // Each file's figures are those of the file alone.
+    // Each file's figures are those of a run over that file only.
     let chunks_of_b = chunks[1].to_string();
     let alone = ["q8_0.gguf", "--json", "--prompts", "b.txt", "--ctx", "64", "--chunks", &chunks_of_b];
     let (_, out, _) = gguf_verify(&alone, dir.path());
@@ -133,12 +133,12 @@ fn files_share_the_chunks_and_each_has_its_row() {
     let row = out.lines().find(|line| line.starts_with("b.txt")).unwrap_or_else(|| panic!("{out}"));
     assert_eq!(row.split_whitespace().nth(1), Some(chunks_of_b.as_str()), "{out}");
     assert_eq!(row.split_whitespace().count(), 7, "{out}");
-    // Of several models a row for each pair.
+    // With several models, a row for each pair.
     let (_, out, _) = gguf_verify(&[&["q8_0.gguf", "q4_0.gguf"][..], &cut, &beside].concat(), dir.path());
     let is_row = |line: &&str| line.starts_with("q4_0.gguf") && line.contains("c.txt");
     assert_eq!(out.lines().filter(is_row).count(), 1, "{out}");
 
-    // More files than chunks: what gets none is named, by both commands.
+    // More files than chunks: both commands name the files without chunks.
     let few = ["--prompts", "a.txt", "b.txt", "c.txt", "--ctx", "64", "--chunks", "2"];
     let (_, out, _) = gguf_verify(&[&["q8_0.gguf"][..], &few].concat(), dir.path());
     let unread = "`c.txt` is not read: `--chunks` leaves none for it";

@@ -1,4 +1,4 @@
-//! Files made of quantized checkpoints, with the checkpoint as the baseline.
+//! Files made from quantized checkpoints, with the checkpoint as the baseline.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use super::gguf_verify;
 use crate::goldens::{Goldens, conformance_tests};
 use crate::support::report_cases;
 
-/// Classes that have a card.
+/// Classes with a card.
 const CLASSES: &[&str] = &["GptOssForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"];
-/// Cases of the other part of the corpus: experts in floats, and in blocks that stay blocks.
+/// Cases from the other part of the corpus: experts in floats, and in blocks that stay blocks.
 const ARCH_CASES: &[&str] = &["gpt_oss", "gpt_oss_mxfp4", "qwen3_moe"];
-/// Its weights reach 2^128: what the model computes is not finite.
+/// Case whose weights reach 2^128, so that its outputs are not finite.
 const OVERFLOWING: &str = "mxfp4-gpt-oss-extremes";
 
 fn json(path: &Path) -> Json {
@@ -42,7 +42,7 @@ fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does(corpus: &Gold
         for ty in ["native", "f32"] {
             let mut convert = Command::cargo_bin("gguf-convert").unwrap();
             convert.current_dir(dir.path()).args(["hf2gguf", &hf, "--no-tokenizer", "--quiet", "--no-sync"]);
-            // Two of them round the ends of yarn's ramp, which a file says in no other way.
+            // Two of them round the ends of yarn's ramp, which a file can express only as an annotation.
             convert.arg("--annotate");
             convert.args(["--type", ty, "-o", &format!("{ty}.gguf")]).assert().success();
         }

@@ -10,7 +10,7 @@ use super::tiny::Tiny;
 use crate::support::fixture;
 use gguf_foundry::core::GgmlType;
 
-/// A baseline, two files made of it, a file that is cut off, and prompts.
+/// Directory with a baseline, two files made of it, a truncated file, and prompts.
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let base = Tiny::new();
@@ -59,7 +59,7 @@ fn a_page_a_card_and_a_document_come_of_one_run() {
     }
     assert!(card.contains("| q8\\_0.gguf |") && card.contains("| cut.gguf |"), "{card}");
 
-    // The document is what `--json` prints, and how it was run.
+    // The document is the output of `--json`, with information about the run.
     let mut document: Value = serde_json::from_str(&read(dir.path(), "r.json")).unwrap();
     let info = document.as_object_mut().unwrap().remove("run").unwrap();
     assert_eq!(document, serde_json::from_str::<Value>(&out).unwrap());
@@ -134,7 +134,7 @@ fn reports_that_cannot_be_are_refused_before_any_work() {
     }
     let (code, _, err) = run(dir.path(), &["q8_0.gguf", "--report", "no/r.html"]);
     assert!([1, 2].contains(&code) && err.contains("no"), "{err}");
-    // A file of a checkpoint, found only when it is opened.
+    // A file of a checkpoint, which is found only when it is opened.
     let checkpoint = dir.path().join("hf");
     fs_err::create_dir(&checkpoint).unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {

@@ -1,5 +1,4 @@
-//! What a run takes of the machine: chunks beyond a tile of keys, one run of a baseline for several models, locked
-//! files.
+//! Resource use of a run: chunks longer than a tile of keys, one run of a baseline for several models, locked files.
 
 use std::sync::Mutex;
 
@@ -24,7 +23,7 @@ fn a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads() {
         let chunk = TokenChunk { tokens: tokens[..len].to_vec(), rows: 2010..2040, n_source: 0 };
         engine.logits(&engine.hidden(&[chunk]).unwrap(), &Silent).unwrap()
     };
-    // A token does not see what follows: up to 2048 tokens the keys of a chunk are looked at together.
+    // A token does not see later ones: up to 2048 tokens, the keys of a chunk are processed together.
     let whole = run(2048, 2);
     let online = run(2200, 2);
     let worst = whole.iter().zip(&online).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
@@ -33,7 +32,7 @@ fn a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads() {
     assert_eq!(run(2200, 5), online);
 }
 
-/// Remembers how much there was to do each time that a model was run, baseline included.
+/// Progress that records the amount of work each time a model is run, including the baseline.
 #[derive(Default)]
 struct Work {
     bytes: Mutex<Vec<u64>>,
@@ -114,7 +113,7 @@ fn locked_files_give_the_same_figures_and_directories_are_refused() {
     assert_eq!(code, 2, "{err}");
 }
 
-/// A process without the right to lock as it likes is told the limit, and how to raise it.
+/// A process that may not lock without limit gets a message with the limit, and how to raise it.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_file_beyond_the_limit_of_locked_memory_is_a_failed_run() {
@@ -127,7 +126,7 @@ fn a_file_beyond_the_limit_of_locked_memory_is_a_failed_run() {
         shell.arg(env!("CARGO_BIN_EXE_gguf-verify")).args(["base.gguf", "--mlock", "--ctx", "256"]);
         shell.arg("--prompts").arg(&prompts).args(["--chunks", "1"]).output().unwrap()
     };
-    // The administrator may lock whatever the limit is; other users may not.
+    // The administrator may lock without limit; other users may not.
     let output = match run("") {
         output if output.status.code() == Some(4) => {
             run("setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock")

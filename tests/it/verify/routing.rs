@@ -1,4 +1,4 @@
-//! What the experts of a model got.
+//! Numbers of tokens that the experts of a model get.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::gguf_verify;
 use crate::support::fixture;
 
-/// A file of eleven experts of which each token uses two, its quantized form, and prompts.
+/// Directory with a file of eleven experts of which each token uses two, its quantized version, and prompts.
 pub(super) fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let hf = fixture("native/nvfp4_qwen3moe/hf");
@@ -65,12 +65,12 @@ fn every_token_counts_once_for_each_expert_that_it_uses() {
         assert!((0.0..=1.0).contains(&layer["evenness"].as_f64().unwrap()));
         assert!(layer["agreement"].is_null());
     }
-    // Whatever the threads and however the run is cut.
+    // For any number of threads, and any division of the run.
     for more in [&["--threads", "1"][..], &["--threads", "3"], &["--threads", "1", "--memory", "12M"]] {
         let other = run(dir.path(), &[&["f32.gguf", "--prompts", "p.jsonl"][..], more].concat());
         assert_eq!(other["experts"], report["experts"], "{more:?}");
     }
-    // Four tokens cannot reach eleven experts by twos.
+    // Four tokens cannot reach eleven experts with two each.
     let few = run(dir.path(), &["f32.gguf", "--prompts", "four.jsonl"]);
     assert!(few["experts"][0]["unseen"].as_array().unwrap().len() >= 3, "{few}");
     let (_, out, _) = gguf_verify(&["f32.gguf", "--prompts", "four.jsonl", "--score", "all"], dir.path());
@@ -88,7 +88,7 @@ fn choices_are_compared_with_the_baselines() {
     let quantized = with(&["q4_0.gguf"]);
     let share = quantized["experts"][0]["agreement"].as_f64().unwrap();
     assert!((0.5..1.0).contains(&share), "{share}");
-    // Of several models against one run of the baseline each says the same as by itself.
+    // With several models and one run of the baseline, each has the same figures as alone.
     let both = with(&["f32.gguf", "q4_0.gguf"]);
     assert_eq!(both["models"][0]["experts"], same["experts"]);
     assert_eq!(both["models"][1]["experts"], quantized["experts"]);

@@ -1,4 +1,4 @@
-//! A real model against llama-perplexity's figures on dequantized files.
+//! A real model compared with llama-perplexity's figures on dequantized files.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::goldens::Goldens;
 use crate::support::{fixture, report_cases, smollm2};
 
-/// The types of the golden figures.
+/// Types of the golden figures.
 const TYPES: [&str; 4] = ["F16", "Q8_0", "Q4_K_M", "IQ4_XS"];
 
 fn run(program: &str, args: &[&str], dir: &Path) -> String {

@@ -1,4 +1,4 @@
-//! Tasks: every answer beside llama-perplexity's on the bundled model, and files that are none.
+//! Tasks: every answer compared with llama-perplexity's on the bundled model, and invalid files.
 
 use gguf_foundry::core::GgmlType;
 use serde_json::Value;
@@ -100,7 +100,7 @@ fn files_that_are_no_tasks_are_refused_by_place() {
     }
 }
 
-/// A file in the binary form: questions, and answers with their labels.
+/// File in the binary format: questions, and answers with their labels.
 fn binary(tasks: &[(&str, &[(&str, i32)])]) -> Vec<u8> {
     let string = |text: &str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     let body = |(question, answers): &(&str, &[(&str, i32)])| {
@@ -129,7 +129,7 @@ fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
         let (code, out, err) = gguf_verify(&["base.gguf", option, "tasks", "--json"], dir.path());
         (code, serde_json::from_str(&out).unwrap_or(Value::Null), err)
     };
-    // Nothing else is in the file: there is no figure.
+    // The file has no other task, so there is no figure.
     for (tasks, why) in [
         (&[("Which?", &[(" a", 0), (" b", 0)][..])][..], "no answer is marked as right"),
         (&[("Which?", &[(" a", 1), (" b", 1)])], "every answer is marked as right"),

@@ -1,4 +1,4 @@
-//! The bundled model as a GGUF that tests may damage.
+//! Bundled model as a GGUF that tests may damage.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 
 use crate::support::fixture;
 
-/// A model in memory.
+/// Model in memory.
 #[derive(Clone)]
 pub struct Tiny {
     pub metadata: Metadata,
@@ -34,7 +34,7 @@ impl TensorSource for Tiny {
     }
 }
 
-/// Rows of `[head][half][pair]` to `[head][pair][half]`, as the converter does for interleaved rotation.
+/// Reorders rows from `[head][half][pair]` to `[head][pair][half]`, as the converter does for interleaved rotation.
 fn permute(values: &[f32], n_heads: usize, n_cols: usize) -> Vec<f32> {
     let per_head = values.len() / n_cols / n_heads;
     let mut out = Vec::with_capacity(values.len());
@@ -93,7 +93,7 @@ fn tokenizer(metadata: &mut Metadata) {
 }
 
 impl Tiny {
-    /// The model in f32.
+    /// Creates the model in f32.
     pub fn new() -> Self {
         let mut metadata = Metadata::new();
         metadata.set("general.architecture", "llama");
@@ -134,7 +134,7 @@ impl Tiny {
         model
     }
 
-    /// Reads the tokenizer again after its keys were changed.
+    /// Rereads the tokenizer after its keys were changed.
     pub fn reread(&mut self) {
         self.encoder = Arc::new(Encoder::from_metadata(&self.metadata).unwrap());
     }
@@ -155,7 +155,7 @@ impl Tiny {
         self.bytes[at] = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     }
 
-    /// All matrices in a type.
+    /// Copy with all matrices in a type.
     pub fn quantized(&self, ty: GgmlType) -> Self {
         let mut model = self.clone();
         for at in 0..model.metas.len() {
@@ -172,13 +172,13 @@ impl Tiny {
         model
     }
 
-    /// Undoes the reordering of q and k.
+    /// Copy without the reordering of q and k.
     pub fn unpermuted(&self) -> Self {
         let mut model = self.clone();
         for layer in 0..4 {
             for (name, n_heads) in [("attn_q", 4), ("attn_k", 2)] {
                 let name = format!("blk.{layer}.{name}.weight");
-                // Of 64 rows a head, the permutation has the inverse [pair][half] to [half][pair].
+                // With 64 rows per head, the inverse permutation goes from [pair][half] to [half][pair].
                 let values = self.values(&name);
                 let per_head = values.len() / 256 / n_heads;
                 let mut out = vec![0.0; values.len()];

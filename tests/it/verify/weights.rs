@@ -1,4 +1,4 @@
-//! The weights against the baseline: healthy files of every type pass, damage is found and named.
+//! Weights compared with the baseline: valid files of every type pass, damage is found and named.
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::{CancelFlag, Silent};
@@ -28,7 +28,7 @@ const TYPES: [GgmlType; 8] = [
     GgmlType::Iq2S,
 ];
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 struct Random(u64);
 
 impl Random {
@@ -40,7 +40,7 @@ impl Random {
     }
 }
 
-/// The attention of two layers: all that the comparison needs.
+/// Attention of two layers: enough for the comparison.
 fn small() -> Tiny {
     let mut tiny = Tiny::new();
     for at in (0..tiny.metas.len()).rev() {
@@ -59,7 +59,7 @@ fn compare(file: &Tiny, baseline: &Tiny) -> WeightReport {
     compare_weights(&model(file, &none), &model(baseline, &none), &options, &Silent).unwrap()
 }
 
-/// As `Tiny::quantized`, with importance weights that differ thirtyfold where the type takes them.
+/// Quantizes like `Tiny::quantized`, with importance weights that differ thirtyfold if the type uses them.
 fn quantized(tiny: &Tiny, ty: GgmlType, weighted: bool) -> Tiny {
     let mut model = tiny.clone();
     let mut random = Random(88172645463325252);
@@ -85,7 +85,7 @@ fn tensor<'r>(report: &'r WeightReport, name: &str) -> &'r TensorWeights {
     report.tensors.iter().find(|tensor| tensor.name == name).unwrap()
 }
 
-/// Bytes of a block that are codes, and where an F16 scale is.
+/// Range of a block's bytes that holds codes, and the offset of an F16 scale.
 fn layout(ty: GgmlType) -> (std::ops::Range<usize>, usize) {
     match ty {
         GgmlType::Q8_0 => (2..34, 0),
@@ -117,7 +117,7 @@ fn n_blocks(tiny: &Tiny, name: &str) -> usize {
     tiny.bytes[at].len() / tiny.metas[at].ty.block_bytes()
 }
 
-/// The tensor must be damaged, with this cause; all others must not.
+/// Checks that the listed tensors are damaged with this cause, and that all others are not.
 fn found(what: &str, file: &Tiny, baseline: &Tiny, damaged: &[&str], cause: &dyn Fn(&Cause) -> bool) {
     let report = compare(file, baseline);
     for tensor in &report.tensors {
@@ -158,8 +158,8 @@ fn healthy_files_of_every_type_pass_and_plain_ones_are_reproduced() {
     assert!(n_types >= 27, "{n_types}");
 }
 
-/// A model of F32, as no checkpoint of 16 bits holds it, with near ties: the two largest values of a block differ by less than
-/// F16 tells, and have other signs.
+/// F32 model with values that no checkpoint of 16 bits holds, and with near ties: the two largest values of a block
+/// have different signs and differ by less than F16 resolves.
 fn fine() -> Tiny {
     let mut base = small();
     let mut random = Random(0x2545_f491_4f6c_dd1d);
@@ -273,7 +273,7 @@ fn damaged_codes_are_found_in_every_type_with_and_without_importance() {
                 broken.bytes[at][bad * ty.block_bytes() + scale + 1] ^= 1 << bit;
                 let one = |cause: &Cause| match cause {
                     Cause::Blocks { count: 1, first } => (first[0].0, first[0].1) == place,
-                    // With blocks as long as the rows, the row is scaled.
+                    // If blocks are as long as the rows, the row is scaled.
                     Cause::RowsScaled { count: 1, first } => first[0].0 == place.0 && per_row == 1,
                     _ => false,
                 };
@@ -400,7 +400,7 @@ fn scaled_values_are_found_and_named() {
             };
             found("a row", &broken, &base, &[K], &scaled);
 
-            // A tenth more or less is within what importance does to codes of two bits.
+            // A tenth more or less is within the effect of importance on codes of two bits.
             if !matches!(ty, GgmlType::Iq2S | GgmlType::Q2K) {
                 let broken = changed(&base, ty, weighted, |tiny| {
                     edit(tiny, K, |values| values.iter_mut().for_each(|x| *x *= 0.9));
@@ -421,7 +421,7 @@ fn scaled_values_are_found_and_named() {
     }
 }
 
-/// All tensors as floats of a type.
+/// Converts all tensors to floats of a type.
 fn floats(tiny: &Tiny, ty: GgmlType) -> Tiny {
     let mut model = tiny.clone();
     for at in 0..model.metas.len() {
@@ -435,7 +435,7 @@ fn floats(tiny: &Tiny, ty: GgmlType) -> Tiny {
     model
 }
 
-/// All tensors decoded.
+/// Decodes all tensors.
 fn decoded(tiny: &Tiny) -> Tiny {
     let mut model = tiny.clone();
     for (meta, bytes) in model.metas.iter_mut().zip(&mut model.bytes) {
@@ -450,7 +450,7 @@ fn decoded(tiny: &Tiny) -> Tiny {
 #[test]
 fn floats_are_equal_after_rounding() {
     let mut base = small();
-    // Values that neither type of 16 bits holds, and one that is no number.
+    // Values that neither 16-bit type holds, and a NaN.
     for name in [K, Q] {
         edit(&mut base, name, |values| values.iter_mut().for_each(|x| *x *= 1.001_3));
     }
@@ -472,7 +472,7 @@ fn floats_are_equal_after_rounding() {
     let report = compare(&floats(&base, GgmlType::F16), &floats(&base, GgmlType::Bf16));
     assert!(report.findings.is_empty(), "both are rounded: {:?}", report.findings);
 
-    // Rounded to BF16 before it was rounded to F16: a loss that is named, not damage.
+    // Rounded to BF16 before F16: a loss that is reported, but not damage.
     let narrow = decoded(&floats(&base, GgmlType::Bf16));
     let report = compare(&floats(&narrow, GgmlType::F16), &base);
     assert!(
@@ -503,7 +503,7 @@ fn quantized_baselines_are_no_false_alarm() {
         let report = compare(&quantized(&base, file, true), &quantized(&base, baseline, false));
         assert!(report.findings.is_empty(), "{file} {baseline}: {:?}", report.findings);
     }
-    // Decoded, and the other way round.
+    // Decoded, and the reverse.
     let coded = quantized(&base, GgmlType::Q4_0, false);
     assert!(compare(&decoded(&coded), &coded).findings.is_empty());
     assert!(compare(&coded, &decoded(&coded)).findings.is_empty());
@@ -532,7 +532,7 @@ fn tensors_without_an_answer_are_named() {
     };
     assert!(has(Some(Q), "shape [128, 512], the baseline's is [256, 256]"), "{texts:?}");
     assert!(has(Some("blk.2.x"), "the baseline has no such tensor"), "{texts:?}");
-    // As many values under another name: another layout, which is not judged.
+    // The same number of values under another name: another layout, which is not judged.
     assert!(has(None, "under other names"), "{texts:?}");
 
     let mut broken = base.clone();
@@ -565,7 +565,7 @@ fn a_head_that_is_the_embedding_and_factors_beside_a_tensor() {
         assert!(report.findings.is_empty(), "{:?}", report.findings);
         assert_eq!(tensor(&report, "output.weight").outcome, WeightOutcome::Reproduced);
     }
-    // A head of its own that the file has lost.
+    // A separate head that the file has lost.
     edit(&mut apart, "output.weight", |values| values.reverse());
     let report = compare(&tied, &apart);
     assert_eq!(tensor(&report, "output.weight").outcome, WeightOutcome::Damaged);
@@ -620,7 +620,7 @@ fn the_program_compares_weights_alone() {
     assert_eq!((k["layer"].as_u64(), k["role"].as_str()), (Some(1), Some("attn_k.weight")));
     assert!(k["error"].as_f64().unwrap() > 0.05 && k["error"] == k["own_error"], "{k}");
 
-    // An architecture that nobody can run.
+    // An architecture that cannot be run.
     let mut unknown = base.quantized(GgmlType::Q4K);
     unknown.metadata.set("general.architecture", "unheard-of");
     randomize(&mut unknown, K, 0..64);

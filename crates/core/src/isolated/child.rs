@@ -1,4 +1,4 @@
-//! The child's side: bounds of its own, then requests and answers.
+//! The child's side: resource limits, then requests and answers.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Bounds, MAGIC};
 
-/// The bounds among the arguments behind a job's name: bytes of memory, seconds, bytes of a reply.
+/// Parses the bounds from the arguments after a job's name: bytes of memory, seconds, bytes of a reply.
 #[must_use]
 pub fn child_bounds(args: &[OsString]) -> Option<Bounds> {
     let [memory, cpu, reply] = args else { return None };
@@ -20,15 +20,16 @@ pub fn child_bounds(args: &[OsString]) -> Option<Bounds> {
     })
 }
 
-/// Bounds what the allocator of a program gives, in bytes; false if more is in use already. Systems that bound no address space
-/// ([`serve`]) need one.
+/// Limits the bytes that a program's allocator hands out; returns false if more is in use already. Systems without a
+/// limit of address space ([`serve`]) need one.
 pub type MemoryLimit = fn(u64) -> bool;
 
-/// Answers the requests on standard input until it ends. The memory of this process is bounded first, for good: by the system, or by
-/// `limit` where the system does not. Panics of `answer` are told as replies and nowhere else.
+/// Answers the requests on standard input until it ends. First limits the memory of this process permanently: through
+/// the system, or through `limit` where the system has no such limit. Panics of `answer` are reported as replies and
+/// nowhere else.
 ///
 /// # Errors
-/// Bounds that the system refuses, a parent that is gone.
+/// Limits that the system refuses; a parent that is gone.
 pub fn serve(
     bounds: &Bounds,
     limit: Option<MemoryLimit>,
@@ -71,21 +72,21 @@ fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".to_owned())
 }
 
-/// Bounds the address space of this process, where the system does that. On systems of Apple it counts what is mapped and never
-/// touched, too, which is more than any bound that is worth something; Windows has no such limit.
+/// Limits the address space of this process, where the system supports that. Apple systems also count memory that is
+/// mapped and never touched, which exceeds any useful limit; Windows has no such limit.
 #[cfg(all(unix, not(target_vendor = "apple")))]
 fn bound_memory(bounds: &Bounds, _: Option<MemoryLimit>) -> io::Result<()> {
     set_limit(rustix::process::Resource::As, bounds.memory_bytes)
 }
 
-/// Bounds what this process allocates.
+/// Limits the allocations of this process.
 #[cfg(not(all(unix, not(target_vendor = "apple"))))]
 fn bound_memory(bounds: &Bounds, limit: Option<MemoryLimit>) -> io::Result<()> {
     let set = limit.ok_or(io::ErrorKind::Unsupported)?;
     if set(bounds.memory_bytes) { Ok(()) } else { Err(io::ErrorKind::OutOfMemory.into()) }
 }
 
-/// A crash leaves no image, and nothing here writes files.
+/// Forbids core dumps and written files: a crash leaves no image, and nothing here writes files.
 fn bound_files() -> io::Result<()> {
     #[cfg(unix)]
     {
@@ -98,15 +99,15 @@ fn bound_files() -> io::Result<()> {
 #[cfg(unix)]
 fn set_limit(resource: rustix::process::Resource, limit: u64) -> io::Result<()> {
     use rustix::process::{Rlimit, getrlimit, setrlimit};
-    // Never more than this process has already.
+    // Never above the limit that this process has already.
     let old = getrlimit(resource).maximum.unwrap_or(u64::MAX);
     let limit = Some(limit.min(old));
     setrlimit(resource, Rlimit { current: limit, maximum: limit })?;
     Ok(())
 }
 
-/// The system ends this process (`SIGXCPU`) when all requests so far take longer, also where its parent is gone. Windows does not:
-/// there the parent's clock has to do.
+/// Limits processor time: the system ends this process (`SIGXCPU`) when all requests so far take longer, even if its
+/// parent is gone. Windows has no such limit; there the parent's clock must do.
 fn bound_time(seconds: u64) -> io::Result<()> {
     #[cfg(unix)]
     {

@@ -18,16 +18,17 @@ pub(super) struct Running {
     input: ChildStdin,
     output: ChildStdout,
     errors: ChildStderr,
-    /// The beginning of what it said on standard error.
+    /// Beginning of the child's standard error.
     said: Vec<u8>,
-    /// Standard error is open: one that is closed would wake us all the time.
+    /// True while standard error is open; polling a closed one would return immediately every time.
     may_say_more: bool,
 }
 
-/// Ended and waited for, whatever became of the request.
+/// Kills the child and waits for its end, whatever became of the request.
 impl Drop for Running {
     fn drop(&mut self) {
-        // With all that it started, which is nothing in our own; not by the number of one that is gone.
+        // Kills the whole process group, though our own child starts nothing. Skipped if the child is gone: its number
+        // may be reused.
         if matches!(self.child.try_wait(), Ok(None)) {
             let group = rustix::process::Pid::from_child(&self.child);
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
@@ -40,7 +41,7 @@ impl Drop for Running {
 impl Running {
     pub(super) fn start(isolation: &Isolation, job: &str, bounds: &Bounds) -> Result<Self, IsolatedError> {
         let failed = |error: io::Error| isolation.not_started(&error);
-        // In a group of its own: what the terminal sends is for the parent, which ends the child.
+        // In a process group of its own: terminal signals go to the parent, which ends the child.
         let mut command = isolation.command(job, bounds);
         command.process_group(0);
         let mut child = command.spawn().map_err(failed)?;
@@ -81,7 +82,7 @@ impl Running {
             }
             self.wait(sent < request.len()).map_err(|_| IsolatedError::Garbage)?;
             self.listen();
-            // A child that takes no more has ended, or answers at once: its output says which.
+            // A child that reads no more has ended, or answers at once: its output tells which.
             match self.input.write(&request[sent..]) {
                 Ok(n) => sent += n,
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => sent = request.len(),
@@ -98,7 +99,7 @@ impl Running {
         }
     }
 
-    /// Until there is something to read or to write, or a moment has passed.
+    /// Waits until there is something to read or to write, or a tick has passed.
     fn wait(&self, has_more: bool) -> io::Result<()> {
         let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
         let mut fds = vec![PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::IN)];
@@ -114,7 +115,7 @@ impl Running {
         }
     }
 
-    /// Reads standard error: the beginning is kept, the rest is nobody's business.
+    /// Reads standard error: keeps the beginning and discards the rest.
     fn listen(&mut self) {
         let mut buffer = [0; STDERR_BYTES];
         for _ in 0..16 {
@@ -132,7 +133,7 @@ impl Running {
         }
     }
 
-    /// Why a child that closed its output did so.
+    /// Returns the reason for which a child closed its output.
     fn death(&mut self, bounds: &Bounds) -> IsolatedError {
         let Some(status) = end_of(&mut self.child) else { return IsolatedError::Garbage };
         self.listen();
@@ -140,12 +141,12 @@ impl Running {
     }
 }
 
-/// Bytes moved; `None` where none could be now.
+/// Returns the number of bytes moved; `None` if none could be moved now.
 fn moved(done: io::Result<usize>) -> Option<usize> {
     done.ok()
 }
 
-/// What the end of a child means, with what the runtime said before it.
+/// Derives the error from a child's exit status and from the runtime's message before it.
 fn cause(status: ExitStatus, said: &str, bounds: &Bounds) -> IsolatedError {
     const SIGXCPU: i32 = 24;
     let Some(signal) = status.signal() else {

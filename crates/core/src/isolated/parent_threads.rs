@@ -1,4 +1,4 @@
-//! The parent's side where pipes cannot be waited for together: a thread for each, a clock, and the end of the child.
+//! The parent's side where pipes cannot be polled together: a thread for each, a clock, and the end of the child.
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ExitStatus};
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use super::reply::{framed, parse};
 use super::{Bounds, GRACE, IsolatedError, Isolation, STDERR_BYTES, TICK, end_of};
 
-/// Bytes that are read at once.
+/// Bytes of one read.
 const PIECE_BYTES: usize = 1 << 16;
-/// Pieces that wait to be looked at; a child that sends more waits.
+/// Number of pieces that wait to be processed; a child that sends more is blocked.
 const MOST_PIECES: usize = 4;
-/// What the system says of a process that has used up its stack (`STATUS_STACK_OVERFLOW`).
+/// Exit code of a process that has used up its stack (`STATUS_STACK_OVERFLOW`).
 const STACK_OVERFLOW: i32 = 0xC000_00FD_u32.cast_signed();
 
 /// A child that is running.
@@ -23,11 +23,11 @@ pub(super) struct Running {
     child: Child,
     requests: SyncSender<Vec<u8>>,
     pieces: Receiver<Vec<u8>>,
-    /// The beginning of what it said on standard error.
+    /// Beginning of the child's standard error.
     said: Arc<Mutex<Vec<u8>>>,
 }
 
-/// Ended and waited for, whatever became of the request. The threads end with the pipes.
+/// Kills the child and waits for its end, whatever became of the request. The threads end with the pipes.
 impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
@@ -41,7 +41,7 @@ impl Running {
     pub(super) fn start(isolation: &Isolation, job: &str, bounds: &Bounds) -> Result<Self, IsolatedError> {
         let failed = |error: std::io::Error| isolation.not_started(&error);
         let mut command = isolation.command(job, bounds);
-        // What the console sends (Ctrl-C) is for the parent, which ends the child.
+        // Console events (Ctrl-C) go to the parent, which ends the child.
         #[cfg(windows)]
         {
             const CREATE_NEW_PROCESS_GROUP: u32 = 0x200;
@@ -75,9 +75,9 @@ impl Running {
     ) -> Result<Vec<u8>, IsolatedError> {
         let begun = Instant::now();
         match self.requests.try_send(framed(request)?) {
-            // The request before was answered and never read.
+            // The child answered the previous request without reading it.
             Err(TrySendError::Full(_)) => return Err(IsolatedError::Garbage),
-            // A child that takes no more has ended: its output says how.
+            // A child that reads no more has ended: its output tells how.
             Ok(()) | Err(TrySendError::Disconnected(_)) => {}
         }
         let mut reply = Vec::new();
@@ -99,10 +99,10 @@ impl Running {
         }
     }
 
-    /// Why a child that closed its output did so.
+    /// Returns the reason for which a child closed its output.
     fn death(&mut self, bounds: &Bounds) -> IsolatedError {
         let Some(status) = end_of(&mut self.child) else { return IsolatedError::Garbage };
-        // What it said last may still be on its way: the thread that reads it lets go at the end.
+        // Its last message may still be on its way: the thread that reads it drops its reference at the end.
         let begun = Instant::now();
         while Arc::strong_count(&self.said) > 1 && begun.elapsed() < GRACE {
             thread::sleep(Duration::from_millis(2));
@@ -130,7 +130,7 @@ fn receive(mut output: impl Read, pieces: &SyncSender<Vec<u8>>) {
     }
 }
 
-/// Reads standard error: the beginning is kept, the rest is nobody's business.
+/// Reads standard error: keeps the beginning and discards the rest.
 fn listen(mut errors: impl Read, said: &Mutex<Vec<u8>>) {
     let mut buffer = [0; STDERR_BYTES];
     while let Ok(n @ 1..) = errors.read(&mut buffer) {
@@ -140,7 +140,7 @@ fn listen(mut errors: impl Read, said: &Mutex<Vec<u8>>) {
     }
 }
 
-/// What the end of a child means, with what the runtime said before it.
+/// Derives the error from a child's exit status and from the runtime's message before it.
 fn cause(status: ExitStatus, said: &str, bounds: &Bounds) -> IsolatedError {
     let code = status.code().unwrap_or(-1);
     if said.contains("memory allocation of") {

@@ -2,17 +2,17 @@
 
 use super::{Bounds, IsolatedError, MAGIC};
 
-/// What comes before the bytes of a reply.
+/// Bytes before the content of a reply: magic, kind, length.
 const HEAD_BYTES: usize = MAGIC.len() + 5;
 
-/// A request with its length before it.
+/// Returns a request with its length before it.
 pub(super) fn framed(request: &[u8]) -> Result<Vec<u8>, IsolatedError> {
     let len =
         u32::try_from(request.len()).map_err(|_| IsolatedError::TooLong { limit: u32::MAX as usize })?;
     Ok([&len.to_le_bytes()[..], request].concat())
 }
 
-/// The reply, once it is whole.
+/// Parses the reply; `None` until it is complete.
 pub(super) fn parse(
     reply: &mut Vec<u8>,
     bounds: &Bounds,
@@ -30,7 +30,7 @@ pub(super) fn parse(
     if reply.len() - HEAD_BYTES < len {
         return Ok(None);
     }
-    // One reply to each request, and nothing behind it.
+    // One reply to each request, and nothing after it.
     if reply.len() - HEAD_BYTES > len {
         return Err(IsolatedError::Garbage);
     }

@@ -1,4 +1,4 @@
-//! Children that do what none should. They are shells: what is tested here is the parent.
+//! Tests with misbehaving children. They are shells: the subject of the tests is the parent.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ fn ask(script: &str) -> Result<Vec<u8>, IsolatedError> {
     worker(script, Bounds::default(), never).ask(b"hello")
 }
 
-/// The same without polling, as on systems whose pipes cannot be polled.
+/// Asks without polling, as on systems whose pipes cannot be polled.
 fn ask_by_threads(
     script: &str,
     bounds: Bounds,
@@ -31,7 +31,7 @@ fn ask_by_threads(
     requests.iter().try_fold(Vec::new(), |_, request| running.exchange(request, &bounds, is_cancelled))
 }
 
-/// `printf` of a reply with an answer of one byte.
+/// A `printf` command that writes a reply with an answer of one byte.
 const GOOD: &str = r"printf 'GFj1\000\001\000\000\000x'";
 
 #[test]
@@ -64,7 +64,7 @@ fn the_end_of_a_child_has_a_reason() {
     assert_eq!(ask(memory), Err(IsolatedError::Memory { limit_bytes: 256 << 20 }));
     let stack = "echo \"thread 'main' has overflowed its stack\" >&2; kill -ABRT $$";
     assert_eq!(ask(stack), Err(IsolatedError::Stack { signal: 6 }));
-    // Said after more than anyone keeps, and more than a pipe holds.
+    // Reported after more output than is kept, and more than a pipe holds.
     let flood = "head -c 300000 /dev/zero >&2; exit 3";
     assert_eq!(ask(flood), Err(IsolatedError::Ended { code: 3 }));
     let missing = Program::new(Path::new("/nowhere/at-all"), Vec::new());
@@ -102,7 +102,7 @@ fn a_child_that_does_not_end_is_killed() {
 fn threads_hear_what_polling_hears() {
     let ask =
         |script: &str, n: usize| ask_by_threads(script, Bounds::default(), never, &vec![&b"hello"[..]; n]);
-    // The shell reads what is sent, as a child does.
+    // The shell reads the request, as a child does.
     let reads = "head -c 9 >/dev/null";
     let good = format!("{reads}; {GOOD}; {reads}; {GOOD}; cat >/dev/null");
     assert_eq!(ask(&good, 2), Ok(b"x".to_vec()));

@@ -1,11 +1,11 @@
-//! Files that are cut short while they are read. Reading a mapped page behind the new end is no error but a signal,
-//! `SIGBUS`, and nothing can be read in its place: the program ends. A program that calls [`install`] says which file it
-//! was, removes its temporary files, and ends with code 1; a library should not decide that for its host, so nothing
-//! happens without.
+//! Handling of files that are truncated while they are read. Reading a mapped page beyond the new end raises a signal,
+//! `SIGBUS`, not an error, and nothing can be read in its place: the program ends. A program that calls [`install`]
+//! reports which file it was, removes its temporary files, and exits with code 1. A library should not decide that for
+//! its host, so nothing happens without the call.
 //!
-//! The handler may interrupt anything, an allocation or a lock included. So what it needs is prepared before: entries are
-//! appended to lists and never taken out, only marked as past; it walks them with atomic loads and calls `write`,
-//! `unlink` and `_exit`, which may be called there. An entry is some hundred bytes for each file that is opened.
+//! The handler may interrupt anything, including an allocation or a lock. So its data is prepared before: entries are
+//! appended to lists and never removed, only marked as past. The handler walks them with atomic loads and calls only
+//! `write`, `unlink` and `_exit`, which are allowed there. An entry takes some hundred bytes for each opened file.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ mod handler;
 #[cfg(unix)]
 mod watched;
 
-/// Watched as long as the value lives.
+/// Registration of a mapping or a temporary file, valid as long as the value lives.
 #[derive(Debug, Default)]
 #[must_use]
 pub struct Watch(Option<&'static AtomicBool>);
@@ -28,13 +28,13 @@ impl Drop for Watch {
     }
 }
 
-/// Watches a mapping of a file.
+/// Registers a mapping of a file.
 pub(super) fn mapped(path: &Path, bytes: &[u8]) -> Watch {
     #[cfg(unix)]
     {
         watched::mapped(path, bytes)
     }
-    // Windows refuses to cut a file short that is mapped.
+    // Windows refuses to truncate a mapped file.
     #[cfg(not(unix))]
     {
         let _ = (path, bytes);
@@ -42,8 +42,8 @@ pub(super) fn mapped(path: &Path, bytes: &[u8]) -> Watch {
     }
 }
 
-/// Remembers a temporary file that has a name, or a directory of such files, to be removed if the program ends without unwinding. The path must not
-/// be given to anything else while the value lives.
+/// Registers a named temporary file, or a directory of such files, for removal if the program ends without unwinding.
+/// The path must not be used for anything else while the value lives.
 pub fn temporary(path: &Path) -> Watch {
     #[cfg(unix)]
     {
@@ -56,8 +56,8 @@ pub fn temporary(path: &Path) -> Watch {
     }
 }
 
-/// Makes this process end with a message where a mapped file is cut short while it is read. With `as_json` the failure
-/// is told on standard output, too. What faults elsewhere goes on as before.
+/// Makes this process exit with a message if a mapped file is truncated while it is read. With `as_json` the failure is
+/// also reported on standard output. Faults elsewhere are handled as before.
 pub fn install(as_json: bool) {
     #[cfg(unix)]
     handler::install(as_json);
@@ -77,7 +77,7 @@ mod tests {
     const ROLE: &str = "GGUF_CORE_FAULTS_ROLE";
     const DIR: &str = "GGUF_CORE_FAULTS_DIR";
 
-    /// What a child of the tests below does: this test alone, with a role.
+    /// Child process of the tests below: this test alone, with a role.
     #[test]
     fn child() {
         let (Ok(role), Ok(dir)) = (std::env::var(ROLE), std::env::var(DIR)) else { return };
@@ -94,13 +94,13 @@ mod tests {
         }
         let [_gone, kept] = watches.try_into().unwrap();
         drop(kept);
-        // Several mappings, of which the one that faults is neither the first nor the last; one is past.
+        // Several mappings. The one that faults is neither the first nor the last; one is past.
         drop(MappedFile::open(&path).unwrap());
         let others = [temporaries[0].clone(), temporaries[1].clone()];
         let _before = MappedFile::open(&others[0]).unwrap();
         if role == "stranger" {
             let file = fs_err::File::open(&path).unwrap();
-            // SAFETY: read-only; that it is cut short is what the test is about.
+            // SAFETY: read-only; truncating it is the purpose of the test.
             let map = unsafe { memmap2::Mmap::map(file.file()) }.unwrap();
             shorten();
             std::hint::black_box(map[900_000]);

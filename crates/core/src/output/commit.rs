@@ -1,5 +1,6 @@
-//! How finished files get their names. One file: one rename. Several in one directory: a journal says what is to happen,
-//! then they are renamed one after the other; whoever dies in between leaves what the next run finishes.
+//! Renaming of finished files to their final names. One file takes one rename. For several in one directory a journal
+//! first records the plan; then they are renamed one after the other. If the process dies in between, the next run
+//! finishes the work.
 
 use std::ffi::OsStr;
 use std::io;
@@ -9,7 +10,7 @@ use super::journal::{Entry, Journal};
 use super::temporary::Temporary;
 use super::{fault, leftovers, named, parent, sync_directory};
 
-/// A written file and its name to be.
+/// A written file and its final path.
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) temporary: Temporary,
@@ -19,7 +20,7 @@ pub(super) struct Finished {
 /// Gives files their names, directory by directory.
 ///
 /// # Errors
-/// I/O errors. What happened until then is said there.
+/// I/O errors; the message states what happened until then.
 pub(super) fn commit(files: Vec<Finished>, sync: bool) -> io::Result<()> {
     let mut sets: Vec<Vec<Finished>> = Vec::new();
     for file in files {
@@ -46,7 +47,8 @@ fn commit_one(file: Finished, sync: bool) -> io::Result<()> {
     if sync { sync_directory(parent(&path)) } else { Ok(()) }
 }
 
-/// Until the journal is complete, nothing has happened; from then on, this or the next run brings it to its end.
+/// Renames the files of a set. Until the journal is complete, nothing has happened; from then on, this or the next run
+/// finishes it.
 fn commit_set(mut files: Vec<Finished>, sync: bool) -> io::Result<()> {
     let Some(first) = files.first() else { return Ok(()) };
     let dir = parent(&first.path).to_owned();
@@ -77,7 +79,7 @@ fn commit_set(mut files: Vec<Finished>, sync: bool) -> io::Result<()> {
             continue;
         };
         let error = named(&path, &error);
-        // Nothing has happened yet: nothing shall have.
+        // Nothing has been renamed yet, and nothing will be.
         if n_done == 0 {
             return Err(error);
         }
@@ -140,7 +142,7 @@ mod tests {
         names
     }
 
-    /// What the files say; `None` where there is none.
+    /// Content of each file; `None` for a file that does not exist.
     fn contents(dir: &Path, names: &[&str]) -> Vec<Option<String>> {
         let read = |name: &&str| {
             let text = fs_err::read_to_string(dir.join(name)).ok()?;
@@ -153,7 +155,7 @@ mod tests {
         names.iter().map(|_| content.map(ToOwned::to_owned)).collect()
     }
 
-    /// Points of a commit that nothing disturbs.
+    /// Number of fault points in an undisturbed commit.
     fn n_points(names: &[&str]) -> usize {
         let dir = tempfile::tempdir().unwrap();
         fault::arm(None);
@@ -163,7 +165,7 @@ mod tests {
         n
     }
 
-    /// The process that is killed: this test binary once more.
+    /// The process that is killed: this test binary, started again.
     #[test]
     #[ignore = "the victim of the tests below, not a test"]
     fn victim() {
@@ -203,7 +205,7 @@ mod tests {
                     assert!(matches!(error, OutputError::Interrupted { .. }), "point {point}: {error}");
                     assert_eq!(contents(dir.path(), &NAMES), found, "point {point}");
                 }
-                // Another run of the same command that comes to nothing: the set is whole nevertheless.
+                // Another run of the same command that writes nothing: the set is whole nevertheless.
                 let mut again: Vec<_> =
                     NAMES.iter().map(|name| Destination::of(&dir.path().join(name)).unwrap()).collect();
                 Destination::clear_all(&mut again).unwrap();

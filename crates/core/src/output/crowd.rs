@@ -1,6 +1,6 @@
-//! Sets of more files than a process may have open at once. Their files lie under their own names in a directory beside
-//! the targets until they are renamed from there; that directory is locked as temporary files are, so that none of them
-//! needs a lock of its own, and only those that were written to last are open.
+//! Sets of more files than a process may have open at once. Until they are renamed, the files have their own names in a
+//! directory next to the targets. That directory is locked like a temporary file, so that its files need no locks of
+//! their own. Only the files written to last are open.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -15,21 +15,21 @@ use super::temporary::{self, stem, stem_of};
 use super::{Destination, OutputError, OutputFile, fault, is_too_many, named, parent};
 use crate::mmap::faults::{self, Watch};
 
-/// What the name of such a directory says behind that of the set's first file.
+/// Suffix of such a directory's name, after the name of the set's first file.
 const PARTS: &str = ".parts";
-/// Most files of a set that stay open: more would not make writing them faster.
+/// Maximum number of open files of a set: more would not make writing them faster.
 const MOST_OPEN: usize = 256;
-/// What part of the descriptors of a process the files of one set may take. Inputs and locks need some, too.
+/// Divisor of the process's descriptor limit that gives the share of one set. Inputs and locks need some, too.
 #[cfg(unix)]
 const SHARE: u64 = 4;
 
-/// The files of one output, however many there are. Those that are begun here are committed together, by
+/// The files of one output, however many there are. Those begun here are committed together, by
 /// [`OutputFile::commit_all`].
 #[derive(Clone, Debug, Default)]
 pub struct OutputSet(Option<Arc<Crowd>>);
 
 impl OutputSet {
-    /// A set of that many files. With `sync` those that are closed before the end are synced to the disk first, as the
+    /// Creates a set of `n_files` files. With `sync`, files that are closed before the end are synced first, as the
     /// commit will do with the others.
     #[must_use]
     pub fn of(n_files: usize, sync: bool) -> Self {
@@ -45,14 +45,14 @@ impl OutputSet {
         destination.create_among(self.0.as_ref())
     }
 
-    /// A set of which so many files are open at once, whatever the limits of this process.
+    /// Creates a set with at most `most` open files, whatever the limits of this process.
     #[cfg(test)]
     pub(super) fn with_limit(most: usize, sync: bool) -> Self {
         Self(Some(Crowd::new(most, sync)))
     }
 }
 
-/// How many files of one set this process should have open at once.
+/// Returns the number of files of one set that this process should have open at once.
 fn share_of_descriptors() -> usize {
     #[cfg(unix)]
     {
@@ -63,14 +63,14 @@ fn share_of_descriptors() -> usize {
     usize::MAX
 }
 
-/// What the files of a large set have in common.
+/// Shared state of the files of a large set.
 #[derive(Debug)]
 pub(super) struct Crowd {
     most: usize,
     sync: bool,
-    /// Those that are open, the one written to last at the end.
+    /// Open files, the one written to last at the end.
     open: Mutex<VecDeque<(Arc<Place>, Arc<File>)>>,
-    /// Where they lie: a directory beside each that targets are in.
+    /// Staging directories, one next to the targets of each directory.
     stagings: Mutex<Vec<(PathBuf, Weak<Staging>)>>,
 }
 
@@ -78,17 +78,17 @@ pub(super) struct Crowd {
 #[derive(Debug)]
 struct Place {
     path: PathBuf,
-    /// Something was written to it since it was synced.
+    /// True if something was written to it since it was synced.
     is_dirty: AtomicBool,
 }
 
-/// One file of a crowd. Dropped, it is closed; its name belongs to somebody else.
+/// One file of a crowd. Dropping it closes the file; its name is removed by the owner of the name.
 #[derive(Debug)]
 pub(super) struct Member {
     place: Arc<Place>,
     crowd: Arc<Crowd>,
     staging: Arc<Staging>,
-    /// The mode that a file of this name is to have, where its writer could not open it again with that.
+    /// Final mode of the file, if its writer could not reopen it with that mode.
     mode: Option<u32>,
 }
 
@@ -98,7 +98,7 @@ impl Crowd {
         Arc::new(Self { most, sync, open: Mutex::default(), stagings: Mutex::default() })
     }
 
-    /// Begins a file that will be called `path`: its name now, and the file.
+    /// Begins a file with the final path `path`. Returns its current path and the file.
     ///
     /// # Errors
     /// The file system refused.
@@ -114,7 +114,7 @@ impl Crowd {
         Ok((staged, Member { place, crowd: Arc::clone(self), staging, mode }))
     }
 
-    /// The directory that files go to which will be beside `path`.
+    /// Returns the staging directory for files whose final place is next to `path`.
     fn staging(&self, path: &Path) -> io::Result<Arc<Staging>> {
         let dir = parent(path);
         let mut stagings = lock(&self.stagings);
@@ -129,7 +129,7 @@ impl Crowd {
         Ok(staging)
     }
 
-    /// Takes an open file in, for one that was not written to for long.
+    /// Adds an open file and closes the ones that were not written to for longest.
     fn enter(&self, place: &Arc<Place>, file: File) -> io::Result<Arc<File>> {
         let file = Arc::new(file);
         let mut open = lock(&self.open);
@@ -143,7 +143,7 @@ impl Crowd {
         Ok(file)
     }
 
-    /// A file of the crowd, opened again if need be.
+    /// Returns a file of the crowd, reopened if necessary.
     fn open(&self, place: &Arc<Place>) -> io::Result<Arc<File>> {
         let find = |open: &mut VecDeque<(Arc<Place>, Arc<File>)>| {
             let at = open.iter().position(|(other, _)| Arc::ptr_eq(other, place))?;
@@ -157,7 +157,7 @@ impl Crowd {
         }
         loop {
             match reopen(&place.path) {
-                // Two threads may open one file at once: then it is there twice for a while.
+                // Two threads may open one file at once: then it is listed twice for a while.
                 Ok(file) => return self.enter(place, file),
                 Err(error) if is_too_many(&error) => {
                     let Some((place, file)) = lock(&self.open).pop_front() else { return Err(error) };
@@ -168,8 +168,8 @@ impl Crowd {
         }
     }
 
-    /// Syncs what is about to be closed: when it is opened again, the system may not know any more that writing it to the
-    /// disk failed. What is written to it meanwhile makes it dirty again afterwards.
+    /// Syncs a file that is about to be closed: after a reopen, the system may have forgotten that writing it to the
+    /// disk failed. A write in the meantime marks it dirty again.
     fn retire(&self, place: &Place, file: &File) -> io::Result<()> {
         if self.sync { place.sync(file) } else { Ok(()) }
     }
@@ -193,7 +193,7 @@ impl Member {
         self.crowd.open(&self.place)
     }
 
-    /// To be called after writing.
+    /// Marks the file as dirty; to be called after writing.
     pub(super) fn touch(&self) {
         self.place.is_dirty.store(true, Ordering::Release);
     }
@@ -202,17 +202,17 @@ impl Member {
         if self.place.is_dirty.load(Ordering::Acquire) { self.place.sync(&*self.open()?) } else { Ok(()) }
     }
 
-    /// The mode that the file gets before it gets its name, if it has another one until then.
+    /// Returns the final mode of the file, if it has another one until it gets its name.
     pub(super) fn mode(&self) -> Option<u32> {
         self.mode
     }
 
-    /// The file's name now, seen from where it will be.
+    /// Returns the file's current name relative to its target directory.
     pub(super) fn name(&self) -> Option<OsString> {
         Some(Path::new(self.staging.path.file_name()?).join(self.place.path.file_name()?).into_os_string())
     }
 
-    /// Leaves the directory with what is in it.
+    /// Keeps the directory and its content.
     pub(super) fn keep(&self) {
         self.staging.is_kept.store(true, Ordering::Relaxed);
     }
@@ -224,20 +224,20 @@ impl Drop for Member {
     }
 }
 
-/// The directory that the files of a crowd lie in. It is locked. Dropped, it vanishes.
+/// Locked directory with the files of a crowd. Dropping it removes the directory.
 #[derive(Debug)]
 struct Staging {
     path: PathBuf,
     is_kept: AtomicBool,
-    /// For a run that ends without unwinding.
+    /// Removes the directory if the run ends without unwinding.
     _watch: Watch,
-    /// Open for the lock.
+    /// Held open for the lock.
     _open: Option<File>,
 }
 
 impl Staging {
     fn beside(first: &Path) -> io::Result<Self> {
-        // Nobody else's business until the files have their names and modes.
+        // Private to the owner until the files have their names and modes.
         let (path, open) = make_locked(&parent(first).join(parts_name(first)), 0o700)?;
         let watch = faults::temporary(&path);
         Ok(Self { path, is_kept: AtomicBool::new(false), _watch: watch, _open: open })
@@ -258,12 +258,12 @@ fn parts_name(first: &Path) -> OsString {
     name
 }
 
-/// What the directory of a set that begins with `first` is called, but for what chance adds.
+/// Returns the name of the directory of a set that begins with `first`, without the random part.
 pub(super) fn staging_stem(first: &OsStr) -> OsString {
     stem(&parts_name(Path::new(first)))
 }
 
-/// The directory and the file's name in it, where a temporary name is one of a staged file.
+/// Splits the temporary name of a staged file into its directory and its file name.
 pub(super) fn staged(temporary: &OsStr) -> Option<(&OsStr, &OsStr)> {
     let mut parts = Path::new(temporary).components();
     let (dir, file) = (parts.next()?, parts.next()?);
@@ -293,7 +293,7 @@ fn reopen(path: &Path) -> io::Result<File> {
     super::again(|| options.open(path))
 }
 
-/// Makes sure that the writer can open the file again, whatever the umask. Returns the mode that it had, if it was changed.
+/// Makes sure that the writer can reopen the file, whatever the umask. Returns its previous mode if it was changed.
 fn openable(file: &File) -> io::Result<Option<u32>> {
     #[cfg(unix)]
     {
@@ -345,7 +345,7 @@ mod tests {
             output.reserve(content.len() as u64)?;
             output.write_at(content.len() as u64, format!(" {name}").as_bytes())?;
         }
-        // Once more, when the first have been closed.
+        // Written again, after the first files have been closed.
         outputs.iter().try_for_each(|output| output.write_at(0, content.as_bytes()))?;
         Ok(outputs)
     }
@@ -361,7 +361,7 @@ mod tests {
         names
     }
 
-    /// What all files say; a panic if they differ. `None` where there are none.
+    /// Content of all files, `None` where there are none; panics if they differ.
     fn content(dir: &Path) -> Option<String> {
         let read = |name: &String| {
             let text = fs_err::read_to_string(dir.join(name)).ok()?;
@@ -384,7 +384,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (sync, text) in [(true, "first"), (false, "second")] {
             let outputs = begin(dir.path(), text, sync).unwrap();
-            // The lock is one, too.
+            // The lock is an open file, too.
             let n_open = n_open_in(dir.path());
             assert!((1..=MOST + 1).contains(&n_open), "{n_open}");
             OutputFile::commit_all(outputs, sync).unwrap();
@@ -410,7 +410,7 @@ mod tests {
             write(large.path(), "newer", false).unwrap();
             assert_eq!(mode(large.path()), wanted);
         }
-        // As a umask would have it that takes everything away from the owner.
+        // As with a umask that denies the owner everything.
         let path = large.path().join("closed");
         let file = temporary::create(&path, 0o044).unwrap();
         assert_eq!(openable(&file).unwrap().map(|mode| mode & !0o044), Some(0));
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(entries(root.path()), ["out"]);
     }
 
-    /// The process that is killed: this test binary once more.
+    /// The process that is killed: this test binary, started again.
     #[test]
     #[ignore = "the victim of the tests below, not a test"]
     fn victim() {
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn whoever_is_killed_at_any_point_leaves_what_the_next_run_clears_up() {
         let (mut n_old, mut n_new, mut n_left) = (0, 0, 0);
-        // Two for each file that is begun, two for each that gets its name.
+        // Two points for each file that is begun, two for each that gets its name.
         assert!(n_points() > 4 * N_FILES);
         for point in 0..n_points() {
             let dir = tempfile::tempdir().unwrap();
@@ -479,7 +479,7 @@ mod tests {
                 .unwrap();
             assert_eq!(status.signal(), Some(9), "point {point}: {status}");
             n_left += usize::from(entries(dir.path()) != names());
-            // Another run of the same command that comes to nothing.
+            // Another run of the same command that writes nothing.
             drop(destinations(dir.path()).unwrap());
             assert_eq!(entries(dir.path()), names(), "point {point}");
             match content(dir.path()).as_deref() {

@@ -1,4 +1,4 @@
-//! Where an output goes, and why it cannot go there.
+//! Destination of an output, and the reasons to refuse it.
 
 use std::fs::File;
 use std::io;
@@ -12,37 +12,37 @@ use crate::Hint;
 use crate::platform;
 use crate::text::escape;
 
-/// Links that are followed before they count as a loop, as in the Linux kernel.
+/// Number of links that are followed before they count as a loop, as in the Linux kernel.
 const MAX_LINKS: usize = 40;
 
-/// Why an output cannot go where it was to go.
+/// Reason why an output cannot be written to its destination.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
-    /// Something stands there that is neither replaced nor written to.
+    /// The target is something that is neither replaced nor written to.
     #[error("{}: {obstacle}", target.display())]
     Refused {
-        /// The output.
+        /// Path of the output.
         target: PathBuf,
-        /// What stands there.
+        /// Kind of the obstacle.
         obstacle: Obstacle,
     },
     /// The directory does not exist.
     #[error("{}: there is no directory {}", target.display(), dir.display())]
     NoDirectory {
-        /// The output.
+        /// Path of the output.
         target: PathBuf,
-        /// The directory.
+        /// Path of the missing directory.
         dir: PathBuf,
     },
-    /// A file that is read, or of another kind.
+    /// The target is a file that the run reads, or a file of another kind.
     #[error(transparent)]
     Guard(#[from] GuardError),
-    /// A set that shares this file was interrupted while its files got their names.
+    /// A set that includes this file was interrupted while its files got their names.
     #[error("{}: one of several files whose writing was interrupted half way", target.display())]
     Interrupted {
-        /// The output.
+        /// Path of the output.
         target: PathBuf,
-        /// What says how to go on.
+        /// Path of the journal, which tells how to continue.
         journal: PathBuf,
     },
     /// The file system refused; the message names the output.
@@ -50,12 +50,12 @@ pub enum OutputError {
     Io(#[from] io::Error),
 }
 
-/// What stands in the way of an output.
+/// Obstacle at the path of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// `-`: standard output by custom.
+    /// `-`: standard output by convention.
     StandardOutput,
-    /// A name that ends in a separator, with or without a directory behind it, or in `..`.
+    /// A name that ends in a separator, with or without a directory of that name, or in `..`.
     DirectoryName,
     /// A directory.
     Directory,
@@ -67,11 +67,11 @@ pub enum Obstacle {
     BlockDevice,
     /// A character device that has no positions: a terminal.
     Stream,
-    /// A directory with something in it, where a new one was to be.
+    /// A directory with content, where a new one was to be made.
     NotEmpty,
-    /// A file, where a directory was to be.
+    /// A file, where a directory was to be made.
     NotADirectory,
-    /// Any character device, where the output has parts.
+    /// Any character device, for an output that has parts.
     DeviceForParts,
 }
 
@@ -130,25 +130,25 @@ impl Hint for OutputError {
     }
 }
 
-/// Where an output goes, looked at before any work is done.
+/// Destination of an output, checked before any work is done.
 #[derive(Debug)]
 pub struct Destination {
     target: PathBuf,
     place: Place,
-    /// What dead runs left there was looked for.
+    /// True once leftovers of dead runs have been looked for.
     is_cleared: bool,
 }
 
 #[derive(Debug)]
 enum Place {
-    /// A regular file, there already or not, where the links of the target lead.
+    /// A regular file, existing or not, at the end of the target's links.
     File(PathBuf),
     /// A character device that takes positioned writes, such as `/dev/null`.
     Device(File),
 }
 
 impl Destination {
-    /// Looks at what stands at the target. Links are followed, also those that lead to no file yet.
+    /// Checks what exists at the target. Links are followed, also those that lead to no file yet.
     ///
     /// # Errors
     /// [`OutputError`]: something that is neither a file nor a device with positions, a directory that does not exist.
@@ -177,7 +177,7 @@ impl Destination {
         Ok(Self { target: target.to_owned(), place, is_cleared: false })
     }
 
-    /// The same for an output that may not be a device, because it has parts beside one another.
+    /// Checks the target of an output that may not be a device, because it has several parts side by side.
     ///
     /// # Errors
     /// As [`Destination::of`]; a device.
@@ -191,7 +191,7 @@ impl Destination {
         }
     }
 
-    /// Where the file goes, links followed.
+    /// Returns the path of the file, links followed.
     ///
     /// # Errors
     /// A device.
@@ -204,7 +204,7 @@ impl Destination {
         }
     }
 
-    /// Bytes free where the file goes; `None` for a device, and where the system does not tell.
+    /// Returns the free bytes where the file goes; `None` for a device, and if the system does not report them.
     #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {
         match &self.place {
@@ -213,8 +213,8 @@ impl Destination {
         }
     }
 
-    /// Removes or finishes what runs that were killed have left of these outputs, as [`Destination::create`] does for each
-    /// alone. Beforehand it gives room, and a set is seen as one.
+    /// Removes or finishes what killed runs have left of these outputs, as [`Destination::create`] does for each alone.
+    /// Doing it first frees disk space, and a set is handled as one.
     ///
     /// # Errors
     /// I/O errors; [`OutputError::Interrupted`].
@@ -249,7 +249,7 @@ impl Destination {
         }
     }
 
-    /// Begins the output. What a run that was killed left of it is removed.
+    /// Begins the output. Leftovers of a killed run are removed.
     ///
     /// # Errors
     /// I/O errors, named with the target; [`OutputError::Interrupted`].
@@ -257,7 +257,7 @@ impl Destination {
         self.create_among(None)
     }
 
-    /// The same for one of the files of a crowd, if there is one.
+    /// Begins the output as one of the files of a crowd, if there is one.
     pub(super) fn create_among(mut self, crowd: Option<&Arc<Crowd>>) -> Result<OutputFile, OutputError> {
         if !self.is_cleared {
             Self::clear_all(std::slice::from_mut(&mut self))?;
@@ -278,8 +278,8 @@ impl Destination {
     }
 }
 
-/// Refuses names that stand for no file, whatever is there: `-`, and names that end in a separator. For outputs whose
-/// files are called after the name.
+/// Refuses names that are not file names, whatever exists there: `-`, and names that end in a separator. For outputs
+/// whose files are named after `target`.
 ///
 /// # Errors
 /// [`OutputError::Refused`].
@@ -292,7 +292,7 @@ pub fn check_name(target: &Path) -> Result<(), OutputError> {
     Err(OutputError::Refused { target: target.to_owned(), obstacle })
 }
 
-/// Opens what is neither a file nor a directory, if it can be written at any position.
+/// Opens a device, if it can be written at any position.
 #[cfg(unix)]
 fn open_device(target: &Path, found: &std::fs::Metadata) -> Result<File, OutputError> {
     use std::os::unix::fs::{FileExt, FileTypeExt};
@@ -306,7 +306,7 @@ fn open_device(target: &Path, found: &std::fs::Metadata) -> Result<File, OutputE
         return Err(refused(Obstacle::BlockDevice));
     }
     let device = File::options().write(true).open(target).map_err(|error| named(target, &error))?;
-    // Nothing is written; a device without positions refuses nevertheless.
+    // Writes nothing, but a device without positions refuses nevertheless.
     match device.write_at(&[], 0) {
         Ok(_) => Ok(device),
         Err(error) if error.kind() == io::ErrorKind::NotSeekable => Err(refused(Obstacle::Stream)),
@@ -314,13 +314,13 @@ fn open_device(target: &Path, found: &std::fs::Metadata) -> Result<File, OutputE
     }
 }
 
-/// Elsewhere there are no such things below a path, or they are not known.
+/// Refuses always: other systems have no such devices below a path, or none that are known.
 #[cfg(not(unix))]
 fn open_device(target: &Path, _: &std::fs::Metadata) -> Result<File, OutputError> {
     Err(OutputError::Refused { target: target.to_owned(), obstacle: Obstacle::Stream })
 }
 
-/// Where a path leads whose last link leads to nothing.
+/// Resolves a path whose last link leads to nothing.
 pub(super) fn follow(target: &Path) -> io::Result<PathBuf> {
     let mut path = target.to_owned();
     for _ in 0..MAX_LINKS {
@@ -340,7 +340,7 @@ mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
-    /// Makes a node that is nobody else's: the real ones are not for trying things out.
+    /// Makes a private device node, so that the tests do not use the real ones.
     fn node(path: &Path, kind: FileType, [major, minor]: [u32; 2]) -> bool {
         let made = mknodat(CWD, path, kind, Mode::from_raw_mode(0o600), makedev(major, minor));
         if let Err(error) = made {
@@ -396,7 +396,7 @@ mod tests {
         let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert_eq!(message(&fifo), "this is a FIFO, which has no positions to write at");
         assert_eq!(message(&socket), "this is a socket, which has no positions to write at");
-        // A number that no driver has: opening it would fail, looking at it does not.
+        // A number without a driver: opening it would fail, its metadata can be read.
         if node(&disk, FileType::BlockDevice, [4095, 1_048_575]) {
             assert_eq!(message(&disk), "this is a block device, a file name expected");
         }

@@ -1,4 +1,4 @@
-//! One at a time: a file that is read, changed and replaced is locked from the reading to the replacing.
+//! Exclusive editing: a file that is read, changed and replaced is locked from the reading to the replacing.
 
 use std::fs::{File, Metadata, TryLockError};
 use std::io;
@@ -8,33 +8,33 @@ use std::time::{Duration, Instant, SystemTime};
 use super::named;
 use crate::platform::FileId;
 
-/// How long a try waits for the next.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// An advisory lock on a file (`flock`), and what the file was when the lock was taken. Other programs that do not ask
-/// for the lock can change the file all the same: [`EditLock::has_changed`] tells. Where the file system knows no locks,
-/// that is all there is.
+/// An advisory lock on a file (`flock`), with the state of the file when the lock was taken. Other programs that do not
+/// ask for the lock can change the file all the same: [`EditLock::has_changed`] detects that. On file systems without
+/// locks, that check is all there is.
 #[derive(Debug)]
 pub struct EditLock {
     path: PathBuf,
-    /// Open as long as the lock is held.
+    /// Held open as long as the lock is held.
     _file: File,
     state: State,
     is_locked: bool,
 }
 
-/// Why a file was not locked.
+/// Reason why a file was not locked.
 #[derive(Debug, thiserror::Error)]
 pub enum EditLockError {
-    /// Another process has had the lock all the time.
+    /// Another process held the lock all the time.
     #[error("{}: another program is changing this file, after {} seconds of waiting", path.display(), waited.as_secs())]
     Busy {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// How long it was waited for.
+        /// Time spent waiting.
         waited: Duration,
     },
-    /// The caller had enough of waiting.
+    /// The caller stopped waiting.
     #[error("interrupted")]
     Cancelled,
     /// The system refused; the message names the file.
@@ -42,7 +42,7 @@ pub enum EditLockError {
     Io(#[from] io::Error),
 }
 
-/// What tells a file from the one that takes its place, and from what it was before.
+/// Properties that tell a file from its replacement and from its earlier content.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
     id: Option<FileId>,
@@ -57,11 +57,11 @@ impl State {
 }
 
 impl EditLock {
-    /// Locks the file that a path leads to, through links. Another holder is waited for; `waiting` is asked again and
-    /// again whether to go on, with the time that has passed.
+    /// Locks the file that a path leads to, through links. Waits for another holder; `waiting` is called repeatedly
+    /// with the elapsed time and returns whether to go on.
     ///
-    /// A holder may replace the file before it lets go. Then the lock is one of a file that has no name any more, and
-    /// the new one is tried, so that whoever holds a lock holds that of the file which the path leads to.
+    /// A holder may replace the file before it releases the lock. The lock then belongs to a file that has no name any
+    /// more, and the new one is tried. So whoever holds a lock holds that of the file which the path leads to.
     ///
     /// # Errors
     /// [`EditLockError`].
@@ -97,19 +97,19 @@ impl EditLock {
         }
     }
 
-    /// Where the file is, links resolved.
+    /// Returns the path of the file, links resolved.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// False where the file system knows no locks.
+    /// Returns false if the file system has no locks.
     #[must_use]
     pub fn is_locked(&self) -> bool {
         self.is_locked
     }
 
-    /// True if another file is there by now, or the file was written to.
+    /// Returns true if the file was replaced or written to since.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         let id = FileId::at(&self.path);
@@ -117,12 +117,12 @@ impl EditLock {
     }
 }
 
-/// For writing, which locks over a network ask for, where that is allowed. Nothing is written.
+/// Opens the file for writing if that is allowed, since locks over a network require it. Nothing is written.
 fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).open(path).or_else(|_| File::options().read(true).open(path))
 }
 
-/// False if there are no locks.
+/// Tries to lock the file; returns false if there are no locks.
 #[cfg(unix)]
 fn try_lock(file: &File) -> Result<bool, TryLockError> {
     use rustix::io::Errno;
@@ -139,7 +139,7 @@ fn try_lock(file: &File) -> Result<bool, TryLockError> {
     }
 }
 
-/// Elsewhere a lock would keep the file from being read and replaced.
+/// Returns false: on other systems a lock would keep the file from being read and replaced.
 #[cfg(not(unix))]
 fn try_lock(_: &File) -> Result<bool, TryLockError> {
     Ok(false)

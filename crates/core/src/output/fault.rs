@@ -1,11 +1,11 @@
-//! The places at which a commit can be cut short. Only tests stop there; elsewhere a point is nothing.
+//! Points at which tests cut a commit short. In other builds a point does nothing.
 
 use std::io;
 
 /// A point between two steps of a commit.
 ///
 /// # Errors
-/// In tests: the fault that was asked for.
+/// In tests: the injected fault.
 #[cfg(not(test))]
 #[expect(clippy::unnecessary_wraps, clippy::inline_always, reason = "tests fail here")]
 #[inline(always)]
@@ -21,7 +21,7 @@ mod armed {
     use super::io;
     use std::cell::Cell;
 
-    /// What happens at a point.
+    /// Fault at a point.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(in super::super) enum Fault {
         /// The process dies, as by `kill -9`.
@@ -35,13 +35,13 @@ mod armed {
         static REACHED: Cell<usize> = const { Cell::new(0) };
     }
 
-    /// Arms the point of this number, counted from 0, for this thread; counting starts anew.
+    /// Arms the point with this number, counted from 0, for this thread, and restarts the count.
     pub(in super::super) fn arm(fault: Option<(usize, Fault)>) {
         ARMED.set(fault);
         REACHED.set(0);
     }
 
-    /// Points that were passed since.
+    /// Returns the number of points passed since.
     pub(in super::super) fn reached() -> usize {
         REACHED.get()
     }

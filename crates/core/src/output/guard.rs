@@ -1,5 +1,5 @@
-//! What an output must not replace: a file that the run reads, another output of it, and a file that is not of the kind
-//! that would take its place.
+//! Guard against outputs that would replace a file that the run reads, another output of the run, or a file of another
+//! kind.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -13,50 +13,50 @@ mod kind;
 
 pub use kind::{CARD_DRAFT, FoundKind, OutputKind};
 
-/// Bytes by which the kind of a file is told.
+/// Bytes read to detect the kind of a file.
 const HEAD_BYTES: u64 = 64 << 10;
-/// Files of a directory that are looked at; those behind them are told by their kind alone.
+/// Maximum number of directory entries that are checked; files beyond them are protected by their kind alone.
 const MAX_ENTRIES: usize = 20_000;
 
-/// Why an output may not be written where something is already.
+/// Reason why an output may not replace an existing file.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// The output is a file that the run reads.
     #[error("{}: output is the same file as input {}{}", output.display(), input.display(), in_brackets(role))]
     SameFile {
-        /// The output.
+        /// Path of the output.
         output: PathBuf,
-        /// The input.
+        /// Path of the input.
         input: PathBuf,
-        /// What the input is for; may be empty.
+        /// Purpose of the input; may be empty.
         role: &'static str,
     },
     /// Two outputs of one run are one file.
     #[error("{}: {first} and {second} are the same file", output.display())]
     Twice {
-        /// The output.
+        /// Path of the output.
         output: PathBuf,
-        /// The option of the one.
+        /// Option of the first output.
         first: &'static str,
-        /// The option of the other.
+        /// Option of the second output.
         second: &'static str,
     },
-    /// Something else than what would be written.
+    /// The existing file is of another kind than the output.
     #[error("{}: this is {found}, which {kind} does not replace", output.display())]
     OtherKind {
-        /// The output.
+        /// Path of the output.
         output: PathBuf,
-        /// What stands there.
+        /// Kind of the existing file.
         found: FoundKind,
-        /// What would be written.
+        /// Kind of the output.
         kind: OutputKind,
     },
-    /// What stands there cannot be looked at.
+    /// The existing file cannot be read.
     #[error("{}: what it would replace cannot be read: {error}", output.display())]
     Unreadable {
-        /// The output.
+        /// Path of the output.
         output: PathBuf,
-        /// What the system said.
+        /// Error from the system.
         error: io::Error,
     },
 }
@@ -66,7 +66,7 @@ fn in_brackets(role: &str) -> String {
 }
 
 impl GuardError {
-    /// True where arguments contradict one another, whatever the files hold.
+    /// Returns true if the arguments contradict each other, whatever the files contain.
     #[must_use]
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::SameFile { .. } | Self::Twice { .. })
@@ -85,8 +85,8 @@ impl Hint for GuardError {
     }
 }
 
-/// The files of a run: what it reads and what it is going to write, told in any order. Each is held against those that
-/// were told before, so that nothing has to be undone when one is refused.
+/// The inputs and outputs of a run, registered in any order. Each is checked against the earlier ones, so that nothing
+/// has to be undone when one is refused.
 #[derive(Debug, Default)]
 pub struct OutputGuard {
     inputs: Vec<Input>,
@@ -98,7 +98,7 @@ struct Input {
     path: PathBuf,
     place: Place,
     role: &'static str,
-    /// Lies in a directory that is read, and perhaps is not read itself.
+    /// True for a file in a directory that is read, which is perhaps not read itself.
     is_guest: bool,
 }
 
@@ -107,23 +107,23 @@ struct Output {
     path: PathBuf,
     place: Place,
     option: &'static str,
-    /// There is a file of that kind, which may be replaced unless it is named as an input.
+    /// True if there is a file of that kind, which may be replaced unless it is named as an input.
     is_own_kind: bool,
 }
 
 impl OutputGuard {
-    /// Tells of an input: a file, or a directory whose files are read. What is not there is no input; devices and FIFOs
-    /// cannot be replaced. `role` says what it is for: `the card`.
+    /// Registers an input: a file, or a directory whose files are read. A missing path is no input; devices and FIFOs
+    /// cannot be replaced. `role` names its purpose: `the card`.
     ///
-    /// Of the files in a directory those are no inputs that are of the kind of the output: what an earlier run wrote
-    /// there may be written anew.
+    /// Files in a directory are no inputs if they are of the kind of the output: an output of an earlier run may be
+    /// replaced there.
     ///
     /// # Errors
-    /// [`GuardError::SameFile`]: an output that was told before. The input is remembered all the same.
+    /// [`GuardError::SameFile`] for an output that was registered before. The input is registered all the same.
     pub fn read(&mut self, role: &'static str, path: &Path) -> Result<(), GuardError> {
         let mut found = Vec::new();
         if path.is_dir() {
-            // A directory that cannot be listed cannot be read either: whoever opens it says so.
+            // A directory that cannot be listed cannot be read either; opening it reports that.
             let entries = fs_err::read_dir(path).into_iter().flatten().flatten();
             found.extend(entries.take(MAX_ENTRIES).map(|entry| (entry.path(), true)));
         } else {
@@ -140,12 +140,12 @@ impl OutputGuard {
         pairs.try_for_each(|(output, input)| apart(output, input))
     }
 
-    /// Tells of an output, by the option that names it.
+    /// Registers an output, with the option that names it.
     ///
     /// # Errors
-    /// [`GuardError`]. The output is remembered all the same.
+    /// [`GuardError`]. The output is registered all the same.
     pub fn write(&mut self, option: &'static str, path: &Path, kind: OutputKind) -> Result<(), GuardError> {
-        // Where no file is and none can be, there is nothing to lose; the destination says why.
+        // Without a file, existing or possible, nothing can be lost; the destination reports the reason.
         let Some(place) = Place::of(path) else { return Ok(()) };
         let found = kind_of(path);
         let is_own_kind =
@@ -181,8 +181,7 @@ fn apart(output: &Output, input: &Input) -> Result<(), GuardError> {
     Ok(())
 }
 
-/// Refuses an output that would replace a file of another kind. Empty files, and what is no file, may be replaced or are
-/// not.
+/// Refuses an output that would replace a file of another kind. Empty files pass, and so do paths that are not files.
 ///
 /// # Errors
 /// [`GuardError::OtherKind`], [`GuardError::Unreadable`].
@@ -204,7 +203,7 @@ fn replaceable(
     }
 }
 
-/// What stands at a path; `None` if that is no regular file.
+/// Returns the kind of the file at a path; `None` if it is not a regular file.
 fn kind_of(path: &Path) -> io::Result<Option<FoundKind>> {
     match path.metadata() {
         Ok(found) if found.is_file() => {}
@@ -217,23 +216,23 @@ fn kind_of(path: &Path) -> io::Result<Option<FoundKind>> {
     Ok(Some(FoundKind::of(&head, file_bytes)))
 }
 
-/// What a path stands for, whatever it is called.
+/// Identity of a file, whatever its name.
 #[derive(Debug)]
 struct Place {
-    /// What a file that is there is on its file system.
+    /// Identity of an existing file on its file system.
     id: Option<FileId>,
-    /// The name where links lead, for a file that is to come.
+    /// Path after following links, for a file that may not exist yet.
     name: Option<PathBuf>,
 }
 
 impl Place {
-    /// Of a regular file that is there.
+    /// Returns the place of an existing regular file.
     fn of_file(path: &Path) -> Option<Self> {
         path.metadata().ok().filter(std::fs::Metadata::is_file)?;
         Some(Self { id: FileId::at(path).ok(), name: path.canonicalize().ok() })
     }
 
-    /// Of a regular file that is there or may come.
+    /// Returns the place of a regular file that exists or may be created.
     fn of(path: &Path) -> Option<Self> {
         if path.metadata().is_ok() {
             return Self::of_file(path);
@@ -294,7 +293,7 @@ mod tests {
         let mut guard = OutputGuard::default();
         guard.write("--report", &at("a"), OutputKind::Json).unwrap();
         guard.write("--per-token", &at("b"), OutputKind::PerToken).unwrap();
-        // What is written to a device meets nothing there.
+        // A device holds no file that could be replaced.
         for option in ["--report", "--per-token"] {
             guard.write(option, Path::new("/dev/null"), OutputKind::Json).unwrap();
         }
@@ -316,7 +315,7 @@ mod tests {
         }
         guard.write("-o", &at("old.gguf"), OutputKind::Model).unwrap();
         guard.write("-o", &at("new.gguf"), OutputKind::Model).unwrap();
-        // Named itself, it is an input.
+        // Named by itself, it is an input.
         assert!(refusal(guard.read("the model", &at("old.gguf"))).contains("same file"));
     }
 

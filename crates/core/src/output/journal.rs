@@ -1,6 +1,6 @@
-//! The journal of a set: which temporary file is to get which name. It is complete on the disk before the first file gets
-//! its name, so what a dead run left half done can be finished by the next, and it is locked while its writer lives, so
-//! that two writers of one set come one after the other.
+//! The journal of a set: the final name of each temporary file. It is complete on the disk before the first file gets
+//! its name, so the next run can finish what a dead run left half done. It is locked while its writer lives, so two
+//! writers of one set take turns.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,19 +15,19 @@ use crate::platform::FileId;
 
 const SUFFIX: &[u8] = b".set.journal";
 const HEAD: &str = "gguf-foundry set 1";
-/// More than the parts that a set can have need.
+/// Maximum bytes of a journal, more than the largest set needs.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// One file of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Its name before; with the directory that it lies in, if it does not lie where it will be.
+    /// Temporary name; includes the directory if that is not the final one.
     pub(super) temporary: OsString,
-    /// Its name afterwards, in the same directory.
+    /// Final name, in the directory of the journal.
     pub(super) name: OsString,
-    /// Its size.
+    /// Size of the file in bytes.
     pub(super) n_bytes: u64,
-    /// Its number on the file system; 0 where that is not known.
+    /// Number of the file on its file system; 0 if unknown.
     pub(super) inode: u64,
 }
 
@@ -38,12 +38,12 @@ impl Entry {
         Ok(Self { temporary, name: name.to_owned(), n_bytes: file.metadata()?.len(), inode })
     }
 
-    /// True if the file has its name, which is `name`.
+    /// Returns true if the file has its final name, and that is `name`.
     pub(super) fn is_named(&self, dir: &Path, name: &OsStr) -> bool {
         self.name == name && self.is_at(&dir.join(name))
     }
 
-    /// True if the file has its temporary name. A link in the place of its directory leads elsewhere.
+    /// Returns true if the file has its temporary name. A link in the place of its directory does not count.
     fn is_waiting(&self, dir: &Path) -> bool {
         let is_beside = self
             .staging(dir)
@@ -51,7 +51,7 @@ impl Entry {
         is_beside && self.is_at(&dir.join(&self.temporary))
     }
 
-    /// The directory that the file lies in under its temporary name, if that is another one.
+    /// Returns the directory of the temporary file, if it is not the final one.
     fn staging(&self, dir: &Path) -> Option<PathBuf> {
         staged(&self.temporary).map(|(staging, _)| dir.join(staging))
     }
@@ -62,7 +62,7 @@ impl Entry {
     }
 }
 
-/// The journal's name for the set whose first file is called `first`.
+/// Returns the journal's name for the set whose first file is called `first`.
 fn file_name(first: &OsStr) -> OsString {
     let mut name = OsString::from(".");
     name.push(stem(first));
@@ -70,12 +70,12 @@ fn file_name(first: &OsStr) -> OsString {
     name
 }
 
-/// The stem of the first file of the set that a journal's name belongs to; `None` for any other name.
+/// Returns the stem of the set's first file from a journal's name; `None` for any other name.
 pub(super) fn journal_stem(name: &OsStr) -> Option<&[u8]> {
     name.as_encoded_bytes().strip_prefix(b".")?.strip_suffix(SUFFIX).filter(|stem| !stem.is_empty())
 }
 
-/// An open and locked journal. Dropped, it is removed, unless it is left to the next run.
+/// An open and locked journal. Dropping it removes the file, unless it is left to the next run.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
@@ -84,10 +84,10 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Takes the journal of the set whose first file is called `first`, after whoever has it.
+    /// Takes the journal of the set whose first file is called `first`, after its current holder is done.
     ///
     /// # Errors
-    /// The file system refused, or another writer does not come to an end.
+    /// The file system refused, or another writer does not finish.
     pub(super) fn acquire(dir: &Path, first: &OsStr) -> io::Result<Self> {
         let path = dir.join(file_name(first));
         loop {
@@ -102,7 +102,7 @@ impl Journal {
                 opened => opened.map_err(|error| about(&path, &error))?,
             };
             let lock = lock::wait(&file).map_err(|error| about(&path, &error))?;
-            // Who had it before may have removed it.
+            // The previous holder may have removed it.
             let is_there = lock::leads_to(&path, &file);
             if lock == Lock::Unknown && is_there && file.metadata().is_ok_and(|found| found.len() > 0) {
                 let why = "another program is giving these files their names, or has died of it (this file system has no \
@@ -115,14 +115,14 @@ impl Journal {
         }
     }
 
-    /// Takes a journal that is there, if its writer is dead.
+    /// Takes an existing journal if its writer is dead.
     pub(super) fn take_dead(path: &Path) -> Option<Self> {
         let file = lock::open_existing(path).ok()?;
         let dead = lock::take(&file) == Lock::Held && lock::leads_to(path, &file);
         dead.then(|| Self { path: path.to_owned(), file, stays: true })
     }
 
-    /// True if a living writer has the journal.
+    /// Returns true if a living writer holds the journal.
     pub(super) fn is_busy(path: &Path) -> bool {
         lock::open_existing(path).is_ok_and(|file| lock::take(&file) == Lock::Busy)
     }
@@ -131,22 +131,22 @@ impl Journal {
         &self.path
     }
 
-    /// The set that a dead writer left, or nothing if it had not come so far.
+    /// Reads the set that a dead writer left; `None` if its journal is incomplete.
     ///
     /// # Errors
-    /// It could not be read.
+    /// The journal could not be read.
     pub(super) fn read(&mut self) -> io::Result<Option<Vec<Entry>>> {
         let failed = |error: io::Error| about(&self.path, &error);
         self.file.seek(SeekFrom::Start(0)).map_err(failed)?;
         let mut bytes = Vec::new();
         (&self.file).take(MAX_BYTES).read_to_end(&mut bytes).map_err(failed)?;
         let entries = parse(&bytes);
-        // Until its set is finished, it is not ours to remove.
+        // It must not be removed until its set is finished.
         self.stays |= entries.is_some();
         Ok(entries)
     }
 
-    /// Writes the set down, for good if asked for.
+    /// Writes the entries of the set, synced if `sync`.
     ///
     /// # Errors
     /// The file system refused; then nothing may be renamed.
@@ -158,7 +158,7 @@ impl Journal {
         fault::point()?;
         if sync {
             self.file.sync_all().map_err(failed)?;
-            // The journal's own name and the temporary names must be there before one of them goes.
+            // The journal's own name and the temporary names must be on the disk before one of them goes.
             stagings(self.dir(), entries).iter().try_for_each(|dir| sync_directory(dir))?;
             sync_directory(self.dir())?;
         }
@@ -169,11 +169,10 @@ impl Journal {
         super::parent(&self.path)
     }
 
-    /// Finishes what a dead writer began. True if it could be: false if files of the set are gone, so that nothing would
-    /// come of it.
+    /// Finishes the work of a dead writer. Returns false if files of the set are gone, so that it cannot be finished.
     ///
     /// # Errors
-    /// The file system refused. The journal then stays.
+    /// The file system refused. The journal is then kept.
     pub(super) fn finish(&mut self, entries: &[Entry]) -> io::Result<bool> {
         self.stays = true;
         let dir = self.dir().to_owned();
@@ -186,7 +185,7 @@ impl Journal {
             }
             sync_directory(&dir)?;
             for staging in stagings(&dir, entries) {
-                // Empty now, or not ours.
+                // Empty now, or not of this set.
                 let _ = fs_err::remove_dir(staging);
             }
         }
@@ -199,7 +198,7 @@ impl Journal {
         self.stays = true;
     }
 
-    /// Removes the journal: all is done.
+    /// Removes the journal after all is done.
     ///
     /// # Errors
     /// The file system refused.
@@ -212,14 +211,14 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        // Under the lock, which goes with the file behind it.
+        // Still under the lock, since the file is closed after this.
         if !self.stays {
             let _ = fs_err::remove_file(&self.path);
         }
     }
 }
 
-/// The directories in `dir` that files of a set lie in.
+/// Returns the directories in `dir` that hold files of a set.
 fn stagings(dir: &Path, entries: &[Entry]) -> Vec<PathBuf> {
     let mut found: Vec<_> = entries.iter().filter_map(|entry| entry.staging(dir)).collect();
     found.dedup();
@@ -240,7 +239,7 @@ fn text(entries: &[Entry]) -> String {
     text + &format!("end {sum:016x}\n")
 }
 
-/// The entries of a complete journal. Names lead nowhere but to files beside it.
+/// Returns the entries of a complete journal. Their names refer only to files next to it.
 fn parse(bytes: &[u8]) -> Option<Vec<Entry>> {
     let text = std::str::from_utf8(bytes).ok()?;
     let end = text.rfind("end ")?;
@@ -274,7 +273,7 @@ fn is_plain(name: &OsStr) -> bool {
     matches!(parts.next(), Some(std::path::Component::Normal(part)) if part == name) && parts.next().is_none()
 }
 
-/// A name in ASCII without spaces.
+/// Encodes a name in ASCII without spaces.
 fn encode(name: &OsStr) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let bytes = name.as_encoded_bytes().iter();

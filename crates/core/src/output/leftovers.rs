@@ -1,4 +1,4 @@
-//! What runs that died have left beside an output: temporary files that nobody holds, and sets half renamed.
+//! Leftovers of dead runs next to an output: temporary files that nobody holds, and sets half renamed.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -12,18 +12,18 @@ use super::lock::{self, Lock};
 use super::temporary::{stem, stem_of};
 use super::{OutputError, again, parent};
 
-/// Clears a directory of what dead runs left of the files called `names`: a set half renamed is finished, temporary files
-/// are removed. What a living run holds stays, and so does everything that is not named as temporary files are.
+/// Clears a directory of what dead runs left of the files called `names`: a half-renamed set is finished, temporary
+/// files are removed. Files that a living run holds are kept, and so is everything without a temporary name.
 ///
 /// # Errors
-/// The file system refused; a set that shares files with this one and was interrupted.
+/// The file system refused; an interrupted set that shares files with this one.
 pub(super) fn clear(dir: &Path, names: &[&OsStr]) -> Result<(), OutputError> {
     let stems: HashSet<OsString> = names.iter().map(|name| stem(name)).collect();
     let stems: HashSet<&[u8]> = stems.iter().map(|stem| stem.as_encoded_bytes()).collect();
     let directories: HashSet<OsString> = names.iter().map(|name| staging_stem(name)).collect();
     let directories: HashSet<&[u8]> = directories.iter().map(|stem| stem.as_encoded_bytes()).collect();
     let entries = match fs_err::read_dir(dir) {
-        // What may not be looked into is not cleared.
+        // A directory that cannot be listed is not cleared.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
         entries => entries?,
     };
@@ -52,12 +52,12 @@ pub(super) fn clear(dir: &Path, names: &[&OsStr]) -> Result<(), OutputError> {
             Some(entries) => {
                 resume(&mut journal, &entries, names)?;
             }
-            // Its writer died before it had written down anything.
+            // Its writer died before it had recorded anything.
             None if is_own => journal.remove()?,
             None => {}
         }
     }
-    // Somebody may be finishing a dead run's set: its files have no other owner.
+    // Another run may be finishing a dead run's set: its files have no other owner.
     if !is_quiet {
         return Ok(());
     }
@@ -70,11 +70,11 @@ pub(super) fn clear(dir: &Path, names: &[&OsStr]) -> Result<(), OutputError> {
     Ok(())
 }
 
-/// Finishes an interrupted set, if it is that of the files called `names`. Then, and if nothing can come of it, the journal
-/// goes when it is dropped.
+/// Finishes an interrupted set, if it is that of the files called `names`. Then, and also if it cannot be finished, the
+/// journal is removed when it is dropped.
 ///
 /// # Errors
-/// The file system refused; the set is another one that shares files with this.
+/// The file system refused; the set is a different one that shares files with this.
 pub(super) fn resume(journal: &mut Journal, entries: &[Entry], names: &[&OsStr]) -> Result<(), OutputError> {
     let ours: HashSet<&OsStr> = names.iter().copied().collect();
     let Some(shared) = entries.iter().find(|entry| ours.contains(entry.name.as_os_str())) else {
@@ -108,8 +108,8 @@ pub(super) fn clear_directories(target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// True for an empty directory. It is made one if all that is in it was left by runs that died before they came to an end:
-/// their temporary files, and files that got their names while others did not.
+/// Returns true for an empty directory. Empties it first if everything in it was left by runs that died early: their
+/// temporary files, and files that got their names while others did not.
 ///
 /// # Errors
 /// The file system refused.
@@ -130,7 +130,7 @@ pub(super) fn is_empty(dir: &Path) -> io::Result<bool> {
     if !files.iter().all(is_left) {
         return Ok(false);
     }
-    // A set that is complete is somebody's output, whether or not its writer lived to say so.
+    // A complete set is a valid output, even if its writer died before it removed the journal.
     if taken.iter().any(|(entries, _)| {
         !entries.is_empty() && entries.iter().all(|entry| entry.is_named(dir, &entry.name))
     }) {
@@ -156,7 +156,7 @@ pub(super) fn is_empty(dir: &Path) -> io::Result<bool> {
     Ok(fs_err::read_dir(dir)?.next().is_none())
 }
 
-/// Removes a directory, which is no link, with all that is in it if nobody holds it.
+/// Removes a directory, which is no link, and its content if nobody holds it.
 fn remove_dead_directory(path: &Path) -> io::Result<()> {
     let Ok(open) = File::options().read(true).open(path) else { return Ok(()) };
     if lock::take(&open) == Lock::Held && lock::leads_to(path, &open) {
@@ -167,7 +167,7 @@ fn remove_dead_directory(path: &Path) -> io::Result<()> {
 
 /// Removes a temporary file if nobody holds it.
 fn remove_dead(path: &Path) -> io::Result<()> {
-    // Gone meanwhile, or not to be opened: then not to be judged.
+    // Gone by now, or it cannot be opened: then its state is unknown.
     let Ok(file) = lock::open_existing(path) else { return Ok(()) };
     if lock::take(&file) == Lock::Held && lock::leads_to(path, &file) {
         again(|| fs_err::remove_file(path))?;
@@ -196,7 +196,7 @@ mod tests {
         for name in [".m.gguf.abc123.tmp", ".m.gguf.XyZ789.tmp"].iter().chain(&others) {
             fs_err::write(at(name), b"left").unwrap();
         }
-        // Nothing but regular files is looked at; a FIFO would be waited for.
+        // Only regular files are looked at; opening a FIFO would block.
         fs_err::create_dir_all(at(".m.gguf.direct.tmp")).unwrap();
         #[cfg(unix)]
         std::os::unix::fs::symlink("n", at(".m.gguf.symlnk.tmp")).unwrap();
@@ -214,7 +214,7 @@ mod tests {
             names.sort();
             names
         };
-        // Where the file system has files without names, the new one has none.
+        // Where the file system supports unnamed files, the new one has no name.
         let named = found().len() - expected.len();
         assert!(named <= 1);
         drop(output);

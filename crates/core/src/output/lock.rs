@@ -1,5 +1,5 @@
-//! Advisory locks that say whether whoever writes a file is alive: the system lets go of them when a process ends, however
-//! it ends.
+//! Advisory locks that tell whether the writer of a file is alive: the system releases them when a process ends,
+//! however it ends.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use crate::platform::FileId;
 
-/// How long another writer may take to give its files their names.
+/// Longest time that another writer may take to give its files their names.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// What trying to lock came to.
+/// Result of trying to lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lock {
     /// Ours until the file is closed.
     Held,
-    /// Somebody has it.
+    /// Another process holds it.
     Busy,
-    /// The file system has no locks: nothing is known.
+    /// The file system has no locks: the state is unknown.
     Unknown,
 }
 
@@ -31,10 +31,10 @@ pub(super) fn take(file: &File) -> Lock {
     }
 }
 
-/// Locks a file, waiting for whoever has it.
+/// Locks a file, waiting for its current holder.
 ///
 /// # Errors
-/// It does not let go in two minutes.
+/// The holder does not release it in two minutes.
 pub(super) fn wait(file: &File) -> io::Result<Lock> {
     let since = Instant::now();
     loop {
@@ -51,15 +51,16 @@ pub(super) fn wait(file: &File) -> io::Result<Lock> {
     }
 }
 
-/// True if `path` is the name of the open `file`. Between opening and locking, another may have removed or replaced it.
+/// Returns true if `path` is the name of the open `file`. Another process may have removed or replaced it between
+/// opening and locking.
 pub(super) fn leads_to(path: &Path, file: &File) -> bool {
     matches!((FileId::of_name(path), FileId::of(file)), (Ok(there), Ok(open)) if there == open)
 }
 
-/// Opens what lies at a path to lock it: a regular file, not through a link. It is not waited for.
+/// Opens an existing file to lock it. It must be a regular file, not a link. Never blocks.
 ///
 /// # Errors
-/// Nothing like that is there, or it may not be opened.
+/// There is no such file, or it may not be opened.
 pub(super) fn open_existing(path: &Path) -> io::Result<File> {
     if !path.symlink_metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -75,6 +76,6 @@ pub(super) fn open_existing(path: &Path) -> io::Result<File> {
         }
         options.open(path)
     };
-    // Network file systems lock only what may be written.
+    // Network file systems lock only files that are open for writing.
     open(true).or_else(|_| open(false))
 }

@@ -1,6 +1,7 @@
-//! An output that is a directory. It appears whole: it is filled under a temporary name beside its own, locked as temporary
-//! files are, and renamed, also over an empty one. Only where that cannot be (the working directory, a mounted disk, a
-//! directory in one that is not ours) the files get their names there, together, as those of a set do.
+//! An output that is a directory and appears whole. It is filled under a temporary name next to its own, locked like a
+//! temporary file, and renamed, possibly over an empty directory. If that is impossible (the working directory, a
+//! mounted disk, a directory inside one that we may not write), the files get their names in it together, like those of
+//! a set.
 
 use std::fs::File;
 use std::io;
@@ -12,12 +13,12 @@ use super::temporary::{builder, inherit};
 use super::{OutputFile, OutputSet, again, fault, leftovers, named, parent, sync_directory};
 use crate::mmap::faults::{self, Watch};
 
-/// A directory that is new or empty. Dropped before it is committed, it is as it was.
+/// A new or empty directory. Dropped before it is committed, it is restored to its previous state.
 #[derive(Debug)]
 pub struct NewDirectory {
-    /// As it was given.
+    /// Path as it was given.
     path: PathBuf,
-    /// The directories that were created for it to lie in, innermost first.
+    /// Parent directories created for it, innermost first.
     created: Vec<PathBuf>,
     /// The files in it.
     pub(super) set: OutputSet,
@@ -26,21 +27,21 @@ pub struct NewDirectory {
 
 #[derive(Debug)]
 enum Way {
-    /// Looked at only.
+    /// Only checked so far.
     Planned,
-    /// It is there.
+    /// The directory exists; files are written inside it.
     Inside,
-    /// Filled here, and renamed to the path behind it.
+    /// Filled under a temporary name, then renamed to this path.
     Beside(Temporary, PathBuf),
 }
 
 impl NewDirectory {
-    /// Looks at what is there, before hours of work. What a run that was killed left there is cleared away.
+    /// Checks the path, before hours of work. Leftovers of a killed run are removed.
     ///
     /// # Errors
-    /// [`OutputError`]: something is there; a name that no directory should have.
+    /// [`OutputError`]: the path is in use, or no directory should have that name.
     pub fn of(path: &Path) -> Result<Self, OutputError> {
-        // `out/` is as good a name of a directory as `out`; `-` is none.
+        // `out/` is as good a name of a directory as `out`; `-` is not one.
         if path.as_os_str() == "-" {
             check_name(path)?;
         }
@@ -55,7 +56,7 @@ impl NewDirectory {
         Ok(Self { path: path.to_owned(), created: Vec::new(), set: OutputSet::default(), way: Way::Planned })
     }
 
-    /// Begins the directory. Nothing of it is to be seen before it is committed, but directories that it lies in.
+    /// Begins the directory. Until it is committed, only its parent directories are visible.
     ///
     /// # Errors
     /// The file system refused.
@@ -66,7 +67,7 @@ impl NewDirectory {
             self.way = Way::Inside;
             if may_be_replaced(&target) {
                 leftovers::clear_directories(&target)?;
-                // Where nothing may be created beside it, it is filled where it is.
+                // Filled in place if nothing may be created next to it.
                 if let Ok(temporary) = Temporary::beside(&target) {
                     self.way = Way::Beside(temporary, target);
                 }
@@ -86,12 +87,13 @@ impl NewDirectory {
         Ok(())
     }
 
-    /// Says that about so many files will be in it, to be synced at the end or not. Without this, they are few.
+    /// Announces about how many files it will hold, and whether they are synced at the end. Without this call, they are
+    /// few.
     pub fn expect(&mut self, n_files: usize, sync: bool) {
         self.set = OutputSet::of(n_files, sync);
     }
 
-    /// Makes a directory in it, for files like `name/file`, unless it is there.
+    /// Creates a subdirectory for files like `name/file`, unless it exists.
     ///
     /// # Errors
     /// The file system refused.
@@ -109,10 +111,10 @@ impl NewDirectory {
         Ok(())
     }
 
-    /// Begins a file in it.
+    /// Begins a file in the directory.
     ///
     /// # Errors
-    /// [`OutputError`], named as the file will be called.
+    /// [`OutputError`], with the final name of the file.
     pub fn create(&self, name: &str) -> Result<OutputFile, OutputError> {
         let dir = match &self.way {
             Way::Beside(temporary, _) => &temporary.path,
@@ -123,10 +125,10 @@ impl NewDirectory {
         Ok(file)
     }
 
-    /// Gives the files their names, in order, and the directory its own.
+    /// Gives the files their names, in order, and then the directory its own.
     ///
     /// # Errors
-    /// I/O errors. Then the directory is as it was, unless renaming itself broke down half way in one that was there.
+    /// I/O errors. Then the directory is as it was, unless renaming itself failed half way in an existing one.
     pub fn commit(mut self, files: Vec<OutputFile>, sync: bool) -> io::Result<()> {
         OutputFile::commit_all(files, sync)?;
         if let Way::Beside(temporary, target) = std::mem::replace(&mut self.way, Way::Planned) {
@@ -138,7 +140,7 @@ impl NewDirectory {
         }
         let created = std::mem::take(&mut self.created);
         if sync {
-            // The names of the directories that were created, too.
+            // Includes the names of the directories that were created.
             created.iter().try_for_each(|dir| sync_directory(parent(dir)))?;
         }
         Ok(())
@@ -147,16 +149,17 @@ impl NewDirectory {
 
 impl Drop for NewDirectory {
     fn drop(&mut self) {
-        // First what lies in the others.
+        // Innermost first.
         self.way = Way::Planned;
         for dir in &self.created {
-            // What is not empty belongs to somebody else.
+            // A directory that is not empty is in use by others.
             let _ = fs_err::remove_dir(dir);
         }
     }
 }
 
-/// True for an empty directory that another can take the place of: nobody here stands in it, and no disk is mounted on it.
+/// Returns true for an empty directory that may be replaced: it is not the working directory, and no disk is mounted on
+/// it.
 fn may_be_replaced(target: &Path) -> bool {
     let is_elsewhere = std::env::current_dir().is_ok_and(|here| !here.starts_with(target));
     #[cfg(target_os = "linux")]
@@ -169,7 +172,7 @@ fn may_be_replaced(target: &Path) -> bool {
         });
         is_elsewhere && !is_mounted
     }
-    // Elsewhere a directory does not take the place of another, or it is not known.
+    // On other systems a directory cannot replace another, or it is not known whether it can.
     #[cfg(not(target_os = "linux"))]
     {
         let _ = is_elsewhere;
@@ -177,7 +180,7 @@ fn may_be_replaced(target: &Path) -> bool {
     }
 }
 
-/// Makes a directory that has a temporary name of `target`, beside it, and locks it.
+/// Makes a directory with a temporary name of `target`, next to it, and locks it.
 ///
 /// # Errors
 /// The file system refused.
@@ -209,14 +212,14 @@ pub(super) fn make_locked(target: &Path, mode: u32) -> io::Result<(PathBuf, Opti
     Ok((path.keep().map_err(|error| error.error)?, open))
 }
 
-/// A directory for as long as a run needs it. It is locked. Dropped, it vanishes with all that is in it; what runs that
-/// were killed have left of such directories goes when the next is made.
+/// A locked directory for as long as a run needs it. Dropping it removes it and its content. Leftovers of killed runs
+/// are removed when the next one is made.
 #[derive(Debug)]
 pub struct ScratchDirectory {
     path: PathBuf,
-    /// For a run that ends without unwinding.
+    /// Removes the directory if the run ends without unwinding.
     _watch: Watch,
-    /// Open for the lock.
+    /// Held open for the lock.
     _open: Option<File>,
 }
 
@@ -227,14 +230,14 @@ impl ScratchDirectory {
     /// The file system refused.
     pub fn create(place: &Path, name: &str) -> io::Result<Self> {
         let target = place.join(name);
-        // What cannot be cleared is no obstacle: it may be somebody else's.
+        // A failure to clear is no obstacle: the directory may belong to others.
         let _ = leftovers::clear_directories(&target);
         let (path, open) = make_locked(&target, 0o700)?;
         let watch = faults::temporary(&path);
         Ok(Self { path, _watch: watch, _open: open })
     }
 
-    /// Where it is.
+    /// Returns its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -247,12 +250,12 @@ impl Drop for ScratchDirectory {
     }
 }
 
-/// A directory on its way. It is locked. Dropped, it vanishes with all that is in it.
+/// A locked directory that has no final name yet. Dropping it removes it and its content.
 #[derive(Debug)]
 struct Temporary {
     path: PathBuf,
     is_done: bool,
-    /// Open for the lock.
+    /// Held open for the lock.
     open: Option<File>,
 }
 
@@ -356,7 +359,7 @@ mod tests {
         assert_eq!(obstacle(&file), Obstacle::NotADirectory);
         assert_eq!(obstacle(root.path()), Obstacle::NotEmpty);
         assert_eq!(obstacle(Path::new("-")), Obstacle::StandardOutput);
-        // Windows does not say that it is a file which is in the way; the directory is not made, there.
+        // Windows does not report that a file is in the way; the directory is not made there.
         let error = NewDirectory::of(&file.join("dir")).and_then(|mut dir| dir.begin());
         let error = error.unwrap_err().to_string();
         let is_named = error.starts_with(&format!("{}: ", file.join("dir").display()));
@@ -383,7 +386,7 @@ mod tests {
         use super::*;
         use std::os::unix::process::ExitStatusExt;
 
-        /// The process that is killed: this test binary once more.
+        /// The process that is killed: this test binary, started again.
         #[test]
         #[ignore = "the victim of the test below, not a test"]
         fn victim() {
@@ -429,7 +432,7 @@ mod tests {
                     let is_half = found[0] != found[1];
                     assert!(!is_half || is_within, "point {n_kills}: half a directory");
                     n_half += usize::from(is_half);
-                    // The last points come after the last name: all is there, and in the way of another run.
+                    // The last points come after the last rename: the directory is complete and stops another run.
                     assert_eq!(run(usize::MAX, cwd, argument).success(), !found[0], "point {n_kills}");
                     assert_eq!(entries(&path), ["config", "model"], "point {n_kills}");
                     assert_eq!(entries(root.path()), ["out"], "point {n_kills}");

@@ -1,17 +1,17 @@
-//! A file that several runs write together, each its own ranges, on one machine or on many that share a file system. It gets
-//! its name when the last of them is through.
+//! A file that several runs write together, each its own ranges, on one machine or on many that share a file system. It
+//! gets its name when the last of them is done.
 //!
-//! Nobody asks anybody. Beside the target lies `TARGET.into-ID.1`, as long as the whole from the start, and for each run
-//! that is through an empty file `TARGET.into-ID.1.2-of-8`. Whoever finds all of these gives the file its name. The id
-//! stands for the plan and the input, so that runs of different plans do not write into one file. A run that was
-//! stopped leaves no such file, but `TARGET.into-ID.1.2-of-8.at`: up to where it came. Started again, it goes on from
-//! there. A single run that is to be resumed is one of one.
+//! The runs do not communicate. Next to the target is `TARGET.into-ID.1`, which has its full length from the start, and
+//! for each finished run an empty file `TARGET.into-ID.1.2-of-8`. A run that finds all of these gives the file its
+//! name. The id identifies the plan and the input, so that runs of different plans do not write into one file. An
+//! interrupted run leaves `TARGET.into-ID.1.2-of-8.at` instead, with the offset that it reached. Started again, it
+//! continues from there. A single resumable run is one of one.
 //!
-//! The number behind the id is that of the attempt: what is noted counts for the file of its own attempt and no other. A
-//! file that has gone (it got its name, or somebody removed it) is never begun again under its number while anything of
-//! that attempt is left, so that no note can speak of bytes that are not there. Before the file gets its name, its length
-//! and time are noted in `.TARGET.into-ID.1.done`. That note stays: as long as the target is the file that it tells of,
-//! a run that is started again has nothing to do. Whoever finds it otherwise begins another attempt.
+//! The number after the id is that of the attempt: a note counts only for the file of its own attempt. A file that is
+//! gone (it got its name, or somebody removed it) is never begun again under its number while anything of that attempt
+//! is left, so that no note refers to missing bytes. Before the file gets its name, its length and time are recorded in
+//! `.TARGET.into-ID.1.done`. That note stays: while the target is the file that it describes, a restarted run has
+//! nothing to do. If the target differs, the run begins another attempt.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -21,68 +21,68 @@ use std::path::{Path, PathBuf};
 use super::{Destination, OutputError, OutputFile, Sink, again, fault, named, parent, sync_directory};
 use crate::platform::{FileId, stamp};
 
-/// What a name has behind that of the target, before the id.
+/// Separator between the target's name and the id.
 const INTO: &str = ".into-";
-/// How the name of the note ends that the whole is there.
+/// End of the name of the note that the file is complete.
 const DONE: &str = ".done";
-/// How often a file may vanish between looking and opening.
+/// Number of times that a file may vanish between looking and opening.
 const MAX_TRIES: usize = 100;
 
-/// The part of a shared file that is written here.
+/// The part of a shared file that this run writes.
 #[derive(Debug)]
 pub struct SharedOutput {
-    /// As it was given.
+    /// Target as it was given.
     target: PathBuf,
-    /// Where its links lead.
+    /// Target with its links followed.
     path: PathBuf,
     id: String,
     number: usize,
     count: usize,
-    /// That of the file which is written.
+    /// Number of the attempt of the file that is written.
     attempt: u64,
 }
 
-/// What there is to do for a run.
+/// Remaining work of a run.
 #[derive(Debug)]
 pub enum Begun {
-    /// Nothing: the target is what this and the other runs wrote.
+    /// Nothing is left to do: the target is what this and the other runs wrote.
     Finished,
-    /// This run's ranges are there; others are missing.
+    /// This run's ranges are written; others are missing.
     Written,
-    /// To write this run's ranges from `start` on: those before this offset are in the file.
+    /// This run's ranges from `start` on remain; those before it are in the file.
     At {
         /// The file, which other runs may write to as well.
         file: OutputFile,
-        /// Offset in the file.
+        /// Offset in the file, in bytes.
         start: u64,
     },
 }
 
-/// What lies beside the target.
+/// Files of this plan next to the target.
 #[derive(Debug, Default)]
 struct Survey {
-    /// Attempts of which there is anything; each once for each of its files.
+    /// Attempt number and name of each file.
     names: Vec<(u64, OsString)>,
 }
 
 impl Survey {
-    /// The newest attempt; 0 where there is none.
+    /// Returns the number of the newest attempt; 0 if there is none.
     fn newest(&self) -> u64 {
         self.names.iter().map(|(attempt, _)| *attempt).max().unwrap_or(0)
     }
 }
 
 impl SharedOutput {
-    /// Run `number` (from 1) of `count` that write `target`.
+    /// Creates run `number` (from 1) of `count` that write `target`.
     ///
     /// # Errors
-    /// As [`Destination::of_part`]: a device has no file beside it.
+    /// As [`Destination::of_part`]: a device has no files next to it.
     pub fn of(target: &Path, id: &str, number: usize, count: usize) -> Result<Self, OutputError> {
         let path = Destination::of_part(target)?.into_file()?;
         Ok(Self { target: target.to_owned(), path, id: id.to_owned(), number, count, attempt: 0 })
     }
 
-    /// What all names of this plan have in common.
+    /// Returns the common prefix of all names of this plan.
     fn stem(&self) -> OsString {
         let mut name = self.path.file_name().map(OsString::from).unwrap_or_default();
         name.push(format!("{INTO}{}.", self.id));
@@ -114,7 +114,7 @@ impl SharedOutput {
         self.path.with_file_name(name)
     }
 
-    /// Looks for what runs of this plan have left.
+    /// Looks for files that runs of this plan have left.
     fn survey(&self) -> io::Result<Survey> {
         let stem = self.stem();
         let attempt_of = |name: &OsStr| {
@@ -134,7 +134,7 @@ impl SharedOutput {
         Ok(survey)
     }
 
-    /// Finds out what there is to do. The file is `n_bytes` long; another run may have begun it.
+    /// Determines the remaining work. The file has `n_bytes` bytes; another run may have begun it.
     ///
     /// # Errors
     /// I/O errors, named with the target.
@@ -157,7 +157,7 @@ impl SharedOutput {
             options.read(true).write(true).create_new(is_new);
             let file = match again(|| options.open(self.data())) {
                 Ok(file) => file,
-                // Another run was faster, or gave it its name.
+                // Another run was faster, or gave the file its name.
                 Err(error)
                     if [io::ErrorKind::AlreadyExists, io::ErrorKind::NotFound].contains(&error.kind()) =>
                 {
@@ -167,7 +167,8 @@ impl SharedOutput {
             };
             fault::point()?;
             if is_new {
-                // Looked at again now that nobody else can begin this attempt: it may be one that was through before we looked.
+                // Checked again now that nobody else can begin this attempt: it may have been finished before the first
+                // check.
                 let attempt = self.attempt;
                 let survey = self.survey().map_err(failed)?;
                 if survey.newest() > attempt || self.done().exists() {
@@ -176,7 +177,7 @@ impl SharedOutput {
                 }
                 self.clear(attempt - 1).map_err(failed)?;
             }
-            // All runs set the same length, so that none cuts off what another has written.
+            // All runs set the same length, so that none truncates what another has written.
             if file.metadata().map_err(failed)?.len() != n_bytes {
                 again(|| file.set_len(n_bytes)).map_err(failed)?;
             }
@@ -188,14 +189,14 @@ impl SharedOutput {
         Err(failed(io::Error::other("other runs keep beginning and ending it")))
     }
 
-    /// Offset in the file before which all of this run's ranges are there; 0 where it has not begun.
+    /// Returns the offset in the file before which all of this run's ranges are written; 0 if it has not begun.
     fn written_to(&self) -> u64 {
-        // What a power cut has left of a number is a smaller one, or has no end.
+        // A number that a power cut truncated is smaller, or has no line end.
         let text = fs_err::read_to_string(self.journal()).unwrap_or_default();
         text.strip_suffix('\n').and_then(|number| number.parse().ok()).unwrap_or(0)
     }
 
-    /// Takes note that all of this run's ranges before `offset` are in the file, on the disk if `sync`.
+    /// Records that all of this run's ranges before `offset` are in the file, on the disk if `sync`.
     ///
     /// # Errors
     /// I/O errors, named with the target.
@@ -206,11 +207,11 @@ impl SharedOutput {
         fs_err::write(self.journal(), format!("{offset}\n")).map_err(|error| named(&self.target, &error))
     }
 
-    /// Notes that this run's ranges are there, and gives the file its name if it was the last. Returns the numbers of the
-    /// runs that are missing.
+    /// Records that this run's ranges are written, and gives the file its name if it was the last. Returns the numbers
+    /// of the missing runs.
     ///
     /// # Errors
-    /// I/O errors, named with the target; somebody has removed the file.
+    /// I/O errors, named with the target; the file was removed.
     pub fn finish(&self, written: Option<&OutputFile>, sync: bool) -> io::Result<Vec<usize>> {
         let failed = |error| named(&self.target, &error);
         if let Some(file) = written {
@@ -252,24 +253,25 @@ impl SharedOutput {
         Ok(Vec::new())
     }
 
-    /// Notes what the whole is like.
+    /// Records length and time of the complete file.
     fn note_done(&self, whole: &Metadata, sync: bool) -> io::Result<()> {
         Ok(OutputFile::write(&self.done(), stamp(whole).as_bytes(), sync)?)
     }
 
-    /// True if the target is the file that the note of this attempt tells of.
+    /// Returns true if the target is the file that the note of this attempt describes.
     fn is_finished(&self) -> io::Result<bool> {
         let told_of = match fs_err::read_to_string(self.done()) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            // A note that is none.
+            // The note is not valid text.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(false),
             Err(error) => return Err(error),
         };
         Ok(self.path.metadata().is_ok_and(|found| stamp(&found) == told_of))
     }
 
-    /// The same where this run has the file open: what it wrote when the file had its name already made it younger.
+    /// Like `is_finished`, if this run has the file open: its own writes after the rename have made the file newer than
+    /// the note.
     fn is_target(&self, written: Option<&OutputFile>, sync: bool) -> io::Result<bool> {
         let Some(Sink::Shared(file)) = written.map(|file| &file.sink) else { return self.is_finished() };
         if !matches!((FileId::of(file), FileId::at(&self.path)), (Ok(own), Ok(target)) if own == target) {
@@ -281,7 +283,7 @@ impl SharedOutput {
         Ok(true)
     }
 
-    /// Removes what is noted of the attempts up to `last`. That the whole is there stays noted, where others may be started again.
+    /// Removes the notes of the attempts up to `last`. The note of completion stays if other runs may be started again.
     fn clear(&self, last: u64) -> io::Result<()> {
         let kept = self.done();
         for (attempt, name) in self.survey()?.names {
@@ -294,7 +296,7 @@ impl SharedOutput {
         Ok(())
     }
 
-    /// Removes the notes of other plans: the target is not what they tell of any more.
+    /// Removes the notes of other plans: they no longer describe the target.
     fn forget_others(&self) -> io::Result<()> {
         let mut start = OsString::from(".");
         start.push(self.path.file_name().unwrap_or_default());
@@ -312,7 +314,7 @@ impl SharedOutput {
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 fn remove(path: &Path) -> io::Result<()> {
     match fs_err::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -349,7 +351,7 @@ mod tests {
         file.write_at(2 * (number as u64 - 1), &[number as u8; 2]).unwrap();
     }
 
-    /// A run as a scheduler starts it.
+    /// Does a run as a scheduler starts it.
     fn run(dir: &Path, number: usize) -> io::Result<Vec<usize>> {
         let mut shared = shared(dir, number);
         match shared.begin(6)? {
@@ -379,7 +381,7 @@ mod tests {
         assert_eq!(run(dir, 1).unwrap(), [0; 0]);
         assert_eq!(whole(dir), WHOLE);
         assert_eq!(names(dir), [NOTE, "m.gguf"]);
-        // Started again, each has nothing to do.
+        // Started again, none has anything to do.
         for number in 1..=COUNT {
             assert!(matches!(shared(dir, number).begin(6).unwrap(), Begun::Finished));
         }
@@ -391,7 +393,7 @@ mod tests {
         for change in [
             |target: &Path| fs_err::remove_file(target).unwrap(),
             |target: &Path| fs_err::write(target, "another").unwrap(),
-            // As long, and written in its place.
+            // Of the same length, and written in its place.
             |target: &Path| {
                 std::thread::sleep(std::time::Duration::from_millis(20));
                 fs_err::write(target, "zzzzzz").unwrap();
@@ -426,7 +428,7 @@ mod tests {
         assert_eq!(run(dir, 3).unwrap(), [1, 2]);
         assert_eq!(names(dir), ["m.gguf.into-ab.2", "m.gguf.into-ab.2.3-of-3"]);
         assert!(!dir.join("m.gguf").exists());
-        // Whoever was at it when it went does not count either.
+        // A run that was writing when it was removed does not count either.
         let mut late = shared(dir, 1);
         let file = begin(&mut late);
         fs_err::remove_file(dir.join("m.gguf.into-ab.2")).unwrap();
@@ -462,7 +464,7 @@ mod tests {
         assert_eq!(run(dir, 3).unwrap(), [0; 0]);
         std::thread::sleep(std::time::Duration::from_millis(20));
         fill(&file, 3);
-        // Younger than what was noted, by its own writing.
+        // Newer than the note, by its own writing.
         assert_eq!(late.finish(Some(&file), true).unwrap(), [0; 0]);
         assert_eq!(whole(dir), WHOLE);
         assert_eq!(names(dir), [NOTE, "m.gguf"]);
@@ -480,13 +482,13 @@ mod tests {
         };
         assert_eq!(open().2, 0);
         for offset in [7, 12] {
-            // Windows keeps the name of what is open.
+            // Windows keeps the name of an open file.
             let (shared, file, _) = open();
             shared.note_written_to(&file, offset, true).unwrap();
             drop(file);
             assert_eq!(open().2, offset);
         }
-        // Cut short by a power cut: no end, no number.
+        // Truncated by a power cut: no line end, no number.
         fs_err::write(dir.join("m.gguf.into-ab.1.1-of-1.at"), "1").unwrap();
         assert_eq!(open().2, 0);
         fs_err::write(dir.join("m.gguf.into-ab.1.1-of-1.at"), "12\n").unwrap();
@@ -513,7 +515,7 @@ mod tests {
         }
     }
 
-    /// The process that is killed: this test binary once more.
+    /// The process that is killed: this test binary, started again.
     #[cfg(target_os = "linux")]
     #[test]
     #[ignore = "the victim of the test below, not a test"]
@@ -529,7 +531,7 @@ mod tests {
     #[test]
     fn whoever_is_killed_anywhere_and_started_again_ends_in_the_right_file() {
         let (mut n_killed, mut n_named) = (0, 0);
-        // Before it: nothing, another run, all other runs, a whole file of this plan, one of nobody's.
+        // State before it: nothing, another run, all other runs, a complete file of this plan, an unrelated file.
         let before: [fn(&Path); 5] = [
             |_| {},
             |dir| drop(run(dir, 1).unwrap()),
@@ -562,7 +564,7 @@ mod tests {
                 }
                 n_killed += 1;
                 n_named += usize::from(whole(dir) == WHOLE);
-                // The scheduler starts it again; then the others, which it takes for lost, too.
+                // The scheduler restarts it, and then the others, which it takes for lost, too.
                 for number in [3, 1, 2, 3] {
                     run(dir, number).unwrap();
                     let found = whole(dir);

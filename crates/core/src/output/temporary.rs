@@ -1,5 +1,6 @@
-//! Files on their way to a name: without any where the file system can, so that nothing is left of a run that dies; else
-//! under a name that says whose they are, and locked, so that the next run knows whether they are dead.
+//! Files that have no final name yet. Where the file system allows, they have no name at all, so that nothing is left
+//! of a run that dies. Elsewhere their name identifies the target, and a lock tells the next run whether their writer
+//! is dead.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -17,24 +18,24 @@ use crate::mmap::faults::{self, Watch};
 #[cfg(target_os = "linux")]
 use crate::platform::FileId;
 
-/// Characters that chance adds to a temporary name.
+/// Number of random characters in a temporary name.
 const N_RANDOM: usize = 6;
 const SUFFIX: &str = ".tmp";
-/// Longest part of a target's name that its temporary name repeats; names of files end at 255 bytes.
+/// Maximum bytes of a target's name in its temporary name; file names are limited to 255 bytes.
 const MAX_STEM_BYTES: usize = 200;
-/// Who may read a file that replaces another, until it takes over the mode of that.
+/// Mode of a file that replaces another, until it takes over the mode of that.
 const CLOSED: u32 = 0o600;
-/// Who may read a new file; the system takes the umask from it.
+/// Mode of a new file; the system subtracts the umask.
 const OPEN: u32 = 0o666;
 
 #[derive(Debug)]
 enum Handle {
     Own(File),
-    /// One of very many.
+    /// One of very many files.
     Member(Member),
 }
 
-/// An open file, as long as this is there.
+/// A file that is open as long as this value lives.
 pub(super) enum Opened<'a> {
     Own(&'a File),
     Shared(Arc<File>),
@@ -51,18 +52,18 @@ impl Deref for Opened<'_> {
     }
 }
 
-/// A file on its way. It is locked. Dropped, it vanishes.
+/// A locked file that has no final name yet. Dropping it removes it.
 #[derive(Debug)]
 pub(super) struct Temporary {
-    // Before the file, so that the name goes while the lock is held.
+    // Declared before the file, so that the name goes while the lock is held.
     name: Option<TempPath>,
     file: Handle,
-    /// For a run that ends without unwinding.
+    /// Removes the file if the run ends without unwinding.
     watch: Watch,
 }
 
 impl Temporary {
-    /// Begins a file that will be called `path`.
+    /// Begins a file with the final path `path`.
     ///
     /// # Errors
     /// The file system refused.
@@ -75,7 +76,7 @@ impl Temporary {
         Self::named(path, mode)
     }
 
-    /// The same for one of very many files.
+    /// Begins one of very many files.
     ///
     /// # Errors
     /// The file system refused.
@@ -86,12 +87,13 @@ impl Temporary {
         Ok(Self { name: Some(name), file: Handle::Member(member), watch })
     }
 
-    /// The same under a temporary name.
+    /// Begins a file under a temporary name.
     pub(super) fn named(path: &Path, mode: u32) -> io::Result<Self> {
         let made = builder(path, |builder| {
             builder.make_in(parent(path), |temp| {
                 let file = create(temp, mode)?;
-                // Another run may have found the file before it was locked, and taken it for dead: then under another name.
+                // Another run may have found the file before it was locked and taken it for dead: then another name is
+                // tried.
                 match lock::take(&file) {
                     Lock::Held if lock::leads_to(temp, &file) => Ok(file),
                     Lock::Unknown => Ok(file),
@@ -104,10 +106,10 @@ impl Temporary {
         Ok(Self { name: Some(name), file: Handle::Own(file), watch })
     }
 
-    /// The file.
+    /// Returns the open file.
     ///
     /// # Errors
-    /// It was closed and cannot be opened again.
+    /// The file was closed and cannot be reopened.
     pub(super) fn file(&self) -> io::Result<Opened<'_>> {
         match &self.file {
             Handle::Own(file) => Ok(Opened::Own(file)),
@@ -115,14 +117,14 @@ impl Temporary {
         }
     }
 
-    /// To be called after writing.
+    /// Marks the file as written to; to be called after writing.
     pub(super) fn touch(&self) {
         if let Handle::Member(member) = &self.file {
             member.touch();
         }
     }
 
-    /// Brings to the disk what was written.
+    /// Syncs the file to the disk.
     ///
     /// # Errors
     /// The disk failed.
@@ -133,7 +135,7 @@ impl Temporary {
         }
     }
 
-    /// The temporary name, if it has one, as seen from where the file will be.
+    /// Returns the temporary name, if it has one, relative to the target directory.
     pub(super) fn name(&self) -> Option<OsString> {
         match &self.file {
             Handle::Own(_) => self.name.as_deref()?.file_name().map(OsStr::to_owned),
@@ -141,7 +143,7 @@ impl Temporary {
         }
     }
 
-    /// Makes the file ready to be renamed to `path`: mode and owner of what it replaces, a temporary name.
+    /// Prepares the file to be renamed to `path`: mode and owner of the file that it replaces, and a temporary name.
     ///
     /// # Errors
     /// The file system refused.
@@ -159,7 +161,7 @@ impl Temporary {
         {
             match link(file, path) {
                 Ok(name) => self.name = Some(name),
-                // Rules above the file system forbid links. What took hours to write is copied rather than lost.
+                // Security rules may forbid links. What took hours to write is copied rather than lost.
                 Err(error) if is_refusal(&error) => {
                     let named = Self::named(path, CLOSED)?;
                     io::copy(&mut rewound(file)?, &mut &*named.file()?)?;
@@ -173,10 +175,10 @@ impl Temporary {
         Ok(())
     }
 
-    /// Gives the file its final name. It was dressed before.
+    /// Gives the file its final name. [`Temporary::dress`] was called before.
     ///
     /// # Errors
-    /// The file system refused; then with the file, under its temporary name still.
+    /// The file system refused; returns the file, still under its temporary name.
     pub(super) fn rename(self, path: &Path) -> Result<(), (io::Error, Self)> {
         let Self { name, file, watch } = self;
         let Some(name) = name else {
@@ -190,14 +192,14 @@ impl Temporary {
             }
             _ => Ok(()),
         };
-        // What failed once may have been chance, and the other files of a set are waiting.
+        // The failure may be transient, and the other files of a set are waiting.
         match again(&mut renamed).or_else(|_| again(&mut renamed)) {
             Ok(()) => Ok(()),
             Err(error) => Err((error, Self { name, file, watch })),
         }
     }
 
-    /// Leaves the file under its temporary name.
+    /// Keeps the file under its temporary name.
     pub(super) fn keep(self) {
         if let Some(name) = self.name {
             let _ = name.keep();
@@ -208,12 +210,12 @@ impl Temporary {
     }
 }
 
-/// What a target's name is in its temporary names.
+/// Returns the part of a target's name that its temporary names contain.
 pub(super) fn stem(name: &OsStr) -> OsString {
     if name.len() <= MAX_STEM_BYTES {
         return name.to_owned();
     }
-    // The ends of long names are what tells parts of one set from each other.
+    // The ends of long names distinguish the parts of one set.
     let text = name.to_string_lossy();
     let mut cut = MAX_STEM_BYTES - 17;
     while !text.is_char_boundary(cut) {
@@ -222,7 +224,7 @@ pub(super) fn stem(name: &OsStr) -> OsString {
     format!("{}~{:016x}", &text[..cut], checksum(name.as_encoded_bytes())).into()
 }
 
-/// The stem of the target that a temporary name belongs to; `None` for any other name.
+/// Returns the stem of the target that a temporary name belongs to; `None` for any other name.
 pub(super) fn stem_of(name: &OsStr) -> Option<&[u8]> {
     let rest = name.as_encoded_bytes().strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
     let (stem, random) = rest.split_at_checked(rest.len().checked_sub(N_RANDOM + 1)?)?;
@@ -230,14 +232,14 @@ pub(super) fn stem_of(name: &OsStr) -> Option<&[u8]> {
     (!stem.is_empty() && random.iter().all(u8::is_ascii_alphanumeric)).then_some(stem)
 }
 
-/// FNV-1a: tells damage from what was written, not friend from foe.
+/// Returns the FNV-1a checksum: detects damage, but is no protection against attacks.
 pub(super) fn checksum(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// Lends what makes the temporary names of a target.
+/// Passes a builder of the target's temporary names to `use_it`.
 pub(super) fn builder<T>(path: &Path, use_it: impl FnOnce(&Builder<'_, '_>) -> T) -> T {
     let mut prefix = OsString::from(".");
     prefix.push(stem(path.file_name().unwrap_or_default()));
@@ -245,12 +247,12 @@ pub(super) fn builder<T>(path: &Path, use_it: impl FnOnce(&Builder<'_, '_>) -> T
     use_it(Builder::new().prefix(&prefix).suffix(SUFFIX).rand_bytes(N_RANDOM))
 }
 
-/// The mode that a file begins with.
+/// Returns the initial mode of a file.
 fn first_mode(path: &Path) -> u32 {
     if path.symlink_metadata().is_ok() { CLOSED } else { OPEN }
 }
 
-/// A new file, not one that is there.
+/// Creates a new file; fails if it exists.
 pub(super) fn create(path: &Path, mode: u32) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create_new(true);
@@ -264,26 +266,26 @@ pub(super) fn create(path: &Path, mode: u32) -> io::Result<File> {
     options.open(path)
 }
 
-/// A file without a name, where the file system has such files and there is a way to give it one.
+/// Creates an unnamed file, if the file system supports such files and there is a way to name it later.
 #[cfg(target_os = "linux")]
 fn unnamed(dir: &Path, mode: u32) -> Option<File> {
     use rustix::fs::{CWD, Mode, OFlags, openat};
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = File::from(openat(CWD, dir, flags, Mode::from_raw_mode(mode)).ok()?);
-    // Locked before anybody can see it.
+    // Locked before anyone can see it.
     lock::take(&file);
     let there = FileId::at(&way_to(&file)).ok()?;
     (there == FileId::of(&file).ok()?).then_some(file)
 }
 
-/// Where the system shows an open file.
+/// Path under which the system shows an open file.
 #[cfg(target_os = "linux")]
 fn way_to(file: &File) -> std::path::PathBuf {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// Gives a file without a name a temporary one.
+/// Gives an unnamed file a temporary name.
 #[cfg(target_os = "linux")]
 fn link(file: &File, path: &Path) -> io::Result<TempPath> {
     use rustix::fs::{AtFlags, CWD, linkat};
@@ -296,7 +298,7 @@ fn link(file: &File, path: &Path) -> io::Result<TempPath> {
     Ok(made.into_temp_path())
 }
 
-/// True for errors that say that links are not wanted here, not that something is broken.
+/// Returns true for errors that mean that links are not allowed here, not that something is broken.
 #[cfg(target_os = "linux")]
 fn is_refusal(error: &io::Error) -> bool {
     use rustix::io::Errno;
@@ -312,7 +314,7 @@ fn rewound(file: &File) -> io::Result<File> {
     Ok(file)
 }
 
-/// A mode as the system takes it, whose number is shorter on some.
+/// Converts a mode to the system's type, which is narrower on some systems.
 #[cfg(unix)]
 pub(super) fn mode_of(bits: u32) -> rustix::fs::Mode {
     rustix::fs::Mode::from_raw_mode((bits & 0o7777) as rustix::fs::RawMode)
@@ -326,8 +328,8 @@ fn set_mode(file: &File, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes over mode, group and owner of a file, as far as the system permits. At no time may more people read the new file
-/// than could read the old one.
+/// Takes over mode, group and owner of a file, as far as the system permits. At no time may more people read the new
+/// file than could read the old one.
 pub(super) fn inherit(file: &File, old: &Metadata) -> io::Result<()> {
     #[cfg(unix)]
     {
@@ -335,19 +337,19 @@ pub(super) fn inherit(file: &File, old: &Metadata) -> io::Result<()> {
         use std::os::unix::fs::MetadataExt;
         let new = file.metadata()?;
         let group = Some(Gid::from_raw(old.gid()));
-        // Each alone: a user may give a file to another of their groups, but not to another user.
+        // Separately: a user may give a file to another of their groups, but not to another user.
         let has_group = new.gid() == old.gid() || again(|| Ok(fchown(file, None, group)?)).is_ok();
         let owner = Some(Uid::from_raw(old.uid()));
         let has_owner = new.uid() == old.uid() || again(|| Ok(fchown(file, owner, None)?)).is_ok();
         let mode = match (has_owner, has_group) {
             (true, true) => old.mode() & 0o7777,
             (false, true) => old.mode() & 0o777,
-            // What the old group might do, the new one might not.
+            // The new group may not get the permissions of the old one.
             (_, false) => old.mode() & 0o707 | (old.mode() & 0o007) << 3,
         };
         if new.mode() & 0o7777 != mode {
             match again(|| Ok(fchmod(file, mode_of(mode))?)) {
-                // File systems that have no modes of their own.
+                // File systems without modes of their own.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -402,7 +404,7 @@ mod tests {
             file.metadata().unwrap().mode() & 0o7777
         }
 
-        /// Both ways of beginning a file.
+        /// Begins a file in both ways.
         fn begin(path: &Path) -> [Temporary; 2] {
             let mode = if path.exists() { CLOSED } else { OPEN };
             [Temporary::beside(path).unwrap(), Temporary::named(path, mode).unwrap()]
@@ -430,7 +432,7 @@ mod tests {
         fn a_new_file_follows_the_umask_and_a_narrower_mode_set_meanwhile_holds() {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("m.gguf");
-            // The umask is the process's: it is asked, not set, for the sake of tests beside this one.
+            // The umask belongs to the process: it is queried, not set, since other tests run at the same time.
             let probe = File::options().write(true).create_new(true).open(dir.path().join("probe")).unwrap();
             for temporary in begin(&path) {
                 assert_eq!(mode(&temporary.file().unwrap()), mode(&probe));
@@ -465,7 +467,7 @@ mod tests {
             assert!(Mode::from_raw_mode(CLOSED).contains(Mode::RUSR));
             fs_err::write(&path, b"old").unwrap();
             let mut temporary = Temporary::named(&path, CLOSED).unwrap();
-            // A file that lost its only name can no more be linked than one whose links are forbidden.
+            // A file that lost its only name cannot be linked, like one whose links are forbidden.
             let name = temporary.name.take().unwrap();
             drop(name);
             std::os::unix::fs::FileExt::write_all_at(&*temporary.file().unwrap(), b"new content", 0).unwrap();

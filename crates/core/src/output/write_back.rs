@@ -1,16 +1,16 @@
-//! Brings files to the disk while they are being written, so that the sync at the end finds little to do.
+//! Write-back of files while they are being written, so that the sync at the end has little left to do.
 
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::OutputFile;
 
-/// Bytes of a file that gather before they are brought to the disk.
+/// Bytes of a file that accumulate before they are synced.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// A thread that syncs files in step with those that write them. Asking the kernel to begin write-back and to forget
-/// the pages (`POSIX_FADV_DONTNEED`) would do without the thread; but then the finished file is in nobody's cache, and
-/// a virtual machine may give the pages to its host and has to fetch others.
+/// A thread that syncs files while other threads write them. Asking the kernel to begin write-back and to drop the
+/// pages (`POSIX_FADV_DONTNEED`) would need no thread. But then the finished file is in no cache, and a virtual machine
+/// may return the pages to its host and has to fetch others.
 pub struct WriteBack<'o> {
     outputs: &'o [OutputFile],
     state: Mutex<State>,
@@ -18,13 +18,13 @@ pub struct WriteBack<'o> {
 }
 
 struct State {
-    /// Bytes of each file that were written and are not yet synced.
+    /// Bytes of each file that were written and not yet synced.
     pending: Vec<u64>,
     is_over: bool,
     failed: Option<io::Error>,
 }
 
-/// Ends the thread, also when the work panics.
+/// Ends the thread, even if the work panics.
 struct Over<'w, 'o>(&'w WriteBack<'o>);
 
 impl Drop for Over<'_, '_> {
@@ -35,8 +35,8 @@ impl Drop for Over<'_, '_> {
 }
 
 impl<'o> WriteBack<'o> {
-    /// Does some work that writes these files, with the thread beside it if they are to be on the disk in the end. An
-    /// error of the disk that no call of [`WriteBack::wrote`] has returned comes with the work's result.
+    /// Runs work that writes these files, with the thread next to it if `is_synced`. A disk error that no call of
+    /// [`WriteBack::wrote`] has returned is returned with the work's result.
     pub fn beside<T>(
         outputs: &'o [OutputFile],
         is_synced: bool,
@@ -48,7 +48,7 @@ impl<'o> WriteBack<'o> {
         let done = std::thread::scope(|scope| {
             let _over = Over(&this);
             if is_synced {
-                // Without the thread all is left to the sync at the end.
+                // If the thread cannot be started, the sync at the end does all.
                 let _ = std::thread::Builder::new()
                     .name("write-back".to_owned())
                     .spawn_scoped(scope, || this.run());
@@ -59,10 +59,10 @@ impl<'o> WriteBack<'o> {
         (done, failed.map_or(Ok(()), Err))
     }
 
-    /// Bytes of a file were written.
+    /// Records that bytes of a file were written.
     ///
     /// # Errors
-    /// The disk failed since the last call: the kernel tells it once, so that no later sync would.
+    /// The disk failed since the last call. The kernel reports that only once, so no later sync would.
     pub fn wrote(&self, file: usize, n_bytes: u64) -> io::Result<()> {
         let mut state = self.state();
         if let Some(error) = state.failed.take() {

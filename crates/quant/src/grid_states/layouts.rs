@@ -1,4 +1,4 @@
-//! Where the bits of the types on grids lie: see the layouts in `iq1`, `iq2`, `iq3`. Blocks have their length.
+//! Bit layouts of the types on grids: see the layouts in `iq1`, `iq2`, `iq3`. Blocks have their full length.
 
 use super::GridState;
 use crate::codebook::even_signs;
@@ -11,7 +11,7 @@ pub(super) fn put_word(block: &mut [u8], at: usize, value: u16) {
     block[at..][..2].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Nibbles, the low one of a byte first.
+/// Unpacks nibbles, the low one of a byte first.
 fn unpack_nibbles(bytes: &[u8], levels: &mut [u8]) {
     for (pair, byte) in levels.chunks_mut(2).zip(bytes) {
         pair[0] = byte & 15;
@@ -25,7 +25,7 @@ fn pack_nibbles(levels: &[u8], bytes: &mut [u8]) {
     }
 }
 
-/// Four times seven sign bits and a nibble on top.
+/// Unpacks four times seven sign bits and a nibble on top.
 fn unpack_signed_parts(bytes: &[u8], stride: usize, state: &mut GridState) {
     for part in 0..8 {
         let at = part * stride;

@@ -1,4 +1,4 @@
-//! Any bytes are a state, and a state is those bytes.
+//! Tests that any bytes are a state, and that a state gives back those bytes.
 
 use super::*;
 use crate::{dequantize, quantize_rows};

@@ -1,4 +1,4 @@
-//! The table of the levels that have no instruction to look floats up.
+//! Table for the levels without an instruction that looks up floats.
 
 use std::ops::{Mul, Sub};
 
@@ -25,13 +25,13 @@ macro_rules! entries_operators {
 entries_operators! { Sub sub; Mul mul; }
 
 impl Entries {
-    /// The entries.
+    /// Creates a table.
     #[inline(always)]
     pub(crate) fn new(entries: [f32; 8]) -> Self {
         Self(entries)
     }
 
-    /// The entry that the lowest three bits choose.
+    /// Returns the entry with the index in the lowest three bits.
     #[inline(always)]
     pub(crate) fn get(self, index: i32) -> f32 {
         self.0[(index & 7) as usize]

@@ -1,4 +1,4 @@
-//! Lanes without vector instructions: the twin of the levels in tests.
+//! Lanes without vector instructions, used by tests.
 
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Not, Sub};
 
@@ -7,7 +7,7 @@ use super::entries::Entries;
 use gguf_core::numeric::{c_max, c_trunc_i32};
 use gguf_core::simd::VectorLoop;
 
-/// Four lanes as plain arrays: what a level that the machine lacks is in tests.
+/// Four lanes as plain arrays: stands in for a level that the machine lacks, in tests.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 

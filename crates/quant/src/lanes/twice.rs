@@ -1,11 +1,11 @@
-//! Two vectors as one.
+//! Pairs of vectors that act as one.
 
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Not, Sub};
 
 use super::Lanes;
 use gguf_core::simd::VectorLoop;
 
-/// Two vectors side by side: independent work for the gaps in which one waits for its own results.
+/// Two vectors side by side: independent work while one waits for its own results.
 #[derive(Clone, Copy)]
 pub(crate) struct Twice<L>(pub L);
 

@@ -1,9 +1,9 @@
-//! Lists of vectors, and the one of them at which a parabola in 4 or 8 unknowns is lowest.
+//! Lists of vectors, and the search for the vector at which a parabola in 4 or 8 unknowns is lowest.
 
-/// Vectors that are compared side by side.
+/// Number of vectors that are compared side by side.
 const TILE: usize = 16;
 
-/// One number for each.
+/// One number for each vector of a tile.
 pub(crate) type Tile = [f32; TILE];
 
 /// Vectors of `D` numbers, in tiles.
@@ -12,7 +12,8 @@ pub(crate) struct Book<const D: usize> {
 }
 
 impl<const D: usize> Book<D> {
-    /// A book of vectors; the last tile is filled up with the last of them, which is never found in place of it.
+    /// Creates a book of vectors. The last tile is filled with copies of the last vector, which are never found instead
+    /// of it.
     pub(crate) fn new(vectors: impl IntoIterator<Item = [f32; D]>) -> Self {
         let vectors: Vec<[f32; D]> = vectors.into_iter().collect();
         let last = vectors.last().copied().unwrap_or([0.0; D]);
@@ -25,15 +26,15 @@ impl<const D: usize> Book<D> {
         Self { tiles }
     }
 
-    /// A vector of the book.
+    /// Returns a vector of the book.
     #[inline(always)]
     pub(crate) fn vector(&self, index: usize) -> [f32; D] {
         let tile = &self.tiles[index / TILE];
         std::array::from_fn(|i| tile[i][index % TILE])
     }
 
-    /// The vector `v` with the least `v h vᵀ - 2 v·c`, of equal ones the first of its place in the tiles, and that number.
-    /// `h` is symmetric.
+    /// Returns index and value of the vector `v` with the least `v h vᵀ - 2 v·c`, of equal ones the first by its
+    /// position in the tiles. `h` is symmetric.
     #[inline(always)]
     pub(crate) fn lowest(&self, h: &[[f32; D]; D], c: &[f32; D]) -> (usize, f32) {
         let twice = twice_below(h);
@@ -45,7 +46,7 @@ impl<const D: usize> Book<D> {
         best.take()
     }
 
-    /// `v h vᵀ` of all vectors, for [`Book::lowest_of`].
+    /// Computes `v h vᵀ` of all vectors, for [`Book::lowest_of`].
     #[inline(always)]
     pub(crate) fn squares(&self, h: &[[f32; D]; D], out: &mut Vec<Tile>) {
         let twice = twice_below(h);
@@ -55,7 +56,7 @@ impl<const D: usize> Book<D> {
         }
     }
 
-    /// As [`Book::lowest`], where the squares are known.
+    /// Runs [`Book::lowest`] with known squares.
     #[inline(always)]
     pub(crate) fn lowest_of(&self, squares: &[Tile], c: &[f32; D]) -> (usize, f32) {
         let linear = c.map(|c| -2.0 * c);
@@ -73,7 +74,7 @@ impl<const D: usize> Book<D> {
     }
 }
 
-/// A matrix with what lies below its diagonal counted twice.
+/// Returns a matrix whose entries below the diagonal are doubled.
 #[inline(always)]
 fn twice_below<const D: usize>(h: &[[f32; D]; D]) -> [[f32; D]; D] {
     let mut twice = *h;
@@ -85,7 +86,7 @@ fn twice_below<const D: usize>(h: &[[f32; D]; D]) -> [[f32; D]; D] {
     twice
 }
 
-/// `v h vᵀ + linear·v` of a tile; of `h` what lies on and below the diagonal is read.
+/// Computes `v h vᵀ + linear·v` of a tile; reads `h` only on and below the diagonal.
 #[inline(always)]
 fn parabola<const D: usize>(tile: &[Tile; D], h: &[[f32; D]; D], linear: &[f32; D]) -> Tile {
     let mut cost = [0.0; TILE];
@@ -103,7 +104,7 @@ fn parabola<const D: usize>(tile: &[Tile; D], h: &[[f32; D]; D], linear: &[f32; 
     cost
 }
 
-/// The lowest of each lane.
+/// Lowest value of each lane.
 struct Best {
     cost: Tile,
     tile: [u32; TILE],
@@ -191,7 +192,7 @@ mod tests {
     fn nothing_is_found_but_what_is_there() {
         let book = Book::new((0..21).map(|i| [i as f32; 4]));
         let (h, c) = ([[0.0; 4]; 4], [1.0; 4]);
-        // The filling equals the last.
+        // The filling equals the last vector.
         assert_eq!(book.vector(book.lowest(&h, &c).0), [20.0; 4]);
         let (index, cost) = book.lowest(&[[f32::NAN; 4]; 4], &c);
         assert_eq!((index, cost), (0, f32::INFINITY));

@@ -1,38 +1,38 @@
-//! The choice for one unit: points and signs, in turn, each the best of all with the other held.
+//! The choice of a unit's code: points and signs in turn, each the best with the other fixed.
 
 use gguf_quant::grid_states::{GridForm, SIGNED, Signs};
 
 use crate::grid::book::{Book, Tile};
 use crate::grid::{UNIT, Unit, UnitMetric};
 
-/// Turns of points and signs. A third changes next to nothing.
+/// Number of turns of points and signs. A third changes next to nothing.
 const TURNS: usize = 2;
 
-/// What a unit stores.
+/// Code that a unit stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Code {
-    /// One point, or two of four values.
+    /// Index of one point, or of two with four values each.
     pub points: [u16; 2],
-    /// A bit for each minus, or 1 for values that are shifted down.
+    /// One bit for each negative value, or 1 for values that are shifted down.
     pub signs: u8,
 }
 
-/// What a unit is measured by, made ready for many rows.
+/// Metric of a unit, prepared for many rows.
 #[derive(Default)]
 pub(crate) struct Ready {
     pub h: UnitMetric,
-    /// `q h qᵀ` of the points, for types that have no signs, shifted up and down.
+    /// `q h qᵀ` of the points shifted up and down, for types without signs.
     squares: [Vec<Tile>; 2],
 }
 
-/// A type's grid made ready for the choice.
+/// A type's grid, prepared for the choice.
 pub(crate) struct Grid {
     pub form: &'static GridForm,
     /// Points of four values.
     quads: Book<4>,
-    /// Points of eight values; those shifted down beside those shifted up.
+    /// Points of eight values, shifted up and shifted down.
     eights: [Book<8>; 2],
-    /// All signs that there are, as factors.
+    /// All allowed sign patterns, as factors.
     factors: Book<8>,
     signs: Vec<u8>,
 }
@@ -64,7 +64,7 @@ impl Grid {
         }
     }
 
-    /// Groups of columns that share a shift; `None` for types with signs.
+    /// Returns the number of columns that share a shift; `None` for types with signs.
     pub(crate) fn shifted(&self) -> Option<usize> {
         match self.form.signs {
             Signs::Shift(group) => Some(group),
@@ -72,7 +72,7 @@ impl Grid {
         }
     }
 
-    /// Makes a metric ready.
+    /// Prepares a metric.
     #[inline(always)]
     pub(crate) fn ready(&self, h: &UnitMetric, out: &mut Ready) {
         out.h = *h;
@@ -83,7 +83,7 @@ impl Grid {
         }
     }
 
-    /// The values of a code.
+    /// Returns the values of a code.
     #[inline(always)]
     pub(crate) fn values(&self, code: Code) -> Unit {
         if self.shifted().is_some() {
@@ -102,7 +102,8 @@ impl Grid {
         [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
     }
 
-    /// A code for values near `x`, under a metric; signs are those of `x`, or what is nearest to them and can be stored.
+    /// Returns a code for values near `x` under a metric. Its signs are those of `x`, or the nearest that can be
+    /// stored.
     #[inline(always)]
     pub(crate) fn near(&self, ready: &Ready, x: &Unit, shift: u8) -> Code {
         let h = &ready.h;
@@ -111,7 +112,7 @@ impl Grid {
         if self.shifted().is_none() {
             code.signs = self.signs_of(h, x);
             if self.form.dims != UNIT {
-                // The first half meets a second that is where it would like to be.
+                // The first half is chosen with the ideal values in the second half.
                 let signs = factors(code.signs);
                 let magnitudes: Unit = std::array::from_fn(|i| x[i] * signs[i]);
                 code.points[0] = self.half(h, &c, code.signs, 0, &magnitudes);
@@ -121,7 +122,7 @@ impl Grid {
         self.improve(ready, &c, code)
     }
 
-    /// The signs of `x`; where they must be even and are not, the one that matters least is the other.
+    /// Returns the signs of `x`. If their number must be even and is odd, flips the one that matters least.
     #[inline(always)]
     fn signs_of(&self, h: &UnitMetric, x: &Unit) -> u8 {
         let mut signs = 0;
@@ -137,7 +138,7 @@ impl Grid {
         if self.form.signs == Signs::Even && is_odd { signs ^ 1 << at } else { signs }
     }
 
-    /// The best that turns of points and signs find from a code on, for the parabola `q h qᵀ - 2 q·c`; never worse than it.
+    /// Improves a code by turns of points and signs, for the parabola `q h qᵀ - 2 q·c`; the result is never worse.
     #[inline(always)]
     pub(crate) fn improve(&self, ready: &Ready, c: &Unit, start: Code) -> Code {
         let h = &ready.h;
@@ -158,7 +159,7 @@ impl Grid {
                     let before = code;
                     self.choose_points(h, c, &mut code);
                     self.choose_signs(h, c, &mut code);
-                    // One point is the best for its signs already; of two the first may not be.
+                    // A single point is already the best for its signs; the first of two may not be.
                     let is_settled = self.form.dims == UNIT && code.signs == before.signs;
                     if is_settled || code == before {
                         break;
@@ -166,12 +167,12 @@ impl Grid {
                 }
             }
         }
-        // Sums of other orders may rank near ties otherwise.
+        // Sums in another order may rank near ties differently.
         let is_lower = self.cost(h, c, code) < self.cost(h, c, start);
         if is_lower { code } else { start }
     }
 
-    /// `q h qᵀ - 2 q·c`
+    /// Computes `q h qᵀ - 2 q·c`.
     #[inline(always)]
     pub(crate) fn cost(&self, h: &UnitMetric, c: &Unit, code: Code) -> f32 {
         let q = self.values(code);
@@ -195,7 +196,7 @@ impl Grid {
         code.points[0] = self.eights[0].lowest(&h, &c).0 as u16;
     }
 
-    /// The point of one half, with the magnitudes of the other.
+    /// Returns the best point of one half, with the magnitudes of the other half.
     #[inline(always)]
     fn half(&self, h: &UnitMetric, c: &Unit, signs: u8, at: usize, magnitudes: &Unit) -> u16 {
         let (h, c) = turned(h, c, &factors(signs));
@@ -219,13 +220,13 @@ impl Grid {
     }
 }
 
-/// A minus for each bit.
+/// Returns the factors of sign bits: -1 for each set bit.
 #[inline(always)]
 fn factors(signs: u8) -> [f32; SIGNED] {
     std::array::from_fn(|i| if signs >> i & 1 == 0 { 1.0 } else { -1.0 })
 }
 
-/// The parabola in `x` for `q = x · by`.
+/// Transforms the parabola to the unknown `x` for `q = x · by`.
 #[inline(always)]
 fn turned(h: &UnitMetric, c: &Unit, by: &Unit) -> (UnitMetric, Unit) {
     let (mut turned, mut linear) = (*h, *c);
@@ -238,7 +239,7 @@ fn turned(h: &UnitMetric, c: &Unit, by: &Unit) -> (UnitMetric, Unit) {
     (turned, linear)
 }
 
-/// `h x`
+/// Computes `h x`.
 #[inline(always)]
 pub(crate) fn product(h: &UnitMetric, x: &Unit) -> Unit {
     let mut out = [0.0; UNIT];

@@ -1,4 +1,5 @@
-//! Coordinate descent: scales of parts, codes of units, scales of blocks, each where `e H_r eᵀ` is least with the others held.
+//! Coordinate descent: scales of parts, codes of units, scales of blocks, each set to the minimum of `e H_r eᵀ` with
+//! the others fixed.
 
 use std::ops::Range;
 
@@ -13,18 +14,18 @@ use crate::grid::{UNIT, Unit};
 use crate::lanes::{add_product, limit, round, take_product, times};
 use crate::panel::{LANES, Lane, ZERO, product, product_added};
 
-/// Most columns of a part.
+/// Maximum number of columns of a part.
 const PART: usize = 32;
 
-/// Room for a descent.
+/// Buffers of a descent.
 pub(crate) struct Descent {
     /// Gradients `e H_r` of the columns of a block.
     gradients: Vec<Lane>,
     /// Products with a part of `H_r`.
     products: Vec<Lane>,
-    /// What is multiplied: changes of errors, or values.
+    /// Right operand of a product: changes of errors, or values.
     factors: Vec<Lane>,
-    /// The units of a part.
+    /// Prepared metrics of the units of a part.
     ready: [Ready; PART / UNIT],
 }
 
@@ -34,7 +35,7 @@ impl Descent {
         Self { gradients: lanes(), products: lanes(), factors: lanes(), ready: Default::default() }
     }
 
-    /// One pass over all columns of a panel.
+    /// Runs one pass over all columns of a panel.
     pub(crate) fn pass(&mut self, grid: &Grid, level: SimdLevel, metric: &Metric, panel: &mut GridPanel) {
         for first in (0..metric.n_cols()).step_by(GRID_ELEMS) {
             let block = first..first + GRID_ELEMS;
@@ -58,7 +59,7 @@ impl Descent {
         }
     }
 
-    /// Exact least squares for the scale of a block.
+    /// Solves the exact least squares for the scale of a block.
     fn fit_block(
         &mut self,
         grid: &Grid,
@@ -78,7 +79,7 @@ impl Descent {
     }
 }
 
-/// Scale and codes of one part.
+/// Steps for scale and codes of one part.
 struct PartSteps<'a> {
     grid: &'a Grid,
     metric: &'a Metric,
@@ -134,24 +135,24 @@ impl VectorLoop for PartSteps<'_> {
     }
 }
 
-/// A part of one row.
+/// State of a part of one row.
 #[derive(Clone, Copy)]
 struct Local {
     d: f32,
     odd: f32,
-    /// Gradients.
+    /// Gradients of the columns.
     g: [f32; PART],
-    /// Values.
+    /// Values of the codes.
     q: [f32; PART],
     codes: [Code; PART / UNIT],
-    /// How far `e H_r eᵀ` has fallen.
+    /// Decrease of `e H_r eᵀ` so far.
     gain: f32,
 }
 
 type PartMetric = [[f32; PART]; PART];
 
 impl Local {
-    /// The best of some ways to go.
+    /// Returns the best of several trials: the fitted scale, and for shared shifts also the opposite shift.
     #[inline(always)]
     fn best(self, grid: &Grid, h: &PartMetric, ready: &[Ready]) -> Self {
         let n = grid.form.part;
@@ -176,7 +177,7 @@ impl Local {
         best
     }
 
-    /// The odd number nearest to the apex of the parabola.
+    /// Returns the odd number nearest to the apex of the parabola.
     #[inline(always)]
     fn fitted_odd(&self, grid: &Grid, h: &PartMetric) -> f32 {
         let n = grid.form.part;
@@ -187,7 +188,7 @@ impl Local {
             bend += self.q[i] * products[i];
         }
         let bend = bend * self.d;
-        // Bend and scale have one sign if the step makes sense; 0 and NaN have none.
+        // Bend and scale have the same sign if the step makes sense; 0 and NaN have none.
         if bend * self.d > 0.0 {
             let apex = limit(self.odd + slope / bend, -1024.0, 1024.0);
             let level = limit(round(0.5 * (apex - 1.0)), 0.0, f32::from(grid.form.n_levels - 1));
@@ -197,7 +198,7 @@ impl Local {
         }
     }
 
-    /// Errors change by `change`.
+    /// Applies a change of the errors to gradients and gain.
     #[inline(always)]
     fn take(&mut self, n: usize, h: &PartMetric, change: &[f32; PART]) {
         let products = part_product(h, change, n);
@@ -236,7 +237,7 @@ impl Local {
         self.take(n, h, &change);
     }
 
-    /// The code of a unit.
+    /// Chooses the code of a unit.
     #[inline(always)]
     fn choose(&mut self, grid: &Grid, h: &PartMetric, ready: &Ready, unit: usize) {
         let (n, first) = (grid.form.part, unit * UNIT);
@@ -260,7 +261,7 @@ impl Local {
     }
 }
 
-/// `h x` of the first `n` columns.
+/// Computes `h x` of the first `n` columns.
 #[inline(always)]
 fn part_product(h: &PartMetric, x: &[f32; PART], n: usize) -> [f32; PART] {
     let mut out = [0.0; PART];
@@ -272,15 +273,15 @@ fn part_product(h: &PartMetric, x: &[f32; PART], n: usize) -> [f32; PART] {
     out
 }
 
-/// Least squares for a block's scale.
+/// Least squares fit of a block's scale.
 struct FitBlock<'a> {
     unit: f32,
     columns: Range<usize>,
     panel: &'a mut GridPanel,
     gradients: &'a [Lane],
-    /// `H_bb` times the directions.
+    /// Product of `H_bb` with the directions.
     products: &'a [Lane],
-    /// What the elements change by with `d`.
+    /// Derivative of the elements with respect to `d`.
     directions: &'a [Lane],
 }
 
@@ -303,7 +304,7 @@ impl VectorLoop for FitBlock<'_> {
             if d != 0.0 && bend > 0.0 {
                 let new = rounded((f64::from(d) + slope / bend) / f64::from(self.unit)) * self.unit;
                 let x = f64::from(new) - f64::from(d);
-                // Rounding may leave less than there was.
+                // Rounding may make the new scale worse.
                 if new != 0.0 && new.is_finite() && x * (2.0 * slope - bend * x) > 0.0 {
                     change[r] = new - d;
                     self.panel.d[block][r] = new;

@@ -1,8 +1,9 @@
 //! Rounding with error feedback, a unit at a time.
 //!
-//! For units in some order `H_r = M D Mᵀ`, `M` upper triangular with ones on its diagonal. With the errors `e` of the units
-//! before, `e H_r eᵀ` of a unit `g` and those before is least, however those after are chosen, where
-//! `((x - q) M_gg) D_g ((x - q) M_gg)ᵀ` is, `x = w + b M_gg⁻¹` and `b` what the errors before ask of its columns.
+//! For units in some order, `H_r = M D Mᵀ` with `M` upper triangular and ones on its diagonal. Let `e` be the errors of
+//! the units before a unit `g`, `b` the correction that they require of its columns, and `x = w + b M_gg⁻¹`. Then
+//! `e H_r eᵀ` of `g` and the units before it is least where `((x - q) M_gg) D_g ((x - q) M_gg)ᵀ` is, however the later
+//! units are chosen.
 
 use std::ops::Range;
 
@@ -17,10 +18,10 @@ use crate::metric::UnitFactor;
 use crate::panel::{Lane, ZERO, product_added};
 use crate::{Metric, SolveError};
 
-/// Columns that feed one another before the rest hears of them.
+/// Number of columns that are rounded before their errors are passed to the rest.
 const BLOCK: usize = 64;
 
-/// Room for the errors in the order of rounding.
+/// Buffers for the errors in the order of rounding.
 pub(crate) struct Feedback {
     errors: Vec<Lane>,
     asked: Vec<Lane>,
@@ -32,10 +33,10 @@ impl Feedback {
         Self { errors: vec![ZERO; n_cols], asked: vec![ZERO; BLOCK], ready: Ready::default() }
     }
 
-    /// Chooses the codes of a panel for the scales that it has.
+    /// Chooses the codes of a panel for its present scales.
     ///
     /// # Errors
-    /// [`SolveError::NotPositive`]
+    /// [`SolveError::NotPositive`] if the metric cannot be factored by units.
     pub(crate) fn round(
         &mut self,
         grid: &Grid,
@@ -60,7 +61,7 @@ impl Feedback {
     }
 }
 
-/// The units of one block, one after the other.
+/// Rounding of the units of one block, one after the other.
 struct Within<'a> {
     grid: &'a Grid,
     factor: &'a UnitFactor,
@@ -80,7 +81,8 @@ impl VectorLoop for Within<'_> {
         for at in (0..self.places.len()).step_by(UNIT) {
             let place = self.places.start + at;
             let unit = self.factor.order[place] / UNIT;
-            // b M_gg⁻¹, column by column: those of the unit that are known feed the next like errors do, with the other sign.
+            // Computes b M_gg⁻¹ column by column: known columns of the unit feed the next like errors do, with the
+            // opposite sign.
             for k in 0..UNIT {
                 let (known, rest) = self.asked.split_at_mut(at + k);
                 let row = feedback.row(at + k);
@@ -100,7 +102,7 @@ impl VectorLoop for Within<'_> {
     }
 }
 
-/// Codes of a unit for all rows.
+/// Chooses the codes of a unit for all rows.
 #[inline(always)]
 fn choose(grid: &Grid, panel: &mut GridPanel, unit: usize, ready: &Ready, asked: &[Lane]) {
     let first = unit * UNIT;

@@ -1,4 +1,4 @@
-//! Rows side by side, as [`crate::panel`] has them, of types on grids.
+//! Rows side by side, like [`crate::panel`], for types on grids.
 
 use gguf_core::numeric::{f16_to_f32, f32_to_f16};
 use gguf_quant::grid_states::{GRID_ELEMS, GridForm, GridState};
@@ -13,7 +13,7 @@ pub(crate) struct GridPanel {
     pub n_rows: usize,
     /// Weights, by column.
     pub w: Vec<Lane>,
-    /// Weights less the elements, by column.
+    /// Weights minus the elements, by column.
     pub e: Vec<Lane>,
     /// Values with their signs, by column.
     pub q: Vec<Lane>,
@@ -21,12 +21,12 @@ pub(crate) struct GridPanel {
     pub d: Vec<Lane>,
     /// `2 level + 1`, by part.
     pub odd: Vec<Lane>,
-    /// By unit.
+    /// Codes, by unit.
     pub codes: Vec<[Code; LANES]>,
 }
 
 impl GridPanel {
-    /// A panel for rows of `n_cols` columns, whole blocks.
+    /// Creates a panel for rows of `n_cols` columns, whole blocks.
     pub(crate) fn new(form: &GridForm, n_cols: usize) -> Self {
         let lanes = |n: usize| vec![ZERO; n];
         Self {
@@ -40,7 +40,7 @@ impl GridPanel {
         }
     }
 
-    /// Takes weights and blocks.
+    /// Loads weights and blocks.
     pub(crate) fn load(&mut self, grid: &Grid, rows: &[f32], blocks: &[u8]) -> Result<(), SolveError> {
         let form = grid.form;
         self.n_rows = rows.len() / self.w.len();
@@ -70,7 +70,7 @@ impl GridPanel {
         Ok(())
     }
 
-    /// Columns of a unit that follow from its code: values and errors.
+    /// Sets the values and errors of a unit's columns from its code.
     #[inline(always)]
     pub(crate) fn set(&mut self, grid: &Grid, unit: usize, row: usize) {
         let first = unit * UNIT;

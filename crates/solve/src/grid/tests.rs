@@ -1,4 +1,4 @@
-//! Types on grids: the choice against all that there is, the steps against the formulas in F64.
+//! Tests of types on grids: the choice against all possible codes, the steps against the formulas in F64.
 
 use gguf_core::numeric::f16_to_f32;
 use gguf_core::simd::SimdLevel;
@@ -29,7 +29,7 @@ fn weights(n_rows: usize, n_cols: usize, seed: u64) -> Vec<f32> {
     (0..n_rows * n_cols).map(|_| 0.02 * noise.bell()).collect()
 }
 
-/// Blocks of the quantizer.
+/// Returns the blocks of the quantizer.
 fn start(form: &GridForm, n_cols: usize, w: &[f32], importance: &[f32]) -> Vec<u8> {
     let mut blocks = vec![0; w.len() / GRID_ELEMS * form.ty.block_bytes()];
     quantize_rows(form.ty, SimdLevel::detect(), n_cols, w, Some(importance), &mut blocks).unwrap();
@@ -61,7 +61,7 @@ fn random_metric(noise: &mut Noise, off: f32) -> UnitMetric {
     h
 }
 
-/// Every code that a unit may have with a shift.
+/// Returns every code that a unit may have with a shift.
 fn all_codes(form: &GridForm) -> Vec<Code> {
     let n_second = if form.dims == UNIT { 1 } else { form.n_points() };
     let signs = match form.signs {
@@ -97,7 +97,7 @@ fn without_correlations_the_choice_is_the_best_of_all() {
                     _ => cost(&grid.values(Code { signs: found.signs, ..*code })),
                 })
                 .fold(f32::INFINITY, f32::min);
-            // With the signs that it has.
+            // With its own signs.
             assert!(cost(&values) <= best * 1.0001, "{}: {} where {best} is", form.ty, cost(&values));
             if form.signs == Signs::Free {
                 assert!(values.iter().zip(&x).all(|(value, x)| (*value < 0.0) == (*x < 0.0)), "{}", form.ty);
@@ -147,7 +147,7 @@ fn the_choice_never_rises_and_can_be_stored() {
     }
 }
 
-/// Error feedback as it is published, for units: with the inverse of what is left.
+/// Computes error feedback as published, for units: with the inverse of the remaining matrix.
 fn twin_codes(grid: &Grid, order: &[usize], h: &[f64], w: &[f32], blocks: &[u8]) -> Vec<Code> {
     let (form, n) = (grid.form, w.len());
     let mut left: Vec<usize> = order.to_vec();
@@ -198,7 +198,7 @@ fn feedback_is_that_of_the_formulas() {
         let want = twin_codes(&grid, &metric.of_units().unwrap().order, &h, &w, &blocks);
         let found = solver.panel.codes.iter().map(|codes| codes[0]);
         let n_equal = found.zip(&want).filter(|(found, want)| found == *want).count();
-        // All are equal where this was written; a near tie may fall the other way, and others follow it.
+        // All are equal where this was written; a near tie may be decided differently, and later codes follow it.
         assert!(n_equal >= n / UNIT - 3, "{}: {n_equal} of {}", form.ty, n / UNIT);
     }
 }
@@ -323,7 +323,7 @@ fn any_bytes_are_a_start_or_are_refused() {
             }
         }
         assert!(n_solved > 0, "{}", form.ty);
-        // No scale: nothing is chosen, and nothing changes.
+        // Without a scale nothing is chosen, and nothing changes.
         let zeros = vec![0; 4 * form.ty.block_bytes()];
         let out = solve(form, SimdLevel::detect(), &w, Start::Blocks(&zeros), &metric, 2).unwrap();
         assert_eq!(out, zeros, "{}", form.ty);

@@ -1,4 +1,4 @@
-//! What became of the integers of a quantized checkpoint, for people and as JSON.
+//! Report of what happened to the integers of a quantized checkpoint, for people and as JSON.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use crate::cli::render::{Align, Table};
 use crate::convert::{Conversion, FloatRole, KeptRole};
 use crate::core::text::escape;
 
-/// What became of the codes of a quantized checkpoint.
+/// Integer codes of a quantized checkpoint that were kept, and those that became floats.
 #[derive(Default)]
 pub(super) struct CodesReport {
     kept: Vec<KeptRole>,
@@ -38,7 +38,7 @@ impl CodesReport {
         self.floats.iter().map(row).collect()
     }
 
-    /// What keeps its codes, what that costs, and what becomes floats for which reason.
+    /// Prints the codes that are kept with their cost, and those that become floats with the reason.
     pub(super) fn print(&self, session: &Session) -> anyhow::Result<()> {
         if session.common.quiet || session.common.json {
             return Ok(());

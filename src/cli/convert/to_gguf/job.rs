@@ -1,4 +1,4 @@
-//! An output as the converter itself writes it: its plan and its report.
+//! Output of a conversion without quantization: its plan and its report.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{Metadata, PlannedFile, WriteError, WriteOptions, WriteReport, plan_files};
 use crate::quant::SmallRows;
 
-/// An output that is planned.
+/// Planned output.
 pub(in crate::cli::convert) struct Job<'a> {
     pub(in crate::cli::convert) target: PathBuf,
     pub(super) codes: CodesReport,
@@ -27,7 +27,7 @@ pub(in crate::cli::convert) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// An output whose source has no codes of its own.
+    /// Creates an output whose source has no integer codes.
     pub(in crate::cli::convert) fn plain(
         target: PathBuf,
         metadata: &'a Metadata,
@@ -41,13 +41,13 @@ impl<'a> Job<'a> {
 }
 
 impl Job<'_> {
-    /// The files that it becomes.
+    /// Returns the files that are written.
     pub(super) fn files(&self) -> Result<Vec<PlannedFile>, WriteError> {
         let WriteOptions { layout, split, .. } = &self.options;
         plan_files(&self.target, self.metadata, self.source.tensors(), layout, split.as_ref())
     }
 
-    /// Prints what would be written.
+    /// Prints the plan.
     pub(in crate::cli::convert) fn print_plan(
         &self,
         session: &Session,
@@ -92,7 +92,7 @@ impl Job<'_> {
         })
     }
 
-    /// The tensors of the files that are written, with their places in the source.
+    /// Returns the tensors of the files that are written, with their indices in the source.
     fn planned<'a>(&'a self, files: &'a [PlannedFile]) -> impl Iterator<Item = (usize, &'a TensorMeta)> {
         let places = files.iter().flat_map(|file| file.tensors.clone());
         places.filter_map(|at| Some((at, self.source.tensors().get(at)?)))
@@ -127,7 +127,7 @@ impl Job<'_> {
         table
     }
 
-    /// Prints what was written.
+    /// Prints the report of a finished run.
     pub(in crate::cli::convert) fn print_report(
         &self,
         session: &Session,

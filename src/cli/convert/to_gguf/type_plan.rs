@@ -1,4 +1,4 @@
-//! What `--type` means: decided once, then matched.
+//! Meaning of `--type`: resolved once, then matched.
 
 use crate::arch;
 use crate::cli::UsageError;
@@ -7,55 +7,55 @@ use crate::convert::Codes;
 use crate::core::GgmlType;
 use crate::quantize::{self, parse_file_type_or};
 
-/// Words for types that no table of types has.
+/// Values of `--type` that are not file types.
 pub(in crate::cli::convert) const AUTO: &str = "auto";
 const NATIVE: &str = "native";
 
-/// Block types that may take over integers with their scales rounded, and 4-bit floats as they are.
+/// Block types that can take over integers, with their scales rounded, and 4-bit floats unchanged.
 const KEEPING: [GgmlType; 5] =
     [GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Mxfp4];
 
-/// What `--type` asks for, with the options that belong to it.
+/// Resolved `--type`, with the options that belong to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TypePlan {
-    /// A type that the converter itself writes; `None` for the one that suits the checkpoint.
+    /// Type that the converter itself writes; `None` for the one that suits the checkpoint.
     Plain {
         file_type: Option<arch::OutType>,
-        /// What becomes of the checkpoint's integers.
+        /// Treatment of the checkpoint's integers.
         codes: Codes,
     },
-    /// The integers of the checkpoint, where they can be kept.
+    /// Integers of the checkpoint, if they can be kept.
     Native {
-        /// Also where their scales must be rounded.
+        /// True to keep them also if their scales must be rounded.
         allow_rounding: bool,
     },
-    /// A type that is quantized to, from F32, in one pass.
+    /// Type that is quantized to, from F32, in one pass.
     Mixture {
         file_type: quantize::FileType,
-        /// Block type in which the checkpoint's integers are kept where the mixture asks for it.
+        /// Block type in which the checkpoint's integers are kept, if the mixture uses it.
         keep: Option<GgmlType>,
     },
 }
 
-/// Options that change what a type means.
+/// Options that change the meaning of a type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TypeSwitches {
-    /// `--allow-rounding`.
+    /// True with `--allow-rounding`.
     pub(super) allow_rounding: bool,
-    /// `--requantize`.
+    /// True with `--requantize`.
     pub(super) requantize: bool,
-    /// Whether an option was given that only a quantization can follow.
+    /// True if an option was given that requires a quantization.
     pub(super) has_quantize_options: bool,
 }
 
 impl TypePlan {
-    /// Where a size decides any type of blocks will do.
+    /// Plan for a target size. The block type is arbitrary: the size decides the types.
     pub(super) const OF_A_SIZE: Self = Self::Mixture { file_type: quantize::FileType::Q4KM, keep: None };
 
-    /// Decides.
+    /// Resolves the name of a type.
     ///
     /// # Errors
-    /// Bad usage: no such type, options of quantizing for a type that is not quantized to.
+    /// Bad usage: no such type, or quantization options for a type that is not quantized to.
     pub(super) fn resolve(name: &str, switches: TypeSwitches) -> anyhow::Result<Self> {
         let plan = Self::parse(name, switches)?;
         if switches.has_quantize_options && !matches!(plan, Self::Mixture { .. }) {
@@ -87,7 +87,7 @@ impl TypePlan {
         Ok(Self::Mixture { file_type, keep })
     }
 
-    /// The type that the conversion gives the file.
+    /// Returns the file type of the conversion.
     pub(super) fn file_type(self) -> Option<arch::OutType> {
         match self {
             Self::Plain { file_type, .. } => file_type,
@@ -95,7 +95,7 @@ impl TypePlan {
         }
     }
 
-    /// What the conversion makes of the checkpoint's integers.
+    /// Returns the treatment of the checkpoint's integers.
     pub(super) fn codes(self) -> Codes {
         match self {
             Self::Plain { codes, .. } => codes,
@@ -105,7 +105,7 @@ impl TypePlan {
     }
 }
 
-/// The help of `--type`: every type by name.
+/// Returns the help of `--type`, which names every type.
 pub(super) fn help() -> String {
     let own = arch::OutType::from_name;
     let mixtures: Vec<String> = quantize::FileType::all()
@@ -141,7 +141,7 @@ mod tests {
         let mixture = |file_type, keep| TypePlan::Mixture { file_type, keep };
         assert_eq!(plan("q4_k_m"), mixture(quantize::FileType::Q4KM, None));
         assert_eq!(plan("Q4_0"), mixture(quantize::FileType::Q4_0, Some(GgmlType::Q4_0)));
-        // llama-quantize's numbers.
+        // Numbers of llama-quantize.
         assert_eq!(plan("15"), mixture(quantize::FileType::Q4KM, None));
         let switches = TypeSwitches { requantize: true, ..TypeSwitches::default() };
         assert_eq!(

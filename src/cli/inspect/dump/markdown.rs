@@ -1,4 +1,4 @@
-//! A file as Markdown: keys, then tensors by layer.
+//! Markdown dump of a file: keys, then tensors by layer.
 
 use std::io::{self, Write};
 
@@ -9,14 +9,14 @@ use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{GgufFile, Value};
 use crate::inspect::{data_begin, endian_name, summary, value_text, value_type_name};
 
-/// Characters shown of a string, elements of an array.
+/// Maximum number of characters shown of a string, and of elements of an array.
 const SHOWN_CHARS: usize = 60;
 const SHOWN_ELEMS: usize = 6;
 
-/// Tensors that belong together.
+/// Tensors of one layer or stack.
 struct Group<'a> {
     name: String,
-    /// Index and tensor.
+    /// Tensors with their indices in the file.
     tensors: Vec<(usize, &'a TensorMeta)>,
 }
 
@@ -75,7 +75,7 @@ fn keys(file: &GgufFile, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// A line for each group, which leads to its table.
+/// Writes a line for each group, with a link to its table.
 fn overview(groups: &[Group<'_>], n_elems: u64, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\n## Tensors\n")?;
     writeln!(out, "| group | tensors | elements | share | size | bits per weight |")?;
@@ -119,7 +119,7 @@ fn listed(file: &GgufFile, group: &Group<'_>, out: &mut dyn Write) -> io::Result
     Ok(())
 }
 
-/// Tensors by layer, in the order in which the groups begin.
+/// Groups tensors by layer, in the order in which groups first occur.
 fn groups(tensors: &[TensorMeta]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     let mut places = std::collections::HashMap::new();
@@ -134,8 +134,8 @@ fn groups(tensors: &[TensorMeta]) -> Vec<Group<'_>> {
     groups
 }
 
-/// `blk.7` of `blk.7.attn_q.weight`, `enc.blk.7` of `enc.blk.7.ffn_up.weight`; what is in no layer is `base`, or what stands
-/// before the first dot where that is a stack of layers.
+/// Returns `blk.7` for `blk.7.attn_q.weight`, and `enc.blk.7` for `enc.blk.7.ffn_up.weight`. Tensors outside layers are
+/// in `base`, or in the stack that the first word names.
 fn group_of(name: &str) -> String {
     let words: Vec<&str> = name.splitn(4, '.').collect();
     match words.as_slice() {
@@ -146,12 +146,12 @@ fn group_of(name: &str) -> String {
     }
 }
 
-/// A name that links take.
+/// Returns a name that is valid in links.
 fn anchor(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
 }
 
-/// Bits per weight.
+/// Formats bits per weight.
 fn bits(n_bytes: u64, n_elems: u64) -> String {
     if n_elems == 0 {
         return "none".to_owned();

@@ -1,4 +1,4 @@
-//! `gguf-verify imatrix MODEL`: runs a text and collects.
+//! `gguf-verify imatrix MODEL`: runs a text and collects an importance matrix.
 
 use std::path::{Path, PathBuf};
 
@@ -72,7 +72,7 @@ pub(super) struct CollectArgs {
 
 impl CollectArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        // Without a subcommand clap insists on both.
+        // Without a subcommand clap requires both.
         let (Some(model), Some(output)) = (&self.model, &self.output) else {
             return Err(UsageError("give a model and `-o FILE`".to_owned()).into());
         };
@@ -96,7 +96,7 @@ impl CollectArgs {
         Ok(Exit::Done)
     }
 
-    /// Refuses what a share of the chunks cannot give.
+    /// Refuses options that a share of the chunks cannot serve.
     fn check_part(&self) -> Result<(), UsageError> {
         let is_given = [
             (
@@ -150,7 +150,7 @@ impl CollectArgs {
         }
         let work = Work { session, target, run, before, frequency };
         let mut collected = if self.resume { work.resume()? } else { work.begin() };
-        // What is there of an unfinished run has them already, perhaps fewer.
+        // The file of an unfinished run may list fewer of them.
         let texts = prompts.paths().map(|path| path.display().to_string().into_bytes());
         collected.sums.datasets = work.before.datasets.iter().cloned().chain(texts).collect();
         let mut n_saved = collected.n_done;
@@ -165,7 +165,7 @@ impl CollectArgs {
         Ok((collected, size))
     }
 
-    /// What the run begins with: the sums of earlier files.
+    /// Returns the sums of earlier files that the run starts with.
     fn before(&self, run: &ImportanceRun<'_>, session: &Session) -> anyhow::Result<ImatrixSums> {
         let files =
             self.in_file.iter().map(|path| StoredImatrix::open(path)).collect::<Result<Vec<_>, _>>()?;
@@ -182,7 +182,7 @@ impl CollectArgs {
     }
 }
 
-/// Says what was written.
+/// Reports what was written.
 fn report(
     output: &Path,
     collected: &Collected,
@@ -193,7 +193,7 @@ fn report(
     report_sums(output, (&collected.sums, collected.perplexity()), size, part, session)
 }
 
-/// Says what was written: sums, and the perplexity of the text that they are of.
+/// Reports the sums that were written, and the perplexity of their text.
 pub(super) fn report_sums(
     output: &Path,
     (sums, perplexity): (&ImatrixSums, Option<Perplexity>),

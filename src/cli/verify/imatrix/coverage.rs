@@ -1,4 +1,4 @@
-//! How the coverage of experts is shown.
+//! Output of the coverage of experts.
 
 use serde_json::{Value as Json, json};
 
@@ -7,7 +7,7 @@ use crate::cli::verify::experts::named;
 use crate::core::text::escape;
 use crate::verify::ExpertCoverage;
 
-/// Experts that a list names before it ends in a number.
+/// Maximum number of experts that a list names.
 const MAX_NAMED: usize = 64;
 
 pub(super) fn to_json(coverage: &[ExpertCoverage]) -> Vec<Json> {
@@ -21,7 +21,7 @@ pub(super) fn to_json(coverage: &[ExpertCoverage]) -> Vec<Json> {
     coverage.iter().map(entry).collect()
 }
 
-/// A row for each layer; with `all` also the tokens of each expert.
+/// Returns a table with a row for each layer; with `all` also the tokens of each expert.
 pub(super) fn table(coverage: &[ExpertCoverage], all: bool) -> Table {
     let mut heads = vec![
         ("layer", Align::Right),
@@ -63,7 +63,7 @@ fn parts(layer: &ExpertCoverage) -> String {
     layer.tensors.iter().map(short).collect::<Vec<_>>().join(", ")
 }
 
-/// What the experts of all layers saw, in a line; nothing for a model without experts.
+/// Returns the range of tokens per expert over all layers, in a line; `None` for a model without experts.
 pub(super) fn summary(coverage: &[ExpertCoverage]) -> Option<String> {
     let (least, most) =
         (coverage.iter().map(ExpertCoverage::min).min()?, coverage.iter().map(ExpertCoverage::max).max()?);
@@ -71,7 +71,7 @@ pub(super) fn summary(coverage: &[ExpertCoverage]) -> Option<String> {
     Some(format!("experts    {n_experts}, each saw {least} to {most} tokens"))
 }
 
-/// A sentence about experts that no token reached, if there are some.
+/// Returns a sentence about experts that no token reached; `None` if there are none.
 pub(super) fn warning(coverage: &[ExpertCoverage]) -> Option<String> {
     let n_experts: usize = coverage.iter().map(|layer| layer.tokens.len()).sum();
     let unseen: Vec<(&ExpertCoverage, Vec<usize>)> = coverage

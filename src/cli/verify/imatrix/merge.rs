@@ -1,4 +1,4 @@
-//! `gguf-verify imatrix merge`: several matrices as one.
+//! `gguf-verify imatrix merge`: merges several matrices into one.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use crate::core::text::escape;
 use crate::gguf::{ImatrixError, ImatrixFormat, ImatrixPart, StoredImatrix, merge_imatrices};
 use crate::verify::expert_coverage;
 
-/// Tokens of a chunk where no file says it, as of a run that is not told otherwise.
+/// Tokens of a chunk if no file declares it, as in a run without `--ctx`.
 const DEFAULT_CHUNK: usize = 512;
 
 #[derive(Debug, Args)]
@@ -99,7 +99,8 @@ impl MergeArgs {
         Ok(Exit::Done)
     }
 
-    /// Tokens of a chunk. Files of the older format hold multiples of it, so it must be known if there are others.
+    /// Returns the tokens of a chunk. Files of the older format hold multiples of it, so it must be known if there are
+    /// others.
     fn chunk_size(&self, files: &[StoredImatrix], session: &Session) -> anyhow::Result<usize> {
         if let Some(n) = self.ctx {
             return Ok(usize::try_from(n)?);

@@ -1,4 +1,4 @@
-//! What of a run is saved, and when: every so many chunks, at the end, and when it is stopped.
+//! Saving of a run: every so many chunks, at the end, and when it is stopped.
 
 use std::path::{Path, PathBuf};
 
@@ -8,18 +8,18 @@ use crate::core::text::escape;
 use crate::gguf::{ImatrixSums, UnfinishedRun, WriteOptions};
 use crate::verify::{Collected, ImportanceRun};
 
-/// Where a matrix goes, and in which form.
+/// Output path and format of a matrix.
 pub(super) struct Target<'a> {
     pub(super) path: &'a Path,
-    /// The format before GGUF.
+    /// True for the format before GGUF.
     pub(super) legacy: bool,
     pub(super) sync: bool,
-    /// Files that must not be written over.
+    /// Files that must not be overwritten.
     pub(super) inputs: Vec<PathBuf>,
 }
 
 impl Target<'_> {
-    /// Warns of a name that says the older format for a file that is GGUF.
+    /// Warns if the name of a GGUF file suggests the older format (`.dat`).
     pub(super) fn warn_of_name(&self, session: &Session) {
         if !self.legacy && self.path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("dat")) {
             let path = self.path.display().to_string();
@@ -35,7 +35,7 @@ impl Target<'_> {
     }
 
     fn write_to(&self, path: &Path, sums: &ImatrixSums) -> anyhow::Result<()> {
-        // Small, and to be finished also when the user interrupts.
+        // Without progress: the file is small, and an interrupt must not stop its writing.
         if self.legacy {
             sums.write_legacy(path, &self.options())?;
         } else {
@@ -44,13 +44,13 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// A matrix at its end. Returns the size of the file.
+    /// Writes a finished matrix. Returns the size of the file.
     pub(super) fn write(&self, sums: &ImatrixSums) -> anyhow::Result<u64> {
         self.write_to(self.path, sums)?;
         Ok(fs_err::metadata(self.path)?.len())
     }
 
-    /// A matrix of the chunks that are done; the older format cannot say more than that.
+    /// Writes a matrix of the chunks that are done. The older format can hold no more state than that.
     pub(super) fn write_unfinished(&self, sums: &ImatrixSums, run: &UnfinishedRun) -> anyhow::Result<()> {
         if self.legacy {
             return self.write_to(self.path, sums);
@@ -58,12 +58,12 @@ impl Target<'_> {
         Ok(sums.write_unfinished(self.path, run, &self.options(), &Silent)?)
     }
 
-    /// A copy beside the output.
+    /// Writes a copy next to the output.
     pub(super) fn write_copy(&self, sums: &ImatrixSums) -> anyhow::Result<()> {
         self.write_to(&self.copy_path(sums.n_chunks), sums)
     }
 
-    /// Where a copy of so many chunks goes, named as llama-imatrix does.
+    /// Path of a copy after `n_chunks` chunks, named as llama-imatrix does.
     pub(super) fn copy_path(&self, n_chunks: usize) -> PathBuf {
         let mut name = self.path.as_os_str().to_owned();
         name.push(format!(".at_{n_chunks}"));
@@ -71,7 +71,7 @@ impl Target<'_> {
     }
 }
 
-/// Every how many chunks something is saved; 0: not at all.
+/// Number of chunks between two saves; 0 turns them off.
 #[derive(Clone, Copy)]
 pub(super) struct Frequency {
     pub(super) output: usize,
@@ -79,7 +79,7 @@ pub(super) struct Frequency {
 }
 
 impl Frequency {
-    /// The numbers of chunks at which a run of `n_run` chunks that begins with those of `before` may keep a copy.
+    /// Returns the chunk counts at which a run of `n_run` chunks on top of `before` chunks keeps a copy.
     pub(super) fn copies_of(self, before: usize, n_run: usize) -> impl Iterator<Item = usize> {
         let last = before.saturating_add(n_run);
         let every = if self.copies == 0 { usize::MAX } else { self.copies };
@@ -87,12 +87,12 @@ impl Frequency {
     }
 }
 
-/// A run with what belongs to it.
+/// Run with its session, target and initial sums.
 pub(super) struct Work<'a, 'm> {
     pub(super) session: &'a Session,
     pub(super) target: Target<'a>,
     pub(super) run: ImportanceRun<'m>,
-    /// What the run begins with.
+    /// Sums that the run starts with.
     pub(super) before: ImatrixSums,
     pub(super) frequency: Frequency,
 }
@@ -102,7 +102,8 @@ impl Work<'_, '_> {
         escape(&self.target.path.display().to_string()).into_owned()
     }
 
-    /// A run from its first chunk. Who forgot `--resume` learns it before anything is overwritten.
+    /// Starts a run from its first chunk. Notes first if the output holds a stopped run, in case `--resume` was
+    /// forgotten.
     pub(super) fn begin(&self) -> Collected {
         let is_stopped = |run: &UnfinishedRun| run.n_done < run.n_total;
         if let Some(run) = UnfinishedRun::find(self.target.path).filter(is_stopped) {
@@ -116,7 +117,7 @@ impl Work<'_, '_> {
         Collected::from_sums(self.before.clone())
     }
 
-    /// A run from where it stopped; one that did not come to its first save begins.
+    /// Continues a run where it stopped; starts it if it was never saved.
     pub(super) fn resume(&self) -> anyhow::Result<Collected> {
         if !self.target.path.exists() {
             self.session.note(&format!("no file `{}` yet: the run begins", self.output()));
@@ -128,13 +129,13 @@ impl Work<'_, '_> {
         Ok(collected)
     }
 
-    /// Saves what is due after a group of chunks; `n_saved` is how many the output holds.
+    /// Saves what is due after a group of chunks. `n_saved` is the number of chunks that the output holds.
     pub(super) fn save(&self, collected: &Collected, n_saved: &mut usize) -> anyhow::Result<()> {
         let is_due = |every: usize| every > 0 && collected.sums.n_chunks.is_multiple_of(every);
         if is_due(self.frequency.copies) {
             self.target.write_copy(&collected.sums)?;
         }
-        // The last save is that of the whole run.
+        // The last save is the one of the whole run.
         if is_due(self.frequency.output) && collected.n_done < self.run.n_chunks() {
             self.write_unfinished(collected)?;
             *n_saved = collected.n_done;
@@ -142,7 +143,7 @@ impl Work<'_, '_> {
         Ok(())
     }
 
-    /// Writes what the whole run has collected, or the share of it that this machine has. Returns the size of the file.
+    /// Writes the sums of the whole run, or of this machine's share. Returns the size of the file.
     pub(super) fn write(&self, collected: &Collected) -> anyhow::Result<u64> {
         if self.run.part().is_none() {
             return self.target.write(&collected.sums);
@@ -156,7 +157,7 @@ impl Work<'_, '_> {
         self.target.write_unfinished(&collected.sums, &run)
     }
 
-    /// Saves what was whole when the run was stopped, and says what to do with it.
+    /// Saves the complete chunks of a stopped run, and tells the user how to continue.
     pub(super) fn rescue(&self, collected: &Collected, n_saved: usize, from_chunk: usize) {
         let n_done = collected.n_done;
         if n_done > n_saved

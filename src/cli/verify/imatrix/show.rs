@@ -1,4 +1,4 @@
-//! `gguf-verify imatrix show`: what a matrix says about each tensor, layer and expert.
+//! `gguf-verify imatrix show`: prints statistics of a matrix for each tensor, layer and expert.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use crate::verify::{
     ExpertCoverage, ImatrixStatistics, LayerStatistics, TensorStatistics, expert_coverage, imatrix_statistics,
 };
 
-/// Any size of a chunk does for figures of the older format: they are means.
+/// Chunk size for files of the older format. Any value works: their figures are means.
 const CHUNK: usize = 512;
 
 #[derive(Debug, Args)]

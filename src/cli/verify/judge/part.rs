@@ -1,4 +1,4 @@
-//! `--part`: a share of the run, for `gguf-verify combine`.
+//! `--part`: one share of a run, for `gguf-verify combine`.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::gguf::Share;
 use crate::verify::{Finding, Model, PartLabel, VerificationPart, verify_part};
 
 impl VerifyArgs {
-    /// Refuses what a share of the run cannot give, and says what does.
+    /// Refuses options that a share of a run cannot serve, and names the alternative.
     pub(super) fn check_part(&self, has_tasks: bool, has_logits: bool) -> Result<(), UsageError> {
         const WHOLE: &str = "is written of a whole run: leave `--part` out";
         const TASKS: &str = "is run whole: on one machine, without `--part`";
@@ -75,7 +75,7 @@ impl VerifyArgs {
         }
     }
 
-    /// Runs a share and writes what it measured.
+    /// Runs a share and writes its measurements.
     pub(super) fn run_part(
         &self,
         share: Share,
@@ -83,7 +83,7 @@ impl VerifyArgs {
         mut guard: Guard<'_>,
         session: &Session,
     ) -> anyhow::Result<Exit> {
-        // One, by `check_part`.
+        // There is exactly one: see `check_part`.
         let Some(path) = self.models.first() else {
             return Err(UsageError("give a model".to_owned()).into());
         };
@@ -127,7 +127,7 @@ impl VerifyArgs {
     }
 }
 
-/// Says what was written.
+/// Reports the part that was written.
 fn tell(part: &VerificationPart, share: Share, output: &Path, session: &Session) -> anyhow::Result<Exit> {
     let size = fs_err::metadata(output)?.len();
     let windows = part.windows();

@@ -1,6 +1,6 @@
-//! Charts as SVG for a page: drawn by plotters, coloured by the page's style sheet.
+//! SVG charts of a page: drawn by plotters, coloured by the page's style sheet.
 //!
-//! Every chart is drawn twice, for wide and for narrow windows: text in a picture that is scaled down cannot be read.
+//! Every chart is drawn twice, for wide and for narrow windows: text in a scaled-down picture would be illegible.
 
 mod axis;
 mod canvas;
@@ -11,20 +11,20 @@ mod size;
 use super::data::FileData;
 use canvas::Canvas;
 
-/// A chart in both forms.
+/// Chart in both forms.
 #[derive(Clone, Debug, serde::Serialize)]
 pub(super) struct Chart {
-    /// For windows of a desk.
+    /// Form for desktop windows.
     wide: String,
-    /// For those of a phone.
+    /// Form for phones.
     narrow: String,
 }
 
-/// A drawing that failed; there is no reason but a defect.
+/// Result of drawing; only a defect makes it fail.
 type Drawn = anyhow::Result<()>;
 
 impl Chart {
-    /// `id` is a word that no other chart of the page has. `title` and `description` are what a screen reader says.
+    /// Draws both forms. `id` is unique on the page. Screen readers read out `title` and `description`.
     fn draw(
         id: &str,
         title: &str,
@@ -36,7 +36,7 @@ impl Chart {
     }
 }
 
-/// Size against mean KLD; `None` with fewer than two files to compare.
+/// Chart of size against mean KLD; `None` with fewer than two files to compare.
 pub(super) fn size_against_kld(files: &[FileData]) -> anyhow::Result<Option<Chart>> {
     let points = size::points(files);
     if points.len() < 2 {
@@ -47,7 +47,7 @@ pub(super) fn size_against_kld(files: &[FileData]) -> anyhow::Result<Option<Char
     Chart::draw("size-kld", title, &description, |canvas| size::draw(canvas, &points)).map(Some)
 }
 
-/// KLD by quantile of the tokens, a line for each file; `None` with fewer than two.
+/// Chart of KLD by quantile of the tokens, a line for each file; `None` with fewer than two.
 pub(super) fn quantiles(files: &[FileData]) -> anyhow::Result<Option<Chart>> {
     let lines = quantiles::lines(files);
     if lines.len() < 2 {
@@ -58,7 +58,7 @@ pub(super) fn quantiles(files: &[FileData]) -> anyhow::Result<Option<Chart>> {
     Chart::draw("quantiles", title, description, |canvas| quantiles::draw(canvas, &lines)).map(Some)
 }
 
-/// How the KLD of one file is spread over the tokens; `None` where nothing is above rounding.
+/// Histogram of the KLD of one file over the tokens; `None` if no value is above rounding.
 pub(super) fn histogram(at: usize, file: &FileData) -> anyhow::Result<Option<Chart>> {
     let Some(spread) = file.spread.as_ref().filter(|spread| !spread.bins.is_empty()) else { return Ok(None) };
     let title = format!("How the KLD is spread over the tokens: {}", file.label);

@@ -1,4 +1,4 @@
-//! What a page shows, as plain data: foreign text is escaped here, numbers stay numbers.
+//! Content of a page as plain data. Untrusted text is escaped here; numbers stay numbers.
 
 use std::path::{Path, PathBuf};
 
@@ -16,51 +16,51 @@ use super::families::{ExpertData, VectorData};
 use super::public::{self, Folders};
 use super::run_info::RunInfo;
 
-/// Characters of a name in a chart or a heading.
+/// Maximum number of characters of a name in a chart or a heading.
 const MAX_LABEL: usize = 28;
 
-/// The whole page.
+/// Content of the whole page.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct PageData {
-    /// The model's name, where all files agree on one.
+    /// Model name if all files agree on one.
     pub(super) title: String,
     pub(super) verdict: &'static str,
     /// One sentence about all files.
     pub(super) summary: String,
-    /// What the files were compared with, as it was given.
+    /// Name of the baseline, as it was given.
     pub(super) baseline: Option<String>,
-    /// Reasons that all files have, where there are several.
+    /// Reasons that all files share, if there are several files.
     pub(super) shared: Vec<Reason>,
     pub(super) files: Vec<FileData>,
-    /// A file predicts text, or none of them is an encoder.
+    /// True if a file has a perplexity, or if no file is an encoder.
     pub(super) has_perplexity: bool,
-    /// How good a file is is known.
+    /// True if the quality of any file is known.
     pub(super) has_quality: bool,
-    /// Something is recommended.
+    /// True if any file has a recommendation.
     pub(super) has_recommendations: bool,
-    /// A file's vectors stand beside those of the baseline.
+    /// True if any file's vectors were compared with the baseline's.
     pub(super) has_cosines: bool,
-    /// A file's scores do.
+    /// True if any file's scores were compared with the baseline's.
     pub(super) has_scores: bool,
     pub(super) run: RunInfo,
 }
 
-/// One model file.
+/// Results of one model file.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct FileData {
-    /// A short name that no other file of the page has.
+    /// Short name, unique on the page.
     pub(super) label: String,
-    /// File name without its folders.
+    /// File name without its directory.
     pub(super) file: String,
-    /// The same as a page's link to a file beside it.
+    /// `file` as a percent-encoded link, relative to the page.
     pub(super) link: String,
-    /// Both answers in words.
+    /// Answers to both questions (intact? how good?) in words.
     pub(super) answer: String,
-    /// How good it is, in a word.
+    /// Name of the quality class.
     pub(super) quality: Option<&'static str>,
-    /// Whether to take it, of several.
+    /// Recommendation, if there are several files; else empty.
     pub(super) recommendation: String,
-    /// The recipe of its types.
+    /// Recipe of its tensor types.
     pub(super) recipe: Option<String>,
     /// `general.name`.
     pub(super) name: Option<String>,
@@ -72,35 +72,35 @@ pub(super) struct FileData {
     pub(super) verdict: &'static str,
     /// Findings that decide the verdict, worst first.
     pub(super) reasons: Vec<Reason>,
-    /// Warnings.
+    /// Findings that do not change the verdict.
     pub(super) warnings: Vec<Reason>,
     pub(super) perplexity: Option<Figure>,
     pub(super) bits_per_byte: Option<f64>,
     pub(super) divergence: Option<DivergenceData>,
-    /// Of encoders.
+    /// Figures of encoders.
     pub(super) vectors: Option<VectorData>,
-    /// Of models with experts.
+    /// Routing figures of models with experts.
     pub(super) experts: Option<ExpertData>,
-    /// What this type costs a healthy file, in mean KLD.
+    /// Mean KLD that these types cost a healthy file.
     pub(super) healthy_kld: Option<f64>,
-    /// Limits that were applied, each with the figure beside it.
+    /// Limits that were applied, each with its measured figure.
     pub(super) limits: Vec<Limit>,
     pub(super) spread: Option<Spread>,
     pub(super) worst: Vec<Worst>,
-    /// Every tensor against what it was made from.
+    /// Error of every tensor against its source weights.
     pub(super) weights: Vec<TensorError>,
-    /// Questions answered.
+    /// Results of task sets.
     pub(super) tasks: Vec<TaskData>,
-    /// What was judged.
+    /// Aspects that were judged.
     pub(super) judged: Vec<Answered>,
-    /// What was not, why, and what would judge it.
+    /// Aspects that were not judged, with the reason and the remedy.
     pub(super) not_judged: Vec<Open>,
 }
 
-/// A line about a file.
+/// Finding or open question about a file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Reason {
-    /// That of a finding.
+    /// Name of the severity.
     pub(super) severity: &'static str,
     pub(super) check: String,
     pub(super) tensor: Option<String>,
@@ -111,17 +111,17 @@ pub(super) struct Reason {
 pub(super) struct Figure {
     pub(super) value: f64,
     pub(super) stderr: f64,
-    /// Scored tokens.
+    /// Number of scored tokens.
     pub(super) tokens: usize,
 }
 
-/// Figures against the baseline.
+/// Divergence figures against the baseline.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct DivergenceData {
     pub(super) mean: f64,
     pub(super) stderr: f64,
     pub(super) p99: f64,
-    /// 0 to 1.
+    /// Share of tokens with the same first choice, 0 to 1.
     pub(super) same_top: f64,
     /// Root mean square of the difference of the true token's probability, 0 to 1.
     pub(super) rms_dp: f64,
@@ -131,7 +131,7 @@ pub(super) struct DivergenceData {
     pub(super) baseline_ppl: f64,
 }
 
-/// A limit and the figure that it bounds.
+/// Limit with the figure that it bounds.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Limit {
     pub(super) figure: &'static str,
@@ -139,30 +139,30 @@ pub(super) struct Limit {
     /// `at most` or `at least`.
     pub(super) bound: &'static str,
     pub(super) at: String,
-    /// Where the limit comes from.
+    /// Origin of the limit: `an option` or `what the types cost`.
     pub(super) set_by: &'static str,
     pub(super) is_kept: bool,
 }
 
-/// Questions that were not answered for one reason.
+/// Questions that were left open for the same reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Open {
-    /// `weights, divergence`.
+    /// Names of the aspects, separated by commas: `weights, divergence`.
     pub(super) aspects: String,
     pub(super) reason: String,
-    /// What would answer them.
+    /// Inputs that would answer them.
     pub(super) remedy: String,
 }
 
-/// A question that was answered.
+/// Question that was answered.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Answered {
     pub(super) aspect: &'static str,
-    /// By what.
+    /// Evidence that answered it.
     pub(super) by: String,
 }
 
-/// What a set of questions came to.
+/// Result of a set of tasks.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct TaskData {
     pub(super) kind: &'static str,
@@ -172,26 +172,26 @@ pub(super) struct TaskData {
     pub(super) tasks: usize,
 }
 
-/// How far a tensor is from what it was made from.
+/// Error of a tensor against its source weights.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct TensorError {
     pub(super) tensor: String,
-    /// The layer's number; none for what belongs to no layer.
+    /// Number of the layer; `None` if the tensor belongs to no layer.
     pub(super) layer: Option<u32>,
-    /// Its name without `blk.N.` and `.weight`.
+    /// Tensor name without `blk.N.` and `.weight`.
     pub(super) role: String,
-    /// The same bytes as our own quantizer's.
+    /// True if the bytes equal those of this project's quantizer.
     pub(super) reproduced: bool,
-    /// Farther off than its type can be.
+    /// True if the error is larger than the tensor's type can cause.
     pub(super) is_damaged: bool,
-    /// Relative rms error.
+    /// Relative RMS error.
     pub(super) error: Option<f64>,
-    /// The error over that of the type on these weights.
+    /// Error divided by the error of the type on these weights.
     pub(super) ratio: Option<f64>,
 }
 
 impl TensorError {
-    /// A tensor by its name in the file.
+    /// Builds the entry of a tensor from its name in the file.
     pub(super) fn new(tensor: &str, reproduced: bool, error: Option<f64>, ratio: Option<f64>) -> Self {
         let (layer, role) = match tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((layer, role)) if layer.parse::<u32>().is_ok() => (layer.parse().ok(), role),
@@ -203,7 +203,7 @@ impl TensorError {
 }
 
 impl PageData {
-    /// The page of these verdicts. `baseline` is as it was given.
+    /// Builds the page of these reports. `baseline` is as it was given.
     pub(super) fn new(
         entries: &[ModelReport],
         baseline: Option<&Path>,
@@ -274,7 +274,7 @@ impl FileData {
                 same_top: d.top1_agreement,
                 rms_dp: d.rms_dp,
                 delta_ppl: d.delta_ln_ppl.value.exp_m1(),
-                // The error of the logarithm, carried through the exponential.
+                // Error of the logarithm, propagated through the exponential.
                 delta_ppl_stderr: d.delta_ln_ppl.stderr * d.delta_ln_ppl.value.exp(),
                 baseline_ppl: d.baseline_ppl,
             }),
@@ -303,7 +303,7 @@ impl Reason {
     }
 }
 
-/// Foreign text without anything that a reader would not see as it is.
+/// Returns untrusted text with characters escaped that would be invisible or misleading.
 fn shown(text: &str) -> String {
     escape(text).into_owned()
 }
@@ -313,7 +313,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().map_or_else(own, |name| PathBuf::from(name).display().to_string())
 }
 
-/// What a recommendation looks at.
+/// Returns the figures that a recommendation depends on.
 fn candidate(entry: &ModelReport) -> Candidate {
     let report = &entry.report;
     Candidate {
@@ -324,7 +324,7 @@ fn candidate(entry: &ModelReport) -> Candidate {
     }
 }
 
-/// A file's name in the address of a link: everything but letters, digits and a few signs by its bytes.
+/// Percent-encodes a file name for a link: all bytes except ASCII letters, digits and `-_.~`.
 fn link(name: &str) -> String {
     let byte = |byte: u8| match byte {
         byte if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) => char::from(byte).to_string(),
@@ -333,7 +333,7 @@ fn link(name: &str) -> String {
     name.bytes().map(byte).collect()
 }
 
-/// Every tensor against what it was made from.
+/// Returns the error of every tensor against its source weights.
 fn weights(report: &Report) -> Vec<TensorError> {
     let tensors = report.weights.iter().flat_map(|weights| &weights.tensors);
     let error = |tensor: &TensorWeights| {
@@ -356,12 +356,12 @@ fn tasks(report: &Report) -> Vec<TaskData> {
     report.tasks.iter().map(data).collect()
 }
 
-/// Why the verdict is no pass, the gravest first.
+/// Returns the reasons why the verdict is not a pass, the most severe first.
 fn reasons(report: &Report, folders: &Folders) -> Vec<Reason> {
     let of = |severity| report.findings.iter().filter(move |finding| finding.severity == severity);
     let found =
         of(Severity::Error).chain(of(Severity::Unchecked)).map(|finding| Reason::new(finding, folders));
-    // Of a file that fails they are no reasons: they stand with the file.
+    // Open questions are no reasons for a failure: they are listed with the file.
     let open = if report.verdict == Verdict::Partial { not_judged(report) } else { Vec::new() };
     let open = open.into_iter().map(|Open { aspects, reason, remedy }| Reason {
         severity: "unchecked",
@@ -372,7 +372,7 @@ fn reasons(report: &Report, folders: &Folders) -> Vec<Reason> {
     open.chain(found).collect()
 }
 
-/// What is said of every one of several files.
+/// Returns the reasons that all of several files share.
 fn shared(files: &[FileData]) -> Vec<Reason> {
     let [first, others @ ..] = files else { return Vec::new() };
     let is_everywhere = |reason: &&Reason| others.iter().all(|file| file.reasons.contains(reason));
@@ -396,7 +396,7 @@ fn judged(report: &Report) -> Vec<Answered> {
     answered.map(|judged| Answered { aspect: judged.aspect.name(), by: shown(&judged.by) }).collect()
 }
 
-/// The open questions, those with one reason together.
+/// Returns the open questions, grouped by reason and remedy.
 fn not_judged(report: &Report) -> Vec<Open> {
     let mut groups: Vec<Open> = Vec::new();
     for open in report.coverage.open() {
@@ -412,7 +412,7 @@ fn not_judged(report: &Report) -> Vec<Open> {
     groups
 }
 
-/// The name that all files have, else what they are.
+/// Returns the name that all files share, else the file name, else the number of models.
 fn title(files: &[FileData]) -> String {
     let first = files.first().and_then(|file| file.name.clone());
     match (first, files) {
@@ -436,7 +436,7 @@ fn summary(entries: &[ModelReport], verdict: Verdict) -> String {
     }
 }
 
-/// Short names: the types where they tell the files apart, else the file names.
+/// Sets short names: the file types if they are unique, else the file names.
 fn label(files: &mut [FileData]) {
     let is_unique = |labels: &[String]| {
         let mut sorted = labels.to_vec();
@@ -461,7 +461,7 @@ fn label(files: &mut [FileData]) {
     }
 }
 
-/// A name with its middle left out where it is long: what tells files apart is at the ends.
+/// Shortens a long name in the middle, since names differ at their ends.
 fn shorten(name: &str) -> String {
     let chars: Vec<char> = name.chars().collect();
     if chars.len() <= MAX_LABEL {

@@ -1,4 +1,4 @@
-//! What a page shows of the positions of a run, kept in place of the positions.
+//! Per-position results of a run, reduced to what a page shows.
 
 use serde::Serialize;
 
@@ -6,14 +6,14 @@ use crate::core::text::{escape, escape_bytes};
 use crate::gguf::Value;
 use crate::verify::{Model, Position, Prompt, Verification};
 
-/// Bars of the histogram for each factor of ten.
+/// Number of histogram bars per factor of ten.
 const BINS_PER_DECADE: i32 = 4;
-/// Divergences below this are rounding: they are counted together. As a power of ten.
+/// Power of ten below which divergences are rounding errors and get no bar.
 const LOWEST_DECADE: i32 = -9;
-/// Tokens before a worst token.
+/// Number of tokens shown before a worst token.
 const CONTEXT_TOKENS: usize = 24;
 
-/// Quantiles that are shown: name and share.
+/// Quantiles that are shown: name and share of the tokens.
 const QUANTILES: [(&str, f64); 8] = [
     ("10 %", 0.1),
     ("25 %", 0.25),
@@ -25,7 +25,7 @@ const QUANTILES: [(&str, f64); 8] = [
     ("99.9 %", 0.999),
 ];
 
-/// What is kept of one model.
+/// Data of one model that are kept for the page.
 #[derive(Clone, Debug, Default)]
 pub(in crate::cli::verify) struct Details {
     /// `general.name`.
@@ -34,14 +34,14 @@ pub(in crate::cli::verify) struct Details {
     pub(super) worst: Vec<Worst>,
 }
 
-/// How the divergence is spread over the tokens.
+/// Distribution of the divergence over the tokens.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Spread {
-    /// From small to large, the largest value last.
+    /// Quantiles in ascending order, the largest value last.
     pub(super) quantiles: Vec<Quantile>,
-    /// Bars from small to large.
+    /// Histogram bars in ascending order.
     pub(super) bins: Vec<Bin>,
-    /// Tokens whose divergence is below the first bar: none but rounding.
+    /// Number of tokens in no bar: divergence below the first bar (rounding), or not finite.
     pub(super) below: usize,
     pub(super) tokens: usize,
 }
@@ -52,7 +52,7 @@ pub(super) struct Quantile {
     pub(super) kld: f64,
 }
 
-/// Tokens with a divergence from `10^from` to `10^to`.
+/// Number of tokens with a divergence from `10^from` to `10^to`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Bin {
     pub(super) from: f64,
@@ -60,25 +60,25 @@ pub(super) struct Bin {
     pub(super) tokens: usize,
 }
 
-/// A token at which model and baseline differ most.
+/// Token at which model and baseline differ most.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Worst {
     pub(super) prompt: usize,
     pub(super) at: usize,
     pub(super) kld: f64,
-    /// The text before it.
+    /// Text before it.
     pub(super) context: String,
-    /// What the text goes on with.
+    /// Token that follows in the text.
     pub(super) token: String,
     pub(super) baseline_top: String,
     pub(super) model_top: String,
-    /// What the text's own token had, 0 to 1.
+    /// Probability that the baseline gives to `token`, 0 to 1.
     pub(super) baseline_p: Option<f64>,
     pub(super) model_p: Option<f64>,
 }
 
 impl Details {
-    /// Of a model that was verified.
+    /// Collects the details of a model that was verified.
     pub(in crate::cli::verify) fn of(model: &Model<'_>, verification: &Verification) -> Self {
         let Verification { report, prompts, positions, .. } = verification;
         let text = |tokens: &[u32]| match model.encoder {
@@ -117,7 +117,7 @@ fn before(prompts: &[Prompt], prompt: usize, at: usize) -> &[u32] {
 }
 
 impl Spread {
-    /// Of the positions that count and have a reference; `None` if there are none.
+    /// Distribution over the scored positions that have a reference; `None` if there are none.
     fn of(positions: &[Position]) -> Option<Self> {
         let scored = positions.iter().filter(|position| position.is_scored);
         Self::of_values(scored.filter_map(|position| Some(position.reference?.kld)).collect())
@@ -132,7 +132,7 @@ impl Spread {
         quantiles.push(Quantile { name: "largest", kld: largest });
         let index = |kld: f64| (kld.log10() * f64::from(BINS_PER_DECADE)).floor() as i32;
         let lowest = LOWEST_DECADE * BINS_PER_DECADE;
-        // What is not a number is in no bar.
+        // NaN, infinities, zero and negative values are in no bar.
         let indices: Vec<i32> = values
             .iter()
             .filter(|kld| kld.is_finite() && **kld > 0.0)
@@ -157,7 +157,7 @@ impl Spread {
     }
 }
 
-/// The value at a share of sorted values, interpolated between neighbours.
+/// Value at a share of sorted values, interpolated between neighbours.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let at = share * sorted.len().saturating_sub(1) as f64;
     let low = at.floor() as usize;

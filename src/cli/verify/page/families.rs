@@ -1,4 +1,4 @@
-//! What a page shows of models that are more, or other, than a dense predictor of text: encoders, experts.
+//! Page data of models that are not dense text predictors: encoders, models with experts.
 
 use serde::Serialize;
 
@@ -6,16 +6,16 @@ use crate::cli::verify::experts;
 use crate::core::text::escape;
 use crate::verify::{EmbeddingDifference, EmbeddingReport, LayerRouting, RoutingReport};
 
-/// An encoder's vectors.
+/// Figures of an encoder's vectors.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct VectorData {
     pub(super) texts: usize,
     pub(super) tokens: usize,
     pub(super) width: usize,
     pub(super) pooling: &'static str,
-    /// Beside those of the baseline.
+    /// Cosines with the baseline's vectors.
     pub(super) cosine: Option<CosineData>,
-    /// The same of models that score texts.
+    /// Error of the scores, for models that score texts.
     pub(super) score: Option<ScoreData>,
 }
 
@@ -23,21 +23,21 @@ pub(super) struct VectorData {
 pub(super) struct CosineData {
     pub(super) mean: f64,
     pub(super) worst: f64,
-    /// The prompt of the worst text.
+    /// Number of the prompt with the worst cosine.
     pub(super) prompt: usize,
-    /// Share of texts whose nearest other text is the same, 0 to 1.
+    /// Share of texts with the same nearest neighbour, 0 to 1.
     pub(super) same_neighbour: Option<f64>,
     pub(super) rank_correlation: Option<f64>,
-    /// The mean of a healthy file of these types.
+    /// Mean cosine of a healthy file of these types.
     pub(super) healthy_mean: Option<f64>,
     pub(super) healthy_worst: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct ScoreData {
-    /// As a share of the spread of the baseline's scores.
+    /// Error as a share of the spread of the baseline's scores.
     pub(super) error: f64,
-    /// That of a healthy file of these types.
+    /// Error of a healthy file of these types.
     pub(super) healthy: Option<f64>,
 }
 
@@ -49,7 +49,7 @@ impl VectorData {
         };
         let score = against.as_ref().and_then(|against| against.score_error);
         let score = score.map(|error| ScoreData { error, healthy: healthy(|healthy| healthy.score_error) });
-        // Of a score a cosine says the sign alone.
+        // The cosine of a single score is only its sign.
         let cosine = against.as_ref().filter(|_| score.is_none()).map(|against| CosineData {
             mean: against.mean_cosine,
             worst: against.worst_cosine,
@@ -63,12 +63,12 @@ impl VectorData {
     }
 }
 
-/// Which experts the tokens chose.
+/// Routing of the tokens to experts.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ExpertData {
-    /// What was reached, in a sentence.
+    /// Summary of the experts that were reached.
     pub(super) summary: String,
-    /// Share of the choices that are the baseline's, 0 to 1.
+    /// Share of the choices that equal the baseline's, 0 to 1.
     pub(super) agreement: Option<f64>,
     pub(super) layers: Vec<ExpertLayer>,
 }

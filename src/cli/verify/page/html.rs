@@ -1,4 +1,4 @@
-//! The page: one file of HTML without scripts, and nothing that a browser would fetch.
+//! HTML page: one file without scripts that makes a browser fetch nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,13 +10,13 @@ use super::charts::{self, Chart};
 use super::data::{FileData, PageData, TensorError};
 use super::render;
 
-/// Cells of a map; a file whose names make more is no model, and no browser would show it.
+/// Maximum number of cells of a map. No model has more, and no browser would show them.
 const MAX_CELLS: usize = 20_000;
 
-/// The page of these data.
+/// Renders the page.
 ///
 /// # Errors
-/// Defects alone: a template or a chart that cannot be made.
+/// Only for defects: a template or a chart that cannot be rendered.
 pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
     let mut environment = render::environment();
     environment.add_template("style.css", include_str!("style.css"))?;
@@ -39,12 +39,12 @@ pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
     Ok(rendered)
 }
 
-/// The tensors of a file as a map: a row for each layer, a column for each role.
+/// Map of a file's tensors: a row for each layer, a column for each role.
 #[derive(Debug, Serialize)]
 struct Map<'a> {
     roles: Vec<&'a str>,
     rows: Vec<Row<'a>>,
-    /// What belongs to no layer.
+    /// Tensors that belong to no layer.
     others: Vec<Cell<'a>>,
     reproduced: usize,
     tensors: usize,
@@ -59,7 +59,7 @@ struct Row<'a> {
 #[derive(Debug, Serialize)]
 struct Cell<'a> {
     tensor: &'a TensorError,
-    /// 0 as good as it can be, 5 broken.
+    /// Grade of the error: 0 (as good as possible) to 5 (damaged).
     level: u8,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Cell<'a> {
                 ratio if ratio <= 1.25 => 2,
                 ratio if ratio <= 1.6 => 3,
                 ratio if ratio <= 2.5 => 4,
-                // What is not a number, too.
+                // Also NaN.
                 _ => 5,
             },
         };

@@ -1,4 +1,4 @@
-//! Markdown for a model card, as GitHub and Hugging Face read it.
+//! Markdown for a model card, in the dialect of GitHub and Hugging Face.
 
 use minijinja::Value as Jinja;
 use minijinja::context;
@@ -8,10 +8,10 @@ use super::data::PageData;
 use super::render;
 use crate::cli::render::markdown::escape;
 
-/// The card of these data.
+/// Renders the card.
 ///
 /// # Errors
-/// Defects alone: a template that cannot be filled.
+/// Only for defects: a template that cannot be rendered.
 pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
     let mut environment = render::environment();
     environment.set_formatter(|out, _, value| {

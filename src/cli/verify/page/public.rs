@@ -1,16 +1,16 @@
-//! What of a run others may read: names of files without their folders, addresses without what opens them.
+//! Redaction of a run for publishing: file names without directories, addresses without credentials.
 
 use std::path::{Path, PathBuf};
 
-/// The folders of a run's files, to be taken out of sentences.
+/// Directories of a run's files, to be removed from sentences.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Folders {
-    /// With the separator behind each, the longest first.
+    /// Directories with a trailing separator, the longest first.
     folders: Vec<String>,
 }
 
 impl Folders {
-    /// Of these files and folders.
+    /// Collects the directories of these paths.
     pub(super) fn of<'p>(paths: impl Iterator<Item = &'p Path>) -> Self {
         let folder = |path: &Path| Some(format!("{}{}", path.parent()?.display(), std::path::MAIN_SEPARATOR));
         let mut folders: Vec<String> = paths.filter_map(folder).filter(|folder| folder.len() > 1).collect();
@@ -19,18 +19,18 @@ impl Folders {
         Self { folders }
     }
 
-    /// The text without them.
+    /// Returns the text with the directories removed.
     pub(super) fn without(&self, text: &str) -> String {
         self.folders.iter().fold(text.to_owned(), |text, folder| text.replace(folder.as_str(), ""))
     }
 }
 
-/// A path as others may see it: the name of the file, an address on a server whole.
+/// Redacts a path: only the file name is left, or the redacted address on a server.
 pub(super) fn path(path: &Path) -> String {
     argument(&path.display().to_string())
 }
 
-/// An argument of a command line as others may see it.
+/// Redacts an argument of a command line.
 pub(super) fn argument(text: &str) -> String {
     if let Some((option, value)) = text.split_once('=').filter(|(option, _)| option.starts_with("--")) {
         return format!("{option}={}", argument(value));
@@ -49,7 +49,7 @@ pub(super) fn argument(text: &str) -> String {
     name.file_name().map_or_else(|| ".".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// `ORG/NAME`, unless something lies there.
+/// Returns true for `ORG/NAME` if no such path exists.
 fn is_on_the_hub(text: &str) -> bool {
     let parts: Vec<&str> = text.split('/').collect();
     let is_name = |part: &&str| !part.is_empty() && !part.starts_with(['.', '~']);

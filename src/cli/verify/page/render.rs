@@ -1,10 +1,10 @@
-//! The numbers of a page as text: filters that both templates use.
+//! Template filters that format numbers, for both templates.
 
 use minijinja::{Environment, HtmlEscape, UndefinedBehavior, Value};
 
 use crate::core::text;
 
-/// An environment with the filters, in which a name that is not there is an error.
+/// Returns an environment with the filters. Undefined names are errors.
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -20,7 +20,7 @@ pub(super) fn environment() -> Environment<'static> {
     environment
 }
 
-/// A sentence as HTML in which what stands between backticks is code.
+/// Returns a sentence as HTML, with text between backticks as code.
 fn code(text: &str) -> Value {
     let parts = text.split('`').enumerate().map(|(at, part)| {
         let part = HtmlEscape(part);
@@ -33,7 +33,7 @@ fn fixed(value: f64, digits: usize) -> String {
     if value.is_finite() { format!("{value:.digits$}") } else { value.to_string() }
 }
 
-/// Six digits behind the point, what is smaller as a power of ten.
+/// Formats with six decimals; below 1e-5 in scientific notation.
 fn kld(value: f64) -> String {
     if value == 0.0 || !(value.is_finite() && value.abs() < 1e-5) {
         return if value == 0.0 { "0".to_owned() } else { fixed(value, 6) };
@@ -41,7 +41,7 @@ fn kld(value: f64) -> String {
     format!("{value:.1e}")
 }
 
-/// A count with its thousands apart.
+/// Formats a count with separators of thousands.
 fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut out = String::new();

@@ -1,4 +1,4 @@
-//! How a run was made, so that others can repeat it.
+//! Record of a run, so that others can repeat it.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -16,38 +16,38 @@ use crate::core::text::escape;
 
 const SECONDS_OF_A_DAY: u64 = 86_400;
 
-/// Program, options, machine and files.
+/// Program, options, machine and input files of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct RunInfo {
     pub(super) program: String,
     pub(super) version: String,
-    /// As a shell would take it, with the names of files without their folders.
+    /// Shell command line, with file names without their directories.
     pub(super) command: String,
-    /// UTC; that of `SOURCE_DATE_EPOCH` if it is set.
+    /// Time of the run in UTC, or of `SOURCE_DATE_EPOCH` if it is set.
     pub(super) date: String,
     pub(super) system: String,
     pub(super) simd: String,
     pub(super) threads: usize,
-    /// Every file that was read, where it is a file.
+    /// Inputs that were read, each once per role.
     pub(super) inputs: Vec<Input>,
 }
 
-/// A file that was read.
+/// Input that was read.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Input {
-    /// `model`, `baseline`, `source`, `prompts`, `tasks`.
+    /// Role: `model`, `baseline`, `source`, `prompts` or `tasks`.
     pub(super) role: &'static str,
     pub(super) path: String,
     pub(super) bytes: Option<u64>,
-    /// None for what is no regular file, and can be read only once.
+    /// `None` for anything but a regular file, which can be read only once.
     pub(super) sha256: Option<String>,
 }
 
 impl RunInfo {
-    /// Of this run; reads all files for their hashes.
+    /// Describes this run. Reads all files again to hash them.
     ///
     /// # Errors
-    /// Files that cannot be read, the user's interrupt.
+    /// Files that cannot be read, an interrupt by the user.
     pub(super) fn of(session: &Session, inputs: &[(&'static str, PathBuf)]) -> anyhow::Result<Self> {
         Ok(Self {
             program: "gguf-verify".to_owned(),
@@ -65,7 +65,7 @@ impl RunInfo {
 fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyhow::Result<Vec<Input>> {
     let mut found: Vec<(Input, &Path)> = Vec::new();
     for (role, path) in inputs {
-        // A pipe has given all that it had.
+        // A pipe cannot be read again: it gets neither size nor hash.
         let bytes = fs_err::metadata(path)?;
         let bytes = bytes.is_file().then_some(bytes.len());
         let shown = escape(&public::path(path)).into_owned();
@@ -74,7 +74,7 @@ fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyh
         }
     }
     progress.begin("hashing the files", found.iter().filter_map(|(input, _)| input.bytes).sum());
-    // One file may have several parts to play.
+    // A file with several roles is hashed once.
     let mut known: Vec<(&Path, String)> = Vec::new();
     for (input, path) in &mut found {
         if let Some((_, hash)) = known.iter().find(|(other, _)| other == path) {
@@ -106,7 +106,7 @@ fn hash(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
     Ok(state.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat())
 }
 
-/// A command line that a shell reads as these arguments; the program without its folder.
+/// Quotes a command line so that a shell reads these arguments. The program is named without its directory.
 fn command(args: impl Iterator<Item = OsString>) -> String {
     let quoted = |(at, arg): (usize, OsString)| {
         let mut text = public::argument(&arg.to_string_lossy());
@@ -124,17 +124,18 @@ fn command(args: impl Iterator<Item = OsString>) -> String {
     args.enumerate().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
-/// Day and time in UTC, to the second. `epoch` is `SOURCE_DATE_EPOCH`, which wins where it is a number.
+/// Formats date and time in UTC, to the second. `epoch` is `SOURCE_DATE_EPOCH`, which takes precedence if it is a
+/// number.
 fn date(now: SystemTime, epoch: Option<&str>) -> String {
     let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    // Years of five digits are nobody's.
+    // Years have at most four digits.
     let seconds = epoch.and_then(|text| text.trim().parse().ok()).unwrap_or(now).min(253_402_300_799);
     let (year, month, day) = civil(seconds / SECONDS_OF_A_DAY);
     let time = seconds % SECONDS_OF_A_DAY;
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", time / 3600, time / 60 % 60, time % 60)
 }
 
-/// Year, month and day of a number of days since 1 January 1970.
+/// Returns year, month and day for a number of days since 1 January 1970.
 fn civil(days: u64) -> (u64, u64, u64) {
     let is_leap =
         |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));

@@ -1,4 +1,4 @@
-//! Pages of hand-made data: one file, six, a failing one, names that are markup.
+//! Tests of pages from made-up data: one file, six, a failing one, names that contain markup.
 
 use std::path::{Path, PathBuf};
 
@@ -51,7 +51,7 @@ fn worst(token: &str) -> Worst {
     }
 }
 
-/// A file with figures against a baseline.
+/// Report of a file with figures against a baseline.
 fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelReport {
     let mut report = Report::new(Some("llama".to_owned()), Some(4.5), Thresholds::default());
     for aspect in Aspect::ALL {
@@ -121,10 +121,10 @@ fn page(entries: &[ModelReport]) -> PageData {
     PageData::new(entries, Some(Path::new("base.gguf")), &[], run_info())
 }
 
-/// Elements that have no end.
+/// Elements without an end tag.
 const VOID: [&str; 4] = ["meta", "link", "br", "hr"];
 
-/// Every element that is opened is closed, in order, attributes are quoted, and no id is there twice.
+/// Asserts that elements are closed in order, attributes are quoted, and ids are unique.
 fn check_markup(html: &str) {
     let (mut open, mut ids): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
     let mut rest = html.strip_prefix("<!DOCTYPE html>").expect("a doctype");
@@ -246,7 +246,7 @@ fn a_file_that_cannot_be_read_is_on_the_page() {
     check_markup(&alone);
 }
 
-/// An encoder beside its baseline; with an error of scores one that scores texts.
+/// Report of an encoder with a baseline. With `score_error` it is a model that scores texts.
 fn encoder(path: &str, score_error: Option<f64>) -> ModelReport {
     let mut entry = measured(path, "Q8_0", 9_000_000, 0.001);
     let report = &mut entry.report;
@@ -297,7 +297,7 @@ fn of_encoders_vectors_stand_in_the_place_of_predictions() {
     assert!(card.contains(head), "{card}");
     assert!(card.contains("| 0.99800000 | 0.98765432 | 95.50 % | 0.987600 | – | pass |"), "{card}");
     assert!(card.contains("| – | – | – | – | 0.012300 | pass |"), "{card}");
-    // Beside a model that predicts text every file has every column.
+    // Together with a model that predicts text, every file has every column.
     let mixed = [encoder("e.gguf", None), measured("m.gguf", "Q8_0", 9, 0.001)];
     let html = html::render(&page(&mixed)).unwrap();
     check_markup(&html);
@@ -365,7 +365,7 @@ fn foreign_text_stays_text() {
     let (prose, command) = card.split_once("    <script>").expect("the command is code, as it is");
     let prose = prose.to_owned() + command.split_once('\n').unwrap().1;
     assert!(!prose.contains("<script") && !prose.contains("<img") && !prose.contains('\u{1b}'), "{prose}");
-    // Cells that a name would make.
+    // Number of cells, including any that a name would add.
     let cells = |line: &&str| line.matches('|').count();
     let table: Vec<usize> =
         prose.lines().filter(|line| line.starts_with("| file |")).map(|l| cells(&l)).collect();

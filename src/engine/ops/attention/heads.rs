@@ -4,25 +4,26 @@
 use std::ops::Range;
 
 use crate::core::simd::SimdLevel;
-use crate::engine::ops::attention::rows_of;
-use crate::engine::ops::math::{self, RunningSoftmax, SoftmaxRow};
-use crate::engine::ops::matmul::{MatrixTile, MatrixView, multiply, multiply_add};
-use crate::engine::ops::relative::RelativeScores;
-use crate::engine::plan::{Attention, Mask, RelativeBias, Vector};
-use crate::engine::run::panel::transpose;
-use crate::engine::run::timings::{Clock, WorkKind};
-use crate::engine::run::workers::{WorkerBuffers, lend};
+use crate::engine::exec::mask::Mask;
+use crate::engine::exec::math::{self, RunningSoftmax, SoftmaxRow};
+use crate::engine::exec::matmul::{MatrixTile, MatrixView, multiply, multiply_add};
+use crate::engine::exec::panel::transpose;
+use crate::engine::exec::timings::{Clock, WorkKind};
+use crate::engine::exec::weights::Vector;
+use crate::engine::exec::workers::{WorkerBuffers, lend};
+use crate::engine::ops::attention::{Attention, rows_of};
+use crate::engine::ops::relative::{RelativeBias, RelativeScores};
 
 /// Queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
 const QUERY_ROWS: usize = 96;
 /// Keys are computed in multiples of this, so that kernels find whole vectors; what is beyond is not looked at.
-pub(super) const KEY_ROWS: usize = 16;
+pub(crate) const KEY_ROWS: usize = 16;
 /// Longest chunk whose keys are looked at together: a tile of scores still fits a core's second-level cache.
-pub(super) const WHOLE_KEYS: usize = 2048;
+pub(crate) const WHOLE_KEYS: usize = 2048;
 /// Keys per tile in longer chunks; a multiple of [`KEY_ROWS`].
 const TILE_KEYS: usize = 1024;
 /// Queries of a long chunk that one task takes: enough to make transposing a tile of keys small beside using it.
-pub(super) const PART_QUERIES: usize = 8 * QUERY_ROWS;
+pub(crate) const PART_QUERIES: usize = 8 * QUERY_ROWS;
 
 /// What scores are made of and how they are used, wherever queries, keys and values come from.
 #[derive(Clone, Copy, Debug)]
@@ -66,35 +67,35 @@ pub(crate) fn buffer_bytes(a: &Scores<'_>, chunk_len: usize) -> usize {
 }
 
 /// What the heads of a layer share.
-pub(super) struct Heads<'a> {
-    pub(super) a: Scores<'a>,
-    pub(super) level: SimdLevel,
-    pub(super) clock: &'a Clock,
-    pub(super) sinks: Option<Vec<f32>>,
-    pub(super) relative: Option<RelativeScores>,
+pub(crate) struct Heads<'a> {
+    pub(crate) a: Scores<'a>,
+    pub(crate) level: SimdLevel,
+    pub(crate) clock: &'a Clock,
+    pub(crate) sinks: Option<Vec<f32>>,
+    pub(crate) relative: Option<RelativeScores>,
 }
 
 /// Queries of one chunk, and what the query heads of one key-value head see.
-pub(super) struct Queries<'a> {
-    pub(super) kv_head: usize,
+pub(crate) struct Queries<'a> {
+    pub(crate) kv_head: usize,
     /// Position of the first query in the chunk.
-    pub(super) first: usize,
-    pub(super) n: usize,
+    pub(crate) first: usize,
+    pub(crate) n: usize,
     /// Tokens that see one another.
-    pub(super) prefix: usize,
+    pub(crate) prefix: usize,
     /// What the queries see.
-    pub(super) mask: Mask,
+    pub(crate) mask: Mask,
     /// Keys of the whole chunk.
-    pub(super) n_chunk_keys: usize,
+    pub(crate) n_chunk_keys: usize,
     /// All heads of these queries, and what follows.
-    pub(super) rows: &'a [f32],
+    pub(crate) rows: &'a [f32],
     /// From the chunk's first key to the last that any of the queries sees.
-    pub(super) seen: Seen<'a>,
+    pub(crate) seen: Seen<'a>,
 }
 
 /// Keys and values of one head.
 #[derive(Clone, Copy)]
-pub(super) enum Seen<'a> {
+pub(crate) enum Seen<'a> {
     /// Rows among those of other heads.
     Rows(MatrixView<'a>, MatrixView<'a>),
     /// Keys as columns, with columns behind them that mean nothing, and values that lie together.
@@ -183,7 +184,7 @@ impl Heads<'_> {
     }
 
     /// All query heads of a key-value head, each tile of queries with all keys at once.
-    pub(super) fn whole<'o>(
+    pub(crate) fn whole<'o>(
         &self,
         queries: &Queries<'_>,
         out: impl Fn(usize) -> MatrixTile<'o>,
@@ -230,7 +231,7 @@ impl Heads<'_> {
     }
 
     /// As [`Heads::whole`], one tile of keys after the other.
-    pub(super) fn online<'o>(
+    pub(crate) fn online<'o>(
         &self,
         queries: &Queries<'_>,
         out: impl Fn(usize) -> MatrixTile<'o>,

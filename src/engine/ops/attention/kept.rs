@@ -3,13 +3,14 @@
 
 use rayon::prelude::*;
 
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::mask::Mask;
+use crate::engine::exec::matmul::MatrixView;
+use crate::engine::exec::past::{Past, Place};
+use crate::engine::exec::timings::WorkKind;
 use crate::engine::ops::attention::heads::{KEY_ROWS, Scores};
 use crate::engine::ops::attention::{Projected, rows_of};
-use crate::engine::ops::matmul::MatrixView;
-use crate::engine::run::batch::ChunkBatch;
-use crate::engine::run::past::{Past, Place};
-use crate::engine::run::runner::Runner;
-use crate::engine::run::timings::WorkKind;
 
 /// How keys and values of a sequence lie: of each key-value head `[dk, width]` keys, then `[capacity, dv]` values.
 #[derive(Clone, Copy)]
@@ -56,14 +57,14 @@ impl KeptLayout {
 }
 
 /// The keys and values of the sequences of a step.
-pub(super) struct Kept<'p> {
+pub(crate) struct Kept<'p> {
     layout: KeptLayout,
     parts: Vec<&'p mut [f32]>,
 }
 
 impl Kept<'_> {
     /// Keys as columns and values as rows of a head, of a chunk's sequence.
-    pub(super) fn of(&self, chunk: usize, head: usize, n_keys: usize) -> (MatrixView<'_>, MatrixView<'_>) {
+    pub(crate) fn of(&self, chunk: usize, head: usize, n_keys: usize) -> (MatrixView<'_>, MatrixView<'_>) {
         let KeptLayout { dk, dv, width, .. } = self.layout;
         let part = &self.parts[chunk][head * self.layout.head_floats()..];
         let (columns, values) = part.split_at(dk * width);
@@ -71,28 +72,37 @@ impl Kept<'_> {
     }
 }
 
-impl Runner<'_> {
-    /// Adds the keys and values of a step to what is kept.
-    pub(super) fn keep_step<'p>(
-        &self,
-        a: &Scores<'_>,
-        batch: &ChunkBatch,
-        projected: Projected<'_>,
-        (past, place): (&Past, &'p mut Place),
-    ) -> Kept<'p> {
-        let layout = KeptLayout::new(a, past.capacity);
-        let mut parts = past.parts_as_left(place);
-        self.workers.install(|| {
-            parts.par_iter_mut().zip(batch.cuts.par_windows(2)).zip(&past.before).for_each(
-                |((part, cut), &before)| {
-                    self.clock.time(WorkKind::Attention, || {
-                        let (k, v) = (layout.n_heads * layout.dk, layout.n_heads * layout.dv);
-                        let (k, v) = (&projected.k[cut[0] * k..], &projected.v[cut[0] * v..]);
-                        layout.add(part, (before, cut[1] - cut[0]), k, v);
-                    });
-                },
-            );
-        });
-        Kept { layout, parts }
+/// Adds the keys and values of a step to what is kept.
+pub(crate) fn keep_step<'p>(
+    cx: &Context<'_>,
+    a: &Scores<'_>,
+    batch: &ChunkBatch,
+    projected: Projected<'_>,
+    (past, place): (&Past, &'p mut Place),
+) -> Kept<'p> {
+    let layout = KeptLayout::new(a, past.capacity);
+    let mut parts = past.parts_as_left(place);
+    cx.workers.install(|| {
+        parts.par_iter_mut().zip(batch.cuts.par_windows(2)).zip(&past.before).for_each(
+            |((part, cut), &before)| {
+                cx.clock.time(WorkKind::Attention, || {
+                    let (k, v) = (layout.n_heads * layout.dk, layout.n_heads * layout.dv);
+                    let (k, v) = (&projected.k[cut[0] * k..], &projected.v[cut[0] * v..]);
+                    layout.add(part, (before, cut[1] - cut[0]), k, v);
+                });
+            },
+        );
+    });
+    Kept { layout, parts }
+}
+
+/// Returns the floats that a sequence of at most `n_ctx` tokens remembers of these heads.
+///
+/// # Errors
+/// Masks whose tokens see later ones.
+pub(crate) fn remembered(a: &Scores<'_>, n_ctx: usize) -> Result<usize, &'static str> {
+    match a.mask {
+        Mask::Full | Mask::Symmetric(_) => Err("its tokens see those behind them"),
+        Mask::Causal | Mask::Window(_) | Mask::Chunked(_) => Ok(kept_floats(a, n_ctx)),
     }
 }

@@ -2,21 +2,28 @@
 
 use super::*;
 use crate::core::simd::SimdLevel;
-use crate::engine::ops::noise::{NoiseModel, assert_near, normed, times};
-use crate::engine::plan::{Matrix, Norm, NormFormula, Rope, RopeScaling, Vector};
+use crate::engine::exec::rope::{Rope, RopeScaling};
+use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::engine::noise::{NoiseModel, assert_near, normed, times};
 use crate::engine::{Engine, EngineOptions, TokenChunk};
 
 const GRAPH: &str = "mixer = 'compressed'\nwindow = 'sliding'\nrope_local = 'unscaled'";
+
 const N_EMBD: usize = 10;
 const N_HEADS: usize = 4;
+
 const DIM: usize = 6;
 const N_ROTATED: usize = 4;
+
 const RANK: usize = 5;
 const WINDOW: usize = 5;
+
 const N_GROUPS: usize = 2;
 const N_NARROW: usize = 3;
+
 const BASE: f64 = 500.0;
 const EPS: f64 = 1e-5;
+
 const N_TOKENS: usize = 23;
 
 /// How rows are made: of how many tokens, and whether of those before as well.

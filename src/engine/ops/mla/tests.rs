@@ -1,18 +1,24 @@
 //! Attention whose keys and values are expanded from short rows, against its formula in f64.
 
-use crate::engine::ops::noise::{NoiseModel, assert_near, normed, times};
-use crate::engine::plan::{Mask, Mixer};
+use crate::engine::exec::mask::Mask;
+use crate::engine::noise::{NoiseModel, assert_near, normed, times};
+use crate::engine::ops::Mixer;
 use crate::engine::{Engine, EngineOptions, TokenChunk};
 
 const GRAPH: &str = "mixer = 'mla'\nattn_gate = 'sigmoid'\nunused = ['indexer.*']";
+
 const N_EMBD: usize = 10;
 const N_HEADS: usize = 3;
+
 const N_OWN: usize = 6;
 const N_SHARED: usize = 4;
+
 const DK: usize = N_OWN + N_SHARED;
 const DV: usize = 5;
+
 const RANK: usize = 7;
 const Q_RANK: usize = 8;
+
 const EPS: f64 = 1e-5;
 const N_TOKENS: usize = 23;
 

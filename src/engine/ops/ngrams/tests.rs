@@ -1,19 +1,23 @@
 //! N-grams against their formula in f64.
 
 use super::*;
-use crate::engine::ops::noise::{NoiseModel, assert_near, normed, times};
+use crate::engine::noise::{NoiseModel, assert_near, normed, times};
 
 const GRAPH: &str = "residual = 'hyper'\nfinal_norm = 'none'";
+
 const N_EMBD: usize = 6;
 const N_STREAMS: usize = 2;
+
 const ALL: usize = N_STREAMS * N_EMBD;
 const WIDTH: usize = 3;
+
 const N_TAPS: usize = 3;
 /// Of a token and of the two before it; the last products do not fit into 64 bits.
 const MULTIPLIERS: [u64; 3] = [982_451_653, 7_919, 1 << 62];
 /// Rows of two parts of pairs and of two parts of triples.
 const SIZES: [u64; 4] = [5, 7, 6, 9];
 const OFFSETS: [u64; 4] = [0, 5, 12, 18];
+
 const END: u32 = 2;
 const EPS: f64 = 1e-5;
 

@@ -1,4 +1,4 @@
-//! Where the rows of a damaged tensor stand in the baseline.
+//! Search for the rows of a damaged tensor in the baseline.
 
 use rayon::prelude::*;
 
@@ -6,24 +6,24 @@ use crate::engine::EngineError;
 use crate::verify::weights::cause::{Case, Cause};
 use crate::verify::weights::side::Side;
 
-/// Rows that are looked for, and values of all of them at most.
+/// Largest number of rows that are searched for, and of values in them.
 const ROWS: u64 = 24;
 const ELEMS: u64 = 4 << 20;
-/// Values of the baseline that are decoded at a time.
+/// Number of the baseline's values that are decoded at a time.
 const CHUNK_ELEMS: u64 = 64 << 10;
-/// Share of the rows that must agree on a place.
+/// Share of the rows that must agree on a cause.
 const AGREE: f64 = 0.8;
-/// Columns that are compared with rows.
+/// Number of the baseline's columns that are compared with rows.
 const TRIED: usize = 4;
-/// How far values are looked for beside their place.
+/// Largest shift in elements that is searched for.
 const REACH: usize = 2048;
 
-/// Some rows of the file.
+/// Sample of rows of the damaged tensor, normalized.
 pub(super) struct Sample {
     rows: Vec<u64>,
     n_cols: usize,
     values: Vec<f32>,
-    /// Cosine from which two rows are the same values.
+    /// Cosine from which two rows count as equal.
     same: f32,
 }
 
@@ -39,7 +39,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest_a.iter().zip(rest_b).map(|(x, y)| x * y).sum::<f32>()
 }
 
-/// Makes rows as long as one; rows of zeros stay so.
+/// Scales rows to length 1; rows of zeros stay zeros.
 fn normalize(values: &mut [f32], n_cols: usize) {
     for row in values.chunks_mut(n_cols.max(1)) {
         let norm = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
@@ -54,7 +54,7 @@ fn normalize(values: &mut [f32], n_cols: usize) {
 }
 
 impl Sample {
-    /// Reads rows that are bad, or evenly spaced ones where none or all are.
+    /// Reads the bad rows, or evenly spaced ones if no row is bad or more than a quarter are.
     pub(super) fn read(case: &Case<'_>) -> Result<Self, EngineError> {
         let coded = &case.comparison.coded;
         let (n_rows, n_cols) = (coded.n_rows(), coded.n_cols()?);
@@ -63,7 +63,7 @@ impl Sample {
         let mut rows: Vec<u64> = if bad.count > 0 && bad.count * 4 <= n_rows {
             bad.first.iter().map(|row| row.row).collect()
         } else {
-            // Spaced by an odd number, so that no period of a layout hides behind it.
+            // An odd step, so that no period of a layout is hidden.
             let step = (n_rows / limit).max(1) | 1;
             (0..limit).map(|at| at * step + at % 3).filter(|&row| row < n_rows).collect()
         };
@@ -85,14 +85,14 @@ impl Sample {
         self.values.get(at * self.n_cols..(at + 1) * self.n_cols).unwrap_or_default()
     }
 
-    /// Finds the values in another tensor, in other rows, in columns, or beside their place.
+    /// Searches for the values in another tensor, in other rows, in columns, or shifted by some elements.
     pub(super) fn elsewhere(&self, case: &Case<'_>) -> Result<Option<Cause>, EngineError> {
         let reference = &case.comparison.reference;
         let own = self.mean_cosine(reference)?;
         let mut best: Option<(f32, &Side<'_>)> = None;
         for other in &case.others {
             let cosine = self.mean_cosine(other)?;
-            // Norms of neighbouring layers are much alike: what is left must halve at least.
+            // Norms of neighbouring layers are much alike: the remaining distance must halve at least.
             if cosine > best.map_or(own + ((1.0 - own) / 2.0).min(0.01), |(best, _)| best) {
                 best = Some((cosine, other));
             }
@@ -115,7 +115,7 @@ impl Sample {
         Ok(self.shifted(reference)?.map(|by| Cause::ElementsShifted { by }))
     }
 
-    /// Mean cosine with the rows of the same numbers.
+    /// Computes the mean cosine with the rows of the same indices.
     fn mean_cosine(&self, side: &Side<'_>) -> Result<f32, EngineError> {
         let (mut bytes, mut row) = (Vec::new(), Vec::new());
         let mut sum = 0.0;
@@ -127,13 +127,13 @@ impl Sample {
         Ok(sum / self.rows.len().max(1) as f32)
     }
 
-    /// For each row the row of the baseline that is most like it, with their cosine.
+    /// Finds for each row the most similar row of the baseline, with the cosine.
     fn nearest(&self, side: &Side<'_>) -> Result<Vec<(f32, u64)>, EngineError> {
         let n_rows = side.n_rows();
         let step = (CHUNK_ELEMS / (self.n_cols as u64).max(1)).max(1);
         let nothing = || vec![(f32::NEG_INFINITY, u64::MAX); self.rows.len()];
         let better = |a: Vec<(f32, u64)>, b: Vec<(f32, u64)>| {
-            // Of equal ones the first, so that threads make no difference.
+            // The first of equal ones, so that the result does not depend on threads.
             let pick =
                 |(a, b): ((f32, u64), (f32, u64))| if b.0 > a.0 || (b.0 == a.0 && b.1 < a.1) { b } else { a };
             a.into_iter().zip(b).map(pick).collect()
@@ -161,7 +161,7 @@ impl Sample {
             .try_reduce(nothing, |a, b| Ok(better(a, b)))
     }
 
-    /// Rows of the baseline that the rows hold, where they are others.
+    /// Finds the baseline rows that the sampled rows hold, if they are at other positions.
     fn moved(&self, side: &Side<'_>, case: &Case<'_>) -> Result<Option<Cause>, EngineError> {
         if side.n_rows() < 2 {
             return Ok(None);
@@ -184,7 +184,7 @@ impl Sample {
             return Ok(Some(cause));
         }
         let by = |&(at, from): &(u64, u64)| at as i64 - from as i64;
-        // Not the first: rows at the ends may come from the other end.
+        // The middle one, not the first: rows at the ends may come from the other end.
         let shift = moved.get(moved.len() / 2).map_or(0, by);
         let n_alike = found.iter().filter(|pair| by(pair) == shift).count();
         if moved.len() >= 3 && n_alike as f64 >= AGREE * found.len() as f64 {
@@ -193,7 +193,7 @@ impl Sample {
         Ok(Some(Cause::RowsMoved { moved }))
     }
 
-    /// Whether rows are columns of the baseline.
+    /// Returns true if the rows are columns of the baseline.
     fn is_transposed(&self, side: &Side<'_>) -> Result<bool, EngineError> {
         let n = side.n_rows();
         if n != self.n_cols as u64 || !(2..=CHUNK_ELEMS).contains(&n) {
@@ -215,9 +215,9 @@ impl Sample {
         }))
     }
 
-    /// How many elements later the first rows stand.
+    /// Finds the number of elements by which a sampled row is shifted.
     fn shifted(&self, side: &Side<'_>) -> Result<Option<i64>, EngineError> {
-        // A stretch that is long enough to be told from others, and short enough to stay inside.
+        // A stretch long enough to be distinctive, and short enough to stay inside the window.
         let Some(&number) = self.rows.iter().find(|&&row| row > 0).or(self.rows.first()) else {
             return Ok(None);
         };
@@ -244,8 +244,8 @@ impl Sample {
     }
 }
 
-/// Whether rows are in the other order of rotary positions: within each head the first halves of all pairs before the
-/// second ones, or pair by pair.
+/// Detects rows in the other order of rotary positions: within each head, the first halves of all pairs before the
+/// second halves, or pair by pair.
 fn rotary(found: &[(u64, u64)], n_rows: u64, n_heads: Option<u64>) -> Option<Cause> {
     let told = n_heads.filter(|&n| n > 0 && n_rows.is_multiple_of(n)).map(|n| n_rows / n);
     let tried =

@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::watched::{IS_INSTALLED, MAPPED, TEMPORARY};
 
-/// Whether the failure is told on standard output, too.
+/// True if the failure is also reported on standard output.
 static AS_JSON: AtomicBool = AtomicBool::new(false);
-/// Whether there may be a line of progress that is to be wiped first.
+/// True if standard error is a terminal: a line of progress may have to be wiped first.
 static ON_TERMINAL: AtomicBool = AtomicBool::new(false);
-/// What handled the signal before.
+/// Previous handler of the signal.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
-/// One thread tells it; the others wait for the end.
+/// True once a thread reports the fault; the others wait for the end.
 static IS_TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Begins to listen, once.
+/// Installs the handler, once.
 pub(super) fn install(as_json: bool) {
     AS_JSON.store(as_json, Ordering::Relaxed);
     ON_TERMINAL.store(std::io::IsTerminal::is_terminal(&std::io::stderr()), Ordering::Relaxed);
@@ -23,7 +23,8 @@ pub(super) fn install(as_json: bool) {
         return;
     }
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: a null action only asks; `before` is a whole action that may be written to, and zeroes are valid in it.
+    // SAFETY: a null action only queries; `before` is a whole action that may be written to, and zeroes are valid in
+    // it.
     let before = unsafe {
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) != 0 {
             return;
@@ -35,8 +36,8 @@ pub(super) fn install(as_json: bool) {
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = on_fault as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: both are whole values of this thread; the handler has the signature that `SA_SIGINFO` asks for and
-    // does only what may be done in a handler.
+    // SAFETY: both are whole values of this thread. The handler has the signature that `SA_SIGINFO` requires and does
+    // only what is allowed in a handler.
     unsafe {
         libc::sigemptyset(&raw mut action.sa_mask);
         libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
@@ -51,15 +52,15 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut 
     };
     if IS_TOLD.swap(true, Ordering::AcqRel) {
         loop {
-            // SAFETY: has no arguments; waits for a signal, or for the end that another thread brings.
+            // SAFETY: has no arguments; waits for a signal, or for the exit by another thread.
             unsafe { libc::pause() };
         }
     }
     for name in TEMPORARY.each() {
-        // SAFETY: a string that ends in a zero and lives for ever.
+        // SAFETY: a zero-terminated string with static lifetime.
         unsafe { libc::unlink(name.as_ptr()) };
     }
-    // What was no file: directories, empty now.
+    // Entries that were not files: directories, empty by now.
     for name in TEMPORARY.each() {
         // SAFETY: as above.
         unsafe { libc::rmdir(name.as_ptr()) };
@@ -71,23 +72,23 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut 
     if AS_JSON.load(Ordering::Relaxed) {
         tell(libc::STDOUT_FILENO, &mapped.json);
     }
-    // SAFETY: ends the process without running anything of it.
+    // SAFETY: ends the process without running any of its code.
     unsafe { libc::_exit(1) }
 }
 
-/// Brings back what was there before; the instruction that faulted does so again, and meets it.
+/// Restores the previous handler; the faulting instruction runs again and reaches it.
 fn restore(signal: libc::c_int) {
     let Some(before) = BEFORE.get() else {
         // SAFETY: as above, ends the process.
         unsafe { libc::_exit(1) }
     };
-    // SAFETY: an action that the system itself gave.
+    // SAFETY: an action that the system itself returned.
     unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
 }
 
 fn tell(fd: libc::c_int, mut bytes: &[u8]) {
     while !bytes.is_empty() {
-        // SAFETY: pointer and length are those of a slice that lives for ever.
+        // SAFETY: pointer and length are those of a slice with static lifetime.
         let n = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
         let Some(rest) = usize::try_from(n).ok().filter(|&n| n > 0).and_then(|n| bytes.get(n..)) else {
             return;

@@ -1,4 +1,4 @@
-//! What the handler needs to know: lists that grow at their end and can be read at any time.
+//! Data of the handler: lists that grow at their end and can be read at any time.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::Watch;
 
-/// True once a program has asked for the handler. Before that nothing is remembered.
+/// True once a program has asked for the handler. Before that nothing is registered.
 pub(super) static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// A list that grows at its end and can be read at any time.
@@ -35,7 +35,7 @@ impl<T> List<T> {
         node
     }
 
-    /// What is not past. Nothing here waits or allocates.
+    /// Iterates over the entries that are not past. Never waits or allocates.
     pub(super) fn each(&self) -> impl Iterator<Item = &'static T> {
         let mut next = self.first.get().copied();
         std::iter::from_fn(move || {
@@ -48,7 +48,7 @@ impl<T> List<T> {
     }
 }
 
-/// A mapped range and what is said if it faults.
+/// A mapped range and the messages for a fault in it.
 pub(super) struct Mapped {
     pub(super) start: usize,
     pub(super) end: usize,
@@ -59,7 +59,7 @@ pub(super) struct Mapped {
 pub(super) static MAPPED: List<Mapped> = List::new();
 pub(super) static TEMPORARY: List<std::ffi::CString> = List::new();
 
-/// Watches a mapping of a file.
+/// Registers a mapping of a file.
 pub(super) fn mapped(path: &Path, bytes: &[u8]) -> Watch {
     if !IS_INSTALLED.load(Ordering::Relaxed) || bytes.is_empty() {
         return Watch(None);
@@ -72,18 +72,18 @@ pub(super) fn mapped(path: &Path, bytes: &[u8]) -> Watch {
     Watch(Some(&MAPPED.push(Mapped { start, end, text, json }).is_past))
 }
 
-/// Remembers a temporary file or a directory of such files.
+/// Registers a temporary file or a directory of such files.
 pub(super) fn temporary(path: &Path) -> Watch {
     if !IS_INSTALLED.load(Ordering::Relaxed) {
         return Watch(None);
     }
-    // The working directory may be another one by then.
+    // The working directory may have changed by then.
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes());
     Watch(name.ok().map(|name| &TEMPORARY.push(name).is_past))
 }
 
-/// The failure for people and as a document.
+/// Returns the failure message as text and as JSON.
 fn words(path: &Path) -> (Vec<u8>, Vec<u8>) {
     const WHAT: &str = "the file was cut short while it was read";
     const HINT: &str = "another program writes to it: try again when it is done, or read a copy";

@@ -1,37 +1,37 @@
-//! What a file is, by its first bytes, as far as the question goes what may take its place.
+//! Kinds of files, detected by their first bytes as far as needed to decide what may replace them.
 
 use std::fmt;
 
-/// What a writer writes.
+/// Kind of a file that the programs write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputKind {
-    /// A GGUF file that is no importance matrix.
+    /// A GGUF file that is not an importance matrix.
     Model,
     /// An importance matrix of either format.
     Imatrix,
-    /// Log-probabilities in llama-perplexity's form.
+    /// Log-probabilities in the format of llama-perplexity.
     LogitFile,
-    /// A part of a verification.
+    /// One part of a verification.
     VerificationPart,
-    /// A JSON line of logits for each prompt.
+    /// Logits as JSON, one line for each prompt.
     Logits,
-    /// A JSON line of figures for each prompt.
+    /// Figures as JSON, one line for each prompt.
     PerToken,
-    /// A verdict as a page.
+    /// A verdict as an HTML page.
     HtmlReport,
     /// A verdict for a model card.
     MarkdownReport,
     /// A verdict as JSON.
     Json,
-    /// An architecture card that was drafted and not touched since.
+    /// An architecture card that was drafted and not edited since.
     CardDraft,
-    /// Types of tensors, a rule with a whole name in each line.
+    /// Tensor types as rules, one per line, each with a whole tensor name.
     TypeRules,
 }
 
 impl OutputKind {
-    /// True if a file of that kind may be replaced. The reports of one run stand for one another as little as for
-    /// anything else: only what was made by the same option is known to be made again.
+    /// Returns true if a file of that kind may be replaced. A report does not replace another kind of report: only a
+    /// file made by the same option is known to be made again.
     #[must_use]
     pub fn replaces(self, found: FoundKind) -> bool {
         found == FoundKind::Empty || found == FoundKind::Output(self)
@@ -56,12 +56,12 @@ impl fmt::Display for OutputKind {
     }
 }
 
-/// What a file is.
+/// Kind of an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundKind {
-    /// Nothing is in it.
+    /// An empty file.
     Empty,
-    /// Something that the programs write.
+    /// A file that the programs write.
     Output(OutputKind),
     /// A safetensors file.
     Safetensors,
@@ -69,7 +69,7 @@ pub enum FoundKind {
     Zip,
     /// JSON, or lines of it.
     Json,
-    /// A page.
+    /// An HTML page.
     Html,
     /// Any other text.
     Text,
@@ -93,7 +93,7 @@ impl fmt::Display for FoundKind {
 }
 
 impl FoundKind {
-    /// By the first bytes (64 KiB are enough) and the length of the whole.
+    /// Detects the kind from the first bytes (64 KiB are enough) and the length of the whole file.
     #[must_use]
     pub fn of(head: &[u8], file_bytes: u64) -> Self {
         if head.is_empty() {
@@ -125,7 +125,7 @@ impl FoundKind {
         let is_control = |byte: &u8| *byte < 0x20 && !b"\t\n\r\x0c\x1b".contains(byte);
         let cut = match std::str::from_utf8(head) {
             Ok(_) => head.len(),
-            // A character may be cut at the end of the head.
+            // A character may be cut off at the end of the head.
             Err(error) if error.error_len().is_none() => error.valid_up_to(),
             Err(_) => return Self::Other,
         };
@@ -146,7 +146,8 @@ impl FoundKind {
     }
 }
 
-/// The key `general.type` with the value `imatrix`, in either byte order. It is the first key of such files.
+/// Returns true if the key `general.type` has the value `imatrix`, in either byte order. It is the first key of such
+/// files.
 fn says_imatrix(head: &[u8]) -> bool {
     let needles: [&[u8]; 2] = [
         b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix",
@@ -155,14 +156,14 @@ fn says_imatrix(head: &[u8]) -> bool {
     needles.iter().any(|needle| head.windows(needle.len()).any(|window| window == *needle))
 }
 
-/// A header's length, then the header.
+/// Returns true for the length of a header followed by the header.
 fn is_safetensors(head: &[u8]) -> bool {
     let Some((length, rest)) = head.split_first_chunk::<8>() else { return false };
     u64::from_le_bytes(*length) <= 100 << 20 && rest.starts_with(b"{\"")
 }
 
-/// The form before GGUF: a number of entries, each with its name before its numbers; without entries only the number of
-/// chunks and the name of the text.
+/// Returns true for the format before GGUF: a number of entries, each with its name before its numbers. Without entries
+/// only the number of chunks and the name of the text follow.
 fn is_old_imatrix(head: &[u8], file_bytes: u64) -> bool {
     let number = |at: usize| {
         let bytes = head.get(at..)?.first_chunk::<4>()?;
@@ -178,11 +179,11 @@ fn is_old_imatrix(head: &[u8], file_bytes: u64) -> bool {
     }
 }
 
-/// How a drafted card begins.
+/// Beginning of a drafted card.
 pub const CARD_DRAFT: &str =
     "# TODO: one line on what these models are.\n#\n# A draft of `gguf-convert draft`.";
 
-/// The reports and tables that the programs write.
+/// Returns the kind of a report or table that the programs write.
 fn report(text: &str) -> Option<OutputKind> {
     let digits = |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
     if text.starts_with("<!DOCTYPE html>") && text.contains("name=\"generator\" content=\"gguf-foundry ") {
@@ -198,7 +199,7 @@ fn report(text: &str) -> Option<OutputKind> {
     if text.starts_with("{\"file\":\"") && text.contains("\",\"prompt\":") && text.contains(",\"tokens\":[") {
         return Some(OutputKind::PerToken);
     }
-    // As soon as its first line says what the models are, it is somebody's work.
+    // Once its first line describes the models, a person has worked on it.
     if text.starts_with(CARD_DRAFT) {
         return Some(OutputKind::CardDraft);
     }
@@ -211,7 +212,7 @@ fn report(text: &str) -> Option<OutputKind> {
     prompt.is_some_and(|rest| rest.starts_with(",\"logits\":[")).then_some(OutputKind::Logits)
 }
 
-/// A rule that finds one name and no other, as rules are written by hand only for want of something shorter.
+/// Returns true for a rule that matches exactly one name. Rules written by hand are usually shorter.
 fn is_type_rule(line: &str) -> bool {
     let parts = line.strip_prefix('^').and_then(|line| line.split_once("$="));
     parts.is_some_and(|(name, ty)| {

@@ -1,11 +1,11 @@
-//! Where the marks of an axis stand and what they say.
+//! Positions and labels of axis marks.
 
 use std::ops::Range;
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::coord::types::RangedCoordf64;
 
-/// An axis that is marked where we say: plotters' own key points have no labels that can be set for floats.
+/// Axis with marks at given positions: plotters' own key points have no labels that can be set for floats.
 pub(super) struct Axis {
     inner: RangedCoordf64,
     marks: Vec<f64>,
@@ -40,7 +40,7 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Round numbers inside a range, about `n` of them.
+/// Returns about `n` round numbers inside a range.
 pub(super) fn round_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
     let span = range.end - range.start;
     if !(span.is_finite() && span > 0.0) {
@@ -57,7 +57,7 @@ pub(super) fn round_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
         .collect()
 }
 
-/// An axis of powers of ten that holds all values, each the exponent: at least one power, and a little air.
+/// Range of a logarithmic axis that covers all `exponents` of ten: at least one decade, plus a margin of 8 %.
 pub(super) fn decades(exponents: impl Iterator<Item = f64> + Clone) -> Range<f64> {
     let lowest = exponents.clone().fold(f64::INFINITY, f64::min);
     let highest = exponents.fold(f64::NEG_INFINITY, f64::max);
@@ -69,8 +69,8 @@ pub(super) fn decades(exponents: impl Iterator<Item = f64> + Clone) -> Range<f64
     (lowest - air).min(middle - 0.5)..(highest + air).max(middle + 0.5)
 }
 
-/// Marks on an axis of powers of ten, as exponents: the powers, where they are few also twice and five times each, where
-/// they are many every second or third.
+/// Marks of a logarithmic axis, as exponents of ten: each power; also 2 and 5 times each if there are few powers; only
+/// every second or third power if there are many.
 pub(super) fn decade_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
     let span = range.end - range.start;
     let (low, high) = (range.start.floor() as i32, range.end.ceil() as i32);
@@ -83,7 +83,7 @@ pub(super) fn decade_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
         .collect()
 }
 
-/// `0.02` for the exponent of it, `1e-6` for what would have many zeros.
+/// Label of a power of ten: `0.02`, or `1e-6` where there would be many zeros.
 pub(super) fn power_label(exponent: f64) -> String {
     let value = 10f64.powf(exponent);
     if !(-4.1..=4.1).contains(&exponent) {
@@ -93,7 +93,7 @@ pub(super) fn power_label(exponent: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// A number without digits that say nothing.
+/// Label with only as many decimals as `step` needs.
 pub(super) fn plain_label(value: f64, step: f64) -> String {
     let digits = (-step.log10().floor()).clamp(0.0, 6.0) as usize;
     format!("{value:.digits$}")

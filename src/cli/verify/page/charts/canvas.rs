@@ -1,4 +1,4 @@
-//! A picture: its sizes, its colours by name, and the SVG that comes of it.
+//! Canvas of a chart: its sizes, its named colours, and the resulting SVG.
 
 use minijinja::HtmlEscape;
 use plotters::coord::Shift;
@@ -7,7 +7,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::Drawn;
 
-/// Which windows a picture is for.
+/// Kind of window that a chart is drawn for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Wide,
@@ -15,7 +15,7 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Width and height in pixels of CSS.
+    /// Width and height in CSS pixels.
     fn size(self) -> (u32, u32) {
         match self {
             Self::Wide => (960, 400),
@@ -31,7 +31,7 @@ impl Form {
     }
 }
 
-/// A colour of the page: light and dark are the style sheet's business.
+/// Colour of the page by name. The style sheet defines it for light and dark mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ink {
     Text,
@@ -41,15 +41,15 @@ pub(super) enum Ink {
     Good,
     Doubtful,
     Bad,
-    /// One of several lines.
+    /// Colour of one of several lines.
     Series(usize),
 }
 
-/// Lines that have a colour of their own.
+/// Number of lines that have a colour of their own.
 const N_SERIES: usize = 8;
 
 impl Ink {
-    /// The colour that stands for it until the picture is done: a blue that nobody could see.
+    /// Blue channel that represents the colour until `svg` replaces it with a class.
     fn number(self) -> u8 {
         match self {
             Self::Text => 1,
@@ -87,7 +87,7 @@ impl Ink {
     }
 }
 
-/// What a picture is drawn on.
+/// Drawing area of a chart, in one form.
 pub(super) struct Canvas<'a> {
     pub(super) area: DrawingArea<SVGBackend<'a>, Shift>,
     pub(super) form: Form,
@@ -98,30 +98,30 @@ impl Canvas<'_> {
         self.form == Form::Narrow
     }
 
-    /// Size of the text in pixels of CSS.
+    /// Font size in CSS pixels.
     pub(super) fn font_px(&self) -> f64 {
         if self.is_narrow() { 11.0 } else { 13.0 }
     }
 
-    /// How text looks. Sizes are plotters', which divides them by 1.24 on the way to SVG.
+    /// Returns a text style. plotters divides font sizes by 1.24 when it writes SVG.
     pub(super) fn text(&self, ink: Ink, h: HPos, v: VPos) -> TextStyle<'static> {
         let font = ("sans-serif", self.font_px() * 1.24);
         let style = TextStyle::from(font).pos(Pos::new(h, v));
         TextStyle { color: ink.color().to_backend_color(), ..style }
     }
 
-    /// Width of a text, as wide as it could be in any of the fonts that a browser may choose.
+    /// Estimated width of a text in pixels, as an upper bound over the fonts that a browser may choose.
     pub(super) fn text_px(&self, text: &str) -> i32 {
         (self.font_px() * 0.6 * text.chars().count() as f64).ceil() as i32
     }
 
-    /// The title of the upright axis: level, above its upper end, where it is read at once.
+    /// Draws the title of the y axis: horizontally above its upper end, where it is easy to read.
     pub(super) fn y_title(&self, text: &str) -> Drawn {
         Ok(self.area.draw_text(text, &self.text(Ink::Muted, HPos::Left, VPos::Top), (4, 2))?)
     }
 }
 
-/// Draws a picture. The result has no colours, but classes: `f-NAME` to fill, `s-NAME` for lines.
+/// Draws a chart as SVG. The result has classes instead of colours: `f-NAME` to fill, `s-NAME` for strokes.
 pub(super) fn svg(
     form: Form,
     id: &str,
@@ -137,7 +137,7 @@ pub(super) fn svg(
         work(&mut canvas)?;
         canvas.area.present()?;
     }
-    // Quotes in texts are escaped: what stands in quotes is an attribute.
+    // Quotes in texts are escaped, so anything in quotes is an attribute.
     for ink in Ink::all() {
         let (number, class) = (ink.number(), ink.class());
         drawn = drawn

@@ -1,4 +1,4 @@
-//! How the KLD of one file is spread over the tokens.
+//! Histogram of the KLD of one file over the tokens.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
@@ -8,7 +8,7 @@ use super::Drawn;
 use super::axis::{Axis, decade_marks, plain_label, power_label, round_marks};
 use super::canvas::{Canvas, Ink};
 
-/// Quantiles that have a line of their own.
+/// Quantiles that are drawn as vertical lines.
 const LINES: [&str; 3] = ["50 %", "90 %", "99 %"];
 
 pub(super) fn draw(canvas: &mut Canvas<'_>, spread: &Spread) -> Drawn {
@@ -63,7 +63,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, spread: &Spread) -> Drawn {
             .area
             .draw(&PathElement::new(vec![(x, ys.start), (x, ys.end)], Ink::Text.color().stroke_width(1)))?;
         let half = canvas.text_px(name) / 2;
-        // A name that another would hide is in the table.
+        // A name that would overlap another is left out; the table has it.
         if x - half >= free_from {
             let style = canvas.text(Ink::Text, HPos::Center, VPos::Bottom);
             canvas.area.draw_text(name, &style, (x, ys.start - 3))?;

@@ -1,4 +1,4 @@
-//! KLD by quantile of the tokens, a line for each file.
+//! Chart of KLD by quantile of the tokens, a line for each file.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
@@ -8,19 +8,19 @@ use super::Drawn;
 use super::axis::{Axis, decade_marks, decades, power_label};
 use super::canvas::{Canvas, Ink};
 
-/// Characters of a label at the end of a line, where the window is narrow.
+/// Maximum number of characters of a label at the end of a line, in narrow windows.
 const MAX_NARROW: usize = 10;
 
-/// A file's line.
+/// Line of one file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Line {
     label: String,
     names: Vec<&'static str>,
-    /// KLD at each.
+    /// KLD at each quantile.
     values: Vec<f64>,
 }
 
-/// Files with a divergence that is more than rounding, from the median up.
+/// Returns the lines, from the median up, of files with a divergence above rounding.
 pub(super) fn lines(files: &[FileData]) -> Vec<Line> {
     let line = |file: &FileData| {
         let shown = file.spread.as_ref()?.quantiles.iter().skip(2);
@@ -53,7 +53,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, lines: &[Line]) -> Drawn {
     let name = |x: &f64| {
         let at = x.round().max(0.0) as usize;
         let name = names.get(at).copied().unwrap_or_default();
-        // In a narrow window every second name has room.
+        // Narrow windows have space for every second name.
         if is_narrow && at % 2 == 1 { String::new() } else { name.to_owned() }
     };
     chart
@@ -95,7 +95,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, lines: &[Line]) -> Drawn {
     Ok(())
 }
 
-/// Heights near the wanted ones, at least `gap` apart and none below `lowest`, in the same order.
+/// Returns heights near the wanted ones, in the same order, at least `gap` apart and none below `lowest`.
 fn spread_out(wanted: &[i32], gap: i32, lowest: i32) -> Vec<i32> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     order.sort_by_key(|&at| wanted.get(at).copied());
@@ -105,7 +105,7 @@ fn spread_out(wanted: &[i32], gap: i32, lowest: i32) -> Vec<i32> {
         let least = placed.last().map_or(i32::MIN, |&(_, y)| y + gap);
         placed.push((at, y.max(least)));
     }
-    // From below upwards again, for those that were pushed out of the picture.
+    // Second pass, upwards: moves labels back that the first pushed out of the picture.
     let mut most = lowest;
     for (_, y) in placed.iter_mut().rev() {
         *y = (*y).min(most);

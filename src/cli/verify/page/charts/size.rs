@@ -1,4 +1,4 @@
-//! Size against mean KLD, a point for each file.
+//! Chart of size against mean KLD, a point for each file.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -9,10 +9,10 @@ use super::Drawn;
 use super::axis::{Axis, decade_marks, decades, plain_label, power_label, round_marks};
 use super::canvas::{Canvas, Ink};
 
-/// Pixels from a point's middle to its label.
+/// Pixels from the centre of a point to its label.
 const LABEL_GAP: i32 = 9;
 
-/// A file in the picture.
+/// Point of one file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Point {
     label: String,
@@ -22,7 +22,7 @@ pub(super) struct Point {
     verdict: &'static str,
 }
 
-/// The files that have both figures.
+/// Returns the files that have both figures.
 pub(super) fn points(files: &[FileData]) -> Vec<Point> {
     let point = |file: &FileData| {
         let kld = file.divergence.map(|d| d.mean).filter(|kld| kld.is_finite())?;
@@ -37,7 +37,7 @@ pub(super) fn points(files: &[FileData]) -> Vec<Point> {
     files.iter().filter_map(point).collect()
 }
 
-/// A rectangle in pixels: left, top, right, bottom.
+/// Rectangle in pixels: left, top, right, bottom.
 #[derive(Clone, Copy, Debug)]
 struct Frame(i32, i32, i32, i32);
 
@@ -84,7 +84,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, points: &[Point]) -> Drawn {
     let plot = chart.plotting_area();
     let (xs, ys) = plot.get_pixel_range();
     let frame = Frame(xs.start, ys.start, xs.end, ys.end);
-    // What the scale cannot show stands on its lower edge.
+    // Values that a logarithmic scale cannot show are drawn on its lower edge.
     let exponent = |kld: f64| if kld > 0.0 { kld.log10() } else { y_range.start };
     let at = |point: &Point, kld: f64| plot.map_coordinate(&(point.size_bytes / unit, exponent(kld)));
     let mut taken: Vec<Frame> = points
@@ -119,7 +119,7 @@ fn line(
     Ok(area.draw(&PathElement::new(vec![from, to], ink.color().stroke_width(width)))?)
 }
 
-/// A disc for what passes, a ring for what is known in part, a cross for what fails: not by colour alone.
+/// Marks a point: a disc for pass, a ring for partial, a cross for fail, so that colour is not the only difference.
 fn mark(area: &DrawingArea<SVGBackend<'_>, Shift>, (x, y): (i32, i32), point: &Point) -> Drawn {
     match point.verdict {
         "fail" => {
@@ -131,7 +131,7 @@ fn mark(area: &DrawingArea<SVGBackend<'_>, Shift>, (x, y): (i32, i32), point: &P
     }
 }
 
-/// The name beside a point: right of it, else where it hides nothing.
+/// Draws the name next to a point: to its right, else where it covers nothing.
 fn label(
     canvas: &Canvas<'_>,
     (x, y): (i32, i32),
@@ -158,7 +158,7 @@ fn label(
         }
     }
     let is_free = |place: &Frame| place.is_inside(frame) && !taken.iter().any(|other| other.meets(place));
-    // Where nothing is free, a label that hides another is better than none.
+    // If no place is free, an overlapping label is better than none.
     let found = places.iter().find(|(.., place)| is_free(place));
     let found = found.or_else(|| places.iter().find(|(.., place)| place.is_inside(frame))).or(places.first());
     let Some((anchor, position, place)) = found else { return Ok(()) };
@@ -167,7 +167,7 @@ fn label(
     Ok(canvas.area.draw_text(&point.label, &canvas.text(ink, *anchor, VPos::Center), *position)?)
 }
 
-/// The unit that sizes are shown in, in bytes.
+/// Returns the unit that sizes are shown in: bytes of one unit, and its name.
 fn unit(points: &[Point]) -> (f64, &'static str) {
     let largest = points.iter().map(|point| point.size_bytes).fold(0.0, f64::max);
     let units = [(1024f64.powi(3), "GiB"), (1024f64.powi(2), "MiB"), (1024.0, "KiB")];

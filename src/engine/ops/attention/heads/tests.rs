@@ -1,9 +1,12 @@
 use super::*;
-use crate::engine::plan::{Mask, Matrix};
+use crate::engine::exec::mask::Mask;
+use crate::engine::exec::weights::Matrix;
 
 const N_HEADS: usize = 4;
+
 const N_KV_HEADS: usize = 2;
 const DK: usize = 24;
+
 const DV: usize = 16;
 
 fn attention(mask: Mask, cap: Option<f32>, alibi: Option<Vec<f32>>) -> Attention {

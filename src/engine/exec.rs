@@ -1,0 +1,29 @@
+//! Execution: what operations share. [`context::Context`] is the run that an operation works in; weights are decoded panel
+//! by panel and multiplied with all tokens of a batch; loops over values are compiled for every SIMD level.
+
+pub(super) mod activation;
+pub(super) mod batch;
+pub(super) mod buffers;
+pub(super) mod carried;
+pub(super) mod context;
+pub(super) mod cross;
+pub(super) mod gram;
+pub(super) mod gram_sum;
+pub(super) mod hidden;
+mod kept;
+pub(super) mod logs;
+pub(super) mod mask;
+pub(super) mod math;
+pub(super) mod norm;
+pub(super) mod observer;
+pub(super) mod panel;
+pub(super) mod past;
+pub(super) mod product;
+pub(super) mod rope;
+pub(super) mod rowwise;
+pub(super) mod strips;
+pub(super) mod timings;
+pub(super) mod weights;
+pub(super) mod workers;
+
+pub(super) use gguf_matmul as matmul;

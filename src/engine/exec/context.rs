@@ -1,0 +1,61 @@
+//! The context of operations: weights, buffers, threads and observers of a run.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::core::progress::Progress;
+use crate::engine::exec::buffers::{Buffer, Buffers};
+use crate::engine::exec::carried::Carried;
+use crate::engine::exec::observer::Observer;
+use crate::engine::exec::past::{Past, Place};
+use crate::engine::exec::rope::RopeTables;
+use crate::engine::exec::timings::Clock;
+use crate::engine::exec::weights::WeightReader;
+use crate::engine::exec::workers::Workers;
+
+/// What the operations of a run share.
+pub(crate) struct Context<'a> {
+    /// Width of the residual stream.
+    pub(crate) n_embd: usize,
+    pub(crate) weights: WeightReader<'a>,
+    pub(crate) workers: &'a Workers,
+    pub(crate) progress: &'a dyn Progress,
+    pub(crate) observer: Option<&'a dyn Observer>,
+    pub(crate) ropes: RopeTables,
+    pub(crate) clock: &'a Clock,
+    pub(crate) layer: AtomicUsize,
+    /// Final states of the encoder, of all chunks.
+    pub(crate) memory: Buffer,
+    pub(crate) buffers: Buffers,
+    pub(crate) carried: Carried,
+    /// What came before the chunks, of a run that goes on step by step.
+    pub(crate) past: Option<&'a Past>,
+}
+
+impl Context<'_> {
+    /// A buffer of `len` values, whatever they are.
+    pub(crate) fn take(&self, len: usize) -> Buffer {
+        self.buffers.take(len)
+    }
+
+    pub(crate) fn give<const N: usize>(&self, buffers: [Buffer; N]) {
+        self.buffers.give(buffers);
+    }
+
+    pub(crate) fn give_some(&self, buffer: Option<Buffer>) {
+        if let Some(buffer) = buffer {
+            self.give([buffer]);
+        }
+    }
+
+    pub(crate) fn slot(&self, name: &str, x: &[f32], n_cols: usize) {
+        if let Some(observer) = self.observer {
+            observer.slot(self.layer.load(Ordering::Relaxed), name, x, n_cols);
+        }
+    }
+
+    pub(crate) fn give_place(&self, place: Option<Place>) {
+        if let (Some(past), Some(place)) = (self.past, place) {
+            past.give(place);
+        }
+    }
+}

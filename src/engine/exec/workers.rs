@@ -1,0 +1,116 @@
+//! The threads of a run and the buffers they keep between tasks.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::engine::EngineError;
+
+/// Rows that one task of a row-wise operation works on.
+pub(crate) const ROWS_PER_TASK: usize = 64;
+
+/// Buffers of one thread; contents are whatever the last task left.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerBuffers {
+    /// Encoded rows.
+    pub(crate) bytes: Vec<u8>,
+    /// DecodedPanel rows, or keys.
+    pub(crate) rows: Vec<f32>,
+    /// A tile of results.
+    pub(crate) tile: Vec<f32>,
+    /// One value per row of a tile.
+    pub(crate) sums: Vec<f32>,
+}
+
+/// Makes `buffer` at least `len` long and lends that much of it.
+pub(crate) fn lend<T: Default + Clone>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+    &mut buffer[..len]
+}
+
+/// A pool of threads.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    pool: rayon::ThreadPool,
+    scratch: Vec<Mutex<WorkerBuffers>>,
+}
+
+impl Workers {
+    /// Starts this many threads, or fewer if the system has no room for as many.
+    pub(crate) fn new(n_threads: usize) -> Result<Self, EngineError> {
+        let mut threads = n_threads.max(1);
+        let pool = loop {
+            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            match builder.thread_name(|at| format!("engine-{at}")).build() {
+                Ok(pool) => break pool,
+                // Limits of processes and memory leave room for fewer; the results are the same.
+                Err(_) if threads > 1 => threads /= 2,
+                Err(source) => return Err(EngineError::Threads { threads, source }),
+            }
+        };
+        Ok(Self { pool, scratch: (0..threads).map(|_| Mutex::default()).collect() })
+    }
+
+    pub(crate) fn n_threads(&self) -> usize {
+        self.scratch.len()
+    }
+
+    /// Runs tasks `0 .. n_tasks`, each on one thread with that thread's buffers, in ascending order of their start.
+    /// After an error no further task starts; the error of the lowest task that failed is returned.
+    pub(crate) fn each(
+        &self,
+        n_tasks: usize,
+        task: impl Fn(&mut WorkerBuffers, usize) -> Result<(), EngineError> + Sync,
+    ) -> Result<(), EngineError> {
+        let next = AtomicUsize::new(0);
+        let failed: Mutex<Option<(usize, EngineError)>> = Mutex::new(None);
+        self.pool.broadcast(|context| {
+            let scratch = &self.scratch[context.index()];
+            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                if at >= n_tasks {
+                    break;
+                }
+                if let Err(error) = task(&mut scratch, at) {
+                    next.store(n_tasks, Ordering::Relaxed);
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    if failed.as_ref().is_none_or(|(first, _)| at < *first) {
+                        *failed = Some((at, error));
+                    }
+                }
+            }
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some((_, error)) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs `work` with the pool's threads serving rayon's parallel iterators.
+    pub(crate) fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_and_the_first_error_wins() {
+        let workers = Workers::new(3).unwrap();
+        let counts: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
+        let count = |_: &mut WorkerBuffers, at: usize| {
+            counts[at].fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        workers.each(100, count).unwrap();
+        assert!(counts.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+        let fail = |_: &mut WorkerBuffers, at: usize| {
+            if at >= 7 { Err(EngineError::Token { prompt: at, token: 0, vocabulary: 0 }) } else { Ok(()) }
+        };
+        assert!(matches!(workers.each(100, fail), Err(EngineError::Token { prompt: 7..=9, .. })));
+    }
+}

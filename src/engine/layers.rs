@@ -1,0 +1,17 @@
+//! Layers, stacks and runs: how operations are wired, and in which order chunks of tokens go through them.
+
+mod altup;
+pub(super) mod continued;
+pub(super) mod encoder;
+mod ends;
+pub(super) mod forward;
+pub(super) mod graph;
+mod hyper;
+pub(super) mod layer;
+mod plain;
+mod post_ln;
+mod repeat;
+mod stacks;
+pub(super) mod stage;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,43 @@
+//! The stack of layers that reads what is answered.
+
+use crate::arch::graph::GraphKind;
+use crate::engine::EngineError;
+use crate::engine::exec::weights::Norm;
+use crate::engine::layers::layer::LayerPlan;
+use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::features::Sight;
+
+/// A stack of layers whose final states another stack attends to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderPlan {
+    /// Layers.
+    pub layers: Vec<LayerPlan>,
+    /// Norm of the last layer's output.
+    pub final_norm: Option<Norm>,
+    /// The token that stands in front of all answers.
+    pub start: Option<u32>,
+}
+
+impl EncoderPlan {
+    /// The encoder of a model of two stacks; what is built after it belongs to the decoder.
+    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<EncoderPlan>, EngineError> {
+        if b.features.kind != GraphKind::Encdec {
+            // An encoder may come alone, under the names that it has beside a decoder.
+            if b.tensors.has("enc.blk.0.attn_norm.weight") {
+                b.tensors.enter("enc.");
+            }
+            return Ok(None);
+        }
+        b.tensors.enter("enc.");
+        b.built.sight = Sight::Full;
+        let layers = (0..b.n_layers).map(|layer| LayerPlan::resolve(b, layer)).collect::<Result<_, _>>()?;
+        let final_norm = Some(b.need_norm("output_norm")?);
+        b.tensors.enter("dec.");
+        b.built.sight = Sight::Causal;
+        if let Some(n_layers) = b.keys.count("decoder_block_count")?.filter(|&n| n > 0) {
+            b.n_layers = n_layers;
+        }
+        let start = b.keys.count("decoder_start_token_id")?.and_then(|id| u32::try_from(id).ok());
+        Ok(Some(EncoderPlan { layers, final_norm, start }))
+    }
+}

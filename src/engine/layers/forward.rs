@@ -1,0 +1,430 @@
+//! Streaming: all chunks of a group go through one layer before the next layer is read, so that every weight is
+//! decoded once for the whole group.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::core::TensorSource;
+use crate::core::progress::{Progress, Silent};
+use crate::core::simd::SimdLevel;
+use crate::engine::EngineError;
+use crate::engine::exec::batch::{ChunkBatch, TokenChunk};
+use crate::engine::exec::buffers::Buffers;
+use crate::engine::exec::carried::Carried;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::hidden::Hidden;
+use crate::engine::exec::observer::Observer;
+use crate::engine::exec::rope::RopeTables;
+use crate::engine::exec::timings::{Clock, WorkKind};
+use crate::engine::exec::weights::WeightReader;
+use crate::engine::exec::workers::Workers;
+use crate::engine::exec::{matmul, panel};
+use crate::engine::layers::ends::{begin, finish};
+use crate::engine::layers::graph::GraphPlan;
+use crate::engine::layers::layer::LayerPlan;
+use crate::engine::layers::plain::run_layer;
+use crate::engine::layers::stacks::{Memory, Split, Stack, give_memory};
+use crate::engine::ops::hyper::Streams;
+use crate::engine::ops::mixer::MixerOp;
+
+/// Tokens of an inner batch at most: decoding a weight costs as much as multiplying it with some fifty tokens.
+const BATCH_TOKENS: usize = 8192;
+/// The same for layers of experts, each of which sees only a part of the tokens.
+const BATCH_TOKENS_MOE: usize = 32768;
+
+/// How a run may use the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Threads.
+    pub n_threads: usize,
+    /// Bytes that activations may take.
+    pub memory_bytes: u64,
+    /// Bytes of these that the program holds already. Groups are smaller by them; they keep no chunk from being run.
+    pub held_bytes: u64,
+    /// Vector instructions of decoders and of the loops around products, whose kernels choose their own.
+    pub level: SimdLevel,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            n_threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            memory_bytes: 1 << 30,
+            held_bytes: 0,
+            level: SimdLevel::detect(),
+        }
+    }
+}
+
+impl EngineOptions {
+    /// Bytes that are left of the budget for what may be larger or smaller.
+    #[must_use]
+    pub fn elastic_bytes(&self) -> u64 {
+        self.memory_bytes.saturating_sub(self.held_bytes)
+    }
+}
+
+/// A model that can be run.
+pub struct Engine<'a> {
+    pub(crate) source: &'a dyn TensorSource,
+    pub(crate) plan: GraphPlan,
+    pub(crate) options: EngineOptions,
+    pub(crate) workers: Workers,
+    pub(crate) clock: Clock,
+    spill_dir: Option<PathBuf>,
+}
+
+impl<'a> Engine<'a> {
+    /// Prepares a run of `plan` over the tensors it was made from.
+    ///
+    /// # Errors
+    /// If the threads cannot be started.
+    pub fn new(
+        plan: GraphPlan,
+        source: &'a dyn TensorSource,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
+        matmul::prepare();
+        let workers = Workers::new(options.n_threads)?;
+        Ok(Self { source, plan, options, workers, clock: Clock::default(), spill_dir: None })
+    }
+
+    /// The same engine, whose runs over whole chunks keep hidden states in files without names in `dir`: the system writes
+    /// them out where it needs the room. What a run then takes of memory: [`Engine::unspilled_bytes`].
+    #[must_use]
+    pub fn spilling(self, dir: &Path) -> Self {
+        Self { spill_dir: Some(dir.to_owned()), ..self }
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &GraphPlan {
+        &self.plan
+    }
+
+    /// Buffers as a run of this engine has them.
+    pub(crate) fn buffers(&self) -> Buffers {
+        Buffers::in_dir(self.spill_dir.as_deref())
+    }
+
+    /// The options of the run.
+    #[must_use]
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Thread time spent so far, by kind of work; what is missing to wall time times threads is waiting.
+    #[must_use]
+    pub fn timings(&self) -> [(WorkKind, Duration); WorkKind::ALL.len()] {
+        self.clock.read()
+    }
+
+    /// Runs `work` with the threads of the engine serving rayon's parallel iterators: for who looks on.
+    pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.workers.install(work)
+    }
+
+    fn is_moe(&self) -> bool {
+        self.plan.layers.iter().any(|layer| layer.ffn.moe().is_some())
+    }
+
+    /// Bytes per token: what stays between layers, and what a batch needs inside one.
+    fn token_bytes(&self) -> (u64, u64) {
+        let n_embd = self.plan.n_embd;
+        let inner = self.plan.all_layers().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
+        // Between layers: the residual stream, the hidden state of a scored row, what layers hand on.
+        let carried = self.plan.handed_floats();
+        // Several streams become one after all layers.
+        let end = self.plan.streams.as_ref().map_or(0, |streams| n_embd + streams.end_floats());
+        let kept = 2 * self.plan.stream_width() + carried + end;
+        (4 * kept as u64, 4 * inner as u64)
+    }
+
+    /// Bytes that do not grow with tokens: panels and tiles of every thread.
+    fn fixed_bytes(&self, chunk_len: usize) -> u64 {
+        let layers = self.plan.all_layers();
+        let widest = layers.clone().map(LayerPlan::widest).max().unwrap_or(0).max(self.plan.n_embd);
+        let widest = widest.max(self.plan.streams.as_ref().map_or(0, Streams::widest));
+        let (shared, thread) = panel::buffer_bytes(widest);
+        let mixers = layers.flat_map(|layer| {
+            let cross = layer.cross.as_ref().map(|cross| &*cross.attention as &dyn MixerOp);
+            layer.mixer.op().into_iter().chain(cross)
+        });
+        let mixer = mixers.map(|mixer| mixer.thread_bytes(chunk_len));
+        let per_thread = thread.saturating_add(mixer.max().unwrap_or(0)) as u64;
+        per_thread.saturating_mul(self.workers.n_threads() as u64).saturating_add(shared as u64)
+    }
+
+    /// Tokens of a batch at most: a group of so many, or of a multiple, decodes no weight of a layer more often than
+    /// a larger one.
+    #[must_use]
+    pub fn batch_tokens_at_most(&self) -> usize {
+        if self.is_moe() { BATCH_TOKENS_MOE } else { BATCH_TOKENS }
+    }
+
+    fn batch_tokens(&self, budget: u64, chunk_len: usize) -> usize {
+        let (_, inner) = self.token_bytes();
+        let most = self.batch_tokens_at_most();
+        let fitting = usize::try_from(budget / 2 / inner.max(1)).unwrap_or(usize::MAX);
+        fitting.min(most).max(chunk_len)
+    }
+
+    /// Tokens that one group may have within the memory budget, for chunks of at most `chunk_len`; a model that is
+    /// run in lock-step with this one takes its own share.
+    ///
+    /// # Errors
+    /// [`EngineError::Memory`] if not even one chunk fits.
+    pub fn group_tokens(&self, chunk_len: usize) -> Result<usize, EngineError> {
+        self.group_tokens_beside(0, chunk_len)
+    }
+
+    /// [`Engine::group_tokens`] when some bytes of the budget are taken already. A single chunk may take all of it.
+    ///
+    /// # Errors
+    /// As [`Engine::group_tokens`].
+    pub fn group_tokens_beside(&self, taken_bytes: u64, chunk_len: usize) -> Result<usize, EngineError> {
+        let (kept, inner) = self.token_bytes();
+        let budget_bytes = self.options.memory_bytes;
+        let fixed = self.fixed_bytes(chunk_len);
+        let needed_bytes = fixed.saturating_add((kept + inner).saturating_mul(chunk_len as u64));
+        if needed_bytes > budget_bytes {
+            return Err(EngineError::Memory { budget_bytes, needed_bytes, tokens: chunk_len });
+        }
+        let budget = self.options.elastic_bytes().max(needed_bytes) - fixed;
+        let batch = self.batch_tokens(budget, chunk_len) as u64;
+        let left =
+            budget.saturating_sub(taken_bytes).saturating_sub(batch.saturating_mul(inner)) / kept.max(1);
+        Ok(usize::try_from(left).unwrap_or(usize::MAX).max(chunk_len))
+    }
+
+    /// Numbers of chunks, in their order, that may run together within the memory budget: each group decodes every weight of
+    /// a layer once.
+    ///
+    /// # Errors
+    /// As [`Engine::group_tokens`].
+    pub(crate) fn groups(&self, chunks: &[TokenChunk]) -> Result<Vec<usize>, EngineError> {
+        let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+        Ok(counts(chunks, self.group_tokens(longest)?.min(self.batch_tokens_at_most())))
+    }
+
+    /// Bytes of weights that a run over these chunks decodes, head included.
+    #[must_use]
+    pub fn work_bytes(&self, chunks: &[TokenChunk]) -> u64 {
+        let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+        self.work_bytes_in(self.counts(chunks, longest).len())
+    }
+
+    /// Chunks of the batches that the memory budget allows.
+    fn counts(&self, chunks: &[TokenChunk], longest: usize) -> Vec<usize> {
+        let budget = self.options.elastic_bytes().saturating_sub(self.fixed_bytes(longest));
+        counts(chunks, self.batch_tokens(budget, longest))
+    }
+
+    /// Bytes of weights that a run in so many batches decodes, head included.
+    #[must_use]
+    pub fn work_bytes_in(&self, n_batches: usize) -> u64 {
+        let size = |&tensor: &usize| self.source.tensors()[tensor].n_bytes().unwrap_or(0);
+        let layers: u64 = self.plan.all_layers().flat_map(|layer| &layer.tensors).map(size).sum();
+        layers.saturating_mul(n_batches as u64).saturating_add(self.head_bytes())
+    }
+
+    /// Bytes of the head's weights: what is decoded of a model whose hidden states are known.
+    #[must_use]
+    pub fn head_bytes(&self) -> u64 {
+        self.source.tensors()[self.plan.head.tensor].n_bytes().unwrap_or(0)
+    }
+
+    /// Runs chunks through the whole graph and returns the final normed hidden states of their wanted rows.
+    ///
+    /// # Errors
+    /// Token ids outside the vocabulary, unreadable weights, cancellation.
+    pub fn forward(
+        &self,
+        chunks: &[TokenChunk],
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden, EngineError> {
+        self.stacks(chunks, None, progress, observer)
+    }
+
+    /// [`Engine::forward`] in the batches that the caller chooses, of `batches[i]` chunks each, so that what an observer
+    /// sees at once depends neither on threads nor on the memory budget. What a run takes: [`Engine::run_bytes`].
+    ///
+    /// # Errors
+    /// As [`Engine::forward`]; [`EngineError::Stopped`].
+    ///
+    /// # Panics
+    /// If the batches do not hold all chunks.
+    pub fn forward_in(
+        &self,
+        batches: &[usize],
+        chunks: &[TokenChunk],
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden, EngineError> {
+        assert_eq!(batches.iter().sum::<usize>(), chunks.len(), "chunks of all batches");
+        self.stacks(chunks, Some(batches), progress, observer)
+    }
+
+    /// Bytes that [`Engine::forward_in`] takes at most, beside the weights: for `n_tokens` in all, `batch_tokens` in the
+    /// largest batch, `chunk_len` in the longest chunk.
+    #[must_use]
+    pub fn run_bytes(&self, n_tokens: usize, batch_tokens: usize, chunk_len: usize) -> u64 {
+        let (kept, inner) = self.token_bytes();
+        let batch = inner.saturating_mul(batch_tokens as u64);
+        kept.saturating_mul(n_tokens as u64).saturating_add(batch).saturating_add(self.fixed_bytes(chunk_len))
+    }
+
+    /// The part of [`Engine::run_bytes`] that stays in memory when hidden states are kept in files: what layers hand on,
+    /// the experts of each token, the buffers of threads.
+    #[must_use]
+    pub fn unspilled_bytes(&self, n_tokens: usize, chunk_len: usize) -> u64 {
+        let plan = &self.plan;
+        let floats = plan.handed_floats();
+        let n_used =
+            plan.all_layers().filter_map(|layer| layer.ffn.moe()).map(|moe| moe.n_used).max().unwrap_or(0);
+        // Choices by token and by expert, and as they are handed to who looks on.
+        let routes = if n_used > 0 { 48 * n_used + 64 } else { 0 };
+        let per_token = (4 * floats + routes) as u64;
+        per_token.saturating_mul(n_tokens as u64).saturating_add(self.fixed_bytes(chunk_len))
+    }
+
+    /// Runs chunks through all stacks of the model.
+    fn stacks(
+        &self,
+        chunks: &[TokenChunk],
+        batches: Option<&[usize]>,
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden, EngineError> {
+        let plan = &self.plan;
+        let n_before = plan.encoder.as_ref().map_or(0, |encoder| encoder.layers.len());
+        let stack = Stack { layers: &plan.layers, final_norm: plan.final_norm.as_ref(), n_before };
+        let Some(encoder) = &plan.encoder else {
+            if chunks.iter().any(|chunk| chunk.n_source > 0) {
+                return Err(EngineError::NoSource);
+            }
+            return self.run(stack, (chunks, batches), Memory::default(), progress, observer);
+        };
+        let Split { sources, answers, cuts } = Split::of(chunks)?;
+        let first = Stack { layers: &encoder.layers, final_norm: encoder.final_norm.as_ref(), n_before: 0 };
+        let states = self.run(first, (&sources, batches), Memory::default(), progress, observer)?.states;
+        self.run(stack, (&answers, batches), Memory { states, cuts }, progress, observer)
+    }
+
+    /// Runs chunks through one stack of layers.
+    fn run(
+        &self,
+        stack: Stack<'_>,
+        (chunks, counts): (&[TokenChunk], Option<&[usize]>),
+        memory: Memory,
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden, EngineError> {
+        let plan = &self.plan;
+        let weights = WeightReader { source: self.source, level: self.options.level };
+        let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
+        plan.check_length(longest)?;
+        let mut run = Context {
+            n_embd: plan.n_embd,
+            weights,
+            workers: &self.workers,
+            progress,
+            observer,
+            clock: &self.clock,
+            // Behind a prefix of no tokens the positions start with 1.
+            ropes: RopeTables::new(&plan.ropes, weights, longest + usize::from(plan.prefix.is_some()))?,
+            layer: AtomicUsize::new(0),
+            memory: memory.states,
+            buffers: self.buffers(),
+            carried: Carried::default(),
+            past: None,
+        };
+        let mut x = begin(&mut run, plan, chunks)?;
+        let width = plan.stream_width();
+        let run = run;
+        let mut batches = match counts {
+            Some(counts) => placed(chunks, counts),
+            None => placed(chunks, &self.counts(chunks, longest)),
+        };
+        give_memory(&mut batches, &memory.cuts);
+        if let Some(prefix) = plan.prefix {
+            prefix.place(chunks, &mut batches)?;
+        }
+        for (at, layer) in stack.layers.iter().enumerate() {
+            run.layer.store(at, Ordering::Relaxed);
+            let next = stack.layers.get(at + 1).map_or(&[][..], |next| &next.tensors);
+            // An observer sees all rows of all layers; else the last layer computes only what is wanted.
+            let is_last = at + 1 == stack.layers.len();
+            if is_last && observer.is_none() && !layer.ffn.looks_back() {
+                let mut rest = chunks;
+                for (_, batch) in &mut batches {
+                    let (own, later) = rest.split_at(batch.cuts.len() - 1);
+                    *batch = std::mem::take(batch).narrowed(own.iter().map(|chunk| chunk.rows.clone()));
+                    rest = later;
+                }
+            }
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                // The next layer's pages come in while this one computes.
+                // Without a thread for that they come when they are needed.
+                let ahead = std::thread::Builder::new();
+                let _ = ahead.spawn_scoped(scope, || weights.touch(next, &|| done.load(Ordering::Relaxed)));
+                let result = batches.iter().enumerate().try_for_each(|(number, (tokens, batch))| {
+                    observer.inspect(|observer| observer.enter(stack.n_before + at, number));
+                    run_layer(&run, plan, layer, batch, &mut x[tokens.start * width..tokens.end * width])
+                });
+                done.store(true, Ordering::Relaxed);
+                result
+            })?;
+            run.buffers.check()?;
+            weights.release(&layer.tensors);
+            if observer.is_some_and(|observer| observer.leave(stack.n_before + at).is_break()) {
+                return Err(EngineError::Stopped);
+            }
+        }
+        finish(&run, plan, chunks, batches, &x, stack.final_norm)
+    }
+
+    /// [`Engine::forward`] without progress or observer.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn hidden(&self, chunks: &[TokenChunk]) -> Result<Hidden, EngineError> {
+        self.forward(chunks, &Silent, None)
+    }
+}
+
+/// Chunks of batches of at most `limit` tokens (but whole chunks).
+fn counts(chunks: &[TokenChunk], limit: usize) -> Vec<usize> {
+    let mut counts = Vec::new();
+    let mut first = 0;
+    while first < chunks.len() {
+        let mut end = first;
+        let mut n_tokens = 0;
+        while end < chunks.len() && (end == first || n_tokens + chunks[end].tokens.len() <= limit) {
+            n_tokens += chunks[end].tokens.len();
+            end += 1;
+        }
+        counts.push(end - first);
+        first = end;
+    }
+    counts
+}
+
+/// Batches of so many chunks each: their tokens and their places.
+fn placed(chunks: &[TokenChunk], counts: &[usize]) -> Vec<(Range<usize>, ChunkBatch)> {
+    let (mut rest, mut start) = (chunks, 0);
+    let batch = |&n: &usize| {
+        let (own, later) = rest.split_at(n);
+        rest = later;
+        let n_tokens: usize = own.iter().map(|chunk| chunk.tokens.len()).sum();
+        let mut batch = ChunkBatch::new(own.iter().map(|chunk| chunk.tokens.len()));
+        batch.start = start;
+        start += n_tokens;
+        (batch.start..start, batch)
+    };
+    counts.iter().map(batch).collect()
+}

@@ -1,0 +1,414 @@
+//! What a run computes: every tensor, width and constant, resolved once from the card, the metadata and the tensors
+//! present. Running a plan never looks at metadata again.
+
+use std::ops::Range;
+
+use crate::arch::graph::{
+    EmbedNorm, EmbedScale, EmbedScaleName, GraphFeatures, LogitScale, LogitScaleName, ResidualScale,
+    ResidualScaleName,
+};
+use crate::core::TensorMeta;
+use crate::core::simd::SimdLevel;
+use crate::core::text::escape;
+use crate::engine::EngineError;
+use crate::engine::exec::math;
+use crate::engine::exec::rope::Rope;
+use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::engine::layers::encoder::EncoderPlan;
+use crate::engine::layers::layer::LayerPlan;
+use crate::engine::layers::repeat::run_layers;
+use crate::engine::ops::altup::AltUp;
+use crate::engine::ops::cycles::{HeldState, has_cycles, n_cycled_layers};
+use crate::engine::ops::ffn::Ffn;
+use crate::engine::ops::hyper::Streams;
+use crate::engine::ops::layer_embedding::LayerEmbeddings;
+use crate::engine::ops::mixer::MixerOp;
+use crate::engine::ops::pooling::{MaskedHead, Pooling, outputs, pooling};
+use crate::engine::ops::prefix::Prefix;
+use crate::engine::ops::switched::Switch;
+use crate::engine::ops::{Mixer, stream_mix};
+use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::features::{BuiltFeatures, ModelKind, PositionRule, WiringRule};
+use crate::engine::resolve::keys::ArchKeys;
+use crate::engine::resolve::tensors::{TensorClaims, fits};
+use crate::gguf::Metadata;
+
+/// The whole graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GraphPlan {
+    /// `general.architecture`.
+    pub arch: String,
+    /// What the outputs are: the next token's logits, or states of all tokens.
+    pub kind: ModelKind,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Rows of the head.
+    pub n_vocab: usize,
+    /// Trained context length, if the file says.
+    pub n_ctx_train: Option<usize>,
+    /// Longest chunk for which the plan computes what the model does, if there is one.
+    pub chunk_limit: Option<usize>,
+    /// Embedding, `[n_vocab, n_embd]`.
+    pub embedding: Matrix,
+    /// Learned positions, `[positions, n_embd]`.
+    pub positions: Option<Matrix>,
+    /// Embedding of the kind of sentence, which is the first for all tokens.
+    pub token_types: Option<Vector>,
+    /// Factor of the embedding.
+    pub embed_scale: f32,
+    /// Norm of the embedding.
+    pub embed_norm: Option<Norm>,
+    /// Tokens that turn adapters on.
+    pub switch: Option<Switch>,
+    /// What layers' own embeddings of the tokens are made of.
+    pub layer_embeddings: Option<LayerEmbeddings>,
+    /// The streams of a token, for models that have several.
+    pub altup: Option<AltUp>,
+    /// The tokens of a chunk that see one another, for models that have such.
+    pub prefix: Option<Prefix>,
+    /// The streams between the layers, of models that have several.
+    pub streams: Option<Streams>,
+    /// The state beside the stream, of models whose stacks run in turn.
+    pub held: Option<HeldState>,
+    /// Rotations that layers refer to.
+    pub ropes: Vec<Rope>,
+    /// The stack that reads what is answered, for models of two stacks.
+    pub encoder: Option<EncoderPlan>,
+    /// Layers.
+    pub layers: Vec<LayerPlan>,
+    /// Mix of streams that goes on instead of the last layer's output.
+    pub final_mix: Option<Norm>,
+    /// Norm of the last layer's output.
+    pub final_norm: Option<Norm>,
+    /// What becomes of a text's states, of encoders.
+    pub pooling: Pooling,
+    /// What predicts masked tokens, of models that can.
+    pub masked: Option<MaskedHead>,
+    /// Rows that score the vocabulary; the embedding where the file has no other.
+    pub head: Matrix,
+    /// Factor of the logits.
+    pub logit_scale: f32,
+    /// Logits become `cap * tanh(z / cap)`.
+    pub final_cap: Option<f32>,
+    /// Tokens that are never said, whatever their logits.
+    pub unsaid: Range<usize>,
+    /// What the reader of a report should know.
+    pub warnings: Vec<String>,
+}
+
+impl GraphPlan {
+    /// The layers of all stacks.
+    pub(crate) fn all_layers(&self) -> impl Iterator<Item = &LayerPlan> + Clone {
+        self.encoder.iter().flat_map(|encoder| &encoder.layers).chain(&self.layers)
+    }
+}
+
+/// Keys that a warning names at most.
+const MAX_UNREAD: usize = 3;
+
+impl GraphPlan {
+    /// Resolves the graph of a file.
+    ///
+    /// # Errors
+    /// Features that are not built, missing or contradictory keys and tensors, tensors that nothing uses.
+    pub fn new(
+        features: &GraphFeatures,
+        metadata: &Metadata,
+        tensors: &[TensorMeta],
+    ) -> Result<Self, EngineError> {
+        let key = "general.architecture";
+        let arch = metadata
+            .get(key)
+            .and_then(|v| v.as_str())
+            .ok_or_else(|| EngineError::MissingKey { key: key.to_owned() })?;
+        let mut built = BuiltFeatures::of(arch, features)?;
+        Mixer::check_words(arch, &features.mixer)?;
+        let keys = ArchKeys::new(metadata, arch);
+        built.see(keys.flag("attention.causal")?);
+        if built.wiring == WiringRule::PostIfSwinNorm {
+            let is_post = keys.flag("swin_norm")?.unwrap_or(false);
+            built.wiring = if is_post { WiringRule::Post } else { WiringRule::Serial };
+        }
+        let mut builder = Builder {
+            features,
+            built,
+            n_embd: keys.need_count("embedding_length")?,
+            n_layers: 0,
+            keys,
+            tensors: TensorClaims::new(tensors),
+            eps: 0.0,
+            residual_scale: 1.0,
+            ropes: Vec::new(),
+            chunk_limit: None,
+            warnings: Vec::new(),
+        };
+        builder.eps = builder.norm_eps()?;
+        builder.n_layers = n_layers(&builder)?;
+        builder.residual_scale = residual_scale(&builder)? as f32;
+        resolve_graph(&mut builder, arch).map_err(|error| builder.tensors.with_name_in_file(error))
+    }
+}
+
+/// Layers that are run: those that only predict further tokens are not.
+pub(crate) fn n_layers(b: &Builder<'_>) -> Result<usize, EngineError> {
+    if has_cycles(b) {
+        return n_cycled_layers(b);
+    }
+    let n_predict = b.keys.count("nextn_predict_layers")?.unwrap_or(0);
+    b.keys.need_count("block_count")?.checked_sub(n_predict).filter(|&n| n > 0).ok_or_else(|| {
+        b.keys.unknown("nextn_predict_layers", "fewer than block_count", &n_predict.to_string())
+    })
+}
+
+pub(crate) fn residual_scale(b: &Builder<'_>) -> Result<f64, EngineError> {
+    let n_layers = b.n_layers as f64;
+    Ok(match (b.keys.number("residual_scale")?, b.features.residual_scale) {
+        (Some(scale), _) if scale > 0.0 => scale,
+        (_, ResidualScale::Named(ResidualScaleName::One)) => 1.0,
+        (_, ResidualScale::Named(ResidualScaleName::Depth)) => 1.4 / n_layers.sqrt(),
+        (_, ResidualScale::Named(ResidualScaleName::Sqrt2l)) => (2.0 * n_layers).sqrt(),
+        (_, ResidualScale::Number(scale)) => scale,
+    })
+}
+
+fn resolve_graph(b: &mut Builder<'_>, arch: &str) -> Result<GraphPlan, EngineError> {
+    let embedding = b.rows_of("token_embd")?;
+    let switch = Switch::resolve(b, embedding.n_rows)?;
+    let positions = match b.built.positions {
+        PositionRule::Learned => Some(b.rows_of("position_embd")?),
+        PositionRule::AlibiKey if b.tensors.has("position_embd.weight") => Some(b.rows_of("position_embd")?),
+        PositionRule::AlibiKey
+        | PositionRule::None
+        | PositionRule::Rope
+        | PositionRule::Rope2d
+        | PositionRule::Alibi
+        | PositionRule::Relative
+        | PositionRule::ByDepth => None,
+    };
+    let token_types = b.first_row("token_types")?;
+    let embed_norm = match b.features.embed_norm {
+        EmbedNorm::None => None,
+        EmbedNorm::RmsFree => Some(Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: b.eps }),
+        EmbedNorm::TokenEmbdNorm => Some(b.need_norm("token_embd_norm")?),
+    };
+    let encoder = EncoderPlan::resolve(b)?;
+    let layer_embeddings = LayerEmbeddings::resolve(b)?;
+    let altup = AltUp::resolve(b)?;
+    let layers = (0..b.n_layers).map(|layer| LayerPlan::resolve(b, layer)).collect::<Result<_, _>>()?;
+    let layers = run_layers(b, layers)?;
+    let final_mix = stream_mix::final_mix(b)?;
+    let final_norm = match b.features.final_norm.as_str() {
+        "none" => None,
+        name => Some(b.need_norm(name)?),
+    };
+    let kind = outputs(b, encoder.is_some())?;
+    let (pooling, masked) = match kind {
+        ModelKind::Encoder => pooling(b)?,
+        ModelKind::Diffusion => (Pooling::default(), Some(MaskedHead::default())),
+        ModelKind::Decoder => (Pooling::default(), None),
+    };
+    let (streams, held) = (Streams::resolve(b)?, HeldState::resolve(b)?);
+    let head = head(b, &embedding)?;
+    let logit_scale = logit_scale(b, head.tensor == embedding.tensor)?;
+    let prefix = Prefix::resolve(b);
+    let unsaid = unsaid(b, head.n_rows);
+    let final_cap = b.cap(b.features.final_cap, "final_logit_softcapping")?;
+    refuse_left_over(b)?;
+    name_unread(b);
+    Ok(GraphPlan {
+        arch: arch.to_owned(),
+        kind,
+        n_embd: b.n_embd,
+        n_vocab: head.n_rows,
+        n_ctx_train: b.keys.count("context_length")?,
+        chunk_limit: b.chunk_limit,
+        embedding,
+        positions,
+        token_types,
+        embed_scale: embed_scale(b)?,
+        embed_norm,
+        switch,
+        layer_embeddings,
+        altup,
+        prefix,
+        streams,
+        held,
+        ropes: std::mem::take(&mut b.ropes),
+        encoder,
+        layers,
+        final_mix,
+        final_norm,
+        pooling,
+        masked,
+        head,
+        logit_scale,
+        final_cap,
+        unsaid,
+        warnings: std::mem::take(&mut b.warnings),
+    })
+}
+
+pub(crate) fn embed_scale(b: &Builder<'_>) -> Result<f32, EngineError> {
+    Ok(match (b.keys.number("embedding_scale")?, b.features.embed_scale) {
+        (Some(scale), _) if scale > 0.0 => scale as f32,
+        (_, EmbedScale::Named(EmbedScaleName::None)) => 1.0,
+        (_, EmbedScale::Named(EmbedScaleName::SqrtEmbd)) => (b.n_embd as f32).sqrt(),
+        (_, EmbedScale::Number(scale)) => scale as f32,
+    })
+}
+
+/// The head: a matrix of its own, else the embedding.
+pub(crate) fn head(b: &mut Builder<'_>, embedding: &Matrix) -> Result<Matrix, EngineError> {
+    if b.tensors.has("output.weight") {
+        return b.rows_of("output");
+    }
+    let bias = b.tensors.vector("output.bias", embedding.n_rows)?;
+    Ok(Matrix { bias, ..embedding.clone() })
+}
+
+pub(crate) fn logit_scale(b: &Builder<'_>, is_tied: bool) -> Result<f32, EngineError> {
+    let key = b.keys.nonzero("logit_scale")?;
+    let n_embd = b.n_embd as f64;
+    let scale = match (b.features.logit_scale, key) {
+        (LogitScale::Named(LogitScaleName::RsqrtEmbdIfTied), _) if is_tied => n_embd.powf(-0.5),
+        (LogitScale::Named(LogitScaleName::None | LogitScaleName::RsqrtEmbdIfTied), _)
+        | (LogitScale::Named(LogitScaleName::Multiply | LogitScaleName::Divide), None) => 1.0,
+        // Files of models with a base hold the quotient D / base, by which the reference divides.
+        (LogitScale::Named(LogitScaleName::Divide) | LogitScale::BaseOverEmbd { .. }, Some(scale)) => {
+            1.0 / scale
+        }
+        (LogitScale::Named(LogitScaleName::Multiply) | LogitScale::Number(_), Some(scale))
+        | (LogitScale::Number(scale), None) => scale,
+        (LogitScale::BaseOverEmbd { base_over_embd }, None) => base_over_embd / n_embd,
+    };
+    Ok(scale as f32)
+}
+
+/// The tokens that are never said, as far as there are so many.
+pub(crate) fn unsaid(b: &Builder<'_>, n_vocab: usize) -> Range<usize> {
+    let [first, end] = b.features.unsaid_tokens.unwrap_or_default();
+    let end = (end as usize).min(n_vocab);
+    (first as usize).min(end)..end
+}
+
+/// Warns of keys of the architecture that no part of the plan has read.
+fn name_unread(b: &mut Builder<'_>) {
+    let unread = b.keys.unread();
+    if unread.is_empty() {
+        return;
+    }
+    let (shown, others) = unread.split_at(unread.len().min(MAX_UNREAD));
+    let names = shown.iter().map(|key| format!("`{}`", escape(key))).collect::<Vec<_>>().join(", ");
+    let others = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+    let what = "this program does not evaluate them, the figures are computed without";
+    b.warnings.push(format!("{names}{others}: {what}"));
+}
+
+/// Refuses tensors that no part of the plan has claimed, except those that the card leaves aside and those of layers
+/// that are not run.
+fn refuse_left_over(b: &Builder<'_>) -> Result<(), EngineError> {
+    // Layers that run again are counted, but have no tensors of their own.
+    let n_blocks = if has_cycles(b) { b.n_layers } else { b.keys.need_count("block_count")? };
+    let is_unused = |name: &str| {
+        let stripped = name.strip_suffix(".weight").unwrap_or(name);
+        let local = match stripped.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, local)) => {
+                if layer.parse().is_ok_and(|layer: usize| (b.n_layers..n_blocks).contains(&layer)) {
+                    return true;
+                }
+                local
+            }
+            None => stripped,
+        };
+        b.features.unused.iter().any(|pattern| fits(pattern, local) || fits(pattern, name))
+    };
+    let tensors = b.tensors.left_over(is_unused);
+    if tensors.is_empty() { Ok(()) } else { Err(EngineError::LeftOver { tensors }) }
+}
+
+impl GraphPlan {
+    /// True if a layer reads the stream as it was before the first.
+    pub(crate) fn needs_start(&self) -> bool {
+        self.layer_embeddings.is_some() || self.layers.iter().any(|layer| layer.extras.start_scale.is_some())
+    }
+
+    /// True if a layer looks something up by the token.
+    pub(crate) fn needs_tokens(&self) -> bool {
+        let by_token = |layer: &LayerPlan| {
+            layer.extras.ngrams.is_some() || matches!(&layer.ffn, Ffn::Moe(moe) if moe.by_token.is_some())
+        };
+        self.needs_start() || self.layers.iter().any(by_token)
+    }
+
+    /// Floats per token that layers hand on besides the stream.
+    pub(crate) fn handed_floats(&self) -> usize {
+        let handed = self
+            .layers
+            .iter()
+            .filter_map(|layer| layer.mixer.op())
+            .map(MixerOp::handed_floats)
+            .sum::<usize>();
+        // The start of the stream, and the token.
+        let start = if self.needs_start() { self.n_embd + 1 } else { usize::from(self.needs_tokens()) };
+        let held = if self.held.is_some() { self.n_embd } else { 0 };
+        let slot = usize::from(self.switch.is_some());
+        handed + start + held + slot + self.n_kept_streams() * self.n_embd
+    }
+
+    /// Values per token between layers.
+    pub(crate) fn stream_width(&self) -> usize {
+        let n = self.altup.as_ref().map(|altup| altup.n).or(self.streams.as_ref().map(|streams| streams.n));
+        self.n_embd * n.unwrap_or(1)
+    }
+
+    /// Streams that stay from the layer that keeps them to the end.
+    fn n_kept_streams(&self) -> usize {
+        self.layers.iter().filter(|layer| layer.mix.as_ref().is_some_and(|mix| mix.keeps)).count()
+    }
+
+    /// Floats that a sequence of at most `n_ctx` tokens remembers.
+    ///
+    /// # Errors
+    /// [`EngineError::NotContinued`] for models without a next token, models of two stacks, prefixes whose tokens see one
+    /// another, attention to compressed rows, and n-grams; chunks longer than the graph is defined for.
+    pub(crate) fn remembered(&self, n_ctx: usize) -> Result<usize, EngineError> {
+        let refused = match self.kind {
+            ModelKind::Encoder => Some("it predicts no next token"),
+            ModelKind::Diffusion => Some("it predicts masked tokens, not the next one"),
+            ModelKind::Decoder if self.encoder.is_some() => Some("it answers what an encoder reads"),
+            ModelKind::Decoder if self.prefix.is_some() => Some("tokens of its prefix see those behind them"),
+            ModelKind::Decoder => None,
+        };
+        if let Some(what) = refused {
+            return Err(EngineError::NotContinued { what });
+        }
+        self.check_length(n_ctx)?;
+        let add = |sum: usize, layer: &LayerPlan| Ok(layer.remembered(n_ctx)?.saturating_add(sum));
+        self.layers.iter().try_fold(0, add).map_err(|what| EngineError::NotContinued { what })
+    }
+
+    /// # Errors
+    /// Chunks longer than the graph is defined for.
+    pub(crate) fn check_length(&self, tokens: usize) -> Result<(), EngineError> {
+        if let Some(positions) = self.positions.as_ref().filter(|p| p.n_rows < tokens) {
+            return Err(EngineError::ChunkTooLong { tokens, limit: positions.n_rows });
+        }
+        if let Some(limit) = self.chunk_limit.filter(|&limit| limit < tokens) {
+            return Err(EngineError::ChunkNotDense { tokens, limit });
+        }
+        Ok(())
+    }
+
+    /// Scales and caps rows of `n` logits, those of vocabulary rows `first ..`; what is never said becomes the least number
+    /// there is, which is no part of the sums.
+    pub(crate) fn finish_logits(&self, level: SimdLevel, logits: &mut [f32], n: usize, first: usize) {
+        if self.logit_scale != 1.0 || self.final_cap.is_some() {
+            math::scale_and_cap(level, logits, self.logit_scale, self.final_cap);
+        }
+        let unsaid = self.unsaid.start.clamp(first, first + n) - first
+            ..self.unsaid.end.clamp(first, first + n) - first;
+        if !unsaid.is_empty() {
+            logits.chunks_mut(n).for_each(|row| row[unsaid.clone()].fill(f32::MIN));
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! One layer: its two branches, their norms, how they are wired.
+
+use crate::arch::graph::{EmbedNorm, Extra};
+use crate::engine::EngineError;
+use crate::engine::exec::weights::{Norm, Vector};
+use crate::engine::ops::Mixer;
+use crate::engine::ops::altup::LayerAltUp;
+use crate::engine::ops::cross_attention::CrossAttention;
+use crate::engine::ops::cycles::StackEntry;
+use crate::engine::ops::ffn::Ffn;
+use crate::engine::ops::hyper::{LayerConnections, stream_ngrams};
+use crate::engine::ops::laurel::Laurel;
+use crate::engine::ops::layer_embedding::LayerEmbedding;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+use crate::engine::ops::ngrams::Ngrams;
+use crate::engine::ops::stream_mix::StreamMix;
+use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::features::{ModelKind, WiringRule};
+
+/// How mixer and feed-forward join the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wiring {
+    /// One after the other.
+    Serial,
+    /// Both read the layer's input; with one norm, or each with its own.
+    Parallel,
+    /// One after the other; the stream goes on from the scaled normed input of each.
+    Normed,
+    /// One after the other; the stream itself is normed after each has been added.
+    PostLn,
+}
+
+/// One layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerPlan {
+    /// How the two branches join the residual stream.
+    pub wiring: Wiring,
+    /// Mixes of streams that the branches read instead of the stream.
+    pub mix: Option<StreamMix>,
+    /// Norm before the mixer.
+    pub pre_mixer: Option<Norm>,
+    /// The branch that mixes positions.
+    pub mixer: Mixer,
+    /// Norm of the mixer's output; with norms behind the sums, of the stream that it was added to.
+    pub post_mixer: Option<Norm>,
+    /// Norm of the stream after the layer's input has been added a second time.
+    pub post_input: Option<Norm>,
+    /// Attention to the encoder's states, between mixer and feed-forward.
+    pub cross: Option<CrossAttention>,
+    /// Norm before the feed-forward; with parallel wiring none means the mixer's.
+    pub pre_ffn: Option<Norm>,
+    /// The branch that sees each position alone.
+    pub ffn: Ffn,
+    /// Norm of the feed-forward's output; with norms behind the sums, of the stream that it was added to.
+    pub post_ffn: Option<Norm>,
+    /// Factor of both branches; with normed wiring, of their inputs.
+    pub residual_scale: f32,
+    /// Factor of the stream behind the layer.
+    pub rescale: f32,
+    /// What follows the branches.
+    pub extras: LayerExtras,
+    /// How the branches read and write the streams, of models that have several.
+    pub connections: Option<Box<LayerConnections>>,
+    /// Tensors of the layer, by index, for reading ahead and releasing.
+    pub tensors: Vec<usize>,
+}
+
+/// What a layer has besides its two branches.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerExtras {
+    /// The layer's own embedding of the token.
+    pub embedding: Option<LayerEmbedding>,
+    /// Factor of the stream.
+    pub out_scale: Option<Vector>,
+    /// Factor of the stream before the first layer, which is added once more.
+    pub start_scale: Option<Vector>,
+    /// How the layer moves the streams of a token along, of which it computes one.
+    pub altup: Option<LayerAltUp>,
+    /// What n-grams of tokens add to the streams before the branches.
+    pub ngrams: Option<Box<Ngrams>>,
+    /// A residual beside the mixer.
+    pub laurel: Option<Laurel>,
+    /// Norm of the stream: the end of a stack that is run again.
+    pub exit_norm: Option<Norm>,
+    /// What precedes the branches, where a stack begins that runs in turn with another.
+    pub entry: Option<StackEntry>,
+}
+
+/// What the norm behind the feed-forward network is called where the card's name is not in the file.
+const POST_FFN: &str = "post_ffw_norm";
+
+impl LayerPlan {
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<LayerPlan, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let features = b.features;
+        let wiring = wiring(b, layer)?;
+        let mixer = Mixer::resolve(b, layer)?;
+        let ffn = Ffn::resolve(b, layer)?;
+        let cross = CrossAttention::resolve(b, layer)?;
+        let two_norms = b.tensors.has(&at("attn_norm_2.weight"));
+        let connections = LayerConnections::resolve(b, layer)?;
+        // What is read of several streams may be normed already.
+        let reads_normed = connections.as_ref().is_some_and(|both| both.mixer.norms());
+        let own_norms = !reads_normed && !matches!(b.built.wiring, WiringRule::Post | WiringRule::PostLn);
+        // A layer of one branch has one norm, whatever the branch is.
+        let (has_mixer, is_single) = (!matches!(mixer, Mixer::None), b.is_single());
+        let pre_ffn_name = if is_single { "attn_norm" } else { features.pre_ffn.as_str() };
+        let pre_mixer = match (&mixer, own_norms) {
+            (Mixer::None, _) if is_single => None,
+            (Mixer::None, _) => b.norm(&at("attn_norm"))?,
+            (_, false) => None,
+            // Falcon's two norms: the mixer reads the second, the feed-forward the first.
+            _ if wiring == Wiring::Parallel && two_norms => Some(b.need_norm(&at("attn_norm_2"))?),
+            // The embedding's norm is the one in front of the first layer.
+            _ if layer == 0 && b.built.kind == ModelKind::Encoder => first_norm(b)?,
+            _ => Some(b.need_norm(&at("attn_norm"))?),
+        };
+        let pre_ffn = match (&ffn, own_norms) {
+            _ if is_single && has_mixer => None,
+            (Ffn::None, _) => b.norm(&at(pre_ffn_name))?,
+            (_, false) => None,
+            _ if wiring == Wiring::Parallel && two_norms => Some(b.need_norm(&at("attn_norm"))?),
+            _ if wiring == Wiring::Parallel => b.norm(&at(pre_ffn_name))?,
+            _ => Some(b.need_norm(&at(pre_ffn_name))?),
+        };
+        let post_mixer = post_norm(b, layer, &features.post_attn)?;
+        let post_input = match wiring {
+            Wiring::PostLn => b.norm(&at("attn_norm_2"))?,
+            Wiring::Serial | Wiring::Parallel | Wiring::Normed => None,
+        };
+        let post_ffn = match post_norm(b, layer, &features.post_ffn)? {
+            // Grok 1 and 2 name it differently.
+            None => post_norm(b, layer, POST_FFN)?,
+            named => named,
+        };
+        let extras = LayerExtras::resolve(b, layer)?;
+        let mix = StreamMix::resolve(b, layer, wiring == Wiring::Serial)?;
+        let tensors = b.tensors.claimed_under(&at(""));
+        let residual_scale = b.residual_scale;
+        Ok(LayerPlan {
+            wiring,
+            mix,
+            pre_mixer,
+            mixer,
+            post_mixer,
+            post_input,
+            cross,
+            pre_ffn,
+            ffn,
+            post_ffn,
+            residual_scale,
+            rescale: rescale(b, layer)?,
+            extras,
+            connections,
+            tensors,
+        })
+    }
+}
+
+/// The norm before the first mixer, which models that norm the embedding may do without.
+fn first_norm(b: &mut Builder<'_>) -> Result<Option<Norm>, EngineError> {
+    match b.features.embed_norm {
+        EmbedNorm::None => b.need_norm("blk.0.attn_norm").map(Some),
+        EmbedNorm::RmsFree | EmbedNorm::TokenEmbdNorm => b.norm("blk.0.attn_norm"),
+    }
+}
+
+pub(crate) fn wiring(b: &Builder<'_>, layer: usize) -> Result<Wiring, EngineError> {
+    let parallel = match b.built.wiring {
+        WiringRule::Normed => return Ok(Wiring::Normed),
+        WiringRule::PostLn => return Ok(Wiring::PostLn),
+        WiringRule::Serial | WiringRule::Post | WiringRule::PostIfSwinNorm => false,
+        WiringRule::Parallel => true,
+        WiringRule::ParallelKey => b.keys.flag("use_parallel_residual")?.unwrap_or(true),
+        WiringRule::ParallelIfNoFfnNorm => {
+            !b.tensors.has(&format!("blk.{layer}.{}.weight", b.features.pre_ffn))
+        }
+    };
+    Ok(if parallel { Wiring::Parallel } else { Wiring::Serial })
+}
+
+/// The norm after a branch, unless the tensor of that name is the norm before one.
+pub(crate) fn post_norm(b: &mut Builder<'_>, layer: usize, name: &str) -> Result<Option<Norm>, EngineError> {
+    if b.built.wiring == WiringRule::PostLn {
+        return b.need_norm(&format!("blk.{layer}.{name}")).map(Some);
+    }
+    if b.built.wiring != WiringRule::Post && (name == b.features.pre_ffn || name == "attn_norm") {
+        return Ok(None);
+    }
+    let mut norm = b.norm(&format!("blk.{layer}.{name}"))?;
+    if let (Some(norm), Some(eps)) = (&mut norm, b.features.post_norm_eps) {
+        norm.eps = eps as f32;
+    }
+    Ok(norm)
+}
+
+impl LayerExtras {
+    /// What follows the branches of a layer.
+    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<LayerExtras, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let (n_embd, n_layers) = (b.n_embd, b.n_layers);
+        let width = b.keys.count("embedding_length_per_layer_input")?.unwrap_or(0);
+        let embedding = if b.features.extras.contains(&Extra::Ple) && width > 0 {
+            let n_rows = width.saturating_mul(n_layers);
+            let model = b.tensors.need_matrix("per_layer_model_proj", n_rows, n_embd)?;
+            let post = at("post_norm");
+            let first = layer * width;
+            Some(LayerEmbedding {
+                first,
+                model: model.rows(first, width),
+                gate: b.tensors.need_matrix(&at("inp_gate"), width, n_embd)?,
+                proj: b.tensors.need_matrix(&at("proj"), n_embd, width)?,
+                post: b.need_norm(&post)?,
+            })
+        } else {
+            None
+        };
+        let out_scale = if b.features.extras.contains(&Extra::OutScale) {
+            b.tensors.vector(&at("layer_output_scale.weight"), 1)?
+        } else {
+            None
+        };
+        let start_scale = if b.features.extras.contains(&Extra::StartScale) {
+            Some(b.need_vector(&at("layer_output_scale.weight"), 1)?)
+        } else {
+            None
+        };
+        let (altup, laurel) = (LayerAltUp::resolve(b, layer)?, Laurel::resolve(b, layer)?);
+        let ngrams = stream_ngrams(b, layer)?;
+        Ok(LayerExtras {
+            embedding,
+            out_scale,
+            start_scale,
+            altup,
+            ngrams,
+            laurel,
+            exit_norm: None,
+            entry: None,
+        })
+    }
+}
+
+/// Factor of the stream behind a layer: some models halve it every few layers.
+pub(crate) fn rescale(b: &Builder<'_>, layer: usize) -> Result<f32, EngineError> {
+    let every = b.keys.count("rescale_every_n_layers")?.filter(|&n| n > 0);
+    Ok(if every.is_some_and(|n| (layer + 1).is_multiple_of(n)) { 0.5 } else { 1.0 })
+}
+
+impl LayerPlan {
+    /// True if branches are added to the one stream that the layer reads.
+    fn adds_plainly(&self) -> bool {
+        matches!(self.wiring, Wiring::Serial | Wiring::Parallel)
+            && self.mix.is_none()
+            && self.connections.is_none()
+    }
+
+    /// The last matrix of the mixer, if its product is added to the stream.
+    pub(crate) fn mixer_end(&self) -> Option<BranchEnd<'_>> {
+        if !self.adds_plainly() || self.post_mixer.is_some() || self.extras.laurel.is_some() {
+            return None;
+        }
+        self.mixer.op().and_then(MixerOp::end)
+    }
+
+    /// The last matrix of the feed-forward, if its product is added to the stream.
+    pub(crate) fn ffn_end(&self) -> Option<BranchEnd<'_>> {
+        if !self.adds_plainly() || self.post_ffn.is_some() {
+            return None;
+        }
+        self.ffn.end()
+    }
+
+    pub(crate) fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
+        if self.extras.ngrams.is_some() {
+            return Err("it looks up n-grams of its tokens");
+        }
+        let mixer = self.mixer.op().map_or(Ok(0), |mixer| mixer.remembered(n_ctx))?;
+        Ok(mixer.saturating_add(self.ffn.remembered()))
+    }
+
+    /// True if the feed-forward reads the residual stream as it was before the layer.
+    pub(crate) fn needs_entry(&self) -> bool {
+        self.ffn.needs_entry()
+    }
+
+    /// Floats per token that are kept of the stream before the layer, and of what follows the branches.
+    fn entry_floats(&self, n_embd: usize) -> usize {
+        let entry = if self.needs_entry() { n_embd } else { 0 };
+        // What a branch reads.
+        let mix = if self.mix.is_some() { n_embd } else { 0 };
+        let embedding = self.extras.embedding.as_ref().map_or(0, |e| 2 * e.gate.n_rows);
+        let ngrams = self.extras.ngrams.as_ref().map_or(0, |ngrams| ngrams.floats_per_token());
+        entry + mix + embedding + ngrams + self.stream_floats(n_embd)
+    }
+
+    /// Floats per token that streams and residuals of low rank take inside a layer.
+    fn stream_floats(&self, n_embd: usize) -> usize {
+        // The computed stream, its norm, what is added to the others, and the factors.
+        let altup = self.extras.altup.as_ref();
+        let altup = altup.map_or(0, |altup| 3 * n_embd + altup.predict.n_rows + 2 * altup.router.n_rows);
+        let laurel = self.extras.laurel.as_ref();
+        altup + laurel.map_or(0, |laurel| laurel.left.n_rows + n_embd)
+    }
+
+    /// Columns of the widest matrix outside of the branches.
+    fn widest_extra(&self) -> usize {
+        let laurel = self.extras.laurel.as_ref().map_or(0, |laurel| laurel.right.n_cols);
+        let ngrams = self.extras.ngrams.as_ref().map_or(0, |ngrams| ngrams.widest());
+        self.extras.embedding.as_ref().map_or(0, |embedding| embedding.proj.n_cols).max(laurel).max(ngrams)
+    }
+
+    /// Columns of the layer's widest matrix.
+    pub(crate) fn widest(&self) -> usize {
+        let mixer = self.mixer.op().map_or(0, MixerOp::widest);
+        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.widest());
+        let mixer = mixer.max(cross);
+        let ffn = self.ffn.widest();
+        let connections = self.connections.as_ref().map_or(0, |both| both.widest());
+        mixer.max(ffn).max(connections).max(self.widest_extra())
+    }
+
+    /// Floats per token that the layer's intermediates take at their widest.
+    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
+        let mixer = self.mixer.op().map_or(0, MixerOp::floats_per_token);
+        // Keys and values of the other stack's tokens, which batches count as their own.
+        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.floats_per_token());
+        let mixer = mixer.max(cross);
+        let ffn = self.ffn.floats_per_token(n_embd);
+        let connections = self.connections.as_ref().map_or(0, |both| both.floats_per_token(n_embd));
+        3 * n_embd + self.entry_floats(n_embd) + mixer.max(ffn) + connections
+    }
+}

@@ -1,0 +1,179 @@
+//! Runs a layer over its one stream.
+
+use crate::engine::EngineError;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::weights::{LoadedNorm, Norm};
+use crate::engine::layers::altup::altup_layer;
+use crate::engine::layers::graph::GraphPlan;
+use crate::engine::layers::hyper::hyper_layer;
+use crate::engine::layers::layer::{LayerExtras, LayerPlan, Wiring};
+use crate::engine::layers::post_ln::post_ln_layer;
+use crate::engine::ops::cycles::enter_stack;
+use crate::engine::ops::dense::FfnInputs;
+use crate::engine::ops::mixer::BranchEnd;
+use crate::engine::ops::stream_mix::{MixRows, mix_streams};
+
+/// Runs one layer over a batch; `x` is the residual stream, `[n_tokens, n_embd]`, or several of them. If not all
+/// rows are wanted, those that are come to its front.
+pub(crate) fn run_layer(
+    cx: &Context<'_>,
+    plan: &GraphPlan,
+    layer: &LayerPlan,
+    batch: &ChunkBatch,
+    x: &mut [f32],
+) -> Result<(), EngineError> {
+    if let Some(entry) = layer.extras.entry {
+        enter_stack(cx, entry, batch, x);
+    }
+    if let Some(connections) = &layer.connections {
+        return hyper_layer(cx, layer, connections, batch, x);
+    }
+    match (&plan.altup, &layer.extras.altup) {
+        (Some(altup), Some(own)) => altup_layer(cx, plan, (altup, own), layer, batch, x),
+        _ if layer.wiring == Wiring::PostLn => post_ln_layer(cx, layer, batch, x),
+        _ => plain_layer(cx, plan, layer, batch, x),
+    }
+}
+
+/// Runs a layer over its one stream.
+pub(crate) fn plain_layer(
+    cx: &Context<'_>,
+    plan: &GraphPlan,
+    layer: &LayerPlan,
+    batch: &ChunkBatch,
+    x: &mut [f32],
+) -> Result<(), EngineError> {
+    let n_embd = cx.n_embd;
+    // With normed wiring the stream goes on from the scaled normed inputs, and the branches are added as they are.
+    let is_normed = layer.wiring == Wiring::Normed;
+    let rho = if is_normed { 1.0 } else { layer.residual_scale };
+    let load = |norm: &Option<Norm>| norm.as_ref().map(|norm| cx.weights.norm(norm)).transpose();
+    let (pre_mixer, post_mixer) = (load(&layer.pre_mixer)?, load(&layer.post_mixer)?);
+    let (pre_ffn, post_ffn) = (load(&layer.pre_ffn)?, load(&layer.post_ffn)?);
+    let mut mixer_input = cx.take(x.len());
+    let mixed = read_mix(cx, layer.mix.as_ref().map(|mix| &mix.mixer), batch, MixRows::All, x)?;
+    norm_or_copy(cx, pre_mixer.as_ref(), mixed.as_deref().unwrap_or(x), &mut mixer_input);
+    cx.give_some(mixed);
+    cx.slot("mixer_input", &mixer_input, n_embd);
+    let begins = layer.mix.as_ref().is_some_and(|mix| mix.keeps);
+    if begins {
+        cx.carried.keep_stream(batch.start, x);
+    }
+    let x = batch.gather(x, n_embd);
+    let entry = layer.needs_entry().then(|| {
+        let mut entry = cx.take(x.len());
+        entry.copy_from_slice(x);
+        entry
+    });
+    let mut branch = cx.take(x.len());
+    let mut ffn_input = cx.take(x.len());
+    // With parallel wiring the feed-forward reads the layer's input too.
+    if layer.wiring == Wiring::Parallel {
+        match &pre_ffn {
+            Some(norm) => cx.norm_rows(norm, x, &mut ffn_input, n_embd),
+            None => ffn_input.copy_from_slice(&batch.select(&mixer_input, n_embd)),
+        }
+    }
+    if begins {
+        // The stream goes on with what the mixer makes.
+        x.fill(0.0);
+    }
+    observe_branch(cx, layer.mixer_end(), rho, x);
+    if let Some(mixer) = layer.mixer.op() {
+        mixer.run(cx, batch, &mixer_input, &mut branch)?;
+        cx.slot("mixer", &branch, n_embd);
+        if is_normed {
+            cx.restart(x, &batch.select(&mixer_input, n_embd), layer.residual_scale);
+        }
+        cx.add_rows(x, &mut branch, post_mixer.as_ref(), rho, n_embd);
+    }
+    if let Some(laurel) = &layer.extras.laurel {
+        laurel.run(cx, &batch.select(&mixer_input, n_embd), x)?;
+    }
+    if let Some(cross) = &layer.cross {
+        cx.norm_rows(&cx.weights.norm(&cross.norm)?, x, &mut ffn_input, n_embd);
+        cross.attention.run_across(cx, batch, &ffn_input, &mut branch)?;
+        cx.slot("cross", &branch, n_embd);
+        cx.add_rows(x, &mut branch, None, rho, n_embd);
+    }
+    if layer.wiring != Wiring::Parallel {
+        let mixed = read_mix(cx, layer.mix.as_ref().map(|mix| &mix.ffn), batch, MixRows::Wanted, x)?;
+        norm_or_copy(cx, pre_ffn.as_ref(), mixed.as_deref().unwrap_or(x), &mut ffn_input);
+        cx.give_some(mixed);
+        cx.slot("ffn_input", &ffn_input, n_embd);
+        if is_normed {
+            cx.restart(x, &ffn_input, layer.residual_scale);
+        }
+    }
+    cx.give([mixer_input]);
+    observe_branch(cx, layer.ffn_end(), rho, x);
+    let inputs = FfnInputs { input: &ffn_input, stream: x, entry: entry.as_deref().unwrap_or_default() };
+    layer.ffn.run(cx, batch, inputs, &mut branch)?;
+    cx.slot("ffn", &branch, n_embd);
+    cx.add_rows(x, &mut branch, post_ffn.as_ref(), rho, n_embd);
+    math::scale_and_cap(cx.weights.level, x, layer.rescale, None);
+    cx.give([ffn_input, branch]);
+    cx.give_some(entry);
+    run_extras(cx, plan, &layer.extras, batch, x)?;
+    cx.slot("output", x, n_embd);
+    Ok(())
+}
+
+/// The rows of `x` normed into `out`, or as they are.
+fn norm_or_copy(cx: &Context<'_>, norm: Option<&LoadedNorm>, x: &[f32], out: &mut [f32]) {
+    match norm {
+        Some(norm) => cx.norm_rows(norm, x, out, cx.n_embd),
+        None => out.copy_from_slice(x),
+    }
+}
+
+/// What a branch reads instead of the stream, if there is a score for it.
+fn read_mix(
+    cx: &Context<'_>,
+    score: Option<&Norm>,
+    batch: &ChunkBatch,
+    rows: MixRows,
+    x: &[f32],
+) -> Result<Option<Buffer>, EngineError> {
+    score.map(|score| mix_streams(cx, score, batch, rows, x)).transpose()
+}
+
+/// Shows the observer what the output of a branch will be added to.
+fn observe_branch(cx: &Context<'_>, end: Option<BranchEnd<'_>>, factor: f32, stream: &[f32]) {
+    if let (Some(observer), Some(end)) = (cx.observer, end) {
+        observer.branch(end.matrix, factor * end.factor, stream);
+    }
+}
+
+/// What follows the branches, on the wanted rows of the stream.
+fn run_extras(
+    cx: &Context<'_>,
+    plan: &GraphPlan,
+    extras: &LayerExtras,
+    batch: &ChunkBatch,
+    x: &mut [f32],
+) -> Result<(), EngineError> {
+    let n_embd = cx.n_embd;
+    // With several streams the embedding is for those that the layer does not compute.
+    let embedding = extras.embedding.as_ref().filter(|_| extras.altup.is_none());
+    if let (Some(embedding), Some(all)) = (embedding, &plan.layer_embeddings) {
+        let mut added = cx.take(x.len());
+        embedding.run(cx, all, batch, x, &mut added)?;
+        let post = cx.weights.norm(&embedding.post)?;
+        cx.add_rows(x, &mut added, Some(&post), 1.0, n_embd);
+        cx.give([added]);
+    }
+    if let Some(factor) = cx.weights.optional(extras.start_scale.as_ref())? {
+        let of_batch = batch.start * n_embd..(batch.start + batch.n_tokens()) * n_embd;
+        let mut start = batch.select(&cx.carried.start[of_batch], n_embd).into_owned();
+        cx.add_rows(x, &mut start, None, factor.first().copied().unwrap_or(1.0), n_embd);
+    }
+    if let Some(factor) = cx.weights.optional(extras.out_scale.as_ref())? {
+        cx.scale_rows(x, factor.first().copied().unwrap_or(1.0));
+    }
+    cx.norm_in_place(extras.exit_norm.as_ref(), x, n_embd)?;
+    Ok(())
+}

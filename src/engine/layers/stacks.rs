@@ -1,0 +1,102 @@
+//! Models of two stacks (T5): what the encoder reads, what the decoder answers, and the states between them.
+
+use std::ops::Range;
+
+use crate::engine::EngineError;
+use crate::engine::exec::batch::{ChunkBatch, TokenChunk};
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::weights::Norm;
+use crate::engine::layers::layer::LayerPlan;
+
+/// Layers that run one after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Stack<'a> {
+    pub(crate) layers: &'a [LayerPlan],
+    /// Layers of the stacks before it.
+    pub(crate) n_before: usize,
+    pub(crate) final_norm: Option<&'a Norm>,
+}
+
+/// Final states of another stack.
+#[derive(Default)]
+pub(crate) struct Memory {
+    pub(crate) states: Buffer,
+    /// First state of every chunk, and the number of states; empty without another stack.
+    pub(crate) cuts: Vec<usize>,
+}
+
+/// Chunks cut into what each of the two stacks reads.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Split {
+    pub(crate) sources: Vec<TokenChunk>,
+    pub(crate) answers: Vec<TokenChunk>,
+    /// First token of every source, and the number of tokens.
+    pub(crate) cuts: Vec<usize>,
+}
+
+impl Split {
+    /// # Errors
+    /// Chunks without tokens for one of the stacks, wanted rows of the encoder, which see what they would predict.
+    pub(crate) fn of(chunks: &[TokenChunk]) -> Result<Self, EngineError> {
+        let mut split = Self { sources: Vec::new(), answers: Vec::new(), cuts: vec![0] };
+        let mut n_states = 0;
+        for (prompt, TokenChunk { tokens, rows, n_source }) in chunks.iter().enumerate() {
+            let end = *n_source;
+            if end == 0 || end >= tokens.len() {
+                return Err(EngineError::NoSource);
+            }
+            if rows.start < end && !rows.is_empty() {
+                return Err(EngineError::PrefixRow { prompt, row: rows.start, end });
+            }
+            let (source, answer) = tokens.split_at(end);
+            let chunk = |tokens: &[u32], rows| TokenChunk { tokens: tokens.to_vec(), rows, n_source: 0 };
+            split.sources.push(chunk(source, 0..end));
+            split.answers.push(chunk(answer, rows.start.saturating_sub(end)..rows.end.saturating_sub(end)));
+            n_states += end;
+            split.cuts.push(n_states);
+        }
+        Ok(split)
+    }
+}
+
+/// Gives every batch the states that its chunks attend to; `cuts` is empty if there are none.
+pub(crate) fn give_memory(batches: &mut [(Range<usize>, ChunkBatch)], cuts: &[usize]) {
+    let mut first = 0;
+    for (_, batch) in batches {
+        let n_chunks = batch.cuts.len() - 1;
+        batch.memory = cuts.get(first..=first + n_chunks).map(<[usize]>::to_vec).unwrap_or_default();
+        first += n_chunks;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(tokens: &[u32], rows: Range<usize>, n_source: usize) -> TokenChunk {
+        TokenChunk { tokens: tokens.to_vec(), rows, n_source }
+    }
+
+    #[test]
+    fn chunks_are_cut_where_the_answer_begins() {
+        let split = Split::of(&[chunk(&[1, 2, 3, 4, 5], 3..5, 3), chunk(&[6, 7], 1..2, 1)]).unwrap();
+        assert_eq!(split.sources, [chunk(&[1, 2, 3], 0..3, 0), chunk(&[6], 0..1, 0)]);
+        assert_eq!(split.answers, [chunk(&[4, 5], 0..2, 0), chunk(&[7], 0..1, 0)]);
+        assert_eq!(split.cuts, [0, 3, 4]);
+        let mut batches = vec![(0..2, ChunkBatch::new([2])), (2..3, ChunkBatch::new([1]))];
+        give_memory(&mut batches, &split.cuts);
+        assert_eq!((&batches[0].1.memory[..], &batches[1].1.memory[..]), (&[0, 3][..], &[3, 4][..]));
+        give_memory(&mut batches, &[]);
+        assert!(batches.iter().all(|(_, batch)| batch.memory.is_empty()));
+    }
+
+    #[test]
+    fn a_stack_without_tokens_and_rows_of_the_encoder_are_refused() {
+        for n_source in [0, 2] {
+            let error = Split::of(&[chunk(&[1, 2], 1..2, n_source)]).unwrap_err();
+            assert!(matches!(error, EngineError::NoSource), "{error}");
+        }
+        let error = Split::of(&[chunk(&[1, 2, 3], 1..3, 2)]).unwrap_err();
+        assert!(matches!(error, EngineError::PrefixRow { row: 1, end: 2, .. }), "{error}");
+    }
+}

@@ -1,0 +1,33 @@
+//! The engine's progress with an architecture.
+
+use crate::arch::GraphFeatures;
+use crate::engine::EngineError;
+use crate::engine::ops::Mixer;
+use crate::engine::resolve::features::BuiltFeatures;
+
+/// Support of the engine for an architecture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Its graph is described, and every feature of the description is built.
+    Runs,
+    /// Its graph cannot be run, for this reason.
+    Refused(String),
+    /// Its card does not describe a graph.
+    Undescribed,
+}
+
+/// Returns the support for an architecture, by `general.architecture`. A model may still have keys or tensors that the
+/// engine refuses.
+#[must_use]
+pub fn stage(arch: &str) -> Stage {
+    let Some(features) = GraphFeatures::of(arch) else { return Stage::Undescribed };
+    let built = BuiltFeatures::of(arch, &features).and_then(|_| Mixer::check_words(arch, &features.mixer));
+    match built {
+        Ok(()) => Stage::Runs,
+        Err(EngineError::NoGraph { reason, .. }) => Stage::Refused(reason),
+        Err(EngineError::Unsupported { feature, value, .. }) => {
+            Stage::Refused(format!("`{feature} = {value}` is not built yet"))
+        }
+        Err(error) => Stage::Refused(error.to_string()),
+    }
+}

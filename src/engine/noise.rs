@@ -1,0 +1,120 @@
+//! Tiny models whose weights are noise, and the arithmetic of their formulas in f64, for tests.
+
+use std::sync::Mutex;
+
+use crate::arch::graph::GraphFeatures;
+use crate::core::progress::Silent;
+use crate::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer, TokenChunk};
+use crate::gguf::Metadata;
+
+/// A model in memory.
+pub(crate) struct NoiseModel {
+    pub(crate) metas: Vec<TensorMeta>,
+    pub(crate) metadata: Metadata,
+    values: Vec<Vec<f32>>,
+}
+
+impl TensorSource for NoiseModel {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.metas
+    }
+
+    fn read_rows(&self, tensor: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let skip = first as usize * self.metas[tensor].shape.n_cols() as usize;
+        let bytes = self.values[tensor][skip..].iter().flat_map(|x| x.to_le_bytes());
+        out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
+        Ok(())
+    }
+}
+
+impl NoiseModel {
+    /// A model without tensors, of architecture `x`.
+    pub(crate) fn new(keys: &[(&str, usize)], eps: f32) -> Self {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", "x");
+        for &(key, value) in keys {
+            metadata.set(format!("x.{key}"), value as u32);
+        }
+        metadata.set("x.attention.layer_norm_rms_epsilon", eps);
+        Self { metas: Vec::new(), metadata, values: Vec::new() }
+    }
+
+    pub(crate) fn add(&mut self, tensors: &[(&str, &[usize])]) {
+        for (name, dims) in tensors {
+            let mut state = 77 + self.metas.len() as u32;
+            let noise = (0..dims.iter().product::<usize>()).map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+            });
+            self.values.push(noise.collect());
+            let shape = Shape::new(dims.iter().map(|&n| n as u64).collect::<Vec<_>>()).unwrap();
+            self.metas.push(TensorMeta { name: (*name).to_owned(), shape, ty: GgmlType::F32 });
+        }
+    }
+
+    /// Puts values in the place of a tensor's noise.
+    pub(crate) fn set(&mut self, name: &str, values: &[f32]) {
+        let at = self.metas.iter().position(|meta| meta.name == name).unwrap();
+        assert_eq!(self.values[at].len(), values.len());
+        self.values[at] = values.to_vec();
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Vec<f64> {
+        let at = self.metas.iter().position(|meta| meta.name == name).unwrap();
+        self.values[at].iter().map(|&x| f64::from(x)).collect()
+    }
+
+    pub(crate) fn plan(&self, graph: &str) -> Result<GraphPlan, EngineError> {
+        let features = GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap();
+        GraphPlan::new(&features, &self.metadata, &self.metas)
+    }
+
+    /// What an operation of the last layer makes of the tokens, whatever the number of threads.
+    pub(crate) fn slot(&self, graph: &str, name: &'static str, tokens: &[u32]) -> Vec<f32> {
+        let run = |n_threads| {
+            let options = EngineOptions { n_threads, ..EngineOptions::default() };
+            let engine = Engine::new(self.plan(graph).unwrap(), self, options).unwrap();
+            let chunk =
+                TokenChunk { tokens: tokens.to_vec(), rows: 0..tokens.len(), ..TokenChunk::default() };
+            let kept = Kept { name, values: Mutex::default() };
+            engine.forward(&[chunk], &Silent, Some(&kept)).unwrap();
+            kept.values.into_inner().unwrap()
+        };
+        let found = run(1);
+        assert_eq!(found, run(3));
+        found
+    }
+}
+
+/// Keeps one slot.
+struct Kept {
+    name: &'static str,
+    values: Mutex<Vec<f32>>,
+}
+
+impl Observer for Kept {
+    fn slot(&self, _: usize, name: &str, x: &[f32], _: usize) {
+        if name == self.name {
+            *self.values.lock().unwrap() = x.to_vec();
+        }
+    }
+}
+
+/// `W x`.
+pub(crate) fn times(w: &[f64], x: &[f64]) -> Vec<f64> {
+    w.chunks(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+}
+
+/// Root mean square norm.
+pub(crate) fn normed(x: &[f64], w: &[f64], eps: f64) -> Vec<f64> {
+    let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    x.iter().zip(w).map(|(x, w)| x / (mean + eps).sqrt() * w).collect()
+}
+
+pub(crate) fn assert_near(found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    for (at, (x, y)) in found.iter().zip(expected).enumerate() {
+        assert!((f64::from(*x) - y).abs() < tolerance, "{at}: {x} and {y}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Causal convolutions of every channel alone.
+
+use crate::core::simd::VectorLoop;
+use crate::engine::EngineError;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::past::move_on;
+use crate::engine::exec::weights::{Vector, WeightReader};
+use crate::engine::ops::scan::{ScanPart, scan, transposed};
+use crate::engine::resolve::builder::Builder;
+
+/// A causal convolution of every channel alone: `y_t = Σ_j w_j u_(t - n_taps + 1 + j) + bias`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conv {
+    /// Taps, `[n_channels, n_taps]`.
+    pub weight: Vector,
+    /// Added to the sum, one per channel.
+    pub bias: Option<Vector>,
+    /// Tokens that a sum spans.
+    pub n_taps: usize,
+}
+
+/// Channels that one task convolves.
+const CONV_CHANNELS: usize = 256;
+
+/// A convolution whose weights are in memory, taps outermost.
+pub(crate) struct LoadedConv {
+    /// `[n_taps, n_channels]`.
+    weight: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    n_taps: usize,
+    n_channels: usize,
+}
+
+impl Conv {
+    /// Returns the floats of the last inputs of `n_channels`, which a sequence remembers.
+    pub(crate) fn remembered(&self, n_channels: usize) -> usize {
+        self.n_taps.saturating_sub(1).saturating_mul(n_channels)
+    }
+}
+
+impl LoadedConv {
+    pub(crate) fn new(weights: &WeightReader<'_>, conv: &Conv) -> Result<Self, EngineError> {
+        let rows = weights.vector(&conv.weight)?;
+        let n_taps = conv.n_taps;
+        let n_channels = rows.len() / n_taps.max(1);
+        let weight = transposed(&rows, n_taps);
+        Ok(Self { weight, bias: weights.optional(conv.bias.as_ref())?, n_taps, n_channels })
+    }
+}
+
+/// What follows a convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConvEnd {
+    /// Nothing.
+    Plain,
+    /// `silu`.
+    Silu,
+}
+
+/// `out += tap * x`, and at the end `out = silu(out)`.
+struct ConvRow<'a> {
+    out: &'a mut [f32],
+    taps: &'a [(&'a [f32], &'a [f32])],
+    end: ConvEnd,
+}
+
+impl VectorLoop for ConvRow<'_> {
+    type Output = ();
+
+    #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
+    #[inline(always)]
+    fn run(self) {
+        for (weight, x) in self.taps {
+            for ((y, &w), &x) in self.out.iter_mut().zip(*weight).zip(*x) {
+                *y += w * x;
+            }
+        }
+        if self.end == ConvEnd::Silu {
+            for y in self.out {
+                *y /= 1.0 + math::exp(-*y);
+            }
+        }
+    }
+}
+
+impl LoadedConv {
+    /// Convolves the channels of `x` over the tokens of every chunk into `out`, both `[n_tokens, n_channels]`.
+    pub(crate) fn run(
+        &self,
+        cx: &Context<'_>,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+        end: ConvEnd,
+    ) -> Result<(), EngineError> {
+        let LoadedConv { weight, bias, n_taps, n_channels } = self;
+        let (level, n_before) = (cx.weights.level, n_taps.saturating_sub(1));
+        let mut place = cx.past.map(|past| past.take(n_before * n_channels));
+        let mut before = match (cx.past, &mut place) {
+            (Some(past), Some(place)) => past.parts(place),
+            _ => Vec::new(),
+        };
+        scan(cx, batch, out, ((*n_channels, CONV_CHANNELS), 0), |part, tile, _| {
+            let ScanPart { chunk, tokens, columns: channels, .. } = part;
+            let before = before.get(chunk).map_or(&[][..], |rows| rows);
+            let mut taps = Vec::with_capacity(*n_taps);
+            for (t, at) in tokens.clone().enumerate() {
+                taps.clear();
+                let skipped = n_taps.saturating_sub(t + 1);
+                if !before.is_empty() {
+                    for tap in 0..skipped {
+                        taps.push((
+                            &weight[tap * n_channels..][channels.clone()],
+                            &before[(t + tap) * n_channels..][channels.clone()],
+                        ));
+                    }
+                }
+                for tap in skipped..*n_taps {
+                    let from = at + 1 + tap - n_taps;
+                    taps.push((
+                        &weight[tap * n_channels..][channels.clone()],
+                        &x[from * n_channels..][channels.clone()],
+                    ));
+                }
+                let out = tile.row_mut(t);
+                match bias {
+                    Some(bias) => out.copy_from_slice(&bias[channels.clone()]),
+                    None => out.fill(0.0),
+                }
+                level.vectorize(ConvRow { out, taps: &taps, end });
+            }
+        })?;
+        for (before, cut) in before.iter_mut().zip(batch.cuts.windows(2)) {
+            move_on(before, &x[cut[0] * n_channels..cut[1] * n_channels]);
+        }
+        cx.give_place(place);
+        Ok(())
+    }
+}
+
+impl Conv {
+    /// A causal convolution of `n_channels`.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        name: &str,
+        n_channels: usize,
+        n_taps: usize,
+    ) -> Result<Conv, EngineError> {
+        let weight = b.need_vector(&format!("{name}.weight"), n_channels.saturating_mul(n_taps))?;
+        let bias = b.tensors.vector(&format!("{name}.bias"), n_channels)?;
+        Ok(Conv { weight, bias, n_taps })
+    }
+}

@@ -1,0 +1,232 @@
+//! Dense feed-forward networks.
+
+use rayon::prelude::*;
+
+use crate::core::simd::SimdLevel;
+use crate::engine::EngineError;
+use crate::engine::exec::activation::{Activation, GatedActivation};
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::{Matrix, Norm};
+use crate::engine::ops::switched::SwitchedDense;
+use crate::engine::resolve::activation::{FfnPart, LayerActivation};
+use crate::engine::resolve::builder::Builder;
+
+/// What a feed-forward may read, `[n_tokens, n_embd]` each.
+#[derive(Clone, Copy)]
+pub(crate) struct FfnInputs<'a> {
+    /// The stream after the norm before the feed-forward.
+    pub(crate) input: &'a [f32],
+    /// The stream before the feed-forward.
+    pub(crate) stream: &'a [f32],
+    /// The stream before the layer; empty unless the layer needs it.
+    pub(crate) entry: &'a [f32],
+}
+
+/// A dense feed-forward: `down(act(gate x, up x))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dense {
+    /// What becomes of the up projection.
+    pub act: Activation,
+    /// Up projection.
+    pub up: Matrix,
+    /// Down projection.
+    pub down: Matrix,
+    /// Norm before the down projection.
+    pub sub_norm: Option<Norm>,
+    /// Of the gate only what exceeds its row's mean by so many standard deviations is left.
+    pub sparsity: Option<f32>,
+    /// Additions to the products that tokens turn on.
+    pub switched: Option<Box<SwitchedDense>>,
+}
+
+impl Dense {
+    /// Columns of the widest matrix.
+    pub(crate) fn widest(&self) -> usize {
+        self.up.n_cols.max(self.down.n_cols)
+    }
+
+    /// Floats per token of the intermediates.
+    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
+        // A gate that is looked at row by row is kept whole.
+        let inner = if self.sparsity.is_some() { 2 } else { 1 };
+        // Beside additions the gate is kept whole too.
+        let switched = self.switched.as_ref().map_or(0, |own| self.up.n_rows + own.floats_per_token());
+        inner * self.up.n_rows + n_embd + switched
+    }
+
+    /// `down(norm(act(gate x) * up x))`, or `down(norm(act(up x)))`; most models have no norm there.
+    pub(crate) fn run(
+        &self,
+        cx: &Context<'_>,
+        x: &[f32],
+        n_tokens: usize,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let mut inner = cx.take(n_tokens * self.up.n_rows);
+        match (self.sparsity, &self.act) {
+            (Some(deviations), Activation::Gated { act, gate }) => {
+                sparse_inner(cx, self, (*act, gate, deviations), x, n_tokens, &mut inner)?;
+            }
+            _ => {
+                let product = Product { weight: &self.up, act: Some(&self.act), out: &mut inner };
+                cx.products(x, n_tokens, vec![product])?;
+            }
+        }
+        cx.norm_in_place(self.sub_norm.as_ref(), &mut inner, self.up.n_rows)?;
+        cx.products(&inner, n_tokens, vec![Product::plain(&self.down, out)])?;
+        cx.give([inner]);
+        Ok(())
+    }
+}
+
+/// `act(top(gate x)) * up x`: of each row of the gate only what is far above its mean is left.
+fn sparse_inner(
+    cx: &Context<'_>,
+    dense: &Dense,
+    (act, gate, deviations): (GatedActivation, &Matrix, f32),
+    x: &[f32],
+    n_tokens: usize,
+    inner: &mut [f32],
+) -> Result<(), EngineError> {
+    let (level, width) = (cx.weights.level, dense.up.n_rows);
+    let mut gates = cx.take(n_tokens * width);
+    let products = vec![Product::plain(&dense.up, inner), Product::plain(gate, &mut gates)];
+    cx.products(x, n_tokens, products)?;
+    cx.workers.install(|| {
+        inner.par_chunks_mut(width).zip(gates.par_chunks_mut(width)).for_each(|(inner, gate)| {
+            cx.clock.time(WorkKind::Activation, || {
+                gaussian_top(level, gate, deviations);
+                math::gated(level, act, gate, inner);
+            });
+        });
+    });
+    cx.give([gates]);
+    Ok(())
+}
+
+/// `x = max(x - (mean + deviations std), 0)` with the standard deviation of the row itself, divided by n (Gemma 3n,
+/// `_gaussian_topk`).
+fn gaussian_top(level: SimdLevel, x: &mut [f32], deviations: f32) {
+    let n = x.len() as f64;
+    let mean = math::moments(level, x, 0.0).0 / n;
+    let std = (math::moments(level, x, mean).1 / n).sqrt();
+    let cut = (mean + std * f64::from(deviations)) as f32;
+    for x in x.iter_mut() {
+        *x = (*x - cut).max(0.0);
+    }
+}
+
+/// Names of the tensors of a dense feed-forward, and its width where a key tells it.
+pub(crate) struct DenseNames {
+    pub(crate) gate: String,
+    pub(crate) up: String,
+    pub(crate) down: String,
+    pub(crate) width: Option<usize>,
+}
+
+impl Dense {
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
+        names: &DenseNames,
+    ) -> Result<Dense, EngineError> {
+        let n_embd = b.n_embd;
+        let cols = b.n_cols(&names.down)?;
+        // T5: GELU with a gate, the card's activation without one.
+        let is_gated = b.features.ffn_gated_if_present && b.tensors.has(&format!("{}.weight", names.gate));
+        let kind = if is_gated {
+            LayerActivation::Gated(GatedActivation::GegluTanh)
+        } else {
+            b.activation(layer, FfnPart::Dense)?
+        };
+        // The width of shared experts has no key in some files, and Qwen 1 counts gate and up together in its key:
+        // the tensor says it, and the key must agree.
+        let width = match names.width {
+            None => cols,
+            Some(both) if matches!(kind, LayerActivation::Gated(_)) && cols.checked_mul(2) == Some(both) => {
+                cols
+            }
+            Some(width) => width,
+        };
+        let (act, up) = match kind {
+            LayerActivation::Plain(act) => {
+                (Activation::Plain(act), b.tensors.need_matrix(&names.up, width, n_embd)?)
+            }
+            LayerActivation::Gated(act) => {
+                let (gate, up) = match b.tensors.matrix(&names.gate, width, n_embd)? {
+                    Some(gate) => (gate, b.tensors.need_matrix(&names.up, width, n_embd)?),
+                    None => {
+                        let n_rows = width.saturating_mul(2);
+                        let both = b.tensors.need_matrix(&names.up, n_rows, n_embd)?;
+                        (both.rows(0, width), both.rows(width, width))
+                    }
+                };
+                (Activation::Gated { act, gate }, up)
+            }
+        };
+        let down = b.tensors.need_matrix(&names.down, n_embd, width)?;
+        let (formula, eps) = (b.formula(), b.eps);
+        let sub_norm = b.tensors.norm(&format!("blk.{layer}.ffn_sub_norm"), width, formula, eps)?;
+        // A scale that is not finite stands for a layer that keeps its whole gate.
+        let sparsity = b.keys.layer_number("activation_sparsity_scale", layer)?;
+        let sparsity = sparsity.filter(|scale| scale.is_finite()).map(|scale| scale as f32);
+        Ok(Dense { act, up, down, sub_norm, sparsity, switched: None })
+    }
+
+    /// The experts whose tensors' names end in `ending`, in order, of rows of `n_embd`.
+    pub(crate) fn experts(
+        b: &mut Builder<'_>,
+        layer: usize,
+        ending: &str,
+        n_experts: usize,
+        n_embd: usize,
+    ) -> Result<Vec<Dense>, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}_{ending}");
+        let width = b.n_cols(&at("ffn_down"))?;
+        let down = b.tensors.experts(&at("ffn_down"), n_experts, n_embd, width)?;
+        let fused = b.tensors.has(&format!("{}.weight", at("ffn_gate_up")));
+        let inner: Vec<_> = match b.activation(layer, FfnPart::Experts)? {
+            LayerActivation::Plain(act) => {
+                let up = b.tensors.experts(&at("ffn_up"), n_experts, width, n_embd)?;
+                up.into_iter().map(|up| (Activation::Plain(act), up)).collect()
+            }
+            LayerActivation::Gated(act) if fused => {
+                let n_rows = width.saturating_mul(2);
+                let both = b.tensors.experts(&at("ffn_gate_up"), n_experts, n_rows, n_embd)?;
+                let halves = both.iter().map(|m| (m.rows(0, width), m.rows(width, width)));
+                halves.map(|(gate, up)| (Activation::Gated { act, gate }, up)).collect()
+            }
+            LayerActivation::Gated(act) => {
+                let up = b.tensors.experts(&at("ffn_up"), n_experts, width, n_embd)?;
+                let gate = b.tensors.experts(&at("ffn_gate"), n_experts, width, n_embd)?;
+                gate.into_iter().zip(up).map(|(gate, up)| (Activation::Gated { act, gate }, up)).collect()
+            }
+        };
+        Ok(inner
+            .into_iter()
+            .zip(down)
+            .map(|((act, up), down)| Dense { act, up, down, sub_norm: None, sparsity: None, switched: None })
+            .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_far_above_the_mean_is_left() {
+        let row = [0.0f32, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 1.0];
+        // Mean 0.4; mean of squares 1.0, so that the variance is 0.84.
+        let mut x = row;
+        gaussian_top(SimdLevel::detect(), &mut x, 1.5);
+        let cut = 0.4 + 1.5 * 0.84f32.sqrt();
+        for (x, from) in x.iter().zip(row) {
+            assert!((x - (from - cut).max(0.0)).abs() < 1e-6, "{x} {from}");
+        }
+        assert_eq!(x.iter().filter(|&&x| x > 0.0).count(), 1);
+    }
+}

@@ -1,0 +1,93 @@
+//! Experts, each run once over the tokens that chose it.
+
+use rayon::prelude::*;
+
+use crate::arch::graph::Weigh;
+use crate::engine::EngineError;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::ops::dense::Dense;
+
+/// Tokens that one task routes, gathers or scatters.
+const TOKENS_PER_TASK: usize = 64;
+
+/// A token's use of an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ExpertChoice {
+    pub(crate) token: u32,
+    pub(crate) weight: f32,
+}
+
+impl ExpertChoice {
+    /// Factors of what the expert reads and of what it makes of it.
+    pub(crate) fn factors(self, weigh: Weigh) -> (f32, f32) {
+        match weigh {
+            Weigh::After => (1.0, self.weight),
+            Weigh::Before => (self.weight, 1.0),
+        }
+    }
+}
+
+/// Adds what experts make of the rows of `x` that chose them, times their weights.
+pub(crate) fn add_experts(
+    cx: &Context<'_>,
+    weigh: Weigh,
+    experts: &[Dense],
+    chosen: &[Vec<ExpertChoice>],
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    for (expert, choices) in experts.iter().zip(chosen) {
+        // An expert that nobody chose is not even read.
+        if !choices.is_empty() {
+            add_expert(cx, weigh, expert, choices, x, out)?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds what an expert makes of the tokens that chose it, `w E(x)` or `E(w x)`.
+pub(crate) fn add_expert(
+    cx: &Context<'_>,
+    weigh: Weigh,
+    expert: &Dense,
+    choices: &[ExpertChoice],
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    let (level, n_embd) = (cx.weights.level, expert.up.n_cols);
+    let mut rows = cx.take(choices.len() * n_embd);
+    cx.workers.install(|| {
+        let tasks = rows.par_chunks_mut(TOKENS_PER_TASK * n_embd);
+        tasks.zip(choices.par_chunks(TOKENS_PER_TASK)).for_each(|(rows, choices)| {
+            cx.clock.time(WorkKind::Route, || {
+                for (row, choice) in rows.chunks_mut(n_embd).zip(choices) {
+                    row.copy_from_slice(&x[choice.token as usize * n_embd..][..n_embd]);
+                    let (factor, _) = choice.factors(weigh);
+                    math::scale_and_cap(level, row, factor, None);
+                }
+            });
+        });
+    });
+    let mut results = cx.take(choices.len() * n_embd);
+    expert.run(cx, &rows, choices.len(), &mut results)?;
+    cx.workers.install(|| {
+        // Choices ascend by token: each task owns some tokens and finds their choices.
+        out.par_chunks_mut(TOKENS_PER_TASK * n_embd).enumerate().for_each(|(task, out)| {
+            let tokens = task * TOKENS_PER_TASK..task * TOKENS_PER_TASK + out.len() / n_embd;
+            let at = |token: usize| choices.partition_point(|c| (c.token as usize) < token);
+            let own = at(tokens.start)..at(tokens.end);
+            cx.clock.time(WorkKind::Route, || {
+                for (row, choice) in results[own.start * n_embd..].chunks(n_embd).zip(&choices[own]) {
+                    let token = choice.token as usize - tokens.start;
+                    let out = &mut out[token * n_embd..][..n_embd];
+                    let (_, factor) = choice.factors(weigh);
+                    math::add_scaled(level, out, row, factor);
+                }
+            });
+        });
+    });
+    cx.give([rows, results]);
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! A layer's own embeddings of the tokens.
+
+use rayon::prelude::*;
+
+use crate::arch::graph::Extra;
+use crate::core::simd::SimdLevel;
+use crate::engine::EngineError;
+use crate::engine::exec::activation::{Activation, PlainActivation};
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
+use crate::engine::resolve::builder::Builder;
+
+/// What the layers' own embeddings of a token are made of, for the whole model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerEmbeddings {
+    /// Embedding, a row per token, a part of it per layer.
+    pub embedding: Matrix,
+    /// Norm of the projected part of a layer.
+    pub norm: Norm,
+    /// Width of a layer's part.
+    pub width: usize,
+}
+
+/// A layer's own embedding of the token, added after its branches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerEmbedding {
+    /// First value of the layer's part in a row of the embedding.
+    pub first: usize,
+    /// Projection of the model's embedding to the layer's part.
+    pub model: Matrix,
+    /// Gate, of the stream.
+    pub gate: Matrix,
+    /// Projection back to the stream.
+    pub proj: Matrix,
+    /// Norm of what is added.
+    pub post: Norm,
+}
+
+impl LayerEmbedding {
+    /// `proj (gelu(gate x) z)`, where `z = (norm(model x0 / sqrt(D)) + sqrt(w) e) / sqrt(2)` is made of the stream's
+    /// start `x0` and the layer's part `e`, `w` wide, of the token's row (Gemma 3n, `project_per_layer_inputs`).
+    pub(crate) fn run(
+        &self,
+        cx: &Context<'_>,
+        all: &LayerEmbeddings,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (n_embd, width, n_wanted) = (cx.n_embd, all.width, batch.n_wanted());
+        let of_batch = batch.start..batch.start + batch.n_tokens();
+        let tokens = batch.select(&cx.carried.tokens[of_batch.clone()], 1);
+        let start = batch.select(&cx.carried.start[of_batch.start * n_embd..of_batch.end * n_embd], n_embd);
+        let mut parts = cx.take(n_wanted * width);
+        cx.products(&start, n_wanted, vec![Product::plain(&self.model, &mut parts)])?;
+        let mut gates = cx.take(n_wanted * width);
+        let gelu = Activation::Plain(PlainActivation::GeluTanh);
+        let gate = Product { weight: &self.gate, act: Some(&gelu), out: &mut gates };
+        cx.products(x, n_wanted, vec![gate])?;
+        let norm = cx.weights.norm(&all.norm)?;
+        let mix = PartMix { norm: &norm, level: cx.weights.level, shrink: (n_embd as f32).sqrt().recip() };
+        cx.workers.install(|| {
+            let rows = gates.par_chunks_mut(width).zip(parts.par_chunks_mut(width));
+            rows.zip(&*tokens).try_for_each(|((gate, part), &token)| {
+                let first = token as usize * all.embedding.n_cols + self.first;
+                let own = Vector { tensor: all.embedding.tensor, first, len: width };
+                mix.apply(gate, part, &cx.weights.vector(&own)?);
+                Ok::<_, EngineError>(())
+            })
+        })?;
+        cx.products(&gates, n_wanted, vec![Product::plain(&self.proj, out)])?;
+        cx.give([parts, gates]);
+        Ok(())
+    }
+}
+
+/// How a token's projected start and own embedding become the factor of its gate.
+struct PartMix<'a> {
+    norm: &'a LoadedNorm,
+    level: SimdLevel,
+    /// Factor of the projected start.
+    shrink: f32,
+}
+
+impl PartMix<'_> {
+    fn apply(&self, gate: &mut [f32], part: &mut [f32], own: &[f32]) {
+        math::scale_and_cap(self.level, part, self.shrink, None);
+        let mut normed = vec![0.0; part.len()];
+        self.norm.row(self.level, part, &mut normed);
+        let grow = (own.len() as f32).sqrt();
+        for ((gate, normed), own) in gate.iter_mut().zip(&normed).zip(own) {
+            *gate *= (normed + own * grow) * std::f32::consts::FRAC_1_SQRT_2;
+        }
+    }
+}
+
+impl LayerEmbeddings {
+    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<LayerEmbeddings>, EngineError> {
+        if !b.features.extras.contains(&Extra::Ple) {
+            return Ok(None);
+        }
+        let width = b.keys.count("embedding_length_per_layer_input")?.unwrap_or(0);
+        if width == 0 {
+            return Ok(None);
+        }
+        let name = "per_layer_token_embd";
+        let tensor = format!("{name}.weight");
+        let n_rows = b.tensors.shape(&tensor).and_then(|shape| usize::try_from(shape.n_rows()).ok());
+        let n_rows = n_rows.ok_or(EngineError::MissingTensor { tensor })?;
+        let embedding = b.tensors.need_matrix(name, n_rows, width.saturating_mul(b.n_layers))?;
+        let norm = b.tensors.norm("per_layer_proj_norm", width, b.formula(), b.eps)?;
+        let tensor = "per_layer_proj_norm.weight".to_owned();
+        Ok(Some(LayerEmbeddings {
+            embedding,
+            norm: norm.ok_or(EngineError::MissingTensor { tensor })?,
+            width,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::exec::weights::NormFormula;
+
+    #[test]
+    fn a_part_is_normed_and_joined_with_the_embedding() {
+        let weight = Some(vec![1.0, 2.0, 0.5, 1.0]);
+        let norm = LoadedNorm { formula: NormFormula::Rms, weight, bias: None, eps: 1e-6 };
+        let mix = PartMix { norm: &norm, level: SimdLevel::detect(), shrink: 0.25 };
+        let (own, projected) = ([0.5f32, -1.0, 0.0, 2.0], [4.0f32, -8.0, 2.0, 1.0]);
+        let (mut gate, mut part) = ([1.0, 2.0, 3.0, -1.0], projected);
+        mix.apply(&mut gate, &mut part, &own);
+        let square: f32 = projected.iter().map(|c| (c / 4.0) * (c / 4.0)).sum::<f32>() / 4.0;
+        for (at, (gate, factor)) in gate.iter().zip([1.0, 2.0, 3.0, -1.0]).enumerate() {
+            let weight = [1.0, 2.0, 0.5, 1.0][at];
+            let normed = projected[at] / 4.0 / (square + 1e-6).sqrt() * weight;
+            let expected = factor * (normed + own[at] * 2.0) / 2f32.sqrt();
+            assert!((gate - expected).abs() < 1e-5, "{at}: {gate} {expected}");
+        }
+    }
+}

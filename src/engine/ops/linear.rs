@@ -1,0 +1,41 @@
+//! One matrix on each position alone, in place of a mixer.
+
+use crate::engine::EngineError;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::weights::Matrix;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+
+impl MixerOp for Matrix {
+    fn run(
+        &self,
+        cx: &Context<'_>,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let rows = batch.select(x, self.n_cols);
+        cx.products(&rows, batch.n_wanted(), vec![Product::plain(self, out)])
+    }
+
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        BranchEnd::of(self, 1.0)
+    }
+
+    fn remembered(&self, _: usize) -> Result<usize, &'static str> {
+        Ok(0)
+    }
+
+    fn widest(&self) -> usize {
+        self.n_cols
+    }
+
+    fn floats_per_token(&self) -> usize {
+        self.n_rows
+    }
+
+    fn thread_bytes(&self, _: usize) -> usize {
+        0
+    }
+}

@@ -1,0 +1,62 @@
+//! Products of low rank: one or two matrices, one after the other.
+
+use crate::engine::EngineError;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::product::Product;
+use crate::engine::exec::rowwise::ValueFunction;
+use crate::engine::exec::weights::Matrix;
+use crate::engine::resolve::builder::Builder;
+
+/// One or two matrices, one after the other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRank {
+    /// The first, or only one.
+    pub first: Matrix,
+    /// The second.
+    pub second: Option<Matrix>,
+}
+
+impl LowRank {
+    /// Columns of the result.
+    #[must_use]
+    pub fn n_rows(&self) -> usize {
+        self.second.as_ref().unwrap_or(&self.first).n_rows
+    }
+
+    /// Floats per token of the result and what is between.
+    pub(crate) fn floats_per_token(&self) -> usize {
+        self.n_rows() + self.first.n_rows
+    }
+
+    /// `second act(first x)`, or `first x`.
+    pub(crate) fn run(
+        &self,
+        cx: &Context<'_>,
+        x: &[f32],
+        n_tokens: usize,
+        act: ValueFunction,
+    ) -> Result<Buffer, EngineError> {
+        let mut inner = cx.take(n_tokens * self.first.n_rows);
+        cx.products(x, n_tokens, vec![Product::plain(&self.first, &mut inner)])?;
+        let Some(second) = &self.second else { return Ok(inner) };
+        cx.map_rows(act, None, &mut inner, self.first.n_rows);
+        let mut out = cx.take(n_tokens * second.n_rows);
+        cx.products(&inner, n_tokens, vec![Product::plain(second, &mut out)])?;
+        cx.give([inner]);
+        Ok(out)
+    }
+
+    /// Two matrices of which the second has the stream's width.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        first: &str,
+        second: &str,
+        rank: usize,
+    ) -> Result<LowRank, EngineError> {
+        let n_embd = b.n_embd;
+        let first = b.tensors.need_matrix(first, rank, n_embd)?;
+        let second = b.tensors.need_matrix(second, n_embd, rank)?;
+        Ok(LowRank { first, second: Some(second) })
+    }
+}

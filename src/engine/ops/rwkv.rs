@@ -1,0 +1,105 @@
+//! What the mixers of RWKV share: heads, norms, and mixing with the token before.
+
+use rayon::prelude::*;
+
+use crate::engine::EngineError;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::buffers::Buffer;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::past::move_on;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::engine::exec::workers::ROWS_PER_TASK;
+use crate::engine::resolve::builder::Builder;
+
+/// The token before less each token, `[n_tokens, n_cols]`; before the first token of a chunk there are zeros.
+pub(crate) fn shifted(cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], n_cols: usize) -> Buffer {
+    let mut out = cx.take(batch.n_tokens() * n_cols);
+    let mut place = cx.past.map(|past| past.take(n_cols));
+    let mut last = match (cx.past, &mut place) {
+        (Some(past), Some(place)) => past.parts(place),
+        _ => Vec::new(),
+    };
+    let shift = |token: usize, row: &mut [f32]| {
+        let at = &x[token * n_cols..][..n_cols];
+        if batch.places[token].position == 0 {
+            row.iter_mut().zip(at).for_each(|(y, &x)| *y = -x);
+        } else {
+            // The first token of a chunk that goes on a sequence follows the last of the step before.
+            let chunk = batch.cuts.binary_search(&token).ok();
+            let before: &[f32] = match chunk.and_then(|chunk| last.get(chunk)) {
+                Some(row) => row,
+                None => &x[(token - 1) * n_cols..][..n_cols],
+            };
+            row.iter_mut().zip(before).zip(at).for_each(|((y, &before), &x)| *y = before - x);
+        }
+    };
+    cx.workers.install(|| {
+        out.par_chunks_mut(ROWS_PER_TASK * n_cols).enumerate().for_each(|(task, rows)| {
+            cx.clock.time(WorkKind::Activation, || {
+                for (at, row) in rows.chunks_mut(n_cols).enumerate() {
+                    shift(task * ROWS_PER_TASK + at, row);
+                }
+            });
+        });
+    });
+    for (last, cut) in last.iter_mut().zip(batch.cuts.windows(2)) {
+        move_on(last, &x[cut[0] * n_cols..cut[1] * n_cols]);
+    }
+    cx.give_place(place);
+    out
+}
+
+/// `x + lerp * shifted`.
+pub(crate) fn lerp(
+    cx: &Context<'_>,
+    lerp: &Vector,
+    x: &[f32],
+    shifted: &[f32],
+) -> Result<Buffer, EngineError> {
+    let weight = cx.weights.vector(lerp)?;
+    let n = weight.len();
+    let mut out = cx.take(x.len());
+    cx.workers.install(|| {
+        let tasks = out.par_chunks_mut(ROWS_PER_TASK * n).zip(x.par_chunks(ROWS_PER_TASK * n));
+        tasks.zip(shifted.par_chunks(ROWS_PER_TASK * n)).for_each(|((out, x), shifted)| {
+            cx.clock.time(WorkKind::Activation, || {
+                for ((out, x), shifted) in out.chunks_mut(n).zip(x.chunks(n)).zip(shifted.chunks(n)) {
+                    let values = out.iter_mut().zip(x).zip(shifted).zip(&weight);
+                    values.for_each(|(((y, &x), &shifted), &w)| *y = x + w * shifted);
+                }
+            });
+        });
+    });
+    Ok(out)
+}
+
+/// Under the root of the norm of a head's output, of which no key tells.
+const HEAD_NORM_EPS: f32 = 64e-5;
+
+/// Heads of a mixer, and their width.
+pub(crate) struct Heads {
+    pub(crate) n: usize,
+    pub(crate) dim: usize,
+}
+
+pub(crate) fn wkv_heads(b: &Builder<'_>) -> Result<Heads, EngineError> {
+    let dim = b.divisor("wkv.head_size", b.n_embd)?;
+    Ok(Heads { n: b.n_embd / dim, dim })
+}
+
+/// The shares of `n` uses, in one tensor.
+pub(crate) fn lerps(b: &mut Builder<'_>, name: &str, n: usize) -> Result<Vec<Vector>, EngineError> {
+    let n_embd = b.n_embd;
+    let all = b.need_vector(name, n.saturating_mul(n_embd))?;
+    Ok((0..n).map(|at| Vector { tensor: all.tensor, first: at * n_embd, len: n_embd }).collect())
+}
+
+pub(crate) fn wkv_norm(b: &mut Builder<'_>, layer: usize) -> Result<Option<Norm>, EngineError> {
+    let name = format!("blk.{layer}.time_mix_ln");
+    b.tensors.norm(&name, b.n_embd, NormFormula::Layer, HEAD_NORM_EPS)
+}
+
+pub(crate) fn square(b: &mut Builder<'_>, name: &str) -> Result<Matrix, EngineError> {
+    b.tensors.need_matrix(name, b.n_embd, b.n_embd)
+}

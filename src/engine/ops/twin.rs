@@ -1,0 +1,70 @@
+//! Two mixers of the same input, whose outputs are added (Falcon H1).
+
+use crate::engine::EngineError;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::ops::Mixer;
+use crate::engine::ops::mixer::{BranchEnd, MixerOp};
+
+/// Two mixers that read the same input and whose outputs are added.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Twin {
+    /// The first.
+    pub first: Mixer,
+    /// The second.
+    pub second: Mixer,
+    /// Width of their outputs.
+    pub n_embd: usize,
+}
+
+impl Twin {
+    fn both(&self) -> impl Iterator<Item = &dyn MixerOp> {
+        [&self.first, &self.second].into_iter().filter_map(Mixer::op)
+    }
+}
+
+impl MixerOp for Twin {
+    fn run(
+        &self,
+        cx: &Context<'_>,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        if let Some(first) = self.first.op() {
+            first.run(cx, batch, x, out)?;
+        }
+        if let Some(second) = self.second.op() {
+            let mut added = cx.take(out.len());
+            second.run(cx, batch, x, &mut added)?;
+            cx.add_rows(out, &mut added, None, 1.0, self.n_embd);
+            cx.give([added]);
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> Option<BranchEnd<'_>> {
+        None
+    }
+
+    fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
+        self.both().try_fold(0usize, |sum, mixer| Ok(sum.saturating_add(mixer.remembered(n_ctx)?)))
+    }
+
+    fn handed_floats(&self) -> usize {
+        self.both().map(MixerOp::handed_floats).sum()
+    }
+
+    fn widest(&self) -> usize {
+        self.both().map(MixerOp::widest).max().unwrap_or(0)
+    }
+
+    fn floats_per_token(&self) -> usize {
+        // The second branch has a buffer of its own.
+        self.n_embd + self.both().map(MixerOp::floats_per_token).max().unwrap_or(0)
+    }
+
+    fn thread_bytes(&self, chunk_len: usize) -> usize {
+        self.both().map(|mixer| mixer.thread_bytes(chunk_len)).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,7 @@
+//! What is made of hidden states: logits folded into scores and divergences, next tokens, vectors of texts.
+
+mod draw;
+mod embeddings;
+pub(super) mod head;
+mod pair;
+pub(super) mod rows;

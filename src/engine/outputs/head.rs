@@ -1,0 +1,320 @@
+//! The head: logits block by block over the vocabulary, folded as they come, so that nothing of the size of
+//! tokens times vocabulary exists.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, PoisonError};
+
+use rayon::prelude::*;
+
+use crate::core::progress::Progress;
+use crate::core::simd::SimdLevel;
+use crate::engine::EngineError;
+use crate::engine::exec::buffers::{Buffer, Buffers};
+use crate::engine::exec::carried::Carried;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::hidden::Hidden;
+use crate::engine::exec::math;
+use crate::engine::exec::matmul::{MatrixTile, MatrixView};
+use crate::engine::exec::observer::Observer;
+use crate::engine::exec::panel::{Panel, SLICE_TOKENS, cuts};
+use crate::engine::exec::product::Product;
+use crate::engine::exec::rope::RopeTables;
+use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::weights::WeightReader;
+use crate::engine::exec::workers::lend;
+use crate::engine::layers::forward::Engine;
+use crate::engine::outputs::pair;
+
+/// Logits held at a time.
+pub(crate) const BLOCK_LOGITS: usize = 8 << 20;
+/// Vocabulary rows of a block: a multiple of a panel, so that blocks cut at panels.
+const BLOCK_ROWS: usize = 768;
+
+/// What one row says about the token that follows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenScore {
+    /// Negative log likelihood of the target, natural logarithm.
+    pub nll: f64,
+    /// The most likely token, lowest index on ties.
+    pub top: u32,
+}
+
+/// How two rows differ: the first is the reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenDivergence {
+    /// The reference's score.
+    pub reference: TokenScore,
+    /// The model's score.
+    pub model: TokenScore,
+    /// Kullback-Leibler divergence of the model from the reference.
+    pub kld: f64,
+}
+
+/// A log-softmax in progress.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogitFold {
+    max: f32,
+    sum: f64,
+    /// `Σ e^(a - max_a) (a - b)`, in the reference's fold.
+    weighted: f64,
+    target: f32,
+    top: (f32, u32),
+}
+
+impl LogitFold {
+    pub(crate) const START: Self = Self {
+        max: f32::NEG_INFINITY,
+        sum: 0.0,
+        weighted: 0.0,
+        target: f32::NAN,
+        top: (f32::NEG_INFINITY, 0),
+    };
+
+    /// Takes in the logits of vocabulary rows `first ..`.
+    pub(crate) fn add(&mut self, level: SimdLevel, logits: &[f32], first: usize, target: u32) {
+        let peak = math::max(level, logits);
+        if peak > self.top.0 {
+            let at = logits.iter().position(|&z| z == peak).unwrap_or(0);
+            self.top = (peak, (first + at) as u32);
+        }
+        self.lift(peak);
+        self.sum += math::sum_of_exp(level, logits, self.max);
+        if let Some(&z) = (target as usize).checked_sub(first).and_then(|at| logits.get(at)) {
+            self.target = z;
+        }
+    }
+
+    /// Folds of the same vocabulary rows' logits of the reference and of the model.
+    pub(crate) fn pair(
+        level: SimdLevel,
+        (a, b): (&[f32], &[f32]),
+        first: usize,
+        target: u32,
+    ) -> (Self, Self) {
+        let (mut fold_a, mut fold_b) = (Self::START, Self::START);
+        fold_a.add(level, a, first, target);
+        fold_b.add(level, b, first, target);
+        fold_a.weighted = math::weighted_difference(level, a, b, fold_a.max);
+        (fold_a, fold_b)
+    }
+
+    /// Makes the sums relative to a larger maximum.
+    fn lift(&mut self, peak: f32) {
+        if peak > self.max {
+            let shrink = f64::from(self.max - peak).exp();
+            self.sum *= shrink;
+            self.weighted *= shrink;
+            self.max = peak;
+        }
+    }
+
+    /// Takes in the fold of later vocabulary rows.
+    pub(crate) fn merge(&mut self, later: &Self) {
+        if later.top.0 > self.top.0 {
+            self.top = later.top;
+        }
+        self.lift(later.max);
+        let shrink = f64::from(later.max - self.max).exp();
+        self.sum += later.sum * shrink;
+        self.weighted += later.weighted * shrink;
+        if !later.target.is_nan() {
+            self.target = later.target;
+        }
+    }
+
+    pub(crate) fn log_sum(&self) -> f64 {
+        f64::from(self.max) + self.sum.ln()
+    }
+
+    pub(crate) fn score(&self) -> TokenScore {
+        TokenScore { nll: self.log_sum() - f64::from(self.target), top: self.top.1 }
+    }
+}
+
+impl Engine<'_> {
+    pub(crate) fn head_run<'r>(
+        &'r self,
+        progress: &'r dyn Progress,
+        observer: Option<&'r dyn Observer>,
+    ) -> Context<'r> {
+        Context {
+            n_embd: self.plan.n_embd,
+            weights: WeightReader { source: self.source, level: self.options.level },
+            workers: &self.workers,
+            progress,
+            observer,
+            clock: &self.clock,
+            ropes: RopeTables::default(),
+            memory: Buffer::default(),
+            layer: AtomicUsize::new(self.plan.layers.len()),
+            buffers: Buffers::default(),
+            carried: Carried::default(),
+            past: None,
+        }
+    }
+
+    /// Blocks of vocabulary rows for `n_rows` hidden states.
+    pub(crate) fn blocks(&self, n_rows: usize) -> impl Iterator<Item = Range<usize>> {
+        let fitting = (BLOCK_LOGITS / n_rows.max(1)) / BLOCK_ROWS * BLOCK_ROWS;
+        let step = fitting.max(BLOCK_ROWS);
+        let n_vocab = self.plan.n_vocab;
+        (0..n_vocab).step_by(step).map(move |first| first..(first + step).min(n_vocab))
+    }
+
+    pub(crate) fn logits_block(
+        &self,
+        run: &Context<'_>,
+        hidden: &Hidden,
+        vocabulary: &Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let matrix = self.plan.head.rows(vocabulary.start, vocabulary.len());
+        run.products(&hidden.states, hidden.n_rows, vec![Product::plain(&matrix, out)])?;
+        let level = self.options.level;
+        let n = vocabulary.len().max(1);
+        self.workers.install(|| {
+            out.par_chunks_mut(n).for_each(|row| self.plan.finish_logits(level, row, n, vocabulary.start));
+        });
+        Ok(())
+    }
+
+    /// All logits of the rows, `[n_rows, n_vocab]`: for few rows only.
+    ///
+    /// # Errors
+    /// Unreadable weights, cancellation.
+    pub fn logits(&self, hidden: &Hidden, progress: &dyn Progress) -> Result<Vec<f32>, EngineError> {
+        let mut logits = vec![0.0; hidden.n_rows * self.plan.n_vocab];
+        self.logits_block(&self.head_run(progress, None), hidden, &(0..self.plan.n_vocab), &mut logits)?;
+        Ok(logits)
+    }
+
+    /// Scores of `targets`, one per row.
+    ///
+    /// # Errors
+    /// Unreadable weights, cancellation.
+    pub fn scores(
+        &self,
+        hidden: &Hidden,
+        targets: &[u32],
+        progress: &dyn Progress,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Vec<TokenScore>, EngineError> {
+        let run = self.head_run(progress, observer);
+        let (head, n_embd) = (&self.plan.head, self.plan.head.n_cols);
+        if hidden.n_rows == 0 {
+            return Ok(Vec::new());
+        }
+        run.observe(std::iter::once(head), &hidden.states);
+        let affix = run.affix(head)?;
+        let panels: Vec<Panel<'_>> = Panel::of(head, None).collect();
+        let slices = cuts(hidden.n_rows, SLICE_TOKENS);
+        let mut folds = vec![LogitFold::START; hidden.n_rows];
+        run.each_block(&panels, |block, _, decoded| {
+            // Logits are folded where they are computed, panel by panel, and the folds then in the panels' order.
+            let parts: Vec<Mutex<Vec<LogitFold>>> =
+                (0..block.len() * (slices.len() - 1)).map(|_| Mutex::default()).collect();
+            self.workers.each(parts.len(), |scratch, task| {
+                if progress.is_cancelled() {
+                    return Err(EngineError::Cancelled);
+                }
+                let (slice, panel) = (task / block.len(), task % block.len());
+                let (rows, panel, weights) =
+                    (slices[slice]..slices[slice + 1], &block[panel], decoded[panel].weight);
+                let x = MatrixView::new(&hidden.states[rows.start * n_embd..], rows.len(), n_embd, n_embd);
+                let logits = lend(&mut scratch.tile, rows.len() * panel.n);
+                let mut tile = MatrixTile::whole(logits, rows.len(), panel.n);
+                run.clock.time(WorkKind::Product, || affix.multiply(&mut tile, x, weights, panel));
+                let part = run.clock.time(WorkKind::Fold, || {
+                    self.fold(logits, panel.n, panel.first, &targets[rows.start.min(targets.len())..])
+                });
+                *parts[task].lock().unwrap_or_else(PoisonError::into_inner) = part;
+                Ok(())
+            })?;
+            self.workers.install(|| {
+                folds.par_chunks_mut(SLICE_TOKENS).enumerate().for_each(|(slice, folds)| {
+                    for part in &parts[slice * block.len()..(slice + 1) * block.len()] {
+                        let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+                        folds.iter_mut().zip(&*part).for_each(|(fold, part)| fold.merge(part));
+                    }
+                });
+            });
+            Ok(())
+        })?;
+        Ok(folds.iter().map(LogitFold::score).collect())
+    }
+
+    /// Folds a tile of logits whose rows are vocabulary rows `first .. first + n`.
+    fn fold(&self, logits: &mut [f32], n: usize, first: usize, targets: &[u32]) -> Vec<LogitFold> {
+        let level = self.options.level;
+        self.plan.finish_logits(level, logits, n, first);
+        let fold = |(logits, &target): (&mut [f32], &u32)| {
+            let mut fold = LogitFold::START;
+            fold.add(level, logits, first, target);
+            fold
+        };
+        logits.chunks_mut(n).zip(targets).map(fold).collect()
+    }
+
+    /// Scores and divergences of two models' rows; `self` is the reference. The rows must belong to the same tokens.
+    ///
+    /// # Errors
+    /// [`EngineError::Vocabulary`] if the heads differ in size; unreadable weights, cancellation.
+    pub fn divergences(
+        &self,
+        hidden: &Hidden,
+        model: &Engine<'_>,
+        model_hidden: &Hidden,
+        targets: &[u32],
+        progress: &dyn Progress,
+    ) -> Result<Vec<TokenDivergence>, EngineError> {
+        if self.plan.n_vocab != model.plan.n_vocab || hidden.n_rows != model_hidden.n_rows {
+            let (model, baseline) = (model.plan.n_vocab, self.plan.n_vocab);
+            return Err(EngineError::Vocabulary { model, baseline });
+        }
+        let folds = if self.plan.head.n_cols == model.plan.head.n_cols {
+            pair::folds((self, hidden), (model, model_hidden), targets, progress)?
+        } else {
+            self.fold_blocks(hidden, (model, model_hidden), targets, progress)?
+        };
+        Ok(folds
+            .iter()
+            .map(|(a, b)| {
+                let kld = a.weighted / a.sum - a.log_sum() + b.log_sum();
+                // Rounding may leave a divergence of nearly equal rows a hair below zero.
+                let kld = if (-1e-9..0.0).contains(&kld) { 0.0 } else { kld };
+                TokenDivergence { reference: a.score(), model: b.score(), kld }
+            })
+            .collect())
+    }
+
+    /// Folds of both models' rows, block by block of the vocabulary: heads of different width are cut differently.
+    fn fold_blocks(
+        &self,
+        hidden: &Hidden,
+        (model, model_hidden): (&Engine<'_>, &Hidden),
+        targets: &[u32],
+        progress: &dyn Progress,
+    ) -> Result<Vec<(LogitFold, LogitFold)>, EngineError> {
+        let level = self.options.level;
+        let (run, model_run) = (self.head_run(progress, None), model.head_run(progress, None));
+        let mut folds = vec![(LogitFold::START, LogitFold::START); hidden.n_rows];
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        for vocabulary in self.blocks(hidden.n_rows * 2) {
+            let n = vocabulary.len();
+            a.resize(hidden.n_rows * n, 0.0);
+            b.resize(hidden.n_rows * n, 0.0);
+            self.logits_block(&run, hidden, &vocabulary, &mut a)?;
+            model.logits_block(&model_run, model_hidden, &vocabulary, &mut b)?;
+            self.workers.install(|| {
+                let rows = folds.par_iter_mut().zip(a.par_chunks(n)).zip(b.par_chunks(n)).zip(targets);
+                rows.for_each(|((((fold_a, fold_b), a), b), &target)| {
+                    let (part_a, part_b) = LogitFold::pair(level, (a, b), vocabulary.start, target);
+                    fold_a.merge(&part_a);
+                    fold_b.merge(&part_b);
+                });
+            });
+        }
+        Ok(folds)
+    }
+}

@@ -1,0 +1,143 @@
+//! Whole rows of logits, some at a time, and divergences from a baseline whose log-probabilities are known.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::core::progress::Progress;
+use crate::engine::EngineError;
+use crate::engine::exec::hidden::Hidden;
+use crate::engine::layers::forward::Engine;
+use crate::engine::outputs::head::{BLOCK_LOGITS, LogitFold, TokenDivergence, TokenScore};
+
+/// Rows of logits held at a time at least: decoding a weight costs as much as multiplying it with some fifty rows.
+const MIN_ROWS: usize = 64;
+/// Log-probabilities at and below this count for nothing in a divergence (llama-perplexity's limit).
+const LEAST_LOG_PROB: f32 = -16.0;
+
+/// What a baseline said, without the baseline.
+pub trait LogProbs: Sync {
+    /// The log-probabilities (natural logarithm) of tokens `first .. first + out.len()` at a row.
+    fn read(&self, row: usize, first: usize, out: &mut [f32]);
+}
+
+/// One row of a baseline, folded block by block.
+#[derive(Clone, Copy, Debug)]
+struct KnownFold {
+    /// `Σ p`.
+    mass: f64,
+    /// `Σ p (ln p - z)`, with the model's logits z.
+    weighted: f64,
+    target: f32,
+    top: (f32, u32),
+}
+
+impl KnownFold {
+    const START: Self = Self { mass: 0.0, weighted: 0.0, target: f32::NAN, top: (f32::NEG_INFINITY, 0) };
+
+    fn add(&mut self, known: &[f32], logits: &[f32], first: usize, target: u32) {
+        for (at, (&log_prob, &logit)) in known.iter().zip(logits).enumerate() {
+            if log_prob > self.top.0 {
+                self.top = (log_prob, (first + at) as u32);
+            }
+            if log_prob > LEAST_LOG_PROB {
+                let p = f64::from(log_prob.exp());
+                self.mass += p;
+                self.weighted += p * f64::from(log_prob - logit);
+            }
+        }
+        if let Some(&log_prob) = (target as usize).checked_sub(first).and_then(|at| known.get(at)) {
+            self.target = log_prob;
+        }
+    }
+
+    fn score(&self) -> TokenScore {
+        TokenScore { nll: -f64::from(self.target), top: self.top.1 }
+    }
+}
+
+impl Hidden {
+    /// Some of the rows, one range after the other.
+    #[must_use]
+    pub fn select(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
+        let n_embd = self.states.len() / self.n_rows.max(1);
+        let (mut n_rows, mut states) = (0, Vec::new());
+        for range in ranges {
+            let end = range.end.min(self.n_rows);
+            let rows = range.start.min(end)..end;
+            n_rows += rows.len();
+            states.extend_from_slice(&self.states[rows.start * n_embd..rows.end * n_embd]);
+        }
+        Self { n_rows, states: states.into() }
+    }
+}
+
+impl Engine<'_> {
+    /// Calls `each` with the logits of the rows, in order, and with the index of the first row that it gets: a few
+    /// megabytes at a time, `[some rows, n_vocab]`.
+    ///
+    /// # Errors
+    /// Unreadable weights, cancellation, and what `each` returns.
+    pub fn each_logits<E: From<EngineError>>(
+        &self,
+        hidden: &Hidden,
+        progress: &dyn Progress,
+        mut each: impl FnMut(usize, &[f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let n_vocab = self.plan.n_vocab;
+        let run = self.head_run(progress, None);
+        let step = (BLOCK_LOGITS / n_vocab.max(1)).max(MIN_ROWS);
+        let mut logits = Vec::new();
+        for first in (0..hidden.n_rows).step_by(step) {
+            if progress.is_cancelled() {
+                return Err(EngineError::Cancelled.into());
+            }
+            let part = hidden.select(std::iter::once(first..first + step));
+            logits.resize(part.n_rows * n_vocab, 0.0);
+            self.logits_block(&run, &part, &(0..n_vocab), &mut logits)?;
+            each(first, &logits)?;
+        }
+        Ok(())
+    }
+
+    /// Scores and divergences of the model's rows from log-probabilities that are known.
+    ///
+    /// # Exactness
+    /// As llama-perplexity's `--kl-divergence`: the baseline's probabilities are taken as they are, those of at most
+    /// e^-16 left out, and not normalized; a divergence may be a little below zero.
+    ///
+    /// # Errors
+    /// Unreadable weights, cancellation.
+    pub fn divergences_from(
+        &self,
+        hidden: &Hidden,
+        known: &dyn LogProbs,
+        targets: &[u32],
+        progress: &dyn Progress,
+    ) -> Result<Vec<TokenDivergence>, EngineError> {
+        let level = self.options.level;
+        let run = self.head_run(progress, None);
+        let mut folds = vec![(LogitFold::START, KnownFold::START); hidden.n_rows];
+        let mut logits = Vec::new();
+        for vocabulary in self.blocks(hidden.n_rows) {
+            let n = vocabulary.len();
+            logits.resize(hidden.n_rows * n, 0.0);
+            self.logits_block(&run, hidden, &vocabulary, &mut logits)?;
+            self.workers.install(|| {
+                let rows = folds.par_iter_mut().enumerate().zip(logits.par_chunks(n)).zip(targets);
+                rows.for_each_init(Vec::new, |log_probs, (((row, (own, base)), logits), &target)| {
+                    log_probs.resize(n, 0.0);
+                    known.read(row, vocabulary.start, log_probs);
+                    own.add(level, logits, vocabulary.start, target);
+                    base.add(log_probs, logits, vocabulary.start, target);
+                });
+            });
+        }
+        let divergence = |(own, base): &(LogitFold, KnownFold)| TokenDivergence {
+            reference: base.score(),
+            model: own.score(),
+            kld: base.weighted + base.mass * own.log_sum(),
+        };
+        Ok(folds.iter().map(divergence).collect())
+    }
+}

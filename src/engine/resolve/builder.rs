@@ -1,0 +1,173 @@
+//! State shared by everything that resolves a graph: features, keys, tensors, and what has been found so far.
+
+use crate::arch::graph::{Cap, CapName, GraphFeatures, NormKind, ResidualRule};
+use crate::engine::EngineError;
+use crate::engine::exec::rope::Rope;
+use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::engine::resolve::features::BuiltFeatures;
+use crate::engine::resolve::keys::ArchKeys;
+use crate::engine::resolve::tensors::TensorClaims;
+
+const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
+
+const LAYER_EPS: &str = "attention.layer_norm_epsilon";
+
+/// What the parts of the builder share.
+pub(crate) struct Builder<'a> {
+    pub(crate) features: &'a GraphFeatures,
+    /// The features that are narrower here than in the card.
+    pub(crate) built: BuiltFeatures,
+    pub(crate) keys: ArchKeys<'a>,
+    pub(crate) tensors: TensorClaims<'a>,
+    pub(crate) n_embd: usize,
+    /// Layers that are run.
+    pub(crate) n_layers: usize,
+    pub(crate) eps: f32,
+    pub(crate) residual_scale: f32,
+    pub(crate) ropes: Vec<Rope>,
+    /// Longest chunk that every layer so far is built for.
+    pub(crate) chunk_limit: Option<usize>,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Builder<'_> {
+    pub(crate) fn formula(&self) -> NormFormula {
+        match self.features.norm {
+            NormKind::RmsByKey if self.keys.nonzero(RMS_EPS).ok().flatten().is_some() => NormFormula::Rms,
+            NormKind::Rms | NormKind::RmsFree => NormFormula::Rms,
+            NormKind::RmsByKey | NormKind::Layer | NormKind::LayerFree => NormFormula::Layer,
+        }
+    }
+
+    pub(crate) fn norm_eps(&mut self) -> Result<f32, EngineError> {
+        let implied = match self.formula() {
+            NormFormula::Rms => [RMS_EPS, LAYER_EPS],
+            NormFormula::Layer => [LAYER_EPS, RMS_EPS],
+        };
+        let named: Vec<&str> = self.features.norm_eps.iter().map(String::as_str).collect();
+        let keys = if named.is_empty() { &implied[..] } else { &named[..] };
+        for (at, key) in keys.iter().enumerate() {
+            if let Some(eps) = self.keys.number(key)? {
+                if at > 0 && named.is_empty() {
+                    // Some converters write the other norm's key; the number is meant all the same.
+                    self.warnings.push(format!(
+                        "`{}` is used in place of `{}`",
+                        self.keys.key(key),
+                        self.keys.key(keys[0])
+                    ));
+                }
+                return Ok(eps as f32);
+            }
+        }
+        Err(EngineError::MissingKey { key: self.keys.key(keys[0]) })
+    }
+
+    /// A norm of the residual stream that must be there (or has no tensors by its kind).
+    pub(crate) fn need_norm(&mut self, name: &str) -> Result<Norm, EngineError> {
+        if matches!(self.features.norm, NormKind::RmsFree | NormKind::LayerFree) {
+            return Ok(Norm { formula: self.formula(), weight: None, bias: None, eps: self.eps });
+        }
+        self.norm(name)?.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
+    }
+
+    /// A norm of the residual stream, if its tensor is there.
+    pub(crate) fn norm(&mut self, name: &str) -> Result<Option<Norm>, EngineError> {
+        self.tensors.norm(name, self.n_embd, self.formula(), self.eps)
+    }
+
+    /// A matrix with as many rows of the stream's width as its tensor has.
+    pub(crate) fn rows_of(&mut self, name: &str) -> Result<Matrix, EngineError> {
+        let tensor = format!("{name}.weight");
+        let n_rows = self.tensors.shape(&tensor).and_then(|shape| usize::try_from(shape.n_rows()).ok());
+        match n_rows {
+            Some(n_rows) => self.tensors.need_matrix(name, n_rows, self.n_embd),
+            None => Err(EngineError::MissingTensor { tensor }),
+        }
+    }
+
+    /// The first row of a matrix of the stream's width, if there is one.
+    pub(crate) fn first_row(&mut self, name: &str) -> Result<Option<Vector>, EngineError> {
+        if !self.tensors.has(&format!("{name}.weight")) {
+            return Ok(None);
+        }
+        let matrix = self.rows_of(name)?;
+        Ok(Some(Vector { tensor: matrix.tensor, first: 0, len: self.n_embd }))
+    }
+
+    /// A soft cap: the file's key where the card allows one, else the card's number.
+    pub(crate) fn cap(&self, cap: Cap, key: &str) -> Result<Option<f32>, EngineError> {
+        let found = self.keys.nonzero(key)?.map(|v| v as f32);
+        Ok(match cap {
+            Cap::Named(CapName::Off) => None,
+            Cap::Named(CapName::Key) => found,
+            Cap::Number(default) => Some(found.unwrap_or(default as f32)),
+        })
+    }
+
+    /// A norm without weight or bias, root mean square.
+    pub(crate) fn free_norm(&self) -> Norm {
+        Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: self.eps }
+    }
+
+    /// A vector that must be there.
+    pub(crate) fn need_vector(&mut self, name: &str, len: usize) -> Result<Vector, EngineError> {
+        let found = self.tensors.vector(name, len)?;
+        found.ok_or_else(|| EngineError::MissingTensor { tensor: name.to_owned() })
+    }
+
+    /// Some rows of a matrix for each of several uses.
+    pub(crate) fn cut<const N: usize>(
+        &mut self,
+        name: &str,
+        n_rows: [usize; N],
+        n_cols: usize,
+    ) -> Result<[Matrix; N], EngineError> {
+        let total = n_rows.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
+        let all = self.tensors.need_matrix(name, total, n_cols)?;
+        let mut first = 0;
+        Ok(n_rows.map(|n| {
+            let part = all.rows(first, n);
+            first += n;
+            part
+        }))
+    }
+
+    /// A norm of rows of `len`, of the kind of the residual stream's.
+    pub(crate) fn norm_of(&mut self, name: &str, len: usize) -> Result<Option<Norm>, EngineError> {
+        self.tensors.norm(name, len, self.formula(), self.eps)
+    }
+
+    /// The count of a key, which must divide `whole`.
+    pub(crate) fn divisor(&self, name: &str, whole: usize) -> Result<usize, EngineError> {
+        let n = self.keys.need_count(name)?;
+        if whole.is_multiple_of(n) {
+            return Ok(n);
+        }
+        Err(self.keys.unknown(
+            name,
+            "a divisor of what it divides",
+            &format!("{n}, which does not divide {whole}"),
+        ))
+    }
+
+    /// True if every layer has one branch only.
+    pub(crate) fn is_single(&self) -> bool {
+        self.features.residual == ResidualRule::Single
+    }
+
+    /// Width of the input of the matrices `name.weight`.
+    pub(crate) fn n_cols(&self, name: &str) -> Result<usize, EngineError> {
+        let tensor = format!("{name}.weight");
+        match self.tensors.shape(&tensor) {
+            Some(shape) => Ok(usize::try_from(shape.n_cols()).unwrap_or(usize::MAX)),
+            None => Err(EngineError::MissingTensor { tensor }),
+        }
+    }
+
+    /// Heads of a layer that has no key-value heads.
+    pub(crate) fn state_heads(&self, layer: usize) -> Result<usize, EngineError> {
+        let key = "attention.head_count";
+        let found = self.keys.layer_count(key, layer)?.filter(|&n| n > 0);
+        found.ok_or_else(|| self.keys.missing(key))
+    }
+}

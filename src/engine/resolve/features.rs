@@ -1,0 +1,320 @@
+//! What a card asks for, narrowed to what the engine has: each key of the vocabulary is either resolved here, read as it
+//! is by the rest of the builder, or refused by name.
+
+use std::fmt::Debug;
+
+use crate::arch::graph::{
+    Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, NormKind, Positions, ResidualRule,
+    RouterInput, WindowKind,
+};
+use crate::engine::EngineError;
+use crate::engine::exec::activation::{GatedActivation, PlainActivation};
+use crate::engine::exec::mask::Mask;
+use crate::engine::exec::weights::NormFormula;
+
+/// What a model's outputs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelKind {
+    /// Logits of the next token.
+    Decoder,
+    /// Vectors or scores of texts; there is no next token to predict. Tokens see one another, but where a decoder was made
+    /// to score texts.
+    Encoder,
+    /// Logits of masked tokens, which see all others.
+    Diffusion,
+}
+
+/// Function that makes the router's logits probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatingFunction {
+    /// Softmax over all experts.
+    Softmax,
+    /// Logistic function of each.
+    Sigmoid,
+    /// Selected by logits, softmax over the selected.
+    SoftmaxWeight,
+    /// Each of two is weighed among the experts near it (Liu et al. 2023).
+    Sparsemixer,
+    /// Root of `ln(1 + e^l)`.
+    SqrtSoftplus,
+}
+
+/// An activation, before it is known which tensors it reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ActivationKind {
+    /// Of the up projection alone.
+    Plain(PlainActivation),
+    /// Of a gate, times the up projection.
+    Gated(GatedActivation),
+    /// xIELU with the layer's parameters.
+    Xielu,
+    /// SiTU with the model's parameters.
+    Situ,
+}
+
+/// How a layer's wiring is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WiringRule {
+    Serial,
+    /// Serial without norms before the branches.
+    Post,
+    /// The one or the other of the two before, by the key `swin_norm`.
+    PostIfSwinNorm,
+    Parallel,
+    /// By the key `use_parallel_residual`.
+    ParallelKey,
+    /// Where the norm before the feed-forward is absent.
+    ParallelIfNoFfnNorm,
+    Normed,
+    /// Norms behind the sums.
+    PostLn,
+}
+
+/// Where positions enter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PositionRule {
+    None,
+    Rope,
+    Rope2d,
+    Alibi,
+    /// ALiBi where the file says how much of it; learned positions where the file has them.
+    AlibiKey,
+    Learned,
+    /// A bias by relative position.
+    Relative,
+    /// Rotation in the small model of a family, a penalty by distance in the large one.
+    ByDepth,
+}
+
+/// Which later keys a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sight {
+    Causal,
+    /// The tokens of a prefix see one another.
+    Prefix,
+    /// All tokens see one another.
+    Full,
+}
+
+/// The mask of a window of a size.
+pub(crate) type WindowMask = fn(usize) -> Mask;
+
+/// Features of which the vocabulary has more values than the engine.
+pub(crate) struct BuiltFeatures {
+    pub(crate) kind: ModelKind,
+    pub(crate) wiring: WiringRule,
+    pub(crate) positions: PositionRule,
+    pub(crate) sight: Sight,
+    /// The mask of a windowed layer, by the size of the window.
+    pub(crate) window: Option<WindowMask>,
+    pub(crate) qk_norm: NormFormula,
+    pub(crate) ffn: ActivationKind,
+    pub(crate) experts: ActivationKind,
+    /// Where the file does not say.
+    pub(crate) gating: GatingFunction,
+}
+
+/// Names the card in refusals.
+struct Card<'a> {
+    arch: &'a str,
+}
+
+impl Card<'_> {
+    fn unbuilt<T>(&self, feature: &'static str, value: &dyn Debug) -> Result<T, EngineError> {
+        let (arch, value) = (self.arch.to_owned(), spelled(value));
+        Err(EngineError::Unsupported { arch, feature, value })
+    }
+
+    fn activation(kind: FfnKind) -> ActivationKind {
+        use ActivationKind::{Gated, Plain};
+        match kind {
+            FfnKind::Swiglu => Gated(GatedActivation::Swiglu),
+            FfnKind::GegluTanh => Gated(GatedActivation::GegluTanh),
+            FfnKind::GegluErf => Gated(GatedActivation::GegluErf),
+            FfnKind::Reglu => Gated(GatedActivation::Reglu),
+            FfnKind::SwigluOai => Gated(GatedActivation::SwigluOai),
+            FfnKind::GeluTanh => Plain(PlainActivation::GeluTanh),
+            FfnKind::GeluErf => Plain(PlainActivation::GeluErf),
+            FfnKind::Relu => Plain(PlainActivation::Relu),
+            FfnKind::Relu2 => Plain(PlainActivation::Relu2),
+            FfnKind::Xielu => ActivationKind::Xielu,
+            FfnKind::Situ => ActivationKind::Situ,
+        }
+    }
+
+    fn wiring(rule: ResidualRule) -> WiringRule {
+        match rule {
+            // What is chosen by layer: two mixers, or one branch only.
+            ResidualRule::Serial
+            | ResidualRule::Twin
+            | ResidualRule::Single
+            | ResidualRule::Arctic
+            | ResidualRule::Hyper => WiringRule::Serial,
+            ResidualRule::Post => WiringRule::Post,
+            ResidualRule::PostIfSwinNorm => WiringRule::PostIfSwinNorm,
+            // Presence of the second norm tells the two apart.
+            ResidualRule::Parallel | ResidualRule::Parallel2 => WiringRule::Parallel,
+            ResidualRule::ParallelKey => WiringRule::ParallelKey,
+            ResidualRule::ParallelIfNoFfnNorm => WiringRule::ParallelIfNoFfnNorm,
+            ResidualRule::Normed => WiringRule::Normed,
+            ResidualRule::PostLn => WiringRule::PostLn,
+        }
+    }
+
+    fn positions(positions: Positions) -> PositionRule {
+        match positions {
+            Positions::None => PositionRule::None,
+            Positions::Rope => PositionRule::Rope,
+            Positions::Rope2d => PositionRule::Rope2d,
+            Positions::Alibi => PositionRule::Alibi,
+            Positions::Learned => PositionRule::Learned,
+            Positions::ByDepth => PositionRule::ByDepth,
+            Positions::AlibiKey => PositionRule::AlibiKey,
+            Positions::Relative => PositionRule::Relative,
+        }
+    }
+
+    fn window(window: WindowKind) -> Option<WindowMask> {
+        match window {
+            WindowKind::None => None,
+            WindowKind::Sliding => Some(Mask::Window),
+            WindowKind::Chunked => Some(Mask::Chunked),
+            WindowKind::Symmetric => Some(Mask::Symmetric),
+        }
+    }
+}
+
+impl BuiltFeatures {
+    /// Takes in whether the file says that tokens see only earlier ones; a decoder of which it says they do not is an
+    /// encoder.
+    pub(crate) fn see(&mut self, is_causal: Option<bool>) {
+        self.sight = match (self.sight, is_causal) {
+            (Sight::Causal, Some(false)) => Sight::Full,
+            (Sight::Full, Some(true)) => Sight::Causal,
+            (sight, _) => sight,
+        };
+        if self.kind == ModelKind::Decoder && self.sight == Sight::Full {
+            self.kind = ModelKind::Encoder;
+        }
+    }
+
+    /// Narrows the features of architecture `arch`.
+    ///
+    /// # Errors
+    /// [`EngineError::NoGraph`] for a card that describes none, [`EngineError::Unsupported`] for the first feature that
+    /// is not built.
+    pub(crate) fn of(arch: &str, features: &GraphFeatures) -> Result<Self, EngineError> {
+        let card = Card { arch };
+        // Without `..`: a new key must be put in one of the two groups.
+        #[rustfmt::skip]
+        let GraphFeatures {
+            kind, reason, residual, positions, mask, window, qk_norm_kind, ffn, gating, router_input, experts_act, extras,
+            // Every value of these is built.
+            norm: _, norm_eps: _, mixer: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _,
+            final_norm: _, embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _,
+            rope_local: _, rope_global_part: _,
+            rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
+            attn_cap: _, final_cap: _, qk_norm: _, qk_norm_not_at_experts: _,
+            qk_norm_eps: _, temperature: _, unsaid_tokens: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
+            unused: _, gdn_gate: _, head_act: _, score_softmax: _, masked_head: _, gated_q: _, v_norm: _, kv_share: _, attn_gate: _, ffn_limit: _,
+            router_select: _, weigh: _, shared_combine: _,
+        } = features;
+        if *kind == GraphKind::None {
+            let reason = reason.clone().unwrap_or_else(|| "its card describes none".to_owned());
+            return Err(EngineError::NoGraph { arch: arch.to_owned(), reason });
+        }
+        let kind = match kind {
+            GraphKind::Encoder => ModelKind::Encoder,
+            GraphKind::Diffusion => ModelKind::Diffusion,
+            GraphKind::None => return card.unbuilt("kind", kind),
+            GraphKind::Decoder | GraphKind::Encdec => ModelKind::Decoder,
+        };
+        let has = |extra| extras.contains(&extra);
+        // Streams are built for layers of two branches, one after the other, and nothing behind them but embeddings.
+        let is_alone =
+            !(has(Extra::OutScale) || has(Extra::StartScale) || has(Extra::Loops) || has(Extra::Cycles));
+        if has(Extra::Altup) && !is_alone {
+            return card.unbuilt("extras", extras);
+        }
+        if (has(Extra::Altup) || has(Extra::Laurel)) && *residual != ResidualRule::Serial {
+            return card.unbuilt("residual", residual);
+        }
+        if *residual == ResidualRule::Hyper {
+            if !extras.is_empty() {
+                return card.unbuilt("extras beside streams", extras);
+            }
+            // The stream as it was before the layer is not one row.
+            if *router_input == RouterInput::Raw {
+                return card.unbuilt("router_input beside streams", router_input);
+            }
+        }
+        Ok(Self {
+            kind,
+            wiring: Card::wiring(*residual),
+            positions: Card::positions(*positions),
+            sight: match mask {
+                MaskKind::Causal => Sight::Causal,
+                MaskKind::Prefix => Sight::Prefix,
+                MaskKind::Full => Sight::Full,
+            },
+            window: Card::window(*window),
+            qk_norm: match qk_norm_kind {
+                NormKind::Rms => NormFormula::Rms,
+                NormKind::Layer => NormFormula::Layer,
+                NormKind::RmsFree | NormKind::LayerFree | NormKind::RmsByKey => {
+                    return card.unbuilt("qk_norm_kind", qk_norm_kind);
+                }
+            },
+            ffn: Card::activation(*ffn),
+            experts: Card::activation(experts_act.unwrap_or(*ffn)),
+            gating: match gating {
+                Gating::Softmax => GatingFunction::Softmax,
+                Gating::Sigmoid => GatingFunction::Sigmoid,
+                Gating::SoftmaxWeight => GatingFunction::SoftmaxWeight,
+                Gating::Sparsemixer => GatingFunction::Sparsemixer,
+            },
+        })
+    }
+}
+
+/// A value as cards spell it: the words of a variant's name in lower case, with lines between them.
+fn spelled(value: &dyn Debug) -> String {
+    let mut text = String::new();
+    for letter in format!("{value:?}").chars() {
+        if letter.is_uppercase() && text.ends_with(|before: char| before.is_alphanumeric()) {
+            text.push('_');
+        }
+        text.extend(letter.to_lowercase());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn built(text: &str) -> Result<BuiltFeatures, String> {
+        let features = GraphFeatures::from_toml(&text.parse().unwrap()).unwrap();
+        BuiltFeatures::of("x", &features).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_not_built_is_refused_by_the_name_it_has_in_the_card() {
+        for (text, expected) in [
+            ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
+            ("residual = 'hyper'\nextras = ['loops']", "extras beside streams = [loops]"),
+        ] {
+            let error = built(text).err().unwrap_or_default();
+            assert_eq!(error, format!("card `x`: `{expected}` is not built yet"), "{text}");
+        }
+    }
+
+    #[test]
+    fn experts_have_the_activation_of_the_rest_unless_the_card_says_else() {
+        let features = built("ffn = 'relu2'").unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(features.experts, ActivationKind::Plain(PlainActivation::Relu2));
+        let features =
+            built("ffn = 'relu2'\nexperts_act = 'reglu'").unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(features.experts, ActivationKind::Gated(GatedActivation::Reglu));
+    }
+}

@@ -1,0 +1,61 @@
+//! Resolves the mask of a layer, and the longest chunk for which it is all that limits what is seen.
+
+use crate::arch::graph::WindowPattern;
+use crate::engine::EngineError;
+use crate::engine::exec::mask::Mask;
+use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::features::Sight;
+
+impl Builder<'_> {
+    /// The size of windows: the file's key, of which 0 means none, else the card's.
+    pub(crate) fn window_size(&self) -> Result<Option<usize>, EngineError> {
+        let size = self.keys.count("attention.sliding_window")?;
+        Ok(size.or(self.features.window_size.map(|n| n as usize)).filter(|&n| n > 0))
+    }
+
+    pub(crate) fn mask(&self, layer: usize) -> Result<Mask, EngineError> {
+        let size = self.window_size()?;
+        let is_full = self.built.sight == Sight::Full;
+        let global = if is_full { Mask::Full } else { Mask::Causal };
+        let (Some(size), Some(mask)) = (size, self.built.window) else { return Ok(global) };
+        let window = mask(size);
+        if is_full != matches!(window, Mask::Symmetric(_)) {
+            let expected = if is_full { "true with this window" } else { "false with this window" };
+            return Err(self.keys.unknown("attention.causal", expected, &(!is_full).to_string()));
+        }
+        let pattern_key = "attention.sliding_window_pattern";
+        let windowed = match (self.keys.get(pattern_key), self.features.window_pattern) {
+            (Some(value), _) if value.as_array().is_some() => {
+                self.keys.layer_flag(pattern_key, layer)?.unwrap_or(false)
+            }
+            (Some(_), rule) => {
+                let period = self.keys.count(pattern_key)?.unwrap_or(0);
+                let rule = rule.unwrap_or(WindowPattern::DenseLast(0));
+                rule.with_period(u32::try_from(period).unwrap_or(u32::MAX)).is_windowed(layer)
+            }
+            (None, Some(rule)) => rule.is_windowed(layer),
+            (None, None) => true,
+        };
+        Ok(if windowed { window } else { global })
+    }
+
+    /// A layer that looks only at the keys an indexer picks looks at all while there are no more than it picks: longer
+    /// chunks are not run.
+    pub(crate) fn limit_to_indexed(&mut self, layer: usize) -> Result<(), EngineError> {
+        if !self.tensors.has_under(&format!("blk.{layer}.indexer.")) {
+            return Ok(());
+        }
+        // Some pool keys, and those that do not fill a pool are seen only if they are always.
+        let tail = "attention.indexer.kpool_select_tail";
+        let pools = self.keys.count("attention.indexer.kpool")?.is_some_and(|n| n > 1);
+        if pools && !self.keys.flag(tail)?.unwrap_or(false) {
+            let expected = "true, as keys that fill no pool are not seen else, which is not built";
+            return Err(self.keys.unknown(tail, expected, "false"));
+        }
+        // Some pick whole blocks of keys.
+        let block = self.keys.count("attention.indexer.block_size")?.filter(|&n| n > 0).unwrap_or(1);
+        let n_keys = self.keys.need_count("attention.indexer.top_k")?.saturating_mul(block);
+        self.chunk_limit = Some(self.chunk_limit.map_or(n_keys, |limit| limit.min(n_keys)));
+        Ok(())
+    }
+}
