@@ -41,7 +41,7 @@ pub use ops::ffn::Ffn;
 pub use ops::moe::Moe;
 pub use ops::pooling::PooledRow;
 pub use ops::prefix::Prefix;
-pub use outputs::head::{TokenDivergence, TokenScore};
+pub use outputs::fold::{TokenDivergence, TokenScore};
 pub use outputs::rows::LogProbs;
 pub use resolve::features::ModelKind;
 pub(crate) use resolve::tensors::fits;

@@ -106,6 +106,7 @@ fn sharing(layer: &LayerPlan) -> Vec<usize> {
     let mut found = of_mixer(&layer.mixer);
     match &layer.ffn {
         Ffn::Dense(dense) => found.extend(of_dense(dense)),
+        Ffn::Switched(switched) => found.extend(of_dense(&switched.dense)),
         Ffn::Moe(moe) => found.extend(of_moe(moe)),
         Ffn::Both(both) => found.extend(of_dense(&both.dense).into_iter().chain(of_moe(&both.moe))),
         Ffn::None | Ffn::ChannelMix(_) => {}

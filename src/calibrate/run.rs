@@ -252,7 +252,7 @@ fn batches(text: &CalibrationText, limit: usize) -> Vec<Batch> {
 }
 
 fn batch_tokens(plan: &GraphPlan) -> usize {
-    let has_experts = |ffn: &Ffn| matches!(ffn, Ffn::Moe(_) | Ffn::Both(_));
+    let has_experts = |ffn: &Ffn| ffn.moe().is_some();
     let is_moe = plan.layers.iter().any(|layer| has_experts(&layer.ffn));
     if is_moe { BATCH_TOKENS_MOE } else { BATCH_TOKENS }
 }

@@ -11,6 +11,7 @@ pub(super) mod layer;
 mod plain;
 mod post_ln;
 mod repeat;
+mod run;
 mod stacks;
 pub(super) mod stage;
 #[cfg(test)]

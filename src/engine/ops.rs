@@ -45,6 +45,7 @@ mod scan;
 mod shortconv;
 pub(super) mod stream_mix;
 pub(super) mod switched;
+mod switched_dense;
 mod twin;
 
 use self::attention::Attention;

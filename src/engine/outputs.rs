@@ -2,6 +2,7 @@
 
 mod draw;
 mod embeddings;
-pub(super) mod head;
+pub(super) mod fold;
+mod head;
 mod pair;
 pub(super) mod rows;

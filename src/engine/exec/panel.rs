@@ -4,24 +4,17 @@
 //! Panels are decoded in blocks that all threads share: decoding is spread over strips of rows, multiplying over
 //! panels and slices of tokens. How a matrix is cut depends on its shape only, so results do not depend on threads.
 
-use std::sync::Arc;
-
-use crate::engine::EngineError;
-use crate::engine::exec::buffers::Buffer;
-use crate::engine::exec::context::Context;
-use crate::engine::exec::matmul::{MatrixTile, MatrixView, TileGrid};
-use crate::engine::exec::timings::WorkKind;
+use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::weights::Matrix;
-use crate::engine::exec::workers::{WorkerBuffers, lend};
 
 /// Rows of a panel at most: a multiple of every kernel's height, and small enough for a core's second-level cache.
 const PANEL_ROWS: usize = 192;
 /// Bytes of a panel at most, unless even a strip is larger.
 const PANEL_BYTES: usize = 512 << 10;
 /// Rows that one task decodes: the kernel's height.
-const STRIP_ROWS: usize = 64;
+pub(crate) const STRIP_ROWS: usize = 64;
 /// Bytes of the panels that are decoded together, unless even one is larger.
-const BLOCK_BYTES: usize = 8 << 20;
+pub(crate) const BLOCK_BYTES: usize = 8 << 20;
 /// Tokens that a panel is multiplied with at a time.
 pub(crate) const SLICE_TOKENS: usize = 512;
 
@@ -40,14 +33,6 @@ pub(crate) struct Panel<'a> {
 pub(crate) struct DecodedPanel<'a> {
     pub(crate) weight: MatrixView<'a>,
     pub(crate) gate: Option<MatrixView<'a>>,
-}
-
-/// Decoded weights of a block.
-enum Weights {
-    /// For this block only.
-    Lent(Buffer),
-    /// For all steps of the run.
-    Kept(Arc<Vec<f32>>),
 }
 
 /// Ascending multiples of `step` below `n`, and `n`.
@@ -82,155 +67,14 @@ impl<'a> Panel<'a> {
         std::iter::once(self.weight).chain(self.gate)
     }
 
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.n * self.weight.n_cols * self.sides().count()
-    }
-}
-
-impl Context<'_> {
-    /// Decodes panels block by block. `work` is called once for each block with its panels, the index of the first
-    /// of them, and their weights.
-    pub(crate) fn each_block(
-        &self,
-        panels: &[Panel<'_>],
-        mut work: impl FnMut(&[Panel<'_>], usize, &[DecodedPanel<'_>]) -> Result<(), EngineError>,
-    ) -> Result<(), EngineError> {
-        let mut first = 0;
-        while first < panels.len() {
-            let mut end = first;
-            let mut len = 0;
-            while end < panels.len() && (end == first || 4 * (len + panels[end].len()) <= BLOCK_BYTES) {
-                len += panels[end].len();
-                end += 1;
-            }
-            let block = &panels[first..end];
-            let weights = self.weights_of(block, len)?;
-            let mut decoded = Vec::with_capacity(block.len());
-            let mut rest = match &weights {
-                Weights::Lent(buffer) => &buffer[..],
-                Weights::Kept(weights) => &weights[..],
-            };
-            for panel in block {
-                let mut side = || {
-                    let (view, later) = rest.split_at(panel.n * panel.weight.n_cols);
-                    rest = later;
-                    MatrixView::new(view, panel.weight.n_cols, panel.n, panel.n)
-                };
-                let weight = side();
-                decoded.push(DecodedPanel { weight, gate: panel.gate.map(|_| side()) });
-            }
-            work(block, first, &decoded)?;
-            if let Weights::Lent(buffer) = weights {
-                self.give([buffer]);
-            }
-            first = end;
-        }
-        Ok(())
-    }
-
-    /// The decoded weights of a block: a continued run keeps what it has room for.
-    fn weights_of(&self, block: &[Panel<'_>], len: usize) -> Result<Weights, EngineError> {
-        let kept = self.past.map(|past| &past.kept);
-        if let Some(weights) = kept.and_then(|kept| kept.get(block)) {
-            if self.progress.is_cancelled() {
-                return Err(EngineError::Cancelled);
-            }
-            for panel in block {
-                for matrix in panel.sides() {
-                    self.progress.advance(self.weights.row_bytes(matrix.tensor, panel.n)? as u64);
-                }
-            }
-            return Ok(Weights::Kept(weights));
-        }
-        if let Some((kept, mut memory)) = kept.and_then(|kept| Some((kept, kept.room(len)?))) {
-            self.decode(block, &mut memory)?;
-            return Ok(Weights::Kept(kept.keep(block, memory)));
-        }
-        let mut buffer = self.take(len);
-        self.decode(block, &mut buffer)?;
-        Ok(Weights::Lent(buffer))
-    }
-
-    /// Decodes all sides of the panels, one after the other, into `out`.
-    fn decode(&self, panels: &[Panel<'_>], out: &mut [f32]) -> Result<(), EngineError> {
-        let mut strips = Vec::new();
-        let mut grids = Vec::new();
-        let mut rest = out;
-        for panel in panels {
-            for matrix in panel.sides() {
-                let (part, later) = rest.split_at_mut(panel.n * matrix.n_cols);
-                rest = later;
-                let rows = cuts(panel.n, STRIP_ROWS);
-                strips.extend((0..rows.len() - 1).map(|strip| (grids.len(), strip)));
-                let grid = TileGrid::new(part, panel.n, vec![0, matrix.n_cols], rows.clone());
-                grids.push((matrix, panel.first, rows, grid));
-            }
-        }
-        self.workers.each(strips.len(), |WorkerBuffers { bytes, rows: decoded, .. }, at| {
-            if self.progress.is_cancelled() {
-                return Err(EngineError::Cancelled);
-            }
-            let (grid, strip) = strips[at];
-            let (matrix, first, rows, grid) = &grids[grid];
-            let (start, n) = (rows[strip], rows[strip + 1] - rows[strip]);
-            self.clock.time(WorkKind::Decode, || {
-                let decoded = lend(decoded, n * matrix.n_cols);
-                self.weights.rows(matrix.tensor, matrix.first_row + first + start, n, bytes, decoded)?;
-                transpose(
-                    MatrixView::new(decoded, n, matrix.n_cols, matrix.n_cols),
-                    &mut grid.take(0, strip),
-                );
-                self.progress.advance(self.weights.row_bytes(matrix.tensor, n)? as u64);
-                Ok(())
-            })
-        })
-    }
-}
-
-/// Writes the columns of `rows` as the rows of `out`, whose rows may be longer.
-pub(crate) fn transpose(rows: MatrixView<'_>, out: &mut MatrixTile<'_>) {
-    const SIDE: usize = 16;
-    let (n_rows, n_cols) = (rows.n_rows(), rows.n_cols());
-    // Whole cache lines are read at once: with a power of two between rows, lines that are kept for later
-    // would push one another out.
-    let mut block = [[0.0f32; SIDE]; SIDE];
-    for col in (0..n_cols).step_by(SIDE) {
-        let width = SIDE.min(n_cols - col);
-        for row in (0..n_rows).step_by(SIDE) {
-            let height = SIDE.min(n_rows - row);
-            for (at, line) in block.iter_mut().enumerate().take(height) {
-                line[..width].copy_from_slice(&rows.row(row + at)[col..col + width]);
-            }
-            for at in 0..width {
-                let out = &mut out.row_mut(col + at)[row..row + height];
-                for (y, line) in out.iter_mut().zip(&block) {
-                    *y = line[at];
-                }
-            }
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn transposing_any_shape() {
-        for (n_rows, n_cols) in [(1, 1), (5, 3), (16, 16), (17, 33), (64, 40)] {
-            let rows: Vec<f32> = (0..n_rows * n_cols).map(|i| i as f32).collect();
-            let mut out = vec![-1.0; n_rows * n_cols];
-            transpose(
-                MatrixView::new(&rows, n_rows, n_cols, n_cols),
-                &mut MatrixTile::whole(&mut out, n_cols, n_rows),
-            );
-            for row in 0..n_rows {
-                for col in 0..n_cols {
-                    assert_eq!(out[col * n_rows + row], rows[row * n_cols + col], "{row}, {col}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn panels_cover_a_matrix_and_stay_in_their_size() {

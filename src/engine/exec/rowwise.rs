@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use crate::core::simd::{SimdLevel, VectorLoop};
 use crate::engine::exec::context::Context;
-use crate::engine::exec::logs::softplus;
 use crate::engine::exec::math;
+use crate::engine::exec::scalar::{self, softplus};
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::workers::ROWS_PER_TASK;
 
@@ -50,15 +50,15 @@ impl VectorLoop for MapLoop<'_> {
         // A loop for each, so that nothing is asked inside of it.
         match function {
             ValueFunction::Same => {}
-            ValueFunction::Tanh => x.iter_mut().for_each(|x| *x = math::tanh(*x)),
-            ValueFunction::Sigmoid => x.iter_mut().for_each(|x| *x = math::sigmoid(*x)),
-            ValueFunction::Silu => x.iter_mut().for_each(|x| *x *= math::sigmoid(*x)),
+            ValueFunction::Tanh => x.iter_mut().for_each(|x| *x = scalar::tanh(*x)),
+            ValueFunction::Sigmoid => x.iter_mut().for_each(|x| *x = scalar::sigmoid(*x)),
+            ValueFunction::Silu => x.iter_mut().for_each(|x| *x *= scalar::sigmoid(*x)),
             ValueFunction::Softplus => x.iter_mut().for_each(|x| *x = softplus(*x)),
             ValueFunction::Relu2 => x.iter_mut().for_each(|x| *x = if *x > 0.0 { *x * *x } else { 0.0 }),
-            ValueFunction::ExpOfExp => x.iter_mut().for_each(|x| *x = math::exp(-math::exp(*x))),
+            ValueFunction::ExpOfExp => x.iter_mut().for_each(|x| *x = scalar::exp(-scalar::exp(*x))),
             ValueFunction::ExpOfSigmoid(c) => {
                 for x in x {
-                    *x = math::exp(c * math::sigmoid(*x));
+                    *x = scalar::exp(c * scalar::sigmoid(*x));
                 }
             }
         }

@@ -16,7 +16,7 @@ use crate::engine::exec::weights::WeightReader;
 use crate::engine::layers::ends::{begin, finish};
 use crate::engine::layers::forward::Engine;
 use crate::engine::layers::graph::GraphPlan;
-use crate::engine::layers::plain::run_layer;
+use crate::engine::layers::run::run_layer;
 
 /// Sequences that go on from step to step.
 ///

@@ -24,7 +24,7 @@ use crate::engine::exec::{matmul, panel};
 use crate::engine::layers::ends::{begin, finish};
 use crate::engine::layers::graph::GraphPlan;
 use crate::engine::layers::layer::LayerPlan;
-use crate::engine::layers::plain::run_layer;
+use crate::engine::layers::run::run_layer;
 use crate::engine::layers::stacks::{Memory, Split, Stack, give_memory};
 use crate::engine::ops::hyper::Streams;
 use crate::engine::ops::mixer::MixerOp;

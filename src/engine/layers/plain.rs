@@ -6,37 +6,11 @@ use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
 use crate::engine::exec::weights::{LoadedNorm, Norm};
-use crate::engine::layers::altup::altup_layer;
 use crate::engine::layers::graph::GraphPlan;
-use crate::engine::layers::hyper::hyper_layer;
 use crate::engine::layers::layer::{LayerExtras, LayerPlan, Wiring};
-use crate::engine::layers::post_ln::post_ln_layer;
-use crate::engine::ops::cycles::enter_stack;
 use crate::engine::ops::dense::FfnInputs;
 use crate::engine::ops::mixer::BranchEnd;
 use crate::engine::ops::stream_mix::{MixRows, mix_streams};
-
-/// Runs one layer over a batch; `x` is the residual stream, `[n_tokens, n_embd]`, or several of them. If not all
-/// rows are wanted, those that are come to its front.
-pub(crate) fn run_layer(
-    cx: &Context<'_>,
-    plan: &GraphPlan,
-    layer: &LayerPlan,
-    batch: &ChunkBatch,
-    x: &mut [f32],
-) -> Result<(), EngineError> {
-    if let Some(entry) = layer.extras.entry {
-        enter_stack(cx, entry, batch, x);
-    }
-    if let Some(connections) = &layer.connections {
-        return hyper_layer(cx, layer, connections, batch, x);
-    }
-    match (&plan.altup, &layer.extras.altup) {
-        (Some(altup), Some(own)) => altup_layer(cx, plan, (altup, own), layer, batch, x),
-        _ if layer.wiring == Wiring::PostLn => post_ln_layer(cx, layer, batch, x),
-        _ => plain_layer(cx, plan, layer, batch, x),
-    }
-}
 
 /// Runs a layer over its one stream.
 pub(crate) fn plain_layer(

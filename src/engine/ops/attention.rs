@@ -193,7 +193,7 @@ impl MixerOp for Attention {
             let heads = SwitchedHeads { q: &mut q, k: &mut k, v: &mut v };
             switch_heads(cx, switched, batch, (x, &queries), heads)?;
         }
-        let gates = take_gates(cx, self, &mut q);
+        let gates = self.has_gated_queries().then(|| take_gates(cx, (self.n_heads, self.dk), &mut q));
         if let Some(c) = self.clamp {
             cx.workers.install(|| {
                 [&mut q, &mut k, &mut v].into_par_iter().for_each(|values| {

@@ -14,6 +14,7 @@ use crate::engine::exec::math::{self, SoftmaxRow};
 use crate::engine::exec::matmul::TileGrid;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::rope::PairLayout;
+use crate::engine::exec::scalar;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::engine::exec::workers::{ROWS_PER_TASK, lend};
@@ -352,7 +353,7 @@ fn compress_row(
         let (mut sum, mut mixed) = (0.0f64, 0.0f64);
         for token in tokens.clone() {
             let (score, kv) = of(token);
-            let weight = f64::from(math::exp(score - peak));
+            let weight = f64::from(scalar::exp(score - peak));
             sum += weight;
             mixed += weight * f64::from(kv);
         }

@@ -4,8 +4,8 @@ use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
-use crate::engine::exec::math;
 use crate::engine::exec::past::move_on;
+use crate::engine::exec::scalar;
 use crate::engine::exec::weights::{Vector, WeightReader};
 use crate::engine::ops::scan::{ScanPart, scan, transposed};
 use crate::engine::resolve::builder::Builder;
@@ -79,7 +79,7 @@ impl VectorLoop for ConvRow<'_> {
         }
         if self.end == ConvEnd::Silu {
             for y in self.out {
-                *y /= 1.0 + math::exp(-*y);
+                *y /= 1.0 + scalar::exp(-*y);
             }
         }
     }

@@ -8,10 +8,10 @@ use crate::engine::EngineError;
 use crate::engine::exec::activation::GatedActivation;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
-use crate::engine::exec::logs::softplus;
 use crate::engine::exec::math;
 use crate::engine::exec::matmul::{MatrixTile, MatrixView};
 use crate::engine::exec::product::Product;
+use crate::engine::exec::scalar::{self, softplus};
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, parts, rows_of, state_floats};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
@@ -145,8 +145,8 @@ impl MixerOp for DeltaNet {
                     of_length(level, &row[key_head * dk..][..dk], &mut q[own.clone()], scale);
                     of_length(level, &row[(n_key_heads + key_head) * dk..][..dk], &mut k[own.clone()], 1.0);
                     let (beta, step) = rows.of(token, head, n_heads);
-                    betas[t] = math::sigmoid(beta);
-                    decay[own].fill(math::exp(a[head] * softplus(step + bias[head])));
+                    betas[t] = scalar::sigmoid(beta);
+                    decay[own].fill(scalar::exp(a[head] * softplus(step + bias[head])));
                 }
                 let values = rows_of(&qkv, &part, (2 * n_key_heads * dk + head * dv, dv, width));
                 let [decay, key, query] = [&*decay, &*k, &*q].map(|x| MatrixView::new(x, n, dk, dk));

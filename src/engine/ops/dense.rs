@@ -10,7 +10,6 @@ use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm};
-use crate::engine::ops::switched::SwitchedDense;
 use crate::engine::resolve::activation::{FfnPart, LayerActivation};
 use crate::engine::resolve::builder::Builder;
 
@@ -38,8 +37,6 @@ pub struct Dense {
     pub sub_norm: Option<Norm>,
     /// Of the gate only what exceeds its row's mean by so many standard deviations is left.
     pub sparsity: Option<f32>,
-    /// Additions to the products that tokens turn on.
-    pub switched: Option<Box<SwitchedDense>>,
 }
 
 impl Dense {
@@ -52,9 +49,7 @@ impl Dense {
     pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
         // A gate that is looked at row by row is kept whole.
         let inner = if self.sparsity.is_some() { 2 } else { 1 };
-        // Beside additions the gate is kept whole too.
-        let switched = self.switched.as_ref().map_or(0, |own| self.up.n_rows + own.floats_per_token());
-        inner * self.up.n_rows + n_embd + switched
+        inner * self.up.n_rows + n_embd
     }
 
     /// `down(norm(act(gate x) * up x))`, or `down(norm(act(up x)))`; most models have no norm there.
@@ -173,7 +168,7 @@ impl Dense {
         // A scale that is not finite stands for a layer that keeps its whole gate.
         let sparsity = b.keys.layer_number("activation_sparsity_scale", layer)?;
         let sparsity = sparsity.filter(|scale| scale.is_finite()).map(|scale| scale as f32);
-        Ok(Dense { act, up, down, sub_norm, sparsity, switched: None })
+        Ok(Dense { act, up, down, sub_norm, sparsity })
     }
 
     /// The experts whose tensors' names end in `ending`, in order, of rows of `n_embd`.
@@ -208,7 +203,7 @@ impl Dense {
         Ok(inner
             .into_iter()
             .zip(down)
-            .map(|((act, up), down)| Dense { act, up, down, sub_norm: None, sparsity: None, switched: None })
+            .map(|((act, up), down)| Dense { act, up, down, sub_norm: None, sparsity: None })
             .collect())
     }
 }

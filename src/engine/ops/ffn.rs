@@ -8,7 +8,7 @@ use crate::engine::ops::dense::{Dense, DenseNames, FfnInputs};
 use crate::engine::ops::dense_and_moe::DenseAndMoe;
 use crate::engine::ops::mixer::BranchEnd;
 use crate::engine::ops::moe::{Moe, RouterSource};
-use crate::engine::ops::switched::{SwitchedDense, switched_dense};
+use crate::engine::ops::switched_dense::SwitchedDense;
 use crate::engine::resolve::builder::Builder;
 
 /// Feed-forward of a layer.
@@ -19,6 +19,8 @@ pub enum Ffn {
     None,
     /// Dense.
     Dense(Dense),
+    /// Dense, with additions that tokens turn on.
+    Switched(Box<SwitchedDense>),
     /// Routed experts.
     Moe(Box<Moe>),
     /// RWKV's, mixed with the token before.
@@ -33,7 +35,7 @@ impl Ffn {
         match self {
             Self::Moe(moe) => Some(moe),
             Self::Both(both) => Some(&both.moe),
-            Self::None | Self::Dense(_) | Self::ChannelMix(_) => None,
+            Self::None | Self::Dense(_) | Self::Switched(_) | Self::ChannelMix(_) => None,
         }
     }
 
@@ -41,7 +43,7 @@ impl Ffn {
     /// added up first.
     pub(crate) fn end(&self) -> Option<BranchEnd<'_>> {
         match self {
-            Self::Dense(dense) if dense.switched.is_none() => BranchEnd::of(&dense.down, 1.0),
+            Self::Dense(dense) => BranchEnd::of(&dense.down, 1.0),
             _ => None,
         }
     }
@@ -50,7 +52,7 @@ impl Ffn {
     pub(crate) fn remembered(&self) -> usize {
         match self {
             Self::ChannelMix(mix) => mix.key.n_cols,
-            Self::None | Self::Dense(_) | Self::Moe(_) | Self::Both(_) => 0,
+            Self::None | Self::Dense(_) | Self::Switched(_) | Self::Moe(_) | Self::Both(_) => 0,
         }
     }
 
@@ -65,6 +67,7 @@ impl Ffn {
         match self {
             Self::None => 0,
             Self::Dense(dense) => dense.widest(),
+            Self::Switched(switched) => switched.dense.widest(),
             Self::ChannelMix(mix) => mix.widest(),
             Self::Moe(moe) => moe.widest(),
             Self::Both(both) => both.moe.widest().max(both.dense.widest()),
@@ -76,6 +79,7 @@ impl Ffn {
         match self {
             Self::None => 0,
             Self::Dense(dense) => dense.floats_per_token(n_embd),
+            Self::Switched(switched) => switched.floats_per_token(n_embd),
             Self::ChannelMix(mix) => mix.floats_per_token(),
             Self::Moe(moe) => moe.floats_per_token(n_embd),
             Self::Both(both) => {
@@ -103,10 +107,8 @@ impl Ffn {
                 out.fill(0.0);
                 Ok(())
             }
-            Ffn::Dense(dense) => match &dense.switched {
-                Some(switched) => switched_dense(cx, dense, switched, (batch, inputs.input), out),
-                None => dense.run(cx, inputs.input, n_tokens, out),
-            },
+            Ffn::Dense(dense) => dense.run(cx, inputs.input, n_tokens, out),
+            Ffn::Switched(switched) => switched.run(cx, (batch, inputs.input), out),
             Ffn::ChannelMix(mix) => mix.run(cx, batch, inputs.input, out),
             Ffn::Moe(moe) => moe.run(cx, inputs, batch, out),
             Ffn::Both(both) => both.run(cx, inputs, batch, out),
@@ -130,7 +132,9 @@ impl Ffn {
         }
         let names = DenseNames { gate: at("ffn_gate"), up: at("ffn_up"), down: at("ffn_down"), width };
         let dense = Dense::resolve(b, layer, &names)?;
-        let switched = SwitchedDense::resolve(b, layer, &dense)?;
-        Ok(Ffn::Dense(Dense { switched, ..dense }))
+        Ok(match SwitchedDense::resolve(b, layer, &dense)? {
+            Some(switched) => Ffn::Switched(Box::new(switched)),
+            None => Ffn::Dense(dense),
+        })
     }
 }

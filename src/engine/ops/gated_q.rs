@@ -4,7 +4,6 @@
 use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
-use crate::engine::ops::attention::Attention;
 
 /// Cuts a row of heads of `2 dk` in queries and gates.
 fn cut(both: &[f32], queries: &mut [f32], gates: &mut [f32], dk: usize) {
@@ -17,20 +16,17 @@ fn cut(both: &[f32], queries: &mut [f32], gates: &mut [f32], dk: usize) {
 }
 
 /// Takes the gates out of the queries, if they are there.
-pub(crate) fn take_gates(cx: &Context<'_>, a: &Attention, q: &mut Buffer) -> Option<Buffer> {
-    if !a.has_gated_queries() {
-        return None;
-    }
-    let width = a.n_heads * a.dk;
+pub(crate) fn take_gates(cx: &Context<'_>, (n_heads, dk): (usize, usize), q: &mut Buffer) -> Buffer {
+    let width = n_heads * dk;
     let n_rows = q.len() / (2 * width);
     let [mut queries, mut gates] = [(); 2].map(|()| cx.take(n_rows * width));
     for (at, both) in q.chunks_exact(2 * width).enumerate() {
         let row = at * width..(at + 1) * width;
-        cut(both, &mut queries[row.clone()], &mut gates[row], a.dk);
+        cut(both, &mut queries[row.clone()], &mut gates[row], dk);
     }
     let both = std::mem::replace(q, queries);
     cx.give([both]);
-    Some(gates)
+    gates
 }
 
 /// `context *= sig(gates)`, rows of `n_cols`.

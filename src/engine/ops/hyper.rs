@@ -8,11 +8,11 @@ use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
-use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::exec::workers::ROWS_PER_TASK;
+use crate::engine::exec::{math, scalar};
 use crate::engine::ops::ngrams::Ngrams;
 use crate::engine::resolve::builder::Builder;
 
@@ -276,10 +276,10 @@ impl GatedStreams {
         cx.products(&normed, n_tokens, products)?;
         for x in narrow.iter_mut() {
             let scaled = *x * part;
-            *x = scaled * math::sigmoid(scaled);
+            *x = scaled * scalar::sigmoid(scaled);
         }
         for x in writes.iter_mut() {
-            *x = 2.0 * math::sigmoid(*x * part);
+            *x = 2.0 * scalar::sigmoid(*x * part);
         }
         let mut gates = cx.take(n_tokens * width);
         cx.products(&narrow, n_tokens, vec![Product::plain(&self.up, &mut gates)])?;
@@ -349,7 +349,7 @@ fn finish_weights(
     }
     let (reads, rest) = weights.split_at_mut(n);
     for weight in reads {
-        *weight = math::sigmoid(*weight) + eps;
+        *weight = scalar::sigmoid(*weight) + eps;
     }
     let (magnitude, more) = match write {
         StreamsWrite::None => return,
@@ -358,7 +358,7 @@ fn finish_weights(
     };
     let (writes, matrix) = rest.split_at_mut(n);
     for weight in writes {
-        *weight = magnitude * math::sigmoid(*weight) + more;
+        *weight = magnitude * scalar::sigmoid(*weight) + more;
     }
     if let StreamsWrite::Mix { iterations } = write {
         sinkhorn(matrix, n, eps, iterations);
@@ -371,7 +371,7 @@ fn sinkhorn(matrix: &mut [f32], n: usize, eps: f32, iterations: usize) {
     for row in matrix.chunks_mut(n) {
         let peak = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         for x in row.iter_mut() {
-            *x = math::exp(*x - peak);
+            *x = scalar::exp(*x - peak);
         }
         let sum: f32 = row.iter().sum();
         for x in row.iter_mut() {

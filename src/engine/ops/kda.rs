@@ -5,11 +5,11 @@ use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
-use crate::engine::exec::logs::softplus;
 use crate::engine::exec::math;
 use crate::engine::exec::matmul::{MatrixTile, MatrixView};
 use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::ValueFunction;
+use crate::engine::exec::scalar::{self, softplus};
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, parts, rows_of, state_floats};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
@@ -57,7 +57,7 @@ pub struct Kda {
 #[inline(always)]
 fn log_decay(a: f32, x: f32, bound: Option<f32>) -> f32 {
     match bound {
-        Some(bound) => bound * math::sigmoid(a.abs() * x),
+        Some(bound) => bound * scalar::sigmoid(a.abs() * x),
         None => a * softplus(x),
     }
 }
@@ -78,7 +78,7 @@ impl VectorLoop for DecayLoop<'_> {
     fn run(self) {
         let Self { a, bound, bias, x } = self;
         for (x, &bias) in x.iter_mut().zip(bias) {
-            *x = math::exp(log_decay(a, *x + bias, bound));
+            *x = scalar::exp(log_decay(a, *x + bias, bound));
         }
     }
 }
@@ -124,7 +124,7 @@ impl MixerOp for Kda {
                     let own = t * dim..(t + 1) * dim;
                     of_length(level, &q[at.clone()], &mut query[own.clone()], scale);
                     of_length(level, &k[at.clone()], &mut key[own.clone()], 1.0);
-                    betas[t] = math::sigmoid(beta[token * self.n_heads + head]);
+                    betas[t] = scalar::sigmoid(beta[token * self.n_heads + head]);
                     let out = &mut decay[own];
                     out.copy_from_slice(&forget[at]);
                     let bias = &bias[columns.clone()];

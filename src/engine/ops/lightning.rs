@@ -4,11 +4,11 @@
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
-use crate::engine::exec::math;
 use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::{ValueFunction, map};
 use crate::engine::exec::weights::{Matrix, Norm};
+use crate::engine::exec::{math, scalar};
 use crate::engine::ops::attention::resolve::alibi_slopes;
 use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, state_floats};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
@@ -54,7 +54,7 @@ impl MixerOp for Lightning {
             let head = columns.start / dim;
             let [decay, rows] = zeroed(buffer, [TOKENS * dim, TOKENS * 3 * dim]);
             let mut state = HeadState::new(state, dim, dim);
-            decay.fill(math::exp(-self.slopes[head]));
+            decay.fill(scalar::exp(-self.slopes[head]));
             for part in parts(tokens.clone()) {
                 let n = part.len();
                 for (row, token) in rows.chunks_exact_mut(3 * dim).zip(part.clone()) {

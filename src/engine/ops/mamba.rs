@@ -6,10 +6,10 @@ use crate::engine::EngineError;
 use crate::engine::exec::activation::GatedActivation;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
-use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::{ValueFunction, map};
 use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::engine::exec::{math, scalar};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, transposed, zeroed};
@@ -79,7 +79,7 @@ impl VectorLoop for Step<'_> {
         for (at, (row, (&b, &c))) in state.chunks_exact_mut(n).zip(b.iter().zip(c)).enumerate() {
             let a = &a[at * stride + first..][..n];
             for (i, s) in row.iter_mut().enumerate() {
-                *s = *s * math::exp(delta[i] * a[i]) + input[i] * b;
+                *s = *s * scalar::exp(delta[i] * a[i]) + input[i] * b;
                 out[i] += *s * c;
             }
         }

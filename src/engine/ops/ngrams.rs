@@ -6,8 +6,8 @@ use crate::core::Shape;
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
-use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
+use crate::engine::exec::scalar;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::exec::workers::ROWS_PER_TASK;
@@ -106,7 +106,7 @@ impl Ngrams {
                         let token = task * ROWS_PER_TASK + row;
                         convolve_far(self, (&taps, &normed), batch, token, sum);
                         for ((x, added), conv) in x.iter_mut().zip(added).zip(&*sum) {
-                            *x += added + conv * math::sigmoid(*conv);
+                            *x += added + conv * scalar::sigmoid(*conv);
                         }
                     }
                 });
@@ -180,7 +180,7 @@ impl NgramTable {
 
 /// The logistic function of the root with its sign.
 fn gate(a: f32) -> f32 {
-    if a == 0.0 { 0.5 } else { math::sigmoid(a.abs().max(LEAST).sqrt().copysign(a)) }
+    if a == 0.0 { 0.5 } else { scalar::sigmoid(a.abs().max(LEAST).sqrt().copysign(a)) }
 }
 
 const LAYERS: &str = "ple.layers";

@@ -8,10 +8,10 @@ use crate::engine::exec::activation::GatedActivation;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
-use crate::engine::exec::logs::softplus;
 use crate::engine::exec::math;
 use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::product::Product;
+use crate::engine::exec::scalar::{self, softplus};
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, rows_of, state_floats};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
@@ -102,7 +102,7 @@ impl MixerOp for Plamo2 {
             for part in parts(tokens.clone()) {
                 for (t, token) in part.clone().enumerate() {
                     let step = softplus(steps[token * n_heads + head]);
-                    decay[t * n_states..][..n_states].fill(math::exp(step * a[head]));
+                    decay[t * n_states..][..n_states].fill(scalar::exp(step * a[head]));
                     let input = &mut input[t * head_dim..][..head_dim];
                     input.iter_mut().zip(values(token)).for_each(|(y, &u)| *y = step * u);
                 }

@@ -3,14 +3,12 @@
 //! values of the slot and of 0.
 
 use crate::engine::EngineError;
-use crate::engine::exec::activation::Activation;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::Matrix;
-use crate::engine::ops::dense::Dense;
 use crate::engine::resolve::builder::Builder;
 
 /// `y += up_s down_s x`, by the slot `s` of the token.
@@ -24,7 +22,7 @@ pub struct Switched {
 
 impl Switched {
     /// Floats per token: the gathered rows, what is between, what is added.
-    fn floats_per_token(&self) -> usize {
+    pub(crate) fn floats_per_token(&self) -> usize {
         let width = |(down, up): (&Matrix, &Matrix)| down.n_cols + down.n_rows + up.n_rows;
         self.down.iter().zip(&self.up).map(width).max().unwrap_or(0)
     }
@@ -47,24 +45,6 @@ impl SwitchedAttention {
     pub(crate) fn floats_per_token(&self) -> usize {
         let parts = [&self.q, &self.k, &self.v, &self.out];
         parts.into_iter().map(Switched::floats_per_token).max().unwrap_or(0)
-    }
-}
-
-/// Additions to the products of a feed-forward.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SwitchedDense {
-    /// To the gate, if there is one.
-    pub gate: Option<Switched>,
-    /// To the up projection.
-    pub up: Switched,
-    /// To the down projection.
-    pub down: Switched,
-}
-
-impl SwitchedDense {
-    pub(crate) fn floats_per_token(&self) -> usize {
-        let parts = self.gate.iter().chain([&self.up, &self.down]);
-        parts.map(Switched::floats_per_token).max().unwrap_or(0)
     }
 }
 
@@ -125,7 +105,7 @@ pub(crate) struct SwitchedHeads<'a> {
 }
 
 /// Slots of a batch's tokens.
-fn batch_slots<'c>(cx: &'c Context<'_>, batch: &ChunkBatch) -> &'c [u32] {
+pub(crate) fn batch_slots<'c>(cx: &'c Context<'_>, batch: &ChunkBatch) -> &'c [u32] {
     &cx.carried.slots[batch.start..batch.start + batch.n_tokens()]
 }
 
@@ -154,42 +134,8 @@ pub(crate) fn switch_output(
     add_switched(cx, &switched.out, &batch.select(batch_slots(cx, batch), 1), context, out)
 }
 
-/// A dense feed-forward of the wanted rows whose products have additions.
-pub(crate) fn switched_dense(
-    cx: &Context<'_>,
-    dense: &Dense,
-    switched: &SwitchedDense,
-    (batch, x): (&ChunkBatch, &[f32]),
-    out: &mut [f32],
-) -> Result<(), EngineError> {
-    let (n_tokens, width, level) = (batch.n_wanted(), dense.up.n_rows, cx.weights.level);
-    let slots = batch.select(batch_slots(cx, batch), 1);
-    let mut inner = cx.take(n_tokens * width);
-    cx.products(x, n_tokens, vec![Product::plain(&dense.up, &mut inner)])?;
-    add_switched(cx, &switched.up, &slots, x, &mut inner)?;
-    match &dense.act {
-        Activation::Plain(act) => math::activate(level, *act, &mut inner),
-        Activation::Gated { act, gate } => {
-            let mut gates = cx.take(n_tokens * width);
-            cx.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
-            if let Some(switched) = &switched.gate {
-                add_switched(cx, switched, &slots, x, &mut gates)?;
-            }
-            cx.each_row((&mut inner, width), (&gates, width), |inner, gate| {
-                math::gated(level, *act, gate, inner);
-            });
-            cx.give([gates]);
-        }
-    }
-    cx.norm_in_place(dense.sub_norm.as_ref(), &mut inner, width)?;
-    cx.products(&inner, n_tokens, vec![Product::plain(&dense.down, out)])?;
-    add_switched(cx, &switched.down, &slots, &inner, out)?;
-    cx.give([inner]);
-    Ok(())
-}
-
 /// `out += B_s A_s x`, row by row by its slot.
-fn add_switched(
+pub(crate) fn add_switched(
     cx: &Context<'_>,
     switched: &Switched,
     slots: &[u32],
@@ -279,31 +225,6 @@ impl SwitchedAttention {
             k: additions(b, &at("attn_k"), slots, k)?,
             v: additions(b, &at("attn_v"), slots, v)?,
             out: additions(b, &at("attn_output"), slots, out)?,
-        })))
-    }
-}
-
-impl SwitchedDense {
-    /// The additions to a feed-forward.
-    pub(crate) fn resolve(
-        b: &mut Builder<'_>,
-        layer: usize,
-        dense: &Dense,
-    ) -> Result<Option<Box<SwitchedDense>>, EngineError> {
-        let Some(slots) = slots(b)? else { return Ok(None) };
-        if dense.sparsity.is_some() {
-            let expected = "none beside adapters";
-            return Err(b.keys.unknown("activation_sparsity_scale", expected, "one"));
-        }
-        let at = |name: &str| format!("blk.{layer}.{name}");
-        let gate = match &dense.act {
-            Activation::Gated { gate, .. } => Some(additions(b, &at("ffn_gate"), slots, gate)?),
-            Activation::Plain(_) => None,
-        };
-        Ok(Some(Box::new(SwitchedDense {
-            gate,
-            up: additions(b, &at("ffn_up"), slots, &dense.up)?,
-            down: additions(b, &at("ffn_down"), slots, &dense.down)?,
         })))
     }
 }

@@ -6,7 +6,7 @@ use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::exec::hidden::Hidden;
-use crate::engine::exec::math;
+use crate::engine::exec::{math, scalar};
 use crate::engine::layers::forward::Engine;
 
 /// Logits whose probabilities are summed before one of them is looked for.
@@ -63,7 +63,7 @@ fn drawn(level: SimdLevel, logits: &mut [f32], temperature: f32, draw: f64) -> O
     let own = logits.chunks(PART).nth(part)?;
     let mut found = None;
     for (at, &logit) in own.iter().enumerate() {
-        let p = f64::from(math::exp(logit - peak));
+        let p = f64::from(scalar::exp(logit - peak));
         if p > 0.0 {
             found = Some(at);
             if rest < p {

@@ -13,7 +13,7 @@ use crate::engine::exec::product::Affix;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::workers::{WorkerBuffers, lend};
 use crate::engine::layers::forward::Engine;
-use crate::engine::outputs::head::LogitFold;
+use crate::engine::outputs::fold::LogitFold;
 
 /// One of the two models.
 struct Side<'a> {

@@ -8,7 +8,8 @@ use crate::core::progress::Progress;
 use crate::engine::EngineError;
 use crate::engine::exec::hidden::Hidden;
 use crate::engine::layers::forward::Engine;
-use crate::engine::outputs::head::{BLOCK_LOGITS, LogitFold, TokenDivergence, TokenScore};
+use crate::engine::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
+use crate::engine::outputs::head::BLOCK_LOGITS;
 
 /// Rows of logits held at a time at least: decoding a weight costs as much as multiplying it with some fifty rows.
 const MIN_ROWS: usize = 64;

@@ -10,17 +10,13 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::core::TensorSource;
-use crate::engine::{Ffn, GraphPlan, Matrix, Moe, Observer};
+use crate::engine::{GraphPlan, Matrix, Moe, Observer};
 use crate::verify::imatrix::layer_of;
 use crate::verify::routing::{LayerRouting, RoutingReport};
 
 /// Returns the routed experts of every layer that has some.
 fn routers(plan: &GraphPlan) -> impl Iterator<Item = &Moe> {
-    plan.layers.iter().filter_map(|layer| match &layer.ffn {
-        Ffn::Moe(moe) => Some(&**moe),
-        Ffn::Both(both) => Some(&both.moe),
-        Ffn::None | Ffn::Dense(_) | Ffn::ChannelMix(_) => None,
-    })
+    plan.layers.iter().filter_map(|layer| layer.ffn.moe())
 }
 
 /// Returns the bytes that a token's choices take in [`Choices`].

@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use crate::core::simd::SimdLevel;
+use crate::engine::exec::decode::transpose;
 use crate::engine::exec::mask::Mask;
 use crate::engine::exec::math::{self, RunningSoftmax, SoftmaxRow};
 use crate::engine::exec::matmul::{MatrixTile, MatrixView, multiply, multiply_add};
-use crate::engine::exec::panel::transpose;
 use crate::engine::exec::timings::{Clock, WorkKind};
 use crate::engine::exec::weights::Vector;
 use crate::engine::exec::workers::{WorkerBuffers, lend};

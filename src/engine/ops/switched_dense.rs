@@ -1,0 +1,87 @@
+//! A dense feed-forward network whose products have additions that tokens turn on.
+
+use crate::engine::EngineError;
+use crate::engine::exec::activation::Activation;
+use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::context::Context;
+use crate::engine::exec::math;
+use crate::engine::exec::product::Product;
+use crate::engine::ops::dense::Dense;
+use crate::engine::ops::switched::{Switched, add_switched, additions, batch_slots, slots};
+use crate::engine::resolve::builder::Builder;
+
+/// Additions to the products of a feed-forward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SwitchedDense {
+    /// The feed-forward.
+    pub dense: Dense,
+    /// To the gate, if there is one.
+    pub gate: Option<Switched>,
+    /// To the up projection.
+    pub up: Switched,
+    /// To the down projection.
+    pub down: Switched,
+}
+
+impl SwitchedDense {
+    /// Returns the floats per token that intermediates take: the gate is kept whole next to the additions.
+    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
+        let parts = self.gate.iter().chain([&self.up, &self.down]);
+        let additions = parts.map(Switched::floats_per_token).max().unwrap_or(0);
+        self.dense.floats_per_token(n_embd) + self.dense.up.n_rows + additions
+    }
+
+    /// Runs the feed-forward of the wanted rows `x` into `out`.
+    pub(crate) fn run(
+        &self,
+        cx: &Context<'_>,
+        (batch, x): (&ChunkBatch, &[f32]),
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (n_tokens, width, level) = (batch.n_wanted(), self.dense.up.n_rows, cx.weights.level);
+        let slots = batch.select(batch_slots(cx, batch), 1);
+        let mut inner = cx.take(n_tokens * width);
+        cx.products(x, n_tokens, vec![Product::plain(&self.dense.up, &mut inner)])?;
+        add_switched(cx, &self.up, &slots, x, &mut inner)?;
+        match &self.dense.act {
+            Activation::Plain(act) => math::activate(level, *act, &mut inner),
+            Activation::Gated { act, gate } => {
+                let mut gates = cx.take(n_tokens * width);
+                cx.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
+                if let Some(switched) = &self.gate {
+                    add_switched(cx, switched, &slots, x, &mut gates)?;
+                }
+                cx.each_row((&mut inner, width), (&gates, width), |inner, gate| {
+                    math::gated(level, *act, gate, inner);
+                });
+                cx.give([gates]);
+            }
+        }
+        cx.norm_in_place(self.dense.sub_norm.as_ref(), &mut inner, width)?;
+        cx.products(&inner, n_tokens, vec![Product::plain(&self.dense.down, out)])?;
+        add_switched(cx, &self.down, &slots, &inner, out)?;
+        cx.give([inner]);
+        Ok(())
+    }
+
+    /// The additions to a feed-forward.
+    pub(crate) fn resolve(
+        b: &mut Builder<'_>,
+        layer: usize,
+        dense: &Dense,
+    ) -> Result<Option<Self>, EngineError> {
+        let Some(slots) = slots(b)? else { return Ok(None) };
+        if dense.sparsity.is_some() {
+            let expected = "none beside adapters";
+            return Err(b.keys.unknown("activation_sparsity_scale", expected, "one"));
+        }
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let gate = match &dense.act {
+            Activation::Gated { gate, .. } => Some(additions(b, &at("ffn_gate"), slots, gate)?),
+            Activation::Plain(_) => None,
+        };
+        let up = additions(b, &at("ffn_up"), slots, &dense.up)?;
+        let down = additions(b, &at("ffn_down"), slots, &dense.down)?;
+        Ok(Some(SwitchedDense { dense: dense.clone(), gate, up, down }))
+    }
+}
