@@ -32,12 +32,15 @@ mod tls;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use client::{Access, Client, Token};
+use keep::Cache;
 use url::Url;
 
 use crate::core::output::ScratchDirectory;
 use crate::core::progress::Progress;
+use crate::core::sync::Unpoisoned;
 use crate::core::{input, platform, ranged};
 
 pub use address::{Address, AddressError};
@@ -45,9 +48,6 @@ pub use client::Patience;
 pub use error::{RemoteError, TokenUse};
 pub use fetch::Failed;
 pub use file::{FileAddress, RemoteFile};
-
-use client::{Access, Client, Token};
-use keep::Cache;
 
 /// Default address of the hub.
 const HUB: &str = "https://huggingface.co";
@@ -273,7 +273,7 @@ fn in_parallel<T: Sync, R: Send>(
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, R)>> = Mutex::new(Vec::with_capacity(items.len()));
     let failure: Mutex<Option<RemoteError>> = Mutex::new(None);
-    let lock_failure = || failure.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock_failure = || failure.lock().unpoisoned();
     std::thread::scope(|scope| {
         for _ in 0..N_THREADS.min(items.len()) {
             scope.spawn(|| {
@@ -281,7 +281,7 @@ fn in_parallel<T: Sync, R: Send>(
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(item) = items.get(at) else { return };
                     match work(item) {
-                        Ok(result) => done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result)),
+                        Ok(result) => done.lock().unpoisoned().push((at, result)),
                         Err(error) => {
                             lock_failure().get_or_insert(error);
                         }
@@ -290,10 +290,10 @@ fn in_parallel<T: Sync, R: Send>(
             });
         }
     });
-    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(error) = failure.into_inner().unpoisoned() {
         return Err(error);
     }
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut done = done.into_inner().unpoisoned();
     done.sort_by_key(|(at, _)| *at);
     Ok(done.into_iter().map(|(_, result)| result).collect())
 }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::calibrate::groups::{Groups, MatrixKey, Rows};
 use crate::calibrate::moments::KindMoments;
 use crate::calibrate::{CalibrateError, LayerSums, MatrixName, MomentSums};
+use crate::core::sync::Unpoisoned;
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::{Engine, Matrix, Observer};
 use crate::verify::SumCollector;
@@ -77,7 +78,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
     }
 
     fn state(&self) -> MutexGuard<'_, State<'a, E>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Adds rows to the sums of one kind; `batches` holds the number of rows of each batch.

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use sha2::{Digest, Sha256};
 
 use crate::calibrate::CalibrateError;
 use crate::calibrate::work::{AttemptLog, hex};
 use crate::core::progress::Progress;
+use crate::core::sync::Unpoisoned;
 use crate::core::{GgmlType, SourceError, TensorMeta};
 use crate::engine::EngineError;
 use crate::quantize::SolvedRows;
@@ -35,7 +36,7 @@ struct Known {
 
 impl Place {
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unpoisoned()
     }
 }
 
@@ -186,7 +187,7 @@ impl SolvedBlocks {
     }
 
     fn file(&self) -> MutexGuard<'_, std::fs::File> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+        self.file.lock().unpoisoned()
     }
 
     fn at(&self, tensor: &str, first_row: u64) -> std::io::Result<u64> {

@@ -19,14 +19,8 @@ mod text;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-
-pub use error::WorkError;
-pub(super) use facts::Facts;
-pub(super) use journal::hex;
-pub(super) use text::KeptText;
-pub use text::SelfTextKeeper;
 
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::store::{read_importance, write_importance};
@@ -35,8 +29,15 @@ use crate::calibrate::work::journal::{Journal, Record, digest_of_file};
 use crate::calibrate::{CalibrateError, Judged, NotSolved};
 use crate::core::output::{EditLock, EditLockError, OutputFile};
 use crate::core::progress::Progress;
+use crate::core::sync::Unpoisoned;
 use crate::core::{GgmlType, TensorMeta};
 use crate::gguf::ColumnSums;
+
+pub use error::WorkError;
+pub(super) use facts::Facts;
+pub(super) use journal::hex;
+pub(super) use text::KeptText;
+pub use text::SelfTextKeeper;
 
 const MANIFEST: &str = "work.json";
 const JOURNAL: &str = "journal";
@@ -153,7 +154,7 @@ impl WorkFolder {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Begins, or resumes if the earlier run agrees in everything that decides its result.

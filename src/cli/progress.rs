@@ -4,16 +4,17 @@ mod pace;
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use pace::{Pace, rough};
 
 use crate::cli::render::{count, message, plural};
 use crate::core::progress::Progress;
 use crate::core::ranged;
+use crate::core::sync::Unpoisoned;
 use crate::core::text::{self, escape};
-use pace::{Pace, rough};
 
 /// Time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -186,13 +187,13 @@ impl TerminalProgress {
 
     /// Restarts the step count for another piece of work, which is named `subject`.
     pub(crate) fn restart(&self, subject: &str) {
-        subject.clone_into(&mut self.subject.lock().unwrap_or_else(PoisonError::into_inner));
+        subject.clone_into(&mut self.subject.lock().unpoisoned());
         self.n_steps.store(0, Ordering::Relaxed);
         self.step.store(0, Ordering::Relaxed);
     }
 
     fn tell(&self, change: impl FnOnce(&mut Stage)) {
-        if let Some(stage) = self.stage.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        if let Some(stage) = self.stage.lock().unpoisoned().as_mut() {
             change(stage);
         }
     }
@@ -224,10 +225,10 @@ impl Progress for TerminalProgress {
     fn begin(&self, what: &str, total_bytes: u64) {
         self.done.store(0, Ordering::Relaxed);
         let step = self.step.fetch_add(1, Ordering::Relaxed) + 1;
-        let subject = self.subject.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let subject = self.subject.lock().unpoisoned().clone();
         let stage = Stage { subject, ..Stage::new(what, step, total_bytes, Instant::now()) };
         let title = stage.title(self.n_steps.load(Ordering::Relaxed));
-        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Some(stage);
+        *self.stage.lock().unpoisoned() = Some(stage);
         if self.mode == Mode::Bar {
             let bar = ProgressBar::new(total_bytes)
                 .with_style(style(BAR))
@@ -279,7 +280,7 @@ impl Progress for TerminalProgress {
 
     fn end(&self) {
         self.finish();
-        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.stage.lock().unpoisoned() = None;
     }
 
     fn warn(&self, text: &str) {
@@ -302,7 +303,7 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 fn lock(bar: &Mutex<Option<ProgressBar>>) -> std::sync::MutexGuard<'_, Option<ProgressBar>> {
-    bar.lock().unwrap_or_else(PoisonError::into_inner)
+    bar.lock().unpoisoned()
 }
 
 fn suspend<T>(bar: &Mutex<Option<ProgressBar>>, print: impl FnOnce() -> T) -> T {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::arch::{
     self, CardKind, DropReason, Dropped, Heads, Inputs, Mapping, OutType, Registry, ResolveOptions,
@@ -15,8 +15,11 @@ use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, g
 use crate::convert::naming::ParameterCounts;
 use crate::convert::target::OpenTarget;
 use crate::convert::unread_biases::UnreadBiases;
-use crate::convert::{ConvertError, ConvertOptions, ModelSource, SizesError};
-use crate::convert::{plain_names, rerank, short_tower, token_counts, token_rows, vocabulary};
+use crate::convert::{
+    ConvertError, ConvertOptions, ModelSource, SizesError, plain_names, rerank, short_tower, token_counts,
+    token_rows, vocabulary,
+};
+use crate::core::sync::Unpoisoned;
 use crate::core::{
     Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource, input,
 };
@@ -242,7 +245,7 @@ impl Conversion {
     /// Complete only after all rows were read.
     #[must_use]
     pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
-        let small = |part: &Part| *part.small.lock().unwrap_or_else(PoisonError::into_inner);
+        let small = |part: &Part| *part.small.lock().unpoisoned();
         let pairs = self.tensors.iter().zip(&self.parts).map(|(tensor, part)| (tensor, small(part)));
         pairs.filter(|(_, small)| small.n_rows > 0).collect()
     }
@@ -501,7 +504,7 @@ impl TensorSource for Conversion {
         };
         let small = read.map_err(|error| SourceError { tensor: meta.name.clone(), source: error.into() })?;
         if small.n_rows > 0 {
-            part.small.lock().unwrap_or_else(PoisonError::into_inner).add(small, 0);
+            part.small.lock().unpoisoned().add(small, 0);
         }
         part.content.note(|| out.iter().any(|&byte| byte != 0));
         Ok(())

@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 use std::path::Path;
-use std::sync::PoisonError;
 
 use crate::core::progress::Progress;
+use crate::core::sync::Unpoisoned;
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use crate::gguf::split::part_path;
 use crate::gguf::writer::{plan_parts, write_files};
@@ -141,7 +141,7 @@ impl QuantizePlan<'_> {
 
     fn note_small(&self, tensor: usize, first_row: u64, small: SmallRows) {
         if small.n_rows > 0 {
-            let mut rows = self.small_rows.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut rows = self.small_rows.lock().unpoisoned();
             rows.entry(tensor).or_default().add(small, first_row);
         }
     }
@@ -150,7 +150,7 @@ impl QuantizePlan<'_> {
     /// Meaningful after all rows were read.
     #[must_use]
     pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
-        let rows = self.small_rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let rows = self.small_rows.lock().unpoisoned();
         rows.iter().map(|(&tensor, &small)| (&self.tensors[tensor], small)).collect()
     }
 

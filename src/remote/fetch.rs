@@ -7,14 +7,14 @@
 //! fits.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::fmt;
-use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
+use std::{fmt, io};
 
 use memmap2::MmapMut;
 
 use crate::core::ranged::RangedFile;
+use crate::core::sync::Unpoisoned;
 use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::listing::Entry;
@@ -84,7 +84,7 @@ struct Shared {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Fetches a piece. It is added to the checksum of its file before readers get it; the last piece completes the
@@ -95,7 +95,7 @@ impl Shared {
         let entry = &self.files[file];
         self.client.read(&entry.target, offset, &mut bytes)?;
         let bytes = Arc::new(bytes);
-        self.sums[file].lock().unwrap_or_else(PoisonError::into_inner).add(entry, offset, &bytes, room)?;
+        self.sums[file].lock().unpoisoned().add(entry, offset, &bytes, room)?;
         Ok(bytes)
     }
 }
@@ -212,7 +212,7 @@ impl Fetcher {
             if self.0.client.is_cancelled() {
                 return Err(Arc::new(RemoteError::Cancelled));
             }
-            state = self.0.came.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.0.came.wait_timeout(state, LOOK).unpoisoned().0;
         }
     }
 
@@ -330,7 +330,7 @@ fn serve(shared: &Shared) {
             return;
         }
         let Some(place) = state.next() else {
-            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = shared.work.wait(state).unpoisoned();
             continue;
         };
         let Some(piece) = state.pieces.get_mut(&place) else { continue };

@@ -1,14 +1,14 @@
 //! Single files on a server that are read by ranges: GGUF files whose header is needed.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+use std::{fmt, io};
 
 use url::Url;
 
 use crate::core::ranged::{self, RangedDirectory, RangedFile};
+use crate::core::sync::Unpoisoned;
 use crate::core::text::escape;
 use crate::remote::address::{Address, AddressError, HUB_HOSTS, shown, web_url};
 use crate::remote::client::Client;
@@ -238,13 +238,13 @@ impl Directory {
     }
 
     fn keep(&self, name: &Path, file: Option<Arc<dyn RangedFile>>) {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), file);
+        self.files.lock().unpoisoned().insert(name.to_owned(), file);
     }
 }
 
 impl RangedDirectory for Directory {
     fn file(&self, name: &Path) -> Option<Arc<dyn RangedFile>> {
-        if let Some(known) = self.files.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
+        if let Some(known) = self.files.lock().unpoisoned().get(name) {
             return known.clone();
         }
         let text = name.to_str().filter(|name| is_gguf(name))?.replace('\\', "/");
@@ -290,7 +290,7 @@ impl RangedFile for Unreadable {
     }
 
     fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
-        let error = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let error = self.0.lock().unpoisoned().take();
         Err(error.map_or_else(|| io::Error::other("the server did not tell of the file"), Into::into))
     }
 

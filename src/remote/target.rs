@@ -1,11 +1,12 @@
 //! Target of requests: an address, and the facts that responses have given about its file.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use ureq::http::HeaderMap;
 use url::Url;
 
+use crate::core::sync::Unpoisoned;
 use crate::core::text::escape;
 use crate::remote::address::shown;
 use crate::remote::error::RemoteError;
@@ -93,7 +94,7 @@ impl Target {
 
     /// Facts known so far.
     pub(super) fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Checks that the facts in a response agree with those of earlier responses.

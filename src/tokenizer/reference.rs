@@ -7,11 +7,12 @@
 
 mod growth;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use tokenizers::Tokenizer;
 
 use crate::core::isolated::{Bounds, IsolatedError, Worker, installed};
+use crate::core::sync::Unpoisoned;
 
 /// Base memory of a child in bytes; each byte of a file adds `BYTES_PER_BYTE`. A vocabulary of 260 000 tokens (33 MB)
 /// needs a third of the result.
@@ -104,7 +105,7 @@ pub fn reference_job() -> impl FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>> {
 }
 
 fn ask(worker: &Mutex<Worker>, request: &[u8]) -> Result<Vec<u8>, String> {
-    worker.lock().unwrap_or_else(PoisonError::into_inner).ask(request).map_err(|error| reason(&error))
+    worker.lock().unpoisoned().ask(request).map_err(|error| reason(&error))
 }
 
 /// Returns the library's own message unchanged, for callers that escape it; ours if the library sent none.

@@ -1,9 +1,10 @@
 //! Runs windows through one or two engines, group by group, and collects the result of every position.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::core::GgmlType;
 use crate::core::progress::Progress;
+use crate::core::sync::Unpoisoned;
 use crate::engine::{Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
 use crate::verify::logit_file::read::LogitFile;
 use crate::verify::logit_file::write::LogitWriter;
@@ -92,7 +93,7 @@ impl Recall {
 
     /// Returns the positions of the baseline in these types over these windows, if they are known.
     pub(super) fn twin(&self, types: &[Option<GgmlType>], windows: &[Window]) -> Option<Vec<Position>> {
-        let twins = self.twins.lock().unwrap_or_else(PoisonError::into_inner);
+        let twins = self.twins.lock().unpoisoned();
         let found = twins.iter().find(|twin| twin.types == types && twin.windows == windows)?;
         Some(found.positions.clone())
     }
@@ -101,23 +102,23 @@ impl Recall {
     pub(super) fn keep_twin(&self, types: &[Option<GgmlType>], windows: &[Window], positions: &[Position]) {
         let twin =
             RecalledTwin { types: types.to_vec(), windows: windows.to_vec(), positions: positions.to_vec() };
-        self.twins.lock().unwrap_or_else(PoisonError::into_inner).push(twin);
+        self.twins.lock().unpoisoned().push(twin);
     }
 
     fn knows(&self, chunks: &[TokenChunk]) -> bool {
-        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let groups = self.groups.lock().unpoisoned();
         groups.iter().any(|group| group.chunks.as_slice() == chunks)
     }
 
     fn take(&self, chunks: &[TokenChunk]) -> Option<Said> {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.groups.lock().unpoisoned();
         let at = groups.iter().position(|group| group.chunks.as_slice() == chunks)?;
         Some(groups.swap_remove(at).said)
     }
 
     /// Stores a group if the memory budget allows it.
     fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, said: Said) {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.groups.lock().unpoisoned();
         let taken: u64 = groups.iter().map(|group| group.said.n_bytes()).sum();
         if taken + said.n_bytes() <= Self::most(baseline) {
             groups.push(Recalled { chunks, said });

@@ -1,12 +1,13 @@
 //! Elements that depend on more than one read of their sources: on a number taken from the whole tensor, or on two
 //! sources at once. The numbers are computed when the first element is read, in one pass and bounded memory.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::arch::WholeOp;
 use crate::core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
+use crate::core::sync::Unpoisoned;
 use crate::core::{ElementType, WeightSource};
 use crate::views::elems::Stretch;
 use crate::views::grid::Resize;
@@ -310,7 +311,7 @@ impl Computed {
         source: &dyn WeightSource,
         level: SimdLevel,
     ) -> Result<Arc<[f32]>, ViewError> {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.found.lock().unpoisoned();
         if let Some(found) = &*found {
             return Ok(found.clone());
         }

@@ -9,10 +9,11 @@ mod scenarios;
 mod table;
 
 use std::io::Write;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use calls::{Fault, Point};
+use gguf_foundry::core::sync::Unpoisoned;
 use proptest::prelude::Rng;
 use run::Bench;
 use table::Table;
@@ -60,12 +61,12 @@ fn every_system_call_may_go_wrong() {
                 scope.spawn(|| {
                     while let Some(point) = points.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let outcome = bench.try_point(scenario, &clean, point);
-                        outcomes.lock().unwrap_or_else(PoisonError::into_inner).push((point.fault, outcome));
+                        outcomes.lock().unpoisoned().push((point.fault, outcome));
                     }
                 });
             }
         });
-        table.add(scenario.name, n_points, outcomes.into_inner().unwrap_or_else(PoisonError::into_inner));
+        table.add(scenario.name, n_points, outcomes.into_inner().unpoisoned());
     }
     let _ = write!(std::io::stderr(), "{table}");
     let flaws = table.flaws();

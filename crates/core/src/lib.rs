@@ -47,6 +47,7 @@ pub mod simd;
 pub mod similar;
 pub mod small_float;
 pub mod spill;
+pub mod sync;
 pub mod text;
 
 pub use content::Content;

@@ -2,12 +2,12 @@
 //! checkpoint has a local directory whose small files are real. For the large ones, this module knows who fetches them.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
+use std::{fmt, io};
 
 use crate::mmap::MappedFile;
+use crate::sync::Unpoisoned;
 
 /// A file whose bytes must be fetched.
 pub trait RangedFile: Send + Sync + fmt::Debug {
@@ -56,7 +56,7 @@ pub struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.write().unpoisoned();
         open.iter_mut().filter(|open| open.root == self.root).for_each(|open| open.directory = None);
     }
 }
@@ -67,14 +67,14 @@ impl Drop for Registration {
 pub fn register(root: &Path, shown: &str, directory: Arc<dyn RangedDirectory>) -> Registration {
     let registered =
         Registered { root: root.to_owned(), shown: shown.to_owned(), directory: Some(directory) };
-    OPEN.write().unwrap_or_else(PoisonError::into_inner).push(registered);
+    OPEN.write().unpoisoned().push(registered);
     Registration { root: root.to_owned() }
 }
 
 /// Returns the file at a path, if it must be fetched.
 #[must_use]
 pub fn find(path: &Path) -> Option<Arc<dyn RangedFile>> {
-    let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
+    let open = OPEN.read().unpoisoned();
     open.iter().find_map(|open| open.directory.as_ref()?.file(path.strip_prefix(&open.root).ok()?))
 }
 
@@ -82,7 +82,7 @@ pub fn find(path: &Path) -> Option<Arc<dyn RangedFile>> {
 /// `found`.
 #[must_use]
 pub fn may_lead_to(root: &Path, found: &Path) -> bool {
-    let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
+    let open = OPEN.read().unpoisoned();
     let folder = |open: &Registered| {
         open.directory.as_ref()?.folder_of_links().map(|folder| found.starts_with(folder))
     };
@@ -92,7 +92,7 @@ pub fn may_lead_to(root: &Path, found: &Path) -> bool {
 /// Replaces local directories in a message by the names that users know.
 #[must_use]
 pub fn shown(text: &str) -> Cow<'_, str> {
-    let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
+    let open = OPEN.read().unpoisoned();
     open.iter().fold(Cow::Borrowed(text), |text, open| match open.root.to_str() {
         Some(root) if text.contains(root) => Cow::Owned(text.replace(root, &open.shown)),
         _ => text,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rayon::prelude::*;
 
@@ -12,6 +12,7 @@ use crate::calibrate::sequential::stream::QuantizedStream;
 use crate::calibrate::sequential::sums::{Inputs, Lack, Lost, Sums};
 use crate::calibrate::{CalibrateError, NotSolved, SolverOptions};
 use crate::core::TensorSource;
+use crate::core::sync::Unpoisoned;
 use crate::engine::{Buffer, Buffers, Engine, EngineError, Matrix, Observer};
 use crate::quant::first_non_finite;
 use crate::quantize::SolvedRows;
@@ -77,12 +78,12 @@ pub(super) struct Follower<'a> {
 
 impl Follower<'_> {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Matrices that were not solved.
     pub(super) fn into_left(self) -> Vec<NotSolved> {
-        self.state.into_inner().unwrap_or_else(PoisonError::into_inner).left
+        self.state.into_inner().unpoisoned().left
     }
 
     /// Error that stopped the run, unless the other run stopped it.
@@ -92,7 +93,7 @@ impl Follower<'_> {
 
     /// Ends the link to the other run.
     pub(super) fn part(&self) {
-        *self.behind.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.behind.lock().unpoisoned() = None;
     }
 
     /// Next event of the unquantized run.
@@ -104,7 +105,7 @@ impl Follower<'_> {
         let is_first = state.n_events == 0;
         state.n_events += 1;
         drop(state);
-        let behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        let behind = self.behind.lock().unpoisoned();
         let event = behind.as_ref().and_then(|behind| behind.next(is_first));
         drop(behind);
         if event.is_none() {

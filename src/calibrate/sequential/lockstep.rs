@@ -2,11 +2,12 @@
 //! Only one of the two computes at a time.
 
 use std::ops::ControlFlow;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
 
 use crate::core::TensorSource;
+use crate::core::sync::Unpoisoned;
 use crate::engine::{Buffer, Buffers, Engine, Matrix, Observer};
 use crate::verify::SumCollector;
 
@@ -51,7 +52,7 @@ impl Ahead {
             return false;
         }
         // If the other run ended normally, there is nothing to wait for.
-        let _ = self.go.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let _ = self.go.lock().unpoisoned().recv();
         true
     }
 }
@@ -62,7 +63,7 @@ impl Behind {
         if !is_first {
             let _ = self.go.send(());
         }
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+        self.events.lock().unpoisoned().recv().ok()
     }
 }
 

@@ -1,10 +1,11 @@
 //! Weights of the quantized stream: solved tensors are read as they will be in the file.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::calibrate::solved::SolvedBlocks;
 use crate::core::simd::SimdLevel;
+use crate::core::sync::Unpoisoned;
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use crate::engine::WeightReader;
 use crate::quant::quantize_rows;
@@ -46,7 +47,7 @@ impl<'a> QuantizedStream<'a> {
 
     /// Sets the importance of the columns of a matrix that has no solver.
     pub(super) fn tell(&self, tensor: usize, matrix: u64, importance: Vec<f32>) {
-        let mut known = self.importance.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.importance.lock().unpoisoned();
         known.insert((tensor, matrix), importance);
     }
 
@@ -65,7 +66,7 @@ impl<'a> QuantizedStream<'a> {
         let mut floats = vec![0.0; n_rows * n_cols];
         let reader = WeightReader { source: self.inner, level: self.level };
         reader.rows(tensor, usize::try_from(first_row)?, n_rows, &mut Vec::new(), &mut floats)?;
-        let known = self.importance.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.importance.lock().unpoisoned();
         let own = known.get(&(tensor, matrix)).cloned();
         drop(known);
         let needs = meta.ty.info().imatrix == crate::core::ImatrixNeed::Required;

@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::core::limits::Limits;
+use crate::core::sync::Unpoisoned;
 
 /// Maximum work that is lost if the machine fails. A process that is killed loses nothing.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -111,7 +112,7 @@ impl Journal {
     fn write(&self, blocks: Option<&File>, record: &Record) -> std::io::Result<()> {
         let json = serde_json::to_string(record)?;
         let line = sealed(&json);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unpoisoned();
         let (file, synced) = &mut *state;
         file.write_all(line.as_bytes())?;
         if self.sync && (blocks.is_none() || synced.elapsed() >= INTERVAL) {

@@ -3,11 +3,12 @@
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rayon::prelude::*;
 
 use crate::core::spill::SpilledFloats;
+use crate::core::sync::Unpoisoned;
 use crate::engine::EngineError;
 
 /// Values of a buffer from which on it is worth a file.
@@ -139,7 +140,7 @@ impl Buffers {
         match dir.map(|dir| SpilledFloats::new(dir, len)) {
             Some(Ok(values)) => return Values::File(values),
             Some(Err(error)) => {
-                self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                self.failed.lock().unpoisoned().get_or_insert(error);
             }
             None => {}
         }
@@ -161,12 +162,12 @@ impl Buffers {
     /// # Errors
     /// If a buffer that was to be a file is none: who runs on takes memory that was not granted.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
-        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failed = self.failed.lock().unpoisoned().take();
         failed.map_or(Ok(()), |error| Err(EngineError::Spill(error)))
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<Values>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        self.free.lock().unpoisoned()
     }
 }
 

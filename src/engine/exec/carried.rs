@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use crate::core::sync::Unpoisoned;
 
 /// Keys and values of all tokens of a batch.
 type KeysAndValues = (Vec<f32>, Vec<f32>);
@@ -27,19 +29,19 @@ pub(crate) struct Carried {
 impl Carried {
     /// Keeps keys and values of a layer and batch.
     pub(crate) fn keep(&self, layer: usize, start: usize, k: &[f32], v: &[f32]) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock().unpoisoned();
         kept.insert((layer, start), (k.to_vec(), v.to_vec()));
     }
 
     /// Keeps the stream of a batch for later layers.
     pub(crate) fn keep_stream(&self, start: usize, x: &[f32]) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.lock().unpoisoned();
         streams.entry(start).or_default().push(x.to_vec());
     }
 
     /// Lends the streams of a batch that were kept.
     pub(crate) fn with_streams<T>(&self, start: usize, task: impl FnOnce(&[Vec<f32>]) -> T) -> T {
-        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let streams = self.streams.lock().unpoisoned();
         task(streams.get(&start).map_or(&[], Vec::as_slice))
     }
 
@@ -50,13 +52,13 @@ impl Carried {
 
     /// Hands out a part of the held state.
     pub(crate) fn with_held(&self, part: Range<usize>, task: impl FnOnce(&mut [f32])) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock().unpoisoned();
         task(&mut held[part]);
     }
 
     /// Copies what an earlier layer has kept.
     pub(crate) fn recall(&self, layer: usize, start: usize, k: &mut [f32], v: &mut [f32]) {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.lock().unpoisoned();
         let (keys, values) = kept.get(&(layer, start)).expect("the plan says which layers keep");
         k.copy_from_slice(keys);
         v.copy_from_slice(values);

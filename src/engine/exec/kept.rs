@@ -2,8 +2,9 @@
 //! few tokens, and decoding for each of them would take as long as computing.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::core::sync::Unpoisoned;
 use crate::engine::exec::panel::Panel;
 
 /// What panels hold: tensor, first row and rows of each side.
@@ -40,13 +41,13 @@ impl KeptPanels {
         if self.budget_bytes == 0 {
             return None;
         }
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.lock().unpoisoned();
         kept.panels.get(&key(panels)).cloned()
     }
 
     /// Memory for `n` numbers that are to be kept, if there is room for them.
     pub(crate) fn room(&self, n: usize) -> Option<Vec<f32>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock().unpoisoned();
         let n_bytes = kept.n_bytes.saturating_add(4 * n as u64);
         if n_bytes > self.budget_bytes {
             return None;
@@ -59,7 +60,7 @@ impl KeptPanels {
     /// Keeps the weights of panels in memory that [`KeptPanels::room`] gave.
     pub(crate) fn keep(&self, panels: &[Panel<'_>], weights: Vec<f32>) -> Arc<Vec<f32>> {
         let weights = Arc::new(weights);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock().unpoisoned();
         kept.panels.insert(key(panels), Arc::clone(&weights));
         weights
     }

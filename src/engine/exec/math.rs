@@ -362,6 +362,7 @@ pub(crate) fn add_scaled(level: SimdLevel, out: &mut [f32], x: &[f32], scale: f3
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::exec::scalar::erf;
 
     #[test]
     fn exp_is_good_to_two_ulp_over_its_range() {

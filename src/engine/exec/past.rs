@@ -1,8 +1,9 @@
 //! What a continued run remembers of its sequences: keys and values, states, the last inputs of convolutions.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use crate::core::sync::Unpoisoned;
 use crate::engine::exec::kept::KeptPanels;
 
 /// The past of sequences that go on step by step. Operations that look back come by in the same order in every step, and
@@ -48,7 +49,7 @@ impl Past {
     /// What the next operation has left, `floats` for each sequence: zeros at first. To be given back.
     pub(crate) fn take(&self, floats: usize) -> Place {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock().unpoisoned();
         if places.len() <= at {
             places.resize_with(at + 1, Vec::new);
         }
@@ -62,7 +63,7 @@ impl Past {
     }
 
     pub(crate) fn give(&self, place: Place) {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock().unpoisoned();
         places[place.at] = place.values;
     }
 
@@ -84,7 +85,7 @@ impl Past {
 
     /// Floats that are remembered, of all sequences.
     pub(crate) fn n_floats(&self) -> usize {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.lock().unpoisoned();
         places.iter().map(Vec::len).sum()
     }
 }

@@ -1,8 +1,9 @@
 //! The threads of a run and the buffers they keep between tasks.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use crate::core::sync::Unpoisoned;
 use crate::engine::EngineError;
 
 /// Rows that one task of a row-wise operation works on.
@@ -67,7 +68,7 @@ impl Workers {
         let failed: Mutex<Option<(usize, EngineError)>> = Mutex::new(None);
         self.pool.broadcast(|context| {
             let scratch = &self.scratch[context.index()];
-            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut scratch = scratch.lock().unpoisoned();
             loop {
                 let at = next.fetch_add(1, Ordering::Relaxed);
                 if at >= n_tasks {
@@ -75,14 +76,14 @@ impl Workers {
                 }
                 if let Err(error) = task(&mut scratch, at) {
                     next.store(n_tasks, Ordering::Relaxed);
-                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut failed = failed.lock().unpoisoned();
                     if failed.as_ref().is_none_or(|(first, _)| at < *first) {
                         *failed = Some((at, error));
                     }
                 }
             }
         });
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match failed.into_inner().unpoisoned() {
             Some((_, error)) => Err(error),
             None => Ok(()),
         }

@@ -1,8 +1,9 @@
 //! The walk over the tokens of every chunk that mixers with a state share.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use crate::core::sync::Unpoisoned;
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
@@ -54,7 +55,7 @@ pub(crate) fn scan(
         let tokens = batch.cuts[chunk]..batch.cuts[chunk + 1];
         let mut tile = grid.take(chunk, across);
         let WorkerBuffers { rows, tile: buffer, .. } = scratch;
-        let mut kept = states.get(at).map(|state| state.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut kept = states.get(at).map(|state| state.lock().unpoisoned());
         let state = match &mut kept {
             Some(state) => &mut state[..],
             None => {

@@ -2,12 +2,13 @@
 //! tokens times vocabulary exists.
 
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
 use crate::core::progress::Progress;
+use crate::core::sync::Unpoisoned;
 use crate::engine::EngineError;
 use crate::engine::exec::buffers::{Buffer, Buffers};
 use crate::engine::exec::carried::Carried;
@@ -126,13 +127,13 @@ impl Engine<'_> {
                 let part = run.clock.time(WorkKind::Fold, || {
                     self.fold(logits, panel.n, panel.first, &targets[rows.start.min(targets.len())..])
                 });
-                *parts[task].lock().unwrap_or_else(PoisonError::into_inner) = part;
+                *parts[task].lock().unpoisoned() = part;
                 Ok(())
             })?;
             self.workers.install(|| {
                 folds.par_chunks_mut(SLICE_TOKENS).enumerate().for_each(|(slice, folds)| {
                     for part in &parts[slice * block.len()..(slice + 1) * block.len()] {
-                        let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+                        let part = part.lock().unpoisoned();
                         folds.iter_mut().zip(&*part).for_each(|(fold, part)| fold.merge(part));
                     }
                 });

@@ -1,9 +1,10 @@
 //! Two heads side by side: both models' logits of a tile are compared while they are in the cache.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::core::progress::Progress;
+use crate::core::sync::Unpoisoned;
 use crate::engine::EngineError;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::hidden::Hidden;
@@ -94,12 +95,12 @@ pub(crate) fn folds(
                     };
                     pairs.zip(&targets[rows.start.min(targets.len())..]).map(of_row).collect()
                 });
-                *parts[task].lock().unwrap_or_else(PoisonError::into_inner) = part;
+                *parts[task].lock().unpoisoned() = part;
                 Ok(())
             })?;
             for (slice, folds) in folds.chunks_mut(SLICE_TOKENS).enumerate() {
                 for part in &parts[slice * block.len()..(slice + 1) * block.len()] {
-                    let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+                    let part = part.lock().unpoisoned();
                     for ((a, b), (a_part, b_part)) in folds.iter_mut().zip(&*part) {
                         a.merge(a_part);
                         b.merge(b_part);

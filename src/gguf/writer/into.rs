@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::core::TensorSource;
 use crate::core::output::{Begun, OutputError, OutputFile, OutputKind, SharedOutput};
 use crate::core::progress::Progress;
+use crate::core::sync::Unpoisoned;
 use crate::gguf::split_id::Beginnings;
 use crate::gguf::writer::guard;
 use crate::gguf::writer::stream::{Beside, stream};
@@ -134,7 +135,7 @@ impl<'a> Watermark<'a> {
     /// # Errors
     /// I/O errors.
     pub(super) fn wrote(&self, chunk: usize, end: u64) -> io::Result<()> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unpoisoned();
         state.ahead.insert(chunk, end);
         while let Some(end) = {
             let next = state.next;
@@ -155,7 +156,7 @@ impl<'a> Watermark<'a> {
 
     /// Records the progress.
     fn note(&self) -> io::Result<()> {
-        let end = self.state.lock().unwrap_or_else(PoisonError::into_inner).end;
+        let end = self.state.lock().unpoisoned().end;
         self.shared.note_written_to(self.output, end, self.sync)
     }
 }

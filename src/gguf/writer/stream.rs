@@ -1,12 +1,13 @@
 //! Streaming of planned tensors from a source to output files, in chunks of rows that all threads take in order.
 
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::core::bytes::Endian;
 use crate::core::output::{OutputFile, WriteBack};
 use crate::core::progress::Progress;
+use crate::core::sync::Unpoisoned;
 use crate::core::text::escape;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::endian::swap_blocks;
@@ -205,7 +206,7 @@ impl<'a> Stream<'a> {
                 scope.spawn(|_| self.work());
             }
         });
-        match self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match self.failure.into_inner().unpoisoned() {
             Some((_, error)) => Err(error),
             None => Ok(()),
         }
@@ -215,7 +216,7 @@ impl<'a> Stream<'a> {
         let _guard = StopOnPanic(&self.stop);
         let mut buffer = Vec::new();
         while !self.stop.load(Ordering::Relaxed) {
-            let next = self.queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let next = self.queue.lock().unpoisoned().next();
             let Some((index, chunk)) = next else { break };
             let done = if self.progress.is_cancelled() {
                 Err(WriteError::Cancelled)
@@ -231,7 +232,7 @@ impl<'a> Stream<'a> {
 
     fn fail(&self, index: usize, error: WriteError) {
         self.stop.store(true, Ordering::Relaxed);
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = self.failure.lock().unpoisoned();
         if failure.as_ref().is_none_or(|(earlier, _)| index < *earlier) {
             *failure = Some((index, error));
         }

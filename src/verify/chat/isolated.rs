@@ -1,11 +1,12 @@
 //! Rendering of chats in a separate process: the worker and the parent's side of it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use serde_json::{Value as Json, json};
 
 use super::{Chat, ChatError, ChatRenderer, ChatTemplate, MAX_OUTPUT_BYTES, TOKENS, TemplateSource};
 use crate::core::isolated::{Bounds, IsolatedError, Isolation, Worker};
+use crate::core::sync::Unpoisoned;
 use crate::gguf::Metadata;
 
 /// Chat template that is parsed and run in a child process, with 256 MiB and five seconds for each chat.
@@ -69,7 +70,7 @@ impl IsolatedChat {
         &self,
         work: impl FnOnce(&mut Worker) -> Result<Vec<u8>, IsolatedError>,
     ) -> Result<Vec<u8>, ChatError> {
-        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut worker = self.worker.lock().unpoisoned();
         work(&mut worker).map_err(|error| match error {
             IsolatedError::Refused { reason } => read(&reason),
             error => ChatError::Isolated(error),

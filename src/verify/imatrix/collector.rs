@@ -1,13 +1,14 @@
 //! Collector of the sums of squares of matrix inputs.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rayon::prelude::*;
 
 use crate::core::TensorSource;
 use crate::core::exact::add_exactly;
 use crate::core::simd::SimdLevel;
+use crate::core::sync::Unpoisoned;
 use crate::engine::{Matrix, Observer, add_squares};
 use crate::gguf::ColumnSums;
 
@@ -48,7 +49,7 @@ impl SumCollector {
     }
 
     pub(crate) fn into_exact(self) -> BTreeMap<String, ExactColumns> {
-        self.tensors.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.tensors.into_inner().unpoisoned()
     }
 
     /// Adds rows of `n_cols` values to matrix `at` of the `n_matrices` of a tensor.
@@ -61,7 +62,7 @@ impl SumCollector {
                 (sums, rests)
             })
             .collect();
-        let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tensors = self.tensors.lock().unpoisoned();
         let ExactColumns { columns, rests } =
             tensors.entry(name.to_owned()).or_insert_with(|| ExactColumns {
                 columns: ColumnSums::zero(n_cols, n_matrices),

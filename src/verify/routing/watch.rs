@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
 use crate::core::TensorSource;
+use crate::core::sync::Unpoisoned;
 use crate::engine::{GraphPlan, Matrix, Moe, Observer};
 use crate::verify::imatrix::layer_of;
 use crate::verify::routing::{LayerRouting, RoutingReport};
@@ -70,7 +71,7 @@ impl ChoiceRecorder {
     }
 
     pub(in crate::verify) fn into_choices(self) -> Choices {
-        self.choices.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.choices.into_inner().unpoisoned()
     }
 }
 
@@ -80,7 +81,7 @@ impl Observer for ChoiceRecorder {
         if router.n_rows > usize::from(u16::MAX) {
             return;
         }
-        let mut choices = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut choices = self.choices.lock().unpoisoned();
         let chosen = choices.routers.entry(name_of(source, router)).or_default();
         chosen.n_experts = router.n_rows;
         chosen.n_tokens += routes.len();
@@ -116,7 +117,7 @@ impl RouteTally {
 
     /// Returns the counts.
     pub(in crate::verify) fn into_counts(self) -> RouteCounts {
-        RouteCounts(self.routers.into_inner().unwrap_or_else(PoisonError::into_inner))
+        RouteCounts(self.routers.into_inner().unpoisoned())
     }
 
     /// Returns the counts in the order of layers.
@@ -215,11 +216,11 @@ impl Observer for RouteWatch<'_> {
             other.routes(source, router, routes);
         }
         let name = name_of(source, router);
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock().unpoisoned();
         let seen = seen.entry(name.clone()).or_default();
         let chosen = self.baseline.and_then(|choices| choices.routers.get(&name));
         let chosen = chosen.filter(|chosen| chosen.n_experts == router.n_rows);
-        let mut routers = self.tally.routers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut routers = self.tally.routers.lock().unpoisoned();
         let tally = routers.entry(name).or_default();
         tally.tokens.resize(router.n_rows, 0);
         tally.routed += routes.len() as u64;

@@ -3,12 +3,13 @@
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::reply::{framed, parse};
 use super::{Bounds, GRACE, IsolatedError, Isolation, STDERR_BYTES, TICK, end_of};
+use crate::sync::Unpoisoned;
 
 /// Bytes of one read.
 const PIECE_BYTES: usize = 1 << 16;
@@ -107,7 +108,7 @@ impl Running {
         while Arc::strong_count(&self.said) > 1 && begun.elapsed() < GRACE {
             thread::sleep(Duration::from_millis(2));
         }
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let said = self.said.lock().unpoisoned();
         cause(status, &String::from_utf8_lossy(&said), bounds)
     }
 }
@@ -134,7 +135,7 @@ fn receive(mut output: impl Read, pieces: &SyncSender<Vec<u8>>) {
 fn listen(mut errors: impl Read, said: &Mutex<Vec<u8>>) {
     let mut buffer = [0; STDERR_BYTES];
     while let Ok(n @ 1..) = errors.read(&mut buffer) {
-        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = said.lock().unpoisoned();
         let room = STDERR_BYTES.saturating_sub(said.len());
         said.extend_from_slice(buffer.get(..n.min(room)).unwrap_or_default());
     }

@@ -8,12 +8,13 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::new_directory::make_locked;
 use super::temporary::{self, stem, stem_of};
 use super::{Destination, OutputError, OutputFile, fault, is_too_many, named, parent};
 use crate::mmap::faults::{self, Watch};
+use crate::sync::Unpoisoned;
 
 /// Suffix of such a directory's name, after the name of the set's first file.
 const PARTS: &str = ".parts";
@@ -278,7 +279,7 @@ pub(super) fn staged(temporary: &OsStr) -> Option<(&OsStr, &OsStr)> {
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+    of.lock().unpoisoned()
 }
 
 fn reopen(path: &Path) -> io::Result<File> {

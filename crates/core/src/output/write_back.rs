@@ -1,9 +1,10 @@
 //! Write-back of files while they are being written, so that the sync at the end has little left to do.
 
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 use super::OutputFile;
+use crate::sync::Unpoisoned;
 
 /// Bytes of a file that accumulate before they are synced.
 const STEP_BYTES: u64 = 64 << 20;
@@ -55,7 +56,7 @@ impl<'o> WriteBack<'o> {
             }
             work(&this)
         });
-        let failed = this.state.into_inner().unwrap_or_else(PoisonError::into_inner).failed;
+        let failed = this.state.into_inner().unpoisoned().failed;
         (done, failed.map_or(Ok(()), Err))
     }
 
@@ -78,7 +79,7 @@ impl<'o> WriteBack<'o> {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     fn run(&self) {
@@ -86,7 +87,7 @@ impl<'o> WriteBack<'o> {
         while !state.is_over && state.failed.is_none() {
             let ready = state.pending.iter().position(|&pending| pending >= STEP_BYTES);
             let Some(file) = ready else {
-                state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.news.wait(state).unpoisoned();
                 continue;
             };
             state.pending[file] = 0;

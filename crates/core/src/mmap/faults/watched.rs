@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use super::Watch;
+use crate::sync::Unpoisoned;
 
 /// True once a program has asked for the handler. Before that nothing is registered.
 pub(super) static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
@@ -29,7 +30,7 @@ impl<T> List<T> {
     fn push(&self, value: T) -> &'static Node<T> {
         let node: &Node<T> =
             Box::leak(Box::new(Node { value, is_past: AtomicBool::new(false), next: OnceLock::new() }));
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock().unpoisoned();
         let _ = last.map_or(&self.first, |last| &last.next).set(node);
         *last = Some(node);
         node
