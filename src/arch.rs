@@ -9,15 +9,17 @@
 //! | `expr` `eval` `datum` | the expressions in cards |
 //! | `ops` | the closed list of tensor operations |
 //! | `names` | patterns |
-//! | `schema` `merge` `read` `check` `load` | cards: types, inheritance, TOML, checks, the registry |
-//! | `detect` `hparams` `config_keys` | configurations: class, defaults, rows |
+//! | `schema` `visit` `merge` `read` `check` `load` | cards: types, expressions, inheritance, TOML, checks, the registry |
+//! | `detect` `hparams` `config_keys` | configurations: class, defaults, keys |
+//! | `rows` `origins` | metadata keys: their values, and the configuration keys that these come from |
 //! | `runtime_keys` | defaults of the runtime for keys that a card's rows do not write |
+//! | `inputs` `options` `scope` | facts about a checkpoint, choices of the user, and the names that expressions see |
 //! | `resolve` `matching` `assign` `types` `mapping` | a card applied to a checkpoint |
-//! | `attributes` `carried` | attributes of configuration classes, and those that reach the file |
+//! | `attributes` `carried` `lost` | attributes of configuration classes, and those that reach the file |
 //! | `invert` | conversion from GGUF back to a checkpoint |
 //! | `shapes` | the shapes of tensors by the keys of their file |
 //! | `facts` | keys and tensors that a card reads and writes |
-//! | `kinds` `similar` | cards that resemble a checkpoint without a card |
+//! | `kinds` `similar` `similarity` | cards that resemble a checkpoint without a card |
 //! | `graph` | facts about the architecture for the reference engine |
 
 mod absent;
@@ -34,15 +36,19 @@ mod eval;
 mod expr;
 mod facts;
 mod fuse;
+mod fusion;
 mod generated;
 mod heads;
 mod hparams;
+mod inputs;
 mod invert;
 mod kinds;
 mod lack;
 mod leftover;
+mod listing;
 mod load;
 mod long_rope;
+mod lost;
 mod mapping;
 mod matching;
 mod merge;
@@ -50,55 +56,64 @@ mod model_types;
 mod names;
 mod needs;
 mod ops;
+mod options;
 mod origins;
 mod plain_names;
 mod read;
 mod resaved;
 mod resolve;
 mod roots;
+mod rows;
 mod runtime_keys;
 mod schema;
+mod scope;
 mod shapes;
 mod similar;
+mod similarity;
 mod target;
+mod tie;
 mod tied;
 mod towers;
 mod types;
 mod values;
+mod visit;
 mod warning;
 
 pub(crate) mod graph;
 
-pub use carried::Lost;
 pub use datum::Datum;
 pub use detect::{class_of, tower_class_of, with_text_config};
 pub use draft::{AddedEntry, Draft, Unmatched, UnreadKey, draft};
 pub use error::{ArchError, CardProblem, ParentProblem};
-pub use eval::EvalError;
+pub use eval::error::EvalError;
 pub use expr::ParseError;
 pub use facts::{CardFacts, TensorFacts, all_facts, facts};
-pub use fuse::{Fuse, Fusion};
+pub use fusion::{Fuse, Fusion};
 pub use graph::GraphFeatures;
 pub use heads::Heads;
-#[cfg(test)]
-pub(crate) use hparams::derived_keys;
+pub use inputs::{Inputs, Pooling};
 pub use invert::{Inverse, invert};
 pub use lack::Lack;
 pub use load::{ClassRow, Registry};
+pub use lost::Lost;
 pub use mapping::{
     Assembly, Content, DropReason, Dropped, JoinKind, Mapping, OutputSpec, RopeFreqsLlama3, Source, Step,
 };
 pub use names::{Pattern, PatternError, Stars};
 pub use needs::{MissingTensors, missing_tensors};
 pub use ops::{MathOp, Op, OpError, WholeOp};
+pub use options::{Rerank, ResolveOptions};
 pub use origins::{Origin, Origins};
 pub use plain_names::{PlainNames, plain_names};
-pub use resolve::{Inputs, Pooling, Rerank, ResolveOptions, embedding_rows, resolve};
+pub use resolve::{embedding_rows, resolve};
+#[cfg(test)]
+pub(crate) use rows::derived_keys;
 pub use schema::{Card, CardKind, EntryType, Phase, TokenizerFrom};
 pub use shapes::{EMBEDDING, ShapeCheck, WrongShape, check_shapes, embeds_all_tokens};
-pub use similar::{Similarity, similar};
+pub use similar::similar;
+pub use similarity::Similarity;
 pub use target::{Target, target_config};
-pub use tied::Tie;
+pub use tie::Tie;
 pub use towers::{TowerFile, TowerGaps, block_count, block_number, tower_gaps};
 pub use types::{OutType, TypeRule};
 pub use values::{CountTokens, TokenCounts};

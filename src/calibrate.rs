@@ -10,14 +10,19 @@
 mod attempts;
 mod collector;
 mod costs;
+mod digest;
 mod error;
 mod fidelity;
+mod figures;
 mod groups;
 mod importance;
+mod journal;
 mod matrices;
 mod memory;
 mod moments;
+mod options;
 mod outlook;
+mod program;
 mod run;
 mod sampler;
 mod sequential;
@@ -31,12 +36,14 @@ mod work;
 pub use collector::Wanted;
 pub use costs::{MeasureOptions, measure_costs};
 pub use error::CalibrateError;
-pub use fidelity::{Fidelity, FidelityOptions, Judged, Keep, Solver, Trial, WORTH_IT, solve};
+pub use fidelity::{Fidelity, Trial, solve};
+pub use figures::{Judged, WORTH_IT};
 pub use importance::{ImportanceSums, total_importance};
 pub use memory::Needs;
 pub use moments::{
     Layer, LayerMoments, LayerSums, MatrixName, MeanMoments, MomentSums, Moments, SharedInput,
 };
+pub use options::{FidelityOptions, Keep, Solver};
 pub use outlook::Outlook;
 pub use run::{BatchRange, CalibrateOptions, CalibrationRun};
 pub use sampler::{SelfText, WrittenText};

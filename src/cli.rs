@@ -7,6 +7,7 @@ mod completions;
 pub mod convert;
 pub(crate) mod default_name;
 mod failure;
+mod folder;
 pub(crate) mod guard;
 mod help;
 pub mod inspect;

@@ -28,11 +28,13 @@
 //! | `fp8` | FP8 with scales per block, row or tensor |
 //! | `msmodelslim` | Ascend's msModelSlim, with its own description file |
 //! | `flm` | FastLLM, with value ranges in place of scales |
-//! | `lora` `rows` | adapters merged while weights are read; rows that replace others |
+//! | `adapter` `lora` `rows` | adapters merged while weights are read: pairs of matrices, rows that replace others |
+//! | `operand` | matrices from which a merged weight is computed |
 
 pub mod flm;
 pub(crate) mod msmodelslim;
 
+mod adapter;
 mod autoround;
 mod awq;
 mod bitnet;
@@ -55,6 +57,7 @@ mod mlx;
 mod modelopt;
 mod mxfp4;
 mod nibbles;
+mod operand;
 mod patterns;
 mod quanto;
 mod rows;
@@ -68,9 +71,10 @@ mod values;
 use crate::core::simd::SimdLevel;
 use crate::core::{WeightMeta, WeightSource};
 
+pub use adapter::{Replaced, with_adapter};
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
-pub use lora::{LoraError, LoraPair, Replaced, with_adapter};
+pub use lora::{LoraError, LoraPair};
 pub use rows::ReplacedRows;
 pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
 

@@ -2,8 +2,8 @@
 //!
 //! [`GraphPlan::new`] resolves a graph from a card's features, a file's metadata and its tensors; [`Engine`] runs it
 //! over [`TokenChunk`]s of tokens: [`Engine::forward`] yields hidden states, [`Engine::scores`] and
-//! [`Engine::divergences`] fold the head's logits into what a verdict needs. [`Engine::continuation`] goes on from token
-//! to token, and [`Engine::draw`] draws the next.
+//! [`Engine::divergences`] reduce the head's logits to scores and divergences per token. [`Engine::continuation`]
+//! generates token by token, and [`Engine::draw`] samples the next token.
 
 mod error;
 mod exec;

@@ -21,6 +21,7 @@ mod reader;
 mod share;
 pub(crate) mod split;
 pub(crate) mod split_id;
+pub(crate) mod split_keys;
 mod value;
 mod vocabulary;
 pub(crate) mod writer;
@@ -42,7 +43,7 @@ pub use key_faults::KeyFault;
 pub use other_file::OtherFile;
 pub use part::{OpenOptions, Part};
 pub(crate) use plan::Entry;
-pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedTensor};
+pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedFile, PlannedTensor};
 pub use reader::{GgufFile, TensorPlace};
 pub(crate) use share::{PartsGap, each_once, listed};
 pub use share::{Share, ShareError};
@@ -51,5 +52,5 @@ pub use value::{Array, Metadata, Value, ValueType};
 pub use vocabulary::{
     FILE_ROLES, Mode, ModeRequest, OtherFiles, RankCode, SpecialToken, Template, TokenizerRequest,
 };
-pub use writer::{PlannedFile, WriteError, WriteOptions, WriteReport, plan_files, write_gguf};
+pub use writer::{WriteError, WriteOptions, WriteReport, plan_files, write_gguf};
 pub(crate) use writer::{output_kind, write_files};

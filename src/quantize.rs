@@ -36,6 +36,7 @@ pub use allocate::{
     StandardMix, Survey, TensorCost, type_rules,
 };
 pub use choice::{Choice, ChoiceError, Reason, choose_types};
+pub(crate) use class::n_matrices;
 pub use class::{TensorClass, file_order, is_quantizable, layer_of};
 pub use coverage::{Coverage, StandIn, UnseenExperts};
 pub use error::{QuantizeError, RowError};
@@ -46,7 +47,6 @@ pub use options::{
     CoveragePolicy, OptionError, Override, OverrideValue, QuantizeOptions, TensorTypeRule, parse_file_type,
     parse_file_type_or, parse_ggml_type, parse_layers,
 };
-pub(crate) use plan::n_matrices;
 pub use plan::{Input, QuantizePlan, SolvedRows, Step};
 pub use recipe::Recipe;
 pub use summary::{Sizes, Summary};

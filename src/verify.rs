@@ -17,6 +17,7 @@ mod encoder;
 mod error;
 mod exact;
 mod extras;
+mod figures;
 mod healthy;
 mod imatrix;
 mod judgement;
@@ -29,6 +30,7 @@ mod masked;
 mod measure;
 mod model;
 mod numbers;
+mod options;
 mod origin;
 mod parts;
 mod perplexity;
@@ -45,7 +47,6 @@ mod statistics;
 mod structure;
 mod tasks;
 mod texts;
-mod thresholds;
 mod towers;
 mod verification;
 mod vocabulary;
@@ -61,6 +62,8 @@ pub use embeddings::{EmbeddingDifference, EmbeddingReport};
 pub use encoder::TextEncoder;
 pub use error::{PromptError, VerifyError};
 pub use extras::{Extras, SaveLogits};
+use figures::Measured;
+pub use figures::{Better, Figure, FigureRow, LimitLine, LimitRange, Subject, Thresholds};
 pub use imatrix::{
     Collected, ExpertCoverage, ImatrixStatistics, ImportanceOptions, ImportanceRun, LayerStatistics,
     TensorStatistics, expert_coverage, imatrix_statistics,
@@ -74,6 +77,7 @@ pub use logits::last_logits;
 pub use masked::MaskedReport;
 pub use measure::{Position, Recall, Reference};
 pub use model::Model;
+pub use options::VerifyOptions;
 pub use origin::OriginTokenizer;
 pub use parts::{CombinedVerification, PartError, PartLabel, VerificationPart, combine_parts, verify_part};
 pub use perplexity::{Estimate, Perplexity};
@@ -88,8 +92,7 @@ pub(crate) use side_by_side::divergence_on;
 pub use statistics::{Distribution, Statistics};
 pub use structure::{StructureOptions, check_structure};
 pub use tasks::{LeftOut, TaskError, TaskKind, TaskOutcome, TaskReport, TaskSet};
-pub use thresholds::{Figure, LimitLine, Thresholds};
-pub use verification::{Verification, VerifyOptions, verify, verify_with};
+pub use verification::{Verification, verify, verify_with};
 pub use weights::{
     BadBlock, BadRow, BlockState, Cause, FirstDifference, Marked, RatioHistogram, TensorWeights,
     WeightOptions, WeightOutcome, WeightReport, compare_weights,

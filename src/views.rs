@@ -16,6 +16,7 @@ mod layout;
 mod low_rank;
 mod math;
 mod node;
+mod origin;
 mod recipe;
 mod rope;
 mod run;

@@ -3,11 +3,11 @@
 use serde_json::{Map, Value as Json};
 
 use crate::arch::error::ArchError;
-use crate::arch::eval::EvalError;
+use crate::arch::eval::error::EvalError;
 use crate::arch::expr::{Expr, Function, Step};
+use crate::arch::inputs::Inputs;
 use crate::arch::lack::Lack;
 use crate::arch::load::Registry;
-use crate::arch::resolve::Inputs;
 use crate::arch::schema::Card;
 
 /// Returns an error about a missing value as one about the file and its key. With cards of users, the error stays as it

@@ -6,7 +6,6 @@
 //! instead.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use serde_json::{Map, Value as Json};
 
@@ -16,12 +15,13 @@ use crate::arch::eval::{Root, Scope};
 use crate::arch::generated;
 use crate::arch::hparams;
 use crate::arch::long_rope;
+use crate::arch::lost::Lost;
 use crate::arch::mapping::OutputSpec;
-use crate::arch::resolve::configure;
+use crate::arch::rows;
 use crate::arch::runtime_keys;
 use crate::arch::schema::Card;
+use crate::arch::scope::configure;
 use crate::arch::target;
-use crate::core::text::escape;
 use crate::gguf::Metadata;
 
 mod assumed;
@@ -35,67 +35,15 @@ mod switched_off;
 use assumed::Assumption;
 use same::same;
 
-/// Maximum length of a value in a message, in bytes.
-const MAX_TEXT: usize = 2000;
 /// Keys that are written because llama.cpp's converter writes them, and the only architecture whose graph reads them.
 const READ_BY_ONE: [(&str, &str); 2] =
     [("rope.scaling.yarn_attn_factor", "grok"), ("rope.scaling.yarn_ext_factor", "grok")];
 
 type Config = Map<String, Json>;
 
-/// Value of the configuration that the file does not carry.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Lost {
-    /// Configuration key, with dots for nested members.
-    pub key: String,
-    /// Its value.
-    pub value: Json,
-    /// Value for which the runtime computes correctly, if it is known.
-    pub assumed: Option<Json>,
-    /// Value of `general.architecture`.
-    pub gguf: String,
-    /// True if an annotation can carry the value.
-    pub can_be_annotated: bool,
-    /// True if the configuration omits the key, and the value is the class's default.
-    pub is_absent: bool,
-}
-
-impl fmt::Display for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (key, value) = (escape(&self.key), text(&self.value));
-        if self.is_absent {
-            return write!(
-                f,
-                "`{key}` is absent: transformers takes {value}, and the file says something else; with `\"{key}\": {value}` in \
-                 config.json it says so, too"
-            );
-        }
-        write!(f, "`{key}` = {value} is lost: a `{}` file has no key or tensor for it", self.gguf)?;
-        match &self.assumed {
-            Some(assumed) => write!(f, ", and runtimes compute with {}", text(assumed))?,
-            None => f.write_str(", and runtimes ignore it")?,
-        }
-        if self.can_be_annotated {
-            f.write_str(" (`--annotate` keeps it for `gguf-verify`)")?;
-        }
-        Ok(())
-    }
-}
-
 /// Returns a list by layer that repeats `beginning`.
 fn repeated(beginning: &[Json], n_layers: usize) -> Json {
     beginning.iter().cycle().take(n_layers).cloned().collect()
-}
-
-/// Returns a value as JSON text, truncated if it is long.
-fn text(value: &Json) -> String {
-    let mut text = escape(&value.to_string()).to_string();
-    if text.len() > MAX_TEXT {
-        let end = (0..=MAX_TEXT).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
-        text.truncate(end);
-        text.push('…');
-    }
-    text
 }
 
 /// Part of a plan that depends on the configuration, but not on weights.
@@ -173,13 +121,13 @@ fn said(card: &Card, config: &Config, scope: &mut Scope<'_>) -> Result<(Said, Me
     let generated: Vec<Option<OutputSpec>> = generated.collect::<Result<_, _>>()?;
     hparams::set_for_metadata(card, scope)?;
     let (mut early, mut metadata) = (Metadata::new(), Metadata::new());
-    hparams::apply_rows(card, "early", &card.early, scope, &mut early)?;
-    hparams::apply_rows(card, "metadata", &card.metadata, scope, &mut metadata)?;
+    rows::apply_rows(card, "early", &card.early, scope, &mut early)?;
+    rows::apply_rows(card, "metadata", &card.metadata, scope, &mut metadata)?;
     runtime_keys::add(card, scope, &early, &mut metadata)?;
     for (key, _) in READ_BY_ONE.iter().filter(|row| row.1 != card.gguf) {
         metadata.remove(&format!("{}.{key}", card.gguf));
     }
-    let annotations = hparams::annotations(card, scope)?;
+    let annotations = rows::annotations(card, scope)?;
     let generated = generated.into_iter().flatten().collect();
     let long_rope = long_rope::parameters(scope);
     Ok((Said { generated, early, metadata, long_rope }, annotations))

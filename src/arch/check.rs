@@ -5,12 +5,13 @@ use indexmap::IndexMap;
 use crate::arch::config_keys::CONFIG_KEYS;
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, Function};
-use crate::arch::hparams;
 use crate::arch::names::{BOUNDS, Pattern, Placeholder, SUFFIXES, Stars, nearest};
-use crate::arch::ops::{OpSpec, Param};
+use crate::arch::ops::OpSpec;
 use crate::arch::read::not_built;
 use crate::arch::roots::ROOTS;
-use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, RewriteStep, Row};
+use crate::arch::rows;
+use crate::arch::schema::{Card, CardKind, Entry, Join, Row};
+use crate::arch::visit::each_expr;
 use crate::gguf::keys::{ANNOTATIONS, KEYS, annotation_info, key_type};
 
 /// Checks a merged card.
@@ -177,94 +178,6 @@ fn is_known(card: &Card, name: &str) -> bool {
         || card.set.iter().chain(&card.metadata_set).any(|set| set.0 == name)
 }
 
-type Check<'c> = &'c dyn Fn(&str, &Expr) -> Result<(), CardProblem>;
-
-fn each_row(at: &str, rows: &[Row], check: Check<'_>) -> Result<(), CardProblem> {
-    for row in rows {
-        if let Row::Key { key, value, when } = row {
-            let at = format!("{at} `{key}`");
-            check(&at, value)?;
-            when.iter().try_for_each(|when| check(&at, when))?;
-        }
-    }
-    Ok(())
-}
-
-fn each_op(at: &str, ops: &[OpSpec], check: Check<'_>) -> Result<(), CardProblem> {
-    for param in ops.iter().flat_map(|op| &op.params) {
-        match &param.1 {
-            Param::One(expr) => check(at, expr)?,
-            Param::Many(items) => items.iter().try_for_each(|expr| check(at, expr))?,
-        }
-    }
-    Ok(())
-}
-
-/// As [`each_expr`], restricted to the expressions that decide which tensors exist and how they are converted.
-pub(super) fn each_structural(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
-    for rewrite in &card.rewrite {
-        rewrite.when.iter().try_for_each(|expr| check("[names] `rewrite`", expr))?;
-        if let RewriteStep::Shift(_, _, by) = &rewrite.step {
-            check("[names] `rewrite`", by)?;
-        }
-    }
-    for entry in &card.entries {
-        let at = format!("`{}`", entry.name());
-        let conditions = [&entry.n, &entry.bid, &entry.repeat, &entry.when];
-        conditions.into_iter().flatten().try_for_each(|expr| check(&at, expr))?;
-        each_op(&at, &entry.pre, check)?;
-        each_op(&at, &entry.ops, check)?;
-        entry.targets.iter().try_for_each(|target| each_op(&at, &target.ops, check))?;
-    }
-    for ignore in &card.ignore {
-        ignore.when.iter().try_for_each(|expr| check(&format!("[ignore] `{}`", ignore.pattern), expr))?;
-    }
-    card.require.iter().try_for_each(|rule| check("`require`", &rule.0))
-}
-
-/// Calls `check` for every expression of the card, with its place in the card.
-pub(super) fn each_expr(card: &Card, check: Check<'_>) -> Result<(), CardProblem> {
-    card.when.iter().try_for_each(|expr| check("`when`", expr))?;
-    card.set.iter().try_for_each(|set| check("`set`", &set.1))?;
-    card.metadata_set.iter().try_for_each(|set| check("`metadata_set`", &set.1))?;
-    each_row("early", &card.early, check)?;
-    each_row("metadata", &card.metadata, check)?;
-    each_row("annotate", &card.annotate, check)?;
-    for (name, expr) in &card.lets {
-        check(&format!("[let] `{name}`"), expr)?;
-    }
-    for (model_type, defaults) in &card.defaults {
-        for (key, default) in defaults {
-            for value in [Some(&default.value), default.null.as_ref()].into_iter().flatten() {
-                if let DefaultValue::Expr(expr) = value {
-                    check(&format!("[defaults.{model_type}] `{key}`"), expr)?;
-                }
-            }
-        }
-    }
-    each_structural(card, check)?;
-    for generate in &card.generate {
-        generate.when.iter().try_for_each(|expr| check("`generate`", expr))?;
-        generate.kind.exprs().into_iter().try_for_each(|expr| check("`generate`", expr))?;
-    }
-    for (name, rule) in &card.inverse {
-        check(&format!("[inverse] `{name}`"), &rule.value)?;
-    }
-    for (name, values) in &card.assumes {
-        values.iter().try_for_each(|value| check(&format!("[assumes] `{name}`"), value))?;
-    }
-    let tokenizer = &card.tokenizer;
-    let sizes = [&tokenizer.size, &tokenizer.token_type_count];
-    sizes.into_iter().flatten().try_for_each(|expr| check("[tokenizer]", expr))?;
-    each_row("[tokenizer]", &tokenizer.before, check)?;
-    each_row("[tokenizer]", &tokenizer.after, check)?;
-    for mode in &tokenizer.modes {
-        mode.when.iter().try_for_each(|expr| check("[tokenizer] `try`", expr))?;
-        each_row("[tokenizer]", &mode.after, check)?;
-    }
-    Ok(())
-}
-
 /// Checks that every metadata key is in the table of well-known keys, which has its type.
 fn keys(card: &Card) -> Result<(), CardProblem> {
     let tokenizer = &card.tokenizer;
@@ -274,7 +187,7 @@ fn keys(card: &Card) -> Result<(), CardProblem> {
     for (at, rows) in lists.into_iter().chain(after) {
         for row in rows {
             let Row::Key { key, .. } = row else { continue };
-            if hparams::full_key(key, &card.gguf).and_then(|key| key_type(&key, &card.gguf)).is_none() {
+            if rows::full_key(key, &card.gguf).and_then(|key| key_type(&key, &card.gguf)).is_none() {
                 let known = KEYS.iter().map(|row| row.pattern.trim_start_matches("{arch}."));
                 return Err(CardProblem::UnknownGgufKey {
                     at: at.to_owned(),
@@ -293,7 +206,7 @@ fn annotations(card: &Card) -> Result<(), CardProblem> {
         card.metadata.iter().any(|row| match row {
             // A conditional row does not always write its key.
             Row::Key { key, when, .. } => key == wanted && when.is_none(),
-            Row::Base => hparams::base_keys().any(|key| key == wanted),
+            Row::Base => rows::base_keys().any(|key| key == wanted),
         })
     };
     for row in &card.annotate {

@@ -3,7 +3,8 @@
 use serde_json::{Map, Value as Json};
 
 use crate::arch::error::ArchError;
-use crate::arch::eval::EvalError;
+use crate::arch::eval::Scope;
+use crate::arch::eval::error::EvalError;
 use crate::arch::lack::Lack;
 use crate::arch::load::Registry;
 use crate::arch::names::{Captures, distance};
@@ -193,7 +194,7 @@ fn similar(registry: &Registry, class: &str) -> Vec<String> {
 }
 
 /// Evaluates a card's condition; a name that the configuration lacks makes it false.
-pub(super) fn condition(card: &Card, scope: &crate::arch::eval::Scope<'_>) -> Result<bool, ArchError> {
+pub(super) fn condition(card: &Card, scope: &Scope<'_>) -> Result<bool, ArchError> {
     match scope.holds(card.when.as_ref(), Captures::default()) {
         Ok(holds) => Ok(holds),
         Err(EvalError::Absent(_)) => Ok(false),

@@ -16,13 +16,16 @@ use crate::arch::detect;
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
+use crate::arch::inputs::Inputs;
 use crate::arch::kinds::{Kind, block_prefix, kinds};
 use crate::arch::load::Registry;
 use crate::arch::matching::{Asked, Matcher, kind_of};
 use crate::arch::names::{Captures, SUFFIXES};
-use crate::arch::resolve::{Inputs, ResolveOptions, resolve};
+use crate::arch::options::ResolveOptions;
+use crate::arch::resolve::resolve;
 use crate::arch::schema::{Card, Entry};
-use crate::arch::similar::{Similarity, card_prefix, lenient_scope, model_types, renamed, similar};
+use crate::arch::similar::{card_prefix, lenient_scope, model_types, renamed, similar};
+use crate::arch::similarity::Similarity;
 use known::{Known, Proposal, targets};
 pub use rows::UnreadKey;
 

@@ -1,12 +1,13 @@
 //! Errors in cards, and errors in checkpoints that are resolved against their card.
 
-use crate::arch::eval::EvalError;
+use crate::arch::eval::error::EvalError;
 use crate::arch::expr::ParseError;
 use crate::arch::graph::GraphProblem;
 use crate::arch::lack::Lack;
+use crate::arch::listing::first_few_names;
 use crate::arch::names::PatternError;
 use crate::arch::ops::OpError;
-use crate::arch::similar::Similarity;
+use crate::arch::similarity::Similarity;
 use crate::core::Hint;
 use crate::core::similar::did_you_mean;
 use crate::core::text::escape;
@@ -459,13 +460,6 @@ pub enum ParentProblem {
 
 fn first_few(names: &[(String, Option<String>)]) -> String {
     first_few_names(&names.iter().take(9).map(|name| name.0.clone()).collect::<Vec<_>>())
-}
-
-/// Up to eight names in backticks; `…` follows if there are more.
-pub(super) fn first_few_names(names: &[String]) -> String {
-    let shown: Vec<String> = names.iter().take(8).map(|name| format!("`{}`", escape(name))).collect();
-    let more = if names.len() > 8 { ", …" } else { "" };
-    format!("{}{more}", shown.join(", "))
 }
 
 impl Hint for ArchError {

@@ -1,4 +1,4 @@
-//! Expressions of cards: a small, closed language, parsed here and evaluated in [`super::eval`].
+//! Expressions of cards: a small, closed language, parsed here and evaluated by `eval`.
 //!
 //! ```text
 //! expr = if(c, a, b) | expr op expr | "-" expr | "not" expr | name(expr, …) | atom

@@ -1,9 +1,7 @@
 //! Keys, tensors and options that a card reads and writes.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use crate::arch::check::each_expr;
 use crate::arch::detect;
 use crate::arch::expr::{Expr, Step};
 use crate::arch::heads::Heads;
@@ -12,8 +10,10 @@ use crate::arch::load::Registry;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
 use crate::arch::roots::ROOTS;
+use crate::arch::rows;
 use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, Optional, Row};
 use crate::arch::target;
+use crate::arch::visit;
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
 /// Returns the keys of `config.json` that a card reads: those in its expressions and defaults, and those of the rows
@@ -31,9 +31,9 @@ pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
             }
         }
     };
-    walk(card, &mut add);
+    visit::walk(card, &mut add);
     if card.metadata.contains(&Row::Base) {
-        for row in hparams::base_rows() {
+        for row in rows::base_rows() {
             if let Row::Key { value, when, .. } = row {
                 value.walk(&mut add);
                 if let Some(when) = when {
@@ -50,23 +50,6 @@ pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
     let inverse = card.inverse.iter().filter(|(_, rule)| rule.tensor.is_none());
     keys.extend(inverse.map(|(key, _)| key.split('[').next().unwrap_or(key).to_owned()));
     keys
-}
-
-/// Visits all expressions of a card, including nested ones.
-fn walk(card: &Card, visit: &mut dyn FnMut(&Expr)) {
-    let visit = RefCell::new(visit);
-    let walked = each_expr(card, &|_, expr| {
-        expr.walk(&mut **visit.borrow_mut());
-        Ok(())
-    });
-    debug_assert!(walked.is_ok(), "nothing is refused here");
-}
-
-/// Returns true if an expression of the card refers to a configuration key.
-pub(super) fn mentions(card: &Card, key: &str) -> bool {
-    let mut found = false;
-    walk(card, &mut |expr| found |= matches!(expr, Expr::Path(path) if path.root == key));
-    found
 }
 
 /// Returns true for a definition with the name of a key that it reads: inside it, the name is the key.
@@ -89,7 +72,7 @@ fn options(card: &Card) -> Vec<String> {
         options.push("--annotate");
     }
     let mut asked = BTreeSet::new();
-    walk(card, &mut |expr| {
+    visit::walk(card, &mut |expr| {
         let Expr::Path(path) = expr else { return };
         match (path.root.as_str(), path.steps.first()) {
             ("opt", Some(Step::Field(name))) => {
@@ -236,7 +219,7 @@ fn of_card(registry: &Registry, card: &Card) -> CardFacts {
 
 fn row_keys(row: &Row) -> Vec<String> {
     match row {
-        Row::Base => hparams::base_keys().map(str::to_owned).collect(),
+        Row::Base => rows::base_keys().map(str::to_owned).collect(),
         Row::Key { key, .. } => vec![key.clone()],
     }
 }
@@ -244,7 +227,7 @@ fn row_keys(row: &Row) -> Vec<String> {
 /// Returns the full keys of rows, without duplicates.
 fn written<'r>(card: &Card, rows: impl Iterator<Item = &'r Row>) -> Vec<String> {
     let mut seen = BTreeSet::new();
-    let keys = rows.flat_map(row_keys).map(|key| hparams::full_key(&key, &card.gguf).unwrap_or(key));
+    let keys = rows.flat_map(row_keys).map(|key| rows::full_key(&key, &card.gguf).unwrap_or(key));
     keys.filter(|key| seen.insert(key.clone())).collect()
 }
 

@@ -3,65 +3,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::arch::error::ArchError;
+use crate::arch::fusion::{Fuse, Fusion};
 use crate::arch::mapping::{Content, OutputSpec};
 use crate::arch::names::block_of;
 use crate::arch::schema::Card;
 use crate::core::Shape;
-
-/// Kind of join.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fusion {
-    /// Queries, keys and values of a block, concatenated.
-    Qkv,
-    /// Gate and up projections of all experts of a block, concatenated per expert.
-    GateUpExps,
-}
-
-/// Joins that the user asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fuse {
-    /// [`Fusion::Qkv`].
-    pub qkv: bool,
-    /// [`Fusion::GateUpExps`].
-    pub gate_up_exps: bool,
-}
-
-impl Fusion {
-    /// Words of cards for the joins.
-    pub(super) const WORDS: [(&'static str, Self); 2] =
-        [("qkv", Self::Qkv), ("gate_up_exps", Self::GateUpExps)];
-
-    pub(super) fn option(self) -> &'static str {
-        match self {
-            Self::Qkv => "--fuse-qkv",
-            Self::GateUpExps => "--fuse-gate-up-exps",
-        }
-    }
-
-    /// Returns the parts in order, and the name of the joined tensor.
-    fn names(self) -> (&'static [&'static str], &'static str) {
-        match self {
-            Self::Qkv => (&["attn_q", "attn_k", "attn_v"], "attn_qkv"),
-            Self::GateUpExps => (&["ffn_gate_exps", "ffn_up_exps"], "ffn_gate_up_exps"),
-        }
-    }
-
-    /// Returns the endings of joined tensors. Biases without weights, or of only some parts, are not joined.
-    fn endings(self) -> &'static [&'static str] {
-        match self {
-            Self::Qkv => &[".weight", ".bias"],
-            Self::GateUpExps => &[".weight"],
-        }
-    }
-
-    /// Returns the axis of the concatenation.
-    fn axis(self) -> usize {
-        match self {
-            Self::Qkv => 0,
-            Self::GateUpExps => 1,
-        }
-    }
-}
 
 /// Performs the requested joins. A joined tensor takes the position of its last part, as in llama.cpp's converter.
 ///

@@ -6,7 +6,8 @@ use serde_json::Value as Json;
 
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
-use crate::arch::eval::{EvalError, Root, Scope};
+use crate::arch::eval::error::EvalError;
+use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
 use crate::arch::mapping::{Content, OutputSpec, RopeFreqsLlama3};
 use crate::arch::names::Captures;

@@ -3,7 +3,6 @@
 
 use serde::Deserialize;
 
-use crate::arch::Registry;
 use crate::core::text::escape;
 
 mod effect;
@@ -438,13 +437,6 @@ impl Default for GraphFeatures {
 }
 
 impl GraphFeatures {
-    /// Returns the `[graph]` table of the card of `arch`, a value of `general.architecture`. `None` if the card has no
-    /// such table; an empty table is the plain decoder.
-    #[must_use]
-    pub fn of(arch: &str) -> Option<Self> {
-        Registry::embedded().ok()?.by_gguf(arch)?.graph.clone()
-    }
-
     /// Parses a `[graph]` table.
     ///
     /// # Errors
@@ -535,30 +527,6 @@ mod tests {
             assert!(error.starts_with(expected), "{text}: {error}");
         }
         read("gdn_gate = 'sigmoid'\nmixer = { every = 4, full = 'attention', rest = 'gdn' }").unwrap();
-    }
-
-    #[test]
-    fn a_card_is_refused_with_its_graph() {
-        let text = |graph: &str| format!("schema = 1\ngguf = 'x'\nextends = 'llama'\n[graph]\n{graph}");
-        for (graph, expected) in [
-            ("nrom = 'rms'", "card `x`: [graph]: unknown field `nrom`"),
-            ("norm = 'rmsx'", "card `x`: [graph]: unknown variant `rmsx`"),
-            ("window_pattern = 'x'", "card `x`: [graph]: data did not match any variant"),
-            ("alibi_bias = 4", "card `x`: [graph]: `alibi_bias` has no effect"),
-        ] {
-            let error = Registry::embedded().unwrap().add("x", &text(graph)).unwrap_err().to_string();
-            assert!(error.starts_with(expected), "{error}");
-        }
-    }
-
-    #[test]
-    fn every_embedded_table_is_found_by_its_architecture() {
-        let cards = Registry::embedded().unwrap();
-        let described = cards.cards().iter().filter(|card| card.graph.is_some() && !card.is_abstract);
-        for card in described {
-            assert!(GraphFeatures::of(&card.gguf).is_some(), "{}", card.gguf);
-        }
-        assert_eq!(GraphFeatures::of("no such architecture"), None);
     }
 
     #[test]

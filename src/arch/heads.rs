@@ -9,10 +9,10 @@ use serde_json::{Map, Value as Json};
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
-use crate::arch::facts;
 use crate::arch::mapping::DropReason;
 use crate::arch::names::{self, Captures, block_of};
 use crate::arch::schema::{Card, CardKind};
+use crate::arch::visit;
 use crate::arch::warning::ArchWarning;
 
 /// Treatment of the draft heads of a checkpoint.
@@ -38,10 +38,6 @@ impl Heads {
         }
     }
 }
-
-/// Tensors of the model that a file of draft heads includes, if a card does not list any.
-pub(super) const SHARED_WITH_HEADS: [&str; 3] =
-    ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"];
 
 /// Keys of `config.json` that count the model's own blocks, regardless of the card. The first present key is used.
 const OWN_COUNTS: [&str; 4] = ["n_layers", "num_hidden_layers", "n_layer", "num_layers"];
@@ -102,7 +98,7 @@ pub(super) fn settle(
         Heads::Dropped | Heads::Kept => {}
     }
     let warning = ArchWarning::HeadsNotStored { key, n, first_block: own_blocks(config) };
-    let is_told = heads == Heads::Kept && COUNTS.iter().any(|key| facts::mentions(card, key));
+    let is_told = heads == Heads::Kept && COUNTS.iter().any(|key| visit::mentions(card, key));
     for key in COUNTS {
         config.remove(key);
     }

@@ -1,6 +1,8 @@
 //! Runs a card backwards: from a GGUF file's metadata and tensors to a checkpoint's configuration and tensors.
 
+mod base;
 mod config;
+mod member;
 mod names;
 mod rows;
 mod tensors;

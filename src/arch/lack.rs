@@ -3,8 +3,8 @@
 use serde_json::{Map, Value as Json};
 
 use crate::arch::attributes::{AttributeDefault, Attributes};
-use crate::arch::error::first_few_names;
-use crate::arch::eval::EvalError;
+use crate::arch::eval::error::EvalError;
+use crate::arch::listing::first_few_names;
 use crate::core::Hint;
 use crate::core::text::escape;
 

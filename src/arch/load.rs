@@ -8,10 +8,14 @@ use toml::{Table, Value as Toml};
 
 use crate::arch::check;
 use crate::arch::error::{ArchError, CardProblem, ParentProblem};
-use crate::arch::hparams;
+use crate::arch::graph::GraphFeatures;
 use crate::arch::merge::merge;
 use crate::arch::read;
+use crate::arch::rows;
 use crate::arch::schema::{Card, CardKind};
+
+#[cfg(test)]
+mod tests;
 
 /// Name and text of each embedded card: files of `converters/`, and of `converters/mmproj/` in `MMPROJ`.
 const TEXT: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cards.rs"));
@@ -95,7 +99,7 @@ impl Registry {
     /// takes the key into account.
     pub(crate) fn describes(arch: &str, key: &str) -> bool {
         Self::embedded().is_ok_and(|registry| {
-            registry.cards.iter().any(|card| card.gguf == arch && hparams::has_own_row(card, key))
+            registry.cards.iter().any(|card| card.gguf == arch && rows::has_own_row(card, key))
         })
     }
 
@@ -366,6 +370,15 @@ impl Registry {
     }
 }
 
+impl GraphFeatures {
+    /// Returns the `[graph]` table of the card of `arch`, a value of `general.architecture`. `None` if the card has no
+    /// such table; an empty table is the plain decoder.
+    #[must_use]
+    pub fn of(arch: &str) -> Option<Self> {
+        Registry::embedded().ok()?.by_gguf(arch)?.graph.clone()
+    }
+}
+
 /// Returns names and texts of the embedded cards of a kind.
 fn texts(kind: CardKind) -> &'static [(&'static str, &'static str)] {
     match kind {
@@ -385,213 +398,4 @@ fn parse(name: &str, text: &str) -> Result<Table, ArchError> {
             .map_or(0, |span| text.get(..span.start).map_or(0, |before| before.matches('\n').count()) + 1);
         wrong(name, CardProblem::Toml(format!("line {line}: {}", error.message())))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::Hint;
-
-    const PARENT: &str = r#"
-        schema = 1
-        gguf = "parent"
-        abstract = true
-        [tensors]
-        "embed" = "token_embd"
-        [blocks]
-        "q" = "attn_q"
-        "k" = "attn_k"
-    "#;
-
-    fn load(child: &str) -> Result<Registry, ArchError> {
-        Registry::from_texts([("parent", PARENT), ("child", child)])
-    }
-
-    fn child(rest: &str) -> String {
-        format!(
-            "schema = 1\ngguf = \"child\"\nextends = \"parent\"\nclasses = [\"C\"]\nexamples = [\"a/b\"]\n{rest}"
-        )
-    }
-
-    fn message(rest: &str) -> String {
-        let error = load(&child(rest)).unwrap_err();
-        let hints = error.hints().iter().fold(String::new(), |all, hint| all + &format!(" ({hint})"));
-        format!("{error}{hints}")
-    }
-
-    #[test]
-    fn a_child_replaces_adds_and_removes() {
-        let registry =
-            load(&child("[blocks]\n\"q\" = \"attn_q2\"\n\"k\" = false\n\"v\" = \"attn_v\"")).unwrap();
-        let card = registry.by_gguf("child").unwrap();
-        let entries: Vec<_> =
-            card.entries.iter().map(|entry| (entry.name(), entry.targets[0].name.text())).collect();
-        assert_eq!(
-            entries,
-            [
-                ("embed", "token_embd"),
-                ("model.layers.{bid}.q", "blk.{bid}.attn_q2"),
-                ("model.layers.{bid}.v", "blk.{bid}.attn_v")
-            ]
-        );
-        assert_eq!(registry.classes(), [ClassRow { class: "C", gguf: "child", variant: None }]);
-    }
-
-    #[test]
-    fn variants_are_cards() {
-        let text = child("[variant.small]\nclasses = [\"S\"]\n[variant.small.tensors]\n\"x\" = \"output\"");
-        let registry = load(&text).unwrap();
-        let card = registry.cards().iter().find(|card| card.variant.is_some()).unwrap();
-        assert_eq!((card.name().as_str(), card.entries.len()), ("child/small", 4));
-        assert_eq!(card.classes, ["S"]);
-    }
-
-    #[test]
-    fn a_variant_has_its_cards_graph_unless_it_is_another_architecture() {
-        let graph = "[graph]\nrope = \"half\"\n[variant.v]\nclasses = [\"V\"]\n";
-        let has_graph = |rest: &str| {
-            let registry = load(&child(&format!("{graph}{rest}"))).unwrap();
-            registry.cards().iter().find(|card| card.variant.is_some()).unwrap().graph.is_some()
-        };
-        assert!(has_graph(""));
-        assert!(!has_graph("gguf = \"other\""));
-        assert!(has_graph("gguf = \"other\"\n[variant.v.graph]\nrope = \"interleaved\""));
-    }
-
-    #[test]
-    fn broken_cards_say_where() {
-        for (rest, want) in [
-            ("metadat = []", "card `child`: top level: unknown key `metadat` (did you mean `metadata`?)"),
-            (
-                "[blocks]\n\"z\" = { to = \"zz\", opz = [] }",
-                "card `child`: [blocks] `z`: unknown key `opz` (did you mean `ops`?)",
-            ),
-            (
-                "metadata = [[\"vocab_size\", \"vocab_sise\"]]",
-                "card `child`: metadata `vocab_size`: unknown name `vocab_sise` (did you mean `vocab_size`?)",
-            ),
-            (
-                "metadata = [[\"vocab_sise\", \"1\"]]",
-                "card `child`: metadata: unknown GGUF key `vocab_sise` (did you mean `vocab_size`?)",
-            ),
-            (
-                "annotate = [[\"attention.sliding_windo\", \"1\"]]",
-                "card `child`: annotate: unknown GGUF key `attention.sliding_windo` (did you mean `attention.sliding_window`?)",
-            ),
-            (
-                "annotate = [[\"attention.sliding_window\", \"sliding_windo\"]]",
-                "card `child`: annotate `attention.sliding_window`: unknown name `sliding_windo` (did you mean `sliding_window`?)",
-            ),
-            (
-                "metadata = [[\"attention.sliding_window\", \"1\"]]\nannotate = [[\"attention.sliding_window\", \"1\"]]",
-                "card `child`: annotate: `attention.sliding_window` is a key that `metadata` writes",
-            ),
-            (
-                "[inverse]\n\"a\" = { value = \"1\", null = true, tensor = true }",
-                "card `child`: [inverse] `a`: `null` has no effect here: a tensor whose value is null is left out",
-            ),
-            (
-                "[inverse]\n\"a.{eid}\" = { value = \"1\", tensor = true }",
-                "card `child`: [inverse] `a.{eid}`: expected a tensor's name with no other placeholder than {bid}, found a.{eid}",
-            ),
-            (
-                "[inverse]\n\"a[0].b\" = \"1\"",
-                "card `child`: [inverse] `a[0].b`: expected a name with `[bid].` once, and no other brackets, found a[0].b",
-            ),
-            (
-                "annotate = [[\"block_count\", \"1\"]]",
-                "card `child`: annotate: `block_count` is a key that `metadata` writes",
-            ),
-            (
-                "annotate = [[\"include\", \"base\"]]",
-                "card `child`: top level `annotate`: expected [key, expression] or [key, expression, condition], found array",
-            ),
-            (
-                "metadata = [[\"vocab_size\", \"1 +\"]]",
-                "card `child`: top level `metadata`, row `vocab_size`: `1 +`: column 4: expected a value, found the end",
-            ),
-            (
-                "[blocks]\n\"z\" = { to = \"zz\", ops = [\"negexp\"] }",
-                "card `child`: [blocks] `z` `ops`: unknown operation `negexp` (did you mean `neg_exp`?)",
-            ),
-            (
-                "[blocks]\n\"z\" = { to = \"zz\", ops = [{ split = { sizes = [\"1\", \"2\"] } }] }",
-                "card `child`: `model.layers.{bid}.z`: the operations yield 2 tensors for 1 targets",
-            ),
-            (
-                "[tensors]\n\"model.layers.0.q\" = \"x\"",
-                "card `child`: `model.layers.0.q` and `model.layers.{bid}.q` match the same names, and not both have `when`",
-            ),
-            (
-                "[tensors]\n\"x.{eid}\" = \"x\"",
-                "card `child`: `x.{eid}`: `{eid}` is captured but neither stacked nor in the target",
-            ),
-            (
-                "[tensors]\n\"x\" = \"x.{bid}\"",
-                "card `child`: `x`: `{bid}` is in the target but not in the pattern",
-            ),
-            ("let = { a = \"b\", b = \"a\" }", "card `child`: [let]: the definition of `a` needs itself"),
-            (
-                "[let]\na = \"has('x.{n}.y')\"",
-                "card `child`: [let] `a`: `x.{n}.y`: placeholders are `{bid}`, `{eid}` and `{xid}`",
-            ),
-            (
-                "[blocks]\n\"z\" = [\"a\", { to = \"b\", when = \"true\" }]",
-                "card `child`: `model.layers.{bid}.z` and `model.layers.{bid}.z` match the same names, and not both have `when`",
-            ),
-            (
-                "[blocks]\n\"z\" = { to = [\"a\", \"b\"], ops = [{ unzip = { axis = 0, n = 3 } }] }",
-                "card `child`: `model.layers.{bid}.z`: the operations yield 3 tensors for 2 targets",
-            ),
-            (
-                "[blocks]\n\"z\" = { to = [\"a\", \"b\"], ops = [{ unzip = { n = 2 } }] }",
-                "card `child`: [blocks] `z` `ops` `unzip`: `axis` is missing",
-            ),
-            ("schema = 1", "card `child`: line 6: duplicate key"),
-            (
-                "[ignore]\n\"embed\" = \"no\"",
-                "card `child`: `embed` and `embed` match the same names, and not both have `when`",
-            ),
-        ] {
-            assert_eq!(message(rest), want);
-        }
-        let orphan = Registry::from_texts([("a", "schema = 1\ngguf = \"a\"\nextends = \"b\"")]).unwrap_err();
-        assert_eq!(orphan.to_string(), "card `a`: `extends`: no card is named `b`");
-        let cycle = Registry::from_texts([("a", "schema = 1\ngguf = \"a\"\nextends = \"a\"")]).unwrap_err();
-        assert_eq!(cycle.to_string(), "card `a`: `extends`: more than six generations");
-        let stem = Registry::from_texts([("a", "schema = 1\ngguf = \"b\"")]).unwrap_err();
-        assert_eq!(stem.to_string(), "card `a`: `gguf` is `b`, but the file is named `a`");
-    }
-
-    #[test]
-    fn a_class_has_one_card() {
-        let other = child("").replace("\"child\"", "\"other\"");
-        let error =
-            Registry::from_texts([("parent", PARENT), ("child", &child("")), ("other", &other)]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "card `other`: class `C` is claimed by `child` too, and neither has `when`"
-        );
-        let mut registry = load(&child("")).unwrap();
-        registry.add("other", &other).unwrap();
-        assert_eq!(registry.classes()[0].gguf, "other", "a card from a file takes its classes");
-    }
-
-    #[test]
-    fn annotations_are_inherited_as_rows_are() {
-        let parent =
-            PARENT.replace("[tensors]", "annotate = [[\"rope.scaling.yarn_truncate\", \"true\"]]\n[tensors]");
-        let keys = |rest: &str| {
-            let registry =
-                Registry::from_texts([("parent", parent.as_str()), ("child", &child(rest))]).unwrap();
-            let rows = registry.by_gguf("child").unwrap().annotate.clone();
-            rows.iter().map(|row| format!("{row:?}").matches("sliding").count()).collect::<Vec<_>>()
-        };
-        assert_eq!(keys(""), [0]);
-        let own = "[\"attention.sliding_window\", \"1\"]";
-        assert_eq!(keys(&format!("annotate = [[\"include\", \"parent\"], {own}]")), [0, 1]);
-        assert_eq!(keys(&format!("annotate = [{own}]")), [1]);
-        let alone = load(&child(&format!("annotate = [[\"include\", \"parent\"], {own}]"))).unwrap();
-        assert_eq!(alone.by_gguf("child").unwrap().annotate.len(), 1, "a parent without annotations");
-    }
 }

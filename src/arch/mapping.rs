@@ -4,11 +4,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::arch::carried::Lost;
+use crate::arch::lost::Lost;
 use crate::arch::ops::Op;
 use crate::arch::origins::Origins;
 use crate::arch::schema::{Card, Phase};
-use crate::arch::tied::Tie;
+use crate::arch::tie::Tie;
 use crate::arch::types::{OutType, TypeRule};
 use crate::arch::warning::ArchWarning;
 use crate::core::{GgmlType, Shape};

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
+use crate::arch::eval::error::EvalError;
 use crate::arch::expr::Expr;
 use crate::arch::mapping::DropReason;
 use crate::arch::names::{self, BOUNDS, Captures, Pattern, SUFFIXES};
@@ -217,7 +218,7 @@ impl<'a> Matcher<'a> {
     }
 }
 
-fn eval_error(card: &Card, at: &str, source: crate::arch::eval::EvalError) -> ArchError {
+fn eval_error(card: &Card, at: &str, source: EvalError) -> ArchError {
     ArchError::Eval { card: card.name(), at: format!("`{at}`"), source }
 }
 

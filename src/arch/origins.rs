@@ -7,8 +7,8 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::eval::Scope;
 use crate::arch::expr::{Expr, Path};
-use crate::arch::hparams;
 use crate::arch::roots::ROOTS;
+use crate::arch::rows;
 use crate::arch::schema::{Card, Row};
 use crate::core::text::escape;
 
@@ -53,12 +53,12 @@ pub type Origins = BTreeMap<String, Vec<Origin>>;
 pub(super) fn of_rows(card: &Card, scope: &Scope<'_>, config: &Map<String, Json>) -> Origins {
     let mut origins = Origins::new();
     let rows = card.metadata.iter().flat_map(|row| match row {
-        Row::Base => hparams::base_rows(),
+        Row::Base => rows::base_rows(),
         row @ Row::Key { .. } => std::slice::from_ref(row),
     });
     for row in rows {
         let Row::Key { key, value, .. } = row else { continue };
-        if let Some(full) = hparams::full_key(key, &card.gguf) {
+        if let Some(full) = rows::full_key(key, &card.gguf) {
             let found = of_expr(card, value, scope, config);
             if !found.is_empty() {
                 origins.insert(full, found);

@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::detect;
 use crate::arch::heads::HeadRule;
+use crate::arch::inputs::Inputs;
 use crate::arch::kinds::kinds;
 use crate::arch::leftover::is_of_training;
 use crate::arch::load::Registry;
@@ -15,7 +16,8 @@ use crate::arch::mapping::DropReason;
 use crate::arch::matching::{Asked, Matcher, kind_of};
 use crate::arch::model_types;
 use crate::arch::names::{SUFFIXES, is_multimodal, shared_rewrite};
-use crate::arch::resolve::{Inputs, ResolveOptions, chosen};
+use crate::arch::options::ResolveOptions;
+use crate::arch::resolve::chosen;
 use crate::arch::schema::{Card, CardKind};
 use crate::arch::similar::lenient_scope;
 use crate::core::WeightMeta;

@@ -5,9 +5,8 @@ use toml::{Table, Value as Toml};
 
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, ParseError};
-use crate::arch::fuse::Fusion;
+use crate::arch::fusion::Fusion;
 use crate::arch::graph::GraphFeatures;
-use crate::arch::heads::SHARED_WITH_HEADS;
 use crate::arch::names::{Pattern, Placeholder, Stars, nearest};
 use crate::arch::schema::{
     CLIP, Card, CardKind, EACH_BLOCK, Ignore, InverseRule, Required, Rewrite, RewriteStep, Row,
@@ -82,6 +81,9 @@ const CARD_KEYS: &[&str] = &[
 const NAMES_KEYS: &[&str] = &["rewrite", "block", "audio_block"];
 const IGNORE_KEYS: &[&str] = &["why", "when", "require_zero", "drop_if_equal"];
 const INVERSE_KEYS: &[&str] = &["value", "null", "tensor"];
+
+/// Tensors of the model that a file of draft heads includes, if a card does not list any.
+const SHARED_WITH_HEADS: [&str; 3] = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"];
 
 /// Tensors for which llama.cpp's loader looks for a `.scale` tensor. A card lists those that its graph uses.
 const FACTOR_SLOTS: &[&str] = &[
@@ -556,7 +558,7 @@ fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
     Ok(all)
 }
 
-/// Parses one row, for the table of [`super::hparams`].
+/// Parses one row of the table that `["include", "base"]` names.
 pub(super) fn key_row(key: &str, value: &str, when: &str) -> Read<Row> {
     let at = format!("base row `{key}`");
     let when = if when.is_empty() { None } else { Some(expr(&Toml::from(when), &at)?) };

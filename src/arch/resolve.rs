@@ -1,22 +1,23 @@
 //! From a checkpoint's headers and configuration to a [`Mapping`].
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 
 use crate::arch::absent;
 use crate::arch::assign::{self, Assigned};
 use crate::arch::carried;
+use crate::arch::datum::Datum;
 use crate::arch::detect;
 use crate::arch::error::ArchError;
-use crate::arch::eval::{Root, Scope};
+use crate::arch::eval::Scope;
 use crate::arch::expr::{Expr, Step};
-use crate::arch::fuse::{self, Fuse};
+use crate::arch::fuse;
 use crate::arch::generated;
-use crate::arch::heads::{self, HeadRule, Heads};
+use crate::arch::heads::HeadRule;
 use crate::arch::hparams;
+use crate::arch::inputs::Inputs;
 use crate::arch::lack::Lack;
 use crate::arch::load::Registry;
 use crate::arch::long_rope;
@@ -24,117 +25,25 @@ use crate::arch::mapping::{Mapping, OutputSpec};
 use crate::arch::matching::Matcher;
 use crate::arch::model_types;
 use crate::arch::names::{self, Captures, shared_rewrite};
+use crate::arch::options::ResolveOptions;
 use crate::arch::origins::{self, Origins};
+use crate::arch::rows;
 use crate::arch::runtime_keys;
 use crate::arch::schema::{Card, CardKind, Row};
+use crate::arch::scope::{scope, scope_of};
 use crate::arch::shapes;
-use crate::arch::similar::{Similarity, similar};
-use crate::arch::target::{self, Target};
+use crate::arch::similar::similar;
+use crate::arch::similarity::Similarity;
+use crate::arch::target;
 use crate::arch::tied;
 use crate::arch::types::OutType;
-use crate::arch::values::{CountTokens, Values};
-use crate::arch::warning::ArchWarning;
-use crate::core::{WeightMeta, WeightSource};
+use crate::core::WeightMeta;
 use crate::gguf::{Metadata, ModeRequest, TokenizerRequest};
 
 /// GGUF key of the token list.
 const TOKENS: &str = "tokenizer.ggml.tokens";
 /// GGUF key of `[tokenizer] token_type_count`.
 const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
-
-/// Metadata and headers of a checkpoint.
-#[derive(Clone, Copy)]
-pub struct Inputs<'a> {
-    /// The members of `config.json`.
-    pub config: &'a Map<String, Json>,
-    /// The weights, in the checkpoint's order.
-    pub weights: &'a [WeightMeta],
-    /// Source of the weights' content, for the few cards that read some; `None` if only headers are known.
-    pub values: Option<&'a dyn WeightSource>,
-    /// Function that counts the vocabulary's tokens, if its files can be read.
-    pub vocabulary: Option<CountTokens<'a>>,
-    /// Stored tensors from which weights are assembled: expressions can refer to them.
-    pub stored: &'a [WeightMeta],
-    /// The members of `tokenizer_config.json`, if it exists.
-    pub tokenizer_config: Option<&'a Map<String, Json>>,
-    /// The members of `generation_config.json`, if it exists.
-    pub generation_config: Option<&'a Map<String, Json>>,
-    /// Preprocessing of images and audio: `preprocessor_config.json` and similar files, merged.
-    pub preprocessor: Option<&'a Map<String, Json>>,
-    /// Configurations of the subdirectories in which a model keeps parts of its towers, by directory name.
-    pub folders: Option<&'a Map<String, Json>>,
-    /// Names of the files in the checkpoint's directory.
-    pub files: &'a [String],
-    /// Pooling of token vectors, if `modules.json` of sentence-transformers declares it.
-    pub pooling: Option<Pooling>,
-    /// Target model of a draft model.
-    pub target: Option<Target<'a>>,
-}
-
-impl<'a> Inputs<'a> {
-    /// Returns inputs with only the configuration and the headers of the weights.
-    #[must_use]
-    pub fn of_headers(config: &'a Map<String, Json>, weights: &'a [WeightMeta]) -> Self {
-        Self {
-            config,
-            weights,
-            values: None,
-            vocabulary: None,
-            stored: &[],
-            tokenizer_config: None,
-            generation_config: None,
-            preprocessor: None,
-            folders: None,
-            files: &[],
-            pooling: None,
-            target: None,
-        }
-    }
-}
-
-/// Pooling of token vectors; the values are those of `pooling_type` in GGUF.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// Mean of all tokens.
-    Mean = 1,
-    /// First token.
-    Cls = 2,
-    /// Last token.
-    Last = 3,
-}
-
-/// Decoder that ranks documents by the probabilities of two words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rerank {
-    /// Token id for a relevant document, if the vocabulary has it.
-    pub yes: Option<u32>,
-    /// Token id for an irrelevant document, if the vocabulary has it.
-    pub no: Option<u32>,
-    /// True if the user asked for it; else it was detected in the files, and cards without rerankers ignore it.
-    pub asked: bool,
-}
-
-/// Options of the user.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResolveOptions {
-    /// Type of the file; `None` selects the one that suits the checkpoint.
-    pub file_type: Option<OutType>,
-    /// True if the configuration is in Mistral's own format, which names no class.
-    pub mistral_format: bool,
-    /// Treatment of draft heads.
-    pub heads: Heads,
-    /// Joins of tensors after mapping.
-    pub fuse: Fuse,
-    /// Reranker settings, if the model ranks documents.
-    pub rerank: Option<Rerank>,
-    /// True to plan only keys; there may be no weights.
-    pub metadata_only: bool,
-    /// True to plan the keys of the card's `annotate` too.
-    pub annotate: bool,
-    /// True if the weights are only those that an adapter changes: missing ones are no error, and no keys or generated
-    /// tensors are planned.
-    pub is_part: bool,
-}
 
 /// Selects the card for a checkpoint and plans every tensor and key.
 ///
@@ -226,12 +135,12 @@ fn resolved(
 
     // Metadata sees changes of the configuration that tensors must not see, so metadata is computed after the tensors.
     hparams::set_for_metadata(card, &mut scope)?;
-    hparams::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
-    hparams::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
+    rows::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
+    rows::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
     runtime_keys::add(card, &scope, &mapping.early, &mut mapping.metadata)?;
     long_rope::complete(card, &scope, options.metadata_only, &mut mapping)?;
     if options.annotate {
-        mapping.annotations = hparams::annotations(card, &scope)?;
+        mapping.annotations = rows::annotations(card, &scope)?;
     }
     if let (Some(target), Some(_)) = (&inputs.target, card.tokenizer.from) {
         scope.look_at_files_of(target);
@@ -333,114 +242,9 @@ fn file_type(
     Ok(OutType::auto(kept))
 }
 
-fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<crate::arch::Datum, ArchError> {
+fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<Datum, ArchError> {
     let failed = |source| ArchError::Eval { card: card.name(), at: at.to_owned(), source };
     scope.eval(expr, Captures::default()).map_err(failed)
-}
-
-/// Returns the scope with everything that a card's expressions can name.
-pub(super) fn scope<'a>(
-    card: &'a Card,
-    class: &str,
-    config: &Map<String, Json>,
-    inputs: &Inputs<'a>,
-    options: ResolveOptions,
-    file_type: u32,
-) -> Result<Scope<'a>, ArchError> {
-    scope_of(card, class, config, inputs, options, file_type).map(|made| made.0)
-}
-
-/// Builds the scope of [`scope`], and returns the warning about draft heads that are counted but not stored.
-fn scope_of<'a>(
-    card: &'a Card,
-    class: &str,
-    config: &Map<String, Json>,
-    inputs: &Inputs<'a>,
-    options: ResolveOptions,
-    file_type: u32,
-) -> Result<(Scope<'a>, Option<ArchWarning>), ArchError> {
-    let map = |map: Option<&'a Map<String, Json>>| map.map_or(Root::Value(json!({})), Root::Map);
-    let mut scope = Scope {
-        config: Map::new(),
-        lets: Some(&card.lets),
-        tables: Some(&card.tables),
-        roots: vec![
-            ("class", Root::Value(class.into())),
-            ("file_type", Root::Value(file_type.into())),
-            ("folders", map(inputs.folders)),
-            ("generation", map(inputs.generation_config)),
-            (
-                "opt",
-                Root::Value(json!({
-                    "no_mtp": options.heads == Heads::Dropped,
-                    "mtp_only": options.heads == Heads::Alone,
-                    "mistral_format": options.mistral_format,
-                    "rerank": options.rerank.map(|rerank| json!({ "yes": rerank.yes, "no": rerank.no })),
-                })),
-            ),
-            ("preprocessor", map(inputs.preprocessor)),
-            ("pooling", Root::Value(inputs.pooling.map_or(Json::Null, |pooling| (pooling as u32).into()))),
-            ("raw", Root::Map(inputs.config)),
-            ("tokenizer_config", map(inputs.tokenizer_config)),
-        ],
-        tensors: inputs
-            .weights
-            .iter()
-            .map(|weight| weight.name.as_str())
-            .chain(inputs.stored.iter().map(|stored| stored.name.as_str()))
-            .collect(),
-        weights: inputs.weights,
-        stored: inputs.stored,
-        renamed: HashMap::new(),
-        files: inputs.files,
-        gguf: None,
-        values: Values::new(inputs.values, inputs.vocabulary),
-    };
-    let originals: Vec<&'a str> = scope.tensors.iter().copied().collect();
-    for &name in &originals {
-        let renamed = shared_rewrite(name);
-        if renamed != name {
-            scope.renamed.insert(renamed, name);
-        }
-    }
-    configure(card, config, &mut scope)?;
-    let unstored = heads::settle(card, options.heads, &mut scope.config, &mut originals.iter().copied());
-    if let Some(target) = &inputs.target {
-        scope.roots.extend([target.root()]);
-    }
-    if !card.rewrite.is_empty() || card.kind == CardKind::Mmproj {
-        let mut renamed = HashMap::new();
-        let matcher = Matcher::new(card, &scope)?;
-        for &name in &originals {
-            let rewritten = matcher.rewritten(shared_rewrite(name))?;
-            if rewritten != name {
-                renamed.insert(rewritten, name);
-            }
-        }
-        scope.renamed.extend(renamed);
-    }
-    Ok((scope, unstored))
-}
-
-/// Sets the configuration of a scope: completed, with the card's changes, and with the rope roots.
-pub(super) fn configure(
-    card: &Card,
-    config: &Map<String, Json>,
-    scope: &mut Scope<'_>,
-) -> Result<(), ArchError> {
-    scope.config = hparams::complete(card, config, scope)?;
-    // Drafts made with `speculators` have their block parameters in a nested object.
-    if let Some(Json::Object(layer)) = scope.config.get("transformer_layer_config").cloned() {
-        scope.config.extend(layer);
-    }
-    hparams::change(card, "`set`", &card.set, &card.drop_config, scope)?;
-    // Towers have their own positions: the rope of the text model is handled by the text model's card.
-    if card.kind == CardKind::Text {
-        let rope = hparams::rope_roots(&scope.config)?;
-        scope.roots.retain(|(name, _)| !rope.iter().any(|(own, _)| own == name));
-        scope.roots.extend(rope);
-    }
-    Ok(())
 }
 
 /// Returns the number of rows of the embedding, if it has a row for each token of the file.
@@ -476,7 +280,7 @@ fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchErr
     let mut before = tokenizer_rows(card, &spec.before, scope)?;
     if let Some(count) = &spec.token_type_count {
         let row = Row::Key { key: TOKEN_TYPE_COUNT.to_owned(), value: count.clone(), when: None };
-        hparams::apply_rows(card, "[tokenizer]", &[row], scope, &mut before)?;
+        rows::apply_rows(card, "[tokenizer]", &[row], scope, &mut before)?;
     }
     Ok(TokenizerRequest {
         modes: modes(card, scope)?,
@@ -518,6 +322,6 @@ fn modes(card: &Card, scope: &Scope<'_>) -> Result<Vec<ModeRequest>, ArchError> 
 
 fn tokenizer_rows(card: &Card, rows: &[Row], scope: &Scope<'_>) -> Result<Metadata, ArchError> {
     let mut metadata = Metadata::new();
-    hparams::apply_rows(card, "[tokenizer]", rows, scope, &mut metadata)?;
+    rows::apply_rows(card, "[tokenizer]", rows, scope, &mut metadata)?;
     Ok(metadata)
 }

@@ -8,7 +8,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::ArchError;
+use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::graph::{GraphFeatures, Positions, WindowKind, WindowPattern, YarnMu};
 use crate::arch::schema::{Card, CardKind};

@@ -1,12 +1,11 @@
-//! A card as typed data. [`super::read`] builds it from TOML, [`super::load`] checks it.
+//! A card as typed data. `read` builds it from TOML, `check` checks it.
 
 use indexmap::IndexMap;
 use serde_json::Value as Json;
 
 use crate::arch::expr::Expr;
-use crate::arch::fuse::Fusion;
+use crate::arch::fusion::Fusion;
 use crate::arch::graph::GraphFeatures;
-use crate::arch::hparams;
 use crate::arch::names::{Pattern, Placeholder, SUFFIXES};
 use crate::arch::ops::OpSpec;
 use crate::gguf::{Mode, RankCode, SpecialToken, Template};
@@ -124,16 +123,6 @@ impl Card {
             CardKind::Text => &self.gguf,
             CardKind::Mmproj => &self.stem,
         }
-    }
-
-    /// Returns true if a row of the card may write `key`, a full GGUF key.
-    pub(crate) fn may_write(&self, key: &str) -> bool {
-        hparams::has_row(self, key)
-    }
-
-    /// Returns the first configuration name in the row that writes `key`, a full GGUF key.
-    pub(crate) fn name_in_row(&self, key: &str) -> Option<String> {
-        hparams::name_in_row(self, key)
     }
 
     /// Returns the checkpoint's name of a tensor of the file if an entry yields it, else `target` itself.

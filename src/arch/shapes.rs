@@ -10,7 +10,8 @@ use std::fmt;
 use serde_json::{Map, Value as Json};
 
 use crate::arch::datum::Datum;
-use crate::arch::eval::{EvalError, Root, Scope};
+use crate::arch::eval::error::EvalError;
+use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::{BinaryOp, Expr, Path, Step};
 use crate::arch::load;
 use crate::arch::names::Captures;

@@ -1,18 +1,20 @@
 //! Ranks the cards that a checkpoint without a card resembles.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value as Json};
 
 use crate::arch::eval::Scope;
 use crate::arch::facts;
+use crate::arch::inputs::Inputs;
 use crate::arch::kinds::{Kind, block_prefix, kinds};
 use crate::arch::load::Registry;
 use crate::arch::matching::{Asked, Matcher};
-use crate::arch::resolve::{Inputs, ResolveOptions, scope};
+use crate::arch::options::ResolveOptions;
 use crate::arch::schema::{Card, Optional};
+use crate::arch::scope::scope;
+use crate::arch::similarity::Similarity;
 use crate::core::WeightMeta;
 
 /// Maximum number of kinds of tensors that are compared: more than any model has, fewer than an untrusted one may name.
@@ -57,40 +59,6 @@ const COMMON_KEYS: &[&str] = &[
     "vision_config",
     "audio_config",
 ];
-
-/// Amount of a checkpoint that a card knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Similarity {
-    /// `general.architecture` of the card.
-    pub card: String,
-    /// Kinds of tensors (names without numbers): those that the card's entries match, and all.
-    pub kinds: [usize; 2],
-    /// Configuration keys: those that the card reads, and all that may matter.
-    pub config: [usize; 2],
-    /// True if the card has defaults for the checkpoint's `model_type`, or is named like it.
-    pub is_model_type: bool,
-    /// Replacement of the checkpoint's block prefix that makes its names match: `(from, to)`.
-    pub rename: Option<(String, String)>,
-}
-
-impl Similarity {
-    /// Returns true if the card knows any part of the checkpoint.
-    #[must_use]
-    pub fn is_any(&self) -> bool {
-        self.kinds[0] > 0 || (self.kinds[1] == 0 && self.config[0] > 0)
-    }
-}
-
-impl fmt::Display for Similarity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ([kinds, of_kinds], [keys, of_keys]) = (self.kinds, self.config);
-        write!(f, "card `{}`, which knows ", self.card)?;
-        if of_kinds > 0 {
-            write!(f, "{kinds} of its {of_kinds} kinds of tensors and ")?;
-        }
-        write!(f, "{keys} of {of_keys} keys of config.json")
-    }
-}
 
 /// Returns the cards by the part of the checkpoint that they know, the best first. Variants and abstract cards are left
 /// out. `config` has its text part under `text_config`.

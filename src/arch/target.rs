@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::check::each_expr;
 use crate::arch::detect::with_text_config;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
 use crate::arch::schema::Card;
+use crate::arch::visit::each_expr;
 
 /// Name of the root in expressions.
 pub(super) const ROOT: &str = "target";

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
-use crate::arch::eval::EvalError;
+use crate::arch::eval::error::EvalError;
 use crate::core::{ElementType, SourceError, WeightMeta, WeightSource};
 
 /// Maximum size of a tensor whose values an expression can use, in bytes.

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::calibrate::fidelity::{FidelityOptions, Judged, Keep, Solver, WORTH_IT};
+use crate::calibrate::figures::{Judged, WORTH_IT};
 use crate::calibrate::importance::total_importance;
 use crate::calibrate::matrices::{MatrixSolver, Target, solver_bytes};
+use crate::calibrate::options::{FidelityOptions, Keep, Solver};
+use crate::calibrate::program::program;
 use crate::calibrate::run::{CalibrateOptions, CalibrationRun};
 use crate::calibrate::sequential::{Followed, Task};
 use crate::calibrate::solved::SolvedBlocks;
@@ -325,13 +327,6 @@ pub(super) fn divergence_of(
 ) -> Result<Divergence, CalibrateError> {
     let own = Model { source: plan, metadata: plan.metadata(), file: None, recall: None, ..*model };
     divergence_on(&own, model, windows, engine, progress)?.ok_or(CalibrateError::NoText)
-}
-
-/// Version of this program, with the commit if the build knows it.
-pub(super) fn program() -> String {
-    let version = env!("CARGO_PKG_VERSION");
-    let commit = option_env!("GGUF_FOUNDRY_COMMIT");
-    commit.map_or_else(|| version.to_owned(), |commit| format!("{version} ({commit})"))
 }
 
 fn imatrix(sums: &ImatrixSums) -> Result<Imatrix, CalibrateError> {

@@ -2,103 +2,20 @@
 //! file that is not better is not written.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use crate::calibrate::attempts::{Attempt, Attempts};
+use crate::calibrate::figures::{Judged, WORTH_IT};
 use crate::calibrate::matrices::Target;
+use crate::calibrate::options::{FidelityOptions, Keep, Solver};
 use crate::calibrate::solved::SolvedBlocks;
-use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, WorkFolder};
+use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
 use crate::core::GgmlType;
 use crate::core::progress::Progress;
-use crate::engine::{EngineOptions, ModelKind};
+use crate::engine::ModelKind;
 use crate::gguf::{Imatrix, ImatrixError, Value};
 use crate::quantize::{Input, QuantizeError, QuantizeOptions, QuantizePlan};
 use crate::solve::{SHRINKAGE, SHRINKAGE_OF_STREAM, SolveOptions, can_solve};
-use crate::verify::{Divergence, Estimate, Model, Recall};
-
-/// Maximum ratio of a solved file's divergence to the importance matrix's; above it the solver tries again, then gives
-/// up.
-pub const WORTH_IT: f64 = 0.95;
-
-/// Method that chooses codes and scales.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Solver {
-    /// Rounding as in llama.cpp, with the importance matrix of the same tokens.
-    Reference,
-    /// Error feedback and coordinate descent with the second moments of the unquantized model's activations.
-    Gptq,
-    /// GPTQ with the activations of the model whose earlier tensors are already quantized. The weights are corrected to
-    /// compensate for the error of those tensors.
-    Sequential,
-}
-
-impl Solver {
-    /// Name in options and metadata.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Reference => "reference",
-            Self::Gptq => "gptq",
-            Self::Sequential => "sequential",
-        }
-    }
-}
-
-/// Options of a calibrated quantization.
-#[derive(Clone, Copy, Debug)]
-pub struct FidelityOptions<'a> {
-    /// Method that chooses codes and scales.
-    pub solver: Solver,
-    /// Threads, memory and vector instructions. The memory budget is for activations and moments together.
-    pub engine: EngineOptions,
-    /// Options of the quantization.
-    pub quantize: &'a QuantizeOptions,
-    /// Folder for a temporary file as large as the output.
-    pub dir: &'a Path,
-    /// Outputs to keep besides the result, and inputs from earlier runs.
-    pub keep: Keep<'a>,
-}
-
-/// Outputs to keep besides the result, and inputs from earlier runs.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Keep<'a> {
-    /// Folder for blocks and figures as soon as they are made, so that the same run can resume from them.
-    pub work: Option<&'a WorkFolder>,
-    /// Folder, new or empty, for the moments of every matrix of the unquantized model; `true` flushes it to disk.
-    pub save: Option<(&'a Path, bool)>,
-    /// Moments to use instead of a run; the text is [`CalibrationText::of_statistics`].
-    pub statistics: Option<&'a Statistics>,
-}
-
-/// Result of a check.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Judged {
-    /// Mean divergence, with its standard error.
-    pub mean: Estimate,
-    /// 99th percentile.
-    pub p99: f64,
-    /// Share of tokens with the same most likely prediction, 0 to 1.
-    pub top1_agreement: f64,
-}
-
-impl Judged {
-    pub(super) fn of(found: &Divergence) -> Self {
-        Self { mean: found.mean, p99: found.p99, top1_agreement: found.top1_agreement }
-    }
-
-    pub(super) fn figures(&self) -> [f64; 4] {
-        [self.mean.value, self.mean.stderr, self.p99, self.top1_agreement]
-    }
-
-    pub(super) fn of_figures([value, stderr, p99, top1_agreement]: [f64; 4]) -> Self {
-        Self { mean: Estimate { value, stderr }, p99, top1_agreement }
-    }
-
-    /// Mean divergence as a share of another's.
-    pub(super) fn ratio(&self, plain: &Self) -> f64 {
-        if plain.mean.value > 0.0 { self.mean.value / plain.mean.value } else { 1.0 }
-    }
-}
+use crate::verify::{Model, Recall};
 
 /// Divergence from the model on text that no solver used.
 #[derive(Clone, Debug)]

@@ -1,8 +1,9 @@
 //! Forecast of the memory and disk that a calibration needs, without running the model.
 
-use crate::calibrate::fidelity::{FidelityOptions, Solver, Targets, targets};
+use crate::calibrate::fidelity::{Targets, targets};
 use crate::calibrate::matrices::solver_bytes;
 use crate::calibrate::memory::Needs;
+use crate::calibrate::options::{FidelityOptions, Solver};
 use crate::calibrate::{CalibrateError, CalibrationText, run, sequential};
 use crate::core::{GgmlType, TensorMeta};
 use crate::engine::{Engine, ModelKind};

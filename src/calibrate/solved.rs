@@ -8,7 +8,8 @@ use std::sync::{Mutex, MutexGuard};
 use sha2::{Digest, Sha256};
 
 use crate::calibrate::CalibrateError;
-use crate::calibrate::work::{AttemptLog, hex};
+use crate::calibrate::digest::hex;
+use crate::calibrate::journal::AttemptLog;
 use crate::core::progress::Progress;
 use crate::core::sync::Unpoisoned;
 use crate::core::{GgmlType, SourceError, TensorMeta};

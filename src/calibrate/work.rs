@@ -13,7 +13,6 @@
 
 mod error;
 mod facts;
-mod journal;
 mod text;
 
 use std::collections::BTreeMap;
@@ -22,11 +21,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use crate::calibrate::digest::digest_of_file;
+use crate::calibrate::figures::Judged;
+use crate::calibrate::journal::{AttemptLog, Journal, Record};
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::store::{read_importance, write_importance};
 use crate::calibrate::work::facts::Manifest;
-use crate::calibrate::work::journal::{Journal, Record, digest_of_file};
-use crate::calibrate::{CalibrateError, Judged, NotSolved};
+use crate::calibrate::{CalibrateError, NotSolved};
 use crate::core::output::{EditLock, EditLockError, OutputFile};
 use crate::core::progress::Progress;
 use crate::core::sync::Unpoisoned;
@@ -35,7 +36,6 @@ use crate::gguf::ColumnSums;
 
 pub use error::WorkError;
 pub(super) use facts::Facts;
-pub(super) use journal::hex;
 pub(super) use text::KeptText;
 pub use text::SelfTextKeeper;
 
@@ -307,26 +307,5 @@ impl Drop for WorkFolder {
                 let _ = fs_err::remove_dir(&self.path);
             }
         }
-    }
-}
-
-/// Journal of one attempt.
-#[derive(Clone, Debug)]
-pub(super) struct AttemptLog {
-    journal: Arc<Journal>,
-    attempt: usize,
-}
-
-impl AttemptLog {
-    /// Records that the blocks of a matrix are written.
-    pub(super) fn solved(
-        &self,
-        blocks: &File,
-        tensor: &str,
-        matrix: u64,
-        digest: String,
-    ) -> std::io::Result<()> {
-        let record = Record::Solved { attempt: self.attempt, tensor: tensor.to_owned(), matrix, digest };
-        self.journal.add_behind(Some(blocks), &record)
     }
 }

@@ -19,6 +19,7 @@ mod config;
 mod error;
 mod header;
 mod literal;
+mod reader;
 mod tensors;
 
 use std::ops::Range;

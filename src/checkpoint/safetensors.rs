@@ -10,8 +10,9 @@ use std::collections::HashSet;
 
 use crate::checkpoint::json::{JsonError, JsonProblem, JsonReader};
 use crate::core::limits::Limits;
-use crate::core::ranged::{Bytes, WeightFile};
+use crate::core::ranged::Bytes;
 use crate::core::text::escape;
+use crate::core::weight_file::WeightFile;
 use crate::core::{ElementType, Shape, WeightMeta};
 
 /// A parsed header.

@@ -4,7 +4,7 @@ use crate::checkpoint::config::ModelDir;
 use crate::checkpoint::files::{FileSet, Middle, Naming};
 use crate::checkpoint::{CheckpointError, Container, Part, safetensors};
 use crate::core::limits::Limits;
-use crate::core::ranged::WeightFile;
+use crate::core::weight_file::WeightFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 
 /// Prefix of the file names of a float model.

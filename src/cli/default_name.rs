@@ -85,7 +85,7 @@ pub(crate) struct Unnamed<'a> {
 }
 
 impl Unnamed<'_> {
-    /// Refuses to replace a file of another model. [`super::guard::Guard::write`] refuses files that are not GGUF.
+    /// Refuses to replace a file of another model. The guard of outputs refuses files that are not GGUF.
     ///
     /// # Errors
     /// [`NameTaken`].

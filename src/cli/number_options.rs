@@ -46,7 +46,7 @@ fn no_option_takes_nan_or_infinity() {
         check(&program, &mut found, &mut bad);
     }
     assert_eq!(bad, [""; 0]);
-    for option in ["max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1"] {
+    for option in ["max-ppl", "max-ppl-increase", "max-kld", "max-kld-99", "min-top1"] {
         assert!(found.iter().any(|name| *name == format!("gguf-verify --{option}")), "{option}: {found:?}");
     }
 }

@@ -1,14 +1,18 @@
 //! `gguf-quantize`: quantizes a GGUF file or a checkpoint.
 
+mod about;
 pub(crate) mod calibrate;
 mod checkpoint;
+mod forecast;
+pub(crate) mod job;
 mod keep;
 pub(crate) mod options;
 pub(crate) mod outlook;
 pub(crate) mod overrides;
 pub(crate) mod report;
 mod sized;
-pub(crate) mod stats;
+mod solver;
+mod stats;
 pub(crate) mod target;
 
 use std::ffi::OsString;
@@ -22,6 +26,7 @@ use crate::cli::completions::Completions;
 use crate::cli::default_name::{self, Unnamed};
 use crate::cli::guard::Guard;
 use crate::cli::quantize::calibrate::CalibrateArgs;
+use crate::cli::quantize::job::CalibrateJob;
 use crate::cli::quantize::options::{QuantizeArgs, usage};
 use crate::cli::quantize::stats::StatsArgs;
 use crate::cli::quantize::target::TargetArgs;
@@ -300,7 +305,7 @@ impl Quantize {
             }),
             ..WriteOptions::default()
         };
-        let calibrated = calibrate::Job {
+        let calibrated = CalibrateJob {
             input: &input,
             file: Some(&file),
             output: &job.output,

@@ -1,15 +1,18 @@
 //! `gguf-verify`: checks whether a model file may be shipped.
 
 mod combine;
+mod details;
 mod experts;
 mod file_rows;
 mod imatrix;
 mod judge;
+mod limits;
 mod logits;
 pub(crate) mod model;
 mod overview;
 mod page;
 mod per_token;
+mod printout;
 mod prompt_files;
 mod reasons;
 mod recommend;

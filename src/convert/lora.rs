@@ -18,7 +18,8 @@ use serde_json::Value as Json;
 
 use crate::arch::{ArchError, Content, EntryType, Mapping, Op, OutType, OutputSpec, Step, TypeRule};
 use crate::checkpoint::{AdapterDir, Checkpoint, CheckpointError, ModelDir};
-use crate::convert::conversion::{QUANTIZATION_VERSION, Scope, map};
+use crate::convert::conversion::QUANTIZATION_VERSION;
+use crate::convert::mapping::{Scope, map};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::arch::{self, Inputs, Mapping, PlainNames, ResolveOptions};
 use crate::checkpoint::Selected;
 use crate::convert::beside::Beside;
-use crate::convert::conversion::{Scope, map, registry};
+use crate::convert::mapping::{Scope, map, registry};
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::core::WeightSource;
 

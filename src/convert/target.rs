@@ -4,11 +4,9 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::{Mapping, Target, TokenizerFrom, target_config};
-use crate::checkpoint::{Checkpoint, ModelDir};
-use crate::convert::conversion::{Scope, map};
-use crate::convert::{ConvertError, ConvertOptions, ModelSource};
-use crate::tokenizer::TokenizerRequest;
+use crate::arch::{Target, target_config};
+use crate::checkpoint::ModelDir;
+use crate::convert::{ConvertError, ConvertOptions};
 
 /// Directory of a target model and the files read from it.
 pub(super) struct OpenTarget {
@@ -39,35 +37,6 @@ impl OpenTarget {
     /// Iterates over the target's files, which an output must not replace.
     pub(super) fn paths(&self) -> impl Iterator<Item = PathBuf> {
         self.files.iter().map(|name| self.dir.path().join(name))
-    }
-
-    /// Returns the request for the vocabulary, from the card that reads it: the draft's own, or the target's.
-    ///
-    /// # Errors
-    /// The target's own card is unknown, or does not fit its configuration.
-    pub(super) fn vocabulary(
-        &self,
-        from: TokenizerFrom,
-        draft: &Mapping,
-        options: &ConvertOptions,
-    ) -> Result<TokenizerRequest, ConvertError> {
-        if from == TokenizerFrom::Target {
-            return Ok(draft.tokenizer.clone());
-        }
-        // The variant of the card may depend on the tensors, if there are any.
-        let weights = Checkpoint::with_dir(self.dir.clone());
-        let weights = weights.map(|checkpoint| crate::core::WeightSource::weights(&checkpoint).to_vec());
-        let source = ModelSource::without_weights(self.dir.clone());
-        let own = ConvertOptions { target_model_dir: None, ..options.clone() };
-        let weights = weights.unwrap_or_default();
-        let target = map(&source, &weights, &own, Scope::Keys, &mut Vec::new())?;
-        let mut request = target.tokenizer;
-        request.size = draft.tokenizer.size.or(request.size);
-        request.architecture.clone_from(&draft.tokenizer.architecture);
-        for (key, value) in draft.tokenizer.after.iter() {
-            request.after.set(key, value.clone());
-        }
-        Ok(request)
     }
 
     /// Directory of the target's files.

@@ -1,8 +1,11 @@
 //! Request to the tokenizer from a mapping, and the origin of the vocabulary.
 
-use crate::arch::{CardKind, Mapping};
+use crate::arch::{CardKind, Mapping, TokenizerFrom};
+use crate::checkpoint::Checkpoint;
+use crate::convert::mapping::{Scope, map};
 use crate::convert::target::OpenTarget;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary, token_rows};
+use crate::core::WeightSource;
 use crate::gguf::Metadata;
 use crate::tokenizer::{self, Built, Mode, Template, TokenizerRequest};
 
@@ -23,7 +26,7 @@ pub(super) fn build(
         Some(from) => {
             let missing = || ConvertError::NoTarget { card: mapping.card.name() };
             let target = OpenTarget::of(options)?.ok_or_else(missing)?;
-            Some((target.vocabulary(from, mapping, options)?, target))
+            Some((request_with_target(&target, from, mapping, options)?, target))
         }
     };
     let dir = target.as_ref().map_or(&source.dir, |target| target.1.dir());
@@ -65,6 +68,36 @@ pub fn vocabulary(
         }
         (None, Vocabulary::Files) => Ok(tokenizer::build(source.dir.path(), &TokenizerRequest::of(&USUAL))?),
     }
+}
+
+/// Returns the request for the vocabulary of a target model, from the card that reads it: the draft's own, or the
+/// target's.
+///
+/// # Errors
+/// The target's own card is unknown, or does not fit its configuration.
+fn request_with_target(
+    target: &OpenTarget,
+    from: TokenizerFrom,
+    draft: &Mapping,
+    options: &ConvertOptions,
+) -> Result<TokenizerRequest, ConvertError> {
+    if from == TokenizerFrom::Target {
+        return Ok(draft.tokenizer.clone());
+    }
+    let dir = target.dir();
+    // The variant of the card may depend on the tensors, if there are any.
+    let weights = Checkpoint::with_dir(dir.clone());
+    let weights = weights.map(|checkpoint| checkpoint.weights().to_vec()).unwrap_or_default();
+    let source = ModelSource::without_weights(dir.clone());
+    let own = ConvertOptions { target_model_dir: None, ..options.clone() };
+    let target = map(&source, &weights, &own, Scope::Keys, &mut Vec::new())?;
+    let mut request = target.tokenizer;
+    request.size = draft.tokenizer.size.or(request.size);
+    request.architecture.clone_from(&draft.tokenizer.architecture);
+    for (key, value) in draft.tokenizer.after.iter() {
+        request.after.set(key, value.clone());
+    }
+    Ok(request)
 }
 
 /// Returns the card's request, completed by the options.

@@ -18,6 +18,7 @@ use crate::checkpoint::fastllm::{Coding, FlmFile, Payload};
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, Shape, SourceError, WeightMeta, WeightSource};
 use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::lora::merge;
 use crate::dequant::{Below, DequantError, Dequantized, LoraError, LoraPair, Opened, Quantization};
 
 use affine::{Reading, is_present};
@@ -102,7 +103,7 @@ impl FlmOpened {
     /// # Errors
     /// [`LoraError`]: matrices that do not fit.
     pub fn merged(self, pairs: &[LoraPair]) -> Result<Self, LoraError> {
-        Ok(Self { layer: self.layer.merged(pairs)?, survey: self.survey })
+        Ok(Self { layer: self.layer.changed(|weights| merge(weights, pairs))?, survey: self.survey })
     }
 
     /// Converts to the source and the description of its storage.

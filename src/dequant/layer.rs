@@ -9,7 +9,6 @@ use crate::core::scratch;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 use crate::dequant::encoding::n_bytes;
-use crate::dequant::lora::{self, LoraError, LoraPair};
 use crate::dequant::{Below, CodedWeight, DequantError, Encoding, Encodings};
 
 /// Origin of a weight of the layer.
@@ -79,16 +78,17 @@ impl Dequantized {
         Self { source, level, weights, origins }
     }
 
-    /// Merges adapters into the weights.
-    ///
-    /// Indices are those of [`WeightSource::weights`].
+    /// Returns the layer with the weights that `change` makes of the present ones.
     ///
     /// # Errors
-    /// As [`lora::merge`].
-    pub(super) fn merged(self, pairs: &[LoraPair]) -> Result<Self, LoraError> {
+    /// As `change`.
+    pub(super) fn changed<E>(
+        self,
+        change: impl FnOnce(Vec<Weight>) -> Result<Vec<Weight>, E>,
+    ) -> Result<Self, E> {
         let weights = self.weights.into_iter().zip(self.origins);
         let weights = weights.map(|(meta, origin)| Weight { meta, origin }).collect();
-        Ok(Self::over(self.source, self.level, lora::merge(weights, pairs)?))
+        Ok(Self::over(self.source, self.level, change(weights)?))
     }
 
     /// Returns the encodings of the coded weights, for a method of this name.

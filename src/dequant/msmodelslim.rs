@@ -11,7 +11,9 @@
 
 mod bias;
 mod build;
+mod coded;
 mod error;
+mod facts;
 mod format;
 mod grid;
 mod label;
@@ -35,7 +37,7 @@ use crate::dequant::{Below, DequantOptions, Dequantized, Opened, Quantization};
 
 use self::labelled::Labelled;
 use self::linear::{Linear, Sign};
-use self::scan::other_sign_fits;
+use self::scan::{gathered, other_sign_fits};
 use self::sort::Sorted;
 
 pub(crate) use self::error::MsModelSlimError;
@@ -122,13 +124,13 @@ fn linears(
     }
     // All results are collected before the first error is returned, so that the reported error does not depend on
     // threads.
-    let gathered: Vec<Result<Arc<Linear>, MsModelSlimError>> = sorted
+    let found: Vec<Result<Arc<Linear>, MsModelSlimError>> = sorted
         .modules
         .par_iter()
         .zip(linears)
-        .map(|(module, linear)| linear.gathered(tensors, module).map(Arc::new))
+        .map(|(module, linear)| gathered(tensors, module, linear).map(Arc::new))
         .collect();
-    gathered.into_iter().collect()
+    found.into_iter().collect()
 }
 
 /// Returns warnings about scales that are valid but unusual.

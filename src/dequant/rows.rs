@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
 use crate::dequant::layer::{Origin, Weight};
-use crate::dequant::lora::{LoraError, Operand};
+use crate::dequant::lora::LoraError;
+use crate::dequant::operand::Operand;
 use crate::dequant::{Below, CodedWeight, DequantError};
 
 /// Rows of a model's weight, and the adapter's weight with their replacements.

@@ -1,5 +1,5 @@
-//! Execution: what operations share. [`context::Context`] is the run that an operation works in; weights are decoded panel
-//! by panel and multiplied with all tokens of a batch; loops over values are compiled for every SIMD level.
+//! Execution: the parts that operations share. Operations run in a [`context::Context`]. Weights are decoded panel by
+//! panel and multiplied with all tokens of a batch. Loops over values are compiled for every SIMD level.
 
 pub(super) mod activation;
 pub(super) mod batch;

@@ -1,4 +1,4 @@
-//! Layers, stacks and runs: how operations are wired, and in which order chunks of tokens go through them.
+//! Layers, stacks and runs: the wiring of operations, and the order in which chunks of tokens go through them.
 
 mod altup;
 pub(super) mod continued;

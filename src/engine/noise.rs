@@ -1,4 +1,4 @@
-//! Tiny models whose weights are noise, and the arithmetic of their formulas in f64, for tests.
+//! Tiny models with noise for weights, and the arithmetic of their formulas in f64, for tests.
 
 use std::sync::Mutex;
 
@@ -8,7 +8,7 @@ use crate::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer, TokenChunk};
 use crate::gguf::Metadata;
 
-/// A model in memory.
+/// Model in memory, with f32 tensors.
 pub(crate) struct NoiseModel {
     pub(crate) metas: Vec<TensorMeta>,
     pub(crate) metadata: Metadata,
@@ -29,7 +29,7 @@ impl TensorSource for NoiseModel {
 }
 
 impl NoiseModel {
-    /// A model without tensors, of architecture `x`.
+    /// Returns a model without tensors, of architecture `x`, with these keys and this RMS norm epsilon.
     pub(crate) fn new(keys: &[(&str, usize)], eps: f32) -> Self {
         let mut metadata = Metadata::new();
         metadata.set("general.architecture", "x");
@@ -40,6 +40,7 @@ impl NoiseModel {
         Self { metas: Vec::new(), metadata, values: Vec::new() }
     }
 
+    /// Adds f32 tensors of these names and dimensions, filled with noise.
     pub(crate) fn add(&mut self, tensors: &[(&str, &[usize])]) {
         for (name, dims) in tensors {
             let mut state = 77 + self.metas.len() as u32;
@@ -53,24 +54,26 @@ impl NoiseModel {
         }
     }
 
-    /// Puts values in the place of a tensor's noise.
+    /// Replaces a tensor's noise by these values.
     pub(crate) fn set(&mut self, name: &str, values: &[f32]) {
         let at = self.metas.iter().position(|meta| meta.name == name).unwrap();
         assert_eq!(self.values[at].len(), values.len());
         self.values[at] = values.to_vec();
     }
 
+    /// Returns a tensor's values.
     pub(crate) fn get(&self, name: &str) -> Vec<f64> {
         let at = self.metas.iter().position(|meta| meta.name == name).unwrap();
         self.values[at].iter().map(|&x| f64::from(x)).collect()
     }
 
+    /// Resolves the graph from a card's `[graph]` in TOML.
     pub(crate) fn plan(&self, graph: &str) -> Result<GraphPlan, EngineError> {
         let features = GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap();
         GraphPlan::new(&features, &self.metadata, &self.metas)
     }
 
-    /// What an operation of the last layer makes of the tokens, whatever the number of threads.
+    /// Returns what an operation of the last layer reports under `name`; asserts that the threads do not change it.
     pub(crate) fn slot(&self, graph: &str, name: &'static str, tokens: &[u32]) -> Vec<f32> {
         let run = |n_threads| {
             let options = EngineOptions { n_threads, ..EngineOptions::default() };
@@ -87,7 +90,7 @@ impl NoiseModel {
     }
 }
 
-/// Keeps one slot.
+/// Observer that keeps the last values reported under one name.
 struct Kept {
     name: &'static str,
     values: Mutex<Vec<f32>>,
@@ -101,17 +104,18 @@ impl Observer for Kept {
     }
 }
 
-/// `W x`.
+/// Returns `W x`.
 pub(crate) fn times(w: &[f64], x: &[f64]) -> Vec<f64> {
     w.chunks(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
 }
 
-/// Root mean square norm.
+/// Returns the RMS norm of `x` with weights `w`.
 pub(crate) fn normed(x: &[f64], w: &[f64], eps: f64) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     x.iter().zip(w).map(|(x, w)| x / (mean + eps).sqrt() * w).collect()
 }
 
+/// Asserts that every element is within `tolerance` of the expected one.
 pub(crate) fn assert_near(found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len());
     for (at, (x, y)) in found.iter().zip(expected).enumerate() {

@@ -1,5 +1,5 @@
-//! Operations of graphs. A file describes one operation: its parameters and formula, how they are resolved from a file's
-//! keys and tensors, the computation, what a continued sequence remembers of it, and its test.
+//! Operations of graphs. Each file is one operation: its parameters and formula, their resolution from a file's keys
+//! and tensors, the computation, the values that a continued sequence keeps for it, and its test.
 //!
 //! A mixer is a type with [`MixerOp`] and a row in the table below.
 
@@ -67,8 +67,8 @@ use crate::engine::EngineError;
 use crate::engine::exec::weights::Matrix;
 use crate::engine::resolve::builder::Builder;
 
-/// Declares the mixers: the words of cards, the variant, its type. Types have [`MixerOp`] and
-/// `resolve(&mut Builder, layer)`.
+/// Declares the mixers: for each, the words that name it in cards, its variant and its type. Types implement
+/// [`MixerOp`] and have `resolve(&mut Builder, layer)`.
 macro_rules! mixers {
     ($($(#[$doc:meta])+ $($word:literal)|+ => $variant:ident($type:ty);)+) => {
         /// The branch of a layer that mixes information between positions.
@@ -76,7 +76,7 @@ macro_rules! mixers {
         pub enum Mixer {
             /// No mixer.
             None,
-            /// One matrix on each position alone.
+            /// One matrix, applied to each position separately.
             Linear(Matrix),
             /// The sum of two mixers of the same input.
             Twin(Box<Twin>),
@@ -117,25 +117,25 @@ macro_rules! mixers {
 const ATTENTION: &str = "attention";
 
 mixers! {
-    /// Softmax attention whose keys and values are expanded from short rows.
+    /// Multi-head latent attention: keys and values are expanded from compressed rows.
     "mla" => Mla(Mla);
     /// Mamba.
     "mamba" => Mamba(Mamba);
     /// Mamba 2.
     "mamba2" => Mamba2(Mamba2);
-    /// Mamba of PLaMo 2.
+    /// Mamba as PLaMo 2 uses it.
     "plamo2" => Plamo2(Plamo2);
     /// A gated short convolution.
     "shortconv" => ShortConv(ShortConv);
-    /// A gated delta net.
+    /// Gated delta net.
     "gdn" => DeltaNet(DeltaNet);
     /// Kimi delta attention.
     "kda" => Kda(Kda);
-    /// Softmax attention to a window and to compressed rows.
+    /// Softmax attention to a window of keys and to compressed rows.
     "compressed" => Compressed(CompressedAttention);
     /// Lightning attention.
     "lightning" => Lightning(Lightning);
-    /// RWKV 6. Presence of tensors tells the two apart.
+    /// RWKV 6. The presence of tensors distinguishes the two words.
     "rwkv6" | "rwkv6_qwen2" => Rwkv6(Rwkv6);
     /// RWKV 7.
     "rwkv7" => Rwkv7(Rwkv7);
@@ -156,7 +156,7 @@ impl Mixer {
         Ok(Self::Twin(Box::new(Twin { first, second: mixer, n_embd: b.n_embd })))
     }
 
-    /// Refuses words of a card that are no mixers.
+    /// Returns an error for words of a card that name no mixer.
     pub(crate) fn check_words(arch: &str, rule: &MixerRule) -> Result<(), EngineError> {
         let words = match rule {
             MixerRule::All(word) => vec![word],

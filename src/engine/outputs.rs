@@ -1,4 +1,4 @@
-//! What is made of hidden states: logits folded into scores and divergences, next tokens, vectors of texts.
+//! Outputs computed from hidden states: scores and divergences of logits, next tokens, and vectors of texts.
 
 mod draw;
 mod embeddings;

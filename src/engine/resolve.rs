@@ -1,5 +1,5 @@
-//! Resolution of a graph: a card's features, a file's keys and its tensors, read once. Operations resolve themselves with
-//! what is here; running a plan never looks at metadata again.
+//! Resolution of a graph from a card's features, a file's keys and its tensors, which are read once. Operations resolve
+//! themselves with this module; running a plan never reads metadata.
 
 pub(super) mod activation;
 pub(super) mod builder;

@@ -8,7 +8,7 @@ use crate::core::mmap::LockError;
 use crate::core::text::{escape, escape_bytes};
 use crate::core::{GgmlType, Hint};
 use crate::gguf::foreign::foreign_type;
-use crate::gguf::split_id::SPLIT_ID;
+use crate::gguf::split_keys::SPLIT_ID;
 use crate::gguf::{OtherFile, ValueType};
 
 /// Part of a header that an error refers to.

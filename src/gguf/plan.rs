@@ -2,6 +2,8 @@
 //! tested.
 
 use std::collections::HashSet;
+use std::ops::Range;
+use std::path::PathBuf;
 
 use crate::core::bytes::Endian;
 use crate::core::text::escape;
@@ -53,6 +55,19 @@ pub struct FilePlan {
     pub data_offset: u64,
     /// Size of the file in bytes.
     pub file_bytes: u64,
+}
+
+/// One planned output file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedFile {
+    /// Final path.
+    pub path: PathBuf,
+    /// Indices of its tensors in the list of all tensors.
+    pub tensors: Range<usize>,
+    /// Header and the position of each tensor.
+    pub plan: FilePlan,
+    /// Byte offset of the set's id, which is written last; the header has zeros there. `None` for a file without an id.
+    pub id_offset: Option<u64>,
 }
 
 /// Entry of the tensor list, and the size of the tensor's data.

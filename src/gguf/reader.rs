@@ -10,8 +10,9 @@ use crate::gguf::endian::swap_blocks;
 use crate::gguf::error::{GgufError, HeaderError};
 use crate::gguf::part::{Contents, OpenOptions, Part, open_part};
 use crate::gguf::plan::LayoutOptions;
-use crate::gguf::split::{self, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS};
-use crate::gguf::split_id::{SPLIT_ID, split_id};
+use crate::gguf::split;
+use crate::gguf::split_id::split_id;
+use crate::gguf::split_keys::{SPLIT_COUNT, SPLIT_ID, SPLIT_NO, SPLIT_TENSORS};
 use crate::gguf::{Declared, Entry, Metadata, Value};
 
 /// Minimum size of a read that is announced to the system, which then fetches ahead instead of page by page.

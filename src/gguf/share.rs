@@ -9,10 +9,11 @@ use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-use crate::core::ranged::{Bytes, WeightFile};
+use crate::core::ranged::Bytes;
+use crate::core::weight_file::WeightFile;
 use crate::core::{GgmlType, TensorMeta};
+use crate::gguf::plan::PlannedFile;
 use crate::gguf::split_id::set_id;
-use crate::gguf::writer::PlannedFile;
 
 /// Number of samples of each input that go into the id of a set; `SAMPLE_BYTES` is the size of each.
 const SAMPLES: u64 = 16;

@@ -1,19 +1,13 @@
-//! Split files: names of the parts, their keys, and the distribution of tensors.
+//! Split files: names and metadata of the parts, and the distribution of tensors.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::core::TensorMeta;
 use crate::gguf::share::balanced;
-use crate::gguf::split_id::{SPLIT_ID, placeholder};
+use crate::gguf::split_id::placeholder;
+use crate::gguf::split_keys::{SPLIT_COUNT, SPLIT_ID, SPLIT_NO, SPLIT_TENSORS};
 use crate::gguf::{Metadata, Share, Value};
-
-/// Key of the part's number, from 0 (u16).
-pub(crate) const SPLIT_NO: &str = "split.no";
-/// Key of the number of parts (u16).
-pub(crate) const SPLIT_COUNT: &str = "split.count";
-/// Key of the number of tensors in all parts (i32).
-pub(crate) const SPLIT_TENSORS: &str = "split.tensors.count";
 
 /// Returns the suffix of a part's file name. `part` counts from 1, as in file names.
 #[must_use]

@@ -5,12 +5,10 @@ use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
 
-use crate::gguf::split::SPLIT_NO;
-use crate::gguf::writer::PlannedFile;
+use crate::gguf::plan::PlannedFile;
+use crate::gguf::split_keys::{SPLIT_ID, SPLIT_NO};
 use crate::gguf::{Metadata, Value};
 
-/// Key of the id.
-pub(crate) const SPLIT_ID: &str = "gguf_foundry.split.id";
 /// Number of hexadecimal digits of an id.
 const ID_CHARS: usize = 32;
 /// Number of bytes of a tensor that go into an id.

@@ -3,6 +3,7 @@
 
 mod into;
 mod stream;
+mod watermark;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::core::output::{
 };
 use crate::core::progress::Progress;
 use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
-use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError};
+use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError, PlannedFile};
 use crate::gguf::share;
 use crate::gguf::split::{self, SplitSpec};
 use crate::gguf::split_id::{Beginnings, placeholder};
@@ -54,19 +55,6 @@ impl Default for WriteOptions {
             resume: false,
         }
     }
-}
-
-/// One planned output file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlannedFile {
-    /// Final path.
-    pub path: PathBuf,
-    /// Indices of its tensors in the list of all tensors.
-    pub tensors: Range<usize>,
-    /// Header and the position of each tensor.
-    pub plan: FilePlan,
-    /// Byte offset of the set's id, which is written last; the header has zeros there. `None` for a file without an id.
-    pub id_offset: Option<u64>,
 }
 
 /// Summary of the written files.

@@ -12,7 +12,8 @@ use crate::core::output::{EditLock, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::core::{TensorMeta, TensorSource};
-use crate::gguf::split::{SPLIT_COUNT, SPLIT_NO, part_suffix};
+use crate::gguf::split::part_suffix;
+use crate::gguf::split_keys::{SPLIT_COUNT, SPLIT_NO};
 use crate::gguf::{
     Assignment, GgufError, GgufFile, Metadata, OpenOptions, Strictness, Value, WriteOptions, WriteReport,
     output_kind, write_files,

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::core::TensorSource;
 use crate::core::progress::Progress;
-use crate::gguf::split::{SPLIT_COUNT, merged_metadata};
+use crate::gguf::split::merged_metadata;
+use crate::gguf::split_keys::SPLIT_COUNT;
 use crate::gguf::{GgufFile, PlannedFile, SplitSpec, WriteOptions, WriteReport, plan_files, write_gguf};
 use crate::inspect::EditError;
 

@@ -1,4 +1,5 @@
-//! Facts from the name of a tensor: the class that mixtures use, the layer, and whether it is quantized at all.
+//! Facts from the name and the shape of a tensor: the class that mixtures use, the layer, the number of matrices, and
+//! whether it is quantized at all.
 
 use std::fmt;
 
@@ -186,6 +187,12 @@ static KEPT_GLM5_NEXT: &[&str] = &[
 pub(crate) fn n_dims(tensor: &TensorMeta) -> usize {
     let dims = tensor.shape.dims();
     dims.len() - dims.iter().take_while(|&&dim| dim == 1).count()
+}
+
+/// Number of matrices in a stack; 1 for a single matrix or a vector.
+pub(crate) fn n_matrices(tensor: &TensorMeta) -> u64 {
+    let dims = tensor.shape.dims();
+    dims[..dims.len().saturating_sub(2)].iter().product()
 }
 
 /// Returns true for integer tables, which are not weights and must not be quantized.

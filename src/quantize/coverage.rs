@@ -1,8 +1,8 @@
 //! Coverage of a model by an importance matrix.
 
 use crate::core::TensorMeta;
+use crate::quantize::class::n_matrices;
 use crate::quantize::importance::Importance;
-use crate::quantize::plan::n_matrices;
 
 /// Experts of one tensor that no token of the calibration text reached; all their columns have the same weight.
 #[derive(Clone, Debug, PartialEq, Eq)]

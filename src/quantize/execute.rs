@@ -13,7 +13,7 @@ use crate::quant::{
     Extent, QuantError, SmallRows, are_ordinary_rows, check_rows, dequantize, first_non_finite,
     is_ordinary_importance, quantize_rows, validate_blocks,
 };
-use crate::quantize::plan::n_matrices;
+use crate::quantize::class::n_matrices;
 use crate::quantize::{QuantizeError, QuantizePlan, RowError};
 
 /// Number of floats that are decoded at a time: few enough to stay in the cache of a core.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use crate::core::TensorMeta;
 use crate::gguf::{Imatrix, ImatrixEntry};
-use crate::quantize::plan::n_matrices;
+use crate::quantize::class::n_matrices;
 
 /// Parts of names of tensors that are multiplied with the same input, in each layer. Importance is a property of the
 /// input, so one of them can replace another. This matters if the measured file has other tensors than the quantized

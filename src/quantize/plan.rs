@@ -11,7 +11,7 @@ use crate::core::{Content, GgmlType, ImatrixNeed, SourceError, TensorMeta, Tenso
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::gguf::{Imatrix, ImatrixError};
 use crate::quant::{SmallRows, can_quantize, has_lost_groups};
-use crate::quantize::class::file_order;
+use crate::quantize::class::{file_order, n_matrices};
 use crate::quantize::coverage::{Coverage, StandIn};
 use crate::quantize::idle::idle_options;
 use crate::quantize::importance::{Lookup, lookup};
@@ -481,12 +481,6 @@ impl<'a> Builder<'a, '_> {
         }
         Ok(())
     }
-}
-
-/// Number of matrices in a stack; 1 for a single matrix or a vector.
-pub(crate) fn n_matrices(tensor: &TensorMeta) -> u64 {
-    let dims = tensor.shape.dims();
-    dims[..dims.len().saturating_sub(2)].iter().product()
 }
 
 #[cfg(test)]

@@ -55,8 +55,8 @@ pub(crate) struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// Reads the files. Ids of `n_tokens` or more, and negative ones, are ignored; [`super::roles`] reports them.
-    /// `roles` replaces the list of roles.
+    /// Reads the files. Ids of `n_tokens` or more, and negative ones, are ignored here, and reported when the finished
+    /// keys are checked. `roles` replaces the list of roles.
     ///
     /// # Errors
     /// I/O errors, malformed JSON.

@@ -100,7 +100,7 @@ impl Report {
     /// Returns true for an error that only reports a missed limit of the user.
     fn is_own_limit(&self, finding: &Finding) -> bool {
         let is_limit =
-            |line: &crate::verify::LimitLine| line.is_own && line.figure.limit_name() == finding.check;
+            |line: &crate::verify::LimitLine| line.is_own && line.figure.row().option == finding.check;
         finding.check == "min-quality" || self.limits.iter().any(is_limit)
     }
 }

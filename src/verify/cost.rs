@@ -1,12 +1,12 @@
 //! Cost of block types for a model's outputs, and the limits that follow.
 //!
 //! The limits of a file are multiples of the cost that its types have for a healthy file. The cost is measured on the
-//! model itself if the baseline has weights ([`crate::verify::healthy`]), otherwise taken from a table.
+//! model itself if the baseline has weights (module `healthy`), otherwise taken from a table.
 
 use serde::{Deserialize, Serialize};
 
 use crate::core::{GgmlType, TensorMeta};
-use crate::verify::{Divergence, Thresholds, exact};
+use crate::verify::{Divergence, Figure, Thresholds, exact};
 
 /// Multiple of a healthy file's divergence above which a file is damaged. Well quantized files have 0.5 to 1.5 times
 /// the divergence of the plain recipe; damage in a matrix costs more than ten times.
@@ -114,14 +114,11 @@ impl Cost {
     #[must_use]
     pub fn limits(&self) -> Thresholds {
         let other_choice = MARGIN_CHOICE * self.other_choice.max(LEAST.other_choice);
-        Thresholds {
-            max_ppl: None,
-            max_ppl_increase: Some(MARGIN * self.ppl_increase.max(LEAST.ppl_increase)),
-            max_kld: Some(MARGIN * self.kld.max(LEAST.kld)),
-            max_kld_99: Some(MARGIN * self.kld_99.max(LEAST.kld_99)),
-            min_top1: Some((1.0 - other_choice).max(0.0)),
-            ..Thresholds::default()
-        }
+        Thresholds::default()
+            .with(Figure::PplIncrease, Some(MARGIN * self.ppl_increase.max(LEAST.ppl_increase)))
+            .with(Figure::Kld, Some(MARGIN * self.kld.max(LEAST.kld)))
+            .with(Figure::Kld99, Some(MARGIN * self.kld_99.max(LEAST.kld_99)))
+            .with(Figure::Top1, Some((1.0 - other_choice).max(0.0)))
     }
 }
 
@@ -144,9 +141,9 @@ mod tests {
         };
         let types =
             [GgmlType::F32, GgmlType::Q8_0, GgmlType::Q6K, GgmlType::Q4K, GgmlType::Q3K, GgmlType::Q2K];
-        let limits = types.map(|ty| of(ty).limits().max_kld.unwrap());
+        let limits = types.map(|ty| of(ty).limits().of(Figure::Kld).unwrap());
         assert!(limits.is_sorted() && limits[1] < limits[3], "{limits:?}");
-        let floors = types.map(|ty| -of(ty).limits().min_top1.unwrap());
+        let floors = types.map(|ty| -of(ty).limits().of(Figure::Top1).unwrap());
         assert!(floors.is_sorted(), "{floors:?}");
     }
 

@@ -10,11 +10,12 @@ use crate::engine::{Engine, GraphPlan, ModelKind, Observer, PooledRow, TokenChun
 use crate::verify::healthy::{HealthyTwin, TITLE};
 use crate::verify::masked;
 use crate::verify::measure::Onlookers;
+use crate::verify::options::{VerifyOptions, longer_than_trained};
 use crate::verify::routing::watch::RouteTally;
 use crate::verify::texts::Texts;
-use crate::verify::verification::{VerifyOptions, longer_than_trained};
 use crate::verify::{
-    Aspect, Extras, Figure, Finding, LimitLine, Model, Prompt, Report, TextEncoder, Thresholds, VerifyError,
+    Aspect, Extras, Figure, Finding, LimitLine, Measured, Model, Prompt, Report, Subject, TextEncoder,
+    Thresholds, VerifyError,
 };
 
 /// Minimum number of texts to judge a file.
@@ -332,24 +333,19 @@ pub(super) fn stray_limits_of(
     has_masks: bool,
     own: &Thresholds,
 ) -> Vec<Finding> {
-    let stray = own.own().filter(|figure| {
-        if figure.is_of_masks() {
-            return !has_masks;
+    let stray = own.set().filter(|figure| {
+        let row = figure.row();
+        match row.subject {
+            Subject::Masks => !has_masks,
+            Subject::Vectors => !is_encoder,
+            Subject::Predictions => is_encoder || (row.is_likelihood && !is_likely),
         }
-        let is_likelihood = matches!(figure, Figure::Ppl | Figure::PplIncrease);
-        figure.is_of_vectors() != is_encoder || (is_likelihood && !is_likely)
     });
     stray
         .map(|figure| {
-            let whose = match figure {
-                _ if figure.is_of_vectors() => "an encoder's vectors",
-                _ if figure.is_of_masks() => "predictions of masked tokens",
-                _ => "predictions of the next token",
-            };
-            Finding::unchecked(
-                "limits",
-                format!("`--{}` is a limit of {whose}: this model has none", figure.limit_name()),
-            )
+            let row = figure.row();
+            let (option, whose) = (row.option, row.subject.words());
+            Finding::unchecked("limits", format!("`--{option}` is a limit of {whose}: this model has none"))
         })
         .collect()
 }
@@ -385,7 +381,7 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
                 } else {
                     format!("{MARGIN} times as far as a healthy file of these types is")
                 };
-                Finding::error(line.figure.limit_name(), format!("{}, {of}", line.relation()))
+                Finding::error(line.figure.row().option, format!("{}, {of}", line.relation()))
             })
             .collect();
         report.extend(missed);
@@ -407,30 +403,11 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
 /// Returns the figures that have a limit.
 fn lines(against: &EmbeddingDifference, healthy: Distances, own: &Thresholds) -> Vec<LimitLine> {
     let far = |distance: f64, least: f64| MARGIN * distance.max(least);
-    let floor = |distance, least| 1.0 - far(distance, least);
-    let line = |figure, value, own: Option<f64>, default| LimitLine {
-        figure,
-        value,
-        stderr: None,
-        limit: own.unwrap_or(default),
-        is_own: own.is_some(),
-    };
-    match against.score_error {
-        // There is often one score per text, for which a cosine only shows the sign.
-        Some(error) => {
-            let limit = far(healthy.scores, LEAST.scores);
-            vec![line(Figure::ScoreError, error, own.max_score_error, limit)]
-        }
-        None => vec![
-            line(Figure::Cosine, against.mean_cosine, own.min_cosine, floor(healthy.mean, LEAST.mean)),
-            line(
-                Figure::WorstCosine,
-                against.worst_cosine,
-                own.min_worst_cosine,
-                floor(healthy.worst, LEAST.worst),
-            ),
-        ],
-    }
+    let defaults = Thresholds::default()
+        .with(Figure::Cosine, Some(1.0 - far(healthy.mean, LEAST.mean)))
+        .with(Figure::WorstCosine, Some(1.0 - far(healthy.worst, LEAST.worst)))
+        .with(Figure::ScoreError, Some(far(healthy.scores, LEAST.scores)));
+    own.lines(&defaults, &Measured { vectors: Some(against), ..Measured::default() })
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use crate::verify::cost::Cost;
 use crate::verify::healthy::{TwinRun, cost_of};
 use crate::verify::samples::is_builtin;
 use crate::verify::{
-    Aspect, Divergence, Figure, Finding, HealthyCost, LimitLine, Model, Perplexity, PromptSource, Report,
+    Aspect, Divergence, Figure, Finding, HealthyCost, LimitLine, Measured, Model, Perplexity, PromptSource,
+    Report,
 };
 
 /// Minimum number of scored tokens, and largest standard error as a share of the perplexity, to judge a file.
@@ -72,14 +73,19 @@ pub(super) fn judge_figures(report: &mut Report, model: &Judged) {
         report.add(finding);
     }
     let defaults = report.healthy.map(|healthy| healthy.cost.limits()).unwrap_or_default();
-    let mut limits = report.thresholds.lines(&defaults, &perplexity, report.divergence.as_ref());
+    let measured = Measured {
+        perplexity: Some(&perplexity),
+        divergence: report.divergence.as_ref(),
+        ..Measured::default()
+    };
+    let mut limits = report.thresholds.lines(&defaults, &measured);
     if !is_likelihood {
-        limits.retain(|line| !matches!(line.figure, Figure::Ppl | Figure::PplIncrease));
+        limits.retain(|line| !line.figure.row().is_likelihood);
     }
     let missed: Vec<Finding> = limits
         .iter()
         .filter(|line| line.is_missed())
-        .map(|line| Finding::error(line.figure.limit_name(), reason(line, model, report.healthy)))
+        .map(|line| Finding::error(line.figure.row().option, reason(line, model, report.healthy)))
         .collect();
     report.extend(missed);
     judge_sample(report, &perplexity, &limits, is_likelihood);
@@ -199,8 +205,13 @@ mod tests {
 
     fn open(mut report: Report, tokens: usize, share: f64, kld: f64) -> Vec<Aspect> {
         let perplexity = Perplexity { value: 10.0, stderr: 10.0 * share, tokens, total_nll: 0.0 };
-        let defaults = Thresholds { max_kld: Some(kld), ..Thresholds::default() };
-        let limits = report.thresholds.lines(&defaults, &perplexity, report.divergence.as_ref());
+        let defaults = Thresholds::default().with(Figure::Kld, Some(kld));
+        let measured = Measured {
+            perplexity: Some(&perplexity),
+            divergence: report.divergence.as_ref(),
+            ..Measured::default()
+        };
+        let limits = report.thresholds.lines(&defaults, &measured);
         judge_sample(&mut report, &perplexity, &limits, true);
         let open = report.coverage.open().map(|open| open.aspect);
         open.filter(|aspect| [Aspect::Perplexity, Aspect::Divergence].contains(aspect)).collect()
@@ -217,7 +228,7 @@ mod tests {
         assert_eq!(open(report((0.0043, 0.005), none), 1016, 0.08, 0.017), both);
         // Enough text for a perplexity: two errors are enough, as without a baseline.
         assert!(open(report((0.0043, 0.005), none), 5000, 0.02, 0.017).is_empty());
-        let own = Thresholds { max_ppl_increase: Some(0.002), ..none };
+        let own = none.with(Figure::PplIncrease, Some(0.002));
         assert_eq!(open(report((0.0043, 0.0002), own), 1016, 0.08, 0.017), both);
         let mut alone = report((0.0043, 0.0002), none);
         alone.divergence = None;

@@ -2,7 +2,7 @@
 
 use crate::core::progress::Progress;
 use crate::engine::{Engine, EngineOptions, ModelKind, TokenChunk};
-use crate::verify::verification::longer_than_trained;
+use crate::verify::options::longer_than_trained;
 use crate::verify::{Model, PromptSource, VerifyError};
 
 /// Maximum bytes of the logits of a group: enough for full batches of short prompts, whatever the budget.

@@ -12,8 +12,8 @@ use crate::verify::cost::Cost;
 use crate::verify::healthy::{HealthyTwin, TITLE};
 use crate::verify::texts::Texts;
 use crate::verify::{
-    Aspect, Divergence, Figure, Finding, LimitLine, Model, Perplexity, Position, Prompt, Reference, Report,
-    VerifyError, Window,
+    Aspect, Divergence, Figure, Finding, LimitLine, Measured, Model, Perplexity, Position, Prompt, Reference,
+    Report, Thresholds, VerifyError, Window,
 };
 
 /// Maximum number of tokens of a text: every masked token is a run of its text.
@@ -277,24 +277,13 @@ fn healthy(
 
 /// Returns the figures that have a limit.
 fn lines(found: &MaskedReport, model: &Model<'_>, report: &Report) -> Vec<LimitLine> {
-    let own = &report.thresholds;
-    let mut figures = Vec::new();
-    if let Some(limit) = own.max_pseudo_ppl {
-        figures.push((Figure::PseudoPpl, found.perplexity.value, Some(found.perplexity.stderr), limit, true));
-    }
-    if let Some(d) = &found.divergence {
-        let limits = found.healthy.unwrap_or_else(|| Cost::typical(model.source.tensors())).limits();
-        let spare = SPARE_CHOICES / found.perplexity.tokens as f64;
-        let kld = limits.max_kld.unwrap_or(f64::INFINITY);
-        let top1 = (limits.min_top1.unwrap_or(0.0) - spare).max(0.0);
-        let of = |own: Option<f64>, default: f64| (own.unwrap_or(default), own.is_some());
-        let (limit, is_own) = of(own.max_masked_kld, kld);
-        figures.push((Figure::MaskedKld, d.mean.value, Some(d.mean.stderr), limit, is_own));
-        let (limit, is_own) = of(own.min_masked_top1, top1);
-        figures.push((Figure::MaskedTop1, d.top1_agreement, None, limit, is_own));
-    }
-    let line = |(figure, value, stderr, limit, is_own)| LimitLine { figure, value, stderr, limit, is_own };
-    figures.into_iter().map(line).collect()
+    let limits = found.healthy.unwrap_or_else(|| Cost::typical(model.source.tensors())).limits();
+    let spare = SPARE_CHOICES / found.perplexity.tokens as f64;
+    let top1 = (limits.of(Figure::Top1).unwrap_or(0.0) - spare).max(0.0);
+    let defaults = Thresholds::default()
+        .with(Figure::MaskedKld, limits.of(Figure::Kld))
+        .with(Figure::MaskedTop1, Some(top1));
+    report.thresholds.lines(&defaults, &Measured { masked: Some(found), ..Measured::default() })
 }
 
 /// Compares with chance, applies the limits and records the coverage.
@@ -314,7 +303,7 @@ fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: 
     };
     for line in limits.iter().filter(|line| line.is_missed()) {
         let of = if line.is_own { "the limit that was set" } else { &whom };
-        report.add(Finding::error(line.figure.limit_name(), format!("{}, {of}", line.relation())));
+        report.add(Finding::error(line.figure.row().option, format!("{}, {of}", line.relation())));
     }
     let n = p.tokens;
     match (&found.divergence, has_baseline) {

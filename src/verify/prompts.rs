@@ -9,12 +9,14 @@ pub use files::{PromptFile, PromptFileReport};
 pub(super) use files::{file_reports, shares};
 pub use read::{PromptForm, PromptPlace, read_prompts};
 
+use serde::Serialize;
+
 use crate::core::isolated::IsolatedError;
 use crate::engine::EngineError;
 use crate::verify::{ChatError, ChatRenderer, PromptError, TextEncoder, VerifyError};
 
 /// Prompt as it is in its file.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum PromptSource {
     /// Document: BOS at the start of every chunk if the file's vocabulary declares it.
     Text(String),

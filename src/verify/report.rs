@@ -111,7 +111,7 @@ const CHECKS: &[&str] = &[
 
 /// Returns the name of a check as a static string; `None` if a name that was read from a file is unknown.
 pub(super) fn check_named(name: &str) -> Option<&'static str> {
-    let limits = Figure::ALL.iter().map(|figure| figure.limit_name());
+    let limits = Figure::ALL.iter().map(|figure| figure.row().option);
     CHECKS.iter().copied().chain(limits).find(|check| *check == name)
 }
 
@@ -348,7 +348,7 @@ impl Report {
         );
         let limits = self.limits.iter().map(|line| {
             json!({
-                "limit": line.figure.limit_name(), "value": line.value, "at": line.limit, "own": line.is_own,
+                "limit": line.figure.row().option, "value": line.value, "at": line.limit, "own": line.is_own,
                 "missed": line.is_missed(),
             })
         });

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::arch::missing_tensors;
 use crate::core::progress::Progress;
-use crate::core::text::{escape, escape_bytes};
+use crate::core::text::escape_bytes;
 use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, ModelKind, Observer};
 use crate::gguf::Value;
 use crate::verify::answers::cut_sources;
@@ -17,6 +17,7 @@ use crate::verify::known;
 use crate::verify::label;
 use crate::verify::masked;
 use crate::verify::measure::{self, LogitFiles, Onlookers, measure_with};
+use crate::verify::options::{VerifyOptions, longer_than_trained};
 use crate::verify::prompts::file_reports;
 use crate::verify::quality;
 use crate::verify::round_trip::check_round_trip;
@@ -28,26 +29,9 @@ use crate::verify::windows::{Cut, Scoring, Window, cut};
 use crate::verify::{Aspect, adapter, baseline_keys, drafts, vocabulary};
 use crate::verify::{
     Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile, PromptReport,
-    PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet, Thresholds,
-    VerifyError, WeightOptions, WorstToken, compare_weights,
+    PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet, VerifyError,
+    WeightOptions, WorstToken, compare_weights,
 };
-
-/// Options of a verification.
-#[derive(Clone, Copy, Debug)]
-pub struct VerifyOptions<'a> {
-    /// Options of the engine.
-    pub engine: EngineOptions,
-    /// Options for cutting and scoring the prompts.
-    pub scoring: Scoring,
-    /// Files of the prompts, which share the chunks; if empty, all prompts count as one file.
-    pub files: &'a [PromptFile],
-    /// Limits; unset ones take a default if there is a baseline.
-    pub thresholds: Thresholds,
-    /// True to stop before any arithmetic.
-    pub structure_only: bool,
-    /// True to stop after the weights were compared with the baseline's; the architecture needs no graph then.
-    pub weights_only: bool,
-}
 
 /// Result of a verification.
 #[derive(Clone, Debug)]
@@ -476,17 +460,6 @@ pub(super) fn fill(report: &mut Report, n_prompts: usize, positions: &[Position]
 pub(super) fn beyond_training(plan: &GraphPlan, windows: &[Window]) -> Option<String> {
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max()?;
     longer_than_trained(plan, longest, "chunks")
-}
-
-/// Returns a warning if `what` has more tokens than the model was trained on.
-pub(super) fn longer_than_trained(plan: &GraphPlan, n_tokens: usize, what: &str) -> Option<String> {
-    let trained = plan.n_ctx_train.filter(|&n| n > 0)?;
-    (n_tokens > trained).then(|| {
-        format!(
-            "{what} of {n_tokens} tokens: the model was trained on {trained} (`{}.context_length`)",
-            escape(&plan.arch)
-        )
-    })
 }
 
 /// Checks whose errors leave the figures meaningful: the figures show how much an error costs.

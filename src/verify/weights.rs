@@ -7,6 +7,7 @@
 
 mod cause;
 mod compare;
+mod diagnosis;
 mod findings;
 mod json;
 mod limits;
@@ -26,8 +27,8 @@ use crate::core::{GgmlType, TensorMeta};
 use crate::engine::EngineError;
 use crate::gguf::{Array, Share, Value};
 use crate::verify::{Finding, Model, VerifyError};
-use cause::{Case, scaled_columns};
 use compare::{Both, Buffers, Comparison};
+use diagnosis::{Case, scaled_columns};
 use limits::{Limits, MOSTLY_REPRODUCED, exceeds};
 use pairs::{Pair, Pairs};
 use side::Side;

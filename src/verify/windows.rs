@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+use serde::Serialize;
+
 use crate::engine::TokenChunk;
 use crate::verify::prompts::shares;
 use crate::verify::{Prompt, PromptError, PromptFile, VerifyError};
 
 /// Scored positions of a full chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize)]
 pub enum Span {
     /// Second half, as in llama-perplexity: every scored token has half a context before it.
     #[default]
@@ -17,7 +19,7 @@ pub enum Span {
 }
 
 /// Predictions that are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize)]
 pub enum Rows {
     /// Predictions that count.
     #[default]
@@ -27,7 +29,7 @@ pub enum Rows {
 }
 
 /// Options for cutting and scoring prompts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Scoring {
     /// Number of tokens of a chunk.
     pub n_ctx: usize,

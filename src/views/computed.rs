@@ -12,6 +12,7 @@ use crate::core::{ElementType, WeightSource};
 use crate::views::elems::Stretch;
 use crate::views::grid::Resize;
 use crate::views::node::{Node, compile};
+use crate::views::origin::Computation;
 use crate::views::sum::TorchSum;
 use crate::views::view::View;
 use crate::views::{ShapeError, ViewError};
@@ -23,7 +24,7 @@ const MAX_COLS: u64 = 1 << 24;
 
 /// A tensor computed from others with the same number of elements.
 #[derive(Debug)]
-pub(super) struct Computed {
+struct Computed {
     /// One source, or the factors of a product.
     parts: Vec<Node>,
     n_elems: u64,
@@ -37,7 +38,7 @@ pub(super) struct Computed {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+enum Kind {
     Whole(WholeOp),
     Product,
     Sum,
@@ -69,7 +70,7 @@ impl View {
         };
         let found = Mutex::new(None);
         let computed = Computed { parts: vec![node], n_elems, n_cols, kind: Kind::Whole(op), rounded, found };
-        Ok(Self::computed(computed, self.shape().to_vec()))
+        Ok(Self::computed(Arc::new(computed), self.shape().to_vec()))
     }
 
     /// Returns the element-wise product of views with the same number of elements, as one list.
@@ -95,7 +96,7 @@ impl View {
             rounded: None,
             found: Mutex::new(None),
         };
-        Ok(Self::computed(computed, vec![n_elems]))
+        Ok(Self::computed(Arc::new(computed), vec![n_elems]))
     }
 
     /// Returns the sum along an axis.
@@ -130,8 +131,28 @@ impl View {
         ])
     }
 
+    /// Resizes the rows, positions of a square grid in reading order, to a grid with side `side`; the same side changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// A number of dimensions other than two; a number of rows that is not a square.
+    pub(super) fn resize_grid(&self, side: u64) -> Result<Self, ShapeError> {
+        let wrong = || ShapeError::Reshape { from: self.shape().to_vec(), to: vec![side, side] };
+        let [n_rows, _] = *self.shape() else { return Err(wrong()) };
+        let from = n_rows.isqrt();
+        if from == 0 || side == 0 || from * from != n_rows {
+            return Err(wrong());
+        }
+        if from == side {
+            return Ok(self.clone());
+        }
+        let resize = Resize::new(from, side);
+        let corners = resize.corners().iter().map(|rows| self.gather(rows)).collect::<Result<Vec<_>, _>>()?;
+        Self::of_parts(&corners, Kind::Grid(resize))
+    }
+
     /// Builds the element-wise computation of views of one shape.
-    pub(super) fn of_parts(parts: &[Self], kind: Kind) -> Result<Self, ShapeError> {
+    fn of_parts(parts: &[Self], kind: Kind) -> Result<Self, ShapeError> {
         let shape = parts.first().ok_or(ShapeError::Empty)?.shape().to_vec();
         let parts: Vec<Node> = parts.iter().map(compile).collect();
         let is_f16 = parts.iter().all(|part| part.element_type() == Some(ElementType::F16));
@@ -143,23 +164,16 @@ impl View {
             rounded: is_f16.then_some(ElementType::F16),
             found: Mutex::new(None),
         };
-        Ok(Self::computed(computed, shape))
+        Ok(Self::computed(Arc::new(computed), shape))
     }
 }
 
-impl Computed {
-    /// Returns the sources of the computation.
-    pub(super) fn parts(&self) -> &[Node] {
-        &self.parts
-    }
-
-    /// Returns the type that further arithmetic computes in, if that is not F32.
-    pub(super) fn element_type(&self) -> Option<ElementType> {
+impl Computation for Computed {
+    fn element_type(&self) -> Option<ElementType> {
         self.rounded
     }
 
-    /// Reads a stretch of the result.
-    pub(super) fn read(
+    fn read(
         &self,
         source: &dyn WeightSource,
         level: SimdLevel,
@@ -176,6 +190,20 @@ impl Computed {
         Ok(())
     }
 
+    fn each_weight(&self, visit: &mut dyn FnMut(usize)) {
+        self.parts.iter().for_each(|part| part.each_weight(visit));
+    }
+
+    fn locate(&self, index: u64) -> Option<(usize, u64)> {
+        self.parts.iter().find_map(|part| part.locate(index))
+    }
+
+    fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
+        self.parts.iter().for_each(|part| part.release(source, first, n));
+    }
+}
+
+impl Computed {
     /// Reads elements `first ..`.
     fn read_run(
         &self,

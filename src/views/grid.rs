@@ -1,9 +1,5 @@
 //! Resizing of position embeddings on a square grid: a tower trained for one image size is used for another.
 
-use crate::views::ShapeError;
-use crate::views::computed::Kind;
-use crate::views::view::View;
-
 /// Bilinear resize of a grid from one side length to another, corners aligned.
 ///
 /// # Exactness
@@ -25,6 +21,29 @@ struct Between {
 }
 
 impl Resize {
+    /// Creates a resize from one side length to another, neither of them zero.
+    pub(super) fn new(from: u64, to: u64) -> Self {
+        Self { from, to }
+    }
+
+    /// Returns the rows of the old grid that are the neighbours of each row of the result: above left, above right,
+    /// below left, below right.
+    pub(super) fn corners(self) -> [Vec<u64>; 4] {
+        let corner = |pick: fn(Between, Between) -> (u64, u64)| {
+            let rows = (0..self.to * self.to).map(|row| {
+                let (y, x) = pick(self.between(row / self.to), self.between(row % self.to));
+                y * self.from + x
+            });
+            rows.collect()
+        };
+        [
+            corner(|y, x| (y.low, x.low)),
+            corner(|y, x| (y.low, x.high)),
+            corner(|y, x| (y.high, x.low)),
+            corner(|y, x| (y.high, x.high)),
+        ]
+    }
+
     /// Returns the neighbours of a position of the new grid.
     fn between(self, place: u64) -> Between {
         // Sides are short: every number here except the quotient is exact in F32.
@@ -46,40 +65,6 @@ impl Resize {
     pub(super) fn blend([a, b, c, d]: [f32; 4], weights: [f32; 4]) -> f32 {
         let below = d.mul_add(weights[3], c * weights[2]);
         a.mul_add(weights[0], b.mul_add(weights[1], below))
-    }
-}
-
-impl View {
-    /// Resizes the rows, positions of a square grid in reading order, to a grid with side `side`; the same side changes
-    /// nothing.
-    ///
-    /// # Errors
-    /// A number of dimensions other than two; a number of rows that is not a square.
-    pub(super) fn resize_grid(&self, side: u64) -> Result<Self, ShapeError> {
-        let wrong = || ShapeError::Reshape { from: self.shape().to_vec(), to: vec![side, side] };
-        let [n_rows, _] = *self.shape() else { return Err(wrong()) };
-        let from = n_rows.isqrt();
-        if from == 0 || side == 0 || from * from != n_rows {
-            return Err(wrong());
-        }
-        if from == side {
-            return Ok(self.clone());
-        }
-        let resize = Resize { from, to: side };
-        let corner = |pick: fn(Between, Between) -> (u64, u64)| {
-            let rows = (0..side * side).map(|row| {
-                let (y, x) = pick(resize.between(row / side), resize.between(row % side));
-                y * from + x
-            });
-            self.gather(&rows.collect::<Vec<_>>())
-        };
-        let corners = [
-            corner(|y, x| (y.low, x.low))?,
-            corner(|y, x| (y.low, x.high))?,
-            corner(|y, x| (y.high, x.low))?,
-            corner(|y, x| (y.high, x.high))?,
-        ];
-        Self::of_parts(&corners, Kind::Grid(resize))
     }
 }
 

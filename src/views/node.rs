@@ -6,8 +6,9 @@ use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, WeightSource};
 use crate::views::ViewError;
+use crate::views::origin::Origin;
 use crate::views::run::Run;
-use crate::views::view::{Body, Joint, Origin, View};
+use crate::views::view::{Body, Joint, View};
 
 /// Callback for a leaf, a position inside it, and the part of the range that it covers from there.
 type Visit<'a, E> = dyn FnMut(&Run, u64, Range<u64>) -> Result<(), E> + 'a;
@@ -225,7 +226,7 @@ impl Node {
             let at = run.stretch(first, 1).start;
             found = match &run.origin {
                 Origin::Weight { index, .. } => Some((*index, at)),
-                Origin::Computed(computed) => computed.parts().iter().find_map(|part| part.locate(at)),
+                Origin::Computed(computed) => computed.locate(at),
                 Origin::Values(_) | Origin::Fill(_) => None,
             };
             Ok(())
@@ -238,7 +239,7 @@ impl Node {
 fn weights_of(run: &Run, visit: &mut dyn FnMut(usize)) {
     match &run.origin {
         Origin::Weight { index, .. } => visit(*index),
-        Origin::Computed(computed) => computed.parts().iter().for_each(|part| part.each_weight(visit)),
+        Origin::Computed(computed) => computed.each_weight(visit),
         Origin::Values(_) | Origin::Fill(_) => {}
     }
 }

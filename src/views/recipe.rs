@@ -6,7 +6,8 @@ use crate::core::{ElementType, GgmlType, Shape, WeightSource};
 use crate::quant::{self, Extent, SmallRows};
 use crate::views::ViewError;
 use crate::views::node::{Node, compile};
-use crate::views::view::{Origin, View};
+use crate::views::origin::Origin;
+use crate::views::view::View;
 
 /// Elements that are decoded, checked and encoded at a time: they fit in the second-level cache.
 const STEP_ELEMS: u64 = 1 << 15;

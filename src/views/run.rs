@@ -11,7 +11,8 @@ use crate::views::ViewError;
 use crate::views::axis::{Dim, merge_dims};
 use crate::views::elems::{Elems, Stretch};
 use crate::views::math;
-use crate::views::view::{Leaf, Origin};
+use crate::views::origin::Origin;
+use crate::views::view::Leaf;
 
 /// A leaf with its factors merged to as few as possible.
 #[derive(Clone, Debug)]
@@ -276,7 +277,7 @@ impl Run {
             Origin::Computed(computed) => {
                 // Only in the order of computation: reordered elements are not released.
                 if let [Dim { stride: 1, .. }] = self.dims.as_slice() {
-                    computed.parts().iter().for_each(|part| part.release(source, self.offset + first, n));
+                    computed.release(source, self.offset + first, n);
                 }
                 return;
             }

@@ -9,23 +9,10 @@
 use std::sync::Arc;
 
 use crate::arch::MathOp;
-use crate::core::{ElementType, WeightMeta};
+use crate::core::WeightMeta;
 use crate::views::axis::{Axis, Dim, axis_size, factor, slice_axis};
-use crate::views::computed::Computed;
 use crate::views::error::ShapeError;
-
-/// Source of the elements of a leaf.
-#[derive(Clone, Debug)]
-pub(super) enum Origin {
-    Weight {
-        index: usize,
-        ty: ElementType,
-    },
-    Values(Arc<[f32]>),
-    Fill(f32),
-    /// A computation that needs more than one read of its sources.
-    Computed(Arc<Computed>),
-}
+use crate::views::origin::{Computation, Origin};
 
 /// A strided view of one source.
 #[derive(Clone, Debug)]
@@ -89,8 +76,8 @@ impl View {
     }
 
     /// Creates a view of a computation that needs more than one read of its sources.
-    pub(super) fn computed(computed: Computed, shape: Vec<u64>) -> Self {
-        Self::contiguous(Origin::Computed(Arc::new(computed)), shape)
+    pub(super) fn computed(computed: Arc<dyn Computation>, shape: Vec<u64>) -> Self {
+        Self::contiguous(Origin::Computed(computed), shape)
     }
 
     /// Creates a view with one value everywhere.

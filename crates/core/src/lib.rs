@@ -9,6 +9,7 @@
 //! | [`bytes`] [`limits`] [`text`] | untrusted input: a checked cursor, caps, escaped strings |
 //! | [`mmap`] [`output`] [`scratch`] [`spill`] | mapped inputs, atomic outputs, reused buffers, unnamed number files |
 //! | [`ranged`] | files of remote checkpoints, fetched range by range |
+//! | [`weight_file`] | a file with weights, mapped or fetched |
 //! | [`platform`] | operating system services, implemented for each system |
 //! | [`progress`] | progress and cancellation of a long run |
 //! | [`isolated`] | untrusted programs (chat templates, tokenizer rules) in a process with resource limits |
@@ -49,6 +50,7 @@ pub mod small_float;
 pub mod spill;
 pub mod sync;
 pub mod text;
+pub mod weight_file;
 
 pub use content::Content;
 pub use dtype::{ElementType, GgmlType, GgmlTypeInfo, ImatrixNeed};

@@ -3,11 +3,11 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `destination` | the path of an output, and the reasons to refuse it |
-//! | `temporary` | the file before it gets its final name |
-//! | `commit` `journal` | the rename, of one file or of a set |
-//! | `crowd` | sets of more files than may be open at once |
-//! | `new_directory` | a new directory and its content, created as a whole |
+//! | `destination` `link` `error` | the path of an output, links followed, and the reasons to refuse it |
+//! | `temporary` `temporary_name` `mode` | the file before it gets its final name, its name and mode until then |
+//! | `commit` `journal` `checksum` | the rename, of one file or of a set |
+//! | `set` `crowd` | sets of files, and those of more files than may be open at once |
+//! | `locked_directory` `new_directory` | locked directories, and a new directory and its content, created as a whole |
 //! | `leftovers` `lock` | files that killed runs left, and locks that tell whether a run is alive |
 //! | `shared` | a file that several runs write together |
 //! | `guard` | files that an output must not replace |
@@ -22,25 +22,34 @@ use crate::platform::{self, FileId};
 use commit::Finished;
 use temporary::{Opened, Temporary};
 
+mod checksum;
 mod commit;
 mod crowd;
 mod destination;
 mod edit_lock;
+mod error;
 mod fault;
 mod guard;
 mod journal;
 mod leftovers;
+mod link;
 mod lock;
+mod locked_directory;
+mod mode;
 mod new_directory;
+mod set;
 mod shared;
 mod temporary;
+mod temporary_name;
 mod write_back;
 
-pub use crowd::OutputSet;
-pub use destination::{Destination, Obstacle, OutputError, check_name};
+pub use destination::{Destination, check_name};
 pub use edit_lock::{EditLock, EditLockError};
+pub use error::{Obstacle, OutputError};
 pub use guard::{CARD_DRAFT, FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
-pub use new_directory::{NewDirectory, ScratchDirectory};
+pub use locked_directory::ScratchDirectory;
+pub use new_directory::NewDirectory;
+pub use set::OutputSet;
 pub use shared::{Begun, SharedOutput};
 pub use write_back::WriteBack;
 
@@ -201,16 +210,6 @@ fn is_too_many(error: &io::Error) -> bool {
 
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Repeats a call that a signal interrupted.
-pub(crate) fn again<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match what() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            done => return done,
-        }
-    }
 }
 
 /// Syncs a directory, so that its names survive a power failure.

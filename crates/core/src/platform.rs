@@ -118,6 +118,16 @@ pub fn reserve(file: &File, n_bytes: u64) -> io::Result<()> {
     system::reserve(file, n_bytes)
 }
 
+/// Repeats a call that a signal interrupted.
+pub(crate) fn again<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match what() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
 #[cfg(unix)]
 mod system {
     use std::fs::{File, Metadata};
@@ -125,7 +135,7 @@ mod system {
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::path::Path;
 
-    use super::FileId;
+    use super::{FileId, again};
 
     pub(super) fn write_piece_at(file: &File, piece: &[u8], offset: u64) -> io::Result<()> {
         file.write_all_at(piece, offset)
@@ -185,7 +195,7 @@ mod system {
     }
 
     fn set_len(file: &File, n_bytes: u64) -> io::Result<()> {
-        crate::output::again(|| file.set_len(n_bytes))
+        again(|| file.set_len(n_bytes))
     }
 }
 

@@ -10,7 +10,8 @@
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair, validate_with};
 use super::error::BlockFlaw;
-use super::lanes::{Kernel, Lanes, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::Lanes;
 use super::search::{abs_max, signed_max};
 use gguf_core::numeric::{c_trunc_i8, f16_to_f32, f32_to_f16, nearest_int, roundf};
 use gguf_core::{GgmlType, simd::SimdLevel};

@@ -8,7 +8,8 @@
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, validate_nothing, validate_with};
 use super::error::BlockFlaw;
-use super::lanes::{Kernel, Lanes, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::Lanes;
 use super::search::signed_max;
 use super::superblock::field_mut;
 use gguf_core::numeric::{c_trunc_i32, c_trunc_u8, floor_log2f};

@@ -366,7 +366,7 @@ impl LineTables {
 mod tests {
     use super::super::codebook::{self, Place};
     use super::super::grid_search::{best_neighbour, nearest};
-    use super::super::lanes::{Kernel, dispatch};
+    use super::super::kernel::{Kernel, dispatch};
     use super::*;
     use gguf_core::simd::SimdLevel;
 

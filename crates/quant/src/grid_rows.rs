@@ -7,7 +7,8 @@ use super::codec::Rows;
 use super::grid_lanes::InLanes;
 use super::grid_search::{OffGrid, Scalar, Search};
 use super::grid_trials::Scratch;
-use super::lanes::{Kernel, Lanes, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::Lanes;
 use super::superblock::SUPER;
 use gguf_core::simd::SimdLevel;
 

@@ -5,8 +5,8 @@
 //! replaces the other. Runs for which that is not enough are placed step by step.
 
 use super::codebook::{CodeBook, LIST_TILE, List, Neighbours};
-use super::grid_lanes::best_odd_neighbour;
 use super::grid_lines::{Between, LineTables, doubt, first_bits};
+use super::grid_neighbours::best_odd_neighbour;
 use super::grid_runs::{Pieces, Run, RunList};
 use super::grid_search::{OffGrid, Part, STEPS, nearest};
 use super::grid_steps::{GROUPS, Steps, TOGETHER};

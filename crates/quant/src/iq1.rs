@@ -10,7 +10,7 @@ use super::codebook;
 use super::codec::{Codec, Rows, decode_blocks, f16_flaw, u16_at, validate_f16, validate_with};
 use super::iq1_lanes::{QuantizeM, QuantizeS};
 use super::iq1_search::{DELTA, M_BYTES, S_BYTES};
-use super::lanes::dispatch;
+use super::kernel::dispatch;
 use super::superblock::{SUPER, field};
 use gguf_core::numeric::f16_to_f32;
 use gguf_core::{GgmlType, simd::SimdLevel};

@@ -11,7 +11,8 @@ use super::iq1_search::{
     DELTA, DOWN, EPS_M, EPS_S, M_BYTES, PartCode, S_BYTES, Split, UP, code_m, code_s, down_m, down_s, groups,
     on_grid, points_of, scalar_m, scalar_s, square_steps, store_m, store_s,
 };
-use super::lanes::{Kernel, Lanes, MAX_WIDTH};
+use super::kernel::Kernel;
+use super::lanes::{Lanes, MAX_WIDTH};
 use super::superblock::SUPER;
 use super::superblock_lanes::BATCH_SUPERS;
 

@@ -7,7 +7,8 @@
 
 use super::batch::{BATCH, Batch, sums_of_squares};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
-use super::lanes::{Kernel, Lanes, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, importance_weights, signed_max, sum_squares};
 use super::search_lanes::signed_max as signed_max_lanes;
 use super::superblock::{SUPER, field, field_mut};

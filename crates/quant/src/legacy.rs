@@ -13,7 +13,8 @@
 
 use super::batch::{BATCH, Batch, sums_of_squares};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair};
-use super::lanes::{Kernel, Lanes, Twice, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::{Lanes, Twice};
 use super::search::{
     MinSearch, importance_weights, signed, signed_max as signed_max_of, sum_squares, with_min,
 };

@@ -64,6 +64,7 @@ mod float;
 mod fp4;
 mod grid_lanes;
 mod grid_lines;
+mod grid_neighbours;
 mod grid_rows;
 mod grid_runs;
 mod grid_search;
@@ -78,6 +79,7 @@ mod iq1_search;
 mod iq2;
 mod iq3;
 mod iq4;
+mod kernel;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod lanes_neon;

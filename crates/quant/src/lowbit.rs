@@ -6,7 +6,8 @@
 
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
-use super::lanes::{Kernel, Lanes, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::Lanes;
 use super::search::signed_max;
 use super::superblock::field_mut;
 use gguf_core::numeric::{c_trunc_i32, f16_to_f32, f32_to_f16, roundf};

@@ -6,7 +6,8 @@
 
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16_pair};
-use super::lanes::{Kernel, Lanes, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::Lanes;
 use super::search::{MinSearch, with_min};
 use super::superblock::{
     Parts, SUPER, SuperScales, field, field_mut, pack_pairs, parts_with_importance, positive_max,

@@ -8,7 +8,8 @@
 
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
-use super::lanes::{Kernel, Lanes, MAX_WIDTH, Twice, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::{Lanes, MAX_WIDTH, Twice};
 use super::refine_lanes::{Moving, Parts, first_fit, refine};
 use super::search::{
     REFINE_ROUNDS, importance_weights, signed, signed_max, signed_refined, sum, sum_squares,

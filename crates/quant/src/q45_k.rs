@@ -8,7 +8,8 @@
 
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16_pair};
-use super::lanes::{Kernel, Lanes, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::Lanes;
 use super::search::{MinSearch, sum_squares, with_min};
 use super::superblock::{
     Parts, SUPER, SuperScales, each_byte, field, field_mut, pack_bits, parts_with_importance, positive_max,

@@ -6,7 +6,8 @@
 //! elements `l + 32` and `l + 96`; pair byte `32 k + l` holds elements `32 n + l` in bits `2 n`.
 
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
-use super::lanes::{Kernel, Lanes, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, signed, signed_max};
 use super::search_lanes::{signed as signed_lanes, signed_levels};
 use super::superblock::{SUPER, each_byte, field, field_mut, put_words, relevel_signed, words};

@@ -9,7 +9,8 @@ use std::marker::PhantomData;
 
 use super::batch::{BATCH, Batch};
 use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
-use super::lanes::{Kernel, Lanes, dispatch};
+use super::kernel::{Kernel, dispatch};
+use super::lanes::Lanes;
 use super::search::abs_max;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, lroundf};
 use gguf_core::{GgmlType, simd::SimdLevel};

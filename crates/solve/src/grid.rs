@@ -1,7 +1,7 @@
 //! Solver of the types whose vectors of 4 or 8 elements are points of a grid: the same steps, eight columns at a time.
 //!
-//! A *unit* is eight columns that share their signs: one vector, or two of four. A point is chosen for a unit, or for
-//! half of one, by comparing all points of the grid under the metric of those columns; so are the signs.
+//! A point is chosen for a unit of columns (`unit`), or for half of one, by comparing all points of the grid under the
+//! metric of those columns; so are the signs.
 
 mod book;
 mod choice;
@@ -12,7 +12,6 @@ mod panel;
 mod tests;
 
 use gguf_core::simd::SimdLevel;
-use gguf_quant::grid_states::SIGNED;
 
 use crate::grid::descent::Descent;
 use crate::grid::feedback::Feedback;
@@ -20,15 +19,6 @@ use crate::grid::panel::GridPanel;
 use crate::{Metric, SolveError};
 
 pub(crate) use crate::grid::choice::Grid;
-
-/// Number of columns of a unit.
-pub(crate) const UNIT: usize = SIGNED;
-
-/// One number for each column of a unit.
-pub(crate) type Unit = [f32; UNIT];
-
-/// Metric of a unit: the block of `H_r` for its columns.
-pub(crate) type UnitMetric = [Unit; UNIT];
 
 /// Working state of one thread.
 pub(crate) struct GridSolver<'a> {

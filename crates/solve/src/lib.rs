@@ -51,6 +51,7 @@ mod target;
 mod tests;
 #[cfg(test)]
 mod twin;
+mod unit;
 
 pub use error::SolveError;
 pub use metric::{Metric, SHRINKAGE, SHRINKAGE_OF_STREAM};

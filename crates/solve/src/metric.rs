@@ -8,8 +8,8 @@ use gguf_matmul::MatrixView;
 use rayon::prelude::*;
 
 use crate::cholesky::Cholesky;
-use crate::grid::{UNIT, UnitMetric};
 use crate::moments::check_option;
+use crate::unit::{UNIT, UnitMetric};
 use crate::{SecondMoments, SolveError};
 
 /// Shrinkage for text of several kinds; 1 suits text of one kind.

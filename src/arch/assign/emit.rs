@@ -2,6 +2,7 @@
 
 use super::{Assigner, MAX_RANK, Unit, UnitKey};
 use crate::arch::error::ArchError;
+use crate::arch::eval::error::EvalError;
 use crate::arch::mapping::{Assembly, Content, JoinKind, OutputSpec, Source, Step};
 use crate::arch::names::{self, Captures, Pattern, Placeholder};
 use crate::arch::ops::{Op, OpError, OpSpec};
@@ -32,7 +33,7 @@ impl Assigner<'_> {
             None => 1,
         };
         if n > MAX_REPEATS {
-            let source = crate::arch::eval::EvalError::TooLong;
+            let source = EvalError::TooLong;
             return Err(ArchError::Eval {
                 card: self.card.name(),
                 at: format!("`{}`", entry.name()),

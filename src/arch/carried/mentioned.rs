@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use crate::arch::check::each_structural;
 use crate::arch::expr::{Expr, Step};
 use crate::arch::schema::Card;
+use crate::arch::visit::each_structural;
 
 /// Returns the names in a card's expressions about tensors, and in the conditions that choose between it and its
 /// rivals.

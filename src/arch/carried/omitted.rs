@@ -3,8 +3,9 @@
 use serde_json::Value as Json;
 
 use crate::arch::attributes::AttributeDefault;
-use crate::arch::carried::{Effect, Judge, Lost, effects, rope};
+use crate::arch::carried::{Effect, Judge, effects, rope};
 use crate::arch::hparams::{ROPE_BASES, ROPE_PARTS};
+use crate::arch::lost::Lost;
 
 /// Attributes that tensors imply, that older configurations have under other names, or for which runtimes use the
 /// class's default.

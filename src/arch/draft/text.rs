@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use toml::Value as Toml;
 
 use super::{AddedEntry, Drafter, Found, Unmatched, UnreadKey};
-use crate::arch::similar::Similarity;
+use crate::arch::similarity::Similarity;
 use crate::core::output::CARD_DRAFT;
 use crate::core::text::escape;
 

@@ -1,6 +1,7 @@
 //! Python's arithmetic on [`Datum`]s.
 
-use super::{EvalError, Evaluated};
+use super::Evaluated;
+use super::error::EvalError;
 use crate::arch::datum::Datum;
 use crate::arch::expr::BinaryOp;
 

@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 
 use super::arithmetic::{arithmetic, compare, negated};
+use super::error::EvalError;
 use super::normal::normal_icdf;
-use super::{EvalError, Evaluated, Evaluator};
+use super::{Evaluated, Evaluator};
 use crate::arch::datum::Datum;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path};
 use crate::arch::names::{Captures, Pattern, Stars};

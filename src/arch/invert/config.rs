@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::base::BASE;
+use super::member::{set_member, set_members};
 use super::rows;
 use super::tensors::blocks;
 use crate::arch::datum::Datum;
@@ -14,25 +16,6 @@ use crate::arch::schema::{Card, EACH_BLOCK};
 use crate::core::WeightMeta;
 use crate::gguf::Value;
 use crate::gguf::keys::ANNOTATION_PREFIX;
-
-/// Configuration keys of most decoders, and the metadata keys that restore them.
-const BASE: &[(&str, &str)] = &[
-    ("vocab_size", "vocab_size"),
-    ("hidden_size", "embedding_length"),
-    ("intermediate_size", "feed_forward_length"),
-    ("num_hidden_layers", "block_count"),
-    ("num_attention_heads", "attention.head_count"),
-    ("num_key_value_heads", "attention.head_count_kv"),
-    ("head_dim", "attention.key_length"),
-    ("max_position_embeddings", "context_length"),
-    ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
-    ("rope_theta", "rope.freq_base"),
-    ("num_local_experts", "expert_count"),
-    ("num_experts_per_tok", "expert_used_count"),
-    ("bos_token_id", "tokenizer.ggml.bos_token_id"),
-    ("eos_token_id", "tokenizer.ggml.eos_token_id"),
-    ("pad_token_id", "tokenizer.ggml.padding_token_id"),
-];
 
 /// Tensors with the factors of longrope.
 const LONG_FACTORS: &str = "rope_factors_long.weight";
@@ -52,11 +35,6 @@ const ROPE_SCALING: &[(&str, &str)] = &[
     ("beta_fast", "rope.scaling.yarn_beta_fast"),
     ("beta_slow", "rope.scaling.yarn_beta_slow"),
 ];
-
-/// Returns true for GGUF keys that most decoders have.
-pub(super) fn is_known(gguf: &str) -> bool {
-    BASE.iter().any(|row| row.1 == gguf)
-}
 
 /// Returns the configuration from the keys that most decoders have, the card's rows, and the tensors.
 pub(super) fn rebuilt(
@@ -131,45 +109,6 @@ pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Jso
         }
     }
     Ok(config)
-}
-
-/// Sets a member of each object of a list. The list is created if there is anything to set.
-fn set_members(config: &mut Map<String, Json>, list: &str, member: &str, values: Vec<Option<Json>>) {
-    if values.iter().all(Option::is_none) {
-        return;
-    }
-    let items = config.entry(list).or_insert_with(|| json!([]));
-    if !items.is_array() {
-        *items = json!([]);
-    }
-    let Json::Array(items) = items else { return };
-    items.resize_with(items.len().max(values.len()), || Json::Object(Map::new()));
-    for (item, value) in items.iter_mut().zip(values) {
-        if let Json::Object(map) = item {
-            set_member(map, member, value);
-        }
-    }
-}
-
-/// Sets the member at a dotted path, or removes it. Missing objects on the path are created, and objects that become
-/// empty are removed.
-pub(super) fn set_member(config: &mut Map<String, Json>, path: &str, value: Option<Json>) {
-    match (path.split_once('.'), value) {
-        (None, Some(value)) => drop(config.insert(path.to_owned(), value)),
-        (None, None) => drop(config.remove(path)),
-        (Some((name, rest)), value) => {
-            let member = config.entry(name).or_insert(Json::Null);
-            if !member.is_object() && value.is_some() {
-                *member = Json::Object(Map::new());
-            }
-            if let Json::Object(map) = member {
-                set_member(map, rest, value);
-            }
-            if member.as_object().is_some_and(Map::is_empty) || member.is_null() {
-                config.remove(name);
-            }
-        }
-    }
 }
 
 /// Returns YaRN's default factor of sine and cosine.

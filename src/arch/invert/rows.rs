@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::config::{is_known, set_member};
+use super::base::is_known;
+use super::member::set_member;
 use crate::arch::datum::Datum;
 use crate::arch::eval::Scope;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
-use crate::arch::hparams;
 use crate::arch::roots::ROOTS;
+use crate::arch::rows;
 use crate::arch::schema::{Card, Row};
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
@@ -26,7 +27,7 @@ pub(super) fn take_back(card: &Card, scope: &Scope<'_>, config: &mut Map<String,
                 let is_own = |key: &str| {
                     card.metadata.iter().any(|row| matches!(row, Row::Key { key: own, .. } if own == key))
                 };
-                for row in hparams::base_rows() {
+                for row in rows::base_rows() {
                     if !matches!(row, Row::Key { key, .. } if is_known(key) || is_own(key)) {
                         take_row(card, scope, row, "", config);
                     }

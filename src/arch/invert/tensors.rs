@@ -2,7 +2,8 @@
 
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
-use crate::arch::eval::{EvalError, Scope};
+use crate::arch::eval::Scope;
+use crate::arch::eval::error::EvalError;
 use crate::arch::expr::{Expr, Function, Path};
 use crate::arch::mapping::{Content, OutputSpec};
 use crate::arch::names::{Captures, Placeholder};

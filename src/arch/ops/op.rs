@@ -1,6 +1,6 @@
 //! Operations with evaluated parameters, and errors when they do not fit a tensor.
 
-use crate::arch::eval::EvalError;
+use crate::arch::eval::error::EvalError;
 
 /// Operation with evaluated parameters.
 #[derive(Clone, Debug, PartialEq)]

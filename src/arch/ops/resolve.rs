@@ -3,7 +3,8 @@
 use super::op::list;
 use super::{MathOp, Op, OpError, OpKind, OpSpec, Param, WholeOp};
 use crate::arch::datum::Datum;
-use crate::arch::eval::{EvalError, Scope};
+use crate::arch::eval::Scope;
+use crate::arch::eval::error::EvalError;
 use crate::arch::names::Captures;
 
 /// Inverse of an operation.

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use crate::calibrate::digest::hex;
 use crate::calibrate::store::manifest::{
     CheckEntry, FORMAT, InputEntry, KindEntry, LayerEntry, Manifest, MatrixEntry, MomentsEntry, VERSION,
 };
 use crate::calibrate::store::{MANIFEST, SUMS, StatisticsError, identity};
-use crate::calibrate::work::hex;
 use crate::calibrate::{CalibrationText, Layer, SharedInput};
 use crate::checkpoint::safetensors_writer::plan_shards;
 use crate::core::output::{NewDirectory, OutputFile};

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::calibrate::attempts::program;
+use crate::calibrate::digest::hex;
+use crate::calibrate::program::program;
 use crate::calibrate::run::BatchRange;
 use crate::calibrate::store::folder::{Folder, Tensors, digest_of, meta};
 use crate::calibrate::store::manifest::{LayerEntry, Manifest, PartEntry};
@@ -16,7 +17,6 @@ use crate::calibrate::store::{
     IMPORTANCE, MANIFEST, SUMS, StatisticsError, moments_file, moments_name, places_name, rests_name,
     triangle,
 };
-use crate::calibrate::work::hex;
 use crate::calibrate::{CalibrationText, ImportanceSums, LayerSums, MomentSums};
 use crate::core::ElementType;
 use crate::core::limits::Limits;

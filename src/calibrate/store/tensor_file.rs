@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use sha2::{Digest, Sha256};
 
 use crate::calibrate::Moments;
+use crate::calibrate::digest::hex;
 use crate::calibrate::store::{StatisticsError, places_name, rests_name, triangle};
-use crate::calibrate::work::hex;
 use crate::checkpoint::safetensors::{Header, TensorRange, parse_header};
 use crate::core::ElementType;
 use crate::core::limits::Limits;

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::calibrate::journal::{sealed, unsealed};
+use crate::calibrate::program::program;
 use crate::calibrate::store::{CheckEntry, identity};
-use crate::calibrate::work::journal::{sealed, unsealed};
 use crate::calibrate::work::{TEXT, WorkFolder};
 use crate::calibrate::{CalibrateError, SelfText};
 use crate::core::limits::Limits;
@@ -39,7 +40,7 @@ fn digest(
 ) -> Result<String, CalibrateError> {
     let (weights, tokenizer) = identity(model)?;
     let mut digest = Fingerprint::new();
-    digest.bytes(crate::calibrate::attempts::program().as_bytes());
+    digest.bytes(program().as_bytes());
     digest.bytes(engine.level.name().as_bytes());
     digest.bytes(weights.as_bytes());
     digest.bytes(tokenizer.as_bytes());

@@ -1,8 +1,7 @@
 //! The contents of an `.flm` file except the payloads.
 
-use std::collections::HashSet;
-
 use crate::checkpoint::fastllm::error::{FlmError, Section};
+use crate::checkpoint::fastllm::reader::Reader;
 use crate::checkpoint::fastllm::tensors::{self, Tensor};
 use crate::core::bytes::{Cursor, Endian};
 use crate::core::limits::Limits;
@@ -76,14 +75,15 @@ impl Header {
             dictionary.iter().find(|entry: &&(String, String)| entry.0 == key).map(|entry| entry.1.as_str())
         };
         let adapters = match value("peft_size") {
-            Some(size) => reader.adapters(size)?,
+            Some(size) => adapters(&mut reader, size)?,
             None => Vec::new(),
         };
         reader.section = Section::Vocabulary;
-        let tokens = reader.tokens(match value("tokenizer_use_score") {
+        let scores = match value("tokenizer_use_score") {
             Some("1") => Scores::Stored,
             _ => Scores::Absent,
-        })?;
+        };
+        let tokens = tokens(&mut reader, scores)?;
         reader.section = Section::SpecialTokens;
         let mut special = Vec::new();
         if value("tokenizer_has_special_tokens") == Some("1") {
@@ -110,108 +110,50 @@ enum Scores {
     Absent,
 }
 
-/// Reader of the format's primitive values; errors name the current section.
-pub(super) struct Reader<'a> {
-    pub(super) cursor: Cursor<'a>,
-    pub(super) section: Section,
+fn adapters(reader: &mut Reader<'_>, size: &str) -> Result<Vec<Adapter>, FlmError> {
+    reader.section = Section::Adapters;
+    let found: i32 = size.trim().parse().map_err(|_| FlmError::PeftSize { found: size.to_owned() })?;
+    let (offset, left) = (reader.cursor.offset(), reader.cursor.left());
+    let (section, what) = (reader.section, "`peft_size`");
+    let count = u64::try_from(found).map_err(|_| FlmError::Negative { section, offset, what, found })?;
+    if count * 8 > left {
+        return Err(FlmError::CannotFit { section, offset, what, found, left });
+    }
+    let mut adapters = Vec::new();
+    for _ in 0..count {
+        adapters.push(Adapter { name: reader.text()?, dictionary: reader.pairs()? });
+    }
+    Ok(adapters)
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn int(&mut self) -> Result<i32, FlmError> {
-        let section = self.section;
-        self.cursor.i32().map_err(|source| FlmError::Truncated { section, source })
-    }
-
-    /// Reads a count of items of at least `unit` bytes each.
-    ///
-    /// The count is checked against the rest of the file, so allocations are bounded by the file and not by the
-    /// count. For items that begin with a length, `unit` is the size of that length, so that a wrong length is
-    /// reported itself.
-    pub(super) fn count(&mut self, what: &'static str, unit: u64) -> Result<u64, FlmError> {
-        let (section, offset) = (self.section, self.cursor.offset());
-        let found = self.int()?;
-        let left = self.cursor.left();
-        let count = u64::try_from(found).map_err(|_| FlmError::Negative { section, offset, what, found })?;
-        if count.checked_mul(unit).is_none_or(|n_bytes| n_bytes > left) {
-            return Err(FlmError::CannotFit { section, offset, what, found, left });
-        }
-        Ok(count)
-    }
-
-    fn bytes(&mut self) -> Result<&'a [u8], FlmError> {
-        let section = self.section;
-        let n = self.count("string length", 1)?;
-        self.cursor.take(n).map_err(|source| FlmError::Truncated { section, source })
-    }
-
-    pub(super) fn text(&mut self) -> Result<String, FlmError> {
-        let (section, offset) = (self.section, self.cursor.offset());
-        let bytes = self.bytes()?;
-        let text = std::str::from_utf8(bytes).map_err(|error| {
-            let offset = offset + 4 + error.valid_up_to() as u64;
-            FlmError::NotUtf8 { section, offset }
-        })?;
-        Ok(text.to_owned())
-    }
-
-    fn pairs(&mut self) -> Result<Vec<(String, String)>, FlmError> {
-        let mut pairs = Vec::new();
-        let mut seen = HashSet::new();
-        for _ in 0..self.count("entry count", 4)? {
-            let key = self.text()?;
-            if !seen.insert(key.clone()) {
-                return Err(FlmError::DuplicateKey { section: self.section, key });
+fn tokens(reader: &mut Reader<'_>, scores: Scores) -> Result<Vec<Token>, FlmError> {
+    let section = reader.section;
+    let truncated = |source| FlmError::Truncated { section, source };
+    let mut tokens = Vec::new();
+    for _ in 0..reader.count("token count", 4)? {
+        let mut text = Vec::new();
+        for _ in 0..reader.count("token length", 4)? {
+            let offset = reader.cursor.offset();
+            let found = reader.int()?;
+            // Writers with a signed `char` store the upper half of the bytes as negative numbers.
+            match found {
+                -128..=255 => text.push((found & 255) as u8),
+                _ => return Err(FlmError::TokenByte { offset, found }),
             }
-            pairs.push((key, self.text()?));
         }
-        Ok(pairs)
+        let offset = reader.cursor.offset();
+        let found = reader.int()?;
+        let id = u32::try_from(found).ok().filter(|&id| u64::from(id) < MAX_ID);
+        let id = id.ok_or(FlmError::TokenId { offset, found, limit: MAX_ID - 1 })?;
+        let offset = reader.cursor.offset();
+        let score = match scores {
+            Scores::Stored => Some(reader.cursor.f32().map_err(truncated)?),
+            Scores::Absent => None,
+        };
+        if let Some(found) = score.filter(|score| !score.is_finite()) {
+            return Err(FlmError::Score { offset, id: id.cast_signed(), found });
+        }
+        tokens.push(Token { text, id, score });
     }
-
-    fn adapters(&mut self, size: &str) -> Result<Vec<Adapter>, FlmError> {
-        self.section = Section::Adapters;
-        let found: i32 = size.trim().parse().map_err(|_| FlmError::PeftSize { found: size.to_owned() })?;
-        let (offset, left) = (self.cursor.offset(), self.cursor.left());
-        let (section, what) = (self.section, "`peft_size`");
-        let count = u64::try_from(found).map_err(|_| FlmError::Negative { section, offset, what, found })?;
-        if count * 8 > left {
-            return Err(FlmError::CannotFit { section, offset, what, found, left });
-        }
-        let mut adapters = Vec::new();
-        for _ in 0..count {
-            adapters.push(Adapter { name: self.text()?, dictionary: self.pairs()? });
-        }
-        Ok(adapters)
-    }
-
-    fn tokens(&mut self, scores: Scores) -> Result<Vec<Token>, FlmError> {
-        let section = self.section;
-        let truncated = |source| FlmError::Truncated { section, source };
-        let mut tokens = Vec::new();
-        for _ in 0..self.count("token count", 4)? {
-            let mut text = Vec::new();
-            for _ in 0..self.count("token length", 4)? {
-                let offset = self.cursor.offset();
-                let found = self.int()?;
-                // Writers with a signed `char` store the upper half of the bytes as negative numbers.
-                match found {
-                    -128..=255 => text.push((found & 255) as u8),
-                    _ => return Err(FlmError::TokenByte { offset, found }),
-                }
-            }
-            let offset = self.cursor.offset();
-            let found = self.int()?;
-            let id = u32::try_from(found).ok().filter(|&id| u64::from(id) < MAX_ID);
-            let id = id.ok_or(FlmError::TokenId { offset, found, limit: MAX_ID - 1 })?;
-            let offset = self.cursor.offset();
-            let score = match scores {
-                Scores::Stored => Some(self.cursor.f32().map_err(truncated)?),
-                Scores::Absent => None,
-            };
-            if let Some(found) = score.filter(|score| !score.is_finite()) {
-                return Err(FlmError::Score { offset, id: id.cast_signed(), found });
-            }
-            tokens.push(Token { text, id, score });
-        }
-        Ok(tokens)
-    }
+    Ok(tokens)
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::checkpoint::fastllm::error::{FlmError, Section};
-use crate::checkpoint::fastllm::header::Reader;
+use crate::checkpoint::fastllm::reader::Reader;
 use crate::core::limits::Limits;
 use crate::core::{ElementType, Shape};
 

@@ -5,7 +5,7 @@ use crate::checkpoint::shards::failed;
 use crate::checkpoint::torch::{self, StoredTensor};
 use crate::checkpoint::{CheckpointError, Container, ModelDir, Part};
 use crate::core::limits::Limits;
-use crate::core::ranged::WeightFile;
+use crate::core::weight_file::WeightFile;
 use crate::core::{SourceError, WeightMeta, WeightSource};
 use std::borrow::Cow;
 

@@ -13,7 +13,8 @@ use regex::Regex;
 
 use crate::cli::default_name::Unnamed;
 use crate::cli::guard::Guard;
-use crate::cli::quantize::calibrate::{self, CalibrateArgs};
+use crate::cli::quantize::calibrate::CalibrateArgs;
+use crate::cli::quantize::job::CalibrateJob;
 use crate::cli::quantize::options::QuantizeArgs;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::quantize::{overrides, report};
@@ -545,7 +546,7 @@ impl Run<'_> {
             }
         }
         let file_type = options.file_type;
-        let job = calibrate::Job { input, file: None, output, file_type, options, write, types, start };
+        let job = CalibrateJob { input, file: None, output, file_type, options, write, types, start };
         if args.dry_run {
             args.calibrate.preview(session, &job, None)
         } else {

@@ -1,20 +1,19 @@
 //! `--calibrate`: rounding based on the model's own activations, from the option to the summary.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
-use clap::{Args, ValueEnum};
-use serde_json::json;
+use clap::Args;
 
 use crate::calibrate::{
-    CalibrateError, CalibrationText, Fidelity, FidelityOptions, Judged, Keep, SELF_NAME, SelfTextKeeper,
-    Solver, TextOptions, TextSource, Trial, solve,
+    CalibrateError, CalibrationText, Fidelity, FidelityOptions, Keep, SELF_NAME, SelfTextKeeper, Solver,
+    TextOptions, TextSource, solve,
 };
 use crate::cli::guard::Guard;
+use crate::cli::quantize::about::About;
+use crate::cli::quantize::job::CalibrateJob;
 use crate::cli::quantize::keep::{KeepArgs, end_work};
-use crate::cli::quantize::report;
-use crate::cli::quantize::sized;
-use crate::cli::quantize::target::TargetArgs;
+use crate::cli::quantize::solver::SolverName;
+use crate::cli::quantize::{report, sized};
 use crate::cli::render::plural;
 use crate::cli::verify::engine_options;
 use crate::cli::verify::model::ModelParts;
@@ -22,35 +21,11 @@ use crate::cli::{Session, UsageError};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::{EngineError, ModelKind};
-use crate::gguf::{GgufFile, WriteOptions};
-use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
+use crate::quantize::QuantizePlan;
 use crate::verify::{Model, PromptForm, Recall};
 
 /// Fixed seed: a model writes the same text in every run.
 pub(crate) const SELF_SEED: u64 = 1;
-
-/// How codes and scales are chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SolverName {
-    /// As llama.cpp does with the importance matrix of the same tokens
-    Reference,
-    /// Error feedback and coordinate descent with the second moments of the unquantized model's activations
-    Gptq,
-    /// The same, following the model whose earlier tensors are quantized already, with weights that make good what these
-    /// lost
-    #[default]
-    Sequential,
-}
-
-impl From<SolverName> for Solver {
-    fn from(name: SolverName) -> Self {
-        match name {
-            SolverName::Reference => Self::Reference,
-            SolverName::Gptq => Self::Gptq,
-            SolverName::Sequential => Self::Sequential,
-        }
-    }
-}
 
 /// Options of calibration. Flatten it.
 #[derive(Clone, Debug, Args)]
@@ -72,20 +47,6 @@ pub(crate) struct CalibrateArgs {
     /// What is kept, and what is read beside.
     #[command(flatten)]
     pub keep: KeepArgs,
-}
-
-/// Quantization to be calibrated.
-pub(crate) struct Job<'a> {
-    pub(crate) input: &'a Input<'a>,
-    /// File of the input; `None` for a conversion.
-    pub(crate) file: Option<&'a GgufFile>,
-    pub(crate) output: &'a Path,
-    pub(crate) file_type: FileType,
-    pub(crate) options: &'a QuantizeOptions,
-    pub(crate) write: &'a WriteOptions,
-    /// Target size, and the file that types are written to.
-    pub(crate) types: &'a TargetArgs,
-    pub(crate) start: Instant,
 }
 
 impl CalibrateArgs {
@@ -112,7 +73,7 @@ impl CalibrateArgs {
     }
 
     /// Calibrates, writes and reports.
-    pub(crate) fn run(&self, session: &Session, job: &Job<'_>) -> anyhow::Result<()> {
+    pub(crate) fn run(&self, session: &Session, job: &CalibrateJob<'_>) -> anyhow::Result<()> {
         if self.keep.stats.is_some() && job.types.target().is_some() {
             let option = job.types.option();
             return Err(UsageError(format!(
@@ -139,7 +100,10 @@ impl CalibrateArgs {
     ///
     /// # Errors
     /// A type that leaves nothing to solve; texts that cannot be read.
-    pub(crate) fn sources(&self, job: &Job<'_>) -> anyhow::Result<(Vec<TextSource>, Vec<TextSource>)> {
+    pub(crate) fn sources(
+        &self,
+        job: &CalibrateJob<'_>,
+    ) -> anyhow::Result<(Vec<TextSource>, Vec<TextSource>)> {
         if !job.options.file_type.base().is_some_and(crate::core::GgmlType::is_quantized) {
             let text =
                 format!("--calibrate: {} is no quantized type: there is nothing to solve", job.file_type);
@@ -163,7 +127,7 @@ impl CalibrateArgs {
     fn with_model(
         &self,
         session: &Session,
-        job: &Job<'_>,
+        job: &CalibrateJob<'_>,
         (sources, check): (&[TextSource], &[TextSource]),
         model: &Model<'_>,
         keep: Keep<'_>,
@@ -218,7 +182,7 @@ impl CalibrateArgs {
 
 impl CalibrateArgs {
     /// Number of stages that are known beforehand: types for a size, solving, measuring, writing.
-    fn n_steps(&self, job: &Job<'_>) -> usize {
+    fn n_steps(&self, job: &CalibrateJob<'_>) -> usize {
         let of_size = if job.types.target().is_some() { 2 } else { 0 };
         let measured = if self.solver == SolverName::Reference { 1 } else { 2 };
         of_size + 1 + measured + 1
@@ -314,66 +278,5 @@ fn warn(session: &Session, solver: Solver, fidelity: &Fidelity) {
             "solving did not lower the divergence on the text that was held back: the file is that of the importance \
              matrix alone",
         );
-    }
-}
-
-/// Calibration in a summary.
-pub(crate) struct About<'a> {
-    fidelity: &'a Fidelity,
-    solver: Solver,
-    text: &'a CalibrationText,
-}
-
-impl About<'_> {
-    /// Returns the summary in one line.
-    pub(crate) fn line(&self) -> String {
-        let kinds = plural(self.text.kinds.len() as u64, "kind");
-        let (n_tokens, n_check) = (self.text.n_tokens(), self.text.n_check_tokens());
-        let plain = &self.fidelity.plain.mean;
-        let last = self.fidelity.trials.last().zip(self.fidelity.ratio());
-        let found = last.map_or_else(String::new, |(trial, ratio)| {
-            let mean = &trial.check.mean;
-            let what = if self.fidelity.blocks.is_some() { "solved" } else { "solved (not used)" };
-            format!(", {what} {:.6} ± {:.6}, ratio {ratio:.3}", mean.value, mean.stderr)
-        });
-        format!(
-            "calibrated on {n_tokens} tokens of {kinds} of text; mean KLD on {n_check} others: importance matrix \
-             {:.6} ± {:.6}{found}",
-            plain.value, plain.stderr
-        )
-    }
-
-    /// Returns the summary for `--json`.
-    pub(crate) fn json(&self) -> serde_json::Value {
-        let kinds: Vec<_> = self
-            .text
-            .kinds
-            .iter()
-            .map(|kind| json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_check_tokens(), "seed": kind.seed }))
-            .collect();
-        let estimate = |d: &Judged| json!({ "mean_kld": d.mean.value, "stderr": d.mean.stderr, "kld_99": d.p99, "top1": d.top1_agreement });
-        let trial = |trial: &Trial| {
-            let mut found = estimate(&trial.check);
-            found["shrinkage"] = trial.options.shrinkage.into();
-            found
-        };
-        let left: Vec<_> = self
-            .fidelity
-            .left
-            .iter()
-            .map(|left| json!({ "tensor": left.tensor, "matrix": left.matrix, "reason": left.reason }))
-            .collect();
-        json!({
-            "solver": self.solver.name(),
-            "used": self.fidelity.blocks.is_some(),
-            "kinds": kinds,
-            "check": self.text.check.iter().map(|check| json!({ "name": check.name, "tokens": check.n_tokens() })).collect::<Vec<_>>(),
-            "imatrix": estimate(&self.fidelity.plain),
-            "trials": self.fidelity.trials.iter().map(trial).collect::<Vec<_>>(),
-            "ratio": self.fidelity.ratio(),
-            "without_solver": self.fidelity.without_solver.iter().map(|(name, _)| name).collect::<Vec<_>>(),
-            "not_solved": left,
-            "resumed": self.fidelity.n_resumed,
-        })
     }
 }

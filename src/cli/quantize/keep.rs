@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::calibrate::{CalibrateError, CalibrationText, Statistics, TextSource, WorkFolder};
 use crate::cli::guard::Guard;
-use crate::cli::quantize::calibrate::SolverName;
+use crate::cli::quantize::solver::SolverName;
 use crate::cli::{Session, UsageError};
 use crate::core::output::{NewDirectory, same_file};
 use crate::core::progress::Progress;

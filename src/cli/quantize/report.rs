@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::cli::Session;
-use crate::cli::quantize::calibrate::About;
-use crate::cli::quantize::outlook::Forecast;
+use crate::cli::quantize::about::About;
+use crate::cli::quantize::forecast::Forecast;
 use crate::cli::render::{Align, Table, count, duration, named, plural};
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};

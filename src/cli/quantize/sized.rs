@@ -4,7 +4,7 @@ use crate::calibrate::{
     CalibrateError, CalibrationText, ChosenTypes, Solver, TypesOptions, choose_types, measure_mix,
 };
 use crate::cli::Session;
-use crate::cli::quantize::calibrate::Job;
+use crate::cli::quantize::job::CalibrateJob;
 use crate::cli::quantize::report;
 use crate::cli::quantize::target::warn_if_small;
 use crate::cli::verify::engine_options;
@@ -17,7 +17,7 @@ use crate::verify::Model;
 /// A model that cannot be run; a size that cannot be reached.
 pub(super) fn choose(
     session: &Session,
-    job: &Job<'_>,
+    job: &CalibrateJob<'_>,
     solver: Solver,
     (model, text): (&Model<'_>, &CalibrationText),
 ) -> anyhow::Result<Option<ChosenTypes>> {
@@ -41,7 +41,7 @@ pub(super) fn choose(
 /// A plan that is larger than asked for; models that cannot be run.
 pub(super) fn finish(
     session: &Session,
-    job: &Job<'_>,
+    job: &CalibrateJob<'_>,
     (model, text): (&Model<'_>, &CalibrationText),
     chosen: &ChosenTypes,
     plan: &QuantizePlan<'_>,

@@ -12,8 +12,10 @@ use crate::calibrate::{
     LayerSums, PartWriter, SELF_NAME, SelfTextKeeper, Statistics, StatisticsPart, StatisticsWriter,
     TextOptions, TextSource,
 };
-use crate::cli::quantize::calibrate::{CalibrateArgs, SolverName};
+use crate::cli::folder::folder_bytes;
+use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::keep::KeepArgs;
+use crate::cli::quantize::solver::SolverName;
 use crate::cli::render::{count, plural};
 use crate::cli::verify::engine_options;
 use crate::cli::verify::model::ModelParts;
@@ -368,10 +370,4 @@ impl StatsArgs {
             )
         })
     }
-}
-
-/// Returns the total bytes of the files in a folder.
-pub(crate) fn folder_bytes(path: &Path) -> u64 {
-    let Ok(entries) = fs_err::read_dir(path) else { return 0 };
-    entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|found| found.len()).sum()
 }

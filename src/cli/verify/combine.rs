@@ -6,11 +6,11 @@ use clap::Args;
 use serde_json::json;
 
 use crate::calibrate::{StatisticsPart, combine_statistics};
-use crate::cli::quantize::stats::folder_bytes;
+use crate::cli::folder::folder_bytes;
 use crate::cli::render::{count, plural};
-use crate::cli::verify::judge::FigureLimits;
+use crate::cli::verify::limits::{LimitArgs, against_baseline, given};
 use crate::cli::verify::report::{Detail, ModelReport};
-use crate::cli::verify::{imatrix, report};
+use crate::cli::verify::{imatrix, printout, report};
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::text::{bytes, escape};
 use crate::verify::{PartError, Verdict, VerificationPart, combine_parts};
@@ -39,7 +39,7 @@ pub(super) struct CombineArgs {
     #[arg(long)]
     accept_partial: bool,
     #[command(flatten)]
-    limits: FigureLimits,
+    limits: LimitArgs,
 }
 
 /// Kind of a part.
@@ -99,13 +99,13 @@ impl CombineArgs {
         let parts =
             self.parts.iter().map(|path| VerificationPart::open(path)).collect::<Result<Vec<_>, _>>()?;
         let has_baseline = parts.iter().any(VerificationPart::has_baseline);
-        let against = self.limits.against_baseline();
-        if let Some((name, _)) = against.iter().find(|(_, is_given)| *is_given && !has_baseline) {
+        let limits = self.limits.thresholds();
+        if let Some(name) = against_baseline(&limits).filter(|_| !has_baseline) {
             let message =
                 format!("`{name}` compares with a baseline: the parts were run without `--baseline`");
             return Err(UsageError(message).into());
         }
-        let combined = combine_parts(parts, self.limits.thresholds())?;
+        let combined = combine_parts(parts, limits)?;
         let label = combined.label;
         let entries = [ModelReport {
             path: PathBuf::from(label.file),
@@ -120,7 +120,7 @@ impl CombineArgs {
             session.print_json(&report::to_json(&entries, &[]))?;
         } else {
             let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
-            session.print(|out| report::print(&entries, out, detail))?;
+            session.print(|out| printout::print(&entries, out, detail))?;
         }
         Ok(match report::verdict(&entries) {
             Verdict::Pass => Exit::Done,
@@ -132,12 +132,10 @@ impl CombineArgs {
 
     /// Refuses options that need a verdict.
     fn without_limits(&self) -> anyhow::Result<()> {
-        let limits = self.limits;
-        let is_given = [("--accept-partial", self.accept_partial), ("--max-ppl", limits.max_ppl.is_some())];
-        let mut is_given = is_given.into_iter().chain(limits.against_baseline());
-        if let Some((name, _)) = is_given.find(|(_, is_given)| *is_given) {
+        let partial = self.accept_partial.then_some("accept-partial");
+        if let Some(name) = partial.into_iter().chain(given(&self.limits.thresholds())).next() {
             return Err(UsageError(format!(
-                "`{name}` is about a verdict, and these are no parts of a verification"
+                "`--{name}` is about a verdict, and these are no parts of a verification"
             ))
             .into());
         }

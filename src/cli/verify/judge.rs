@@ -10,14 +10,16 @@ use clap::{Args, ValueEnum};
 use crate::cli::failure::Failure;
 use crate::cli::guard::Guard;
 use crate::cli::remote::{Directory, RemoteArgs};
+use crate::cli::verify::details::Details;
+use crate::cli::verify::limits::{LimitArgs, OtherLimitArgs, against_baseline};
 use crate::cli::verify::model::OpenedModel;
-use crate::cli::verify::page::{Details, Reports};
+use crate::cli::verify::page::Reports;
 use crate::cli::verify::per_token::PerTokenFile;
 use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::verify::report::{Detail, ModelReport};
 use crate::cli::verify::tasks::TaskArgs;
 use crate::cli::verify::trace::Trace;
-use crate::cli::verify::{CutArgs, engine_options, report};
+use crate::cli::verify::{CutArgs, engine_options, printout, report};
 use crate::cli::{Common, Exit, Session, UsageError, is_interrupted};
 use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
@@ -26,9 +28,8 @@ use crate::engine::Observer;
 use crate::gguf::{GgufError, Metadata, Share, Value};
 use crate::tokenizer::Encoder;
 use crate::verify::{
-    Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Quality, Report,
-    Rows, SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions,
-    verify_with,
+    Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report, Rows,
+    SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions, verify_with,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -37,56 +38,6 @@ enum Score {
     Half,
     /// Every position
     All,
-}
-
-/// Limits of the figures of predictions.
-#[derive(Clone, Copy, Debug, Args)]
-pub(super) struct FigureLimits {
-    /// Highest perplexity that passes
-    #[arg(long, value_name = "PPL", value_parser = crate::cli::amount)]
-    pub(super) max_ppl: Option<f64>,
-    /// Highest increase of the perplexity over the baseline's, as a share (0.02 is 2 %)
-    #[arg(long, value_name = "SHARE", value_parser = crate::cli::finite, allow_negative_numbers = true)]
-    pub(super) max_ppl_increase: Option<f64>,
-    /// Highest mean divergence [default: four times what the file's types cost this model]
-    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
-    pub(super) max_kld: Option<f64>,
-    /// Highest 99th percentile of the divergence [default: likewise]
-    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
-    pub(super) max_kld_99: Option<f64>,
-    /// Lowest share of tokens with the same first choice [default: likewise]
-    #[arg(long, value_name = "SHARE", value_parser = crate::cli::share)]
-    pub(super) min_top1: Option<f64>,
-    /// Lowest quality that passes: near-lossless (mean KLD up to 0.005, same first choice from 95 %), very-good (0.02, 90 %),
-    /// good (0.06, 85 %), fair (0.2, 75 %)
-    #[arg(long, value_name = "WORD")]
-    pub(super) min_quality: Option<Quality>,
-}
-
-impl FigureLimits {
-    /// Returns the limits that compare with a baseline: option name, and true if it is given.
-    pub(super) fn against_baseline(&self) -> [(&'static str, bool); 5] {
-        [
-            ("--max-ppl-increase", self.max_ppl_increase.is_some()),
-            ("--max-kld", self.max_kld.is_some()),
-            ("--max-kld-99", self.max_kld_99.is_some()),
-            ("--min-top1", self.min_top1.is_some()),
-            ("--min-quality", self.min_quality.is_some()),
-        ]
-    }
-
-    pub(super) fn thresholds(self) -> Thresholds {
-        let Self { max_ppl, max_ppl_increase, max_kld, max_kld_99, min_top1, min_quality } = self;
-        Thresholds {
-            max_ppl,
-            max_ppl_increase,
-            max_kld,
-            max_kld_99,
-            min_top1,
-            min_quality,
-            ..Thresholds::default()
-        }
-    }
 }
 
 #[derive(Clone, Debug, Args)]
@@ -140,33 +91,16 @@ pub(super) struct VerifyArgs {
         requires = "baseline",
         conflicts_with_all = ["structure_only", "prompts", "source", "per_token", "save_baseline", "trace",
             "hellaswag", "winogrande", "multiple_choice", "score", "ctx", "chunks", "stride",
-            "max_ppl", "max_ppl_increase", "max_kld", "max_kld_99", "min_top1", "min_quality", "min_cosine",
-            "min_worst_cosine", "max_score_error", "max_pseudo_ppl", "max_masked_kld", "min_masked_top1"]
+            "limits", "other-limits"]
     )]
     weights_only: bool,
     /// Keep the models and the baseline in memory while they are compared (GGUF files only)
     #[arg(long, conflicts_with = "structure_only")]
     mlock: bool,
     #[command(flatten)]
-    figures: FigureLimits,
-    /// Lowest mean cosine of a text's vector with the baseline's, of encoders [default: by what the file's types cost this model]
-    #[arg(long, value_name = "COSINE", value_parser = crate::cli::share)]
-    min_cosine: Option<f64>,
-    /// Lowest cosine of any text's vector [default: likewise]
-    #[arg(long, value_name = "COSINE", value_parser = crate::cli::share)]
-    min_worst_cosine: Option<f64>,
-    /// Highest error of the scores of texts, as a share of their spread [default: likewise]
-    #[arg(long, value_name = "SHARE", value_parser = crate::cli::amount)]
-    max_score_error: Option<f64>,
-    /// Highest pseudo-perplexity that passes, of models that predict masked tokens
-    #[arg(long, value_name = "PPL", value_parser = crate::cli::amount)]
-    max_pseudo_ppl: Option<f64>,
-    /// Highest mean divergence at masked tokens [default: four times what the file's types cost this model there]
-    #[arg(long, value_name = "KLD", value_parser = crate::cli::amount)]
-    max_masked_kld: Option<f64>,
-    /// Lowest share of masked tokens with the same first choice [default: likewise]
-    #[arg(long, value_name = "SHARE", value_parser = crate::cli::share)]
-    min_masked_top1: Option<f64>,
+    limits: LimitArgs,
+    #[command(flatten)]
+    other_limits: OtherLimitArgs,
     /// Print each intermediate of this layer, 0 the first, to standard error: its size, mean, rms and first four values
     #[arg(long, value_name = "LAYER")]
     trace: Option<usize>,
@@ -285,7 +219,7 @@ impl VerifyArgs {
             session.print_json(&report::to_json(entries, failures))?;
         } else {
             let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
-            session.print(|out| report::print(entries, out, detail))?;
+            session.print(|out| printout::print(entries, out, detail))?;
         }
         let n_left = self.models.len() - entries.len() - failures.len();
         if n_left > 0 {
@@ -394,15 +328,7 @@ impl VerifyArgs {
                 "`--save-baseline` keeps the second half of each chunk: no `--stride`, no `--score all`";
             return refuse(message.to_owned());
         }
-        let own = [
-            ("--min-cosine", self.min_cosine.is_some()),
-            ("--min-worst-cosine", self.min_worst_cosine.is_some()),
-            ("--max-score-error", self.max_score_error.is_some()),
-            ("--max-masked-kld", self.max_masked_kld.is_some()),
-            ("--min-masked-top1", self.min_masked_top1.is_some()),
-        ];
-        let mut against = self.figures.against_baseline().into_iter().chain(own);
-        if let Some((name, _)) = against.find(|(_, is_given)| *is_given && self.baseline.is_none()) {
+        if let Some(name) = against_baseline(&self.thresholds()).filter(|_| self.baseline.is_none()) {
             return refuse(format!("`{name}` compares with a baseline: give `--baseline REF`"));
         }
         let Some(file) = logits else { return Ok(()) };
@@ -529,6 +455,10 @@ impl VerifyArgs {
         Some(format!("gguf-verify {} --baseline {baseline}", escape(&path.to_string_lossy())))
     }
 
+    fn thresholds(&self) -> Thresholds {
+        self.other_limits.thresholds().or(self.limits.thresholds())
+    }
+
     fn options<'p>(&self, prompts: &'p PromptFiles, session: &Session) -> VerifyOptions<'p> {
         let span = match self.score {
             // The built-in text is short: every token counts.
@@ -541,15 +471,7 @@ impl VerifyArgs {
             engine: engine_options(&session.common),
             scoring: self.cut.scoring(span, rows),
             files: prompts.files(),
-            thresholds: Thresholds {
-                min_cosine: self.min_cosine,
-                min_worst_cosine: self.min_worst_cosine,
-                max_score_error: self.max_score_error,
-                max_pseudo_ppl: self.max_pseudo_ppl,
-                max_masked_kld: self.max_masked_kld,
-                min_masked_top1: self.min_masked_top1,
-                ..self.figures.thresholds()
-            },
+            thresholds: self.thresholds(),
             structure_only: self.structure_only,
             weights_only: self.weights_only,
         }

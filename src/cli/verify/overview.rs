@@ -5,7 +5,7 @@ use crate::cli::verify::reasons::style;
 use crate::cli::verify::report::ModelReport;
 use crate::core::text;
 use crate::core::text::escape;
-use crate::verify::{Divergence, EmbeddingDifference, Figure};
+use crate::verify::{Figure, Subject};
 
 /// Screen width in columns from which all columns are shown.
 const WIDE: usize = 120;
@@ -27,9 +27,12 @@ impl<'a> Column<'a> {
         Self { is_spare: true, ..self }
     }
 
-    /// Returns a column for a figure against the baseline.
-    fn against(head: &'static str, figure: impl Fn(&Divergence) -> String + 'a) -> Self {
-        Self::new(head, move |entry| entry.report.divergence.as_ref().map(&figure).unwrap_or_default())
+    /// Returns the column of a figure.
+    fn of(figure: Figure) -> Self {
+        let row = figure.row();
+        let cell =
+            move |entry: &ModelReport| figure.measured(&entry.report).map(row.cell).unwrap_or_default();
+        Self { is_spare: row.is_spare, ..Self::new(row.column, cell) }
     }
 }
 
@@ -86,23 +89,20 @@ fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
     let is_encoder = |entry: &ModelReport| entry.report.embeddings.is_some();
     let has_divergence = entries.iter().any(|entry| entry.report.divergence.is_some());
     if !entries.iter().any(is_encoder) || entries.iter().any(|entry| entry.report.perplexity.is_some()) {
-        let perplexity = Column::new("perplexity", |entry| {
-            entry.report.perplexity.as_ref().map(|p| format!("{:.4}", p.value)).unwrap_or_default()
-        });
+        let perplexity = Column::of(Figure::Ppl);
         columns.push(if has_divergence { perplexity.spare() } else { perplexity });
     }
     if has_divergence {
-        columns.extend([
-            Column::against("Δ ppl", |d| format!("{:+.2} %", 100.0 * d.delta_ln_ppl.value.exp_m1())),
-            Column::against("KLD", |d| format!("{:.6}", d.mean.value)),
-            Column::new("limit", |entry| {
-                let line = entry.report.limits.iter().find(|line| line.figure == Figure::Kld);
-                line.map(|line| Figure::Kld.show(line.limit)).unwrap_or_default()
-            })
-            .spare(),
-            Column::against("99 % KLD", |d| format!("{:.6}", d.p99)).spare(),
-            Column::against("same", |d| format!("{:.2} %", 100.0 * d.top1_agreement)),
-        ]);
+        for figure in Figure::of_subject(Subject::Predictions).filter(|figure| figure.row().needs_baseline) {
+            columns.push(Column::of(figure));
+            if figure == Figure::Kld {
+                let limit = Column::new("limit", |entry| {
+                    let line = entry.report.limits.iter().find(|line| line.figure == Figure::Kld);
+                    line.map(|line| Figure::Kld.show(line.limit)).unwrap_or_default()
+                });
+                columns.push(limit.spare());
+            }
+        }
     }
     if entries.iter().any(|entry| entry.report.quality().is_some()) {
         columns.push(Column::new("quality", |entry| {
@@ -123,21 +123,22 @@ fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
 
 /// Returns the columns of encoder figures against the baseline that any file has.
 fn vectors<'a>(entries: &[ModelReport]) -> Vec<Column<'a>> {
-    type Shown = fn(&EmbeddingDifference) -> Option<String>;
-    let figures: [(&'static str, Shown); 5] = [
-        ("cosine", |d| d.score_error.is_none().then(|| Figure::Cosine.show(d.mean_cosine))),
-        ("worst", |d| d.score_error.is_none().then(|| Figure::WorstCosine.show(d.worst_cosine))),
-        ("neighbours", |d| d.same_neighbour.map(|share| format!("{:.2} %", 100.0 * share))),
-        ("ranks", |d| d.rank_correlation.map(|correlation| format!("{correlation:.6}"))),
-        ("scores off by", |d| d.score_error.map(|error| Figure::ScoreError.show(error))),
+    let against = |entry: &ModelReport| entry.report.embeddings.as_ref()?.against.clone();
+    let mut columns = vec![
+        Column::of(Figure::Cosine),
+        Column::of(Figure::WorstCosine),
+        Column::new("neighbours", move |entry| {
+            let share = against(entry).and_then(|found| found.same_neighbour);
+            share.map(|share| format!("{:.2} %", 100.0 * share)).unwrap_or_default()
+        }),
+        Column::new("ranks", move |entry| {
+            let correlation = against(entry).and_then(|found| found.rank_correlation);
+            correlation.map(|correlation| format!("{correlation:.6}")).unwrap_or_default()
+        }),
+        Column::of(Figure::ScoreError),
     ];
-    let cell = |entry: &ModelReport, shown: Shown| shown(entry.report.embeddings.as_ref()?.against.as_ref()?);
-    let is_known =
-        |(_, shown): &(&'static str, Shown)| entries.iter().any(|entry| cell(entry, *shown).is_some());
-    let known = figures.into_iter().filter(is_known);
-    known
-        .map(|(head, shown)| Column::new(head, move |entry| cell(entry, shown).unwrap_or_default()))
-        .collect()
+    columns.retain(|column| entries.iter().any(|entry| !(column.cell)(entry).is_empty()));
+    columns
 }
 
 #[cfg(test)]

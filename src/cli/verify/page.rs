@@ -1,12 +1,11 @@
 //! `--report`: the verdict as an HTML page, as Markdown for a model card, or as JSON with a record of the run.
 //!
-//! [`data`] holds the content of a page, [`details`] what is kept of each model for it, [`run_info`] the record of the
-//! run. [`charts`] draws, [`html`] and [`markdown`] fill templates. Untrusted text is escaped twice: control characters
-//! when it becomes data, markup when it is written.
+//! [`data`] holds the content of a page, [`run_info`] the record of the run. [`charts`] draws, [`html`] and
+//! [`markdown`] fill templates. Untrusted text is escaped twice: control characters when it becomes data, markup when
+//! it is written.
 
 mod charts;
 mod data;
-mod details;
 mod families;
 mod html;
 mod markdown;
@@ -24,8 +23,6 @@ use crate::cli::verify::report::{self, ModelReport};
 use crate::cli::{Session, UsageError};
 use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
 use crate::core::text::escape;
-
-pub(super) use details::Details;
 
 /// Format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::error::MsModelSlimError;
 use crate::core::numeric::{bf16_to_f32, f16_to_f32};
-use crate::core::{ElementType, SourceError};
+use crate::core::{ElementType, SourceError, WeightMeta};
 use crate::dequant::Below;
 
 /// Storage format of the numbers of a grid.
@@ -68,4 +69,41 @@ impl Grid {
             out.extend(bytes.chunks_exact(elem_bytes).map(|bytes| self.decode(bytes)));
         })
     }
+}
+
+/// Returns the storage format of a tensor of floats.
+///
+/// # Errors
+/// Not a float type.
+pub(super) fn float(meta: &WeightMeta) -> Result<Stored, MsModelSlimError> {
+    if meta.ty.is_plain_float() {
+        return Ok(Stored::Float(meta.ty));
+    }
+    Err(wrong_type(meta, "floats"))
+}
+
+/// Returns the storage format of a tensor of exponents.
+///
+/// # Errors
+/// Not a type of bytes.
+pub(super) fn exponent(meta: &WeightMeta) -> Result<Stored, MsModelSlimError> {
+    match meta.ty {
+        ElementType::U8 | ElementType::F8E8M0 => Ok(Stored::Exponent),
+        _ => Err(wrong_type(meta, "exponents in U8")),
+    }
+}
+
+/// Returns the storage format of the scale of an integer product.
+///
+/// # Errors
+/// Neither a float type nor one with the bits of floats.
+pub(super) fn deq(meta: &WeightMeta) -> Result<Stored, MsModelSlimError> {
+    match meta.ty {
+        ElementType::I64 => Ok(Stored::Bits),
+        _ => float(meta).map_err(|_| wrong_type(meta, "floats, or their bits in I64")),
+    }
+}
+
+fn wrong_type(meta: &WeightMeta, expected: &'static str) -> MsModelSlimError {
+    MsModelSlimError::ParameterType { tensor: meta.name.clone(), found: meta.ty, expected }
 }

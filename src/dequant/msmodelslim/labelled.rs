@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use super::error::MsModelSlimError;
-use super::grid::Grid;
-use super::module::float;
+use super::grid::{Grid, float};
 use crate::checkpoint::msmodelslim::Description;
 use crate::core::WeightMeta;
 use crate::dequant::Below;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::bias::StaticBias;
 use super::error::MsModelSlimError;
+use super::facts::Facts;
 use super::format::CodeFormat;
-use super::grid::{Grid, Stored};
+use super::grid::{Grid, Stored, deq, exponent, float};
 use super::label::Label;
 use super::labelled::Labelled;
 use super::linear::{Linear, Sign};
-use super::scan::Facts;
-use crate::core::{ElementType, Shape, WeightMeta};
+use crate::core::{ElementType, Shape};
 
 /// The tensors of a module, from which a [`Linear`] is assembled.
 pub(super) struct Module<'a> {
@@ -328,31 +328,4 @@ impl Module<'_> {
         let deq_scale = Grid::by_row(deq_scale, stored);
         Ok(Some(StaticBias { quant_bias, input_offset, deq_scale }))
     }
-}
-
-/// # Errors
-/// Not a float type.
-pub(super) fn float(meta: &WeightMeta) -> Result<Stored, MsModelSlimError> {
-    if meta.ty.is_plain_float() {
-        return Ok(Stored::Float(meta.ty));
-    }
-    Err(wrong_type(meta, "floats"))
-}
-
-fn exponent(meta: &WeightMeta) -> Result<Stored, MsModelSlimError> {
-    match meta.ty {
-        ElementType::U8 | ElementType::F8E8M0 => Ok(Stored::Exponent),
-        _ => Err(wrong_type(meta, "exponents in U8")),
-    }
-}
-
-fn deq(meta: &WeightMeta) -> Result<Stored, MsModelSlimError> {
-    match meta.ty {
-        ElementType::I64 => Ok(Stored::Bits),
-        _ => float(meta).map_err(|_| wrong_type(meta, "floats, or their bits in I64")),
-    }
-}
-
-fn wrong_type(meta: &WeightMeta, expected: &'static str) -> MsModelSlimError {
-    MsModelSlimError::ParameterType { tensor: meta.name.clone(), found: meta.ty, expected }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::NormKind;
 use super::bias::{Fold, Rows, are_equal};
 use super::error::MsModelSlimError;
+use super::grid::float;
 use super::labelled::Labelled;
 use super::linear::Linear;
-use super::module::float;
 
 /// Result for the norms that smoothing may have changed.
 #[derive(Debug, Default)]

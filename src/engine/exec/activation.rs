@@ -1,64 +1,64 @@
-//! Activations of feed-forward networks and functions of gates.
+//! Activations of feed-forward networks, and functions of gates.
 
 use crate::engine::exec::weights::Matrix;
 
-/// An activation of one projection.
+/// Activation of one projection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PlainActivation {
     /// GELU in its tanh form.
     GeluTanh,
     /// GELU by the error function.
     GeluErf,
-    /// `max(u, 0)`.
+    /// ReLU, `max(u, 0)`.
     Relu,
-    /// `max(u, 0)²`.
+    /// Squared ReLU, `max(u, 0)²`.
     Relu2,
     /// xIELU (Huang and Schlag 2024).
     Xielu(Xielu),
 }
 
-/// An activation of a gate, which is multiplied with the up projection.
+/// Activation of a gate, multiplied with the up projection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GatedActivation {
-    /// `silu(g) u`.
+    /// SwiGLU, `silu(g) u`.
     Swiglu,
     /// GELU of the gate in its tanh form.
     GegluTanh,
     /// GELU of the gate by the error function.
     GegluErf,
-    /// `max(g, 0) u`.
+    /// ReGLU, `max(g, 0) u`.
     Reglu,
-    /// `g' sig(1.702 g') (u' + 1)` with `g' = min(g, 7)` and `u'` clamped to ± 7.
+    /// SwiGLU of gpt-oss, `g' sig(1.702 g') (u' + 1)` with `g' = min(g, 7)` and `u'` clamped to ± 7.
     SwigluOai,
-    /// `silu(min(g, c)) u'` with `u'` clamped to ± c.
+    /// SwiGLU with a limit before its function, `silu(min(g, c)) u'` with `u'` clamped to ± c.
     SwigluLimitBefore(f32),
-    /// `min(silu(g), c) u'` with `u'` clamped to ± c.
+    /// SwiGLU with a limit after its function, `min(silu(g), c) u'` with `u'` clamped to ± c.
     SwigluLimitAfter(f32),
-    /// `b tanh(g / b) sig(g) l tanh(u / l)`; the last factor is `u` where `l` is 0.
+    /// SiTU, `b tanh(g / b) sig(g) l tanh(u / l)`; the last factor is `u` if `l` is 0.
     Situ {
-        /// b.
+        /// Bound `b` of the gate.
         beta: f32,
-        /// l.
+        /// Bound `l` of the up projection; 0 for no bound.
         linear_beta: f32,
     },
 }
 
-/// What becomes of the up projection.
+/// Activation between the up and the down projection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Activation {
-    /// `act(up x)`.
+    /// Activation without a gate, `act(up x)`.
     Plain(PlainActivation),
-    /// `act(gate x, up x)`.
+    /// Activation with a gate, `act(gate x, up x)`.
     Gated {
-        /// The formula.
+        /// Formula.
         act: GatedActivation,
-        /// Gate projection, of the size of the up projection.
+        /// Gate projection, of the shape of the up projection.
         gate: Matrix,
     },
 }
 
 impl Activation {
-    /// The gate projection, if there is one.
+    /// Returns the gate projection, if there is one.
     #[must_use]
     pub fn gate(&self) -> Option<&Matrix> {
         match self {
@@ -73,7 +73,7 @@ impl Activation {
 pub enum GateFunction {
     /// The logistic function.
     Sigmoid,
-    /// `ln(1 + e^a)`.
+    /// Softplus, `ln(1 + e^a)`.
     Softplus,
 }
 

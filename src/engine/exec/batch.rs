@@ -1,53 +1,54 @@
-//! Streaming: all chunks of a group go through one layer before the next layer is read, so that every weight is
-//! decoded once for the whole group.
+//! Batches: all chunks of a group go through one layer before the next layer is read, so that every weight is decoded
+//! once for the whole group.
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Tokens that see one another, and which of their predictions are wanted.
+/// Tokens of one sequence, and the rows of it whose predictions are wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenChunk {
     /// Token ids.
     pub tokens: Vec<u32>,
     /// Rows whose hidden state is wanted; row `i` predicts token `i + 1`.
     pub rows: Range<usize>,
-    /// Tokens at the front that the encoder of a model of two stacks reads; the others are its decoder's. None for
-    /// models of one stack.
+    /// Number of tokens at the front that the encoder of an encoder-decoder model reads; the decoder reads the others.
+    /// 0 for models of one stack.
     pub n_source: usize,
 }
 
-/// Where a token stands.
+/// Position of a token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenPlace {
-    /// Position in its chunk, or in the sequence that the chunk goes on.
+    /// Position in its chunk, or in the sequence that the chunk continues.
     pub(crate) position: u32,
-    /// Position behind the prefix, for models that have one.
+    /// Position after the prefix, from 1 on, for models that have one; 0 in the prefix.
     pub(crate) block: u32,
-    /// Tokens of its chunk, or, of a sequence that goes on, those that it may come to.
+    /// Number of tokens of its chunk, or the capacity of a sequence that is continued.
     pub(crate) chunk_len: u32,
 }
 
 /// Whole chunks that go through a layer together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChunkBatch {
-    /// Its first token in the group.
+    /// First token of the batch in the group.
     pub(crate) start: usize,
-    /// First token of every chunk, and the number of tokens.
+    /// First token of every chunk, followed by the number of tokens.
     pub(crate) cuts: Vec<usize>,
-    /// One place per token.
+    /// Position of every token.
     pub(crate) places: Vec<TokenPlace>,
-    /// Tokens of every chunk that see one another; empty without prefixes.
+    /// Number of tokens of every chunk's prefix, which see one another; empty without prefixes.
     pub(crate) prefixes: Vec<usize>,
-    /// First state of every chunk among those of the encoder, and the number of states; empty without an encoder.
+    /// First encoder state of every chunk, followed by the number of states; empty without an encoder.
     pub(crate) memory: Vec<usize>,
-    /// Tokens of every chunk whose output is wanted, if not all are: after the last layer only those go on.
+    /// Tokens of every chunk whose output is wanted, if not all are: the last layer returns only those.
     wanted: Option<Vec<Range<usize>>>,
-    /// What a layer leaves for the layers behind it.
+    /// Values that a layer leaves for later layers.
     pub(crate) carried: OnceLock<Vec<f32>>,
 }
 
 impl ChunkBatch {
+    /// Returns a batch of whole chunks of these lengths.
     pub(crate) fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
         let mut batch = Self { cuts: vec![0], ..Self::default() };
         for len in lengths {
@@ -56,7 +57,7 @@ impl ChunkBatch {
         batch
     }
 
-    /// Chunks of these positions that go on what came before, in sequences of at most `capacity` tokens.
+    /// Returns a batch of chunks at these positions, which continue sequences of at most `capacity` tokens.
     pub(crate) fn continued(chunks: impl IntoIterator<Item = Range<usize>>, capacity: usize) -> Self {
         let mut batch = Self { cuts: vec![0], ..Self::default() };
         for positions in chunks {
@@ -72,7 +73,7 @@ impl ChunkBatch {
         self.cuts.push(self.places.len());
     }
 
-    /// The same batch when only some rows of every chunk are wanted.
+    /// Returns the batch with only these rows of every chunk wanted.
     pub(crate) fn narrowed(mut self, rows: impl IntoIterator<Item = Range<usize>>) -> Self {
         let clip = |(cut, rows): (&[usize], Range<usize>)| {
             let end = (cut[0] + rows.end).min(cut[1]);
@@ -82,26 +83,27 @@ impl ChunkBatch {
         self
     }
 
-    /// Tokens of a chunk that see one another.
+    /// Returns the number of tokens of a chunk's prefix, which see one another.
     pub(crate) fn prefix(&self, chunk: usize) -> usize {
         self.prefixes.get(chunk).copied().unwrap_or(0)
     }
 
+    /// Returns the number of tokens.
     pub(crate) fn n_tokens(&self) -> usize {
         self.places.len()
     }
 
-    /// Number of tokens whose output is wanted.
+    /// Returns the number of tokens whose output is wanted.
     pub(crate) fn n_wanted(&self) -> usize {
         self.wanted.as_ref().map_or(self.n_tokens(), |wanted| wanted.iter().map(ExactSizeIterator::len).sum())
     }
 
-    /// True if every token's output is wanted.
+    /// Returns true if every token's output is wanted.
     pub(crate) fn is_whole(&self) -> bool {
         self.wanted.is_none()
     }
 
-    /// Wanted tokens of a chunk.
+    /// Returns the wanted tokens of a chunk.
     pub(crate) fn wanted(&self, chunk: usize) -> Range<usize> {
         match &self.wanted {
             Some(wanted) => wanted[chunk].clone(),
@@ -109,7 +111,7 @@ impl ChunkBatch {
         }
     }
 
-    /// The wanted rows of `[n_tokens, n_cols]`.
+    /// Returns the wanted rows of `[n_tokens, n_cols]`.
     pub(crate) fn select<'x, T: Copy>(&self, x: &'x [T], n_cols: usize) -> Cow<'x, [T]> {
         match &self.wanted {
             None => Cow::Borrowed(x),
@@ -133,7 +135,7 @@ impl ChunkBatch {
         }
     }
 
-    /// Moves the wanted rows to the front and lends them.
+    /// Moves the wanted rows to the front and returns them.
     pub(crate) fn gather<'x>(&self, x: &'x mut [f32], n_cols: usize) -> &'x mut [f32] {
         let mut n = 0;
         for tokens in self.wanted.iter().flatten() {

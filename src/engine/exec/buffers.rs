@@ -1,4 +1,4 @@
-//! Large buffers that operations hand on to one another: their pages are already there, and nobody fills them.
+//! Large buffers that operations reuse: their pages are already mapped, and they are not cleared.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -11,10 +11,10 @@ use crate::core::spill::SpilledFloats;
 use crate::core::sync::Unpoisoned;
 use crate::engine::EngineError;
 
-/// Values of a buffer from which on it is worth a file.
+/// Number of values from which on a buffer is worth a file.
 const SPILLED: usize = 1 << 12;
 
-/// Where values are.
+/// Storage of a buffer's values.
 #[derive(Debug)]
 enum Values {
     Memory(Vec<f32>),
@@ -34,23 +34,23 @@ impl Values {
     }
 }
 
-/// `len` values, whatever they are.
+/// Buffer of `len` values, not cleared.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Longer than `len` if it was made for more.
+    /// At least `len` values; more if the buffer was made for more.
     values: Values,
     len: usize,
 }
 
 impl Buffer {
-    /// Puts values behind these, in memory.
+    /// Appends values, in memory.
     pub(crate) fn extend(&mut self, later: &[f32]) {
         let mut values = std::mem::take(self).into_vec();
         values.extend_from_slice(later);
         *self = values.into();
     }
 
-    /// The values, in memory.
+    /// Returns the values, in memory.
     pub(crate) fn into_vec(self) -> Vec<f32> {
         match self.values {
             Values::Memory(mut values) => {
@@ -100,23 +100,23 @@ impl DerefMut for Buffer {
     }
 }
 
-/// Buffers that were given back.
+/// Buffers that were given back, for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     free: Mutex<Vec<Values>>,
-    /// The folder of large buffers, if they are to be files.
+    /// Folder for large buffers, if they are files.
     dir: Option<PathBuf>,
-    /// Why a buffer is not the file that it was to be.
+    /// Error of the first buffer that could not be made a file.
     failed: Mutex<Option<io::Error>>,
 }
 
 impl Buffers {
-    /// Buffers of which large ones are files in a folder, if there is one.
+    /// Returns an empty set, whose large buffers are files in `dir`, if given.
     pub(crate) fn in_dir(dir: Option<&Path>) -> Self {
         Self { dir: dir.map(Path::to_owned), ..Self::default() }
     }
 
-    /// The smallest buffer that holds `len` values.
+    /// Takes the smallest free buffer that holds `len` values, or makes one.
     pub(crate) fn take(&self, len: usize) -> Buffer {
         let dir = self.dir.as_deref().filter(|_| len >= SPILLED);
         let mut free = self.free();
@@ -124,8 +124,8 @@ impl Buffers {
         let fitting = (0..free.len()).filter(of_kind).filter(|&at| free[at].len() >= len);
         let values = match fitting.min_by_key(|&at| free[at].len()) {
             Some(at) => free.swap_remove(at),
-            // None is large enough: the largest is replaced, so that the number of buffers stays what is in use. The
-            // system gives zeros page by page as they are first touched, by the threads that write there.
+            // None is large enough: the largest is replaced, so that the number of buffers stays the number in use. The
+            // system maps zero pages as they are first touched, by the threads that write there.
             None => {
                 let largest = (0..free.len()).filter(of_kind).max_by_key(|&at| free[at].len());
                 drop(largest.map(|at| free.swap_remove(at)));
@@ -147,7 +147,7 @@ impl Buffers {
         Values::Memory(vec![0.0; len])
     }
 
-    /// A copy of values, made by the threads of the current rayon pool.
+    /// Returns a copy of values, made by the threads of the current rayon pool.
     pub(crate) fn copy(&self, x: &[f32]) -> Buffer {
         let mut buffer = self.take(x.len());
         let parts = buffer.par_chunks_mut(1 << 16).zip(x.par_chunks(1 << 16));
@@ -155,12 +155,15 @@ impl Buffers {
         buffer
     }
 
+    /// Gives buffers back.
     pub(crate) fn give<const N: usize>(&self, buffers: [Buffer; N]) {
         self.free().extend(buffers.map(|buffer| buffer.values));
     }
 
+    /// Returns the error of a buffer that could not be made a file, once.
+    ///
     /// # Errors
-    /// If a buffer that was to be a file is none: who runs on takes memory that was not granted.
+    /// If a buffer that was to be a file is in memory: a run that goes on would use memory that was not granted.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
         let failed = self.failed.lock().unpoisoned().take();
         failed.map_or(Ok(()), |error| Err(EngineError::Spill(error)))

@@ -12,7 +12,7 @@ use crate::engine::exec::timings::Clock;
 use crate::engine::exec::weights::WeightReader;
 use crate::engine::exec::workers::Workers;
 
-/// What the operations of a run share.
+/// State that the operations of a run share.
 pub(crate) struct Context<'a> {
     /// Width of the residual stream.
     pub(crate) n_embd: usize,
@@ -23,36 +23,40 @@ pub(crate) struct Context<'a> {
     pub(crate) ropes: RopeTables,
     pub(crate) clock: &'a Clock,
     pub(crate) layer: AtomicUsize,
-    /// Final states of the encoder, of all chunks.
+    /// Final states of the encoder, for all chunks.
     pub(crate) memory: Buffer,
     pub(crate) buffers: Buffers,
     pub(crate) carried: Carried,
-    /// What came before the chunks, of a run that goes on step by step.
+    /// Keys, values and states of earlier tokens, for a run that continues step by step.
     pub(crate) past: Option<&'a Past>,
 }
 
 impl Context<'_> {
-    /// A buffer of `len` values, whatever they are.
+    /// Takes a buffer of `len` values, not cleared.
     pub(crate) fn take(&self, len: usize) -> Buffer {
         self.buffers.take(len)
     }
 
+    /// Gives buffers back.
     pub(crate) fn give<const N: usize>(&self, buffers: [Buffer; N]) {
         self.buffers.give(buffers);
     }
 
+    /// Gives a buffer back, if there is one.
     pub(crate) fn give_some(&self, buffer: Option<Buffer>) {
         if let Some(buffer) = buffer {
             self.give([buffer]);
         }
     }
 
+    /// Reports the values `x`, `[_, n_cols]`, of an operation of the current layer to the observer.
     pub(crate) fn slot(&self, name: &str, x: &[f32], n_cols: usize) {
         if let Some(observer) = self.observer {
             observer.slot(self.layer.load(Ordering::Relaxed), name, x, n_cols);
         }
     }
 
+    /// Gives a place of the kept past back, if there is one.
     pub(crate) fn give_place(&self, place: Option<Place>) {
         if let (Some(past), Some(place)) = (self.past, place) {
             past.give(place);

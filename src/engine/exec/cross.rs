@@ -13,7 +13,7 @@ use crate::engine::exec::strips::{STRIP, Strips};
 /// `a` is `[n_rows, n_left]`, `b` is `[n_rows, n_right]`, `sums` is `[n_left, n_right]`.
 ///
 /// # Exactness
-/// As that of [`Gram::add_rows`](crate::engine::Gram::add_rows).
+/// See [`Gram::add_rows`](crate::engine::Gram::add_rows).
 ///
 /// # Panics
 /// If the sizes do not fit together.

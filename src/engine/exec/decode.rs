@@ -1,4 +1,4 @@
-//! Decoding of weights: blocks of panels that all threads share. Decoding is spread over strips of rows.
+//! Decoding of weights into panels that all threads share. Threads decode strips of rows.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use crate::engine::exec::workers::{WorkerBuffers, lend};
 
 /// Decoded weights of a block.
 enum Weights {
-    /// For this block only.
+    /// Weights for this block only.
     Lent(Buffer),
-    /// For all steps of the run.
+    /// Weights for all steps of the run.
     Kept(Arc<Vec<f32>>),
 }
 
 impl Context<'_> {
-    /// Decodes panels block by block. `work` is called once for each block with its panels, the index of the first
-    /// of them, and their weights.
+    /// Decodes panels block by block and calls `work` once per block, with its panels, the index of the first of them
+    /// and their weights.
     pub(crate) fn each_block(
         &self,
         panels: &[Panel<'_>],
@@ -59,7 +59,7 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// The decoded weights of a block: a continued run keeps what it has room for.
+    /// Returns the decoded weights of a block; a continued run keeps as many as its budget holds.
     fn weights_of(&self, block: &[Panel<'_>], len: usize) -> Result<Weights, EngineError> {
         let kept = self.past.map(|past| &past.kept);
         if let Some(weights) = kept.and_then(|kept| kept.get(block)) {
@@ -82,7 +82,7 @@ impl Context<'_> {
         Ok(Weights::Lent(buffer))
     }
 
-    /// Decodes all sides of the panels, one after the other, into `out`.
+    /// Decodes all sides of the panels, one after another, into `out`.
     fn decode(&self, panels: &[Panel<'_>], out: &mut [f32]) -> Result<(), EngineError> {
         let mut strips = Vec::new();
         let mut grids = Vec::new();
@@ -118,12 +118,12 @@ impl Context<'_> {
     }
 }
 
-/// Writes the columns of `rows` as the rows of `out`, whose rows may be longer.
+/// Writes the transpose of `rows` to `out`, whose rows may be longer.
 pub(crate) fn transpose(rows: MatrixView<'_>, out: &mut MatrixTile<'_>) {
     const SIDE: usize = 16;
     let (n_rows, n_cols) = (rows.n_rows(), rows.n_cols());
-    // Whole cache lines are read at once: with a power of two between rows, lines that are kept for later
-    // would push one another out.
+    // Whole cache lines are read at once: with a power of two between rows, lines that are kept for later would evict
+    // one another.
     let mut block = [[0.0f32; SIDE]; SIDE];
     for col in (0..n_cols).step_by(SIDE) {
         let width = SIDE.min(n_cols - col);

@@ -1,4 +1,4 @@
-//! Sums of products of columns, `XᵀX`: what the inputs of a matrix say about one another.
+//! Gram matrices `XᵀX`: sums of products of the columns of a matrix's inputs.
 
 use rayon::prelude::*;
 
@@ -6,17 +6,17 @@ use crate::engine::exec::matmul::{TileGrid, multiply_transposed_add};
 use crate::engine::exec::panel::cuts;
 use crate::engine::exec::strips::{STRIP, Strips};
 
-/// Rows that are summed at once. Few enough to be one block of every kernel's inner dimension, so that an element is
-/// a sum over each such block, and these sums are added in their order.
+/// Number of rows that are summed at once. Few enough to be one block of every kernel's inner dimension, so that an
+/// element is a sum over each such block, and these sums are added in their order.
 pub(crate) const BLOCK_ROWS: usize = 256;
-/// Rows whose strips are alive at once, a multiple of [`BLOCK_ROWS`].
+/// Number of rows whose strips are in memory at once, a multiple of [`BLOCK_ROWS`].
 pub(crate) const ROWS: usize = 8 * BLOCK_ROWS;
 
 /// The upper triangle of `XᵀX`, in f32.
 ///
 /// # Layout
-/// Panels of 192 rows, each with the columns from its first row on: `[192, n - 192 p]`. Half of a full matrix and a
-/// little more. Below the diagonal stands whatever was computed beside the rest.
+/// Panels of 192 rows, each with the columns from its first row on: `[192, n - 192 p]`. Slightly more than half of a
+/// full matrix. Elements below the diagonal, in the tiles that it crosses, have no meaning.
 #[derive(Clone, Debug)]
 pub struct Gram {
     n_cols: usize,
@@ -24,20 +24,20 @@ pub struct Gram {
 }
 
 impl PartialEq for Gram {
-    /// What lies below the diagonal, in the tiles that it crosses, is of no account.
+    /// Compares the elements on and above the diagonal; those below it have no meaning.
     fn eq(&self, other: &Self) -> bool {
         self.n_cols == other.n_cols && (0..self.n_cols).all(|row| self.row(row) == other.row(row))
     }
 }
 
-/// First element of the panel that starts with row `first`, a multiple of [`STRIP`]: those before it are as many full
-/// rectangles, each [`STRIP`] columns narrower than the one before.
+/// Returns the first element of the panel that starts with row `first`, a multiple of [`STRIP`]. The panels before it
+/// are full rectangles, each [`STRIP`] columns narrower than the one before.
 fn panel_start(n_cols: usize, first: usize) -> usize {
     let n_before = first / STRIP;
     n_before * STRIP * n_cols - STRIP * STRIP * (n_before * n_before.saturating_sub(1) / 2)
 }
 
-/// Floats of a triangle; `None` if they are too many for an address.
+/// Returns the number of floats of a triangle; `None` if their bytes overflow an address.
 fn n_floats(n_cols: usize) -> Option<usize> {
     // No intermediate result is larger than the square.
     n_cols.checked_mul(n_cols)?.checked_mul(4)?;
@@ -46,23 +46,23 @@ fn n_floats(n_cols: usize) -> Option<usize> {
 }
 
 impl Gram {
-    /// Bytes that the sums of `n_cols` columns take; saturates.
+    /// Returns the bytes that the sums of `n_cols` columns take; saturates.
     #[must_use]
     pub fn bytes(n_cols: usize) -> u64 {
         n_floats(n_cols).map_or(u64::MAX, |n| (n as u64).saturating_mul(4))
     }
 
-    /// No rows yet.
+    /// Returns the sums of no rows.
     ///
     /// # Panics
-    /// If the sums of so many columns have no address: see [`Gram::bytes`].
+    /// If the sums of `n_cols` columns do not fit in memory: see [`Gram::bytes`].
     #[must_use]
     pub fn zero(n_cols: usize) -> Self {
         let n = n_floats(n_cols).expect("sums that fit into memory");
         Self { n_cols, sums: vec![0.0; n] }
     }
 
-    /// Columns of X.
+    /// Returns the number of columns of X.
     #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
@@ -71,8 +71,8 @@ impl Gram {
     /// Adds the products of rows, `x` of `[n, n_cols]`, on the threads of the current rayon pool.
     ///
     /// # Exactness
-    /// Rows are summed in blocks of 256 from the first one on and the blocks are added in their order, whatever the
-    /// threads do. The kernels choose their instructions by the machine: bits are the same on machines with the same
+    /// Rows are summed in blocks of 256 from the first one on. The blocks are added in their order, whatever the number
+    /// of threads. The kernels choose their instructions by the machine: bits are equal on machines with the same
     /// vector instructions.
     pub fn add_rows(&mut self, x: &[f32]) {
         let mut strips = Strips::default();
@@ -82,7 +82,7 @@ impl Gram {
         }
     }
 
-    /// [`Gram::add_rows`] of rows that are cut already.
+    /// Adds the products of rows that are cut into strips already; see [`Gram::add_rows`].
     ///
     /// # Panics
     /// If the numbers of columns differ.
@@ -119,7 +119,7 @@ impl Gram {
         chunks.for_each(|(sums, others)| sums.iter_mut().zip(others).for_each(|(sum, x)| *sum += x));
     }
 
-    /// Row `row` from its diagonal element on: `n_cols - row` sums.
+    /// Returns row `row` from its diagonal element on: `n_cols - row` sums.
     ///
     /// # Panics
     /// If there is no such row.
@@ -129,7 +129,7 @@ impl Gram {
         &self.sums[range]
     }
 
-    /// [`Gram::row`], to be written.
+    /// Returns [`Gram::row`] for writing.
     ///
     /// # Panics
     /// If there is no such row.
@@ -146,7 +146,7 @@ impl Gram {
         start + (row - first)..start + width
     }
 
-    /// The sums of squares.
+    /// Returns the sums of squares of every column.
     #[must_use]
     pub fn diagonal(&self) -> Vec<f32> {
         (0..self.n_cols).map(|row| self.row(row)[0]).collect()
@@ -199,7 +199,7 @@ mod tests {
         first.add(&second);
         let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-3;
         assert!(first.sums.iter().zip(&whole.sums).all(near));
-        // Cut where a block ends, the parts of one sum are the same blocks.
+        // If cut at the end of a block, the parts of one sum are the same blocks.
         let mut parts = Gram::zero(n);
         parts.add_rows(&x[..256 * n]);
         parts.add_rows(&x[256 * n..]);

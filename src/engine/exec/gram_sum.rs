@@ -1,4 +1,4 @@
-//! Sums of [`Gram`]s of many batches of rows, which do not depend on how the batches are shared out and put together.
+//! Sums of [`Gram`]s of many batches of rows, independent of how the batches are split up and in which order added.
 
 use std::collections::BTreeMap;
 
@@ -9,57 +9,57 @@ use crate::engine::exec::gram::{BLOCK_ROWS, Gram, ROWS};
 use crate::engine::exec::matmul::{TileGrid, multiply_transposed_add};
 use crate::engine::exec::strips::{STRIP, Strips};
 
-/// Numbers that are added before it is looked whether anything was rounded off.
+/// Number of elements that are added before checking for rounding errors.
 const LANES: usize = 16;
-/// Of so many sums one may have a rest, when memory is counted: with some hundred batches one of thousands has.
+/// Number of sums per rest, for memory estimates: with some hundred batches, one of thousands of sums has a rest.
 const SUMS_PER_REST: u64 = 64;
-/// Bytes of a rest in a map.
+/// Bytes that a rest takes in a map.
 const REST_BYTES: u64 = 32;
 
-/// The upper triangle of `XᵀX` in f64, with what rounding takes from a sum beside it.
+/// The upper triangle of `XᵀX` in f64, with the rounding errors of its sums.
 ///
 /// # Layout
-/// Tiles of at most 192 × 192, row by row of tiles from the diagonal on. Below the diagonal of the tiles that it crosses stands
-/// what was computed beside the rest.
+/// Tiles of at most 192 × 192, row by row of tiles from the diagonal on. Elements below the diagonal, in the tiles that
+/// it crosses, have no meaning.
 ///
 /// # Exactness
-/// Up to 2048 rows of a batch are summed in f32, in blocks of 256, as [`Gram::add_rows`] does it. These sums are added in
-/// f64, and what an addition rounds off is kept for the few elements where there is anything: a sum is exact while those that
-/// make it up lie within 2¹⁰⁰ of one another. So it is the same in every order, and [`GramSum::round`] rounds it once.
+/// Up to 2048 rows of a batch are summed in f32, in blocks of 256, as in [`Gram::add_rows`]. These sums are added in
+/// f64. Rounding errors of these additions ("rests") are kept for the few elements that have any. A sum is exact if its
+/// terms are within 2¹⁰⁰ of one another. It is then the same in every order, and [`GramSum::round`] rounds it once.
 #[derive(Clone, Debug)]
 pub struct GramSum {
     n_cols: usize,
-    /// All tiles, one behind the other: one piece of memory, which goes back as one.
+    /// All tiles, one after another, in one allocation, which is freed as one.
     sums: Vec<f64>,
     tiles: Vec<Tile>,
 }
 
 #[derive(Clone, Debug)]
 struct Tile {
-    /// Strips of columns whose products it holds.
+    /// Strips of columns whose products the tile holds.
     left: usize,
     right: usize,
-    /// Columns of the right one.
+    /// Number of columns of the right strip.
     width: usize,
-    /// Its first sum, `[height, width]`.
+    /// Index of its first sum; the tile is `[height, width]`.
     start: usize,
-    /// What was rounded off, by place in the tile, where anything was.
+    /// Rounding errors other than 0, by index in the tile.
     rests: BTreeMap<usize, f64>,
 }
 
-/// Columns of a strip.
+/// Returns the number of columns of a strip.
 fn strip_width(n_cols: usize, strip: usize) -> usize {
     STRIP.min(n_cols - strip * STRIP)
 }
 
-/// Adds to a sum, and what that rounds off to its rest.
+/// Adds `more` to a sum, and the rounding error to its rest.
 fn add_one(sum: &mut f64, rests: &mut BTreeMap<usize, f64>, at: usize, more: f64) {
     let (total, lost) = two_sum(*sum, more);
     *sum = total;
     add_rest(rests, at, lost);
 }
 
-/// What is no number is one in the sum, too, and no rest.
+/// Adds a rounding error to a rest. NaN and infinity show in the sum already and are not kept.
 fn add_rest(rests: &mut BTreeMap<usize, f64>, at: usize, lost: f64) {
     if lost != 0.0 && lost.is_finite() {
         *rests.entry(at).or_default() += lost;
@@ -67,7 +67,7 @@ fn add_rest(rests: &mut BTreeMap<usize, f64>, at: usize, lost: f64) {
 }
 
 impl Tile {
-    /// Adds the products of rows to its sums, with `products` to compute them in.
+    /// Adds the products of rows to the tile's sums, with `products` as scratch memory.
     fn add_strips(&mut self, sums: &mut [f64], x: &Strips, products: &mut Vec<f32>) {
         let (left, right) = (x.strip(self.left), x.strip(self.right));
         products.clear();
@@ -97,17 +97,17 @@ impl Tile {
 }
 
 impl GramSum {
-    /// Bytes that the sums of `n_cols` columns take; saturates.
+    /// Returns the bytes that the sums of `n_cols` columns take; saturates.
     #[must_use]
     pub fn bytes(n_cols: usize) -> u64 {
         let sums = Gram::bytes(n_cols).saturating_mul(2);
         sums.saturating_add(sums / 8 / SUMS_PER_REST * REST_BYTES)
     }
 
-    /// No rows yet.
+    /// Returns the sums of no rows.
     ///
     /// # Panics
-    /// If the sums of so many columns have no address: see [`GramSum::bytes`].
+    /// If the sums of `n_cols` columns do not fit in memory: see [`GramSum::bytes`].
     #[must_use]
     pub fn zero(n_cols: usize) -> Self {
         assert!(
@@ -125,14 +125,14 @@ impl GramSum {
         Self { n_cols, sums: vec![0.0; start], tiles }
     }
 
-    /// Columns of X.
+    /// Returns the number of columns of X.
     #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
 
-    /// Adds the products of a batch of rows, `x` of `[n, n_cols]`, on the threads of the current rayon pool. Where a batch
-    /// begins decides which rows are summed in f32.
+    /// Adds the products of a batch of rows, `x` of `[n, n_cols]`, on the threads of the current rayon pool. The start
+    /// of a batch decides which rows are summed together in f32.
     pub fn add_rows(&mut self, x: &[f32]) {
         let mut strips = Strips::default();
         for rows in x.chunks((ROWS * self.n_cols).max(1)) {
@@ -158,7 +158,7 @@ impl GramSum {
         });
     }
 
-    /// Tiles with their sums.
+    /// Returns the tiles, each with its sums.
     fn pieces(&mut self) -> Vec<(&mut Tile, &mut [f64])> {
         let mut rest = &mut self.sums[..];
         let n_cols = self.n_cols;
@@ -172,7 +172,7 @@ impl GramSum {
         pieces
     }
 
-    /// Adds sums of row `row` from its diagonal element on, `n_cols - row` of them, on the current thread.
+    /// Adds sums to row `row` from its diagonal element on, `n_cols - row` of them, on the current thread.
     ///
     /// # Panics
     /// If there is no such row.
@@ -193,7 +193,7 @@ impl GramSum {
         }
     }
 
-    /// Adds what was rounded off from the sum of a row and column, on or above the diagonal.
+    /// Adds a rounding error to the rest of the sum of a row and column, on or above the diagonal.
     ///
     /// # Panics
     /// If there is no such sum.
@@ -204,7 +204,7 @@ impl GramSum {
         add_rest(&mut tile.rests, row % STRIP * tile.width + column % STRIP, rest);
     }
 
-    /// Row `row` from its diagonal element on: `n_cols - row` sums, without their rests.
+    /// Returns row `row` from its diagonal element on: `n_cols - row` sums, without their rests.
     ///
     /// # Panics
     /// If there is no such row.
@@ -212,7 +212,7 @@ impl GramSum {
         self.of_row(row).map(|(tile, at)| self.sums[tile.start + at])
     }
 
-    /// What was rounded off: row, column and rest, in their order.
+    /// Returns the rests: row, column and rounding error, in the order of rows and columns.
     pub fn rests(&self) -> impl Iterator<Item = (usize, usize, f64)> + '_ {
         let n_strips = self.n_cols.div_ceil(STRIP);
         (0..n_strips).flat_map(move |strip| {
@@ -232,7 +232,7 @@ impl GramSum {
         })
     }
 
-    /// The sums in f32, each rounded once.
+    /// Returns the sums in f32, each rounded once.
     #[must_use]
     pub fn round(&self) -> Gram {
         let mut gram = Gram::zero(self.n_cols);
@@ -245,20 +245,20 @@ impl GramSum {
         gram
     }
 
-    /// False if a sum is no number, or infinite in f32.
+    /// Returns false if a sum is NaN, or infinite in f32.
     #[must_use]
     pub fn is_finite(&self) -> bool {
         let is_finite = |sum: f64| (sum as f32).is_finite();
         (0..self.n_cols).into_par_iter().all(|row| self.row(row).all(is_finite))
     }
 
-    /// The tile of a row's diagonal element.
+    /// Returns the index of the tile that holds a row's diagonal element.
     fn first_tile(&self, row: usize) -> usize {
         let (n_strips, strip) = (self.n_cols.div_ceil(STRIP), row / STRIP);
         strip * n_strips - strip * strip.saturating_sub(1) / 2
     }
 
-    /// Tiles and places in them of a row from its diagonal element on.
+    /// Iterates over the tiles, and indices in them, of a row from its diagonal element on.
     fn of_row(&self, row: usize) -> impl Iterator<Item = (&Tile, usize)> {
         assert!(row < self.n_cols, "row {row} of {}", self.n_cols);
         let (first, n) = (self.first_tile(row), self.n_cols.div_ceil(STRIP) - row / STRIP);
@@ -274,7 +274,7 @@ impl GramSum {
 mod tests {
     use super::*;
 
-    /// Rows of which some are so much larger that f64 does not hold both.
+    /// Returns rows of which some are so much larger than the others that f64 does not hold both.
     fn rows(n_rows: usize, n_cols: usize, seed: usize) -> Vec<f32> {
         let value = |i: usize| ((i * 7919 + i / 13 + seed * 104_729) % 1009) as f32 / 500.0 - 1.0;
         let scale = |i: usize| if (i / n_cols + seed).is_multiple_of(97) { 1e9 } else { 1e-3 };
@@ -293,7 +293,7 @@ mod tests {
             sum.add_rows(&x);
             let mut gram = Gram::zero(n);
             gram.add_rows(&x);
-            // Sums of 2048 rows are f32, these are added.
+            // The sums of 2048 rows are in f32; these are added in f64.
             assert!(n_rows > ROWS || same(&sum.round(), &gram), "{n_rows} {n}");
             for row in [0, n / 2, n - 1] {
                 assert_eq!(sum.row(row).count(), n - row);
@@ -311,12 +311,12 @@ mod tests {
         assert_eq!(GramSum::bytes(usize::MAX / 2), u64::MAX);
     }
 
-    /// Batches in any order, in parts, through rows and rests as a file has them: the same bits.
+    /// Batches in any order, in parts, and through rows and rests as a file stores them give the same bits.
     #[test]
     fn sums_do_not_depend_on_how_batches_are_shared_out() {
         let n = 230;
         let mut batches: Vec<Vec<f32>> = (0..7).map(|seed| rows(90 + seed, n, seed)).collect();
-        // Two batches that are loud and of which half of the products cancel out: what is left is what the others have.
+        // Two large batches, half of whose products cancel: the sum of the other batches remains.
         let loud: Vec<f32> = batches[1].iter().map(|x| x * 1e6).collect();
         batches[5] = loud.iter().enumerate().map(|(at, &x)| if (at % n) % 2 == 0 { x } else { -x }).collect();
         batches[2] = loud;
@@ -351,7 +351,7 @@ mod tests {
                 "{cut}"
             );
         }
-        // Plain sums in f64 are not the same.
+        // Without the rests, sums in f64 depend on the order.
         let plain = |order: &[usize]| {
             let mut sum = sum_of(order);
             sum.tiles.iter_mut().for_each(|tile| tile.rests.clear());

@@ -16,13 +16,13 @@ impl Hidden {
         self.n_rows
     }
 
-    /// Puts the rows of `later` behind these.
+    /// Appends the rows of `later`.
     pub(crate) fn append(&mut self, later: &Self) {
         self.n_rows += later.n_rows;
         self.states.extend(&later.states);
     }
 
-    /// The states, row by row.
+    /// Returns the states, row by row.
     #[must_use]
     pub fn states(&self) -> &[f32] {
         &self.states

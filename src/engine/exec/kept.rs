@@ -1,5 +1,5 @@
-//! Panels of weights that stay decoded from step to step, as many as memory is given for: a step of a continued run has
-//! few tokens, and decoding for each of them would take as long as computing.
+//! Panels of weights that stay decoded from step to step, within a memory budget. A step of a continued run has few
+//! tokens, so that decoding for each step would take as long as computing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use crate::core::sync::Unpoisoned;
 use crate::engine::exec::panel::Panel;
 
-/// What panels hold: tensor, first row and rows of each side.
+/// Identity of panels: tensor, first row and number of rows of each side.
 type Key = Vec<(usize, usize, usize)>;
 
-/// Decoded panels, those that came first.
+/// Decoded panels, the first ones that fit in the budget.
 #[derive(Debug, Default)]
 pub(crate) struct KeptPanels {
     budget_bytes: u64,
@@ -31,12 +31,12 @@ fn key(panels: &[Panel<'_>]) -> Key {
 }
 
 impl KeptPanels {
-    /// Room for so many bytes.
+    /// Returns an empty set with a budget of bytes.
     pub(crate) fn new(budget_bytes: u64) -> Self {
         Self { budget_bytes, kept: Mutex::default() }
     }
 
-    /// The weights of panels, if they were kept.
+    /// Returns the weights of panels, if they were kept.
     pub(crate) fn get(&self, panels: &[Panel<'_>]) -> Option<Arc<Vec<f32>>> {
         if self.budget_bytes == 0 {
             return None;
@@ -45,7 +45,7 @@ impl KeptPanels {
         kept.panels.get(&key(panels)).cloned()
     }
 
-    /// Memory for `n` numbers that are to be kept, if there is room for them.
+    /// Returns memory for `n` floats to keep, if the budget holds them.
     pub(crate) fn room(&self, n: usize) -> Option<Vec<f32>> {
         let mut kept = self.kept.lock().unpoisoned();
         let n_bytes = kept.n_bytes.saturating_add(4 * n as u64);
@@ -57,7 +57,7 @@ impl KeptPanels {
         Some(vec![0.0; n])
     }
 
-    /// Keeps the weights of panels in memory that [`KeptPanels::room`] gave.
+    /// Keeps the weights of panels in memory from [`KeptPanels::room`].
     pub(crate) fn keep(&self, panels: &[Panel<'_>], weights: Vec<f32>) -> Arc<Vec<f32>> {
         let weights = Arc::new(weights);
         let mut kept = self.kept.lock().unpoisoned();

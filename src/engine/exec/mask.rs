@@ -1,22 +1,22 @@
 //! Masks: the keys that a query sees.
 
-/// Which keys a query sees.
+/// Set of keys that a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mask {
-    /// All earlier keys and its own.
+    /// All earlier keys and the query's own.
     Causal,
-    /// Of those the last n, its own included.
+    /// The last n of them, including the query's own.
     Window(usize),
-    /// Of those the ones in the same block of n positions.
+    /// Earlier keys of the same block of n positions, including the query's own.
     Chunked(usize),
     /// All keys.
     Full,
-    /// Those at most half of n positions away, to both sides.
+    /// Keys at most n / 2 positions away, on both sides.
     Symmetric(usize),
 }
 
 impl Mask {
-    /// First key that the query at `position` sees.
+    /// Returns the first key that the query at `position` sees.
     #[must_use]
     pub fn first_key(self, position: usize) -> usize {
         match self {
@@ -27,7 +27,7 @@ impl Mask {
         }
     }
 
-    /// Position behind the last key, of `n_keys`, that the query at `position` sees.
+    /// Returns the position after the last key, of `n_keys`, that the query at `position` sees.
     #[must_use]
     pub fn end_key(self, position: usize, n_keys: usize) -> usize {
         match self {
@@ -37,7 +37,7 @@ impl Mask {
         }
     }
 
-    /// True if no window narrows what is seen.
+    /// Returns true if the mask has no window and no blocks.
     #[must_use]
     pub fn is_global(self) -> bool {
         matches!(self, Self::Causal | Self::Full)

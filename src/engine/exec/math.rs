@@ -1,6 +1,6 @@
-//! Exponentials, activations and reductions over slices, written so that the compiler vectorizes them at every
-//! SIMD level with the same bits: no fused multiply-add, reductions in sixteen fixed lanes. Lanes are indexed: adapters
-//! of iterators may stay calls inside the level's function, which costs more than the arithmetic.
+//! Exponentials, activations and reductions over slices. They are written so that the compiler vectorizes them at every
+//! SIMD level with the same bits: no fused multiply-add, and reductions in sixteen fixed lanes. Lanes are indexed,
+//! because iterator adapters may stay calls inside the level's function, which costs more than the arithmetic.
 
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
@@ -19,7 +19,7 @@ fn sum_lanes(lanes: [f32; LANES]) -> f64 {
     sum
 }
 
-/// A loop written as a closure over the fields of a struct: `name { fields } -> output { body }`.
+/// Defines loops as closures over the fields of a struct: `name { fields } -> output { body }`.
 macro_rules! vector_loops {
     ($( $name:ident <$life:lifetime> { $( $field:ident : $ty:ty ),* } -> $out:ty $body:block )*) => {
         $(
@@ -36,31 +36,31 @@ macro_rules! vector_loops {
     };
 }
 
-/// What happens to a row of attention scores before its softmax.
+/// Transformations of a row of attention scores before its softmax.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SoftmaxRow<'a> {
     /// Scale and cap: scores become `cap * tanh(scale * s / cap)`.
     pub(crate) cap: Option<(f32, f32)>,
     /// Penalty per position of distance from the query, to either side.
     pub(crate) slope: Option<f32>,
-    /// Where the query's own score is, counted from the first of those at hand.
+    /// Index of the query's own key, relative to the first score.
     pub(crate) own: isize,
-    /// Added to the scores.
+    /// Bias that is added to the scores.
     pub(crate) bias: Option<&'a [f32]>,
-    /// A score that takes probability and has no value.
+    /// Attention sink: a score that takes probability and has no value.
     pub(crate) sink: Option<f32>,
 }
 
-/// A softmax whose scores come one part after the other.
+/// Softmax whose scores arrive in parts (online softmax).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunningSoftmax {
     max: f32,
-    /// Of `e^(s - max)`.
+    /// Sum of `e^(s - max)`.
     pub(crate) sum: f64,
 }
 
 impl RunningSoftmax {
-    /// Before the first score; of [`SoftmaxRow`] only the sink counts here.
+    /// Returns the state before the first score; of [`SoftmaxRow`], only the sink matters here.
     pub(crate) fn new(sink: Option<f32>) -> Self {
         match sink {
             Some(sink) => Self { max: sink, sum: 1.0 },
@@ -68,8 +68,8 @@ impl RunningSoftmax {
         }
     }
 
-    /// Takes in scores: replaces each by `e^(s - max)`, where the maximum is that of all scores so far. Returns the
-    /// factor that makes what was summed up with earlier powers relative to the same maximum.
+    /// Adds scores: replaces each by `e^(s - max)`, where `max` is the maximum of all scores so far. Returns the factor
+    /// that rescales sums of earlier powers to the same maximum.
     pub(crate) fn add(&mut self, level: SimdLevel, x: &mut [f32], options: SoftmaxRow<'_>) -> f32 {
         level.vectorize(RunningLoop { x, options, running: self })
     }
@@ -168,7 +168,7 @@ vector_loops! {
         let peak = ShapeLoop { x: &mut *x, options }.run();
         let max = if peak > running.max { peak } else { running.max };
         let shrink = if max == running.max { 1.0 } else { f64::from(running.max - max).exp() };
-        // Without any finite score there is nothing to be relative to, and zeros are what such scores come to.
+        // Without any finite score there is no maximum to subtract; such scores give zeros.
         let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let sum = ExpSum { x, max: base }.run();
         *running = RunningSoftmax { max, sum: running.sum * shrink + sum };
@@ -285,47 +285,47 @@ vector_loops! {
     }
 }
 
-/// `up[i] = act(gate[i]) * up[i]`.
+/// Applies a gated activation: `up[i] = act(gate[i]) * up[i]`.
 pub(crate) fn gated(level: SimdLevel, act: GatedActivation, gate: &[f32], up: &mut [f32]) {
     level.vectorize(GatedLoop { act, gate, up });
 }
 
-/// `x[i] = f(x[i])`.
+/// Applies the function of a gate: `x[i] = f(x[i])`.
 pub(crate) fn gate(level: SimdLevel, function: GateFunction, x: &mut [f32]) {
     level.vectorize(GateLoop { function, x });
 }
 
-/// Multiplies values with the logistic function of their gates.
+/// Multiplies values by the logistic function of their gates.
 pub(crate) fn times_sigmoid(level: SimdLevel, y: &mut [f32], gates: &[f32]) {
     level.vectorize(TimesSigmoid { y, gates });
 }
 
-/// Applies an activation without gate.
+/// Applies an activation without a gate.
 pub(crate) fn activate(level: SimdLevel, act: PlainActivation, x: &mut [f32]) {
     level.vectorize(PlainLoop { act, x });
 }
 
-/// The largest value; negative infinity for none.
+/// Returns the largest value; negative infinity if there are none.
 pub(crate) fn max(level: SimdLevel, x: &[f32]) -> f32 {
     level.vectorize(MaxLoop { x })
 }
 
-/// Replaces each score by `e^(s - max)` and returns the sum; what is divided by it is the softmax.
+/// Replaces each score by `e^(s - max)` and returns the sum; the quotients are the softmax.
 pub(crate) fn softmax(level: SimdLevel, x: &mut [f32], options: SoftmaxRow<'_>) -> f64 {
     level.vectorize(SoftmaxLoop { x, options })
 }
 
-/// The sum of `e^(x - max)`.
+/// Returns the sum of `e^(x - max)`.
 pub(crate) fn sum_of_exp(level: SimdLevel, x: &[f32], max: f32) -> f64 {
     level.vectorize(SumOfExpLoop { x, max })
 }
 
-/// The sum of `e^(a - max) (a - b)`.
+/// Returns the sum of `e^(a - max) (a - b)`.
 pub(crate) fn weighted_difference(level: SimdLevel, a: &[f32], b: &[f32], max: f32) -> f64 {
     level.vectorize(WeightedDifference { a, b, max })
 }
 
-/// Sum and sum of squares of `x - mean`.
+/// Returns the sum and the sum of squares of `x - mean`.
 pub(crate) fn moments(level: SimdLevel, x: &[f32], mean: f64) -> (f64, f64) {
     level.vectorize(Moments { x, mean })
 }
@@ -337,12 +337,12 @@ pub(crate) fn scale_and_cap(level: SimdLevel, x: &mut [f32], scale: f32, cap: Op
     }
 }
 
-/// Adds the squares of `x` to `sums`, element by element, and what each addition rounds off to `rests`.
+/// Adds the squares of `x` to `sums`, element by element, and the rounding error of each addition to `rests`.
 pub fn add_squares(level: SimdLevel, (sums, rests): (&mut [f64], &mut [f64]), x: &[f32]) {
     level.vectorize(AddSquares { sums, rests, x });
 }
 
-/// `out = (x - shift) * scale * weight + bias`.
+/// Computes `out = (x - shift) * scale * weight + bias`.
 pub(crate) fn affine(
     level: SimdLevel,
     x: &[f32],
@@ -354,7 +354,7 @@ pub(crate) fn affine(
     level.vectorize(Affine { x, out, shift, scale, weight, bias });
 }
 
-/// `out += scale * x`.
+/// Computes `out += scale * x`.
 pub(crate) fn add_scaled(level: SimdLevel, out: &mut [f32], x: &[f32], scale: f32) {
     level.vectorize(AddScaled { out, x, scale });
 }
@@ -446,7 +446,7 @@ mod tests {
         for (at, power) in powers.iter().enumerate() {
             assert!((f64::from(*power) / sum - score(at).exp() / total).abs() < 1e-6, "{at}");
         }
-        // The same in parts; the second has the largest score, and one is empty.
+        // The same softmax in parts: the second part has the largest score, and one part is empty.
         let mut parts = x.clone();
         let mut running = RunningSoftmax::new(options.sink);
         let mut done: Vec<f32> = Vec::new();

@@ -1,4 +1,4 @@
-//! Norms of rows.
+//! Norms of rows: RMS norm and layer norm.
 
 use rayon::prelude::*;
 
@@ -13,8 +13,8 @@ use crate::engine::exec::workers::ROWS_PER_TASK;
 impl LoadedNorm {
     /// Normalizes one row into `out`, with `weight` and `bias` of the row's width.
     ///
-    /// Statistics are summed in f64 (layer norm in two passes); the factor is rounded to f32 once, and the products
-    /// are taken in the order `(x * factor) * weight`.
+    /// Statistics are summed in f64 (layer norm in two passes). The factor is rounded to f32 once, and the products are
+    /// evaluated in the order `(x * factor) * weight`.
     fn row_with(
         &self,
         level: SimdLevel,
@@ -40,7 +40,7 @@ impl LoadedNorm {
         self.row_with(level, x, out, self.weight.as_deref(), self.bias.as_deref());
     }
 
-    /// Normalizes one head in place, then multiplies it with value `head` of the weight.
+    /// Normalizes one head in place, then multiplies it by element `head` of the weight.
     pub(crate) fn scaled(&self, level: SimdLevel, x: &mut [f32], head: usize, scratch: &mut Vec<f32>) {
         scratch.clear();
         scratch.extend_from_slice(x);
@@ -77,7 +77,7 @@ impl Context<'_> {
         });
     }
 
-    /// `x = scale * y`.
+    /// Computes `x = scale * y`.
     pub(crate) fn restart(&self, x: &mut [f32], y: &[f32], scale: f32) {
         self.workers.install(|| {
             let tasks = x.par_chunks_mut(1 << 14).zip(y.par_chunks(1 << 14));
@@ -85,7 +85,7 @@ impl Context<'_> {
         });
     }
 
-    /// `x += scale * y`, after normalizing the rows of `y` if there is a norm.
+    /// Computes `x += scale * y`, after normalizing the rows of `y` if there is a norm.
     pub(crate) fn add_rows(
         &self,
         x: &mut [f32],
@@ -130,7 +130,7 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Normalizes the rows of `x` in place, cut in `n_parts` that are normed alone.
+    /// Normalizes the rows of `x` in place; each row is split into `n_parts` that are normed separately.
     pub(crate) fn norm_parts(&self, norm: &LoadedNorm, x: &mut [f32], n_cols: usize, n_parts: usize) {
         let level = self.weights.level;
         let width = n_cols / n_parts.max(1);

@@ -1,24 +1,24 @@
-//! DecodedPanel weights: rows of a matrix become panels of f32 that lie as the product's kernels read them, columns
-//! outermost, so that nothing is rearranged when a panel meets the next tokens.
+//! Panels of decoded weights: rows of a matrix become panels of f32 in the order in which the product's kernels read
+//! them, columns outermost. Nothing is rearranged when a panel is multiplied with the next tokens.
 //!
-//! Panels are decoded in blocks that all threads share: decoding is spread over strips of rows, multiplying over
-//! panels and slices of tokens. How a matrix is cut depends on its shape only, so results do not depend on threads.
+//! Panels are decoded in blocks that all threads share. Threads decode strips of rows, and multiply panels with slices
+//! of tokens. The cuts of a matrix depend on its shape only, so results do not depend on the number of threads.
 
 use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::weights::Matrix;
 
-/// Rows of a panel at most: a multiple of every kernel's height, and small enough for a core's second-level cache.
+/// Largest number of rows of a panel: a multiple of every kernel's height, and small enough for a core's L2 cache.
 const PANEL_ROWS: usize = 192;
-/// Bytes of a panel at most, unless even a strip is larger.
+/// Largest number of bytes of a panel, unless one strip is larger.
 const PANEL_BYTES: usize = 512 << 10;
-/// Rows that one task decodes: the kernel's height.
+/// Number of rows that one task decodes: the kernel's height.
 pub(crate) const STRIP_ROWS: usize = 64;
-/// Bytes of the panels that are decoded together, unless even one is larger.
+/// Largest number of bytes of the panels that are decoded together, unless one panel is larger.
 pub(crate) const BLOCK_BYTES: usize = 8 << 20;
-/// Tokens that a panel is multiplied with at a time.
+/// Number of tokens that a panel is multiplied with at a time.
 pub(crate) const SLICE_TOKENS: usize = 512;
 
-/// Some rows of a matrix, and the same rows of another that is used with them.
+/// Some rows of a matrix, and the same rows of the gate projection that belongs to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Panel<'a> {
     pub(crate) weight: &'a Matrix,
@@ -28,27 +28,27 @@ pub(crate) struct Panel<'a> {
     pub(crate) n: usize,
 }
 
-/// A panel's decoded weights, `[n_cols, n]` each.
+/// Decoded weights of a panel, `[n_cols, n]` each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecodedPanel<'a> {
     pub(crate) weight: MatrixView<'a>,
     pub(crate) gate: Option<MatrixView<'a>>,
 }
 
-/// Ascending multiples of `step` below `n`, and `n`.
+/// Returns the ascending multiples of `step` below `n`, followed by `n`.
 pub(crate) fn cuts(n: usize, step: usize) -> Vec<usize> {
     (0..n).step_by(step).chain(std::iter::once(n)).collect()
 }
 
-/// Rows of the panels of a matrix of this width.
+/// Returns the number of rows of the panels of a matrix with `n_cols` columns.
 pub(crate) fn panel_rows(n_cols: usize) -> usize {
     (PANEL_BYTES / (4 * n_cols.max(1)) / STRIP_ROWS * STRIP_ROWS).clamp(STRIP_ROWS, PANEL_ROWS)
 }
 
-/// Bytes of buffers that a run with matrices of at most this width needs: shared ones, and those of each thread.
+/// Returns the bytes of buffers for matrices of at most `n_cols` columns: shared ones, and those of each thread.
 pub(crate) fn buffer_bytes(n_cols: usize) -> (usize, usize) {
     let pair = 2 * 4 * panel_rows(n_cols) * n_cols;
-    // A strip decoded, or a second tile of results; a strip encoded in a type of at most four bytes; a tile of results.
+    // A decoded strip, or a second tile of results; a strip encoded in a type of at most four bytes; a tile of results.
     let tile = 4 * SLICE_TOKENS * PANEL_ROWS;
     let strip = 4 * STRIP_ROWS * n_cols;
     let thread = strip.max(tile) + strip + tile;
@@ -56,17 +56,19 @@ pub(crate) fn buffer_bytes(n_cols: usize) -> (usize, usize) {
 }
 
 impl<'a> Panel<'a> {
-    /// The panels of a matrix.
+    /// Iterates over the panels of a matrix.
     pub(crate) fn of(weight: &'a Matrix, gate: Option<&'a Matrix>) -> impl Iterator<Item = Self> {
         let step = panel_rows(weight.n_cols);
         let n_rows = weight.n_rows;
         (0..n_rows).step_by(step).map(move |first| Self { weight, gate, first, n: step.min(n_rows - first) })
     }
 
+    /// Iterates over the matrices of the panel: the weight, then the gate if there is one.
     pub(crate) fn sides(&self) -> impl Iterator<Item = &'a Matrix> {
         std::iter::once(self.weight).chain(self.gate)
     }
 
+    /// Returns the number of decoded floats of all sides.
     pub(crate) fn len(&self) -> usize {
         self.n * self.weight.n_cols * self.sides().count()
     }

@@ -1,4 +1,4 @@
-//! What a continued run remembers of its sequences: keys and values, states, the last inputs of convolutions.
+//! Memory of a continued run: keys and values, states, and the last inputs of convolutions of its sequences.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,27 +6,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::core::sync::Unpoisoned;
 use crate::engine::exec::kept::KeptPanels;
 
-/// The past of sequences that go on step by step. Operations that look back come by in the same order in every step, and
-/// each finds what it left the step before.
+/// Past of sequences that continue step by step. Operations that look back take their places in the same order in every
+/// step, so each finds the values that it left in the previous step.
 #[derive(Debug, Default)]
 pub(crate) struct Past {
-    /// Tokens that a sequence may come to.
+    /// Largest number of tokens of a sequence.
     pub(crate) capacity: usize,
-    /// Tokens of every sequence, those of the step included.
+    /// Tokens of every sequence, including those of the step.
     pub(crate) tokens: Vec<Vec<u32>>,
-    /// The sequence of every chunk of the step, in ascending order.
+    /// Sequence of every chunk of the step, in ascending order.
     pub(crate) sequences: Vec<usize>,
-    /// Tokens that came before every chunk of the step.
+    /// Number of tokens before every chunk of the step.
     pub(crate) before: Vec<usize>,
-    /// Weights that every step needs again.
+    /// Decoded weights that every step uses again.
     pub(crate) kept: KeptPanels,
-    /// By operation; empty while it is taken.
+    /// Values by operation; empty while a place is taken.
     places: Mutex<Vec<Vec<f32>>>,
-    /// The operation that comes next.
+    /// Index of the next operation.
     next: AtomicUsize,
 }
 
-/// What one operation remembers, as much of each sequence.
+/// Values that one operation remembers, `floats` for each sequence.
 #[derive(Debug)]
 pub(crate) struct Place {
     at: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Place {
 }
 
 impl Past {
-    /// The past of sequences that have not begun, with room for `kept_bytes` of decoded weights.
+    /// Returns the past of sequences that have not begun, with a budget of `kept_bytes` for decoded weights.
     pub(crate) fn new(n_sequences: usize, capacity: usize, kept_bytes: u64) -> Self {
         let kept = KeptPanels::new(kept_bytes);
         Self { capacity, tokens: vec![Vec::new(); n_sequences], kept, ..Self::default() }
@@ -46,7 +46,7 @@ impl Past {
         self.next.store(0, Ordering::Relaxed);
     }
 
-    /// What the next operation has left, `floats` for each sequence: zeros at first. To be given back.
+    /// Takes the place of the next operation, `floats` for each sequence, zero at first. It must be given back.
     pub(crate) fn take(&self, floats: usize) -> Place {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
         let mut places = self.places.lock().unpoisoned();
@@ -56,18 +56,19 @@ impl Past {
         let mut values = std::mem::take(&mut places[at]);
         let n = floats * self.tokens.len();
         if values.len() != n {
-            // The system gives zeros page by page as sequences grow.
+            // The system maps zero pages as sequences grow.
             values = vec![0.0; n];
         }
         Place { at, floats, values }
     }
 
+    /// Gives a place back.
     pub(crate) fn give(&self, place: Place) {
         let mut places = self.places.lock().unpoisoned();
         places[place.at] = place.values;
     }
 
-    /// The part of each chunk of the step; where a sequence begins, zeros.
+    /// Returns the part of a place for each chunk of the step, set to zero if the chunk begins its sequence.
     pub(crate) fn parts<'p>(&self, place: &'p mut Place) -> Vec<&'p mut [f32]> {
         let mut parts = self.parts_as_left(place);
         for (part, _) in parts.iter_mut().zip(&self.before).filter(|(_, before)| **before == 0) {
@@ -76,21 +77,22 @@ impl Past {
         parts
     }
 
-    /// [`Past::parts`], where nothing is looked at that was not written before.
+    /// Returns [`Past::parts`] without zeroing, for operations that only read what they wrote before.
     pub(crate) fn parts_as_left<'p>(&self, place: &'p mut Place) -> Vec<&'p mut [f32]> {
         let of_step = |(sequence, _): &(usize, &mut [f32])| self.sequences.binary_search(sequence).is_ok();
         let all = place.values.chunks_mut(place.floats.max(1)).enumerate();
         all.filter(of_step).map(|(_, part)| part).collect()
     }
 
-    /// Floats that are remembered, of all sequences.
+    /// Returns the number of floats that are remembered, over all sequences.
     pub(crate) fn n_floats(&self) -> usize {
         let places = self.places.lock().unpoisoned();
         places.iter().map(Vec::len).sum()
     }
 }
 
-/// Rows that came before a chunk, the oldest first, after the chunk's own have come: `rows` is as long as it was.
+/// Shifts `rows`, the last rows before a chunk (oldest first), so that they end with the chunk's own. Their number
+/// stays the same.
 pub(crate) fn move_on(rows: &mut [f32], chunk: &[f32]) {
     let n = rows.len();
     if chunk.len() >= n {

@@ -1,4 +1,4 @@
-//! Matrices times activations: blocks of decoded panels are multiplied with the whole batch before the next ones are
+//! Matrices times activations: each block of decoded panels is multiplied with the whole batch before the next block is
 //! decoded, so that every weight is decoded once.
 
 use crate::engine::EngineError;
@@ -11,15 +11,16 @@ use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::Matrix;
 use crate::engine::exec::workers::lend;
 
-/// One product `out = act(W x)`; all products of a call share `x`.
+/// Product `out = act(W x)`; all products of a call share `x`.
 pub(crate) struct Product<'a> {
     pub(crate) weight: &'a Matrix,
     pub(crate) act: Option<&'a Activation>,
-    /// `[n_tokens, weight.n_rows]`.
+    /// Output, `[n_tokens, weight.n_rows]`.
     pub(crate) out: &'a mut [f32],
 }
 
 impl<'a> Product<'a> {
+    /// Returns a product without activation.
     pub(crate) fn plain(weight: &'a Matrix, out: &'a mut [f32]) -> Self {
         Self { weight, act: None, out }
     }
@@ -29,18 +30,18 @@ impl<'a> Product<'a> {
     }
 }
 
-/// What is done to a product after it is multiplied.
+/// Scale and bias that follow a product.
 pub(crate) struct Affix {
     bias: Option<Vec<f32>>,
     scale: f32,
 }
 
 impl Affix {
-    /// `out = scale * x w + bias`, for the rows of a panel.
+    /// Computes `out = scale * x w + bias`, for the rows of a panel.
     ///
     /// # Exactness
-    /// What a row of `x` gives depends on that row alone, not on how many stand beside it: neither on the batch, nor on which
-    /// other tokens an expert gets, nor on which machine runs what part of a text.
+    /// The result for a row of `x` depends on that row alone, not on the number of rows. So it depends neither on the
+    /// batch, nor on which other tokens an expert gets, nor on which machine runs which part of a text.
     pub(crate) fn multiply(
         &self,
         out: &mut MatrixTile<'_>,
@@ -57,7 +58,7 @@ impl Affix {
     }
 }
 
-/// What follows the products of a job.
+/// Activation that follows the products of a job.
 enum JobActivation {
     None,
     Plain(PlainActivation),
@@ -71,13 +72,14 @@ struct ProductJob<'a> {
 }
 
 impl Context<'_> {
+    /// Loads the scale and bias of a matrix.
     pub(crate) fn affix(&self, matrix: &Matrix) -> Result<Affix, EngineError> {
         let scale = self.weights.optional(matrix.scale.as_ref())?;
         let scale = scale.and_then(|s| s.first().copied()).unwrap_or(1.0);
         Ok(Affix { bias: self.weights.optional(matrix.bias.as_ref())?, scale })
     }
 
-    /// Shows the observer what matrices are about to be multiplied with.
+    /// Shows the observer the rows that matrices are about to be multiplied with.
     pub(crate) fn observe<'m>(&self, matrices: impl Iterator<Item = &'m Matrix>, x: &[f32]) {
         let Some(observer) = self.observer.filter(|observer| observer.wants_inputs()) else { return };
         // Parts of a fused tensor see the same rows: they count once.
@@ -126,7 +128,7 @@ impl Context<'_> {
             });
         }
         self.each_block(&panels, |block, first, decoded| {
-            // All panels of a slice before the next slice: activations come from memory once.
+            // All panels of a slice come before the next slice, so that activations are read from memory once.
             self.workers.each(block.len() * (slices.len() - 1), |scratch, task| {
                 if self.progress.is_cancelled() {
                     return Err(EngineError::Cancelled);
@@ -142,7 +144,7 @@ impl Context<'_> {
         })
     }
 
-    /// One panel with one slice of tokens.
+    /// Multiplies one panel with one slice of tokens.
     fn tile(
         &self,
         job: &ProductJob<'_>,

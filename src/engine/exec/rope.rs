@@ -1,24 +1,25 @@
-//! The rotation of queries and keys by their positions.
+//! Rotary position embedding (RoPE): the rotation of queries and keys by their positions.
 //!
-//! Angles are computed in f64 and rounded once, as cos and sin in f32: the error at position 4096 stays below one
-//! unit in the last place of the table.
+//! Angles are computed in f64, and their cos and sin are rounded to f32 once: the error at position 4096 stays below
+//! one unit in the last place of the table.
 
 use crate::core::simd::{SimdLevel, VectorLoop};
 use crate::engine::EngineError;
 use crate::engine::exec::weights::{Vector, WeightReader};
 
-/// Which values of a head a rotation pairs.
+/// Pairs of values of a head that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairLayout {
-    /// `(2i, 2i + 1)`.
+    /// Neighbouring values, `(2i, 2i + 1)`.
     Interleaved,
-    /// `(i, i + n/2)`.
+    /// Values of the two halves, `(i, i + n/2)` (NeoX).
     Half,
-    /// `(i, i + n/2)` of heads whose two halves were put between each other as a whole, rotated or not.
+    /// Values of the two halves, `(i, i + n/2)`, of heads whose halves are interleaved as a whole, including dimensions
+    /// that are not rotated.
     HalfBetween,
 }
 
-/// Dimensions between which yarn goes over from extrapolation to interpolation.
+/// Dimensions between which YaRN changes from extrapolation to interpolation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ramp {
     /// Last dimension that is only extrapolated.
@@ -32,23 +33,23 @@ pub struct Ramp {
 pub enum RopeScaling {
     /// Positions are divided by the factor.
     Linear(f64),
-    /// Interpolation by frequency: low dimensions keep their angle, high ones are divided by `factor`.
+    /// YaRN, interpolation by frequency: low dimensions keep their angle, those of high ones are divided by `factor`.
     Yarn {
         /// Divisor of interpolated angles.
         factor: f64,
-        /// Where interpolation sets in.
+        /// Dimensions between which interpolation sets in.
         ramp: Ramp,
         /// Weight of the extrapolated part.
         ext_factor: f64,
     },
 }
 
-/// A rotation of q and k.
+/// Rotation of queries and keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Rotated dimensions of a head, from its start.
+    /// Number of rotated dimensions of a head, from its start.
     pub n_dims: usize,
-    /// Which values are rotated together.
+    /// Values that are rotated together.
     pub pairs: PairLayout,
     /// Base of the frequencies.
     pub base: f64,
@@ -67,7 +68,7 @@ pub struct Rope {
 pub struct LongFactors {
     /// Longest chunk that does not use them.
     pub limit: usize,
-    /// One per pair.
+    /// Divisors, one per pair.
     pub factors: Vector,
 }
 
@@ -81,7 +82,7 @@ pub(crate) struct RopeTable {
 }
 
 impl Rope {
-    /// The divisors of the pairs that turn. A file may have those of a whole head: the others divide nothing, and are 1.
+    /// Returns the divisors of the rotated pairs. A file may store those of a whole head: the others must be 1.
     fn divisors(&self, weights: WeightReader<'_>, stored: &Vector) -> Result<Vec<f32>, EngineError> {
         let mut factors = weights.vector(stored)?;
         let n_pairs = self.n_dims / 2;
@@ -93,7 +94,7 @@ impl Rope {
         Ok(factors)
     }
 
-    /// Angle per position of every pair. `factors` are the divisors in force.
+    /// Returns the angle per position of every pair, with the divisors `factors`.
     fn frequencies(&self, factors: Option<&[f32]>) -> Vec<f64> {
         let n = self.n_dims as f64;
         (0..self.n_dims / 2)
@@ -112,7 +113,7 @@ impl Rope {
             .collect()
     }
 
-    /// The table for positions `0 .. n_positions`.
+    /// Returns the table for positions `0 .. n_positions`.
     pub(crate) fn table(&self, n_positions: usize, factors: Option<&[f32]>) -> RopeTable {
         let frequencies = self.frequencies(factors);
         let half = frequencies.len();
@@ -129,7 +130,7 @@ impl Rope {
     }
 }
 
-/// The table of long chunks.
+/// Table of long chunks.
 #[derive(Debug)]
 struct LongTable {
     /// Longest chunk that uses the short table.
@@ -137,7 +138,7 @@ struct LongTable {
     table: RopeTable,
 }
 
-/// The rotations of a plan, tabulated.
+/// Tables of the rotations of a plan.
 #[derive(Debug, Default)]
 pub(crate) struct RopeTables {
     short: Vec<RopeTable>,
@@ -145,6 +146,7 @@ pub(crate) struct RopeTables {
 }
 
 impl RopeTables {
+    /// Computes the tables of `ropes` for positions `0 .. n_positions`.
     pub(crate) fn new(
         ropes: &[Rope],
         weights: WeightReader<'_>,
@@ -165,12 +167,12 @@ impl RopeTables {
         Ok(tables)
     }
 
-    /// Returns the layout of the pairs that rotation `rope` turns.
+    /// Returns the layout of the pairs of rotation `rope`.
     pub(crate) fn pairs(&self, rope: usize) -> PairLayout {
         self.short[rope].pairs
     }
 
-    /// The table of rotation `rope` for a chunk of this length.
+    /// Returns the table of rotation `rope` for a chunk of this length.
     pub(crate) fn table(&self, rope: usize, chunk_len: usize) -> &RopeTable {
         match &self.long[rope] {
             Some(long) if chunk_len > long.limit => &long.table,
@@ -188,7 +190,7 @@ impl RopeTable {
     }
 }
 
-/// The rotation of one token's heads.
+/// Rotation of one token's heads.
 struct Rotation<'a> {
     pairs: PairLayout,
     cos: &'a [f32],

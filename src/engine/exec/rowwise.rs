@@ -1,4 +1,4 @@
-//! Functions of single values, row by row: all threads take part, and the loops are compiled for the level.
+//! Functions of single values, applied row by row on all threads; the loops are compiled for every SIMD level.
 
 use rayon::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::engine::exec::scalar::{self, softplus};
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::workers::ROWS_PER_TASK;
 
-/// A function of one value.
+/// Function of one value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ValueFunction {
     /// The value itself.
@@ -18,11 +18,11 @@ pub(crate) enum ValueFunction {
     Tanh,
     /// The logistic function.
     Sigmoid,
-    /// `x sig(x)`.
+    /// SiLU, `x sig(x)`.
     Silu,
-    /// `ln(1 + e^x)`.
+    /// Softplus, `ln(1 + e^x)`.
     Softplus,
-    /// `max(x, 0)²`.
+    /// Squared ReLU, `max(x, 0)²`.
     Relu2,
     /// `e^(-e^x)`.
     ExpOfExp,
@@ -30,7 +30,7 @@ pub(crate) enum ValueFunction {
     ExpOfSigmoid(f32),
 }
 
-/// `x = f(x + bias)`.
+/// Loop of `x = f(x + bias)`.
 struct MapLoop<'a> {
     function: ValueFunction,
     bias: Option<&'a [f32]>,
@@ -47,7 +47,7 @@ impl VectorLoop for MapLoop<'_> {
         if let Some(bias) = bias {
             x.iter_mut().zip(bias).for_each(|(x, &bias)| *x += bias);
         }
-        // A loop for each, so that nothing is asked inside of it.
+        // One loop per function, so that there is no branch inside of it.
         match function {
             ValueFunction::Same => {}
             ValueFunction::Tanh => x.iter_mut().for_each(|x| *x = scalar::tanh(*x)),
@@ -65,13 +65,13 @@ impl VectorLoop for MapLoop<'_> {
     }
 }
 
-/// `x = f(x + bias)`, value by value.
+/// Computes `x = f(x + bias)`, value by value.
 pub(crate) fn map(level: SimdLevel, function: ValueFunction, bias: Option<&[f32]>, x: &mut [f32]) {
     level.vectorize(MapLoop { function, bias, x });
 }
 
 impl Context<'_> {
-    /// `x = f(x + bias)` for all rows of `n_cols`; the bias is a row.
+    /// Computes `x = f(x + bias)` for all rows of `n_cols`; the bias is a row.
     pub(crate) fn map_rows(
         &self,
         function: ValueFunction,
@@ -92,7 +92,7 @@ impl Context<'_> {
         });
     }
 
-    /// Calls `task` for pairs of rows of `out` and `x`.
+    /// Calls `task` for each pair of rows of `out` and `x`.
     pub(crate) fn each_row(
         &self,
         (out, n_out): (&mut [f32], usize),
@@ -109,7 +109,7 @@ impl Context<'_> {
         });
     }
 
-    /// `x *= factor`.
+    /// Computes `x *= factor`.
     pub(crate) fn scale_rows(&self, x: &mut [f32], factor: f32) {
         let level = self.weights.level;
         self.workers.install(|| {

@@ -1,9 +1,9 @@
-//! Functions of one value, written so that the compiler vectorizes the loops around them at every SIMD level with the same
-//! bits: no fused multiply-add, no table.
+//! Functions of one value, written so that the compiler vectorizes the loops around them at every SIMD level with the
+//! same bits: no fused multiply-add, no table.
 
 #![expect(clippy::inline_always, reason = "the functions must be compiled inside the level's function")]
 
-/// `e^x` to 2 units in the last place; below -87 zero, above 88.7 infinity, NaN stays.
+/// Returns `e^x` to 2 units in the last place; zero below -87, infinity above 88.7, NaN for NaN.
 ///
 /// Range reduction by `ln 2` in two parts and the degree-5 polynomial of Cephes' `expf`.
 #[inline(always)]
@@ -28,13 +28,13 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x.is_nan() { x } else { high }
 }
 
-/// The logistic function.
+/// Returns the logistic function.
 #[inline(always)]
 pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// `e^x - 1`.
+/// Returns `e^x - 1`.
 #[inline(always)]
 pub(crate) fn exp_m1(x: f32) -> f32 {
     // Near zero the difference loses digits: the series to x^6 is exact to f32 below 0.1.
@@ -42,7 +42,7 @@ pub(crate) fn exp_m1(x: f32) -> f32 {
     if x.abs() < 0.1 { series } else { exp(x) - 1.0 }
 }
 
-/// The hyperbolic tangent.
+/// Returns the hyperbolic tangent.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
     // Near zero the quotient loses digits: the series of tanh to x^7 is exact to f32 below 0.1.
@@ -53,7 +53,7 @@ pub(crate) fn tanh(x: f32) -> f32 {
     if x.abs() < 0.1 { series } else { quotient }
 }
 
-/// `erf` to 1.2e-7, by the Chebyshev fit of `erfc` in Numerical Recipes (6.2), in f64.
+/// Returns `erf` to 1.2e-7, by the Chebyshev fit of `erfc` in Numerical Recipes (6.2), in f64.
 #[inline(always)]
 pub(crate) fn erf(x: f64) -> f64 {
     const C: [f64; 10] = [
@@ -75,24 +75,27 @@ pub(crate) fn erf(x: f64) -> f64 {
     (1.0 - erfc).copysign(x)
 }
 
+/// Returns GELU in its tanh form.
 #[inline(always)]
 pub(crate) fn gelu_tanh(x: f32) -> f32 {
     // 0.5 x (1 + tanh z) is x times the logistic function of 2z.
     x * sigmoid(2.0 * 0.797_884_560_8 * x * (1.0 + 0.044_715 * x * x))
 }
 
+/// Returns GELU by the error function.
 #[inline(always)]
 pub(crate) fn gelu_erf(x: f32) -> f32 {
     0.5 * x * (1.0 + erf(f64::from(x) * std::f64::consts::FRAC_1_SQRT_2) as f32)
 }
 
+/// Returns `max(x, 0)`.
 #[inline(always)]
 pub(crate) fn relu(x: f32) -> f32 {
     if x > 0.0 { x } else { 0.0 }
 }
 
-/// `ln(1 + y)` for y from 0 to 1, to 2 units in the last place: `2 artanh(y / (2 + y))` as a series, whose argument is at
-/// most a third.
+/// Returns `ln(1 + y)` for y from 0 to 1, to 2 units in the last place: `2 artanh(y / (2 + y))` as a series, whose
+/// argument is at most a third.
 #[inline(always)]
 fn ln_1p(y: f32) -> f32 {
     let z = y / (2.0 + y);
@@ -107,7 +110,7 @@ fn ln_1p(y: f32) -> f32 {
     2.0 * (z + z * (z2 * p))
 }
 
-/// `ln(1 + e^x)`.
+/// Returns `ln(1 + e^x)`.
 #[inline(always)]
 pub(crate) fn softplus(x: f32) -> f32 {
     let positive = if x > 0.0 { x } else { 0.0 };

@@ -1,5 +1,5 @@
-//! Rows cut into strips of columns: what products of columns read fastest. A strip's rows lie 768 bytes apart however wide
-//! the rows are, where rows as they are would share the sets of the caches.
+//! Rows cut into strips of columns, the layout that products of columns read fastest. A strip's rows are 768 bytes
+//! apart for any width of the rows; in the plain layout, rows would compete for the same cache sets.
 
 use std::ops::Range;
 
@@ -8,12 +8,12 @@ use rayon::prelude::*;
 use crate::engine::exec::matmul::{MatrixView, TileGrid, multiply_add};
 use crate::engine::exec::panel::cuts;
 
-/// Columns of a strip: a multiple of every kernel's height.
+/// Number of columns of a strip: a multiple of every kernel's height.
 pub(crate) const STRIP: usize = 192;
-/// Rows of a task.
+/// Number of rows of a task.
 const TASK_ROWS: usize = 512;
 
-/// Rows, strip after strip of 192 columns: `[n_rows, 192]` each, the last one narrower.
+/// Rows cut into strips of 192 columns, strip after strip: `[n_rows, 192]` each, the last one narrower.
 #[derive(Clone, Debug, Default)]
 pub struct Strips {
     n_rows: usize,
@@ -22,7 +22,7 @@ pub struct Strips {
 }
 
 impl Strips {
-    /// Rows as they are, `[n_rows, n_cols]`.
+    /// Returns the strips of rows `[n_rows, n_cols]`.
     #[must_use]
     pub fn of(x: &[f32], n_cols: usize) -> Self {
         let mut strips = Self::default();
@@ -30,15 +30,15 @@ impl Strips {
         strips
     }
 
-    /// Replaces all rows by others, `[n_rows, n_cols]`.
+    /// Replaces all rows by those of `x`, `[n_rows, n_cols]`.
     pub fn copy(&mut self, x: &[f32], n_cols: usize) {
         self.fill(x.len() / n_cols.max(1), n_cols, |row, columns, out| {
             out.copy_from_slice(&x[row * n_cols..][columns]);
         });
     }
 
-    /// Replaces all rows, on the threads of the current rayon pool: `write` gets a row, some of its columns, and where
-    /// these go.
+    /// Replaces all rows, on the threads of the current rayon pool. `write` gets the index of a row, a range of its
+    /// columns, and the slice to write them to.
     pub fn fill(
         &mut self,
         n_rows: usize,
@@ -61,25 +61,25 @@ impl Strips {
         });
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     #[must_use]
     pub fn n_rows(&self) -> usize {
         self.n_rows
     }
 
-    /// Columns of all strips.
+    /// Returns the number of columns of all strips.
     #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
 
-    /// Strips.
+    /// Returns the number of strips.
     #[must_use]
     pub fn n_strips(&self) -> usize {
         self.n_cols.div_ceil(STRIP)
     }
 
-    /// One strip.
+    /// Returns one strip.
     ///
     /// # Panics
     /// If there is no such strip.
@@ -147,7 +147,7 @@ mod tests {
         for (n, k, m) in [(1, 1, 1), (513, 200, 193), (3, 500, 192), (4, 0, 3), (0, 3, 4)] {
             let (a, b, start) = (rows(n, k, 1), rows(k, m, 2), rows(n, m, 3));
             let mut out = Strips::of(&start, m);
-            // An empty matrix has no rows to be told from its values.
+            // The number of rows of an empty matrix cannot be derived from its values.
             let mut right = Strips::of(&b, m);
             right.n_rows = k;
             let mut left = Strips::of(&a, k);

@@ -1,16 +1,16 @@
-//! Where the time of a run goes: thread time by kind of work, added up as tasks end.
+//! Time of a run by kind of work, summed over all threads as tasks end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A kind of work.
+/// Kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkKind {
     /// Rows of the embedding.
     Embed,
     /// Norms and sums along the residual stream.
     Norm,
-    /// WeightReader read and decoded into panels.
+    /// Weights read and decoded into panels.
     Decode,
     /// Products with weights.
     Product,
@@ -22,11 +22,11 @@ pub enum WorkKind {
     Attention,
     /// Softmax of attention.
     Softmax,
-    /// States that go from token to token, and convolutions.
+    /// Recurrent states and convolutions.
     Scan,
     /// Routing to experts, gathering and scattering their rows.
     Route,
-    /// Logits folded into scores.
+    /// Reduction of logits to scores.
     Fold,
 }
 
@@ -46,7 +46,7 @@ impl WorkKind {
         Self::Fold,
     ];
 
-    /// Name for a table.
+    /// Returns the name for a table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -65,15 +65,15 @@ impl WorkKind {
     }
 }
 
-/// Adds up time by phase, from all threads.
+/// Sum of the time of all threads, by kind of work.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     nanos: [AtomicU64; WorkKind::ALL.len()],
 }
 
 impl Clock {
-    /// Does a piece of work and books its time. Pieces should take microseconds, so that looking at the clock costs
-    /// nothing beside them.
+    /// Does a piece of work and adds its time. Pieces should take microseconds, so that reading the clock costs little
+    /// in comparison.
     pub(crate) fn time<R>(&self, phase: WorkKind, work: impl FnOnce() -> R) -> R {
         let start = Instant::now();
         let result = work();
@@ -82,6 +82,7 @@ impl Clock {
         result
     }
 
+    /// Returns the time of every kind of work.
     pub(crate) fn read(&self) -> [(WorkKind, Duration); WorkKind::ALL.len()] {
         WorkKind::ALL
             .map(|phase| (phase, Duration::from_nanos(self.nanos[phase as usize].load(Ordering::Relaxed))))

@@ -1,4 +1,4 @@
-//! Weights: vectors, matrices and norms as a plan names them, and their rows decoded to f32 as they are needed.
+//! Weights: vectors, matrices and norms of a plan, and the decoding of their rows to f32.
 
 use crate::core::TensorSource;
 use crate::core::simd::SimdLevel;
@@ -6,7 +6,7 @@ use crate::engine::EngineError;
 use crate::engine::exec::workers::lend;
 use crate::quant::dequantize;
 
-/// Consecutive elements of a tensor that is small enough to be held decoded: a bias, a norm's weight.
+/// Consecutive elements of a tensor that is small enough to be kept decoded: a bias, or a norm's weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vector {
     /// Index of the tensor in its source.
@@ -24,20 +24,20 @@ pub struct Matrix {
     pub tensor: usize,
     /// First row used.
     pub first_row: usize,
-    /// Rows used: the width of `y`.
+    /// Number of rows used: the width of `y`.
     pub n_rows: usize,
-    /// Columns: the width of `x`.
+    /// Number of columns: the width of `x`.
     pub n_cols: usize,
-    /// Added to the product.
+    /// Bias that is added to the product.
     pub bias: Option<Vector>,
-    /// One factor of the product, applied before the bias.
+    /// Factor of the product, one value, applied before the bias.
     pub scale: Option<Vector>,
-    /// Which expert of a stacked tensor the rows belong to.
+    /// Expert of a stacked tensor that the rows belong to.
     pub expert: Option<usize>,
 }
 
 impl Matrix {
-    /// Rows `first .. first + n` of the matrix as a matrix of its own.
+    /// Returns rows `first .. first + n` as a matrix.
     pub(crate) fn rows(&self, first: usize, n: usize) -> Self {
         let bias = self.bias.as_ref().map(|b| Vector { tensor: b.tensor, first: b.first + first, len: n });
         Self { first_row: self.first_row + first, n_rows: n, bias, ..self.clone() }
@@ -47,33 +47,33 @@ impl Matrix {
 /// Formula of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormFormula {
-    /// `x / sqrt(mean(x²) + eps)`.
+    /// RMS norm, `x / sqrt(mean(x²) + eps)`.
     Rms,
-    /// `(x - mean) / sqrt(variance + eps)`.
+    /// Layer norm, `(x - mean) / sqrt(variance + eps)`.
     Layer,
 }
 
-/// A norm of rows.
+/// Norm of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
-    /// What the values are divided by.
+    /// Formula.
     pub formula: NormFormula,
-    /// Multiplied after normalizing.
+    /// Factors after normalizing.
     pub weight: Option<Vector>,
-    /// Added after the weight.
+    /// Bias that is added after the weight.
     pub bias: Option<Vector>,
-    /// Inside the root.
+    /// Term inside the root.
     pub eps: f32,
 }
 
-/// The tensors of a model, and how to decode them.
+/// Reader and decoder of a model's tensors.
 #[derive(Clone, Copy)]
 pub(crate) struct WeightReader<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) level: SimdLevel,
 }
 
-/// A norm whose vectors are in memory.
+/// Norm whose vectors are in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadedNorm {
     pub(crate) formula: NormFormula,
@@ -83,7 +83,7 @@ pub(crate) struct LoadedNorm {
 }
 
 impl WeightReader<'_> {
-    /// Bytes of `n_rows` rows of a tensor.
+    /// Returns the bytes of `n_rows` rows of a tensor.
     pub(crate) fn row_bytes(&self, tensor: usize, n_rows: usize) -> Result<usize, EngineError> {
         let meta = &self.source.tensors()[tensor];
         let bytes = meta.row_bytes().and_then(|row| row.checked_mul(n_rows as u64));
@@ -92,7 +92,7 @@ impl WeightReader<'_> {
             .ok_or_else(|| EngineError::Blocks { tensor: meta.name.clone(), ty: meta.ty })
     }
 
-    /// Decodes rows `first .. first + n` into `out`, which is as long as they are.
+    /// Decodes rows `first .. first + n` into `out`, which is exactly as long.
     pub(crate) fn rows(
         &self,
         tensor: usize,
@@ -114,7 +114,7 @@ impl WeightReader<'_> {
             .map_err(|source| EngineError::Decode { tensor: meta.name.clone(), source })
     }
 
-    /// A vector, decoded.
+    /// Returns a vector, decoded.
     pub(crate) fn vector(&self, vector: &Vector) -> Result<Vec<f32>, EngineError> {
         let meta = &self.source.tensors()[vector.tensor];
         let n_cols = usize::try_from(meta.shape.n_cols()).unwrap_or(usize::MAX).max(1);
@@ -128,15 +128,17 @@ impl WeightReader<'_> {
         Ok(all)
     }
 
-    /// The name of a vector's tensor.
+    /// Returns the name of a vector's tensor.
     pub(crate) fn name(&self, vector: &Vector) -> String {
         self.source.tensors()[vector.tensor].name.clone()
     }
 
+    /// Returns a vector, decoded, if there is one.
     pub(crate) fn optional(&self, vector: Option<&Vector>) -> Result<Option<Vec<f32>>, EngineError> {
         vector.map(|vector| self.vector(vector)).transpose()
     }
 
+    /// Loads the weight and bias of a norm.
     pub(crate) fn norm(&self, norm: &Norm) -> Result<LoadedNorm, EngineError> {
         Ok(LoadedNorm {
             formula: norm.formula,
@@ -146,7 +148,7 @@ impl WeightReader<'_> {
         })
     }
 
-    /// Asks for the pages of tensors that will be read next, by touching them where they are mapped.
+    /// Prefetches the pages of tensors that will be read next, by touching them if they are mapped.
     pub(crate) fn touch(&self, tensors: &[usize], stop: &dyn Fn() -> bool) {
         const PAGE: usize = 4096;
         const STEP_BYTES: u64 = 1 << 20;
@@ -165,6 +167,7 @@ impl WeightReader<'_> {
         }
     }
 
+    /// Tells the source that the tensors' rows are no longer needed.
     pub(crate) fn release(&self, tensors: &[usize]) {
         for &tensor in tensors {
             self.source.release_rows(tensor, 0, self.source.tensors()[tensor].shape.n_rows());

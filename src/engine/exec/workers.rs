@@ -1,4 +1,4 @@
-//! The threads of a run and the buffers they keep between tasks.
+//! Threads of a run and the buffers that they keep between tasks.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,23 +6,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::core::sync::Unpoisoned;
 use crate::engine::EngineError;
 
-/// Rows that one task of a row-wise operation works on.
+/// Number of rows that one task of a row-wise operation works on.
 pub(crate) const ROWS_PER_TASK: usize = 64;
 
-/// Buffers of one thread; contents are whatever the last task left.
+/// Buffers of one thread, with the contents that the last task left.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerBuffers {
     /// Encoded rows.
     pub(crate) bytes: Vec<u8>,
-    /// DecodedPanel rows, or keys.
+    /// Decoded rows, or keys.
     pub(crate) rows: Vec<f32>,
-    /// A tile of results.
+    /// Tile of results.
     pub(crate) tile: Vec<f32>,
-    /// One value per row of a tile.
+    /// Sums, one per row of a tile.
     pub(crate) sums: Vec<f32>,
 }
 
-/// Makes `buffer` at least `len` long and lends that much of it.
+/// Makes `buffer` at least `len` long and returns its first `len` elements.
 pub(crate) fn lend<T: Default + Clone>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     if buffer.len() < len {
         buffer.resize(len, T::default());
@@ -30,7 +30,7 @@ pub(crate) fn lend<T: Default + Clone>(buffer: &mut Vec<T>, len: usize) -> &mut 
     &mut buffer[..len]
 }
 
-/// A pool of threads.
+/// Pool of threads.
 #[derive(Debug)]
 pub(crate) struct Workers {
     pool: rayon::ThreadPool,
@@ -38,14 +38,14 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts this many threads, or fewer if the system has no room for as many.
+    /// Starts this many threads, or fewer if the system does not allow as many.
     pub(crate) fn new(n_threads: usize) -> Result<Self, EngineError> {
         let mut threads = n_threads.max(1);
         let pool = loop {
             let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
             match builder.thread_name(|at| format!("engine-{at}")).build() {
                 Ok(pool) => break pool,
-                // Limits of processes and memory leave room for fewer; the results are the same.
+                // Limits of processes or memory may allow fewer; the results are the same.
                 Err(_) if threads > 1 => threads /= 2,
                 Err(source) => return Err(EngineError::Threads { threads, source }),
             }
@@ -53,12 +53,13 @@ impl Workers {
         Ok(Self { pool, scratch: (0..threads).map(|_| Mutex::default()).collect() })
     }
 
+    /// Returns the number of threads.
     pub(crate) fn n_threads(&self) -> usize {
         self.scratch.len()
     }
 
-    /// Runs tasks `0 .. n_tasks`, each on one thread with that thread's buffers, in ascending order of their start.
-    /// After an error no further task starts; the error of the lowest task that failed is returned.
+    /// Runs tasks `0 .. n_tasks`, started in ascending order, each on one thread with that thread's buffers. After an
+    /// error no further task starts; the error of the lowest failed task is returned.
     pub(crate) fn each(
         &self,
         n_tasks: usize,
@@ -89,7 +90,7 @@ impl Workers {
         }
     }
 
-    /// Runs `work` with the pool's threads serving rayon's parallel iterators.
+    /// Runs `work` with rayon's parallel iterators on the pool's threads.
     pub(crate) fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.pool.install(work)
     }

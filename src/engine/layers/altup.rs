@@ -1,4 +1,4 @@
-//! Runs a layer that computes one of several streams.
+//! Run of a layer with AltUp streams, of which it computes one.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -9,8 +9,8 @@ use crate::engine::layers::layer::LayerPlan;
 use crate::engine::layers::plain::plain_layer;
 use crate::engine::ops::altup::{AltUp, LayerAltUp, copy_stream, correct, each_token, predict};
 
-/// A layer over the streams `x`, `[n_tokens, n, n_embd]`: all are predicted, the active one goes through the layer,
-/// and what the layer changed corrects all. If not all rows are wanted, those that are come to the front.
+/// Runs a layer over the streams `x`, `[n_tokens, n, n_embd]`: all are predicted, the active one goes through the
+/// layer, and its change corrects all. If not all rows are wanted, the wanted ones are moved to the front.
 pub(crate) fn altup_layer(
     cx: &Context<'_>,
     plan: &GraphPlan,
@@ -37,7 +37,7 @@ pub(crate) fn altup_layer(
         cx.norm_rows(&cx.weights.norm(&embedding.post)?, &added, computed, n_embd);
         cx.give([added]);
         let (level, added) = (cx.weights.level, &*computed);
-        // To all streams but the first, whichever is active.
+        // Added to all streams but the first, whichever is active.
         each_token(cx, x, width, |token, streams| {
             let added = &added[token * n_embd..][..n_embd];
             for stream in streams[n_embd..].chunks_mut(n_embd) {

@@ -1,5 +1,5 @@
-//! Runs that go on step by step: many sequences take their next tokens together, and what they looked at before is
-//! remembered, so that a step reads every weight once for all of them.
+//! Runs that continue step by step: many sequences get their next tokens together. Keys, values and states of earlier
+//! tokens are kept, so that a step reads every weight once for all sequences.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -18,29 +18,29 @@ use crate::engine::layers::forward::Engine;
 use crate::engine::layers::graph::GraphPlan;
 use crate::engine::layers::run::run_layer;
 
-/// Sequences that go on from step to step.
+/// Sequences that continue from step to step.
 ///
-/// A step gives the states that one run over the whole sequences gives, but for the order in which some sums are formed.
-/// Where rotations depend on the length of a chunk, they are those of sequences as long as there is room for.
+/// The states of a step equal those of one run over the whole sequences, except for the order in which some sums are
+/// formed. Rotations that depend on the length of a chunk are those of sequences of `n_ctx` tokens.
 ///
 /// # Exactness
-/// The same bits for every number of threads, on machines with the same vector instructions.
+/// The bits are the same for every number of threads, on machines with the same vector instructions.
 pub struct Continuation<'e, 'a> {
     engine: &'e Engine<'a>,
     past: Past,
     ropes: RopeTables,
     buffers: Buffers,
-    /// Pages of weights are let go after use: all of them are more than the memory budget.
+    /// True if pages of weights are released after use, because all of them exceed the memory budget.
     releases: bool,
 }
 
 impl<'a> Engine<'a> {
-    /// Makes room for sequences of at most `n_ctx` tokens, which have not begun. The memory is taken as they grow;
-    /// [`Engine::continuation_bytes`] says how much that may be. Beside it up to `kept_bytes` of weights stay decoded.
+    /// Returns `n_sequences` sequences that have not begun, of at most `n_ctx` tokens each. Memory is taken as they
+    /// grow, up to [`Engine::continuation_bytes`]. In addition, up to `kept_bytes` of weights stay decoded.
     ///
     /// # Errors
-    /// [`EngineError::NotContinued`] for graphs that only run over whole chunks; `n_ctx` longer than the graph is defined
-    /// for; unreadable weights.
+    /// [`EngineError::NotContinued`] for graphs that only run over whole chunks; if `n_ctx` is longer than the graph is
+    /// defined for; if weights cannot be read.
     pub fn continuation(
         &self,
         n_sequences: usize,
@@ -59,19 +59,19 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Bytes that a sequence of `n_ctx` tokens remembers.
+    /// Returns the bytes that a sequence of `n_ctx` tokens keeps.
     ///
     /// # Errors
-    /// As [`Engine::continuation`].
+    /// See [`Engine::continuation`].
     pub fn remembered_bytes(&self, n_ctx: usize) -> Result<u64, EngineError> {
         Ok((self.plan().remembered(n_ctx)? as u64).saturating_mul(4))
     }
 
-    /// Bytes that [`Engine::continuation`] takes at most, beside the weights: what is remembered, a step of at most
-    /// `step_tokens` over all sequences, and the logits that a token of each is drawn from.
+    /// Returns the largest number of bytes of [`Engine::continuation`] in addition to the weights: the kept values, a
+    /// step of at most `step_tokens` over all sequences, and the logits from which each sequence's next token is drawn.
     ///
     /// # Errors
-    /// As [`Engine::continuation`].
+    /// See [`Engine::continuation`].
     pub fn continuation_bytes(
         &self,
         n_sequences: usize,
@@ -86,7 +86,7 @@ impl<'a> Engine<'a> {
 }
 
 impl Continuation<'_, '_> {
-    /// Tokens of a sequence so far.
+    /// Returns the tokens of a sequence so far.
     ///
     /// # Panics
     /// If there is no such sequence.
@@ -95,13 +95,13 @@ impl Continuation<'_, '_> {
         &self.past.tokens[sequence]
     }
 
-    /// Bytes that all sequences remember, from the first step on; the system gives them as sequences grow.
+    /// Returns the bytes that all sequences keep, from the first step on; the system maps them as sequences grow.
     #[must_use]
     pub fn remembered_bytes(&self) -> u64 {
         4 * self.past.n_floats() as u64
     }
 
-    /// Forgets a sequence, so that another begins in its place.
+    /// Clears a sequence, so that another can begin in its place.
     ///
     /// # Panics
     /// If there is no such sequence.
@@ -109,14 +109,14 @@ impl Continuation<'_, '_> {
         self.past.tokens[sequence].clear();
     }
 
-    /// Gives every sequence its next tokens, one or several, or none if it waits, and returns the final normed state of
-    /// the last token of each that got some, in their order. After an error nothing can be gone on with.
+    /// Gives every sequence its next tokens: one, several, or none if it waits. Returns the final normed state of the
+    /// last token of each sequence that got tokens, in order. After an error the sequences cannot be continued.
     ///
     /// # Errors
-    /// [`EngineError::SequenceTooLong`]; as [`Engine::forward`].
+    /// [`EngineError::SequenceTooLong`]; otherwise the same as [`Engine::forward`].
     ///
     /// # Panics
-    /// If there are not as many lists of tokens as sequences.
+    /// If the number of token lists differs from the number of sequences.
     pub fn step(&mut self, next: &[&[u32]], progress: &dyn Progress) -> Result<Hidden, EngineError> {
         let past = &mut self.past;
         assert_eq!(next.len(), past.tokens.len(), "tokens of every sequence");
@@ -183,7 +183,7 @@ fn step(
         let next = layers.get(at + 1).map_or(&[][..], |next| &next.tensors);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // Pages that were let go come in while the layer before computes.
+            // Released pages are read again while the layer before computes.
             if releases {
                 let touch = || cx.weights.touch(next, &|| done.load(Ordering::Relaxed));
                 let _ = std::thread::Builder::new().spawn_scoped(scope, touch);

@@ -1,4 +1,4 @@
-//! The stack of layers that reads what is answered.
+//! Encoder stack of encoder-decoder models.
 
 use crate::arch::graph::GraphKind;
 use crate::engine::EngineError;
@@ -7,22 +7,22 @@ use crate::engine::layers::layer::LayerPlan;
 use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::Sight;
 
-/// A stack of layers whose final states another stack attends to.
+/// Stack of layers whose final states another stack attends to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderPlan {
     /// Layers.
     pub layers: Vec<LayerPlan>,
     /// Norm of the last layer's output.
     pub final_norm: Option<Norm>,
-    /// The token that stands in front of all answers.
+    /// Token at the start of every answer of the decoder.
     pub start: Option<u32>,
 }
 
 impl EncoderPlan {
-    /// The encoder of a model of two stacks; what is built after it belongs to the decoder.
+    /// Resolves the encoder of an encoder-decoder model; tensors resolved afterwards are the decoder's.
     pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<EncoderPlan>, EngineError> {
         if b.features.kind != GraphKind::Encdec {
-            // An encoder may come alone, under the names that it has beside a decoder.
+            // A file may have the encoder alone, under the names of an encoder-decoder model.
             if b.tensors.has("enc.blk.0.attn_norm.weight") {
                 b.tensors.enter("enc.");
             }

@@ -1,4 +1,4 @@
-//! Start and end of a run: the residual stream before the first layer and behind the last.
+//! Start and end of a run: the residual stream before the first layer and after the last.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::engine::exec::weights::Norm;
 use crate::engine::layers::graph::GraphPlan;
 use crate::engine::ops::stream_mix::{MixRows, mix_streams};
 
-/// What goes into the first layer: the residual stream, or several of them; and what later layers look up.
+/// Returns the residual stream before the first layer, or several streams, and keeps what later layers look up.
 pub(crate) fn begin(
     cx: &mut Context<'_>,
     plan: &GraphPlan,
@@ -50,7 +50,7 @@ pub(crate) fn begin(
     Ok(x)
 }
 
-/// The residual stream before the first layer.
+/// Embeds the tokens: returns the residual stream before the first layer.
 fn embed(cx: &Context<'_>, plan: &GraphPlan, chunks: &[TokenChunk]) -> Result<Buffer, EngineError> {
     let n_embd = plan.n_embd;
     let vocabulary = plan.embedding.n_rows;
@@ -86,7 +86,7 @@ fn embed(cx: &Context<'_>, plan: &GraphPlan, chunks: &[TokenChunk]) -> Result<Bu
     Ok(x)
 }
 
-/// The wanted rows after the final norm.
+/// Returns the wanted rows after the final norm.
 pub(crate) fn finish(
     cx: &Context<'_>,
     plan: &GraphPlan,

@@ -1,5 +1,5 @@
-//! Streaming: all chunks of a group go through one layer before the next layer is read, so that every weight is
-//! decoded once for the whole group.
+//! Engine: all chunks of a group go through one layer before the next layer is read, so that every weight is decoded
+//! once for the whole group.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -29,21 +29,22 @@ use crate::engine::layers::stacks::{Memory, Split, Stack, give_memory};
 use crate::engine::ops::hyper::Streams;
 use crate::engine::ops::mixer::MixerOp;
 
-/// Tokens of an inner batch at most: decoding a weight costs as much as multiplying it with some fifty tokens.
+/// Largest number of tokens of an inner batch: decoding a weight costs as much as multiplying it with about fifty
+/// tokens.
 const BATCH_TOKENS: usize = 8192;
-/// The same for layers of experts, each of which sees only a part of the tokens.
+/// Largest number of tokens of an inner batch in models with experts, each of which gets only a part of the tokens.
 const BATCH_TOKENS_MOE: usize = 32768;
 
-/// How a run may use the machine.
+/// Resources that a run may use.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
-    /// Threads.
+    /// Number of threads.
     pub n_threads: usize,
     /// Bytes that activations may take.
     pub memory_bytes: u64,
-    /// Bytes of these that the program holds already. Groups are smaller by them; they keep no chunk from being run.
+    /// Part of `memory_bytes` that the program holds already. Groups are smaller by it; a single chunk still runs.
     pub held_bytes: u64,
-    /// Vector instructions of decoders and of the loops around products, whose kernels choose their own.
+    /// Vector instructions of decoders and of the loops around products. The products' kernels choose their own.
     pub level: SimdLevel,
 }
 
@@ -59,14 +60,14 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// Bytes that are left of the budget for what may be larger or smaller.
+    /// Returns the bytes of the budget that are left for uses of flexible size.
     #[must_use]
     pub fn elastic_bytes(&self) -> u64 {
         self.memory_bytes.saturating_sub(self.held_bytes)
     }
 }
 
-/// A model that can be run.
+/// Model that can be run.
 pub struct Engine<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) plan: GraphPlan,
@@ -77,7 +78,7 @@ pub struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Prepares a run of `plan` over the tensors it was made from.
+    /// Prepares runs of `plan` over the tensors that it was resolved from.
     ///
     /// # Errors
     /// If the threads cannot be started.
@@ -91,37 +92,37 @@ impl<'a> Engine<'a> {
         Ok(Self { source, plan, options, workers, clock: Clock::default(), spill_dir: None })
     }
 
-    /// The same engine, whose runs over whole chunks keep hidden states in files without names in `dir`: the system writes
-    /// them out where it needs the room. What a run then takes of memory: [`Engine::unspilled_bytes`].
+    /// Returns the engine with its hidden states kept in unnamed files in `dir`, for runs over whole chunks. The system
+    /// writes them to disk when it needs memory. [`Engine::unspilled_bytes`] is what a run then takes of memory.
     #[must_use]
     pub fn spilling(self, dir: &Path) -> Self {
         Self { spill_dir: Some(dir.to_owned()), ..self }
     }
 
-    /// The plan.
+    /// Returns the plan.
     #[must_use]
     pub fn plan(&self) -> &GraphPlan {
         &self.plan
     }
 
-    /// Buffers as a run of this engine has them.
+    /// Returns the buffers for a run of this engine.
     pub(crate) fn buffers(&self) -> Buffers {
         Buffers::in_dir(self.spill_dir.as_deref())
     }
 
-    /// The options of the run.
+    /// Returns the options of runs.
     #[must_use]
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// Thread time spent so far, by kind of work; what is missing to wall time times threads is waiting.
+    /// Returns the thread time spent so far, by kind of work; the rest of wall time times threads is waiting.
     #[must_use]
     pub fn timings(&self) -> [(WorkKind, Duration); WorkKind::ALL.len()] {
         self.clock.read()
     }
 
-    /// Runs `work` with the threads of the engine serving rayon's parallel iterators: for who looks on.
+    /// Runs `work` with rayon's parallel iterators on the engine's threads, for observers.
     pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.workers.install(work)
     }
@@ -130,19 +131,19 @@ impl<'a> Engine<'a> {
         self.plan.layers.iter().any(|layer| layer.ffn.moe().is_some())
     }
 
-    /// Bytes per token: what stays between layers, and what a batch needs inside one.
+    /// Returns the bytes per token that stay between layers, and those that a batch needs inside a layer.
     fn token_bytes(&self) -> (u64, u64) {
         let n_embd = self.plan.n_embd;
         let inner = self.plan.all_layers().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
-        // Between layers: the residual stream, the hidden state of a scored row, what layers hand on.
+        // Between layers: the residual stream, the hidden state of a scored row, and what layers keep for later layers.
         let carried = self.plan.handed_floats();
-        // Several streams become one after all layers.
+        // Several streams are reduced to one after all layers.
         let end = self.plan.streams.as_ref().map_or(0, |streams| n_embd + streams.end_floats());
         let kept = 2 * self.plan.stream_width() + carried + end;
         (4 * kept as u64, 4 * inner as u64)
     }
 
-    /// Bytes that do not grow with tokens: panels and tiles of every thread.
+    /// Returns the bytes that do not grow with tokens: panels, and tiles of every thread.
     fn fixed_bytes(&self, chunk_len: usize) -> u64 {
         let layers = self.plan.all_layers();
         let widest = layers.clone().map(LayerPlan::widest).max().unwrap_or(0).max(self.plan.n_embd);
@@ -157,8 +158,8 @@ impl<'a> Engine<'a> {
         per_thread.saturating_mul(self.workers.n_threads() as u64).saturating_add(shared as u64)
     }
 
-    /// Tokens of a batch at most: a group of so many, or of a multiple, decodes no weight of a layer more often than
-    /// a larger one.
+    /// Returns the largest number of tokens of a batch. A group of this size, or of a multiple, decodes no weight of a
+    /// layer more often than a larger one.
     #[must_use]
     pub fn batch_tokens_at_most(&self) -> usize {
         if self.is_moe() { BATCH_TOKENS_MOE } else { BATCH_TOKENS }
@@ -171,8 +172,8 @@ impl<'a> Engine<'a> {
         fitting.min(most).max(chunk_len)
     }
 
-    /// Tokens that one group may have within the memory budget, for chunks of at most `chunk_len`; a model that is
-    /// run in lock-step with this one takes its own share.
+    /// Returns the number of tokens of a group that fits in the memory budget, for chunks of at most `chunk_len`. A
+    /// model that is run in lock-step with this one takes its own share.
     ///
     /// # Errors
     /// [`EngineError::Memory`] if not even one chunk fits.
@@ -180,10 +181,11 @@ impl<'a> Engine<'a> {
         self.group_tokens_beside(0, chunk_len)
     }
 
-    /// [`Engine::group_tokens`] when some bytes of the budget are taken already. A single chunk may take all of it.
+    /// Returns [`Engine::group_tokens`] if `taken_bytes` of the budget are taken already. A single chunk may take all
+    /// of it.
     ///
     /// # Errors
-    /// As [`Engine::group_tokens`].
+    /// See [`Engine::group_tokens`].
     pub fn group_tokens_beside(&self, taken_bytes: u64, chunk_len: usize) -> Result<usize, EngineError> {
         let (kept, inner) = self.token_bytes();
         let budget_bytes = self.options.memory_bytes;
@@ -199,30 +201,30 @@ impl<'a> Engine<'a> {
         Ok(usize::try_from(left).unwrap_or(usize::MAX).max(chunk_len))
     }
 
-    /// Numbers of chunks, in their order, that may run together within the memory budget: each group decodes every weight of
-    /// a layer once.
+    /// Returns the numbers of consecutive chunks that run together within the memory budget: each group decodes every
+    /// weight of a layer once.
     ///
     /// # Errors
-    /// As [`Engine::group_tokens`].
+    /// See [`Engine::group_tokens`].
     pub(crate) fn groups(&self, chunks: &[TokenChunk]) -> Result<Vec<usize>, EngineError> {
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         Ok(counts(chunks, self.group_tokens(longest)?.min(self.batch_tokens_at_most())))
     }
 
-    /// Bytes of weights that a run over these chunks decodes, head included.
+    /// Returns the bytes of weights that a run over these chunks decodes, including the head.
     #[must_use]
     pub fn work_bytes(&self, chunks: &[TokenChunk]) -> u64 {
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         self.work_bytes_in(self.counts(chunks, longest).len())
     }
 
-    /// Chunks of the batches that the memory budget allows.
+    /// Returns the numbers of chunks of the batches that the memory budget allows.
     fn counts(&self, chunks: &[TokenChunk], longest: usize) -> Vec<usize> {
         let budget = self.options.elastic_bytes().saturating_sub(self.fixed_bytes(longest));
         counts(chunks, self.batch_tokens(budget, longest))
     }
 
-    /// Bytes of weights that a run in so many batches decodes, head included.
+    /// Returns the bytes of weights that a run in `n_batches` batches decodes, including the head.
     #[must_use]
     pub fn work_bytes_in(&self, n_batches: usize) -> u64 {
         let size = |&tensor: &usize| self.source.tensors()[tensor].n_bytes().unwrap_or(0);
@@ -230,7 +232,7 @@ impl<'a> Engine<'a> {
         layers.saturating_mul(n_batches as u64).saturating_add(self.head_bytes())
     }
 
-    /// Bytes of the head's weights: what is decoded of a model whose hidden states are known.
+    /// Returns the bytes of the head's weights, all that is decoded if hidden states are known already.
     #[must_use]
     pub fn head_bytes(&self) -> u64 {
         self.source.tensors()[self.plan.head.tensor].n_bytes().unwrap_or(0)
@@ -239,7 +241,7 @@ impl<'a> Engine<'a> {
     /// Runs chunks through the whole graph and returns the final normed hidden states of their wanted rows.
     ///
     /// # Errors
-    /// Token ids outside the vocabulary, unreadable weights, cancellation.
+    /// If a token id is outside the vocabulary, if weights cannot be read, or if the run is cancelled.
     pub fn forward(
         &self,
         chunks: &[TokenChunk],
@@ -249,14 +251,15 @@ impl<'a> Engine<'a> {
         self.stacks(chunks, None, progress, observer)
     }
 
-    /// [`Engine::forward`] in the batches that the caller chooses, of `batches[i]` chunks each, so that what an observer
-    /// sees at once depends neither on threads nor on the memory budget. What a run takes: [`Engine::run_bytes`].
+    /// Runs chunks as [`Engine::forward`] in batches of the caller's choice, of `batches[i]` chunks each. What an
+    /// observer sees at once then depends neither on threads nor on the memory budget. [`Engine::run_bytes`] is the
+    /// memory of a run.
     ///
     /// # Errors
-    /// As [`Engine::forward`]; [`EngineError::Stopped`].
+    /// See [`Engine::forward`]; also [`EngineError::Stopped`].
     ///
     /// # Panics
-    /// If the batches do not hold all chunks.
+    /// If the batches do not hold exactly all chunks.
     pub fn forward_in(
         &self,
         batches: &[usize],
@@ -268,8 +271,8 @@ impl<'a> Engine<'a> {
         self.stacks(chunks, Some(batches), progress, observer)
     }
 
-    /// Bytes that [`Engine::forward_in`] takes at most, beside the weights: for `n_tokens` in all, `batch_tokens` in the
-    /// largest batch, `chunk_len` in the longest chunk.
+    /// Returns the largest number of bytes of [`Engine::forward_in`] in addition to the weights, for `n_tokens` in all,
+    /// `batch_tokens` in the largest batch and `chunk_len` in the longest chunk.
     #[must_use]
     pub fn run_bytes(&self, n_tokens: usize, batch_tokens: usize, chunk_len: usize) -> u64 {
         let (kept, inner) = self.token_bytes();
@@ -277,15 +280,15 @@ impl<'a> Engine<'a> {
         kept.saturating_mul(n_tokens as u64).saturating_add(batch).saturating_add(self.fixed_bytes(chunk_len))
     }
 
-    /// The part of [`Engine::run_bytes`] that stays in memory when hidden states are kept in files: what layers hand on,
-    /// the experts of each token, the buffers of threads.
+    /// Returns the part of [`Engine::run_bytes`] that stays in memory if hidden states are kept in files: values kept
+    /// for later layers, the experts of each token, and the buffers of threads.
     #[must_use]
     pub fn unspilled_bytes(&self, n_tokens: usize, chunk_len: usize) -> u64 {
         let plan = &self.plan;
         let floats = plan.handed_floats();
         let n_used =
             plan.all_layers().filter_map(|layer| layer.ffn.moe()).map(|moe| moe.n_used).max().unwrap_or(0);
-        // Choices by token and by expert, and as they are handed to who looks on.
+        // Choices by token and by expert, and their copy for the observer.
         let routes = if n_used > 0 { 48 * n_used + 64 } else { 0 };
         let per_token = (4 * floats + routes) as u64;
         per_token.saturating_mul(n_tokens as u64).saturating_add(self.fixed_bytes(chunk_len))
@@ -334,7 +337,7 @@ impl<'a> Engine<'a> {
             progress,
             observer,
             clock: &self.clock,
-            // Behind a prefix of no tokens the positions start with 1.
+            // With an empty prefix the positions start at 1.
             ropes: RopeTables::new(&plan.ropes, weights, longest + usize::from(plan.prefix.is_some()))?,
             layer: AtomicUsize::new(0),
             memory: memory.states,
@@ -356,7 +359,7 @@ impl<'a> Engine<'a> {
         for (at, layer) in stack.layers.iter().enumerate() {
             run.layer.store(at, Ordering::Relaxed);
             let next = stack.layers.get(at + 1).map_or(&[][..], |next| &next.tensors);
-            // An observer sees all rows of all layers; else the last layer computes only what is wanted.
+            // An observer sees all rows of all layers; without one, the last layer computes only the wanted rows.
             let is_last = at + 1 == stack.layers.len();
             if is_last && observer.is_none() && !layer.ffn.looks_back() {
                 let mut rest = chunks;
@@ -368,8 +371,8 @@ impl<'a> Engine<'a> {
             }
             let done = AtomicBool::new(false);
             std::thread::scope(|scope| {
-                // The next layer's pages come in while this one computes.
-                // Without a thread for that they come when they are needed.
+                // The next layer's pages are read while this one computes. If no thread can be started for that, they
+                // are read when they are needed.
                 let ahead = std::thread::Builder::new();
                 let _ = ahead.spawn_scoped(scope, || weights.touch(next, &|| done.load(Ordering::Relaxed)));
                 let result = batches.iter().enumerate().try_for_each(|(number, (tokens, batch))| {
@@ -388,16 +391,16 @@ impl<'a> Engine<'a> {
         finish(&run, plan, chunks, batches, &x, stack.final_norm)
     }
 
-    /// [`Engine::forward`] without progress or observer.
+    /// Runs chunks as [`Engine::forward`], without progress or observer.
     ///
     /// # Errors
-    /// As [`Engine::forward`].
+    /// See [`Engine::forward`].
     pub fn hidden(&self, chunks: &[TokenChunk]) -> Result<Hidden, EngineError> {
         self.forward(chunks, &Silent, None)
     }
 }
 
-/// Chunks of batches of at most `limit` tokens (but whole chunks).
+/// Returns the numbers of chunks of batches of at most `limit` tokens; a batch has at least one whole chunk.
 fn counts(chunks: &[TokenChunk], limit: usize) -> Vec<usize> {
     let mut counts = Vec::new();
     let mut first = 0;
@@ -414,7 +417,7 @@ fn counts(chunks: &[TokenChunk], limit: usize) -> Vec<usize> {
     counts
 }
 
-/// Batches of so many chunks each: their tokens and their places.
+/// Returns batches of `counts[i]` chunks each, with the ranges of their tokens.
 fn placed(chunks: &[TokenChunk], counts: &[usize]) -> Vec<(Range<usize>, ChunkBatch)> {
     let (mut rest, mut start) = (chunks, 0);
     let batch = |&n: &usize| {

@@ -1,5 +1,5 @@
-//! What a run computes: every tensor, width and constant, resolved once from the card, the metadata and the tensors
-//! present. Running a plan never looks at metadata again.
+//! Plan of a graph: every tensor, width and constant, resolved once from the card, the metadata and the tensors
+//! present. Running a plan never reads metadata.
 
 use std::ops::Range;
 
@@ -33,84 +33,85 @@ use crate::engine::resolve::keys::ArchKeys;
 use crate::engine::resolve::tensors::{TensorClaims, fits};
 use crate::gguf::Metadata;
 
-/// The whole graph.
+/// Plan of the whole graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraphPlan {
-    /// `general.architecture`.
+    /// Architecture, `general.architecture`.
     pub arch: String,
-    /// What the outputs are: the next token's logits, or states of all tokens.
+    /// Kind of outputs: the next token's logits, or states of all tokens.
     pub kind: ModelKind,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Rows of the head.
+    /// Number of rows of the head.
     pub n_vocab: usize,
-    /// Trained context length, if the file says.
+    /// Trained context length, if the file declares it.
     pub n_ctx_train: Option<usize>,
-    /// Longest chunk for which the plan computes what the model does, if there is one.
+    /// Length of the longest chunk for which the plan computes what the model does, if it is limited.
     pub chunk_limit: Option<usize>,
     /// Embedding, `[n_vocab, n_embd]`.
     pub embedding: Matrix,
-    /// Learned positions, `[positions, n_embd]`.
+    /// Learned position embeddings, `[positions, n_embd]`.
     pub positions: Option<Matrix>,
-    /// Embedding of the kind of sentence, which is the first for all tokens.
+    /// Token type embedding of the first type, which is used for all tokens.
     pub token_types: Option<Vector>,
     /// Factor of the embedding.
     pub embed_scale: f32,
     /// Norm of the embedding.
     pub embed_norm: Option<Norm>,
-    /// Tokens that turn adapters on.
+    /// Tokens that switch adapters on.
     pub switch: Option<Switch>,
-    /// What layers' own embeddings of the tokens are made of.
+    /// Per-layer embeddings of the tokens.
     pub layer_embeddings: Option<LayerEmbeddings>,
-    /// The streams of a token, for models that have several.
+    /// AltUp streams of a token, for models that have several.
     pub altup: Option<AltUp>,
-    /// The tokens of a chunk that see one another, for models that have such.
+    /// Prefix of a chunk, whose tokens see one another, for models that have one.
     pub prefix: Option<Prefix>,
-    /// The streams between the layers, of models that have several.
+    /// Streams of hyper-connections, for models that have several.
     pub streams: Option<Streams>,
-    /// The state beside the stream, of models whose stacks run in turn.
+    /// Second state in addition to the stream, for models whose stacks run in turn.
     pub held: Option<HeldState>,
-    /// Rotations that layers refer to.
+    /// Rotations that layers refer to by index.
     pub ropes: Vec<Rope>,
-    /// The stack that reads what is answered, for models of two stacks.
+    /// Encoder, for encoder-decoder models.
     pub encoder: Option<EncoderPlan>,
-    /// Layers.
+    /// Layers, in the order in which they run.
     pub layers: Vec<LayerPlan>,
-    /// Mix of streams that goes on instead of the last layer's output.
+    /// Norm for the scores of the stream mix that replaces the last layer's output.
     pub final_mix: Option<Norm>,
     /// Norm of the last layer's output.
     pub final_norm: Option<Norm>,
-    /// What becomes of a text's states, of encoders.
+    /// Pooling of a text's states, for encoders.
     pub pooling: Pooling,
-    /// What predicts masked tokens, of models that can.
+    /// Prediction of masked tokens, for models that have it.
     pub masked: Option<MaskedHead>,
-    /// Rows that score the vocabulary; the embedding where the file has no other.
+    /// Matrix of the logits; the embedding if the file has no separate one.
     pub head: Matrix,
     /// Factor of the logits.
     pub logit_scale: f32,
     /// Logits become `cap * tanh(z / cap)`.
     pub final_cap: Option<f32>,
-    /// Tokens that are never said, whatever their logits.
+    /// Tokens that are never generated, whatever their logits.
     pub unsaid: Range<usize>,
-    /// What the reader of a report should know.
+    /// Warnings for the reader of a report.
     pub warnings: Vec<String>,
 }
 
 impl GraphPlan {
-    /// The layers of all stacks.
+    /// Iterates over the layers of all stacks.
     pub(crate) fn all_layers(&self) -> impl Iterator<Item = &LayerPlan> + Clone {
         self.encoder.iter().flat_map(|encoder| &encoder.layers).chain(&self.layers)
     }
 }
 
-/// Keys that a warning names at most.
+/// Largest number of keys that a warning names.
 const MAX_UNREAD: usize = 3;
 
 impl GraphPlan {
     /// Resolves the graph of a file.
     ///
     /// # Errors
-    /// Features that are not built, missing or contradictory keys and tensors, tensors that nothing uses.
+    /// If a feature is not implemented, if keys or tensors are missing or contradict one another, or if tensors are not
+    /// used.
     pub fn new(
         features: &GraphFeatures,
         metadata: &Metadata,
@@ -149,7 +150,7 @@ impl GraphPlan {
     }
 }
 
-/// Layers that are run: those that only predict further tokens are not.
+/// Returns the number of layers that are run: layers that only predict further tokens (MTP) are not.
 pub(crate) fn n_layers(b: &Builder<'_>) -> Result<usize, EngineError> {
     if has_cycles(b) {
         return n_cycled_layers(b);
@@ -160,6 +161,7 @@ pub(crate) fn n_layers(b: &Builder<'_>) -> Result<usize, EngineError> {
     })
 }
 
+/// Returns the factor of branches: the file's key `residual_scale`, else the card's.
 pub(crate) fn residual_scale(b: &Builder<'_>) -> Result<f64, EngineError> {
     let n_layers = b.n_layers as f64;
     Ok(match (b.keys.number("residual_scale")?, b.features.residual_scale) {
@@ -248,6 +250,7 @@ fn resolve_graph(b: &mut Builder<'_>, arch: &str) -> Result<GraphPlan, EngineErr
     })
 }
 
+/// Returns the factor of the embedding: the file's key `embedding_scale`, else the card's.
 pub(crate) fn embed_scale(b: &Builder<'_>) -> Result<f32, EngineError> {
     Ok(match (b.keys.number("embedding_scale")?, b.features.embed_scale) {
         (Some(scale), _) if scale > 0.0 => scale as f32,
@@ -257,7 +260,7 @@ pub(crate) fn embed_scale(b: &Builder<'_>) -> Result<f32, EngineError> {
     })
 }
 
-/// The head: a matrix of its own, else the embedding.
+/// Claims the head: its own matrix, else the embedding.
 pub(crate) fn head(b: &mut Builder<'_>, embedding: &Matrix) -> Result<Matrix, EngineError> {
     if b.tensors.has("output.weight") {
         return b.rows_of("output");
@@ -266,6 +269,7 @@ pub(crate) fn head(b: &mut Builder<'_>, embedding: &Matrix) -> Result<Matrix, En
     Ok(Matrix { bias, ..embedding.clone() })
 }
 
+/// Returns the factor of the logits, by the card's rule and the key `logit_scale`.
 pub(crate) fn logit_scale(b: &Builder<'_>, is_tied: bool) -> Result<f32, EngineError> {
     let key = b.keys.nonzero("logit_scale")?;
     let n_embd = b.n_embd as f64;
@@ -273,7 +277,7 @@ pub(crate) fn logit_scale(b: &Builder<'_>, is_tied: bool) -> Result<f32, EngineE
         (LogitScale::Named(LogitScaleName::RsqrtEmbdIfTied), _) if is_tied => n_embd.powf(-0.5),
         (LogitScale::Named(LogitScaleName::None | LogitScaleName::RsqrtEmbdIfTied), _)
         | (LogitScale::Named(LogitScaleName::Multiply | LogitScaleName::Divide), None) => 1.0,
-        // Files of models with a base hold the quotient D / base, by which the reference divides.
+        // Files of models with a base store the quotient D / base, by which the reference divides.
         (LogitScale::Named(LogitScaleName::Divide) | LogitScale::BaseOverEmbd { .. }, Some(scale)) => {
             1.0 / scale
         }
@@ -284,14 +288,14 @@ pub(crate) fn logit_scale(b: &Builder<'_>, is_tied: bool) -> Result<f32, EngineE
     Ok(scale as f32)
 }
 
-/// The tokens that are never said, as far as there are so many.
+/// Returns the tokens that are never generated, clipped to the vocabulary.
 pub(crate) fn unsaid(b: &Builder<'_>, n_vocab: usize) -> Range<usize> {
     let [first, end] = b.features.unsaid_tokens.unwrap_or_default();
     let end = (end as usize).min(n_vocab);
     (first as usize).min(end)..end
 }
 
-/// Warns of keys of the architecture that no part of the plan has read.
+/// Warns of the architecture's keys that no part of the plan has read.
 fn name_unread(b: &mut Builder<'_>) {
     let unread = b.keys.unread();
     if unread.is_empty() {
@@ -304,8 +308,8 @@ fn name_unread(b: &mut Builder<'_>) {
     b.warnings.push(format!("{names}{others}: {what}"));
 }
 
-/// Refuses tensors that no part of the plan has claimed, except those that the card leaves aside and those of layers
-/// that are not run.
+/// Returns an error for tensors that no part of the plan has claimed, except those that the card lists as unused and
+/// those of layers that are not run.
 fn refuse_left_over(b: &Builder<'_>) -> Result<(), EngineError> {
     // Layers that run again are counted, but have no tensors of their own.
     let n_blocks = if has_cycles(b) { b.n_layers } else { b.keys.need_count("block_count")? };
@@ -327,12 +331,12 @@ fn refuse_left_over(b: &Builder<'_>) -> Result<(), EngineError> {
 }
 
 impl GraphPlan {
-    /// True if a layer reads the stream as it was before the first.
+    /// Returns true if a layer reads the stream before the first layer.
     pub(crate) fn needs_start(&self) -> bool {
         self.layer_embeddings.is_some() || self.layers.iter().any(|layer| layer.extras.start_scale.is_some())
     }
 
-    /// True if a layer looks something up by the token.
+    /// Returns true if a layer looks something up by token id.
     pub(crate) fn needs_tokens(&self) -> bool {
         let by_token = |layer: &LayerPlan| {
             layer.extras.ngrams.is_some() || matches!(&layer.ffn, Ffn::Moe(moe) if moe.by_token.is_some())
@@ -340,7 +344,7 @@ impl GraphPlan {
         self.needs_start() || self.layers.iter().any(by_token)
     }
 
-    /// Floats per token that layers hand on besides the stream.
+    /// Returns the floats per token that layers keep for later layers, in addition to the stream.
     pub(crate) fn handed_floats(&self) -> usize {
         let handed = self
             .layers
@@ -355,22 +359,22 @@ impl GraphPlan {
         handed + start + held + slot + self.n_kept_streams() * self.n_embd
     }
 
-    /// Values per token between layers.
+    /// Returns the number of values per token between layers.
     pub(crate) fn stream_width(&self) -> usize {
         let n = self.altup.as_ref().map(|altup| altup.n).or(self.streams.as_ref().map(|streams| streams.n));
         self.n_embd * n.unwrap_or(1)
     }
 
-    /// Streams that stay from the layer that keeps them to the end.
+    /// Returns the number of streams that are kept from a layer on to the end.
     fn n_kept_streams(&self) -> usize {
         self.layers.iter().filter(|layer| layer.mix.as_ref().is_some_and(|mix| mix.keeps)).count()
     }
 
-    /// Floats that a sequence of at most `n_ctx` tokens remembers.
+    /// Returns the number of floats that a sequence of at most `n_ctx` tokens keeps.
     ///
     /// # Errors
-    /// [`EngineError::NotContinued`] for models without a next token, models of two stacks, prefixes whose tokens see one
-    /// another, attention to compressed rows, and n-grams; chunks longer than the graph is defined for.
+    /// [`EngineError::NotContinued`] for models without a next token, encoder-decoder models, prefixes whose tokens see
+    /// one another, attention to compressed rows, and n-grams; also if `n_ctx` is longer than the graph is defined for.
     pub(crate) fn remembered(&self, n_ctx: usize) -> Result<usize, EngineError> {
         let refused = match self.kind {
             ModelKind::Encoder => Some("it predicts no next token"),
@@ -387,8 +391,10 @@ impl GraphPlan {
         self.layers.iter().try_fold(0, add).map_err(|what| EngineError::NotContinued { what })
     }
 
+    /// Checks that a chunk is not longer than the graph is defined for.
+    ///
     /// # Errors
-    /// Chunks longer than the graph is defined for.
+    /// If the chunk is longer than the learned positions or the plan's limit.
     pub(crate) fn check_length(&self, tokens: usize) -> Result<(), EngineError> {
         if let Some(positions) = self.positions.as_ref().filter(|p| p.n_rows < tokens) {
             return Err(EngineError::ChunkTooLong { tokens, limit: positions.n_rows });
@@ -399,8 +405,8 @@ impl GraphPlan {
         Ok(())
     }
 
-    /// Scales and caps rows of `n` logits, those of vocabulary rows `first ..`; what is never said becomes the least number
-    /// there is, which is no part of the sums.
+    /// Scales and caps rows of `n` logits, of vocabulary rows `first ..`. Logits of tokens that are never generated
+    /// become `f32::MIN`, so that they do not contribute to the sums.
     pub(crate) fn finish_logits(&self, level: SimdLevel, logits: &mut [f32], n: usize, first: usize) {
         if self.logit_scale != 1.0 || self.final_cap.is_some() {
             math::scale_and_cap(level, logits, self.logit_scale, self.final_cap);

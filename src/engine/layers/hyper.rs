@@ -1,4 +1,4 @@
-//! Layers of several residual streams: each branch reads a mixture of them, and its output is shared out among them.
+//! Layers with hyper-connections: each branch reads a mixture of the streams, and its output is distributed among them.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -9,7 +9,7 @@ use crate::engine::layers::layer::LayerPlan;
 use crate::engine::ops::dense::FfnInputs;
 use crate::engine::ops::hyper::LayerConnections;
 
-/// `a = A(n1 read(x))`, `x = write(x, a)`; `f = F(n2 read(x))`, `x = write(x, f)`, over `x` of
+/// Computes `a = A(n1 read(x))`, `x = write(x, a)`; `f = F(n2 read(x))`, `x = write(x, f)`, over `x` of
 /// `[n_tokens, n_streams * n_embd]`.
 pub(crate) fn hyper_layer(
     cx: &Context<'_>,

@@ -1,4 +1,4 @@
-//! One layer: its two branches, their norms, how they are wired.
+//! Layer: its two branches, their norms and their wiring.
 
 use crate::arch::graph::{EmbedNorm, Extra};
 use crate::engine::EngineError;
@@ -17,79 +17,80 @@ use crate::engine::ops::stream_mix::StreamMix;
 use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::{ModelKind, WiringRule};
 
-/// How mixer and feed-forward join the residual stream.
+/// Wiring of mixer and feed-forward with the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wiring {
-    /// One after the other.
+    /// One branch after the other.
     Serial,
-    /// Both read the layer's input; with one norm, or each with its own.
+    /// Both branches read the layer's input, with one norm or each with its own.
     Parallel,
-    /// One after the other; the stream goes on from the scaled normed input of each.
+    /// One branch after the other; the stream continues from the scaled normed input of each.
     Normed,
-    /// One after the other; the stream itself is normed after each has been added.
+    /// One branch after the other; the stream itself is normed after each branch is added (post-LN).
     PostLn,
 }
 
-/// One layer.
+/// Plan of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerPlan {
-    /// How the two branches join the residual stream.
+    /// Wiring of the two branches with the residual stream.
     pub wiring: Wiring,
-    /// Mixes of streams that the branches read instead of the stream.
+    /// Stream mixes that the branches read instead of the stream.
     pub mix: Option<StreamMix>,
     /// Norm before the mixer.
     pub pre_mixer: Option<Norm>,
-    /// The branch that mixes positions.
+    /// Branch that mixes positions.
     pub mixer: Mixer,
-    /// Norm of the mixer's output; with norms behind the sums, of the stream that it was added to.
+    /// Norm of the mixer's output; with post-LN wiring, of the stream after the output is added.
     pub post_mixer: Option<Norm>,
-    /// Norm of the stream after the layer's input has been added a second time.
+    /// Norm of the stream after the layer's input is added a second time.
     pub post_input: Option<Norm>,
     /// Attention to the encoder's states, between mixer and feed-forward.
     pub cross: Option<CrossAttention>,
-    /// Norm before the feed-forward; with parallel wiring none means the mixer's.
+    /// Norm before the feed-forward; with parallel wiring, the mixer's norm is used if it is absent.
     pub pre_ffn: Option<Norm>,
-    /// The branch that sees each position alone.
+    /// Branch that processes each position separately.
     pub ffn: Ffn,
-    /// Norm of the feed-forward's output; with norms behind the sums, of the stream that it was added to.
+    /// Norm of the feed-forward's output; with post-LN wiring, of the stream after the output is added.
     pub post_ffn: Option<Norm>,
     /// Factor of both branches; with normed wiring, of their inputs.
     pub residual_scale: f32,
-    /// Factor of the stream behind the layer.
+    /// Factor of the stream after the layer.
     pub rescale: f32,
-    /// What follows the branches.
+    /// Parts in addition to the branches.
     pub extras: LayerExtras,
-    /// How the branches read and write the streams, of models that have several.
+    /// Hyper-connections of the branches, for models with several streams.
     pub connections: Option<Box<LayerConnections>>,
-    /// Tensors of the layer, by index, for reading ahead and releasing.
+    /// Tensors of the layer, by index, for prefetching and releasing.
     pub tensors: Vec<usize>,
 }
 
-/// What a layer has besides its two branches.
+/// Parts of a layer in addition to its two branches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerExtras {
-    /// The layer's own embedding of the token.
+    /// Per-layer embedding of the token.
     pub embedding: Option<LayerEmbedding>,
-    /// Factor of the stream.
+    /// Factor of the layer's output stream.
     pub out_scale: Option<Vector>,
-    /// Factor of the stream before the first layer, which is added once more.
+    /// Factor of the stream before the first layer, which is added again.
     pub start_scale: Option<Vector>,
-    /// How the layer moves the streams of a token along, of which it computes one.
+    /// AltUp of the layer, for models with AltUp streams.
     pub altup: Option<LayerAltUp>,
-    /// What n-grams of tokens add to the streams before the branches.
+    /// N-gram embedding that is added to the streams before the branches.
     pub ngrams: Option<Box<Ngrams>>,
-    /// A residual beside the mixer.
+    /// Low-rank residual in parallel with the mixer.
     pub laurel: Option<Laurel>,
-    /// Norm of the stream: the end of a stack that is run again.
+    /// Norm of the stream at the end of a stack that is run again.
     pub exit_norm: Option<Norm>,
-    /// What precedes the branches, where a stack begins that runs in turn with another.
+    /// Stack entry before the branches, in the first layer of a stack that runs in turn with another.
     pub entry: Option<StackEntry>,
 }
 
-/// What the norm behind the feed-forward network is called where the card's name is not in the file.
+/// Name of the norm after the feed-forward if the file has no tensor of the card's name.
 const POST_FFN: &str = "post_ffw_norm";
 
 impl LayerPlan {
+    /// Resolves a layer.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<LayerPlan, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let features = b.features;
@@ -99,19 +100,19 @@ impl LayerPlan {
         let cross = CrossAttention::resolve(b, layer)?;
         let two_norms = b.tensors.has(&at("attn_norm_2.weight"));
         let connections = LayerConnections::resolve(b, layer)?;
-        // What is read of several streams may be normed already.
+        // The connections may norm the branches' inputs already.
         let reads_normed = connections.as_ref().is_some_and(|both| both.mixer.norms());
         let own_norms = !reads_normed && !matches!(b.built.wiring, WiringRule::Post | WiringRule::PostLn);
-        // A layer of one branch has one norm, whatever the branch is.
+        // A layer with one branch has one norm, whatever the branch is.
         let (has_mixer, is_single) = (!matches!(mixer, Mixer::None), b.is_single());
         let pre_ffn_name = if is_single { "attn_norm" } else { features.pre_ffn.as_str() };
         let pre_mixer = match (&mixer, own_norms) {
             (Mixer::None, _) if is_single => None,
             (Mixer::None, _) => b.norm(&at("attn_norm"))?,
             (_, false) => None,
-            // Falcon's two norms: the mixer reads the second, the feed-forward the first.
+            // Falcon has two norms: the mixer reads the second, the feed-forward the first.
             _ if wiring == Wiring::Parallel && two_norms => Some(b.need_norm(&at("attn_norm_2"))?),
-            // The embedding's norm is the one in front of the first layer.
+            // In encoders, the embedding's norm replaces the norm before the first layer.
             _ if layer == 0 && b.built.kind == ModelKind::Encoder => first_norm(b)?,
             _ => Some(b.need_norm(&at("attn_norm"))?),
         };
@@ -129,7 +130,7 @@ impl LayerPlan {
             Wiring::Serial | Wiring::Parallel | Wiring::Normed => None,
         };
         let post_ffn = match post_norm(b, layer, &features.post_ffn)? {
-            // Grok 1 and 2 name it differently.
+            // Grok 1 and 2 use another name.
             None => post_norm(b, layer, POST_FFN)?,
             named => named,
         };
@@ -157,7 +158,7 @@ impl LayerPlan {
     }
 }
 
-/// The norm before the first mixer, which models that norm the embedding may do without.
+/// Claims the norm before the first mixer, which is optional in models that norm the embedding.
 fn first_norm(b: &mut Builder<'_>) -> Result<Option<Norm>, EngineError> {
     match b.features.embed_norm {
         EmbedNorm::None => b.need_norm("blk.0.attn_norm").map(Some),
@@ -165,6 +166,7 @@ fn first_norm(b: &mut Builder<'_>) -> Result<Option<Norm>, EngineError> {
     }
 }
 
+/// Returns the wiring of a layer, by the card's rule.
 pub(crate) fn wiring(b: &Builder<'_>, layer: usize) -> Result<Wiring, EngineError> {
     let parallel = match b.built.wiring {
         WiringRule::Normed => return Ok(Wiring::Normed),
@@ -179,7 +181,7 @@ pub(crate) fn wiring(b: &Builder<'_>, layer: usize) -> Result<Wiring, EngineErro
     Ok(if parallel { Wiring::Parallel } else { Wiring::Serial })
 }
 
-/// The norm after a branch, unless the tensor of that name is the norm before one.
+/// Claims the norm after a branch, unless the tensor of that name is a norm before a branch.
 pub(crate) fn post_norm(b: &mut Builder<'_>, layer: usize, name: &str) -> Result<Option<Norm>, EngineError> {
     if b.built.wiring == WiringRule::PostLn {
         return b.need_norm(&format!("blk.{layer}.{name}")).map(Some);
@@ -195,7 +197,7 @@ pub(crate) fn post_norm(b: &mut Builder<'_>, layer: usize, name: &str) -> Result
 }
 
 impl LayerExtras {
-    /// What follows the branches of a layer.
+    /// Resolves the parts of a layer in addition to its branches.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<LayerExtras, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let (n_embd, n_layers) = (b.n_embd, b.n_layers);
@@ -240,21 +242,21 @@ impl LayerExtras {
     }
 }
 
-/// Factor of the stream behind a layer: some models halve it every few layers.
+/// Returns the factor of the stream after a layer: some models halve it every few layers.
 pub(crate) fn rescale(b: &Builder<'_>, layer: usize) -> Result<f32, EngineError> {
     let every = b.keys.count("rescale_every_n_layers")?.filter(|&n| n > 0);
     Ok(if every.is_some_and(|n| (layer + 1).is_multiple_of(n)) { 0.5 } else { 1.0 })
 }
 
 impl LayerPlan {
-    /// True if branches are added to the one stream that the layer reads.
+    /// Returns true if the branches are added to the single stream that the layer reads.
     fn adds_plainly(&self) -> bool {
         matches!(self.wiring, Wiring::Serial | Wiring::Parallel)
             && self.mix.is_none()
             && self.connections.is_none()
     }
 
-    /// The last matrix of the mixer, if its product is added to the stream.
+    /// Returns the last matrix of the mixer, if its product is added to the stream.
     pub(crate) fn mixer_end(&self) -> Option<BranchEnd<'_>> {
         if !self.adds_plainly() || self.post_mixer.is_some() || self.extras.laurel.is_some() {
             return None;
@@ -262,7 +264,7 @@ impl LayerPlan {
         self.mixer.op().and_then(MixerOp::end)
     }
 
-    /// The last matrix of the feed-forward, if its product is added to the stream.
+    /// Returns the last matrix of the feed-forward, if its product is added to the stream.
     pub(crate) fn ffn_end(&self) -> Option<BranchEnd<'_>> {
         if !self.adds_plainly() || self.post_ffn.is_some() {
             return None;
@@ -270,6 +272,7 @@ impl LayerPlan {
         self.ffn.end()
     }
 
+    /// Returns the number of floats that a sequence keeps for the layer, or the reason why it cannot be continued.
     pub(crate) fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
         if self.extras.ngrams.is_some() {
             return Err("it looks up n-grams of its tokens");
@@ -278,38 +281,38 @@ impl LayerPlan {
         Ok(mixer.saturating_add(self.ffn.remembered()))
     }
 
-    /// True if the feed-forward reads the residual stream as it was before the layer.
+    /// Returns true if the feed-forward reads the residual stream before the layer.
     pub(crate) fn needs_entry(&self) -> bool {
         self.ffn.needs_entry()
     }
 
-    /// Floats per token that are kept of the stream before the layer, and of what follows the branches.
+    /// Returns the floats per token of the stream before the layer and of the parts in addition to the branches.
     fn entry_floats(&self, n_embd: usize) -> usize {
         let entry = if self.needs_entry() { n_embd } else { 0 };
-        // What a branch reads.
+        // The input of a branch.
         let mix = if self.mix.is_some() { n_embd } else { 0 };
         let embedding = self.extras.embedding.as_ref().map_or(0, |e| 2 * e.gate.n_rows);
         let ngrams = self.extras.ngrams.as_ref().map_or(0, |ngrams| ngrams.floats_per_token());
         entry + mix + embedding + ngrams + self.stream_floats(n_embd)
     }
 
-    /// Floats per token that streams and residuals of low rank take inside a layer.
+    /// Returns the floats per token of AltUp streams and low-rank residuals inside a layer.
     fn stream_floats(&self, n_embd: usize) -> usize {
-        // The computed stream, its norm, what is added to the others, and the factors.
+        // The computed stream, its norm, the addition to the other streams, and the factors.
         let altup = self.extras.altup.as_ref();
         let altup = altup.map_or(0, |altup| 3 * n_embd + altup.predict.n_rows + 2 * altup.router.n_rows);
         let laurel = self.extras.laurel.as_ref();
         altup + laurel.map_or(0, |laurel| laurel.left.n_rows + n_embd)
     }
 
-    /// Columns of the widest matrix outside of the branches.
+    /// Returns the columns of the widest matrix outside of the branches.
     fn widest_extra(&self) -> usize {
         let laurel = self.extras.laurel.as_ref().map_or(0, |laurel| laurel.right.n_cols);
         let ngrams = self.extras.ngrams.as_ref().map_or(0, |ngrams| ngrams.widest());
         self.extras.embedding.as_ref().map_or(0, |embedding| embedding.proj.n_cols).max(laurel).max(ngrams)
     }
 
-    /// Columns of the layer's widest matrix.
+    /// Returns the columns of the layer's widest matrix.
     pub(crate) fn widest(&self) -> usize {
         let mixer = self.mixer.op().map_or(0, MixerOp::widest);
         let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.widest());
@@ -319,10 +322,10 @@ impl LayerPlan {
         mixer.max(ffn).max(connections).max(self.widest_extra())
     }
 
-    /// Floats per token that the layer's intermediates take at their widest.
+    /// Returns the largest number of floats of the layer's intermediates per token.
     pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
         let mixer = self.mixer.op().map_or(0, MixerOp::floats_per_token);
-        // Keys and values of the other stack's tokens, which batches count as their own.
+        // Keys and values of the encoder's tokens, which batches count as their own.
         let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.floats_per_token());
         let mixer = mixer.max(cross);
         let ffn = self.ffn.floats_per_token(n_embd);

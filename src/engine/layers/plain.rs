@@ -1,4 +1,4 @@
-//! Runs a layer over its one stream.
+//! Run of a layer with a single residual stream.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -12,7 +12,7 @@ use crate::engine::ops::dense::FfnInputs;
 use crate::engine::ops::mixer::BranchEnd;
 use crate::engine::ops::stream_mix::{MixRows, mix_streams};
 
-/// Runs a layer over its one stream.
+/// Runs a layer over its single stream, `[n_tokens, n_embd]`.
 pub(crate) fn plain_layer(
     cx: &Context<'_>,
     plan: &GraphPlan,
@@ -21,7 +21,7 @@ pub(crate) fn plain_layer(
     x: &mut [f32],
 ) -> Result<(), EngineError> {
     let n_embd = cx.n_embd;
-    // With normed wiring the stream goes on from the scaled normed inputs, and the branches are added as they are.
+    // With normed wiring, the stream continues from the scaled normed inputs, and the branches are added unscaled.
     let is_normed = layer.wiring == Wiring::Normed;
     let rho = if is_normed { 1.0 } else { layer.residual_scale };
     let load = |norm: &Option<Norm>| norm.as_ref().map(|norm| cx.weights.norm(norm)).transpose();
@@ -44,7 +44,7 @@ pub(crate) fn plain_layer(
     });
     let mut branch = cx.take(x.len());
     let mut ffn_input = cx.take(x.len());
-    // With parallel wiring the feed-forward reads the layer's input too.
+    // With parallel wiring, the feed-forward also reads the layer's input.
     if layer.wiring == Wiring::Parallel {
         match &pre_ffn {
             Some(norm) => cx.norm_rows(norm, x, &mut ffn_input, n_embd),
@@ -52,7 +52,7 @@ pub(crate) fn plain_layer(
         }
     }
     if begins {
-        // The stream goes on with what the mixer makes.
+        // The stream begins anew with the mixer's output.
         x.fill(0.0);
     }
     observe_branch(cx, layer.mixer_end(), rho, x);
@@ -96,7 +96,7 @@ pub(crate) fn plain_layer(
     Ok(())
 }
 
-/// The rows of `x` normed into `out`, or as they are.
+/// Writes the rows of `x` to `out`, normed if there is a norm.
 fn norm_or_copy(cx: &Context<'_>, norm: Option<&LoadedNorm>, x: &[f32], out: &mut [f32]) {
     match norm {
         Some(norm) => cx.norm_rows(norm, x, out, cx.n_embd),
@@ -104,7 +104,7 @@ fn norm_or_copy(cx: &Context<'_>, norm: Option<&LoadedNorm>, x: &[f32], out: &mu
     }
 }
 
-/// What a branch reads instead of the stream, if there is a score for it.
+/// Returns the stream mix that a branch reads instead of the stream, if there is a norm for its scores.
 fn read_mix(
     cx: &Context<'_>,
     score: Option<&Norm>,
@@ -115,14 +115,14 @@ fn read_mix(
     score.map(|score| mix_streams(cx, score, batch, rows, x)).transpose()
 }
 
-/// Shows the observer what the output of a branch will be added to.
+/// Shows the observer the stream that the output of a branch will be added to.
 fn observe_branch(cx: &Context<'_>, end: Option<BranchEnd<'_>>, factor: f32, stream: &[f32]) {
     if let (Some(observer), Some(end)) = (cx.observer, end) {
         observer.branch(end.matrix, factor * end.factor, stream);
     }
 }
 
-/// What follows the branches, on the wanted rows of the stream.
+/// Runs the parts after the branches on the wanted rows of the stream.
 fn run_extras(
     cx: &Context<'_>,
     plan: &GraphPlan,
@@ -131,7 +131,7 @@ fn run_extras(
     x: &mut [f32],
 ) -> Result<(), EngineError> {
     let n_embd = cx.n_embd;
-    // With several streams the embedding is for those that the layer does not compute.
+    // With AltUp, the embedding is added to the streams that the layer does not compute.
     let embedding = extras.embedding.as_ref().filter(|_| extras.altup.is_none());
     if let (Some(embedding), Some(all)) = (embedding, &plan.layer_embeddings) {
         let mut added = cx.take(x.len());

@@ -1,4 +1,4 @@
-//! Layers whose norms are behind the sums (BERT): the stream itself is normed after each branch has been added.
+//! Run of a layer with post-LN wiring (BERT): the stream itself is normed after each branch is added.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -7,7 +7,7 @@ use crate::engine::exec::weights::Norm;
 use crate::engine::layers::layer::LayerPlan;
 use crate::engine::ops::dense::FfnInputs;
 
-/// `h = n1(x + A x)`, where there is a norm for it `h = n2(h + x)`, then `y = n3(h + F h)`.
+/// Computes `h = n1(x + A x)`, then `h = n2(h + x)` if there is a norm for it, then `y = n3(h + F h)`.
 pub(crate) fn post_ln_layer(
     cx: &Context<'_>,
     layer: &LayerPlan,
@@ -43,7 +43,7 @@ pub(crate) fn post_ln_layer(
     Ok(())
 }
 
-/// Norms the rows of the stream in place, by way of `scratch`, which is as long.
+/// Norms the rows of the stream in place, with `scratch` of the same length.
 fn norm_stream(
     cx: &Context<'_>,
     norm: Option<&Norm>,

@@ -1,4 +1,4 @@
-//! Layers in the order in which they run: some models run their stacks several times.
+//! Repetition of layers: some models run their stacks several times.
 
 use crate::arch::graph::Extra;
 use crate::engine::EngineError;
@@ -8,7 +8,8 @@ use crate::engine::ops::attention::KvSource;
 use crate::engine::ops::cycles::{Cycles, StackEntry, cycles, has_cycles};
 use crate::engine::resolve::builder::Builder;
 
-/// The layers as they are run: some models run their stack several times, with a norm between.
+/// Returns the layers in the order in which they run: some models run their stack several times, with a norm in
+/// between.
 pub(crate) fn run_layers(
     b: &mut Builder<'_>,
     mut layers: Vec<LayerPlan>,
@@ -51,8 +52,8 @@ pub(crate) fn run_layers(
     Ok(repeated.chain(layers).collect())
 }
 
-/// The layers as they run; the low stack comes first in the file. Each run ends with a norm, the last one with the
-/// model's.
+/// Returns the layers of two stacks that run in turn; the low stack comes first in the file. Each run ends with a norm,
+/// the last one with the model's final norm.
 pub(crate) fn cycled(b: &mut Builder<'_>, layers: &[LayerPlan]) -> Result<Vec<LayerPlan>, EngineError> {
     let Cycles { n_stack, high, low } = cycles(b)?;
     let norm = match b.features.final_norm.as_str() {

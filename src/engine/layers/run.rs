@@ -1,4 +1,4 @@
-//! Runs a layer, however its branches are wired.
+//! Run of a layer with any wiring.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -11,8 +11,8 @@ use crate::engine::layers::plain::plain_layer;
 use crate::engine::layers::post_ln::post_ln_layer;
 use crate::engine::ops::cycles::enter_stack;
 
-/// Runs one layer over a batch; `x` is the residual stream, `[n_tokens, n_embd]`, or several of them. If not all
-/// rows are wanted, those that are come to its front.
+/// Runs one layer over a batch. `x` is the residual stream, `[n_tokens, n_embd]`, or several of them. If not all rows
+/// are wanted, the wanted ones are moved to its front.
 pub(crate) fn run_layer(
     cx: &Context<'_>,
     plan: &GraphPlan,

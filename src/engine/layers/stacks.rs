@@ -1,4 +1,4 @@
-//! Models of two stacks (T5): what the encoder reads, what the decoder answers, and the states between them.
+//! Stacks of encoder-decoder models (T5): the tokens of the encoder, those of the decoder, and the states between them.
 
 use std::ops::Range;
 
@@ -8,35 +8,38 @@ use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::weights::Norm;
 use crate::engine::layers::layer::LayerPlan;
 
-/// Layers that run one after the other.
+/// Layers that run one after another.
 #[derive(Clone, Copy)]
 pub(crate) struct Stack<'a> {
     pub(crate) layers: &'a [LayerPlan],
-    /// Layers of the stacks before it.
+    /// Number of layers of the stacks before it.
     pub(crate) n_before: usize,
     pub(crate) final_norm: Option<&'a Norm>,
 }
 
-/// Final states of another stack.
+/// Final states of the encoder.
 #[derive(Default)]
 pub(crate) struct Memory {
     pub(crate) states: Buffer,
-    /// First state of every chunk, and the number of states; empty without another stack.
+    /// First state of every chunk, followed by the number of states; empty without an encoder.
     pub(crate) cuts: Vec<usize>,
 }
 
-/// Chunks cut into what each of the two stacks reads.
+/// Chunks split into the tokens of the encoder and those of the decoder.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Split {
     pub(crate) sources: Vec<TokenChunk>,
     pub(crate) answers: Vec<TokenChunk>,
-    /// First token of every source, and the number of tokens.
+    /// First token of every source, followed by the number of tokens.
     pub(crate) cuts: Vec<usize>,
 }
 
 impl Split {
+    /// Splits chunks at their `n_source`.
+    ///
     /// # Errors
-    /// Chunks without tokens for one of the stacks, wanted rows of the encoder, which see what they would predict.
+    /// If a chunk has no tokens for one of the stacks, or if a wanted row belongs to the encoder, where it sees the
+    /// token that it would predict.
     pub(crate) fn of(chunks: &[TokenChunk]) -> Result<Self, EngineError> {
         let mut split = Self { sources: Vec::new(), answers: Vec::new(), cuts: vec![0] };
         let mut n_states = 0;
@@ -59,7 +62,7 @@ impl Split {
     }
 }
 
-/// Gives every batch the states that its chunks attend to; `cuts` is empty if there are none.
+/// Sets the states of every batch that its chunks attend to; `cuts` is empty if there are none.
 pub(crate) fn give_memory(batches: &mut [(Range<usize>, ChunkBatch)], cuts: &[usize]) {
     let mut first = 0;
     for (_, batch) in batches {

@@ -1,4 +1,4 @@
-//! The engine's progress with an architecture.
+//! Support of the engine for an architecture.
 
 use crate::arch::GraphFeatures;
 use crate::engine::EngineError;
@@ -8,11 +8,11 @@ use crate::engine::resolve::features::BuiltFeatures;
 /// Support of the engine for an architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Its graph is described, and every feature of the description is built.
+    /// The graph is described, and every feature of the description is implemented.
     Runs,
-    /// Its graph cannot be run, for this reason.
+    /// The graph cannot be run, for this reason.
     Refused(String),
-    /// Its card does not describe a graph.
+    /// The card does not describe a graph.
     Undescribed,
 }
 

@@ -1,4 +1,4 @@
-//! Plans of a tiny model whose tensors have shapes and no data.
+//! Tests of plans, of a tiny model whose tensors have shapes and no data.
 
 use crate::arch::graph::GraphFeatures;
 use crate::core::{GgmlType, Shape, TensorMeta};
@@ -36,7 +36,7 @@ fn meta(name: &str, dims: &[u64]) -> TensorMeta {
     TensorMeta { name: name.to_owned(), shape: Shape::new(dims.to_vec()).unwrap(), ty: GgmlType::F32 }
 }
 
-/// A model of two layers with a gate in the feed-forward.
+/// Returns a model of two layers with a gate in the feed-forward.
 fn model() -> (Metadata, Vec<TensorMeta>) {
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", "x");
@@ -107,7 +107,7 @@ fn a_gate_goes_with_gated_activations_only() {
     let gated = plan("ffn = 'reglu'", &metadata, &tensors).unwrap();
     let Ffn::Dense(dense) = &gated.layers[0].ffn else { panic!("not dense") };
     assert!(matches!(&dense.act, Activation::Gated { act: GatedActivation::Reglu, .. }));
-    // The gate belongs to no part of the graph then.
+    // No part of the graph uses the gate then.
     let error = plan("ffn = 'relu2'", &metadata, &tensors).unwrap_err();
     assert!(matches!(&error, EngineError::LeftOver { tensors } if tensors.len() == 2), "{error}");
     tensors.retain(|meta| !meta.name.contains("ffn_gate"));
@@ -140,7 +140,7 @@ fn positions_by_buckets_need_their_number_and_a_table_of_that_size() {
     metadata.set(key, 7u32);
     let expected = format!("key `{key}`: expected an even number of 4 or more, found 7");
     assert_eq!(relative(&metadata, &tensors).unwrap_err(), expected);
-    // With a bucket for each of 128 distances none is left for those beyond 128, the largest without a key.
+    // With one bucket for each of 128 distances, none is left for larger ones; 128 is the maximum without a key.
     metadata.set(key, 256u32);
     let expected = "key `x.attention.relative_max_distance`: expected more than half of the buckets of a side, found 128";
     assert_eq!(relative(&metadata, &tensors).unwrap_err(), expected);
@@ -177,7 +177,7 @@ fn norms_behind_the_sums_are_needed_by_their_names() {
     assert!(plan.layers.iter().all(|layer| layer.pre_mixer.is_none() && layer.post_mixer.is_some()));
 }
 
-/// The message of a plan that is refused, with keys set and tensors added.
+/// Returns the error of a plan with these keys set and tensors added.
 fn refusal(graph: &str, numbers: &[(&str, u32)], added: &[(&str, &[u64])]) -> String {
     let (mut metadata, mut tensors) = model();
     for (key, value) in numbers {
@@ -279,7 +279,7 @@ fn leading_dense_layers_rotate_where_the_card_says_so() {
     let (mut metadata, tensors) = model();
     metadata.set("x.attention.sliding_window", 4u32);
     metadata.set("x.leading_dense_block_count", 1u32);
-    // With a period of 1 no layer has a window.
+    // With a period of 1, no layer has a window.
     let windows = "window = 'sliding'\nwindow_pattern = 1";
     for (rule, expected) in [("windowed", [false, false]), ("windowed_or_dense_lead", [true, false])] {
         let plan = plan(&format!("{windows}\nrope_on = '{rule}'"), &metadata, &tensors).unwrap();
@@ -304,7 +304,7 @@ fn windowed_layers_of_olmo_3_are_not_scaled() {
     metadata.set("x.rope.scaling.type", "yarn");
     metadata.set("x.rope.scaling.factor", 4f32);
     let features = GraphFeatures::of("olmo2").unwrap();
-    // Its norms are behind the branches, and over all heads.
+    // Its norms are after the branches, and span all heads.
     let rename = |meta: &TensorMeta| TensorMeta {
         name: meta.name.replace("attn_norm", "post_attention_norm").replace("ffn_norm", "post_ffw_norm"),
         ..meta.clone()

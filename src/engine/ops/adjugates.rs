@@ -1,4 +1,6 @@
-//! Experts that routed ones share.
+//! Adjugate experts of GroveMoE (Wu et al. 2025): small experts, each shared by a group of routed experts.
+//!
+//! `out += s Σ w_e A_g(x)` over the experts `e` that a token chose, with their groups `g`.
 
 use crate::arch::graph::Weigh;
 use crate::engine::EngineError;
@@ -7,20 +9,20 @@ use crate::engine::ops::dense::Dense;
 use crate::engine::ops::experts::{ExpertChoice, add_expert};
 use crate::engine::resolve::builder::Builder;
 
-/// Small experts that come with the routed ones (GroveMoE, Wu et al. 2025).
+/// Adjugate experts of a layer (GroveMoE, Wu et al. 2025).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adjugates {
-    /// One for each group of routed experts, in order.
+    /// Experts, one for each group of routed experts, in order.
     pub experts: Vec<Dense>,
-    /// Routed experts of a group.
+    /// Number of routed experts of a group.
     pub per_group: usize,
-    /// Factor of what they add.
+    /// Factor of the output that the experts add.
     pub scale: f32,
 }
 
 impl Adjugates {
-    /// Adds `s Σ w_e A_g(x)` to `out`, over the experts `e` that a token chose, with their groups `g`, of the experts'
-    /// input `x`, all `[n_tokens, n_embd]` (GroveMoE's `modeling_grove_moe.py`, `forward small`).
+    /// Adds `s Σ w_e A_g(x)` to `out`, over the experts `e` that a token chose, with their groups `g`. `x` is the input
+    /// of the experts; both are `[n_tokens, n_embd]` (GroveMoE's `modeling_grove_moe.py`, `forward small`).
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -38,8 +40,8 @@ impl Adjugates {
     }
 }
 
-/// The choices of a group's experts as choices of the one that they share: a token that chose several counts once, with
-/// the sum of their weights. Ascending by token, as those of each expert are.
+/// Joins the choices of a group's experts into choices of the expert that they share: a token that chose several counts
+/// once, with the sum of their weights. Ascending by token, as the choices of each expert are.
 fn joined(group: &[Vec<ExpertChoice>], scale: f32) -> Vec<ExpertChoice> {
     let mut choices = group.concat();
     choices.sort_by_key(|choice| choice.token);
@@ -57,13 +59,13 @@ fn joined(group: &[Vec<ExpertChoice>], scale: f32) -> Vec<ExpertChoice> {
 }
 
 impl Adjugates {
-    /// The experts that the routed ones of a layer share, if it has such.
+    /// Resolves the adjugate experts of a layer, if it has any.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,
         n_experts: usize,
     ) -> Result<Option<Adjugates>, EngineError> {
-        // Weights that multiply inputs cannot be summed before the expert: then nothing uses the tensors.
+        // Weights that multiply inputs cannot be summed before the expert: the tensors are then not used.
         let is_after = b.features.weigh == Weigh::After;
         if !is_after || !b.tensors.has(&format!("blk.{layer}.ffn_up_chexps.weight")) {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! Alternating updates: what happens to the streams of a token before, beside and behind the layer that computes one of
-//! them (Baykal et al. 2023; the formulas are those of transformers' `modeling_gemma3n.py`).
+//! AltUp (alternating updates, Baykal et al. 2023): each token has several streams, of which layers compute one and
+//! update the others. The formulas are those of transformers' `modeling_gemma3n.py`.
 
 use rayon::prelude::*;
 
@@ -14,42 +14,42 @@ use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::resolve::builder::Builder;
 
-/// The streams of a model (Baykal et al. 2023, as Gemma 3n has them).
+/// AltUp streams of a model (Baykal et al. 2023), as in Gemma 3n.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AltUp {
-    /// Streams per token.
+    /// Number of streams per token.
     pub n: usize,
-    /// The one that layers compute.
+    /// Index of the stream that layers compute.
     pub active: usize,
-    /// From the embedding, which is the first stream, to each of the others.
+    /// Projections from the embedding, which is the first stream, to each of the others.
     pub entry: Vec<Matrix>,
-    /// From each of the others to what is averaged with the first.
+    /// Projections of each of the other streams, which are averaged with the first.
     pub exit: Vec<Matrix>,
 }
 
-/// How a layer moves the streams along.
+/// AltUp of a layer: its predictions and corrections of the streams.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerAltUp {
-    /// Norm of what the router reads.
+    /// Norm of the router's input.
     pub router_norm: Norm,
-    /// A row per stream.
+    /// Router, one row per stream.
     pub router: Matrix,
-    /// From the router's values to a factor for each pair of streams.
+    /// Matrix from the router's values to a factor for each pair of streams.
     pub predict: Matrix,
-    /// From the router's values to a factor for each stream.
+    /// Matrix from the router's values to a factor for each stream.
     pub correct: Matrix,
-    /// Factors of the computed stream, where the layer's own embedding reads it.
+    /// Factors of the computed stream that the layer's embedding reads.
     pub correct_scale: Vector,
 }
 
-/// Tokens that one task works on.
+/// Number of tokens that one task works on.
 const TOKENS_PER_TASK: usize = 64;
-/// A stream's mean square at least, where it is brought to the size of another.
+/// Lower bound of a stream's mean square when it is scaled to the magnitude of another.
 const LEAST_SQUARE: f32 = 1e-5;
 
 impl AltUp {
-    /// The streams `[n_tokens, n, n_embd]` of embeddings `x`: the first is the embedding, each other one its projection,
-    /// brought to the embedding's size.
+    /// Returns the streams `[n_tokens, n, n_embd]` of embeddings `x`: the first is the embedding, each other one its
+    /// projection, scaled to the magnitude of the embedding.
     pub(crate) fn spread(&self, cx: &Context<'_>, x: &[f32]) -> Result<Buffer, EngineError> {
         let (n_embd, width, level) = (cx.n_embd, self.n * cx.n_embd, cx.weights.level);
         let n_tokens = x.len() / n_embd;
@@ -72,8 +72,8 @@ impl AltUp {
         Ok(streams)
     }
 
-    /// One row per token of its streams: the mean of the first and of the others' projections, each brought to the size
-    /// of the first.
+    /// Returns one row per token, `[n_tokens, n_embd]`: the mean of the first stream and of the others' projections,
+    /// each scaled to the magnitude of the first.
     pub(crate) fn collapse(&self, cx: &Context<'_>, streams: &[f32]) -> Result<Buffer, EngineError> {
         let (n_embd, width, level) = (cx.n_embd, self.n * cx.n_embd, cx.weights.level);
         let n_tokens = streams.len() / width;
@@ -95,8 +95,8 @@ impl AltUp {
     }
 }
 
-/// `x_i += Σ_j (P r)_ij x_j` for each stream of `x`, `[n_tokens, n, n_embd]`, with the router's values `r` of the
-/// active one.
+/// Computes `x_i += Σ_j (P r)_ij x_j` for each stream of `x`, `[n_tokens, n, n_embd]`. `r` are the router's values of
+/// the active stream.
 pub(crate) fn predict(
     cx: &Context<'_>,
     own: &LayerAltUp,
@@ -115,8 +115,8 @@ pub(crate) fn predict(
     Ok(())
 }
 
-/// `x_i += (1 + (C r)_i) (y - x_a)` for each stream of `x`, `[n_tokens, n, n_embd]`, with what the layer made of the
-/// active stream `a`, `y`, `[n_tokens, n_embd]`, and the router's values `r` of that.
+/// Computes `x_i += (1 + (C r)_i) (y - x_a)` for each stream of `x`, `[n_tokens, n, n_embd]`. `y`,
+/// `[n_tokens, n_embd]`, is the layer's output for the active stream `a`, and `r` are the router's values of `y`.
 pub(crate) fn correct(
     cx: &Context<'_>,
     (altup, own): (&AltUp, &LayerAltUp),
@@ -137,7 +137,7 @@ pub(crate) fn correct(
     Ok(())
 }
 
-/// The router's values `tanh(R norm(x) / n_embd)` of `x`, `[n_tokens, n_embd]`.
+/// Writes the router's values `tanh(R norm(x) / n_embd)` of `x`, `[n_tokens, n_embd]`, to `out`.
 fn route(cx: &Context<'_>, own: &LayerAltUp, x: &[f32], out: &mut [f32]) -> Result<(), EngineError> {
     let n_embd = cx.n_embd;
     let mut normed = cx.take(x.len());
@@ -160,7 +160,7 @@ pub(crate) fn copy_stream(cx: &Context<'_>, streams: &[f32], at: usize, out: &mu
     });
 }
 
-/// Calls `work` with every row of `x` and its number.
+/// Calls `work` with the index of every row of `x` and the row.
 pub(crate) fn each_token(
     cx: &Context<'_>,
     x: &mut [f32],
@@ -178,18 +178,18 @@ pub(crate) fn each_token(
     });
 }
 
-/// Root of the mean square.
+/// Returns the root of the mean square, which is at least `least_square`.
 fn magnitude(level: SimdLevel, x: &[f32], least_square: f32) -> f32 {
     let square = (math::moments(level, x, 0.0).1 / x.len() as f64) as f32;
     square.max(least_square).sqrt()
 }
 
-/// What brings `x` to the size of another row.
+/// Returns the factor that scales `x` to the magnitude of another row.
 fn size_factor(level: SimdLevel, x: &[f32], other: &[f32]) -> f32 {
     magnitude(level, other, 0.0) / magnitude(level, x, LEAST_SQUARE)
 }
 
-/// `x_i += Σ_j f_ij x_j` of a token's `n` streams.
+/// Computes `x_i += Σ_j f_ij x_j` for a token's `n` streams.
 fn mix_streams(level: SimdLevel, streams: &mut [f32], factors: &[f32], n: usize) {
     let before = streams.to_vec();
     let n_embd = before.len() / n;
@@ -200,18 +200,18 @@ fn mix_streams(level: SimdLevel, streams: &mut [f32], factors: &[f32], n: usize)
     }
 }
 
-/// `x_i += (1 + g_i) change` of a token's streams.
+/// Computes `x_i += (1 + g_i) change` for a token's streams.
 fn add_change(level: SimdLevel, streams: &mut [f32], change: &[f32], gains: &[f32]) {
     for (stream, gain) in streams.chunks_mut(change.len()).zip(gains) {
         math::add_scaled(level, stream, change, 1.0 + gain);
     }
 }
 
-/// Streams of a token at most: a factor of all memory that tokens take.
+/// Largest number of streams of a token: the memory of all tokens is proportional to it.
 const MOST_STREAMS: usize = 64;
 
 impl AltUp {
-    /// The streams of the model, if it has several.
+    /// Resolves the AltUp streams of the model, if it has them.
     pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<AltUp>, EngineError> {
         let Some(n) = n_streams(b)? else { return Ok(None) };
         let key = "altup.active_idx";
@@ -226,6 +226,7 @@ impl AltUp {
     }
 }
 
+/// Returns the number of AltUp streams, if the model has them.
 pub(crate) fn n_streams(b: &Builder<'_>) -> Result<Option<usize>, EngineError> {
     if !b.features.extras.contains(&Extra::Altup) {
         return Ok(None);
@@ -239,7 +240,7 @@ pub(crate) fn n_streams(b: &Builder<'_>) -> Result<Option<usize>, EngineError> {
 }
 
 impl LayerAltUp {
-    /// How a layer moves the streams along.
+    /// Resolves the AltUp of a layer, if the model has AltUp streams.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<LayerAltUp>, EngineError> {
         let Some(n) = n_streams(b)? else { return Ok(None) };
         let at = |name: &str| format!("blk.{layer}.altup_{name}");

@@ -1,4 +1,5 @@
-//! Softmax attention over whole chunks, one task per key-value head and chunk, or part of a long one.
+//! Softmax attention (multi-head, multi-query or grouped-query): `softmax(scale q kᵀ) v` per head, over whole chunks.
+//! One task per key-value head and chunk, or part of a long chunk.
 
 use std::sync::atomic::Ordering;
 
@@ -23,43 +24,43 @@ use crate::engine::ops::prefix::rotate_2d;
 use crate::engine::ops::relative::{RelativeBias, RelativeScores};
 use crate::engine::ops::switched::{SwitchedAttention, SwitchedHeads, switch_heads, switch_output};
 
-/// What a q or k norm spans.
+/// Part of a projection that a q or k norm spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadSpan {
-    /// Every head alone, all with the same weight.
+    /// Every head separately, all with the same weight.
     Head,
-    /// Every head alone, each with its own row of the weight.
+    /// Every head separately, each with its own row of the weight.
     HeadRows,
-    /// Every head alone, then times one factor of its own.
+    /// Every head separately, then multiplied by one factor per head.
     HeadFactor,
-    /// The whole projection before it is cut into heads.
+    /// The whole projection, before it is split into heads.
     Projection,
 }
 
-/// A norm of q or k.
+/// Norm of q or k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadNorm {
     /// Formula, weights, epsilon.
     pub norm: Norm,
-    /// What it spans.
+    /// Part that it spans.
     pub span: HeadSpan,
 }
 
-/// `1 + growth ln(1 + floor((position + first) / length))`.
+/// Factor of queries by position: `1 + growth ln(1 + floor((position + first) / length))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
-    /// What each step adds, as a logarithm grows.
+    /// Factor of the logarithm.
     pub growth: f64,
-    /// Positions of a step.
+    /// Number of positions of a step.
     pub length: usize,
-    /// What the first position counts.
+    /// Offset of positions.
     pub first: usize,
 }
 
-/// Softmax attention.
+/// Softmax attention of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Query projection, `n_heads * dk` rows, or twice as many if each head has its gate behind its query.
+    /// Query projection, `n_heads * dk` rows, or twice as many if each head's query is followed by its gate.
     pub q: Matrix,
     /// Key projection, `n_kv_heads * dk` rows.
     pub k: Matrix,
@@ -67,9 +68,9 @@ pub struct Attention {
     pub v: Matrix,
     /// Output projection.
     pub out: Matrix,
-    /// Query heads.
+    /// Number of query heads.
     pub n_heads: usize,
-    /// Key-value heads; query head `h` uses `h / (n_heads / n_kv_heads)`.
+    /// Number of key-value heads; query head `h` uses `h / (n_heads / n_kv_heads)`.
     pub n_kv_heads: usize,
     /// Width of a query or key head.
     pub dk: usize,
@@ -79,11 +80,11 @@ pub struct Attention {
     pub q_norm: Option<HeadNorm>,
     /// Norm of the keys.
     pub k_norm: Option<HeadNorm>,
-    /// The norms follow the rotation.
+    /// True if the norms follow the rotation.
     pub norm_after_rope: bool,
     /// Index into the plan's rotations.
     pub rope: Option<usize>,
-    /// The two halves of a head are rotated by a position each.
+    /// True if the two halves of a head are rotated by one position each.
     pub rope_2d: bool,
     /// Factor of the scores.
     pub scale: f32,
@@ -91,44 +92,44 @@ pub struct Attention {
     pub cap: Option<f32>,
     /// Visible keys.
     pub mask: Mask,
-    /// q, k, v are clamped to ± this.
+    /// Bound `c`: q, k and v are clamped to ± c.
     pub clamp: Option<f32>,
-    /// One extra logit per head that takes probability and has no value.
+    /// Attention sinks: one extra logit per head that takes probability and has no value.
     pub sinks: Option<Vector>,
-    /// Slope per head of a penalty proportional to distance.
+    /// ALiBi: slope per head of a penalty proportional to distance.
     pub alibi: Option<Vec<f32>>,
-    /// A bias by relative position.
+    /// Bias by relative position.
     pub relative: Option<RelativeBias>,
-    /// Factor of the queries that grows with their position.
+    /// Factor of the queries that depends on their position.
     pub temperature: Option<Temperature>,
     /// Norm of each head's values.
     pub v_norm: Option<Norm>,
-    /// Where keys and values come from.
+    /// Source of keys and values.
     pub kv: KvSource,
-    /// Gate on the heads' outputs.
+    /// Gate of the heads' outputs.
     pub gate: Option<OutputGate>,
-    /// Norm of the heads' outputs, all together.
+    /// Norm of the heads' outputs, over all heads together.
     pub sub_norm: Option<Norm>,
     /// Factor of the projected output.
     pub out_scale: Option<f32>,
-    /// Additions to the projections that tokens turn on.
+    /// Adapters (LoRA) of the projections that tokens switch on.
     pub switched: Option<Box<SwitchedAttention>>,
 }
 
-/// Where a layer's keys and values come from.
+/// Source of a layer's keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvSource {
-    /// Its own projections.
+    /// The layer's own projections, without later use.
     #[default]
     Own,
-    /// Its own projections, which later layers use too.
+    /// The layer's own projections, which later layers use too.
     Kept,
-    /// Those of an earlier layer.
+    /// Keys and values of an earlier layer, by index.
     From(usize),
 }
 
 impl Attention {
-    /// True if per head a query is followed by the gate of the head's output.
+    /// Returns true if each head's query is followed by the gate of the head's output.
     pub(crate) fn has_gated_queries(&self) -> bool {
         self.q.n_rows == 2 * self.n_heads * self.dk
     }
@@ -147,7 +148,7 @@ pub(crate) struct Projected<'a> {
     pub(crate) v: &'a [f32],
 }
 
-/// Queries or keys, as they are placed.
+/// Parameters of the norm and rotation of queries or keys.
 pub(crate) struct Side<'a> {
     n_heads: usize,
     norm: Option<&'a HeadNorm>,
@@ -237,7 +238,7 @@ impl MixerOp for Attention {
     }
 
     fn end(&self) -> Option<BranchEnd<'_>> {
-        // Additions that tokens turn on are added to the product.
+        // Adapters that tokens switch on are added after the product.
         if self.switched.is_some() {
             return None;
         }
@@ -268,7 +269,7 @@ impl MixerOp for Attention {
     }
 }
 
-/// Norm and rotation of queries or keys, in the order the model has them.
+/// Normalizes and rotates queries or keys, in the model's order.
 pub(crate) fn place(
     cx: &Context<'_>,
     a: &Attention,
@@ -326,8 +327,8 @@ pub(crate) fn place(
     Ok(())
 }
 
-/// `softmax(scale q k) v` of every chunk and head; `keys` are where the chunks' keys begin and end. In a run that goes
-/// on, the chunks' keys and values join those of the tokens before.
+/// Computes `softmax(scale q k) v` of every chunk and head; `keys` holds the first key of every chunk and the number of
+/// keys. In a continued run, the chunks' keys and values are appended to those of earlier tokens.
 pub(crate) fn mix(
     cx: &Context<'_>,
     a: Scores<'_>,
@@ -413,20 +414,20 @@ impl Temperature {
     }
 }
 
-/// Wanted queries of a chunk that are one task for each key-value head.
+/// Wanted queries of a chunk that form one task per key-value head.
 struct Part {
     chunk: usize,
     /// Position of the first query in the chunk.
     first_query: usize,
     n: usize,
-    /// Its row among the wanted rows.
+    /// Row of the first query among the wanted rows.
     row: usize,
-    /// All keys are looked at together.
+    /// True if all keys are processed together.
     is_whole: bool,
 }
 
-/// Cuts the queries of a batch: a short chunk stays whole, a long one has parts of the same size. Keys that are kept as
-/// columns are there as a whole.
+/// Splits the queries of a batch: a short chunk is one part, a long one has parts of equal size. Keys that are kept as
+/// columns are processed as a whole.
 fn parts(batch: &ChunkBatch, keys: &[usize], are_columns: bool) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut row = 0;
@@ -434,7 +435,7 @@ fn parts(batch: &ChunkBatch, keys: &[usize], are_columns: bool) -> Vec<Part> {
         let wanted = batch.wanted(chunk);
         let is_whole = are_columns || keys[chunk + 1] - keys[chunk] <= heads::WHOLE_KEYS;
         let step = if is_whole { wanted.len().max(1) } else { heads::PART_QUERIES };
-        // A chunk of which nothing is wanted keeps its place.
+        // A chunk without wanted queries still gets a part.
         for first in (0..wanted.len().max(1)).step_by(step) {
             let n = step.min(wanted.len() - first);
             parts.push(Part { chunk, first_query: wanted.start - cut[0] + first, n, row, is_whole });
@@ -444,7 +445,7 @@ fn parts(batch: &ChunkBatch, keys: &[usize], are_columns: bool) -> Vec<Part> {
     parts
 }
 
-/// `n` rows of one head in `[tokens, n_heads * width]`.
+/// Returns `n` rows of one head in `[tokens, n_heads * width]`.
 fn rows_of(
     data: &[f32],
     first: usize,
@@ -457,6 +458,7 @@ fn rows_of(
     MatrixView::new(&data[start..], n, width, n_heads * width)
 }
 
+/// Normalizes a row in place.
 pub(crate) fn whole_row(norm: &LoadedNorm, level: SimdLevel, x: &mut [f32], scratch: &mut Vec<f32>) {
     scratch.clear();
     scratch.extend_from_slice(x);

@@ -1,5 +1,5 @@
-//! Experts that are chosen by the id of a token, from a table with a row per token (DeepSeek-V4's first layers): the router
-//! only weighs them.
+//! Experts by token id (hash layers, the first layers of DeepSeek-V4): a table with a row per token chooses the
+//! experts, and the router only weights them.
 
 use crate::core::Shape;
 use crate::engine::EngineError;
@@ -8,7 +8,7 @@ use crate::engine::exec::context::Context;
 use crate::engine::exec::weights::Matrix;
 use crate::engine::resolve::builder::Builder;
 
-/// The experts of every wanted token, `table.n_cols` each.
+/// Returns the experts of every wanted token, `table.n_cols` each.
 pub(crate) fn experts_by_token(
     cx: &Context<'_>,
     table: &Matrix,
@@ -32,13 +32,13 @@ pub(crate) fn experts_by_token(
     Ok(experts)
 }
 
-/// An id as the number that a table holds.
+/// Returns the expert that a table's value names, if it names one.
 fn expert(id: f32, n_experts: usize) -> Option<usize> {
     let is_id = id >= 0.0 && id.fract() == 0.0 && (id as usize) < n_experts;
     is_id.then_some(id as usize)
 }
 
-/// The table of a layer's experts by token, `[n_vocab, n_used]`, in so many first layers as the file says.
+/// Resolves a layer's table of experts by token, `[n_vocab, n_used]`. Layers before `hash_layer_count` have one.
 pub(crate) fn by_token_table(
     b: &mut Builder<'_>,
     layer: usize,
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(error(&short), format!("tensor `{TABLE}` is missing"));
         short.add(&[(TABLE, &[3, 2])]);
         assert_eq!(error(&short), format!("tensor `{TABLE}`: expected shape [4, 2], found [3, 2]"));
-        // Nothing is chosen by scores here, so that no bias has a place.
+        // Scores choose nothing here, so a bias of the choice has no use.
         let mut biased = model();
         biased.add(&[("blk.0.exp_probs_b.bias", &[N_EXPERTS])]);
         assert_eq!(error(&biased), "1 tensors are not used by the graph: `blk.0.exp_probs_b.bias`");

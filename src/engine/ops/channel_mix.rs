@@ -1,4 +1,5 @@
-//! The feed-forward network of RWKV, mixed with the token before.
+//! Channel mix, the feed-forward network of RWKV: `value max(key (x + μ_k sx), 0)²`, where `sx` is the previous token
+//! minus `x`.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -10,32 +11,32 @@ use crate::engine::exec::weights::{Matrix, Vector};
 use crate::engine::ops::rwkv::{lerp, shifted, square};
 use crate::engine::resolve::builder::Builder;
 
-/// The feed-forward of RWKV: mixed with the token before.
+/// Channel mix, the feed-forward network of RWKV.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelMix {
-    /// Share of the token before in what the keys see.
+    /// Share of the previous token in the input of the keys, `μ_k`.
     pub lerp_k: Vector,
-    /// Key projection, squared where it is positive.
+    /// Key projection, followed by the square of positive values.
     pub key: Matrix,
     /// Value projection.
     pub value: Matrix,
-    /// Gate: the token before's share in what it sees, and its projection.
+    /// Gate: share of the previous token in its input, `μ_r`, and its projection.
     pub receptance: Option<(Vector, Matrix)>,
 }
 
 impl ChannelMix {
-    /// Columns of the widest matrix.
+    /// Returns the columns of the widest matrix.
     pub(crate) fn widest(&self) -> usize {
         self.key.n_cols.max(self.value.n_cols)
     }
 
-    /// Floats per token of intermediates.
+    /// Returns the floats of intermediates per token.
     pub(crate) fn floats_per_token(&self) -> usize {
         3 * self.key.n_cols + self.key.n_rows
     }
 
-    /// The feed-forward of RWKV: `value max(key (x + μ_k sx), 0)²`, times `sig(receptance (x + μ_r sx))` if it has one.
-    /// All rows of the chunks are there.
+    /// Computes `value max(key (x + μ_k sx), 0)²`, times `sig(receptance (x + μ_r sx))` if there is a gate. `x` holds
+    /// all rows of the chunks.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -65,7 +66,7 @@ impl ChannelMix {
         Ok(())
     }
 
-    /// The feed-forward of RWKV, if a layer has it.
+    /// Resolves the channel mix of a layer, if it has one.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<ChannelMix>, EngineError> {
         let at = |name: &str| format!("blk.{layer}.channel_mix_{name}");
         if !b.tensors.has(&at("key.weight")) {

@@ -1,5 +1,6 @@
-//! States of heads, some columns at a time: every rule here treats each column of a state alone, so some columns go
-//! through many tokens while they lie in the nearest cache, and what is summed over the rows stays in registers.
+//! States of linear attention and delta rules, some columns at a time. Every rule here treats each column of a state
+//! separately. Some columns therefore process many tokens while they are in the L1 cache, and sums over the rows stay
+//! in registers.
 
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
@@ -8,21 +9,21 @@ use std::ops::Range;
 use crate::core::simd::{SimdLevel, VectorLoop};
 use crate::engine::exec::matmul::{MatrixTile, MatrixView};
 
-/// Columns that are worked on together: two of the widest vectors.
+/// Number of columns that are processed together: two of the widest vectors.
 const WIDTH: usize = 32;
-/// Tokens that some columns take in before the next columns are looked at.
+/// Number of tokens that some columns process before the next columns.
 pub(crate) const TOKENS: usize = 32;
 
-/// A row of some columns.
+/// One row of some columns.
 pub(crate) type Columns = [f32; WIDTH];
 
-/// What tokens do to some columns of a state, and what they read from them.
+/// Update of some columns of a state by tokens, and the values that the tokens read from them.
 pub(crate) trait StateRule {
-    /// Takes in the values of tokens, one after the other; `state` has a row per key. Must be inlined.
+    /// Processes the values of tokens, one after another; `state` has a row per key. Must be inlined.
     fn run(&self, state: &mut [Columns], values: &[Columns], outs: &mut [Columns]);
 }
 
-/// A rule on some columns.
+/// Rule applied to some columns.
 struct Through<'a, R> {
     rule: &'a R,
     state: &'a mut [Columns],
@@ -39,26 +40,26 @@ impl<R: StateRule> VectorLoop for Through<'_, R> {
     }
 }
 
-/// The state of a head, `[n_rows, n_columns]`.
+/// State of a head, `[n_rows, n_columns]`.
 pub(crate) struct HeadState<'a> {
-    /// Groups of columns one after the other.
+    /// Groups of columns, one after another.
     groups: &'a mut [Columns],
     n_rows: usize,
     n_columns: usize,
 }
 
-/// Floats of a state.
+/// Returns the floats of a state.
 pub(crate) fn state_floats(n_rows: usize, n_columns: usize) -> usize {
     n_columns.next_multiple_of(WIDTH) * n_rows
 }
 
-/// Tokens that are taken in together, one part after the other.
+/// Iterates over ranges of tokens that are processed together.
 pub(crate) fn parts(tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = tokens.end;
     tokens.step_by(TOKENS).map(move |first| first..(first + TOKENS).min(end))
 }
 
-/// Columns `first .. first + n_cols` of some rows of `[n_tokens, stride]`.
+/// Returns columns `first .. first + n_cols` of some rows of `[n_tokens, stride]`.
 pub(crate) fn rows_of<'a>(
     x: &'a [f32],
     rows: &Range<usize>,
@@ -68,12 +69,12 @@ pub(crate) fn rows_of<'a>(
 }
 
 impl<'a> HeadState<'a> {
-    /// A state in a buffer of [`state_floats`].
+    /// Returns the state in a buffer of [`state_floats`].
     pub(crate) fn new(buffer: &'a mut [f32], n_rows: usize, n_columns: usize) -> Self {
         Self { groups: buffer.as_chunks_mut().0, n_rows, n_columns }
     }
 
-    /// Takes in at most [`TOKENS`] tokens: their values and what they read are `[n, n_columns]`.
+    /// Processes at most [`TOKENS`] tokens: their values and the outputs are `[n, n_columns]`.
     pub(crate) fn take_in(
         &mut self,
         level: SimdLevel,
@@ -96,7 +97,7 @@ impl<'a> HeadState<'a> {
     }
 }
 
-/// `S ← diag(w) S + k vᵀ`, `o = Sᵀ q`. All are `[n_tokens, n_rows]`.
+/// Linear attention with decay: `S ← diag(w) S + k vᵀ`, `o = Sᵀ q`. All inputs are `[n_tokens, n_rows]`.
 pub(crate) struct LinearRule<'a> {
     pub(crate) decay: MatrixView<'a>,
     pub(crate) key: MatrixView<'a>,
@@ -121,10 +122,10 @@ impl StateRule for LinearRule<'_> {
     }
 }
 
-/// `o = Sᵀ r + (u · k · r) v`, then `S ← diag(w) S + k vᵀ`. All but `first` are `[n_tokens, n_rows]`.
+/// RWKV 6: `o = Sᵀ r + (u · k · r) v`, then `S ← diag(w) S + k vᵀ`. All inputs but `first` are `[n_tokens, n_rows]`.
 pub(crate) struct ReadFirstRule<'a> {
     pub(crate) decay: MatrixView<'a>,
-    /// u.
+    /// Factor `u` of the token's own product.
     pub(crate) first: &'a [f32],
     pub(crate) key: MatrixView<'a>,
     pub(crate) receptance: MatrixView<'a>,
@@ -148,7 +149,8 @@ impl StateRule for ReadFirstRule<'_> {
     }
 }
 
-/// `S ← diag(w) S`, `d = β (v - Sᵀ k)`, `S ← S + k dᵀ`, `o = Sᵀ q`. All but `beta` are `[n_tokens, n_rows]`.
+/// Gated delta rule: `S ← diag(w) S`, `d = β (v - Sᵀ k)`, `S ← S + k dᵀ`, `o = Sᵀ q`. All inputs but `beta` are
+/// `[n_tokens, n_rows]`.
 pub(crate) struct DeltaRule<'a> {
     pub(crate) decay: MatrixView<'a>,
     pub(crate) beta: &'a [f32],
@@ -175,7 +177,7 @@ impl StateRule for DeltaRule<'_> {
             let mut y = [0.0; WIDTH];
             let rows = state.iter_mut().zip(self.key.row(t)).zip(self.query.row(t));
             if t + 1 < n {
-                // One walk over the state writes this token and recalls for the next.
+                // One pass over the state writes this token and recalls for the next.
                 let ahead = self.decay.row(t + 1).iter().zip(self.key.row(t + 1));
                 let mut next = [0.0; WIDTH];
                 for (((s, &k), &q), (&w, &next_k)) in rows.zip(ahead) {
@@ -201,13 +203,13 @@ impl StateRule for DeltaRule<'_> {
     }
 }
 
-/// `o = Sᵀ r` after `S ← diag(w) S + k vᵀ - l (Sᵀ κ)ᵀ`. All are `[n_tokens, n_rows]`.
+/// RWKV 7: `o = Sᵀ r` after `S ← diag(w) S + k vᵀ - l (Sᵀ κ)ᵀ`. All inputs are `[n_tokens, n_rows]`.
 pub(crate) struct ReplaceRule<'a> {
     pub(crate) decay: MatrixView<'a>,
     pub(crate) key: MatrixView<'a>,
-    /// κ, what is recalled and removed.
+    /// Direction `κ` that is recalled and removed.
     pub(crate) removed: MatrixView<'a>,
-    /// l, how much of it is removed.
+    /// Factors `l` of the removed values.
     pub(crate) lost: MatrixView<'a>,
     pub(crate) receptance: MatrixView<'a>,
 }
@@ -225,7 +227,7 @@ impl StateRule for ReplaceRule<'_> {
         for (t, (v, out)) in values.iter().zip(outs).enumerate() {
             let (mut y, mut next) = ([0.0; WIDTH], [0.0; WIDTH]);
             let rows = state.iter_mut().zip(self.decay.row(t)).zip(self.key.row(t)).zip(self.lost.row(t));
-            // What the last token recalls for the next is not looked at.
+            // The values that the last token recalls for a next one are ignored.
             let ahead = self.removed.row((t + 1).min(n - 1));
             for ((((s, &w), &k), &l), (&r, &kappa)) in rows.zip(self.receptance.row(t).iter().zip(ahead)) {
                 for c in 0..WIDTH {
@@ -253,7 +255,7 @@ mod tests {
         (0..n).map(|i| ((i * 7919 + seed * 31) % 103) as f32 / 103.0 - 0.4).collect()
     }
 
-    /// Runs a rule over all tokens, and the formula of one token and column: state, value and token to what is read.
+    /// Checks a rule over all tokens against a formula from the state of a column, a value and a token to the output.
     fn check<'a, R: StateRule>(
         inputs: &'a [Vec<f32>],
         rule: impl Fn(&[MatrixView<'a>], usize) -> R,

@@ -1,5 +1,5 @@
-//! Attention to a window of tokens and, behind it, to rows that stand for several tokens each (DeepSeek-V4). Key and value
-//! of a token are one row, which all heads share.
+//! Compressed attention (DeepSeek-V4): attention to a window of tokens and, before it, to compressed rows, each
+//! of several tokens. Key and value of a token are one row, which all heads share.
 
 use std::ops::Range;
 
@@ -23,60 +23,60 @@ use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::mla::Latent;
 use crate::engine::resolve::builder::Builder;
 
-/// Makes one row of several tokens.
+/// Compressor of several tokens into one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compressor {
-    /// Tokens that a row stands for.
+    /// Number of tokens per row.
     pub ratio: usize,
-    /// A row is made of twice as many, those before its own among them: rows of `kv`, `score` and `places` have two halves
-    /// then, the first for the row behind.
+    /// True if a row is made of twice as many tokens, including those of the row before. Rows of `kv`, `score` and
+    /// `places` then have two halves, the first for the next compressed row.
     pub overlaps: bool,
-    /// What is mixed.
+    /// Projection of the values that are mixed.
     pub kv: Matrix,
-    /// How much each value of a token counts.
+    /// Projection of the scores, one for each value of a token.
     pub score: Matrix,
-    /// Added to that by the token's place, a row for each.
+    /// Bias of the scores by the token's position in its group, one row per position.
     pub places: Vector,
-    /// Norm of the row.
+    /// Norm of the compressed row.
     pub norm: Norm,
 }
 
-/// Attention to a window and to compressed rows.
+/// Attention to a window of tokens and to compressed rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompressedAttention {
-    /// The short row of the queries.
+    /// Projection of the queries' latent row, and its norm.
     pub q_latent: Latent,
-    /// Queries from the short row.
+    /// Queries from the latent row.
     pub q: Matrix,
     /// Norm of each head's query.
     pub q_norm: Norm,
-    /// Keys, which are the values.
+    /// Projection of the keys, which are also the values.
     pub kv: Matrix,
     /// Norm of the keys.
     pub kv_norm: Norm,
-    /// What makes the compressed rows, in layers that have some.
+    /// Compressor, in layers that have one.
     pub compressor: Option<Compressor>,
-    /// Narrow rows of the output, one of each group of heads.
+    /// Low-rank output projections, one per group of heads.
     pub narrow: Vec<Matrix>,
-    /// Output projection, of all narrow rows.
+    /// Output projection of all low-rank rows together.
     pub out: Matrix,
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Index into the plan's rotations, of the ends of queries and keys; outputs are rotated back.
+    /// Index into the plan's rotations; rotates the ends of queries and keys, and rotates outputs back.
     pub rope: usize,
-    /// Width of those ends.
+    /// Width of the rotated ends.
     pub n_rotated: usize,
     /// Factor of the scores.
     pub scale: f32,
-    /// One extra logit per head that takes probability and has no value.
+    /// Attention sinks: one extra logit per head that takes probability and has no value.
     pub sinks: Option<Vector>,
-    /// Visible tokens.
+    /// Window of visible tokens.
     pub mask: Mask,
 }
 
-/// Bytes of a thread's buffers for chunks of this length: a row of scores.
+/// Returns the bytes of a thread's buffers for chunks of this length: a row of scores.
 pub(crate) fn buffer_bytes(a: &CompressedAttention, chunk_len: usize) -> usize {
     let rows = a.compressor.as_ref().map_or(0, |c| chunk_len / c.ratio);
     4 * (chunk_len + rows + 2 * a.head_dim)
@@ -85,7 +85,7 @@ pub(crate) fn buffer_bytes(a: &CompressedAttention, chunk_len: usize) -> usize {
 /// Compressed rows of a batch.
 struct Rows {
     values: Buffer,
-    /// First row of every chunk, and the number of rows.
+    /// First row of every chunk, followed by the number of rows.
     cuts: Vec<usize>,
     ratio: usize,
 }
@@ -136,7 +136,7 @@ impl MixerOp for CompressedAttention {
 
     fn floats_per_token(&self) -> usize {
         let compressor = self.compressor.as_ref().map_or(0, |c| 2 * c.kv.n_rows + self.head_dim);
-        // Queries, contexts, and those of a group of heads.
+        // Queries and contexts, and the contexts of one group of heads.
         let heads = 2 * self.q.n_rows + self.q.n_rows / self.narrow.len().max(1);
         let narrow: usize = self.narrow.iter().map(|matrix| matrix.n_rows).sum();
         heads + 2 * self.q_latent.down.n_rows + self.kv.n_rows + compressor + 2 * narrow
@@ -147,6 +147,7 @@ impl MixerOp for CompressedAttention {
     }
 }
 
+/// Computes the queries of the wanted tokens, normed and rotated.
 fn compressed_queries(
     cx: &Context<'_>,
     a: &CompressedAttention,
@@ -185,7 +186,7 @@ fn rotate_ends(
                     let table = cx.ropes.table(a.rope, place.chunk_len as usize);
                     for head in row.chunks_mut(a.head_dim) {
                         let end = &mut head[a.head_dim - a.n_rotated..];
-                        // Back is forth between two reflections.
+                        // The inverse of a rotation is the rotation between two reflections.
                         if is_back {
                             reflect(pairs, end);
                         }
@@ -200,7 +201,7 @@ fn rotate_ends(
     });
 }
 
-/// The compressed rows of every chunk.
+/// Computes the compressed rows of every chunk.
 fn compress(
     cx: &Context<'_>,
     a: &CompressedAttention,
@@ -219,7 +220,7 @@ fn compress(
         let chunk_len = (cut[1] - cut[0]) as u32;
         for row in 0..(cut[1] - cut[0]) / c.ratio {
             places.push(TokenPlace { position: (row * c.ratio) as u32, block: 0, chunk_len });
-            // The tokens before those of a chunk's first row are another's.
+            // The first row of a chunk has no tokens before it: those belong to another chunk.
             firsts.push((cut[0] + row * c.ratio, c.overlaps && row > 0));
         }
         cuts.push(places.len());
@@ -241,7 +242,7 @@ fn compress(
     Ok(Rows { values, cuts, ratio: c.ratio })
 }
 
-/// One softmax over the tokens of the window and the compressed rows, for each query and head.
+/// Computes one softmax over the window's tokens and the compressed rows, for each query and head.
 fn mix_compressed(
     cx: &Context<'_>,
     a: &CompressedAttention,
@@ -293,7 +294,7 @@ fn mix_compressed(
     })
 }
 
-/// Each group of heads makes a narrow row, and all of them the output.
+/// Projects each group of heads to a low-rank row, and all of these to the output.
 fn narrow_output(
     cx: &Context<'_>,
     a: &CompressedAttention,
@@ -322,7 +323,7 @@ fn narrow_output(
     Ok(())
 }
 
-/// Turns the second of each pair around.
+/// Negates the second value of each pair.
 fn reflect(pairs: PairLayout, x: &mut [f32]) {
     let half = x.len() / 2;
     match pairs {
@@ -331,7 +332,7 @@ fn reflect(pairs: PairLayout, x: &mut [f32]) {
     }
 }
 
-/// One compressed row, before its norm: of `tokens`, of which those from `first` on are its own.
+/// Computes one compressed row, before its norm, from `tokens`; those from `first` on are its own.
 fn compress_row(
     c: &Compressor,
     dim: usize,
@@ -341,7 +342,7 @@ fn compress_row(
     out: &mut [f32],
 ) {
     let width = c.kv.n_rows;
-    // Of tokens before its own a row takes the first half.
+    // Of tokens before its own, a row uses the first half.
     let half = |token: usize| if c.overlaps && token >= first { dim } else { 0 };
     let place = |token: usize| if token >= first { token - first } else { token + c.ratio - first };
     for (value, out) in out.iter_mut().enumerate() {
@@ -377,6 +378,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 const RATIOS: &str = "attention.compress_ratios";
 
 impl CompressedAttention {
+    /// Resolves the attention of a layer; layers whose compression ratio is 0 have no compressor.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<CompressedAttention, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
@@ -435,6 +437,7 @@ fn compressed_norm(b: &mut Builder<'_>, name: &str, width: usize) -> Result<Norm
 }
 
 impl Compressor {
+    /// Resolves the compressor of a layer.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,
@@ -442,13 +445,13 @@ impl Compressor {
         width: usize,
     ) -> Result<Compressor, EngineError> {
         let at = |name: &str| format!("blk.{layer}.attn_compressor_{name}");
-        // Only wider rows have a part for the compressed row behind theirs.
+        // Only wider rows have a half for the next compressed row.
         let tensor = format!("{}.weight", at("kv"));
         let n_rows = b.tensors.shape(&tensor).map(crate::core::Shape::n_rows);
         let n_rows = n_rows.ok_or(EngineError::MissingTensor { tensor })?;
         let overlaps = n_rows != width as u64;
         let n_rows = if overlaps { width.saturating_mul(2) } else { width };
-        // Of these an indexer picks some, which are all while there are no more than it picks.
+        // An indexer selects some of the compressed rows: all of them, up to the number that it selects.
         if b.tensors.has_under(&format!("blk.{layer}.indexer.")) {
             let n_keys = b.keys.need_count("attention.indexer.top_k")?.saturating_mul(ratio);
             b.chunk_limit = Some(b.chunk_limit.map_or(n_keys, |limit| limit.min(n_keys)));

@@ -1,4 +1,4 @@
-//! Causal convolutions of every channel alone.
+//! Causal depthwise convolutions: `y_t = Σ_j w_j u_(t - n_taps + 1 + j) + bias` per channel.
 
 use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
@@ -10,23 +10,23 @@ use crate::engine::exec::weights::{Vector, WeightReader};
 use crate::engine::ops::scan::{ScanPart, scan, transposed};
 use crate::engine::resolve::builder::Builder;
 
-/// A causal convolution of every channel alone: `y_t = Σ_j w_j u_(t - n_taps + 1 + j) + bias`.
+/// Causal depthwise convolution: `y_t = Σ_j w_j u_(t - n_taps + 1 + j) + bias` per channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conv {
     /// Taps, `[n_channels, n_taps]`.
     pub weight: Vector,
-    /// Added to the sum, one per channel.
+    /// Bias of the sum, one per channel.
     pub bias: Option<Vector>,
-    /// Tokens that a sum spans.
+    /// Number of tokens that a sum spans.
     pub n_taps: usize,
 }
 
-/// Channels that one task convolves.
+/// Number of channels that one task convolves.
 const CONV_CHANNELS: usize = 256;
 
-/// A convolution whose weights are in memory, taps outermost.
+/// Convolution whose weights are in memory, taps outermost.
 pub(crate) struct LoadedConv {
-    /// `[n_taps, n_channels]`.
+    /// Taps, `[n_taps, n_channels]`.
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
     n_taps: usize,
@@ -34,13 +34,14 @@ pub(crate) struct LoadedConv {
 }
 
 impl Conv {
-    /// Returns the floats of the last inputs of `n_channels`, which a sequence remembers.
+    /// Returns the number of floats that a sequence keeps of the last inputs of `n_channels`.
     pub(crate) fn remembered(&self, n_channels: usize) -> usize {
         self.n_taps.saturating_sub(1).saturating_mul(n_channels)
     }
 }
 
 impl LoadedConv {
+    /// Loads a convolution's weights.
     pub(crate) fn new(weights: &WeightReader<'_>, conv: &Conv) -> Result<Self, EngineError> {
         let rows = weights.vector(&conv.weight)?;
         let n_taps = conv.n_taps;
@@ -50,16 +51,17 @@ impl LoadedConv {
     }
 }
 
-/// What follows a convolution.
+/// Function after a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConvEnd {
-    /// Nothing.
+    /// No function.
     Plain,
-    /// `silu`.
+    /// SiLU.
     Silu,
 }
 
-/// `out += tap * x`, and at the end `out = silu(out)`.
+/// Loop over the channels of a token: `out += tap * x` for each tap, then `out = silu(out)` if `end` is
+/// [`ConvEnd::Silu`].
 struct ConvRow<'a> {
     out: &'a mut [f32],
     taps: &'a [(&'a [f32], &'a [f32])],
@@ -141,7 +143,7 @@ impl LoadedConv {
 }
 
 impl Conv {
-    /// A causal convolution of `n_channels`.
+    /// Resolves the causal convolution `name` of `n_channels` channels.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         name: &str,

@@ -1,4 +1,4 @@
-//! Attention to the states of another stack of layers.
+//! Cross-attention of encoder-decoder models: the decoder's queries attend to the encoder's final states.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -10,17 +10,17 @@ use crate::engine::ops::attention::resolve::{attention_scale, head_shape};
 use crate::engine::ops::attention::{Attention, KvSource, Projected, mix};
 use crate::engine::resolve::builder::Builder;
 
-/// Attention to the states of another stack of layers.
+/// Cross-attention: attention to the final states of the encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CrossAttention {
-    /// Norm of the stream before it.
+    /// Norm of the stream before the attention.
     pub norm: Norm,
-    /// Queries from the stream, keys and values from the other stack.
+    /// Attention with queries from the stream, and keys and values from the encoder's states.
     pub attention: Box<Attention>,
 }
 
 impl Attention {
-    /// Attention of the normed wanted rows `x` to the states of another stack, into `out`.
+    /// Computes the attention of the normed wanted rows `x` to the encoder's states, into `out`.
     pub(crate) fn run_across(
         &self,
         cx: &Context<'_>,
@@ -51,7 +51,7 @@ impl Attention {
 }
 
 impl CrossAttention {
-    /// A layer's attention to the encoder's states, if it has one.
+    /// Resolves a layer's attention to the encoder's states, if it has one.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<CrossAttention>, EngineError> {
         let at = |name: &str| format!("blk.{layer}.cross_attn_{name}");
         if !b.tensors.has(&at("q.weight")) {

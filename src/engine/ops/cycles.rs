@@ -1,5 +1,7 @@
-//! The two states of a model whose stacks run in turn: before a stack runs, `x = x + h` for the stream `x` and the held
-//! state `h`; if the other stack ran before, `h` becomes what `x` was (HRM-Text: `z_L = L(z_H + z_L)`, `z_H = H(z_H + z_L)`).
+//! Stack entry of models whose two stacks of layers run in turn (HRM-Text: `z_L = L(z_H + z_L)`, `z_H = H(z_H + z_L)`).
+//!
+//! Before a stack runs, `x = x + h` for the stream `x` and the held state `h`. If the other stack ran before, `h`
+//! becomes the previous `x`.
 
 use crate::arch::graph::Extra;
 use crate::engine::EngineError;
@@ -8,19 +10,19 @@ use crate::engine::exec::context::Context;
 use crate::engine::exec::weights::Vector;
 use crate::engine::resolve::builder::Builder;
 
-/// The state beside the stream.
+/// Second state of the model, in addition to the stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeldState {
-    /// Its row before the first layer, for all tokens.
+    /// Its row before the first layer, the same for all tokens.
     pub start: Vector,
 }
 
-/// What happens to stream and held state before the first layer of a run of a stack.
+/// Change of the stream and the held state before the first layer of a run of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StackEntry {
-    /// The same stack runs again: the held state is added.
+    /// Another run of the same stack: the held state is added to the stream.
     Again,
-    /// The other stack runs: the held state is added, and what the stream was is held from now on.
+    /// Run of the other stack: the held state is added to the stream, and the previous stream becomes the held state.
     Turn,
 }
 
@@ -42,21 +44,22 @@ fn enter(entry: StackEntry, x: &mut [f32], held: &mut [f32]) {
 
 const STACK: &str = "hrm.layers_per_stack";
 
-/// Layers of a stack, and how often each runs.
+/// Number of layers of a stack, and of runs of each stack.
 #[derive(Clone, Copy)]
 pub(crate) struct Cycles {
     pub(crate) n_stack: usize,
-    /// Runs of the high stack.
+    /// Number of runs of the high stack.
     pub(crate) high: usize,
-    /// Runs of the low stack before each of the high one.
+    /// Number of runs of the low stack before each run of the high one.
     pub(crate) low: usize,
 }
 
+/// Returns true if the model's stacks run in turn.
 pub(crate) fn has_cycles(b: &Builder<'_>) -> bool {
     b.features.extras.contains(&Extra::Cycles)
 }
 
-/// `block_count` counts the layers that run.
+/// Reads the cycles of the two stacks, and checks that `block_count` is the number of layers that run.
 pub(crate) fn cycles(b: &Builder<'_>) -> Result<Cycles, EngineError> {
     let n_stack = b.keys.need_count(STACK)?;
     let (high, low) = (b.keys.need_count("hrm.h_cycles")?, b.keys.need_count("hrm.l_cycles")?);
@@ -71,13 +74,13 @@ pub(crate) fn cycles(b: &Builder<'_>) -> Result<Cycles, EngineError> {
     Ok(Cycles { n_stack, high, low })
 }
 
-/// Layers of the two stacks.
+/// Returns the number of layers of the two stacks.
 pub(crate) fn n_cycled_layers(b: &Builder<'_>) -> Result<usize, EngineError> {
     cycles(b).map(|cycles| 2 * cycles.n_stack)
 }
 
 impl HeldState {
-    /// The state beside the stream, of models that have one.
+    /// Resolves the held state, if the model has one.
     pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<HeldState>, EngineError> {
         if !has_cycles(b) {
             return Ok(None);
@@ -96,7 +99,7 @@ mod tests {
 
     #[test]
     fn states_take_turns_as_in_the_nested_loops() {
-        // Stacks that double what they read.
+        // Each stack doubles its input.
         let (mut high, mut low) = (3.0f32, 0.5f32);
         let (mut x, mut held) = ([high], [low]);
         for _ in 0..2 {

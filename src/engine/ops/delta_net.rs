@@ -1,6 +1,6 @@
-//! Gated delta nets (Yang et al. 2024): per value head `S ← e^g S`, `d = β (v - Sᵀk)`, `S ← S + k dᵀ`,
-//! `o = Sᵀq / sqrt(dk)`, with q and k of length 1, `β = sig(b)` and `g = A softplus(a + bias)`; then a norm per head and
-//! the gate `silu(z)`, or `sig(z)`.
+//! Gated delta net (Yang et al. 2024): per value head `S ← e^g S`, `d = β (v - Sᵀk)`, `S ← S + k dᵀ`,
+//! `o = Sᵀq / sqrt(dk)`, with q and k of length 1, `β = sig(b)` and `g = A softplus(a + bias)`. A norm per head and the
+//! gate `silu(z)` or `sig(z)` follow.
 
 use crate::arch::graph::GdnGate;
 use crate::core::simd::SimdLevel;
@@ -19,13 +19,13 @@ use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
 use crate::engine::resolve::builder::Builder;
 
-/// Where a delta net's gates come from.
+/// Matrices of a delta net's gates.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeltaGates {
-    /// One matrix; per key head first the write gates of its value heads, then their step sizes. A value head `h`
-    /// uses key head `h / (n_heads / n_key_heads)`.
+    /// One matrix. For each key head, the write gates of its value heads come first, then their step sizes. A value
+    /// head `h` uses key head `h / (n_heads / n_key_heads)`.
     Packed(Matrix),
-    /// A matrix each. A value head `h` uses key head `h % n_key_heads`.
+    /// One matrix each. A value head `h` uses key head `h % n_key_heads`.
     Apart {
         /// Write gates, one per value head.
         beta: Matrix,
@@ -34,18 +34,19 @@ pub enum DeltaGates {
     },
 }
 
-/// Gated delta net: a matrix per value head that forgets by a gate and corrects what its keys recall.
+/// Gated delta net: the state of a value head is a matrix that decays by a gate and corrects the values that its keys
+/// recall.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaNet {
-    /// Queries, keys, values.
+    /// Projection of queries, keys and values.
     pub qkv: Matrix,
-    /// Convolution of all three.
+    /// Convolution of queries, keys and values.
     pub conv: Conv,
-    /// Gate of the output.
+    /// Projection of the output's gate.
     pub z: Matrix,
     /// Write gates and step sizes.
     pub gates: DeltaGates,
-    /// Added to the step sizes, one per value head.
+    /// Bias of the step sizes, one per value head.
     pub step_bias: Vector,
     /// Decay rates, one per value head, negative.
     pub a: Vector,
@@ -55,9 +56,9 @@ pub struct DeltaNet {
     pub gate: GdnGate,
     /// Output projection.
     pub out: Matrix,
-    /// Value heads.
+    /// Number of value heads.
     pub n_heads: usize,
-    /// Query and key heads.
+    /// Number of query and key heads.
     pub n_key_heads: usize,
     /// Width of a query or key head.
     pub dk: usize,
@@ -65,21 +66,21 @@ pub struct DeltaNet {
     pub dv: usize,
 }
 
-/// Under the root of the lengths of queries and keys.
+/// Term inside the root of the lengths of queries and keys.
 const EPS: f64 = 1e-6;
 
-/// `out = factor * x / sqrt(Σ x² + eps)`.
+/// Scales a row to length `factor`: `out = factor * x / sqrt(Σ x² + eps)`.
 pub(crate) fn of_length(level: SimdLevel, x: &[f32], out: &mut [f32], factor: f64) {
     let squares = math::moments(level, x, 0.0).1;
     let scale = (factor / (squares + EPS).sqrt()) as f32;
     out.iter_mut().zip(x).for_each(|(y, &x)| *y = scale * x);
 }
 
-/// Write gate and step size of a head, before their functions.
+/// Write gates and step sizes of tokens, before their functions.
 struct GateRows<'a> {
     beta: &'a [f32],
     alpha: &'a [f32],
-    /// Value heads of a key head, if both are in one row.
+    /// Number of value heads per key head, if both are in one row.
     packed: Option<usize>,
 }
 
@@ -193,6 +194,7 @@ impl MixerOp for DeltaNet {
 }
 
 impl DeltaNet {
+    /// Resolves the gated delta net of a layer.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<DeltaNet, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;

@@ -1,4 +1,4 @@
-//! Dense feed-forward networks.
+//! Dense feed-forward network: `down(act(up x))`, or `down(act(gate x) * up x)` with a gate.
 
 use rayon::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::engine::exec::weights::{Matrix, Norm};
 use crate::engine::resolve::activation::{FfnPart, LayerActivation};
 use crate::engine::resolve::builder::Builder;
 
-/// What a feed-forward may read, `[n_tokens, n_embd]` each.
+/// Inputs of a feed-forward network, `[n_tokens, n_embd]` each.
 #[derive(Clone, Copy)]
 pub(crate) struct FfnInputs<'a> {
     /// The stream after the norm before the feed-forward.
@@ -24,10 +24,10 @@ pub(crate) struct FfnInputs<'a> {
     pub(crate) entry: &'a [f32],
 }
 
-/// A dense feed-forward: `down(act(gate x, up x))`.
+/// Dense feed-forward network: `down(act(gate x, up x))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dense {
-    /// What becomes of the up projection.
+    /// Activation, with the gate if there is one.
     pub act: Activation,
     /// Up projection.
     pub up: Matrix,
@@ -35,24 +35,24 @@ pub struct Dense {
     pub down: Matrix,
     /// Norm before the down projection.
     pub sub_norm: Option<Norm>,
-    /// Of the gate only what exceeds its row's mean by so many standard deviations is left.
+    /// Activation sparsity: only what exceeds the mean of a gate's row by this many standard deviations is kept.
     pub sparsity: Option<f32>,
 }
 
 impl Dense {
-    /// Columns of the widest matrix.
+    /// Returns the columns of the widest matrix.
     pub(crate) fn widest(&self) -> usize {
         self.up.n_cols.max(self.down.n_cols)
     }
 
-    /// Floats per token of the intermediates.
+    /// Returns the floats of intermediates per token.
     pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        // A gate that is looked at row by row is kept whole.
+        // A gate that is processed row by row is kept whole.
         let inner = if self.sparsity.is_some() { 2 } else { 1 };
         inner * self.up.n_rows + n_embd
     }
 
-    /// `down(norm(act(gate x) * up x))`, or `down(norm(act(up x)))`; most models have no norm there.
+    /// Computes `down(norm(act(gate x) * up x))`, or `down(norm(act(up x)))`; most models have no norm there.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -77,7 +77,7 @@ impl Dense {
     }
 }
 
-/// `act(top(gate x)) * up x`: of each row of the gate only what is far above its mean is left.
+/// Computes `act(top(gate x)) * up x`: only the values of each gate row that are far above its mean are kept.
 fn sparse_inner(
     cx: &Context<'_>,
     dense: &Dense,
@@ -102,7 +102,7 @@ fn sparse_inner(
     Ok(())
 }
 
-/// `x = max(x - (mean + deviations std), 0)` with the standard deviation of the row itself, divided by n (Gemma 3n,
+/// Computes `x = max(x - (mean + deviations std), 0)` with the row's own population standard deviation (Gemma 3n,
 /// `_gaussian_topk`).
 fn gaussian_top(level: SimdLevel, x: &mut [f32], deviations: f32) {
     let n = x.len() as f64;
@@ -114,7 +114,7 @@ fn gaussian_top(level: SimdLevel, x: &mut [f32], deviations: f32) {
     }
 }
 
-/// Names of the tensors of a dense feed-forward, and its width where a key tells it.
+/// Names of the tensors of a dense feed-forward network, and its width if a key declares it.
 pub(crate) struct DenseNames {
     pub(crate) gate: String,
     pub(crate) up: String,
@@ -123,6 +123,7 @@ pub(crate) struct DenseNames {
 }
 
 impl Dense {
+    /// Resolves the dense feed-forward network with these tensors.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,
@@ -130,15 +131,15 @@ impl Dense {
     ) -> Result<Dense, EngineError> {
         let n_embd = b.n_embd;
         let cols = b.n_cols(&names.down)?;
-        // T5: GELU with a gate, the card's activation without one.
+        // T5: gated GELU if there is a gate, the card's activation if not.
         let is_gated = b.features.ffn_gated_if_present && b.tensors.has(&format!("{}.weight", names.gate));
         let kind = if is_gated {
             LayerActivation::Gated(GatedActivation::GegluTanh)
         } else {
             b.activation(layer, FfnPart::Dense)?
         };
-        // The width of shared experts has no key in some files, and Qwen 1 counts gate and up together in its key:
-        // the tensor says it, and the key must agree.
+        // The width of shared experts has no key in some files, and the key of Qwen 1 counts gate and up together. The
+        // tensor decides, and the key must agree.
         let width = match names.width {
             None => cols,
             Some(both) if matches!(kind, LayerActivation::Gated(_)) && cols.checked_mul(2) == Some(both) => {
@@ -165,13 +166,13 @@ impl Dense {
         let down = b.tensors.need_matrix(&names.down, n_embd, width)?;
         let (formula, eps) = (b.formula(), b.eps);
         let sub_norm = b.tensors.norm(&format!("blk.{layer}.ffn_sub_norm"), width, formula, eps)?;
-        // A scale that is not finite stands for a layer that keeps its whole gate.
+        // A scale that is not finite means that the layer keeps its whole gate.
         let sparsity = b.keys.layer_number("activation_sparsity_scale", layer)?;
         let sparsity = sparsity.filter(|scale| scale.is_finite()).map(|scale| scale as f32);
         Ok(Dense { act, up, down, sub_norm, sparsity })
     }
 
-    /// The experts whose tensors' names end in `ending`, in order, of rows of `n_embd`.
+    /// Resolves the experts whose tensor names end in `ending`, in order, with rows of `n_embd`.
     pub(crate) fn experts(
         b: &mut Builder<'_>,
         layer: usize,
@@ -215,7 +216,7 @@ mod tests {
     #[test]
     fn only_what_is_far_above_the_mean_is_left() {
         let row = [0.0f32, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 1.0];
-        // Mean 0.4; mean of squares 1.0, so that the variance is 0.84.
+        // The mean is 0.4 and the mean of squares 1.0, so the variance is 0.84.
         let mut x = row;
         gaussian_top(SimdLevel::detect(), &mut x, 1.5);
         let cut = 0.4 + 1.5 * 0.84f32.sqrt();

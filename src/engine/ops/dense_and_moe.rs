@@ -1,4 +1,4 @@
-//! A dense feed-forward network next to routed experts.
+//! Dense feed-forward network in parallel with routed experts: `(P1 dense(x) + P2 moe(x')) scale`.
 
 use crate::arch::graph::{ResidualRule, SharedCombine};
 use crate::engine::EngineError;
@@ -9,18 +9,18 @@ use crate::engine::ops::dense::{Dense, DenseNames, FfnInputs};
 use crate::engine::ops::moe::Moe;
 use crate::engine::resolve::builder::Builder;
 
-/// A dense feed-forward beside routed experts.
+/// Dense feed-forward network in parallel with routed experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseAndMoe {
-    /// The dense branch.
+    /// Dense branch.
     pub dense: Dense,
-    /// Norm of its output.
+    /// Norm of the dense branch's output.
     pub dense_post: Option<Norm>,
-    /// The experts.
+    /// Routed experts.
     pub moe: Moe,
-    /// Norm before the experts, if it is not the one before the dense branch.
+    /// Norm before the experts, if it differs from the norm before the dense branch.
     pub moe_pre: Option<Norm>,
-    /// The experts read the residual stream before the layer, not the one before the feed-forward.
+    /// True if the experts read the residual stream before the layer, not the stream before the feed-forward.
     pub moe_from_entry: bool,
     /// Norm of the experts' output.
     pub moe_post: Option<Norm>,
@@ -29,7 +29,7 @@ pub struct DenseAndMoe {
 }
 
 impl DenseAndMoe {
-    /// `(P1 dense(x) + P2 moe(x')) scale`, each branch with its own norms where it has some.
+    /// Computes `(P1 dense(x) + P2 moe(x')) scale`, each branch with its own norms if it has any.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -59,10 +59,10 @@ impl DenseAndMoe {
         Ok(())
     }
 
-    /// A dense feed-forward beside experts: both read the stream, each through its own norm where it has one.
+    /// Resolves the two branches; both read the stream, each through its own norm if it has one.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<DenseAndMoe, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
-        // The width of the dense branch has no key: the tensor says it.
+        // The width of the dense branch has no key: the tensor declares it.
         let names = DenseNames { gate: at("ffn_gate"), up: at("ffn_up"), down: at("ffn_down"), width: None };
         let moe_from_entry = b.features.residual == ResidualRule::Arctic;
         let moe_pre = match b.norm(&at("pre_ffw_norm_2"))? {

@@ -1,4 +1,4 @@
-//! Experts, each run once over the tokens that chose it.
+//! Experts of a mixture: each runs once, over the tokens that chose it.
 
 use rayon::prelude::*;
 
@@ -9,10 +9,10 @@ use crate::engine::exec::math;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::ops::dense::Dense;
 
-/// Tokens that one task routes, gathers or scatters.
+/// Number of tokens that one task routes, gathers or scatters.
 const TOKENS_PER_TASK: usize = 64;
 
-/// A token's use of an expert.
+/// Choice of an expert by a token, with the expert's weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ExpertChoice {
     pub(crate) token: u32,
@@ -20,7 +20,7 @@ pub(crate) struct ExpertChoice {
 }
 
 impl ExpertChoice {
-    /// Factors of what the expert reads and of what it makes of it.
+    /// Returns the factors of the expert's input and output.
     pub(crate) fn factors(self, weigh: Weigh) -> (f32, f32) {
         match weigh {
             Weigh::After => (1.0, self.weight),
@@ -29,7 +29,7 @@ impl ExpertChoice {
     }
 }
 
-/// Adds what experts make of the rows of `x` that chose them, times their weights.
+/// Adds the weighted outputs of experts for the rows of `x` that chose them.
 pub(crate) fn add_experts(
     cx: &Context<'_>,
     weigh: Weigh,
@@ -39,7 +39,7 @@ pub(crate) fn add_experts(
     out: &mut [f32],
 ) -> Result<(), EngineError> {
     for (expert, choices) in experts.iter().zip(chosen) {
-        // An expert that nobody chose is not even read.
+        // The weights of an expert that no token chose are not read.
         if !choices.is_empty() {
             add_expert(cx, weigh, expert, choices, x, out)?;
         }
@@ -47,7 +47,7 @@ pub(crate) fn add_experts(
     Ok(())
 }
 
-/// Adds what an expert makes of the tokens that chose it, `w E(x)` or `E(w x)`.
+/// Adds the output of an expert for the tokens that chose it, `w E(x)` or `E(w x)`.
 pub(crate) fn add_expert(
     cx: &Context<'_>,
     weigh: Weigh,

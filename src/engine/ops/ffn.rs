@@ -1,4 +1,4 @@
-//! Feed-forward networks of layers: one row each.
+//! Feed-forward network of a layer: one variant per operation.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -11,26 +11,26 @@ use crate::engine::ops::moe::{Moe, RouterSource};
 use crate::engine::ops::switched_dense::SwitchedDense;
 use crate::engine::resolve::builder::Builder;
 
-/// Feed-forward of a layer.
+/// Feed-forward network of a layer.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "one value per layer")]
 pub enum Ffn {
-    /// Nothing.
+    /// No feed-forward network.
     None,
-    /// Dense.
+    /// Dense network.
     Dense(Dense),
-    /// Dense, with additions that tokens turn on.
+    /// Dense network with adapters (LoRA) that tokens switch on.
     Switched(Box<SwitchedDense>),
     /// Routed experts.
     Moe(Box<Moe>),
-    /// RWKV's, mixed with the token before.
+    /// Channel mix of RWKV.
     ChannelMix(Box<ChannelMix>),
-    /// Dense and routed experts, side by side.
+    /// Dense network in parallel with routed experts.
     Both(Box<DenseAndMoe>),
 }
 
 impl Ffn {
-    /// Returns the routed experts, if there are some.
+    /// Returns the routed experts, if there are any.
     pub(crate) fn moe(&self) -> Option<&Moe> {
         match self {
             Self::Moe(moe) => Some(moe),
@@ -39,8 +39,8 @@ impl Ffn {
         }
     }
 
-    /// Returns the last matrix, if its product is the whole output: experts are weighed by token, the others are gated or
-    /// added up first.
+    /// Returns the last matrix, if its product is the whole output. Experts are weighted by token, and the other
+    /// variants are gated or summed first.
     pub(crate) fn end(&self) -> Option<BranchEnd<'_>> {
         match self {
             Self::Dense(dense) => BranchEnd::of(&dense.down, 1.0),
@@ -48,7 +48,7 @@ impl Ffn {
         }
     }
 
-    /// Returns the floats that a sequence remembers.
+    /// Returns the number of floats that a sequence keeps.
     pub(crate) fn remembered(&self) -> usize {
         match self {
             Self::ChannelMix(mix) => mix.key.n_cols,
@@ -56,7 +56,7 @@ impl Ffn {
         }
     }
 
-    /// Returns true if it reads the residual stream as it was before the layer.
+    /// Returns true if it reads the residual stream before the layer.
     pub(crate) fn needs_entry(&self) -> bool {
         let reads_entry = self.moe().is_some_and(|moe| moe.router_source == RouterSource::Entry);
         reads_entry || matches!(self, Self::Both(both) if both.moe_from_entry)
@@ -74,7 +74,7 @@ impl Ffn {
         }
     }
 
-    /// Returns the floats per token that intermediates take at their widest.
+    /// Returns the largest number of floats of intermediates per token.
     pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
         match self {
             Self::None => 0,
@@ -88,12 +88,12 @@ impl Ffn {
         }
     }
 
-    /// True if a token's result depends on other tokens.
+    /// Returns true if a token's result depends on other tokens.
     pub(crate) fn looks_back(&self) -> bool {
         matches!(self, Self::ChannelMix(_))
     }
 
-    /// The feed-forward of a layer into `out`, `[n_tokens, n_embd]`.
+    /// Runs the feed-forward network into `out`, `[n_tokens, n_embd]`.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -115,6 +115,7 @@ impl Ffn {
         }
     }
 
+    /// Resolves the feed-forward network of a layer from the tensors that it has.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Ffn, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         if let Some(mix) = ChannelMix::resolve(b, layer)? {

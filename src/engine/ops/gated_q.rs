@@ -1,11 +1,11 @@
-//! Gates of attention whose rows stand between those of the queries (Qwen 3 Next): per head the query, then the gate of
-//! its output, `sig(g)`.
+//! Gated queries (Qwen 3 Next): rows of the query projection hold for each head the query, then the gate of the head's
+//! output, `sig(g)`.
 
 use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
 
-/// Cuts a row of heads of `2 dk` in queries and gates.
+/// Splits a row of heads of width `2 dk` into queries and gates.
 fn cut(both: &[f32], queries: &mut [f32], gates: &mut [f32], dk: usize) {
     let heads = both.chunks_exact(2 * dk).zip(queries.chunks_exact_mut(dk)).zip(gates.chunks_exact_mut(dk));
     for ((both, query), gate) in heads {
@@ -15,7 +15,7 @@ fn cut(both: &[f32], queries: &mut [f32], gates: &mut [f32], dk: usize) {
     }
 }
 
-/// Takes the gates out of the queries, if they are there.
+/// Splits `q` into queries, which replace it, and gates, which are returned.
 pub(crate) fn take_gates(cx: &Context<'_>, (n_heads, dk): (usize, usize), q: &mut Buffer) -> Buffer {
     let width = n_heads * dk;
     let n_rows = q.len() / (2 * width);
@@ -29,7 +29,7 @@ pub(crate) fn take_gates(cx: &Context<'_>, (n_heads, dk): (usize, usize), q: &mu
     gates
 }
 
-/// `context *= sig(gates)`, rows of `n_cols`.
+/// Computes `context *= sig(gates)`, in rows of `n_cols`.
 pub(crate) fn apply_gates(cx: &Context<'_>, gates: Option<Buffer>, context: &mut [f32], n_cols: usize) {
     if let Some(gates) = gates {
         let level = cx.weights.level;

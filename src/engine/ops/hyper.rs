@@ -1,5 +1,5 @@
-//! Several residual streams beside one another (hyper-connections; Zhu et al. 2024, arXiv 2409.19606): each branch reads a
-//! mixture of them, and its output is shared out among them.
+//! Hyper-connections (Zhu et al. 2024, arXiv 2409.19606): a model with several residual streams. Each branch reads a
+//! mixture of the streams, and its output is distributed among them.
 
 use rayon::prelude::*;
 
@@ -16,99 +16,99 @@ use crate::engine::exec::{math, scalar};
 use crate::engine::ops::ngrams::Ngrams;
 use crate::engine::resolve::builder::Builder;
 
-/// The streams of a model.
+/// Residual streams of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Streams {
-    /// How many; all begin as the embedding.
+    /// Number of streams; all begin as the embedding.
     pub n: usize,
-    /// How they become one behind the last layer.
+    /// Reduction of the streams to one, after the last layer.
     pub end: StreamsEnd,
 }
 
-/// How the streams become one.
+/// Reduction of the streams to one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamsEnd {
-    /// Their mean.
+    /// Mean of the streams.
     Mean,
-    /// They are read as by a branch.
+    /// Mixture of the streams, as a branch reads it.
     Read(Box<Connection>),
 }
 
-/// What a branch's output does to the streams.
+/// Effect of a branch's output on the streams.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StreamsWrite {
-    /// Nothing: there is no branch.
+    /// No effect: there is no branch.
     None,
-    /// Each takes some of it: `magnitude sig(..) + eps`.
+    /// Each stream adds a share of the output: `magnitude sig(..) + eps`.
     Add {
-        /// The most that a stream takes.
+        /// Factor of the sigmoid.
         magnitude: f32,
-        /// Added to each weight.
+        /// Term that is added to each weight.
         eps: f32,
     },
-    /// Each becomes a mixture of all, by a matrix whose rows and columns add to one, and takes `2 sig(..)` of it.
+    /// Each stream becomes a mixture of all, by a doubly stochastic matrix, and adds the output times `2 sig(..)`.
     Mix {
-        /// How often columns are brought to a sum of one, with rows between.
+        /// Number of times that the columns are normalized to a sum of one, with the rows normalized in between.
         iterations: usize,
     },
 }
 
-/// A weight per stream, from all streams together.
+/// Connection with one weight per stream, computed from all streams together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeighedStreams {
     /// Norm of all streams as one row.
     pub norm: Norm,
-    /// A row for each weight of reading, of writing, and of the matrix.
+    /// Matrix with a row for each weight of reading, of writing, and of the mixing matrix.
     pub matrix: Matrix,
-    /// Added to the scaled products, one each.
+    /// Bias of the scaled products, one each.
     pub base: Vector,
-    /// Factors of the products: one of those for reading, of those for writing, and of the matrix.
+    /// Factors of the products: one for those of reading, one for those of writing, and one for the mixing matrix.
     pub scale: Vector,
-    /// Added to each weight of reading, and to sums that are divided by.
+    /// Term that is added to each weight of reading, and to sums that are divided by.
     pub eps: f32,
-    /// What becomes of the branch's output.
+    /// Effect of the branch's output.
     pub write: StreamsWrite,
 }
 
-/// A weight per value of each stream, by way of a narrow row.
+/// Connection with one weight per value of each stream, computed by a low-rank projection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedStreams {
-    /// Norm of each stream alone, which is what is read.
+    /// Norm of each stream separately; the normed streams are read.
     pub norm: Norm,
-    /// The narrow row.
+    /// Projection to the low rank.
     pub down: Matrix,
-    /// The weights, of the narrow row.
+    /// Projection from the low rank to the weights.
     pub up: Matrix,
-    /// What each stream takes of the branch's output.
+    /// Matrix of the shares of the branch's output that streams add.
     pub inject: Option<Matrix>,
 }
 
-/// How a branch reads the streams and writes to them.
+/// Connection of a branch: its reading of the streams and its writing to them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Connection {
-    /// A weight per stream.
+    /// One weight per stream.
     Weighed(WeighedStreams),
-    /// A weight per value.
+    /// One weight per value.
     Gated(GatedStreams),
 }
 
-/// The connections of a layer's two branches.
+/// Connections of a layer's two branches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConnections {
-    /// Of the mixer.
+    /// Connection of the mixer.
     pub mixer: Connection,
-    /// Of the feed-forward.
+    /// Connection of the feed-forward network.
     pub ffn: Connection,
 }
 
 impl Connection {
-    /// True if what is read is normed already.
+    /// Returns true if the branch's input is normed by the connection.
     #[must_use]
     pub fn norms(&self) -> bool {
         matches!(self, Self::Gated(_))
     }
 
-    /// Numbers per token that reading leaves for writing.
+    /// Returns the number of weights per token that reading leaves for writing.
     pub(crate) fn n_weights(&self) -> usize {
         match self {
             Self::Weighed(c) => c.matrix.n_rows,
@@ -123,7 +123,7 @@ impl Connection {
         }
     }
 
-    /// Floats per token of what reading needs.
+    /// Returns the floats per token that reading needs.
     fn floats_per_token(&self) -> usize {
         let inner = match self {
             Self::Weighed(c) => c.matrix.n_cols,
@@ -138,20 +138,20 @@ impl LayerConnections {
         [&self.mixer, &self.ffn]
     }
 
-    /// Columns of the widest matrix.
+    /// Returns the columns of the widest matrix.
     pub(crate) fn widest(&self) -> usize {
         self.both().map(Connection::widest).into_iter().max().unwrap_or(0)
     }
 
-    /// Floats per token of the intermediates, beside those of a layer of one stream.
+    /// Returns the floats of intermediates per token, in addition to those of a layer with one stream.
     pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        // What is read is kept beside what is normed of it.
+        // The branch's input is kept in addition to its normed copy.
         n_embd + self.both().map(Connection::floats_per_token).into_iter().max().unwrap_or(0)
     }
 }
 
 impl Streams {
-    /// Columns of the widest matrix behind the last layer.
+    /// Returns the columns of the widest matrix after the last layer.
     pub(crate) fn widest(&self) -> usize {
         match &self.end {
             StreamsEnd::Mean => 0,
@@ -159,7 +159,7 @@ impl Streams {
         }
     }
 
-    /// Floats per token that making one stream of all needs.
+    /// Returns the floats per token that the reduction to one stream needs.
     pub(crate) fn end_floats(&self) -> usize {
         match &self.end {
             StreamsEnd::Mean => 0,
@@ -169,7 +169,7 @@ impl Streams {
 }
 
 impl Streams {
-    /// The streams before the first layer: so many copies of each row.
+    /// Returns the streams before the first layer: `n` copies of each row.
     pub(crate) fn open(&self, cx: &Context<'_>, x: &[f32]) -> Buffer {
         let n_embd = cx.n_embd;
         let mut all = cx.take(x.len() * self.n);
@@ -179,7 +179,7 @@ impl Streams {
         all
     }
 
-    /// One stream of all, behind the last layer.
+    /// Reduces the streams to one, after the last layer.
     pub(crate) fn close(&self, cx: &Context<'_>, x: &[f32]) -> Result<Buffer, EngineError> {
         let n_embd = cx.n_embd;
         let n_tokens = x.len() / (n_embd * self.n);
@@ -202,8 +202,8 @@ impl Streams {
 }
 
 impl Connection {
-    /// What a branch reads of the streams `x` (`[n_tokens, n * n_embd]`) into `out` (`[n_tokens, n_embd]`), and the weights
-    /// for [`Context::write_streams`].
+    /// Computes a branch's input `out` (`[n_tokens, n_embd]`) from the streams `x` (`[n_tokens, n * n_embd]`), and
+    /// returns the weights for [`Connection::write`].
     pub(crate) fn read(
         &self,
         cx: &Context<'_>,
@@ -219,6 +219,7 @@ impl Connection {
 }
 
 impl WeighedStreams {
+    /// Reads the streams, as [`Connection::read`].
     pub(crate) fn read(
         &self,
         cx: &Context<'_>,
@@ -255,6 +256,7 @@ impl WeighedStreams {
 }
 
 impl GatedStreams {
+    /// Reads the streams, as [`Connection::read`].
     pub(crate) fn read(
         &self,
         cx: &Context<'_>,
@@ -303,7 +305,7 @@ impl GatedStreams {
 }
 
 impl Connection {
-    /// Shares the branch's output (`[n_tokens, n_embd]`) out among the streams.
+    /// Distributes the branch's output (`[n_tokens, n_embd]`) among the streams.
     pub(crate) fn write(&self, cx: &Context<'_>, x: &mut [f32], weights: &[f32], branch: &[f32]) {
         let (n_embd, n_weights, level) = (cx.n_embd, self.n_weights(), cx.weights.level);
         let (width, first, write) = match self {
@@ -336,7 +338,7 @@ impl Connection {
     }
 }
 
-/// Products become weights: of reading, of writing, and the matrix from streams to streams.
+/// Turns products into weights: those of reading, those of writing, and the mixing matrix from streams to streams.
 fn finish_weights(
     weights: &mut [f32],
     n: usize,
@@ -365,8 +367,8 @@ fn finish_weights(
     }
 }
 
-/// Makes `[from, to]` doubly stochastic: softmax of the rows, then columns, and rows and columns in turn, are divided by
-/// their sums (Sinkhorn and Knopp 1967; DeepSeek-V4, `hc_split_sinkhorn`).
+/// Makes `[from, to]` doubly stochastic: a softmax of the rows, then columns, and alternately rows and columns, are
+/// divided by their sums (Sinkhorn and Knopp 1967; DeepSeek-V4, `hc_split_sinkhorn`).
 fn sinkhorn(matrix: &mut [f32], n: usize, eps: f32, iterations: usize) {
     for row in matrix.chunks_mut(n) {
         let peak = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -394,7 +396,7 @@ fn sinkhorn(matrix: &mut [f32], n: usize, eps: f32, iterations: usize) {
     }
 }
 
-/// `x_d = Σ_s C_sd x_s`.
+/// Mixes the streams of a token: `x_d = Σ_s C_sd x_s`.
 fn mix(level: SimdLevel, x: &mut [f32], matrix: &[f32], n: usize, scratch: &mut Vec<f32>) {
     scratch.clear();
     scratch.extend_from_slice(x);
@@ -407,16 +409,16 @@ fn mix(level: SimdLevel, x: &mut [f32], matrix: &[f32], n: usize, scratch: &mut 
     }
 }
 
-/// More rounds of normalizing rows and columns than any model has.
+/// Largest number of Sinkhorn iterations, more than any model has.
 const MOST_ITERATIONS: usize = 1000;
-/// More streams than any model has.
+/// Largest number of streams, more than any model has.
 const MOST_STREAMS: usize = 256;
 
 fn has_streams(b: &Builder<'_>) -> bool {
     b.features.residual == ResidualRule::Hyper
 }
 
-/// Number of streams, and the width of all together.
+/// Returns the number of streams, and the width of all together.
 fn stream_widths(b: &Builder<'_>) -> Result<(usize, usize), EngineError> {
     let key = "hyper_connection.count";
     let n = b.keys.need_count(key)?;
@@ -427,7 +429,7 @@ fn stream_widths(b: &Builder<'_>) -> Result<(usize, usize), EngineError> {
 }
 
 impl Streams {
-    /// The streams of the model, if it has several.
+    /// Resolves the streams of the model, if it has several.
     pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<Streams>, EngineError> {
         if !has_streams(b) {
             return Ok(None);
@@ -452,7 +454,7 @@ impl Streams {
     }
 }
 
-/// What n-grams add to the streams before a layer, if there are several.
+/// Resolves the n-gram embeddings that are added to the streams before a layer, if the model has several streams.
 pub(crate) fn stream_ngrams(b: &mut Builder<'_>, layer: usize) -> Result<Option<Box<Ngrams>>, EngineError> {
     if !has_streams(b) {
         return Ok(None);
@@ -462,7 +464,7 @@ pub(crate) fn stream_ngrams(b: &mut Builder<'_>, layer: usize) -> Result<Option<
 }
 
 impl LayerConnections {
-    /// The connections of a layer's branches, if the model has several streams.
+    /// Resolves the connections of a layer's branches, if the model has several streams.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,
@@ -482,12 +484,13 @@ impl LayerConnections {
 }
 
 impl Connection {
+    /// Resolves the connection whose tensors' names begin with `name`.
     pub(crate) fn resolve(b: &mut Builder<'_>, name: &str) -> Result<Connection, EngineError> {
         let (n, width) = stream_widths(b)?;
         if b.tensors.has(&format!("{name}_down.weight")) {
             return GatedStreams::resolve(b, name, (n, width), true).map(Connection::Gated);
         }
-        // Without rows for a matrix the streams stay apart.
+        // Without rows for a mixing matrix, the streams are not mixed.
         let tensor = format!("{name}_fn.weight");
         let n_rows = b.tensors.shape(&tensor).map(crate::core::Shape::n_rows);
         let n_rows = n_rows.ok_or(EngineError::MissingTensor { tensor })?;
@@ -506,6 +509,7 @@ impl Connection {
 }
 
 impl WeighedStreams {
+    /// Resolves a connection with one weight per stream.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         name: &str,
@@ -526,6 +530,7 @@ impl WeighedStreams {
 }
 
 impl GatedStreams {
+    /// Resolves a connection with one weight per value.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         name: &str,
@@ -550,11 +555,13 @@ fn connection_eps(b: &Builder<'_>) -> Result<f32, EngineError> {
     b.keys.number(key)?.map(|eps| eps as f32).ok_or_else(|| b.keys.missing(key))
 }
 
+/// Reads the factor of the weights of writing.
 pub(crate) fn magnitude(b: &Builder<'_>) -> Result<f32, EngineError> {
     let key = "hyper_connection.magnitude";
     b.keys.number(key)?.map(|magnitude| magnitude as f32).ok_or_else(|| b.keys.missing(key))
 }
 
+/// Reads the number of Sinkhorn iterations.
 pub(crate) fn sinkhorn_iterations(b: &Builder<'_>) -> Result<usize, EngineError> {
     let key = "hyper_connection.sinkhorn_iterations";
     let n = b.keys.need_count(key)?;
@@ -583,7 +590,7 @@ mod tests {
             let col: f32 = matrix.iter().skip(at).step_by(n).sum();
             assert!((row - 1.0).abs() < 1e-3 && (col - 1.0).abs() < 1e-5, "{row} {col}");
         }
-        // One round in doubles: softmax, then columns.
+        // One round in f64: softmax, then columns.
         let mut once = before.clone();
         sinkhorn(&mut once, n, eps, 1);
         let soft = |from: usize, to: usize| {

@@ -1,5 +1,5 @@
 //! Kimi delta attention (Kimi Linear, 2025): the gated delta rule with a decay per key channel,
-//! `g = A softplus(f + bias)` or, bounded, `g = bound sig(|A| (f + bias))`; then a norm per head and a gate `sig`.
+//! `g = A softplus(f + bias)` or, if bounded, `g = bound sig(|A| (f + bias))`. A norm per head and a gate `sig` follow.
 
 use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
@@ -19,24 +19,24 @@ use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
 use crate::engine::resolve::builder::Builder;
 
-/// Kimi delta attention: a delta net whose keys forget each at a rate of its own.
+/// Kimi delta attention: a delta net with a decay per key channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kda {
-    /// Queries.
+    /// Query projection.
     pub q: Matrix,
-    /// Keys.
+    /// Key projection.
     pub k: Matrix,
-    /// Values.
+    /// Value projection.
     pub v: Matrix,
     /// Convolutions of queries, keys and values.
     pub convs: [Conv; 3],
-    /// How much each key forgets, before its function.
+    /// Projection of the decay of each key channel, before its function.
     pub forget: LowRank,
-    /// Added to that.
+    /// Bias of the decay's projection.
     pub forget_bias: Vector,
-    /// Rates, one per head; the sign is that of the file.
+    /// Decay rates, one per head, with the sign of the file.
     pub a: Vector,
-    /// The logarithm of the strongest forgetting, where it is bounded.
+    /// Lower bound of the decay's logarithm, if it is bounded.
     pub bound: Option<f32>,
     /// Write gates, one per head.
     pub beta: Matrix,
@@ -46,13 +46,13 @@ pub struct Kda {
     pub norm: Norm,
     /// Output projection.
     pub out: Matrix,
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
 }
 
-/// `ln` of what stays of a key channel.
+/// Returns the logarithm of a key channel's decay.
 #[expect(clippy::inline_always, reason = "it must be compiled inside the level's function")]
 #[inline(always)]
 fn log_decay(a: f32, x: f32, bound: Option<f32>) -> f32 {
@@ -62,7 +62,7 @@ fn log_decay(a: f32, x: f32, bound: Option<f32>) -> f32 {
     }
 }
 
-/// What stays of the key channels of a head, from what they forget before its function.
+/// Loop over the key channels of a head: turns projections `x` into decay factors.
 struct DecayLoop<'a> {
     a: f32,
     bound: Option<f32>,
@@ -170,6 +170,7 @@ impl MixerOp for Kda {
 }
 
 impl Kda {
+    /// Resolves the Kimi delta attention of a layer.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Kda, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
@@ -185,7 +186,7 @@ impl Kda {
         };
         let mut conv = |name| Conv::resolve(b, &at(name), inner, n_taps);
         let convs = [conv("ssm_conv1d_q")?, conv("ssm_conv1d_k")?, conv("ssm_conv1d_v")?];
-        // A file that names a bound says beside it that the gate is the bounded one.
+        // Files with a bound also declare that the gate is the bounded one.
         if b.keys.flag("kda.safe_gate")? == Some(false) {
             return Err(b.keys.unknown("kda.safe_gate", "true", "false"));
         }
@@ -210,7 +211,7 @@ impl Kda {
     }
 }
 
-/// A gate of one matrix, or of two with few values between.
+/// Resolves a gate of one matrix, or of two with rank `rank` in between.
 fn low_rank_gate(
     b: &mut Builder<'_>,
     first: &str,

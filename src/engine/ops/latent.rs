@@ -1,4 +1,4 @@
-//! Experts in a space narrower than the stream (Nemotron 3; Kimi K3, "latent MoE"):
+//! Latent MoE (Nemotron 3; Kimi K3): experts in a space narrower than the stream,
 //! `y = up norm(Σ_e w_e E_e(down x)) + shared(x)`. The router and the shared experts read `x` itself.
 
 use crate::arch::graph::Weigh;
@@ -10,29 +10,29 @@ use crate::engine::ops::dense::Dense;
 use crate::engine::ops::experts::{ExpertChoice, add_experts};
 use crate::engine::resolve::builder::Builder;
 
-/// The way to a space of routed experts and back.
+/// Projections to the latent space of routed experts and back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentExperts {
-    /// What the experts read, of the feed-forward's input.
+    /// Projection from the feed-forward's input to the experts' input.
     pub down: Matrix,
     /// Norm of the experts' weighted sum.
     pub norm: Option<Norm>,
-    /// Back to the width of the stream.
+    /// Projection back to the width of the stream.
     pub up: Matrix,
 }
 
 impl LatentExperts {
-    /// Columns of the widest matrix.
+    /// Returns the columns of the widest matrix.
     pub(crate) fn widest(&self) -> usize {
         self.down.n_cols.max(self.up.n_cols)
     }
 
-    /// Floats per token besides those of the experts: their input, their sum, and what is made of it.
+    /// Returns the floats per token in addition to those of the experts: their input, their sum, and its projection.
     pub(crate) fn floats_per_token(&self) -> usize {
         2 * self.down.n_rows + self.up.n_rows
     }
 
-    /// Adds to `out`, of the rows of `x` (both `[n_tokens, n_embd]`), what the experts make of the tokens that chose them.
+    /// Adds the output of the experts, for the tokens of `x` that chose them, to `out`; both are `[n_tokens, n_embd]`.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -55,7 +55,7 @@ impl LatentExperts {
     }
 }
 
-/// Names of the tensors and of the key with the width.
+/// Names of the tensors, and of the key that declares the width.
 struct Names {
     down: &'static str,
     norm: &'static str,
@@ -63,7 +63,7 @@ struct Names {
     width: &'static str,
 }
 
-/// What families call them.
+/// Names in the two families of models.
 const NAMES: [Names; 2] = [
     Names { down: "ffn_latent_down", norm: "ffn_latent_norm", up: "ffn_latent_up", width: "moe_latent_size" },
     Names {
@@ -75,7 +75,7 @@ const NAMES: [Names; 2] = [
 ];
 
 impl LatentExperts {
-    /// The way to the experts' space, of layers whose experts have one of their own.
+    /// Resolves the projections, in layers whose experts have a latent space.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<LatentExperts>, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let found = NAMES.iter().find(|names| {
@@ -99,14 +99,14 @@ mod tests {
     const GRAPH: &str = "residual = 'single'\nffn = 'relu2'\nnorm_topk = true";
     /// Width of the stream.
     const D: usize = 10;
-    /// Width of the space.
+    /// Width of the latent space.
     const W: usize = 4;
     /// Width of an expert.
     const F: usize = 6;
-    /// Experts.
+    /// Number of experts.
     const E: usize = 5;
 
-    /// A layer of experts in a narrower space; `family` is how its tensors are called.
+    /// Returns a layer of experts in a latent space; `family` is the prefix of its tensors' names.
     fn model(family: &str, key: &str) -> NoiseModel {
         let sizes = [("block_count", 1), ("embedding_length", D), ("expert_count", E)];
         let mut model = NoiseModel::new(&sizes, EPS as f32);
@@ -132,7 +132,7 @@ mod tests {
         times(down, &inner)
     }
 
-    /// The formula, token by token and expert by expert.
+    /// Returns the result of the formula, token by token and expert by expert.
     fn by_formula(model: &NoiseModel, family: &str, has_norm: bool, tokens: &[u32]) -> Vec<f64> {
         let get = |name: &str| model.get(&format!("blk.0.{name}.weight"));
         let (up, down) = (get("ffn_up_exps"), get("ffn_down_exps"));
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn the_width_of_the_space_is_the_files() {
         let error = |model: &NoiseModel| model.plan(GRAPH).unwrap_err().to_string();
-        // The key of another family is not this one's.
+        // The key of the other family is not read here.
         let mut model = model("latent", "expert_latent_length");
         assert_eq!(error(&model), "key `x.moe_latent_size` is missing");
         model.metadata.set("x.moe_latent_size", W as u32 + 1);

@@ -1,4 +1,5 @@
-//! Residuals of low rank beside the mixer.
+//! LAuReL (Menghani et al. 2024): a low-rank residual in parallel with the mixer,
+//! `x = (x + n + norm(R L n)) / sqrt(2)`, as in transformers' `Gemma3nTextDecoderLayer`.
 
 use crate::arch::graph::Extra;
 use crate::engine::EngineError;
@@ -7,20 +8,21 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::{Matrix, Norm};
 use crate::engine::resolve::builder::Builder;
 
-/// A residual of low rank beside the mixer (LAuReL, Menghani et al. 2024).
+/// Low-rank residual in parallel with the mixer (LAuReL, Menghani et al. 2024).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Laurel {
-    /// To the low rank.
+    /// Projection to the low rank.
     pub left: Matrix,
-    /// And back.
+    /// Projection back to the stream's width.
     pub right: Matrix,
-    /// Norm of what comes back.
+    /// Norm of the projected rows.
     pub post: Norm,
 }
 
 impl Laurel {
-    /// `x = (x + n + norm(R L n)) / sqrt(2)` of the normed input `n` of the layer, the same rows as `x`, `[n_tokens,
-    /// n_embd]` (LAuReL, Menghani et al. 2024, as Gemma 3n has it behind the mixer: `Gemma3nTextDecoderLayer`).
+    /// Computes `x = (x + n + norm(R L n)) / sqrt(2)`. `n` is the layer's normed input, the same rows as `x`,
+    /// `[n_tokens, n_embd]` (LAuReL, Menghani et al. 2024; in Gemma 3n it follows the mixer:
+    /// `Gemma3nTextDecoderLayer`).
     pub(crate) fn run(&self, cx: &Context<'_>, normed: &[f32], x: &mut [f32]) -> Result<(), EngineError> {
         let n_embd = cx.n_embd;
         let n_tokens = x.len() / n_embd;
@@ -36,7 +38,7 @@ impl Laurel {
         Ok(())
     }
 
-    /// The residual of low rank of a layer; its tensor says the rank.
+    /// Resolves the low-rank residual of a layer; its tensor declares the rank.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<Laurel>, EngineError> {
         if !b.features.extras.contains(&Extra::Laurel) {
             return Ok(None);

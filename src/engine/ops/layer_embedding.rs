@@ -1,4 +1,6 @@
-//! A layer's own embeddings of the tokens.
+//! Per-layer embeddings (Gemma 3n, `project_per_layer_inputs`): each layer has its own embedding of the tokens.
+//!
+//! `proj (gelu(gate x) z)`, where `z = (norm(model x0 / sqrt(D)) + sqrt(w) e) / sqrt(2)`.
 
 use rayon::prelude::*;
 
@@ -13,35 +15,36 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
 use crate::engine::resolve::builder::Builder;
 
-/// What the layers' own embeddings of a token are made of, for the whole model.
+/// Per-layer embeddings of the whole model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerEmbeddings {
-    /// Embedding, a row per token, a part of it per layer.
+    /// Embedding with one row per token, which has one part per layer.
     pub embedding: Matrix,
-    /// Norm of the projected part of a layer.
+    /// Norm of a layer's projected part.
     pub norm: Norm,
     /// Width of a layer's part.
     pub width: usize,
 }
 
-/// A layer's own embedding of the token, added after its branches.
+/// Embedding of a layer, added after its branches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerEmbedding {
-    /// First value of the layer's part in a row of the embedding.
+    /// Index of the layer's first value in a row of the embedding.
     pub first: usize,
     /// Projection of the model's embedding to the layer's part.
     pub model: Matrix,
-    /// Gate, of the stream.
+    /// Projection from the stream to the gate.
     pub gate: Matrix,
     /// Projection back to the stream.
     pub proj: Matrix,
-    /// Norm of what is added.
+    /// Norm of the result, before it is added.
     pub post: Norm,
 }
 
 impl LayerEmbedding {
-    /// `proj (gelu(gate x) z)`, where `z = (norm(model x0 / sqrt(D)) + sqrt(w) e) / sqrt(2)` is made of the stream's
-    /// start `x0` and the layer's part `e`, `w` wide, of the token's row (Gemma 3n, `project_per_layer_inputs`).
+    /// Computes `proj (gelu(gate x) z)`, where `z = (norm(model x0 / sqrt(D)) + sqrt(w) e) / sqrt(2)`. `x0` is the
+    /// stream before the first layer, and `e` is the layer's part of the token's row, `w` wide (Gemma 3n,
+    /// `project_per_layer_inputs`).
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -77,7 +80,7 @@ impl LayerEmbedding {
     }
 }
 
-/// How a token's projected start and own embedding become the factor of its gate.
+/// Mixture of a token's projected start and per-layer embedding, the factor of its gate.
 struct PartMix<'a> {
     norm: &'a LoadedNorm,
     level: SimdLevel,
@@ -98,6 +101,7 @@ impl PartMix<'_> {
 }
 
 impl LayerEmbeddings {
+    /// Resolves the per-layer embeddings of the model, if it has them.
     pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<LayerEmbeddings>, EngineError> {
         if !b.features.extras.contains(&Extra::Ple) {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! Lightning attention (MiniMax-01): `[q|k|v] = silu(W x)` per head, `S ← e^-σ S + k vᵀ`, `o = Sᵀq`; then a norm of all
-//! heads together and the gate `sig(G x)`.
+//! Lightning attention (MiniMax-01): `[q|k|v] = silu(W x)` per head, `S ← e^-σ S + k vᵀ`, `o = Sᵀq`. A norm of all
+//! heads together and the gate `sig(G x)` follow.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -15,10 +15,10 @@ use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
 use crate::engine::resolve::builder::Builder;
 
-/// Linear attention whose heads forget at a rate of their own (lightning attention).
+/// Lightning attention: linear attention with a decay rate per head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lightning {
-    /// Per head its query, key and value.
+    /// Projection of each head's query, key and value.
     pub qkv: Matrix,
     /// Gate of the output.
     pub gate: Matrix,
@@ -26,11 +26,11 @@ pub struct Lightning {
     pub norm: Norm,
     /// Output projection.
     pub out: Matrix,
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
     /// Width of a query, key or value head.
     pub head_dim: usize,
-    /// How fast each head forgets.
+    /// Decay rates `σ`, one per head.
     pub slopes: Vec<f32>,
 }
 
@@ -100,6 +100,7 @@ impl MixerOp for Lightning {
 }
 
 impl Lightning {
+    /// Resolves the lightning attention of a layer.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Lightning, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
@@ -107,7 +108,7 @@ impl Lightning {
         let key = b.keys.count("attention.key_length")?.filter(|&n| n > 0);
         let head_dim = key.unwrap_or(n_embd / n_heads);
         let inner = n_heads.saturating_mul(head_dim);
-        // Heads forget less the deeper their layer is.
+        // Decay rates fall with the depth of the layer.
         let depth = layer as f64 / (b.n_layers as f64 - 1.0).max(1.0);
         let factor = (1.0 - depth + 1e-5) as f32;
         let norm = b.norm_of(&at("attn_norm_2"), inner)?;

@@ -1,4 +1,4 @@
-//! One matrix on each position alone, in place of a mixer.
+//! Linear layer in place of a mixer: `W x`, one matrix for each position separately.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;

@@ -1,4 +1,4 @@
-//! Products of low rank: one or two matrices, one after the other.
+//! Low-rank products: one matrix, or two with an activation in between, `second act(first x)`.
 
 use crate::engine::EngineError;
 use crate::engine::exec::buffers::Buffer;
@@ -8,28 +8,28 @@ use crate::engine::exec::rowwise::ValueFunction;
 use crate::engine::exec::weights::Matrix;
 use crate::engine::resolve::builder::Builder;
 
-/// One or two matrices, one after the other.
+/// One matrix, or two in sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LowRank {
-    /// The first, or only one.
+    /// First or only matrix.
     pub first: Matrix,
-    /// The second.
+    /// Second matrix.
     pub second: Option<Matrix>,
 }
 
 impl LowRank {
-    /// Columns of the result.
+    /// Returns the columns of the result.
     #[must_use]
     pub fn n_rows(&self) -> usize {
         self.second.as_ref().unwrap_or(&self.first).n_rows
     }
 
-    /// Floats per token of the result and what is between.
+    /// Returns the floats per token of the result and the intermediate.
     pub(crate) fn floats_per_token(&self) -> usize {
         self.n_rows() + self.first.n_rows
     }
 
-    /// `second act(first x)`, or `first x`.
+    /// Computes `second act(first x)`, or `first x`.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -47,7 +47,7 @@ impl LowRank {
         Ok(out)
     }
 
-    /// Two matrices of which the second has the stream's width.
+    /// Resolves two matrices, of which the second has the stream's width.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         first: &str,

@@ -1,5 +1,5 @@
-//! Mamba (Gu, Dao 2023), section 3: `s_c[n] = s_c[n] exp(Δ_c A_c[n]) + Δ_c x_c B[n]`, `y_c = Σ_n s_c[n] C[n] + D_c x_c`,
-//! gated by `silu(z)`.
+//! Mamba, a selective state space model (Gu, Dao 2023), section 3: `s_c[n] = s_c[n] exp(Δ_c A_c[n]) + Δ_c x_c B[n]`,
+//! `y_c = Σ_n s_c[n] C[n] + D_c x_c`, gated by `silu(z)`.
 
 use crate::core::simd::VectorLoop;
 use crate::engine::EngineError;
@@ -15,53 +15,53 @@ use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, transposed, zeroed};
 use crate::engine::resolve::builder::Builder;
 
-/// Mamba: a state of every channel alone, with a decay of its own for each of its values.
+/// Mamba: a state per channel, with a decay rate for each of its values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba {
-    /// What goes through the convolution.
+    /// Projection to the input of the convolution.
     pub x: Matrix,
-    /// Gate of the output.
+    /// Projection to the gate of the output.
     pub z: Matrix,
     /// Convolution of `x`.
     pub conv: Conv,
-    /// Step sizes before they are widened, of the convolved `x`.
+    /// Low-rank projection of the step sizes, from the convolved `x`.
     pub step_in: Matrix,
-    /// What enters the state, of the convolved `x`.
+    /// Projection to the input weights of the states, `B`, from the convolved `x`.
     pub b: Matrix,
-    /// What is read from the state, of the convolved `x`.
+    /// Projection to the output weights of the states, `C`, from the convolved `x`.
     pub c: Matrix,
-    /// Norm of the narrow step sizes.
+    /// Norm of the low-rank step sizes.
     pub step_norm: Option<Norm>,
     /// Norm of `b`.
     pub b_norm: Option<Norm>,
     /// Norm of `c`.
     pub c_norm: Option<Norm>,
-    /// Step sizes, one per channel.
+    /// Projection from the low rank to the step sizes, one per channel.
     pub step: Matrix,
     /// Decay rates, `[n_channels, n_states]`, negative.
     pub a: Vector,
-    /// What of `x` goes straight to the output, one per channel.
+    /// Factors `D` of `x` in the output, one per channel.
     pub d: Vector,
     /// Output projection.
     pub out: Matrix,
-    /// Values of a channel's state.
+    /// Number of values of a channel's state.
     pub n_states: usize,
 }
 
-/// Channels of one task.
+/// Number of channels of one task.
 pub(crate) const CHANNELS: usize = 64;
 
-/// One token of some channels.
+/// Step of one token for some channels.
 struct Step<'a> {
-    /// `[n_states, channels]`, as are the decay rates.
+    /// States, `[n_states, channels]`, as the decay rates.
     state: &'a mut [f32],
     a: &'a [f32],
-    /// Columns of `a`, and the first that belongs to the channels.
+    /// Number of columns of `a`, and the first one of the channels.
     a_cols: (usize, usize),
     b: &'a [f32],
     c: &'a [f32],
     delta: &'a [f32],
-    /// `delta * x`.
+    /// Product `delta * x`.
     input: &'a [f32],
     out: &'a mut [f32],
 }
@@ -74,7 +74,7 @@ impl VectorLoop for Step<'_> {
     fn run(self) {
         let Self { state, a, a_cols: (stride, first), b, c, delta, input, out } = self;
         let n = delta.len();
-        // Lengths that are known to be the same need no checks inside the loop.
+        // Slices of equal known length need no bounds checks inside the loop.
         let (input, out) = (&input[..n], &mut out[..n]);
         for (at, (row, (&b, &c))) in state.chunks_exact_mut(n).zip(b.iter().zip(c)).enumerate() {
             let a = &a[at * stride + first..][..n];
@@ -111,7 +111,7 @@ impl MixerOp for Mamba {
         cx.norm_in_place(self.step_norm.as_ref(), &mut narrow, self.step_in.n_rows)?;
         cx.norm_in_place(self.b_norm.as_ref(), &mut b, n_states)?;
         cx.norm_in_place(self.c_norm.as_ref(), &mut c, n_states)?;
-        // What went into the convolution is not needed any more.
+        // The input of the convolution is no longer needed.
         let mut steps = raw;
         cx.products(&narrow, n_tokens, vec![Product::plain(&self.step, &mut steps)])?;
         let a = transposed(&cx.weights.vector(&self.a)?, n_states);
@@ -166,7 +166,7 @@ impl MixerOp for Mamba {
     }
 
     fn floats_per_token(&self) -> usize {
-        // x and z before and after the convolution, step sizes, y.
+        // x and z before and after the convolution, step sizes, and y.
         5 * self.x.n_rows + self.step_in.n_rows + self.b.n_rows + self.c.n_rows
     }
 
@@ -175,20 +175,21 @@ impl MixerOp for Mamba {
     }
 }
 
-/// Under the root of Mamba's norms without weights, of which no key tells (Falcon Mamba's `mixer_rms_eps`).
+/// Epsilon of Mamba's norms without weights; no key declares it (Falcon Mamba's `mixer_rms_eps`).
 const FREE_NORM_EPS: f32 = 1e-6;
 
-/// What all mixers with a state per value read.
+/// Sizes of the states, shared by Mamba's variants.
 pub(crate) struct StateSizes {
-    /// Values that have a state.
+    /// Number of channels.
     pub(crate) inner: usize,
-    /// Values of a state.
+    /// Number of values of a state.
     pub(crate) n_states: usize,
-    /// Tokens that the convolution before the scan sees.
+    /// Number of tokens that the convolution before the scan spans.
     pub(crate) n_taps: usize,
 }
 
 impl StateSizes {
+    /// Reads the sizes from the keys `ssm.*`.
     pub(crate) fn resolve(b: &Builder<'_>) -> Result<StateSizes, EngineError> {
         Ok(StateSizes {
             inner: b.keys.need_count("ssm.inner_size")?,
@@ -199,6 +200,7 @@ impl StateSizes {
 }
 
 impl Mamba {
+    /// Resolves the Mamba of a layer.
     pub(crate) fn resolve(builder: &mut Builder<'_>, layer: usize) -> Result<Mamba, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = builder.n_embd;

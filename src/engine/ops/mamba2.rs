@@ -1,5 +1,5 @@
-//! Mamba 2 (Dao, Gu 2024), the recurrent form of state-space duality: per head
-//! `s[n] = s[n] exp(Δ A) + Δ B[n] x`, `y = Σ_n C[n] s[n] + D x`, gated by `silu(z)`, then normed.
+//! Mamba 2 (Dao, Gu 2024), the recurrent form of state-space duality: per head `s[n] = s[n] exp(Δ A) + Δ B[n] x`,
+//! `y = Σ_n C[n] s[n] + D x`, gated by `silu(z)`, then normed.
 
 use crate::engine::EngineError;
 use crate::engine::exec::activation::GatedActivation;
@@ -17,36 +17,36 @@ use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
 use crate::engine::resolve::builder::Builder;
 
-/// Mamba 2: heads with one decay each, groups of which share what enters and leaves their states.
+/// Mamba 2: heads with one decay rate each, in groups that share the input and output weights of their states.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba2 {
-    /// Gate of the output.
+    /// Projection to the gate of the output.
     pub z: Matrix,
-    /// Values, and per group what enters and what is read from the states.
+    /// Projection to the values `x`, and per group to the input weights `B` and output weights `C` of the states.
     pub xbc: Matrix,
-    /// Step sizes, one per head.
+    /// Projection to the step sizes, one per head.
     pub step: Matrix,
     /// Convolution of `xbc`.
     pub conv: Conv,
-    /// Added to the step sizes.
+    /// Bias of the step sizes.
     pub step_bias: Vector,
-    /// Least step size.
+    /// Smallest step size.
     pub step_min: f32,
     /// Decay rates, one per head, negative.
     pub a: Vector,
-    /// What of the values goes straight to the output, one per head.
+    /// Factors `D` of the values in the output, one per head.
     pub d: Vector,
-    /// Norm of the gated output, of each group alone.
+    /// Norm of the gated output, for each group separately.
     pub norm: Option<Norm>,
     /// Output projection.
     pub out: Matrix,
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
-    /// Values of a head.
+    /// Number of values of a head.
     pub head_dim: usize,
-    /// Groups; head `h` belongs to `h / (n_heads / n_groups)`.
+    /// Number of groups; head `h` belongs to `h / (n_heads / n_groups)`.
     pub n_groups: usize,
-    /// Values that a state has for each value of its head.
+    /// Number of values that a state has for each value of its head.
     pub n_states: usize,
 }
 
@@ -130,7 +130,7 @@ impl MixerOp for Mamba2 {
     }
 
     fn floats_per_token(&self) -> usize {
-        // z, y, the convolution's input and output, step sizes.
+        // z, y, input and output of the convolution, and step sizes.
         2 * self.z.n_rows + 2 * self.xbc.n_rows + self.n_heads
     }
 
@@ -140,11 +140,12 @@ impl MixerOp for Mamba2 {
 }
 
 impl Mamba2 {
+    /// Resolves the Mamba 2 of a layer.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Mamba2, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(b)?;
-        // The key of Mamba's rank holds the number of heads.
+        // The key of Mamba's rank is the number of heads here.
         let n_heads = b.divisor("ssm.time_step_rank", inner)?;
         let n_groups = b.divisor("ssm.group_count", n_heads)?;
         let width = n_groups.saturating_mul(n_states).saturating_mul(2).saturating_add(inner);

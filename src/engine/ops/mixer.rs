@@ -1,32 +1,32 @@
-//! The interface of mixers, the branches of layers that mix information between positions.
+//! Interface of mixers, the branches of layers that mix information between positions.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::weights::Matrix;
 
-/// The last matrix of a branch.
+/// Last matrix of a branch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct BranchEnd<'a> {
-    /// The matrix.
+    /// Matrix.
     pub(crate) matrix: &'a Matrix,
     /// Factor of its product.
     pub(crate) factor: f32,
 }
 
 impl<'a> BranchEnd<'a> {
-    /// Returns the end of a branch, or `None` for a matrix with a factor of its own, which is read with the weights.
+    /// Returns the end of a branch, or `None` for a matrix with its own scale, which is read with the weights.
     pub(crate) fn of(matrix: &'a Matrix, factor: f32) -> Option<Self> {
         matrix.scale.is_none().then_some(Self { matrix, factor })
     }
 }
 
-/// A mixer, resolved: its file also describes it, resolves it from a file's keys and tensors, and tests it.
+/// Operation of a mixer. Its file also describes it, resolves it from a file's keys and tensors, and tests it.
 pub(crate) trait MixerOp {
-    /// Computes the mixer of the normed input `x`, `[n_tokens, n_embd]`, into `out`, the wanted rows of the same width.
+    /// Computes the mixer of the normed input `x`, `[n_tokens, n_embd]`, into `out`, which has the wanted rows only.
     ///
     /// # Errors
-    /// Unreadable weights, cancellation.
+    /// If weights cannot be read or the run is cancelled.
     fn run(
         &self,
         cx: &Context<'_>,
@@ -38,13 +38,13 @@ pub(crate) trait MixerOp {
     /// Returns the last matrix, if its product is the whole output.
     fn end(&self) -> Option<BranchEnd<'_>>;
 
-    /// Returns the floats that a sequence of at most `n_ctx` tokens remembers, or why it cannot go on token by token.
+    /// Returns the number of floats that a sequence of at most `n_ctx` tokens keeps.
     ///
     /// # Errors
-    /// The reason, as the end of a sentence about the model.
+    /// If the mixer cannot generate token by token: the reason, as the end of a sentence about the model.
     fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str>;
 
-    /// Returns the floats per token that the mixer hands on to later layers.
+    /// Returns the floats per token that the mixer keeps for later layers.
     fn handed_floats(&self) -> usize {
         0
     }
@@ -52,9 +52,10 @@ pub(crate) trait MixerOp {
     /// Returns the columns of the widest matrix.
     fn widest(&self) -> usize;
 
-    /// Returns the floats per token that intermediates take at their widest.
+    /// Returns the largest number of floats of intermediates per token.
     fn floats_per_token(&self) -> usize;
 
-    /// Returns the bytes of a thread's buffers, in addition to those of products, for chunks of at most `chunk_len` tokens.
+    /// Returns the bytes of a thread's buffers, in addition to those of products, for chunks of at most `chunk_len`
+    /// tokens.
     fn thread_bytes(&self, chunk_len: usize) -> usize;
 }

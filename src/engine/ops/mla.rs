@@ -1,5 +1,6 @@
-//! Latent attention: the keys and values of all heads are expanded from one short row per token, beside which stands one
-//! rotated key that all heads share (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
+//! Multi-head latent attention (MLA; DeepSeek-AI 2024, arXiv 2405.04434, section 2.1): the keys and values of all heads
+//! are expanded from one latent row per token. One rotated key per token, which all heads share, is appended to the
+//! keys.
 
 use rayon::prelude::*;
 
@@ -22,82 +23,83 @@ use crate::engine::ops::mla;
 use crate::engine::ops::output_gate::OutputGate;
 use crate::engine::resolve::builder::Builder;
 
-/// A short row that is normed before it is expanded.
+/// Projection to a latent row, which is normed before it is expanded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Latent {
-    /// Makes it.
+    /// Projection.
     pub down: Matrix,
-    /// Norms it.
+    /// Norm of the latent row.
     pub norm: Norm,
 }
 
-/// How the short row becomes keys and values.
+/// Expansion of the latent row to keys and values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expansion {
-    /// One matrix; its rows are, head by head, those of the key and those of the value.
+    /// One matrix, whose rows are, head by head, those of the key and those of the value.
     Joint(Matrix),
-    /// Two tensors of a matrix per head.
+    /// Two tensors with one matrix per head.
     Split {
-        /// `[rank, dk - n_shared]` each: the short row is multiplied from the left.
+        /// Matrices of the keys, `[rank, dk - n_shared]` each: the latent row is multiplied from the left.
         keys: Vec<Matrix>,
-        /// `[dv, rank]` each.
+        /// Matrices of the values, `[dv, rank]` each.
         values: Vec<Matrix>,
     },
 }
 
-/// Latent attention.
+/// Multi-head latent attention of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mla {
-    /// The short row of the queries, if they are made from one.
+    /// Projection of the queries' latent row, if they have one.
     pub q_latent: Option<Latent>,
-    /// Queries, `n_heads * dk` rows, from the short row or the layer's input.
+    /// Query projection, `n_heads * dk` rows, from the latent row or the layer's input.
     pub q: Matrix,
-    /// The short row of keys and values, `rank` rows, and the shared key, `n_shared` rows.
+    /// Projection to the latent row of keys and values, `rank` rows, and the shared key, `n_shared` rows.
     pub kv: Matrix,
-    /// Norm of the short row.
+    /// Norm of the latent row.
     pub kv_norm: Norm,
-    /// Norm of the shared key, before it is rotated.
+    /// Norm of the shared key, before the rotation.
     pub shared_norm: Option<Norm>,
-    /// Keys and values from the short row.
+    /// Expansion of the latent row to keys and values.
     pub expansion: Expansion,
-    /// Gate on the heads' outputs.
+    /// Gate of the heads' outputs.
     pub gate: Option<OutputGate>,
     /// Output projection.
     pub out: Matrix,
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
-    /// Width of a query or key: what is expanded, then the shared key.
+    /// Width of a query or key: the expanded part, then the shared key.
     pub dk: usize,
     /// Width of a value.
     pub dv: usize,
-    /// Width of the short row.
+    /// Width of the latent row.
     pub rank: usize,
-    /// Width of the shared key, and of the end of each query that meets it.
+    /// Width of the shared key, and of the end of each query that is multiplied with it.
     pub n_shared: usize,
     /// Index into the plan's rotations, for the shared key and the ends of the queries.
     pub rope: Option<usize>,
     /// Factor of the scores.
     pub scale: f32,
-    /// One extra logit per head that takes probability and has no value.
+    /// Attention sinks: one extra logit per head that takes probability and has no value.
     pub sinks: Option<Vector>,
     /// Visible keys.
     pub mask: Mask,
-    /// Factor of the queries that grows with their position.
+    /// Factor of the queries that depends on their position.
     pub temperature: Option<Temperature>,
 }
 
 impl Mla {
-    /// Width of a key before the shared one is appended.
+    /// Returns the width of a key without the shared key.
     #[must_use]
     pub fn n_own(&self) -> usize {
         self.dk - self.n_shared
     }
 }
 
-/// Rows that one task expands with a head's matrix.
+/// Number of rows that one task expands with a head's matrix.
 const SLICE_ROWS: usize = 512;
 
 impl Mla {
+    /// Returns the parameters of the scores.
     pub(crate) fn scores(&self) -> Scores<'_> {
         Scores {
             n_heads: self.n_heads,
@@ -114,8 +116,8 @@ impl Mla {
     }
 }
 
-/// Bytes of a thread's buffers for chunks of this length: those of attention, or a head's matrix, encoded in a type of at
-/// most four bytes, and decoded.
+/// Returns the bytes of a thread's buffers for chunks of this length: those of attention, or a head's matrix, decoded
+/// and encoded in a type of at most four bytes.
 pub(crate) fn buffer_bytes(a: &Mla, chunk_len: usize) -> usize {
     let expansion = match a.expansion {
         Expansion::Joint(_) => 0,
@@ -185,7 +187,7 @@ impl MixerOp for Mla {
     }
 
     fn floats_per_token(&self) -> usize {
-        // Rows before and after their norms, queries, keys, values, contexts.
+        // Latent rows before and after their norms, queries, keys, values and contexts.
         let queries = self.q.n_rows + self.q_latent.as_ref().map_or(0, |latent| 2 * latent.down.n_rows);
         let joint = match &self.expansion {
             Expansion::Joint(matrix) => matrix.n_rows,
@@ -200,7 +202,7 @@ impl MixerOp for Mla {
     }
 }
 
-/// Queries of the wanted rows, their ends rotated.
+/// Computes the queries of the wanted rows, with their ends rotated.
 fn latent_queries(cx: &Context<'_>, a: &Mla, batch: &ChunkBatch, x: &[f32]) -> Result<Buffer, EngineError> {
     let n = batch.n_wanted();
     let mut q = cx.take(n * a.q.n_rows);
@@ -237,7 +239,7 @@ fn latent_queries(cx: &Context<'_>, a: &Mla, batch: &ChunkBatch, x: &[f32]) -> R
     Ok(q)
 }
 
-/// Rotates a shared key or what meets it.
+/// Rotates a shared key, or the end of a query.
 fn rotate_shared(cx: &Context<'_>, a: &Mla, part: &mut [f32], place: &TokenPlace) {
     if let Some(rope) = a.rope {
         let table = cx.ropes.table(rope, place.chunk_len as usize);
@@ -245,7 +247,7 @@ fn rotate_shared(cx: &Context<'_>, a: &Mla, part: &mut [f32], place: &TokenPlace
     }
 }
 
-/// Norms the short part of each row of `kv` into `latent`, and rotates the shared key where it stands.
+/// Writes the normed latent part of each row of `kv` to `latent`, and rotates the shared key in place.
 fn part_latent(
     cx: &Context<'_>,
     a: &Mla,
@@ -279,7 +281,7 @@ fn part_latent(
     Ok(())
 }
 
-/// Rows of `[key | value]` per head become rows of keys, with room for the shared one, and of values.
+/// Splits rows of `[key | value]` per head into rows of keys, with space for the shared key, and rows of values.
 fn part_joint(cx: &Context<'_>, a: &Mla, both: &[f32], k: &mut [f32], v: &mut [f32]) {
     let (width, n_own) = (a.n_heads * (a.n_own() + a.dv), a.n_own());
     cx.workers.install(|| {
@@ -305,7 +307,7 @@ fn append_shared(cx: &Context<'_>, a: &Mla, kv: &[f32], k: &mut [f32]) {
     });
 }
 
-/// Values of all heads: their matrices lie behind one another, as one.
+/// Computes the values of all heads: their matrices are consecutive in the tensor and are used as one.
 fn expand_values(
     cx: &Context<'_>,
     a: &Mla,
@@ -319,8 +321,8 @@ fn expand_values(
     cx.products(latent, latent.len() / a.rank, vec![Product::plain(&all, v)])
 }
 
-/// Keys of all heads, but the shared one: the columns of their matrices are the rows of the product, so each is decoded
-/// as it lies and multiplied from the right.
+/// Computes the keys of all heads without the shared key. The columns of their matrices are the rows of the product, so
+/// each is decoded as it is stored and multiplied from the right.
 fn expand_keys(
     cx: &Context<'_>,
     a: &Mla,
@@ -360,7 +362,8 @@ fn expand_keys(
     })
 }
 
-/// What the columns of the keys' matrices meet in the scores is the start of each query.
+/// Shows the observer the start of each query, which the columns of the keys' matrices are multiplied with in the
+/// scores.
 fn observe_queries(cx: &Context<'_>, a: &Mla, keys: &[Matrix], q: &[f32]) {
     if cx.observer.is_none_or(|observer| !observer.wants_inputs()) {
         return;
@@ -372,11 +375,11 @@ fn observe_queries(cx: &Context<'_>, a: &Mla, keys: &[Matrix], q: &[f32]) {
     }
 }
 
-/// Tensors that would change what the two expanding tensors do.
+/// Tensors that would change the results of the two expanding tensors; they are not implemented.
 const AFFIXES: [&str; 3] = ["attn_k_b.bias", "attn_v_b.bias", "attn_v_b.scale"];
 
 impl Mla {
-    /// The latent attention of a layer.
+    /// Resolves the latent attention of a layer.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Mla, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let heads = b.keys.layer_count("attention.head_count", layer)?.filter(|&n| n > 0);
@@ -404,7 +407,7 @@ impl Mla {
         let expansion = expansion(b, layer, (n_heads, dk - n_shared, dv), rank)?;
         let gate = OutputGate::resolve(b, layer, n_heads, v_rows)?;
         let out = b.tensors.need_matrix(&at("attn_output"), b.n_embd, v_rows)?;
-        // Without a shared key nothing is rotated.
+        // Without a shared key, nothing is rotated.
         let rope = if n_shared == 0 { None } else { b.rope(layer, mask, n_shared)? };
         let sinks = b.tensors.vector(&at("attn_sinks.weight"), n_heads)?;
         b.limit_to_indexed(layer)?;
@@ -432,24 +435,25 @@ impl Mla {
     }
 }
 
-/// The ending of the keys of a layer's sizes.
+/// Returns the suffix of the keys with a layer's sizes: windowed layers may have their own.
 fn mla_kind(b: &Builder<'_>, mask: Mask) -> Result<&'static str, EngineError> {
     let has_own = b.keys.count("attention.kv_lora_rank_swa")?.is_some_and(|n| n > 0);
     Ok(if has_own && mask != Mask::Causal { "_swa" } else { "" })
 }
 
-/// A width of the heads, whichever form the file has.
+/// Reads a width of the heads, from the key with or without the suffix `_mla`.
 fn mla_width(b: &Builder<'_>, name: &str, kind: &str, n_heads: usize) -> Result<usize, EngineError> {
     match b.keys.count(&format!("attention.{name}_mla{kind}"))?.filter(|&n| n > 0) {
         Some(width) => Ok(width),
         None => {
-            // As for other heads: a share of the width where the file does not say.
+            // As for other attention: a share of the stream's width if the file has no key.
             let found = b.keys.count(&format!("attention.{name}{kind}"))?.filter(|&n| n > 0);
             Ok(found.unwrap_or(b.n_embd / n_heads))
         }
     }
 }
 
+/// Returns the number of rows of the matrix `name.weight`.
 pub(crate) fn n_rows(b: &Builder<'_>, name: &str) -> Result<usize, EngineError> {
     let tensor = format!("{name}.weight");
     match b.tensors.shape(&tensor) {
@@ -500,13 +504,14 @@ fn expansion(
     })
 }
 
-/// The width's square root, and the square of yarn's magnitude where the model puts it here and not on the angles.
+/// Returns the factor of scores: `1 / sqrt(dk)`, times the square of YaRN's magnitude if the model applies it here and
+/// not to the angles.
 fn mla_scale(b: &Builder<'_>, dk: usize) -> Result<f64, EngineError> {
     if let Some(scale) = b.keys.number("attention.scale")?.filter(|&s| s > 0.0) {
         return Ok(scale);
     }
     let magnitude = match b.keys.nonzero("rope.scaling.yarn_log_multiplier")? {
-        // The key is a tenth of the multiplier.
+        // The key's value is a tenth of the multiplier.
         Some(tenth) if b.features.yarn_mu == YarnMu::Tenth => {
             let factor = b.keys.nonzero("rope.scaling.factor")?.unwrap_or(1.0);
             if factor > 1.0 { tenth * factor.ln() + 1.0 } else { 1.0 }

@@ -1,4 +1,5 @@
-//! Routed experts: all tokens are routed first, then every expert runs once over the tokens that chose it.
+//! Mixture of experts (MoE): `y = Σ_e w_e E_e(x) + shared(x)`. All tokens are routed first; then every expert runs
+//! once, over the tokens that chose it.
 
 use rayon::prelude::*;
 
@@ -18,12 +19,12 @@ use crate::engine::ops::latent::LatentExperts;
 use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::GatingFunction;
 
-/// Experts in groups of which only some are eligible.
+/// Groups of experts, of which only some are eligible for a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertGroups {
     /// Number of groups.
     pub n: usize,
-    /// ExpertGroups kept.
+    /// Number of groups kept.
     pub used: usize,
     /// Score of a group.
     pub score: GroupScoreName,
@@ -31,50 +32,50 @@ pub struct ExpertGroups {
     pub fill: f32,
 }
 
-/// Routed experts.
+/// Routed experts of a layer, with the shared ones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moe {
-    /// Scores the experts, a row each.
+    /// Router: one row per expert.
     pub router: Matrix,
     /// Experts, in order.
     pub experts: Vec<Dense>,
-    /// Experts used per token.
+    /// Number of experts used per token.
     pub n_used: usize,
-    /// Experts of each token, a row of ids; without it the router chooses.
+    /// Table with a row of expert ids per token; without it the router chooses.
     pub by_token: Option<Matrix>,
     /// Function of the router's logits.
     pub gating: GatingFunction,
-    /// What the experts are selected by, before the bias.
+    /// Scores by which experts are selected, before the bias.
     pub select: RouterSelect,
-    /// Added to the scores for selection only.
+    /// Bias of the scores, for selection only.
     pub select_bias: Option<Vector>,
-    /// ExpertGroups.
+    /// Groups of experts, if only some of them are eligible for a token.
     pub groups: Option<ExpertGroups>,
-    /// WeightReader of the chosen are divided by their sum.
+    /// True if the weights of the chosen experts are divided by their sum.
     pub normalize: bool,
     /// Factor of the weights.
     pub scale: Option<f32>,
-    /// Whether an expert's weight multiplies what it reads or what it makes of it.
+    /// Side of an expert that its weight multiplies: the input or the output.
     pub weigh: Weigh,
-    /// Experts that the routed ones share.
+    /// Small experts, each shared by a group of the routed ones.
     pub adjugates: Option<Adjugates>,
     /// Experts that every token uses.
     pub shared: Option<Dense>,
     /// Logistic gate of the shared experts.
     pub shared_gate: Option<Matrix>,
-    /// Relative distance within which sparsemixer sees experts as near one another.
+    /// Relative distance between the logits of experts that sparsemixer weights together.
     pub near: f32,
     /// Factor of the sum of routed and shared experts.
     pub sum_scale: Option<f32>,
-    /// What the router reads.
+    /// Input of the router.
     pub router_source: RouterSource,
-    /// Norm of the stream, if the router reads that.
+    /// Norm of the stream, if the router reads the stream.
     pub router_norm: Option<Norm>,
-    /// The way to the experts' space, if that is narrower than the stream.
+    /// Projections to the experts' latent space, if it is narrower than the stream.
     pub latent: Option<LatentExperts>,
 }
 
-/// What the router of a layer reads.
+/// Input of a layer's router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RouterSource {
     /// The experts' input.
@@ -87,7 +88,7 @@ pub enum RouterSource {
 }
 
 impl Moe {
-    /// Columns of the widest matrix.
+    /// Returns the columns of the widest matrix.
     pub(crate) fn widest(&self) -> usize {
         let latent = self.latent.as_ref().map_or(0, LatentExperts::widest);
         let adjugates = self.adjugates.iter().flat_map(|adjugates| &adjugates.experts);
@@ -95,13 +96,13 @@ impl Moe {
         experts.map(Dense::widest).max().unwrap_or(0).max(latent)
     }
 
-    /// Floats per token of the intermediates.
+    /// Returns the floats of intermediates per token.
     pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        // Every token may choose the same expert, whose rows are gathered.
+        // All tokens may choose the same expert, whose rows are gathered.
         let adjugates = self.adjugates.iter().flat_map(|adjugates| &adjugates.experts);
         let experts = self.experts.iter().chain(adjugates);
         let expert = experts.map(|d| d.floats_per_token(n_embd)).max().unwrap_or(0);
-        // A group's choices are put together.
+        // The choices of a group are joined.
         let joined = self.adjugates.as_ref().map_or(0, |adjugates| 2 * adjugates.per_group.min(self.n_used));
         let shared = self.shared.as_ref().map_or(0, |d| d.floats_per_token(n_embd));
         let router = if self.router_source == RouterSource::Stream { n_embd } else { 0 };
@@ -109,10 +110,10 @@ impl Moe {
         router + self.experts.len() + 2 * self.n_used + joined + expert + n_embd + shared + latent
     }
 
-    /// Routed and shared experts of `x` into `out`.
+    /// Computes the routed and shared experts of `x` into `out`.
     ///
-    /// Experts add to a token in the order of their index, not of their rank: the sum differs from rank order in the
-    /// last bits only, and does not depend on threads.
+    /// Experts add to a token in the order of their index, not of their rank. The sum differs from that in rank order
+    /// in the last bits only, and does not depend on the number of threads.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -148,7 +149,7 @@ impl Moe {
     }
 }
 
-/// Which tokens use which expert: for every expert its choices, ascending by token.
+/// Routes the tokens: returns every expert's choices, ascending by token.
 pub(crate) fn choose(
     cx: &Context<'_>,
     moe: &Moe,
@@ -186,7 +187,7 @@ pub(crate) fn choose(
     Ok(chosen)
 }
 
-/// The router's logits, of what it reads.
+/// Computes the router's logits from its input.
 fn router_logits(
     cx: &Context<'_>,
     moe: &Moe,
@@ -238,7 +239,7 @@ fn gate_rows(
     Ok(())
 }
 
-/// The experts of one token with their weights, best first; ties go to the lower index.
+/// Returns the experts of one token with their weights, best first; ties go to the lower index.
 fn route(moe: &Moe, logits: &[f32], select_bias: Option<&[f32]>) -> Vec<(usize, f32)> {
     if moe.gating == GatingFunction::Sparsemixer {
         return sparsemixer(logits, moe.near);
@@ -271,7 +272,7 @@ fn route(moe: &Moe, logits: &[f32], select_bias: Option<&[f32]>) -> Vec<(usize, 
     weighed(moe, &probabilities, &best(&scores, moe.n_used))
 }
 
-/// The chosen experts with their weights.
+/// Returns the chosen experts with their weights.
 fn weighed(moe: &Moe, probabilities: &[f32], chosen: &[usize]) -> Vec<(usize, f32)> {
     let mut weights: Vec<f32> = chosen.iter().map(|&at| probabilities[at]).collect();
     if moe.gating == GatingFunction::SoftmaxWeight {
@@ -281,7 +282,7 @@ fn weighed(moe: &Moe, probabilities: &[f32], chosen: &[usize]) -> Vec<(usize, f3
     chosen.iter().copied().zip(weights).collect()
 }
 
-/// What the experts weigh before those that are not chosen drop out.
+/// Returns the weights of all experts, before the selection.
 fn probabilities(moe: &Moe, logits: &[f32]) -> Vec<f32> {
     match moe.gating {
         GatingFunction::Softmax => softmax(logits),
@@ -294,7 +295,7 @@ fn probabilities(moe: &Moe, logits: &[f32]) -> Vec<f32> {
     }
 }
 
-/// Normalizes and scales the weights of the chosen.
+/// Normalizes and scales the weights of the chosen experts.
 fn weigh_chosen(moe: &Moe, weights: &mut [f32]) {
     if moe.normalize {
         let sum: f32 = weights.iter().sum::<f32>() + 1e-20;
@@ -309,15 +310,15 @@ fn weigh_chosen(moe: &Moe, weights: &mut [f32]) {
     }
 }
 
-/// Two experts: the best, weighed by softmax among the experts near it, then the best of the others in the same way
-/// (Liu et al. 2023, as Phi-3.5-MoE applies it outside of training).
+/// Chooses two experts: the best, weighted by a softmax among the experts near it, then the best of the others in the
+/// same way (Liu et al. 2023, as Phi-3.5-MoE applies it outside of training).
 fn sparsemixer(logits: &[f32], near: f32) -> Vec<(usize, f32)> {
     let mut left = logits.to_vec();
     let mut chosen = Vec::with_capacity(2);
     for _ in 0..2.min(logits.len()) {
         let Some(&top) = best(&left, 1).first() else { break };
         let peak = left[top];
-        // Distance is measured on all logits, those already chosen are out.
+        // Distances are measured on all logits; experts already chosen get no weight.
         let gate = |(&l, &rest): (&f32, &f32)| {
             let is_near = (peak - l) / l.abs().max(peak) <= near;
             if is_near { rest } else { f32::NEG_INFINITY }
@@ -336,7 +337,7 @@ fn softmax(logits: &[f32]) -> Vec<f32> {
     powers.iter().map(|p| (p / sum) as f32).collect()
 }
 
-/// Indices of the `n` largest values, largest first, ties by index.
+/// Returns the indices of the `n` largest values, largest first, ties by index.
 fn best(values: &[f32], n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
@@ -345,6 +346,7 @@ fn best(values: &[f32], n: usize) -> Vec<usize> {
 }
 
 impl Moe {
+    /// Resolves the routed and shared experts of a layer.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Moe, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
@@ -413,7 +415,7 @@ impl Moe {
             adjugates,
             shared,
             shared_gate: b.tensors.matrix(&at("ffn_gate_inp_shexp"), 1, n_embd)?,
-            // Twice the jitter of training.
+            // This is twice the jitter of training.
             near: 2.0 * b.keys.number("router_jitter_noise")?.unwrap_or(0.01) as f32,
             sum_scale: match b.features.shared_combine {
                 SharedCombine::HalfSum if has_shared => Some(0.5),
@@ -427,6 +429,7 @@ impl Moe {
 }
 
 impl GatingFunction {
+    /// Reads the function of the router's logits from `expert_gating_func`, or takes the card's.
     pub(crate) fn of_file(b: &Builder<'_>) -> Result<GatingFunction, EngineError> {
         match b.keys.count("expert_gating_func")? {
             None | Some(0) => Ok(b.built.gating),
@@ -440,6 +443,7 @@ impl GatingFunction {
 }
 
 impl ExpertGroups {
+    /// Resolves the groups of experts, if there are several.
     pub(crate) fn resolve(
         b: &Builder<'_>,
         n_experts: usize,
@@ -467,10 +471,10 @@ impl ExpertGroups {
     }
 }
 
-/// What is added to the scores where a layer chooses its experts by them.
+/// Claims the bias of the scores that select a layer's experts, if it has one.
 fn select_bias(b: &mut Builder<'_>, layer: usize, n_experts: usize) -> Result<Option<Vector>, EngineError> {
     let name = format!("blk.{layer}.exp_probs_b");
-    // Some converters leave the suffix out.
+    // Some converters omit the suffix.
     match b.tensors.vector(&format!("{name}.bias"), n_experts)? {
         None => b.tensors.vector(&name, n_experts),
         found => Ok(found),
@@ -532,7 +536,7 @@ mod tests {
 
     #[test]
     fn logits_select_where_probabilities_are_all_the_same() {
-        // Both are 1 in f32.
+        // Both probabilities are 1 in f32.
         let logits = [0.0, 40.0, 50.0, -1.0];
         let by = |select| route(&Moe { select, ..moe(1, GatingFunction::Sigmoid) }, &logits, None);
         assert_eq!(by(RouterSelect::Probs), [(1, 1.0)]);
@@ -548,7 +552,7 @@ mod tests {
 
     #[test]
     fn the_sparse_mixer_weighs_among_near_experts() {
-        // 2.0 and 1.97 are near (0.015), 1.0 is not; of the rest 1.97 is best, and 2.0 is out though it is near.
+        // 2.0 and 1.97 are near (0.015), 1.0 is not. Of the others 1.97 is the best; 2.0 is near but already chosen.
         let chosen = sparsemixer(&[1.0, 2.0, 1.97, -3.0], 0.02);
         assert_eq!(chosen.iter().map(|c| c.0).collect::<Vec<_>>(), [1, 2]);
         let weight = 1.0 / (1.0 + (-0.03f32).exp());

@@ -1,4 +1,5 @@
-//! What the last tokens, looked up as n-grams by their hashes, add to the streams of a layer (Qwen 3.8).
+//! N-gram embeddings (Qwen 3.8): the last tokens are looked up as n-grams by their hashes, and the rows found are added
+//! to the streams of a layer.
 
 use rayon::prelude::*;
 
@@ -14,29 +15,29 @@ use crate::engine::exec::workers::ROWS_PER_TASK;
 use crate::engine::ops::scan::transposed;
 use crate::engine::resolve::builder::Builder;
 
-/// The table of n-grams and the hashes of its rows.
+/// Table of n-grams, and the hashes of its rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NgramTable {
-    /// Rows of all parts, one part after the other.
+    /// Rows of all parts, one part after another.
     pub rows: Matrix,
-    /// Factors of a token and of those before it, by distance: n-grams are at most so long.
+    /// Factors of a token and of those before it, by distance; their number is the length of the longest n-grams.
     pub multipliers: Vec<u64>,
-    /// First row and number of rows of every part: of pairs, then of triples and so on.
+    /// First row and number of rows of every part: those of pairs, then those of triples and so on.
     pub parts: Vec<(usize, usize)>,
-    /// Parts for each length of n-grams.
+    /// Number of parts for each length of n-grams.
     pub n_per_length: usize,
-    /// A token that ends what is remembered, and that stands for what is not.
+    /// Token that ends the history, and that replaces the tokens before it.
     pub end: u32,
 }
 
-/// A layer's addition of n-grams to the streams.
+/// N-gram embedding of a layer, added to the streams.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ngrams {
-    /// What is looked up.
+    /// Table of n-grams.
     pub table: NgramTable,
-    /// A key for each stream, of the looked up rows.
+    /// Projection of the rows found to a key for each stream.
     pub key: Matrix,
-    /// The value, for all streams.
+    /// Projection of the rows found to the value, which all streams share.
     pub value: Matrix,
     /// Norm of each key.
     pub key_norm: Norm,
@@ -48,23 +49,23 @@ pub struct Ngrams {
     pub conv: Vector,
     /// Number of taps.
     pub n_taps: usize,
-    /// Tokens from tap to tap.
+    /// Distance between taps, in tokens.
     pub dilation: usize,
 }
 
 impl Ngrams {
-    /// Columns of the widest matrix.
+    /// Returns the columns of the widest matrix.
     pub(crate) fn widest(&self) -> usize {
         self.key.n_cols
     }
 
-    /// Floats per token: rows, keys, streams as queries, the value.
+    /// Returns the floats per token: rows, keys, streams as queries, and the value.
     pub(crate) fn floats_per_token(&self) -> usize {
         self.key.n_cols + 2 * self.key.n_rows + self.value.n_rows
     }
 }
 
-/// The least that a root is taken of.
+/// Lower bound of the values whose root is taken.
 const LEAST: f32 = 1e-6;
 
 impl Ngrams {
@@ -117,7 +118,7 @@ impl Ngrams {
     }
 }
 
-/// The rows of every token, one part after the other.
+/// Looks up the rows of every token, one part after another.
 pub(crate) fn look_up(
     cx: &Context<'_>,
     table: &NgramTable,
@@ -137,7 +138,7 @@ pub(crate) fn look_up(
     Ok(())
 }
 
-/// The convolution of one token, over taps that lie apart.
+/// Computes the dilated convolution of one token.
 fn convolve_far(
     n: &Ngrams,
     (taps, x): (&[f32], &[f32]),
@@ -150,7 +151,7 @@ fn convolve_far(
     sum.resize(width, 0.0);
     for (tap, weights) in taps.chunks(width).enumerate() {
         let back = (n.n_taps - 1 - tap).saturating_mul(n.dilation);
-        // Tokens before a chunk's first are another's.
+        // Tokens before the first of a chunk belong to another chunk.
         if back <= batch.places[token].position as usize {
             let row = &x[(token - back) * width..][..width];
             for ((sum, weight), x) in sum.iter_mut().zip(weights).zip(row) {
@@ -161,7 +162,7 @@ fn convolve_far(
 }
 
 impl NgramTable {
-    /// The rows of the last of the tokens.
+    /// Returns the rows of the last of the tokens.
     fn rows_of(&self, tokens: &[u32]) -> Vec<usize> {
         let mut before = tokens.iter().rev().copied();
         let Some(last) = before.next() else { return Vec::new() };
@@ -178,7 +179,7 @@ impl NgramTable {
     }
 }
 
-/// The logistic function of the root with its sign.
+/// Returns the logistic function of the signed square root.
 fn gate(a: f32) -> f32 {
     if a == 0.0 { 0.5 } else { scalar::sigmoid(a.abs().max(LEAST).sqrt().copysign(a)) }
 }
@@ -190,11 +191,11 @@ const OFFSETS: &str = "ple.head_offsets";
 const SIZES: &str = "ple.head_vocab_sizes";
 
 const MULTIPLIERS: &str = "ple.layer_multipliers";
-/// Longer n-grams than any model has.
+/// Largest length of n-grams, more than any model has.
 const MOST_TOKENS: usize = 64;
 
 impl Ngrams {
-    /// What n-grams add to the `n_streams` streams of a layer, if it is the one that the file names.
+    /// Resolves the n-gram embedding for the `n_streams` streams of a layer, if it is the layer that the file names.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,
@@ -202,7 +203,7 @@ impl Ngrams {
     ) -> Result<Option<Box<Ngrams>>, EngineError> {
         let Some(layers) = b.keys.counts(LAYERS)? else { return Ok(None) };
         if layers.len() > 1 {
-            // There is one table, and one row of hashes.
+            // There is only one table, and one row of hashes.
             return Err(b.keys.unknown(LAYERS, "one layer", &format!("{} layers", layers.len())));
         }
         if !layers.contains(&layer) {
@@ -234,6 +235,7 @@ impl Ngrams {
 }
 
 impl NgramTable {
+    /// Resolves the table from the keys `ple.*` and the tensor `per_layer_token_embd`.
     pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<NgramTable, EngineError> {
         let n_tokens = b.keys.need_count(SIZE)?;
         if !(2..=MOST_TOKENS).contains(&n_tokens) {

@@ -1,4 +1,4 @@
-//! Gates on the heads' outputs.
+//! Output gate of attention: `context *= f(gate x)`, with one gate per value or per head.
 
 use rayon::prelude::*;
 
@@ -13,18 +13,18 @@ use crate::engine::exec::weights::Matrix;
 use crate::engine::exec::workers::ROWS_PER_TASK;
 use crate::engine::resolve::builder::Builder;
 
-/// A gate on the heads' outputs, before they are projected.
+/// Gate of the heads' outputs, before they are projected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputGate {
-    /// Of the layer's normed input; a row per value, or one per head.
+    /// Projection of the layer's normed input; one row per value or per head.
     pub matrix: Matrix,
-    /// What is made of the product.
+    /// Function of the product.
     pub function: GateFunction,
 }
 
 impl OutputGate {
-    /// `context *= f(gate x)`, value by value or head by head. `x` is the layer's normed input, of the same rows as
-    /// `context`, which is `[n_tokens, n_cols]`.
+    /// Computes `context *= f(gate x)`, value by value or head by head. `x` is the layer's normed input, with the same
+    /// rows as `context`, `[n_tokens, n_cols]`.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -60,7 +60,7 @@ fn scale_parts(x: &mut [f32], factors: &[f32], width: usize) {
 }
 
 impl OutputGate {
-    /// The gate on the heads' outputs, a row per value or per head.
+    /// Resolves the gate of the heads' outputs, with one row per value or per head.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,

@@ -1,5 +1,7 @@
-//! The state-space mixer of PLaMo 2 (Preferred Networks 2025): Mamba 2 whose gate and values stand head by head in one
-//! projection, and whose `B`, `C` and steps are made of the convolved values and normed,
+//! State space mixer of PLaMo 2 (Preferred Networks 2025): Mamba 2 with two differences. Gate and values are
+//! interleaved by head in one projection; `B`, `C` and the step sizes are computed from the convolved values and
+//! normed.
+//!
 //! `[B|C|δ] = norm(W u)`, `Δ = softplus(V δ + bias)`. Per head `s[n] = s[n] exp(Δ A) + Δ B[n] u`,
 //! `y = (Σ_n C[n] s[n] + D u) silu(z)`.
 
@@ -20,49 +22,49 @@ use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
 use crate::engine::resolve::builder::Builder;
 
-/// Heads of Mamba 2 whose steps, and what enters and is read from their states, are made of the convolved values and
-/// normed, as in Mamba.
+/// State space mixer of PLaMo 2: heads of Mamba 2 whose `B`, `C` and step sizes are computed from the convolved values
+/// and normed, as in Mamba.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plamo2 {
-    /// Per head its gate, then its values.
+    /// Projection to each head's gate, then its values.
     pub zx: Matrix,
     /// Convolution of the values.
     pub conv: Conv,
-    /// What enters the states, of the convolved values.
+    /// Projection to the input weights of the states, `B`, from the convolved values.
     pub b: Matrix,
-    /// What is read from the states, of the convolved values.
+    /// Projection to the output weights of the states, `C`, from the convolved values.
     pub c: Matrix,
-    /// Step sizes before they are widened, of the convolved values.
+    /// Low-rank projection of the step sizes, from the convolved values.
     pub step_in: Matrix,
     /// Norm of `b`.
     pub b_norm: Norm,
     /// Norm of `c`.
     pub c_norm: Norm,
-    /// Norm of the narrow step sizes.
+    /// Norm of the low-rank step sizes.
     pub step_norm: Norm,
-    /// Step sizes, one per head.
+    /// Projection from the low rank to the step sizes, one per head.
     pub step: Matrix,
     /// Decay rates, one per head, negative.
     pub a: Vector,
-    /// What of the values goes straight to the output, one per head.
+    /// Factors `D` of the values in the output, one per head.
     pub d: Vector,
     /// Output projection.
     pub out: Matrix,
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
-    /// Values of a head.
+    /// Number of values of a head.
     pub head_dim: usize,
-    /// Values that a state has for each value of its head.
+    /// Number of values that a state has for each value of its head.
     pub n_states: usize,
 }
 
-/// What the states take in, of all tokens.
+/// Inputs of the states, for all tokens.
 struct Inputs {
-    /// `[n_tokens, n_states]`.
+    /// Input weights `B`, `[n_tokens, n_states]`.
     b: Buffer,
-    /// `[n_tokens, n_states]`.
+    /// Output weights `C`, `[n_tokens, n_states]`.
     c: Buffer,
-    /// `[n_tokens, n_heads]`, before the softplus.
+    /// Step sizes before the softplus, `[n_tokens, n_heads]`.
     steps: Buffer,
 }
 
@@ -90,7 +92,7 @@ impl MixerOp for Plamo2 {
         let Inputs { b, c, steps } = plamo2_inputs(cx, self, n_tokens, &u)?;
         let (a, d) = (cx.weights.vector(&self.a)?, cx.weights.vector(&self.d)?);
         let level = cx.weights.level;
-        // What went into the convolution is not needed any more.
+        // The input of the convolution is no longer needed.
         let mut y = raw;
         let n_state = state_floats(n_states, head_dim);
         scan(cx, batch, &mut y, ((inner, head_dim), n_state), |part, tile, buffer| {
@@ -141,7 +143,7 @@ impl MixerOp for Plamo2 {
     }
 
     fn floats_per_token(&self) -> usize {
-        // Gates and values; the values before and behind the convolution; y.
+        // Gates and values; the values before and after the convolution; y.
         let inner = self.zx.n_rows + 3 * self.out.n_cols;
         inner + self.step_in.n_rows + self.b.n_rows + self.c.n_rows + self.n_heads
     }
@@ -151,7 +153,7 @@ impl MixerOp for Plamo2 {
     }
 }
 
-/// What the states take in, of the convolved values.
+/// Computes the inputs of the states from the convolved values.
 fn plamo2_inputs(cx: &Context<'_>, m: &Plamo2, n_tokens: usize, u: &[f32]) -> Result<Inputs, EngineError> {
     let mut narrow = cx.take(n_tokens * m.step_in.n_rows);
     let [mut b, mut c] = [(); 2].map(|()| cx.take(n_tokens * m.n_states));
@@ -171,14 +173,15 @@ fn plamo2_inputs(cx: &Context<'_>, m: &Plamo2, n_tokens: usize, u: &[f32]) -> Re
 }
 
 impl Plamo2 {
+    /// Resolves the mixer of a layer.
     pub(crate) fn resolve(builder: &mut Builder<'_>, layer: usize) -> Result<Plamo2, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = builder.n_embd;
         let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(builder)?;
-        // The key of Mamba's rank holds the number of heads; the rank has none.
+        // The key of Mamba's rank is the number of heads here; the rank has no key.
         let n_heads = builder.divisor("ssm.time_step_rank", inner)?;
         let rank = builder.n_cols(&at("ssm_dt"))?;
-        // All heads share one group, which files of this mixer count as none.
+        // All heads share one group, and files of this mixer declare 0 groups.
         if let Some(n) = builder.keys.count("ssm.group_count")?.filter(|&n| n > 1) {
             return Err(builder.keys.unknown("ssm.group_count", "0 or 1", &n.to_string()));
         }
@@ -217,15 +220,15 @@ mod tests {
     const GRAPH: &str = "mixer = 'plamo2'";
     /// Width of the stream.
     const D: usize = 10;
-    /// Heads.
+    /// Number of heads.
     const H: usize = 3;
-    /// Values of a head.
+    /// Number of values of a head.
     const P: usize = 4;
-    /// States of a value.
+    /// Number of states per value.
     const N: usize = 5;
-    /// Narrow steps.
+    /// Low rank of the step sizes.
     const R: usize = 6;
-    /// Taps.
+    /// Number of taps.
     const K: usize = 3;
     const INNER: usize = H * P;
 
@@ -263,7 +266,7 @@ mod tests {
         x / (1.0 + (-x).exp())
     }
 
-    /// The formula, token by token and head by head.
+    /// Returns the result of the formula, token by token and head by head.
     fn by_formula(model: &NoiseModel, tokens: &[u32]) -> Vec<f64> {
         let get = |name: &str| model.get(&format!("blk.0.{name}"));
         let (conv, a, d) = (get("ssm_conv1d.weight"), get("ssm_a"), get("ssm_d"));

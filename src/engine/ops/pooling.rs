@@ -1,5 +1,5 @@
-//! One vector for each text: its states pooled, then what the model does with that, up to scores; and the states that masked
-//! tokens are predicted from.
+//! Pooling: one vector for each text from its states, then the dense layers and scores of embedding models and
+//! rerankers; and the transform of the states that masked tokens are predicted from.
 
 use crate::arch::graph::HeadAct;
 use crate::core::Shape;
@@ -12,21 +12,21 @@ use crate::engine::exec::weights::{Matrix, Norm, NormFormula};
 use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::{ModelKind, Sight};
 
-/// Which row of a text's states stands for it.
+/// Row of a text's states that represents the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PooledRow {
-    /// The file does not say.
+    /// Row that the file does not declare.
     #[default]
     Unsaid,
-    /// The mean of all.
+    /// Mean of all rows.
     Mean,
-    /// The first.
+    /// First row.
     First,
-    /// The last.
+    /// Last row.
     Last,
 }
 
-/// What follows the first matrix of a head that scores texts.
+/// Activation after the first matrix of a head that scores texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadActivation {
     /// Hyperbolic tangent.
@@ -35,40 +35,40 @@ pub enum HeadActivation {
     GeluErf,
 }
 
-/// A head that scores texts: `softmax(out(norm(act(dense x))))`, as far as it has these parts.
+/// Head that scores texts: `softmax(out(norm(act(dense x))))`, with the parts that it has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classifier {
-    /// The first matrix.
+    /// First matrix.
     pub dense: Option<Matrix>,
-    /// What follows it.
+    /// Activation after the first matrix.
     pub act: HeadActivation,
-    /// Norm of that.
+    /// Norm after the activation.
     pub norm: Option<Norm>,
-    /// The matrix that scores.
+    /// Matrix of the scores.
     pub out: Option<Matrix>,
-    /// Scores are probabilities: softmax over the labels.
+    /// True if scores are probabilities: a softmax over the labels.
     pub softmax: bool,
 }
 
-/// What predicts masked tokens: the plan's head, behind what the states pass through before.
+/// Prediction of masked tokens: a transform of the states before the plan's head.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MaskedHead {
-    /// `norm(act(dense x))` of a masked token's state, of encoders.
+    /// Transform `norm(act(dense x))` of a masked token's state, in encoders.
     pub transform: Option<Classifier>,
 }
 
-/// What becomes of a text's states.
+/// Pooling of a text's states, and what follows it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pooling {
-    /// Which row stands for the text.
+    /// Row that represents the text.
     pub row: PooledRow,
-    /// Matrices that the row is multiplied with, one after the other.
+    /// Matrices that the row is multiplied with, one after another.
     pub dense: Vec<Matrix>,
-    /// The head, of models that score texts.
+    /// Head that scores texts, if the model has one.
     pub classifier: Option<Classifier>,
 }
 
-/// One row of a text's states.
+/// Returns the row that represents a text's states.
 pub(crate) fn pooled(row: PooledRow, states: &[f32], n_embd: usize) -> Vec<f32> {
     let mut rows = states.chunks(n_embd);
     let one = match row {
@@ -86,6 +86,7 @@ pub(crate) fn pooled(row: PooledRow, states: &[f32], n_embd: usize) -> Vec<f32> 
     one.map(<[f32]>::to_vec).unwrap_or_default()
 }
 
+/// Returns the product of a matrix and `n_rows` rows.
 pub(crate) fn product(
     run: &Context<'_>,
     matrix: &Matrix,
@@ -98,7 +99,8 @@ pub(crate) fn product(
 }
 
 impl Classifier {
-    /// `softmax(out(norm(act(dense x))))`, as far as the head has these parts; and the width of what comes out.
+    /// Computes `softmax(out(norm(act(dense x))))` with the parts that the head has; also returns the width of the
+    /// result.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -137,10 +139,10 @@ impl Classifier {
 }
 
 const POOLING: &str = "pooling_type";
-/// The value of [`POOLING`] that says that texts are scored.
+/// Value of [`POOLING`] for models that score texts.
 const RANK: usize = 4;
 
-/// What the outputs are: a decoder whose file says that texts are scored predicts none.
+/// Returns the kind of outputs: a decoder whose file declares that it scores texts predicts no tokens.
 pub(crate) fn outputs(b: &Builder<'_>, has_encoder: bool) -> Result<ModelKind, EngineError> {
     let is_scoring = !has_encoder && b.keys.count(POOLING)? == Some(RANK);
     Ok(match b.built.kind {
@@ -149,7 +151,7 @@ pub(crate) fn outputs(b: &Builder<'_>, has_encoder: bool) -> Result<ModelKind, E
     })
 }
 
-/// How the states of a text become one, and what follows; and what predicts masked tokens.
+/// Resolves the pooling of a text's states and what follows it, and the prediction of masked tokens.
 pub(crate) fn pooling(b: &mut Builder<'_>) -> Result<(Pooling, Option<MaskedHead>), EngineError> {
     let sees_all = b.built.sight == Sight::Full;
     let ends = if sees_all { PooledRow::First } else { PooledRow::Last };
@@ -168,7 +170,7 @@ pub(crate) fn pooling(b: &mut Builder<'_>) -> Result<(Pooling, Option<MaskedHead
     let is_masked = b.features.masked_head && !is_score && !b.tensors.has("cls.output.weight");
     let classifier = if is_masked { masked_transform(b)? } else { Classifier::resolve(b)? };
     if is_score && classifier.is_none() {
-        // Decoders have no first layer of a head.
+        // The head of decoders has no first matrix.
         let tensor = if sees_all { "cls.weight" } else { "cls.output.weight" };
         return Err(EngineError::MissingTensor { tensor: tensor.to_owned() });
     }
@@ -185,7 +187,7 @@ pub(crate) fn pooling(b: &mut Builder<'_>) -> Result<(Pooling, Option<MaskedHead
     Ok((Pooling { row, dense, classifier: classifier.filter(|_| is_score) }, masked))
 }
 
-/// What a masked token's state passes through before the vocabulary is scored: all of it, or nothing.
+/// Resolves the transform of a masked token's state; its tensors must all be present, or none.
 fn masked_transform(b: &mut Builder<'_>) -> Result<Option<Classifier>, EngineError> {
     if !b.tensors.has("cls.weight") && !b.tensors.has("cls.norm.weight") {
         return Ok(None);
@@ -199,6 +201,7 @@ fn masked_transform(b: &mut Builder<'_>) -> Result<Option<Classifier>, EngineErr
     Ok(Some(Classifier { dense, act: head_act(b), norm, out: None, softmax: false }))
 }
 
+/// Returns the activation of the head's first matrix.
 pub(crate) fn head_act(b: &Builder<'_>) -> HeadActivation {
     match b.features.head_act {
         HeadAct::Tanh => HeadActivation::Tanh,
@@ -207,7 +210,8 @@ pub(crate) fn head_act(b: &Builder<'_>) -> HeadActivation {
 }
 
 impl Classifier {
-    /// The head that scores a text. Claimed in any case: a file may have one and be meant for embeddings.
+    /// Resolves the head that scores a text. Its tensors are claimed in any case: a file with them may be an embedding
+    /// model.
     pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<Classifier>, EngineError> {
         let n_rows = |name: &str| {
             let shape = b.tensors.shape(&format!("{name}.weight"))?;
@@ -221,7 +225,7 @@ impl Classifier {
         let width = dense_rows.unwrap_or(b.n_embd);
         let norm = b.tensors.norm("cls.norm", width, NormFormula::Layer, b.eps)?;
         let out = match out_rows {
-            // A row for each label, where the file names them.
+            // A row for each label, if the file names the labels.
             Some(n_rows) => {
                 let n_rows = b.keys.n_texts("classifier.output_labels")?.unwrap_or(n_rows);
                 Some(b.tensors.need_matrix("cls.output", n_rows, width)?)

@@ -1,5 +1,5 @@
-//! Prefix models (ChatGLM-6B): the tokens before the begin token see one another, and every token has two positions,
-//! one in the prefix and one in what follows it.
+//! Prefix attention with two-dimensional positions (ChatGLM-6B): the tokens before the begin token see one another, and
+//! every token has two positions, one in the prefix and one in the answer after it.
 
 use std::ops::Range;
 
@@ -10,24 +10,25 @@ use crate::engine::exec::rope::RopeTable;
 use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::Sight;
 
-/// How a model's prefix ends.
+/// End of a model's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
-    /// The token that ends it; without one, the last token of a chunk.
+    /// Token that ends the prefix; without one, the last token of a chunk.
     pub begin: Option<u32>,
 }
 
 impl Prefix {
-    /// Index of the token that ends the prefix of a chunk.
+    /// Returns the index of the token that ends the prefix of a chunk.
     fn end(self, tokens: &[u32]) -> usize {
         let begin = self.begin.and_then(|begin| tokens.iter().position(|&token| token == begin));
         begin.unwrap_or(tokens.len().saturating_sub(1))
     }
 
-    /// Gives the tokens of all chunks their positions and their sight.
+    /// Sets the positions of all chunks' tokens, and the lengths of their prefixes.
     ///
     /// # Errors
-    /// [`EngineError::PrefixRow`]: a wanted row of the prefix, which sees the token that it would have to predict.
+    /// [`EngineError::PrefixRow`] if a wanted row is in the prefix, where it sees the token that it would have to
+    /// predict.
     pub(crate) fn place(
         self,
         chunks: &[TokenChunk],
@@ -53,13 +54,14 @@ impl Prefix {
     }
 }
 
-/// Both positions of a token in a chunk whose prefix ends at token `end`: in the prefix they are its place and 0; from
-/// `end` on, the place of the prefix's last token, and how many tokens of the answer there are so far.
+/// Returns both positions of a token in a chunk whose prefix ends at token `end`. In the prefix, the first is its index
+/// and the second is 0. From `end` on, the first is the index of the prefix's last token, and the second is the
+/// number of tokens of the answer so far.
 fn positions(token: usize, end: usize) -> (usize, usize) {
     if token < end { (token, 0) } else { (end.saturating_sub(1), token - end + 1) }
 }
 
-/// Rotates all heads of a row, `dk` wide each: the first half of a head by the one position, the second by the other.
+/// Rotates all heads of a row, `dk` wide each: the first half of a head by one position, the second half by the other.
 pub(crate) fn rotate_2d(table: &RopeTable, level: SimdLevel, row: &mut [f32], dk: usize, place: TokenPlace) {
     for head in row.chunks_mut(dk) {
         let (first, second) = head.split_at_mut(dk / 2);
@@ -69,6 +71,7 @@ pub(crate) fn rotate_2d(table: &RopeTable, level: SimdLevel, row: &mut [f32], dk
 }
 
 impl Prefix {
+    /// Resolves the end of the prefix, if the card has one.
     pub(crate) fn resolve(b: &mut Builder<'_>) -> Option<Prefix> {
         match b.built.sight {
             Sight::Causal | Sight::Full => None,

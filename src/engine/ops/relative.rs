@@ -1,33 +1,33 @@
-//! Positions as a bias of the scores (T5, Raffel et al. 2020, section 2.1): a learned value per head and bucket of
-//! distances, added to the scores unscaled.
+//! Relative position bias (T5, Raffel et al. 2020, section 2.1): a learned value per head and bucket of distances,
+//! added to the scores unscaled.
 
 use crate::engine::EngineError;
 use crate::engine::exec::weights::{Vector, WeightReader};
 use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::{PositionRule, Sight};
 
-/// A learned bias of the scores by head and bucket of relative positions.
+/// Learned bias of the scores by head and bucket of relative positions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RelativeBias {
-    /// A row per bucket, a value per head.
+    /// Table with a row per bucket and a value per head.
     pub table: Vector,
     /// Number of buckets.
     pub n_buckets: usize,
     /// Distance from which on all keys share the last bucket.
     pub max_distance: usize,
-    /// Half of the buckets are for later keys.
+    /// True if half of the buckets are for later keys.
     pub both_sides: bool,
 }
 
 impl RelativeBias {
-    /// The bucket of a key `offset` positions behind the query: those near by have one each, those farther off share
-    /// them in growing spans. The order of the operations, in f32, is that of the reference.
+    /// Returns the bucket of a key at `offset` from the query. Near distances have one bucket each; larger distances
+    /// share buckets of growing size. The operations are in f32, in the order of the reference (T5 of transformers).
     fn bucket(&self, offset: isize) -> usize {
         let distance = offset.unsigned_abs();
         let (n, first, distance) = match (self.both_sides, offset > 0) {
             (true, true) => (self.n_buckets / 2, self.n_buckets / 2, distance),
             (true, false) => (self.n_buckets / 2, 0, distance),
-            // Later keys are not seen; the nearest bucket stands in.
+            // Later keys are not seen; the nearest bucket is used.
             (false, true) => (self.n_buckets, 0, 0),
             (false, false) => (self.n_buckets, 0, distance),
         };
@@ -41,14 +41,15 @@ impl RelativeBias {
     }
 }
 
-/// What every head adds to the scores of keys at all distances.
+/// Bias that every head adds to the scores of keys, for all distances.
 pub(crate) struct RelativeScores {
-    /// `[heads, 2 n - 1]`: the query's own position is in the middle.
+    /// Biases, `[heads, 2 n - 1]`; that of the query's own position is in the middle.
     values: Vec<f32>,
     n_positions: usize,
 }
 
 impl RelativeScores {
+    /// Computes the biases for sequences of at most `n_positions` tokens.
     pub(crate) fn new(
         plan: &RelativeBias,
         weights: WeightReader<'_>,
@@ -63,7 +64,7 @@ impl RelativeScores {
         Ok(Self { values, n_positions })
     }
 
-    /// What a head adds for the query at `position` and `n_keys` keys from `first_key` on.
+    /// Returns the biases of a head for the query at `position` and `n_keys` keys from `first_key` on.
     pub(crate) fn row(&self, head: usize, position: usize, first_key: usize, n_keys: usize) -> &[f32] {
         let width = 2 * self.n_positions - 1;
         let start = head * width + self.n_positions - 1 + first_key - position;
@@ -72,12 +73,12 @@ impl RelativeScores {
 }
 
 const BUCKETS: &str = "attention.relative_buckets_count";
-/// Distance from which on all keys share a bucket, where the file does not say.
+/// Distance from which on all keys share a bucket, if the file does not declare one.
 const MAX_DISTANCE: usize = 128;
 const FARTHEST: &str = "attention.relative_max_distance";
 
 impl RelativeBias {
-    /// The bias by relative position: a table of the layer's own, else that of the first layer.
+    /// Resolves the relative position bias: the layer's own table, else that of the first layer.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,
@@ -92,7 +93,7 @@ impl RelativeBias {
         }
         let both_sides = b.built.sight == Sight::Full;
         let max_distance = b.keys.count(FARTHEST)?.unwrap_or(MAX_DISTANCE);
-        // The nearest distances have a bucket each: what the others share must lie beyond.
+        // The nearest distances have one bucket each: the maximum must be larger than those.
         if max_distance <= n_buckets / if both_sides { 4 } else { 2 } {
             let expected = "more than half of the buckets of a side";
             return Err(b.keys.unknown(FARTHEST, expected, &max_distance.to_string()));
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn rows_begin_at_the_first_key() {
         let scores = RelativeScores { values: (0..10).map(|x| x as f32).collect(), n_positions: 3 };
-        // Of the second head 5 to 9 stand for offsets -2 to 2.
+        // Elements 5 to 9 belong to the second head and offsets -2 to 2.
         assert_eq!(scores.row(1, 2, 1, 2), [6.0, 7.0]);
         assert_eq!(scores.row(1, 0, 0, 3), [7.0, 8.0, 9.0]);
     }

@@ -1,4 +1,4 @@
-//! What the mixers of RWKV share: heads, norms, and mixing with the token before.
+//! Parts that the mixers of RWKV share: the token shift, heads and norms.
 
 use rayon::prelude::*;
 
@@ -12,7 +12,8 @@ use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::engine::exec::workers::ROWS_PER_TASK;
 use crate::engine::resolve::builder::Builder;
 
-/// The token before less each token, `[n_tokens, n_cols]`; before the first token of a chunk there are zeros.
+/// Token shift: the previous token minus each token, `[n_tokens, n_cols]`; before the first token of a chunk there are
+/// zeros.
 pub(crate) fn shifted(cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], n_cols: usize) -> Buffer {
     let mut out = cx.take(batch.n_tokens() * n_cols);
     let mut place = cx.past.map(|past| past.take(n_cols));
@@ -25,7 +26,7 @@ pub(crate) fn shifted(cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], n_cols: u
         if batch.places[token].position == 0 {
             row.iter_mut().zip(at).for_each(|(y, &x)| *y = -x);
         } else {
-            // The first token of a chunk that goes on a sequence follows the last of the step before.
+            // The first token of a chunk that continues a sequence follows the last token of the previous step.
             let chunk = batch.cuts.binary_search(&token).ok();
             let before: &[f32] = match chunk.and_then(|chunk| last.get(chunk)) {
                 Some(row) => row,
@@ -50,7 +51,7 @@ pub(crate) fn shifted(cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], n_cols: u
     out
 }
 
-/// `x + lerp * shifted`.
+/// Computes `x + lerp * shifted`.
 pub(crate) fn lerp(
     cx: &Context<'_>,
     lerp: &Vector,
@@ -74,32 +75,35 @@ pub(crate) fn lerp(
     Ok(out)
 }
 
-/// Under the root of the norm of a head's output, of which no key tells.
+/// Epsilon of the norm of a head's output; no key declares it.
 const HEAD_NORM_EPS: f32 = 64e-5;
 
-/// Heads of a mixer, and their width.
+/// Number of heads of a mixer, and their width.
 pub(crate) struct Heads {
     pub(crate) n: usize,
     pub(crate) dim: usize,
 }
 
+/// Reads the heads from `wkv.head_size`.
 pub(crate) fn wkv_heads(b: &Builder<'_>) -> Result<Heads, EngineError> {
     let dim = b.divisor("wkv.head_size", b.n_embd)?;
     Ok(Heads { n: b.n_embd / dim, dim })
 }
 
-/// The shares of `n` uses, in one tensor.
+/// Claims the shares of `n` uses, stored in one tensor.
 pub(crate) fn lerps(b: &mut Builder<'_>, name: &str, n: usize) -> Result<Vec<Vector>, EngineError> {
     let n_embd = b.n_embd;
     let all = b.need_vector(name, n.saturating_mul(n_embd))?;
     Ok((0..n).map(|at| Vector { tensor: all.tensor, first: at * n_embd, len: n_embd }).collect())
 }
 
+/// Claims the norm of the heads' outputs, if the layer has one.
 pub(crate) fn wkv_norm(b: &mut Builder<'_>, layer: usize) -> Result<Option<Norm>, EngineError> {
     let name = format!("blk.{layer}.time_mix_ln");
     b.tensors.norm(&name, b.n_embd, NormFormula::Layer, HEAD_NORM_EPS)
 }
 
+/// Claims a matrix of `[n_embd, n_embd]`.
 pub(crate) fn square(b: &mut Builder<'_>, name: &str) -> Result<Matrix, EngineError> {
     b.tensors.need_matrix(name, b.n_embd, b.n_embd)
 }

@@ -1,5 +1,5 @@
 //! RWKV 6 (Peng et al. 2024, "Finch"): per head `o_j = Σ_i r_i (u_i k_i v_j + S_ij)`, `S_ij ← w_i S_ij + k_i v_j`, with
-//! `w = exp(-exp(decay))`; and the form in a Qwen 2 body, `S ← w S + (1 - w) k vᵀ`, `o = Sᵀr / sqrt(dim)`.
+//! `w = exp(-exp(decay))`. The form with Qwen 2 layers is `S ← w S + (1 - w) k vᵀ`, `o = Sᵀr / sqrt(dim)`.
 
 use crate::engine::EngineError;
 use crate::engine::exec::activation::GatedActivation;
@@ -20,16 +20,16 @@ use crate::engine::ops::rwkv::{Heads, lerp, lerps, shifted, square, wkv_heads, w
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
 use crate::engine::resolve::builder::Builder;
 
-/// RWKV 6: heads that forget by key, mixed with the token before by what the tokens say.
+/// RWKV 6: a state per head with a decay per key channel, and token shifts whose shares depend on the tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rwkv6 {
-    /// Share of the token before in what chooses the shares.
+    /// Share of the previous token in the input of the low-rank shares.
     pub lerp_x: Vector,
-    /// Shares of the token before in what makes decays, keys, values, receptances and gates.
+    /// Shares of the previous token in the inputs of decays, keys, values, receptances and gates.
     pub lerp: [Vector; 5],
-    /// What is added to the shares: the narrow parts.
+    /// Low-rank additions to the shares: projections to the low rank.
     pub mix_in: [Matrix; 5],
-    /// What is added to the shares: from narrow parts to the stream's width.
+    /// Low-rank additions to the shares: projections from the low rank to the stream's width.
     pub mix_out: [Matrix; 5],
     /// Receptance projection.
     pub r: Matrix,
@@ -39,9 +39,9 @@ pub struct Rwkv6 {
     pub v: Matrix,
     /// Gate projection.
     pub g: Matrix,
-    /// Decays.
+    /// Projection of the decays.
     pub decay: LowRank,
-    /// Added to the decays.
+    /// Bias of the decays.
     pub decay_bias: Vector,
     /// Weight of the current token; without it, states are read after they are written.
     pub first: Option<Vector>,
@@ -49,15 +49,15 @@ pub struct Rwkv6 {
     pub norm: Option<Norm>,
     /// Output projection.
     pub out: Matrix,
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
-    /// Key-value heads; head `h` uses `h / (n_heads / n_kv_heads)`.
+    /// Number of key-value heads; head `h` uses `h / (n_heads / n_kv_heads)`.
     pub n_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
 }
 
-/// What the heads read, `[n_tokens, ..]` each.
+/// Inputs of the heads, `[n_tokens, ..]` each.
 struct Inputs {
     w: Buffer,
     k: Buffer,
@@ -129,7 +129,7 @@ fn rwkv6_inputs(cx: &Context<'_>, m: &Rwkv6, batch: &ChunkBatch, x: &[f32]) -> R
     let shifted = shifted(cx, batch, x, n_embd);
     let chooser = lerp(cx, &m.lerp_x, x, &shifted)?;
     let bias = cx.weights.vector(&m.decay_bias)?;
-    // What one of the five reads: x + sx (lerp + W2 tanh(W1 chooser)).
+    // Input of one of the five projections: x + sx (lerp + W2 tanh(W1 chooser)).
     let seen = |at: usize| -> Result<Buffer, EngineError> {
         let lerp = cx.weights.vector(&m.lerp[at])?;
         let low_rank = LowRank { first: m.mix_in[at].clone(), second: Some(m.mix_out[at].clone()) };
@@ -203,6 +203,7 @@ fn rwkv6_heads(
 }
 
 impl Rwkv6 {
+    /// Resolves the RWKV 6 of a layer.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Rwkv6, EngineError> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;

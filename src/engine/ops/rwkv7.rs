@@ -1,5 +1,5 @@
 //! RWKV 7 (Peng et al. 2025, "Goose"): per head, with values in rows of the state,
-//! `S ← S diag(w) - (S κ)(κ a)ᵀ + v kᵀ`, `o = S r`, where `κ` is the key of length 1 that is removed.
+//! `S ← S diag(w) - (S κ)(κ a)ᵀ + v kᵀ`, `o = S r`, where `κ` is the removed key, of length 1.
 
 use rayon::prelude::*;
 
@@ -19,10 +19,10 @@ use crate::engine::ops::rwkv::{Heads, lerp, lerps, shifted, square, wkv_heads, w
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
 use crate::engine::resolve::builder::Builder;
 
-/// RWKV 7: a delta rule whose keys are removed and written by gates of their own.
+/// RWKV 7: a delta rule with separate gates for removing and writing keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rwkv7 {
-    /// Shares of the token before in what makes receptances, decays, keys, values, learning rates and gates.
+    /// Shares of the previous token in the inputs of receptances, decays, keys, values, learning rates and gates.
     pub lerp: Vec<Vector>,
     /// Receptance projection.
     pub r: Matrix,
@@ -30,17 +30,18 @@ pub struct Rwkv7 {
     pub k: Matrix,
     /// Value projection.
     pub v: Matrix,
-    /// Decays, with what is added to them.
+    /// Projection of the decays, and its bias.
     pub w: (LowRank, Vector),
-    /// Shares of the first layer's values, with what is added to them; none in the first layer, which gives them.
+    /// Projection of the shares of the first layer's values, and its bias; absent in the first layer, which supplies
+    /// them.
     pub v_mix: Option<(LowRank, Vector)>,
-    /// Learning rates, with what is added to them.
+    /// Projection of the learning rates, and its bias.
     pub a: (LowRank, Vector),
     /// Gate of the output.
     pub g: Option<LowRank>,
-    /// Factor of the keys that are removed.
+    /// Factors of the removed keys.
     pub k_k: Vector,
-    /// How much learning rates weigh in keys.
+    /// Factors of the learning rates in the written keys.
     pub k_a: Vector,
     /// Weight of the current token.
     pub r_k: Vector,
@@ -48,25 +49,25 @@ pub struct Rwkv7 {
     pub norm: Option<Norm>,
     /// Output projection.
     pub out: Matrix,
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
 }
 
-/// `exp(DECAY sig(..))` is what stays of a state: at least `exp(-exp(-0.5))`.
+/// Factor of the decay's exponent: a state decays by `exp(DECAY sig(..))`, at least `exp(-exp(-0.5))`.
 const DECAY: f32 = -0.606_531;
-/// Values that one task mixes.
+/// Number of values that one task mixes.
 const PART: usize = 1 << 14;
 
-/// Vectors as long as the heads are together.
+/// Vectors over all heads.
 struct Vectors {
     k_k: Vec<f32>,
     k_a: Vec<f32>,
     r_k: Vec<f32>,
 }
 
-/// What the heads read, `[n_tokens, ..]` each.
+/// Inputs of the heads, `[n_tokens, ..]` each.
 struct Inputs {
     r: Buffer,
     w: Buffer,
@@ -110,7 +111,7 @@ impl MixerOp for Rwkv7 {
     }
 
     fn handed_floats(&self) -> usize {
-        // The first layer gives its values to the mixes of the others.
+        // The first layer passes its values to the mixes of the others.
         if self.v_mix.is_none() { self.v.n_rows } else { 0 }
     }
 
@@ -139,7 +140,7 @@ fn rwkv7_inputs(cx: &Context<'_>, m: &Rwkv7, batch: &ChunkBatch, x: &[f32]) -> R
         cx.products(x, n_tokens, vec![Product::plain(matrix, &mut out)])?;
         Ok(out)
     };
-    // A low-rank part with its bias, through a function.
+    // A low-rank product with its bias, followed by a function.
     let part = |x: &[f32], (low_rank, bias): &(LowRank, Vector), inner: ValueFunction, end: ValueFunction| {
         let bias = cx.weights.vector(bias)?;
         let mut out = low_rank.run(cx, x, n_tokens, inner)?;
@@ -235,6 +236,7 @@ fn rwkv7_heads(
 }
 
 impl Rwkv7 {
+    /// Resolves the RWKV 7 of a layer.
     pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Rwkv7, EngineError> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;
@@ -248,7 +250,7 @@ impl Rwkv7 {
             Ok::<_, EngineError>((low_rank, b.need_vector(&at(&format!("{name}0.weight")), n_embd)?))
         };
         let v_mix = if layer == 0 {
-            // The first layer's values are what the others are mixed with; files have the tensors all the same.
+            // The other layers mix in the first layer's values; its own mix tensors exist in files but are not used.
             for name in ["v0.weight", "v1.weight", "v2.weight"] {
                 let _ = b.tensors.claim(&at(name));
             }

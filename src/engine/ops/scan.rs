@@ -1,4 +1,4 @@
-//! The walk over the tokens of every chunk that mixers with a state share.
+//! Scan over the tokens of every chunk, shared by mixers with a recurrent state.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -11,23 +11,23 @@ use crate::engine::exec::matmul::{MatrixTile, TileGrid};
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::workers::{WorkerBuffers, lend};
 
-/// `[n_rows, n_cols]` as `[n_cols, n_rows]`.
+/// Returns the transpose `[n_cols, n_rows]` of `[n_rows, n_cols]`.
 pub(crate) fn transposed(rows: &[f32], n_cols: usize) -> Vec<f32> {
     (0..n_cols).flat_map(|col| rows.iter().skip(col).step_by(n_cols.max(1)).copied()).collect()
 }
 
-/// What a task of a walk over the tokens works on.
+/// Part of a scan that one task works on.
 pub(crate) struct ScanPart<'a> {
     pub(crate) chunk: usize,
     /// Tokens of the chunk.
     pub(crate) tokens: Range<usize>,
     pub(crate) columns: Range<usize>,
-    /// What is left of the tokens before.
+    /// State after the earlier tokens.
     pub(crate) state: &'a mut [f32],
 }
 
-/// Calls `task` for every chunk and every `step` of the `n_cols` columns of `out` with what it works on, its tile of
-/// `out` and a buffer. Each has a state of `n_state` floats: zeros, or what it was when the sequence stopped.
+/// Calls `task` for every chunk and every `step` of the `n_cols` columns of `out`, with its part, its tile of `out` and
+/// a buffer. Each has a state of `n_state` floats: zeros, or the state at which the sequence stopped.
 pub(crate) fn scan(
     cx: &Context<'_>,
     batch: &ChunkBatch,
@@ -73,7 +73,7 @@ pub(crate) fn scan(
     Ok(())
 }
 
-/// Cuts a thread's buffer in zeroed slices of these lengths.
+/// Splits a thread's buffer into zeroed slices of these lengths.
 pub(crate) fn zeroed<const N: usize>(buffer: &mut Vec<f32>, lengths: [usize; N]) -> [&mut [f32]; N] {
     let mut rest = lend(buffer, lengths.iter().sum());
     rest.fill(0.0);

@@ -1,4 +1,4 @@
-//! Gated short convolutions (LFM2): `out(c · conv(b · x))`.
+//! Gated short convolution (LFM2): `out(c · conv(b · x))`.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -9,16 +9,16 @@ use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::resolve::builder::Builder;
 
-/// A gated short convolution: `out(c conv(b x))`.
+/// Gated short convolution: `out(c conv(b x))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConv {
     /// Gate before the convolution.
     pub b: Matrix,
-    /// Gate behind the convolution.
+    /// Gate after the convolution.
     pub c: Matrix,
-    /// What is convolved.
+    /// Projection to the convolution's input.
     pub x: Matrix,
-    /// The convolution.
+    /// Convolution.
     pub conv: Conv,
     /// Output projection.
     pub out: Matrix,
@@ -78,6 +78,7 @@ impl MixerOp for ShortConv {
 }
 
 impl ShortConv {
+    /// Resolves the gated short convolution of a layer.
     pub(crate) fn resolve(builder: &mut Builder<'_>, layer: usize) -> Result<ShortConv, EngineError> {
         let at = |name: &str| format!("blk.{layer}.shortconv.{name}");
         let n_embd = builder.n_embd;

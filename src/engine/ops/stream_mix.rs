@@ -1,6 +1,6 @@
-//! Mixes of the stream with what it was before earlier layers (Kimi K3, "attention residuals"): of the kept streams and
-//! the current one, `h_j`, all `[n_tokens, n_embd]`, a branch reads per token
-//! `Σ_j p_j h_j` with `p = softmax_j(Σ_i w_i h_ji / rms(h_j))`.
+//! Attention residuals (Kimi K3): mixes of the stream with earlier streams. `h_j` are the kept streams and the current
+//! one, all `[n_tokens, n_embd]`. A branch reads `Σ_j p_j h_j` per token, with
+//! `p = softmax_j(Σ_i w_i h_ji / rms(h_j))`.
 
 use std::borrow::Cow;
 
@@ -17,27 +17,28 @@ use crate::engine::exec::weights::{LoadedNorm, Norm};
 use crate::engine::exec::workers::ROWS_PER_TASK;
 use crate::engine::resolve::builder::Builder;
 
-/// What the branches of a layer read where kept streams are mixed in. Each score is the sum of a stream's normed values.
+/// Stream mixes of a layer's branches. Each score is the sum of a stream's normed values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamMix {
-    /// Scores what the mixer reads.
+    /// Norm for the scores of the mixer's input.
     pub mixer: Norm,
-    /// Scores what the feed-forward reads.
+    /// Norm for the scores of the feed-forward's input.
     pub ffn: Norm,
-    /// The stream before the layer is kept for all later mixes, and begins anew with the mixer's output.
+    /// True if the stream before the layer is kept for all later mixes; the stream then begins anew with the mixer's
+    /// output.
     pub keeps: bool,
 }
 
-/// Which rows of a batch a stream has.
+/// Rows of a batch that a stream has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MixRows {
-    /// One per token.
+    /// One row per token.
     All,
-    /// Those that are wanted.
+    /// The wanted rows.
     Wanted,
 }
 
-/// What a branch reads instead of the stream `x`.
+/// Returns the mix that a branch reads instead of the stream `x`.
 pub(crate) fn mix_streams(
     cx: &Context<'_>,
     score: &Norm,
@@ -70,7 +71,7 @@ pub(crate) fn mix_streams(
     Ok(out)
 }
 
-/// One token's mix of its rows.
+/// Computes one token's mix of its rows.
 fn mix(level: SimdLevel, score: &LoadedNorm, rows: &[&[f32]], out: &mut [f32]) {
     let sum_of_normed = |row: &&[f32]| {
         score.row(level, row, out);
@@ -86,11 +87,11 @@ fn mix(level: SimdLevel, score: &LoadedNorm, rows: &[&[f32]], out: &mut [f32]) {
     }
 }
 
-/// After how many layers a stream is kept; without it or at zero branches read the stream alone.
+/// Number of layers after which a stream is kept; if it is absent or 0, branches read the stream alone.
 const PERIOD: &str = "attn_res.block_size";
 
 impl StreamMix {
-    /// The mixes of a layer's branches.
+    /// Resolves the stream mixes of a layer's branches.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,
@@ -108,7 +109,7 @@ impl StreamMix {
     }
 }
 
-/// The mix behind the last layer.
+/// Resolves the stream mix after the last layer.
 pub(crate) fn final_mix(b: &mut Builder<'_>) -> Result<Option<Norm>, EngineError> {
     match b.keys.count(PERIOD)?.filter(|&n| n > 0) {
         Some(_) => stream_score(b, "output_res_score").map(Some),
@@ -154,7 +155,7 @@ mod tests {
                 rows.iter().zip(&scores).map(|(row, s)| f64::from(row[at]) * s.exp() / total).sum();
             assert!((f64::from(*found) - expected).abs() < 1e-5, "{at}: {found} {expected}");
         }
-        // Alone the stream is what it was.
+        // A stream alone is unchanged.
         mix(level, &score, &[&rows[1]], &mut out);
         assert_eq!(out, rows[1]);
     }

@@ -1,6 +1,7 @@
-//! Adapters that tokens turn on (Granite Switch): `y = W x + B_s A_s x`, where `s` is the token's slot. A head of attention
-//! over the tokens so far finds it: keys of `gain` for tokens that turn an adapter on and `-gain` for others, a query of 1,
-//! values of the slot and of 0.
+//! Switched adapters (LoRA, Granite Switch): `y = W x + B_s A_s x`, where `s` is the token's slot.
+//!
+//! An attention head over the tokens so far computes the slot. Keys are `gain` for tokens that switch an adapter on and
+//! `-gain` for others, the query is 1, and values are the slot or 0.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -11,70 +12,72 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::Matrix;
 use crate::engine::resolve::builder::Builder;
 
-/// `y += up_s down_s x`, by the slot `s` of the token.
+/// Adapters of a product: `y += up_s down_s x`, by the slot `s` of the token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Switched {
-    /// To the rank, one per slot.
+    /// Matrices to the low rank, one per slot.
     pub down: Vec<Matrix>,
-    /// From the rank, one per slot.
+    /// Matrices from the low rank, one per slot.
     pub up: Vec<Matrix>,
 }
 
 impl Switched {
-    /// Floats per token: the gathered rows, what is between, what is added.
+    /// Returns the floats per token: the gathered rows, the low-rank rows, and the added rows.
     pub(crate) fn floats_per_token(&self) -> usize {
         let width = |(down, up): (&Matrix, &Matrix)| down.n_cols + down.n_rows + up.n_rows;
         self.down.iter().zip(&self.up).map(width).max().unwrap_or(0)
     }
 }
 
-/// Additions to the products of an attention.
+/// Adapters of the products of an attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchedAttention {
-    /// To the queries.
+    /// Adapters of the queries.
     pub q: Switched,
-    /// To the keys.
+    /// Adapters of the keys.
     pub k: Switched,
-    /// To the values.
+    /// Adapters of the values.
     pub v: Switched,
-    /// To the output.
+    /// Adapters of the output.
     pub out: Switched,
 }
 
 impl SwitchedAttention {
+    /// Returns the floats per token of the largest of the adapters.
     pub(crate) fn floats_per_token(&self) -> usize {
         let parts = [&self.q, &self.k, &self.v, &self.out];
         parts.into_iter().map(Switched::floats_per_token).max().unwrap_or(0)
     }
 }
 
-/// A token that turns an adapter on.
+/// Token that switches an adapter on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchToken {
-    /// Its id.
+    /// Id of the token.
     pub token: u32,
-    /// The token whose embedding stands in its place.
+    /// Token whose embedding is used in its place.
     pub substitute: u32,
 }
 
-/// What makes of tokens the slots of their adapters.
+/// Switch: computes the slots of adapters from tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Switch {
-    /// The token of slot `i + 1` at `i`; slot 0 is no adapter.
+    /// Token of slot `i + 1` at index `i`; slot 0 is no adapter.
     pub tokens: Vec<SwitchToken>,
-    /// How much more a token of an adapter counts than another, as a logarithm: twice this.
+    /// Half of the logarithm of the factor by which a token of an adapter outweighs other tokens.
     pub gain: f32,
 }
 
 impl Switch {
-    /// The token whose embedding a token has.
+    /// Returns the token whose embedding is used for a token.
     pub(crate) fn substitute(&self, token: u32) -> u32 {
         let found = self.tokens.iter().find(|own| own.token == token);
         found.map_or(token, |own| own.substitute)
     }
 
-    /// The slots of a chunk's tokens: `round(Σ_j p_j s_j)` over the tokens so far, in f32 as the reference: with two
-    /// adapters turned on the mean may lie halfway, and all other tokens together weigh too little to count.
+    /// Returns the slots of a chunk's tokens: `round(Σ_j p_j s_j)` over the tokens so far. The sum is in f32, as in the
+    /// reference: with two adapters switched on, the mean may be halfway between slots, and the weight of all other
+    /// tokens together is too small to count.
     pub(crate) fn slots(&self, tokens: &[u32]) -> Vec<u32> {
         let faint = (-2.0 * self.gain).exp();
         let (mut n_on, mut n_off, mut sum) = (0u32, 0u32, 0u32);
@@ -97,19 +100,19 @@ impl Switch {
     }
 }
 
-/// Queries of the wanted rows, keys and values of all.
+/// Queries of the wanted rows; keys and values of all rows.
 pub(crate) struct SwitchedHeads<'a> {
     pub(crate) q: &'a mut [f32],
     pub(crate) k: &'a mut [f32],
     pub(crate) v: &'a mut [f32],
 }
 
-/// Slots of a batch's tokens.
+/// Returns the slots of a batch's tokens.
 pub(crate) fn batch_slots<'c>(cx: &'c Context<'_>, batch: &ChunkBatch) -> &'c [u32] {
     &cx.carried.slots[batch.start..batch.start + batch.n_tokens()]
 }
 
-/// Adds the tokens' additions to the projections of the rows `x`; `queries` are the wanted ones of them.
+/// Adds the tokens' adapters to the projections of the rows `x`; `queries` are the wanted rows of `x`.
 pub(crate) fn switch_heads(
     cx: &Context<'_>,
     switched: &SwitchedAttention,
@@ -123,7 +126,7 @@ pub(crate) fn switch_heads(
     add_switched(cx, &switched.q, &batch.select(slots, 1), queries, q)
 }
 
-/// Adds the tokens' additions to the output projection of the wanted rows.
+/// Adds the tokens' adapters to the output projection of the wanted rows.
 pub(crate) fn switch_output(
     cx: &Context<'_>,
     switched: &SwitchedAttention,
@@ -134,7 +137,7 @@ pub(crate) fn switch_output(
     add_switched(cx, &switched.out, &batch.select(batch_slots(cx, batch), 1), context, out)
 }
 
-/// `out += B_s A_s x`, row by row by its slot.
+/// Computes `out += B_s A_s x`, with each row's slot `s`.
 pub(crate) fn add_switched(
     cx: &Context<'_>,
     switched: &Switched,
@@ -171,7 +174,7 @@ const ACTIVATE: &str = "adapters.token_ids_activate";
 const SUBSTITUTE: &str = "adapters.token_ids_substitute";
 
 impl Switch {
-    /// The tokens that turn adapters on, for models that have such.
+    /// Resolves the tokens that switch adapters on, if the model has them.
     pub(crate) fn resolve(b: &Builder<'_>, n_vocab: usize) -> Result<Option<Switch>, EngineError> {
         let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
         let ids = |name| {
@@ -192,13 +195,13 @@ impl Switch {
     }
 }
 
-/// Slots of adapters and their rank; slot 0 is no adapter.
+/// Returns the number of adapter slots and the adapters' rank; slot 0 is no adapter.
 pub(crate) fn slots(b: &Builder<'_>) -> Result<Option<(usize, usize)>, EngineError> {
     let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
     Ok(Some((n.saturating_add(1), b.keys.need_count("adapters.lora_rank")?)))
 }
 
-/// The additions to the product with `base`.
+/// Resolves the adapters of the product with `base`.
 pub(crate) fn additions(
     b: &mut Builder<'_>,
     name: &str,
@@ -212,7 +215,7 @@ pub(crate) fn additions(
 }
 
 impl SwitchedAttention {
-    /// The additions to an attention.
+    /// Resolves the adapters of an attention, if the model has them.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,
@@ -239,13 +242,13 @@ mod tests {
     const GRAPH: &str = "residual = 'single'";
     /// Width of the stream.
     const D: usize = 10;
-    /// Width of the feed-forward.
+    /// Width of the feed-forward network.
     const F: usize = 7;
-    /// Rank of additions.
+    /// Rank of the adapters.
     const R: usize = 3;
     const TOKENS: [u32; 9] = [1, 5, 12, 3, 7, 14, 2, 12, 9];
 
-    /// A feed-forward with two adapters, which tokens 12 and 14 turn on.
+    /// Returns a feed-forward network with two adapters, which tokens 12 and 14 switch on.
     fn model() -> NoiseModel {
         let sizes =
             [("block_count", 1), ("embedding_length", D), ("adapters.count", 2), ("adapters.lora_rank", R)];
@@ -270,7 +273,7 @@ mod tests {
         model
     }
 
-    /// The formula, token by token.
+    /// Returns the result of the formula, token by token.
     fn by_formula(model: &NoiseModel, slots: &[usize]) -> Vec<f64> {
         let get = |name: &str| model.get(&format!("blk.0.{name}"));
         let mut out = Vec::new();
@@ -299,7 +302,7 @@ mod tests {
     #[test]
     fn tokens_take_the_additions_of_their_slots() {
         let model = model();
-        // Between the two adapters the mean of their slots is rounded away from zero.
+        // If the mean of the two slots is halfway, it is rounded away from zero.
         let expected = by_formula(&model, &[0, 0, 1, 1, 1, 2, 2, 1, 1]);
         assert_near(&model.slot(GRAPH, "ffn", &TOKENS), &expected, 1e-3);
     }
@@ -309,7 +312,7 @@ mod tests {
         let token = |token| SwitchToken { token, substitute: 0 };
         let switch = Switch { tokens: vec![token(12), token(14)], gain: 15.0 };
         assert_eq!(switch.slots(&TOKENS), [0, 0, 1, 1, 1, 2, 2, 1, 1]);
-        // With a small gain other tokens take their part.
+        // With a small gain, the other tokens count too.
         let switch = Switch { gain: 0.1, ..switch };
         assert_eq!(switch.slots(&[14, 1, 1, 1, 1]), [2, 1, 1, 1, 0]);
         assert_eq!((switch.substitute(14), switch.substitute(3)), (0, 3));

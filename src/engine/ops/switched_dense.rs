@@ -1,4 +1,5 @@
-//! A dense feed-forward network whose products have additions that tokens turn on.
+//! Dense feed-forward network with adapters (LoRA) that tokens switch on: `down(act(gate x) * up x)`, each product with
+//! the addition `B_s A_s x`.
 
 use crate::engine::EngineError;
 use crate::engine::exec::activation::Activation;
@@ -10,28 +11,28 @@ use crate::engine::ops::dense::Dense;
 use crate::engine::ops::switched::{Switched, add_switched, additions, batch_slots, slots};
 use crate::engine::resolve::builder::Builder;
 
-/// Additions to the products of a feed-forward.
+/// Dense feed-forward network with the adapters of its products.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchedDense {
-    /// The feed-forward.
+    /// Feed-forward network.
     pub dense: Dense,
-    /// To the gate, if there is one.
+    /// Adapters of the gate, if there is one.
     pub gate: Option<Switched>,
-    /// To the up projection.
+    /// Adapters of the up projection.
     pub up: Switched,
-    /// To the down projection.
+    /// Adapters of the down projection.
     pub down: Switched,
 }
 
 impl SwitchedDense {
-    /// Returns the floats per token that intermediates take: the gate is kept whole next to the additions.
+    /// Returns the floats of intermediates per token: the gate is kept whole, in addition to the adapters' rows.
     pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
         let parts = self.gate.iter().chain([&self.up, &self.down]);
         let additions = parts.map(Switched::floats_per_token).max().unwrap_or(0);
         self.dense.floats_per_token(n_embd) + self.dense.up.n_rows + additions
     }
 
-    /// Runs the feed-forward of the wanted rows `x` into `out`.
+    /// Runs the feed-forward network on the wanted rows `x` into `out`.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
@@ -64,7 +65,7 @@ impl SwitchedDense {
         Ok(())
     }
 
-    /// The additions to a feed-forward.
+    /// Resolves the adapters of a feed-forward network, if the model has them.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,

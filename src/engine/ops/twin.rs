@@ -1,4 +1,4 @@
-//! Two mixers of the same input, whose outputs are added (Falcon H1).
+//! Twin mixers (Falcon H1): two mixers of the same input, whose outputs are added.
 
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
@@ -9,9 +9,9 @@ use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 /// Two mixers that read the same input and whose outputs are added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Twin {
-    /// The first.
+    /// First mixer.
     pub first: Mixer,
-    /// The second.
+    /// Second mixer.
     pub second: Mixer,
     /// Width of their outputs.
     pub n_embd: usize,
@@ -60,7 +60,7 @@ impl MixerOp for Twin {
     }
 
     fn floats_per_token(&self) -> usize {
-        // The second branch has a buffer of its own.
+        // The second branch has its own buffer.
         self.n_embd + self.both().map(MixerOp::floats_per_token).max().unwrap_or(0)
     }
 

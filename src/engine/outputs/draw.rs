@@ -1,4 +1,4 @@
-//! Tokens drawn from the distribution that a model predicts.
+//! Sampling of next tokens from the distribution that a model predicts.
 
 use rayon::prelude::*;
 
@@ -9,18 +9,19 @@ use crate::engine::exec::hidden::Hidden;
 use crate::engine::exec::{math, scalar};
 use crate::engine::layers::forward::Engine;
 
-/// Logits whose probabilities are summed before one of them is looked for.
+/// Number of logits whose probabilities are summed before one of them is searched for.
 const PART: usize = 1024;
 
 impl Engine<'_> {
     /// Draws a token for each row from the whole distribution `softmax(logits / temperature)`: the first token at which
-    /// the distribution function exceeds the row's number in `draws`, which are from 0 to less than 1.
+    /// the cumulative probability exceeds the row's number in `draws`, from 0 to less than 1.
     ///
     /// # Exactness
-    /// The same tokens for every number of threads, on machines with the same vector instructions.
+    /// The tokens are the same for every number of threads, on machines with the same vector instructions.
     ///
     /// # Errors
-    /// Unreadable weights, cancellation; [`EngineError::NoDistribution`] for logits that are not finite.
+    /// If weights cannot be read or the run is cancelled; [`EngineError::NoDistribution`] for logits that are not
+    /// finite.
     pub fn draw(
         &self,
         hidden: &Hidden,
@@ -38,7 +39,7 @@ impl Engine<'_> {
     }
 }
 
-/// The token that a number from 0 to 1 stands for; none if there is no distribution.
+/// Returns the token at cumulative probability `draw`; `None` if there is no distribution.
 fn drawn(level: SimdLevel, logits: &mut [f32], temperature: f32, draw: f64) -> Option<u32> {
     if temperature != 1.0 {
         math::scale_and_cap(level, logits, 1.0 / temperature, None);
@@ -50,7 +51,7 @@ fn drawn(level: SimdLevel, logits: &mut [f32], temperature: f32, draw: f64) -> O
         return None;
     }
     let mut rest = draw * total;
-    // Rounding may leave a hair more than there is: then it is the last token that has any probability.
+    // Rounding may leave a little more than the total: then it is the last token with any probability.
     let last = sums.iter().rposition(|&sum| sum > 0.0)?;
     let part = sums[..last].iter().position(|sum| {
         let is_here = rest < *sum;
@@ -81,7 +82,7 @@ mod tests {
 
     #[test]
     fn tokens_come_as_often_as_they_are_likely() {
-        // 1500 tokens, of which four have a probability, over two parts.
+        // 1500 tokens, of which four have any probability, in two parts.
         let mut logits = vec![f32::MIN; 1500];
         let p = [(3, 0.5f32), (700, 0.25), (1023, 0.125), (1024, 0.125)];
         for &(at, p) in &p {

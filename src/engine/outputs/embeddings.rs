@@ -1,4 +1,4 @@
-//! Vectors and scores of texts, and the states that masked tokens are predicted from.
+//! Embeddings and scores of texts, and the states that masked tokens are predicted from.
 
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
@@ -9,12 +9,12 @@ use crate::engine::layers::forward::Engine;
 use crate::engine::ops::pooling::{pooled, product};
 
 impl Engine<'_> {
-    /// A vector for each text, of whose states `hidden` has all, one text after the other, each of so many tokens as
-    /// `lengths` says. Of models that score texts the vectors are scores. Where the file does not say how states are
-    /// pooled, they are averaged.
+    /// Returns a vector for each text. `hidden` holds the states of all tokens, one text after another, of `lengths[i]`
+    /// tokens each. For models that score texts, the vectors are the scores. States are averaged if the file does not
+    /// declare how they are pooled.
     ///
     /// # Errors
-    /// Unreadable weights, cancellation.
+    /// If weights cannot be read or the run is cancelled.
     pub fn embeddings(
         &self,
         hidden: &Hidden,
@@ -43,11 +43,11 @@ impl Engine<'_> {
         Ok(rows.chunks(width.max(1)).map(<[f32]>::to_vec).collect())
     }
 
-    /// Runs chunks of models that predict masked tokens: the states of the wanted rows, as [`Engine::scores`] and
-    /// [`Engine::divergences`] read them.
+    /// Runs chunks of models that predict masked tokens, and returns the states of the wanted rows for
+    /// [`Engine::scores`] and [`Engine::divergences`].
     ///
     /// # Errors
-    /// As [`Engine::forward`].
+    /// See [`Engine::forward`].
     pub fn masked_states(
         &self,
         chunks: &[TokenChunk],

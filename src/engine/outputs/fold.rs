@@ -1,40 +1,41 @@
-//! Logits of a row folded as they come: the log-softmax, the best token, the divergence of a pair.
+//! Online reduction of a row's logits: the log-softmax, the best token, and the divergence of a pair.
 
 use crate::core::simd::SimdLevel;
 use crate::engine::exec::math;
 
-/// What one row says about the token that follows.
+/// Score of one row for the token that follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenScore {
     /// Negative log likelihood of the target, natural logarithm.
     pub nll: f64,
-    /// The most likely token, lowest index on ties.
+    /// Most likely token, the one of lowest index on ties.
     pub top: u32,
 }
 
-/// How two rows differ: the first is the reference.
+/// Divergence of a model's row from the reference's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenDivergence {
-    /// The reference's score.
+    /// Score of the reference.
     pub reference: TokenScore,
-    /// The model's score.
+    /// Score of the model.
     pub model: TokenScore,
     /// Kullback-Leibler divergence of the model from the reference.
     pub kld: f64,
 }
 
-/// A log-softmax in progress.
+/// Log-softmax in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogitFold {
     max: f32,
     sum: f64,
-    /// `Σ e^(a - max_a) (a - b)`, in the reference's fold.
+    /// Sum `Σ e^(a - max_a) (a - b)`, in the reference's fold.
     weighted: f64,
     target: f32,
     top: (f32, u32),
 }
 
 impl LogitFold {
+    /// Fold of no logits.
     pub(crate) const START: Self = Self {
         max: f32::NEG_INFINITY,
         sum: 0.0,
@@ -43,7 +44,7 @@ impl LogitFold {
         top: (f32::NEG_INFINITY, 0),
     };
 
-    /// Takes in the logits of vocabulary rows `first ..`.
+    /// Adds the logits of vocabulary rows `first ..`.
     pub(crate) fn add(&mut self, level: SimdLevel, logits: &[f32], first: usize, target: u32) {
         let peak = math::max(level, logits);
         if peak > self.top.0 {
@@ -57,7 +58,7 @@ impl LogitFold {
         }
     }
 
-    /// Folds of the same vocabulary rows' logits of the reference and of the model.
+    /// Returns the folds of the reference's and the model's logits for the same vocabulary rows.
     pub(crate) fn pair(
         level: SimdLevel,
         (a, b): (&[f32], &[f32]),
@@ -71,7 +72,7 @@ impl LogitFold {
         (fold_a, fold_b)
     }
 
-    /// Makes the sums relative to a larger maximum.
+    /// Rescales the sums to a larger maximum.
     fn lift(&mut self, peak: f32) {
         if peak > self.max {
             let shrink = f64::from(self.max - peak).exp();
@@ -81,7 +82,7 @@ impl LogitFold {
         }
     }
 
-    /// Takes in the fold of later vocabulary rows.
+    /// Adds the fold of later vocabulary rows.
     pub(crate) fn merge(&mut self, later: &Self) {
         if later.top.0 > self.top.0 {
             self.top = later.top;

@@ -1,5 +1,5 @@
-//! The head: logits block by block over the vocabulary, folded as they come, so that nothing of the size of
-//! tokens times vocabulary exists.
+//! Head: logits are computed block by block over the vocabulary and reduced at once, so that nothing of the size of
+//! tokens times vocabulary is stored.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -26,12 +26,13 @@ use crate::engine::layers::forward::Engine;
 use crate::engine::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
 use crate::engine::outputs::pair;
 
-/// Logits held at a time.
+/// Number of logits in memory at a time.
 pub(crate) const BLOCK_LOGITS: usize = 8 << 20;
-/// Vocabulary rows of a block: a multiple of a panel, so that blocks cut at panels.
+/// Number of vocabulary rows of a block: a multiple of a panel's, so that blocks end where panels end.
 const BLOCK_ROWS: usize = 768;
 
 impl Engine<'_> {
+    /// Returns the context of a run of the head alone.
     pub(crate) fn head_run<'r>(
         &'r self,
         progress: &'r dyn Progress,
@@ -53,7 +54,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Blocks of vocabulary rows for `n_rows` hidden states.
+    /// Iterates over blocks of vocabulary rows for `n_rows` hidden states.
     pub(crate) fn blocks(&self, n_rows: usize) -> impl Iterator<Item = Range<usize>> {
         let fitting = (BLOCK_LOGITS / n_rows.max(1)) / BLOCK_ROWS * BLOCK_ROWS;
         let step = fitting.max(BLOCK_ROWS);
@@ -61,6 +62,7 @@ impl Engine<'_> {
         (0..n_vocab).step_by(step).map(move |first| first..(first + step).min(n_vocab))
     }
 
+    /// Computes the scaled and capped logits of a block of vocabulary rows, `[n_rows, vocabulary.len()]`.
     pub(crate) fn logits_block(
         &self,
         run: &Context<'_>,
@@ -78,20 +80,20 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// All logits of the rows, `[n_rows, n_vocab]`: for few rows only.
+    /// Returns all logits of the rows, `[n_rows, n_vocab]`; for few rows only.
     ///
     /// # Errors
-    /// Unreadable weights, cancellation.
+    /// If weights cannot be read or the run is cancelled.
     pub fn logits(&self, hidden: &Hidden, progress: &dyn Progress) -> Result<Vec<f32>, EngineError> {
         let mut logits = vec![0.0; hidden.n_rows * self.plan.n_vocab];
         self.logits_block(&self.head_run(progress, None), hidden, &(0..self.plan.n_vocab), &mut logits)?;
         Ok(logits)
     }
 
-    /// Scores of `targets`, one per row.
+    /// Returns the scores of `targets`, one per row.
     ///
     /// # Errors
-    /// Unreadable weights, cancellation.
+    /// If weights cannot be read or the run is cancelled.
     pub fn scores(
         &self,
         hidden: &Hidden,
@@ -110,7 +112,8 @@ impl Engine<'_> {
         let slices = cuts(hidden.n_rows, SLICE_TOKENS);
         let mut folds = vec![LogitFold::START; hidden.n_rows];
         run.each_block(&panels, |block, _, decoded| {
-            // Logits are folded where they are computed, panel by panel, and the folds then in the panels' order.
+            // Logits are folded where they are computed, panel by panel; the folds are then merged in the panels'
+            // order.
             let parts: Vec<Mutex<Vec<LogitFold>>> =
                 (0..block.len() * (slices.len() - 1)).map(|_| Mutex::default()).collect();
             self.workers.each(parts.len(), |scratch, task| {
@@ -143,7 +146,7 @@ impl Engine<'_> {
         Ok(folds.iter().map(LogitFold::score).collect())
     }
 
-    /// Folds a tile of logits whose rows are vocabulary rows `first .. first + n`.
+    /// Folds a tile of logits for vocabulary rows `first .. first + n`.
     fn fold(&self, logits: &mut [f32], n: usize, first: usize, targets: &[u32]) -> Vec<LogitFold> {
         let level = self.options.level;
         self.plan.finish_logits(level, logits, n, first);
@@ -155,10 +158,11 @@ impl Engine<'_> {
         logits.chunks_mut(n).zip(targets).map(fold).collect()
     }
 
-    /// Scores and divergences of two models' rows; `self` is the reference. The rows must belong to the same tokens.
+    /// Returns the scores and divergences of two models' rows; `self` is the reference. The rows must belong to the
+    /// same tokens.
     ///
     /// # Errors
-    /// [`EngineError::Vocabulary`] if the heads differ in size; unreadable weights, cancellation.
+    /// [`EngineError::Vocabulary`] if the heads differ in size; also if weights cannot be read or the run is cancelled.
     pub fn divergences(
         &self,
         hidden: &Hidden,
@@ -179,7 +183,7 @@ impl Engine<'_> {
         Ok(folds.iter().map(|(reference, model)| reference.divergence(model)).collect())
     }
 
-    /// Folds of both models' rows, block by block of the vocabulary: heads of different width are cut differently.
+    /// Folds both models' rows, block by block of the vocabulary, for heads of different width, whose panels differ.
     fn fold_blocks(
         &self,
         hidden: &Hidden,

@@ -1,4 +1,4 @@
-//! Two heads side by side: both models' logits of a tile are compared while they are in the cache.
+//! Heads of two models together: both models' logits of a tile are compared while they are in the cache.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ use crate::engine::exec::workers::{WorkerBuffers, lend};
 use crate::engine::layers::forward::Engine;
 use crate::engine::outputs::fold::LogitFold;
 
-/// One of the two models.
+/// One of the two models, with its head's context.
 struct Side<'a> {
     engine: &'a Engine<'a>,
     run: Context<'a>,
@@ -39,7 +39,7 @@ impl<'a> Side<'a> {
         Panel::of(&self.engine.plan.head, None).collect()
     }
 
-    /// Logits of some rows for the vocabulary rows of a panel.
+    /// Computes the logits of some rows for the vocabulary rows of a panel.
     fn logits<'o>(
         &self,
         rows: &Range<usize>,
@@ -58,7 +58,8 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Folds of both models' rows; the heads have the same shape. The order of the sums depends on the shape only.
+/// Returns the folds of both models' rows, for heads of the same shape. The order of the sums depends on the shape
+/// only.
 pub(crate) fn folds(
     (reference, hidden): (&Engine<'_>, &Hidden),
     (model, model_hidden): (&Engine<'_>, &Hidden),
@@ -75,7 +76,7 @@ pub(crate) fn folds(
     let slices = cuts(hidden.n_rows, SLICE_TOKENS);
     let level = reference.options.level;
     a.run.each_block(&a_panels, |block, first, a_weights| {
-        // The same panels of the other model; they are of the same size, so they are one block too.
+        // The same panels of the other model have the same size, so they are also one block.
         b.run.each_block(&b_panels[first..first + block.len()], |block, skipped, b_weights| {
             let a_weights = &a_weights[skipped..];
             let parts: Vec<Mutex<Vec<(LogitFold, LogitFold)>>> =

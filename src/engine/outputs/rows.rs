@@ -1,4 +1,4 @@
-//! Whole rows of logits, some at a time, and divergences from a baseline whose log-probabilities are known.
+//! Whole rows of logits, some at a time, and divergences from a baseline's stored log-probabilities.
 
 use std::ops::Range;
 
@@ -11,23 +11,23 @@ use crate::engine::layers::forward::Engine;
 use crate::engine::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
 use crate::engine::outputs::head::BLOCK_LOGITS;
 
-/// Rows of logits held at a time at least: decoding a weight costs as much as multiplying it with some fifty rows.
+/// Smallest number of rows of logits per step: decoding a weight costs as much as multiplying it with about fifty rows.
 const MIN_ROWS: usize = 64;
-/// Log-probabilities at and below this count for nothing in a divergence (llama-perplexity's limit).
+/// Log-probability up to which a token is left out of a divergence (llama-perplexity's limit).
 const LEAST_LOG_PROB: f32 = -16.0;
 
-/// What a baseline said, without the baseline.
+/// Stored log-probabilities of a baseline, which is not run.
 pub trait LogProbs: Sync {
-    /// The log-probabilities (natural logarithm) of tokens `first .. first + out.len()` at a row.
+    /// Reads the log-probabilities (natural logarithm) of tokens `first .. first + out.len()` at a row.
     fn read(&self, row: usize, first: usize, out: &mut [f32]);
 }
 
-/// One row of a baseline, folded block by block.
+/// Fold of one row of a baseline, block by block.
 #[derive(Clone, Copy, Debug)]
 struct KnownFold {
-    /// `Σ p`.
+    /// Sum of probabilities, `Σ p`.
     mass: f64,
-    /// `Σ p (ln p - z)`, with the model's logits z.
+    /// Sum `Σ p (ln p - z)`, with the model's logits z.
     weighted: f64,
     target: f32,
     top: (f32, u32),
@@ -58,7 +58,7 @@ impl KnownFold {
 }
 
 impl Hidden {
-    /// Some of the rows, one range after the other.
+    /// Returns some of the rows, one range after another.
     #[must_use]
     pub fn select(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
         let n_embd = self.states.len() / self.n_rows.max(1);
@@ -74,11 +74,11 @@ impl Hidden {
 }
 
 impl Engine<'_> {
-    /// Calls `each` with the logits of the rows, in order, and with the index of the first row that it gets: a few
-    /// megabytes at a time, `[some rows, n_vocab]`.
+    /// Calls `each` with the logits of the rows, in order, and with the index of the first of them: a few megabytes at
+    /// a time, `[some rows, n_vocab]`.
     ///
     /// # Errors
-    /// Unreadable weights, cancellation, and what `each` returns.
+    /// If weights cannot be read or the run is cancelled, and the errors of `each`.
     pub fn each_logits<E: From<EngineError>>(
         &self,
         hidden: &Hidden,
@@ -101,14 +101,14 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Scores and divergences of the model's rows from log-probabilities that are known.
+    /// Returns the scores and divergences of the model's rows from a baseline's stored log-probabilities.
     ///
     /// # Exactness
-    /// As llama-perplexity's `--kl-divergence`: the baseline's probabilities are taken as they are, those of at most
-    /// e^-16 left out, and not normalized; a divergence may be a little below zero.
+    /// Equal to llama-perplexity's `--kl-divergence`: the baseline's probabilities are used unchanged and not
+    /// normalized, and those of at most e^-16 are left out. A divergence may be slightly below zero.
     ///
     /// # Errors
-    /// Unreadable weights, cancellation.
+    /// If weights cannot be read or the run is cancelled.
     pub fn divergences_from(
         &self,
         hidden: &Hidden,

@@ -1,4 +1,4 @@
-//! Resolves the activation of a feed-forward network and its numbers.
+//! Resolution of a feed-forward network's activation and its parameters.
 
 use crate::arch::graph::FfnLimit;
 use crate::engine::EngineError;
@@ -6,7 +6,7 @@ use crate::engine::exec::activation::{GatedActivation, PlainActivation, Xielu};
 use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::ActivationKind;
 
-/// Which feed-forward of a layer an activation belongs to.
+/// Feed-forward network of a layer that an activation belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FfnPart {
     /// Dense, or shared experts.
@@ -15,17 +15,17 @@ pub(crate) enum FfnPart {
     Experts,
 }
 
-/// An activation with its numbers.
+/// Activation with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum LayerActivation {
-    /// Of the up projection alone.
+    /// Activation of the up projection alone.
     Plain(PlainActivation),
-    /// Of a gate, times the up projection.
+    /// Activation of a gate, times the up projection.
     Gated(GatedActivation),
 }
 
 impl Builder<'_> {
-    /// The activation of a layer's feed-forward, with the layer's numbers.
+    /// Returns the activation of a layer's feed-forward network, with the layer's parameters.
     pub(crate) fn activation(&self, layer: usize, part: FfnPart) -> Result<LayerActivation, EngineError> {
         let kind = match part {
             FfnPart::Dense => self.built.ffn,
@@ -47,8 +47,9 @@ impl Builder<'_> {
         })
     }
 
+    /// Returns SwiGLU of a layer, with the layer's limit if the card has one.
     pub(crate) fn swiglu(&self, layer: usize, part: FfnPart) -> Result<GatedActivation, EngineError> {
-        /// Smaller limits mean none.
+        /// Limits up to this value mean no limit.
         const NONE: f64 = 1e-6;
         let key = match part {
             FfnPart::Dense => "swiglu_clamp_shexp",
@@ -67,7 +68,8 @@ impl Builder<'_> {
         })
     }
 
-    /// The file holds the parameters as they are trained: the factors are made of their softplus.
+    /// Returns the parameters of a layer's xIELU. The file stores them as they are trained: the factors are made of
+    /// their softplus.
     pub(crate) fn xielu(&self, layer: usize) -> Result<Xielu, EngineError> {
         let number = |key| {
             let found = self.keys.global_layer_number(key, layer)?;

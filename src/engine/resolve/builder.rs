@@ -1,4 +1,4 @@
-//! State shared by everything that resolves a graph: features, keys, tensors, and what has been found so far.
+//! State shared by everything that resolves a graph: features, keys, tensors, and the results so far.
 
 use crate::arch::graph::{Cap, CapName, GraphFeatures, NormKind, ResidualRule};
 use crate::engine::EngineError;
@@ -12,25 +12,26 @@ const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
 
 const LAYER_EPS: &str = "attention.layer_norm_epsilon";
 
-/// What the parts of the builder share.
+/// State that operations share while they are resolved.
 pub(crate) struct Builder<'a> {
     pub(crate) features: &'a GraphFeatures,
-    /// The features that are narrower here than in the card.
+    /// Features of the card, narrowed to the values that the engine implements.
     pub(crate) built: BuiltFeatures,
     pub(crate) keys: ArchKeys<'a>,
     pub(crate) tensors: TensorClaims<'a>,
     pub(crate) n_embd: usize,
-    /// Layers that are run.
+    /// Number of layers that are run.
     pub(crate) n_layers: usize,
     pub(crate) eps: f32,
     pub(crate) residual_scale: f32,
     pub(crate) ropes: Vec<Rope>,
-    /// Longest chunk that every layer so far is built for.
+    /// Length of the longest chunk that every layer so far supports.
     pub(crate) chunk_limit: Option<usize>,
     pub(crate) warnings: Vec<String>,
 }
 
 impl Builder<'_> {
+    /// Returns the formula of the residual stream's norms.
     pub(crate) fn formula(&self) -> NormFormula {
         match self.features.norm {
             NormKind::RmsByKey if self.keys.nonzero(RMS_EPS).ok().flatten().is_some() => NormFormula::Rms,
@@ -39,6 +40,8 @@ impl Builder<'_> {
         }
     }
 
+    /// Reads the epsilon of the norms from the card's keys, else from the key of the formula, else from that of the
+    /// other.
     pub(crate) fn norm_eps(&mut self) -> Result<f32, EngineError> {
         let implied = match self.formula() {
             NormFormula::Rms => [RMS_EPS, LAYER_EPS],
@@ -49,7 +52,7 @@ impl Builder<'_> {
         for (at, key) in keys.iter().enumerate() {
             if let Some(eps) = self.keys.number(key)? {
                 if at > 0 && named.is_empty() {
-                    // Some converters write the other norm's key; the number is meant all the same.
+                    // Some converters write the other norm's key; the number means the same.
                     self.warnings.push(format!(
                         "`{}` is used in place of `{}`",
                         self.keys.key(key),
@@ -62,7 +65,7 @@ impl Builder<'_> {
         Err(EngineError::MissingKey { key: self.keys.key(keys[0]) })
     }
 
-    /// A norm of the residual stream that must be there (or has no tensors by its kind).
+    /// Claims a norm of the residual stream that is required (or has no tensors by its kind).
     pub(crate) fn need_norm(&mut self, name: &str) -> Result<Norm, EngineError> {
         if matches!(self.features.norm, NormKind::RmsFree | NormKind::LayerFree) {
             return Ok(Norm { formula: self.formula(), weight: None, bias: None, eps: self.eps });
@@ -70,12 +73,12 @@ impl Builder<'_> {
         self.norm(name)?.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
     }
 
-    /// A norm of the residual stream, if its tensor is there.
+    /// Claims a norm of the residual stream, if its tensor exists.
     pub(crate) fn norm(&mut self, name: &str) -> Result<Option<Norm>, EngineError> {
         self.tensors.norm(name, self.n_embd, self.formula(), self.eps)
     }
 
-    /// A matrix with as many rows of the stream's width as its tensor has.
+    /// Claims a matrix of the stream's width with as many rows as its tensor has.
     pub(crate) fn rows_of(&mut self, name: &str) -> Result<Matrix, EngineError> {
         let tensor = format!("{name}.weight");
         let n_rows = self.tensors.shape(&tensor).and_then(|shape| usize::try_from(shape.n_rows()).ok());
@@ -85,7 +88,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The first row of a matrix of the stream's width, if there is one.
+    /// Claims the first row of a matrix of the stream's width, if the matrix exists.
     pub(crate) fn first_row(&mut self, name: &str) -> Result<Option<Vector>, EngineError> {
         if !self.tensors.has(&format!("{name}.weight")) {
             return Ok(None);
@@ -94,7 +97,7 @@ impl Builder<'_> {
         Ok(Some(Vector { tensor: matrix.tensor, first: 0, len: self.n_embd }))
     }
 
-    /// A soft cap: the file's key where the card allows one, else the card's number.
+    /// Returns a soft cap: the file's key if the card allows one, else the card's number.
     pub(crate) fn cap(&self, cap: Cap, key: &str) -> Result<Option<f32>, EngineError> {
         let found = self.keys.nonzero(key)?.map(|v| v as f32);
         Ok(match cap {
@@ -104,18 +107,18 @@ impl Builder<'_> {
         })
     }
 
-    /// A norm without weight or bias, root mean square.
+    /// Returns an RMS norm without weight or bias.
     pub(crate) fn free_norm(&self) -> Norm {
         Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: self.eps }
     }
 
-    /// A vector that must be there.
+    /// Claims a vector that is required.
     pub(crate) fn need_vector(&mut self, name: &str, len: usize) -> Result<Vector, EngineError> {
         let found = self.tensors.vector(name, len)?;
         found.ok_or_else(|| EngineError::MissingTensor { tensor: name.to_owned() })
     }
 
-    /// Some rows of a matrix for each of several uses.
+    /// Claims a matrix and cuts its rows into consecutive matrices of `n_rows` each.
     pub(crate) fn cut<const N: usize>(
         &mut self,
         name: &str,
@@ -132,12 +135,12 @@ impl Builder<'_> {
         }))
     }
 
-    /// A norm of rows of `len`, of the kind of the residual stream's.
+    /// Claims a norm of rows of `len`, with the formula of the residual stream's norms.
     pub(crate) fn norm_of(&mut self, name: &str, len: usize) -> Result<Option<Norm>, EngineError> {
         self.tensors.norm(name, len, self.formula(), self.eps)
     }
 
-    /// The count of a key, which must divide `whole`.
+    /// Reads a count that must divide `whole`.
     pub(crate) fn divisor(&self, name: &str, whole: usize) -> Result<usize, EngineError> {
         let n = self.keys.need_count(name)?;
         if whole.is_multiple_of(n) {
@@ -150,12 +153,12 @@ impl Builder<'_> {
         ))
     }
 
-    /// True if every layer has one branch only.
+    /// Returns true if every layer has only one branch.
     pub(crate) fn is_single(&self) -> bool {
         self.features.residual == ResidualRule::Single
     }
 
-    /// Width of the input of the matrices `name.weight`.
+    /// Returns the input width of the matrices `name.weight`.
     pub(crate) fn n_cols(&self, name: &str) -> Result<usize, EngineError> {
         let tensor = format!("{name}.weight");
         match self.tensors.shape(&tensor) {
@@ -164,7 +167,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Heads of a layer that has no key-value heads.
+    /// Returns the number of heads of a layer that has no key-value heads.
     pub(crate) fn state_heads(&self, layer: usize) -> Result<usize, EngineError> {
         let key = "attention.head_count";
         let found = self.keys.layer_count(key, layer)?.filter(|&n| n > 0);

@@ -1,5 +1,5 @@
-//! What a card asks for, narrowed to what the engine has: each key of the vocabulary is either resolved here, read as it
-//! is by the rest of the builder, or refused by name.
+//! Features of a card, narrowed to those that the engine implements: each key of the vocabulary is resolved here, read
+//! unchanged while other parts are resolved, or refused by name.
 
 use std::fmt::Debug;
 
@@ -12,39 +12,39 @@ use crate::engine::exec::activation::{GatedActivation, PlainActivation};
 use crate::engine::exec::mask::Mask;
 use crate::engine::exec::weights::NormFormula;
 
-/// What a model's outputs are.
+/// Kind of a model's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelKind {
     /// Logits of the next token.
     Decoder,
-    /// Vectors or scores of texts; there is no next token to predict. Tokens see one another, but where a decoder was made
-    /// to score texts.
+    /// Vectors or scores of texts; there is no next token to predict. Tokens see one another, except in decoders that
+    /// were trained to score texts.
     Encoder,
-    /// Logits of masked tokens, which see all others.
+    /// Logits of masked tokens, which see all other tokens.
     Diffusion,
 }
 
-/// Function that makes the router's logits probabilities.
+/// Function that turns the router's logits into probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatingFunction {
     /// Softmax over all experts.
     Softmax,
-    /// Logistic function of each.
+    /// Logistic function of each logit.
     Sigmoid,
-    /// Selected by logits, softmax over the selected.
+    /// Selection by logits, then a softmax over the selected experts.
     SoftmaxWeight,
-    /// Each of two is weighed among the experts near it (Liu et al. 2023).
+    /// Sparsemixer: two experts, each weighted among the experts with logits near its own (Liu et al. 2023).
     Sparsemixer,
     /// Root of `ln(1 + e^l)`.
     SqrtSoftplus,
 }
 
-/// An activation, before it is known which tensors it reads.
+/// Activation, before its tensors are known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ActivationKind {
-    /// Of the up projection alone.
+    /// Activation of the up projection alone.
     Plain(PlainActivation),
-    /// Of a gate, times the up projection.
+    /// Activation of a gate, times the up projection.
     Gated(GatedActivation),
     /// xIELU with the layer's parameters.
     Xielu,
@@ -52,41 +52,41 @@ pub(crate) enum ActivationKind {
     Situ,
 }
 
-/// How a layer's wiring is chosen.
+/// Rule that chooses a layer's wiring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WiringRule {
     Serial,
     /// Serial without norms before the branches.
     Post,
-    /// The one or the other of the two before, by the key `swin_norm`.
+    /// `Post` or `Serial`, by the key `swin_norm`.
     PostIfSwinNorm,
     Parallel,
-    /// By the key `use_parallel_residual`.
+    /// `Parallel` or `Serial`, by the key `use_parallel_residual`.
     ParallelKey,
-    /// Where the norm before the feed-forward is absent.
+    /// `Parallel` if the norm before the feed-forward is absent, else `Serial`.
     ParallelIfNoFfnNorm,
     Normed,
-    /// Norms behind the sums.
+    /// Post-LN: norms after the sums.
     PostLn,
 }
 
-/// Where positions enter.
+/// Rule that encodes positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PositionRule {
     None,
     Rope,
     Rope2d,
     Alibi,
-    /// ALiBi where the file says how much of it; learned positions where the file has them.
+    /// ALiBi if the file declares its strength; learned positions if the file has them.
     AlibiKey,
     Learned,
     /// A bias by relative position.
     Relative,
-    /// Rotation in the small model of a family, a penalty by distance in the large one.
+    /// Rotation in the small model of a family, a penalty by distance (ALiBi) in the large one.
     ByDepth,
 }
 
-/// Which later keys a query sees.
+/// Later keys that a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sight {
     Causal,
@@ -96,25 +96,25 @@ pub(crate) enum Sight {
     Full,
 }
 
-/// The mask of a window of a size.
+/// Constructor of a window's mask from its size.
 pub(crate) type WindowMask = fn(usize) -> Mask;
 
-/// Features of which the vocabulary has more values than the engine.
+/// Features for which the vocabulary has more values than the engine implements.
 pub(crate) struct BuiltFeatures {
     pub(crate) kind: ModelKind,
     pub(crate) wiring: WiringRule,
     pub(crate) positions: PositionRule,
     pub(crate) sight: Sight,
-    /// The mask of a windowed layer, by the size of the window.
+    /// Mask of a windowed layer, by the size of the window.
     pub(crate) window: Option<WindowMask>,
     pub(crate) qk_norm: NormFormula,
     pub(crate) ffn: ActivationKind,
     pub(crate) experts: ActivationKind,
-    /// Where the file does not say.
+    /// Gating function if the file does not declare one.
     pub(crate) gating: GatingFunction,
 }
 
-/// Names the card in refusals.
+/// Architecture of a card, named in refusals.
 struct Card<'a> {
     arch: &'a str,
 }
@@ -144,7 +144,7 @@ impl Card<'_> {
 
     fn wiring(rule: ResidualRule) -> WiringRule {
         match rule {
-            // What is chosen by layer: two mixers, or one branch only.
+            // Twin mixers and single branches are chosen layer by layer.
             ResidualRule::Serial
             | ResidualRule::Twin
             | ResidualRule::Single
@@ -152,7 +152,7 @@ impl Card<'_> {
             | ResidualRule::Hyper => WiringRule::Serial,
             ResidualRule::Post => WiringRule::Post,
             ResidualRule::PostIfSwinNorm => WiringRule::PostIfSwinNorm,
-            // Presence of the second norm tells the two apart.
+            // The presence of the second norm distinguishes the two.
             ResidualRule::Parallel | ResidualRule::Parallel2 => WiringRule::Parallel,
             ResidualRule::ParallelKey => WiringRule::ParallelKey,
             ResidualRule::ParallelIfNoFfnNorm => WiringRule::ParallelIfNoFfnNorm,
@@ -185,7 +185,7 @@ impl Card<'_> {
 }
 
 impl BuiltFeatures {
-    /// Takes in whether the file says that tokens see only earlier ones; a decoder of which it says they do not is an
+    /// Applies the file's declaration whether tokens see only earlier ones. A decoder declared not causal is an
     /// encoder.
     pub(crate) fn see(&mut self, is_causal: Option<bool>) {
         self.sight = match (self.sight, is_causal) {
@@ -201,15 +201,15 @@ impl BuiltFeatures {
     /// Narrows the features of architecture `arch`.
     ///
     /// # Errors
-    /// [`EngineError::NoGraph`] for a card that describes none, [`EngineError::Unsupported`] for the first feature that
-    /// is not built.
+    /// [`EngineError::NoGraph`] for a card that describes no graph, [`EngineError::Unsupported`] for the first feature
+    /// that is not implemented.
     pub(crate) fn of(arch: &str, features: &GraphFeatures) -> Result<Self, EngineError> {
         let card = Card { arch };
-        // Without `..`: a new key must be put in one of the two groups.
+        // Without `..`: a new key must be added to one of the two groups.
         #[rustfmt::skip]
         let GraphFeatures {
             kind, reason, residual, positions, mask, window, qk_norm_kind, ffn, gating, router_input, experts_act, extras,
-            // Every value of these is built.
+            // Every value of these is implemented.
             norm: _, norm_eps: _, mixer: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _,
             final_norm: _, embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _,
             rope_local: _, rope_global_part: _,
@@ -230,7 +230,7 @@ impl BuiltFeatures {
             GraphKind::Decoder | GraphKind::Encdec => ModelKind::Decoder,
         };
         let has = |extra| extras.contains(&extra);
-        // Streams are built for layers of two branches, one after the other, and nothing behind them but embeddings.
+        // AltUp streams are implemented for layers of two serial branches, followed by layer embeddings only.
         let is_alone =
             !(has(Extra::OutScale) || has(Extra::StartScale) || has(Extra::Loops) || has(Extra::Cycles));
         if has(Extra::Altup) && !is_alone {
@@ -243,7 +243,7 @@ impl BuiltFeatures {
             if !extras.is_empty() {
                 return card.unbuilt("extras beside streams", extras);
             }
-            // The stream as it was before the layer is not one row.
+            // With hyper-connections the stream before the layer is more than one row.
             if *router_input == RouterInput::Raw {
                 return card.unbuilt("router_input beside streams", router_input);
             }
@@ -277,7 +277,7 @@ impl BuiltFeatures {
     }
 }
 
-/// A value as cards spell it: the words of a variant's name in lower case, with lines between them.
+/// Returns a value as cards spell it: the words of a variant's name in lower case, joined by underscores.
 fn spelled(value: &dyn Debug) -> String {
     let mut text = String::new();
     for letter in format!("{value:?}").chars() {

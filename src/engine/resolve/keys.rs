@@ -12,11 +12,12 @@ use crate::gguf::{Array, Metadata, Value};
 pub(crate) struct ArchKeys<'a> {
     metadata: &'a Metadata,
     arch: &'a str,
-    /// Names that were asked for.
+    /// Names that were read.
     read: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> ArchKeys<'a> {
+    /// Returns access to the keys of architecture `arch`.
     pub(crate) fn new(metadata: &'a Metadata, arch: &'a str) -> Self {
         Self { metadata, arch, read: RefCell::default() }
     }
@@ -26,11 +27,12 @@ impl<'a> ArchKeys<'a> {
         self.arch
     }
 
+    /// Returns the full name of a key, `<arch>.<name>`.
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
     }
 
-    /// The value of a key; a `gguf_foundry.*` key of the same name wins.
+    /// Returns the value of a key; a `gguf_foundry.*` key of the same name takes precedence.
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
         if !self.read.borrow().contains(name) {
             self.read.borrow_mut().insert(name.to_owned());
@@ -38,8 +40,8 @@ impl<'a> ArchKeys<'a> {
         self.metadata.get(&format!("gguf_foundry.{name}")).or_else(|| self.metadata.get(&self.key(name)))
     }
 
-    /// Keys of the architecture that no part of the graph has asked for, except those that say nothing about it, and those
-    /// that files of the architecture have by its card: there the graph, or the tensors, say the same.
+    /// Returns the architecture's keys that no part of the graph has read. Keys without effect on the graph are left
+    /// out, and keys that the architecture's card describes: the graph or the tensors state the same.
     pub(crate) fn unread(&self) -> Vec<&'a str> {
         let read = self.read.borrow();
         let prefix = format!("{}.", self.arch);
@@ -61,13 +63,14 @@ impl<'a> ArchKeys<'a> {
         EngineError::BadKey { key: self.key(name), expected, found }
     }
 
+    /// Returns a count.
     pub(crate) fn count(&self, name: &str) -> Result<Option<usize>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let count = value.as_u64().and_then(|v| usize::try_from(v).ok());
         count.map(Some).ok_or_else(|| self.bad(name, "a count", value))
     }
 
-    /// The counts of an array.
+    /// Returns the counts of an array.
     pub(crate) fn counts(&self, name: &str) -> Result<Option<Vec<usize>>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let count = |at: usize, array: &Array| array.get(at)?.as_u64().and_then(|v| usize::try_from(v).ok());
@@ -76,17 +79,18 @@ impl<'a> ArchKeys<'a> {
         counts.map(Some).ok_or_else(|| self.bad(name, "an array of counts", value))
     }
 
+    /// Returns a count that is required and not 0.
     pub(crate) fn need_count(&self, name: &str) -> Result<usize, EngineError> {
         self.count(name)?.filter(|&n| n > 0).ok_or_else(|| self.missing(name))
     }
 
-    /// The id of a token that plays a role, by its key `tokenizer.ggml.<role>_token_id`.
+    /// Returns the id of a token with a role, from the key `tokenizer.ggml.<role>_token_id`.
     pub(crate) fn token_id(&self, role: &str) -> Option<u32> {
         let value = self.metadata.get(&format!("tokenizer.ggml.{role}_token_id"))?;
         value.as_u64().and_then(|id| u32::try_from(id).ok())
     }
 
-    /// A list of token ids.
+    /// Returns a list of token ids.
     pub(crate) fn ids(&self, name: &str) -> Result<Option<Vec<u32>>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let id = |value: Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -94,7 +98,7 @@ impl<'a> ArchKeys<'a> {
         ids.map(Some).ok_or_else(|| self.bad(name, "an array of token ids", value))
     }
 
-    /// A count per layer: one value for all, or an array that may be longer than the layers.
+    /// Returns the count of a layer: one value for all layers, or an array, which may be longer than the layers.
     pub(crate) fn layer_count(&self, name: &str, layer: usize) -> Result<Option<usize>, EngineError> {
         match self.get(name) {
             Some(Value::Array(array)) => {
@@ -106,7 +110,7 @@ impl<'a> ArchKeys<'a> {
         }
     }
 
-    /// A flag per layer, stored as bool or integer.
+    /// Returns the flag of a layer, stored as bool or integer: one value for all layers, or an array.
     pub(crate) fn layer_flag(&self, name: &str, layer: usize) -> Result<Option<bool>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let element = match value {
@@ -117,14 +121,14 @@ impl<'a> ArchKeys<'a> {
         flag.map(Some).ok_or_else(|| self.bad(name, "a flag for every layer", value))
     }
 
-    /// A number per layer: one value for all, or an array that may be longer than the layers.
+    /// Returns the number of a layer: one value for all layers, or an array, which may be longer than the layers.
     pub(crate) fn layer_number(&self, name: &str, layer: usize) -> Result<Option<f64>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = element_number(value, layer);
         number.map(Some).ok_or_else(|| self.bad(name, "a number for every layer", value))
     }
 
-    /// The same of a key that has no architecture before its name.
+    /// Returns the number of a layer, as [`ArchKeys::layer_number`], from a key without the architecture's prefix.
     pub(crate) fn global_layer_number(&self, key: &str, layer: usize) -> Result<Option<f64>, EngineError> {
         let Some(value) = self.metadata.get(key) else { return Ok(None) };
         let number = element_number(value, layer).filter(|number| number.is_finite());
@@ -136,28 +140,31 @@ impl<'a> ArchKeys<'a> {
         number.map(Some).ok_or_else(bad)
     }
 
+    /// Returns a finite number.
     pub(crate) fn number(&self, name: &str) -> Result<Option<f64>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_f64().or_else(|| value.as_i128().map(|v| v as f64));
         number.filter(|v| v.is_finite()).map(Some).ok_or_else(|| self.bad(name, "a finite number", value))
     }
 
-    /// A number that means "absent" when it is zero.
+    /// Returns a number, of which 0 means absent.
     pub(crate) fn nonzero(&self, name: &str) -> Result<Option<f64>, EngineError> {
         Ok(self.number(name)?.filter(|&v| v != 0.0))
     }
 
+    /// Returns a bool.
     pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.bad(name, "a bool", value))
     }
 
+    /// Returns a string.
     pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.bad(name, "a string", value))
     }
 
-    /// How many strings a list has.
+    /// Returns the number of strings of a list.
     pub(crate) fn n_texts(&self, name: &str) -> Result<Option<usize>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         match value.as_array() {
@@ -166,16 +173,18 @@ impl<'a> ArchKeys<'a> {
         }
     }
 
+    /// Returns the error of a missing key.
     pub(crate) fn missing(&self, name: &str) -> EngineError {
         EngineError::MissingKey { key: self.key(name) }
     }
 
+    /// Returns the error of a key whose value is not among the expected ones.
     pub(crate) fn unknown(&self, name: &str, expected: &'static str, found: &str) -> EngineError {
         EngineError::BadKey { key: self.key(name), expected, found: found.to_owned() }
     }
 }
 
-/// The number of a layer: an element of an array, or a value for all.
+/// Returns the number of a layer: an element of an array, or a value for all layers.
 fn element_number(value: &Value, layer: usize) -> Option<f64> {
     let element = match value {
         Value::Array(array) => array.get(layer)?,

@@ -1,4 +1,4 @@
-//! Resolves the mask of a layer, and the longest chunk for which it is all that limits what is seen.
+//! Resolution of a layer's mask, and of the longest chunk for which the mask alone limits what queries see.
 
 use crate::arch::graph::WindowPattern;
 use crate::engine::EngineError;
@@ -7,12 +7,13 @@ use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::Sight;
 
 impl Builder<'_> {
-    /// The size of windows: the file's key, of which 0 means none, else the card's.
+    /// Returns the size of windows: the file's key, where 0 means no window, else the card's number.
     pub(crate) fn window_size(&self) -> Result<Option<usize>, EngineError> {
         let size = self.keys.count("attention.sliding_window")?;
         Ok(size.or(self.features.window_size.map(|n| n as usize)).filter(|&n| n > 0))
     }
 
+    /// Returns the mask of a layer, by the window and its pattern over layers.
     pub(crate) fn mask(&self, layer: usize) -> Result<Mask, EngineError> {
         let size = self.window_size()?;
         let is_full = self.built.sight == Sight::Full;
@@ -39,20 +40,20 @@ impl Builder<'_> {
         Ok(if windowed { window } else { global })
     }
 
-    /// A layer that looks only at the keys an indexer picks looks at all while there are no more than it picks: longer
-    /// chunks are not run.
+    /// Limits chunks to the number of keys that a layer's indexer selects. Up to that length the layer attends to all
+    /// keys; longer chunks are not run.
     pub(crate) fn limit_to_indexed(&mut self, layer: usize) -> Result<(), EngineError> {
         if !self.tensors.has_under(&format!("blk.{layer}.indexer.")) {
             return Ok(());
         }
-        // Some pool keys, and those that do not fill a pool are seen only if they are always.
+        // Some indexers pool keys. Keys that do not fill a pool are seen only if this flag is set.
         let tail = "attention.indexer.kpool_select_tail";
         let pools = self.keys.count("attention.indexer.kpool")?.is_some_and(|n| n > 1);
         if pools && !self.keys.flag(tail)?.unwrap_or(false) {
             let expected = "true, as keys that fill no pool are not seen else, which is not built";
             return Err(self.keys.unknown(tail, expected, "false"));
         }
-        // Some pick whole blocks of keys.
+        // Some indexers select whole blocks of keys.
         let block = self.keys.count("attention.indexer.block_size")?.filter(|&n| n > 0).unwrap_or(1);
         let n_keys = self.keys.need_count("attention.indexer.top_k")?.saturating_mul(block);
         self.chunk_limit = Some(self.chunk_limit.map_or(n_keys, |limit| limit.min(n_keys)));

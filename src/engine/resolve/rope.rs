@@ -1,4 +1,4 @@
-//! Builds the rotations: which layers rotate, by what base and scaling, with which divisors.
+//! Resolution of the rotary position embeddings: which layers rotate, by which base and scaling, with which divisors.
 
 use crate::arch::graph::{RopeGlobalPart, RopeLocal, RopeLocalBase, RopeOn, RopePairs, YarnMu};
 use crate::engine::EngineError;
@@ -8,24 +8,24 @@ use crate::engine::exec::weights::Vector;
 use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::PositionRule;
 
-/// Layers from which on the larger models of a family whose sizes differ in their positions begin.
+/// Smallest number of layers of the large model of a family whose sizes differ in their positions (Baichuan).
 const LARGE_DEPTH: usize = 40;
 
-/// Whether a layer sees all keys or those of a window; the two may rotate differently.
+/// Range of keys that a layer sees, all or those of a window; the two may rotate differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     Global,
     Local,
 }
 
-/// Bounds of yarn's ramp, in full rotations over the trained length.
+/// Bounds of YaRN's ramp, in full rotations over the trained length.
 #[derive(Clone, Copy, Debug)]
 struct YarnBetas {
     fast: f64,
     slow: f64,
 }
 
-/// How a rotation's angles and magnitude are scaled.
+/// Scaling of a rotation's angles, and the factor of its cos and sin.
 struct Scaled {
     scaling: RopeScaling,
     magnitude: f64,
@@ -37,13 +37,13 @@ struct Divisors {
     long_factors: Option<LongFactors>,
 }
 
-/// True if the depth says that the model is one of the large ones.
+/// Returns true if the number of layers is that of a large model of a family whose positions depend on size.
 pub(crate) fn is_large(n_layers: usize) -> bool {
     n_layers >= LARGE_DEPTH
 }
 
 impl Builder<'_> {
-    /// The rotation of a layer with heads of width `dk`, as an index into the plan's rotations.
+    /// Returns the rotation of a layer with heads of width `dk`, as an index into the plan's rotations.
     pub(crate) fn rope(&mut self, layer: usize, mask: Mask, dk: usize) -> Result<Option<usize>, EngineError> {
         let reach = if mask.is_global() { Reach::Global } else { Reach::Local };
         match self.built.positions {
@@ -54,9 +54,9 @@ impl Builder<'_> {
             | PositionRule::Relative => {
                 return Ok(None);
             }
-            // Each position rotates its half of a head.
+            // Each of the two positions rotates its half of a head.
             PositionRule::Rope2d => return self.rotation(layer, Reach::Global, dk / 2).map(Some),
-            // The depth tells the two sizes of Baichuan apart: nothing in the file does.
+            // Only the depth distinguishes the two sizes of Baichuan; no key of the file does.
             PositionRule::ByDepth if is_large(self.keys.need_count("block_count")?) => return Ok(None),
             PositionRule::ByDepth | PositionRule::Rope => {}
         }
@@ -66,7 +66,8 @@ impl Builder<'_> {
         self.rotation(layer, reach, dk).map(Some)
     }
 
-    /// The rotation of layers with compressed rows, which alone are scaled: as an index into the plan's rotations.
+    /// Returns the rotation of layers with compressed rows, the only ones that are scaled, as an index into the plan's
+    /// rotations.
     pub(crate) fn compressed_rope(&mut self, dk: usize) -> Result<usize, EngineError> {
         let key = "attention.compress_rope_freq_base";
         let base = self.keys.nonzero(key)?.ok_or_else(|| self.keys.missing(key))?;
@@ -81,7 +82,7 @@ impl Builder<'_> {
         };
         let scaling = self.rope_scaling(n_dims, base, trained)?.scaling;
         let pairs = self.pair_layout(n_dims, dk)?;
-        // Outputs are rotated back by what rotated the keys, so that no magnitude has a place here.
+        // Outputs are rotated back by the angles that rotated the keys, so a magnitude would have no effect here.
         let (factors, long_factors) = (None, None);
         let rope = Rope { n_dims, pairs, base, scaling, factors, long_factors, magnitude: 1.0 };
         Ok(self.index_of(rope))
@@ -108,12 +109,13 @@ impl Builder<'_> {
         })
     }
 
-    /// Index of a rotation; equal ones are one.
+    /// Returns the index of a layer's rotation.
     fn rotation(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<usize, EngineError> {
         let rope = self.rope_of(layer, reach, dk)?;
         Ok(self.index_of(rope))
     }
 
+    /// Returns the index of a rotation among the plan's, adding it if it is new.
     pub(crate) fn index_of(&mut self, rope: Rope) -> usize {
         self.ropes.iter().position(|known| *known == rope).unwrap_or_else(|| {
             self.ropes.push(rope);
@@ -139,7 +141,7 @@ impl Builder<'_> {
         };
         let pairs = self.pair_layout(n_dims, dk)?;
         if reach == Reach::Local && self.features.rope_local == RopeLocal::Unscaled {
-            // They belong to the layer even if only others use them, whose rotation may be wider.
+            // These tensors are claimed here even if only other layers, whose rotation may be wider, use them.
             for name in ["rope_freqs", "rope_factors_short", "rope_factors_long"] {
                 for tensor in [format!("blk.{layer}.{name}.weight"), format!("{name}.weight")] {
                     let _ = self.tensors.claim(&tensor);
@@ -166,7 +168,7 @@ impl Builder<'_> {
         let has_sections = matches!(sections[..], [first, second, ..] if first > 0 && second > 0);
         let is_half = match self.features.rope {
             RopePairs::InterleavedWhole if n_dims < dk => return Ok(PairLayout::HalfBetween),
-            // Where all of a head is rotated the two are one order.
+            // If all of a head is rotated, the two are the same order.
             RopePairs::Interleaved | RopePairs::InterleavedWhole => false,
             RopePairs::Half => true,
             RopePairs::HalfIfSections => has_sections,
@@ -218,13 +220,13 @@ impl Builder<'_> {
         }
     }
 
-    /// Factor of cos and sin under yarn.
+    /// Returns the factor of cos and sin under YaRN.
     pub(crate) fn yarn_magnitude(&self, factor: f64) -> Result<f64, EngineError> {
         let of = |mu: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mu * factor.ln() + 1.0 };
         let mu = self.keys.nonzero("rope.scaling.yarn_log_multiplier")?;
         Ok(match (mu, self.features.yarn_mu) {
             (None, _) | (Some(_), YarnMu::None) => of(1.0),
-            // The key's tenfold is the multiplier of both sides of the quotient.
+            // Ten times the key's value is the multiplier of both sides of the quotient, which is 1.
             (Some(_), YarnMu::Tenth) => 1.0,
             (Some(mu), YarnMu::Plain) => of(1.0) / of(mu),
         })
@@ -250,7 +252,7 @@ impl Builder<'_> {
         Ok(Divisors { factors, long_factors })
     }
 
-    /// Divisors `blk.<layer>.<name>.weight`, else `<name>.weight`; there may be more than pairs that turn.
+    /// Claims the divisors `blk.<layer>.<name>.weight`, else `<name>.weight`; there may be more than rotated pairs.
     fn layer_or_file(&mut self, layer: usize, name: &str, len: usize) -> Result<Option<Vector>, EngineError> {
         match self.tensors.padded_vector(&format!("blk.{layer}.{name}.weight"), len)? {
             Some(own) => Ok(Some(own)),
@@ -263,7 +265,7 @@ impl Builder<'_> {
     }
 }
 
-/// Where yarn's ramp begins and ends (Peng et al. 2023, equation 17 ff.), neither rounded nor kept inside the head.
+/// Returns YaRN's ramp (Peng et al. 2023, equation 17 ff.), neither rounded nor clamped to the head.
 fn yarn_ramp(n_dims: usize, base: f64, length: usize, betas: YarnBetas) -> Ramp {
     let n = n_dims as f64;
     let dim = |beta: f64| n * (length as f64 / (beta * 2.0 * std::f64::consts::PI)).ln() / (2.0 * base.ln());
@@ -276,7 +278,7 @@ mod tests {
 
     #[test]
     fn the_ramp_of_a_known_model() {
-        // 32 dimensions of a head of 64 rotated over a trained length of 4096 at base 150000.
+        // 64 rotated dimensions (32 pairs), a trained length of 4096 and base 150000.
         let Ramp { low, high } = yarn_ramp(64, 150_000.0, 4096, YarnBetas { fast: 32.0, slow: 1.0 });
         assert!((low - 8.092_779).abs() < 1e-5, "{low}");
         assert!((high - 17.397_976).abs() < 1e-4, "{high}");

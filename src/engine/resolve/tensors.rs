@@ -1,4 +1,4 @@
-//! The tensors of a file by name, each claimed once by the plan or found left over.
+//! Tensors of a file by name, each claimed by the plan or left over.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -7,12 +7,12 @@ use crate::core::{Shape, TensorMeta};
 use crate::engine::EngineError;
 use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
 
-/// TensorClaims by name, and which of them the plan has claimed.
+/// Tensors by name, with those that the plan has claimed.
 pub(crate) struct TensorClaims<'a> {
     metas: &'a [TensorMeta],
     index: HashMap<Cow<'a, str>, usize>,
     claimed: Vec<bool>,
-    /// What stands before the names of the stack whose tensors go without it.
+    /// Prefix of the stack whose tensors are currently found without it.
     stack: &'static str,
 }
 
@@ -21,6 +21,7 @@ fn width(n: u64) -> usize {
 }
 
 impl<'a> TensorClaims<'a> {
+    /// Returns the tensors of `metas`, none of them claimed.
     pub(crate) fn new(metas: &'a [TensorMeta]) -> Self {
         Self { metas, index: Self::names(metas), claimed: vec![false; metas.len()], stack: "" }
     }
@@ -29,8 +30,8 @@ impl<'a> TensorClaims<'a> {
         metas.iter().enumerate().map(|(at, meta)| (meta.name.as_str().into(), at)).collect()
     }
 
-    /// From now on the tensors of one stack (`enc.`, `dec.`) go by their names without it, as those of models of one
-    /// stack are named.
+    /// Makes the tensors of one stack (prefix `enc.` or `dec.`) available without the prefix, under the names that
+    /// models of one stack use.
     pub(crate) fn enter(&mut self, stack: &'static str) {
         self.stack = stack;
         self.index = Self::names(self.metas);
@@ -41,7 +42,7 @@ impl<'a> TensorClaims<'a> {
         }
     }
 
-    /// A refusal with the name that a missing tensor would have in the file.
+    /// Returns the error with the name that a missing tensor would have in the file.
     pub(crate) fn with_name_in_file(&self, error: EngineError) -> EngineError {
         match error {
             EngineError::MissingTensor { tensor } if !self.stack.is_empty() => {
@@ -52,20 +53,22 @@ impl<'a> TensorClaims<'a> {
         }
     }
 
+    /// Returns true if a tensor of this name exists.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.index.contains_key(name)
     }
 
-    /// True if a tensor's name starts with `prefix`.
+    /// Returns true if a tensor's name starts with `prefix`.
     pub(crate) fn has_under(&self, prefix: &str) -> bool {
         self.metas.iter().any(|meta| meta.name.starts_with(prefix))
     }
 
+    /// Returns the shape of a tensor.
     pub(crate) fn shape(&self, name: &str) -> Option<&'a Shape> {
         self.index.get(name).map(|&at| &self.metas[at].shape)
     }
 
-    /// Claims a tensor.
+    /// Claims a tensor and returns its index, if it exists.
     pub(crate) fn claim(&mut self, name: &str) -> Option<usize> {
         let at = *self.index.get(name)?;
         self.claimed[at] = true;
@@ -81,7 +84,7 @@ impl<'a> TensorClaims<'a> {
         EngineError::TensorShape { tensor: meta.name.clone(), expected, found: meta.shape.clone() }
     }
 
-    /// A tensor of `len` elements in one row.
+    /// Claims a tensor of `len` elements in one row.
     pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Option<Vector>, EngineError> {
         let Some(at) = self.claim(name) else { return Ok(None) };
         if width(self.metas[at].shape.n_elems()) != len {
@@ -90,7 +93,7 @@ impl<'a> TensorClaims<'a> {
         Ok(Some(Vector { tensor: at, first: 0, len }))
     }
 
-    /// A tensor of `len` elements in one row, or of more: all of them.
+    /// Claims a tensor of at least `len` elements in one row; all of them are returned.
     pub(crate) fn padded_vector(&mut self, name: &str, len: usize) -> Result<Option<Vector>, EngineError> {
         let Some(at) = self.claim(name) else { return Ok(None) };
         let found = width(self.metas[at].shape.n_elems());
@@ -100,7 +103,7 @@ impl<'a> TensorClaims<'a> {
         Ok(Some(Vector { tensor: at, first: 0, len: found }))
     }
 
-    /// The matrix `name.weight` of `[n_rows, n_cols]`, with its bias and scale.
+    /// Claims the matrix `name.weight` of `[n_rows, n_cols]`, with its bias and scale.
     pub(crate) fn matrix(
         &mut self,
         name: &str,
@@ -109,12 +112,12 @@ impl<'a> TensorClaims<'a> {
     ) -> Result<Option<Matrix>, EngineError> {
         let Some(bare) = self.bare_matrix(name, n_rows, n_cols)? else { return Ok(None) };
         let scale = self.vector(&format!("{name}.scale"), 1)?;
-        // A static scale of activations: meant for runtimes that quantize them.
+        // A static scale of activations, for runtimes that quantize them.
         let _ = self.claim(&format!("{name}.input_scale"));
         Ok(Some(Matrix { scale, ..bare }))
     }
 
-    /// The matrix `name.weight` of `[n_rows, n_cols]` whose tensor `name.scale` is something of its own.
+    /// Claims the matrix `name.weight` of `[n_rows, n_cols]` if `name.scale` is not its scale but a separate tensor.
     pub(crate) fn bare_matrix(
         &mut self,
         name: &str,
@@ -130,6 +133,7 @@ impl<'a> TensorClaims<'a> {
         Ok(Some(Matrix { tensor: at, first_row: 0, n_rows, n_cols, bias, scale: None, expert: None }))
     }
 
+    /// Claims a matrix that is required, as [`TensorClaims::matrix`].
     pub(crate) fn need_matrix(
         &mut self,
         name: &str,
@@ -140,7 +144,8 @@ impl<'a> TensorClaims<'a> {
             .ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
     }
 
-    /// The stacked matrices `name.weight` of `[n_experts, n_rows, n_cols]`, one per expert.
+    /// Claims the stacked matrices `name.weight` of `[n_experts, n_rows, n_cols]`, one per expert, with biases and
+    /// scales.
     pub(crate) fn experts(
         &mut self,
         name: &str,
@@ -164,7 +169,7 @@ impl<'a> TensorClaims<'a> {
         Ok(plain.into_iter().enumerate().map(with_affixes).collect())
     }
 
-    /// The stacked matrices of the tensor `name`, `[n, n_rows, n_cols]`.
+    /// Claims the stacked matrices of the tensor `name`, `[n, n_rows, n_cols]`.
     pub(crate) fn stack(
         &mut self,
         name: &str,
@@ -188,7 +193,7 @@ impl<'a> TensorClaims<'a> {
         Ok((0..n).map(matrix).collect())
     }
 
-    /// The norm `name.weight` with its bias; `None` if there is no such tensor. Some models' norms go without the suffix.
+    /// Claims the norm `name.weight` (in some files `name`) with its bias; `None` if there is no such tensor.
     pub(crate) fn norm(
         &mut self,
         name: &str,
@@ -196,7 +201,7 @@ impl<'a> TensorClaims<'a> {
         formula: NormFormula,
         eps: f32,
     ) -> Result<Option<Norm>, EngineError> {
-        // Converters write some names without the ending.
+        // Converters write some names without the suffix.
         let weight = match self.vector(&format!("{name}.weight"), len)? {
             Some(weight) => Some(weight),
             None => self.vector(name, len)?,
@@ -206,7 +211,7 @@ impl<'a> TensorClaims<'a> {
         Ok(Some(Norm { formula, weight: Some(weight), bias, eps }))
     }
 
-    /// Claimed tensors whose names start with a prefix.
+    /// Returns the claimed tensors whose names start with a prefix.
     pub(crate) fn claimed_under(&self, prefix: &str) -> Vec<usize> {
         let under = self.index.iter().filter(|(name, at)| self.claimed[**at] && name.starts_with(prefix));
         let mut found: Vec<usize> = under.map(|(_, &at)| at).collect();
@@ -214,7 +219,7 @@ impl<'a> TensorClaims<'a> {
         found
     }
 
-    /// Names that were never claimed, except those that `is_unused` accepts.
+    /// Returns the names that were never claimed, except those that `is_unused` accepts.
     pub(crate) fn left_over(&self, is_unused: impl Fn(&str) -> bool) -> Vec<String> {
         let metas = self.metas.iter().zip(&self.claimed);
         metas
@@ -224,7 +229,7 @@ impl<'a> TensorClaims<'a> {
     }
 }
 
-/// True if `name` fits a pattern in which `*` stands for anything.
+/// Returns true if `name` matches a pattern in which `*` stands for any text.
 pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|head| name.strip_prefix(head)) else { return false };

@@ -11,10 +11,10 @@ use crate::core::sync::Unpoisoned;
 use crate::core::text::escape;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::endian::swap_blocks;
-use crate::gguf::plan::PlannedTensor;
+use crate::gguf::plan::{PlannedFile, PlannedTensor};
 use crate::gguf::split_id::Beginnings;
-use crate::gguf::writer::into::Watermark;
-use crate::gguf::writer::{PlannedFile, WriteError, WriteOptions};
+use crate::gguf::writer::watermark::Watermark;
+use crate::gguf::writer::{WriteError, WriteOptions};
 
 /// Maximum size of a chunk in bytes; a longer row is a chunk of its own.
 const MAX_CHUNK_BYTES: u64 = 4 << 20;

@@ -2,7 +2,7 @@
 
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource, simd::SimdLevel};
 use crate::quant::{QuantError, dequantize, first_non_finite, quantize_rows};
-use crate::quantize::plan::n_matrices;
+use crate::quantize::class::n_matrices;
 
 /// Number of sampled elements of a tensor. Errors of blocks differ little within a tensor: some thousand blocks give
 /// them to a percent.

@@ -1,7 +1,7 @@
 //! Classes of keys: arithmetic, encoding of text, or neither.
 
 use crate::gguf::keys::ANNOTATION_PREFIX;
-use crate::gguf::split_id::SPLIT_ID;
+use crate::gguf::split_keys::SPLIT_ID;
 
 /// Class of a key, which decides the severity of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

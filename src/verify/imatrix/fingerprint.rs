@@ -1,5 +1,6 @@
 //! Identity of a run: it can only be resumed with the model, the chunks and the options with which it began.
 
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::core::{SourceError, TensorSource};
@@ -17,6 +18,15 @@ impl Fingerprint {
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.number(bytes.len() as u64);
         self.0.update(bytes);
+    }
+
+    /// Adds a serializable value.
+    ///
+    /// # Errors
+    /// Values that JSON cannot hold.
+    pub(crate) fn value(&mut self, value: &impl Serialize) -> std::io::Result<()> {
+        self.bytes(&serde_json::to_vec(value)?);
+        Ok(())
     }
 
     pub(crate) fn number(&mut self, n: u64) {

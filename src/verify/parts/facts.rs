@@ -42,10 +42,10 @@ impl Plan {
         };
         let mut prompts = Fingerprint::new();
         for source in sources {
-            prompts.bytes(format!("{source:?}").as_bytes());
+            prompts.value(source)?;
         }
         let mut options = Fingerprint::new();
-        options.bytes(format!("{scoring:?}").as_bytes());
+        options.value(scoring)?;
         Ok(Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: digest(model)?,

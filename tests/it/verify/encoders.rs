@@ -4,7 +4,7 @@
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
-use gguf_foundry::verify::{Aspect, Report, Severity, Thresholds, Verdict, verify};
+use gguf_foundry::verify::{Aspect, Figure, Report, Severity, Thresholds, Verdict, verify};
 
 use super::tiny::Tiny;
 use super::{corpus, errors, llama, model, options};
@@ -101,7 +101,7 @@ fn an_encoder_alone_or_over_few_texts_is_judged_in_part() {
         Some(&base),
         &llama(),
         3,
-        Thresholds { min_cosine: Some(0.9), ..Thresholds::default() },
+        Thresholds::default().with(Figure::Cosine, Some(0.9)),
     );
     assert_eq!(report.verdict, Verdict::Partial, "{report:?}");
     assert!(report.limits.iter().any(|line| line.is_own && line.limit == 0.9));
@@ -116,8 +116,8 @@ fn limits_of_what_a_model_does_not_have_are_told() {
         let told = report.findings.iter().filter(|found| found.severity == Severity::Unchecked);
         told.filter(|found| found.check == "limits").map(|found| found.message.clone()).collect::<Vec<_>>()
     };
-    let of_predictions = Thresholds { max_ppl: Some(9.0), ..Thresholds::default() };
-    let of_vectors = Thresholds { min_cosine: Some(0.9), ..Thresholds::default() };
+    let of_predictions = Thresholds::default().with(Figure::Ppl, Some(9.0));
+    let of_vectors = Thresholds::default().with(Figure::Cosine, Some(0.9));
     let found = stray(&encoder(1), of_predictions);
     assert_eq!(found, ["`--max-ppl` is a limit of predictions of the next token: this model has none"]);
     let found = stray(&Tiny::new(), of_vectors);

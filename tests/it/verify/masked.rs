@@ -189,7 +189,7 @@ fn what_is_not_measured_is_said() {
 fn limits_of_ones_own_are_kept_or_missed() {
     let (base, features) = encoder();
     let of = |thresholds| judged(&base.quantized(GgmlType::Q8_0), Some(&base), &features, 40, thresholds);
-    let own = Thresholds { max_pseudo_ppl: Some(1.0), min_masked_top1: Some(0.0), ..Thresholds::default() };
+    let own = Thresholds::default().with(Figure::PseudoPpl, Some(1.0)).with(Figure::MaskedTop1, Some(0.0));
     let report = of(own);
     assert!(errors(&report).contains(&"max-pseudo-ppl"), "{:?}", errors(&report));
     assert!(report.limits.iter().any(|line| line.figure == Figure::MaskedTop1 && line.is_own));

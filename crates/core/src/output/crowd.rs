@@ -3,66 +3,23 @@
 //! their own. Only the files written to last are open.
 
 use std::collections::VecDeque;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use super::new_directory::make_locked;
-use super::temporary::{self, stem, stem_of};
-use super::{Destination, OutputError, OutputFile, fault, is_too_many, named, parent};
+use super::locked_directory::make_locked;
+use super::mode;
+use super::temporary_name::parts_name;
+use super::{fault, is_too_many, named, parent};
 use crate::mmap::faults::{self, Watch};
+use crate::platform::again;
 use crate::sync::Unpoisoned;
 
-/// Suffix of such a directory's name, after the name of the set's first file.
-const PARTS: &str = ".parts";
 /// Maximum number of open files of a set: more would not make writing them faster.
 const MOST_OPEN: usize = 256;
-/// Divisor of the process's descriptor limit that gives the share of one set. Inputs and locks need some, too.
-#[cfg(unix)]
-const SHARE: u64 = 4;
-
-/// The files of one output, however many there are. Those begun here are committed together, by
-/// [`OutputFile::commit_all`].
-#[derive(Clone, Debug, Default)]
-pub struct OutputSet(Option<Arc<Crowd>>);
-
-impl OutputSet {
-    /// Creates a set of `n_files` files. With `sync`, files that are closed before the end are synced first, as the
-    /// commit will do with the others.
-    #[must_use]
-    pub fn of(n_files: usize, sync: bool) -> Self {
-        let most = share_of_descriptors();
-        Self((n_files > most).then(|| Crowd::new(most, sync)))
-    }
-
-    /// Begins a file of the set.
-    ///
-    /// # Errors
-    /// As [`Destination::create`].
-    pub fn create(&self, destination: Destination) -> Result<OutputFile, OutputError> {
-        destination.create_among(self.0.as_ref())
-    }
-
-    /// Creates a set with at most `most` open files, whatever the limits of this process.
-    #[cfg(test)]
-    pub(super) fn with_limit(most: usize, sync: bool) -> Self {
-        Self(Some(Crowd::new(most, sync)))
-    }
-}
-
-/// Returns the number of files of one set that this process should have open at once.
-fn share_of_descriptors() -> usize {
-    #[cfg(unix)]
-    {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        limit.map_or(usize::MAX, |limit| usize::try_from(limit / SHARE).unwrap_or(usize::MAX))
-    }
-    #[cfg(not(unix))]
-    usize::MAX
-}
 
 /// Shared state of the files of a large set.
 #[derive(Debug)]
@@ -94,7 +51,8 @@ pub(super) struct Member {
 }
 
 impl Crowd {
-    fn new(most: usize, sync: bool) -> Arc<Self> {
+    /// Creates the state of a set with at most `most` open files, in any case at most [`MOST_OPEN`].
+    pub(super) fn new(most: usize, sync: bool) -> Arc<Self> {
         let most = most.clamp(1, MOST_OPEN);
         Arc::new(Self { most, sync, open: Mutex::default(), stagings: Mutex::default() })
     }
@@ -107,7 +65,7 @@ impl Crowd {
         let staging = self.staging(path)?;
         fault::point()?;
         let staged = staging.path.join(path.file_name().unwrap_or_default());
-        let file = temporary::create(&staged, mode)?;
+        let file = mode::create(&staged, mode)?;
         fault::point()?;
         let mode = openable(&file)?;
         let place = Arc::new(Place { path: staged.clone(), is_dirty: AtomicBool::new(true) });
@@ -253,31 +211,6 @@ impl Drop for Staging {
     }
 }
 
-fn parts_name(first: &Path) -> OsString {
-    let mut name = stem(first.file_name().unwrap_or_default());
-    name.push(PARTS);
-    name
-}
-
-/// Returns the name of the directory of a set that begins with `first`, without the random part.
-pub(super) fn staging_stem(first: &OsStr) -> OsString {
-    stem(&parts_name(Path::new(first)))
-}
-
-/// Splits the temporary name of a staged file into its directory and its file name.
-pub(super) fn staged(temporary: &OsStr) -> Option<(&OsStr, &OsStr)> {
-    let mut parts = Path::new(temporary).components();
-    let (dir, file) = (parts.next()?, parts.next()?);
-    match (dir, file, parts.next()) {
-        (std::path::Component::Normal(dir), std::path::Component::Normal(file), None)
-            if Path::new(dir).join(file).as_os_str() == temporary && stem_of(dir).is_some() =>
-        {
-            Some((dir, file))
-        }
-        _ => None,
-    }
-}
-
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unpoisoned()
 }
@@ -291,7 +224,7 @@ fn reopen(path: &Path) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     }
-    super::again(|| options.open(path))
+    again(|| options.open(path))
 }
 
 /// Makes sure that the writer can reopen the file, whatever the umask. Returns its previous mode if it was changed.
@@ -302,7 +235,7 @@ fn openable(file: &File) -> io::Result<Option<u32>> {
         use std::os::unix::fs::MetadataExt;
         let mode = file.metadata()?.mode() & 0o7777;
         if mode & 0o600 != 0o600 {
-            fchmod(file, temporary::mode_of(mode | 0o600))?;
+            fchmod(file, mode::mode_of(mode | 0o600))?;
             return Ok(Some(mode));
         }
     }
@@ -318,8 +251,8 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
-    use super::super::NewDirectory;
     use super::super::fault::{self, Fault};
+    use super::super::{Destination, NewDirectory, OutputError, OutputFile, OutputSet};
     use super::*;
 
     const N_FILES: usize = 7;
@@ -413,7 +346,7 @@ mod tests {
         }
         // As with a umask that denies the owner everything.
         let path = large.path().join("closed");
-        let file = temporary::create(&path, 0o044).unwrap();
+        let file = mode::create(&path, 0o044).unwrap();
         assert_eq!(openable(&file).unwrap().map(|mode| mode & !0o044), Some(0));
         reopen(&path).unwrap();
     }

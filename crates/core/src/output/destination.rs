@@ -1,4 +1,4 @@
-//! Destination of an output, and the reasons to refuse it.
+//! Destination of an output, checked before work begins.
 
 use std::fs::File;
 use std::io;
@@ -6,129 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::crowd::Crowd;
+use super::error::{Obstacle, OutputError};
+use super::link::follow;
 use super::temporary::Temporary;
-use super::{GuardError, OutputFile, Sink, io_hints, leftovers, named, parent};
-use crate::Hint;
+use super::{OutputFile, Sink, leftovers, named, parent};
 use crate::platform;
-use crate::text::escape;
-
-/// Number of links that are followed before they count as a loop, as in the Linux kernel.
-const MAX_LINKS: usize = 40;
-
-/// Reason why an output cannot be written to its destination.
-#[derive(Debug, thiserror::Error)]
-pub enum OutputError {
-    /// The target is something that is neither replaced nor written to.
-    #[error("{}: {obstacle}", target.display())]
-    Refused {
-        /// Path of the output.
-        target: PathBuf,
-        /// Kind of the obstacle.
-        obstacle: Obstacle,
-    },
-    /// The directory does not exist.
-    #[error("{}: there is no directory {}", target.display(), dir.display())]
-    NoDirectory {
-        /// Path of the output.
-        target: PathBuf,
-        /// Path of the missing directory.
-        dir: PathBuf,
-    },
-    /// The target is a file that the run reads, or a file of another kind.
-    #[error(transparent)]
-    Guard(#[from] GuardError),
-    /// A set that includes this file was interrupted while its files got their names.
-    #[error("{}: one of several files whose writing was interrupted half way", target.display())]
-    Interrupted {
-        /// Path of the output.
-        target: PathBuf,
-        /// Path of the journal, which tells how to continue.
-        journal: PathBuf,
-    },
-    /// The file system refused; the message names the output.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
-
-/// Obstacle at the path of an output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
-    /// `-`: standard output by convention.
-    StandardOutput,
-    /// A name that ends in a separator, with or without a directory of that name, or in `..`.
-    DirectoryName,
-    /// A directory.
-    Directory,
-    /// A FIFO.
-    Fifo,
-    /// A socket.
-    Socket,
-    /// A block device: a disk.
-    BlockDevice,
-    /// A character device that has no positions: a terminal.
-    Stream,
-    /// A directory with content, where a new one was to be made.
-    NotEmpty,
-    /// A file, where a directory was to be made.
-    NotADirectory,
-    /// Any character device, for an output that has parts.
-    DeviceForParts,
-}
-
-impl std::fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::StandardOutput => "standard output is not written to",
-            Self::DirectoryName => "not a file name",
-            Self::Directory => "this is a directory, a file name expected",
-            Self::Fifo => "this is a FIFO, which has no positions to write at",
-            Self::Socket => "this is a socket, which has no positions to write at",
-            Self::BlockDevice => "this is a block device, a file name expected",
-            Self::Stream => "this is a device without positions to write at",
-            Self::NotEmpty => "directory is not empty",
-            Self::NotADirectory => "not a directory",
-            Self::DeviceForParts => "this is a device, and an output in parts needs files",
-        })
-    }
-}
-
-impl From<OutputError> for io::Error {
-    fn from(error: OutputError) -> Self {
-        match error {
-            OutputError::Io(error) => error,
-            error => Self::other(error),
-        }
-    }
-}
-
-impl Hint for OutputError {
-    fn hints(&self) -> Vec<String> {
-        let hint = match self {
-            Self::Refused { obstacle, .. } => match obstacle {
-                Obstacle::StandardOutput => "what is called `-` is given as `./-`",
-                Obstacle::DirectoryName | Obstacle::Directory => "name a file in it",
-                Obstacle::Fifo | Obstacle::Socket | Obstacle::Stream => {
-                    "several threads write at several places of the output: write a file, then send that"
-                }
-                Obstacle::NotEmpty | Obstacle::NotADirectory => "name a directory that is new or empty",
-                Obstacle::BlockDevice => "name a file on a file system of it",
-                Obstacle::DeviceForParts => "leave out the options that split the output",
-            },
-            Self::NoDirectory { dir, .. } => {
-                return vec![format!("create it first: `mkdir -p {}`", escape(&dir.to_string_lossy()))];
-            }
-            Self::Guard(error) => return error.hints(),
-            Self::Io(error) => return io_hints(error),
-            Self::Interrupted { journal, .. } => {
-                return vec![
-                    "run the command that wrote them again: it finishes what it began".to_owned(),
-                    format!("to leave the files as they are, remove {}", escape(&journal.to_string_lossy())),
-                ];
-            }
-        };
-        vec![hint.to_owned()]
-    }
-}
 
 /// Destination of an output, checked before any work is done.
 #[derive(Debug)]
@@ -318,20 +200,6 @@ fn open_device(target: &Path, found: &std::fs::Metadata) -> Result<File, OutputE
 #[cfg(not(unix))]
 fn open_device(target: &Path, _: &std::fs::Metadata) -> Result<File, OutputError> {
     Err(OutputError::Refused { target: target.to_owned(), obstacle: Obstacle::Stream })
-}
-
-/// Resolves a path whose last link leads to nothing.
-pub(super) fn follow(target: &Path) -> io::Result<PathBuf> {
-    let mut path = target.to_owned();
-    for _ in 0..MAX_LINKS {
-        match path.symlink_metadata() {
-            Ok(found) if found.is_symlink() => path = parent(&path).join(path.read_link()?),
-            Ok(_) => return Ok(path),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path),
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::Error::other("too many levels of symbolic links"))
 }
 
 #[cfg(test)]

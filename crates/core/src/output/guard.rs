@@ -4,7 +4,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::destination::follow;
+use super::link::follow;
 use super::parent;
 use crate::Hint;
 use crate::platform::FileId;

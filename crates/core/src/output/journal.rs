@@ -7,11 +7,11 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::crowd::staged;
+use super::checksum::checksum;
 use super::lock::{self, Lock};
-use super::temporary::{checksum, stem, stem_of};
-use super::{again, fault, sync_directory};
-use crate::platform::FileId;
+use super::temporary_name::{staged, stem, stem_of};
+use super::{fault, sync_directory};
+use crate::platform::{FileId, again};
 
 const SUFFIX: &[u8] = b".set.journal";
 const HEAD: &str = "gguf-foundry set 1";

@@ -6,11 +6,11 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use super::crowd::staging_stem;
 use super::journal::{Entry, Journal, journal_stem};
 use super::lock::{self, Lock};
-use super::temporary::{stem, stem_of};
-use super::{OutputError, again, parent};
+use super::temporary_name::{staging_stem, stem, stem_of};
+use super::{OutputError, parent};
+use crate::platform::again;
 
 /// Clears a directory of what dead runs left of the files called `names`: a half-renamed set is finished, temporary
 /// files are removed. Files that a living run holds are kept, and so is everything without a temporary name.

@@ -18,8 +18,8 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Destination, OutputError, OutputFile, Sink, again, fault, named, parent, sync_directory};
-use crate::platform::{FileId, stamp};
+use super::{Destination, OutputError, OutputFile, Sink, fault, named, parent, sync_directory};
+use crate::platform::{FileId, again, stamp};
 
 /// Separator between the target's name and the id.
 const INTO: &str = ".into-";

@@ -9,24 +9,19 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
-use tempfile::{Builder, TempPath};
+use tempfile::TempPath;
 
 use super::crowd::{Crowd, Member};
 use super::lock::{self, Lock};
-use super::{again, parent};
+#[cfg(target_os = "linux")]
+use super::mode::CLOSED;
+use super::mode::{create, first_mode, inherit, set_mode};
+use super::parent;
+use super::temporary_name::builder;
 use crate::mmap::faults::{self, Watch};
 #[cfg(target_os = "linux")]
 use crate::platform::FileId;
-
-/// Number of random characters in a temporary name.
-const N_RANDOM: usize = 6;
-const SUFFIX: &str = ".tmp";
-/// Maximum bytes of a target's name in its temporary name; file names are limited to 255 bytes.
-const MAX_STEM_BYTES: usize = 200;
-/// Mode of a file that replaces another, until it takes over the mode of that.
-const CLOSED: u32 = 0o600;
-/// Mode of a new file; the system subtracts the umask.
-const OPEN: u32 = 0o666;
+use crate::platform::again;
 
 #[derive(Debug)]
 enum Handle {
@@ -210,62 +205,6 @@ impl Temporary {
     }
 }
 
-/// Returns the part of a target's name that its temporary names contain.
-pub(super) fn stem(name: &OsStr) -> OsString {
-    if name.len() <= MAX_STEM_BYTES {
-        return name.to_owned();
-    }
-    // The ends of long names distinguish the parts of one set.
-    let text = name.to_string_lossy();
-    let mut cut = MAX_STEM_BYTES - 17;
-    while !text.is_char_boundary(cut) {
-        cut -= 1;
-    }
-    format!("{}~{:016x}", &text[..cut], checksum(name.as_encoded_bytes())).into()
-}
-
-/// Returns the stem of the target that a temporary name belongs to; `None` for any other name.
-pub(super) fn stem_of(name: &OsStr) -> Option<&[u8]> {
-    let rest = name.as_encoded_bytes().strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
-    let (stem, random) = rest.split_at_checked(rest.len().checked_sub(N_RANDOM + 1)?)?;
-    let random = random.strip_prefix(b".")?;
-    (!stem.is_empty() && random.iter().all(u8::is_ascii_alphanumeric)).then_some(stem)
-}
-
-/// Returns the FNV-1a checksum: detects damage, but is no protection against attacks.
-pub(super) fn checksum(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
-}
-
-/// Passes a builder of the target's temporary names to `use_it`.
-pub(super) fn builder<T>(path: &Path, use_it: impl FnOnce(&Builder<'_, '_>) -> T) -> T {
-    let mut prefix = OsString::from(".");
-    prefix.push(stem(path.file_name().unwrap_or_default()));
-    prefix.push(".");
-    use_it(Builder::new().prefix(&prefix).suffix(SUFFIX).rand_bytes(N_RANDOM))
-}
-
-/// Returns the initial mode of a file.
-fn first_mode(path: &Path) -> u32 {
-    if path.symlink_metadata().is_ok() { CLOSED } else { OPEN }
-}
-
-/// Creates a new file; fails if it exists.
-pub(super) fn create(path: &Path, mode: u32) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create_new(true);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        options.mode(mode);
-    }
-    #[cfg(not(unix))]
-    let _ = mode;
-    options.open(path)
-}
-
 /// Creates an unnamed file, if the file system supports such files and there is a way to name it later.
 #[cfg(target_os = "linux")]
 fn unnamed(dir: &Path, mode: u32) -> Option<File> {
@@ -314,76 +253,8 @@ fn rewound(file: &File) -> io::Result<File> {
     Ok(file)
 }
 
-/// Converts a mode to the system's type, which is narrower on some systems.
-#[cfg(unix)]
-pub(super) fn mode_of(bits: u32) -> rustix::fs::Mode {
-    rustix::fs::Mode::from_raw_mode((bits & 0o7777) as rustix::fs::RawMode)
-}
-
-fn set_mode(file: &File, mode: u32) -> io::Result<()> {
-    #[cfg(unix)]
-    again(|| Ok(rustix::fs::fchmod(file, mode_of(mode))?))?;
-    #[cfg(not(unix))]
-    let _ = (file, mode);
-    Ok(())
-}
-
-/// Takes over mode, group and owner of a file, as far as the system permits. At no time may more people read the new
-/// file than could read the old one.
-pub(super) fn inherit(file: &File, old: &Metadata) -> io::Result<()> {
-    #[cfg(unix)]
-    {
-        use rustix::fs::{Gid, Uid, fchmod, fchown};
-        use std::os::unix::fs::MetadataExt;
-        let new = file.metadata()?;
-        let group = Some(Gid::from_raw(old.gid()));
-        // Separately: a user may give a file to another of their groups, but not to another user.
-        let has_group = new.gid() == old.gid() || again(|| Ok(fchown(file, None, group)?)).is_ok();
-        let owner = Some(Uid::from_raw(old.uid()));
-        let has_owner = new.uid() == old.uid() || again(|| Ok(fchown(file, owner, None)?)).is_ok();
-        let mode = match (has_owner, has_group) {
-            (true, true) => old.mode() & 0o7777,
-            (false, true) => old.mode() & 0o777,
-            // The new group may not get the permissions of the old one.
-            (_, false) => old.mode() & 0o707 | (old.mode() & 0o007) << 3,
-        };
-        if new.mode() & 0o7777 != mode {
-            match again(|| Ok(fchmod(file, mode_of(mode))?)) {
-                // File systems without modes of their own.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
-                    ) => {}
-                done => done?,
-            }
-        }
-    }
-    #[cfg(not(unix))]
-    let _ = (file, old);
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn names_tell_their_target() {
-        for name in ["m.gguf", "a", "x.tmp", ".m.gguf.abcdef.tmp"] {
-            let temporary = format!(".{name}.aB3xYz.tmp");
-            assert_eq!(stem_of(OsStr::new(&temporary)), Some(name.as_bytes()));
-        }
-        for name in
-            ["", ".", ".tmp", ".abcdef.tmp", "..abcdef.tmp", "m.abcdef.tmp", ".m.abc/ef.tmp", ".m.abcdef.tm"]
-        {
-            assert_eq!(stem_of(OsStr::new(name)), None, "{name}");
-        }
-        let long = |end: char| format!("{}{end}", "ä".repeat(126));
-        let stems = ['1', '2'].map(|end| stem(OsStr::new(&long(end))));
-        assert!(stems[0] != stems[1] && stems[0].len() <= MAX_STEM_BYTES);
-    }
-
     #[test]
     fn the_longest_name_that_a_file_may_have_can_be_written() {
         let dir = tempfile::tempdir().unwrap();
@@ -396,6 +267,7 @@ mod tests {
     #[cfg(unix)]
     mod modes {
         use super::super::super::OutputFile;
+        use super::super::super::mode::{CLOSED, OPEN};
         use super::super::*;
         use rustix::fs::Mode;
         use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -3,7 +3,7 @@
 use gguf_quant::grid_states::{GridForm, SIGNED, Signs};
 
 use crate::grid::book::{Book, Tile};
-use crate::grid::{UNIT, Unit, UnitMetric};
+use crate::unit::{UNIT, Unit, UnitMetric};
 
 /// Number of turns of points and signs. A third changes next to nothing.
 const TURNS: usize = 2;

@@ -10,9 +10,9 @@ use crate::Metric;
 use crate::descent::rounded;
 use crate::grid::choice::{Code, Grid, Ready, product as unit_product};
 use crate::grid::panel::GridPanel;
-use crate::grid::{UNIT, Unit};
 use crate::lanes::{add_product, limit, round, take_product, times};
 use crate::panel::{LANES, Lane, ZERO, product, product_added};
+use crate::unit::{UNIT, Unit};
 
 /// Maximum number of columns of a part.
 const PART: usize = 32;

@@ -12,10 +12,10 @@ use gguf_quant::grid_states::GRID_ELEMS;
 
 use crate::grid::choice::{Grid, Ready};
 use crate::grid::panel::GridPanel;
-use crate::grid::{UNIT, Unit};
 use crate::lanes::add_scaled;
 use crate::metric::UnitFactor;
 use crate::panel::{Lane, ZERO, product_added};
+use crate::unit::{UNIT, Unit};
 use crate::{Metric, SolveError};
 
 /// Number of columns that are rounded before their errors are passed to the rest.

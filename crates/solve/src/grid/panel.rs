@@ -4,9 +4,9 @@ use gguf_core::numeric::{f16_to_f32, f32_to_f16};
 use gguf_quant::grid_states::{GRID_ELEMS, GridForm, GridState};
 
 use crate::SolveError;
-use crate::grid::UNIT;
 use crate::grid::choice::{Code, Grid};
 use crate::panel::{LANES, Lane, ZERO, fill_lanes};
+use crate::unit::UNIT;
 
 /// Up to [`LANES`] rows. An element is `d · odd · value`, where `d` is the block's scale times the type's unit.
 pub(crate) struct GridPanel {

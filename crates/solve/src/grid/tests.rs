@@ -5,9 +5,10 @@ use gguf_core::simd::SimdLevel;
 use gguf_quant::grid_states::{GRID_ELEMS, GRID_FORMS, GridForm, GridState, Signs};
 use gguf_quant::{dequantize, quantize_rows};
 
+use super::GridSolver;
 use super::choice::{Code, Grid, Ready};
-use super::{GridSolver, UNIT, Unit, UnitMetric};
 use crate::twin::{Noise, correlated, invert, odd_moments, odd_rows};
+use crate::unit::{UNIT, Unit, UnitMetric};
 use crate::{
     Metric, PANEL_ROWS, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, objective, solve_rows,
 };

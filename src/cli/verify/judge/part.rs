@@ -7,13 +7,14 @@ use serde_json::json;
 use crate::cli::guard::Guard;
 use crate::cli::render::plural;
 use crate::cli::verify::judge::{VerifyArgs, open_baseline};
+use crate::cli::verify::limits::given;
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::same_file;
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::gguf::Share;
-use crate::verify::{Finding, Model, PartLabel, VerificationPart, verify_part};
+use crate::verify::{Finding, Model, PartLabel, Thresholds, VerificationPart, verify_part};
 
 impl VerifyArgs {
     /// Refuses options that a share of a run cannot serve, and names the alternative.
@@ -22,7 +23,6 @@ impl VerifyArgs {
         const TASKS: &str = "is run whole: on one machine, without `--part`";
         const NONE: &str = "is a limit of models of which there are no parts: leave `--part` out";
         const LIMIT: &str = "is a limit of the whole: give it to `gguf-verify combine`";
-        let figures = self.figures;
         let is_given = [
             (
                 self.models.len() > 1,
@@ -50,25 +50,17 @@ impl VerifyArgs {
                 "--accept-partial",
                 "is about the verdict: give it to `gguf-verify combine`",
             ),
-            (figures.max_ppl.is_some(), "--max-ppl", LIMIT),
-            (figures.max_ppl_increase.is_some(), "--max-ppl-increase", LIMIT),
-            (figures.max_kld.is_some(), "--max-kld", LIMIT),
-            (figures.max_kld_99.is_some(), "--max-kld-99", LIMIT),
-            (figures.min_top1.is_some(), "--min-top1", LIMIT),
-            (figures.min_quality.is_some(), "--min-quality", LIMIT),
         ];
-        let others = [
-            ("--min-cosine", self.min_cosine),
-            ("--min-worst-cosine", self.min_worst_cosine),
-            ("--max-score-error", self.max_score_error),
-            ("--max-pseudo-ppl", self.max_pseudo_ppl),
-            ("--max-masked-kld", self.max_masked_kld),
-            ("--min-masked-top1", self.min_masked_top1),
-        ];
-        let others = others.into_iter().map(|(name, limit)| (limit.is_some(), name, NONE));
-        match is_given.into_iter().chain(others).find(|(is_given, ..)| *is_given) {
-            Some((_, name, why)) => {
-                let name = if name.starts_with("--") { format!("`{name}`") } else { name.to_owned() };
+        let of =
+            |limits: &Thresholds, why| given(limits).into_iter().map(move |name| (format!("--{name}"), why));
+        let limits = of(&self.limits.thresholds(), LIMIT).chain(of(&self.other_limits.thresholds(), NONE));
+        let is_given = is_given
+            .into_iter()
+            .filter(|(is_given, ..)| *is_given)
+            .map(|(_, name, why)| (name.to_owned(), why));
+        match is_given.chain(limits).next() {
+            Some((name, why)) => {
+                let name = if name.starts_with("--") { format!("`{name}`") } else { name };
                 Err(UsageError(format!("{name} {why}")))
             }
             None => Ok(()),

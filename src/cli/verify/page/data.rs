@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::cli::verify::details::{Details, Spread, Worst};
 use crate::cli::verify::recommend::{Candidate, recommend};
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
 use crate::verify::{
-    Finding, LimitLine, Quality, Report, Severity, TaskReport, TensorWeights, Verdict, WeightOutcome,
+    Better, Finding, LimitLine, Quality, Report, Severity, TaskReport, TensorWeights, Verdict, WeightOutcome,
 };
 
-use super::details::{Details, Spread, Worst};
 use super::families::{ExpertData, VectorData};
 use super::public::{self, Folders};
 use super::run_info::RunInfo;
@@ -381,9 +381,12 @@ fn shared(files: &[FileData]) -> Vec<Reason> {
 
 fn limits(report: &Report) -> Vec<Limit> {
     let limit = |line: &LimitLine| Limit {
-        figure: line.figure.label(),
+        figure: line.figure.row().label,
         value: line.figure.show(line.value),
-        bound: if line.figure.is_floor() { "at least" } else { "at most" },
+        bound: match line.figure.row().better {
+            Better::More => "at least",
+            Better::Less => "at most",
+        },
         at: line.figure.show(line.limit),
         set_by: if line.is_own { "an option" } else { "what the types cost" },
         is_kept: !line.is_missed(),

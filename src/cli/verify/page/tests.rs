@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::data::{PageData, TensorError};
-use super::details::{Details, Spread, Worst};
 use super::run_info::{Input, RunInfo};
 use super::{Reports, html, markdown};
 use crate::cli::Session;
 use crate::cli::guard::Guard;
 use crate::cli::progress::TerminalProgress;
+use crate::cli::verify::details::{Details, Spread, Worst};
 use crate::cli::verify::report::ModelReport;
 use crate::verify::{
     Aspect, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding, LayerRouting,

@@ -1,15 +1,15 @@
-//! Plans of several streams and of residuals of low rank.
+//! Tests of plans with AltUp streams and low-rank residuals.
 
 use super::{WIDTH, meta, model, plan};
 use crate::core::TensorMeta;
 use crate::gguf::Metadata;
 
-/// Streams of a token.
+/// Number of streams of a token.
 const N: u64 = 3;
 /// Rank of the residuals.
 const RANK: u64 = 2;
 
-/// A model of three streams, of which the second is computed.
+/// Returns a model of three streams, of which the second is computed.
 fn streams() -> (Metadata, Vec<TensorMeta>) {
     let (mut metadata, mut tensors) = model();
     metadata.set("x.altup.num_inputs", N as u32);

@@ -1,4 +1,4 @@
-//! Plans of attention: temperatures, norms of queries and keys, windows, where norms stand.
+//! Tests of plans of attention: temperatures, norms of queries and keys, windows, and positions of norms.
 
 use super::{WIDTH, meta, model, plan};
 use crate::engine::exec::mask::Mask;
@@ -25,7 +25,7 @@ fn what_is_not_rotated_has_a_temperature_whose_numbers_the_file_may_change() {
     assert_eq!(found[1].map(|temperature| temperature.length), Some(16));
     metadata.set("gguf_foundry.attention.temperature_scale", 0.0f32);
     assert_eq!(temperatures(&plan(graph, &metadata, &tensors).unwrap()), [None, None]);
-    // Windows of no size are none: every layer is rotated.
+    // A window of size 0 means no window: every layer is rotated.
     metadata.set("x.attention.sliding_window", 0u32);
     let plan = plan(graph, &metadata, &tensors).unwrap();
     assert!(plan.layers.iter().all(|layer| attention(&layer.mixer).mask == Mask::Causal));

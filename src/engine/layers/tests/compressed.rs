@@ -1,4 +1,4 @@
-//! Plans of layers that see a window and compressed rows.
+//! Tests of plans of layers with a window and compressed rows.
 
 use super::{WIDTH, meta, model, plan};
 use crate::core::TensorMeta;
@@ -12,7 +12,7 @@ use crate::gguf::Metadata;
 const GRAPH: &str =
     "mixer = 'compressed'\nwindow = 'sliding'\nrope_local = 'unscaled'\nunused = ['indexer.*']";
 
-/// The tiny model with a layer of a window alone and one of rows that stand for two tokens each and overlap.
+/// Returns the tiny model with one layer that has only a window, and one with overlapping rows of two tokens each.
 fn compressed() -> (Metadata, Vec<TensorMeta>) {
     let (mut metadata, mut tensors) = model();
     for (key, value) in [
@@ -63,7 +63,7 @@ fn layers_with_a_ratio_have_compressed_rows_and_a_rotation_of_their_own() {
     assert!(near.compressor.is_none() && near.mask == Mask::Window(16) && near.narrow.len() == 2);
     assert!(far.compressor.as_ref().is_some_and(|c| c.overlaps && c.ratio == 2));
     assert_eq!([near, far].map(|mixer| plan.ropes[mixer.rope].base), [10_000.0, 500.0]);
-    // Eight rows of two tokens each are all seen.
+    // All of the eight rows of two tokens each are seen.
     assert_eq!(plan.chunk_limit, Some(16));
 }
 

@@ -1,4 +1,4 @@
-//! Plans of models whose two stacks run in turn.
+//! Tests of plans of models whose two stacks run in turn.
 
 use super::{WIDTH, meta, model, plan};
 use crate::core::TensorMeta;
@@ -7,7 +7,7 @@ use crate::gguf::Metadata;
 
 const GRAPH: &str = "extras = ['cycles']";
 
-/// The tiny model as two stacks of a layer each.
+/// Returns the tiny model as two stacks of one layer each.
 fn cycled() -> (Metadata, Vec<TensorMeta>) {
     let (mut metadata, mut tensors) = model();
     for (key, value) in

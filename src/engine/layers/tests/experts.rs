@@ -1,4 +1,4 @@
-//! Plans of experts: those that others share, weights before and after.
+//! Tests of plans of experts: adjugate experts, and weights before and after.
 
 use super::{INNER, WIDTH, meta, model, plan};
 use crate::arch::graph::{RouterSelect, Weigh};
@@ -7,10 +7,10 @@ use crate::engine::ops::ffn::Ffn;
 use crate::engine::ops::moe::Moe;
 use crate::gguf::Metadata;
 
-/// Width of the experts that others share.
+/// Width of the adjugate experts.
 const SMALL: u64 = 4;
 
-/// A model whose feed-forward is four experts, of which two each share one.
+/// Returns a model whose feed-forward has four experts in two groups, each of which shares an adjugate expert.
 fn routed() -> (Metadata, Vec<TensorMeta>) {
     let (mut metadata, mut tensors) = model();
     for (key, value) in [("expert_count", 4u32), ("expert_used_count", 2)] {
@@ -55,7 +55,7 @@ fn experts_that_others_share_need_the_size_of_groups_and_a_scale() {
     let plan = plan("", &metadata, &tensors).unwrap();
     let adjugates = moe(&plan.layers[1].ffn).adjugates.as_ref().unwrap();
     assert_eq!((adjugates.experts.len(), adjugates.per_group, adjugates.scale), (2, 2, 0.05));
-    // Sums of weights mean nothing where weights multiply what experts read.
+    // Weights cannot be summed if they multiply the inputs of experts.
     let error = plan_error("weigh = 'before'", &metadata, &tensors);
     assert!(error.starts_with("6 tensors are not used by the graph"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Plans of models with several residual streams.
+//! Tests of plans of models with hyper-connections.
 
 use super::{WIDTH, meta, model, plan};
 use crate::core::TensorMeta;
@@ -11,7 +11,7 @@ const GRAPH: &str = "residual = 'hyper'";
 
 const N: u64 = 3;
 
-/// The tiny model with three streams, a weight each.
+/// Returns the tiny model with three streams, with one weight per stream.
 fn weighed(n_weights: u64, n_scales: u64) -> (Metadata, Vec<TensorMeta>) {
     let (mut metadata, mut tensors) = model();
     metadata.set("x.hyper_connection.count", N as u32);
@@ -46,7 +46,7 @@ fn the_rows_tell_whether_streams_are_mixed() {
     let streams = mixed.streams.as_ref().unwrap();
     assert_eq!((streams.n, &streams.end), (3, &StreamsEnd::Mean));
     assert_eq!(mixed.stream_width(), 24);
-    // A head that reads them takes the place of the mean.
+    // A connection that reads the streams replaces the mean.
     for (name, dims) in [("fn", &[N, N * WIDTH][..]), ("base", &[N]), ("scale", &[1])] {
         tensors.push(meta(&format!("output_hc_{name}.weight"), dims));
     }
@@ -76,7 +76,7 @@ fn streams_with_a_weight_per_value_are_normed_as_they_are_read() {
         }
     }
     let graph = format!("{GRAPH}\nfinal_norm = 'none'");
-    // Norms of the layers and of the end have no part in such a model.
+    // Such a model has no norms before the branches and no final norm.
     let error = plan(&graph, &metadata, &tensors).unwrap_err();
     assert!(matches!(&error, EngineError::LeftOver { tensors } if tensors.len() == 5), "{error}");
     tensors.retain(|meta| {

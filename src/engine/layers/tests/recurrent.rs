@@ -1,4 +1,4 @@
-//! Plans of layers with a state.
+//! Tests of plans of layers with a recurrent state.
 
 use super::{WIDTH, meta, model, plan};
 use crate::core::TensorMeta;
@@ -6,7 +6,7 @@ use crate::engine::ops::Mixer;
 use crate::engine::ops::ffn::Ffn;
 use crate::gguf::Metadata;
 
-/// The tiny model with Mamba 2 instead of attention in its first layer.
+/// Returns the tiny model with Mamba 2 instead of attention in its first layer.
 fn hybrid() -> (Metadata, Vec<TensorMeta>) {
     let (mut metadata, mut tensors) = model();
     for (key, value) in [

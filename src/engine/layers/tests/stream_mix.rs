@@ -1,4 +1,4 @@
-//! Plans of layers that read kept streams.
+//! Tests of plans of layers with stream mixes.
 
 use super::{WIDTH, meta, model, plan};
 

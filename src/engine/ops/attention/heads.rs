@@ -1,5 +1,5 @@
-//! The heads: tiles of queries against all keys that they see, or, in long chunks, against one tile of keys after the
-//! other with a running softmax, so that a thread's buffers do not grow with the chunk.
+//! Heads of softmax attention: tiles of queries with all keys that they see. In long chunks, tiles of queries with one
+//! tile of keys after another and a running (online) softmax, so that a thread's buffers do not grow with the chunk.
 
 use std::ops::Range;
 
@@ -14,18 +14,20 @@ use crate::engine::exec::workers::{WorkerBuffers, lend};
 use crate::engine::ops::attention::{Attention, rows_of};
 use crate::engine::ops::relative::{RelativeBias, RelativeScores};
 
-/// Queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
+/// Number of queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
 const QUERY_ROWS: usize = 96;
-/// Keys are computed in multiples of this, so that kernels find whole vectors; what is beyond is not looked at.
+/// Keys are computed in multiples of this, so that kernels work on whole vectors; the scores beyond the last key are
+/// ignored.
 pub(crate) const KEY_ROWS: usize = 16;
-/// Longest chunk whose keys are looked at together: a tile of scores still fits a core's second-level cache.
+/// Longest chunk whose keys are processed together: a tile of scores still fits a core's L2 cache.
 pub(crate) const WHOLE_KEYS: usize = 2048;
-/// Keys per tile in longer chunks; a multiple of [`KEY_ROWS`].
+/// Number of keys per tile in longer chunks; a multiple of [`KEY_ROWS`].
 const TILE_KEYS: usize = 1024;
-/// Queries of a long chunk that one task takes: enough to make transposing a tile of keys small beside using it.
+/// Number of queries of a long chunk per task: enough that transposing a tile of keys costs little compared with using
+/// it.
 pub(crate) const PART_QUERIES: usize = 8 * QUERY_ROWS;
 
-/// What scores are made of and how they are used, wherever queries, keys and values come from.
+/// Parameters of the scores and the softmax, independent of the source of queries, keys and values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scores<'a> {
     pub(crate) n_heads: usize,
@@ -41,6 +43,7 @@ pub(crate) struct Scores<'a> {
 }
 
 impl Attention {
+    /// Returns the parameters of the scores.
     pub(crate) fn scores(&self) -> Scores<'_> {
         Scores {
             n_heads: self.n_heads,
@@ -57,16 +60,16 @@ impl Attention {
     }
 }
 
-/// Bytes of a thread's buffers for chunks of this length.
+/// Returns the bytes of a thread's buffers for chunks of this length.
 pub(crate) fn buffer_bytes(a: &Scores<'_>, chunk_len: usize) -> usize {
     let keys = if chunk_len <= WHOLE_KEYS { chunk_len.next_multiple_of(KEY_ROWS) } else { TILE_KEYS };
     let running = if chunk_len <= WHOLE_KEYS { 0 } else { PART_QUERIES * a.n_heads / a.n_kv_heads.max(1) };
-    // The bias by relative position is shared, but small: it counts for each thread.
+    // The bias by relative position is shared but small: it is counted for each thread.
     let relative = a.relative.map_or(0, |_| 8 * a.n_heads * chunk_len);
     4 * (QUERY_ROWS + a.dk + a.dv) * keys + size_of::<RunningSoftmax>() * running + relative
 }
 
-/// What the heads of a layer share.
+/// State that the heads of a layer share.
 pub(crate) struct Heads<'a> {
     pub(crate) a: Scores<'a>,
     pub(crate) level: SimdLevel,
@@ -75,40 +78,40 @@ pub(crate) struct Heads<'a> {
     pub(crate) relative: Option<RelativeScores>,
 }
 
-/// Queries of one chunk, and what the query heads of one key-value head see.
+/// Queries of one chunk, with the keys and values that the query heads of one key-value head see.
 pub(crate) struct Queries<'a> {
     pub(crate) kv_head: usize,
     /// Position of the first query in the chunk.
     pub(crate) first: usize,
     pub(crate) n: usize,
-    /// Tokens that see one another.
+    /// Number of tokens of the chunk's prefix, which see one another.
     pub(crate) prefix: usize,
-    /// What the queries see.
+    /// Mask of the queries.
     pub(crate) mask: Mask,
-    /// Keys of the whole chunk.
+    /// Number of keys of the whole chunk.
     pub(crate) n_chunk_keys: usize,
-    /// All heads of these queries, and what follows.
+    /// All heads of these queries; rows of other queries may follow.
     pub(crate) rows: &'a [f32],
-    /// From the chunk's first key to the last that any of the queries sees.
+    /// Keys and values from the chunk's first key to the last that any of the queries sees.
     pub(crate) seen: Seen<'a>,
 }
 
 /// Keys and values of one head.
 #[derive(Clone, Copy)]
 pub(crate) enum Seen<'a> {
-    /// Rows among those of other heads.
+    /// Keys and values as rows, interleaved with those of other heads.
     Rows(MatrixView<'a>, MatrixView<'a>),
-    /// Keys as columns, with columns behind them that mean nothing, and values that lie together.
+    /// Keys as columns, followed by columns without meaning, and values as contiguous rows.
     Columns(MatrixView<'a>, MatrixView<'a>),
 }
 
 impl Queries<'_> {
-    /// Position behind the last key that the query at `position` sees.
+    /// Returns the position after the last key that the query at `position` sees.
     fn end(&self, position: usize) -> usize {
         self.mask.end_key(position, self.n_chunk_keys).max(self.prefix)
     }
 
-    /// Tiles of queries, counted from the first.
+    /// Iterates over the tiles of queries, counted from the first query.
     fn tiles(&self) -> impl Iterator<Item = Range<usize>> {
         let n = self.n;
         (0..n).step_by(QUERY_ROWS).map(move |first| first..(first + QUERY_ROWS).min(n))
@@ -116,7 +119,7 @@ impl Queries<'_> {
 }
 
 impl Heads<'_> {
-    /// Query heads that use a key-value head.
+    /// Returns the query heads that use a key-value head.
     fn group(&self, kv_head: usize) -> Range<usize> {
         let n = self.a.n_heads / self.a.n_kv_heads;
         kv_head * n..(kv_head + 1) * n
@@ -132,7 +135,7 @@ impl Heads<'_> {
         }
     }
 
-    /// What happens to the scores of the query at `position` with `n_keys` keys from `first_key` on.
+    /// Returns the softmax parameters of the query at `position` with `n_keys` keys from `first_key` on.
     fn at<'h>(
         &'h self,
         row: SoftmaxRow<'h>,
@@ -144,7 +147,7 @@ impl Heads<'_> {
         SoftmaxRow { own: position as isize - first_key as isize, bias, ..row }
     }
 
-    /// Scores of a tile of queries with keys, into `[n, width]`.
+    /// Computes the scores of a tile of queries with keys, `[n, width]`.
     fn scores<'s>(
         &self,
         queries: &Queries<'_>,
@@ -154,7 +157,7 @@ impl Heads<'_> {
         scores: &'s mut Vec<f32>,
     ) -> &'s mut [f32] {
         let rows = rows_of(queries.rows, tile.start, tile.len(), head, self.a.n_heads, self.a.dk);
-        // A capped score is scaled before it is capped.
+        // With a cap, the softmax scales scores before it caps them.
         let scale = if self.a.cap.is_some() { 1.0 } else { self.a.scale };
         let scores = lend(scores, tile.len() * keys.n_cols());
         self.clock.time(WorkKind::Attention, || {
@@ -163,8 +166,9 @@ impl Heads<'_> {
         scores
     }
 
-    /// Keys become columns, one each, then some that mean nothing; values lie together. With the rows of all heads between
-    /// them, often a power of two, values that every tile of queries needs would push one another out of the caches.
+    /// Copies keys to columns, followed by columns without meaning, and values to contiguous rows. In the layout of all
+    /// heads, rows are often a power of two apart, and values that every tile of queries needs would evict one another
+    /// from the caches.
     fn gathered<'k>(
         &self,
         keys: MatrixView<'_>,
@@ -183,7 +187,7 @@ impl Heads<'_> {
         (MatrixView::new(columns, dk, width, width), MatrixView::new(rows, n, dv, dv))
     }
 
-    /// All query heads of a key-value head, each tile of queries with all keys at once.
+    /// Runs all query heads of a key-value head, each tile of queries with all keys at once.
     pub(crate) fn whole<'o>(
         &self,
         queries: &Queries<'_>,
@@ -230,7 +234,7 @@ impl Heads<'_> {
         }
     }
 
-    /// As [`Heads::whole`], one tile of keys after the other.
+    /// Does the same as [`Heads::whole`], with one tile of keys after another.
     pub(crate) fn online<'o>(
         &self,
         queries: &Queries<'_>,
@@ -270,7 +274,7 @@ impl Heads<'_> {
         });
     }
 
-    /// One tile of queries of a head with one tile of keys.
+    /// Adds one tile of keys to one tile of queries of a head.
     fn online_tile(
         &self,
         queries: &Queries<'_>,
@@ -319,7 +323,7 @@ impl Heads<'_> {
     }
 }
 
-/// A query head whose softmax is not finished.
+/// Query head whose softmax is not finished.
 struct OnlineHead<'a> {
     at: usize,
     options: SoftmaxRow<'a>,

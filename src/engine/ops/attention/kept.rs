@@ -1,5 +1,5 @@
-//! Keys and values of sequences that go on: they lie as the heads read them, keys as columns, so that a step adds a
-//! column and rearranges nothing.
+//! KV cache of continued sequences. Keys and values are stored in the layout that the heads read, keys as columns, so
+//! that a step adds a column and rearranges nothing.
 
 use rayon::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::engine::exec::timings::WorkKind;
 use crate::engine::ops::attention::heads::{KEY_ROWS, Scores};
 use crate::engine::ops::attention::{Projected, rows_of};
 
-/// How keys and values of a sequence lie: of each key-value head `[dk, width]` keys, then `[capacity, dv]` values.
+/// Layout of a sequence's keys and values: for each key-value head `[dk, width]` keys, then `[capacity, dv]` values.
 #[derive(Clone, Copy)]
 struct KeptLayout {
     n_heads: usize,
@@ -22,7 +22,7 @@ struct KeptLayout {
     capacity: usize,
 }
 
-/// Floats that a sequence of at most `capacity` tokens keeps.
+/// Returns the number of floats that a sequence of at most `capacity` tokens keeps.
 pub(crate) fn kept_floats(a: &Scores<'_>, capacity: usize) -> usize {
     let layout = KeptLayout::new(a, capacity);
     layout.n_heads.saturating_mul(layout.head_floats())
@@ -30,8 +30,8 @@ pub(crate) fn kept_floats(a: &Scores<'_>, capacity: usize) -> usize {
 
 impl KeptLayout {
     fn new(a: &Scores<'_>, capacity: usize) -> Self {
-        // Kernels find whole vectors: the last columns may mean nothing. An odd number of vectors, since rows a power of
-        // two apart would push one another out of the caches.
+        // Kernels work on whole vectors, so the last columns may have no meaning. The number of vectors is odd, because
+        // rows a power of two apart would evict one another from the caches.
         let width = (capacity.div_ceil(KEY_ROWS) | 1) * KEY_ROWS;
         Self { n_heads: a.n_kv_heads, dk: a.dk, dv: a.dv, width, capacity }
     }
@@ -40,7 +40,7 @@ impl KeptLayout {
         self.dk.saturating_mul(self.width).saturating_add(self.dv.saturating_mul(self.capacity))
     }
 
-    /// Adds `n` rows of keys and values of all heads behind those of the tokens before.
+    /// Adds `n` rows of keys and values of all heads after those of the `before` earlier tokens.
     fn add(&self, part: &mut [f32], (before, n): (usize, usize), k: &[f32], v: &[f32]) {
         for (head, part) in part.chunks_exact_mut(self.head_floats().max(1)).enumerate() {
             let (columns, values) = part.split_at_mut(self.dk * self.width);
@@ -56,14 +56,14 @@ impl KeptLayout {
     }
 }
 
-/// The keys and values of the sequences of a step.
+/// Keys and values of the sequences of a step.
 pub(crate) struct Kept<'p> {
     layout: KeptLayout,
     parts: Vec<&'p mut [f32]>,
 }
 
 impl Kept<'_> {
-    /// Keys as columns and values as rows of a head, of a chunk's sequence.
+    /// Returns a head's keys as columns and values as rows, for a chunk's sequence.
     pub(crate) fn of(&self, chunk: usize, head: usize, n_keys: usize) -> (MatrixView<'_>, MatrixView<'_>) {
         let KeptLayout { dk, dv, width, .. } = self.layout;
         let part = &self.parts[chunk][head * self.layout.head_floats()..];
@@ -72,7 +72,7 @@ impl Kept<'_> {
     }
 }
 
-/// Adds the keys and values of a step to what is kept.
+/// Adds the keys and values of a step to the kept ones and returns all of them.
 pub(crate) fn keep_step<'p>(
     cx: &Context<'_>,
     a: &Scores<'_>,
@@ -96,10 +96,10 @@ pub(crate) fn keep_step<'p>(
     Kept { layout, parts }
 }
 
-/// Returns the floats that a sequence of at most `n_ctx` tokens remembers of these heads.
+/// Returns the number of floats that a sequence of at most `n_ctx` tokens keeps for these heads.
 ///
 /// # Errors
-/// Masks whose tokens see later ones.
+/// If tokens see later ones by the mask.
 pub(crate) fn remembered(a: &Scores<'_>, n_ctx: usize) -> Result<usize, &'static str> {
     match a.mask {
         Mask::Full | Mask::Symmetric(_) => Err("its tokens see those behind them"),

@@ -1,4 +1,4 @@
-//! Resolves attention: heads, projections, norms, scale.
+//! Resolution of softmax attention: heads, projections, norms and scale.
 
 use crate::arch::graph::{AttnScale, QkNorm};
 use crate::engine::EngineError;
@@ -13,7 +13,7 @@ use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::PositionRule;
 use crate::engine::resolve::rope::is_large;
 
-/// Numbers and widths of a layer's heads, and the rows that they add up to.
+/// Numbers and widths of a layer's heads, and the rows and columns of their projections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadShape {
     pub(crate) n_heads: usize,
@@ -38,7 +38,7 @@ struct HeadNorms {
     k: Option<HeadNorm>,
 }
 
-/// Attention; in layers without heads of some kind less than that.
+/// Resolves attention: no mixer in layers without query heads, one matrix in layers without key-value heads.
 pub(crate) fn mixer(b: &mut Builder<'_>, layer: usize) -> Result<Mixer, EngineError> {
     let n_heads = b
         .keys
@@ -57,6 +57,7 @@ pub(crate) fn mixer(b: &mut Builder<'_>, layer: usize) -> Result<Mixer, EngineEr
 }
 
 impl Attention {
+    /// Resolves the attention of a layer with these heads.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         layer: usize,
@@ -107,6 +108,7 @@ impl Attention {
     }
 }
 
+/// Returns the widths of a layer's heads, and the rows and columns of their projections.
 pub(crate) fn head_shape(
     b: &Builder<'_>,
     n_heads: usize,
@@ -118,7 +120,7 @@ pub(crate) fn head_shape(
         return Err(b.keys.unknown("attention.head_count", "a multiple of head_count_kv", &found));
     }
     let width = |key: &str| {
-        // Windowed layers may have heads of their own width.
+        // Windowed layers may have their own head widths.
         let local = if matches!(mask, Mask::Causal | Mask::Full) {
             None
         } else {
@@ -170,7 +172,7 @@ fn projections(
         };
         let of = |name: &str| format!("blk.{source}.{name}");
         let k = b.tensors.need_matrix(&of("attn_k"), k_rows, n_embd)?;
-        // Values may be the keys before their norm and rotation; such models norm their values too.
+        // Values may be the keys before their norm and rotation; such models also norm their values.
         let is_shared = b.features.v_norm && !b.tensors.has(&of("attn_v.weight"));
         let v = if is_shared && k_rows == v_rows {
             k.clone()
@@ -192,7 +194,7 @@ fn qk_norms(
     match b.features.qk_norm {
         QkNorm::FreeAfterRope => {
             let norm = Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: b.eps };
-            // The larger of two models has no such norms, and only the number of experts tells them apart.
+            // The larger of two models has no such norms; only the number of experts distinguishes them.
             let n_experts = b.keys.count("expert_count")?.unwrap_or(0);
             let without = b.features.qk_norm_not_at_experts.iter().any(|&n| n as usize == n_experts);
             let norm = rope.filter(|_| !without).map(|_| HeadNorm { norm, span: HeadSpan::Head });
@@ -216,6 +218,7 @@ fn qk_norms(
 }
 
 impl HeadNorm {
+    /// Resolves the norm of q or k; the shape of its weight decides what it spans.
     pub(crate) fn resolve(
         b: &mut Builder<'_>,
         name: &str,
@@ -238,6 +241,7 @@ impl HeadNorm {
     }
 }
 
+/// Returns the factor of the scores: the key `attention.scale`, else the card's rule.
 pub(crate) fn attention_scale(
     b: &Builder<'_>,
     heads: HeadShape,
@@ -269,6 +273,7 @@ pub(crate) fn attention_scale(
 }
 
 impl Temperature {
+    /// Resolves the factor of queries by position: by the card's rule, else by the file's keys.
     pub(crate) fn resolve(b: &Builder<'_>, rope: Option<usize>) -> Result<Option<Temperature>, EngineError> {
         if let Some(rule) = b.features.temperature {
             let growth = b.keys.number("attention.temperature_scale")?.unwrap_or(rule.growth);
@@ -287,6 +292,7 @@ impl Temperature {
     }
 }
 
+/// Returns the slopes of ALiBi, if the model has it.
 pub(crate) fn alibi(b: &Builder<'_>, n_heads: usize) -> Result<Option<Vec<f32>>, EngineError> {
     let bias = match b.built.positions {
         PositionRule::Alibi => b.keys.nonzero("attention.max_alibi_bias")?.unwrap_or(b.features.alibi_bias),
@@ -305,7 +311,7 @@ pub(crate) fn alibi(b: &Builder<'_>, n_heads: usize) -> Result<Option<Vec<f32>>,
     Ok(Some(alibi_slopes(n_heads, bias)))
 }
 
-/// Slopes of ALiBi (Press et al. 2022), for head counts that are not powers of two as well.
+/// Returns the slopes of ALiBi (Press et al. 2022), also for head counts that are not powers of two.
 pub(crate) fn alibi_slopes(n_heads: usize, max_bias: f64) -> Vec<f32> {
     let floor_log2 = n_heads.ilog2();
     let n2 = f64::from(1u32 << floor_log2.min(31));
@@ -323,8 +329,8 @@ pub(crate) fn alibi_slopes(n_heads: usize, max_bias: f64) -> Vec<f32> {
 }
 
 impl KvSource {
-    /// Where a layer's keys and values come from: the last layers of some models take those of the last earlier layer
-    /// that sees the same keys.
+    /// Resolves the source of a layer's keys and values. The last layers of some models use those of the last earlier
+    /// layer with the same mask.
     pub(crate) fn resolve(b: &Builder<'_>, layer: usize, mask: Mask) -> Result<KvSource, EngineError> {
         if !b.features.kv_share {
             return Ok(KvSource::Own);

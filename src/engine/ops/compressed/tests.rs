@@ -1,4 +1,4 @@
-//! Compressed rows and attention to them against their formulas in f64.
+//! Tests of the compressor and the attention against their formulas in f64.
 
 use super::*;
 use crate::core::simd::SimdLevel;
@@ -26,7 +26,7 @@ const EPS: f64 = 1e-5;
 
 const N_TOKENS: usize = 23;
 
-/// How rows are made: of how many tokens, and whether of those before as well.
+/// Form of the compressor: tokens per row, and overlap with those of the row before.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     ratio: usize,
@@ -91,8 +91,8 @@ fn rotated(head: &[f64], base: f64, position: f64) -> Vec<f64> {
     out
 }
 
-/// The compressed rows of all tokens: of those of each row, and with overlap of those of the row before by their first
-/// halves.
+/// Returns the compressed rows of all tokens. With overlap, a row also has the first halves of the tokens of the row
+/// before.
 fn rows_by_formula(model: &NoiseModel, form: Form, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let weight = |name: &str| model.get(&format!("blk.0.attn_compressor_{name}.weight"));
     let (kv, score, place, norm) = (weight("kv"), weight("gate"), weight("ape"), weight("norm"));
@@ -113,7 +113,7 @@ fn rows_by_formula(model: &NoiseModel, form: Form, inputs: &[Vec<f64>]) -> Vec<V
     (0..inputs.len() / form.ratio).map(row).collect()
 }
 
-/// The layer's output by the formula, token by token and head by head.
+/// Returns the layer's output by the formula, token by token and head by head.
 fn by_formula(model: &NoiseModel, form: Form, tokens: &[u32]) -> Vec<f64> {
     let weight = |name: &str| model.get(&format!("blk.0.{name}.weight"));
     let (embedding, sinks) = (model.get("token_embd.weight"), weight("attn_sinks"));
@@ -171,7 +171,7 @@ fn only_the_wanted_rows_are_computed_at_the_end() {
     let engine = Engine::new(model.plan(GRAPH).unwrap(), &model, EngineOptions::default()).unwrap();
     let chunk = |tokens: Vec<u32>, rows| TokenChunk { tokens, rows, ..TokenChunk::default() };
     let alone = engine.hidden(&[chunk(tokens(), 0..N_TOKENS)]).unwrap();
-    // Rows of one chunk are not made of another's tokens.
+    // Rows of one chunk do not depend on another chunk's tokens.
     let both = engine.hidden(&[chunk(vec![3; 8], 7..8), chunk(tokens(), 9..N_TOKENS)]).unwrap();
     assert_eq!(both.states()[N_EMBD..], alone.states()[9 * N_EMBD..]);
 }

@@ -1,4 +1,4 @@
-//! Attention whose keys and values are expanded from short rows, against its formula in f64.
+//! Tests of latent attention against its formula in f64.
 
 use crate::engine::exec::mask::Mask;
 use crate::engine::noise::{NoiseModel, assert_near, normed, times};
@@ -22,12 +22,12 @@ const Q_RANK: usize = 8;
 const EPS: f64 = 1e-5;
 const N_TOKENS: usize = 23;
 
-/// Which matrices a file has.
+/// Form of a file: the matrices that it has.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     is_joint: bool,
     has_q_latent: bool,
-    /// The shared key is normed, and heads have sinks and gates.
+    /// True if the shared key is normed, and heads have sinks and gates.
     norms_shared: bool,
 }
 
@@ -42,7 +42,7 @@ fn model(form: Form) -> NoiseModel {
         ("attention.head_count_kv", 1),
         ("attention.kv_lora_rank", RANK),
         ("attention.q_lora_rank", Q_RANK),
-        // Of the compressed rows, not of the heads.
+        // The width of the compressed rows, not of the heads.
         ("attention.key_length", RANK + N_SHARED),
         ("attention.key_length_mla", DK),
         ("attention.value_length_mla", DV),
@@ -94,7 +94,7 @@ fn rotated(x: &[f64], position: usize) -> Vec<f64> {
     out
 }
 
-/// The layer's output by the formula, token by token and head by head.
+/// Returns the layer's output by the formula, token by token and head by head.
 fn by_formula(model: &NoiseModel, form: Form, tokens: &[u32]) -> Vec<f64> {
     let (embedding, weight) =
         (model.get("token_embd.weight"), |name: &str| model.get(&format!("blk.0.{name}.weight")));

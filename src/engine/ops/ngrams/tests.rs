@@ -1,4 +1,4 @@
-//! N-grams against their formula in f64.
+//! Tests of n-gram embeddings against their formula in f64.
 
 use super::*;
 use crate::engine::noise::{NoiseModel, assert_near, normed, times};
@@ -12,7 +12,7 @@ const ALL: usize = N_STREAMS * N_EMBD;
 const WIDTH: usize = 3;
 
 const N_TAPS: usize = 3;
-/// Of a token and of the two before it; the last products do not fit into 64 bits.
+/// Factors of a token and of the two before it; the last products do not fit in 64 bits.
 const MULTIPLIERS: [u64; 3] = [982_451_653, 7_919, 1 << 62];
 /// Rows of two parts of pairs and of two parts of triples.
 const SIZES: [u64; 4] = [5, 7, 6, 9];
@@ -61,7 +61,7 @@ fn model() -> NoiseModel {
     model
 }
 
-/// The rows of the table for the last token, by its own rule: what lies behind an end is the end.
+/// Returns the rows of the table for the last token by another rule: all tokens before an end are replaced by the end.
 fn rows(tokens: &[u32]) -> Vec<u64> {
     let mut seen = vec![u64::from(tokens[tokens.len() - 1])];
     for back in 1..3 {
@@ -102,7 +102,7 @@ fn by_formula(model: &NoiseModel, tokens: &[u32]) -> Vec<f64> {
     }
     for at in 0..tokens.len() {
         for channel in 0..ALL {
-            // Taps lie as far apart as n-grams are long.
+            // The distance between taps is the length of n-grams.
             let tap = |tap: usize| {
                 let back = (N_TAPS - 1 - tap) * 3;
                 if back > at {

@@ -3,7 +3,8 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
-use super::super::details::Spread;
+use crate::cli::verify::details::Spread;
+
 use super::Drawn;
 use super::axis::{Axis, decade_marks, plain_label, power_label, round_marks};
 use super::canvas::{Canvas, Ink};

@@ -86,10 +86,10 @@ impl Chunk {
         }
     }
 
-    /// Both ways, `[head, query, DV]` each.
+    /// Returns the results of [`Heads::whole`] and [`Heads::online`], `[head, query, DV]` each.
     fn both_ways(&self, heads: &Heads<'_>, wanted: &Range<usize>) -> [Vec<f32>; 2] {
         let len = N_HEADS * wanted.len() * DV;
-        // Neither may leave anything of what was there.
+        // Both must overwrite the previous contents.
         let [mut whole, mut online] = [vec![7.0; len], vec![-7.0; len]];
         for (results, is_whole) in [(&mut whole, true), (&mut online, false)] {
             for kv_head in 0..N_KV_HEADS {
@@ -113,7 +113,7 @@ impl Chunk {
         [whole, online]
     }
 
-    /// The definition, in f64.
+    /// Returns the result of the definition, in f64.
     fn by_formula(&self, heads: &Heads<'_>, head: usize, position: usize) -> Vec<f64> {
         let a = heads.a;
         let kv_head = head / (N_HEADS / N_KV_HEADS);
@@ -163,7 +163,7 @@ fn a_running_softmax_over_tiles_of_keys_equals_the_whole_one_and_the_formula() {
     for (name, a, sinks, prefix) in cases {
         let heads = Heads { a: a.scores(), level: SimdLevel::detect(), clock: &clock, sinks, relative: None };
         let chunk = Chunk::new(n, prefix);
-        // The first queries, some across the edge of a tile, the last.
+        // The first queries, some across the border of two tiles, and the last.
         for wanted in [0..PART_QUERIES, TILE_KEYS - 130..TILE_KEYS + 70, n - 97..n] {
             let [whole, online] = chunk.both_ways(&heads, &wanted);
             for (at, (x, y)) in whole.iter().zip(&online).enumerate() {

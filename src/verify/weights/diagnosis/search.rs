@@ -3,7 +3,8 @@
 use rayon::prelude::*;
 
 use crate::engine::EngineError;
-use crate::verify::weights::cause::{Case, Cause};
+use crate::verify::weights::cause::Cause;
+use crate::verify::weights::diagnosis::Case;
 use crate::verify::weights::side::Side;
 
 /// Largest number of rows that are searched for, and of values in them.

@@ -27,7 +27,7 @@ const QUANTILES: [(&str, f64); 8] = [
 
 /// Data of one model that are kept for the page.
 #[derive(Clone, Debug, Default)]
-pub(in crate::cli::verify) struct Details {
+pub(super) struct Details {
     /// `general.name`.
     pub(super) name: Option<String>,
     pub(super) spread: Option<Spread>,
@@ -79,7 +79,7 @@ pub(super) struct Worst {
 
 impl Details {
     /// Collects the details of a model that was verified.
-    pub(in crate::cli::verify) fn of(model: &Model<'_>, verification: &Verification) -> Self {
+    pub(super) fn of(model: &Model<'_>, verification: &Verification) -> Self {
         let Verification { report, prompts, positions, .. } = verification;
         let text = |tokens: &[u32]| match model.encoder {
             Ok(encoder) => escape_bytes(&encoder.decode(tokens)),

@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::calibrate::digest::hex;
 use crate::core::limits::Limits;
 use crate::core::sync::Unpoisoned;
 
@@ -38,15 +39,6 @@ pub(super) struct Journal {
     state: Mutex<(File, Instant)>,
 }
 
-/// Converts a digest to hexadecimal digits.
-pub(in crate::calibrate) fn hex(digest: &[u8]) -> String {
-    use std::fmt::Write as _;
-    digest.iter().fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
-}
-
 fn line_digest(json: &[u8]) -> String {
     let mut digest = hex(&Sha256::digest(json));
     digest.truncate(LINE_DIGITS);
@@ -63,18 +55,6 @@ pub(super) fn unsealed(line: &[u8]) -> Option<&[u8]> {
     let (digest, json) = line.strip_suffix(b"\n")?.split_at_checked(LINE_DIGITS)?;
     let json = json.strip_prefix(b" ")?;
     (line_digest(json).as_bytes() == digest).then_some(json)
-}
-
-/// SHA-256 digest of a file's bytes.
-pub(super) fn digest_of_file(path: &Path) -> std::io::Result<String> {
-    let mut file = fs_err::File::open(path)?;
-    let (mut digest, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(hex(&digest.finalize())),
-            n => digest.update(&buffer[..n]),
-        }
-    }
 }
 
 impl Journal {
@@ -123,6 +103,27 @@ impl Journal {
             *synced = Instant::now();
         }
         Ok(())
+    }
+}
+
+/// Journal of one attempt.
+#[derive(Clone, Debug)]
+pub(super) struct AttemptLog {
+    pub(super) journal: Arc<Journal>,
+    pub(super) attempt: usize,
+}
+
+impl AttemptLog {
+    /// Records that the blocks of a matrix are written.
+    pub(super) fn solved(
+        &self,
+        blocks: &File,
+        tensor: &str,
+        matrix: u64,
+        digest: String,
+    ) -> std::io::Result<()> {
+        let record = Record::Solved { attempt: self.attempt, tensor: tensor.to_owned(), matrix, digest };
+        self.journal.add_behind(Some(blocks), &record)
     }
 }
 

@@ -1,0 +1,28 @@
+//! `--solver`: names of the solvers.
+
+use clap::ValueEnum;
+
+use crate::calibrate::Solver;
+
+/// Name of the method that chooses codes and scales.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SolverName {
+    /// As llama.cpp does with the importance matrix of the same tokens
+    Reference,
+    /// Error feedback and coordinate descent with the second moments of the unquantized model's activations
+    Gptq,
+    /// The same, following the model whose earlier tensors are quantized already, with weights that make good what these
+    /// lost
+    #[default]
+    Sequential,
+}
+
+impl From<SolverName> for Solver {
+    fn from(name: SolverName) -> Self {
+        match name {
+            SolverName::Reference => Self::Reference,
+            SolverName::Gptq => Self::Gptq,
+            SolverName::Sequential => Self::Sequential,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! An adapter that is merged into a model: weights and rows that it replaces, and pairs of matrices that it adds.
+
+use std::sync::Arc;
+
+use crate::core::WeightSource;
+use crate::core::simd::SimdLevel;
+use crate::dequant::Dequantized;
+use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::lora::{LoraError, LoraPair, merge};
+use crate::dequant::rows::{ReplacedRows, with_rows};
+
+/// A weight that another one replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// Index of the weight in the model.
+    pub base: usize,
+    /// Index of the replacement in the adapter.
+    pub by: usize,
+    /// True if the number of rows may differ, because tokens were added or removed.
+    pub resizes: bool,
+}
+
+/// Returns a source that merges an adapter into a model's weights while these are read.
+///
+/// In `pairs`, A and B are weights of the adapter.
+///
+/// # Errors
+/// [`LoraError`]: matrices that do not fit.
+pub fn with_adapter(
+    base: Arc<dyn WeightSource + Send>,
+    adapter: &Arc<dyn WeightSource + Send>,
+    pairs: &[LoraPair],
+    replaced: &[Replaced],
+    rows: &[ReplacedRows],
+    level: SimdLevel,
+) -> Result<Arc<dyn WeightSource + Send>, LoraError> {
+    let n_base = base.weights().len();
+    let mut weights: Vec<Weight> = (0..n_base).map(|index| Weight::plain(&*base, index)).collect();
+    for &Replaced { base, by, resizes } in replaced {
+        let own = &adapter.weights()[by];
+        let weight = &mut weights[base];
+        let is_resized = resizes && own.shape.dims().get(1..) == weight.meta.shape.dims().get(1..);
+        if own.shape != weight.meta.shape && !is_resized {
+            let (name, base) = (weight.meta.name.clone(), weight.meta.shape.clone());
+            return Err(LoraError::Replaced { name, base, by: own.shape.clone() });
+        }
+        weight.meta.ty = own.ty;
+        weight.meta.shape = own.shape.clone();
+        weight.origin = Origin::Beside(adapter.clone(), by);
+    }
+    for replaced in rows {
+        let weight = std::mem::replace(&mut weights[replaced.base], Weight::plain(&*base, replaced.base));
+        weights[replaced.base] = with_rows(weight, adapter, replaced)?;
+    }
+    let beside = |by: usize| {
+        let meta = adapter.weights()[by].clone();
+        Weight { meta, origin: Origin::Beside(adapter.clone(), by) }
+    };
+    let mut moved = Vec::with_capacity(pairs.len());
+    for pair in pairs {
+        moved.push(LoraPair { a: weights.len(), b: weights.len() + 1, ..pair.clone() });
+        weights.extend([beside(pair.a), beside(pair.b)]);
+    }
+    let merged = merge(weights, &moved)?;
+    Ok(Arc::new(Dequantized::over(base, level, merged)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::little_endian::{f32s, store_f32s};
+    use crate::core::{ElementType, Shape, SourceError, WeightMeta};
+
+    /// In-memory F32 tensors.
+    struct Numbers(Vec<(WeightMeta, Vec<u8>)>, Vec<WeightMeta>);
+
+    impl Numbers {
+        fn new(tensors: &[(&str, &[u64])]) -> Self {
+            let tensor = |(at, (name, dims)): (usize, &(&str, &[u64]))| {
+                let shape = Shape::new(dims.to_vec()).unwrap();
+                let value = |i: u64| ((i * 37 + at as u64 * 11) % 101) as f32 / 50.0 - 1.0;
+                let values: Vec<f32> = (0..shape.n_elems()).map(value).collect();
+                let mut bytes = vec![0; values.len() * 4];
+                store_f32s(&values, &mut bytes);
+                (WeightMeta { name: (*name).to_owned(), shape, ty: ElementType::F32 }, bytes)
+            };
+            let all: Vec<_> = tensors.iter().enumerate().map(tensor).collect();
+            let metas = all.iter().map(|row| row.0.clone()).collect();
+            Self(all, metas)
+        }
+
+        fn values(&self, at: usize) -> Vec<f32> {
+            f32s(&self.0[at].1).collect()
+        }
+    }
+
+    impl WeightSource for Numbers {
+        fn weights(&self) -> &[WeightMeta] {
+            &self.1
+        }
+
+        fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+            let start = first as usize * 4;
+            out.copy_from_slice(&self.0[weight].1[start..start + out.len()]);
+            Ok(())
+        }
+    }
+
+    /// Computes W + scale · B · A, or the transposed variant, with a plain triple loop.
+    fn sum(
+        w: &[f32],
+        b: &[f32],
+        a: &[f32],
+        [n, k, rank]: [usize; 3],
+        scale: f32,
+        is_turned: bool,
+    ) -> Vec<f32> {
+        let mut out = Vec::new();
+        for row in 0..n {
+            for column in 0..k {
+                let mut product = 0.0f64;
+                for r in 0..rank {
+                    let (left, right) = if is_turned {
+                        (a[r * n + row], b[column * rank + r])
+                    } else {
+                        (b[row * rank + r], a[r * k + column])
+                    };
+                    product += f64::from(left) * f64::from(right);
+                }
+                out.push((f64::from(w[row * k + column]) + f64::from(scale) * product) as f32);
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn sums_are_those_of_a_triple_loop() {
+        // More elements than one step, and rows longer than a step.
+        for [n, k, rank] in [[5u64, 7, 3], [700, 130, 4], [3, 40_000, 1]] {
+            for is_turned in [false, true] {
+                let (a_dims, b_dims) =
+                    if is_turned { ([rank, n], [k, rank]) } else { ([rank, k], [n, rank]) };
+                let base = Arc::new(Numbers::new(&[("w.base_layer.weight", &[n, k]), ("norm", &[k])]));
+                let adapter = Arc::new(Numbers::new(&[("norm", &[k]), ("b", &b_dims), ("a", &a_dims)]));
+                let pair = LoraPair { base: 0, a: 2, b: 1, scale: 0.75, is_turned };
+                let beside: Arc<dyn WeightSource + Send> = adapter.clone();
+                let replaced = [Replaced { base: 1, by: 0, resizes: false }];
+                let merged =
+                    with_adapter(base.clone(), &beside, &[pair], &replaced, &[], SimdLevel::detect())
+                        .unwrap();
+                let names: Vec<&str> = merged.weights().iter().map(|meta| meta.name.as_str()).collect();
+                assert_eq!(names, ["w.weight", "norm"]);
+                let dims = [n, k, rank].map(|dim| dim as usize);
+                let want =
+                    sum(&base.values(0), &adapter.values(1), &adapter.values(2), dims, 0.75, is_turned);
+                let read = |weight: usize, first: usize, n: usize| {
+                    let mut out = vec![0; n * 4];
+                    merged.read_elems(weight, first as u64, &mut out).unwrap();
+                    f32s(&out).collect::<Vec<f32>>()
+                };
+                assert_eq!(read(0, 0, want.len()), want, "{dims:?} {is_turned}");
+                assert_eq!(read(0, 3, 9), want[3..12], "{dims:?} {is_turned}");
+                assert_eq!(read(1, 0, k as usize), adapter.values(0));
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let base: Arc<dyn WeightSource + Send> = Arc::new(Numbers::new(&[("w", &[4, 6])]));
+        let adapter: Arc<dyn WeightSource + Send> =
+            Arc::new(Numbers::new(&[("a", &[2, 6]), ("b", &[4, 2]), ("a3", &[3, 6])]));
+        let merge = |pairs: &[LoraPair], replaced: &[Replaced]| {
+            with_adapter(base.clone(), &adapter, pairs, replaced, &[], SimdLevel::Scalar)
+                .map(|_| ())
+                .unwrap_err()
+        };
+        let pair = |a: usize, is_turned: bool| LoraPair { base: 0, a, b: 1, scale: 1.0, is_turned };
+        assert_eq!(
+            merge(&[pair(2, false)], &[]).to_string(),
+            "tensor `w`: shape [4, 6], but the adapter's matrices are [4, 2] and [3, 6]"
+        );
+        assert!(matches!(merge(&[pair(0, true)], &[]), LoraError::Shapes { .. }));
+        assert!(matches!(merge(&[pair(0, false), pair(0, false)], &[]), LoraError::Twice { .. }));
+        assert_eq!(
+            merge(&[], &[Replaced { base: 0, by: 0, resizes: false }]).to_string(),
+            "tensor `w`: shape [4, 6], but the adapter has [2, 6]"
+        );
+    }
+}

@@ -1,0 +1,65 @@
+//! Quantized weights as the layer reads them: as floats, and as blocks.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::linear::Linear;
+use super::pack;
+use crate::core::{GgmlType, Packing, Shape};
+use crate::dequant::encoding::along_rows;
+use crate::dequant::{Below, CodedWeight, DequantError};
+
+impl CodedWeight for Arc<Linear> {
+    fn decode(
+        &self,
+        below: Below<'_>,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let width = (cols.end - cols.start) as usize;
+        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+            self.read_values(below, row, cols.start, out)?;
+        }
+        Ok(())
+    }
+
+    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
+        Ok(pack::packings(below, self)?)
+    }
+
+    fn pack(
+        &self,
+        below: Below<'_>,
+        ty: GgmlType,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        let row_bytes = pack::n_bytes(ty, cols.end - cols.start);
+        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))) {
+            pack::pack(below, self, ty, row, &cols, out)?;
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        let finest = [Some(&self.scale), self.second.as_ref()].into_iter().flatten();
+        let groups = finest.map(|grid| grid.groups).max().unwrap_or(1).max(1);
+        let scales = along_rows(self.n_cols().div_ceil(groups), self.n_cols());
+        let offsets = if self.offset.is_some() { ", asymmetric" } else { "" };
+        format!("{}, {scales}{offsets}", self.label)
+    }
+
+    /// Releases the codes of rows that are wholly inside the range: others may still be needed.
+    fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
+        let rows = elems.start.div_ceil(shape.n_cols())..elems.end / shape.n_cols();
+        if rows.start < rows.end {
+            self.release_rows(below, rows);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Search for the cause of damage in a tensor.
+
+mod search;
+
+use crate::core::GgmlType;
+use crate::engine::EngineError;
+use crate::verify::weights::cause::{BlockState, Cause};
+use crate::verify::weights::compare::Comparison;
+use crate::verify::weights::limits::Limits;
+use crate::verify::weights::side::Side;
+use crate::verify::weights::tensor::{BadBlock, Seen};
+
+use search::Sample;
+
+/// Damaged tensor and everything that is needed to find the cause.
+pub(crate) struct Case<'a> {
+    pub(crate) comparison: &'a Comparison<'a>,
+    pub(crate) seen: &'a Seen,
+    /// Other tensors of the reference model with the same shape, whose values the damaged tensor may hold.
+    pub(crate) others: Vec<Side<'a>>,
+    /// Number of attention heads, from the metadata; only for queries and keys.
+    pub(crate) n_heads: Option<u64>,
+}
+
+impl Case<'_> {
+    /// Relative error that the type has on these values.
+    fn own_error(&self) -> f64 {
+        let own = self.seen.own.relative_error();
+        if own.is_finite() { own.max(self.comparison.limits.nominal) } else { self.comparison.limits.nominal }
+    }
+
+    /// Searches for the cause.
+    ///
+    /// # Errors
+    /// Tensors that cannot be read.
+    pub(crate) fn find(&self) -> Result<Option<Cause>, EngineError> {
+        if let Some(cause) = self.rounded().or_else(|| self.scaled()) {
+            return Ok(Some(cause));
+        }
+        let sample = Sample::read(self)?;
+        if let Some(cause) = sample.elsewhere(self)? {
+            return Ok(Some(cause));
+        }
+        Ok(self.remains())
+    }
+
+    fn rounded(&self) -> Option<Cause> {
+        let seen = self.seen;
+        let all = |n: u64| seen.n_differing > 0 && n == seen.n_differing;
+        let [bf16, f16] = seen.n_through;
+        match (all(bf16), all(f16)) {
+            _ if seen.n_beyond == 0 => None,
+            (true, _) => Some(Cause::RoundedThrough { ty: GgmlType::Bf16 }),
+            (_, true) => Some(Cause::RoundedThrough { ty: GgmlType::F16 }),
+            _ => None,
+        }
+    }
+
+    fn scaled(&self) -> Option<Cause> {
+        let seen = self.seen;
+        let own_error = self.own_error();
+        let factor = seen.own.slope() / seen.file.slope();
+        let is_quantized = self.comparison.coded.meta().ty.is_quantized();
+        let limit = if is_quantized { Limits::tensor_scale(own_error) } else { 1e-3 };
+        let keeps_shape = seen.file.shape_error() <= (1.5 * own_error).max(1e-3);
+        let is_far = |factor: f64, limit: f64| factor != 0.0 && factor.abs().ln().abs() > limit;
+        if keeps_shape && (factor < 0.0 || is_far(factor, limit)) {
+            return Some(Cause::Scaled { factor });
+        }
+        let rows: Vec<(u64, f64)> =
+            seen.bad_rows.first.iter().filter_map(|row| Some((row.row, row.factor?))).collect();
+        if !rows.is_empty() && rows.len() == seen.bad_rows.first.len() {
+            return Some(Cause::RowsScaled { count: seen.bad_rows.count, first: rows });
+        }
+        let columns = scaled_columns(seen, own_error);
+        if !columns.is_empty()
+            && seen.file.correlation() > 0.5
+            && columns.len() * 2 < seen.columns.products.len()
+        {
+            let count = columns.len() as u64;
+            return Some(Cause::ColumnsScaled { count, first: columns.into_iter().take(16).collect() });
+        }
+        None
+    }
+
+    /// Describes damage whose values were found nowhere else.
+    fn remains(&self) -> Option<Cause> {
+        let seen = self.seen;
+        let own_error = self.own_error();
+        // The errors of a few blocks may outweigh all others.
+        let in_part = seen.bad_blocks.count > 0 && seen.bad_blocks.count * 2 <= seen.n_blocks;
+        let correlation = seen.file.correlation().abs();
+        if !in_part && (correlation.is_nan() || correlation < 0.1) {
+            return Some(Cause::Unrelated);
+        }
+        let state = |block: &BadBlock| (block.row, block.block, BlockState::of(&block.sums, own_error));
+        let first: Vec<_> = seen.bad_blocks.first.iter().map(state).collect();
+        (!first.is_empty()).then_some(Cause::Blocks { count: seen.bad_blocks.count, first })
+    }
+}
+
+/// Returns the columns that are multiplied, with their factors.
+pub(crate) fn scaled_columns(seen: &Seen, own_error: f64) -> Vec<(u64, f64)> {
+    let limit = Limits::column_scale(own_error);
+    // Columns that hold other values in some rows are not scaled.
+    let shape_error = (2.0 * own_error).clamp(0.02, 0.35);
+    let factors = seen.columns.factors(shape_error).enumerate().map(|(at, factor)| (at as u64, factor));
+    factors.filter(|(_, factor)| factor.ln().abs() > limit).collect()
+}
