@@ -9,13 +9,13 @@
 //! | `expr` `eval` `datum` | the expressions in cards |
 //! | `ops` | the closed list of tensor operations |
 //! | `names` | patterns |
-//! | `schema` `visit` `merge` `read` `check` `load` | cards: types, expressions, inheritance, TOML, checks, the registry |
+//! | `schema` `visit` `card_merge` `read` `check` `load` | cards: types, expressions, inheritance, TOML, checks, the registry |
 //! | `detect` `hparams` `config_keys` | configurations: class, defaults, keys |
-//! | `rows` `origins` | metadata keys: their values, and the configuration keys that these come from |
+//! | `metadata_rows` `origins` | metadata keys: their values, and the configuration keys that these come from |
 //! | `runtime_keys` | defaults of the runtime for keys that a card's rows do not write |
 //! | `inputs` `options` `scope` | facts about a checkpoint, choices of the user, and the names that expressions see |
 //! | `resolve` `matching` `assign` `types` `mapping` | a card applied to a checkpoint |
-//! | `attributes` `carried` `lost` | attributes of configuration classes, and those that reach the file |
+//! | `attributes` `carried` `lost_value` | attributes of configuration classes, and those that reach the file |
 //! | `invert` | conversion from GGUF back to a checkpoint |
 //! | `shapes` | the shapes of tensors by the keys of their file |
 //! | `facts` | keys and tensors that a card reads and writes |
@@ -25,6 +25,7 @@
 mod absent;
 mod assign;
 mod attributes;
+mod card_merge;
 mod carried;
 mod check;
 mod config_keys;
@@ -43,15 +44,15 @@ mod hparams;
 mod inputs;
 mod invert;
 mod kinds;
-mod lack;
 mod leftover;
 mod listing;
 mod load;
 mod long_rope;
-mod lost;
+mod lost_value;
 mod mapping;
 mod matching;
-mod merge;
+mod metadata_rows;
+mod missing_input;
 mod model_types;
 mod names;
 mod needs;
@@ -63,7 +64,6 @@ mod read;
 mod resaved;
 mod resolve;
 mod roots;
-mod rows;
 mod runtime_keys;
 mod schema;
 mod scope;
@@ -90,15 +90,18 @@ pub use expr::ParseError;
 pub use facts::{CardFacts, TensorFacts, all_facts, facts};
 pub use fusion::{Fuse, Fusion};
 pub use graph::GraphFeatures;
-pub use heads::Heads;
+pub use heads::DraftHeads;
 pub use inputs::{Inputs, Pooling};
 pub use invert::{Inverse, invert};
-pub use lack::Lack;
 pub use load::{ClassRow, Registry};
-pub use lost::Lost;
+pub use lost_value::LostValue;
 pub use mapping::{
-    Assembly, Content, DropReason, Dropped, JoinKind, Mapping, OutputSpec, RopeFreqsLlama3, Source, Step,
+    Assembly, DropReason, Dropped, JoinKind, Mapping, OpStep, OutputSpec, RopeFreqsLlama3, SourceWeight,
+    TensorContent,
 };
+#[cfg(test)]
+pub(crate) use metadata_rows::derived_keys;
+pub use missing_input::MissingInput;
 pub use names::{Pattern, PatternError, Stars};
 pub use needs::{MissingTensors, missing_tensors};
 pub use ops::{MathOp, Op, OpError, WholeOp};
@@ -106,13 +109,11 @@ pub use options::{Rerank, ResolveOptions};
 pub use origins::{Origin, Origins};
 pub use plain_names::{PlainNames, plain_names};
 pub use resolve::{embedding_rows, resolve};
-#[cfg(test)]
-pub(crate) use rows::derived_keys;
 pub use schema::{Card, CardKind, EntryType, Phase, TokenizerFrom};
 pub use shapes::{EMBEDDING, ShapeCheck, WrongShape, check_shapes, embeds_all_tokens};
 pub use similar::similar;
 pub use similarity::Similarity;
-pub use target::{Target, target_config};
+pub use target::{TargetModel, target_config};
 pub use tie::Tie;
 pub use towers::{TowerFile, TowerGaps, block_count, block_number, tower_gaps};
 pub use types::{OutType, TypeRule};

@@ -8,6 +8,7 @@
 //! run, the solver, and the check against the importance matrix.
 
 mod attempts;
+mod calibration_run;
 mod collector;
 mod costs;
 mod digest;
@@ -23,7 +24,6 @@ mod moments;
 mod options;
 mod outlook;
 mod program;
-mod run;
 mod sampler;
 mod sequential;
 mod solved;
@@ -33,11 +33,12 @@ mod text;
 mod types;
 mod work;
 
+pub use calibration_run::{BatchRange, CalibrateOptions, CalibrationRun};
 pub use collector::Wanted;
 pub use costs::{MeasureOptions, measure_costs};
 pub use error::CalibrateError;
 pub use fidelity::{Fidelity, Trial, solve};
-pub use figures::{Judged, WORTH_IT};
+pub use figures::{CheckFigures, WORTH_IT};
 pub use importance::{ImportanceSums, total_importance};
 pub use memory::Needs;
 pub use moments::{
@@ -45,7 +46,6 @@ pub use moments::{
 };
 pub use options::{FidelityOptions, Keep, Solver};
 pub use outlook::Outlook;
-pub use run::{BatchRange, CalibrateOptions, CalibrationRun};
 pub use sampler::{SelfText, WrittenText};
 pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};

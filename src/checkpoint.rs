@@ -31,7 +31,7 @@ pub(crate) use adapter::MLX_WAY_OUT;
 pub use config::{ModelDir, parse_object};
 pub use error::CheckpointError;
 pub(crate) use error::hub_id;
-pub(crate) use selected::Selected;
+pub(crate) use selected::SelectedWeights;
 
 /// One weight file of a container.
 #[derive(Clone, Copy, Debug)]

@@ -362,15 +362,16 @@ mod tests {
     use clap::Parser;
 
     #[derive(clap::Parser)]
-    struct Probe {
+    struct CommonProbe {
         #[command(flatten)]
         common: Common,
     }
 
     #[test]
     fn common_options_have_defaults_and_bounds() {
-        let parse =
-            |args: &[&str]| Probe::try_parse_from([&["probe"], args].concat()).map(|probe| probe.common);
+        let parse = |args: &[&str]| {
+            CommonProbe::try_parse_from([&["probe"], args].concat()).map(|probe| probe.common)
+        };
         let common = parse(&[]).unwrap();
         assert_eq!(common.memory_bytes(), 128 << 20);
         assert_eq!(common.simd, SimdLevel::detect());

@@ -22,13 +22,13 @@
 //! | `sparse` | sparse matrices: a bit mask and values |
 //! | `mlx` | detection and refusal of MLX checkpoints |
 //! | `fp4` `mxfp4` `modelopt` | FP4 with power-of-two or E4M3 scales |
-//! | `stack` `fp4_turned` | stacks of experts, and stacks that are packed across rows |
+//! | `stack` `fp4_transposed` | stacks of experts, and stacks that are packed across rows |
 //! | `linear_shape` | shapes that a file does not declare |
 //! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
 //! | `fp8` | FP8 with scales per block, row or tensor |
 //! | `msmodelslim` | Ascend's msModelSlim, with its own description file |
 //! | `flm` | FastLLM, with value ranges in place of scales |
-//! | `adapter` `lora` `rows` | adapters merged while weights are read: pairs of matrices, rows that replace others |
+//! | `adapter` `lora` `replaced_rows` | adapters merged while weights are read: pairs of matrices, rows that replace others |
 //! | `operand` | matrices from which a merged weight is computed |
 
 pub mod flm;
@@ -45,7 +45,7 @@ mod compressed;
 mod encoding;
 mod error;
 mod fp4;
-mod fp4_turned;
+mod fp4_transposed;
 mod fp8;
 mod gptq;
 mod grouped;
@@ -60,7 +60,7 @@ mod nibbles;
 mod operand;
 mod patterns;
 mod quanto;
-mod rows;
+mod replaced_rows;
 mod settings;
 mod sparse;
 mod stack;
@@ -75,14 +75,14 @@ pub use adapter::{Replaced, with_adapter};
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
 pub use lora::{LoraError, LoraPair};
-pub use rows::ReplacedRows;
+pub use replaced_rows::ReplacedRows;
 pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
 
-use coded::{Below, CodedWeight};
+use coded::{CodedWeight, InnerSource};
 use layer::Dequantized;
 use msmodelslim::OffsetSign;
 use settings::{Method, Settings};
-use tensors::{Finished, Tensors};
+use tensors::{DequantPlan, Tensors};
 
 /// Options of the dequantization layer.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +132,7 @@ pub fn open(
         plan(settings, files, &mut tensors, &mut warnings)?;
         tensors.check_no_bare_codes()?;
     }
-    let Finished { weights, members, left_out } = tensors.finish()?;
+    let DequantPlan { weights, members, left_out } = tensors.finish()?;
     let Some(settings) = settings else {
         return Ok(Opened { source, quantization: None, members, warnings });
     };

@@ -28,10 +28,10 @@ pub(crate) mod writer;
 
 pub use assign::{AssignError, AssignType, Assignment, parse_assignment};
 pub use endian::{swap_blocks, to_order};
-pub use error::{GgufError, HeaderError, Item};
+pub use error::{GgufError, HeaderError, HeaderItem};
 pub use file_type::FileType;
 pub(crate) use file_type::id_of_blocks;
-pub use foreign::Declared;
+pub use foreign::DeclaredTensor;
 pub use header::{
     ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_header,
 };
@@ -42,7 +42,7 @@ pub use imatrix::{
 pub use key_faults::KeyFault;
 pub use other_file::OtherFile;
 pub use part::{OpenOptions, Part};
-pub(crate) use plan::Entry;
+pub(crate) use plan::TensorDescriptor;
 pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedFile, PlannedTensor};
 pub use reader::{GgufFile, TensorPlace};
 pub(crate) use share::{PartsGap, each_once, listed};

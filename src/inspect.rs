@@ -13,8 +13,8 @@ mod summary;
 mod template;
 
 pub use checkpoint::{
-    Architecture, Aspect, Becomes, CheckpointReport, ElementShare, ListedTensor, PlannedOutput, Problem,
-    VocabularyFacts, WeightFile, WeightFiles, checkpoint_json, inspect_checkpoint,
+    Architecture, Aspect, CheckpointReport, ElementShare, ListedFile, ListedTensor, PlannedOutput, Problem,
+    TargetTypes, VocabularyFacts, WeightFiles, checkpoint_json, inspect_checkpoint,
 };
 pub use diff::{DataDiff, Diff, DiffError, KeyDiff, TensorDiff, diff};
 pub use dump::{DumpOptions, data_begin, dump_json};
@@ -24,6 +24,6 @@ pub use order::{plan_in_order, write_in_order};
 pub use parts::{merge, plan_split, split_file};
 pub use show::{typed_json, value_json, value_plain, value_text, value_type_name};
 pub use summary::{
-    FileSummary, Listing, TensorLine, TypeShare, endian_name, listed, summary, summary_json, warnings,
+    FileSummary, SummaryOptions, TensorLine, TypeShare, endian_name, listed, summary, summary_json, warnings,
 };
 pub use template::{NamedTemplate, chat_templates, read_templates};

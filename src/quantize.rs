@@ -32,10 +32,10 @@ mod summary;
 
 pub use crate::gguf::FileType;
 pub use allocate::{
-    AllocateError, AllocateOptions, Allocation, Candidate, ChosenType, DEFAULT_TYPES, OpenTensor, SizeTarget,
-    StandardMix, Survey, TensorCost, type_rules,
+    AllocateError, AllocateOptions, Allocation, ChosenType, DEFAULT_TYPES, OpenTensor, SizeTarget,
+    StandardMix, Survey, TensorCost, TypeCandidate, type_rules,
 };
-pub use choice::{Choice, ChoiceError, Reason, choose_types};
+pub use choice::{ChoiceError, Reason, TypeChoice, choose_types};
 pub(crate) use class::n_matrices;
 pub use class::{TensorClass, file_order, is_quantizable, layer_of};
 pub use coverage::{Coverage, StandIn, UnseenExperts};
@@ -47,6 +47,6 @@ pub use options::{
     CoveragePolicy, OptionError, Override, OverrideValue, QuantizeOptions, TensorTypeRule, parse_file_type,
     parse_file_type_or, parse_ggml_type, parse_layers,
 };
-pub use plan::{Input, QuantizePlan, SolvedRows, Step};
+pub use plan::{Input, QuantizePlan, SolvedRows, TensorPlan};
 pub use recipe::Recipe;
 pub use summary::{Sizes, Summary};

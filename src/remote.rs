@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use client::{Access, Client, Token};
+use client::{Access, Client, HubToken};
 use keep::Cache;
 use url::Url;
 
@@ -46,7 +46,7 @@ use crate::core::{input, platform, ranged};
 pub use address::{Address, AddressError};
 pub use client::Patience;
 pub use error::{RemoteError, TokenUse};
-pub use fetch::Failed;
+pub use fetch::FetchFailure;
 pub use file::{FileAddress, RemoteFile};
 
 /// Default address of the hub.
@@ -127,13 +127,13 @@ impl RemoteCheckpoint {
         // Without symbolic links, hard links are used, which must be on the cache's volume.
         let place = if cfg!(windows) { root.clone() } else { std::env::temp_dir() };
         if is_offline {
-            let kept = cache.kept(address, &*options.is_cancelled)?;
-            return Self::of_kept(&kept, (&place, cache.folder()), address);
+            let cached = cache.cached(address, &*options.is_cancelled)?;
+            return Self::of_cached(&cached, (&place, cache.folder()), address);
         }
         let (client, listing) = ask(address, options)?;
         fs_err::create_dir_all(root)?;
-        if let Some(kept) = cache.fetch(&client, address, &listing, progress)? {
-            return Self::of_kept(&kept, (&place, cache.folder()), address);
+        if let Some(cached) = cache.fetch(&client, address, &listing, progress)? {
+            return Self::of_cached(&cached, (&place, cache.folder()), address);
         }
         progress.warn(&format!(
             "{shown}: the server tells no version of its files (neither `ETag` nor `Last-Modified`): they are fetched for \
@@ -141,26 +141,26 @@ impl RemoteCheckpoint {
         ));
         let (dir, path) = scratch_directory(root, address)?;
         keep::fetch_once(&client, &listing, (&path, &shown), progress)?;
-        let known = ranged::register(&path, &shown, Arc::new(Links { folder: path.clone() }));
+        let known = ranged::register(&path, &shown, Arc::new(LinkDirectory { folder: path.clone() }));
         Ok(Self { path, _known: known, _dir: dir })
     }
 
     /// Creates a directory of links to exactly these cached files: the cache may hold more.
-    fn of_kept(
-        kept: &[keep::Kept],
+    fn of_cached(
+        cached: &[keep::CachedFile],
         (place, folder): (&Path, &Path),
         address: &Address,
     ) -> Result<Self, RemoteError> {
         let (dir, path) = scratch_directory(place, address)?;
         let folder = fs_err::canonicalize(folder)?;
-        for (name, file) in kept {
+        for (name, file) in cached {
             let shown = path.join(name);
             if let Some(parent) = shown.parent() {
                 fs_err::create_dir_all(parent)?;
             }
             platform::show_file_at(file, &shown)?;
         }
-        let known = ranged::register(&path, &address.to_string(), Arc::new(Links { folder }));
+        let known = ranged::register(&path, &address.to_string(), Arc::new(LinkDirectory { folder }));
         Ok(Self { path, _known: known, _dir: dir })
     }
 
@@ -173,11 +173,11 @@ impl RemoteCheckpoint {
 
 /// A directory of links to cached files.
 #[derive(Debug)]
-struct Links {
+struct LinkDirectory {
     folder: PathBuf,
 }
 
-impl ranged::RangedDirectory for Links {
+impl ranged::RangedDirectory for LinkDirectory {
     fn file(&self, _: &Path) -> Option<Arc<dyn ranged::RangedFile>> {
         None
     }
@@ -200,7 +200,10 @@ fn scratch_directory(place: &Path, address: &Address) -> Result<(ScratchDirector
 }
 
 /// Requests the list of a checkpoint's files.
-fn ask(address: &Address, options: &RemoteOptions) -> Result<(Arc<Client>, listing::Listing), RemoteError> {
+fn ask(
+    address: &Address,
+    options: &RemoteOptions,
+) -> Result<(Arc<Client>, listing::FileListing), RemoteError> {
     let client = client_for(address, options)?;
     let listing = match address {
         Address::Hub { repository, revision } => {
@@ -217,7 +220,7 @@ fn client_for(address: &Address, options: &RemoteOptions) -> Result<Arc<Client>,
     let access = match address {
         Address::Hub { .. } => {
             let origin = endpoint()?.origin();
-            Access::Hub(token()?.map(|text| Token { text, origin }))
+            Access::Hub(token()?.map(|text| HubToken { text, origin }))
         }
         Address::Web(_) => Access::Web,
         Address::S3 { .. } => Access::Bucket,

@@ -137,10 +137,10 @@ pub fn build_given(
     let directory = Directory::in_memory(path, request.limits, &given.files);
     let has_model = directory.bytes("tokenizer.model")?.is_some();
     // A SentencePiece model declares its own kind: the unigram mode passes a BPE model on.
-    let kin =
+    let own_modes =
         if has_model && given.kind == GivenKind::Pieces { &[Mode::Unigram] } else { given.kind.modes() };
-    let from_card = request.modes.iter().find(|mode| kin.contains(&mode.mode)).cloned();
-    let mut mode = from_card.unwrap_or_else(|| ModeRequest::new(kin[0]));
+    let from_card = request.modes.iter().find(|mode| own_modes.contains(&mode.mode)).cloned();
+    let mut mode = from_card.unwrap_or_else(|| ModeRequest::new(own_modes[0]));
     mode.files.clear();
     let mut rows = Metadata::new();
     extend(&mut rows, &request.before);

@@ -18,7 +18,7 @@ mod error;
 mod exact;
 mod extras;
 mod figures;
-mod healthy;
+mod file_vocabulary;
 mod imatrix;
 mod judgement;
 mod keys;
@@ -36,6 +36,7 @@ mod parts;
 mod perplexity;
 mod prompts;
 mod quality;
+mod reference_twin;
 mod report;
 mod round_trip;
 mod routing;
@@ -49,14 +50,13 @@ mod tasks;
 mod texts;
 mod towers;
 mod verification;
-mod vocabulary;
 mod weights;
 mod windows;
 
 pub(crate) use answers::cut_sources;
 pub use chat::{Chat, ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate};
 pub use cost::Cost;
-pub use coverage::{Aspect, Coverage, Judged, NotJudged};
+pub use coverage::{Aspect, Coverage, JudgedAspect, UnjudgedAspect};
 pub use divergence::{Divergence, WorstToken};
 pub use embeddings::{EmbeddingDifference, EmbeddingReport};
 pub use encoder::TextEncoder;
@@ -97,4 +97,4 @@ pub use weights::{
     BadBlock, BadRow, BlockState, Cause, FirstDifference, Marked, RatioHistogram, TensorWeights,
     WeightOptions, WeightOutcome, WeightReport, compare_weights,
 };
-pub use windows::{Cut, Rows, Scoring, Span, Window, cut};
+pub use windows::{Cut, RowSelection, Scoring, Span, Window, cut};

@@ -57,7 +57,7 @@ pub(super) fn pickle(data: &[u8]) -> bool {
 }
 
 pub(super) fn fastllm(data: &[u8]) -> bool {
-    let Some(header) = accepted(flm::Header::parse(data, &Limits::default())) else { return false };
+    let Some(header) = accepted(flm::FlmHeader::parse(data, &Limits::default())) else { return false };
     let _ = (header.configuration(), accepted(header.model_type()));
     true
 }

@@ -8,7 +8,9 @@ use gguf_foundry::gguf::{
     FilePlan, GgufFile, Imatrix, LayoutOptions, Metadata, SplitSpec, SplitStyle, StoredImatrix, Strictness,
     WriteOptions, merged_metadata, parse_header, write_gguf,
 };
-use gguf_foundry::inspect::{Listing, hash, summary_json, typed_json, value_plain, value_text, warnings};
+use gguf_foundry::inspect::{
+    SummaryOptions, hash, summary_json, typed_json, value_plain, value_text, warnings,
+};
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use gguf_foundry::verify::{StructureOptions, check_structure, expert_coverage, imatrix_statistics};
 
@@ -107,7 +109,7 @@ pub(super) fn split(data: &[u8]) -> bool {
 /// Runs everything that reads a file without writing: the listing, its checks, and the plan of a quantization.
 pub(super) fn describe(data: &[u8]) -> bool {
     let Some(file) = accepted(GgufFile::open(&bundle::file("describe.gguf", data))) else { return false };
-    let _ = (summary_json(&file, Listing { max_elems: Some(4), has_tensors: true }), warnings(&file));
+    let _ = (summary_json(&file, SummaryOptions { max_elems: Some(4), has_tensors: true }), warnings(&file));
     for (_, value) in file.metadata().iter() {
         let _ = (value_text(value, Some(40), Some(4)), value_plain(value), typed_json(value));
     }

@@ -4,10 +4,10 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::error::ArchError;
 use crate::arch::eval::error::EvalError;
-use crate::arch::expr::{Expr, Function, Step};
+use crate::arch::expr::{Expr, Function, PathStep};
 use crate::arch::inputs::Inputs;
-use crate::arch::lack::Lack;
 use crate::arch::load::Registry;
+use crate::arch::missing_input::MissingInput;
 use crate::arch::schema::Card;
 
 /// Returns an error about a missing value as one about the file and its key. With cards of users, the error stays as it
@@ -33,37 +33,37 @@ fn lack(
     registry: &Registry,
     inputs: &Inputs<'_>,
     config: &'static str,
-) -> Lack {
+) -> MissingInput {
     let path = match source {
         EvalError::Absent(path) => path,
         source => {
             let key = at.rsplit('`').nth(1).unwrap_or(at).to_owned();
-            return Lack::NoValue { file: config, key, source };
+            return MissingInput::NoValue { file: config, key, source };
         }
     };
     let Some((root, key)) = path.split_once('.') else {
-        return Lack::of_config(config, path, inputs.config);
+        return MissingInput::of_config(config, path, inputs.config);
     };
     match root {
         "preprocessor" if inputs.preprocessor.is_none() => {
-            Lack::FileMissing { file: "preprocessor_config.json", key: key.to_owned() }
+            MissingInput::FileMissing { file: "preprocessor_config.json", key: key.to_owned() }
         }
-        "preprocessor" => Lack::of_file("preprocessor_config.json", key.to_owned()),
-        "generation" => Lack::of_file("generation_config.json", key.to_owned()),
-        "tokenizer_config" => Lack::of_file("tokenizer_config.json", key.to_owned()),
+        "preprocessor" => MissingInput::of_file("preprocessor_config.json", key.to_owned()),
+        "generation" => MissingInput::of_file("generation_config.json", key.to_owned()),
+        "tokenizer_config" => MissingInput::of_file("tokenizer_config.json", key.to_owned()),
         "rope" | "rope_full" | "rope_swa" => {
             let part = ["rope_parameters", "rope_scaling"]
                 .into_iter()
                 .find(|part| inputs.config.contains_key(*part));
-            Lack::of_file(config, format!("{}.{key}", part.unwrap_or("rope_scaling")))
+            MissingInput::of_file(config, format!("{}.{key}", part.unwrap_or("rope_scaling")))
         }
-        "vocab" => Lack::of_file("tokenizer.json", key.to_owned()),
-        "raw" => Lack::of_config(config, key.to_owned(), inputs.config),
+        "vocab" => MissingInput::of_file("tokenizer.json", key.to_owned()),
+        "raw" => MissingInput::of_config(config, key.to_owned(), inputs.config),
         root => {
             let card = registry.cards().iter().find(|card| card.name() == name);
             let root =
                 card.and_then(|card| defined(card, root, inputs.config)).unwrap_or_else(|| root.to_owned());
-            Lack::of_file(config, format!("{root}.{key}"))
+            MissingInput::of_file(config, format!("{root}.{key}"))
         }
     }
 }
@@ -71,7 +71,7 @@ fn lack(
 /// Returns the configuration key that a definition of the card reads.
 fn defined(card: &Card, name: &str, config: &Map<String, Json>) -> Option<String> {
     let text = |expr: &Expr| match expr {
-        Expr::Path(path) if path.steps.iter().all(|step| matches!(step, Step::Field(_))) => {
+        Expr::Path(path) if path.steps.iter().all(|step| matches!(step, PathStep::Field(_))) => {
             Some(path.to_string())
         }
         _ => None,

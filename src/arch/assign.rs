@@ -12,7 +12,7 @@ use crate::arch::expr::Expr;
 use crate::arch::heads::HeadRule;
 use crate::arch::leftover;
 use crate::arch::mapping::{DropReason, Dropped, OutputSpec};
-use crate::arch::matching::{Asked, Match, Matcher};
+use crate::arch::matching::{IgnoreStage, Match, Matcher};
 use crate::arch::names::{self, Captures, Placeholder, SUFFIXES};
 use crate::arch::schema::{Card, CardKind, Domain, EntryType, Generate, Join, Optional, Phase};
 use crate::core::WeightMeta;
@@ -32,7 +32,7 @@ pub(super) struct Assigned {
 
 /// Emission of an entry: one tensor per target, from sources by part number.
 #[derive(Default)]
-struct Unit {
+struct Emission {
     parts: BTreeMap<u64, usize>,
     /// Index of the last source.
     last: usize,
@@ -40,7 +40,7 @@ struct Unit {
 
 /// Key that tells the emissions of an entry apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct UnitKey {
+struct EmissionKey {
     entry: usize,
     captures: Captures,
     suffix: &'static str,
@@ -62,7 +62,7 @@ struct Assigner<'a> {
     is_untied: bool,
     /// Names after rewriting, by weight.
     names: Vec<String>,
-    units: IndexMap<UnitKey, Unit>,
+    emissions: IndexMap<EmissionKey, Emission>,
     dropped: Vec<Dropped>,
 }
 
@@ -75,14 +75,14 @@ pub(super) fn assign(
     is_untied: bool,
 ) -> Result<Assigned, ArchError> {
     let matcher = Matcher::new(card, scope)?;
-    let (names, units, dropped) = (Vec::with_capacity(weights.len()), IndexMap::new(), Vec::new());
+    let (names, emissions, dropped) = (Vec::with_capacity(weights.len()), IndexMap::new(), Vec::new());
     let mut assigner =
-        Assigner { card, weights, scope, matcher, heads, is_part, is_untied, names, units, dropped };
+        Assigner { card, weights, scope, matcher, heads, is_part, is_untied, names, emissions, dropped };
     assigner.match_all()?;
     if !heads.expects_model() && !assigner.names.iter().any(|name| heads.is_head(name)) {
         return Err(ArchError::NoHeads);
     }
-    if assigner.units.is_empty()
+    if assigner.emissions.is_empty()
         && assigner.dropped.iter().any(|dropped| dropped.why == DropReason::DraftHead)
     {
         return Err(ArchError::OnlyHeads);
@@ -136,7 +136,10 @@ impl Assigner<'_> {
         if self.is_of_training(tensor, name) && self.matcher.entry_of(tensor, name)?.is_none() {
             return Ok(None);
         }
-        Ok(self.matcher.ignored(tensor, name, Asked::BeforeEntries)?.or_else(|| self.heads.left_out(name)))
+        Ok(self
+            .matcher
+            .ignored(tensor, name, IgnoreStage::BeforeEntries)?
+            .or_else(|| self.heads.left_out(name)))
     }
 
     /// Returns true for training leftovers, judged by the name in the checkpoint and by the rewritten one, which may
@@ -155,7 +158,7 @@ impl Assigner<'_> {
                 return Ok(Some(DropReason::TextModel));
             }
         }
-        let ignored = self.matcher.ignored(tensor, name, Asked::AfterEntries)?;
+        let ignored = self.matcher.ignored(tensor, name, IgnoreStage::AfterEntries)?;
         let of_training = || self.is_of_training(tensor, name).then_some(DropReason::Training);
         let buffer = || leftover::is_buffer(name).then_some(DropReason::Recomputed);
         Ok(ignored.or_else(of_training).or_else(buffer))
@@ -227,9 +230,9 @@ impl Assigner<'_> {
         };
         let part = by.map_or(Some(found.part as u64), |by| found.captures.get(by)).unwrap_or(0);
         let captures = by.map_or(found.captures, |by| found.captures.with(by, None));
-        let key = UnitKey { entry, captures, suffix: found.suffix };
-        let unit = self.units.entry(key).or_default();
-        if let Some(&first) = unit.parts.get(&part) {
+        let key = EmissionKey { entry, captures, suffix: found.suffix };
+        let emission = self.emissions.entry(key).or_default();
+        if let Some(&first) = emission.parts.get(&part) {
             if spec.drop_duplicates {
                 let why = DropReason::SameAs(self.weights[first].name.clone());
                 self.dropped.push(Dropped { weight, why });
@@ -241,8 +244,8 @@ impl Assigner<'_> {
                 target: spec.targets.first().map_or("", |target| target.name.text()).to_owned(),
             });
         }
-        unit.parts.insert(part, weight);
-        unit.last = weight;
+        emission.parts.insert(part, weight);
+        emission.last = weight;
         Ok(())
     }
 
@@ -268,17 +271,17 @@ impl Assigner<'_> {
     fn outputs(&self) -> Result<Vec<OutputSpec>, ArchError> {
         // Entries of a group are written where the last of them is complete.
         let mut groups: HashMap<(&str, Option<u64>), usize> = HashMap::new();
-        for (key, unit) in &self.units {
+        for (key, emission) in &self.emissions {
             if let Some(group) = &self.card.entries[key.entry].group {
                 let last = groups.entry((group, key.captures.bid)).or_default();
-                *last = (*last).max(unit.last);
+                *last = (*last).max(emission.last);
             }
         }
-        let mut order: Vec<(Phase, usize, Option<UnitKey>)> = Vec::with_capacity(self.units.len());
-        for (key, unit) in &self.units {
+        let mut order: Vec<(Phase, usize, Option<EmissionKey>)> = Vec::with_capacity(self.emissions.len());
+        for (key, emission) in &self.emissions {
             let entry = &self.card.entries[key.entry];
             let group = entry.group.as_deref().and_then(|group| groups.get(&(group, key.captures.bid)));
-            order.push((entry.phase, group.copied().unwrap_or(unit.last), Some(*key)));
+            order.push((entry.phase, group.copied().unwrap_or(emission.last), Some(*key)));
         }
         // Generated tensors that precede a weight; `None` sorts first.
         let has_fills = !self.is_part && self.card.generate.iter().any(Generate::is_fill);
@@ -286,7 +289,7 @@ impl Assigner<'_> {
             (0..if has_fills { self.names.len() } else { 0 }).map(|weight| (Phase::Normal, weight, None)),
         );
         // Integer tables come before all other tensors of the first phase.
-        let is_table = |key: &Option<UnitKey>| {
+        let is_table = |key: &Option<EmissionKey>| {
             key.is_some_and(|key| matches!(self.card.entries[key.entry].ty, EntryType::I32 | EntryType::I64))
         };
         order.sort_unstable_by_key(|&(phase, last, key)| {
@@ -296,7 +299,7 @@ impl Assigner<'_> {
         let mut first_sources: HashMap<String, usize> = HashMap::with_capacity(order.len());
         for (_, last, key) in &order {
             let made = match key {
-                Some(key) => self.unit_outputs(key, &self.units[key])?,
+                Some(key) => self.emission_outputs(key, &self.emissions[key])?,
                 None => self.fills_before(*last)?,
             };
             for output in made {
@@ -331,7 +334,7 @@ impl Assigner<'_> {
         let mut full = false;
         // Blocks that each entry matched, by suffix.
         let mut seen: IndexMap<(usize, &'static str), HashSet<u64>> = IndexMap::new();
-        for key in self.units.keys() {
+        for key in self.emissions.keys() {
             if let Some(bid) = key.captures.bid {
                 seen.entry((key.entry, key.suffix)).or_default().insert(bid);
             }

@@ -13,11 +13,11 @@ use crate::arch::attributes::{AttributeDefault, Attributes};
 use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::generated;
-use crate::arch::hparams;
+use crate::arch::hparams::{self, ConfigMap};
 use crate::arch::long_rope;
-use crate::arch::lost::Lost;
+use crate::arch::lost_value::LostValue;
 use crate::arch::mapping::OutputSpec;
-use crate::arch::rows;
+use crate::arch::metadata_rows;
 use crate::arch::runtime_keys;
 use crate::arch::schema::Card;
 use crate::arch::scope::configure;
@@ -39,8 +39,6 @@ use same::same;
 const READ_BY_ONE: [(&str, &str); 2] =
     [("rope.scaling.yarn_attn_factor", "grok"), ("rope.scaling.yarn_ext_factor", "grok")];
 
-type Config = Map<String, Json>;
-
 /// Returns a list by layer that repeats `beginning`.
 fn repeated(beginning: &[Json], n_layers: usize) -> Json {
     beginning.iter().cycle().take(n_layers).cloned().collect()
@@ -48,7 +46,7 @@ fn repeated(beginning: &[Json], n_layers: usize) -> Json {
 
 /// Part of a plan that depends on the configuration, but not on weights.
 #[derive(PartialEq)]
-struct Said {
+struct ConfigPlan {
     generated: Vec<OutputSpec>,
     early: Metadata,
     metadata: Metadata,
@@ -66,18 +64,18 @@ enum Effect {
     None,
 }
 
-struct Judge<'j, 'a> {
+struct CarriedCheck<'j, 'a> {
     card: &'a Card,
     /// Configuration with its text part under `text_config`.
-    config: &'j Config,
+    config: &'j ConfigMap,
     attributes: Option<&'static Attributes>,
     scope: Scope<'a>,
-    said: Said,
+    plan: ConfigPlan,
     annotations: Metadata,
     annotate: bool,
     /// Names that expressions about tensors read.
     mentioned: BTreeSet<String>,
-    lost: Vec<Lost>,
+    lost: Vec<LostValue>,
 }
 
 /// Returns the values of a configuration that the plan of a card loses. `rivals` are the cards of the same class,
@@ -88,32 +86,37 @@ struct Judge<'j, 'a> {
 pub(super) fn lost<'a>(
     card: &'a Card,
     rivals: &[&Card],
-    config: &Config,
+    config: &ConfigMap,
     scope: Scope<'a>,
     outputs: &[OutputSpec],
     annotate: bool,
-) -> Result<Vec<Lost>, ArchError> {
+) -> Result<Vec<LostValue>, ArchError> {
     // The configuration of a draft model partly describes its target model.
     if target::is_used_by(card) {
         return Ok(Vec::new());
     }
     let mut scope = scope;
-    let (said, annotations) = said(card, config, &mut scope)?;
+    let (plan, annotations) = config_plan(card, config, &mut scope)?;
     let attributes = Attributes::of_text(config);
     let mentioned = mentioned::by_tensors(card, rivals);
     let lost = Vec::new();
-    let mut judge = Judge { card, config, attributes, scope, said, annotations, annotate, mentioned, lost };
-    let assumptions = judge.assumptions()?;
-    judge.compare(&assumptions);
-    judge.attributes(&assumptions);
-    judge.switched_off(outputs);
-    judge.rope();
-    judge.omitted();
-    Ok(judge.lost)
+    let mut check =
+        CarriedCheck { card, config, attributes, scope, plan, annotations, annotate, mentioned, lost };
+    let assumptions = check.assumptions()?;
+    check.compare(&assumptions);
+    check.attributes(&assumptions);
+    check.switched_off(outputs);
+    check.rope();
+    check.omitted();
+    Ok(check.lost)
 }
 
 /// Computes the keys and generated tensors for a configuration, and the annotations.
-fn said(card: &Card, config: &Config, scope: &mut Scope<'_>) -> Result<(Said, Metadata), ArchError> {
+fn config_plan(
+    card: &Card,
+    config: &ConfigMap,
+    scope: &mut Scope<'_>,
+) -> Result<(ConfigPlan, Metadata), ArchError> {
     scope.roots.retain(|root| root.0 != "raw");
     scope.roots.push(("raw", Root::Value(Json::Object(config.clone()))));
     configure(card, config, scope)?;
@@ -121,24 +124,24 @@ fn said(card: &Card, config: &Config, scope: &mut Scope<'_>) -> Result<(Said, Me
     let generated: Vec<Option<OutputSpec>> = generated.collect::<Result<_, _>>()?;
     hparams::set_for_metadata(card, scope)?;
     let (mut early, mut metadata) = (Metadata::new(), Metadata::new());
-    rows::apply_rows(card, "early", &card.early, scope, &mut early)?;
-    rows::apply_rows(card, "metadata", &card.metadata, scope, &mut metadata)?;
+    metadata_rows::apply_rows(card, "early", &card.early, scope, &mut early)?;
+    metadata_rows::apply_rows(card, "metadata", &card.metadata, scope, &mut metadata)?;
     runtime_keys::add(card, scope, &early, &mut metadata)?;
     for (key, _) in READ_BY_ONE.iter().filter(|row| row.1 != card.gguf) {
         metadata.remove(&format!("{}.{key}", card.gguf));
     }
-    let annotations = rows::annotations(card, scope)?;
+    let annotations = metadata_rows::annotations(card, scope)?;
     let generated = generated.into_iter().flatten().collect();
     let long_rope = long_rope::parameters(scope);
-    Ok((Said { generated, early, metadata, long_rope }, annotations))
+    Ok((ConfigPlan { generated, early, metadata, long_rope }, annotations))
 }
 
-impl Judge<'_, '_> {
+impl CarriedCheck<'_, '_> {
     /// Returns the effect of a changed configuration.
-    fn effect(&mut self, changed: &Config) -> Effect {
-        match said(self.card, changed, &mut self.scope) {
+    fn effect(&mut self, changed: &ConfigMap) -> Effect {
+        match config_plan(self.card, changed, &mut self.scope) {
             Err(_) => Effect::OnFile,
-            Ok((said, _)) if said != self.said => Effect::OnFile,
+            Ok((plan, _)) if plan != self.plan => Effect::OnFile,
             // If the change only adds annotations, a file without them already expresses the given value.
             Ok((_, annotations))
                 if self.annotations.iter().any(|(key, value)| annotations.get(key) != Some(value)) =>
@@ -164,7 +167,7 @@ impl Judge<'_, '_> {
         })
     }
 
-    fn part(&self, part: Option<&str>) -> &Config {
+    fn part(&self, part: Option<&str>) -> &ConfigMap {
         part.and_then(|part| self.config.get(part)).and_then(Json::as_object).unwrap_or(self.config)
     }
 
@@ -186,7 +189,7 @@ impl Judge<'_, '_> {
     }
 
     /// Returns the configuration with another value of an attribute that it contains.
-    fn with(&self, name: &str, value: Json) -> Option<Config> {
+    fn with(&self, name: &str, value: Json) -> Option<ConfigMap> {
         let (part, spelled) = self.place(name)?;
         let mut changed = self.config.clone();
         let target = match part {
@@ -206,10 +209,10 @@ impl Judge<'_, '_> {
         };
         let gguf = self.card.gguf.clone();
         let key = key.to_owned();
-        self.lost.push(Lost { key, value, assumed, gguf, can_be_annotated, is_absent: false });
+        self.lost.push(LostValue { key, value, assumed, gguf, can_be_annotated, is_absent: false });
     }
 
-    /// As [`Judge::lose`], for a value that neither a key nor an annotation carries.
+    /// As [`CarriedCheck::lose`], for a value that neither a key nor an annotation carries.
     fn lose_anyway(&mut self, key: &str, value: Json, assumed: Json) {
         self.lose(key, value, Some(assumed), Effect::None);
     }
@@ -244,7 +247,7 @@ impl Judge<'_, '_> {
                 continue;
             }
             let Some(value) = self.given(name).cloned() else { continue };
-            let Some(default) = self.default_beside(name, &value) else { continue };
+            let Some(default) = self.default_for(name, &value) else { continue };
             if same(&default, &value) || self.mentioned.contains(name) || !self.acts(name, &value) {
                 continue;
             }
@@ -255,7 +258,7 @@ impl Judge<'_, '_> {
     }
 
     /// Returns the class's default for an attribute whose given value is `value`.
-    fn default_beside(&self, name: &str, value: &Json) -> Option<Json> {
+    fn default_for(&self, name: &str, value: &Json) -> Option<Json> {
         let of_others = effects::derived(name, &|name| self.effective(name));
         match self.attributes?.default_of(name)? {
             AttributeDefault::Value(default) => of_others.or(Some(default)),

@@ -5,12 +5,12 @@ use indexmap::IndexMap;
 use crate::arch::config_keys::CONFIG_KEYS;
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, Function};
+use crate::arch::metadata_rows;
 use crate::arch::names::{BOUNDS, Pattern, Placeholder, SUFFIXES, Stars, nearest};
 use crate::arch::ops::OpSpec;
 use crate::arch::read::not_built;
 use crate::arch::roots::ROOTS;
-use crate::arch::rows;
-use crate::arch::schema::{Card, CardKind, Entry, Join, Row};
+use crate::arch::schema::{Card, CardKind, Join, MetadataRow, TensorEntry};
 use crate::arch::visit::each_expr;
 use crate::gguf::keys::{ANNOTATIONS, KEYS, annotation_info, key_type};
 
@@ -44,7 +44,7 @@ fn selection(card: &Card) -> Result<(), CardProblem> {
         }
     }
     if card.kind == CardKind::Text && !card.parts.is_empty() {
-        let why = "a text model's card says `multimodal`";
+        let why = "a text model's card sets `multimodal`";
         return Err(CardProblem::WithoutEffect { at: at(), key: "parts", why });
     }
     if !card.mtp_export && !card.mtp_keep.is_empty() {
@@ -73,10 +73,10 @@ fn dropped_keys(card: &Card) -> Result<(), CardProblem> {
 }
 
 /// Checks that the keys of an entry have an effect.
-fn effects(entry: &Entry) -> Result<(), CardProblem> {
+fn effects(entry: &TensorEntry) -> Result<(), CardProblem> {
     let wrong = |key, why| Err(CardProblem::WithoutEffect { at: format!("`{}`", entry.name()), key, why });
     let is_numbered =
-        |entry: &Entry| entry.bid.is_some() || entry.patterns.iter().any(|p| p.has(Placeholder::Xid));
+        |entry: &TensorEntry| entry.bid.is_some() || entry.patterns.iter().any(|p| p.has(Placeholder::Xid));
     if entry.n.is_some() && entry.join.is_none() && !is_numbered(entry) {
         return wrong("n", "it counts parts that are joined");
     }
@@ -186,8 +186,8 @@ fn keys(card: &Card) -> Result<(), CardProblem> {
     let after = std::iter::once(&tokenizer.after).chain(modes).map(|rows| ("[tokenizer]", rows));
     for (at, rows) in lists.into_iter().chain(after) {
         for row in rows {
-            let Row::Key { key, .. } = row else { continue };
-            if rows::full_key(key, &card.gguf).and_then(|key| key_type(&key, &card.gguf)).is_none() {
+            let MetadataRow::Key { key, .. } = row else { continue };
+            if metadata_rows::full_key(key, &card.gguf).and_then(|key| key_type(&key, &card.gguf)).is_none() {
                 let known = KEYS.iter().map(|row| row.pattern.trim_start_matches("{arch}."));
                 return Err(CardProblem::UnknownGgufKey {
                     at: at.to_owned(),
@@ -205,12 +205,12 @@ fn annotations(card: &Card) -> Result<(), CardProblem> {
     let is_written = |wanted: &str| {
         card.metadata.iter().any(|row| match row {
             // A conditional row does not always write its key.
-            Row::Key { key, when, .. } => key == wanted && when.is_none(),
-            Row::Base => rows::base_keys().any(|key| key == wanted),
+            MetadataRow::Key { key, when, .. } => key == wanted && when.is_none(),
+            MetadataRow::Base => metadata_rows::base_keys().any(|key| key == wanted),
         })
     };
     for row in &card.annotate {
-        let Row::Key { key, .. } = row else { continue };
+        let MetadataRow::Key { key, .. } = row else { continue };
         if is_written(key) {
             return Err(CardProblem::AnnotatedTwice { key: key.clone() });
         }
@@ -262,7 +262,7 @@ fn definitions(lets: &IndexMap<String, Expr>) -> Result<(), CardProblem> {
 }
 
 /// Checks that the operations yield as many tensors as there are targets.
-fn arity(entry: &Entry) -> Result<(), CardProblem> {
+fn arity(entry: &TensorEntry) -> Result<(), CardProblem> {
     let count = |ops: &[OpSpec]| ops.iter().map(|op| op.n_outputs().unwrap_or(0)).product::<usize>();
     let wrong =
         |outputs, targets| Err(CardProblem::Arity { at: format!("`{}`", entry.name()), outputs, targets });
@@ -283,7 +283,7 @@ fn arity(entry: &Entry) -> Result<(), CardProblem> {
 }
 
 /// Checks that placeholders of targets have values, and that captured numbers are used.
-fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
+fn placeholders(entry: &TensorEntry) -> Result<(), CardProblem> {
     let at = || format!("`{}`", entry.name());
     let joined = match entry.join {
         Some(Join::StackBy(by) | Join::ConcatBy(by)) => Some(by),
@@ -317,7 +317,7 @@ fn placeholders(entry: &Entry) -> Result<(), CardProblem> {
 }
 
 /// Returns true if an entry's block is computed from a placeholder.
-fn counts(entry: &Entry, placeholder: Placeholder) -> bool {
+fn counts(entry: &TensorEntry, placeholder: Placeholder) -> bool {
     let Some(bid) = &entry.bid else { return false };
     let mut found = false;
     bid.walk(&mut |expr| found |= matches!(expr, Expr::Path(path) if path.root == placeholder.name()));

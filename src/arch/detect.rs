@@ -5,8 +5,8 @@ use serde_json::{Map, Value as Json};
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::eval::error::EvalError;
-use crate::arch::lack::Lack;
 use crate::arch::load::Registry;
+use crate::arch::missing_input::MissingInput;
 use crate::arch::names::{Captures, distance};
 use crate::arch::schema::{Card, CardKind};
 
@@ -116,7 +116,7 @@ fn describes_tower(config: &Map<String, Json>) -> bool {
     config.iter().any(|(key, value)| !value.is_null() && WORDS.iter().any(|word| key.contains(word)))
 }
 
-/// Replaces an error by [`Lack::TextOnly`] if towers were requested of a model without towers.
+/// Replaces an error by [`MissingInput::TextOnly`] if towers were requested of a model without towers.
 pub(super) fn text_only(error: ArchError, kind: CardKind, config: &Map<String, Json>) -> ArchError {
     if kind != CardKind::Mmproj || describes_tower(config) {
         return error;
@@ -126,7 +126,7 @@ pub(super) fn text_only(error: ArchError, kind: CardKind, config: &Map<String, J
         ArchError::NoClass { model_type } => class_of(config).ok().or_else(|| model_type.clone()),
         _ => None,
     };
-    class.map_or(error, |class| Lack::TextOnly { class }.into())
+    class.map_or(error, |class| MissingInput::TextOnly { class }.into())
 }
 
 /// Class of the towers in Mistral's own format, as in llama.cpp's converter.

@@ -2,9 +2,9 @@
 //! other cards know, and a note on each of the other names.
 
 mod known;
-mod rows;
 mod shapes;
 mod text;
+mod unread_keys;
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -17,17 +17,17 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
 use crate::arch::inputs::Inputs;
-use crate::arch::kinds::{Kind, block_prefix, kinds};
+use crate::arch::kinds::{TensorKind, block_prefix, kinds};
 use crate::arch::load::Registry;
-use crate::arch::matching::{Asked, Matcher, kind_of};
+use crate::arch::matching::{IgnoreStage, Matcher, kind_of};
 use crate::arch::names::{Captures, SUFFIXES};
 use crate::arch::options::ResolveOptions;
 use crate::arch::resolve::resolve;
-use crate::arch::schema::{Card, Entry};
+use crate::arch::schema::{Card, TensorEntry};
 use crate::arch::similar::{card_prefix, lenient_scope, model_types, renamed, similar};
 use crate::arch::similarity::Similarity;
-use known::{Known, Proposal, targets};
-pub use rows::UnreadKey;
+use known::{KnownEntries, Proposal, targets};
+pub use unread_keys::UnreadKey;
 
 /// A parent must know at least one in this many kinds of tensors.
 const PARENT_SHARE: usize = 4;
@@ -123,7 +123,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
         width: shapes::width(&config),
     };
     let mut found = drafter.find(&all);
-    let unread = rows::unread(registry, parent, &config);
+    let unread = unread_keys::unread(registry, parent, &config);
     let head = text::Head { class: &class, gguf: &gguf, best: best.filter(|_| parent.is_some()) };
     let mut text = text::card(&drafter, &head, &found, &unread);
     let mut with_draft = registry.clone();
@@ -139,7 +139,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
         problem = resolve(&with_draft, inputs, &ResolveOptions::default()).err();
     }
     let n_tensors = all.values().map(|kind| kind.n_tensors).sum();
-    let Found { n_inherited, added, removed, unmatched, .. } = found;
+    let MatchResults { n_inherited, added, removed, unmatched, .. } = found;
     let n_matched = n_inherited + added.iter().map(|entry| entry.n_tensors).sum::<u64>();
     let parent = parent.map(|card| card.gguf.clone());
     let similar = ranking;
@@ -218,7 +218,7 @@ struct Drafter<'a> {
 
 /// Tensors, sorted by the result of matching.
 #[derive(Default)]
-struct Found {
+struct MatchResults {
     /// Number of tensors that the parent maps or ignores.
     n_inherited: u64,
     /// Entries of the parent that match something and do more than rename: pattern and operations.
@@ -232,7 +232,7 @@ struct Found {
     block: Option<String>,
 }
 
-impl Found {
+impl MatchResults {
     fn keep_entries(&mut self, keep: impl Fn(&AddedEntry) -> bool) {
         let (kept, refused) = std::mem::take(&mut self.added).into_iter().partition(keep);
         self.added = kept;
@@ -247,22 +247,23 @@ impl Found {
 }
 
 /// Kinds that differ only in their ending, by their common name.
-type Sources<'k> = IndexMap<String, Vec<(&'static str, &'k Kind)>>;
+type KindsByName<'k> = IndexMap<String, Vec<(&'static str, &'k TensorKind)>>;
 
 impl Drafter<'_> {
-    fn find(&self, all: &IndexMap<String, Kind>) -> Found {
-        let mut found = Found::default();
+    fn find(&self, all: &IndexMap<String, TensorKind>) -> MatchResults {
+        let mut found = MatchResults::default();
         let mut used = BTreeSet::new();
         let mut taken: HashSet<(String, &'static str)> = HashSet::new();
-        let mut sources: Sources<'_> = IndexMap::new();
+        let mut sources: KindsByName<'_> = IndexMap::new();
         for kind in all.values() {
             let [first, last] = [&kind.first_name, &kind.last_name].map(|name| {
                 let name = renamed(name, self.rename.as_ref());
                 self.matcher.rewritten(name.clone()).unwrap_or(name)
             });
             let entry = |name: &str| self.matcher.entry_of(name, name).ok().flatten();
-            let is_ignored =
-                |name: &str| matches!(self.matcher.ignored(name, name, Asked::AfterEntries), Ok(Some(_)));
+            let is_ignored = |name: &str| {
+                matches!(self.matcher.ignored(name, name, IgnoreStage::AfterEntries), Ok(Some(_)))
+            };
             match (entry(&first), entry(&last)) {
                 (Some((at, found_first)), Some((other, _))) if at == other => {
                     used.insert(at);
@@ -291,7 +292,7 @@ impl Drafter<'_> {
             found.block = block.clone().filter(|block| *block != parents);
         }
         let in_blocks = self.parent.is_none() || block.as_ref() == Some(&parents);
-        let known = Known::of(self.registry, self.nearest);
+        let known = KnownEntries::of(self.registry, self.nearest);
         for (base, kinds) in &sources {
             self.place(base, kinds, prefix.as_deref(), in_blocks, &known, &mut taken, &mut found);
         }
@@ -320,12 +321,12 @@ impl Drafter<'_> {
     fn place(
         &self,
         base: &str,
-        kinds: &[(&'static str, &Kind)],
+        kinds: &[(&'static str, &TensorKind)],
         prefix: Option<&str>,
         in_blocks: bool,
-        known: &Known,
+        known: &KnownEntries,
         taken: &mut HashSet<(String, &'static str)>,
-        found: &mut Found,
+        found: &mut MatchResults,
     ) {
         let n_tensors = kinds.iter().map(|(_, kind)| kind.n_tensors).sum();
         let rest = prefix.and_then(|prefix| base.strip_prefix(prefix)?.strip_prefix("#."));
@@ -377,7 +378,7 @@ impl Drafter<'_> {
     fn objection(
         &self,
         proposal: &Proposal,
-        kinds: &[(&'static str, &Kind)],
+        kinds: &[(&'static str, &TensorKind)],
         in_block: bool,
         taken: &HashSet<(String, &'static str)>,
     ) -> Option<String> {
@@ -411,10 +412,10 @@ impl Drafter<'_> {
 
     /// Records entries of the parent that match nothing. Exempt are optional and conditional entries, and the output
     /// matrix, which a model may lack.
-    fn idle_entries(&self, used: &BTreeSet<usize>, block: &str, found: &mut Found) {
+    fn idle_entries(&self, used: &BTreeSet<usize>, block: &str, found: &mut MatchResults) {
         let Some(table) = self.merged() else { return };
         let names: HashSet<&str> =
-            used.iter().filter_map(|&at| self.card.entries.get(at)).map(Entry::name).collect();
+            used.iter().filter_map(|&at| self.card.entries.get(at)).map(TensorEntry::name).collect();
         for (section, prefix) in [("tensors", ""), ("blocks", block)] {
             for (key, value) in table.get(section).and_then(Toml::as_table).into_iter().flatten() {
                 let is_free = |value: &Toml| {
@@ -440,7 +441,7 @@ impl Drafter<'_> {
 
     /// Returns true if the parent with this one additional entry is a valid card.
     fn loads(&self, head: &text::Head<'_>, entry: &AddedEntry) -> bool {
-        let found = Found { added: vec![entry.clone()], ..Found::default() };
+        let found = MatchResults { added: vec![entry.clone()], ..MatchResults::default() };
         let text = text::card(self, head, &found, &[]);
         self.registry.clone().add(head.gguf, &text).is_ok()
     }

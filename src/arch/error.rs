@@ -3,8 +3,8 @@
 use crate::arch::eval::error::EvalError;
 use crate::arch::expr::ParseError;
 use crate::arch::graph::GraphProblem;
-use crate::arch::lack::Lack;
 use crate::arch::listing::first_few_names;
+use crate::arch::missing_input::MissingInput;
 use crate::arch::names::PatternError;
 use crate::arch::ops::OpError;
 use crate::arch::similarity::Similarity;
@@ -82,7 +82,7 @@ pub enum ArchError {
     },
     /// Missing file, key or tensors of the checkpoint's directory.
     #[error(transparent)]
-    Lack(#[from] Lack),
+    MissingInput(#[from] MissingInput),
     /// Unknown rope type.
     #[error("config.json: unknown rope type `{}`", escape(found))]
     RopeType {
@@ -159,7 +159,7 @@ pub enum ArchError {
     },
     /// Stack with missing parts, or with more parts than the configuration declares.
     #[error("`{target}`: {}", if found > expected {
-        format!("{found} parts where the configuration says {expected}, `{}` is too many", escape(missing))
+        format!("{found} parts where the configuration declares {expected}, `{}` is too many", escape(missing))
     } else {
         format!("{found} of {expected} parts present, `{}` is missing", escape(missing))
     })]
@@ -475,7 +475,7 @@ impl Hint for ArchError {
             },
             Self::NoTower { nearest, .. } => {
                 let similar = Some(format!("similar classes: {}", nearest.join(", ")));
-                let way = "a card with `kind = \"mmproj\"` says what becomes of the towers' tensors: `--card FILE`";
+                let way = "a card with `kind = \"mmproj\"` describes what becomes of the towers' tensors: `--card FILE`";
                 similar.filter(|_| !nearest.is_empty()).into_iter().chain([way.to_owned()]).collect()
             }
             Self::UnknownClass { nearest, resembles, .. } => {
@@ -510,7 +510,7 @@ impl Hint for ArchError {
             Self::Missing { .. } | Self::Stack { .. } => {
                 vec!["check that all shards of the checkpoint are there".to_owned()]
             }
-            Self::Lack(lack) => lack.hints(),
+            Self::MissingInput(missing) => missing.hints(),
             Self::TwoEntries { .. } => {
                 vec!["take one of them out in a card of your own: `\"NAME\" = false`, with `--card FILE`".to_owned()]
             }

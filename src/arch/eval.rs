@@ -7,9 +7,9 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value as Json};
 
 use crate::arch::datum::Datum;
-use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
+use crate::arch::expr::{BinaryOp, Expr, Function, Path, PathStep};
 use crate::arch::names::Captures;
-use crate::arch::values::Values;
+use crate::arch::values::WeightValues;
 use crate::core::WeightMeta;
 use crate::gguf::Metadata;
 
@@ -50,7 +50,7 @@ pub struct Scope<'a> {
     /// Architecture and metadata of the GGUF file, if one is converted back.
     pub gguf: Option<(&'a str, &'a Metadata)>,
     /// Access to the content of weights.
-    pub values: Values<'a>,
+    pub values: WeightValues<'a>,
 }
 
 /// Value of a root.
@@ -235,8 +235,8 @@ impl Evaluator<'_> {
                     self.spend(map.len())?;
                     Ok(Some(Datum::Map((*map).clone().into())))
                 }
-                Some((Step::Field(name), rest)) => self.member(path, map.get(name), rest, captures),
-                Some((Step::Index(_), _)) => Ok(None),
+                Some((PathStep::Field(name), rest)) => self.member(path, map.get(name), rest, captures),
+                Some((PathStep::Index(_), _)) => Ok(None),
             },
             Some(Root::Value(json)) => self.member(path, Some(json), &path.steps, captures),
             None => self.member(path, self.scope.config.get(&path.root), &path.steps, captures),
@@ -248,14 +248,14 @@ impl Evaluator<'_> {
         &self,
         path: &Path,
         json: Option<&Json>,
-        steps: &[Step],
+        steps: &[PathStep],
         captures: Captures,
     ) -> Result<Option<Datum>, EvalError> {
         let Some(mut json) = json else { return Ok(None) };
         for step in steps {
             let next = match step {
-                Step::Field(name) => json.get(name.as_str()),
-                Step::Index(index) => {
+                PathStep::Field(name) => json.get(name.as_str()),
+                PathStep::Index(index) => {
                     let index = self.eval(index, captures)?;
                     let no_element =
                         || EvalError::NoElement { path: path.to_string(), index: index.to_string() };
@@ -305,10 +305,10 @@ impl Evaluator<'_> {
                 (_, Datum::Map(map)) => {
                     let map = map.clone();
                     let rest = path.steps.get(n_done + 1..).unwrap_or(&[]);
-                    let Step::Field(name) = step else { return Ok(None) };
+                    let PathStep::Field(name) = step else { return Ok(None) };
                     return self.member(path, map.get(name), rest, captures);
                 }
-                (Step::Index(index), Datum::List(items)) => {
+                (PathStep::Index(index), Datum::List(items)) => {
                     let index = self.eval(index, captures)?;
                     let at = python_index(&index, items.len());
                     let no_element =

@@ -51,7 +51,7 @@ pub struct Path {
     /// First name.
     pub root: String,
     /// Members and indices after it.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PathStep>,
     /// True if it ends in `?`: null if something on the path is absent.
     pub optional: bool,
 }
@@ -61,7 +61,7 @@ impl Path {
     #[must_use]
     pub fn key(&self) -> &str {
         match self.steps.first() {
-            Some(Step::Field(field)) if self.root == "raw" => field,
+            Some(PathStep::Field(field)) if self.root == "raw" => field,
             _ => &self.root,
         }
     }
@@ -69,7 +69,7 @@ impl Path {
 
 /// Step of a path.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum PathStep {
     /// `.name`
     Field(String),
     /// `[index]`
@@ -81,8 +81,8 @@ impl fmt::Display for Path {
         write!(f, "{}", self.root)?;
         for step in &self.steps {
             match step {
-                Step::Field(name) => write!(f, ".{name}")?,
-                Step::Index(_) => write!(f, "[…]")?,
+                PathStep::Field(name) => write!(f, ".{name}")?,
+                PathStep::Index(_) => write!(f, "[…]")?,
             }
         }
         Ok(())
@@ -247,7 +247,7 @@ impl Expr {
         if text.len() > MAX_BYTES {
             return Err(ParseError::TooLarge);
         }
-        let mut parser = Parser { text, at: 0 };
+        let mut parser = ExprParser { text, at: 0 };
         let expr = parser.expr(0, 0)?;
         parser.skip_space();
         if parser.at < text.len() {
@@ -263,7 +263,7 @@ impl Expr {
             Self::List(items) | Self::Call(_, items) => items.iter().for_each(|item| item.walk(visit)),
             Self::Path(path) => {
                 for step in &path.steps {
-                    if let Step::Index(index) = step {
+                    if let PathStep::Index(index) = step {
                         index.walk(visit);
                     }
                 }
@@ -276,12 +276,12 @@ impl Expr {
     }
 }
 
-struct Parser<'a> {
+struct ExprParser<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> ExprParser<'a> {
     fn rest(&self) -> &'a str {
         self.text.get(self.at..).unwrap_or("")
     }
@@ -438,12 +438,12 @@ impl<'a> Parser<'a> {
                     return Err(self.unexpected("a name"));
                 }
                 self.at += name.len();
-                path.steps.push(Step::Field(name.to_owned()));
+                path.steps.push(PathStep::Field(name.to_owned()));
             } else if rest.starts_with('[') {
                 self.at += 1;
                 let index = self.expr(0, depth + 1)?;
                 self.expect("]", "`]`")?;
-                path.steps.push(Step::Index(index));
+                path.steps.push(PathStep::Index(index));
             } else if rest.starts_with('?') && !rest.starts_with("??") {
                 self.at += 1;
                 path.optional = true;

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use crate::arch::detect;
-use crate::arch::expr::{Expr, Step};
-use crate::arch::heads::Heads;
+use crate::arch::expr::{Expr, PathStep};
+use crate::arch::heads::DraftHeads;
 use crate::arch::hparams;
 use crate::arch::load::Registry;
+use crate::arch::metadata_rows;
 use crate::arch::names::{Pattern, Placeholder};
 use crate::arch::ops::OpSpec;
 use crate::arch::roots::ROOTS;
-use crate::arch::rows;
-use crate::arch::schema::{Card, CardKind, DefaultValue, Entry, Join, Optional, Row};
+use crate::arch::schema::{Card, CardKind, DefaultValue, Join, MetadataRow, Optional, TensorEntry};
 use crate::arch::target;
 use crate::arch::visit;
 use crate::gguf::keys::ANNOTATION_PREFIX;
@@ -32,9 +32,9 @@ pub(super) fn config_keys(card: &Card) -> BTreeSet<String> {
         }
     };
     visit::walk(card, &mut add);
-    if card.metadata.contains(&Row::Base) {
-        for row in rows::base_rows() {
-            if let Row::Key { value, when, .. } = row {
+    if card.metadata.contains(&MetadataRow::Base) {
+        for row in metadata_rows::base_rows() {
+            if let MetadataRow::Key { value, when, .. } = row {
                 value.walk(&mut add);
                 if let Some(when) = when {
                     when.walk(&mut add);
@@ -65,7 +65,7 @@ fn is_same_name(card: &Card, name: &str) -> bool {
 fn options(card: &Card) -> Vec<String> {
     let mut options: Vec<&str> = Vec::new();
     if card.mtp_export {
-        options.extend([Heads::Alone, Heads::Dropped].into_iter().filter_map(Heads::option));
+        options.extend([DraftHeads::Alone, DraftHeads::Dropped].into_iter().filter_map(DraftHeads::option));
     }
     options.extend(card.fuse.iter().map(|fusion| fusion.option()));
     if !card.annotate.is_empty() {
@@ -75,7 +75,7 @@ fn options(card: &Card) -> Vec<String> {
     visit::walk(card, &mut |expr| {
         let Expr::Path(path) = expr else { return };
         match (path.root.as_str(), path.steps.first()) {
-            ("opt", Some(Step::Field(name))) => {
+            ("opt", Some(PathStep::Field(name))) => {
                 asked.extend(ASKED.iter().find(|row| row.0 == name).map(|row| row.1));
             }
             (target::ROOT, _) => {
@@ -217,17 +217,17 @@ fn of_card(registry: &Registry, card: &Card) -> CardFacts {
     }
 }
 
-fn row_keys(row: &Row) -> Vec<String> {
+fn row_keys(row: &MetadataRow) -> Vec<String> {
     match row {
-        Row::Base => rows::base_keys().map(str::to_owned).collect(),
-        Row::Key { key, .. } => vec![key.clone()],
+        MetadataRow::Base => metadata_rows::base_keys().map(str::to_owned).collect(),
+        MetadataRow::Key { key, .. } => vec![key.clone()],
     }
 }
 
 /// Returns the full keys of rows, without duplicates.
-fn written<'r>(card: &Card, rows: impl Iterator<Item = &'r Row>) -> Vec<String> {
+fn written<'r>(card: &Card, rows: impl Iterator<Item = &'r MetadataRow>) -> Vec<String> {
     let mut seen = BTreeSet::new();
-    let keys = rows.flat_map(row_keys).map(|key| rows::full_key(&key, &card.gguf).unwrap_or(key));
+    let keys = rows.flat_map(row_keys).map(|key| metadata_rows::full_key(&key, &card.gguf).unwrap_or(key));
     keys.filter(|key| seen.insert(key.clone())).collect()
 }
 
@@ -243,7 +243,7 @@ fn defaults(card: &Card, key: &str) -> Vec<(String, String)> {
     .collect()
 }
 
-fn tensor(entry: &Entry) -> TensorFacts {
+fn tensor(entry: &TensorEntry) -> TensorFacts {
     let texts = |patterns: &[Pattern]| patterns.iter().map(|p| p.text().to_owned()).collect::<Vec<_>>();
     TensorFacts {
         sources: [texts(&entry.patterns), texts(&entry.with)].concat(),
@@ -255,11 +255,11 @@ fn tensor(entry: &Entry) -> TensorFacts {
     }
 }
 
-fn ops_of(entry: &Entry) -> Vec<&'static str> {
+fn ops_of(entry: &TensorEntry) -> Vec<&'static str> {
     specs(entry).map(|op| op.kind.name()).collect()
 }
 
-fn specs(entry: &Entry) -> impl Iterator<Item = &OpSpec> {
+fn specs(entry: &TensorEntry) -> impl Iterator<Item = &OpSpec> {
     let of_targets = entry.targets.iter().flat_map(|target| &target.ops);
     entry.pre.iter().chain(&entry.ops).chain(of_targets)
 }

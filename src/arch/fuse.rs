@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::arch::error::ArchError;
 use crate::arch::fusion::{Fuse, Fusion};
-use crate::arch::mapping::{Content, OutputSpec};
+use crate::arch::mapping::{OutputSpec, TensorContent};
 use crate::arch::names::block_of;
 use crate::arch::schema::Card;
 use crate::core::Shape;
@@ -100,5 +100,5 @@ fn one<'o>(
     };
     let parts = parts.map(|part| part.content.clone()).collect();
     let (type_rule, phase) = (last.type_rule, last.phase);
-    Ok(OutputSpec { name, shape, content: Content::Joined { parts, axis }, type_rule, phase })
+    Ok(OutputSpec { name, shape, content: TensorContent::Joined { parts, axis }, type_rule, phase })
 }

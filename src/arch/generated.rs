@@ -9,7 +9,7 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::error::EvalError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::expr::Expr;
-use crate::arch::mapping::{Content, OutputSpec, RopeFreqsLlama3};
+use crate::arch::mapping::{OutputSpec, RopeFreqsLlama3, TensorContent};
 use crate::arch::names::Captures;
 use crate::arch::schema::{Card, EntryType, Fill, Generate, GenerateKind, Llama3Rope, Phase};
 use crate::arch::types::TypeRule;
@@ -51,11 +51,11 @@ pub(super) fn generated(
             let rotated = (dim as f64 * fraction / 2.0) as usize;
             let mut values = vec![1f32; rotated];
             values.resize((dim / 2) as usize, UNROTATED);
-            Content::Values(values.into())
+            TensorContent::Values(values.into())
         }
         GenerateKind::RopeFactors { values } => {
             let values = scope.eval(values, none).map_err(|source| failed(card, source))?;
-            Content::Values(floats(card, name, &values)?)
+            TensorContent::Values(floats(card, name, &values)?)
         }
         GenerateKind::Sinusoids { length, width } => {
             let (length, width) = (count(card, name, length, scope)?, count(card, name, width, scope)?);
@@ -64,12 +64,13 @@ pub(super) fn generated(
                 let shape = format!("[{length}, {width}]");
                 return Err(ArchError::Shape { target: name.to_owned(), shape });
             }
-            return output(name, vec![length, width / 2 * 2], Content::Sinusoids { length, width }).map(Some);
+            return output(name, vec![length, width / 2 * 2], TensorContent::Sinusoids { length, width })
+                .map(Some);
         }
         GenerateKind::Fill(_) => return fill(card, generate, scope, none),
     };
     let len = match &content {
-        Content::Values(values) => values.len() as u64,
+        TensorContent::Values(values) => values.len() as u64,
         _ => 0,
     };
     output(name, vec![len], content).map(Some)
@@ -91,7 +92,7 @@ pub(super) fn fill(
     let value = held_by_f32(value.as_float().ok_or_else(|| failed(card, kind))?)
         .ok_or_else(|| not_held(&name, &value))?;
     let phase = if rule.before.is_some() { Phase::Normal } else { Phase::Generated };
-    let output = output(&name, dims.clone(), Content::Fill { value, dims })?;
+    let output = output(&name, dims.clone(), TensorContent::Fill { value, dims })?;
     let type_rule = TypeRule { entry: EntryType::Auto, source_block: captures.bid, source: None };
     Ok(Some(OutputSpec { type_rule, phase, ..output }))
 }
@@ -113,7 +114,7 @@ fn count(card: &Card, name: &str, expr: &Expr, scope: &Scope<'_>) -> Result<u64,
 }
 
 /// Returns an F32 tensor of these dimensions in [`Phase::Generated`].
-pub(super) fn output(name: &str, dims: Vec<u64>, content: Content) -> Result<OutputSpec, ArchError> {
+pub(super) fn output(name: &str, dims: Vec<u64>, content: TensorContent) -> Result<OutputSpec, ArchError> {
     let shown = format!("{dims:?}");
     let fits = !dims.is_empty() && !dims.contains(&0) && dims.len() <= 4;
     let shape = Shape::new(dims).filter(|_| fits);
@@ -178,8 +179,8 @@ fn llama3(
         context: number("original_max_position_embeddings", rule.context)?,
     };
     let Some(pad_to) = &rule.pad_to else {
-        return output(name, vec![dim.div_ceil(2)], Content::RopeFreqsLlama3(params)).map(Some);
+        return output(name, vec![dim.div_ceil(2)], TensorContent::RopeFreqsLlama3(params)).map(Some);
     };
     let len = dim.div_ceil(2).max(count(card, name, pad_to, scope)? / 2);
-    output(name, vec![len], Content::RopeFreqsPadded(params, len)).map(Some)
+    output(name, vec![len], TensorContent::RopeFreqsPadded(params, len)).map(Some)
 }

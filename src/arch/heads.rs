@@ -17,7 +17,7 @@ use crate::arch::warning::ArchWarning;
 
 /// Treatment of the draft heads of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Heads {
+pub enum DraftHeads {
     /// Written with the model, if the card maps them.
     #[default]
     Kept,
@@ -27,7 +27,7 @@ pub enum Heads {
     Alone,
 }
 
-impl Heads {
+impl DraftHeads {
     /// Returns the option that selects this treatment.
     #[must_use]
     pub fn option(self) -> Option<&'static str> {
@@ -86,19 +86,19 @@ fn is_of_head(name: &str, first_block: u64) -> bool {
 /// not ask for that. `tensors` are all names of the checkpoint; it is empty if only the configuration is known.
 pub(super) fn settle(
     card: &Card,
-    heads: Heads,
+    heads: DraftHeads,
     config: &mut Map<String, Json>,
     tensors: &mut dyn Iterator<Item = &str>,
 ) -> Option<ArchWarning> {
     let (key, n) = counted(config).filter(|_| card.kind == CardKind::Text)?;
     let mut tensors = tensors.peekable();
     match heads {
-        Heads::Alone => return None,
-        Heads::Kept if tensors.peek().is_none() || is_stored(config, &mut tensors) => return None,
-        Heads::Dropped | Heads::Kept => {}
+        DraftHeads::Alone => return None,
+        DraftHeads::Kept if tensors.peek().is_none() || is_stored(config, &mut tensors) => return None,
+        DraftHeads::Dropped | DraftHeads::Kept => {}
     }
     let warning = ArchWarning::HeadsNotStored { key, n, first_block: own_blocks(config) };
-    let is_told = heads == Heads::Kept && COUNTS.iter().any(|key| visit::mentions(card, key));
+    let is_told = heads == DraftHeads::Kept && COUNTS.iter().any(|key| visit::mentions(card, key));
     for key in COUNTS {
         config.remove(key);
     }
@@ -107,7 +107,7 @@ pub(super) fn settle(
 
 /// Rule that tells which tensors belong to draft heads.
 pub(super) struct HeadRule<'c> {
-    heads: Heads,
+    heads: DraftHeads,
     /// Names that heads share with the model, after rewriting.
     shared: &'c [String],
     /// The first block that is not the model's own.
@@ -123,7 +123,7 @@ impl<'c> HeadRule<'c> {
     /// blocks.
     pub(super) fn of(
         card: &'c Card,
-        heads: Heads,
+        heads: DraftHeads,
         config: &Map<String, Json>,
         scope: &Scope<'_>,
     ) -> Result<Self, ArchError> {
@@ -135,7 +135,7 @@ impl<'c> HeadRule<'c> {
             card.kind == CardKind::Text
                 && (is_counted || is_stored(&scope.config, &mut scope.tensors.iter().copied()))
         };
-        if !card.mtp_export && (heads == Heads::Alone || !can_lack()) {
+        if !card.mtp_export && (heads == DraftHeads::Alone || !can_lack()) {
             let why = "its models are written as a whole";
             return Err(ArchError::Option { option, card: card.name(), why });
         }
@@ -148,9 +148,9 @@ impl<'c> HeadRule<'c> {
     /// Returns the reason to leave a tensor out, by its name after rewriting; `None` if it is kept.
     pub(super) fn left_out(&self, name: &str) -> Option<DropReason> {
         match self.heads {
-            Heads::Kept => None,
-            Heads::Dropped => self.is_head(name).then_some(DropReason::DraftHead),
-            Heads::Alone => {
+            DraftHeads::Kept => None,
+            DraftHeads::Dropped => self.is_head(name).then_some(DropReason::DraftHead),
+            DraftHeads::Alone => {
                 let stays = self.is_head(name) || self.shared.iter().any(|shared| shared == name);
                 (!stays).then_some(DropReason::NotDraftHead)
             }
@@ -159,12 +159,12 @@ impl<'c> HeadRule<'c> {
 
     /// Returns the first block whose tensors are expected.
     pub(super) fn first_expected_block(&self) -> u64 {
-        if self.heads == Heads::Alone { self.first_block } else { 0 }
+        if self.heads == DraftHeads::Alone { self.first_block } else { 0 }
     }
 
     /// Returns true if the model's own tensors are expected.
     pub(super) fn expects_model(&self) -> bool {
-        self.heads != Heads::Alone
+        self.heads != DraftHeads::Alone
     }
 
     /// Returns true for a name of a head, as opposed to one of the model or one that both share.
@@ -210,10 +210,10 @@ mod tests {
             (config.contains_key("num_nextn_predict_layers"), warning.is_some())
         };
         let (model, head) = ("model.layers.0.x", "model.layers.3.x");
-        assert_eq!(settled(Heads::Kept, &[model]), (false, true));
-        assert_eq!(settled(Heads::Kept, &[model, head]), (true, false));
-        assert_eq!(settled(Heads::Kept, &[]), (true, false));
-        assert_eq!(settled(Heads::Dropped, &[model, head]), (false, false));
-        assert_eq!(settled(Heads::Alone, &[model]), (true, false));
+        assert_eq!(settled(DraftHeads::Kept, &[model]), (false, true));
+        assert_eq!(settled(DraftHeads::Kept, &[model, head]), (true, false));
+        assert_eq!(settled(DraftHeads::Kept, &[]), (true, false));
+        assert_eq!(settled(DraftHeads::Dropped, &[model, head]), (false, false));
+        assert_eq!(settled(DraftHeads::Alone, &[model]), (true, false));
     }
 }

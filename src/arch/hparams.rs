@@ -9,7 +9,8 @@ use crate::arch::names::Captures;
 use crate::arch::resaved;
 use crate::arch::schema::{Card, CardKind, DefaultValue};
 
-type Config = Map<String, Json>;
+/// Members of a configuration.
+pub(super) type ConfigMap = Map<String, Json>;
 
 /// Known rope types. Those that need a key or tensor of their own get it in rows or cards.
 const ROPE_TYPES: &[&str] = &[
@@ -59,7 +60,7 @@ pub(super) const ROPE_KEYS: &[&str] = &[
 ///
 /// # Exactness
 /// Equals what llama.cpp's converter reads through transformers 4.57.6, for the keys a card lists.
-pub(super) fn complete(card: &Card, config: &Config, scope: &Scope<'_>) -> Result<Config, ArchError> {
+pub(super) fn complete(card: &Card, config: &ConfigMap, scope: &Scope<'_>) -> Result<ConfigMap, ArchError> {
     let mut config = config.clone();
     if card.kind == CardKind::Mmproj {
         return with_part_defaults(card, config, scope);
@@ -83,7 +84,7 @@ pub(super) fn complete(card: &Card, config: &Config, scope: &Scope<'_>) -> Resul
 
 /// Returns the configuration for a card of towers: its parts stay nested, each with the defaults of its own type. A
 /// part without a type has that of the card's only defaults.
-fn with_part_defaults(card: &Card, config: Config, scope: &Scope<'_>) -> Result<Config, ArchError> {
+fn with_part_defaults(card: &Card, config: ConfigMap, scope: &Scope<'_>) -> Result<ConfigMap, ArchError> {
     let mut config = config;
     let only = match card.defaults.keys().collect::<Vec<_>>()[..] {
         [only] => Some(only),
@@ -115,7 +116,7 @@ const NULLABLE: &[&str] = &[
     "topk_group",
 ];
 
-fn with_defaults(card: &Card, mut config: Config, scope: &Scope<'_>) -> Result<Config, ArchError> {
+fn with_defaults(card: &Card, mut config: ConfigMap, scope: &Scope<'_>) -> Result<ConfigMap, ArchError> {
     let Some(model_type) = config.get("model_type").and_then(Json::as_str).map(str::to_owned) else {
         return Ok(config);
     };
@@ -146,7 +147,7 @@ fn evaluate_default(
     card: &Card,
     key: &str,
     value: &DefaultValue,
-    config: &Config,
+    config: &ConfigMap,
     outer: &Scope<'_>,
 ) -> Result<Json, ArchError> {
     match value {
@@ -164,7 +165,7 @@ fn evaluate_default(
 ///
 /// # Exactness
 /// Equals the constructor of `TextModel` in llama.cpp 0.5.0, except that a null counts as absent.
-pub(super) fn rope(config: &Config) -> Config {
+pub(super) fn rope(config: &ConfigMap) -> ConfigMap {
     let is_given = |name: &str| config.get(name).is_some_and(|value| !value.is_null());
     let given = if is_given("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
     let mut rope = config.get(given).and_then(Json::as_object).cloned().unwrap_or_default();
@@ -199,7 +200,7 @@ pub(super) fn rope(config: &Config) -> Config {
 }
 
 /// Returns the roots `rope`, `rope_full` and `rope_swa`, after checking the rope type.
-pub(super) fn rope_roots(config: &Config) -> Result<[(&'static str, Root<'static>); 3], ArchError> {
+pub(super) fn rope_roots(config: &ConfigMap) -> Result<[(&'static str, Root<'static>); 3], ArchError> {
     let rope = rope(config);
     let member = |name: &str| rope.get(name).and_then(Json::as_object).cloned();
     let full = member("full_attention").unwrap_or_else(|| rope.clone());

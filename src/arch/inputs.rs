@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::target::Target;
+use crate::arch::target::TargetModel;
 use crate::arch::values::CountTokens;
 use crate::core::{WeightMeta, WeightSource};
 
@@ -32,7 +32,7 @@ pub struct Inputs<'a> {
     /// Pooling of token vectors, if `modules.json` of sentence-transformers declares it.
     pub pooling: Option<Pooling>,
     /// Target model of a draft model.
-    pub target: Option<Target<'a>>,
+    pub target: Option<TargetModel<'a>>,
 }
 
 impl<'a> Inputs<'a> {

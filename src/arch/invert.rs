@@ -2,9 +2,9 @@
 
 mod base;
 mod config;
+mod inverse_rows;
 mod member;
 mod names;
-mod rows;
 mod tensors;
 
 use std::collections::HashSet;
@@ -18,13 +18,13 @@ use crate::arch::expr::Expr;
 use crate::arch::hparams;
 use crate::arch::load::Registry;
 use crate::arch::mapping::{
-    Assembly, Content, DropReason, Dropped, JoinKind, OutputSpec, RopeFreqsLlama3, Source, Step,
+    Assembly, DropReason, Dropped, JoinKind, OpStep, OutputSpec, RopeFreqsLlama3, SourceWeight, TensorContent,
 };
 use crate::arch::names::{Captures, Pattern, Placeholder, SUFFIXES, nearest};
 use crate::arch::ops::{Op, OpError, OpSpec, Undo};
-use crate::arch::schema::{Card, Entry, EntryType, Join, Phase};
+use crate::arch::schema::{Card, EntryType, Join, Phase, TensorEntry};
 use crate::arch::types::TypeRule;
-use crate::arch::values::Values;
+use crate::arch::values::WeightValues;
 use crate::core::{Shape, WeightMeta, WeightSource};
 use crate::gguf::{Metadata, Value};
 
@@ -79,7 +79,7 @@ fn invert_by(
         roots: ["tokenizer_config", "generation", "raw"].map(|name| (name, Root::Value(json!({})))).into(),
         tensors: tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
         weights: tensors,
-        values: Values::new(values, None),
+        values: WeightValues::new(values, None),
         gguf: Some((arch, metadata)),
         ..Scope::default()
     };
@@ -92,12 +92,13 @@ fn invert_by(
     scope.roots.push(("class", Root::Value(class)));
     scope.roots.extend(hparams::rope_roots(&scope.config)?);
 
-    let mut inverter = Inverter { card, tensors, scope: &scope, units: IndexMap::new(), dropped: Vec::new() };
+    let mut inverter =
+        Inverter { card, tensors, scope: &scope, emissions: IndexMap::new(), dropped: Vec::new() };
     inverter.match_all()?;
     let mut outputs = tensors::of_keys(card, &scope)?;
     let names = names::SourceNames::new(card, &scope)?;
     let mut inexact = Vec::new();
-    for (key, parts) in &inverter.units {
+    for (key, parts) in &inverter.emissions {
         for (mut output, is_exact) in inverter.sources_of(key, parts)? {
             output.name = names.of(output.name);
             if !is_exact {
@@ -118,7 +119,7 @@ fn invert_by(
 
 /// Key of an emission of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct UnitKey {
+struct EmissionKey {
     entry: usize,
     captures: Captures,
     suffix: &'static str,
@@ -129,12 +130,12 @@ struct Inverter<'a> {
     tensors: &'a [WeightMeta],
     scope: &'a Scope<'a>,
     /// Tensor of each target of an emission, in the order of the entry's targets.
-    units: IndexMap<UnitKey, Vec<Option<usize>>>,
+    emissions: IndexMap<EmissionKey, Vec<Option<usize>>>,
     dropped: Vec<Dropped>,
 }
 
 /// Returns the captures and the carried suffix with which a target yields a name.
-fn match_target(entry: &Entry, target: &Pattern, name: &str) -> Option<(Captures, &'static str)> {
+fn match_target(entry: &TensorEntry, target: &Pattern, name: &str) -> Option<(Captures, &'static str)> {
     if entry.drops_ending {
         // The file does not tell which ending it was; `.weight` is by far the most frequent.
         return Some((target.matches(name)?, SUFFIXES[0]));
@@ -157,7 +158,7 @@ impl Inverter<'_> {
                 self.dropped.push(Dropped { weight: index, why: DropReason::SameAs(first) });
             } else if let Some((key, target)) = self.entry_of(&tensor.name)? {
                 let n_targets = self.card.entries[key.entry].targets.len();
-                let parts = self.units.entry(key).or_insert_with(|| vec![None; n_targets]);
+                let parts = self.emissions.entry(key).or_insert_with(|| vec![None; n_targets]);
                 parts[target] = Some(index);
             } else {
                 leftovers.push(&tensor.name);
@@ -178,12 +179,12 @@ impl Inverter<'_> {
     }
 
     /// Returns the entry that yields a tensor, and the index of its target: the first whose condition holds.
-    fn entry_of(&self, name: &str) -> Result<Option<(UnitKey, usize)>, ArchError> {
+    fn entry_of(&self, name: &str) -> Result<Option<(EmissionKey, usize)>, ArchError> {
         for (entry, spec) in self.card.entries.iter().enumerate() {
             for (index, target) in spec.targets.iter().enumerate() {
                 let Some((captures, suffix)) = match_target(spec, &target.name, name) else { continue };
                 if let Some((captures, _)) = self.source_captures(spec, captures)? {
-                    return Ok(Some((UnitKey { entry, captures, suffix }, index)));
+                    return Ok(Some((EmissionKey { entry, captures, suffix }, index)));
                 }
             }
         }
@@ -215,7 +216,7 @@ impl Inverter<'_> {
     /// `repeat`. `None` if there is no such source, or if the entry's condition is false.
     fn source_captures(
         &self,
-        spec: &Entry,
+        spec: &TensorEntry,
         captures: Captures,
     ) -> Result<Option<(Captures, u64)>, ArchError> {
         let failed =
@@ -245,7 +246,7 @@ impl Inverter<'_> {
     /// Returns the checkpoint's tensors that became the targets of an entry, and whether they are restored exactly.
     fn sources_of(
         &self,
-        key: &UnitKey,
+        key: &EmissionKey,
         parts: &[Option<usize>],
     ) -> Result<Vec<(OutputSpec, bool)>, ArchError> {
         let entry = &self.card.entries[key.entry];
@@ -259,7 +260,7 @@ impl Inverter<'_> {
             };
             let mut dims = self.tensors[tensor].shape.dims().to_vec();
             let ops = self.undo(&target.ops, key.captures, &mut dims, tensor, &mut is_exact)?;
-            sources.push(Source { weight: tensor, ops });
+            sources.push(SourceWeight { weight: tensor, ops });
             shapes.push(dims);
         }
         let first = sources.first().map_or(0, |source| source.weight);
@@ -291,7 +292,7 @@ impl Inverter<'_> {
             for op in cut {
                 let shapes = op.shapes(&dims).map_err(|error| self.op_error(first, error))?;
                 dims = shapes.into_iter().next().unwrap_or_default();
-                assembly.ops.push(Step { op, result: 0 });
+                assembly.ops.push(OpStep { op, result: 0 });
             }
             for spec in entry.pre.iter().rev() {
                 let undone =
@@ -306,7 +307,7 @@ impl Inverter<'_> {
             let shown = format!("{dims:?}");
             let shape =
                 Shape::new(dims).ok_or_else(|| ArchError::Shape { target: name.clone(), shape: shown })?;
-            let content = Content::Sources(assembly);
+            let content = TensorContent::Sources(assembly);
             outputs.push((OutputSpec { name, shape, content, type_rule, phase: Phase::Normal }, is_exact));
         }
         Ok(outputs)
@@ -315,8 +316,8 @@ impl Inverter<'_> {
     /// Returns the names of the joined sources, each with the operations that cut it out.
     fn pieces(
         &self,
-        entry: &Entry,
-        key: &UnitKey,
+        entry: &TensorEntry,
+        key: &EmissionKey,
         dims: &[u64],
         tensor: usize,
     ) -> Result<Vec<(String, Vec<Op>)>, ArchError> {
@@ -356,7 +357,7 @@ impl Inverter<'_> {
         dims: &mut Vec<u64>,
         tensor: usize,
         is_exact: &mut bool,
-    ) -> Result<Vec<Step>, ArchError> {
+    ) -> Result<Vec<OpStep>, ArchError> {
         let mut steps = Vec::with_capacity(specs.len());
         for spec in specs.iter().rev() {
             let undo = spec.undo(self.scope, captures, dims).map_err(|error| self.op_error(tensor, error))?;
@@ -365,7 +366,7 @@ impl Inverter<'_> {
             *is_exact &= comes_back;
             let mut shapes = op.shapes(dims).map_err(|error| self.op_error(tensor, error))?;
             *dims = shapes.swap_remove(0);
-            steps.push(Step { op, result: 0 });
+            steps.push(OpStep { op, result: 0 });
         }
         Ok(steps)
     }

@@ -8,7 +8,7 @@ use crate::core::WeightMeta;
 
 /// Tensors whose names differ only in numbers.
 #[derive(Clone, Debug)]
-pub(super) struct Kind {
+pub(super) struct TensorKind {
     /// Index of the first weight, and its name after the rewriting that all cards share.
     pub(super) first: usize,
     pub(super) first_name: String,
@@ -23,8 +23,8 @@ pub(super) struct Kind {
 
 /// Returns the kinds of a text model's tensors, by their names with `#` for each number, in the order of the
 /// checkpoint. Tensors of other modalities and buffers are left out, as in all cards.
-pub(super) fn kinds(weights: &[WeightMeta]) -> IndexMap<String, Kind> {
-    let mut kinds: IndexMap<String, Kind> = IndexMap::new();
+pub(super) fn kinds(weights: &[WeightMeta]) -> IndexMap<String, TensorKind> {
+    let mut kinds: IndexMap<String, TensorKind> = IndexMap::new();
     for (at, weight) in weights.iter().enumerate() {
         let name = names::shared_rewrite(&weight.name);
         if names::is_multimodal(&name) || names::is_recomputed(&name) {
@@ -41,7 +41,14 @@ pub(super) fn kinds(weights: &[WeightMeta]) -> IndexMap<String, Kind> {
             indexmap::map::Entry::Vacant(new) => {
                 let (first_name, last_name) = (name.clone(), name);
                 let dims = dims.to_vec();
-                new.insert(Kind { first: at, first_name, last_name, n_tensors: 1, dims, same_dims: true });
+                new.insert(TensorKind {
+                    first: at,
+                    first_name,
+                    last_name,
+                    n_tensors: 1,
+                    dims,
+                    same_dims: true,
+                });
             }
         }
     }

@@ -6,12 +6,12 @@ use indexmap::IndexMap;
 use rayon::prelude::*;
 use toml::{Table, Value as Toml};
 
+use crate::arch::card_merge::merge;
 use crate::arch::check;
 use crate::arch::error::{ArchError, CardProblem, ParentProblem};
 use crate::arch::graph::GraphFeatures;
-use crate::arch::merge::merge;
+use crate::arch::metadata_rows;
 use crate::arch::read;
-use crate::arch::rows;
 use crate::arch::schema::{Card, CardKind};
 
 #[cfg(test)]
@@ -99,7 +99,7 @@ impl Registry {
     /// takes the key into account.
     pub(crate) fn describes(arch: &str, key: &str) -> bool {
         Self::embedded().is_ok_and(|registry| {
-            registry.cards.iter().any(|card| card.gguf == arch && rows::has_own_row(card, key))
+            registry.cards.iter().any(|card| card.gguf == arch && metadata_rows::has_own_row(card, key))
         })
     }
 

@@ -9,8 +9,8 @@ use serde_json::{Map, Value as Json};
 use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
 use crate::arch::generated;
-use crate::arch::mapping::{Content, Mapping};
-use crate::arch::rows::full_key;
+use crate::arch::mapping::{Mapping, TensorContent};
+use crate::arch::metadata_rows::full_key;
 use crate::arch::schema::Card;
 use crate::arch::warning::ArchWarning;
 use crate::core::numeric::held_by_f32;
@@ -75,18 +75,22 @@ pub(super) fn complete(
     if by_card {
         return Ok(());
     }
-    let n_dims = Keys { arch, mapping: &*mapping }.rotated();
+    let n_dims = PlannedKeys { arch, mapping: &*mapping }.rotated();
     let mut outputs = Vec::new();
     for (name, key) in LISTS {
         let values = factors(&rope, key, n_dims)?;
-        outputs.push(generated::output(name, vec![values.len() as u64], Content::Values(values.into()))?);
+        outputs.push(generated::output(
+            name,
+            vec![values.len() as u64],
+            TensorContent::Values(values.into()),
+        )?);
     }
     if !keys_only {
         mapping.outputs.extend(outputs);
         mapping.outputs.sort_by_key(|output| output.phase);
     }
     set(&mut mapping.metadata, TYPE, arch, "longrope");
-    let keys = Keys { arch, mapping: &*mapping };
+    let keys = PlannedKeys { arch, mapping: &*mapping };
     let lengths =
         (keys.count("context_length"), rope.get("original_max_position_embeddings").and_then(Json::as_u64));
     let (has_context, has_magnitude) = (keys.get(CONTEXT).is_some(), keys.get(MAGNITUDE).is_some());
@@ -144,12 +148,12 @@ fn magnitude(rope: &Map<String, Json>, lengths: (Option<u64>, Option<u64>)) -> O
 }
 
 /// Keys of the planned file.
-struct Keys<'a> {
+struct PlannedKeys<'a> {
     arch: &'a str,
     mapping: &'a Mapping,
 }
 
-impl Keys<'_> {
+impl PlannedKeys<'_> {
     fn get(&self, key: &str) -> Option<&Value> {
         let full = format!("{}.{key}", self.arch);
         self.mapping.metadata.get(&full).or_else(|| self.mapping.early.get(&full))

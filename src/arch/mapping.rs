@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::arch::lost::Lost;
+use crate::arch::lost_value::LostValue;
 use crate::arch::ops::Op;
 use crate::arch::origins::Origins;
 use crate::arch::schema::{Card, Phase};
@@ -40,7 +40,7 @@ pub struct Mapping {
     /// Names of the weights whose content the plan depends on.
     pub read: Vec<String>,
     /// Configuration values that the file does not carry.
-    pub lost: Vec<Lost>,
+    pub lost: Vec<LostValue>,
     /// Embedding and head, if they are stored differently than the configuration declares.
     pub tie: Option<Tie>,
     /// Anomalies of the checkpoint.
@@ -55,7 +55,7 @@ pub struct OutputSpec {
     /// Shape, outermost first.
     pub shape: Shape,
     /// Source of the elements.
-    pub content: Content,
+    pub content: TensorContent,
     /// Rule that decides the type.
     pub type_rule: TypeRule,
     /// Section of the file that holds the tensor.
@@ -72,13 +72,13 @@ impl OutputSpec {
 
 /// Source of the elements of a tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Content {
+pub enum TensorContent {
     /// Weights of the checkpoint.
     Sources(Assembly),
     /// Contents of several output tensors, concatenated along an axis.
     Joined {
         /// The contents.
-        parts: Vec<Content>,
+        parts: Vec<TensorContent>,
         /// The axis.
         axis: usize,
     },
@@ -108,25 +108,25 @@ pub enum Content {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assembly {
     /// Weights, each with its own operations.
-    pub sources: Vec<Source>,
+    pub sources: Vec<SourceWeight>,
     /// Join, if there are several sources.
     pub join: Option<JoinKind>,
     /// Operations after joining. Each step selects one result of its operation.
-    pub ops: Vec<Step>,
+    pub ops: Vec<OpStep>,
 }
 
 /// Source weight of an assembly.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Source {
+pub struct SourceWeight {
     /// Index among the checkpoint's weights.
     pub weight: usize,
     /// Operations on this weight alone.
-    pub ops: Vec<Step>,
+    pub ops: Vec<OpStep>,
 }
 
 /// Operation, and the result of it that is used.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
+pub struct OpStep {
     /// The operation.
     pub op: Op,
     /// Index of the result.

@@ -8,7 +8,7 @@ use crate::arch::eval::error::EvalError;
 use crate::arch::expr::Expr;
 use crate::arch::mapping::DropReason;
 use crate::arch::names::{self, BOUNDS, Captures, Pattern, SUFFIXES};
-use crate::arch::schema::{Card, CardKind, Entry, Ignore, RewriteStep};
+use crate::arch::schema::{Card, CardKind, Ignore, RewriteStep, TensorEntry};
 
 /// Match of a name with an entry.
 pub(super) struct Match {
@@ -21,7 +21,7 @@ pub(super) struct Match {
 /// Point at which `[ignore]` rules apply: conditional rules (including those about content) before the entries, others
 /// after them.
 #[derive(Clone, Copy)]
-pub(super) enum Asked {
+pub(super) enum IgnoreStage {
     BeforeEntries,
     AfterEntries,
 }
@@ -155,11 +155,11 @@ impl<'a> Matcher<'a> {
         &self,
         tensor: &str,
         name: &str,
-        asked: Asked,
+        asked: IgnoreStage,
     ) -> Result<Option<DropReason>, ArchError> {
         let is_asked = |ignore: &&Ignore| match asked {
-            Asked::BeforeEntries => ignore.is_conditional(),
-            Asked::AfterEntries => !ignore.is_conditional(),
+            IgnoreStage::BeforeEntries => ignore.is_conditional(),
+            IgnoreStage::AfterEntries => !ignore.is_conditional(),
         };
         for ignore in self.card.ignore.iter().filter(is_asked) {
             if let Some(captures) = ignore.pattern.matches(name)
@@ -268,7 +268,7 @@ fn kind_of_pattern(pattern: &Pattern) -> Option<String> {
     Some(kind_of(&parts.collect::<Option<Vec<_>>>()?.join(".")))
 }
 
-fn match_entry(entry: &Entry, name: &str) -> Option<Match> {
+fn match_entry(entry: &TensorEntry, name: &str) -> Option<Match> {
     let main = entry.patterns.iter().map(|pattern| (0, pattern));
     let with = entry.with.iter().enumerate().map(|(n, pattern)| (n + 1, pattern));
     main.chain(with).find_map(|(part, pattern)| {

@@ -73,7 +73,7 @@ impl Captures {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Part {
+enum PatternPart {
     Text(String),
     Number(Placeholder),
     /// `*`: anything, in ignore lists only.
@@ -84,7 +84,7 @@ enum Part {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern {
     text: String,
-    parts: Vec<Part>,
+    parts: Vec<PatternPart>,
 }
 
 /// Permission to use `*` in a pattern.
@@ -116,18 +116,18 @@ impl Pattern {
     /// # Errors
     /// [`PatternError`].
     pub fn parse(text: &str, stars: Stars) -> Result<Self, PatternError> {
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<PatternPart> = Vec::new();
         let mut rest = text;
         while let Some(at) = rest.find(['{', '}', '*']) {
             let (before, after) = rest.split_at(at);
             if !before.is_empty() {
-                parts.push(Part::Text(before.to_owned()));
+                parts.push(PatternPart::Text(before.to_owned()));
             }
             if let Some(after) = after.strip_prefix('*') {
                 if stars == Stars::Refused {
                     return Err(PatternError::Star(text.to_owned()));
                 }
-                parts.push(Part::Any);
+                parts.push(PatternPart::Any);
                 rest = after;
                 continue;
             }
@@ -135,14 +135,14 @@ impl Pattern {
             let placeholder = inside.and_then(|(name, rest)| Some((Placeholder::from_name(name)?, rest)));
             let (placeholder, after) =
                 placeholder.ok_or_else(|| PatternError::Placeholder(text.to_owned()))?;
-            if matches!(parts.last(), Some(Part::Number(_))) {
+            if matches!(parts.last(), Some(PatternPart::Number(_))) {
                 return Err(PatternError::Empty(text.to_owned()));
             }
-            parts.push(Part::Number(placeholder));
+            parts.push(PatternPart::Number(placeholder));
             rest = after;
         }
         if !rest.is_empty() {
-            parts.push(Part::Text(rest.to_owned()));
+            parts.push(PatternPart::Text(rest.to_owned()));
         }
         if parts.is_empty() {
             return Err(PatternError::Empty(text.to_owned()));
@@ -159,13 +159,13 @@ impl Pattern {
     /// Returns true if the pattern has this placeholder.
     #[must_use]
     pub fn has(&self, placeholder: Placeholder) -> bool {
-        self.parts.contains(&Part::Number(placeholder))
+        self.parts.contains(&PatternPart::Number(placeholder))
     }
 
     /// Returns the placeholders of the pattern.
     pub fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
         self.parts.iter().filter_map(|part| match part {
-            Part::Number(placeholder) => Some(*placeholder),
+            PatternPart::Number(placeholder) => Some(*placeholder),
             _ => None,
         })
     }
@@ -188,9 +188,9 @@ impl Pattern {
         let mut name = String::with_capacity(self.text.len() + 8);
         for part in &self.parts {
             match part {
-                Part::Text(text) => name.push_str(text),
-                Part::Number(placeholder) => name.push_str(&captures.get(*placeholder)?.to_string()),
-                Part::Any => name.push('*'),
+                PatternPart::Text(text) => name.push_str(text),
+                PatternPart::Number(placeholder) => name.push_str(&captures.get(*placeholder)?.to_string()),
+                PatternPart::Any => name.push('*'),
             }
         }
         Some(name)
@@ -209,11 +209,11 @@ impl fmt::Display for Pattern {
     }
 }
 
-fn match_parts(parts: &[Part], name: &str, captures: Captures) -> Option<Captures> {
+fn match_parts(parts: &[PatternPart], name: &str, captures: Captures) -> Option<Captures> {
     let Some((part, rest)) = parts.split_first() else { return name.is_empty().then_some(captures) };
     match part {
-        Part::Text(text) => match_parts(rest, name.strip_prefix(text.as_str())?, captures),
-        Part::Number(placeholder) => {
+        PatternPart::Text(text) => match_parts(rest, name.strip_prefix(text.as_str())?, captures),
+        PatternPart::Number(placeholder) => {
             let digits = name.len() - name.trim_start_matches(|c: char| c.is_ascii_digit()).len();
             let number = &name[..digits];
             if number.is_empty() || (number.len() > 1 && number.starts_with('0')) {
@@ -225,7 +225,7 @@ fn match_parts(parts: &[Part], name: &str, captures: Captures) -> Option<Capture
             }
             match_parts(rest, &name[digits..], captures.with(*placeholder, Some(value)))
         }
-        Part::Any => {
+        PatternPart::Any => {
             let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
             ends.into_iter().find_map(|at| match_parts(rest, &name[at..], captures))
         }
@@ -240,13 +240,13 @@ enum Atom {
     Any,
 }
 
-fn atoms(parts: &[Part], suffix: &str) -> Vec<Atom> {
+fn atoms(parts: &[PatternPart], suffix: &str) -> Vec<Atom> {
     let mut atoms = Vec::new();
     for part in parts {
         match part {
-            Part::Text(text) => atoms.extend(text.bytes().map(Atom::Byte)),
-            Part::Number(_) => atoms.push(Atom::Digits),
-            Part::Any => atoms.push(Atom::Any),
+            PatternPart::Text(text) => atoms.extend(text.bytes().map(Atom::Byte)),
+            PatternPart::Number(_) => atoms.push(Atom::Digits),
+            PatternPart::Any => atoms.push(Atom::Any),
         }
     }
     atoms.extend(suffix.bytes().map(Atom::Byte));

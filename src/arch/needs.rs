@@ -24,7 +24,7 @@ struct Need {
     /// Text before `blk.` for a tensor in blocks, else `None`.
     start: Option<&'static str>,
     /// Tensor of the same block in whose presence this one is required; empty if it is always required.
-    beside: &'static str,
+    with: &'static str,
 }
 
 static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
@@ -36,9 +36,9 @@ static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
             Some((start, name)) => (Some(start), name),
             None => (None, kind),
         };
-        for (beside, archs) in rows {
+        for (with, archs) in rows {
             for arch in archs.split(' ') {
-                needs.entry(arch).or_default().push(Need { name, start, beside });
+                needs.entry(arch).or_default().push(Need { name, start, with });
             }
         }
     }
@@ -89,7 +89,7 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
                 (Some(start), Some(block)) => format!("{start}{BLOCK}{block}.{part}"),
                 _ => part.to_owned(),
             };
-            let is_due = need.beside.is_empty() || names.contains(name(need.beside).as_str());
+            let is_due = need.with.is_empty() || names.contains(name(need.with).as_str());
             let needed = name(need.name);
             if is_due && !names.contains(needed.as_str()) {
                 missing.insert((block, needed));

@@ -24,14 +24,14 @@ macro_rules! op_kinds {
             kind: OpKind::$variant,
             name: $name,
             short: $short,
-            params: &[$( ParamRow { name: $param, form: Form::$form, required: $required } ),*],
+            params: &[$( ParamRow { name: $param, form: ParamForm::$form, required: $required } ),*],
         }, )*];
     };
 }
 
 /// Form of a parameter: one value or a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ParamForm {
     One,
     Many,
 }
@@ -40,7 +40,7 @@ pub(super) enum Form {
 #[derive(Debug)]
 pub(super) struct ParamRow {
     pub(super) name: &'static str,
-    pub(super) form: Form,
+    pub(super) form: ParamForm,
     pub(super) required: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Options of the user for applying a card.
 
 use crate::arch::fusion::Fuse;
-use crate::arch::heads::Heads;
+use crate::arch::heads::DraftHeads;
 use crate::arch::types::OutType;
 
 /// Decoder that ranks documents by the probabilities of two words.
@@ -23,7 +23,7 @@ pub struct ResolveOptions {
     /// True if the configuration is in Mistral's own format, which names no class.
     pub mistral_format: bool,
     /// Treatment of draft heads.
-    pub heads: Heads,
+    pub heads: DraftHeads,
     /// Joins of tensors after mapping.
     pub fuse: Fuse,
     /// Reranker settings, if the model ranks documents.

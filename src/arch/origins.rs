@@ -7,9 +7,9 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::eval::Scope;
 use crate::arch::expr::{Expr, Path};
+use crate::arch::metadata_rows;
 use crate::arch::roots::ROOTS;
-use crate::arch::rows;
-use crate::arch::schema::{Card, Row};
+use crate::arch::schema::{Card, MetadataRow};
 use crate::core::text::escape;
 
 /// Maximum length of a displayed value, in characters.
@@ -53,12 +53,12 @@ pub type Origins = BTreeMap<String, Vec<Origin>>;
 pub(super) fn of_rows(card: &Card, scope: &Scope<'_>, config: &Map<String, Json>) -> Origins {
     let mut origins = Origins::new();
     let rows = card.metadata.iter().flat_map(|row| match row {
-        Row::Base => rows::base_rows(),
-        row @ Row::Key { .. } => std::slice::from_ref(row),
+        MetadataRow::Base => metadata_rows::base_rows(),
+        row @ MetadataRow::Key { .. } => std::slice::from_ref(row),
     });
     for row in rows {
-        let Row::Key { key, value, .. } = row else { continue };
-        if let Some(full) = rows::full_key(key, &card.gguf) {
+        let MetadataRow::Key { key, value, .. } = row else { continue };
+        if let Some(full) = metadata_rows::full_key(key, &card.gguf) {
             let found = of_expr(card, value, scope, config);
             if !found.is_empty() {
                 origins.insert(full, found);

@@ -13,7 +13,7 @@ use crate::arch::kinds::kinds;
 use crate::arch::leftover::is_of_training;
 use crate::arch::load::Registry;
 use crate::arch::mapping::DropReason;
-use crate::arch::matching::{Asked, Matcher, kind_of};
+use crate::arch::matching::{IgnoreStage, Matcher, kind_of};
 use crate::arch::model_types;
 use crate::arch::names::{SUFFIXES, is_multimodal, shared_rewrite};
 use crate::arch::options::ResolveOptions;
@@ -35,7 +35,7 @@ const MAX_ADDED: usize = 3;
 pub struct PlainNames {
     /// New names by old ones; unchanged names are not listed.
     names: HashMap<String, String>,
-    change: Change,
+    change: NameChange,
     /// Description of the change for the user.
     pub warning: String,
 }
@@ -56,18 +56,18 @@ impl PlainNames {
 
 /// Candidate change of names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Change {
+struct NameChange {
     /// Prefix that is removed.
-    off: String,
+    removed: String,
     /// Part between dots that is removed.
     word: Option<String>,
     /// Prefix that is added to names that the card does not know.
     before: String,
 }
 
-impl Change {
+impl NameChange {
     fn apply(&self, name: &str, is_unknown: bool) -> String {
-        let mut name = name.strip_prefix(self.off.as_str()).unwrap_or(name).to_owned();
+        let mut name = name.strip_prefix(self.removed.as_str()).unwrap_or(name).to_owned();
         if let Some(word) = &self.word {
             let parts: Vec<&str> = name.split('.').filter(|part| part != word).collect();
             name = parts.join(".");
@@ -82,8 +82,8 @@ impl Change {
         } else {
             format!("the names of {} of {n_all} tensors", changed.len())
         };
-        let what = match (self.off.is_empty(), &self.word, self.before.is_empty()) {
-            (false, _, true) => format!("{which} begin with `{}`, which is left out", self.off),
+        let what = match (self.removed.is_empty(), &self.word, self.before.is_empty()) {
+            (false, _, true) => format!("{which} begin with `{}`, which is left out", self.removed),
             (true, Some(word), true) => format!("`{word}.` is left out of {which}"),
             (true, None, false) => format!("{which} lack `{}`, which is put before them", self.before),
             _ => format!("{which} begin otherwise than the model's"),
@@ -108,9 +108,9 @@ pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOp
     let is_left = |meta: &&WeightMeta| is_of_training(&meta.name, &class);
     let few: Vec<&WeightMeta> =
         if few.iter().all(is_left) { few } else { few.into_iter().filter(|meta| !is_left(meta)).collect() };
-    let search = Search { registry, inputs, options, config: &config, class: &class, few: &few };
+    let search = NameSearch { registry, inputs, options, config: &config, class: &class, few: &few };
     let (card, fits) = search.fits(&|name| name.to_owned())?;
-    let unknown = few.iter().zip(&fits).filter(|(_, fit)| **fit == Fit::Unknown);
+    let unknown = few.iter().zip(&fits).filter(|(_, fit)| **fit == NameLookup::Unknown);
     let unknown: Vec<&str> = unknown.map(|(meta, _)| meta.name.as_str()).collect();
     if unknown.is_empty() {
         return None;
@@ -118,17 +118,18 @@ pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOp
     let unknown_kinds: HashSet<String> = unknown.iter().map(|name| kind_of(name)).collect();
     let is_unknown = |name: &str| unknown_kinds.contains(&kind_of(name));
     let change = changes(&unknown).into_iter().find_map(|change| {
-        let helps = |change: &Change| {
+        let helps = |change: &NameChange| {
             let Some((_, now)) = search.fits(&|name| change.apply(name, is_unknown(name))) else {
                 return false;
             };
             // A change after which all names are merely left out does not show that the names are right.
             let mut before_and_now = fits.iter().zip(&now);
-            now.iter().all(|fit| *fit != Fit::Unknown)
-                && before_and_now.any(|(before, now)| (*before, *now) == (Fit::Unknown, Fit::Known))
+            now.iter().all(|fit| *fit != NameLookup::Unknown)
+                && before_and_now
+                    .any(|(before, now)| (*before, *now) == (NameLookup::Unknown, NameLookup::Known))
         };
         let rest: Vec<String> = unknown.iter().map(|name| change.apply(name, false)).collect();
-        let added = added(card, &rest).into_iter().map(|before| Change { before, ..change.clone() });
+        let added = added(card, &rest).into_iter().map(|before| NameChange { before, ..change.clone() });
         std::iter::once(change.clone()).chain(added).find(|change| helps(change))
     })?;
     let mut seen = HashSet::with_capacity(inputs.weights.len());
@@ -149,7 +150,7 @@ pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOp
 
 /// Result of looking up a name in a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fit {
+enum NameLookup {
     /// The card maps the name.
     Known,
     /// The name is left out by a rule about other modalities, or by a conditional one.
@@ -158,7 +159,7 @@ enum Fit {
 }
 
 /// Checkpoint whose names are looked up in cards.
-struct Search<'a> {
+struct NameSearch<'a> {
     registry: &'a Registry,
     inputs: &'a Inputs<'a>,
     options: &'a ResolveOptions,
@@ -168,9 +169,9 @@ struct Search<'a> {
     few: &'a [&'a WeightMeta],
 }
 
-impl<'a> Search<'a> {
+impl<'a> NameSearch<'a> {
     /// Returns the card of the class and its result for each changed name; `None` without a card.
-    fn fits(&self, change: &dyn Fn(&str) -> String) -> Option<(&'a Card, Vec<Fit>)> {
+    fn fits(&self, change: &dyn Fn(&str) -> String) -> Option<(&'a Card, Vec<NameLookup>)> {
         let few: Vec<WeightMeta> =
             self.few.iter().map(|meta| WeightMeta { name: change(&meta.name), ..(*meta).clone() }).collect();
         if few.iter().any(|meta| meta.name.is_empty()) {
@@ -191,19 +192,19 @@ impl<'a> Search<'a> {
         let fit = |meta: &WeightMeta| {
             let name = shared_rewrite(&meta.name);
             if !card.keep_multimodal && is_multimodal(&name) {
-                return Fit::LeftOut;
+                return NameLookup::LeftOut;
             }
-            let Ok(name) = matcher.rewritten(name) else { return Fit::Unknown };
+            let Ok(name) = matcher.rewritten(name) else { return NameLookup::Unknown };
             let is_ignored = |asked| matches!(matcher.ignored(&meta.name, &name, asked), Ok(Some(_)));
             let is_known = matches!(matcher.entry_of(&meta.name, &name), Ok(Some(_)))
                 || heads.as_ref().is_some_and(|heads| heads.left_out(&name) == Some(DropReason::DraftHead))
-                || is_ignored(Asked::AfterEntries);
+                || is_ignored(IgnoreStage::AfterEntries);
             if is_known {
-                Fit::Known
+                NameLookup::Known
             } else if is_left_out(&name) {
-                Fit::LeftOut
+                NameLookup::LeftOut
             } else {
-                Fit::Unknown
+                NameLookup::Unknown
             }
         };
         Some((card, few.iter().map(fit).collect()))
@@ -211,21 +212,21 @@ impl<'a> Search<'a> {
 }
 
 /// Returns candidate changes for unknown names: none, a common prefix removed, a common part removed.
-fn changes(unknown: &[&str]) -> Vec<Change> {
-    let mut changes = vec![Change::default()];
+fn changes(unknown: &[&str]) -> Vec<NameChange> {
+    let mut changes = vec![NameChange::default()];
     let Some((first, rest)) = unknown.split_first() else { return changes };
     let parts: Vec<&str> = first.split('.').collect();
     for n in 1..parts.len().min(MAX_PARTS + 1) {
-        let off = parts[..n].join(".") + ".";
-        if !rest.iter().all(|name| name.starts_with(&off)) {
+        let removed = parts[..n].join(".") + ".";
+        if !rest.iter().all(|name| name.starts_with(&removed)) {
             break;
         }
-        changes.push(Change { off, ..Change::default() });
+        changes.push(NameChange { removed, ..NameChange::default() });
     }
     let is_in_all = |word: &&str| rest.iter().all(|name| name.split('.').any(|part| part == *word));
     let words = parts[..parts.len() - 1].iter().filter(|part| part.parse::<u64>().is_err()).copied();
     let words = words.filter(is_in_all).take(MAX_WORDS);
-    changes.extend(words.map(|word| Change { word: Some(word.to_owned()), ..Change::default() }));
+    changes.extend(words.map(|word| NameChange { word: Some(word.to_owned()), ..NameChange::default() }));
     changes
 }
 

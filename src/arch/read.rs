@@ -9,7 +9,7 @@ use crate::arch::fusion::Fusion;
 use crate::arch::graph::GraphFeatures;
 use crate::arch::names::{Pattern, Placeholder, Stars, nearest};
 use crate::arch::schema::{
-    CLIP, Card, CardKind, EACH_BLOCK, Ignore, InverseRule, Required, Rewrite, RewriteStep, Row,
+    CLIP, Card, CardKind, EACH_BLOCK, Ignore, InverseRule, MetadataRow, Required, Rewrite, RewriteStep,
 };
 
 mod assumes;
@@ -21,7 +21,7 @@ mod reserved;
 mod tests;
 mod tokenizer;
 
-use entries::{Sections, entries};
+use entries::{EntryTables, entries};
 use generate::generate;
 pub(super) use reserved::not_built;
 use tokenizer::tokenizer;
@@ -112,12 +112,12 @@ const FACTOR_SLOTS: &[&str] = &[
 ];
 
 /// Table whose keys are all known, and its place in the card for messages.
-struct Fields<'t> {
+struct CardTable<'t> {
     table: &'t Table,
     at: String,
 }
 
-impl<'t> Fields<'t> {
+impl<'t> CardTable<'t> {
     fn new(value: &'t Toml, at: &str, known: &[&str]) -> Read<Self> {
         let table = value.as_table().ok_or_else(|| kind(at, "a table", value))?;
         Self::of(table, at, known)
@@ -222,7 +222,7 @@ fn choice<T: Copy>(at: &str, what: &'static str, name: &str, known: &[(&str, T)]
 
 /// Reads a merged card from the file `stem`.
 pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Card> {
-    let top = Fields::of(table, "top level", CARD_KEYS)?;
+    let top = CardTable::of(table, "top level", CARD_KEYS)?;
     match table.get("schema") {
         Some(Toml::Integer(1)) => {}
         Some(other) => return Err(kind("`schema`", "1", other)),
@@ -234,8 +234,8 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
         of_towers_only(&top, &["biases", "parts", "audio_blocks", "required"])?;
     }
     let (rewrite, sections) = match table.get("names") {
-        Some(names) => names_of(&Fields::new(names, "[names]", NAMES_KEYS)?, kind)?,
-        None => (Vec::new(), Sections::new(kind, None, None)),
+        Some(names) => names_of(&CardTable::new(names, "[names]", NAMES_KEYS)?, kind)?,
+        None => (Vec::new(), EntryTables::new(kind, None, None)),
     };
     let mut lets: IndexMap<String, Expr> = IndexMap::new();
     for (name, text) in [
@@ -273,7 +273,7 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
         metadata_drop: top.texts("metadata_drop")?,
         early: rows(&top, "early")?,
         metadata: match kind {
-            CardKind::Text if !table.contains_key("metadata") => vec![Row::Base],
+            CardKind::Text if !table.contains_key("metadata") => vec![MetadataRow::Base],
             _ => rows(&top, "metadata")?,
         },
         annotate: key_rows(&top, "annotate")?,
@@ -296,13 +296,13 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
 }
 
 /// Reads the `[graph]` table; an empty one counts as absent.
-fn graph(top: &Fields<'_>) -> Read<Option<GraphFeatures>> {
+fn graph(top: &CardTable<'_>) -> Read<Option<GraphFeatures>> {
     let described = top.table("graph")?.filter(|table| !table.is_empty());
     described.map(GraphFeatures::from_toml).transpose().map_err(CardProblem::Graph)
 }
 
 /// Returns the card's kind and its `general.architecture`. For towers the latter is fixed, so no card declares it.
-fn kind_of(top: &Fields<'_>) -> Read<(CardKind, String)> {
+fn kind_of(top: &CardTable<'_>) -> Read<(CardKind, String)> {
     let name = top.text("kind")?.unwrap_or_else(|| "text".to_owned());
     let kind =
         choice(&top.at("kind"), "kind", &name, &[("text", CardKind::Text), ("mmproj", CardKind::Mmproj)])?;
@@ -320,7 +320,7 @@ fn kind_of(top: &Fields<'_>) -> Read<(CardKind, String)> {
 }
 
 /// Refuses keys of towers in the card of a text model, where they have no effect.
-fn of_towers_only(fields: &Fields<'_>, keys: &[&'static str]) -> Read<()> {
+fn of_towers_only(fields: &CardTable<'_>, keys: &[&'static str]) -> Read<()> {
     match keys.iter().find(|key| fields.table.contains_key(**key)) {
         Some(key) => {
             let why = "it belongs to cards of towers (`kind = \"mmproj\"`)";
@@ -331,20 +331,20 @@ fn of_towers_only(fields: &Fields<'_>, keys: &[&'static str]) -> Read<()> {
 }
 
 /// Reads `names.rewrite` and the block prefixes.
-fn names_of(names: &Fields<'_>, kind: CardKind) -> Read<(Vec<Rewrite>, Sections)> {
+fn names_of(names: &CardTable<'_>, kind: CardKind) -> Read<(Vec<Rewrite>, EntryTables)> {
     if kind == CardKind::Text {
         of_towers_only(names, &["audio_block"])?;
     }
     let steps =
         names.list("rewrite")?.iter().map(|step| rewrite(step, &names.at("rewrite"))).collect::<Read<_>>()?;
-    Ok((steps, Sections::new(kind, names.text("block")?, names.text("audio_block")?)))
+    Ok((steps, EntryTables::new(kind, names.text("block")?, names.text("audio_block")?)))
 }
 
 fn rewrite(step: &Toml, at: &str) -> Read<Rewrite> {
     let mut items = step.as_array().cloned().ok_or_else(|| kind(at, "a list", step))?;
     let when = match items.last() {
         Some(Toml::Table(table)) => {
-            let when = Fields::of(table, at, &["when"])?.expr("when")?;
+            let when = CardTable::of(table, at, &["when"])?.expr("when")?;
             items.pop();
             when
         }
@@ -364,7 +364,7 @@ fn rewrite(step: &Toml, at: &str) -> Read<Rewrite> {
     Ok(Rewrite { step, when })
 }
 
-fn inverse(top: &Fields<'_>) -> Read<IndexMap<String, InverseRule>> {
+fn inverse(top: &CardTable<'_>) -> Read<IndexMap<String, InverseRule>> {
     let rule = |name: &str, value: &Toml, at: &str| {
         if name.replacen(EACH_BLOCK, ".", 1).contains(['[', ']']) {
             let expected = "a name with `[bid].` once, and no other brackets";
@@ -373,7 +373,7 @@ fn inverse(top: &Fields<'_>) -> Read<IndexMap<String, InverseRule>> {
         let Toml::Table(table) = value else {
             return Ok(InverseRule { value: expr(value, at)?, writes_null: false, tensor: None });
         };
-        let fields = Fields::of(table, at, INVERSE_KEYS)?;
+        let fields = CardTable::of(table, at, INVERSE_KEYS)?;
         let value =
             fields.expr("value")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "value" })?;
         let (writes_null, is_tensor) = (fields.bool("null")?, fields.bool("tensor")?);
@@ -395,7 +395,7 @@ fn inverse(top: &Fields<'_>) -> Read<IndexMap<String, InverseRule>> {
 }
 
 /// Reads a list of `[name, expression]`.
-fn pairs(top: &Fields<'_>, key: &str) -> Read<Vec<(String, Expr)>> {
+fn pairs(top: &CardTable<'_>, key: &str) -> Read<Vec<(String, Expr)>> {
     let at = top.at(key);
     let pair = |item: &Toml| match item.as_array().map(Vec::as_slice) {
         Some([name, value]) => Ok((text(name, &at)?, expr(value, &at)?)),
@@ -405,7 +405,7 @@ fn pairs(top: &Fields<'_>, key: &str) -> Read<Vec<(String, Expr)>> {
 }
 
 /// Reads `mtp_keep`; the default is the usual three tensors that draft heads share with the model.
-fn mtp_keep(top: &Fields<'_>) -> Read<Vec<String>> {
+fn mtp_keep(top: &CardTable<'_>) -> Read<Vec<String>> {
     match (top.table.contains_key("mtp_keep"), top.bool("mtp_export")?) {
         (true, _) => top.texts("mtp_keep"),
         (false, true) => Ok(SHARED_WITH_HEADS.map(str::to_owned).to_vec()),
@@ -413,11 +413,11 @@ fn mtp_keep(top: &Fields<'_>) -> Read<Vec<String>> {
     }
 }
 
-fn fuse(top: &Fields<'_>) -> Read<Vec<Fusion>> {
+fn fuse(top: &CardTable<'_>) -> Read<Vec<Fusion>> {
     top.texts("fuse")?.iter().map(|word| choice("`fuse`", "join", word, &Fusion::WORDS)).collect()
 }
 
-fn require(top: &Fields<'_>) -> Read<Vec<(Expr, String)>> {
+fn require(top: &CardTable<'_>) -> Read<Vec<(Expr, String)>> {
     let at = top.at("require");
     let rule = |item: &Toml| match item.as_array().map(Vec::as_slice) {
         Some([condition, message]) => Ok((expr(condition, &at)?, text(message, &at)?)),
@@ -426,36 +426,38 @@ fn require(top: &Fields<'_>) -> Read<Vec<(Expr, String)>> {
     top.list("require")?.iter().map(rule).collect()
 }
 
-fn rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
+fn rows(fields: &CardTable<'_>, key: &str) -> Read<Vec<MetadataRow>> {
     fields.list(key)?.iter().map(|item| row(item, &fields.at(key))).collect()
 }
 
 /// Reads rows of keys, among which `["include", "base"]` is not allowed.
-fn key_rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
+fn key_rows(fields: &CardTable<'_>, key: &str) -> Read<Vec<MetadataRow>> {
     let key_row = |item: &Toml| match row(item, &fields.at(key))? {
-        Row::Base => Err(kind(&fields.at(key), "[key, expression] or [key, expression, condition]", item)),
-        key @ Row::Key { .. } => Ok(key),
+        MetadataRow::Base => {
+            Err(kind(&fields.at(key), "[key, expression] or [key, expression, condition]", item))
+        }
+        key @ MetadataRow::Key { .. } => Ok(key),
     };
     fields.list(key)?.iter().map(key_row).collect()
 }
 
-fn row(item: &Toml, at: &str) -> Read<Row> {
+fn row(item: &Toml, at: &str) -> Read<MetadataRow> {
     let wrong = || kind(at, "[key, expression] or [key, expression, condition]", item);
     match item.as_array().map(Vec::as_slice) {
         Some([include, base]) if include.as_str() == Some("include") && base.as_str() == Some("base") => {
-            Ok(Row::Base)
+            Ok(MetadataRow::Base)
         }
         Some([key, value, when @ ..]) if when.len() <= 1 => {
             let key = key.as_str().ok_or_else(wrong)?;
             let at = format!("{at}, row `{key}`");
             let when = when.first().map(|when| expr(when, &at)).transpose()?;
-            Ok(Row::Key { key: key.to_owned(), value: expr(value, &at)?, when })
+            Ok(MetadataRow::Key { key: key.to_owned(), value: expr(value, &at)?, when })
         }
         _ => Err(wrong()),
     }
 }
 
-fn tables(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, i64>>> {
+fn tables(top: &CardTable<'_>) -> Read<IndexMap<String, IndexMap<String, i64>>> {
     let numbers = |rows: &[(&str, i64)]| rows.iter().map(|row| (row.0.to_owned(), row.1)).collect();
     let mut all: IndexMap<String, IndexMap<String, i64>> = IndexMap::new();
     all.insert("gating".to_owned(), numbers(&[("softmax", 1), ("sigmoid", 2), ("sqrtsoftplus", 4)]));
@@ -474,7 +476,7 @@ fn tables(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, i64>>> {
     Ok(all)
 }
 
-fn aliases(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, String>>> {
+fn aliases(top: &CardTable<'_>) -> Read<IndexMap<String, IndexMap<String, String>>> {
     let mut all = IndexMap::new();
     for (model_type, table) in top.tables("aliases")? {
         let at = format!("[aliases.{model_type}]");
@@ -488,7 +490,7 @@ fn aliases(top: &Fields<'_>) -> Read<IndexMap<String, IndexMap<String, String>>>
 /// Reads `[required]` and `biases`. A row of `[required]` is a target with `true`, with the condition under which it
 /// must exist, or with a table of that condition and the target that it goes `with`. A stem of `biases` must have a
 /// bias wherever it has a weight.
-fn required(top: &Fields<'_>) -> Read<Vec<Required>> {
+fn required(top: &CardTable<'_>) -> Read<Vec<Required>> {
     let mut all = Vec::new();
     for (name, value) in top.tables("required")? {
         let at = format!("[required] `{name}`");
@@ -496,7 +498,7 @@ fn required(top: &Fields<'_>) -> Read<Vec<Required>> {
             Toml::Boolean(true) => (None, None),
             Toml::String(_) => (None, Some(expr(value, &at)?)),
             Toml::Table(table) => {
-                let fields = Fields::of(table, &at, &["with", "when"])?;
+                let fields = CardTable::of(table, &at, &["with", "when"])?;
                 let with = fields.text("with")?;
                 (with.map(|with| pattern(&with, &at, Stars::Refused)).transpose()?, fields.expr("when")?)
             }
@@ -513,20 +515,20 @@ fn required(top: &Fields<'_>) -> Read<Vec<Required>> {
     Ok(all)
 }
 
-fn outputs(top: &Fields<'_>, kind: CardKind) -> Read<Vec<Pattern>> {
+fn outputs(top: &CardTable<'_>, kind: CardKind) -> Read<Vec<Pattern>> {
     if kind == CardKind::Text && !top.table.contains_key("outputs") {
         return Ok(vec![pattern("token_embd.weight", "`outputs`", Stars::Refused)?]);
     }
     top.texts("outputs")?.iter().map(|text| pattern(text, "`outputs`", Stars::Refused)).collect()
 }
 
-fn companions(top: &Fields<'_>) -> Read<Vec<String>> {
+fn companions(top: &CardTable<'_>) -> Read<Vec<String>> {
     let known: Vec<_> = FACTOR_SLOTS.iter().map(|&slot| (slot, slot)).collect();
     let slot = |name: &String| choice("`companions`", "tensor", name, &known).map(str::to_owned);
     top.texts("companions")?.iter().map(slot).collect()
 }
 
-fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
+fn ignore(top: &CardTable<'_>) -> Read<Vec<Ignore>> {
     let mut all = Vec::new();
     for (name, value) in top.tables("ignore")? {
         let at = format!("[ignore] `{name}`");
@@ -541,7 +543,7 @@ fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
         if let Toml::String(why) = value {
             rule.why.clone_from(why);
         } else {
-            let fields = Fields::new(value, &at, IGNORE_KEYS)?;
+            let fields = CardTable::new(value, &at, IGNORE_KEYS)?;
             rule.when = fields.expr("when")?;
             rule.require_zero = fields.bool("require_zero")?;
             let other = fields.text("drop_if_equal")?;
@@ -559,8 +561,8 @@ fn ignore(top: &Fields<'_>) -> Read<Vec<Ignore>> {
 }
 
 /// Parses one row of the table that `["include", "base"]` names.
-pub(super) fn key_row(key: &str, value: &str, when: &str) -> Read<Row> {
+pub(super) fn key_row(key: &str, value: &str, when: &str) -> Read<MetadataRow> {
     let at = format!("base row `{key}`");
     let when = if when.is_empty() { None } else { Some(expr(&Toml::from(when), &at)?) };
-    Ok(Row::Key { key: key.to_owned(), value: expr(&Toml::from(value), &at)?, when })
+    Ok(MetadataRow::Key { key: key.to_owned(), value: expr(&Toml::from(value), &at)?, when })
 }

@@ -5,8 +5,6 @@
 
 use serde_json::{Map, Value as Json};
 
-type Config = Map<String, Json>;
-
 /// Names of the layer types in `rope_parameters` that attend to all tokens.
 const FULL: &str = "full_attention";
 const ALSO_FULL: [&str; 2] = ["main", "indexed_attention"];
@@ -21,7 +19,7 @@ const ROPE: [(&str, &str); 3] = [
 ];
 
 /// Adds the older keys.
-pub(super) fn complete(config: &mut Config) {
+pub(super) fn complete(config: &mut Map<String, Json>) {
     if let Some(Json::Object(rope)) = config.get_mut("rope_parameters") {
         let rope = lifted(rope);
         for (key, member) in ROPE {
@@ -36,7 +34,7 @@ pub(super) fn complete(config: &mut Config) {
 }
 
 /// Returns the parameters with those of full-attention layers under one name, and also copied to the top level.
-fn lifted(rope: &mut Config) -> Config {
+fn lifted(rope: &mut Map<String, Json>) -> Map<String, Json> {
     for name in ALSO_FULL {
         if let (false, Some(part)) =
             (rope.contains_key(FULL), rope.get(name).filter(|part| part.is_object()).cloned())
@@ -52,7 +50,7 @@ fn lifted(rope: &mut Config) -> Config {
     rope.clone()
 }
 
-fn add(config: &mut Config, key: &str, value: Option<Json>) {
+fn add(config: &mut Map<String, Json>, key: &str, value: Option<Json>) {
     let is_absent = config.get(key).is_none_or(Json::is_null);
     if let Some(value) = value.filter(|value| is_absent && !value.is_null()) {
         config.insert(key.to_owned(), value);

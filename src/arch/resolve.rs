@@ -12,24 +12,24 @@ use crate::arch::datum::Datum;
 use crate::arch::detect;
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
-use crate::arch::expr::{Expr, Step};
+use crate::arch::expr::{Expr, PathStep};
 use crate::arch::fuse;
 use crate::arch::generated;
 use crate::arch::heads::HeadRule;
 use crate::arch::hparams;
 use crate::arch::inputs::Inputs;
-use crate::arch::lack::Lack;
 use crate::arch::load::Registry;
 use crate::arch::long_rope;
 use crate::arch::mapping::{Mapping, OutputSpec};
 use crate::arch::matching::Matcher;
+use crate::arch::metadata_rows;
+use crate::arch::missing_input::MissingInput;
 use crate::arch::model_types;
 use crate::arch::names::{self, Captures, shared_rewrite};
 use crate::arch::options::ResolveOptions;
 use crate::arch::origins::{self, Origins};
-use crate::arch::rows;
 use crate::arch::runtime_keys;
-use crate::arch::schema::{Card, CardKind, Row};
+use crate::arch::schema::{Card, CardKind, MetadataRow};
 use crate::arch::scope::{scope, scope_of};
 use crate::arch::shapes;
 use crate::arch::similar::similar;
@@ -94,13 +94,13 @@ fn resolved(
     }
     let warnings = doubt.into_iter().chain(unstored).collect();
     let heads = HeadRule::of(card, options.heads, &config, &scope)?;
-    let said = tied::said(inputs.config, &scope.config);
+    let declared_tie = tied::declared_tie(inputs.config, &scope.config);
     let (mut outputs, mut dropped, mut stored_heads) = (Vec::new(), Vec::new(), Vec::new());
     if !options.metadata_only {
         for generate in card.generate.iter().filter(|_| !options.is_part) {
             outputs.extend(generated::generated(card, generate, &scope)?);
         }
-        let is_untied = said != Some(true);
+        let is_untied = declared_tie != Some(true);
         let assigned: Assigned =
             assign::assign(card, inputs.weights, &scope, &heads, options.is_part, is_untied)?;
         stored_heads = assigned.heads;
@@ -109,7 +109,7 @@ fn resolved(
         outputs.sort_by_key(|output: &OutputSpec| output.phase);
         dropped = assigned.dropped;
     }
-    if let Some(rows) = unsaid_tokens(card, &config, &outputs) {
+    if let Some(rows) = undeclared_tokens(card, &config, &outputs) {
         scope.config.insert("vocab_size".to_owned(), rows.into());
     }
 
@@ -135,12 +135,12 @@ fn resolved(
 
     // Metadata sees changes of the configuration that tensors must not see, so metadata is computed after the tensors.
     hparams::set_for_metadata(card, &mut scope)?;
-    rows::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
-    rows::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
+    metadata_rows::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
+    metadata_rows::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
     runtime_keys::add(card, &scope, &mapping.early, &mut mapping.metadata)?;
     long_rope::complete(card, &scope, options.metadata_only, &mut mapping)?;
     if options.annotate {
-        mapping.annotations = rows::annotations(card, &scope)?;
+        mapping.annotations = metadata_rows::annotations(card, &scope)?;
     }
     if let (Some(target), Some(_)) = (&inputs.target, card.tokenizer.from) {
         scope.look_at_files_of(target);
@@ -153,7 +153,8 @@ fn resolved(
     if card.kind == CardKind::Text {
         // Reads from here on do not influence the plan.
         let made = (mapping.outputs.as_slice(), mapping.dropped.as_slice());
-        mapping.tie = tied::check((card, &mapping.class), said, &scope, inputs.weights, made, &stored_heads)?;
+        mapping.tie =
+            tied::check((card, &mapping.class), declared_tie, &scope, inputs.weights, made, &stored_heads)?;
         let cards = registry.cards().iter();
         let rivals: Vec<&Card> = cards.filter(|rival| rival.classes.contains(&mapping.class)).collect();
         mapping.lost = carried::lost(card, &rivals, &config, scope, &mapping.outputs, options.annotate)?;
@@ -182,7 +183,7 @@ pub(super) fn chosen<'r>(
     card.map_err(|error| match (error, unfit.take()) {
         (ArchError::AmbiguousClass { n_true: 0, .. }, Some(unfit)) => unfit,
         (error, _) => match detect::text_only(error, registry.kind(), config) {
-            error @ ArchError::Lack(Lack::TextOnly { .. }) => error,
+            error @ ArchError::MissingInput(MissingInput::TextOnly { .. }) => error,
             error => resembling(error, registry, config, inputs),
         },
     })
@@ -193,7 +194,7 @@ fn asks_for_rerank(when: &Expr) -> bool {
     let mut asks = false;
     when.walk(&mut |expr| {
         asks |= matches!(expr, Expr::Path(path)
-            if path.root == "opt" && path.steps.first() == Some(&Step::Field("rerank".to_owned())));
+            if path.root == "opt" && path.steps.first() == Some(&PathStep::Field("rerank".to_owned())));
     });
     asks
 }
@@ -257,10 +258,10 @@ pub fn embedding_rows(card: &Card, outputs: &[OutputSpec]) -> Option<u64> {
 
 /// Returns the rows of the embedding if the configuration has no `vocab_size`: the default of the class would be the
 /// number of another model.
-fn unsaid_tokens(card: &Card, config: &Map<String, Json>, outputs: &[OutputSpec]) -> Option<u64> {
+fn undeclared_tokens(card: &Card, config: &Map<String, Json>, outputs: &[OutputSpec]) -> Option<u64> {
     let text = config.get("text_config").and_then(Json::as_object);
-    let is_said = |part: &Map<String, Json>| part.get("vocab_size").is_some_and(|size| !size.is_null());
-    if is_said(config) || text.is_some_and(is_said) { None } else { embedding_rows(card, outputs) }
+    let is_stated = |part: &Map<String, Json>| part.get("vocab_size").is_some_and(|size| !size.is_null());
+    if is_stated(config) || text.is_some_and(is_stated) { None } else { embedding_rows(card, outputs) }
 }
 
 /// Default expression of the vocabulary size.
@@ -279,8 +280,8 @@ fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchErr
         .map_err(|source| ArchError::Eval { card: card.name(), at: "[tokenizer]".to_owned(), source })?;
     let mut before = tokenizer_rows(card, &spec.before, scope)?;
     if let Some(count) = &spec.token_type_count {
-        let row = Row::Key { key: TOKEN_TYPE_COUNT.to_owned(), value: count.clone(), when: None };
-        rows::apply_rows(card, "[tokenizer]", &[row], scope, &mut before)?;
+        let row = MetadataRow::Key { key: TOKEN_TYPE_COUNT.to_owned(), value: count.clone(), when: None };
+        metadata_rows::apply_rows(card, "[tokenizer]", &[row], scope, &mut before)?;
     }
     Ok(TokenizerRequest {
         modes: modes(card, scope)?,
@@ -320,8 +321,8 @@ fn modes(card: &Card, scope: &Scope<'_>) -> Result<Vec<ModeRequest>, ArchError> 
     Ok(modes)
 }
 
-fn tokenizer_rows(card: &Card, rows: &[Row], scope: &Scope<'_>) -> Result<Metadata, ArchError> {
+fn tokenizer_rows(card: &Card, rows: &[MetadataRow], scope: &Scope<'_>) -> Result<Metadata, ArchError> {
     let mut metadata = Metadata::new();
-    rows::apply_rows(card, "[tokenizer]", rows, scope, &mut metadata)?;
+    metadata_rows::apply_rows(card, "[tokenizer]", rows, scope, &mut metadata)?;
     Ok(metadata)
 }

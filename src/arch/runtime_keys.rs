@@ -39,7 +39,7 @@ pub(super) fn add(
     metadata: &mut Metadata,
 ) -> Result<(), ArchError> {
     let (CardKind::Text, Some(graph)) = (card.kind, &card.graph) else { return Ok(()) };
-    let mut keys = Keys { arch: &card.gguf, early, metadata };
+    let mut keys = RuntimeKeys { arch: &card.gguf, early, metadata };
     if !keys.attends() {
         return Ok(());
     }
@@ -60,13 +60,13 @@ pub(super) fn add(
 }
 
 /// Keys `<arch>.<name>` of a planned file.
-struct Keys<'a> {
+struct RuntimeKeys<'a> {
     arch: &'a str,
     early: &'a Metadata,
     metadata: &'a mut Metadata,
 }
 
-impl Keys<'_> {
+impl RuntimeKeys<'_> {
     fn get(&self, name: &str) -> Option<&Value> {
         let key = format!("{}.{name}", self.arch);
         self.metadata.get(&key).or_else(|| self.early.get(&key))
@@ -126,13 +126,13 @@ fn count(of: &Map<String, Json>, name: &str) -> Option<u32> {
 }
 
 /// Adds the width of heads that is not the embedding length divided by the number of heads.
-fn head_width(config: &Map<String, Json>, keys: &mut Keys<'_>) {
+fn head_width(config: &Map<String, Json>, keys: &mut RuntimeKeys<'_>) {
     let sizes =
         (count(config, "head_dim"), keys.number("attention.head_count"), keys.number("embedding_length"));
     let (Some(width), Some(n_heads), Some(n_embd)) = sizes else { return };
-    let is_said =
+    let is_stated =
         ["attention.key_length", "attention.value_length"].iter().any(|key| keys.get(key).is_some());
-    if !is_said && width > 0 && f64::from(width) != (n_embd / n_heads).floor() {
+    if !is_stated && width > 0 && f64::from(width) != (n_embd / n_heads).floor() {
         keys.set("attention.key_length", width);
         keys.set("attention.value_length", width);
     }
@@ -142,7 +142,7 @@ fn rotation(
     rope: &Map<String, Json>,
     config: &Map<String, Json>,
     graph: &GraphFeatures,
-    keys: &mut Keys<'_>,
+    keys: &mut RuntimeKeys<'_>,
 ) -> Result<(), ArchError> {
     if let Some(base) = held(rope, "rope_theta")?.filter(|&base| base != ASSUMED_BASE) {
         keys.set_if_absent("rope.freq_base", base);
@@ -205,7 +205,7 @@ fn yarn_magnitude(rope: &Map<String, Json>, factor: f64) -> f64 {
 
 /// Returns the factor of sine and cosine under YaRN that the runtime computes; `None` if it also scales the scores by
 /// it.
-fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &Keys<'_>) -> Option<f64> {
+fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &RuntimeKeys<'_>) -> Option<f64> {
     let mu = keys.number("rope.scaling.yarn_log_multiplier").filter(|&mu| mu != 0.0);
     match (graph.yarn_mu, mu) {
         (YarnMu::Tenth, _) => None,
@@ -215,7 +215,7 @@ fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &Keys<'_>) -> Opt
 }
 
 /// Adds the list of windowed layers if they differ from the architecture's rule.
-fn window_layers(config: &Map<String, Json>, graph: &GraphFeatures, keys: &mut Keys<'_>) {
+fn window_layers(config: &Map<String, Json>, graph: &GraphFeatures, keys: &mut RuntimeKeys<'_>) {
     const KEY: &str = "attention.sliding_window_pattern";
     let (WindowKind::Sliding | WindowKind::Symmetric, Some(rule)) = (graph.window, graph.window_pattern)
     else {

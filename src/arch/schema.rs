@@ -66,11 +66,11 @@ pub struct Card {
     /// Further keys removed from the configuration that only metadata rows see.
     pub metadata_drop: Vec<String>,
     /// Rows that are written before everything but the architecture.
-    pub early: Vec<Row>,
+    pub early: Vec<MetadataRow>,
     /// Rows of the hyper-parameters.
-    pub metadata: Vec<Row>,
+    pub metadata: Vec<MetadataRow>,
     /// Rows of values without a standard GGUF key, written under `gguf_foundry.` by `--annotate`.
-    pub annotate: Vec<Row>,
+    pub annotate: Vec<MetadataRow>,
     /// Definitions (`[let]`) that expressions can use.
     pub lets: IndexMap<String, Expr>,
     /// Tables for the function `lookup`.
@@ -82,7 +82,7 @@ pub struct Card {
     /// Steps that rewrite tensor names.
     pub rewrite: Vec<Rewrite>,
     /// Tensor entries, in card order.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<TensorEntry>,
     /// Rules for tensors that are left out, with reasons.
     pub ignore: Vec<Ignore>,
     /// Targets that must exist.
@@ -157,7 +157,7 @@ pub struct InverseRule {
 
 /// Metadata row.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Row {
+pub enum MetadataRow {
     /// `["include", "base"]`: the rows that most decoders share.
     Base,
     /// `[key, expression, condition]`.
@@ -220,7 +220,7 @@ pub enum RewriteStep {
 /// Mapping from tensors of a checkpoint to GGUF tensors.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a key of its own in cards")]
-pub struct Entry {
+pub struct TensorEntry {
     /// Patterns of the source's name.
     pub patterns: Vec<Pattern>,
     /// Patterns of further sources; all sources are joined.
@@ -228,7 +228,7 @@ pub struct Entry {
     /// True if patterns match whole names, because the targets or a pattern include an ending.
     pub exact: bool,
     /// Targets, one per tensor that the operations yield.
-    pub targets: Vec<Target>,
+    pub targets: Vec<EntryTarget>,
     /// Operations on each source.
     pub pre: Vec<OpSpec>,
     /// Operations after joining.
@@ -267,7 +267,7 @@ pub struct Entry {
     pub untyped_bid: bool,
 }
 
-impl Entry {
+impl TensorEntry {
     /// Returns the entry's first pattern, which identifies it in messages.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -308,7 +308,7 @@ impl Domain {
 
 /// Target of an entry.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct EntryTarget {
     /// Name; the source's suffix is appended unless the name has one.
     pub name: Pattern,
     /// Operations on this part alone.
@@ -525,9 +525,9 @@ pub struct TokenizerSpec {
     /// Source of the chat template.
     pub template: Template,
     /// Rows before the tokenizer's keys.
-    pub before: Vec<Row>,
+    pub before: Vec<MetadataRow>,
     /// Rows after the tokenizer's keys.
-    pub after: Vec<Row>,
+    pub after: Vec<MetadataRow>,
 }
 
 /// Source of the vocabulary of a draft model.
@@ -553,5 +553,5 @@ pub struct TokenizerMode {
     /// Python tokenizer whose built-in special tokens a rank vocabulary gets.
     pub rank_code: Option<RankCode>,
     /// Rows after the tokenizer's keys, in this mode.
-    pub after: Vec<Row>,
+    pub after: Vec<MetadataRow>,
 }

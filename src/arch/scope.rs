@@ -6,14 +6,14 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::arch::error::ArchError;
 use crate::arch::eval::{Root, Scope};
-use crate::arch::heads::{self, Heads};
+use crate::arch::heads::{self, DraftHeads};
 use crate::arch::hparams;
 use crate::arch::inputs::Inputs;
 use crate::arch::matching::Matcher;
 use crate::arch::names::shared_rewrite;
 use crate::arch::options::ResolveOptions;
 use crate::arch::schema::{Card, CardKind};
-use crate::arch::values::Values;
+use crate::arch::values::WeightValues;
 use crate::arch::warning::ArchWarning;
 
 /// Returns the scope with everything that a card's expressions can name.
@@ -50,8 +50,8 @@ pub(super) fn scope_of<'a>(
             (
                 "opt",
                 Root::Value(json!({
-                    "no_mtp": options.heads == Heads::Dropped,
-                    "mtp_only": options.heads == Heads::Alone,
+                    "no_mtp": options.heads == DraftHeads::Dropped,
+                    "mtp_only": options.heads == DraftHeads::Alone,
                     "mistral_format": options.mistral_format,
                     "rerank": options.rerank.map(|rerank| json!({ "yes": rerank.yes, "no": rerank.no })),
                 })),
@@ -72,7 +72,7 @@ pub(super) fn scope_of<'a>(
         renamed: HashMap::new(),
         files: inputs.files,
         gguf: None,
-        values: Values::new(inputs.values, inputs.vocabulary),
+        values: WeightValues::new(inputs.values, inputs.vocabulary),
     };
     let originals: Vec<&'a str> = scope.tensors.iter().copied().collect();
     for &name in &originals {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json};
 use crate::arch::datum::Datum;
 use crate::arch::eval::error::EvalError;
 use crate::arch::eval::{Root, Scope};
-use crate::arch::expr::{BinaryOp, Expr, Path, Step};
+use crate::arch::expr::{BinaryOp, Expr, Path, PathStep};
 use crate::arch::load;
 use crate::arch::names::Captures;
 use crate::core::{Shape, TensorMeta};
@@ -40,7 +40,7 @@ pub struct ShapeCheck {
     /// Tensors that contradict keys, in file order.
     pub wrong: Vec<WrongShape>,
     /// Tensors whose shape needs a key that the file lacks: index and key, in file order.
-    pub unsaid: Vec<(usize, String)>,
+    pub missing_keys: Vec<(usize, String)>,
     /// Names of tensors with at least one dimension that does not follow from keys.
     pub not_judged: Vec<String>,
 }
@@ -81,7 +81,7 @@ impl fmt::Display for WrongShape {
 }
 
 /// Index of a tensor, the dimensions of its rule, and the number of leading dimensions that apply.
-type Judged<'a> = (usize, &'a Vec<Expr>, usize);
+type RuledTensor<'a> = (usize, &'a Vec<Expr>, usize);
 
 /// Compares the shapes of tensors with the keys of their file. Architectures without an embedded card are not judged.
 #[must_use]
@@ -91,8 +91,8 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
         return ShapeCheck::default();
     };
     let rules = Rules::of(arch);
-    let mut file = File::new(arch, metadata, &rules, tensors);
-    let mut by_block: BTreeMap<Option<u64>, Vec<Judged<'_>>> = BTreeMap::new();
+    let mut file = FileKeys::new(arch, metadata, &rules, tensors);
+    let mut by_block: BTreeMap<Option<u64>, Vec<RuledTensor<'_>>> = BTreeMap::new();
     let mut check = ShapeCheck::default();
     for (at, tensor) in tensors.iter().enumerate() {
         let (template, bid) = rules::template(&tensor.name);
@@ -113,7 +113,7 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
             let expected = expected.map(|dim| match dim {
                 Ok(dim) => dim,
                 Err(key) => {
-                    check.unsaid.push((at, key));
+                    check.missing_keys.push((at, key));
                     None
                 }
             });
@@ -135,8 +135,8 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
         }
     }
     check.wrong.sort_by_key(|wrong| wrong.tensor);
-    check.unsaid.sort();
-    check.unsaid.dedup_by_key(|unsaid| unsaid.0);
+    check.missing_keys.sort();
+    check.missing_keys.dedup_by_key(|missing_keys| missing_keys.0);
     check
 }
 
@@ -162,7 +162,7 @@ fn aligned(found: &[u64], mut expected: Vec<Option<u64>>) -> (Vec<u64>, Vec<Opti
 }
 
 /// Keys of a file as expressions see them, for one block at a time.
-struct File<'a> {
+struct FileKeys<'a> {
     arch: &'a str,
     /// Keys of the architecture, nested by the parts of their names.
     keys: Map<String, Json>,
@@ -173,7 +173,7 @@ struct File<'a> {
     open: RefCell<Vec<String>>,
 }
 
-impl<'a> File<'a> {
+impl<'a> FileKeys<'a> {
     fn new(arch: &'a str, metadata: &'a Metadata, rules: &'a Rules, tensors: &'a [TensorMeta]) -> Self {
         let mut keys = Map::new();
         for (key, value) in metadata.iter() {
@@ -276,7 +276,7 @@ impl<'a> File<'a> {
         }
         let mut name = path.root.clone();
         for step in &path.steps {
-            if let Step::Field(field) = step {
+            if let PathStep::Field(field) = step {
                 name = format!("{name}.{field}");
             }
         }

@@ -8,9 +8,9 @@ use serde_json::{Map, Value as Json};
 use crate::arch::eval::Scope;
 use crate::arch::facts;
 use crate::arch::inputs::Inputs;
-use crate::arch::kinds::{Kind, block_prefix, kinds};
+use crate::arch::kinds::{TensorKind, block_prefix, kinds};
 use crate::arch::load::Registry;
-use crate::arch::matching::{Asked, Matcher};
+use crate::arch::matching::{IgnoreStage, Matcher};
 use crate::arch::options::ResolveOptions;
 use crate::arch::schema::{Card, Optional};
 use crate::arch::scope::scope;
@@ -76,7 +76,7 @@ pub fn similar(
     let keys = own_keys(config);
     // One tensor of each kind is enough for a card's conditions.
     let few: Vec<WeightMeta> =
-        kinds.values().filter_map(|kind: &Kind| inputs.weights.get(kind.first).cloned()).collect();
+        kinds.values().filter_map(|kind: &TensorKind| inputs.weights.get(kind.first).cloned()).collect();
     let inputs = Inputs { weights: &few, stored: &[], values: None, ..*inputs };
 
     let cards = registry.cards().iter().filter(|card| !card.is_abstract && card.variant.is_none());
@@ -146,7 +146,7 @@ fn match_names(
             let Ok(name) = matcher.rewritten(name) else { return false };
             let found = matcher.entry_of(&name, &name).ok().flatten();
             used.extend(found.as_ref().map(|found| found.0));
-            found.is_some() || matches!(matcher.ignored(&name, &name, Asked::AfterEntries), Ok(Some(_)))
+            found.is_some() || matches!(matcher.ignored(&name, &name, IgnoreStage::AfterEntries), Ok(Some(_)))
         });
         let n_known = n_known.count();
         (

@@ -13,7 +13,7 @@ pub(super) const ROOT: &str = "target";
 
 /// Facts about the target model, from its directory.
 #[derive(Clone, Copy, Debug)]
-pub struct Target<'a> {
+pub struct TargetModel<'a> {
     /// Members of `config.json`, with those of its text part on top (see [`target_config`]).
     pub config: &'a Map<String, Json>,
     /// Members of `tokenizer_config.json`, if it exists.
@@ -32,7 +32,7 @@ pub fn target_config(config: &Map<String, Json>) -> Map<String, Json> {
     config
 }
 
-impl Target<'_> {
+impl TargetModel<'_> {
     /// Returns the root for expressions.
     pub(super) fn root(&self) -> (&'static str, Root<'static>) {
         (ROOT, Root::Value(Json::Object(self.config.clone())))
@@ -41,7 +41,7 @@ impl Target<'_> {
 
 impl<'a> Scope<'a> {
     /// Makes the tokenizer's expressions read the target's files instead of the model's own.
-    pub(super) fn look_at_files_of(&mut self, target: &Target<'a>) {
+    pub(super) fn look_at_files_of(&mut self, target: &TargetModel<'a>) {
         self.files = target.files;
         let config = target.tokenizer_config.cloned().unwrap_or_default();
         for (_, root) in self.roots.iter_mut().filter(|root| root.0 == "tokenizer_config") {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
-use crate::arch::mapping::{Content, Dropped, OutputSpec};
+use crate::arch::mapping::{Dropped, OutputSpec, TensorContent};
 use crate::arch::schema::Card;
 use crate::arch::tie::Tie;
 use crate::arch::towers::WEIGHT;
@@ -61,7 +61,7 @@ pub(super) fn is_named(target: &str, tensor: &str) -> bool {
 
 /// Returns whether embedding and head are tied: by `config.json`, by its text part, or by the default of the model
 /// type. `None` if none of them tells.
-pub(super) fn said(config: &Map<String, Json>, text: &Map<String, Json>) -> Option<bool> {
+pub(super) fn declared_tie(config: &Map<String, Json>, text: &Map<String, Json>) -> Option<bool> {
     let maps = [config, text];
     let explicit = maps.iter().find_map(|map| map.get("tie_word_embeddings").and_then(Json::as_bool));
     let mut types = maps.iter().filter_map(|map| map.get("model_type").and_then(Json::as_str));
@@ -74,7 +74,7 @@ pub(super) fn said(config: &Map<String, Json>, text: &Map<String, Json>) -> Opti
 /// A weight cannot be read.
 pub(super) fn check(
     (card, class): (&Card, &str),
-    said: Option<bool>,
+    declared: Option<bool>,
     scope: &Scope<'_>,
     weights: &[WeightMeta],
     (outputs, dropped): (&[OutputSpec], &[Dropped]),
@@ -83,7 +83,7 @@ pub(super) fn check(
     let source = |tensor: &str| {
         let output = outputs.iter().find(|output| is_named(&output.name, tensor))?;
         match &output.content {
-            Content::Sources(assembly) => match assembly.sources.as_slice() {
+            TensorContent::Sources(assembly) => match assembly.sources.as_slice() {
                 [one] => Some(one.weight),
                 _ => None,
             },
@@ -96,7 +96,7 @@ pub(super) fn check(
     let left_out = || dropped.iter().map(|dropped| dropped.weight).find(|weight| heads.contains(weight));
     Ok(match written.or_else(left_out) {
         _ if heads.contains(&embedding) => None,
-        Some(head) if said == Some(true) && head != embedding => {
+        Some(head) if declared == Some(true) && head != embedding => {
             let (embedding, head) = (name(embedding), name(head));
             let is_same = match scope.values.are_equal(&embedding, &head) {
                 // Codes of a quantized checkpoint cannot be compared.
@@ -105,7 +105,7 @@ pub(super) fn check(
             };
             (!is_same).then_some(Tie::Differ { embedding, head, is_written: written.is_some() })
         }
-        None if said == Some(false)
+        None if declared == Some(false)
             && writes_text(class)
             && has_place_for_head(card)
             && !outputs.iter().any(is_head) =>

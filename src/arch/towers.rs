@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use crate::arch::expr::{Expr, Function};
 use crate::arch::load::Registry;
 use crate::arch::names::{BOUNDS, Captures, Pattern};
-use crate::arch::schema::{Card, CardKind, Entry, Optional, Required, Row};
+use crate::arch::schema::{Card, CardKind, MetadataRow, Optional, Required, TensorEntry};
 
 pub(super) const WEIGHT: &str = ".weight";
 const VISION_BLOCK: &str = "v.blk.{bid}.";
@@ -56,10 +56,14 @@ impl TowerFile<'_> {
 }
 
 /// Evaluates a condition of the card; `None` if its value is unknown.
-pub(super) type Holds<'h, E> = &'h dyn Fn(&str, Option<&Expr>, Captures) -> Result<Option<bool>, E>;
+pub(super) type EvalCondition<'h, E> = &'h dyn Fn(&str, Option<&Expr>, Captures) -> Result<Option<bool>, E>;
 
 /// Returns the targets of a card that a file lacks: for each target the first missing block, without duplicates.
-pub(super) fn missing<E>(card: &Card, file: &TowerFile<'_>, holds: Holds<'_, E>) -> Result<Vec<String>, E> {
+pub(super) fn missing<E>(
+    card: &Card,
+    file: &TowerFile<'_>,
+    holds: EvalCondition<'_, E>,
+) -> Result<Vec<String>, E> {
     let mut missing = Vec::new();
     let numbers = numbers(card, file);
     for entry in card.entries.iter().filter(|entry| entry.optional != Optional::Anywhere) {
@@ -162,7 +166,7 @@ fn has_joined(file: &TowerFile<'_>, name: &str) -> bool {
 fn missing_bounds(card: &Card, file: &TowerFile<'_>) -> Vec<String> {
     let mut missing = Vec::new();
     for block in [VISION_BLOCK, AUDIO_BLOCK] {
-        let clamped = |entry: &&Entry| {
+        let clamped = |entry: &&TensorEntry| {
             entry.clamped && entry.targets.iter().all(|target| target.name.text().starts_with(block))
         };
         let targets: Vec<&Pattern> = card
@@ -254,7 +258,7 @@ fn knows(card: &Card, name: &str) -> bool {
 fn is_of(card: &Card, projectors: &[&str]) -> bool {
     projectors.iter().all(|projector| {
         card.metadata.iter().any(|row| match row {
-            Row::Key { key, value: Expr::Text(text), .. } => {
+            MetadataRow::Key { key, value: Expr::Text(text), .. } => {
                 key.ends_with("projector_type") && text == projector
             }
             _ => false,
@@ -270,7 +274,7 @@ fn counts_blocks(card: &Card) -> bool {
 /// Returns the file with its actual number of vision blocks instead of the declared one.
 fn shortened<'n>(file: &TowerFile<'n>) -> TowerFile<'n> {
     let n_found = block_count(file.names.iter().copied(), "v.blk.");
-    TowerFile { vision: file.vision.map(|said| said.min(n_found)), ..file.clone() }
+    TowerFile { vision: file.vision.map(|declared| declared.min(n_found)), ..file.clone() }
 }
 
 /// Returns the number of blocks by the highest block number in names that start with `head`.

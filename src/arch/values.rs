@@ -35,7 +35,7 @@ pub type CountTokens<'a> = &'a dyn Fn() -> TokenCounts;
 
 /// Content of a checkpoint's weights, if it can be read.
 #[derive(Default)]
-pub struct Values<'a> {
+pub struct WeightValues<'a> {
     source: Option<&'a dyn WeightSource>,
     by_name: HashMap<&'a str, usize>,
     read: RefCell<BTreeSet<usize>>,
@@ -43,7 +43,7 @@ pub struct Values<'a> {
     counted: OnceCell<TokenCounts>,
 }
 
-impl fmt::Debug for Values<'_> {
+impl fmt::Debug for WeightValues<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Values").field("weights", &self.by_name.len()).finish_non_exhaustive()
     }
@@ -72,7 +72,7 @@ impl Number {
     }
 }
 
-impl<'a> Values<'a> {
+impl<'a> WeightValues<'a> {
     /// Wraps the weights of a source; `None` if only names and shapes are known.
     pub(super) fn new(source: Option<&'a dyn WeightSource>, count_tokens: Option<CountTokens<'a>>) -> Self {
         let metas = source.map_or(&[][..], |source| source.weights());

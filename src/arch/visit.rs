@@ -5,13 +5,13 @@ use std::cell::RefCell;
 use crate::arch::error::CardProblem;
 use crate::arch::expr::Expr;
 use crate::arch::ops::{OpSpec, Param};
-use crate::arch::schema::{Card, DefaultValue, RewriteStep, Row};
+use crate::arch::schema::{Card, DefaultValue, MetadataRow, RewriteStep};
 
 type Check<'c> = &'c dyn Fn(&str, &Expr) -> Result<(), CardProblem>;
 
-fn each_row(at: &str, rows: &[Row], check: Check<'_>) -> Result<(), CardProblem> {
+fn each_row(at: &str, rows: &[MetadataRow], check: Check<'_>) -> Result<(), CardProblem> {
     for row in rows {
-        if let Row::Key { key, value, when } = row {
+        if let MetadataRow::Key { key, value, when } = row {
             let at = format!("{at} `{key}`");
             check(&at, value)?;
             when.iter().try_for_each(|when| check(&at, when))?;

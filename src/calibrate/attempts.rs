@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::calibrate::figures::{Judged, WORTH_IT};
+use crate::calibrate::calibration_run::{CalibrateOptions, CalibrationRun};
+use crate::calibrate::figures::{CheckFigures, WORTH_IT};
 use crate::calibrate::importance::total_importance;
-use crate::calibrate::matrices::{MatrixSolver, Target, solver_bytes};
+use crate::calibrate::matrices::{MatrixSolver, SolveTarget, solver_bytes};
 use crate::calibrate::options::{FidelityOptions, Keep, Solver};
 use crate::calibrate::program::program;
-use crate::calibrate::run::{CalibrateOptions, CalibrationRun};
 use crate::calibrate::sequential::{Followed, Task};
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::solver::LayerSolver;
 use crate::calibrate::store::identity;
-use crate::calibrate::work::{Facts, Finished, Resumed};
+use crate::calibrate::work::{FinishedAttempt, Resumed, WorkFacts};
 use crate::calibrate::{
     CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, StatisticsWriter,
 };
@@ -30,7 +30,7 @@ pub(super) struct Attempts<'a> {
     pub(super) input: &'a Input<'a>,
     pub(super) text: &'a CalibrationText,
     pub(super) options: &'a FidelityOptions<'a>,
-    pub(super) targets: &'a BTreeMap<String, Target>,
+    pub(super) targets: &'a BTreeMap<String, SolveTarget>,
     /// Quantized tensors whose type has no solver.
     pub(super) others: &'a [(String, GgmlType)],
     pub(super) check: &'a [Window],
@@ -38,7 +38,7 @@ pub(super) struct Attempts<'a> {
 }
 
 /// Result of one attempt.
-pub(super) struct Attempt {
+pub(super) struct AttemptResult {
     pub(super) imatrix: Imatrix,
     pub(super) blocks: SolvedBlocks,
     pub(super) left: Vec<NotSolved>,
@@ -57,19 +57,25 @@ impl Attempts<'_> {
     }
 
     /// Solves all matrices that are not solved yet.
-    pub(super) fn attempt(&self, number: usize, solver: SolverOptions) -> Result<Attempt, CalibrateError> {
+    pub(super) fn attempt(
+        &self,
+        number: usize,
+        solver: SolverOptions,
+    ) -> Result<AttemptResult, CalibrateError> {
         let tensors = self.input.source.tensors();
         let places = self.targets.values().map(|target| (&tensors[target.tensor], target.ty));
         let Some(work) = self.options.keep.work else {
             let blocks = SolvedBlocks::new(self.options.dir, places)?;
             let (sums, left) = self.solve(number, &blocks, solver)?;
-            return Ok(Attempt { imatrix: imatrix(&sums)?, blocks, left, n_found: 0 });
+            return Ok(AttemptResult { imatrix: imatrix(&sums)?, blocks, left, n_found: 0 });
         };
         let finished = work.finished(number);
-        if let Some(Finished { importance, left }) = finished.as_ref().filter(|_| self.is_given_up(number)) {
+        if let Some(FinishedAttempt { importance, left }) =
+            finished.as_ref().filter(|_| self.is_given_up(number))
+        {
             let blocks = SolvedBlocks::new(self.options.dir, std::iter::empty())?;
             let imatrix = imatrix(&self.sums(importance.clone()))?;
-            return Ok(Attempt { imatrix, blocks, left: left.clone(), n_found: 0 });
+            return Ok(AttemptResult { imatrix, blocks, left: left.clone(), n_found: 0 });
         }
         let Resumed { blocks, n_found, n_damaged } = work.blocks(number, places, self.progress)?;
         if n_found + n_damaged > 0 {
@@ -80,15 +86,15 @@ impl Attempts<'_> {
             let text = format!("resuming: {n_found} of {} matrices are there{damaged}", blocks.n_all());
             self.progress.warn(&text);
         }
-        if let Some(Finished { importance, left }) = finished.filter(|_| n_damaged == 0) {
+        if let Some(FinishedAttempt { importance, left }) = finished.filter(|_| n_damaged == 0) {
             blocks.meet_all();
             let imatrix = imatrix(&self.sums(importance))?;
-            return Ok(Attempt { imatrix, blocks, left, n_found });
+            return Ok(AttemptResult { imatrix, blocks, left, n_found });
         }
         let (sums, left) = self.solve(number, &blocks, solver)?;
         blocks.meet_all();
         work.finish(number, &sums.tensors, &left)?;
-        Ok(Attempt { imatrix: imatrix(&sums)?, blocks, left, n_found })
+        Ok(AttemptResult { imatrix: imatrix(&sums)?, blocks, left, n_found })
     }
 
     /// Returns true if an earlier run measured this attempt, found it not worth it, and went on to the next one.
@@ -235,7 +241,7 @@ impl Attempts<'_> {
         &self,
         attempt: Option<usize>,
         plan: &QuantizePlan<'_>,
-    ) -> Result<Judged, CalibrateError> {
+    ) -> Result<CheckFigures, CalibrateError> {
         let work = self.options.keep.work;
         let title = match attempt {
             None => "measuring the file of the importance matrix alone",
@@ -249,7 +255,7 @@ impl Attempts<'_> {
         }
         let progress = Titled { title, progress: self.progress };
         let found = divergence_of(plan, self.model, self.check, self.options.engine, &progress)?;
-        let judged = Judged::of(&found);
+        let judged = CheckFigures::of(&found);
         if let Some(work) = work {
             work.judge(attempt, &judged)?;
         }
@@ -264,9 +270,9 @@ impl Attempts<'_> {
     }
 
     /// Everything that decides the result; threads and memory do not.
-    fn facts(&self) -> Result<Facts, CalibrateError> {
+    fn facts(&self) -> Result<WorkFacts, CalibrateError> {
         let (model, tokenizer) = identity(self.model)?;
-        let mut facts = Facts::default();
+        let mut facts = WorkFacts::default();
         facts.add("program", program());
         // Sums of products have the same bits only with the same instructions.
         facts.add("vector instructions", self.options.engine.level.name());

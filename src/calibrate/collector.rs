@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard};
 
-use crate::calibrate::groups::{Groups, MatrixKey, Rows};
+use crate::calibrate::groups::{InputRows, MatrixKey, SumGroups};
 use crate::calibrate::moments::KindMoments;
 use crate::calibrate::{CalibrateError, LayerSums, MatrixName, MomentSums};
 use crate::core::sync::Unpoisoned;
@@ -29,8 +29,8 @@ pub(super) struct Schedule {
     pub(super) rows: Vec<usize>,
 }
 
-struct State<'a, E> {
-    kinds: Vec<Groups>,
+struct CollectorState<'a, E> {
+    kinds: Vec<SumGroups>,
     /// Kind of the batch that goes through a layer; `None` before and after all layers, where all tokens come at once.
     kind: Option<usize>,
     consumer: Consumer<'a, E>,
@@ -39,7 +39,7 @@ struct State<'a, E> {
 
 /// Collects moments and importance sums, by kind of text.
 pub(super) struct MomentCollector<'a, E> {
-    state: Mutex<State<'a, E>>,
+    state: Mutex<CollectorState<'a, E>>,
     sums: Vec<SumCollector>,
     schedule: Schedule,
     /// Last layer that uses each tensor.
@@ -61,8 +61,8 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         let layers = engine.plan().all_layers().enumerate();
         // A later layer overwrites an earlier one: stacks that run in turn use the same layer several times.
         let last = layers.flat_map(|(at, layer)| layer.tensors.iter().map(move |&tensor| (tensor, at)));
-        let state = State {
-            kinds: (0..n_kinds).map(|_| Groups::default()).collect(),
+        let state = CollectorState {
+            kinds: (0..n_kinds).map(|_| SumGroups::default()).collect(),
             kind: None,
             consumer,
             failed: None,
@@ -77,12 +77,18 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<'a, E>> {
+    fn state(&self) -> MutexGuard<'_, CollectorState<'a, E>> {
         self.state.lock().unpoisoned()
     }
 
     /// Adds rows to the sums of one kind; `batches` holds the number of rows of each batch.
-    fn add(&self, groups: &mut Groups, kind: usize, matrices: &[&Matrix], (x, batches): (&[f32], &[usize])) {
+    fn add(
+        &self,
+        groups: &mut SumGroups,
+        kind: usize,
+        matrices: &[&Matrix],
+        (x, batches): (&[f32], &[usize]),
+    ) {
         let tensors = self.engine.source.tensors();
         let is_wanted = |matrix: &&&Matrix| tensors.get(matrix.tensor).is_some_and(|meta| (self.wants)(meta));
         let keys: Vec<MatrixKey> = matrices.iter().filter(is_wanted).map(|m| MatrixKey::of(m)).collect();
@@ -92,7 +98,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
                 self.sums[kind].input(self.engine.source, matrix, x);
             }
             if !keys.is_empty() && n_cols > 0 {
-                groups.add(&keys, Rows { x, n_cols, batches });
+                groups.add(&keys, InputRows { x, n_cols, batches });
             }
         });
     }
@@ -119,7 +125,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
     /// Hands out the moments of all matrices that are done.
     fn hand_out(
         &self,
-        state: &mut State<'a, E>,
+        state: &mut CollectorState<'a, E>,
         layer: Option<usize>,
         is_done: impl Fn(MatrixKey) -> bool,
     ) -> Result<(), E> {
@@ -188,7 +194,7 @@ impl<E: From<CalibrateError> + Send> Observer for MomentCollector<'_, E> {
 
     fn enter(&self, _: usize, batch: usize) {
         let mut state = self.state();
-        state.kinds.iter_mut().for_each(Groups::end_batch);
+        state.kinds.iter_mut().for_each(SumGroups::end_batch);
         state.kind = self.schedule.kinds.get(batch).copied();
     }
 

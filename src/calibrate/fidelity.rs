@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::calibrate::attempts::{Attempt, Attempts};
-use crate::calibrate::figures::{Judged, WORTH_IT};
-use crate::calibrate::matrices::Target;
+use crate::calibrate::attempts::{AttemptResult, Attempts};
+use crate::calibrate::figures::{CheckFigures, WORTH_IT};
+use crate::calibrate::matrices::SolveTarget;
 use crate::calibrate::options::{FidelityOptions, Keep, Solver};
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
@@ -23,7 +23,7 @@ pub struct Trial {
     /// Options of the solver.
     pub options: SolverOptions,
     /// Divergence of the result.
-    pub check: Judged,
+    pub check: CheckFigures,
 }
 
 /// Result of a calibrated quantization.
@@ -34,7 +34,7 @@ pub struct Fidelity {
     /// Solved blocks; `None` if the file is better with the importance matrix alone.
     pub blocks: Option<SolvedBlocks>,
     /// Divergence, on the same text, of the file that the importance matrix alone gives.
-    pub plain: Judged,
+    pub plain: CheckFigures,
     /// Attempts of the solver, in order.
     pub trials: Vec<Trial>,
     /// Matrices that the last attempt left to the importance matrix.
@@ -90,7 +90,7 @@ pub fn solve(
         }
     }
     let (targets, without_solver) = match options.solver {
-        Solver::Reference => Targets::default(),
+        Solver::Reference => SolveTargets::default(),
         Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
     };
     let shrinkage = match options.solver {
@@ -109,7 +109,7 @@ pub fn solve(
         progress,
     };
     attempts.begin()?;
-    let mut found: Option<(Imatrix, Judged)> = None;
+    let mut found: Option<(Imatrix, CheckFigures)> = None;
     let (mut trials, mut left, mut kept, mut n_resumed) = (Vec::new(), Vec::new(), None, 0);
     for (number, (factor, lambda)) in [(1.0, 1.0), (2.0, 3.0)].into_iter().enumerate() {
         let solver = SolverOptions { shrinkage: shrinkage * factor, lambda, solve: SolveOptions::default() };
@@ -117,7 +117,7 @@ pub fn solve(
             progress.steps(2);
         }
         let attempt = attempts.attempt(number, solver)?;
-        let Attempt { imatrix, blocks, left: own, n_found } = attempt;
+        let AttemptResult { imatrix, blocks, left: own, n_found } = attempt;
         n_resumed += n_found;
         let (imatrix, plain) = match found.take() {
             Some(known) => known,
@@ -152,15 +152,15 @@ pub fn solve(
 }
 
 /// Tensors to solve, by name, and those that get a type without a solver.
-pub(super) type Targets = (BTreeMap<String, Target>, Vec<(String, GgmlType)>);
+pub(super) type SolveTargets = (BTreeMap<String, SolveTarget>, Vec<(String, GgmlType)>);
 
-pub(super) fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<Targets, CalibrateError> {
+pub(super) fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<SolveTargets, CalibrateError> {
     let tensors = input.source.tensors();
     let (mut targets, mut without) = (BTreeMap::new(), Vec::new());
     for (tensor, ty) in QuantizePlan::types_to_come(input, options)? {
         let name = tensors[tensor].name.clone();
         if can_solve(ty) {
-            targets.insert(name, Target { tensor, ty });
+            targets.insert(name, SolveTarget { tensor, ty });
         } else if ty.is_quantized() {
             without.push((name, ty));
         }

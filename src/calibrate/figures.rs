@@ -8,7 +8,7 @@ pub const WORTH_IT: f64 = 0.95;
 
 /// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Judged {
+pub struct CheckFigures {
     /// Mean divergence, with its standard error.
     pub mean: Estimate,
     /// 99th percentile.
@@ -17,7 +17,7 @@ pub struct Judged {
     pub top1_agreement: f64,
 }
 
-impl Judged {
+impl CheckFigures {
     pub(super) fn of(found: &Divergence) -> Self {
         Self { mean: found.mean, p99: found.p99, top1_agreement: found.top1_agreement }
     }

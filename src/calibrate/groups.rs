@@ -23,10 +23,10 @@ impl MatrixKey {
 }
 
 /// Digest that identifies rows.
-type Digest = [u64; 4];
+type RowsDigest = [u64; 4];
 
 /// Digest of rows: it always changes if one number changes, and almost certainly if several do.
-fn digest(x: &[f32]) -> Digest {
+fn digest(x: &[f32]) -> RowsDigest {
     const FACTORS: [u64; 4] =
         [0x517c_c1b7_2722_0a95, 0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9];
     let mut lanes = [x.len() as u64; 4];
@@ -46,7 +46,7 @@ fn digest(x: &[f32]) -> Digest {
 
 /// Matrices that share their sums.
 #[derive(Debug)]
-struct Group {
+struct SumGroup {
     members: Vec<MatrixKey>,
     moments: MomentSums,
 }
@@ -54,14 +54,14 @@ struct Group {
 /// Rows that only some matrices of a group have met so far in this batch.
 #[derive(Debug)]
 struct Pending {
-    digest: Digest,
+    digest: RowsDigest,
     moments: MomentSums,
     seen: Vec<MatrixKey>,
 }
 
 /// Rows that matrices are multiplied with.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'x> {
+pub(super) struct InputRows<'x> {
     /// `[n, n_cols]`.
     pub(super) x: &'x [f32],
     pub(super) n_cols: usize,
@@ -69,7 +69,7 @@ pub(super) struct Rows<'x> {
     pub(super) batches: &'x [usize],
 }
 
-impl Rows<'_> {
+impl InputRows<'_> {
     fn add_to(&self, moments: &mut MomentSums) {
         let mut rest = self.x;
         for n_rows in self.batches {
@@ -82,17 +82,17 @@ impl Rows<'_> {
 
 /// Sums of one kind of text.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
-    all: Vec<Group>,
+pub(super) struct SumGroups {
+    all: Vec<SumGroup>,
     of: BTreeMap<MatrixKey, usize>,
     /// Groups that began in this batch and have met one set of rows; other matrices may still join them.
-    fresh: Vec<(Digest, usize)>,
+    fresh: Vec<(RowsDigest, usize)>,
     pending: Vec<Pending>,
 }
 
-impl Groups {
+impl SumGroups {
     /// Adds rows that matrices are multiplied with.
-    pub(super) fn add(&mut self, matrices: &[MatrixKey], rows: Rows<'_>) {
+    pub(super) fn add(&mut self, matrices: &[MatrixKey], rows: InputRows<'_>) {
         let mut known: BTreeMap<usize, Vec<MatrixKey>> = BTreeMap::new();
         let mut new = Vec::new();
         for &matrix in matrices {
@@ -117,7 +117,7 @@ impl Groups {
     }
 
     /// Keeps rows until the end of the batch shows which matrices have met them.
-    fn wait(&mut self, mut seen: Vec<MatrixKey>, rows: Rows<'_>) {
+    fn wait(&mut self, mut seen: Vec<MatrixKey>, rows: InputRows<'_>) {
         let (digest, n_cols) = (digest(rows.x), rows.n_cols);
         let is_same = |pending: &&mut Pending| {
             // A matrix that meets equal rows twice counts them twice.
@@ -135,9 +135,9 @@ impl Groups {
     }
 
     /// Adds matrices that are seen for the first time.
-    fn begin(&mut self, new: Vec<MatrixKey>, rows: Rows<'_>) {
+    fn begin(&mut self, new: Vec<MatrixKey>, rows: InputRows<'_>) {
         let (digest, n_cols) = (digest(rows.x), rows.n_cols);
-        let is_same = |&&(other, group): &&(Digest, usize)| {
+        let is_same = |&&(other, group): &&(RowsDigest, usize)| {
             other == digest && self.all[group].moments.n_cols() == n_cols
         };
         let at = match self.fresh.iter().find(is_same) {
@@ -145,7 +145,7 @@ impl Groups {
             None => {
                 let mut moments = MomentSums::zero(n_cols);
                 rows.add_to(&mut moments);
-                self.all.push(Group { members: Vec::new(), moments });
+                self.all.push(SumGroup { members: Vec::new(), moments });
                 let at = self.all.len() - 1;
                 self.fresh.push((digest, at));
                 at
@@ -177,7 +177,7 @@ impl Groups {
                 let own = if number == 0 {
                     at
                 } else if let Some(moments) = before.pop() {
-                    self.all.push(Group { members: Vec::new(), moments });
+                    self.all.push(SumGroup { members: Vec::new(), moments });
                     self.all.len() - 1
                 } else {
                     continue;
@@ -219,12 +219,12 @@ mod tests {
     }
 
     /// Adds rows of one batch.
-    fn add(groups: &mut Groups, matrices: &[MatrixKey], n_cols: usize, x: &[f32]) {
-        groups.add(matrices, Rows { x, n_cols, batches: &[x.len() / n_cols] });
+    fn add(groups: &mut SumGroups, matrices: &[MatrixKey], n_cols: usize, x: &[f32]) {
+        groups.add(matrices, InputRows { x, n_cols, batches: &[x.len() / n_cols] });
     }
 
     /// Matrices of each group with its number of rows and first sum.
-    fn shown(groups: &mut Groups) -> Vec<(Vec<usize>, u64, f32)> {
+    fn shown(groups: &mut SumGroups) -> Vec<(Vec<usize>, u64, f32)> {
         let taken = groups.take(|_| true);
         let show = |(members, moments): (Vec<MatrixKey>, MomentSums)| {
             let tensors = members.into_iter().map(|matrix| matrix.tensor).collect();
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn equal_rows_of_several_calls_are_shared() {
-        let mut groups = Groups::default();
+        let mut groups = SumGroups::default();
         for x in [[1.0, 2.0], [3.0, 4.0]] {
             add(&mut groups, &keys([1, 2]), 2, &x);
             add(&mut groups, &keys([5]), 2, &[7.0, x[0]]);
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn who_meets_other_rows_goes_on_alone() {
-        let mut groups = Groups::default();
+        let mut groups = SumGroups::default();
         let mut batch = |calls: &[(&[usize], f32)]| {
             for (tensors, x) in calls {
                 let keys: Vec<MatrixKey> =
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_matrix_may_meet_several_rows_in_a_batch() {
-        let mut groups = Groups::default();
+        let mut groups = SumGroups::default();
         let [a, b] = keys([1, 2]);
         // Experts may share one matrix: equal rows count as often as they come.
         add(&mut groups, &[a], 1, &[2.0]);
@@ -291,12 +291,12 @@ mod tests {
     #[test]
     fn rows_of_several_batches_are_told_apart_by_all_of_them_and_summed_one_by_one() {
         let (x, batches) = ([2f32.powi(12), 1.0, 3.0], [1, 2]);
-        let rows = Rows { x: &x, n_cols: 1, batches: &batches };
-        let mut groups = Groups::default();
+        let rows = InputRows { x: &x, n_cols: 1, batches: &batches };
+        let mut groups = SumGroups::default();
         let [a, b, c] = keys([1, 2, 3]);
         groups.add(&[a], rows);
         groups.add(&[b], rows);
-        groups.add(&[c], Rows { x: &[2f32.powi(12), 1.0, 4.0], ..rows });
+        groups.add(&[c], InputRows { x: &[2f32.powi(12), 1.0, 4.0], ..rows });
         groups.end_batch();
         let expected = [(vec![1, 2], 3, 16_777_226.0), (vec![3], 3, 16_777_232.0)];
         assert_eq!(shown(&mut groups), expected);
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn what_goes_on_is_not_taken() {
-        let mut groups = Groups::default();
+        let mut groups = SumGroups::default();
         let [a, b, c] = keys([1, 2, 3]);
         add(&mut groups, &[a, b], 1, &[1.0]);
         add(&mut groups, &[c], 1, &[2.0]);

@@ -19,7 +19,7 @@ const LANE_BYTES: u64 = 2 << 10;
 
 /// A tensor to solve.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
+pub(super) struct SolveTarget {
     /// Index in the source.
     pub(super) tensor: usize,
     /// Type to quantize to.
@@ -53,10 +53,10 @@ fn chunk_rows(n_cols: usize) -> usize {
 /// [`solve_rows`]), rows of weights and their blocks, and the lanes of each thread.
 pub(super) fn solver_bytes<'a>(
     tensors: &[TensorMeta],
-    targets: impl Iterator<Item = &'a Target>,
+    targets: impl Iterator<Item = &'a SolveTarget>,
     n_threads: usize,
 ) -> u64 {
-    let of_target = |target: &Target| {
+    let of_target = |target: &SolveTarget| {
         let meta = &tensors[target.tensor];
         let (n_cols, n_rows) = (meta.shape.n_cols(), meta.shape.n_rows());
         let factors = if solves_by_grid(target.ty) { 32 } else { 20 };
@@ -73,13 +73,13 @@ pub(super) fn solver_bytes<'a>(
 
 impl MatrixSolver<'_> {
     /// Number of matrices of a tensor: more than one for a stack of experts.
-    pub(super) fn n_matrices(&self, target: Target) -> u64 {
+    pub(super) fn n_matrices(&self, target: SolveTarget) -> u64 {
         let dims = self.source.tensors()[target.tensor].shape.dims();
         dims[..dims.len().saturating_sub(2)].iter().product()
     }
 
     /// Number of rows of one matrix.
-    pub(super) fn n_rows(&self, target: Target) -> usize {
+    pub(super) fn n_rows(&self, target: SolveTarget) -> usize {
         let n_rows = self.source.tensors()[target.tensor].shape.n_rows();
         usize::try_from(n_rows / self.n_matrices(target).max(1)).unwrap_or(0)
     }
@@ -87,7 +87,7 @@ impl MatrixSolver<'_> {
     /// Unquantized weights of a matrix, `[n_rows, n_cols]`.
     pub(super) fn weights(
         &self,
-        target: Target,
+        target: SolveTarget,
         matrix: u64,
         n_cols: usize,
     ) -> Result<Vec<f32>, EngineError> {
@@ -102,11 +102,11 @@ impl MatrixSolver<'_> {
     /// Solves a matrix of a tensor.
     pub(super) fn solve(
         &self,
-        (name, target, matrix): (&str, Target, u64),
+        (name, target, matrix): (&str, SolveTarget, u64),
         metric: &Metric,
         importance: &[f32],
         corrected: Option<Corrected<'_>>,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), SolveFailure> {
         let reader = WeightReader { source: self.source, level: self.level };
         let n_cols = metric.n_cols();
         let n_rows = self.n_rows(target);
@@ -140,20 +140,20 @@ impl MatrixSolver<'_> {
 }
 
 /// Reason that a matrix was not solved.
-pub(super) enum Failed {
+pub(super) enum SolveFailure {
     /// The matrix cannot be solved; the importance matrix is used instead.
     Solve(SolveError),
     /// The whole run fails.
     Run(Box<CalibrateError>),
 }
 
-impl From<SolveError> for Failed {
+impl From<SolveError> for SolveFailure {
     fn from(error: SolveError) -> Self {
         Self::Solve(error)
     }
 }
 
-impl From<CalibrateError> for Failed {
+impl From<CalibrateError> for SolveFailure {
     fn from(error: CalibrateError) -> Self {
         Self::Run(Box::new(error))
     }

@@ -25,7 +25,7 @@ impl Needs {
     }
 
     /// Adds `n_bytes` of memory to these needs.
-    pub(super) fn beside(self, n_bytes: u64) -> Self {
+    pub(super) fn plus(self, n_bytes: u64) -> Self {
         Self {
             all_bytes: self.all_bytes.saturating_add(n_bytes),
             least_bytes: self.least_bytes.saturating_add(n_bytes),

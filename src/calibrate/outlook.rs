@@ -1,10 +1,10 @@
 //! Forecast of the memory and disk that a calibration needs, without running the model.
 
-use crate::calibrate::fidelity::{Targets, targets};
+use crate::calibrate::fidelity::{SolveTargets, targets};
 use crate::calibrate::matrices::solver_bytes;
 use crate::calibrate::memory::Needs;
 use crate::calibrate::options::{FidelityOptions, Solver};
-use crate::calibrate::{CalibrateError, CalibrationText, run, sequential};
+use crate::calibrate::{CalibrateError, CalibrationText, calibration_run, sequential};
 use crate::core::{GgmlType, TensorMeta};
 use crate::engine::{Engine, ModelKind};
 use crate::quantize::Input;
@@ -59,12 +59,12 @@ impl Outlook {
             return Err(CalibrateError::Encoder);
         }
         let (targets, without_solver) = match options.solver {
-            Solver::Reference => Targets::default(),
+            Solver::Reference => SolveTargets::default(),
             Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
         };
         let needs = if let Some(statistics) = options.keep.statistics {
             let solver = solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
-            Needs::in_memory(statistics.layer_bytes()).beside(solver)
+            Needs::in_memory(statistics.layer_bytes()).plus(solver)
         } else {
             let engine = Engine::new(plan, model.source, options.engine)?;
             let wants = |meta: &TensorMeta| targets.contains_key(&meta.name);
@@ -73,7 +73,7 @@ impl Outlook {
                 Solver::Gptq | Solver::Reference => {
                     let solver =
                         solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
-                    run::needs(model, &engine, text, &wants).beside(solver)
+                    calibration_run::needs(model, &engine, text, &wants).plus(solver)
                 }
             }
         };

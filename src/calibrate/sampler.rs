@@ -11,7 +11,7 @@ mod starts;
 
 use crate::calibrate::CalibrateError;
 use crate::calibrate::sampler::chance::Chance;
-use crate::calibrate::sampler::starts::{Form, Starts};
+use crate::calibrate::sampler::starts::{StartForm, Starts};
 use crate::core::progress::Progress;
 use crate::engine::{Continuation, Engine, EngineOptions, TokenChunk};
 use crate::verify::{Model, Window};
@@ -22,7 +22,7 @@ const SEQUENCES: usize = 96;
 const LEAST_LENGTH: usize = 64;
 /// Minimum bytes for the states of all sequences; larger models get more. It does not depend on the memory budget, so
 /// that the text does not either.
-const LEAST_ROOM: u64 = 512 << 20;
+const LEAST_STATE_BYTES: u64 = 512 << 20;
 /// Tokens that a new sequence should be able to reach before all the text is written.
 const WORTH_A_START: usize = 16;
 
@@ -55,33 +55,33 @@ pub struct WrittenText {
 }
 
 /// Layout and memory, computed before anything is written.
-struct Ready {
+struct SamplingPlan {
     starts: Starts,
-    layout: Layout,
+    layout: SequenceLayout,
     capacity: usize,
     needed_bytes: u64,
 }
 
 /// Number of sequences that are written together, and their maximum length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
+struct SequenceLayout {
     n_sequences: usize,
     length: usize,
 }
 
-impl Layout {
+impl SequenceLayout {
     /// Chooses the layout from the wanted text and the model, never from the machine. `bytes` is the size of the state
     /// of a sequence of a given length.
     fn new(
         n_tokens: usize,
         most: usize,
-        room: u64,
+        state_bytes: u64,
         bytes: impl Fn(usize) -> Result<u64, CalibrateError>,
     ) -> Result<Self, CalibrateError> {
         let least = LEAST_LENGTH.min(most);
         let mut length = n_tokens.div_ceil(SEQUENCES).clamp(least, most);
         let fitting = |length: usize| -> Result<usize, CalibrateError> {
-            Ok(usize::try_from(room / bytes(length)?.max(1)).unwrap_or(usize::MAX))
+            Ok(usize::try_from(state_bytes / bytes(length)?.max(1)).unwrap_or(usize::MAX))
         };
         while length > least && fitting(length)? < SEQUENCES {
             length = (length - length.div_ceil(8)).max(least);
@@ -92,7 +92,7 @@ impl Layout {
 }
 
 /// A sequence that is being written.
-struct Writing {
+struct OpenSequence {
     number: usize,
     chance: Chance,
     /// Number of tokens that it began with.
@@ -121,7 +121,7 @@ impl SelfText {
         progress: &dyn Progress,
     ) -> Result<WrittenText, CalibrateError> {
         let engine = Engine::new(model.plan()?, model.source, options)?;
-        let Ready { starts, layout, capacity, needed_bytes } = self.ready(model, &engine)?;
+        let SamplingPlan { starts, layout, capacity, needed_bytes } = self.ready(model, &engine)?;
         let budget_bytes = options.memory_bytes;
         if needed_bytes > budget_bytes {
             return Err(CalibrateError::SelfMemory { budget_bytes, needed_bytes });
@@ -130,10 +130,17 @@ impl SelfText {
         let n_steps = self.n_tokens.div_ceil(layout.n_sequences) as u64;
         progress.begin("writing text to calibrate with", weights.saturating_mul(n_steps));
         progress.units("token", self.n_tokens as u64);
-        let going = engine.continuation(layout.n_sequences, capacity, budget_bytes - needed_bytes)?;
-        let mut desk =
-            Desk { text: self, starts: &starts, layout, capacity, going, slots: Vec::new(), n_begun: 0 };
-        let windows = desk.write(&engine, progress)?;
+        let continuation = engine.continuation(layout.n_sequences, capacity, budget_bytes - needed_bytes)?;
+        let mut state = SamplerState {
+            text: self,
+            starts: &starts,
+            layout,
+            capacity,
+            continuation,
+            slots: Vec::new(),
+            n_begun: 0,
+        };
+        let windows = state.write(&engine, progress)?;
         progress.end();
         let notes = starts.notes;
         Ok(WrittenText { windows, notes })
@@ -148,43 +155,44 @@ impl SelfText {
         Ok(self.ready(model, &engine)?.needed_bytes)
     }
 
-    fn ready(&self, model: &Model<'_>, engine: &Engine<'_>) -> Result<Ready, CalibrateError> {
+    fn ready(&self, model: &Model<'_>, engine: &Engine<'_>) -> Result<SamplingPlan, CalibrateError> {
         let plan = engine.plan();
         let limits = [plan.n_ctx_train, plan.chunk_limit, plan.positions.as_ref().map(|p| p.n_rows)];
         let most = limits.into_iter().flatten().fold(self.n_ctx, usize::min).max(2);
-        let room = engine.work_bytes_in(1).max(LEAST_ROOM);
-        let layout = Layout::new(self.n_tokens, most, room, |n| Ok(engine.remembered_bytes(n)?))?;
+        let state_bytes = engine.work_bytes_in(1).max(LEAST_STATE_BYTES);
+        let layout =
+            SequenceLayout::new(self.n_tokens, most, state_bytes, |n| Ok(engine.remembered_bytes(n)?))?;
         let starts = Starts::of(model, plan, most / 2)?;
         // Long beginnings still leave space for half a sequence.
         let capacity = layout.length.max(starts.longest() + layout.length / 2).min(most);
         let step_tokens = layout.n_sequences.saturating_mul(starts.longest());
         let needed_bytes = engine.continuation_bytes(layout.n_sequences, capacity, step_tokens)?;
-        Ok(Ready { starts, layout, capacity, needed_bytes })
+        Ok(SamplingPlan { starts, layout, capacity, needed_bytes })
     }
 }
 
 /// State of all sequences that are being written.
-struct Desk<'d, 'a> {
+struct SamplerState<'d, 'a> {
     text: &'d SelfText,
     starts: &'d Starts,
-    layout: Layout,
+    layout: SequenceLayout,
     capacity: usize,
-    going: Continuation<'d, 'a>,
+    continuation: Continuation<'d, 'a>,
     /// One entry per place; `None` if nothing is written there any more.
-    slots: Vec<Option<Writing>>,
+    slots: Vec<Option<OpenSequence>>,
     /// Number of sequences that have begun.
     n_begun: usize,
 }
 
-impl Desk<'_, '_> {
-    fn begin(&mut self) -> Writing {
+impl SamplerState<'_, '_> {
+    fn begin(&mut self) -> OpenSequence {
         let number = self.n_begun;
         self.n_begun += 1;
         let mut chance = Chance::of(self.text.seed, number as u64);
-        let next = self.starts.tokens(Form::of(number), &mut chance);
+        let next = self.starts.tokens(StartForm::of(number), &mut chance);
         let n_given = next.len();
         let limit = self.layout.length.max(n_given + self.layout.length / 2).min(self.capacity);
-        Writing { number, chance, n_given, limit, next }
+        OpenSequence { number, chance, n_given, limit, next }
     }
 
     fn write(&mut self, engine: &Engine<'_>, progress: &dyn Progress) -> Result<Vec<Window>, CalibrateError> {
@@ -197,7 +205,7 @@ impl Desk<'_, '_> {
         loop {
             let lists: Vec<&[u32]> =
                 self.slots.iter().map(|slot| slot.as_ref().map_or(&[][..], |own| &own.next)).collect();
-            let hidden = self.going.step(&lists, progress)?;
+            let hidden = self.continuation.step(&lists, progress)?;
             let active = self.slots.iter_mut().flatten();
             let draws: Vec<f64> = active.map(|own| own.chance.unit()).collect();
             let drawn = engine.draw(&hidden, &draws, self.text.temperature, progress)?;
@@ -206,8 +214,8 @@ impl Desk<'_, '_> {
                 own.next.clear();
                 own.next.extend(drawn.next());
             }
-            let open = |(at, slot): (usize, &Option<Writing>)| {
-                slot.as_ref().map_or(0, |own| self.going.tokens(at).len() + own.next.len())
+            let open = |(at, slot): (usize, &Option<OpenSequence>)| {
+                slot.as_ref().map_or(0, |own| self.continuation.tokens(at).len() + own.next.len())
             };
             let n_open: usize = self.slots.iter().enumerate().map(open).sum();
             let is_done = n_closed + n_open >= self.text.n_tokens;
@@ -226,7 +234,7 @@ impl Desk<'_, '_> {
     /// Closes a sequence if it has ended, and returns its number of tokens, or 0 if it goes on.
     fn close(&mut self, at: usize, is_done: bool, windows: &mut Vec<Window>) -> usize {
         let Some(own) = &self.slots[at] else { return 0 };
-        let before = self.going.tokens(at);
+        let before = self.continuation.tokens(at);
         let n_tokens = before.len() + own.next.len();
         let ends = own.next.last().is_some_and(|token| self.starts.ends.contains(token));
         if !(is_done || ends || n_tokens >= own.limit) {
@@ -242,14 +250,14 @@ impl Desk<'_, '_> {
             scored: rows,
         });
         self.slots[at] = None;
-        self.going.restart(at);
+        self.continuation.restart(at);
         n_tokens
     }
 
     /// Begins sequences in place of those that have ended, unless few tokens are missing.
     fn refill(&mut self, n_closed: usize) {
         let places = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
-        let n_open: usize = places.map(|(at, _)| self.going.tokens(at).len()).sum();
+        let n_open: usize = places.map(|(at, _)| self.continuation.tokens(at).len()).sum();
         let n_missing = self.text.n_tokens.saturating_sub(n_closed + n_open);
         let most = n_missing.div_ceil(WORTH_A_START).max(1);
         for at in 0..self.slots.len() {
@@ -266,8 +274,8 @@ impl Desk<'_, '_> {
 mod tests {
     use super::*;
 
-    fn layout(n_tokens: usize, most: usize, room: u64, per_token: u64) -> (usize, usize) {
-        let layout = Layout::new(n_tokens, most, room, |n| Ok(per_token * n as u64)).unwrap();
+    fn layout(n_tokens: usize, most: usize, state_bytes: u64, per_token: u64) -> (usize, usize) {
+        let layout = SequenceLayout::new(n_tokens, most, state_bytes, |n| Ok(per_token * n as u64)).unwrap();
         (layout.n_sequences, layout.length)
     }
 

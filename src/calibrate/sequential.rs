@@ -12,12 +12,12 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use crate::calibrate::matrices::{Failed, MatrixSolver, Target};
+use crate::calibrate::matrices::{MatrixSolver, SolveFailure, SolveTarget};
 use crate::calibrate::memory::Needs;
 use crate::calibrate::sequential::follower::Follower;
 use crate::calibrate::sequential::lockstep::{Leader, link};
 use crate::calibrate::sequential::stream::QuantizedStream;
-use crate::calibrate::sequential::sums::{Inputs, Sums};
+use crate::calibrate::sequential::sums::{SolverSums, StreamInputs};
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, TextKind};
 use crate::core::progress::Progress;
@@ -38,7 +38,7 @@ pub(super) struct Task<'a> {
     pub(super) text: &'a CalibrationText,
     pub(super) engine: EngineOptions,
     /// Targets by tensor name.
-    pub(super) targets: &'a BTreeMap<String, Target>,
+    pub(super) targets: &'a BTreeMap<String, SolveTarget>,
     /// All types that change, by tensor name.
     pub(super) types: &'a BTreeMap<String, GgmlType>,
     pub(super) options: SolverOptions,
@@ -89,11 +89,11 @@ impl Task<'_> {
         if let Some((name, target)) = head.filter(|_| plan.head.tensor == plan.embedding.tensor) {
             left.extend(self.tied_head(&leader, &chunks, (name, *target))?);
         }
-        let (ahead, behind) = link();
+        let (leading, following) = link();
         let is_changed = |tensor: usize| stream.is_changed(tensor);
         let weights = self.weights();
         let watch = Leader {
-            ahead,
+            link: leading,
             engine: &leader,
             buffers: &buffers,
             sums: SumCollector::new(self.engine.level),
@@ -101,7 +101,7 @@ impl Task<'_> {
             is_stopped: AtomicBool::new(false),
         };
         let solver = Follower {
-            behind: Mutex::new(Some(behind)),
+            link: Mutex::new(Some(following)),
             engine: &follower,
             buffers: &buffers,
             stream: &stream,
@@ -181,7 +181,7 @@ impl Task<'_> {
     }
 
     /// Targets by their index in the model that is run.
-    fn by_index(&self) -> BTreeMap<usize, (String, Target)> {
+    fn by_index(&self) -> BTreeMap<usize, (String, SolveTarget)> {
         let tensors = self.model.source.tensors().iter().enumerate();
         let target = |(at, meta): (usize, &TensorMeta)| {
             self.targets.get(&meta.name).map(|target| (at, (meta.name.clone(), *target)))
@@ -205,7 +205,7 @@ impl Task<'_> {
         &self,
         leader: &Engine<'_>,
         chunks: &[TokenChunk],
-        (name, target): (&str, Target),
+        (name, target): (&str, SolveTarget),
     ) -> Result<Option<NotSolved>, CalibrateError> {
         if self.blocks.meet(name, 0) {
             return Ok(None);
@@ -224,19 +224,19 @@ impl Task<'_> {
         let n_rows = states.len() / n_cols.max(1);
         let weights = vec![1.0 / n_rows.max(1) as f32; n_rows];
         let matrices = self.matrices();
-        let solve = || -> Result<(), Failed> {
-            let inputs = Inputs { x: states, quantized: states, n_cols, weights: &weights };
-            let moments = Sums::of(&inputs, None)?.moments;
+        let solve = || -> Result<(), SolveFailure> {
+            let inputs = StreamInputs { x: states, quantized: states, n_cols, weights: &weights };
+            let moments = SolverSums::of(&inputs, None)?.moments;
             let metric = Metric::new(&moments, SHRINKAGE)?;
             matrices.solve((name, target, 0), &metric, &moments.diagonal(), None)
         };
         match leader.install(solve) {
             Ok(()) => Ok(None),
-            Err(Failed::Solve(reason)) => {
+            Err(SolveFailure::Solve(reason)) => {
                 let (tensor, reason) = (name.to_owned(), reason.to_string());
                 Ok(Some(NotSolved { tensor, matrix: 0, reason }))
             }
-            Err(Failed::Run(error)) => Err(*error),
+            Err(SolveFailure::Run(error)) => Err(*error),
         }
     }
 }

@@ -18,25 +18,25 @@ use crate::quantize::SolvedRows;
 
 /// Location of a tensor's blocks in the file.
 #[derive(Debug)]
-struct Place {
+struct BlockRegion {
     offset: u64,
     row_bytes: u64,
     /// Number of rows of one of its matrices.
     n_rows: u64,
     n_matrices: u64,
-    known: Mutex<Known>,
+    known: Mutex<KnownMatrices>,
 }
 
 /// Matrices whose rows are all in the file.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownMatrices {
     whole: BTreeSet<u64>,
     /// Matrices that an earlier run made and this run has not reached; they are hidden until then.
     found: BTreeSet<u64>,
 }
 
-impl Place {
-    fn known(&self) -> MutexGuard<'_, Known> {
+impl BlockRegion {
+    fn known(&self) -> MutexGuard<'_, KnownMatrices> {
         self.known.lock().unpoisoned()
     }
 }
@@ -48,7 +48,7 @@ pub struct SolvedBlocks {
     file: Mutex<std::fs::File>,
     /// Path of the file, or folder of a file without a name.
     path: PathBuf,
-    places: BTreeMap<String, Place>,
+    regions: BTreeMap<String, BlockRegion>,
     n_bytes: u64,
     log: Option<AttemptLog>,
 }
@@ -72,18 +72,18 @@ impl SolvedBlocks {
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
         log: Option<AttemptLog>,
     ) -> Self {
-        let (mut places, mut n_bytes) = (BTreeMap::new(), 0u64);
+        let (mut regions, mut n_bytes) = (BTreeMap::new(), 0u64);
         for (tensor, ty) in targets {
             let row_bytes = ty.row_bytes(tensor.shape.n_cols()).unwrap_or(0);
             let (n_all, dims) = (tensor.shape.n_rows(), tensor.shape.dims());
             let n_rows = dims.len().checked_sub(2).map_or(n_all, |at| dims[at]);
             let n_matrices = n_all.checked_div(n_rows).unwrap_or(0);
             let known = Mutex::default();
-            let place = Place { offset: n_bytes, row_bytes, n_rows, n_matrices, known };
-            places.insert(tensor.name.clone(), place);
+            let region = BlockRegion { offset: n_bytes, row_bytes, n_rows, n_matrices, known };
+            regions.insert(tensor.name.clone(), region);
             n_bytes = n_bytes.saturating_add(row_bytes.saturating_mul(n_all));
         }
-        Self { file: Mutex::new(file), path: path.to_owned(), places, n_bytes, log }
+        Self { file: Mutex::new(file), path: path.to_owned(), regions, n_bytes, log }
     }
 
     /// Opens the file of an earlier run, and counts the matrices whose digests are as expected.
@@ -99,7 +99,7 @@ impl SolvedBlocks {
     ) -> Result<(Self, usize), CalibrateError> {
         let blocks = Self::in_file(file, targets, log);
         let n_bytes = |(tensor, _): &(String, u64)| {
-            blocks.places.get(tensor).map_or(0, |place| place.n_rows.saturating_mul(place.row_bytes))
+            blocks.regions.get(tensor).map_or(0, |region| region.n_rows.saturating_mul(region.row_bytes))
         };
         progress.begin("reading what an earlier run has solved", digests.keys().map(n_bytes).sum());
         let mut n_found = 0;
@@ -108,11 +108,11 @@ impl SolvedBlocks {
                 return Err(EngineError::Cancelled.into());
             }
             let (tensor, matrix) = key;
-            let Some(place) = blocks.places.get(tensor).filter(|place| *matrix < place.n_matrices) else {
+            let Some(region) = blocks.regions.get(tensor).filter(|region| *matrix < region.n_matrices) else {
                 continue;
             };
             if blocks.digest(tensor, *matrix).is_ok_and(|found| found == *expected) {
-                place.known().found.insert(*matrix);
+                region.known().found.insert(*matrix);
                 n_found += 1;
             }
             progress.advance(n_bytes(key));
@@ -124,9 +124,9 @@ impl SolvedBlocks {
     /// SHA-256 digest of a matrix's blocks.
     fn digest(&self, tensor: &str, matrix: u64) -> std::io::Result<String> {
         let absent = || std::io::Error::other("no such matrix was solved");
-        let place = self.places.get(tensor).ok_or_else(absent)?;
-        let first_row = matrix.checked_mul(place.n_rows).ok_or_else(absent)?;
-        let mut left = place.n_rows.checked_mul(place.row_bytes).ok_or_else(absent)?;
+        let region = self.regions.get(tensor).ok_or_else(absent)?;
+        let first_row = matrix.checked_mul(region.n_rows).ok_or_else(absent)?;
+        let mut left = region.n_rows.checked_mul(region.row_bytes).ok_or_else(absent)?;
         let offset = self.at(tensor, first_row)?;
         let (mut digest, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
         let mut file = self.file();
@@ -142,18 +142,18 @@ impl SolvedBlocks {
 
     /// Number of matrices of a tensor.
     fn n_matrices(&self, tensor: &str) -> u64 {
-        self.places.get(tensor).map_or(0, |place| place.n_matrices)
+        self.regions.get(tensor).map_or(0, |region| region.n_matrices)
     }
 
     /// Number of matrices of all tensors.
     pub(super) fn n_all(&self) -> u64 {
-        self.places.values().map(|place| place.n_matrices).sum()
+        self.regions.values().map(|region| region.n_matrices).sum()
     }
 
     /// Returns true if every matrix of a tensor is in the file, reached by this run or not.
     pub(super) fn has_all(&self, tensor: &str) -> bool {
-        let n_known = self.places.get(tensor).map(|place| {
-            let known = place.known();
+        let n_known = self.regions.get(tensor).map(|region| {
+            let known = region.known();
             (known.whole.len() + known.found.len()) as u64
         });
         n_known.is_some_and(|n| n == self.n_matrices(tensor))
@@ -161,21 +161,21 @@ impl SolvedBlocks {
 
     /// Returns true if an earlier run made the matrix and this run has not reached it.
     pub(super) fn is_found(&self, tensor: &str, matrix: u64) -> bool {
-        self.places.get(tensor).is_some_and(|place| place.known().found.contains(&matrix))
+        self.regions.get(tensor).is_some_and(|region| region.known().found.contains(&matrix))
     }
 
     /// Marks a matrix of an earlier run as reached, so that it becomes visible. Returns false if there is none.
     pub(super) fn meet(&self, tensor: &str, matrix: u64) -> bool {
-        self.places.get(tensor).is_some_and(|place| {
-            let mut known = place.known();
+        self.regions.get(tensor).is_some_and(|region| {
+            let mut known = region.known();
             known.found.remove(&matrix) && known.whole.insert(matrix)
         })
     }
 
     /// Marks all matrices of an earlier run as reached.
     pub(super) fn meet_all(&self) {
-        for place in self.places.values() {
-            let mut known = place.known();
+        for region in self.regions.values() {
+            let mut known = region.known();
             let found = std::mem::take(&mut known.found);
             known.whole.extend(found);
         }
@@ -192,9 +192,9 @@ impl SolvedBlocks {
     }
 
     fn at(&self, tensor: &str, first_row: u64) -> std::io::Result<u64> {
-        let place = self.places.get(tensor);
-        place
-            .and_then(|place| place.row_bytes.checked_mul(first_row)?.checked_add(place.offset))
+        let region = self.regions.get(tensor);
+        region
+            .and_then(|region| region.row_bytes.checked_mul(first_row)?.checked_add(region.offset))
             .ok_or_else(|| std::io::Error::other("no such rows were solved"))
     }
 
@@ -214,8 +214,8 @@ impl SolvedBlocks {
 
     /// Marks a matrix as complete, and logs its digest.
     pub(super) fn finish(&self, tensor: &str, matrix: u64) -> std::io::Result<()> {
-        if let Some(place) = self.places.get(tensor) {
-            place.known().whole.insert(matrix);
+        if let Some(region) = self.regions.get(tensor) {
+            region.known().whole.insert(matrix);
         }
         let Some(log) = &self.log else { return Ok(()) };
         let digest = self.digest(tensor, matrix).map_err(|error| self.named(&error))?;
@@ -225,7 +225,7 @@ impl SolvedBlocks {
 
 impl SolvedRows for SolvedBlocks {
     fn has(&self, tensor: &str, matrix: u64) -> bool {
-        self.places.get(tensor).is_some_and(|place| place.known().whole.contains(&matrix))
+        self.regions.get(tensor).is_some_and(|region| region.known().whole.contains(&matrix))
     }
 
     fn read(&self, tensor: &str, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {

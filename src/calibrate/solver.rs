@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::calibrate::matrices::{Failed, MatrixSolver, Target};
+use crate::calibrate::matrices::{MatrixSolver, SolveFailure, SolveTarget};
 use crate::calibrate::{CalibrateError, LayerMoments, MeanMoments, SharedInput};
 use crate::solve::{Metric, SecondMoments, SolveError, SolveOptions};
 
@@ -33,16 +33,16 @@ pub(super) struct LayerSolver<'a> {
     pub(super) matrices: MatrixSolver<'a>,
     pub(super) shrinkage: f32,
     /// Tensors to solve, by name.
-    pub(super) targets: &'a BTreeMap<String, Target>,
+    pub(super) targets: &'a BTreeMap<String, SolveTarget>,
     /// Weight of each kind of text.
     pub(super) weights: Vec<f64>,
     pub(super) left: Vec<NotSolved>,
 }
 
 /// Matrices of one tensor that share a metric.
-struct Job<'m> {
+struct SolveJob<'m> {
     name: &'m str,
-    target: Target,
+    target: SolveTarget,
     matrices: Vec<u64>,
 }
 
@@ -78,7 +78,7 @@ impl LayerSolver<'_> {
     }
 
     /// Returns true, and marks the matrices as reached, if an earlier run made all of them.
-    fn meet_all(&self, jobs: &[Job<'_>]) -> bool {
+    fn meet_all(&self, jobs: &[SolveJob<'_>]) -> bool {
         let blocks = self.matrices.blocks;
         let mut all = jobs.iter().flat_map(|job| job.matrices.iter().map(|&matrix| (job.name, matrix)));
         let are_found = !jobs.is_empty() && all.clone().all(|(name, matrix)| blocks.is_found(name, matrix));
@@ -110,7 +110,7 @@ impl LayerSolver<'_> {
             }
             let mean = shared.remove(name).unwrap_or_else(|| layer.mean_of_stack(name, &self.weights));
             if let Some(mean) = mean {
-                self.solve(&[Job { name, target, matrices }], moments(mean))?;
+                self.solve(&[SolveJob { name, target, matrices }], moments(mean))?;
             }
         }
         Ok(())
@@ -125,14 +125,14 @@ impl LayerSolver<'_> {
     }
 
     /// Matrices to solve with the moments of an input.
-    fn jobs<'m>(&self, input: &'m SharedInput) -> Vec<Job<'m>> {
-        let mut jobs: Vec<Job<'m>> = Vec::new();
+    fn jobs<'m>(&self, input: &'m SharedInput) -> Vec<SolveJob<'m>> {
+        let mut jobs: Vec<SolveJob<'m>> = Vec::new();
         for matrix in &input.matrices {
             let Some(&target) = self.targets.get(&matrix.tensor) else { continue };
             let at = matrix.expert.unwrap_or(0) as u64;
             match jobs.last_mut().filter(|job| job.name == matrix.tensor) {
                 Some(job) => job.matrices.push(at),
-                None => jobs.push(Job { name: &matrix.tensor, target, matrices: vec![at] }),
+                None => jobs.push(SolveJob { name: &matrix.tensor, target, matrices: vec![at] }),
             }
         }
         jobs
@@ -141,7 +141,7 @@ impl LayerSolver<'_> {
     /// Solves matrices with the same moments. If these cannot be used, the matrices are left to the importance matrix.
     fn solve(
         &mut self,
-        jobs: &[Job<'_>],
+        jobs: &[SolveJob<'_>],
         moments: Result<SecondMoments, SolveError>,
     ) -> Result<(), CalibrateError> {
         let importance = moments.as_ref().map(SecondMoments::diagonal).unwrap_or_default();
@@ -155,15 +155,15 @@ impl LayerSolver<'_> {
                     Ok(metric) => {
                         self.matrices.solve((job.name, job.target, matrix), metric, &importance, None)
                     }
-                    Err(error) => Err(Failed::Solve(*error)),
+                    Err(error) => Err(SolveFailure::Solve(*error)),
                 };
                 match solved {
                     Ok(()) => {}
-                    Err(Failed::Solve(reason)) => {
+                    Err(SolveFailure::Solve(reason)) => {
                         let tensor = job.name.to_owned();
                         self.left.push(NotSolved { tensor, matrix, reason: reason.to_string() });
                     }
-                    Err(Failed::Run(error)) => return Err(*error),
+                    Err(SolveFailure::Run(error)) => return Err(*error),
                 }
             }
         }

@@ -13,8 +13,8 @@ use crate::calibrate::{CalibrateError, SelfTextKeeper};
 use crate::core::progress::Progress;
 use crate::engine::{EngineOptions, GraphPlan, TokenChunk};
 use crate::verify::{
-    Model, Prompt, PromptForm, PromptSource, Rows, Scoring, Span, VerifyError, Window, cut, cut_sources,
-    read_prompts,
+    Model, Prompt, PromptForm, PromptSource, RowSelection, Scoring, Span, VerifyError, Window, cut,
+    cut_sources, read_prompts,
 };
 
 /// Name of the kind of text that the model writes itself.
@@ -377,7 +377,8 @@ fn windows(
     // Nothing is scored here, so prompts need not stay whole.
     let whole = |prompt: Prompt| Prompt { whole: false, ..prompt };
     let prompts: Vec<Prompt> = model.encode_all(&source.prompts)?.into_iter().map(whole).collect();
-    let scoring = Scoring { n_ctx, n_chunks: None, stride: None, span: Span::SecondHalf, rows: Rows::Scored };
+    let scoring =
+        Scoring { n_ctx, n_chunks: None, stride: None, span: Span::SecondHalf, rows: RowSelection::Scored };
     let mut windows = match cut(&prompts, &[], &scoring) {
         Ok(cut) => cut.windows,
         Err(VerifyError::NothingToScore) => Vec::new(),

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::calibrate::attempts::divergence_of;
+use crate::calibrate::calibration_run::{CalibrateOptions, CalibrationRun};
 use crate::calibrate::costs::{MeasureOptions, measure_costs, runs_for};
 use crate::calibrate::fidelity::keys_to_come;
 use crate::calibrate::importance::total_importance;
-use crate::calibrate::run::{CalibrateOptions, CalibrationRun};
-use crate::calibrate::{CalibrateError, CalibrationText, Solver, run, sequential};
+use crate::calibrate::{CalibrateError, CalibrationText, Solver, calibration_run, sequential};
 use crate::core::progress::{Progress, Titled};
 use crate::core::{GgmlType, TensorMeta};
 use crate::engine::{Engine, EngineOptions, ModelKind};
@@ -136,7 +136,7 @@ fn check_budget(
                 .map(|meta| meta.name.as_str())
                 .collect();
             let wants = |meta: &TensorMeta| names.contains(meta.name.as_str());
-            run::needs(model, &engine, text, &wants)
+            calibration_run::needs(model, &engine, text, &wants)
         }
     };
     needs.spills(&options.engine, text.n_tokens()).map(drop)

@@ -22,11 +22,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::calibrate::digest::digest_of_file;
-use crate::calibrate::figures::Judged;
+use crate::calibrate::figures::CheckFigures;
 use crate::calibrate::journal::{AttemptLog, Journal, Record};
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::store::{read_importance, write_importance};
-use crate::calibrate::work::facts::Manifest;
+use crate::calibrate::work::facts::WorkManifest;
 use crate::calibrate::{CalibrateError, NotSolved};
 use crate::core::output::{EditLock, EditLockError, OutputFile};
 use crate::core::progress::Progress;
@@ -35,7 +35,7 @@ use crate::core::{GgmlType, TensorMeta};
 use crate::gguf::ColumnSums;
 
 pub use error::WorkError;
-pub(super) use facts::Facts;
+pub(super) use facts::WorkFacts;
 pub(super) use text::KeptText;
 pub use text::SelfTextKeeper;
 
@@ -53,21 +53,21 @@ pub struct WorkFolder {
     path: PathBuf,
     sync: bool,
     /// Manifest of an earlier run.
-    found: Option<Manifest>,
+    found: Option<WorkManifest>,
     /// True if the folder was created for the work.
     is_made: bool,
-    state: Mutex<State>,
+    state: Mutex<WorkState>,
     _lock: EditLock,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WorkState {
     journal: Option<Arc<Journal>>,
     records: Vec<Record>,
 }
 
 /// Results of a finished attempt in addition to its blocks.
-pub(super) struct Finished {
+pub(super) struct FinishedAttempt {
     pub(super) importance: BTreeMap<String, ColumnSums>,
     pub(super) left: Vec<NotSolved>,
 }
@@ -118,7 +118,7 @@ impl WorkFolder {
         }
         // A broken manifest is reported before the lock is taken. It is read again under the lock.
         if manifest.is_file() {
-            Manifest::read(&manifest)?;
+            WorkManifest::read(&manifest)?;
         }
         File::options().create(true).truncate(false).write(true).open(path.join(LOCK)).map_err(|error| {
             std::io::Error::new(error.kind(), format!("{}: {error}", path.join(LOCK).display()))
@@ -130,7 +130,7 @@ impl WorkFolder {
                 WorkError::Busy { path: path.to_owned() }
             }
         })?;
-        let found = if manifest.is_file() { Some(Manifest::read(&manifest)?) } else { None };
+        let found = if manifest.is_file() { Some(WorkManifest::read(&manifest)?) } else { None };
         let is_made = is_new || found.as_ref().is_some_and(|found| found.is_made);
         Ok(Self { path: path.to_owned(), sync, found, is_made, state: Mutex::default(), _lock: lock })
     }
@@ -153,21 +153,21 @@ impl WorkFolder {
         self.state().journal.is_some()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WorkState> {
         self.state.lock().unpoisoned()
     }
 
     /// Begins, or resumes if the earlier run agrees in everything that decides its result.
-    pub(super) fn begin(&self, facts: Facts) -> Result<(), WorkError> {
+    pub(super) fn begin(&self, facts: WorkFacts) -> Result<(), WorkError> {
         match &self.found {
             Some(found) => found.check(&facts, &self.path)?,
             None => {
-                let json = Manifest::new(facts, self.is_made).json()?;
+                let json = WorkManifest::new(facts, self.is_made).json()?;
                 OutputFile::write(&self.path.join(MANIFEST), &json, self.sync)?;
             }
         }
         let (journal, records) = Journal::open(&self.path.join(JOURNAL), self.sync)?;
-        *self.state() = State { journal: Some(Arc::new(journal)), records };
+        *self.state() = WorkState { journal: Some(Arc::new(journal)), records };
         Ok(())
     }
 
@@ -207,7 +207,7 @@ impl WorkFolder {
     }
 
     /// Results of an attempt, if it was finished and they are all intact.
-    pub(super) fn finished(&self, attempt: usize) -> Option<Finished> {
+    pub(super) fn finished(&self, attempt: usize) -> Option<FinishedAttempt> {
         let state = self.state();
         let expected = state.records.iter().find_map(|record| match record {
             Record::Done { attempt: own, importance } if *own == attempt => Some(importance.clone()),
@@ -229,7 +229,7 @@ impl WorkFolder {
             return None;
         }
         let importance = read_importance(&path).ok()?;
-        Some(Finished { importance, left })
+        Some(FinishedAttempt { importance, left })
     }
 
     /// Records that an attempt is finished.
@@ -251,16 +251,18 @@ impl WorkFolder {
     }
 
     /// Measured figures of an attempt's file; `None` is the file of the importance matrix alone.
-    pub(super) fn judged(&self, attempt: Option<usize>) -> Option<Judged> {
+    pub(super) fn judged(&self, attempt: Option<usize>) -> Option<CheckFigures> {
         let state = self.state();
         state.records.iter().find_map(|record| match record {
-            Record::Judged { attempt: own, figures } if *own == attempt => Some(Judged::of_figures(*figures)),
+            Record::Judged { attempt: own, figures } if *own == attempt => {
+                Some(CheckFigures::of_figures(*figures))
+            }
             _ => None,
         })
     }
 
     /// Records measured figures.
-    pub(super) fn judge(&self, attempt: Option<usize>, judged: &Judged) -> Result<(), WorkError> {
+    pub(super) fn judge(&self, attempt: Option<usize>, judged: &CheckFigures) -> Result<(), WorkError> {
         let figures = judged.figures();
         // JSON cannot hold NaN and infinity; such figures are measured again.
         if figures.iter().all(|figure| figure.is_finite()) {

@@ -51,7 +51,7 @@ impl AdapterDir {
         let config = dir.json(CONFIG)?.ok_or_else(|| missing(CONFIG))?;
         let dir = dir.with_config(config);
         if dir.file(SAFETENSORS).is_some() {
-            let container = Box::new(SafetensorsShards::as_they_lie(&dir, SAFETENSORS)?);
+            let container = Box::new(SafetensorsShards::in_data_order(&dir, SAFETENSORS)?);
             return Ok(Self::over(dir, container, SAFETENSORS));
         }
         let refused = |name: &str, what, way_out| {

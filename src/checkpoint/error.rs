@@ -60,7 +60,7 @@ pub enum CheckpointError {
     #[error("{}: `weight_map` is missing or is not an object of strings", shown(index))]
     WeightMap { index: PathBuf },
     /// An index that names a shard outside the directory.
-    #[error("{}: shard `{}` lies outside the directory", shown(index), escape(shard))]
+    #[error("{}: shard `{}` is outside the directory", shown(index), escape(shard))]
     ShardOutside { index: PathBuf, shard: String },
     /// A missing shard.
     #[error("{}: shard `{}` is missing", shown(named_by), escape(shard))]
@@ -151,7 +151,7 @@ impl Hint for CheckpointError {
                 None => "give the directory that holds `config.json` and the weights",
             },
             Self::FileMissing { name: "params.json", .. } => {
-                "Mistral's own format is `params.json` beside `consolidated*.safetensors`"
+                "Mistral's own format is `params.json` next to `consolidated*.safetensors`"
             }
             Self::FileMissing { name: "adapter_config.json" | "adapter_model.safetensors", .. } => {
                 "an adapter of PEFT is a directory with `adapter_config.json` and `adapter_model.safetensors`"
@@ -164,7 +164,7 @@ impl Hint for CheckpointError {
             }
             Self::Unsupported { way_out, .. } => way_out,
             Self::Torch { source, .. } => return source.hints(),
-            Self::Ambiguous { .. } => "give the file itself; `config.json` must lie beside it",
+            Self::Ambiguous { .. } => "give the file itself; `config.json` must be next to it",
             Self::FastLlm { source, .. } => return source.hints(),
             Self::ShardMissing { .. } | Self::NotInShards { .. } => {
                 "the download is not complete: fetch the missing file again"

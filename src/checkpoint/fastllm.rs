@@ -30,9 +30,9 @@ use crate::core::limits::Limits;
 use crate::core::mmap::MappedFile;
 use crate::core::{ElementType, Shape, SourceError, WeightMeta, WeightSource};
 
-pub use error::{FlmError, Section};
-pub use header::{Adapter, Header, Token};
-pub use tensors::{Coding, Payload, Ranges, Tensor};
+pub use error::{FlmError, FlmSection};
+pub use header::{Adapter, FlmHeader, FlmToken};
+pub use tensors::{Coding, FlmTensor, Payload, Ranges};
 
 /// An open `.flm` file.
 ///
@@ -42,7 +42,7 @@ pub use tensors::{Coding, Payload, Ranges, Tensor};
 pub struct FlmFile {
     file: MappedFile,
     name: String,
-    header: Header,
+    header: FlmHeader,
     weights: Vec<WeightMeta>,
     places: Vec<Range<usize>>,
 }
@@ -55,7 +55,7 @@ impl FlmFile {
     pub fn open(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
         let file = MappedFile::open(path)?;
         let broken = |source| CheckpointError::FastLlm { path: path.to_owned(), source };
-        let header = Header::parse(&file, limits).map_err(broken)?;
+        let header = FlmHeader::parse(&file, limits).map_err(broken)?;
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let mut open = Self { file, name, header, weights: Vec::new(), places: Vec::new() };
         for at in 0..open.header.tensors.len() {
@@ -91,7 +91,7 @@ impl FlmFile {
 
     /// Everything but the payloads.
     #[must_use]
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &FlmHeader {
         &self.header
     }
 
@@ -102,7 +102,7 @@ impl FlmFile {
         let begin = first.checked_mul(elem_bytes).and_then(|begin| usize::try_from(begin).ok());
         match begin.and_then(|begin| Some(begin..begin.checked_add(n_bytes)?)) {
             Some(range) if range.end <= place.len() => place.start + range.start..place.start + range.end,
-            _ => panic!("{n_bytes} bytes from element {first} lie outside weight {weight}"),
+            _ => panic!("{n_bytes} bytes from element {first} are outside weight {weight}"),
         }
     }
 }

@@ -12,21 +12,21 @@ use crate::checkpoint::{CheckpointError, Container, msmodelslim};
 use crate::core::limits::Limits;
 
 /// One weight format.
-struct Probe {
+struct FormatProbe {
     /// Prefix of its file names, compared without case.
     starts: &'static str,
     /// Possible suffixes.
     ends: &'static [&'static str],
-    fate: Fate,
+    handling: FormatHandling,
 }
 
 /// Handling of a format.
-enum Fate {
+enum FormatHandling {
     Read {
-        open: Open,
-        given: Given,
+        open: OpenFormat,
+        given: GivenPath,
         /// A file required next to the weights, because nothing else describes them.
-        beside: Option<&'static str>,
+        required_file: Option<&'static str>,
     },
     Refused {
         what: &'static str,
@@ -36,11 +36,11 @@ enum Fate {
 
 /// Function that opens the weights of a directory, given the file names that match the format; `None` if there are
 /// none.
-type Open = fn(&ModelDir, &[String]) -> Result<Option<Box<dyn Container>>, CheckpointError>;
+type OpenFormat = fn(&ModelDir, &[String]) -> Result<Option<Box<dyn Container>>, CheckpointError>;
 
 /// Kinds of path that a user may give for a format.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Given {
+enum GivenPath {
     /// Only the directory with all files.
     Directory,
     /// The directory, or one file next to the configuration.
@@ -51,85 +51,88 @@ enum Given {
 ///
 /// A file belongs to the first row that matches its name; if a directory has several formats, the first is read. Rows
 /// are compared by address, so this must be a `static`.
-static PROBES: &[Probe] = &[
-    Probe {
+static PROBES: &[FormatProbe] = &[
+    FormatProbe {
         starts: "quant_model_weight",
         ends: &[".safetensors", ".safetensors.index.json"],
-        fate: Fate::Read {
+        handling: FormatHandling::Read {
             open: |dir, _| match msmodelslim::weights_stem(dir)? {
                 Some(stem) => Ok(boxed(SafetensorsShards::named(dir, &stem)?)),
                 None => Ok(None),
             },
-            given: Given::Directory,
-            beside: Some("quant_model_description.json"),
+            given: GivenPath::Directory,
+            required_file: Some("quant_model_description.json"),
         },
     },
-    Probe {
+    FormatProbe {
         starts: "model",
         ends: &[".safetensors", ".safetensors.index.json"],
-        fate: Fate::Read {
+        handling: FormatHandling::Read {
             open: |dir, _| Ok(boxed(SafetensorsShards::open(dir)?)),
-            given: Given::Directory,
-            beside: None,
+            given: GivenPath::Directory,
+            required_file: None,
         },
     },
-    Probe {
+    FormatProbe {
         starts: MISTRAL,
         ends: &[".safetensors", ".safetensors.index.json"],
-        fate: Fate::Read {
+        handling: FormatHandling::Read {
             open: |dir, _| {
                 if !dir.is_mistral_format() {
                     return Ok(None);
                 }
                 Ok(boxed(SafetensorsShards::named(dir, MISTRAL)?))
             },
-            given: Given::Directory,
-            beside: Some(PARAMS),
+            given: GivenPath::Directory,
+            required_file: Some(PARAMS),
         },
     },
-    Probe {
+    FormatProbe {
         starts: "consolidated",
         ends: &[".pth", ".pt"],
-        fate: Fate::Refused {
+        handling: FormatHandling::Refused {
             what: "a checkpoint in Meta's own layout",
             way_out: "use the repository's Hugging Face files, or make them with transformers' \
                       `convert_llama_weights_to_hf.py`",
         },
     },
-    Probe {
+    FormatProbe {
         starts: "",
         ends: &[".flm"],
-        fate: Fate::Refused { what: "a FastLLM `.flm` file", way_out: "use `gguf-convert flm2gguf FILE`" },
+        handling: FormatHandling::Refused {
+            what: "a FastLLM `.flm` file",
+            way_out: "use `gguf-convert flm2gguf FILE`",
+        },
     },
-    Probe {
+    FormatProbe {
         starts: "adapter_model",
         ends: &[""],
-        fate: Fate::Refused {
+        handling: FormatHandling::Refused {
             what: "an adapter without its base model",
             way_out: "`gguf-convert lora2gguf DIR --base BASE` converts it, `gguf-convert merge-lora BASE DIR` merges it into its \
                       base model",
         },
     },
-    Probe {
+    FormatProbe {
         starts: "adapters.",
         ends: &["safetensors", "npz"],
-        fate: Fate::Refused { what: "an adapter of MLX", way_out: super::MLX_WAY_OUT },
+        handling: FormatHandling::Refused { what: "an adapter of MLX", way_out: super::MLX_WAY_OUT },
     },
-    Probe {
+    FormatProbe {
         starts: "",
         ends: &[".gguf"],
-        fate: Fate::Refused {
+        handling: FormatHandling::Refused {
             what: "a GGUF file as a checkpoint",
             way_out: "name the file: `gguf-quantize FILE.gguf` changes the types of a GGUF file",
         },
     },
-    Probe {
+    FormatProbe {
         starts: "",
         ends: &[".bin", ".pth", ".pt", ".ckpt"],
-        fate: Fate::Read {
+        handling: FormatHandling::Read {
             open: |dir, names| Ok(boxed(TorchFiles::find(dir, names)?)),
-            given: Given::DirectoryOrFile,
-            beside: None,
+            given: GivenPath::DirectoryOrFile,
+            required_file: None,
         },
     },
 ];
@@ -141,7 +144,7 @@ fn boxed<C: Container + 'static>(found: Option<C>) -> Option<Box<dyn Container>>
     found.map(|container| Box::new(container) as Box<dyn Container>)
 }
 
-impl Probe {
+impl FormatProbe {
     /// Returns the format of a file, by its name.
     fn of(name: &str) -> Option<&'static Self> {
         PROBES.iter().find(|probe| probe.has(name))
@@ -156,16 +159,16 @@ impl Probe {
 
     /// Returns true if this is the row of Mistral's own format.
     fn is_mistral(&self) -> bool {
-        self.starts == MISTRAL && matches!(self.fate, Fate::Read { .. })
+        self.starts == MISTRAL && matches!(self.handling, FormatHandling::Read { .. })
     }
 
     /// Returns the error for a path if the format is refused.
     fn refusal(&self, path: &Path) -> Option<CheckpointError> {
-        match self.fate {
-            Fate::Refused { what, way_out } => {
+        match self.handling {
+            FormatHandling::Refused { what, way_out } => {
                 Some(CheckpointError::Unsupported { path: path.to_owned(), what, way_out })
             }
-            Fate::Read { .. } => None,
+            FormatHandling::Read { .. } => None,
         }
     }
 }
@@ -176,14 +179,14 @@ impl Probe {
 /// [`CheckpointError`]: no weights, an unsupported format, or broken files.
 pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError> {
     let names = dir.file_names()?;
-    let chosen = dir.chosen_file().and_then(Probe::of);
-    let is_meant = |probe: &&Probe| match chosen {
+    let chosen = dir.chosen_file().and_then(FormatProbe::of);
+    let is_meant = |probe: &&FormatProbe| match chosen {
         Some(chosen) => std::ptr::eq(*probe, chosen),
         None => !dir.is_mistral_format() || probe.is_mistral(),
     };
     for probe in PROBES.iter().filter(is_meant) {
-        let Fate::Read { open, .. } = probe.fate else { continue };
-        let is_own = |name: &&String| Probe::of(name).is_some_and(|own| std::ptr::eq(own, probe));
+        let FormatHandling::Read { open, .. } = probe.handling else { continue };
+        let is_own = |name: &&String| FormatProbe::of(name).is_some_and(|own| std::ptr::eq(own, probe));
         let own: Vec<String> = match dir.chosen_file() {
             Some(file) => vec![file.to_owned()],
             None => names.iter().filter(is_own).cloned().collect(),
@@ -195,11 +198,12 @@ pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError
     if let Some(refusal) = refusal(dir.path(), &names) {
         return Err(refusal);
     }
-    let beside = names.iter().filter_map(|name| Probe::of(name)).find_map(|probe| match probe.fate {
-        Fate::Read { beside, .. } => beside,
-        Fate::Refused { .. } => None,
-    });
-    Err(match beside {
+    let required_file =
+        names.iter().filter_map(|name| FormatProbe::of(name)).find_map(|probe| match probe.handling {
+            FormatHandling::Read { required_file, .. } => required_file,
+            FormatHandling::Refused { .. } => None,
+        });
+    Err(match required_file {
         Some(name) => CheckpointError::FileMissing { dir: dir.path().to_owned(), name },
         None => CheckpointError::NoWeights { dir: dir.path().to_owned() },
     })
@@ -207,7 +211,7 @@ pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError
 
 /// Returns the error for a directory that contains a refused format; `None` if it has none.
 fn refusal(dir: &Path, names: &[String]) -> Option<CheckpointError> {
-    names.iter().find_map(|name| Probe::of(name)?.refusal(&dir.join(name)))
+    names.iter().find_map(|name| FormatProbe::of(name)?.refusal(&dir.join(name)))
 }
 
 /// Splits a path into the directory and, if it names a file, the file's name.
@@ -220,12 +224,12 @@ fn place(path: &Path) -> Result<(&Path, Option<String>), CheckpointError> {
         return Ok((path, None));
     }
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let probe = Probe::of(name);
+    let probe = FormatProbe::of(name);
     if let Some(refusal) = probe.and_then(|probe| probe.refusal(path)) {
         return Err(refusal);
     }
-    match probe.map(|probe| &probe.fate) {
-        Some(Fate::Read { given: Given::DirectoryOrFile, .. }) => {
+    match probe.map(|probe| &probe.handling) {
+        Some(FormatHandling::Read { given: GivenPath::DirectoryOrFile, .. }) => {
             let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
             Ok((dir.unwrap_or(Path::new(".")), Some(name.to_owned())))
         }
@@ -251,7 +255,8 @@ impl ModelDir {
             // A directory of a refused format often has no configuration: report the format instead.
             None => {
                 let names = dir.file_names()?;
-                let is_mistral = names.iter().filter_map(|name| Probe::of(name)).any(Probe::is_mistral);
+                let is_mistral =
+                    names.iter().filter_map(|name| FormatProbe::of(name)).any(FormatProbe::is_mistral);
                 let name = if is_mistral { PARAMS } else { "config.json" };
                 let missing = || CheckpointError::FileMissing { dir: path.to_owned(), name };
                 Err(refusal(path, &names).unwrap_or_else(missing))
@@ -279,9 +284,11 @@ impl ModelDir {
     /// Returns true if there are weights in Mistral's own format and in no other supported format.
     fn has_mistral_weights_only(&self) -> Result<bool, CheckpointError> {
         let names = self.file_names()?;
-        let read = |name: &String| Probe::of(name).filter(|probe| matches!(probe.fate, Fate::Read { .. }));
+        let read = |name: &String| {
+            FormatProbe::of(name).filter(|probe| matches!(probe.handling, FormatHandling::Read { .. }))
+        };
         let mut found = names.iter().filter_map(read).peekable();
-        Ok(self.chosen_file().is_none() && found.peek().is_some() && found.all(Probe::is_mistral))
+        Ok(self.chosen_file().is_none() && found.peek().is_some() && found.all(FormatProbe::is_mistral))
     }
 }
 
@@ -290,7 +297,7 @@ mod tests {
     use super::*;
 
     fn is_read(name: &str) -> Option<bool> {
-        Probe::of(name).map(|probe| matches!(probe.fate, Fate::Read { .. }))
+        FormatProbe::of(name).map(|probe| matches!(probe.handling, FormatHandling::Read { .. }))
     }
 
     #[test]
@@ -319,7 +326,7 @@ mod tests {
         for (at, probe) in PROBES.iter().enumerate() {
             for end in probe.ends {
                 let name = format!("{}x{end}", probe.starts);
-                let found = Probe::of(&name).map(std::ptr::from_ref);
+                let found = FormatProbe::of(&name).map(std::ptr::from_ref);
                 assert_eq!(found, Some(std::ptr::from_ref(probe)), "row {at}: {name}");
             }
         }

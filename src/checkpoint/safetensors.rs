@@ -167,7 +167,7 @@ fn parse_head(file: &[u8], n_bytes: u64, limits: &Limits) -> Result<Header, Head
     // Errors give positions in the file, so the 8-byte length counts as part of the text's first line.
     let mut reader = JsonReader::new(&file[..8 + text.len()], limits.depth).starting_at(8);
 
-    let mut entries: Vec<Entry> = Vec::new();
+    let mut entries: Vec<HeaderEntry> = Vec::new();
     let mut metadata: Option<Vec<(String, String)>> = None;
     reader.object(|reader, name, offset| {
         if name == "__metadata__" {
@@ -198,7 +198,7 @@ fn parse_head(file: &[u8], n_bytes: u64, limits: &Limits) -> Result<Header, Head
 }
 
 /// A tensor with its range relative to the data; `begin <= end`.
-struct Entry {
+struct HeaderEntry {
     meta: WeightMeta,
     begin: u64,
     end: u64,
@@ -218,7 +218,7 @@ fn read_metadata(reader: &mut JsonReader<'_>) -> Result<Vec<(String, String)>, J
     Ok(entries)
 }
 
-fn read_entry(reader: &mut JsonReader<'_>, name: String) -> Result<Entry, HeaderError> {
+fn read_entry(reader: &mut JsonReader<'_>, name: String) -> Result<HeaderEntry, HeaderError> {
     let mut dtype: Option<String> = None;
     let mut dims: Option<Vec<u64>> = None;
     let mut offsets: Option<Vec<u64>> = None;
@@ -256,7 +256,7 @@ fn read_entry(reader: &mut JsonReader<'_>, name: String) -> Result<Entry, Header
     if found != bits / 8 {
         return Err(HeaderError::Size { name, dtype: ty, shape, expected: bits / 8, found });
     }
-    Ok(Entry { meta: WeightMeta { name, shape, ty }, begin, end })
+    Ok(HeaderEntry { meta: WeightMeta { name, shape, ty }, begin, end })
 }
 
 fn read_unsigned(reader: &mut JsonReader<'_>) -> Result<Vec<u64>, JsonError> {
@@ -271,9 +271,9 @@ fn read_unsigned(reader: &mut JsonReader<'_>) -> Result<Vec<u64>, JsonError> {
 /// Checks that the ranges cover the data exactly.
 ///
 /// The header, which ends at `data`, is known to fit into the file.
-fn check_cover(entries: &[Entry], data: u64, file_len: u64) -> Result<(), HeaderError> {
+fn check_cover(entries: &[HeaderEntry], data: u64, file_len: u64) -> Result<(), HeaderError> {
     let data_len = file_len - data;
-    let mut by_range: Vec<&Entry> = entries.iter().collect();
+    let mut by_range: Vec<&HeaderEntry> = entries.iter().collect();
     by_range.sort_by_key(|e| (e.begin, e.end));
     let mut end = 0;
     let mut other = "";

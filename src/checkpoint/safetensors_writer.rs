@@ -208,7 +208,7 @@ pub(crate) fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option
     Some(format!("{index:#}\n"))
 }
 
-/// Writes the shards of `source` into `dir`, then the index if there are several shards, then the files `beside`.
+/// Writes the shards of `source` into `dir`, then the index if there are several shards, then the files `side_files`.
 ///
 /// All files get their final names at the end, in this order, so that a run that fails or is killed leaves none.
 ///
@@ -217,7 +217,7 @@ pub(crate) fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option
 pub(crate) fn write_checkpoint(
     mut dir: NewDirectory,
     source: &dyn WeightSource,
-    beside: &[SideFile],
+    side_files: &[SideFile],
     options: &WriteCheckpointOptions,
     progress: &dyn Progress,
 ) -> Result<Vec<PathBuf>, WriteCheckpointError> {
@@ -225,7 +225,7 @@ pub(crate) fn write_checkpoint(
     let shards = plan_shards(weights, options.max_shard_bytes)?;
     dir.begin()?;
     // One more for the index.
-    dir.expect(shards.len() + 1 + beside.len(), options.sync);
+    dir.expect(shards.len() + 1 + side_files.len(), options.sync);
     progress.begin("writing", shards.iter().map(|shard| shard.n_bytes).sum());
     let mut outputs = Vec::with_capacity(shards.len() + 1);
     for shard in &shards {
@@ -233,7 +233,7 @@ pub(crate) fn write_checkpoint(
         output.reserve(shard.n_bytes)?;
         output.write_at(0, &shard.header)?;
         let (written, synced) =
-            WriteBack::beside(std::slice::from_ref(&output), options.sync, |write_back| {
+            WriteBack::during(std::slice::from_ref(&output), options.sync, |write_back| {
                 write_tensors(&output, write_back, shard, source, options, progress)
             });
         written?;
@@ -243,7 +243,7 @@ pub(crate) fn write_checkpoint(
     }
     let index = index_json(weights, &shards)
         .map(|json| SideFile { name: "model.safetensors.index.json", bytes: json.into_bytes() });
-    for file in index.iter().chain(beside) {
+    for file in index.iter().chain(side_files) {
         if let Some((folder, _)) = file.name.split_once('/') {
             dir.create_folder(folder)?;
         }

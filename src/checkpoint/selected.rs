@@ -5,14 +5,14 @@ use std::sync::Arc;
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 
 /// Weights of another source: a subset, or all under other names.
-pub(crate) struct Selected {
+pub(crate) struct SelectedWeights {
     base: Arc<dyn WeightSource + Send>,
     metas: Vec<WeightMeta>,
     /// Index into `base` of each weight.
     places: Vec<usize>,
 }
 
-impl Selected {
+impl SelectedWeights {
     /// Selects the weights whose names satisfy `keeps`.
     pub(crate) fn only(base: Arc<dyn WeightSource + Send>, keeps: impl Fn(&str) -> bool) -> Self {
         let all = base.weights().iter().enumerate().filter(|(_, meta)| keeps(&meta.name));
@@ -29,7 +29,7 @@ impl Selected {
     }
 }
 
-impl WeightSource for Selected {
+impl WeightSource for SelectedWeights {
     fn weights(&self) -> &[WeightMeta] {
         &self.metas
     }

@@ -31,7 +31,7 @@ pub(super) struct SafetensorsShards {
     naming: Naming,
     shards: Vec<Shard>,
     weights: Vec<WeightMeta>,
-    places: Vec<Place>,
+    ranges: Vec<ShardRange>,
     warnings: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ struct Shard {
 
 /// Shard and byte range of a weight.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct ShardRange {
     shard: usize,
     offset: u64,
     n_bytes: u64,
@@ -95,18 +95,18 @@ impl SafetensorsShards {
     ///
     /// # Errors
     /// As [`SafetensorsShards::single`].
-    pub(super) fn as_they_lie(dir: &ModelDir, name: &str) -> Result<Self, CheckpointError> {
+    pub(super) fn in_data_order(dir: &ModelDir, name: &str) -> Result<Self, CheckpointError> {
         let mut set = Self::single(dir, name)?;
-        let mut all: Vec<_> = std::mem::take(&mut set.places).into_iter().zip(set.weights).collect();
+        let mut all: Vec<_> = std::mem::take(&mut set.ranges).into_iter().zip(set.weights).collect();
         // Empty tensors share an offset with others; they come first and stay sorted by name.
-        all.sort_by_key(|(place, _)| (place.offset, place.n_bytes > 0));
-        (set.places, set.weights) = all.into_iter().unzip();
+        all.sort_by_key(|(range, _)| (range.offset, range.n_bytes > 0));
+        (set.ranges, set.weights) = all.into_iter().unzip();
         Ok(set)
     }
 
     fn empty(dir: ModelDir, naming: Naming) -> Self {
-        let (shards, weights, places, warnings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { dir, naming, shards, weights, places, warnings }
+        let (shards, weights, ranges, warnings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { dir, naming, shards, weights, ranges, warnings }
     }
 
     fn add_shard(&mut self, name: String, limits: &Limits) -> Result<(), CheckpointError> {
@@ -116,7 +116,7 @@ impl SafetensorsShards {
             .map_err(|source| CheckpointError::Safetensors { path, source })?;
         let shard = self.shards.len();
         for tensor in header.tensors {
-            self.places.push(Place { shard, offset: tensor.offset, n_bytes: tensor.n_bytes });
+            self.ranges.push(ShardRange { shard, offset: tensor.offset, n_bytes: tensor.n_bytes });
             self.weights.push(tensor.meta);
         }
         self.shards.push(Shard { name, file, metadata: header.metadata });
@@ -125,15 +125,15 @@ impl SafetensorsShards {
 
     /// Returns the file, offset and length of elements of a weight.
     fn range(&self, weight: usize, first: u64, n: u64) -> (&WeightFile, u64, u64) {
-        let place = self.places[weight];
+        let range = self.ranges[weight];
         let bits = u64::from(self.weights[weight].ty.bits());
         // The whole tensor was checked to fit 63 bits, so a product that overflows is outside it.
         let bytes = |elems: u64| elems.checked_mul(bits).filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
         match (bytes(first), bytes(n)) {
-            (Some(begin), Some(len)) if begin.checked_add(len).is_some_and(|end| end <= place.n_bytes) => {
-                (&self.shards[place.shard].file, place.offset + begin, len)
+            (Some(begin), Some(len)) if begin.checked_add(len).is_some_and(|end| end <= range.n_bytes) => {
+                (&self.shards[range.shard].file, range.offset + begin, len)
             }
-            _ => panic!("elements {first}..+{n} lie outside weight {weight}"),
+            _ => panic!("elements {first}..+{n} are outside weight {weight}"),
         }
     }
 }
@@ -148,7 +148,7 @@ impl Container for SafetensorsShards {
     }
 
     fn part_of(&self, weight: usize) -> &str {
-        &self.shards[self.places[weight].shard].name
+        &self.shards[self.ranges[weight].shard].name
     }
 
     fn warnings(&self) -> &[String] {
@@ -172,15 +172,15 @@ impl WeightSource for SafetensorsShards {
     }
 
     fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        let place = self.places[weight];
+        let range = self.ranges[weight];
         // The header's ranges were checked against the mapped length, which fits `usize`.
-        let bytes = self.shards[place.shard].file.mapped()?;
-        Some(&bytes[place.offset as usize..][..place.n_bytes as usize])
+        let bytes = self.shards[range.shard].file.mapped()?;
+        Some(&bytes[range.offset as usize..][..range.n_bytes as usize])
     }
 
     fn expect(&self, weight: usize) {
-        let place = self.places[weight];
-        self.shards[place.shard].file.expect(place.offset, place.n_bytes);
+        let range = self.ranges[weight];
+        self.shards[range.shard].file.expect(range.offset, range.n_bytes);
     }
 
     fn release_elems(&self, weight: usize, first: u64, n: u64) {

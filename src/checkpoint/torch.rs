@@ -38,7 +38,7 @@ pub struct TorchFile {
 /// read.
 pub fn parse<B: Bytes + ?Sized>(file: &B, limits: &Limits) -> Result<TorchFile, TorchError> {
     let (pickle, storages) = match form(file)? {
-        Form::Zip => {
+        TorchFormat::Zip => {
             let archive = zip_archive::read(file)?;
             let extent = archive.pickle;
             if extent.n_bytes > limits.pickle_bytes {
@@ -48,7 +48,7 @@ pub fn parse<B: Bytes + ?Sized>(file: &B, limits: &Limits) -> Result<TorchFile, 
             let pickle = pickle::read(&zip_archive::bytes(file, extent)?, extent.offset)?;
             (pickle, Storages { extents: archive.storages, endian: archive.endian })
         }
-        Form::Legacy => {
+        TorchFormat::Legacy => {
             let (pickle, extents) = legacy::read(file, limits)?;
             (pickle, Storages { extents, endian: Endian::Little })
         }
@@ -73,13 +73,13 @@ pub fn parse<B: Bytes + ?Sized>(file: &B, limits: &Limits) -> Result<TorchFile, 
     Ok(TorchFile { tensors, others: found.others })
 }
 
-enum Form {
+enum TorchFormat {
     Zip,
     Legacy,
 }
 
 /// Detects the container by its first bytes; recognizes other common files, for the error message.
-fn form<B: Bytes + ?Sized>(file: &B) -> Result<Form, TorchError> {
+fn form<B: Bytes + ?Sized>(file: &B) -> Result<TorchFormat, TorchError> {
     const TAR_MAGIC: usize = 257;
     const HEAD_BYTES: u64 = 512;
     let head = file.get(0, file.n_bytes().min(HEAD_BYTES))?.unwrap_or_default();
@@ -87,14 +87,14 @@ fn form<B: Bytes + ?Sized>(file: &B) -> Result<Form, TorchError> {
     let is_tar = file.get(TAR_MAGIC..).is_some_and(|rest| rest.starts_with(b"ustar"));
     match file {
         [] => Err(TorchError::Empty),
-        _ if file.starts_with(b"PK\x03\x04") => Ok(Form::Zip),
+        _ if file.starts_with(b"PK\x03\x04") => Ok(TorchFormat::Zip),
         _ if is_tar => Err(TorchError::Tar),
         _ if file.starts_with(b"version https://git-lfs") => Err(TorchError::LfsPointer),
         [b'<', ..] => Err(TorchError::WebPage),
         [_, _, _, _, _, _, 0, 0, b'{', ..] => Err(TorchError::Safetensors),
         // A pickle of protocol 2 or later starts with 0x80, of older protocols with these opcodes; the magic number
         // inside decides.
-        [0x80 | b'L' | b'(', ..] => Ok(Form::Legacy),
+        [0x80 | b'L' | b'(', ..] => Ok(TorchFormat::Legacy),
         _ => Err(TorchError::Magic),
     }
 }

@@ -19,7 +19,7 @@ use clap::{Parser, Subcommand};
 use crate::cli::completions::Completions;
 use crate::cli::{Common, Exit, Session, Tool};
 use archs::Archs;
-use draft::Draft;
+use draft::DraftArgs;
 use endian::EndianArgs;
 use flm2gguf::Flm2gguf;
 use gguf2hf::Gguf2hf;
@@ -45,13 +45,13 @@ pub(crate) fn command() -> clap::Command {
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.")]
 struct Convert {
     #[command(subcommand)]
-    command: Command,
+    command: ConvertCommand,
     #[command(flatten)]
     common: Common,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum ConvertCommand {
     /// Convert a Hugging Face checkpoint to GGUF
     Hf2gguf(Box<Hf2gguf>),
     /// Convert a checkpoint quantized by Ascend's msModelSlim to GGUF
@@ -67,7 +67,7 @@ enum Command {
     /// List the architectures and model classes that can be converted, or say what a card reads and writes
     Archs(Archs),
     /// Write a first architecture card for a checkpoint that none fits
-    Draft(Draft),
+    Draft(DraftArgs),
     /// Write a GGUF file in the other byte order
     ///
     /// For machines such as IBM Z. Numbers of the header, floats, and what blocks of every type hold of numbers wider than a
@@ -122,10 +122,10 @@ impl Tool for Convert {
 
     fn after_interrupt(&self) -> Option<String> {
         let to_gguf = match &self.command {
-            Command::Hf2gguf(args) => &args.to_gguf,
-            Command::Msmodelslim2gguf(args) => &args.to_gguf,
-            Command::Flm2gguf(args) => &args.to_gguf,
-            Command::MergeLora(args) => &args.to_gguf,
+            ConvertCommand::Hf2gguf(args) => &args.to_gguf,
+            ConvertCommand::Msmodelslim2gguf(args) => &args.to_gguf,
+            ConvertCommand::Flm2gguf(args) => &args.to_gguf,
+            ConvertCommand::MergeLora(args) => &args.to_gguf,
             _ => return None,
         };
         to_gguf.after_interrupt()
@@ -133,16 +133,16 @@ impl Tool for Convert {
 
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
-            Command::Hf2gguf(args) => args.run(session),
-            Command::Msmodelslim2gguf(args) => args.run(session),
-            Command::Flm2gguf(args) => args.run(session),
-            Command::Lora2gguf(args) => args.run(session),
-            Command::MergeLora(args) => args.run(session),
-            Command::Gguf2hf(args) => args.run(session),
-            Command::Archs(args) => args.run(session),
-            Command::Draft(args) => args.run(session),
-            Command::Endian(args) => args.run(session),
-            Command::Completions(args) => args.run(command(), session),
+            ConvertCommand::Hf2gguf(args) => args.run(session),
+            ConvertCommand::Msmodelslim2gguf(args) => args.run(session),
+            ConvertCommand::Flm2gguf(args) => args.run(session),
+            ConvertCommand::Lora2gguf(args) => args.run(session),
+            ConvertCommand::MergeLora(args) => args.run(session),
+            ConvertCommand::Gguf2hf(args) => args.run(session),
+            ConvertCommand::Archs(args) => args.run(session),
+            ConvertCommand::Draft(args) => args.run(session),
+            ConvertCommand::Endian(args) => args.run(session),
+            ConvertCommand::Completions(args) => args.run(command(), session),
         }
     }
 }

@@ -159,7 +159,7 @@ mod tests {
     use clap::Parser;
 
     #[derive(Debug, clap::Parser)]
-    struct Probe {
+    struct NumberProbe {
         #[arg(long)]
         number: Option<u8>,
         file: String,
@@ -175,13 +175,13 @@ mod tests {
         let missing = crate::gguf::GgufError::PartMissing { path: "a".into(), part: 1, n_parts: 2 };
         let failure = Failure::of(&anyhow::Error::new(missing).context("opening")).unwrap();
         assert_eq!(failure.message, "opening: a: part 1 of 2 is missing");
-        assert_eq!(failure.hints, ["all parts must lie in one directory"]);
+        assert_eq!(failure.hints, ["all parts must be in one directory"]);
     }
 
     #[test]
     fn what_clap_says_is_one_line_and_its_tips() {
         let failure = |args: &[&str]| {
-            Failure::of_arguments(&Probe::try_parse_from([&["probe"], args].concat()).unwrap_err())
+            Failure::of_arguments(&NumberProbe::try_parse_from([&["probe"], args].concat()).unwrap_err())
         };
         let missing = failure(&[]);
         assert_eq!(missing.message, "the following required arguments were not provided: <FILE>");

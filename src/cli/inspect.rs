@@ -9,7 +9,7 @@ mod dump;
 mod edit;
 mod get;
 mod hash;
-mod merge;
+mod merge_parts;
 mod remove;
 mod rename;
 mod set;
@@ -53,7 +53,7 @@ pub(crate) fn command() -> clap::Command {
 )]
 struct Inspect {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<InspectCommand>,
     /// File to describe: metadata, then tensors
     #[arg(required = true)]
     file: Option<PathBuf>,
@@ -64,7 +64,7 @@ struct Inspect {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum InspectCommand {
     /// Print the value of a metadata key
     ///
     /// A string is printed as it is, an array as a JSON list with an element a line: what `set KEY=@FILE` reads.
@@ -118,7 +118,7 @@ enum Command {
     /// Cut a model into parts, as llama-gguf-split does
     Split(split::SplitArgs),
     /// Join the parts of a split model, given any of them
-    Merge(merge::MergeArgs),
+    Merge(merge_parts::MergePartsArgs),
     /// Describe a checkpoint: what it is, how it is quantized, and what gguf-convert would make of it
     ///
     /// Architecture, weights, quantization, tokenizer, and what `--type auto` and `--type native` would write. A part
@@ -149,7 +149,7 @@ impl Tool for Inspect {
     }
 }
 
-impl Command {
+impl InspectCommand {
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match self {
             Self::Get(args) => args.run(session)?,

@@ -42,12 +42,12 @@ pub struct TerminalProgress {
     step: AtomicUsize,
     /// Subject of all stages, such as a file name; empty if it is clear.
     subject: Mutex<String>,
-    stage: Mutex<Option<Stage>>,
+    stage: Mutex<Option<ProgressStage>>,
     bar: Arc<Mutex<Option<ProgressBar>>>,
 }
 
 #[derive(Debug)]
-struct Stage {
+struct ProgressStage {
     what: String,
     /// File that the stage is about; empty if it is clear.
     subject: String,
@@ -66,7 +66,7 @@ struct Stage {
     pace: Pace,
 }
 
-impl Stage {
+impl ProgressStage {
     fn new(what: &str, step: usize, total_bytes: u64, now: Instant) -> Self {
         Self {
             what: what.to_owned(),
@@ -192,7 +192,7 @@ impl TerminalProgress {
         self.step.store(0, Ordering::Relaxed);
     }
 
-    fn tell(&self, change: impl FnOnce(&mut Stage)) {
+    fn tell(&self, change: impl FnOnce(&mut ProgressStage)) {
         if let Some(stage) = self.stage.lock().unpoisoned().as_mut() {
             change(stage);
         }
@@ -226,7 +226,7 @@ impl Progress for TerminalProgress {
         self.done.store(0, Ordering::Relaxed);
         let step = self.step.fetch_add(1, Ordering::Relaxed) + 1;
         let subject = self.subject.lock().unpoisoned().clone();
-        let stage = Stage { subject, ..Stage::new(what, step, total_bytes, Instant::now()) };
+        let stage = ProgressStage { subject, ..ProgressStage::new(what, step, total_bytes, Instant::now()) };
         let title = stage.title(self.n_steps.load(Ordering::Relaxed));
         *self.stage.lock().unpoisoned() = Some(stage);
         if self.mode == Mode::Bar {
@@ -335,9 +335,9 @@ mod tests {
     use super::*;
 
     /// Line of a stage of 400 MiB, of which a quarter is done after ten seconds.
-    fn line(change: impl FnOnce(&mut Stage), n_steps: usize) -> String {
+    fn line(change: impl FnOnce(&mut ProgressStage), n_steps: usize) -> String {
         let start = Instant::now();
-        let mut stage = Stage::new("writing a.gguf", n_steps.clamp(1, 2), 400 << 20, start);
+        let mut stage = ProgressStage::new("writing a.gguf", n_steps.clamp(1, 2), 400 << 20, start);
         change(&mut stage);
         stage.line(100 << 20, n_steps, start + Duration::from_secs(10))
     }
@@ -360,9 +360,9 @@ mod tests {
     #[test]
     fn nothing_is_said_of_what_is_not_known() {
         let start = Instant::now();
-        let mut stage = Stage::new("writing", 1, 0, start);
+        let mut stage = ProgressStage::new("writing", 1, 0, start);
         assert_eq!(stage.line(0, 0, start), "writing: 100 %, 0 B of 0 B");
-        let mut stage = Stage::new("writing", 3, 100, start);
+        let mut stage = ProgressStage::new("writing", 3, 100, start);
         assert_eq!(stage.line(0, 2, start + Duration::from_secs(9)), "step 3: writing: 0 %, 0 B of 100 B");
     }
 }

@@ -63,7 +63,7 @@ pub(crate) fn command() -> clap::Command {
 )]
 struct Quantize {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<QuantizeCommand>,
     /// Input, output and, as llama-quantize takes them, type and number of threads. Without an output it is called
     /// NAME-TYPE.gguf after the input NAME.gguf or NAME-F16.gguf, and lies beside it. The folder of a checkpoint is converted on the way, as `gguf-convert
     /// hf2gguf` does it with the same type; without an output the file goes there, named after the model
@@ -106,7 +106,7 @@ struct Quantize {
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum QuantizeCommand {
     /// Keep the second moments of every matrix's inputs on a text, for `--stats`: collected once, for any number of quantizations
     Stats(StatsArgs),
     /// Print what a shell needs to complete the arguments of this program
@@ -173,7 +173,7 @@ fn no_type(last: &Path) -> anyhow::Error {
 }
 
 /// Resolved arguments.
-struct Job {
+struct QuantizeJob {
     input: PathBuf,
     output: PathBuf,
     /// True if the output was named.
@@ -184,7 +184,7 @@ struct Job {
 }
 
 impl Quantize {
-    fn job(&self) -> anyhow::Result<Job> {
+    fn job(&self) -> anyhow::Result<QuantizeJob> {
         let usage_line = |text: &str| anyhow::Error::new(UsageError(text.to_owned()));
         let mut arguments = self.arguments.clone();
         if let Some(output) = &self.output {
@@ -241,11 +241,11 @@ impl Quantize {
         }
         let has_output = output.is_some();
         let output = output.unwrap_or_else(|| default_name::quantized(&input, &word));
-        Ok(Job { input, output, has_output, file_type, threads })
+        Ok(QuantizeJob { input, output, has_output, file_type, threads })
     }
 
     /// Checks the output against everything that is read.
-    fn guard(&self, session: &Session, job: &Job, file: &GgufFile) -> anyhow::Result<()> {
+    fn guard(&self, session: &Session, job: &QuantizeJob, file: &GgufFile) -> anyhow::Result<()> {
         // A list of types is written even by a dry run.
         let mut guard = Guard::new(session, self.dry_run && self.target.write_types.is_none());
         guard.read_all("the model", file.paths())?;
@@ -268,7 +268,7 @@ impl Quantize {
         Ok(())
     }
 
-    fn quantize(&self, session: &Session, job: &Job) -> anyhow::Result<Exit> {
+    fn quantize(&self, session: &Session, job: &QuantizeJob) -> anyhow::Result<Exit> {
         if job.input.is_dir() {
             return self.quantize_checkpoint(session, job);
         }
@@ -347,7 +347,7 @@ impl Quantize {
         let zeros: Vec<_> = plan.all_zero().map(|tensor| tensor.name.clone()).collect();
         report::warn_all_zero(session, &zeros);
         report::warn_small_rows(session, &plan.small_rows());
-        let extra = report::Extra { calibration: None, allocation: allocation.as_ref() };
+        let extra = report::SummaryExtra { calibration: None, allocation: allocation.as_ref() };
         let seconds = start.elapsed().as_secs_f64();
         report::print_report(session, options.file_type, &plan, &written, seconds, &extra)?;
         Ok(Exit::Done)
@@ -372,8 +372,8 @@ impl Tool for Quantize {
 
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
-            Some(Command::Stats(args)) => return args.run(session),
-            Some(Command::Completions(args)) => return args.run(command(), session),
+            Some(QuantizeCommand::Stats(args)) => return args.run(session),
+            Some(QuantizeCommand::Completions(args)) => return args.run(command(), session),
             None => {}
         }
         let job = self.job()?;
@@ -394,7 +394,7 @@ impl Tool for Quantize {
 mod tests {
     use super::*;
 
-    fn job(args: &[&str]) -> anyhow::Result<Job> {
+    fn job(args: &[&str]) -> anyhow::Result<QuantizeJob> {
         Quantize::try_parse_from([&["gguf-quantize"], args].concat())?.job()
     }
 

@@ -29,13 +29,13 @@ pub(crate) struct RemoteArgs {
 
 /// Directory of a model, or a file in one. Temporary files that represent a remote model are removed with this value.
 #[derive(Debug)]
-pub(crate) struct Directory {
+pub(crate) struct ModelDirectory {
     path: PathBuf,
     #[cfg(feature = "remote")]
     remote: Option<RemoteCheckpoint>,
 }
 
-impl Directory {
+impl ModelDirectory {
     /// Returns the local path of its files.
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -144,7 +144,7 @@ impl RemoteArgs {
         session: &Session,
         option: &'static str,
         path: Option<&Path>,
-    ) -> anyhow::Result<Option<Directory>> {
+    ) -> anyhow::Result<Option<ModelDirectory>> {
         let Some(path) = path else { return Ok(None) };
         // A missing GGUF file is not taken for a model of the hub.
         let is_file = path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("gguf"));
@@ -161,7 +161,7 @@ impl RemoteArgs {
         if is_elsewhere {
             return self.directory(session, path).map(Some);
         }
-        Ok(Some(Directory { path: path.to_owned(), remote: None }))
+        Ok(Some(ModelDirectory { path: path.to_owned(), remote: None }))
     }
 
     /// Opens a directory or file that is read more than once. This program was built without network support.
@@ -174,7 +174,7 @@ impl RemoteArgs {
         session: &Session,
         _: &'static str,
         path: Option<&Path>,
-    ) -> anyhow::Result<Option<Directory>> {
+    ) -> anyhow::Result<Option<ModelDirectory>> {
         self.optional(session, path)
     }
 
@@ -184,15 +184,17 @@ impl RemoteArgs {
     /// # Errors
     /// A model on a server that cannot be fetched.
     #[cfg(feature = "remote")]
-    pub(crate) fn directory(&self, session: &Session, path: &Path) -> anyhow::Result<Directory> {
+    pub(crate) fn directory(&self, session: &Session, path: &Path) -> anyhow::Result<ModelDirectory> {
         let address = match path.to_str() {
             Some(text) if path.symlink_metadata().is_err() => Address::parse(text)?,
             _ => None,
         };
-        let Some(address) = address else { return Ok(Directory { path: path.to_owned(), remote: None }) };
+        let Some(address) = address else {
+            return Ok(ModelDirectory { path: path.to_owned(), remote: None });
+        };
         let options = remote_options(session, self.cache.clone());
         let remote = RemoteCheckpoint::open(&address, &options, &session.progress)?;
-        Ok(Directory { path: remote.path().to_owned(), remote: Some(remote) })
+        Ok(ModelDirectory { path: remote.path().to_owned(), remote: Some(remote) })
     }
 
     /// Opens the directory that a command names. This program was built without network support.
@@ -201,9 +203,9 @@ impl RemoteArgs {
     /// An address.
     #[cfg(not(feature = "remote"))]
     #[expect(clippy::unused_self, reason = "there is nothing to set without a network")]
-    pub(crate) fn directory(&self, _: &Session, path: &Path) -> anyhow::Result<Directory> {
+    pub(crate) fn directory(&self, _: &Session, path: &Path) -> anyhow::Result<ModelDirectory> {
         refuse_address(path)?;
-        Ok(Directory { path: path.to_owned() })
+        Ok(ModelDirectory { path: path.to_owned() })
     }
 
     /// Opens an optional directory, if it is given.
@@ -214,7 +216,7 @@ impl RemoteArgs {
         &self,
         session: &Session,
         path: Option<&Path>,
-    ) -> anyhow::Result<Option<Directory>> {
+    ) -> anyhow::Result<Option<ModelDirectory>> {
         path.map(|path| self.directory(session, path)).transpose()
     }
 
@@ -225,10 +227,10 @@ impl RemoteArgs {
     #[cfg(feature = "remote")]
     pub(crate) fn check_use<'a>(
         &self,
-        directories: impl IntoIterator<Item = &'a Directory>,
+        directories: impl IntoIterator<Item = &'a ModelDirectory>,
     ) -> Result<(), UsageError> {
-        if self.cache.is_some() && !directories.into_iter().any(Directory::is_remote) {
-            let text = "`--cache` keeps files of a model on a server (`ORG/NAME`, `https://`, `s3://`); this one lies here";
+        if self.cache.is_some() && !directories.into_iter().any(ModelDirectory::is_remote) {
+            let text = "`--cache` keeps files of a model on a server (`ORG/NAME`, `https://`, `s3://`); this one is local";
             return Err(UsageError(text.to_owned()));
         }
         Ok(())
@@ -241,7 +243,10 @@ impl RemoteArgs {
     #[cfg(not(feature = "remote"))]
     #[expect(clippy::unused_self, reason = "there is nothing to set without a network")]
     #[expect(clippy::unnecessary_wraps, reason = "with the network it may refuse")]
-    pub(crate) fn check_use<'a>(&self, _: impl IntoIterator<Item = &'a Directory>) -> Result<(), UsageError> {
+    pub(crate) fn check_use<'a>(
+        &self,
+        _: impl IntoIterator<Item = &'a ModelDirectory>,
+    ) -> Result<(), UsageError> {
         Ok(())
     }
 }

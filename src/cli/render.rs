@@ -101,7 +101,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::quantize::RowError,
         crate::views::ViewError,
         #[cfg(feature = "remote")] crate::remote::RemoteError,
-        #[cfg(feature = "remote")] crate::remote::Failed,
+        #[cfg(feature = "remote")] crate::remote::FetchFailure,
         crate::verify::PartError,
         crate::verify::VerifyError,
     }

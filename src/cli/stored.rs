@@ -54,7 +54,7 @@ pub(super) fn lines(quantization: &Quantization) -> Vec<String> {
         format!("{}{more}", shown.join(", "))
     };
     if quantization.encodings.is_empty() {
-        lines.push("no weight is quantized, although the configuration says so".to_owned());
+        lines.push("no weight is quantized, although the configuration declares it".to_owned());
     }
     if !quantization.left_out.is_empty() {
         let n = plural(quantization.left_out.len() as u64, "tensor");
@@ -71,14 +71,14 @@ pub(super) fn lines(quantization: &Quantization) -> Vec<String> {
 
 /// Quantization of the checkpoint, for plans and summaries.
 #[derive(Default)]
-pub(super) struct Stored<'a> {
+pub(super) struct StoredQuantization<'a> {
     quantization: Option<&'a Quantization>,
     classes: Vec<StoredClass<Vec<GgmlType>>>,
     /// Hint about what `--type native` would keep, if it was not chosen and nothing is kept.
     hint: Option<String>,
 }
 
-impl<'a> Stored<'a> {
+impl<'a> StoredQuantization<'a> {
     /// Describes how the weights of a conversion are stored in a file of `tensors`. `may_hint` allows a hint at
     /// `native`.
     pub(super) fn of(conversion: &'a Conversion, tensors: &[TensorMeta], may_hint: bool) -> Self {

@@ -38,9 +38,7 @@ fn try_pool(n_wanted: usize) -> anyhow::Result<(ThreadPool, usize)> {
 }
 
 fn fewer(n: usize, n_wanted: usize) -> String {
-    format!(
-        "{n} of {n_wanted} threads: the limit of processes (`ulimit -u`) or of memory leaves no room for more"
-    )
+    format!("{n} of {n_wanted} threads: the limit of processes (`ulimit -u`) or of memory allows no more")
 }
 
 /// Builds a pool for one piece of work. Also returns a note if it is smaller than asked for.

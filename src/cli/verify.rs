@@ -34,7 +34,7 @@ use crate::cli::{Common, Exit, Session, Tool};
 use crate::core::mmap::address_space_bytes;
 use crate::core::platform::held_bytes;
 use crate::engine::EngineOptions;
-use crate::verify::{Rows, Scoring, Span};
+use crate::verify::{RowSelection, Scoring, Span};
 
 /// Check a model file and say whether it may be shipped.
 #[derive(Debug, Parser)]
@@ -47,7 +47,7 @@ use crate::verify::{Rows, Scoring, Span};
 )]
 struct Cli {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<VerifyCommand>,
     #[command(flatten)]
     verify: VerifyArgs,
     #[command(flatten)]
@@ -55,7 +55,7 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum VerifyCommand {
     /// Print the logits after each prompt's last token as JSON lines
     Logits(LogitsArgs),
     /// Collect an importance matrix
@@ -134,10 +134,10 @@ impl Tool for Cli {
 
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
-            Some(Command::Logits(args)) => args.run(session),
-            Some(Command::Imatrix(args)) => args.run(session),
-            Some(Command::Combine(args)) => args.run(session),
-            Some(Command::Completions(args)) => args.run(command(), session),
+            Some(VerifyCommand::Logits(args)) => args.run(session),
+            Some(VerifyCommand::Imatrix(args)) => args.run(session),
+            Some(VerifyCommand::Combine(args)) => args.run(session),
+            Some(VerifyCommand::Completions(args)) => args.run(command(), session),
             None => self.verify.run(session),
         }
     }
@@ -164,7 +164,7 @@ fn half_of_free_memory() -> Option<u64> {
 }
 
 impl CutArgs {
-    fn scoring(self, span: Span, rows: Rows) -> Scoring {
+    fn scoring(self, span: Span, rows: RowSelection) -> Scoring {
         Scoring {
             n_ctx: self.ctx.unwrap_or(DEFAULT_CTX),
             n_chunks: self.chunks,

@@ -92,7 +92,7 @@ pub struct FloatRole {
 
 /// A type that can store a whole tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Fit {
+pub(super) struct FittingType {
     pub(super) ty: GgmlType,
     scale_error: f32,
     /// Factors stored next to the blocks.
@@ -101,7 +101,7 @@ pub(super) struct Fit {
     pub(super) float_activations: bool,
 }
 
-impl Fit {
+impl FittingType {
     fn is_exact(&self) -> bool {
         self.scale_error == 0.0
     }
@@ -109,18 +109,18 @@ impl Fit {
 
 /// Types that can store a whole tensor, shared by all its weights, best first. If no block type is among them, `reason`
 /// explains it.
-struct Fits {
-    found: Vec<Fit>,
+struct FittingTypes {
+    found: Vec<FittingType>,
     reason: FloatReason,
 }
 
 /// Storage chosen for a tensor.
 #[derive(Clone, Debug)]
-pub(super) struct Choice {
+pub(super) struct ChosenStorage {
     /// Type in the file.
     pub(super) ty: GgmlType,
     /// Storage of the codes, if they are kept.
-    pub(super) fit: Option<Fit>,
+    pub(super) fit: Option<FittingType>,
     /// Reason why they are not, if the tensor has codes.
     pub(super) reason: Option<FloatReason>,
 }
@@ -134,10 +134,10 @@ fn fits(
     mapping: &Mapping,
     recipe: &Recipe,
     packings: PackingsOf<'_>,
-) -> Result<Fits, SourceError> {
+) -> Result<FittingTypes, SourceError> {
     let weights = recipe.weights();
     let packings: Vec<_> = weights.iter().map(|&weight| packings(weight)).collect::<Result<_, _>>()?;
-    let mut fits = Fits { found: Vec::new(), reason: FloatReason::NoBlocks };
+    let mut fits = FittingTypes { found: Vec::new(), reason: FloatReason::NoBlocks };
     for first in packings.first().into_iter().flatten() {
         let same = |own: &Vec<Packing>| own.iter().find(|packing| packing.ty == first.ty).cloned();
         let Some(all) = packings.iter().map(same).collect::<Option<Vec<_>>>() else { continue };
@@ -153,7 +153,7 @@ fn fits(
             fits.reason = FloatReason::NoSlot;
             continue;
         }
-        fits.found.push(Fit {
+        fits.found.push(FittingType {
             ty: first.ty,
             scale_error: all.iter().map(|packing| packing.scale_error).fold(0.0, f32::max),
             companions,
@@ -173,7 +173,7 @@ pub(super) fn choose(
     recipes: &[Recipe],
     source: &dyn WeightSource,
     packings: PackingsOf<'_>,
-) -> Result<Vec<Choice>, SourceError> {
+) -> Result<Vec<ChosenStorage>, SourceError> {
     let keeps_blocks =
         |output: &OutputSpec| codes != Codes::Float && output.type_rule.entry == EntryType::Blocks;
     let outputs = mapping.outputs.iter().zip(recipes);
@@ -182,13 +182,13 @@ pub(super) fn choose(
         Codes::Card | Codes::Float => keeps_blocks(output),
         Codes::Native { .. } | Codes::Keep(_) => true,
     };
-    let found: Vec<Option<Fits>> = outputs
+    let found: Vec<Option<FittingTypes>> = outputs
         .clone()
         .map(|(output, recipe)| {
             is_open(output).then(|| fits(&output.name, mapping, recipe, packings)).transpose()
         })
         .collect::<Result<_, _>>()?;
-    let is_wanted = |output: &OutputSpec, fit: &Fit| {
+    let is_wanted = |output: &OutputSpec, fit: &FittingType| {
         let by_codes = match codes {
             Codes::Card | Codes::Float => false,
             Codes::Native { allow_rounding } => fit.ty.is_quantized() && (allow_rounding || fit.is_exact()),
@@ -206,14 +206,14 @@ pub(super) fn choose(
             .and_modify(|shared| shared.retain(|ty| own.contains(ty)))
             .or_insert(own);
     }
-    let choice = |((output, recipe), fits): ((&OutputSpec, &Recipe), Option<Fits>)| {
+    let choice = |((output, recipe), fits): ((&OutputSpec, &Recipe), Option<FittingTypes>)| {
         let ty = by_role.get(&role(&output.name)).and_then(|types| types.first());
         let Some(fits) = fits else {
-            return Choice { ty: output.ggml_type(mapping.file_type), fit: None, reason: None };
+            return ChosenStorage { ty: output.ggml_type(mapping.file_type), fit: None, reason: None };
         };
         let fit = ty.and_then(|ty| fits.found.iter().find(|fit| fit.ty == *ty)).cloned();
         if let Some(fit) = fit {
-            return Choice { ty: fit.ty, fit: Some(fit), reason: None };
+            return ChosenStorage { ty: fit.ty, fit: Some(fit), reason: None };
         }
         let ty = match codes {
             Codes::Native { .. } => narrowest(output.ggml_type(OutType::F16), recipe, &fits.found),
@@ -227,7 +227,7 @@ pub(super) fn choose(
             _ => fits.reason,
         };
         let counted = if matches!(codes, Codes::Native { .. }) { Counted::All } else { Counted::Integers };
-        Choice { ty, fit: None, reason: has_codes(recipe, source, counted).then_some(reason) }
+        ChosenStorage { ty, fit: None, reason: has_codes(recipe, source, counted).then_some(reason) }
     };
     Ok(outputs.zip(found).map(choice).collect())
 }
@@ -261,11 +261,11 @@ pub(super) fn keep(
     mapping: &Mapping,
     recipe: &Recipe,
     source: &dyn WeightSource,
-) -> Result<Option<Result<Fit, FloatReason>>, SourceError> {
+) -> Result<Option<Result<FittingType, FloatReason>>, SourceError> {
     if !has_codes(recipe, source, Counted::Integers) {
         return Ok(None);
     }
-    let Fits { found, reason } = fits(name, mapping, recipe, &|weight| source.packings(weight))?;
+    let FittingTypes { found, reason } = fits(name, mapping, recipe, &|weight| source.packings(weight))?;
     let has_blocks = found.iter().any(|fit| fit.ty.is_quantized());
     let reason = if has_blocks { FloatReason::OtherType(ty) } else { reason };
     Ok(Some(found.into_iter().find(|fit| fit.ty == ty).ok_or(reason)))
@@ -290,17 +290,17 @@ pub(super) fn fp8_as_q8(output: &OutputSpec, recipe: &Recipe, source: &dyn Weigh
 ///
 /// # Exactness
 /// llama.cpp 0.5.0 writes NVFP4 tensors while it reads the checkpoint, before it maps anything else.
-pub(super) fn file_order(choices: &[Choice], recipes: &[Recipe]) -> Vec<usize> {
+pub(super) fn file_order(choices: &[ChosenStorage], recipes: &[Recipe]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by_cached_key(|&at| match choices[at].fit {
-        Some(Fit { ty: GgmlType::Nvfp4, .. }) => (0, recipes[at].weights().into_iter().max()),
+        Some(FittingType { ty: GgmlType::Nvfp4, .. }) => (0, recipes[at].weights().into_iter().max()),
         _ => (1, None),
     });
     order
 }
 
 /// Returns the narrowest type that holds every value, for a tensor that becomes `as_f16` in an F16 file.
-fn narrowest(as_f16: GgmlType, recipe: &Recipe, found: &[Fit]) -> GgmlType {
+fn narrowest(as_f16: GgmlType, recipe: &Recipe, found: &[FittingType]) -> GgmlType {
     if as_f16 != GgmlType::F16 {
         return as_f16;
     }
@@ -315,7 +315,7 @@ fn narrowest(as_f16: GgmlType, recipe: &Recipe, found: &[Fit]) -> GgmlType {
 }
 
 /// Summarizes the kept codes by role.
-pub(super) fn kept<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, &'a Fit)>) -> Vec<KeptRole> {
+pub(super) fn kept<'a>(tensors: impl Iterator<Item = (&'a TensorMeta, &'a FittingType)>) -> Vec<KeptRole> {
     let mut roles: Vec<KeptRole> = Vec::new();
     for (tensor, fit) in tensors {
         let role = role(&tensor.name);
@@ -351,7 +351,7 @@ pub(super) fn counts_as<'f>(
     codes: Codes,
     asked: OutType,
     tensors: &[TensorMeta],
-    mut fits: impl Iterator<Item = &'f Fit>,
+    mut fits: impl Iterator<Item = &'f FittingType>,
 ) -> Option<GgmlType> {
     match codes {
         Codes::Float | Codes::Keep(_) => None,

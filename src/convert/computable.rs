@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::{ArchError, Card, Lack, missing_tensors};
+use crate::arch::{ArchError, Card, MissingInput, missing_tensors};
 use crate::core::text::escape;
 use crate::core::{Hint, TensorMeta};
 use crate::engine::{EngineError, GraphPlan};
@@ -31,7 +31,7 @@ impl Planned<'_> {
     pub(super) fn check(&self) -> Result<Option<String>, ArchError> {
         let missing = missing_tensors(self.metadata, self.tensors);
         let names = missing.as_ref().map_or(&[][..], |missing| &missing.names[..]);
-        let is_tied_head = |name: &str| name == HEAD && self.says_tied();
+        let is_tied_head = |name: &str| name == HEAD && self.declares_tied();
         let mut sources: Vec<String> = Vec::new();
         for name in names.iter().filter(|name| !is_tied_head(name)).take(MAX_MISSING) {
             let source = self.card.source_of(name);
@@ -49,7 +49,7 @@ impl Planned<'_> {
     }
 
     /// Returns true if the configuration ties the head to the embedding.
-    fn says_tied(&self) -> bool {
+    fn declares_tied(&self) -> bool {
         let text = self.config.get("text_config").and_then(Json::as_object);
         let mut parts = [Some(self.config), text].into_iter().flatten();
         parts.any(|part| part.get("tie_word_embeddings").is_some_and(|tied| tied == true))
@@ -60,15 +60,15 @@ impl Planned<'_> {
         let Some(features) = &self.card.graph else { return Ok(None) };
         let Err(error) = GraphPlan::new(features, self.metadata, self.tensors) else { return Ok(None) };
         match &error {
-            EngineError::MissingTensor { tensor } if tensor == HEAD && self.says_tied() => Ok(Some(format!(
-                "nothing computes the file: {error}, and by config.json the embedding is the head"
-            ))),
+            EngineError::MissingTensor { tensor } if tensor == HEAD && self.declares_tied() => Ok(Some(
+                format!("nothing computes the file: {error}, and by config.json the embedding is the head"),
+            )),
             EngineError::MissingTensor { tensor } => {
                 Err(ArchError::Missing { names: vec![self.card.source_of(tensor)], more: false })
             }
             EngineError::MissingKey { key } => Ok(Some(match self.card.name_in_row(key) {
                 Some(name) => {
-                    let lack = Lack::of_config("config.json", name, self.config);
+                    let lack = MissingInput::of_config("config.json", name, self.config);
                     let hints = lack.hints().join("; ");
                     format!("{lack}, and nothing computes the file without `{}`: {hints}", escape(key))
                 }

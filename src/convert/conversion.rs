@@ -4,17 +4,18 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use crate::arch::{CardKind, DropReason, Dropped, Heads, Mapping, OutType};
-use crate::convert::codes::{self, Choice, Fit, FloatReason, FloatRole, KeptRole, PackingsOf};
+use crate::arch::{CardKind, DraftHeads, DropReason, Dropped, Mapping, OutType};
+use crate::convert::codes::{self, ChosenStorage, FittingType, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::convert::computable::Planned;
 use crate::convert::left_out::{OtherModalities, of_training};
-use crate::convert::mapping::{Scope, map};
+use crate::convert::mapping::{CardScope, map};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::target::OpenTarget;
 use crate::convert::unread_biases::UnreadBiases;
 use crate::convert::{
-    ConvertError, ConvertOptions, ModelSource, SizesError, plain_names, short_tower, token_rows, vocabulary,
+    ConvertError, ConvertOptions, ModelSource, SizesError, model_vocabulary, plain_names, short_tower,
+    token_rows,
 };
 use crate::core::sync::Unpoisoned;
 use crate::core::{Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
@@ -34,7 +35,7 @@ pub struct Conversion {
     general: GeneralMetadata,
     tensors: Vec<TensorMeta>,
     /// Recipe and storage of each tensor.
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<ConvertedTensor>,
     /// Declared type of the file, if it differs from the requested one.
     counts_as: Option<GgmlType>,
     policy: ReadPolicy,
@@ -44,10 +45,10 @@ pub struct Conversion {
 }
 
 /// Recipe and storage of a tensor.
-pub(super) struct Part {
+pub(super) struct ConvertedTensor {
     pub(super) recipe: Recipe,
     /// Storage of its codes, if they are kept.
-    fit: Option<Fit>,
+    fit: Option<FittingType>,
     /// Reason why they are not kept.
     reason: Option<FloatReason>,
     content: Content,
@@ -55,8 +56,8 @@ pub(super) struct Part {
     small: Mutex<SmallRows>,
 }
 
-impl Part {
-    fn new(recipe: Recipe, fit: Option<Fit>, reason: Option<FloatReason>) -> Self {
+impl ConvertedTensor {
+    fn new(recipe: Recipe, fit: Option<FittingType>, reason: Option<FloatReason>) -> Self {
         Self { recipe, fit, reason, content: Content::default(), small: Mutex::default() }
     }
 }
@@ -109,7 +110,7 @@ impl Conversion {
         options: &ConvertOptions,
         packings: PackingsOf<'_>,
     ) -> Result<Self, ConvertError> {
-        let scope = if options.vocab_only { Scope::Keys } else { Scope::KeysAndTensors };
+        let scope = if options.vocab_only { CardScope::Keys } else { CardScope::KeysAndTensors };
         let mut source = source;
         let (mut mapping, mut warnings) = plain_names::map_by(&mut source, options, scope)?;
         let (dir, weights) = (&source.dir, source.metas());
@@ -118,7 +119,7 @@ impl Conversion {
         warnings.extend(mapping.lost.iter().map(|lost| format!("config.json: {lost}")));
         let has_tower = || {
             let options = ConvertOptions { kind: CardKind::Mmproj, ..ConvertOptions::default() };
-            map(&source, weights, &options, Scope::Keys, &mut Vec::new()).is_ok()
+            map(&source, weights, &options, CardScope::Keys, &mut Vec::new()).is_ok()
         };
         warnings.extend(of_training(&mapping, weights));
         warnings.extend(short_tower::warning(&mapping));
@@ -154,7 +155,7 @@ impl Conversion {
         });
         warnings.extend(general.warnings.iter().map(ToString::to_string));
 
-        let built = vocabulary::build(&source, &mapping, options)?;
+        let built = model_vocabulary::build(&source, &mapping, options)?;
         warnings.extend(built.warnings.iter().map(ToString::to_string));
 
         let extra = tensor_extra(&tensors, &parts);
@@ -168,7 +169,10 @@ impl Conversion {
             };
             SizesError::check(&mapping, &metadata, &tensors, &names, &options.set)?;
             // A user's own card may be for another runtime.
-            if scope == Scope::KeysAndTensors && options.heads != Heads::Alone && options.card.is_none() {
+            if scope == CardScope::KeysAndTensors
+                && options.heads != DraftHeads::Alone
+                && options.card.is_none()
+            {
                 let (card, config) = (&mapping.card, dir.config());
                 warnings.extend(Planned { card, config, metadata: &metadata, tensors: &tensors }.check()?);
             }
@@ -240,7 +244,7 @@ impl Conversion {
     /// Complete only after all rows were read.
     #[must_use]
     pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
-        let small = |part: &Part| *part.small.lock().unpoisoned();
+        let small = |part: &ConvertedTensor| *part.small.lock().unpoisoned();
         let pairs = self.tensors.iter().zip(&self.parts).map(|(tensor, part)| (tensor, small(part)));
         pairs.filter(|(_, small)| small.n_rows > 0).collect()
     }
@@ -253,8 +257,8 @@ impl Conversion {
         }
         match (&self.source.weights, self.options.heads) {
             (None, _) => self.general.default_vocab_file_name(),
-            (Some(_), Heads::Alone) => self.general.default_head_file_name(encoding),
-            (Some(_), Heads::Kept | Heads::Dropped) => self.general.default_file_name(encoding),
+            (Some(_), DraftHeads::Alone) => self.general.default_head_file_name(encoding),
+            (Some(_), DraftHeads::Kept | DraftHeads::Dropped) => self.general.default_file_name(encoding),
         }
     }
 
@@ -322,26 +326,28 @@ impl Conversion {
 fn in_file_order(
     mapping: &Mapping,
     recipes: Vec<Recipe>,
-    choices: Vec<Choice>,
-) -> (Vec<TensorMeta>, Vec<Part>) {
+    choices: Vec<ChosenStorage>,
+) -> (Vec<TensorMeta>, Vec<ConvertedTensor>) {
     let order = codes::file_order(&choices, &recipes);
     let mut made: Vec<_> = recipes.into_iter().zip(choices).map(Some).collect();
     let mut all = Vec::with_capacity(made.len());
     for at in order {
-        let Some((recipe, Choice { ty, fit, reason })) = made[at].take() else { continue };
+        let Some((recipe, ChosenStorage { ty, fit, reason })) = made[at].take() else { continue };
         let output = &mapping.outputs[at];
         let meta = TensorMeta { name: output.name.clone(), shape: output.shape.clone(), ty };
-        let beside = fit.as_ref().map(|fit| fit.companions.tensors(&meta.name)).unwrap_or_default();
-        all.push((meta, Part::new(recipe, fit, reason)));
-        all.extend(beside.into_iter().map(|(meta, recipe)| (meta, Part::new(recipe, None, None))));
+        let factors = fit.as_ref().map(|fit| fit.companions.tensors(&meta.name)).unwrap_or_default();
+        all.push((meta, ConvertedTensor::new(recipe, fit, reason)));
+        all.extend(
+            factors.into_iter().map(|(meta, recipe)| (meta, ConvertedTensor::new(recipe, None, None))),
+        );
     }
     all.into_iter().unzip()
 }
 
 /// Returns `general.tensor_extra.*`: the names of tensors that must not be multiplied with 4-bit activations.
-fn tensor_extra(tensors: &[TensorMeta], parts: &[Part]) -> Metadata {
+fn tensor_extra(tensors: &[TensorMeta], parts: &[ConvertedTensor]) -> Metadata {
     let mut extra = Metadata::new();
-    let is_float = |part: &Part| part.fit.as_ref().is_some_and(|fit| fit.float_activations);
+    let is_float = |part: &ConvertedTensor| part.fit.as_ref().is_some_and(|fit| fit.float_activations);
     let pairs = tensors.iter().zip(parts).filter(|(_, part)| is_float(part));
     let mut names: Vec<&str> = pairs.map(|(tensor, _)| tensor.name.as_str()).collect();
     names.sort_unstable();

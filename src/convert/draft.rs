@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::arch::{self, Draft, Inputs, Registry};
-use crate::convert::beside::Beside;
+use crate::convert::side_files::SideFiles;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource, token_counts};
 
 /// Drafts a card from a checkpoint's headers, with its tensors assembled as cards see them. Oddities of the files are
@@ -18,10 +18,10 @@ pub fn draft(
 ) -> Result<Draft, ConvertError> {
     let source = ModelSource::open(path, options)?;
     warnings.extend(source.warnings.iter().cloned());
-    let beside = Beside::read(&source.dir, warnings)?;
+    let side_files = SideFiles::read(&source.dir, warnings)?;
     let inputs = Inputs {
         vocabulary: Some(&|| token_counts::count(&source.dir)),
-        ..beside.inputs(&source, source.metas())
+        ..side_files.inputs(&source, source.metas())
     };
     Ok(arch::draft(&Registry::embedded()?, &inputs)?)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use regex::Regex;
 
-use crate::checkpoint::Selected;
+use crate::checkpoint::SelectedWeights;
 use crate::convert::left_out::first_names;
 use crate::core::WeightSource;
 
@@ -29,7 +29,7 @@ impl<'a> Drops<'a> {
             return source;
         }
         let keeps = |name: &str| !self.0.iter().any(|(pattern, _)| pattern.is_match(name));
-        Box::new(Selected::only(Arc::from(source), keeps))
+        Box::new(SelectedWeights::only(Arc::from(source), keeps))
     }
 
     /// Returns a message about the matches of each pattern.

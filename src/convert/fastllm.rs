@@ -1,15 +1,15 @@
 //! FastLLM files as models: the dictionary becomes the configuration, the codes floats, the vocabulary the tokenizer.
 
 mod adapters;
+mod flm_vocabulary;
 mod shapes;
-mod vocabulary;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
-use crate::checkpoint::fastllm::{FlmFile, Header};
+use crate::checkpoint::fastllm::{FlmFile, FlmHeader};
 use crate::checkpoint::{CheckpointError, ModelDir};
 use crate::convert::drops::Drops;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary, registry};
@@ -43,7 +43,7 @@ impl ModelSource {
         if header.version < 2 {
             shapes::complete(&header.tensors, &mut config, &mut warnings);
         }
-        let vocabulary = match vocabulary::given(&header, &mut config, &mut warnings) {
+        let vocabulary = match flm_vocabulary::given(&header, &mut config, &mut warnings) {
             Some(given) => Vocabulary::Given(Box::new(given)),
             None => {
                 warnings.push("the file has no vocabulary, none is written".to_owned());
@@ -124,7 +124,7 @@ fn tell(survey: &FlmSurvey, meaning: FlmMeaning, warnings: &mut Vec<String>) {
 /// Ensures that the configuration names a model class: its own, or that of the architecture.
 fn name_class(
     path: &Path,
-    header: &Header,
+    header: &FlmHeader,
     flm: &FlmOptions,
     options: &ConvertOptions,
     config: &mut Map<String, Json>,

@@ -45,7 +45,7 @@ pub(super) fn of_training(mapping: &Mapping, weights: &[WeightMeta]) -> Option<S
     (!names.is_empty()).then(|| {
         let (what, n) = (if names.len() == 1 { "tensor" } else { "tensors" }, names.len());
         format!(
-            "{n} {what} that a training left beside the model {} left out: {}",
+            "{n} {what} that a training left next to the model {} left out: {}",
             if n == 1 { "is" } else { "are" },
             first_names(&names)
         )

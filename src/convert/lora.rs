@@ -3,12 +3,12 @@
 //! A pair of matrices represents a tensor of the base model. The base's card maps it like the base's own tensor; the
 //! card's operations are then applied to the two factors.
 
+mod adapter_merge;
+mod adapter_vocabulary;
 mod config;
 mod error;
-mod merge;
 mod parts;
 mod tokenizer;
-mod vocabulary;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
-use crate::arch::{ArchError, Content, EntryType, Mapping, Op, OutType, OutputSpec, Step, TypeRule};
+use crate::arch::{ArchError, EntryType, Mapping, Op, OpStep, OutType, OutputSpec, TensorContent, TypeRule};
 use crate::checkpoint::{AdapterDir, Checkpoint, CheckpointError, ModelDir};
 use crate::convert::conversion::QUANTIZATION_VERSION;
-use crate::convert::mapping::{Scope, map};
+use crate::convert::mapping::{CardScope, map};
 use crate::convert::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::convert::naming::ParameterCounts;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
@@ -28,7 +28,7 @@ use crate::core::{Shape, SourceError, TensorMeta, TensorSource, WeightMeta, Weig
 use crate::gguf::Metadata;
 use crate::views::{self, FactorError, LowRank, ReadPolicy, Recipe, ShapeError};
 use config::AdapterConfig;
-use parts::{Form, Pair, Parts, is_norm};
+use parts::{AdapterParts, MatrixPair, ProductForm, is_norm};
 
 pub use error::{AdapterError, Stray};
 
@@ -73,8 +73,8 @@ impl fmt::Debug for AdapterConversion {
 }
 
 /// Result of applying the base's card to the adapter's tensors.
-struct Mapped {
-    parts: Parts,
+struct MappedAdapter {
+    parts: AdapterParts,
     mapping: Mapping,
 }
 
@@ -97,7 +97,7 @@ impl AdapterConversion {
         let mut paths = adapter.paths();
         paths.push(base.path().join("config.json"));
 
-        let parts = Parts::of(adapter.weights(), is_norm)?;
+        let parts = AdapterParts::of(adapter.weights(), is_norm)?;
         parts.check(&config, &adapter)?;
         if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
@@ -105,7 +105,8 @@ impl AdapterConversion {
         warnings.extend(parts.other_ranks(&config));
         warnings.extend(tokenizer::not_in_adapter(&base, &adapter));
         let stored = base_weights(&base, &mut warnings);
-        let Mapped { parts, mapping } = mapped(&base, &adapter, parts, &stored, options, &mut warnings)?;
+        let MappedAdapter { parts, mapping } =
+            mapped(&base, &adapter, parts, &stored, options, &mut warnings)?;
         check_base(&parts, &stored)?;
         warnings.extend(left_out(&parts, &mapping));
         if is_output_changed(&parts, &base) {
@@ -115,8 +116,8 @@ impl AdapterConversion {
                     .to_owned(),
             );
         }
-        let strengths = Strengths::of(&config, &parts, adapter_options.scale_alpha, &mut warnings);
-        let made = Made::of(&adapter, &parts, &mapping, &strengths)?;
+        let strengths = PairScaling::of(&config, &parts, adapter_options.scale_alpha, &mut warnings);
+        let made = AdapterTensors::of(&adapter, &parts, &mapping, &strengths)?;
         let (tensors, recipes): (Vec<_>, Vec<_>) = made.0.into_iter().unzip();
 
         let files = MetadataFiles::read(adapter.dir(), options.metadata_file.as_deref())?;
@@ -214,20 +215,20 @@ fn base_weights(base: &ModelDir, warnings: &mut Vec<String>) -> Vec<WeightMeta> 
 fn mapped(
     base: &ModelDir,
     adapter: &AdapterDir,
-    mut parts: Parts,
+    mut parts: AdapterParts,
     stored: &[WeightMeta],
     options: &ConvertOptions,
     warnings: &mut Vec<String>,
-) -> Result<Mapped, ConvertError> {
+) -> Result<MappedAdapter, ConvertError> {
     let mut source = ModelSource::without_weights(base.clone());
     source.stored = stored.to_vec();
-    let apply = |parts: &Parts, warnings: &mut Vec<String>| {
+    let apply = |parts: &AdapterParts, warnings: &mut Vec<String>| {
         let whole = parts
             .whole
             .iter()
             .map(|whole| WeightMeta { name: whole.name.clone(), ..adapter.weights()[whole.index].clone() });
         let metas: Vec<WeightMeta> = whole.chain(parts.pairs.iter().map(|pair| pair.meta.clone())).collect();
-        map(&source, &metas, options, Scope::Part, warnings).map_err(|error| match error {
+        map(&source, &metas, options, CardScope::Part, warnings).map_err(|error| match error {
             ConvertError::Arch(
                 error @ (ArchError::Stack { .. } | ArchError::Leftover { .. } | ArchError::Block { .. }),
             ) => AdapterError::Card(Box::new(error)).into(),
@@ -236,30 +237,30 @@ fn mapped(
     };
     let mapping = apply(&parts, warnings)?;
     // The card transposes weights that the checkpoint stores transposed (`Conv1D`); PEFT's matrices are not.
-    let turned: Vec<usize> = mapping.outputs.iter().filter_map(turned_source).collect();
+    let transposed: Vec<usize> = mapping.outputs.iter().filter_map(transposed_source).collect();
     let n_whole = parts.whole.len();
     let mut any = false;
-    for pair in turned.into_iter().filter_map(|source| source.checked_sub(n_whole)) {
+    for pair in transposed.into_iter().filter_map(|source| source.checked_sub(n_whole)) {
         if let Some(pair) = parts.pairs.get_mut(pair) {
-            pair.turn();
+            pair.transpose();
             any = true;
         }
     }
     let mapping = if any { apply(&parts, &mut Vec::new())? } else { mapping };
-    Ok(Mapped { parts, mapping })
+    Ok(MappedAdapter { parts, mapping })
 }
 
 /// Index of the weight that the card transposes first, if the output is made of that weight alone.
-fn turned_source(output: &OutputSpec) -> Option<usize> {
-    let Content::Sources(assembly) = &output.content else { return None };
+fn transposed_source(output: &OutputSpec) -> Option<usize> {
+    let TensorContent::Sources(assembly) = &output.content else { return None };
     let [source] = assembly.sources.as_slice() else { return None };
     let first = source.ops.iter().chain(&assembly.ops).next();
-    matches!(first, Some(Step { op: Op::Transpose { a: 0, b: 1 } | Op::Transpose { a: 1, b: 0 }, .. }))
+    matches!(first, Some(OpStep { op: Op::Transpose { a: 0, b: 1 } | Op::Transpose { a: 1, b: 0 }, .. }))
         .then_some(source.weight)
 }
 
 /// Compares the shapes of the adapter's products with the base's weights, as far as these are known.
-fn check_base(parts: &Parts, stored: &[WeightMeta]) -> Result<(), AdapterError> {
+fn check_base(parts: &AdapterParts, stored: &[WeightMeta]) -> Result<(), AdapterError> {
     let by_name: HashMap<&str, &WeightMeta> = stored.iter().map(|meta| (meta.name.as_str(), meta)).collect();
     for pair in &parts.pairs {
         let Some(found) = by_name.get(pair.name.as_str()) else { continue };
@@ -275,17 +276,18 @@ fn check_base(parts: &Parts, stored: &[WeightMeta]) -> Result<(), AdapterError> 
 }
 
 /// Returns true if the adapter changes embeddings that are also the output matrix.
-fn is_output_changed(parts: &Parts, base: &ModelDir) -> bool {
+fn is_output_changed(parts: &AdapterParts, base: &ModelDir) -> bool {
     base.config().get("tie_word_embeddings") == Some(&Json::Bool(true))
-        && parts.pairs.iter().any(|pair| pair.form == Form::Embedding)
+        && parts.pairs.iter().any(|pair| pair.form == ProductForm::Embedding)
 }
 
 /// Returns a warning for each change that the card drops; the reference drops them silently.
-fn left_out(parts: &Parts, mapping: &Mapping) -> Vec<String> {
+fn left_out(parts: &AdapterParts, mapping: &Mapping) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for dropped in &mapping.dropped {
         let pair = dropped.weight.checked_sub(parts.whole.len()).and_then(|at| parts.pairs.get(at));
-        let name = pair.map(Pair::module).or_else(|| Some(parts.whole.get(dropped.weight)?.name.as_str()));
+        let name =
+            pair.map(MatrixPair::module).or_else(|| Some(parts.whole.get(dropped.weight)?.name.as_str()));
         let name = name.unwrap_or_default();
         lines.push(format!("the adapter's change of `{}` is left out: {}", escape(name), dropped.why));
     }
@@ -293,16 +295,21 @@ fn left_out(parts: &Parts, mapping: &Mapping) -> Vec<String> {
 }
 
 /// Scaling of the pairs.
-struct Strengths {
+struct PairScaling {
     /// Value of `adapter.lora.alpha`.
     alpha: f64,
     /// Factor for one matrix of each pair.
     factors: Vec<f64>,
 }
 
-impl Strengths {
+impl PairScaling {
     /// Decides, and warns where runtimes will not reproduce the strength used in training.
-    fn of(config: &AdapterConfig, parts: &Parts, scale_alpha: bool, warnings: &mut Vec<String>) -> Self {
+    fn of(
+        config: &AdapterConfig,
+        parts: &AdapterParts,
+        scale_alpha: bool,
+        warnings: &mut Vec<String>,
+    ) -> Self {
         let effective: Vec<f64> =
             parts.pairs.iter().map(|pair| config.effective_alpha(pair.module(), pair.rank)).collect();
         let differs = |alpha: &&f64| alpha.to_bits() != config.alpha.to_bits();
@@ -335,19 +342,19 @@ impl Strengths {
 }
 
 /// Tensors of the file, each with its recipe.
-struct Made(Vec<(TensorMeta, Recipe)>);
+struct AdapterTensors(Vec<(TensorMeta, Recipe)>);
 
-impl Made {
+impl AdapterTensors {
     fn of(
         adapter: &AdapterDir,
-        parts: &Parts,
+        parts: &AdapterParts,
         mapping: &Mapping,
-        strengths: &Strengths,
+        strengths: &PairScaling,
     ) -> Result<Self, ConvertError> {
         let mut made = Self(Vec::with_capacity(mapping.outputs.len() * 2));
         for output in &mapping.outputs {
             let first = match &output.content {
-                Content::Sources(assembly) => assembly.sources.first().map(|source| source.weight),
+                TensorContent::Sources(assembly) => assembly.sources.first().map(|source| source.weight),
                 _ => None,
             };
             match first.map(|first| first.checked_sub(parts.whole.len())) {
@@ -368,12 +375,12 @@ impl Made {
     fn whole(
         &mut self,
         adapter: &AdapterDir,
-        parts: &Parts,
+        parts: &AdapterParts,
         output: &OutputSpec,
     ) -> Result<(), ConvertError> {
         let mut output = output.clone();
         let mut tensor = String::new();
-        if let Content::Sources(assembly) = &mut output.content {
+        if let TensorContent::Sources(assembly) = &mut output.content {
             for source in &mut assembly.sources {
                 if let Some(whole) = parts.whole.get(source.weight) {
                     tensor.clone_from(&adapter.weights()[whole.index].name);
@@ -397,11 +404,11 @@ impl Made {
         product: &LowRank,
         file_type: OutType,
     ) -> Result<(), FactorError> {
-        let turned;
+        let transposed;
         // ref: the embedding's factor is looked up by row, so the matrix named A elsewhere has a row for each token
         let (a, b) = if output.name.contains(EMBEDDING) {
-            turned = product.turned()?;
-            (&product.b, &turned.b)
+            transposed = product.transposed()?;
+            (&product.b, &transposed.b)
         } else {
             (&product.a, &product.b)
         };
@@ -425,9 +432,9 @@ impl Made {
 /// Returns the two factors of an output.
 fn product(
     adapter: &AdapterDir,
-    parts: &Parts,
+    parts: &AdapterParts,
     output: &OutputSpec,
-    strengths: &Strengths,
+    strengths: &PairScaling,
 ) -> Result<LowRank, FactorError> {
     let n_whole = parts.whole.len();
     let of = |weight: usize| {

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use crate::arch::{self, Inputs, Mapping, Registry, ResolveOptions};
-use crate::convert::beside::Beside;
+use crate::convert::side_files::SideFiles;
 use crate::convert::target::OpenTarget;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource, rerank, token_counts};
 use crate::core::{WeightMeta, input};
 
 /// Part of a checkpoint to which a card is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum CardScope {
     /// The configuration only; weights are not needed.
     Keys,
     /// The configuration and all tensors.
@@ -28,17 +28,17 @@ pub fn map(
     source: &ModelSource,
     weights: &[WeightMeta],
     options: &ConvertOptions,
-    scope: Scope,
+    scope: CardScope,
     warnings: &mut Vec<String>,
 ) -> Result<Mapping, ConvertError> {
     let dir = &source.dir;
     let registry = registry(options)?;
-    let beside = Beside::read(dir, warnings)?;
+    let side_files = SideFiles::read(dir, warnings)?;
     let target = OpenTarget::of(options)?;
     let inputs = Inputs {
         vocabulary: Some(&|| token_counts::count(dir)),
         target: target.as_ref().map(OpenTarget::view),
-        ..beside.inputs(source, weights)
+        ..side_files.inputs(source, weights)
     };
     let arch_options = ResolveOptions {
         file_type: options.file_type,
@@ -46,9 +46,9 @@ pub fn map(
         heads: options.heads,
         fuse: options.fuse,
         rerank: rerank::find(dir, options)?,
-        metadata_only: scope == Scope::Keys,
+        metadata_only: scope == CardScope::Keys,
         annotate: options.annotate,
-        is_part: scope == Scope::Part,
+        is_part: scope == CardScope::Part,
     };
     let mapping = arch::resolve(&registry, &inputs, &arch_options)?;
     warnings.extend(mapping.warnings.iter().map(ToString::to_string));

@@ -115,7 +115,7 @@ pub struct GeneralMetadata {
     pub entries: Vec<(String, Value)>,
     /// Values that could not be kept.
     pub warnings: Vec<MetadataWarning>,
-    texts: Texts,
+    texts: TextFields,
 }
 
 impl GeneralMetadata {
@@ -200,11 +200,11 @@ macro_rules! texts {
     ($( $field:ident = $key:literal, $overridable:literal; )*) => {
         /// Text values in file order.
         #[derive(Clone, Debug, Default, PartialEq)]
-        struct Texts {
+        struct TextFields {
             $( $field: Option<String>, )*
         }
 
-        impl Texts {
+        impl TextFields {
             /// Returns keys and values.
             fn rows(&self) -> Vec<(&'static str, Option<&str>)> {
                 vec![$( ($key, self.$field.as_deref()) ),*]
@@ -253,8 +253,8 @@ type Parent = Map<String, Json>;
 
 /// Values collected before they are written out.
 #[derive(Default)]
-struct Collector {
-    texts: Texts,
+struct MetadataCollector {
+    texts: TextFields,
     sampling: [Option<Json>; SAMPLING.len()],
     base_models: Option<Vec<Parent>>,
     datasets: Option<Vec<Parent>>,
@@ -270,7 +270,8 @@ struct Collector {
 /// where text is expected (`version: 1.5` in a model card) are kept as written; the reference fails on them.
 #[must_use]
 pub fn general_metadata(inputs: &MetadataInputs<'_>) -> GeneralMetadata {
-    let mut all = Collector { warnings: inputs.files.warnings.clone(), ..Collector::default() };
+    let mut all =
+        MetadataCollector { warnings: inputs.files.warnings.clone(), ..MetadataCollector::default() };
     all.take_card(&inputs.files.card);
     let total = inputs.counts.total;
     let path = inputs.config.get("_name_or_path").and_then(Json::as_str);
@@ -291,7 +292,7 @@ pub fn general_metadata(inputs: &MetadataInputs<'_>) -> GeneralMetadata {
     all.finish()
 }
 
-impl Collector {
+impl MetadataCollector {
     fn wrong_kind(&mut self, key: &str, expected: &'static str, found: &Json) {
         let found = found.to_string().chars().take(60).collect();
         self.warnings.push(MetadataWarning::WrongKind { key: key.to_owned(), expected, found });

@@ -48,7 +48,7 @@ pub enum CardError {
 /// [`CardError`].
 pub(crate) fn parse_card(card: &str) -> Result<Map<String, Value>, CardError> {
     let Some(yaml) = front_matter(card)? else { return Ok(Map::new()) };
-    let mut builder = Builder::default();
+    let mut builder = ValueBuilder::default();
     let mut parser = Parser::new_from_str(&yaml);
     while let Some(event) = parser.next_event() {
         // The front matter starts on the card's second line.
@@ -109,22 +109,22 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// A list or map under construction, with its anchor (0 for none).
-enum Open {
+enum OpenCollection {
     List(Vec<Value>, usize),
     Map(Map<String, Value>, Option<String>, usize),
 }
 
 /// Builder that turns the parser's events into a value without recursion.
 #[derive(Default)]
-struct Builder {
+struct ValueBuilder {
     line: usize,
-    stack: Vec<Open>,
+    stack: Vec<OpenCollection>,
     anchors: HashMap<usize, Value>,
     n_nodes: usize,
     root: Option<Value>,
 }
 
-impl Builder {
+impl ValueBuilder {
     fn take(&mut self, event: Event<'_>) -> Result<(), CardError> {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
@@ -135,11 +135,11 @@ impl Builder {
                 let value = if is_null { Value::Null } else { Value::String(text.into_owned()) };
                 self.finish(value, anchor)
             }
-            Event::SequenceStart(anchor, _) => self.open(Open::List(Vec::new(), anchor)),
-            Event::MappingStart(anchor, _) => self.open(Open::Map(Map::new(), None, anchor)),
+            Event::SequenceStart(anchor, _) => self.open(OpenCollection::List(Vec::new(), anchor)),
+            Event::MappingStart(anchor, _) => self.open(OpenCollection::Map(Map::new(), None, anchor)),
             Event::SequenceEnd | Event::MappingEnd => match self.stack.pop() {
-                Some(Open::List(list, anchor)) => self.finish(Value::Array(list), anchor),
-                Some(Open::Map(map, _, anchor)) => self.finish(Value::Object(map), anchor),
+                Some(OpenCollection::List(list, anchor)) => self.finish(Value::Array(list), anchor),
+                Some(OpenCollection::Map(map, _, anchor)) => self.finish(Value::Object(map), anchor),
                 None => Ok(()),
             },
             Event::Alias(anchor) => {
@@ -156,7 +156,7 @@ impl Builder {
         if self.n_nodes > MAX_NODES { Err(CardError::TooLarge { line: self.line }) } else { Ok(()) }
     }
 
-    fn open(&mut self, open: Open) -> Result<(), CardError> {
+    fn open(&mut self, open: OpenCollection) -> Result<(), CardError> {
         if self.stack.len() == MAX_DEPTH {
             return Err(CardError::TooLarge { line: self.line });
         }
@@ -173,8 +173,8 @@ impl Builder {
         }
         match self.stack.last_mut() {
             None => self.root = Some(value),
-            Some(Open::List(list, _)) => list.push(value),
-            Some(Open::Map(map, key, _)) => match (key.take(), value) {
+            Some(OpenCollection::List(list, _)) => list.push(value),
+            Some(OpenCollection::Map(map, key, _)) => match (key.take(), value) {
                 (Some(key), value) => {
                     map.insert(key, value);
                 }

@@ -25,14 +25,14 @@ pub(super) fn tower_folder(dir: &ModelDir) -> Option<&'static str> {
 
 /// A module of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Module {
+pub(super) struct ListedModule {
     /// Python class.
     pub(super) ty: String,
     /// Directory within the model's directory; empty for the model itself.
     pub(super) folder: String,
 }
 
-impl Module {
+impl ListedModule {
     /// Returns the path of a file of the module within the model's directory.
     pub(super) fn file(&self, name: &str) -> String {
         match self.folder.as_str() {
@@ -50,7 +50,7 @@ pub(super) fn wrong(dir: &ModelDir, file: &str, reason: String) -> ConvertError 
 ///
 /// # Errors
 /// A broken file, a path that leaves the directory.
-pub(super) fn of_kind(dir: &ModelDir, ending: &str) -> Result<Vec<Module>, ConvertError> {
+pub(super) fn of_kind(dir: &ModelDir, ending: &str) -> Result<Vec<ListedModule>, ConvertError> {
     let Some(text) = dir.bytes(MODULES)? else { return Ok(Vec::new()) };
     let modules: Vec<Json> =
         serde_json::from_slice(&text).map_err(|error| wrong(dir, MODULES, error.to_string()))?;
@@ -59,7 +59,10 @@ pub(super) fn of_kind(dir: &ModelDir, ending: &str) -> Result<Vec<Module>, Conve
         let Some(ty) = module["type"].as_str().filter(|ty| ty.ends_with(ending)) else { continue };
         let folder = module["path"].as_str();
         let folder = folder.ok_or_else(|| wrong(dir, MODULES, format!("module `{ty}` has no `path`")))?;
-        found.push(Module { ty: ty.to_owned(), folder: inside(folder).ok_or_else(|| outside(dir, folder))? });
+        found.push(ListedModule {
+            ty: ty.to_owned(),
+            folder: inside(folder).ok_or_else(|| outside(dir, folder))?,
+        });
     }
     Ok(found)
 }
@@ -113,7 +116,7 @@ pub(super) fn add_dense(dir: &ModelDir, asked: bool, weights: &mut WithModules) 
 /// Checks the sizes that the module's configuration declares for its layer, if any.
 fn check_sizes(
     dir: &ModelDir,
-    module: &Module,
+    module: &ListedModule,
     layer: &str,
     weights: &WithModules,
 ) -> Result<(), ConvertError> {
@@ -125,10 +128,10 @@ fn check_sizes(
     let meta =
         meta.ok_or_else(|| wrong(dir, &module.file("model.safetensors"), "no `linear.weight`".into()))?;
     for (key, dim) in ["out_features", "in_features"].into_iter().zip(meta.shape.dims()) {
-        let said = config.get(key).and_then(Json::as_u64);
-        if said.is_some_and(|said| said != *dim) {
-            let said = said.unwrap_or_default();
-            return Err(wrong(dir, &file, format!("`{key}` is {said}, the weight is {}", meta.shape)));
+        let declared = config.get(key).and_then(Json::as_u64);
+        if declared.is_some_and(|declared| declared != *dim) {
+            let declared = declared.unwrap_or_default();
+            return Err(wrong(dir, &file, format!("`{key}` is {declared}, the weight is {}", meta.shape)));
         }
     }
     Ok(())

@@ -123,7 +123,7 @@ pub(crate) struct IdParts {
 /// Possible meanings of a word of a name; several may hold.
 #[derive(Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "a set of five marks, any of which may be combined")]
-struct Kinds {
+struct WordKinds {
     basename: bool,
     size: bool,
     finetune: bool,
@@ -131,7 +131,7 @@ struct Kinds {
     ty: bool,
 }
 
-impl Kinds {
+impl WordKinds {
     fn count(self) -> usize {
         [self.basename, self.size, self.finetune, self.version, self.ty].iter().filter(|&&set| set).count()
     }
@@ -165,10 +165,10 @@ pub(crate) fn split_id(id: &str, total_params: i64) -> IdParts {
         Some((org, name)) => (Some(org).filter(|org| !org.starts_with('.')), name),
         None => (None, id),
     };
-    let mut parts: Vec<(String, Kinds)> = full_name
+    let mut parts: Vec<(String, WordKinds)> = full_name
         .split('-')
         .filter(|part| !part.is_empty())
-        .map(|part| (part.into(), Kinds::default()))
+        .map(|part| (part.into(), WordKinds::default()))
         .collect();
     for (i, (part, kinds)) in parts.iter_mut().enumerate() {
         if VERSION.is_match(part) {
@@ -196,7 +196,7 @@ pub(crate) fn split_id(id: &str, total_params: i64) -> IdParts {
     }
     mark_basename(&mut parts);
 
-    let join = |of: fn(Kinds) -> bool| {
+    let join = |of: fn(WordKinds) -> bool| {
         let words: Vec<&str> = parts.iter().filter(|(_, k)| of(*k)).map(|(part, _)| part.as_str()).collect();
         Some(words.join("-")).filter(|text| !text.is_empty())
     };
@@ -222,7 +222,7 @@ pub(crate) fn split_id(id: &str, total_params: i64) -> IdParts {
 }
 
 /// Marks leading words and versions as the base name, except versions at its end.
-fn mark_basename(parts: &mut [(String, Kinds)]) {
+fn mark_basename(parts: &mut [(String, WordKinds)]) {
     let mut at_start = true;
     for (part, kinds) in &mut *parts {
         let is_word = kinds.count() == 0 && part.starts_with(char::is_alphabetic);

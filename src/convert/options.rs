@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use regex::Regex;
 
-use crate::arch::{CardKind, Fuse, Heads, OutType};
+use crate::arch::{CardKind, DraftHeads, Fuse, OutType};
 use crate::convert::Codes;
 use crate::core::limits::Limits;
 use crate::core::simd::SimdLevel;
@@ -48,7 +48,7 @@ pub struct ConvertOptions {
     /// True to treat the model as a reranker, regardless of its files.
     pub rerank: bool,
     /// Treatment of draft heads (multi-token prediction).
-    pub heads: Heads,
+    pub heads: DraftHeads,
     /// Tensors that are joined after mapping.
     pub fuse: Fuse,
     /// True to write keys `gguf_foundry.*` for numbers that change the result and for which GGUF has no key.
@@ -84,7 +84,7 @@ impl Default for ConvertOptions {
             rerank: false,
             dense_modules: false,
             target_model_dir: None,
-            heads: Heads::Kept,
+            heads: DraftHeads::Kept,
             fuse: Fuse::default(),
             annotate: false,
             drop: Vec::new(),

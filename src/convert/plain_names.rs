@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::arch::{self, Inputs, Mapping, PlainNames, ResolveOptions};
-use crate::checkpoint::Selected;
-use crate::convert::beside::Beside;
-use crate::convert::mapping::{Scope, map, registry};
+use crate::checkpoint::SelectedWeights;
+use crate::convert::mapping::{CardScope, map, registry};
+use crate::convert::side_files::SideFiles;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::core::WeightSource;
 
@@ -17,7 +17,7 @@ use crate::core::WeightSource;
 pub(super) fn map_by(
     source: &mut ModelSource,
     options: &ConvertOptions,
-    scope: Scope,
+    scope: CardScope,
 ) -> Result<(Mapping, Vec<String>), ConvertError> {
     let mut warnings = source.warnings.clone();
     let error = match map(source, source.metas(), options, scope, &mut warnings) {
@@ -54,14 +54,14 @@ fn renamed(
 ) -> Option<(Arc<dyn WeightSource + Send>, PlainNames)> {
     let weights = source.weights.clone()?;
     let registry = registry(options).ok()?;
-    let beside = Beside::read(&source.dir, &mut Vec::new()).ok()?;
-    let inputs: Inputs<'_> = beside.inputs(source, weights.weights());
+    let side_files = SideFiles::read(&source.dir, &mut Vec::new()).ok()?;
+    let inputs: Inputs<'_> = side_files.inputs(source, weights.weights());
     let arch_options = ResolveOptions {
         mistral_format: source.dir.is_mistral_format(),
         heads: options.heads,
         ..ResolveOptions::default()
     };
     let names = arch::plain_names(&registry, &inputs, &arch_options)?;
-    let renamed = Selected::renamed(weights, |name| names.name(name));
+    let renamed = SelectedWeights::renamed(weights, |name| names.name(name));
     Some((Arc::new(renamed), names))
 }

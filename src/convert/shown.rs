@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use crate::arch::{CardKind, Fuse, Heads};
+use crate::arch::{CardKind, DraftHeads, Fuse};
 use crate::convert::{Conversion, ConvertOptions};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{Metadata, Value};
@@ -14,7 +14,7 @@ pub struct ShownOptions {
     /// Part of the model: the text model or its towers.
     pub kind: CardKind,
     /// Treatment of draft heads.
-    pub heads: Heads,
+    pub heads: DraftHeads,
     /// Tensors that were joined.
     pub fuse: Fuse,
     /// True if the model was converted as a reranker.
@@ -45,10 +45,10 @@ impl ShownOptions {
         let has_more = |ending: &str| names.iter().any(|name| name.ends_with(ending) && !own.contains(name));
         let starts = |names: &HashSet<&str>, start: &str| names.iter().any(|name| name.starts_with(start));
         let heads = match (n_draft_blocks(plain.metadata()), n_draft_blocks(metadata)) {
-            (0, _) => Heads::Kept,
-            (_, 0) => Heads::Dropped,
-            _ if starts(&own, "blk.0.") && !starts(&names, "blk.0.") => Heads::Alone,
-            _ => Heads::Kept,
+            (0, _) => DraftHeads::Kept,
+            (_, 0) => DraftHeads::Dropped,
+            _ if starts(&own, "blk.0.") && !starts(&names, "blk.0.") => DraftHeads::Alone,
+            _ => DraftHeads::Kept,
         };
         Self {
             kind: CardKind::Text,

@@ -17,7 +17,7 @@ const MAX_KEYS: usize = 2;
 /// Weights whose shapes contradict the configuration, or need a size that it lacks.
 #[derive(Debug, thiserror::Error)]
 pub struct SizesError {
-    problem: Problem,
+    problem: SizeProblem,
     /// First contradictions.
     examples: Vec<Contradiction>,
     /// Number of contradictions.
@@ -29,7 +29,7 @@ pub struct SizesError {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Problem {
+enum SizeProblem {
     /// The configuration declares another size.
     Contradicts,
     /// The configuration lacks a size that the file needs.
@@ -67,14 +67,19 @@ impl SizesError {
     ) -> Result<(), Box<Self>> {
         let mut check = check_shapes(metadata, tensors);
         // A key that the card does not write is its author's choice; no configuration can supply it.
-        check.unsaid.retain(|(_, key)| mapping.card.may_write(key));
-        let (problem, found) = match (check.wrong.is_empty(), check.unsaid.is_empty()) {
-            (false, _) => (Problem::Contradicts, check.wrong.iter().map(Found::of_wrong).collect::<Vec<_>>()),
-            (true, false) => (Problem::Lacks, check.unsaid.iter().map(Found::of_unsaid).collect()),
+        check.missing_keys.retain(|(_, key)| mapping.card.may_write(key));
+        let (problem, found) = match (check.wrong.is_empty(), check.missing_keys.is_empty()) {
+            (false, _) => (
+                SizeProblem::Contradicts,
+                check.wrong.iter().map(ReportedTensor::of_wrong).collect::<Vec<_>>(),
+            ),
+            (true, false) => {
+                (SizeProblem::Lacks, check.missing_keys.iter().map(ReportedTensor::of_undeclared).collect())
+            }
             (true, true) => return Ok(()),
         };
         let is_set = |key: &str| set.iter().any(|(set, _)| set == key);
-        let explained = |found: &Found| -> Vec<(String, String)> {
+        let explained = |found: &ReportedTensor| -> Vec<(String, String)> {
             let of_key = |(key, value): &(String, String)| match mapping.origins.get(key) {
                 Some(origins) if !is_set(key) && !origins.is_empty() => {
                     origins.iter().map(|origin| (origin.key.clone(), origin.to_string())).collect()
@@ -98,7 +103,7 @@ impl SizesError {
         by_hand.dedup();
         let most = counts.values().copied().max().unwrap_or(0);
         let keys = counts.into_iter().filter(|(_, n)| *n == most).map(|(key, _)| key).collect();
-        let example = |found: &Found| {
+        let example = |found: &ReportedTensor| {
             let tensor = tensors.get(found.tensor)?;
             Some(Contradiction {
                 output: tensor.name.clone(),
@@ -114,14 +119,14 @@ impl SizesError {
 }
 
 /// A tensor to report.
-struct Found {
+struct ReportedTensor {
     tensor: usize,
     expected: String,
     /// Keys of the file, with their values.
     keys: Vec<(String, String)>,
 }
 
-impl Found {
+impl ReportedTensor {
     fn of_wrong(wrong: &WrongShape) -> Self {
         let keys = wrong.keys.iter().map(|(key, value)| (key.clone(), format!(" = {value}")));
         let by = if wrong.keys.is_empty() { "" } else { " by" };
@@ -129,7 +134,7 @@ impl Found {
         Self { tensor: wrong.tensor, expected, keys: keys.collect() }
     }
 
-    fn of_unsaid((tensor, key): &(usize, String)) -> Self {
+    fn of_undeclared((tensor, key): &(usize, String)) -> Self {
         let keys = vec![(key.clone(), " is missing".to_owned())];
         Self { tensor: *tensor, expected: format!(" and needs `{}`:", escape(key)), keys }
     }
@@ -152,10 +157,10 @@ impl fmt::Display for SizesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = if self.n == 1 { "" } else { "s" };
         match self.problem {
-            Problem::Contradicts => {
+            SizeProblem::Contradicts => {
                 write!(f, "the shape{s} of {} tensor{s} and config.json contradict each other: ", self.n)?;
             }
-            Problem::Lacks => write!(f, "config.json lacks sizes that {} tensor{s} have: ", self.n)?,
+            SizeProblem::Lacks => write!(f, "config.json lacks sizes that {} tensor{s} have: ", self.n)?,
         }
         let examples: Vec<String> = self.examples.iter().map(ToString::to_string).collect();
         f.write_str(&examples.join("; "))?;

@@ -123,7 +123,7 @@ impl ModelSource {
         let dense_modules = options.dense_modules;
         let is_of_towers = options.kind == CardKind::Mmproj;
         if is_of_towers {
-            refuse_turned(&checkpoint)?;
+            refuse_channels_last(&checkpoint)?;
         }
         let mut drops = Drops::of(&options.drop);
         let stored = drops.apply(Box::new(checkpoint));
@@ -173,7 +173,7 @@ impl ModelSource {
 }
 
 /// Refuses towers saved by MLX: their convolution kernels have the channels last, and no name declares it.
-fn refuse_turned(checkpoint: &Checkpoint) -> Result<(), ConvertError> {
+fn refuse_channels_last(checkpoint: &Checkpoint) -> Result<(), ConvertError> {
     let parts = checkpoint.parts();
     let of_mlx =
         parts.iter().find(|part| part.metadata.iter().any(|(key, value)| key == "format" && value == "mlx"));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json};
 
-use crate::arch::{Target, target_config};
+use crate::arch::{TargetModel, target_config};
 use crate::checkpoint::ModelDir;
 use crate::convert::{ConvertError, ConvertOptions};
 
@@ -30,8 +30,12 @@ impl OpenTarget {
     }
 
     /// Returns the target as cards see it.
-    pub(super) fn view(&self) -> Target<'_> {
-        Target { config: &self.config, tokenizer_config: self.tokenizer_config.as_ref(), files: &self.files }
+    pub(super) fn view(&self) -> TargetModel<'_> {
+        TargetModel {
+            config: &self.config,
+            tokenizer_config: self.tokenizer_config.as_ref(),
+            files: &self.files,
+        }
     }
 
     /// Iterates over the target's files, which an output must not replace.

@@ -20,7 +20,7 @@ use crate::gguf::{Metadata, Value};
 use crate::tokenizer::{self, TokenizerError};
 use crate::views::decoded::Decoded;
 use crate::views::{Recipe, RecipeError, View, ViewError, match_rope_freqs};
-use weights::Weights;
+use weights::HfWeights;
 
 /// Tensor of Llama 3's rope factors; a checkpoint has their parameters instead.
 const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -163,7 +163,7 @@ fn rope_freqs(
 
 /// Checkpoint files and configuration entries of the vocabulary.
 #[derive(Debug, Default)]
-struct Tokenizer {
+struct VocabularyOutput {
     files: Vec<SideFile>,
     /// Special ids for `config.json`.
     config_ids: Vec<(&'static str, u64)>,
@@ -171,7 +171,7 @@ struct Tokenizer {
     warnings: Vec<String>,
 }
 
-impl Tokenizer {
+impl VocabularyOutput {
     /// Builds the files; none without a vocabulary, and none for texts that the files cannot hold.
     ///
     /// # Errors
@@ -249,10 +249,13 @@ pub fn gguf_to_hf(
         arch::invert(registry, metadata, source.weights(), rope_freqs.as_ref(), Some(&source))?;
     let class = config.get("architectures").and_then(|classes| classes[0].as_str()).unwrap_or_default();
     let class = class.to_owned();
-    let tokenizer =
-        if options.tokenizer { Tokenizer::of(metadata)? } else { Tokenizer::without_files(metadata) };
+    let tokenizer = if options.tokenizer {
+        VocabularyOutput::of(metadata)?
+    } else {
+        VocabularyOutput::without_files(metadata)
+    };
     let (dense, outputs): (Vec<_>, Vec<_>) = outputs.into_iter().partition(modules::is_dense);
-    let mut weights = Weights::new(source, &outputs, options.level)?;
+    let mut weights = HfWeights::new(source, &outputs, options.level)?;
     let ty = match options.ty {
         Some(ty) => ty,
         None => weights.narrowest()?,

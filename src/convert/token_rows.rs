@@ -1,6 +1,6 @@
 //! Padding of the token list to the embedding's rows: runtimes load no file in which the two numbers differ.
 
-use crate::arch::{CardKind, Content, EMBEDDING, Mapping, embeds_all_tokens};
+use crate::arch::{CardKind, EMBEDDING, Mapping, TensorContent, embeds_all_tokens};
 use crate::core::WeightMeta;
 use crate::core::text::escape;
 use crate::gguf::{Array, Metadata, Value};
@@ -49,7 +49,7 @@ pub(super) fn settle(mapping: &mut Mapping, weights: &[WeightMeta]) -> Option<St
 fn source<'w>(mapping: &Mapping, weights: &'w [WeightMeta]) -> Option<&'w WeightMeta> {
     let embedding = mapping.outputs.iter().find(|output| output.name == EMBEDDING)?;
     match &embedding.content {
-        Content::Sources(assembly) => match assembly.sources.as_slice() {
+        TensorContent::Sources(assembly) => match assembly.sources.as_slice() {
             [one] => weights.get(one.weight),
             _ => None,
         },

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::core::WeightSource;
 use crate::core::simd::SimdLevel;
 use crate::dequant::Dequantized;
-use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::layer::{Weight, WeightOrigin};
 use crate::dequant::lora::{LoraError, LoraPair, merge};
-use crate::dequant::rows::{ReplacedRows, with_rows};
+use crate::dequant::replaced_rows::{ReplacedRows, with_rows};
 
 /// A weight that another one replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,20 +46,20 @@ pub fn with_adapter(
         }
         weight.meta.ty = own.ty;
         weight.meta.shape = own.shape.clone();
-        weight.origin = Origin::Beside(adapter.clone(), by);
+        weight.origin = WeightOrigin::Other(adapter.clone(), by);
     }
     for replaced in rows {
         let weight = std::mem::replace(&mut weights[replaced.base], Weight::plain(&*base, replaced.base));
         weights[replaced.base] = with_rows(weight, adapter, replaced)?;
     }
-    let beside = |by: usize| {
+    let of_adapter = |by: usize| {
         let meta = adapter.weights()[by].clone();
-        Weight { meta, origin: Origin::Beside(adapter.clone(), by) }
+        Weight { meta, origin: WeightOrigin::Other(adapter.clone(), by) }
     };
     let mut moved = Vec::with_capacity(pairs.len());
     for pair in pairs {
         moved.push(LoraPair { a: weights.len(), b: weights.len() + 1, ..pair.clone() });
-        weights.extend([beside(pair.a), beside(pair.b)]);
+        weights.extend([of_adapter(pair.a), of_adapter(pair.b)]);
     }
     let merged = merge(weights, &moved)?;
     Ok(Arc::new(Dequantized::over(base, level, merged)))
@@ -72,9 +72,9 @@ mod tests {
     use crate::core::{ElementType, Shape, SourceError, WeightMeta};
 
     /// In-memory F32 tensors.
-    struct Numbers(Vec<(WeightMeta, Vec<u8>)>, Vec<WeightMeta>);
+    struct F32Tensors(Vec<(WeightMeta, Vec<u8>)>, Vec<WeightMeta>);
 
-    impl Numbers {
+    impl F32Tensors {
         fn new(tensors: &[(&str, &[u64])]) -> Self {
             let tensor = |(at, (name, dims)): (usize, &(&str, &[u64]))| {
                 let shape = Shape::new(dims.to_vec()).unwrap();
@@ -94,7 +94,7 @@ mod tests {
         }
     }
 
-    impl WeightSource for Numbers {
+    impl WeightSource for F32Tensors {
         fn weights(&self) -> &[WeightMeta] {
             &self.1
         }
@@ -113,14 +113,14 @@ mod tests {
         a: &[f32],
         [n, k, rank]: [usize; 3],
         scale: f32,
-        is_turned: bool,
+        is_transposed: bool,
     ) -> Vec<f32> {
         let mut out = Vec::new();
         for row in 0..n {
             for column in 0..k {
                 let mut product = 0.0f64;
                 for r in 0..rank {
-                    let (left, right) = if is_turned {
+                    let (left, right) = if is_transposed {
                         (a[r * n + row], b[column * rank + r])
                     } else {
                         (b[row * rank + r], a[r * k + column])
@@ -137,29 +137,29 @@ mod tests {
     fn sums_are_those_of_a_triple_loop() {
         // More elements than one step, and rows longer than a step.
         for [n, k, rank] in [[5u64, 7, 3], [700, 130, 4], [3, 40_000, 1]] {
-            for is_turned in [false, true] {
+            for is_transposed in [false, true] {
                 let (a_dims, b_dims) =
-                    if is_turned { ([rank, n], [k, rank]) } else { ([rank, k], [n, rank]) };
-                let base = Arc::new(Numbers::new(&[("w.base_layer.weight", &[n, k]), ("norm", &[k])]));
-                let adapter = Arc::new(Numbers::new(&[("norm", &[k]), ("b", &b_dims), ("a", &a_dims)]));
-                let pair = LoraPair { base: 0, a: 2, b: 1, scale: 0.75, is_turned };
-                let beside: Arc<dyn WeightSource + Send> = adapter.clone();
+                    if is_transposed { ([rank, n], [k, rank]) } else { ([rank, k], [n, rank]) };
+                let base = Arc::new(F32Tensors::new(&[("w.base_layer.weight", &[n, k]), ("norm", &[k])]));
+                let adapter = Arc::new(F32Tensors::new(&[("norm", &[k]), ("b", &b_dims), ("a", &a_dims)]));
+                let pair = LoraPair { base: 0, a: 2, b: 1, scale: 0.75, is_transposed };
+                let source: Arc<dyn WeightSource + Send> = adapter.clone();
                 let replaced = [Replaced { base: 1, by: 0, resizes: false }];
                 let merged =
-                    with_adapter(base.clone(), &beside, &[pair], &replaced, &[], SimdLevel::detect())
+                    with_adapter(base.clone(), &source, &[pair], &replaced, &[], SimdLevel::detect())
                         .unwrap();
                 let names: Vec<&str> = merged.weights().iter().map(|meta| meta.name.as_str()).collect();
                 assert_eq!(names, ["w.weight", "norm"]);
                 let dims = [n, k, rank].map(|dim| dim as usize);
                 let want =
-                    sum(&base.values(0), &adapter.values(1), &adapter.values(2), dims, 0.75, is_turned);
+                    sum(&base.values(0), &adapter.values(1), &adapter.values(2), dims, 0.75, is_transposed);
                 let read = |weight: usize, first: usize, n: usize| {
                     let mut out = vec![0; n * 4];
                     merged.read_elems(weight, first as u64, &mut out).unwrap();
                     f32s(&out).collect::<Vec<f32>>()
                 };
-                assert_eq!(read(0, 0, want.len()), want, "{dims:?} {is_turned}");
-                assert_eq!(read(0, 3, 9), want[3..12], "{dims:?} {is_turned}");
+                assert_eq!(read(0, 0, want.len()), want, "{dims:?} {is_transposed}");
+                assert_eq!(read(0, 3, 9), want[3..12], "{dims:?} {is_transposed}");
                 assert_eq!(read(1, 0, k as usize), adapter.values(0));
             }
         }
@@ -167,15 +167,15 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_by_name() {
-        let base: Arc<dyn WeightSource + Send> = Arc::new(Numbers::new(&[("w", &[4, 6])]));
+        let base: Arc<dyn WeightSource + Send> = Arc::new(F32Tensors::new(&[("w", &[4, 6])]));
         let adapter: Arc<dyn WeightSource + Send> =
-            Arc::new(Numbers::new(&[("a", &[2, 6]), ("b", &[4, 2]), ("a3", &[3, 6])]));
+            Arc::new(F32Tensors::new(&[("a", &[2, 6]), ("b", &[4, 2]), ("a3", &[3, 6])]));
         let merge = |pairs: &[LoraPair], replaced: &[Replaced]| {
             with_adapter(base.clone(), &adapter, pairs, replaced, &[], SimdLevel::Scalar)
                 .map(|_| ())
                 .unwrap_err()
         };
-        let pair = |a: usize, is_turned: bool| LoraPair { base: 0, a, b: 1, scale: 1.0, is_turned };
+        let pair = |a: usize, is_transposed: bool| LoraPair { base: 0, a, b: 1, scale: 1.0, is_transposed };
         assert_eq!(
             merge(&[pair(2, false)], &[]).to_string(),
             "tensor `w`: shape [4, 6], but the adapter's matrices are [4, 2] and [3, 6]"

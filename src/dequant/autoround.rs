@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::dequant::gptq::{self, Params, Version};
-use crate::dequant::patterns::{ModulePattern, PatternError, Patterns};
+use crate::dequant::gptq::{self, GptqParams, GptqVersion};
+use crate::dequant::patterns::{ModulePattern, ModulePatternError, Patterns};
 use crate::dequant::{DequantError, Settings, Tensors, awq};
 
 /// Plans all modules of `auto-round`.
@@ -13,10 +13,10 @@ use crate::dequant::{DequantError, Settings, Tensors, awq};
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     const KEY: &str = "packing_format";
     let version = match settings.text(KEY)? {
-        None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => Version::One,
-        Some("auto_round" | "auto_round:gptqmodel") => Version::Two,
+        None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::One,
+        Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::Two,
         Some("auto_round:auto_awq" | "auto_round:awq") => {
-            return awq::plan_modules(settings, tensors, awq::Version::Gemm);
+            return awq::plan_modules(settings, tensors, awq::AwqVersion::Gemm);
         }
         Some(name) => return Err(settings.variant(KEY, name, "only the GPTQ and AWQ packings are read")),
     };
@@ -28,22 +28,22 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
             let tensor = format!("{module}.qweight");
             return Err(settings.conflict("extra_config", "16 bits", tensor, "it is quantized"));
         }
-        let params = Params { bits: gptq::bits(&own)?, group_size: gptq::group_size(&own)?, version };
+        let params = GptqParams { bits: gptq::bits(&own)?, group_size: gptq::group_size(&own)?, version };
         gptq::put(&own, tensors, module, params)?;
     }
     Ok(())
 }
 
 /// Settings of the modules that match a name.
-pub(super) type Override = (Name, Map<String, Value>);
+pub(super) type ModuleSettings = (ModuleName, Map<String, Value>);
 
 /// A module name, or a pattern of names.
-pub(super) enum Name {
+pub(super) enum ModuleName {
     Exact(String),
     Pattern(ModulePattern),
 }
 
-impl Name {
+impl ModuleName {
     /// Returns true if `module` matches.
     pub(super) fn matches(&self, module: &str) -> bool {
         match self {
@@ -57,7 +57,7 @@ impl Name {
 ///
 /// # Errors
 /// An entry that is not an object.
-pub(super) fn overrides(settings: &Settings) -> Result<Vec<Override>, DequantError> {
+pub(super) fn overrides(settings: &Settings) -> Result<Vec<ModuleSettings>, DequantError> {
     const KEY: &str = "extra_config";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
@@ -66,10 +66,10 @@ pub(super) fn overrides(settings: &Settings) -> Result<Vec<Override>, DequantErr
         let Some(value) = value.as_object() else {
             return Err(settings.bad(KEY, &format!("has an entry `{name}` that is not an object")));
         };
-        exact.push((Name::Exact(name.clone()), value.clone()));
+        exact.push((ModuleName::Exact(name.clone()), value.clone()));
         match compiled.compile(name) {
-            Ok(pattern) => patterns.push((Name::Pattern(pattern), value.clone())),
-            Err(PatternError::Syntax) => {}
+            Ok(pattern) => patterns.push((ModuleName::Pattern(pattern), value.clone())),
+            Err(ModulePatternError::Syntax) => {}
             Err(error) => {
                 let what = format!("has the pattern `{name}`, which {}", error.what());
                 return Err(settings.bad(KEY, &what));

@@ -1,10 +1,10 @@
 //! AWQ: 4-bit codes, packed along the outputs in AWQ's own order (`gemm`) or along the inputs (`gemv`).
 
 use crate::core::{ElementType, Shape};
-use crate::dequant::bits::{Stream, WordLayout};
+use crate::dequant::bits::{CodeStream, WordLayout};
 use crate::dequant::gptq::group_size;
-use crate::dequant::grouped::{self, Codes, Grouped, Groups, Order, ZeroShift, Zeros};
-use crate::dequant::values::{SCALE_TYPES, Values};
+use crate::dequant::grouped::{self, CodeLayout, ColumnGroups, Grouped, ScaleOrder, ZeroShift, Zeros};
+use crate::dequant::values::{NumberTensor, SCALE_TYPES};
 use crate::dequant::{DequantError, Settings, Tensors};
 
 const BITS: u32 = 4;
@@ -13,7 +13,7 @@ const PER_WORD: u64 = 8;
 
 /// Packing layouts, by the shape of the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum AwqVersion {
     /// Words `[in, out / 8]`, packed along outputs.
     Gemm,
     /// Words `[out, in / 8]`, packed along inputs.
@@ -30,8 +30,8 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     }
     let version = settings.text("version")?.map(str::to_ascii_lowercase);
     let version = match version.as_deref() {
-        None | Some("gemm" | "exllama" | "ipex") => Version::Gemm,
-        Some("gemv") => Version::Gemv,
+        None | Some("gemm" | "exllama" | "ipex") => AwqVersion::Gemm,
+        Some("gemv") => AwqVersion::Gemv,
         Some(name @ ("gemv_fast" | "marlin" | "llm-awq")) => {
             return Err(settings.variant("version", name, "weights are interleaved for a GPU kernel"));
         }
@@ -51,7 +51,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 pub(super) fn plan_modules(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
-    version: Version,
+    version: AwqVersion,
 ) -> Result<(), DequantError> {
     for (module, _) in tensors.ending(".qweight") {
         put(settings, tensors, module, version)?;
@@ -63,7 +63,7 @@ fn put(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
     module: &str,
-    version: Version,
+    version: AwqVersion,
 ) -> Result<(), DequantError> {
     let qweight = tensors.member(module, ".qweight")?;
     let scales = tensors.member(module, ".scales")?;
@@ -74,12 +74,12 @@ fn put(
     settings.check_not_ignored(&format!("{module}.weight"))?;
     tensors.check_no_plain(module, qweight)?;
     tensors.check_type(qweight, &[ElementType::I32])?;
-    let scale_values = Values::new(tensors, scales, &SCALE_TYPES)?;
+    let scale_values = NumberTensor::new(tensors, scales, &SCALE_TYPES)?;
     let (outer, words) = tensors.matrix(qweight)?;
     let inner = words
         .checked_mul(PER_WORD)
         .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
-    let (n_rows, n_cols) = if version == Version::Gemm { (inner, outer) } else { (outer, inner) };
+    let (n_rows, n_cols) = if version == AwqVersion::Gemm { (inner, outer) } else { (outer, inner) };
     let size = group_size(settings)?.unwrap_or(n_cols.max(1));
     let n_groups = n_cols.div_ceil(size);
     // `Gemv` pads the groups of a row to whole words, and small groups to 2 or 4 words.
@@ -89,8 +89,8 @@ fn put(
         _ => 1,
     });
     let wanted = match version {
-        Version::Gemm => [n_groups, n_rows],
-        Version::Gemv => [n_rows, padded * PER_WORD],
+        AwqVersion::Gemm => [n_groups, n_rows],
+        AwqVersion::Gemv => [n_rows, padded * PER_WORD],
     };
     if tensors.meta(scales).shape.dims() != wanted {
         let text = format!("{wanted:?}: {n_groups} groups of {size} for {n_cols} inputs");
@@ -103,11 +103,11 @@ fn put(
             tensors.check_type(qzeros, &[ElementType::I32])?;
             members.push(qzeros);
             match version {
-                Version::Gemm => {
+                AwqVersion::Gemm => {
                     tensors.check_shape(qzeros, &[n_groups, words])?;
                     Zeros::ByGroup(stream(qzeros, WordLayout::Awq, words), ZeroShift::None)
                 }
-                Version::Gemv => {
+                AwqVersion::Gemv => {
                     tensors.check_shape(qzeros, &[n_rows, padded])?;
                     Zeros::ByRow(stream(qzeros, WordLayout::Dense, padded))
                 }
@@ -115,14 +115,16 @@ fn put(
         }
     };
     let (codes, order) = match version {
-        Version::Gemm => (Codes::ByColumn(stream(qweight, WordLayout::Awq, words)), Order::GroupMajor),
-        Version::Gemv => {
-            let order = Order::RowMajor { stride: padded * PER_WORD };
-            (Codes::ByRow(stream(qweight, WordLayout::Dense, words)), order)
+        AwqVersion::Gemm => {
+            (CodeLayout::ByColumn(stream(qweight, WordLayout::Awq, words)), ScaleOrder::GroupMajor)
+        }
+        AwqVersion::Gemv => {
+            let order = ScaleOrder::RowMajor { stride: padded * PER_WORD };
+            (CodeLayout::ByRow(stream(qweight, WordLayout::Dense, words)), order)
         }
     };
     // AutoRound uses GPTQ's key `sym`.
-    let is_symmetric = settings.says("zero_point", false) || settings.says("sym", true);
+    let is_symmetric = settings.is_set_to("zero_point", false) || settings.is_set_to("sym", true);
     let name = format!("{module}.weight");
     let coded = Grouped {
         codes,
@@ -130,12 +132,12 @@ fn put(
         zeros,
         scales: scale_values,
         order,
-        groups: Groups::Runs(size),
+        groups: ColumnGroups::Runs(size),
         n_groups,
         n_rows,
         n_cols,
         members,
-        layout: grouped::Layout { group_size: size, is_symmetric },
+        layout: grouped::GroupLayout { group_size: size, is_symmetric },
     };
     let shape = Shape::new(vec![n_rows, n_cols])
         .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
@@ -143,6 +145,6 @@ fn put(
     Ok(())
 }
 
-fn stream(index: usize, layout: WordLayout, stride: u64) -> Stream {
-    Stream { index, bits: BITS, layout, step: 1, stride }
+fn stream(index: usize, layout: WordLayout, stride: u64) -> CodeStream {
+    CodeStream { index, bits: BITS, layout, step: 1, stride }
 }

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use crate::core::{ElementType, GgmlType, Packing, Shape};
-use crate::dequant::values::{SCALE_TYPES, Values};
-use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
+use crate::dequant::values::{NumberTensor, SCALE_TYPES};
+use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 use crate::quant::pack::{f16_error, pack_tq2_0};
 
 struct Ternary {
     codes: usize,
-    scale: Values,
+    scale: NumberTensor,
     /// True if the scale divides instead of multiplying.
     is_divisor: bool,
     /// Number of byte rows: weight row `k · n_packed + r` is in bits `2k` of byte row `r`.
@@ -38,11 +38,11 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     for (module, codes) in packed {
         settings.check_not_ignored(&format!("{module}.weight"))?;
         let scale = tensors.member(module, ".weight_scale")?;
-        let values = Values::new(tensors, scale, &SCALE_TYPES)?;
+        let values = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
         if values.n != 1 {
             return Err(tensors.shape_error(scale, "1 element".to_owned()));
         }
-        if is_divisor && values.get(tensors.below(), 0)? == 0.0 {
+        if is_divisor && values.get(tensors.inner(), 0)? == 0.0 {
             return Err(tensors.zero_divisor(scale));
         }
         let (n_packed, n_cols) = tensors.matrix(codes)?;
@@ -58,22 +58,22 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 
 impl Ternary {
     /// Returns the value of a code of +1.
-    fn value_of_one(&self, below: Below<'_>) -> Result<f32, DequantError> {
-        let scale = self.scale.get(below, 0)?;
+    fn value_of_one(&self, inner: InnerSource<'_>) -> Result<f32, DequantError> {
+        let scale = self.scale.get(inner, 0)?;
         Ok(if self.is_divisor { 1.0 / scale } else { scale })
     }
 
     /// Reads codes 0, 1 and 2 of a range of columns of a row.
     fn read_codes(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         cols: &Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let (shift, packed) = (2 * (row / self.n_packed), row % self.n_packed);
         let first = packed * self.n_cols;
-        below.try_with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
+        inner.try_with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
             let mut is_bad = false;
             for (out, &byte) in out.iter_mut().zip(bytes) {
                 *out = byte >> shift & 3;
@@ -83,7 +83,7 @@ impl Ternary {
             match out.iter().position(|&code| is_bad && code == 3) {
                 None => Ok(()),
                 Some(at) => Err(DequantError::IndexOutOfRange {
-                    tensor: below.meta(self.codes).name.clone(),
+                    tensor: inner.meta(self.codes).name.clone(),
                     index: first + cols.start + at as u64,
                     found: 3,
                     expected: "a code of 0, 1 or 2".to_owned(),
@@ -96,16 +96,16 @@ impl Ternary {
 impl CodedWeight for Ternary {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        let one = self.value_of_one(below)?;
+        let one = self.value_of_one(inner)?;
         let width = (cols.end - cols.start) as usize;
         let mut codes = vec![0; width];
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.read_codes(below, row, &cols, &mut codes)?;
+            self.read_codes(inner, row, &cols, &mut codes)?;
             for (out, &code) in out.iter_mut().zip(&codes) {
                 *out = f32::from(code.cast_signed() - 1) * one;
             }
@@ -113,11 +113,11 @@ impl CodedWeight for Ternary {
         Ok(())
     }
 
-    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
         if !self.n_cols.is_multiple_of(GgmlType::Tq2_0.block_elems() as u64) {
             return Ok(Vec::new());
         }
-        let one = self.value_of_one(below)?;
+        let one = self.value_of_one(inner)?;
         let error = f16_error(one);
         let packing = Packing::rounded(GgmlType::Tq2_0, error);
         Ok(if error.is_finite() { vec![packing] } else { Vec::new() })
@@ -125,18 +125,18 @@ impl CodedWeight for Ternary {
 
     fn pack(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         ty: GgmlType,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         assert_eq!(ty, GgmlType::Tq2_0, "the only packing");
-        let one = self.value_of_one(below)?;
+        let one = self.value_of_one(inner)?;
         let mut codes = vec![0; (cols.end - cols.start) as usize];
         let (block_elems, block_bytes) = (GgmlType::Tq2_0.block_elems(), GgmlType::Tq2_0.block_bytes());
         for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
-            self.read_codes(below, row, &cols, &mut codes)?;
+            self.read_codes(inner, row, &cols, &mut codes)?;
             for (codes, out) in codes.as_chunks().0.iter().zip(out.chunks_exact_mut(block_bytes)) {
                 pack_tq2_0(codes, one, out);
             }

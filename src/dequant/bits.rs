@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::core::little_endian::u32s;
 use crate::core::simd::VectorLoop;
-use crate::dequant::{Below, DequantError};
+use crate::dequant::{DequantError, InnerSource};
 
 /// Bits of a word.
 const WORD: u64 = 32;
@@ -33,7 +33,7 @@ pub(super) enum WordLayout {
 ///
 /// Word `k` of stream `s` is word `s · stride + k · step` of the tensor; one of the two distances is 1.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stream {
+pub(super) struct CodeStream {
     /// Index of the tensor, which holds 32-bit words.
     pub(super) index: usize,
     /// Bits per code, at most 8.
@@ -46,7 +46,7 @@ pub(super) struct Stream {
     pub(super) stride: u64,
 }
 
-impl Stream {
+impl CodeStream {
     /// Returns the number of words of a stream of `n` codes.
     pub(super) fn words(bits: u32, layout: WordLayout, n: u64) -> u64 {
         match layout {
@@ -64,7 +64,7 @@ impl Stream {
     /// If the rectangle is outside the tensor: shapes are checked while planning.
     pub(super) fn read_along(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         streams: Range<u64>,
         codes: Range<u64>,
         out: &mut [u8],
@@ -77,11 +77,11 @@ impl Stream {
         let end = self.last_word_of(codes.end - 1) + 1;
         let pitch = (end - first).next_multiple_of(unit_words) as usize;
         let mut words = vec![0; (streams.end - streams.start) as usize * pitch];
-        self.gather(below, streams, first..end, (pitch, 1), &mut words)?;
+        self.gather(inner, streams, first..end, (pitch, 1), &mut words)?;
         let skip = (codes.start % unit_codes) as usize;
         let width = (codes.end - codes.start) as usize;
         for (words, out) in words.chunks_exact(pitch).zip(out.chunks_exact_mut(width)) {
-            below.level.vectorize(Unpack { stream: *self, words, skip, out });
+            inner.level.vectorize(Unpack { stream: *self, words, skip, out });
         }
         Ok(())
     }
@@ -94,10 +94,10 @@ impl Stream {
     /// The source failed.
     ///
     /// # Panics
-    /// As [`Stream::read_along`].
+    /// As [`CodeStream::read_along`].
     pub(super) fn read_across(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         streams: Range<u64>,
         codes: Range<u64>,
         add: u32,
@@ -111,7 +111,7 @@ impl Stream {
         let end = self.last_word_of(codes.end - 1) + 1;
         let n_streams = (streams.end - streams.start) as usize;
         let mut words = vec![0u32; (end - first) as usize * n_streams];
-        self.gather(below, streams, first..end, (1, n_streams), &mut words)?;
+        self.gather(inner, streams, first..end, (1, n_streams), &mut words)?;
         for word in &mut words {
             *word = word.wrapping_add(add);
         }
@@ -120,7 +120,7 @@ impl Stream {
             let line = |word: u64| &words[(word - first) as usize * n_streams..][..n_streams];
             let straddles = bit + self.bits > 32;
             let high = if straddles { line(word + 1) } else { line(word) };
-            below.level.vectorize(Fields { low: line(word), high, bit, bits: self.bits, out });
+            inner.level.vectorize(ExtractField { low: line(word), high, bit, bits: self.bits, out });
         }
         Ok(())
     }
@@ -157,7 +157,7 @@ impl Stream {
     /// Only the requested words are read: in a large tensor, other data may be between the words of a stream.
     fn gather(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         streams: Range<u64>,
         words: Range<u64>,
         pitches: (usize, usize),
@@ -168,7 +168,7 @@ impl Stream {
         let (lines, elems, line_stride) =
             if is_along { (streams, words, self.stride) } else { (words, streams, self.step) };
         let (line_pitch, elem_pitch) = if is_along { pitches } else { (pitches.1, pitches.0) };
-        let (tensor, n_words) = (below.tensor(self.index), elems.end - elems.start);
+        let (tensor, n_words) = (inner.tensor(self.index), elems.end - elems.start);
         for (line, first) in lines.map(|line| line * line_stride + elems.start).enumerate() {
             let out = &mut out[line * line_pitch..];
             tensor.with_elems(first..first + n_words, |bytes| {
@@ -185,7 +185,7 @@ impl Stream {
 
 /// Unpacks a stream of whole units into bytes, without the first `skip` codes.
 struct Unpack<'a> {
-    stream: Stream,
+    stream: CodeStream,
     words: &'a [u32],
     skip: usize,
     out: &'a mut [u8],
@@ -263,7 +263,7 @@ fn units<const WORDS: usize, const CODES: usize>(
 
 /// Extracts one code of many streams: bits `bit ..` of `low`, and for a code that straddles words the low bits of
 /// `high`.
-struct Fields<'a> {
+struct ExtractField<'a> {
     low: &'a [u32],
     high: &'a [u32],
     bit: u32,
@@ -271,7 +271,7 @@ struct Fields<'a> {
     out: &'a mut [u8],
 }
 
-impl VectorLoop for Fields<'_> {
+impl VectorLoop for ExtractField<'_> {
     type Output = ();
 
     #[inline(always)]

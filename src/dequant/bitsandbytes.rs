@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::core::numeric::held_by_f32;
 use crate::core::{ElementType, Shape};
 use crate::dequant::nibbles::look_up;
-use crate::dequant::values::Values;
-use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
+use crate::dequant::values::NumberTensor;
+use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 
 /// 1/127 as F32: the writer multiplies by it.
 const INV_127: f32 = 0.007_874_015_7;
@@ -35,14 +35,14 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 /// Contents of `quant_state`.
-struct State {
+struct QuantState {
     block: u64,
     dims: Vec<u64>,
     nested_block: Option<u64>,
     nested_offset: f32,
 }
 
-fn state(tensors: &Tensors<'_>, index: usize) -> Result<State, DequantError> {
+fn state(tensors: &Tensors<'_>, index: usize) -> Result<QuantState, DequantError> {
     tensors.check_type(index, &[ElementType::U8])?;
     let meta = tensors.meta(index);
     let bad =
@@ -52,12 +52,12 @@ fn state(tensors: &Tensors<'_>, index: usize) -> Result<State, DequantError> {
         return Err(bad("too long for a description"));
     }
     let json: Value = tensors
-        .below()
+        .inner()
         .try_with_elems(index, 0..n, |bytes| serde_json::from_slice(bytes).map_err(|_| bad("not JSON")))?;
     let size = |key: &str| json.get(key).and_then(Value::as_u64).filter(|&n| n > 0);
     let dims = json.get("shape").and_then(Value::as_array);
     let dims: Option<Vec<u64>> = dims.and_then(|dims| dims.iter().map(Value::as_u64).collect());
-    Ok(State {
+    Ok(QuantState {
         block: size("blocksize").ok_or_else(|| bad("`blocksize` must be a positive number"))?,
         dims: dims.ok_or_else(|| bad("`shape` must be a list of sizes"))?,
         nested_block: size("nested_blocksize"),
@@ -68,8 +68,8 @@ fn state(tensors: &Tensors<'_>, index: usize) -> Result<State, DequantError> {
 
 /// Scales of quantized block scales: `map[code] · absmax + offset`, each step in F32.
 struct Nested {
-    map: Values,
-    absmax: Values,
+    map: NumberTensor,
+    absmax: NumberTensor,
     block: u64,
     offset: f32,
 }
@@ -78,8 +78,8 @@ struct FourBits {
     /// Name of the code book.
     kind: &'static str,
     codes: usize,
-    map: Values,
-    absmax: Values,
+    map: NumberTensor,
+    absmax: NumberTensor,
     nested: Option<Nested>,
     block: u64,
     n_cols: u64,
@@ -107,7 +107,7 @@ fn four_bits(
     }
     let absmax = tensors.member(weight, ".absmax")?;
     let map_index = tensors.member(weight, ".quant_map")?;
-    let map = Values::new(tensors, map_index, &[ElementType::F32])?;
+    let map = NumberTensor::new(tensors, map_index, &[ElementType::F32])?;
     if map.n != 16 {
         return Err(tensors.shape_error(map_index, "16 elements".to_owned()));
     }
@@ -116,8 +116,8 @@ fn four_bits(
     let nested = if tensors.meta(absmax).ty == ElementType::U8 {
         let map_index = tensors.member(weight, ".nested_quant_map")?;
         let absmax_index = tensors.member(weight, ".nested_absmax")?;
-        let map = Values::new(tensors, map_index, &[ElementType::F32])?;
-        let nested_absmax = Values::new(tensors, absmax_index, &[ElementType::F32])?;
+        let map = NumberTensor::new(tensors, map_index, &[ElementType::F32])?;
+        let nested_absmax = NumberTensor::new(tensors, absmax_index, &[ElementType::F32])?;
         let block = state.nested_block.unwrap_or(256);
         if map.n != 256 {
             return Err(tensors.shape_error(map_index, "256 elements".to_owned()));
@@ -131,7 +131,7 @@ fn four_bits(
     } else {
         None
     };
-    let absmax_values = Values::new(tensors, absmax, &[ElementType::F32, ElementType::U8])?;
+    let absmax_values = NumberTensor::new(tensors, absmax, &[ElementType::F32, ElementType::U8])?;
     if absmax_values.n != n_blocks {
         let expected = format!("{n_blocks} elements, one for each block of {}", state.block);
         return Err(tensors.shape_error(absmax, expected));
@@ -152,15 +152,20 @@ fn four_bits(
 
 impl FourBits {
     /// Reads the scales of blocks `range`.
-    fn scales(&self, below: Below<'_>, range: Range<u64>, out: &mut Vec<f32>) -> Result<(), DequantError> {
+    fn scales(
+        &self,
+        inner: InnerSource<'_>,
+        range: Range<u64>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DequantError> {
         out.clear();
-        let Some(nested) = &self.nested else { return self.absmax.read(below, range, out) };
+        let Some(nested) = &self.nested else { return self.absmax.read(inner, range, out) };
         let mut map = Vec::with_capacity(256);
-        nested.map.read(below, 0..256, &mut map)?;
+        nested.map.read(inner, 0..256, &mut map)?;
         let mut outer = Vec::new();
         let first = range.start / nested.block;
-        nested.absmax.read(below, first..range.end.div_ceil(nested.block), &mut outer)?;
-        below.with_elems(self.absmax.index, range.clone(), |bytes| {
+        nested.absmax.read(inner, first..range.end.div_ceil(nested.block), &mut outer)?;
+        inner.with_elems(self.absmax.index, range.clone(), |bytes| {
             for (block, &code) in range.zip(bytes) {
                 let scale = outer[(block / nested.block - first) as usize];
                 out.push(map[usize::from(code)] * scale + nested.offset);
@@ -173,25 +178,25 @@ impl FourBits {
 impl CodedWeight for FourBits {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
-        let elem_bytes = below.meta(self.codes).ty.bytes().unwrap_or(1) as u64;
+        let elem_bytes = inner.meta(self.codes).ty.bytes().unwrap_or(1) as u64;
         let mut book = Vec::with_capacity(16);
-        self.map.read(below, 0..16, &mut book)?;
+        self.map.read(inner, 0..16, &mut book)?;
         let map: [f32; 16] = std::array::from_fn(|code| book[code]);
         let mut scales = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
             let (first, end) = (row * self.n_cols + cols.start, row * self.n_cols + cols.end);
             let first_block = first / self.block;
-            self.scales(below, first_block..end.div_ceil(self.block), &mut scales)?;
+            self.scales(inner, first_block..end.div_ceil(self.block), &mut scales)?;
             // Byte positions are converted to elements of the stored type.
             let elems = first / 2 / elem_bytes..end.div_ceil(2).div_ceil(elem_bytes);
             let skip = elems.start * elem_bytes;
-            below.with_elems(self.codes, elems, |bytes| {
+            inner.with_elems(self.codes, elems, |bytes| {
                 let mut at = first;
                 while at < end {
                     let block = at / self.block;
@@ -223,7 +228,7 @@ impl CodedWeight for FourBits {
 
 struct EightBits {
     codes: usize,
-    scales: Values,
+    scales: NumberTensor,
     n_cols: u64,
     members: Vec<usize>,
 }
@@ -232,7 +237,7 @@ fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(
     let codes = tensors.member(module, ".weight")?;
     tensors.check_type(codes, &[ElementType::I8])?;
     let (n_rows, n_cols) = tensors.matrix(codes)?;
-    let scales = Values::new(tensors, scale, &[ElementType::F32])?;
+    let scales = NumberTensor::new(tensors, scale, &[ElementType::F32])?;
     if scales.n != n_rows {
         return Err(tensors.shape_error(scale, format!("{n_rows} elements, one for each row")));
     }
@@ -242,12 +247,12 @@ fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(
         if tensors.meta(format).shape.n_elems() != 1 {
             return Err(tensors.shape_error(format, "1 element".to_owned()));
         }
-        let found = tensors.below().with_elems(format, 0..1, |bytes| bytes[0])?;
+        let found = tensors.inner().with_elems(format, 0..1, |bytes| bytes[0])?;
         if found != 0 {
             return Err(DequantError::UnsupportedVariant {
                 place: format!("tensor `{}`", crate::core::text::escape(&tensors.meta(format).name)),
                 found: found.to_string(),
-                reason: "weights are stored in a GPU tile order; 0 stands for rows".to_owned(),
+                reason: "weights are stored in a GPU tile order; 0 means rows".to_owned(),
             });
         }
         members.push(format);
@@ -261,16 +266,16 @@ fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(
 impl CodedWeight for EightBits {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            let scale = self.scales.get(below, row)?;
+            let scale = self.scales.get(inner, row)?;
             let first = row * self.n_cols;
-            below.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
+            inner.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
                 for (out, &code) in out.iter_mut().zip(bytes) {
                     *out = f32::from(code.cast_signed()) * scale * INV_127;
                 }

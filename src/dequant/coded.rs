@@ -7,28 +7,28 @@ use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
 use crate::dequant::DequantError;
 
-/// Access to the source below the layer, with the vector instructions to use.
+/// The inner source of the layer, with the vector instructions to use.
 #[derive(Clone, Copy)]
-pub(super) struct Below<'a> {
+pub(super) struct InnerSource<'a> {
     /// The tensors of the checkpoint.
     pub(super) source: &'a dyn WeightSource,
     /// Vector instructions that loops may use; every level gives the same values.
     pub(super) level: SimdLevel,
 }
 
-impl<'a> Below<'a> {
+impl<'a> InnerSource<'a> {
     /// Name, shape and element type of a tensor.
     pub(super) fn meta(self, index: usize) -> &'a WeightMeta {
         &self.source.weights()[index]
     }
 
     /// Returns an accessor of one tensor, for many reads.
-    pub(super) fn tensor(self, index: usize) -> TensorBelow<'a> {
+    pub(super) fn tensor(self, index: usize) -> InnerTensor<'a> {
         let elem_bytes = self.meta(index).ty.bytes().unwrap_or(1);
-        TensorBelow { source: self.source, index, mapped: self.source.borrow(index), elem_bytes }
+        InnerTensor { source: self.source, index, mapped: self.source.borrow(index), elem_bytes }
     }
 
-    /// Passes the bytes of some elements of a tensor to `use_them`, as [`TensorBelow::with_elems`].
+    /// Passes the bytes of some elements of a tensor to `use_them`, as [`InnerTensor::with_elems`].
     ///
     /// # Errors
     /// The source failed.
@@ -41,7 +41,7 @@ impl<'a> Below<'a> {
         self.tensor(index).with_elems(range, use_them)
     }
 
-    /// Passes bytes as [`Below::with_elems`] does, to a function that may fail.
+    /// Passes bytes as [`InnerSource::with_elems`] does, to a function that may fail.
     ///
     /// # Errors
     /// The source failed, or `use_them` did.
@@ -57,7 +57,7 @@ impl<'a> Below<'a> {
 
 /// Accessor of a tensor of the checkpoint; its elements are whole bytes.
 #[derive(Clone, Copy)]
-pub(super) struct TensorBelow<'a> {
+pub(super) struct InnerTensor<'a> {
     source: &'a dyn WeightSource,
     index: usize,
     /// All bytes of the tensor, if it is mapped.
@@ -65,7 +65,7 @@ pub(super) struct TensorBelow<'a> {
     elem_bytes: usize,
 }
 
-impl TensorBelow<'_> {
+impl InnerTensor<'_> {
     /// Passes the bytes of some elements to `use_them`, from the mapping or through a buffer.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ pub(super) trait CodedWeight: Send + Sync {
     /// The source failed, or a code or scale has no valid value.
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -111,8 +111,8 @@ pub(super) trait CodedWeight: Send + Sync {
     ///
     /// # Errors
     /// The source failed, or a scale that is not finite.
-    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
-        let _ = below;
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+        let _ = inner;
         Ok(Vec::new())
     }
 
@@ -125,13 +125,13 @@ pub(super) trait CodedWeight: Send + Sync {
     /// If there is no such packing.
     fn pack(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         ty: GgmlType,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
-        let _ = (below, rows, cols, out);
+        let _ = (inner, rows, cols, out);
         panic!("no packing as {ty}")
     }
 
@@ -142,14 +142,14 @@ pub(super) trait CodedWeight: Send + Sync {
     fn form(&self) -> String;
 
     /// Element type of the codes.
-    fn code_type(&self, below: Below<'_>) -> Option<ElementType> {
-        self.members().first().map(|&codes| below.meta(codes).ty)
+    fn code_type(&self, inner: InnerSource<'_>) -> Option<ElementType> {
+        self.members().first().map(|&codes| inner.meta(codes).ty)
     }
 
     /// Announces that the weight will be read, as [`WeightSource::expect`] does.
-    fn expect(&self, below: Below<'_>) {
+    fn expect(&self, inner: InnerSource<'_>) {
         for &member in self.members() {
-            below.source.expect(member);
+            inner.source.expect(member);
         }
     }
 
@@ -157,10 +157,10 @@ pub(super) trait CodedWeight: Send + Sync {
     ///
     /// The codes of one row may be scattered over their tensors. Unless a method overrides this, everything is
     /// released after the last elements were read.
-    fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
+    fn release(&self, inner: InnerSource<'_>, shape: &Shape, elems: Range<u64>) {
         if elems.end >= shape.n_elems() {
             for &member in self.members() {
-                below.source.release_elems(member, 0, below.meta(member).shape.n_elems());
+                inner.source.release_elems(member, 0, inner.meta(member).shape.n_elems());
             }
         }
     }

@@ -4,17 +4,17 @@ use serde_json::{Map, Value};
 
 use crate::core::little_endian::{i32s, i64s};
 use crate::core::{ElementType, Shape};
-use crate::dequant::bits::{Stream, WordLayout};
-use crate::dequant::fp4::{Beside, Factor, Fp4};
+use crate::dequant::bits::{CodeStream, WordLayout};
+use crate::dequant::fp4::{Factor, Fp4, Nvfp4Params};
 use crate::dequant::fp8::{self, Fp8, ScaleLayout};
-use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
+use crate::dequant::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, ZeroShift, Zeros};
 use crate::dequant::patterns::{ModulePattern, Patterns};
 use crate::dequant::stack::unpacked;
-use crate::dequant::values::{SCALE_TYPES, Values};
+use crate::dequant::values::{NumberTensor, SCALE_TYPES};
 use crate::dequant::{DequantError, Settings, Tensors, sparse};
 
 /// Entry of a list of modules.
-enum Target {
+enum ModuleTarget {
     Name(String),
     Pattern(ModulePattern),
     /// A class of modules; only linear modules are quantized.
@@ -22,8 +22,8 @@ enum Target {
 }
 
 /// A quantization scheme: the arguments of the weights, and the group's own format, if it has one.
-struct Group {
-    targets: Vec<Target>,
+struct ConfigGroup {
+    targets: Vec<ModuleTarget>,
     format: Option<String>,
     weights: Settings,
 }
@@ -71,7 +71,10 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let conflict = |key: &str, configured: &str| {
             settings.conflict(key, configured, &tensors.meta(codes).name, "it is quantized")
         };
-        if ignored.iter().any(|target| !matches!(target, Target::Class) && target.rank(module).is_some()) {
+        if ignored
+            .iter()
+            .any(|target| !matches!(target, ModuleTarget::Class) && target.rank(module).is_some())
+        {
             return Err(conflict("ignore", "a list with the module in it"));
         }
         let group = groups
@@ -96,13 +99,13 @@ pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool +
         targets(settings, "ignore", settings.map.get("ignore"), &mut Patterns::default())?,
     );
     Ok(move |module: &str| {
-        let names = |target: &Target| target.rank(module).is_some();
-        let is_ignored = ignored.iter().any(|target| !matches!(target, Target::Class) && names(target));
+        let names = |target: &ModuleTarget| target.rank(module).is_some();
+        let is_ignored = ignored.iter().any(|target| !matches!(target, ModuleTarget::Class) && names(target));
         !is_ignored && groups.iter().any(|group| group.targets.iter().any(names))
     })
 }
 
-impl Target {
+impl ModuleTarget {
     /// Returns the specificity of a match with a module, lowest first; `None` if there is no match.
     fn rank(&self, module: &str) -> Option<u8> {
         match self {
@@ -118,21 +121,21 @@ fn targets(
     key: &str,
     value: Option<&Value>,
     patterns: &mut Patterns,
-) -> Result<Vec<Target>, DequantError> {
+) -> Result<Vec<ModuleTarget>, DequantError> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let names = value.as_array().map(|names| names.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
     let Some(Some(names)) = names else { return Err(settings.bad(key, "must be a list of strings")) };
     let mut target = |name: &str| match name.strip_prefix("re:") {
-        Some(pattern) => patterns.compile(pattern).map(Target::Pattern).map_err(|error| {
+        Some(pattern) => patterns.compile(pattern).map(ModuleTarget::Pattern).map_err(|error| {
             settings.bad(key, &format!("has the pattern `{pattern}`, which {}", error.what()))
         }),
-        None if name == "Linear" => Ok(Target::Class),
-        None => Ok(Target::Name(name.to_owned())),
+        None if name == "Linear" => Ok(ModuleTarget::Class),
+        None => Ok(ModuleTarget::Name(name.to_owned())),
     };
     names.into_iter().map(&mut target).collect()
 }
 
-fn groups(settings: &Settings) -> Result<Vec<Group>, DequantError> {
+fn groups(settings: &Settings) -> Result<Vec<ConfigGroup>, DequantError> {
     const KEY: &str = "config_groups";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
@@ -144,7 +147,7 @@ fn groups(settings: &Settings) -> Result<Vec<Group>, DequantError> {
             return Err(settings.bad(&key, "has no `weights`"));
         };
         let of = |map: &Map<String, Value>| Settings { map: map.clone(), ..settings.clone() };
-        groups.push(Group {
+        groups.push(ConfigGroup {
             targets: targets(settings, &format!("{key}.targets"), own.get("targets"), &mut patterns)?,
             format: of(own).text("format")?.map(str::to_owned),
             weights: of(weights),
@@ -209,19 +212,19 @@ fn group_layout(
     tensors: &Tensors<'_>,
     scale: usize,
     (n_rows, n_cols): (u64, u64),
-) -> Result<(Order, u64, u64), DequantError> {
+) -> Result<(ScaleOrder, u64, u64), DequantError> {
     let found = tensors.meta(scale).shape.dims().to_vec();
     match strategy(weights)? {
         Strategy::Tensor if tensors.meta(scale).shape.n_elems() == 1 => {
-            Ok((Order::RowMajor { stride: 0 }, 1, n_cols.max(1)))
+            Ok((ScaleOrder::RowMajor { stride: 0 }, 1, n_cols.max(1)))
         }
         Strategy::Channel if found == [n_rows, 1] || found == [n_rows] => {
-            Ok((Order::RowMajor { stride: 1 }, 1, n_cols.max(1)))
+            Ok((ScaleOrder::RowMajor { stride: 1 }, 1, n_cols.max(1)))
         }
         Strategy::Group(size) => {
             let n_groups = n_cols.div_ceil(size);
             if found == [n_rows, n_groups] {
-                return Ok((Order::RowMajor { stride: n_groups }, n_groups, size));
+                return Ok((ScaleOrder::RowMajor { stride: n_groups }, n_groups, size));
             }
             let is_rows = found.len() == 2 && found[0] == n_rows;
             if !is_rows {
@@ -244,8 +247,8 @@ fn word_layout(
     bits: u32,
     (n_codes, n_words): (u64, u64),
 ) -> Result<WordLayout, DequantError> {
-    let dense = Stream::words(bits, WordLayout::Dense, n_codes);
-    let padded = Stream::words(bits, WordLayout::Padded, n_codes);
+    let dense = CodeStream::words(bits, WordLayout::Dense, n_codes);
+    let padded = CodeStream::words(bits, WordLayout::Padded, n_codes);
     let is_same = 32 % bits == 0;
     match (dense == n_words, padded == n_words) {
         (true, _) if is_same => Ok(WordLayout::Dense),
@@ -281,7 +284,7 @@ fn pack_quantized(
     let shape_index = tensors.member(module, ".weight_shape")?;
     tensors.check_no_plain(module, packed)?;
     tensors.check_type(packed, &[ElementType::I32])?;
-    let scales = Values::new(tensors, scale, &SCALE_TYPES)?;
+    let scales = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
     let (n_rows, n_cols) = shape_of(tensors, shape_index)?;
     let (rows, n_words) = tensors.matrix(packed)?;
     // There cannot be more codes than bits; this also rejects sizes that would overflow.
@@ -303,27 +306,27 @@ fn pack_quantized(
             return Err(tensors.shape_error(index, format!("{n_groups} columns, one for each group")));
         }
         // Zero points have the same word layout as the codes: another number of words would be another layout.
-        let zero_words = Stream::words(bits, layout, n_rows);
+        let zero_words = CodeStream::words(bits, layout, n_rows);
         if words != zero_words {
             return Err(tensors.shape_error(index, format!("[{zero_words}, {n_groups}], as the codes lie")));
         }
         members.push(index);
-        Zeros::ByGroup(Stream { index, bits, layout, step: n_groups, stride: 1 }, ZeroShift::None)
+        Zeros::ByGroup(CodeStream { index, bits, layout, step: n_groups, stride: 1 }, ZeroShift::None)
     };
-    let mut groups = Groups::Runs(group_size);
+    let mut groups = ColumnGroups::Runs(group_size);
     if let Some(g_idx) = tensors.find(&format!("{module}.weight_g_idx")) {
         tensors.check_type(g_idx, &[ElementType::I32])?;
         tensors.check_shape(g_idx, &[n_cols])?;
         members.push(g_idx);
         if !is_unset(tensors, g_idx)? {
-            groups = Groups::Index(g_idx);
+            groups = ColumnGroups::Index(g_idx);
         }
     }
     let name = format!("{module}.weight");
     let shape = Shape::new(vec![n_rows, n_cols])
         .ok_or_else(|| tensors.shape_error(packed, "a size that fits 63 bits".to_owned()))?;
     let coded = Grouped {
-        codes: Codes::ByRow(Stream { index: packed, bits, layout, step: 1, stride: n_words }),
+        codes: CodeLayout::ByRow(CodeStream { index: packed, bits, layout, step: 1, stride: n_words }),
         code_range: (0, (1 << bits) - 1),
         zeros,
         scales,
@@ -333,7 +336,7 @@ fn pack_quantized(
         n_rows,
         n_cols,
         members,
-        layout: Layout { group_size, is_symmetric: !weights.says("symmetric", false) },
+        layout: GroupLayout { group_size, is_symmetric: !weights.is_set_to("symmetric", false) },
     };
     tensors.append(name, shape, Box::new(coded));
     Ok(())
@@ -357,13 +360,13 @@ fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantEr
             expected: "a size".to_owned(),
         })
     };
-    tensors.below().try_with_elems(index, 0..2, |bytes| Ok((size(bytes, 0)?, size(bytes, 1)?)))
+    tensors.inner().try_with_elems(index, 0..2, |bytes| Ok((size(bytes, 0)?, size(bytes, 1)?)))
 }
 
 /// Returns true if a group index contains only -1, which means that there is none.
 fn is_unset(tensors: &Tensors<'_>, index: usize) -> Result<bool, DequantError> {
     let n = tensors.meta(index).shape.n_elems();
-    Ok(tensors.below().with_elems(index, 0..n, |bytes| i32s(bytes).all(|group| group == -1))?)
+    Ok(tensors.inner().with_elems(index, 0..n, |bytes| i32s(bytes).all(|group| group == -1))?)
 }
 
 fn int_quantized(
@@ -375,7 +378,7 @@ fn int_quantized(
     let bits = num_bits(weights)?;
     let scale = tensors.member(module, ".weight_scale")?;
     tensors.check_type(codes, &[ElementType::I8])?;
-    let scales = Values::new(tensors, scale, &SCALE_TYPES)?;
+    let scales = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
     let (n_rows, n_cols) = tensors.matrix(codes)?;
     let (order, n_groups, group_size) = group_layout(weights, tensors, scale, (n_rows, n_cols))?;
     let mut members = vec![codes, scale];
@@ -395,17 +398,17 @@ fn int_quantized(
     }
     let meta = tensors.meta(codes);
     let coded = Grouped {
-        codes: Codes::Bytes(codes),
+        codes: CodeLayout::Bytes(codes),
         code_range: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
         zeros,
         scales,
         order,
-        groups: Groups::Runs(group_size),
+        groups: ColumnGroups::Runs(group_size),
         n_groups,
         n_rows,
         n_cols,
         members,
-        layout: Layout { group_size, is_symmetric: !weights.says("symmetric", false) },
+        layout: GroupLayout { group_size, is_symmetric: !weights.is_set_to("symmetric", false) },
     };
     tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
     Ok(())
@@ -440,7 +443,7 @@ fn put_float(tensors: &mut Tensors<'_>, codes: usize, coded: Fp8) {
 fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), DequantError> {
     let scale = tensors.member(module, ".weight_scale")?;
     tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
-    let scales = Values::exponents(tensors, scale);
+    let scales = NumberTensor::exponents(tensors, scale);
     let coded = Fp8::with_scales(tensors, codes, scales, ScaleLayout::Block { rows: 1, cols: 32 })?;
     put_float(tensors, codes, coded);
     Ok(())
@@ -463,13 +466,13 @@ fn nvfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), D
     let shape = unpacked(tensors, packed)?;
     let name = format!("{module}.weight");
     let input = match tensors.find(&format!("{module}.input_global_scale")) {
-        Some(input) => Factor::Over(Values::new(tensors, input, &SCALE_TYPES)?),
+        Some(input) => Factor::Over(NumberTensor::new(tensors, input, &SCALE_TYPES)?),
         None => Factor::None,
     };
-    let factor = Factor::Over(Values::new(tensors, global, &SCALE_TYPES)?);
+    let factor = Factor::Over(NumberTensor::new(tensors, global, &SCALE_TYPES)?);
     // ref: a scheme without `input_activations` is not marked as one of float activations, keep.
-    let beside = Beside { factor, input, float_activations: false };
-    let coded = Fp4::nv(tensors, packed, scale, beside, &shape)?;
+    let params = Nvfp4Params { factor, input, float_activations: false };
+    let coded = Fp4::nv(tensors, packed, scale, params, &shape)?;
     tensors.append(name, shape, Box::new(coded));
     Ok(())
 }

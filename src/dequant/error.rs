@@ -48,7 +48,7 @@ pub enum DequantError {
     #[error("tensor `{}`: element {index} is {found}", escape(tensor))]
     NonFinite { tensor: String, index: u64, found: String },
     /// A contradiction between configuration and tensors.
-    #[error("{file}: `{}` is {configured}, but tensor `{}` says {found}", escape(key), escape(tensor))]
+    #[error("{file}: `{}` is {configured}, but tensor `{}` has {found}", escape(key), escape(tensor))]
     ConfigTensorConflict { file: String, key: String, configured: String, tensor: String, found: String },
     /// Malformed metadata inside the checkpoint.
     #[error("tensor `{}`: {problem}", escape(tensor))]

@@ -17,9 +17,9 @@ mod ranged;
 use crate::checkpoint::fastllm::{Coding, FlmFile, Payload};
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, Shape, SourceError, WeightMeta, WeightSource};
-use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::layer::{Weight, WeightOrigin};
 use crate::dequant::lora::merge;
-use crate::dequant::{Below, DequantError, Dequantized, LoraError, LoraPair, Opened, Quantization};
+use crate::dequant::{DequantError, Dequantized, InnerSource, LoraError, LoraPair, Opened, Quantization};
 
 use affine::{Reading, is_present};
 use ranged::Ranged;
@@ -120,7 +120,7 @@ impl FlmOpened {
 }
 
 /// One tensor of a file.
-enum Tensor {
+enum FlmWeight {
     /// Floats, by the index of the file's weight.
     Plain(usize),
     /// Quantized codes.
@@ -133,13 +133,13 @@ enum Tensor {
 /// A range that is not finite; the source failed.
 pub fn open(file: FlmFile, meaning: FlmMeaning, level: SimdLevel) -> Result<FlmOpened, DequantError> {
     let tensors = tensors(&file);
-    let survey = survey(Below { source: &file, level }, &tensors)?;
-    let weight = |tensor: Tensor| match tensor {
-        Tensor::Plain(index) => Weight::plain(&file, index),
-        Tensor::Ranged { name, shape, mut codes } => {
+    let survey = survey(InnerSource { source: &file, level }, &tensors)?;
+    let weight = |tensor: FlmWeight| match tensor {
+        FlmWeight::Plain(index) => Weight::plain(&file, index),
+        FlmWeight::Ranged { name, shape, mut codes } => {
             codes.reading = survey.reading(codes.coding, meaning);
             let meta = WeightMeta { name, shape, ty: ElementType::F32 };
-            Weight { meta, origin: Origin::Coded(Box::new(codes)) }
+            Weight { meta, origin: WeightOrigin::Coded(Box::new(codes)) }
         }
     };
     let weights = tensors.into_iter().map(weight).collect();
@@ -150,16 +150,16 @@ pub fn open(file: FlmFile, meaning: FlmMeaning, level: SimdLevel) -> Result<FlmO
 /// Returns the tensors of the model.
 ///
 /// The file lists its weights in their order: one of floats, or ranges and codes.
-fn tensors(file: &FlmFile) -> Vec<Tensor> {
+fn tensors(file: &FlmFile) -> Vec<FlmWeight> {
     let mut tensors = Vec::new();
     let mut at = 0;
     for tensor in &file.header().tensors {
         let (own, next) = match &tensor.payload {
-            Payload::Plain { .. } => (Tensor::Plain(at), at + 1),
+            Payload::Plain { .. } => (FlmWeight::Plain(at), at + 1),
             Payload::Codes { coding, ranges, .. } => {
                 let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
                 let codes = Ranged::new(*coding, &shape, *ranges, [at + 1, at]);
-                (Tensor::Ranged { name, shape, codes }, at + 2)
+                (FlmWeight::Ranged { name, shape, codes }, at + 2)
             }
         };
         at = next;
@@ -176,14 +176,14 @@ fn is_buffer(name: &str) -> bool {
 }
 
 /// Reads every range once, and checks that each is valid.
-fn survey(below: Below<'_>, tensors: &[Tensor]) -> Result<FlmSurvey, SourceError> {
+fn survey(inner: InnerSource<'_>, tensors: &[FlmWeight]) -> Result<FlmSurvey, SourceError> {
     let mut survey = FlmSurvey::default();
     let (mut n_int8, mut n_symmetric) = (0u64, 0u64);
     let (mut n_rows, mut n_present) = (0u64, 0u64);
     for tensor in tensors {
-        let Tensor::Ranged { name, codes, .. } = tensor else { continue };
+        let FlmWeight::Ranged { name, codes, .. } = tensor else { continue };
         let mut n_zeroed = 0;
-        let looked = codes.each_range(below, |index, min, max| {
+        let looked = codes.each_range(inner, |index, min, max| {
             if min.is_nan() {
                 n_zeroed += 1;
             }
@@ -198,7 +198,7 @@ fn survey(below: Below<'_>, tensors: &[Tensor]) -> Result<FlmSurvey, SourceError
                 }
                 Coding::Int4 | Coding::Int4NoZero | Coding::Int4Group => {}
             }
-            codes.affine_of(below, index, min, max).map(drop)
+            codes.affine_of(inner, index, min, max).map(drop)
         });
         looked.map_err(|error| error.reading(name))?;
         if n_zeroed > 0 {

@@ -10,8 +10,8 @@ use crate::core::small_float::E2M1;
 use crate::core::{ElementType, GgmlType, Packing, Shape, StackFactors};
 use crate::dequant::nibbles::look_up;
 use crate::dequant::stack::{check_groups, is_by_matrix, matrices};
-use crate::dequant::values::Values;
-use crate::dequant::{Below, CodedWeight, DequantError, Tensors};
+use crate::dequant::values::NumberTensor;
+use crate::dequant::{CodedWeight, DequantError, InnerSource, Tensors};
 use crate::quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
 
 /// Global factor of a tensor, or of each matrix of a stack.
@@ -20,9 +20,9 @@ pub(super) enum Factor {
     /// No factor.
     None,
     /// Scales are multiplied by the factor.
-    Times(Values),
+    Times(NumberTensor),
     /// Scales are divided by the factor.
-    Over(Values),
+    Over(NumberTensor),
 }
 
 impl Factor {
@@ -40,24 +40,29 @@ impl Factor {
             return Err(tensors.shape_error(values.index, expected));
         }
         let is_zero = matches!(self, Self::Over(_));
-        if !values.all(tensors.below(), |value| value != 0.0 || !is_zero)? {
+        if !values.all(tensors.inner(), |value| value != 0.0 || !is_zero)? {
             return Err(tensors.zero_divisor(values.index));
         }
         Ok(())
     }
 
     /// Applies the factor of a matrix to its scales.
-    pub(super) fn apply(self, below: Below<'_>, matrix: u64, scales: &mut [f32]) -> Result<(), DequantError> {
+    pub(super) fn apply(
+        self,
+        inner: InnerSource<'_>,
+        matrix: u64,
+        scales: &mut [f32],
+    ) -> Result<(), DequantError> {
         match self {
             Self::None => {}
             Self::Times(values) => {
-                let factor = values.get(below, if values.n == 1 { 0 } else { matrix })?;
+                let factor = values.get(inner, if values.n == 1 { 0 } else { matrix })?;
                 for scale in scales {
                     *scale *= factor;
                 }
             }
             Self::Over(values) => {
-                let factor = values.get(below, if values.n == 1 { 0 } else { matrix })?;
+                let factor = values.get(inner, if values.n == 1 { 0 } else { matrix })?;
                 for scale in scales {
                     *scale /= factor;
                 }
@@ -80,19 +85,19 @@ impl Factor {
     }
 
     /// Returns the factor as a multiplier of a product.
-    fn multiplier(self, below: Below<'_>) -> Result<Option<f32>, DequantError> {
+    fn multiplier(self, inner: InnerSource<'_>) -> Result<Option<f32>, DequantError> {
         Ok(match self {
             Self::None => None,
-            Self::Times(values) => Some(values.get(below, 0)?),
-            Self::Over(values) => Some(1.0 / values.get(below, 0)?),
+            Self::Times(values) => Some(values.get(inner, 0)?),
+            Self::Over(values) => Some(1.0 / values.get(inner, 0)?),
         })
     }
 
     /// Returns the factors of `n_mats` matrices as multipliers; empty without factors.
-    fn multipliers(self, below: Below<'_>, n_mats: u64) -> Result<Vec<f32>, DequantError> {
+    fn multipliers(self, inner: InnerSource<'_>, n_mats: u64) -> Result<Vec<f32>, DequantError> {
         let (Self::Times(values) | Self::Over(values)) = self else { return Ok(Vec::new()) };
         let mut all = Vec::new();
-        values.read(below, 0..values.n, &mut all)?;
+        values.read(inner, 0..values.n, &mut all)?;
         if matches!(self, Self::Over(_)) {
             for value in &mut all {
                 *value = 1.0 / *value;
@@ -107,7 +112,7 @@ impl Factor {
 
 /// Parameters of an NVFP4 matrix in addition to codes and scales.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Beside {
+pub(super) struct Nvfp4Params {
     /// Factor of the matrix.
     pub(super) factor: Factor,
     /// Factor of the matrix's input, for runtimes that quantize activations.
@@ -119,8 +124,8 @@ pub(super) struct Beside {
 /// A matrix of FP4 codes.
 pub(super) struct Fp4 {
     codes: usize,
-    scales: Values,
-    beside: Beside,
+    scales: NumberTensor,
+    params: Nvfp4Params,
     /// Columns per scale.
     group: u64,
     /// Rows of one matrix of a stack.
@@ -141,9 +146,9 @@ impl Fp4 {
         shape: &Shape,
     ) -> Result<Self, DequantError> {
         tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
-        let scales = Values::exponents(tensors, scale);
-        let beside = Beside { factor: Factor::None, input: Factor::None, float_activations: false };
-        Self::new(tensors, codes, (scales, beside), 32, shape)
+        let scales = NumberTensor::exponents(tensors, scale);
+        let params = Nvfp4Params { factor: Factor::None, input: Factor::None, float_activations: false };
+        Self::new(tensors, codes, (scales, params), 32, shape)
     }
 
     /// Creates an NVFP4 matrix: a scale for each 16 columns, and a factor for the tensor or for each matrix of a
@@ -155,20 +160,20 @@ impl Fp4 {
         tensors: &Tensors<'_>,
         codes: usize,
         scale: usize,
-        beside: Beside,
+        params: Nvfp4Params,
         shape: &Shape,
     ) -> Result<Self, DequantError> {
-        let scales = Values::new(tensors, scale, &[ElementType::F8E4M3])?;
+        let scales = NumberTensor::new(tensors, scale, &[ElementType::F8E4M3])?;
         let (n_mats, _) = matrices(shape);
-        beside.factor.check(tensors, n_mats)?;
-        beside.input.check(tensors, n_mats)?;
-        Self::new(tensors, codes, (scales, beside), 16, shape)
+        params.factor.check(tensors, n_mats)?;
+        params.input.check(tensors, n_mats)?;
+        Self::new(tensors, codes, (scales, params), 16, shape)
     }
 
     fn new(
         tensors: &Tensors<'_>,
         codes: usize,
-        (scales, beside): (Values, Beside),
+        (scales, params): (NumberTensor, Nvfp4Params),
         group: u64,
         shape: &Shape,
     ) -> Result<Self, DequantError> {
@@ -185,44 +190,44 @@ impl Fp4 {
         }
         check_groups(tensors, scales.index, shape, group)?;
         let mut members = vec![codes, scales.index];
-        members.extend(beside.factor.member());
-        Ok(Self { codes, scales, beside, group, mat_rows: matrices(shape).1, n_cols, members })
+        members.extend(params.factor.member());
+        Ok(Self { codes, scales, params, group, mat_rows: matrices(shape).1, n_cols, members })
     }
 
     /// Reads the scales of a row, with the factor applied.
-    fn row_scales(&self, below: Below<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
+    fn row_scales(&self, inner: InnerSource<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
         let n_groups = self.n_cols.div_ceil(self.group);
         out.clear();
-        self.scales.read(below, row * n_groups..(row + 1) * n_groups, out)?;
-        self.beside.factor.apply(below, row / self.mat_rows.max(1), out)
+        self.scales.read(inner, row * n_groups..(row + 1) * n_groups, out)?;
+        self.params.factor.apply(inner, row / self.mat_rows.max(1), out)
     }
 
     /// Returns the packing as NVFP4, with its factors.
-    fn nv_packing(&self, below: Below<'_>) -> Result<Packing, DequantError> {
-        let Beside { factor, input, float_activations } = self.beside;
+    fn nv_packing(&self, inner: InnerSource<'_>) -> Result<Packing, DequantError> {
+        let Nvfp4Params { factor, input, float_activations } = self.params;
         let packing = Packing { float_activations, ..Packing::exact(GgmlType::Nvfp4) };
         if !factor.is_by_matrix() && !input.is_by_matrix() {
-            let (scale, input_scale) = (factor.multiplier(below)?, input.multiplier(below)?);
+            let (scale, input_scale) = (factor.multiplier(inner)?, input.multiplier(inner)?);
             return Ok(Packing { scale, input_scale, ..packing });
         }
         let n_elems = self.mat_rows * self.n_cols;
-        let all_rows = below.meta(self.codes).shape.n_rows();
+        let all_rows = inner.meta(self.codes).shape.n_rows();
         let n_mats = all_rows.checked_div(self.mat_rows).unwrap_or(0);
-        let scales = factor.multipliers(below, n_mats)?;
-        let input_scales = input.multipliers(below, n_mats)?;
+        let scales = factor.multipliers(inner, n_mats)?;
+        let input_scales = input.multipliers(inner, n_mats)?;
         Ok(Packing { stack: Some(StackFactors { n_elems, scales, input_scales }), ..packing })
     }
 
     /// Reads the codes of some columns of a row, in whole bytes.
     fn read_codes(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         cols: &Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let first = row * (self.n_cols / 2);
-        below.with_elems(self.codes, first + cols.start / 2..first + cols.end / 2, |bytes| {
+        inner.with_elems(self.codes, first + cols.start / 2..first + cols.end / 2, |bytes| {
             for (pair, &byte) in out.as_chunks_mut().0.iter_mut().zip(bytes) {
                 *pair = [byte & 15, byte >> 4];
             }
@@ -234,7 +239,7 @@ impl Fp4 {
 impl CodedWeight for Fp4 {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -242,10 +247,10 @@ impl CodedWeight for Fp4 {
         let width = (cols.end - cols.start) as usize;
         let mut scales = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.row_scales(below, row, &mut scales)?;
+            self.row_scales(inner, row, &mut scales)?;
             let first = row * (self.n_cols / 2);
             let bytes = first + cols.start / 2..first + cols.end.div_ceil(2);
-            below.with_elems(self.codes, bytes, |bytes| {
+            inner.with_elems(self.codes, bytes, |bytes| {
                 let mut at = cols.start;
                 while at < cols.end {
                     let end = cols.end.min((at / self.group + 1) * self.group);
@@ -260,19 +265,19 @@ impl CodedWeight for Fp4 {
         Ok(())
     }
 
-    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
-        match self.beside.factor {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+        match self.params.factor {
             Factor::None if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
                 // Reading checks that no exponent encodes NaN.
-                self.scales.all(below, |_| true)?;
+                self.scales.all(inner, |_| true)?;
                 Ok(vec![Packing::exact(GgmlType::Mxfp4)])
             }
             Factor::Times(_) | Factor::Over(_)
                 if self.n_cols.is_multiple_of(GgmlType::Nvfp4.block_elems() as u64) =>
             {
                 // Scales of the GGML block are unsigned.
-                let is_plain = self.scales.all(below, f32::is_sign_positive)?;
-                Ok(if is_plain { vec![self.nv_packing(below)?] } else { Vec::new() })
+                let is_plain = self.scales.all(inner, f32::is_sign_positive)?;
+                Ok(if is_plain { vec![self.nv_packing(inner)?] } else { Vec::new() })
             }
             _ => Ok(Vec::new()),
         }
@@ -281,7 +286,7 @@ impl CodedWeight for Fp4 {
     /// Writes blocks of a type that stores codes and scale bytes unchanged.
     fn pack(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         ty: GgmlType,
         rows: Range<u64>,
         cols: Range<u64>,
@@ -291,10 +296,10 @@ impl CodedWeight for Fp4 {
         let (n_groups, n_scales) = (self.n_cols / self.group, block_elems / self.group as usize);
         let mut codes = vec![0; (cols.end - cols.start) as usize];
         for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
-            self.read_codes(below, row, &cols, &mut codes)?;
+            self.read_codes(inner, row, &cols, &mut codes)?;
             let first = row * n_groups;
             let groups = first + cols.start / self.group..first + cols.end / self.group;
-            below.with_elems(self.scales.index, groups, |scales| {
+            inner.with_elems(self.scales.index, groups, |scales| {
                 let blocks = codes.chunks_exact(block_elems).zip(out.chunks_exact_mut(block_bytes));
                 for ((codes, out), scales) in blocks.zip(scales.chunks_exact(n_scales)) {
                     match ty {
@@ -313,8 +318,8 @@ impl CodedWeight for Fp4 {
     }
 
     fn form(&self) -> String {
-        let kind = if matches!(self.beside.factor, Factor::None) { "MXFP4" } else { "NVFP4" };
-        let factors = if self.beside.factor.is_by_matrix() { ", a factor by matrix" } else { "" };
+        let kind = if matches!(self.params.factor, Factor::None) { "MXFP4" } else { "NVFP4" };
+        let factors = if self.params.factor.is_by_matrix() { ", a factor by matrix" } else { "" };
         format!("{kind}, groups of {}{factors}", self.group)
     }
 }

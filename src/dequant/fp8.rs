@@ -15,17 +15,17 @@ use crate::core::{ElementType, GgmlType, Packing, Shape};
 use crate::dequant::encoding::along_rows;
 use crate::dequant::fp4::Fp4;
 use crate::dequant::stack::{is_by_matrix, matrices};
-use crate::dequant::values::{SCALE_TYPES, Values};
-use crate::dequant::{Below, CodedWeight, DequantError, Method, Settings, Tensors};
+use crate::dequant::values::{NumberTensor, SCALE_TYPES};
+use crate::dequant::{CodedWeight, DequantError, InnerSource, Method, Settings, Tensors};
 
 /// Float format of the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+enum Fp8Format {
     E4M3,
     E5M2,
 }
 
-impl Format {
+impl Fp8Format {
     /// Returns the format of an element type; `None` if it is not FP8.
     fn of(ty: ElementType) -> Option<Self> {
         match ty {
@@ -54,7 +54,7 @@ impl Format {
 
 /// Returns true if an element type is FP8.
 pub(super) fn is_fp8(ty: ElementType) -> bool {
-    Format::of(ty).is_some()
+    Fp8Format::of(ty).is_some()
 }
 
 /// Numbers of ranks among which writers split a matrix.
@@ -82,8 +82,8 @@ pub(super) enum ScaleLayout {
 
 /// A matrix of FP8 codes.
 pub(super) struct Fp8 {
-    format: Format,
-    scales: Values,
+    format: Fp8Format,
+    scales: NumberTensor,
     grid: ScaleLayout,
     /// Rows of one matrix; a stack of experts has several.
     n_rows: u64,
@@ -102,7 +102,7 @@ impl Fp8 {
         scale: usize,
         grid: ScaleLayout,
     ) -> Result<Self, DequantError> {
-        Self::with_scales(tensors, codes, Values::new(tensors, scale, &SCALE_TYPES)?, grid)
+        Self::with_scales(tensors, codes, NumberTensor::new(tensors, scale, &SCALE_TYPES)?, grid)
     }
 
     /// Creates the matrix as [`Fp8::new`] does, with scales of any kind.
@@ -112,11 +112,11 @@ impl Fp8 {
     pub(super) fn with_scales(
         tensors: &Tensors<'_>,
         codes: usize,
-        scales: Values,
+        scales: NumberTensor,
         grid: ScaleLayout,
     ) -> Result<Self, DequantError> {
         let (meta, scale) = (tensors.meta(codes), scales.index);
-        let format = Format::of(meta.ty).ok_or_else(|| DequantError::DtypeMismatch {
+        let format = Fp8Format::of(meta.ty).ok_or_else(|| DequantError::DtypeMismatch {
             tensor: meta.name.clone(),
             found: meta.ty,
             expected: "F8_E4M3 or F8_E5M2".to_owned(),
@@ -162,7 +162,7 @@ impl Fp8 {
     }
 
     /// Reads the scales of a row, one for each run of [`Fp8::run`] columns.
-    fn row_scales(&self, below: Below<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
+    fn row_scales(&self, inner: InnerSource<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
         out.clear();
         let range = match self.grid {
             ScaleLayout::Tensor => 0..1,
@@ -178,7 +178,7 @@ impl Fp8 {
                 grid_row * grid_cols..(grid_row + 1) * grid_cols
             }
         };
-        self.scales.read(below, range, out)
+        self.scales.read(inner, range, out)
     }
 
     /// Number of columns that share a scale.
@@ -209,7 +209,7 @@ fn rows_per_rank(grid: ScaleLayout, n_rows: u64, n_cols: u64, scales: &Shape) ->
 }
 
 /// A row of codes with one scale for each `run` columns.
-struct Row<'a> {
+struct CodeRow<'a> {
     codes: &'a [u8],
     scales: &'a [f32],
     cols: Range<u64>,
@@ -217,8 +217,8 @@ struct Row<'a> {
     out: &'a mut [f32],
 }
 
-struct Row4x3<'a>(Row<'a>);
-struct Row5x2<'a>(Row<'a>);
+struct Row4x3<'a>(CodeRow<'a>);
+struct Row5x2<'a>(CodeRow<'a>);
 
 impl VectorLoop for Row4x3<'_> {
     type Output = ();
@@ -238,7 +238,7 @@ impl VectorLoop for Row5x2<'_> {
     }
 }
 
-impl Row<'_> {
+impl CodeRow<'_> {
     #[inline(always)]
     fn decode<const EXP: u32, const MAN: u32>(self) {
         let Self { mut codes, scales, cols, run, mut out } = self;
@@ -266,7 +266,7 @@ impl Row<'_> {
 impl CodedWeight for Fp8 {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -275,13 +275,13 @@ impl CodedWeight for Fp8 {
         let width = (cols.end - cols.start) as usize;
         let mut scales = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.row_scales(below, row, &mut scales)?;
+            self.row_scales(inner, row, &mut scales)?;
             let first = row * self.n_cols;
-            below.with_elems(self.members[0], first + cols.start..first + cols.end, |codes| {
-                let row = Row { codes, scales: &scales, cols: cols.clone(), run, out };
+            inner.with_elems(self.members[0], first + cols.start..first + cols.end, |codes| {
+                let row = CodeRow { codes, scales: &scales, cols: cols.clone(), run, out };
                 match self.format {
-                    Format::E4M3 => below.level.vectorize(Row4x3(row)),
-                    Format::E5M2 => below.level.vectorize(Row5x2(row)),
+                    Fp8Format::E4M3 => inner.level.vectorize(Row4x3(row)),
+                    Fp8Format::E5M2 => inner.level.vectorize(Row5x2(row)),
                 }
             })?;
         }
@@ -290,13 +290,13 @@ impl CodedWeight for Fp8 {
 
     /// Returns the half-width float types that hold all values: the few significant bits fit if the scale is a power
     /// of two and the exponent is in range.
-    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
         let in_range = |low: i32, high: i32| {
             let test = move |scale: f32| {
                 let exp = (scale.to_bits() >> 23) as i32 - 127;
                 scale.to_bits() & 0x807f_ffff == 0 && (low..=high).contains(&exp)
             };
-            self.scales.all(below, test)
+            self.scales.all(inner, test)
         };
         let (step, top) = self.format.exponents();
         let mut found = Vec::new();
@@ -357,7 +357,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
             let reason = "MXFP4 has scales of 32 columns";
             return Err(settings.variant("mxfp4_block_size", "other than 32", reason));
         }
-        for (module, codes, scale) in codes_beside(tensors, ".weight_scale") {
+        for (module, codes, scale) in codes_with_scales(tensors, ".weight_scale") {
             put_exponents(settings, tensors, (module, codes, scale), block)?;
         }
     }
@@ -365,7 +365,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 /// Returns module, codes, and scales of modules with scales of this suffix and a `weight` of bytes or FP8.
-fn codes_beside<'a>(tensors: &Tensors<'a>, suffix: &str) -> Vec<(&'a str, usize, usize)> {
+fn codes_with_scales<'a>(tensors: &Tensors<'a>, suffix: &str) -> Vec<(&'a str, usize, usize)> {
     let pair = |(module, scale): (&'a str, usize)| {
         let codes = tensors.find(&format!("{module}.weight")).filter(|&codes| tensors.is_free(codes))?;
         let ty = tensors.meta(codes).ty;
@@ -378,7 +378,7 @@ fn codes_beside<'a>(tensors: &Tensors<'a>, suffix: &str) -> Vec<(&'a str, usize,
 /// Returns the modules with DeepSeek V4's tensor names: a `weight` in FP8, or in FP4 with two codes per byte, and
 /// power-of-two scales named `scale`.
 fn exponents<'a>(tensors: &Tensors<'a>) -> Vec<(&'a str, usize, usize)> {
-    let mut all = codes_beside(tensors, ".scale");
+    let mut all = codes_with_scales(tensors, ".scale");
     all.retain(|&(_, _, scale)| tensors.meta(scale).ty == ElementType::F8E8M0);
     all
 }
@@ -403,7 +403,7 @@ fn put_exponents(
     settings.check_not_ignored(&meta.name)?;
     if is_fp8(meta.ty) {
         let grid = block.unwrap_or(ScaleLayout::Block { rows: 128, cols: 128 });
-        let coded = Fp8::with_scales(tensors, codes, Values::exponents(tensors, scale), grid)?;
+        let coded = Fp8::with_scales(tensors, codes, NumberTensor::exponents(tensors, scale), grid)?;
         tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
         return Ok(());
     }

@@ -7,26 +7,26 @@ use serde_json::{Map, Value};
 
 use crate::core::little_endian::{i32s, u32s};
 use crate::core::{ElementType, Shape};
-use crate::dequant::bits::{Stream, WordLayout};
-use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, ZeroShift, Zeros};
+use crate::dequant::bits::{CodeStream, WordLayout};
+use crate::dequant::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, ZeroShift, Zeros};
 use crate::dequant::patterns::{ModulePattern, Patterns};
-use crate::dequant::values::{SCALE_TYPES, Values};
+use crate::dequant::values::{NumberTensor, SCALE_TYPES};
 use crate::dequant::{DequantError, Settings, Tensors};
 
 /// Quantization parameters of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Params {
+pub(super) struct GptqParams {
     /// Bits per code.
     pub(super) bits: u32,
     /// Columns per group; `None` for whole rows.
     pub(super) group_size: Option<u64>,
     /// Format version, which determines the storage of zero points.
-    pub(super) version: Version,
+    pub(super) version: GptqVersion,
 }
 
 /// Version of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum GptqVersion {
     /// Zero points are stored minus one.
     One,
     /// Zero points are stored unchanged.
@@ -34,7 +34,7 @@ pub(super) enum Version {
 }
 
 /// A rule of `dynamic` for the modules that match a pattern.
-pub(super) enum Rule {
+pub(super) enum DynamicRule {
     /// The module was not quantized.
     Skip,
     Override(Map<String, Value>),
@@ -58,14 +58,14 @@ pub(super) fn plan(
     for (module, _) in tensors.ending(".qweight") {
         let rule = rules.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, rule)| rule);
         let own = match rule {
-            Some(Rule::Skip) => {
+            Some(DynamicRule::Skip) => {
                 let (rule, tensor) = ("a rule that leaves the module alone", format!("{module}.qweight"));
                 return Err(settings.conflict("dynamic", rule, tensor, "it is quantized"));
             }
-            Some(Rule::Override(map)) => settings.with(map),
+            Some(DynamicRule::Override(map)) => settings.with(map),
             None => settings.clone(),
         };
-        let params = Params { bits: bits(&own)?, group_size: group_size(&own)?, version };
+        let params = GptqParams { bits: bits(&own)?, group_size: group_size(&own)?, version };
         if put(&own, tensors, module, params)? {
             damaged.push(module.to_owned());
         }
@@ -80,14 +80,14 @@ pub(super) fn plan(
     Ok(())
 }
 
-fn version(settings: &Settings) -> Result<Version, DequantError> {
+fn version(settings: &Settings) -> Result<GptqVersion, DequantError> {
     if settings.bool("is_marlin_format")? == Some(true) {
         return Err(settings.variant("is_marlin_format", "true", "weights are repacked for a GPU kernel"));
     }
     let key = if settings.map.contains_key("checkpoint_format") { "checkpoint_format" } else { "format" };
     match settings.text(key)? {
-        None | Some("gptq") => Ok(Version::One),
-        Some("gptq_v2") => Ok(Version::Two),
+        None | Some("gptq") => Ok(GptqVersion::One),
+        Some("gptq_v2") => Ok(GptqVersion::Two),
         Some(name @ "gptq_p") => Err(settings.variant(key, name, "codes lie in bit planes")),
         Some(name) => Err(settings.variant(key, name, "weights are repacked for a GPU kernel")),
     }
@@ -97,7 +97,7 @@ fn version(settings: &Settings) -> Result<Version, DequantError> {
 ///
 /// # Errors
 /// A malformed value, an unsupported pattern.
-pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, Rule)>, DequantError> {
+pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, DynamicRule)>, DequantError> {
     const KEY: &str = "dynamic";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
@@ -111,8 +111,8 @@ pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, Rule)>, D
             settings.bad(KEY, &format!("has the pattern `{name}`, which {}", error.what()))
         })?;
         let rule = match value.as_object() {
-            _ if skip => Rule::Skip,
-            Some(map) => Rule::Override(map.clone()),
+            _ if skip => DynamicRule::Skip,
+            Some(map) => DynamicRule::Override(map.clone()),
             None => return Err(settings.bad(KEY, &format!("has a rule `{name}` that is not an object"))),
         };
         rules.push((pattern, rule));
@@ -154,7 +154,7 @@ pub(super) fn put(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
     module: &str,
-    params: Params,
+    params: GptqParams,
 ) -> Result<bool, DequantError> {
     let qweight = tensors.member(module, ".qweight")?;
     let qzeros = tensors.member(module, ".qzeros")?;
@@ -162,7 +162,7 @@ pub(super) fn put(
     tensors.check_no_plain(module, qweight)?;
     tensors.check_type(qweight, &[ElementType::I32])?;
     tensors.check_type(qzeros, &[ElementType::I32])?;
-    let scale_values = Values::new(tensors, scales, &SCALE_TYPES)?;
+    let scale_values = NumberTensor::new(tensors, scales, &SCALE_TYPES)?;
     let bits = u64::from(params.bits);
 
     let (words, n_rows) = tensors.matrix(qweight)?;
@@ -174,7 +174,7 @@ pub(super) fn put(
     let n_cols = n_cols.ok_or_else(|| {
         tensors.shape_error(qweight, format!("a number of words that {bits}-bit codes fill"))
     })?;
-    let zero_words = Stream::words(params.bits, WordLayout::Dense, n_rows);
+    let zero_words = CodeStream::words(params.bits, WordLayout::Dense, n_rows);
     let (zero_groups, found_words) = tensors.matrix(qzeros)?;
     if zero_groups != n_groups || found_words != zero_words {
         let expected = format!("[{n_groups}, {zero_words}]: `scales` has {n_groups} groups of {n_rows}");
@@ -202,34 +202,39 @@ pub(super) fn put(
         return Err(settings.conflict("group_size", group_size.to_string(), tensor, found));
     }
     let groups = match g_idx {
-        Some(g_idx) if !is_in_order(tensors, g_idx, group_size, n_groups)? => Groups::Index(g_idx),
-        _ => Groups::Runs(group_size),
+        Some(g_idx) if !is_in_order(tensors, g_idx, group_size, n_groups)? => ColumnGroups::Index(g_idx),
+        _ => ColumnGroups::Runs(group_size),
     };
 
     let shift = match (params.version, params.bits) {
-        (Version::Two, _) => ZeroShift::None,
-        (Version::One, 3) => ZeroShift::Field,
-        (Version::One, _) => ZeroShift::Word,
+        (GptqVersion::Two, _) => ZeroShift::None,
+        (GptqVersion::One, 3) => ZeroShift::Field,
+        (GptqVersion::One, _) => ZeroShift::Word,
     };
-    let stream =
-        |index, step, stride| Stream { index, bits: params.bits, layout: WordLayout::Dense, step, stride };
+    let stream = |index, step, stride| CodeStream {
+        index,
+        bits: params.bits,
+        layout: WordLayout::Dense,
+        step,
+        stride,
+    };
     let zeros = stream(qzeros, 1, zero_words);
     let wraps = shift == ZeroShift::Word && has_full_field(tensors, qzeros, params.bits)?;
     let name = format!("{module}.weight");
     let mut members = vec![qweight, qzeros, scales];
     members.extend(g_idx);
     let coded = Grouped {
-        codes: Codes::ByRow(stream(qweight, n_rows, 1)),
+        codes: CodeLayout::ByRow(stream(qweight, n_rows, 1)),
         code_range: (0, (1 << params.bits) - 1),
         zeros: Zeros::ByGroup(zeros, shift),
         scales: scale_values,
-        order: Order::GroupMajor,
+        order: ScaleOrder::GroupMajor,
         groups,
         n_groups,
         n_rows,
         n_cols,
         members,
-        layout: Layout { group_size, is_symmetric: !settings.says("sym", false) },
+        layout: GroupLayout { group_size, is_symmetric: !settings.is_set_to("sym", false) },
     };
     let shape = Shape::new(vec![n_rows, n_cols])
         .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
@@ -247,7 +252,7 @@ fn is_in_order(
     n_groups: u64,
 ) -> Result<bool, DequantError> {
     let meta = tensors.meta(g_idx);
-    tensors.below().try_with_elems(g_idx, 0..meta.shape.n_elems(), |bytes| {
+    tensors.inner().try_with_elems(g_idx, 0..meta.shape.n_elems(), |bytes| {
         let mut in_order = true;
         for (col, found) in (0..).zip(i32s(bytes)) {
             if u64::try_from(found).ok().is_none_or(|group| group >= n_groups) {
@@ -267,7 +272,7 @@ fn is_in_order(
 /// Returns true if some field of the words is all ones.
 fn has_full_field(tensors: &Tensors<'_>, index: usize, bits: u32) -> Result<bool, DequantError> {
     let full = (1u32 << bits) - 1;
-    let found = tensors.below().with_elems(index, 0..tensors.meta(index).shape.n_elems(), |bytes| {
+    let found = tensors.inner().with_elems(index, 0..tensors.meta(index).shape.n_elems(), |bytes| {
         u32s(bytes).any(|word| (0..32 / bits).any(|field| word >> (field * bits) & full == full))
     })?;
     Ok(found)

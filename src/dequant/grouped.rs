@@ -10,10 +10,10 @@ use std::ops::Range;
 use crate::core::little_endian::u32s;
 use crate::core::simd::VectorLoop;
 use crate::core::{GgmlType, Packing};
-use crate::dequant::bits::Stream;
+use crate::dequant::bits::CodeStream;
 use crate::dequant::encoding::along_rows;
-use crate::dequant::values::Values;
-use crate::dequant::{Below, CodedWeight, DequantError};
+use crate::dequant::values::NumberTensor;
+use crate::dequant::{CodedWeight, DequantError, InnerSource};
 use crate::quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
 
 /// Maximum bytes of codes, scales and zero points held at a time, if a row does not need more.
@@ -23,11 +23,11 @@ const MAX_TILE_ROWS: u64 = 32;
 
 /// Layout of the codes.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Codes {
+pub(super) enum CodeLayout {
     /// One stream of columns for each row.
-    ByRow(Stream),
+    ByRow(CodeStream),
     /// One stream of rows for each column.
-    ByColumn(Stream),
+    ByColumn(CodeStream),
     /// One signed byte per code, row after row.
     Bytes(usize),
 }
@@ -38,9 +38,9 @@ pub(super) enum Zeros {
     /// One constant for all groups.
     Const(i32),
     /// Codes: one stream of rows for each group.
-    ByGroup(Stream, ZeroShift),
+    ByGroup(CodeStream, ZeroShift),
     /// Codes: one stream of groups for each row.
-    ByRow(Stream),
+    ByRow(CodeStream),
     /// One signed byte per zero point, in the order of the scales.
     Bytes(usize),
 }
@@ -59,7 +59,7 @@ pub(super) enum ZeroShift {
 
 /// Assignment of columns to groups.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Groups {
+pub(super) enum ColumnGroups {
     /// Runs of this many consecutive columns.
     Runs(u64),
     /// Index of an I32 tensor with the group of each column.
@@ -68,7 +68,7 @@ pub(super) enum Groups {
 
 /// Order of scales (and of zero points in bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum ScaleOrder {
     /// Scales of a group are consecutive: `[n_groups, n_rows]`.
     GroupMajor,
     /// Scales of a row are consecutive: `[n_rows, stride]`, of which the first `n_groups` columns are used.
@@ -80,7 +80,7 @@ pub(super) enum Order {
 
 /// Properties of a matrix for its description.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(super) struct GroupLayout {
     /// Columns per scale, in quantization order.
     pub(super) group_size: u64,
     /// True if all zero points are in the middle of the code range.
@@ -89,23 +89,23 @@ pub(super) struct Layout {
 
 /// An integer matrix.
 pub(super) struct Grouped {
-    pub(super) codes: Codes,
+    pub(super) codes: CodeLayout,
     /// Smallest and greatest code.
     pub(super) code_range: (i32, i32),
     pub(super) zeros: Zeros,
-    pub(super) scales: Values,
-    pub(super) order: Order,
-    pub(super) groups: Groups,
+    pub(super) scales: NumberTensor,
+    pub(super) order: ScaleOrder,
+    pub(super) groups: ColumnGroups,
     pub(super) n_groups: u64,
     pub(super) n_rows: u64,
     pub(super) n_cols: u64,
     pub(super) members: Vec<usize>,
-    pub(super) layout: Layout,
+    pub(super) layout: GroupLayout,
 }
 
 /// Rows that are decoded together, with their scales and zero points.
 #[derive(Default)]
-struct Tile {
+struct DecodeTile {
     /// Codes `[rows, width]`; signed bytes, and their zero points, are shifted up by 128.
     codes: Vec<u8>,
     /// Scales, `[rows, n_groups]`.
@@ -115,7 +115,7 @@ struct Tile {
 }
 
 /// One row of a tile.
-struct Row<'a> {
+struct TileRow<'a> {
     codes: &'a [u8],
     scales: &'a [f32],
     zeros: &'a [i32],
@@ -124,7 +124,7 @@ struct Row<'a> {
 impl Grouped {
     /// Returns the shift that makes codes unsigned.
     fn code_shift(&self) -> i32 {
-        if matches!(self.codes, Codes::Bytes(_)) { 128 } else { 0 }
+        if matches!(self.codes, CodeLayout::Bytes(_)) { 128 } else { 0 }
     }
 
     /// Returns the number of rows of a tile of `width` columns: a power of two up to [`MAX_TILE_ROWS`] that fits
@@ -137,7 +137,7 @@ impl Grouped {
 
     fn read_codes(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: &Range<u64>,
         out: &mut Vec<u8>,
@@ -145,12 +145,12 @@ impl Grouped {
         let width = (cols.end - cols.start) as usize;
         out.resize((rows.end - rows.start) as usize * width, 0);
         match self.codes {
-            Codes::ByRow(stream) => stream.read_along(below, rows, cols.clone(), out),
-            Codes::ByColumn(stream) => stream.read_across(below, cols.clone(), rows, 0, out),
-            Codes::Bytes(index) => {
+            CodeLayout::ByRow(stream) => stream.read_along(inner, rows, cols.clone(), out),
+            CodeLayout::ByColumn(stream) => stream.read_across(inner, cols.clone(), rows, 0, out),
+            CodeLayout::Bytes(index) => {
                 for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
                     let first = row * self.n_cols;
-                    below.with_elems(index, first + cols.start..first + cols.end, |bytes| {
+                    inner.with_elems(index, first + cols.start..first + cols.end, |bytes| {
                         for (out, byte) in out.iter_mut().zip(bytes) {
                             *out = byte ^ 0x80;
                         }
@@ -163,25 +163,25 @@ impl Grouped {
 
     fn read_scales(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         out: &mut Vec<f32>,
     ) -> Result<(), DequantError> {
         out.clear();
         match self.order {
-            Order::RowMajor { stride } => {
+            ScaleOrder::RowMajor { stride } => {
                 for row in rows {
-                    self.scales.read(below, row * stride..row * stride + self.n_groups, out)?;
+                    self.scales.read(inner, row * stride..row * stride + self.n_groups, out)?;
                 }
             }
-            Order::GroupMajor => {
+            ScaleOrder::GroupMajor => {
                 let n_groups = self.n_groups as usize;
                 out.resize((rows.end - rows.start) as usize * n_groups, 0.0);
                 let mut line = Vec::new();
                 for group in 0..n_groups {
                     let first = group as u64 * self.n_rows;
                     line.clear();
-                    self.scales.read(below, first + rows.start..first + rows.end, &mut line)?;
+                    self.scales.read(inner, first + rows.start..first + rows.end, &mut line)?;
                     spread(&line, n_groups, &mut out[group..]);
                 }
             }
@@ -190,7 +190,12 @@ impl Grouped {
     }
 
     /// Reads zero points, shifted up like the codes.
-    fn read_zeros(&self, below: Below<'_>, rows: Range<u64>, out: &mut Vec<i32>) -> Result<(), DequantError> {
+    fn read_zeros(
+        &self,
+        inner: InnerSource<'_>,
+        rows: Range<u64>,
+        out: &mut Vec<i32>,
+    ) -> Result<(), DequantError> {
         let n_groups = self.n_groups as usize;
         let n = (rows.end - rows.start) as usize * n_groups;
         if let Zeros::Const(zero) = self.zeros {
@@ -204,27 +209,27 @@ impl Grouped {
         let mut field = None;
         match self.zeros {
             Zeros::Const(_) => {}
-            Zeros::ByRow(stream) => stream.read_along(below, rows, 0..self.n_groups, &mut bytes)?,
+            Zeros::ByRow(stream) => stream.read_along(inner, rows, 0..self.n_groups, &mut bytes)?,
             Zeros::ByGroup(stream, shift) => {
                 let add = if shift == ZeroShift::Word { u32::MAX / ((1 << stream.bits) - 1) } else { 0 };
-                stream.read_across(below, 0..self.n_groups, rows, add, &mut bytes)?;
+                stream.read_across(inner, 0..self.n_groups, rows, add, &mut bytes)?;
                 field = (shift == ZeroShift::Field).then_some(u8::MAX >> (8 - stream.bits));
             }
             Zeros::Bytes(index) => {
                 is_signed = true;
                 match self.order {
-                    Order::RowMajor { stride } => {
+                    ScaleOrder::RowMajor { stride } => {
                         for (row, out) in rows.zip(bytes.chunks_exact_mut(n_groups.max(1))) {
                             let range = row * stride..row * stride + self.n_groups;
-                            below.with_elems(index, range, |bytes| {
+                            inner.with_elems(index, range, |bytes| {
                                 out.copy_from_slice(bytes);
                             })?;
                         }
                     }
-                    Order::GroupMajor => {
+                    ScaleOrder::GroupMajor => {
                         for group in 0..n_groups {
                             let first = group as u64 * self.n_rows;
-                            below.with_elems(index, first + rows.start..first + rows.end, |line| {
+                            inner.with_elems(index, first + rows.start..first + rows.end, |line| {
                                 spread(line, n_groups, &mut bytes[group..]);
                             })?;
                         }
@@ -245,24 +250,24 @@ impl Grouped {
     /// Calls `visit` for every row of a rectangle, with the row's index relative to the first.
     fn each_row(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: &Range<u64>,
-        mut visit: impl FnMut(usize, Row<'_>),
+        mut visit: impl FnMut(usize, TileRow<'_>),
     ) -> Result<(), DequantError> {
         let width = cols.end - cols.start;
         let (tile_rows, n_groups) = (self.tile_rows(width), self.n_groups as usize);
-        let mut tile = Tile::default();
+        let mut tile = DecodeTile::default();
         let mut first = rows.start;
         while first < rows.end && width > 0 {
             let end = rows.end.min((first / tile_rows + 1) * tile_rows);
-            self.read_codes(below, first..end, cols, &mut tile.codes)?;
-            self.read_scales(below, first..end, &mut tile.scales)?;
-            self.read_zeros(below, first..end, &mut tile.zeros)?;
+            self.read_codes(inner, first..end, cols, &mut tile.codes)?;
+            self.read_scales(inner, first..end, &mut tile.scales)?;
+            self.read_zeros(inner, first..end, &mut tile.zeros)?;
             let lines = tile.codes.chunks_exact(width as usize);
             let groups = tile.scales.chunks_exact(n_groups).zip(tile.zeros.chunks_exact(n_groups));
             for ((row, codes), (scales, zeros)) in (first - rows.start..).zip(lines).zip(groups) {
-                visit(row as usize, Row { codes, scales, zeros });
+                visit(row as usize, TileRow { codes, scales, zeros });
             }
             first = end;
         }
@@ -270,16 +275,20 @@ impl Grouped {
     }
 
     /// Reads the group of every column from the index tensor; `None` if groups are runs of equal length.
-    fn group_index(&self, below: Below<'_>, cols: Range<u64>) -> Result<Option<Vec<u32>>, DequantError> {
-        let Groups::Index(index) = self.groups else { return Ok(None) };
-        below.try_with_elems(index, cols.clone(), |bytes| {
+    fn group_index(
+        &self,
+        inner: InnerSource<'_>,
+        cols: Range<u64>,
+    ) -> Result<Option<Vec<u32>>, DequantError> {
+        let ColumnGroups::Index(index) = self.groups else { return Ok(None) };
+        inner.try_with_elems(index, cols.clone(), |bytes| {
             let groups: Vec<u32> = u32s(bytes).collect();
             let is_bad = |group: u32| u64::from(group) >= self.n_groups || group.cast_signed() < 0;
             if groups.iter().fold(false, |bad, &group| bad | is_bad(group))
                 && let Some(at) = groups.iter().position(|&group| is_bad(group))
             {
                 return Err(DequantError::IndexOutOfRange {
-                    tensor: below.meta(index).name.clone(),
+                    tensor: inner.meta(index).name.clone(),
                     index: cols.start + at as u64,
                     found: i64::from(groups[at].cast_signed()),
                     expected: format!("0 to {}", self.n_groups.saturating_sub(1)),
@@ -290,7 +299,7 @@ impl Grouped {
     }
 
     /// Returns the smallest and greatest difference of code and zero point.
-    fn value_range(&self, below: Below<'_>) -> Result<(i32, i32), DequantError> {
+    fn value_range(&self, inner: InnerSource<'_>) -> Result<(i32, i32), DequantError> {
         let (mut low, mut high) = (i32::MAX, i32::MIN);
         let mut see = |zeros: &[i32]| {
             low = zeros.iter().copied().fold(low, i32::min);
@@ -304,7 +313,7 @@ impl Grouped {
                 let mut first = 0;
                 while first < self.n_rows {
                     let end = self.n_rows.min(first + step);
-                    self.read_zeros(below, first..end, &mut zeros)?;
+                    self.read_zeros(inner, first..end, &mut zeros)?;
                     see(&zeros);
                     first = end;
                 }
@@ -317,17 +326,17 @@ impl Grouped {
     }
 
     /// Returns true if every block of columns is in one group.
-    fn has_whole_blocks(&self, below: Below<'_>) -> Result<bool, DequantError> {
+    fn has_whole_blocks(&self, inner: InnerSource<'_>) -> Result<bool, DequantError> {
         let block = BLOCK_ELEMS as u64;
         if !self.n_cols.is_multiple_of(block) {
             return Ok(false);
         }
-        Ok(match (self.groups, self.group_index(below, 0..self.n_cols)?) {
-            (Groups::Runs(run), _) => run % block == 0 || run >= self.n_cols,
-            (Groups::Index(_), Some(groups)) => {
+        Ok(match (self.groups, self.group_index(inner, 0..self.n_cols)?) {
+            (ColumnGroups::Runs(run), _) => run % block == 0 || run >= self.n_cols,
+            (ColumnGroups::Index(_), Some(groups)) => {
                 groups.chunks(BLOCK_ELEMS).all(|block| block.iter().all(|group| *group == block[0]))
             }
-            (Groups::Index(_), None) => false,
+            (ColumnGroups::Index(_), None) => false,
         })
     }
 }
@@ -340,14 +349,14 @@ fn spread<T: Copy>(line: &[T], pitch: usize, out: &mut [T]) {
 }
 
 /// A row whose groups are runs of equal length.
-struct Runs<'a> {
-    row: Row<'a>,
+struct RowRuns<'a> {
+    row: TileRow<'a>,
     cols: Range<u64>,
     run: u64,
     out: &'a mut [f32],
 }
 
-impl VectorLoop for Runs<'_> {
+impl VectorLoop for RowRuns<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -382,15 +391,15 @@ fn scattered(codes: &[u8], groups: &[u32], pairs: &[(f32, f32)], out: &mut [f32]
 impl CodedWeight for Grouped {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
-        let groups = self.group_index(below, cols.clone())?;
+        let groups = self.group_index(inner, cols.clone())?;
         let mut pairs = Vec::new();
-        self.each_row(below, rows, &cols, |at, row| {
+        self.each_row(inner, rows, &cols, |at, row| {
             let out = &mut out[at * width..(at + 1) * width];
             match (&groups, self.groups) {
                 (Some(groups), _) => {
@@ -398,20 +407,20 @@ impl CodedWeight for Grouped {
                     pairs.extend(row.zeros.iter().map(|&zero| zero as f32).zip(row.scales.iter().copied()));
                     scattered(row.codes, groups, &pairs, out);
                 }
-                (None, Groups::Runs(run)) => {
-                    below.level.vectorize(Runs { row, cols: cols.clone(), run, out });
+                (None, ColumnGroups::Runs(run)) => {
+                    inner.level.vectorize(RowRuns { row, cols: cols.clone(), run, out });
                 }
-                (None, Groups::Index(_)) => {}
+                (None, ColumnGroups::Index(_)) => {}
             }
         })
     }
 
     /// Returns the block types that hold all differences of code and zero point, the narrowest first.
-    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
-        if !self.has_whole_blocks(below)? {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+        if !self.has_whole_blocks(inner)? {
             return Ok(Vec::new());
         }
-        let (low, high) = self.value_range(below)?;
+        let (low, high) = self.value_range(inner)?;
         let fits = |bits: u32| low >= -(1 << (bits - 1)) && high < 1 << (bits - 1);
         let types = [(4, GgmlType::Q4_0), (5, GgmlType::Q5_0), (8, GgmlType::Q8_0)];
         let types: Vec<GgmlType> = types.iter().filter(|row| fits(row.0)).map(|row| row.1).collect();
@@ -419,7 +428,7 @@ impl CodedWeight for Grouped {
             return Ok(Vec::new());
         }
         let error = std::cell::Cell::new(0.0f32);
-        let is_finite = self.scales.all(below, |scale| {
+        let is_finite = self.scales.all(inner, |scale| {
             error.set(error.get().max(f16_error(scale)));
             error.get().is_finite()
         })?;
@@ -429,24 +438,24 @@ impl CodedWeight for Grouped {
 
     fn pack(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         ty: GgmlType,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
-        let groups = self.group_index(below, cols.clone())?;
+        let groups = self.group_index(inner, cols.clone())?;
         let row_bytes = width / BLOCK_ELEMS * ty.block_bytes();
-        self.each_row(below, rows, &cols, |at, row| {
+        self.each_row(inner, rows, &cols, |at, row| {
             let out = &mut out[at * row_bytes..(at + 1) * row_bytes];
             let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(row.codes.as_chunks::<BLOCK_ELEMS>().0);
             for (at, (out, codes)) in blocks.enumerate() {
                 let col = cols.start + (at * BLOCK_ELEMS) as u64;
                 let group = match (&groups, self.groups) {
                     (Some(groups), _) => groups[at * BLOCK_ELEMS] as usize,
-                    (None, Groups::Runs(run)) => (col / run) as usize,
-                    (None, Groups::Index(_)) => 0,
+                    (None, ColumnGroups::Runs(run)) => (col / run) as usize,
+                    (None, ColumnGroups::Index(_)) => 0,
                 };
                 let (scale, zero) = (row.scales[group], row.zeros[group]);
                 let shifted = |middle: i32| codes.map(|code| (i32::from(code) - zero + middle) as u8);
@@ -467,10 +476,10 @@ impl CodedWeight for Grouped {
     fn form(&self) -> String {
         // The range has 2^bits codes and is never empty.
         let bits = (self.code_range.1 - self.code_range.0).ilog2() + 1;
-        let is_one = self.order == Order::RowMajor { stride: 0 };
+        let is_one = self.order == ScaleOrder::RowMajor { stride: 0 };
         let scales =
             if is_one { "one scale".to_owned() } else { along_rows(self.layout.group_size, self.n_cols) };
-        let order = if matches!(self.groups, Groups::Index(_)) { ", activation order" } else { "" };
+        let order = if matches!(self.groups, ColumnGroups::Index(_)) { ", activation order" } else { "" };
         let zeros = if self.layout.is_symmetric { "" } else { ", asymmetric" };
         format!("{bits} bit, {scales}{zeros}{order}")
     }

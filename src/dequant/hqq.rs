@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use crate::core::little_endian::{i32s, i64s, u32s};
 use crate::core::{ElementType, Shape};
-use crate::dequant::values::{SCALE_TYPES, Stretches, Values, each_stretch};
-use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
+use crate::dequant::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
+use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 
 /// Suffixes of the tensors of a module in addition to its codes; they are consumed with the module.
 const PARTS: &[&str] = &[
@@ -45,8 +45,8 @@ struct Hqq {
     by_row: bool,
     /// Elements per group.
     group: u64,
-    scale: Values,
-    zero: Values,
+    scale: NumberTensor,
+    zero: NumberTensor,
     n_cols: u64,
     members: Vec<usize>,
 }
@@ -71,7 +71,7 @@ fn integer(tensors: &Tensors<'_>, index: usize, at: u64) -> Result<i64, DequantE
     if at >= meta.shape.n_elems() {
         return Err(tensors.shape_error(index, format!("{} elements", at + 1)));
     }
-    let found = tensors.below().with_elems(index, at..at + 1, |bytes| match bytes {
+    let found = tensors.inner().with_elems(index, at..at + 1, |bytes| match bytes {
         &[one] => Some(i64::from(one)),
         _ if bytes.len() == 4 => i32s(bytes).next().map(i64::from),
         _ => i64s(bytes).next(),
@@ -129,8 +129,8 @@ fn put(
     let too_large = || tensors.shape_error(words, "a size that fits 63 bits".to_owned());
     let shape = Shape::new(dims).ok_or_else(too_large)?;
     let by_row = one(".axis")? == 1;
-    let scale = Values::new(tensors, scale_index, &SCALE_TYPES)?;
-    let zero = Values::new(tensors, zero_index, &SCALE_TYPES)?;
+    let scale = NumberTensor::new(tensors, scale_index, &SCALE_TYPES)?;
+    let zero = NumberTensor::new(tensors, zero_index, &SCALE_TYPES)?;
     let n = shape.n_elems();
     // There is one group per scale: a row or a column of the reshaped matrix.
     let fits = scale.n > 0 && n % scale.n == 0 && zero.n == scale.n;
@@ -171,7 +171,7 @@ impl Hqq {
     /// Decodes a range of columns of one row of the reshaped matrix.
     fn stretch(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         cols: Range<u64>,
         out: &mut [f32],
@@ -181,15 +181,15 @@ impl Hqq {
         let mask = (1u32 << self.bits) - 1;
         let groups = if self.by_row { row..row + 1 } else { cols.clone() };
         let (mut scales, mut zeros) = (Vec::new(), Vec::new());
-        self.scale.read(below, groups.clone(), &mut scales)?;
-        self.zero.read(below, groups, &mut zeros)?;
+        self.scale.read(inner, groups.clone(), &mut scales)?;
+        self.zero.read(inner, groups, &mut zeros)?;
         // Words may be stored under another element type, so positions are computed in bytes.
-        let elem_bytes = below.meta(self.words).ty.bytes().unwrap_or(1) as u64;
+        let elem_bytes = inner.meta(self.words).ty.bytes().unwrap_or(1) as u64;
         let first = (packed * self.width + cols.start) * self.word_bytes;
         let end = first + (cols.end - cols.start) * self.word_bytes;
         let elems = first / elem_bytes..end.div_ceil(elem_bytes);
         let skip = (first - elems.start * elem_bytes) as usize;
-        below.with_elems(self.words, elems, |bytes| {
+        inner.with_elems(self.words, elems, |bytes| {
             let bytes = &bytes[skip..];
             let fields = out.iter_mut();
             if self.word_bytes == 4 {
@@ -219,13 +219,13 @@ impl Hqq {
 impl CodedWeight for Hqq {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        let lines = Stretches { n_cols: self.n_cols, width: self.width };
-        each_stretch(lines, rows, &cols, out, |line, cols, out| self.stretch(below, line, cols, out))
+        let lines = ScaleLines { n_cols: self.n_cols, width: self.width };
+        each_stretch(lines, rows, &cols, out, |line, cols, out| self.stretch(inner, line, cols, out))
     }
 
     fn members(&self) -> &[usize] {

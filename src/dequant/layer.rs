@@ -9,27 +9,27 @@ use crate::core::scratch;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 use crate::dequant::encoding::n_bytes;
-use crate::dequant::{Below, CodedWeight, DequantError, Encoding, Encodings};
+use crate::dequant::{CodedWeight, DequantError, Encoding, Encodings, InnerSource};
 
 /// Origin of a weight of the layer.
-pub(super) enum Origin {
-    /// A tensor of the source below, unchanged.
+pub(super) enum WeightOrigin {
+    /// A tensor of the inner source, unchanged.
     Plain(usize),
     /// A tensor of another source, unchanged.
-    Beside(Arc<dyn WeightSource + Send>, usize),
+    Other(Arc<dyn WeightSource + Send>, usize),
     /// A decoded or computed weight.
     Coded(Box<dyn CodedWeight>),
 }
 
-impl Origin {
+impl WeightOrigin {
     /// Returns the source and tensor index of an unchanged weight, or else its decoder.
     pub(super) fn place<'a>(
         &'a self,
-        below: &'a dyn WeightSource,
+        inner: &'a dyn WeightSource,
     ) -> Result<(&'a dyn WeightSource, usize), &'a dyn CodedWeight> {
         match self {
-            Self::Plain(index) => Ok((below, *index)),
-            Self::Beside(source, index) => Ok((&**source, *index)),
+            Self::Plain(index) => Ok((inner, *index)),
+            Self::Other(source, index) => Ok((&**source, *index)),
             Self::Coded(coded) => Err(&**coded),
         }
     }
@@ -38,13 +38,13 @@ impl Origin {
 /// A weight of the layer.
 pub(super) struct Weight {
     pub(super) meta: WeightMeta,
-    pub(super) origin: Origin,
+    pub(super) origin: WeightOrigin,
 }
 
 impl Weight {
     /// Creates an unchanged weight under its own name.
     pub(super) fn plain(source: &dyn WeightSource, index: usize) -> Self {
-        Self { meta: source.weights()[index].clone(), origin: Origin::Plain(index) }
+        Self { meta: source.weights()[index].clone(), origin: WeightOrigin::Plain(index) }
     }
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Dequantized {
     source: Arc<dyn WeightSource + Send>,
     level: SimdLevel,
     weights: Vec<WeightMeta>,
-    origins: Vec<Origin>,
+    origins: Vec<WeightOrigin>,
 }
 
 impl fmt::Debug for Dequantized {
@@ -93,12 +93,12 @@ impl Dequantized {
 
     /// Returns the encodings of the coded weights, for a method of this name.
     pub(super) fn encodings(&self, method: &'static str) -> Encodings {
-        let encoding = |(meta, origin): (&WeightMeta, &Origin)| match origin {
-            Origin::Coded(weight) if !weight.members().is_empty() => {
+        let encoding = |(meta, origin): (&WeightMeta, &WeightOrigin)| match origin {
+            WeightOrigin::Coded(weight) if !weight.members().is_empty() => {
                 let n_bytes = n_bytes(&*self.source, weight.members());
                 Some((meta.name.clone(), Encoding { method, form: weight.form(), n_bytes }))
             }
-            Origin::Plain(_) | Origin::Beside(..) | Origin::Coded(_) => None,
+            WeightOrigin::Plain(_) | WeightOrigin::Other(..) | WeightOrigin::Coded(_) => None,
         };
         self.weights.iter().zip(&self.origins).filter_map(encoding).collect()
     }
@@ -107,8 +107,8 @@ impl Dequantized {
         self.origins[weight].place(&*self.source)
     }
 
-    fn below(&self) -> Below<'_> {
-        Below { source: &*self.source, level: self.level }
+    fn inner(&self) -> InnerSource<'_> {
+        InnerSource { source: &*self.source, level: self.level }
     }
 
     /// Splits a range of elements into rectangles: `visit` gets rows, columns and their offset in the range.
@@ -121,7 +121,7 @@ impl Dequantized {
     ) -> Result<(), E> {
         let shape = &self.weights[weight].shape;
         let (mut at, end) = (first, first + n);
-        assert!(end <= shape.n_elems(), "elements {first}..+{n} lie outside weight {weight}");
+        assert!(end <= shape.n_elems(), "elements {first}..+{n} are outside weight {weight}");
         let n_cols = shape.n_cols().max(1);
         while at < end {
             let (row, col) = (at / n_cols, at % n_cols);
@@ -152,7 +152,7 @@ impl WeightSource for Dequantized {
         scratch::with_floats(out.len() / size_of::<f32>(), |floats| {
             self.rectangles(weight, first, floats.len() as u64, |rows, cols, at| {
                 let len = (rows.end - rows.start) * (cols.end - cols.start);
-                coded.decode(self.below(), rows, cols, &mut floats[at as usize..(at + len) as usize])
+                coded.decode(self.inner(), rows, cols, &mut floats[at as usize..(at + len) as usize])
             })?;
             store_f32s(floats, out);
             Ok(())
@@ -169,7 +169,7 @@ impl WeightSource for Dequantized {
         match self.place(weight) {
             Ok((source, index)) => source.packings(index),
             Err(coded) => {
-                coded.packings(self.below()).map_err(|error| error.reading(&self.weights[weight].name))
+                coded.packings(self.inner()).map_err(|error| error.reading(&self.weights[weight].name))
             }
         }
     }
@@ -177,7 +177,7 @@ impl WeightSource for Dequantized {
     fn code_type(&self, weight: usize) -> Option<ElementType> {
         match self.place(weight) {
             Ok((source, index)) => source.code_type(index),
-            Err(coded) => coded.code_type(self.below()),
+            Err(coded) => coded.code_type(self.inner()),
         }
     }
 
@@ -197,7 +197,7 @@ impl WeightSource for Dequantized {
         self.rectangles(weight, first, n, |rows, cols, at| {
             let len = (rows.end - rows.start) * (cols.end - cols.start);
             let bytes = |elems: u64| (elems / block_elems * block_bytes) as usize;
-            coded.pack(self.below(), ty, rows, cols, &mut out[bytes(at)..bytes(at + len)])
+            coded.pack(self.inner(), ty, rows, cols, &mut out[bytes(at)..bytes(at + len)])
         })
         .map_err(|error| error.reading(&self.weights[weight].name))
     }
@@ -205,7 +205,7 @@ impl WeightSource for Dequantized {
     fn expect(&self, weight: usize) {
         match self.place(weight) {
             Ok((source, index)) => source.expect(index),
-            Err(coded) => coded.expect(self.below()),
+            Err(coded) => coded.expect(self.inner()),
         }
     }
 
@@ -213,7 +213,7 @@ impl WeightSource for Dequantized {
         match self.place(weight) {
             Ok((source, index)) => source.release_elems(index, first, n),
             Err(coded) => {
-                coded.release(self.below(), &self.weights[weight].shape, first..first.saturating_add(n));
+                coded.release(self.inner(), &self.weights[weight].shape, first..first.saturating_add(n));
             }
         }
     }
@@ -227,9 +227,9 @@ mod tests {
     use crate::core::Shape;
 
     /// A source without tensors.
-    struct Nothing;
+    struct NoTensors;
 
-    impl WeightSource for Nothing {
+    impl WeightSource for NoTensors {
         fn weights(&self) -> &[WeightMeta] {
             &[]
         }
@@ -240,20 +240,20 @@ mod tests {
     }
 
     /// Rows and columns of the decoded rectangles, each with its level.
-    type Seen = Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>>;
+    type DecodeLog = Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>>;
 
     /// A coded weight that records the requested rectangles; an element is its row and column in one number.
-    struct Numbers(&'static Seen);
+    struct LoggingWeight(&'static DecodeLog);
 
-    impl CodedWeight for Numbers {
+    impl CodedWeight for LoggingWeight {
         fn decode(
             &self,
-            below: Below<'_>,
+            inner: InnerSource<'_>,
             rows: Range<u64>,
             cols: Range<u64>,
             out: &mut [f32],
         ) -> Result<(), DequantError> {
-            self.0.lock().unwrap().push((below.level, rows.clone(), cols.clone()));
+            self.0.lock().unwrap().push((inner.level, rows.clone(), cols.clone()));
             let elems = rows.flat_map(|row| cols.clone().map(move |col| (row * 10 + col) as f32));
             out.iter_mut().zip(elems).for_each(|(out, elem)| *out = elem);
             Ok(())
@@ -268,16 +268,16 @@ mod tests {
         }
     }
 
-    fn layer(level: SimdLevel, seen: &'static Seen) -> Dequantized {
+    fn layer(level: SimdLevel, seen: &'static DecodeLog) -> Dequantized {
         let shape = Shape::new(vec![5, 10]).unwrap();
         let meta = WeightMeta { name: "w".to_owned(), shape, ty: ElementType::F32 };
-        let weight = Weight { meta, origin: Origin::Coded(Box::new(Numbers(seen))) };
-        Dequantized::new(Box::new(Nothing), level, vec![weight])
+        let weight = Weight { meta, origin: WeightOrigin::Coded(Box::new(LoggingWeight(seen))) };
+        Dequantized::new(Box::new(NoTensors), level, vec![weight])
     }
 
     #[test]
     fn a_range_is_cut_into_rectangles() {
-        static SEEN: Seen = Mutex::new(Vec::new());
+        static SEEN: DecodeLog = Mutex::new(Vec::new());
         let mut out = [0; 4 * 27];
         layer(SimdLevel::Scalar, &SEEN).read_elems(0, 7, &mut out).unwrap();
         let found: Vec<f32> = crate::core::little_endian::f32s(&out).collect();
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn weights_are_decoded_at_the_level_that_was_asked_for() {
-        static SEEN: Seen = Mutex::new(Vec::new());
+        static SEEN: DecodeLog = Mutex::new(Vec::new());
         for level in SimdLevel::ALL {
             SEEN.lock().unwrap().clear();
             layer(level, &SEEN).read_elems(0, 0, &mut [0; 200]).unwrap();

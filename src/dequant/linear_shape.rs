@@ -42,7 +42,7 @@ const WIDTHS: &[&str] = &[
 
 /// Reasons why no shape was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Unknown {
+pub(super) enum NoShape {
     /// No size of the configuration divides the number of elements.
     None,
     /// Several shapes fit.
@@ -50,12 +50,12 @@ pub(super) enum Unknown {
 }
 
 /// Sizes of one (sub)model in a configuration.
-struct Sizes {
+struct ModelSizes {
     hidden: u64,
     others: Vec<u64>,
 }
 
-impl Sizes {
+impl ModelSizes {
     fn of(config: &Map<String, Value>) -> Option<Self> {
         let size = |key: &str| config.get(key).and_then(Value::as_u64).filter(|&size| size > 0);
         let hidden = HIDDEN.iter().find_map(|key| size(key))?;
@@ -85,13 +85,13 @@ pub(super) fn linear_shape(
     module: &str,
     n: u64,
     bias: Option<u64>,
-) -> Result<[u64; 2], Unknown> {
+) -> Result<[u64; 2], NoShape> {
     let last = module.rsplit('.').next().unwrap_or(module);
     // Submodels have their own tables.
     let nested =
         config.iter().filter(|(key, _)| key.ends_with("_config")).filter_map(|(_, value)| value.as_object());
     let (mut known, mut possible) = (Vec::new(), Vec::new());
-    for sizes in std::iter::once(config).chain(nested).filter_map(Sizes::of) {
+    for sizes in std::iter::once(config).chain(nested).filter_map(ModelSizes::of) {
         if !n.is_multiple_of(sizes.hidden) {
             continue;
         }
@@ -114,9 +114,9 @@ pub(super) fn linear_shape(
         [shape] => Ok(shape),
         [] => match bias {
             Some(rows) if rows > 0 && n.is_multiple_of(rows) => Ok([rows, n / rows]),
-            _ => Err(Unknown::None),
+            _ => Err(NoShape::None),
         },
-        _ => Err(Unknown::Ambiguous(shapes)),
+        _ => Err(NoShape::Ambiguous(shapes)),
     }
 }
 
@@ -124,7 +124,7 @@ pub(super) fn linear_shape(
 mod tests {
     use super::*;
 
-    fn shape(config: &str, module: &str, n: u64, bias: Option<u64>) -> Result<[u64; 2], Unknown> {
+    fn shape(config: &str, module: &str, n: u64, bias: Option<u64>) -> Result<[u64; 2], NoShape> {
         let config: Value = serde_json::from_str(config).unwrap();
         linear_shape(config.as_object().unwrap(), module, n, bias)
     }
@@ -146,12 +146,12 @@ mod tests {
         ] {
             assert_eq!(shape(LLAMA, module, n, None), Ok(expected), "{module}");
         }
-        assert_eq!(shape(LLAMA, "a.q_proj", 63, None), Err(Unknown::None));
+        assert_eq!(shape(LLAMA, "a.q_proj", 63, None), Err(NoShape::None));
     }
 
     #[test]
     fn a_name_that_says_nothing_is_ambiguous_but_for_the_bias() {
-        let both = Err(Unknown::Ambiguous(vec![[160, 64], [64, 160]]));
+        let both = Err(NoShape::Ambiguous(vec![[160, 64], [64, 160]]));
         assert_eq!(shape(LLAMA, "layers.0.mlp.w2", 160 * 64, None), both);
         assert_eq!(shape(LLAMA, "layers.0.mlp.w2", 160 * 64, Some(64)), Ok([64, 160]));
         assert_eq!(shape(LLAMA, "layers.0.attn.w2", 64 * 64, None), Ok([64, 64]), "square");
@@ -164,7 +164,7 @@ mod tests {
             "vision_config": {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 512}}"#;
         assert_eq!(shape(config, "vision.layers.0.q_proj", 32 * 32, None), Ok([32, 32]));
         assert_eq!(shape(config, "text.layers.0.q_proj", 64 * 64, None), Ok([64, 64]));
-        let both = Err(Unknown::Ambiguous(vec![[256, 64], [512, 32]]));
+        let both = Err(NoShape::Ambiguous(vec![[256, 64], [512, 32]]));
         assert_eq!(shape(config, "layers.0.up_proj", 256 * 64, None), both);
     }
 }

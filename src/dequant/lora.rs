@@ -6,9 +6,9 @@ use std::ops::Range;
 use crate::core::scratch;
 use crate::core::text::escape;
 use crate::core::{ElementType, Shape, WeightMeta};
-use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::layer::{Weight, WeightOrigin};
 use crate::dequant::operand::Operand;
-use crate::dequant::{Below, CodedWeight, DequantError};
+use crate::dequant::{CodedWeight, DequantError, InnerSource};
 
 /// A weight and the two matrices that change it: W + scale · B · A, or W + scale · (B · A)ᵀ if W is transposed.
 ///
@@ -25,7 +25,7 @@ pub struct LoraPair {
     pub scale: f32,
     /// True if the weight is stored transposed: an embedding, or a layer that multiplies from the other side
     /// (`Conv1D`).
-    pub is_turned: bool,
+    pub is_transposed: bool,
 }
 
 /// Reasons why an adapter cannot be merged.
@@ -63,9 +63,9 @@ pub(super) fn merge(weights: Vec<Weight>, pairs: &[LoraPair]) -> Result<Vec<Weig
             a: Operand::of(a),
             b: Operand::of(b),
             scale: pair.scale,
-            is_turned: pair.is_turned,
+            is_transposed: pair.is_transposed,
         };
-        weights[pair.base] = Some(Weight { meta, origin: Origin::Coded(Box::new(merged)) });
+        weights[pair.base] = Some(Weight { meta, origin: WeightOrigin::Coded(Box::new(merged)) });
     }
     let mut merged: Vec<Weight> = weights.into_iter().flatten().collect();
     for weight in &mut merged {
@@ -81,7 +81,7 @@ fn check(weights: &[Weight], pairs: &[LoraPair]) -> Result<(), LoraError> {
         let [base, a, b] = [pair.base, pair.a, pair.b].map(|index| &weights[index].meta);
         let fits = match (base.shape.dims(), a.shape.dims(), b.shape.dims()) {
             (&[n, k], &[r, k_a], &[n_b, r_b]) => {
-                let [n_a, k_b] = if pair.is_turned { [k_a, n_b] } else { [n_b, k_a] };
+                let [n_a, k_b] = if pair.is_transposed { [k_a, n_b] } else { [n_b, k_a] };
                 n == n_a && k == k_b && r == r_b
             }
             _ => false,
@@ -107,7 +107,7 @@ struct Merged {
     b: Operand,
     rank: u64,
     scale: f32,
-    is_turned: bool,
+    is_transposed: bool,
 }
 
 /// Number of elements whose sums are kept at a time.
@@ -117,7 +117,7 @@ impl Merged {
     /// Decodes the rows of one step.
     fn decode_step(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -126,17 +126,17 @@ impl Merged {
         // A is read one rank at a time. Of B, all ranks of the step's rows are needed (of its columns if the weight
         // is transposed).
         let (along, across) =
-            if self.is_turned { (rows.clone(), cols.clone()) } else { (cols.clone(), rows.clone()) };
+            if self.is_transposed { (rows.clone(), cols.clone()) } else { (cols.clone(), rows.clone()) };
         let (n_along, n_across) = ((along.end - along.start) as usize, (across.end - across.start) as usize);
         let rank = self.rank as usize;
         let mut sums = vec![0.0f64; out.len()];
         scratch::with_floats(n_across * rank, |block| {
-            self.b.read(below, across, 0..self.rank, block)?;
+            self.b.read(inner, across, 0..self.rank, block)?;
             scratch::with_floats(n_along, |line| {
                 for k in 0..rank {
-                    self.a.read(below, k as u64..k as u64 + 1, along.clone(), line)?;
+                    self.a.read(inner, k as u64..k as u64 + 1, along.clone(), line)?;
                     let column = block.iter().skip(k).step_by(rank);
-                    if self.is_turned {
+                    if self.is_transposed {
                         for (sums, left) in sums.chunks_exact_mut(width).zip(line.iter()) {
                             add_products(sums, *left, column.clone());
                         }
@@ -149,7 +149,7 @@ impl Merged {
                 Ok::<_, DequantError>(())
             })
         })?;
-        self.base.read(below, rows, cols, out)?;
+        self.base.read(inner, rows, cols, out)?;
         for (out, sum) in out.iter_mut().zip(&sums) {
             *out = (f64::from(*out) + f64::from(self.scale) * sum) as f32;
         }
@@ -167,7 +167,7 @@ fn add_products<'a>(sums: &mut [f64], left: f32, right: impl Iterator<Item = &'a
 impl CodedWeight for Merged {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -177,7 +177,7 @@ impl CodedWeight for Merged {
         let mut row = rows.start;
         for out in out.chunks_mut((n_rows * width).max(1) as usize) {
             let end = rows.end.min(row + n_rows);
-            self.decode_step(below, row..end, cols.clone(), out)?;
+            self.decode_step(inner, row..end, cols.clone(), out)?;
             row = end;
         }
         Ok(())
@@ -192,12 +192,12 @@ impl CodedWeight for Merged {
         "merged".to_owned()
     }
 
-    fn expect(&self, below: Below<'_>) {
-        self.base.expect(below);
+    fn expect(&self, inner: InnerSource<'_>) {
+        self.base.expect(inner);
     }
 
     /// Releases the base weight only: the adapter's matrices are small, and every row needs all of one.
-    fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
-        self.base.release(below, shape, elems);
+    fn release(&self, inner: InnerSource<'_>, shape: &Shape, elems: Range<u64>) {
+        self.base.release(inner, shape, elems);
     }
 }

@@ -7,10 +7,10 @@
 use serde_json::Value;
 
 use crate::core::{ElementType, Shape};
-use crate::dequant::fp4::{Beside, Factor, Fp4};
-use crate::dequant::fp4_turned::TurnedFp4;
+use crate::dequant::fp4::{Factor, Fp4, Nvfp4Params};
+use crate::dequant::fp4_transposed::TransposedFp4;
 use crate::dequant::fp8::{self, Fp8};
-use crate::dequant::values::{SCALE_TYPES, Values};
+use crate::dequant::values::{NumberTensor, SCALE_TYPES};
 use crate::dequant::{CodedWeight, DequantError, Settings, Tensors, stack};
 
 /// Plans all modules of `modelopt`.
@@ -52,7 +52,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 /// Plans stacks of experts that are parameters, not modules: the names of their scales extend the name of the stack.
 fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     const CODES: [ElementType; 3] = [ElementType::U8, ElementType::F8E4M3, ElementType::F8E5M2];
-    for (name, codes, scale) in stack::beside(tensors, "_weight_scale", &CODES) {
+    for (name, codes, scale) in stack::codes_with_scales(tensors, "_weight_scale", &CODES) {
         settings.check_no_glob(name)?;
         let meta = tensors.meta(codes);
         if meta.shape.rank() != 3 {
@@ -64,9 +64,13 @@ fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantE
             continue;
         }
         let factor = tensors.member(name, "_weight_scale_2")?;
-        let beside =
-            beside(settings, tensors, name, [Some(factor), tensors.find(&format!("{name}_input_scale"))])?;
-        let (shape, coded) = nvfp4_stack(tensors, [codes, scale], beside)?;
+        let params = nvfp4_params(
+            settings,
+            tensors,
+            name,
+            [Some(factor), tensors.find(&format!("{name}_input_scale"))],
+        )?;
+        let (shape, coded) = nvfp4_stack(tensors, [codes, scale], params)?;
         tensors.replace(codes, meta.name.clone(), shape, coded);
     }
     Ok(())
@@ -76,7 +80,7 @@ fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantE
 fn nvfp4_stack(
     tensors: &Tensors<'_>,
     [codes, scale]: [usize; 2],
-    beside: Beside,
+    params: Nvfp4Params,
 ) -> Result<(Shape, Box<dyn CodedWeight>), DequantError> {
     let rows = stack::unpacked(tensors, codes)?;
     let (dims, found) = (rows.dims(), &tensors.meta(scale).shape);
@@ -84,15 +88,15 @@ fn nvfp4_stack(
         return Err(tensors.shape_error(codes, "a stack: three dimensions".to_owned()));
     };
     let by_rows = [n_mats, n_rows, n_cols.div_ceil(16)];
-    let turned = TurnedFp4::shape(&tensors.meta(codes).shape, found);
-    match (found.dims() == by_rows, turned) {
+    let transposed = TransposedFp4::shape(&tensors.meta(codes).shape, found);
+    match (found.dims() == by_rows, transposed) {
         (true, None) => {
-            let coded = Fp4::nv(tensors, codes, scale, beside, &rows)?;
+            let coded = Fp4::nv(tensors, codes, scale, params, &rows)?;
             Ok((rows, Box::new(coded)))
         }
-        (false, Some(turned)) => {
-            let coded = TurnedFp4::new(tensors, codes, scale, beside, &turned)?;
-            Ok((turned, Box::new(coded)))
+        (false, Some(transposed)) => {
+            let coded = TransposedFp4::new(tensors, codes, scale, params, &transposed)?;
+            Ok((transposed, Box::new(coded)))
         }
         // With one byte and one scale per matrix, either layout is possible.
         (true, Some(_)) => Err(tensors.shape_error(codes, "more than one byte in each matrix".to_owned())),
@@ -105,19 +109,19 @@ fn nvfp4_stack(
 }
 
 /// Returns the factor of an NVFP4 matrix or stack, and that of its input, if there is one.
-fn beside(
+fn nvfp4_params(
     settings: &Settings,
     tensors: &Tensors<'_>,
     module: &str,
     [factor, input]: [Option<usize>; 2],
-) -> Result<Beside, DequantError> {
+) -> Result<Nvfp4Params, DequantError> {
     let times = |index: Option<usize>, types: &[ElementType]| match index {
-        Some(index) => Values::new(tensors, index, types).map(Factor::Times),
+        Some(index) => NumberTensor::new(tensors, index, types).map(Factor::Times),
         None => Ok(Factor::None),
     };
     let (factor, input) = (times(factor, &[ElementType::F32])?, times(input, &SCALE_TYPES)?);
     let float_activations = algorithm(settings, module) == Some("W4A16_NVFP4");
-    Ok(Beside { factor, input, float_activations })
+    Ok(Nvfp4Params { factor, input, float_activations })
 }
 
 fn nvfp4(
@@ -128,8 +132,8 @@ fn nvfp4(
 ) -> Result<(), DequantError> {
     let shape = stack::unpacked(tensors, codes)?;
     let input = tensors.find(&format!("{module}.input_scale"));
-    let beside = beside(settings, tensors, module, [Some(factor), input])?;
-    let coded = Fp4::nv(tensors, codes, scale, beside, &shape)?;
+    let params = nvfp4_params(settings, tensors, module, [Some(factor), input])?;
+    let coded = Fp4::nv(tensors, codes, scale, params, &shape)?;
     tensors.replace(codes, tensors.meta(codes).name.clone(), shape, Box::new(coded));
     Ok(())
 }

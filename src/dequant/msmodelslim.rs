@@ -33,12 +33,12 @@ use serde_json::{Map, Value as Json};
 use crate::checkpoint::msmodelslim::Description;
 use crate::core::WeightSource;
 use crate::core::text::escape;
-use crate::dequant::{Below, DequantOptions, Dequantized, Opened, Quantization};
+use crate::dequant::{DequantOptions, Dequantized, InnerSource, Opened, Quantization};
 
 use self::labelled::Labelled;
 use self::linear::{Linear, Sign};
 use self::scan::{gathered, other_sign_fits};
-use self::sort::Sorted;
+use self::sort::SortedTensors;
 
 pub(crate) use self::error::MsModelSlimError;
 
@@ -80,14 +80,14 @@ pub(super) fn open(
     source: Box<dyn WeightSource + Send>,
     options: DequantOptions,
 ) -> Result<Opened, MsModelSlimError> {
-    let below = Below { source: &*source, level: options.level };
-    let tensors = Labelled::new(below, description);
-    let sorted = Sorted::new(&tensors)?;
+    let inner = InnerSource { source: &*source, level: options.level };
+    let tensors = Labelled::new(inner, description);
+    let sorted = SortedTensors::new(&tensors)?;
     let linears = linears(&tensors, &sorted, options.offset_sign.sign())?;
 
     let mut warnings = sorted.warnings(&tensors);
     warnings.extend(scale_warnings(&linears));
-    warnings.extend(sign_warning(below, &linears)?);
+    warnings.extend(sign_warning(inner, &linears)?);
     let weights = build::weights(&tensors, &sorted, &linears, NormKind::of(config))?;
     let layer = Dequantized::new(source, options.level, weights);
     let encodings = layer.encodings(METHOD);
@@ -115,7 +115,7 @@ impl NormKind {
 /// Assembles the quantized weights, with the properties of their scales and offsets.
 fn linears(
     tensors: &Labelled<'_>,
-    sorted: &Sorted<'_>,
+    sorted: &SortedTensors<'_>,
     sign: Sign,
 ) -> Result<Vec<Arc<Linear>>, MsModelSlimError> {
     let mut linears = Vec::with_capacity(sorted.modules.len());
@@ -135,8 +135,8 @@ fn linears(
 
 /// Returns warnings about scales that are valid but unusual.
 fn scale_warnings(linears: &[Arc<Linear>]) -> Vec<String> {
-    type Count = fn(&Linear) -> u64;
-    let counts: [(Count, &str); 2] = [
+    type ScaleCount = fn(&Linear) -> u64;
+    let counts: [(ScaleCount, &str); 2] = [
         (|linear| linear.facts.n_zero, "are zero: what they belong to is zero"),
         (|linear| linear.facts.n_negative, "are negative, which the tool does not write"),
     ];
@@ -154,7 +154,7 @@ fn scale_warnings(linears: &[Arc<Linear>]) -> Vec<String> {
 /// Checks up to 32 weights with offsets, spread over the model, for a wrong sign.
 ///
 /// The weights of most rows are centred, so a sign that moves their mean away from zero is suspect.
-fn sign_warning(below: Below<'_>, linears: &[Arc<Linear>]) -> Result<Option<String>, MsModelSlimError> {
+fn sign_warning(inner: InnerSource<'_>, linears: &[Arc<Linear>]) -> Result<Option<String>, MsModelSlimError> {
     const SAMPLES: usize = 32;
     let with_offsets: Vec<&Arc<Linear>> = linears.iter().filter(|linear| linear.offset.is_some()).collect();
     let step = with_offsets.len().div_ceil(SAMPLES).max(1);
@@ -162,7 +162,7 @@ fn sign_warning(below: Below<'_>, linears: &[Arc<Linear>]) -> Result<Option<Stri
     let sign = with_offsets.first().map(|linear| linear.sign);
     for linear in with_offsets.into_iter().step_by(step) {
         n += 1;
-        n_other += usize::from(other_sign_fits(below, linear)?);
+        n_other += usize::from(other_sign_fits(inner, linear)?);
     }
     if 2 * n_other <= n {
         return Ok(None);

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::core::{ElementType, Shape};
-use crate::dequant::layer::{Origin, Weight};
-use crate::dequant::{Below, DequantError};
+use crate::dequant::layer::{Weight, WeightOrigin};
+use crate::dequant::{DequantError, InnerSource};
 use crate::quant::decode_elements;
 
 /// A matrix that is read as an operand.
@@ -12,7 +12,7 @@ pub(super) struct Operand {
     /// Element type of the weight, for plain weights.
     ty: ElementType,
     n_cols: u64,
-    origin: Origin,
+    origin: WeightOrigin,
 }
 
 impl Operand {
@@ -23,24 +23,24 @@ impl Operand {
     /// Reads a rectangle as F32, row after row.
     pub(super) fn read(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        let (source, index) = match self.origin.place(below.source) {
+        let (source, index) = match self.origin.place(inner.source) {
             Ok(found) => found,
-            Err(coded) => return coded.decode(below, rows, cols, out),
+            Err(coded) => return coded.decode(inner, rows, cols, out),
         };
-        let below = Below { source, level: below.level };
+        let inner = InnerSource { source, level: inner.level };
         let width = (cols.end - cols.start) as usize;
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
             let first = row * self.n_cols;
-            let decoded = below.with_elems(index, first + cols.start..first + cols.end, |bytes| {
-                decode_elements(self.ty, below.level, bytes, out)
+            let decoded = inner.with_elems(index, first + cols.start..first + cols.end, |bytes| {
+                decode_elements(self.ty, inner.level, bytes, out)
             })?;
             decoded.map_err(|_| DequantError::DtypeMismatch {
-                tensor: below.meta(index).name.clone(),
+                tensor: inner.meta(index).name.clone(),
                 found: self.ty,
                 expected: "numbers".to_owned(),
             })?;
@@ -48,17 +48,17 @@ impl Operand {
         Ok(())
     }
 
-    pub(super) fn expect(&self, below: Below<'_>) {
-        match self.origin.place(below.source) {
+    pub(super) fn expect(&self, inner: InnerSource<'_>) {
+        match self.origin.place(inner.source) {
             Ok((source, index)) => source.expect(index),
-            Err(coded) => coded.expect(below),
+            Err(coded) => coded.expect(inner),
         }
     }
 
-    pub(super) fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
-        match self.origin.place(below.source) {
+    pub(super) fn release(&self, inner: InnerSource<'_>, shape: &Shape, elems: Range<u64>) {
+        match self.origin.place(inner.source) {
             Ok((source, index)) => source.release_elems(index, elems.start, elems.end - elems.start),
-            Err(coded) => coded.release(below, shape, elems),
+            Err(coded) => coded.release(inner, shape, elems),
         }
     }
 }

@@ -23,13 +23,13 @@ pub(super) enum ModulePattern {
 
 /// Reasons why a pattern cannot be compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PatternError {
+pub(super) enum ModulePatternError {
     Syntax,
     /// The pattern alone, or with the earlier patterns of the key, is too large.
     Budget,
 }
 
-impl PatternError {
+impl ModulePatternError {
     /// Returns the end of the message `has the pattern .., which ..`.
     pub(super) fn what(self) -> &'static str {
         match self {
@@ -56,13 +56,13 @@ impl Patterns {
     ///
     /// # Errors
     /// A malformed pattern, or one too large for the remaining budget.
-    pub(super) fn compile(&mut self, pattern: &str) -> Result<ModulePattern, PatternError> {
+    pub(super) fn compile(&mut self, pattern: &str) -> Result<ModulePattern, ModulePatternError> {
         if pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
             return Ok(ModulePattern::Name(pattern.to_owned()));
         }
         for size in SIZES {
             if size > self.left_bytes {
-                return Err(PatternError::Budget);
+                return Err(ModulePatternError::Budget);
             }
             let built = RegexBuilder::new(&format!("^(?:{pattern})"))
                 .size_limit(size)
@@ -74,10 +74,10 @@ impl Patterns {
                     return Ok(ModulePattern::Regex(regex));
                 }
                 Err(regex::Error::CompiledTooBig(_)) => {}
-                Err(_) => return Err(PatternError::Syntax),
+                Err(_) => return Err(ModulePatternError::Syntax),
             }
         }
-        Err(PatternError::Budget)
+        Err(ModulePatternError::Budget)
     }
 }
 
@@ -115,8 +115,8 @@ mod tests {
     fn many_or_large_ones_are_refused() {
         let mut patterns = Patterns::default();
         assert!(patterns.compile(r"model\.layers\.(0|1)\..*").unwrap().is_match("model.layers.1.x"));
-        assert_eq!(patterns.compile("(").unwrap_err(), PatternError::Syntax);
-        assert_eq!(patterns.compile("((x{1000}){1000}){1000}").unwrap_err(), PatternError::Budget);
+        assert_eq!(patterns.compile("(").unwrap_err(), ModulePatternError::Syntax);
+        assert_eq!(patterns.compile("((x{1000}){1000}){1000}").unwrap_err(), ModulePatternError::Budget);
         let large = |at: usize| format!("(?:x{{{}}}){{9}}", 900 + at);
         let n = (0..10_000).take_while(|&at| patterns.compile(&large(at)).is_ok()).count();
         assert!((15..5000).contains(&n), "{n}");

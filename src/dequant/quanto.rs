@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 
 use crate::core::{ElementType, Shape};
 use crate::dequant::fp8::{Fp8, ScaleLayout};
-use crate::dequant::grouped::{Codes, Grouped, Groups, Layout, Order, Zeros};
-use crate::dequant::linear_shape::{Unknown, linear_shape};
-use crate::dequant::values::{SCALE_TYPES, Stretches, Values, each_stretch};
-use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
+use crate::dequant::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, Zeros};
+use crate::dequant::linear_shape::{NoShape, linear_shape};
+use crate::dequant::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
+use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 
 /// Plans all modules of `quanto`; `config` is the model's configuration.
 ///
@@ -36,23 +36,23 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
     let (n_rows, n_cols) = tensors.matrix(codes)?;
     let name = format!("{module}.weight");
     let shape = tensors.meta(codes).shape.clone();
-    let scales = Values::new(tensors, scale, &SCALE_TYPES)?;
+    let scales = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
     if scales.n != n_rows {
         return Err(tensors.shape_error(scale, format!("{n_rows} elements, one for each row")));
     }
     let coded: Box<dyn CodedWeight> = if tensors.meta(codes).ty == ElementType::I8 {
         Box::new(Grouped {
-            codes: Codes::Bytes(codes),
+            codes: CodeLayout::Bytes(codes),
             code_range: (-128, 127),
             zeros: Zeros::Const(0),
             scales,
-            order: Order::RowMajor { stride: 1 },
-            groups: Groups::Runs(n_cols.max(1)),
+            order: ScaleOrder::RowMajor { stride: 1 },
+            groups: ColumnGroups::Runs(n_cols.max(1)),
             n_groups: 1,
             n_rows,
             n_cols,
             members: vec![codes, scale],
-            layout: Layout { group_size: n_cols.max(1), is_symmetric: true },
+            layout: GroupLayout { group_size: n_cols.max(1), is_symmetric: true },
         })
     } else {
         Box::new(Fp8::new(tensors, codes, scale, ScaleLayout::Row)?)
@@ -63,13 +63,13 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
 
 /// Codes packed by blocks of rows of a grouped matrix `[n_groups, group]`: block `k` is in field `k` from the low
 /// end.
-struct Fields {
+struct QuantoWeight {
     codes: usize,
     bits: u32,
     n_packed: u64,
     group: u64,
-    scale: Values,
-    shift: Values,
+    scale: NumberTensor,
+    shift: NumberTensor,
     /// True if shifts are integers: these are subtracted before the product, float shifts after it.
     is_int_shift: bool,
     n_cols: u64,
@@ -91,9 +91,9 @@ fn packed(
         Some("int2" | "qint2") => 2,
         found => return Err(settings.variant("weights", found.unwrap_or("none"), "expected int2 or int4")),
     };
-    let scales = Values::new(tensors, scale, &SCALE_TYPES)?;
+    let scales = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
     let types = [SCALE_TYPES.as_slice(), &[ElementType::I8, ElementType::U8]].concat();
-    let shifts = Values::new(tensors, shift, &types)?;
+    let shifts = NumberTensor::new(tensors, shift, &types)?;
     let (n_packed, group) = tensors.matrix(codes)?;
     let per_byte = u64::from(8 / bits);
     let n_groups = scales.n;
@@ -106,8 +106,8 @@ fn packed(
     let bias = tensors.find(&format!("{module}.bias")).map(|bias| tensors.meta(bias).shape.n_elems());
     let dims = linear_shape(config, module, n, bias).map_err(|unknown| {
         let reason = match unknown {
-            Unknown::None => "neither the file nor the configuration tells its shape".to_owned(),
-            Unknown::Ambiguous(shapes) => {
+            NoShape::None => "neither the file nor the configuration tells its shape".to_owned(),
+            NoShape::Ambiguous(shapes) => {
                 let shapes: Vec<_> = shapes.iter().map(|shape| format!("{shape:?}")).collect();
                 format!("its shape may be {}, and nothing tells which", shapes.join(" or "))
             }
@@ -116,7 +116,7 @@ fn packed(
     })?;
     let shape = Shape::new(dims.to_vec()).ok_or_else(too_large)?;
     let name = format!("{module}.weight");
-    let coded = Fields {
+    let coded = QuantoWeight {
         codes,
         bits,
         n_packed,
@@ -137,10 +137,10 @@ fn width<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
     of_module.or(settings.map.get("weights")).and_then(Value::as_str)
 }
 
-impl Fields {
+impl QuantoWeight {
     fn stretch(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         cols: Range<u64>,
         out: &mut [f32],
@@ -148,11 +148,11 @@ impl Fields {
         let shift_bits = self.bits * (row / self.n_packed) as u32;
         let mask = (1u8 << self.bits) - 1;
         let (mut scale, mut shift) = (Vec::with_capacity(1), Vec::with_capacity(1));
-        self.scale.read(below, row..row + 1, &mut scale)?;
-        self.shift.read(below, row..row + 1, &mut shift)?;
+        self.scale.read(inner, row..row + 1, &mut scale)?;
+        self.shift.read(inner, row..row + 1, &mut shift)?;
         let (scale, shift) = (scale[0], shift[0]);
         let first = row % self.n_packed * self.group;
-        below.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
+        inner.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
             for (out, &byte) in out.iter_mut().zip(bytes) {
                 let code = f32::from(byte >> shift_bits & mask);
                 *out = if self.is_int_shift { scale * (code - shift) } else { scale * code - shift };
@@ -162,16 +162,16 @@ impl Fields {
     }
 }
 
-impl CodedWeight for Fields {
+impl CodedWeight for QuantoWeight {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        let lines = Stretches { n_cols: self.n_cols, width: self.group };
-        each_stretch(lines, rows, &cols, out, |line, cols, out| self.stretch(below, line, cols, out))
+        let lines = ScaleLines { n_cols: self.n_cols, width: self.group };
+        each_stretch(lines, rows, &cols, out, |line, cols, out| self.stretch(inner, line, cols, out))
     }
 
     fn members(&self) -> &[usize] {

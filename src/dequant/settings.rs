@@ -294,7 +294,7 @@ impl Settings {
     }
 
     /// Returns true if a key is the boolean `value`; false for a value of another type.
-    pub(super) fn says(&self, key: &str, value: bool) -> bool {
+    pub(super) fn is_set_to(&self, key: &str, value: bool) -> bool {
         self.map.get(key).and_then(Value::as_bool) == Some(value)
     }
 

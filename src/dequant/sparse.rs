@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::core::little_endian::i64s;
 use crate::core::{ElementType, Shape};
 use crate::dequant::values::SCALE_TYPES;
-use crate::dequant::{Below, CodedWeight, DequantError, Settings, Tensors};
+use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 use crate::quant::decode_elements;
 
 /// A matrix stored as bits and values.
@@ -30,14 +30,14 @@ enum Offsets {
 
 /// Sparsity pattern of a matrix.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Pattern {
+enum SparsityPattern {
     /// Two of four consecutive elements.
     TwoOfFour,
     /// Any elements.
     Free,
 }
 
-impl Pattern {
+impl SparsityPattern {
     /// Returns the name of the tensors' parent, relative to the module: the module itself or its weight.
     fn prefix(self) -> &'static str {
         match self {
@@ -62,8 +62,8 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<boo
     let own = Settings { map: config.clone(), ..settings.clone() };
     let pattern = match own.text("format")? {
         None | Some("dense") => return Ok(false),
-        Some("sparse-24-bitmask") => Pattern::TwoOfFour,
-        Some("sparse-bitmask") => Pattern::Free,
+        Some("sparse-24-bitmask") => SparsityPattern::TwoOfFour,
+        Some("sparse-bitmask") => SparsityPattern::Free,
         Some(name) => return Err(own.variant("sparsity_config.format", name, "only bit masks are read")),
     };
     let suffix = format!("{}.compressed", pattern.prefix());
@@ -78,7 +78,7 @@ fn put(
     tensors: &mut Tensors<'_>,
     module: &str,
     values: usize,
-    pattern: Pattern,
+    pattern: SparsityPattern,
 ) -> Result<(), DequantError> {
     let prefix = pattern.prefix();
     let mask = tensors.member(module, &format!("{prefix}.bitmask"))?;
@@ -100,7 +100,7 @@ fn put(
     }
     let n_values = tensors.meta(values).shape.n_elems();
     let mut members = vec![values, mask, shape];
-    let offsets = if pattern == Pattern::TwoOfFour {
+    let offsets = if pattern == SparsityPattern::TwoOfFour {
         tensors.check_shape(values, &[n_rows, n_cols / 2])?;
         Offsets::Even(n_cols / 2)
     } else {
@@ -128,7 +128,7 @@ fn put(
 /// Reads a small tensor of I64 without negative elements.
 fn integers(tensors: &Tensors<'_>, index: usize) -> Result<Vec<u64>, DequantError> {
     let meta = tensors.meta(index);
-    tensors.below().try_with_elems(index, 0..meta.shape.n_elems(), |bytes| {
+    tensors.inner().try_with_elems(index, 0..meta.shape.n_elems(), |bytes| {
         let values = i64s(bytes).enumerate().map(|(at, found)| {
             u64::try_from(found).map_err(|_| DequantError::IndexOutOfRange {
                 tensor: meta.name.clone(),
@@ -151,9 +151,9 @@ impl Sparse {
 
     /// Checks that every row has as many values as set bits.
     fn check_counts(&self, tensors: &Tensors<'_>, n_values: u64) -> Result<(), DequantError> {
-        let below = tensors.below();
+        let inner = tensors.inner();
         for row in 0..self.n_rows {
-            let n_bits = self.with_mask(below, row, |mask| Ok(count(mask, 0..self.n_cols)))?;
+            let n_bits = self.with_mask(inner, row, |mask| Ok(count(mask, 0..self.n_cols)))?;
             let (first, end) = (
                 self.first_value(row),
                 if row + 1 < self.n_rows { self.first_value(row + 1) } else { n_values },
@@ -170,12 +170,12 @@ impl Sparse {
 
     fn with_mask<T>(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         use_it: impl FnOnce(&[u8]) -> Result<T, DequantError>,
     ) -> Result<T, DequantError> {
         let n_bytes = self.n_cols.div_ceil(8);
-        below.try_with_elems(self.mask, row * n_bytes..(row + 1) * n_bytes, use_it)
+        inner.try_with_elems(self.mask, row * n_bytes..(row + 1) * n_bytes, use_it)
     }
 }
 
@@ -197,7 +197,7 @@ fn count(mask: &[u8], cols: Range<u64>) -> u64 {
 impl CodedWeight for Sparse {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -205,13 +205,13 @@ impl CodedWeight for Sparse {
         let width = (cols.end - cols.start) as usize;
         let mut values = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.with_mask(below, row, |mask| {
+            self.with_mask(inner, row, |mask| {
                 let first = self.first_value(row) + count(mask, 0..cols.start);
                 let n = count(mask, cols.clone());
                 values.resize(n as usize, 0.0);
-                below.with_elems(self.values, first..first + n, |bytes| {
+                inner.with_elems(self.values, first..first + n, |bytes| {
                     // The element type was checked while planning.
-                    let _ = decode_elements(self.ty, below.level, bytes, &mut values);
+                    let _ = decode_elements(self.ty, inner.level, bytes, &mut values);
                 })?;
                 let mut next = values.iter();
                 for (col, out) in cols.clone().zip(out) {

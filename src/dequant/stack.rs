@@ -21,7 +21,7 @@ pub(super) fn is_by_matrix(scales: &Shape, n_mats: u64) -> bool {
 /// Returns name, codes and scales of stacks that are not modules, by the suffix of their scales.
 ///
 /// An example is `experts.down_proj` with `experts.down_proj_weight_scale`.
-pub(super) fn beside<'a>(
+pub(super) fn codes_with_scales<'a>(
     tensors: &Tensors<'a>,
     suffix: &str,
     types: &[ElementType],

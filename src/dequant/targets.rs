@@ -3,8 +3,8 @@
 
 use crate::core::ElementType;
 use crate::dequant::encoding::tensor_class;
-use crate::dequant::gptq::Rule;
-use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::gptq::DynamicRule;
+use crate::dequant::layer::{Weight, WeightOrigin};
 use crate::dequant::{DequantError, Method, QUANTO_QMAP, Settings, autoround, compressed, gptq};
 
 /// Test for targeted modules.
@@ -17,13 +17,13 @@ type Test<'a> = Box<dyn Fn(&str) -> bool + 'a>;
 /// # Errors
 /// An unsupported rule.
 pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<String>, DequantError> {
-    if !weights.iter().any(|weight| matches!(weight.origin, Origin::Coded(_))) {
+    if !weights.iter().any(|weight| matches!(weight.origin, WeightOrigin::Coded(_))) {
         return Ok(Vec::new());
     }
     let is_target = test(settings)?;
     let is_float = |ty| matches!(ty, ElementType::F32 | ElementType::F16 | ElementType::Bf16);
     let name = |weight: &Weight| {
-        let Weight { meta, origin: Origin::Plain(_) } = weight else { return None };
+        let Weight { meta, origin: WeightOrigin::Plain(_) } = weight else { return None };
         let module = meta.name.strip_suffix(".weight")?;
         // For most tools embeddings and output matrices are not linear layers, and the other tools list them.
         let is_in_layer = tensor_class(module) != module;
@@ -45,7 +45,7 @@ fn test(settings: &Settings) -> Result<Test<'_>, DequantError> {
             let rules = gptq::rules(settings)?;
             Box::new(move |module| {
                 let rule = rules.iter().find(|(pattern, _)| pattern.is_match(module));
-                !matches!(rule, Some((_, Rule::Skip))) && !is_listed(module)
+                !matches!(rule, Some((_, DynamicRule::Skip))) && !is_listed(module)
             })
         }
         Method::AutoRound => {

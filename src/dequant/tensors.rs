@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
-use crate::dequant::layer::{Origin, Weight};
-use crate::dequant::{Below, CodedWeight, DequantError};
+use crate::dequant::layer::{Weight, WeightOrigin};
+use crate::dequant::{CodedWeight, DequantError, InnerSource};
 
 /// Decision about a tensor of the checkpoint.
-enum Fate {
+enum TensorUse {
     /// Passed on unchanged.
     Plain,
     /// Consumed as a member of a module.
@@ -57,7 +57,7 @@ const CODED: &[(&str, &str)] = &[
 ];
 
 /// Final decisions about all tensors.
-pub(super) struct Finished {
+pub(super) struct DequantPlan {
     /// Weights of the float layer.
     pub(super) weights: Vec<Weight>,
     /// Tensors from which modules were assembled.
@@ -68,9 +68,9 @@ pub(super) struct Finished {
 
 /// The tensors of a checkpoint, and the decision about each.
 pub(super) struct Tensors<'a> {
-    below: Below<'a>,
+    inner: InnerSource<'a>,
     by_name: HashMap<&'a str, usize>,
-    fates: Vec<Fate>,
+    fates: Vec<TensorUse>,
     appended: Vec<Weight>,
 }
 
@@ -79,18 +79,18 @@ impl<'a> Tensors<'a> {
     pub(super) fn new(source: &'a dyn WeightSource, level: SimdLevel) -> Self {
         let weights = source.weights();
         let by_name = weights.iter().enumerate().map(|(index, meta)| (meta.name.as_str(), index)).collect();
-        let fates = weights.iter().map(|_| Fate::Plain).collect();
-        Self { below: Below { source, level }, by_name, fates, appended: Vec::new() }
+        let fates = weights.iter().map(|_| TensorUse::Plain).collect();
+        Self { inner: InnerSource { source, level }, by_name, fates, appended: Vec::new() }
     }
 
     /// Source from which scales and indices are read while planning.
-    pub(super) fn below(&self) -> Below<'a> {
-        self.below
+    pub(super) fn inner(&self) -> InnerSource<'a> {
+        self.inner
     }
 
     /// Name, shape and element type of a tensor.
     pub(super) fn meta(&self, index: usize) -> &'a WeightMeta {
-        self.below.meta(index)
+        self.inner.meta(index)
     }
 
     /// Returns the index of the tensor of this name.
@@ -111,24 +111,24 @@ impl<'a> Tensors<'a> {
     /// Returns the tensors whose names end in `suffix`: the rest of the name and the index, in the checkpoint's
     /// order.
     pub(super) fn ending(&self, suffix: &str) -> Vec<(&'a str, usize)> {
-        let weights = self.below.source.weights().iter().enumerate();
+        let weights = self.inner.source.weights().iter().enumerate();
         weights.filter_map(|(index, meta)| Some((meta.name.strip_suffix(suffix)?, index))).collect()
     }
 
     /// Returns true if nothing was decided about a tensor yet.
     pub(super) fn is_free(&self, index: usize) -> bool {
-        matches!(self.fates[index], Fate::Plain)
+        matches!(self.fates[index], TensorUse::Plain)
     }
 
     /// Leaves out a tensor that only a runtime needs.
     pub(super) fn leave_out(&mut self, index: usize) {
-        self.fates[index] = Fate::Dropped;
+        self.fates[index] = TensorUse::Dropped;
     }
 
     /// Replaces a tensor by a decoded weight, and consumes the weight's members.
     pub(super) fn replace(&mut self, index: usize, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
         self.take_members(&*weight);
-        self.fates[index] = Fate::Replaced(made(name, shape, weight));
+        self.fates[index] = TensorUse::Replaced(made(name, shape, weight));
     }
 
     /// Appends a decoded weight after all others, and consumes its members.
@@ -139,7 +139,7 @@ impl<'a> Tensors<'a> {
 
     fn take_members(&mut self, weight: &dyn CodedWeight) {
         for &member in weight.members() {
-            self.fates[member] = Fate::Member;
+            self.fates[member] = TensorUse::Member;
         }
     }
 
@@ -210,8 +210,13 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// [`DequantError::OrphanTensor`].
     pub(super) fn check_no_bare_codes(&self) -> Result<(), DequantError> {
-        let left =
-            self.below.source.weights().iter().zip(&self.fates).filter(|row| matches!(row.1, Fate::Plain));
+        let left = self
+            .inner
+            .source
+            .weights()
+            .iter()
+            .zip(&self.fates)
+            .filter(|row| matches!(row.1, TensorUse::Plain));
         let is_bare = |meta: &WeightMeta| {
             let is_bytes = matches!(meta.ty, ElementType::I8 | ElementType::U8);
             is_bytes && meta.shape.rank() >= 2 && meta.name.ends_with(".weight")
@@ -229,10 +234,10 @@ impl<'a> Tensors<'a> {
     ///
     /// # Errors
     /// Tensors that only make sense in a quantized module and belong to none.
-    pub(super) fn finish(self) -> Result<Finished, DequantError> {
+    pub(super) fn finish(self) -> Result<DequantPlan, DequantError> {
         let (mut weights, mut members, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
         let replaced = self.fates.iter().filter_map(|fate| match fate {
-            Fate::Replaced(made) => Some(made),
+            TensorUse::Replaced(made) => Some(made),
             _ => None,
         });
         // Headers may declare any number of empty rows, over which no loop should run.
@@ -243,29 +248,29 @@ impl<'a> Tensors<'a> {
                 expected: "at least one element".to_owned(),
             });
         }
-        for ((index, meta), fate) in self.below.source.weights().iter().enumerate().zip(self.fates) {
+        for ((index, meta), fate) in self.inner.source.weights().iter().enumerate().zip(self.fates) {
             match fate {
-                Fate::Member => members.push(meta.clone()),
-                Fate::Dropped => left_out.push(meta.name.clone()),
-                Fate::Replaced(made) => {
+                TensorUse::Member => members.push(meta.clone()),
+                TensorUse::Dropped => left_out.push(meta.name.clone()),
+                TensorUse::Replaced(made) => {
                     members.push(meta.clone());
                     weights.push(made);
                 }
-                Fate::Plain if is_runtime_only(&meta.name) => left_out.push(meta.name.clone()),
-                Fate::Plain => {
+                TensorUse::Plain if is_runtime_only(&meta.name) => left_out.push(meta.name.clone()),
+                TensorUse::Plain => {
                     check_plain(meta)?;
-                    weights.push(Weight::plain(self.below.source, index));
+                    weights.push(Weight::plain(self.inner.source, index));
                 }
             }
         }
         weights.extend(self.appended);
-        Ok(Finished { weights, members, left_out })
+        Ok(DequantPlan { weights, members, left_out })
     }
 }
 
 /// Creates a decoded weight.
 fn made(name: String, shape: Shape, weight: Box<dyn CodedWeight>) -> Weight {
-    Weight { meta: WeightMeta { name, shape, ty: ElementType::F32 }, origin: Origin::Coded(weight) }
+    Weight { meta: WeightMeta { name, shape, ty: ElementType::F32 }, origin: WeightOrigin::Coded(weight) }
 }
 
 fn is_runtime_only(name: &str) -> bool {

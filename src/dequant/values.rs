@@ -5,14 +5,14 @@ use std::ops::Range;
 use crate::core::ElementType;
 use crate::core::simd::SimdLevel;
 use crate::core::small_float::{self, e8m0};
-use crate::dequant::{Below, DequantError, Tensors};
+use crate::dequant::{DequantError, InnerSource, Tensors};
 use crate::quant::{NotANumber, decode_elements};
 
 /// A tensor of numbers that is read in pieces as F32.
 ///
 /// It is not held in memory, since scales grow with the model.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Values {
+pub(super) struct NumberTensor {
     /// Index of the tensor.
     pub(super) index: usize,
     ty: ElementType,
@@ -22,7 +22,7 @@ pub(super) struct Values {
     is_exponent: bool,
 }
 
-impl Values {
+impl NumberTensor {
     /// Creates a reader for a tensor of one of these element types.
     ///
     /// # Errors
@@ -57,16 +57,16 @@ impl Values {
     /// If the range is outside the tensor.
     pub(super) fn read(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         range: Range<u64>,
         out: &mut Vec<f32>,
     ) -> Result<(), DequantError> {
         let (start, n) = (out.len(), (range.end - range.start) as usize);
         out.resize(start + n, 0.0);
         let values = &mut out[start..];
-        let name = || below.meta(self.index).name.clone();
+        let name = || inner.meta(self.index).name.clone();
         let decoded =
-            below.with_elems(self.index, range.clone(), |bytes| self.decode(below.level, bytes, values))?;
+            inner.with_elems(self.index, range.clone(), |bytes| self.decode(inner.level, bytes, values))?;
         decoded.map_err(|_| DequantError::DtypeMismatch {
             tensor: name(),
             found: self.ty,
@@ -83,7 +83,7 @@ impl Values {
     }
 
     fn decode(&self, level: SimdLevel, bytes: &[u8], values: &mut [f32]) -> Result<(), NotANumber> {
-        let mut look_up = |table: &small_float::Table| {
+        let mut look_up = |table: &small_float::FloatTable| {
             for (value, &byte) in values.iter_mut().zip(bytes) {
                 *value = table[usize::from(byte)];
             }
@@ -105,25 +105,29 @@ impl Values {
     /// Reads one element.
     ///
     /// # Errors
-    /// As [`Values::read`].
-    pub(super) fn get(&self, below: Below<'_>, at: u64) -> Result<f32, DequantError> {
+    /// As [`NumberTensor::read`].
+    pub(super) fn get(&self, inner: InnerSource<'_>, at: u64) -> Result<f32, DequantError> {
         let mut one = Vec::with_capacity(1);
-        self.read(below, at..at + 1, &mut one)?;
+        self.read(inner, at..at + 1, &mut one)?;
         Ok(one[0])
     }
 
     /// Returns true if `test` holds for every element.
     ///
     /// # Errors
-    /// As [`Values::read`].
-    pub(super) fn all(&self, below: Below<'_>, test: impl Fn(f32) -> bool) -> Result<bool, DequantError> {
+    /// As [`NumberTensor::read`].
+    pub(super) fn all(
+        &self,
+        inner: InnerSource<'_>,
+        test: impl Fn(f32) -> bool,
+    ) -> Result<bool, DequantError> {
         const STEP: u64 = 1 << 14;
         let mut values = Vec::new();
         let mut at = 0;
         while at < self.n {
             let end = self.n.min(at + STEP);
             values.clear();
-            self.read(below, at..end, &mut values)?;
+            self.read(inner, at..end, &mut values)?;
             if !values.iter().all(|&value| test(value)) {
                 return Ok(false);
             }
@@ -138,7 +142,7 @@ pub(super) const SCALE_TYPES: [ElementType; 3] = [ElementType::F32, ElementType:
 
 /// A matrix whose scales belong to lines of another length than its rows: a reshape of the same elements.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stretches {
+pub(super) struct ScaleLines {
     /// Columns of the matrix.
     pub(super) n_cols: u64,
     /// Elements per line.
@@ -152,7 +156,7 @@ pub(super) struct Stretches {
 /// # Errors
 /// Errors of `visit`.
 pub(super) fn each_stretch(
-    Stretches { n_cols, width }: Stretches,
+    ScaleLines { n_cols, width }: ScaleLines,
     rows: Range<u64>,
     cols: &Range<u64>,
     out: &mut [f32],

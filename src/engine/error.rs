@@ -51,7 +51,7 @@ pub enum EngineError {
     #[error("memory budget of {budget_bytes} bytes: one chunk of {tokens} tokens needs {needed_bytes}")]
     Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
     /// A sequence would outgrow the capacity that was allocated for it.
-    #[error("sequence {sequence} of {tokens} tokens: room was made for {limit}")]
+    #[error("sequence {sequence} of {tokens} tokens: the limit is {limit}")]
     SequenceTooLong { sequence: usize, tokens: usize, limit: usize },
     /// The graph runs over whole chunks only and cannot generate token by token.
     #[error("the model cannot go on from where it stopped, token by token: {what}")]

@@ -8,10 +8,10 @@ pub(super) mod forward;
 pub(super) mod graph;
 mod hyper;
 pub(super) mod layer;
+mod layer_run;
 mod plain;
 mod post_ln;
 mod repeat;
-mod run;
 mod stacks;
 pub(super) mod stage;
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl NoiseModel {
             let engine = Engine::new(self.plan(graph).unwrap(), self, options).unwrap();
             let chunk =
                 TokenChunk { tokens: tokens.to_vec(), rows: 0..tokens.len(), ..TokenChunk::default() };
-            let kept = Kept { name, values: Mutex::default() };
+            let kept = SlotRecorder { name, values: Mutex::default() };
             engine.forward(&[chunk], &Silent, Some(&kept)).unwrap();
             kept.values.into_inner().unwrap()
         };
@@ -91,12 +91,12 @@ impl NoiseModel {
 }
 
 /// Observer that keeps the last values reported under one name.
-struct Kept {
+struct SlotRecorder {
     name: &'static str,
     values: Mutex<Vec<f32>>,
 }
 
-impl Observer for Kept {
+impl Observer for SlotRecorder {
     fn slot(&self, _: usize, name: &str, x: &[f32], _: usize) {
         if name == self.name {
             *self.values.lock().unwrap() = x.to_vec();

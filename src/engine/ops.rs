@@ -65,10 +65,10 @@ use self::twin::Twin;
 use crate::arch::graph::{MixerRule, ResidualRule};
 use crate::engine::EngineError;
 use crate::engine::exec::weights::Matrix;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Declares the mixers: for each, the words that name it in cards, its variant and its type. Types implement
-/// [`MixerOp`] and have `resolve(&mut Builder, layer)`.
+/// [`MixerOp`] and have `resolve(&mut Resolver, layer)`.
 macro_rules! mixers {
     ($($(#[$doc:meta])+ $($word:literal)|+ => $variant:ident($type:ty);)+) => {
         /// The branch of a layer that mixes information between positions.
@@ -98,7 +98,7 @@ macro_rules! mixers {
             }
 
             /// Resolves the mixer that a card calls `word`.
-            fn named(b: &mut Builder<'_>, layer: usize, word: &str) -> Result<Self, EngineError> {
+            fn named(b: &mut Resolver<'_>, layer: usize, word: &str) -> Result<Self, EngineError> {
                 match word {
                     ATTENTION => attention::resolve::mixer(b, layer),
                     $($($word)|+ => <$type>::resolve(b, layer).map(|mixer| Self::$variant(Box::new(mixer))),)+
@@ -143,7 +143,7 @@ mixers! {
 
 impl Mixer {
     /// Resolves the mixer of a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Self, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Self, EngineError> {
         if b.is_single() && has_ffn(b, layer) {
             return Ok(Self::None);
         }
@@ -174,12 +174,12 @@ fn unknown(arch: &str, word: &str) -> EngineError {
 }
 
 /// Returns true if a layer has a feed-forward network.
-fn has_ffn(b: &Builder<'_>, layer: usize) -> bool {
+fn has_ffn(b: &Resolver<'_>, layer: usize) -> bool {
     ["ffn_up", "ffn_gate_inp"].iter().any(|name| b.tensors.has(&format!("blk.{layer}.{name}.weight")))
 }
 
 /// Returns the card's word for the mixer of a layer.
-fn layer_word<'a>(b: &Builder<'a>, layer: usize) -> Result<&'a str, EngineError> {
+fn layer_word<'a>(b: &Resolver<'a>, layer: usize) -> Result<&'a str, EngineError> {
     const RECURRENT: &str = "attention.recurrent_layers";
     Ok(match &b.features.mixer {
         MixerRule::All(word) => &word.0,

@@ -2,9 +2,9 @@
 //! themselves with this module; running a plan never reads metadata.
 
 pub(super) mod activation;
-pub(super) mod builder;
 pub(super) mod features;
 pub(super) mod keys;
 mod mask;
+pub(super) mod resolver;
 pub(super) mod rope;
 pub(super) mod tensors;

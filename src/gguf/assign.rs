@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn what_is_wrong_is_reported() {
         assert_eq!(error("k"), "`k`: `KEY=TYPE:VALUE` expected");
         assert_eq!(error("=u8:1"), "`=u8:1`: `KEY=TYPE:VALUE` expected");
         assert_eq!(error("k=u8:256"), "key `k`: `256` is not a value of type u8");

@@ -10,18 +10,18 @@ use crate::core::GgmlType;
 use crate::core::bytes::Endian;
 
 /// A run of equal fields inside a block.
-struct Fields {
+struct FieldRun {
     offset: usize,
     width: usize,
     count: usize,
 }
 
-const fn fields(offset: usize, width: usize, count: usize) -> Fields {
-    Fields { offset, width, count }
+const fn fields(offset: usize, width: usize, count: usize) -> FieldRun {
+    FieldRun { offset, width, count }
 }
 
 /// Fields of each type's block.
-static FIELDS: &[(GgmlType, &[Fields])] = &[
+static FIELDS: &[(GgmlType, &[FieldRun])] = &[
     (GgmlType::F32, &[fields(0, 4, 1)]),
     (GgmlType::F16, &[fields(0, 2, 1)]),
     (GgmlType::Bf16, &[fields(0, 2, 1)]),

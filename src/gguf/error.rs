@@ -13,7 +13,7 @@ use crate::gguf::{OtherFile, ValueType};
 
 /// Part of a header that an error refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Item {
+pub enum HeaderItem {
     /// A field of the fixed header.
     Field(&'static str),
     /// Key with this index.
@@ -26,7 +26,7 @@ pub enum Item {
     Tensor(String),
 }
 
-impl fmt::Display for Item {
+impl fmt::Display for HeaderItem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Field(name) => write!(f, "{name}"),
@@ -44,7 +44,7 @@ impl fmt::Display for Item {
 pub enum HeaderError {
     /// The file ends inside the header, or a length exceeds the file.
     #[error("offset {}: {item}: {} bytes wanted, {} left", at.offset, at.wanted, at.left)]
-    Truncated { item: Item, at: Truncated },
+    Truncated { item: HeaderItem, at: Truncated },
     /// The file is not a GGUF file.
     #[error("offset 0: magic `GGUF` expected, found `{}`", escape_bytes(found))]
     Magic { found: Vec<u8> },
@@ -214,7 +214,7 @@ pub enum GgufError {
     #[error("{}: part {part} of {n_parts} is missing", path.display())]
     PartMissing { path: PathBuf, part: usize, n_parts: usize },
     /// The keys of a part declare another number than expected: a part twice, or renamed.
-    #[error("{}: part {expected} expected, key `split.no` says part {found}", path.display())]
+    #[error("{}: part {expected} expected, key `split.no` declares part {found}", path.display())]
     PartNumber { path: PathBuf, expected: u64, found: u64 },
     /// A part belongs to another model.
     #[error("{}: not of the same model as the first part: {what} {expected} expected, found {found}", path.display())]
@@ -230,7 +230,7 @@ pub enum GgufError {
     #[error("{}: tensor `{}` is in `{}` too", path.display(), escape(tensor), other.display())]
     PartTensorTwice { path: PathBuf, tensor: String, other: PathBuf },
     /// The parts do not hold the declared number of tensors.
-    #[error("{}: {found} tensors in all parts, key `split.tensors.count` says {expected}", path.display())]
+    #[error("{}: {found} tensors in all parts, key `split.tensors.count` declares {expected}", path.display())]
     PartTensors { path: PathBuf, expected: u64, found: u64 },
 }
 
@@ -287,7 +287,7 @@ impl Hint for GgufError {
                 "raise the limit with `ulimit -v unlimited`, or do not lock the file"
             }
             Self::PartName { .. } => "give the part its original name back",
-            Self::PartMissing { .. } => "all parts must lie in one directory",
+            Self::PartMissing { .. } => "all parts must be in one directory",
             Self::PartSet { .. } => {
                 "run the command that wrote the parts again, or fetch all of them from one place"
             }

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::core::GgmlType;
 
 /// Row of the table of file types.
-struct Row {
+struct FileTypeRow {
     file_type: FileType,
     id: u32,
     name: &'static str,
@@ -22,8 +22,14 @@ macro_rules! file_types {
             $( #[doc = concat!("`", $name, "`: ", $about, ".")] $variant, )*
         }
 
-        static FILE_TYPES: &[Row] = &[
-            $( Row { file_type: FileType::$variant, id: $id, name: $name, base: $base, about: $about }, )*
+        static FILE_TYPES: &[FileTypeRow] = &[
+            $( FileTypeRow {
+                file_type: FileType::$variant,
+                id: $id,
+                name: $name,
+                base: $base,
+                about: $about,
+            }, )*
         ];
     };
 }
@@ -75,7 +81,7 @@ static ALIASES: &[(&str, FileType)] =
 const GUESSED: u32 = 1024;
 
 impl FileType {
-    fn row(self) -> &'static Row {
+    fn row(self) -> &'static FileTypeRow {
         &FILE_TYPES[self as usize]
     }
 

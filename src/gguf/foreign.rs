@@ -6,14 +6,14 @@ use crate::core::GgmlType;
 /// Declared shape and type of a tensor that llama.cpp's format does not cover. Its [`crate::core::TensorMeta`]
 /// describes only the bytes: `I8`, one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Declared {
+pub struct DeclaredTensor {
     /// Dimensions, outermost first.
     pub dims: Vec<u64>,
     /// Number of the type.
     pub type_id: u32,
 }
 
-impl Declared {
+impl DeclaredTensor {
     /// Returns name and number of the type, as far as known.
     #[must_use]
     pub fn type_name(&self) -> String {
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn types_have_names_and_programs() {
-        let of = |type_id| Declared { dims: vec![8, 256], type_id };
+        let of = |type_id| DeclaredTensor { dims: vec![8, 256], type_id };
         assert_eq!((of(139).type_name(), of(139).program()), ("IQ4_K (139)".to_owned(), Some(IK)));
         assert_eq!((of(36).type_name(), of(36).program()), ("I2_S (36)".to_owned(), Some(BITNET)));
         assert_eq!((of(0).type_name(), of(0).program()), ("F32".to_owned(), None));

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use crate::core::bytes::{Cursor, Endian, Truncated};
 use crate::core::limits::Limits;
 use crate::core::{GgmlType, Shape, TensorMeta};
-use crate::gguf::error::{HeaderError, Item};
-use crate::gguf::foreign::{Declared, foreign_type};
+use crate::gguf::error::{HeaderError, HeaderItem};
+use crate::gguf::foreign::{DeclaredTensor, foreign_type};
 use crate::gguf::{Array, Metadata, Value, ValueType};
 
 /// Key of the alignment of tensor data.
@@ -58,7 +58,7 @@ pub struct Header {
     /// Violations that [`Strictness::LlamaCpp`] accepted (at most the first 100).
     pub tolerated: Vec<HeaderError>,
     /// Tensors that are read as bytes ([`Strictness::Foreign`]), by index.
-    pub declared: BTreeMap<usize, Declared>,
+    pub declared: BTreeMap<usize, DeclaredTensor>,
 }
 
 impl Header {
@@ -87,10 +87,10 @@ pub(super) fn parse_head(
     strictness: Strictness,
 ) -> Result<Header, HeaderError> {
     let cursor = Cursor::new(bytes, Endian::Little);
-    Parser { cursor, beyond, limits, strictness, tolerated: Vec::new() }.header()
+    HeaderParser { cursor, beyond, limits, strictness, tolerated: Vec::new() }.header()
 }
 
-struct Parser<'a> {
+struct HeaderParser<'a> {
     cursor: Cursor<'a>,
     /// Number of bytes of the file after those of the cursor.
     beyond: u64,
@@ -100,17 +100,17 @@ struct Parser<'a> {
 }
 
 /// Adds the item being read to the error of a read past the end.
-trait During<T> {
-    fn during(self, item: impl FnOnce() -> Item) -> Result<T, HeaderError>;
+trait WithItem<T> {
+    fn with_item(self, item: impl FnOnce() -> HeaderItem) -> Result<T, HeaderError>;
 }
 
-impl<T> During<T> for Result<T, Truncated> {
-    fn during(self, item: impl FnOnce() -> Item) -> Result<T, HeaderError> {
+impl<T> WithItem<T> for Result<T, Truncated> {
+    fn with_item(self, item: impl FnOnce() -> HeaderItem) -> Result<T, HeaderError> {
         self.map_err(|at| HeaderError::Truncated { item: item(), at })
     }
 }
 
-impl<'a> Parser<'a> {
+impl<'a> HeaderParser<'a> {
     fn header(mut self) -> Result<Header, HeaderError> {
         let version = self.version()?;
         let endian = self.cursor.endian();
@@ -146,8 +146,8 @@ impl<'a> Parser<'a> {
             let at = self.cursor.offset();
             let (meta, rel_offset) =
                 match self.tensor(index, &mut names, (next, open.is_some()), alignment)? {
-                    ListedTensor::Known(meta, rel_offset) => (meta, rel_offset),
-                    ListedTensor::Foreign(name, found, rel_offset) => {
+                    ParsedTensor::Known(meta, rel_offset) => (meta, rel_offset),
+                    ParsedTensor::Foreign(name, found, rel_offset) => {
                         if rel_offset < next {
                             let (tensor, expected) = (name, next);
                             return Err(HeaderError::Overlap {
@@ -230,13 +230,13 @@ impl<'a> Parser<'a> {
 
     /// Reads magic and version, and sets the cursor to the byte order of the file.
     fn version(&mut self) -> Result<u32, HeaderError> {
-        let magic = self.cursor.take(4).during(|| Item::Field("magic"))?;
+        let magic = self.cursor.take(4).with_item(|| HeaderItem::Field("magic"))?;
         match magic {
             b"GGUF" => {}
             b"FUGG" => return Err(HeaderError::MagicSwapped),
             _ => return Err(HeaderError::Magic { found: magic.to_vec() }),
         }
-        let mut version = self.cursor.u32().during(|| Item::Field("version"))?;
+        let mut version = self.cursor.u32().with_item(|| HeaderItem::Field("version"))?;
         // A small number with an empty low half was written in the other byte order.
         let big = version != 0 && version.trailing_zeros() >= 16;
         if big {
@@ -251,7 +251,7 @@ impl<'a> Parser<'a> {
 
     fn count(&mut self, what: &'static str) -> Result<(u64, u64), HeaderError> {
         let offset = self.cursor.offset();
-        Ok((self.cursor.u64().during(|| Item::Field(what))?, offset))
+        Ok((self.cursor.u64().with_item(|| HeaderItem::Field(what))?, offset))
     }
 
     fn check_count(
@@ -279,14 +279,14 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn string(&mut self, item: impl Fn() -> Item) -> Result<&'a [u8], HeaderError> {
-        let n_bytes = self.cursor.u64().during(&item)?;
-        self.cursor.take(n_bytes).during(item)
+    fn string(&mut self, item: impl Fn() -> HeaderItem) -> Result<&'a [u8], HeaderError> {
+        let n_bytes = self.cursor.u64().with_item(&item)?;
+        self.cursor.take(n_bytes).with_item(item)
     }
 
     fn key(&mut self, index: u64) -> Result<String, HeaderError> {
         let offset = self.cursor.offset();
-        let bytes = self.string(|| Item::Key(index))?;
+        let bytes = self.string(|| HeaderItem::Key(index))?;
         if bytes.is_empty() {
             return Err(HeaderError::KeyEmpty { offset, index });
         }
@@ -299,33 +299,33 @@ impl<'a> Parser<'a> {
 
     fn value(&mut self, key: &str) -> Result<Value, HeaderError> {
         let offset = self.cursor.offset();
-        let item = || Item::Value(key.to_owned());
-        let id = self.cursor.u32().during(item)?;
+        let item = || HeaderItem::Value(key.to_owned());
+        let id = self.cursor.u32().with_item(item)?;
         let ty = ValueType::from_id(id).ok_or_else(|| HeaderError::ValueType {
             offset,
             key: key.to_owned(),
             found: id as i32,
         })?;
         Ok(match ty {
-            ValueType::U8 => Value::U8(self.cursor.u8().during(item)?),
-            ValueType::I8 => Value::I8(self.cursor.i8().during(item)?),
-            ValueType::U16 => Value::U16(self.cursor.u16().during(item)?),
-            ValueType::I16 => Value::I16(self.cursor.i16().during(item)?),
-            ValueType::U32 => Value::U32(self.cursor.u32().during(item)?),
-            ValueType::I32 => Value::I32(self.cursor.i32().during(item)?),
-            ValueType::F32 => Value::F32(self.cursor.f32().during(item)?),
+            ValueType::U8 => Value::U8(self.cursor.u8().with_item(item)?),
+            ValueType::I8 => Value::I8(self.cursor.i8().with_item(item)?),
+            ValueType::U16 => Value::U16(self.cursor.u16().with_item(item)?),
+            ValueType::I16 => Value::I16(self.cursor.i16().with_item(item)?),
+            ValueType::U32 => Value::U32(self.cursor.u32().with_item(item)?),
+            ValueType::I32 => Value::I32(self.cursor.i32().with_item(item)?),
+            ValueType::F32 => Value::F32(self.cursor.f32().with_item(item)?),
             ValueType::Bool => Value::Bool(self.bool(key)?),
             ValueType::String => Value::String(self.string(item)?.to_vec()),
             ValueType::Array => Value::Array(self.array(key, 1)?),
-            ValueType::U64 => Value::U64(self.cursor.u64().during(item)?),
-            ValueType::I64 => Value::I64(self.cursor.i64().during(item)?),
-            ValueType::F64 => Value::F64(self.cursor.f64().during(item)?),
+            ValueType::U64 => Value::U64(self.cursor.u64().with_item(item)?),
+            ValueType::I64 => Value::I64(self.cursor.i64().with_item(item)?),
+            ValueType::F64 => Value::F64(self.cursor.f64().with_item(item)?),
         })
     }
 
     fn bool(&mut self, key: &str) -> Result<bool, HeaderError> {
         let offset = self.cursor.offset();
-        let found = self.cursor.u8().during(|| Item::Value(key.to_owned()))?;
+        let found = self.cursor.u8().with_item(|| HeaderItem::Value(key.to_owned()))?;
         if found > 1 {
             self.tolerate(HeaderError::Bool { offset, key: key.to_owned(), found })?;
         }
@@ -333,20 +333,20 @@ impl<'a> Parser<'a> {
     }
 
     fn array(&mut self, key: &str, depth: usize) -> Result<Array, HeaderError> {
-        let item = || Item::Value(key.to_owned());
+        let item = || HeaderItem::Value(key.to_owned());
         let offset = self.cursor.offset();
         if depth > self.limits.depth {
             let limit = self.limits.depth;
             return Err(HeaderError::ArrayDepth { offset, key: key.to_owned(), limit });
         }
-        let id = self.cursor.u32().during(item)?;
+        let id = self.cursor.u32().with_item(item)?;
         let ty = ValueType::from_id(id).ok_or_else(|| HeaderError::ElementType {
             offset,
             key: key.to_owned(),
             found: id as i32,
         })?;
         let offset = self.cursor.offset();
-        let n_elems = self.cursor.u64().during(item)?;
+        let n_elems = self.cursor.u64().with_item(item)?;
         let left = self.cursor.left();
         let fits = usize::try_from(n_elems).ok().filter(|_| n_elems <= left / ty.min_bytes());
         let Some(n) = fits else {
@@ -363,19 +363,19 @@ impl<'a> Parser<'a> {
             }};
         }
         Ok(match ty {
-            ValueType::U8 => Array::U8(self.cursor.take(n_elems).during(item)?.to_vec()),
-            ValueType::I8 => collect!(I8, self.cursor.i8().during(item)?),
-            ValueType::U16 => collect!(U16, self.cursor.u16().during(item)?),
-            ValueType::I16 => collect!(I16, self.cursor.i16().during(item)?),
-            ValueType::U32 => collect!(U32, self.cursor.u32().during(item)?),
-            ValueType::I32 => collect!(I32, self.cursor.i32().during(item)?),
-            ValueType::F32 => collect!(F32, self.cursor.f32().during(item)?),
+            ValueType::U8 => Array::U8(self.cursor.take(n_elems).with_item(item)?.to_vec()),
+            ValueType::I8 => collect!(I8, self.cursor.i8().with_item(item)?),
+            ValueType::U16 => collect!(U16, self.cursor.u16().with_item(item)?),
+            ValueType::I16 => collect!(I16, self.cursor.i16().with_item(item)?),
+            ValueType::U32 => collect!(U32, self.cursor.u32().with_item(item)?),
+            ValueType::I32 => collect!(I32, self.cursor.i32().with_item(item)?),
+            ValueType::F32 => collect!(F32, self.cursor.f32().with_item(item)?),
             ValueType::Bool => collect!(Bool, self.bool(key)?),
             ValueType::String => collect!(String, self.string(item)?.to_vec()),
             ValueType::Array => collect!(Array, self.array(key, depth + 1)?),
-            ValueType::U64 => collect!(U64, self.cursor.u64().during(item)?),
-            ValueType::I64 => collect!(I64, self.cursor.i64().during(item)?),
-            ValueType::F64 => collect!(F64, self.cursor.f64().during(item)?),
+            ValueType::U64 => collect!(U64, self.cursor.u64().with_item(item)?),
+            ValueType::I64 => collect!(I64, self.cursor.i64().with_item(item)?),
+            ValueType::F64 => collect!(F64, self.cursor.f64().with_item(item)?),
         })
     }
 
@@ -387,15 +387,15 @@ impl<'a> Parser<'a> {
         names: &mut HashSet<String>,
         (expected, is_least): (u64, bool),
         alignment: u64,
-    ) -> Result<ListedTensor, HeaderError> {
+    ) -> Result<ParsedTensor, HeaderError> {
         let name = self.tensor_name(index, names)?;
         let is_long = name.len() as u64 > MAX_NAME_BYTES;
         let dims = self.dims(&name)?;
         let tensor = || name.clone();
-        let item = || Item::Tensor(name.clone());
+        let item = || HeaderItem::Tensor(name.clone());
 
         let offset = self.cursor.offset();
-        let id = self.cursor.u32().during(item)?;
+        let id = self.cursor.u32().with_item(item)?;
         let known =
             GgmlType::from_id(id).ok_or_else(|| match (foreign_type(id), GgmlType::removed_name(id)) {
                 (Some(_), _) => HeaderError::ForeignType { offset, tensor: tensor(), found: id },
@@ -410,7 +410,11 @@ impl<'a> Parser<'a> {
             && (known.is_err() || is_long || dims.len() > MAX_DIMS as usize);
         if is_foreign {
             let found = self.rel_offset(&name, alignment)?;
-            return Ok(ListedTensor::Foreign(name, Declared { dims: outermost_first, type_id: id }, found));
+            return Ok(ParsedTensor::Foreign(
+                name,
+                DeclaredTensor { dims: outermost_first, type_id: id },
+                found,
+            ));
         }
         let ty = known?;
         let shape = Shape::new(outermost_first).ok_or_else(|| HeaderError::Elements {
@@ -437,14 +441,14 @@ impl<'a> Parser<'a> {
             std::cmp::Ordering::Greater if !is_least => {
                 Err(HeaderError::Gap { offset, tensor: tensor(), found, expected })
             }
-            _ => Ok(ListedTensor::Known(meta, found)),
+            _ => Ok(ParsedTensor::Known(meta, found)),
         }
     }
 
     /// Reads the offset of a tensor's data relative to the start of all data.
     fn rel_offset(&mut self, name: &str, alignment: u64) -> Result<u64, HeaderError> {
         let offset = self.cursor.offset();
-        let found = self.cursor.u64().during(|| Item::Tensor(name.to_owned()))?;
+        let found = self.cursor.u64().with_item(|| HeaderItem::Tensor(name.to_owned()))?;
         if !found.is_multiple_of(alignment) {
             return Err(HeaderError::Unaligned { offset, tensor: name.to_owned(), found, alignment });
         }
@@ -453,7 +457,7 @@ impl<'a> Parser<'a> {
 
     fn tensor_name(&mut self, index: u64, names: &mut HashSet<String>) -> Result<String, HeaderError> {
         let offset = self.cursor.offset();
-        let bytes = self.string(|| Item::TensorName(index))?;
+        let bytes = self.string(|| HeaderItem::TensorName(index))?;
         let found = bytes.len() as u64;
         if found > MAX_NAME_BYTES && self.strictness != Strictness::Foreign {
             return Err(HeaderError::TensorNameLength { offset, index, found, most: MAX_NAME_BYTES });
@@ -475,9 +479,9 @@ impl<'a> Parser<'a> {
     /// Reads rank and dimensions, innermost first as in the file.
     fn dims(&mut self, name: &str) -> Result<Vec<u64>, HeaderError> {
         let tensor = || name.to_owned();
-        let item = || Item::Tensor(name.to_owned());
+        let item = || HeaderItem::Tensor(name.to_owned());
         let rank_offset = self.cursor.offset();
-        let rank = self.cursor.u32().during(item)?;
+        let rank = self.cursor.u32().with_item(item)?;
         let most = if self.strictness == Strictness::Foreign { MAX_FOREIGN_DIMS } else { MAX_DIMS };
         if rank > most {
             return Err(HeaderError::Rank { offset: rank_offset, tensor: tensor(), found: rank, most });
@@ -485,7 +489,7 @@ impl<'a> Parser<'a> {
         let mut dims = Vec::with_capacity(rank as usize);
         for dim in 0..rank as usize {
             let offset = self.cursor.offset();
-            let found = self.cursor.i64().during(item)?;
+            let found = self.cursor.i64().with_item(item)?;
             let Ok(size) = u64::try_from(found) else {
                 return Err(HeaderError::DimensionNegative { offset, tensor: tensor(), dim, found });
             };
@@ -499,10 +503,10 @@ impl<'a> Parser<'a> {
 }
 
 /// A listed tensor with the offset of its data.
-enum ListedTensor {
+enum ParsedTensor {
     Known(TensorMeta, u64),
     /// A tensor read as bytes: its name, and its declared shape and type.
-    Foreign(String, Declared, u64),
+    Foreign(String, DeclaredTensor, u64),
 }
 
 /// Describes bytes of unknown type.

@@ -5,7 +5,7 @@
 //! refused, or, if it is too short for its blocks, read as if the rest were zeros.
 
 use crate::core::text::escape;
-use crate::gguf::keys::{Count, KeyInfo, annotation_row, key_info};
+use crate::gguf::keys::{KeyInfo, ValueCount, annotation_row, key_info};
 use crate::gguf::{AssignType, Metadata, Value, ValueType};
 
 /// A well-known key with a value that its readers do not accept.
@@ -90,7 +90,7 @@ pub(crate) fn own_type(info: &KeyInfo) -> AssignType {
 /// Returns true if a well-known key may have a value of this type.
 fn takes(info: &KeyInfo, value: &Value) -> bool {
     use ValueType::{Bool, F32, I8, I32, U8, U32};
-    let is_per_block = matches!(info.count, Count::PerBlock | Count::PerOwnBlock);
+    let is_per_block = matches!(info.count, ValueCount::PerBlock | ValueCount::PerOwnBlock);
     match AssignType::of(value) {
         Some(AssignType::List(Some(found))) => {
             let alike = match info.value_type {
@@ -105,7 +105,7 @@ fn takes(info: &KeyInfo, value: &Value) -> bool {
                 U8 => found == I8,
                 _ => false,
             };
-            info.count != Count::One && (alike || found == info.value_type)
+            info.count != ValueCount::One && (alike || found == info.value_type)
         }
         Some(AssignType::One(found)) => match info.value_type {
             _ if !info.is_array => found == info.value_type,
@@ -121,7 +121,7 @@ fn takes(info: &KeyInfo, value: &Value) -> bool {
 fn expected(info: &KeyInfo) -> String {
     let own = own_type(info);
     match info.count {
-        Count::PerBlock | Count::PerOwnBlock if !info.is_array => {
+        ValueCount::PerBlock | ValueCount::PerOwnBlock if !info.is_array => {
             format!("{own} or arr[{}]", info.value_type)
         }
         _ => own.to_string(),
@@ -146,16 +146,16 @@ fn other_length(info: &KeyInfo, found: usize, arch: &str, metadata: &Metadata) -
         (n != found).then(|| (n.to_string(), format!(": `{}` is {n}", escape(&key))))
     };
     match info.count {
-        Count::One | Count::Any => None,
-        Count::Exactly(n) => (n != found).then(|| (n.to_string(), String::new())),
-        Count::AtLeast(n) => (n > found).then(|| (format!("{n} or more"), String::new())),
-        Count::PerBlock => as_in(BLOCKS),
-        Count::PerOwnBlock => {
+        ValueCount::One | ValueCount::Any => None,
+        ValueCount::Exactly(n) => (n != found).then(|| (n.to_string(), String::new())),
+        ValueCount::AtLeast(n) => (n > found).then(|| (format!("{n} or more"), String::new())),
+        ValueCount::PerBlock => as_in(BLOCKS),
+        ValueCount::PerOwnBlock => {
             let drafts = number(DRAFT_BLOCKS).map_or(0, |(_, n)| n);
             let is_own = number(BLOCKS).is_some_and(|(_, n)| n.checked_sub(drafts) == Some(found));
             if is_own { None } else { as_in(BLOCKS) }
         }
-        Count::AsIn(pattern) => as_in(pattern),
+        ValueCount::AsIn(pattern) => as_in(pattern),
     }
 }
 
@@ -204,9 +204,9 @@ mod tests {
     /// Returns the length that a row requires in [`model`].
     fn length(info: &KeyInfo) -> usize {
         match info.count {
-            Count::Exactly(n) | Count::AtLeast(n) => n,
-            Count::AsIn("{arch}.adapters.count") => 2,
-            Count::AsIn(_) => 5,
+            ValueCount::Exactly(n) | ValueCount::AtLeast(n) => n,
+            ValueCount::AsIn("{arch}.adapters.count") => 2,
+            ValueCount::AsIn(_) => 5,
             _ => BLOCKS,
         }
     }
@@ -255,18 +255,22 @@ mod tests {
             let ty = AssignType::List(Some(info.value_type));
             let length_of = |n: usize| fault(&key, value(ty, n));
             match info.count {
-                Count::One => {
+                ValueCount::One => {
                     if !info.is_array {
                         assert!(length_of(n).is_some(), "{key}: no array");
                     }
                 }
-                Count::Any => assert_eq!(length_of(7), None, "{key}"),
+                ValueCount::Any => assert_eq!(length_of(7), None, "{key}"),
                 _ => {
                     assert_eq!(length_of(n), None, "{key}");
                     let short = length_of(n - 1).unwrap();
                     assert!(short.starts_with(&format!("key `{key}` has {} entr", n - 1)), "{short}");
                     let long = length_of(n + 1);
-                    assert_eq!(long.is_none(), matches!(info.count, Count::AtLeast(_)), "{key}: {long:?}");
+                    assert_eq!(
+                        long.is_none(),
+                        matches!(info.count, ValueCount::AtLeast(_)),
+                        "{key}: {long:?}"
+                    );
                     n_found += 1;
                 }
             }

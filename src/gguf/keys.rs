@@ -15,13 +15,13 @@ pub(crate) struct KeyInfo {
     /// True if the value is always an array. A key that accepts one number for all layers or an array with one number
     /// per layer has the type of the single number.
     pub is_array: bool,
-    /// Required number of elements of an array; [`Count::One`] if arrays are not allowed.
-    pub count: Count,
+    /// Required number of elements of an array; [`ValueCount::One`] if arrays are not allowed.
+    pub count: ValueCount,
 }
 
 /// Number of values of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Count {
+pub(crate) enum ValueCount {
     /// One value, no array.
     One,
     /// An array of any length.
@@ -39,16 +39,16 @@ pub(crate) enum Count {
 }
 
 const fn one(pattern: &'static str, value_type: ValueType) -> KeyInfo {
-    KeyInfo { pattern, value_type, is_array: false, count: Count::One }
+    KeyInfo { pattern, value_type, is_array: false, count: ValueCount::One }
 }
 
 const fn list(pattern: &'static str, value_type: ValueType) -> KeyInfo {
-    KeyInfo { pattern, value_type, is_array: true, count: Count::Any }
+    KeyInfo { pattern, value_type, is_array: true, count: ValueCount::Any }
 }
 
 impl KeyInfo {
     /// Returns the row with another number of values.
-    const fn of(self, count: Count) -> Self {
+    const fn of(self, count: ValueCount) -> Self {
         Self { count, ..self }
     }
 
@@ -93,7 +93,7 @@ pub(crate) static ANNOTATIONS: &[KeyInfo] = &[
     one("attention.relative_max_distance", U32),
     one("attention.scale", F32),
     one("attention.sliding_window", U32),
-    list("attention.sliding_window_pattern", Bool).of(Count::PerOwnBlock),
+    list("attention.sliding_window_pattern", Bool).of(ValueCount::PerOwnBlock),
     one("attention.temperature_length", U32),
     one("attention.temperature_scale", F32),
     one("expert_weights_norm", Bool),
@@ -191,14 +191,14 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.features_length", U32),
     one("{arch}.block_count", U32),
     one("{arch}.leading_dense_block_count", U32),
-    one("{arch}.feed_forward_length", U32).of(Count::PerBlock),
-    one("{arch}.expert_feed_forward_length", U32).of(Count::PerBlock),
+    one("{arch}.feed_forward_length", U32).of(ValueCount::PerBlock),
+    one("{arch}.expert_feed_forward_length", U32).of(ValueCount::PerBlock),
     one("{arch}.expert_shared_feed_forward_length", U32),
     one("{arch}.expert_chunk_feed_forward_length", U32),
     one("{arch}.use_parallel_residual", Bool),
     one("{arch}.tensor_data_layout", String),
     one("{arch}.expert_count", U32),
-    one("{arch}.expert_used_count", U32).of(Count::PerBlock),
+    one("{arch}.expert_used_count", U32).of(ValueCount::PerBlock),
     one("{arch}.expert_shared_count", U32),
     one("{arch}.expert_group_count", U32),
     one("{arch}.expert_group_used_count", U32),
@@ -233,12 +233,12 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.num_loops", U32),
     one("{arch}.skip_loop_final_norm", Bool),
     one("{arch}.hash_layer_count", U32),
-    list("{arch}.activation_sparsity_scale", F32).of(Count::PerBlock),
+    list("{arch}.activation_sparsity_scale", F32).of(ValueCount::PerBlock),
     one("{arch}.altup.active_idx", U32),
     one("{arch}.altup.num_inputs", U32),
     one("{arch}.embedding_length_per_layer_input", U32),
-    list("{arch}.swiglu_clamp_exp", F32).of(Count::PerBlock),
-    list("{arch}.swiglu_clamp_shexp", F32).of(Count::PerBlock),
+    list("{arch}.swiglu_clamp_exp", F32).of(ValueCount::PerBlock),
+    list("{arch}.swiglu_clamp_shexp", F32).of(ValueCount::PerBlock),
     one("{arch}.hidden_activation", String),
     one("{arch}.{dense}_feat_in", U32),
     one("{arch}.{dense}_feat_out", U32),
@@ -254,12 +254,12 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.norm_before_residual", Bool),
     one("{arch}.norm_before_fc", Bool),
     one("{arch}.adapters.count", U32),
-    list("{arch}.adapters.token_ids_activate", I32).of(Count::AsIn("{arch}.adapters.count")),
-    list("{arch}.adapters.token_ids_substitute", I32).of(Count::AsIn("{arch}.adapters.count")),
+    list("{arch}.adapters.token_ids_activate", I32).of(ValueCount::AsIn("{arch}.adapters.count")),
+    list("{arch}.adapters.token_ids_substitute", I32).of(ValueCount::AsIn("{arch}.adapters.count")),
     one("{arch}.adapters.lora_rank", U32),
     one("{arch}.adapters.router_gain", F32),
-    one("{arch}.attention.head_count", U32).of(Count::PerBlock),
-    one("{arch}.attention.head_count_kv", U32).of(Count::PerBlock),
+    one("{arch}.attention.head_count", U32).of(ValueCount::PerBlock),
+    one("{arch}.attention.head_count_kv", U32).of(ValueCount::PerBlock),
     one("{arch}.attention.max_alibi_bias", F32),
     one("{arch}.attention.clamp_kqv", F32),
     one("{arch}.attention.key_length", U32),
@@ -282,7 +282,7 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.attention.output_lora_rank", U32),
     one("{arch}.attention.output_scale", F32),
     one("{arch}.attention.value_scale", F32),
-    list("{arch}.attention.compress_ratios", I32).of(Count::PerBlock),
+    list("{arch}.attention.compress_ratios", I32).of(ValueCount::PerBlock),
     one("{arch}.attention.compress_rope_freq_base", F32),
     one("{arch}.attention.temperature_length", U32),
     one("{arch}.attention.key_length_mla", U32),
@@ -293,16 +293,16 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.attention.value_length_mla_swa", U32),
     one("{arch}.attention.kv_lora_rank_swa", U32),
     one("{arch}.attention.shared_kv_layers", U32),
-    one("{arch}.attention.sliding_window_pattern", U32).of(Count::PerOwnBlock),
-    list("{arch}.attention.recurrent_layers", Bool).of(Count::PerBlock),
+    one("{arch}.attention.sliding_window_pattern", U32).of(ValueCount::PerOwnBlock),
+    list("{arch}.attention.recurrent_layers", Bool).of(ValueCount::PerBlock),
     one("{arch}.attention.temperature_scale", F32),
-    list("{arch}.attention.rope_pattern", Bool).of(Count::PerBlock),
+    list("{arch}.attention.rope_pattern", Bool).of(ValueCount::PerBlock),
     one("{arch}.attention.indexer.head_count", U32),
     one("{arch}.attention.indexer.key_length", U32),
     one("{arch}.attention.indexer.top_k", U32),
     one("{arch}.attention.indexer.block_size", U32),
     one("{arch}.attention.indexer.local_blocks", U32),
-    list("{arch}.attention.indexer.types", Bool).of(Count::PerOwnBlock),
+    list("{arch}.attention.indexer.types", Bool).of(ValueCount::PerOwnBlock),
     one("{arch}.attention.indexer.kpool", U32),
     one("{arch}.attention.indexer.kpool_select_tail", Bool),
     one("{arch}.hyper_connection.count", U32),
@@ -321,7 +321,7 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("{arch}.ple.image_token_id", U32),
     one("{arch}.rope.dimension_count", U32),
     one("{arch}.rope.dimension_count_swa", U32),
-    list("{arch}.rope.dimension_sections", I32).of(Count::Exactly(4)),
+    list("{arch}.rope.dimension_sections", I32).of(ValueCount::Exactly(4)),
     one("{arch}.rope.freq_base", F32),
     one("{arch}.rope.freq_base_swa", F32),
     one("{arch}.rope.scaling.type", String),
@@ -439,18 +439,18 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("clip.vision.feed_forward_length", U32),
     one("clip.vision.projection_dim", U32),
     one("clip.vision.block_count", U32),
-    list("clip.vision.image_mean", F32).of(Count::AtLeast(3)),
-    list("clip.vision.image_std", F32).of(Count::AtLeast(3)),
+    list("clip.vision.image_mean", F32).of(ValueCount::AtLeast(3)),
+    list("clip.vision.image_std", F32).of(ValueCount::AtLeast(3)),
     one("clip.vision.spatial_merge_size", U32),
     one("clip.vision.swiglu_clamp", F32),
-    list("clip.vision.expert_count_per_layer", I32).of(Count::AsIn("clip.vision.block_count")),
+    list("clip.vision.expert_count_per_layer", I32).of(ValueCount::AsIn("clip.vision.block_count")),
     one("clip.vision.expert_used_count", U32),
     one("clip.use_gelu", Bool),
     one("clip.use_silu", Bool),
     one("clip.vision.n_wa_pattern", U32),
     list("clip.vision.wa_layer_indexes", I32),
-    list("clip.vision.wa_pattern_mode", I32).of(Count::AsIn("clip.vision.block_count")),
-    list("clip.vision.is_deepstack_layers", Bool).of(Count::AsIn("clip.vision.block_count")),
+    list("clip.vision.wa_pattern_mode", I32).of(ValueCount::AsIn("clip.vision.block_count")),
+    list("clip.vision.is_deepstack_layers", Bool).of(ValueCount::AsIn("clip.vision.block_count")),
     one("clip.vision.window_size", U32),
     list("clip.vision.feature_layer", I32),
     list("clip.vision.image_grid_pinpoints", I32),
@@ -498,10 +498,10 @@ pub(crate) static KEYS: &[KeyInfo] = &[
     one("clip.gen.audio.attention.head_count_kv", U32),
     one("clip.gen.audio.attention.layer_norm_epsilon", F32),
     one("diffusion.shift_logits", Bool),
-    list("xielu.alpha_p", F32).of(Count::PerOwnBlock),
-    list("xielu.alpha_n", F32).of(Count::PerOwnBlock),
-    list("xielu.beta", F32).of(Count::PerOwnBlock),
-    list("xielu.eps", F32).of(Count::PerOwnBlock),
+    list("xielu.alpha_p", F32).of(ValueCount::PerOwnBlock),
+    list("xielu.alpha_n", F32).of(ValueCount::PerOwnBlock),
+    list("xielu.beta", F32).of(ValueCount::PerOwnBlock),
+    list("xielu.eps", F32).of(ValueCount::PerOwnBlock),
 ];
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ pub struct PlannedFile {
 
 /// Entry of the tensor list, and the size of the tensor's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct TensorDescriptor {
     pub(crate) name: String,
     /// Dimensions, outermost first.
     pub(crate) dims: Vec<u64>,
@@ -129,7 +129,7 @@ impl FilePlan {
         let entry = |tensor: &TensorMeta| {
             let n_bytes = check_tensor(tensor)?;
             let dims = tensor.shape.dims().to_vec();
-            Ok(Entry { name: tensor.name.clone(), dims, type_id: tensor.ty.id(), n_bytes })
+            Ok(TensorDescriptor { name: tensor.name.clone(), dims, type_id: tensor.ty.id(), n_bytes })
         };
         let entries = tensors.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
         Self::of_entries(metadata, &entries, *options)
@@ -141,14 +141,14 @@ impl FilePlan {
     /// As for [`FilePlan::new`].
     pub(crate) fn of_entries(
         metadata: &Metadata,
-        tensors: &[Entry],
+        tensors: &[TensorDescriptor],
         options: LayoutOptions,
     ) -> Result<Self, PlanError> {
         if !matches!(options.version, 2 | 3) {
             return Err(PlanError::Version { found: options.version });
         }
         let alignment = alignment(metadata)?;
-        let mut out = Encoder { bytes: Vec::new(), endian: options.endian };
+        let mut out = HeaderEncoder { bytes: Vec::new(), endian: options.endian };
         out.bytes.extend(b"GGUF");
         out.u32(options.version);
         out.u64(tensors.len() as u64);
@@ -233,7 +233,7 @@ fn check_tensor(tensor: &TensorMeta) -> Result<u64, PlanError> {
 }
 
 /// Encoder of values in the byte order of the file.
-struct Encoder {
+struct HeaderEncoder {
     bytes: Vec<u8>,
     endian: Endian,
 }
@@ -248,7 +248,7 @@ macro_rules! put {
     };
 }
 
-impl Encoder {
+impl HeaderEncoder {
     fn u32(&mut self, value: u32) {
         put!(self, value);
     }

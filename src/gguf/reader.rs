@@ -13,7 +13,7 @@ use crate::gguf::plan::LayoutOptions;
 use crate::gguf::split;
 use crate::gguf::split_id::split_id;
 use crate::gguf::split_keys::{SPLIT_COUNT, SPLIT_ID, SPLIT_NO, SPLIT_TENSORS};
-use crate::gguf::{Declared, Entry, Metadata, Value};
+use crate::gguf::{DeclaredTensor, Metadata, TensorDescriptor, Value};
 
 /// Minimum size of a read that is announced to the system, which then fetches ahead instead of page by page.
 const ANNOUNCED_BYTES: u64 = 256 << 10;
@@ -178,23 +178,23 @@ impl GgufFile {
     /// Declared shape and type of a tensor that llama.cpp's format does not cover and that is read as bytes
     /// ([`Strictness::Foreign`](crate::gguf::header::Strictness::Foreign)); `None` for all others.
     #[must_use]
-    pub fn declared(&self, tensor: usize) -> Option<&Declared> {
+    pub fn declared(&self, tensor: usize) -> Option<&DeclaredTensor> {
         let part = &self.parts[self.places.get(tensor)?.part];
         part.header.declared.get(&(tensor - part.first_tensor))
     }
 
     /// Returns the entry of a tensor in the tensor list.
-    pub(crate) fn entry(&self, tensor: usize) -> Entry {
+    pub(crate) fn entry(&self, tensor: usize) -> TensorDescriptor {
         let meta = &self.tensors[tensor];
         let n_bytes = self.places[tensor].n_bytes;
         match self.declared(tensor) {
-            Some(declared) => Entry {
+            Some(declared) => TensorDescriptor {
                 name: meta.name.clone(),
                 dims: declared.dims.clone(),
                 type_id: declared.type_id,
                 n_bytes,
             },
-            None => Entry {
+            None => TensorDescriptor {
                 name: meta.name.clone(),
                 dims: meta.shape.dims().to_vec(),
                 type_id: meta.ty.id(),

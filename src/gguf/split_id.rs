@@ -31,9 +31,9 @@ pub(crate) fn split_id(metadata: &Metadata) -> Option<&Value> {
 /// Hashes of the first row of each tensor of a set. They differ if a model was trained further, although its plan is
 /// the same.
 #[derive(Debug)]
-pub(crate) struct Beginnings(Vec<OnceLock<[u8; 32]>>);
+pub(crate) struct FirstRowHashes(Vec<OnceLock<[u8; 32]>>);
 
-impl Beginnings {
+impl FirstRowHashes {
     pub(crate) fn of(n_tensors: usize) -> Self {
         Self((0..n_tensors).map(|_| OnceLock::new()).collect())
     }

@@ -16,9 +16,9 @@ use crate::core::{Hint, SourceError, TensorMeta, TensorSource, text};
 use crate::gguf::plan::{FilePlan, LayoutOptions, PlanError, PlannedFile};
 use crate::gguf::share;
 use crate::gguf::split::{self, SplitSpec};
-use crate::gguf::split_id::{Beginnings, placeholder};
+use crate::gguf::split_id::{FirstRowHashes, placeholder};
 use crate::gguf::{Metadata, Value};
-use stream::{Beside, stream};
+use stream::{ChunkObservers, stream};
 
 /// Options for writing.
 #[derive(Clone, Debug)]
@@ -214,11 +214,18 @@ pub fn write_gguf(
     if let Some(share) = share.filter(|_| options.into_one_file) {
         let whole = FilePlan::new(metadata, source.tensors(), &options.layout);
         let whole = whole.map_err(|error| WriteError::Plan { path: target.to_owned(), error })?;
-        let part = into::Part::of_whole(target, whole, file.tensors.clone(), share);
+        let part = into::FilePart::of_whole(target, whole, file.tensors.clone(), share);
         return into::write(part, kind, &id, source, options, progress);
     }
     if options.resume && files.len() == 1 {
-        return into::write(into::Part::alone(files.swap_remove(0)), kind, &id, source, options, progress);
+        return into::write(
+            into::FilePart::alone(files.swap_remove(0)),
+            kind,
+            &id,
+            source,
+            options,
+            progress,
+        );
     }
     write_files(target, files, (kind, Some(id)), source, options, progress)
 }
@@ -243,16 +250,16 @@ pub(crate) fn write_files(
     let outputs = begin(target, &files, file_bytes, options.sync)?;
     let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
     let has_id = files.iter().any(|file| file.id_offset.is_some());
-    let beginnings = Beginnings::of(if has_id { source.tensors().len() } else { 0 });
+    let first_rows = FirstRowHashes::of(if has_id { source.tensors().len() } else { 0 });
     stream(
         source,
         (&files, &outputs),
-        Beside { beginnings: &beginnings, watermark: None },
+        ChunkObservers { first_rows: &first_rows, watermark: None },
         options,
         progress,
     )?;
     if has_id {
-        let id = id.unwrap_or_else(|| beginnings.id(&files));
+        let id = id.unwrap_or_else(|| first_rows.id(&files));
         for (file, output) in files.iter().zip(&outputs) {
             file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
         }

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
-use crate::convert::{self, Conversion, ConvertError, ConvertOptions, Quantization, Scope, StoredClass};
+use crate::convert::{self, CardScope, Conversion, ConvertError, ConvertOptions, Quantization, StoredClass};
 use crate::core::{ElementType, GgmlType, Hint, Shape, TensorSource};
 use crate::gguf::{FilePlan, LayoutOptions, Metadata, Value};
 
-use self::files::Opened;
+use self::files::OpenedCheckpoint;
 
 pub use self::json::checkpoint_json;
 
@@ -35,7 +35,7 @@ pub struct ElementShare {
 
 /// A weight file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WeightFile {
+pub struct ListedFile {
     /// File name within the directory.
     pub name: String,
     /// Size in bytes.
@@ -63,7 +63,7 @@ pub struct WeightFiles {
     /// Name of the format.
     pub format: &'static str,
     /// The files.
-    pub files: Vec<WeightFile>,
+    pub files: Vec<ListedFile>,
     /// The tensors, in the order of the checkpoint.
     pub tensors: Vec<ListedTensor>,
 }
@@ -168,7 +168,7 @@ impl Problem {
 ///
 /// Empty if a card leaves the weight out, or if there is no conversion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Becomes {
+pub struct TargetTypes {
     /// Types by default.
     pub auto: Vec<GgmlType>,
     /// Types with `--type native`.
@@ -193,7 +193,7 @@ pub struct CheckpointReport {
     /// Quantization of the weights.
     pub quantization: Option<Quantization>,
     /// Quantized weights, grouped by storage and conversion target.
-    pub stored: Vec<StoredClass<Becomes>>,
+    pub stored: Vec<StoredClass<TargetTypes>>,
     /// Number of weights and of their elements, after dequantization.
     pub parameters: Option<(usize, u64)>,
     /// The vocabulary.
@@ -238,7 +238,7 @@ impl WeightFiles {
 /// # Errors
 /// The path is not a checkpoint: there is no configuration, or it cannot be read.
 pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<CheckpointReport, ConvertError> {
-    let opened = Opened::open(path, options)?;
+    let opened = OpenedCheckpoint::open(path, options)?;
     let mut report = CheckpointReport::of(path, opened.source.dir.config());
     report.warnings.clone_from(&opened.source.warnings);
     report.problems = opened.problems;
@@ -251,14 +251,14 @@ pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<Check
     }
     if let Some(quantization) = &source.quantization {
         let classes = quantization.classes(source.metas());
-        report.stored = classes.into_iter().map(|class| class.with(Becomes::default())).collect();
+        report.stored = classes.into_iter().map(|class| class.with(TargetTypes::default())).collect();
         report.quantization = Some(quantization.clone());
     }
 
     // If the weights could not be opened, their names may still identify the card.
     let metas = if source.weights.is_some() { source.metas() } else { &opened.metas };
     let is_known = report.problems.iter().all(|problem| problem.part != Aspect::Architecture);
-    let mapping = is_known.then(|| convert::map(&source, metas, options, Scope::Keys, &mut Vec::new()));
+    let mapping = is_known.then(|| convert::map(&source, metas, options, CardScope::Keys, &mut Vec::new()));
     let mapping = mapping.and_then(|mapping| report.note(Aspect::Architecture, mapping));
     report.architecture = mapping.as_ref().map(|mapping| Architecture {
         class: mapping.class.clone(),
@@ -347,7 +347,7 @@ impl CheckpointReport {
         let tensors = conversion.tensors();
         self.stored = conversion.stored(|outputs| {
             let name = |output: &usize| native.get(tensors[*output].name.as_str()).copied();
-            Becomes {
+            TargetTypes {
                 auto: each_once(outputs.iter().map(|&output| tensors[output].ty).collect()),
                 native: each_once(outputs.iter().filter_map(name).collect()),
             }

@@ -263,7 +263,7 @@ fn tensors(
         let same_shape = tensor.shape == b.tensors()[other].shape;
         let same_type = tensor.ty == b.tensors()[other].ty;
         let values = if data && same_shape {
-            Pair { a, b, tensor: index, other, level, progress }.compare(same_type)?
+            TensorPair { a, b, tensor: index, other, level, progress }.compare(same_type)?
         } else {
             None
         };
@@ -278,7 +278,7 @@ fn tensors(
 }
 
 /// A tensor that both files have in the same shape.
-struct Pair<'a> {
+struct TensorPair<'a> {
     a: &'a GgufFile,
     b: &'a GgufFile,
     tensor: usize,
@@ -287,7 +287,7 @@ struct Pair<'a> {
     progress: &'a dyn Progress,
 }
 
-impl Pair<'_> {
+impl TensorPair<'_> {
     /// Compares the tensor; `None` if the bytes are the same.
     fn compare(&self, same_type: bool) -> Result<Option<DataDiff>, DiffError> {
         let shape = &self.a.tensors()[self.tensor].shape;
@@ -300,7 +300,7 @@ impl Pair<'_> {
             .into_par_iter()
             .map(|chunk| (chunk * step, step.min(n_rows - chunk * step)));
         if same_type {
-            let differs = chunks.clone().map_init(Buffers::default, |buffers, (first, n)| {
+            let differs = chunks.clone().map_init(PairBuffers::default, |buffers, (first, n)| {
                 self.read(buffers, first, n)?;
                 Ok(buffers.bytes_a != buffers.bytes_b)
             });
@@ -312,13 +312,13 @@ impl Pair<'_> {
             }
         }
         let parts: Vec<DataDiff> = chunks
-            .map_init(Buffers::default, |buffers, (first, n)| self.measure(buffers, first, n))
+            .map_init(PairBuffers::default, |buffers, (first, n)| self.measure(buffers, first, n))
             .collect::<Result<_, _>>()?;
         // Merged in order, so that sums do not depend on threads.
         Ok(parts.into_iter().reduce(DataDiff::join))
     }
 
-    fn read(&self, buffers: &mut Buffers, first: u64, n_rows: u64) -> Result<(), DiffError> {
+    fn read(&self, buffers: &mut PairBuffers, first: u64, n_rows: u64) -> Result<(), DiffError> {
         if self.progress.is_cancelled() {
             return Err(DiffError::Cancelled);
         }
@@ -329,7 +329,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    fn measure(&self, buffers: &mut Buffers, first: u64, n_rows: u64) -> Result<DataDiff, DiffError> {
+    fn measure(&self, buffers: &mut PairBuffers, first: u64, n_rows: u64) -> Result<DataDiff, DiffError> {
         self.read(buffers, first, n_rows)?;
         self.decode(self.a, self.tensor, n_rows, &buffers.bytes_a, &mut buffers.a)?;
         self.decode(self.b, self.other, n_rows, &buffers.bytes_b, &mut buffers.b)?;
@@ -359,7 +359,7 @@ impl Pair<'_> {
 }
 
 #[derive(Default)]
-struct Buffers {
+struct PairBuffers {
     bytes_a: Vec<u8>,
     bytes_b: Vec<u8>,
     a: Vec<f32>,

@@ -20,7 +20,7 @@ use crate::gguf::{
 };
 use crate::inspect::template::PLAIN;
 use apply::{role_key, role_names};
-use objection::Case;
+use objection::ChangedModel;
 use tensors::EditedTensors;
 
 pub use error::EditError;
@@ -210,7 +210,7 @@ impl EditPlan {
         let tensors = whole.as_ref().map(TensorSource::tensors);
         let inputs = whole.as_ref().map_or_else(|| file.paths(), GgufFile::paths);
         let tensors_after = if edited.changes().is_empty() { tensors } else { Some(edited.metas()) };
-        let case = Case { before, after: &metadata, tensors, tensors_after, changes: &changes };
+        let case = ChangedModel { before, after: &metadata, tensors, tensors_after, changes: &changes };
         let objections = case.objections();
         // The target of a link is edited; the link itself is kept.
         let target = output.unwrap_or(file.path());
@@ -340,7 +340,7 @@ pub fn objections_to(
     let keys: Vec<String> = values.iter().map(|(key, _)| key.clone()).collect();
     let changes = changes(before, &after, &keys);
     let tensors = Some(tensors);
-    Case { before, after: &after, tensors, tensors_after: tensors, changes: &changes }.objections()
+    ChangedModel { before, after: &after, tensors, tensors_after: tensors, changes: &changes }.objections()
 }
 
 /// Returns the differences, each key once.

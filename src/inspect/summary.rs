@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 
 use crate::core::bytes::Endian;
 use crate::core::{GgmlType, TensorSource};
-use crate::gguf::{Declared, Entry, GgufFile, Value};
+use crate::gguf::{DeclaredTensor, GgufFile, TensorDescriptor, Value};
 use crate::inspect::show::{value_json, value_type_name};
 
 /// Share of a model's tensors that have one type.
@@ -94,8 +94,8 @@ pub struct TensorLine {
 /// Returns the tensors of a file, in its order.
 pub fn listed(file: &GgufFile) -> impl Iterator<Item = TensorLine> + '_ {
     (0..file.tensors().len()).map(|index| {
-        let Entry { name, dims, type_id, n_bytes } = file.entry(index);
-        let declared = Declared { dims, type_id };
+        let TensorDescriptor { name, dims, type_id, n_bytes } = file.entry(index);
+        let declared = DeclaredTensor { dims, type_id };
         let (type_name, n_elems) = (declared.type_name(), declared.n_elems());
         let (dims, place) = (declared.dims, file.place(index));
         TensorLine {
@@ -111,9 +111,9 @@ pub fn listed(file: &GgufFile) -> impl Iterator<Item = TensorLine> + '_ {
     })
 }
 
-/// Extent of a file's description.
+/// Options for the description of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listing {
+pub struct SummaryOptions {
     /// Maximum number of array elements; `None` for all.
     pub max_elems: Option<usize>,
     /// True to list each tensor.
@@ -124,7 +124,7 @@ pub struct Listing {
 ///
 /// `length` is the number of elements of an array; without a list of tensors there is no `tensors`.
 #[must_use]
-pub fn summary_json(file: &GgufFile, listing: Listing) -> Json {
+pub fn summary_json(file: &GgufFile, options: SummaryOptions) -> Json {
     let totals = summary(file);
     let metadata: Vec<_> = file
         .metadata()
@@ -133,7 +133,7 @@ pub fn summary_json(file: &GgufFile, listing: Listing) -> Json {
             let mut entry = json!({
                 "key": key,
                 "type": value_type_name(value),
-                "value": value_json(value, listing.max_elems),
+                "value": value_json(value, options.max_elems),
             });
             if let (Value::Array(array), Json::Object(entry)) = (value, &mut entry) {
                 entry.insert("length".to_owned(), json!(array.len()));
@@ -193,7 +193,7 @@ pub fn summary_json(file: &GgufFile, listing: Listing) -> Json {
         "warnings": warnings(file),
         "metadata": metadata,
     });
-    if listing.has_tensors {
+    if options.has_tensors {
         document["tensors"] = tensors.into();
     }
     document

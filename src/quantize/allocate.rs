@@ -27,7 +27,7 @@ use crate::quantize::{FileType, QuantizeOptions, QuantizePlan};
 
 pub use costs::TensorCost;
 pub use error::AllocateError;
-pub use greedy::Candidate;
+pub use greedy::TypeCandidate;
 pub use rules::type_rules;
 pub use survey::{AllocateOptions, DEFAULT_TYPES, OpenTensor, Survey};
 

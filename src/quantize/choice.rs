@@ -23,7 +23,7 @@ pub enum Reason {
 
 /// Type chosen for one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct TypeChoice {
     /// Role of the tensor.
     pub class: TensorClass,
     /// Type in the output.
@@ -50,7 +50,7 @@ pub fn choose_types(
     tensors: &[TensorMeta],
     options: &QuantizeOptions,
     has_imatrix: bool,
-) -> Result<Vec<Choice>, ChoiceError> {
+) -> Result<Vec<TypeChoice>, ChoiceError> {
     let names = tensors.iter().map(|tensor| tensor.name.as_str());
     let mut mixture = options.file_type.base().map(|base| {
         let mixture = Mixture::new(base, facts, options, has_imatrix, names);
@@ -69,7 +69,7 @@ pub fn choose_types(
         };
         let needs_imatrix =
             reason != Reason::Kept && ty != tensor.ty && needs_imatrix(class, ty, options.file_type);
-        Ok(Choice { class, ty, reason, needs_imatrix })
+        Ok(TypeChoice { class, ty, reason, needs_imatrix })
     };
     tensors.iter().map(choose).collect()
 }

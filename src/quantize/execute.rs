@@ -21,13 +21,13 @@ const BATCH_ELEMS: usize = 64 << 10;
 
 /// Buffers of a thread, kept between calls.
 #[derive(Default)]
-struct Scratch {
+struct ThreadBuffers {
     floats: Vec<f32>,
     bytes: Vec<u8>,
 }
 
 /// Decoded rows of one matrix.
-struct Batch<'a> {
+struct DecodedRows<'a> {
     ty: GgmlType,
     n_cols: usize,
     floats: &'a [f32],
@@ -36,7 +36,7 @@ struct Batch<'a> {
 
 thread_local! {
     // Taken out while in use: the source of a plan may be another plan.
-    static SCRATCH: Cell<Option<Scratch>> = const { Cell::new(None) };
+    static SCRATCH: Cell<Option<ThreadBuffers>> = const { Cell::new(None) };
 }
 
 impl QuantizePlan<'_> {
@@ -66,7 +66,7 @@ impl QuantizePlan<'_> {
         tensor: usize,
         first_row: u64,
         out: &mut [u8],
-        scratch: &mut Scratch,
+        scratch: &mut ThreadBuffers,
     ) -> Result<(), SourceError> {
         let target = &self.tensors[tensor];
         let step = &self.steps[tensor];
@@ -108,7 +108,7 @@ impl QuantizePlan<'_> {
             let matrix = usize::try_from(row / rows_per_matrix).unwrap_or(usize::MAX);
             let weights =
                 step.weights.as_deref().map(|weights| &weights[matrix * n_cols..(matrix + 1) * n_cols]);
-            let batch = Batch { ty: target.ty, n_cols, floats, weights };
+            let batch = DecodedRows { ty: target.ty, n_cols, floats, weights };
             self.quantize_batch(tensor, row, &batch, is_ordinary, out)?;
         }
         Ok(())
@@ -118,12 +118,12 @@ impl QuantizePlan<'_> {
         &self,
         tensor: usize,
         row: u64,
-        batch: &Batch<'_>,
+        batch: &DecodedRows<'_>,
         is_ordinary: bool,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
         let target = &self.tensors[tensor];
-        let Batch { ty, n_cols, floats, weights } = *batch;
+        let DecodedRows { ty, n_cols, floats, weights } = *batch;
         let failed =
             |error: QuantError| at(target, error.from_row(usize::try_from(row).unwrap_or(usize::MAX)).into());
         quantize_rows(ty, self.simd, n_cols, floats, weights, out).map_err(failed)?;
@@ -181,7 +181,7 @@ impl QuantizePlan<'_> {
         &self,
         target: &TensorMeta,
         row: u64,
-        batch: &Batch<'_>,
+        batch: &DecodedRows<'_>,
         out: &[u8],
     ) -> Result<(), SourceError> {
         if self.allow_nonfinite {

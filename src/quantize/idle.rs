@@ -2,7 +2,7 @@
 
 use crate::core::text::escape;
 use crate::core::{GgmlType, TensorMeta};
-use crate::quantize::{Choice, FileType, QuantizeOptions, Reason, TensorClass, TensorTypeRule};
+use crate::quantize::{FileType, QuantizeOptions, Reason, TensorClass, TensorTypeRule, TypeChoice};
 
 /// Option without effect on the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct IdleOption {
 pub(crate) fn idle_options(
     options: &QuantizeOptions,
     tensors: &[TensorMeta],
-    choices: &[Choice],
+    choices: &[TypeChoice],
 ) -> Vec<IdleOption> {
     let output = Output { options, tensors, choices };
     let rules = options.tensor_types.iter().filter_map(|rule| {
@@ -50,11 +50,11 @@ fn no_head() -> String {
 struct Output<'a> {
     options: &'a QuantizeOptions,
     tensors: &'a [TensorMeta],
-    choices: &'a [Choice],
+    choices: &'a [TypeChoice],
 }
 
 impl Output<'_> {
-    fn rows(&self) -> impl Iterator<Item = (&TensorMeta, &Choice)> {
+    fn rows(&self) -> impl Iterator<Item = (&TensorMeta, &TypeChoice)> {
         self.tensors.iter().zip(self.choices)
     }
 
@@ -112,7 +112,7 @@ impl Output<'_> {
 }
 
 /// Reason that a tensor did not get the type of an option.
-fn decided_otherwise(tensor: &TensorMeta, choice: Choice) -> String {
+fn decided_otherwise(tensor: &TensorMeta, choice: TypeChoice) -> String {
     match choice.reason {
         Reason::Kept => format!("`{}` stays {}", escape(&tensor.name), choice.ty),
         _ => format!("another option decides about `{}`", escape(&tensor.name)),
@@ -120,7 +120,7 @@ fn decided_otherwise(tensor: &TensorMeta, choice: Choice) -> String {
 }
 
 /// Returns true if a tensor got the type that was asked for, or its replacement for these columns.
-fn is_obeyed(choice: Choice, ty: GgmlType) -> bool {
+fn is_obeyed(choice: TypeChoice, ty: GgmlType) -> bool {
     choice.ty == ty || matches!(choice.reason, Reason::Fallback { wanted } if wanted == ty)
 }
 

@@ -25,12 +25,12 @@ pub(crate) struct Mixture<'a> {
 
 /// Position of a tensor among those of its role.
 #[derive(Clone, Copy)]
-struct Place {
+struct RolePosition {
     index: i32,
     of: i32,
 }
 
-impl Place {
+impl RolePosition {
     /// Returns true in the first of `parts` equal parts.
     fn in_first(self, parts: i32) -> bool {
         self.index < self.of / parts
@@ -126,9 +126,9 @@ impl<'a> Mixture<'a> {
     }
 
     /// Place in the feed-forward stack: the layer number from the name in models with experts, otherwise a count.
-    fn place(&self, name: &str, seen: i32) -> Place {
+    fn place(&self, name: &str, seen: i32) -> RolePosition {
         let index = if self.facts.n_experts > 1 { layer_of(name).unwrap_or(seen) } else { seen };
-        Place { index, of: self.facts.n_layers }
+        RolePosition { index, of: self.facts.n_layers }
     }
 
     fn is_held_at_8_bits(&self, name: &str) -> bool {
@@ -192,7 +192,7 @@ impl<'a> Mixture<'a> {
             }
             TensorClass::AttnK if self.facts.has_eight_experts() => GgmlType::Q4K,
             TensorClass::FfnDown => {
-                let place = Place { index: self.seen_down, of: self.facts.n_layers };
+                let place = RolePosition { index: self.seen_down, of: self.facts.n_layers };
                 self.seen_down += 1;
                 if place.in_first(8) { better } else { self.base }
             }
@@ -206,7 +206,7 @@ impl<'a> Mixture<'a> {
     }
 
     fn values(&mut self) -> GgmlType {
-        let place = Place { index: self.seen_values, of: self.n_values };
+        let place = RolePosition { index: self.seen_values, of: self.n_values };
         self.seen_values += 1;
         let ty = match self.file_type {
             FileType::Q2K if !self.shares_heads() => GgmlType::Q3K,
@@ -268,7 +268,7 @@ impl<'a> Mixture<'a> {
     }
 
     /// Types of gate and up projections.
-    fn ffn_rest(&self, place: Place) -> GgmlType {
+    fn ffn_rest(&self, place: RolePosition) -> GgmlType {
         match self.file_type {
             FileType::Iq3Xs if place.in_middle() => GgmlType::Iq3Xxs,
             _ => self.base,

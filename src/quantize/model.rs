@@ -34,7 +34,7 @@ impl ModelFacts {
     pub fn new(metadata: &Metadata, overrides: &[Override], tensors: &[TensorMeta]) -> Self {
         let architecture =
             metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let keys = Keys { metadata, overrides, architecture: &architecture };
+        let keys = ModelKeys { metadata, overrides, architecture: &architecture };
 
         let from_tensors =
             || tensors.iter().filter_map(|t| layer_of(&t.name)).max().map_or(0, |last| i64::from(last) + 1);
@@ -71,13 +71,13 @@ impl ModelFacts {
     }
 }
 
-struct Keys<'a> {
+struct ModelKeys<'a> {
     metadata: &'a Metadata,
     overrides: &'a [Override],
     architecture: &'a str,
 }
 
-impl Keys<'_> {
+impl ModelKeys<'_> {
     fn overridden(&self, key: &str) -> Option<i64> {
         match self.overrides.iter().find(|item| item.key == key)?.value {
             OverrideValue::Int(value) => Some(value).filter(|&value| value >= 0),

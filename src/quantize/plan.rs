@@ -18,8 +18,8 @@ use crate::quantize::importance::{Lookup, lookup};
 use crate::quantize::metadata::{Changes, file_type_id, output_metadata};
 use crate::quantize::prune::{Pruned, PrunedLayers};
 use crate::quantize::{
-    Choice, CoveragePolicy, FileType, IdleOption, ModelFacts, QuantizeError, QuantizeOptions, Reason,
-    TensorClass, choose_types,
+    CoveragePolicy, FileType, IdleOption, ModelFacts, QuantizeError, QuantizeOptions, Reason, TensorClass,
+    TypeChoice, choose_types,
 };
 
 /// Input of a quantization: tensors with their metadata, from a file or from a conversion that has not been written.
@@ -66,11 +66,11 @@ pub trait SolvedRows: Sync {
 
 /// One tensor of the output.
 #[derive(Clone, Debug)]
-pub struct Step<'a> {
+pub struct TensorPlan<'a> {
     /// Index of the tensor in the source.
     pub source: usize,
     /// Type of the tensor, and the reason for it.
-    pub choice: Choice,
+    pub choice: TypeChoice,
     /// Importance weights, matrix after matrix; `None` if there are none or the type ignores them.
     pub weights: Option<Cow<'a, [f32]>>,
 }
@@ -81,7 +81,7 @@ pub struct QuantizePlan<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) metadata: Metadata,
     pub(crate) tensors: Vec<TensorMeta>,
-    pub(crate) steps: Vec<Step<'a>>,
+    pub(crate) steps: Vec<TensorPlan<'a>>,
     pub(crate) parts: Vec<Range<usize>>,
     pub(crate) keep_split: bool,
     pub(crate) simd: SimdLevel,
@@ -181,7 +181,7 @@ impl<'a> QuantizePlan<'a> {
         let choices = choose_types(&facts, &tensors, options, has_imatrix)?;
         let mut idle_options = idle_options(options, &tensors, &choices);
         let mut steps = Vec::with_capacity(choices.len());
-        let mut builder = Builder {
+        let mut builder = PlanBuilder {
             options,
             imatrix,
             coverage: Coverage::default(),
@@ -283,7 +283,7 @@ impl<'a> QuantizePlan<'a> {
 
     /// Treatment of each tensor, in output order.
     #[must_use]
-    pub fn steps(&self) -> &[Step<'a>] {
+    pub fn steps(&self) -> &[TensorPlan<'a>] {
         &self.steps
     }
 
@@ -343,7 +343,7 @@ fn cut_parts(parts: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
     ranges
 }
 
-struct Builder<'a, 'o> {
+struct PlanBuilder<'a, 'o> {
     options: &'o QuantizeOptions,
     imatrix: Option<&'a Imatrix>,
     coverage: Coverage,
@@ -354,15 +354,15 @@ struct Builder<'a, 'o> {
     stand_ins: BTreeSet<String>,
 }
 
-impl<'a> Builder<'a, '_> {
+impl<'a> PlanBuilder<'a, '_> {
     fn step(
         &mut self,
         source: usize,
         found: &TensorMeta,
         tensor: &TensorMeta,
-        choice: Choice,
-    ) -> Result<Step<'a>, QuantizeError> {
-        let mut step = Step { source, choice, weights: None };
+        choice: TypeChoice,
+    ) -> Result<TensorPlan<'a>, QuantizeError> {
+        let mut step = TensorPlan { source, choice, weights: None };
         if choice.ty == found.ty {
             return Ok(step);
         }
@@ -389,7 +389,7 @@ impl<'a> Builder<'a, '_> {
     fn weights(
         &mut self,
         found: &TensorMeta,
-        choice: Choice,
+        choice: TypeChoice,
     ) -> Result<Option<Cow<'a, [f32]>>, QuantizeError> {
         let Some(imatrix) = self.imatrix else { return Ok(None) };
         let is_used = choice.ty.info().imatrix != ImatrixNeed::Ignored;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::arch::GraphFeatures;
 use crate::arch::graph::{MixerRule, RopeOn, WindowPattern};
 use crate::core::TensorMeta;
-use crate::gguf::keys::{Count, annotation_row, key_info};
+use crate::gguf::keys::{ValueCount, annotation_row, key_info};
 use crate::gguf::{Array, Metadata, Value};
 use crate::quantize::QuantizeError;
 
@@ -153,9 +153,11 @@ impl<'a> PrunedLayers<'a> {
     /// without the architecture prefix, for keys of the architecture.
     fn may_go_by_layer(&self, key: &str, name: Option<&str>) -> bool {
         match key_info(key, self.arch).or_else(|| annotation_row(key)).map(|row| row.count) {
-            Some(Count::PerBlock | Count::PerOwnBlock) => true,
-            Some(Count::Any) | None => name.is_some_and(|name| !NOT_BY_LAYER.contains(&name)),
-            Some(Count::One | Count::Exactly(_) | Count::AtLeast(_) | Count::AsIn(_)) => false,
+            Some(ValueCount::PerBlock | ValueCount::PerOwnBlock) => true,
+            Some(ValueCount::Any) | None => name.is_some_and(|name| !NOT_BY_LAYER.contains(&name)),
+            Some(ValueCount::One | ValueCount::Exactly(_) | ValueCount::AtLeast(_) | ValueCount::AsIn(_)) => {
+                false
+            }
         }
     }
 
@@ -167,24 +169,24 @@ impl<'a> PrunedLayers<'a> {
     /// Patterns that the pruned file cannot express: those of every n-th layer in which renumbered layers count
     /// differently.
     pub(crate) fn lost_patterns(&self, metadata: &Metadata) -> Vec<String> {
-        let said = |name: &str| metadata.get(&format!("{}.{name}", self.arch));
+        let stated = |name: &str| metadata.get(&format!("{}.{name}", self.arch));
         let mut periods: Vec<(String, u64)> = PERIODS
             .iter()
-            .filter_map(|name| Some((format!("key `{}.{name}`", self.arch), said(name)?.as_u64()?)))
+            .filter_map(|name| Some((format!("key `{}.{name}`", self.arch), stated(name)?.as_u64()?)))
             .collect();
         if let Some(features) = GraphFeatures::of(self.arch) {
             let mut implied = |what: &str, period: u32| {
                 periods.push((format!("{what} of architecture `{}`", self.arch), u64::from(period)));
             };
             if let MixerRule::Every { every, .. } = features.mixer
-                && said("full_attention_interval").is_none()
+                && stated("full_attention_interval").is_none()
             {
                 implied("the order of kinds of layers", every);
             }
-            let has_windows = said("attention.sliding_window").is_some();
+            let has_windows = stated("attention.sliding_window").is_some();
             match features.window_pattern {
                 Some(WindowPattern::DenseLast(n) | WindowPattern::DenseFirst { dense_first: n })
-                    if has_windows && said("attention.sliding_window_pattern").is_none() =>
+                    if has_windows && stated("attention.sliding_window_pattern").is_none() =>
                 {
                     implied("the order of layers with a window", n);
                 }

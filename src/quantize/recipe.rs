@@ -19,7 +19,7 @@ const BITS_RATIO: f64 = 1.34;
 
 /// Deviations of the tensors from the mixture of one file type.
 #[derive(Clone, Debug)]
-struct Candidate {
+struct MixtureDeviations {
     file_type: FileType,
     /// True if every matrix has the base type (`--pure`).
     is_pure: bool,
@@ -31,7 +31,7 @@ struct Candidate {
     bits_per_weight: f64,
 }
 
-impl Candidate {
+impl MixtureDeviations {
     /// Compares the tensors with one mixture; `None` if it cannot be applied to them.
     fn of(
         tensors: &[TensorMeta],
@@ -50,7 +50,7 @@ impl Candidate {
                 continue;
             }
             n_all += n_elems;
-            if tensor.ty != choice.ty && !is_native_beside_floats(base, tensor.ty) {
+            if tensor.ty != choice.ty && !is_native_among_floats(base, tensor.ty) {
                 n_other += n_elems;
                 *deviations.entry((choice.class, tensor.ty.name().to_owned())).or_default() += 1;
             }
@@ -98,14 +98,14 @@ impl Candidate {
 }
 
 /// Returns true for blocks of the original checkpoint next to float weights: such a file is named after the floats.
-fn is_native_beside_floats(base: GgmlType, ty: GgmlType) -> bool {
+fn is_native_among_floats(base: GgmlType, ty: GgmlType) -> bool {
     !base.is_quantized() && matches!(ty, GgmlType::Mxfp4 | GgmlType::Nvfp4)
 }
 
 /// Recipe that the types of a file's tensors match.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    candidates: Vec<Candidate>,
+    candidates: Vec<MixtureDeviations>,
     n_matrices: usize,
     /// Types of the matrices.
     types: Vec<GgmlType>,
@@ -126,7 +126,7 @@ impl Recipe {
         let types = || FileType::all().filter(|file_type| *file_type != FileType::Copy);
         let candidate = |file_type: FileType, (pure, imatrix): (bool, bool)| {
             let options = QuantizeOptions { pure, ..QuantizeOptions::new(file_type) };
-            Candidate::of(tensors, &facts, &options, imatrix)
+            MixtureDeviations::of(tensors, &facts, &options, imatrix)
         };
         let candidates = ways.into_iter().flat_map(|way| types().map(move |file_type| (file_type, way)));
         let candidates = candidates.filter_map(|(file_type, way)| candidate(file_type, way)).collect();
@@ -141,7 +141,7 @@ impl Recipe {
             n_matrices: matrices().count(),
             types: matrices().map(|tensor| tensor.ty).collect(),
             is_of_floats: matrices()
-                .all(|tensor| !tensor.ty.is_quantized() || is_native_beside_floats(GgmlType::F16, tensor.ty)),
+                .all(|tensor| !tensor.ty.is_quantized() || is_native_among_floats(GgmlType::F16, tensor.ty)),
             most: most_common(matrices()),
             bits_per_weight: n_bits / f64::max(n_elems, 1.0),
         }
@@ -185,12 +185,13 @@ impl Recipe {
     /// embeddings and output), or they are a custom mixture with the base type or the size of the file type.
     #[must_use]
     pub fn may_be_called(&self, file_type: FileType) -> bool {
-        let is_it =
-            |candidate: &Candidate| candidate.is_exact() || (!candidate.is_pure && candidate.is_variant());
+        let is_it = |candidate: &MixtureDeviations| {
+            candidate.is_exact() || (!candidate.is_pure && candidate.is_variant())
+        };
         if self.n_matrices == 0 || self.as_type(file_type).any(is_it) {
             return true;
         }
-        if self.candidates.iter().any(Candidate::is_exact) {
+        if self.candidates.iter().any(MixtureDeviations::is_exact) {
             return false;
         }
         // In files named after one float type, some tensors stay in finer ones.
@@ -213,13 +214,13 @@ impl Recipe {
         (1.0 / factor..=factor).contains(&ratio)
     }
 
-    fn as_type(&self, file_type: FileType) -> impl Iterator<Item = &Candidate> {
+    fn as_type(&self, file_type: FileType) -> impl Iterator<Item = &MixtureDeviations> {
         self.candidates.iter().filter(move |candidate| candidate.file_type == file_type)
     }
 
     /// Candidate with the fewest deviations; of equal ones the claimed type, then one that is not pure.
-    fn nearest(&self, claimed: Option<FileType>) -> Option<&Candidate> {
-        let rank = |candidate: &Candidate| {
+    fn nearest(&self, claimed: Option<FileType>) -> Option<&MixtureDeviations> {
+        let rank = |candidate: &MixtureDeviations| {
             let is_claimed = Some(candidate.file_type) == claimed;
             (candidate.share, !candidate.is_exact(), !is_claimed, candidate.is_pure)
         };

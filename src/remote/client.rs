@@ -12,8 +12,8 @@ use url::{Host, Origin, Url};
 
 use crate::remote::address::shown;
 use crate::remote::error::{RemoteError, TokenUse};
-use crate::remote::exchange::{Broken, Exchange, text_of};
-use crate::remote::target::Target;
+use crate::remote::exchange::{Exchange, ExchangeError, text_of};
+use crate::remote::target::RequestTarget;
 use crate::remote::tls;
 
 /// Maximum number of attempts before the first response: an unreachable address is not waited for.
@@ -47,18 +47,18 @@ impl Default for Patience {
 
 /// A token, with the only origin that may receive it.
 #[derive(Clone)]
-pub(super) struct Token {
+pub(super) struct HubToken {
     pub(super) text: String,
     pub(super) origin: Origin,
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for HubToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Token").field("origin", &self.origin).finish_non_exhaustive()
+        f.debug_struct("HubToken").field("origin", &self.origin).finish_non_exhaustive()
     }
 }
 
-impl Token {
+impl HubToken {
     /// Returns true if the token may be sent to a URL: only to its own server, and not unencrypted over a network.
     fn may_go_to(&self, url: &Url) -> bool {
         let is_loopback = match url.host() {
@@ -75,7 +75,7 @@ impl Token {
 #[derive(Clone, Debug)]
 pub(super) enum Access {
     /// Hub, optionally with a token.
-    Hub(Option<Token>),
+    Hub(Option<HubToken>),
     /// Bucket with signed addresses.
     Bucket,
     /// Web server without credentials.
@@ -83,7 +83,7 @@ pub(super) enum Access {
 }
 
 impl Access {
-    fn token(&self) -> Option<&Token> {
+    fn token(&self) -> Option<&HubToken> {
         match self {
             Self::Hub(token) => token.as_ref(),
             Self::Bucket | Self::Web => None,
@@ -120,7 +120,7 @@ impl fmt::Debug for Client {
 }
 
 /// Reason why an attempt fell short.
-enum Failure {
+enum AttemptFailure {
     /// Another attempt may succeed, after the pause that the server requests.
     Passing { error: RemoteError, pause: Option<Duration> },
     /// The transfer is too slow to ever finish.
@@ -129,7 +129,7 @@ enum Failure {
     Lasting(RemoteError),
 }
 
-impl From<RemoteError> for Failure {
+impl From<RemoteError> for AttemptFailure {
     fn from(error: RemoteError) -> Self {
         Self::Lasting(error)
     }
@@ -176,7 +176,7 @@ impl Client {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub(super) fn n_bytes(&self, target: &Target) -> Result<Option<u64>, RemoteError> {
+    pub(super) fn n_bytes(&self, target: &RequestTarget) -> Result<Option<u64>, RemoteError> {
         if let Some(n_bytes) = target.state().n_bytes {
             return Ok(Some(n_bytes));
         }
@@ -211,7 +211,12 @@ impl Client {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub(super) fn read(&self, target: &Target, offset: u64, out: &mut [u8]) -> Result<(), RemoteError> {
+    pub(super) fn read(
+        &self,
+        target: &RequestTarget,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), RemoteError> {
         self.read_past(target, offset, 0, out)
     }
 
@@ -222,7 +227,7 @@ impl Client {
     /// [`RemoteError`].
     pub(super) fn read_past(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         offset: u64,
         most_skipped: u64,
         out: &mut [u8],
@@ -242,7 +247,7 @@ impl Client {
     /// [`RemoteError`]; errors of `take`.
     pub(super) fn stream(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         (offset, n_bytes): (u64, u64),
         most_skipped: u64,
         take: &mut dyn FnMut(&[u8]) -> Result<(), RemoteError>,
@@ -258,7 +263,7 @@ impl Client {
             let range = (offset + before, n_bytes - before);
             if let Err(failure) = self.stream_some(target, range, most_skipped, &mut take) {
                 // A transfer that makes progress is not limited in attempts.
-                let moves = done > before && !matches!(failure, Failure::Slow { .. });
+                let moves = done > before && !matches!(failure, AttemptFailure::Slow { .. });
                 attempts = if moves { 0 } else { attempts };
                 self.pause(failure, &mut attempts)?;
             }
@@ -269,11 +274,11 @@ impl Client {
     /// Makes one attempt of [`Client::stream`].
     fn stream_some(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         (offset, n_bytes): (u64, u64),
         most_skipped: u64,
         take: &mut dyn FnMut(&[u8]) -> Result<(), RemoteError>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), AttemptFailure> {
         let whole = offset == 0 && target.state().n_bytes == Some(n_bytes);
         let (url, mut answer) = self.ask(target, (!whole).then_some((offset, n_bytes)))?;
         let url = shown(&url);
@@ -320,7 +325,7 @@ impl Client {
     /// [`RemoteError`].
     pub(super) fn text(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         limit: u64,
     ) -> Result<Option<(HeaderMap, Vec<u8>)>, RemoteError> {
         let got = self.persist(target, |target| {
@@ -354,8 +359,8 @@ impl Client {
     /// Repeats attempts until one succeeds or the retries are exhausted.
     fn persist<T>(
         &self,
-        target: &Target,
-        attempt: impl Fn(&Target) -> Result<T, Failure>,
+        target: &RequestTarget,
+        attempt: impl Fn(&RequestTarget) -> Result<T, AttemptFailure>,
     ) -> Result<T, RemoteError> {
         let mut attempts = 0;
         loop {
@@ -367,11 +372,11 @@ impl Client {
     }
 
     /// Pauses after a failure that may be temporary.
-    fn pause(&self, failure: Failure, attempts: &mut u32) -> Result<(), RemoteError> {
+    fn pause(&self, failure: AttemptFailure, attempts: &mut u32) -> Result<(), RemoteError> {
         let (error, asked) = match failure {
-            Failure::Lasting(error) => return Err(error),
-            Failure::Passing { error, pause } => (error, pause),
-            Failure::Slow { error } => (error, None),
+            AttemptFailure::Lasting(error) => return Err(error),
+            AttemptFailure::Passing { error, pause } => (error, pause),
+            AttemptFailure::Slow { error } => (error, None),
         };
         *attempts += 1;
         let is_answered = self.is_answered.load(Ordering::Relaxed);
@@ -401,7 +406,11 @@ impl Client {
     }
 
     /// Sends one request and follows redirects. The status of the returned response is 200, 206 or 416.
-    fn ask(&self, target: &Target, range: Option<(u64, u64)>) -> Result<(Url, Exchange<'_>), Failure> {
+    fn ask(
+        &self,
+        target: &RequestTarget,
+        range: Option<(u64, u64)>,
+    ) -> Result<(Url, Exchange<'_>), AttemptFailure> {
         if self.is_cancelled() {
             return Err(RemoteError::Cancelled.into());
         }
@@ -426,7 +435,7 @@ impl Client {
             }
             let request = request
                 .body(())
-                .map_err(|error| failed(&shown(&url), Broken::Request(ureq::Error::Http(error))))?;
+                .map_err(|error| failed(&shown(&url), ExchangeError::Request(ureq::Error::Http(error))))?;
             let answer = Exchange::begin(&self.agent, request, self.patience.silence, &*self.is_cancelled)
                 .map_err(|broken| failed(&shown(&url), broken))?;
             self.is_answered.store(true, Ordering::Relaxed);
@@ -448,7 +457,7 @@ impl Client {
                 {
                     target.state().resolved.take_if(|resolved| *resolved == url);
                     Err(match refused(&url, status, &answer.headers, token) {
-                        Failure::Lasting(error) => Failure::Passing { error, pause: None },
+                        AttemptFailure::Lasting(error) => AttemptFailure::Passing { error, pause: None },
                         passing => passing,
                     })
                 }
@@ -475,30 +484,32 @@ fn redirect(url: &Url, status: StatusCode, headers: &HeaderMap) -> Result<Option
 }
 
 /// Classifies an error response.
-fn refused(url: &Url, status: StatusCode, headers: &HeaderMap, token: TokenUse) -> Failure {
+fn refused(url: &Url, status: StatusCode, headers: &HeaderMap, token: TokenUse) -> AttemptFailure {
     let url = shown(url);
-    let said = text_of(headers, "x-error-code").map(|code| code.chars().take(64).collect());
+    let server_code = text_of(headers, "x-error-code").map(|code| code.chars().take(64).collect());
     let number = status.as_u16();
     match number {
         404 | 410 => RemoteError::NotFound { url }.into(),
-        401 | 403 => RemoteError::Denied { url, status: number, token, said }.into(),
+        401 | 403 => RemoteError::Denied { url, status: number, token, server_code }.into(),
         408 | 425 | 429 | 500 | 502..=504 => {
             let pause =
                 text_of(headers, "retry-after").and_then(|text| text.parse().ok()).map(Duration::from_secs);
-            Failure::Passing { error: RemoteError::Status { url, status: number, attempts: 1 }, pause }
+            AttemptFailure::Passing { error: RemoteError::Status { url, status: number, attempts: 1 }, pause }
         }
         _ => RemoteError::Status { url, status: number, attempts: 1 }.into(),
     }
 }
 
 /// Classifies a response that is missing or incomplete.
-fn failed(url: &str, broken: Broken) -> Failure {
-    let passing = |reason: String| Failure::Passing { error: connection(url, reason), pause: None };
+fn failed(url: &str, broken: ExchangeError) -> AttemptFailure {
+    let passing = |reason: String| AttemptFailure::Passing { error: connection(url, reason), pause: None };
     match broken {
-        Broken::Cancelled => RemoteError::Cancelled.into(),
-        Broken::Body(error) => passing(error.to_string()),
-        Broken::Slow => Failure::Slow { error: connection(url, "less than 1 KiB a second came".to_owned()) },
-        Broken::Request(error) => match unanswered(&error) {
+        ExchangeError::Cancelled => RemoteError::Cancelled.into(),
+        ExchangeError::Body(error) => passing(error.to_string()),
+        ExchangeError::Slow => {
+            AttemptFailure::Slow { error: connection(url, "less than 1 KiB a second came".to_owned()) }
+        }
+        ExchangeError::Request(error) => match unanswered(&error) {
             (reason, true) => passing(reason),
             (reason, false) => connection(url, reason).into(),
         },
@@ -523,9 +534,9 @@ fn unanswered(error: &ureq::Error) -> (String, bool) {
 }
 
 /// Returns the failure for a response that ended early.
-fn cut(url: String) -> Failure {
+fn cut(url: String) -> AttemptFailure {
     let error = RemoteError::Connection { url, reason: "the connection was cut".to_owned(), attempts: 1 };
-    Failure::Passing { error, pause: None }
+    AttemptFailure::Passing { error, pause: None }
 }
 
 fn connection(url: &str, reason: String) -> RemoteError {

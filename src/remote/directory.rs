@@ -9,9 +9,9 @@ use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::fetch::{FetchedFile, Fetcher};
 use crate::remote::in_parallel;
-use crate::remote::listing::{Entry, Listing};
-use crate::remote::names::{Role, role};
-use crate::remote::sums::Sum;
+use crate::remote::listing::{FileListing, RemoteEntry};
+use crate::remote::names::{FileRole, role};
+use crate::remote::sums::RunningDigest;
 
 /// Maximum number of bytes per weight file that are fetched in advance; most headers are shorter.
 const HEAD_BYTES: u64 = 256 << 10;
@@ -20,13 +20,13 @@ const MAX_SMALL_BYTES: u64 = 2 << 30;
 
 /// Files that are fetched as they are read.
 #[derive(Debug)]
-struct Files {
+struct FetchedDirectory {
     /// Names of the files, sorted.
     names: Vec<PathBuf>,
     fetcher: Arc<Fetcher>,
 }
 
-impl RangedDirectory for Files {
+impl RangedDirectory for FetchedDirectory {
     fn file(&self, name: &Path) -> Option<Arc<dyn RangedFile>> {
         let number = self.names.binary_search_by(|own| own.as_path().cmp(name)).ok()?;
         Some(Arc::new(FetchedFile { fetcher: Arc::clone(&self.fetcher), number }))
@@ -40,13 +40,13 @@ impl RangedDirectory for Files {
 /// [`RemoteError`].
 pub(super) fn open(
     client: &Arc<Client>,
-    listing: Listing,
+    listing: FileListing,
     (dir, shown): (&Path, &str),
     (budget, piece_bytes): (u64, u64),
     progress: &dyn Progress,
 ) -> Result<ranged::Registration, RemoteError> {
     let (small, other): (Vec<_>, Vec<_>) =
-        listing.entries.into_iter().partition(|entry| role(&entry.name, entry.n_bytes) == Role::Small);
+        listing.entries.into_iter().partition(|entry| role(&entry.name, entry.n_bytes) == FileRole::Small);
     let total: u64 = small.iter().map(|entry| entry.n_bytes).fold(0, u64::saturating_add);
     if total > MAX_SMALL_BYTES {
         let (what, limit) = ("bytes of small files", MAX_SMALL_BYTES);
@@ -68,7 +68,7 @@ pub(super) fn open(
 
     let mut names = Vec::with_capacity(other.len());
     let mut files = Vec::with_capacity(other.len());
-    let mut other: Vec<(PathBuf, Entry)> =
+    let mut other: Vec<(PathBuf, RemoteEntry)> =
         other.into_iter().map(|entry| (entry.name.clone().into(), entry)).collect();
     other.sort_by(|a, b| a.0.cmp(&b.0));
     let mut heads = Vec::new();
@@ -84,7 +84,7 @@ pub(super) fn open(
         #[cfg(not(unix))]
         drop(placeholder);
         let is_header_first =
-            role(&entry.name, entry.n_bytes) == Role::Weights && entry.name.ends_with(".safetensors");
+            role(&entry.name, entry.n_bytes) == FileRole::Weights && entry.name.ends_with(".safetensors");
         heads.extend(is_header_first.then_some((names.len(), entry.n_bytes)));
         names.push(name);
         files.push(entry);
@@ -95,11 +95,11 @@ pub(super) fn open(
     for (number, n_bytes) in heads {
         FetchedFile { fetcher: Arc::clone(&fetcher), number }.expect(0, n_bytes.min(head_bytes));
     }
-    Ok(ranged::register(dir, shown, Arc::new(Files { names, fetcher })))
+    Ok(ranged::register(dir, shown, Arc::new(FetchedDirectory { names, fetcher })))
 }
 
 /// Fetches a whole file and verifies it against the server's digest.
-fn whole(client: &Client, entry: &Entry) -> Result<Vec<u8>, RemoteError> {
+fn whole(client: &Client, entry: &RemoteEntry) -> Result<Vec<u8>, RemoteError> {
     // The list may declare any length, so the buffer only grows as bytes arrive.
     let mut bytes = Vec::new();
     while (bytes.len() as u64) < entry.n_bytes {
@@ -108,7 +108,7 @@ fn whole(client: &Client, entry: &Entry) -> Result<Vec<u8>, RemoteError> {
         bytes.resize(offset + step, 0);
         client.read(&entry.target, offset as u64, &mut bytes[offset..])?;
     }
-    let mut sum = Sum::new(entry);
+    let mut sum = RunningDigest::new(entry);
     sum.update(&bytes);
     sum.check(entry)?;
     Ok(bytes)

@@ -36,12 +36,12 @@ pub enum RemoteError {
     #[error("{}: no temporary directory can be made there: {error}", place.display())]
     Scratch { place: PathBuf, error: io::Error },
     /// The repository, directory or revision does not exist.
-    #[error("{address}: not found on {host}{}", said.as_ref().map_or(String::new(), |said| format!(" ({})", escape(said))))]
+    #[error("{address}: not found on {host}{}", server_code.as_ref().map_or(String::new(), |code| format!(" ({})", escape(code))))]
     NoCheckpoint {
         address: String,
         host: String,
         /// Error code of the server.
-        said: Option<String>,
+        server_code: Option<String>,
     },
     /// The repository does not have this file, or no file was named.
     #[error("{address}: {}", name.as_ref().map_or("a file of it is wanted".to_owned(), |name| format!("there is no `{}`", escape(name))))]
@@ -57,13 +57,13 @@ pub enum RemoteError {
     #[error("{url}: not found")]
     NotFound { url: String },
     /// The server requires authentication, or denies access.
-    #[error("{url}: access denied (status {status}{})", said.as_ref().map_or(String::new(), |said| format!(", {}", escape(said))))]
+    #[error("{url}: access denied (status {status}{})", server_code.as_ref().map_or(String::new(), |code| format!(", {}", escape(code))))]
     Denied {
         url: String,
         status: u16,
         token: TokenUse,
         /// Error code of the server.
-        said: Option<String>,
+        server_code: Option<String>,
     },
     /// The response has an unexpected status.
     #[error("{url}: status {status}{}", after(*attempts))]

@@ -19,7 +19,7 @@ const LEAST_SPEED: u64 = 1 << 10;
 
 /// Reason why nothing (more) was received.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum ExchangeError {
     /// The user cancelled the run.
     Cancelled,
     /// There was no response.
@@ -30,16 +30,16 @@ pub(super) enum Broken {
     Slow,
 }
 
-enum Event {
+enum ResponseEvent {
     Head(StatusCode, HeaderMap),
     Bytes(Vec<u8>),
     End,
-    Broken(Broken),
+    Broken(ExchangeError),
 }
 
 /// A response in transfer.
 pub(super) struct Exchange<'a> {
-    events: Receiver<Event>,
+    events: Receiver<ResponseEvent>,
     is_cancelled: &'a dyn Fn() -> bool,
     /// Silence after which the transfer fails.
     silence: Duration,
@@ -53,13 +53,13 @@ impl<'a> Exchange<'a> {
     /// Sends a request and waits for the head of the response.
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`ExchangeError`].
     pub(super) fn begin(
         agent: &Agent,
         request: http::Request<()>,
         silence: Duration,
         is_cancelled: &'a dyn Fn() -> bool,
-    ) -> Result<Self, Broken> {
+    ) -> Result<Self, ExchangeError> {
         let (sender, events) = sync_channel(N_CHUNKS);
         let agent = agent.clone();
         std::thread::spawn(move || converse(&agent, request, &sender));
@@ -72,28 +72,28 @@ impl<'a> Exchange<'a> {
             headers: HeaderMap::new(),
         };
         match exchange.wait()? {
-            Event::Head(status, headers) => {
+            ResponseEvent::Head(status, headers) => {
                 (exchange.status, exchange.headers) = (status, headers);
                 exchange.stretch = (Instant::now(), 0);
                 Ok(exchange)
             }
-            _ => Err(Broken::Body(std::io::ErrorKind::UnexpectedEof.into())),
+            _ => Err(ExchangeError::Body(std::io::ErrorKind::UnexpectedEof.into())),
         }
     }
 
     /// Returns the next bytes of the response; `None` at its end.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+    /// [`ExchangeError`].
+    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, ExchangeError> {
         match self.wait()? {
-            Event::Bytes(bytes) => {
+            ResponseEvent::Bytes(bytes) => {
                 self.stretch.1 += bytes.len() as u64;
                 let (since, n_bytes) = self.stretch;
                 let seconds = since.elapsed().as_secs();
                 if since.elapsed() > self.silence {
                     if n_bytes < seconds.saturating_mul(LEAST_SPEED) {
-                        return Err(Broken::Slow);
+                        return Err(ExchangeError::Slow);
                     }
                     self.stretch = (Instant::now(), 0);
                 }
@@ -108,17 +108,17 @@ impl<'a> Exchange<'a> {
         let _ = self.next();
     }
 
-    fn wait(&self) -> Result<Event, Broken> {
+    fn wait(&self) -> Result<ResponseEvent, ExchangeError> {
         loop {
             if (self.is_cancelled)() {
-                return Err(Broken::Cancelled);
+                return Err(ExchangeError::Cancelled);
             }
             match self.events.recv_timeout(LOOK) {
-                Ok(Event::Broken(broken)) => return Err(broken),
+                Ok(ResponseEvent::Broken(broken)) => return Err(broken),
                 Ok(event) => return Ok(event),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Broken::Body(std::io::ErrorKind::BrokenPipe.into()));
+                    return Err(ExchangeError::Body(std::io::ErrorKind::BrokenPipe.into()));
                 }
             }
         }
@@ -126,27 +126,27 @@ impl<'a> Exchange<'a> {
 }
 
 /// Runs the request as long as the receiver exists.
-fn converse(agent: &Agent, request: http::Request<()>, to: &SyncSender<Event>) {
+fn converse(agent: &Agent, request: http::Request<()>, to: &SyncSender<ResponseEvent>) {
     let mut response = match agent.run(request) {
         Ok(response) => response,
         Err(error) => {
-            let _ = to.send(Event::Broken(Broken::Request(error)));
+            let _ = to.send(ResponseEvent::Broken(ExchangeError::Request(error)));
             return;
         }
     };
-    if to.send(Event::Head(response.status(), response.headers().clone())).is_err() {
+    if to.send(ResponseEvent::Head(response.status(), response.headers().clone())).is_err() {
         return;
     }
     let mut body = response.body_mut().as_reader();
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         let event = match body.read(&mut buffer) {
-            Ok(0) => Event::End,
-            Ok(n) => Event::Bytes(buffer[..n].to_vec()),
+            Ok(0) => ResponseEvent::End,
+            Ok(n) => ResponseEvent::Bytes(buffer[..n].to_vec()),
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(error) => Event::Broken(Broken::Body(error)),
+            Err(error) => ResponseEvent::Broken(ExchangeError::Body(error)),
         };
-        let is_last = !matches!(event, Event::Bytes(_));
+        let is_last = !matches!(event, ResponseEvent::Bytes(_));
         if is_last {
             // The connection is released before the receiver is notified.
             drop(body);

@@ -17,8 +17,8 @@ use crate::core::ranged::RangedFile;
 use crate::core::sync::Unpoisoned;
 use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
-use crate::remote::listing::Entry;
-use crate::remote::sums::Chain;
+use crate::remote::listing::RemoteEntry;
+use crate::remote::sums::PieceDigest;
 
 /// Minimum size of a fetch without an announcement, in bytes.
 const BLOCK_BYTES: u64 = 1 << 20;
@@ -28,7 +28,7 @@ const N_CONNECTIONS: usize = 8;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Index of a file, and a byte offset in it.
-type Place = (usize, u64);
+type PieceKey = (usize, u64);
 
 /// A piece of a file.
 struct Piece {
@@ -49,14 +49,14 @@ enum PieceState {
 }
 
 #[derive(Default)]
-struct State {
-    pieces: BTreeMap<Place, Piece>,
+struct FetchState {
+    pieces: BTreeMap<PieceKey, Piece>,
     /// Announced pieces whose fetch has not started, in order.
-    ahead: VecDeque<Place>,
+    ahead: VecDeque<PieceKey>,
     /// Pieces that a reader waits for.
-    wanted: VecDeque<Place>,
+    wanted: VecDeque<PieceKey>,
     /// Pieces that were evicted before they were released.
-    evicted: HashSet<Place>,
+    evicted: HashSet<PieceKey>,
     /// Number of bytes that are in memory or being fetched.
     held: u64,
     /// Limit of `held`.
@@ -71,37 +71,42 @@ struct State {
 }
 
 /// State shared by readers and connections.
-struct Shared {
+struct FetcherState {
     client: Arc<Client>,
-    files: Vec<Entry>,
-    sums: Vec<Mutex<Chain<MmapMut>>>,
-    state: Mutex<State>,
+    files: Vec<RemoteEntry>,
+    sums: Vec<Mutex<PieceDigest<MmapMut>>>,
+    state: Mutex<FetchState>,
     /// Signals that there is something to fetch, or that the fetcher has ended.
     work: Condvar,
     /// Signals that a piece has arrived.
     came: Condvar,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl FetcherState {
+    fn state(&self) -> MutexGuard<'_, FetchState> {
         self.state.lock().unpoisoned()
     }
 
     /// Fetches a piece. It is added to the checksum of its file before readers get it; the last piece completes the
     /// check.
-    fn fetch(&self, (file, offset): Place, n_bytes: u64, room: u64) -> Result<Arc<MmapMut>, RemoteError> {
+    fn fetch(
+        &self,
+        (file, offset): PieceKey,
+        n_bytes: u64,
+        max_waiting: u64,
+    ) -> Result<Arc<MmapMut>, RemoteError> {
         // Separate pages: an allocator that gets back many blocks of this size keeps them, several times the budget.
         let mut bytes = MmapMut::map_anon(n_bytes as usize)?;
         let entry = &self.files[file];
         self.client.read(&entry.target, offset, &mut bytes)?;
         let bytes = Arc::new(bytes);
-        self.sums[file].lock().unpoisoned().add(entry, offset, &bytes, room)?;
+        self.sums[file].lock().unpoisoned().add(entry, offset, &bytes, max_waiting)?;
         Ok(bytes)
     }
 }
 
 /// Fetcher of pieces of files; it ends its connections when dropped.
-pub(super) struct Fetcher(Arc<Shared>);
+pub(super) struct Fetcher(Arc<FetcherState>);
 
 impl fmt::Debug for Fetcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,11 +123,11 @@ impl Drop for Fetcher {
 
 impl Fetcher {
     /// Creates a fetcher that requests at most `piece_bytes` at once and holds at most about `budget` bytes in advance.
-    pub(super) fn new(client: Arc<Client>, files: Vec<Entry>, budget: u64, piece_bytes: u64) -> Self {
-        let state = Mutex::new(State { budget, piece_bytes, ..State::default() });
-        let sums = files.iter().map(|file| Mutex::new(Chain::new(file))).collect();
+    pub(super) fn new(client: Arc<Client>, files: Vec<RemoteEntry>, budget: u64, piece_bytes: u64) -> Self {
+        let state = Mutex::new(FetchState { budget, piece_bytes, ..FetchState::default() });
+        let sums = files.iter().map(|file| Mutex::new(PieceDigest::new(file))).collect();
         let shared =
-            Arc::new(Shared { client, files, sums, state, work: Condvar::new(), came: Condvar::new() });
+            Arc::new(FetcherState { client, files, sums, state, work: Condvar::new(), came: Condvar::new() });
         for _ in 0..N_CONNECTIONS {
             let shared = Arc::clone(&shared);
             std::thread::spawn(move || serve(&shared));
@@ -159,7 +164,7 @@ impl Fetcher {
     fn read(&self, file: usize, offset: u64, out: &mut [u8]) -> Result<(), Arc<RemoteError>> {
         let n_bytes = self.0.files[file].n_bytes;
         let end = offset + out.len() as u64;
-        assert!(end <= n_bytes, "bytes {offset}..{end} lie outside a file of {n_bytes}");
+        assert!(end <= n_bytes, "bytes {offset}..{end} are outside a file of {n_bytes}");
         let mut done = 0;
         while done < out.len() {
             let at = offset + done as u64;
@@ -188,14 +193,14 @@ impl Fetcher {
                 start
             }
         };
-        let place = (file, start);
+        let key = (file, start);
         loop {
             state.clock += 1;
             let clock = state.clock;
             if let Some(failure) = &state.failure {
                 return Err(Arc::clone(failure));
             }
-            let Some(piece) = state.pieces.get_mut(&place) else {
+            let Some(piece) = state.pieces.get_mut(&key) else {
                 return Err(Arc::new(RemoteError::Cancelled));
             };
             piece.used = clock;
@@ -203,8 +208,8 @@ impl Fetcher {
                 PieceState::Here(bytes) => return Ok((start, Arc::clone(bytes))),
                 PieceState::Coming => {}
                 PieceState::Absent => {
-                    if !state.wanted.contains(&place) {
-                        state.wanted.push_back(place);
+                    if !state.wanted.contains(&key) {
+                        state.wanted.push_back(key);
                     }
                     self.0.work.notify_one();
                 }
@@ -245,7 +250,7 @@ impl Piece {
     }
 }
 
-impl State {
+impl FetchState {
     /// Returns the piece that contains a byte, and its start.
     fn covering(&self, file: usize, at: u64) -> Option<(u64, &Piece)> {
         let (&(_, start), piece) = self.pieces.range((file, 0)..=(file, at)).next_back()?;
@@ -255,14 +260,14 @@ impl State {
     /// Extends the last announced piece to a range that starts at its end, so that small tensors are fetched together.
     /// Returns its new end.
     fn extend_last(&mut self, file: usize, at: u64, end: u64) -> Option<u64> {
-        let place = *self.ahead.back().filter(|place| place.0 == file)?;
-        let piece = self.pieces.get_mut(&place)?;
-        let room = self.piece_bytes.saturating_sub(piece.n_bytes);
+        let key = *self.ahead.back().filter(|key| key.0 == file)?;
+        let piece = self.pieces.get_mut(&key)?;
+        let space = self.piece_bytes.saturating_sub(piece.n_bytes);
         let is_free = matches!(piece.state, PieceState::Absent) && piece.used == 0;
-        if !is_free || place.1 + piece.n_bytes != at || room == 0 {
+        if !is_free || key.1 + piece.n_bytes != at || space == 0 {
             return None;
         }
-        let n_bytes = room.min(end - at);
+        let n_bytes = space.min(end - at);
         piece.n_bytes += n_bytes;
         Some(at + n_bytes)
     }
@@ -278,28 +283,28 @@ impl State {
     }
 
     /// Returns the next piece to fetch: one that a reader waits for, else an announced one within the budget.
-    fn next(&mut self) -> Option<Place> {
-        while let Some(place) = self.wanted.pop_front() {
-            let Some(piece) = self.pieces.get(&place) else { continue };
+    fn next(&mut self) -> Option<PieceKey> {
+        while let Some(key) = self.wanted.pop_front() {
+            let Some(piece) = self.pieces.get(&key) else { continue };
             if !matches!(piece.state, PieceState::Absent) {
                 continue;
             }
             let n_bytes = piece.n_bytes;
-            if self.evicted.remove(&place) {
+            if self.evicted.remove(&key) {
                 self.budget += n_bytes;
             }
-            self.make_room(n_bytes);
-            return Some(place);
+            self.evict_for(n_bytes);
+            return Some(key);
         }
-        while let Some(&place) = self.ahead.front() {
-            let piece = self.pieces.get(&place)?;
+        while let Some(&key) = self.ahead.front() {
+            let piece = self.pieces.get(&key)?;
             // A piece that was requested before its turn needs no second fetch.
             if matches!(piece.state, PieceState::Absent) && piece.used == 0 {
                 if self.held > 0 && self.held + piece.n_bytes > self.budget {
                     return None;
                 }
                 self.ahead.pop_front();
-                return Some(place);
+                return Some(key);
             }
             self.ahead.pop_front();
         }
@@ -308,44 +313,44 @@ impl State {
 
     /// Evicts the least recently used pieces until more bytes fit. Unused pieces are kept, because they are still
     /// needed.
-    fn make_room(&mut self, n_bytes: u64) {
+    fn evict_for(&mut self, n_bytes: u64) {
         while self.held + n_bytes > self.budget {
             let is_droppable = |piece: &Piece| piece.used > 0 && matches!(piece.state, PieceState::Here(_));
             let oldest =
                 self.pieces.iter_mut().filter(|(_, piece)| is_droppable(piece)).min_by_key(|(_, p)| p.used);
-            let Some((&place, piece)) = oldest else { return };
+            let Some((&key, piece)) = oldest else { return };
             piece.state = PieceState::Absent;
             piece.released = 0;
             self.held -= piece.n_bytes;
-            self.evicted.insert(place);
+            self.evicted.insert(key);
         }
     }
 }
 
 /// Runs one connection, which fetches one piece after another.
-fn serve(shared: &Shared) {
+fn serve(shared: &FetcherState) {
     let mut state = shared.state();
     loop {
         if state.is_over || state.failure.is_some() {
             return;
         }
-        let Some(place) = state.next() else {
+        let Some(key) = state.next() else {
             state = shared.work.wait(state).unpoisoned();
             continue;
         };
-        let Some(piece) = state.pieces.get_mut(&place) else { continue };
+        let Some(piece) = state.pieces.get_mut(&key) else { continue };
         piece.state = PieceState::Coming;
         let n_bytes = piece.n_bytes;
         state.held += n_bytes;
-        let room = state.budget / 4;
+        let max_waiting = state.budget / 4;
         drop(state);
 
-        let fetched = shared.fetch(place, n_bytes, room);
+        let fetched = shared.fetch(key, n_bytes, max_waiting);
 
         state = shared.state();
         match fetched {
             Ok(bytes) => {
-                if let Some(piece) = state.pieces.get_mut(&place) {
+                if let Some(piece) = state.pieces.get_mut(&key) {
                     piece.state = PieceState::Here(bytes);
                 }
             }
@@ -374,7 +379,7 @@ impl RangedFile for FetchedFile {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.fetcher.read(self.number, offset, out).map_err(|error| match *error {
             RemoteError::Cancelled => RemoteError::Cancelled.into(),
-            _ => io::Error::other(Failed(error)),
+            _ => io::Error::other(FetchFailure(error)),
         })
     }
 
@@ -390,9 +395,9 @@ impl RangedFile for FetchedFile {
 /// A failure that is reported to all waiting readers.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Failed(Arc<RemoteError>);
+pub struct FetchFailure(Arc<RemoteError>);
 
-impl crate::core::Hint for Failed {
+impl crate::core::Hint for FetchFailure {
     fn hints(&self) -> Vec<String> {
         self.0.hints()
     }

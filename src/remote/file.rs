@@ -14,8 +14,8 @@ use crate::remote::address::{Address, AddressError, HUB_HOSTS, shown, web_url};
 use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::listing::{below, decoded, is_inside, of_hub};
-use crate::remote::s3::Store;
-use crate::remote::target::Target;
+use crate::remote::s3::S3Bucket;
+use crate::remote::target::RequestTarget;
 use crate::remote::{RemoteOptions, client_for, endpoint};
 
 /// Name suffix of such files.
@@ -145,13 +145,15 @@ impl RemoteFile {
         let source = match &address.directory {
             Address::Hub { repository, revision } => {
                 let parts = repository.split('/').chain(["resolve", revision]).collect::<Vec<_>>();
-                Source::Web(below(&endpoint()?, &parts))
+                DirectorySource::Web(below(&endpoint()?, &parts))
             }
-            Address::Web(url) => Source::Web(url.clone()),
-            Address::S3 { bucket, prefix } => Source::S3(Store::open(bucket, &root)?, prefix.clone()),
+            Address::Web(url) => DirectorySource::Web(url.clone()),
+            Address::S3 { bucket, prefix } => {
+                DirectorySource::S3(S3Bucket::open(bucket, &root)?, prefix.clone())
+            }
         };
         let client = client_for(&address.directory, options)?;
-        let directory = Directory { client, source, files: Mutex::default() };
+        let directory = ServerDirectory { client, source, files: Mutex::default() };
         let found = directory.ask(&address.name, address.query.as_deref())?;
         let Some(found) = found else {
             let name = Some(address.name.as_str());
@@ -202,39 +204,39 @@ fn no_file(client: &Client, address: &Address, name: Option<&str>) -> RemoteErro
 }
 
 /// Source of the files of a directory.
-enum Source {
+enum DirectorySource {
     Web(Url),
     /// Objects below a prefix.
-    S3(Store, String),
+    S3(S3Bucket, String),
 }
 
 /// Files that were requested of a directory on a server.
-struct Directory {
+struct ServerDirectory {
     client: Arc<Client>,
-    source: Source,
+    source: DirectorySource,
     /// Files by name; `None` for a file that does not exist.
     files: Mutex<HashMap<PathBuf, Option<Arc<dyn RangedFile>>>>,
 }
 
-impl fmt::Debug for Directory {
+impl fmt::Debug for ServerDirectory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Directory").finish_non_exhaustive()
+        f.debug_struct("ServerDirectory").finish_non_exhaustive()
     }
 }
 
-impl Directory {
+impl ServerDirectory {
     /// Requests the file with a name, if it exists.
-    fn ask(&self, name: &str, query: Option<&str>) -> Result<Option<Whole>, RemoteError> {
+    fn ask(&self, name: &str, query: Option<&str>) -> Result<Option<ServerFile>, RemoteError> {
         let target = match &self.source {
-            Source::Web(url) => {
+            DirectorySource::Web(url) => {
                 let mut url = below(url, &name.split('/').collect::<Vec<_>>());
                 url.set_query(query);
-                Target::new(url, None)
+                RequestTarget::new(url, None)
             }
-            Source::S3(store, prefix) => store.object(&format!("{prefix}{name}"), None, None),
+            DirectorySource::S3(store, prefix) => store.object(&format!("{prefix}{name}"), None, None),
         };
         let n_bytes = self.client.n_bytes(&target)?;
-        Ok(n_bytes.map(|n_bytes| Whole { client: Arc::clone(&self.client), target, n_bytes }))
+        Ok(n_bytes.map(|n_bytes| ServerFile { client: Arc::clone(&self.client), target, n_bytes }))
     }
 
     fn keep(&self, name: &Path, file: Option<Arc<dyn RangedFile>>) {
@@ -242,7 +244,7 @@ impl Directory {
     }
 }
 
-impl RangedDirectory for Directory {
+impl RangedDirectory for ServerDirectory {
     fn file(&self, name: &Path) -> Option<Arc<dyn RangedFile>> {
         if let Some(known) = self.files.lock().unpoisoned().get(name) {
             return known.clone();
@@ -251,7 +253,7 @@ impl RangedDirectory for Directory {
         let file: Option<Arc<dyn RangedFile>> = match self.ask(&text, None) {
             Ok(Some(file)) => Some(Arc::new(file)),
             Ok(None) => None,
-            Err(error) => Some(Arc::new(Unreadable(Mutex::new(Some(error))))),
+            Err(error) => Some(Arc::new(UnreadableFile(Mutex::new(Some(error))))),
         };
         self.keep(name, file.clone());
         file
@@ -260,13 +262,13 @@ impl RangedDirectory for Directory {
 
 /// A file that is fetched as it is read.
 #[derive(Debug)]
-struct Whole {
+struct ServerFile {
     client: Arc<Client>,
-    target: Target,
+    target: RequestTarget,
     n_bytes: u64,
 }
 
-impl RangedFile for Whole {
+impl RangedFile for ServerFile {
     fn n_bytes(&self) -> u64 {
         self.n_bytes
     }
@@ -282,9 +284,9 @@ impl RangedFile for Whole {
 
 /// A file that the server failed to describe: reading it returns the error.
 #[derive(Debug)]
-struct Unreadable(Mutex<Option<RemoteError>>);
+struct UnreadableFile(Mutex<Option<RemoteError>>);
 
-impl RangedFile for Unreadable {
+impl RangedFile for UnreadableFile {
     fn n_bytes(&self) -> u64 {
         0
     }

@@ -28,10 +28,10 @@ use crate::remote::address::Address;
 use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::in_parallel;
-use crate::remote::listing::{Digest, Entry, Listing, is_hex, is_inside};
-use crate::remote::names::{Role, role};
-use crate::remote::sums::{Sum, hex};
-use crate::remote::target::Target;
+use crate::remote::listing::{ExpectedDigest, FileListing, RemoteEntry, is_hex, is_inside};
+use crate::remote::names::{FileRole, role};
+use crate::remote::sums::{RunningDigest, hex};
+use crate::remote::target::RequestTarget;
 
 /// Unit in bytes at which an interrupted download resumes: the data after the last whole unit may be incomplete.
 const STEP_BYTES: u64 = 16 << 20;
@@ -43,7 +43,7 @@ const LONG: Duration = Duration::from_secs(2);
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
 /// Name of a cached file in its checkpoint, and its path.
-pub(super) type Kept = (String, PathBuf);
+pub(super) type CachedFile = (String, PathBuf);
 
 /// A cache directory, for one checkpoint.
 #[derive(Debug)]
@@ -54,12 +54,12 @@ pub(super) struct Cache<'a> {
     /// Folder with locks and notes of the checkpoint.
     notes: PathBuf,
     /// True once the user was told about the wait for a lock.
-    is_waiting_said: AtomicBool,
+    is_wait_reported: AtomicBool,
 }
 
 /// A file in the list of a commit.
 #[derive(Debug, Serialize, Deserialize)]
-struct Listed {
+struct CommitFile {
     name: String,
     n_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,26 +68,26 @@ struct Listed {
     git: Option<String>,
 }
 
-impl Listed {
-    fn of(entry: &Entry) -> Self {
+impl CommitFile {
+    fn of(entry: &RemoteEntry) -> Self {
         let (sha256, git) = match entry.digest.clone() {
-            Some(Digest::Sha256(sum)) => (Some(sum), None),
-            Some(Digest::GitBlob(sum)) => (None, Some(sum)),
+            Some(ExpectedDigest::Sha256(sum)) => (Some(sum), None),
+            Some(ExpectedDigest::GitBlob(sum)) => (None, Some(sum)),
             None => (None, None),
         };
         Self { name: entry.name.clone(), n_bytes: entry.n_bytes, sha256, git }
     }
 
     /// Returns the entry of a file without a server.
-    fn entry(&self) -> Option<Entry> {
+    fn entry(&self) -> Option<RemoteEntry> {
         let digest = match (&self.sha256, &self.git) {
-            (Some(sum), _) => Some(Digest::Sha256(sum.clone())),
-            (None, Some(sum)) => Some(Digest::GitBlob(sum.clone())),
+            (Some(sum), _) => Some(ExpectedDigest::Sha256(sum.clone())),
+            (None, Some(sum)) => Some(ExpectedDigest::GitBlob(sum.clone())),
             (None, None) => None,
         };
         let nowhere = url::Url::parse("file:///").ok()?;
-        let target = Arc::new(Target::new(nowhere, Some(self.n_bytes)));
-        is_inside(&self.name).then(|| Entry {
+        let target = Arc::new(RequestTarget::new(nowhere, Some(self.n_bytes)));
+        is_inside(&self.name).then(|| RemoteEntry {
             name: self.name.clone(),
             n_bytes: self.n_bytes,
             digest,
@@ -111,7 +111,7 @@ impl<'a> Cache<'a> {
             }
         };
         let notes = root.join(".locks").join(&folder);
-        Self { root, folder: root.join(folder), notes, is_waiting_said: AtomicBool::new(false) }
+        Self { root, folder: root.join(folder), notes, is_wait_reported: AtomicBool::new(false) }
     }
 
     /// Folder of the checkpoint's files.
@@ -123,30 +123,30 @@ impl<'a> Cache<'a> {
     ///
     /// # Errors
     /// Files are missing; the user cancelled the run.
-    pub(super) fn kept(
+    pub(super) fn cached(
         &self,
         address: &Address,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<Vec<Kept>, RemoteError> {
+    ) -> Result<Vec<CachedFile>, RemoteError> {
         let missing = |missing| RemoteError::Offline {
             address: address.to_string(),
             cache: Some(self.root.to_owned()),
             missing,
         };
-        let (entries, commit) = self.kept_entries(address).map_err(missing)?;
-        let mut kept = Vec::with_capacity(entries.len());
+        let (entries, commit) = self.cached_entries(address).map_err(missing)?;
+        let mut cached = Vec::with_capacity(entries.len());
         for entry in entries {
-            let path = Place::new(self, &entry, &commit).whole(&entry, is_cancelled)?;
-            kept.push((entry.name.clone(), path.ok_or_else(|| missing(Some(entry.name)))?));
+            let path = CachedPaths::new(self, &entry, &commit).whole(&entry, is_cancelled)?;
+            cached.push((entry.name.clone(), path.ok_or_else(|| missing(Some(entry.name)))?));
         }
-        Ok(kept)
+        Ok(cached)
     }
 
     /// Returns the files of a revision as last listed, and its commit.
     ///
     /// # Errors
     /// No list, or the name of a missing file.
-    fn kept_entries(&self, address: &Address) -> Result<(Vec<Entry>, String), Option<String>> {
+    fn cached_entries(&self, address: &Address) -> Result<(Vec<RemoteEntry>, String), Option<String>> {
         let Address::Hub { revision, .. } = address else { return Err(None) };
         let named = fs_err::read_to_string(self.folder.join("refs").join(revision)).ok();
         let commit = named.as_deref().map_or(revision.as_str(), str::trim);
@@ -162,20 +162,20 @@ impl<'a> Cache<'a> {
     }
 
     /// Returns the recorded list of a commit.
-    fn listed(&self, commit: &str) -> Option<Vec<Entry>> {
+    fn listed(&self, commit: &str) -> Option<Vec<RemoteEntry>> {
         let path = self.notes.join(format!("{commit}.files"));
         if path.metadata().ok()?.len() > MAX_LIST_BYTES {
             return None;
         }
-        let listed: Vec<Listed> = serde_json::from_slice(&fs_err::read(path).ok()?).ok()?;
-        listed.iter().map(Listed::entry).collect()
+        let listed: Vec<CommitFile> = serde_json::from_slice(&fs_err::read(path).ok()?).ok()?;
+        listed.iter().map(CommitFile::entry).collect()
     }
 
     /// Returns the files of a snapshot that the hub's own programs stored: the names of their blobs are their digests.
     ///
     /// # Errors
     /// A file is missing.
-    fn of_others(&self, snapshot: &Path) -> Result<Vec<Entry>, Option<String>> {
+    fn of_others(&self, snapshot: &Path) -> Result<Vec<RemoteEntry>, Option<String>> {
         let blobs = fs_err::read_dir(self.folder.join("blobs")).map_err(|_| None)?;
         if blobs.flatten().any(|blob| blob.path().extension().is_some_and(|end| end == "incomplete")) {
             return Err(None);
@@ -198,8 +198,8 @@ impl<'a> Cache<'a> {
                     Some(id) if is_hex(&id, 40) => (None, Some(id)),
                     _ => (None, None),
                 };
-                if role(&name, n_bytes) != Role::Other {
-                    entries.extend(Listed { name, n_bytes, sha256, git }.entry());
+                if role(&name, n_bytes) != FileRole::Other {
+                    entries.extend(CommitFile { name, n_bytes, sha256, git }.entry());
                 }
             }
         }
@@ -227,17 +227,17 @@ impl<'a> Cache<'a> {
         &self,
         client: &Client,
         address: &Address,
-        listing: &Listing,
+        listing: &FileListing,
         progress: &dyn Progress,
-    ) -> Result<Option<Vec<Kept>>, RemoteError> {
+    ) -> Result<Option<Vec<CachedFile>>, RemoteError> {
         let entries = wanted(listing);
-        let has_version = |entry: &&Entry| entry.digest.is_some() || entry.target.tag().is_some();
+        let has_version = |entry: &&RemoteEntry| entry.digest.is_some() || entry.target.tag().is_some();
         if !entries.iter().all(has_version) {
             return Ok(None);
         }
         let commit = listing.commit.clone().unwrap_or_else(|| state_of(&listing.entries));
         // A read-only cache is usable if it is complete.
-        let listed: Vec<Listed> = entries.iter().map(|entry| Listed::of(entry)).collect();
+        let listed: Vec<CommitFile> = entries.iter().map(|entry| CommitFile::of(entry)).collect();
         let listed = serde_json::to_vec(&listed).map_err(std::io::Error::from)?;
         let _ = fs_err::create_dir_all(&self.notes)
             .map_err(RemoteError::from)
@@ -265,44 +265,44 @@ impl<'a> Cache<'a> {
     fn fetch_file(
         &self,
         client: &Client,
-        entry: &Entry,
+        entry: &RemoteEntry,
         commit: &str,
         progress: &dyn Progress,
-    ) -> Result<Kept, RemoteError> {
-        let place = Place::new(self, entry, commit);
+    ) -> Result<CachedFile, RemoteError> {
+        let paths = CachedPaths::new(self, entry, commit);
         let is_cancelled = || client.is_cancelled();
-        let mut found = place.whole(entry, &is_cancelled)?;
+        let mut found = paths.whole(entry, &is_cancelled)?;
         let mut lock = None;
         if found.is_none() {
             fs_err::create_dir_all(self.folder.join("blobs"))?;
             fs_err::create_dir_all(&self.notes)?;
-            lock = Some(self.lock(client, &place, entry, progress)?);
+            lock = Some(self.lock(client, &paths, entry, progress)?);
             // The previous holder of the lock may have fetched the file.
-            found = place.whole(entry, &is_cancelled)?;
+            found = paths.whole(entry, &is_cancelled)?;
         }
         let path = if let Some(path) = found {
             progress.advance(entry.n_bytes);
             path
         } else {
-            if place.blob.exists() {
+            if paths.blob.exists() {
                 progress.warn(&format!(
                     "{}: kept with other bytes than it should have: it is fetched again",
                     escape(&entry.name)
                 ));
             }
             let part = if lock.as_ref().is_some_and(EditLock::is_locked) {
-                place.blob.with_extension("incomplete")
+                paths.blob.with_extension("incomplete")
             } else {
                 // Without a lock, other processes may fetch the same file.
-                place.blob.with_extension(format!("{}.incomplete", std::process::id()))
+                paths.blob.with_extension(format!("{}.incomplete", std::process::id()))
             };
             let sum = download(client, entry, &part, progress)?;
-            fs_err::rename(&part, &place.blob)?;
-            place.note(&place.blob, &sum)?;
-            place.blob.clone()
+            fs_err::rename(&part, &paths.blob)?;
+            paths.note(&paths.blob, &sum)?;
+            paths.blob.clone()
         };
-        if path == place.blob {
-            place.link(entry)?;
+        if path == paths.blob {
+            paths.link(entry)?;
         }
         Ok((entry.name.clone(), path))
     }
@@ -311,11 +311,11 @@ impl<'a> Cache<'a> {
     fn lock(
         &self,
         client: &Client,
-        place: &Place,
-        entry: &Entry,
+        paths: &CachedPaths,
+        entry: &RemoteEntry,
         progress: &dyn Progress,
     ) -> Result<EditLock, RemoteError> {
-        let path = self.notes.join(format!("{}.lock", place.id));
+        let path = self.notes.join(format!("{}.lock", paths.id));
         File::options()
             .create(true)
             .truncate(false)
@@ -323,7 +323,7 @@ impl<'a> Cache<'a> {
             .open(&path)
             .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
         let mut waiting = |waited: Duration| {
-            if waited > LONG && !self.is_waiting_said.swap(true, Ordering::Relaxed) {
+            if waited > LONG && !self.is_wait_reported.swap(true, Ordering::Relaxed) {
                 progress.warn(&format!(
                     "{}: another program is fetching {} to this cache: it is waited for",
                     self.root.display(),
@@ -340,15 +340,15 @@ impl<'a> Cache<'a> {
 }
 
 /// Paths of a cached file.
-struct Place {
+struct CachedPaths {
     id: String,
     blob: PathBuf,
     link: PathBuf,
     note: PathBuf,
 }
 
-impl Place {
-    fn new(cache: &Cache<'_>, entry: &Entry, commit: &str) -> Self {
+impl CachedPaths {
+    fn new(cache: &Cache<'_>, entry: &RemoteEntry, commit: &str) -> Self {
         let id = entry.digest.as_ref().map_or_else(
             || hex(&Sha256::digest(format!("{commit} {}", entry.name))),
             |digest| digest.hex().to_ascii_lowercase(),
@@ -362,7 +362,11 @@ impl Place {
     }
 
     /// Returns the path of the file if it has the right bytes: under its digest or, without links, under its name.
-    fn whole(&self, entry: &Entry, is_cancelled: &dyn Fn() -> bool) -> Result<Option<PathBuf>, RemoteError> {
+    fn whole(
+        &self,
+        entry: &RemoteEntry,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<PathBuf>, RemoteError> {
         for path in [&self.blob, &self.link] {
             let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
             if is_file
@@ -378,7 +382,7 @@ impl Place {
     /// Returns true if a file of the right length has the right bytes.
     fn is_right(
         &self,
-        entry: &Entry,
+        entry: &RemoteEntry,
         path: &Path,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<bool, RemoteError> {
@@ -406,7 +410,7 @@ impl Place {
     }
 
     /// Links the file to its name in the snapshot.
-    fn link(&self, entry: &Entry) -> Result<(), RemoteError> {
+    fn link(&self, entry: &RemoteEntry) -> Result<(), RemoteError> {
         if let Some(parent) = self.link.parent() {
             fs_err::create_dir_all(parent)?;
         }
@@ -434,8 +438,8 @@ impl Place {
 }
 
 /// Selects the files of a list that are fetched.
-pub(super) fn wanted(listing: &Listing) -> Vec<&Entry> {
-    listing.entries.iter().filter(|entry| role(&entry.name, entry.n_bytes) != Role::Other).collect()
+pub(super) fn wanted(listing: &FileListing) -> Vec<&RemoteEntry> {
+    listing.entries.iter().filter(|entry| role(&entry.name, entry.n_bytes) != FileRole::Other).collect()
 }
 
 /// Fetches the files of a checkpoint for this run only.
@@ -444,7 +448,7 @@ pub(super) fn wanted(listing: &Listing) -> Vec<&Entry> {
 /// [`RemoteError`].
 pub(super) fn fetch_once(
     client: &Client,
-    listing: &Listing,
+    listing: &FileListing,
     (dir, shown): (&Path, &str),
     progress: &dyn Progress,
 ) -> Result<(), RemoteError> {
@@ -465,40 +469,40 @@ pub(super) fn fetch_once(
 /// its digest.
 fn download(
     client: &Client,
-    entry: &Entry,
+    entry: &RemoteEntry,
     part: &Path,
     progress: &dyn Progress,
 ) -> Result<String, RemoteError> {
     let mut file =
         fs_err::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(part)?;
     let present = file.metadata()?.len();
-    let mut kept = if present > entry.n_bytes { 0 } else { present / STEP_BYTES * STEP_BYTES };
+    let mut cached = if present > entry.n_bytes { 0 } else { present / STEP_BYTES * STEP_BYTES };
     loop {
-        file.set_len(kept)?;
-        file.seek(SeekFrom::Start(kept))?;
-        progress.advance(kept);
-        client.stream(&entry.target, (kept, entry.n_bytes - kept), u64::MAX, &mut |bytes| {
+        file.set_len(cached)?;
+        file.seek(SeekFrom::Start(cached))?;
+        progress.advance(cached);
+        client.stream(&entry.target, (cached, entry.n_bytes - cached), u64::MAX, &mut |bytes| {
             file.write_all(bytes)?;
             progress.advance(bytes.len() as u64);
             Ok(())
         })?;
         file.sync_all()?;
         let found = sum_of(entry, part, &|| client.is_cancelled())?;
-        let Err(error) = Sum::compare(entry, &found) else { return Ok(found) };
-        if kept == 0 {
+        let Err(error) = RunningDigest::compare(entry, &found) else { return Ok(found) };
+        if cached == 0 {
             // Damaged data would fail again on the next run.
             let _ = fs_err::remove_file(part);
             return Err(error);
         }
         log::info!("{error}: fetching all of it again");
-        kept = 0;
+        cached = 0;
     }
 }
 
 /// Computes the digest of a file on disk: of the kind that the server declares, else SHA-256.
-fn sum_of(entry: &Entry, path: &Path, is_cancelled: &dyn Fn() -> bool) -> Result<String, RemoteError> {
+fn sum_of(entry: &RemoteEntry, path: &Path, is_cancelled: &dyn Fn() -> bool) -> Result<String, RemoteError> {
     let mut file = fs_err::File::open(path)?;
-    let mut sum = Sum::new(entry);
+    let mut sum = RunningDigest::new(entry);
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         if is_cancelled() {
@@ -523,7 +527,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), RemoteError> {
 }
 
 /// Derives a name for the state of files whose server has no commits.
-fn state_of(entries: &[Entry]) -> String {
+fn state_of(entries: &[RemoteEntry]) -> String {
     let mut hash = Sha256::new();
     for entry in entries {
         hash.update(format!(

@@ -11,7 +11,7 @@ use crate::remote::address::shown;
 use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::exchange::text_of;
-use crate::remote::target::Target;
+use crate::remote::target::RequestTarget;
 
 /// Maximum size of a list in bytes.
 const LIST_BYTES: u64 = 64 << 20;
@@ -22,14 +22,14 @@ pub(super) const MAX_FILES: usize = 100_000;
 
 /// Expected digest of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Digest {
+pub(super) enum ExpectedDigest {
     /// SHA-256 of the bytes, in hexadecimal: large files of the hub.
     Sha256(String),
     /// SHA-1 of the git blob, in hexadecimal: small files of the hub.
     GitBlob(String),
 }
 
-impl Digest {
+impl ExpectedDigest {
     /// Returns the hexadecimal digits.
     pub(super) fn hex(&self) -> &str {
         match self {
@@ -40,18 +40,18 @@ impl Digest {
 
 /// A file on a server.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct RemoteEntry {
     /// Relative path, with slashes.
     pub(super) name: String,
     pub(super) n_bytes: u64,
-    pub(super) digest: Option<Digest>,
-    pub(super) target: Arc<Target>,
+    pub(super) digest: Option<ExpectedDigest>,
+    pub(super) target: Arc<RequestTarget>,
 }
 
 /// Files of a checkpoint at one moment.
 #[derive(Debug)]
-pub(super) struct Listing {
-    pub(super) entries: Vec<Entry>,
+pub(super) struct FileListing {
+    pub(super) entries: Vec<RemoteEntry>,
     /// Commit that identifies this state of the files, if the server has one.
     pub(super) commit: Option<String>,
 }
@@ -65,7 +65,7 @@ pub(super) fn of_hub(
     endpoint: &Url,
     repository: &str,
     revision: &str,
-) -> Result<Listing, RemoteError> {
+) -> Result<FileListing, RemoteError> {
     let address =
         || if revision == "main" { repository.to_owned() } else { format!("{repository}@{revision}") };
     let api = below(
@@ -78,18 +78,20 @@ pub(super) fn of_hub(
     );
     let mut query = api.clone();
     query.set_query(Some("blobs=true"));
-    let answer = client.text(&Target::new(query, None), LIST_BYTES);
-    let missing = |said| RemoteError::NoCheckpoint {
+    let answer = client.text(&RequestTarget::new(query, None), LIST_BYTES);
+    let missing = |server_code| RemoteError::NoCheckpoint {
         address: address(),
         host: endpoint.host_str().unwrap_or_default().to_owned(),
-        said,
+        server_code,
     };
     let text = match answer {
         Ok(Some((_, text))) => text,
         Ok(None) => return Err(missing(None)),
         // The hub does not reveal to unauthenticated users which repositories exist.
-        Err(RemoteError::Denied { said: Some(said), status: 401, .. }) if said == "RepoNotFound" => {
-            return Err(missing(Some(said)));
+        Err(RemoteError::Denied { server_code: Some(server_code), status: 401, .. })
+            if server_code == "RepoNotFound" =>
+        {
+            return Err(missing(Some(server_code)));
         }
         Err(error) => return Err(error),
     };
@@ -104,18 +106,18 @@ pub(super) fn of_hub(
         let n_bytes = file["size"].as_u64().or_else(|| file["lfs"]["size"].as_u64());
         let parts: Vec<&str> =
             repository.split('/').chain(["resolve", commit]).chain(name.split('/')).collect();
-        let target = Target::new(below(endpoint, &parts), n_bytes);
+        let target = RequestTarget::new(below(endpoint, &parts), n_bytes);
         let digest = match (file["lfs"]["sha256"].as_str(), file["blobId"].as_str()) {
-            (Some(sha), _) if is_hex(sha, 64) => Some(Digest::Sha256(sha.to_owned())),
+            (Some(sha), _) if is_hex(sha, 64) => Some(ExpectedDigest::Sha256(sha.to_owned())),
             (None, Some(blob)) if is_hex(blob, 40) && file["lfs"].is_null() => {
-                Some(Digest::GitBlob(blob.to_owned()))
+                Some(ExpectedDigest::GitBlob(blob.to_owned()))
             }
             _ => None,
         };
         let n_bytes = n_bytes.ok_or_else(|| broken("a file without a size"))?;
-        entries.push(Entry { name: name.to_owned(), n_bytes, digest, target: Arc::new(target) });
+        entries.push(RemoteEntry { name: name.to_owned(), n_bytes, digest, target: Arc::new(target) });
     }
-    Ok(Listing { entries: checked(entries, &api)?, commit: Some(commit.to_owned()) })
+    Ok(FileListing { entries: checked(entries, &api)?, commit: Some(commit.to_owned()) })
 }
 
 /// Lists the files of a directory of a web server: those in its index, else those with the usual names of checkpoint
@@ -123,11 +125,11 @@ pub(super) fn of_hub(
 ///
 /// # Errors
 /// [`RemoteError`].
-pub(super) fn of_web(client: &Client, directory: &Url) -> Result<Listing, RemoteError> {
+pub(super) fn of_web(client: &Client, directory: &Url) -> Result<FileListing, RemoteError> {
     let is_page = |headers: &ureq::http::HeaderMap| {
         text_of(headers, "content-type").is_some_and(|kind| kind.starts_with("text/html"))
     };
-    let page = match client.text(&Target::new(directory.clone(), None), LIST_BYTES) {
+    let page = match client.text(&RequestTarget::new(directory.clone(), None), LIST_BYTES) {
         Ok(page) => page.filter(|(headers, _)| is_page(headers)),
         // Many servers do not list directories.
         Err(RemoteError::Denied { status: 403, .. }) => None,
@@ -160,17 +162,17 @@ pub(super) fn of_web(client: &Client, directory: &Url) -> Result<Listing, Remote
     entries.extend(of_names(client, directory, &shards)?);
     if entries.is_empty() {
         let host = directory.host_str().unwrap_or_default().to_owned();
-        return Err(RemoteError::NoCheckpoint { address: shown(directory), host, said: None });
+        return Err(RemoteError::NoCheckpoint { address: shown(directory), host, server_code: None });
     }
-    Ok(Listing { entries: checked(entries, directory)?, commit: None })
+    Ok(FileListing { entries: checked(entries, directory)?, commit: None })
 }
 
 /// Returns entries for the names that exist.
-fn of_names(client: &Client, directory: &Url, names: &[String]) -> Result<Vec<Entry>, RemoteError> {
+fn of_names(client: &Client, directory: &Url, names: &[String]) -> Result<Vec<RemoteEntry>, RemoteError> {
     super::in_parallel(names, |name| {
-        let target = Target::new(below(directory, &name.split('/').collect::<Vec<_>>()), None);
+        let target = RequestTarget::new(below(directory, &name.split('/').collect::<Vec<_>>()), None);
         let n_bytes = client.n_bytes(&target)?;
-        Ok(n_bytes.map(|n_bytes| Entry {
+        Ok(n_bytes.map(|n_bytes| RemoteEntry {
             name: name.clone(),
             n_bytes,
             digest: None,
@@ -233,7 +235,7 @@ pub(super) fn below(url: &Url, parts: &[&str]) -> Url {
 }
 
 /// Sorts a list; refuses names that lead out of the directory, and lists that are too long.
-pub(super) fn checked(mut entries: Vec<Entry>, url: &Url) -> Result<Vec<Entry>, RemoteError> {
+pub(super) fn checked(mut entries: Vec<RemoteEntry>, url: &Url) -> Result<Vec<RemoteEntry>, RemoteError> {
     if entries.len() > MAX_FILES {
         let (found, limit) = (entries.len() as u64, MAX_FILES as u64);
         return Err(RemoteError::TooMuch { url: shown(url), what: "files", found, limit });

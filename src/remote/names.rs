@@ -73,7 +73,7 @@ pub(super) const KNOWN: &[&str] = &[
 
 /// Treatment of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum FileRole {
     /// Fetched whole at once.
     Small,
     /// Read by ranges.
@@ -83,20 +83,20 @@ pub(super) enum Role {
 }
 
 /// Returns the role of a file with this name and length.
-pub(super) fn role(name: &str, n_bytes: u64) -> Role {
+pub(super) fn role(name: &str, n_bytes: u64) -> FileRole {
     if let Some((folder, _)) = name.rsplit_once('/')
         && !FOLDERS.contains(&folder)
     {
-        return Role::Other;
+        return FileRole::Other;
     }
     let lower = name.to_ascii_lowercase();
     let ends = |endings: &[&str]| endings.iter().any(|end| lower.ends_with(end));
     if ends(WEIGHTS) {
-        Role::Weights
+        FileRole::Weights
     } else if ends(SMALL) && n_bytes <= SMALL_BYTES {
-        Role::Small
+        FileRole::Small
     } else {
-        Role::Other
+        FileRole::Other
     }
 }
 
@@ -107,19 +107,19 @@ mod tests {
     #[test]
     fn files_have_roles() {
         for (name, expected) in [
-            ("config.json", Role::Small),
-            ("tokenizer.model", Role::Small),
-            ("1_Pooling/config.json", Role::Small),
-            ("2_Dense/model.safetensors", Role::Weights),
-            ("model-00001-of-00002.safetensors", Role::Weights),
-            ("consolidated.00.PTH", Role::Weights),
-            ("original/params.json", Role::Other),
-            ("onnx/model.onnx", Role::Other),
-            ("picture.png", Role::Other),
+            ("config.json", FileRole::Small),
+            ("tokenizer.model", FileRole::Small),
+            ("1_Pooling/config.json", FileRole::Small),
+            ("2_Dense/model.safetensors", FileRole::Weights),
+            ("model-00001-of-00002.safetensors", FileRole::Weights),
+            ("consolidated.00.PTH", FileRole::Weights),
+            ("original/params.json", FileRole::Other),
+            ("onnx/model.onnx", FileRole::Other),
+            ("picture.png", FileRole::Other),
         ] {
             assert_eq!(role(name, 1000), expected, "{name}");
         }
-        assert_eq!(role("huge.json", SMALL_BYTES + 1), Role::Other);
-        assert!(KNOWN.iter().all(|name| role(name, 1) != Role::Other));
+        assert_eq!(role("huge.json", SMALL_BYTES + 1), FileRole::Other);
+        assert!(KNOWN.iter().all(|name| role(name, 1) != FileRole::Other));
     }
 }

@@ -13,8 +13,8 @@ use crate::core::input;
 use crate::remote::address::shown;
 use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
-use crate::remote::listing::{Entry, Listing, MAX_FILES, checked};
-use crate::remote::target::Target;
+use crate::remote::listing::{FileListing, MAX_FILES, RemoteEntry, checked};
+use crate::remote::target::RequestTarget;
 
 /// Validity of a signature. Each request gets a new one.
 const VALID: Duration = Duration::from_hours(1);
@@ -25,18 +25,18 @@ const MAX_PAGES: usize = 10_000;
 
 /// A bucket, and the keys that sign its addresses.
 #[derive(Clone)]
-pub(super) struct Store {
+pub(super) struct S3Bucket {
     bucket: Arc<Bucket>,
     credentials: Arc<Option<Credentials>>,
 }
 
-impl Store {
+impl S3Bucket {
     /// Opens a bucket as configured by variables and files. `address` is for messages.
     ///
     /// # Errors
     /// [`RemoteError`].
     pub(super) fn open(bucket: &str, address: &str) -> Result<Self, RemoteError> {
-        let profile = Profile::read()?;
+        let profile = AwsProfile::read()?;
         let bad = |reason: &str| RemoteError::Listing { url: address.to_owned(), reason: reason.to_owned() };
         let region = profile
             .get(&["AWS_REGION", "AWS_DEFAULT_REGION"], "region")
@@ -63,10 +63,10 @@ impl Store {
     }
 
     /// Returns the target of an object.
-    pub(super) fn object(&self, key: &str, n_bytes: Option<u64>, etag: Option<String>) -> Target {
+    pub(super) fn object(&self, key: &str, n_bytes: Option<u64>, etag: Option<String>) -> RequestTarget {
         let (store, key) = (self.clone(), key.to_owned());
         let sign = move || store.bucket.get_object(Option::as_ref(&store.credentials), &key).sign(VALID);
-        Target::signed(sign, n_bytes, etag)
+        RequestTarget::signed(sign, n_bytes, etag)
     }
 }
 
@@ -74,10 +74,10 @@ impl Store {
 ///
 /// # Errors
 /// [`RemoteError`].
-pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<Listing, RemoteError> {
+pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<FileListing, RemoteError> {
     let address = format!("s3://{bucket}/{prefix}");
     let bad = |reason: &str| RemoteError::Listing { url: address.clone(), reason: reason.to_owned() };
-    let store = Store::open(bucket, &address)?;
+    let store = S3Bucket::open(bucket, &address)?;
     let host = || store.bucket.base_url().host_str().unwrap_or_default().to_owned();
     let mut entries = Vec::new();
     let mut next: Option<String> = None;
@@ -89,8 +89,9 @@ pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<Listin
             list.with_continuation_token(token.clone());
         }
         let url = list.sign(VALID);
-        let missing = || RemoteError::NoCheckpoint { address: address.clone(), host: host(), said: None };
-        let target = Target::signed(move || url.clone(), None, None);
+        let missing =
+            || RemoteError::NoCheckpoint { address: address.clone(), host: host(), server_code: None };
+        let target = RequestTarget::signed(move || url.clone(), None, None);
         let (_, page) = client.text(&target, PAGE_BYTES)?.ok_or_else(missing)?;
         n_pages += 1;
         let page = ListObjectsV2::parse_response(&String::from_utf8_lossy(&page))
@@ -101,7 +102,7 @@ pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<Listin
             let Some(name) = name.map(str::to_owned) else { continue };
             let n_bytes = object.size.ok_or_else(|| bad("an object without a size"))?;
             let target = Arc::new(store.object(&object.key, Some(n_bytes), object.etag));
-            entries.push(Entry { name, n_bytes, digest: None, target });
+            entries.push(RemoteEntry { name, n_bytes, digest: None, target });
         }
         let last = std::mem::replace(&mut next, page.next_continuation_token);
         if next.is_none() {
@@ -116,9 +117,9 @@ pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<Listin
         }
     }
     if entries.is_empty() {
-        return Err(RemoteError::NoCheckpoint { address: address.clone(), host: host(), said: None });
+        return Err(RemoteError::NoCheckpoint { address: address.clone(), host: host(), server_code: None });
     }
-    Ok(Listing { entries: checked(entries, &strip(store.bucket.base_url()))?, commit: None })
+    Ok(FileListing { entries: checked(entries, &strip(store.bucket.base_url()))?, commit: None })
 }
 
 fn strip(url: &Url) -> Url {
@@ -126,9 +127,9 @@ fn strip(url: &Url) -> Url {
 }
 
 /// Selected section of the AWS files (`AWS_PROFILE`); variables take precedence over it.
-struct Profile(HashMap<String, String>);
+struct AwsProfile(HashMap<String, String>);
 
-impl Profile {
+impl AwsProfile {
     fn read() -> Result<Self, RemoteError> {
         let variable = |name| std::env::var(name).ok().filter(|text: &String| !text.is_empty());
         let name = variable("AWS_PROFILE").unwrap_or_else(|| "default".to_owned());

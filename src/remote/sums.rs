@@ -11,21 +11,21 @@ use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
 use crate::remote::error::RemoteError;
-use crate::remote::listing::{Digest, Entry};
+use crate::remote::listing::{ExpectedDigest, RemoteEntry};
 
 /// Digest of a file in progress.
-pub(super) enum Sum {
+pub(super) enum RunningDigest {
     Sha256(Sha256),
     GitBlob(Sha1),
 }
 
-impl Sum {
+impl RunningDigest {
     /// Starts a digest of the kind that the server declares, else SHA-256.
-    pub(super) fn new(entry: &Entry) -> Self {
+    pub(super) fn new(entry: &RemoteEntry) -> Self {
         match &entry.digest {
-            None | Some(Digest::Sha256(_)) => Self::Sha256(Sha256::new()),
+            None | Some(ExpectedDigest::Sha256(_)) => Self::Sha256(Sha256::new()),
             // git: "blob", the length, and a zero go first
-            Some(Digest::GitBlob(_)) => {
+            Some(ExpectedDigest::GitBlob(_)) => {
                 Self::GitBlob(Sha1::new_with_prefix(format!("blob {}\0", entry.n_bytes)))
             }
         }
@@ -51,7 +51,7 @@ impl Sum {
     ///
     /// # Errors
     /// [`RemoteError::Digest`].
-    pub(super) fn check(self, entry: &Entry) -> Result<(), RemoteError> {
+    pub(super) fn check(self, entry: &RemoteEntry) -> Result<(), RemoteError> {
         Self::compare(entry, &self.finish())
     }
 
@@ -59,11 +59,11 @@ impl Sum {
     ///
     /// # Errors
     /// [`RemoteError::Digest`].
-    pub(super) fn compare(entry: &Entry, found: &str) -> Result<(), RemoteError> {
+    pub(super) fn compare(entry: &RemoteEntry, found: &str) -> Result<(), RemoteError> {
         let (what, expected) = match &entry.digest {
             None => return Ok(()),
-            Some(Digest::Sha256(sum)) => ("SHA-256", sum.to_ascii_lowercase()),
-            Some(Digest::GitBlob(sum)) => ("git's SHA-1", sum.to_ascii_lowercase()),
+            Some(ExpectedDigest::Sha256(sum)) => ("SHA-256", sum.to_ascii_lowercase()),
+            Some(ExpectedDigest::GitBlob(sum)) => ("git's SHA-1", sum.to_ascii_lowercase()),
         };
         if found == expected {
             return Ok(());
@@ -80,9 +80,9 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Checksum of a file whose pieces arrive in any order, each at least once.
-pub(super) struct Chain<B> {
+pub(super) struct PieceDigest<B> {
     /// Digest; `None` after the comparison, or once given up.
-    sum: Option<Sum>,
+    sum: Option<RunningDigest>,
     /// End offset of the bytes in the digest.
     next: u64,
     /// Pieces after that offset, by offset.
@@ -90,23 +90,23 @@ pub(super) struct Chain<B> {
     n_waiting: u64,
 }
 
-impl<B: Deref<Target = [u8]>> Chain<B> {
+impl<B: Deref<Target = [u8]>> PieceDigest<B> {
     /// Starts the chain of a file without any pieces.
-    pub(super) fn new(entry: &Entry) -> Self {
-        let sum = entry.digest.is_some().then(|| Sum::new(entry));
+    pub(super) fn new(entry: &RemoteEntry) -> Self {
+        let sum = entry.digest.is_some().then(|| RunningDigest::new(entry));
         Self { sum, next: 0, waiting: BTreeMap::new(), n_waiting: 0 }
     }
 
-    /// Adds a piece. At most `room` bytes wait for earlier pieces.
+    /// Adds a piece. At most `max_waiting` bytes wait for earlier pieces.
     ///
     /// # Errors
     /// The completed file does not match the server's digest.
     pub(super) fn add(
         &mut self,
-        entry: &Entry,
+        entry: &RemoteEntry,
         offset: u64,
         bytes: &Arc<B>,
-        room: u64,
+        max_waiting: u64,
     ) -> Result<(), RemoteError> {
         if self.sum.is_none() || offset < self.next || self.waiting.contains_key(&offset) {
             return Ok(());
@@ -120,8 +120,8 @@ impl<B: Deref<Target = [u8]>> Chain<B> {
             self.next += bytes.len() as u64;
             self.n_waiting -= bytes.len() as u64;
         }
-        if self.n_waiting > room {
-            log::debug!("{}: read in another order than it lies: not held against its sum", entry.name);
+        if self.n_waiting > max_waiting {
+            log::debug!("{}: read out of order: its sum is not checked", entry.name);
             (self.sum, self.waiting) = (None, BTreeMap::new());
         } else if self.next == entry.n_bytes
             && let Some(sum) = self.sum.take()
@@ -136,22 +136,24 @@ impl<B: Deref<Target = [u8]>> Chain<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remote::target::Target;
+    use crate::remote::target::RequestTarget;
 
     #[test]
     fn pieces_in_any_order_give_the_sum_of_the_file() {
         let bytes: Vec<u8> = (0..100).collect();
-        let entry = |digest: &str| Entry {
+        let entry = |digest: &str| RemoteEntry {
             name: "m".to_owned(),
             n_bytes: 100,
-            digest: Some(Digest::Sha256(digest.to_owned())),
-            target: Arc::new(Target::new("http://host/m".parse().unwrap(), Some(100))),
+            digest: Some(ExpectedDigest::Sha256(digest.to_owned())),
+            target: Arc::new(RequestTarget::new("http://host/m".parse().unwrap(), Some(100))),
         };
         let (right, wrong) =
             (entry(&hex(&Sha256::digest(&bytes))), entry(&hex(&Sha256::digest(&bytes[1..]))));
-        let run = |entry: &Entry, order: &[usize], room| {
-            let mut chain = Chain::new(entry);
-            let add = |&at: &usize| chain.add(entry, at as u64, &Arc::new(bytes[at..at + 20].to_vec()), room);
+        let run = |entry: &RemoteEntry, order: &[usize], max_waiting| {
+            let mut chain = PieceDigest::new(entry);
+            let add = |&at: &usize| {
+                chain.add(entry, at as u64, &Arc::new(bytes[at..at + 20].to_vec()), max_waiting)
+            };
             order.iter().try_for_each(add)
         };
         for order in [[0, 20, 40, 60, 80], [80, 60, 40, 20, 0], [20, 0, 60, 40, 80]] {
@@ -161,7 +163,7 @@ mod tests {
         }
         // A repeated piece is added once.
         run(&right, &[0, 0, 20, 60, 60, 40, 20, 80], 80).unwrap();
-        // A file that exceeds `room`, or is incomplete, is not verified.
+        // A file that exceeds `max_waiting`, or is incomplete, is not verified.
         run(&wrong, &[80, 60, 40, 20, 0], 40).unwrap();
         run(&wrong, &[0, 20, 40, 60], 40).unwrap();
     }

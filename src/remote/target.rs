@@ -14,25 +14,25 @@ use crate::remote::exchange::text_of;
 
 /// An address, its last redirect, and the state of the file that was found.
 #[derive(Debug)]
-pub(super) struct Target {
-    way: Way,
-    state: Mutex<State>,
+pub(super) struct RequestTarget {
+    url_source: UrlSource,
+    state: Mutex<TargetState>,
 }
 
 /// Origin of an address.
-enum Way {
+enum UrlSource {
     Fixed(Url),
     /// An address that is signed for each request.
     Signed(Box<dyn Fn() -> Url + Send + Sync>),
 }
 
-impl fmt::Debug for Way {
+impl fmt::Debug for UrlSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&shown(&self.url()))
     }
 }
 
-impl Way {
+impl UrlSource {
     fn url(&self) -> Url {
         match self {
             Self::Fixed(url) => url.clone(),
@@ -43,7 +43,7 @@ impl Way {
 
 /// Facts from responses about a file.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct TargetState {
     /// Target of the last redirect; such addresses are signed and valid for some minutes.
     pub(super) resolved: Option<Url>,
     /// Version tag of the file in the first response.
@@ -52,19 +52,22 @@ pub(super) struct State {
     pub(super) n_bytes: Option<u64>,
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for TargetState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State")
+        f.debug_struct("TargetState")
             .field("tag", &self.tag)
             .field("n_bytes", &self.n_bytes)
             .finish_non_exhaustive()
     }
 }
 
-impl Target {
+impl RequestTarget {
     /// Creates a target with a fixed address; the length may be unknown.
     pub(super) fn new(url: Url, n_bytes: Option<u64>) -> Self {
-        Self { way: Way::Fixed(url), state: Mutex::new(State { n_bytes, ..State::default() }) }
+        Self {
+            url_source: UrlSource::Fixed(url),
+            state: Mutex::new(TargetState { n_bytes, ..TargetState::default() }),
+        }
     }
 
     /// Creates a target with an address that is signed for each request.
@@ -73,8 +76,8 @@ impl Target {
         n_bytes: Option<u64>,
         tag: Option<String>,
     ) -> Self {
-        let state = State { n_bytes, tag, resolved: None };
-        Self { way: Way::Signed(Box::new(sign)), state: Mutex::new(state) }
+        let state = TargetState { n_bytes, tag, resolved: None };
+        Self { url_source: UrlSource::Signed(Box::new(sign)), state: Mutex::new(state) }
     }
 
     /// Version tag of the file, if a response had one.
@@ -84,16 +87,16 @@ impl Target {
 
     /// Address to request.
     pub(super) fn url(&self) -> Url {
-        self.way.url()
+        self.url_source.url()
     }
 
     /// Address for messages.
     pub(super) fn shown(&self) -> String {
-        shown(&self.way.url())
+        shown(&self.url_source.url())
     }
 
     /// Facts known so far.
-    pub(super) fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> std::sync::MutexGuard<'_, TargetState> {
         self.state.lock().unpoisoned()
     }
 

@@ -44,15 +44,15 @@ impl ChatTemplates {
         directory: &Directory<'_>,
         config: &Json,
         warnings: &mut Vec<TokenizerWarning>,
-    ) -> Result<Option<Found>, TokenizerError> {
-        let mut taken: Option<Found> = None;
+    ) -> Result<Option<FoundTemplates>, TokenizerError> {
+        let mut taken: Option<FoundTemplates> = None;
         for file in SOURCES {
             let templates = match file {
                 JINJA => of_files(directory, warnings)?,
                 CONFIG => Self::of_member(config, file, warnings),
                 _ => Self::of_member(&directory.lenient_tree(file)?, file, warnings),
             };
-            let found = Found { file, templates };
+            let found = FoundTemplates { file, templates };
             match &mut taken {
                 _ if found.templates == Self::None => {}
                 None => taken = Some(found),
@@ -156,12 +156,12 @@ impl ChatTemplates {
 }
 
 /// Templates with the file that holds them.
-struct Found {
+struct FoundTemplates {
     file: &'static str,
     templates: ChatTemplates,
 }
 
-impl Found {
+impl FoundTemplates {
     /// Returns true if no name has two different texts. Jinja ignores the line feed at the end of a template.
     fn agrees_with(&self, other: &Self) -> bool {
         let own = self.templates.named();

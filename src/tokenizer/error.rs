@@ -66,7 +66,7 @@ pub enum TokenizerError {
     #[error("{}: unknown pre-tokenizer\n  found:   {}\n  nearest: `{nearest}`: {}", path.display(), escape(found), escape(nearest_steps))]
     UnknownPreTokenizer { path: PathBuf, found: String, nearest: &'static str, nearest_steps: String },
     /// A byte-level vocabulary does not declare its pre-tokenizer.
-    #[error("{}: the vocabulary is byte-level BPE, and nothing says which pre-tokenizer it goes with", path.display())]
+    #[error("{}: the vocabulary is byte-level BPE, and its pre-tokenizer is not declared", path.display())]
     PreNotSaid { path: PathBuf },
     /// A name given by `--pre` is unknown to all runtimes.
     #[error(
@@ -99,7 +99,7 @@ pub enum TokenizerError {
     #[error("{}: rank {rank}: no merge makes `{}`", path.display(), escape(token))]
     RankUnreachable { path: PathBuf, rank: u32, token: String },
     /// A card names no list of special tokens, or one that is not built in.
-    #[error("{}: a vocabulary of ranks, and nothing says which code its special tokens stand in", path.display())]
+    #[error("{}: a vocabulary of ranks, and the code of its special tokens is not declared", path.display())]
     RankCodeNotSaid { path: PathBuf },
     /// A key of a GGUF file is missing or has another type.
     #[error("`{}` is missing or is not {expected}", escape(key))]
@@ -182,11 +182,11 @@ impl Hint for TokenizerError {
             ],
             Self::NothingFits { tried, .. }
                 if !tried.is_empty() && tried.iter().all(|(mode, _)| *mode == Mode::Mistral) => vec![
-                "put tekken.json or tokenizer.model.v* of the original model beside params.json".to_owned(),
+                "put tekken.json or tokenizer.model.v* of the original model next to params.json".to_owned(),
                 no_tokenizer,
             ],
             Self::NothingFits { .. } => vec![
-                "put tokenizer.json or tokenizer.model of the original model beside config.json".to_owned(),
+                "put tokenizer.json or tokenizer.model of the original model next to config.json".to_owned(),
                 no_tokenizer,
             ],
             Self::Json { .. }
@@ -295,7 +295,7 @@ pub enum TokenizerWarning {
     )]
     TokenOutOfRange { file: &'static str, token: String, id: u64, size: u64 },
     /// An added token's id in the file differs from the assigned one.
-    #[error("added token `{}`: the file says id {stated}, the tokenizer gives it {used}", escape(token))]
+    #[error("added token `{}`: the file declares id {stated}, the tokenizer gives it {used}", escape(token))]
     AddedTokenMoved { token: String, stated: u64, used: u64 },
     /// A chat template is neither a text nor a list of named texts.
     #[error("{file}: `chat_template` is neither text nor a list of templates, left out")]

@@ -63,11 +63,11 @@ pub(super) enum HfDecoder {
 impl HfDecoder {
     /// Parses the member of the file; the error is the name of a step that is unknown or incomplete.
     pub(super) fn read(decoder: &Json) -> Result<Self, String> {
-        let mut left = Left { steps: MAX_STEPS, growth: MAX_GROWTH };
+        let mut left = StepBudget { steps: MAX_STEPS, growth: MAX_GROWTH };
         Self::read_at(decoder, 0, &mut left)
     }
 
-    fn read_at(decoder: &Json, depth: usize, left: &mut Left) -> Result<Self, String> {
+    fn read_at(decoder: &Json, depth: usize, left: &mut StepBudget) -> Result<Self, String> {
         let name = decoder.get("type").and_then(Json::as_str).unwrap_or_default();
         let Some(steps) = left.steps.checked_sub(1) else {
             return Err(format!("{name}: more than {MAX_STEPS} steps"));
@@ -156,7 +156,7 @@ fn text<'j>(json: &'j Json, key: &str) -> Option<&'j str> {
 }
 
 /// Remaining budget of the steps not read yet.
-struct Left {
+struct StepBudget {
     steps: usize,
     growth: usize,
 }

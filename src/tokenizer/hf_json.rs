@@ -145,7 +145,7 @@ impl<'de> Deserialize<'de> for VocabTable {
 /// Contents of `model`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Model {
+pub struct HfModel {
     /// `BPE`, `Unigram`, `WordPiece` or `WordLevel`.
     #[serde(rename = "type")]
     pub kind: Option<String>,
@@ -192,7 +192,7 @@ pub struct HfJson {
     /// Step that converts tokens to text.
     pub decoder: Json,
     /// Step that converts a piece to tokens.
-    pub model: Model,
+    pub model: HfModel,
 }
 
 fn null_as_default<'de, D: serde::Deserializer<'de>, T: Deserialize<'de> + Default>(

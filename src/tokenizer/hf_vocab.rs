@@ -81,7 +81,7 @@ pub(crate) struct Added {
 
 /// Result of adding a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Placed {
+enum TokenPlacement {
     /// The token has this id.
     At(u64),
     /// No id is available.
@@ -141,12 +141,12 @@ impl<'a> HfVocabulary<'a> {
         for (stated, token) in decoder {
             let content = token.content.clone();
             match vocabulary.add_within(token, size) {
-                Placed::At(used) if used != stated => {
+                TokenPlacement::At(used) if used != stated => {
                     warnings.push(TokenizerWarning::AddedTokenMoved { token: content, stated, used });
                 }
                 // A missing token with a role is reported by its role.
-                Placed::Nowhere if !vocabulary.is_special(&content) => without_row.push(content),
-                Placed::At(_) | Placed::Nowhere | Placed::Known => {}
+                TokenPlacement::Nowhere if !vocabulary.is_special(&content) => without_row.push(content),
+                TokenPlacement::At(_) | TokenPlacement::Nowhere | TokenPlacement::Known => {}
             }
         }
         for content in vocabulary.special.clone() {
@@ -193,15 +193,15 @@ impl<'a> HfVocabulary<'a> {
     /// Adds a token unless its text was added before; returns its new id.
     fn add(&mut self, token: AddedToken) -> Option<u64> {
         match self.add_within(token, None) {
-            Placed::At(id) => Some(id),
-            Placed::Nowhere | Placed::Known => None,
+            TokenPlacement::At(id) => Some(id),
+            TokenPlacement::Nowhere | TokenPlacement::Known => None,
         }
     }
 
     /// Adds a token unless its text was added before, or its id would be `size` or more.
-    fn add_within(&mut self, token: AddedToken, size: Option<u64>) -> Placed {
+    fn add_within(&mut self, token: AddedToken, size: Option<u64>) -> TokenPlacement {
         if token.content.is_empty() || self.added_ids.contains_key(&token.content) {
-            return Placed::Known;
+            return TokenPlacement::Known;
         }
         let n_base = self.base.len() as u64;
         let id = match (self.by_text.get(token.content.as_str()), self.last_added) {
@@ -211,12 +211,12 @@ impl<'a> HfVocabulary<'a> {
         };
         let is_known = self.by_text.contains_key(token.content.as_str());
         let Some(id) = id.filter(|&id| is_known || size.is_none_or(|size| id < size)) else {
-            return Placed::Nowhere;
+            return TokenPlacement::Nowhere;
         };
         self.last_added = self.last_added.max(Some(id));
         self.added_ids.insert(token.content.clone(), id);
         self.added.push(Added { id, token });
-        Placed::At(id)
+        TokenPlacement::At(id)
     }
 
     /// Returns the id of a token, added or not.

@@ -33,15 +33,15 @@ const CHECK_TEXT: &str = "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\u{1f
 /// Steps of one pre-tokenizer.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Structure {
+pub(super) struct PreStructure {
     pub(super) name: String,
     pub(super) steps: Vec<String>,
 }
 
-/// A name that the runtime knows.
+/// Pre-tokenizer that the runtime knows by name.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Pre {
+pub(super) struct PreTokenizer {
     pub(super) name: String,
     pub(super) structure: Option<String>,
     #[serde(default)]
@@ -69,15 +69,15 @@ fn yes() -> bool {
 /// Table of structures and names.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Table {
-    structure: Vec<Structure>,
-    pre: Vec<Pre>,
+pub(super) struct PreTable {
+    structure: Vec<PreStructure>,
+    pre: Vec<PreTokenizer>,
 }
 
-impl Table {
+impl PreTable {
     /// Returns the built-in table.
     pub(super) fn get() -> &'static Self {
-        static TABLE: LazyLock<Table> = LazyLock::new(|| {
+        static TABLE: LazyLock<PreTable> = LazyLock::new(|| {
             toml::from_str(include_str!("pretokenizers.toml")).expect("a test parses the built-in table")
         });
         &TABLE
@@ -85,12 +85,12 @@ impl Table {
 
     /// Returns all structures.
     #[cfg(test)]
-    pub(super) fn structures(&self) -> &[Structure] {
+    pub(super) fn structures(&self) -> &[PreStructure] {
         &self.structure
     }
 
     /// Returns the row of a name.
-    pub(super) fn pre(&self, name: &str) -> Option<&Pre> {
+    pub(super) fn pre(&self, name: &str) -> Option<&PreTokenizer> {
         self.pre.iter().find(|pre| pre.name == name)
     }
 
@@ -100,7 +100,7 @@ impl Table {
     }
 
     /// Returns the steps of a name, if its structure is known.
-    pub(super) fn steps(&self, pre: &Pre) -> Option<&[String]> {
+    pub(super) fn steps(&self, pre: &PreTokenizer) -> Option<&[String]> {
         let name = pre.structure.as_ref()?;
         self.structure.iter().find(|structure| structure.name == *name).map(|found| found.steps.as_slice())
     }
@@ -108,7 +108,7 @@ impl Table {
 
 /// Settings of `tokenizer_config.json` that affect the hash or the choice between names.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Setting {
+pub(crate) struct HashSettings {
     /// Id of the begin token.
     pub bos: Option<u64>,
     /// True or false for tokenizer classes that always or never add the begin token, regardless of the file.
@@ -136,16 +136,16 @@ pub(crate) fn identify(
     path: &Path,
     hf: &HfJson,
     text: &[u8],
-    setting: &Setting,
+    setting: &HashSettings,
 ) -> Result<Identified, TokenizerError> {
-    let table = Table::get();
+    let table = PreTable::get();
     let steps = steps(&hf.pre_tokenizer);
     let normalizer = normalizer(&hf.normalizer);
     let plain = matches!(normalizer.as_str(), "none" | "nfc");
     let structure = table.structure.iter().find(|structure| structure.steps == steps).filter(|_| plain);
-    let mut candidates: Vec<&Pre> = match structure {
+    let mut candidates: Vec<&PreTokenizer> = match structure {
         Some(structure) => {
-            let has = |pre: &&Pre| pre.structure.as_ref() == Some(&structure.name) && !pre.by_hash;
+            let has = |pre: &&PreTokenizer| pre.structure.as_ref() == Some(&structure.name) && !pre.by_hash;
             table.pre.iter().filter(has).collect()
         }
         None => Vec::new(),
@@ -157,7 +157,7 @@ pub(crate) fn identify(
         Some(hashes) => Ok(hashes),
         None => check_hashes(text, setting),
     };
-    let hashed_by = |pre: &Pre| match &hashes {
+    let hashed_by = |pre: &PreTokenizer| match &hashes {
         Ok(hashes) => hashes.iter().position(|hash| pre.hashes.contains(hash)),
         Err(_) => None,
     };
@@ -167,7 +167,7 @@ pub(crate) fn identify(
     if candidates.iter().any(|pre| pre.ignore_merges == hf.ignores_merges()) {
         candidates.retain(|pre| pre.ignore_merges == hf.ignores_merges());
     }
-    let rank = |pre: &&&Pre| {
+    let rank = |pre: &&&PreTokenizer| {
         let wanted = pre.normalizer.as_deref().unwrap_or("none");
         let other_blanks = setting.clean_up.is_some_and(|clean_up| clean_up != pre.clean_spaces);
         let other_hint = setting.hint.as_ref() != Some(&pre.name);
@@ -216,9 +216,9 @@ pub(crate) fn identify(
 pub(crate) fn word_piece(text: &[u8]) -> Identified {
     const NAMES: [&str; 2] = ["jina-v2-en", "bert-bge-large"];
     let chosen = NAMES[0].to_owned();
-    match check_hashes(text, &Setting::default()) {
+    match check_hashes(text, &HashSettings::default()) {
         Ok(hashes) => {
-            let table = Table::get();
+            let table = PreTable::get();
             let known = NAMES.iter().filter_map(|name| table.pre(name));
             let found = known.into_iter().find(|pre| pre.hashes.iter().any(|hash| hashes.contains(hash)));
             Identified { name: found.map_or(chosen, |pre| pre.name.clone()), warnings: Vec::new() }
@@ -235,7 +235,7 @@ pub(crate) fn word_piece(text: &[u8]) -> Identified {
 /// # Errors
 /// An unknown name.
 pub(crate) fn accept(name: &str) -> Result<String, TokenizerError> {
-    let table = Table::get();
+    let table = PreTable::get();
     if table.pre(name).is_some() {
         return Ok(name.to_owned());
     }
@@ -244,24 +244,25 @@ pub(crate) fn accept(name: &str) -> Result<String, TokenizerError> {
 
 /// Returns true for a name that some runtime knows.
 pub(crate) fn is_pre_tokenizer(name: &str) -> bool {
-    Table::get().pre(name).is_some()
+    PreTable::get().pre(name).is_some()
 }
 
 /// Iterates over the names that [`accept`] allows.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    Table::get().pre.iter().map(|pre| pre.name.as_str())
+    PreTable::get().pre.iter().map(|pre| pre.name.as_str())
 }
 
 /// Returns the known name with the most similar spelling.
 pub(super) fn nearest_name(name: &str) -> &'static str {
-    let near = |a: &&Pre, b: &&Pre| likeness(&a.name, name).total_cmp(&likeness(&b.name, name));
-    Table::get().pre.iter().max_by(near).map_or("default", |pre| pre.name.as_str())
+    let near =
+        |a: &&PreTokenizer, b: &&PreTokenizer| likeness(&a.name, name).total_cmp(&likeness(&b.name, name));
+    PreTable::get().pre.iter().max_by(near).map_or("default", |pre| pre.name.as_str())
 }
 
 /// Returns the first name and the steps of the most similar structure (one equal step counts more than two half-similar
 /// ones).
-fn nearest_structure(table: &'static Table, found: &[String]) -> (&'static str, String) {
-    let alike = |structure: &Structure| {
+fn nearest_structure(table: &'static PreTable, found: &[String]) -> (&'static str, String) {
+    let alike = |structure: &PreStructure| {
         let best =
             |step: &String| structure.steps.iter().map(|own| likeness(own, step).powi(2)).fold(0.0, f64::max);
         found.iter().take(16).map(best).sum::<f64>() / found.len().max(structure.steps.len()) as f64
@@ -411,7 +412,7 @@ fn normalizer(normalizer: &Json) -> String {
 // already known.
 /// Computes hashes over the ids of the check text, likeliest first: as encoded by transformers, then with other special
 /// tokens around the same ids (for a template that was changed after the release).
-fn check_hashes(text: &[u8], setting: &Setting) -> Result<Vec<String>, String> {
+fn check_hashes(text: &[u8], setting: &HashSettings) -> Result<Vec<String>, String> {
     let tokenizer = ReferenceTokenizer::new(text)?;
     let ids = |special| tokenizer.ids(CHECK_TEXT, special);
     let (full, bare) = (hash(&ids(true)?), ids(false)?);
@@ -443,7 +444,7 @@ mod tests {
 
     #[test]
     fn the_table_is_sound() {
-        let table = Table::get();
+        let table = PreTable::get();
         for (at, pre) in table.pre.iter().enumerate() {
             assert!(table.pre[..at].iter().all(|other| other.name != pre.name), "{} twice", pre.name);
             assert!(pre.structure.is_none() || table.steps(pre).is_some(), "{}: no such structure", pre.name);
@@ -467,7 +468,7 @@ mod tests {
 
     #[test]
     fn every_structure_of_the_table_has_an_inverse() {
-        for structure in &Table::get().structure {
+        for structure in &PreTable::get().structure {
             let parts: Vec<Json> = structure.steps.iter().filter_map(|step| step_json(step)).collect();
             assert_eq!(steps(&json!({"type": "Sequence", "pretokenizers": parts})), structure.steps);
             for part in parts {
@@ -496,7 +497,7 @@ mod tests {
         let pre_tokenizer = json!({"type": "Sequence", "pretokenizers": [
             {"type": "Digits", "individual_digits": true}, {"type": "ByteLevel", "use_regex": true}]});
         let hf = HfJson { pre_tokenizer, ..HfJson::default() };
-        let error = identify(Path::new("t.json"), &hf, b"{}", &Setting::default()).unwrap_err();
+        let error = identify(Path::new("t.json"), &hf, b"{}", &HashSettings::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "t.json: unknown pre-tokenizer\n  found:   digits individual + byte_level prefix_space regex\n  \

@@ -22,12 +22,12 @@ pub(super) struct CodeFacts {
     /// Special tokens, in the order of their ids after the ranks.
     named: &'static [&'static str],
     /// Further special tokens without a meaning.
-    extras: Extras,
+    extras: ExtraTokens,
 }
 
 /// Special tokens without a meaning, after those that have one.
 #[derive(Clone, Copy, Debug)]
-enum Extras {
+enum ExtraTokens {
     /// `<|extra_i|>`, counted from 0.
     Counted(u64),
     /// `<|reserved_token_i|>`, where `i` is the id.
@@ -43,7 +43,7 @@ const QWEN: CodeFacts = CodeFacts {
     own_end: None,
     gap: 0,
     named: &["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-    extras: Extras::Counted(205),
+    extras: ExtraTokens::Counted(205),
 };
 
 /// Facts about GLM-4, which lists its special tokens in tokenizer_config.json.
@@ -52,7 +52,7 @@ const GLM4: CodeFacts = CodeFacts {
     file: "tokenizer.model",
     end_of_text: None,
     named: &[],
-    extras: Extras::Counted(0),
+    extras: ExtraTokens::Counted(0),
     ..QWEN
 };
 
@@ -96,7 +96,7 @@ const STABLE_LM: CodeFacts = CodeFacts {
         "<|reg7|>",
         "<|extra0|>",
     ],
-    extras: Extras::Counted(0),
+    extras: ExtraTokens::Counted(0),
     ..QWEN
 };
 
@@ -117,7 +117,7 @@ const KIMI_K2: CodeFacts = CodeFacts {
     end_of_text: None,
     skips_unreachable: true,
     named: &[],
-    extras: Extras::Reserved(256),
+    extras: ExtraTokens::Reserved(256),
     ..QWEN
 };
 
@@ -142,11 +142,11 @@ impl CodeFacts {
         let mut tokens: Vec<(u64, String)> =
             (first..).zip(self.named.iter().map(|&token| token.to_owned())).collect();
         let next = first + tokens.len() as u64;
-        let (Extras::Counted(n) | Extras::Reserved(n)) = self.extras;
+        let (ExtraTokens::Counted(n) | ExtraTokens::Reserved(n)) = self.extras;
         let fits = size.map_or(n, |size| size.saturating_sub(next).min(n));
         tokens.extend((next..).zip(0..fits).map(|(id, at)| match self.extras {
-            Extras::Counted(_) => (id, format!("<|extra_{at}|>")),
-            Extras::Reserved(_) => (id, format!("<|reserved_token_{id}|>")),
+            ExtraTokens::Counted(_) => (id, format!("<|extra_{at}|>")),
+            ExtraTokens::Reserved(_) => (id, format!("<|reserved_token_{id}|>")),
         }));
         tokens
     }

@@ -39,7 +39,7 @@ pub struct HfTokenizerFiles {
 }
 
 /// A role of a single special token.
-struct Role {
+struct SpecialRole {
     /// Name in `tokenizer_config.json`.
     name: &'static str,
     /// Key in `config.json`.
@@ -48,13 +48,13 @@ struct Role {
     key: &'static str,
 }
 
-const ROLES: [Role; 6] = [
-    Role { name: "bos", config_key: "bos_token_id", key: "tokenizer.ggml.bos_token_id" },
-    Role { name: "eos", config_key: "eos_token_id", key: "tokenizer.ggml.eos_token_id" },
-    Role { name: "unk", config_key: "unk_token_id", key: "tokenizer.ggml.unknown_token_id" },
-    Role { name: "sep", config_key: "sep_token_id", key: "tokenizer.ggml.seperator_token_id" },
-    Role { name: "pad", config_key: "pad_token_id", key: "tokenizer.ggml.padding_token_id" },
-    Role { name: "mask", config_key: "mask_token_id", key: "tokenizer.ggml.mask_token_id" },
+const ROLES: [SpecialRole; 6] = [
+    SpecialRole { name: "bos", config_key: "bos_token_id", key: "tokenizer.ggml.bos_token_id" },
+    SpecialRole { name: "eos", config_key: "eos_token_id", key: "tokenizer.ggml.eos_token_id" },
+    SpecialRole { name: "unk", config_key: "unk_token_id", key: "tokenizer.ggml.unknown_token_id" },
+    SpecialRole { name: "sep", config_key: "sep_token_id", key: "tokenizer.ggml.seperator_token_id" },
+    SpecialRole { name: "pad", config_key: "pad_token_id", key: "tokenizer.ggml.padding_token_id" },
+    SpecialRole { name: "mask", config_key: "mask_token_id", key: "tokenizer.ggml.mask_token_id" },
 ];
 
 /// Returns the special ids of a vocabulary under their names in `config.json`, even if no tokenizer files can be made.
@@ -62,7 +62,7 @@ const ROLES: [Role; 6] = [
 pub fn special_ids(metadata: &Metadata) -> Vec<(&'static str, u64)> {
     let tokens = metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
     let n_tokens = tokens.map_or(0, Array::len) as u64;
-    let id = |role: &Role| metadata.get(role.key)?.as_u64().filter(|&id| id < n_tokens);
+    let id = |role: &SpecialRole| metadata.get(role.key)?.as_u64().filter(|&id| id < n_tokens);
     ROLES.iter().filter_map(|role| Some((role.config_key, id(role)?))).collect()
 }
 
@@ -81,12 +81,12 @@ pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>, TokenizerE
     let (tokenizer, sentencepiece_model) = match vocabulary.model.as_str() {
         "gpt2" => (Some(byte_level::tokenizer(&vocabulary, &mut config)?), None),
         "llama" => {
-            let model = pieces::model(&vocabulary, pieces::Kind::Bpe);
+            let model = pieces::model(&vocabulary, pieces::PieceAlgorithm::Bpe);
             (Some(pieces::bpe(&vocabulary, &mut config)), Some(("tokenizer.model", model)))
         }
         "t5" if is_encoder(&vocabulary.architecture) => (Some(pieces::xlmr(&vocabulary, &mut config)), None),
         "t5" => {
-            let model = pieces::model(&vocabulary, pieces::Kind::Unigram);
+            let model = pieces::model(&vocabulary, pieces::PieceAlgorithm::Unigram);
             (Some(pieces::unigram(&vocabulary)), Some(("spiece.model", model)))
         }
         "bert" => (Some(word_piece::tokenizer(&vocabulary, &mut config)), None),
@@ -141,7 +141,7 @@ fn pretty(value: &Json) -> String {
 
 /// Fills in `tokenizer_config.json`.
 fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
-    for Role { name, key, .. } in ROLES {
+    for SpecialRole { name, key, .. } in ROLES {
         let Some(id) = vocabulary.special(key) else { continue };
         if let Some(token) = vocabulary.tokens.get(id)
             && vocabulary.is_added(id)

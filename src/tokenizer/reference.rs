@@ -25,9 +25,9 @@ const IDS: u8 = b'i';
 const IDS_WITH_SPECIAL: u8 = b's';
 
 /// Tokenizer of the library, in this process or in a child.
-pub(crate) struct ReferenceTokenizer(Place);
+pub(crate) struct ReferenceTokenizer(TokenizerHost);
 
-enum Place {
+enum TokenizerHost {
     Here(Box<Tokenizer>),
     Child(Box<Mutex<Worker>>),
 }
@@ -38,7 +38,7 @@ impl ReferenceTokenizer {
     /// # Errors
     /// The library's message for a file that it refuses, an unbounded normalizer, limits of the child.
     pub(crate) fn new(text: &[u8]) -> Result<Self, String> {
-        let Some(isolation) = installed() else { return Ok(Self(Place::Here(load(text)?))) };
+        let Some(isolation) = installed() else { return Ok(Self(TokenizerHost::Here(load(text)?))) };
         let n_bytes = text.len() as u64;
         let bounds = Bounds {
             memory_bytes: BASE_BYTES + BYTES_PER_BYTE * n_bytes,
@@ -50,7 +50,7 @@ impl ReferenceTokenizer {
         };
         let mut worker = Worker::new(isolation, REFERENCE_JOB, text.to_vec(), bounds);
         worker.start().map_err(|error| reason(&error))?;
-        Ok(Self(Place::Child(Box::new(Mutex::new(worker)))))
+        Ok(Self(TokenizerHost::Child(Box::new(Mutex::new(worker)))))
     }
 
     /// Encodes a text as ids; with `special`, the file's post-processor adds its tokens.
@@ -59,8 +59,8 @@ impl ReferenceTokenizer {
     /// As for [`ReferenceTokenizer::new`].
     pub(crate) fn ids(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
         let worker = match &self.0 {
-            Place::Here(tokenizer) => return encode(tokenizer, text, special),
-            Place::Child(worker) => worker,
+            TokenizerHost::Here(tokenizer) => return encode(tokenizer, text, special),
+            TokenizerHost::Child(worker) => worker,
         };
         let kind = if special { IDS_WITH_SPECIAL } else { IDS };
         let bytes = ask(worker, &[&[kind], text.as_bytes()].concat())?;
@@ -73,8 +73,8 @@ impl ReferenceTokenizer {
     /// As for [`ReferenceTokenizer::new`].
     pub(crate) fn vocabulary(&self) -> Result<Vec<(u32, String)>, String> {
         match &self.0 {
-            Place::Here(tokenizer) => Ok(vocabulary(tokenizer)),
-            Place::Child(worker) => {
+            TokenizerHost::Here(tokenizer) => Ok(vocabulary(tokenizer)),
+            TokenizerHost::Child(worker) => {
                 let bytes = ask(worker, &[VOCABULARY])?;
                 serde_json::from_slice(&bytes).map_err(|error| error.to_string())
             }

@@ -15,7 +15,7 @@ use super::hf_json::HfJson;
 use super::special::id_key;
 use super::{TokenizerError, TokenizerRequest, TokenizerWarning};
 
-use claims::{Claim, GENERATION_CONFIG, MODEL_CONFIG, Rejection, Sources};
+use claims::{Claim, GENERATION_CONFIG, MODEL_CONFIG, Rejection, RoleFiles};
 
 /// Roles that are checked.
 const ROLES: [&str; 6] = ["bos", "eos", "unk", "sep", "pad", "mask"];
@@ -37,7 +37,7 @@ pub(super) fn settle(
 ) -> Result<(), TokenizerError> {
     // No tokens, or a kind of vocabulary without roles.
     let Ok(vocab) = Vocab::from_metadata(rows) else { return Ok(()) };
-    let sources = Sources::read(directory)?;
+    let sources = RoleFiles::read(directory)?;
     let is_by_hand = |key: &str| request.by_hand.iter().any(|own| own == key);
     let is_prescribed = |role: &str| request.force.iter().chain(&request.last).any(|own| own.0 == role);
     let mut differing = Vec::new();
@@ -50,7 +50,7 @@ pub(super) fn settle(
         {
             rows.set(key, id);
         }
-        let roles = Role { name: role, claims: &claims, vocab: &vocab, rows };
+        let roles = DeclaredRole { name: role, claims: &claims, vocab: &vocab, rows };
         warnings.extend(roles.rejected(key));
         if !is_prescribed(role) {
             differing.extend(roles.differing(key));
@@ -98,14 +98,14 @@ fn is_meant(default: u32, vocab: &Vocab) -> bool {
 }
 
 /// One role, as declared by the files and the keys.
-struct Role<'a> {
+struct DeclaredRole<'a> {
     name: &'a str,
     claims: &'a [Claim],
     vocab: &'a Vocab,
     rows: &'a Metadata,
 }
 
-impl Role<'_> {
+impl DeclaredRole<'_> {
     fn written(&self, key: &str) -> Option<u32> {
         self.rows.get(key).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok())
     }
@@ -224,7 +224,7 @@ fn shown(vocab: &Vocab, id: u32) -> String {
 /// Checks the flags that add a token to texts: a missing token cannot be added, and contradictions of the tokenizer's
 /// configuration are reported.
 fn flags(
-    sources: &Sources,
+    sources: &RoleFiles,
     is_by_hand: &dyn Fn(&str) -> bool,
     rows: &mut Metadata,
     warnings: &mut Vec<TokenizerWarning>,
@@ -243,8 +243,8 @@ fn flags(
             continue;
         }
         let name = format!("add_{role}_token");
-        let said = sources.tokenizer.get(&name).and_then(serde_json::Value::as_bool);
-        if said.is_some_and(|said| said != adds) && !vocab.is_bare() {
+        let declared = sources.tokenizer.get(&name).and_then(serde_json::Value::as_bool);
+        if declared.is_some_and(|declared| declared != adds) && !vocab.is_bare() {
             warnings.push(TokenizerWarning::FlagsDiffer { file: CONFIG, name, flag, written: adds });
         }
     }

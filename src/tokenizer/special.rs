@@ -113,7 +113,7 @@ impl SpecialTokens {
 
     /// Examines the tokens that the post-processor adds. It may assign roles to tokens: these are set in `config`.
     fn read_post_processor(&mut self, post: &Json, config: &mut Json, roles: &mut Vec<String>) {
-        let mut known = Known {
+        let mut known = ConfigSpecials {
             has_config: truthy(config),
             bos: config.get("bos_token").cloned().unwrap_or_default(),
             cls: config.get("cls_token").cloned().unwrap_or_default(),
@@ -163,7 +163,7 @@ impl SpecialTokens {
     fn read_template(
         &mut self,
         processor: &Json,
-        known: &mut Known,
+        known: &mut ConfigSpecials,
         config: &mut Json,
         roles: &mut Vec<String>,
     ) {
@@ -339,7 +339,7 @@ pub(super) fn write_last(last: &[(String, SpecialToken)], out: &mut Metadata) {
 }
 
 /// Special tokens of the configuration, as needed to examine the post-processor.
-struct Known {
+struct ConfigSpecials {
     has_config: bool,
     bos: Json,
     cls: Json,

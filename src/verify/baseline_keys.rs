@@ -8,10 +8,10 @@ mod class;
 mod effect;
 mod hparams;
 mod same;
-mod vocabulary;
+mod tokenizer_keys;
 
 pub(super) use hparams::leaves_results_open;
-pub(super) use vocabulary::tokenizer;
+pub(super) use tokenizer_keys::tokenizer;
 
 use crate::engine::GraphPlan;
 use crate::gguf::{Metadata, Value};
@@ -27,7 +27,7 @@ pub(super) fn compare(model: &Model<'_>, baseline: &Metadata) -> Vec<Finding> {
     compare_keys(model.metadata, baseline, &build)
 }
 
-fn compare_keys(model: &Metadata, baseline: &Metadata, build: &effect::Build<'_>) -> Vec<Finding> {
+fn compare_keys(model: &Metadata, baseline: &Metadata, build: &effect::BuildGraph<'_>) -> Vec<Finding> {
     const CHECK: &str = "tokenizer-parity";
     let mut findings = hparams::compare(model, baseline, build);
     if has_vocabulary(model) && !has_vocabulary(baseline) {
@@ -35,7 +35,7 @@ fn compare_keys(model: &Metadata, baseline: &Metadata, build: &effect::Build<'_>
     } else {
         findings.extend(tokenizer(model, baseline, CHECK, "the baseline"));
     }
-    findings.extend(vocabulary::around(model, baseline));
+    findings.extend(tokenizer_keys::around(model, baseline));
     findings
 }
 

@@ -220,7 +220,7 @@ impl ChatTemplate {
         environment.add_filter("tojson", to_json);
         environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", |message: String| -> Result<Jinja, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(Raised(message)))
+            Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(RaisedException(message)))
         });
         environment.add_function("strftime_now", |format: String| strftime(&format));
         let source = without_generation(source);
@@ -262,7 +262,7 @@ impl ChatTemplate {
             ("add_generation_prompt", Jinja::from(chat.add_generation_prompt)),
         ];
         context.extend(self.tokens.iter().map(|(name, text)| (*name, Jinja::from(text))));
-        let mut out = Bounded { bytes: Vec::new(), is_full: false };
+        let mut out = BoundedBuffer { bytes: Vec::new(), is_full: false };
         // The library panics on some templates, e.g. for an empty list sliced backwards: only this chat fails.
         let done = catch_unwind(AssertUnwindSafe(|| {
             template.render_captured_to(Jinja::from_pairs(context), &mut out).map(|_| ())
@@ -292,12 +292,12 @@ const RAISED: &str = "raise_exception";
 /// Message that `raise_exception` was given.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Raised(String);
+struct RaisedException(String);
 
 fn raised(error: &Error) -> Option<&str> {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
-        if let Some(Raised(message)) = error.downcast_ref() {
+        if let Some(RaisedException(message)) = error.downcast_ref() {
             return Some(message);
         }
         cause = error.source();
@@ -314,12 +314,12 @@ fn reason(error: &Error) -> String {
 }
 
 /// Output buffer of limited size.
-struct Bounded {
+struct BoundedBuffer {
     bytes: Vec<u8>,
     is_full: bool,
 }
 
-impl io::Write for Bounded {
+impl io::Write for BoundedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + bytes.len() > MAX_OUTPUT_BYTES {
             self.is_full = true;

@@ -57,7 +57,7 @@ impl Aspect {
 
 /// Answered question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judged {
+pub struct JudgedAspect {
     /// Aspect that was judged.
     pub aspect: Aspect,
     /// Basis of the answer: `10112 tokens`.
@@ -66,7 +66,7 @@ pub struct Judged {
 
 /// Open question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotJudged {
+pub struct UnjudgedAspect {
     /// Aspect that was not judged.
     pub aspect: Aspect,
     /// Reason why it was not judged.
@@ -181,15 +181,15 @@ impl Coverage {
     }
 
     /// Returns the answered questions.
-    pub fn answered(&self) -> impl Iterator<Item = Judged> {
+    pub fn answered(&self) -> impl Iterator<Item = JudgedAspect> {
         Aspect::ALL.into_iter().filter(|&aspect| self.asks(aspect)).filter_map(|aspect| {
             let by = self.states[aspect as usize].as_ref().ok()?.clone();
-            Some(Judged { aspect, by })
+            Some(JudgedAspect { aspect, by })
         })
     }
 
     /// Returns the open questions.
-    pub fn open(&self) -> impl Iterator<Item = NotJudged> {
+    pub fn open(&self) -> impl Iterator<Item = UnjudgedAspect> {
         let is_figure = |aspect| {
             matches!(aspect, Aspect::Perplexity | Aspect::Divergence | Aspect::Embeddings | Aspect::Masked)
         };
@@ -197,7 +197,7 @@ impl Coverage {
             move |&aspect: &Aspect| self.asks(aspect) && (self.needs_figures || !is_figure(aspect));
         Aspect::ALL.into_iter().filter(is_asked).filter_map(|aspect| {
             let (reason, remedy) = self.states[aspect as usize].as_ref().err()?.clone();
-            Some(NotJudged { aspect, reason, remedy })
+            Some(UnjudgedAspect { aspect, reason, remedy })
         })
     }
 
@@ -291,7 +291,7 @@ mod tests {
         assert!(coverage.open().all(|open| open.reason != "there is no baseline"));
         assert_eq!(
             coverage.answered().collect::<Vec<_>>(),
-            [Judged { aspect: Aspect::Structure, by: "3 tensors".to_owned() }]
+            [JudgedAspect { aspect: Aspect::Structure, by: "3 tensors".to_owned() }]
         );
         assert!(coverage.open().all(|open| !open.remedy.is_empty()));
         assert!(coverage.open().any(|open| open.reason == "a logit file has none"));

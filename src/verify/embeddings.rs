@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use crate::core::progress::Progress;
 use crate::engine::{Engine, GraphPlan, ModelKind, Observer, PooledRow, TokenChunk};
-use crate::verify::healthy::{HealthyTwin, TITLE};
 use crate::verify::masked;
-use crate::verify::measure::Onlookers;
+use crate::verify::measure::RunObservers;
 use crate::verify::options::{VerifyOptions, longer_than_trained};
+use crate::verify::reference_twin::{ReferenceTwin, TITLE};
 use crate::verify::routing::watch::RouteTally;
-use crate::verify::texts::Texts;
+use crate::verify::texts::EncoderTexts;
 use crate::verify::{
     Aspect, Extras, Figure, Finding, LimitLine, Measured, Model, Prompt, Report, Subject, TextEncoder,
     Thresholds, VerifyError,
@@ -210,12 +210,12 @@ fn vectors(
     engine: &Engine<'_>,
     chunks: &[TokenChunk],
     progress: &dyn Progress,
-    onlookers: Onlookers<'_>,
+    observers: RunObservers<'_>,
 ) -> Result<Vec<Vec<f32>>, VerifyError> {
     let (mut found, mut rest) = (Vec::new(), chunks);
     for n in engine.groups(chunks)? {
         let (group, later) = rest.split_at(n);
-        let hidden = onlookers.forward(engine, group, None, progress)?;
+        let hidden = observers.forward(engine, group, None, progress)?;
         let lengths: Vec<usize> = group.iter().map(|chunk| chunk.tokens.len()).collect();
         found.extend(engine.embeddings(&hidden, &lengths, progress)?);
         rest = later;
@@ -229,7 +229,7 @@ fn word(plan: &GraphPlan) -> &'static str {
         (false, PooledRow::Mean) => "mean",
         (false, PooledRow::First) => "cls",
         (false, PooledRow::Last) => "last",
-        (false, PooledRow::Unsaid) => "unsaid",
+        (false, PooledRow::Undeclared) => "unsaid",
     }
 }
 
@@ -248,7 +248,7 @@ pub(super) fn judge(
         n_ctx = n_ctx.min(positions.n_rows);
     }
     let end = model.encoder.ok().and_then(TextEncoder::end_of_text);
-    let texts = Texts::cut(prompts, end, n_ctx, options.scoring.n_chunks);
+    let texts = EncoderTexts::cut(prompts, end, n_ctx, options.scoring.n_chunks);
     if texts.chunks.is_empty() {
         return Err(VerifyError::NothingToScore);
     }
@@ -268,8 +268,8 @@ pub(super) fn judge(
     let n_runs = if others.is_some() { 2 } else { 1 };
     progress.begin("running the model", n_runs * engine.work_bytes(&texts.chunks));
     let routing = RouteTally::of(engine.plan());
-    let onlookers = Onlookers { observer, routing: routing.as_ref() };
-    let own = vectors(&engine, &texts.chunks, progress, onlookers)?;
+    let observers = RunObservers { observer, routing: routing.as_ref() };
+    let own = vectors(&engine, &texts.chunks, progress, observers)?;
     report.routing = routing.map(RouteTally::into_report);
     let width = own.first().map_or(0, Vec::len);
     let (n_texts, tokens) = (own.len(), texts.n_tokens());
@@ -278,7 +278,7 @@ pub(super) fn judge(
         report.add(Finding::error("embeddings", "vectors with values that are no finite numbers"));
     }
     if let Some((reference, baseline)) = others.as_ref().zip(baseline) {
-        let of_baseline = vectors(reference, &texts.chunks, progress, Onlookers::default())?;
+        let of_baseline = vectors(reference, &texts.chunks, progress, RunObservers::default())?;
         progress.end();
         if of_baseline.first().map_or(0, Vec::len) == width {
             let healthy = healthy((model, baseline), &engine, &texts, &of_baseline, progress)?;
@@ -302,19 +302,19 @@ pub(super) fn judge(
 fn healthy(
     (model, baseline): (&Model<'_>, &Model<'_>),
     engine: &Engine<'_>,
-    texts: &Texts,
+    texts: &EncoderTexts,
     of_baseline: &[Vec<f32>],
     progress: &dyn Progress,
 ) -> Result<Option<EmbeddingDifference>, VerifyError> {
     let options = *engine.options();
-    let Some(twin) = HealthyTwin::new(model.source.tensors(), baseline.source, options.level) else {
+    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
     };
     let is_score = engine.plan().pooling.classifier.is_some();
     let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
     progress.begin(TITLE, engine.work_bytes(&texts.chunks));
-    let found = vectors(&engine, &texts.chunks, progress, Onlookers::default())?;
+    let found = vectors(&engine, &texts.chunks, progress, RunObservers::default())?;
     progress.end();
     Ok(EmbeddingDifference::of(of_baseline, &found, &texts.prompts, is_score))
 }
@@ -420,13 +420,13 @@ mod tests {
         let same = EmbeddingDifference::of(&baseline, &baseline, &[0, 1, 2, 3], false).unwrap();
         assert!((same.mean_cosine - 1.0).abs() < 1e-12);
         assert_eq!((same.same_neighbour, same.rank_correlation), (Some(1.0), Some(1.0)));
-        let mut turned = baseline.clone();
-        turned[2] = vec![1.0, 0.0];
-        let other = EmbeddingDifference::of(&baseline, &turned, &[0, 1, 2, 3], false).unwrap();
+        let mut rotated = baseline.clone();
+        rotated[2] = vec![1.0, 0.0];
+        let other = EmbeddingDifference::of(&baseline, &rotated, &[0, 1, 2, 3], false).unwrap();
         assert_eq!((other.worst_prompt, other.worst_cosine), (2, 0.0));
         assert!(other.same_neighbour.unwrap() < 1.0 && other.rank_correlation.unwrap() < 1.0);
-        turned[1] = vec![f32::NAN, 0.0];
-        let broken = EmbeddingDifference::of(&baseline, &turned, &[0, 1, 2, 3], false).unwrap();
+        rotated[1] = vec![f32::NAN, 0.0];
+        let broken = EmbeddingDifference::of(&baseline, &rotated, &[0, 1, 2, 3], false).unwrap();
         assert!(broken.worst_cosine.is_nan() && broken.worst_prompt == 1);
         assert!(lines(&broken, TYPICAL, &Thresholds::default()).iter().all(LimitLine::is_missed));
     }

@@ -24,7 +24,7 @@ pub enum PromptError {
     #[error("{}: {place}: {}; expected {expected}", path.display(), escape(found))]
     Form { path: PathBuf, place: PromptPlace, found: String, expected: &'static str },
     /// The file looks like JSON and cannot be parsed.
-    #[error("{}: looks like JSON and is none: {}", path.display(), escape(reason))]
+    #[error("{}: looks like JSON, but is not valid: {}", path.display(), escape(reason))]
     NotJson { path: PathBuf, reason: String },
     /// The file is a table, which does not show which column is the text.
     #[error("{}: a table ({form}); expected text, or prompts as JSON", path.display())]

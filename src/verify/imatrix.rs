@@ -4,12 +4,12 @@
 mod collector;
 mod coverage;
 mod fingerprint;
-mod run;
+mod importance_run;
 mod statistics;
 
 pub(crate) use collector::{ExactColumns, SumCollector};
 pub use coverage::{ExpertCoverage, expert_coverage};
 pub(crate) use fingerprint::Fingerprint;
-pub use run::{Collected, ImportanceOptions, ImportanceRun};
+pub use importance_run::{Collected, ImportanceOptions, ImportanceRun};
 pub(in crate::verify) use statistics::layer_of;
 pub use statistics::{ImatrixStatistics, LayerStatistics, TensorStatistics, imatrix_statistics};

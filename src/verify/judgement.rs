@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::{GraphPlan, ModelKind};
 use crate::gguf::{FileType, Value};
 use crate::verify::cost::Cost;
-use crate::verify::healthy::{TwinRun, cost_of};
+use crate::verify::reference_twin::{TwinRun, cost_of};
 use crate::verify::samples::is_builtin;
 use crate::verify::{
     Aspect, Divergence, Figure, Finding, HealthyCost, LimitLine, Measured, Model, Perplexity, PromptSource,
@@ -23,7 +23,7 @@ const LEAST_PAIRED: usize = 100;
 
 /// Facts about the model that a verdict on its figures needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Judged {
+pub(super) struct JudgedModel {
     /// Number of tokens of the vocabulary.
     pub(super) n_vocab: usize,
     /// True if the model predicts the next token from all before it.
@@ -34,7 +34,7 @@ pub(super) struct Judged {
     pub(super) has_builtin_text: bool,
 }
 
-impl Judged {
+impl JudgedModel {
     pub(super) fn of(model: &Model<'_>, plan: &GraphPlan, prompts: &[PromptSource]) -> Self {
         let id = model.metadata.get("general.file_type").and_then(Value::as_u64);
         let named = id.and_then(|id| u32::try_from(id).ok()).and_then(FileType::from_id);
@@ -62,8 +62,8 @@ pub(super) fn healthy_cost(typical: Cost, twin: TwinRun, report: &mut Report) ->
 }
 
 /// Judges the figures: by the amount of text, by chance, and by the limits.
-pub(super) fn judge_figures(report: &mut Report, model: &Judged) {
-    let &Judged { n_vocab, is_likelihood, has_builtin_text, .. } = model;
+pub(super) fn judge_figures(report: &mut Report, model: &JudgedModel) {
+    let &JudgedModel { n_vocab, is_likelihood, has_builtin_text, .. } = model;
     let Some(perplexity) = report.perplexity else { return };
     // Two standard errors off: a few tokens prove nothing.
     let low = perplexity.value - 2.0 * perplexity.stderr;
@@ -166,7 +166,7 @@ fn is_decided(report: &Report, n: usize, limits: &[LimitLine]) -> bool {
 }
 
 /// Describes a missed limit in one line: the figure, the limit, and the origin of the limit.
-fn reason(line: &LimitLine, model: &Judged, healthy: Option<HealthyCost>) -> String {
+fn reason(line: &LimitLine, model: &JudgedModel, healthy: Option<HealthyCost>) -> String {
     let relation = line.relation();
     let Some(healthy) = healthy.filter(|_| !line.is_own) else {
         return format!("{relation}, the limit that was set");

@@ -1,7 +1,7 @@
 //! Baselines that are logit files: their text is scored, and the aspects that they cannot judge are recorded.
 
 use crate::gguf::Value;
-use crate::verify::windows::{Rows, Scoring, Span, cut};
+use crate::verify::windows::{RowSelection, Scoring, Span, cut};
 use crate::verify::{Aspect, Finding, LogitFile, Model, Prompt, PromptFile, Report, VerifyError};
 
 /// Returns the text of a logit file and its scoring; records in the report what it cannot judge. `given` holds the
@@ -22,7 +22,7 @@ pub(super) fn text(
         n_chunks: scoring.n_chunks,
         stride: None,
         span: Span::SecondHalf,
-        rows: Rows::Scored,
+        rows: RowSelection::Scored,
     };
     let own =
         Prompt { tokens: file.tokens().collect(), bos: start_of_text(model), score_from: 1, whole: false };

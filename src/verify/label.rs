@@ -122,7 +122,7 @@ impl Label {
         };
         let name = self.named.first().filter(|_| !self.named.iter().any(fits)).map(|named| {
             let file_type = named.file_type;
-            format!("the file's name says {file_type}, but {}{}; rename it", is(), has(file_type))
+            format!("the file's name claims {file_type}, but {}{}; rename it", is(), has(file_type))
         });
         key.into_iter().chain(name).map(|message| Finding::error(CHECK, message)).collect()
     }

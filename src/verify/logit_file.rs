@@ -35,7 +35,7 @@ pub enum LogitFileError {
     #[error("{}: offset {offset}: {name} is {found}, expected {expected}", path.display())]
     Header { path: PathBuf, offset: u64, name: &'static str, found: i64, expected: &'static str },
     /// The length differs from the one that the header gives.
-    #[error("{}: {found} bytes, its header says {expected}", path.display())]
+    #[error("{}: {found} bytes, its header declares {expected}", path.display())]
     Length { path: PathBuf, expected: u128, found: u64 },
     /// A token id is outside the vocabulary.
     #[error("{}: offset {offset}: token {token}, the vocabulary has {n_vocab}", path.display())]

@@ -33,7 +33,7 @@ pub fn last_logits(
     let row_bytes = (engine.plan().n_vocab as u64).saturating_mul(4).max(1);
     let rows_bytes = (engine.options().elastic_bytes() / 4).min(MOST_LOGIT_BYTES);
     let most_rows = (rows_bytes / row_bytes).clamp(1, encoded.len().max(1) as u64);
-    let limit = engine.group_tokens_beside(most_rows.saturating_mul(row_bytes), longest)?;
+    let limit = engine.group_tokens_with_taken(most_rows.saturating_mul(row_bytes), longest)?;
     // Every batch decodes the weights anyway: a group of several batches would only hold more tokens.
     let limit = limit.min(engine.batch_tokens_at_most()).max(longest);
     let mut chunks = Vec::new();

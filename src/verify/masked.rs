@@ -9,8 +9,8 @@ use crate::core::progress::Progress;
 use crate::engine::{Engine, EngineError, GraphPlan, Hidden, ModelKind, TokenChunk};
 use crate::gguf::{Metadata, Value as Stored};
 use crate::verify::cost::Cost;
-use crate::verify::healthy::{HealthyTwin, TITLE};
-use crate::verify::texts::Texts;
+use crate::verify::reference_twin::{ReferenceTwin, TITLE};
+use crate::verify::texts::EncoderTexts;
 use crate::verify::{
     Aspect, Divergence, Figure, Finding, LimitLine, Measured, Model, Perplexity, Position, Prompt, Reference,
     Report, Thresholds, VerifyError, Window,
@@ -64,7 +64,7 @@ impl MaskedReport {
 }
 
 /// Masked copies of a sample's texts, and the tokens under the masks.
-struct Sample {
+struct MaskedSample {
     chunks: Vec<TokenChunk>,
     targets: Vec<u32>,
     prompts: Vec<usize>,
@@ -73,10 +73,10 @@ struct Sample {
     mask: u32,
 }
 
-impl Sample {
+impl MaskedSample {
     /// Masks tokens spread evenly over the texts, except start and end tokens. With `shift` 1 a token is predicted at
     /// the position before it, so the first of a text is not masked.
-    fn of(texts: &Texts, mask: u32, shift: usize) -> Self {
+    fn of(texts: &EncoderTexts, mask: u32, shift: usize) -> Self {
         let mut candidates: Vec<(usize, usize)> = Vec::new();
         for (text, (chunk, body)) in texts.chunks.iter().zip(&texts.bodies).enumerate() {
             let places = body.clone().filter(|&at| at >= shift && chunk.tokens.get(at) != Some(&mask));
@@ -131,8 +131,9 @@ impl Sample {
                 let scores = engine.scores(states, &self.targets, progress, None)?;
                 scores.into_iter().map(|score| (score, None)).collect::<Vec<_>>()
             }
-            Some((reference, said)) => {
-                let both = reference.divergences(said, engine, states, &self.targets, progress)?;
+            Some((reference, reference_states)) => {
+                let both =
+                    reference.divergences(reference_states, engine, states, &self.targets, progress)?;
                 let pair = |d: crate::engine::TokenDivergence| {
                     (d.model, Some(Reference { score: d.reference, kld: d.kld }))
                 };
@@ -152,19 +153,24 @@ impl Sample {
 }
 
 /// Cuts prompts into short texts of an encoder, in the same form as those for its vectors.
-pub(super) fn texts_of(prompts: &[Prompt], end: Option<u32>, n_ctx: usize, n_chunks: Option<usize>) -> Texts {
+pub(super) fn texts_of(
+    prompts: &[Prompt],
+    end: Option<u32>,
+    n_ctx: usize,
+    n_chunks: Option<usize>,
+) -> EncoderTexts {
     let parts = n_ctx.div_ceil(TEXT_TOKENS).max(1);
-    Texts::cut(prompts, end, n_ctx.min(TEXT_TOKENS), n_chunks.map(|n| n.saturating_mul(parts)))
+    EncoderTexts::cut(prompts, end, n_ctx.min(TEXT_TOKENS), n_chunks.map(|n| n.saturating_mul(parts)))
 }
 
 /// Makes texts from the windows of a model that is not an encoder.
-pub(super) fn texts_of_windows(windows: &[Window], prompts: &[Prompt]) -> Texts {
+pub(super) fn texts_of_windows(windows: &[Window], prompts: &[Prompt]) -> EncoderTexts {
     let text = |window: &Window| {
         let bos = prompts.get(window.prompt).and_then(|prompt| prompt.bos);
         Prompt { tokens: window.chunk.tokens.clone(), bos, score_from: 1, whole: false }
     };
     let own: Vec<Prompt> = windows.iter().map(text).collect();
-    let mut texts = Texts::cut(&own, None, TEXT_TOKENS, None);
+    let mut texts = EncoderTexts::cut(&own, None, TEXT_TOKENS, None);
     texts.prompts.iter_mut().for_each(|at| *at = windows.get(*at).map_or(0, |window| window.prompt));
     texts
 }
@@ -194,7 +200,7 @@ pub(super) fn level_heads(model: &mut GraphPlan, baseline: &mut GraphPlan) {
 pub(super) fn judge(
     (model, engine): (&Model<'_>, &Engine<'_>),
     baseline: Option<(&Model<'_>, &Engine<'_>)>,
-    texts: &Texts,
+    texts: &EncoderTexts,
     report: &mut Report,
     progress: &dyn Progress,
 ) -> Result<(), VerifyError> {
@@ -217,7 +223,7 @@ pub(super) fn judge(
     };
     let is_shifted = model.metadata.get(SHIFT).and_then(Stored::as_bool);
     let shift = usize::from(plan.kind == ModelKind::Diffusion && is_shifted.unwrap_or(true));
-    let sample = Sample::of(texts, mask, shift);
+    let sample = MaskedSample::of(texts, mask, shift);
     if sample.targets.is_empty() {
         report.not_judged(Aspect::Masked, "no token can be masked", "longer texts");
         report.masked = Some(Err("no token can be masked".to_owned()));
@@ -228,16 +234,16 @@ pub(super) fn judge(
     let n_runs = if reference.is_some() { 2 } else { 1 };
     progress.begin("running masked tokens", n_runs * engine.work_bytes(&sample.chunks));
     let states = sample.run(engine, progress)?;
-    let said = match reference {
+    let reference_states = match reference {
         Some((_, reference)) => Some(sample.run(reference, progress).map_err(VerifyError::Baseline)?),
         None => None,
     };
-    let other = reference.zip(said.as_ref()).map(|((_, engine), said)| (engine, said));
+    let other = reference.zip(reference_states.as_ref()).map(|((_, engine), states)| (engine, states));
     let positions = sample.positions((engine, &states), other, progress)?;
     progress.end();
-    let healthy = match (reference, &said) {
-        (Some((baseline, reference)), Some(said)) => {
-            healthy(model, (baseline, reference, said), &sample, progress)?
+    let healthy = match (reference, &reference_states) {
+        (Some((baseline, reference)), Some(reference_states)) => {
+            healthy(model, (baseline, reference, reference_states), &sample, progress)?
         }
         _ => None,
     };
@@ -257,12 +263,12 @@ pub(super) fn judge(
 /// Returns the cost of the file's types at the sample's tokens; `None` if one of the types has no quantizer.
 fn healthy(
     model: &Model<'_>,
-    (baseline, reference, said): (&Model<'_>, &Engine<'_>, &Hidden),
-    sample: &Sample,
+    (baseline, reference, reference_states): (&Model<'_>, &Engine<'_>, &Hidden),
+    sample: &MaskedSample,
     progress: &dyn Progress,
 ) -> Result<Option<Cost>, VerifyError> {
     let options = *reference.options();
-    let Some(twin) = HealthyTwin::new(model.source.tensors(), baseline.source, options.level) else {
+    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
     };
     let mut plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
@@ -270,7 +276,7 @@ fn healthy(
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
     progress.begin(TITLE, engine.work_bytes(&sample.chunks));
     let states = sample.run(&engine, progress).map_err(VerifyError::Baseline)?;
-    let positions = sample.positions((&engine, &states), Some((reference, said)), progress);
+    let positions = sample.positions((&engine, &states), Some((reference, reference_states)), progress);
     progress.end();
     Ok(Divergence::of(&positions.map_err(VerifyError::Baseline)?).map(|divergence| Cost::of(&divergence)))
 }
@@ -329,19 +335,19 @@ fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: 
 mod tests {
     use super::*;
 
-    fn texts(lengths: &[u32]) -> Texts {
+    fn texts(lengths: &[u32]) -> EncoderTexts {
         let prompt = |&n: &u32| Prompt {
             tokens: std::iter::once(1).chain(10..10 + n).collect(),
             bos: Some(1),
             score_from: 1,
             whole: false,
         };
-        Texts::cut(&lengths.iter().map(prompt).collect::<Vec<_>>(), Some(2), TEXT_TOKENS, None)
+        EncoderTexts::cut(&lengths.iter().map(prompt).collect::<Vec<_>>(), Some(2), TEXT_TOKENS, None)
     }
 
     #[test]
     fn each_token_but_the_ends_is_masked_once() {
-        let sample = Sample::of(&texts(&[3, 2]), 5, 0);
+        let sample = MaskedSample::of(&texts(&[3, 2]), 5, 0);
         let tokens: Vec<&[u32]> = sample.chunks.iter().map(|chunk| &chunk.tokens[..]).collect();
         let expected: [&[u32]; 5] =
             [&[1, 5, 11, 12, 2], &[1, 10, 5, 12, 2], &[1, 10, 11, 5, 2], &[1, 5, 11, 2], &[1, 10, 5, 2]];
@@ -352,7 +358,7 @@ mod tests {
         );
         assert_eq!((sample.chunks[1].rows.clone(), sample.n_texts, sample.n_candidates), (2..3, 2, 5));
         // Predicted at the token before; a token that equals the mask cannot be masked.
-        let sample = Sample::of(&texts(&[3]), 11, 1);
+        let sample = MaskedSample::of(&texts(&[3]), 11, 1);
         let rows: Vec<usize> = sample.chunks.iter().map(|chunk| chunk.rows.start).collect();
         assert_eq!((rows, &sample.targets[..]), (vec![0, 2], &[10, 12][..]));
     }
@@ -360,10 +366,10 @@ mod tests {
     #[test]
     fn a_sample_of_a_long_text_is_spread_over_all_of_it() {
         let texts = texts(&[100; 40]);
-        let sample = Sample::of(&texts, 5, 0);
+        let sample = MaskedSample::of(&texts, 5, 0);
         assert_eq!((sample.targets.len(), sample.n_candidates, sample.n_texts), (256, 4000, 40));
         let of = |prompt: usize| sample.prompts.iter().filter(|&&p| p == prompt).count();
         assert!((0..40).all(|prompt| (6..=7).contains(&of(prompt))));
-        assert_eq!(Sample::of(&self::texts(&[1000; 400]), 5, 0).targets.len(), 1024);
+        assert_eq!(MaskedSample::of(&self::texts(&[1000; 400]), 5, 0).targets.len(), 1024);
     }
 }

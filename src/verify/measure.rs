@@ -9,7 +9,7 @@ use crate::engine::{Engine, Hidden, Observer, TokenChunk, TokenDivergence, Token
 use crate::verify::logit_file::read::LogitFile;
 use crate::verify::logit_file::write::LogitWriter;
 use crate::verify::routing::watch::{self, ChoiceRecorder, Choices, RouteTally, RouteWatch};
-use crate::verify::running::{self, Running};
+use crate::verify::running::{self, RunningFigures};
 use crate::verify::{VerifyError, Window};
 
 /// Result of the reference at a position.
@@ -58,17 +58,17 @@ struct RecalledTwin {
 #[derive(Debug)]
 struct Recalled {
     chunks: Vec<TokenChunk>,
-    said: Said,
+    output: BaselineOutput,
 }
 
 /// Output of a baseline for a group: hidden states, and the chosen experts if they were asked for.
 #[derive(Debug)]
-struct Said {
+struct BaselineOutput {
     hidden: Hidden,
     choices: Option<Choices>,
 }
 
-impl Said {
+impl BaselineOutput {
     fn n_bytes(&self) -> u64 {
         size_of_val(self.hidden.states()) as u64 + self.choices.as_ref().map_or(0, Choices::n_bytes)
     }
@@ -110,18 +110,18 @@ impl Recall {
         groups.iter().any(|group| group.chunks.as_slice() == chunks)
     }
 
-    fn take(&self, chunks: &[TokenChunk]) -> Option<Said> {
+    fn take(&self, chunks: &[TokenChunk]) -> Option<BaselineOutput> {
         let mut groups = self.groups.lock().unpoisoned();
         let at = groups.iter().position(|group| group.chunks.as_slice() == chunks)?;
-        Some(groups.swap_remove(at).said)
+        Some(groups.swap_remove(at).output)
     }
 
     /// Stores a group if the memory budget allows it.
-    fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, said: Said) {
+    fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, output: BaselineOutput) {
         let mut groups = self.groups.lock().unpoisoned();
-        let taken: u64 = groups.iter().map(|group| group.said.n_bytes()).sum();
-        if taken + said.n_bytes() <= Self::most(baseline) {
-            groups.push(Recalled { chunks, said });
+        let taken: u64 = groups.iter().map(|group| group.output.n_bytes()).sum();
+        if taken + output.n_bytes() <= Self::most(baseline) {
+            groups.push(Recalled { chunks, output });
         }
     }
 }
@@ -135,31 +135,31 @@ pub(super) struct Baseline<'a> {
 
 impl Baseline<'_> {
     /// Returns the output for a group, from memory or by a run; with `is_routed` also the chosen experts.
-    fn say(
+    fn output(
         &self,
         chunks: &[TokenChunk],
         is_routed: bool,
         progress: &dyn Progress,
-    ) -> Result<Said, VerifyError> {
-        if let Some(said) = self.recall.and_then(|recall| recall.take(chunks)) {
-            return Ok(said);
+    ) -> Result<BaselineOutput, VerifyError> {
+        if let Some(output) = self.recall.and_then(|recall| recall.take(chunks)) {
+            return Ok(output);
         }
         let recorder = if is_routed { ChoiceRecorder::of(self.engine.plan()) } else { None };
         let observer = recorder.as_ref().map(|recorder| recorder as &dyn Observer);
         let hidden = self.engine.forward(chunks, progress, observer).map_err(VerifyError::Baseline)?;
-        Ok(Said { hidden, choices: recorder.map(ChoiceRecorder::into_choices) })
+        Ok(BaselineOutput { hidden, choices: recorder.map(ChoiceRecorder::into_choices) })
     }
 }
 
 /// Observers of a run.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Onlookers<'a> {
+pub(super) struct RunObservers<'a> {
     pub(super) observer: Option<&'a dyn Observer>,
     /// Counter of the experts that the model's tokens choose.
     pub(super) routing: Option<&'a RouteTally>,
 }
 
-impl Onlookers<'_> {
+impl RunObservers<'_> {
     /// Runs a group of the model; `choices` are the experts that the baseline chose.
     pub(super) fn forward(
         &self,
@@ -193,7 +193,7 @@ pub(super) fn measure(
     windows: &[Window],
     progress: &dyn Progress,
 ) -> Result<(Vec<Position>, usize), VerifyError> {
-    measure_with(engine, baseline, LogitFiles::default(), windows, progress, Onlookers::default())
+    measure_with(engine, baseline, LogitFiles::default(), windows, progress, RunObservers::default())
 }
 
 /// Does the same as [`measure`], with files of log-probabilities and observers.
@@ -203,22 +203,22 @@ pub(super) fn measure_with(
     mut logits: LogitFiles<'_>,
     windows: &[Window],
     progress: &dyn Progress,
-    onlookers: Onlookers<'_>,
+    observers: RunObservers<'_>,
 ) -> Result<(Vec<Position>, usize), VerifyError> {
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
     let mut limit = engine.group_tokens(longest)?;
     if let Some(baseline) = baseline {
         let kept = baseline.recall.map_or(0, |_| Recall::bytes(baseline.engine, windows));
         // Bytes per token of the baseline's chosen experts, which are recorded only with routing.
-        let choices = onlookers.routing.map_or(0, |_| watch::choice_bytes(baseline.engine.plan()));
-        let room = |kept: u64| -> Result<usize, VerifyError> {
-            let beside = |engine: &Engine<'_>| engine.group_tokens_beside(kept, longest);
+        let choices = observers.routing.map_or(0, |_| watch::choice_bytes(baseline.engine.plan()));
+        let group_limit = |kept: u64| -> Result<usize, VerifyError> {
+            let tokens = |engine: &Engine<'_>| engine.group_tokens_with_taken(kept, longest);
             // Both models' hidden states are held at the end of a group.
-            Ok((beside(engine)?.min(beside(baseline.engine)?) / 2).max(longest))
+            Ok((tokens(engine)?.min(tokens(baseline.engine)?) / 2).max(longest))
         };
-        limit = room(kept)?;
+        limit = group_limit(kept)?;
         if choices > 0 {
-            limit = room(kept.saturating_add(choices.saturating_mul(limit as u64)))?;
+            limit = group_limit(kept.saturating_add(choices.saturating_mul(limit as u64)))?;
         }
     }
     // Smaller groups show the running figures more often.
@@ -239,34 +239,35 @@ pub(super) fn measure_with(
     progress.units("token", windows.iter().map(|window| window.chunk.tokens.len() as u64).sum());
     let mut positions = Vec::new();
     let mut n_tokens = 0;
-    let mut running = Running::new();
+    let mut running = RunningFigures::new();
     for (group, chunks) in groups {
         let targets: Vec<u32> = group.iter().flat_map(|window| window.targets.iter().copied()).collect();
         n_tokens += (1 + usize::from(again(&chunks).is_some()))
             * chunks.iter().map(|c| c.tokens.len()).sum::<usize>();
         let rows: Vec<(TokenScore, Option<Reference>)> = match baseline {
             None => {
-                let hidden = onlookers.forward(engine, &chunks, None, progress)?;
+                let hidden = observers.forward(engine, &chunks, None, progress)?;
                 if let Some(save) = &mut logits.save {
                     save.write(engine, &hidden, group, progress)?;
                 }
                 match logits.known {
                     Some(known) => compare_with(known, positions.len(), engine, &hidden, &targets, progress)?,
                     None => {
-                        let scores = engine.scores(&hidden, &targets, progress, onlookers.observer)?;
+                        let scores = engine.scores(&hidden, &targets, progress, observers.observer)?;
                         scores.into_iter().map(|score| (score, None)).collect()
                     }
                 }
             }
             Some(baseline) => {
-                let said = baseline.say(&chunks, onlookers.routing.is_some(), progress)?;
+                let output = baseline.output(&chunks, observers.routing.is_some(), progress)?;
                 if let Some(save) = &mut logits.save {
-                    save.write(baseline.engine, &said.hidden, group, progress)?;
+                    save.write(baseline.engine, &output.hidden, group, progress)?;
                 }
-                let hidden = onlookers.forward(engine, &chunks, said.choices.as_ref(), progress)?;
-                let both = baseline.engine.divergences(&said.hidden, engine, &hidden, &targets, progress)?;
+                let hidden = observers.forward(engine, &chunks, output.choices.as_ref(), progress)?;
+                let both =
+                    baseline.engine.divergences(&output.hidden, engine, &hidden, &targets, progress)?;
                 if let Some(recall) = baseline.recall {
-                    recall.keep(baseline.engine, chunks, said);
+                    recall.keep(baseline.engine, chunks, output);
                 }
                 both.into_iter().map(scored).collect()
             }

@@ -15,12 +15,12 @@ const ONE_EXPERT: [&str; 2] = ["hunyuan_vl", "hunyuan-dense"];
 const SCALINGS: [&str; 4] = ["none", "linear", "yarn", "longrope"];
 
 /// Numeric keys of an architecture.
-struct Numbers<'a> {
+struct NumericKeys<'a> {
     metadata: &'a Metadata,
     arch: &'a str,
 }
 
-impl Numbers<'_> {
+impl NumericKeys<'_> {
     fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
     }
@@ -61,7 +61,7 @@ impl Numbers<'_> {
 /// Returns the errors in the numeric keys of a model.
 pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str) else { return Vec::new() };
-    let numbers = Numbers { metadata, arch };
+    let numbers = NumericKeys { metadata, arch };
     let mut findings = blocks(&numbers);
     findings.extend(experts(&numbers));
     findings.extend(groups(&numbers));
@@ -69,7 +69,7 @@ pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     findings
 }
 
-fn blocks(numbers: &Numbers<'_>) -> Vec<Finding> {
+fn blocks(numbers: &NumericKeys<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let Some(n) = numbers.number("block_count") else { return findings };
     if n == 0 || n > MOST_BLOCKS {
@@ -83,7 +83,7 @@ fn blocks(numbers: &Numbers<'_>) -> Vec<Finding> {
     findings
 }
 
-fn experts(numbers: &Numbers<'_>) -> Option<Finding> {
+fn experts(numbers: &NumericKeys<'_>) -> Option<Finding> {
     let n = numbers.number("expert_count").unwrap_or(0);
     if ONE_EXPERT.contains(&numbers.arch) && n <= 1 {
         return None;
@@ -99,7 +99,7 @@ fn experts(numbers: &Numbers<'_>) -> Option<Finding> {
         .then(|| numbers.error("expert_used_count", &format!("is missing or 0, of {n} experts")))
 }
 
-fn groups(numbers: &Numbers<'_>) -> Option<Finding> {
+fn groups(numbers: &NumericKeys<'_>) -> Option<Finding> {
     let n = numbers.number("expert_count").unwrap_or(0);
     let groups = numbers.number("expert_group_count").unwrap_or(0);
     let used = numbers.number("expert_group_used_count").unwrap_or(0);
@@ -115,7 +115,7 @@ fn groups(numbers: &Numbers<'_>) -> Option<Finding> {
         .then(|| numbers.error("expert_group_used_count", &format!("is {used}, of {groups} groups")))
 }
 
-fn rotation(numbers: &Numbers<'_>) -> Vec<Finding> {
+fn rotation(numbers: &NumericKeys<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(found) = numbers.value("rope.scaling.type").and_then(Value::as_str)
         && !SCALINGS.contains(&found)

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use crate::arch::Lost;
+use crate::arch::LostValue;
 use crate::convert::{Conversion, ConvertOptions};
 use crate::core::limits::Limits;
 use crate::core::text::{escape, escape_bytes};
@@ -15,7 +15,7 @@ use crate::tokenizer::files::Directory;
 use crate::tokenizer::reference::ReferenceTokenizer;
 use crate::tokenizer::sentencepiece::{ModelProto, first_of};
 use crate::verify::baseline_keys;
-use crate::verify::vocabulary::strings;
+use crate::verify::file_vocabulary::strings;
 use crate::verify::{Finding, Severity, TextEncoder, VerifyError};
 
 const CHECK: &str = "source-tokenizer";
@@ -34,17 +34,17 @@ const SHOWN: usize = 6;
 /// which ids are moved and which scores are replaced. The checkpoint's own files are the reference for keys if it
 /// cannot be converted, and always for the ids of texts.
 pub struct OriginTokenizer {
-    kind: Kind,
+    kind: OriginFormat,
     /// True if texts begin with BOS; `None` if the files do not declare it.
     adds_bos: Option<bool>,
     /// Keys that a conversion writes.
-    keys: Keys,
+    keys: ExpectedKeys,
     /// Facts of the configuration that no conversion writes, or only as an annotation.
-    lost: Vec<Lost>,
+    lost: Vec<LostValue>,
 }
 
 /// Keys that a conversion of the checkpoint writes.
-enum Keys {
+enum ExpectedKeys {
     /// Known keys.
     Converted(Box<Metadata>),
     /// Keys of the baseline, with which all keys of a file are compared.
@@ -53,8 +53,8 @@ enum Keys {
     Unknown(String),
 }
 
-enum Kind {
-    Json(Box<Reference>),
+enum OriginFormat {
+    Json(Box<JsonTokenizer>),
     Pieces(Box<ModelProto>),
     /// `tokenizer.json` that the reference implementation rejects, with the reason.
     Refused(String),
@@ -63,12 +63,12 @@ enum Kind {
 }
 
 /// `tokenizer.json`, with its tokens by id.
-struct Reference {
+struct JsonTokenizer {
     tokenizer: ReferenceTokenizer,
     tokens: Vec<(u32, String)>,
 }
 
-impl Reference {
+impl JsonTokenizer {
     fn read(bytes: &[u8]) -> Result<Self, String> {
         let tokenizer = ReferenceTokenizer::new(bytes)?;
         let tokens = tokenizer.vocabulary()?;
@@ -94,9 +94,9 @@ impl OriginTokenizer {
         let (keys, lost) = match Conversion::plan(path, &options) {
             Ok(conversion) => {
                 let lost = conversion.mapping().lost.clone();
-                (Keys::Converted(Box::new(conversion.metadata().clone())), lost)
+                (ExpectedKeys::Converted(Box::new(conversion.metadata().clone())), lost)
             }
-            Err(error) => (Keys::Unknown(error.to_string()), Vec::new()),
+            Err(error) => (ExpectedKeys::Unknown(error.to_string()), Vec::new()),
         };
         Self::open(path, keys, lost)
     }
@@ -106,30 +106,30 @@ impl OriginTokenizer {
     /// # Errors
     /// I/O errors, malformed files, no tokenizer.
     pub fn of_baseline(path: &Path) -> Result<Self, VerifyError> {
-        Self::open(path, Keys::OfBaseline, Vec::new())
+        Self::open(path, ExpectedKeys::OfBaseline, Vec::new())
     }
 
-    fn open(path: &Path, keys: Keys, lost: Vec<Lost>) -> Result<Self, VerifyError> {
+    fn open(path: &Path, keys: ExpectedKeys, lost: Vec<LostValue>) -> Result<Self, VerifyError> {
         let directory = Directory::new(path, Limits::default());
         fs_err::read_dir(path)?;
         let config = directory.tree("tokenizer_config.json")?;
         let mut adds_bos = config.get("add_bos_token").and_then(Json::as_bool);
         let kind = if let Some(bytes) = directory.bytes("tokenizer.json")? {
-            match Reference::read(&bytes) {
+            match JsonTokenizer::read(&bytes) {
                 Ok(reference) => {
                     adds_bos = adds_bos.or(reference.adds_bos());
-                    Kind::Json(Box::new(reference))
+                    OriginFormat::Json(Box::new(reference))
                 }
-                Err(reason) if !matches!(keys, Keys::Unknown(_)) => Kind::Refused(reason),
+                Err(reason) if !matches!(keys, ExpectedKeys::Unknown(_)) => OriginFormat::Refused(reason),
                 Err(reason) => {
                     let path = directory.join("tokenizer.json");
                     return Err(VerifyError::OriginTokenizer { path, reason });
                 }
             }
         } else if let Some((_, model)) = first_of(&directory, &MODELS)? {
-            Kind::Pieces(Box::new(model))
-        } else if matches!(&keys, Keys::Converted(keys) if keys.contains(TOKENS)) {
-            Kind::Other
+            OriginFormat::Pieces(Box::new(model))
+        } else if matches!(&keys, ExpectedKeys::Converted(keys) if keys.contains(TOKENS)) {
+            OriginFormat::Other
         } else {
             return Err(VerifyError::NoOriginTokenizer { path: path.to_owned() });
         };
@@ -151,21 +151,21 @@ impl OriginTokenizer {
         let mut findings: Vec<Finding> =
             lost.map(|lost| Finding::warning("hparams", lost.to_string())).collect();
         match &self.keys {
-            Keys::Converted(keys) => {
+            ExpectedKeys::Converted(keys) => {
                 findings.extend(baseline_keys::tokenizer(metadata, keys, CHECK, "the source"));
             }
-            Keys::OfBaseline => {}
-            Keys::Unknown(reason) => {
+            ExpectedKeys::OfBaseline => {}
+            ExpectedKeys::Unknown(reason) => {
                 let message =
                     format!("keys are not compared with the source's conversion: {}", escape(reason));
                 findings.push(Finding::unchecked(CHECK, message));
             }
         }
-        let is_unknown = matches!(self.keys, Keys::Unknown(_));
+        let is_unknown = matches!(self.keys, ExpectedKeys::Unknown(_));
         let differs = keys_differ || findings.iter().any(|finding| finding.severity == Severity::Error);
         match &self.kind {
-            Kind::Json(reference) => {
-                let Reference { tokenizer, tokens: expected } = &**reference;
+            OriginFormat::Json(reference) => {
+                let JsonTokenizer { tokenizer, tokens: expected } = &**reference;
                 if is_unknown {
                     findings.extend(compare_tokens(expected, tokens, is_word_pieces(metadata)));
                 }
@@ -184,12 +184,14 @@ impl OriginTokenizer {
                     }
                 }
             }
-            Kind::Pieces(model) if is_unknown => findings.extend(compare_pieces(model, metadata, tokens)),
-            Kind::Refused(reason) => {
+            OriginFormat::Pieces(model) if is_unknown => {
+                findings.extend(compare_pieces(model, metadata, tokens));
+            }
+            OriginFormat::Refused(reason) => {
                 let message = format!("ids are not compared with tokenizer.json: {}", escape(reason));
                 findings.push(Finding::unchecked(CHECK, message));
             }
-            Kind::Pieces(_) | Kind::Other => {}
+            OriginFormat::Pieces(_) | OriginFormat::Other => {}
         }
         if let (Some(expected), Ok(encoder), true) = (self.adds_bos, encoder, is_unknown || differs) {
             let found = encoder.start_of_text().is_some();

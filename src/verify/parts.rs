@@ -17,11 +17,11 @@ use crate::core::progress::Progress;
 use crate::engine::{Engine, EngineOptions, GraphPlan, ModelKind};
 use crate::gguf::Share;
 use crate::verify::cost::Cost;
-use crate::verify::healthy::{TwinRun, evenly_of, run_twin};
-use crate::verify::judgement::Judged;
-use crate::verify::measure::{self, LogitFiles, Onlookers, measure_with};
+use crate::verify::judgement::JudgedModel;
+use crate::verify::measure::{self, LogitFiles, RunObservers, measure_with};
+use crate::verify::reference_twin::{TwinRun, evenly_of, run_twin};
 use crate::verify::routing::watch::RouteTally;
-use crate::verify::verification::{Examined, contexts, examine, prepare, text_bytes};
+use crate::verify::verification::{ExaminedModel, contexts, examine, prepare, text_bytes};
 use crate::verify::weights::compare_share;
 use crate::verify::windows::Cut;
 use crate::verify::{
@@ -31,14 +31,14 @@ use crate::verify::{
 pub use combine::{CombinedVerification, combine_parts};
 pub use error::PartError;
 pub use facts::PartLabel;
-use facts::{Checks, Facts, FileFacts, Plan, RunFacts, RunPlan, StoredFinding, TwinFacts, costs};
+use facts::{FileFacts, PartChecks, PartFacts, Plan, RunFacts, RunPlan, StoredFinding, TwinFacts, costs};
 
 /// One of several parts of a verification, as its file holds it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VerificationPart {
     /// File that it was read from; empty if it was not.
     path: PathBuf,
-    facts: Facts,
+    facts: PartFacts,
     /// Positions measured at the windows of the part, in order.
     positions: Vec<Position>,
     /// Positions of the healthy file that limits are measured with.
@@ -122,7 +122,7 @@ pub fn verify_part(
         return no_parts("an adapter: it is not run");
     }
     let (mut at_weights, mut weights) = (None, None);
-    let Examined { report, ready } = examine(model, baseline, prompts, options, progress, |report| {
+    let ExaminedModel { report, ready } = examine(model, baseline, prompts, options, progress, |report| {
         at_weights = Some(report.findings.len());
         if let Some(baseline) = baseline {
             let EngineOptions { level, memory_bytes, .. } = options.engine;
@@ -132,21 +132,22 @@ pub fn verify_part(
         Ok(())
     })?;
     let at_limits = report.findings.len();
-    let mut begun = Begun { at_weights: at_weights.unwrap_or(at_limits), at_limits, weights, report, share };
+    let mut checked =
+        CheckedPart { at_weights: at_weights.unwrap_or(at_limits), at_limits, weights, report, share };
     let Some((plan, Some(encoded))) = ready else {
         let plan = Plan::of(model, baseline, prompts, &options.scoring)?;
-        return Ok(begun.part(plan, None, Vec::new(), Vec::new()));
+        return Ok(checked.part(plan, None, Vec::new(), Vec::new()));
     };
     match plan.kind {
         ModelKind::Encoder => return no_parts("an encoder: vectors of texts are compared with one another"),
         ModelKind::Diffusion => return no_parts("a diffusion model: it is judged at masked tokens"),
         ModelKind::Decoder => {}
     }
-    run(model, baseline, (plan, &encoded, prompts), options, &mut begun, progress)
+    run(model, baseline, (plan, &encoded, prompts), options, &mut checked, progress)
 }
 
 /// Part whose checks are done.
-struct Begun {
+struct CheckedPart {
     at_weights: usize,
     at_limits: usize,
     weights: Option<WeightReport>,
@@ -154,7 +155,7 @@ struct Begun {
     share: Share,
 }
 
-impl Begun {
+impl CheckedPart {
     fn part(
         &self,
         plan: Plan,
@@ -163,7 +164,7 @@ impl Begun {
         twin: Vec<Position>,
     ) -> VerificationPart {
         let stored = |findings: &[Finding]| findings.iter().map(StoredFinding::of).collect();
-        let checks = Checks {
+        let checks = PartChecks {
             arch: self.report.arch.clone(),
             bits_per_weight: self.report.bits_per_weight,
             label: self.report.label.clone(),
@@ -173,7 +174,7 @@ impl Begun {
             coverage: self.report.coverage.clone(),
             weights: self.weights.as_ref().map(|weights| stored(&weights.findings)),
         };
-        let facts = Facts {
+        let facts = PartFacts {
             plan,
             number: self.share.number(),
             count: self.share.count(),
@@ -193,23 +194,24 @@ fn run(
     baseline: Option<&Model<'_>>,
     (plan, encoded, sources): (GraphPlan, &[Prompt], &[PromptSource]),
     options: &VerifyOptions<'_>,
-    begun: &mut Begun,
+    checked: &mut CheckedPart,
     progress: &dyn Progress,
 ) -> Result<VerificationPart, VerifyError> {
     let engine = Engine::new(plan, model.source, options.engine)?;
     let (files, scoring) = (options.files, &options.scoring);
-    let (cut, reference) = prepare(&engine, baseline, (encoded, sources, files), scoring, &mut begun.report)?;
+    let (cut, reference) =
+        prepare(&engine, baseline, (encoded, sources, files), scoring, &mut checked.report)?;
     let Cut { windows, unreached, chunks } = cut;
-    if windows.len() < begun.share.count() {
-        return Err(VerifyError::FewWindows { share: begun.share, n_windows: windows.len() });
+    if windows.len() < checked.share.count() {
+        return Err(VerifyError::FewWindows { share: checked.share, n_windows: windows.len() });
     }
-    let own = begun.share.of_costs(&costs(&windows));
+    let own = checked.share.of_costs(&costs(&windows));
     let own_windows = windows.get(own.clone()).unwrap_or_default();
     let other = reference.as_ref().map(|engine| measure::Baseline { engine, recall: None });
     let routing = RouteTally::of(engine.plan());
-    let onlookers = Onlookers { observer: None, routing: routing.as_ref() };
+    let observers = RunObservers { observer: None, routing: routing.as_ref() };
     let logits = LogitFiles::default();
-    let (positions, n_tokens) = measure_with(&engine, other, logits, own_windows, progress, onlookers)?;
+    let (positions, n_tokens) = measure_with(&engine, other, logits, own_windows, progress, observers)?;
     let twin = match baseline.zip(reference.as_ref()) {
         Some(engines) => run_twin(model, engines, &evenly_of(&windows, own.clone()), progress)?,
         None => TwinRun::None,
@@ -227,7 +229,7 @@ fn run(
     };
     let facts = RunFacts {
         plan: RunPlan {
-            judged: Judged::of(model, engine.plan(), sources),
+            judged: JudgedModel::of(model, engine.plan(), sources),
             has_masks: engine.plan().masked.is_some(),
             typical: Cost::typical(model.source.tensors()),
             is_compared: reference.is_some(),
@@ -246,7 +248,7 @@ fn run(
         n_positions: positions.len() as u64,
         n_twin: twin_positions.len() as u64,
     };
-    Ok(begun.part(plan, Some(facts), positions, twin_positions))
+    Ok(checked.part(plan, Some(facts), positions, twin_positions))
 }
 
 /// Texts before the tokens of this part that diverge most. The worst tokens of all parts are among them.

@@ -191,8 +191,9 @@ mod tests {
         assert_eq!(missed.severity, crate::verify::Severity::Error);
         let close = check(asked, &divergence(0.019, 0.001)).unwrap();
         assert_eq!(close.severity, crate::verify::Severity::Unchecked);
-        let mut nothing =
-            Report::new(None, None, Thresholds { min_quality: Some(asked), ..Thresholds::default() });
+        let mut thresholds = Thresholds::default();
+        thresholds.min_quality = Some(asked);
+        let mut nothing = Report::new(None, None, thresholds);
         judge(&mut nothing);
         assert_eq!(nothing.findings.len(), 1, "nothing was measured");
     }

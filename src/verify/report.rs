@@ -457,8 +457,8 @@ mod tests {
     #[test]
     fn every_check_that_finds_something_is_known_by_its_name() {
         let mut text = String::new();
-        for room in ["src/verify", "src/cli/verify"] {
-            sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(room), &mut text);
+        for dir in ["src/verify", "src/cli/verify"] {
+            sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(dir), &mut text);
         }
         let mut n = 0;
         for start in ["Finding::error(", "Finding::warning(", "Finding::unchecked(", "CHECK: &str ="] {

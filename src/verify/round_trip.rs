@@ -10,7 +10,7 @@ use unicode_normalization::UnicodeNormalization;
 use crate::core::text::escape_bytes;
 use crate::gguf::{Array, Metadata, Value};
 use crate::tokenizer;
-use crate::verify::vocabulary::strings;
+use crate::verify::file_vocabulary::strings;
 use crate::verify::{Finding, TextEncoder};
 
 const CHECK: &str = "round-trip";
@@ -117,12 +117,12 @@ mod tests {
     use super::*;
 
     /// Encoder with one token per byte; may lower the case or decompose characters.
-    struct Bytes {
+    struct ByteEncoder {
         lowers: bool,
         decomposes: bool,
     }
 
-    impl TextEncoder for Bytes {
+    impl TextEncoder for ByteEncoder {
         fn encode(&self, text: &str, _: bool) -> Result<Vec<u32>, String> {
             let text: String = if self.decomposes { text.nfd().collect() } else { text.to_owned() };
             let text = if self.lowers { text.to_lowercase() } else { text };
@@ -152,7 +152,8 @@ mod tests {
         let metadata = byte_level();
         assert!(gives_every_text_back(&metadata));
         let check = |metadata: &Metadata, lowers, decomposes| {
-            let found = check_round_trip(&Bytes { lowers, decomposes }, metadata, &["plain", "an É here"]);
+            let found =
+                check_round_trip(&ByteEncoder { lowers, decomposes }, metadata, &["plain", "an É here"]);
             found.map(|f| format!("{}: {}", f.severity.name(), f.message))
         };
         assert_eq!(check(&metadata, false, false), None);

@@ -15,21 +15,21 @@ pub(super) fn group_tokens(windows: &[Window], batch_tokens: usize) -> usize {
 }
 
 /// Sums over the positions so far.
-pub(super) struct Running {
+pub(super) struct RunningFigures {
     start: Instant,
-    nll: Sums,
-    kld: Sums,
+    nll: RunningMoments,
+    kld: RunningMoments,
 }
 
 /// Number of values, their sum and the sum of their squares.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sums {
+struct RunningMoments {
     n: f64,
     sum: f64,
     squares: f64,
 }
 
-impl Sums {
+impl RunningMoments {
     fn add(&mut self, x: f64) {
         self.n += 1.0;
         self.sum += x;
@@ -44,9 +44,9 @@ impl Sums {
     }
 }
 
-impl Running {
+impl RunningFigures {
     pub(super) fn new() -> Self {
-        Self { start: Instant::now(), nll: Sums::default(), kld: Sums::default() }
+        Self { start: Instant::now(), nll: RunningMoments::default(), kld: RunningMoments::default() }
     }
 
     /// Adds the positions of a group.
@@ -98,7 +98,7 @@ mod tests {
             is_scored: at != 3,
         };
         let positions: Vec<Position> = (0..9).map(position).collect();
-        let mut running = Running::new();
+        let mut running = RunningFigures::new();
         running.add(&positions[..4]);
         running.add(&positions[4..]);
         let p = Perplexity::of(positions.iter()).unwrap();
@@ -110,7 +110,7 @@ mod tests {
                 p.value, p.stderr, d.value, d.stderr
             )
         );
-        assert_eq!(Running::new().text_at(100, 2.0), "50 tokens/s");
+        assert_eq!(RunningFigures::new().text_at(100, 2.0), "50 tokens/s");
     }
 
     #[test]

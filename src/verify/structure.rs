@@ -10,7 +10,7 @@ use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::engine::EngineError;
 use crate::gguf::{GgufFile, Metadata};
 use crate::quant::{dequantize, first_non_finite, validate_blocks};
-use crate::verify::{Finding, VerifyError, adapter, keys, numbers, shapes, towers, vocabulary};
+use crate::verify::{Finding, VerifyError, adapter, file_vocabulary, keys, numbers, shapes, towers};
 
 /// Bytes of a tensor that are checked at a time.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -24,7 +24,7 @@ pub struct StructureOptions {
 
 /// Result of the checks of a tensor's pieces.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct TensorCheck {
     /// First flaw: first row of the piece, and the description.
     flaw: Option<(u64, String)>,
     has_value: bool,
@@ -47,7 +47,7 @@ pub fn check_structure(
     } else if is_adapter {
         // An adapter has no vocabulary of its own.
         findings.extend(keys::missing(metadata, &adapter::REQUIRED));
-    } else if vocabulary::is_alone(metadata, source.tensors()) {
+    } else if file_vocabulary::is_alone(metadata, source.tensors()) {
         // The other keys of such a file are those of the model that its vocabulary belongs to.
         findings.extend(keys::missing(metadata, &keys::OF_MODELS));
     } else {
@@ -60,7 +60,7 @@ pub fn check_structure(
     let checked = check_tensors(source, options.level, progress);
     progress.end();
     findings.extend(checked?);
-    findings.extend(vocabulary::check(metadata));
+    findings.extend(file_vocabulary::check(metadata));
     if !is_adapter && !towers::is_towers(metadata) {
         findings.extend(shapes::check(metadata, source.tensors()));
     }
@@ -90,7 +90,7 @@ fn check_tensors(
 ) -> Result<Vec<Finding>, VerifyError> {
     let mut findings = Vec::new();
     for (at, meta) in source.tensors().iter().enumerate() {
-        let seen = Mutex::new(Seen::default());
+        let seen = Mutex::new(TensorCheck::default());
         let row_bytes = meta.row_bytes().unwrap_or(0).max(1);
         let step = (PIECE_BYTES / row_bytes).max(1);
         let n_rows = meta.shape.n_rows();

@@ -7,7 +7,7 @@ mod choice;
 mod hellaswag;
 mod multiple_choice;
 mod random;
-mod run;
+mod task_run;
 mod unscorable;
 mod winogrande;
 
@@ -19,8 +19,8 @@ use crate::core::Hint;
 use crate::core::text::escape;
 use crate::verify::Finding;
 use crate::verify::VerifyError;
-use crate::verify::tasks::choice::{Choice, Pair};
-pub(super) use run::run;
+use crate::verify::tasks::choice::{ChoiceQuestion, GapSentence};
+pub(super) use task_run::run;
 pub use unscorable::LeftOut;
 
 /// Error in a file of tasks.
@@ -102,8 +102,8 @@ impl TaskKind {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Tasks {
-    Choices(Vec<Choice>),
-    Pairs(Vec<Pair>),
+    Choices(Vec<ChoiceQuestion>),
+    Pairs(Vec<GapSentence>),
 }
 
 /// Chosen tasks of one file.

@@ -6,7 +6,7 @@ use crate::engine::TokenChunk;
 use crate::verify::Prompt;
 
 /// Texts as an encoder reads them.
-pub(super) struct Texts {
+pub(super) struct EncoderTexts {
     pub(super) chunks: Vec<TokenChunk>,
     /// Index of the prompt of each text.
     pub(super) prompts: Vec<usize>,
@@ -14,7 +14,7 @@ pub(super) struct Texts {
     pub(super) bodies: Vec<Range<usize>>,
 }
 
-impl Texts {
+impl EncoderTexts {
     /// Cuts prompts into texts of at most `n_ctx` tokens, each with its start and end tokens.
     pub(super) fn cut(prompts: &[Prompt], end: Option<u32>, n_ctx: usize, limit: Option<usize>) -> Self {
         let mut texts = Self { chunks: Vec::new(), prompts: Vec::new(), bodies: Vec::new() };
@@ -25,8 +25,9 @@ impl Texts {
             };
             let is_text = prompt.bos.is_some() || prompt.whole;
             let end = end.filter(|_| is_text);
-            let room = n_ctx.saturating_sub(usize::from(prompt.bos.is_some()) + usize::from(end.is_some()));
-            for part in body.chunks(room.max(1)) {
+            let body_len =
+                n_ctx.saturating_sub(usize::from(prompt.bos.is_some()) + usize::from(end.is_some()));
+            for part in body.chunks(body_len.max(1)) {
                 let tokens: Vec<u32> =
                     prompt.bos.into_iter().chain(part.iter().copied()).chain(end).collect();
                 let rows = 0..tokens.len();
@@ -55,12 +56,12 @@ mod tests {
     #[test]
     fn texts_keep_their_ends() {
         let prompt = Prompt { tokens: vec![9, 1, 2, 3, 4, 5], bos: Some(9), score_from: 1, whole: false };
-        let texts = Texts::cut(&[prompt], Some(8), 5, None);
+        let texts = EncoderTexts::cut(&[prompt], Some(8), 5, None);
         let tokens: Vec<&[u32]> = texts.chunks.iter().map(|chunk| &chunk.tokens[..]).collect();
         assert_eq!(tokens, [&[9, 1, 2, 3, 8][..], &[9, 4, 5, 8]]);
         assert_eq!(texts.bodies, [1..4, 1..3]);
         let ids = Prompt { tokens: vec![1, 2, 3], bos: None, score_from: 1, whole: false };
-        let texts = Texts::cut(&[ids.clone(), ids], Some(8), 5, Some(1));
+        let texts = EncoderTexts::cut(&[ids.clone(), ids], Some(8), 5, Some(1));
         assert_eq!((texts.chunks.len(), &texts.chunks[0].tokens[..]), (1, &[1, 2, 3][..]));
     }
 }

@@ -11,22 +11,22 @@ use crate::verify::answers::cut_sources;
 use crate::verify::chat::check_templates;
 use crate::verify::cost::Cost;
 use crate::verify::embeddings;
-use crate::verify::healthy::{TwinRun, evenly, has_twin, run_twin};
-use crate::verify::judgement::{Judged, healthy_cost, judge_figures};
+use crate::verify::judgement::{JudgedModel, healthy_cost, judge_figures};
 use crate::verify::known;
 use crate::verify::label;
 use crate::verify::masked;
-use crate::verify::measure::{self, LogitFiles, Onlookers, measure_with};
+use crate::verify::measure::{self, LogitFiles, RunObservers, measure_with};
 use crate::verify::options::{VerifyOptions, longer_than_trained};
 use crate::verify::prompts::file_reports;
 use crate::verify::quality;
+use crate::verify::reference_twin::{TwinRun, evenly, has_twin, run_twin};
 use crate::verify::round_trip::check_round_trip;
 use crate::verify::routing::watch::RouteTally;
 use crate::verify::structure::{check_layout, check_structure};
 use crate::verify::tasks;
 use crate::verify::towers;
 use crate::verify::windows::{Cut, Scoring, Window, cut};
-use crate::verify::{Aspect, adapter, baseline_keys, drafts, vocabulary};
+use crate::verify::{Aspect, adapter, baseline_keys, drafts, file_vocabulary};
 use crate::verify::{
     Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile, PromptReport,
     PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet, VerifyError,
@@ -102,7 +102,7 @@ fn run_checks(
         Some(baseline) => compare_all_weights(model, baseline, options, report, progress),
         None => Ok(()),
     };
-    let Examined { mut report, ready } = examine(model, baseline, prompts, options, progress, weights)?;
+    let ExaminedModel { mut report, ready } = examine(model, baseline, prompts, options, progress, weights)?;
     if extras.logits.is_some() {
         report.has_baseline();
     }
@@ -146,8 +146,8 @@ fn run_checks(
     let logits = LogitFiles { known, save: save.as_mut() };
     let start = Instant::now();
     let routing = RouteTally::of(engine.plan());
-    let onlookers = Onlookers { observer, routing: routing.as_ref() };
-    let (positions, n_tokens) = measure_with(&engine, other, logits, &windows, progress, onlookers)?;
+    let observers = RunObservers { observer, routing: routing.as_ref() };
+    let (positions, n_tokens) = measure_with(&engine, other, logits, &windows, progress, observers)?;
     report.routing = routing.map(RouteTally::into_report);
     report.tokens_per_second = Some(n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9));
     fill(&mut report, encoded.len(), &positions, text_bytes(model, &positions));
@@ -160,7 +160,7 @@ fn run_checks(
         };
         report.healthy = Some(healthy_cost(Cost::typical(model.source.tensors()), twin, &mut report));
     }
-    judge_figures(&mut report, &Judged::of(model, engine.plan(), prompts));
+    judge_figures(&mut report, &JudgedModel::of(model, engine.plan(), prompts));
     if engine.plan().kind == ModelKind::Diffusion {
         let texts = masked::texts_of_windows(&windows, &encoded);
         let other = baseline.zip(reference.as_ref());
@@ -189,7 +189,7 @@ fn n_steps(
 }
 
 /// Model whose file, keys, weights and tokenizer were checked.
-pub(super) struct Examined {
+pub(super) struct ExaminedModel {
     pub(super) report: Report,
     /// Graph and the prompts as token ids, if the model can be run; the prompts are `None` if all are text and cannot
     /// be encoded.
@@ -204,7 +204,7 @@ pub(super) fn examine(
     options: &VerifyOptions<'_>,
     progress: &dyn Progress,
     weights: impl FnOnce(&mut Report) -> Result<(), VerifyError>,
-) -> Result<Examined, VerifyError> {
+) -> Result<ExaminedModel, VerifyError> {
     let mut report = Report::new(model.arch(), Some(model.bits_per_weight()), options.thresholds);
     if baseline.is_some() {
         report.has_baseline();
@@ -220,7 +220,7 @@ pub(super) fn examine(
     }
     if adapter::is_one(model.metadata) {
         adapter::leave_out(&mut report);
-        return Ok(Examined { report, ready: None });
+        return Ok(ExaminedModel { report, ready: None });
     }
     if towers::is_towers(model.metadata) {
         towers::leave_out(&mut report);
@@ -228,8 +228,8 @@ pub(super) fn examine(
     let plan = if drafts::are_alone(model.metadata, model.source.tensors()) {
         drafts::leave_out(model.metadata, &mut report);
         None
-    } else if vocabulary::is_alone(model.metadata, model.source.tensors()) {
-        vocabulary::leave_out(&mut report);
+    } else if file_vocabulary::is_alone(model.metadata, model.source.tensors()) {
+        file_vocabulary::leave_out(&mut report);
         None
     } else if options.weights_only {
         None
@@ -260,10 +260,10 @@ pub(super) fn examine(
                 "a file without them",
             );
         }
-        return Ok(Examined { report, ready: None });
+        return Ok(ExaminedModel { report, ready: None });
     };
     let encoded = encode(model, prompts, &mut report)?;
-    Ok(Examined { report, ready: Some((plan, encoded)) })
+    Ok(ExaminedModel { report, ready: Some((plan, encoded)) })
 }
 
 /// Cuts the prompts, and prepares the baseline if its logits can be compared with the model's. The tuple holds the
@@ -385,7 +385,7 @@ fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Rep
             report.add(Finding::unchecked("tokenizer", reason));
         }
         Err(_) if is_towers => report.judged(Aspect::Tokenizer, "towers have none"),
-        Err(_) => report.judged(Aspect::Tokenizer, "the file says that it has none"),
+        Err(_) => report.judged(Aspect::Tokenizer, "the file declares that it has none"),
         Ok(encoder) => {
             report.extend(check_round_trip(encoder, model.metadata, &texts));
             let source = if model.origin.is_some() { ", ids beside the source's" } else { "" };

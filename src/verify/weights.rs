@@ -12,9 +12,9 @@ mod findings;
 mod json;
 mod limits;
 mod pairs;
-mod side;
 mod sums;
 mod tensor;
+mod tensor_reader;
 
 pub use cause::{BlockState, Cause};
 pub use tensor::{BadBlock, BadRow, FirstDifference, Marked, RatioHistogram, TensorWeights, WeightOutcome};
@@ -27,12 +27,12 @@ use crate::core::{GgmlType, TensorMeta};
 use crate::engine::EngineError;
 use crate::gguf::{Array, Share, Value};
 use crate::verify::{Finding, Model, VerifyError};
-use compare::{Both, Buffers, Comparison};
-use diagnosis::{Case, scaled_columns};
-use limits::{Limits, MOSTLY_REPRODUCED, exceeds};
-use pairs::{Pair, Pairs};
-use side::Side;
-use tensor::{Seen, split_name};
+use compare::{Comparison, RowBuffers, RowsResult};
+use diagnosis::{DamagedTensor, scaled_columns};
+use limits::{ErrorLimits, MOSTLY_REPRODUCED, exceeds};
+use pairs::{TensorPair, TensorPairs};
+use tensor::{TensorTally, split_name};
+use tensor_reader::TensorReader;
 
 /// Largest and smallest number of values of a tensor that a thread compares at a time.
 const CHUNK_ELEMS: u64 = 128 << 10;
@@ -85,26 +85,26 @@ pub(super) fn compare_share(
     share: Option<Share>,
     progress: &dyn Progress,
 ) -> Result<WeightReport, VerifyError> {
-    let Pairs { pairs, findings } = Pairs::of(model, baseline, options.level)?;
+    let TensorPairs { pairs, findings } = TensorPairs::of(model, baseline, options.level)?;
     let mut report = WeightReport { tensors: Vec::new(), findings };
     let own = match share {
         Some(share) => pairs.get(share.of_tensors(pairs.iter().map(|pair| pair.file.meta()))),
         None => Some(pairs.as_slice()),
     };
     let own = own.unwrap_or_default();
-    let n_bytes = |pair: &Pair<'_>| pair.file.meta().n_bytes().unwrap_or(0);
+    let n_bytes = |pair: &TensorPair<'_>| pair.file.meta().n_bytes().unwrap_or(0);
     progress.begin("comparing weights", own.iter().map(n_bytes).sum());
     let mut n_cases = 0;
     for pair in own {
         let comparison = comparison(pair, options.level);
         let found = compare(&comparison, options, pair.file.meta(), progress)
-            .and_then(|seen| {
-                let mut tensor = judge(pair, &comparison, &seen);
+            .and_then(|tally| {
+                let mut tensor = judge(pair, &comparison, &tally);
                 if tensor.outcome == WeightOutcome::Damaged && n_cases < MAX_CASES {
                     n_cases += 1;
                     let others = others(&pairs, pair, &comparison);
                     let n_heads = n_heads(model, &tensor);
-                    let case = Case { comparison: &comparison, seen: &seen, others, n_heads };
+                    let case = DamagedTensor { comparison: &comparison, tally: &tally, others, n_heads };
                     tensor.cause = case.find()?;
                 }
                 Ok(tensor)
@@ -138,12 +138,12 @@ impl WeightReport {
 
 /// Chooses the coarser tensor as the one that is judged by the finer one: a float file made from a quantized baseline
 /// holds the values of the baseline's codes.
-fn comparison<'a>(pair: &Pair<'a>, level: SimdLevel) -> Comparison<'a> {
+fn comparison<'a>(pair: &TensorPair<'a>, level: SimdLevel) -> Comparison<'a> {
     let (file, baseline) = (pair.file.clone(), pair.baseline.clone());
     let bits = |ty: GgmlType| ty.bits_per_weight();
     let (coded, reference) =
         if bits(file.meta().ty) <= bits(baseline.meta().ty) { (file, baseline) } else { (baseline, file) };
-    let limits = Limits::new(coded.meta().ty, reference.meta().ty, level);
+    let limits = ErrorLimits::new(coded.meta().ty, reference.meta().ty, level);
     Comparison { coded, reference, limits }
 }
 
@@ -153,7 +153,7 @@ fn compare(
     options: &WeightOptions,
     file: &TensorMeta,
     progress: &dyn Progress,
-) -> Result<Seen, VerifyError> {
+) -> Result<TensorTally, VerifyError> {
     let n_threads = rayon::current_num_threads().max(1) as u64;
     let n_rows = comparison.coded.n_rows();
     let n_cols = comparison.coded.meta().shape.n_cols().max(1);
@@ -161,13 +161,13 @@ fn compare(
     let step = (budget.clamp(MIN_CHUNK_ELEMS, CHUNK_ELEMS) / n_cols).max(1);
     let row_bytes = file.row_bytes().unwrap_or(0);
     let n_chunks = n_rows.div_ceil(step);
-    let (mut seen, mut strict) = (Seen::default(), tensor::Marked::default());
+    let (mut tally, mut strict) = (TensorTally::default(), tensor::Marked::default());
     let mut first = 0;
     while first < n_chunks {
         let end = n_chunks.min(first + WAVE * n_threads);
-        let wave: Vec<Both> = (first..end)
+        let wave: Vec<RowsResult> = (first..end)
             .into_par_iter()
-            .map_init(Buffers::default, |buffers, chunk| {
+            .map_init(RowBuffers::default, |buffers, chunk| {
                 if progress.is_cancelled() {
                     return Err(EngineError::Cancelled);
                 }
@@ -180,28 +180,32 @@ fn compare(
             .collect::<Result<_, EngineError>>()?;
         // Joined in order, so that the sums do not depend on the number of threads.
         for both in wave {
-            seen.append(both.seen);
+            tally.append(both.tally);
             strict.append(both.strict);
         }
         first = end;
     }
-    let reproduced = seen.n_equal_blocks as f64 >= MOSTLY_REPRODUCED * seen.n_blocks as f64;
+    let reproduced = tally.n_equal_blocks as f64 >= MOSTLY_REPRODUCED * tally.n_blocks as f64;
     if reproduced && comparison.coded.meta().ty.is_quantized() {
-        seen.bad_blocks = strict;
+        tally.bad_blocks = strict;
     }
-    Ok(seen)
+    Ok(tally)
 }
 
 /// Other tensors of the same shape, whose values a damaged tensor may hold.
-fn others<'a>(pairs: &[Pair<'a>], own: &Pair<'a>, comparison: &Comparison<'a>) -> Vec<Side<'a>> {
+fn others<'a>(
+    pairs: &[TensorPair<'a>],
+    own: &TensorPair<'a>,
+    comparison: &Comparison<'a>,
+) -> Vec<TensorReader<'a>> {
     let is_file = std::ptr::addr_eq(comparison.reference.source, own.file.source);
     let shape = &comparison.reference.meta().shape;
     pairs
         .iter()
         .filter(|pair| pair.name != own.name)
         .map(|pair| if is_file { &pair.file } else { &pair.baseline })
-        .filter(|side| {
-            side.meta().shape.n_cols() == shape.n_cols() && side.meta().shape.n_rows() == shape.n_rows()
+        .filter(|reader| {
+            reader.meta().shape.n_cols() == shape.n_cols() && reader.meta().shape.n_rows() == shape.n_rows()
         })
         .cloned()
         .collect()
@@ -230,17 +234,17 @@ fn of_layer(array: &Array, layer: usize) -> Option<u64> {
 }
 
 /// Turns the sums of a tensor into its outcome.
-fn judge(pair: &Pair<'_>, comparison: &Comparison<'_>, seen: &Seen) -> TensorWeights {
+fn judge(pair: &TensorPair<'_>, comparison: &Comparison<'_>, tally: &TensorTally) -> TensorWeights {
     let (file, baseline) = (pair.file.meta(), pair.baseline.meta());
     let (layer, role) = split_name(&pair.name);
     let is_quantized = comparison.coded.meta().ty.is_quantized();
     let limits = &comparison.limits;
-    let granted = limits.granted(seen.own.errors, seen.file.reference, 0.0);
-    let (error, own_error) = (seen.file.relative_error(), seen.own.relative_error());
-    let ratio = match (is_quantized, seen.n_equal_blocks == seen.n_blocks) {
+    let granted = limits.granted(tally.own.errors, tally.file.reference, 0.0);
+    let (error, own_error) = (tally.file.relative_error(), tally.own.relative_error());
+    let ratio = match (is_quantized, tally.n_equal_blocks == tally.n_blocks) {
         (_, true) => 1.0,
-        (true, _) => compare::ratio(seen.file.errors, granted),
-        (false, _) => compare::ratio(seen.file.errors, seen.own.errors),
+        (true, _) => compare::ratio(tally.file.errors, granted),
+        (false, _) => compare::ratio(tally.file.errors, tally.own.errors),
     };
     let mut tensor = TensorWeights {
         name: pair.name.clone(),
@@ -254,20 +258,20 @@ fn judge(pair: &Pair<'_>, comparison: &Comparison<'_>, seen: &Seen) -> TensorWei
         error,
         own_error,
         ratio,
-        blocks: seen.n_blocks,
-        equal_blocks: seen.n_equal_blocks,
-        histogram: seen.histogram.clone(),
-        bad_blocks: seen.bad_blocks.clone(),
-        bad_rows: seen.bad_rows.clone(),
-        first_difference: seen.first_difference.clone(),
+        blocks: tally.n_blocks,
+        equal_blocks: tally.n_equal_blocks,
+        histogram: tally.histogram.clone(),
+        bad_blocks: tally.bad_blocks.clone(),
+        bad_rows: tally.bad_rows.clone(),
+        first_difference: tally.first_difference.clone(),
         message: None,
         cause: None,
     };
-    if let Some(reason) = &seen.unjudged {
+    if let Some(reason) = &tally.unjudged {
         tensor.outcome = WeightOutcome::Unjudged;
         tensor.message = Some(reason.clone());
-    } else if seen.n_equal_blocks != seen.n_blocks {
-        tensor.message = if is_quantized { coded_flaw(&tensor, seen, limits) } else { float_flaw(seen) };
+    } else if tally.n_equal_blocks != tally.n_blocks {
+        tensor.message = if is_quantized { coded_flaw(&tensor, tally, limits) } else { float_flaw(tally) };
         tensor.outcome = match tensor.message {
             Some(_) => WeightOutcome::Damaged,
             None => WeightOutcome::Within,
@@ -277,50 +281,50 @@ fn judge(pair: &Pair<'_>, comparison: &Comparison<'_>, seen: &Seen) -> TensorWei
 }
 
 /// Describes what is wrong with a quantized tensor; `None` if nothing is.
-fn coded_flaw(tensor: &TensorWeights, seen: &Seen, limits: &Limits) -> Option<String> {
-    let own_error = seen.own.relative_error().max(limits.nominal);
-    let scale = (seen.own.slope() / seen.file.slope()).abs().ln().abs();
+fn coded_flaw(tensor: &TensorWeights, tally: &TensorTally, limits: &ErrorLimits) -> Option<String> {
+    let own_error = tally.own.relative_error().max(limits.nominal);
+    let scale = (tally.own.slope() / tally.file.slope()).abs().ln().abs();
     let does = format!(
         "relative error {:.4}, {:.1} times that of a fresh {} quantization",
         tensor.error, tensor.ratio, tensor.ty
     );
-    if Limits::is_bad_tensor(tensor.error, tensor.ratio) {
+    if ErrorLimits::is_bad_tensor(tensor.error, tensor.ratio) {
         return Some(does);
     }
     // With few values, chance affects every factor.
-    let is_large = seen.n_blocks * tensor.ty.block_elems() as u64 >= 4096;
-    if is_large && exceeds(scale, Limits::tensor_scale(own_error)) {
+    let is_large = tally.n_blocks * tensor.ty.block_elems() as u64 >= 4096;
+    if is_large && exceeds(scale, ErrorLimits::tensor_scale(own_error)) {
         return Some(does);
     }
-    if seen.bad_rows.count > 0 {
-        let row = seen.bad_rows.first.first().map_or(0, |row| row.row);
-        let (n, ty) = (seen.bad_rows.count, tensor.ty);
+    if tally.bad_rows.count > 0 {
+        let row = tally.bad_rows.first.first().map_or(0, |row| row.row);
+        let (n, ty) = (tally.bad_rows.count, tensor.ty);
         return Some(format!("{n} rows with a larger error than {ty} explains, the first {row}"));
     }
-    if seen.bad_blocks.count > 0 {
-        let block = seen.bad_blocks.first.first();
+    if tally.bad_blocks.count > 0 {
+        let block = tally.bad_blocks.first.first();
         let (row, at) = block.map_or((0, 0), |block| (block.row, block.block));
-        let count = seen.bad_blocks.count;
+        let count = tally.bad_blocks.count;
         return Some(format!(
             "{count} of {} blocks with a larger error than {} explains, the first in row {row}, block {at}",
-            seen.n_blocks, tensor.ty
+            tally.n_blocks, tensor.ty
         ));
     }
     let n_rows = tensor.shape.n_rows();
-    let columns = if n_rows >= 64 { scaled_columns(seen, own_error) } else { Vec::new() };
+    let columns = if n_rows >= 64 { scaled_columns(tally, own_error) } else { Vec::new() };
     columns
         .first()
         .map(|(column, _)| format!("{} columns with another scale, the first {column}", columns.len()))
 }
 
 /// Describes what is wrong with a float tensor; `None` if nothing is.
-fn float_flaw(seen: &Seen) -> Option<String> {
-    if seen.n_beyond == 0 {
+fn float_flaw(tally: &TensorTally) -> Option<String> {
+    if tally.n_beyond == 0 {
         return None;
     }
-    let first = seen.first_difference.as_ref()?;
+    let first = tally.first_difference.as_ref()?;
     Some(format!(
         "{} of {} values differ, the first in row {}, column {}: {:e}, expected {:e}",
-        seen.n_differing, seen.n_blocks, first.row, first.column, first.found, first.expected
+        tally.n_differing, tally.n_blocks, first.row, first.column, first.found, first.expected
     ))
 }

@@ -20,7 +20,7 @@ pub enum Span {
 
 /// Predictions that are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize)]
-pub enum Rows {
+pub enum RowSelection {
     /// Predictions that count.
     #[default]
     Scored,
@@ -40,12 +40,12 @@ pub struct Scoring {
     /// Scored part of a full chunk.
     pub span: Span,
     /// Positions whose predictions are computed.
-    pub rows: Rows,
+    pub rows: RowSelection,
 }
 
 impl Default for Scoring {
     fn default() -> Self {
-        Self { n_ctx: 512, n_chunks: None, stride: None, span: Span::SecondHalf, rows: Rows::Scored }
+        Self { n_ctx: 512, n_chunks: None, stride: None, span: Span::SecondHalf, rows: RowSelection::Scored }
     }
 }
 
@@ -157,8 +157,8 @@ fn windows_of(at: usize, prompt: &Prompt, scoring: &Scoring) -> Result<Vec<Windo
         let from = prompt.score_from.saturating_sub(range.start + 1);
         let scored = rows.start.max(from)..rows.end;
         let wanted = match scoring.rows {
-            Rows::Scored => scored.clone(),
-            Rows::All => 0..range.len().saturating_sub(1),
+            RowSelection::Scored => scored.clone(),
+            RowSelection::All => 0..range.len().saturating_sub(1),
         };
         if scored.is_empty() && wanted.is_empty() {
             continue;
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!((found[1].chunk.tokens[0], found[1].chunk.tokens[1]), (99, 9));
         let completion = Prompt { score_from: 4, whole: true, ..prompt(6) };
         assert_eq!(parts(completion.clone(), scoring), [(0, 6, vec![4, 5])]);
-        let every = Scoring { rows: Rows::All, ..scoring };
+        let every = Scoring { rows: RowSelection::All, ..scoring };
         let found = cut(std::slice::from_ref(&completion), &[], &every).unwrap().windows;
         assert_eq!((found[0].targets.len(), found[0].scored.clone()), (5, 3..5));
         assert!(cut(&[Prompt { whole: true, ..prompt(9) }], &[], &scoring).is_err());

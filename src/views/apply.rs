@@ -1,7 +1,7 @@
 //! Conversion of a card's description of a tensor to a [`Recipe`]: every operation of the vocabulary becomes steps on
 //! views.
 
-use crate::arch::{Assembly, Content, JoinKind, MathOp, Op, OutputSpec, Step};
+use crate::arch::{Assembly, JoinKind, MathOp, Op, OpStep, OutputSpec, TensorContent};
 use crate::core::WeightMeta;
 use crate::views::rope::{rope_freqs_llama3, rope_freqs_padded};
 use crate::views::sinusoids::sinusoids;
@@ -51,29 +51,29 @@ pub fn recipe(output: &OutputSpec, weights: &[WeightMeta]) -> Result<Recipe, Rec
     Recipe::new(&view).ok_or_else(wrong_plan)
 }
 
-fn view_of(content: &Content, weights: &[WeightMeta]) -> Result<View, ShapeError> {
+fn view_of(content: &TensorContent, weights: &[WeightMeta]) -> Result<View, ShapeError> {
     match content {
-        Content::Sources(assembly) => assemble(assembly, weights),
-        Content::Joined { parts, axis } => {
+        TensorContent::Sources(assembly) => assemble(assembly, weights),
+        TensorContent::Joined { parts, axis } => {
             let parts: Result<Vec<_>, _> = parts.iter().map(|part| view_of(part, weights)).collect();
             View::concat(parts?, *axis)
         }
-        Content::RopeFreqsLlama3(params) => {
+        TensorContent::RopeFreqsLlama3(params) => {
             let values = rope_freqs_llama3(params);
             let shape = vec![values.len() as u64];
             View::values(values.into(), shape)
         }
-        Content::RopeFreqsPadded(params, n) => {
+        TensorContent::RopeFreqsPadded(params, n) => {
             let values = rope_freqs_padded(params, usize::try_from(*n).unwrap_or(0));
             let shape = vec![values.len() as u64];
             View::values(values.into(), shape)
         }
-        Content::Sinusoids { length, width } => {
+        TensorContent::Sinusoids { length, width } => {
             let values = sinusoids(*length, *width);
             View::values(values.into(), vec![*length, width / 2 * 2])
         }
-        Content::Values(values) => View::values(values.clone(), vec![values.len() as u64]),
-        Content::Fill { value, dims } => Ok(View::fill(*value, dims.clone())),
+        TensorContent::Values(values) => View::values(values.clone(), vec![values.len() as u64]),
+        TensorContent::Fill { value, dims } => Ok(View::fill(*value, dims.clone())),
     }
 }
 
@@ -92,7 +92,7 @@ fn assemble(assembly: &Assembly, weights: &[WeightMeta]) -> Result<View, ShapeEr
     run(joined, &assembly.ops)
 }
 
-fn run(view: View, steps: &[Step]) -> Result<View, ShapeError> {
+fn run(view: View, steps: &[OpStep]) -> Result<View, ShapeError> {
     steps.iter().try_fold(view, |view, step| {
         apply(&step.op, &view)?.into_iter().nth(step.result).ok_or(ShapeError::Empty)
     })
@@ -138,9 +138,9 @@ mod tests {
     use crate::core::simd::SimdLevel;
     use crate::core::{SourceError, WeightSource};
 
-    struct Nothing;
+    struct EmptySource;
 
-    impl WeightSource for Nothing {
+    impl WeightSource for EmptySource {
         fn weights(&self) -> &[WeightMeta] {
             &[]
         }
@@ -165,7 +165,7 @@ mod tests {
     fn floats(view: &View) -> Vec<f32> {
         let recipe = Recipe::new(view).unwrap();
         let mut out = vec![0.0; usize::try_from(recipe.shape().n_elems()).unwrap()];
-        recipe.read_f32(&Nothing, SimdLevel::Scalar, 0, &mut out).unwrap();
+        recipe.read_f32(&EmptySource, SimdLevel::Scalar, 0, &mut out).unwrap();
         out
     }
 

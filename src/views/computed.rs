@@ -9,9 +9,9 @@ use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
 use crate::core::sync::Unpoisoned;
 use crate::core::{ElementType, WeightSource};
-use crate::views::elems::Stretch;
+use crate::views::elems::StridedRange;
 use crate::views::grid::Resize;
-use crate::views::node::{Node, compile};
+use crate::views::node::{ViewNode, compile};
 use crate::views::origin::Computation;
 use crate::views::sum::TorchSum;
 use crate::views::view::View;
@@ -26,11 +26,11 @@ const MAX_COLS: u64 = 1 << 24;
 #[derive(Debug)]
 struct Computed {
     /// One source, or the factors of a product.
-    parts: Vec<Node>,
+    parts: Vec<ViewNode>,
     n_elems: u64,
     /// Number of elements of one index of the first axis.
     n_cols: u64,
-    kind: Kind,
+    kind: ComputedKind,
     /// Type to which results are rounded, as the reference computes in it.
     rounded: Option<ElementType>,
     /// Result of the pass over all elements.
@@ -38,7 +38,7 @@ struct Computed {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum ComputedKind {
     Whole(WholeOp),
     Product,
     Sum,
@@ -69,7 +69,8 @@ impl View {
             _ => None,
         };
         let found = Mutex::new(None);
-        let computed = Computed { parts: vec![node], n_elems, n_cols, kind: Kind::Whole(op), rounded, found };
+        let computed =
+            Computed { parts: vec![node], n_elems, n_cols, kind: ComputedKind::Whole(op), rounded, found };
         Ok(Self::computed(Arc::new(computed), self.shape().to_vec()))
     }
 
@@ -92,7 +93,7 @@ impl View {
             parts,
             n_elems,
             n_cols: 1,
-            kind: Kind::Product,
+            kind: ComputedKind::Product,
             rounded: None,
             found: Mutex::new(None),
         };
@@ -110,7 +111,7 @@ impl View {
         self.known_axis(axis)?;
         let summand = |at| self.slice(axis, at, at + 1)?.squeeze(axis);
         let summands: Vec<Self> = (0..self.shape()[axis]).map(summand).collect::<Result<_, _>>()?;
-        Self::of_parts(&summands, Kind::Sum)
+        Self::of_parts(&summands, ComputedKind::Sum)
     }
 
     /// Returns factors and shifts of a batch norm, whose weight, bias, mean and variance are the rows.
@@ -126,8 +127,8 @@ impl View {
         let (weight, bias, mean, variance) = (row(0)?, row(1)?, row(2)?, row(3)?);
         let eps = eps as f32;
         Ok(vec![
-            Self::of_parts(&[weight.clone(), variance.clone()], Kind::NormFactor(eps))?,
-            Self::of_parts(&[weight, variance, bias, mean], Kind::NormShift(eps))?,
+            Self::of_parts(&[weight.clone(), variance.clone()], ComputedKind::NormFactor(eps))?,
+            Self::of_parts(&[weight, variance, bias, mean], ComputedKind::NormShift(eps))?,
         ])
     }
 
@@ -148,13 +149,13 @@ impl View {
         }
         let resize = Resize::new(from, side);
         let corners = resize.corners().iter().map(|rows| self.gather(rows)).collect::<Result<Vec<_>, _>>()?;
-        Self::of_parts(&corners, Kind::Grid(resize))
+        Self::of_parts(&corners, ComputedKind::Grid(resize))
     }
 
     /// Builds the element-wise computation of views of one shape.
-    fn of_parts(parts: &[Self], kind: Kind) -> Result<Self, ShapeError> {
+    fn of_parts(parts: &[Self], kind: ComputedKind) -> Result<Self, ShapeError> {
         let shape = parts.first().ok_or(ShapeError::Empty)?.shape().to_vec();
-        let parts: Vec<Node> = parts.iter().map(compile).collect();
+        let parts: Vec<ViewNode> = parts.iter().map(compile).collect();
         let is_f16 = parts.iter().all(|part| part.element_type() == Some(ElementType::F16));
         let computed = Computed {
             parts,
@@ -177,7 +178,7 @@ impl Computation for Computed {
         &self,
         source: &dyn WeightSource,
         level: SimdLevel,
-        stretch: &Stretch,
+        stretch: &StridedRange,
         out: &mut [f32],
     ) -> Result<(), ViewError> {
         if stretch.stride == 1 {
@@ -214,7 +215,7 @@ impl Computed {
     ) -> Result<(), ViewError> {
         let Some((main, others)) = self.parts.split_first() else { return Ok(()) };
         let op = match self.kind {
-            Kind::Product => {
+            ComputedKind::Product => {
                 main.read(source, level, first, out)?;
                 return others.iter().try_for_each(|part| {
                     with_floats(out.len(), |factors| {
@@ -224,8 +225,8 @@ impl Computed {
                     })
                 });
             }
-            Kind::Whole(op) => op,
-            Kind::Sum => {
+            ComputedKind::Whole(op) => op,
+            ComputedKind::Sum => {
                 main.read(source, level, first, out)?;
                 return others.iter().try_for_each(|part| {
                     with_floats(out.len(), |summands| {
@@ -237,8 +238,8 @@ impl Computed {
                     })
                 });
             }
-            Kind::Grid(resize) => return self.read_grid(resize, source, level, first, out),
-            Kind::NormFactor(eps) | Kind::NormShift(eps) => {
+            ComputedKind::Grid(resize) => return self.read_grid(resize, source, level, first, out),
+            ComputedKind::NormFactor(eps) | ComputedKind::NormShift(eps) => {
                 return self.read_norm(eps, source, level, first, out);
             }
         };
@@ -335,7 +336,7 @@ impl Computed {
     fn found(
         &self,
         op: WholeOp,
-        main: &Node,
+        main: &ViewNode,
         source: &dyn WeightSource,
         level: SimdLevel,
     ) -> Result<Arc<[f32]>, ViewError> {
@@ -357,7 +358,7 @@ impl Computed {
 
     fn mean(
         &self,
-        main: &Node,
+        main: &ViewNode,
         source: &dyn WeightSource,
         level: SimdLevel,
         change: impl Fn(&mut [f32]),
@@ -376,7 +377,7 @@ impl Computed {
     /// Squares are added row by row in F32, as torch does along an axis that is not the last.
     fn lengths(
         &self,
-        main: &Node,
+        main: &ViewNode,
         eps: f64,
         source: &dyn WeightSource,
         level: SimdLevel,
@@ -398,7 +399,7 @@ impl Computed {
     /// Passes on all elements, in order.
     fn pass(
         &self,
-        main: &Node,
+        main: &ViewNode,
         source: &dyn WeightSource,
         level: SimdLevel,
         mut visit: impl FnMut(u64, &mut [f32]),

@@ -73,7 +73,7 @@ impl<'a> Decoded<'a> {
         let tensors = source.tensors();
         let by_name: HashMap<&str, usize> =
             tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.as_str(), at)).collect();
-        let beside = |weight: &TensorMeta, suffix: &str| {
+        let factor_of = |weight: &TensorMeta, suffix: &str| {
             let base = weight.name.strip_suffix(".weight")?;
             let at = *by_name.get(format!("{base}{suffix}").as_str())?;
             let fits =
@@ -83,10 +83,10 @@ impl<'a> Decoded<'a> {
         let mut is_factor = vec![false; tensors.len()];
         let mut factors = vec![Vec::new(); tensors.len()];
         for (tensor, factors) in tensors.iter().zip(&mut factors) {
-            if let Some(at) = beside(tensor, ".input_scale") {
+            if let Some(at) = factor_of(tensor, ".input_scale") {
                 is_factor[at] = true;
             }
-            let Some(at) = beside(tensor, ".scale") else { continue };
+            let Some(at) = factor_of(tensor, ".scale") else { continue };
             is_factor[at] = true;
             let mut bytes = vec![0; tensors[at].shape.n_elems() as usize * size_of::<f32>()];
             source.read_rows(at, 0, &mut bytes)?;
@@ -205,9 +205,9 @@ mod tests {
 
     /// Two stacked matrices of one row in blocks, a plain matrix of one row, factors, and tensors that only look like
     /// factors.
-    struct Stack(Vec<TensorMeta>);
+    struct StackSource(Vec<TensorMeta>);
 
-    impl TensorSource for Stack {
+    impl TensorSource for StackSource {
         fn tensors(&self) -> &[TensorMeta] {
             &self.0
         }
@@ -236,7 +236,7 @@ mod tests {
             shape: Shape::new(dims.to_vec()).unwrap(),
             ty,
         };
-        let stack = Stack(vec![
+        let stack = StackSource(vec![
             tensor("x.weight", &[2, 1, 32], GgmlType::Q8_0),
             tensor("x.scale", &[2], GgmlType::F32),
             tensor("x.input_scale", &[2], GgmlType::F32),
@@ -259,12 +259,12 @@ mod tests {
         assert_eq!(other, [0.25f32.to_le_bytes(), 1.5f32.to_le_bytes()].concat());
     }
 
-    struct Rows {
+    struct RowSource {
         tensors: Vec<TensorMeta>,
         bytes: Vec<u8>,
     }
 
-    impl TensorSource for Rows {
+    impl TensorSource for RowSource {
         fn tensors(&self) -> &[TensorMeta] {
             &self.tensors
         }
@@ -276,9 +276,9 @@ mod tests {
         }
     }
 
-    fn source(ty: GgmlType, dims: &[u64], bytes: Vec<u8>) -> Rows {
+    fn source(ty: GgmlType, dims: &[u64], bytes: Vec<u8>) -> RowSource {
         let shape = Shape::new(dims.to_vec()).unwrap();
-        Rows { tensors: vec![TensorMeta { name: "t".into(), shape, ty }], bytes }
+        RowSource { tensors: vec![TensorMeta { name: "t".into(), shape, ty }], bytes }
     }
 
     /// Checks that any range of elements, also across rows and inside them, equals the same part of the whole.

@@ -6,7 +6,7 @@ use crate::views::ViewError;
 
 /// Evenly spaced elements of a source.
 #[derive(Clone, Copy)]
-pub(super) struct Stretch {
+pub(super) struct StridedRange {
     /// Index of the first element.
     pub(super) start: u64,
     /// Distance from one element to the next.
@@ -15,7 +15,7 @@ pub(super) struct Stretch {
     pub(super) len: usize,
 }
 
-impl Stretch {
+impl StridedRange {
     fn at(&self, i: usize) -> u64 {
         self.start + i as u64 * self.stride
     }
@@ -45,7 +45,7 @@ impl<'s> Elems<'s> {
     /// Passes a stretch to `use_it`, without a copy if possible.
     pub(super) fn with(
         &self,
-        stretch: &Stretch,
+        stretch: &StridedRange,
         use_it: impl FnOnce(&[u8]) -> Result<(), ViewError>,
     ) -> Result<(), ViewError> {
         let n_bytes = stretch.len * self.elem_bytes;
@@ -61,7 +61,7 @@ impl<'s> Elems<'s> {
     }
 
     /// Copies a stretch.
-    pub(super) fn copy(&self, stretch: &Stretch, out: &mut [u8]) -> Result<(), ViewError> {
+    pub(super) fn copy(&self, stretch: &StridedRange, out: &mut [u8]) -> Result<(), ViewError> {
         match self.mapped {
             _ if stretch.stride != 1 => self.gather(stretch, out)?,
             Some(bytes) => {
@@ -73,7 +73,7 @@ impl<'s> Elems<'s> {
     }
 
     /// Collects elements that are not adjacent in their source.
-    pub(super) fn gather(&self, stretch: &Stretch, out: &mut [u8]) -> Result<(), ViewError> {
+    pub(super) fn gather(&self, stretch: &StridedRange, out: &mut [u8]) -> Result<(), ViewError> {
         for (i, elem) in out.chunks_exact_mut(self.elem_bytes).enumerate() {
             match self.mapped {
                 Some(bytes) => {
@@ -88,7 +88,7 @@ impl<'s> Elems<'s> {
 
     /// Reads several rows of a transposed matrix. The first one is `column` of the source; neighbours are read together
     /// and distributed to the rows.
-    pub(super) fn tile(&self, column: &Stretch, n_rows: usize, out: &mut [u8]) -> Result<(), ViewError> {
+    pub(super) fn tile(&self, column: &StridedRange, n_rows: usize, out: &mut [u8]) -> Result<(), ViewError> {
         let deal = match self.elem_bytes {
             2 => deal::<2>,
             4 => deal::<4>,

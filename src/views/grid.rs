@@ -13,7 +13,7 @@ pub(super) struct Resize {
 
 /// Two neighbours of a position along one side, and their weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Between {
+struct GridNeighbours {
     low: u64,
     high: u64,
     of_low: f32,
@@ -29,7 +29,7 @@ impl Resize {
     /// Returns the rows of the old grid that are the neighbours of each row of the result: above left, above right,
     /// below left, below right.
     pub(super) fn corners(self) -> [Vec<u64>; 4] {
-        let corner = |pick: fn(Between, Between) -> (u64, u64)| {
+        let corner = |pick: fn(GridNeighbours, GridNeighbours) -> (u64, u64)| {
             let rows = (0..self.to * self.to).map(|row| {
                 let (y, x) = pick(self.between(row / self.to), self.between(row % self.to));
                 y * self.from + x
@@ -45,13 +45,13 @@ impl Resize {
     }
 
     /// Returns the neighbours of a position of the new grid.
-    fn between(self, place: u64) -> Between {
+    fn between(self, place: u64) -> GridNeighbours {
         // Sides are short: every number here except the quotient is exact in F32.
         let step = if self.to > 1 { (self.from - 1) as f32 / (self.to - 1) as f32 } else { 0.0 };
         let at = step * place as f32;
         let low = (at as u64).min(self.from - 1);
         let of_high = (at - low as f32).clamp(0.0, 1.0);
-        Between { low, high: (low + 1).min(self.from - 1), of_low: 1.0 - of_high, of_high }
+        GridNeighbours { low, high: (low + 1).min(self.from - 1), of_low: 1.0 - of_high, of_high }
     }
 
     /// Returns the weights of the four neighbours of a row of the result: above left, above right, below left, below
@@ -75,8 +75,8 @@ mod tests {
     #[test]
     fn corners_stay_and_weights_add_up() {
         let resize = Resize { from: 8, to: 6 };
-        assert_eq!(resize.between(0), Between { low: 0, high: 1, of_low: 1.0, of_high: 0.0 });
-        assert_eq!(resize.between(5), Between { low: 7, high: 7, of_low: 1.0, of_high: 0.0 });
+        assert_eq!(resize.between(0), GridNeighbours { low: 0, high: 1, of_low: 1.0, of_high: 0.0 });
+        assert_eq!(resize.between(5), GridNeighbours { low: 7, high: 7, of_low: 1.0, of_high: 0.0 });
         for row in 0..36 {
             let sum: f32 = resize.weights(row).iter().sum();
             assert!((sum - 1.0).abs() < 1e-6, "{row}: {sum}");

@@ -1,6 +1,6 @@
 //! Low-rank matrices of adapters: operations of cards are applied to the two factors instead of the product.
 
-use crate::arch::{Content, JoinKind, MathOp, Op, Step};
+use crate::arch::{JoinKind, MathOp, Op, OpStep, TensorContent};
 use crate::views::{ShapeError, View, apply};
 
 /// A matrix, or a stack of them, as a product `B · A` that is never computed. B has its rows, A its columns, and the
@@ -32,7 +32,7 @@ pub enum FactorError {
 
 /// Meaning of an axis of the product.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum ProductAxis {
     /// Rows of the product, which are those of B.
     Rows,
     /// Columns of the product, which are those of A.
@@ -56,7 +56,7 @@ impl LowRank {
     ///
     /// # Errors
     /// Factors that are not matrices.
-    pub fn turned(&self) -> Result<Self, ShapeError> {
+    pub fn transposed(&self) -> Result<Self, ShapeError> {
         let turn = |view: &View| {
             let rank = view.shape().len();
             let (row, column) = (rank.checked_sub(2), rank.checked_sub(1));
@@ -84,9 +84,9 @@ impl LowRank {
     pub fn apply(&self, op: &Op) -> Result<Vec<Self>, FactorError> {
         let n_axes = self.b.shape().len();
         let side = |axis: usize| match n_axes.checked_sub(axis + 1) {
-            Some(0) => Side::Columns,
-            Some(1) => Side::Rows,
-            _ => Side::Stack,
+            Some(0) => ProductAxis::Columns,
+            Some(1) => ProductAxis::Rows,
+            _ => ProductAxis::Stack,
         };
         match op {
             Op::PermuteAxis { axis, .. }
@@ -101,10 +101,14 @@ impl LowRank {
             | Op::Gather { .. }
             | Op::GatherBlocks { .. } => self.on(side(0), op),
             // The factor of a product must be applied once.
-            Op::Negate { .. } | Op::ScaleRows { .. } if side(0) == Side::Rows => self.on(Side::Rows, op),
+            Op::Negate { .. } | Op::ScaleRows { .. } if side(0) == ProductAxis::Rows => {
+                self.on(ProductAxis::Rows, op)
+            }
             Op::Math(MathOp::Scale(by)) => Ok(vec![self.scaled(*by)]),
             Op::Transpose { a, b } => match (side(*a), side(*b)) {
-                (Side::Rows, Side::Columns) | (Side::Columns, Side::Rows) => Ok(vec![self.turned()?]),
+                (ProductAxis::Rows, ProductAxis::Columns) | (ProductAxis::Columns, ProductAxis::Rows) => {
+                    Ok(vec![self.transposed()?])
+                }
                 (one, other) if one == other => self.on(one, op),
                 _ => Err(FactorError::Op(op.name())),
             },
@@ -113,17 +117,21 @@ impl LowRank {
         }
     }
 
-    fn on(&self, side: Side, op: &Op) -> Result<Vec<Self>, FactorError> {
+    fn on(&self, side: ProductAxis, op: &Op) -> Result<Vec<Self>, FactorError> {
         Ok(match side {
-            Side::Rows => apply(op, &self.b)?.into_iter().map(|b| Self { b, a: self.a.clone() }).collect(),
-            Side::Columns => apply(op, &self.a)?.into_iter().map(|a| Self { b: self.b.clone(), a }).collect(),
-            Side::Stack => {
+            ProductAxis::Rows => {
+                apply(op, &self.b)?.into_iter().map(|b| Self { b, a: self.a.clone() }).collect()
+            }
+            ProductAxis::Columns => {
+                apply(op, &self.a)?.into_iter().map(|a| Self { b: self.b.clone(), a }).collect()
+            }
+            ProductAxis::Stack => {
                 apply(op, &self.b)?.into_iter().zip(apply(op, &self.a)?).map(|(b, a)| Self { b, a }).collect()
             }
         })
     }
 
-    fn run(self, steps: &[Step]) -> Result<Self, FactorError> {
+    fn run(self, steps: &[OpStep]) -> Result<Self, FactorError> {
         steps.iter().try_fold(self, |product, step| {
             let result = product.apply(&step.op)?.into_iter().nth(step.result);
             result.ok_or(FactorError::Shape(ShapeError::Empty))
@@ -136,10 +144,10 @@ impl LowRank {
 /// # Errors
 /// [`FactorError`], before any data is read.
 pub fn factors(
-    content: &Content,
+    content: &TensorContent,
     of: &dyn Fn(usize) -> Result<LowRank, FactorError>,
 ) -> Result<LowRank, FactorError> {
-    let Content::Sources(assembly) = content else { return Err(FactorError::Join) };
+    let TensorContent::Sources(assembly) = content else { return Err(FactorError::Join) };
     let parts = assembly.sources.iter().map(|source| of(source.weight)?.run(&source.ops));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
     let joined = match (assembly.join, parts.as_slice()) {
@@ -157,9 +165,9 @@ mod tests {
     use crate::core::{SourceError, WeightMeta, WeightSource};
     use crate::views::Recipe;
 
-    struct Nothing;
+    struct EmptySource;
 
-    impl WeightSource for Nothing {
+    impl WeightSource for EmptySource {
         fn weights(&self) -> &[WeightMeta] {
             &[]
         }
@@ -172,7 +180,7 @@ mod tests {
     fn floats(view: &View) -> Vec<f32> {
         let recipe = Recipe::new(view).unwrap();
         let mut out = vec![0.0; usize::try_from(recipe.shape().n_elems()).unwrap()];
-        recipe.read_f32(&Nothing, SimdLevel::Scalar, 0, &mut out).unwrap();
+        recipe.read_f32(&EmptySource, SimdLevel::Scalar, 0, &mut out).unwrap();
         out
     }
 

@@ -6,31 +6,31 @@ use crate::core::scratch::with_floats;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, WeightSource};
 use crate::views::ViewError;
-use crate::views::origin::Origin;
-use crate::views::run::Run;
+use crate::views::merged_leaf::MergedLeaf;
+use crate::views::origin::LeafOrigin;
 use crate::views::view::{Body, Joint, View};
 
 /// Callback for a leaf, a position inside it, and the part of the range that it covers from there.
-type Visit<'a, E> = dyn FnMut(&Run, u64, Range<u64>) -> Result<(), E> + 'a;
+type Visit<'a, E> = dyn FnMut(&MergedLeaf, u64, Range<u64>) -> Result<(), E> + 'a;
 
 /// A view prepared for reading: leaves, and their sequence.
 #[derive(Clone, Debug)]
-pub(super) enum Node {
-    Leaf(Run),
+pub(super) enum ViewNode {
+    Leaf(MergedLeaf),
     Concat {
         /// Number of elements of one step of the axes outside the seam (and of the seam, if parts take turns), summed
         /// up to and including each part.
         ends: Vec<u64>,
-        parts: Vec<Node>,
+        parts: Vec<ViewNode>,
     },
 }
 
 /// Longest period, in elements, at which parts that take turns are read one by one, whole.
 const SHORT_PERIOD: u64 = 64;
 
-pub(super) fn compile(view: &View) -> Node {
+pub(super) fn compile(view: &View) -> ViewNode {
     match &view.body {
-        Body::Leaf(leaf) => Node::Leaf(Run::of(leaf)),
+        Body::Leaf(leaf) => ViewNode::Leaf(MergedLeaf::of(leaf)),
         Body::Concat { axis, parts, joint } => {
             // Elements that a part contributes before the next one follows: all of the axis, or one index of it.
             let first = match joint {
@@ -42,16 +42,16 @@ pub(super) fn compile(view: &View) -> Node {
                 end += part.shape()[first..].iter().product::<u64>();
                 end
             });
-            Node::Concat { ends: ends.collect(), parts: parts.iter().map(compile).collect() }
+            ViewNode::Concat { ends: ends.collect(), parts: parts.iter().map(compile).collect() }
         }
     }
 }
 
-impl Node {
+impl ViewNode {
     /// Calls `test` on every leaf until it returns false; returns true if it never did.
-    pub(super) fn all_leaves(&self, test: &mut dyn FnMut(&Run) -> bool) -> bool {
+    pub(super) fn all_leaves(&self, test: &mut dyn FnMut(&MergedLeaf) -> bool) -> bool {
         match self {
-            Self::Leaf(run) => test(run),
+            Self::Leaf(leaf) => test(leaf),
             Self::Concat { parts, .. } => parts.iter().all(|part| part.all_leaves(test)),
         }
     }
@@ -59,21 +59,21 @@ impl Node {
     /// Returns the element type of all sources, if it is the same for all.
     pub(super) fn element_type(&self) -> Option<ElementType> {
         let mut found = None;
-        let uniform = self.all_leaves(&mut |run| match &run.origin {
-            Origin::Weight { ty, .. } => *found.get_or_insert(*ty) == *ty,
-            Origin::Computed(computed) => {
+        let uniform = self.all_leaves(&mut |leaf| match &leaf.origin {
+            LeafOrigin::Weight { ty, .. } => *found.get_or_insert(*ty) == *ty,
+            LeafOrigin::Computed(computed) => {
                 computed.element_type().is_some_and(|ty| *found.get_or_insert(ty) == ty)
             }
             // Zeros and other constants are of any type.
-            Origin::Values(_) | Origin::Fill(_) => true,
+            LeafOrigin::Values(_) | LeafOrigin::Fill(_) => true,
         });
         found.filter(|_| uniform)
     }
 
     /// Calls `visit` for the weights of every leaf.
     pub(super) fn each_weight(&self, visit: &mut dyn FnMut(usize)) {
-        self.all_leaves(&mut |run| {
-            weights_of(run, visit);
+        self.all_leaves(&mut |leaf| {
+            weights_of(leaf, visit);
             true
         });
     }
@@ -85,7 +85,7 @@ impl Node {
 
     fn walk_from<E>(&self, first: u64, n: u64, done: u64, visit: &mut Visit<'_, E>) -> Result<(), E> {
         let (ends, parts) = match self {
-            Self::Leaf(run) => return visit(run, first, done..done + n),
+            Self::Leaf(leaf) => return visit(leaf, first, done..done + n),
             Self::Concat { ends, parts } => (ends, parts),
         };
         let period = ends.last().copied().unwrap_or(0);
@@ -121,8 +121,8 @@ impl Node {
             }
             return Ok(());
         }
-        self.walk(first, out.len() as u64, &mut |run, first, range| {
-            run.read(source, level, first, &mut out[range.start as usize..range.end as usize])
+        self.walk(first, out.len() as u64, &mut |leaf, first, range| {
+            leaf.read(source, level, first, &mut out[range.start as usize..range.end as usize])
         })
     }
 
@@ -135,9 +135,9 @@ impl Node {
         out: &mut [u8],
     ) -> Result<(), ViewError> {
         let size = ty.block_bytes();
-        self.walk(first, (out.len() / size) as u64, &mut |run, first, range| {
+        self.walk(first, (out.len() / size) as u64, &mut |leaf, first, range| {
             let out = &mut out[range.start as usize * size..range.end as usize * size];
-            run.read_ints(source, ty, first, out)
+            leaf.read_ints(source, ty, first, out)
         })
     }
 
@@ -149,16 +149,16 @@ impl Node {
         elem_bytes: usize,
     ) -> Result<(), ViewError> {
         let n = (out.len() / elem_bytes) as u64;
-        self.walk(first, n, &mut |run, first, range| {
+        self.walk(first, n, &mut |leaf, first, range| {
             let out = &mut out[range.start as usize * elem_bytes..range.end as usize * elem_bytes];
-            run.copy(source, first, out, elem_bytes)
+            leaf.copy(source, first, out, elem_bytes)
         })
     }
 
     /// Returns true if every element comes from a weight, unchanged, in whole blocks of `block_elems` neighbours.
     pub(super) fn keeps_blocks(&self, block_elems: u64) -> bool {
         match self {
-            Self::Leaf(run) => run.keeps_blocks(block_elems),
+            Self::Leaf(leaf) => leaf.keeps_blocks(block_elems),
             Self::Concat { ends, parts } => {
                 ends.iter().all(|end| end % block_elems == 0)
                     && parts.iter().all(|part| part.keeps_blocks(block_elems))
@@ -177,14 +177,14 @@ impl Node {
         let (elems, bytes) = (ty.block_elems() as u64, ty.block_bytes());
         let n = (out.len() / bytes) as u64 * elems;
         let offset = |elem: u64| (elem / elems) as usize * bytes;
-        self.walk(first, n, &mut |run, first, range| {
-            run.read_packed(source, ty, first, &mut out[offset(range.start)..offset(range.end)])
+        self.walk(first, n, &mut |leaf, first, range| {
+            leaf.read_packed(source, ty, first, &mut out[offset(range.start)..offset(range.end)])
         })
     }
 
     pub(super) fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
-        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, first, range| {
-            run.release(source, first, range.end - range.start);
+        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |leaf, first, range| {
+            leaf.release(source, first, range.end - range.start);
             Ok(())
         });
     }
@@ -204,15 +204,15 @@ impl Node {
                 found.push(place);
             }
         };
-        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |run, first, range| {
+        let _ = self.walk::<std::convert::Infallible>(first, n, &mut |leaf, first, range| {
             let n = range.end - range.start;
-            match &run.origin {
-                Origin::Weight { index, .. } => match matrix_elems(*index).filter(|&elems| elems > 0) {
-                    Some(elems) => run.each_part(first, n, elems, &mut |part| note((*index, Some(part)))),
+            match &leaf.origin {
+                LeafOrigin::Weight { index, .. } => match matrix_elems(*index).filter(|&elems| elems > 0) {
+                    Some(elems) => leaf.each_part(first, n, elems, &mut |part| note((*index, Some(part)))),
                     None => note((*index, Some(0))),
                 },
-                Origin::Computed(_) => weights_of(run, &mut |index| note((index, None))),
-                Origin::Values(_) | Origin::Fill(_) => {}
+                LeafOrigin::Computed(_) => weights_of(leaf, &mut |index| note((index, None))),
+                LeafOrigin::Values(_) | LeafOrigin::Fill(_) => {}
             }
             Ok(())
         });
@@ -222,12 +222,12 @@ impl Node {
     /// Returns the weight and element of an output element; `None` if it comes from no weight.
     pub(super) fn locate(&self, index: u64) -> Option<(usize, u64)> {
         let mut found = None;
-        let _ = self.walk::<std::convert::Infallible>(index, 1, &mut |run, first, _| {
-            let at = run.stretch(first, 1).start;
-            found = match &run.origin {
-                Origin::Weight { index, .. } => Some((*index, at)),
-                Origin::Computed(computed) => computed.locate(at),
-                Origin::Values(_) | Origin::Fill(_) => None,
+        let _ = self.walk::<std::convert::Infallible>(index, 1, &mut |leaf, first, _| {
+            let at = leaf.stretch(first, 1).start;
+            found = match &leaf.origin {
+                LeafOrigin::Weight { index, .. } => Some((*index, at)),
+                LeafOrigin::Computed(computed) => computed.locate(at),
+                LeafOrigin::Values(_) | LeafOrigin::Fill(_) => None,
             };
             Ok(())
         });
@@ -236,11 +236,11 @@ impl Node {
 }
 
 /// Calls `visit` for the weights of a leaf.
-fn weights_of(run: &Run, visit: &mut dyn FnMut(usize)) {
-    match &run.origin {
-        Origin::Weight { index, .. } => visit(*index),
-        Origin::Computed(computed) => computed.each_weight(visit),
-        Origin::Values(_) | Origin::Fill(_) => {}
+fn weights_of(leaf: &MergedLeaf, visit: &mut dyn FnMut(usize)) {
+    match &leaf.origin {
+        LeafOrigin::Weight { index, .. } => visit(*index),
+        LeafOrigin::Computed(computed) => computed.each_weight(visit),
+        LeafOrigin::Values(_) | LeafOrigin::Fill(_) => {}
     }
 }
 
@@ -256,7 +256,7 @@ impl Turn {
     /// Reads the elements of the part in the range from `first`.
     fn read(
         self,
-        part: &Node,
+        part: &ViewNode,
         source: &dyn WeightSource,
         level: SimdLevel,
         first: u64,

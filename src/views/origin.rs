@@ -6,11 +6,11 @@ use std::sync::Arc;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, WeightSource};
 use crate::views::ViewError;
-use crate::views::elems::Stretch;
+use crate::views::elems::StridedRange;
 
 /// Source of the elements of a leaf.
 #[derive(Clone, Debug)]
-pub(super) enum Origin {
+pub(super) enum LeafOrigin {
     Weight {
         index: usize,
         ty: ElementType,
@@ -36,7 +36,7 @@ pub(super) trait Computation: fmt::Debug + Send + Sync {
         &self,
         source: &dyn WeightSource,
         level: SimdLevel,
-        stretch: &Stretch,
+        stretch: &StridedRange,
         out: &mut [f32],
     ) -> Result<(), ViewError>;
 

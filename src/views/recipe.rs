@@ -5,8 +5,8 @@ use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, Shape, WeightSource};
 use crate::quant::{self, Extent, SmallRows};
 use crate::views::ViewError;
-use crate::views::node::{Node, compile};
-use crate::views::origin::Origin;
+use crate::views::node::{ViewNode, compile};
+use crate::views::origin::LeafOrigin;
 use crate::views::view::View;
 
 /// Elements that are decoded, checked and encoded at a time: they fit in the second-level cache.
@@ -25,7 +25,7 @@ pub struct ReadPolicy {
 #[derive(Clone, Debug)]
 pub struct Recipe {
     shape: Shape,
-    root: Node,
+    root: ViewNode,
     /// Source type, if all elements come from weights of one type without arithmetic.
     native: Option<ElementType>,
 }
@@ -37,12 +37,12 @@ impl Recipe {
         let shape = Shape::new(view.shape().to_vec())?;
         let root = compile(view);
         let mut native = None;
-        let uniform = root.all_leaves(&mut |run| match (&run.origin, native) {
-            (Origin::Weight { ty, .. }, None) if run.math.is_empty() => {
+        let uniform = root.all_leaves(&mut |leaf| match (&leaf.origin, native) {
+            (LeafOrigin::Weight { ty, .. }, None) if leaf.math.is_empty() => {
                 native = Some(*ty);
                 true
             }
-            (Origin::Weight { ty, .. }, Some(first)) => run.math.is_empty() && *ty == first,
+            (LeafOrigin::Weight { ty, .. }, Some(first)) => leaf.math.is_empty() && *ty == first,
             _ => false,
         });
         Some(Self { shape, root, native: native.filter(|_| uniform) })

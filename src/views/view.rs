@@ -12,12 +12,12 @@ use crate::arch::MathOp;
 use crate::core::WeightMeta;
 use crate::views::axis::{Axis, Dim, axis_size, factor, slice_axis};
 use crate::views::error::ShapeError;
-use crate::views::origin::{Computation, Origin};
+use crate::views::origin::{Computation, LeafOrigin};
 
 /// A strided view of one source.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
-    pub(super) origin: Origin,
+    pub(super) origin: LeafOrigin,
     pub(super) offset: u64,
     axes: Vec<Axis>,
     pub(super) math: Vec<MathOp>,
@@ -61,7 +61,7 @@ impl View {
     /// Creates a view of an unchanged weight of the source.
     #[must_use]
     pub fn weight(index: usize, meta: &WeightMeta) -> Self {
-        Self::contiguous(Origin::Weight { index, ty: meta.ty }, meta.shape.dims().to_vec())
+        Self::contiguous(LeafOrigin::Weight { index, ty: meta.ty }, meta.shape.dims().to_vec())
     }
 
     /// Creates a view of values that were computed while planning.
@@ -72,21 +72,21 @@ impl View {
         if shape.iter().product::<u64>() != values.len() as u64 {
             return Err(ShapeError::Reshape { from: vec![values.len() as u64], to: shape });
         }
-        Ok(Self::contiguous(Origin::Values(values), shape))
+        Ok(Self::contiguous(LeafOrigin::Values(values), shape))
     }
 
     /// Creates a view of a computation that needs more than one read of its sources.
     pub(super) fn computed(computed: Arc<dyn Computation>, shape: Vec<u64>) -> Self {
-        Self::contiguous(Origin::Computed(computed), shape)
+        Self::contiguous(LeafOrigin::Computed(computed), shape)
     }
 
     /// Creates a view with one value everywhere.
     #[must_use]
     pub fn fill(value: f32, shape: Vec<u64>) -> Self {
-        Self::contiguous(Origin::Fill(value), shape)
+        Self::contiguous(LeafOrigin::Fill(value), shape)
     }
 
-    fn contiguous(origin: Origin, shape: Vec<u64>) -> Self {
+    fn contiguous(origin: LeafOrigin, shape: Vec<u64>) -> Self {
         let mut stride = 1;
         let mut axes: Vec<Axis> = Vec::with_capacity(shape.len());
         for &size in shape.iter().rev() {

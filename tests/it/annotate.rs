@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use assert_cmd::Command;
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::arch::{OutType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf};
@@ -16,6 +15,7 @@ use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 use serde_json::{Map, Value as Json, json};
 
 use crate::support::fixture;
+use crate::support::programs::run;
 
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
@@ -252,22 +252,15 @@ fn quantizing_keeps_annotations() {
     assert_eq!(own_keys(quantized.metadata()), own_keys(file.metadata()));
 }
 
-fn program(name: &str, args: &[&str], dir: &Path) -> (i32, String, String) {
-    let output = Command::cargo_bin(name).unwrap().args(args).current_dir(dir).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
 #[test]
 fn a_file_without_its_window_is_warned_of_and_an_annotated_one_passes() {
     let dir = tempfile::tempdir().unwrap();
     checkpoint(&case("mistral"), &dir.path().join("hf"));
     let common = ["hf2gguf", "hf", "--type", "f32", "--no-tokenizer", "--quiet", "--no-sync", "-o"];
     for more in [&["plain.gguf"][..], &["annotated.gguf", "--annotate"]] {
-        let (code, out, err) = program("gguf-convert", &[&common[..], more].concat(), dir.path());
-        assert_eq!(code, 0, "{out}{err}");
+        run("gguf-convert", dir.path(), &[&common[..], more].concat()).ok();
     }
-    let (_, out, _) = program("gguf-inspect", &["annotated.gguf"], dir.path());
+    let out = run("gguf-inspect", dir.path(), &["annotated.gguf"]).out;
     assert!(out.contains("gguf_foundry.attention.sliding_window"), "{out}");
 
     let tokens: Vec<u64> =
@@ -276,7 +269,7 @@ fn a_file_without_its_window_is_warned_of_and_an_annotated_one_passes() {
     fs_err::write(dir.path().join("short.jsonl"), json!({ "tokens": &tokens[..7] }).to_string()).unwrap();
     let verify = |file: &str, prompts: &str| {
         let args = [file, "--baseline", "hf", "--prompts", prompts, "--score", "all", "--json", "--quiet"];
-        let (code, out, err) = program("gguf-verify", &args, dir.path());
+        let (code, out, err) = run("gguf-verify", dir.path(), &args).parts();
         let report: Json = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{err}"));
         let findings = report["findings"].as_array().unwrap().iter();
         let hparams: Vec<String> = findings

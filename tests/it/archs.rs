@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use assert_cmd::Command;
 use gguf_foundry::arch::{CardKind, Registry, all_facts, facts};
 use gguf_foundry::engine::{Stage, stage};
 
-use crate::support::root;
+use crate::support::{programs, root};
 
 const TABLE: &str = "docs/architecture-table.md";
 /// Set to write the table instead of comparing it.
@@ -144,10 +143,8 @@ fn cards_without_a_way_back_say_why() {
 #[test]
 fn the_program_lists_and_shows_cards() {
     let run = |code: i32, args: &[&str]| {
-        let output = Command::cargo_bin("gguf-convert").unwrap().args(args).output().unwrap();
-        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {err}");
-        (out, err)
+        let ended = programs::run("gguf-convert", root(), args).exits_with(code);
+        (ended.out, ended.err)
     };
     let (list, _) = run(0, &["archs"]);
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();

@@ -182,7 +182,7 @@ fn an_index_and_its_shards_must_agree() {
     for outside in ["../s.safetensors", "/s.safetensors", "sub/../../s.safetensors", "./s.safetensors", ""] {
         assert_eq!(
             with(&format!(r#"{{"weight_map":{{"a":"{outside}"}}}}"#), one),
-            format!("DIR/model.safetensors.index.json: shard `{outside}` lies outside the directory")
+            format!("DIR/model.safetensors.index.json: shard `{outside}` is outside the directory")
         );
     }
     for bad in ["{}", r#"{"weight_map":[]}"#, r#"{"weight_map":{"a":1}}"#] {

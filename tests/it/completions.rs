@@ -1,6 +1,7 @@
 //! Command `completions` of all four programs.
 
-use crate::inspect::{Bench, outcome};
+use crate::inspect::Bench;
+use crate::support::programs::finish;
 
 #[test]
 fn every_program_completes_itself_in_every_shell() {
@@ -19,7 +20,7 @@ fn every_program_completes_itself_in_every_shell() {
             ("elvish", "edit:completion"),
             ("powershell", "Register-ArgumentCompleter"),
         ] {
-            let (code, out, err) = outcome(bench.program(program).args(["completions", shell]));
+            let (code, out, err) = finish(bench.program(program).args(["completions", shell])).parts();
             assert_eq!((code, err.as_str()), (0, ""), "{program} {shell}");
             let word = if shell == "fish" { word.trim_start_matches('-') } else { word };
             assert!(
@@ -27,7 +28,7 @@ fn every_program_completes_itself_in_every_shell() {
                 "{program} {shell}: {out}"
             );
         }
-        let (code, _, err) = outcome(bench.program(program).args(["completions", "tcsh"]));
+        let (code, _, err) = finish(bench.program(program).args(["completions", "tcsh"])).parts();
         assert!(code == 2 && err.contains("[possible values: bash, elvish, fish, powershell, zsh]"), "{err}");
     }
 }
@@ -36,7 +37,7 @@ fn every_program_completes_itself_in_every_shell() {
 fn types_are_completed() {
     let bench = Bench::new();
     for program in ["gguf-convert", "gguf-quantize"] {
-        let (_, out, _) = outcome(bench.program(program).args(["completions", "bash"]));
+        let out = finish(bench.program(program).args(["completions", "bash"])).out;
         assert!(out.contains(" q4_k_m ") && out.contains(" iq2_xxs "), "{program}");
     }
 }
@@ -47,8 +48,7 @@ fn a_file_of_that_name_is_given_with_its_folder() {
     let bench = Bench::new().with_tiny();
     fs_err::rename(bench.path("tiny.gguf"), bench.path("completions")).unwrap();
     let args = ["./completions", "out.gguf", "q8_0", "--no-sync"];
-    let (code, _, err) = outcome(bench.program("gguf-quantize").args(args));
-    assert_eq!(code, 0, "{err}");
+    finish(bench.program("gguf-quantize").args(args)).ok();
     let (code, _, err) = bench.run(&["./completions", "--no-tensors"]);
     assert_eq!(code, 0, "{err}");
 }
@@ -58,7 +58,7 @@ fn a_file_of_that_name_is_given_with_its_folder() {
 fn bash_reads_what_is_printed() {
     let bench = Bench::new();
     for program in ["gguf-convert", "gguf-quantize", "gguf-verify", "gguf-inspect"] {
-        let (_, out, _) = outcome(bench.program(program).args(["completions", "bash"]));
+        let out = finish(bench.program(program).args(["completions", "bash"])).out;
         fs_err::write(bench.path("c.bash"), out).unwrap();
         // The function fills COMPREPLY with possible next words. It replaces a hyphen in the program's name by two
         // underscores.
@@ -67,12 +67,8 @@ fn bash_reads_what_is_printed() {
             "source ./c.bash && COMP_WORDS=({program} comp) COMP_CWORD=1 && _{name} {program} comp {program}; \
              echo \"${{COMPREPLY[@]}}\""
         );
-        let output = std::process::Command::new("bash")
-            .current_dir(bench.path("."))
-            .args(["--norc", "-c", &script])
-            .output()
-            .unwrap();
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(out.contains("completions"), "{program}: {out}{err}");
+        let mut bash = std::process::Command::new("bash");
+        let ended = finish(bash.current_dir(bench.path(".")).args(["--norc", "-c", &script]));
+        assert!(ended.out.contains("completions"), "{program}: {}", ended.text());
     }
 }

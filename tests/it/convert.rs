@@ -9,7 +9,7 @@ mod sizes;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gguf_foundry::arch::{Heads, OutType};
+use gguf_foundry::arch::{DraftHeads, OutType};
 use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{SplitSpec, WriteOptions, write_gguf};
@@ -79,7 +79,7 @@ fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
             None => vec![expect],
         };
         let want: Vec<&str> = parts.iter().map(|part| part["file"]["sha256"].as_str().unwrap()).collect();
-        let heads = if asked("no_mtp") { Heads::Dropped } else { Heads::default() };
+        let heads = if asked("no_mtp") { DraftHeads::Dropped } else { DraftHeads::default() };
         let options = ConvertOptions { heads, mistral_format: asked("mistral_format"), ..options(outtype) };
         match convert(dir, &options, split, &parts) {
             Ok(found) if found == want => n_cases.fetch_add(1, Ordering::Relaxed),

@@ -6,24 +6,7 @@ use gguf_foundry::core::{GgmlType, TensorMeta, TensorSource};
 use gguf_foundry::gguf::GgufFile;
 
 use crate::support::fixture;
-
-/// Runs a program in a directory; returns exit code, standard output, standard error.
-fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let output = assert_cmd::Command::cargo_bin(program)
-        .unwrap()
-        .current_dir(dir)
-        .arg("--no-sync")
-        .args(args)
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
-fn done(program: &str, dir: &Path, args: &[&str]) {
-    let (code, _, err) = run(program, dir, args);
-    assert_eq!(code, 0, "{args:?}: {err}");
-}
+use crate::support::programs::run_unsynced as run;
 
 /// Copies the bundled checkpoint.
 fn checkpoint(dir: &Path) {
@@ -55,27 +38,25 @@ fn a_quantized_file_replaces_its_own_earlier_self_alone() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     checkpoint(&dir.join("One"));
-    done("gguf-convert", dir, &["hf2gguf", "One", "--type", "f16", "-o", "a-F16.gguf"]);
+    run("gguf-convert", dir, &["hf2gguf", "One", "--type", "f16", "-o", "a-F16.gguf"]).ok();
     let quantize = ["a-F16.gguf", "--type", "q4_0"];
-    done("gguf-quantize", dir, &quantize);
-    done("gguf-quantize", dir, &quantize);
+    run("gguf-quantize", dir, &quantize).ok();
+    run("gguf-quantize", dir, &quantize).ok();
     // Another model of the same shapes, with another name or only other values.
     let other = ["hf2gguf", "One", "--type", "q4_0", "--set", "general.name=str:Other", "-o", "a-Q4_0.gguf"];
-    done("gguf-convert", dir, &other);
+    run("gguf-convert", dir, &other).ok();
     let before = fs_err::read(dir.join("a-Q4_0.gguf")).unwrap();
-    let (code, _, err) = run("gguf-quantize", dir, &quantize);
+    let (code, _, err) = run("gguf-quantize", dir, &quantize).parts();
     let want = "error: a-Q4_0.gguf: the output's default name is taken by another model: its `general.name` is `Other`, \
                 here it is `One`";
     assert_eq!((code, err), (1, format!("{want}{HINT}")));
     assert!(fs_err::read(dir.join("a-Q4_0.gguf")).unwrap() == before);
-    let (code, _, err) = run("gguf-quantize", dir, &[&quantize[..], &["--dry-run"]].concat());
-    assert_eq!(code, 0, "{err}");
+    let err = run("gguf-quantize", dir, &[&quantize[..], &["--dry-run"]].concat()).ok().err;
     assert!(err.contains("warning: a run would stop here: a-Q4_0.gguf: the output's default name"), "{err}");
     // A name given by the user may be overwritten.
-    done("gguf-quantize", dir, &["a-F16.gguf", "a-Q4_0.gguf", "--type", "q4_0"]);
+    run("gguf-quantize", dir, &["a-F16.gguf", "a-Q4_0.gguf", "--type", "q4_0"]).ok();
     change(&dir.join("a-Q4_0.gguf"));
-    let (code, _, err) = run("gguf-quantize", dir, &quantize);
-    assert_eq!(code, 1, "{err}");
+    let err = run("gguf-quantize", dir, &quantize).exits_with(1).err;
     assert!(err.contains("another model: its tensor `output_norm.weight` has other values"), "{err}");
 }
 
@@ -87,12 +68,11 @@ fn a_folder_of_outputs_keeps_the_models_of_other_checkpoints() {
     fs_err::create_dir(dir.join("out")).unwrap();
     for file_type in ["f16", "q4_k_m"] {
         let convert = ["hf2gguf", "One", "--type", file_type, "-o", "out"];
-        done("gguf-convert", dir, &convert);
-        done("gguf-convert", dir, &convert);
+        run("gguf-convert", dir, &convert).ok();
+        run("gguf-convert", dir, &convert).ok();
         let name = fs_err::read_dir(dir.join("out")).unwrap().next().unwrap().unwrap().path();
         change(&name);
-        let (code, _, err) = run("gguf-convert", dir, &convert);
-        assert_eq!(code, 1, "{err}");
+        let err = run("gguf-convert", dir, &convert).exits_with(1).err;
         assert!(err.contains("the output's default name is taken by another model"), "{err}");
         fs_err::remove_file(name).unwrap();
     }
@@ -107,7 +87,7 @@ fn a_snapshot_of_the_hubs_cache_is_named_after_its_repository() {
     fs_err::create_dir(dir.join("out")).unwrap();
     let output = dir.join("out");
     let output = output.to_str().unwrap();
-    done("gguf-convert", &snapshot, &["hf2gguf", ".", "--type", "f16", "-o", output]);
+    run("gguf-convert", &snapshot, &["hf2gguf", ".", "--type", "f16", "-o", output]).ok();
     let path = fs_err::read_dir(output).unwrap().next().unwrap().unwrap().path();
     let name = path.file_name().unwrap().to_str().unwrap().to_owned();
     assert!(name.starts_with("Tiny-Thing-") && name.ends_with("-F16.gguf"), "{name}");

@@ -2,7 +2,6 @@
 //! all programs, all types and all ways to run them.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::gguf::FileType;
@@ -11,7 +10,7 @@ use proptest::test_runner::TestRng;
 use safetensors::SafeTensors;
 use serde_json::json;
 
-use crate::support::{fixture, rng, seed, sha256};
+use crate::support::{fixture, programs, rng, seed, sha256};
 
 /// Environment variable that repeats the choices of an earlier run.
 const SEED: &str = "GGUF_DETERMINISM_SEED";
@@ -75,16 +74,11 @@ impl Bench {
     }
 
     /// Runs a program, and returns its standard output.
-    fn run(&self, program: &str, arguments: &str, way: &[String]) -> Vec<u8> {
-        let any = Path::new(env!("CARGO_BIN_EXE_gguf-convert"));
-        let program = any.with_file_name(format!("{program}{}", std::env::consts::EXE_SUFFIX));
-        let mut command = Command::new(program);
-        let output =
-            command.args(arguments.split(' ')).args(way).arg("--no-sync").current_dir(&self.dir).output();
-        let output = output.unwrap();
-        let message = String::from_utf8_lossy(&output.stderr);
-        assert!(matches!(output.status.code(), Some(0 | 4)), "{arguments} {way:?}: {message}");
-        output.stdout
+    fn run(&self, program: &str, arguments: &str, way: &[String]) -> String {
+        let mut command = programs::command(program, self.dir.path());
+        let ended = programs::finish(command.args(arguments.split(' ')).args(way).arg("--no-sync"));
+        assert!(matches!(ended.code, Some(0 | 4)), "{arguments} {way:?}: {}", ended.err);
+        ended.out
     }
 
     /// Runs a command that writes files into `out/`, and returns them with their hashes.

@@ -3,12 +3,11 @@
 
 use std::path::Path;
 
-use assert_cmd::Command;
 use gguf_foundry::arch::{Draft, Inputs, Mapping, OutType, Registry, ResolveOptions, draft, resolve};
 use gguf_foundry::core::{ElementType, Hint, Shape, WeightMeta};
 use serde_json::{Value as Json, json};
 
-use crate::support::fixture;
+use crate::support::{fixture, programs};
 
 /// Checkpoint of `fixtures/cards`: configuration and rows of name, type and shape.
 pub(crate) fn case(path: &str) -> Json {
@@ -262,11 +261,8 @@ fn the_program_drafts_and_converts() {
     unknown["config"]["model_type"] = json!("nobodys");
     write_checkpoint(&dir.path().join("model"), &unknown);
     let run = |code: i32, args: &[&str]| {
-        let output =
-            Command::cargo_bin("gguf-convert").unwrap().args(args).current_dir(dir.path()).output().unwrap();
-        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {err}");
-        (out, err)
+        let ended = programs::run("gguf-convert", dir.path(), args).exits_with(code);
+        (ended.out, ended.err)
     };
     let dry = ["hf2gguf", "model", "--dry-run", "--no-tokenizer"];
     let (_, err) = run(1, &dry);

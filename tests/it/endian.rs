@@ -5,7 +5,8 @@ use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::{GgufFile, swap_blocks};
 use proptest::prelude::Rng;
 
-use crate::inspect::{Bench, InMemory, metadata, outcome};
+use crate::inspect::{Bench, InMemory, metadata};
+use crate::support::programs::{Outcome, finish};
 use crate::support::{rng, seed};
 
 /// Model with a tensor of every type and random bytes.
@@ -20,8 +21,8 @@ fn every_type(bench: &Bench) {
     model.write(&bench.path("all.gguf"), &metadata());
 }
 
-fn endian(bench: &Bench, args: &[&str]) -> (i32, String, String) {
-    outcome(bench.program("gguf-convert").arg("endian").args(args).arg("--no-sync"))
+fn endian(bench: &Bench, args: &[&str]) -> Outcome {
+    finish(bench.program("gguf-convert").arg("endian").args(args).arg("--no-sync"))
 }
 
 #[test]
@@ -29,7 +30,7 @@ fn there_and_back_is_the_file_itself() {
     let bench = Bench::new();
     every_type(&bench);
     let own = fs_err::read(bench.path("all.gguf")).unwrap();
-    let (code, out, err) = endian(&bench, &["all.gguf", "-o", "big.gguf"]);
+    let (code, out, err) = endian(&bench, &["all.gguf", "-o", "big.gguf"]).parts();
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.ends_with("little-endian → big-endian\n"), "{out}");
     let other = fs_err::read(bench.path("big.gguf")).unwrap();
@@ -45,7 +46,7 @@ fn there_and_back_is_the_file_itself() {
         assert_eq!(files[1].raw_tensor(index), turned, "{}", tensor.name);
     }
 
-    assert_eq!(endian(&bench, &["big.gguf", "--outfile", "back.gguf", "--to", "little"]).0, 0);
+    endian(&bench, &["big.gguf", "--outfile", "back.gguf", "--to", "little"]).ok();
     assert!(fs_err::read(bench.path("back.gguf")).unwrap() == own);
     let diff = bench.run(&["diff", "all.gguf", "back.gguf"]);
     assert_eq!(diff.0, 0, "{}", diff.1);
@@ -54,7 +55,7 @@ fn there_and_back_is_the_file_itself() {
 #[test]
 fn a_file_that_has_the_order_is_copied() {
     let bench = Bench::new();
-    let (code, _, err) = endian(&bench, &["model.gguf", "-o", "copy.gguf", "--to", "little"]);
+    let (code, _, err) = endian(&bench, &["model.gguf", "-o", "copy.gguf", "--to", "little"]).parts();
     assert_eq!((code, err.as_str()), (0, "note: model.gguf is little-endian already\n"));
     let read = |name: &str| fs_err::read(bench.path(name)).unwrap();
     assert_eq!(read("copy.gguf"), read("model.gguf"));
@@ -64,8 +65,8 @@ fn a_file_that_has_the_order_is_copied() {
 fn parts_become_one_file() {
     let bench = Bench::new();
     bench.json(&["split", "model.gguf", "-o", "p", "--split-max-tensors", "2"], 0);
-    assert_eq!(endian(&bench, &["p-00002-of-00002.gguf", "-o", "big.gguf"]).0, 0);
-    assert_eq!(endian(&bench, &["big.gguf", "-o", "back.gguf"]).0, 0);
+    endian(&bench, &["p-00002-of-00002.gguf", "-o", "big.gguf"]).ok();
+    endian(&bench, &["big.gguf", "-o", "back.gguf"]).ok();
     let read = |name: &str| fs_err::read(bench.path(name)).unwrap();
     assert_eq!(read("back.gguf"), read("model.gguf"));
 }
@@ -74,13 +75,13 @@ fn parts_become_one_file() {
 fn nothing_is_written_where_nothing_may_be() {
     let bench = Bench::new();
     let before = fs_err::read(bench.path("model.gguf")).unwrap();
-    let (code, out, err) = endian(&bench, &["model.gguf", "-o", "big.gguf", "--dry-run"]);
+    let (code, out, err) = endian(&bench, &["model.gguf", "-o", "big.gguf", "--dry-run"]).parts();
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.contains("3 tensors, 992 B") && out.ends_with("nothing was written\n"), "{out}");
-    let (code, _, err) = endian(&bench, &["model.gguf", "-o", "model.gguf"]);
+    let (code, _, err) = endian(&bench, &["model.gguf", "-o", "model.gguf"]).parts();
     assert!(code == 2 && err.contains("output is the same file as input"), "{err}");
     fs_err::write(bench.path("mine.txt"), "mine").unwrap();
-    let (code, _, err) = endian(&bench, &["model.gguf", "-o", "mine.txt"]);
+    let (code, _, err) = endian(&bench, &["model.gguf", "-o", "mine.txt"]).parts();
     assert!(code == 1 && err.contains("does not replace"), "{err}");
     assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
     assert_eq!(bench.names(), ["mine.txt", "model.gguf"]);

@@ -13,6 +13,7 @@ use gguf_foundry::gguf::{Array, GgufFile, Value, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 
 use crate::goldens::{Goldens, conformance_tests};
+use crate::support::programs::{self, Outcome};
 use crate::support::{fixture, names, report_cases};
 
 /// Cases of the corpus that are restored tensor by tensor.
@@ -191,17 +192,9 @@ fn a_directory_with_something_in_it_is_left_alone() {
     assert_eq!(fs_err::read_dir(out.path()).unwrap().count(), 1);
 }
 
-/// Runs the program; returns exit code, standard output, standard error.
-fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let output = assert_cmd::Command::cargo_bin("gguf-convert")
-        .unwrap()
-        .current_dir(dir)
-        .args(["gguf2hf", "--no-sync"])
-        .args(args)
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+/// Runs `gguf-convert gguf2hf`.
+fn run(dir: &Path, args: &[&str]) -> Outcome {
+    programs::run("gguf-convert", dir, &[&["gguf2hf", "--no-sync"], args].concat())
 }
 
 /// Writes the bundled model with other texts for some tokens.
@@ -228,8 +221,7 @@ fn a_vocabulary_that_json_cannot_hold_is_left_out() {
         with_tokens(&temp.path().join(&file), |tokens| {
             tokens[300] = if name == "bytes" { b"\xff\xfe".to_vec() } else { tokens[299].clone() };
         });
-        let (code, _, err) = run(temp.path(), &[&file, "-o", &out]);
-        assert_eq!(code, 0, "{err}");
+        let err = run(temp.path(), &[&file, "-o", &out]).ok().err;
         assert!(err.contains("no tokenizer files are written: ") && err.contains(why), "{err}");
         let dir = temp.path().join(&out);
         assert_eq!(names(&dir), ["config.json", "model.safetensors"]);
@@ -244,9 +236,9 @@ fn a_vocabulary_that_json_cannot_hold_is_left_out() {
 fn the_tokenizer_is_left_out_on_purpose() {
     let temp = tempfile::tempdir().unwrap();
     to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, true);
-    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "with"]);
+    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "with"]).parts();
     assert_eq!((code, err.as_str()), (0, ""));
-    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "without", "--no-tokenizer"]);
+    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "without", "--no-tokenizer"]).parts();
     assert_eq!((code, err.as_str()), (0, ""));
     assert_eq!(names(&temp.path().join("without")), ["config.json", "model.safetensors"]);
     let read = |name: &str| fs_err::read(temp.path().join(name)).unwrap();
@@ -262,14 +254,10 @@ fn a_full_disk_leaves_nothing() {
     to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, true);
     fs_err::create_dir_all(temp.path().join("empty")).unwrap();
     for out in ["new", "deep/er/new", "empty"] {
-        let output = std::process::Command::new("bash")
-            .current_dir(temp.path())
-            .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$0\" gguf2hf model.gguf -o \"$1\""])
-            .args([env!("CARGO_BIN_EXE_gguf-convert"), out])
-            .output()
-            .unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{err}");
+        let script = "trap '' XFSZ; ulimit -f 1024; exec \"$0\" gguf2hf model.gguf -o \"$1\"";
+        let mut command = std::process::Command::new("bash");
+        command.current_dir(temp.path()).args(["-c", script, programs::path("gguf-convert"), out]);
+        let err = programs::finish(&mut command).exits_with(1).err;
         assert!(err.contains("File too large"), "{err}");
         assert_eq!(names(temp.path()), ["empty", "model.gguf"], "{out}");
         assert_eq!(names(&temp.path().join("empty")), [""; 0]);
@@ -280,7 +268,7 @@ fn a_full_disk_leaves_nothing() {
 fn what_is_in_the_way_is_said_before_the_weights_are_read() {
     let temp = tempfile::tempdir().unwrap();
     to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, false);
-    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "model.gguf"]);
+    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "model.gguf"]).parts();
     assert_eq!(
         (code, err.as_str()),
         (1, "error: model.gguf: not a directory\n\nhint: name a directory that is new or empty\n")

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::root;
+use crate::support::{programs, root};
 
 /// Paths of the repository that a message must not name.
 const PLACES: [&str; 6] = ["src/", "docs/", "tests/", "fixtures/", "converters/", ".rs"];
@@ -94,14 +94,9 @@ fn the_help_of_every_command_names_no_place_in_the_repository() {
         ("gguf-inspect", &["diff", "hash", "set", "remove", "split", "checkpoint", "merge"]),
     ] {
         for command in [None].into_iter().chain(commands.iter().map(Some)) {
-            let output = assert_cmd::Command::cargo_bin(program)
-                .unwrap()
-                .args(command)
-                .arg("--help")
-                .output()
-                .unwrap();
-            let help = String::from_utf8(output.stdout).unwrap();
-            assert!(output.status.success() && help.contains("-q, --quiet"), "{program} {command:?}: {help}");
+            let help =
+                programs::finish(programs::command(program, root()).args(command).arg("--help")).ok().out;
+            assert!(help.contains("-q, --quiet"), "{program} {command:?}: {help}");
             for place in PLACES {
                 assert!(!help.contains(place), "{program} {command:?}: {place}");
             }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::hostile_corpus::material::with_keys;
-use crate::support::fixture;
+use crate::support::programs::{self, Outcome};
+use crate::support::{fixture, root};
 
 /// More work than the time limit allows.
 const SLOW: &str = "{% set a = 'a' * 60000000 %}{% for i in range(9999) %}{{ 'b' in a }}{% endfor %}";
@@ -22,7 +23,7 @@ fn model(dir: &Path, template: &str) -> PathBuf {
 }
 
 fn verify(model: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gguf-verify"));
+    let mut command = programs::command("gguf-verify", root());
     command.arg(model).arg("--prompts").arg(fixture("hostile/base_chat.jsonl"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -59,8 +60,8 @@ fn signal(pid: i32, name: &str) {
 }
 
 fn end(program: Child) -> (Option<i32>, String) {
-    let out = program.wait_with_output().unwrap();
-    (out.status.code(), String::from_utf8_lossy(&[out.stderr, out.stdout].concat()).into_owned())
+    let ended = Outcome::from(program.wait_with_output().unwrap());
+    (ended.code, ended.text())
 }
 
 #[test]
@@ -95,18 +96,11 @@ fn a_program_without_a_file_renders_all_the_same() {
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
     let model = model(dir.path(), template);
     let program = dir.path().join("a program");
-    fs_err::copy(env!("CARGO_BIN_EXE_gguf-verify"), &program).unwrap();
+    fs_err::copy(programs::path("gguf-verify"), &program).unwrap();
     let script = "exec 3<'a program'; rm 'a program'; exec /proc/self/fd/3 \"$@\"";
-    let out = Command::new("sh")
-        .args(["-c", script, "sh"])
-        .arg(&model)
-        .arg("--prompts")
-        .arg(fixture("hostile/base_chat.jsonl"))
-        .current_dir(dir.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&[out.stderr, out.stdout].concat()).into_owned();
-    assert_eq!(out.status.code(), Some(4), "{said}");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh"]).arg(&model).arg("--prompts").arg(fixture("hostile/base_chat.jsonl"));
+    let said = programs::finish(shell.current_dir(dir.path())).exits_with(4).text();
     assert!(!program.exists() && !said.contains("chat template"), "{said}");
 }
 
@@ -114,9 +108,9 @@ fn a_program_without_a_file_renders_all_the_same() {
 #[test]
 fn the_hidden_command_takes_its_own_arguments_only() {
     for args in [&["isolated-job", "chat"][..], &["isolated-job", "nothing", "1", "2", "3"]] {
-        for program in [env!("CARGO_BIN_EXE_gguf-verify"), env!("CARGO_BIN_EXE_gguf-convert")] {
-            let out = Command::new(program).args(args).stdin(Stdio::null()).output().unwrap();
-            assert_eq!((out.status.code(), out.stdout.len()), (Some(2), 0), "{args:?}");
+        for program in ["gguf-verify", "gguf-convert"] {
+            let (code, out, _) = programs::run(program, root(), args).parts();
+            assert_eq!((code, out.len()), (2, 0), "{args:?}");
         }
     }
 }
@@ -131,26 +125,17 @@ fn a_chat_that_fails_leaves_the_others_scored() {
     let chat = |role: &str| json!({"messages": [{"role": role, "content": "the heather on the path"}]});
     let prompts = dir.path().join("p.jsonl");
     fs_err::write(&prompts, format!("{}\n{}\n{}\n", chat("user"), chat("tool"), chat("tool"))).unwrap();
-    let out = Command::new(env!("CARGO_BIN_EXE_gguf-verify"))
-        .arg(&model)
-        .arg("--prompts")
-        .arg(&prompts)
-        .arg("--json")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&out.stdout).into_owned();
-    assert_eq!(out.status.code(), Some(3), "{said}");
+    let mut verify = programs::command("gguf-verify", root());
+    let ended =
+        programs::finish(verify.arg(&model).arg("--prompts").arg(&prompts).arg("--json")).exits_with(3);
+    let said = &ended.out;
     assert!(said.contains("prompt 1: messages: chat template: line 1: "), "{said}");
     assert!(said.contains("(2 of 3 prompts)"), "{said}");
-    let document: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let document = ended.json();
     assert!(document["perplexity"]["value"].is_number(), "{document:#}");
     // Figures over fewer texts than were asked for are not printed as complete.
-    let logits = Command::new(env!("CARGO_BIN_EXE_gguf-verify"))
-        .arg("logits")
-        .arg(&model)
-        .arg("--prompts")
-        .arg(&prompts)
-        .output()
-        .unwrap();
-    assert_eq!((logits.status.code(), logits.stdout.len()), (Some(1), 0));
+    let mut logits = programs::command("gguf-verify", root());
+    let (code, out, _) =
+        programs::finish(logits.arg("logits").arg(&model).arg("--prompts").arg(&prompts)).parts();
+    assert_eq!((code, out.len()), (1, 0));
 }

@@ -6,7 +6,9 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{Metadata, WriteOptions, write_gguf};
 
+use crate::quantize::run as quantize;
 use crate::support::fixture;
+use crate::support::programs::run;
 
 const N_COLS: usize = 512;
 const N_ROWS: usize = 8;
@@ -62,22 +64,9 @@ fn imatrix(path: &Path, values: &[f32]) {
     fs_err::write(path, bytes).unwrap();
 }
 
-fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {
-    let output =
-        assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
-    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
-}
-
 /// Output of a program with `--json`.
 fn json(program: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
-    let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
-    let output = command.current_dir(dir).args(args).arg("--json").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn quantize(dir: &Path, args: &[&str]) -> (i32, String) {
-    run("gguf-quantize", dir, &[&["--no-sync"], args].concat())
+    run(program, dir, &[args, &["--json"]].concat()).ok().json()
 }
 
 #[test]
@@ -85,15 +74,14 @@ fn a_row_too_large_for_its_type_is_an_error_that_names_it() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 3, 1e20);
     for (ty, shown) in [("q6_k", "Q6_K"), ("iq4_xs", "IQ4_XS"), ("q3_k_s", "Q3_K"), ("iq3_s", "IQ3_S")] {
-        let (code, err) = quantize(dir.path(), &["in.gguf", "out.gguf", ty]);
-        assert_eq!(code, 1, "{ty}: {err}");
+        let err = quantize(dir.path(), &["in.gguf", "out.gguf", ty]).exits_with(1).err;
         let place =
             format!("tensor `{DOWN}`: row 3, from column 0 on: values up to 1e20 are too large for {shown}");
         assert!(err.contains(&place), "{ty}: {err}");
         assert!(!dir.path().join("out.gguf").exists(), "{ty}");
     }
-    let (code, err) =
-        quantize(dir.path(), &["in.gguf", "out.gguf", "q6_k", "--tensor-type", "ffn_down=bf16"]);
+    let (code, _, err) =
+        quantize(dir.path(), &["in.gguf", "out.gguf", "q6_k", "--tensor-type", "ffn_down=bf16"]).parts();
     // The warning about the unknown architecture always occurs.
     let is_warning = |line: &str| {
         line.contains("warning") && !line.contains("architecture `nobody` is not a known language model")
@@ -106,8 +94,7 @@ fn rows_too_small_for_their_type_are_counted_and_the_first_is_named() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 5, 1e-9);
     for (ty, shown) in [("q6_k", "Q6_K"), ("q8_0", "Q8_0"), ("f16", "F16")] {
-        let (code, err) = quantize(dir.path(), &["in.gguf", "out.gguf", ty]);
-        assert_eq!(code, 0, "{ty}: {err}");
+        let err = quantize(dir.path(), &["in.gguf", "out.gguf", ty]).ok().err;
         let expected = format!(
             "1 row of 1 tensor came out as zeros or nearly, too small for the type: the first is row 5 of `{DOWN}` \
              (values up to 1e-9, {shown})"
@@ -119,7 +106,7 @@ fn rows_too_small_for_their_type_are_counted_and_the_first_is_named() {
         { "tensor": DOWN, "type": "Q8_0", "rows": 1, "first_row": 5, "largest": 1e-9f32 }
     ]);
     assert_eq!(document["small_rows"], expected);
-    let (code, err) = quantize(dir.path(), &["in.gguf", "out.gguf", "bf16"]);
+    let (code, _, err) = quantize(dir.path(), &["in.gguf", "out.gguf", "bf16"]).parts();
     assert_eq!((code, err.contains("zeros")), (0, false), "{err}");
 }
 
@@ -158,16 +145,14 @@ fn a_conversion_says_the_same() {
     let dir = tempfile::tempdir().unwrap();
     checkpoint(dir.path(), 1e22);
     for ty in ["q6_k", "q8_0"] {
-        let (code, err) = run("gguf-convert", dir.path(), &["hf2gguf", ".", "--type", ty, "-o", "out.gguf"]);
-        assert_eq!(code, 1, "{ty}: {err}");
+        run("gguf-convert", dir.path(), &["hf2gguf", ".", "--type", ty, "-o", "out.gguf"]).exits_with(1);
     }
-    let (_, err) = run("gguf-convert", dir.path(), &["hf2gguf", ".", "--type", "q6_k", "-o", "out.gguf"]);
+    let err = run("gguf-convert", dir.path(), &["hf2gguf", ".", "--type", "q6_k", "-o", "out.gguf"]).err;
     assert!(err.contains(&format!("tensor `{DOWN}`: row 5, from column ")), "{err}");
     assert!(err.contains("are too large for Q6_K"), "{err}");
     checkpoint(dir.path(), 1e-9);
     for ty in ["q6_k", "q8_0", "f16"] {
-        let (code, err) = run("gguf-convert", dir.path(), &["hf2gguf", ".", "--type", ty, "-o", "out.gguf"]);
-        assert_eq!(code, 0, "{ty}: {err}");
+        let err = run("gguf-convert", dir.path(), &["hf2gguf", ".", "--type", ty, "-o", "out.gguf"]).ok().err;
         assert!(err.contains("1 row of 1 tensor came out as zeros or nearly"), "{ty}: {err}");
         assert!(err.contains(&format!("the first is row 5 of `{DOWN}`")), "{ty}: {err}");
         let args = ["hf2gguf", ".", "--type", ty, "-o", "out.gguf"];
@@ -190,8 +175,8 @@ fn importance_that_is_negative_or_no_number_is_refused_by_entry_and_index() {
         let mut values = vec![1.0; N_COLS];
         values[37] = value;
         imatrix(&matrix, &values);
-        let (code, err) = quantize(dir.path(), &["--imatrix", "m.dat", "in.gguf", "out.gguf", "q4_k_m"]);
-        assert_eq!(code, 1, "{err}");
+        let err =
+            quantize(dir.path(), &["--imatrix", "m.dat", "in.gguf", "out.gguf", "q4_k_m"]).exits_with(1).err;
         assert!(err.contains(&format!("tensor `{DOWN}`: importance value 37 is {value}")), "{err}");
     }
 }
@@ -213,8 +198,7 @@ fn a_number_of_calls_below_zero_is_refused_by_entry() {
         ("gguf-verify", &["imatrix", "show", "m.dat"]),
     ];
     for (program, args) in runs {
-        let (code, err) = run(program, dir.path(), args);
-        assert_eq!(code, 1, "{program} {args:?}: {err}");
+        let err = run(program, dir.path(), args).exits_with(1).err;
         assert!(err.contains(&expected), "{program} {args:?}: {err}");
     }
 }
@@ -226,12 +210,11 @@ fn columns_without_importance_are_said() {
     let mut values = vec![1.0; N_COLS];
     imatrix(&dir.path().join("m.dat"), &values);
     let args = ["--imatrix", "m.dat", "in.gguf", "out.gguf", "iq4_nl"];
-    let (code, err) = quantize(dir.path(), &args);
+    let (code, _, err) = quantize(dir.path(), &args).parts();
     assert_eq!((code, err.contains("importance at all")), (0, false), "{err}");
     values[64..96].fill(0.0);
     imatrix(&dir.path().join("m.dat"), &values);
-    let (code, err) = quantize(dir.path(), &args);
-    assert_eq!(code, 0, "{err}");
+    let err = quantize(dir.path(), &args).ok().err;
     let expected =
         format!("1 tensor with groups of columns of no importance at all, which become zeros: `{DOWN}`");
     assert!(err.contains(&expected), "{err}");

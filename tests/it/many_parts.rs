@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use rustix::process::{Resource, getrlimit};
 
 use crate::support::fixture;
+use crate::support::programs::{self, Outcome};
 
 const N_LAYERS: usize = 70;
 /// Nine tensors per layer, the embeddings, the last norm.
@@ -69,15 +70,9 @@ fn checkpoint(dir: &Path) {
 }
 
 fn command(limits: &str, dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new("sh");
-    command.arg("-c").arg(format!("{limits} && exec \"$0\" \"$@\""));
-    command.arg(assert_cmd::cargo::cargo_bin(args[0])).args(&args[1..]).current_dir(dir);
+    let mut command = programs::limited(limits, args[0], dir);
+    command.args(&args[1..]);
     command
-}
-
-fn succeed(output: &Output, what: &[&str]) {
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{what:?}: {err}");
 }
 
 /// All files of a directory, by name.
@@ -99,7 +94,7 @@ fn sets_of_600_parts_are_written_with_256_descriptors() {
     let first = format!("m-00001-of-{N_TENSORS:05}.gguf");
     let from_parts = format!("../parts/{first}");
     let whole: &[&str] = &["gguf-convert", "hf2gguf", "hf", "-o", "whole.gguf", "--no-sync"];
-    succeed(&command("true", root.path(), whole).output().unwrap(), whole);
+    programs::finish(&mut command("true", root.path(), whole)).ok();
     let one = ["--split-max-tensors", "1"];
     let commands: [(&str, &[&str], usize); 4] = [
         ("parts", &["gguf-convert", "hf2gguf", "../hf", "-o", "m.gguf", one[0], one[1]], N_TENSORS),
@@ -116,7 +111,7 @@ fn sets_of_600_parts_are_written_with_256_descriptors() {
         fs_err::create_dir(&wide).unwrap();
         fs_err::create_dir(&narrow).unwrap();
         let args = [args, &["--no-sync"]].concat();
-        succeed(&command("true", &wide, &args).output().unwrap(), &args);
+        programs::finish(&mut command("true", &wide, &args)).ok();
         // The soft and the hard limit, many threads, and a second time over an existing set.
         for threads in ["1", "16"] {
             // The output directory must be new.
@@ -125,7 +120,7 @@ fn sets_of_600_parts_are_written_with_256_descriptors() {
                 fs_err::create_dir(&narrow).unwrap();
             }
             let args = [&args[..], &["--threads", threads]].concat();
-            succeed(&command("ulimit -n 256", &narrow, &args).output().unwrap(), &args);
+            programs::finish(&mut command("ulimit -n 256", &narrow, &args)).ok();
             let (wide, narrow) = (files(&wide), files(&narrow));
             assert!(wide.len() >= n_least, "{name}: {}", wide.len());
             assert!(wide.keys().eq(narrow.keys()), "{name}: {:?}", narrow.keys().next());
@@ -156,14 +151,14 @@ fn two_writers_at_once_and_one_that_is_killed_leave_one_whole_set() {
     killed.wait().unwrap();
     let writers = [start("f16"), start("f32")];
     for writer in writers {
-        succeed(&writer.wait_with_output().unwrap(), &["at once"]);
+        Outcome::from(writer.wait_with_output().unwrap()).ok();
     }
     let found = files(&out);
     assert_eq!(found.len(), N_TENSORS, "{:?}", found.keys().next());
     let wholes = ["f16", "f32"].map(|ty| {
         let dir = root.path().join(ty);
         fs_err::create_dir(&dir).unwrap();
-        succeed(&command("true", &dir, &args(ty)).output().unwrap(), &[ty]);
+        programs::finish(&mut command("true", &dir, &args(ty))).ok();
         files(&dir)
     });
     assert!(wholes.contains(&found), "parts of both");

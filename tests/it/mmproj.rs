@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use assert_cmd::Command;
 use gguf_foundry::arch::{CardKind, OutType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
 use gguf_foundry::core::TensorSource;
@@ -14,7 +13,7 @@ use rayon::prelude::*;
 use serde_json::Value as Json;
 
 use crate::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, in_json, report_cases, sha256};
+use crate::support::{fixture, in_json, programs, report_cases, sha256};
 
 /// Types of the cases.
 const OUTTYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", "auto"];
@@ -178,10 +177,8 @@ fn every_file_has_the_bytes_of_the_reference(corpus: &Goldens) {
 }
 
 fn run(code: i32, program: &str, args: &[&str]) -> (String, String) {
-    let output = Command::cargo_bin(program).unwrap().args(args).output().unwrap();
-    let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    assert_eq!(output.status.code(), Some(code), "{program} {args:?}: {out}{err}");
-    (out, err)
+    let ended = programs::run(program, Path::new("."), args).exits_with(code);
+    (ended.out, ended.err)
 }
 
 #[test]

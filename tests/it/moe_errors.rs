@@ -62,7 +62,7 @@ fn experts_that_are_missing_or_too_many_are_named() {
         assert_eq!(
             too_many,
             format!(
-                "`{target}`: {} parts where the configuration says {n}, `{}` is too many\n{CONFIG}",
+                "`{target}`: {} parts where the configuration declares {n}, `{}` is too many\n{CONFIG}",
                 n + 1,
                 nth(n)
             )

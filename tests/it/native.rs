@@ -16,6 +16,7 @@ use gguf_foundry::quant::dequantize;
 use serde_json::Value as Json;
 
 use crate::goldens::{Goldens, conformance_tests};
+use crate::support::programs::run;
 use crate::support::{fixture, report_cases, sha256};
 
 const NATIVE: Codes = Codes::Native { allow_rounding: false };
@@ -285,35 +286,20 @@ fn factors_that_are_no_numbers_are_refused() {
     }
 }
 
-/// Runs a program of this package.
-fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let output = assert_cmd::Command::cargo_bin(program)
-        .unwrap()
-        .current_dir(dir)
-        .args(args)
-        .arg("--no-sync")
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
 #[test]
 fn the_program_says_what_is_kept_and_what_is_not() {
     let out = tempfile::tempdir().unwrap();
     let dir = fixture("native/nvfp4_llama_mixed/hf");
     let dir = dir.to_str().unwrap();
     let base = ["hf2gguf", dir, "--no-tokenizer", "-o", "model.gguf", "--type"];
-    let (code, stdout, stderr) = run("gguf-convert", out.path(), &[&base[..], &["native"]].concat());
-    assert_eq!(code, 0, "{stderr}");
+    let stdout = run("gguf-convert", out.path(), &[&base[..], &["native", "--no-sync"]].concat()).ok().out;
     assert!(stdout.contains("blk.*.attn_q.weight") && stdout.contains("NVFP4"), "{stdout}");
     let row = stdout.lines().find(|line| line.contains("blk.*.ffn_up.weight")).unwrap();
     assert!(row.contains("no block type holds such codes"), "{row}");
 
     // After requantizing, the factors are still there.
-    let args = ["model.gguf", "again.gguf", "--type", "q8_0", "--allow-requantize"];
-    let (code, _, stderr) = run("gguf-quantize", out.path(), &args);
-    assert_eq!(code, 0, "{stderr}");
+    let args = ["model.gguf", "again.gguf", "--type", "q8_0", "--allow-requantize", "--no-sync"];
+    run("gguf-quantize", out.path(), &args).ok();
     let open = |name: &str| GgufFile::open(&out.path().join(name)).unwrap();
     let (before, after) = (open("model.gguf"), open("again.gguf"));
     let q = index(&after, "blk.0.attn_q.weight").unwrap();
@@ -325,12 +311,12 @@ fn the_program_says_what_is_kept_and_what_is_not() {
         assert_eq!(bytes(&before), bytes(&after), "{name}");
     }
 
-    let (code, _, stderr) =
-        run("gguf-convert", out.path(), &[&base[..], &["q4_k_m", "--fp8-as-q8"]].concat());
-    assert_eq!(code, 2, "{stderr}");
+    let stderr =
+        run("gguf-convert", out.path(), &[&base[..], &["q4_k_m", "--fp8-as-q8", "--no-sync"]].concat())
+            .exits_with(2)
+            .err;
     assert!(stderr.contains("--fp8-as-q8"), "{stderr}");
-    let (code, _, stderr) = run("gguf-convert", out.path(), &[&base[..], &["f16", "--fp8-as-q8"]].concat());
-    assert_eq!(code, 0, "{stderr}");
+    run("gguf-convert", out.path(), &[&base[..], &["f16", "--fp8-as-q8", "--no-sync"]].concat()).ok();
     let file = open("model.gguf");
     let ty = |name: &str| file.tensors()[index(&file, name).unwrap()].ty;
     assert_eq!(ty("blk.0.ffn_up.weight"), GgmlType::Q8_0, "8-bit floats");

@@ -1,9 +1,9 @@
 //! Numbers of a configuration that a file cannot hold: the error names key and value, for any key.
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::support::fixture;
+use crate::support::programs::run;
 
 /// Converts the model with another value; returns whether a file was written, and the messages.
 fn convert(dir: &Path, key: &str, value: &str) -> (bool, String) {
@@ -18,15 +18,12 @@ fn convert(dir: &Path, key: &str, value: &str) -> (bool, String) {
     let lines: Vec<&str> = config.lines().filter(|line| !line.contains(&format!("\"{key}\""))).collect();
     let config = lines.join("\n").replacen('{', &format!("{{\n  \"{key}\": {value},"), 1);
     fs_err::write(model.join("config.json"), config).unwrap();
-    let output = Command::new(assert_cmd::cargo::cargo_bin("gguf-convert"))
-        .current_dir(dir)
-        .args(["hf2gguf", "m", "-o", "o.gguf", "--type", "f16", "--no-sync", "--quiet"])
-        .output()
-        .unwrap();
+    let args = ["hf2gguf", "m", "-o", "o.gguf", "--type", "f16", "--no-sync", "--quiet"];
+    let ended = run("gguf-convert", dir, &args);
     let is_made = dir.join("o.gguf").exists();
     let _ = fs_err::remove_file(dir.join("o.gguf"));
-    assert_eq!(output.status.success(), is_made);
-    (is_made, String::from_utf8(output.stderr).unwrap())
+    assert_eq!(ended.code == Some(0), is_made);
+    (is_made, ended.err)
 }
 
 #[test]

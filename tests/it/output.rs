@@ -7,15 +7,8 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use crate::quantize::program::model;
+use crate::support::programs::run;
 use crate::support::{fixture, names};
-
-/// Runs a program in a directory; returns exit code, standard output, standard error.
-fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let output =
-        assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
 
 /// Creates a device like `/dev/null`; returns false if the system forbids it.
 fn null_device(path: &Path) -> bool {
@@ -44,14 +37,12 @@ fn a_device_is_written_to_and_stays() {
         ("gguf-convert", vec!["hf2gguf", checkpoint, "--type", "q4_0", "-o", "null"]),
         ("gguf-inspect", vec!["set", "in.gguf", "k=u8:1", "-o", "null"]),
     ] {
-        let (code, out, err) = run(program, dir.path(), &args);
-        assert_eq!(code, 0, "{program} {args:?}: {out}{err}");
+        run(program, dir.path(), &args).ok();
         assert!(fs_err::symlink_metadata(&null).unwrap().file_type().is_char_device(), "{program}");
         assert_eq!(names(dir.path()), ["in.gguf", "null"]);
     }
     let parts = ["hf2gguf", checkpoint, "--split-max-tensors", "9", "-o", "null"];
-    let (code, _, err) = run("gguf-convert", dir.path(), &parts);
-    assert_eq!(code, 1);
+    let err = run("gguf-convert", dir.path(), &parts).exits_with(1).err;
     assert!(err.contains("error: null: this is a device, and an output in parts needs files\n"), "{err}");
     assert_eq!(names(dir.path()), ["in.gguf", "null"]);
 }
@@ -60,8 +51,7 @@ fn a_device_is_written_to_and_stays() {
 fn the_real_null_device_takes_a_model() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 1, 512, 16);
-    let (code, out, err) = run("gguf-quantize", dir.path(), &["in.gguf", "/dev/null", "q4_k_m"]);
-    assert_eq!(code, 0, "{err}");
+    let out = run("gguf-quantize", dir.path(), &["in.gguf", "/dev/null", "q4_k_m"]).ok().out;
     assert!(out.contains("/dev/null: Q4_K_M, "), "{out}");
     assert!(fs_err::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
 }
@@ -72,8 +62,7 @@ fn a_fifo_is_refused_and_stays() {
     let fifo = dir.path().join("fifo");
     model(&dir.path().join("in.gguf"), 1, 512, 16);
     mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-    let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", "fifo", "q4_k_m"]);
-    assert_eq!(code, 1);
+    let err = run("gguf-quantize", dir.path(), &["in.gguf", "fifo", "q4_k_m"]).exits_with(1).err;
     assert!(
         err.ends_with(
             "error: fifo: this is a FIFO, which has no positions to write at\n\n\
@@ -95,16 +84,14 @@ fn links_are_followed_not_replaced() {
     symlink("far/old.gguf", at("old.gguf")).unwrap();
     symlink("far/new.gguf", at("new.gguf")).unwrap();
     for name in ["old.gguf", "new.gguf"] {
-        let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", name, "q4_k_m"]);
-        assert_eq!(code, 0, "{err}");
+        run("gguf-quantize", dir.path(), &["in.gguf", name, "q4_k_m"]).ok();
         assert!(fs_err::symlink_metadata(at(name)).unwrap().is_symlink());
         assert!(fs_err::read(at("far").join(name)).unwrap().starts_with(b"GGUF"));
     }
     assert_eq!(names(&at("far")), ["new.gguf", "old.gguf"]);
     // A link to the input counts as the input.
     symlink("in.gguf", at("self.gguf")).unwrap();
-    let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", "self.gguf", "q4_k_m"]);
-    assert_eq!(code, 2);
+    let err = run("gguf-quantize", dir.path(), &["in.gguf", "self.gguf", "q4_k_m"]).exits_with(2).err;
     assert!(err.contains("output is the same file as input"), "{err}");
 }
 
@@ -114,12 +101,12 @@ fn names_that_are_no_files_are_refused_by_every_program() {
     model(&dir.path().join("in.gguf"), 1, 512, 16);
     fs_err::write(dir.path().join("prompts.jsonl"), "{\"tokens\": [1, 2, 3]}\n").unwrap();
     let checkpoint = fixture("tiny-llama");
-    let (code, _, err) = run(
+    run(
         "gguf-convert",
         dir.path(),
         &["hf2gguf", checkpoint.to_str().unwrap(), "--type", "f16", "-o", "tiny.gguf"],
-    );
-    assert_eq!(code, 0, "{err}");
+    )
+    .ok();
     let before = names(dir.path());
     let outputs = [
         ("-", "-: standard output is not written to"),
@@ -136,21 +123,18 @@ fn names_that_are_no_files_are_refused_by_every_program() {
             ("gguf-verify", vec!["imatrix", "tiny.gguf", "--prompts", "prompts.jsonl", "-o", output]),
             ("gguf-verify", vec!["logits", "tiny.gguf", "--prompts", "prompts.jsonl", "-o", output]),
         ] {
-            let (code, _, err) = run(program, dir.path(), &args);
-            assert_eq!(code, 1, "{program} {args:?}: {err}");
+            let err = run(program, dir.path(), &args).exits_with(1).err;
             let line = err.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
             assert_eq!(line, format!("error: {message}"), "{program} {args:?}");
             assert!(err.contains("\nhint: "), "{program} {args:?}: {err}");
             assert_eq!(names(dir.path()), before, "{program} {args:?}");
         }
     }
-    let (code, _, err) = run("gguf-convert", dir.path(), &["gguf2hf", "tiny.gguf", "-o", "-"]);
-    assert_eq!(code, 1);
+    let err = run("gguf-convert", dir.path(), &["gguf2hf", "tiny.gguf", "-o", "-"]).exits_with(1).err;
     assert!(err.starts_with("error: -: standard output is not written to\n"), "{err}");
     // At other paths a directory is not a valid output file.
     fs_err::create_dir_all(dir.path().join("dir")).unwrap();
-    let (code, _, err) = run("gguf-quantize", dir.path(), &["in.gguf", "dir", "q4_k_m"]);
-    assert_eq!(code, 1);
+    let err = run("gguf-quantize", dir.path(), &["in.gguf", "dir", "q4_k_m"]).exits_with(1).err;
     assert!(err.contains("error: dir: this is a directory, a file name expected\n"), "{err}");
 }
 
@@ -168,7 +152,7 @@ fn a_dry_run_says_that_the_output_has_no_place() {
         ),
         ("gguf-quantize", vec!["--dry-run", "in.gguf", "no/such/out.gguf", "q4_0"]),
     ] {
-        let (code, out, err) = run(program, dir.path(), &args);
+        let (code, out, err) = run(program, dir.path(), &args).parts();
         assert!(code == 0 && out.contains("token_embd.weight"), "{program}: {out}{err}");
         let want = "warning: a run would stop here: no/such/out.gguf: there is no directory no/such\n";
         assert!(err.contains(want), "{program}: {err}");

@@ -4,7 +4,6 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use gguf_foundry::core::progress::Silent;
@@ -13,22 +12,14 @@ use gguf_foundry::gguf::{GgufFile, Metadata, SplitSpec, WriteOptions, write_gguf
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::quantize::program::model;
-use crate::support::{fixture, peak_memory_kib};
+use crate::support::{fixture, peak_memory_kib, programs};
 
 /// Runs a program; returns exit code (`None` if it had to be killed) and standard error.
 fn run(program: &str, dir: &Path, args: &[&str]) -> (Option<i32>, String) {
-    let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
+    let mut command = assert_cmd::Command::from_std(programs::command(program, dir));
     // Far more than any of these needs; a program that waits for a FIFO ends here.
-    let output = command.current_dir(dir).args(args).timeout(Duration::from_mins(1)).output().unwrap();
+    let output = command.args(args).timeout(Duration::from_mins(1)).output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
-}
-
-/// Command of the program under limits of the shell (`ulimit`).
-fn limited(limits: &str, program: &str) -> Command {
-    let program = assert_cmd::cargo::cargo_bin(program);
-    let mut command = Command::new("sh");
-    command.arg("-c").arg(format!("{limits} && exec \"$0\" \"$@\"")).arg(program);
-    command
 }
 
 fn fifo(path: &Path) {
@@ -173,11 +164,11 @@ fn too_many_threads_are_capped_and_none_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 1, 512, 64);
     let quantize = |limits: &str, stack: &str, threads: &str, out: &str| {
-        let mut command = limited(limits, "gguf-quantize");
-        command.env("RUST_MIN_STACK", stack).env_remove("RUST_BACKTRACE").current_dir(dir.path());
-        let output =
-            command.args(["--no-sync", "--threads", threads, "in.gguf", out, "q4_k_m"]).output().unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        let mut command = programs::limited(limits, "gguf-quantize", dir.path());
+        command.env("RUST_MIN_STACK", stack).env_remove("RUST_BACKTRACE");
+        let args = ["--no-sync", "--threads", threads, "in.gguf", out, "q4_k_m"];
+        let ended = programs::finish(command.args(args));
+        (ended.code, ended.err)
     };
     let (code, err) = quantize("true", "1048576", "2", "two.gguf");
     assert_eq!(code, Some(0), "{err}");
@@ -207,18 +198,15 @@ fn a_verification_runs_with_the_threads_there_is_room_for() {
     assert_eq!(code, Some(0), "{err}");
     fs_err::write(dir.path().join("p.jsonl"), "{\"tokens\": [1, 2, 3]}\n{\"tokens\": [1, 5]}\n").unwrap();
     let logits = |limits: &str, stack: &str, threads: &str| {
-        let mut command = limited(limits, "gguf-verify");
-        command.env("RUST_MIN_STACK", stack).current_dir(dir.path());
+        let mut command = programs::limited(limits, "gguf-verify", dir.path());
         let args = ["logits", "m.gguf", "--prompts", "p.jsonl", "--memory", "64M", "--threads", threads];
-        let output = command.args(args).output().unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{err}");
-        (output.stdout, err)
+        let ended = programs::finish(command.env("RUST_MIN_STACK", stack).args(args)).ok();
+        (ended.out, ended.err)
     };
     let (whole, _) = logits("true", "1048576", "1");
     let (few, err) = logits("ulimit -v 8388608", "1073741824", "64");
     assert!(err.contains(" of 64 threads"), "{err}");
-    assert!(whole == few && whole.split(|&byte| byte == b'\n').count() == 3);
+    assert!(whole == few && whole.split('\n').count() == 3);
 }
 
 /// Source with one row for each tensor.
@@ -257,9 +245,9 @@ fn two_thousand_parts_are_read_with_256_descriptors() {
         ("gguf-quantize", vec!["--no-sync", first, "out.gguf", "f16"]),
         ("gguf-verify", vec!["--structure-only", first]),
     ] {
-        let output = limited("ulimit -n 256", program).args(&args).current_dir(dir.path()).output().unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert!(matches!(output.status.code(), Some(0 | 3)), "{program}: {err}");
+        let mut command = programs::limited("ulimit -n 256", program, dir.path());
+        let (code, _, err) = programs::finish(command.args(&args)).parts();
+        assert!(matches!(code, 0 | 3), "{program}: {err}");
         assert!(!err.contains("open files"), "{program}: {err}");
     }
     assert_eq!(GgufFile::open(&dir.path().join("out.gguf")).unwrap().tensors().len(), N_PARTS);
@@ -279,8 +267,8 @@ fn logits_of_many_prompts_stay_within_the_budget() {
         let lines: Vec<String> =
             (0..n_prompts).map(|at| format!("{{\"tokens\": [{}]}}", at % 50 + 1)).collect();
         fs_err::write(dir.path().join("p.jsonl"), lines.join("\n")).unwrap();
-        let mut command = Command::new(assert_cmd::cargo::cargo_bin("gguf-verify"));
-        command.current_dir(dir.path()).args(["logits", "m.gguf", "--prompts", "p.jsonl"]);
+        let mut command = programs::command("gguf-verify", dir.path());
+        command.args(["logits", "m.gguf", "--prompts", "p.jsonl"]);
         command.args(["--no-sync", "--quiet", "--memory", "24M", "--threads", "2", "-o", "out.jsonl"]);
         peaks.push(peak_memory_kib(&mut command));
         let text = fs_err::read_to_string(dir.path().join("out.jsonl")).unwrap();

@@ -7,7 +7,6 @@ mod shared_cache;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ use gguf_foundry::core::{Hint, TensorSource};
 use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::remote::{Address, Patience, RemoteCheckpoint, RemoteError, RemoteOptions};
 
-use crate::support::fixture;
+use crate::support::{fixture, programs};
 use server::{COMMIT, Manners, Server, TOKEN};
 
 /// Options with short timeouts and small pieces, since test files are small.
@@ -232,7 +231,7 @@ fn run_program(
     variables: &[(&str, &str)],
     arguments: &[&str],
 ) -> (Option<i32>, String) {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin(program));
+    let mut command = programs::command(program, dir);
     for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "AWS_PROFILE"] {
         command.env_remove(name);
     }
@@ -241,9 +240,8 @@ fn run_program(
         .env("XDG_CACHE_HOME", dir)
         .env("HF_ENDPOINT", &server.address)
         .envs(variables.iter().copied());
-    let Output { status, stdout, stderr } = command.current_dir(dir).args(arguments).output().unwrap();
-    let said = String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap();
-    (status.code(), said)
+    let ended = programs::finish(command.args(arguments));
+    (ended.code, ended.text())
 }
 
 fn run_well(dir: &Path, server: &Server, variables: &[(&str, &str)], arguments: &[&str]) -> String {
@@ -448,7 +446,7 @@ fn a_file_is_verified_beside_its_model_on_a_server() {
     let (code, said) = verify(&["--baseline", "org/none.gguf", "--weights-only"]);
     assert!(code == Some(1) && said.contains("org/none.gguf"), "{said}");
     let (code, said) = verify(&["--baseline", &local, "--weights-only", "--cache", "cache"]);
-    assert!(code == Some(2) && said.contains("this one lies here"), "{said}");
+    assert!(code == Some(2) && said.contains("this one is local"), "{said}");
     assert_eq!(server.log().len(), before);
 }
 

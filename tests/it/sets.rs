@@ -2,45 +2,27 @@
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{GgufFile, OpenOptions, Value};
 
 use crate::support::fixture;
+use crate::support::programs::{command, run};
 
 const ID: &str = "gguf_foundry.split.id";
-
-fn command(program: &str, dir: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin(program));
-    command.current_dir(dir).args(arguments);
-    command
-}
-
-/// Runs a program in a directory; returns exit code and both outputs.
-fn run(program: &str, dir: &Path, arguments: &[&str]) -> (Option<i32>, String) {
-    let output = command(program, dir, arguments).output().unwrap();
-    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-    (output.status.code(), said.concat())
-}
-
-fn run_well(program: &str, dir: &Path, arguments: &[&str]) {
-    let (code, err) = run(program, dir, arguments);
-    assert_eq!(code, Some(0), "{program} {arguments:?}: {err}");
-}
 
 /// Converts the bundled model to `NAME.gguf`.
 fn whole(dir: &Path, name: &str, ty: &str) {
     let (checkpoint, output) = (fixture("tiny-llama"), format!("{name}.gguf"));
     let checkpoint = checkpoint.to_str().unwrap();
-    run_well("gguf-convert", dir, &["hf2gguf", checkpoint, "-o", &output, "--type", ty, "--no-sync"]);
+    run("gguf-convert", dir, &["hf2gguf", checkpoint, "-o", &output, "--type", ty, "--no-sync"]).ok();
 }
 
 fn split(dir: &Path, name: &str, into: &str, more: &[&str]) -> Vec<PathBuf> {
     let (input, output) = (format!("{name}.gguf"), format!("{into}/m"));
     fs_err::create_dir_all(dir.join(into)).unwrap();
     let arguments = ["split", &input, "-o", &output, "--split-max-tensors", "9", "--no-sync"];
-    run_well("gguf-inspect", dir, &[&arguments, more].concat());
+    run("gguf-inspect", dir, &[&arguments, more].concat()).ok();
     parts(&dir.join(into))
 }
 
@@ -108,8 +90,9 @@ fn parts_of_two_sets_are_refused_by_every_reader() {
     ] {
         mix(first_parts, others);
         for (program, arguments) in readers {
-            let (code, err) = run(program, &mixed, arguments);
-            assert!(matches!(code, Some(1..=3)), "{program} {arguments:?}: {code:?} {err}");
+            let ended = run(program, &mixed, arguments);
+            let (code, err) = (ended.code(), ended.text());
+            assert!(matches!(code, 1..=3), "{program} {arguments:?}: {code} {err}");
             for text in
                 said.iter().map(String::as_str).chain([first.as_str(), &third, "run the command that wrote"])
             {
@@ -120,7 +103,7 @@ fn parts_of_two_sets_are_refused_by_every_reader() {
     }
     // One set is read without errors, with ids and without.
     for set in ["old", "bare"] {
-        run_well("gguf-inspect", &dir.join(set), &["merge", &last, "-o", "../out.gguf", "--no-sync"]);
+        run("gguf-inspect", &dir.join(set), &["merge", &last, "-o", "../out.gguf", "--no-sync"]).ok();
         let original = if set == "old" { "old.gguf" } else { "new.gguf" };
         assert_eq!(fs_err::read(dir.join("out.gguf")).unwrap(), fs_err::read(dir.join(original)).unwrap());
     }
@@ -149,7 +132,7 @@ fn every_writer_of_parts_gives_them_an_id_and_can_leave_it_out() {
         let [with, without] = ["with", "without"].map(|kind| dir.join(format!("{kind}{number}")));
         for (place, more) in [(&with, vec!["--no-sync"]), (&without, vec!["--no-sync", "--no-split-id"])] {
             fs_err::create_dir(place).unwrap();
-            run_well(program, place, &[arguments, &more].concat());
+            run(program, place, &[arguments, &more].concat()).ok();
         }
         let (with, without) = (parts(&with), parts(&without));
         assert!(with.len() > 1 && with.len() == without.len(), "{program} {arguments:?}");
@@ -172,8 +155,7 @@ fn every_writer_of_parts_gives_them_an_id_and_can_leave_it_out() {
         ("gguf-convert", vec!["hf2gguf", checkpoint, "--no-split-id", "-o", "m.gguf"]),
         ("gguf-quantize", vec!["--no-split-id", first, "m.gguf", "q4_0"]),
     ] {
-        let (code, err) = run(program, dir, &arguments);
-        assert_eq!(code, Some(2), "{program}: {err}");
+        run(program, dir, &arguments).exits_with(2);
         assert!(!dir.join("m.gguf").exists());
     }
 }
@@ -187,7 +169,7 @@ fn a_part_that_fails_leaves_the_old_set() {
     let first = input[0].to_str().unwrap();
     fs_err::create_dir(dir.join("out")).unwrap();
     let quantize = ["--keep-split", "--pure", first, "out/m.gguf", "q8_0"];
-    run_well("gguf-quantize", dir, &quantize);
+    run("gguf-quantize", dir, &quantize).ok();
     let content =
         |dir: &Path| parts(dir).into_iter().map(|part| fs_err::read(part).unwrap()).collect::<Vec<_>>();
     let before = content(&dir.join("out"));
@@ -203,8 +185,8 @@ fn a_part_that_fails_leaves_the_old_set() {
     let mut bytes = fs_err::read(path).unwrap();
     bytes[offset..offset + 2].copy_from_slice(&[0x00, 0x7e]);
     fs_err::write(path, bytes).unwrap();
-    let (code, err) = run("gguf-quantize", dir, &["--keep-split", "--pure", first, "out/m.gguf", "q4_0"]);
-    assert_eq!(code, Some(1), "{err}");
+    let quantize = ["--keep-split", "--pure", first, "out/m.gguf", "q4_0"];
+    let err = run("gguf-quantize", dir, &quantize).exits_with(1).text();
     assert!(content(&dir.join("out")) == before, "the old set is not what it was: {err}");
 }
 
@@ -220,7 +202,7 @@ fn writers_of_one_set_at_once_leave_one_of_theirs() {
             .map(|input| {
                 let arguments =
                     ["split", input, "-o", "out/m", "--split-max-tensors", "3", "--no-sync", "-q"];
-                command("gguf-inspect", dir, &arguments).spawn().unwrap()
+                command("gguf-inspect", dir).args(arguments).spawn().unwrap()
             })
             .into();
         for mut writer in writers {
@@ -246,7 +228,7 @@ fn leftovers_of_killed_runs_are_no_part_of_a_checkpoint() {
         }
     }
     let convert = |output: &str| {
-        run_well("gguf-convert", dir, &["hf2gguf", "hf", "--type", "f16", "-o", output, "--no-sync"]);
+        run("gguf-convert", dir, &["hf2gguf", "hf", "--type", "f16", "-o", output, "--no-sync"]).ok();
         fs_err::read(dir.join(output)).unwrap()
     };
     let clean = convert("clean.gguf");

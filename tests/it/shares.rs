@@ -1,30 +1,14 @@
 //! Parts of one output that several runs write independently.
 #![cfg(target_os = "linux")]
 
-use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gguf_foundry::core::progress::{Progress, Silent};
 use gguf_foundry::core::{SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{GgufFile, OpenOptions, Share, SplitSpec, WriteError, WriteOptions, write_gguf};
-use serde_json::Value as Json;
 
 use crate::support::fixture;
-
-/// Runs a program in a directory; returns exit code, standard output, standard error.
-fn run(program: &str, dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin(program));
-    let output = command.current_dir(dir).args(arguments).output().unwrap();
-    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-    (output.status.code(), out, err)
-}
-
-fn run_well(program: &str, dir: &Path, arguments: &[&str]) -> (String, String) {
-    let (code, out, err) = run(program, dir, arguments);
-    assert_eq!(code, Some(0), "{program} {arguments:?}: {err}");
-    (out, err)
-}
+use crate::support::programs::{command, run};
 
 fn model() -> String {
     fixture("tiny-llama").to_str().unwrap().to_owned()
@@ -35,7 +19,7 @@ fn model() -> String {
 fn shares_join_to_the_file_of_a_single_run() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, model) = (dir.path(), model());
-    run_well("gguf-convert", dir, &["hf2gguf", &model, "-o", "f16.gguf", "--type", "f16", "--no-sync", "-q"]);
+    run("gguf-convert", dir, &["hf2gguf", &model, "-o", "f16.gguf", "--type", "f16", "--no-sync", "-q"]).ok();
     let jobs: [(&str, Vec<&str>); 4] = [
         ("gguf-convert", vec!["hf2gguf", &model, "--type", "f16", "-o"]),
         ("gguf-convert", vec!["hf2gguf", &model, "--type", "q4_k_m", "-o"]),
@@ -44,14 +28,14 @@ fn shares_join_to_the_file_of_a_single_run() {
     ];
     for (job, (program, arguments)) in jobs.iter().enumerate() {
         let whole = format!("whole{job}.gguf");
-        run_well(program, dir, &[arguments.as_slice(), &[&whole, "--no-sync", "-q"]].concat());
+        run(program, dir, &[arguments.as_slice(), &[&whole, "--no-sync", "-q"]].concat()).ok();
         let expected = fs_err::read(dir.join(&whole)).unwrap();
         for count in [1, 2, 5] {
             let name = format!("shares{job}-{count}.gguf");
             for number in (1..=count).rev() {
                 let part = format!("{number}/{count}");
                 let more = [&name, "--part", &part, "--no-sync", "--threads", ["1", "2"][number % 2]];
-                let (_, err) = run_well(program, dir, &[arguments.as_slice(), &more].concat());
+                let err = run(program, dir, &[arguments.as_slice(), &more].concat()).ok().err;
                 assert!(err.contains(&format!("part {part}: ")) && !err.contains("zeros"), "{err}");
             }
             if count == 1 {
@@ -60,7 +44,7 @@ fn shares_join_to_the_file_of_a_single_run() {
             }
             let first = format!("shares{job}-{count}-00001-of-{count:05}.gguf");
             let joined = format!("joined{job}-{count}.gguf");
-            run_well("gguf-inspect", dir, &["merge", &first, "-o", &joined, "--no-sync"]);
+            run("gguf-inspect", dir, &["merge", &first, "-o", &joined, "--no-sync"]).ok();
             assert!(fs_err::read(dir.join(&joined)).unwrap() == expected, "{name}");
         }
     }
@@ -79,12 +63,12 @@ fn shares_of_one_file_are_the_file_of_a_single_run() {
     };
     for (ty, count) in [("f16", 3), ("q4_k_m", 2)] {
         let whole = format!("{ty}.gguf");
-        run_well("gguf-convert", dir, &["hf2gguf", &model, "--type", ty, "-o", &whole, "--no-sync", "-q"]);
+        run("gguf-convert", dir, &["hf2gguf", &model, "--type", ty, "-o", &whole, "--no-sync", "-q"]).ok();
         let expected = fs_err::read(dir.join(&whole)).unwrap();
         let into = |number: usize| {
             let part = format!("{number}/{count}");
             let arguments = ["hf2gguf", &model, "--type", ty, "--part", &part, "--into", "one.gguf"];
-            run_well("gguf-convert", dir, &arguments).1
+            run("gguf-convert", dir, &arguments).ok().err
         };
         for (number, again) in (2..=count).map(|number| (number, false)).chain([(2, true)]) {
             let err = into(number);
@@ -114,11 +98,8 @@ fn shares_of_one_file_are_the_file_of_a_single_run() {
 fn a_share_that_was_killed_is_written_again() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, model) = (dir.path(), model());
-    run_well(
-        "gguf-convert",
-        dir,
-        &["hf2gguf", &model, "--type", "iq3_s", "-o", "whole.gguf", "--no-sync", "-q"],
-    );
+    run("gguf-convert", dir, &["hf2gguf", &model, "--type", "iq3_s", "-o", "whole.gguf", "--no-sync", "-q"])
+        .ok();
     let expected = fs_err::read(dir.join("whole.gguf")).unwrap();
     let arguments = |part: &'static str| {
         let mut arguments = vec!["hf2gguf".to_owned(), model.clone()];
@@ -129,8 +110,7 @@ fn a_share_that_was_killed_is_written_again() {
     let mut n_killed = 0;
     // Early enough for the fastest machine, and late enough for some output.
     for (part, milliseconds) in [("1/2", 20), ("2/2", 40), ("1/2", 80), ("2/2", 150)] {
-        let mut child = Command::new(assert_cmd::cargo::cargo_bin("gguf-convert"))
-            .current_dir(dir)
+        let mut child = command("gguf-convert", dir)
             .args(arguments(part))
             .stderr(std::process::Stdio::null())
             .spawn()
@@ -142,7 +122,7 @@ fn a_share_that_was_killed_is_written_again() {
     assert!(n_killed > 0, "every run was through before it was killed");
     for part in ["2/2", "1/2"] {
         let arguments = arguments(part);
-        run_well("gguf-convert", dir, &arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        run("gguf-convert", dir, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).ok();
     }
     assert!(fs_err::read(dir.join("one.gguf")).unwrap() == expected);
     // The two files, and the note that nothing is left to do.
@@ -161,11 +141,8 @@ fn a_share_is_as_large_as_its_tensors() {
         let part = format!("{number}/4");
         let arguments =
             ["hf2gguf", &model, "--type", "q4_k", "-o", "m.gguf", "--part", &part, "--no-sync", "--json"];
-        let planned: Json = serde_json::from_str(
-            &run_well("gguf-convert", dir, &[&arguments[..], &["--dry-run"]].concat()).0,
-        )
-        .unwrap();
-        let written: Json = serde_json::from_str(&run_well("gguf-convert", dir, &arguments).0).unwrap();
+        let planned = run("gguf-convert", dir, &[&arguments[..], &["--dry-run"]].concat()).ok().json();
+        let written = run("gguf-convert", dir, &arguments).ok().json();
         let path = dir.join(format!("m-{number:05}-of-00004.gguf"));
         assert_eq!(written["files"][0].as_str().map(|file| dir.join(file)), Some(path.clone()));
         assert!(planned.is_object());
@@ -220,11 +197,8 @@ impl Progress for StopAfter {
 fn a_run_goes_on_where_it_was_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, model) = (dir.path(), model());
-    run_well(
-        "gguf-convert",
-        dir,
-        &["hf2gguf", &model, "-o", "whole.gguf", "--type", "f32", "--no-sync", "-q"],
-    );
+    run("gguf-convert", dir, &["hf2gguf", &model, "-o", "whole.gguf", "--type", "f32", "--no-sync", "-q"])
+        .ok();
     let file = GgufFile::open(&dir.join("whole.gguf")).unwrap();
     let (target, n_total) = (dir.join("out.gguf"), file.tensor_bytes());
     for (share, step) in [(None, n_total / 7), (None, n_total / 3), (Some("2/3"), n_total / 20)] {
@@ -275,11 +249,8 @@ fn a_run_goes_on_where_it_was_stopped() {
 fn another_command_does_not_go_on_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, model) = (dir.path(), model());
-    run_well(
-        "gguf-convert",
-        dir,
-        &["hf2gguf", &model, "-o", "whole.gguf", "--type", "f32", "--no-sync", "-q"],
-    );
+    run("gguf-convert", dir, &["hf2gguf", &model, "-o", "whole.gguf", "--type", "f32", "--no-sync", "-q"])
+        .ok();
     let file = GgufFile::open(&dir.join("whole.gguf")).unwrap();
     let options = WriteOptions { resume: true, inputs: file.paths(), ..WriteOptions::default() };
     let stop = StopAfter { n_bytes: 1, written: AtomicU64::new(0) };
@@ -300,7 +271,7 @@ fn another_command_does_not_go_on_with_it() {
 fn shares_of_another_plan_or_model_do_not_pass() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, model) = (dir.path(), model());
-    run_well("gguf-convert", dir, &["hf2gguf", &model, "-o", "old.gguf", "--type", "f16", "--no-sync", "-q"]);
+    run("gguf-convert", dir, &["hf2gguf", &model, "-o", "old.gguf", "--type", "f16", "--no-sync", "-q"]).ok();
     // The same model after more training.
     let file = GgufFile::open(&dir.join("old.gguf")).unwrap();
     let mut bytes = fs_err::read(dir.join("old.gguf")).unwrap();
@@ -314,7 +285,7 @@ fn shares_of_another_plan_or_model_do_not_pass() {
     fs_err::write(dir.join("new.gguf"), bytes).unwrap();
     let share = |input: &str, part: &str, more: &[&str]| {
         let arguments = ["--type", "q8_0", input, "m.gguf", "--part", part, "--no-sync", "-q"];
-        run_well("gguf-quantize", dir, &[&arguments[..], more].concat());
+        run("gguf-quantize", dir, &[&arguments[..], more].concat()).ok();
     };
     let merge = || {
         let _ = fs_err::remove_file(dir.join("out.gguf"));
@@ -322,16 +293,16 @@ fn shares_of_another_plan_or_model_do_not_pass() {
     };
     share("old.gguf", "1/2", &[]);
     share("old.gguf", "2/2", &[]);
-    assert_eq!(merge().0, Some(0));
+    merge().ok();
     share("new.gguf", "2/2", &[]);
-    let (code, _, err) = merge();
-    assert!(code != Some(0) && err.contains("gguf_foundry.split.id"), "{err}");
+    let (code, _, err) = merge().parts();
+    assert!(code != 0 && err.contains("gguf_foundry.split.id"), "{err}");
     share("old.gguf", "2/2", &["--override-kv", "general.name=str:other"]);
-    let (code, _, err) = merge();
-    assert!(code != Some(0) && err.contains("gguf_foundry.split.id"), "{err}");
+    let (code, _, err) = merge().parts();
+    assert!(code != 0 && err.contains("gguf_foundry.split.id"), "{err}");
     assert!(!dir.join("out.gguf").exists());
     share("old.gguf", "2/2", &[]);
-    assert_eq!(merge().0, Some(0));
+    merge().ok();
 }
 
 #[test]
@@ -340,22 +311,22 @@ fn what_cannot_be_shared_is_refused() {
     let (dir, model) = (dir.path(), model());
     let convert = |more: &[&str]| {
         let arguments = ["hf2gguf", &model, "--type", "f16", "-o", "m.gguf", "--no-sync"];
-        let (code, _, err) = run("gguf-convert", dir, &[&arguments[..], more].concat());
+        let (code, _, err) = run("gguf-convert", dir, &[&arguments[..], more].concat()).parts();
         assert_eq!(fs_err::read_dir(dir).unwrap().count(), 0, "{more:?}");
         (code, err)
     };
     for part in ["0/2", "3/2", "1", "x/y", "1/99999999"] {
         let (code, err) = convert(&["--part", part]);
-        assert!(code == Some(2) && err.contains("a share such as `2/8`"), "{part}: {err}");
+        assert!(code == 2 && err.contains("a share such as `2/8`"), "{part}: {err}");
     }
     for other in [["--split-max-size", "1M"], ["--split-max-tensors", "4"], ["--calibrate", "self"]] {
         let (code, err) = convert(&[&["--part", "1/2"], &other[..]].concat());
-        assert!(code == Some(2) && err.contains("cannot be used with"), "{err}");
+        assert!(code == 2 && err.contains("cannot be used with"), "{err}");
     }
-    assert_eq!(convert(&["--part", "1/2", "--vocab-only"]).0, Some(2));
-    assert_eq!(convert(&["--part", "1/2", "--into", "one.gguf"]).0, Some(2), "beside -o");
-    let (code, _, err) = run("gguf-convert", dir, &["hf2gguf", &model, "--into", "one.gguf"]);
-    assert!(code == Some(2) && err.contains("--part"), "{err}");
+    assert_eq!(convert(&["--part", "1/2", "--vocab-only"]).0, 2);
+    assert_eq!(convert(&["--part", "1/2", "--into", "one.gguf"]).0, 2, "beside -o");
+    let (code, _, err) = run("gguf-convert", dir, &["hf2gguf", &model, "--into", "one.gguf"]).parts();
+    assert!(code == 2 && err.contains("--part"), "{err}");
     let (code, err) = convert(&["--part", "1/1000"]);
-    assert!(code == Some(1) && err.contains("1000 shares for 38 tensors"), "{err}");
+    assert!(code == 1 && err.contains("1000 shares for 38 tensors"), "{err}");
 }

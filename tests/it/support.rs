@@ -1,6 +1,8 @@
 //! Helpers of the test modules: paths of fixtures, reports of cases.
 #![allow(dead_code, reason = "each item is used by some of the modules only")]
 
+pub mod programs;
+
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -33,9 +33,9 @@ use std::time::{Duration, Instant};
 pub use child::{MemoryLimit, child_bounds, serve};
 
 #[cfg(unix)]
-use parent::Running;
+use parent::RunningChild;
 #[cfg(not(unix))]
-use parent_threads::Running;
+use parent_threads::RunningChild;
 
 /// Magic bytes before every reply; a child that prints anything else is not a worker.
 pub const MAGIC: [u8; 4] = *b"GFj1";
@@ -225,7 +225,7 @@ pub struct Worker {
     setup: Vec<u8>,
     bounds: Bounds,
     failed: Option<IsolatedError>,
-    running: Option<Running>,
+    running: Option<RunningChild>,
 }
 
 impl Worker {
@@ -247,7 +247,7 @@ impl Worker {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        let started = Running::start(&self.isolation, self.job, &self.bounds).and_then(|mut running| {
+        let started = RunningChild::start(&self.isolation, self.job, &self.bounds).and_then(|mut running| {
             let answer = running.exchange(&self.setup, &self.bounds, self.isolation.is_cancelled)?;
             Ok((running, answer))
         });

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refused_lock_says_what_is_needed_and_how_to_get_it() {
+    fn a_refused_lock_states_what_is_needed_and_how_to_get_it() {
         let error = |limit_bytes| LockError {
             path: "model.gguf".into(),
             n_bytes: 300 << 20,

@@ -6,7 +6,7 @@
 //! | `destination` `link` `error` | the path of an output, links followed, and the reasons to refuse it |
 //! | `temporary` `temporary_name` `mode` | the file before it gets its final name, its name and mode until then |
 //! | `commit` `journal` `checksum` | the rename, of one file or of a set |
-//! | `set` `crowd` | sets of files, and those of more files than may be open at once |
+//! | `set` `staged_set` | sets of files, and those of more files than may be open at once |
 //! | `locked_directory` `new_directory` | locked directories, and a new directory and its content, created as a whole |
 //! | `leftovers` `lock` | files that killed runs left, and locks that tell whether a run is alive |
 //! | `shared` | a file that several runs write together |
@@ -20,11 +20,10 @@ use std::path::{Path, PathBuf};
 
 use crate::platform::{self, FileId};
 use commit::Finished;
-use temporary::{Opened, Temporary};
+use temporary::{OpenFile, TemporaryFile};
 
 mod checksum;
 mod commit;
-mod crowd;
 mod destination;
 mod edit_lock;
 mod error;
@@ -39,6 +38,7 @@ mod mode;
 mod new_directory;
 mod set;
 mod shared;
+mod staged_set;
 mod temporary;
 mod temporary_name;
 mod write_back;
@@ -64,7 +64,7 @@ pub struct OutputFile {
 #[derive(Debug)]
 enum Sink {
     /// A file next to the one that it replaces.
-    Temporary { temporary: Temporary, path: PathBuf },
+    Temporary { temporary: TemporaryFile, path: PathBuf },
     /// Written in place.
     Device(File),
     /// Written in place, also by other runs: see [`SharedOutput`].
@@ -96,10 +96,10 @@ impl OutputFile {
         &self.target
     }
 
-    fn file(&self) -> io::Result<Opened<'_>> {
+    fn file(&self) -> io::Result<OpenFile<'_>> {
         match &self.sink {
             Sink::Temporary { temporary, .. } => temporary.file().map_err(|e| named(&self.target, &e)),
-            Sink::Device(file) | Sink::Shared(file) => Ok(Opened::Own(file)),
+            Sink::Device(file) | Sink::Shared(file) => Ok(OpenFile::Own(file)),
         }
     }
 

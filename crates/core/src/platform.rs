@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_known_and_taken() {
+    fn space_is_known_and_reserved() {
         let dir = tempfile::tempdir().unwrap();
         assert!(free_bytes(&dir.path().join("not/there/yet")).is_some_and(|n| n > 0));
         let file = tempfile::tempfile_in(dir.path()).unwrap();

@@ -37,7 +37,7 @@ pub trait RangedDirectory: Send + Sync + fmt::Debug {
     }
 }
 
-struct Registered {
+struct RegisteredDirectory {
     root: PathBuf,
     shown: String,
     /// `None` once it is closed; its errors may be reported later.
@@ -45,7 +45,7 @@ struct Registered {
 }
 
 /// Directories that are or were open; a program has one or two.
-static OPEN: RwLock<Vec<Registered>> = RwLock::new(Vec::new());
+static OPEN: RwLock<Vec<RegisteredDirectory>> = RwLock::new(Vec::new());
 
 /// Keeps a directory registered; open files stay open when it is dropped.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Drop for Registration {
 #[must_use]
 pub fn register(root: &Path, shown: &str, directory: Arc<dyn RangedDirectory>) -> Registration {
     let registered =
-        Registered { root: root.to_owned(), shown: shown.to_owned(), directory: Some(directory) };
+        RegisteredDirectory { root: root.to_owned(), shown: shown.to_owned(), directory: Some(directory) };
     OPEN.write().unpoisoned().push(registered);
     Registration { root: root.to_owned() }
 }
@@ -82,7 +82,7 @@ pub fn find(path: &Path) -> Option<Arc<dyn RangedFile>> {
 #[must_use]
 pub fn may_lead_to(root: &Path, found: &Path) -> bool {
     let open = OPEN.read().unpoisoned();
-    let folder = |open: &Registered| {
+    let folder = |open: &RegisteredDirectory| {
         open.directory.as_ref()?.folder_of_links().map(|folder| found.starts_with(folder))
     };
     open.iter().filter(|open| root.starts_with(&open.root)).any(|open| folder(open) == Some(true))

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overflow_is_refused_even_beside_a_zero() {
+    fn overflow_is_refused_even_next_to_a_zero() {
         assert!(Shape::new(vec![1 << 62, 2]).is_none());
         assert!(Shape::new(vec![0, 1 << 62, 4]).is_none());
         assert_eq!(Shape::new(vec![0, 3]).map(|s| s.n_elems()), Some(0));

@@ -1,17 +1,17 @@
 //! Floats of eight and four bits: E4M3, E5M2, E8M0, E2M1.
 
 /// Values of a format whose codes are bytes.
-pub type Table = [f32; 256];
+pub type FloatTable = [f32; 256];
 
 /// E4M3 "fn": no infinities, `0x7f` and `0xff` are NaN, the largest number is 448.
-pub static E4M3: Table = table::<4, 3>();
+pub static E4M3: FloatTable = table::<4, 3>();
 /// E5M2: IEEE with infinities, the largest number is 57344.
-pub static E5M2: Table = table::<5, 2>();
+pub static E5M2: FloatTable = table::<5, 2>();
 /// E2M1: neither infinities nor NaN.
 pub const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-const fn table<const EXP: u32, const MAN: u32>() -> Table {
+const fn table<const EXP: u32, const MAN: u32>() -> FloatTable {
     let mut values = [0.0; 256];
     let mut code = 0;
     while code < 256 {

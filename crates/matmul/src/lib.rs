@@ -519,7 +519,7 @@ mod tests {
     /// Checks the guarantee of `multiply_rows` on machines whose caches split large products as expected (32 or 48
     /// KiB).
     #[test]
-    fn a_row_does_not_depend_on_those_beside_it() {
+    fn a_row_does_not_depend_on_other_rows() {
         let mut n_rows_compared = 0;
         for (n, k) in [(32, 40), (64, 768), (32, 1300), (48, 2816), (192, 700), (2, 513)] {
             let m = 130;

@@ -1,16 +1,16 @@
 //! A cache-sized run of blocks for the lane code, padded with zeros to whole vectors.
 
-use super::codec::Rows;
+use super::codec::SourceRows;
 use super::lanes::{Lanes, MAX_WIDTH};
 
 /// Elements in a batch: 16 super-blocks, and whole vectors of blocks at every level.
 pub(super) const BATCH: usize = 4096;
 
 /// Consecutive blocks, across row boundaries, with their importance weights.
-pub(super) struct Batch {
+pub(super) struct BlockBatch {
     /// Elements, followed by zeros.
     pub x: [f32; BATCH],
-    /// Weights as set by [`Batch::weigh`].
+    /// Weights as set by [`BlockBatch::weigh`].
     pub weights: [f32; BATCH],
     /// Elements before the padding.
     pub n_elems: usize,
@@ -18,13 +18,13 @@ pub(super) struct Batch {
     pub first: usize,
 }
 
-impl Batch {
+impl BlockBatch {
     /// An empty batch.
     pub(super) const EMPTY: Self = Self { x: [0.0; BATCH], weights: [0.0; BATCH], n_elems: 0, first: 0 };
 
     /// Loads the blocks from element `first` on; returns false after the last.
     #[inline(always)]
-    pub(super) fn load(&mut self, rows: &Rows<'_>, first: usize) -> bool {
+    pub(super) fn load(&mut self, rows: &SourceRows<'_>, first: usize) -> bool {
         let rest = rows.src.get(first..).unwrap_or(&[]);
         let n_elems = rest.len().min(BATCH);
         self.x[..n_elems].copy_from_slice(&rest[..n_elems]);
@@ -39,7 +39,7 @@ impl Batch {
     pub(super) fn weigh<L: Lanes, const E: usize>(
         &mut self,
         l: L,
-        rows: &Rows<'_>,
+        rows: &SourceRows<'_>,
         importance: &[f32],
         sigma2: impl Fn(usize) -> f32,
     ) {

@@ -7,8 +7,10 @@
 //! | Q8_1 | 32 | F16 at 0 | F16 at 2: sum of codes times scale | 4..36 |
 //! | Q8_K | 256 | F32 at 0 | 16 × I16 at 260: sums of 16 codes | 4..260 |
 
-use super::batch::{BATCH, Batch};
-use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair, validate_with};
+use super::batch::{BATCH, BlockBatch};
+use super::codec::{
+    Codec, SourceRows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair, validate_with,
+};
 use super::error::BlockFlaw;
 use super::kernel::{Kernel, dispatch};
 use super::lanes::Lanes;
@@ -53,8 +55,8 @@ fn scale_of(amax: f32) -> (f32, f32) {
     (d, if d == 0.0 { 0.0 } else { 1.0 / d })
 }
 
-fn q8_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, Quantize { rows, dst });
+fn q8_0_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeQ8 { rows, dst });
 }
 
 fn q8_0_block(x: &[f32; 32], out: &mut [u8; 34]) {
@@ -66,12 +68,12 @@ fn q8_0_block(x: &[f32; 32], out: &mut [u8; 34]) {
 }
 
 /// Kernel of all Q8_0 blocks: scales with one block per lane, codes along the block.
-struct Quantize<'a> {
-    rows: &'a Rows<'a>,
+struct QuantizeQ8<'a> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
-impl Kernel for Quantize<'_> {
+impl Kernel for QuantizeQ8<'_> {
     fn scalar(self) {
         for ((x, _), out) in self.rows.blocks::<32>().zip(self.dst.as_chunks_mut::<34>().0) {
             q8_0_block(x, out);
@@ -81,7 +83,7 @@ impl Kernel for Quantize<'_> {
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 32;
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];
         for (index, out) in self.dst.as_chunks_mut::<34>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
             batch.load(self.rows, index * BATCH);
@@ -110,7 +112,7 @@ fn q8_0_load(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-fn q8_1_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn q8_1_quantize(_level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<36>().0) {
         let (d, id) = scale_of(abs_max(x));
         let mut sum = 0;
@@ -133,7 +135,7 @@ fn q8_1_load(block: &[u8; 36], out: &mut [f32; 32]) {
     }
 }
 
-fn q8_k_quantize(_level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn q8_k_quantize(_level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<256>().zip(dst.as_chunks_mut::<292>().0) {
         let (max, amax) = signed_max(x);
         if amax == 0.0 {
@@ -184,7 +186,7 @@ mod tests {
         x[0] = -127.0;
         x[17] = 2.5;
         let mut block = [0; 292];
-        let rows = Rows { n_cols: 256, src: &x, imatrix: None, refused: &std::cell::Cell::default() };
+        let rows = SourceRows { n_cols: 256, src: &x, imatrix: None, refused: &std::cell::Cell::default() };
         q8_k_quantize(SimdLevel::Scalar, &rows, &mut block);
         assert_eq!(q8_k_scale(&block), 1.0);
         assert_eq!(block[4 + 17], 2);

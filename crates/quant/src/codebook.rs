@@ -40,8 +40,8 @@ impl<'a> Neighbours<'a> {
 
     /// Returns the point at a position in the list.
     #[inline(always)]
-    pub(super) fn at(self, place: Option<usize>) -> Option<u16> {
-        self.tiles.as_flattened().get(place?).copied()
+    pub(super) fn at(self, position: Option<usize>) -> Option<u16> {
+        self.tiles.as_flattened().get(position?).copied()
     }
 
     /// Returns the number of points.
@@ -59,7 +59,7 @@ impl<'a> Neighbours<'a> {
 
 /// Position of a packed point relative to the grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place<'a> {
+pub(super) enum GridPosition<'a> {
     /// On the grid, with its index.
     On(u16),
     /// Off the grid, with its neighbours.
@@ -77,10 +77,10 @@ const NOWHERE: u32 = u32::MAX;
 
 /// Reference to the neighbour list of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct List(u32);
+pub(super) struct ListRef(u32);
 
-impl List {
-    /// Number of values of [`List::class`].
+impl ListRef {
+    /// Number of values of [`ListRef::class`].
     pub(super) const CLASSES: usize = 1 << CLASS_BITS;
 
     /// Returns the list as a number.
@@ -209,10 +209,10 @@ impl<const D: usize> CodeBook<D> {
 
     /// Returns the position of a packed point. Bit patterns that are not levels have an empty list.
     #[inline(always)]
-    pub(super) fn place(&self, packed: u16) -> Place<'_> {
+    pub(super) fn position(&self, packed: u16) -> GridPosition<'_> {
         match self.entry(packed) {
-            entry if entry & CLASS_MASK == 0 => Place::On((entry >> START) as u16),
-            _ => Place::Near(self.neighbours(packed)),
+            entry if entry & CLASS_MASK == 0 => GridPosition::On((entry >> START) as u16),
+            _ => GridPosition::Near(self.neighbours(packed)),
         }
     }
 
@@ -224,8 +224,8 @@ impl<const D: usize> CodeBook<D> {
 
     /// Returns the neighbour list of a packed point; empty on the grid.
     #[inline(always)]
-    pub(super) fn list(&self, packed: u16) -> List {
-        List(self.entry(packed))
+    pub(super) fn list(&self, packed: u16) -> ListRef {
+        ListRef(self.entry(packed))
     }
 
     /// Returns the neighbours of a packed point that is not on the grid.
@@ -236,7 +236,7 @@ impl<const D: usize> CodeBook<D> {
 
     /// Returns the neighbours of a list.
     #[inline(always)]
-    pub(super) fn neighbours_of(&self, list: List) -> Neighbours<'_> {
+    pub(super) fn neighbours_of(&self, list: ListRef) -> Neighbours<'_> {
         let (start, n_points) = ((list.0 >> START) as usize, list.n_points());
         match self.neighbours.get(start..start + n_points.div_ceil(LIST_TILE)) {
             Some(tiles) => Neighbours { tiles, n_points },
@@ -246,16 +246,16 @@ impl<const D: usize> CodeBook<D> {
 
     /// Returns the first `T` tiles of a list that has at least as many.
     #[inline(always)]
-    pub(super) fn tiles_of<const T: usize>(&self, list: List) -> Option<&[[u16; LIST_TILE]; T]> {
+    pub(super) fn tiles_of<const T: usize>(&self, list: ListRef) -> Option<&[[u16; LIST_TILE]; T]> {
         self.neighbours.get((list.0 >> START) as usize..)?.first_chunk()
     }
 
     /// Returns the index of a grid point; `None` off the grid.
     #[inline(always)]
     pub(super) fn index(&self, packed: u16) -> Option<u16> {
-        match self.place(packed) {
-            Place::On(index) => Some(index),
-            Place::Near(_) => None,
+        match self.position(packed) {
+            GridPosition::On(index) => Some(index),
+            GridPosition::Near(_) => None,
         }
     }
 }
@@ -337,10 +337,10 @@ mod tests {
             let packed = CodeBook::<D>::pack(levels);
             assert_eq!(CodeBook::<D>::unpack(packed), levels);
             let on = book.points.iter().position(|point| *point == packed);
-            match (book.place(packed), on) {
-                (Place::On(index), Some(on)) => assert_eq!(usize::from(index), on),
-                (Place::Near(list), None) => assert_eq!(list.points(), naive(book, packed, n_nearest)),
-                (place, on) => panic!("{packed:#x}: {place:?}, {on:?}"),
+            match (book.position(packed), on) {
+                (GridPosition::On(index), Some(on)) => assert_eq!(usize::from(index), on),
+                (GridPosition::Near(list), None) => assert_eq!(list.points(), naive(book, packed, n_nearest)),
+                (position, on) => panic!("{packed:#x}: {position:?}, {on:?}"),
             }
         }
     }
@@ -353,7 +353,7 @@ mod tests {
         check(iq1(), 3, 7);
         check(iq3_xxs(), 2, 1);
         check(iq3_s(), 3, 1);
-        assert_eq!(iq2_xs().place(0xffff), Place::Near(Neighbours::NONE));
+        assert_eq!(iq2_xs().position(0xffff), GridPosition::Near(Neighbours::NONE));
     }
 
     #[test]

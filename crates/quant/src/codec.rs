@@ -7,7 +7,7 @@ use gguf_core::{GgmlType, simd::SimdLevel};
 
 /// Rows to quantize. Lengths are checked: `src` holds whole rows, `imatrix` one weight per column.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct SourceRows<'a> {
     /// Columns of each row, a multiple of the block length.
     pub n_cols: usize,
     /// Elements, `[n_rows, n_cols]`.
@@ -18,7 +18,7 @@ pub(crate) struct Rows<'a> {
     pub refused: &'a Cell<Option<usize>>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> SourceRows<'a> {
     /// Iterates over each block with its importance weights, row by row.
     pub(crate) fn blocks<const E: usize>(
         &self,
@@ -35,24 +35,24 @@ impl<'a> Rows<'a> {
 }
 
 /// Quantizes rows of checked lengths at a level that the machine has.
-pub(crate) type Quantize = fn(SimdLevel, &Rows<'_>, &mut [u8]);
+pub(crate) type QuantizeFn = fn(SimdLevel, &SourceRows<'_>, &mut [u8]);
 
 /// Decodes blocks of checked lengths at a level that the machine has.
-pub(crate) type Dequantize = fn(SimdLevel, &[u8], &mut [f32]);
+pub(crate) type DequantizeFn = fn(SimdLevel, &[u8], &mut [f32]);
 
 /// Finds the first block without finite scales; ignores a partial block at the end.
-pub(crate) type Validate = fn(&[u8]) -> Result<(), BlockError>;
+pub(crate) type ValidateFn = fn(&[u8]) -> Result<(), BlockError>;
 
 /// Functions for the bytes of one type.
 pub(crate) struct Codec {
     /// The type.
     pub ty: GgmlType,
     /// Quantizer; `None` for types that only files and decoders use.
-    pub quantize: Option<Quantize>,
+    pub quantize: Option<QuantizeFn>,
     /// Decoder from blocks to floats.
-    pub dequantize: Dequantize,
+    pub dequantize: DequantizeFn,
     /// Check for blocks with finite scales.
-    pub validate: Validate,
+    pub validate: ValidateFn,
 }
 
 /// Runs `f` over blocks of `B` bytes and `E` elements.

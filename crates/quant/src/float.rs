@@ -2,7 +2,7 @@
 //!
 //! One element is one block, so these loops vectorize as written; the level only selects the instructions.
 
-use super::codec::{Codec, Rows, validate_nothing};
+use super::codec::{Codec, SourceRows, validate_nothing};
 use super::{BlockError, BlockFlaw};
 use gguf_core::GgmlType;
 use gguf_core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
@@ -10,21 +10,21 @@ use gguf_core::simd::{SimdLevel, VectorLoop};
 
 pub(super) static F32: Codec = Codec {
     ty: GgmlType::F32,
-    quantize: Some(|_, rows: &Rows<'_>, dst| encode(rows.src, dst, f32::to_le_bytes)),
+    quantize: Some(|_, rows: &SourceRows<'_>, dst| encode(rows.src, dst, f32::to_le_bytes)),
     dequantize: |_, src, dst| decode(src, dst, f32::from_le_bytes),
     validate: |bytes| validate(bytes, f32::from_le_bytes),
 };
 
 pub(super) static F16: Codec = Codec {
     ty: GgmlType::F16,
-    quantize: Some(|level, rows: &Rows<'_>, dst| f16_encode(level, rows.src, dst)),
+    quantize: Some(|level, rows: &SourceRows<'_>, dst| f16_encode(level, rows.src, dst)),
     dequantize: |level, src, dst| f16_decode(level, src, dst),
     validate: |bytes| validate_bits(bytes, 0x7c00, f16_to_f32),
 };
 
 pub(super) static BF16: Codec = Codec {
     ty: GgmlType::Bf16,
-    quantize: Some(|level, rows: &Rows<'_>, dst| bf16_encode(level, rows.src, dst)),
+    quantize: Some(|level, rows: &SourceRows<'_>, dst| bf16_encode(level, rows.src, dst)),
     dequantize: |level, src, dst| bf16_decode(level, src, dst),
     validate: |bytes| validate_bits(bytes, 0x7f80, bf16_to_f32),
 };
@@ -52,7 +52,7 @@ pub(super) static I64: Codec = integer(GgmlType::I64, |_, src, dst| {
     decode(src, dst, |raw| i64::from_le_bytes(raw) as f32);
 });
 
-const fn integer(ty: GgmlType, dequantize: super::codec::Dequantize) -> Codec {
+const fn integer(ty: GgmlType, dequantize: super::codec::DequantizeFn) -> Codec {
     Codec { ty, quantize: None, dequantize, validate: validate_nothing }
 }
 
@@ -107,8 +107,8 @@ fn validate_bits(bytes: &[u8], exponent: u16, value: impl Fn(u16) -> f32) -> Res
 macro_rules! per_element {
     ($( $name:ident($src:ty => $dst:ty) = $body:expr; )*) => {
         $( fn $name(level: SimdLevel, src: &[$src], dst: &mut [$dst]) {
-            struct Convert<'a>(&'a [$src], &'a mut [$dst]);
-            impl VectorLoop for Convert<'_> {
+            struct ElementLoop<'a>(&'a [$src], &'a mut [$dst]);
+            impl VectorLoop for ElementLoop<'_> {
                 type Output = ();
 
                 #[inline(always)]
@@ -116,7 +116,7 @@ macro_rules! per_element {
                     $body(self.0, self.1);
                 }
             }
-            level.vectorize(Convert(src, dst));
+            level.vectorize(ElementLoop(src, dst));
         } )*
     };
 }

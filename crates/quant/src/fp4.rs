@@ -5,8 +5,8 @@
 //! elements in four groups of 16, UE4M3 scales 0..4, nibbles 4..36, byte `8 g + j` holds elements `16 g + j` and
 //! `16 g + j + 8`.
 
-use super::batch::{BATCH, Batch};
-use super::codec::{Codec, Rows, decoder, validate_nothing, validate_with};
+use super::batch::{BATCH, BlockBatch};
+use super::codec::{Codec, SourceRows, decoder, validate_nothing, validate_with};
 use super::error::BlockFlaw;
 use super::kernel::{Kernel, dispatch};
 use super::lanes::Lanes;
@@ -132,12 +132,12 @@ fn words(codes: [u8; 16]) -> [u64; 2] {
 }
 
 /// Kernel of all MXFP4 blocks: scales with one block per lane, codes along the block.
-struct QuantizeMx<'a> {
-    rows: &'a Rows<'a>,
+struct QuantizeMxfp4<'a> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
-impl Kernel for QuantizeMx<'_> {
+impl Kernel for QuantizeMxfp4<'_> {
     fn scalar(self) {
         mxfp4_scalar(self.rows, self.dst);
     }
@@ -145,7 +145,7 @@ impl Kernel for QuantizeMx<'_> {
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 32;
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];
         for (index, out) in self.dst.as_chunks_mut::<17>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
             batch.load(self.rows, index * BATCH);
@@ -165,12 +165,12 @@ impl Kernel for QuantizeMx<'_> {
 }
 
 /// Kernel of all NVFP4 blocks: scales with one group of 16 per lane, codes along the group.
-struct QuantizeNv<'a> {
-    rows: &'a Rows<'a>,
+struct QuantizeNvfp4<'a> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
-impl Kernel for QuantizeNv<'_> {
+impl Kernel for QuantizeNvfp4<'_> {
     fn scalar(self) {
         nvfp4_scalar(self.rows, self.dst);
     }
@@ -178,7 +178,7 @@ impl Kernel for QuantizeNv<'_> {
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 64;
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut amaxes = [[0.0; 4]; BATCH_BLOCKS];
         for (index, out) in self.dst.as_chunks_mut::<36>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
             batch.load(self.rows, index * BATCH);
@@ -195,11 +195,11 @@ impl Kernel for QuantizeNv<'_> {
     }
 }
 
-fn mxfp4_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeMx { rows, dst });
+fn mxfp4_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeMxfp4 { rows, dst });
 }
 
-fn mxfp4_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
+fn mxfp4_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<17>().0) {
         let (_, amax) = signed_max(x);
         let e = e8m0(amax);
@@ -222,11 +222,11 @@ fn mxfp4_load(block: &[u8; 17], out: &mut [f32; 32]) {
     }
 }
 
-fn nvfp4_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeNv { rows, dst });
+fn nvfp4_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeNvfp4 { rows, dst });
 }
 
-fn nvfp4_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
+fn nvfp4_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<64>().zip(dst.as_chunks_mut::<36>().0) {
         for (g, x) in x.as_chunks::<16>().0.iter().enumerate() {
             let (_, amax) = signed_max(x);

@@ -7,33 +7,33 @@ use std::cell::RefCell;
 
 use super::codebook::{CodeBook, Neighbours};
 use super::grid_neighbours::{best_neighbour, odd_table};
-use super::grid_search::{Fit, GridSearch, OffGrid, Part, Refit, STEPS, Search, search};
+use super::grid_search::{GridFit, GridSearch, OffGrid, PartMagnitudes, Refit, STEPS, Search, search};
 use super::grid_steps::GROUPS;
-use super::grid_trials::{Placing, Scratch};
+use super::grid_trials::{GridPlacer, SearchScratch};
 use super::lanes::{Lanes, MAX_WIDTH};
 use super::search_lanes;
 use gguf_core::simd::VectorLoop;
 
 /// Implementation of [`Search`] in lanes.
 #[derive(Clone, Copy)]
-pub(super) struct InLanes<'a, L> {
+pub(super) struct LaneSearch<'a, L> {
     l: L,
-    scratch: &'a RefCell<Scratch>,
+    scratch: &'a RefCell<SearchScratch>,
 }
 
-impl<'a, L> InLanes<'a, L> {
+impl<'a, L> LaneSearch<'a, L> {
     /// Creates searches that write to `scratch`, one at a time.
-    pub(super) fn new(l: L, scratch: &'a RefCell<Scratch>) -> Self {
+    pub(super) fn new(l: L, scratch: &'a RefCell<SearchScratch>) -> Self {
         Self { l, scratch }
     }
 }
 
-/// Computes `Part::sums` of all steps.
+/// Computes `PartMagnitudes::sums` of all steps.
 #[inline(always)]
 fn step_sums<L: Lanes, const D: usize, const G: usize>(
     l: L,
     how: &GridSearch,
-    part: &Part<D, G>,
+    part: &PartMagnitudes<D, G>,
     points: &[u16; (GROUPS + 1) * STEPS],
     sums: &mut [[f32; STEPS]; 2],
 ) {
@@ -61,7 +61,7 @@ fn step_sums<L: Lanes, const D: usize, const G: usize>(
 
 /// Returns the largest magnitude; NaN if there is a NaN.
 #[inline(always)]
-fn largest_magnitude<const D: usize, const G: usize>(part: &Part<D, G>) -> f32 {
+fn largest_magnitude<const D: usize, const G: usize>(part: &PartMagnitudes<D, G>) -> f32 {
     // Without the sign, the bits of floats have the order of their values, and NaN is above all others.
     let bits = part.x.as_flattened().iter().fold(0, |bits: u32, x| bits.max(x.to_bits() & 0x7fff_ffff));
     f32::from_bits(bits)
@@ -77,14 +77,14 @@ struct SearchTame<'a, L: Lanes, const D: usize, const G: usize> {
     l: L,
     book: &'a CodeBook<D>,
     how: &'a GridSearch,
-    part: &'a Part<D, G>,
+    part: &'a PartMagnitudes<D, G>,
     range: f32,
-    start: Fit<G>,
-    scratch: &'a mut Scratch,
+    start: GridFit<G>,
+    scratch: &'a mut SearchScratch,
 }
 
 impl<L: Lanes, const D: usize, const G: usize> VectorLoop for SearchTame<'_, L, D, G> {
-    type Output = Result<Fit<G>, OffGrid>;
+    type Output = Result<GridFit<G>, OffGrid>;
 
     #[inline(always)]
     fn run(self) -> Self::Output {
@@ -97,15 +97,15 @@ fn search_tame<L: Lanes, const D: usize, const G: usize>(
     l: L,
     book: &CodeBook<D>,
     how: &GridSearch,
-    part: &Part<D, G>,
+    part: &PartMagnitudes<D, G>,
     range: f32,
-    start: Fit<G>,
-    scratch: &mut Scratch,
-) -> Result<Fit<G>, OffGrid> {
+    start: GridFit<G>,
+    scratch: &mut SearchScratch,
+) -> Result<GridFit<G>, OffGrid> {
     scratch.steps.set(l, how, part, range);
-    let placing = Placing { l, book, part, x_max: largest_magnitude(part) };
-    placing.place_all(scratch)?;
-    let Scratch { steps, trials, .. } = scratch;
+    let placer = GridPlacer { l, book, part, x_max: largest_magnitude(part) };
+    placer.place_all(scratch)?;
+    let SearchScratch { steps, trials, .. } = scratch;
     let mut sums = [[0.0; STEPS]; 2];
     step_sums(l, how, part, &trials.points, &mut sums);
     let mut scale = start.scale;
@@ -129,7 +129,7 @@ fn search_tame<L: Lanes, const D: usize, const G: usize>(
     let refit = how.refit == Refit::All || between.contains(&true);
     if refit && scale > 0.0 {
         let wanted = if how.refit == Refit::OffGrid { between } else { [true; G] };
-        placing.place_at(scratch, scale, &mut points, &wanted)?;
+        placer.place_at(scratch, scale, &mut points, &wanted)?;
         let (sum_qx, sum_q2) = part.sums(&points);
         if sum_q2 > 0.0 {
             scale = sum_qx / sum_q2;
@@ -138,19 +138,19 @@ fn search_tame<L: Lanes, const D: usize, const G: usize>(
     if scale.is_nan() || points.iter().any(|point| !book.is_on_grid(*point)) {
         return Err(OffGrid);
     }
-    Ok(Fit { scale, points })
+    Ok(GridFit { scale, points })
 }
 
-impl<L: Lanes> Search for InLanes<'_, L> {
+impl<L: Lanes> Search for LaneSearch<'_, L> {
     #[inline(always)]
     fn search<const D: usize, const G: usize>(
         self,
         book: &CodeBook<D>,
         how: &GridSearch,
-        part: &Part<D, G>,
+        part: &PartMagnitudes<D, G>,
         range: f32,
-        start: Fit<G>,
-    ) -> Result<Fit<G>, OffGrid> {
+        start: GridFit<G>,
+    ) -> Result<GridFit<G>, OffGrid> {
         if is_tame(largest_magnitude(part), range) {
             let scratch = &mut *self.scratch.borrow_mut();
             self.l.call(SearchTame { l: self.l, book, how, part, range, start, scratch })

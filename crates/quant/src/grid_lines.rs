@@ -81,7 +81,7 @@ impl Nearest {
 
     /// Returns the position in the list, if there is no doubt.
     #[inline(always)]
-    pub(super) fn place(self) -> Option<usize> {
+    pub(super) fn position(self) -> Option<usize> {
         self.is_sure().then(|| (self.first + self.bits.trailing_zeros()) as usize)
     }
 
@@ -99,7 +99,7 @@ pub(super) fn first_bits(n_points: usize) -> u32 {
 }
 
 /// A run of steps within which the lowest line changes.
-pub(super) struct Between<'a> {
+pub(super) struct ScaleRun<'a> {
     /// All scales, in descending order.
     pub scales: &'a [f32],
     /// First step of the run.
@@ -112,13 +112,13 @@ pub(super) struct Between<'a> {
 
 /// Lowest of many lines at one scale: the lowest and the second lowest of each lane.
 #[derive(Clone, Copy)]
-struct Lowest<L: Lanes> {
+struct LowestLines<L: Lanes> {
     line: L::F,
     second: L::F,
     at: L::I,
 }
 
-impl<L: Lanes> Lowest<L> {
+impl<L: Lanes> LowestLines<L> {
     #[inline(always)]
     fn see(&mut self, l: L, line: L::F, at: usize) {
         let lower = l.gt(self.line, line);
@@ -288,7 +288,7 @@ impl LineTables {
         &self,
         l: L,
         neighbours: Neighbours<'_>,
-        run: &Between<'_>,
+        run: &ScaleRun<'_>,
         doubt: f32,
     ) -> Option<usize> {
         let (a, b) = (self.line::<D>(run.points[0]), self.line::<D>(run.points[1]));
@@ -331,7 +331,7 @@ impl LineTables {
         doubt: f32,
     ) -> [Nearest; S] {
         let most = l.splat(f32::MAX);
-        let mut lowest = [Lowest::<L> { line: most, second: most, at: l.splat_i(0) }; S];
+        let mut lowest = [LowestLines::<L> { line: most, second: most, at: l.splat_i(0) }; S];
         let points = neighbours.tiles().as_flattened();
         let whole = neighbours.n_points() / L::WIDTH * L::WIDTH;
         for at in (0..whole).step_by(L::WIDTH) {
@@ -364,16 +364,16 @@ impl LineTables {
 
 #[cfg(test)]
 mod tests {
-    use super::super::codebook::{self, Place};
+    use super::super::codebook::{self, GridPosition};
     use super::super::grid_search::{best_neighbour, nearest};
     use super::super::kernel::{Kernel, dispatch};
     use super::*;
     use gguf_core::simd::SimdLevel;
 
     /// A small random number generator.
-    struct Noise(u64);
+    struct UniformRng(u64);
 
-    impl Noise {
+    impl UniformRng {
         /// Returns a number from 0 to 1.
         fn float(&mut self) -> f32 {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -386,44 +386,45 @@ mod tests {
         SimdLevel::ALL.into_iter().filter(|level| *level != SimdLevel::Scalar)
     }
 
-    struct Sure<'a, const D: usize> {
+    struct CheckTrusted<'a, const D: usize> {
         book: &'a CodeBook<D>,
         seed: u64,
         /// Trusted results, all evaluations, and runs in which one neighbour replaces another.
         counts: &'a mut [usize; 3],
     }
 
-    impl<const D: usize> Kernel for Sure<'_, D> {
+    impl<const D: usize> Kernel for CheckTrusted<'_, D> {
         fn scalar(self) {}
 
         #[inline(always)]
         fn lanes<L: Lanes>(self, l: L) {
-            let mut noise = Noise(self.seed);
+            let mut rng = UniformRng(self.seed);
             for case in 0..2000 {
                 let unit = [1.0, 1e-6, 3e-12, 4e4, 1e-30][case % 5];
                 let weight = [1.0, 1e-5, 1e9, 1e-18, 1e30][case / 5 % 5];
                 let (mut x, mut roots) = ([0.0; D], [0.0; D]);
                 for i in 0..D {
                     // Ties: few values, equal weights; and weights of zero.
-                    x[i] = unit * if case % 3 == 0 { (noise.float() * 4.0).floor() } else { noise.float() };
-                    roots[i] =
-                        weight * if case % 4 == 0 { 1.0 } else { (noise.float() * 1.3 - 0.3).max(0.0) };
+                    x[i] = unit * if case % 3 == 0 { (rng.float() * 4.0).floor() } else { rng.float() };
+                    roots[i] = weight * if case % 4 == 0 { 1.0 } else { (rng.float() * 1.3 - 0.3).max(0.0) };
                 }
-                let iscale = (1.0 + 14.0 * noise.float()) / unit;
-                let Place::Near(neighbours) = self.book.place(nearest(&x, iscale)) else { continue };
+                let iscale = (1.0 + 14.0 * rng.float()) / unit;
+                let GridPosition::Near(neighbours) = self.book.position(nearest(&x, iscale)) else {
+                    continue;
+                };
                 let ends = [1.05 / iscale, 0.95 / iscale];
                 let mut tables = LineTables::EMPTY;
                 tables.set(l, &x, &roots);
                 let doubt = tables.doubt(doubt::<D>(ends[1], ends[0], 4.0 * unit));
-                let found = tables.nearest::<L, D, 2>(l, neighbours, &ends, doubt).map(Nearest::place);
-                let points = found.map(|place| neighbours.at(place));
+                let found = tables.nearest::<L, D, 2>(l, neighbours, &ends, doubt).map(Nearest::position);
+                let points = found.map(|position| neighbours.at(position));
                 let mut scales = [ends[1]; STEPS];
                 for (step, scale) in scales[..20].iter_mut().enumerate() {
                     *scale = ends[0] + (ends[1] - ends[0]) * (step as f32 / 19.0);
                 }
                 let turn = match points {
                     [Some(first), Some(last)] if first != last => {
-                        let run = Between { scales: &scales, first: 0, last: 19, points: [first, last] };
+                        let run = ScaleRun { scales: &scales, first: 0, last: 19, points: [first, last] };
                         tables.turn::<L, D>(l, neighbours, &run, doubt)
                     }
                     _ => None,
@@ -435,7 +436,7 @@ mod tests {
                     let want = best_neighbour(neighbours, &x, &roots, *scale).ok();
                     let common = points[0].filter(|first| points[1] == Some(*first));
                     let turned = turn.and_then(|turn| points[usize::from(step >= turn)]);
-                    for point in [common, turned, neighbours.at(alone.place())].into_iter().flatten() {
+                    for point in [common, turned, neighbours.at(alone.position())].into_iter().flatten() {
                         self.counts[0] += 1;
                         assert_eq!(Some(point), want, "{x:?} {roots:?} {scale:e}");
                     }
@@ -449,10 +450,10 @@ mod tests {
         for level in levels() {
             for seed in 0..4 {
                 let (mut of_4, mut of_8) = ([0; 3], [0; 3]);
-                dispatch(level, Sure { book: codebook::iq3_s(), seed, counts: &mut of_4 });
-                dispatch(level, Sure { book: codebook::iq3_xxs(), seed, counts: &mut of_4 });
-                dispatch(level, Sure { book: codebook::iq2_xxs(), seed, counts: &mut of_8 });
-                dispatch(level, Sure { book: codebook::iq2_s(), seed, counts: &mut of_8 });
+                dispatch(level, CheckTrusted { book: codebook::iq3_s(), seed, counts: &mut of_4 });
+                dispatch(level, CheckTrusted { book: codebook::iq3_xxs(), seed, counts: &mut of_4 });
+                dispatch(level, CheckTrusted { book: codebook::iq2_xxs(), seed, counts: &mut of_8 });
+                dispatch(level, CheckTrusted { book: codebook::iq2_s(), seed, counts: &mut of_8 });
                 for [sure, all, turns] in [of_4, of_8] {
                     assert!(sure > all / 5, "{level}: {sure} beliefs at {all} scales");
                     assert!(turns > 20, "{level}: one neighbour gives way to another in {turns} runs");
@@ -461,17 +462,17 @@ mod tests {
         }
     }
 
-    struct Unproved;
+    struct CheckUnbounded;
 
-    impl Kernel for Unproved {
+    impl Kernel for CheckUnbounded {
         fn scalar(self) {}
 
         #[inline(always)]
         fn lanes<L: Lanes>(self, l: L) {
             let book = codebook::iq2_s();
             // A point with one neighbour, which could be trusted without an evaluation.
-            let lone = (0..=0xaaaa).find_map(|packed| match book.place(packed) {
-                Place::Near(neighbours) if neighbours.points().len() == 1 => Some(neighbours),
+            let lone = (0..=0xaaaa).find_map(|packed| match book.position(packed) {
+                GridPosition::Near(neighbours) if neighbours.points().len() == 1 => Some(neighbours),
                 _ => None,
             });
             let lone = lone.expect("IQ2_S has such a point");
@@ -489,27 +490,27 @@ mod tests {
                 tables.set(l, &[x; 8], &[root; 8]);
                 let doubt = tables.doubt(doubt::<8>(scale, scale, x));
                 let [found] = tables.nearest::<L, 8, 1>(l, lone, &[scale], doubt);
-                assert_eq!(found.place(), None, "{x} {root} {scale}");
+                assert_eq!(found.position(), None, "{x} {root} {scale}");
             }
         }
     }
 
     #[test]
     fn nothing_is_believed_without_a_bound() {
-        levels().for_each(|level| dispatch(level, Unproved));
+        levels().for_each(|level| dispatch(level, CheckUnbounded));
     }
 
-    struct Spread;
+    struct CheckSpread;
 
-    impl Kernel for Spread {
+    impl Kernel for CheckSpread {
         fn scalar(self) {}
 
         #[inline(always)]
         fn lanes<L: Lanes>(self, l: L) {
-            let mut noise = Noise(5);
+            let mut rng = UniformRng(5);
             for _ in 0..200 {
                 let mut rows = [[0.0; MAX_WIDTH]; 4];
-                rows.as_flattened_mut().iter_mut().for_each(|value| *value = noise.float() - 0.5);
+                rows.as_flattened_mut().iter_mut().for_each(|value| *value = rng.float() - 0.5);
                 let mut vectors = [l.splat(0.0); 4];
                 for (vector, row) in vectors.iter_mut().zip(&rows) {
                     *vector = l.load(row);
@@ -537,6 +538,6 @@ mod tests {
 
     #[test]
     fn the_least_lane_is_spread() {
-        levels().for_each(|level| dispatch(level, Spread));
+        levels().for_each(|level| dispatch(level, CheckSpread));
     }
 }

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-use super::codec::Rows;
-use super::grid_lanes::InLanes;
-use super::grid_search::{OffGrid, Scalar, Search};
-use super::grid_trials::Scratch;
+use super::codec::SourceRows;
+use super::grid_lanes::LaneSearch;
+use super::grid_search::{OffGrid, ScalarSearch, Search};
+use super::grid_trials::SearchScratch;
 use super::kernel::{Kernel, dispatch};
 use super::lanes::Lanes;
 use super::superblock::SUPER;
@@ -29,32 +29,32 @@ pub(super) trait GridType<const B: usize> {
 /// Quantizes rows to a grid type.
 pub(super) fn quantize_rows<Q: GridType<B>, const B: usize>(
     level: SimdLevel,
-    rows: &Rows<'_>,
+    rows: &SourceRows<'_>,
     dst: &mut [u8],
 ) {
-    dispatch(level, Blocks::<Q, B> { rows, dst, ty: PhantomData });
+    dispatch(level, QuantizeGrid::<Q, B> { rows, dst, ty: PhantomData });
 }
 
-struct Blocks<'a, Q, const B: usize> {
-    rows: &'a Rows<'a>,
+struct QuantizeGrid<'a, Q, const B: usize> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
     ty: PhantomData<Q>,
 }
 
-impl<Q: GridType<B>, const B: usize> Kernel for Blocks<'_, Q, B> {
+impl<Q: GridType<B>, const B: usize> Kernel for QuantizeGrid<'_, Q, B> {
     fn scalar(self) {
-        blocks::<_, Q, B>(Scalar, self.rows, self.dst);
+        blocks::<_, Q, B>(ScalarSearch, self.rows, self.dst);
     }
 
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
-        let scratch = RefCell::new(Scratch::EMPTY);
-        blocks::<_, Q, B>(InLanes::new(l, &scratch), self.rows, self.dst);
+        let scratch = RefCell::new(SearchScratch::EMPTY);
+        blocks::<_, Q, B>(LaneSearch::new(l, &scratch), self.rows, self.dst);
     }
 }
 
 #[inline(always)]
-fn blocks<S: Search, Q: GridType<B>, const B: usize>(search: S, rows: &Rows<'_>, dst: &mut [u8]) {
+fn blocks<S: Search, Q: GridType<B>, const B: usize>(search: S, rows: &SourceRows<'_>, dst: &mut [u8]) {
     for (index, ((x, importance), out)) in rows.blocks().zip(dst.as_chunks_mut().0).enumerate() {
         if Q::quantize(search, x, importance, out).is_err() {
             rows.refused.set(Some(index));

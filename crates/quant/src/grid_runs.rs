@@ -3,7 +3,7 @@
 //! The evaluation of a run does not depend on that of another, so many are in flight at once. A branch between them
 //! that is hard to predict would end that. So the runs are separated by the list they are put on.
 
-use super::codebook::{CodeBook, List};
+use super::codebook::{CodeBook, ListRef};
 use super::grid_search::STEPS;
 use super::grid_steps::{GROUPS, Steps};
 
@@ -13,24 +13,24 @@ use super::grid_steps::{GROUPS, Steps};
 /// From the lowest byte: group number times [`STEPS`] plus the first step; the same plus the last step; index of the
 /// run; an unused byte; four bytes of the neighbour list.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run(u64);
+pub(super) struct StepRun(u64);
 
-impl Run {
+impl StepRun {
     const NONE: Self = Self(0);
 
     #[inline(always)]
-    fn new(first: usize, last: usize, place: usize, list: List) -> Self {
-        Self(first as u64 | (last as u64) << 8 | (place as u64) << 16 | u64::from(list.number()) << 32)
+    fn new(first: usize, last: usize, index: usize, list: ListRef) -> Self {
+        Self(first as u64 | (last as u64) << 8 | (index as u64) << 16 | u64::from(list.number()) << 32)
     }
 
     /// Returns the neighbour list of the levels.
     #[inline(always)]
-    pub(super) fn list(self) -> List {
-        List::of_number((self.0 >> 32) as u32)
+    pub(super) fn list(self) -> ListRef {
+        ListRef::of_number((self.0 >> 32) as u32)
     }
 
     #[inline(always)]
-    fn place(self) -> usize {
+    fn index(self) -> usize {
         (self.0 >> 16) as usize % MOST
     }
 
@@ -60,17 +60,17 @@ const _: () = assert!(MOST - 1 == u8::MAX as usize, "runs and steps of all group
 
 /// A list of runs.
 pub(super) struct RunList {
-    runs: [Run; MOST],
+    runs: [StepRun; MOST],
     count: usize,
 }
 
 impl RunList {
     /// The empty list.
-    pub(super) const EMPTY: Self = Self { runs: [Run::NONE; MOST], count: 0 };
+    pub(super) const EMPTY: Self = Self { runs: [StepRun::NONE; MOST], count: 0 };
 
     /// Writes a run after the first `count` and counts it if `belongs`, without a branch.
     #[inline(always)]
-    pub(super) fn push_if(&mut self, count: &mut usize, belongs: bool, run: Run) {
+    pub(super) fn push_if(&mut self, count: &mut usize, belongs: bool, run: StepRun) {
         self.runs[*count % MOST] = run;
         *count += usize::from(belongs);
     }
@@ -83,40 +83,40 @@ impl RunList {
 
     /// Returns the runs, in the order they were added.
     #[inline(always)]
-    pub(super) fn runs(&self) -> &[Run] {
+    pub(super) fn runs(&self) -> &[StepRun] {
         &self.runs[..self.count.min(MOST)]
     }
 }
 
-/// The point of a group from a step on, until the next piece begins.
+/// The point of a group from a step on, until the next span begins.
 #[derive(Clone, Copy)]
-struct Piece {
+struct PointSpan {
     /// Group number times [`STEPS`] plus the step.
     from: u16,
     point: u16,
 }
 
-/// Points of all runs of a part: two pieces per run, of which the second may cover the first.
-pub(super) struct Pieces {
-    pieces: [[Piece; 2]; MOST],
+/// Points of all runs of a part: two spans per run, of which the second may cover the first.
+pub(super) struct PointSpans {
+    spans: [[PointSpan; 2]; MOST],
     count: usize,
 }
 
-impl Pieces {
+impl PointSpans {
     /// The empty list.
-    pub(super) const NONE: Self = Self { pieces: [[Piece { from: 0, point: 0 }; 2]; MOST], count: 0 };
+    pub(super) const NONE: Self = Self { spans: [[PointSpan { from: 0, point: 0 }; 2]; MOST], count: 0 };
 
     /// Lists the runs of `G` groups by group and step. All get their levels as points; runs off the grid are also
-    /// listed by the number of tiles of their neighbours ([`List::class`]).
+    /// listed by the number of tiles of their neighbours ([`ListRef::class`]).
     #[inline(always)]
     pub(super) fn set<const D: usize, const G: usize>(
         &mut self,
         book: &CodeBook<D>,
         steps: &Steps,
-        by_class: &mut [RunList; List::CLASSES - 1],
+        by_class: &mut [RunList; ListRef::CLASSES - 1],
     ) {
-        let mut counts = [0; List::CLASSES - 1];
-        let mut place = 0;
+        let mut counts = [0; ListRef::CLASSES - 1];
+        let mut index = 0;
         // The ends of two groups in one number: half as many loop exits.
         for (pair, ends) in steps.ends.as_chunks::<2>().0[..G / 2].iter().enumerate() {
             let mut ends = u64::from(ends[0]) | u64::from(ends[1]) << 32;
@@ -127,18 +127,18 @@ impl Pieces {
                 ends &= ends - 1;
                 let levels = steps.levels(first);
                 let list = book.list(levels);
-                self.pieces[place % MOST] = [Piece { from: first as u16, point: levels }; 2];
-                let run = Run::new(first, last, place, list);
-                for class in 1..List::CLASSES {
+                self.spans[index % MOST] = [PointSpan { from: first as u16, point: levels }; 2];
+                let run = StepRun::new(first, last, index, list);
+                for class in 1..ListRef::CLASSES {
                     by_class[class - 1].push_if(&mut counts[class - 1], list.class() == class, run);
                 }
-                place += 1;
+                index += 1;
                 // The next group's first step follows a group's last one.
                 let next_group = (last + STEPS) / STEPS * STEPS;
                 first = if last + 1 == next_group - STEPS + steps.count { next_group } else { last + 1 };
             }
         }
-        self.count = place;
+        self.count = index;
         for (list, count) in by_class.iter_mut().zip(counts) {
             list.set_count(count);
         }
@@ -146,33 +146,33 @@ impl Pieces {
 
     /// Places a run on one point, and from its last step on on another.
     #[inline(always)]
-    pub(super) fn place(&mut self, run: Run, points: [u16; 2]) {
-        self.pieces[run.place()] = [
-            Piece { from: (run.0 & 255) as u16, point: points[0] },
-            Piece { from: (run.0 >> 8 & 255) as u16, point: points[1] },
+    pub(super) fn place(&mut self, run: StepRun, points: [u16; 2]) {
+        self.spans[run.index()] = [
+            PointSpan { from: (run.0 & 255) as u16, point: points[0] },
+            PointSpan { from: (run.0 >> 8 & 255) as u16, point: points[1] },
         ];
     }
 
     /// Returns the two points of a run.
     #[inline(always)]
-    pub(super) fn points(&self, run: Run) -> [u16; 2] {
-        let [first, second] = self.pieces[run.place()];
+    pub(super) fn points(&self, run: StepRun) -> [u16; 2] {
+        let [first, second] = self.spans[run.index()];
         [first.point, second.point]
     }
 
     /// Sets the step from which a run is placed on its second point.
     #[inline(always)]
-    pub(super) fn set_turn(&mut self, run: Run, step: usize) {
-        self.pieces[run.place()][1].from = (run.group() * STEPS + step) as u16;
+    pub(super) fn set_turn(&mut self, run: StepRun, step: usize) {
+        self.spans[run.index()][1].from = (run.group() * STEPS + step) as u16;
     }
 
     /// Writes the points of all steps of all groups.
     #[inline(always)]
     pub(super) fn write(&self, points: &mut [u16; (GROUPS + 1) * STEPS]) {
-        for piece in self.pieces[..self.count.min(MOST)].as_flattened() {
-            // Later pieces overwrite their own part.
-            if let Some(points) = points[usize::from(piece.from) % MOST..].first_chunk_mut() {
-                *points = [piece.point; STEPS];
+        for span in self.spans[..self.count.min(MOST)].as_flattened() {
+            // Later spans overwrite their own part.
+            if let Some(points) = points[usize::from(span.from) % MOST..].first_chunk_mut() {
+                *points = [span.point; STEPS];
             }
         }
     }

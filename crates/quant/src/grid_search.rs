@@ -2,7 +2,7 @@
 //!
 //! Scalar, the specification; `grid_lanes` is its vector twin. All sums run in index order in f32.
 
-use super::codebook::{CodeBook, Neighbours, Place};
+use super::codebook::{CodeBook, GridPosition, Neighbours};
 use super::search::{sum_squares, unsigned};
 use super::superblock::SUPER;
 use gguf_core::numeric::{c_max, nearest_int};
@@ -66,7 +66,7 @@ pub(super) enum Refit {
 
 /// Scale and grid points of one part: `G` groups of `D` magnitudes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Fit<const G: usize> {
+pub(super) struct GridFit<const G: usize> {
     /// Scale of the odd levels; may be negative.
     pub scale: f32,
     /// Packed grid points.
@@ -75,7 +75,7 @@ pub(super) struct Fit<const G: usize> {
 
 /// Magnitudes of one part, with weights.
 #[derive(Clone, Copy)]
-pub(super) struct Part<const D: usize, const G: usize> {
+pub(super) struct PartMagnitudes<const D: usize, const G: usize> {
     /// Values; their signs are stored separately.
     pub x: [[f32; D]; G],
     /// Weights of the fit.
@@ -126,13 +126,13 @@ fn place<const D: usize>(
     iscale: f32,
 ) -> Result<(u16, bool), OffGrid> {
     let packed = nearest(x, iscale);
-    match book.place(packed) {
-        Place::On(_) => Ok((packed, false)),
-        Place::Near(neighbours) => Ok((best_neighbour(neighbours, x, roots, scale)?, true)),
+    match book.position(packed) {
+        GridPosition::On(_) => Ok((packed, false)),
+        GridPosition::Near(neighbours) => Ok((best_neighbour(neighbours, x, roots, scale)?, true)),
     }
 }
 
-impl<const D: usize, const G: usize> Part<D, G> {
+impl<const D: usize, const G: usize> PartMagnitudes<D, G> {
     /// Computes the sums of weighted least squares: `x * q` and `q * q` for odd levels `q`.
     #[inline(always)]
     pub(super) fn sums(&self, points: &[u16; G]) -> (f32, f32) {
@@ -156,10 +156,10 @@ pub(super) trait Search: Copy {
         self,
         book: &CodeBook<D>,
         how: &GridSearch,
-        part: &Part<D, G>,
+        part: &PartMagnitudes<D, G>,
         range: f32,
-        start: Fit<G>,
-    ) -> Result<Fit<G>, OffGrid>;
+        start: GridFit<G>,
+    ) -> Result<GridFit<G>, OffGrid>;
 
     /// Returns the packed grid point nearest to `x` under weights, where a level means `scale * shifted[level]`.
     fn shifted_neighbour(
@@ -177,17 +177,17 @@ pub(super) trait Search: Copy {
 
 /// The scalar searches of this module.
 #[derive(Clone, Copy)]
-pub(super) struct Scalar;
+pub(super) struct ScalarSearch;
 
-impl Search for Scalar {
+impl Search for ScalarSearch {
     fn search<const D: usize, const G: usize>(
         self,
         book: &CodeBook<D>,
         how: &GridSearch,
-        part: &Part<D, G>,
+        part: &PartMagnitudes<D, G>,
         range: f32,
-        start: Fit<G>,
-    ) -> Result<Fit<G>, OffGrid> {
+        start: GridFit<G>,
+    ) -> Result<GridFit<G>, OffGrid> {
         search(book, how, part, range, start)
     }
 
@@ -233,11 +233,11 @@ impl Search for Scalar {
 pub(super) fn search<const D: usize, const G: usize>(
     book: &CodeBook<D>,
     search: &GridSearch,
-    part: &Part<D, G>,
+    part: &PartMagnitudes<D, G>,
     range: f32,
-    start: Fit<G>,
-) -> Result<Fit<G>, OffGrid> {
-    let Fit { mut scale, mut points } = start;
+    start: GridFit<G>,
+) -> Result<GridFit<G>, OffGrid> {
+    let GridFit { mut scale, mut points } = start;
     let mut best = 0f32;
     // ref: IQ3_S starts with "between", the others with "on the grid"; they differ in their use of it
     let mut between = [search.refit == Refit::AllIfAny; G];
@@ -273,7 +273,7 @@ pub(super) fn search<const D: usize, const G: usize>(
     if scale.is_nan() || points.iter().any(|point| book.index(*point).is_none()) {
         return Err(OffGrid);
     }
-    Ok(Fit { scale, points })
+    Ok(GridFit { scale, points })
 }
 
 /// Returns importance or squares as the weights of a part.
@@ -365,11 +365,11 @@ mod tests {
         let book = codebook::iq2_xs();
         let points = [book.points[7], book.points[300]];
         let x = points.map(|point| CodeBook::<8>::unpack(point).map(|level| 0.25 * (2 * level + 1) as f32));
-        let part = Part { x, weights: [[1.0; 8]; 2], roots: [[1.0; 8]; 2] };
+        let part = PartMagnitudes { x, weights: [[1.0; 8]; 2], roots: [[1.0; 8]; 2] };
         let how = GridSearch::new::<8>(9, 0.1, Refit::OffGrid);
         let range = largest(x.as_flattened());
-        let fit = search(book, &how, &part, range, Fit { scale: 1.0, points: [0; 2] }).unwrap();
-        assert_eq!(fit, Fit { scale: 0.25, points });
+        let fit = search(book, &how, &part, range, GridFit { scale: 1.0, points: [0; 2] }).unwrap();
+        assert_eq!(fit, GridFit { scale: 0.25, points });
     }
 
     #[test]
@@ -386,9 +386,9 @@ mod tests {
     fn nothing_is_near_infinity() {
         let book = codebook::iq3_s();
         let x = [[f32::INFINITY; 4]];
-        let part = Part { x, weights: x, roots: x };
+        let part = PartMagnitudes { x, weights: x, roots: x };
         let how = GridSearch::new::<4>(9, 0.2, Refit::AllIfAny);
-        let start = Fit { scale: f32::NAN, points: [0] };
+        let start = GridFit { scale: f32::NAN, points: [0] };
         assert_eq!(search(book, &how, &part, f32::INFINITY, start), Err(OffGrid));
     }
 }

@@ -1,7 +1,7 @@
 //! Steps of a search: scales, and the nearest levels of all groups at each of them.
 
 use super::codebook::CodeBook;
-use super::grid_search::{GridSearch, Part, STEPS};
+use super::grid_search::{GridSearch, PartMagnitudes, STEPS};
 use super::lanes::Lanes;
 use gguf_core::numeric::c_max;
 
@@ -50,7 +50,7 @@ impl Steps {
         &mut self,
         l: L,
         how: &GridSearch,
-        part: &Part<D, G>,
+        part: &PartMagnitudes<D, G>,
         range: f32,
     ) {
         self.count = how.n_steps();

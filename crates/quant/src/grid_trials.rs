@@ -4,29 +4,29 @@
 //! [`LineTables`] determine the nearest of its points: by evaluating both ends, and the scale at which one point
 //! replaces the other. Runs for which that is not enough are placed step by step.
 
-use super::codebook::{CodeBook, LIST_TILE, List, Neighbours};
-use super::grid_lines::{Between, LineTables, doubt, first_bits};
+use super::codebook::{CodeBook, LIST_TILE, ListRef, Neighbours};
+use super::grid_lines::{LineTables, ScaleRun, doubt, first_bits};
 use super::grid_neighbours::best_odd_neighbour;
-use super::grid_runs::{Pieces, Run, RunList};
-use super::grid_search::{OffGrid, Part, STEPS, nearest};
+use super::grid_runs::{PointSpans, RunList, StepRun};
+use super::grid_search::{OffGrid, PartMagnitudes, STEPS, nearest};
 use super::grid_steps::{GROUPS, Steps, TOGETHER};
 use super::lanes::Lanes;
 use gguf_core::simd::VectorLoop;
 
 /// Context for placing the groups of a part on the grid.
-pub(super) struct Placing<'a, L, const D: usize, const G: usize> {
+pub(super) struct GridPlacer<'a, L, const D: usize, const G: usize> {
     /// Vector lanes.
     pub l: L,
     /// Code book of the type.
     pub book: &'a CodeBook<D>,
     /// Part to place.
-    pub part: &'a Part<D, G>,
+    pub part: &'a PartMagnitudes<D, G>,
     /// Largest magnitude of the part.
     pub x_max: f32,
 }
 
 /// Grid points of all groups at all steps.
-pub(super) struct Trials {
+pub(super) struct StepPoints {
     /// Packed points, [`STEPS`] for each group; values past the last step are arbitrary.
     pub points: [u16; (GROUPS + 1) * STEPS],
     /// One bit for each step at which distances were compared because of a doubt.
@@ -34,35 +34,35 @@ pub(super) struct Trials {
 }
 
 /// Line tables of all groups, with their doubts.
-struct Lines {
+struct GroupLines {
     tables: [LineTables; GROUPS],
     doubts: [f32; GROUPS],
 }
 
 /// Buffers that a search writes before it reads them; reused from part to part, so that they need no clearing.
-pub(super) struct Scratch {
+pub(super) struct SearchScratch {
     /// Steps of the part.
     pub steps: Steps,
     /// Trials of the part.
-    pub trials: Trials,
-    lines: Lines,
-    pieces: Pieces,
-    /// Runs off the grid, by [`List::class`].
-    by_class: [RunList; List::CLASSES - 1],
+    pub trials: StepPoints,
+    lines: GroupLines,
+    spans: PointSpans,
+    /// Runs off the grid, by [`ListRef::class`].
+    by_class: [RunList; ListRef::CLASSES - 1],
     /// Runs with different points at the first and last step.
     turning: RunList,
     /// Runs whose steps must be evaluated one by one.
     unsettled: RunList,
 }
 
-impl Scratch {
+impl SearchScratch {
     /// The initial value.
     pub(super) const EMPTY: Self = Self {
         steps: Steps::NONE,
-        trials: Trials { points: [0; (GROUPS + 1) * STEPS], doubted: [0; GROUPS] },
-        lines: Lines { tables: [LineTables::EMPTY; GROUPS], doubts: [0.0; GROUPS] },
-        pieces: Pieces::NONE,
-        by_class: [const { RunList::EMPTY }; List::CLASSES - 1],
+        trials: StepPoints { points: [0; (GROUPS + 1) * STEPS], doubted: [0; GROUPS] },
+        lines: GroupLines { tables: [LineTables::EMPTY; GROUPS], doubts: [0.0; GROUPS] },
+        spans: PointSpans::NONE,
+        by_class: [const { RunList::EMPTY }; ListRef::CLASSES - 1],
         turning: RunList::EMPTY,
         unsettled: RunList::EMPTY,
     };
@@ -70,22 +70,22 @@ impl Scratch {
 
 /// Result of evaluating the ends of a run.
 #[derive(Clone, Copy)]
-struct Look {
+struct RunEnds {
     /// True if there is no doubt at either end.
     is_sure: bool,
     /// True if the ends have different points.
     is_turning: bool,
 }
 
-impl Look {
+impl RunEnds {
     const DOUBT: Self = Self { is_sure: false, is_turning: false };
 }
 
-impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
+impl<L: Lanes, const D: usize, const G: usize> GridPlacer<'_, L, D, G> {
     /// Places all groups at all steps.
     #[inline(always)]
-    pub(super) fn place_all(&self, scratch: &mut Scratch) -> Result<(), OffGrid> {
-        let Scratch { steps, trials, lines, pieces, by_class, turning, unsettled } = scratch;
+    pub(super) fn place_all(&self, scratch: &mut SearchScratch) -> Result<(), OffGrid> {
+        let SearchScratch { steps, trials, lines, spans, by_class, turning, unsettled } = scratch;
         // The first step has the largest scale.
         let doubt = doubt::<D>(steps.scales[steps.count - 1], steps.scales[0], self.x_max);
         for k in 0..G {
@@ -93,28 +93,28 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
             lines.doubts[k] = lines.tables[k].doubt(doubt);
         }
         trials.doubted = [0; GROUPS];
-        pieces.set::<D, G>(self.book, steps, by_class);
+        spans.set::<D, G>(self.book, steps, by_class);
         let (mut n_turning, mut n_unsettled) = (0, 0);
         for (class, list) in by_class.iter().enumerate() {
             for run in list.runs() {
-                let look = match class {
-                    0 => self.look::<1>(lines, steps, *run, pieces),
-                    1 => self.look::<2>(lines, steps, *run, pieces),
-                    _ => self.look_at_many(lines, steps, *run, pieces),
+                let ends = match class {
+                    0 => self.evaluate_ends::<1>(lines, steps, *run, spans),
+                    1 => self.evaluate_ends::<2>(lines, steps, *run, spans),
+                    _ => self.evaluate_ends_of_many(lines, steps, *run, spans),
                 };
-                turning.push_if(&mut n_turning, look.is_sure & look.is_turning, *run);
-                unsettled.push_if(&mut n_unsettled, !look.is_sure, *run);
+                turning.push_if(&mut n_turning, ends.is_sure & ends.is_turning, *run);
+                unsettled.push_if(&mut n_unsettled, !ends.is_sure, *run);
             }
         }
         turning.set_count(n_turning);
         for run in turning.runs() {
-            let is_settled = self.turn(lines, steps, *run, pieces);
+            let is_settled = self.turn(lines, steps, *run, spans);
             unsettled.push_if(&mut n_unsettled, !is_settled, *run);
         }
         unsettled.set_count(n_unsettled);
-        pieces.write(&mut trials.points);
+        spans.write(&mut trials.points);
         for run in unsettled.runs() {
-            self.l.call(PlaceRun { placing: self, lines, steps, run: *run, trials })?;
+            self.l.call(PlaceRun { placer: self, lines, steps, run: *run, trials })?;
         }
         Ok(())
     }
@@ -122,9 +122,15 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
     /// Finds the points of a run with `T` tiles of neighbours at both ends.
     #[expect(clippy::needless_bitwise_bool, reason = "branches would be hard to foresee")]
     #[inline(always)]
-    fn look<const T: usize>(&self, lines: &Lines, steps: &Steps, run: Run, pieces: &mut Pieces) -> Look {
+    fn evaluate_ends<const T: usize>(
+        &self,
+        lines: &GroupLines,
+        steps: &Steps,
+        run: StepRun,
+        spans: &mut PointSpans,
+    ) -> RunEnds {
         let k = run.group();
-        let Some(tiles) = self.book.tiles_of::<T>(run.list()) else { return Look::DOUBT };
+        let Some(tiles) = self.book.tiles_of::<T>(run.list()) else { return RunEnds::DOUBT };
         let scales = [steps.scales[run.first()], steps.scales[run.last()]];
         let doubt = lines.doubts[k];
         let [first, last] = lines.tables[k].bits_of_tiles::<L, D, 2, T>(self.l, tiles, &scales, doubt);
@@ -134,39 +140,45 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
         let (first, last) = (both as u32, (both >> 32) as u32);
         let places = [first.trailing_zeros() as usize, last.trailing_zeros() as usize];
         let points = tiles.as_flattened();
-        pieces.place(run, [points[places[0] % (T * LIST_TILE)], points[places[1] % (T * LIST_TILE)]]);
+        spans.place(run, [points[places[0] % (T * LIST_TILE)], points[places[1] % (T * LIST_TILE)]]);
         // One bit in each half. Without a bound the lines are meaningless, even that of the only point in a list.
         let is_one_each = (first != 0) & (last != 0) & (both & both.wrapping_sub(1 << 32 | 1) == 0);
         let is_sure = is_one_each & (doubt < f32::INFINITY);
-        Look { is_sure, is_turning: first != last }
+        RunEnds { is_sure, is_turning: first != last }
     }
 
-    /// Runs [`Placing::look`] for any number of neighbours.
+    /// Runs [`GridPlacer::evaluate_ends`] for any number of neighbours.
     #[inline(always)]
-    fn look_at_many(&self, lines: &Lines, steps: &Steps, run: Run, pieces: &mut Pieces) -> Look {
+    fn evaluate_ends_of_many(
+        &self,
+        lines: &GroupLines,
+        steps: &Steps,
+        run: StepRun,
+        spans: &mut PointSpans,
+    ) -> RunEnds {
         let k = run.group();
         let neighbours = self.book.neighbours_of(run.list());
         let scales = [steps.scales[run.first()], steps.scales[run.last()]];
         let [first, last] = lines.tables[k].nearest::<L, D, 2>(self.l, neighbours, &scales, lines.doubts[k]);
-        match (neighbours.at(first.place()), neighbours.at(last.place())) {
+        match (neighbours.at(first.position()), neighbours.at(last.position())) {
             (Some(first), Some(last)) => {
-                pieces.place(run, [first, last]);
-                Look { is_sure: true, is_turning: first != last }
+                spans.place(run, [first, last]);
+                RunEnds { is_sure: true, is_turning: first != last }
             }
-            _ => Look::DOUBT,
+            _ => RunEnds::DOUBT,
         }
     }
 
     /// Finds the step at which one of a run's points replaces the other; false if a third point or a doubt interferes.
     #[inline(always)]
-    fn turn(&self, lines: &Lines, steps: &Steps, run: Run, pieces: &mut Pieces) -> bool {
+    fn turn(&self, lines: &GroupLines, steps: &Steps, run: StepRun, spans: &mut PointSpans) -> bool {
         let k = run.group();
         let (first, last) = (run.first(), run.last());
-        let between = Between { scales: &steps.scales, first, last, points: pieces.points(run) };
+        let scale_run = ScaleRun { scales: &steps.scales, first, last, points: spans.points(run) };
         let neighbours = self.book.neighbours_of(run.list());
-        match lines.tables[k].turn::<L, D>(self.l, neighbours, &between, lines.doubts[k]) {
+        match lines.tables[k].turn::<L, D>(self.l, neighbours, &scale_run, lines.doubts[k]) {
             Some(step) => {
-                pieces.set_turn(run, step);
+                spans.set_turn(run, step);
                 true
             }
             None => false,
@@ -175,7 +187,13 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
 
     /// Places a run step by step.
     #[inline(always)]
-    fn place_run(&self, lines: &Lines, steps: &Steps, run: Run, trials: &mut Trials) -> Result<(), OffGrid> {
+    fn place_run(
+        &self,
+        lines: &GroupLines,
+        steps: &Steps,
+        run: StepRun,
+        trials: &mut StepPoints,
+    ) -> Result<(), OffGrid> {
         let k = run.group();
         let neighbours = self.book.neighbours_of(run.list());
         let (mut at, end) = (run.first(), run.last() + 1);
@@ -185,7 +203,7 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
                 lines.tables[k].nearest::<L, D, TOGETHER>(self.l, neighbours, scales, lines.doubts[k]);
             for i in 0..TOGETHER.min(end - at) {
                 let step = at + i;
-                trials.points[k * STEPS + step] = match neighbours.at(nearest[i].place()) {
+                trials.points[k * STEPS + step] = match neighbours.at(nearest[i].position()) {
                     Some(point) => point,
                     None => {
                         trials.doubted[k] |= 1 << step;
@@ -202,7 +220,7 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
     #[inline(always)]
     fn compare(&self, k: usize, neighbours: Neighbours<'_>, scale: f32) -> Result<u16, OffGrid> {
         let (x, roots) = (&self.part.x[k], &self.part.roots[k]);
-        self.l.call(Compare { l: self.l, neighbours, x, roots, scale })
+        self.l.call(CompareDistances { l: self.l, neighbours, x, roots, scale })
     }
 
     /// Returns the points of the `wanted` groups at one scale.
@@ -212,12 +230,12 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
     #[inline(always)]
     pub(super) fn place_at(
         &self,
-        scratch: &Scratch,
+        scratch: &SearchScratch,
         scale: f32,
         points: &mut [u16; G],
         wanted: &[bool; G],
     ) -> Result<(), OffGrid> {
-        let Scratch { steps, trials, lines, .. } = scratch;
+        let SearchScratch { steps, trials, lines, .. } = scratch;
         let around = steps.around(self.l, scale, 1.0 / scale);
         for k in 0..G {
             if !wanted[k] {
@@ -244,7 +262,7 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
             // The bound also holds between the steps.
             let doubt = if around.is_some() { lines.doubts[k] } else { f32::INFINITY };
             let [nearest] = lines.tables[k].nearest::<L, D, 1>(self.l, neighbours, &[scale], doubt);
-            points[k] = match neighbours.at(nearest.place()) {
+            points[k] = match neighbours.at(nearest.position()) {
                 Some(point) => point,
                 None => self.compare(k, neighbours, scale)?,
             };
@@ -253,13 +271,13 @@ impl<L: Lanes, const D: usize, const G: usize> Placing<'_, L, D, G> {
     }
 }
 
-/// Runs [`Placing::place_run`] as a separate function, since it is seldom needed.
+/// Runs [`GridPlacer::place_run`] as a separate function, since it is seldom needed.
 struct PlaceRun<'a, 'p, L, const D: usize, const G: usize> {
-    placing: &'a Placing<'p, L, D, G>,
-    lines: &'a Lines,
+    placer: &'a GridPlacer<'p, L, D, G>,
+    lines: &'a GroupLines,
     steps: &'a Steps,
-    run: Run,
-    trials: &'a mut Trials,
+    run: StepRun,
+    trials: &'a mut StepPoints,
 }
 
 impl<L: Lanes, const D: usize, const G: usize> VectorLoop for PlaceRun<'_, '_, L, D, G> {
@@ -267,12 +285,12 @@ impl<L: Lanes, const D: usize, const G: usize> VectorLoop for PlaceRun<'_, '_, L
 
     #[inline(always)]
     fn run(self) -> Self::Output {
-        self.placing.place_run(self.lines, self.steps, self.run, self.trials)
+        self.placer.place_run(self.lines, self.steps, self.run, self.trials)
     }
 }
 
 /// Runs [`best_odd_neighbour`] as a separate function.
-struct Compare<'a, L, const D: usize> {
+struct CompareDistances<'a, L, const D: usize> {
     l: L,
     neighbours: Neighbours<'a>,
     x: &'a [f32; D],
@@ -280,7 +298,7 @@ struct Compare<'a, L, const D: usize> {
     scale: f32,
 }
 
-impl<L: Lanes, const D: usize> VectorLoop for Compare<'_, L, D> {
+impl<L: Lanes, const D: usize> VectorLoop for CompareDistances<'_, L, D> {
     type Output = Result<u16, OffGrid>;
 
     #[inline(always)]

@@ -7,8 +7,8 @@
 //! shift down, four 16-bit numbers 48..56: four 3-bit scales each, and 4 bits of the F16 scale on top.
 
 use super::codebook;
-use super::codec::{Codec, Rows, decode_blocks, f16_flaw, u16_at, validate_f16, validate_with};
-use super::iq1_lanes::{QuantizeM, QuantizeS};
+use super::codec::{Codec, SourceRows, decode_blocks, f16_flaw, u16_at, validate_f16, validate_with};
+use super::iq1_lanes::{QuantizeIq1M, QuantizeIq1S};
 use super::iq1_search::{DELTA, M_BYTES, S_BYTES};
 use super::kernel::dispatch;
 use super::superblock::{SUPER, field};
@@ -29,12 +29,12 @@ pub(super) static IQ1_M: Codec = Codec {
     validate: |bytes| validate_with(bytes, |block: &[u8; M_BYTES]| f16_flaw(scale_bits_m(block))),
 };
 
-fn quantize_s(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeS { rows, dst });
+fn quantize_s(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeIq1S { rows, dst });
 }
 
-fn quantize_m(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeM { rows, dst });
+fn quantize_m(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeIq1M { rows, dst });
 }
 
 /// Decodes 8 elements.

@@ -2,14 +2,14 @@
 
 use std::cell::RefCell;
 
-use super::batch::{BATCH, Batch};
-use super::codec::Rows;
-use super::grid_lanes::InLanes;
+use super::batch::{BATCH, BlockBatch};
+use super::codec::SourceRows;
+use super::grid_lanes::LaneSearch;
 use super::grid_search::OffGrid;
-use super::grid_trials::Scratch;
+use super::grid_trials::SearchScratch;
 use super::iq1_search::{
-    DELTA, DOWN, EPS_M, EPS_S, M_BYTES, PartCode, S_BYTES, Split, UP, code_m, code_s, down_m, down_s, groups,
-    on_grid, points_of, scalar_m, scalar_s, square_steps, store_m, store_s,
+    DELTA, DOWN, EPS_M, EPS_S, LevelSplit, M_BYTES, PartCode, S_BYTES, UP, code_m, code_s, down_m, down_s,
+    groups, on_grid, points_of, scalar_m, scalar_s, square_steps, store_m, store_s,
 };
 use super::kernel::Kernel;
 use super::lanes::{Lanes, MAX_WIDTH};
@@ -17,7 +17,7 @@ use super::superblock::SUPER;
 use super::superblock_lanes::BATCH_SUPERS;
 
 /// Sorted values with their weights.
-struct Sorted<L: Lanes, const N: usize> {
+struct SortedPart<L: Lanes, const N: usize> {
     x: [L::F; N],
     weights: [L::F; N],
     /// Original index of each value, as a float.
@@ -26,12 +26,12 @@ struct Sorted<L: Lanes, const N: usize> {
 
 /// Sorts ascending and keeps the order of equal values: Batcher's odd-even merge sort on (value, index).
 #[inline(always)]
-fn sort<L: Lanes, const N: usize>(l: L, x: [L::F; N], weights: [L::F; N]) -> Sorted<L, N> {
+fn sort<L: Lanes, const N: usize>(l: L, x: [L::F; N], weights: [L::F; N]) -> SortedPart<L, N> {
     let mut order = [l.splat(0.0); N];
     for (i, place) in order.iter_mut().enumerate() {
         *place = l.splat(i as f32);
     }
-    let mut sorted = Sorted::<L, N> { x, weights, order };
+    let mut sorted = SortedPart::<L, N> { x, weights, order };
     let mut run = 1;
     while run < N {
         let mut apart = run;
@@ -50,7 +50,7 @@ fn sort<L: Lanes, const N: usize>(l: L, x: [L::F; N], weights: [L::F; N]) -> Sor
     sorted
 }
 
-impl<L: Lanes, const N: usize> Sorted<L, N> {
+impl<L: Lanes, const N: usize> SortedPart<L, N> {
     #[inline(always)]
     fn order_pair(&mut self, l: L, i: usize, j: usize) {
         let tie = l.eq(self.x[i], self.x[j]) & l.gt(self.order[i], self.order[j]);
@@ -64,21 +64,21 @@ impl<L: Lanes, const N: usize> Sorted<L, N> {
 }
 
 /// The best trial so far in each lane.
-struct Best<L: Lanes> {
+struct BestSplits<L: Lanes> {
     score: L::F,
     scale: L::F,
-    /// Split and trial, packed by [`Best::pack`]; negative for none.
+    /// Split and trial, packed by [`BestSplits::offer`]; negative for none.
     split: L::I,
 }
 
 /// Sums of one trial.
 #[derive(Clone, Copy)]
-struct Trial<L: Lanes> {
+struct TrialSums<L: Lanes> {
     sum_qx: L::F,
     sum_q2: L::F,
 }
 
-impl<L: Lanes> Best<L> {
+impl<L: Lanes> BestSplits<L> {
     #[inline(always)]
     fn none(l: L) -> Self {
         Self { score: l.splat(-f32::MAX), scale: l.splat(0.0), split: l.splat_i(-1) }
@@ -86,16 +86,16 @@ impl<L: Lanes> Best<L> {
 
     /// Offers all trials of a split, in their order.
     #[inline(always)]
-    fn offer<const T: usize>(&mut self, l: L, trials: [Trial<L>; T], first: usize, second: usize) {
+    fn offer<const T: usize>(&mut self, l: L, trials: [TrialSums<L>; T], first: usize, second: usize) {
         // The sign of `sum_q2` seldom matters: it is checked only for trials that may be better.
         let mut any = l.gt(trials[0].sum_qx * trials[0].sum_qx, self.score * trials[0].sum_q2);
-        for Trial { sum_qx, sum_q2 } in &trials[1..] {
+        for TrialSums { sum_qx, sum_q2 } in &trials[1..] {
             any = any | l.gt(*sum_qx * *sum_qx, self.score * *sum_q2);
         }
         if !l.any(any) {
             return;
         }
-        for (number, Trial { sum_qx, sum_q2 }) in trials.into_iter().enumerate() {
+        for (number, TrialSums { sum_qx, sum_q2 }) in trials.into_iter().enumerate() {
             let better = l.gt(sum_q2, l.splat(0.0)) & l.gt(sum_qx * sum_qx, self.score * sum_q2);
             let scale = sum_qx / sum_q2;
             self.score = l.select(better, scale * sum_qx, self.score);
@@ -107,21 +107,21 @@ impl<L: Lanes> Best<L> {
 
     /// Returns the result of each lane.
     #[inline(always)]
-    fn splits(&self, l: L) -> [Option<Split>; MAX_WIDTH] {
+    fn splits(&self, l: L) -> [Option<LevelSplit>; MAX_WIDTH] {
         let (mut scales, mut packed) = ([0.0; MAX_WIDTH], [0; MAX_WIDTH]);
         l.store(self.scale, &mut scales);
         l.store_i(self.split, &mut packed);
         std::array::from_fn(|lane| {
             let split = usize::try_from(packed[lane]).ok()?;
             let (first, second, trial) = (split >> 16, split >> 8 & 255, split & 255);
-            Some(Split { scale: scales[lane], first, second, trial })
+            Some(LevelSplit { scale: scales[lane], first, second, trial })
         })
     }
 }
 
 /// Runs `iq1_search::split_s`.
 #[inline(always)]
-fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH] {
+fn split_s<L: Lanes>(l: L, sorted: &SortedPart<L, 32>) -> [Option<LevelSplit>; MAX_WIDTH] {
     let zero = l.splat(0.0);
     let (mut sum_x, mut sum_w) = ([zero; 33], [zero; 33]);
     for j in 0..32 {
@@ -138,7 +138,7 @@ fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH]
         above_w[second] = [w * up_2 * up_2, w * down_2 * down_2];
     }
     let delta = l.splat(DELTA);
-    let mut best = Best::none(l);
+    let mut best = BestSplits::none(l);
     for first in 0..=32 {
         let (x, w) = (sum_x[first] - sum_x[0], sum_w[first] - sum_w[0]);
         let below_x = [x * up_0, x * down_0];
@@ -148,8 +148,8 @@ fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH]
             let x = (sum_x[second] - sum_x[first]) * delta;
             let w = (sum_w[second] - sum_w[first]) * delta * delta;
             let (above_x, above_w) = (&above_x[second], &above_w[second]);
-            let up = Trial { sum_qx: below_x[0] + x + above_x[0], sum_q2: below_w[0] + w + above_w[0] };
-            let down = Trial { sum_qx: below_x[1] - x + above_x[1], sum_q2: below_w[1] + w + above_w[1] };
+            let up = TrialSums { sum_qx: below_x[0] + x + above_x[0], sum_q2: below_w[0] + w + above_w[0] };
+            let down = TrialSums { sum_qx: below_x[1] - x + above_x[1], sum_q2: below_w[1] + w + above_w[1] };
             best.offer(l, [up, down], first, second);
         }
     }
@@ -158,7 +158,7 @@ fn split_s<L: Lanes>(l: L, sorted: &Sorted<L, 32>) -> [Option<Split>; MAX_WIDTH]
 
 /// Runs `iq1_search::split_m`.
 #[inline(always)]
-fn split_m<L: Lanes>(l: L, sorted: &Sorted<L, 16>) -> [Option<Split>; MAX_WIDTH] {
+fn split_m<L: Lanes>(l: L, sorted: &SortedPart<L, 16>) -> [Option<LevelSplit>; MAX_WIDTH] {
     let zero = l.splat(0.0);
     let (mut sum_x, mut sum_w) = ([[zero; 17]; 2], [[zero; 17]; 2]);
     let last_of_first = l.splat(7.5);
@@ -184,7 +184,7 @@ fn split_m<L: Lanes>(l: L, sorted: &Sorted<L, 16>) -> [Option<Split>; MAX_WIDTH]
             }
         }
     }
-    let mut best = Best::none(l);
+    let mut best = BestSplits::none(l);
     for first in 0..=16 {
         let mut first_w = total_w;
         for half in 0..2 {
@@ -202,10 +202,10 @@ fn split_m<L: Lanes>(l: L, sorted: &Sorted<L, 16>) -> [Option<Split>; MAX_WIDTH]
                     q2[half][shift] = first_w[half][shift] + second_w[second][half][shift];
                 }
             }
-            let mut trials = [Trial { sum_qx: zero, sum_q2: zero }; 4];
+            let mut trials = [TrialSums { sum_qx: zero, sum_q2: zero }; 4];
             for (number, trial) in trials.iter_mut().enumerate() {
                 let (a, b) = (number >> 1, number & 1);
-                *trial = Trial { sum_qx: qx[0][a] + qx[1][b], sum_q2: q2[0][a] + q2[1][b] };
+                *trial = TrialSums { sum_qx: qx[0][a] + qx[1][b], sum_q2: q2[0][a] + q2[1][b] };
             }
             best.offer(l, trials, first, second);
         }
@@ -235,7 +235,7 @@ fn orders<L: Lanes, const N: usize>(l: L, order: &[L::F; N], out: &mut [[i32; MA
 
 /// Loads a batch and its weights.
 #[inline(always)]
-fn load<L: Lanes>(l: L, batch: &mut Batch, rows: &Rows<'_>, first: usize) {
+fn load<L: Lanes>(l: L, batch: &mut BlockBatch, rows: &SourceRows<'_>, first: usize) {
     batch.load(rows, first);
     if let Some(importance) = rows.imatrix {
         batch.weigh_supers(l, 2.0, rows, importance);
@@ -247,17 +247,17 @@ fn load<L: Lanes>(l: L, batch: &mut Batch, rows: &Rows<'_>, first: usize) {
 }
 
 /// Kernel of all IQ1_S super-blocks, one part per lane.
-pub(super) struct QuantizeS<'a> {
+pub(super) struct QuantizeIq1S<'a> {
     /// Rows to quantize.
-    pub rows: &'a Rows<'a>,
+    pub rows: &'a SourceRows<'a>,
     /// Bytes of the blocks.
     pub dst: &'a mut [u8],
 }
 
 /// Kernel of all IQ1_M super-blocks, one part per lane.
-pub(super) struct QuantizeM<'a> {
+pub(super) struct QuantizeIq1M<'a> {
     /// Rows to quantize.
-    pub rows: &'a Rows<'a>,
+    pub rows: &'a SourceRows<'a>,
     /// Bytes of the blocks.
     pub dst: &'a mut [u8],
 }
@@ -273,10 +273,10 @@ macro_rules! kernel {
             fn lanes<L: Lanes>(self, l: L) {
                 const PARTS: usize = SUPER / $part;
                 const GROUPS: usize = $part / 8;
-                let mut batch = Batch::EMPTY;
+                let mut batch = BlockBatch::EMPTY;
                 let mut codes: [[PartCode<GROUPS>; PARTS]; BATCH_SUPERS] = [[Ok(None); PARTS]; BATCH_SUPERS];
                 let mut order = [[0; MAX_WIDTH]; $part];
-                let scratch = RefCell::new(Scratch::EMPTY);
+                let scratch = RefCell::new(SearchScratch::EMPTY);
                 let zero = l.splat(0.0);
                 for (index, out) in self.dst.as_chunks_mut::<$bytes>().0.chunks_mut(BATCH_SUPERS).enumerate()
                 {
@@ -308,7 +308,7 @@ macro_rules! kernel {
                             let (x, weights) = (groups(x), groups(weights));
                             let scale = split.scale.abs();
                             *code = on_grid(
-                                InLanes::new(l, &scratch),
+                                LaneSearch::new(l, &scratch),
                                 &x,
                                 &weights,
                                 points,
@@ -331,7 +331,7 @@ macro_rules! kernel {
 }
 
 kernel!(
-    QuantizeS,
+    QuantizeIq1S,
     32,
     S_BYTES,
     EPS_S,
@@ -339,10 +339,10 @@ kernel!(
     down_s,
     code_s,
     scalar_s,
-    |_: &Batch, _, codes, out| store_s(codes, out)
+    |_: &BlockBatch, _, codes, out| store_s(codes, out)
 );
 kernel!(
-    QuantizeM,
+    QuantizeIq1M,
     16,
     M_BYTES,
     EPS_M,
@@ -350,7 +350,7 @@ kernel!(
     down_m,
     code_m,
     scalar_m,
-    |batch: &Batch, b: usize, codes, out| {
+    |batch: &BlockBatch, b: usize, codes, out| {
         store_m(&batch.x.as_chunks().0[b], &batch.weights.as_chunks().0[b], codes, out)
     }
 );

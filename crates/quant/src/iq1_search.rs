@@ -2,9 +2,9 @@
 //!
 //! Scalar, the specification; `iq1_lanes` is its vector twin.
 
-use super::codebook::{self, CodeBook, Place};
-use super::codec::{Rows, put_u16};
-use super::grid_search::{OffGrid, Scalar, Search, scale_level};
+use super::codebook::{self, CodeBook, GridPosition};
+use super::codec::{SourceRows, put_u16};
+use super::grid_search::{OffGrid, ScalarSearch, Search, scale_level};
 use super::search::{importance_weights, sum_squares};
 use super::superblock::SUPER;
 use gguf_core::numeric::{c_max, f32_to_f16};
@@ -23,7 +23,7 @@ pub(super) const DOWN: [f32; 3] = [-1.0 - DELTA, -DELTA, 1.0 - DELTA];
 
 /// Split of sorted values into three levels, and the resulting scale.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Split {
+pub(super) struct LevelSplit {
     /// Scale of the shifted levels; may be negative.
     pub scale: f32,
     /// Sorted positions below this have level 0.
@@ -35,12 +35,12 @@ pub(super) struct Split {
 }
 
 /// Selects the best trial: largest `sum_qx^2 / sum_q2`, of equal ones the first.
-struct Best {
+struct BestSplit {
     score: f32,
-    split: Option<Split>,
+    split: Option<LevelSplit>,
 }
 
-impl Best {
+impl BestSplit {
     const NONE: Self = Self { score: -f32::MAX, split: None };
 
     #[inline(always)]
@@ -48,7 +48,7 @@ impl Best {
         if sum_q2 > 0.0 && sum_qx * sum_qx > self.score * sum_q2 {
             let scale = sum_qx / sum_q2;
             self.score = scale * sum_qx;
-            self.split = Some(Split { scale, first, second, trial });
+            self.split = Some(LevelSplit { scale, first, second, trial });
         }
     }
 }
@@ -71,13 +71,13 @@ fn ascending<const N: usize>(x: &[f32; N]) -> [usize; N] {
 }
 
 /// Returns the best split of 32 sorted values into three levels, for both shifts (trial 0 up, 1 down).
-fn split_s(x: &[f32; 32], weights: &[f32; 32], order: &[usize; 32]) -> Option<Split> {
+fn split_s(x: &[f32; 32], weights: &[f32; 32], order: &[usize; 32]) -> Option<LevelSplit> {
     let (mut sum_x, mut sum_w) = ([0f32; 33], [0f32; 33]);
     for (j, i) in order.iter().copied().enumerate() {
         sum_x[j + 1] = sum_x[j] + weights[i] * x[i];
         sum_w[j + 1] = sum_w[j] + weights[i];
     }
-    let mut best = Best::NONE;
+    let mut best = BestSplit::NONE;
     for first in 0..=32 {
         for second in first..=32 {
             let x = [sum_x[first] - sum_x[0], sum_x[second] - sum_x[first], sum_x[32] - sum_x[second]];
@@ -99,7 +99,7 @@ pub(super) const fn square_steps(q: [f32; 3]) -> (f32, f32) {
 
 /// Returns the best split of 16 sorted values into three levels, for both shifts of each half (trial bit 1: the first
 /// half is shifted down, bit 0: the second).
-fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Split> {
+fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<LevelSplit> {
     let (mut sum_x, mut sum_w) = ([[0f32; 17]; 2], [[0f32; 17]; 2]);
     for (j, i) in order.iter().copied().enumerate() {
         for half in 0..2 {
@@ -108,7 +108,7 @@ fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Sp
             sum_w[half][j + 1] = if mine { sum_w[half][j] + weights[i] } else { sum_w[half][j] };
         }
     }
-    let mut best = Best::NONE;
+    let mut best = BestSplit::NONE;
     for first in 0..=16 {
         for second in first..=16 {
             // Per half and shift.
@@ -134,7 +134,7 @@ fn split_m(x: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Sp
 
 /// Scale, grid indices and shifts of a part. The shifts are of the first and second half; IQ1_S has one for both.
 #[derive(Clone, Copy)]
-pub(super) struct Coded<const G: usize> {
+pub(super) struct CodedPart<const G: usize> {
     scale: f32,
     indices: [u16; G],
     down: [bool; 2],
@@ -152,13 +152,13 @@ pub(super) fn on_grid<X: Search, const G: usize>(
     mut points: [u16; G],
     mut scale: f32,
     down: [bool; 2],
-) -> Result<Coded<G>, OffGrid> {
+) -> Result<CodedPart<G>, OffGrid> {
     let book = codebook::iq1();
     let shifted = |k: usize| if down[2 * k / G] { DOWN } else { UP };
     let mut indices = [0; G];
     let mut all_on_grid = true;
     for k in 0..G {
-        if let Place::Near(neighbours) = book.place(points[k]) {
+        if let GridPosition::Near(neighbours) = book.position(points[k]) {
             all_on_grid = false;
             points[k] = search.shifted_neighbour(neighbours, &x[k], &weights[k], scale, &shifted(k))?;
         }
@@ -181,12 +181,12 @@ pub(super) fn on_grid<X: Search, const G: usize>(
     if scale.is_nan() {
         return Err(OffGrid);
     }
-    Ok(Coded { scale, indices, down })
+    Ok(CodedPart { scale, indices, down })
 }
 
 /// Returns the packed levels of a split, mirrored if its scale is negative.
 #[inline(always)]
-pub(super) fn points_of<const G: usize>(split: &Split, order: impl Iterator<Item = usize>) -> [u16; G] {
+pub(super) fn points_of<const G: usize>(split: &LevelSplit, order: impl Iterator<Item = usize>) -> [u16; G] {
     let mut packed = 0u64;
     for (position, i) in order.enumerate() {
         let level = u64::from(position >= split.first) + u64::from(position >= split.second);
@@ -204,36 +204,36 @@ fn largest_magnitude(x: &[f32]) -> f32 {
 }
 
 /// Returns true for each half of a part of IQ1_S that is shifted down.
-pub(super) fn down_s(split: &Split) -> [bool; 2] {
+pub(super) fn down_s(split: &LevelSplit) -> [bool; 2] {
     [(split.trial == 1) != (split.scale < 0.0); 2]
 }
 
 /// Returns true for each half of a part of IQ1_M that is shifted down.
-pub(super) fn down_m(split: &Split) -> [bool; 2] {
-    let turned = split.scale < 0.0;
-    [(split.trial >> 1 == 1) != turned, (split.trial & 1 == 1) != turned]
+pub(super) fn down_m(split: &LevelSplit) -> [bool; 2] {
+    let is_mirrored = split.scale < 0.0;
+    [(split.trial >> 1 == 1) != is_mirrored, (split.trial & 1 == 1) != is_mirrored]
 }
 
 /// Codes one part of IQ1_S; `None` for a zero part.
-pub(super) fn code_s(x: &[f32; 32], weights: &[f32; 32]) -> Result<Option<Coded<4>>, OffGrid> {
+pub(super) fn code_s(x: &[f32; 32], weights: &[f32; 32]) -> Result<Option<CodedPart<4>>, OffGrid> {
     if largest_magnitude(x) < EPS_S {
         return Ok(None);
     }
     let order = ascending(x);
     let Some(split) = split_s(x, weights, &order) else { return Ok(None) };
     let points = points_of(&split, order.iter().copied());
-    on_grid(Scalar, &groups(x), &groups(weights), points, split.scale.abs(), down_s(&split)).map(Some)
+    on_grid(ScalarSearch, &groups(x), &groups(weights), points, split.scale.abs(), down_s(&split)).map(Some)
 }
 
 /// Codes one part of IQ1_M; `None` for a zero part.
-pub(super) fn code_m(x: &[f32; 16], weights: &[f32; 16]) -> Result<Option<Coded<2>>, OffGrid> {
+pub(super) fn code_m(x: &[f32; 16], weights: &[f32; 16]) -> Result<Option<CodedPart<2>>, OffGrid> {
     if largest_magnitude(x) < EPS_M {
         return Ok(None);
     }
     let order = ascending(x);
     let Some(split) = split_m(x, weights, &order) else { return Ok(None) };
     let points = points_of(&split, order.iter().copied());
-    on_grid(Scalar, &groups(x), &groups(weights), points, split.scale.abs(), down_m(&split)).map(Some)
+    on_grid(ScalarSearch, &groups(x), &groups(weights), points, split.scale.abs(), down_m(&split)).map(Some)
 }
 
 /// Returns the values in groups of 8.
@@ -242,7 +242,7 @@ pub(super) fn groups<const G: usize>(x: &[f32]) -> [[f32; 8]; G] {
     std::array::from_fn(|k| std::array::from_fn(|i| x[8 * k + i]))
 }
 
-pub(super) fn scalar_s(rows: &Rows<'_>, dst: &mut [u8]) {
+pub(super) fn scalar_s(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for (index, ((x, importance), out)) in rows.blocks().zip(dst.as_chunks_mut().0).enumerate() {
         let weights = weights_of(x, importance);
         let parts = x.as_chunks().0.iter().zip(weights.as_chunks().0);
@@ -256,7 +256,7 @@ pub(super) fn scalar_s(rows: &Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-pub(super) fn scalar_m(rows: &Rows<'_>, dst: &mut [u8]) {
+pub(super) fn scalar_m(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for (index, ((x, importance), out)) in rows.blocks().zip(dst.as_chunks_mut().0).enumerate() {
         let weights = weights_of(x, importance);
         let parts = x.as_chunks().0.iter().zip(weights.as_chunks().0);
@@ -279,7 +279,7 @@ fn weights_of(x: &[f32; SUPER], importance: Option<&[f32; SUPER]>) -> [f32; SUPE
 }
 
 /// Result of coding a part: `None` for a zero part.
-pub(super) type PartCode<const G: usize> = Result<Option<Coded<G>>, OffGrid>;
+pub(super) type PartCode<const G: usize> = Result<Option<CodedPart<G>>, OffGrid>;
 
 /// Stores the parts of a super-block.
 pub(super) fn store_s(parts: &[PartCode<4>; 8], out: &mut [u8; S_BYTES]) -> Result<(), OffGrid> {
@@ -338,8 +338,8 @@ pub(super) fn store_m(
     for (group, (x, weights)) in groups.enumerate() {
         let (j, k) = (group / 2, group % 2);
         // A zero part counts with grid point 0.
-        let zero = Coded { scale: 0.0, indices: [0; 2], down: [false; 2] };
-        let Coded { scale, indices, down } = parts[j]?.unwrap_or(zero);
+        let zero = CodedPart { scale: 0.0, indices: [0; 2], down: [false; 2] };
+        let CodedPart { scale, indices, down } = parts[j]?.unwrap_or(zero);
         let level = scale_level(id, scale, 7);
         if k == 0 {
             packed[j / 4] |= u16::from(level) << (3 * (j % 4));

@@ -12,8 +12,8 @@ use super::codebook::{self, CodeBook, even_signs};
 use super::codec::{Codec, decode_blocks, put_u16, u16_at, validate_f16};
 use super::grid_rows::{GridType, quantize_rows};
 use super::grid_search::{
-    Fit, GridSearch, OffGrid, Part, Refit, Search, largest, mean_square, scale_level, split_even_signs,
-    split_signs, weights,
+    GridFit, GridSearch, OffGrid, PartMagnitudes, Refit, Search, largest, mean_square, scale_level,
+    split_even_signs, split_signs, weights,
 };
 use super::search::GROUP_MAX_EPS;
 use super::superblock::{SUPER, field, field_mut};
@@ -35,35 +35,35 @@ const SEARCH_XS: GridSearch = GridSearch::new::<8>(9, 0.1, Refit::OffGrid);
 
 pub(super) static IQ2_XXS: Codec = Codec {
     ty: GgmlType::Iq2Xxs,
-    quantize: Some(quantize_rows::<Xxs, XXS_BYTES>),
+    quantize: Some(quantize_rows::<Iq2XxsGrid, XXS_BYTES>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
 };
 
 pub(super) static IQ2_XS: Codec = Codec {
     ty: GgmlType::Iq2Xs,
-    quantize: Some(quantize_rows::<Xs, XS_BYTES>),
+    quantize: Some(quantize_rows::<Iq2XsGrid, XS_BYTES>),
     dequantize: dequantize_xs,
     validate: validate_f16::<XS_BYTES, 0>,
 };
 
 pub(super) static IQ2_S: Codec = Codec {
     ty: GgmlType::Iq2S,
-    quantize: Some(quantize_rows::<S, S_BYTES>),
+    quantize: Some(quantize_rows::<Iq2SGrid, S_BYTES>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
 };
 
-type Groups<const G: usize> = [[f32; 8]; G];
+type GroupsOf8<const G: usize> = [[f32; 8]; G];
 
 /// Returns the parts of a super-block, each `G` groups of 8.
 #[inline(always)]
-fn parts<const G: usize>(x: &[f32; SUPER]) -> &[Groups<G>] {
+fn parts<const G: usize>(x: &[f32; SUPER]) -> &[GroupsOf8<G>] {
     x.as_chunks::<8>().0.as_chunks::<G>().0
 }
 
 /// One part on the grid: scale (not negative), packed points and sign bytes.
-struct Coded<const G: usize> {
+struct SignedFit<const G: usize> {
     scale: f32,
     points: [u16; G],
     signs: [u8; G],
@@ -71,24 +71,25 @@ struct Coded<const G: usize> {
 
 /// Makes a negative scale positive by flipping all signs.
 #[inline(always)]
-fn coded<const G: usize>(fit: Fit<G>, signs: [u8; G]) -> Coded<G> {
-    let Fit { scale, points } = fit;
+fn coded<const G: usize>(fit: GridFit<G>, signs: [u8; G]) -> SignedFit<G> {
+    let GridFit { scale, points } = fit;
     if scale < 0.0 {
-        Coded { scale: -scale, points, signs: signs.map(|signs| !signs) }
+        SignedFit { scale: -scale, points, signs: signs.map(|signs| !signs) }
     } else {
-        Coded { scale, points, signs }
+        SignedFit { scale, points, signs }
     }
 }
 
 #[inline(always)]
-fn flat_32(groups: &Groups<4>) -> [f32; 32] {
+fn flat_32(groups: &GroupsOf8<4>) -> [f32; 32] {
     std::array::from_fn(|i| groups[i / 8][i % 8])
 }
 
 /// Splits off the signs, an even number of them in each group.
 #[inline(always)]
-fn even_part<const G: usize>(x: &Groups<G>, weights: &Groups<G>) -> (Part<8, G>, [u8; G]) {
-    let mut part = Part { x: *x, weights: *weights, roots: weights.map(|group| group.map(f32::sqrt)) };
+fn even_part<const G: usize>(x: &GroupsOf8<G>, weights: &GroupsOf8<G>) -> (PartMagnitudes<8, G>, [u8; G]) {
+    let mut part =
+        PartMagnitudes { x: *x, weights: *weights, roots: weights.map(|group| group.map(f32::sqrt)) };
     let mut signs = [0; G];
     for k in 0..G {
         (part.x[k], signs[k]) = split_even_signs(&x[k], &weights[k]);
@@ -97,9 +98,9 @@ fn even_part<const G: usize>(x: &Groups<G>, weights: &Groups<G>) -> (Part<8, G>,
 }
 
 /// Quantizer of IQ2_XXS.
-struct Xxs;
+struct Iq2XxsGrid;
 
-impl GridType<XXS_BYTES> for Xxs {
+impl GridType<XXS_BYTES> for Iq2XxsGrid {
     #[inline(always)]
     fn quantize<X: Search>(
         search: X,
@@ -110,7 +111,7 @@ impl GridType<XXS_BYTES> for Xxs {
         let book = codebook::iq2_xxs();
         let sigma2 = mean_square(x);
         let mut parts_and_signs =
-            [(Part { x: [[0.0; 8]; 4], weights: [[0.0; 8]; 4], roots: [[0.0; 8]; 4] }, [0; 4]); 8];
+            [(PartMagnitudes { x: [[0.0; 8]; 4], weights: [[0.0; 8]; 4], roots: [[0.0; 8]; 4] }, [0; 4]); 8];
         for (j, x) in parts::<4>(x).iter().enumerate() {
             let weights = weights(x, importance.map(|w| &parts::<4>(w)[j]), sigma2, |x| x * x);
             parts_and_signs[j] = even_part(x, &weights);
@@ -123,7 +124,7 @@ impl GridType<XXS_BYTES> for Xxs {
         out.fill(0);
         for (j, (part, signs)) in parts_and_signs.iter().enumerate() {
             // The start has no points: with a positive scale the last fit places all groups.
-            let start = Fit { scale: starts[j], points: [0; 4] };
+            let start = GridFit { scale: starts[j], points: [0; 4] };
             let range = start.scale * 3.0;
             if largest(part.x.as_flattened()) < GROUP_MAX_EPS || range <= 0.0 {
                 continue;
@@ -157,20 +158,20 @@ impl GridType<XXS_BYTES> for Xxs {
 fn code_xs<X: Search>(
     search: X,
     book: &CodeBook<8>,
-    part: &Part<8, 2>,
+    part: &PartMagnitudes<8, 2>,
     eps: f32,
-) -> Result<Option<Fit<2>>, OffGrid> {
+) -> Result<Option<GridFit<2>>, OffGrid> {
     let max = largest(part.x.as_flattened());
     if max < eps {
         return Ok(None);
     }
-    search.search(book, &SEARCH_XS, part, max, Fit { scale: max / 5.0, points: [0; 2] }).map(Some)
+    search.search(book, &SEARCH_XS, part, max, GridFit { scale: max / 5.0, points: [0; 2] }).map(Some)
 }
 
 /// Quantizer of IQ2_XS.
-struct Xs;
+struct Iq2XsGrid;
 
-impl GridType<XS_BYTES> for Xs {
+impl GridType<XS_BYTES> for Iq2XsGrid {
     #[inline(always)]
     fn quantize<X: Search>(
         search: X,
@@ -217,9 +218,9 @@ fn store_nibbles(id: f32, scales: &[f32; 16], out: &mut [u8; 8]) {
 }
 
 /// Quantizer of IQ2_S.
-struct S;
+struct Iq2SGrid;
 
-impl GridType<S_BYTES> for S {
+impl GridType<S_BYTES> for Iq2SGrid {
     #[inline(always)]
     fn quantize<X: Search>(
         search: X,
@@ -235,7 +236,8 @@ impl GridType<S_BYTES> for S {
         for (j, x) in parts::<2>(x).iter().enumerate() {
             let weights =
                 weights(x, importance.map(|w| &parts::<2>(w)[j]), sigma2, |x| 0.25 * sigma2 + x * x);
-            let mut part = Part { x: *x, weights, roots: weights.map(|group| group.map(f32::sqrt)) };
+            let mut part =
+                PartMagnitudes { x: *x, weights, roots: weights.map(|group| group.map(f32::sqrt)) };
             let mut signs = [0; 2];
             for k in 0..2 {
                 (part.x[k], signs[k]) = split_signs(&x[k]);

@@ -12,8 +12,8 @@ use super::codebook::{self, CodeBook, even_signs};
 use super::codec::{Codec, decode_blocks, put_u16, u16_at, validate_f16};
 use super::grid_rows::{GridType, quantize_rows};
 use super::grid_search::{
-    Fit, GridSearch, OffGrid, Part, Refit, Search, largest, scale_level, split_even_signs, split_signs,
-    weights,
+    GridFit, GridSearch, OffGrid, PartMagnitudes, Refit, Search, largest, scale_level, split_even_signs,
+    split_signs, weights,
 };
 use super::search::sum_squares;
 use super::superblock::{SUPER, field};
@@ -35,14 +35,14 @@ const SEARCH_S: GridSearch = GridSearch::new::<4>(9, 0.2, Refit::AllIfAny);
 
 pub(super) static IQ3_XXS: Codec = Codec {
     ty: GgmlType::Iq3Xxs,
-    quantize: Some(quantize_rows::<Xxs, XXS_BYTES>),
+    quantize: Some(quantize_rows::<Iq3XxsGrid, XXS_BYTES>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
 };
 
 pub(super) static IQ3_S: Codec = Codec {
     ty: GgmlType::Iq3S,
-    quantize: Some(quantize_rows::<S, S_BYTES>),
+    quantize: Some(quantize_rows::<Iq3SGrid, S_BYTES>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
 };
@@ -53,7 +53,7 @@ fn split<const EVEN: bool>(
     x: &[f32; PART],
     importance: Option<&[f32; PART]>,
     sigma2: f32,
-) -> (Part<4, 8>, [u8; 4]) {
+) -> (PartMagnitudes<4, 8>, [u8; 4]) {
     let weights = weights(&groups(x), importance.map(|w| groups(w)).as_ref(), sigma2, |x| x * x);
     let weights_of_8: [[f32; 8]; 4] = groups(weights.as_flattened());
     let mut magnitudes: [[f32; 8]; 4] = groups(x);
@@ -66,7 +66,7 @@ fn split<const EVEN: bool>(
         };
     }
     let roots = weights.map(|group| group.map(f32::sqrt));
-    (Part { x: groups(magnitudes.as_flattened()), weights, roots }, signs)
+    (PartMagnitudes { x: groups(magnitudes.as_flattened()), weights, roots }, signs)
 }
 
 /// Returns the values in groups of `D`.
@@ -81,11 +81,11 @@ fn code<X: Search>(
     search: X,
     book: &CodeBook<4>,
     how: &GridSearch,
-    part: &Part<4, 8>,
+    part: &PartMagnitudes<4, 8>,
     max: f32,
     signs: [u8; 4],
-) -> Result<(Fit<8>, [u8; 4]), OffGrid> {
-    let mut fit = search.search(book, how, part, max, Fit { scale: max / 15.0, points: [0; 8] })?;
+) -> Result<(GridFit<8>, [u8; 4]), OffGrid> {
+    let mut fit = search.search(book, how, part, max, GridFit { scale: max / 15.0, points: [0; 8] })?;
     if fit.scale < 0.0 {
         fit.scale = -fit.scale;
         return Ok((fit, signs.map(|signs| !signs)));
@@ -94,9 +94,9 @@ fn code<X: Search>(
 }
 
 /// Quantizer of IQ3_XXS.
-struct Xxs;
+struct Iq3XxsGrid;
 
-impl GridType<XXS_BYTES> for Xxs {
+impl GridType<XXS_BYTES> for Iq3XxsGrid {
     #[inline(always)]
     fn quantize<X: Search>(
         search: X,
@@ -139,9 +139,9 @@ impl GridType<XXS_BYTES> for Xxs {
 }
 
 /// Quantizer of IQ3_S.
-struct S;
+struct Iq3SGrid;
 
-impl GridType<S_BYTES> for S {
+impl GridType<S_BYTES> for Iq3SGrid {
     #[inline(always)]
     fn quantize<X: Search>(
         search: X,

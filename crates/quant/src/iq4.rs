@@ -5,8 +5,8 @@
 //! the parts' scales 2..4, their low nibbles 4..8, indices 8..136. Index byte `l` of a part holds element `l` in its
 //! low and `l + 16` in its high nibble.
 
-use super::batch::{BATCH, Batch, sums_of_squares};
-use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
+use super::batch::{BATCH, BlockBatch, sums_of_squares};
+use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
 use super::kernel::{Kernel, dispatch};
 use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, importance_weights, signed_max, sum_squares};
@@ -111,11 +111,11 @@ fn store_indices(x: &[f32; PART], iscale: f32, out: &mut [u8; 16]) {
     }
 }
 
-fn quantize_nl(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeNl { rows, dst });
+fn quantize_nl(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeIq4Nl { rows, dst });
 }
 
-fn scalar_nl(rows: &Rows<'_>, dst: &mut [u8]) {
+fn scalar_nl(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks::<PART>().zip(dst.as_chunks_mut().0) {
         let sigma2 = sum_squares(x) * (2.0 / PART as f32);
         store_nl(x, search(x, &part_weights(x, importance, sigma2)), out, store_indices);
@@ -135,11 +135,11 @@ fn store_nl(
     store_indices(x, iscale, field_mut::<2, 16, _>(out));
 }
 
-fn quantize_xs(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeXs { rows, dst });
+fn quantize_xs(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeIq4Xs { rows, dst });
 }
 
-fn scalar_xs(rows: &Rows<'_>, dst: &mut [u8]) {
+fn scalar_xs(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks::<SUPER>().zip(dst.as_chunks_mut().0) {
         let sigma2 = sum_squares(x) * (2.0 / SUPER as f32);
         let mut scales = [0.0; PARTS];
@@ -294,7 +294,7 @@ fn store_indices_lanes<L: Lanes>(l: L, x: &[f32; PART], iscale: f32, out: &mut [
 
 /// Computes the scales of all parts of a batch whose weights are set, if there is importance.
 #[inline(always)]
-fn batch_scales<L: Lanes>(l: L, batch: &Batch, with_importance: bool, scales: &mut [f32]) {
+fn batch_scales<L: Lanes>(l: L, batch: &BlockBatch, with_importance: bool, scales: &mut [f32]) {
     let zero = l.splat(0.0);
     for at in (0..batch.n_elems / PART).step_by(L::WIDTH) {
         let (mut x, mut weights) = ([zero; PART], [zero; PART]);
@@ -314,7 +314,7 @@ const BATCH_PARTS: usize = BATCH / PART;
 
 /// Returns twice the mean square of each block of `E` elements.
 #[inline(always)]
-fn sigma2<L: Lanes, const E: usize>(l: L, batch: &Batch) -> [f32; BATCH_PARTS] {
+fn sigma2<L: Lanes, const E: usize>(l: L, batch: &BlockBatch) -> [f32; BATCH_PARTS] {
     let mut sigma2 = [0.0; BATCH_PARTS];
     for at in (0..BATCH / E).step_by(L::WIDTH) {
         let sums = sums_of_squares(l, &batch.x[at * E..], E, E);
@@ -324,19 +324,19 @@ fn sigma2<L: Lanes, const E: usize>(l: L, batch: &Batch) -> [f32; BATCH_PARTS] {
 }
 
 /// Kernel of all IQ4_NL blocks, one per lane.
-struct QuantizeNl<'a> {
-    rows: &'a Rows<'a>,
+struct QuantizeIq4Nl<'a> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
-impl Kernel for QuantizeNl<'_> {
+impl Kernel for QuantizeIq4Nl<'_> {
     fn scalar(self) {
         scalar_nl(self.rows, self.dst);
     }
 
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut scales = [0.0; BATCH_PARTS];
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_PARTS).enumerate() {
             batch.load(self.rows, index * BATCH);
@@ -353,19 +353,19 @@ impl Kernel for QuantizeNl<'_> {
 }
 
 /// Kernel of all IQ4_XS super-blocks, one part per lane.
-struct QuantizeXs<'a> {
-    rows: &'a Rows<'a>,
+struct QuantizeIq4Xs<'a> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
-impl Kernel for QuantizeXs<'_> {
+impl Kernel for QuantizeIq4Xs<'_> {
     fn scalar(self) {
         scalar_xs(self.rows, self.dst);
     }
 
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
             batch.load(self.rows, index * BATCH);

@@ -11,8 +11,8 @@
 //! Nibble byte `j` holds element `j` low and element `j + 16` high; fifth bits are a little-endian word, bit `i`
 //! for element `i`.
 
-use super::batch::{BATCH, Batch, sums_of_squares};
-use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair};
+use super::batch::{BATCH, BlockBatch, sums_of_squares};
+use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair};
 use super::kernel::{Kernel, dispatch};
 use super::lanes::{Lanes, Twice};
 use super::search::{
@@ -64,18 +64,18 @@ pub(super) const fn min_search(bits: u32) -> MinSearch {
 
 fn quantize<const B: usize, const BITS: u32, const MIN: bool>(
     level: SimdLevel,
-    rows: &Rows<'_>,
+    rows: &SourceRows<'_>,
     dst: &mut [u8],
 ) {
-    dispatch(level, Quantize::<B, BITS, MIN> { rows, dst });
+    dispatch(level, QuantizeLegacy::<B, BITS, MIN> { rows, dst });
 }
 
-fn quantize_scalar<const B: usize, const BITS: u32, const MIN: bool>(rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize_scalar<const B: usize, const BITS: u32, const MIN: bool>(rows: &SourceRows<'_>, dst: &mut [u8]) {
     let row_bytes = rows.n_cols / BLOCK * B;
     for (row, out) in rows.src.chunks_exact(rows.n_cols).zip(dst.chunks_exact_mut(row_bytes)) {
         // ref: the variance of the whole row, even if its blocks differ widely
         let sigma2 = if rows.imatrix.is_some() { sum_squares(row) / rows.n_cols as f32 } else { 0.0 };
-        let row = Rows { src: row, ..*rows };
+        let row = SourceRows { src: row, ..*rows };
         for ((x, importance), out) in row.blocks().zip(out.as_chunks_mut::<B>().0) {
             let fit = match (importance, MIN) {
                 (None, false) => fit_symmetric(1 << (BITS - 1), x),
@@ -84,13 +84,13 @@ fn quantize_scalar<const B: usize, const BITS: u32, const MIN: bool>(rows: &Rows
                     let weights = importance_weights(x, importance, sigma2);
                     let mut codes = [0; BLOCK];
                     let d = signed(1 << (BITS - 1), x, &weights, &mut codes);
-                    Fit { d, min: 0.0, codes }
+                    BlockFit { d, min: 0.0, codes }
                 }
                 (Some(importance), true) => {
                     let weights = importance_weights(x, importance, sigma2);
                     let mut codes = [0; BLOCK];
                     let (d, offset) = with_min::<BLOCK, false>(&min_search(BITS), x, &weights, &mut codes);
-                    Fit { d, min: -offset, codes }
+                    BlockFit { d, min: -offset, codes }
                 }
             };
             store::<B, BITS, MIN>(&fit, out);
@@ -100,7 +100,7 @@ fn quantize_scalar<const B: usize, const BITS: u32, const MIN: bool>(rows: &Rows
 
 /// Values that a block stores.
 #[derive(Clone, Copy)]
-pub(super) struct Fit {
+pub(super) struct BlockFit {
     /// Scale.
     pub d: f32,
     /// Minimum; not stored by the types without one.
@@ -110,7 +110,7 @@ pub(super) struct Fit {
 }
 
 /// Fits a block so that the first value of largest magnitude maps to `-half`, which is code 0.
-fn fit_symmetric(half: i8, x: &[f32; BLOCK]) -> Fit {
+fn fit_symmetric(half: i8, x: &[f32; BLOCK]) -> BlockFit {
     let (max, _) = signed_max_of(x);
     let d = max / -f32::from(half);
     let id = if d == 0.0 { 0.0 } else { 1.0 / d };
@@ -118,11 +118,11 @@ fn fit_symmetric(half: i8, x: &[f32; BLOCK]) -> Fit {
     for i in 0..BLOCK {
         codes[i] = c_trunc_i8(x[i] * id + (f32::from(half) + 0.5)).min(2 * half - 1) as u8;
     }
-    Fit { d, min: 0.0, codes }
+    BlockFit { d, min: 0.0, codes }
 }
 
 /// Fits a block so that the range from minimum to maximum maps to all codes.
-fn fit_min<const BITS: u32>(x: &[f32; BLOCK]) -> Fit {
+fn fit_min<const BITS: u32>(x: &[f32; BLOCK]) -> BlockFit {
     let (mut min, mut max) = (f32::MAX, -f32::MAX);
     for &value in x {
         if value < min {
@@ -141,12 +141,12 @@ fn fit_min<const BITS: u32>(x: &[f32; BLOCK]) -> Fit {
         // ref: Q5_1 narrows without a limit
         codes[i] = if BITS == 4 { c_trunc_i8(code).min(15) as u8 } else { c_trunc_u8(code) };
     }
-    Fit { d, min, codes }
+    BlockFit { d, min, codes }
 }
 
 /// Writes one block.
 #[inline(always)]
-pub(super) fn store<const B: usize, const BITS: u32, const MIN: bool>(fit: &Fit, out: &mut [u8; B]) {
+pub(super) fn store<const B: usize, const BITS: u32, const MIN: bool>(fit: &BlockFit, out: &mut [u8; B]) {
     put_u16(out, 0, f32_to_f16(fit.d));
     if MIN {
         put_u16(out, 2, f32_to_f16(fit.min));
@@ -178,8 +178,8 @@ fn fifth_bits(word: u64) -> u8 {
 }
 
 /// Kernel of all blocks, one per lane; codes along the block.
-struct Quantize<'a, const B: usize, const BITS: u32, const MIN: bool> {
-    rows: &'a Rows<'a>,
+struct QuantizeLegacy<'a, const B: usize, const BITS: u32, const MIN: bool> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
@@ -187,7 +187,7 @@ struct Quantize<'a, const B: usize, const BITS: u32, const MIN: bool> {
 const BATCH_BLOCKS: usize = BATCH / BLOCK;
 
 /// Fit of each block of a batch.
-struct Fits {
+struct BatchFits {
     d: [f32; BATCH_BLOCKS],
     min: [f32; BATCH_BLOCKS],
     /// Factor of the codes: `x * factor` for the plain fits, the inverse scale of the levels for the searched ones.
@@ -196,16 +196,16 @@ struct Fits {
     code_min: [f32; BATCH_BLOCKS],
 }
 
-impl<const B: usize, const BITS: u32, const MIN: bool> Kernel for Quantize<'_, B, BITS, MIN> {
+impl<const B: usize, const BITS: u32, const MIN: bool> Kernel for QuantizeLegacy<'_, B, BITS, MIN> {
     fn scalar(self) {
         quantize_scalar::<B, BITS, MIN>(self.rows, self.dst);
     }
 
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let none = [0.0; BATCH_BLOCKS];
-        let mut fits = Fits { d: none, min: none, factor: none, code_min: none };
+        let mut fits = BatchFits { d: none, min: none, factor: none, code_min: none };
         let sigma2s = if self.rows.imatrix.is_some() { row_variances(l, self.rows) } else { Vec::new() };
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_BLOCKS).enumerate() {
             batch.load(self.rows, index * BATCH);
@@ -216,13 +216,13 @@ impl<const B: usize, const BITS: u32, const MIN: bool> Kernel for Quantize<'_, B
                 fits.search::<L, BITS, MIN>(l, &batch);
                 for (b, (x, out)) in batch.x.as_chunks().0.iter().zip(out).enumerate() {
                     let codes = fits.levels::<L, BITS, MIN>(l, b, x);
-                    store::<B, BITS, MIN>(&Fit { d: fits.d[b], min: fits.min[b], codes }, out);
+                    store::<B, BITS, MIN>(&BlockFit { d: fits.d[b], min: fits.min[b], codes }, out);
                 }
             } else {
                 fits.plain::<L, BITS, MIN>(l, &batch);
                 for (b, (x, out)) in batch.x.as_chunks().0.iter().zip(out).enumerate() {
                     let codes = fits.codes::<L, BITS, MIN>(l, b, x);
-                    store::<B, BITS, MIN>(&Fit { d: fits.d[b], min: fits.min[b], codes }, out);
+                    store::<B, BITS, MIN>(&BlockFit { d: fits.d[b], min: fits.min[b], codes }, out);
                 }
             }
         }
@@ -231,7 +231,7 @@ impl<const B: usize, const BITS: u32, const MIN: bool> Kernel for Quantize<'_, B
 
 /// Computes the mean square of each row.
 #[inline(always)]
-fn row_variances<L: Lanes>(l: L, rows: &Rows<'_>) -> Vec<f32> {
+fn row_variances<L: Lanes>(l: L, rows: &SourceRows<'_>) -> Vec<f32> {
     let n_cols = rows.n_cols;
     let n_rows = rows.src.len() / n_cols;
     let mut variances = vec![0.0; n_rows];
@@ -246,10 +246,10 @@ fn row_variances<L: Lanes>(l: L, rows: &Rows<'_>) -> Vec<f32> {
     variances
 }
 
-impl Fits {
+impl BatchFits {
     /// Computes `fit_symmetric` and `fit_min`, without the codes.
     #[inline(always)]
-    fn plain<L: Lanes, const BITS: u32, const MIN: bool>(&mut self, l: L, batch: &Batch) {
+    fn plain<L: Lanes, const BITS: u32, const MIN: bool>(&mut self, l: L, batch: &BlockBatch) {
         let zero = l.splat(0.0);
         for at in (0..batch.n_elems / BLOCK).step_by(L::WIDTH) {
             let src = &batch.x[at * BLOCK..];
@@ -301,7 +301,7 @@ impl Fits {
 
     /// Runs the searches under importance weights.
     #[inline(always)]
-    fn search<L: Lanes, const BITS: u32, const MIN: bool>(&mut self, l: L, batch: &Batch) {
+    fn search<L: Lanes, const BITS: u32, const MIN: bool>(&mut self, l: L, batch: &BlockBatch) {
         if MIN {
             let l = Twice(l);
             let (mut x, mut weights) = ([l.splat(0.0); BLOCK], [l.splat(0.0); BLOCK]);

@@ -110,7 +110,7 @@ pub use error::{BlockError, BlockFlaw, QuantError};
 pub use importance::has_lost_groups;
 pub use magnitude::{Extent, SmallRow, SmallRows, are_ordinary_rows, check_rows, is_ordinary_importance};
 
-use codec::{Codec, Rows};
+use codec::{Codec, SourceRows};
 
 /// Codecs of all types, one row each. A family adds its rows only here.
 #[rustfmt::skip]
@@ -212,7 +212,7 @@ pub fn quantize_rows(
     imatrix.map(importance::check).transpose()?;
     let imatrix = imatrix.filter(|_| ty.info().imatrix != ImatrixNeed::Ignored);
     let refused = Cell::new(None);
-    quantize(level, &Rows { n_cols, src, imatrix, refused: &refused }, dst);
+    quantize(level, &SourceRows { n_cols, src, imatrix, refused: &refused }, dst);
     match refused.get().map(|block: usize| block * ty.block_elems()) {
         Some(at) => Err(off_grid(ty, n_cols, src, at)),
         None => Ok(()),

@@ -4,8 +4,8 @@
 //! Q1_0: 128 elements, bits from byte 2, element `i` in bit `i % 8` of byte `i / 8`. Q2_0: 64 elements, pairs of
 //! bits from byte 2, element `i` in bits `2 * (i % 4)` of byte `i / 4`; codes 0..=3 mean -1, 0, 1, 2.
 
-use super::batch::{BATCH, Batch};
-use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
+use super::batch::{BATCH, BlockBatch};
+use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
 use super::kernel::{Kernel, dispatch};
 use super::lanes::Lanes;
 use super::search::signed_max;
@@ -27,11 +27,11 @@ pub(super) static Q2_0: Codec = Codec {
     validate: validate_f16::<18, 0>,
 };
 
-fn q1_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn q1_0_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
     dispatch(level, QuantizeQ1 { rows, dst });
 }
 
-fn q1_0_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
+fn q1_0_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<128>().zip(dst.as_chunks_mut::<18>().0) {
         let sum_abs = x.iter().fold(0f32, |sum, value| sum + value.abs());
         put_u16(out, 0, f32_to_f16(sum_abs / 128.0));
@@ -48,7 +48,7 @@ fn q1_0_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
 
 /// Kernel of all Q1_0 blocks: scales with one block per lane, signs along the block.
 struct QuantizeQ1<'a> {
-    rows: &'a Rows<'a>,
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
@@ -60,7 +60,7 @@ impl Kernel for QuantizeQ1<'_> {
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 128;
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut sums = [0.0; BATCH_BLOCKS];
         let zero = l.splat(0.0);
         for (index, out) in self.dst.as_chunks_mut::<18>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
@@ -89,11 +89,11 @@ fn q1_0_load(block: &[u8; 18], out: &mut [f32; 128]) {
     }
 }
 
-fn q2_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
+fn q2_0_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
     dispatch(level, QuantizeQ2 { rows, dst });
 }
 
-fn q2_0_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
+fn q2_0_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, _), out) in rows.blocks::<64>().zip(dst.as_chunks_mut::<18>().0) {
         let (_, d) = signed_max(x);
         let id = if d > 0.0 { 1.0 / d } else { 0.0 };
@@ -108,7 +108,7 @@ fn q2_0_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
 
 /// Kernel of all Q2_0 blocks: scales with one block per lane, codes along the block.
 struct QuantizeQ2<'a> {
-    rows: &'a Rows<'a>,
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
@@ -120,7 +120,7 @@ impl Kernel for QuantizeQ2<'_> {
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 64;
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];
         for (index, out) in self.dst.as_chunks_mut::<18>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
             batch.load(self.rows, index * BATCH);
@@ -167,7 +167,7 @@ mod tests {
         let mut block = [0; 18];
         q1_0_quantize(
             SimdLevel::Scalar,
-            &Rows { n_cols: 128, src: &x, imatrix: None, refused: &std::cell::Cell::default() },
+            &SourceRows { n_cols: 128, src: &x, imatrix: None, refused: &std::cell::Cell::default() },
             &mut block,
         );
         assert_eq!(block[2..5], [1, 2, 0]);
@@ -182,7 +182,7 @@ mod tests {
         let mut block = [0; 18];
         q2_0_quantize(
             SimdLevel::Scalar,
-            &Rows { n_cols: 64, src: &x, imatrix: None, refused: &std::cell::Cell::new(None) },
+            &SourceRows { n_cols: 64, src: &x, imatrix: None, refused: &std::cell::Cell::new(None) },
             &mut block,
         );
         assert_eq!(block[2], 0b01_10_01_00);

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use gguf_core::GgmlType;
 use gguf_core::simd::{SimdLevel, VectorLoop};
 
-use super::codec::Rows;
+use super::codec::SourceRows;
 use super::{QuantError, codec, importance};
 
 /// Range of a row's largest magnitude in which the type is as accurate as anywhere: rows outside are decoded again and
@@ -187,7 +187,7 @@ pub fn check_rows(
     imatrix.map(importance::check).transpose()?;
     let odd_importance = imatrix.is_some_and(|weights| !is_ordinary_importance(weights));
     let row_bytes = n_cols / ty.block_elems() * ty.block_bytes();
-    let judge = Judge { ty, level, imatrix };
+    let check = LossCheck { ty, level, imatrix };
     let ordinary = ordinary(ty);
     let mut back = Vec::new();
     for (at, (row, bytes)) in src.chunks_exact(n_cols).zip(blocks.chunks_exact(row_bytes.max(1))).enumerate()
@@ -199,12 +199,12 @@ pub fn check_rows(
         back.resize(n_cols, 0.0);
         super::dequantize(ty, level, bytes, &mut back)?;
         if largest > *ordinary.end() {
-            if let Some((column, largest)) = judge.large(row, &back) {
+            if let Some((column, largest)) = check.large(row, &back) {
                 return Err(QuantError::Magnitude { ty, row: at, column, largest });
             }
-        } else if largest < *ordinary.start() && judge.is_lost(row, &back, GRANTED_SMALL) {
+        } else if largest < *ordinary.start() && check.is_lost(row, &back, GRANTED_SMALL) {
             small.add(SmallRows { n_rows: 1, first: Some(SmallRow { row: 0, largest }) }, at as u64);
-        } else if odd_importance && judge.is_lost(row, &back, GRANTED_SMALL) {
+        } else if odd_importance && check.is_lost(row, &back, GRANTED_SMALL) {
             let largest = imatrix.map_or(0.0, magnitude);
             return Err(QuantError::ImportanceMagnitude { ty, row: at, largest });
         }
@@ -213,13 +213,13 @@ pub fn check_rows(
 }
 
 /// Compares rows with their decoded blocks.
-struct Judge<'a> {
+struct LossCheck<'a> {
     ty: GgmlType,
     level: SimdLevel,
     imatrix: Option<&'a [f32]>,
 }
 
-impl Judge<'_> {
+impl LossCheck<'_> {
     /// Returns column and largest magnitude of the first block with large values that is lost.
     fn large(&self, row: &[f32], back: &[f32]) -> Option<(usize, f32)> {
         // Plain types have no blocks; the whole row is checked at once.
@@ -258,7 +258,7 @@ impl Judge<'_> {
         let mut bytes = vec![0; values.len() / self.ty.block_elems() * self.ty.block_bytes()];
         let refused = Cell::new(None);
         let rows =
-            Rows { n_cols: values.len(), src: &values, imatrix: weights.as_deref(), refused: &refused };
+            SourceRows { n_cols: values.len(), src: &values, imatrix: weights.as_deref(), refused: &refused };
         quantize(self.level, &rows, &mut bytes);
         let mut back = vec![0.0; values.len()];
         match super::dequantize(self.ty, self.level, &bytes, &mut back) {

@@ -4,13 +4,13 @@
 //! 84 bytes: scales low and offsets high in the nibbles of 0..16, levels 16..80 (see [`pack_pairs`]), F16 scale of
 //! scales 80, F16 scale of offsets 82.
 
-use super::batch::{BATCH, Batch};
-use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16_pair};
+use super::batch::{BATCH, BlockBatch};
+use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16_pair};
 use super::kernel::{Kernel, dispatch};
 use super::lanes::Lanes;
 use super::search::{MinSearch, with_min};
 use super::superblock::{
-    Parts, SUPER, SuperScales, field, field_mut, pack_pairs, parts_with_importance, positive_max,
+    PartFits, SUPER, SuperScales, field, field_mut, pack_pairs, parts_with_importance, positive_max,
     relevel_min, scales_with_importance,
 };
 use super::superblock_lanes::{BATCH_SUPERS, MinFits, Weigh, relevel_min as relevel_min_lanes};
@@ -31,11 +31,11 @@ pub(super) static Q2_K: Codec = Codec {
     validate: validate_f16_pair::<BLOCK_BYTES, 80>,
 };
 
-fn quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, Quantize { rows, dst });
+fn quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeQ2K { rows, dst });
 }
 
-fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
         let (mut parts, scales);
         match importance {
@@ -58,8 +58,8 @@ fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
 }
 
 /// Searches the parts with magnitudes as weights; fits are ranked by absolute error.
-fn parts_plain(x: &[f32; SUPER]) -> Parts<PARTS> {
-    let mut parts = Parts::ZERO;
+fn parts_plain(x: &[f32; SUPER]) -> PartFits<PARTS> {
+    let mut parts = PartFits::ZERO;
     let levels = parts.levels.as_chunks_mut::<PART>().0.iter_mut();
     for (j, (x, levels)) in x.as_chunks::<PART>().0.iter().zip(levels).enumerate() {
         let weights = x.map(f32::abs);
@@ -106,8 +106,8 @@ fn store_scales(scales: &SuperScales<PARTS>, out: &mut [u8; BLOCK_BYTES]) -> ([f
 }
 
 /// Kernel of all super-blocks, one part per lane.
-struct Quantize<'a> {
-    rows: &'a Rows<'a>,
+struct QuantizeQ2K<'a> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
@@ -125,14 +125,14 @@ impl Weigh for Magnitudes {
     }
 }
 
-impl Kernel for Quantize<'_> {
+impl Kernel for QuantizeQ2K<'_> {
     fn scalar(self) {
         quantize_scalar(self.rows, self.dst);
     }
 
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut fits = MinFits::<PARTS>::ZERO;
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
             batch.load(self.rows, index * BATCH);

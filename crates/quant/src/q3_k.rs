@@ -6,11 +6,11 @@
 //! nibbles of bytes 0..8 (part `j % 8`, high nibble from part 8) and its high two in byte `8 + j % 4`, bits
 //! `2 * (j / 4)`.
 
-use super::batch::{BATCH, Batch};
-use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
+use super::batch::{BATCH, BlockBatch};
+use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
 use super::kernel::{Kernel, dispatch};
 use super::lanes::{Lanes, MAX_WIDTH, Twice};
-use super::refine_lanes::{Moving, Parts, first_fit, refine};
+use super::refine_lanes::{FirstFitBuffers, RefineBuffers, first_fit, refine};
 use super::search::{
     REFINE_ROUNDS, importance_weights, signed, signed_max, signed_refined, sum, sum_squares,
 };
@@ -40,11 +40,11 @@ struct Scales {
     codes: [u8; PARTS],
 }
 
-fn quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, Quantize { rows, dst });
+fn quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeQ3K { rows, dst });
 }
 
-fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
         let mut levels = [0; SUPER];
         let scales = match importance {
@@ -131,12 +131,12 @@ fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
 }
 
 /// Kernel of all super-blocks, one part per lane.
-struct Quantize<'a> {
-    rows: &'a Rows<'a>,
+struct QuantizeQ3K<'a> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
-impl Kernel for Quantize<'_> {
+impl Kernel for QuantizeQ3K<'_> {
     fn scalar(self) {
         quantize_scalar(self.rows, self.dst);
     }
@@ -155,7 +155,7 @@ impl Kernel for Quantize<'_> {
 const RUN: usize = 64;
 
 #[inline(always)]
-fn quantize_plain<L: Lanes>(l: L, rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize_plain<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
     let mut search = PlainSearch::new(l);
     let supers = rows.src.as_chunks::<SUPER>().0;
     for (supers, out) in supers.chunks(RUN).zip(dst.as_chunks_mut().0.chunks_mut(RUN)) {
@@ -184,9 +184,9 @@ struct PlainSearch<L: Lanes> {
     scales: [[f32; PARTS]; RUN],
     /// Values of the parts in a vector.
     rows: [[f32; PART]; MAX_WIDTH],
-    vector: Parts<L, PART>,
+    vector: FirstFitBuffers<L, PART>,
     /// Two vectors, because each waits long for its divisions.
-    moving: Moving<Twice<L>, PART>,
+    moving: RefineBuffers<Twice<L>, PART>,
     /// Parts that are not final: after the first fit, and after one round.
     open: [[u16; RUN * PARTS]; 2],
 }
@@ -197,8 +197,8 @@ impl<L: Lanes> PlainSearch<L> {
         Self {
             scales: [[0.0; PARTS]; RUN],
             rows: [[0.0; PART]; MAX_WIDTH],
-            vector: Parts::zero(l),
-            moving: Moving::zero(Twice(l)),
+            vector: FirstFitBuffers::zero(l),
+            moving: RefineBuffers::zero(Twice(l)),
             open: [[0; RUN * PARTS]; 2],
         }
     }
@@ -250,7 +250,7 @@ struct Rounds<'a, L: Lanes> {
     l: L,
     parts: &'a [[f32; PART]],
     rows: &'a mut [[f32; PART]; MAX_WIDTH],
-    moving: &'a mut Moving<L, PART>,
+    moving: &'a mut RefineBuffers<L, PART>,
     scales: &'a mut [f32],
 }
 
@@ -280,8 +280,8 @@ impl<L: Lanes> Rounds<'_, L> {
 }
 
 #[inline(always)]
-fn quantize_with_importance<L: Lanes>(l: L, rows: &Rows<'_>, importance: &[f32], dst: &mut [u8]) {
-    let mut batch = Batch::EMPTY;
+fn quantize_with_importance<L: Lanes>(l: L, rows: &SourceRows<'_>, importance: &[f32], dst: &mut [u8]) {
+    let mut batch = BlockBatch::EMPTY;
     for (index, out) in dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
         batch.load(rows, index * BATCH);
         batch.weigh_supers(l, 2.0, rows, importance);
@@ -295,16 +295,16 @@ fn quantize_with_importance<L: Lanes>(l: L, rows: &Rows<'_>, importance: &[f32],
 }
 
 /// Result of the search under importance weights.
-struct Fits {
+struct ImportanceFits {
     iscales: [[f32; PARTS]; BATCH_SUPERS],
     supers: [Scales; BATCH_SUPERS],
 }
 
 #[inline(always)]
-fn search_importance<L: Lanes>(l: L, batch: &Batch) -> Fits {
+fn search_importance<L: Lanes>(l: L, batch: &BlockBatch) -> ImportanceFits {
     let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
     let mut weight_sums = [[0.0; PARTS]; BATCH_SUPERS];
-    let mut fits = Fits {
+    let mut fits = ImportanceFits {
         iscales: [[0.0; PARTS]; BATCH_SUPERS],
         supers: [Scales { d: 0.0, codes: [0; PARTS] }; BATCH_SUPERS],
     };

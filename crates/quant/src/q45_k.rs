@@ -6,14 +6,14 @@
 //! `64 k + l` low and `64 k + 32 + l` high. Scale and offset of part `j < 4` are the low six bits of bytes `j` and
 //! `j + 4`; those of part `j + 4` are the nibbles of byte `j + 8` below the top two bits of bytes `j` and `j + 4`.
 
-use super::batch::{BATCH, Batch};
-use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16_pair};
+use super::batch::{BATCH, BlockBatch};
+use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16_pair};
 use super::kernel::{Kernel, dispatch};
 use super::lanes::Lanes;
 use super::search::{MinSearch, sum_squares, with_min};
 use super::superblock::{
-    Parts, SUPER, SuperScales, each_byte, field, field_mut, pack_bits, parts_with_importance, positive_max,
-    put_words, relevel_min, scales_with_importance, words,
+    PartFits, SUPER, SuperScales, each_byte, field, field_mut, pack_bits, parts_with_importance,
+    positive_max, put_words, relevel_min, scales_with_importance, words,
 };
 use super::superblock_lanes::{BATCH_SUPERS, MinFits, Weigh, relevel_min as relevel_min_lanes};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
@@ -47,11 +47,11 @@ const fn importance_search(bits: u32) -> MinSearch {
     MinSearch { n_max: (1 << bits) - 1, r_min: -0.9, r_delta: 0.05, n_step: 36 }
 }
 
-fn quantize<const B: usize, const BITS: u32>(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, Quantize::<B, BITS> { rows, dst });
+fn quantize<const B: usize, const BITS: u32>(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeQ45K::<B, BITS> { rows, dst });
 }
 
-fn quantize_scalar<const B: usize, const BITS: u32>(rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize_scalar<const B: usize, const BITS: u32>(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
         let (mut parts, scales);
         match importance {
@@ -75,8 +75,8 @@ fn quantize_scalar<const B: usize, const BITS: u32>(rows: &Rows<'_>, dst: &mut [
 }
 
 /// Searches the parts; weights are magnitudes plus the root mean square of the part.
-fn parts_plain(search: &MinSearch, x: &[f32; SUPER]) -> Parts<PARTS> {
-    let mut parts = Parts::ZERO;
+fn parts_plain(search: &MinSearch, x: &[f32; SUPER]) -> PartFits<PARTS> {
+    let mut parts = PartFits::ZERO;
     let levels = parts.levels.as_chunks_mut::<PART>().0.iter_mut();
     for (j, (x, levels)) in x.as_chunks::<PART>().0.iter().zip(levels).enumerate() {
         let rms = (sum_squares(x) / PART as f32).sqrt();
@@ -157,8 +157,8 @@ fn unpack_scale(packed: &[u8; 12], j: usize) -> (u8, u8) {
 }
 
 /// Kernel of all super-blocks, one part per lane.
-struct Quantize<'a, const B: usize, const BITS: u32> {
-    rows: &'a Rows<'a>,
+struct QuantizeQ45K<'a, const B: usize, const BITS: u32> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
@@ -181,14 +181,14 @@ impl Weigh for MagnitudesAndRms {
     }
 }
 
-impl<const B: usize, const BITS: u32> Kernel for Quantize<'_, B, BITS> {
+impl<const B: usize, const BITS: u32> Kernel for QuantizeQ45K<'_, B, BITS> {
     fn scalar(self) {
         quantize_scalar::<B, BITS>(self.rows, self.dst);
     }
 
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut fits = MinFits::<PARTS>::ZERO;
         for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
             batch.load(self.rows, index * BATCH);

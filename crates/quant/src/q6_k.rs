@@ -5,7 +5,7 @@
 //! each half `k` of 128 elements, nibble byte `64 k + l` holds elements `l` and `l + 64`, byte `64 k + 32 + l`
 //! elements `l + 32` and `l + 96`; pair byte `32 k + l` holds elements `32 n + l` in bits `2 n`.
 
-use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
+use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
 use super::kernel::{Kernel, dispatch};
 use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, signed, signed_max};
@@ -26,11 +26,11 @@ pub(super) static Q6_K: Codec = Codec {
     validate: validate_f16::<BLOCK_BYTES, 208>,
 };
 
-fn quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, Quantize { rows, dst });
+fn quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeQ6K { rows, dst });
 }
 
-fn quantize_scalar(rows: &Rows<'_>, dst: &mut [u8]) {
+fn quantize_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
     for ((x, importance), out) in rows.blocks::<SUPER>().zip(dst.as_chunks_mut().0) {
         let mut levels = [0; SUPER];
         let mut scales = [0.0; PARTS];
@@ -92,12 +92,12 @@ fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
 }
 
 /// Kernel of all super-blocks, one part per lane.
-struct Quantize<'a> {
-    rows: &'a Rows<'a>,
+struct QuantizeQ6K<'a> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
 }
 
-impl Kernel for Quantize<'_> {
+impl Kernel for QuantizeQ6K<'_> {
     fn scalar(self) {
         quantize_scalar(self.rows, self.dst);
     }

@@ -11,14 +11,14 @@ use super::search_lanes::{first_of_magnitude, largest_magnitude, signed_max};
 use gguf_core::simd::VectorLoop;
 
 /// Scales, with a mask of those that may not be final.
-pub(super) struct Fit<L: Lanes> {
+pub(super) struct RefineFit<L: Lanes> {
     /// Scale so far.
     pub scale: L::F,
     /// Mask of the lanes where a level may still move.
     pub open: L::M,
 }
 
-impl<L: Lanes> Fit<L> {
+impl<L: Lanes> RefineFit<L> {
     #[inline(always)]
     fn new(l: L, sum_lx: L::F, sum_l2: L::F, amax: L::F, open: L::M) -> Self {
         let zero = l.splat(0.0);
@@ -39,7 +39,7 @@ fn may_move<L: Lanes>(l: L, n_max: i32, x: L::F, level: L::F, rest_lx: L::F, res
 }
 
 /// Parts and the values that [`first_fit`] stores for each element: reused memory, because filling it takes time.
-pub(super) struct Parts<L: Lanes, const N: usize> {
+pub(super) struct FirstFitBuffers<L: Lanes, const N: usize> {
     /// Values of the parts.
     pub x: [L::F; N],
     levels: [L::F; N],
@@ -47,7 +47,7 @@ pub(super) struct Parts<L: Lanes, const N: usize> {
     l2: [L::F; N],
 }
 
-impl<L: Lanes, const N: usize> Parts<L, N> {
+impl<L: Lanes, const N: usize> FirstFitBuffers<L, N> {
     /// Returns a buffer of zeros.
     #[inline(always)]
     pub(super) fn zero(l: L) -> Self {
@@ -58,22 +58,26 @@ impl<L: Lanes, const N: usize> Parts<L, N> {
 
 /// Returns the fit with the first levels.
 #[inline(always)]
-pub(super) fn first_fit<L: Lanes, const N: usize>(l: L, n_max: i32, parts: &mut Parts<L, N>) -> Fit<L> {
-    l.call(First { l, n_max, parts })
-}
-
-struct First<'a, L: Lanes, const N: usize> {
+pub(super) fn first_fit<L: Lanes, const N: usize>(
     l: L,
     n_max: i32,
-    parts: &'a mut Parts<L, N>,
+    parts: &mut FirstFitBuffers<L, N>,
+) -> RefineFit<L> {
+    l.call(FirstFit { l, n_max, parts })
 }
 
-impl<L: Lanes, const N: usize> VectorLoop for First<'_, L, N> {
-    type Output = Fit<L>;
+struct FirstFit<'a, L: Lanes, const N: usize> {
+    l: L,
+    n_max: i32,
+    parts: &'a mut FirstFitBuffers<L, N>,
+}
+
+impl<L: Lanes, const N: usize> VectorLoop for FirstFit<'_, L, N> {
+    type Output = RefineFit<L>;
 
     #[inline(always)]
-    fn run(self) -> Fit<L> {
-        let Self { l, n_max, parts: Parts { x, levels, lx, l2 } } = self;
+    fn run(self) -> RefineFit<L> {
+        let Self { l, n_max, parts: FirstFitBuffers { x, levels, lx, l2 } } = self;
         let zero = l.splat(0.0);
         let amax = largest_magnitude(l, x);
         let iscale = l.splat(-n_max as f32) / first_of_magnitude(l, x, amax);
@@ -92,12 +96,12 @@ impl<L: Lanes, const N: usize> VectorLoop for First<'_, L, N> {
             let may_move = may_move(l, n_max, x[i], levels[i], sum_lx - lx[i], sum_l2 - l2[i]);
             moving = l.select(may_move, l.splat(1.0), moving);
         }
-        Fit::new(l, sum_lx, sum_l2, amax, l.gt(moving, zero))
+        RefineFit::new(l, sum_lx, sum_l2, amax, l.gt(moving, zero))
     }
 }
 
 /// Parts in rounds, with the values needed for each element: memory that a caller reuses.
-pub(super) struct Moving<L: Lanes, const N: usize> {
+pub(super) struct RefineBuffers<L: Lanes, const N: usize> {
     /// Values of the parts.
     pub x: [L::F; N],
     w: [L::F; N],
@@ -107,7 +111,7 @@ pub(super) struct Moving<L: Lanes, const N: usize> {
     l2: [L::F; N],
 }
 
-impl<L: Lanes, const N: usize> Moving<L, N> {
+impl<L: Lanes, const N: usize> RefineBuffers<L, N> {
     /// Returns a buffer of zeros.
     #[inline(always)]
     pub(super) fn zero(l: L) -> Self {
@@ -122,24 +126,24 @@ pub(super) fn refine<L: Lanes, const N: usize>(
     l: L,
     n_max: i32,
     n_rounds: usize,
-    parts: &mut Moving<L, N>,
-) -> Fit<L> {
-    l.call(Refine { l, n_max, n_rounds, parts })
+    parts: &mut RefineBuffers<L, N>,
+) -> RefineFit<L> {
+    l.call(RefineRounds { l, n_max, n_rounds, parts })
 }
 
-struct Refine<'a, L: Lanes, const N: usize> {
+struct RefineRounds<'a, L: Lanes, const N: usize> {
     l: L,
     n_max: i32,
     n_rounds: usize,
-    parts: &'a mut Moving<L, N>,
+    parts: &'a mut RefineBuffers<L, N>,
 }
 
-impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
-    type Output = Fit<L>;
+impl<L: Lanes, const N: usize> VectorLoop for RefineRounds<'_, L, N> {
+    type Output = RefineFit<L>;
 
     #[inline(always)]
-    fn run(self) -> Fit<L> {
-        let Self { l, n_max, n_rounds, parts: Moving { x, w, wx, levels, lx, l2 } } = self;
+    fn run(self) -> RefineFit<L> {
+        let Self { l, n_max, n_rounds, parts: RefineBuffers { x, w, wx, levels, lx, l2 } } = self;
         let (max, amax) = signed_max(l, x);
         let iscale = l.splat(-n_max as f32) / max;
         let zero = l.splat(0.0);
@@ -182,7 +186,7 @@ impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
             let may_move = may_move(l, n_max, x[i], levels[i], sum_lx - lx[i], sum_l2 - l2[i]);
             moving = l.select(may_move, l.splat(1.0), moving);
         }
-        Fit::new(l, sum_lx, sum_l2, amax, l.gt(moving, zero))
+        RefineFit::new(l, sum_lx, sum_l2, amax, l.gt(moving, zero))
     }
 }
 
@@ -192,7 +196,7 @@ impl<L: Lanes, const N: usize> VectorLoop for Refine<'_, L, N> {
 #[inline(always)]
 fn replace<L: Lanes>(l: L, mask: L::M, new: L::F, place: &mut L::F) -> L::I {
     let old = l.bits(*place);
-    let way = l.select_i(mask, l.bits(new) - old, l.splat_i(0));
-    *place = l.float_of(old + way);
-    way
+    let change = l.select_i(mask, l.bits(new) - old, l.splat_i(0));
+    *place = l.float_of(old + change);
+    change
 }

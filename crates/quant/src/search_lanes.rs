@@ -44,17 +44,17 @@ pub(super) fn signed<L: Lanes, const N: usize>(
     x: &[L::F; N],
     weights: &[L::F; N],
 ) -> (L::F, L::F) {
-    l.call(Signed { l, n_max, x, weights })
+    l.call(SearchSigned { l, n_max, x, weights })
 }
 
-struct Signed<'a, L: Lanes, const N: usize> {
+struct SearchSigned<'a, L: Lanes, const N: usize> {
     l: L,
     n_max: i32,
     x: &'a [L::F; N],
     weights: &'a [L::F; N],
 }
 
-impl<L: Lanes, const N: usize> VectorLoop for Signed<'_, L, N> {
+impl<L: Lanes, const N: usize> VectorLoop for SearchSigned<'_, L, N> {
     type Output = (L::F, L::F);
 
     #[inline(always)]
@@ -121,7 +121,7 @@ fn signed_steps<L: Lanes, const N: usize, const WILD: bool>(
     for i in 0..N {
         wx[i] = weights[i] * x[i];
     }
-    let group = Weighted::<L, N> { n_max, x, weights, wx: &wx };
+    let group = WeightedGroup::<L, N> { n_max, x, weights, wx: &wx };
     let mut best_iscale = l.splat(-n_max as f32) / max;
     let [(sum_lx, sum_l2)] = group.sums::<WILD, false, 1>(l, [best_iscale]);
     let mut scale = l.select(l.eq(sum_l2, zero), zero, sum_lx / sum_l2);
@@ -145,14 +145,14 @@ fn signed_steps<L: Lanes, const N: usize, const WILD: bool>(
 }
 
 /// A group with its weights, and their products.
-struct Weighted<'a, L: Lanes, const N: usize> {
+struct WeightedGroup<'a, L: Lanes, const N: usize> {
     n_max: i32,
     x: &'a [L::F; N],
     weights: &'a [L::F; N],
     wx: &'a [L::F; N],
 }
 
-impl<L: Lanes, const N: usize> Weighted<'_, L, N> {
+impl<L: Lanes, const N: usize> WeightedGroup<'_, L, N> {
     /// Computes the sums of `C` scales at once: values and weights are loaded once for all.
     #[inline(always)]
     fn sums<const WILD: bool, const BELOW: bool, const C: usize>(
@@ -212,17 +212,17 @@ pub(super) fn with_min<L: Lanes, const N: usize, const ABS_ERROR: bool>(
     x: &[L::F; N],
     weights: &[L::F; N],
 ) -> MinFit<L::F> {
-    l.call(WithMin::<L, N, ABS_ERROR> { l, search, x, weights })
+    l.call(SearchWithMin::<L, N, ABS_ERROR> { l, search, x, weights })
 }
 
-struct WithMin<'a, L: Lanes, const N: usize, const ABS_ERROR: bool> {
+struct SearchWithMin<'a, L: Lanes, const N: usize, const ABS_ERROR: bool> {
     l: L,
     search: &'a MinSearch,
     x: &'a [L::F; N],
     weights: &'a [L::F; N],
 }
 
-impl<L: Lanes, const N: usize, const ABS_ERROR: bool> VectorLoop for WithMin<'_, L, N, ABS_ERROR> {
+impl<L: Lanes, const N: usize, const ABS_ERROR: bool> VectorLoop for SearchWithMin<'_, L, N, ABS_ERROR> {
     type Output = MinFit<L::F>;
 
     #[inline(always)]
@@ -251,7 +251,7 @@ fn with_min_inlined<L: Lanes, const N: usize, const ABS_ERROR: bool>(
     let mut min = l.select(l.gt(low, zero), zero, low);
     let flat = l.eq(max, min);
     let no_nan = l.eq(sum_x, sum_x);
-    let bounds = Bounds::<L> { low, high: max, no_nan };
+    let bounds = ValueBounds::<L> { low, high: max, no_nan };
 
     let mut best_iscale = l.select(flat, zero, l.splat(search.n_max as f32) / (max - min));
     let mut level_min = min;
@@ -294,13 +294,13 @@ fn with_min_inlined<L: Lanes, const N: usize, const ABS_ERROR: bool>(
 }
 
 /// Least and greatest value of each lane, and a mask of the lanes without NaN.
-struct Bounds<L: Lanes> {
+struct ValueBounds<L: Lanes> {
     low: L::F,
     high: L::F,
     no_nan: L::M,
 }
 
-impl<L: Lanes> Bounds<L> {
+impl<L: Lanes> ValueBounds<L> {
     /// Computes the levels of a step.
     #[inline(always)]
     fn levels<const N: usize>(
@@ -364,17 +364,17 @@ pub(super) fn unsigned<L: Lanes, const N: usize>(
     x: &[L::F; N],
     weights: &[L::F; N],
 ) -> (L::F, [L::I; N]) {
-    l.call(Unsigned { l, n_max, x, weights })
+    l.call(SearchUnsigned { l, n_max, x, weights })
 }
 
-struct Unsigned<'a, L: Lanes, const N: usize> {
+struct SearchUnsigned<'a, L: Lanes, const N: usize> {
     l: L,
     n_max: i32,
     x: &'a [L::F; N],
     weights: &'a [L::F; N],
 }
 
-impl<L: Lanes, const N: usize> VectorLoop for Unsigned<'_, L, N> {
+impl<L: Lanes, const N: usize> VectorLoop for SearchUnsigned<'_, L, N> {
     type Output = (L::F, [L::I; N]);
 
     #[inline(always)]

@@ -8,7 +8,7 @@ pub(super) const SUPER: usize = 256;
 
 /// Result of the searches in the `P` parts of one super-block.
 #[derive(Clone, Copy)]
-pub(super) struct Parts<const P: usize> {
+pub(super) struct PartFits<const P: usize> {
     /// Scale per part.
     pub scales: [f32; P],
     /// Offset (minus the minimum) per part.
@@ -19,7 +19,7 @@ pub(super) struct Parts<const P: usize> {
     pub levels: [u8; SUPER],
 }
 
-impl<const P: usize> Parts<P> {
+impl<const P: usize> PartFits<P> {
     /// Value without scales and levels.
     pub(super) const ZERO: Self =
         Self { scales: [0.0; P], mins: [0.0; P], weight_sums: [0.0; P], levels: [0; SUPER] };
@@ -46,9 +46,9 @@ pub(super) fn parts_with_importance<const N: usize, const P: usize>(
     sigma2_factor: f32,
     x: &[f32; SUPER],
     importance: &[f32; SUPER],
-) -> Parts<P> {
+) -> PartFits<P> {
     let sigma2 = sigma2_factor * sum_squares(x) / SUPER as f32;
-    let mut parts = Parts::ZERO;
+    let mut parts = PartFits::ZERO;
     let xs = x.as_chunks::<N>().0.iter();
     let importances = importance.as_chunks::<N>().0.iter();
     let levels = parts.levels.as_chunks_mut::<N>().0.iter_mut();
@@ -61,7 +61,7 @@ pub(super) fn parts_with_importance<const N: usize, const P: usize>(
 }
 
 /// Quantizes scales and offsets to `0..=n_max` by weighted search.
-pub(super) fn scales_with_importance<const P: usize>(n_max: i32, parts: &Parts<P>) -> SuperScales<P> {
+pub(super) fn scales_with_importance<const P: usize>(n_max: i32, parts: &PartFits<P>) -> SuperScales<P> {
     let (mut scales, mut mins) = ([0; P], [0; P]);
     let d = unsigned(n_max, &parts.scales, &parts.weight_sums, &mut scales);
     let d_min = unsigned(n_max, &parts.mins, &parts.weight_sums, &mut mins);

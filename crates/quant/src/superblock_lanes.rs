@@ -1,7 +1,7 @@
 //! Lane side of `superblock`: searches in all parts of a batch, and scales of scales across its super-blocks.
 
-use super::batch::{BATCH, Batch, gather, sums_of_squares};
-use super::codec::Rows;
+use super::batch::{BATCH, BlockBatch, gather, sums_of_squares};
+use super::codec::SourceRows;
 use super::lanes::{Lanes, MAX_WIDTH, Twice};
 use super::search::MinSearch;
 use super::search_lanes::{min_levels, unsigned, with_min};
@@ -16,11 +16,17 @@ pub(super) trait Weigh {
     fn weights<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> [L::F; N];
 }
 
-impl Batch {
+impl BlockBatch {
     /// Sets the weights to `importance * sqrt(sigma2 + x^2)`, where `sigma2` is `factor` times the mean square of the
     /// super-block.
     #[inline(always)]
-    pub(super) fn weigh_supers<L: Lanes>(&mut self, l: L, factor: f32, rows: &Rows<'_>, importance: &[f32]) {
+    pub(super) fn weigh_supers<L: Lanes>(
+        &mut self,
+        l: L,
+        factor: f32,
+        rows: &SourceRows<'_>,
+        importance: &[f32],
+    ) {
         let mut sigma2 = [0.0; BATCH_SUPERS];
         for at in (0..BATCH_SUPERS).step_by(L::WIDTH) {
             let sums = sums_of_squares(l, &self.x[at * SUPER..], SUPER, SUPER);
@@ -59,7 +65,7 @@ impl<const P: usize> MinFits<P> {
 
     /// Searches all parts of `N` elements under the batch's weights.
     #[inline(always)]
-    pub(super) fn search<L: Lanes, const N: usize>(&mut self, l: L, search: &MinSearch, batch: &Batch) {
+    pub(super) fn search<L: Lanes, const N: usize>(&mut self, l: L, search: &MinSearch, batch: &BlockBatch) {
         let wide = Twice(l);
         let zero = wide.splat(0.0);
         let (mut x, mut weights) = ([zero; N], [zero; N]);
@@ -81,7 +87,7 @@ impl<const P: usize> MinFits<P> {
         &mut self,
         l: L,
         search: &MinSearch,
-        batch: &Batch,
+        batch: &BlockBatch,
     ) {
         let wide = Twice(l);
         let mut x = [wide.splat(0.0); N];

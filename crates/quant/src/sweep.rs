@@ -16,14 +16,14 @@ fn magnitude(step: usize) -> f64 {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Form {
+enum RowShape {
     Bell,
     Even,
     Spikes,
 }
 
 /// Returns a row of one form; the largest magnitude is 1.
-fn values(form: Form) -> Vec<f64> {
+fn values(shape: RowShape) -> Vec<f64> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut uniform = move || {
         state ^= state << 13;
@@ -32,12 +32,12 @@ fn values(form: Form) -> Vec<f64> {
         (state >> 40) as f64 / (1u32 << 24) as f64 - 0.5
     };
     (0..N_COLS)
-        .map(|at| match form {
-            Form::Bell if at == 3 => 1.0,
-            Form::Bell => ((0..6).map(|_| uniform()).sum::<f64>() / 1.8).clamp(-1.0, 1.0),
-            Form::Even => 1.0 - 2.0 * (at % 2) as f64,
-            Form::Spikes if at % 256 == 37 => 1.0,
-            Form::Spikes => uniform() * 1e-3,
+        .map(|at| match shape {
+            RowShape::Bell if at == 3 => 1.0,
+            RowShape::Bell => ((0..6).map(|_| uniform()).sum::<f64>() / 1.8).clamp(-1.0, 1.0),
+            RowShape::Even => 1.0 - 2.0 * (at % 2) as f64,
+            RowShape::Spikes if at % 256 == 37 => 1.0,
+            RowShape::Spikes => uniform() * 1e-3,
         })
         .collect()
 }
@@ -83,8 +83,8 @@ fn at_every_magnitude_a_row_is_held_or_reported() {
             let imatrix = scale.map(weights);
             // Magnitudes at which nothing is reported, over all forms.
             let (mut lowest, mut highest) = (0.0f64, f64::INFINITY);
-            for form in [Form::Bell, Form::Even, Form::Spikes] {
-                let shape = values(form);
+            for row_shape in [RowShape::Bell, RowShape::Even, RowShape::Spikes] {
+                let shape = values(row_shape);
                 let row = |magnitude: f64| -> Vec<f32> {
                     shape.iter().map(|value| (value * magnitude) as f32).collect()
                 };
@@ -92,7 +92,7 @@ fn at_every_magnitude_a_row_is_held_or_reported() {
                 for step in 0..N_STEPS {
                     let magnitude = magnitude(step);
                     let row = row(magnitude);
-                    let name = format!("{ty}, importance {scale:?}, {form:?}, {magnitude:e}");
+                    let name = format!("{ty}, importance {scale:?}, {row_shape:?}, {magnitude:e}");
                     match run(ty, &row, imatrix.as_deref()) {
                         Ok((SmallRows { n_rows: 0, .. }, error)) => {
                             assert!(
@@ -151,7 +151,7 @@ fn large_values_that_come_out_as_zeros_or_cut_off_are_named() {
 }
 
 #[test]
-fn one_huge_value_does_not_make_the_small_ones_beside_it_an_error() {
+fn one_huge_value_does_not_make_small_values_of_its_row_an_error() {
     // A block type is expected to lose the other values of its block.
     for ty in targets() {
         let mut row = vec![0.01; N_COLS];
@@ -167,8 +167,8 @@ fn one_huge_value_does_not_make_the_small_ones_beside_it_an_error() {
 
 /// Checks the list of lost groups against the groups that become zeros, or nearly.
 #[test]
-fn columns_without_importance_are_lost_where_it_is_said() {
-    let shape: Vec<f32> = values(Form::Bell).iter().map(|&value| value as f32 * 0.05).collect();
+fn columns_without_importance_are_lost_where_reported() {
+    let shape: Vec<f32> = values(RowShape::Bell).iter().map(|&value| value as f32 * 0.05).collect();
     for ty in targets().filter(|ty| ty.info().imatrix != ImatrixNeed::Ignored) {
         let level = SimdLevel::detect();
         let error = |weights: &[f32]| {

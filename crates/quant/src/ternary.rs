@@ -7,8 +7,8 @@
 
 use std::marker::PhantomData;
 
-use super::batch::{BATCH, Batch};
-use super::codec::{Codec, Rows, decoder, put_u16, u16_at, validate_f16};
+use super::batch::{BATCH, BlockBatch};
+use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
 use super::kernel::{Kernel, dispatch};
 use super::lanes::Lanes;
 use super::search::abs_max;
@@ -43,8 +43,8 @@ fn digits(x: &[f32; 256], amax: f32) -> [u8; 256] {
     digits
 }
 
-fn tq1_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, Quantize::<54, Tq1> { rows, dst, store: PhantomData });
+fn tq1_0_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeTernary::<54, Tq1> { rows, dst, store: PhantomData });
 }
 
 #[inline(always)]
@@ -79,8 +79,8 @@ fn tq1_0_load(block: &[u8; 54], out: &mut [f32; 256]) {
     }
 }
 
-fn tq2_0_quantize(level: SimdLevel, rows: &Rows<'_>, dst: &mut [u8]) {
-    dispatch(level, Quantize::<66, Tq2> { rows, dst, store: PhantomData });
+fn tq2_0_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, QuantizeTernary::<66, Tq2> { rows, dst, store: PhantomData });
 }
 
 #[inline(always)]
@@ -112,14 +112,14 @@ fn tq2_0_load(block: &[u8; 66], out: &mut [f32; 256]) {
 }
 
 /// Storage of digits, which differs between the two types.
-trait Store<const B: usize> {
+trait StoreDigits<const B: usize> {
     /// Writes digits and scale.
     fn store(digits: &[u8; 256], d: f32, out: &mut [u8; B]);
 }
 
 struct Tq1;
 
-impl Store<54> for Tq1 {
+impl StoreDigits<54> for Tq1 {
     #[inline(always)]
     fn store(digits: &[u8; 256], d: f32, out: &mut [u8; 54]) {
         tq1_0_store(digits, d, out);
@@ -128,7 +128,7 @@ impl Store<54> for Tq1 {
 
 struct Tq2;
 
-impl Store<66> for Tq2 {
+impl StoreDigits<66> for Tq2 {
     #[inline(always)]
     fn store(digits: &[u8; 256], d: f32, out: &mut [u8; 66]) {
         tq2_0_store(digits, d, out);
@@ -136,13 +136,13 @@ impl Store<66> for Tq2 {
 }
 
 /// Kernel of all blocks: scales with one block per lane, digits along the block.
-struct Quantize<'a, const B: usize, S: Store<B>> {
-    rows: &'a Rows<'a>,
+struct QuantizeTernary<'a, const B: usize, S: StoreDigits<B>> {
+    rows: &'a SourceRows<'a>,
     dst: &'a mut [u8],
     store: PhantomData<S>,
 }
 
-impl<const B: usize, S: Store<B>> Kernel for Quantize<'_, B, S> {
+impl<const B: usize, S: StoreDigits<B>> Kernel for QuantizeTernary<'_, B, S> {
     fn scalar(self) {
         for ((x, _), out) in self.rows.blocks::<256>().zip(self.dst.as_chunks_mut::<B>().0) {
             let amax = abs_max(x);
@@ -153,7 +153,7 @@ impl<const B: usize, S: Store<B>> Kernel for Quantize<'_, B, S> {
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L) {
         const BATCH_BLOCKS: usize = BATCH / 256;
-        let mut batch = Batch::EMPTY;
+        let mut batch = BlockBatch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];
         for (index, out) in self.dst.as_chunks_mut::<B>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
             batch.load(self.rows, index * BATCH);
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn ternary_values_come_back() {
         let x: [f32; 256] = std::array::from_fn(|i| (i * 7 % 3) as f32 * 0.5 - 0.5);
-        let rows = Rows { n_cols: 256, src: &x, imatrix: None, refused: &std::cell::Cell::default() };
+        let rows = SourceRows { n_cols: 256, src: &x, imatrix: None, refused: &std::cell::Cell::default() };
         let mut back = [0.0; 256];
         let mut block = [0; 54];
         tq1_0_quantize(SimdLevel::Scalar, &rows, &mut block);

@@ -13,7 +13,7 @@ const N_COLS: usize = 768;
 
 /// Pattern of a run of values; runs do not end where blocks end.
 #[derive(Clone, Copy, Debug)]
-enum Run {
+enum ValuePattern {
     Bell(f32),
     Constant(f32),
     Zeros,
@@ -29,7 +29,7 @@ enum Run {
     Wild,
 }
 
-fn run() -> impl Strategy<Value = Run> {
+fn run() -> impl Strategy<Value = ValuePattern> {
     let scale = prop_oneof![
         4 => Just(0.02f32),
         2 => Just(1.0),
@@ -44,22 +44,22 @@ fn run() -> impl Strategy<Value = Run> {
     ];
     scale.prop_flat_map(|scale| {
         prop_oneof![
-            6 => Just(Run::Bell(scale)),
-            1 => Just(Run::Constant(scale)),
-            1 => Just(Run::Zeros),
-            1 => Just(Run::Alternating(scale)),
-            2 => Just(Run::Grid(scale)),
-            2 => Just(Run::Spikes(scale)),
-            1 => Just(Run::Negative(scale)),
-            1 => Just(Run::Bits),
+            6 => Just(ValuePattern::Bell(scale)),
+            1 => Just(ValuePattern::Constant(scale)),
+            1 => Just(ValuePattern::Zeros),
+            1 => Just(ValuePattern::Alternating(scale)),
+            2 => Just(ValuePattern::Grid(scale)),
+            2 => Just(ValuePattern::Spikes(scale)),
+            1 => Just(ValuePattern::Negative(scale)),
+            1 => Just(ValuePattern::Bits),
         ]
     })
 }
 
 /// A small random number generator, so that a failing case is its seed.
-struct Noise(u64);
+struct ValueRng(u64);
 
-impl Noise {
+impl ValueRng {
     fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -73,44 +73,46 @@ impl Noise {
         (sum as f32 - 131_070.0) / 65_536.0
     }
 
-    fn value(&mut self, run: Run, index: usize) -> f32 {
+    fn value(&mut self, run: ValuePattern, index: usize) -> f32 {
         match run {
-            Run::Bell(scale) => self.bell() * scale,
-            Run::Constant(value) => value,
-            Run::Zeros => [0.0, -0.0][self.bits() as usize % 2],
-            Run::Alternating(scale) => [scale, -scale][index % 2],
-            Run::Grid(scale) => ((self.bits() % 65) as f32 - 32.0) * 0.5 * scale,
-            Run::Spikes(scale) => {
+            ValuePattern::Bell(scale) => self.bell() * scale,
+            ValuePattern::Constant(value) => value,
+            ValuePattern::Zeros => [0.0, -0.0][self.bits() as usize % 2],
+            ValuePattern::Alternating(scale) => [scale, -scale][index % 2],
+            ValuePattern::Grid(scale) => ((self.bits() % 65) as f32 - 32.0) * 0.5 * scale,
+            ValuePattern::Spikes(scale) => {
                 if self.bits().is_multiple_of(17) {
                     self.bell() * scale
                 } else {
                     0.0
                 }
             }
-            Run::Negative(scale) => -self.bell().abs() * scale - scale,
-            Run::Bits => loop {
+            ValuePattern::Negative(scale) => -self.bell().abs() * scale - scale,
+            ValuePattern::Bits => loop {
                 let value = f32::from_bits(self.bits() as u32);
                 if value.is_finite() {
                     return value;
                 }
             },
-            Run::Wild => [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0, f32::MAX, 1.0, -3e-41, 1e-15]
-                [self.bits() as usize % 8],
+            ValuePattern::Wild => {
+                [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0, f32::MAX, 1.0, -3e-41, 1e-15]
+                    [self.bits() as usize % 8]
+            }
         }
     }
 }
 
 /// Returns rows of runs of 1 to 300 values.
-fn rows(seed: u64, runs: &[Run], n_elems: usize) -> Vec<f32> {
-    let mut noise = Noise(seed);
+fn rows(seed: u64, runs: &[ValuePattern], n_elems: usize) -> Vec<f32> {
+    let mut rng = ValueRng(seed);
     let mut values = Vec::with_capacity(n_elems);
     for run in runs.iter().cycle() {
         let left = n_elems - values.len();
         if left == 0 {
             break;
         }
-        for index in 0..left.min(1 + noise.bits() as usize % 300) {
-            values.push(noise.value(*run, index));
+        for index in 0..left.min(1 + rng.bits() as usize % 300) {
+            values.push(rng.value(*run, index));
         }
     }
     values
@@ -118,11 +120,11 @@ fn rows(seed: u64, runs: &[Run], n_elems: usize) -> Vec<f32> {
 
 /// Returns importance spread over magnitudes, with zeros.
 fn importance(seed: u64, n_cols: usize) -> Vec<f32> {
-    let mut noise = Noise(seed);
+    let mut rng = ValueRng(seed);
     (0..n_cols)
-        .map(|_| match noise.bits() % 8 {
+        .map(|_| match rng.bits() % 8 {
             0 => 0.0,
-            _ => noise.bell().abs().powi(8) + 1e-9,
+            _ => rng.bell().abs().powi(8) + 1e-9,
         })
         .collect()
 }
@@ -143,7 +145,7 @@ fn quantized(
 ) -> Result<Vec<u8>, usize> {
     let mut dst = vec![0xa5; src.len() / ty.block_elems() * ty.block_bytes()];
     let refused = Cell::new(None);
-    let rows = Rows { n_cols, src, imatrix, refused: &refused };
+    let rows = SourceRows { n_cols, src, imatrix, refused: &refused };
     (codec(ty).unwrap().quantize.unwrap())(level, &rows, &mut dst);
     refused.get().map_or(Ok(dst), Err)
 }
@@ -254,7 +256,11 @@ fn every_quantizer_has_its_twins() {
 #[test]
 fn infinities_and_nan_agree() {
     for seed in 0..40 {
-        let src = rows(seed, &[Run::Bell(0.02), Run::Wild, Run::Bell(1e-40), Run::Wild], 8 * N_COLS);
+        let src = rows(
+            seed,
+            &[ValuePattern::Bell(0.02), ValuePattern::Wild, ValuePattern::Bell(1e-40), ValuePattern::Wild],
+            8 * N_COLS,
+        );
         for ty in TWINS.iter().copied() {
             compare_all(ty, N_COLS, &src, &importance(seed, N_COLS));
         }
@@ -267,7 +273,11 @@ fn rows_of_one_block_agree() {
     for ty in TWINS.iter().copied() {
         let n_cols = ty.block_elems();
         for n_rows in [1, 2, 15, 16, 17, 33] {
-            let src = rows(7, &[Run::Bell(0.02), Run::Bell(1.0), Run::Zeros], n_rows * n_cols);
+            let src = rows(
+                7,
+                &[ValuePattern::Bell(0.02), ValuePattern::Bell(1.0), ValuePattern::Zeros],
+                n_rows * n_cols,
+            );
             compare_all(ty, n_cols, &src, &importance(9, n_cols));
         }
     }

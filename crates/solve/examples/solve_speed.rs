@@ -15,9 +15,9 @@ use gguf_solve::{
 const SHAPES: [(usize, usize); 4] = [(1536, 576), (2048, 1536), (2048, 2048), (2048, 5632)];
 
 /// A small random number generator.
-struct Noise(u64);
+struct NormalRng(u64);
 
-impl Noise {
+impl NormalRng {
     fn bell(&mut self) -> f32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,25 +31,25 @@ impl Noise {
 /// Returns moments of inputs whose neighbouring columns are correlated.
 fn moments(n: usize) -> Result<SecondMoments, SolveError> {
     let n_tokens = 1024;
-    let mut noise = Noise(1);
-    let size: Vec<f32> = (0..n).map(|_| (0.7 * noise.bell()).exp()).collect();
+    let mut rng = NormalRng(1);
+    let size: Vec<f32> = (0..n).map(|_| (0.7 * rng.bell()).exp()).collect();
     let mut x = vec![0.0f32; n_tokens * n];
     for row in x.chunks_mut(n) {
         let mut last = 0.0;
         for (x, size) in row.iter_mut().zip(&size) {
-            last = 0.9 * last + 0.4 * noise.bell();
+            last = 0.9 * last + 0.4 * rng.bell();
             *x = last * size / 32.0;
         }
     }
-    let mut turned = vec![0.0f32; n * n_tokens];
+    let mut transposed = vec![0.0f32; n * n_tokens];
     for (token, row) in x.chunks(n).enumerate() {
         for (column, x) in row.iter().enumerate() {
-            turned[column * n_tokens + token] = *x;
+            transposed[column * n_tokens + token] = *x;
         }
     }
     let mut values = vec![0.0f32; n * n];
     let (left, right) =
-        (MatrixView::new(&turned, n, n_tokens, n_tokens), MatrixView::new(&x, n_tokens, n, n));
+        (MatrixView::new(&transposed, n, n_tokens, n_tokens), MatrixView::new(&x, n_tokens, n, n));
     ordered_multiply(&mut MatrixTile::whole(&mut values, n, n), left, right, 1.0);
     SecondMoments::new(n, n_tokens as u64, values)
 }
@@ -82,13 +82,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         0 => vec![GgmlType::Q4K, GgmlType::Q3K, GgmlType::Q4_0, GgmlType::Iq4Xs],
         _ => names.iter().filter_map(|name| GgmlType::from_name(name)).collect(),
     };
-    let mut noise = Noise(2);
+    let mut rng = NormalRng(2);
     for (n_rows, n_cols) in SHAPES {
         let moments = moments(n_cols)?;
         let (clock, processor, metric) = timed(|| Metric::new(&moments, SHRINKAGE));
         let metric = metric?;
         writeln!(out, "{n_rows} x {n_cols}: factor {clock:.2} s (processor {processor:.2} s)")?;
-        let w: Vec<f32> = (0..n_rows * n_cols).map(|_| 0.02 * noise.bell()).collect();
+        let w: Vec<f32> = (0..n_rows * n_cols).map(|_| 0.02 * rng.bell()).collect();
         let correction = Correction::new(&moments, 1.0)?;
         let (clock, processor, by_inputs) = timed(|| correction.of_inputs(moments.values().to_vec()));
         let by_inputs = by_inputs?;

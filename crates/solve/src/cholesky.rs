@@ -37,14 +37,14 @@ impl Cholesky {
             let inverse = inverse_of_block(n, first..last, &values);
             let (_, below) = values.split_at_mut(last * n);
             // L21 = A21 L11⁻ᵀ
-            let turned = turned(width, &inverse);
+            let transposed_block = transposed_block(width, &inverse);
             below.par_chunks_mut(BAND * n).for_each(|band| {
                 let n_rows = band.len() / n;
                 let copy: Vec<f64> = band.chunks(n).flat_map(|row| &row[first..last]).copied().collect();
                 let grid = TileGrid::new(band, n, vec![0, n_rows], vec![first, last]);
                 let (a, b) = (
                     MatrixView::new(&copy, n_rows, width, width),
-                    MatrixView::new(&turned, width, width, width),
+                    MatrixView::new(&transposed_block, width, width, width),
                 );
                 ordered_multiply(&mut grid.take(0, 0), a, b, 1.0);
             });
@@ -111,7 +111,7 @@ impl Cholesky {
                     -1.0,
                 );
             }
-            apply_block(&turned(last - first, inverse), last - first, n_right, part, &mut block);
+            apply_block(&transposed_block(last - first, inverse), last - first, n_right, part, &mut block);
         }
     }
 }
@@ -166,7 +166,7 @@ fn inverse_of_block(n: usize, range: std::ops::Range<usize>, values: &[f64]) -> 
     inverse
 }
 
-fn turned(width: usize, values: &[f64]) -> Vec<f64> {
+fn transposed_block(width: usize, values: &[f64]) -> Vec<f64> {
     (0..width * width).map(|i| values[i % width * width + i / width]).collect()
 }
 
@@ -185,7 +185,7 @@ fn transpose_columns(n: usize, range: std::ops::Range<usize>, rows: &[f64], out:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::twin::{Noise, correlated};
+    use crate::twin::{NormalRng, correlated};
 
     fn widened(values: &[f32]) -> Vec<f64> {
         values.iter().map(|value| f64::from(*value)).collect()
@@ -202,8 +202,8 @@ mod tests {
                     assert!((product - matrix[row * n + column]).abs() < 1e-9, "{n}: {row}, {column}");
                 }
             }
-            let mut noise = Noise(5);
-            let want: Vec<f64> = (0..2 * n).map(|_| f64::from(noise.bell())).collect();
+            let mut rng = NormalRng(5);
+            let want: Vec<f64> = (0..2 * n).map(|_| f64::from(rng.bell())).collect();
             let mut b = vec![0.0; 2 * n];
             for row in 0..n {
                 for k in 0..n {

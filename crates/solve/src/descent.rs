@@ -8,7 +8,7 @@ use gguf_core::simd::{SimdLevel, VectorLoop};
 use gguf_quant::states::{MAX_ELEMS, MAX_GROUPS, Min, StateForm};
 
 use crate::Metric;
-use crate::lanes::{Codes, add_product, add_scaled, errors, limit, round, take_product, times};
+use crate::lanes::{NearestCodes, add_product, add_scaled, errors, limit, round, take_product, times};
 use crate::panel::{LANES, Lane, Panel, ZERO, product, product_added};
 
 /// Sums of `H_r` over the groups of a type, needed by the steps of minima.
@@ -45,7 +45,7 @@ impl GroupSums {
 
 /// Buffers of a descent.
 pub(crate) struct Descent {
-    codes: Codes,
+    codes: NearestCodes,
     /// Gradients `e H_r` of the columns of a stretch.
     gradients: Vec<Lane>,
     /// Gradients of one group, or of one block, while it changes.
@@ -57,7 +57,7 @@ pub(crate) struct Descent {
 }
 
 /// Inputs of a descent that all its steps share.
-struct Job<'a> {
+struct DescentInputs<'a> {
     form: &'a StateForm,
     metric: &'a Metric,
     sums: &'a GroupSums,
@@ -68,7 +68,7 @@ impl Descent {
     pub(crate) fn new(form: &StateForm) -> Self {
         let lanes = || vec![ZERO; MAX_ELEMS];
         Self {
-            codes: Codes::new(form),
+            codes: NearestCodes::new(form),
             gradients: lanes(),
             local: lanes(),
             products: lanes(),
@@ -85,39 +85,45 @@ impl Descent {
         sums: &GroupSums,
         panel: &mut Panel,
     ) {
-        let job = Job { form, metric, sums, level };
+        let inputs = DescentInputs { form, metric, sums, level };
         let n_cols = metric.n_cols();
         for first in (0..n_cols).step_by(MAX_ELEMS) {
             let stretch = first..n_cols.min(first + MAX_ELEMS);
             product(&mut self.gradients[..stretch.len()], metric.rows(stretch.clone()), &panel.e);
             for start in stretch.clone().step_by(form.group) {
-                self.group(&job, &stretch, start..start + form.group, panel);
+                self.group(&inputs, &stretch, start..start + form.group, panel);
             }
             if form.scales.is_some() {
                 // A stretch is a block.
                 for (local, gradient) in self.local.iter_mut().zip(&self.gradients) {
                     *local = *gradient;
                 }
-                self.fit_block(&job, stretch, panel);
+                self.fit_block(&inputs, stretch, panel);
             }
         }
     }
 
     /// Runs all steps within a group, and updates the gradients of the stretch.
-    fn group(&mut self, job: &Job<'_>, stretch: &Range<usize>, columns: Range<usize>, panel: &mut Panel) {
-        let (form, n) = (job.form, columns.len());
+    fn group(
+        &mut self,
+        inputs: &DescentInputs<'_>,
+        stretch: &Range<usize>,
+        columns: Range<usize>,
+        panel: &mut Panel,
+    ) {
+        let (form, n) = (inputs.form, columns.len());
         let at = columns.start - stretch.start;
         self.local[..n].copy_from_slice(&self.gradients[at..at + n]);
         let mut before = [ZERO; 32];
         before[..n].copy_from_slice(&panel.e[columns.clone()]);
         if form.scales.is_none() {
-            self.fit_block(job, columns.clone(), panel);
+            self.fit_block(inputs, columns.clone(), panel);
         } else {
-            let own = job.metric.rows(columns.clone()).columns(columns.clone());
+            let own = inputs.metric.rows(columns.clone()).columns(columns.clone());
             product(&mut self.products[..n], own, &panel.v[columns.clone()]);
         }
-        job.level.vectorize(GroupSteps {
-            job,
+        inputs.level.vectorize(GroupSteps {
+            inputs,
             codes: &self.codes,
             columns: columns.clone(),
             panel,
@@ -134,22 +140,22 @@ impl Descent {
                     change[r] = after[r] - before[r];
                 }
             }
-            let part = job.metric.rows(stretch.start + from..stretch.end).columns(columns);
+            let part = inputs.metric.rows(stretch.start + from..stretch.end).columns(columns);
             product_added(&mut self.gradients[from..stretch.len()], part, &self.factors[..n]);
         }
     }
 
     /// Solves the exact least squares for the scale of a block, and that of its minima, with the gradients in `local`.
-    fn fit_block(&mut self, job: &Job<'_>, columns: Range<usize>, panel: &mut Panel) {
-        let (n, group) = (columns.len(), job.form.group);
+    fn fit_block(&mut self, inputs: &DescentInputs<'_>, columns: Range<usize>, panel: &mut Panel) {
+        let (n, group) = (columns.len(), inputs.form.group);
         for (index, factor) in self.factors[..n].iter_mut().enumerate() {
             let column = columns.start + index;
             *factor = times(&panel.v[column], &panel.scales[column / group]);
         }
-        let own = job.metric.rows(columns.clone()).columns(columns.clone());
+        let own = inputs.metric.rows(columns.clone()).columns(columns.clone());
         product(&mut self.products[..n], own, &self.factors[..n]);
-        job.level.vectorize(FitBlock {
-            job,
+        inputs.level.vectorize(FitBlock {
+            inputs,
             columns,
             panel,
             gradients: &mut self.local[..n],
@@ -161,8 +167,8 @@ impl Descent {
 
 /// Steps for scale, minimum and codes of one group.
 struct GroupSteps<'a> {
-    job: &'a Job<'a>,
-    codes: &'a Codes,
+    inputs: &'a DescentInputs<'a>,
+    codes: &'a NearestCodes,
     columns: Range<usize>,
     panel: &'a mut Panel,
     gradients: &'a mut [Lane],
@@ -175,10 +181,10 @@ impl VectorLoop for GroupSteps<'_> {
 
     #[inline(always)]
     fn run(mut self) {
-        if let Some((lowest, highest)) = self.job.form.scales {
+        if let Some((lowest, highest)) = self.inputs.form.scales {
             self.step_scale(f32::from(lowest), f32::from(highest));
         }
-        if let Min::Groups { highest } = self.job.form.min {
+        if let Min::Groups { highest } = self.inputs.form.min {
             self.step_min(f32::from(highest));
         }
         self.step_codes();
@@ -190,7 +196,7 @@ impl GroupSteps<'_> {
     /// apex.
     #[inline(always)]
     fn step_scale(&mut self, lowest: f32, highest: f32) {
-        let form = self.job.form;
+        let form = self.inputs.form;
         let (block, group) = (self.columns.start / form.n_elems(), self.columns.start / form.group);
         let values = &self.panel.v[self.columns.clone()];
         let (mut slope, mut bend) = (ZERO, ZERO);
@@ -221,9 +227,9 @@ impl GroupSteps<'_> {
     /// Steps the minimum, whose direction is minus one in all columns.
     #[inline(always)]
     fn step_min(&mut self, highest: f32) {
-        let form = self.job.form;
+        let form = self.inputs.form;
         let (block, group) = (self.columns.start / form.n_elems(), self.columns.start / form.group);
-        let sums = &self.job.sums.columns[self.columns.clone()];
+        let sums = &self.inputs.sums.columns[self.columns.clone()];
         let total: f32 = sums.iter().sum();
         let mut slope = ZERO;
         for gradient in &*self.gradients {
@@ -250,13 +256,13 @@ impl GroupSteps<'_> {
     /// Sets each code to the lowest point of its element's parabola.
     #[inline(always)]
     fn step_codes(&mut self) {
-        let (form, n) = (self.job.form, self.columns.len());
+        let (form, n) = (self.inputs.form, self.columns.len());
         let (block, group) = (self.columns.start / form.n_elems(), self.columns.start / form.group);
         let step = times(&self.panel.d[block], &self.panel.scales[group]);
         let off = times(&self.panel.d_min[block], &self.panel.mins[group]);
         for index in 0..n {
             let column = self.columns.start + index;
-            let row = self.job.metric.row(column, self.columns.clone());
+            let row = self.inputs.metric.row(column, self.columns.clone());
             let inverse = 1.0 / row[index];
             let (w, error) = (&self.panel.w[column], &mut self.panel.e[column]);
             let (own, later) = self.gradients[index..].split_at_mut(1);
@@ -281,7 +287,7 @@ impl GroupSteps<'_> {
 
 /// Least squares fit of a block's scales.
 struct FitBlock<'a> {
-    job: &'a Job<'a>,
+    inputs: &'a DescentInputs<'a>,
     columns: Range<usize>,
     panel: &'a mut Panel,
     gradients: &'a mut [Lane],
@@ -305,7 +311,7 @@ impl VectorLoop for FitBlock<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let form = self.job.form;
+        let form = self.inputs.form;
         let block = self.columns.start / form.n_elems();
         let parabola = self.parabola(block);
         let has_min = form.min != Min::None;
@@ -326,7 +332,7 @@ impl VectorLoop for FitBlock<'_> {
                 // Codes of this block follow later. Its one minimum is 1.
                 take_product(&mut self.gradients[index], &d_change, &self.products[index]);
                 if has_min {
-                    add_scaled(&mut self.gradients[index], &min_change, self.job.sums.columns[column]);
+                    add_scaled(&mut self.gradients[index], &min_change, self.inputs.sums.columns[column]);
                 }
             }
         }
@@ -336,7 +342,7 @@ impl VectorLoop for FitBlock<'_> {
 impl FitBlock<'_> {
     #[inline(always)]
     fn parabola(&self, block: usize) -> Parabola {
-        let form = self.job.form;
+        let form = self.inputs.form;
         let mut p = Parabola { a11: ZERO, a12: ZERO, a22: ZERO, b1: ZERO, b2: ZERO };
         for ((direction, gradient), product) in
             self.directions.iter().zip(&*self.gradients).zip(self.products)
@@ -359,7 +365,7 @@ impl FitBlock<'_> {
             take_product(&mut p.b2, min, &gradient);
             take_product(&mut p.a12, min, &product);
         }
-        let pairs = &self.job.sums.pairs[block * n_groups * n_groups..][..n_groups * n_groups];
+        let pairs = &self.inputs.sums.pairs[block * n_groups * n_groups..][..n_groups * n_groups];
         let mut sums = [ZERO; MAX_GROUPS];
         for ((min, sum), factors) in mins.iter().zip(&mut sums).zip(pairs.chunks(n_groups)) {
             for (other, factor) in mins.iter().zip(factors) {

@@ -6,7 +6,7 @@ use gguf_core::simd::{SimdLevel, VectorLoop};
 use gguf_quant::states::StateForm;
 
 use crate::Metric;
-use crate::lanes::{Codes, add_scaled, errors, times};
+use crate::lanes::{NearestCodes, add_scaled, errors, times};
 use crate::panel::{Lane, Panel, ZERO, product_added};
 
 /// Number of columns that are rounded before their errors are passed to the rest.
@@ -29,7 +29,7 @@ impl Feedback {
     /// original weights this is equivalent to GPTQ.
     pub(crate) fn round(&mut self, form: &StateForm, level: SimdLevel, metric: &Metric, panel: &mut Panel) {
         let order = metric.order();
-        let codes = Codes::new(form);
+        let codes = NearestCodes::new(form);
         for first in (0..order.len()).step_by(BLOCK) {
             let places = first..order.len().min(first + BLOCK);
             let targets = &mut self.targets[..places.len()];
@@ -41,15 +41,15 @@ impl Feedback {
                 product_added(targets, metric.feedback(places.clone()).columns(0..first), known);
             }
             let errors = &mut self.errors[places.clone()];
-            level.vectorize(Within { form, codes: &codes, metric, panel, places, targets, errors });
+            level.vectorize(RoundBlock { form, codes: &codes, metric, panel, places, targets, errors });
         }
     }
 }
 
 /// Rounding of the columns of one block, one after the other.
-struct Within<'a> {
+struct RoundBlock<'a> {
     form: &'a StateForm,
-    codes: &'a Codes,
+    codes: &'a NearestCodes,
     metric: &'a Metric,
     panel: &'a mut Panel,
     places: Range<usize>,
@@ -57,7 +57,7 @@ struct Within<'a> {
     errors: &'a mut [Lane],
 }
 
-impl VectorLoop for Within<'_> {
+impl VectorLoop for RoundBlock<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -13,8 +13,8 @@ mod tests;
 
 use gguf_core::simd::SimdLevel;
 
-use crate::grid::descent::Descent;
-use crate::grid::feedback::Feedback;
+use crate::grid::descent::GridDescent;
+use crate::grid::feedback::GridFeedback;
 use crate::grid::panel::GridPanel;
 use crate::{Metric, SolveError};
 
@@ -24,8 +24,8 @@ pub(crate) use crate::grid::choice::Grid;
 pub(crate) struct GridSolver<'a> {
     grid: &'a Grid,
     panel: GridPanel,
-    feedback: Feedback,
-    descent: Descent,
+    feedback: GridFeedback,
+    descent: GridDescent,
 }
 
 impl<'a> GridSolver<'a> {
@@ -33,8 +33,8 @@ impl<'a> GridSolver<'a> {
         Self {
             grid,
             panel: GridPanel::new(grid.form, n_cols),
-            feedback: Feedback::new(n_cols),
-            descent: Descent::new(),
+            feedback: GridFeedback::new(n_cols),
+            descent: GridDescent::new(),
         }
     }
 

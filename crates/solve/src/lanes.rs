@@ -9,7 +9,7 @@ const ROUND: f32 = 12_582_912.0;
 
 /// Codes of a type, prepared for the choice of the nearest.
 #[derive(Clone, Copy)]
-pub(crate) struct Codes {
+pub(crate) struct NearestCodes {
     lowest: f32,
     highest: f32,
     is_linear: bool,
@@ -18,7 +18,7 @@ pub(crate) struct Codes {
     from: [f32; 15],
 }
 
-impl Codes {
+impl NearestCodes {
     pub(crate) fn new(form: &StateForm) -> Self {
         let value = |index: usize| form.values.get(index).map_or(f32::INFINITY, |value| f32::from(*value));
         let (lowest, highest) = (value(0), value(form.values.len() - 1));
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn the_nearest_value_is_the_nearest() {
         for form in FORMS {
-            let codes = Codes::new(form);
+            let codes = NearestCodes::new(form);
             for at in -3000i16..3000 {
                 let x = f32::from(at) / 20.0 + 0.01;
                 let distance = |value: f32| (value - x).abs();

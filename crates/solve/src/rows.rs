@@ -45,13 +45,13 @@ impl Default for SolveOptions {
 /// Returns true if rows can be solved for the type.
 #[must_use]
 pub fn can_solve(ty: GgmlType) -> bool {
-    Form::of(ty).is_some()
+    BlockForm::of(ty).is_some()
 }
 
 /// Returns true if rows of the type are solved by its code book, which needs a second factor of their metric.
 #[must_use]
 pub fn solves_by_grid(ty: GgmlType) -> bool {
-    matches!(Form::of(ty), Some(Form::Grid(_)))
+    matches!(BlockForm::of(ty), Some(BlockForm::Grid(_)))
 }
 
 /// Chooses scales, minima and codes of rows so that `tr(E H_r Eᵀ)` is small, where `E` is the error of the blocks:
@@ -80,7 +80,7 @@ pub fn solve_rows(
     out: &mut [u8],
 ) -> Result<(), SolveError> {
     let n_cols = metric.n_cols();
-    let rows = Rows::new(ty, n_cols, w)?;
+    let rows = RowLayout::new(ty, n_cols, w)?;
     let n_rows = w.len() / n_cols;
     let n_bytes = n_rows.checked_mul(rows.bytes).ok_or(SolveError::TooLarge { n_rows, n_cols })?;
     check_length("bytes of the blocks", n_bytes, out.len())?;
@@ -90,12 +90,12 @@ pub fn solve_rows(
     if let Some(at) = first_non_finite(w) {
         return Err(SolveError::NotFinite { what: "weights", row: at / n_cols, column: at % n_cols });
     }
-    let job = Job { rows: &rows, level, w, start };
+    let panels = ParallelPanels { rows: &rows, level, w, start };
     match rows.form {
-        Form::Scalar(form) => {
+        BlockForm::Scalar(form) => {
             let sums = GroupSums::new(form, metric);
             let new = || (Panel::new(form, n_cols), Feedback::new(n_cols), Descent::new(form));
-            job.run(out, new, |(panel, feedback, descent), w, out| {
+            panels.run(out, new, |(panel, feedback, descent), w, out| {
                 panel.load(form, w, out)?;
                 feedback.round(form, level, metric, panel);
                 for _ in 0..options.passes {
@@ -104,25 +104,25 @@ pub fn solve_rows(
                 panel.store(form, out)
             })
         }
-        Form::Grid(form) => {
+        BlockForm::Grid(form) => {
             // Computed once here, and not by several threads that wait for one another.
             metric.of_units()?;
             let grid = Grid::new(form);
             let new = || GridSolver::new(&grid, n_cols);
-            job.run(out, new, |solver, w, out| solver.solve(level, metric, options.passes, w, out))
+            panels.run(out, new, |solver, w, out| solver.solve(level, metric, options.passes, w, out))
         }
     }
 }
 
 /// Panels of rows on the threads of the current pool.
-struct Job<'a> {
-    rows: &'a Rows,
+struct ParallelPanels<'a> {
+    rows: &'a RowLayout,
     level: SimdLevel,
     w: &'a [f32],
     start: Start<'a>,
 }
 
-impl Job<'_> {
+impl ParallelPanels<'_> {
     /// Calls `solve` with the weights of each panel and its initial blocks, which become the result.
     fn run<S>(
         &self,
@@ -130,7 +130,7 @@ impl Job<'_> {
         new: impl Fn() -> S + Send + Sync,
         solve: impl Fn(&mut S, &[f32], &mut [u8]) -> Result<(), SolveError> + Send + Sync,
     ) -> Result<(), SolveError> {
-        let Rows { form, n_cols, bytes } = *self.rows;
+        let RowLayout { form, n_cols, bytes } = *self.rows;
         let panel_bytes = LANES * bytes;
         let panels = self.w.par_chunks(LANES * n_cols).zip(out.par_chunks_mut(panel_bytes));
         panels.enumerate().try_for_each_init(new, |solver, (index, (w, out))| {
@@ -150,14 +150,14 @@ impl Job<'_> {
 
 /// Form of a type's blocks.
 #[derive(Clone, Copy)]
-enum Form {
+enum BlockForm {
     /// A code for each element.
     Scalar(&'static StateForm),
     /// Points of a grid.
     Grid(&'static GridForm),
 }
 
-impl Form {
+impl BlockForm {
     fn of(ty: GgmlType) -> Option<Self> {
         form(ty).map(Self::Scalar).or_else(|| grid_form(ty).map(Self::Grid))
     }
@@ -177,17 +177,17 @@ impl Form {
     }
 }
 
-/// Rows of checked lengths.
-struct Rows {
-    form: Form,
+/// Layout of rows of checked lengths.
+struct RowLayout {
+    form: BlockForm,
     n_cols: usize,
     /// Number of bytes of a row.
     bytes: usize,
 }
 
-impl Rows {
+impl RowLayout {
     fn new(ty: GgmlType, n_cols: usize, w: &[f32]) -> Result<Self, SolveError> {
-        let form = Form::of(ty).ok_or(SolveError::NoSolver { ty })?;
+        let form = BlockForm::of(ty).ok_or(SolveError::NoSolver { ty })?;
         if n_cols == 0 || !n_cols.is_multiple_of(form.n_elems()) {
             return Err(SolveError::Columns { ty, n_cols });
         }

@@ -1,12 +1,12 @@
 //! From one emission of an entry to tensors of the file: names, shapes, operations with evaluated parameters.
 
-use super::{Assigner, MAX_RANK, Unit, UnitKey};
+use super::{Assigner, Emission, EmissionKey, MAX_RANK};
 use crate::arch::error::ArchError;
 use crate::arch::eval::error::EvalError;
-use crate::arch::mapping::{Assembly, Content, JoinKind, OutputSpec, Source, Step};
+use crate::arch::mapping::{Assembly, JoinKind, OpStep, OutputSpec, SourceWeight, TensorContent};
 use crate::arch::names::{self, Captures, Pattern, Placeholder};
 use crate::arch::ops::{Op, OpError, OpSpec};
-use crate::arch::schema::{Entry, EntryType, Fill, GenerateKind, Join};
+use crate::arch::schema::{EntryType, Fill, GenerateKind, Join, TensorEntry};
 use crate::arch::types::TypeRule;
 use crate::core::{ElementType, Shape, WeightMeta};
 
@@ -15,14 +15,18 @@ const MAX_REPEATS: u64 = 1 << 12;
 
 /// Joined sources of a tensor.
 struct Joined {
-    sources: Vec<Source>,
+    sources: Vec<SourceWeight>,
     join: Option<JoinKind>,
     dims: Vec<u64>,
 }
 
 impl Assigner<'_> {
     /// Returns the tensors of an emission, for every repeated block and under every name.
-    pub(super) fn unit_outputs(&self, key: &UnitKey, unit: &Unit) -> Result<Vec<OutputSpec>, ArchError> {
+    pub(super) fn emission_outputs(
+        &self,
+        key: &EmissionKey,
+        emission: &Emission,
+    ) -> Result<Vec<OutputSpec>, ArchError> {
         let entry = &self.card.entries[key.entry];
         let first_bid = match &entry.bid {
             Some(bid) => Some(self.count(entry.name(), bid, key.captures)?),
@@ -50,7 +54,7 @@ impl Assigner<'_> {
             let names: Vec<String> = entry.targets.iter().map(|target| name(&target.name)).collect();
             let made = match &made {
                 Some(made) => made,
-                None => made.insert(self.made(entry, key, unit, &names)?),
+                None => made.insert(self.made(entry, key, emission, &names)?),
             };
             for (output, name) in made.iter().zip(&names) {
                 outputs.push(OutputSpec { name: name.clone(), ..output.clone() });
@@ -67,16 +71,16 @@ impl Assigner<'_> {
     /// Returns the tensors of an emission under the names of its first block.
     fn made(
         &self,
-        entry: &Entry,
-        key: &UnitKey,
-        unit: &Unit,
+        entry: &TensorEntry,
+        key: &EmissionKey,
+        emission: &Emission,
         names: &[String],
     ) -> Result<Vec<OutputSpec>, ArchError> {
         let captures = key.captures;
         let first_target = names.first().map_or("", String::as_str);
-        self.check_parts(entry, key, unit, first_target)?;
-        let Joined { sources, join, mut dims } = self.joined(entry, captures, unit, first_target)?;
-        let first = unit.parts.values().next().copied().unwrap_or(0);
+        self.check_parts(entry, key, emission, first_target)?;
+        let Joined { sources, join, mut dims } = self.joined(entry, captures, emission, first_target)?;
+        let first = emission.parts.values().next().copied().unwrap_or(0);
         let meta = &self.weights[first];
         let type_rule = TypeRule {
             entry: entry.ty,
@@ -101,11 +105,11 @@ impl Assigner<'_> {
                 ops.push(self.step(spec, captures, &mut dims, result, meta)?);
             }
             ops.extend(self.steps(&target.ops, captures, &mut dims, meta)?);
-            if let Some(Step { op: Op::AddIndex { below }, .. }) = ops.last() {
+            if let Some(OpStep { op: Op::AddIndex { below }, .. }) = ops.last() {
                 self.scope.values.check_indices(&meta.name, *below)?;
             }
             let shape = storable(name, dims)?;
-            let content = Content::Sources(Assembly { sources: sources.clone(), join, ops });
+            let content = TensorContent::Sources(Assembly { sources: sources.clone(), join, ops });
             outputs.push(OutputSpec { name: name.clone(), shape, content, type_rule, phase: entry.phase });
         }
         Ok(outputs)
@@ -114,20 +118,20 @@ impl Assigner<'_> {
     /// Returns the sources of an emission, each with its operations, their join, and its shape.
     fn joined(
         &self,
-        entry: &Entry,
+        entry: &TensorEntry,
         captures: Captures,
-        unit: &Unit,
+        emission: &Emission,
         target: &str,
     ) -> Result<Joined, ArchError> {
-        let mut sources = Vec::with_capacity(unit.parts.len());
+        let mut sources = Vec::with_capacity(emission.parts.len());
         let mut joined: Option<Vec<u64>> = None;
         let mut joined_len = 0u64;
-        for &weight in unit.parts.values() {
+        for &weight in emission.parts.values() {
             let meta = &self.weights[weight];
             check_element_type(meta)?;
             let mut dims = meta.shape.dims().to_vec();
             let ops = self.steps(&entry.pre, captures, &mut dims, meta)?;
-            sources.push(Source { weight, ops });
+            sources.push(SourceWeight { weight, ops });
             let axis = match entry.join {
                 Some(Join::Concat { axis }) => Some(axis),
                 Some(Join::ConcatBy(_)) => Some(0),
@@ -183,9 +187,15 @@ impl Assigner<'_> {
     }
 
     /// Checks that a joined tensor has all its parts: numbered from zero, as many as the configuration declares.
-    fn check_parts(&self, entry: &Entry, key: &UnitKey, unit: &Unit, target: &str) -> Result<(), ArchError> {
-        let found = unit.parts.len() as u64;
-        let last = unit.parts.keys().next_back().copied().unwrap_or(0);
+    fn check_parts(
+        &self,
+        entry: &TensorEntry,
+        key: &EmissionKey,
+        emission: &Emission,
+        target: &str,
+    ) -> Result<(), ArchError> {
+        let found = emission.parts.len() as u64;
+        let last = emission.parts.keys().next_back().copied().unwrap_or(0);
         let by = match entry.join {
             Some(Join::StackBy(by) | Join::ConcatBy(by)) => Some(by),
             Some(_) => None,
@@ -199,7 +209,7 @@ impl Assigner<'_> {
         if found == expected && last < expected {
             return Ok(());
         }
-        let hole = (0..expected).find(|part| !unit.parts.contains_key(part));
+        let hole = (0..expected).find(|part| !emission.parts.contains_key(part));
         let pattern = match (by, hole) {
             (None, Some(hole)) if hole > 0 => entry.with.get(hole as usize - 1),
             _ => entry.patterns.first(),
@@ -215,7 +225,7 @@ impl Assigner<'_> {
         captures: Captures,
         dims: &mut Vec<u64>,
         meta: &WeightMeta,
-    ) -> Result<Vec<Step>, ArchError> {
+    ) -> Result<Vec<OpStep>, ArchError> {
         specs.iter().map(|spec| self.step(spec, captures, dims, 0, meta)).collect()
     }
 
@@ -226,7 +236,7 @@ impl Assigner<'_> {
         dims: &mut Vec<u64>,
         result: usize,
         meta: &WeightMeta,
-    ) -> Result<Step, ArchError> {
+    ) -> Result<OpStep, ArchError> {
         let failed = |source, dims: &[u64]| ArchError::Op {
             tensor: meta.name.clone(),
             shape: show(dims),
@@ -239,7 +249,7 @@ impl Assigner<'_> {
             return Err(failed(source, dims));
         }
         *dims = shapes.swap_remove(result);
-        Ok(Step { op, result })
+        Ok(OpStep { op, result })
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::arch::assign::Assigner;
 use crate::arch::error::ArchError;
 use crate::arch::names::{self, Captures};
-use crate::arch::schema::Entry;
+use crate::arch::schema::TensorEntry;
 use crate::arch::tied::{EMBEDDING, HEAD, USUAL_HEAD, is_named};
 
 impl Assigner<'_> {
@@ -51,7 +51,7 @@ impl Assigner<'_> {
     }
 
     /// Returns the entries that yield a tensor of the file.
-    fn entries_of<'e>(&'e self, tensor: &'e str) -> impl Iterator<Item = &'e Entry> {
+    fn entries_of<'e>(&'e self, tensor: &'e str) -> impl Iterator<Item = &'e TensorEntry> {
         self.card
             .entries
             .iter()
@@ -60,6 +60,6 @@ impl Assigner<'_> {
 }
 
 /// Returns a source's name with the ending of its weight.
-fn full_name(entry: &Entry, pattern: &str) -> String {
+fn full_name(entry: &TensorEntry, pattern: &str) -> String {
     if entry.exact { pattern.to_owned() } else { format!("{pattern}.weight") }
 }

@@ -3,21 +3,21 @@
 use super::{Assigner, MAX_MISSING};
 use crate::arch::error::ArchError;
 use crate::arch::expr::Expr;
-use crate::arch::lack::Lack;
 use crate::arch::mapping::{DropReason, OutputSpec};
+use crate::arch::missing_input::MissingInput;
 use crate::arch::names::{self, Captures, Pattern, Placeholder, SUFFIXES};
-use crate::arch::schema::{Domain, Entry};
+use crate::arch::schema::{Domain, TensorEntry};
 use crate::arch::towers::{self, TowerFile, WEIGHT};
 
 impl Assigner<'_> {
     /// Checks that the checkpoint has the complete tower.
     ///
     /// # Errors
-    /// [`Lack::NoTower`], [`Lack::TowerIncomplete`].
+    /// [`MissingInput::NoTower`], [`MissingInput::TowerIncomplete`].
     pub(super) fn check_tower(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
         if outputs.is_empty() || !self.has_parts() {
-            let nearest = self.card.parts.first().and_then(|part| self.stranger(part));
-            return Err(Lack::NoTower { parts: self.card.parts.clone(), nearest }.into());
+            let nearest = self.card.parts.first().and_then(|part| self.nearest_other(part));
+            return Err(MissingInput::NoTower { parts: self.card.parts.clone(), nearest }.into());
         }
         let blocks = |name: &str, domain| -> Result<Option<u64>, ArchError> {
             let has = self.card.lets.get(name);
@@ -48,8 +48,8 @@ impl Assigner<'_> {
         }
         let more = missing.len() > MAX_MISSING;
         missing.truncate(MAX_MISSING);
-        let nearest = missing.first().and_then(|name| self.stranger(name));
-        Err(Lack::TowerIncomplete { names: missing, more, nearest }.into())
+        let nearest = missing.first().and_then(|name| self.nearest_other(name));
+        Err(MissingInput::TowerIncomplete { names: missing, more, nearest }.into())
     }
 
     /// Returns true if some tensor belongs to the towers, and not to the text model.
@@ -116,7 +116,7 @@ impl Assigner<'_> {
     }
 
     /// Returns the captures of a source from those of its target.
-    fn in_source(&self, entry: &Entry, captures: Captures) -> Captures {
+    fn in_source(&self, entry: &TensorEntry, captures: Captures) -> Captures {
         let Some(bid) = &entry.bid else { return captures };
         let placeholder = entry.patterns.first().map_or(Placeholder::Bid, number_of);
         let sources = (0..=self.weights.len() as u64).map(|n| Captures::default().with(placeholder, Some(n)));
@@ -145,7 +145,7 @@ impl Assigner<'_> {
 
     /// Returns the tensor with the nearest name among those that belong to no tower and do not have a text model's
     /// name.
-    fn stranger(&self, name: &str) -> Option<String> {
+    fn nearest_other(&self, name: &str) -> Option<String> {
         let dropped = self.dropped.iter().filter(|dropped| dropped.why == DropReason::TextModel);
         let names = dropped.map(|dropped| self.weights[dropped.weight].name.as_str());
         names::nearest(name, names.filter(|name| !names::is_of_text_model(name))).map(str::to_owned)

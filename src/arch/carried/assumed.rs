@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use crate::arch::attributes::AttributeDefault;
-use crate::arch::carried::{Judge, effects, repeated};
+use crate::arch::carried::{CarriedCheck, effects, repeated};
 use crate::arch::error::ArchError;
 use crate::arch::graph::{
     AttnScale, Cap, FfnKind, GraphFeatures, MaskKind, NormTopk, WindowKind, WindowPattern,
@@ -27,7 +27,7 @@ pub(super) struct Assumption {
     pub(super) is_firm: bool,
 }
 
-impl Judge<'_, '_> {
+impl CarriedCheck<'_, '_> {
     /// Returns the assumptions of the card, then those of its graph.
     pub(super) fn assumptions(&self) -> Result<Vec<Assumption>, ArchError> {
         let mut all = Vec::new();
@@ -97,7 +97,7 @@ impl Judge<'_, '_> {
     }
 
     pub(super) fn count(&self, key: &str) -> Option<u64> {
-        self.said.metadata.get(&format!("{}.{key}", self.card.gguf)).and_then(Value::as_u64)
+        self.plan.metadata.get(&format!("{}.{key}", self.card.gguf)).and_then(Value::as_u64)
     }
 
     fn has_experts(&self) -> bool {

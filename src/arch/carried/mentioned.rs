@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use crate::arch::expr::{Expr, Step};
+use crate::arch::expr::{Expr, PathStep};
 use crate::arch::schema::Card;
 use crate::arch::visit::each_structural;
 
@@ -15,7 +15,7 @@ pub(super) fn by_tensors(card: &Card, rivals: &[&Card]) -> BTreeSet<String> {
         expr.walk(&mut |expr| {
             let Expr::Path(path) = expr else { return };
             let name = match path.steps.first() {
-                Some(Step::Field(field)) if path.root == "raw" => field,
+                Some(PathStep::Field(field)) if path.root == "raw" => field,
                 _ => &path.root,
             };
             open.borrow_mut().push(name.clone());

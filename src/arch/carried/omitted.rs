@@ -3,16 +3,16 @@
 use serde_json::Value as Json;
 
 use crate::arch::attributes::AttributeDefault;
-use crate::arch::carried::{Effect, Judge, effects, rope};
+use crate::arch::carried::{CarriedCheck, Effect, effects, rope};
 use crate::arch::hparams::{ROPE_BASES, ROPE_PARTS};
-use crate::arch::lost::Lost;
+use crate::arch::lost_value::LostValue;
 
 /// Attributes that tensors imply, that older configurations have under other names, or for which runtimes use the
 /// class's default.
 const NOT_ASKED: [&str; 5] =
     ["attention_chunk_size", "head_dim", "hidden_size", "layer_norm_eps", "num_attention_heads"];
 
-impl Judge<'_, '_> {
+impl CarriedCheck<'_, '_> {
     /// Checks omitted attributes, including those of the rope.
     pub(super) fn omitted(&mut self) {
         let Some(attributes) = self.attributes else { return };
@@ -33,8 +33,8 @@ impl Judge<'_, '_> {
             }
         }
         for (name, names) in [("rope_theta", &ROPE_BASES[..]), ("partial_rotary_factor", &ROPE_PARTS[..])] {
-            let is_said = names.iter().any(|name| self.given(name).is_some() || self.is_described(name));
-            if !is_said {
+            let is_stated = names.iter().any(|name| self.given(name).is_some() || self.is_described(name));
+            if !is_stated {
                 // Default of runtimes for a file without a base.
                 let default = self.default_member(None, name).filter(|default| *default != 10000.0);
                 self.omitted_value(name, default);
@@ -62,7 +62,14 @@ impl Judge<'_, '_> {
     /// Records an omitted key, and transformers' default for it.
     pub(super) fn lose_absent(&mut self, key: &str, value: Json) {
         let (key, gguf) = (key.to_owned(), self.card.gguf.clone());
-        self.lost.push(Lost { key, value, assumed: None, gguf, can_be_annotated: false, is_absent: true });
+        self.lost.push(LostValue {
+            key,
+            value,
+            assumed: None,
+            gguf,
+            can_be_annotated: false,
+            is_absent: true,
+        });
     }
 
     fn names_windowed_layers(&self) -> bool {

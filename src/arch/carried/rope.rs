@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use crate::arch::attributes::AttributeDefault;
 use crate::arch::carried::same::{number, same};
-use crate::arch::carried::{Config, Effect, Judge};
+use crate::arch::carried::{CarriedCheck, ConfigMap, Effect};
 use crate::arch::graph::Positions;
 use crate::arch::hparams::{ROPE_BASES, ROPE_PARTS};
 
@@ -48,18 +48,18 @@ pub(super) fn is_judged(name: &str) -> bool {
 }
 
 /// Path from the top of the configuration to a set of rope parameters.
-type Way = Vec<String>;
+type ConfigPath = Vec<String>;
 
-impl Judge<'_, '_> {
+impl CarriedCheck<'_, '_> {
     /// Checks the rope, if the model has one.
     pub(super) fn rope(&mut self) {
         let positions = self.card.graph.as_ref().map(|graph| graph.positions);
         if !matches!(positions, None | Some(Positions::Rope | Positions::Rope2d | Positions::ByDepth)) {
             return;
         }
-        let ways = self.descriptions();
-        for way in &ways {
-            self.described(way);
+        let paths = self.descriptions();
+        for path in &paths {
+            self.described(path);
         }
         let (has_base, has_part) =
             (self.is_described("rope_theta"), self.is_described("partial_rotary_factor"));
@@ -70,8 +70,8 @@ impl Judge<'_, '_> {
             self.outside(&PARTS, "partial_rotary_factor");
         }
         self.other_bases();
-        if let (false, Some(way)) = (has_part, ways.first()) {
-            self.whole_heads(way);
+        if let (false, Some(path)) = (has_part, paths.first()) {
+            self.whole_heads(path);
         }
     }
 
@@ -90,11 +90,11 @@ impl Judge<'_, '_> {
 
     /// Checks files with partly rotated heads and no such parameter in the configuration: the class then rotates whole
     /// heads, unless it has a default.
-    fn whole_heads(&mut self, way: &Way) {
+    fn whole_heads(&mut self, path: &ConfigPath) {
         let has_own = PARTS.iter().chain(&["rotary_dim"]).any(|name| self.given(name).is_some());
         let has_default = self.default_member(None, "partial_rotary_factor").is_some();
         if self.attributes.is_some() && !has_own && !has_default && self.turns_in_part() {
-            self.lose_absent(&place(way, "partial_rotary_factor"), 1.0.into());
+            self.lose_absent(&place(path, "partial_rotary_factor"), 1.0.into());
         }
     }
 
@@ -109,36 +109,36 @@ impl Judge<'_, '_> {
 
     /// Returns true if some set of rope parameters has this member.
     pub(super) fn is_described(&self, member: &str) -> bool {
-        let mut ways = self.descriptions().into_iter();
-        ways.any(|way| self.at(&way).is_some_and(|description| description.contains_key(member)))
+        let mut paths = self.descriptions().into_iter();
+        paths.any(|path| self.at(&path).is_some_and(|description| description.contains_key(member)))
     }
 
     /// Returns the paths of all sets of rope parameters: one, or one per layer type.
-    fn descriptions(&self) -> Vec<Way> {
+    fn descriptions(&self) -> Vec<ConfigPath> {
         let text = self.config.get("text_config").and_then(Json::as_object);
         let (part, config) = text.map_or((None, self.config), |text| (Some("text_config"), text));
         let Some(name) = DESCRIPTIONS.into_iter().find(|name| config.get(*name).is_some_and(Json::is_object))
         else {
             return Vec::new();
         };
-        let way: Way = part.into_iter().chain([name]).map(str::to_owned).collect();
+        let path: ConfigPath = part.into_iter().chain([name]).map(str::to_owned).collect();
         let members = config[name].as_object().into_iter().flatten();
-        let kinds: Vec<Way> = members
+        let kinds: Vec<ConfigPath> = members
             .filter(|(_, member)| member.is_object())
-            .map(|(kind, _)| way.iter().chain([kind]).cloned().collect())
+            .map(|(kind, _)| path.iter().chain([kind]).cloned().collect())
             .collect();
-        if kinds.is_empty() { vec![way] } else { kinds }
+        if kinds.is_empty() { vec![path] } else { kinds }
     }
 
-    fn at(&self, way: &Way) -> Option<&Config> {
-        way.iter().try_fold(self.config, |config, name| config.get(name)?.as_object())
+    fn at(&self, path: &ConfigPath) -> Option<&ConfigMap> {
+        path.iter().try_fold(self.config, |config, name| config.get(name)?.as_object())
     }
 
     /// Returns the configuration with other members in a set of rope parameters; null removes a member.
-    fn with_members(&self, way: &Way, members: &[(&str, Json)]) -> Option<Config> {
+    fn with_members(&self, path: &ConfigPath, members: &[(&str, Json)]) -> Option<ConfigMap> {
         let mut changed = self.config.clone();
         let description =
-            way.iter().try_fold(&mut changed, |config, name| config.get_mut(name)?.as_object_mut())?;
+            path.iter().try_fold(&mut changed, |config, name| config.get_mut(name)?.as_object_mut())?;
         for (name, value) in members {
             match value {
                 Json::Null => description.remove(*name),
@@ -160,10 +160,10 @@ impl Judge<'_, '_> {
         })
     }
 
-    fn described(&mut self, way: &Way) {
-        let Some(description) = self.at(way).cloned() else { return };
-        let kind = way.last().map(String::as_str).filter(|name| !DESCRIPTIONS.contains(name));
-        let place = |member: &str| place(way, member);
+    fn described(&mut self, path: &ConfigPath) {
+        let Some(description) = self.at(path).cloned() else { return };
+        let kind = path.last().map(String::as_str).filter(|name| !DESCRIPTIONS.contains(name));
+        let place = |member: &str| place(path, member);
         let type_name = ["rope_type", "type"]
             .into_iter()
             .find(|name| description.get(*name).is_some_and(Json::is_string));
@@ -177,7 +177,7 @@ impl Judge<'_, '_> {
         {
             let mut plain = vec![("rope_type", Json::from("default")), ("type", Json::Null)];
             plain.extend(members(&rope_type).iter().map(|(member, _)| (*member, Json::Null)));
-            let changed = self.with_members(way, &plain);
+            let changed = self.with_members(path, &plain);
             let effect = changed.map_or(Effect::OnFile, |changed| self.effect(&changed));
             if effect != Effect::OnFile {
                 self.lose(&place(type_name), rope_type.into(), Some("default".into()), effect);
@@ -186,19 +186,19 @@ impl Judge<'_, '_> {
         }
         for (member, absent) in members(&rope_type) {
             let absent = self.default_member(kind, member).or_else(|| serde_json::from_str(absent).ok());
-            self.member(way, &place(member), member, &absent.unwrap_or_default());
+            self.member(path, &place(member), member, &absent.unwrap_or_default());
         }
-        self.magnitudes(way, &place("mscale"), &rope_type);
+        self.magnitudes(path, &place("mscale"), &rope_type);
         let base = self.default_member(kind, "rope_theta").unwrap_or_else(|| 10000.0.into());
-        self.member(way, &place("rope_theta"), "rope_theta", &base);
+        self.member(path, &place("rope_theta"), "rope_theta", &base);
         let part = self.default_member(kind, "partial_rotary_factor");
         if let Some(part) = part.or_else(|| self.turns_in_part().then_some(Json::Null)) {
-            self.member(way, &place("partial_rotary_factor"), "partial_rotary_factor", &part);
+            self.member(path, &place("partial_rotary_factor"), "partial_rotary_factor", &part);
         }
     }
 
     /// Returns true for types that stretch nothing within the declared context length.
-    fn is_plain(&self, rope_type: &str, description: &Config) -> bool {
+    fn is_plain(&self, rope_type: &str, description: &ConfigMap) -> bool {
         let trained = description.get("original_max_position_embeddings").and_then(number);
         let longest = self.effective("max_position_embeddings").as_ref().and_then(number);
         let is_within = trained.is_none() || trained >= longest;
@@ -208,39 +208,40 @@ impl Judge<'_, '_> {
         match rope_type {
             "dynamic" => is_within,
             // The generated factors per pair carry it.
-            "proportional" => is_whole || !self.said.generated.is_empty(),
+            "proportional" => is_whole || !self.plan.generated.is_empty(),
             other => PLAIN.contains(&other),
         }
     }
 
     /// Checks one member against its default.
-    fn member(&mut self, way: &Way, place: &str, member: &str, absent: &Json) {
-        let Some(value) = self.at(way).and_then(|description| description.get(member)).cloned() else {
+    fn member(&mut self, path: &ConfigPath, place: &str, member: &str, absent: &Json) {
+        let Some(value) = self.at(path).and_then(|description| description.get(member)).cloned() else {
             return;
         };
         // Runtimes round the ends of the ramp by default.
         let is_usual = member == "truncate" && value == true;
-        let is_said = member == "partial_rotary_factor" && self.is_said_part(&value);
-        if value.is_null() || is_usual || is_said || same(&value, absent) {
+        let is_stated = member == "partial_rotary_factor" && self.is_stated_part(&value);
+        if value.is_null() || is_usual || is_stated || same(&value, absent) {
             return;
         }
         let other = if absent.is_null() { other_than(&value) } else { absent.clone() };
-        let Some(changed) = self.with_members(way, &[(member, other)]) else { return };
+        let Some(changed) = self.with_members(path, &[(member, other)]) else { return };
         let effect = self.effect(&changed);
         let assumed = Some(absent.clone()).filter(|absent| !absent.is_null());
         self.lose(place, value, assumed, effect);
     }
 
     /// Checks the two numbers of YaRN's magnitude, which act together.
-    fn magnitudes(&mut self, way: &Way, place: &str, rope_type: &str) {
-        let Some(description) = self.at(way).filter(|_| rope_type == "yarn") else { return };
+    fn magnitudes(&mut self, path: &ConfigPath, place: &str, rope_type: &str) {
+        let Some(description) = self.at(path).filter(|_| rope_type == "yarn") else { return };
         let has = |name: &str| description.get(name).and_then(number).is_some_and(|number| number != 0.0);
         let has_factor = description.get("attention_factor").is_some_and(|factor| !factor.is_null());
         if has_factor || !has("mscale") || !has("mscale_all_dim") {
             return;
         }
         let value = description.get("mscale").cloned().unwrap_or_default();
-        let Some(changed) = self.with_members(way, &[("mscale", Json::Null), ("mscale_all_dim", Json::Null)])
+        let Some(changed) =
+            self.with_members(path, &[("mscale", Json::Null), ("mscale_all_dim", Json::Null)])
         else {
             return;
         };
@@ -249,7 +250,7 @@ impl Judge<'_, '_> {
     }
 
     /// Returns true if the file declares this rotated fraction of a head; without the key, whole heads are rotated.
-    fn is_said_part(&self, part: &Json) -> bool {
+    fn is_stated_part(&self, part: &Json) -> bool {
         let (Some(part), Some(head)) = (number(part), self.head_size()) else { return false };
         let rotated = self.count("rope.dimension_count").unwrap_or(head);
         // The rotated part of latent attention's heads has its own size.
@@ -264,7 +265,7 @@ impl Judge<'_, '_> {
             return;
         };
         let Some(value) = self.given(name).cloned() else { return };
-        if member == "partial_rotary_factor" && self.is_said_part(&value) {
+        if member == "partial_rotary_factor" && self.is_stated_part(&value) {
             return;
         }
         let absent = self.default_member(None, member);
@@ -277,9 +278,9 @@ impl Judge<'_, '_> {
 }
 
 /// Returns the dotted name of a member of rope parameters, without `text_config`.
-fn place(way: &Way, member: &str) -> String {
-    let way = way.iter().skip_while(|name| *name == "text_config").map(String::as_str);
-    way.chain([member]).collect::<Vec<_>>().join(".")
+fn place(path: &ConfigPath, member: &str) -> String {
+    let path = path.iter().skip_while(|name| *name == "text_config").map(String::as_str);
+    path.chain([member]).collect::<Vec<_>>().join(".")
 }
 
 /// Returns a different value of the same kind.

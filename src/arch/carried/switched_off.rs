@@ -1,7 +1,7 @@
 //! Parts that a configuration switches off although the checkpoint has their tensors. The file contains them, and a
 //! runtime uses them, whereas transformers ignores them.
 
-use crate::arch::carried::Judge;
+use crate::arch::carried::CarriedCheck;
 use crate::arch::mapping::OutputSpec;
 
 /// Attributes, and endings of the names of the GGUF tensors that they enable.
@@ -19,7 +19,7 @@ const SWITCHES: &[(&[&str], &[&str])] = &[
     (&["use_expert_bias"], &["exp_probs_b.bias"]),
 ];
 
-impl Judge<'_, '_> {
+impl CarriedCheck<'_, '_> {
     /// Checks the switches of the class that are off.
     pub(super) fn switched_off(&mut self, outputs: &[OutputSpec]) {
         for (names, parts) in SWITCHES {

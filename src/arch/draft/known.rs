@@ -17,7 +17,7 @@ const VAGUE: &[&str] =
 
 /// Entry of a card.
 #[derive(Clone, Debug)]
-struct Entry {
+struct KnownEntry {
     /// Source name, after the block prefix if it is in a block, with `#` for each number.
     kind: String,
     in_block: bool,
@@ -44,11 +44,11 @@ pub(super) struct Proposal {
 }
 
 /// The entries of all cards.
-pub(super) struct Known {
-    entries: Vec<Entry>,
+pub(super) struct KnownEntries {
+    entries: Vec<KnownEntry>,
 }
 
-impl Known {
+impl KnownEntries {
     /// Collects the entries of all cards. `nearest` is the card that is most similar to the checkpoint: its entries,
     /// and those of its parents, rank first.
     pub(super) fn of(registry: &Registry, nearest: Option<&str>) -> Self {
@@ -57,7 +57,7 @@ impl Known {
             for (section, in_blocks) in [("blocks", true), ("tensors", false)] {
                 for (name, value) in table.get(section).and_then(Toml::as_table).into_iter().flatten() {
                     entries.extend(
-                        entry(card, name, value, in_blocks).map(|entry| Entry { is_nearest, ..entry }),
+                        entry(card, name, value, in_blocks).map(|entry| KnownEntry { is_nearest, ..entry }),
                     );
                 }
             }
@@ -74,7 +74,7 @@ impl Known {
     pub(super) fn proposals(&self, kind: &str, in_block: bool) -> Vec<Proposal> {
         let parts: Vec<&str> = kind.split('.').collect();
         let mut best = 0;
-        let mut found: Vec<(&Entry, bool)> = Vec::new();
+        let mut found: Vec<(&KnownEntry, bool)> = Vec::new();
         for entry in self.entries.iter().filter(|entry| entry.in_block == in_block) {
             let own: Vec<&str> = entry.kind.split('.').collect();
             let common = own.iter().rev().zip(parts.iter().rev()).take_while(|(a, b)| a == b).count();
@@ -96,7 +96,7 @@ impl Known {
         }
         let mut votes: BTreeMap<String, Proposal> = BTreeMap::new();
         for (entry, is_exact) in found {
-            let Entry { value, card, is_nearest, .. } = entry.clone();
+            let KnownEntry { value, card, is_nearest, .. } = entry.clone();
             let new = Proposal { value, card, is_exact, is_nearest: false, votes: 0 };
             let proposal = votes.entry(inline(&new.value)).or_insert(new);
             proposal.is_nearest |= is_nearest;
@@ -109,7 +109,7 @@ impl Known {
 }
 
 /// Converts an entry for reuse; `None` for a conditional one, whose condition has another meaning elsewhere.
-fn entry(card: &str, name: &str, value: &Toml, in_blocks: bool) -> Option<Entry> {
+fn entry(card: &str, name: &str, value: &Toml, in_blocks: bool) -> Option<KnownEntry> {
     let numbered =
         kind_of(&["{bid}", "{eid}", "{xid}"].iter().fold(name.to_owned(), |n, p| n.replace(p, "0")));
     let behind_block =
@@ -132,7 +132,7 @@ fn entry(card: &str, name: &str, value: &Toml, in_blocks: bool) -> Option<Entry>
             return None;
         }
     }
-    Some(Entry { kind, in_block, value: short(value), card: card.to_owned(), is_nearest: false })
+    Some(KnownEntry { kind, in_block, value: short(value), card: card.to_owned(), is_nearest: false })
 }
 
 /// Returns targets `blk.{bid}.X` without the prefix, as `[blocks]` spells them.
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn names_are_known_from_other_cards() {
-        let known = Known::of(&Registry::embedded().unwrap(), None);
+        let known = KnownEntries::of(&Registry::embedded().unwrap(), None);
         let first = |kind: &str, in_block: bool| {
             let found = known.proposals(kind, in_block);
             found.first().map(|found| (inline(&found.value), found.is_exact))

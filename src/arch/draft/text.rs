@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use toml::Value as Toml;
 
-use super::{AddedEntry, Drafter, Found, Unmatched, UnreadKey};
+use super::{AddedEntry, Drafter, MatchResults, Unmatched, UnreadKey};
 use crate::arch::similarity::Similarity;
 use crate::core::output::CARD_DRAFT;
 use crate::core::text::escape;
@@ -25,7 +25,12 @@ pub(super) struct Head<'a> {
 }
 
 /// Returns the text of the whole card.
-pub(super) fn card(drafter: &Drafter<'_>, head: &Head<'_>, found: &Found, unread: &[UnreadKey]) -> String {
+pub(super) fn card(
+    drafter: &Drafter<'_>,
+    head: &Head<'_>,
+    found: &MatchResults,
+    unread: &[UnreadKey],
+) -> String {
     let mut out = String::new();
     top(&mut out, drafter, head);
     metadata(&mut out, drafter.parent.is_some(), unread);
@@ -95,7 +100,7 @@ fn value(key: &UnreadKey) -> String {
     }
 }
 
-fn names(out: &mut String, drafter: &Drafter<'_>, found: &Found) {
+fn names(out: &mut String, drafter: &Drafter<'_>, found: &MatchResults) {
     if drafter.rename.is_none() && found.block.is_none() {
         return;
     }
@@ -114,7 +119,7 @@ fn names(out: &mut String, drafter: &Drafter<'_>, found: &Found) {
     }
 }
 
-fn entries(out: &mut String, found: &Found, in_blocks: bool, section: &str) {
+fn entries(out: &mut String, found: &MatchResults, in_blocks: bool, section: &str) {
     let added: Vec<&AddedEntry> = found.added.iter().filter(|entry| entry.in_blocks == in_blocks).collect();
     let is_here = |name: &&String| found.removed_blocks.contains(*name) == in_blocks;
     let removed: Vec<&String> = found.removed.iter().filter(is_here).collect();
@@ -146,7 +151,7 @@ fn entries(out: &mut String, found: &Found, in_blocks: bool, section: &str) {
 
 /// Writes a comment on the parent's operations beyond renaming: they are right only if this model stores the tensors
 /// alike.
-fn operations(out: &mut String, drafter: &Drafter<'_>, found: &Found) {
+fn operations(out: &mut String, drafter: &Drafter<'_>, found: &MatchResults) {
     let Some(parent) = drafter.parent.filter(|_| !found.with_ops.is_empty()) else { return };
     let _ = writeln!(
         out,

@@ -5,7 +5,7 @@ use crate::arch::graph::{
 };
 
 /// Condition under which a key that differs from its default has an effect.
-struct Rule {
+struct EffectRule {
     key: &'static str,
     is_set: fn(&GraphFeatures, &GraphFeatures) -> bool,
     needs: &'static str,
@@ -14,7 +14,7 @@ struct Rule {
 
 macro_rules! rules {
     ($( $needs:literal, $has_effect:expr => $( $key:ident ),+; )*) => {
-        &[$($( Rule {
+        &[$($( EffectRule {
             key: stringify!($key),
             is_set: |features, default| features.$key != default.$key,
             needs: $needs,
@@ -36,7 +36,7 @@ fn mixes_with(features: &GraphFeatures, mixer: &str) -> bool {
     }
 }
 
-const RULES: &[Rule] = rules! {
+const RULES: &[EffectRule] = rules! {
     "`kind = \"none\"`", |f| f.kind == GraphKind::None => reason;
     "`positions` of `rope`, `rope_2d` or `by_depth`", rotates =>
         rope, rope_on, rope_local, rope_local_base, yarn_truncate, yarn_mu;
@@ -54,6 +54,6 @@ const RULES: &[Rule] = rules! {
 /// Returns the first key without effect, and the condition that it needs.
 pub(super) fn without_effect(features: &GraphFeatures) -> Option<(&'static str, &'static str)> {
     let default = GraphFeatures::default();
-    let idle = |rule: &&Rule| (rule.is_set)(features, &default) && !(rule.has_effect)(features);
+    let idle = |rule: &&EffectRule| (rule.is_set)(features, &default) && !(rule.has_effect)(features);
     RULES.iter().find(idle).map(|rule| (rule.key, rule.needs))
 }

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::base::BASE;
+use super::inverse_rows;
 use super::member::{set_member, set_members};
-use super::rows;
 use super::tensors::blocks;
 use crate::arch::datum::Datum;
 use crate::arch::error::ArchError;
@@ -52,7 +52,7 @@ pub(super) fn rebuilt(
             config.insert((*key).to_owned(), value.to_json());
         }
     }
-    rows::take_back(card, scope, &mut config);
+    inverse_rows::take_back(card, scope, &mut config);
     // Some drafts have no embedding of their own; their tokens are those of the target model.
     let tokens = scope.gguf.and_then(|(_, metadata)| metadata.get("tokenizer.ggml.tokens"));
     if let (Some(Value::Array(tokens)), false) = (tokens, config.contains_key("vocab_size")) {
@@ -125,8 +125,8 @@ fn yarn_factor_name(card: &Card, scope: &Scope<'_>) -> &'static str {
     let keys = [YARN_FACTOR, "rope.scaling.factor", "rope.scaling.attn_factor"];
     let has_key = card.graph.as_ref().is_some_and(|graph| graph.yarn_mu == YarnMu::None);
     match keys.map(|key| scope.kv(key).as_float()) {
-        [Some(said), Some(factor), None]
-            if has_key && (said / usual_magnitude(factor) - 1.0).abs() > FACTOR_TOLERANCE =>
+        [Some(stated), Some(factor), None]
+            if has_key && (stated / usual_magnitude(factor) - 1.0).abs() > FACTOR_TOLERANCE =>
         {
             "attn_factor"
         }

@@ -7,9 +7,9 @@ use crate::arch::schema::{Card, RewriteStep};
 
 /// Blocks that the checkpoint numbers separately from the others.
 struct Shifted<'a> {
-    there: &'a str,
-    here: &'a str,
-    by: u64,
+    checkpoint_prefix: &'a str,
+    card_prefix: &'a str,
+    offset: u64,
 }
 
 /// Inverse rewriting steps, as far as a name shows that they were applied. Shifted blocks get their own numbers back,
@@ -27,10 +27,10 @@ impl<'a> SourceNames<'a> {
         let failed = |source| ArchError::Eval { card: card.name(), at: "rewrite".to_owned(), source };
         let mut shifted = Vec::new();
         for rewrite in card.rewrite.iter().rev() {
-            let RewriteStep::Shift(there, here, by) = &rewrite.step else { continue };
+            let RewriteStep::Shift(checkpoint_prefix, card_prefix, offset) = &rewrite.step else { continue };
             if scope.holds(rewrite.when.as_ref(), Captures::default()).map_err(failed)? {
-                let by = scope.count(by, Captures::default(), &[]).map_err(failed)?;
-                shifted.push(Shifted { there, here, by });
+                let offset = scope.count(offset, Captures::default(), &[]).map_err(failed)?;
+                shifted.push(Shifted { checkpoint_prefix, card_prefix, offset });
             }
         }
         Ok(Self { shifted })
@@ -39,9 +39,9 @@ impl<'a> SourceNames<'a> {
     /// Returns the checkpoint's name of a tensor from the card's name.
     pub(super) fn of(&self, name: String) -> String {
         let apart = |shifted: &Shifted<'_>| {
-            let (index, rest) = name.strip_prefix(shifted.here)?.split_once('.')?;
-            let index = index.parse::<u64>().ok()?.checked_sub(shifted.by)?;
-            Some(format!("{}{index}.{rest}", shifted.there))
+            let (index, rest) = name.strip_prefix(shifted.card_prefix)?.split_once('.')?;
+            let index = index.parse::<u64>().ok()?.checked_sub(shifted.offset)?;
+            Some(format!("{}{index}.{rest}", shifted.checkpoint_prefix))
         };
         undo_shared_rewrite(self.shifted.iter().find_map(apart).unwrap_or(name))
     }
@@ -53,8 +53,13 @@ mod tests {
 
     #[test]
     fn blocks_counted_on_come_back_to_their_own_count() {
-        let names =
-            SourceNames { shifted: vec![Shifted { there: "mtp.layers.", here: "model.layers.", by: 4 }] };
+        let names = SourceNames {
+            shifted: vec![Shifted {
+                checkpoint_prefix: "mtp.layers.",
+                card_prefix: "model.layers.",
+                offset: 4,
+            }],
+        };
         for (name, want) in [
             ("model.layers.4.input_layernorm.weight", "mtp.layers.0.input_layernorm.weight"),
             ("model.layers.3.input_layernorm.weight", "model.layers.3.input_layernorm.weight"),

@@ -5,7 +5,7 @@ use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::eval::error::EvalError;
 use crate::arch::expr::{Expr, Function, Path};
-use crate::arch::mapping::{Content, OutputSpec};
+use crate::arch::mapping::{OutputSpec, TensorContent};
 use crate::arch::names::{Captures, Placeholder};
 use crate::arch::schema::{Card, EntryType, InverseRule, Phase};
 use crate::arch::types::TypeRule;
@@ -53,7 +53,7 @@ pub(super) fn blocks(scope: &Scope<'_>) -> Result<Vec<Captures>, EvalError> {
 }
 
 /// Returns the dimensions and elements of a value; `None` for null.
-fn content(value: &Datum) -> Result<Option<(Vec<u64>, Content)>, EvalError> {
+fn content(value: &Datum) -> Result<Option<(Vec<u64>, TensorContent)>, EvalError> {
     let number = |value: &Datum| {
         let number = value.as_float().map(|number| number as f32);
         number.ok_or(EvalError::Kind { op: "tensor", found: value.kind() })
@@ -62,8 +62,8 @@ fn content(value: &Datum) -> Result<Option<(Vec<u64>, Content)>, EvalError> {
         Datum::Null => None,
         Datum::List(items) => {
             let values = items.iter().map(number).collect::<Result<Vec<_>, _>>()?;
-            Some((vec![values.len() as u64], Content::Values(values.into())))
+            Some((vec![values.len() as u64], TensorContent::Values(values.into())))
         }
-        scalar => Some((Vec::new(), Content::Fill { value: number(scalar)?, dims: Vec::new() })),
+        scalar => Some((Vec::new(), TensorContent::Fill { value: number(scalar)?, dims: Vec::new() })),
     })
 }

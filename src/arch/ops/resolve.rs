@@ -18,14 +18,14 @@ pub struct Undo {
 
 /// Parameters of an operation, and the tensor for which they are evaluated.
 #[derive(Clone, Copy)]
-struct Params<'a> {
+struct OpParams<'a> {
     spec: &'a OpSpec,
     scope: &'a Scope<'a>,
     captures: Captures,
     dims: &'a [u64],
 }
 
-impl Params<'_> {
+impl OpParams<'_> {
     fn op(&self) -> &'static str {
         self.spec.kind.name()
     }
@@ -121,7 +121,7 @@ impl OpSpec {
     /// # Errors
     /// [`OpError`]: an expression that cannot be evaluated, or an axis that the tensor lacks.
     pub fn resolve(&self, scope: &Scope<'_>, captures: Captures, dims: &[u64]) -> Result<Op, OpError> {
-        let params = Params { spec: self, scope, captures, dims };
+        let params = OpParams { spec: self, scope, captures, dims };
         Ok(match self.kind {
             OpKind::PermuteRope => permute_rope(&params)?,
             OpKind::PermuteAxis => permute_axis(&params)?,
@@ -187,7 +187,7 @@ impl OpSpec {
     /// # Errors
     /// As [`OpSpec::resolve`].
     pub fn undo(&self, scope: &Scope<'_>, captures: Captures, dims: &[u64]) -> Result<Option<Undo>, OpError> {
-        let params = Params { spec: self, scope, captures, dims };
+        let params = OpParams { spec: self, scope, captures, dims };
         let (op, is_exact) = match self.kind {
             OpKind::Reshape | OpKind::Flatten | OpKind::Squeeze if params.has("hf") => {
                 (Some(params.reshape(&params.ints("hf")?)?), true)
@@ -226,7 +226,7 @@ impl OpSpec {
     }
 }
 
-fn permute_rope(params: &Params<'_>) -> Result<Op, OpError> {
+fn permute_rope(params: &OpParams<'_>) -> Result<Op, OpError> {
     let heads = u64::try_from(params.int("heads")?.unwrap_or(0)).unwrap_or(0);
     let op = params.op();
     let rows = params.dims.first().copied().ok_or(OpError::Axis { op, axis: 0, rank: 0 })?;
@@ -236,7 +236,7 @@ fn permute_rope(params: &Params<'_>) -> Result<Op, OpError> {
     Ok(Op::PermuteAxis { axis: 0, factors: vec![heads, 2, half.ok_or_else(parts)?], order: vec![0, 2, 1] })
 }
 
-fn permute_axis(params: &Params<'_>) -> Result<Op, OpError> {
+fn permute_axis(params: &OpParams<'_>) -> Result<Op, OpError> {
     let axis = params.axis()?;
     let order = params.ints("order")?.into_iter();
     let order = order.map(|n| usize::try_from(n).map_err(|_| params.range("order")));
@@ -244,7 +244,7 @@ fn permute_axis(params: &Params<'_>) -> Result<Op, OpError> {
     Ok(Op::PermuteAxis { axis, factors, order: order.collect::<Result<_, _>>()? })
 }
 
-fn scale(params: &Params<'_>) -> Result<Op, OpError> {
+fn scale(params: &OpParams<'_>) -> Result<Op, OpError> {
     let by = params.number("by")?;
     if !params.has("rows") {
         return Ok(Op::Math(MathOp::Scale(by)));
@@ -258,7 +258,7 @@ fn scale(params: &Params<'_>) -> Result<Op, OpError> {
     }
 }
 
-impl Params<'_> {
+impl OpParams<'_> {
     fn reshape(&self, wanted: &[i128]) -> Result<Op, OpError> {
         Ok(Op::Reshape { dims: inferred(self.op(), self.dims, wanted)? })
     }

@@ -4,11 +4,11 @@ use indexmap::IndexMap;
 use toml::Value as Toml;
 
 use crate::arch::expr::Expr;
-use crate::arch::read::{Fields, Read, expr, kind};
+use crate::arch::read::{CardTable, Read, expr, kind};
 
 /// Reads attributes, each with one expression or a list of them. All expressions are strings: `false` removes a
 /// parent's row.
-pub(super) fn assumes(top: &Fields<'_>) -> Read<IndexMap<String, Vec<Expr>>> {
+pub(super) fn assumes(top: &CardTable<'_>) -> Read<IndexMap<String, Vec<Expr>>> {
     let mut all = IndexMap::new();
     for (key, value) in top.tables("assumes")? {
         let at = format!("[assumes] `{key}`");

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use indexmap::IndexMap;
 use toml::{Table, Value as Toml};
 
-use super::{Fields, Read, expr, kind};
+use super::{CardTable, Read, expr, kind};
 use crate::arch::error::CardProblem;
 use crate::arch::names::nearest;
 use crate::arch::schema::{ConfigDefault, DefaultValue};
@@ -19,7 +19,7 @@ type Defaults = IndexMap<String, ConfigDefault>;
 const TRANSFORMERS: &str = include_str!("../defaults.toml");
 
 /// Reads the defaults of the model types that a card names. The card's own defaults take precedence.
-pub(super) fn defaults(top: &Fields<'_>) -> Read<IndexMap<String, Defaults>> {
+pub(super) fn defaults(top: &CardTable<'_>) -> Read<IndexMap<String, Defaults>> {
     let mut all = IndexMap::new();
     for model_type in top.texts("model_types")? {
         let known = transformers()?;
@@ -66,7 +66,7 @@ fn default(value: &Toml, at: &str) -> Read<ConfigDefault> {
     let Some(table) = value.as_table().filter(is_rule) else {
         return Ok(ConfigDefault { value: DefaultValue::Literal(json(value, at)?), null: None, auto: false });
     };
-    let fields = Fields::of(table, at, DEFAULT_KEYS)?;
+    let fields = CardTable::of(table, at, DEFAULT_KEYS)?;
     let value = match (table.get("value"), fields.expr("expr")?) {
         (Some(value), None) => DefaultValue::Literal(json(value, at)?),
         (None, Some(expr)) => DefaultValue::Expr(expr),

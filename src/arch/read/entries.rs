@@ -2,15 +2,15 @@
 
 use toml::{Table, Value as Toml};
 
-use super::{AUDIO_BLOCK, BLOCK, Fields, Read, choice, expr, kind, pattern};
+use super::{AUDIO_BLOCK, BLOCK, CardTable, Read, choice, expr, kind, pattern};
 use crate::arch::error::CardProblem;
 use crate::arch::names::{Pattern, Placeholder, Stars};
-use crate::arch::ops::{Form, OpKind, OpSpec, Param};
-use crate::arch::schema::{CardKind, Domain, Entry, EntryType, Join, Optional, Phase, Target};
+use crate::arch::ops::{OpKind, OpSpec, Param, ParamForm};
+use crate::arch::schema::{CardKind, Domain, EntryTarget, EntryType, Join, Optional, Phase, TensorEntry};
 
 /// Table of entries: prefixes of its sources and targets, and the blocks that it counts.
 #[derive(Clone, Debug)]
-struct Section {
+struct EntryTable {
     key: &'static str,
     source: String,
     target: &'static str,
@@ -19,16 +19,16 @@ struct Section {
 
 /// Entry tables that a card of one kind may have.
 #[derive(Clone, Debug)]
-pub(super) struct Sections(Vec<Section>);
+pub(super) struct EntryTables(Vec<EntryTable>);
 
-impl Sections {
+impl EntryTables {
     /// Returns `[tensors]`, then the tables whose names are relative to a block.
     pub(super) fn new(kind: CardKind, block: Option<String>, audio_block: Option<String>) -> Self {
         let (block, audio_block) = (
             block.unwrap_or_else(|| BLOCK.to_owned()),
             audio_block.unwrap_or_else(|| AUDIO_BLOCK.to_owned()),
         );
-        let row = |key, source, target, domain| Section { key, source, target, domain };
+        let row = |key, source, target, domain| EntryTable { key, source, target, domain };
         let mut all = vec![row("tensors", String::new(), "", Domain::Blocks)];
         match kind {
             CardKind::Text => all.push(row("blocks", block, "blk.{bid}.", Domain::Blocks)),
@@ -42,7 +42,7 @@ impl Sections {
 }
 
 /// Reads the entries of all tables, with prefixes added. One name may have a list of several entries.
-pub(super) fn entries(top: &Fields<'_>, sections: &Sections) -> Read<Vec<Entry>> {
+pub(super) fn entries(top: &CardTable<'_>, sections: &EntryTables) -> Read<Vec<TensorEntry>> {
     let mut all = Vec::new();
     for section in &sections.0 {
         for (name, value) in top.tables(section.key)? {
@@ -86,14 +86,14 @@ pub(super) const ENTRY_KEYS: &[&str] = &[
 
 pub(super) const TARGET_KEYS: &[&str] = &["to", "ops"];
 
-fn entry(name: &str, value: &Toml, at: &str, section: &Section) -> Read<Entry> {
+fn entry(name: &str, value: &Toml, at: &str, section: &EntryTable) -> Read<TensorEntry> {
     let (source, target) = (section.source.as_str(), section.target);
     let shorthand;
     let fields = if let Toml::String(to) = value {
         shorthand = Table::from_iter([("to".to_owned(), Toml::from(to.as_str()))]);
-        Fields::of(&shorthand, at, ENTRY_KEYS)?
+        CardTable::of(&shorthand, at, ENTRY_KEYS)?
     } else {
-        Fields::new(value, at, ENTRY_KEYS)?
+        CardTable::new(value, at, ENTRY_KEYS)?
     };
     let source_pattern = |name: &str| pattern(&format!("{source}{name}"), at, Stars::Refused);
     let mut patterns = vec![source_pattern(name)?];
@@ -132,7 +132,7 @@ fn entry(name: &str, value: &Toml, at: &str, section: &Section) -> Read<Entry> {
     ];
     let phases = [("first", Phase::First), ("last", Phase::Last)];
     let chosen = |key: &'static str| fields.text(key);
-    Ok(Entry {
+    Ok(TensorEntry {
         exact: n_complete > 0 || patterns.iter().any(Pattern::is_complete),
         patterns,
         join: join(&fields, !with.is_empty())?,
@@ -162,7 +162,7 @@ fn entry(name: &str, value: &Toml, at: &str, section: &Section) -> Read<Entry> {
 
 /// Reads `optional`: `true` if the tensor may be missing in any block, `"everywhere"` if it is in all blocks or in
 /// none.
-fn optional(fields: &Fields<'_>) -> Read<Optional> {
+fn optional(fields: &CardTable<'_>) -> Read<Optional> {
     let at = fields.at("optional");
     match fields.table.get("optional") {
         Some(Toml::String(word)) => choice(&at, "choice", word, &[("everywhere", Optional::Everywhere)]),
@@ -170,7 +170,7 @@ fn optional(fields: &Fields<'_>) -> Read<Optional> {
     }
 }
 
-fn join(fields: &Fields<'_>, has_with: bool) -> Read<Option<Join>> {
+fn join(fields: &CardTable<'_>, has_with: bool) -> Read<Option<Join>> {
     let placeholder = |key: &str| -> Read<Option<Placeholder>> {
         let Some(name) = fields.text(key)? else { return Ok(None) };
         let known = [("eid", Placeholder::Eid), ("xid", Placeholder::Xid)];
@@ -201,19 +201,19 @@ fn join(fields: &Fields<'_>, has_with: bool) -> Read<Option<Join>> {
     }
 }
 
-fn one_target(to: &Toml, at: &str, prefix: &str) -> Read<Target> {
+fn one_target(to: &Toml, at: &str, prefix: &str) -> Read<EntryTarget> {
     let (name, ops) = match to {
         Toml::String(name) => (name.clone(), Vec::new()),
         other => {
-            let fields = Fields::new(other, at, TARGET_KEYS)?;
+            let fields = CardTable::new(other, at, TARGET_KEYS)?;
             let name = fields.text("to")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "to" })?;
             (name, ops(&fields, "ops")?)
         }
     };
-    Ok(Target { name: pattern(&format!("{prefix}{name}"), at, Stars::Refused)?, ops })
+    Ok(EntryTarget { name: pattern(&format!("{prefix}{name}"), at, Stars::Refused)?, ops })
 }
 
-fn ops(fields: &Fields<'_>, key: &str) -> Read<Vec<OpSpec>> {
+fn ops(fields: &CardTable<'_>, key: &str) -> Read<Vec<OpSpec>> {
     fields.list(key)?.iter().map(|item| op(item, &fields.at(key))).collect()
 }
 
@@ -234,7 +234,7 @@ fn op(item: &Toml, at: &str) -> Read<OpSpec> {
     let mut params = Vec::new();
     if let Some(Toml::Table(table)) = value {
         let known: Vec<&str> = row.params.iter().map(|param| param.name).collect();
-        let fields = Fields::of(table, &at, &known)?;
+        let fields = CardTable::of(table, &at, &known)?;
         for spec in row.params {
             if let Some(value) = fields.table.get(spec.name) {
                 params.push((spec.name, param(value, spec.form, &at)?));
@@ -251,9 +251,9 @@ fn op(item: &Toml, at: &str) -> Read<OpSpec> {
     }
 }
 
-fn param(value: &Toml, form: Form, at: &str) -> Read<Param> {
+fn param(value: &Toml, form: ParamForm, at: &str) -> Read<Param> {
     match (form, value) {
-        (Form::Many, Toml::Array(items)) => {
+        (ParamForm::Many, Toml::Array(items)) => {
             Ok(Param::Many(items.iter().map(|item| expr(item, at)).collect::<Read<_>>()?))
         }
         // One expression may yield the whole list.

@@ -2,7 +2,7 @@
 
 use toml::Value as Toml;
 
-use super::{Fields, Read, choice, expr, kind, pattern};
+use super::{CardTable, Read, choice, expr, kind, pattern};
 use crate::arch::error::CardProblem;
 use crate::arch::expr::Expr;
 use crate::arch::names::Stars;
@@ -19,7 +19,7 @@ pub(super) const GENERATE_KEYS: &[&str] = &[
 ];
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum GenerateTag {
     Llama3,
     Proportional,
     Factors,
@@ -27,7 +27,7 @@ enum Kind {
     Fill,
 }
 
-impl Kind {
+impl GenerateTag {
     const ALL: [(&'static str, Self); 5] = [
         ("rope_freqs_llama3", Self::Llama3),
         ("rope_freqs_proportional", Self::Proportional),
@@ -52,12 +52,12 @@ pub(super) fn generate(item: &Toml) -> Read<Generate> {
     let table = item.as_table().ok_or_else(|| kind(at, "a table", item))?;
     let missing = |key| CardProblem::MissingKey { at: at.to_owned(), key };
     let name = table.get("kind").and_then(Toml::as_str).ok_or(missing("kind"))?;
-    let kind = choice(at, "kind", name, &Kind::ALL)?;
+    let kind = choice(at, "kind", name, &GenerateTag::ALL)?;
     let known: Vec<&str> = COMMON.iter().chain(kind.keys()).copied().collect();
-    let fields = Fields::of(table, at, &known)?;
+    let fields = CardTable::of(table, at, &known)?;
     let needed = |key: &'static str| fields.expr(key)?.ok_or(missing(key));
     let rule = match kind {
-        Kind::Llama3 => GenerateKind::RopeFreqsLlama3(Box::new(Llama3Rope {
+        GenerateTag::Llama3 => GenerateKind::RopeFreqsLlama3(Box::new(Llama3Rope {
             dim: needed("dim")?,
             theta: fields.expr("theta")?,
             factor: number(&fields, "factor", 8.0)?,
@@ -66,12 +66,14 @@ pub(super) fn generate(item: &Toml) -> Read<Generate> {
             context: number(&fields, "ctx", 8192.0)?,
             pad_to: fields.expr("pad_to")?,
         })),
-        Kind::Proportional => {
+        GenerateTag::Proportional => {
             GenerateKind::RopeFreqsProportional { dim: needed("dim")?, fraction: needed("fraction")? }
         }
-        Kind::Sinusoids => GenerateKind::Sinusoids { length: needed("length")?, width: needed("width")? },
-        Kind::Factors => GenerateKind::RopeFactors { values: needed("values")? },
-        Kind::Fill => {
+        GenerateTag::Sinusoids => {
+            GenerateKind::Sinusoids { length: needed("length")?, width: needed("width")? }
+        }
+        GenerateTag::Factors => GenerateKind::RopeFactors { values: needed("values")? },
+        GenerateTag::Fill => {
             let before = fields.text("before")?;
             GenerateKind::Fill(Fill {
                 shape: shape(&fields)?,
@@ -95,7 +97,7 @@ pub(super) fn generate(item: &Toml) -> Read<Generate> {
     Ok(Generate { kind: rule, to, when: fields.expr("when")? })
 }
 
-fn shape(fields: &Fields<'_>) -> Read<Vec<Expr>> {
+fn shape(fields: &CardTable<'_>) -> Read<Vec<Expr>> {
     let dims: Vec<Expr> =
         fields.list("shape")?.iter().map(|dim| expr(dim, &fields.at("shape"))).collect::<Read<_>>()?;
     if dims.is_empty() {
@@ -104,7 +106,7 @@ fn shape(fields: &Fields<'_>) -> Read<Vec<Expr>> {
     Ok(dims)
 }
 
-fn number(fields: &Fields<'_>, key: &str, default: f64) -> Read<f64> {
+fn number(fields: &CardTable<'_>, key: &str, default: f64) -> Read<f64> {
     match fields.table.get(key) {
         None => Ok(default),
         Some(Toml::Float(number)) => Ok(*number),

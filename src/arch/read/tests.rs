@@ -39,9 +39,9 @@ fn config() -> Json {
 }
 
 /// Weights with content: ones in tensors of blocks, zeros elsewhere.
-struct Content(Vec<WeightMeta>);
+struct OnesInBlocks(Vec<WeightMeta>);
 
-impl WeightSource for Content {
+impl WeightSource for OnesInBlocks {
     fn weights(&self) -> &[WeightMeta] {
         &self.0
     }
@@ -92,7 +92,7 @@ fn outcome(lines: &str) -> Result<String, String> {
         error.hints().iter().fold(error.to_string(), |all, hint| all + &format!(" ({hint})"))
     })?;
     let (config, weights) = (config(), weights());
-    let content = Content(weights.clone());
+    let content = OnesInBlocks(weights.clone());
     let inputs =
         Inputs { values: Some(&content), ..Inputs::of_headers(config.as_object().unwrap(), &weights) };
     let mut shown = format!("{:?}", registry.classes());
@@ -122,7 +122,7 @@ fn outcome(lines: &str) -> Result<String, String> {
 }
 
 /// Keys by their place: the key, a card without it, and the same card with it.
-type Rows = &'static [(&'static str, &'static str, &'static str)];
+type KeyCases = &'static [(&'static str, &'static str, &'static str)];
 
 const GATING: &str = "metadata = [[\"expert_gating_func\", \"lookup(t, 'a')\"]]\ntables.t = { a = 1 }";
 const CLAMP: &str = "metadata = [[\"attention.clamp_kqv\", \"clip_qkv\", \"clip_qkv != 'auto'\"]]\ndefaults.c.clip_qkv = { value = 2.0 }";
@@ -133,7 +133,7 @@ const PROPORTIONAL: &str =
     "generate = [{ kind = \"rope_freqs_proportional\", to = \"a.weight\", dim = 8, fraction = 0.5 }]";
 const FILL: &str = "generate = [{ kind = \"fill\", to = \"a.weight\", shape = [2], value = 1 }]";
 
-const CARD: Rows = &[
+const CARD: KeyCases = &[
     ("schema", "", "schema = 2"),
     ("gguf", "", "gguf = \"qwen2\""),
     ("extends", "", "extends = \"parent\""),
@@ -180,13 +180,13 @@ const CARD: Rows = &[
     ("graph", "", "graph.norm = \"rms\""),
 ];
 
-const NAMES: Rows = &[
+const NAMES: KeyCases = &[
     ("rewrite", "", "names.rewrite = [[\"strip\", \"model.\"]]"),
     ("block", "", "names.block = \"h.{bid}.\""),
     ("audio_block", "", "names.audio_block = \"h.{bid}.\""),
 ];
 
-const ENTRY: Rows = &[
+const ENTRY: KeyCases = &[
     ("to", "", "blocks.\"q\" = { to = \"attn_v\" }"),
     (
         "clamped",
@@ -236,12 +236,12 @@ const ENTRY: Rows = &[
     ("untyped_bid", "", "blocks.\"q\" = { to = \"attn_q\", untyped_bid = true }"),
 ];
 
-const TARGET: Rows = &[
+const TARGET: KeyCases = &[
     ("to", "", "blocks.\"q\" = { to = [{ to = \"attn_v\" }] }"),
     ("ops", "", "blocks.\"q\" = { to = [{ to = \"attn_q\", ops = [{ add = 1 }] }] }"),
 ];
 
-const DEFAULTS: Rows = &[
+const DEFAULTS: KeyCases = &[
     ("value", "", "defaults.c.head_dim = { value = 4 }"),
     ("expr", "", "defaults.c.head_dim = { expr = \"hidden_size\" }"),
     (
@@ -256,7 +256,7 @@ const DEFAULTS: Rows = &[
     ),
 ];
 
-const IGNORE: Rows = &[
+const IGNORE: KeyCases = &[
     ("why", "", "ignore.\"tied.weight\" = { why = \"other words\" }"),
     ("when", "", "ignore.\"tied.weight\" = { why = \"the same as embed\", when = \"false\" }"),
     (
@@ -276,7 +276,7 @@ const IGNORE: Rows = &[
     ),
 ];
 
-const GENERATE: Rows = &[
+const GENERATE: KeyCases = &[
     ("kind", FREQS, "generate = [{ kind = \"fill\", to = \"a.weight\", dim = \"4\" }]"),
     ("to", FREQS, "generate = [{ kind = \"rope_freqs_llama3\", to = \"b.weight\", dim = \"4\" }]"),
     ("to", FREQS, "generate = [{ kind = \"rope_freqs_llama3\", to = \"b.{bid}.weight\", dim = \"4\" }]"),
@@ -338,7 +338,7 @@ const GENERATE: Rows = &[
     ("before", FILL, "generate = [{ kind = \"fill\", to = \"blk.{bid}.a.weight\", shape = [2], value = 1 }]"),
 ];
 
-const TOKENIZER: Rows = &[
+const TOKENIZER: KeyCases = &[
     ("try", "", "tokenizer.try = [\"spm\"]"),
     ("size", "", "tokenizer.size = \"vocab_size + 1\""),
     ("pad_multiple", "", "tokenizer.pad_multiple = 64"),
@@ -361,7 +361,7 @@ const TOKENIZER: Rows = &[
     ("after", "", "tokenizer.after = [[\"tokenizer.ggml.add_space_prefix\", \"true\"]]"),
 ];
 
-const MODE: Rows = &[
+const MODE: KeyCases = &[
     ("mode", "", "tokenizer.try = [{ mode = \"spm\" }]"),
     ("when", "tokenizer.try = [\"spm\"]", "tokenizer.try = [{ mode = \"spm\", when = \"false\" }]"),
     ("files", "tokenizer.try = [\"spm\"]", "tokenizer.try = [{ mode = \"spm\", files = [\"a.model\"] }]"),

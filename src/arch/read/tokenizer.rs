@@ -2,9 +2,9 @@
 
 use toml::Value as Toml;
 
-use super::{Fields, Read, choice, key_rows, kind};
+use super::{CardTable, Read, choice, key_rows, kind};
 use crate::arch::error::CardProblem;
-use crate::arch::schema::{Row, TokenizerFrom, TokenizerMode, TokenizerSpec};
+use crate::arch::schema::{MetadataRow, TokenizerFrom, TokenizerMode, TokenizerSpec};
 use crate::gguf::{FILE_ROLES, Mode, RankCode, SpecialToken, Template};
 
 pub(super) const TOKENIZER_KEYS: &[&str] = &[
@@ -33,7 +33,7 @@ const KEY_ROLES: &[&str] = &["bos", "eos", "unk", "sep", "pad", "mask", "eot", "
 /// Reads the `[tokenizer]` table.
 pub(super) fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
     let at = "[tokenizer]";
-    let fields = Fields::new(value, at, TOKENIZER_KEYS)?;
+    let fields = CardTable::new(value, at, TOKENIZER_KEYS)?;
     let spec = TokenizerSpec {
         modes: fields.list("try")?.iter().map(mode).collect::<Read<_>>()?,
         from: from(&fields)?,
@@ -56,7 +56,7 @@ pub(super) fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
 }
 
 /// Reads `from`, the source of the tokenizer files.
-fn from(fields: &Fields<'_>) -> Read<Option<TokenizerFrom>> {
+fn from(fields: &CardTable<'_>) -> Read<Option<TokenizerFrom>> {
     let known = [("target", TokenizerFrom::Target), ("target_card", TokenizerFrom::TargetCard)];
     fields.text("from")?.map(|word| choice(&fields.at("from"), "choice", &word, &known)).transpose()
 }
@@ -74,7 +74,7 @@ fn mode(value: &Toml) -> Read<TokenizerMode> {
             after,
         });
     }
-    let fields = Fields::new(value, at, MODE_KEYS)?;
+    let fields = CardTable::new(value, at, MODE_KEYS)?;
     let name = fields.text("mode")?.ok_or(CardProblem::MissingKey { at: at.to_owned(), key: "mode" })?;
     let mode = mode_of(&name)?;
     let files = fields.texts("files")?;
@@ -104,16 +104,16 @@ fn mode_of(name: &str) -> Read<Mode> {
     choice("[tokenizer] `try`", "mode", name, &known)
 }
 
-fn pad_multiple(fields: &Fields<'_>) -> Read<Option<u64>> {
+fn pad_multiple(fields: &CardTable<'_>) -> Read<Option<u64>> {
     let Some(value) = fields.table.get("pad_multiple") else { return Ok(None) };
     let multiple = value.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
     multiple.map(Some).ok_or_else(|| kind(&fields.at("pad_multiple"), "a positive integer", value))
 }
 
-fn special(fields: &Fields<'_>, key: &str) -> Read<Vec<(String, SpecialToken)>> {
+fn special(fields: &CardTable<'_>, key: &str) -> Read<Vec<(String, SpecialToken)>> {
     let Some(table) = fields.table(key)? else { return Ok(Vec::new()) };
     let at = fields.at(key);
-    let roles = Fields::of(table, &at, KEY_ROLES)?;
+    let roles = CardTable::of(table, &at, KEY_ROLES)?;
     let token = |(role, value): (&String, &Toml)| {
         let token = match value {
             Toml::String(text) => SpecialToken::Text(text.clone()),
@@ -128,7 +128,7 @@ fn special(fields: &Fields<'_>, key: &str) -> Read<Vec<(String, SpecialToken)>> 
 }
 
 /// Reads the roles in `types`. Only known roles are accepted, since a misspelt one would have no effect.
-fn roles(fields: &Fields<'_>) -> Read<Option<Vec<String>>> {
+fn roles(fields: &CardTable<'_>) -> Read<Option<Vec<String>>> {
     if !fields.table.contains_key("types") {
         return Ok(None);
     }
@@ -137,7 +137,7 @@ fn roles(fields: &Fields<'_>) -> Read<Option<Vec<String>>> {
     fields.texts("types")?.iter().map(role).collect::<Read<_>>().map(Some)
 }
 
-fn rank_code(fields: &Fields<'_>) -> Read<Option<RankCode>> {
+fn rank_code(fields: &CardTable<'_>) -> Read<Option<RankCode>> {
     let Some(name) = fields.text("specials_list")? else { return Ok(None) };
     let known: Vec<(&str, RankCode)> = RankCode::ALL.iter().map(|code| (code.name(), *code)).collect();
     choice(&fields.at("specials_list"), "list", &name, &known).map(Some)
@@ -157,7 +157,7 @@ fn check_rank_codes(spec: &TokenizerSpec) -> Read<()> {
     Ok(())
 }
 
-fn template(fields: &Fields<'_>) -> Read<Template> {
+fn template(fields: &CardTable<'_>) -> Read<Template> {
     match fields.text("template")?.as_deref() {
         None | Some("file") => Ok(Template::Files),
         Some("none") => Ok(Template::None),
@@ -171,10 +171,10 @@ fn template(fields: &Fields<'_>) -> Read<Template> {
 }
 
 /// Reads rows before or after the vocabulary; `["include", "base"]` is not allowed.
-fn rows(fields: &Fields<'_>, key: &str) -> Read<Vec<Row>> {
+fn rows(fields: &CardTable<'_>, key: &str) -> Read<Vec<MetadataRow>> {
     key_rows(fields, key)
 }
 
-fn without_effect(fields: &Fields<'_>, key: &'static str, why: &'static str) -> CardProblem {
+fn without_effect(fields: &CardTable<'_>, key: &'static str, why: &'static str) -> CardProblem {
     CardProblem::WithoutEffect { at: fields.at.clone(), key, why }
 }

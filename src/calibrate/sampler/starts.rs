@@ -19,7 +19,7 @@ const ANSWER: &str = "ANSWER";
 
 /// Form of a sequence's beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum StartForm {
     /// Answer to an empty turn.
     Chat,
     /// Beginning of a text.
@@ -28,7 +28,7 @@ pub(super) enum Form {
     Ordinary,
 }
 
-impl Form {
+impl StartForm {
     /// Form of sequence `number`: the three forms in turn.
     pub(super) fn of(number: usize) -> Self {
         match number % 3 {
@@ -76,7 +76,7 @@ impl Starts {
                 .collect();
         let is_ordinary = |id: &u32| {
             let is_text = kinds.as_ref().is_none_or(|kinds| kinds.get(*id as usize) == Some(&NORMAL));
-            is_text && !special.contains(id) && !plan.unsaid.contains(&(*id as usize))
+            is_text && !special.contains(id) && !plan.never_generated.contains(&(*id as usize))
         };
         starts.ordinary = (0..u32::try_from(n_vocab).unwrap_or(u32::MAX)).filter(is_ordinary).collect();
         match chat(model) {
@@ -112,11 +112,11 @@ impl Starts {
     }
 
     /// Tokens of a beginning of this form, or of the next form that the model supports.
-    pub(super) fn tokens(&self, form: Form, chance: &mut Chance) -> Vec<u32> {
+    pub(super) fn tokens(&self, form: StartForm, chance: &mut Chance) -> Vec<u32> {
         let start = self.start.into_iter();
         match (form, &self.chat) {
-            (Form::Chat, Some(chat)) => chat.clone(),
-            (Form::Chat | Form::Text, _) if self.start.is_some() => start.collect(),
+            (StartForm::Chat, Some(chat)) => chat.clone(),
+            (StartForm::Chat | StartForm::Text, _) if self.start.is_some() => start.collect(),
             _ => {
                 let tokens: Vec<u32> = start.chain(chance.one_of(&self.ordinary)).collect();
                 // A vocabulary without known tokens begins with token 0.

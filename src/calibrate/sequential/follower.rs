@@ -6,14 +6,14 @@ use std::sync::{Mutex, MutexGuard};
 
 use rayon::prelude::*;
 
-use crate::calibrate::matrices::{Corrected, Failed, MatrixSolver, Target};
-use crate::calibrate::sequential::lockstep::{Behind, Event};
+use crate::calibrate::matrices::{Corrected, MatrixSolver, SolveFailure, SolveTarget};
+use crate::calibrate::sequential::lockstep::{FollowerEnd, LockstepEvent};
 use crate::calibrate::sequential::stream::QuantizedStream;
-use crate::calibrate::sequential::sums::{Inputs, Lack, Lost, Sums};
+use crate::calibrate::sequential::sums::{Compensation, ResidualGap, SolverSums, StreamInputs};
 use crate::calibrate::{CalibrateError, NotSolved, SolverOptions};
 use crate::core::TensorSource;
 use crate::core::sync::Unpoisoned;
-use crate::engine::{Buffer, Buffers, Engine, EngineError, Matrix, Observer};
+use crate::engine::{Buffer, BufferPool, Engine, EngineError, Matrix, Observer};
 use crate::quant::first_non_finite;
 use crate::quantize::SolvedRows;
 use crate::solve::{Correction, InputCorrection, Metric, SecondMoments, SolveError};
@@ -29,7 +29,7 @@ struct Branch {
 }
 
 /// Sums over all experts of a stack that were met so far.
-struct Shared {
+struct StackSums {
     /// All stacks that were met with these rows.
     tensors: Vec<usize>,
     n_rows: u64,
@@ -38,21 +38,21 @@ struct Shared {
 }
 
 /// Matrix of a tensor to solve: name, target, index in the stack.
-type Job<'n> = (&'n str, Target, u64);
+type MatrixJob<'n> = (&'n str, SolveTarget, u64);
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct FollowerState {
     /// Number of events passed so far.
     n_events: usize,
     branch: Option<Branch>,
     /// Experts of the layer that is being run, by the first tensor of their group.
-    shared: BTreeMap<usize, Shared>,
+    shared: BTreeMap<usize, StackSums>,
     left: Vec<NotSolved>,
     failed: Option<CalibrateError>,
 }
 
 /// Correction of weights for matrices that are solved together.
-enum Prepared {
+enum PreparedCorrection {
     Nothing,
     Inputs(InputCorrection),
     Outputs(Correction, Vec<f32>),
@@ -61,23 +61,23 @@ enum Prepared {
 /// Observer of the quantized run.
 pub(super) struct Follower<'a> {
     /// Dropped at the end of the run, so that the other run stops waiting.
-    pub(super) behind: Mutex<Option<Behind>>,
+    pub(super) link: Mutex<Option<FollowerEnd>>,
     pub(super) engine: &'a Engine<'a>,
     /// Buffers for rows that are handed over.
-    pub(super) buffers: &'a Buffers,
+    pub(super) buffers: &'a BufferPool,
     pub(super) stream: &'a QuantizedStream<'a>,
     pub(super) matrices: MatrixSolver<'a>,
     pub(super) options: SolverOptions,
     /// Tensors to solve, by their index in the stream.
-    pub(super) targets: &'a BTreeMap<usize, (String, Target)>,
+    pub(super) targets: &'a BTreeMap<usize, (String, SolveTarget)>,
     /// Weight of each token of the text; their sum is 1.
     pub(super) weights: &'a [f32],
     pub(super) n_layers: usize,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<FollowerState>,
 }
 
 impl Follower<'_> {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FollowerState> {
         self.state.lock().unpoisoned()
     }
 
@@ -93,11 +93,11 @@ impl Follower<'_> {
 
     /// Ends the link to the other run.
     pub(super) fn part(&self) {
-        *self.behind.lock().unpoisoned() = None;
+        *self.link.lock().unpoisoned() = None;
     }
 
     /// Next event of the unquantized run.
-    fn event(&self) -> Option<Event> {
+    fn event(&self) -> Option<LockstepEvent> {
         let mut state = self.state();
         if state.failed.is_some() {
             return None;
@@ -105,9 +105,9 @@ impl Follower<'_> {
         let is_first = state.n_events == 0;
         state.n_events += 1;
         drop(state);
-        let behind = self.behind.lock().unpoisoned();
-        let event = behind.as_ref().and_then(|behind| behind.next(is_first));
-        drop(behind);
+        let link = self.link.lock().unpoisoned();
+        let event = link.as_ref().and_then(|link| link.next(is_first));
+        drop(link);
         if event.is_none() {
             // The other run reports the cause.
             self.state().failed.get_or_insert(EngineError::Stopped.into());
@@ -117,20 +117,20 @@ impl Follower<'_> {
 
     /// Matrices to solve now, whose blocks do not exist yet. The second list has those whose blocks an earlier run made
     /// and which this run reaches now.
-    fn jobs(&self, matrices: &[&Matrix]) -> (Vec<Job<'_>>, Vec<Job<'_>>) {
+    fn jobs(&self, matrices: &[&Matrix]) -> (Vec<MatrixJob<'_>>, Vec<MatrixJob<'_>>) {
         let job = |matrix: &&Matrix| {
             let (name, target) = self.targets.get(&matrix.tensor)?;
             Some((name.as_str(), *target, matrix.expert.unwrap_or(0) as u64))
         };
-        let is_new = |(name, _, matrix): &Job<'_>| !self.matrices.blocks.has(name, *matrix);
-        let is_unsolved = |(name, _, matrix): &Job<'_>| !self.matrices.blocks.meet(name, *matrix);
+        let is_new = |(name, _, matrix): &MatrixJob<'_>| !self.matrices.blocks.has(name, *matrix);
+        let is_unsolved = |(name, _, matrix): &MatrixJob<'_>| !self.matrices.blocks.meet(name, *matrix);
         matrices.iter().filter_map(job).filter(is_new).partition(is_unsolved)
     }
 
     /// Returns true if matrices of an earlier run must still add their rows to the moments of a stack, because later
     /// experts are drawn towards these.
-    fn is_shared(&self, met: &[Job<'_>]) -> bool {
-        let is_needed = |(name, target, _): &Job<'_>| {
+    fn is_shared(&self, met: &[MatrixJob<'_>]) -> bool {
+        let is_needed = |(name, target, _): &MatrixJob<'_>| {
             self.matrices.n_matrices(*target) > 1 && !self.matrices.blocks.has_all(name)
         };
         met.iter().any(is_needed)
@@ -171,7 +171,7 @@ impl Follower<'_> {
             (Some(_), &[(_, target, matrix)]) => self.matrices.weights(target, matrix, n_cols)?,
             _ => Vec::new(),
         };
-        let lack = branch.as_ref().filter(|_| !matrix.is_empty()).map(|branch| Lack {
+        let gap = branch.as_ref().filter(|_| !matrix.is_empty()).map(|branch| ResidualGap {
             x: &branch.x,
             quantized: &branch.quantized,
             width: branch.width,
@@ -180,20 +180,20 @@ impl Follower<'_> {
         });
         // Without weights to correct, only the moments are needed.
         let x = if jobs.is_empty() { quantized } else { x };
-        let sums = Sums::of(&Inputs { x, quantized, n_cols, weights }, lack.as_ref());
+        let sums = SolverSums::of(&StreamInputs { x, quantized, n_cols, weights }, gap.as_ref());
         drop(matrix);
         if let Some(branch) = branch {
             self.buffers.give([branch.x, branch.quantized]);
         }
         let sums = match sums {
-            Ok(Sums { moments, lost }) => {
+            Ok(SolverSums { moments, compensation }) => {
                 let mut all = jobs.iter().chain(&met);
                 let moments = if all.all(|(_, target, _)| self.matrices.n_matrices(*target) > 1) {
                     self.drawn(matrices, moments)
                 } else {
                     Ok(moments)
                 };
-                moments.map(|moments| Sums { moments, lost })
+                moments.map(|moments| SolverSums { moments, compensation })
             }
             Err(error) => Err(error),
         };
@@ -220,7 +220,7 @@ impl Follower<'_> {
         let mut state = self.state();
         let n_tokens = own.n_tokens();
         let shared = state.shared.entry(tensor);
-        let shared = shared.or_insert_with(|| Shared {
+        let shared = shared.or_insert_with(|| StackSums {
             tensors: matrices.iter().map(|matrix| matrix.tensor).collect(),
             n_rows: 0,
             values: vec![0.0; own.values().len()],
@@ -232,7 +232,11 @@ impl Follower<'_> {
     }
 
     /// Rounds matrices with these sums. If the sums cannot be used, the matrices are left to the importance matrix.
-    fn round(&self, jobs: &[Job<'_>], sums: Result<Sums, SolveError>) -> Result<(), CalibrateError> {
+    fn round(
+        &self,
+        jobs: &[MatrixJob<'_>],
+        sums: Result<SolverSums, SolveError>,
+    ) -> Result<(), CalibrateError> {
         let left = |name: &str, matrix, reason| {
             let (tensor, reason) = (name.to_owned(), SolveError::to_string(&reason));
             self.state().left.push(NotSolved { tensor, matrix, reason });
@@ -250,30 +254,37 @@ impl Follower<'_> {
                 return Ok(());
             }
         };
-        let Sums { moments, lost } = sums;
+        let SolverSums { moments, compensation } = sums;
         let importance = moments.diagonal();
-        let correction = match &lost {
-            Lost::Nothing => Ok(None),
+        let correction = match &compensation {
+            Compensation::Nothing => Ok(None),
             _ => Correction::new(&moments, self.options.lambda).map(Some),
         };
-        let prepared = correction.and_then(|correction| match (correction, lost) {
-            (Some(correction), Lost::Inputs(cross)) => Ok(Prepared::Inputs(correction.of_inputs(cross)?)),
-            (Some(correction), Lost::Outputs(lost)) => Ok(Prepared::Outputs(correction, lost)),
-            (_, Lost::Nothing) | (None, _) => Ok(Prepared::Nothing),
+        let prepared = correction.and_then(|correction| match (correction, compensation) {
+            (Some(correction), Compensation::Inputs(cross)) => {
+                Ok(PreparedCorrection::Inputs(correction.of_inputs(cross)?))
+            }
+            (Some(correction), Compensation::Outputs(outputs)) => {
+                Ok(PreparedCorrection::Outputs(correction, outputs))
+            }
+            (_, Compensation::Nothing) | (None, _) => Ok(PreparedCorrection::Nothing),
         });
         for &(name, target, matrix) in jobs {
-            let solved = prepared.as_ref().map_err(|error| Failed::Solve(*error)).and_then(|prepared| {
-                let corrected = match prepared {
-                    Prepared::Nothing => None,
-                    Prepared::Inputs(correction) => Some(Corrected::Inputs(correction)),
-                    Prepared::Outputs(correction, lost) => Some(Corrected::Outputs(correction, lost)),
-                };
-                self.matrices.solve((name, target, matrix), &metric, &importance, corrected)
-            });
+            let solved =
+                prepared.as_ref().map_err(|error| SolveFailure::Solve(*error)).and_then(|prepared| {
+                    let corrected = match prepared {
+                        PreparedCorrection::Nothing => None,
+                        PreparedCorrection::Inputs(correction) => Some(Corrected::Inputs(correction)),
+                        PreparedCorrection::Outputs(correction, outputs) => {
+                            Some(Corrected::Outputs(correction, outputs))
+                        }
+                    };
+                    self.matrices.solve((name, target, matrix), &metric, &importance, corrected)
+                });
             match solved {
                 Ok(()) => {}
-                Err(Failed::Solve(reason)) => left(name, matrix, reason),
-                Err(Failed::Run(error)) => return Err(*error),
+                Err(SolveFailure::Solve(reason)) => left(name, matrix, reason),
+                Err(SolveFailure::Run(error)) => return Err(*error),
             }
         }
         Ok(())
@@ -294,7 +305,10 @@ impl Follower<'_> {
             let Some(&tensor) = shared.tensors.first().filter(|_| !jobs.is_empty()) else { continue };
             let n_cols = usize::try_from(self.stream.tensors()[tensor].shape.n_cols()).unwrap_or(0);
             let moments = shared_moments(n_cols, shared);
-            self.round(&jobs, moments.map(|moments| Sums { moments, lost: Lost::Nothing }))?;
+            self.round(
+                &jobs,
+                moments.map(|moments| SolverSums { moments, compensation: Compensation::Nothing }),
+            )?;
         }
         Ok(())
     }
@@ -315,14 +329,14 @@ fn has_non_finite(x: &[f32]) -> bool {
     x.par_chunks(1 << 16).any(|part| first_non_finite(part).is_some())
 }
 
-fn shared_moments(n_cols: usize, shared: &Shared) -> Result<SecondMoments, SolveError> {
+fn shared_moments(n_cols: usize, shared: &StackSums) -> Result<SecondMoments, SolveError> {
     let share = 1.0 / (shared.n_rows.max(1) as f32);
     SecondMoments::new(n_cols, shared.n_rows, shared.values.iter().map(|sum| share * sum).collect())
 }
 
 impl Observer for Follower<'_> {
     fn inputs(&self, _: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
-        if let Some(Event::Inputs(unquantized)) = self.event() {
+        if let Some(LockstepEvent::Inputs(unquantized)) = self.event() {
             let solved = self.engine.install(|| self.solve(matrices, &unquantized, x));
             self.buffers.give([unquantized]);
             self.keep(solved.and_then(|()| Ok(self.buffers.check()?)));
@@ -330,7 +344,7 @@ impl Observer for Follower<'_> {
     }
 
     fn routes(&self, _: &dyn TensorSource, _: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
-        if let Some(Event::Routes(chosen)) = self.event() {
+        if let Some(LockstepEvent::Routes(chosen)) = self.event() {
             // Experts get the tokens that the unquantized model routes to them; otherwise their rows have no
             // counterpart.
             routes.iter_mut().zip(chosen).for_each(|(route, chosen)| *route = chosen);
@@ -338,7 +352,7 @@ impl Observer for Follower<'_> {
     }
 
     fn branch(&self, matrix: &Matrix, factor: f32, stream: &[f32]) {
-        if let Some(Event::Branch(x)) = self.event() {
+        if let Some(LockstepEvent::Branch(x)) = self.event() {
             let copy = || if x.is_empty() { Buffer::default() } else { self.buffers.copy(stream) };
             let quantized = self.engine.install(copy);
             let branch =

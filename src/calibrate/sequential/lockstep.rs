@@ -8,14 +8,14 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use crate::core::TensorSource;
 use crate::core::sync::Unpoisoned;
-use crate::engine::{Buffer, Buffers, Engine, Matrix, Observer};
+use crate::engine::{Buffer, BufferPool, Engine, Matrix, Observer};
 use crate::verify::SumCollector;
 
 /// Experts that each token is routed to, with their factors.
 pub(super) type Routes = Vec<Vec<(usize, f32)>>;
 
 /// Values that the unquantized run hands over.
-pub(super) enum Event {
+pub(super) enum LockstepEvent {
     /// Rows that matrices are multiplied with; empty if no matrix is to be solved.
     Inputs(Buffer),
     /// Stream to which a branch will be added.
@@ -25,29 +25,29 @@ pub(super) enum Event {
 }
 
 /// Unquantized run's end of the link.
-pub(super) struct Ahead {
-    events: SyncSender<Event>,
+pub(super) struct LeaderEnd {
+    events: SyncSender<LockstepEvent>,
     go: Mutex<Receiver<()>>,
 }
 
 /// Quantized run's end of the link.
-pub(super) struct Behind {
-    events: Mutex<Receiver<Event>>,
+pub(super) struct FollowerEnd {
+    events: Mutex<Receiver<LockstepEvent>>,
     go: SyncSender<()>,
 }
 
 /// Creates a link and returns both ends.
-pub(super) fn link() -> (Ahead, Behind) {
+pub(super) fn link() -> (LeaderEnd, FollowerEnd) {
     let (events, to_come) = sync_channel(1);
     let (go, may_go) = sync_channel(1);
-    let ahead = Ahead { events, go: Mutex::new(may_go) };
-    (ahead, Behind { events: Mutex::new(to_come), go })
+    let leading = LeaderEnd { events, go: Mutex::new(may_go) };
+    (leading, FollowerEnd { events: Mutex::new(to_come), go })
 }
 
-impl Ahead {
+impl LeaderEnd {
     /// Hands an event over and waits until the other run reaches the next one. Returns false if the other run ended
     /// early.
-    fn hand(&self, event: Event) -> bool {
+    fn hand(&self, event: LockstepEvent) -> bool {
         if self.events.send(event).is_err() {
             return false;
         }
@@ -57,9 +57,9 @@ impl Ahead {
     }
 }
 
-impl Behind {
+impl FollowerEnd {
     /// Event for the place that this run has reached; `None` if the other run has ended.
-    pub(super) fn next(&self, is_first: bool) -> Option<Event> {
+    pub(super) fn next(&self, is_first: bool) -> Option<LockstepEvent> {
         if !is_first {
             let _ = self.go.send(());
         }
@@ -69,10 +69,10 @@ impl Behind {
 
 /// Observer of the unquantized run that also collects its importance sums.
 pub(super) struct Leader<'a> {
-    pub(super) ahead: Ahead,
+    pub(super) link: LeaderEnd,
     pub(super) engine: &'a Engine<'a>,
     /// Buffers for rows that are handed over; the other run gives them back.
-    pub(super) buffers: &'a Buffers,
+    pub(super) buffers: &'a BufferPool,
     pub(super) sums: SumCollector,
     /// True for tensors that change their type.
     pub(super) is_target: &'a (dyn Fn(usize) -> bool + Sync),
@@ -80,8 +80,8 @@ pub(super) struct Leader<'a> {
 }
 
 impl Leader<'_> {
-    fn hand(&self, event: impl FnOnce() -> Event) {
-        if !self.is_stopped.load(Ordering::Relaxed) && !self.ahead.hand(event()) {
+    fn hand(&self, event: impl FnOnce() -> LockstepEvent) {
+        if !self.is_stopped.load(Ordering::Relaxed) && !self.link.hand(event()) {
             self.is_stopped.store(true, Ordering::Relaxed);
         }
     }
@@ -96,16 +96,16 @@ impl Observer for Leader<'_> {
     fn inputs(&self, source: &dyn TensorSource, matrices: &[&Matrix], x: &[f32]) {
         self.engine.install(|| matrices.iter().for_each(|matrix| self.sums.input(source, matrix, x)));
         let is_wanted = matrices.iter().any(|matrix| (self.is_target)(matrix.tensor));
-        self.hand(|| Event::Inputs(self.copy(is_wanted, x)));
+        self.hand(|| LockstepEvent::Inputs(self.copy(is_wanted, x)));
     }
 
     fn routes(&self, _: &dyn TensorSource, _: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
-        self.hand(|| Event::Routes(routes.to_vec()));
+        self.hand(|| LockstepEvent::Routes(routes.to_vec()));
     }
 
     fn branch(&self, matrix: &Matrix, _: f32, stream: &[f32]) {
         let is_wanted = (self.is_target)(matrix.tensor);
-        self.hand(|| Event::Branch(self.copy(is_wanted, stream)));
+        self.hand(|| LockstepEvent::Branch(self.copy(is_wanted, stream)));
     }
 
     fn leave(&self, _: usize) -> ControlFlow<()> {

@@ -12,7 +12,7 @@ use crate::quant::quantize_rows;
 use crate::quantize::SolvedRows;
 
 /// Importance of a matrix's columns, by tensor and matrix.
-type Importance = BTreeMap<(usize, u64), Vec<f32>>;
+type ColumnImportance = BTreeMap<(usize, u64), Vec<f32>>;
 
 /// Model whose tensors have their target types. Rows that are not solved (yet) are quantized as they are read, with the
 /// importance of their matrix if it is known.
@@ -21,7 +21,7 @@ pub(super) struct QuantizedStream<'a> {
     tensors: Vec<TensorMeta>,
     level: SimdLevel,
     blocks: &'a SolvedBlocks,
-    importance: Mutex<Importance>,
+    importance: Mutex<ColumnImportance>,
 }
 
 impl<'a> QuantizedStream<'a> {

@@ -9,7 +9,7 @@ use crate::solve::{SecondMoments, SolveError};
 pub(super) const ROWS: usize = 4096;
 
 /// Rows of both streams that matrices share as their input.
-pub(super) struct Inputs<'x> {
+pub(super) struct StreamInputs<'x> {
     /// Rows of the unquantized stream, `[n_rows, n_cols]`.
     pub(super) x: &'x [f32],
     /// Rows of the quantized stream, `[n_rows, n_cols]`.
@@ -20,7 +20,7 @@ pub(super) struct Inputs<'x> {
 }
 
 /// Residual streams of both runs where a matrix's product is added; the quantized one lacks their difference.
-pub(super) struct Lack<'x> {
+pub(super) struct ResidualGap<'x> {
     /// Rows of the unquantized stream, `[n_rows, width]`.
     pub(super) x: &'x [f32],
     /// Rows of the quantized stream, `[n_rows, width]`.
@@ -33,7 +33,7 @@ pub(super) struct Lack<'x> {
 }
 
 /// Error of the earlier quantization that the weights must compensate.
-pub(super) enum Lost {
+pub(super) enum Compensation {
     /// No error: both streams are equal.
     Nothing,
     /// `C = (X - X̂)ᵀX̂ / N`, `[n_cols, n_cols]`.
@@ -46,22 +46,22 @@ pub(super) enum Lost {
 }
 
 /// Means over rows.
-pub(super) struct Sums {
+pub(super) struct SolverSums {
     /// `Ĥ = X̂ᵀX̂ / N`.
     pub(super) moments: SecondMoments,
-    pub(super) lost: Lost,
+    pub(super) compensation: Compensation,
 }
 
-impl Sums {
+impl SolverSums {
     /// Sums up rows in order, in blocks of a fixed size, which gives the same bits for every number of threads.
-    pub(super) fn of(inputs: &Inputs<'_>, lack: Option<&Lack<'_>>) -> Result<Self, SolveError> {
-        let Inputs { x, quantized, n_cols, weights } = *inputs;
-        let is_same = x == quantized && lack.is_none_or(|lack| lack.x == lack.quantized);
-        let height = lack.map_or(n_cols, |lack| lack.width);
-        let mut lost = if is_same { Vec::new() } else { vec![0.0; height * n_cols] };
-        let lack = lack.filter(|_| !is_same).map(|lack| (lack, transposed(lack, n_cols)));
+    pub(super) fn of(inputs: &StreamInputs<'_>, gap: Option<&ResidualGap<'_>>) -> Result<Self, SolveError> {
+        let StreamInputs { x, quantized, n_cols, weights } = *inputs;
+        let is_same = x == quantized && gap.is_none_or(|gap| gap.x == gap.quantized);
+        let height = gap.map_or(n_cols, |gap| gap.width);
+        let mut compensation = if is_same { Vec::new() } else { vec![0.0; height * n_cols] };
+        let gap = gap.filter(|_| !is_same).map(|gap| (gap, transposed(gap, n_cols)));
         let mut gram = Gram::zero(n_cols);
-        let (mut scaled, mut others, mut lacks) = <(Strips, Strips, Strips)>::default();
+        let (mut scaled, mut others, mut gaps) = <(Strips, Strips, Strips)>::default();
         for first in (0..weights.len()).step_by(ROWS) {
             let n_rows = ROWS.min(weights.len() - first);
             let weight = |row: usize| weights[first + row].sqrt();
@@ -77,25 +77,25 @@ impl Sums {
                 let start = (first + row) * n_cols;
                 differ(out, weight(row), &x[start..][columns.clone()], &quantized[start..][columns]);
             });
-            let Some((lack, matrix)) = &lack else {
-                add_cross(&mut lost, &others, &scaled);
+            let Some((gap, matrix)) = &gap else {
+                add_cross(&mut compensation, &others, &scaled);
                 continue;
             };
-            lacks.fill(n_rows, lack.width, |row, columns, out| {
-                let start = (first + row) * lack.width;
-                let (own, less) = (&lack.x[start..][columns.clone()], &lack.quantized[start..][columns]);
-                differ(out, weight(row) / lack.factor, own, less);
+            gaps.fill(n_rows, gap.width, |row, columns, out| {
+                let start = (first + row) * gap.width;
+                let (own, less) = (&gap.x[start..][columns.clone()], &gap.quantized[start..][columns]);
+                differ(out, weight(row) / gap.factor, own, less);
             });
-            lacks.add_product(&others, matrix);
-            add_cross(&mut lost, &lacks, &scaled);
+            gaps.add_product(&others, matrix);
+            add_cross(&mut compensation, &gaps, &scaled);
         }
         let moments = SecondMoments::new(n_cols, weights.len() as u64, lower(&gram))?;
-        let lost = match (is_same, lack) {
-            (true, _) => Lost::Nothing,
-            (false, None) => Lost::Inputs(lost),
-            (false, Some(_)) => Lost::Outputs(lost),
+        let compensation = match (is_same, gap) {
+            (true, _) => Compensation::Nothing,
+            (false, None) => Compensation::Inputs(compensation),
+            (false, Some(_)) => Compensation::Outputs(compensation),
         };
-        Ok(Self { moments, lost })
+        Ok(Self { moments, compensation })
     }
 }
 
@@ -107,11 +107,11 @@ fn differ(out: &mut [f32], factor: f32, own: &[f32], less: &[f32]) {
 }
 
 /// Transpose of a matrix, `[n_cols, width]`.
-fn transposed(lack: &Lack<'_>, n_cols: usize) -> Strips {
+fn transposed(gap: &ResidualGap<'_>, n_cols: usize) -> Strips {
     let mut strips = Strips::default();
-    strips.fill(n_cols, lack.width, |column, rows, out| {
+    strips.fill(n_cols, gap.width, |column, rows, out| {
         for (out, row) in out.iter_mut().zip(rows) {
-            *out = lack.matrix[row * n_cols + column];
+            *out = gap.matrix[row * n_cols + column];
         }
     });
     strips
@@ -142,11 +142,13 @@ mod tests {
         let (stream, less) = (make(n * width, 3), make(n * width, 4));
         let weights: Vec<f32> =
             (0..n).map(|row| if row < 100 { 0.005 } else { 0.5 / (n - 100) as f32 }).collect();
-        let inputs = Inputs { x: &x, quantized: &quantized, n_cols, weights: &weights };
+        let inputs = StreamInputs { x: &x, quantized: &quantized, n_cols, weights: &weights };
         let matrix = make(width * n_cols, 5);
-        let lack = Lack { x: &stream, quantized: &less, width, factor: 0.5, matrix: &matrix };
-        let sums = [Sums::of(&inputs, None).unwrap(), Sums::of(&inputs, Some(&lack)).unwrap()];
-        let [Lost::Inputs(cross), Lost::Outputs(lost)] = [&sums[0].lost, &sums[1].lost] else {
+        let gap = ResidualGap { x: &stream, quantized: &less, width, factor: 0.5, matrix: &matrix };
+        let sums = [SolverSums::of(&inputs, None).unwrap(), SolverSums::of(&inputs, Some(&gap)).unwrap()];
+        let [Compensation::Inputs(cross), Compensation::Outputs(compensation)] =
+            [&sums[0].compensation, &sums[1].compensation]
+        else {
             panic!("streams that differ lose something")
         };
         assert_eq!(sums[0].moments.values(), sums[1].moments.values());
@@ -166,9 +168,9 @@ mod tests {
                 let output = |row: usize| -> f32 {
                     (0..n_cols).map(|k| matrix[i * n_cols + k] * differ(row, k)).sum()
                 };
-                let lack = |row: usize| (stream[row * width + i] - less[row * width + i]) / 0.5;
-                let wanted = mean(&|row| output(row) + lack(row), j);
-                assert!((lost[i * n_cols + j] - wanted).abs() < 1e-5);
+                let gap = |row: usize| (stream[row * width + i] - less[row * width + i]) / 0.5;
+                let wanted = mean(&|row| output(row) + gap(row), j);
+                assert!((compensation[i * n_cols + j] - wanted).abs() < 1e-5);
             }
         }
     }
@@ -176,15 +178,16 @@ mod tests {
     #[test]
     fn equal_streams_need_no_correction() {
         let x = [1.0, 2.0, 3.0, 4.0];
-        let inputs = Inputs { x: &x, quantized: &x, n_cols: 2, weights: &[0.25, 0.25] };
-        let lack = Lack { x: &x, quantized: &x, width: 2, factor: 1.0, matrix: &[1.0; 4] };
-        let sums = Sums::of(&inputs, Some(&lack)).unwrap();
-        assert!(matches!(sums.lost, Lost::Nothing));
+        let inputs = StreamInputs { x: &x, quantized: &x, n_cols: 2, weights: &[0.25, 0.25] };
+        let gap = ResidualGap { x: &x, quantized: &x, width: 2, factor: 1.0, matrix: &[1.0; 4] };
+        let sums = SolverSums::of(&inputs, Some(&gap)).unwrap();
+        assert!(matches!(sums.compensation, Compensation::Nothing));
         assert_eq!(sums.moments.values(), [2.5, 3.5, 3.5, 5.0]);
-        let other = Lack { quantized: &[0.0; 4], ..lack };
-        let Lost::Outputs(lost) = Sums::of(&inputs, Some(&other)).unwrap().lost else {
+        let other = ResidualGap { quantized: &[0.0; 4], ..gap };
+        let Compensation::Outputs(compensation) = SolverSums::of(&inputs, Some(&other)).unwrap().compensation
+        else {
             panic!("the residual streams differ")
         };
-        assert_eq!(lost, [2.5, 3.5, 3.5, 5.0]);
+        assert_eq!(compensation, [2.5, 3.5, 3.5, 5.0]);
     }
 }

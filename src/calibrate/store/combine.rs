@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use crate::calibrate::moments::KindMoments;
-use crate::calibrate::store::manifest::{KindEntry, Manifest, MomentsEntry};
+use crate::calibrate::store::manifest::{KindEntry, MomentsEntry, StatisticsManifest};
 use crate::calibrate::store::part::StatisticsPart;
 use crate::calibrate::store::tensor_file::{StoredSums, TensorFile};
 use crate::calibrate::store::{MANIFEST, StatisticsError, StatisticsWriter, moments_name};
@@ -55,7 +55,7 @@ pub fn combine_statistics(
     // In the order of collection: moments outside of layers come last.
     let layers: BTreeSet<(bool, Option<usize>)> = all.map(|layer| (layer.is_none(), layer)).collect();
     let text = Some(first.part().text.clone());
-    let manifest = Manifest { part: None, layers: Vec::new(), text, ..first.manifest().clone() };
+    let manifest = StatisticsManifest { part: None, layers: Vec::new(), text, ..first.manifest().clone() };
     let n_kinds = manifest.kinds.len();
     let found = CombinedStatistics {
         n_parts: parts.len(),

@@ -6,7 +6,8 @@ use sha2::{Digest, Sha256};
 
 use crate::calibrate::digest::hex;
 use crate::calibrate::store::manifest::{
-    CheckEntry, FORMAT, InputEntry, KindEntry, LayerEntry, Manifest, MatrixEntry, MomentsEntry, VERSION,
+    CheckEntry, FORMAT, InputEntry, KindEntry, LayerEntry, MatrixEntry, MomentsEntry, StatisticsManifest,
+    VERSION,
 };
 use crate::calibrate::store::{MANIFEST, SUMS, StatisticsError, identity};
 use crate::calibrate::{CalibrationText, Layer, SharedInput};
@@ -24,21 +25,21 @@ pub(super) struct Folder {
     path: PathBuf,
     dir: NewDirectory,
     files: Vec<OutputFile>,
-    pub(super) manifest: Manifest,
+    pub(super) manifest: StatisticsManifest,
     sync: bool,
     /// Names and digests of the files, if they are wanted.
     digests: Option<Vec<(String, String)>>,
 }
 
 /// Writer of a file in pieces.
-pub(super) struct Pieces<'a> {
+pub(super) struct PieceWriter<'a> {
     file: &'a OutputFile,
     offset: u64,
     buffer: Vec<u8>,
     hash: Option<Sha256>,
 }
 
-impl Pieces<'_> {
+impl PieceWriter<'_> {
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), StatisticsError> {
         self.buffer.extend_from_slice(bytes);
         if self.buffer.len() >= CHUNK_BYTES { self.flush() } else { Ok(()) }
@@ -56,8 +57,8 @@ impl Pieces<'_> {
 }
 
 /// Tensors of a file, each with a function that writes its bytes in order.
-pub(super) type Tensors<'a> =
-    Vec<(WeightMeta, Box<dyn Fn(&mut Pieces<'_>) -> Result<(), StatisticsError> + 'a>)>;
+pub(super) type TensorWriters<'a> =
+    Vec<(WeightMeta, Box<dyn Fn(&mut PieceWriter<'_>) -> Result<(), StatisticsError> + 'a>)>;
 
 /// Builds the metadata of a tensor.
 ///
@@ -81,7 +82,7 @@ pub(super) fn meta(
 pub(super) fn write_tensors(
     file: &OutputFile,
     path: &Path,
-    tensors: &Tensors<'_>,
+    tensors: &TensorWriters<'_>,
     is_digested: bool,
 ) -> Result<Option<String>, StatisticsError> {
     let failed = |reason: String| StatisticsError::Plan { file: path.to_owned(), reason };
@@ -90,7 +91,7 @@ pub(super) fn write_tensors(
     let [plan] = plans.as_slice() else { return Err(failed(format!("{} parts", plans.len()))) };
     file.reserve(plan.n_bytes)?;
     let hash = is_digested.then(Sha256::new);
-    let mut pieces = Pieces { file, offset: 0, buffer: Vec::new(), hash };
+    let mut pieces = PieceWriter { file, offset: 0, buffer: Vec::new(), hash };
     pieces.push(&plan.header)?;
     for (_, write) in tensors {
         write(&mut pieces)?;
@@ -111,7 +112,7 @@ impl Folder {
         model: &Model<'_>,
         text: &CalibrationText,
         seed: Option<u64>,
-    ) -> Result<Manifest, StatisticsError> {
+    ) -> Result<StatisticsManifest, StatisticsError> {
         let (digest, tokenizer) = identity(model)?;
         let architecture = model.metadata.get("general.architecture").and_then(crate::gguf::Value::as_str);
         let kinds = text.kinds.iter().map(|kind| KindEntry {
@@ -122,7 +123,7 @@ impl Folder {
             seed: kind.seed,
             check: kind.check.iter().map(CheckEntry::of).collect(),
         });
-        Ok(Manifest {
+        Ok(StatisticsManifest {
             format: FORMAT.to_owned(),
             version: VERSION,
             model: digest,
@@ -145,8 +146,8 @@ impl Folder {
         model: &Model<'_>,
         text: &CalibrationText,
         seed: Option<u64>,
-    ) -> Result<Manifest, StatisticsError> {
-        Ok(Manifest { text: Some(digest_of(text)), ..Self::manifest(model, text, seed)? })
+    ) -> Result<StatisticsManifest, StatisticsError> {
+        Ok(StatisticsManifest { text: Some(digest_of(text)), ..Self::manifest(model, text, seed)? })
     }
 
     /// Estimate of the number of files: at most one for each layer, and a few more.
@@ -161,7 +162,7 @@ impl Folder {
     /// A path that exists and is not an empty directory; file system errors.
     pub(super) fn create(
         path: &Path,
-        manifest: Manifest,
+        manifest: StatisticsManifest,
         n_files: usize,
         sync: bool,
     ) -> Result<Self, StatisticsError> {
@@ -181,7 +182,7 @@ impl Folder {
     ///
     /// # Errors
     /// A tensor that is larger than a file can hold; file system errors.
-    pub(super) fn add(&mut self, name: &str, tensors: &Tensors<'_>) -> Result<(), StatisticsError> {
+    pub(super) fn add(&mut self, name: &str, tensors: &TensorWriters<'_>) -> Result<(), StatisticsError> {
         let file = self.dir.create(name)?;
         let digest = write_tensors(&file, &self.path(name), tensors, self.digests.is_some())?;
         if let (Some(digests), Some(digest)) = (&mut self.digests, digest) {

@@ -12,7 +12,7 @@ pub(super) const FORMAT: &str = "gguf-foundry statistics";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Manifest {
+pub(super) struct StatisticsManifest {
     pub(super) format: String,
     pub(super) version: u64,
     /// Digest of the model.
@@ -34,7 +34,7 @@ pub(super) struct Manifest {
     pub(super) layers: Vec<LayerEntry>,
 }
 
-impl Manifest {
+impl StatisticsManifest {
     /// Number of matrices with moments, and number of layers.
     pub(super) fn counts(&self) -> (usize, usize) {
         let inputs = self.layers.iter().flat_map(|layer| &layer.inputs);

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use crate::calibrate::calibration_run::BatchRange;
 use crate::calibrate::digest::hex;
 use crate::calibrate::program::program;
-use crate::calibrate::run::BatchRange;
-use crate::calibrate::store::folder::{Folder, Tensors, digest_of, meta};
-use crate::calibrate::store::manifest::{LayerEntry, Manifest, PartEntry};
+use crate::calibrate::store::folder::{Folder, TensorWriters, digest_of, meta};
+use crate::calibrate::store::manifest::{LayerEntry, PartEntry, StatisticsManifest};
 use crate::calibrate::store::read::read_manifest;
 use crate::calibrate::store::tensor_file::{OTHER_DIGEST, TensorFile};
 use crate::calibrate::store::write::push_columns;
@@ -54,7 +54,7 @@ impl PartWriter {
     pub fn add(&mut self, layer: &LayerSums) -> Result<(), StatisticsError> {
         let name = moments_file(self.folder.manifest.layers.len());
         let path = self.folder.path(&name);
-        let mut tensors: Tensors<'_> = Vec::new();
+        let mut tensors: TensorWriters<'_> = Vec::new();
         for (kind, own) in layer.kinds.iter().enumerate() {
             for (at, own) in own.iter().enumerate() {
                 push_sums(&mut tensors, &path, &moments_name(kind, at), own)?;
@@ -71,7 +71,7 @@ impl PartWriter {
     /// File system errors; then there is no directory.
     pub fn commit(mut self, importance: &ImportanceSums) -> Result<(), StatisticsError> {
         let path = self.folder.path(IMPORTANCE);
-        let mut tensors: Tensors<'_> = Vec::new();
+        let mut tensors: TensorWriters<'_> = Vec::new();
         for (kind, sums) in importance.kinds.iter().enumerate() {
             for (name, exact) in sums {
                 let (name, columns) = (format!("kind{kind}/{name}"), &exact.columns);
@@ -97,7 +97,7 @@ fn manifest(
     text: &CalibrationText,
     seed: Option<u64>,
     (share, batches): (Share, BatchRange),
-) -> Result<Manifest, StatisticsError> {
+) -> Result<StatisticsManifest, StatisticsError> {
     let mut manifest = Folder::manifest(model, text, seed)?;
     manifest.part = Some(PartEntry {
         number: share.number(),
@@ -113,7 +113,7 @@ fn manifest(
 
 /// Adds the tensors of sums, and of their rests if there are any.
 fn push_sums<'a>(
-    tensors: &mut Tensors<'a>,
+    tensors: &mut TensorWriters<'a>,
     path: &Path,
     name: &str,
     own: &'a MomentSums,
@@ -153,7 +153,7 @@ fn push_sums<'a>(
 #[derive(Clone, Debug)]
 pub struct StatisticsPart {
     path: PathBuf,
-    manifest: Manifest,
+    manifest: StatisticsManifest,
     part: PartEntry,
     /// Digests by file name.
     digests: BTreeMap<String, String>,
@@ -207,7 +207,7 @@ impl StatisticsPart {
         seed: Option<u64>,
         own: (Share, BatchRange),
     ) -> Result<bool, StatisticsError> {
-        let found = Manifest { layers: Vec::new(), ..self.manifest.clone() };
+        let found = StatisticsManifest { layers: Vec::new(), ..self.manifest.clone() };
         if found != manifest(model, text, seed, own)? {
             return Ok(false);
         }
@@ -234,7 +234,7 @@ impl StatisticsPart {
         &self.path
     }
 
-    pub(super) fn manifest(&self) -> &Manifest {
+    pub(super) fn manifest(&self) -> &StatisticsManifest {
         &self.manifest
     }
 

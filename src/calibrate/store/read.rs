@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::calibrate::moments::KindMoments;
 use crate::calibrate::store::folder::Folder;
-use crate::calibrate::store::manifest::{CheckEntry, FORMAT, LayerEntry, Manifest, MatrixEntry, VERSION};
+use crate::calibrate::store::manifest::{
+    CheckEntry, FORMAT, LayerEntry, MatrixEntry, StatisticsManifest, VERSION,
+};
 use crate::calibrate::store::tensor_file::TensorFile;
 use crate::calibrate::store::{IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name};
 use crate::calibrate::{CalibrationText, LayerMoments, MatrixName, Moments};
@@ -38,7 +40,7 @@ pub struct StatisticsKind {
 #[derive(Clone, Debug)]
 pub struct Statistics {
     path: PathBuf,
-    manifest: Manifest,
+    manifest: StatisticsManifest,
     limits: Limits,
 }
 
@@ -92,7 +94,7 @@ impl Statistics {
         text: &CalibrationText,
         seed: Option<u64>,
     ) -> Result<bool, StatisticsError> {
-        let found = Manifest { layers: Vec::new(), ..self.manifest.clone() };
+        let found = StatisticsManifest { layers: Vec::new(), ..self.manifest.clone() };
         if found != Folder::whole_manifest(model, text, seed)? {
             return Ok(false);
         }
@@ -273,7 +275,7 @@ impl Statistics {
 }
 
 /// Reads and checks the manifest of a directory.
-pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<Manifest, StatisticsError> {
+pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<StatisticsManifest, StatisticsError> {
     let file = path.join(MANIFEST);
     if !file.is_file() {
         return Err(StatisticsError::NotStatistics { path: path.to_owned() });
@@ -296,7 +298,7 @@ pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<Manifest, St
         Some(found) => return Err(StatisticsError::Version { file, found, expected: VERSION }),
         None => return Err(broken("`version` is missing or no number".to_owned())),
     }
-    let manifest: Manifest =
+    let manifest: StatisticsManifest =
         serde_json::from_value(json.into()).map_err(|error| broken(error.to_string()))?;
     let n_kinds = manifest.kinds.len();
     for (at, kind) in manifest.kinds.iter().enumerate() {

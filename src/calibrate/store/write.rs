@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::calibrate::store::folder::{Folder, Tensors, meta, write_tensors};
-use crate::calibrate::store::manifest::Manifest;
+use crate::calibrate::store::folder::{Folder, TensorWriters, meta, write_tensors};
+use crate::calibrate::store::manifest::StatisticsManifest;
 use crate::calibrate::store::{IMPORTANCE, StatisticsError, moments_file, moments_name, triangle};
 use crate::calibrate::{CalibrationText, LayerMoments, Moments};
 use crate::core::ElementType;
@@ -38,7 +38,7 @@ impl StatisticsWriter {
 
     pub(super) fn of_manifest(
         path: &Path,
-        manifest: Manifest,
+        manifest: StatisticsManifest,
         n_files: usize,
         sync: bool,
     ) -> Result<Self, StatisticsError> {
@@ -52,7 +52,7 @@ impl StatisticsWriter {
     pub fn add(&mut self, layer: &LayerMoments) -> Result<(), StatisticsError> {
         let name = moments_file(self.folder.manifest.layers.len());
         let path = self.folder.path(&name);
-        let mut tensors: Tensors<'_> = Vec::new();
+        let mut tensors: TensorWriters<'_> = Vec::new();
         for (kind, own) in layer.kinds.iter().enumerate() {
             for (at, own) in own.iter().enumerate() {
                 let dims = vec![triangle(own.n_cols()).unwrap_or(u64::MAX)];
@@ -77,7 +77,7 @@ impl StatisticsWriter {
     /// File system errors; then there is no directory.
     pub fn commit(mut self, importance: &[ImatrixSums]) -> Result<(), StatisticsError> {
         let path = self.folder.path(IMPORTANCE);
-        let mut tensors: Tensors<'_> = Vec::new();
+        let mut tensors: TensorWriters<'_> = Vec::new();
         for (kind, sums) in importance.iter().enumerate() {
             for (name, columns) in &sums.tensors {
                 push_columns(&mut tensors, &path, &format!("kind{kind}/{name}"), columns)?;
@@ -90,7 +90,7 @@ impl StatisticsWriter {
 
 /// Adds the tensors of importance sums: `NAME.sums` and `NAME.counts`.
 pub(super) fn push_columns<'a>(
-    tensors: &mut Tensors<'a>,
+    tensors: &mut TensorWriters<'a>,
     path: &Path,
     name: &str,
     columns: &'a ColumnSums,
@@ -118,7 +118,7 @@ pub(in crate::calibrate) fn write_importance(
     sums: &BTreeMap<String, ColumnSums>,
     sync: bool,
 ) -> Result<(), StatisticsError> {
-    let mut tensors: Tensors<'_> = Vec::new();
+    let mut tensors: TensorWriters<'_> = Vec::new();
     for (name, columns) in sums {
         push_columns(&mut tensors, path, name, columns)?;
     }

@@ -13,9 +13,9 @@ const VERSION: u64 = 1;
 
 /// Named facts that decide the result, each with its value or the value's digest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::calibrate) struct Facts(Vec<(String, String)>);
+pub(in crate::calibrate) struct WorkFacts(Vec<(String, String)>);
 
-impl Facts {
+impl WorkFacts {
     pub(in crate::calibrate) fn add(&mut self, what: &str, value: impl Into<String>) {
         self.0.push((what.to_owned(), value.into()));
     }
@@ -23,7 +23,7 @@ impl Facts {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Manifest {
+pub(super) struct WorkManifest {
     format: String,
     version: u64,
     /// True if the folder was created for the work.
@@ -31,8 +31,8 @@ pub(super) struct Manifest {
     facts: Vec<(String, String)>,
 }
 
-impl Manifest {
-    pub(super) fn new(facts: Facts, is_made: bool) -> Self {
+impl WorkManifest {
+    pub(super) fn new(facts: WorkFacts, is_made: bool) -> Self {
         Self { format: FORMAT.to_owned(), version: VERSION, is_made, facts: facts.0 }
     }
 
@@ -47,7 +47,7 @@ impl Manifest {
         let limits = Limits::default();
         let n_bytes = fs_err::metadata(file)?.len();
         if n_bytes > 1 << 20 {
-            return Err(broken(format!("{n_bytes} bytes are too many for what a run says of itself")));
+            return Err(broken(format!("{n_bytes} bytes are too many for the facts of a run")));
         }
         let text = crate::core::input::read(file)?;
         let json = parse_object(&text, &limits).map_err(|error| broken(error.to_string()))?;
@@ -68,7 +68,7 @@ impl Manifest {
     ///
     /// # Errors
     /// The first fact that differs.
-    pub(super) fn check(&self, facts: &Facts, path: &Path) -> Result<(), WorkError> {
+    pub(super) fn check(&self, facts: &WorkFacts, path: &Path) -> Result<(), WorkError> {
         let other = |what: &str, found: &str, expected: &str| WorkError::OtherRun {
             path: path.to_owned(),
             what: what.to_owned(),

@@ -24,7 +24,7 @@ pub(in crate::calibrate) struct KeptText {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Stored {
+struct StoredText {
     /// Digest of everything that decides the text.
     of: String,
     windows: Vec<CheckEntry>,
@@ -116,7 +116,7 @@ impl SelfTextKeeper<'_> {
             Self::File(path, sync) => (path.to_owned(), sync),
         };
         let entries = |windows: &[Window]| windows.iter().map(CheckEntry::of).collect();
-        let stored = Stored {
+        let stored = StoredText {
             of: digest(model, own, held_back, engine)?,
             windows: entries(&text.windows),
             check: entries(&text.check),
@@ -128,7 +128,7 @@ impl SelfTextKeeper<'_> {
     }
 }
 
-impl Stored {
+impl StoredText {
     /// Rebuilds the text; `None` if its fields contradict each other.
     fn text(self) -> Option<KeptText> {
         let windows =
@@ -139,6 +139,6 @@ impl Stored {
 }
 
 /// Parses a file if its digest matches.
-fn stored(bytes: &[u8]) -> Option<Stored> {
+fn stored(bytes: &[u8]) -> Option<StoredText> {
     serde_json::from_slice(unsealed(bytes)?).ok()
 }

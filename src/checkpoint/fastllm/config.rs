@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json};
 
 use crate::checkpoint::fastllm::error::FlmError;
-use crate::checkpoint::fastllm::header::Header;
+use crate::checkpoint::fastllm::header::FlmHeader;
 use crate::checkpoint::fastllm::literal;
 
 /// Keys whose values stay text even if they look like another type.
@@ -30,7 +30,7 @@ const CONTAINER_KEYS: [&str; 7] = [
     "tokenizer_use_score",
 ];
 
-impl Header {
+impl FlmHeader {
     /// The dictionary with the types and the nesting of `config.json`.
     #[must_use]
     pub fn configuration(&self) -> Map<String, Json> {

@@ -7,7 +7,7 @@ use crate::core::text::escape;
 
 /// Section of an `.flm` file, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Section {
+pub enum FlmSection {
     /// The first integer.
     Version,
     /// Keys and values of the configuration.
@@ -24,7 +24,7 @@ pub enum Section {
     TensorData,
 }
 
-impl fmt::Display for Section {
+impl fmt::Display for FlmSection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Version => "version",
@@ -46,7 +46,7 @@ impl fmt::Display for Section {
 pub enum FlmError {
     /// The file ends early.
     #[error("{section}: unexpected end of file: {source}")]
-    Truncated { section: Section, source: Truncated },
+    Truncated { section: FlmSection, source: Truncated },
     /// The file is a GGUF file.
     #[error("this is a GGUF file, not an `.flm` file")]
     Gguf,
@@ -55,16 +55,16 @@ pub enum FlmError {
     Version { found: i32 },
     /// A negative count.
     #[error("{section}: offset {offset}: {what} {found} is negative")]
-    Negative { section: Section, offset: u64, what: &'static str, found: i32 },
+    Negative { section: FlmSection, offset: u64, what: &'static str, found: i32 },
     /// A count that the rest of the file cannot hold.
     #[error("{section}: offset {offset}: {what} {found} cannot fit, {left} bytes are left")]
-    CannotFit { section: Section, offset: u64, what: &'static str, found: i32, left: u64 },
+    CannotFit { section: FlmSection, offset: u64, what: &'static str, found: i32, left: u64 },
     /// A text that is not UTF-8.
     #[error("{section}: offset {offset}: text is not UTF-8")]
-    NotUtf8 { section: Section, offset: u64 },
+    NotUtf8 { section: FlmSection, offset: u64 },
     /// A key that appears twice.
     #[error("{section}: key `{}` appears twice", escape(key))]
-    DuplicateKey { section: Section, key: String },
+    DuplicateKey { section: FlmSection, key: String },
     /// A `peft_size` that is not a count.
     #[error("`peft_size` is `{}`, expected a number of adapters", escape(found))]
     PeftSize { found: String },
@@ -138,23 +138,21 @@ impl FlmError {
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
-            Self::NotUtf8 { section: Section::Dictionary, .. }
-            | Self::CannotFit { section: Section::Dictionary, .. }
-            | Self::Negative { section: Section::Dictionary, .. } => {
+            Self::NotUtf8 { section: FlmSection::Dictionary, .. }
+            | Self::CannotFit { section: FlmSection::Dictionary, .. }
+            | Self::Negative { section: FlmSection::Dictionary, .. } => {
                 "a string length does not match: exporters before February 2024 counted characters of text that is \
                  not ASCII, such a file has to be exported again"
             }
-            Self::Truncated { section: Section::Adapters, .. }
-            | Self::NotUtf8 { section: Section::Adapters, .. }
-            | Self::CannotFit { section: Section::Adapters, .. }
-            | Self::Negative { section: Section::Adapters, .. } => {
+            Self::Truncated { section: FlmSection::Adapters, .. }
+            | Self::NotUtf8 { section: FlmSection::Adapters, .. }
+            | Self::CannotFit { section: FlmSection::Adapters, .. }
+            | Self::Negative { section: FlmSection::Adapters, .. } => {
                 "FastLLM's own `SaveModel` leaves the adapters' dictionaries out and keeps `peft_size`: export the \
                  file again from the original model"
             }
             Self::Truncated { .. } | Self::DataTruncated { .. } => "the file is cut short: fetch it again",
-            Self::NoModelType => {
-                "`--arch NAME` says which architecture it is, `gguf-convert archs` lists them"
-            }
+            Self::NoModelType => "`--arch NAME` names the architecture, `gguf-convert archs` lists them",
             _ => return Vec::new(),
         };
         vec![hint.to_owned()]

@@ -1,8 +1,8 @@
 //! The contents of an `.flm` file except the payloads.
 
-use crate::checkpoint::fastllm::error::{FlmError, Section};
-use crate::checkpoint::fastllm::reader::Reader;
-use crate::checkpoint::fastllm::tensors::{self, Tensor};
+use crate::checkpoint::fastllm::error::{FlmError, FlmSection};
+use crate::checkpoint::fastllm::reader::FlmReader;
+use crate::checkpoint::fastllm::tensors::{self, FlmTensor};
 use crate::core::bytes::{Cursor, Endian};
 use crate::core::limits::Limits;
 
@@ -30,7 +30,7 @@ impl Adapter {
 
 /// One entry of the vocabulary.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Token {
+pub struct FlmToken {
     /// Bytes of the token.
     pub text: Vec<u8>,
     /// Token id.
@@ -41,7 +41,7 @@ pub struct Token {
 
 /// Contents of a file except the payloads.
 #[derive(Clone, Debug)]
-pub struct Header {
+pub struct FlmHeader {
     /// Format version: 0, 1 or 2.
     pub version: i32,
     /// Configuration as text, in file order.
@@ -49,27 +49,28 @@ pub struct Header {
     /// Adapters.
     pub adapters: Vec<Adapter>,
     /// Vocabulary, in file order.
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<FlmToken>,
     /// Special tokens, as listed; names may repeat, and may be missing in the vocabulary.
     pub special: Vec<Vec<u8>>,
     /// Tensors, in file order.
-    pub tensors: Vec<Tensor>,
+    pub tensors: Vec<FlmTensor>,
 }
 
-impl Header {
+impl FlmHeader {
     /// Parses a whole file.
     ///
     /// # Errors
     /// [`FlmError`]: the rule that is broken.
     pub fn parse(file: &[u8], limits: &Limits) -> Result<Self, FlmError> {
-        let mut reader = Reader { cursor: Cursor::new(file, Endian::Little), section: Section::Version };
+        let mut reader =
+            FlmReader { cursor: Cursor::new(file, Endian::Little), section: FlmSection::Version };
         let version = reader.int()?;
         match version {
             0..=2 => {}
             GGUF_MAGIC => return Err(FlmError::Gguf),
             found => return Err(FlmError::Version { found }),
         }
-        reader.section = Section::Dictionary;
+        reader.section = FlmSection::Dictionary;
         let dictionary = if version >= 1 { reader.pairs()? } else { Vec::new() };
         let value = |key: &str| {
             dictionary.iter().find(|entry: &&(String, String)| entry.0 == key).map(|entry| entry.1.as_str())
@@ -78,20 +79,20 @@ impl Header {
             Some(size) => adapters(&mut reader, size)?,
             None => Vec::new(),
         };
-        reader.section = Section::Vocabulary;
+        reader.section = FlmSection::Vocabulary;
         let scores = match value("tokenizer_use_score") {
-            Some("1") => Scores::Stored,
-            _ => Scores::Absent,
+            Some("1") => TokenScores::Stored,
+            _ => TokenScores::Absent,
         };
         let tokens = tokens(&mut reader, scores)?;
-        reader.section = Section::SpecialTokens;
+        reader.section = FlmSection::SpecialTokens;
         let mut special = Vec::new();
         if value("tokenizer_has_special_tokens") == Some("1") {
             for _ in 0..reader.count("token count", 4)? {
                 special.push(reader.bytes()?.to_vec());
             }
         }
-        reader.section = Section::Tensors;
+        reader.section = FlmSection::Tensors;
         let tensors = tensors::read(&mut reader, limits)?;
         Ok(Self { version, dictionary, adapters, tokens, special, tensors })
     }
@@ -105,13 +106,13 @@ impl Header {
 
 /// Presence of scores in the vocabulary.
 #[derive(Clone, Copy)]
-enum Scores {
+enum TokenScores {
     Stored,
     Absent,
 }
 
-fn adapters(reader: &mut Reader<'_>, size: &str) -> Result<Vec<Adapter>, FlmError> {
-    reader.section = Section::Adapters;
+fn adapters(reader: &mut FlmReader<'_>, size: &str) -> Result<Vec<Adapter>, FlmError> {
+    reader.section = FlmSection::Adapters;
     let found: i32 = size.trim().parse().map_err(|_| FlmError::PeftSize { found: size.to_owned() })?;
     let (offset, left) = (reader.cursor.offset(), reader.cursor.left());
     let (section, what) = (reader.section, "`peft_size`");
@@ -126,7 +127,7 @@ fn adapters(reader: &mut Reader<'_>, size: &str) -> Result<Vec<Adapter>, FlmErro
     Ok(adapters)
 }
 
-fn tokens(reader: &mut Reader<'_>, scores: Scores) -> Result<Vec<Token>, FlmError> {
+fn tokens(reader: &mut FlmReader<'_>, scores: TokenScores) -> Result<Vec<FlmToken>, FlmError> {
     let section = reader.section;
     let truncated = |source| FlmError::Truncated { section, source };
     let mut tokens = Vec::new();
@@ -147,13 +148,13 @@ fn tokens(reader: &mut Reader<'_>, scores: Scores) -> Result<Vec<Token>, FlmErro
         let id = id.ok_or(FlmError::TokenId { offset, found, limit: MAX_ID - 1 })?;
         let offset = reader.cursor.offset();
         let score = match scores {
-            Scores::Stored => Some(reader.cursor.f32().map_err(truncated)?),
-            Scores::Absent => None,
+            TokenScores::Stored => Some(reader.cursor.f32().map_err(truncated)?),
+            TokenScores::Absent => None,
         };
         if let Some(found) = score.filter(|score| !score.is_finite()) {
             return Err(FlmError::Score { offset, id: id.cast_signed(), found });
         }
-        tokens.push(Token { text, id, score });
+        tokens.push(FlmToken { text, id, score });
     }
     Ok(tokens)
 }

@@ -10,16 +10,16 @@ const MAX_DEPTH: usize = 16;
 ///
 /// Returns `None` for anything else, which the caller treats as text.
 pub(super) fn parse(text: &str) -> Option<Json> {
-    let mut parser = Parser { rest: text.trim() };
+    let mut parser = LiteralParser { rest: text.trim() };
     let value = parser.value(0)?;
     parser.rest.is_empty().then_some(value)
 }
 
-struct Parser<'a> {
+struct LiteralParser<'a> {
     rest: &'a str,
 }
 
-impl Parser<'_> {
+impl LiteralParser<'_> {
     fn value(&mut self, depth: usize) -> Option<Json> {
         if depth > MAX_DEPTH {
             return None;

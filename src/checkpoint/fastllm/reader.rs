@@ -2,16 +2,16 @@
 
 use std::collections::HashSet;
 
-use crate::checkpoint::fastllm::error::{FlmError, Section};
+use crate::checkpoint::fastllm::error::{FlmError, FlmSection};
 use crate::core::bytes::Cursor;
 
 /// Reader of the format's primitive values; errors name the current section.
-pub(super) struct Reader<'a> {
+pub(super) struct FlmReader<'a> {
     pub(super) cursor: Cursor<'a>,
-    pub(super) section: Section,
+    pub(super) section: FlmSection,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> FlmReader<'a> {
     pub(super) fn int(&mut self) -> Result<i32, FlmError> {
         let section = self.section;
         self.cursor.i32().map_err(|source| FlmError::Truncated { section, source })

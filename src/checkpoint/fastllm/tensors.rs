@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::checkpoint::fastllm::error::{FlmError, Section};
-use crate::checkpoint::fastllm::reader::Reader;
+use crate::checkpoint::fastllm::error::{FlmError, FlmSection};
+use crate::checkpoint::fastllm::reader::FlmReader;
 use crate::core::limits::Limits;
 use crate::core::{ElementType, Shape};
 
@@ -13,7 +13,7 @@ const MAX_RANK: usize = 8;
 
 /// One tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
+pub struct FlmTensor {
     /// Name in the checkpoint.
     pub name: String,
     /// Shape, outermost first.
@@ -91,7 +91,7 @@ pub enum Payload {
 }
 
 /// Reads all tensors; the file must end after the last.
-pub(super) fn read(reader: &mut Reader<'_>, limits: &Limits) -> Result<Vec<Tensor>, FlmError> {
+pub(super) fn read(reader: &mut FlmReader<'_>, limits: &Limits) -> Result<Vec<FlmTensor>, FlmError> {
     let count = reader.count("tensor count", 4)?;
     if count > limits.n_tensors {
         return Err(FlmError::TooManyTensors { found: count, limit: limits.n_tensors });
@@ -99,7 +99,7 @@ pub(super) fn read(reader: &mut Reader<'_>, limits: &Limits) -> Result<Vec<Tenso
     let mut tensors = Vec::new();
     let mut names = HashSet::new();
     for _ in 0..count {
-        reader.section = Section::Tensors;
+        reader.section = FlmSection::Tensors;
         let tensor = tensor(reader)?;
         if !names.insert(tensor.name.clone()) {
             return Err(FlmError::DuplicateTensor { name: tensor.name });
@@ -112,7 +112,7 @@ pub(super) fn read(reader: &mut Reader<'_>, limits: &Limits) -> Result<Vec<Tenso
     }
 }
 
-fn tensor(reader: &mut Reader<'_>) -> Result<Tensor, FlmError> {
+fn tensor(reader: &mut FlmReader<'_>) -> Result<FlmTensor, FlmError> {
     let offset = reader.cursor.offset();
     let name = reader.text()?;
     if name.is_empty() || name.contains('\0') {
@@ -129,7 +129,7 @@ fn tensor(reader: &mut Reader<'_>) -> Result<Tensor, FlmError> {
     }
     let found = reader.int()?;
     let Some(shape) = Shape::new(dims.clone()) else { return Err(FlmError::Overflow { name, dims }) };
-    reader.section = Section::TensorData;
+    reader.section = FlmSection::TensorData;
     let payload = match found {
         0 => plain(reader, &name, &shape, ElementType::F32),
         1 => plain(reader, &name, &shape, ElementType::Bf16),
@@ -140,11 +140,11 @@ fn tensor(reader: &mut Reader<'_>) -> Result<Tensor, FlmError> {
         9 => codes(reader, &name, &shape, Coding::Int4Group),
         _ => return Err(FlmError::DataType { name, found }),
     };
-    Ok(Tensor { payload: payload?, name, shape })
+    Ok(FlmTensor { payload: payload?, name, shape })
 }
 
 /// Consumes `n` units of `unit_bits` bits, rounded up to whole bytes, and returns their byte range.
-fn take(reader: &mut Reader<'_>, name: &str, n: u64, unit_bits: u64) -> Result<Range<usize>, FlmError> {
+fn take(reader: &mut FlmReader<'_>, name: &str, n: u64, unit_bits: u64) -> Result<Range<usize>, FlmError> {
     let (start, left) = (reader.cursor.offset(), reader.cursor.left());
     let wanted = n.checked_mul(unit_bits).map_or(u64::MAX, |bits| bits.div_ceil(8));
     let truncated = || FlmError::DataTruncated { name: name.to_owned(), wanted, left };
@@ -153,12 +153,17 @@ fn take(reader: &mut Reader<'_>, name: &str, n: u64, unit_bits: u64) -> Result<R
     Ok(start..start + taken.len())
 }
 
-fn plain(reader: &mut Reader<'_>, name: &str, shape: &Shape, ty: ElementType) -> Result<Payload, FlmError> {
+fn plain(
+    reader: &mut FlmReader<'_>,
+    name: &str,
+    shape: &Shape,
+    ty: ElementType,
+) -> Result<Payload, FlmError> {
     let bytes = take(reader, name, shape.n_elems(), u64::from(ty.bits()))?;
     Ok(Payload::Plain { ty, bytes })
 }
 
-fn codes(reader: &mut Reader<'_>, name: &str, shape: &Shape, coding: Coding) -> Result<Payload, FlmError> {
+fn codes(reader: &mut FlmReader<'_>, name: &str, shape: &Shape, coding: Coding) -> Result<Payload, FlmError> {
     let axis = reader.int()?;
     let n = shape.n_elems();
     let is_grouped = coding == Coding::Int4Group;

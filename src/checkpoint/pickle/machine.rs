@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::checkpoint::pickle::error::PickleError;
 use crate::checkpoint::pickle::globals::{self, Global, Rebuild};
 use crate::checkpoint::pickle::literal;
-use crate::checkpoint::pickle::value::{Id, Pickle, Value, Values};
+use crate::checkpoint::pickle::value::{Id, Pickle, Value, ValueArena};
 use crate::core::bytes::{Cursor, Endian, Truncated};
 
 /// Highest supported protocol.
@@ -23,7 +23,7 @@ pub fn read(bytes: &[u8], offset: u64) -> Result<Pickle, PickleError> {
         cursor: Cursor::new(bytes, Endian::Little),
         base: offset,
         opcode_offset: offset,
-        values: Values::new(),
+        values: ValueArena::new(),
         stack: Vec::new(),
         marks: Vec::new(),
         memo: HashMap::new(),
@@ -39,7 +39,7 @@ struct Machine<'a> {
     cursor: Cursor<'a>,
     base: u64,
     opcode_offset: u64,
-    values: Values,
+    values: ValueArena,
     stack: Vec<Id>,
     /// Heights of the stack at the open marks.
     marks: Vec<usize>,
@@ -76,7 +76,7 @@ impl<'a> Machine<'a> {
                         _ => self.u64()?,
                     };
                     self.take(n)?;
-                    self.stack.push(Values::opaque());
+                    self.stack.push(ValueArena::opaque());
                 }
                 b')' | b't' | 0x85 | 0x86 | 0x87 | b']' | b'l' | b'}' | b'd' | 0x8f | 0x91 => {
                     self.container(opcode)?;
@@ -141,9 +141,9 @@ impl<'a> Machine<'a> {
 
     fn number(&mut self, opcode: u8) -> Result<(), PickleError> {
         let id = match opcode {
-            b'N' => Values::none(),
-            0x88 => Values::bool(true),
-            0x89 => Values::bool(false),
+            b'N' => ValueArena::none(),
+            0x88 => ValueArena::bool(true),
+            0x89 => ValueArena::bool(false),
             b'J' => {
                 let n = self.u32()? as i32;
                 self.add(Value::Int(i64::from(n)))?
@@ -162,8 +162,8 @@ impl<'a> Machine<'a> {
                 self.add(long(bytes))?
             }
             b'I' => match self.line()? {
-                b"00" => Values::bool(false),
-                b"01" => Values::bool(true),
+                b"00" => ValueArena::bool(false),
+                b"01" => ValueArena::bool(true),
                 line => self.decimal(line)?,
             },
             b'L' => {
@@ -173,11 +173,11 @@ impl<'a> Machine<'a> {
             // Floats do not affect tensors.
             b'F' => {
                 self.line()?;
-                Values::opaque()
+                ValueArena::opaque()
             }
             _ => {
                 self.take(8)?;
-                Values::opaque()
+                ValueArena::opaque()
             }
         };
         self.stack.push(id);
@@ -222,7 +222,7 @@ impl<'a> Machine<'a> {
             b')' => Value::Tuple(Box::default()),
             b't' => Value::Tuple(self.pop_to_mark()?.into_boxed_slice()),
             0x85..=0x87 => {
-                let mut items = vec![Values::none(); usize::from(opcode - 0x84)];
+                let mut items = vec![ValueArena::none(); usize::from(opcode - 0x84)];
                 for item in items.iter_mut().rev() {
                     *item = self.pop()?;
                 }

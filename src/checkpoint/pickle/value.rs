@@ -73,7 +73,7 @@ pub struct Pickle {
 }
 
 impl Pickle {
-    pub(super) fn new(values: Values, root: Id, end: usize) -> Self {
+    pub(super) fn new(values: ValueArena, root: Id, end: usize) -> Self {
         Self { values: values.0, root, end }
     }
 
@@ -136,9 +136,9 @@ impl Pickle {
 ///
 /// Frequent immutable values are created once.
 #[derive(Debug)]
-pub(super) struct Values(Vec<Value>);
+pub(super) struct ValueArena(Vec<Value>);
 
-impl Values {
+impl ValueArena {
     pub(super) fn new() -> Self {
         Self(vec![Value::None, Value::Bool(false), Value::Bool(true), Value::Opaque])
     }

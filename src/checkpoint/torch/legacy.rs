@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use crate::checkpoint::pickle::{self, Pickle, Value};
 use crate::checkpoint::torch::error::{TorchError, elem_bytes};
 use crate::checkpoint::torch::storage::{self, StorageId};
-use crate::checkpoint::torch::zip_archive::Extent;
+use crate::checkpoint::torch::zip_archive::FileRange;
 use crate::core::limits::Limits;
 use crate::core::ranged::Bytes;
 
@@ -26,7 +26,7 @@ const VERSION: i64 = 1001;
 pub(super) fn read<B: Bytes + ?Sized>(
     file: &B,
     limits: &Limits,
-) -> Result<(Pickle, HashMap<String, Extent>), TorchError> {
+) -> Result<(Pickle, HashMap<String, FileRange>), TorchError> {
     let mut at = 0;
     let mut next = || {
         let offset = at;
@@ -91,7 +91,7 @@ fn described(object: &Pickle) -> Result<HashMap<String, StorageId>, TorchError> 
 }
 
 /// Returns the extent of the storage whose element count is at `offset`, and the offset of the next storage.
-fn storage<B: Bytes + ?Sized>(file: &B, offset: u64, id: &StorageId) -> Result<(Extent, u64), TorchError> {
+fn storage<B: Bytes + ?Sized>(file: &B, offset: u64, id: &StorageId) -> Result<(FileRange, u64), TorchError> {
     const COUNT_BYTES: u64 = 8;
     let truncated =
         |wanted, present| TorchError::StorageTruncated { offset, key: id.key.clone(), wanted, present };
@@ -108,5 +108,5 @@ fn storage<B: Bytes + ?Sized>(file: &B, offset: u64, id: &StorageId) -> Result<(
     if n_bytes > left {
         return Err(truncated(n_bytes, left));
     }
-    Ok((Extent { offset: data, n_bytes }, data + n_bytes))
+    Ok((FileRange { offset: data, n_bytes }, data + n_bytes))
 }

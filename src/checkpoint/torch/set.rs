@@ -26,7 +26,7 @@ const LEFTOVERS: &[&str] =
 /// Tensors are in the order of the dictionaries, files are sorted by name: the order of the reference converter.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct TorchFiles {
-    files: Vec<File>,
+    files: Vec<OpenShard>,
     weights: Vec<WeightMeta>,
     /// File index and tensor of each weight.
     places: Vec<(usize, StoredTensor)>,
@@ -34,7 +34,7 @@ pub(in crate::checkpoint) struct TorchFiles {
 }
 
 #[derive(Debug)]
-struct File {
+struct OpenShard {
     name: String,
     file: WeightFile,
 }
@@ -102,7 +102,7 @@ impl TorchFiles {
             let more = if rest.is_empty() { String::new() } else { format!(" (and {} more)", rest.len()) };
             self.warnings.push(format!("{name}: `{first}`{more} is no tensor and is left out"));
         }
-        self.files.push(File { name: name.to_owned(), file });
+        self.files.push(OpenShard { name: name.to_owned(), file });
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use crate::checkpoint::pickle::globals::{Global, Rebuild};
 use crate::checkpoint::pickle::{Id, Pickle, Value};
 use crate::checkpoint::torch::error::{TensorProblem, elem_bytes};
 use crate::checkpoint::torch::storage::StorageId;
-use crate::checkpoint::torch::zip_archive::Extent;
+use crate::checkpoint::torch::zip_archive::FileRange;
 use crate::core::bytes::Endian;
 use crate::core::ranged::Bytes;
 use crate::core::{ElementType, Shape, WeightMeta};
@@ -34,12 +34,12 @@ pub struct StoredTensor {
 
 /// Extents and byte order of a file's storages.
 pub(super) struct Storages {
-    pub(super) extents: HashMap<String, Extent>,
+    pub(super) extents: HashMap<String, FileRange>,
     pub(super) endian: Endian,
 }
 
 /// Sizes and strides of a tensor.
-struct Geometry {
+struct StridedLayout {
     offset: u64,
     sizes: Vec<u64>,
     strides: Vec<u64>,
@@ -59,7 +59,7 @@ impl StoredTensor {
         let Some(&[storage, offset, sizes, strides]) = args.first_chunk() else {
             return Err(TensorProblem::Missing { field: "geometry" });
         };
-        let geometry = Geometry {
+        let geometry = StridedLayout {
             offset: unsigned(pickle, offset, "offset")?,
             sizes: unsigned_list(pickle, sizes, "size")?,
             strides: unsigned_list(pickle, strides, "stride")?,
@@ -75,12 +75,12 @@ impl StoredTensor {
 
     fn with_geometry(
         name: &str,
-        geometry: Geometry,
+        geometry: StridedLayout,
         ty: ElementType,
-        extent: Extent,
+        extent: FileRange,
         endian: Endian,
     ) -> Result<Self, TensorProblem> {
-        let Geometry { offset, sizes, strides } = geometry;
+        let StridedLayout { offset, sizes, strides } = geometry;
         let elem = elem_bytes(ty) as u64;
         let n_elems = extent.n_bytes / elem;
         if sizes.len() != strides.len() {
@@ -165,7 +165,7 @@ impl StoredTensor {
         let n = (out.len() / elem) as u64;
         assert!(out.len().is_multiple_of(elem), "the buffer holds whole elements");
         let end = first.checked_add(n);
-        assert!(end.is_some_and(|end| end <= self.meta.shape.n_elems()), "elements lie outside the tensor");
+        assert!(end.is_some_and(|end| end <= self.meta.shape.n_elems()), "elements are outside the tensor");
         let (inner, outer) =
             self.dims.split_last().map_or(((1, 1), &[][..]), |(inner, outer)| (*inner, outer));
         let mut done = 0;
@@ -248,7 +248,7 @@ fn merge(dims: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
 }
 
 /// Returns the bytes of the view of a storage; the whole must have the size that its id declares.
-fn extent(id: &StorageId, storages: &Storages) -> Result<Extent, TensorProblem> {
+fn extent(id: &StorageId, storages: &Storages) -> Result<FileRange, TensorProblem> {
     let key = || id.key.clone();
     let whole = storages.extents.get(&id.key).ok_or_else(|| TensorProblem::StorageMissing { key: key() })?;
     let elem = elem_bytes(id.ty) as u64;
@@ -257,7 +257,7 @@ fn extent(id: &StorageId, storages: &Storages) -> Result<Extent, TensorProblem> 
         return Err(TensorProblem::StorageSize { key: key(), expected, found: whole.n_bytes });
     }
     let (first, n) = id.view;
-    Ok(Extent { offset: whole.offset + first * elem, n_bytes: n * elem })
+    Ok(FileRange { offset: whole.offset + first * elem, n_bytes: n * elem })
 }
 
 /// Returns the element type from the arguments of `_rebuild_tensor_v3`.

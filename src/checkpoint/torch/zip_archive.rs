@@ -25,7 +25,7 @@ const CHECKED_BYTES: u64 = 1 << 20;
 
 /// Byte range of a record or storage in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
+pub(super) struct FileRange {
     /// Absolute offset.
     pub(super) offset: u64,
     /// Length in bytes; the end is inside the file.
@@ -35,17 +35,17 @@ pub(super) struct Extent {
 /// The relevant records of the archive.
 #[derive(Debug)]
 pub(super) struct Archive {
-    pub(super) pickle: Extent,
+    pub(super) pickle: FileRange,
     /// Storages by key.
-    pub(super) storages: HashMap<String, Extent>,
+    pub(super) storages: HashMap<String, FileRange>,
     pub(super) endian: Endian,
 }
 
 /// A record as the directory lists it.
-struct Record {
+struct ZipRecord {
     name: String,
     header: u64,
-    extent: Extent,
+    extent: FileRange,
 }
 
 /// Reads the directory and checks every record of it.
@@ -54,7 +54,7 @@ struct Record {
 /// [`TorchError`]: the archive is broken, or is not a PyTorch file.
 pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
     let config = zip::read::Config { archive_offset: zip::read::ArchiveOffset::Known(0) };
-    let mut zip = ZipArchive::with_config(config, Reader { file, at: 0 })?;
+    let mut zip = ZipArchive::with_config(config, ArchiveReader { file, at: 0 })?;
     if zip.has_duplicate_names() {
         return Err(TorchError::DuplicateRecord);
     }
@@ -67,7 +67,7 @@ pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
     }
     check_overlap(&records)?;
     let mut archive = Archive {
-        pickle: Extent { offset: 0, n_bytes: 0 },
+        pickle: FileRange { offset: 0, n_bytes: 0 },
         storages: HashMap::new(),
         endian: Endian::Little,
     };
@@ -94,17 +94,17 @@ pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
 ///
 /// # Errors
 /// The bytes cannot be read.
-pub(super) fn bytes<B: Bytes + ?Sized>(file: &B, extent: Extent) -> io::Result<Cow<'_, [u8]>> {
+pub(super) fn bytes<B: Bytes + ?Sized>(file: &B, extent: FileRange) -> io::Result<Cow<'_, [u8]>> {
     Ok(file.get(extent.offset, extent.n_bytes)?.unwrap_or_default())
 }
 
 /// Adapter of the file to the [`Read`] and [`Seek`] that the zip reader needs.
-struct Reader<'a, B: ?Sized> {
+struct ArchiveReader<'a, B: ?Sized> {
     file: &'a B,
     at: u64,
 }
 
-impl<B: Bytes + ?Sized> Read for Reader<'_, B> {
+impl<B: Bytes + ?Sized> Read for ArchiveReader<'_, B> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let left = self.file.n_bytes().saturating_sub(self.at);
         let n_bytes = left.min(out.len() as u64);
@@ -115,7 +115,7 @@ impl<B: Bytes + ?Sized> Read for Reader<'_, B> {
     }
 }
 
-impl<B: Bytes + ?Sized> Seek for Reader<'_, B> {
+impl<B: Bytes + ?Sized> Seek for ArchiveReader<'_, B> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let at = match to {
             SeekFrom::Start(at) => Some(at),
@@ -149,12 +149,12 @@ fn check_directory_end<B: Bytes + ?Sized>(file: &B, start: u64, listed: usize) -
     if ends { Ok(()) } else { Err(TorchError::Directory { offset, listed }) }
 }
 
-fn record<R: Read + Seek>(zip: &mut ZipArchive<R>, index: usize) -> Result<Record, TorchError> {
+fn record<R: Read + Seek>(zip: &mut ZipArchive<R>, index: usize) -> Result<ZipRecord, TorchError> {
     let end = zip.central_directory_start();
     let entry = zip.by_index_raw(index)?;
     let name = entry.name()?.into_owned();
     let offset = entry.data_start().ok_or(ZipError::FileNotFound)?;
-    let extent = Extent { offset, n_bytes: entry.size() };
+    let extent = FileRange { offset, n_bytes: entry.size() };
     let problem = if entry.encrypted() {
         RecordProblem::Encrypted
     } else if entry.compression() != CompressionMethod::Stored {
@@ -164,14 +164,14 @@ fn record<R: Read + Seek>(zip: &mut ZipArchive<R>, index: usize) -> Result<Recor
     } else if offset.checked_add(extent.n_bytes).is_none_or(|data_end| data_end > end) {
         RecordProblem::Outside { offset, n_bytes: extent.n_bytes, end }
     } else {
-        return Ok(Record { name, header: entry.header_start(), extent });
+        return Ok(ZipRecord { name, header: entry.header_start(), extent });
     };
     Err(TorchError::Record { name, problem })
 }
 
 /// Checks that no record begins inside another.
-fn check_overlap(records: &[Record]) -> Result<(), TorchError> {
-    let mut by_offset: Vec<&Record> = records.iter().collect();
+fn check_overlap(records: &[ZipRecord]) -> Result<(), TorchError> {
+    let mut by_offset: Vec<&ZipRecord> = records.iter().collect();
     by_offset.sort_by_key(|record| record.header);
     for pair in by_offset.windows(2) {
         let [first, second] = pair else { continue };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value as Json, json};
 
-use crate::arch::{Draft as Drafted, Unmatched};
+use crate::arch::{Draft, Unmatched};
 use crate::cli::guard::Guard;
 use crate::cli::render::{self, plural};
 use crate::cli::{Exit, Session};
@@ -19,7 +19,7 @@ const MAX_LISTED: usize = 12;
 
 /// Arguments of `draft`.
 #[derive(Debug, Args)]
-pub(super) struct Draft {
+pub(super) struct DraftArgs {
     /// Directory of the checkpoint; only its headers are read
     dir: PathBuf,
     /// Where to write the card; standard output without it
@@ -27,7 +27,7 @@ pub(super) struct Draft {
     output: Option<PathBuf>,
 }
 
-impl Draft {
+impl DraftArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let mut guard = Guard::new(session, false);
         guard.read("the checkpoint", &self.dir)?;
@@ -55,7 +55,7 @@ impl Draft {
     }
 
     /// Reports matched and unmatched tensors, and the next steps.
-    fn report(&self, session: &Session, drafted: &Drafted) {
+    fn report(&self, session: &Session, drafted: &Draft) {
         let card =
             self.output.as_ref().map_or_else(|| "my.toml".to_owned(), |path| path.display().to_string());
         match (&drafted.parent, drafted.similar.first()) {
@@ -99,7 +99,7 @@ impl Draft {
     }
 }
 
-fn document(drafted: &Drafted) -> Json {
+fn document(drafted: &Draft) -> Json {
     let unmatched = |row: &Unmatched| json!({ "name": row.name, "tensors": row.n_tensors, "shape": row.dims, "why": row.why });
     let similar = drafted.similar.iter().take(5).map(|card| {
         json!({

@@ -14,14 +14,14 @@ use crate::inspect::{self, endian_name};
 
 /// Byte orders by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Order {
+enum ByteOrderArg {
     Big,
     Little,
     /// That of this machine.
     Native,
 }
 
-impl Order {
+impl ByteOrderArg {
     fn endian(self) -> Endian {
         let is_big = match self {
             Self::Big => true,
@@ -42,7 +42,7 @@ pub(super) struct EndianArgs {
     output: PathBuf,
     /// Byte order of the output [default: the one that the input does not have]
     #[arg(long, value_enum, value_name = "ORDER")]
-    to: Option<Order>,
+    to: Option<ByteOrderArg>,
     /// Say what would be written and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -52,7 +52,7 @@ impl EndianArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let file = GgufFile::open(&self.file)?;
         let other = if file.endian() == Endian::Little { Endian::Big } else { Endian::Little };
-        let endian = self.to.map_or(other, Order::endian);
+        let endian = self.to.map_or(other, ByteOrderArg::endian);
         let mut guard = Guard::new(session, self.dry_run);
         guard.read_all("the model", file.paths())?;
         guard.write("-o", &self.output, output_kind(file.metadata()))?;

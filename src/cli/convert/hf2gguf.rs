@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::arch::{CardKind, Fuse, Heads};
+use crate::arch::{CardKind, DraftHeads, Fuse};
 use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session, UsageError};
@@ -95,9 +95,9 @@ impl Hf2gguf {
             options.rerank = self.rerank;
             options.dense_modules = self.sentence_transformers_dense_modules;
             options.heads = match (self.no_mtp, self.mtp) {
-                (true, _) => Heads::Dropped,
-                (false, true) => Heads::Alone,
-                (false, false) => Heads::Kept,
+                (true, _) => DraftHeads::Dropped,
+                (false, true) => DraftHeads::Alone,
+                (false, false) => DraftHeads::Kept,
             };
             options.fuse = Fuse { qkv: self.fuse_qkv, gate_up_exps: self.fuse_gate_up_exps };
             options.fp8_as_q8 = self.fp8_as_q8;

@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::arch::OutType;
-use crate::cli::convert::to_gguf::{AUTO, Job, job_target};
+use crate::cli::convert::to_gguf::{AUTO, ConvertJob, job_target};
 use crate::cli::default_name::Unnamed;
 use crate::cli::guard::Guard;
 use crate::cli::remote::RemoteArgs;
@@ -91,7 +91,7 @@ impl Lora2gguf {
             inputs: conversion.input_paths().to_vec(),
             ..WriteOptions::default()
         };
-        let job = Job::plain(target, conversion.metadata(), &conversion, options, encoding);
+        let job = ConvertJob::plain(target, conversion.metadata(), &conversion, options, encoding);
         let mut guard = Guard::new(session, self.dry_run);
         guard.read("the adapter", adapter_dir.path())?;
         guard.read_all("the adapter", conversion.input_paths())?;

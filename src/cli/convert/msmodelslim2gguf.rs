@@ -11,7 +11,7 @@ use crate::convert::{ConvertOptions, ModelSource, OffsetSign};
 
 /// How offsets are meant.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Sign {
+enum OffsetSignArg {
     /// As the description has it: subtracted, for every known version of the tool
     Auto,
     /// Subtracted from the codes
@@ -30,7 +30,7 @@ pub(super) struct Msmodelslim2gguf {
     remote: RemoteArgs,
     /// Sign of the offsets in the file; a warning tells if the other one fits the weights better
     #[arg(long, value_enum, ignore_case = true, value_name = "SIGN", default_value = "auto")]
-    offset_sign: Sign,
+    offset_sign: OffsetSignArg,
     #[command(flatten)]
     pub(super) to_gguf: ToGguf,
 }
@@ -39,9 +39,9 @@ impl Msmodelslim2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let adjust = |_: TypePlan, options: &mut ConvertOptions| {
             options.offset_sign = match self.offset_sign {
-                Sign::Auto => OffsetSign::Auto,
-                Sign::File => OffsetSign::File,
-                Sign::Npu => OffsetSign::Npu,
+                OffsetSignArg::Auto => OffsetSign::Auto,
+                OffsetSignArg::File => OffsetSign::File,
+                OffsetSignArg::Npu => OffsetSign::Npu,
             };
             Ok(())
         };

@@ -19,7 +19,7 @@ use crate::cli::quantize::options::QuantizeArgs;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::quantize::{overrides, report};
 use crate::cli::share::ShareArgs;
-use crate::cli::stored::Stored;
+use crate::cli::stored::StoredQuantization;
 use crate::cli::type_names::TypeNames;
 use crate::cli::{Session, UsageError, templates};
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ModelSource, fill_template};
@@ -35,11 +35,11 @@ use crate::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use codes::CodesReport;
 use type_plan::TypeSwitches;
 
-pub(super) use job::Job;
+pub(super) use job::ConvertJob;
 pub(super) use type_plan::{AUTO, TypePlan};
 
 /// Request for a conversion, from a program that quantizes.
-pub(in crate::cli) struct Quantization {
+pub(in crate::cli) struct QuantizeRequest {
     /// Path of the output, if it is given.
     pub(in crate::cli) output: Option<PathBuf>,
     /// Name of the type; `None` if a target size decides.
@@ -150,7 +150,7 @@ pub(in crate::cli) struct ToGguf {
 }
 
 /// Run with its options.
-struct Run<'a> {
+struct ConvertRun<'a> {
     args: &'a ToGguf,
     session: &'a Session,
     /// Input: a directory, or a file in one.
@@ -162,8 +162,8 @@ struct Run<'a> {
 
 impl ToGguf {
     /// Creates the options of a quantization; all others have their defaults.
-    pub(in crate::cli) fn of_quantization(asked: Quantization) -> Self {
-        let Quantization { output, file_type, dry_run, share, options, size, calibrate } = asked;
+    pub(in crate::cli) fn of_quantization(asked: QuantizeRequest) -> Self {
+        let QuantizeRequest { output, file_type, dry_run, share, options, size, calibrate } = asked;
         Self {
             output,
             ty: file_type.unwrap_or(AUTO).to_owned(),
@@ -257,15 +257,15 @@ impl ToGguf {
             };
             session.note(&format!("the plan depends on the content of `{}`{others}", escape(first)));
         }
-        let run = Run { args: self, session, input, dir, started };
+        let run = ConvertRun { args: self, session, input, dir, started };
         match plan {
             TypePlan::Plain { .. } => {
                 let encoding = conversion.encoding();
-                let stored = Stored::of(&conversion, conversion.tensors(), !session.common.quiet);
+                let stored = StoredQuantization::of(&conversion, conversion.tensors(), !session.common.quiet);
                 run.convert(&conversion, encoding, stored)?;
             }
             TypePlan::Native { .. } => {
-                let stored = Stored::of(&conversion, conversion.tensors(), false);
+                let stored = StoredQuantization::of(&conversion, conversion.tensors(), false);
                 run.convert(&conversion, "NATIVE".to_owned(), stored)?;
             }
             TypePlan::Mixture { file_type, keep } => run.quantize(&mut conversion, file_type, keep)?,
@@ -382,7 +382,7 @@ pub(super) fn job_target(path: &Path, default_name: &str, encoding: &str) -> Pat
     }
 }
 
-impl Run<'_> {
+impl ConvertRun<'_> {
     /// Registers everything that is read, whatever the options, so that outputs are checked before any weight is read.
     fn guard(&self, conversion: &Conversion) -> anyhow::Result<Guard<'_>> {
         let args = self.args;
@@ -416,9 +416,14 @@ impl Run<'_> {
     }
 
     /// Writes a type that the converter itself produces.
-    fn convert(&self, conversion: &Conversion, encoding: String, stored: Stored<'_>) -> anyhow::Result<()> {
+    fn convert(
+        &self,
+        conversion: &Conversion,
+        encoding: String,
+        stored: StoredQuantization<'_>,
+    ) -> anyhow::Result<()> {
         let Self { args, session, .. } = self;
-        let job = Job {
+        let job = ConvertJob {
             target: args.target(conversion, self.dir, &encoding),
             codes: CodesReport::of(conversion),
             stored,
@@ -505,14 +510,14 @@ impl Run<'_> {
             args.share.note(session, plan.metadata(), &plan, &write)?;
             report::warn(session, asked, args.quantize.coverage, &plan);
             session.destination(&target);
-            Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
+            StoredQuantization::of(conversion, plan.tensors(), may_hint).print(session)?;
             args.size.write(session, &plan)?;
             return report::print_plan(session, &plan, allocation, None);
         }
         let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
         args.share.note(session, plan.metadata(), &plan, &write)?;
         report::warn(session, asked, args.quantize.coverage, &plan);
-        Stored::of(conversion, plan.tensors(), may_hint).print(session)?;
+        StoredQuantization::of(conversion, plan.tensors(), may_hint).print(session)?;
         CodesReport::of(conversion).print(session)?;
         if allocation.is_some() && !session.common.json && !session.common.quiet {
             report::print_plan(session, &plan, allocation, None)?;
@@ -522,7 +527,7 @@ impl Run<'_> {
         args.size.write(session, &plan)?;
         report::warn_small_rows(session, &plan.small_rows());
         let seconds = self.started.elapsed().as_secs_f64();
-        let extra = report::Extra { calibration: None, allocation };
+        let extra = report::SummaryExtra { calibration: None, allocation };
         report::print_report(session, options.file_type, &plan, &report, seconds, &extra)
     }
 
@@ -540,7 +545,8 @@ impl Run<'_> {
             for (at, ty) in QuantizePlan::types_to_come(input, options)? {
                 tensors[at].ty = ty;
             }
-            Stored::of(conversion, &tensors, !args.requantize && !session.common.quiet).print(session)?;
+            StoredQuantization::of(conversion, &tensors, !args.requantize && !session.common.quiet)
+                .print(session)?;
             if !args.dry_run {
                 CodesReport::of(conversion).print(session)?;
             }

@@ -15,7 +15,7 @@ type Fact = (&'static str, String);
 
 /// Returns the facts that are known about a file.
 pub(super) fn facts(file: &GgufFile) -> Vec<Fact> {
-    let keys = Keys { metadata: file.metadata() };
+    let keys = KeyReader { metadata: file.metadata() };
     let facts = [
         ("model", keys.model()),
         ("size", Some(size(file))),
@@ -58,11 +58,11 @@ fn short(n: u64) -> String {
     }
 }
 
-struct Keys<'a> {
+struct KeyReader<'a> {
     metadata: &'a Metadata,
 }
 
-impl Keys<'_> {
+impl KeyReader<'_> {
     fn text(&self, key: &str) -> Option<String> {
         let value = self.metadata.get(key)?;
         value.as_str().filter(|text| !text.is_empty())?;

@@ -75,7 +75,7 @@ fn print(report: &CheckpointReport, with_tensors: bool, out: &mut dyn Write) -> 
         writeln!(out)?;
         if !report.stored.is_empty() {
             let fates: &[&str] = if report.outputs.is_empty() { &[] } else { &["auto", "native"] };
-            let cells = |becomes: &inspect::Becomes| {
+            let cells = |becomes: &inspect::TargetTypes| {
                 vec![stored::types_text(&becomes.auto), stored::types_text(&becomes.native)]
             };
             stored::table(&report.stored, fates, cells).print(out)?;

@@ -13,7 +13,7 @@ use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::gguf::{GgufFile, OpenOptions};
-use crate::inspect::{self, FileSummary, Listing, value_text, value_type_name};
+use crate::inspect::{self, FileSummary, SummaryOptions, value_text, value_type_name};
 
 /// How a file is described.
 #[derive(Debug, Args)]
@@ -33,8 +33,9 @@ impl Describe {
             session.progress.warn(&warning);
         }
         if session.common.json {
-            let listing = Listing { max_elems: self.at_most(SHOWN_ELEMS), has_tensors: !self.no_tensors };
-            let mut document = inspect::summary_json(&file, listing);
+            let options =
+                SummaryOptions { max_elems: self.at_most(SHOWN_ELEMS), has_tensors: !self.no_tensors };
+            let mut document = inspect::summary_json(&file, options);
             document["about"] = about::facts_json(&file);
             session.print_json(&document)?;
         } else {

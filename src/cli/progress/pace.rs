@@ -34,9 +34,9 @@ impl Pace {
         self.left = Some(match self.left {
             None => found,
             // The last estimate counts down and is moved towards the new one.
-            Some(said) => {
-                let said = (said - span).max(0.0);
-                said + (found - said) * (1.0 - (-span / (found / 10.0).clamp(2.0, 30.0)).exp())
+            Some(shown) => {
+                let shown = (shown - span).max(0.0);
+                shown + (found - shown) * (1.0 - (-span / (found / 10.0).clamp(2.0, 30.0)).exp())
             }
         });
     }
@@ -117,9 +117,9 @@ mod tests {
                 done += 10;
             }
             pace.look(f64::from(second), done, 1500);
-            if let (Some(said), Some(left)) = (before, pace.left()) {
-                let counted = (said - 1.0).max(0.0);
-                assert!((left - counted).abs() < 0.1 * counted + 5.0, "{second}: {said} then {left}");
+            if let (Some(shown), Some(left)) = (before, pace.left()) {
+                let counted = (shown - 1.0).max(0.0);
+                assert!((left - counted).abs() < 0.1 * counted + 5.0, "{second}: {shown} then {left}");
             }
             before = pace.left();
         }

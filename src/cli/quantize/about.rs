@@ -2,17 +2,17 @@
 
 use serde_json::json;
 
-use crate::calibrate::{CalibrationText, Fidelity, Judged, Solver, Trial};
+use crate::calibrate::{CalibrationText, CheckFigures, Fidelity, Solver, Trial};
 use crate::cli::render::plural;
 
 /// Calibration in a summary.
-pub(crate) struct About<'a> {
+pub(crate) struct CalibrationSummary<'a> {
     pub(super) fidelity: &'a Fidelity,
     pub(super) solver: Solver,
     pub(super) text: &'a CalibrationText,
 }
 
-impl About<'_> {
+impl CalibrationSummary<'_> {
     /// Returns the summary in one line.
     pub(crate) fn line(&self) -> String {
         let kinds = plural(self.text.kinds.len() as u64, "kind");
@@ -39,7 +39,7 @@ impl About<'_> {
             .iter()
             .map(|kind| json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_check_tokens(), "seed": kind.seed }))
             .collect();
-        let estimate = |d: &Judged| json!({ "mean_kld": d.mean.value, "stderr": d.mean.stderr, "kld_99": d.p99, "top1": d.top1_agreement });
+        let estimate = |d: &CheckFigures| json!({ "mean_kld": d.mean.value, "stderr": d.mean.stderr, "kld_99": d.p99, "top1": d.top1_agreement });
         let trial = |trial: &Trial| {
             let mut found = estimate(&trial.check);
             found["shrinkage"] = trial.options.shrinkage.into();

@@ -9,7 +9,7 @@ use crate::calibrate::{
     TextOptions, TextSource, solve,
 };
 use crate::cli::guard::Guard;
-use crate::cli::quantize::about::About;
+use crate::cli::quantize::about::CalibrationSummary;
 use crate::cli::quantize::job::CalibrateJob;
 use crate::cli::quantize::keep::{KeepArgs, end_work};
 use crate::cli::quantize::solver::SolverName;
@@ -174,8 +174,8 @@ impl CalibrateArgs {
         report::warn_all_zero(session, &zeros);
         report::warn_small_rows(session, &plan.small_rows());
         let seconds = job.start.elapsed().as_secs_f64();
-        let about = About { fidelity: &fidelity, text: &text, solver: self.solver.into() };
-        let extra = report::Extra { calibration: Some(&about), allocation: allocation.as_ref() };
+        let about = CalibrationSummary { fidelity: &fidelity, text: &text, solver: self.solver.into() };
+        let extra = report::SummaryExtra { calibration: Some(&about), allocation: allocation.as_ref() };
         report::print_report(session, quantize.file_type, &plan, &written, seconds, &extra)
     }
 }

@@ -43,7 +43,7 @@ impl Forecast {
         writeln!(out, "text: {}; {n_check} other tokens to judge the result by", kinds.join(", "))?;
         writeln!(
             out,
-            "memory beside the weights: {}{} of {} allowed{}; {} of disk until the output is written",
+            "memory in addition to the weights: {}{} of {} allowed{}; {} of disk until the output is written",
             bytes(if is_spilling { needs.least_bytes } else { needs.all_bytes }),
             self.self_bytes.map_or_else(String::new, |n| format!(", {} to write the text,", bytes(n))),
             bytes(*budget_bytes),

@@ -155,6 +155,6 @@ pub(crate) fn end_work<T>(
 /// Returns true if the paths are the same file, or if one contains the other.
 fn overlap(a: &Path, b: &Path) -> bool {
     let whole = |path: &Path| path.canonicalize().ok();
-    let lies_in = whole(a).zip(whole(b)).is_some_and(|(a, b)| a.starts_with(&b) || b.starts_with(&a));
-    lies_in || same_file(a, b)
+    let is_nested = whole(a).zip(whole(b)).is_some_and(|(a, b)| a.starts_with(&b) || b.starts_with(&a));
+    is_nested || same_file(a, b)
 }

@@ -251,13 +251,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(clap::Parser)]
-    struct Probe {
+    struct QuantizeProbe {
         #[command(flatten)]
         options: QuantizeArgs,
     }
 
     fn options(args: &[&str]) -> anyhow::Result<QuantizeOptions> {
-        let probe = Probe::try_parse_from([&["probe"], args].concat())?;
+        let probe = QuantizeProbe::try_parse_from([&["probe"], args].concat())?;
         probe.options.to_options(FileType::Q4KM, SimdLevel::Scalar)
     }
 

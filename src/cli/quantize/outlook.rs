@@ -29,7 +29,7 @@ impl CalibrateArgs {
         if job.types.target().is_some() {
             let option = job.types.option();
             let text =
-                format!("--dry-run cannot be used with `{option}` beside a text: costs are measured on it");
+                format!("--dry-run cannot be used with `{option}` with a text: costs are measured on it");
             return Err(UsageError(text).into());
         }
         let forecast = self.forecast(session, job)?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::cli::Session;
-use crate::cli::quantize::about::About;
+use crate::cli::quantize::about::CalibrationSummary;
 use crate::cli::quantize::forecast::Forecast;
 use crate::cli::render::{Align, Table, count, duration, named, plural};
 use crate::core::progress::Progress;
@@ -359,9 +359,9 @@ fn summary_json(summary: &Summary) -> serde_json::Value {
 
 /// Further content of a summary.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Extra<'a> {
+pub(crate) struct SummaryExtra<'a> {
     /// Calibration, if there was one.
-    pub(crate) calibration: Option<&'a About<'a>>,
+    pub(crate) calibration: Option<&'a CalibrationSummary<'a>>,
     /// Choice of types, if a size decided.
     pub(crate) allocation: Option<&'a Allocation>,
 }
@@ -373,7 +373,7 @@ pub(crate) fn print_report(
     plan: &QuantizePlan<'_>,
     report: &WriteReport,
     seconds: f64,
-    extra: &Extra<'_>,
+    extra: &SummaryExtra<'_>,
 ) -> anyhow::Result<()> {
     let summary = plan.summary_of(report.tensors.clone());
     let total = summary.total;

@@ -67,13 +67,13 @@ pub(super) struct StatsArgs {
 }
 
 /// Opened model.
-enum Opened {
+enum StatsInput {
     File(Box<GgufFile>),
     /// Checkpoint, as the F32 file that a quantization of it would run.
     Checkpoint(Box<Conversion>),
 }
 
-impl Opened {
+impl StatsInput {
     fn open(path: &Path, session: &Session) -> anyhow::Result<Self> {
         if !path.is_dir() {
             return Ok(Self::File(Box::new(GgufFile::open(path)?)));
@@ -101,12 +101,12 @@ impl Opened {
 
 /// Numbers of layers and matrices that were collected.
 #[derive(Default)]
-struct Collected {
+struct CollectedCounts {
     n_layers: usize,
     n_matrices: usize,
 }
 
-impl Collected {
+impl CollectedCounts {
     fn add<M>(&mut self, layer: &Layer<M>) {
         self.n_layers += 1;
         self.n_matrices += layer.inputs.iter().map(|input| input.matrices.len()).sum::<usize>();
@@ -117,7 +117,7 @@ impl StatsArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let start = Instant::now();
         let calibrate = self.calibrate_args();
-        let opened = Opened::open(&self.model, session)?;
+        let opened = StatsInput::open(&self.model, session)?;
         // The output is no input, because it is a new or an empty folder.
         match NewDirectory::of(&self.output) {
             // These may be the statistics that this run would collect.
@@ -243,7 +243,7 @@ impl StatsArgs {
         &self,
         (model, text): (&Model<'_>, &CalibrationText),
         run: &CalibrationRun<'_>,
-    ) -> Result<Option<Collected>, CalibrateError> {
+    ) -> Result<Option<CollectedCounts>, CalibrateError> {
         if !StatisticsPart::is_one(&self.output) {
             return Ok(None);
         }
@@ -259,7 +259,7 @@ impl StatsArgs {
                 (whole.are_of(model, text, seed)?, whole.counts())
             }
         };
-        Ok(is_same.then_some(Collected { n_layers, n_matrices }))
+        Ok(is_same.then_some(CollectedCounts { n_layers, n_matrices }))
     }
 
     /// Runs the model and writes the moments.
@@ -268,10 +268,10 @@ impl StatsArgs {
         session: &Session,
         (model, text): (&Model<'_>, &CalibrationText),
         run: &CalibrationRun<'_>,
-    ) -> Result<Collected, CalibrateError> {
+    ) -> Result<CollectedCounts, CalibrateError> {
         let (path, sync) = (&self.output, !session.common.no_sync);
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
-        let mut found = Collected::default();
+        let mut found = CollectedCounts::default();
         let Some(share) = self.part else {
             let mut writer = StatisticsWriter::create(path, model, text, seed, sync)?;
             let sums = run.run(&session.progress, &mut |layer: LayerMoments| {
@@ -335,7 +335,7 @@ impl StatsArgs {
         session.print(|out| {
             writeln!(out, "{}", self.words(text, run))?;
             let (least, all) = (bytes(needs.least_bytes), bytes(needs.all_bytes));
-            writeln!(out, "memory beside the weights: {all}, or {least} with hidden states on disk")
+            writeln!(out, "memory in addition to the weights: {all}, or {least} with hidden states on disk")
         })
     }
 
@@ -344,7 +344,7 @@ impl StatsArgs {
         session: &Session,
         text: &CalibrationText,
         run: &CalibrationRun<'_>,
-        found: &Collected,
+        found: &CollectedCounts,
         start: Instant,
     ) -> anyhow::Result<()> {
         let n_bytes = folder_bytes(&self.output);

@@ -159,18 +159,18 @@ pub(crate) fn shorten(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
     }
-    let room = width.saturating_sub(1);
-    let head = fitting(text.chars(), room - room / 2);
-    let tail = fitting(text.chars().rev(), room / 2);
+    let limit = width.saturating_sub(1);
+    let head = fitting(text.chars(), limit - limit / 2);
+    let tail = fitting(text.chars().rev(), limit / 2);
     head.into_iter().chain(['…']).chain(tail.into_iter().rev()).collect()
 }
 
-/// Returns the first characters that fit in `room` columns.
-fn fitting(chars: impl Iterator<Item = char>, room: usize) -> Vec<char> {
+/// Returns the first characters that fit in `limit` columns.
+fn fitting(chars: impl Iterator<Item = char>, limit: usize) -> Vec<char> {
     let mut taken = 0;
     let fits = |c: &char| {
         taken += c.width().unwrap_or(0);
-        taken <= room
+        taken <= limit
     };
     chars.take_while(fits).collect()
 }

@@ -44,13 +44,13 @@ pub(super) struct CombineArgs {
 
 /// Kind of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum PartKind {
     Verification,
     Statistics,
     Matrix,
 }
 
-impl Kind {
+impl PartKind {
     fn of(path: &Path) -> Result<Self, PartError> {
         if StatisticsPart::is_one(path) {
             return Ok(Self::Statistics);
@@ -69,8 +69,8 @@ impl Kind {
 
 impl CombineArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let kinds = self.parts.iter().map(|path| Kind::of(path)).collect::<Result<Vec<_>, _>>()?;
-        let first = kinds.first().copied().unwrap_or(Kind::Matrix);
+        let kinds = self.parts.iter().map(|path| PartKind::of(path)).collect::<Result<Vec<_>, _>>()?;
+        let first = kinds.first().copied().unwrap_or(PartKind::Matrix);
         if let Some((at, kind)) = kinds.iter().enumerate().find(|(_, kind)| **kind != first) {
             let shown = |at: usize| {
                 let path = self.parts.get(at).map_or(Path::new(""), PathBuf::as_path);
@@ -83,9 +83,9 @@ impl CombineArgs {
             );
         }
         match first {
-            Kind::Verification => self.verdict(session),
-            Kind::Statistics => self.statistics(session),
-            Kind::Matrix => self.matrix(session),
+            PartKind::Verification => self.verdict(session),
+            PartKind::Statistics => self.statistics(session),
+            PartKind::Matrix => self.matrix(session),
         }
     }
 

@@ -30,13 +30,13 @@ const QUANTILES: [(&str, f64); 8] = [
 pub(super) struct Details {
     /// `general.name`.
     pub(super) name: Option<String>,
-    pub(super) spread: Option<Spread>,
+    pub(super) spread: Option<DivergenceSpread>,
     pub(super) worst: Vec<Worst>,
 }
 
 /// Distribution of the divergence over the tokens.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Spread {
+pub(super) struct DivergenceSpread {
     /// Quantiles in ascending order, the largest value last.
     pub(super) quantiles: Vec<Quantile>,
     /// Histogram bars in ascending order.
@@ -105,7 +105,7 @@ impl Details {
                 .get("general.name")
                 .and_then(Value::as_str)
                 .map(|name| escape(name).into_owned()),
-            spread: Spread::of(positions),
+            spread: DivergenceSpread::of(positions),
             worst: worst.collect(),
         }
     }
@@ -116,7 +116,7 @@ fn before(prompts: &[Prompt], prompt: usize, at: usize) -> &[u32] {
     tokens.get(at.saturating_sub(CONTEXT_TOKENS)..at).unwrap_or_default()
 }
 
-impl Spread {
+impl DivergenceSpread {
     /// Distribution over the scored positions that have a reference; `None` if there are none.
     fn of(positions: &[Position]) -> Option<Self> {
         let scored = positions.iter().filter(|position| position.is_scored);
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn every_token_is_in_one_bar_or_below_all() {
         let values = vec![0.0, -1e-12, 1e-12, 1e-4, 2e-4, 0.03, 0.5, f64::NAN];
-        let spread = Spread::of_values(values).unwrap();
+        let spread = DivergenceSpread::of_values(values).unwrap();
         let counted: usize = spread.bins.iter().map(|bin| bin.tokens).sum();
         assert_eq!((counted, spread.below, spread.tokens), (4, 4, 8));
         for pair in spread.bins.windows(2) {
@@ -183,13 +183,13 @@ mod tests {
         }
         let (first, last) = (spread.bins.first().unwrap(), spread.bins.last().unwrap());
         assert!(first.from <= -4.0 && last.to > 0.5f64.log10(), "{first:?} {last:?}");
-        assert!(Spread::of_values(Vec::new()).is_none());
+        assert!(DivergenceSpread::of_values(Vec::new()).is_none());
     }
 
     #[test]
     fn equal_values_are_one_bar_and_zeros_none() {
-        assert_eq!(Spread::of_values(vec![0.5; 3]).unwrap().bins.len(), 1);
-        let zeros = Spread::of_values(vec![0.0; 3]).unwrap();
+        assert_eq!(DivergenceSpread::of_values(vec![0.5; 3]).unwrap().bins.len(), 1);
+        let zeros = DivergenceSpread::of_values(vec![0.0; 3]).unwrap();
         assert_eq!((zeros.bins.len(), zeros.below, zeros.quantile("50 %")), (0, 3, Some(0.0)));
     }
 }

@@ -2,7 +2,7 @@
 
 mod collect;
 mod coverage;
-mod merge;
+mod merge_matrices;
 mod save;
 mod show;
 
@@ -12,8 +12,8 @@ use clap::{Args, Subcommand};
 
 use crate::cli::guard::Guard;
 use crate::cli::verify::imatrix::collect::{CollectArgs, report_sums};
-use crate::cli::verify::imatrix::merge::MergeArgs;
-use crate::cli::verify::imatrix::save::Target;
+use crate::cli::verify::imatrix::merge_matrices::MergeMatricesArgs;
+use crate::cli::verify::imatrix::save::MatrixOutput;
 use crate::cli::verify::imatrix::show::ShowArgs;
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::{Destination, OutputKind};
@@ -29,15 +29,15 @@ use crate::verify::Perplexity;
 )]
 pub(super) struct ImatrixArgs {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<ImatrixCommand>,
     #[command(flatten)]
     collect: CollectArgs,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum ImatrixCommand {
     /// Add up several matrices of one model
-    Merge(MergeArgs),
+    Merge(MergeMatricesArgs),
     /// Print what a matrix says about each tensor, layer and expert
     Show(ShowArgs),
 }
@@ -52,7 +52,8 @@ pub(super) fn combine(
 ) -> anyhow::Result<Exit> {
     let parts = files.iter().filter_map(|path| UnfinishedRun::find(path)?.part).count();
     if parts == 0 {
-        return MergeArgs { files: files.to_vec(), output: output.to_owned(), legacy, ctx }.run(session);
+        return MergeMatricesArgs { files: files.to_vec(), output: output.to_owned(), legacy, ctx }
+            .run(session);
     }
     if ctx.is_some() {
         let message = "`--ctx` is for whole matrices: parts of one say how long their chunks are";
@@ -63,7 +64,7 @@ pub(super) fn combine(
     guard.read_all("a part", files)?;
     guard.write("-o", output, OutputKind::Imatrix)?;
     let CombinedImatrix { sums, nll } = combine_imatrix_parts(files)?;
-    let target = Target { path: output, legacy, sync: !session.common.no_sync, inputs: files.to_vec() };
+    let target = MatrixOutput { path: output, legacy, sync: !session.common.no_sync, inputs: files.to_vec() };
     target.warn_of_name(session);
     let size = target.write(&sums)?;
     report_sums(output, (&sums, Perplexity::of_nll(nll.iter().copied())), size, None, session)?;
@@ -73,8 +74,8 @@ pub(super) fn combine(
 impl ImatrixArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
-            Some(Command::Merge(args)) => args.run(session),
-            Some(Command::Show(args)) => args.run(session),
+            Some(ImatrixCommand::Merge(args)) => args.run(session),
+            Some(ImatrixCommand::Show(args)) => args.run(session),
             None => self.collect.run(session),
         }
     }

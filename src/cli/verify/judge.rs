@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::failure::Failure;
 use crate::cli::guard::Guard;
-use crate::cli::remote::{Directory, RemoteArgs};
+use crate::cli::remote::{ModelDirectory, RemoteArgs};
 use crate::cli::verify::details::Details;
 use crate::cli::verify::limits::{LimitArgs, OtherLimitArgs, against_baseline};
 use crate::cli::verify::model::OpenedModel;
@@ -28,8 +28,9 @@ use crate::engine::Observer;
 use crate::gguf::{GgufError, Metadata, Share, Value};
 use crate::tokenizer::Encoder;
 use crate::verify::{
-    Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report, Rows,
-    SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions, verify_with,
+    Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report,
+    RowSelection, SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions,
+    verify_with,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -133,7 +134,7 @@ impl VerifyArgs {
         let source = remote.kept(session, "--source", self.source.as_deref())?;
         remote.check_use(baseline.iter().chain(&source))?;
         // Temporary directories that represent models on servers are removed when these values are dropped.
-        let path = |directory: &Option<Directory>| directory.as_ref().map(|own| own.path().to_owned());
+        let path = |directory: &Option<ModelDirectory>| directory.as_ref().map(|own| own.path().to_owned());
         let here = Self { baseline: path(&baseline), source: path(&source), ..self.clone() };
         here.judge(self.baseline.as_deref(), session)
     }
@@ -173,7 +174,7 @@ impl VerifyArgs {
         let origin = self.origin()?;
         let prompts = self.text(!tasks.is_empty(), logits.is_some())?;
         self.check_models()?;
-        let job = Job {
+        let job = JudgeInputs {
             baseline: baseline.as_ref(),
             origin: origin.as_ref(),
             logits: logits.as_ref(),
@@ -371,11 +372,11 @@ impl VerifyArgs {
     fn verify(
         &self,
         path: &Path,
-        job: &Job<'_>,
+        job: &JudgeInputs<'_>,
         outputs: &mut Outputs<'_>,
         guard: &mut Guard<'_>,
     ) -> anyhow::Result<ModelReport> {
-        let &Job { baseline, origin, logits, prompts, tasks, reports, session } = job;
+        let &JudgeInputs { baseline, origin, logits, prompts, tasks, reports, session } = job;
         let opened = match OpenedModel::open_with(path, &session.common, self.mlock) {
             Ok(opened) => opened,
             // A header that cannot be parsed is a broken file. A file that cannot be opened is a failed run.
@@ -466,7 +467,7 @@ impl VerifyArgs {
             Score::Half => Span::SecondHalf,
             Score::All => Span::All,
         };
-        let rows = if self.per_token.is_some() { Rows::All } else { Rows::Scored };
+        let rows = if self.per_token.is_some() { RowSelection::All } else { RowSelection::Scored };
         VerifyOptions {
             engine: engine_options(&session.common),
             scoring: self.cut.scoring(span, rows),
@@ -509,7 +510,7 @@ fn subject(path: &Path, number: usize, of: usize) -> String {
 
 /// Inputs that all models are judged with.
 #[derive(Clone, Copy)]
-struct Job<'a> {
+struct JudgeInputs<'a> {
     baseline: Option<&'a OpenedModel>,
     origin: Option<&'a OriginTokenizer>,
     logits: Option<&'a LogitFile>,

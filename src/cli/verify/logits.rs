@@ -42,7 +42,7 @@ impl LogitsArgs {
         let opened = OpenedModel::open(&self.model, &session.common)?;
         guard.read_all("the model", opened.inputs())?;
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
-        let mut lines = Lines::begin(self.output.as_deref(), session)?;
+        let mut lines = LogitLines::begin(self.output.as_deref(), session)?;
         let mut failed = None;
         let options = engine_options(&session.common);
         let done = opened.with(None, |model| {
@@ -64,14 +64,14 @@ impl LogitsArgs {
 }
 
 /// Output lines, written as they are computed.
-struct Lines<'a> {
+struct LogitLines<'a> {
     session: &'a Session,
     /// File and its length so far; standard output if `None`.
     file: Option<(OutputFile, u64)>,
     buffer: Vec<u8>,
 }
 
-impl<'a> Lines<'a> {
+impl<'a> LogitLines<'a> {
     /// Number of bytes that are buffered before a write.
     const BUFFER_BYTES: usize = 1 << 20;
 

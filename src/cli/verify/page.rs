@@ -26,13 +26,13 @@ use crate::core::text::escape;
 
 /// Format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+enum ReportFormat {
     Html,
     Markdown,
     Json,
 }
 
-impl Format {
+impl ReportFormat {
     fn kind(self) -> OutputKind {
         match self {
             Self::Html => OutputKind::HtmlReport,
@@ -58,7 +58,7 @@ impl Format {
 
 /// Files named by `--report`, checked before any work.
 pub(super) struct Reports {
-    targets: Vec<(PathBuf, Format)>,
+    targets: Vec<(PathBuf, ReportFormat)>,
 }
 
 impl Reports {
@@ -67,9 +67,9 @@ impl Reports {
     /// # Errors
     /// Another suffix, a path at which no file can be written, a file that is read or of another kind.
     pub(super) fn of(paths: &[PathBuf], guard: &mut Guard<'_>) -> anyhow::Result<Self> {
-        let mut targets: Vec<(PathBuf, Format)> = Vec::new();
+        let mut targets: Vec<(PathBuf, ReportFormat)> = Vec::new();
         for path in paths {
-            let format = Format::of(path)?;
+            let format = ReportFormat::of(path)?;
             targets.push((path.clone(), format));
         }
         for (path, format) in &targets {
@@ -106,9 +106,9 @@ impl Reports {
         let mut files = Vec::new();
         for (path, format) in &self.targets {
             let text = match format {
-                Format::Html => html::render(&page)?,
-                Format::Markdown => markdown::render(&page)?,
-                Format::Json => {
+                ReportFormat::Html => html::render(&page)?,
+                ReportFormat::Markdown => markdown::render(&page)?,
+                ReportFormat::Json => {
                     let mut document = report::to_json(entries, &[]);
                     if let Some(map) = document.as_object_mut() {
                         map.insert("run".to_owned(), json!(page.run));

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use crate::cli::render::{Style, styled};
 use crate::cli::verify::report::Detail;
 use crate::core::text::escape;
-use crate::verify::{Finding, NotJudged, Report, Severity, Verdict};
+use crate::verify::{Finding, Report, Severity, UnjudgedAspect, Verdict};
 
 /// Returns the style of a verdict.
 pub(super) fn style(verdict: Verdict) -> Style {
@@ -25,7 +25,7 @@ fn finding_line(finding: &Finding) -> String {
 
 /// Returns the open questions grouped by reason, each group followed by its remedy.
 fn open_lines(report: &Report) -> Vec<String> {
-    let mut groups: Vec<(Vec<&str>, NotJudged)> = Vec::new();
+    let mut groups: Vec<(Vec<&str>, UnjudgedAspect)> = Vec::new();
     for open in report.coverage.open() {
         let same =
             groups.iter_mut().find(|(_, group)| group.reason == open.reason && group.remedy == open.remedy);
@@ -34,7 +34,7 @@ fn open_lines(report: &Report) -> Vec<String> {
             None => groups.push((vec![open.aspect.name()], open)),
         }
     }
-    let lines = |(aspects, open): (Vec<&str>, NotJudged)| {
+    let lines = |(aspects, open): (Vec<&str>, UnjudgedAspect)| {
         let names = aspects.join(", ");
         [format!("{:<9} {names}: {}", "unchecked", open.reason), format!("{:<9} needs {}", "", open.remedy)]
     };

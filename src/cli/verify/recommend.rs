@@ -4,7 +4,7 @@ use crate::verify::{Quality, Verdict};
 
 /// Figures that a recommendation depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Candidate {
+pub(super) struct FileFigures {
     pub(super) verdict: Verdict,
     pub(super) size_bytes: Option<u64>,
     pub(super) mean_kld: Option<f64>,
@@ -13,7 +13,7 @@ pub(super) struct Candidate {
 
 /// Returns a phrase for each of several files: the smallest very good one, the smallest good one, one that another file
 /// beats at the same or a smaller size, one that is too poor. Empty if its size or divergence is unknown.
-pub(super) fn recommend(files: &[Candidate]) -> Vec<String> {
+pub(super) fn recommend(files: &[FileFigures]) -> Vec<String> {
     let smallest = |least: Quality| {
         let fit = files.iter().enumerate().filter(|(_, file)| {
             file.verdict != Verdict::Fail && file.quality.is_some_and(|quality| quality <= least)
@@ -21,7 +21,7 @@ pub(super) fn recommend(files: &[Candidate]) -> Vec<String> {
         fit.min_by_key(|(_, file)| file.size_bytes.unwrap_or(u64::MAX)).map(|(at, _)| at)
     };
     let (best_value, small) = (smallest(Quality::VeryGood), smallest(Quality::Good));
-    let word = |(at, file): (usize, &Candidate)| {
+    let word = |(at, file): (usize, &FileFigures)| {
         if file.verdict == Verdict::Fail {
             return "do not use".to_owned();
         }
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_smallest_good_enough_file_is_recommended() {
-        let file = |size: u64, kld: f64| Candidate {
+        let file = |size: u64, kld: f64| FileFigures {
             verdict: Verdict::Pass,
             size_bytes: Some(size),
             mean_kld: Some(kld),
@@ -81,10 +81,10 @@ mod tests {
                 "too poor for most uses",
             ]
         );
-        let broken = Candidate { verdict: Verdict::Fail, ..file(100, 0.001) };
+        let broken = FileFigures { verdict: Verdict::Fail, ..file(100, 0.001) };
         assert_eq!(recommend(&[broken, file(500, 0.012)])[0], "do not use");
         assert_eq!(recommend(&[file(1, 0.0)]), [""]);
-        let unknown = Candidate { size_bytes: None, ..file(1, 0.1) };
+        let unknown = FileFigures { size_bytes: None, ..file(1, 0.1) };
         assert_eq!(recommend(&[unknown, unknown]), ["", ""]);
     }
 }

@@ -2,13 +2,13 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::checkpoint::fastllm::Tensor;
+use crate::checkpoint::fastllm::FlmTensor;
 use crate::core::Shape;
 
 /// Adds missing hyper-parameters that can be derived. The card supplies the others, or reports them as missing.
-pub(super) fn complete(tensors: &[Tensor], config: &mut Map<String, Json>, warnings: &mut Vec<String>) {
+pub(super) fn complete(tensors: &[FlmTensor], config: &mut Map<String, Json>, warnings: &mut Vec<String>) {
     let shape = |names: &[&str]| -> Option<&Shape> {
-        let found = |tensor: &&Tensor| names.iter().any(|name| tensor.name.ends_with(name));
+        let found = |tensor: &&FlmTensor| names.iter().any(|name| tensor.name.ends_with(name));
         tensors.iter().find(found).map(|tensor| &tensor.shape)
     };
     let embedding = shape(&["embed_tokens.weight", "word_embeddings.weight", "transformer.wte.weight"]);

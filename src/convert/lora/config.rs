@@ -12,7 +12,7 @@ use crate::core::numeric::held_by_f32;
 
 /// Tokens whose rows are trained.
 #[derive(Debug)]
-enum Tokens {
+enum TrainedTokens {
     None,
     Same(Vec<u64>),
     ByModule(Vec<(String, Vec<u64>)>),
@@ -25,7 +25,7 @@ pub(super) struct AdapterConfig {
     rank: Option<u64>,
     rank_pattern: Vec<(Regex, u64)>,
     /// Tokens whose rows are trained, for all modules or by module.
-    tokens: Tokens,
+    tokens: TrainedTokens,
     /// Value of `lora_alpha`, as GGUF stores it and the reference writes it.
     pub(super) alpha: f64,
     /// True if the matrices are scaled by the square root of the rank.
@@ -125,9 +125,9 @@ impl AdapterConfig {
     /// Returns the rows of a module that are trained.
     pub(super) fn token_rows(&self, module: &str) -> Option<&[u64]> {
         match &self.tokens {
-            Tokens::None => None,
-            Tokens::Same(rows) => Some(rows),
-            Tokens::ByModule(modules) => modules
+            TrainedTokens::None => None,
+            TrainedTokens::Same(rows) => Some(rows),
+            TrainedTokens::ByModule(modules) => modules
                 .iter()
                 .find(|(name, _)| {
                     module
@@ -170,19 +170,19 @@ fn changes_base(config: &Map<String, Json>) -> Option<(&'static str, String)> {
 }
 
 /// Returns the tokens whose rows are trained. The error is the key whose value is not a list of tokens.
-fn trained_tokens(config: &Map<String, Json>) -> Result<Tokens, &'static str> {
+fn trained_tokens(config: &Map<String, Json>) -> Result<TrainedTokens, &'static str> {
     let rows = |value: &Json| value.as_array()?.iter().map(Json::as_u64).collect::<Option<Vec<u64>>>();
     for key in TRAINED {
         match config.get(key) {
             None | Some(Json::Null) => {}
             Some(Json::Object(modules)) => {
                 let modules = modules.iter().map(|(name, value)| Some((name.clone(), rows(value)?)));
-                return modules.collect::<Option<_>>().map(Tokens::ByModule).ok_or(key);
+                return modules.collect::<Option<_>>().map(TrainedTokens::ByModule).ok_or(key);
             }
-            Some(value) => return rows(value).map(Tokens::Same).ok_or(key),
+            Some(value) => return rows(value).map(TrainedTokens::Same).ok_or(key),
         }
     }
-    Ok(Tokens::None)
+    Ok(TrainedTokens::None)
 }
 
 /// Returns the invocation tokens; empty if the key is absent or null.

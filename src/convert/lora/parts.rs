@@ -14,7 +14,7 @@ const WRAPPER: &str = "base_model.model.";
 
 /// Product of the two matrices that gives the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ProductForm {
     /// A linear layer: W is B · A.
     Linear,
     /// An embedding, whose W has a row for each token: (B · A)ᵀ.
@@ -23,7 +23,7 @@ pub(super) enum Form {
 
 /// Two matrices that change a tensor of the base.
 #[derive(Clone, Debug)]
-pub(super) struct Pair {
+pub(super) struct MatrixPair {
     /// Name of the tensor in the base.
     pub(super) name: String,
     /// Index of matrix A in the adapter; `b` is that of matrix B.
@@ -31,21 +31,21 @@ pub(super) struct Pair {
     pub(super) b: usize,
     pub(super) rank: u64,
     /// True if the tensor is Aᵀ · Bᵀ: an embedding, or a layer that is stored transposed.
-    pub(super) is_turned: bool,
-    pub(super) form: Form,
+    pub(super) is_transposed: bool,
+    pub(super) form: ProductForm,
     /// Name, shape and type of the tensor in the base.
     pub(super) meta: WeightMeta,
 }
 
-impl Pair {
+impl MatrixPair {
     /// Returns the name of the module, which PEFT's patterns match.
     pub(super) fn module(&self) -> &str {
         self.name.strip_suffix(".weight").unwrap_or(&self.name)
     }
 
     /// Toggles whether the tensor is stored transposed.
-    pub(super) fn turn(&mut self) {
-        self.is_turned = !self.is_turned;
+    pub(super) fn transpose(&mut self) {
+        self.is_transposed = !self.is_transposed;
         let mut dims = self.meta.shape.dims().to_vec();
         dims.reverse();
         if let Some(shape) = Shape::new(dims) {
@@ -57,13 +57,13 @@ impl Pair {
     pub(super) fn product(&self, weights: &[WeightMeta]) -> Result<LowRank, ShapeError> {
         let view = |at: usize| View::weight(at, &weights[at]);
         let product = LowRank { b: view(self.b), a: view(self.a) };
-        if self.is_turned { product.turned() } else { Ok(product) }
+        if self.is_transposed { product.transposed() } else { Ok(product) }
     }
 }
 
 /// A whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Whole {
+pub(super) struct WholeTensor {
     /// Name of the tensor in the base.
     pub(super) name: String,
     /// Index of the tensor in the adapter.
@@ -72,13 +72,13 @@ pub(super) struct Whole {
 
 /// Tensors of an adapter by kind, each kind in file order.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Parts {
-    pub(super) whole: Vec<Whole>,
+pub(super) struct AdapterParts {
+    pub(super) whole: Vec<WholeTensor>,
     /// Rows of single tokens, under the name of the tensor that they belong to.
-    pub(super) tokens: Vec<Whole>,
+    pub(super) tokens: Vec<WholeTensor>,
     /// Base tensors as used in training, which the adapter's matrices change.
-    pub(super) bases: Vec<Whole>,
-    pub(super) pairs: Vec<Pair>,
+    pub(super) bases: Vec<WholeTensor>,
+    pub(super) pairs: Vec<MatrixPair>,
 }
 
 /// One matrix of a pair.
@@ -89,11 +89,11 @@ enum Half {
 }
 
 /// Name suffixes of a pair's matrices.
-const HALVES: [(&str, Half, Form); 4] = [
-    (".lora_A.weight", Half::A, Form::Linear),
-    (".lora_B.weight", Half::B, Form::Linear),
-    (".lora_embedding_A", Half::A, Form::Embedding),
-    (".lora_embedding_B", Half::B, Form::Embedding),
+const HALVES: [(&str, Half, ProductForm); 4] = [
+    (".lora_A.weight", Half::A, ProductForm::Linear),
+    (".lora_B.weight", Half::B, ProductForm::Linear),
+    (".lora_embedding_A", Half::A, ProductForm::Embedding),
+    (".lora_embedding_B", Half::B, ProductForm::Embedding),
 ];
 
 /// Suffixes of PEFT for a base tensor that it wraps, and for a module that it replaces.
@@ -136,7 +136,7 @@ fn without_adapter_name(name: &str, adapter: Option<&str>) -> String {
     }
 }
 
-impl Parts {
+impl AdapterParts {
     /// Returns true if the adapter changes nothing.
     pub(super) fn is_empty(&self) -> bool {
         self.pairs.is_empty() && self.whole.is_empty() && self.tokens.is_empty()
@@ -155,8 +155,8 @@ impl Parts {
 
     /// Returns a warning if the rank of matrices differs from the configuration.
     pub(super) fn other_ranks(&self, config: &AdapterConfig) -> Option<String> {
-        let of = |pair: &&Pair| config.rank_of(pair.module()).is_some_and(|rank| rank != pair.rank);
-        let others: Vec<&Pair> = self.pairs.iter().filter(of).collect();
+        let of = |pair: &&MatrixPair| config.rank_of(pair.module()).is_some_and(|rank| rank != pair.rank);
+        let others: Vec<&MatrixPair> = self.pairs.iter().filter(of).collect();
         let first = others.first()?;
         let (rank, module) = (config.rank_of(first.module())?, first.module());
         let more = if others.len() > 1 {
@@ -165,7 +165,7 @@ impl Parts {
             String::new()
         };
         Some(format!(
-            "adapter_config.json says rank {rank}, but the matrices of `{module}`{more} have rank {}, which is what counts",
+            "adapter_config.json declares rank {rank}, but the matrices of `{module}`{more} have rank {}, which is what counts",
             first.rank
         ))
     }
@@ -178,14 +178,14 @@ impl Parts {
     pub(super) fn of(weights: &[WeightMeta], takes: fn(&str) -> bool) -> Result<Self, AdapterError> {
         let mut parts = Self::default();
         // Halves by the base's name, in the order of the first half of each pair.
-        let mut halves: IndexMap<String, ([Option<usize>; 2], Form)> = IndexMap::new();
+        let mut halves: IndexMap<String, ([Option<usize>; 2], ProductForm)> = IndexMap::new();
         let adapter = adapter_name(weights);
         for (index, meta) in weights.iter().enumerate() {
             let own = without_adapter_name(&meta.name, adapter);
             let found = HALVES.iter().find_map(|row| Some((own.strip_suffix(row.0)?, row.1, row.2)));
             let Some((stem, half, form)) = found else {
                 if let Some(module) = own.strip_suffix(BASE_LAYER) {
-                    parts.bases.push(Whole { name: module.replace(WRAPPER, "") + ".weight", index });
+                    parts.bases.push(WholeTensor { name: module.replace(WRAPPER, "") + ".weight", index });
                     continue;
                 }
                 if own.contains(ORIGINAL) {
@@ -193,12 +193,14 @@ impl Parts {
                 }
                 match stray(&own) {
                     Stray::Whole | Stray::Bias if takes(&own) => {
-                        parts.whole.push(Whole { name: own.replace(WRAPPER, ""), index });
+                        parts.whole.push(WholeTensor { name: own.replace(WRAPPER, ""), index });
                     }
                     Stray::Tokens if takes(&own) => {
                         let module = own.strip_suffix(TOKENS).unwrap_or(&own);
                         let module = module.strip_suffix(TOKEN_ADAPTER).unwrap_or(module);
-                        parts.tokens.push(Whole { name: module.replace(WRAPPER, "") + ".weight", index });
+                        parts
+                            .tokens
+                            .push(WholeTensor { name: module.replace(WRAPPER, "") + ".weight", index });
                     }
                     stray => return Err(AdapterError::Stray { tensor: meta.name.clone(), stray }),
                 }
@@ -232,7 +234,13 @@ impl Parts {
     }
 }
 
-fn pair(name: String, a: usize, b: usize, form: Form, weights: &[WeightMeta]) -> Result<Pair, AdapterError> {
+fn pair(
+    name: String,
+    a: usize,
+    b: usize,
+    form: ProductForm,
+    weights: &[WeightMeta],
+) -> Result<MatrixPair, AdapterError> {
     let (a_meta, b_meta) = (&weights[a], &weights[b]);
     let wrong = || AdapterError::Shapes {
         a_name: a_meta.name.clone(),
@@ -247,9 +255,9 @@ fn pair(name: String, a: usize, b: usize, form: Form, weights: &[WeightMeta]) ->
     // ref: halves of two types are widened
     let ty = if a_meta.ty == b_meta.ty { a_meta.ty } else { ElementType::F32 };
     let meta = WeightMeta { name: name.clone(), shape, ty };
-    let mut pair = Pair { name, a, b, rank, is_turned: false, form, meta };
-    if form == Form::Embedding {
-        pair.turn();
+    let mut pair = MatrixPair { name, a, b, rank, is_transposed: false, form, meta };
+    if form == ProductForm::Embedding {
+        pair.transpose();
     }
     Ok(pair)
 }
@@ -301,7 +309,7 @@ mod tests {
             meta("k.lora_B.weight", &[8, 3]),
         ];
         weights[2].ty = ElementType::F32;
-        let parts = Parts::of(&weights, is_norm).unwrap();
+        let parts = AdapterParts::of(&weights, is_norm).unwrap();
         let rows: Vec<_> = parts
             .pairs
             .iter()
@@ -315,7 +323,7 @@ mod tests {
                 ("k.weight", 2, 7, vec![8, 4], ElementType::F32),
             ]
         );
-        assert_eq!(parts.whole, [Whole { name: "input_layernorm.weight".to_owned(), index: 6 }]);
+        assert_eq!(parts.whole, [WholeTensor { name: "input_layernorm.weight".to_owned(), index: 6 }]);
     }
 
     #[test]
@@ -330,10 +338,10 @@ mod tests {
             meta("lm_head.original_module.weight", &[9, 6]),
             meta("e.token_adapter.trainable_tokens_delta.default", &[1, 6]),
         ];
-        let parts = Parts::of(&weights, |_| true).unwrap();
+        let parts = AdapterParts::of(&weights, |_| true).unwrap();
         let names: Vec<&str> = parts.pairs.iter().map(|pair| pair.name.as_str()).collect();
         assert_eq!(names, ["q.weight", "e.weight"]);
-        let whole = |name: &str, index| [Whole { name: name.to_owned(), index }];
+        let whole = |name: &str, index| [WholeTensor { name: name.to_owned(), index }];
         assert_eq!(parts.whole, whole("lm_head.weight", 5));
         assert_eq!(parts.bases, whole("e.weight", 4));
         assert_eq!(parts.tokens, whole("e.weight", 7));
@@ -371,7 +379,7 @@ mod tests {
             ),
         ] {
             let weights: Vec<_> = names.iter().map(|name| meta(name, &[2, 3])).collect();
-            assert_eq!(Parts::of(&weights, is_norm).unwrap_err().to_string(), want);
+            assert_eq!(AdapterParts::of(&weights, is_norm).unwrap_err().to_string(), want);
         }
     }
 }

@@ -28,13 +28,13 @@ const ROLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
 /// Tokenizer files of an adapter that differ from its base model's.
 #[derive(Debug)]
-pub(super) struct Own {
+pub(super) struct AdapterTokenizer {
     pub(super) files: OtherFiles,
     /// Description of the differences.
     pub(super) warning: String,
 }
 
-impl Own {
+impl AdapterTokenizer {
     /// Iterates over the paths of the files that exist.
     pub(super) fn paths(&self) -> impl Iterator<Item = PathBuf> {
         let paths = self.files.names.iter().map(|name| self.files.dir.join(name));
@@ -46,7 +46,10 @@ impl Own {
 ///
 /// # Errors
 /// A file that cannot be read.
-pub(super) fn of_adapter(base: &ModelDir, adapter: &AdapterDir) -> Result<Option<Own>, CheckpointError> {
+pub(super) fn of_adapter(
+    base: &ModelDir,
+    adapter: &AdapterDir,
+) -> Result<Option<AdapterTokenizer>, CheckpointError> {
     let own = adapter.dir();
     let mut differences = differences(base, own)?;
     if differences.is_empty() {
@@ -70,7 +73,7 @@ pub(super) fn of_adapter(base: &ModelDir, adapter: &AdapterDir) -> Result<Option
         "the adapter's tokenizer files take the place of the base model's: {}",
         differences.join(", ")
     );
-    Ok(Some(Own { files: OtherFiles { dir: own.path().to_owned(), names }, warning }))
+    Ok(Some(AdapterTokenizer { files: OtherFiles { dir: own.path().to_owned(), names }, warning }))
 }
 
 /// Returns a warning if an adapter's tokenizer differs from its base model's, for a file that holds no tokenizer.

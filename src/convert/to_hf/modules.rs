@@ -9,11 +9,11 @@ use crate::core::{WeightMeta, WeightSource};
 use crate::gguf::{Metadata, Value};
 use crate::views::decoded::Decoded;
 
-use super::weights::Weights;
+use super::weights::HfWeights;
 use super::{ToHfError, ToHfOptions};
 
-/// Location of a dense layer.
-struct Place {
+/// Module with a dense layer, and the names of its files.
+struct DenseModule {
     /// Name among the model's weights.
     weight: &'static str,
     folder: &'static str,
@@ -28,15 +28,15 @@ const MAX_LAYER_BYTES: u64 = 1 << 30;
 const DENSE: &str = "sentence_transformers.models.Dense";
 
 /// Layers after the pooling.
-const PLACES: [Place; 2] = [
-    Place {
+const DENSE_MODULES: [DenseModule; 2] = [
+    DenseModule {
         weight: "dense_2.weight",
         folder: "2_Dense",
         config: "2_Dense/config.json",
         weights: "2_Dense/model.safetensors",
         ty: DENSE,
     },
-    Place {
+    DenseModule {
         weight: "dense_3.weight",
         folder: "3_Dense",
         config: "3_Dense/config.json",
@@ -46,7 +46,7 @@ const PLACES: [Place; 2] = [
 ];
 
 /// Layer that is applied to each token.
-const OF_TOKENS: Place = Place {
+const OF_TOKENS: DenseModule = DenseModule {
     weight: "dense_2.weight",
     folder: "1_Dense",
     config: "1_Dense/config.json",
@@ -56,11 +56,11 @@ const OF_TOKENS: Place = Place {
 
 /// Returns true for a weight that is stored in the file of a module.
 pub(super) fn is_dense(output: &OutputSpec) -> bool {
-    PLACES.iter().any(|place| is_at(place, &output.name))
+    DENSE_MODULES.iter().any(|module| is_at(module, &output.name))
 }
 
-fn is_at(place: &Place, name: &str) -> bool {
-    name.strip_prefix("model.").unwrap_or(name) == place.weight
+fn is_at(module: &DenseModule, name: &str) -> bool {
+    name.strip_prefix("model.").unwrap_or(name) == module.weight
 }
 
 /// Returns `modules.json` and the files of its modules, whose layers are read from `source`; empty for a model without
@@ -82,23 +82,24 @@ pub(super) fn files(
         files.push(SideFile { name: "1_Pooling/config.json", bytes: text(&config) });
     }
     if !dense.is_empty() {
-        let weights = Weights::new(source, dense, options.level)?;
+        let weights = HfWeights::new(source, dense, options.level)?;
         let of_tokens = [OF_TOKENS];
-        let places: &[Place] = if WITH_DENSE.contains(&class) { &of_tokens } else { &PLACES };
-        for place in places {
-            let Some(at) = weights.weights().iter().position(|weight| is_at(place, &weight.name)) else {
+        let dense_modules: &[DenseModule] =
+            if WITH_DENSE.contains(&class) { &of_tokens } else { &DENSE_MODULES };
+        for module in dense_modules {
+            let Some(at) = weights.weights().iter().position(|weight| is_at(module, &weight.name)) else {
                 continue;
             };
-            modules.push((place.folder, place.ty));
+            modules.push((module.folder, module.ty));
             let dims = weights.weights()[at].shape.dims();
             files.push(SideFile {
-                name: place.config,
+                name: module.config,
                 bytes: text(&json!({
                     "in_features": dims.get(1), "out_features": dims.first(), "bias": false,
                     "activation_function": "torch.nn.modules.linear.Identity",
                 })),
             });
-            files.push(SideFile { name: place.weights, bytes: layer(&weights, at)? });
+            files.push(SideFile { name: module.weights, bytes: layer(&weights, at)? });
         }
     }
     if modules.len() > 1 {
@@ -136,7 +137,7 @@ fn pooling(metadata: &Metadata) -> Option<serde_json::Value> {
 }
 
 /// Returns the safetensors file of a module's layer.
-fn layer(weights: &Weights<'_>, at: usize) -> Result<Vec<u8>, ToHfError> {
+fn layer(weights: &HfWeights<'_>, at: usize) -> Result<Vec<u8>, ToHfError> {
     let meta = WeightMeta { name: "linear.weight".to_owned(), ..weights.weights()[at].clone() };
     let overflow = || WriteCheckpointError::Overflow { tensor: meta.name.clone() };
     let shards = plan_shards(std::slice::from_ref(&meta), u64::MAX)?;

@@ -17,7 +17,7 @@ use super::ToHfError;
 const STEP_ELEMS: u64 = 1 << 18;
 
 /// Weights of the checkpoint, made from the GGUF's tensors as they are read.
-pub(super) struct Weights<'a> {
+pub(super) struct HfWeights<'a> {
     source: Decoded<'a>,
     recipes: Vec<Recipe>,
     metas: Vec<WeightMeta>,
@@ -26,7 +26,7 @@ pub(super) struct Weights<'a> {
     level: SimdLevel,
 }
 
-impl WeightSource for Weights<'_> {
+impl WeightSource for HfWeights<'_> {
     fn weights(&self) -> &[WeightMeta] {
         &self.metas
     }
@@ -73,7 +73,7 @@ fn integers(recipe: &Recipe, weights: &[WeightMeta]) -> Option<GgmlType> {
     types.all(|ty| ty == first).then_some(ty)
 }
 
-impl<'a> Weights<'a> {
+impl<'a> HfWeights<'a> {
     /// Reads elements of an integer tensor.
     fn read_integers(
         &self,

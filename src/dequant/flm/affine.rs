@@ -30,14 +30,14 @@ impl Reading {
 
 /// Formula of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum AffineForm {
     /// `scale · (code - zero)`
     Zero,
     /// `min + scale · code`
     Minimum,
 }
 
-impl Form {
+impl AffineForm {
     pub(super) fn of(coding: Coding) -> Self {
         match coding {
             Coding::Int8 | Coding::Int4 => Self::Zero,
@@ -81,11 +81,11 @@ impl Affine {
     }
 
     /// Returns the value of a code.
-    pub(super) fn value(self, code: u8, form: Form) -> f32 {
+    pub(super) fn value(self, code: u8, form: AffineForm) -> f32 {
         let code = f32::from(code);
         match form {
-            Form::Zero => self.scale * (code - self.zero),
-            Form::Minimum => (f64::from(self.min) + f64::from(self.scale) * f64::from(code)) as f32,
+            AffineForm::Zero => self.scale * (code - self.zero),
+            AffineForm::Minimum => (f64::from(self.min) + f64::from(self.scale) * f64::from(code)) as f32,
         }
     }
 }

@@ -7,10 +7,10 @@ use crate::core::little_endian::f32s;
 use crate::core::{GgmlType, Packing, Shape};
 use crate::dequant::encoding::along_rows;
 use crate::dequant::flm::RangeError;
-use crate::dequant::flm::affine::{Affine, Form, Reading};
+use crate::dequant::flm::affine::{Affine, AffineForm, Reading};
 use crate::dequant::nibbles::look_up;
-use crate::dequant::values::{Stretches, each_stretch};
-use crate::dequant::{Below, CodedWeight, DequantError};
+use crate::dequant::values::{ScaleLines, each_stretch};
+use crate::dequant::{CodedWeight, DequantError, InnerSource};
 use crate::quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q4_1, pack_q8_0};
 
 /// Number of ranges that are read at a time.
@@ -33,7 +33,7 @@ pub(super) struct Ranged {
 }
 
 /// Codes of consecutive elements.
-struct Codes<'a> {
+struct CodeRun<'a> {
     bytes: &'a [u8],
     coding: Coding,
     /// Number of codes before the first one in its byte.
@@ -41,7 +41,7 @@ struct Codes<'a> {
     n: usize,
 }
 
-impl Codes<'_> {
+impl CodeRun<'_> {
     fn get(&self, at: usize) -> u8 {
         match self.coding {
             Coding::Int8 => self.bytes[at],
@@ -71,29 +71,29 @@ impl Ranged {
     /// The source failed, or `visit` did.
     pub(super) fn each_range(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         mut visit: impl FnMut(u64, f32, f32) -> Result<(), DequantError>,
     ) -> Result<(), DequantError> {
         let [_, ranges] = self.members;
         let mut first = 0;
         while first < self.ranges.n {
             let count = (self.ranges.n - first).min(RANGES_PER_STEP);
-            below.try_with_elems(ranges, first * 2..(first + count) * 2, |bytes| {
+            inner.try_with_elems(ranges, first * 2..(first + count) * 2, |bytes| {
                 (first..).zip(bytes.chunks_exact(8)).try_for_each(|(index, pair)| {
                     let (min, max) = split(pair);
                     visit(index, min, max)
                 })
             })?;
-            below.source.release_elems(ranges, first * 2, count * 2);
+            inner.source.release_elems(ranges, first * 2, count * 2);
             first += count;
         }
         Ok(())
     }
 
     /// Reads a range and computes its parameters.
-    fn affine(&self, below: Below<'_>, index: u64) -> Result<Affine, DequantError> {
-        let (min, max) = below.with_elems(self.members[1], index * 2..index * 2 + 2, split)?;
-        self.affine_of(below, index, min, max)
+    fn affine(&self, inner: InnerSource<'_>, index: u64) -> Result<Affine, DequantError> {
+        let (min, max) = inner.with_elems(self.members[1], index * 2..index * 2 + 2, split)?;
+        self.affine_of(inner, index, min, max)
     }
 
     /// Computes the parameters of a range that was read already.
@@ -102,7 +102,7 @@ impl Ranged {
     /// The source failed; an invalid range.
     pub(super) fn affine_of(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         index: u64,
         min: f32,
         max: f32,
@@ -110,7 +110,7 @@ impl Ranged {
         let broken = || RangeError { index, min, max }.into();
         if min.is_nan() {
             // The Python exporter divides by zero where all values are zero; it then also stores zeros as codes.
-            let is_nothing = max == 0.0 && self.coding != Coding::Int8 && self.is_zero(below, index)?;
+            let is_nothing = max == 0.0 && self.coding != Coding::Int8 && self.is_zero(inner, index)?;
             return if is_nothing { Ok(Affine::NOTHING) } else { Err(broken()) };
         }
         let affine = self.reading.affine(min, max, self.coding);
@@ -118,44 +118,44 @@ impl Ranged {
     }
 
     /// Returns true if all codes of a range are zero.
-    fn is_zero(&self, below: Below<'_>, index: u64) -> Result<bool, DequantError> {
-        self.with_codes(below, self.elems_of(index), |codes| codes.iter().all(|code| code == 0))
+    fn is_zero(&self, inner: InnerSource<'_>, index: u64) -> Result<bool, DequantError> {
+        self.with_codes(inner, self.elems_of(index), |codes| codes.iter().all(|code| code == 0))
     }
 
     /// Passes the codes of some elements to `use_them`.
     fn with_codes<T>(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         elems: Range<u64>,
-        use_them: impl FnOnce(Codes<'_>) -> T,
+        use_them: impl FnOnce(CodeRun<'_>) -> T,
     ) -> Result<T, DequantError> {
         let (coding, bits) = (self.coding, u64::from(self.coding.bits()));
         let bytes = elems.start * bits / 8..(elems.end * bits).div_ceil(8);
         let (skip, n) = ((elems.start * bits / 4 % 2) as usize, (elems.end - elems.start) as usize);
-        Ok(below.with_elems(self.members[0], bytes, |bytes| use_them(Codes { bytes, coding, skip, n }))?)
+        Ok(inner.with_elems(self.members[0], bytes, |bytes| use_them(CodeRun { bytes, coding, skip, n }))?)
     }
 
     /// Visits some elements, one range at a time: `visit` gets the position of the first, the parameters, and the
     /// codes.
     fn each_span(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         elems: Range<u64>,
-        mut visit: impl FnMut(usize, Affine, Codes<'_>),
+        mut visit: impl FnMut(usize, Affine, CodeRun<'_>),
     ) -> Result<(), DequantError> {
         let mut at = elems.start;
         while at < elems.end {
             let index = self.range_of(at);
             let end = self.elems_of(index).end.min(elems.end);
-            let affine = self.affine(below, index)?;
-            self.with_codes(below, at..end, |codes| visit((at - elems.start) as usize, affine, codes))?;
+            let affine = self.affine(inner, index)?;
+            self.with_codes(inner, at..end, |codes| visit((at - elems.start) as usize, affine, codes))?;
             at = end;
         }
         Ok(())
     }
 
     /// Returns true if all codes of a range, minus its zero point, fit a signed byte.
-    fn fits_i8(&self, below: Below<'_>, index: u64, affine: Affine) -> Result<bool, DequantError> {
+    fn fits_i8(&self, inner: InnerSource<'_>, index: u64, affine: Affine) -> Result<bool, DequantError> {
         // 0 - 128 and 255 - 128 fit, so the codes need not be read.
         if affine.zero == 128.0 || affine.scale == 0.0 {
             return Ok(true);
@@ -164,10 +164,10 @@ impl Ranged {
         let mut at = elems.start;
         while at < elems.end {
             let end = elems.end.min(at + CODES_PER_STEP);
-            let fits = self.with_codes(below, at..end, |codes| {
+            let fits = self.with_codes(inner, at..end, |codes| {
                 codes.iter().all(|code| (-128.0..=127.0).contains(&(f32::from(code) - affine.zero)))
             })?;
-            below.source.release_elems(self.members[0], at, end - at);
+            inner.source.release_elems(self.members[0], at, end - at);
             if !fits {
                 return Ok(false);
             }
@@ -209,17 +209,17 @@ fn split(pair: &[u8]) -> (f32, f32) {
 impl CodedWeight for Ranged {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
-        let form = Form::of(self.coding);
+        let form = AffineForm::of(self.coding);
         // Rows of ranges differ from rows of the weight: a range may cover a whole tensor.
-        let lines = Stretches { n_cols: self.n_cols, width: self.ranges.cols };
+        let lines = ScaleLines { n_cols: self.n_cols, width: self.ranges.cols };
         each_stretch(lines, rows, &cols, out, |line, cols, out| {
             let first = line * self.ranges.cols;
-            self.each_span(below, first + cols.start..first + cols.end, |at, affine, codes| {
+            self.each_span(inner, first + cols.start..first + cols.end, |at, affine, codes| {
                 let out = &mut out[at..at + codes.n];
                 match self.coding {
                     Coding::Int8 => {
@@ -236,21 +236,21 @@ impl CodedWeight for Ranged {
         })
     }
 
-    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
         if !self.has_whole_blocks() {
             return Ok(Vec::new());
         }
         let is_int8 = self.coding == Coding::Int8;
         let (mut scale_error, mut min_error) = (0.0f32, 0.0f32);
         let (mut is_q8_0, mut is_q4_0) = (true, true);
-        self.each_range(below, |index, min, max| {
-            let affine = self.affine_of(below, index, min, max)?;
+        self.each_range(inner, |index, min, max| {
+            let affine = self.affine_of(inner, index, min, max)?;
             scale_error = scale_error.max(f16_error(affine.scale));
             min_error = min_error.max(f16_error(affine.min));
             // The minimum is exactly -8 · scale (also if the whole range is zero).
             is_q4_0 &= affine.min == -8.0 * affine.scale;
             if is_int8 && is_q8_0 {
-                is_q8_0 = self.fits_i8(below, index, affine)?;
+                is_q8_0 = self.fits_i8(inner, index, affine)?;
             }
             Ok(())
         })?;
@@ -265,7 +265,7 @@ impl CodedWeight for Ranged {
 
     fn pack(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         ty: GgmlType,
         rows: Range<u64>,
         cols: Range<u64>,
@@ -275,7 +275,7 @@ impl CodedWeight for Ranged {
         let row_bytes = n as usize / BLOCK_ELEMS * block_bytes;
         for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))) {
             let first = row * self.n_cols + cols.start;
-            self.each_span(below, first..first + n, |at, affine, codes| {
+            self.each_span(inner, first..first + n, |at, affine, codes| {
                 let blocks = out[at / BLOCK_ELEMS * block_bytes..].chunks_exact_mut(block_bytes);
                 for (begin, block) in (0..codes.n).step_by(BLOCK_ELEMS).zip(blocks) {
                     pack_block(ty, affine, std::array::from_fn(|i| codes.get(begin + i)), block);
@@ -294,15 +294,15 @@ impl CodedWeight for Ranged {
     }
 
     /// Releases codes with their elements, and a range once the element after its last one was read.
-    fn release(&self, below: Below<'_>, _: &Shape, elems: Range<u64>) {
+    fn release(&self, inner: InnerSource<'_>, _: &Shape, elems: Range<u64>) {
         if elems.is_empty() {
             return;
         }
         let ([codes, ranges], bits) = (self.members, u64::from(self.coding.bits()));
         let (begin, end) = (elems.start * bits / 8, elems.end * bits / 8);
-        below.source.release_elems(codes, begin, end - begin);
+        inner.source.release_elems(codes, begin, end - begin);
         let (begin, end) = (self.range_of(elems.start), self.range_of(elems.end - 1));
-        below.source.release_elems(ranges, begin * 2, (end - begin) * 2);
+        inner.source.release_elems(ranges, begin * 2, (end - begin) * 2);
     }
 }
 
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn codes_of_four_bits_start_anywhere() {
-        let codes = Codes { bytes: &[0x12, 0x34], coding: Coding::Int4, skip: 1, n: 3 };
+        let codes = CodeRun { bytes: &[0x12, 0x34], coding: Coding::Int4, skip: 1, n: 3 };
         assert_eq!(codes.iter().collect::<Vec<_>>(), [2, 3, 4]);
     }
 }

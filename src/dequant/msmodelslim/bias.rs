@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::MsModelSlimError;
-use super::grid::{Grid, Stored};
+use super::grid::{NumberFormat, ScaleGrid};
 use super::labelled::Labelled;
 use super::linear::Linear;
 use crate::core::ElementType;
 use crate::core::little_endian::i32s;
-use crate::dequant::{Below, CodedWeight, DequantError};
+use crate::dequant::{CodedWeight, DequantError, InnerSource};
 
 /// Number of rows after which the pages of a weight that was read are released.
 const RELEASE_ROWS: u64 = 1024;
@@ -19,13 +19,13 @@ const RELEASE_ROWS: u64 = 1024;
 #[derive(Debug)]
 pub(super) struct Bias {
     pub(super) n_rows: u64,
-    pub(super) base: Base,
+    pub(super) base: LayerBias,
     pub(super) fold: Option<Fold>,
 }
 
 /// The bias of the layer itself.
 #[derive(Debug)]
-pub(super) enum Base {
+pub(super) enum LayerBias {
     Zero,
     /// Index of a float tensor.
     Tensor(usize),
@@ -38,12 +38,12 @@ pub(super) enum Base {
 pub(super) struct Fold {
     /// Bias of the norm, one per column.
     pub(super) norm_bias: Arc<[f32]>,
-    pub(super) weight: Rows,
+    pub(super) weight: WeightRows,
 }
 
 /// A weight whose rows can be read.
 #[derive(Clone, Debug)]
-pub(super) enum Rows {
+pub(super) enum WeightRows {
     /// A quantized weight.
     Linear(Arc<Linear>),
     /// Index of a float tensor.
@@ -56,7 +56,7 @@ pub(super) struct StaticBias {
     pub(super) quant_bias: usize,
     pub(super) input_offset: f64,
     /// Scale of the integer product.
-    pub(super) deq_scale: Grid,
+    pub(super) deq_scale: ScaleGrid,
 }
 
 impl StaticBias {
@@ -66,19 +66,19 @@ impl StaticBias {
     /// `bias / deq_scale - rowsum * input_offset`, the last product in F32.
     fn row(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         linear: &Linear,
         row: u64,
         codes: &mut Vec<u8>,
     ) -> Result<(f64, f64), MsModelSlimError> {
-        let quant_bias = below.with_elems(self.quant_bias, row..row + 1, |bytes| i32s(bytes).next())?;
+        let quant_bias = inner.with_elems(self.quant_bias, row..row + 1, |bytes| i32s(bytes).next())?;
         let quant_bias = quant_bias.unwrap_or(0);
         let mut deq_scale = Vec::new();
-        self.deq_scale.read(below, row..row + 1, &mut deq_scale)?;
+        self.deq_scale.read(inner, row..row + 1, &mut deq_scale)?;
         let deq_scale = deq_scale.first().copied().unwrap_or(0.0);
         let mut correction = 0.0;
         if self.input_offset != 0.0 {
-            linear.read_codes(below, row, 0, linear.n_cols() as usize, codes)?;
+            linear.read_codes(inner, row, 0, linear.n_cols() as usize, codes)?;
             let sum: i64 = codes.iter().map(|code| i64::from(code.cast_signed())).sum();
             correction = sum as f64 * self.input_offset;
         }
@@ -90,16 +90,20 @@ impl StaticBias {
     ///
     /// # Errors
     /// The source failed.
-    pub(super) fn is_absent(&self, below: Below<'_>, linear: &Linear) -> Result<bool, MsModelSlimError> {
+    pub(super) fn is_absent(
+        &self,
+        inner: InnerSource<'_>,
+        linear: &Linear,
+    ) -> Result<bool, MsModelSlimError> {
         let mut codes = Vec::new();
         for row in 0..linear.n_rows() {
-            let (bias, rounding) = self.row(below, linear, row, &mut codes)?;
+            let (bias, rounding) = self.row(inner, linear, row, &mut codes)?;
             // The comparison itself is in F64, so a tiny excess over the bound is tolerated.
             if bias.abs() > rounding * (1.0 + 1e-9) {
                 return Ok(false);
             }
             if row % RELEASE_ROWS == RELEASE_ROWS - 1 {
-                linear.release_rows(below, row + 1 - RELEASE_ROWS..row + 1);
+                linear.release_rows(inner, row + 1 - RELEASE_ROWS..row + 1);
             }
         }
         Ok(true)
@@ -110,7 +114,7 @@ impl CodedWeight for Bias {
     /// Computes some elements: a bias is one row.
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         _: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -119,13 +123,13 @@ impl CodedWeight for Bias {
         let mut values = Vec::new();
         for (row, out) in cols.zip(out) {
             let base = match &self.base {
-                Base::Zero => 0.0,
-                Base::Tensor(at) => {
-                    elements(below, *at, row..row + 1, &mut values)?.first().copied().unwrap_or(0.0)
+                LayerBias::Zero => 0.0,
+                LayerBias::Tensor(at) => {
+                    elements(inner, *at, row..row + 1, &mut values)?.first().copied().unwrap_or(0.0)
                 }
-                Base::Static(bias, linear) => bias.row(below, linear, row, &mut codes)?.0,
+                LayerBias::Static(bias, linear) => bias.row(inner, linear, row, &mut codes)?.0,
             };
-            let folded = self.fold.as_ref().map(|fold| fold.row(below, row)).transpose()?;
+            let folded = self.fold.as_ref().map(|fold| fold.row(inner, row)).transpose()?;
             *out = (base + folded.unwrap_or(0.0)) as f32;
         }
         Ok(())
@@ -142,20 +146,20 @@ impl CodedWeight for Bias {
 
 impl Fold {
     /// Computes the product of a row with the norm's bias, summed in F64 from left to right.
-    fn row(&self, below: Below<'_>, row: u64) -> Result<f64, MsModelSlimError> {
+    fn row(&self, inner: InnerSource<'_>, row: u64) -> Result<f64, MsModelSlimError> {
         let n = self.norm_bias.len();
         let dot = |weights: &mut dyn Iterator<Item = f64>| -> f64 {
             weights.zip(self.norm_bias.iter()).map(|(weight, &bias)| weight * f64::from(bias)).sum()
         };
         match &self.weight {
-            Rows::Linear(linear) => {
+            WeightRows::Linear(linear) => {
                 let mut weights = vec![0.0; n];
-                linear.read_values(below, row, 0, &mut weights)?;
+                linear.read_values(inner, row, 0, &mut weights)?;
                 Ok(dot(&mut weights.iter().map(|&weight| f64::from(weight))))
             }
-            Rows::Plain(at) => {
+            WeightRows::Plain(at) => {
                 let (n, mut weights) = (n as u64, Vec::new());
-                let weights = elements(below, *at, row * n..(row + 1) * n, &mut weights)?;
+                let weights = elements(inner, *at, row * n..(row + 1) * n, &mut weights)?;
                 Ok(dot(&mut weights.iter().copied()))
             }
         }
@@ -164,13 +168,13 @@ impl Fold {
 
 /// Reads elements of a float tensor; its type was checked while planning.
 fn elements<'v>(
-    below: Below<'_>,
+    inner: InnerSource<'_>,
     weight: usize,
     range: Range<u64>,
     values: &'v mut Vec<f64>,
 ) -> Result<&'v [f64], MsModelSlimError> {
-    let ty: ElementType = below.meta(weight).ty;
-    Grid::by_row(weight, Stored::Float(ty)).read(below, range, values)?;
+    let ty: ElementType = inner.meta(weight).ty;
+    ScaleGrid::by_row(weight, NumberFormat::Float(ty)).read(inner, range, values)?;
     Ok(values)
 }
 

@@ -6,26 +6,26 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::NormKind;
-use super::bias::{Base, Bias, Fold, StaticBias};
+use super::bias::{Bias, Fold, LayerBias, StaticBias};
 use super::error::MsModelSlimError;
 use super::grid::float;
 use super::labelled::Labelled;
 use super::linear::Linear;
-use super::module::Module;
-use super::sort::Sorted;
+use super::module::LabelledModule;
+use super::sort::SortedTensors;
 use super::{norms, scan};
 use crate::core::text::escape;
 use crate::core::{ElementType, Shape, WeightMeta};
-use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::layer::{Weight, WeightOrigin};
 
 /// Position of a weight in the order of tensors; a computed bias comes before the tensor at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum WeightPosition {
     Before(usize),
     At(usize),
 }
 
-impl Place {
+impl WeightPosition {
     fn key(self) -> (usize, Self) {
         match self {
             Self::Before(at) | Self::At(at) => (at, self),
@@ -34,7 +34,7 @@ impl Place {
 }
 
 /// Origin of a weight.
-enum Kind {
+enum WeightKind {
     /// An unchanged tensor.
     Plain(usize),
     /// A quantized weight, by index.
@@ -43,10 +43,10 @@ enum Kind {
     Bias(Bias),
 }
 
-struct Entry {
-    place: Place,
+struct PlannedWeight {
+    place: WeightPosition,
     name: String,
-    kind: Kind,
+    kind: WeightKind,
 }
 
 /// Returns the weights of the float model, in the order of the checkpoint.
@@ -55,7 +55,7 @@ struct Entry {
 /// Norms and biases that the float model cannot represent; two tensors of the same name; the source failed.
 pub(super) fn weights(
     tensors: &Labelled<'_>,
-    sorted: &Sorted<'_>,
+    sorted: &SortedTensors<'_>,
     linears: &[Arc<Linear>],
     norm_kind: NormKind,
 ) -> Result<Vec<Weight>, MsModelSlimError> {
@@ -65,11 +65,11 @@ pub(super) fn weights(
 
     let mut entries = Vec::new();
     for (name, at) in norms.kept {
-        entries.push(Entry { place: Place::At(at), name, kind: Kind::Plain(at) });
+        entries.push(PlannedWeight { place: WeightPosition::At(at), name, kind: WeightKind::Plain(at) });
     }
     for (at, linear) in linears.iter().enumerate() {
-        let (place, name) = (Place::At(linear.codes), linear.name.clone());
-        entries.push(Entry { place, name, kind: Kind::Linear(at) });
+        let (place, name) = (WeightPosition::At(linear.codes), linear.name.clone());
+        entries.push(PlannedWeight { place, name, kind: WeightKind::Linear(at) });
     }
     let mut biases: BTreeMap<String, usize> = BTreeMap::new();
     for &at in sorted.plain.iter().filter(|at| !norms.seen.contains(at)) {
@@ -77,14 +77,14 @@ pub(super) fn weights(
         if name.strip_suffix(".bias").is_some() {
             biases.insert(name, at);
         } else {
-            entries.push(Entry { place: Place::At(at), name, kind: Kind::Plain(at) });
+            entries.push(PlannedWeight { place: WeightPosition::At(at), name, kind: WeightKind::Plain(at) });
         }
     }
     let folds = norms.folds.into_iter().collect();
     let computed = computed_biases(tensors, linears, &entries, &mut biases, statics, folds)?;
     entries.extend(computed);
     for (name, at) in biases {
-        entries.push(Entry { place: Place::At(at), name, kind: Kind::Plain(at) });
+        entries.push(PlannedWeight { place: WeightPosition::At(at), name, kind: WeightKind::Plain(at) });
     }
     entries.sort_by(|a, b| (a.place.key(), &a.name).cmp(&(b.place.key(), &b.name)));
     let mut names = HashSet::new();
@@ -98,25 +98,25 @@ pub(super) fn weights(
 fn computed_biases(
     tensors: &Labelled<'_>,
     linears: &[Arc<Linear>],
-    entries: &[Entry],
+    entries: &[PlannedWeight],
     biases: &mut BTreeMap<String, usize>,
     mut statics: BTreeMap<usize, StaticBias>,
     mut folds: HashMap<String, Fold>,
-) -> Result<Vec<Entry>, MsModelSlimError> {
+) -> Result<Vec<PlannedWeight>, MsModelSlimError> {
     let mut computed = Vec::new();
-    for Entry { place, name, kind } in entries {
+    for PlannedWeight { place, name, kind } in entries {
         let Some(layer) = name.strip_suffix(".weight") else { continue };
         let (own, n_rows) = match kind {
-            Kind::Linear(at) => (
-                statics.remove(at).map(|bias| Base::Static(bias, Arc::clone(&linears[*at]))),
+            WeightKind::Linear(at) => (
+                statics.remove(at).map(|bias| LayerBias::Static(bias, Arc::clone(&linears[*at]))),
                 linears[*at].n_rows(),
             ),
-            Kind::Plain(at) => (None, tensors.meta(*at).shape.n_rows()),
-            Kind::Bias(_) => continue,
+            WeightKind::Plain(at) => (None, tensors.meta(*at).shape.n_rows()),
+            WeightKind::Bias(_) => continue,
         };
         let fold = folds.remove(name);
         let name = format!("{layer}.bias");
-        let before = Place::Before(place.key().0);
+        let before = WeightPosition::Before(place.key().0);
         let (place, base) = match (biases.get(&name), own, fold.is_some()) {
             // A stored bias is exact; the integer bias already includes it.
             (Some(&at), _, true) => {
@@ -128,13 +128,13 @@ fn computed_biases(
                     return Err(MsModelSlimError::ParameterShape { tensor, found, expected });
                 }
                 biases.remove(&name);
-                (Place::Before(at), Base::Tensor(at))
+                (WeightPosition::Before(at), LayerBias::Tensor(at))
             }
             (None, Some(own), _) => (before, own),
-            (None, None, true) => (before, Base::Zero),
+            (None, None, true) => (before, LayerBias::Zero),
             (Some(_), _, false) | (None, None, false) => continue,
         };
-        computed.push(Entry { place, name, kind: Kind::Bias(Bias { n_rows, base, fold }) });
+        computed.push(PlannedWeight { place, name, kind: WeightKind::Bias(Bias { n_rows, base, fold }) });
     }
     Ok(computed)
 }
@@ -142,14 +142,14 @@ fn computed_biases(
 /// Returns the integer biases of static layers by weight, except those that are only rounding.
 fn static_biases(
     tensors: &Labelled<'_>,
-    sorted: &Sorted<'_>,
+    sorted: &SortedTensors<'_>,
     linears: &[Arc<Linear>],
 ) -> Result<BTreeMap<usize, StaticBias>, MsModelSlimError> {
-    let find = |(at, (module, linear)): (usize, (&Module<'_>, &Arc<Linear>))| {
+    let find = |(at, (module, linear)): (usize, (&LabelledModule<'_>, &Arc<Linear>))| {
         let Some(bias) = module.static_bias(tensors, linear)? else { return Ok(None) };
-        scan::check(tensors.below, &bias.deq_scale)?;
+        scan::check(tensors.inner, &bias.deq_scale)?;
         let is_there = tensors.of(module.stored, "bias").is_some();
-        let is_absent = is_there || bias.is_absent(tensors.below, linear)?;
+        let is_absent = is_there || bias.is_absent(tensors.inner, linear)?;
         Ok((!is_absent).then_some((at, bias)))
     };
     let found: Vec<Result<_, MsModelSlimError>> =
@@ -157,20 +157,20 @@ fn static_biases(
     found.into_iter().filter_map(Result::transpose).collect()
 }
 
-fn weight(tensors: &Labelled<'_>, linears: &[Arc<Linear>], entry: Entry) -> Weight {
+fn weight(tensors: &Labelled<'_>, linears: &[Arc<Linear>], entry: PlannedWeight) -> Weight {
     let (shape, ty, origin) = match entry.kind {
-        Kind::Plain(at) => {
+        WeightKind::Plain(at) => {
             let meta = tensors.meta(at);
-            (meta.shape.clone(), meta.ty, Origin::Plain(at))
+            (meta.shape.clone(), meta.ty, WeightOrigin::Plain(at))
         }
-        Kind::Linear(at) => {
+        WeightKind::Linear(at) => {
             let linear = Arc::clone(&linears[at]);
-            (linear.shape.clone(), ElementType::F32, Origin::Coded(Box::new(linear)))
+            (linear.shape.clone(), ElementType::F32, WeightOrigin::Coded(Box::new(linear)))
         }
         // A bias has one element per row of a weight, so its size was checked.
-        Kind::Bias(bias) => {
+        WeightKind::Bias(bias) => {
             let shape = Shape::new(vec![bias.n_rows]).unwrap_or_else(|| unreachable!());
-            (shape, ElementType::F32, Origin::Coded(Box::new(bias)))
+            (shape, ElementType::F32, WeightOrigin::Coded(Box::new(bias)))
         }
     };
     Weight { meta: WeightMeta { name: entry.name, shape, ty }, origin }

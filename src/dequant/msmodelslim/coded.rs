@@ -7,30 +7,30 @@ use super::linear::Linear;
 use super::pack;
 use crate::core::{GgmlType, Packing, Shape};
 use crate::dequant::encoding::along_rows;
-use crate::dequant::{Below, CodedWeight, DequantError};
+use crate::dequant::{CodedWeight, DequantError, InnerSource};
 
 impl CodedWeight for Arc<Linear> {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.read_values(below, row, cols.start, out)?;
+            self.read_values(inner, row, cols.start, out)?;
         }
         Ok(())
     }
 
-    fn packings(&self, below: Below<'_>) -> Result<Vec<Packing>, DequantError> {
-        Ok(pack::packings(below, self)?)
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+        Ok(pack::packings(inner, self)?)
     }
 
     fn pack(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         ty: GgmlType,
         rows: Range<u64>,
         cols: Range<u64>,
@@ -38,7 +38,7 @@ impl CodedWeight for Arc<Linear> {
     ) -> Result<(), DequantError> {
         let row_bytes = pack::n_bytes(ty, cols.end - cols.start);
         for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))) {
-            pack::pack(below, self, ty, row, &cols, out)?;
+            pack::pack(inner, self, ty, row, &cols, out)?;
         }
         Ok(())
     }
@@ -56,10 +56,10 @@ impl CodedWeight for Arc<Linear> {
     }
 
     /// Releases the codes of rows that are wholly inside the range: others may still be needed.
-    fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
+    fn release(&self, inner: InnerSource<'_>, shape: &Shape, elems: Range<u64>) {
         let rows = elems.start.div_ceil(shape.n_cols())..elems.end / shape.n_cols();
         if rows.start < rows.end {
-            self.release_rows(below, rows);
+            self.release_rows(inner, rows);
         }
     }
 }

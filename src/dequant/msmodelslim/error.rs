@@ -63,7 +63,7 @@ pub enum MsModelSlimError {
     /// A norm's bias that no following layer can absorb.
     #[error("`{}`: {why}", escape(norm))]
     NormBias { norm: String, why: &'static str },
-    /// An error of the file below.
+    /// An error of the inner source.
     #[error(transparent)]
     Source(#[from] SourceError),
 }

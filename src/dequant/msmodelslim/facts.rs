@@ -4,7 +4,7 @@ use crate::quant::pack::f16_error;
 
 /// Properties of the scales and offsets of a weight.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Facts {
+pub(super) struct ScaleFacts {
     /// Largest relative error of a scale in F16.
     pub(super) scale_error: f32,
     /// Largest relative error of a minimum in F16, as Q4_1 needs it.
@@ -21,7 +21,7 @@ pub(super) struct Facts {
     pub(super) n_negative: u64,
 }
 
-impl Facts {
+impl ScaleFacts {
     /// Adds the scale and the offset of one group.
     pub(super) fn add(&mut self, scale: f64, offset: f32) {
         self.scale_error = self.scale_error.max(f16_error(scale as f32));

@@ -1,6 +1,6 @@
 //! Storage formats of codes, and tables of their values.
 
-use crate::core::small_float::{E2M1, E4M3, Table};
+use crate::core::small_float::{E2M1, E4M3, FloatTable};
 
 /// Storage format of codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl CodeFormat {
     }
 
     /// Returns the table of values by code.
-    pub(super) fn table(self) -> &'static Table {
+    pub(super) fn table(self) -> &'static FloatTable {
         match self {
             Self::Int8 | Self::Int4 | Self::Int4Rows | Self::Int4Columns => &INTEGERS,
             Self::E4m3 => &E4M3,
@@ -39,7 +39,7 @@ impl CodeFormat {
 }
 
 /// Values of signed bytes.
-static INTEGERS: Table = {
+static INTEGERS: FloatTable = {
     let mut table = [0.0; 256];
     let mut code = 0;
     while code < 256 {
@@ -50,7 +50,7 @@ static INTEGERS: Table = {
 };
 
 /// Values of E2M1 in the low four bits.
-static NIBBLES: Table = {
+static NIBBLES: FloatTable = {
     let mut table = [0.0; 256];
     let mut code = 0;
     while code < 256 {

@@ -3,27 +3,27 @@
 use std::collections::HashMap;
 
 use super::error::MsModelSlimError;
-use super::grid::{Grid, float};
+use super::grid::{ScaleGrid, float};
 use crate::checkpoint::msmodelslim::Description;
 use crate::core::WeightMeta;
-use crate::dequant::Below;
+use crate::dequant::InnerSource;
 
 /// Labelled tensors of a checkpoint.
 pub(super) struct Labelled<'a> {
-    pub(super) below: Below<'a>,
+    pub(super) inner: InnerSource<'a>,
     pub(super) description: &'a Description,
     by_name: HashMap<&'a str, usize>,
 }
 
 impl<'a> Labelled<'a> {
-    pub(super) fn new(below: Below<'a>, description: &'a Description) -> Self {
-        let weights = below.source.weights().iter().enumerate();
+    pub(super) fn new(inner: InnerSource<'a>, description: &'a Description) -> Self {
+        let weights = inner.source.weights().iter().enumerate();
         let by_name = weights.map(|(at, weight)| (weight.name.as_str(), at)).collect();
-        Self { below, description, by_name }
+        Self { inner, description, by_name }
     }
 
     pub(super) fn weights(&self) -> &'a [WeightMeta] {
-        self.below.source.weights()
+        self.inner.source.weights()
     }
 
     /// Returns the label of a tensor.
@@ -46,7 +46,7 @@ impl<'a> Labelled<'a> {
     }
 
     pub(super) fn meta(&self, weight: usize) -> &'a WeightMeta {
-        self.below.meta(weight)
+        self.inner.meta(weight)
     }
 
     /// Reads all numbers of a small float tensor.
@@ -56,7 +56,7 @@ impl<'a> Labelled<'a> {
     pub(super) fn floats(&self, weight: usize) -> Result<Vec<f32>, MsModelSlimError> {
         let meta = self.meta(weight);
         let mut values = Vec::new();
-        Grid::by_row(weight, float(meta)?).read(self.below, 0..meta.shape.n_elems(), &mut values)?;
+        ScaleGrid::by_row(weight, float(meta)?).read(self.inner, 0..meta.shape.n_elems(), &mut values)?;
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
             let (tensor, index, value) = (meta.name.clone(), at as u64, values[at]);
             return Err(MsModelSlimError::NonFinite { tensor, index, value });

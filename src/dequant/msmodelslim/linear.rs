@@ -9,11 +9,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::MsModelSlimError;
-use super::facts::Facts;
+use super::facts::ScaleFacts;
 use super::format::CodeFormat;
-use super::grid::Grid;
+use super::grid::ScaleGrid;
 use crate::core::Shape;
-use crate::dequant::Below;
+use crate::dequant::InnerSource;
 
 /// Sign convention of an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,22 +36,22 @@ pub(super) struct Linear {
     /// Index of the tensor with the codes.
     pub(super) codes: usize,
     pub(super) format: CodeFormat,
-    pub(super) scale: Grid,
-    pub(super) second: Option<Grid>,
+    pub(super) scale: ScaleGrid,
+    pub(super) second: Option<ScaleGrid>,
     /// Offsets; `None` if all are zero.
-    pub(super) offset: Option<Grid>,
+    pub(super) offset: Option<ScaleGrid>,
     pub(super) sign: Sign,
     /// Factor for each column.
     pub(super) columns: Option<Arc<[f32]>>,
     /// Properties of scales and offsets.
-    pub(super) facts: Facts,
+    pub(super) facts: ScaleFacts,
     /// Indices of the tensors of codes, scales and offsets.
     pub(super) members: Vec<usize>,
 }
 
 /// Numbers of one row, reused from row to row.
 #[derive(Default)]
-struct Scratch {
+struct RowScratch {
     codes: Vec<u8>,
     scale: Vec<f64>,
     second: Vec<f64>,
@@ -59,11 +59,11 @@ struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
+    static SCRATCH: RefCell<RowScratch> = RefCell::new(RowScratch::default());
 }
 
 /// Consecutive elements of a row that share scale and offset.
-pub(super) struct Stretch<'a> {
+pub(super) struct ScaledRun<'a> {
     /// Codes: as stored, except that four-bit codes are sign-extended, and E2M1 codes are 0..=15.
     pub(super) codes: &'a [u8],
     /// Column of the first element.
@@ -83,7 +83,7 @@ impl Linear {
     }
 
     /// Grids of scales and offsets.
-    pub(super) fn grids(&self) -> impl Iterator<Item = &Grid> {
+    pub(super) fn grids(&self) -> impl Iterator<Item = &ScaleGrid> {
         [Some(&self.scale), self.second.as_ref(), self.offset.as_ref()].into_iter().flatten()
     }
 
@@ -98,15 +98,15 @@ impl Linear {
     /// The source failed; a code that does not fit four bits.
     pub(super) fn stretches(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         first: u64,
         n: usize,
-        visit: impl FnMut(Stretch<'_>),
+        visit: impl FnMut(ScaledRun<'_>),
     ) -> Result<(), MsModelSlimError> {
         let mut scratch = SCRATCH.take();
-        let read = self.read_codes(below, row, first, n, &mut scratch.codes);
-        let result = read.and_then(|()| self.visit(below, row, first, n, &mut scratch, visit));
+        let read = self.read_codes(inner, row, first, n, &mut scratch.codes);
+        let result = read.and_then(|()| self.visit(inner, row, first, n, &mut scratch, visit));
         SCRATCH.set(scratch);
         result
     }
@@ -117,37 +117,37 @@ impl Linear {
     /// The source failed.
     pub(super) fn scales(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         mut visit: impl FnMut(f64, f32),
     ) -> Result<(), MsModelSlimError> {
         let mut scratch = SCRATCH.take();
         scratch.codes.clear();
         let n = self.n_cols() as usize;
-        let each = |stretch: Stretch<'_>| visit(stretch.scale, stretch.offset);
-        let result = self.visit(below, row, 0, n, &mut scratch, each);
+        let each = |stretch: ScaledRun<'_>| visit(stretch.scale, stretch.offset);
+        let result = self.visit(inner, row, 0, n, &mut scratch, each);
         SCRATCH.set(scratch);
         result
     }
 
     fn visit(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         first: u64,
         n: usize,
-        scratch: &mut Scratch,
-        mut visit: impl FnMut(Stretch<'_>),
+        scratch: &mut RowScratch,
+        mut visit: impl FnMut(ScaledRun<'_>),
     ) -> Result<(), MsModelSlimError> {
-        self.read_grids(below, row, first, n, scratch)?;
-        let part = Part { first, end: first + n as u64, n_cols: self.n_cols() };
-        let at = |grid: &Grid, values: &[f64], column| values[part.index(grid, column)];
+        self.read_grids(inner, row, first, n, scratch)?;
+        let part = ColumnRange { first, end: first + n as u64, n_cols: self.n_cols() };
+        let at = |grid: &ScaleGrid, values: &[f64], column| values[part.index(grid, column)];
         let mut column = first;
         while column < part.end {
             let end = self.grids().map(|grid| part.end_of(grid, column)).min().unwrap_or(part.end);
             let second = self.second.as_ref().map_or(1.0, |grid| at(grid, &scratch.second, column));
             let offset = self.offset.as_ref().map_or(0.0, |grid| at(grid, &scratch.offset, column) as f32);
-            visit(Stretch {
+            visit(ScaledRun {
                 codes: scratch
                     .codes
                     .get((column - first) as usize..(end - first) as usize)
@@ -166,16 +166,16 @@ impl Linear {
 
     fn read_grids(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         first: u64,
         n: usize,
-        scratch: &mut Scratch,
+        scratch: &mut RowScratch,
     ) -> Result<(), MsModelSlimError> {
-        let part = Part { first, end: first + n as u64, n_cols: self.n_cols() };
-        let read = |grid: &Grid, out: &mut Vec<f64>| {
+        let part = ColumnRange { first, end: first + n as u64, n_cols: self.n_cols() };
+        let read = |grid: &ScaleGrid, out: &mut Vec<f64>| {
             let (begin, end) = part.groups(grid);
-            grid.read(below, row * grid.groups + begin..row * grid.groups + end, out)
+            grid.read(inner, row * grid.groups + begin..row * grid.groups + end, out)
         };
         read(&self.scale, &mut scratch.scale)?;
         if let Some(grid) = &self.second {
@@ -187,13 +187,13 @@ impl Linear {
         Ok(())
     }
 
-    /// Reads the codes of a part of a row, in the form of [`Stretch::codes`].
+    /// Reads the codes of a part of a row, in the form of [`ScaledRun::codes`].
     ///
     /// # Errors
     /// As [`Linear::stretches`].
     pub(super) fn read_codes(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         first: u64,
         n: usize,
@@ -204,13 +204,13 @@ impl Linear {
         match self.format {
             CodeFormat::Int8 | CodeFormat::E4m3 | CodeFormat::Int4 => {
                 let start = row * n_cols + first;
-                below.with_elems(self.codes, start..start + n as u64, |bytes| {
+                inner.with_elems(self.codes, start..start + n as u64, |bytes| {
                     out.extend_from_slice(bytes);
                 })?;
             }
             CodeFormat::Int4Rows => {
                 let start = row / 2 * n_cols + first;
-                below.with_elems(self.codes, start..start + n as u64, |bytes| {
+                inner.with_elems(self.codes, start..start + n as u64, |bytes| {
                     let shift = if row.is_multiple_of(2) { 4 } else { 0 };
                     out.extend(bytes.iter().map(|&byte| sign_extended(byte << shift)));
                 })?;
@@ -219,7 +219,7 @@ impl Linear {
                 let (begin, end) = (first / 2, (first + n as u64).div_ceil(2));
                 let start = row * (n_cols / 2) + begin;
                 let is_signed = self.format == CodeFormat::Int4Columns;
-                below.with_elems(self.codes, start..start + (end - begin), |bytes| {
+                inner.with_elems(self.codes, start..start + (end - begin), |bytes| {
                     let pair = |&byte: &u8| {
                         if is_signed {
                             [sign_extended(byte << 4), sign_extended(byte)]
@@ -246,7 +246,7 @@ impl Linear {
     /// As [`Linear::stretches`].
     pub(super) fn read_values(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         row: u64,
         first: u64,
         out: &mut [f32],
@@ -254,7 +254,7 @@ impl Linear {
         let table = self.format.table();
         let factors = self.columns.as_deref();
         let n = out.len();
-        self.stretches(below, row, first, n, |stretch| {
+        self.stretches(inner, row, first, n, |stretch| {
             let start = (stretch.column - first) as usize;
             let out = &mut out[start..start + stretch.codes.len()];
             let (scale, offset) = (stretch.scale, stretch.offset);
@@ -272,7 +272,7 @@ impl Linear {
     }
 
     /// Releases the pages of rows that were read.
-    pub(super) fn release_rows(&self, below: Below<'_>, rows: Range<u64>) {
+    pub(super) fn release_rows(&self, inner: InnerSource<'_>, rows: Range<u64>) {
         let stored_cols = match self.format {
             CodeFormat::Int4Columns | CodeFormat::E2m1 => self.n_cols() / 2,
             _ => self.n_cols(),
@@ -283,7 +283,7 @@ impl Linear {
             _ => (rows.start, rows.end),
         };
         if begin < end {
-            below.source.release_elems(self.codes, begin * stored_cols, (end - begin) * stored_cols);
+            inner.source.release_elems(self.codes, begin * stored_cols, (end - begin) * stored_cols);
         }
     }
 }
@@ -295,27 +295,27 @@ fn sign_extended(byte: u8) -> u8 {
 
 /// A range of columns.
 #[derive(Clone, Copy)]
-struct Part {
+struct ColumnRange {
     first: u64,
     end: u64,
     n_cols: u64,
 }
 
-impl Part {
+impl ColumnRange {
     /// Returns the groups of a grid that overlap the range.
-    fn groups(&self, grid: &Grid) -> (u64, u64) {
+    fn groups(&self, grid: &ScaleGrid) -> (u64, u64) {
         let cols = self.n_cols / grid.groups;
         (self.first / cols, self.end.div_ceil(cols))
     }
 
     /// Returns the index of a column's number among those that were read.
-    fn index(&self, grid: &Grid, column: u64) -> usize {
+    fn index(&self, grid: &ScaleGrid, column: u64) -> usize {
         let cols = self.n_cols / grid.groups;
         (column / cols - self.first / cols) as usize
     }
 
     /// Returns the end of a column's group, within the range.
-    fn end_of(&self, grid: &Grid, column: u64) -> u64 {
+    fn end_of(&self, grid: &ScaleGrid, column: u64) -> u64 {
         let cols = self.n_cols / grid.groups;
         ((column / cols + 1) * cols).min(self.end)
     }

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use super::bias::StaticBias;
 use super::error::MsModelSlimError;
-use super::facts::Facts;
+use super::facts::ScaleFacts;
 use super::format::CodeFormat;
-use super::grid::{Grid, Stored, deq, exponent, float};
+use super::grid::{NumberFormat, ScaleGrid, deq, exponent, float};
 use super::label::Label;
 use super::labelled::Labelled;
 use super::linear::{Linear, Sign};
 use crate::core::{ElementType, Shape};
 
 /// The tensors of a module, from which a [`Linear`] is assembled.
-pub(super) struct Module<'a> {
+pub(super) struct LabelledModule<'a> {
     /// Stored tensor name without the suffix.
     pub(super) stored: &'a str,
     /// Name of the weight in a float checkpoint.
@@ -25,7 +25,7 @@ pub(super) struct Module<'a> {
     pub(super) label: Label,
 }
 
-impl Module<'_> {
+impl LabelledModule<'_> {
     fn missing(&self, tensors: &Labelled<'_>, parameter: &'static str) -> MsModelSlimError {
         let tensor = tensors.meta(self.codes).name.clone();
         MsModelSlimError::ParameterMissing { tensor, label: self.text.to_owned(), parameter }
@@ -66,13 +66,13 @@ impl Module<'_> {
             label: self.text.to_owned(),
             codes: self.codes,
             format,
-            scale: Grid { weight: scale_at, groups, stored, divisor },
+            scale: ScaleGrid { weight: scale_at, groups, stored, divisor },
             second: None,
             offset: None,
             sign,
             columns: None,
             shape,
-            facts: Facts::default(),
+            facts: ScaleFacts::default(),
             members: Vec::new(),
         };
         self.add_offset(tensors, &mut linear, (ratio, groups))?;
@@ -87,7 +87,7 @@ impl Module<'_> {
     }
 
     /// Returns the tensor of the scale, its storage format, and its divisor.
-    fn scale(&self, tensors: &Labelled<'_>) -> Result<(usize, Stored, f64), MsModelSlimError> {
+    fn scale(&self, tensors: &Labelled<'_>) -> Result<(usize, NumberFormat, f64), MsModelSlimError> {
         let is_static = matches!(self.label, Label::W8A8 | Label::W8A8Mix);
         let direct = tensors.of(self.stored, "weight_scale");
         // Late files of the older layout have both; the layer runs with the product's scale.
@@ -196,7 +196,7 @@ impl Module<'_> {
         const STEP: u64 = 1 << 16;
         let n = tensors.meta(self.codes).shape.n_elems();
         for first in (0..n).step_by(STEP as usize) {
-            let is_wide = tensors.below.with_elems(self.codes, first..n.min(first + STEP), |bytes| {
+            let is_wide = tensors.inner.with_elems(self.codes, first..n.min(first + STEP), |bytes| {
                 bytes.iter().any(|byte| !(-8..=7).contains(&byte.cast_signed()))
             })?;
             if is_wide {
@@ -238,7 +238,7 @@ impl Module<'_> {
                     return Err(self.misfit(tensors, at));
                 }
                 linear.offset =
-                    Some(Grid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 });
+                    Some(ScaleGrid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 });
             }
         }
         Ok(())
@@ -260,7 +260,8 @@ impl Module<'_> {
         if rows != ratio {
             return Err(self.misfit(tensors, at));
         }
-        linear.second = Some(Grid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 });
+        linear.second =
+            Some(ScaleGrid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 });
         Ok(())
     }
 
@@ -272,7 +273,7 @@ impl Module<'_> {
         &self,
         tensors: &Labelled<'_>,
         linear: &Linear,
-    ) -> Result<Option<Grid>, MsModelSlimError> {
+    ) -> Result<Option<ScaleGrid>, MsModelSlimError> {
         let Some(second) = linear.second.as_ref().filter(|_| self.label == Label::W4A8Dynamic) else {
             return Ok(None);
         };
@@ -281,7 +282,7 @@ impl Module<'_> {
         if tensors.meta(at).shape != tensors.meta(second.weight).shape {
             return Err(self.misfit(tensors, at));
         }
-        Ok(Some(Grid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 }))
+        Ok(Some(ScaleGrid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 }))
     }
 
     /// Adds column factors for smoothing that multiplies the input at run time.
@@ -325,7 +326,7 @@ impl Module<'_> {
         let input_offset = self.required(tensors, "input_offset")?;
         let input_offset = Self::scalar(tensors, input_offset)?;
         let stored = deq(tensors.meta(deq_scale))?;
-        let deq_scale = Grid::by_row(deq_scale, stored);
+        let deq_scale = ScaleGrid::by_row(deq_scale, stored);
         Ok(Some(StaticBias { quant_bias, input_offset, deq_scale }))
     }
 }

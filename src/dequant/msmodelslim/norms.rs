@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::NormKind;
-use super::bias::{Fold, Rows, are_equal};
+use super::bias::{Fold, WeightRows, are_equal};
 use super::error::MsModelSlimError;
 use super::grid::float;
 use super::labelled::Labelled;
@@ -22,10 +22,10 @@ pub(super) struct Norms {
 }
 
 /// Names of modules of a block, and of the layers in them.
-type Layers = (&'static [&'static str], &'static [&'static str]);
+type BlockLayers = (&'static [&'static str], &'static [&'static str]);
 
 /// Layers after the norm of the attention.
-const ATTENTION: Layers = (
+const ATTENTION: BlockLayers = (
     &["self_attn", "attention", "self_attention"],
     &[
         "q_proj",
@@ -38,7 +38,7 @@ const ATTENTION: Layers = (
         "kv_a_proj_with_mqa",
     ],
 );
-const FEED_FORWARD: Layers = (&["mlp"], &["gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h"]);
+const FEED_FORWARD: BlockLayers = (&["mlp"], &["gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h"]);
 
 /// Quantized weights by their name in the float model.
 pub(super) type Quantized<'a> = HashMap<&'a str, &'a Arc<Linear>>;
@@ -66,7 +66,10 @@ pub(super) fn sort_out(
                 (module, module_bias.or(own_bias))
             }
             (Some(module), Some(own)) => {
-                match (layers.iter().any(Layer::is_quantized), layers.iter().all(Layer::is_quantized)) {
+                match (
+                    layers.iter().any(LayerAfterNorm::is_quantized),
+                    layers.iter().all(LayerAfterNorm::is_quantized),
+                ) {
                     (true, true) => (module, module_bias),
                     (false, false) => (own, own_bias),
                     _ => return Err(MsModelSlimError::MixedNorm { norm: name }),
@@ -103,7 +106,7 @@ pub(super) fn sort_out(
                 let why = "its bias is not as long as the rows of the layers behind it";
                 return Err(MsModelSlimError::NormBias { norm: name, why });
             }
-            if let Rows::Plain(at) = layer.rows {
+            if let WeightRows::Plain(at) = layer.rows {
                 float(tensors.meta(at))?;
             }
             let fold = Fold { norm_bias: Arc::clone(&values), weight: layer.rows };
@@ -132,21 +135,21 @@ fn prefixes(tensors: &Labelled<'_>) -> Vec<String> {
 }
 
 /// A layer that follows a norm.
-struct Layer {
+struct LayerAfterNorm {
     /// Name of the layer's weight.
     name: String,
-    rows: Rows,
+    rows: WeightRows,
     n_cols: u64,
 }
 
-impl Layer {
+impl LayerAfterNorm {
     fn is_quantized(&self) -> bool {
-        matches!(self.rows, Rows::Linear(_))
+        matches!(self.rows, WeightRows::Linear(_))
     }
 }
 
 /// Returns the block that contains a norm, and the layers that follow the norm.
-fn behind<'n>(tensors: &Labelled<'_>, norm: &'n str) -> Option<(&'n str, Layers)> {
+fn behind<'n>(tensors: &Labelled<'_>, norm: &'n str) -> Option<(&'n str, BlockLayers)> {
     let (block, last) = norm.rsplit_once('.')?;
     let sandwiched = tensors.find(&format!("{block}.pre_feedforward_layernorm.weight")).is_some();
     match last {
@@ -158,17 +161,19 @@ fn behind<'n>(tensors: &Labelled<'_>, norm: &'n str) -> Option<(&'n str, Layers)
     }
 }
 
-fn layers(tensors: &Labelled<'_>, quantized: &Quantized<'_>, norm: &str) -> Vec<Layer> {
+fn layers(tensors: &Labelled<'_>, quantized: &Quantized<'_>, norm: &str) -> Vec<LayerAfterNorm> {
     let Some((block, (parts, names))) = behind(tensors, norm) else { return Vec::new() };
     let mut found = Vec::new();
     for part in parts {
         for layer in names {
             let name = format!("{block}.{part}.{layer}.weight");
             let found_rows = match quantized.get(name.as_str()) {
-                Some(&linear) => Some((Rows::Linear(Arc::clone(linear)), linear.n_cols())),
-                None => tensors.find(&name).map(|at| (Rows::Plain(at), tensors.meta(at).shape.n_cols())),
+                Some(&linear) => Some((WeightRows::Linear(Arc::clone(linear)), linear.n_cols())),
+                None => {
+                    tensors.find(&name).map(|at| (WeightRows::Plain(at), tensors.meta(at).shape.n_cols()))
+                }
             };
-            found.extend(found_rows.map(|(rows, n_cols)| Layer { name, rows, n_cols }));
+            found.extend(found_rows.map(|(rows, n_cols)| LayerAfterNorm { name, rows, n_cols }));
         }
     }
     found

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::error::MsModelSlimError;
-use super::facts::{Facts, minimum};
+use super::facts::{ScaleFacts, minimum};
 use super::format::CodeFormat;
-use super::grid::Stored;
-use super::linear::{Linear, Stretch};
+use super::grid::NumberFormat;
+use super::linear::{Linear, ScaledRun};
 use crate::core::{GgmlType, Packing};
-use crate::dequant::Below;
+use crate::dequant::InnerSource;
 use crate::quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_q4_0, pack_q4_1, pack_q5_0, pack_q8_0};
 
 /// Largest relative error of a scale in F16 (it keeps at least four bits); other weights are converted through
@@ -19,7 +19,7 @@ const MAX_SCALE_ERROR: f32 = 1.0 / 16.0;
 ///
 /// # Errors
 /// As [`Linear::stretches`].
-pub(super) fn packings(below: Below<'_>, linear: &Linear) -> Result<Vec<Packing>, MsModelSlimError> {
+pub(super) fn packings(inner: InnerSource<'_>, linear: &Linear) -> Result<Vec<Packing>, MsModelSlimError> {
     if linear.columns.is_some() {
         return Ok(Vec::new());
     }
@@ -27,8 +27,8 @@ pub(super) fn packings(below: Below<'_>, linear: &Linear) -> Result<Vec<Packing>
     let has_blocks = linear.n_cols().is_multiple_of(block) && linear.has_groups_of(block);
     let mut found = Vec::new();
     if linear.format.is_integer() && has_blocks {
-        found = integer_packings(below, linear)?;
-    } else if linear.scale.stored == Stored::Exponent && linear.second.is_none() {
+        found = integer_packings(inner, linear)?;
+    } else if linear.scale.stored == NumberFormat::Exponent && linear.second.is_none() {
         if linear.format == CodeFormat::E2m1 && has_blocks {
             found.push(Packing::exact(GgmlType::Mxfp4));
         }
@@ -38,12 +38,12 @@ pub(super) fn packings(below: Below<'_>, linear: &Linear) -> Result<Vec<Packing>
     Ok(found)
 }
 
-fn integer_packings(below: Below<'_>, linear: &Linear) -> Result<Vec<Packing>, MsModelSlimError> {
+fn integer_packings(inner: InnerSource<'_>, linear: &Linear) -> Result<Vec<Packing>, MsModelSlimError> {
     let facts = &linear.facts;
     let (low, high) =
         match (linear.format, facts.offsets) {
             (CodeFormat::Int8, Some(_)) if facts.is_integral => {
-                if reaches_beyond(below, linear, -128.0, 127.0)? { (-383.0, 382.0) } else { (-128.0, 127.0) }
+                if reaches_beyond(inner, linear, -128.0, 127.0)? { (-383.0, 382.0) } else { (-128.0, 127.0) }
             }
             (CodeFormat::Int8, None) => (-128.0, 127.0),
             (_, offsets) if linear.format.is_four_bit() => {
@@ -72,7 +72,7 @@ fn integer_packings(below: Below<'_>, linear: &Linear) -> Result<Vec<Packing>, M
 
 /// Returns the narrow float types that hold every product of a code and a power-of-two scale: the highest and
 /// lowest bit must be in range.
-fn float_packings(facts: &Facts, format: CodeFormat) -> Vec<Packing> {
+fn float_packings(facts: &ScaleFacts, format: CodeFormat) -> Vec<Packing> {
     // Largest magnitude and smallest step of the code format.
     let (largest, step) = if format == CodeFormat::E2m1 { (6.0, 0.5) } else { (448.0, 2f64.powi(-9)) };
     let (least, most) = facts.exponents;
@@ -88,11 +88,16 @@ fn float_packings(facts: &Facts, format: CodeFormat) -> Vec<Packing> {
 }
 
 /// Returns true if any code minus its offset is outside `min ..= max`.
-fn reaches_beyond(below: Below<'_>, linear: &Linear, min: f32, max: f32) -> Result<bool, MsModelSlimError> {
+fn reaches_beyond(
+    inner: InnerSource<'_>,
+    linear: &Linear,
+    min: f32,
+    max: f32,
+) -> Result<bool, MsModelSlimError> {
     let n_cols = linear.n_cols() as usize;
     for row in 0..linear.n_rows() {
         let mut is_beyond = false;
-        linear.stretches(below, row, 0, n_cols, |stretch| {
+        linear.stretches(inner, row, 0, n_cols, |stretch| {
             let codes = stretch.codes.iter().map(|code| f32::from(code.cast_signed()) - stretch.offset);
             is_beyond |= codes.into_iter().any(|code| code < min || code > max);
         })?;
@@ -116,21 +121,21 @@ pub(super) fn n_bytes(ty: GgmlType, n_elems: u64) -> usize {
 /// # Panics
 /// If the type is not listed.
 pub(super) fn pack(
-    below: Below<'_>,
+    inner: InnerSource<'_>,
     linear: &Linear,
     ty: GgmlType,
     row: u64,
     cols: &Range<u64>,
     out: &mut [u8],
 ) -> Result<(), MsModelSlimError> {
-    linear.stretches(below, row, cols.start, (cols.end - cols.start) as usize, |stretch| {
+    linear.stretches(inner, row, cols.start, (cols.end - cols.start) as usize, |stretch| {
         let start = n_bytes(ty, stretch.column - cols.start);
         let len = n_bytes(ty, stretch.codes.len() as u64);
         pack_stretch(linear, ty, &stretch, &mut out[start..start + len]);
     })
 }
 
-fn pack_stretch(linear: &Linear, ty: GgmlType, stretch: &Stretch<'_>, out: &mut [u8]) {
+fn pack_stretch(linear: &Linear, ty: GgmlType, stretch: &ScaledRun<'_>, out: &mut [u8]) {
     let (scale, offset) = (stretch.scale as f32, stretch.offset);
     // Planning checked that the results fit the type's codes, and that offsets are integers where required.
     let shifted = |code: u8, by: i32| i32::from(code.cast_signed()) + by;
@@ -146,7 +151,7 @@ fn pack_stretch(linear: &Linear, ty: GgmlType, stretch: &Stretch<'_>, out: &mut 
                 pack_q4_1(&codes.map(|code| shifted(code, 8) as u8), scale, min, out);
             }
             GgmlType::Mxfp4
-                if linear.format == CodeFormat::E2m1 && linear.scale.stored == Stored::Exponent =>
+                if linear.format == CodeFormat::E2m1 && linear.scale.stored == NumberFormat::Exponent =>
             {
                 // A power of two from 2^-127 to 2^127: its exponent in F64, with the other bias.
                 let exponent = (stretch.scale.to_bits() >> 52) + 127 - 1023;

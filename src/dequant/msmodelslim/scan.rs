@@ -1,27 +1,27 @@
 //! Scan of the scales and offsets of a weight while planning: numbers that are not finite, zeros, and a wrong sign.
 
 use super::error::MsModelSlimError;
-use super::facts::Facts;
-use super::grid::{Grid, Stored};
+use super::facts::ScaleFacts;
+use super::grid::{NumberFormat, ScaleGrid};
 use super::labelled::Labelled;
 use super::linear::Linear;
-use super::module::Module;
+use super::module::LabelledModule;
 use crate::core::little_endian::u64s;
-use crate::dequant::Below;
+use crate::dequant::InnerSource;
 
 /// Number of elements that are read at a time.
 const STEP: u64 = 1 << 14;
 
 /// Calls `visit` for every number of a grid.
 fn each(
-    below: Below<'_>,
-    grid: &Grid,
+    inner: InnerSource<'_>,
+    grid: &ScaleGrid,
     n: u64,
     mut visit: impl FnMut(u64, f64) -> Result<(), MsModelSlimError>,
 ) -> Result<(), MsModelSlimError> {
     let mut values = Vec::new();
     for first in (0..n).step_by(STEP as usize) {
-        grid.read(below, first..n.min(first + STEP), &mut values)?;
+        grid.read(inner, first..n.min(first + STEP), &mut values)?;
         for (at, &value) in values.iter().enumerate() {
             visit(first + at as u64, value)?;
         }
@@ -33,12 +33,12 @@ fn each(
 ///
 /// # Errors
 /// A number is not finite, or has more than an F32 in its 64 bits; the source failed.
-pub(super) fn check(below: Below<'_>, grid: &Grid) -> Result<(), MsModelSlimError> {
-    let meta = below.meta(grid.weight);
+pub(super) fn check(inner: InnerSource<'_>, grid: &ScaleGrid) -> Result<(), MsModelSlimError> {
+    let meta = inner.meta(grid.weight);
     let n = meta.shape.n_elems();
-    if grid.stored == Stored::Bits {
+    if grid.stored == NumberFormat::Bits {
         for first in (0..n).step_by(STEP as usize) {
-            let bad = below.with_elems(grid.weight, first..n.min(first + STEP), |bytes| {
+            let bad = inner.with_elems(grid.weight, first..n.min(first + STEP), |bytes| {
                 u64s(bytes).enumerate().find(|(_, word)| word >> 32 != 0)
             })?;
             if let Some((at, value)) = bad {
@@ -47,7 +47,7 @@ pub(super) fn check(below: Below<'_>, grid: &Grid) -> Result<(), MsModelSlimErro
             }
         }
     }
-    each(below, grid, n, |index, value| {
+    each(inner, grid, n, |index, value| {
         if value.is_finite() {
             return Ok(());
         }
@@ -61,7 +61,7 @@ pub(super) fn check(below: Below<'_>, grid: &Grid) -> Result<(), MsModelSlimErro
 /// Numbers that are not finite; offsets of a symmetric type; the source failed.
 pub(super) fn gathered(
     tensors: &Labelled<'_>,
-    module: &Module<'_>,
+    module: &LabelledModule<'_>,
     mut linear: Linear,
 ) -> Result<Linear, MsModelSlimError> {
     linear.facts = gather(tensors, module, &mut linear)?;
@@ -75,21 +75,22 @@ pub(super) fn gathered(
 /// is one.
 fn gather(
     tensors: &Labelled<'_>,
-    module: &Module<'_>,
+    module: &LabelledModule<'_>,
     linear: &mut Linear,
-) -> Result<Facts, MsModelSlimError> {
-    let below = tensors.below;
-    let mut facts = Facts { exponents: (f64::INFINITY, 0.0), is_integral: true, ..Facts::default() };
-    check(below, &linear.scale)?;
+) -> Result<ScaleFacts, MsModelSlimError> {
+    let inner = tensors.inner;
+    let mut facts =
+        ScaleFacts { exponents: (f64::INFINITY, 0.0), is_integral: true, ..ScaleFacts::default() };
+    check(inner, &linear.scale)?;
     if let Some(second) = &linear.second {
-        check(below, second)?;
+        check(inner, second)?;
     }
     if let Some(offset) = linear.offset.take() {
-        check(below, &offset)?;
-        let found = first_non_zero(below, &offset)?;
+        check(inner, &offset)?;
+        let found = first_non_zero(inner, &offset)?;
         match found {
             Some((index, value)) if !module.label.needs_offset() => {
-                let tensor = below.meta(offset.weight).name.clone();
+                let tensor = inner.meta(offset.weight).name.clone();
                 let label = module.text.to_owned();
                 return Err(MsModelSlimError::OffsetOfSymmetric { tensor, label, index, value });
             }
@@ -98,11 +99,11 @@ fn gather(
         }
     }
     if let Some(offset) = module.second_offset(tensors, linear)? {
-        check(below, &offset)?;
-        linear.offset = first_non_zero(below, &offset)?.map(|_| offset);
+        check(inner, &offset)?;
+        linear.offset = first_non_zero(inner, &offset)?.map(|_| offset);
     }
     for row in 0..linear.n_rows() {
-        linear.scales(below, row, |scale, offset| facts.add(scale, offset))?;
+        linear.scales(inner, row, |scale, offset| facts.add(scale, offset))?;
     }
     if linear.offset.is_none() {
         facts.offsets = None;
@@ -110,9 +111,9 @@ fn gather(
     Ok(facts)
 }
 
-fn first_non_zero(below: Below<'_>, grid: &Grid) -> Result<Option<(u64, f64)>, MsModelSlimError> {
+fn first_non_zero(inner: InnerSource<'_>, grid: &ScaleGrid) -> Result<Option<(u64, f64)>, MsModelSlimError> {
     let mut found = None;
-    each(below, grid, below.meta(grid.weight).shape.n_elems(), |index, value| {
+    each(inner, grid, inner.meta(grid.weight).shape.n_elems(), |index, value| {
         if value != 0.0 && found.is_none() {
             found = Some((index, value));
         }
@@ -125,12 +126,12 @@ fn first_non_zero(below: Below<'_>, grid: &Grid) -> Result<Option<(u64, f64)>, M
 ///
 /// # Errors
 /// As [`Linear::stretches`].
-pub(super) fn other_sign_fits(below: Below<'_>, linear: &Linear) -> Result<bool, MsModelSlimError> {
+pub(super) fn other_sign_fits(inner: InnerSource<'_>, linear: &Linear) -> Result<bool, MsModelSlimError> {
     const ROWS: u64 = 64;
     let n_cols = linear.n_cols() as usize;
     let (mut chosen, mut other) = (0.0, 0.0);
     for row in (0..linear.n_rows()).step_by((linear.n_rows() / ROWS).max(1) as usize) {
-        linear.stretches(below, row, 0, n_cols, |stretch| {
+        linear.stretches(inner, row, 0, n_cols, |stretch| {
             let sum: i64 = stretch.codes.iter().map(|code| i64::from(code.cast_signed())).sum();
             let mean = sum as f64 / stretch.codes.len() as f64;
             let offset = f64::from(stretch.offset);

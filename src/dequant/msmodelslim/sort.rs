@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use super::error::MsModelSlimError;
 use super::label::{CACHE, Label, PARAMETERS, run_time};
 use super::labelled::Labelled;
-use super::module::Module;
+use super::module::LabelledModule;
 use crate::core::ElementType;
 use crate::core::text::escape;
 
 /// The tensors of a checkpoint by purpose.
-pub(super) struct Sorted<'a> {
-    pub(super) modules: Vec<Module<'a>>,
+pub(super) struct SortedTensors<'a> {
+    pub(super) modules: Vec<LabelledModule<'a>>,
     /// Tensors that are used unchanged.
     pub(super) plain: Vec<usize>,
     cache: Vec<usize>,
@@ -19,7 +19,7 @@ pub(super) struct Sorted<'a> {
     n_tensor_parallel: usize,
 }
 
-impl<'a> Sorted<'a> {
+impl<'a> SortedTensors<'a> {
     /// Classifies all tensors.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl<'a> Sorted<'a> {
             (Label::Float, _) => self.plain.push(at),
             (_, Some(stored)) if is_code => {
                 let name = tensors.plain_name(&meta.name);
-                self.modules.push(Module { stored, name, codes: at, text, label });
+                self.modules.push(LabelledModule { stored, name, codes: at, text, label });
             }
             (_, None) if is_code => return Err(contradiction(text)),
             // Norms and biases have the label of their layer; with scales, the label must be that of codes.

@@ -16,12 +16,12 @@ const SPILLED: usize = 1 << 12;
 
 /// Storage of a buffer's values.
 #[derive(Debug)]
-enum Values {
+enum BufferStorage {
     Memory(Vec<f32>),
     File(SpilledFloats),
 }
 
-impl Values {
+impl BufferStorage {
     fn len(&self) -> usize {
         match self {
             Self::Memory(values) => values.len(),
@@ -38,7 +38,7 @@ impl Values {
 #[derive(Debug)]
 pub(crate) struct Buffer {
     /// At least `len` values; more if the buffer was made for more.
-    values: Values,
+    values: BufferStorage,
     len: usize,
 }
 
@@ -53,18 +53,18 @@ impl Buffer {
     /// Returns the values, in memory.
     pub(crate) fn into_vec(self) -> Vec<f32> {
         match self.values {
-            Values::Memory(mut values) => {
+            BufferStorage::Memory(mut values) => {
                 values.truncate(self.len);
                 values
             }
-            Values::File(values) => values[..self.len].to_vec(),
+            BufferStorage::File(values) => values[..self.len].to_vec(),
         }
     }
 }
 
 impl From<Vec<f32>> for Buffer {
     fn from(values: Vec<f32>) -> Self {
-        Self { len: values.len(), values: Values::Memory(values) }
+        Self { len: values.len(), values: BufferStorage::Memory(values) }
     }
 }
 
@@ -85,8 +85,8 @@ impl Deref for Buffer {
 
     fn deref(&self) -> &[f32] {
         match &self.values {
-            Values::Memory(values) => &values[..self.len],
-            Values::File(values) => &values[..self.len],
+            BufferStorage::Memory(values) => &values[..self.len],
+            BufferStorage::File(values) => &values[..self.len],
         }
     }
 }
@@ -94,23 +94,23 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
         match &mut self.values {
-            Values::Memory(values) => &mut values[..self.len],
-            Values::File(values) => &mut values[..self.len],
+            BufferStorage::Memory(values) => &mut values[..self.len],
+            BufferStorage::File(values) => &mut values[..self.len],
         }
     }
 }
 
 /// Buffers that were given back, for reuse.
 #[derive(Debug, Default)]
-pub(crate) struct Buffers {
-    free: Mutex<Vec<Values>>,
+pub(crate) struct BufferPool {
+    free: Mutex<Vec<BufferStorage>>,
     /// Folder for large buffers, if they are files.
     dir: Option<PathBuf>,
     /// Error of the first buffer that could not be made a file.
     failed: Mutex<Option<io::Error>>,
 }
 
-impl Buffers {
+impl BufferPool {
     /// Returns an empty set, whose large buffers are files in `dir`, if given.
     pub(crate) fn in_dir(dir: Option<&Path>) -> Self {
         Self { dir: dir.map(Path::to_owned), ..Self::default() }
@@ -136,15 +136,15 @@ impl Buffers {
         Buffer { values, len }
     }
 
-    fn make(&self, len: usize, dir: Option<&Path>) -> Values {
+    fn make(&self, len: usize, dir: Option<&Path>) -> BufferStorage {
         match dir.map(|dir| SpilledFloats::new(dir, len)) {
-            Some(Ok(values)) => return Values::File(values),
+            Some(Ok(values)) => return BufferStorage::File(values),
             Some(Err(error)) => {
                 self.failed.lock().unpoisoned().get_or_insert(error);
             }
             None => {}
         }
-        Values::Memory(vec![0.0; len])
+        BufferStorage::Memory(vec![0.0; len])
     }
 
     /// Returns a copy of values, made by the threads of the current rayon pool.
@@ -169,7 +169,7 @@ impl Buffers {
         failed.map_or(Ok(()), |error| Err(EngineError::Spill(error)))
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<Values>> {
+    fn free(&self) -> MutexGuard<'_, Vec<BufferStorage>> {
         self.free.lock().unpoisoned()
     }
 }
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_smallest_that_fits_comes_back_and_the_largest_gives_way() {
-        let buffers = Buffers::default();
+        let buffers = BufferPool::default();
         let mut taken = [buffers.take(10), buffers.take(30)];
         taken[1].fill(7.0);
         buffers.give(taken);
@@ -188,13 +188,13 @@ mod tests {
         assert_eq!((buffer.len(), buffer[10]), (11, 7.0));
         buffers.give([buffer]);
         assert_eq!(*buffers.take(31), [0.0; 31]);
-        assert_eq!(buffers.free().iter().map(Values::len).collect::<Vec<_>>(), [10]);
+        assert_eq!(buffers.free().iter().map(BufferStorage::len).collect::<Vec<_>>(), [10]);
     }
 
     #[test]
     fn large_ones_are_files_where_that_is_asked_for_and_come_back_too() {
         let dir = tempfile::tempdir().unwrap();
-        let buffers = Buffers::in_dir(Some(dir.path()));
+        let buffers = BufferPool::in_dir(Some(dir.path()));
         let x: Vec<f32> = (0..SPILLED + 3).map(|i| i as f32).collect();
         let large = buffers.copy(&x);
         assert!(large.values.is_file() && *large == *x && large.clone().into_vec() == x);
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_written_to_is_an_error_of_the_run() {
         let dir = tempfile::tempdir().unwrap();
-        let buffers = Buffers::in_dir(Some(&dir.path().join("absent")));
+        let buffers = BufferPool::in_dir(Some(&dir.path().join("absent")));
         assert_eq!(buffers.take(SPILLED).len(), SPILLED);
         let error = buffers.check().unwrap_err();
         assert!(matches!(&error, EngineError::Spill(_)) && error.to_string().contains("absent"), "{error}");

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::progress::Progress;
-use crate::engine::exec::buffers::{Buffer, Buffers};
+use crate::engine::exec::buffers::{Buffer, BufferPool};
 use crate::engine::exec::carried::Carried;
 use crate::engine::exec::observer::Observer;
-use crate::engine::exec::past::{Past, Place};
+use crate::engine::exec::past::{OpCache, Past};
 use crate::engine::exec::rope::RopeTables;
 use crate::engine::exec::timings::Clock;
 use crate::engine::exec::weights::WeightReader;
@@ -25,7 +25,7 @@ pub(crate) struct Context<'a> {
     pub(crate) layer: AtomicUsize,
     /// Final states of the encoder, for all chunks.
     pub(crate) memory: Buffer,
-    pub(crate) buffers: Buffers,
+    pub(crate) buffers: BufferPool,
     pub(crate) carried: Carried,
     /// Keys, values and states of earlier tokens, for a run that continues step by step.
     pub(crate) past: Option<&'a Past>,
@@ -56,10 +56,10 @@ impl Context<'_> {
         }
     }
 
-    /// Gives a place of the kept past back, if there is one.
-    pub(crate) fn give_place(&self, place: Option<Place>) {
-        if let (Some(past), Some(place)) = (self.past, place) {
-            past.give(place);
+    /// Gives the cache of an operation back, if there is one.
+    pub(crate) fn give_cache(&self, cache: Option<OpCache>) {
+        if let (Some(past), Some(cache)) = (self.past, cache) {
+            past.give(cache);
         }
     }
 }

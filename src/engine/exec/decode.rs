@@ -11,7 +11,7 @@ use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::workers::{WorkerBuffers, lend};
 
 /// Decoded weights of a block.
-enum Weights {
+enum BlockWeights {
     /// Weights for this block only.
     Lent(Buffer),
     /// Weights for all steps of the run.
@@ -38,8 +38,8 @@ impl Context<'_> {
             let weights = self.weights_of(block, len)?;
             let mut decoded = Vec::with_capacity(block.len());
             let mut rest = match &weights {
-                Weights::Lent(buffer) => &buffer[..],
-                Weights::Kept(weights) => &weights[..],
+                BlockWeights::Lent(buffer) => &buffer[..],
+                BlockWeights::Kept(weights) => &weights[..],
             };
             for panel in block {
                 let mut side = || {
@@ -51,7 +51,7 @@ impl Context<'_> {
                 decoded.push(DecodedPanel { weight, gate: panel.gate.map(|_| side()) });
             }
             work(block, first, &decoded)?;
-            if let Weights::Lent(buffer) = weights {
+            if let BlockWeights::Lent(buffer) = weights {
                 self.give([buffer]);
             }
             first = end;
@@ -60,7 +60,7 @@ impl Context<'_> {
     }
 
     /// Returns the decoded weights of a block; a continued run keeps as many as its budget holds.
-    fn weights_of(&self, block: &[Panel<'_>], len: usize) -> Result<Weights, EngineError> {
+    fn weights_of(&self, block: &[Panel<'_>], len: usize) -> Result<BlockWeights, EngineError> {
         let kept = self.past.map(|past| &past.kept);
         if let Some(weights) = kept.and_then(|kept| kept.get(block)) {
             if self.progress.is_cancelled() {
@@ -71,15 +71,15 @@ impl Context<'_> {
                     self.progress.advance(self.weights.row_bytes(matrix.tensor, panel.n)? as u64);
                 }
             }
-            return Ok(Weights::Kept(weights));
+            return Ok(BlockWeights::Kept(weights));
         }
-        if let Some((kept, mut memory)) = kept.and_then(|kept| Some((kept, kept.room(len)?))) {
+        if let Some((kept, mut memory)) = kept.and_then(|kept| Some((kept, kept.reserve(len)?))) {
             self.decode(block, &mut memory)?;
-            return Ok(Weights::Kept(kept.keep(block, memory)));
+            return Ok(BlockWeights::Kept(kept.keep(block, memory)));
         }
         let mut buffer = self.take(len);
         self.decode(block, &mut buffer)?;
-        Ok(Weights::Lent(buffer))
+        Ok(BlockWeights::Lent(buffer))
     }
 
     /// Decodes all sides of the panels, one after another, into `out`.

@@ -31,11 +31,11 @@ pub struct GramSum {
     n_cols: usize,
     /// All tiles, one after another, in one allocation, which is freed as one.
     sums: Vec<f64>,
-    tiles: Vec<Tile>,
+    tiles: Vec<SumTile>,
 }
 
 #[derive(Clone, Debug)]
-struct Tile {
+struct SumTile {
     /// Strips of columns whose products the tile holds.
     left: usize,
     right: usize,
@@ -66,7 +66,7 @@ fn add_rest(rests: &mut BTreeMap<usize, f64>, at: usize, lost: f64) {
     }
 }
 
-impl Tile {
+impl SumTile {
     /// Adds the products of rows to the tile's sums, with `products` as scratch memory.
     fn add_strips(&mut self, sums: &mut [f64], x: &Strips, products: &mut Vec<f32>) {
         let (left, right) = (x.strip(self.left), x.strip(self.right));
@@ -119,7 +119,7 @@ impl GramSum {
         let (mut tiles, mut start) = (Vec::new(), 0);
         for (left, right) in places {
             let width = strip_width(n_cols, right);
-            tiles.push(Tile { left, right, width, start, rests: BTreeMap::new() });
+            tiles.push(SumTile { left, right, width, start, rests: BTreeMap::new() });
             start += strip_width(n_cols, left) * width;
         }
         Self { n_cols, sums: vec![0.0; start], tiles }
@@ -159,7 +159,7 @@ impl GramSum {
     }
 
     /// Returns the tiles, each with its sums.
-    fn pieces(&mut self) -> Vec<(&mut Tile, &mut [f64])> {
+    fn pieces(&mut self) -> Vec<(&mut SumTile, &mut [f64])> {
         let mut rest = &mut self.sums[..];
         let n_cols = self.n_cols;
         let mut pieces = Vec::with_capacity(self.tiles.len());
@@ -259,7 +259,7 @@ impl GramSum {
     }
 
     /// Iterates over the tiles, and indices in them, of a row from its diagonal element on.
-    fn of_row(&self, row: usize) -> impl Iterator<Item = (&Tile, usize)> {
+    fn of_row(&self, row: usize) -> impl Iterator<Item = (&SumTile, usize)> {
         assert!(row < self.n_cols, "row {row} of {}", self.n_cols);
         let (first, n) = (self.first_tile(row), self.n_cols.div_ceil(STRIP) - row / STRIP);
         self.tiles[first..first + n].iter().flat_map(move |tile| {

@@ -8,22 +8,22 @@ use crate::core::sync::Unpoisoned;
 use crate::engine::exec::panel::Panel;
 
 /// Identity of panels: tensor, first row and number of rows of each side.
-type Key = Vec<(usize, usize, usize)>;
+type PanelKey = Vec<(usize, usize, usize)>;
 
 /// Decoded panels, the first ones that fit in the budget.
 #[derive(Debug, Default)]
 pub(crate) struct KeptPanels {
     budget_bytes: u64,
-    kept: Mutex<Kept>,
+    kept: Mutex<PanelStore>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct PanelStore {
     n_bytes: u64,
-    panels: BTreeMap<Key, Arc<Vec<f32>>>,
+    panels: BTreeMap<PanelKey, Arc<Vec<f32>>>,
 }
 
-fn key(panels: &[Panel<'_>]) -> Key {
+fn key(panels: &[Panel<'_>]) -> PanelKey {
     let sides = panels.iter().flat_map(|panel| {
         panel.sides().map(|matrix| (matrix.tensor, matrix.first_row + panel.first, panel.n))
     });
@@ -46,7 +46,7 @@ impl KeptPanels {
     }
 
     /// Returns memory for `n` floats to keep, if the budget holds them.
-    pub(crate) fn room(&self, n: usize) -> Option<Vec<f32>> {
+    pub(crate) fn reserve(&self, n: usize) -> Option<Vec<f32>> {
         let mut kept = self.kept.lock().unpoisoned();
         let n_bytes = kept.n_bytes.saturating_add(4 * n as u64);
         if n_bytes > self.budget_bytes {
@@ -57,7 +57,7 @@ impl KeptPanels {
         Some(vec![0.0; n])
     }
 
-    /// Keeps the weights of panels in memory from [`KeptPanels::room`].
+    /// Keeps the weights of panels in memory from [`KeptPanels::reserve`].
     pub(crate) fn keep(&self, panels: &[Panel<'_>], weights: Vec<f32>) -> Arc<Vec<f32>> {
         let weights = Arc::new(weights);
         let mut kept = self.kept.lock().unpoisoned();
@@ -88,9 +88,9 @@ mod tests {
         let kept = KeptPanels::new(80);
         for (at, block) in blocks.iter().enumerate() {
             assert_eq!(kept.get(block), None, "{at}");
-            let room = kept.room(10);
-            assert_eq!(room.is_some(), at < 2, "{at}");
-            if let Some(mut weights) = room {
+            let memory = kept.reserve(10);
+            assert_eq!(memory.is_some(), at < 2, "{at}");
+            if let Some(mut weights) = memory {
                 weights.fill(at as f32);
                 kept.keep(block, weights);
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::core::sync::Unpoisoned;
 use crate::engine::exec::kept::KeptPanels;
 
-/// Past of sequences that continue step by step. Operations that look back take their places in the same order in every
+/// Past of sequences that continue step by step. Operations that look back take their caches in the same order in every
 /// step, so each finds the values that it left in the previous step.
 #[derive(Debug, Default)]
 pub(crate) struct Past {
@@ -20,15 +20,15 @@ pub(crate) struct Past {
     pub(crate) before: Vec<usize>,
     /// Decoded weights that every step uses again.
     pub(crate) kept: KeptPanels,
-    /// Values by operation; empty while a place is taken.
-    places: Mutex<Vec<Vec<f32>>>,
+    /// Values by operation; empty while a cache is taken.
+    caches: Mutex<Vec<Vec<f32>>>,
     /// Index of the next operation.
     next: AtomicUsize,
 }
 
 /// Values that one operation remembers, `floats` for each sequence.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct OpCache {
     at: usize,
     floats: usize,
     values: Vec<f32>,
@@ -46,48 +46,48 @@ impl Past {
         self.next.store(0, Ordering::Relaxed);
     }
 
-    /// Takes the place of the next operation, `floats` for each sequence, zero at first. It must be given back.
-    pub(crate) fn take(&self, floats: usize) -> Place {
+    /// Takes the cache of the next operation, `floats` for each sequence, zero at first. It must be given back.
+    pub(crate) fn take(&self, floats: usize) -> OpCache {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut places = self.places.lock().unpoisoned();
-        if places.len() <= at {
-            places.resize_with(at + 1, Vec::new);
+        let mut caches = self.caches.lock().unpoisoned();
+        if caches.len() <= at {
+            caches.resize_with(at + 1, Vec::new);
         }
-        let mut values = std::mem::take(&mut places[at]);
+        let mut values = std::mem::take(&mut caches[at]);
         let n = floats * self.tokens.len();
         if values.len() != n {
             // The system maps zero pages as sequences grow.
             values = vec![0.0; n];
         }
-        Place { at, floats, values }
+        OpCache { at, floats, values }
     }
 
-    /// Gives a place back.
-    pub(crate) fn give(&self, place: Place) {
-        let mut places = self.places.lock().unpoisoned();
-        places[place.at] = place.values;
+    /// Gives a cache back.
+    pub(crate) fn give(&self, cache: OpCache) {
+        let mut caches = self.caches.lock().unpoisoned();
+        caches[cache.at] = cache.values;
     }
 
-    /// Returns the part of a place for each chunk of the step, set to zero if the chunk begins its sequence.
-    pub(crate) fn parts<'p>(&self, place: &'p mut Place) -> Vec<&'p mut [f32]> {
-        let mut parts = self.parts_as_left(place);
+    /// Returns the part of a cache for each chunk of the step, set to zero if the chunk begins its sequence.
+    pub(crate) fn chunk_parts<'p>(&self, cache: &'p mut OpCache) -> Vec<&'p mut [f32]> {
+        let mut parts = self.chunk_parts_as_left(cache);
         for (part, _) in parts.iter_mut().zip(&self.before).filter(|(_, before)| **before == 0) {
             part.fill(0.0);
         }
         parts
     }
 
-    /// Returns [`Past::parts`] without zeroing, for operations that only read what they wrote before.
-    pub(crate) fn parts_as_left<'p>(&self, place: &'p mut Place) -> Vec<&'p mut [f32]> {
+    /// Returns [`Past::chunk_parts`] without zeroing, for operations that only read what they wrote before.
+    pub(crate) fn chunk_parts_as_left<'p>(&self, cache: &'p mut OpCache) -> Vec<&'p mut [f32]> {
         let of_step = |(sequence, _): &(usize, &mut [f32])| self.sequences.binary_search(sequence).is_ok();
-        let all = place.values.chunks_mut(place.floats.max(1)).enumerate();
+        let all = cache.values.chunks_mut(cache.floats.max(1)).enumerate();
         all.filter(of_step).map(|(_, part)| part).collect()
     }
 
     /// Returns the number of floats that are remembered, over all sequences.
     pub(crate) fn n_floats(&self) -> usize {
-        let places = self.places.lock().unpoisoned();
-        places.iter().map(Vec::len).sum()
+        let caches = self.caches.lock().unpoisoned();
+        caches.iter().map(Vec::len).sum()
     }
 }
 
@@ -108,22 +108,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_come_back_in_their_order_and_begin_with_zeros() {
+    fn caches_come_back_in_their_order_and_begin_with_zeros() {
         let mut past = Past::new(3, 8, 0);
         past.sequences = vec![0, 2];
         past.before = vec![0, 0];
         for step in 0..2 {
             past.rewind();
             for (at, floats) in [2, 0, 1].into_iter().enumerate() {
-                let mut place = past.take(floats);
-                let parts = past.parts(&mut place);
+                let mut cache = past.take(floats);
+                let parts = past.chunk_parts(&mut cache);
                 assert_eq!(parts.len(), if floats == 0 { 0 } else { 2 });
                 for (chunk, part) in parts.into_iter().enumerate() {
                     let left = if step == 0 || chunk == 0 { 0.0 } else { (10 * at + chunk) as f32 };
                     assert_eq!(part, vec![left; floats], "{step} {at} {chunk}");
                     part.fill((10 * at + chunk) as f32);
                 }
-                past.give(place);
+                past.give(cache);
             }
             past.before = vec![0, 1];
         }

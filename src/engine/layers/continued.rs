@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
 use crate::engine::exec::batch::{ChunkBatch, TokenChunk};
-use crate::engine::exec::buffers::{Buffer, Buffers};
+use crate::engine::exec::buffers::{Buffer, BufferPool};
 use crate::engine::exec::carried::Carried;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::hidden::Hidden;
@@ -16,7 +16,7 @@ use crate::engine::exec::weights::WeightReader;
 use crate::engine::layers::ends::{begin, finish};
 use crate::engine::layers::forward::Engine;
 use crate::engine::layers::graph::GraphPlan;
-use crate::engine::layers::run::run_layer;
+use crate::engine::layers::layer_run::run_layer;
 
 /// Sequences that continue from step to step.
 ///
@@ -29,7 +29,7 @@ pub struct Continuation<'e, 'a> {
     engine: &'e Engine<'a>,
     past: Past,
     ropes: RopeTables,
-    buffers: Buffers,
+    buffers: BufferPool,
     /// True if pages of weights are released after use, because all of them exceed the memory budget.
     releases: bool,
 }
@@ -54,7 +54,7 @@ impl<'a> Engine<'a> {
             engine: self,
             past: Past::new(n_sequences, n_ctx, kept_bytes),
             ropes: RopeTables::new(&plan.ropes, weights, n_ctx)?,
-            buffers: Buffers::default(),
+            buffers: BufferPool::default(),
             releases: self.work_bytes_in(1) > self.options.memory_bytes,
         })
     }

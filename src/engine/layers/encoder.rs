@@ -4,8 +4,8 @@ use crate::arch::graph::GraphKind;
 use crate::engine::EngineError;
 use crate::engine::exec::weights::Norm;
 use crate::engine::layers::layer::LayerPlan;
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::Sight;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Stack of layers whose final states another stack attends to.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub struct EncoderPlan {
 
 impl EncoderPlan {
     /// Resolves the encoder of an encoder-decoder model; tensors resolved afterwards are the decoder's.
-    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<EncoderPlan>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<EncoderPlan>, EngineError> {
         if b.features.kind != GraphKind::Encdec {
             // A file may have the encoder alone, under the names of an encoder-decoder model.
             if b.tensors.has("enc.blk.0.attn_norm.weight") {

@@ -11,7 +11,7 @@ use crate::core::progress::{Progress, Silent};
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::exec::batch::{ChunkBatch, TokenChunk};
-use crate::engine::exec::buffers::Buffers;
+use crate::engine::exec::buffers::BufferPool;
 use crate::engine::exec::carried::Carried;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::hidden::Hidden;
@@ -24,8 +24,8 @@ use crate::engine::exec::{matmul, panel};
 use crate::engine::layers::ends::{begin, finish};
 use crate::engine::layers::graph::GraphPlan;
 use crate::engine::layers::layer::LayerPlan;
-use crate::engine::layers::run::run_layer;
-use crate::engine::layers::stacks::{Memory, Split, Stack, give_memory};
+use crate::engine::layers::layer_run::run_layer;
+use crate::engine::layers::stacks::{LayerStack, Memory, SplitChunks, give_memory};
 use crate::engine::ops::hyper::Streams;
 use crate::engine::ops::mixer::MixerOp;
 
@@ -106,8 +106,8 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the buffers for a run of this engine.
-    pub(crate) fn buffers(&self) -> Buffers {
-        Buffers::in_dir(self.spill_dir.as_deref())
+    pub(crate) fn buffers(&self) -> BufferPool {
+        BufferPool::in_dir(self.spill_dir.as_deref())
     }
 
     /// Returns the options of runs.
@@ -178,7 +178,7 @@ impl<'a> Engine<'a> {
     /// # Errors
     /// [`EngineError::Memory`] if not even one chunk fits.
     pub fn group_tokens(&self, chunk_len: usize) -> Result<usize, EngineError> {
-        self.group_tokens_beside(0, chunk_len)
+        self.group_tokens_with_taken(0, chunk_len)
     }
 
     /// Returns [`Engine::group_tokens`] if `taken_bytes` of the budget are taken already. A single chunk may take all
@@ -186,7 +186,7 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// See [`Engine::group_tokens`].
-    pub fn group_tokens_beside(&self, taken_bytes: u64, chunk_len: usize) -> Result<usize, EngineError> {
+    pub fn group_tokens_with_taken(&self, taken_bytes: u64, chunk_len: usize) -> Result<usize, EngineError> {
         let (kept, inner) = self.token_bytes();
         let budget_bytes = self.options.memory_bytes;
         let fixed = self.fixed_bytes(chunk_len);
@@ -304,15 +304,16 @@ impl<'a> Engine<'a> {
     ) -> Result<Hidden, EngineError> {
         let plan = &self.plan;
         let n_before = plan.encoder.as_ref().map_or(0, |encoder| encoder.layers.len());
-        let stack = Stack { layers: &plan.layers, final_norm: plan.final_norm.as_ref(), n_before };
+        let stack = LayerStack { layers: &plan.layers, final_norm: plan.final_norm.as_ref(), n_before };
         let Some(encoder) = &plan.encoder else {
             if chunks.iter().any(|chunk| chunk.n_source > 0) {
                 return Err(EngineError::NoSource);
             }
             return self.run(stack, (chunks, batches), Memory::default(), progress, observer);
         };
-        let Split { sources, answers, cuts } = Split::of(chunks)?;
-        let first = Stack { layers: &encoder.layers, final_norm: encoder.final_norm.as_ref(), n_before: 0 };
+        let SplitChunks { sources, answers, cuts } = SplitChunks::of(chunks)?;
+        let first =
+            LayerStack { layers: &encoder.layers, final_norm: encoder.final_norm.as_ref(), n_before: 0 };
         let states = self.run(first, (&sources, batches), Memory::default(), progress, observer)?.states;
         self.run(stack, (&answers, batches), Memory { states, cuts }, progress, observer)
     }
@@ -320,7 +321,7 @@ impl<'a> Engine<'a> {
     /// Runs chunks through one stack of layers.
     fn run(
         &self,
-        stack: Stack<'_>,
+        stack: LayerStack<'_>,
         (chunks, counts): (&[TokenChunk], Option<&[usize]>),
         memory: Memory,
         progress: &dyn Progress,
@@ -354,7 +355,7 @@ impl<'a> Engine<'a> {
         };
         give_memory(&mut batches, &memory.cuts);
         if let Some(prefix) = plan.prefix {
-            prefix.place(chunks, &mut batches)?;
+            prefix.set_positions(chunks, &mut batches)?;
         }
         for (at, layer) in stack.layers.iter().enumerate() {
             run.layer.store(at, Ordering::Relaxed);

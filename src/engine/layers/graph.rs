@@ -27,9 +27,9 @@ use crate::engine::ops::pooling::{MaskedHead, Pooling, outputs, pooling};
 use crate::engine::ops::prefix::Prefix;
 use crate::engine::ops::switched::Switch;
 use crate::engine::ops::{Mixer, stream_mix};
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::{BuiltFeatures, ModelKind, PositionRule, WiringRule};
 use crate::engine::resolve::keys::ArchKeys;
+use crate::engine::resolve::resolver::Resolver;
 use crate::engine::resolve::tensors::{TensorClaims, fits};
 use crate::gguf::Metadata;
 
@@ -91,7 +91,7 @@ pub struct GraphPlan {
     /// Logits become `cap * tanh(z / cap)`.
     pub final_cap: Option<f32>,
     /// Tokens that are never generated, whatever their logits.
-    pub unsaid: Range<usize>,
+    pub never_generated: Range<usize>,
     /// Warnings for the reader of a report.
     pub warnings: Vec<String>,
 }
@@ -130,7 +130,7 @@ impl GraphPlan {
             let is_post = keys.flag("swin_norm")?.unwrap_or(false);
             built.wiring = if is_post { WiringRule::Post } else { WiringRule::Serial };
         }
-        let mut builder = Builder {
+        let mut builder = Resolver {
             features,
             built,
             n_embd: keys.need_count("embedding_length")?,
@@ -151,7 +151,7 @@ impl GraphPlan {
 }
 
 /// Returns the number of layers that are run: layers that only predict further tokens (MTP) are not.
-pub(crate) fn n_layers(b: &Builder<'_>) -> Result<usize, EngineError> {
+pub(crate) fn n_layers(b: &Resolver<'_>) -> Result<usize, EngineError> {
     if has_cycles(b) {
         return n_cycled_layers(b);
     }
@@ -162,7 +162,7 @@ pub(crate) fn n_layers(b: &Builder<'_>) -> Result<usize, EngineError> {
 }
 
 /// Returns the factor of branches: the file's key `residual_scale`, else the card's.
-pub(crate) fn residual_scale(b: &Builder<'_>) -> Result<f64, EngineError> {
+pub(crate) fn residual_scale(b: &Resolver<'_>) -> Result<f64, EngineError> {
     let n_layers = b.n_layers as f64;
     Ok(match (b.keys.number("residual_scale")?, b.features.residual_scale) {
         (Some(scale), _) if scale > 0.0 => scale,
@@ -173,12 +173,14 @@ pub(crate) fn residual_scale(b: &Builder<'_>) -> Result<f64, EngineError> {
     })
 }
 
-fn resolve_graph(b: &mut Builder<'_>, arch: &str) -> Result<GraphPlan, EngineError> {
-    let embedding = b.rows_of("token_embd")?;
+fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan, EngineError> {
+    let embedding = b.stream_matrix("token_embd")?;
     let switch = Switch::resolve(b, embedding.n_rows)?;
     let positions = match b.built.positions {
-        PositionRule::Learned => Some(b.rows_of("position_embd")?),
-        PositionRule::AlibiKey if b.tensors.has("position_embd.weight") => Some(b.rows_of("position_embd")?),
+        PositionRule::Learned => Some(b.stream_matrix("position_embd")?),
+        PositionRule::AlibiKey if b.tensors.has("position_embd.weight") => {
+            Some(b.stream_matrix("position_embd")?)
+        }
         PositionRule::AlibiKey
         | PositionRule::None
         | PositionRule::Rope
@@ -213,7 +215,7 @@ fn resolve_graph(b: &mut Builder<'_>, arch: &str) -> Result<GraphPlan, EngineErr
     let head = head(b, &embedding)?;
     let logit_scale = logit_scale(b, head.tensor == embedding.tensor)?;
     let prefix = Prefix::resolve(b);
-    let unsaid = unsaid(b, head.n_rows);
+    let never_generated = never_generated(b, head.n_rows);
     let final_cap = b.cap(b.features.final_cap, "final_logit_softcapping")?;
     refuse_left_over(b)?;
     name_unread(b);
@@ -245,13 +247,13 @@ fn resolve_graph(b: &mut Builder<'_>, arch: &str) -> Result<GraphPlan, EngineErr
         head,
         logit_scale,
         final_cap,
-        unsaid,
+        never_generated,
         warnings: std::mem::take(&mut b.warnings),
     })
 }
 
 /// Returns the factor of the embedding: the file's key `embedding_scale`, else the card's.
-pub(crate) fn embed_scale(b: &Builder<'_>) -> Result<f32, EngineError> {
+pub(crate) fn embed_scale(b: &Resolver<'_>) -> Result<f32, EngineError> {
     Ok(match (b.keys.number("embedding_scale")?, b.features.embed_scale) {
         (Some(scale), _) if scale > 0.0 => scale as f32,
         (_, EmbedScale::Named(EmbedScaleName::None)) => 1.0,
@@ -261,16 +263,16 @@ pub(crate) fn embed_scale(b: &Builder<'_>) -> Result<f32, EngineError> {
 }
 
 /// Claims the head: its own matrix, else the embedding.
-pub(crate) fn head(b: &mut Builder<'_>, embedding: &Matrix) -> Result<Matrix, EngineError> {
+pub(crate) fn head(b: &mut Resolver<'_>, embedding: &Matrix) -> Result<Matrix, EngineError> {
     if b.tensors.has("output.weight") {
-        return b.rows_of("output");
+        return b.stream_matrix("output");
     }
     let bias = b.tensors.vector("output.bias", embedding.n_rows)?;
     Ok(Matrix { bias, ..embedding.clone() })
 }
 
 /// Returns the factor of the logits, by the card's rule and the key `logit_scale`.
-pub(crate) fn logit_scale(b: &Builder<'_>, is_tied: bool) -> Result<f32, EngineError> {
+pub(crate) fn logit_scale(b: &Resolver<'_>, is_tied: bool) -> Result<f32, EngineError> {
     let key = b.keys.nonzero("logit_scale")?;
     let n_embd = b.n_embd as f64;
     let scale = match (b.features.logit_scale, key) {
@@ -289,14 +291,14 @@ pub(crate) fn logit_scale(b: &Builder<'_>, is_tied: bool) -> Result<f32, EngineE
 }
 
 /// Returns the tokens that are never generated, clipped to the vocabulary.
-pub(crate) fn unsaid(b: &Builder<'_>, n_vocab: usize) -> Range<usize> {
+pub(crate) fn never_generated(b: &Resolver<'_>, n_vocab: usize) -> Range<usize> {
     let [first, end] = b.features.unsaid_tokens.unwrap_or_default();
     let end = (end as usize).min(n_vocab);
     (first as usize).min(end)..end
 }
 
 /// Warns of the architecture's keys that no part of the plan has read.
-fn name_unread(b: &mut Builder<'_>) {
+fn name_unread(b: &mut Resolver<'_>) {
     let unread = b.keys.unread();
     if unread.is_empty() {
         return;
@@ -310,7 +312,7 @@ fn name_unread(b: &mut Builder<'_>) {
 
 /// Returns an error for tensors that no part of the plan has claimed, except those that the card lists as unused and
 /// those of layers that are not run.
-fn refuse_left_over(b: &Builder<'_>) -> Result<(), EngineError> {
+fn refuse_left_over(b: &Resolver<'_>) -> Result<(), EngineError> {
     // Layers that run again are counted, but have no tensors of their own.
     let n_blocks = if has_cycles(b) { b.n_layers } else { b.keys.need_count("block_count")? };
     let is_unused = |name: &str| {
@@ -411,10 +413,10 @@ impl GraphPlan {
         if self.logit_scale != 1.0 || self.final_cap.is_some() {
             math::scale_and_cap(level, logits, self.logit_scale, self.final_cap);
         }
-        let unsaid = self.unsaid.start.clamp(first, first + n) - first
-            ..self.unsaid.end.clamp(first, first + n) - first;
-        if !unsaid.is_empty() {
-            logits.chunks_mut(n).for_each(|row| row[unsaid.clone()].fill(f32::MIN));
+        let never_generated = self.never_generated.start.clamp(first, first + n) - first
+            ..self.never_generated.end.clamp(first, first + n) - first;
+        if !never_generated.is_empty() {
+            logits.chunks_mut(n).for_each(|row| row[never_generated.clone()].fill(f32::MIN));
         }
     }
 }

@@ -14,8 +14,8 @@ use crate::engine::ops::layer_embedding::LayerEmbedding;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::ngrams::Ngrams;
 use crate::engine::ops::stream_mix::StreamMix;
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::{ModelKind, WiringRule};
+use crate::engine::resolve::resolver::Resolver;
 
 /// Wiring of mixer and feed-forward with the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ const POST_FFN: &str = "post_ffw_norm";
 
 impl LayerPlan {
     /// Resolves a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<LayerPlan, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<LayerPlan, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let features = b.features;
         let wiring = wiring(b, layer)?;
@@ -159,7 +159,7 @@ impl LayerPlan {
 }
 
 /// Claims the norm before the first mixer, which is optional in models that norm the embedding.
-fn first_norm(b: &mut Builder<'_>) -> Result<Option<Norm>, EngineError> {
+fn first_norm(b: &mut Resolver<'_>) -> Result<Option<Norm>, EngineError> {
     match b.features.embed_norm {
         EmbedNorm::None => b.need_norm("blk.0.attn_norm").map(Some),
         EmbedNorm::RmsFree | EmbedNorm::TokenEmbdNorm => b.norm("blk.0.attn_norm"),
@@ -167,7 +167,7 @@ fn first_norm(b: &mut Builder<'_>) -> Result<Option<Norm>, EngineError> {
 }
 
 /// Returns the wiring of a layer, by the card's rule.
-pub(crate) fn wiring(b: &Builder<'_>, layer: usize) -> Result<Wiring, EngineError> {
+pub(crate) fn wiring(b: &Resolver<'_>, layer: usize) -> Result<Wiring, EngineError> {
     let parallel = match b.built.wiring {
         WiringRule::Normed => return Ok(Wiring::Normed),
         WiringRule::PostLn => return Ok(Wiring::PostLn),
@@ -182,7 +182,7 @@ pub(crate) fn wiring(b: &Builder<'_>, layer: usize) -> Result<Wiring, EngineErro
 }
 
 /// Claims the norm after a branch, unless the tensor of that name is a norm before a branch.
-pub(crate) fn post_norm(b: &mut Builder<'_>, layer: usize, name: &str) -> Result<Option<Norm>, EngineError> {
+pub(crate) fn post_norm(b: &mut Resolver<'_>, layer: usize, name: &str) -> Result<Option<Norm>, EngineError> {
     if b.built.wiring == WiringRule::PostLn {
         return b.need_norm(&format!("blk.{layer}.{name}")).map(Some);
     }
@@ -198,7 +198,7 @@ pub(crate) fn post_norm(b: &mut Builder<'_>, layer: usize, name: &str) -> Result
 
 impl LayerExtras {
     /// Resolves the parts of a layer in addition to its branches.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<LayerExtras, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<LayerExtras, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let (n_embd, n_layers) = (b.n_embd, b.n_layers);
         let width = b.keys.count("embedding_length_per_layer_input")?.unwrap_or(0);
@@ -243,7 +243,7 @@ impl LayerExtras {
 }
 
 /// Returns the factor of the stream after a layer: some models halve it every few layers.
-pub(crate) fn rescale(b: &Builder<'_>, layer: usize) -> Result<f32, EngineError> {
+pub(crate) fn rescale(b: &Resolver<'_>, layer: usize) -> Result<f32, EngineError> {
     let every = b.keys.count("rescale_every_n_layers")?.filter(|&n| n > 0);
     Ok(if every.is_some_and(|n| (layer + 1).is_multiple_of(n)) { 0.5 } else { 1.0 })
 }

@@ -6,12 +6,12 @@ use crate::engine::layers::layer::LayerPlan;
 use crate::engine::ops::Mixer;
 use crate::engine::ops::attention::KvSource;
 use crate::engine::ops::cycles::{Cycles, StackEntry, cycles, has_cycles};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Returns the layers in the order in which they run: some models run their stack several times, with a norm in
 /// between.
 pub(crate) fn run_layers(
-    b: &mut Builder<'_>,
+    b: &mut Resolver<'_>,
     mut layers: Vec<LayerPlan>,
 ) -> Result<Vec<LayerPlan>, EngineError> {
     let sources: Vec<usize> = layers
@@ -54,7 +54,7 @@ pub(crate) fn run_layers(
 
 /// Returns the layers of two stacks that run in turn; the low stack comes first in the file. Each run ends with a norm,
 /// the last one with the model's final norm.
-pub(crate) fn cycled(b: &mut Builder<'_>, layers: &[LayerPlan]) -> Result<Vec<LayerPlan>, EngineError> {
+pub(crate) fn cycled(b: &mut Resolver<'_>, layers: &[LayerPlan]) -> Result<Vec<LayerPlan>, EngineError> {
     let Cycles { n_stack, high, low } = cycles(b)?;
     let norm = match b.features.final_norm.as_str() {
         "none" => None,

@@ -10,7 +10,7 @@ use crate::engine::layers::layer::LayerPlan;
 
 /// Layers that run one after another.
 #[derive(Clone, Copy)]
-pub(crate) struct Stack<'a> {
+pub(crate) struct LayerStack<'a> {
     pub(crate) layers: &'a [LayerPlan],
     /// Number of layers of the stacks before it.
     pub(crate) n_before: usize,
@@ -27,14 +27,14 @@ pub(crate) struct Memory {
 
 /// Chunks split into the tokens of the encoder and those of the decoder.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Split {
+pub(crate) struct SplitChunks {
     pub(crate) sources: Vec<TokenChunk>,
     pub(crate) answers: Vec<TokenChunk>,
     /// First token of every source, followed by the number of tokens.
     pub(crate) cuts: Vec<usize>,
 }
 
-impl Split {
+impl SplitChunks {
     /// Splits chunks at their `n_source`.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn chunks_are_cut_where_the_answer_begins() {
-        let split = Split::of(&[chunk(&[1, 2, 3, 4, 5], 3..5, 3), chunk(&[6, 7], 1..2, 1)]).unwrap();
+        let split = SplitChunks::of(&[chunk(&[1, 2, 3, 4, 5], 3..5, 3), chunk(&[6, 7], 1..2, 1)]).unwrap();
         assert_eq!(split.sources, [chunk(&[1, 2, 3], 0..3, 0), chunk(&[6], 0..1, 0)]);
         assert_eq!(split.answers, [chunk(&[4, 5], 0..2, 0), chunk(&[7], 0..1, 0)]);
         assert_eq!(split.cuts, [0, 3, 4]);
@@ -96,10 +96,10 @@ mod tests {
     #[test]
     fn a_stack_without_tokens_and_rows_of_the_encoder_are_refused() {
         for n_source in [0, 2] {
-            let error = Split::of(&[chunk(&[1, 2], 1..2, n_source)]).unwrap_err();
+            let error = SplitChunks::of(&[chunk(&[1, 2], 1..2, n_source)]).unwrap_err();
             assert!(matches!(error, EngineError::NoSource), "{error}");
         }
-        let error = Split::of(&[chunk(&[1, 2, 3], 1..3, 2)]).unwrap_err();
+        let error = SplitChunks::of(&[chunk(&[1, 2, 3], 1..3, 2)]).unwrap_err();
         assert!(matches!(error, EngineError::PrefixRow { row: 1, end: 2, .. }), "{error}");
     }
 }

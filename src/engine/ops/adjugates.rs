@@ -7,7 +7,7 @@ use crate::engine::EngineError;
 use crate::engine::exec::context::Context;
 use crate::engine::ops::dense::Dense;
 use crate::engine::ops::experts::{ExpertChoice, add_expert};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Adjugate experts of a layer (GroveMoE, Wu et al. 2025).
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +61,7 @@ fn joined(group: &[Vec<ExpertChoice>], scale: f32) -> Vec<ExpertChoice> {
 impl Adjugates {
     /// Resolves the adjugate experts of a layer, if it has any.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         n_experts: usize,
     ) -> Result<Option<Adjugates>, EngineError> {

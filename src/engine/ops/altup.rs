@@ -12,7 +12,7 @@ use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// AltUp streams of a model (Baykal et al. 2023), as in Gemma 3n.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,7 +109,7 @@ pub(crate) fn predict(
     route(cx, own, active, &mut routes)?;
     cx.products(&routes, n_tokens, vec![Product::plain(&own.predict, &mut factors)])?;
     each_token(cx, x, n * cx.n_embd, |token, streams| {
-        mix_streams(level, streams, &factors[token * n * n..][..n * n], n);
+        predict_streams(level, streams, &factors[token * n * n..][..n * n], n);
     });
     cx.give([routes, factors]);
     Ok(())
@@ -190,7 +190,7 @@ fn size_factor(level: SimdLevel, x: &[f32], other: &[f32]) -> f32 {
 }
 
 /// Computes `x_i += Σ_j f_ij x_j` for a token's `n` streams.
-fn mix_streams(level: SimdLevel, streams: &mut [f32], factors: &[f32], n: usize) {
+fn predict_streams(level: SimdLevel, streams: &mut [f32], factors: &[f32], n: usize) {
     let before = streams.to_vec();
     let n_embd = before.len() / n;
     for (stream, factors) in streams.chunks_mut(n_embd).zip(factors.chunks(n)) {
@@ -212,7 +212,7 @@ const MOST_STREAMS: usize = 64;
 
 impl AltUp {
     /// Resolves the AltUp streams of the model, if it has them.
-    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<AltUp>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<AltUp>, EngineError> {
         let Some(n) = n_streams(b)? else { return Ok(None) };
         let key = "altup.active_idx";
         let active = b.keys.count(key)?.ok_or_else(|| b.keys.missing(key))?;
@@ -227,7 +227,7 @@ impl AltUp {
 }
 
 /// Returns the number of AltUp streams, if the model has them.
-pub(crate) fn n_streams(b: &Builder<'_>) -> Result<Option<usize>, EngineError> {
+pub(crate) fn n_streams(b: &Resolver<'_>) -> Result<Option<usize>, EngineError> {
     if !b.features.extras.contains(&Extra::Altup) {
         return Ok(None);
     }
@@ -241,7 +241,7 @@ pub(crate) fn n_streams(b: &Builder<'_>) -> Result<Option<usize>, EngineError> {
 
 impl LayerAltUp {
     /// Resolves the AltUp of a layer, if the model has AltUp streams.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<LayerAltUp>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LayerAltUp>, EngineError> {
         let Some(n) = n_streams(b)? else { return Ok(None) };
         let at = |name: &str| format!("blk.{layer}.altup_{name}");
         let n_embd = b.n_embd;
@@ -281,7 +281,7 @@ mod tests {
         let streams: Vec<f32> = (0..6).map(|i| i as f32 * 0.5 - 1.0).collect();
         let factors: Vec<f32> = (0..9).map(|i| 0.1 * i as f32 - 0.3).collect();
         let mut found = streams.clone();
-        mix_streams(level(), &mut found, &factors, n);
+        predict_streams(level(), &mut found, &factors, n);
         for i in 0..n {
             for d in 0..2 {
                 let sum: f32 = (0..n).map(|j| factors[i * n + j] * streams[j * 2 + d]).sum();

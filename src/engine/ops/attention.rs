@@ -15,8 +15,8 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
 use crate::engine::exec::workers::ROWS_PER_TASK;
-use crate::engine::ops::attention::heads::{Heads, Queries, Scores, Seen};
-use crate::engine::ops::attention::kept::keep_step;
+use crate::engine::ops::attention::heads::{AttentionHeads, HeadKv, Queries, ScoreParams};
+use crate::engine::ops::attention::kv_cache::cache_step;
 use crate::engine::ops::gated_q::{apply_gates, take_gates};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::output_gate::OutputGate;
@@ -137,7 +137,7 @@ impl Attention {
 
 pub(crate) mod heads;
 
-pub(crate) mod kept;
+pub(crate) mod kv_cache;
 pub(crate) mod resolve;
 
 /// Queries of the wanted tokens; keys and values of all.
@@ -149,13 +149,13 @@ pub(crate) struct Projected<'a> {
 }
 
 /// Parameters of the norm and rotation of queries or keys.
-pub(crate) struct Side<'a> {
+pub(crate) struct QkTransform<'a> {
     n_heads: usize,
     norm: Option<&'a HeadNorm>,
     temperature: Option<Temperature>,
 }
 
-impl<'a> Side<'a> {
+impl<'a> QkTransform<'a> {
     fn queries(a: &'a Attention) -> Self {
         Self { n_heads: a.n_heads, norm: a.q_norm.as_ref(), temperature: a.temperature }
     }
@@ -204,11 +204,11 @@ impl MixerOp for Attention {
                 });
             });
         }
-        place(cx, self, &Side::queries(self), &batch.select(&batch.places, 1), &mut q)?;
+        norm_and_rotate(cx, self, &QkTransform::queries(self), &batch.select(&batch.places, 1), &mut q)?;
         match self.kv {
             KvSource::From(layer) => cx.carried.recall(layer, batch.start, &mut k, &mut v),
             KvSource::Own | KvSource::Kept => {
-                place(cx, self, &Side::keys(self), &batch.places, &mut k)?;
+                norm_and_rotate(cx, self, &QkTransform::keys(self), &batch.places, &mut k)?;
                 cx.norm_in_place(self.v_norm.as_ref(), &mut v, self.dv)?;
             }
         }
@@ -246,7 +246,7 @@ impl MixerOp for Attention {
     }
 
     fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
-        kept::remembered(&self.scores(), n_ctx)
+        kv_cache::remembered(&self.scores(), n_ctx)
     }
 
     fn handed_floats(&self) -> usize {
@@ -270,18 +270,18 @@ impl MixerOp for Attention {
 }
 
 /// Normalizes and rotates queries or keys, in the model's order.
-pub(crate) fn place(
+pub(crate) fn norm_and_rotate(
     cx: &Context<'_>,
     a: &Attention,
-    side: &Side<'_>,
+    transform: &QkTransform<'_>,
     places: &[TokenPlace],
     values: &mut [f32],
 ) -> Result<(), EngineError> {
-    let norm = match side.norm {
+    let norm = match transform.norm {
         Some(plan) => Some((plan.span, cx.weights.norm(&plan.norm)?)),
         None => None,
     };
-    let width = side.n_heads * a.dk;
+    let width = transform.n_heads * a.dk;
     let level = cx.weights.level;
     let normalize = |row: &mut [f32], scratch: &mut Vec<f32>| match &norm {
         None => {}
@@ -296,7 +296,7 @@ pub(crate) fn place(
             row.chunks_mut(a.dk).enumerate().for_each(|(at, head)| norm.head(level, head, at, scratch));
         }
     };
-    let place = |row: &mut [f32], place: &TokenPlace, scratch: &mut Vec<f32>| {
+    let apply = |row: &mut [f32], place: &TokenPlace, scratch: &mut Vec<f32>| {
         let position = place.position as usize;
         if !a.norm_after_rope {
             normalize(row, scratch);
@@ -312,7 +312,7 @@ pub(crate) fn place(
         if a.norm_after_rope {
             normalize(row, scratch);
         }
-        if let Some(temperature) = side.temperature {
+        if let Some(temperature) = transform.temperature {
             temperature.scale(row, position);
         }
     };
@@ -320,7 +320,7 @@ pub(crate) fn place(
         let tasks = values.par_chunks_mut(ROWS_PER_TASK * width).zip(places.par_chunks(ROWS_PER_TASK));
         tasks.for_each_init(Vec::new, |scratch, (rows, places)| {
             cx.clock.time(WorkKind::Rotate, || {
-                rows.chunks_mut(width).zip(places).for_each(|(row, at)| place(row, at, scratch));
+                rows.chunks_mut(width).zip(places).for_each(|(row, at)| apply(row, at, scratch));
             });
         });
     });
@@ -331,19 +331,19 @@ pub(crate) fn place(
 /// keys. In a continued run, the chunks' keys and values are appended to those of earlier tokens.
 pub(crate) fn mix(
     cx: &Context<'_>,
-    a: Scores<'_>,
+    a: ScoreParams<'_>,
     batch: &ChunkBatch,
     keys: &[usize],
     projected: Projected<'_>,
     out: &mut [f32],
 ) -> Result<(), EngineError> {
-    let mut place = cx.past.map(|past| past.take(kept::kept_floats(&a, past.capacity)));
-    let kept = match (cx.past, &mut place) {
-        (Some(past), Some(place)) => Some(keep_step(cx, &a, batch, projected, (past, place))),
+    let mut cache = cx.past.map(|past| past.take(kv_cache::sequence_floats(&a, past.capacity)));
+    let kept = match (cx.past, &mut cache) {
+        (Some(past), Some(cache)) => Some(cache_step(cx, &a, batch, projected, (past, cache))),
         _ => None,
     };
     let before = |chunk: usize| cx.past.map_or(0, |past| past.before[chunk]);
-    let heads = Heads {
+    let heads = AttentionHeads {
         a,
         level: cx.weights.level,
         clock: cx.clock,
@@ -357,42 +357,42 @@ pub(crate) fn mix(
             None => None,
         },
     };
-    let parts = parts(batch, keys, cx.past.is_some());
-    let rows: Vec<usize> = std::iter::once(0).chain(parts.iter().map(|part| part.row + part.n)).collect();
+    let blocks = query_blocks(batch, keys, cx.past.is_some());
+    let rows: Vec<usize> = std::iter::once(0).chain(blocks.iter().map(|block| block.row + block.n)).collect();
     let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
     let grid = TileGrid::new(out, a.n_heads * a.dv, rows, columns);
-    cx.workers.each(parts.len() * a.n_kv_heads, |scratch, task| {
+    cx.workers.each(blocks.len() * a.n_kv_heads, |scratch, task| {
         let (at, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
-        let part = &parts[at];
-        let (start, before) = (keys[part.chunk], before(part.chunk));
-        let prefix = batch.prefix(part.chunk);
-        let n_chunk_keys = before + keys[part.chunk + 1] - start;
+        let block = &blocks[at];
+        let (start, before) = (keys[block.chunk], before(block.chunk));
+        let prefix = batch.prefix(block.chunk);
+        let n_chunk_keys = before + keys[block.chunk + 1] - start;
         // Later keys are not visible to any of the queries.
-        let n_keys = match (before + part.first_query + part.n).checked_sub(1) {
-            Some(last) if part.n > 0 => a.mask.end_key(last, n_chunk_keys).max(prefix),
+        let n_keys = match (before + block.first_query + block.n).checked_sub(1) {
+            Some(last) if block.n > 0 => a.mask.end_key(last, n_chunk_keys).max(prefix),
             _ => 0,
         };
         let queries = Queries {
             kv_head,
-            first: before + part.first_query,
-            n: part.n,
+            first: before + block.first_query,
+            n: block.n,
             prefix,
             mask: a.mask,
             n_chunk_keys,
-            rows: &projected.q[part.row * a.n_heads * a.dk..],
-            seen: match &kept {
+            rows: &projected.q[block.row * a.n_heads * a.dk..],
+            kv: match &kept {
                 Some(kept) => {
-                    let (columns, values) = kept.of(part.chunk, kv_head, n_keys);
-                    Seen::Columns(columns, values)
+                    let (columns, values) = kept.of(block.chunk, kv_head, n_keys);
+                    HeadKv::Columns(columns, values)
                 }
-                None => Seen::Rows(
-                    rows_of(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk),
-                    rows_of(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
+                None => HeadKv::Rows(
+                    rows_of_head(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk),
+                    rows_of_head(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),
                 ),
             },
         };
         let out = |head| grid.take(at, head);
-        if part.is_whole {
+        if block.is_whole {
             heads.whole(&queries, out, scratch);
         } else {
             heads.online(&queries, out, scratch);
@@ -400,7 +400,7 @@ pub(crate) fn mix(
         if cx.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
     })?;
     drop(kept);
-    cx.give_place(place);
+    cx.give_cache(cache);
     Ok(())
 }
 
@@ -415,7 +415,7 @@ impl Temperature {
 }
 
 /// Wanted queries of a chunk that form one task per key-value head.
-struct Part {
+struct QueryBlock {
     chunk: usize,
     /// Position of the first query in the chunk.
     first_query: usize,
@@ -426,27 +426,27 @@ struct Part {
     is_whole: bool,
 }
 
-/// Splits the queries of a batch: a short chunk is one part, a long one has parts of equal size. Keys that are kept as
-/// columns are processed as a whole.
-fn parts(batch: &ChunkBatch, keys: &[usize], are_columns: bool) -> Vec<Part> {
-    let mut parts = Vec::new();
+/// Splits the queries of a batch: a short chunk is one block, a long one has blocks of equal size. Keys that are kept
+/// as columns are processed as a whole.
+fn query_blocks(batch: &ChunkBatch, keys: &[usize], are_columns: bool) -> Vec<QueryBlock> {
+    let mut blocks = Vec::new();
     let mut row = 0;
     for (chunk, cut) in batch.cuts.windows(2).enumerate() {
         let wanted = batch.wanted(chunk);
         let is_whole = are_columns || keys[chunk + 1] - keys[chunk] <= heads::WHOLE_KEYS;
         let step = if is_whole { wanted.len().max(1) } else { heads::PART_QUERIES };
-        // A chunk without wanted queries still gets a part.
+        // A chunk without wanted queries still gets a block.
         for first in (0..wanted.len().max(1)).step_by(step) {
             let n = step.min(wanted.len() - first);
-            parts.push(Part { chunk, first_query: wanted.start - cut[0] + first, n, row, is_whole });
+            blocks.push(QueryBlock { chunk, first_query: wanted.start - cut[0] + first, n, row, is_whole });
             row += n;
         }
     }
-    parts
+    blocks
 }
 
 /// Returns `n` rows of one head in `[tokens, n_heads * width]`.
-fn rows_of(
+fn rows_of_head(
     data: &[f32],
     first: usize,
     n: usize,

@@ -6,7 +6,7 @@ use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::weights::Matrix;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Returns the experts of every wanted token, `table.n_cols` each.
 pub(crate) fn experts_by_token(
@@ -40,7 +40,7 @@ fn expert(id: f32, n_experts: usize) -> Option<usize> {
 
 /// Resolves a layer's table of experts by token, `[n_vocab, n_used]`. Layers before `hash_layer_count` have one.
 pub(crate) fn by_token_table(
-    b: &mut Builder<'_>,
+    b: &mut Resolver<'_>,
     layer: usize,
     n_used: usize,
 ) -> Result<Option<Matrix>, EngineError> {

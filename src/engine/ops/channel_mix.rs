@@ -9,7 +9,7 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::ValueFunction;
 use crate::engine::exec::weights::{Matrix, Vector};
 use crate::engine::ops::rwkv::{lerp, shifted, square};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Channel mix, the feed-forward network of RWKV.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +67,7 @@ impl ChannelMix {
     }
 
     /// Resolves the channel mix of a layer, if it has one.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<ChannelMix>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<ChannelMix>, EngineError> {
         let at = |name: &str| format!("blk.{layer}.channel_mix_{name}");
         if !b.tensors.has(&at("key.weight")) {
             return Ok(None);

@@ -24,14 +24,14 @@ pub(crate) trait StateRule {
 }
 
 /// Rule applied to some columns.
-struct Through<'a, R> {
+struct RuleLoop<'a, R> {
     rule: &'a R,
     state: &'a mut [Columns],
     values: &'a [Columns],
     outs: &'a mut [Columns],
 }
 
-impl<R: StateRule> VectorLoop for Through<'_, R> {
+impl<R: StateRule> VectorLoop for RuleLoop<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -54,13 +54,13 @@ pub(crate) fn state_floats(n_rows: usize, n_columns: usize) -> usize {
 }
 
 /// Iterates over ranges of tokens that are processed together.
-pub(crate) fn parts(tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn token_blocks(tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = tokens.end;
     tokens.step_by(TOKENS).map(move |first| first..(first + TOKENS).min(end))
 }
 
 /// Returns columns `first .. first + n_cols` of some rows of `[n_tokens, stride]`.
-pub(crate) fn rows_of<'a>(
+pub(crate) fn column_view<'a>(
     x: &'a [f32],
     rows: &Range<usize>,
     (first, n_cols, stride): (usize, usize, usize),
@@ -89,7 +89,7 @@ impl<'a> HeadState<'a> {
             for (t, own) in own[..n].iter_mut().enumerate() {
                 own[..columns.len()].copy_from_slice(&values.row(t)[columns.clone()]);
             }
-            level.vectorize(Through { rule, state, values: &own[..n], outs: &mut read[..n] });
+            level.vectorize(RuleLoop { rule, state, values: &own[..n], outs: &mut read[..n] });
             for (t, read) in read[..n].iter().enumerate() {
                 out.row_mut(t)[columns.clone()].copy_from_slice(&read[..columns.len()]);
             }
@@ -267,7 +267,7 @@ mod tests {
             let mut state = HeadState::new(&mut buffer, ROWS, COLUMNS);
             let mut out = vec![9.0; N * COLUMNS];
             let mut tile = MatrixTile::whole(&mut out, N, COLUMNS);
-            for part in parts(0..N) {
+            for part in token_blocks(0..N) {
                 let views: Vec<MatrixView<'a>> = inputs
                     .iter()
                     .map(|x| MatrixView::new(&x[part.start * ROWS..], part.len(), ROWS, ROWS))

@@ -21,7 +21,7 @@ use crate::engine::exec::workers::{ROWS_PER_TASK, lend};
 use crate::engine::ops::compressed;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::mla::Latent;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Compressor of several tokens into one row.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,7 +83,7 @@ pub(crate) fn buffer_bytes(a: &CompressedAttention, chunk_len: usize) -> usize {
 }
 
 /// Compressed rows of a batch.
-struct Rows {
+struct CompressedRows {
     values: Buffer,
     /// First row of every chunk, followed by the number of rows.
     cuts: Vec<usize>,
@@ -208,12 +208,12 @@ fn compress(
     c: &Compressor,
     batch: &ChunkBatch,
     x: &[f32],
-) -> Result<Rows, EngineError> {
+) -> Result<CompressedRows, EngineError> {
     let (n_tokens, width, dim) = (batch.n_tokens(), c.kv.n_rows, a.head_dim);
     let [mut kv, mut score] = [(); 2].map(|()| cx.take(n_tokens * width));
     let products = vec![Product::plain(&c.kv, &mut kv), Product::plain(&c.score, &mut score)];
     cx.products(x, n_tokens, products)?;
-    let by_place = cx.weights.vector(&c.places)?;
+    let by_position = cx.weights.vector(&c.places)?;
     let mut cuts = vec![0];
     let (mut places, mut firsts) = (Vec::new(), Vec::new());
     for cut in batch.cuts.windows(2) {
@@ -231,7 +231,7 @@ fn compress(
             cx.clock.time(WorkKind::Activation, || {
                 let tokens =
                     if has_before { first - c.ratio..first + c.ratio } else { first..first + c.ratio };
-                compress_row(c, dim, (&kv, &score, &by_place), tokens, first, out);
+                compress_row(c, dim, (&kv, &score, &by_position), tokens, first, out);
             });
         });
     });
@@ -239,7 +239,7 @@ fn compress(
     cx.norm_in_place(Some(&c.norm), &mut values, dim)?;
     rotate_ends(cx, a, &places, &mut values, dim, false);
     cx.slot("compressed", &values, dim);
-    Ok(Rows { values, cuts, ratio: c.ratio })
+    Ok(CompressedRows { values, cuts, ratio: c.ratio })
 }
 
 /// Computes one softmax over the window's tokens and the compressed rows, for each query and head.
@@ -248,7 +248,7 @@ fn mix_compressed(
     a: &CompressedAttention,
     batch: &ChunkBatch,
     (q, kv): (&[f32], &[f32]),
-    rows: Option<&Rows>,
+    rows: Option<&CompressedRows>,
     out: &mut [f32],
 ) -> Result<(), EngineError> {
     let (dim, level, n_chunks) = (a.head_dim, cx.weights.level, batch.cuts.len() - 1);
@@ -336,7 +336,7 @@ fn reflect(pairs: PairLayout, x: &mut [f32]) {
 fn compress_row(
     c: &Compressor,
     dim: usize,
-    (kv, score, by_place): (&[f32], &[f32], &[f32]),
+    (kv, score, by_position): (&[f32], &[f32], &[f32]),
     tokens: Range<usize>,
     first: usize,
     out: &mut [f32],
@@ -344,11 +344,14 @@ fn compress_row(
     let width = c.kv.n_rows;
     // Of tokens before its own, a row uses the first half.
     let half = |token: usize| if c.overlaps && token >= first { dim } else { 0 };
-    let place = |token: usize| if token >= first { token - first } else { token + c.ratio - first };
+    let group_position = |token: usize| if token >= first { token - first } else { token + c.ratio - first };
     for (value, out) in out.iter_mut().enumerate() {
         let of = |token: usize| {
             let at = half(token) + value;
-            (score[token * width + at] + by_place[place(token) * width + at], kv[token * width + at])
+            (
+                score[token * width + at] + by_position[group_position(token) * width + at],
+                kv[token * width + at],
+            )
         };
         let peak = tokens.clone().map(|token| of(token).0).fold(f32::NEG_INFINITY, f32::max);
         let (mut sum, mut mixed) = (0.0f64, 0.0f64);
@@ -379,7 +382,7 @@ const RATIOS: &str = "attention.compress_ratios";
 
 impl CompressedAttention {
     /// Resolves the attention of a layer; layers whose compression ratio is 0 have no compressor.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<CompressedAttention, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<CompressedAttention, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let heads = b.keys.layer_count("attention.head_count", layer)?.filter(|&n| n > 0);
@@ -431,7 +434,7 @@ impl CompressedAttention {
     }
 }
 
-fn compressed_norm(b: &mut Builder<'_>, name: &str, width: usize) -> Result<Norm, EngineError> {
+fn compressed_norm(b: &mut Resolver<'_>, name: &str, width: usize) -> Result<Norm, EngineError> {
     let norm = b.tensors.norm(name, width, NormFormula::Rms, b.eps)?;
     norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
 }
@@ -439,7 +442,7 @@ fn compressed_norm(b: &mut Builder<'_>, name: &str, width: usize) -> Result<Norm
 impl Compressor {
     /// Resolves the compressor of a layer.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         ratio: usize,
         width: usize,

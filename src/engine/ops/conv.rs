@@ -8,7 +8,7 @@ use crate::engine::exec::past::move_on;
 use crate::engine::exec::scalar;
 use crate::engine::exec::weights::{Vector, WeightReader};
 use crate::engine::ops::scan::{ScanPart, scan, transposed};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Causal depthwise convolution: `y_t = Σ_j w_j u_(t - n_taps + 1 + j) + bias` per channel.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,9 +99,9 @@ impl LoadedConv {
     ) -> Result<(), EngineError> {
         let LoadedConv { weight, bias, n_taps, n_channels } = self;
         let (level, n_before) = (cx.weights.level, n_taps.saturating_sub(1));
-        let mut place = cx.past.map(|past| past.take(n_before * n_channels));
-        let mut before = match (cx.past, &mut place) {
-            (Some(past), Some(place)) => past.parts(place),
+        let mut cache = cx.past.map(|past| past.take(n_before * n_channels));
+        let mut before = match (cx.past, &mut cache) {
+            (Some(past), Some(cache)) => past.chunk_parts(cache),
             _ => Vec::new(),
         };
         scan(cx, batch, out, ((*n_channels, CONV_CHANNELS), 0), |part, tile, _| {
@@ -137,7 +137,7 @@ impl LoadedConv {
         for (before, cut) in before.iter_mut().zip(batch.cuts.windows(2)) {
             move_on(before, &x[cut[0] * n_channels..cut[1] * n_channels]);
         }
-        cx.give_place(place);
+        cx.give_cache(cache);
         Ok(())
     }
 }
@@ -145,7 +145,7 @@ impl LoadedConv {
 impl Conv {
     /// Resolves the causal convolution `name` of `n_channels` channels.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         name: &str,
         n_channels: usize,
         n_taps: usize,

@@ -8,7 +8,7 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::Norm;
 use crate::engine::ops::attention::resolve::{attention_scale, head_shape};
 use crate::engine::ops::attention::{Attention, KvSource, Projected, mix};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Cross-attention: attention to the final states of the encoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +52,7 @@ impl Attention {
 
 impl CrossAttention {
     /// Resolves a layer's attention to the encoder's states, if it has one.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<CrossAttention>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<CrossAttention>, EngineError> {
         let at = |name: &str| format!("blk.{layer}.cross_attn_{name}");
         if !b.tensors.has(&at("q.weight")) {
             return Ok(None);

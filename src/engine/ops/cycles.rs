@@ -8,7 +8,7 @@ use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::weights::Vector;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Second state of the model, in addition to the stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,12 +55,12 @@ pub(crate) struct Cycles {
 }
 
 /// Returns true if the model's stacks run in turn.
-pub(crate) fn has_cycles(b: &Builder<'_>) -> bool {
+pub(crate) fn has_cycles(b: &Resolver<'_>) -> bool {
     b.features.extras.contains(&Extra::Cycles)
 }
 
 /// Reads the cycles of the two stacks, and checks that `block_count` is the number of layers that run.
-pub(crate) fn cycles(b: &Builder<'_>) -> Result<Cycles, EngineError> {
+pub(crate) fn cycles(b: &Resolver<'_>) -> Result<Cycles, EngineError> {
     let n_stack = b.keys.need_count(STACK)?;
     let (high, low) = (b.keys.need_count("hrm.h_cycles")?, b.keys.need_count("hrm.l_cycles")?);
     let n_runs = low.checked_add(1).and_then(|n| n.checked_mul(high));
@@ -75,13 +75,13 @@ pub(crate) fn cycles(b: &Builder<'_>) -> Result<Cycles, EngineError> {
 }
 
 /// Returns the number of layers of the two stacks.
-pub(crate) fn n_cycled_layers(b: &Builder<'_>) -> Result<usize, EngineError> {
+pub(crate) fn n_cycled_layers(b: &Resolver<'_>) -> Result<usize, EngineError> {
     cycles(b).map(|cycles| 2 * cycles.n_stack)
 }
 
 impl HeldState {
     /// Resolves the held state, if the model has one.
-    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<HeldState>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<HeldState>, EngineError> {
         if !has_cycles(b) {
             return Ok(None);
         }

@@ -13,11 +13,11 @@ use crate::engine::exec::matmul::{MatrixTile, MatrixView};
 use crate::engine::exec::product::Product;
 use crate::engine::exec::scalar::{self, softplus};
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
-use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, parts, rows_of, state_floats};
+use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, column_view, state_floats, token_blocks};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Matrices of a delta net's gates.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,7 +139,7 @@ impl MixerOp for DeltaNet {
             let [q, k, decay, core] = zeroed(buffer, [TOKENS * dk, TOKENS * dk, TOKENS * dk, TOKENS * dv]);
             let mut state = HeadState::new(state, dk, dv);
             let mut betas = [0.0; TOKENS];
-            for part in parts(tokens.clone()) {
+            for part in token_blocks(tokens.clone()) {
                 let n = part.len();
                 for (t, token) in part.clone().enumerate() {
                     let (row, own) = (&qkv[token * width..][..width], t * dk..(t + 1) * dk);
@@ -149,7 +149,7 @@ impl MixerOp for DeltaNet {
                     betas[t] = scalar::sigmoid(beta);
                     decay[own].fill(scalar::exp(a[head] * softplus(step + bias[head])));
                 }
-                let values = rows_of(&qkv, &part, (2 * n_key_heads * dk + head * dv, dv, width));
+                let values = column_view(&qkv, &part, (2 * n_key_heads * dk + head * dv, dv, width));
                 let [decay, key, query] = [&*decay, &*k, &*q].map(|x| MatrixView::new(x, n, dk, dk));
                 let rule = DeltaRule { decay, beta: &betas, key, query };
                 state.take_in(level, &rule, values, &mut MatrixTile::whole(core, n, dv));
@@ -195,7 +195,7 @@ impl MixerOp for DeltaNet {
 
 impl DeltaNet {
     /// Resolves the gated delta net of a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<DeltaNet, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<DeltaNet, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let inner = b.keys.need_count("ssm.inner_size")?;

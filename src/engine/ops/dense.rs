@@ -11,7 +11,7 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm};
 use crate::engine::resolve::activation::{FfnPart, LayerActivation};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Inputs of a feed-forward network, `[n_tokens, n_embd]` each.
 #[derive(Clone, Copy)]
@@ -125,7 +125,7 @@ pub(crate) struct DenseNames {
 impl Dense {
     /// Resolves the dense feed-forward network with these tensors.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         names: &DenseNames,
     ) -> Result<Dense, EngineError> {
@@ -174,7 +174,7 @@ impl Dense {
 
     /// Resolves the experts whose tensor names end in `ending`, in order, with rows of `n_embd`.
     pub(crate) fn experts(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         ending: &str,
         n_experts: usize,

@@ -7,7 +7,7 @@ use crate::engine::exec::context::Context;
 use crate::engine::exec::weights::Norm;
 use crate::engine::ops::dense::{Dense, DenseNames, FfnInputs};
 use crate::engine::ops::moe::Moe;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Dense feed-forward network in parallel with routed experts.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +60,7 @@ impl DenseAndMoe {
     }
 
     /// Resolves the two branches; both read the stream, each through its own norm if it has one.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<DenseAndMoe, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<DenseAndMoe, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         // The width of the dense branch has no key: the tensor declares it.
         let names = DenseNames { gate: at("ffn_gate"), up: at("ffn_up"), down: at("ffn_down"), width: None };

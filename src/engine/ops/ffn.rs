@@ -9,7 +9,7 @@ use crate::engine::ops::dense_and_moe::DenseAndMoe;
 use crate::engine::ops::mixer::BranchEnd;
 use crate::engine::ops::moe::{Moe, RouterSource};
 use crate::engine::ops::switched_dense::SwitchedDense;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Feed-forward network of a layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,7 +116,7 @@ impl Ffn {
     }
 
     /// Resolves the feed-forward network of a layer from the tensors that it has.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Ffn, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Ffn, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         if let Some(mix) = ChannelMix::resolve(b, layer)? {
             return Ok(Ffn::ChannelMix(Box::new(mix)));

@@ -14,7 +14,7 @@ use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::exec::workers::ROWS_PER_TASK;
 use crate::engine::exec::{math, scalar};
 use crate::engine::ops::ngrams::Ngrams;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Residual streams of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -414,12 +414,12 @@ const MOST_ITERATIONS: usize = 1000;
 /// Largest number of streams, more than any model has.
 const MOST_STREAMS: usize = 256;
 
-fn has_streams(b: &Builder<'_>) -> bool {
+fn has_streams(b: &Resolver<'_>) -> bool {
     b.features.residual == ResidualRule::Hyper
 }
 
 /// Returns the number of streams, and the width of all together.
-fn stream_widths(b: &Builder<'_>) -> Result<(usize, usize), EngineError> {
+fn stream_widths(b: &Resolver<'_>) -> Result<(usize, usize), EngineError> {
     let key = "hyper_connection.count";
     let n = b.keys.need_count(key)?;
     match n.checked_mul(b.n_embd) {
@@ -430,7 +430,7 @@ fn stream_widths(b: &Builder<'_>) -> Result<(usize, usize), EngineError> {
 
 impl Streams {
     /// Resolves the streams of the model, if it has several.
-    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<Streams>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<Streams>, EngineError> {
         if !has_streams(b) {
             return Ok(None);
         }
@@ -455,7 +455,7 @@ impl Streams {
 }
 
 /// Resolves the n-gram embeddings that are added to the streams before a layer, if the model has several streams.
-pub(crate) fn stream_ngrams(b: &mut Builder<'_>, layer: usize) -> Result<Option<Box<Ngrams>>, EngineError> {
+pub(crate) fn stream_ngrams(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Box<Ngrams>>, EngineError> {
     if !has_streams(b) {
         return Ok(None);
     }
@@ -466,7 +466,7 @@ pub(crate) fn stream_ngrams(b: &mut Builder<'_>, layer: usize) -> Result<Option<
 impl LayerConnections {
     /// Resolves the connections of a layer's branches, if the model has several streams.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
     ) -> Result<Option<Box<LayerConnections>>, EngineError> {
         if !has_streams(b) {
@@ -485,7 +485,7 @@ impl LayerConnections {
 
 impl Connection {
     /// Resolves the connection whose tensors' names begin with `name`.
-    pub(crate) fn resolve(b: &mut Builder<'_>, name: &str) -> Result<Connection, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, name: &str) -> Result<Connection, EngineError> {
         let (n, width) = stream_widths(b)?;
         if b.tensors.has(&format!("{name}_down.weight")) {
             return GatedStreams::resolve(b, name, (n, width), true).map(Connection::Gated);
@@ -511,7 +511,7 @@ impl Connection {
 impl WeighedStreams {
     /// Resolves a connection with one weight per stream.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         name: &str,
         (_, width): (usize, usize),
         n_weights: usize,
@@ -532,7 +532,7 @@ impl WeighedStreams {
 impl GatedStreams {
     /// Resolves a connection with one weight per value.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         name: &str,
         (n, width): (usize, usize),
         writes: bool,
@@ -550,19 +550,19 @@ impl GatedStreams {
     }
 }
 
-fn connection_eps(b: &Builder<'_>) -> Result<f32, EngineError> {
+fn connection_eps(b: &Resolver<'_>) -> Result<f32, EngineError> {
     let key = "hyper_connection.epsilon";
     b.keys.number(key)?.map(|eps| eps as f32).ok_or_else(|| b.keys.missing(key))
 }
 
 /// Reads the factor of the weights of writing.
-pub(crate) fn magnitude(b: &Builder<'_>) -> Result<f32, EngineError> {
+pub(crate) fn magnitude(b: &Resolver<'_>) -> Result<f32, EngineError> {
     let key = "hyper_connection.magnitude";
     b.keys.number(key)?.map(|magnitude| magnitude as f32).ok_or_else(|| b.keys.missing(key))
 }
 
 /// Reads the number of Sinkhorn iterations.
-pub(crate) fn sinkhorn_iterations(b: &Builder<'_>) -> Result<usize, EngineError> {
+pub(crate) fn sinkhorn_iterations(b: &Resolver<'_>) -> Result<usize, EngineError> {
     let key = "hyper_connection.sinkhorn_iterations";
     let n = b.keys.need_count(key)?;
     if n > MOST_ITERATIONS {

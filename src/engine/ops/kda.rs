@@ -11,13 +11,13 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::ValueFunction;
 use crate::engine::exec::scalar::{self, softplus};
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
-use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, parts, rows_of, state_floats};
+use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, column_view, state_floats, token_blocks};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::delta_net::of_length;
 use crate::engine::ops::low_rank::LowRank;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Kimi delta attention: a delta net with a decay per key channel.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,7 +117,7 @@ impl MixerOp for Kda {
             let [query, key, decay, core] = zeroed(buffer, [TOKENS * dim; 4]);
             let mut state = HeadState::new(state, dim, dim);
             let mut betas = [0.0; TOKENS];
-            for part in parts(tokens.clone()) {
+            for part in token_blocks(tokens.clone()) {
                 let n = part.len();
                 for (t, token) in part.clone().enumerate() {
                     let at = token * inner + columns.start..token * inner + columns.end;
@@ -130,7 +130,7 @@ impl MixerOp for Kda {
                     let bias = &bias[columns.clone()];
                     level.vectorize(DecayLoop { a: a[head], bound: self.bound, bias, x: out });
                 }
-                let values = rows_of(&v, &part, (columns.start, dim, inner));
+                let values = column_view(&v, &part, (columns.start, dim, inner));
                 let [decay, key, query] = [&*decay, &*key, &*query].map(|x| MatrixView::new(x, n, dim, dim));
                 let rule = DeltaRule { decay, beta: &betas, key, query };
                 state.take_in(level, &rule, values, &mut MatrixTile::whole(core, n, dim));
@@ -171,7 +171,7 @@ impl MixerOp for Kda {
 
 impl Kda {
     /// Resolves the Kimi delta attention of a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Kda, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Kda, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let n_heads = b.state_heads(layer)?;
@@ -213,7 +213,7 @@ impl Kda {
 
 /// Resolves a gate of one matrix, or of two with rank `rank` in between.
 fn low_rank_gate(
-    b: &mut Builder<'_>,
+    b: &mut Resolver<'_>,
     first: &str,
     second: &str,
     width: usize,

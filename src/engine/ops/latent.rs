@@ -8,7 +8,7 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::{Matrix, Norm};
 use crate::engine::ops::dense::Dense;
 use crate::engine::ops::experts::{ExpertChoice, add_experts};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Projections to the latent space of routed experts and back.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +56,7 @@ impl LatentExperts {
 }
 
 /// Names of the tensors, and of the key that declares the width.
-struct Names {
+struct LatentNames {
     down: &'static str,
     norm: &'static str,
     up: &'static str,
@@ -64,9 +64,14 @@ struct Names {
 }
 
 /// Names in the two families of models.
-const NAMES: [Names; 2] = [
-    Names { down: "ffn_latent_down", norm: "ffn_latent_norm", up: "ffn_latent_up", width: "moe_latent_size" },
-    Names {
+const NAMES: [LatentNames; 2] = [
+    LatentNames {
+        down: "ffn_latent_down",
+        norm: "ffn_latent_norm",
+        up: "ffn_latent_up",
+        width: "moe_latent_size",
+    },
+    LatentNames {
         down: "ffn_routed_down",
         norm: "ffn_routed_norm",
         up: "ffn_routed_up",
@@ -76,7 +81,7 @@ const NAMES: [Names; 2] = [
 
 impl LatentExperts {
     /// Resolves the projections, in layers whose experts have a latent space.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<LatentExperts>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LatentExperts>, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let found = NAMES.iter().find(|names| {
             [names.down, names.up].iter().any(|name| b.tensors.has(&at(&format!("{name}.weight"))))

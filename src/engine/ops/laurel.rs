@@ -6,7 +6,7 @@ use crate::engine::EngineError;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::{Matrix, Norm};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Low-rank residual in parallel with the mixer (LAuReL, Menghani et al. 2024).
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +39,7 @@ impl Laurel {
     }
 
     /// Resolves the low-rank residual of a layer; its tensor declares the rank.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Option<Laurel>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Laurel>, EngineError> {
         if !b.features.extras.contains(&Extra::Laurel) {
             return Ok(None);
         }

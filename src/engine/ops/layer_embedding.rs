@@ -13,7 +13,7 @@ use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Per-layer embeddings of the whole model.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,7 +102,7 @@ impl PartMix<'_> {
 
 impl LayerEmbeddings {
     /// Resolves the per-layer embeddings of the model, if it has them.
-    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<LayerEmbeddings>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<LayerEmbeddings>, EngineError> {
         if !b.features.extras.contains(&Extra::Ple) {
             return Ok(None);
         }

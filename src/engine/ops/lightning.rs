@@ -10,10 +10,10 @@ use crate::engine::exec::rowwise::{ValueFunction, map};
 use crate::engine::exec::weights::{Matrix, Norm};
 use crate::engine::exec::{math, scalar};
 use crate::engine::ops::attention::resolve::alibi_slopes;
-use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, state_floats};
+use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, state_floats, token_blocks};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Lightning attention: linear attention with a decay rate per head.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +55,7 @@ impl MixerOp for Lightning {
             let [decay, rows] = zeroed(buffer, [TOKENS * dim, TOKENS * 3 * dim]);
             let mut state = HeadState::new(state, dim, dim);
             decay.fill(scalar::exp(-self.slopes[head]));
-            for part in parts(tokens.clone()) {
+            for part in token_blocks(tokens.clone()) {
                 let n = part.len();
                 for (row, token) in rows.chunks_exact_mut(3 * dim).zip(part.clone()) {
                     row.copy_from_slice(&qkv[token * width + head * 3 * dim..][..3 * dim]);
@@ -101,7 +101,7 @@ impl MixerOp for Lightning {
 
 impl Lightning {
     /// Resolves the lightning attention of a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Lightning, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Lightning, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let n_heads = b.state_heads(layer)?;

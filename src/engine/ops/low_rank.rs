@@ -6,7 +6,7 @@ use crate::engine::exec::context::Context;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::ValueFunction;
 use crate::engine::exec::weights::Matrix;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// One matrix, or two in sequence.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +49,7 @@ impl LowRank {
 
     /// Resolves two matrices, of which the second has the stream's width.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         first: &str,
         second: &str,
         rank: usize,

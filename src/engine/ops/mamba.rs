@@ -13,7 +13,7 @@ use crate::engine::exec::{math, scalar};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, transposed, zeroed};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Mamba: a state per channel, with a decay rate for each of its values.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +52,7 @@ pub struct Mamba {
 pub(crate) const CHANNELS: usize = 64;
 
 /// Step of one token for some channels.
-struct Step<'a> {
+struct ScanStep<'a> {
     /// States, `[n_states, channels]`, as the decay rates.
     state: &'a mut [f32],
     a: &'a [f32],
@@ -66,7 +66,7 @@ struct Step<'a> {
     out: &'a mut [f32],
 }
 
-impl VectorLoop for Step<'_> {
+impl VectorLoop for ScanStep<'_> {
     type Output = ();
 
     #[expect(clippy::inline_always, reason = "the loop must be compiled inside the level's function")]
@@ -131,7 +131,7 @@ impl MixerOp for Mamba {
                     input[i] = step[i] * x[i];
                     y[i] = d[channels.start + i] * x[i];
                 }
-                level.vectorize(Step {
+                level.vectorize(ScanStep {
                     state: &mut *state,
                     a: &a,
                     a_cols: (width, channels.start),
@@ -190,7 +190,7 @@ pub(crate) struct StateSizes {
 
 impl StateSizes {
     /// Reads the sizes from the keys `ssm.*`.
-    pub(crate) fn resolve(b: &Builder<'_>) -> Result<StateSizes, EngineError> {
+    pub(crate) fn resolve(b: &Resolver<'_>) -> Result<StateSizes, EngineError> {
         Ok(StateSizes {
             inner: b.keys.need_count("ssm.inner_size")?,
             n_states: b.keys.need_count("ssm.state_size")?,
@@ -201,34 +201,34 @@ impl StateSizes {
 
 impl Mamba {
     /// Resolves the Mamba of a layer.
-    pub(crate) fn resolve(builder: &mut Builder<'_>, layer: usize) -> Result<Mamba, EngineError> {
+    pub(crate) fn resolve(resolver: &mut Resolver<'_>, layer: usize) -> Result<Mamba, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
-        let n_embd = builder.n_embd;
-        let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(builder)?;
-        let rank = builder.keys.need_count("ssm.time_step_rank")?;
-        let [x, z] = builder.cut(&at("ssm_in"), [inner, inner], n_embd)?;
-        let [step_in, b, c] = builder.cut(&at("ssm_x"), [rank, n_states, n_states], inner)?;
-        let is_normed = builder.keys.flag("ssm.dt_b_c_rms")?.unwrap_or(false);
+        let n_embd = resolver.n_embd;
+        let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(resolver)?;
+        let rank = resolver.keys.need_count("ssm.time_step_rank")?;
+        let [x, z] = resolver.cut(&at("ssm_in"), [inner, inner], n_embd)?;
+        let [step_in, b, c] = resolver.cut(&at("ssm_x"), [rank, n_states, n_states], inner)?;
+        let is_normed = resolver.keys.flag("ssm.dt_b_c_rms")?.unwrap_or(false);
         let free = Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: FREE_NORM_EPS };
         let mut norm = |name: &str, len: usize| -> Result<Option<Norm>, EngineError> {
-            Ok(builder.norm_of(&at(name), len)?.or_else(|| is_normed.then(|| free.clone())))
+            Ok(resolver.norm_of(&at(name), len)?.or_else(|| is_normed.then(|| free.clone())))
         };
         let (step_norm, b_norm, c_norm) =
             (norm("ssm_dt_norm", rank)?, norm("ssm_b_norm", n_states)?, norm("ssm_c_norm", n_states)?);
         Ok(Mamba {
             x,
             z,
-            conv: Conv::resolve(builder, &at("ssm_conv1d"), inner, n_taps)?,
+            conv: Conv::resolve(resolver, &at("ssm_conv1d"), inner, n_taps)?,
             step_in,
             b,
             c,
             step_norm,
             b_norm,
             c_norm,
-            step: builder.tensors.need_matrix(&at("ssm_dt"), inner, rank)?,
-            a: builder.need_vector(&at("ssm_a"), inner.saturating_mul(n_states))?,
-            d: builder.need_vector(&at("ssm_d"), inner)?,
-            out: builder.tensors.need_matrix(&at("ssm_out"), n_embd, inner)?,
+            step: resolver.tensors.need_matrix(&at("ssm_dt"), inner, rank)?,
+            a: resolver.need_vector(&at("ssm_a"), inner.saturating_mul(n_states))?,
+            d: resolver.need_vector(&at("ssm_d"), inner)?,
+            out: resolver.tensors.need_matrix(&at("ssm_out"), n_embd, inner)?,
             n_states,
         })
     }
@@ -247,7 +247,7 @@ mod tests {
         let (mut state, a) = (all(n * n_states, 1), all(stride * n_states, 2));
         let (b, c, step, input) = (all(n_states, 3), all(n_states, 4), all(n, 5), all(n, 6));
         let (before, mut out) = (state.clone(), vec![0.5; n]);
-        SimdLevel::detect().vectorize(Step {
+        SimdLevel::detect().vectorize(ScanStep {
             state: &mut state,
             a: &a,
             a_cols: (stride, first),

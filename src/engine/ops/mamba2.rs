@@ -10,12 +10,12 @@ use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::scalar::{self, softplus};
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
-use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, rows_of, state_floats};
+use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, column_view, state_floats, token_blocks};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mamba::StateSizes;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Mamba 2: heads with one decay rate each, in groups that share the input and output weights of their states.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,7 +83,7 @@ impl MixerOp for Mamba2 {
             let [decay, input] = zeroed(buffer, [TOKENS * n_states, TOKENS * head_dim]);
             let mut state = HeadState::new(state, n_states, head_dim);
             let values = |token: usize| &xbc[token * width..][columns.clone()];
-            for part in parts(tokens.clone()) {
+            for part in token_blocks(tokens.clone()) {
                 for (t, token) in part.clone().enumerate() {
                     let step = softplus(steps[token * n_heads + head] + bias[head]).max(self.step_min);
                     decay[t * n_states..][..n_states].fill(scalar::exp(step * a[head]));
@@ -92,7 +92,7 @@ impl MixerOp for Mamba2 {
                 }
                 let n = part.len();
                 let of_group =
-                    |group: usize| rows_of(&xbc, &part, (inner + group * n_states, n_states, width));
+                    |group: usize| column_view(&xbc, &part, (inner + group * n_states, n_states, width));
                 let rule = LinearRule {
                     decay: MatrixView::new(decay, n, n_states, n_states),
                     key: of_group(group),
@@ -141,7 +141,7 @@ impl MixerOp for Mamba2 {
 
 impl Mamba2 {
     /// Resolves the Mamba 2 of a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Mamba2, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Mamba2, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(b)?;

@@ -16,12 +16,12 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::engine::exec::workers::{ROWS_PER_TASK, lend};
-use crate::engine::ops::attention::heads::Scores;
+use crate::engine::ops::attention::heads::ScoreParams;
 use crate::engine::ops::attention::{self, Projected, Temperature, mix};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::mla;
 use crate::engine::ops::output_gate::OutputGate;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Projection to a latent row, which is normed before it is expanded.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,8 +100,8 @@ const SLICE_ROWS: usize = 512;
 
 impl Mla {
     /// Returns the parameters of the scores.
-    pub(crate) fn scores(&self) -> Scores<'_> {
-        Scores {
+    pub(crate) fn scores(&self) -> ScoreParams<'_> {
+        ScoreParams {
             n_heads: self.n_heads,
             n_kv_heads: self.n_heads,
             dk: self.dk,
@@ -178,7 +178,7 @@ impl MixerOp for Mla {
     }
 
     fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
-        attention::kept::remembered(&self.scores(), n_ctx)
+        attention::kv_cache::remembered(&self.scores(), n_ctx)
     }
 
     fn widest(&self) -> usize {
@@ -380,7 +380,7 @@ const AFFIXES: [&str; 3] = ["attn_k_b.bias", "attn_v_b.bias", "attn_v_b.scale"];
 
 impl Mla {
     /// Resolves the latent attention of a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Mla, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Mla, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let heads = b.keys.layer_count("attention.head_count", layer)?.filter(|&n| n > 0);
         let n_heads = heads.ok_or_else(|| b.keys.missing("attention.head_count"))?;
@@ -436,13 +436,13 @@ impl Mla {
 }
 
 /// Returns the suffix of the keys with a layer's sizes: windowed layers may have their own.
-fn mla_kind(b: &Builder<'_>, mask: Mask) -> Result<&'static str, EngineError> {
+fn mla_kind(b: &Resolver<'_>, mask: Mask) -> Result<&'static str, EngineError> {
     let has_own = b.keys.count("attention.kv_lora_rank_swa")?.is_some_and(|n| n > 0);
     Ok(if has_own && mask != Mask::Causal { "_swa" } else { "" })
 }
 
 /// Reads a width of the heads, from the key with or without the suffix `_mla`.
-fn mla_width(b: &Builder<'_>, name: &str, kind: &str, n_heads: usize) -> Result<usize, EngineError> {
+fn mla_width(b: &Resolver<'_>, name: &str, kind: &str, n_heads: usize) -> Result<usize, EngineError> {
     match b.keys.count(&format!("attention.{name}_mla{kind}"))?.filter(|&n| n > 0) {
         Some(width) => Ok(width),
         None => {
@@ -454,7 +454,7 @@ fn mla_width(b: &Builder<'_>, name: &str, kind: &str, n_heads: usize) -> Result<
 }
 
 /// Returns the number of rows of the matrix `name.weight`.
-pub(crate) fn n_rows(b: &Builder<'_>, name: &str) -> Result<usize, EngineError> {
+pub(crate) fn n_rows(b: &Resolver<'_>, name: &str) -> Result<usize, EngineError> {
     let tensor = format!("{name}.weight");
     match b.tensors.shape(&tensor) {
         Some(shape) => Ok(usize::try_from(shape.n_rows()).unwrap_or(usize::MAX)),
@@ -462,13 +462,13 @@ pub(crate) fn n_rows(b: &Builder<'_>, name: &str) -> Result<usize, EngineError> 
     }
 }
 
-fn latent_norm(b: &mut Builder<'_>, name: &str, width: usize) -> Result<Norm, EngineError> {
+fn latent_norm(b: &mut Resolver<'_>, name: &str, width: usize) -> Result<Norm, EngineError> {
     let norm = b.tensors.norm(name, width, NormFormula::Rms, b.eps)?;
     norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
 }
 
 fn mla_queries(
-    b: &mut Builder<'_>,
+    b: &mut Resolver<'_>,
     layer: usize,
     q_rows: usize,
 ) -> Result<(Option<Latent>, Matrix), EngineError> {
@@ -484,7 +484,7 @@ fn mla_queries(
 }
 
 fn expansion(
-    b: &mut Builder<'_>,
+    b: &mut Resolver<'_>,
     layer: usize,
     (n_heads, n_own, dv): (usize, usize, usize),
     rank: usize,
@@ -506,7 +506,7 @@ fn expansion(
 
 /// Returns the factor of scores: `1 / sqrt(dk)`, times the square of YaRN's magnitude if the model applies it here and
 /// not to the angles.
-fn mla_scale(b: &Builder<'_>, dk: usize) -> Result<f64, EngineError> {
+fn mla_scale(b: &Resolver<'_>, dk: usize) -> Result<f64, EngineError> {
     if let Some(scale) = b.keys.number("attention.scale")?.filter(|&s| s > 0.0) {
         return Ok(scale);
     }

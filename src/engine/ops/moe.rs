@@ -16,8 +16,8 @@ use crate::engine::ops::by_token::{by_token_table, experts_by_token};
 use crate::engine::ops::dense::{Dense, DenseNames, FfnInputs};
 use crate::engine::ops::experts::{ExpertChoice, add_experts};
 use crate::engine::ops::latent::LatentExperts;
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::GatingFunction;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Groups of experts, of which only some are eligible for a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -347,7 +347,7 @@ fn best(values: &[f32], n: usize) -> Vec<usize> {
 
 impl Moe {
     /// Resolves the routed and shared experts of a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Moe, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Moe, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let n_experts = b.keys.need_count("expert_count")?;
@@ -430,7 +430,7 @@ impl Moe {
 
 impl GatingFunction {
     /// Reads the function of the router's logits from `expert_gating_func`, or takes the card's.
-    pub(crate) fn of_file(b: &Builder<'_>) -> Result<GatingFunction, EngineError> {
+    pub(crate) fn of_file(b: &Resolver<'_>) -> Result<GatingFunction, EngineError> {
         match b.keys.count("expert_gating_func")? {
             None | Some(0) => Ok(b.built.gating),
             Some(1) => Ok(GatingFunction::Softmax),
@@ -445,7 +445,7 @@ impl GatingFunction {
 impl ExpertGroups {
     /// Resolves the groups of experts, if there are several.
     pub(crate) fn resolve(
-        b: &Builder<'_>,
+        b: &Resolver<'_>,
         n_experts: usize,
         gating: GatingFunction,
     ) -> Result<Option<ExpertGroups>, EngineError> {
@@ -472,7 +472,7 @@ impl ExpertGroups {
 }
 
 /// Claims the bias of the scores that select a layer's experts, if it has one.
-fn select_bias(b: &mut Builder<'_>, layer: usize, n_experts: usize) -> Result<Option<Vector>, EngineError> {
+fn select_bias(b: &mut Resolver<'_>, layer: usize, n_experts: usize) -> Result<Option<Vector>, EngineError> {
     let name = format!("blk.{layer}.exp_probs_b");
     // Some converters omit the suffix.
     match b.tensors.vector(&format!("{name}.bias"), n_experts)? {

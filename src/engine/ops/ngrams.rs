@@ -13,7 +13,7 @@ use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::exec::workers::ROWS_PER_TASK;
 use crate::engine::ops::scan::transposed;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Table of n-grams, and the hashes of its rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,7 +130,7 @@ pub(crate) fn look_up(
     let mut parts = out.chunks_mut(width);
     for cut in batch.cuts.windows(2) {
         for token in cut[0]..cut[1] {
-            for (row, out) in table.rows_of(&tokens[cut[0]..=token]).into_iter().zip(&mut parts) {
+            for (row, out) in table.row_indices(&tokens[cut[0]..=token]).into_iter().zip(&mut parts) {
                 cx.weights.rows(table.rows.tensor, row, 1, &mut bytes, out)?;
             }
         }
@@ -163,7 +163,7 @@ fn convolve_far(
 
 impl NgramTable {
     /// Returns the rows of the last of the tokens.
-    fn rows_of(&self, tokens: &[u32]) -> Vec<usize> {
+    fn row_indices(&self, tokens: &[u32]) -> Vec<usize> {
         let mut before = tokens.iter().rev().copied();
         let Some(last) = before.next() else { return Vec::new() };
         let mut mixed = u64::from(last).wrapping_mul(self.multipliers[0]);
@@ -197,7 +197,7 @@ const MOST_TOKENS: usize = 64;
 impl Ngrams {
     /// Resolves the n-gram embedding for the `n_streams` streams of a layer, if it is the layer that the file names.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         n_streams: usize,
     ) -> Result<Option<Box<Ngrams>>, EngineError> {
@@ -236,7 +236,7 @@ impl Ngrams {
 
 impl NgramTable {
     /// Resolves the table from the keys `ple.*` and the tensor `per_layer_token_embd`.
-    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<NgramTable, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<NgramTable, EngineError> {
         let n_tokens = b.keys.need_count(SIZE)?;
         if !(2..=MOST_TOKENS).contains(&n_tokens) {
             return Err(b.keys.unknown(SIZE, "from 2 to 64", &n_tokens.to_string()));

@@ -11,7 +11,7 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::Matrix;
 use crate::engine::exec::workers::ROWS_PER_TASK;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Gate of the heads' outputs, before they are projected.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,7 +62,7 @@ fn scale_parts(x: &mut [f32], factors: &[f32], width: usize) {
 impl OutputGate {
     /// Resolves the gate of the heads' outputs, with one row per value or per head.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         n_heads: usize,
         n_cols: usize,

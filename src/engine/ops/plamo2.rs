@@ -15,12 +15,12 @@ use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::scalar::{self, softplus};
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
-use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, parts, rows_of, state_floats};
+use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, column_view, state_floats, token_blocks};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mamba::StateSizes;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// State space mixer of PLaMo 2: heads of Mamba 2 whose `B`, `C` and step sizes are computed from the convolved values
 /// and normed, as in Mamba.
@@ -59,7 +59,7 @@ pub struct Plamo2 {
 }
 
 /// Inputs of the states, for all tokens.
-struct Inputs {
+struct Plamo2Inputs {
     /// Input weights `B`, `[n_tokens, n_states]`.
     b: Buffer,
     /// Output weights `C`, `[n_tokens, n_states]`.
@@ -89,7 +89,7 @@ impl MixerOp for Plamo2 {
         let conv = LoadedConv::new(&cx.weights, &self.conv)?;
         conv.run(cx, batch, &raw, &mut u, ConvEnd::Silu)?;
         cx.slot("conv", &u, inner);
-        let Inputs { b, c, steps } = plamo2_inputs(cx, self, n_tokens, &u)?;
+        let Plamo2Inputs { b, c, steps } = plamo2_inputs(cx, self, n_tokens, &u)?;
         let (a, d) = (cx.weights.vector(&self.a)?, cx.weights.vector(&self.d)?);
         let level = cx.weights.level;
         // The input of the convolution is no longer needed.
@@ -101,7 +101,7 @@ impl MixerOp for Plamo2 {
             let [decay, input] = zeroed(buffer, [TOKENS * n_states, TOKENS * head_dim]);
             let mut state = HeadState::new(state, n_states, head_dim);
             let values = |token: usize| &u[token * inner..][columns.clone()];
-            for part in parts(tokens.clone()) {
+            for part in token_blocks(tokens.clone()) {
                 for (t, token) in part.clone().enumerate() {
                     let step = softplus(steps[token * n_heads + head]);
                     decay[t * n_states..][..n_states].fill(scalar::exp(step * a[head]));
@@ -111,8 +111,8 @@ impl MixerOp for Plamo2 {
                 let n = part.len();
                 let rule = LinearRule {
                     decay: MatrixView::new(decay, n, n_states, n_states),
-                    key: rows_of(&b, &part, (0, n_states, n_states)),
-                    query: rows_of(&c, &part, (0, n_states, n_states)),
+                    key: column_view(&b, &part, (0, n_states, n_states)),
+                    query: column_view(&c, &part, (0, n_states, n_states)),
                 };
                 let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
                 state.take_in(level, &rule, MatrixView::new(input, n, head_dim, head_dim), &mut tile);
@@ -154,7 +154,12 @@ impl MixerOp for Plamo2 {
 }
 
 /// Computes the inputs of the states from the convolved values.
-fn plamo2_inputs(cx: &Context<'_>, m: &Plamo2, n_tokens: usize, u: &[f32]) -> Result<Inputs, EngineError> {
+fn plamo2_inputs(
+    cx: &Context<'_>,
+    m: &Plamo2,
+    n_tokens: usize,
+    u: &[f32],
+) -> Result<Plamo2Inputs, EngineError> {
     let mut narrow = cx.take(n_tokens * m.step_in.n_rows);
     let [mut b, mut c] = [(); 2].map(|()| cx.take(n_tokens * m.n_states));
     let products = vec![
@@ -169,12 +174,12 @@ fn plamo2_inputs(cx: &Context<'_>, m: &Plamo2, n_tokens: usize, u: &[f32]) -> Re
     let mut steps = cx.take(n_tokens * m.n_heads);
     cx.products(&narrow, n_tokens, vec![Product::plain(&m.step, &mut steps)])?;
     cx.give([narrow]);
-    Ok(Inputs { b, c, steps })
+    Ok(Plamo2Inputs { b, c, steps })
 }
 
 impl Plamo2 {
     /// Resolves the mixer of a layer.
-    pub(crate) fn resolve(builder: &mut Builder<'_>, layer: usize) -> Result<Plamo2, EngineError> {
+    pub(crate) fn resolve(builder: &mut Resolver<'_>, layer: usize) -> Result<Plamo2, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = builder.n_embd;
         let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(builder)?;

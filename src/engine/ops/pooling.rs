@@ -9,15 +9,15 @@ use crate::engine::exec::context::Context;
 use crate::engine::exec::math::{self, SoftmaxRow};
 use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::{Matrix, Norm, NormFormula};
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::{ModelKind, Sight};
+use crate::engine::resolve::resolver::Resolver;
 
 /// Row of a text's states that represents the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PooledRow {
     /// Row that the file does not declare.
     #[default]
-    Unsaid,
+    Undeclared,
     /// Mean of all rows.
     Mean,
     /// First row.
@@ -74,7 +74,7 @@ pub(crate) fn pooled(row: PooledRow, states: &[f32], n_embd: usize) -> Vec<f32> 
     let one = match row {
         PooledRow::First => rows.next(),
         PooledRow::Last => rows.next_back(),
-        PooledRow::Mean | PooledRow::Unsaid => {
+        PooledRow::Mean | PooledRow::Undeclared => {
             let mut sums = vec![0.0f64; n_embd];
             let n = rows.len() as f64;
             for row in rows {
@@ -143,7 +143,7 @@ const POOLING: &str = "pooling_type";
 const RANK: usize = 4;
 
 /// Returns the kind of outputs: a decoder whose file declares that it scores texts predicts no tokens.
-pub(crate) fn outputs(b: &Builder<'_>, has_encoder: bool) -> Result<ModelKind, EngineError> {
+pub(crate) fn outputs(b: &Resolver<'_>, has_encoder: bool) -> Result<ModelKind, EngineError> {
     let is_scoring = !has_encoder && b.keys.count(POOLING)? == Some(RANK);
     Ok(match b.built.kind {
         ModelKind::Decoder if is_scoring => ModelKind::Encoder,
@@ -152,11 +152,11 @@ pub(crate) fn outputs(b: &Builder<'_>, has_encoder: bool) -> Result<ModelKind, E
 }
 
 /// Resolves the pooling of a text's states and what follows it, and the prediction of masked tokens.
-pub(crate) fn pooling(b: &mut Builder<'_>) -> Result<(Pooling, Option<MaskedHead>), EngineError> {
+pub(crate) fn pooling(b: &mut Resolver<'_>) -> Result<(Pooling, Option<MaskedHead>), EngineError> {
     let sees_all = b.built.sight == Sight::Full;
     let ends = if sees_all { PooledRow::First } else { PooledRow::Last };
     let (row, is_score) = match b.keys.count(POOLING)? {
-        None | Some(0) => (PooledRow::Unsaid, false),
+        None | Some(0) => (PooledRow::Undeclared, false),
         Some(1) => (PooledRow::Mean, false),
         Some(2) => (PooledRow::First, false),
         Some(3) => (PooledRow::Last, false),
@@ -188,7 +188,7 @@ pub(crate) fn pooling(b: &mut Builder<'_>) -> Result<(Pooling, Option<MaskedHead
 }
 
 /// Resolves the transform of a masked token's state; its tensors must all be present, or none.
-fn masked_transform(b: &mut Builder<'_>) -> Result<Option<Classifier>, EngineError> {
+fn masked_transform(b: &mut Resolver<'_>) -> Result<Option<Classifier>, EngineError> {
     if !b.tensors.has("cls.weight") && !b.tensors.has("cls.norm.weight") {
         return Ok(None);
     }
@@ -202,7 +202,7 @@ fn masked_transform(b: &mut Builder<'_>) -> Result<Option<Classifier>, EngineErr
 }
 
 /// Returns the activation of the head's first matrix.
-pub(crate) fn head_act(b: &Builder<'_>) -> HeadActivation {
+pub(crate) fn head_act(b: &Resolver<'_>) -> HeadActivation {
     match b.features.head_act {
         HeadAct::Tanh => HeadActivation::Tanh,
         HeadAct::GeluErf => HeadActivation::GeluErf,
@@ -212,7 +212,7 @@ pub(crate) fn head_act(b: &Builder<'_>) -> HeadActivation {
 impl Classifier {
     /// Resolves the head that scores a text. Its tensors are claimed in any case: a file with them may be an embedding
     /// model.
-    pub(crate) fn resolve(b: &mut Builder<'_>) -> Result<Option<Classifier>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<Classifier>, EngineError> {
         let n_rows = |name: &str| {
             let shape = b.tensors.shape(&format!("{name}.weight"))?;
             usize::try_from(shape.n_rows()).ok()
@@ -251,7 +251,7 @@ mod tests {
             (PooledRow::First, [1.0, 2.0]),
             (PooledRow::Last, [8.0, 9.0]),
             (PooledRow::Mean, [4.0, 5.0]),
-            (PooledRow::Unsaid, [4.0, 5.0]),
+            (PooledRow::Undeclared, [4.0, 5.0]),
         ] {
             assert_eq!(pooled(row, &states, 2), expected, "{row:?}");
         }

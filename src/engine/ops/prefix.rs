@@ -7,8 +7,8 @@ use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::exec::batch::{ChunkBatch, TokenChunk, TokenPlace};
 use crate::engine::exec::rope::RopeTable;
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::Sight;
+use crate::engine::resolve::resolver::Resolver;
 
 /// End of a model's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Prefix {
     /// # Errors
     /// [`EngineError::PrefixRow`] if a wanted row is in the prefix, where it sees the token that it would have to
     /// predict.
-    pub(crate) fn place(
+    pub(crate) fn set_positions(
         self,
         chunks: &[TokenChunk],
         batches: &mut [(Range<usize>, ChunkBatch)],
@@ -72,7 +72,7 @@ pub(crate) fn rotate_2d(table: &RopeTable, level: SimdLevel, row: &mut [f32], dk
 
 impl Prefix {
     /// Resolves the end of the prefix, if the card has one.
-    pub(crate) fn resolve(b: &mut Builder<'_>) -> Option<Prefix> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Option<Prefix> {
         match b.built.sight {
             Sight::Causal | Sight::Full => None,
             Sight::Prefix => {
@@ -105,12 +105,12 @@ mod tests {
         assert_eq!((prefix.end(&[1, 2, 9, 4, 9]), prefix.end(&[1, 2, 3])), (2, 2));
         let chunk = |rows: Range<usize>| vec![TokenChunk { tokens: vec![1, 2, 9, 4], rows, n_source: 0 }];
         let mut batches = vec![(0..4, ChunkBatch::new([4]))];
-        let error = prefix.place(&chunk(1..4), &mut batches).unwrap_err();
+        let error = prefix.set_positions(&chunk(1..4), &mut batches).unwrap_err();
         assert_eq!(
             error.to_string(),
             "prompt 0: row 1 is in the prefix, which ends at token 2 and sees the tokens it would predict"
         );
-        prefix.place(&chunk(2..4), &mut batches).unwrap();
+        prefix.set_positions(&chunk(2..4), &mut batches).unwrap();
         assert_eq!(batches[0].1.prefixes, [2]);
     }
 }

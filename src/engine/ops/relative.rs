@@ -3,8 +3,8 @@
 
 use crate::engine::EngineError;
 use crate::engine::exec::weights::{Vector, WeightReader};
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::{PositionRule, Sight};
+use crate::engine::resolve::resolver::Resolver;
 
 /// Learned bias of the scores by head and bucket of relative positions.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,7 +80,7 @@ const FARTHEST: &str = "attention.relative_max_distance";
 impl RelativeBias {
     /// Resolves the relative position bias: the layer's own table, else that of the first layer.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         n_heads: usize,
     ) -> Result<Option<RelativeBias>, EngineError> {

@@ -10,15 +10,15 @@ use crate::engine::exec::past::move_on;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::engine::exec::workers::ROWS_PER_TASK;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Token shift: the previous token minus each token, `[n_tokens, n_cols]`; before the first token of a chunk there are
 /// zeros.
 pub(crate) fn shifted(cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], n_cols: usize) -> Buffer {
     let mut out = cx.take(batch.n_tokens() * n_cols);
-    let mut place = cx.past.map(|past| past.take(n_cols));
-    let mut last = match (cx.past, &mut place) {
-        (Some(past), Some(place)) => past.parts(place),
+    let mut cache = cx.past.map(|past| past.take(n_cols));
+    let mut last = match (cx.past, &mut cache) {
+        (Some(past), Some(cache)) => past.chunk_parts(cache),
         _ => Vec::new(),
     };
     let shift = |token: usize, row: &mut [f32]| {
@@ -47,7 +47,7 @@ pub(crate) fn shifted(cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], n_cols: u
     for (last, cut) in last.iter_mut().zip(batch.cuts.windows(2)) {
         move_on(last, &x[cut[0] * n_cols..cut[1] * n_cols]);
     }
-    cx.give_place(place);
+    cx.give_cache(cache);
     out
 }
 
@@ -79,31 +79,31 @@ pub(crate) fn lerp(
 const HEAD_NORM_EPS: f32 = 64e-5;
 
 /// Number of heads of a mixer, and their width.
-pub(crate) struct Heads {
+pub(crate) struct WkvHeads {
     pub(crate) n: usize,
     pub(crate) dim: usize,
 }
 
 /// Reads the heads from `wkv.head_size`.
-pub(crate) fn wkv_heads(b: &Builder<'_>) -> Result<Heads, EngineError> {
+pub(crate) fn wkv_heads(b: &Resolver<'_>) -> Result<WkvHeads, EngineError> {
     let dim = b.divisor("wkv.head_size", b.n_embd)?;
-    Ok(Heads { n: b.n_embd / dim, dim })
+    Ok(WkvHeads { n: b.n_embd / dim, dim })
 }
 
 /// Claims the shares of `n` uses, stored in one tensor.
-pub(crate) fn lerps(b: &mut Builder<'_>, name: &str, n: usize) -> Result<Vec<Vector>, EngineError> {
+pub(crate) fn lerps(b: &mut Resolver<'_>, name: &str, n: usize) -> Result<Vec<Vector>, EngineError> {
     let n_embd = b.n_embd;
     let all = b.need_vector(name, n.saturating_mul(n_embd))?;
     Ok((0..n).map(|at| Vector { tensor: all.tensor, first: at * n_embd, len: n_embd }).collect())
 }
 
 /// Claims the norm of the heads' outputs, if the layer has one.
-pub(crate) fn wkv_norm(b: &mut Builder<'_>, layer: usize) -> Result<Option<Norm>, EngineError> {
+pub(crate) fn wkv_norm(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Norm>, EngineError> {
     let name = format!("blk.{layer}.time_mix_ln");
     b.tensors.norm(&name, b.n_embd, NormFormula::Layer, HEAD_NORM_EPS)
 }
 
 /// Claims a matrix of `[n_embd, n_embd]`.
-pub(crate) fn square(b: &mut Builder<'_>, name: &str) -> Result<Matrix, EngineError> {
+pub(crate) fn square(b: &mut Resolver<'_>, name: &str) -> Result<Matrix, EngineError> {
     b.tensors.need_matrix(name, b.n_embd, b.n_embd)
 }

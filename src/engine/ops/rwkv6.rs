@@ -12,13 +12,13 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::ValueFunction;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{
-    HeadState, LinearRule, ReadFirstRule, TOKENS, parts, rows_of, state_floats,
+    HeadState, LinearRule, ReadFirstRule, TOKENS, column_view, state_floats, token_blocks,
 };
 use crate::engine::ops::low_rank::LowRank;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::rwkv::{Heads, lerp, lerps, shifted, square, wkv_heads, wkv_norm};
+use crate::engine::ops::rwkv::{WkvHeads, lerp, lerps, shifted, square, wkv_heads, wkv_norm};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// RWKV 6: a state per head with a decay per key channel, and token shifts whose shares depend on the tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +58,7 @@ pub struct Rwkv6 {
 }
 
 /// Inputs of the heads, `[n_tokens, ..]` each.
-struct Inputs {
+struct Rwkv6Inputs {
     w: Buffer,
     k: Buffer,
     v: Buffer,
@@ -91,7 +91,7 @@ impl MixerOp for Rwkv6 {
             }
         });
         cx.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
-        let Inputs { w, k, v, r, g } = inputs;
+        let Rwkv6Inputs { w, k, v, r, g } = inputs;
         cx.give([w, k, v, r, g, y]);
         Ok(())
     }
@@ -124,7 +124,12 @@ impl MixerOp for Rwkv6 {
     }
 }
 
-fn rwkv6_inputs(cx: &Context<'_>, m: &Rwkv6, batch: &ChunkBatch, x: &[f32]) -> Result<Inputs, EngineError> {
+fn rwkv6_inputs(
+    cx: &Context<'_>,
+    m: &Rwkv6,
+    batch: &ChunkBatch,
+    x: &[f32],
+) -> Result<Rwkv6Inputs, EngineError> {
     let (n_tokens, n_embd) = (batch.n_tokens(), m.r.n_cols);
     let shifted = shifted(cx, batch, x, n_embd);
     let chooser = lerp(cx, &m.lerp_x, x, &shifted)?;
@@ -144,7 +149,7 @@ fn rwkv6_inputs(cx: &Context<'_>, m: &Rwkv6, batch: &ChunkBatch, x: &[f32]) -> R
     };
     let project = |at: usize, matrix| -> Result<Buffer, EngineError> {
         let x = seen(at)?;
-        let out = (&LowRank { first: matrix, second: None }).run(cx, &x, n_tokens, ValueFunction::Same)?;
+        let out = LowRank { first: matrix, second: None }.run(cx, &x, n_tokens, ValueFunction::Same)?;
         cx.give([x]);
         Ok(out)
     };
@@ -152,7 +157,7 @@ fn rwkv6_inputs(cx: &Context<'_>, m: &Rwkv6, batch: &ChunkBatch, x: &[f32]) -> R
     let mut w = m.decay.run(cx, &decays_of, n_tokens, ValueFunction::Tanh)?;
     cx.give([decays_of]);
     cx.map_rows(ValueFunction::ExpOfExp, Some(&bias), &mut w, bias.len());
-    let inputs = Inputs {
+    let inputs = Rwkv6Inputs {
         w,
         k: project(1, m.k.clone())?,
         v: project(2, m.v.clone())?,
@@ -167,7 +172,7 @@ fn rwkv6_heads(
     cx: &Context<'_>,
     m: &Rwkv6,
     batch: &ChunkBatch,
-    inputs: &Inputs,
+    inputs: &Rwkv6Inputs,
     y: &mut [f32],
 ) -> Result<(), EngineError> {
     let (dim, inner, kv_width) = (m.head_dim, m.r.n_rows, m.k.n_rows);
@@ -179,11 +184,11 @@ fn rwkv6_heads(
         let kv_head = columns.start / dim / (m.n_heads / m.n_kv_heads);
         let [scaled_key, scaled_r] = zeroed(buffer, [TOKENS * dim; 2]);
         let mut state = HeadState::new(state, dim, dim);
-        for part in parts(tokens.clone()) {
+        for part in token_blocks(tokens.clone()) {
             let n = part.len();
             let (own, of_kv) = ((columns.start, dim, inner), (kv_head * dim, dim, kv_width));
-            let [decay, receptance] = [&inputs.w, &inputs.r].map(|x| rows_of(x, &part, own));
-            let [key, values] = [&inputs.k, &inputs.v].map(|x| rows_of(x, &part, of_kv));
+            let [decay, receptance] = [&inputs.w, &inputs.r].map(|x| column_view(x, &part, own));
+            let [key, values] = [&inputs.k, &inputs.v].map(|x| column_view(x, &part, of_kv));
             let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
             if let Some(first) = &first {
                 let rule = ReadFirstRule { decay, first: &first[columns.clone()], key, receptance };
@@ -204,10 +209,10 @@ fn rwkv6_heads(
 
 impl Rwkv6 {
     /// Resolves the RWKV 6 of a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Rwkv6, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv6, EngineError> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;
-        let Heads { n: n_heads, dim: head_dim } = wkv_heads(b)?;
+        let WkvHeads { n: n_heads, dim: head_dim } = wkv_heads(b)?;
         let kv_key = "attention.head_count_kv";
         let n_kv_heads = match b.keys.layer_count(kv_key, layer)?.filter(|&n| n > 0) {
             Some(n) if !n_heads.is_multiple_of(n) => {

@@ -12,12 +12,12 @@ use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::ValueFunction;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
-use crate::engine::ops::columns::{HeadState, ReplaceRule, TOKENS, parts, rows_of, state_floats};
+use crate::engine::ops::columns::{HeadState, ReplaceRule, TOKENS, column_view, state_floats, token_blocks};
 use crate::engine::ops::low_rank::LowRank;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::rwkv::{Heads, lerp, lerps, shifted, square, wkv_heads, wkv_norm};
+use crate::engine::ops::rwkv::{WkvHeads, lerp, lerps, shifted, square, wkv_heads, wkv_norm};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// RWKV 7: a delta rule with separate gates for removing and writing keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +68,7 @@ struct Vectors {
 }
 
 /// Inputs of the heads, `[n_tokens, ..]` each.
-struct Inputs {
+struct Rwkv7Inputs {
     r: Buffer,
     w: Buffer,
     k: Buffer,
@@ -90,7 +90,7 @@ impl MixerOp for Rwkv7 {
         let mut y = cx.take(batch.n_tokens() * inner);
         rwkv7_heads(cx, self, batch, &inputs, &mut y)?;
         cx.slot("scan", &y, inner);
-        let Inputs { r, w, k, v, a, g } = inputs;
+        let Rwkv7Inputs { r, w, k, v, a, g } = inputs;
         if let Some(g) = g {
             cx.each_row((&mut y, inner), (&g, inner), |y, g| {
                 y.iter_mut().zip(g).for_each(|(y, &g)| *y *= g);
@@ -131,7 +131,12 @@ impl MixerOp for Rwkv7 {
     }
 }
 
-fn rwkv7_inputs(cx: &Context<'_>, m: &Rwkv7, batch: &ChunkBatch, x: &[f32]) -> Result<Inputs, EngineError> {
+fn rwkv7_inputs(
+    cx: &Context<'_>,
+    m: &Rwkv7,
+    batch: &ChunkBatch,
+    x: &[f32],
+) -> Result<Rwkv7Inputs, EngineError> {
     let (n_tokens, n_embd) = (batch.n_tokens(), m.r.n_cols);
     let shifted = shifted(cx, batch, x, n_embd);
     let seen = |at: usize| lerp(cx, &m.lerp[at], x, &shifted);
@@ -179,14 +184,14 @@ fn rwkv7_inputs(cx: &Context<'_>, m: &Rwkv7, batch: &ChunkBatch, x: &[f32]) -> R
         None => None,
     };
     cx.give([shifted, r_of, w_of, k_of, v_of, a_of]);
-    Ok(Inputs { r, w, k, v, a, g })
+    Ok(Rwkv7Inputs { r, w, k, v, a, g })
 }
 
 fn rwkv7_heads(
     cx: &Context<'_>,
     m: &Rwkv7,
     batch: &ChunkBatch,
-    inputs: &Inputs,
+    inputs: &Rwkv7Inputs,
     y: &mut [f32],
 ) -> Result<(), EngineError> {
     let (dim, inner) = (m.head_dim, m.r.n_rows);
@@ -201,11 +206,11 @@ fn rwkv7_heads(
         let mut scratch = Vec::new();
         let [k_k, k_a, r_k] =
             [&vectors.k_k, &vectors.k_a, &vectors.r_k].map(|vector| &vector[columns.clone()]);
-        for part in parts(tokens.clone()) {
+        for part in token_blocks(tokens.clone()) {
             let n = part.len();
-            let Inputs { r, w, k, v, a, .. } = inputs;
+            let Rwkv7Inputs { r, w, k, v, a, .. } = inputs;
             let own = (columns.start, dim, inner);
-            let [r, w, k, v, a] = [r, w, k, v, a].map(|x| rows_of(x, &part, own));
+            let [r, w, k, v, a] = [r, w, k, v, a].map(|x| column_view(x, &part, own));
             for t in 0..n {
                 let own = t * dim..(t + 1) * dim;
                 let (key, removed) = (&mut key[own.clone()], &mut removed[own.clone()]);
@@ -237,14 +242,14 @@ fn rwkv7_heads(
 
 impl Rwkv7 {
     /// Resolves the RWKV 7 of a layer.
-    pub(crate) fn resolve(b: &mut Builder<'_>, layer: usize) -> Result<Rwkv7, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv7, EngineError> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;
-        let Heads { n: n_heads, dim: head_dim } = wkv_heads(b)?;
+        let WkvHeads { n: n_heads, dim: head_dim } = wkv_heads(b)?;
         let has_gate = b.tensors.has(&at("g1.weight"));
         let lerp = lerps(b, &at("lerp_fused.weight"), if has_gate { 6 } else { 5 })?;
-        let rank = |b: &Builder<'_>, name: &str| b.keys.need_count(&format!("attention.{name}_lora_rank"));
-        let part = |b: &mut Builder<'_>, name: &str, key: &str| {
+        let rank = |b: &Resolver<'_>, name: &str| b.keys.need_count(&format!("attention.{name}_lora_rank"));
+        let part = |b: &mut Resolver<'_>, name: &str, key: &str| {
             let rank = rank(b, key)?;
             let low_rank = LowRank::resolve(b, &at(&format!("{name}1")), &at(&format!("{name}2")), rank)?;
             Ok::<_, EngineError>((low_rank, b.need_vector(&at(&format!("{name}0.weight")), n_embd)?))

@@ -38,10 +38,10 @@ pub(crate) fn scan(
     let cuts: Vec<usize> = (0..n_cols).step_by(step.max(1)).chain(std::iter::once(n_cols)).collect();
     let n_across = cuts.len() - 1;
     let past = cx.past.filter(|_| n_state > 0);
-    let mut place = past.map(|past| past.take(n_across * n_state));
-    let states: Vec<Mutex<&mut [f32]>> = match (past, &mut place) {
-        (Some(past), Some(place)) => {
-            let parts = past.parts(place).into_iter();
+    let mut cache = past.map(|past| past.take(n_across * n_state));
+    let states: Vec<Mutex<&mut [f32]>> = match (past, &mut cache) {
+        (Some(past), Some(cache)) => {
+            let parts = past.chunk_parts(cache).into_iter();
             parts.flat_map(|part| part.chunks_mut(n_state)).map(Mutex::new).collect()
         }
         _ => Vec::new(),
@@ -69,7 +69,7 @@ pub(crate) fn scan(
         Ok(())
     })?;
     drop(states);
-    cx.give_place(place);
+    cx.give_cache(cache);
     Ok(())
 }
 

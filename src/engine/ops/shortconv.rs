@@ -7,7 +7,7 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::Matrix;
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Gated short convolution: `out(c conv(b x))`.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,13 +79,13 @@ impl MixerOp for ShortConv {
 
 impl ShortConv {
     /// Resolves the gated short convolution of a layer.
-    pub(crate) fn resolve(builder: &mut Builder<'_>, layer: usize) -> Result<ShortConv, EngineError> {
+    pub(crate) fn resolve(resolver: &mut Resolver<'_>, layer: usize) -> Result<ShortConv, EngineError> {
         let at = |name: &str| format!("blk.{layer}.shortconv.{name}");
-        let n_embd = builder.n_embd;
-        let n_taps = builder.keys.need_count("shortconv.l_cache")?;
-        let [b, c, x] = builder.cut(&at("in_proj"), [n_embd; 3], n_embd)?;
-        let conv = Conv::resolve(builder, &at("conv"), n_embd, n_taps)?;
-        let out = builder.tensors.need_matrix(&at("out_proj"), n_embd, n_embd)?;
+        let n_embd = resolver.n_embd;
+        let n_taps = resolver.keys.need_count("shortconv.l_cache")?;
+        let [b, c, x] = resolver.cut(&at("in_proj"), [n_embd; 3], n_embd)?;
+        let conv = Conv::resolve(resolver, &at("conv"), n_embd, n_taps)?;
+        let out = resolver.tensors.need_matrix(&at("out_proj"), n_embd, n_embd)?;
         Ok(ShortConv { b, c, x, conv, out })
     }
 }

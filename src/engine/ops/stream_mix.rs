@@ -15,7 +15,7 @@ use crate::engine::exec::math;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{LoadedNorm, Norm};
 use crate::engine::exec::workers::ROWS_PER_TASK;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Stream mixes of a layer's branches. Each score is the sum of a stream's normed values.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,7 +93,7 @@ const PERIOD: &str = "attn_res.block_size";
 impl StreamMix {
     /// Resolves the stream mixes of a layer's branches.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         is_serial: bool,
     ) -> Result<Option<StreamMix>, EngineError> {
@@ -110,14 +110,14 @@ impl StreamMix {
 }
 
 /// Resolves the stream mix after the last layer.
-pub(crate) fn final_mix(b: &mut Builder<'_>) -> Result<Option<Norm>, EngineError> {
+pub(crate) fn final_mix(b: &mut Resolver<'_>) -> Result<Option<Norm>, EngineError> {
     match b.keys.count(PERIOD)?.filter(|&n| n > 0) {
         Some(_) => stream_score(b, "output_res_score").map(Some),
         None => Ok(None),
     }
 }
 
-fn stream_score(b: &mut Builder<'_>, name: &str) -> Result<Norm, EngineError> {
+fn stream_score(b: &mut Resolver<'_>, name: &str) -> Result<Norm, EngineError> {
     let norm = b.norm(name)?;
     norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
 }

@@ -10,7 +10,7 @@ use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::Matrix;
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Adapters of a product: `y += up_s down_s x`, by the slot `s` of the token.
 #[derive(Clone, Debug, PartialEq)]
@@ -175,7 +175,7 @@ const SUBSTITUTE: &str = "adapters.token_ids_substitute";
 
 impl Switch {
     /// Resolves the tokens that switch adapters on, if the model has them.
-    pub(crate) fn resolve(b: &Builder<'_>, n_vocab: usize) -> Result<Option<Switch>, EngineError> {
+    pub(crate) fn resolve(b: &Resolver<'_>, n_vocab: usize) -> Result<Option<Switch>, EngineError> {
         let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
         let ids = |name| {
             let ids = b.keys.ids(name)?.ok_or_else(|| b.keys.missing(name))?;
@@ -196,14 +196,14 @@ impl Switch {
 }
 
 /// Returns the number of adapter slots and the adapters' rank; slot 0 is no adapter.
-pub(crate) fn slots(b: &Builder<'_>) -> Result<Option<(usize, usize)>, EngineError> {
+pub(crate) fn slots(b: &Resolver<'_>) -> Result<Option<(usize, usize)>, EngineError> {
     let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
     Ok(Some((n.saturating_add(1), b.keys.need_count("adapters.lora_rank")?)))
 }
 
 /// Resolves the adapters of the product with `base`.
 pub(crate) fn additions(
-    b: &mut Builder<'_>,
+    b: &mut Resolver<'_>,
     name: &str,
     (n_slots, rank): (usize, usize),
     base: &Matrix,
@@ -217,7 +217,7 @@ pub(crate) fn additions(
 impl SwitchedAttention {
     /// Resolves the adapters of an attention, if the model has them.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         [q, k, v, out]: [&Matrix; 4],
     ) -> Result<Option<Box<SwitchedAttention>>, EngineError> {

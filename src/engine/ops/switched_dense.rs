@@ -9,7 +9,7 @@ use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::ops::dense::Dense;
 use crate::engine::ops::switched::{Switched, add_switched, additions, batch_slots, slots};
-use crate::engine::resolve::builder::Builder;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Dense feed-forward network with the adapters of its products.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,13 +67,13 @@ impl SwitchedDense {
 
     /// Resolves the adapters of a feed-forward network, if the model has them.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         dense: &Dense,
     ) -> Result<Option<Self>, EngineError> {
         let Some(slots) = slots(b)? else { return Ok(None) };
         if dense.sparsity.is_some() {
-            let expected = "none beside adapters";
+            let expected = "none with adapters";
             return Err(b.keys.unknown("activation_sparsity_scale", expected, "one"));
         }
         let at = |name: &str| format!("blk.{layer}.{name}");

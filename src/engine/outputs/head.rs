@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::core::progress::Progress;
 use crate::core::sync::Unpoisoned;
 use crate::engine::EngineError;
-use crate::engine::exec::buffers::{Buffer, Buffers};
+use crate::engine::exec::buffers::{Buffer, BufferPool};
 use crate::engine::exec::carried::Carried;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::hidden::Hidden;
@@ -48,7 +48,7 @@ impl Engine<'_> {
             ropes: RopeTables::default(),
             memory: Buffer::default(),
             layer: AtomicUsize::new(self.plan.layers.len()),
-            buffers: Buffers::default(),
+            buffers: BufferPool::default(),
             carried: Carried::default(),
             past: None,
         }

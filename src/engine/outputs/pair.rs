@@ -17,14 +17,14 @@ use crate::engine::layers::forward::Engine;
 use crate::engine::outputs::fold::LogitFold;
 
 /// One of the two models, with its head's context.
-struct Side<'a> {
+struct PairedModel<'a> {
     engine: &'a Engine<'a>,
     run: Context<'a>,
     affix: Affix,
     hidden: &'a Hidden,
 }
 
-impl<'a> Side<'a> {
+impl<'a> PairedModel<'a> {
     fn new(
         engine: &'a Engine<'a>,
         hidden: &'a Hidden,
@@ -70,8 +70,8 @@ pub(crate) fn folds(
     if hidden.n_rows == 0 {
         return Ok(folds);
     }
-    let a = Side::new(reference, hidden, progress)?;
-    let b = Side::new(model, model_hidden, progress)?;
+    let a = PairedModel::new(reference, hidden, progress)?;
+    let b = PairedModel::new(model, model_hidden, progress)?;
     let (a_panels, b_panels) = (a.panels(), b.panels());
     let slices = cuts(hidden.n_rows, SLICE_TOKENS);
     let level = reference.options.level;

@@ -3,8 +3,8 @@
 use crate::arch::graph::FfnLimit;
 use crate::engine::EngineError;
 use crate::engine::exec::activation::{GatedActivation, PlainActivation, Xielu};
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::ActivationKind;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Feed-forward network of a layer that an activation belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) enum LayerActivation {
     Gated(GatedActivation),
 }
 
-impl Builder<'_> {
+impl Resolver<'_> {
     /// Returns the activation of a layer's feed-forward network, with the layer's parameters.
     pub(crate) fn activation(&self, layer: usize, part: FfnPart) -> Result<LayerActivation, EngineError> {
         let kind = match part {

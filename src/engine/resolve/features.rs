@@ -115,11 +115,11 @@ pub(crate) struct BuiltFeatures {
 }
 
 /// Architecture of a card, named in refusals.
-struct Card<'a> {
+struct CardArch<'a> {
     arch: &'a str,
 }
 
-impl Card<'_> {
+impl CardArch<'_> {
     fn unbuilt<T>(&self, feature: &'static str, value: &dyn Debug) -> Result<T, EngineError> {
         let (arch, value) = (self.arch.to_owned(), spelled(value));
         Err(EngineError::Unsupported { arch, feature, value })
@@ -204,7 +204,7 @@ impl BuiltFeatures {
     /// [`EngineError::NoGraph`] for a card that describes no graph, [`EngineError::Unsupported`] for the first feature
     /// that is not implemented.
     pub(crate) fn of(arch: &str, features: &GraphFeatures) -> Result<Self, EngineError> {
-        let card = Card { arch };
+        let card = CardArch { arch };
         // Without `..`: a new key must be added to one of the two groups.
         #[rustfmt::skip]
         let GraphFeatures {
@@ -241,23 +241,23 @@ impl BuiltFeatures {
         }
         if *residual == ResidualRule::Hyper {
             if !extras.is_empty() {
-                return card.unbuilt("extras beside streams", extras);
+                return card.unbuilt("extras with streams", extras);
             }
             // With hyper-connections the stream before the layer is more than one row.
             if *router_input == RouterInput::Raw {
-                return card.unbuilt("router_input beside streams", router_input);
+                return card.unbuilt("router_input with streams", router_input);
             }
         }
         Ok(Self {
             kind,
-            wiring: Card::wiring(*residual),
-            positions: Card::positions(*positions),
+            wiring: CardArch::wiring(*residual),
+            positions: CardArch::positions(*positions),
             sight: match mask {
                 MaskKind::Causal => Sight::Causal,
                 MaskKind::Prefix => Sight::Prefix,
                 MaskKind::Full => Sight::Full,
             },
-            window: Card::window(*window),
+            window: CardArch::window(*window),
             qk_norm: match qk_norm_kind {
                 NormKind::Rms => NormFormula::Rms,
                 NormKind::Layer => NormFormula::Layer,
@@ -265,8 +265,8 @@ impl BuiltFeatures {
                     return card.unbuilt("qk_norm_kind", qk_norm_kind);
                 }
             },
-            ffn: Card::activation(*ffn),
-            experts: Card::activation(experts_act.unwrap_or(*ffn)),
+            ffn: CardArch::activation(*ffn),
+            experts: CardArch::activation(experts_act.unwrap_or(*ffn)),
             gating: match gating {
                 Gating::Softmax => GatingFunction::Softmax,
                 Gating::Sigmoid => GatingFunction::Sigmoid,
@@ -302,7 +302,7 @@ mod tests {
     fn what_is_not_built_is_refused_by_the_name_it_has_in_the_card() {
         for (text, expected) in [
             ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
-            ("residual = 'hyper'\nextras = ['loops']", "extras beside streams = [loops]"),
+            ("residual = 'hyper'\nextras = ['loops']", "extras with streams = [loops]"),
         ] {
             let error = built(text).err().unwrap_or_default();
             assert_eq!(error, format!("card `x`: `{expected}` is not built yet"), "{text}");

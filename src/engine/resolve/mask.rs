@@ -3,10 +3,10 @@
 use crate::arch::graph::WindowPattern;
 use crate::engine::EngineError;
 use crate::engine::exec::mask::Mask;
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::Sight;
+use crate::engine::resolve::resolver::Resolver;
 
-impl Builder<'_> {
+impl Resolver<'_> {
     /// Returns the size of windows: the file's key, where 0 means no window, else the card's number.
     pub(crate) fn window_size(&self) -> Result<Option<usize>, EngineError> {
         let size = self.keys.count("attention.sliding_window")?;

@@ -5,8 +5,8 @@ use crate::engine::EngineError;
 use crate::engine::exec::mask::Mask;
 use crate::engine::exec::rope::{LongFactors, PairLayout, Ramp, Rope, RopeScaling};
 use crate::engine::exec::weights::Vector;
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::PositionRule;
+use crate::engine::resolve::resolver::Resolver;
 
 /// Smallest number of layers of the large model of a family whose sizes differ in their positions (Baichuan).
 const LARGE_DEPTH: usize = 40;
@@ -42,7 +42,7 @@ pub(crate) fn is_large(n_layers: usize) -> bool {
     n_layers >= LARGE_DEPTH
 }
 
-impl Builder<'_> {
+impl Resolver<'_> {
     /// Returns the rotation of a layer with heads of width `dk`, as an index into the plan's rotations.
     pub(crate) fn rope(&mut self, layer: usize, mask: Mask, dk: usize) -> Result<Option<usize>, EngineError> {
         let reach = if mask.is_global() { Reach::Global } else { Reach::Local };

@@ -12,7 +12,7 @@ use crate::gguf::{Array, Metadata, Value, WriteError, WriteOptions, write_gguf};
 
 /// Numbers that are stored as a tensor.
 #[derive(Clone, Copy)]
-enum Numbers<'a> {
+enum TensorValues<'a> {
     Sums(&'a [f64]),
     Counts(&'a [i64]),
 }
@@ -21,11 +21,11 @@ enum Numbers<'a> {
 #[derive(Default)]
 struct SumTensors<'a> {
     metas: Vec<TensorMeta>,
-    numbers: Vec<Numbers<'a>>,
+    numbers: Vec<TensorValues<'a>>,
 }
 
 impl<'a> SumTensors<'a> {
-    fn push(&mut self, name: String, ty: GgmlType, dims: Vec<u64>, numbers: Numbers<'a>) {
+    fn push(&mut self, name: String, ty: GgmlType, dims: Vec<u64>, numbers: TensorValues<'a>) {
         if let Some(shape) = Shape::new(dims) {
             self.metas.push(TensorMeta { name, shape, ty });
             self.numbers.push(numbers);
@@ -42,8 +42,8 @@ impl TensorSource for SumTensors<'_> {
         let meta = &self.metas[tensor];
         let start = first_row as usize * meta.shape.n_cols() as usize;
         let value = |at: usize| match self.numbers[tensor] {
-            Numbers::Sums(sums) => sums[at],
-            Numbers::Counts(counts) => counts[at] as f64,
+            TensorValues::Sums(sums) => sums[at],
+            TensorValues::Counts(counts) => counts[at] as f64,
         };
         if meta.ty == GgmlType::F64 {
             for (at, raw) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -105,7 +105,7 @@ impl ImatrixSums {
             // The format drops outer dimensions of one.
             let (sum_dims, count_dims) =
                 if n_mat == 1 { (vec![n_cols], vec![1]) } else { (vec![n_mat, n_cols], vec![n_mat, 1]) };
-            let (sums, counts) = (Numbers::Sums(&columns.sums), Numbers::Counts(&columns.counts));
+            let (sums, counts) = (TensorValues::Sums(&columns.sums), TensorValues::Counts(&columns.counts));
             tensors.push(format!("{name}{SUMS}"), GgmlType::F32, sum_dims.clone(), sums);
             tensors.push(format!("{name}{COUNTS}"), GgmlType::F32, count_dims.clone(), counts);
             if run.is_some() {
@@ -114,14 +114,14 @@ impl ImatrixSums {
             }
             if let Some(rest) = run.and_then(|run| run.rests.get(name)) {
                 let dims = vec![rest.len() as u64];
-                tensors.push(format!("{name}{SUMS}{REST}"), GgmlType::F64, dims, Numbers::Sums(rest));
+                tensors.push(format!("{name}{SUMS}{REST}"), GgmlType::F64, dims, TensorValues::Sums(rest));
             }
         }
         if let Some(run) = run {
             run.set(&mut metadata);
             if !run.nll.is_empty() {
                 let dims = vec![run.nll.len() as u64];
-                tensors.push(NLL.to_owned(), GgmlType::F64, dims, Numbers::Sums(&run.nll));
+                tensors.push(NLL.to_owned(), GgmlType::F64, dims, TensorValues::Sums(&run.nll));
             }
         }
         if run.is_some_and(|run| run.part.is_some()) {

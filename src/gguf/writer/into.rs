@@ -7,21 +7,21 @@ use std::path::Path;
 use crate::core::TensorSource;
 use crate::core::output::{Begun, OutputError, OutputFile, OutputKind, SharedOutput};
 use crate::core::progress::Progress;
-use crate::gguf::split_id::Beginnings;
+use crate::gguf::split_id::FirstRowHashes;
 use crate::gguf::writer::guard;
-use crate::gguf::writer::stream::{Beside, stream};
+use crate::gguf::writer::stream::{ChunkObservers, stream};
 use crate::gguf::writer::watermark::Watermark;
 use crate::gguf::{FilePlan, PlannedFile, Share, WriteError, WriteOptions, WriteReport};
 
 /// Part of a file that one run writes.
-pub(super) struct Part {
+pub(super) struct FilePart {
     file: PlannedFile,
     /// Number of the part, from 1; `count` is the number of parts.
     number: usize,
     count: usize,
 }
 
-impl Part {
+impl FilePart {
     /// Creates a part with all tensors of a file.
     pub(super) fn alone(file: PlannedFile) -> Self {
         Self { file, number: 1, count: 1 }
@@ -37,14 +37,14 @@ impl Part {
 
 /// Writes the tensors, and in the first part the header. `id` identifies the plan and the input.
 pub(super) fn write(
-    part: Part,
+    part: FilePart,
     kind: OutputKind,
     id: &str,
     source: &dyn TensorSource,
     options: &WriteOptions,
     progress: &dyn Progress,
 ) -> Result<WriteReport, WriteError> {
-    let Part { file, number, count } = part;
+    let FilePart { file, number, count } = part;
     let files = [file];
     let [file] = &files;
     guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
@@ -84,8 +84,8 @@ fn write_tensors(
     progress: &dyn Progress,
 ) -> Result<(), WriteError> {
     let watermark = Watermark::new(shared, &output[0], start, options.sync);
-    let beside = Beside { beginnings: &Beginnings::of(0), watermark: Some(&watermark) };
-    let streamed = stream(source, (files, output), beside, options, progress);
+    let observers = ChunkObservers { first_rows: &FirstRowHashes::of(0), watermark: Some(&watermark) };
+    let streamed = stream(source, (files, output), observers, options, progress);
     if streamed.is_err() {
         // If this fails as well, less progress is recorded, and more is written again.
         let _ = watermark.note();

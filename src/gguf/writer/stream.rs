@@ -12,7 +12,7 @@ use crate::core::text::escape;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::endian::swap_blocks;
 use crate::gguf::plan::{PlannedFile, PlannedTensor};
-use crate::gguf::split_id::Beginnings;
+use crate::gguf::split_id::FirstRowHashes;
 use crate::gguf::writer::watermark::Watermark;
 use crate::gguf::writer::{WriteError, WriteOptions};
 
@@ -23,8 +23,8 @@ const MIN_CHUNK_BYTES: u64 = 64 << 10;
 
 /// Observers of written chunks.
 #[derive(Clone, Copy)]
-pub(super) struct Beside<'a> {
-    pub(super) beginnings: &'a Beginnings,
+pub(super) struct ChunkObservers<'a> {
+    pub(super) first_rows: &'a FirstRowHashes,
     /// Recorded progress of a run that may be resumed, and its start.
     pub(super) watermark: Option<&'a Watermark<'a>>,
 }
@@ -33,17 +33,17 @@ pub(super) struct Beside<'a> {
 pub(super) fn stream(
     source: &dyn TensorSource,
     (files, outputs): (&[PlannedFile], &[OutputFile]),
-    beside: Beside<'_>,
+    observers: ChunkObservers<'_>,
     options: &WriteOptions,
     progress: &dyn Progress,
 ) -> Result<(), WriteError> {
-    let start = beside.watermark.map_or(0, Watermark::start);
+    let start = observers.watermark.map_or(0, Watermark::start);
     let left = files.iter().flat_map(|file| &file.plan.tensors);
     let left =
         left.map(|tensor| tensor.n_bytes.min((tensor.offset + tensor.n_bytes).saturating_sub(start))).sum();
     progress.begin(&title(files), left);
-    let (streamed, synced) = WriteBack::beside(outputs, options.sync, |write_back| {
-        Stream::new(source, files, outputs, write_back, beside, options, progress).run()
+    let (streamed, synced) = WriteBack::during(outputs, options.sync, |write_back| {
+        TensorStream::new(source, files, outputs, write_back, observers, options, progress).run()
     });
     progress.end();
     streamed?;
@@ -62,7 +62,7 @@ fn title(files: &[PlannedFile]) -> String {
 
 /// Rows of one tensor and their position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Chunk {
+struct RowChunk {
     file: usize,
     tensor: usize,
     first_row: u64,
@@ -72,7 +72,7 @@ struct Chunk {
 }
 
 /// Iterator over the chunks of all tensors, in file order.
-struct Chunks<'a> {
+struct RowChunks<'a> {
     tensors: &'a [TensorMeta],
     files: &'a [PlannedFile],
     chunk_bytes: u64,
@@ -81,7 +81,7 @@ struct Chunks<'a> {
     row: u64,
 }
 
-impl<'a> Chunks<'a> {
+impl<'a> RowChunks<'a> {
     /// Starts at an offset of the first file.
     fn new(tensors: &'a [TensorMeta], files: &'a [PlannedFile], chunk_bytes: u64, start: u64) -> Self {
         let mut this = Self { tensors, files, chunk_bytes, file: 0, tensor: 0, row: 0 };
@@ -103,10 +103,10 @@ impl<'a> Chunks<'a> {
     }
 }
 
-impl Iterator for Chunks<'_> {
-    type Item = Chunk;
+impl Iterator for RowChunks<'_> {
+    type Item = RowChunk;
 
-    fn next(&mut self) -> Option<Chunk> {
+    fn next(&mut self) -> Option<RowChunk> {
         loop {
             let file = self.files.get(self.file)?;
             if self.tensor >= file.tensors.end {
@@ -126,7 +126,7 @@ impl Iterator for Chunks<'_> {
             let n_rows = (self.chunk_bytes / row_bytes).max(1).min(n_rows - first_row);
             self.row += n_rows;
             let planned = file.plan.tensors[self.tensor - file.tensors.start];
-            return Some(Chunk {
+            return Some(RowChunk {
                 file: self.file,
                 tensor: self.tensor,
                 first_row,
@@ -150,10 +150,10 @@ impl Drop for StopOnPanic<'_> {
 }
 
 /// State of a running stream.
-struct Stream<'a> {
+struct TensorStream<'a> {
     source: &'a dyn TensorSource,
     outputs: &'a [OutputFile],
-    beside: Beside<'a>,
+    observers: ChunkObservers<'a>,
     endian: Endian,
     write_back: &'a WriteBack<'a>,
     chunk_bytes: u64,
@@ -161,32 +161,32 @@ struct Stream<'a> {
     /// Indices of the files' tensors.
     own: Range<usize>,
     n_workers: usize,
-    queue: Mutex<std::iter::Enumerate<Chunks<'a>>>,
+    queue: Mutex<std::iter::Enumerate<RowChunks<'a>>>,
     stop: AtomicBool,
     /// Failure of the earliest chunk, so that the message does not depend on the threads.
     failure: Mutex<Option<(usize, WriteError)>>,
 }
 
-impl<'a> Stream<'a> {
+impl<'a> TensorStream<'a> {
     fn new(
         source: &'a dyn TensorSource,
         files: &'a [PlannedFile],
         outputs: &'a [OutputFile],
         write_back: &'a WriteBack<'a>,
-        beside: Beside<'a>,
+        observers: ChunkObservers<'a>,
         options: &WriteOptions,
         progress: &'a dyn Progress,
     ) -> Self {
         let n_workers = rayon::current_num_threads().max(1);
         let chunk_bytes =
             (options.memory_bytes / (2 * n_workers as u64)).clamp(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES);
-        let start = beside.watermark.map_or(0, Watermark::start);
-        let chunks = Chunks::new(source.tensors(), files, chunk_bytes, start);
+        let start = observers.watermark.map_or(0, Watermark::start);
+        let chunks = RowChunks::new(source.tensors(), files, chunk_bytes, start);
         chunks.tensors_left().for_each(|tensor| source.expect(tensor));
         Self {
             source,
             outputs,
-            beside,
+            observers,
             endian: options.layout.endian,
             write_back,
             chunk_bytes,
@@ -238,7 +238,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    fn write(&self, index: usize, chunk: Chunk, buffer: &mut Vec<u8>) -> Result<(), WriteError> {
+    fn write(&self, index: usize, chunk: RowChunk, buffer: &mut Vec<u8>) -> Result<(), WriteError> {
         let output = &self.outputs[chunk.file];
         let borrowed = match self.endian {
             Endian::Little => self.source.borrow_rows(chunk.tensor, chunk.first_row, chunk.n_rows),
@@ -262,7 +262,7 @@ impl<'a> Stream<'a> {
         }
         self.source.release_rows(chunk.tensor, chunk.first_row, chunk.n_rows);
         self.write_back.wrote(chunk.file, chunk.n_bytes)?;
-        if let Some(watermark) = self.beside.watermark {
+        if let Some(watermark) = self.observers.watermark {
             watermark.wrote(index, chunk.offset + chunk.n_bytes)?;
         }
         Ok(())
@@ -270,12 +270,12 @@ impl<'a> Stream<'a> {
 
     /// Reports the start of a tensor and records its first row. More rows would not be reproducible: the number per
     /// chunk depends on the memory.
-    fn begin_tensor(&self, chunk: Chunk, bytes: &[u8]) {
+    fn begin_tensor(&self, chunk: RowChunk, bytes: &[u8]) {
         if chunk.first_row == 0 {
             let (number, of) = (chunk.tensor + 1 - self.own.start, self.own.len());
             self.progress.piece("tensor", number as u64, of as u64);
             let row_bytes = bytes.len() / usize::try_from(chunk.n_rows).unwrap_or(usize::MAX).max(1);
-            self.beside.beginnings.note(chunk.tensor, &bytes[..row_bytes]);
+            self.observers.first_rows.note(chunk.tensor, &bytes[..row_bytes]);
         }
     }
 }

@@ -17,10 +17,10 @@ pub(super) struct Watermark<'a> {
     output: &'a OutputFile,
     start: u64,
     sync: bool,
-    state: Mutex<State>,
+    state: Mutex<WatermarkState>,
 }
 
-struct State {
+struct WatermarkState {
     /// Index of the first chunk that is not written.
     next: usize,
     /// End offsets of written chunks after it, by index.
@@ -33,7 +33,7 @@ struct State {
 impl<'a> Watermark<'a> {
     /// Creates the record of a run that starts at offset `start`.
     pub(super) fn new(shared: &'a SharedOutput, output: &'a OutputFile, start: u64, sync: bool) -> Self {
-        let state = State { next: 0, ahead: BTreeMap::new(), end: start, noted: start };
+        let state = WatermarkState { next: 0, ahead: BTreeMap::new(), end: start, noted: start };
         Self { shared, output, start, sync, state: Mutex::new(state) }
     }
 

@@ -7,10 +7,10 @@ use crate::checkpoint::msmodelslim::Description;
 use crate::checkpoint::{Checkpoint, Container as _, ModelDir};
 use crate::convert::{ConvertError, ConvertOptions, FlmOptions, ModelSource, Vocabulary};
 use crate::core::{WeightMeta, WeightSource};
-use crate::inspect::checkpoint::{Aspect, ListedTensor, Problem, WeightFile, WeightFiles};
+use crate::inspect::checkpoint::{Aspect, ListedFile, ListedTensor, Problem, WeightFiles};
 
 /// An opened checkpoint.
-pub(super) struct Opened {
+pub(super) struct OpenedCheckpoint {
     /// The model, without weights if they cannot be read.
     pub(super) source: ModelSource,
     /// The weight files, if they can be read.
@@ -21,7 +21,7 @@ pub(super) struct Opened {
     pub(super) problems: Vec<Problem>,
 }
 
-impl Opened {
+impl OpenedCheckpoint {
     /// Opens a FastLLM file or a directory, as far as possible.
     ///
     /// # Errors
@@ -94,10 +94,10 @@ impl Opened {
     }
 }
 
-fn files(dir: &Path, names: &[&str]) -> Result<Vec<WeightFile>, ConvertError> {
+fn files(dir: &Path, names: &[&str]) -> Result<Vec<ListedFile>, ConvertError> {
     let file = |name: &&str| {
         let n_bytes = fs_err::metadata(dir.join(name))?.len();
-        Ok(WeightFile { name: (*name).to_owned(), n_bytes })
+        Ok(ListedFile { name: (*name).to_owned(), n_bytes })
     };
     names.iter().map(file).collect()
 }

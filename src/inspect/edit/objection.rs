@@ -62,7 +62,7 @@ pub enum Objection {
 }
 
 /// A model before and after a change.
-pub(super) struct Case<'a> {
+pub(super) struct ChangedModel<'a> {
     pub(super) before: &'a Metadata,
     pub(super) after: &'a Metadata,
     /// The tensors of all parts; `None` if parts are missing.
@@ -72,7 +72,7 @@ pub(super) struct Case<'a> {
     pub(super) changes: &'a [Change],
 }
 
-impl Case<'_> {
+impl ChangedModel<'_> {
     /// Returns all objections to the change.
     ///
     /// Faults that existed before are not objections.

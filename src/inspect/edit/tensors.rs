@@ -106,16 +106,16 @@ impl EditedTensors {
 
     /// Returns a source of the tensors' data, read from the input.
     pub(super) fn source<'a>(&'a self, file: &'a GgufFile) -> impl TensorSource + 'a {
-        Selected { edited: self, file }
+        EditedSource { edited: self, file }
     }
 }
 
-struct Selected<'a> {
+struct EditedSource<'a> {
     edited: &'a EditedTensors,
     file: &'a GgufFile,
 }
 
-impl TensorSource for Selected<'_> {
+impl TensorSource for EditedSource<'_> {
     fn tensors(&self) -> &[TensorMeta] {
         &self.edited.metas
     }

@@ -7,7 +7,7 @@ use crate::core::GgmlType;
 
 /// Candidate type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Candidate {
+pub struct TypeCandidate {
     /// Type of the candidate.
     pub ty: GgmlType,
     /// Bytes of the tensor in the file, including padding.
@@ -32,7 +32,7 @@ const LEAST_GAIN: f64 = 1e-9;
 ///
 /// # Errors
 /// The bytes of the smallest candidates, if they exceed the budget.
-pub(super) fn choose(rows: &[Vec<Candidate>], budget: u64) -> Result<Vec<usize>, u64> {
+pub(super) fn choose(rows: &[Vec<TypeCandidate>], budget: u64) -> Result<Vec<usize>, u64> {
     let mut choice: Vec<usize> = rows.iter().map(|row| smallest(row)).collect();
     let used = total(rows, &choice);
     let Some(mut left) = budget.checked_sub(used) else { return Err(used) };
@@ -55,17 +55,18 @@ pub(super) fn choose(rows: &[Vec<Candidate>], budget: u64) -> Result<Vec<usize>,
 }
 
 /// Number of bytes of a choice.
-pub(super) fn total(rows: &[Vec<Candidate>], choice: &[usize]) -> u64 {
+pub(super) fn total(rows: &[Vec<TypeCandidate>], choice: &[usize]) -> u64 {
     rows.iter().zip(choice).fold(0, |sum, (row, &at)| sum.saturating_add(n_bytes(row, at)))
 }
 
-fn n_bytes(row: &[Candidate], at: usize) -> u64 {
+fn n_bytes(row: &[TypeCandidate], at: usize) -> u64 {
     row.get(at).map_or(0, |candidate| candidate.n_bytes)
 }
 
 /// Index of the smallest candidate; of equal ones the one with the least cost.
-fn smallest(row: &[Candidate]) -> usize {
-    let by_size = |a: &&Candidate, b: &&Candidate| a.n_bytes.cmp(&b.n_bytes).then(a.cost.total_cmp(&b.cost));
+fn smallest(row: &[TypeCandidate]) -> usize {
+    let by_size =
+        |a: &&TypeCandidate, b: &&TypeCandidate| a.n_bytes.cmp(&b.n_bytes).then(a.cost.total_cmp(&b.cost));
     let found = row.iter().min_by(by_size);
     found.and_then(|found| row.iter().position(|candidate| candidate == found)).unwrap_or(0)
 }
@@ -98,7 +99,7 @@ impl PartialEq for Upgrade {
 impl Eq for Upgrade {}
 
 /// Best upgrade of one row by drop per byte, among those that fit.
-fn best_upgrade(rows: &[Vec<Candidate>], row: usize, at: usize, left: u64) -> Option<Upgrade> {
+fn best_upgrade(rows: &[Vec<TypeCandidate>], row: usize, at: usize, left: u64) -> Option<Upgrade> {
     let now = rows[row].get(at)?;
     let mut best: Option<Upgrade> = None;
     for (to, candidate) in rows[row].iter().enumerate() {
@@ -114,7 +115,7 @@ fn best_upgrade(rows: &[Vec<Candidate>], row: usize, at: usize, left: u64) -> Op
 }
 
 /// Takes upgrades until none fits.
-fn upgrade(rows: &[Vec<Candidate>], choice: &mut [usize], left: &mut u64) {
+fn upgrade(rows: &[Vec<TypeCandidate>], choice: &mut [usize], left: &mut u64) {
     let waiting = (0..rows.len()).filter_map(|row| best_upgrade(rows, row, choice[row], *left));
     let mut waiting: BinaryHeap<Upgrade> = waiting.collect();
     while let Some(next) = waiting.pop() {
@@ -130,17 +131,21 @@ fn upgrade(rows: &[Vec<Candidate>], choice: &mut [usize], left: &mut u64) {
 }
 
 /// Row, and the candidate to which it changes.
-type Change = (usize, usize);
+type TypeChange = (usize, usize);
 
 /// Change of a row, with its drop of cost and its number of bytes.
 struct Offer {
     n_bytes: u64,
     drop: f64,
-    change: Change,
+    change: TypeChange,
 }
 
 /// Pair of a downgrade and an upgrade of two rows that fits and lowers the cost most.
-fn best_exchange(rows: &[Vec<Candidate>], choice: &[usize], left: u64) -> Option<(Change, Change, f64)> {
+fn best_exchange(
+    rows: &[Vec<TypeCandidate>],
+    choice: &[usize],
+    left: u64,
+) -> Option<(TypeChange, TypeChange, f64)> {
     let (mut downs, mut ups) = (Vec::new(), Vec::new());
     for (row, candidates) in rows.iter().enumerate() {
         let Some(now) = candidates.get(choice[row]) else { continue };
@@ -170,10 +175,10 @@ fn best_exchange(rows: &[Vec<Candidate>], choice: &[usize], left: u64) -> Option
         }
         best.push(two);
     }
-    let mut found: Option<(Change, Change, f64)> = None;
+    let mut found: Option<(TypeChange, TypeChange, f64)> = None;
     for down in &downs {
-        let room = left.saturating_add(down.n_bytes);
-        let n_fit = ups.partition_point(|up| up.n_bytes <= room);
+        let space = left.saturating_add(down.n_bytes);
+        let n_fit = ups.partition_point(|up| up.n_bytes <= space);
         let Some(two) = n_fit.checked_sub(1).and_then(|last| best.get(last)) else { continue };
         let other = two.iter().flatten().map(|&at| &ups[at]).find(|up| up.change.0 != down.change.0);
         let Some(up) = other else { continue };
@@ -190,9 +195,9 @@ mod tests {
     use super::*;
 
     /// Pseudo-random numbers.
-    struct Numbers(u64);
+    struct RandomNumbers(u64);
 
-    impl Numbers {
+    impl RandomNumbers {
         fn below(&mut self, n: u64) -> u64 {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (self.0 >> 33) % n
@@ -200,7 +205,7 @@ mod tests {
 
         /// Table like that of a model: errors fall by about a factor of four with each bit, and tensors differ in size
         /// and weight.
-        fn table(&mut self, n_rows: usize) -> Vec<Vec<Candidate>> {
+        fn table(&mut self, n_rows: usize) -> Vec<Vec<TypeCandidate>> {
             const TYPES: [(GgmlType, u64, f64); 5] = [
                 (GgmlType::Q2K, 21, 70.0),
                 (GgmlType::Q3K, 27, 20.0),
@@ -212,7 +217,7 @@ mod tests {
                 let (size, weight) = (4 + self.below(60), 1.0 + self.below(1000) as f64 / 10.0);
                 let mut candidate = |&(ty, bits, error): &(GgmlType, u64, f64)| {
                     let cost = weight * error * (0.8 + self.below(40) as f64 / 100.0);
-                    Candidate { ty, n_bytes: size * bits, cost }
+                    TypeCandidate { ty, n_bytes: size * bits, cost }
                 };
                 TYPES.iter().map(&mut candidate).collect()
             };
@@ -220,20 +225,20 @@ mod tests {
         }
     }
 
-    fn cost(rows: &[Vec<Candidate>], choice: &[usize]) -> f64 {
+    fn cost(rows: &[Vec<TypeCandidate>], choice: &[usize]) -> f64 {
         rows.iter().zip(choice).map(|(row, &at)| row[at].cost).sum()
     }
 
     /// Least cost of all choices that fit.
-    fn brute_force(rows: &[Vec<Candidate>], budget: u64) -> f64 {
+    fn brute_force(rows: &[Vec<TypeCandidate>], budget: u64) -> f64 {
         let Some((first, rest)) = rows.split_first() else { return 0.0 };
         let fits = first.iter().filter(|candidate| candidate.n_bytes <= budget);
         let costs = fits.map(|candidate| candidate.cost + brute_force(rest, budget - candidate.n_bytes));
         costs.fold(f64::INFINITY, f64::min)
     }
 
-    fn bounds(rows: &[Vec<Candidate>]) -> (u64, u64) {
-        let of = |row: &Vec<Candidate>| {
+    fn bounds(rows: &[Vec<TypeCandidate>]) -> (u64, u64) {
+        let of = |row: &Vec<TypeCandidate>| {
             row.iter().map(|c| c.n_bytes).min().zip(row.iter().map(|c| c.n_bytes).max())
         };
         rows.iter().filter_map(of).fold((0, 0), |sum, (least, most)| (sum.0 + least, sum.1 + most))
@@ -241,7 +246,7 @@ mod tests {
 
     #[test]
     fn it_comes_near_to_the_best_of_all_choices() {
-        let mut numbers = Numbers(1);
+        let mut numbers = RandomNumbers(1);
         let (mut worst, mut sum, mut n) = (1.0f64, 0.0, 0);
         for _ in 0..60 {
             let rows = numbers.table(6);
@@ -261,7 +266,7 @@ mod tests {
 
     #[test]
     fn it_stays_within_the_budget_and_uses_it_up() {
-        let mut numbers = Numbers(2);
+        let mut numbers = RandomNumbers(2);
         let rows = numbers.table(200);
         let (least, most) = bounds(&rows);
         for part in 0..=50 {
@@ -280,7 +285,7 @@ mod tests {
     /// More bytes never cost more, once they exceed the largest step.
     #[test]
     fn more_bytes_cost_less() {
-        let mut numbers = Numbers(3);
+        let mut numbers = RandomNumbers(3);
         for _ in 0..10 {
             let rows = numbers.table(40);
             let (least, most) = bounds(&rows);
@@ -296,7 +301,7 @@ mod tests {
 
     #[test]
     fn useless_candidates_are_passed_over() {
-        let candidate = |ty, n_bytes, cost| Candidate { ty, n_bytes, cost };
+        let candidate = |ty, n_bytes, cost| TypeCandidate { ty, n_bytes, cost };
         // Larger and worse, and one with a cost of NaN.
         let row = vec![
             candidate(GgmlType::Q2K, 10, 8.0),
@@ -316,7 +321,7 @@ mod tests {
     /// Upgrades alone would spend all bytes on the first row. The second row gains more with these bytes and the rest.
     #[test]
     fn exchanges_find_what_upgrades_miss() {
-        let candidate = |n_bytes, cost| Candidate { ty: GgmlType::Q4K, n_bytes, cost };
+        let candidate = |n_bytes, cost| TypeCandidate { ty: GgmlType::Q4K, n_bytes, cost };
         let rows = [vec![candidate(1, 10.0), candidate(3, 4.0)], vec![candidate(1, 20.0), candidate(8, 1.0)]];
         assert_eq!(choose(&rows, 10), Ok(vec![0, 1]));
     }

@@ -100,12 +100,12 @@ mod tests {
     use super::*;
     use crate::core::Shape;
 
-    struct Rows {
+    struct RowSource {
         meta: [TensorMeta; 1],
         values: Vec<f32>,
     }
 
-    impl TensorSource for Rows {
+    impl TensorSource for RowSource {
         fn tensors(&self) -> &[TensorMeta] {
             &self.meta
         }
@@ -120,14 +120,14 @@ mod tests {
         }
     }
 
-    fn rows(dims: &[u64], value: impl Fn(usize) -> f32) -> Rows {
+    fn rows(dims: &[u64], value: impl Fn(usize) -> f32) -> RowSource {
         let shape = Shape::new(dims.to_vec()).unwrap();
         let values = (0..usize::try_from(shape.n_elems()).unwrap()).map(value).collect();
         let meta = TensorMeta { name: "x".to_owned(), shape, ty: GgmlType::F32 };
-        Rows { meta: [meta], values }
+        RowSource { meta: [meta], values }
     }
 
-    fn errors(rows: &Rows, weights: Option<&[f32]>, types: &[GgmlType]) -> Vec<f64> {
+    fn errors(rows: &RowSource, weights: Option<&[f32]>, types: &[GgmlType]) -> Vec<f64> {
         let sampled = Sampled { source: rows, tensor: 0, weights, level: SimdLevel::Scalar };
         sampled.errors(types).unwrap().into_iter().map(|row| row.1).collect()
     }

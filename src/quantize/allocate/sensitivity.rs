@@ -34,7 +34,7 @@ const FIRST_LAYER: f64 = 3.0;
 const LAST_FFN: f64 = 2.0;
 
 /// Name and role of a tensor.
-pub(super) struct Place<'a> {
+pub(super) struct NamedTensor<'a> {
     pub(super) name: &'a str,
     pub(super) class: TensorClass,
 }
@@ -44,13 +44,13 @@ pub(super) struct Place<'a> {
 /// `logit_power` is the result of [`logit_power`], `n_layers` the number of layers. `is_tied` is true if the embeddings
 /// are also the output.
 pub(super) fn sensitivities<'a>(
-    places: impl Iterator<Item = Place<'a>>,
+    places: impl Iterator<Item = NamedTensor<'a>>,
     logit_power: f64,
     n_layers: i32,
     is_tied: bool,
 ) -> Vec<f64> {
     let of_role = |class| ROLES.iter().find(|row| row.0 == class).map_or(0.0, |row| row.1);
-    let sensitivity = |place: Place<'_>| {
+    let sensitivity = |place: NamedTensor<'_>| {
         let (class, layer) = (place.class, layer_of(place.name));
         let is_ffn = matches!(class, TensorClass::FfnGate | TensorClass::FfnUp | TensorClass::FfnDown);
         let as_output =
@@ -124,7 +124,7 @@ mod tests {
 
     fn of(names: &[&str], n_layers: i32, is_tied: bool) -> Vec<f64> {
         sensitivities(
-            names.iter().map(|name| Place { name, class: TensorClass::of(name) }),
+            names.iter().map(|name| NamedTensor { name, class: TensorClass::of(name) }),
             10.0,
             n_layers,
             is_tied,
@@ -160,9 +160,9 @@ mod tests {
         }
     }
 
-    struct Model(Vec<(TensorMeta, Vec<f32>)>, Vec<TensorMeta>);
+    struct F32Model(Vec<(TensorMeta, Vec<f32>)>, Vec<TensorMeta>);
 
-    impl Model {
+    impl F32Model {
         fn new(tensors: &[(&str, &[u64], &[f32])]) -> Self {
             let tensor = |&(name, dims, values): &(&str, &[u64], &[f32])| {
                 let shape = Shape::new(dims.to_vec()).unwrap();
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    impl TensorSource for Model {
+    impl TensorSource for F32Model {
         fn tensors(&self) -> &[TensorMeta] {
             &self.1
         }
@@ -193,11 +193,11 @@ mod tests {
         let level = SimdLevel::Scalar;
         // A column that is the same for all tokens has no effect.
         let embeddings: (&str, &[u64], &[f32]) = ("token_embd.weight", &[2, 2], &[3.0, 5.0, 1.0, 5.0]);
-        assert_eq!(logit_power(&Model::new(&[embeddings]), level).unwrap(), 0.5);
+        assert_eq!(logit_power(&F32Model::new(&[embeddings]), level).unwrap(), 0.5);
         let norm: (&str, &[u64], &[f32]) = ("output_norm.weight", &[2], &[2.0, 9.0]);
-        assert_eq!(logit_power(&Model::new(&[norm, embeddings]), level).unwrap(), 2.0);
+        assert_eq!(logit_power(&F32Model::new(&[norm, embeddings]), level).unwrap(), 2.0);
         let output: (&str, &[u64], &[f32]) = ("output.weight", &[2, 2], &[0.0, 0.0, 8.0, 0.0]);
-        assert_eq!(logit_power(&Model::new(&[norm, embeddings, output]), level).unwrap(), 32.0);
-        assert_eq!(logit_power(&Model::new(&[norm]), level).unwrap(), 1.0);
+        assert_eq!(logit_power(&F32Model::new(&[norm, embeddings, output]), level).unwrap(), 32.0);
+        assert_eq!(logit_power(&F32Model::new(&[norm]), level).unwrap(), 1.0);
     }
 }

@@ -9,10 +9,10 @@ use crate::core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
 use crate::gguf::{FilePlan, FileType, Imatrix, LayoutOptions, Value, WriteError};
 use crate::quant::can_quantize;
 use crate::quantize::allocate::costs::TensorCost;
-use crate::quantize::allocate::greedy::{self, Candidate};
+use crate::quantize::allocate::greedy::{self, TypeCandidate};
 use crate::quantize::allocate::rounding::Sampled;
 use crate::quantize::allocate::rules::rule;
-use crate::quantize::allocate::sensitivity::{Place, logit_power, sensitivities};
+use crate::quantize::allocate::sensitivity::{NamedTensor, logit_power, sensitivities};
 use crate::quantize::allocate::{
     AllocateError, Allocation, ChosenType, SIZE_TOLERANCE, SizeTarget, StandardMix,
 };
@@ -198,7 +198,8 @@ impl<'a> Survey<'a> {
         let errors: Option<Vec<_>> = errors?.into_iter().collect();
         let errors = errors.ok_or(QuantizeError::from(WriteError::Cancelled))?;
         let power = logit_power(self.input.source, self.options.simd)?;
-        let places = self.tensors.iter().map(|tensor| Place { name: &tensor.name, class: tensor.class });
+        let places =
+            self.tensors.iter().map(|tensor| NamedTensor { name: &tensor.name, class: tensor.class });
         let sensitivities = sensitivities(places, power, self.facts.n_layers, self.is_tied);
         let costs = self.tensors.iter().zip(errors).zip(sensitivities);
         let cost = |((tensor, errors), sensitivity): ((&OpenTensor, _), f64)| TensorCost {
@@ -296,7 +297,7 @@ impl<'a> Survey<'a> {
     /// A size below that with the smallest types.
     pub fn choose(&self, costs: &[TensorCost], target: SizeTarget) -> Result<Allocation, AllocateError> {
         let target_bytes = target.bytes(self.n_elems);
-        let rows: Vec<Vec<Candidate>> =
+        let rows: Vec<Vec<TypeCandidate>> =
             self.tensors.iter().zip(costs).map(|(tensor, cost)| self.candidates(tensor, cost)).collect();
         let budget = target_bytes.saturating_sub(self.fixed_bytes);
         let choice =
@@ -307,7 +308,7 @@ impl<'a> Survey<'a> {
         }
         let chosen = self.tensors.iter().zip(rows.iter().zip(&choice));
         let chosen = chosen.filter_map(|(tensor, (row, &at))| {
-            let Candidate { ty, cost, .. } = *row.get(at)?;
+            let TypeCandidate { ty, cost, .. } = *row.get(at)?;
             Some(ChosenType { name: tensor.name.clone(), place: tensor.place, ty, cost })
         });
         let types: Vec<ChosenType> = chosen.collect();
@@ -338,9 +339,9 @@ impl<'a> Survey<'a> {
         })
     }
 
-    fn candidates(&self, tensor: &OpenTensor, cost: &TensorCost) -> Vec<Candidate> {
+    fn candidates(&self, tensor: &OpenTensor, cost: &TensorCost) -> Vec<TypeCandidate> {
         let candidate = |&ty: &GgmlType| {
-            Some(Candidate { ty, n_bytes: self.padded_bytes(tensor, ty)?, cost: cost.of(ty)? })
+            Some(TypeCandidate { ty, n_bytes: self.padded_bytes(tensor, ty)?, cost: cost.of(ty)? })
         };
         tensor.types.iter().filter_map(candidate).collect()
     }

@@ -12,13 +12,13 @@ use super::vocab::{KIMI, Vocab, strings};
 use crate::core::text::escape_bytes;
 use crate::gguf::Metadata;
 use crate::tokenizer::byte_alphabet::char_of;
-use crate::tokenizer::pretokenizer::Table;
+use crate::tokenizer::pretokenizer::PreTable;
 
 const MERGES: &str = "tokenizer.ggml.merges";
 
 /// Normalization of text before it is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Normalizer {
+enum BpeNormalization {
     None,
     Nfc,
     /// Spaces become `▁`.
@@ -30,7 +30,7 @@ enum Normalizer {
 #[derive(Debug)]
 pub(crate) struct Bpe {
     splitter: Splitter,
-    normalizer: Normalizer,
+    normalizer: BpeNormalization,
     /// True if a piece that is a token needs no merges.
     ignore_merges: bool,
     /// Rank and result of each pair.
@@ -40,7 +40,7 @@ pub(crate) struct Bpe {
 }
 
 /// A token of a piece during merging, linked to its neighbours.
-struct Symbol {
+struct BpeSymbol {
     id: u32,
     prev: Option<usize>,
     next: Option<usize>,
@@ -53,7 +53,7 @@ impl Bpe {
     /// # Errors
     /// Merges that are missing or not two texts, a pre-tokenizer without steps.
     pub(crate) fn new(vocab: &Vocab, metadata: &Metadata) -> Result<Self, EncodeError> {
-        let table = Table::get();
+        let table = PreTable::get();
         let pre =
             vocab.pre.ok_or(EncodeError::MissingKey { key: "tokenizer.ggml.pre", expected: "string" })?;
         let splitter = table.steps(pre).and_then(Splitter::new);
@@ -80,10 +80,10 @@ impl Bpe {
             }
         }
         let normalizer = match pre.normalizer.as_deref() {
-            Some("nfc") => Normalizer::Nfc,
-            Some("metaspace") => Normalizer::Metaspace,
-            Some("lowercase") if vocab.lowercase => Normalizer::Lowercase,
-            _ => Normalizer::None,
+            Some("nfc") => BpeNormalization::Nfc,
+            Some("metaspace") => BpeNormalization::Metaspace,
+            Some("lowercase") if vocab.lowercase => BpeNormalization::Lowercase,
+            _ => BpeNormalization::None,
         };
         let byte_level = |byte| vocab.id(char_of(byte).encode_utf8(&mut [0; 4]).as_bytes());
         let bytes =
@@ -94,11 +94,11 @@ impl Bpe {
     /// Appends the ids of a text without special tokens. Bytes without tokens are omitted, as by the original.
     pub(crate) fn encode_fragment(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         let text = match self.normalizer {
-            Normalizer::None => Cow::Borrowed(text),
-            Normalizer::Nfc if is_nfc(text) => Cow::Borrowed(text),
-            Normalizer::Nfc => Cow::Owned(text.nfc().collect()),
-            Normalizer::Metaspace => Cow::Owned(text.replace(' ', "\u{2581}")),
-            Normalizer::Lowercase => Cow::Owned(text.to_lowercase()),
+            BpeNormalization::None => Cow::Borrowed(text),
+            BpeNormalization::Nfc if is_nfc(text) => Cow::Borrowed(text),
+            BpeNormalization::Nfc => Cow::Owned(text.nfc().collect()),
+            BpeNormalization::Metaspace => Cow::Owned(text.replace(' ', "\u{2581}")),
+            BpeNormalization::Lowercase => Cow::Owned(text.to_lowercase()),
         };
         let mut symbols = Vec::new();
         let mut written = String::new();
@@ -142,7 +142,7 @@ impl Bpe {
     }
 
     /// Appends a character as its token, else as the tokens of its bytes, else as the unknown token.
-    fn link_char(&self, vocab: &Vocab, c: char, symbols: &mut Vec<Symbol>) {
+    fn link_char(&self, vocab: &Vocab, c: char, symbols: &mut Vec<BpeSymbol>) {
         let mut buffer = [0; 4];
         let bytes = c.encode_utf8(&mut buffer).as_bytes();
         if let Some(id) = vocab.id(bytes) {
@@ -158,9 +158,9 @@ impl Bpe {
 
     /// Merges pairs by rank, lowest first; of equal ranks, the leftmost. A heap holds the pairs, so the time for `n`
     /// symbols is `n log n`.
-    fn merge(&self, symbols: &mut [Symbol]) {
+    fn merge(&self, symbols: &mut [BpeSymbol]) {
         let mut heap = BinaryHeap::new();
-        let candidate = |symbols: &[Symbol], left: usize| {
+        let candidate = |symbols: &[BpeSymbol], left: usize| {
             let first = symbols.get(left)?;
             let second = symbols.get(first.next?)?;
             let &(rank, id) = self.merges.get(&(first.id, second.id))?;
@@ -187,11 +187,11 @@ impl Bpe {
     }
 }
 
-fn link(symbols: &mut Vec<Symbol>, id: u32) {
+fn link(symbols: &mut Vec<BpeSymbol>, id: u32) {
     let at = symbols.len();
     let prev = at.checked_sub(1);
     if let Some(last) = symbols.last_mut() {
         last.next = Some(at);
     }
-    symbols.push(Symbol { id, prev, next: None, merged: false });
+    symbols.push(BpeSymbol { id, prev, next: None, merged: false });
 }

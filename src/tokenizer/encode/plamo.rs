@@ -26,7 +26,7 @@ pub(crate) struct Plamo {
 
 /// Best path from a position to the end of the text.
 #[derive(Clone, Copy)]
-struct Best {
+struct PathToEnd {
     cost: i64,
     /// Length of the first token in bytes.
     n_bytes: usize,
@@ -59,23 +59,23 @@ impl Plamo {
     /// Appends the ids of a text without special tokens.
     pub(crate) fn encode_fragment(&self, text: &str, out: &mut Vec<u32>) {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let end = Best { cost: 0, n_bytes: 0, token: None };
+        let end = PathToEnd { cost: 0, n_bytes: 0, token: None };
         let mut ways = vec![end; text.len() + 1];
         for (at, c) in text.char_indices().rev() {
             let rest = text.as_bytes().get(at..).unwrap_or_default();
             let n_bytes = c.len_utf8();
-            let mut best = Best { cost: i64::MAX, n_bytes, token: None };
+            let mut best = PathToEnd { cost: i64::MAX, n_bytes, token: None };
             for (n_bytes, id) in self.trie.prefixes(rest) {
                 let own = self.costs.get(id as usize).copied().unwrap_or(MAX_COST);
                 let cost = own.saturating_add(ways[at + n_bytes].cost);
                 // Prefixes come shortest first: of equal sums, the longest is kept.
                 if own < MAX_COST && cost <= best.cost {
-                    best = Best { cost, n_bytes, token: Some(id) };
+                    best = PathToEnd { cost, n_bytes, token: Some(id) };
                 }
             }
             let unknown = ways[at + n_bytes].cost.saturating_add(UNKNOWN_COST);
             if unknown < best.cost {
-                best = Best { cost: unknown, n_bytes, token: None };
+                best = PathToEnd { cost: unknown, n_bytes, token: None };
             }
             ways[at] = best;
         }

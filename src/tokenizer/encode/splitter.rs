@@ -26,22 +26,22 @@ const PUNCTUATION: &str = r"[\p{P}!-/:-@\[-`{-~]";
 #[derive(Debug)]
 pub(crate) struct Splitter {
     /// Splits of the text.
-    before: Vec<Split>,
+    before: Vec<SplitStep>,
     /// Splits of the text in the byte alphabet.
-    after: Vec<Split>,
+    after: Vec<SplitStep>,
     /// True if pieces are written in the byte alphabet.
     pub(crate) byte_level: bool,
 }
 
 #[derive(Debug)]
-struct Split {
-    pattern: Pattern,
-    behavior: Behavior,
+struct SplitStep {
+    pattern: SplitPattern,
+    behavior: SplitBehavior,
 }
 
 /// Treatment of the matches of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Behavior {
+enum SplitBehavior {
     /// Matches are pieces.
     Isolated,
     /// Matches are dropped.
@@ -51,7 +51,7 @@ enum Behavior {
 }
 
 #[derive(Debug)]
-enum Pattern {
+enum SplitPattern {
     Regex(Regex),
     /// `head` or a run of whitespace.
     Blanks {
@@ -89,12 +89,12 @@ impl Splitter {
                 _ => return None,
             };
             let behavior = match behavior {
-                "isolated" => Behavior::Isolated,
-                "removed" => Behavior::Removed,
-                "mergedwithprevious" => Behavior::MergedWithPrevious,
+                "isolated" => SplitBehavior::Isolated,
+                "removed" => SplitBehavior::Removed,
+                "mergedwithprevious" => SplitBehavior::MergedWithPrevious,
                 _ => return None,
             };
-            let split = Split { pattern: Pattern::new(regex)?, behavior };
+            let split = SplitStep { pattern: SplitPattern::new(regex)?, behavior };
             if out.byte_level { &mut out.after } else { &mut out.before }.push(split);
             out.byte_level |= kind == "byte_level";
         }
@@ -123,7 +123,7 @@ impl Splitter {
     }
 }
 
-fn run(splits: &[Split], text: &str) -> Vec<Range<usize>> {
+fn run(splits: &[SplitStep], text: &str) -> Vec<Range<usize>> {
     let mut pieces = Vec::new();
     if !text.is_empty() {
         pieces.push(0..text.len());
@@ -139,8 +139,8 @@ fn run(splits: &[Split], text: &str) -> Vec<Range<usize>> {
                 }
                 let part = start + part.start..start + part.end;
                 match split.behavior {
-                    Behavior::Removed if is_match => {}
-                    Behavior::MergedWithPrevious if is_match && !after_match => {
+                    SplitBehavior::Removed if is_match => {}
+                    SplitBehavior::MergedWithPrevious if is_match && !after_match => {
                         if let Some(last) = next.last_mut() {
                             *last = Range { end: part.end, ..*last };
                         }
@@ -155,7 +155,7 @@ fn run(splits: &[Split], text: &str) -> Vec<Range<usize>> {
     pieces
 }
 
-impl Pattern {
+impl SplitPattern {
     fn new(regex: &str) -> Option<Self> {
         let compile = |regex: &str| Regex::new(regex).ok();
         let blanks = |head: &str, powers| {
@@ -253,7 +253,7 @@ fn each_power(text: &str, blanks: Range<usize>, found: &mut impl FnMut(Range<usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::pretokenizer::{Table, step_json};
+    use crate::tokenizer::pretokenizer::{PreTable, step_json};
 
     /// Difficult texts for the hand-written parts: runs of whitespace before words, lines and ends, numbers next to
     /// letters.
@@ -280,7 +280,7 @@ mod tests {
     fn the_pieces_are_those_of_the_tokenizers_library() {
         use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
         let mut n_texts = 0;
-        for structure in Table::get().structures() {
+        for structure in PreTable::get().structures() {
             let splitter = Splitter::new(&structure.steps).unwrap();
             if !splitter.byte_level {
                 continue;
@@ -305,7 +305,7 @@ mod tests {
     /// With quadratic time, this test would not finish.
     #[test]
     fn a_megabyte_of_one_character_is_split() {
-        for structure in Table::get().structures() {
+        for structure in PreTable::get().structures() {
             let splitter = Splitter::new(&structure.steps).unwrap();
             for text in [" ", "a", "A", "7", "\n", "\n ", "!", "é", "a ", "'"] {
                 let text = text.repeat(1_000_000 / text.len());

@@ -23,7 +23,7 @@ pub(crate) struct Spm {
 }
 
 /// A range of the text, linked to its neighbours. `n_bytes` is 0 after it was joined to its left neighbour.
-struct Symbol {
+struct SpmSymbol {
     start: usize,
     n_bytes: usize,
     previous: Option<usize>,
@@ -31,33 +31,33 @@ struct Symbol {
 }
 
 /// Two neighbours that make a token.
-struct Pair {
+struct SymbolPair {
     score: f32,
     left: usize,
     right: usize,
     n_bytes: usize,
 }
 
-impl Ord for Pair {
+impl Ord for SymbolPair {
     /// Compares by score; of equal scores, the pair further left is greater.
     fn cmp(&self, other: &Self) -> Ordering {
         self.score.total_cmp(&other.score).then_with(|| other.left.cmp(&self.left))
     }
 }
 
-impl PartialOrd for Pair {
+impl PartialOrd for SymbolPair {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Pair {
+impl PartialEq for SymbolPair {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Pair {}
+impl Eq for SymbolPair {}
 
 impl Spm {
     /// Takes the settings of a vocabulary.
@@ -100,14 +100,14 @@ impl Spm {
 }
 
 /// Creates one symbol per character.
-fn characters(text: &[u8]) -> Vec<Symbol> {
+fn characters(text: &[u8]) -> Vec<SpmSymbol> {
     let mut symbols = Vec::with_capacity(text.len());
     let mut start = 0;
     while let Some(lead) = text.get(start) {
         let n_bytes = character_bytes(*lead).min(text.len() - start);
         let at = symbols.len();
         let next = Some(at + 1).filter(|_| start + n_bytes < text.len());
-        symbols.push(Symbol { start, n_bytes, previous: at.checked_sub(1), next });
+        symbols.push(SpmSymbol { start, n_bytes, previous: at.checked_sub(1), next });
         start += n_bytes;
     }
     symbols
@@ -117,8 +117,8 @@ struct Merging<'a> {
     vocab: &'a Vocab,
     text: &'a [u8],
     max_token_bytes: usize,
-    symbols: Vec<Symbol>,
-    pairs: BinaryHeap<Pair>,
+    symbols: Vec<SpmSymbol>,
+    pairs: BinaryHeap<SymbolPair>,
     /// Length of the left part of the last pair seen that makes an unused token.
     unused: HashMap<u32, usize>,
 }
@@ -159,7 +159,7 @@ impl Merging<'_> {
         let score = self.vocab.score(id);
         // Zeros of both signs are equal, and NaN ranks below all scores.
         let score = if score.is_nan() { f32::NEG_INFINITY } else { score + 0.0 };
-        self.pairs.push(Pair { score, left, right, n_bytes });
+        self.pairs.push(SymbolPair { score, left, right, n_bytes });
         if kind == TokenType::Unused {
             self.unused.insert(id, n_left);
         }
@@ -173,7 +173,7 @@ impl Merging<'_> {
     }
 
     /// Appends a symbol's token, or the tokens of its parts.
-    fn emit(&self, symbol: &Symbol, fallback: &Fallback, in_unknown: &mut bool, out: &mut Vec<u32>) {
+    fn emit(&self, symbol: &SpmSymbol, fallback: &Fallback, in_unknown: &mut bool, out: &mut Vec<u32>) {
         let mut parts = vec![(symbol.start, symbol.n_bytes)];
         while let Some((start, n_bytes)) = parts.pop() {
             match self.piece(start, n_bytes) {

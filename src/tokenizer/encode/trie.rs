@@ -11,10 +11,10 @@ pub(super) const MAX_TOKEN_BYTES: usize = 2048;
 /// Tokens by their bytes. Nodes are stored level by level; children of one node are adjacent, in the order of their
 /// bytes.
 pub(super) struct Trie {
-    nodes: Vec<Node>,
+    nodes: Vec<TrieNode>,
 }
 
-struct Node {
+struct TrieNode {
     first_child: usize,
     n_children: u16,
     byte: u8,
@@ -32,7 +32,7 @@ impl Trie {
             return Err(EncodeError::TokenTooLong { id, n_bytes: text.len(), limit: MAX_TOKEN_BYTES });
         }
         sorted.sort_unstable();
-        let mut nodes = vec![Node { first_child: 0, n_children: 0, byte: 0, token: None }];
+        let mut nodes = vec![TrieNode { first_child: 0, n_children: 0, byte: 0, token: None }];
         // The tokens below each node, as a range of the sorted list, and the node's depth.
         let mut ranges = vec![(0, sorted.len(), 0)];
         let mut at = 0;
@@ -46,7 +46,7 @@ impl Trie {
             while start < end {
                 let byte = sorted[start].0[depth];
                 let next = start + sorted[start..end].partition_point(|token| token.0[depth] == byte);
-                nodes.push(Node { first_child: 0, n_children: 0, byte, token: None });
+                nodes.push(TrieNode { first_child: 0, n_children: 0, byte, token: None });
                 ranges.push((start, next, depth + 1));
                 nodes[at].n_children += 1;
                 start = next;
@@ -86,7 +86,7 @@ impl Trie {
         self.prefixes(text).last()
     }
 
-    fn child(&self, node: &Node, byte: u8) -> Option<&Node> {
+    fn child(&self, node: &TrieNode, byte: u8) -> Option<&TrieNode> {
         let first = node.first_child;
         let children = self.nodes.get(first..first + usize::from(node.n_children))?;
         let at = children.binary_search_by_key(&byte, |child| child.byte).ok()?;

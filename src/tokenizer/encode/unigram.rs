@@ -27,7 +27,7 @@ pub(crate) struct Unigram {
 
 /// Best path to a position in the text.
 #[derive(Clone, Copy)]
-struct Best {
+struct BestPath {
     score: f64,
     /// Length of the last token in bytes.
     n_bytes: usize,
@@ -71,7 +71,7 @@ impl Unigram {
         let mut in_unknown = false;
         let mut start = 0;
         // Paths to the positions from `start` on.
-        let mut ways: Vec<Option<Best>> = Vec::new();
+        let mut ways: Vec<Option<BestPath>> = Vec::new();
         let mut at = 0;
         while let Some(lead) = text.get(at) {
             if at - start + 1 >= ways.len() {
@@ -90,7 +90,7 @@ impl Unigram {
                 }
                 let score = so_far + score;
                 if ways[place].is_none_or(|best| score > best.score) {
-                    ways[place] = Some(Best { score, n_bytes, token });
+                    ways[place] = Some(BestPath { score, n_bytes, token });
                 }
             };
             let mut covered = false;
@@ -112,7 +112,7 @@ impl Unigram {
     }
 
     /// Appends the tokens of the best path through `text`.
-    fn emit(&self, text: &[u8], ways: &[Option<Best>], in_unknown: &mut bool, out: &mut Vec<u32>) {
+    fn emit(&self, text: &[u8], ways: &[Option<BestPath>], in_unknown: &mut bool, out: &mut Vec<u32>) {
         let mut steps = Vec::new();
         let mut end = text.len();
         while let Some(best) = ways.get(end).copied().flatten() {

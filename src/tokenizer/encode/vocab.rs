@@ -10,7 +10,7 @@ use crate::gguf::{Array, Metadata, Value};
 
 use super::EncodeError;
 use crate::tokenizer::emit::{MAX_TOKENS, TokenType};
-use crate::tokenizer::pretokenizer::{Pre, Table, nearest_name};
+use crate::tokenizer::pretokenizer::{PreTable, PreTokenizer, nearest_name};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
@@ -151,7 +151,7 @@ pub(crate) struct Vocab {
     /// True if tagged text consists of words of DNA.
     pub(crate) has_dna: bool,
     /// Table row of the pre-tokenizer, for [`VocabModel::Bpe`].
-    pub(crate) pre: Option<&'static Pre>,
+    pub(crate) pre: Option<&'static PreTokenizer>,
     tokens: Vec<Box<[u8]>>,
     scores: Vec<f32>,
     kinds: Vec<TokenType>,
@@ -203,7 +203,11 @@ fn model_of(name: &str) -> Result<VocabModel, EncodeError> {
 }
 
 /// Returns the pre-tokenizer of a vocabulary with merges.
-fn pre_of(model: VocabModel, name: &str, metadata: &Metadata) -> Result<Option<&'static Pre>, EncodeError> {
+fn pre_of(
+    model: VocabModel,
+    name: &str,
+    metadata: &Metadata,
+) -> Result<Option<&'static PreTokenizer>, EncodeError> {
     let name = match model {
         // ref: a file of this kind has the pre-tokenizer of the same name, regardless of its key
         VocabModel::Bpe if name == GEMMA4 => GEMMA4,
@@ -211,7 +215,7 @@ fn pre_of(model: VocabModel, name: &str, metadata: &Metadata) -> Result<Option<&
         VocabModel::Bpe => optional(metadata, PRE, "string", Value::as_str)?.unwrap_or("default"),
         _ => return Ok(None),
     };
-    let table = Table::get();
+    let table = PreTable::get();
     let pre = table.pre(name).filter(|pre| table.steps(pre).is_some());
     pre.map(Some).ok_or_else(|| EncodeError::Pre { found: name.to_owned(), nearest: nearest_name(name) })
 }
@@ -226,7 +230,7 @@ fn tokens(metadata: &Metadata) -> Result<Vec<Box<[u8]>>, EncodeError> {
 }
 
 /// Returns the default ids of [`SPECIAL`].
-fn default_ids(model: VocabModel, name: &str, pre: Option<&Pre>) -> [Option<u32>; 4] {
+fn default_ids(model: VocabModel, name: &str, pre: Option<&PreTokenizer>) -> [Option<u32>; 4] {
     match model {
         VocabModel::Spm | VocabModel::Plamo => [Some(1), Some(2), Some(0), None],
         VocabModel::WordPiece => [Some(101), None, Some(100), Some(102)],

@@ -41,7 +41,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
             let config = context.directory.tree(CONFIG)?;
             let class = config.get("tokenizer_class").and_then(Json::as_str).unwrap_or_default();
             let flag = |name: &str| config.get(name).and_then(Json::as_bool);
-            let setting = pretokenizer::Setting {
+            let setting = pretokenizer::HashSettings {
                 bos: config.get("bos_token").and_then(token_text).and_then(|text| vocabulary.id(text)),
                 class_adds_bos: ["Llama", "CodeLlama", "Gemma"]
                     .iter()

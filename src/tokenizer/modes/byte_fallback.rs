@@ -26,7 +26,7 @@ pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, Tokeniz
     }
     let path = context.directory.join(FILE);
     let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_rows(), context.warnings)?;
-    let scores = Scores::new(context, hf, &vocabulary)?;
+    let scores = MergeScores::new(context, hf, &vocabulary)?;
     let by_id = dense(context, &vocabulary)?;
     let added: HashMap<&str, bool> =
         vocabulary.added.iter().map(|added| (added.token.content.as_str(), added.token.special)).collect();
@@ -59,7 +59,7 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
     }
     let path = context.directory.join(FILE);
     let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_rows(), context.warnings)?;
-    let scores = Scores::new(context, hf, &vocabulary)?;
+    let scores = MergeScores::new(context, hf, &vocabulary)?;
     let by_id = dense(context, &vocabulary)?;
     let size = n_tokens(context.request, by_id.len() as u64);
     if (by_id.len() as u64) > size {
@@ -147,11 +147,11 @@ pub(super) fn prepends_blank(step: &Json) -> bool {
 }
 
 /// Scores that make the runtime merge in the order of the file's ranks.
-struct Scores<'a> {
+struct MergeScores<'a> {
     by_text: HashMap<&'a str, f32>,
 }
 
-impl<'a> Scores<'a> {
+impl<'a> MergeScores<'a> {
     /// Assigns scores: tokens made by merges get 0, -1, -2, … in the order of their first merge. The model's other text
     /// tokens follow below them in order of their ids, as SentencePiece ranks its characters.
     fn new(

@@ -30,7 +30,7 @@ const MULTIPLE: u64 = 128;
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     let Some(hf) = context.hf else {
         return Ok(Attempt::Absent(format!(
-            "{FILE} is missing: the tokenizer's code takes that of Qwen/Qwen3-4B-Base, which is to be put beside it"
+            "{FILE} is missing: the tokenizer's code takes that of Qwen/Qwen3-4B-Base, which must be in the same directory"
         )));
     };
     let path = context.directory.join(FILE);
@@ -46,7 +46,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         match of_config.and_then(|token| token.get("special")).and_then(Json::as_bool) {
             _ if is_end("eos_token") || is_end("pad_token") => Some(true),
             None => of_config.map(|_| false),
-            said => said,
+            declared => declared,
         }
     };
     let base = vocabulary.n_tokens();
@@ -59,7 +59,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let mut tokens = TokenList::unused(&path, size, None)?;
     let mut put = |id: u64, text: &str| {
         let kind = match special(text) {
-            Some(said) if said || looks_special(text) => TokenType::Control,
+            Some(declared) if declared || looks_special(text) => TokenType::Control,
             Some(_) => TokenType::UserDefined,
             None => TokenType::Normal,
         };
@@ -83,7 +83,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Some(name) => pretokenizer::accept(name)?,
         None => {
             let text = context.directory.bytes(FILE)?.unwrap_or_default();
-            let found = pretokenizer::identify(&path, hf, &text, &pretokenizer::Setting::default())?;
+            let found = pretokenizer::identify(&path, hf, &text, &pretokenizer::HashSettings::default())?;
             context.warnings.extend(found.warnings);
             found.name
         }

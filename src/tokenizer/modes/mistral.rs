@@ -61,34 +61,34 @@ const OLD_SPECIAL: [&str; 20] = [
 ];
 
 #[derive(Deserialize)]
-struct Tekken {
-    config: Config,
-    vocab: Vec<Token>,
+struct TekkenFile {
+    config: TekkenConfig,
+    vocab: Vec<TekkenEntry>,
     #[serde(default)]
-    special_tokens: Option<Vec<SpecialToken>>,
+    special_tokens: Option<Vec<TekkenSpecial>>,
 }
 
 #[derive(Deserialize)]
-struct Config {
+struct TekkenConfig {
     default_vocab_size: u64,
     default_num_special_tokens: u64,
     version: String,
 }
 
 #[derive(Deserialize)]
-struct Token {
+struct TekkenEntry {
     rank: u64,
     token_bytes: String,
 }
 
 #[derive(Deserialize)]
-struct SpecialToken {
+struct TekkenSpecial {
     rank: u64,
     token_str: String,
 }
 
 /// A vocabulary of either kind.
-struct Vocabulary {
+struct MistralVocabulary {
     is_tekken: bool,
     version: String,
     tokens: TokenList,
@@ -105,7 +105,7 @@ struct Vocabulary {
 /// Equals `_set_vocab_mistral` of llama.cpp 0.5.0's converter with mistral-common 1.13, except for the chat templates
 /// that are files of the converter (versions 11 and 13): none is written instead.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
-    let vocabulary = match context.directory.json::<Tekken>(TEKKEN)? {
+    let vocabulary = match context.directory.json::<TekkenFile>(TEKKEN)? {
         Some(file) => of_tekken(&context.directory.join(TEKKEN), file)?,
         None => match first_of(&context.directory, &MODELS)? {
             Some((name, model)) => of_model(&context.directory.join(name), name, &model)?,
@@ -118,8 +118,8 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     Ok(Attempt::Done)
 }
 
-fn write(vocabulary: Vocabulary, size_key: String, template: Option<String>, out: &mut Metadata) {
-    let Vocabulary { is_tekken, tokens, merges, bos, eos, unk, pad, .. } = vocabulary;
+fn write(vocabulary: MistralVocabulary, size_key: String, template: Option<String>, out: &mut Metadata) {
+    let MistralVocabulary { is_tekken, tokens, merges, bos, eos, unk, pad, .. } = vocabulary;
     out.set("tokenizer.ggml.model", if is_tekken { "gpt2" } else { "llama" });
     if is_tekken {
         out.set("tokenizer.ggml.pre", "tekken");
@@ -151,7 +151,10 @@ fn write(vocabulary: Vocabulary, size_key: String, template: Option<String>, out
 
 /// Returns the template: the checkpoint's own if it is in Mistral's format, else llama.cpp's name of the version's
 /// template.
-fn template(context: &mut Context<'_>, vocabulary: &Vocabulary) -> Result<Option<String>, TokenizerError> {
+fn template(
+    context: &mut Context<'_>,
+    vocabulary: &MistralVocabulary,
+) -> Result<Option<String>, TokenizerError> {
     match &context.request.template {
         Template::None => return Ok(None),
         Template::Given(text) => return Ok(Some(text.clone())),
@@ -177,9 +180,10 @@ fn template(context: &mut Context<'_>, vocabulary: &Vocabulary) -> Result<Option
     Ok(Some(name.to_owned()))
 }
 
-fn of_tekken(path: &Path, file: Tekken) -> Result<Vocabulary, TokenizerError> {
+fn of_tekken(path: &Path, file: TekkenFile) -> Result<MistralVocabulary, TokenizerError> {
     let member = |member, problem| TokenizerError::Member { path: path.to_owned(), member, problem };
-    let Config { default_vocab_size: size, default_num_special_tokens: n_special, version } = file.config;
+    let TekkenConfig { default_vocab_size: size, default_num_special_tokens: n_special, version } =
+        file.config;
     if !VERSIONS.contains(&version.as_str()) {
         return Err(member(
             "config.version",
@@ -193,7 +197,7 @@ fn of_tekken(path: &Path, file: Tekken) -> Result<Vocabulary, TokenizerError> {
         member("config.default_vocab_size", "not the number of special tokens and some or all of `vocab`")
     })?;
     let special = special_tokens(path, file.special_tokens, &version, n_special)?;
-    let ranks = Ranks::read(path, file.vocab, n_text as usize)?;
+    let ranks = TekkenRanks::read(path, file.vocab, n_text as usize)?;
     let id = |text: &str| {
         let at = special.iter().position(|token| token == text);
         at.map(|at| at as u32)
@@ -208,13 +212,13 @@ fn of_tekken(path: &Path, file: Tekken) -> Result<Vocabulary, TokenizerError> {
     for token in &ranks.tokens {
         tokens.push(written(token), 0.0, TokenType::Normal);
     }
-    Ok(Vocabulary { is_tekken: true, version, tokens, merges, bos, eos, unk, pad })
+    Ok(MistralVocabulary { is_tekken: true, version, tokens, merges, bos, eos, unk, pad })
 }
 
 /// Returns the special tokens by id; missing names are filled in.
 fn special_tokens(
     path: &Path,
-    listed: Option<Vec<SpecialToken>>,
+    listed: Option<Vec<TekkenSpecial>>,
     version: &str,
     n: u64,
 ) -> Result<Vec<String>, TokenizerError> {
@@ -232,7 +236,7 @@ fn special_tokens(
                     return Err(bad(at, "the ranks are not in order"));
                 }
                 if special.contains(&token.token_str) {
-                    return Err(bad(at, "the token stands there twice"));
+                    return Err(bad(at, "the token is listed twice"));
                 }
                 if at as u64 >= n {
                     return Err(bad(at, "more tokens than `config.default_num_special_tokens`"));
@@ -257,13 +261,13 @@ fn special_tokens(
 }
 
 /// Text tokens by rank.
-struct Ranks {
+struct TekkenRanks {
     tokens: Vec<Vec<u8>>,
     by_bytes: HashMap<Vec<u8>, usize>,
 }
 
-impl Ranks {
-    fn read(path: &Path, vocab: Vec<Token>, n: usize) -> Result<Self, TokenizerError> {
+impl TekkenRanks {
+    fn read(path: &Path, vocab: Vec<TekkenEntry>, n: usize) -> Result<Self, TokenizerError> {
         let mut tokens = Vec::with_capacity(n.min(vocab.len()));
         let mut by_bytes = HashMap::with_capacity(n.min(vocab.len()));
         for (at, token) in vocab.into_iter().take(n).enumerate() {
@@ -281,7 +285,7 @@ impl Ranks {
                 return Err(bad("the first 256 tokens are the bytes in order"));
             }
             if by_bytes.insert(bytes.clone(), at).is_some() {
-                return Err(bad("the token stands there twice"));
+                return Err(bad("the token is listed twice"));
             }
             tokens.push(bytes);
         }
@@ -317,7 +321,7 @@ impl Ranks {
     }
 }
 
-fn of_model(path: &Path, name: &str, model: &ModelProto) -> Result<Vocabulary, TokenizerError> {
+fn of_model(path: &Path, name: &str, model: &ModelProto) -> Result<MistralVocabulary, TokenizerError> {
     let size = model.pieces.len() as u64;
     if size > MAX_TOKENS {
         return Err(TokenizerError::TooManyTokens { path: path.to_owned(), size, limit: MAX_TOKENS });
@@ -342,5 +346,5 @@ fn of_model(path: &Path, name: &str, model: &ModelProto) -> Result<Vocabulary, T
     let suffix = name.rsplit('.').next().unwrap_or_default();
     let version = suffix.split('m').next().unwrap_or_default();
     let version = if VERSIONS.contains(&version) { version } else { "v1" }.to_owned();
-    Ok(Vocabulary { is_tekken: false, version, tokens, merges: Vec::new(), bos, eos, unk, pad })
+    Ok(MistralVocabulary { is_tekken: false, version, tokens, merges: Vec::new(), bos, eos, unk, pad })
 }

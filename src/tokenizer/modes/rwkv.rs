@@ -73,7 +73,7 @@ fn token(line: &str) -> Result<(u64, Vec<u8>), &'static str> {
     let length: usize = length.trim().parse().map_err(|_| "the last part is not a length")?;
     let token = python_literal::bytes(literal).ok_or("the token is not a Python string")?;
     if token.len() != length {
-        return Err("the token has another length than the line says");
+        return Err("the token has another length than the line declares");
     }
     Ok((id, token))
 }

@@ -163,13 +163,13 @@ fn append_added_tokens(context: &Context<'_>, tokens: &mut TokenList) -> Result<
 }
 
 /// One entry of `added_tokens_decoder` or `added_tokens`.
-struct Override {
+struct TokenOverride {
     id: u64,
     text: String,
     special: bool,
 }
 
-fn decoder_entries(context: &Context<'_>) -> Result<Vec<Override>, TokenizerError> {
+fn decoder_entries(context: &Context<'_>) -> Result<Vec<TokenOverride>, TokenizerError> {
     let config = context.directory.tree(CONFIG)?;
     let mut entries = Vec::new();
     for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten() {
@@ -180,7 +180,7 @@ fn decoder_entries(context: &Context<'_>) -> Result<Vec<Override>, TokenizerErro
         };
         let text = token.get("content").and_then(Json::as_str).ok_or_else(bad)?.to_owned();
         let special = token.get("special").and_then(Json::as_bool).unwrap_or(false);
-        entries.push(Override { id: id.parse().map_err(|_| bad())?, text, special });
+        entries.push(TokenOverride { id: id.parse().map_err(|_| bad())?, text, special });
     }
     Ok(entries)
 }
@@ -188,7 +188,7 @@ fn decoder_entries(context: &Context<'_>) -> Result<Vec<Override>, TokenizerErro
 /// Replaces tokens of the model by those of `added_tokens_decoder`.
 fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
     let size = tokens.len();
-    for Override { id, text, special } in decoder_entries(context)? {
+    for TokenOverride { id, text, special } in decoder_entries(context)? {
         let written = if special || looks_special(&text) {
             tokens.set(id, text.as_str(), ADDED_SCORE, TokenType::Control)
         } else {
@@ -208,10 +208,10 @@ fn phi3_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), 
     let of_config = decoder_entries(context)?.into_iter().map(|token| (CONFIG, token));
     let added = context.hf.map_or(&[][..], |hf| hf.added_tokens.as_slice()).iter().map(|token| {
         let (text, special) = (token.content.clone(), token.special);
-        (hf_json::FILE, Override { id: token.id, text, special })
+        (hf_json::FILE, TokenOverride { id: token.id, text, special })
     });
     let size = tokens.len();
-    for (file, Override { id, text, special }) in of_config.chain(added) {
+    for (file, TokenOverride { id, text, special }) in of_config.chain(added) {
         let kind = if special { TokenType::Control } else { TokenType::UserDefined };
         if !tokens.set(id, text.as_str(), ADDED_SCORE, kind) {
             context.warnings.push(TokenizerWarning::TokenOutOfRange { file, token: text, id, size });
@@ -226,7 +226,7 @@ fn arctic_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<()
     let config = context.directory.tree(CONFIG)?;
     let unknown = config.get("unk_token").and_then(Json::as_str);
     let size = tokens.len();
-    for Override { id, text, special } in decoder_entries(context)? {
+    for TokenOverride { id, text, special } in decoder_entries(context)? {
         let (score, kind) = match special {
             true if unknown == Some(text.as_str()) => (0.0, TokenType::Unknown),
             true => (0.0, TokenType::Control),
@@ -248,11 +248,11 @@ fn internlm2_tokens(
     append_added_tokens(context, tokens)?;
     let mut overrides = decoder_entries(context)?;
     for token in context.hf.map_or(&[][..], |hf| hf.added_tokens.as_slice()) {
-        overrides.push(Override { id: token.id, text: token.content.clone(), special: token.special });
+        overrides.push(TokenOverride { id: token.id, text: token.content.clone(), special: token.special });
     }
     let mut chat_end = None;
     let size = tokens.len();
-    for Override { id, text, special } in overrides {
+    for TokenOverride { id, text, special } in overrides {
         let kind = if special { TokenType::Control } else { TokenType::UserDefined };
         if !tokens.set(id, text.as_str(), ADDED_SCORE, kind) {
             return Err(TokenizerError::IdBeyondVocabulary {

@@ -44,7 +44,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     let Some((path, bytes)) = found else {
         return Ok(Attempt::Absent(format!("{} is missing", names.join(" or "))));
     };
-    let ranks = Ranks::read(&path, &bytes)?;
+    let ranks = TokenRanks::read(&path, &bytes)?;
     let code = code.ok_or_else(|| TokenizerError::RankCodeNotSaid { path: path.clone() })?;
     let added = special_tokens(context, code, ranks.end())?;
     let end = added.iter().map(|token| token.0 + 1).max().unwrap_or(0).max(ranks.end());
@@ -98,7 +98,7 @@ fn special_tokens(
 fn set_ranks(
     path: &Path,
     code: &CodeFacts,
-    ranks: &Ranks,
+    ranks: &TokenRanks,
     tokens: &mut TokenList,
 ) -> Result<Vec<Vec<u8>>, TokenizerError> {
     let mut merges = Vec::with_capacity(ranks.tokens.len());
@@ -175,12 +175,12 @@ fn decoder_entries(context: &Context<'_>) -> Result<Vec<(u64, String)>, Tokenize
 }
 
 /// Tokens and their ranks, in the order of the file.
-struct Ranks {
+struct TokenRanks {
     tokens: Vec<(Vec<u8>, u32)>,
     by_bytes: HashMap<Vec<u8>, u32>,
 }
 
-impl Ranks {
+impl TokenRanks {
     fn read(path: &Path, bytes: &[u8]) -> Result<Self, TokenizerError> {
         let mut tokens: Vec<(Vec<u8>, u32)> = Vec::new();
         let mut by_bytes = HashMap::new();
@@ -202,10 +202,10 @@ impl Ranks {
                 return Err(bad("the rank is beyond any vocabulary"));
             }
             if by_rank.insert(rank, tokens.len()).is_some() {
-                return Err(bad("the rank stands there twice"));
+                return Err(bad("the rank is listed twice"));
             }
             if by_bytes.insert(token.clone(), rank).is_some() {
-                return Err(bad("the token stands there twice"));
+                return Err(bad("the token is listed twice"));
             }
             tokens.push((token, rank));
         }
@@ -298,7 +298,7 @@ mod tests {
         };
         let file: String =
             ["a", "b", "c", "ab", "bc", "abc"].iter().zip(0..).map(|(t, r)| line(t, r)).collect();
-        let ranks = Ranks::read(Path::new("r"), file.as_bytes()).unwrap();
+        let ranks = TokenRanks::read(Path::new("r"), file.as_bytes()).unwrap();
         assert_eq!(ranks.split(b"ab", 3), Some(1));
         assert_eq!(ranks.split(b"abc", 5), Some(2), "`ab` merges before `bc`");
         assert_eq!(ranks.split(b"abca", 9), Some(3));
@@ -306,11 +306,11 @@ mod tests {
         for (bad, want) in [
             ("YQ==", "r: line 1: no rank"),
             ("YQ== x", "r: line 1: the rank is no number"),
-            ("YQ== 1\nYQ== 2", "r: line 2: the token stands there twice"),
-            ("YQ== 1\nYg== 1", "r: line 2: the rank stands there twice"),
+            ("YQ== 1\nYQ== 2", "r: line 2: the token is listed twice"),
+            ("YQ== 1\nYg== 1", "r: line 2: the rank is listed twice"),
             ("", "r: line 1: no tokens"),
         ] {
-            let error = Ranks::read(Path::new("r"), bad.as_bytes()).err().unwrap();
+            let error = TokenRanks::read(Path::new("r"), bad.as_bytes()).err().unwrap();
             assert_eq!(error.to_string(), want);
         }
     }

@@ -83,7 +83,7 @@ fn read_lines(directory: &Directory<'_>) -> Result<Option<HfJson>, TokenizerErro
             return Err(bad(line, "more tokens than any vocabulary has"));
         }
         if known.insert(token, line).is_some() {
-            return Err(bad(line, "the token stands there twice"));
+            return Err(bad(line, "the token is listed twice"));
         }
         ids.push((token.to_owned(), id));
     }

@@ -19,14 +19,14 @@ use crate::tokenizer::hf_vocab::HfVocabulary;
 const MIN_TOKENS: usize = 8192;
 
 #[derive(Serialize)]
-struct Members<'a> {
+struct ExcerptFile<'a> {
     #[serde(flatten)]
     others: BTreeMap<String, &'a RawValue>,
-    model: Model<'a>,
+    model: ExcerptModel<'a>,
 }
 
 #[derive(Serialize)]
-struct Model<'a> {
+struct ExcerptModel<'a> {
     #[serde(flatten)]
     others: BTreeMap<String, &'a RawValue>,
     vocab: BTreeMap<&'a str, u64>,
@@ -77,7 +77,7 @@ pub(super) fn excerpt(path: &Path, text: &[u8], hf: &HfJson) -> Option<Vec<u8>> 
     // stated.
     let added = HfVocabulary::of_file(hf, path.into(), &mut Vec::new()).ok()?.added;
     vocab.extend(added.iter().map(|added| (added.token.content.as_str(), added.id)));
-    serde_json::to_vec(&Members { others, model: Model { others: of_model, vocab, merges } }).ok()
+    serde_json::to_vec(&ExcerptFile { others, model: ExcerptModel { others: of_model, vocab, merges } }).ok()
 }
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ mod tests {
     use serde_json::{Value as Json, json};
 
     use super::*;
-    use crate::tokenizer::pretokenizer::{Setting, check_hashes, step_json};
+    use crate::tokenizer::pretokenizer::{HashSettings, check_hashes, step_json};
 
     /// Returns two of the letters from A to Z.
     fn pair_of(at: usize) -> String {
@@ -167,7 +167,7 @@ mod tests {
             let (text, part) = cut(&file);
             let part = part.unwrap();
             assert!(part.len() < text.len() / 4, "{} of {}", part.len(), text.len());
-            let setting = Setting { bos: Some(7), ..Setting::default() };
+            let setting = HashSettings { bos: Some(7), ..HashSettings::default() };
             let whole = check_hashes(&text, &setting).unwrap();
             assert_eq!(check_hashes(&part, &setting).unwrap(), whole, "{steps}");
             // Without the merge, the ids differ, and so do the hashes.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::super::emit::TokenType;
-use super::super::pretokenizer::{HINT, Table, step_json};
+use super::super::pretokenizer::{HINT, PreTable, step_json};
 use super::super::{TokenizerError, byte_alphabet};
 use super::source::GgufVocabulary;
 use super::{AddedByDefault, added_tokens, post_processor};
@@ -16,7 +16,7 @@ pub(super) fn tokenizer(
     vocabulary: &GgufVocabulary,
     config: &mut Map<String, Json>,
 ) -> Result<Json, TokenizerError> {
-    let table = Table::get();
+    let table = PreTable::get();
     let name = vocabulary.pre.as_deref().unwrap_or("default");
     let unknown = || TokenizerError::NoInversePre { found: name.to_owned() };
     let pre = table.pre(name).ok_or_else(unknown)?;

@@ -17,13 +17,13 @@ const ADDED_SCORE: f32 = -1000.0;
 
 /// Kind of SentencePiece model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PieceAlgorithm {
     Bpe,
     Unigram,
 }
 
 /// Builds the model file: unchanged pieces, scores and types, without the padding at the end.
-pub(super) fn model(vocabulary: &GgufVocabulary, kind: Kind) -> Vec<u8> {
+pub(super) fn model(vocabulary: &GgufVocabulary, kind: PieceAlgorithm) -> Vec<u8> {
     let end =
         (0..vocabulary.tokens.len()).rev().find(|&id| !vocabulary.is_padding(id)).map_or(0, |id| id + 1);
     let pieces = (0..end)
@@ -44,11 +44,16 @@ pub(super) fn model(vocabulary: &GgufVocabulary, kind: Kind) -> Vec<u8> {
     let charsmap = Some(vocabulary.charsmap.clone()).filter(|map| !map.is_empty());
     ModelProto {
         pieces,
-        trainer_spec: Some(TrainerSpec { model_type: Some(if kind == Kind::Bpe { BPE } else { UNIGRAM }) }),
+        trainer_spec: Some(TrainerSpec {
+            model_type: Some(if kind == PieceAlgorithm::Bpe { BPE } else { UNIGRAM }),
+        }),
         normalizer_spec: Some(NormalizerSpec {
             precompiled_charsmap: charsmap,
             add_dummy_prefix: flag("tokenizer.ggml.add_space_prefix", true),
-            remove_extra_whitespaces: flag("tokenizer.ggml.remove_extra_whitespaces", kind == Kind::Unigram),
+            remove_extra_whitespaces: flag(
+                "tokenizer.ggml.remove_extra_whitespaces",
+                kind == PieceAlgorithm::Unigram,
+            ),
         }),
     }
     .encode_to_vec()

@@ -12,7 +12,7 @@ const MAX_GROWTH: u64 = 64;
 const MAX_DEPTH: usize = 8;
 
 #[derive(Deserialize)]
-struct File {
+struct NormalizerField {
     #[serde(default)]
     normalizer: Option<Json>,
 }
@@ -22,7 +22,9 @@ struct File {
 /// # Errors
 /// The normalizer that exceeds the limit.
 pub(super) fn check(text: &[u8]) -> Result<(), String> {
-    let Ok(File { normalizer: Some(normalizer) }) = serde_json::from_slice(text) else { return Ok(()) };
+    let Ok(NormalizerField { normalizer: Some(normalizer) }) = serde_json::from_slice(text) else {
+        return Ok(());
+    };
     let mut steps = Vec::new();
     flatten(&normalizer, 0, &mut steps)?;
     let mut total = 1u64;

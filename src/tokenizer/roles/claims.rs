@@ -14,7 +14,7 @@ pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
 pub(super) const MODEL_CONFIG: &str = "config.json";
 
 /// Existing files that name roles.
-pub(super) struct Sources {
+pub(super) struct RoleFiles {
     pub(super) tokenizer: Json,
     special_map: Json,
     model: Json,
@@ -47,7 +47,7 @@ pub(super) enum Rejection {
     Kind,
 }
 
-impl Sources {
+impl RoleFiles {
     /// Reads the files. A malformed one counts as absent: its actual users report the error.
     ///
     /// # Errors
@@ -77,9 +77,10 @@ impl Sources {
             }
             claims.push(claim);
         }
-        let model = said(&self.model, &id_key)
-            .or_else(|| self.model.get("text_config").and_then(|text| said(text, &id_key)));
-        for (file, found) in [(MODEL_CONFIG, model), (GENERATION_CONFIG, said(&self.generation, &id_key))] {
+        let model = declared(&self.model, &id_key)
+            .or_else(|| self.model.get("text_config").and_then(|text| declared(text, &id_key)));
+        for (file, found) in [(MODEL_CONFIG, model), (GENERATION_CONFIG, declared(&self.generation, &id_key))]
+        {
             let Some(found) = found else { continue };
             let mut claim = Claim::new(file, &id_key);
             let one = std::slice::from_ref(found);
@@ -117,7 +118,7 @@ impl Claim {
 }
 
 /// Returns a value that exists and is not null.
-fn said<'a>(json: &'a Json, key: &str) -> Option<&'a Json> {
+fn declared<'a>(json: &'a Json, key: &str) -> Option<&'a Json> {
     json.get(key).filter(|value| !value.is_null())
 }
 

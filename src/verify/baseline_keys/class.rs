@@ -359,21 +359,25 @@ mod tests {
 
     #[test]
     fn every_key_that_the_engine_reads_is_listed() {
-        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine/build");
+        let engine = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine");
         let mut n = 0;
-        for entry in fs_err::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() || path.ends_with("tests.rs") {
-                continue;
-            }
-            let text = fs_err::read_to_string(path).unwrap();
-            // Quoted names with the form of a key, in files that read keys: every one must be known.
-            for quoted in text.split('"').skip(1).step_by(2) {
-                let is_key = KEYS.iter().any(|row| row.pattern.strip_prefix("{arch}.") == Some(quoted))
-                    || ANNOTATIONS.iter().any(|row| row.pattern == quoted);
-                if is_key {
-                    n += 1;
-                    assert!(READ.contains(&quoted), "the engine reads `{quoted}`");
+        for folder in ["resolve", "ops", "ops/attention", "layers"] {
+            for entry in fs_err::read_dir(engine.join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() || path.ends_with("tests.rs") {
+                    continue;
+                }
+                let text = fs_err::read_to_string(path).unwrap();
+                // Tests write keys that nothing reads.
+                let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+                // Quoted names with the form of a key, in files that read keys: every one must be known.
+                for quoted in text.split('"').skip(1).step_by(2) {
+                    let is_key = KEYS.iter().any(|row| row.pattern.strip_prefix("{arch}.") == Some(quoted))
+                        || ANNOTATIONS.iter().any(|row| row.pattern == quoted);
+                    if is_key {
+                        n += 1;
+                        assert!(READ.contains(&quoted), "the engine reads `{quoted}`");
+                    }
                 }
             }
         }

@@ -5,11 +5,11 @@ use crate::gguf::{Array, Metadata, Value};
 use crate::verify::baseline_keys::class::READ;
 
 /// Function that builds the graph of some metadata over the model's tensors, if it can be built.
-pub(super) type Build<'a> = dyn Fn(&Metadata) -> Option<GraphPlan> + 'a;
+pub(super) type BuildGraph<'a> = dyn Fn(&Metadata) -> Option<GraphPlan> + 'a;
 
 /// Effect of a key on the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
+pub(super) enum GraphEffect {
     /// The graph differs.
     Differs,
     /// The graph is the same.
@@ -23,13 +23,13 @@ const LONG_ARRAY: usize = 1 << 16;
 
 /// Metadata of both sides, with the graphs that they describe.
 pub(super) struct Graphs<'a> {
-    build: &'a Build<'a>,
+    build: &'a BuildGraph<'a>,
     sides: [(Metadata, Option<GraphPlan>); 2],
 }
 
 impl<'a> Graphs<'a> {
     /// Builds the graphs of a model's keys and its baseline's, which must have the same architecture.
-    pub(super) fn new(build: &'a Build<'a>, model: &Metadata, baseline: &Metadata) -> Self {
+    pub(super) fn new(build: &'a BuildGraph<'a>, model: &Metadata, baseline: &Metadata) -> Self {
         let side = |metadata: &Metadata| {
             let light = without_vocabulary(metadata);
             let plan = build(&light).map(comparable);
@@ -40,11 +40,11 @@ impl<'a> Graphs<'a> {
 
     /// Returns the effect of replacing a key's value on one side by the other side's. Both sides are tried: a scaling
     /// factor has no effect without the type of scaling that uses it.
-    pub(super) fn effect(&self, name: &str, keys: [&str; 2]) -> Effect {
+    pub(super) fn effect(&self, name: &str, keys: [&str; 2]) -> GraphEffect {
         if !READ.contains(&name) {
-            return Effect::Unknown;
+            return GraphEffect::Unknown;
         }
-        let mut effect = Effect::Unknown;
+        let mut effect = GraphEffect::Unknown;
         for (at, (metadata, plan)) in self.sides.iter().enumerate() {
             let other = self.sides.get(1 - at).and_then(|(other, _)| other.get(keys[1 - at]));
             let mut changed = metadata.clone();
@@ -56,9 +56,9 @@ impl<'a> Graphs<'a> {
             }
             let changed = (self.build)(&changed).map(comparable);
             match (plan, changed) {
-                (Some(plan), Some(changed)) if *plan == changed => effect = Effect::None,
+                (Some(plan), Some(changed)) if *plan == changed => effect = GraphEffect::None,
                 (None, None) => {}
-                _ => return Effect::Differs,
+                _ => return GraphEffect::Differs,
             }
         }
         effect

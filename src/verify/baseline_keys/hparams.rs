@@ -5,7 +5,7 @@ use crate::gguf::keys::ANNOTATION_PREFIX;
 use crate::gguf::{Metadata, Value};
 use crate::verify::Finding;
 use crate::verify::baseline_keys::class::{Class, class_of, local_class};
-use crate::verify::baseline_keys::effect::{Build, Effect, Graphs, is_neutral};
+use crate::verify::baseline_keys::effect::{BuildGraph, GraphEffect, Graphs, is_neutral};
 use crate::verify::baseline_keys::same::{is_same, pair, show};
 use crate::verify::baseline_keys::{arch, union};
 
@@ -16,7 +16,7 @@ const WINDOW: &str = "attention.sliding_window";
 const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 
 /// Metadata of both sides, with the prefixes of their architectures.
-struct Sides<'a> {
+struct MetadataPair<'a> {
     model: &'a Metadata,
     baseline: &'a Metadata,
     /// Architecture prefix of each side, e.g. `llama.`.
@@ -26,7 +26,7 @@ struct Sides<'a> {
 }
 
 /// Reports differences in the numbers of the architecture.
-pub(super) fn compare(model: &Metadata, baseline: &Metadata, build: &Build<'_>) -> Vec<Finding> {
+pub(super) fn compare(model: &Metadata, baseline: &Metadata, build: &BuildGraph<'_>) -> Vec<Finding> {
     let archs = [arch(model), arch(baseline)];
     let mut findings = Vec::new();
     if archs[0] != archs[1] {
@@ -34,7 +34,7 @@ pub(super) fn compare(model: &Metadata, baseline: &Metadata, build: &Build<'_>) 
             format!("architecture `{}`, the baseline's is `{}`", escape(archs[0]), escape(archs[1]));
         findings.push(Finding::error(CHECK, message));
     }
-    let sides = Sides {
+    let sides = MetadataPair {
         model,
         baseline,
         prefixes: archs.map(|arch| format!("{arch}.")),
@@ -59,11 +59,11 @@ fn value<'m>(metadata: &'m Metadata, prefix: &str, key: &str) -> Option<&'m Valu
     value.or_else(|| metadata.get(&format!("{prefix}{key}")))
 }
 
-impl Sides<'_> {
-    fn effect(&self, key: &str) -> Effect {
+impl MetadataPair<'_> {
+    fn effect(&self, key: &str) -> GraphEffect {
         let keys = self.prefixes.each_ref().map(|prefix| format!("{prefix}{key}"));
         let graphs = self.graphs.as_ref();
-        graphs.map_or(Effect::Unknown, |graphs| graphs.effect(key, keys.each_ref().map(String::as_str)))
+        graphs.map_or(GraphEffect::Unknown, |graphs| graphs.effect(key, keys.each_ref().map(String::as_str)))
     }
 
     fn finding(&self, key: &str) -> Option<Finding> {
@@ -77,13 +77,13 @@ impl Sides<'_> {
             (Some(a), Some(b)) if is_same(a, b) => None,
             (Some(a), Some(b)) => {
                 let message = format!("`{name}` {}", pair(a, b, "the baseline"));
-                let is_error = !is_free || self.effect(key) == Effect::Differs;
+                let is_error = !is_free || self.effect(key) == GraphEffect::Differs;
                 Some(if is_error { Finding::error(CHECK, message) } else { Finding::warning(CHECK, message) })
             }
             // The pattern of a missing window is not a separate finding.
             (None, Some(_)) if key == WINDOW_PATTERN && value(self.model, own, WINDOW).is_none() => None,
             (None, Some(number)) if self.baseline.contains(&annotation) => {
-                Some(Finding::warning(CHECK, unsaid(key, number)))
+                Some(Finding::warning(CHECK, undeclared(key, number)))
             }
             (None, Some(value)) => self.missing(key, value),
             (Some(_), None) if self.model.contains(&annotation) => {
@@ -97,18 +97,18 @@ impl Sides<'_> {
     fn missing(&self, key: &str, value: &Value) -> Option<Finding> {
         let message = format!("`{}` is missing, the baseline's is {}", escape(key), show(value));
         match self.effect(key) {
-            Effect::Differs => {
+            GraphEffect::Differs => {
                 Some(Finding::error(CHECK, format!("{message}: what is taken without it is not that")))
             }
             _ if local_class(key) == Class::Free => None,
-            Effect::None => {
+            GraphEffect::None => {
                 Some(Finding::warning(CHECK, format!("{message}: nothing is computed otherwise without it")))
             }
             // For two architectures it is unknown which keys mean the same.
-            Effect::Unknown if self.graphs.is_none() || is_neutral(key, value) => {
+            GraphEffect::Unknown if self.graphs.is_none() || is_neutral(key, value) => {
                 Some(Finding::warning(CHECK, message))
             }
-            Effect::Unknown => Some(Finding::error(
+            GraphEffect::Unknown => Some(Finding::error(
                 CHECK,
                 format!("{message}: what a runtime takes without it is not known"),
             )),
@@ -119,7 +119,7 @@ impl Sides<'_> {
     fn added(&self, key: &str, value: &Value) -> Option<Finding> {
         let message = format!("`{}` is not in the baseline", escape(key));
         match self.effect(key) {
-            Effect::Differs => {
+            GraphEffect::Differs => {
                 let more = format!(", and {} is not what is taken without it", show(value));
                 Some(Finding::error(CHECK, message + &more))
             }
@@ -131,7 +131,7 @@ impl Sides<'_> {
 
 /// Describes a number that a file lacks because GGUF has no key for it. It is not an error: a converter limited to
 /// GGUF's keys cannot do better, and within the window nothing differs.
-fn unsaid(key: &str, number: &Value) -> String {
+fn undeclared(key: &str, number: &Value) -> String {
     let differ = match number.as_u64().filter(|_| key == WINDOW) {
         Some(window) => format!("results beyond {window} tokens differ"),
         None => "results differ".to_owned(),
@@ -144,7 +144,7 @@ fn unsaid(key: &str, number: &Value) -> String {
     )
 }
 
-/// Returns true for a finding of [`unsaid`]: equal weights do not guarantee equal results then.
+/// Returns true for a finding of [`undeclared`]: equal weights do not guarantee equal results then.
 pub(in crate::verify) fn leaves_results_open(finding: &Finding) -> bool {
     finding.check == CHECK && finding.message.contains(NO_KEY)
 }

@@ -30,14 +30,14 @@ pub(super) fn is_same(a: &Value, b: &Value) -> bool {
 
 /// Kind of a value, for messages about values of different kinds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ComparedKind {
     Number,
     Bool,
     Text,
     Array,
 }
 
-impl Kind {
+impl ComparedKind {
     fn of(value: &Value) -> Self {
         match value {
             Value::Bool(_) => Self::Bool,
@@ -59,7 +59,7 @@ impl Kind {
 
 /// Describes two different values: the first, and the second with its owner (`the baseline's is 5`).
 pub(super) fn pair(a: &Value, b: &Value, whose: &str) -> String {
-    let (own, other) = (Kind::of(a), Kind::of(b));
+    let (own, other) = (ComparedKind::of(a), ComparedKind::of(b));
     match (a, b) {
         (Value::Array(_), Value::Array(_)) => format!("differs from {whose}'s: {}", difference(a, b)),
         // A number for all layers, and an array that does not repeat it.
@@ -109,8 +109,14 @@ pub(super) fn difference(a: &Value, b: &Value) -> String {
             };
             format!("at byte {at}, {}, not {}", part(x), part(y))
         }
-        _ if Kind::of(a) == Kind::of(b) => format!("{}, not {}", show(a), show(b)),
-        _ => format!("{} {}, not {} {}", Kind::of(a).name(), show(a), Kind::of(b).name(), show(b)),
+        _ if ComparedKind::of(a) == ComparedKind::of(b) => format!("{}, not {}", show(a), show(b)),
+        _ => format!(
+            "{} {}, not {} {}",
+            ComparedKind::of(a).name(),
+            show(a),
+            ComparedKind::of(b).name(),
+            show(b)
+        ),
     }
 }
 

@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 
 /// Use of a word in a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum NameUse {
     Filter,
     Test,
     Function,
     Method,
 }
 
-impl Use {
+impl NameUse {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -27,8 +27,8 @@ impl Use {
 
 /// Name that is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Unknown {
-    pub(super) used_as: Use,
+pub(super) struct UnknownTemplateName {
+    pub(super) used_as: NameUse,
     pub(super) name: String,
     /// Line number, from 1.
     pub(super) line: usize,
@@ -57,7 +57,7 @@ const KEYWORDS: &str = "and as block break call continue do elif else extends fi
 
 /// Word or sign of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token<'a> {
+enum TagToken<'a> {
     Word(&'a str),
     Sign(char),
     /// Beginning of a tag.
@@ -65,28 +65,28 @@ enum Token<'a> {
 }
 
 /// Returns the unknown names, in the order of the template; each once per use.
-pub(super) fn unknown(source: &str) -> Vec<Unknown> {
+pub(super) fn unknown(source: &str) -> Vec<UnknownTemplateName> {
     let tokens = tokens(source);
     let own = defined(&tokens);
-    let mut found: Vec<Unknown> = Vec::new();
+    let mut found: Vec<UnknownTemplateName> = Vec::new();
     for (at, &(token, line)) in tokens.iter().enumerate() {
-        let Token::Word(word) = token else { continue };
+        let TagToken::Word(word) = token else { continue };
         let before = |n: usize| at.checked_sub(n).and_then(|at| tokens.get(at)).map(|(token, _)| *token);
-        let is_called = tokens.get(at + 1).is_some_and(|(token, _)| *token == Token::Sign('('));
-        let is = |n: usize, text: &str| before(n) == Some(Token::Word(text));
+        let is_called = tokens.get(at + 1).is_some_and(|(token, _)| *token == TagToken::Sign('('));
+        let is = |n: usize, text: &str| before(n) == Some(TagToken::Word(text));
         let (used_as, known) = match before(1) {
-            Some(Token::Sign('|')) => (Use::Filter, FILTERS),
-            _ if is(1, "filter") && before(2) == Some(Token::Tag) => (Use::Filter, FILTERS),
-            _ if word != "not" && (is(1, "is") || (is(1, "not") && is(2, "is"))) => (Use::Test, TESTS),
-            Some(Token::Sign('.')) if is_called => (Use::Method, METHODS),
-            Some(Token::Sign('.')) => continue,
-            _ if is_called && !is_in(word, KEYWORDS) => (Use::Function, FUNCTIONS),
+            Some(TagToken::Sign('|')) => (NameUse::Filter, FILTERS),
+            _ if is(1, "filter") && before(2) == Some(TagToken::Tag) => (NameUse::Filter, FILTERS),
+            _ if word != "not" && (is(1, "is") || (is(1, "not") && is(2, "is"))) => (NameUse::Test, TESTS),
+            Some(TagToken::Sign('.')) if is_called => (NameUse::Method, METHODS),
+            Some(TagToken::Sign('.')) => continue,
+            _ if is_called && !is_in(word, KEYWORDS) => (NameUse::Function, FUNCTIONS),
             _ => continue,
         };
-        let is_own = matches!(used_as, Use::Function | Use::Method) && own.contains(word);
+        let is_own = matches!(used_as, NameUse::Function | NameUse::Method) && own.contains(word);
         let is_told = found.iter().any(|other| other.used_as == used_as && other.name == word);
         if !(is_own || is_told || is_in(word, known)) {
-            found.push(Unknown { used_as, name: word.to_owned(), line });
+            found.push(UnknownTemplateName { used_as, name: word.to_owned(), line });
         }
     }
     found
@@ -118,12 +118,13 @@ pub(super) fn free(source: &str) -> Vec<String> {
     let own = defined(&tokens);
     let mut found: Vec<String> = Vec::new();
     for (at, &(token, _)) in tokens.iter().enumerate() {
-        let Token::Word(word) = token else { continue };
+        let TagToken::Word(word) = token else { continue };
         let before = at.checked_sub(1).and_then(|at| tokens.get(at)).map(|(token, _)| *token);
         let next = tokens.get(at + 1).map(|(token, _)| *token);
-        let is_name =
-            matches!(before, Some(Token::Sign('.' | '|') | Token::Word("is" | "filter") | Token::Tag))
-                || matches!(next, Some(Token::Sign('=' | '(')));
+        let is_name = matches!(
+            before,
+            Some(TagToken::Sign('.' | '|') | TagToken::Word("is" | "filter") | TagToken::Tag)
+        ) || matches!(next, Some(TagToken::Sign('=' | '(')));
         let is_word =
             [SET, KEYWORDS, FUNCTIONS, TESTS].iter().any(|list| is_in(word, list)) || word.starts_with("end");
         if !(is_name || is_word || own.contains(word) || found.iter().any(|other| other == word)) {
@@ -138,17 +139,17 @@ fn is_in(word: &str, list: &str) -> bool {
 }
 
 /// Returns the names that the template defines: macros, variables, attributes, targets of loops and imports.
-fn defined<'a>(tokens: &[(Token<'a>, usize)]) -> BTreeSet<&'a str> {
+fn defined<'a>(tokens: &[(TagToken<'a>, usize)]) -> BTreeSet<&'a str> {
     let mut own = BTreeSet::new();
     // True between the words that begin a definition and the sign that ends its names.
     let mut is_target = false;
     for &(token, _) in tokens {
         match token {
-            Token::Word("macro" | "set" | "for" | "import" | "as" | "with" | "call" | "block") => {
+            TagToken::Word("macro" | "set" | "for" | "import" | "as" | "with" | "call" | "block") => {
                 is_target = true;
             }
-            Token::Word("in") | Token::Tag | Token::Sign('=') => is_target = false,
-            Token::Word(word) if is_target => {
+            TagToken::Word("in") | TagToken::Tag | TagToken::Sign('=') => is_target = false,
+            TagToken::Word(word) if is_target => {
                 own.insert(word);
             }
             _ => {}
@@ -158,7 +159,7 @@ fn defined<'a>(tokens: &[(Token<'a>, usize)]) -> BTreeSet<&'a str> {
 }
 
 /// Returns the words and signs of all tags, with their lines. Text, comments, strings and raw blocks have none.
-fn tokens(source: &str) -> Vec<(Token<'_>, usize)> {
+fn tokens(source: &str) -> Vec<(TagToken<'_>, usize)> {
     let bytes = source.as_bytes();
     let (mut found, mut at, mut line) = (Vec::new(), 0, 1);
     while let Some(start) = find(source, at, "{") {
@@ -172,11 +173,11 @@ fn tokens(source: &str) -> Vec<(Token<'_>, usize)> {
             }
             Some(&open @ (b'{' | b'%')) => {
                 let first = found.len();
-                found.push((Token::Tag, line));
+                found.push((TagToken::Tag, line));
                 let end = tag(source, at + 1, if open == b'{' { b'}' } else { b'%' }, &mut line, &mut found);
                 at = end;
                 let is_raw = open == b'%'
-                    && found.get(first + 1).is_some_and(|(token, _)| *token == Token::Word("raw"));
+                    && found.get(first + 1).is_some_and(|(token, _)| *token == TagToken::Word("raw"));
                 if is_raw {
                     let end = find(source, at, "endraw").unwrap_or(source.len());
                     line += lines(bytes, at, end);
@@ -203,7 +204,7 @@ fn tag<'a>(
     from: usize,
     close: u8,
     line: &mut usize,
-    found: &mut Vec<(Token<'a>, usize)>,
+    found: &mut Vec<(TagToken<'a>, usize)>,
 ) -> usize {
     let bytes = source.as_bytes();
     let (mut at, mut depth) = (from, 0usize);
@@ -223,13 +224,13 @@ fn tag<'a>(
             _ if byte.is_ascii_alphabetic() || byte == b'_' => {
                 let rest = bytes.get(at..).unwrap_or_default();
                 let n = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
-                found.push((Token::Word(source.get(at..at + n).unwrap_or_default()), *line));
+                found.push((TagToken::Word(source.get(at..at + n).unwrap_or_default()), *line));
                 at += n;
                 continue;
             }
             // `==` and the like define nothing.
             b'=' | b'!' | b'<' | b'>' if next == Some(&b'=') => at += 1,
-            _ if byte.is_ascii_punctuation() => found.push((Token::Sign(char::from(byte)), *line)),
+            _ if byte.is_ascii_punctuation() => found.push((TagToken::Sign(char::from(byte)), *line)),
             _ => {}
         }
         at += 1;
@@ -256,7 +257,8 @@ mod tests {
     use super::*;
 
     fn found(source: &str) -> Vec<String> {
-        let show = |found: Unknown| format!("{} {} {}", found.used_as.name(), found.name, found.line);
+        let show =
+            |found: UnknownTemplateName| format!("{} {} {}", found.used_as.name(), found.name, found.line);
         unknown(source).into_iter().map(show).collect()
     }
 

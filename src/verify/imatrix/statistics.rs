@@ -158,13 +158,13 @@ impl TensorStatistics {
 fn layers(tensors: &[TensorStatistics]) -> Vec<LayerStatistics> {
     /// Sums of figures, each multiplied by the number of columns.
     #[derive(Default)]
-    struct Weighted {
+    struct WeightedFigures {
         total: f32,
         zd: f32,
         cossim: f32,
         n: usize,
     }
-    let mut layers: BTreeMap<usize, Weighted> = BTreeMap::new();
+    let mut layers: BTreeMap<usize, WeightedFigures> = BTreeMap::new();
     for tensor in tensors {
         let Some(layer) = tensor.layer else { continue };
         let (weighted, n) = (layers.entry(layer).or_default(), tensor.elements as f32);
@@ -173,7 +173,7 @@ fn layers(tensors: &[TensorStatistics]) -> Vec<LayerStatistics> {
         weighted.cossim += n * tensor.cossim.unwrap_or(0.0);
         weighted.n += tensor.elements;
     }
-    let figures = |(layer, w): (usize, Weighted)| {
+    let figures = |(layer, w): (usize, WeightedFigures)| {
         let n = w.n as f32;
         LayerStatistics { layer, total: w.total / n, zd: w.zd / n, cossim: w.cossim / n }
     };

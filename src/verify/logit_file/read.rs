@@ -83,20 +83,24 @@ impl LogitFile {
         bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word))
     }
 
-    fn row(&self, row: usize) -> Option<Row<'_>> {
+    fn row(&self, row: usize) -> Option<LogitRow<'_>> {
         let row_bytes = self.geometry.row_bytes();
         let start = row.checked_mul(row_bytes)?.checked_add(self.rows_offset)?;
         let bytes = self.map.get(start..start.checked_add(row_bytes)?)?;
         let scale = f32::from_le_bytes(word(bytes, 0)?);
         let least = f32::from_le_bytes(word(bytes, 4)?);
-        Some(Row { scale, least, codes: bytes.get(ROW_HEAD_BYTES..)?.as_chunks::<2>().0, offset: start })
+        Some(LogitRow { scale, least, codes: bytes.get(ROW_HEAD_BYTES..)?.as_chunks::<2>().0, offset: start })
     }
 
     /// Returns the `n_rows` rows from `first` on, to compare a group of predictions with them.
     ///
     /// # Errors
     /// A row with an invalid scale.
-    pub(in crate::verify) fn rows(&self, first: usize, n_rows: usize) -> Result<Rows<'_>, LogitFileError> {
+    pub(in crate::verify) fn rows(
+        &self,
+        first: usize,
+        n_rows: usize,
+    ) -> Result<LogitRows<'_>, LogitFileError> {
         for row in (first..first + n_rows).filter_map(|row| self.row(row)) {
             let (scale, least) = (row.scale, row.least);
             // The most likely token has at least its share of the probability, and none has more than all of it.
@@ -106,7 +110,7 @@ impl LogitFile {
                 return Err(LogitFileError::Row { path, offset: row.offset as u64, scale, least });
             }
         }
-        Ok(Rows { file: self, first })
+        Ok(LogitRows { file: self, first })
     }
 
     /// Releases the pages of rows that are no longer needed.
@@ -143,7 +147,7 @@ fn geometry(bytes: &[u8], path: &Path) -> Result<Geometry, LogitFileError> {
 }
 
 /// Row as it is stored.
-struct Row<'a> {
+struct LogitRow<'a> {
     scale: f32,
     least: f32,
     codes: &'a [[u8; 2]],
@@ -151,16 +155,16 @@ struct Row<'a> {
 }
 
 /// Rows of a file from `first` on.
-pub(in crate::verify) struct Rows<'a> {
+pub(in crate::verify) struct LogitRows<'a> {
     file: &'a LogitFile,
     first: usize,
 }
 
-impl LogProbs for Rows<'_> {
+impl LogProbs for LogitRows<'_> {
     fn read(&self, row: usize, first: usize, out: &mut [f32]) {
         // Missing values are NaN: they cannot be mistaken for a likely token.
         out.fill(f32::NAN);
-        let Some(Row { scale, least, codes, .. }) = self.file.row(self.first + row) else { return };
+        let Some(LogitRow { scale, least, codes, .. }) = self.file.row(self.first + row) else { return };
         for (out, code) in out.iter_mut().zip(codes.get(first..).unwrap_or_default()) {
             *out = scale * f32::from(u16::from_le_bytes(*code)) + least;
         }

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use crate::core::text::escape;
 use crate::gguf::{PartsGap, each_once};
 use crate::verify::embeddings::stray_limits_of;
-use crate::verify::healthy::TwinRun;
 use crate::verify::judgement::{healthy_cost, judge_figures};
-use crate::verify::parts::facts::{Checks, Facts, RunFacts, StoredFinding, TwinFacts, findings};
+use crate::verify::parts::facts::{PartChecks, PartFacts, RunFacts, StoredFinding, TwinFacts, findings};
 use crate::verify::parts::{PartError, PartLabel, VerificationPart};
 use crate::verify::prompts::file_reports;
 use crate::verify::quality;
+use crate::verify::reference_twin::TwinRun;
 use crate::verify::routing::watch::RouteCounts;
 use crate::verify::verification::fill;
 use crate::verify::{FileLabel, Finding, Position, PromptFile, Report, Thresholds, WeightReport, WorstToken};
@@ -46,7 +46,7 @@ pub fn combine_parts(
     let mut report = checked(&parts, thresholds)?;
     let mut positions = Vec::new();
     let mut twin = Vec::new();
-    let mut all: Vec<Facts> = Vec::new();
+    let mut all: Vec<PartFacts> = Vec::new();
     for part in parts {
         positions.extend(part.positions);
         twin.extend(part.twin);
@@ -124,8 +124,8 @@ fn belong_together(parts: &[VerificationPart]) -> Result<(), PartError> {
 }
 
 /// Names a difference between the findings of two parts.
-fn difference(own: &Checks, other: &Checks) -> String {
-    let all = |checks: &Checks| -> Vec<String> {
+fn difference(own: &PartChecks, other: &PartChecks) -> String {
+    let all = |checks: &PartChecks| -> Vec<String> {
         let weights = checks.weights.iter().flatten();
         checks.findings.iter().chain(weights).map(|finding| finding.message.clone()).collect()
     };

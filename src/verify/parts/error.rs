@@ -25,7 +25,7 @@ pub enum PartError {
     #[error("{}: offset 8: version {found} of the format, {VERSION} expected", path.display())]
     Version { path: PathBuf, found: u32 },
     /// The length differs from the one in the header.
-    #[error("{}: {found} bytes, its header says {expected}", path.display())]
+    #[error("{}: {found} bytes, its header declares {expected}", path.display())]
     Length { path: PathBuf, expected: u128, found: u64 },
     /// The bytes were changed after writing.
     #[error("{}: damaged: the checksum at offset 16 is not that of what follows", path.display())]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::text::escape;
 use crate::verify::imatrix::Fingerprint;
-use crate::verify::judgement::Judged;
+use crate::verify::judgement::JudgedModel;
 use crate::verify::report::check_named;
 use crate::verify::routing::watch::RouteCounts;
 use crate::verify::{
@@ -106,7 +106,7 @@ pub(super) fn findings(stored: &[StoredFinding]) -> Result<Vec<Finding>, String>
 
 /// Results of the checks before the run; the same in all parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Checks {
+pub(super) struct PartChecks {
     pub(super) arch: Option<String>,
     #[serde(with = "exact::double_if_any")]
     pub(super) bits_per_weight: Option<f64>,
@@ -124,7 +124,7 @@ pub(super) struct Checks {
 /// Facts of the model and the text of a run; the same in all parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunPlan {
-    pub(super) judged: Judged,
+    pub(super) judged: JudgedModel,
     /// True if the graph can predict masked tokens.
     pub(super) has_masks: bool,
     /// Cost of the file's types for a small model.
@@ -180,14 +180,14 @@ pub(super) enum TwinFacts {
 
 /// Everything that a part stores in addition to its positions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Facts {
+pub(super) struct PartFacts {
     pub(super) plan: Plan,
     pub(super) number: usize,
     pub(super) count: usize,
     pub(super) label: PartLabel,
     /// Warnings of the program that ran it.
     pub(super) notes: Vec<StoredFinding>,
-    pub(super) checks: Checks,
+    pub(super) checks: PartChecks,
     /// Tensors that this part has compared with the baseline's.
     pub(super) tensors: Vec<TensorWeights>,
     /// Run of the part; `None` if errors or a missing graph prevented it.

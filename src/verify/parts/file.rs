@@ -16,7 +16,7 @@ use crate::core::bytes::{Cursor, Endian, Truncated};
 use crate::core::input;
 use crate::core::output::OutputFile;
 use crate::engine::TokenScore;
-use crate::verify::parts::facts::{Facts, RunFacts, TwinFacts, findings};
+use crate::verify::parts::facts::{PartFacts, RunFacts, TwinFacts, findings};
 use crate::verify::parts::{PartError, VerificationPart};
 use crate::verify::{Position, Reference};
 
@@ -99,9 +99,9 @@ impl VerificationPart {
         let facts_at = cursor.offset();
         let facts = cursor.take(n_facts).map_err(|error| too_short(&error))?;
         // For a truncated file, the length is a more useful error than the checksum.
-        let facts: Result<Facts, _> = serde_json::from_slice(facts);
+        let facts: Result<PartFacts, _> = serde_json::from_slice(facts);
         let rows_at = cursor.offset();
-        let n_rows = |facts: &Facts| {
+        let n_rows = |facts: &PartFacts| {
             facts.run.as_ref().map_or(0, |run| u128::from(run.n_positions) + u128::from(run.n_twin))
         };
         if let Ok(facts) = &facts {
@@ -124,9 +124,8 @@ impl VerificationPart {
         let rows = cursor.take(rest).map_err(|error| too_short(&error))?;
         let rows: Vec<Position> = rows.as_chunks::<ROW_BYTES>().0.iter().map(position).collect();
         let run = facts.run.as_ref();
-        check_rows(run, &rows).map_err(|at| {
-            bad(rows_at + (at * ROW_BYTES) as u64, "a position that is none of this part's".to_owned())
-        })?;
+        check_rows(run, &rows)
+            .map_err(|at| bad(rows_at + (at * ROW_BYTES) as u64, "a position of another part".to_owned()))?;
         let n_positions = run.and_then(|run| usize::try_from(run.n_positions).ok()).unwrap_or(0);
         let (positions, twin) = rows.split_at(n_positions.min(rows.len()));
         Ok(Self { path, positions: positions.to_vec(), twin: twin.to_vec(), facts })
@@ -134,8 +133,8 @@ impl VerificationPart {
 }
 
 /// Returns an error message for impossible facts.
-fn check(facts: &Facts) -> Result<(), String> {
-    let Facts { number, count, checks, run, .. } = facts;
+fn check(facts: &PartFacts) -> Result<(), String> {
+    let PartFacts { number, count, checks, run, .. } = facts;
     if !(1..=usize::from(u16::MAX)).contains(count) || !(1..=*count).contains(number) {
         return Err(format!("part {number} of {count}"));
     }

@@ -11,7 +11,7 @@ pub(super) const EXPECTED: &str =
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Fields {
+struct PromptFields {
     text: Option<String>,
     tokens: Option<Vec<u32>>,
     prompt: Option<String>,
@@ -25,7 +25,7 @@ pub(super) fn prompt(value: Json) -> Result<PromptSource, String> {
     match value {
         Json::String(text) => Ok(PromptSource::Text(text)),
         Json::Array(entries) if is_chat(&entries) => Ok(PromptSource::Messages(Json::Array(entries))),
-        Json::Object(_) => match serde_json::from_value::<Fields>(value) {
+        Json::Object(_) => match serde_json::from_value::<PromptFields>(value) {
             Ok(fields) => object(fields),
             Err(error) => Err(error.to_string()),
         },
@@ -33,28 +33,32 @@ pub(super) fn prompt(value: Json) -> Result<PromptSource, String> {
     }
 }
 
-fn object(fields: Fields) -> Result<PromptSource, String> {
+fn object(fields: PromptFields) -> Result<PromptSource, String> {
     match fields {
-        Fields { text: Some(text), tokens: None, prompt: None, completion: None, messages: None } => {
+        PromptFields { text: Some(text), tokens: None, prompt: None, completion: None, messages: None } => {
             Ok(PromptSource::Text(text))
         }
-        Fields { text: None, tokens: Some(tokens), prompt: None, completion: None, messages: None } => {
+        PromptFields { text: None, tokens: Some(tokens), prompt: None, completion: None, messages: None } => {
             Ok(PromptSource::Tokens(tokens))
         }
-        Fields {
+        PromptFields {
             text: None,
             tokens: None,
             prompt: Some(prompt),
             completion: Some(completion),
             messages: None,
         } => Ok(PromptSource::Completion { prompt, completion }),
-        Fields { text: None, tokens: None, prompt: None, completion: None, messages: Some(messages) } => {
-            Ok(PromptSource::Messages(messages))
-        }
-        Fields { text: None, tokens: None, prompt: Some(_), completion: None, messages: None } => {
+        PromptFields {
+            text: None,
+            tokens: None,
+            prompt: None,
+            completion: None,
+            messages: Some(messages),
+        } => Ok(PromptSource::Messages(messages)),
+        PromptFields { text: None, tokens: None, prompt: Some(_), completion: None, messages: None } => {
             Err("found `prompt` without `completion`".to_owned())
         }
-        Fields { text: None, tokens: None, prompt: None, completion: None, messages: None } => {
+        PromptFields { text: None, tokens: None, prompt: None, completion: None, messages: None } => {
             Err("found none of the keys".to_owned())
         }
         _ => Err("found several forms at once".to_owned()),

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use crate::verify::prompts::form;
-use crate::verify::prompts::shape::{Shape, shape_of};
+use crate::verify::prompts::shape::{TextShape, shape_of};
 use crate::verify::{PromptError, PromptSource, VerifyError};
 
 /// Number of bytes that are examined before the whole file is read.
@@ -112,12 +112,12 @@ fn detected(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
             Err(source) => Err(PromptError::NotJson { path: owned(), reason: source.to_string() }),
         },
         Suffix::Other => match shape_of(body) {
-            Shape::Prose if text.is_empty() => Ok(Vec::new()),
-            Shape::Prose => Ok(vec![PromptSource::Text(text.to_owned())]),
-            Shape::Whole(value) => whole(path, value),
-            Shape::Lines => lines(path, body),
-            Shape::Broken(reason) => Err(PromptError::NotJson { path: owned(), reason }),
-            Shape::Table(form) => Err(PromptError::Table { path: owned(), form }),
+            TextShape::Prose if text.is_empty() => Ok(Vec::new()),
+            TextShape::Prose => Ok(vec![PromptSource::Text(text.to_owned())]),
+            TextShape::Whole(value) => whole(path, value),
+            TextShape::Lines => lines(path, body),
+            TextShape::Broken(reason) => Err(PromptError::NotJson { path: owned(), reason }),
+            TextShape::Table(form) => Err(PromptError::Table { path: owned(), form }),
         },
     }
 }

@@ -13,7 +13,7 @@ const MAX_WORDS: usize = 4;
 
 /// Detected form of a text.
 #[derive(Debug, PartialEq)]
-pub(super) enum Shape {
+pub(super) enum TextShape {
     Prose,
     /// One JSON array or object.
     Whole(Json),
@@ -26,17 +26,17 @@ pub(super) enum Shape {
 }
 
 /// Detects the form of a text whose file name does not declare one.
-pub(super) fn shape_of(text: &str) -> Shape {
+pub(super) fn shape_of(text: &str) -> TextShape {
     let body = text.trim();
     if body.starts_with(['{', '[']) {
         return json_shape(body);
     }
-    table(body).map_or(Shape::Prose, Shape::Table)
+    table(body).map_or(TextShape::Prose, TextShape::Table)
 }
 
-fn json_shape(body: &str) -> Shape {
+fn json_shape(body: &str) -> TextShape {
     let error = match serde_json::from_str::<Json>(body) {
-        Ok(value) => return Shape::Whole(value),
+        Ok(value) => return TextShape::Whole(value),
         Err(error) => error,
     };
     // If most lines are JSON, the text is JSON lines, possibly with a broken one. A line that parses by chance (`[1]`,
@@ -54,12 +54,12 @@ fn json_shape(body: &str) -> Shape {
         }
     }
     if n_lines > 1 && n_json == n_lines {
-        return Shape::Lines;
+        return TextShape::Lines;
     }
     if n_lines > 1 && n_json * 2 > n_lines {
-        return Shape::Broken(first_broken.unwrap_or_else(|| error.to_string()));
+        return TextShape::Broken(first_broken.unwrap_or_else(|| error.to_string()));
     }
-    if begins_as_json(body, error.is_eof()) { Shape::Broken(error.to_string()) } else { Shape::Prose }
+    if begins_as_json(body, error.is_eof()) { TextShape::Broken(error.to_string()) } else { TextShape::Prose }
 }
 
 /// Returns true for an object with keys, or an array that contains a text or an object.

@@ -88,7 +88,7 @@ fn bad_lines_and_entries_are_named() {
         ("p.json", b"[[1, 2], [3]]", "entry 1: found an array"),
         ("p.json", br#"{"prompts": ["a"]}"#, "JSON: unknown field `prompts`"),
         ("p.json", b"7", "JSON: found a number"),
-        ("p.json", b"once upon a time", "looks like JSON and is none"),
+        ("p.json", b"once upon a time", "looks like JSON, but is not valid"),
     ] {
         let error = read(name, content).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

@@ -31,14 +31,14 @@ fn name_of(source: &dyn TensorSource, router: &Matrix) -> String {
 
 /// Choices of one router for the tokens of a group.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Chosen {
+struct RouterChoices {
     n_experts: usize,
     n_tokens: usize,
     /// Chosen experts, the same number for each token.
     experts: Vec<u16>,
 }
 
-impl Chosen {
+impl RouterChoices {
     /// Returns the experts of a token; empty beyond the last token.
     fn of(&self, token: usize) -> &[u16] {
         let n_used = self.experts.len().checked_div(self.n_tokens).unwrap_or(0);
@@ -49,7 +49,7 @@ impl Chosen {
 /// Choices of all routers for the tokens of a group.
 #[derive(Clone, Debug, Default)]
 pub(in crate::verify) struct Choices {
-    routers: BTreeMap<String, Chosen>,
+    routers: BTreeMap<String, RouterChoices>,
 }
 
 impl Choices {
@@ -255,9 +255,9 @@ mod tests {
     use super::*;
     use crate::core::{GgmlType, Shape, SourceError, TensorMeta};
 
-    struct Names(Vec<TensorMeta>);
+    struct NamedTensors(Vec<TensorMeta>);
 
-    impl TensorSource for Names {
+    impl TensorSource for NamedTensors {
         fn tensors(&self) -> &[TensorMeta] {
             &self.0
         }
@@ -282,7 +282,7 @@ mod tests {
             shape: Shape::new(vec![4, 1]).unwrap(),
             ty: GgmlType::F32,
         };
-        let names = Names(vec![meta(10), meta(2)]);
+        let names = NamedTensors(vec![meta(10), meta(2)]);
         let recorder = ChoiceRecorder::default();
         recorder.routes(&names, &router(0, 4), &mut routes(&[[0, 1], [2, 3]]));
         recorder.routes(&names, &router(0, 4), &mut routes(&[[3, 0]]));

@@ -7,7 +7,7 @@ use crate::verify::tasks::{LeftOut, TaskError};
 
 /// Question and its answers, of which one is the best continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct ChoiceQuestion {
     /// Index in the file.
     pub(super) number: usize,
     pub(super) question: String,
@@ -17,7 +17,7 @@ pub(super) struct Choice {
 
 /// Sentence with a gap, and two words for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(super) struct GapSentence {
     /// Index in the file.
     pub(super) number: usize,
     pub(super) before: String,
@@ -38,16 +38,16 @@ pub(super) struct Sequence {
 }
 
 /// Term of a score: index of the sequence in the task, and of the row among its wanted rows.
-pub(super) type Term = (usize, usize);
+pub(super) type ScoreTerm = (usize, usize);
 
 /// Task that is ready to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Prepared {
+pub(super) struct PreparedTask {
     pub(super) number: usize,
     pub(super) question: String,
     pub(super) sequences: Vec<Sequence>,
     /// Log-probabilities of each answer, whose mean is its score.
-    pub(super) terms: Vec<Vec<Term>>,
+    pub(super) terms: Vec<Vec<ScoreTerm>>,
     pub(super) is_right: Vec<bool>,
     /// Index of the answer that is chosen if no other is better.
     pub(super) on_tie: usize,
@@ -73,9 +73,12 @@ fn common_prefix(sequences: &[Vec<u32>]) -> Option<usize> {
 
 const NO_TOKEN: &str = "an answer has no token that follows another";
 
-impl Choice {
+impl ChoiceQuestion {
     /// Prepares the task; the tokens after those that all answers share are scored.
-    pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Result<Prepared, LeftOut>, TaskError> {
+    pub(super) fn prepare(
+        &self,
+        encoder: &dyn TextEncoder,
+    ) -> Result<Result<PreparedTask, LeftOut>, TaskError> {
         let unscorable = |why: String| Ok(Err(LeftOut::new(self.number, &self.question, why)));
         if let Some(flaw) = self.flaw() {
             return unscorable(flaw);
@@ -95,21 +98,31 @@ impl Choice {
         };
         let sequences = encoded.into_iter().map(sequence).collect();
         let (number, is_right) = (self.number, self.is_right.clone());
-        Ok(Ok(Prepared { number, question: self.question.clone(), sequences, terms, is_right, on_tie: 0 }))
+        Ok(Ok(PreparedTask {
+            number,
+            question: self.question.clone(),
+            sequences,
+            terms,
+            is_right,
+            on_tie: 0,
+        }))
     }
 }
 
 /// Number of tokens after the shared prefix above which the words themselves are not scored.
 const MIN_TRAILING: usize = 3;
 
-impl Pair {
+impl GapSentence {
     /// Prepares the task. The tokens after the gap are scored, except the last (the full stop). The tokens of the words
     /// are scored too if hardly any follow them.
     ///
     /// # Exactness
     /// ref: if the words are scored, the second word's first token is predicted from the end of the first sentence
     /// instead of the shared prefix. Kept: scores are compared with the reference's.
-    pub(super) fn prepare(&self, encoder: &dyn TextEncoder) -> Result<Result<Prepared, LeftOut>, TaskError> {
+    pub(super) fn prepare(
+        &self,
+        encoder: &dyn TextEncoder,
+    ) -> Result<Result<PreparedTask, LeftOut>, TaskError> {
         let task = self.number;
         let unscorable = |why: String| Ok(Err(LeftOut::new(task, &self.question(), why)));
         if let Some(flaw) = self.flaw() {
@@ -130,7 +143,7 @@ impl Pair {
         for (at, (tokens, &start)) in encoded.iter().zip(&starts).enumerate() {
             let n = tokens.len();
             let end = if n - start > 1 { n - 1 } else { n };
-            let mut own: Vec<Term> = (0..end - start).map(|row| (at, row)).collect();
+            let mut own: Vec<ScoreTerm> = (0..end - start).map(|row| (at, row)).collect();
             if at == 1
                 && start == shared
                 && let Some(first) = sequences.first_mut()
@@ -152,7 +165,7 @@ impl Pair {
         }
         let is_right = (0..2).map(|at| at == self.right).collect();
         let question = self.question();
-        Ok(Ok(Prepared { number: task, question, sequences, terms, is_right, on_tie: 1 }))
+        Ok(Ok(PreparedTask { number: task, question, sequences, terms, is_right, on_tie: 1 }))
     }
 }
 
@@ -161,9 +174,9 @@ mod tests {
     use super::*;
 
     /// Encoder with one token per character after a start token.
-    struct Characters;
+    struct CharacterEncoder;
 
-    impl TextEncoder for Characters {
+    impl TextEncoder for CharacterEncoder {
         fn encode(&self, text: &str, _: bool) -> Result<Vec<u32>, String> {
             Ok(text.chars().map(u32::from).collect())
         }
@@ -177,17 +190,21 @@ mod tests {
         }
     }
 
-    fn pair(before: &str, words: [&str; 2], after: &str) -> Pair {
+    fn pair(before: &str, words: [&str; 2], after: &str) -> GapSentence {
         let words = words.map(str::to_owned);
-        Pair { number: 7, before: before.to_owned(), after: after.to_owned(), words, right: 1 }
+        GapSentence { number: 7, before: before.to_owned(), after: after.to_owned(), words, right: 1 }
     }
 
     #[test]
     fn endings_are_scored_behind_what_they_share() {
         let answers = ["abc", "abd", "x"].map(str::to_owned).to_vec();
-        let choice =
-            Choice { number: 0, question: "Q".to_owned(), answers, is_right: vec![true, false, false] };
-        let prepared = choice.prepare(&Characters).unwrap().unwrap();
+        let choice = ChoiceQuestion {
+            number: 0,
+            question: "Q".to_owned(),
+            answers,
+            is_right: vec![true, false, false],
+        };
+        let prepared = choice.prepare(&CharacterEncoder).unwrap().unwrap();
         // Start, `Q`, blank.
         assert_eq!(prepared.sequences[0].rows, 2..5);
         assert_eq!(prepared.sequences[1].targets, ['a', 'b', 'd'].map(u32::from));
@@ -197,14 +214,15 @@ mod tests {
     #[test]
     fn an_answer_that_begins_another_still_has_a_token() {
         let answers = ["ab", "abc"].map(str::to_owned).to_vec();
-        let choice = Choice { number: 0, question: "Q".to_owned(), answers, is_right: vec![true, false] };
-        let prepared = choice.prepare(&Characters).unwrap().unwrap();
+        let choice =
+            ChoiceQuestion { number: 0, question: "Q".to_owned(), answers, is_right: vec![true, false] };
+        let prepared = choice.prepare(&CharacterEncoder).unwrap().unwrap();
         assert_eq!(prepared.sequences[0].targets, [u32::from('b')]);
     }
 
     #[test]
     fn words_are_left_out_where_enough_follows() {
-        let prepared = pair("A ", ["cat", "mouse"], " ran.").prepare(&Characters).unwrap().unwrap();
+        let prepared = pair("A ", ["cat", "mouse"], " ran.").prepare(&CharacterEncoder).unwrap().unwrap();
         // Start, `A`, blank, the word; the full stop is left out.
         assert_eq!(prepared.sequences[0].targets, [' ', 'r', 'a', 'n'].map(u32::from));
         assert_eq!(prepared.sequences[1].rows, 7..11);
@@ -213,7 +231,7 @@ mod tests {
 
     #[test]
     fn words_count_where_little_follows() {
-        let prepared = pair("A ", ["b", "c"], ".").prepare(&Characters).unwrap().unwrap();
+        let prepared = pair("A ", ["b", "c"], ".").prepare(&CharacterEncoder).unwrap().unwrap();
         // The second word is predicted from the end of the first sentence, as in the reference.
         assert_eq!(prepared.terms, [vec![(0, 0)], vec![(0, 2)]]);
         assert_eq!(prepared.sequences[0].rows, 2..5);

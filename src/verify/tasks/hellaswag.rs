@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use crate::verify::tasks::TaskError;
-use crate::verify::tasks::choice::Choice;
+use crate::verify::tasks::choice::ChoiceQuestion;
 
 const LINES: usize = 6;
 
 /// Parses all tasks of a text.
-pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Choice>, TaskError> {
+pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<ChoiceQuestion>, TaskError> {
     let lines: Vec<&str> = text.lines().collect();
     if !lines.len().is_multiple_of(LINES) {
         return Err(TaskError::Lines { path: path.to_owned(), lines: lines.len() });
@@ -24,7 +24,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Choice>, TaskError> {
             expected: "the index of the right ending, 0 to 3",
             found: (*right).to_owned(),
         })?;
-        Ok(Choice {
+        Ok(ChoiceQuestion {
             number,
             question: (*question).to_owned(),
             answers: endings.iter().map(|&ending| ending.to_owned()).collect(),

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use crate::verify::tasks::choice::Choice;
+use crate::verify::tasks::choice::ChoiceQuestion;
 use crate::verify::tasks::{TaskError, random};
 
 /// Maximum number of answers of a task.
@@ -19,8 +19,8 @@ pub(super) fn parse(
     bytes: &[u8],
     path: &Path,
     limit: Option<usize>,
-) -> Result<(usize, Vec<Choice>), TaskError> {
-    let mut reader = Reader { bytes, at: 0, path };
+) -> Result<(usize, Vec<ChoiceQuestion>), TaskError> {
+    let mut reader = TaskReader { bytes, at: 0, path };
     let n_tasks = reader.number("the number of tasks")?;
     let n = n_tasks as usize;
     // Each task has at least an offset, the length of a question and two numbers of answers.
@@ -48,13 +48,13 @@ pub(super) fn parse(
     Ok((n, tasks))
 }
 
-struct Reader<'a> {
+struct TaskReader<'a> {
     bytes: &'a [u8],
     at: usize,
     path: &'a Path,
 }
 
-impl Reader<'_> {
+impl TaskReader<'_> {
     fn wrong(&self, offset: usize, name: &'static str, found: u32, expected: String) -> TaskError {
         TaskError::Number { path: self.path.to_owned(), offset, name, found, expected }
     }
@@ -100,11 +100,11 @@ impl Reader<'_> {
         Ok((answers, labels))
     }
 
-    fn task(&mut self, number: usize) -> Result<Choice, TaskError> {
+    fn task(&mut self, number: usize) -> Result<ChoiceQuestion, TaskError> {
         let question = self.string("a question")?;
         let (answers, is_right) = self.answers(1)?;
         self.answers(0)?;
-        Ok(Choice { number, question, answers, is_right })
+        Ok(ChoiceQuestion { number, question, answers, is_right })
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::core::text::escape;
 use crate::verify::Finding;
-use crate::verify::tasks::choice::{Choice, Pair};
+use crate::verify::tasks::choice::{ChoiceQuestion, GapSentence};
 
 /// Maximum number of characters of a question in a message.
 const SHOWN_CHARS: usize = 60;
@@ -38,7 +38,7 @@ impl LeftOut {
     }
 }
 
-impl Choice {
+impl ChoiceQuestion {
     /// Returns the reason why the task cannot be scored, if there is one.
     pub(super) fn flaw(&self) -> Option<String> {
         let n_right = self.is_right.iter().filter(|&&right| right).count();
@@ -65,7 +65,7 @@ impl Choice {
     }
 }
 
-impl Pair {
+impl GapSentence {
     /// Returns the reason why the task cannot be scored, if there is one.
     pub(super) fn flaw(&self) -> Option<String> {
         let [first, second] = &self.words;
@@ -110,8 +110,8 @@ pub(super) fn findings(path: &Path, left_out: &[LeftOut], n_scored: usize) -> Ve
 mod tests {
     use super::*;
 
-    fn choice(answers: &[(&str, bool)]) -> Choice {
-        Choice {
+    fn choice(answers: &[(&str, bool)]) -> ChoiceQuestion {
+        ChoiceQuestion {
             number: 4,
             question: "Q".to_owned(),
             answers: answers.iter().map(|(text, _)| (*text).to_owned()).collect(),
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn words_differ() {
-        let pair = |words: [&str; 2]| Pair {
+        let pair = |words: [&str; 2]| GapSentence {
             number: 0,
             before: "A ".to_owned(),
             after: " b.".to_owned(),

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use crate::verify::tasks::TaskError;
-use crate::verify::tasks::choice::Pair;
+use crate::verify::tasks::choice::GapSentence;
 
 /// Parses all tasks of a text; blank lines are skipped.
-pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<Pair>, TaskError> {
+pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<GapSentence>, TaskError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let task = |(number, (at, line)): (usize, (usize, &str))| {
         pair(number, line).map_err(|expected| TaskError::Line {
@@ -27,7 +27,7 @@ fn start_of(line: &str) -> String {
     if shown.len() < line.len() { shown + "…" } else { shown }
 }
 
-fn pair(number: usize, line: &str) -> Result<Pair, &'static str> {
+fn pair(number: usize, line: &str) -> Result<GapSentence, &'static str> {
     let [_, sentence, first, second, answer] =
         fields(line).ok_or("index, sentence, two words and the number of the right one, between commas")?;
     let sentence = match sentence.strip_prefix('"') {
@@ -43,7 +43,7 @@ fn pair(number: usize, line: &str) -> Result<Pair, &'static str> {
         _ => return Err("1 or 2, the number of the right word"),
     };
     let words = [first.to_owned(), second.to_owned()];
-    Ok(Pair { number, before: before.to_owned(), after: after.to_owned(), words, right })
+    Ok(GapSentence { number, before: before.to_owned(), after: after.to_owned(), words, right })
 }
 
 /// Returns the five fields of a line; commas within quotes do not count, and everything after the fourth comma is one

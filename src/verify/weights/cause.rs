@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::core::GgmlType;
 use crate::core::text::escape;
 use crate::verify::exact;
-use crate::verify::weights::sums::Sums;
+use crate::verify::weights::sums::ComparisonSums;
 
 /// Cause of the damage in a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ pub enum BlockState {
 }
 
 impl BlockState {
-    pub(super) fn of(sums: &Sums, own_error: f64) -> Self {
+    pub(super) fn of(sums: &ComparisonSums, own_error: f64) -> Self {
         let limit = (3.0 * own_error).clamp(0.05, 0.7);
         match sums.correlation() {
             _ if sums.values == 0.0 => Self::Zero,

@@ -3,22 +3,22 @@
 use crate::core::{GgmlType, ImatrixNeed};
 use crate::engine::EngineError;
 use crate::quant::{can_quantize, first_non_finite, quantize_rows};
-use crate::verify::weights::limits::{Limits, STRICT_RATIO, exceeds};
-use crate::verify::weights::side::Side;
-use crate::verify::weights::sums::Sums;
-use crate::verify::weights::tensor::{BadBlock, BadRow, FirstDifference, Marked, Seen};
+use crate::verify::weights::limits::{ErrorLimits, STRICT_RATIO, exceeds};
+use crate::verify::weights::sums::ComparisonSums;
+use crate::verify::weights::tensor::{BadBlock, BadRow, FirstDifference, Marked, TensorTally};
+use crate::verify::weights::tensor_reader::TensorReader;
 
 /// Pair of tensors: the coarser one, whose codes are judged, and the finer one, from which they are made.
 #[derive(Clone)]
 pub(crate) struct Comparison<'a> {
-    pub(crate) coded: Side<'a>,
-    pub(crate) reference: Side<'a>,
-    pub(crate) limits: Limits,
+    pub(crate) coded: TensorReader<'a>,
+    pub(crate) reference: TensorReader<'a>,
+    pub(crate) limits: ErrorLimits,
 }
 
 /// Buffers of a thread.
 #[derive(Default)]
-pub(crate) struct Buffers {
+pub(crate) struct RowBuffers {
     coded: Vec<u8>,
     bytes: Vec<u8>,
     own: Vec<u8>,
@@ -31,14 +31,19 @@ pub(crate) struct Buffers {
 /// Result of some rows, along with the bad blocks by the stricter limit that applies if nearly all blocks are
 /// reproduced.
 #[derive(Default)]
-pub(crate) struct Both {
-    pub(crate) seen: Seen,
+pub(crate) struct RowsResult {
+    pub(crate) tally: TensorTally,
     pub(crate) strict: Marked<BadBlock>,
 }
 
 impl Comparison<'_> {
     /// Compares rows `first .. first + n`.
-    pub(crate) fn rows(&self, first: u64, n: u64, buffers: &mut Buffers) -> Result<Both, EngineError> {
+    pub(crate) fn rows(
+        &self,
+        first: u64,
+        n: u64,
+        buffers: &mut RowBuffers,
+    ) -> Result<RowsResult, EngineError> {
         let ty = self.coded.meta().ty;
         let n_cols = self.coded.n_cols()?;
         self.reference.floats(first, n, &mut buffers.bytes, &mut buffers.reference)?;
@@ -52,13 +57,13 @@ impl Comparison<'_> {
             }
         }
         let coded = self.coded.bytes(first, n, &mut buffers.coded)?;
-        let mut both = Both::default();
+        let mut both = RowsResult::default();
         buffers.own.resize(coded.len(), 0);
         let (own, reference) = (&mut buffers.own, &buffers.reference);
         buffers.flat.resize(n_cols, 1.0);
         let flat = (ty.info().imatrix == ImatrixNeed::Required).then_some(buffers.flat.as_slice());
         if ty.is_quantized() && first_non_finite(reference).is_some() {
-            both.seen.unjudged = Some("the baseline has values that are not finite".to_owned());
+            both.tally.unjudged = Some("the baseline has values that are not finite".to_owned());
             return Ok(both);
         }
         let is_exact = !ty.is_quantized() && !can_quantize(ty);
@@ -66,14 +71,15 @@ impl Comparison<'_> {
             // Types that no quantizer makes of floats (integers, F64) are compared as they are.
             own.copy_from_slice(coded);
         } else if let Err(error) = quantize_rows(ty, self.coded.level, n_cols, reference, flat, own) {
-            both.seen.unjudged = Some(format!("the baseline's values: {error}"));
+            both.tally.unjudged = Some(format!("the baseline's values: {error}"));
             return Ok(both);
         }
         let mut detour = Detour { n_left: PATIENCE, flat };
         let row_bytes = coded.len() / usize::try_from(n).unwrap_or(1).max(1);
         let rows = coded.chunks(row_bytes.max(1)).zip(own.chunks(row_bytes.max(1)));
         for (at, ((coded, own), reference)) in rows.zip(reference.chunks(n_cols.max(1))).enumerate() {
-            let mut row = Row { number: first + at as u64, coded, own, by_detour: Vec::new(), reference };
+            let mut row =
+                ComparedRow { number: first + at as u64, coded, own, by_detour: Vec::new(), reference };
             if ty.is_quantized() && coded != own {
                 row.by_detour = detour.take(self, &row);
             }
@@ -85,103 +91,103 @@ impl Comparison<'_> {
                 self.blocks(&row, &buffers.row, &buffers.own_row, &mut both);
             } else {
                 let expected = if is_exact { reference } else { &buffers.own_row };
-                self.values(&row, &buffers.row, expected, &mut both.seen);
+                self.values(&row, &buffers.row, expected, &mut both.tally);
             }
         }
         Ok(both)
     }
 
-    fn blocks(&self, row: &Row<'_>, values: &[f32], own: &[f32], both: &mut Both) {
+    fn blocks(&self, row: &ComparedRow<'_>, values: &[f32], own: &[f32], both: &mut RowsResult) {
         let ty = self.coded.meta().ty;
         let (n_elems, n_bytes) = (ty.block_elems(), ty.block_bytes());
         let n_blocks = (row.reference.len() / n_elems).max(1) as f64;
         let usual = row.reference.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n_blocks;
-        let (mut file_row, mut own_row) = (Sums::default(), Sums::default());
-        let seen = &mut both.seen;
+        let (mut file_row, mut own_row) = (ComparisonSums::default(), ComparisonSums::default());
+        let tally = &mut both.tally;
         let decoded = values.chunks(n_elems).zip(own.chunks(n_elems)).zip(row.reference.chunks(n_elems));
         let encoded = row.coded.chunks(n_bytes).zip(row.own.chunks(n_bytes));
         for (at, (((values, own), reference), (coded, own_coded))) in decoded.zip(encoded).enumerate() {
-            let own_sums = Sums::of(own, reference);
+            let own_sums = ComparisonSums::of(own, reference);
             let block = at * n_bytes..(at + 1) * n_bytes;
             let is_same = |other: &Vec<u8>| other.get(block.clone()) == Some(coded);
             let is_equal = coded == own_coded || row.by_detour.iter().any(is_same);
-            let sums = if is_equal { own_sums } else { Sums::of(values, reference) };
+            let sums = if is_equal { own_sums } else { ComparisonSums::of(values, reference) };
             file_row.add(&sums);
             own_row.add(&own_sums);
-            seen.n_blocks += 1;
-            seen.n_equal_blocks += u64::from(is_equal);
+            tally.n_blocks += 1;
+            tally.n_equal_blocks += u64::from(is_equal);
             if is_equal {
-                seen.histogram.count(1.0);
+                tally.histogram.count(1.0);
                 continue;
             }
             let granted = self.limits.granted(own_sums.errors, sums.reference, usual);
             let (error, ratio) = (sums.relative_error(), ratio(sums.errors, granted));
-            seen.histogram.count(ratio);
+            tally.histogram.count(ratio);
             if exceeds(ratio, STRICT_RATIO) {
                 let block = BadBlock { row: row.number, block: at as u64, error, ratio, sums };
                 if self.limits.is_bad_block(error, ratio) {
-                    seen.bad_blocks.mark(block.clone());
+                    tally.bad_blocks.mark(block.clone());
                 }
                 both.strict.mark(block);
             }
         }
-        seen.file.add(&file_row);
-        seen.own.add(&own_row);
+        tally.file.add(&file_row);
+        tally.own.add(&own_row);
         if row.reference.len() > 1 {
-            seen.columns.resize(row.reference.len());
-            seen.columns.add_row(values, own, row.reference);
+            tally.columns.resize(row.reference.len());
+            tally.columns.add_row(values, own, row.reference);
         }
         if row.coded != row.own {
             let granted = self.limits.granted(own_row.errors, file_row.reference, 0.0);
             let agree = |factor: f64| stretches_agree(factor, values, own, row.reference);
-            seen.bad_rows_of(row.number, (&file_row, &own_row), granted, &self.limits, agree);
+            tally.bad_rows_of(row.number, (&file_row, &own_row), granted, &self.limits, agree);
         }
     }
 
     /// Compares floats: they are equal, or as near as the rounding of both sides allows.
-    fn values(&self, row: &Row<'_>, values: &[f32], expected: &[f32], seen: &mut Seen) {
+    fn values(&self, row: &ComparedRow<'_>, values: &[f32], expected: &[f32], tally: &mut TensorTally) {
         let rounding = unit(self.coded.meta().ty) + unit(self.reference.meta().ty);
-        let file = Sums::of(values, row.reference);
-        seen.file.add(&file);
-        seen.own.add(&Sums::of(expected, row.reference));
-        seen.n_blocks += values.len() as u64;
+        let file = ComparisonSums::of(values, row.reference);
+        tally.file.add(&file);
+        tally.own.add(&ComparisonSums::of(expected, row.reference));
+        tally.n_blocks += values.len() as u64;
         let through = |x: f32| [round_to(GgmlType::Bf16, x), round_to(GgmlType::F16, x)];
         let mut n_beyond = 0;
         for (column, ((&x, &e), &r)) in values.iter().zip(expected).zip(row.reference).enumerate() {
             if x == e || (x.is_nan() && e.is_nan()) {
-                seen.n_equal_blocks += 1;
+                tally.n_equal_blocks += 1;
                 continue;
             }
-            seen.n_differing += 1;
+            tally.n_differing += 1;
             let (distance, size) = (f64::from(x) - f64::from(r), f64::from(r).abs());
             if exceeds(distance.abs(), 1.001 * rounding * size + SUBNORMAL) {
                 n_beyond += 1;
             }
             let ty = self.coded.meta().ty;
-            for (n, y) in seen.n_through.iter_mut().zip(through(r)) {
+            for (n, y) in tally.n_through.iter_mut().zip(through(r)) {
                 *n += u64::from(round_to(ty, y) == x);
             }
             let difference =
                 || FirstDifference { row: row.number, column: column as u64, found: x, expected: e };
-            seen.first_difference.get_or_insert_with(difference);
+            tally.first_difference.get_or_insert_with(difference);
         }
-        seen.n_beyond += n_beyond;
+        tally.n_beyond += n_beyond;
         if n_beyond > 0 {
             let error = file.relative_error();
             let factor = is_scaled(&file, 1e-3).then(|| 1.0 / file.slope());
-            seen.bad_rows.mark(BadRow { row: row.number, error, ratio: f64::INFINITY, factor });
+            tally.bad_rows.mark(BadRow { row: row.number, error, ratio: f64::INFINITY, factor });
         }
     }
 }
 
-impl Seen {
+impl TensorTally {
     /// Marks a row whose error is too large, or that is scaled.
     fn bad_rows_of(
         &mut self,
         row: u64,
-        (file, own): (&Sums, &Sums),
+        (file, own): (&ComparisonSums, &ComparisonSums),
         granted: f64,
-        limits: &Limits,
+        limits: &ErrorLimits,
         agree: impl Fn(f64) -> bool,
     ) {
         let (error, ratio) = (file.relative_error(), ratio(file.errors, granted));
@@ -191,7 +197,7 @@ impl Seen {
         // The error that remains after scaling must be the type's own.
         let is_scaled = limits.shows_row_scales()
             && factor > 0.0
-            && factor.ln().abs() > Limits::row_scale(own_error)
+            && factor.ln().abs() > ErrorLimits::row_scale(own_error)
             && shape.powi(2) * file.reference <= 2.25 * granted.max(own.errors)
             && agree(factor);
         if limits.is_bad_row(error, ratio) || is_scaled {
@@ -203,7 +209,7 @@ impl Seen {
 /// Smallest distance of two F16 values; smaller differences between floats are not judged.
 const SUBNORMAL: f64 = 6.0e-8;
 
-struct Row<'a> {
+struct ComparedRow<'a> {
     number: u64,
     coded: &'a [u8],
     own: &'a [u8],
@@ -225,7 +231,7 @@ struct Detour<'a> {
 
 impl Detour<'_> {
     /// Returns the row's codes by way of each type if they explain some of its blocks.
-    fn take(&mut self, comparison: &Comparison<'_>, row: &Row<'_>) -> Vec<Vec<u8>> {
+    fn take(&mut self, comparison: &Comparison<'_>, row: &ComparedRow<'_>) -> Vec<Vec<u8>> {
         let ty = comparison.coded.meta().ty;
         let from = comparison.reference.meta().ty;
         if self.n_left == 0 || from.is_quantized() {
@@ -271,7 +277,8 @@ fn stretches_agree(factor: f64, values: &[f32], own: &[f32], reference: &[f32]) 
     let stretches = values.chunks(STRETCH).zip(own.chunks(STRETCH)).zip(reference.chunks(STRETCH));
     let (mut n, mut n_agreeing) = (0.0, 0.0);
     for ((values, own), reference) in stretches {
-        let found = (Sums::of(own, reference).slope() / Sums::of(values, reference).slope()).ln();
+        let found =
+            (ComparisonSums::of(own, reference).slope() / ComparisonSums::of(values, reference).slope()).ln();
         n += 1.0;
         n_agreeing += f64::from(u8::from((found - expected).abs() <= 0.5 * expected.abs()));
     }
@@ -279,7 +286,7 @@ fn stretches_agree(factor: f64, values: &[f32], own: &[f32], reference: &[f32]) 
 }
 
 /// Returns true if the values are the reference with another scale.
-fn is_scaled(sums: &Sums, tolerance: f64) -> bool {
+fn is_scaled(sums: &ComparisonSums, tolerance: f64) -> bool {
     sums.slope() > 0.0 && sums.shape_error() < tolerance && (sums.slope() - 1.0).abs() > tolerance
 }
 

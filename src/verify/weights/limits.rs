@@ -28,7 +28,7 @@ const SHORT_BLOCK: usize = 64;
 
 /// Error that a type has, and the limits that follow from it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Limits {
+pub(crate) struct ErrorLimits {
     /// Relative rms error of the type on normally distributed values.
     pub(crate) nominal: f64,
     /// Nominal error of the reference's type, if it is quantized itself.
@@ -43,7 +43,7 @@ const ROW_RATIO: f64 = 5.0;
 const TENSOR_RATIO: f64 = 3.0;
 pub(crate) const STRICT_RATIO: f64 = 1.3;
 
-impl Limits {
+impl ErrorLimits {
     pub(crate) fn new(ty: GgmlType, reference: GgmlType, level: SimdLevel) -> Self {
         let blur = if reference.is_quantized() { nominal_error(reference, level) } else { 0.0 };
         let block_ratio = match ty.info().imatrix {
@@ -134,7 +134,7 @@ pub(crate) fn nominal_error(ty: GgmlType, level: SimdLevel) -> f64 {
     let done = quantize_rows(ty, level, SAMPLE_COLS, &values, weights, &mut bytes)
         .and_then(|()| dequantize(ty, level, &bytes, &mut back));
     // A type without a quantizer is granted the error of a type with four bits.
-    done.map_or(0.08, |()| super::sums::Sums::of(&back, &values).relative_error())
+    done.map_or(0.08, |()| super::sums::ComparisonSums::of(&back, &values).relative_error())
 }
 
 #[cfg(test)]
@@ -155,7 +155,7 @@ mod tests {
     fn a_lost_block_is_bad_in_every_type_and_a_coarse_one_is_not() {
         let level = SimdLevel::detect();
         for ty in GgmlType::all().filter(|ty| ty.is_quantized()) {
-            let limits = Limits::new(ty, GgmlType::F32, level);
+            let limits = ErrorLimits::new(ty, GgmlType::F32, level);
             if limits.nominal < COARSE {
                 assert!(limits.is_bad_block(1.0, 1.0 / limits.nominal), "{ty}");
             }

@@ -6,8 +6,8 @@ use crate::core::TensorMeta;
 use crate::core::simd::SimdLevel;
 use crate::core::text::escape;
 use crate::engine::{EngineError, fits};
-use crate::verify::weights::side::Side;
 use crate::verify::weights::tensor::split_name;
+use crate::verify::weights::tensor_reader::TensorReader;
 use crate::verify::{Finding, Model, drafts};
 
 const CHECK: &str = "weights";
@@ -21,26 +21,26 @@ const INPUT_SCALE: &str = ".input_scale";
 const SHOWN: usize = 8;
 
 /// Tensor of the file and the one that it was made from.
-pub(crate) struct Pair<'a> {
+pub(crate) struct TensorPair<'a> {
     /// Name of the tensor in the file, or in the baseline for a head that the file takes from its embedding.
     pub(crate) name: String,
-    pub(crate) file: Side<'a>,
-    pub(crate) baseline: Side<'a>,
+    pub(crate) file: TensorReader<'a>,
+    pub(crate) baseline: TensorReader<'a>,
 }
 
 /// Pairs of tensors, and findings about tensors without a partner.
-pub(crate) struct Pairs<'a> {
-    pub(crate) pairs: Vec<Pair<'a>>,
+pub(crate) struct TensorPairs<'a> {
+    pub(crate) pairs: Vec<TensorPair<'a>>,
     pub(crate) findings: Vec<Finding>,
 }
 
 /// Tensors of a model by name.
-struct Names<'a> {
+struct TensorIndex<'a> {
     model: &'a Model<'a>,
     index: HashMap<&'a str, usize>,
 }
 
-impl<'a> Names<'a> {
+impl<'a> TensorIndex<'a> {
     fn new(model: &'a Model<'a>) -> Self {
         let tensors = model.source.tensors();
         Self { model, index: tensors.iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect() }
@@ -61,23 +61,28 @@ impl<'a> Names<'a> {
     }
 
     /// Opens a tensor, with its factors unless the other model has them too.
-    fn side(&self, name: &str, other: &Names<'_>, level: SimdLevel) -> Result<Option<Side<'a>>, EngineError> {
+    fn reader(
+        &self,
+        name: &str,
+        other: &TensorIndex<'_>,
+        level: SimdLevel,
+    ) -> Result<Option<TensorReader<'a>>, EngineError> {
         let Some(&at) = self.index.get(name) else { return Ok(None) };
-        let mut side = Side::new(self.model.source, at, level);
+        let mut reader = TensorReader::new(self.model.source, at, level);
         let Some(scale) = name.strip_suffix(".weight").map(|base| format!("{base}{SCALE}")) else {
-            return Ok(Some(side));
+            return Ok(Some(reader));
         };
         if let Some(&at) = self.index.get(scale.as_str()).filter(|_| !other.has(&scale)) {
-            let beside = Side::new(self.model.source, at, level);
+            let scale_tensor = TensorReader::new(self.model.source, at, level);
             let mut factors = Vec::new();
-            beside.floats(0, beside.n_rows(), &mut Vec::new(), &mut factors)?;
-            side.factors = factors;
+            scale_tensor.floats(0, scale_tensor.n_rows(), &mut Vec::new(), &mut factors)?;
+            reader.factors = factors;
         }
-        Ok(Some(side))
+        Ok(Some(reader))
     }
 }
 
-impl<'a> Pairs<'a> {
+impl<'a> TensorPairs<'a> {
     /// Pairs the tensors of both models. If one model uses its embedding as its head, the embedding is paired with the
     /// other's head.
     ///
@@ -88,7 +93,7 @@ impl<'a> Pairs<'a> {
         baseline: &'a Model<'a>,
         level: SimdLevel,
     ) -> Result<Self, EngineError> {
-        let (own, other) = (Names::new(file), Names::new(baseline));
+        let (own, other) = (TensorIndex::new(file), TensorIndex::new(baseline));
         let mut found = Self { pairs: Vec::new(), findings: Vec::new() };
         let (mut extra, mut missing) = (Vec::new(), Vec::new());
         for meta in own.metas() {
@@ -97,7 +102,7 @@ impl<'a> Pairs<'a> {
                 OUTPUT if !other.has(OUTPUT) => EMBEDDING,
                 _ => name,
             };
-            match (own.side(name, &other, level)?, other.side(partner, &own, level)?) {
+            match (own.reader(name, &other, level)?, other.reader(partner, &own, level)?) {
                 (Some(file), Some(baseline)) => found.pair(name, file, baseline),
                 _ if own.is_companion(name) => {}
                 _ => extra.push(meta),
@@ -105,8 +110,8 @@ impl<'a> Pairs<'a> {
         }
         for meta in other.metas().iter().filter(|meta| !own.has(&meta.name)) {
             let name = meta.name.as_str();
-            let partner = if name == OUTPUT { own.side(EMBEDDING, &other, level)? } else { None };
-            match (partner, other.side(name, &own, level)?) {
+            let partner = if name == OUTPUT { own.reader(EMBEDDING, &other, level)? } else { None };
+            match (partner, other.reader(name, &own, level)?) {
                 (Some(file), Some(baseline)) => found.pair(name, file, baseline),
                 _ if other.is_companion(name) => {}
                 _ => missing.push(meta),
@@ -129,17 +134,17 @@ impl<'a> Pairs<'a> {
         Ok(found)
     }
 
-    fn pair(&mut self, name: &str, file: Side<'a>, baseline: Side<'a>) {
+    fn pair(&mut self, name: &str, file: TensorReader<'a>, baseline: TensorReader<'a>) {
         let shapes = (&file.meta().shape, &baseline.meta().shape);
         let sizes = shapes.0.n_cols() == shapes.1.n_cols() && shapes.0.n_rows() == shapes.1.n_rows();
         if sizes {
-            self.pairs.push(Pair { name: name.to_owned(), file, baseline });
+            self.pairs.push(TensorPair { name: name.to_owned(), file, baseline });
             return;
         }
         let mut reversed = shapes.1.dims().to_vec();
         reversed.reverse();
-        let turned = if shapes.0.dims() == reversed { ": transposed" } else { "" };
-        let message = format!("shape {}, the baseline's is {}{turned}", shapes.0, shapes.1);
+        let transposed = if shapes.0.dims() == reversed { ": transposed" } else { "" };
+        let message = format!("shape {}, the baseline's is {}{transposed}", shapes.0, shapes.1);
         self.findings.push(Finding::error(CHECK, message).of(name));
     }
 

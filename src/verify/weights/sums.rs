@@ -2,7 +2,7 @@
 
 /// Sums over the elements of some values and of their reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Sums {
+pub(crate) struct ComparisonSums {
     /// Sum of the squares of the reference.
     pub(crate) reference: f64,
     /// Sum of the squares of the values.
@@ -16,7 +16,7 @@ pub(crate) struct Sums {
 /// Number of parallel partial sums, which the compiler turns into a vector loop.
 const LANES: usize = 8;
 
-impl Sums {
+impl ComparisonSums {
     /// Computes the sums over slices of equal length.
     pub(crate) fn of(values: &[f32], reference: &[f32]) -> Self {
         let mut lanes = [[0f64; LANES]; 4];
@@ -82,13 +82,13 @@ mod tests {
     fn error_and_slope() {
         let reference: Vec<f32> = (0..37).map(|at| (at as f32 * 0.7).sin()).collect();
         let half: Vec<f32> = reference.iter().map(|x| x * 0.5).collect();
-        let sums = Sums::of(&half, &reference);
+        let sums = ComparisonSums::of(&half, &reference);
         assert!((sums.relative_error() - 0.5).abs() < 1e-6);
         assert!((sums.slope() - 2.0).abs() < 1e-6);
         assert!((sums.correlation() - 1.0).abs() < 1e-6);
         assert!(sums.shape_error() < 1e-3);
-        assert_eq!(Sums::of(&[1.0], &[0.0]).relative_error(), f64::INFINITY);
-        assert_eq!(Sums::of(&[0.0; 3], &[0.0; 3]).relative_error(), 0.0);
-        assert!(Sums::of(&[f32::NAN], &[1.0]).relative_error().is_nan());
+        assert_eq!(ComparisonSums::of(&[1.0], &[0.0]).relative_error(), f64::INFINITY);
+        assert_eq!(ComparisonSums::of(&[0.0; 3], &[0.0; 3]).relative_error(), 0.0);
+        assert!(ComparisonSums::of(&[f32::NAN], &[1.0]).relative_error().is_nan());
     }
 }

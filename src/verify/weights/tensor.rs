@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::core::{GgmlType, Shape};
 use crate::verify::exact;
 use crate::verify::weights::cause::Cause;
-use crate::verify::weights::sums::Sums;
+use crate::verify::weights::sums::ComparisonSums;
 
 /// Maximum number of marks that are kept of each kind: the first ones, in the order of the tensor.
 pub(crate) const MARKS: usize = 16;
@@ -78,7 +78,7 @@ pub struct BadBlock {
     #[serde(with = "exact::double")]
     pub ratio: f64,
     #[serde(skip)]
-    pub(crate) sums: Sums,
+    pub(crate) sums: ComparisonSums,
 }
 
 /// Row whose error is larger than its type explains, or that is scaled.
@@ -122,8 +122,8 @@ impl<T> Marked<T> {
 
     pub(crate) fn append(&mut self, later: Self) {
         self.count += later.count;
-        let room = MARKS - self.first.len();
-        self.first.extend(later.first.into_iter().take(room));
+        let n_free = MARKS - self.first.len();
+        self.first.extend(later.first.into_iter().take(n_free));
     }
 }
 
@@ -149,7 +149,7 @@ const KEPT_COLUMN: f64 = 0.8;
 
 /// Sums over the rows for each column: of the file, then of our own codes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct ColumnSums {
+pub(crate) struct ColumnComparison {
     pub(crate) products: Vec<f64>,
     pub(crate) values: Vec<f64>,
     pub(crate) own_products: Vec<f64>,
@@ -157,7 +157,7 @@ pub(crate) struct ColumnSums {
     pub(crate) references: Vec<f64>,
 }
 
-impl ColumnSums {
+impl ColumnComparison {
     pub(crate) fn resize(&mut self, n_cols: usize) {
         let Self { products, values, own_products, own_values, references } = self;
         for sums in [products, values, own_products, own_values, references] {
@@ -220,17 +220,17 @@ fn nearer_to_one(a: f64, b: f64) -> f64 {
 
 /// Sums and marks over rows of a tensor; joined in the order of the rows.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct TensorTally {
     /// Sums of the file against the baseline.
-    pub(crate) file: Sums,
+    pub(crate) file: ComparisonSums,
     /// Sums of our own codes against the baseline.
-    pub(crate) own: Sums,
+    pub(crate) own: ComparisonSums,
     pub(crate) n_blocks: u64,
     pub(crate) n_equal_blocks: u64,
     pub(crate) histogram: RatioHistogram,
     pub(crate) bad_blocks: Marked<BadBlock>,
     pub(crate) bad_rows: Marked<BadRow>,
-    pub(crate) columns: ColumnSums,
+    pub(crate) columns: ColumnComparison,
     /// Number of float values that differ, number of those that no rounding explains, and the first difference.
     pub(crate) n_differing: u64,
     pub(crate) n_beyond: u64,
@@ -240,7 +240,7 @@ pub(crate) struct Seen {
     pub(crate) unjudged: Option<String>,
 }
 
-impl Seen {
+impl TensorTally {
     pub(crate) fn append(&mut self, later: Self) {
         self.file.add(&later.file);
         self.own.add(&later.own);

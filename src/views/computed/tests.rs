@@ -16,12 +16,12 @@ fn numbers(n: usize) -> Vec<f32> {
 }
 
 /// Weight source of the numbers in some type.
-struct Numbers {
+struct NumberSource {
     metas: Vec<WeightMeta>,
     bytes: Vec<u8>,
 }
 
-impl Numbers {
+impl NumberSource {
     fn new(dims: &[u64], ty: ElementType) -> Self {
         let shape = Shape::new(dims.to_vec()).unwrap();
         let values = numbers(shape.n_elems() as usize).into_iter();
@@ -52,7 +52,7 @@ impl Numbers {
     }
 }
 
-impl WeightSource for Numbers {
+impl WeightSource for NumberSource {
     fn weights(&self) -> &[WeightMeta] {
         &self.metas
     }
@@ -118,7 +118,7 @@ fn results_equal_torch_bit_for_bit() {
         ]),
     ];
     for (op, ty, want) in rows {
-        let source = Numbers::new(&[4, 3], ty);
+        let source = NumberSource::new(&[4, 3], ty);
         let found: Vec<u32> =
             source.read(&source.view(0).whole(op).unwrap()).iter().map(|x| x.to_bits()).collect();
         assert_eq!(found, want, "{op:?} of {ty}: {found:x?}");
@@ -127,9 +127,9 @@ fn results_equal_torch_bit_for_bit() {
 
 #[test]
 fn products_are_lists_in_f32() {
-    let source = Numbers::new(&[2, 3], ElementType::F16);
-    let turned = source.view(1).reshape(&[6]).unwrap();
-    let product = View::product(&[source.view(0), turned]).unwrap();
+    let source = NumberSource::new(&[2, 3], ElementType::F16);
+    let transposed = source.view(1).reshape(&[6]).unwrap();
+    let product = View::product(&[source.view(0), transposed]).unwrap();
     assert_eq!(product.shape(), [6]);
     let stored: Vec<f32> = numbers(6).into_iter().map(|x| f16_to_f32(f32_to_f16(x))).collect();
     let want: Vec<f32> = stored.iter().map(|x| x * x).collect();
@@ -140,13 +140,13 @@ fn products_are_lists_in_f32() {
 
 #[test]
 fn what_is_computed_can_be_turned_and_blamed() {
-    let source = Numbers::new(&[4, 3], ElementType::F32);
+    let source = NumberSource::new(&[4, 3], ElementType::F32);
     let whole = source.view(0).whole(WholeOp::SubMean).unwrap();
     let plain = source.read(&whole);
-    let turned = source.read(&whole.transpose(0, 1).unwrap());
+    let transposed = source.read(&whole.transpose(0, 1).unwrap());
     for row in 0..4 {
         for col in 0..3 {
-            assert_eq!(plain[row * 3 + col], turned[col * 4 + row]);
+            assert_eq!(plain[row * 3 + col], transposed[col * 4 + row]);
         }
     }
     let recipe = Recipe::new(&whole.slice(0, 2, 4).unwrap()).unwrap();

@@ -120,8 +120,8 @@ fn zipping_undoes_unzipping() {
     let zip = |s: &Counting| View::zip(halves(s), 1).unwrap();
     assert_eq!(elements(&[&[2, 6, 4]], zip), (vec![2, 6, 4], (0..48).collect()));
     // When a stack is transposed back, the parts take turns inside a row.
-    let turned = elements(&[&[2, 6, 4]], |s| zip(s).transpose(1, 2).unwrap());
-    assert_eq!(turned, (vec![2, 4, 6], numpy(&[2, 6, 4], &[0, 2, 1])));
+    let transposed = elements(&[&[2, 6, 4]], |s| zip(s).transpose(1, 2).unwrap());
+    assert_eq!(transposed, (vec![2, 4, 6], numpy(&[2, 6, 4], &[0, 2, 1])));
     let cut = elements(&[&[2, 6, 4]], |s| zip(s).slice(1, 2, 6).unwrap().slice(0, 1, 2).unwrap());
     assert_eq!(cut, (vec![1, 4, 4], (32..48).collect()));
     let (_, two) = elements(&[&[3], &[3]], |s| View::zip(vec![s.view(0), s.view(1)], 0).unwrap());

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_foundry::arch::{CardKind, Heads, OutType};
+use gguf_foundry::arch::{CardKind, DraftHeads, OutType};
 use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
 use regex::Regex;
 use serde_json::{Map, Value as Json, json};
@@ -143,8 +143,8 @@ impl CardFixture {
             assert_eq!(value, &json!(true), "{}: `{name}`", self.at);
             match name.as_str() {
                 "mmproj" => options.kind = CardKind::Mmproj,
-                "no_mtp" => options.heads = Heads::Dropped,
-                "mtp" => options.heads = Heads::Alone,
+                "no_mtp" => options.heads = DraftHeads::Dropped,
+                "mtp" => options.heads = DraftHeads::Alone,
                 "fuse_qkv" => options.fuse.qkv = true,
                 "fuse_gate_up_exps" => options.fuse.gate_up_exps = true,
                 "mistral_format" => options.mistral_format = true,
@@ -161,7 +161,7 @@ impl CardFixture {
     pub(super) fn plan_back(&self, dir: &Path, back: &Path) -> Result<Conversion, ConvertError> {
         let mut options = plain(OutType::F32);
         if self.content["options"]["mtp"] == true {
-            options.heads = Heads::Alone;
+            options.heads = DraftHeads::Alone;
         }
         options.target_model_dir = target(dir);
         Conversion::plan(back, &options)

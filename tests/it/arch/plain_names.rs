@@ -124,7 +124,7 @@ fn what_a_training_left_beside_a_model_is_left_out() {
     ];
     let change = |case: &CardFixture| {
         let changed = left.iter().fold(case.renamed(str::to_owned), |case, name| case.with(name, &[1, 4]));
-        Some((changed, "5 tensors that a training left beside the model are left out: ".to_owned()))
+        Some((changed, "5 tensors that a training left next to the model are left out: ".to_owned()))
     };
     assert!(check_all(&cases(), change) > 100);
 }

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Mutex;
 
-use gguf_foundry::arch::{Heads, OutType, check_shapes};
+use gguf_foundry::arch::{DraftHeads, OutType, check_shapes};
 use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::Metadata;
@@ -241,7 +241,7 @@ fn no_wrong_size_of_the_corpus_goes_by_without_a_word(corpus: &Goldens) {
             file_type: Some(OutType::F16),
             tokenizer: false,
             mistral_format: asked("mistral_format"),
-            heads: if asked("no_mtp") { Heads::Dropped } else { Heads::default() },
+            heads: if asked("no_mtp") { DraftHeads::Dropped } else { DraftHeads::default() },
             ..ConvertOptions::default()
         };
         let config = dir.path().join(if options.mistral_format { "params.json" } else { "config.json" });

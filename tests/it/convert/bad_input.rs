@@ -1,9 +1,10 @@
 //! Broken checkpoints and broken runs: the exact message, and no files left behind.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
-use crate::support::{fixture, wait_until_it_reads};
+use crate::support::programs::{Outcome, command, finish, path};
+use crate::support::{fixture, root, wait_until_it_reads};
 
 /// Copy of the bundled checkpoint in a temporary directory.
 struct Broken {
@@ -53,18 +54,15 @@ impl Broken {
     fn refused(&self) -> String {
         let out = self.out();
         fs_err::create_dir_all(&out).unwrap();
-        let output = run(&self.dir.path().join("model"), &out.join("x.gguf"), &[]);
-        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let ended = run(&self.dir.path().join("model"), &out.join("x.gguf"), &[]).exits_with(1);
         assert_eq!(fs_err::read_dir(&out).unwrap().count(), 0, "something was left behind");
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        stderr.replace(&format!("{}/", self.dir.path().display()), "")
+        ended.err.replace(&format!("{}/", self.dir.path().display()), "")
     }
 }
 
-fn run(input: &Path, output: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gguf-convert"));
-    command.arg("hf2gguf").arg(input).arg("-o").arg(output).args(["--type", "f16"]).args(args);
-    command.output().unwrap()
+fn run(input: &Path, output: &Path, args: &[&str]) -> Outcome {
+    let mut command = command("gguf-convert", root());
+    finish(command.arg("hf2gguf").arg(input).arg("-o").arg(output).args(["--type", "f16"]).args(args))
 }
 
 fn first_line(message: &str) -> &str {
@@ -172,8 +170,7 @@ fn an_unknown_pre_tokenizer_shows_the_way_out() {
     let message = broken.refused();
     assert!(message.contains("[a-f]+|[^a-f]+") && message.contains("--pre NAME"), "{message}");
     let out = broken.dir.path().join("with-pre.gguf");
-    let output = run(&broken.dir.path().join("model"), &out, &["--pre", "gpt-2"]);
-    assert!(output.status.success(), "{output:?}");
+    run(&broken.dir.path().join("model"), &out, &["--pre", "gpt-2"]).ok();
 }
 
 #[test]
@@ -204,7 +201,7 @@ fn nan_names_tensor_and_index_unless_allowed() {
     );
     assert!(message.contains("--allow-nonfinite"), "{message}");
     let out = broken.dir.path().join("nan.gguf");
-    assert!(run(&broken.dir.path().join("model"), &out, &["--allow-nonfinite"]).status.success());
+    run(&broken.dir.path().join("model"), &out, &["--allow-nonfinite"]).ok();
 }
 
 #[test]
@@ -212,13 +209,8 @@ fn the_output_may_not_be_the_input() {
     let broken = Broken::new();
     let weights = broken.file("model.safetensors");
     let before = fs_err::read(&weights).unwrap();
-    let output = run(&broken.dir.path().join("model"), &weights, &[]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        String::from_utf8_lossy(&output.stderr)
-            .contains("model.safetensors: output is the same file as input "),
-        "{output:?}"
-    );
+    let err = run(&broken.dir.path().join("model"), &weights, &[]).exits_with(2).err;
+    assert!(err.contains("model.safetensors: output is the same file as input "), "{err}");
     assert_eq!(fs_err::read(&weights).unwrap(), before);
 }
 
@@ -231,13 +223,12 @@ fn a_full_disk_leaves_nothing() {
     fs_err::create_dir_all(&out).unwrap();
     let script = format!(
         "trap '' XFSZ; ulimit -f 1024; exec {} hf2gguf {} -o {}",
-        env!("CARGO_BIN_EXE_gguf-convert"),
+        path("gguf-convert"),
         broken.dir.path().join("model").display(),
         out.join("x.gguf").display()
     );
-    let output = Command::new("bash").arg("-c").arg(script).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("File too large"), "{output:?}");
+    let err = finish(Command::new("bash").arg("-c").arg(script)).exits_with(1).err;
+    assert!(err.contains("File too large"), "{err}");
     assert_eq!(fs_err::read_dir(&out).unwrap().count(), 0);
 }
 
@@ -268,7 +259,7 @@ fn an_interrupt_leaves_nothing() {
 
     let out = broken.out();
     fs_err::create_dir_all(&out).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_gguf-convert"))
+    let mut child = command("gguf-convert", root())
         .arg("hf2gguf")
         .arg(broken.dir.path().join("model"))
         .arg("-o")

@@ -8,6 +8,8 @@ use serde_json::{Map, Value as Json, json};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
 
+use crate::support::programs::{Outcome, run, run_unsynced};
+
 /// Writes tensors of 16-bit floats; the elements of each follow from its index.
 fn write_weights(path: &Path, tensors: &[(&str, &[u64])]) {
     let (mut header, mut data): (Map<String, Json>, Vec<u8>) = (Map::new(), Vec::new());
@@ -30,16 +32,9 @@ fn write_config(dir: &Path, config: &Json) {
     fs_err::write(dir.join("config.json"), config.to_string()).unwrap();
 }
 
-/// Runs `gguf-convert hf2gguf` without a vocabulary in `dir`; returns exit code and standard error.
-fn convert(dir: &Path, args: &[&str]) -> (i32, String) {
-    let output = assert_cmd::Command::cargo_bin("gguf-convert")
-        .unwrap()
-        .current_dir(dir)
-        .args(["--no-sync", "hf2gguf", ".", "--no-tokenizer"])
-        .args(args)
-        .output()
-        .unwrap();
-    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+/// Runs `gguf-convert hf2gguf` without a vocabulary in `dir`.
+fn convert(dir: &Path, args: &[&str]) -> Outcome {
+    run_unsynced("gguf-convert", dir, &[&["hf2gguf", ".", "--no-tokenizer"], args].concat())
 }
 
 fn names(path: &Path) -> Vec<String> {
@@ -115,7 +110,7 @@ fn draft_heads_are_kept_dropped_or_alone() {
     let dir = tempfile::tempdir().unwrap();
     draft_checkpoint(dir.path());
     let run = |args: &[&str]| {
-        let (code, err) = convert(dir.path(), &[&["--card", "card.toml"], args].concat());
+        let (code, _, err) = convert(dir.path(), &[&["--card", "card.toml"], args].concat()).parts();
         assert_eq!((code, err.as_str()), (0, ""), "{args:?}");
     };
     let own =
@@ -155,7 +150,7 @@ fn draft_heads_that_are_not_there_are_missed() {
             ("model.layers.1.input_layernorm.weight", &[H]),
         ],
     );
-    let (code, err) = convert(dir.path(), &["--card", "card.toml", "--mtp"]);
+    let (code, _, err) = convert(dir.path(), &["--card", "card.toml", "--mtp"]).parts();
     assert_eq!(
         (code, err.as_str()),
         (
@@ -172,8 +167,7 @@ fn draft_heads_that_are_not_there_are_missed() {
             ("mtp.layers.1.input_layernorm.weight", &[H]),
         ],
     );
-    let (code, err) = convert(dir.path(), &["--card", "card.toml", "--mtp"]);
-    assert_eq!(code, 1);
+    let err = convert(dir.path(), &["--card", "card.toml", "--mtp"]).exits_with(1).err;
     assert!(err.contains("the checkpoint lacks `model.layers.3.self_attn.q_proj.weight`"), "{err}");
 }
 
@@ -184,16 +178,12 @@ fn options_that_do_not_go_with_a_card_are_refused() {
     for (option, why) in
         [("--mtp", "its models are written as a whole"), ("--no-mtp", "its models are written as a whole")]
     {
-        let output = assert_cmd::Command::cargo_bin("gguf-convert")
-            .unwrap()
-            .args(["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "-o"])
-            .arg(dir.path().join("out.gguf"))
-            .arg(option)
-            .output()
-            .unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
+        let out = dir.path().join("out.gguf");
+        let args =
+            ["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "-o", out.to_str().unwrap(), option];
+        let (code, _, err) = run("gguf-convert", dir.path(), &args).parts();
         let want = format!("error: `{option}` does not go with card `llama`: {why}\n");
-        assert_eq!((output.status.code(), err), (Some(1), want));
+        assert_eq!((code, err), (1, want));
     }
 }
 
@@ -201,11 +191,9 @@ fn options_that_do_not_go_with_a_card_are_refused() {
 fn tensors_left_out_by_name_are_told_and_bad_patterns_are_usage() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    let (code, err) = convert(at, &["--drop", "v_head(", "-o", "out.gguf"]);
-    assert_eq!(code, 2, "{err}");
+    let err = convert(at, &["--drop", "v_head(", "-o", "out.gguf"]).exits_with(2).err;
     assert!(err.contains("`--drop v_head(`: no regular expression: unclosed group"), "{err}");
-    let (code, err) = convert(at, &["--drop", "x", "--vocab-only"]);
-    assert_eq!(code, 2, "{err}");
+    convert(at, &["--drop", "x", "--vocab-only"]).exits_with(2);
 
     write_config(
         at,
@@ -225,12 +213,10 @@ fn tensors_left_out_by_name_are_told_and_bad_patterns_are_usage() {
             ("probe.b.weight", &[2, H]),
         ],
     );
-    let (code, err) = convert(at, &["-o", "out.gguf"]);
-    assert_eq!(code, 1, "{err}");
+    let err = convert(at, &["-o", "out.gguf"]).exits_with(1).err;
     assert!(err.contains(r"`--drop '^probe\.'` of gguf-convert leaves them out"), "{err}");
     assert!(!at.join("out.gguf").exists());
-    let (code, err) = convert(at, &["-o", "out.gguf", "--drop", r"^probe\.", "--drop", "nothing"]);
-    assert_eq!(code, 0, "{err}");
+    let err = convert(at, &["-o", "out.gguf", "--drop", r"^probe\.", "--drop", "nothing"]).ok().err;
     assert!(
         err.contains(r"`--drop ^probe\.` leaves out 2 tensors: `probe.a.weight`, `probe.b.weight`"),
         "{err}"
@@ -257,8 +243,7 @@ fn models_of_mlx_are_refused_with_what_to_run() {
     let header = header.to_string();
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat();
     fs_err::write(at.join("model.safetensors"), file).unwrap();
-    let (code, err) = convert(at, &["-o", "out.gguf"]);
-    assert_eq!(code, 1, "{err}");
+    let err = convert(at, &["-o", "out.gguf"]).exits_with(1).err;
     let want =
         "tensor `model.embed_tokens.weight`: words of integers as MLX packs them (4 bits, groups of 64)";
     assert!(err.contains(want), "{err}");

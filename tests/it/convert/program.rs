@@ -2,26 +2,17 @@
 
 use std::path::Path;
 
-use assert_cmd::Command;
 use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::GgufFile;
 
 use crate::support::fixture;
+use crate::support::programs::{self, Outcome};
 
-/// Runs `gguf-convert` in a directory; returns exit code, standard output, standard error. `MODEL` is the bundled
-/// checkpoint.
-fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
+/// Runs `gguf-convert` in a directory. `MODEL` is the bundled checkpoint.
+fn run(dir: &Path, args: &[&str]) -> Outcome {
     let model = fixture("tiny-llama");
     let args = args.iter().map(|&arg| if arg == "MODEL" { model.to_str().unwrap() } else { arg });
-    let output = Command::cargo_bin("gguf-convert")
-        .unwrap()
-        .current_dir(dir)
-        .arg("--no-sync")
-        .args(args)
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+    programs::run_unsynced("gguf-convert", dir, &args.collect::<Vec<_>>())
 }
 
 #[test]
@@ -33,11 +24,11 @@ fn a_type_that_is_nearly_one_is_offered() {
         ("natve", "did you mean `native`?"),
         ("Q4_K_L", "did you mean `q4_k_m`, `q4_k` or `q4_k_s`?"),
     ] {
-        let (code, _, err) = run(dir.path(), &["hf2gguf", "MODEL", "--type", name, "-o", "out.gguf"]);
+        let (code, _, err) = run(dir.path(), &["hf2gguf", "MODEL", "--type", name, "-o", "out.gguf"]).parts();
         let want = format!("error: unknown type `{name}`\n\nhint: {offer}\nhint: `--help` lists the types\n");
         assert_eq!((code, err), (2, want));
     }
-    let (code, _, err) = run(dir.path(), &["hf2gguf", "MODEL", "--type", "elephant"]);
+    let (code, _, err) = run(dir.path(), &["hf2gguf", "MODEL", "--type", "elephant"]).parts();
     assert_eq!(
         (code, err.as_str()),
         (2, "error: unknown type `elephant`\n\nhint: `--help` lists the types\n")
@@ -47,8 +38,7 @@ fn a_type_that_is_nearly_one_is_offered() {
 
 #[test]
 fn the_help_lists_every_type() {
-    let (code, help, _) = run(Path::new("."), &["hf2gguf", "--help"]);
-    assert_eq!(code, 0);
+    let help = run(Path::new("."), &["hf2gguf", "--help"]).ok().out;
     for file_type in gguf_foundry::quantize::FileType::all() {
         let name = file_type.name().to_ascii_lowercase();
         assert!(name == "copy" || help.contains(&name), "{name}: {help}");
@@ -59,17 +49,11 @@ fn the_help_lists_every_type() {
 #[test]
 fn a_directory_that_is_not_there_is_told_from_a_model_on_the_hub() {
     let dir = tempfile::tempdir().unwrap();
-    let out = Command::cargo_bin("gguf-convert")
-        .unwrap()
-        .env("HF_HUB_OFFLINE", "1")
-        .args(["hf2gguf", "org/name"])
-        .output();
-    let out = out.unwrap();
-    let err = String::from_utf8(out.stderr).unwrap();
-    assert_eq!(out.status.code(), Some(1), "{err}");
+    let mut command = programs::command("gguf-convert", Path::new("."));
+    let err =
+        programs::finish(command.env("HF_HUB_OFFLINE", "1").args(["hf2gguf", "org/name"])).exits_with(1).err;
     assert!(err.contains("org/name") && err.contains("HF_HUB_OFFLINE"), "{err}");
-    let (code, _, err) = run(dir.path(), &["hf2gguf", "/no/such/dir"]);
-    assert_eq!(code, 1);
+    let err = run(dir.path(), &["hf2gguf", "/no/such/dir"]).exits_with(1).err;
     assert!(
         err.starts_with("error: /no/such/dir: no such file or directory\n\nhint: give the directory"),
         "{err}"
@@ -81,14 +65,13 @@ fn switches_of_the_peer_are_taken_with_a_note() {
     let dir = tempfile::tempdir().unwrap();
     let args =
         ["hf2gguf", "MODEL", "--no-lazy", "--use-temp-file", "--outtype", "f16", "--outfile", "a.gguf"];
-    let (code, _, err) = run(dir.path(), &args);
-    assert_eq!(code, 0, "{err}");
+    let err = run(dir.path(), &args).ok().err;
     assert_eq!(
         err,
         "note: `--no-lazy` changes nothing: every tensor is read when it is written\n\
          note: `--use-temp-file` changes nothing: tensors are never gathered in memory\n"
     );
-    let (code, out, err) = run(dir.path(), &[&args[..6], &["--outfile", "b.gguf", "-q"]].concat());
+    let (code, out, err) = run(dir.path(), &[&args[..6], &["--outfile", "b.gguf", "-q"]].concat()).parts();
     assert_eq!((code, out.as_str(), err.as_str()), (0, "", ""));
     let read = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
     assert_eq!(read("a.gguf"), read("b.gguf"));
@@ -100,8 +83,7 @@ fn an_expression_that_matches_no_tensor_is_named() {
     let rules =
         ["--tensor-type", "attn_v=q8_0", "--tensor-type", "No_Such=q8_0", "--tensor-type", "nor_this=f16"];
     let args = ["hf2gguf", "MODEL", "--type", "q4_k_m", "-o", "out.gguf"];
-    let (code, _, err) = run(dir.path(), &[&args[..], &rules].concat());
-    assert_eq!(code, 0, "{err}");
+    let err = run(dir.path(), &[&args[..], &rules].concat()).ok().err;
     assert!(
         err.contains(
             "warning: 2 options without effect: `--tensor-type no_such=q8_0` (no tensor has such a name), \
@@ -139,13 +121,12 @@ fn warnings_are_one_line_a_kind_in_one_style() {
     with_zeros(&dir.path().join("model"), &["k_proj", "v_proj"]);
     for file_type in ["f16", "q4_k_m"] {
         let args = ["hf2gguf", "model", "--type", file_type, "-o", "out.gguf"];
-        let (code, _, err) = run(dir.path(), &args);
-        assert_eq!(code, 0, "{err}");
+        let err = run(dir.path(), &args).ok().err;
         let zeros: Vec<_> = err.lines().filter(|line| line.contains("nothing but zeros")).collect();
         assert_eq!(zeros.len(), 1, "{err}");
         assert!(zeros[0].starts_with("warning: ") && zeros[0].contains(" more (-v lists all)"), "{err}");
         assert!(err.lines().all(|line| line.starts_with("warning: ")), "{err}");
-        let (_, _, err) = run(dir.path(), &[&args[..], &["-v"]].concat());
+        let err = run(dir.path(), &[&args[..], &["-v"]].concat()).err;
         assert!(err.contains("`blk.3.attn_v.weight`") && !err.contains("-v lists all"), "{err}");
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::calls::{Fault, Point, TRACED};
 use super::scenarios::{Inputs, Scenario};
-use crate::support::{root, sha256};
+use crate::support::{programs, root, sha256};
 
 /// Time after which a program is considered hanging. It needs about a second.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -147,22 +147,14 @@ impl Bench {
         place
     }
 
-    fn program(scenario: &Scenario) -> PathBuf {
-        let any = Path::new(env!("CARGO_BIN_EXE_gguf-convert"));
-        any.with_file_name(format!("{}{}", scenario.program, std::env::consts::EXE_SUFFIX))
-    }
-
     fn command(scenario: &Scenario, place: &Path, strace: &[String]) -> Command {
-        let program = Self::program(scenario);
-        let mut command = if strace.is_empty() {
-            Command::new(program)
-        } else {
-            let mut command = Command::new("strace");
-            command.args(["-f", "-qq"]).args(strace).arg(program);
-            command
-        };
+        let mut command = programs::command(scenario.program, place);
+        if !strace.is_empty() {
+            command = Command::new("strace");
+            command.current_dir(place).args(["-f", "-qq"]).args(strace).arg(programs::path(scenario.program));
+        }
         // One worker, so that the number of a call means the same in every run.
-        command.args(scenario.arguments).args(["--threads", "1", "--quiet"]).current_dir(place);
+        command.args(scenario.arguments).args(["--threads", "1", "--quiet"]);
         command
     }
 
@@ -269,9 +261,7 @@ impl Bench {
             let Some(reader) = scenario.reader else {
                 return Err(format!("files of two runs are mixed: {:?}: {message}", found.keys()));
             };
-            let is_read =
-                Command::new(env!("CARGO_BIN_EXE_gguf-inspect")).arg(reader).current_dir(place).output();
-            if is_read.unwrap().status.success() {
+            if programs::run("gguf-inspect", place, &[reader]).code == Some(0) {
                 return Err("files of two runs are mixed, and a reader takes them for one model".to_owned());
             }
         }

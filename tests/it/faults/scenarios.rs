@@ -1,9 +1,8 @@
 //! Commands that write, each with the previous content of its output.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use crate::support::fixture;
+use crate::support::{fixture, programs};
 
 /// Files that commands read, made once. Commands find them as `../in/NAME`.
 pub struct Inputs {
@@ -19,10 +18,7 @@ impl Inputs {
         fs_err::write(dir.join("prompts.txt"), &text[..end]).unwrap();
         fs_err::write(dir.join("long.txt"), &text[..text.floor_char_boundary(8000)]).unwrap();
         let run = |program: &str, arguments: &str| {
-            let any = Path::new(env!("CARGO_BIN_EXE_gguf-convert"));
-            let program = any.with_file_name(format!("{program}{}", std::env::consts::EXE_SUFFIX));
-            let output = Command::new(program).args(arguments.split(' ')).current_dir(dir).output().unwrap();
-            assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+            programs::run(program, dir, &arguments.split(' ').collect::<Vec<_>>()).ok();
         };
         run("gguf-convert", "hf2gguf hf -o f16.gguf --type f16 --no-sync");
         run("gguf-convert", "hf2gguf hf -o parts.gguf --type f16 --split-max-tensors 9 --no-sync");

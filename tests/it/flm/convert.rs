@@ -1,7 +1,6 @@
 //! Conversion from `.flm` to GGUF: hyper-parameters, logits, adapters, the program.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Conversion, ConvertOptions, FlmOptions, ModelSource};
@@ -12,6 +11,7 @@ use super::cases::{good, json};
 use super::writer::{Numbers, Writer, llama, own};
 use crate::engine::last_logits;
 use crate::goldens::{Goldens, conformance_tests};
+use crate::support::programs::{command, run};
 use crate::support::{self, report_cases};
 
 fn options(ty: OutType) -> ConvertOptions {
@@ -68,14 +68,6 @@ fn logits_equal_the_reference(corpus: &Goldens) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Runs `gguf-convert` or another program; returns exit code, standard output, standard error.
-fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let output =
-        assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
 conformance_tests!(the_program_writes_files_that_pass);
 fn the_program_writes_files_that_pass(corpus: &Goldens) {
     let mut n_cases = 0;
@@ -94,7 +86,7 @@ fn the_program_writes_files_that_pass(corpus: &Goldens) {
         if name.contains("bytelevel") || name == "old-llama-fast" {
             args.extend(["--pre", "gpt-2"]);
         }
-        let (code, out, err) = run("gguf-convert", work.path(), &args);
+        let (code, out, err) = run("gguf-convert", work.path(), &args).parts();
         if name == "cpp-int4" {
             // It has a tensor that is not part of any model.
             assert_eq!(code, 1);
@@ -107,7 +99,7 @@ fn the_program_writes_files_that_pass(corpus: &Goldens) {
         if name.ends_with("int4") && !name.contains("odd") {
             assert!(opened.tensors().iter().any(|tensor| tensor.ty == GgmlType::Q4_1), "{name}");
         }
-        let (code, out, err) = run("gguf-verify", work.path(), &["out.gguf", "--structure-only"]);
+        let (code, out, err) = run("gguf-verify", work.path(), &["out.gguf", "--structure-only"]).parts();
         assert!(code == 0 || code == 4, "{name}: {code} {out}{err}");
         n_cases += 1;
     }
@@ -136,8 +128,7 @@ fn the_dictionary_becomes_hyper_parameters_and_the_names_those_of_gguf() {
     for ty in ["f32", "f16", "bf16", "q8_0", "q4_1", "native", "auto"] {
         let out = format!("{ty}.gguf");
         let args = ["flm2gguf", "tiny.flm", "-o", &out, "--type", ty, "--no-sync"];
-        let (code, text, err) = run("gguf-convert", dir.path(), &args);
-        assert_eq!(code, 0, "{ty}: {text}{err}");
+        run("gguf-convert", dir.path(), &args).ok();
         let file = GgufFile::open(&dir.path().join(&out)).unwrap();
         assert_eq!(file.tensors().len(), 12, "{ty}");
         let metadata = file.metadata();
@@ -161,9 +152,7 @@ fn the_dictionary_becomes_hyper_parameters_and_the_names_those_of_gguf() {
 fn the_default_name_lies_beside_the_file() {
     let dir = tempfile::tempdir().unwrap();
     fs_err::write(dir.path().join("tiny.flm"), small().bytes()).unwrap();
-    let (code, out, err) =
-        run("gguf-convert", dir.path(), &["flm2gguf", "tiny.flm", "--no-sync", "--type", "f16"]);
-    assert_eq!(code, 0, "{out}{err}");
+    run("gguf-convert", dir.path(), &["flm2gguf", "tiny.flm", "--no-sync", "--type", "f16"]).ok();
     let names: Vec<String> = fs_err::read_dir(dir.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -180,16 +169,13 @@ fn a_file_without_model_type_needs_a_name() {
     writer.version = 1;
     writer.dictionary = own(&[("bos", "1"), ("eos", "2")]);
     fs_err::write(dir.path().join("old.flm"), writer.bytes()).unwrap();
-    let (code, _, err) = run("gguf-convert", dir.path(), &["flm2gguf", "old.flm", "-o", "o.gguf"]);
-    assert_eq!(code, 1);
+    let err = run("gguf-convert", dir.path(), &["flm2gguf", "old.flm", "-o", "o.gguf"]).exits_with(1).err;
     assert!(err.contains("the dictionary has no `model_type`") && err.contains("--arch NAME"), "{err}");
     let args = ["flm2gguf", "old.flm", "-o", "o.gguf", "--arch", "nobody"];
-    let (code, _, err) = run("gguf-convert", dir.path(), &args);
-    assert_eq!(code, 1);
+    let err = run("gguf-convert", dir.path(), &args).exits_with(1).err;
     assert!(err.contains("no architecture card for `nobody`"), "{err}");
     let args = ["flm2gguf", "old.flm", "-o", "o.gguf", "--arch", "llama", "--no-sync"];
-    let (code, _, err) = run("gguf-convert", dir.path(), &args);
-    assert_eq!(code, 0, "{err}");
+    let err = run("gguf-convert", dir.path(), &args).ok().err;
     assert!(err.contains("seen from its tensors"), "{err}");
     let file = GgufFile::open(&dir.path().join("o.gguf")).unwrap();
     assert_eq!(file.metadata().get("llama.block_count"), Some(&Value::U32(1)));
@@ -266,8 +252,9 @@ fn non_finite_weights_stop_the_conversion() {
     writer.f32("lm_head.bias", &[32], &[f32::NAN; 32]);
     let dir = tempfile::tempdir().unwrap();
     fs_err::write(dir.path().join("m.flm"), writer.bytes()).unwrap();
-    let (code, _, err) = run("gguf-convert", dir.path(), &["flm2gguf", "m.flm", "-o", "o.gguf", "--no-sync"]);
-    assert_eq!(code, 1);
+    let err = run("gguf-convert", dir.path(), &["flm2gguf", "m.flm", "-o", "o.gguf", "--no-sync"])
+        .exits_with(1)
+        .err;
     assert!(err.contains("lm_head.bias"), "{err}");
     assert!(!dir.path().join("o.gguf").exists());
 }
@@ -275,9 +262,8 @@ fn non_finite_weights_stop_the_conversion() {
 /// Highest `RssAnon` of a conversion in KiB: memory that is not a mapped file.
 #[cfg(target_os = "linux")]
 fn peak_memory_kib(dir: &Path, input: &str) -> u64 {
-    let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-convert");
     let options = ["-o", "out.gguf", "--type", "f16", "--quiet", "--no-sync", "--threads", "2"];
-    support::peak_memory_kib(Command::new(program).current_dir(dir).args(["flm2gguf", input]).args(options))
+    support::peak_memory_kib(command("gguf-convert", dir).args(["flm2gguf", input]).args(options))
 }
 
 /// Writes a llama with `n_layers` layers of 7 MiB.

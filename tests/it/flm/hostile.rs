@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gguf_foundry::checkpoint::fastllm::{FlmError, FlmFile, Header};
+use gguf_foundry::checkpoint::fastllm::{FlmError, FlmFile, FlmHeader};
 use gguf_foundry::convert::{ConvertOptions, FlmOptions, ModelSource};
 use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::simd::SimdLevel;
@@ -144,13 +144,13 @@ fn a_file_with_everything_opens_and_every_shorter_one_does_not() {
     let whole = full().bytes();
     assert_eq!(exercise(&whole), Ok(()));
     for n in 0..whole.len() {
-        let error = Header::parse(&whole[..n], &Limits::default());
+        let error = FlmHeader::parse(&whole[..n], &Limits::default());
         assert!(error.is_err(), "{n} of {} bytes", whole.len());
     }
     let mut longer = whole.clone();
     longer.push(0);
     let offset = whole.len() as u64;
-    let error = Header::parse(&longer, &Limits::default()).map(drop);
+    let error = FlmHeader::parse(&longer, &Limits::default()).map(drop);
     assert_eq!(error, Err(FlmError::Trailing { offset, n_bytes: 1 }));
 }
 

@@ -95,7 +95,7 @@ fn a_part_twice_or_under_a_wrong_name_is_named() {
     fs_err::copy(&parts[0], &parts[2]).unwrap();
     assert_eq!(
         error(&parts[0], dir.path()),
-        "m-00003-of-00003.gguf: part 3 expected, key `split.no` says part 1"
+        "m-00003-of-00003.gguf: part 3 expected, key `split.no` declares part 1"
     );
     let renamed = dir.path().join("second.gguf");
     fs_err::copy(&parts[1], &renamed).unwrap();
@@ -169,7 +169,7 @@ fn a_wrong_total_is_named() {
     write_gguf(&parts[2], &metadata, &Pattern::new(vec![]), &options, &Silent).unwrap();
     assert_eq!(
         error(&parts[1], dir.path()),
-        "m-00001-of-00003.gguf: 6 tensors in all parts, key `split.tensors.count` says 7"
+        "m-00001-of-00003.gguf: 6 tensors in all parts, key `split.tensors.count` declares 7"
     );
 }
 

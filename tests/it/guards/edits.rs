@@ -8,10 +8,10 @@ use gguf_foundry::gguf::{GgufFile, Metadata, Value, WriteOptions};
 use gguf_foundry::inspect::{Edit, EditPlan};
 
 use super::workbench::hole;
+use crate::support::programs::{Outcome, command};
 
 fn spawn(dir: &std::path::Path, args: &[&str]) -> Child {
-    Command::new(assert_cmd::cargo::cargo_bin("gguf-inspect"))
-        .current_dir(dir)
+    command("gguf-inspect", dir)
         .args(args)
         .args(["--no-sync", "--quiet"])
         .stderr(Stdio::piped())
@@ -20,8 +20,8 @@ fn spawn(dir: &std::path::Path, args: &[&str]) -> Child {
 }
 
 fn end(child: Child) -> (Option<i32>, String) {
-    let output = child.wait_with_output().unwrap();
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    let ended = Outcome::from(child.wait_with_output().unwrap());
+    (ended.code, ended.err)
 }
 
 fn keys(path: &std::path::Path) -> Metadata {

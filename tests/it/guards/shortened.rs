@@ -2,19 +2,18 @@
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use super::workbench::hole;
-use crate::support::fixture;
-use crate::support::wait_until_it_reads;
+use crate::support::programs::{Outcome, command};
+use crate::support::{fixture, wait_until_it_reads};
 
 /// More bytes than any program reads during this test.
 const LONG: u64 = 64 << 30;
 
 /// Runs a program, truncates a file once it is mapped, and checks the message.
 fn cut(dir: &Path, program: &str, args: &str, input: &str, n_files: usize) {
-    let mut child = Command::new(assert_cmd::cargo::cargo_bin(program))
-        .current_dir(dir)
+    let mut child = command(program, dir)
         .args(args.split(' '))
         .args(["--threads", "2", "--json"])
         .stdout(Stdio::piped())
@@ -23,14 +22,12 @@ fn cut(dir: &Path, program: &str, args: &str, input: &str, n_files: usize) {
         .unwrap();
     wait_until_it_reads(&mut child, input.rsplit('/').next().unwrap());
     fs_err::OpenOptions::new().write(true).open(dir.join(input)).unwrap().set_len(64 << 10).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{args}: {output:?}");
-    let err = String::from_utf8(output.stderr).unwrap();
+    let ended = Outcome::from(child.wait_with_output().unwrap()).exits_with(1);
     let line = format!(
         "error: {input}: the file was cut short while it was read\n\nhint: another program writes to it"
     );
-    assert!(err.contains(&line), "{args}: {err}");
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(ended.err.contains(&line), "{args}: {}", ended.err);
+    let document = ended.json();
     assert_eq!(document["error"]["exit_code"], 1);
     assert!(document["error"]["message"].as_str().unwrap().starts_with(input), "{document}");
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), n_files, "{args}");

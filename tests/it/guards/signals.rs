@@ -4,6 +4,7 @@
 use std::process::{Command, Stdio};
 
 use super::workbench::{Workbench, hole};
+use crate::support::programs::{self, Outcome};
 use crate::support::wait_until_it_reads;
 
 #[test]
@@ -21,18 +22,16 @@ fn every_signal_that_asks_for_the_end_cleans_up() {
             "interrupted by SIGXCPU: the processor time that this process may use is spent (`ulimit -t`)",
         ),
     ] {
-        let mut child = Command::new(assert_cmd::cargo::cargo_bin("gguf-quantize"))
-            .current_dir(dir.path())
+        let mut child = programs::command("gguf-quantize", dir.path())
             .args(["in.gguf", "out.gguf", "q4_0", "--threads", "1", "--quiet", "--no-sync"])
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         wait_until_it_reads(&mut child, "in.gguf");
         Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
-        let output = child.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(130), "{signal}: {output:?}");
+        let ended = Outcome::from(child.wait_with_output().unwrap()).exits_with(130);
         let rest = "hint: nothing was kept: with `--resume` a run that is stopped goes on where it was";
-        assert_eq!(String::from_utf8(output.stderr).unwrap(), format!("error: {message}\n\n{rest}\n"));
+        assert_eq!(ended.err, format!("error: {message}\n\n{rest}\n"));
         assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 1, "{signal}");
     }
 }
@@ -52,14 +51,8 @@ fn a_limit_of_file_sizes_is_an_error_of_writing() {
         ("gguf-verify", "logits tiny.gguf --prompts p.jsonl -o out.jsonl"),
     ] {
         // In blocks of 1024 or 512 bytes, depending on the shell.
-        let output = Command::new("sh")
-            .current_dir(bench.dir())
-            .args(["-c", &format!("ulimit -f 4; exec \"$0\" {args}")])
-            .arg(assert_cmd::cargo::cargo_bin(program))
-            .output()
-            .unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{args}: {} {err}", output.status);
+        let mut command = programs::limited("ulimit -f 4", program, bench.dir());
+        let err = programs::finish(command.args(args.split(' '))).exits_with(1).err;
         assert!(err.contains("File too large"), "{args}: {err}");
         assert!(err.contains("hint: ") && err.contains("`ulimit -f`"), "{args}: {err}");
         assert!(bench.files() == before, "{args}");

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 
 use super::ways::{Out, WAYS, Way};
-use super::workbench::{Workbench, run};
+use super::workbench::Workbench;
+use crate::support::programs::run;
 
 /// Commands whose outputs are named after a prefix, tested by `parts_and_copies_are_outputs_too`.
 const NAMING: &[&str] = &["gguf-inspect split"];
@@ -79,7 +80,7 @@ fn no_output_replaces_an_input() {
                     _ => {}
                 }
                 let (program, args) = words(way, out, name);
-                let (code, stdout, err) = run(bench.dir(), program, &args);
+                let (code, stdout, err) = run(program, bench.dir(), &args).parts();
                 assert!([1, 2].contains(&code), "{args:?}: {code} {stdout}{err}");
                 // Names without the suffix, and files in place of a directory, are refused for that reason.
                 if (at > 0 || out.suffix.is_empty()) && out.suffix != "/" {
@@ -130,13 +131,13 @@ fn only_a_file_of_its_own_kind_is_replaced() {
                 if own == "an empty file" {
                     fs_err::write(&path, "").unwrap();
                 }
-                let (code, stdout, err) = run(bench.dir(), program, &args);
+                let (code, stdout, err) = run(program, bench.dir(), &args).parts();
                 assert!([0, 3, 4].contains(&code), "{args:?} over {own}: {stdout}{err}");
                 assert!(!fs_err::read(&path).unwrap().is_empty(), "{args:?} over {own}");
             }
             for own in out.own {
                 fs_err::copy(bench.path(own), &path).unwrap();
-                let (code, stdout, err) = run(bench.dir(), program, &args);
+                let (code, stdout, err) = run(program, bench.dir(), &args).parts();
                 assert!([0, 3, 4].contains(&code), "{args:?} over {own}: {stdout}{err}");
             }
             let own_kinds: &[&str] = match out.own {
@@ -148,7 +149,7 @@ fn only_a_file_of_its_own_kind_is_replaced() {
             };
             for (kind, bytes) in kinds.iter().filter(|(kind, _)| !own_kinds.contains(kind)) {
                 fs_err::write(&path, bytes).unwrap();
-                let (code, stdout, err) = run(bench.dir(), program, &args);
+                let (code, stdout, err) = run(program, bench.dir(), &args).parts();
                 assert_eq!(code, 1, "{args:?} over {kind}: {stdout}{err}");
                 let line = format!("error: {name}: this is {kind}, which ");
                 assert!(
@@ -162,7 +163,7 @@ fn only_a_file_of_its_own_kind_is_replaced() {
             for other in WAYS.iter().flat_map(|way| way.outputs).filter(|other| other.name != out.name) {
                 if let Some(own) = other.own.first().filter(|own| !out.own.contains(own)) {
                     fs_err::copy(bench.path(own), &path).unwrap();
-                    assert_eq!(run(bench.dir(), program, &args).0, 1, "{args:?} over {own}");
+                    assert_eq!(run(program, bench.dir(), &args).code(), 1, "{args:?} over {own}");
                 }
             }
             fs_err::remove_file(&path).unwrap();
@@ -191,8 +192,7 @@ fn two_outputs_are_two_files() {
                     }
                     let (program, mut args) = words(way, first, &names[0]);
                     args.extend([second.option, name]);
-                    let (code, out, err) = run(bench.dir(), program, &args);
-                    assert_eq!(code, 2, "{args:?}: {out}{err}");
+                    let err = run(program, bench.dir(), &args).exits_with(2).err;
                     assert!(err.contains(" are the same file\n"), "{args:?}: {err}");
                 }
             }
@@ -235,7 +235,7 @@ fn parts_and_copies_are_outputs_too() {
             "does not replace",
         ),
     ] {
-        let (code, out, err) = run(bench.dir(), program, &args.split(' ').collect::<Vec<_>>());
+        let (code, out, err) = run(program, bench.dir(), &args.split(' ').collect::<Vec<_>>()).parts();
         assert!([1, 2].contains(&code) && err.contains(expected), "{args}: {code} {out}{err}");
         assert!(bench.files() == before, "{args}");
     }
@@ -255,8 +255,7 @@ fn a_dry_run_says_what_a_run_would_stop_at() {
         ("gguf-inspect", "split s-00001-of-00002.gguf -o s --split-max-tensors 20 --dry-run"),
         ("gguf-convert", "endian tiny.gguf --dry-run -o tiny.gguf"),
     ] {
-        let (code, out, err) = run(bench.dir(), program, &args.split(' ').collect::<Vec<_>>());
-        assert_eq!(code, 0, "{args}: {out}{err}");
+        let err = run(program, bench.dir(), &args.split(' ').collect::<Vec<_>>()).ok().err;
         let n = err.matches("warning: a run would stop here: ").count();
         assert!(n == 1 && err.contains("same file as input"), "{args}: {err}");
         assert!(bench.files() == before, "{args}");
@@ -268,14 +267,12 @@ fn a_dry_run_says_what_a_run_would_stop_at() {
 fn a_second_run_replaces_what_the_first_left_in_the_checkpoint() {
     let bench = Workbench::new();
     for _ in 0..2 {
-        let (code, _, err) =
-            run(bench.dir(), "gguf-convert", &["hf2gguf", "model", "--type", "f16", "--no-sync"]);
-        assert_eq!(code, 0, "{err}");
+        run("gguf-convert", bench.dir(), &["hf2gguf", "model", "--type", "f16", "--no-sync"]).ok();
     }
     // But not if it is an input by its own name.
     let name = fs_err::read_dir(bench.path("model")).unwrap().map(|entry| entry.unwrap().path());
     let name = name.into_iter().find(|path| path.extension().is_some_and(|end| end == "gguf")).unwrap();
     let name = name.strip_prefix(bench.dir()).unwrap().to_str().unwrap();
-    let (code, _, err) = run(bench.dir(), "gguf-quantize", &[name, name, "q4_0"]);
+    let (code, _, err) = run("gguf-quantize", bench.dir(), &[name, name, "q4_0"]).parts();
     assert!(code == 2 && err.contains("same file as input"), "{err}");
 }

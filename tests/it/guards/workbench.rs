@@ -3,18 +3,10 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use crate::support::fixture;
+use crate::support::programs::run;
 use crate::verify::tiny::Tiny;
-
-/// Runs a program in a directory; returns exit code, standard output, standard error.
-pub fn run(dir: &Path, program: &str, args: &[&str]) -> (i32, String, String) {
-    let output: Output =
-        Command::new(assert_cmd::cargo::cargo_bin(program)).current_dir(dir).args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
-}
 
 pub struct Workbench(tempfile::TempDir);
 
@@ -77,7 +69,7 @@ impl Workbench {
                  --save-stats stats --no-sync",
             ),
         ] {
-            let (code, out, err) = run(bench.dir(), program, &args.split(' ').collect::<Vec<_>>());
+            let (code, out, err) = run(program, bench.dir(), &args.split(' ').collect::<Vec<_>>()).parts();
             assert!([0, 4].contains(&code), "{args}: {out}{err}");
         }
         fs_err::remove_file(bench.path("q.gguf")).unwrap();

@@ -16,7 +16,7 @@ use gguf_foundry::core::limits::Limits;
 use gguf_foundry::gguf::{Array, FilePlan, LayoutOptions, Metadata, Strictness, Value, parse_header};
 use serde_json::Value as Json;
 
-use crate::support::fixture;
+use crate::support::{fixture, programs};
 
 /// File of the corpus in a separate folder.
 pub struct Material {
@@ -52,10 +52,7 @@ impl Material {
         let path = |name: &str| self.dir.join(name).to_str().unwrap().to_owned();
         let file = self.file.to_str().unwrap();
         let word = |word: &str| match word {
-            "gguf-convert" => env!("CARGO_BIN_EXE_gguf-convert").to_owned(),
-            "gguf-quantize" => env!("CARGO_BIN_EXE_gguf-quantize").to_owned(),
-            "gguf-verify" => env!("CARGO_BIN_EXE_gguf-verify").to_owned(),
-            "gguf-inspect" => env!("CARGO_BIN_EXE_gguf-inspect").to_owned(),
+            program if program.starts_with("gguf-") => programs::path(program).to_owned(),
             "BASE" => path("base.gguf"),
             "HF" => path("base.hf"),
             "CHAT" => path("base_chat.jsonl"),

@@ -17,7 +17,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::Bench;
 use crate::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases};
+use crate::support::{fixture, programs, report_cases};
 
 fn is_flm(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "flm")
@@ -430,7 +430,7 @@ fn what_is_not_supported_does_not_hide_the_rest() {
         spm: tokenizer.model is missing
         llama_hf: tokenizer.json is missing
         bpe: tokenizer.json is missing
-        hint: put tokenizer.json or tokenizer.model of the original model beside config.json
+        hint: put tokenizer.json or tokenizer.model of the original model next to config.json
         hint: `--no-tokenizer` writes the file without a vocabulary
     ");
     let found = bench.json(&["checkpoint", path], 0);
@@ -509,15 +509,7 @@ fn plans_and_summaries_say_how_weights_are_stored() {
     let dir = gptq();
     let run = |args: &[&str]| {
         let all = [&["hf2gguf", ".", "--no-tokenizer", "--no-sync", "-o", "out.gguf"], args].concat();
-        let output = assert_cmd::Command::cargo_bin("gguf-convert")
-            .unwrap()
-            .current_dir(dir.path())
-            .args(all)
-            .output()
-            .unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{}", text(output.stderr));
-        text(output.stdout)
+        programs::run("gguf-convert", dir.path(), &all).ok().out
     };
     let plan = run(&["--dry-run"]);
     let (stored, tensors) = plan.split_once("\n\n").unwrap();
@@ -550,12 +542,8 @@ fn plans_and_summaries_say_how_weights_are_stored() {
 #[test]
 fn plans_of_float_checkpoints_say_nothing_of_quantization() {
     let dir = fixture("tiny-llama");
-    let output = assert_cmd::Command::cargo_bin("gguf-convert")
-        .unwrap()
-        .args(["hf2gguf", dir.to_str().unwrap(), "--dry-run"])
-        .output()
-        .unwrap();
-    let plan = String::from_utf8(output.stdout).unwrap();
+    let args = ["hf2gguf", dir.to_str().unwrap(), "--dry-run"];
+    let plan = programs::run("gguf-convert", Path::new("."), &args).out;
     assert!(plan.starts_with("tensor "), "{plan}");
     assert!(!plan.contains("quantized") && !plan.contains("native"), "{plan}");
 }

@@ -4,6 +4,7 @@ use gguf_foundry::gguf::{GgufFile, Value};
 use serde_json::json;
 
 use super::Bench;
+use crate::support::programs;
 
 fn read(bench: &Bench, name: &str) -> Vec<u8> {
     fs_err::read(bench.path(name)).unwrap()
@@ -163,15 +164,13 @@ fn an_output_beyond_the_limit_fails_and_leaves_nothing() {
     let bench = Bench::new();
     let before = read(&bench, "model.gguf");
     // The limit makes a write fail like a full disk. Without the trap the signal would end the program first.
-    let output = std::process::Command::new("sh")
+    let mut command = std::process::Command::new("sh");
+    command
         .current_dir(bench.path("."))
         .arg("-c")
         .arg("trap '' XFSZ; ulimit -f 1; exec \"$0\" set model.gguf \"k=str:$(head -c 4000 /dev/zero | tr '\\0' x)\"")
-        .arg(assert_cmd::cargo::cargo_bin("gguf-inspect"))
-        .output()
-        .unwrap();
-    let err = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{err}");
+        .arg(programs::path("gguf-inspect"));
+    let err = programs::finish(&mut command).exits_with(1).err;
     assert!(err.starts_with("error: ") && err.contains("model.gguf: ") && err.contains("too large"), "{err}");
     assert_eq!(read(&bench, "model.gguf"), before);
     assert_eq!(bench.names(), ["model.gguf"]);

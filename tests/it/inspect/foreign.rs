@@ -4,6 +4,7 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{GgufFile, Value};
 
 use super::Bench;
+use crate::support::programs::finish;
 
 /// Bytes of a GGUF file of keys with text values and tensors: name, dimensions innermost first, type, data.
 fn gguf(keys: &[(&str, &str)], tensors: &[(&str, &[u64], u32, &[u8])]) -> Vec<u8> {
@@ -82,7 +83,7 @@ fn types_of_other_programs_are_shown_with_their_names() {
     }
     let bench = fork(139, 8 * 144);
     let mut quantize = bench.program("gguf-quantize");
-    let (code, _, err) = super::outcome(quantize.args(["fork.gguf", "out.gguf", "q8_0"]));
+    let (code, _, err) = finish(quantize.args(["fork.gguf", "out.gguf", "q8_0"])).parts();
     assert!(
         matches!(code, 1 | 3)
             && err.contains("IQ4_K of ik_llama.cpp")
@@ -228,7 +229,7 @@ fn files_that_are_no_models_are_told_for_what_they_are() {
         }
         let mut quantize = bench.program("gguf-quantize");
         let (code, _, err) =
-            super::outcome(quantize.args(["--imatrix", name, "model.gguf", "out.gguf", "q4_k_m"]));
+            finish(quantize.args(["--imatrix", name, "model.gguf", "out.gguf", "q4_k_m"])).parts();
         assert!(matches!(code, 1 | 3) && err.contains(said), "{name}: {err}");
     }
     let whole = fs_err::read(bench.path("model.gguf")).unwrap();

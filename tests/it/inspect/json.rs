@@ -8,8 +8,9 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
 use serde_json::Value as Json;
 
-use super::{Bench, outcome};
+use super::Bench;
 use crate::magnitudes;
+use crate::support::programs::finish;
 use crate::support::{fixture, root};
 
 /// Key of the document: its types, and whether it is optional.
@@ -131,9 +132,7 @@ type Run<'a> = (i32, &'a [&'a str]);
 
 /// Runs a program with `--json` in the directory.
 fn json(bench: &Bench, program: &str, code: i32, args: &[&str]) -> Json {
-    let (found, out, err) = outcome(bench.program(program).args(args).args(["--json", "--no-sync"]));
-    assert_eq!(found, code, "{program} {args:?}: {err}");
-    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{program} {args:?}: {error}: {out}"))
+    finish(bench.program(program).args(args).args(["--json", "--no-sync"])).exits_with(code).json()
 }
 
 #[test]
@@ -369,7 +368,7 @@ fn what_verify_prints_is_documented() {
     let documented = Documented::read();
     let bench = Bench::new().with_tiny();
     let mut quantize = bench.program("gguf-quantize");
-    assert_eq!(outcome(quantize.args(["tiny.gguf", "q.gguf", "q8_0", "--no-sync"])).0, 0);
+    finish(quantize.args(["tiny.gguf", "q.gguf", "q8_0", "--no-sync"])).ok();
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let cut = ["--prompts", prompts.to_str().unwrap(), "--ctx", "64", "--chunks", "2"];
     let run = |code, args: &[&str]| json(&bench, "gguf-verify", code, &[args, &cut[..]].concat());
@@ -388,7 +387,7 @@ fn what_verify_prints_is_documented() {
     let causal = ["set", "tiny.gguf", "llama.attention.causal=bool:false", "-o", "encoder.gguf"];
     let _ = json(&bench, "gguf-inspect", 0, &causal);
     let mut quantize = bench.program("gguf-quantize");
-    assert_eq!(outcome(quantize.args(["encoder.gguf", "e.gguf", "q8_0", "--no-sync"])).0, 0);
+    finish(quantize.args(["encoder.gguf", "e.gguf", "q8_0", "--no-sync"])).ok();
     one.object("", &run(0, &["e.gguf", "--baseline", "encoder.gguf"]));
     // Of a model with experts.
     let experts = fixture("native/nvfp4_qwen3moe/hf");
@@ -455,8 +454,8 @@ fn what_verify_prints_is_documented() {
     shown.finish();
 
     let mut logits = documented.table("`gguf-verify logits`");
-    let (_, lines, _) =
-        outcome(bench.program("gguf-verify").args(["logits", "tiny.gguf", "--prompts", "two.jsonl"]));
+    let logits_of = ["logits", "tiny.gguf", "--prompts", "two.jsonl"];
+    let lines = finish(bench.program("gguf-verify").args(logits_of)).out;
     assert_eq!(lines.lines().count(), 2);
     for line in lines.lines() {
         logits.object("", &serde_json::from_str(line).unwrap());

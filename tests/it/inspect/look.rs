@@ -4,7 +4,7 @@ use gguf_foundry::core::GgmlType;
 use serde_json::json;
 
 use super::{Bench, InMemory, metadata, model};
-use crate::support::sha256;
+use crate::support::{programs, sha256};
 
 #[test]
 fn the_description_has_all_facts_and_no_escapes() {
@@ -212,12 +212,11 @@ fn a_reader_that_goes_away_is_no_failure() {
     let mut metadata = metadata();
     metadata.set("tokenizer.ggml.tokens", many);
     model().write(&bench.path("big.gguf"), &metadata);
-    let program = assert_cmd::cargo::cargo_bin("gguf-inspect");
     let status = std::process::Command::new("sh")
         .current_dir(bench.path("."))
         .arg("-c")
         .arg("{ \"$0\" --full big.gguf; echo $? > code; } | head -c 10 > head")
-        .arg(program)
+        .arg(programs::path("gguf-inspect"))
         .status()
         .unwrap();
     assert!(status.success());
@@ -241,7 +240,8 @@ fn an_interrupt_ends_a_long_run_at_once() {
     fs_err::write(&path, &bytes).unwrap();
     fs_err::OpenOptions::new().write(true).open(&path).unwrap().set_len(n_bytes + 4096).unwrap();
 
-    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("gguf-inspect"))
+    let mut child = bench
+        .program("gguf-inspect")
         .args(["hash", "--quiet"])
         .arg(&path)
         .stdout(std::process::Stdio::null())

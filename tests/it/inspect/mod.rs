@@ -12,6 +12,7 @@ mod screen;
 mod template;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::progress::Silent;
@@ -19,6 +20,7 @@ use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource}
 use gguf_foundry::gguf::{GgufFile, Metadata, Value, WriteOptions, write_gguf};
 
 use crate::support::fixture;
+use crate::support::programs::{command, finish};
 
 /// Source with its data in memory.
 pub struct InMemory {
@@ -101,9 +103,8 @@ impl Bench {
     }
 
     /// Command of one of the programs in the directory, without environment variables about terminals.
-    pub fn program(&self, name: &str) -> assert_cmd::Command {
-        let mut command = assert_cmd::Command::cargo_bin(name).unwrap();
-        command.current_dir(self.dir.path());
+    pub fn program(&self, name: &str) -> Command {
+        let mut command = command(name, self.dir.path());
         for variable in ["COLUMNS", "NO_COLOR", "CLICOLOR_FORCE"] {
             command.env_remove(variable);
         }
@@ -112,22 +113,13 @@ impl Bench {
 
     /// Runs `gguf-inspect` in the directory; returns exit code, standard output, standard error.
     pub fn run(&self, args: &[&str]) -> (i32, String, String) {
-        outcome(self.program("gguf-inspect").args(args))
+        finish(self.program("gguf-inspect").args(args)).parts()
     }
 
     /// Runs with `--json` and expects the given exit code.
     pub fn json(&self, args: &[&str], code: i32) -> serde_json::Value {
-        let (found, out, err) = self.run(&[args, &["--json"]].concat());
-        assert_eq!(found, code, "{err}");
-        serde_json::from_str(&out).unwrap()
+        finish(self.program("gguf-inspect").args(args).arg("--json")).exits_with(code).json()
     }
-}
-
-/// Runs a program; returns exit code, standard output, standard error.
-pub fn outcome(command: &mut assert_cmd::Command) -> (i32, String, String) {
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
 pub fn metadata() -> Metadata {

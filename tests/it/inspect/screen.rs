@@ -2,8 +2,9 @@
 
 use unicode_width::UnicodeWidthStr;
 
-use super::{Bench, model, outcome};
+use super::{Bench, model};
 use crate::support::fixture;
+use crate::support::programs::finish;
 
 /// Lines that are wider than a terminal of this width.
 fn too_wide(text: &str, width: usize) -> Vec<&str> {
@@ -19,8 +20,7 @@ fn what_is_said_of_the_bundled_model_fits_in_80_columns() {
     let run = |program: &str, code: i32, args: &[&str]| {
         // File names are not shortened.
         let mut command = bench.program(program);
-        let (found, out, err) = outcome(command.args(args).arg("--quiet"));
-        assert_eq!(found, code, "{program} {args:?}: {err}");
+        let out = finish(command.args(args).arg("--quiet")).exits_with(code).out;
         let own = out.replace(checkpoint, "DIR").replace(bench.path("").to_str().unwrap(), "");
         let wide = too_wide(&own, 80);
         assert!(wide.is_empty(), "{program} {args:?}: {wide:#?}");
@@ -28,7 +28,7 @@ fn what_is_said_of_the_bundled_model_fits_in_80_columns() {
     };
     run("gguf-quantize", 0, &["tiny.gguf", "q8.gguf", "q8_0", "--dry-run"]);
     let mut quantize = bench.program("gguf-quantize");
-    assert_eq!(outcome(quantize.args(["tiny.gguf", "q8.gguf", "q4_k_m", "--no-sync", "--quiet"])).0, 0);
+    finish(quantize.args(["tiny.gguf", "q8.gguf", "q4_k_m", "--no-sync", "--quiet"])).ok();
     run("gguf-inspect", 0, &["tiny.gguf"]);
     run("gguf-inspect", 0, &["tiny.gguf", "--no-tensors"]);
     run("gguf-inspect", 0, &["q8.gguf"]);
@@ -51,7 +51,7 @@ fn a_screen_of_any_width_is_not_exceeded() {
     let source = model().f32("model.layers.17.block_sparse_moe.experts.63.down_proj.weight", &[1], &[1.0]);
     source.write(&bench.path("wide.gguf"), &metadata);
     let on = |width: &str, args: &[&str]| {
-        outcome(bench.program("gguf-inspect").args(args).env("COLUMNS", width)).1
+        finish(bench.program("gguf-inspect").args(args).env("COLUMNS", width)).out
     };
     for width in [72, 80, 100, 132] {
         let out = on(&width.to_string(), &["wide.gguf"]);
@@ -71,7 +71,7 @@ fn colours_are_for_those_who_want_them() {
     let bench = Bench::new();
     let args = ["diff", "model.gguf", "model.gguf"];
     let run = |variables: &[(&str, &str)]| {
-        outcome(bench.program("gguf-inspect").args(args).envs(variables.iter().copied())).1
+        finish(bench.program("gguf-inspect").args(args).envs(variables.iter().copied())).out
     };
     assert_eq!(run(&[]), "equal\n");
     assert_eq!(run(&[("CLICOLOR_FORCE", "1")]), "\u{1b}[1;32mequal\u{1b}[0m\n");

@@ -136,7 +136,7 @@ fn names_and_ranks_that_differ_from_what_is_said() {
     assert_eq!(
         merged.warnings,
         [
-            "adapter_config.json says rank 16, but the matrices of `model.layers.0.self_attn.q_proj` have rank 3, which is what \
+            "adapter_config.json declares rank 16, but the matrices of `model.layers.0.self_attn.q_proj` have rank 3, which is what \
           counts"
         ]
     );

@@ -1,22 +1,11 @@
 //! Commands for adapters.
 
-use std::path::Path;
-
 use serde_json::{Value as Json, json};
 
 use super::merge::{set_alpha, write_safetensors, write_tiny_adapter};
 use crate::goldens::Goldens;
 use crate::support::fixture;
-
-fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let output = std::process::Command::new(assert_cmd::cargo::cargo_bin(program))
-        .current_dir(dir)
-        .args(args)
-        .output();
-    let output = output.unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
-}
+use crate::support::programs::run;
 
 /// Directory with `adapter` and `base` of a case.
 fn case(name: &str) -> tempfile::TempDir {
@@ -37,18 +26,18 @@ fn case(name: &str) -> tempfile::TempDir {
 fn an_adapter_converts_and_every_program_says_what_it_is() {
     let dir = case("llama_qv");
     let at = dir.path();
-    let (code, out, err) = run("gguf-convert", at, &["lora2gguf", "adapter", "--base", "base", "--no-sync"]);
+    let (code, out, err) =
+        run("gguf-convert", at, &["lora2gguf", "adapter", "--base", "base", "--no-sync"]).parts();
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     assert!(out.starts_with("adapter/Adapter-F32-LoRA.gguf\n8 tensors, "), "{out}");
     let file = "adapter/Adapter-F32-LoRA.gguf";
-    let (code, out, err) = run("gguf-inspect", at, &[file]);
+    let (code, out, err) = run("gguf-inspect", at, &[file]).parts();
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.contains("adapter.lora.alpha"), "{out}");
-    let (code, _, err) = run("gguf-quantize", at, &[file, "out.gguf", "q8_0"]);
-    assert_eq!(code, 1);
+    let err = run("gguf-quantize", at, &[file, "out.gguf", "q8_0"]).exits_with(1).err;
     assert!(err.contains("error: the file is an adapter (`general.type`), not a model"), "{err}");
     assert!(err.contains("hint: `gguf-convert merge-lora"), "{err}");
-    let (code, out, err) = run("gguf-verify", at, &[file, "--structure-only", "--json"]);
+    let (code, out, err) = run("gguf-verify", at, &[file, "--structure-only", "--json"]).parts();
     let report: Json = serde_json::from_str(&out).unwrap();
     let findings = report["findings"].as_array().unwrap_or_else(|| panic!("{code} {out} {err}"));
     assert_eq!(findings.len(), 1, "{findings:?}");
@@ -63,7 +52,7 @@ fn an_adapter_converts_and_every_program_says_what_it_is() {
     assert!(open.iter().all(|row| row["remedy"].as_str().unwrap().contains("merge-lora")), "{open:?}");
 
     let dry = ["lora2gguf", "adapter", "--base", "base", "--type", "Q8_0", "--dry-run", "--json"];
-    let (code, out, err) = run("gguf-convert", at, &dry);
+    let (code, out, err) = run("gguf-convert", at, &dry).parts();
     assert_eq!((code, err.as_str()), (0, ""));
     let plan: Json = serde_json::from_str(&out).unwrap();
     assert_eq!(plan["files"], json!(["adapter/Adapter-Q8_0-LoRA.gguf"]));
@@ -79,8 +68,7 @@ fn an_adapter_converts_and_every_program_says_what_it_is() {
 #[test]
 fn the_base_is_given_or_lies_where_the_adapter_says() {
     let dir = case("llama_qv");
-    let (code, _, err) = run("gguf-convert", dir.path(), &["lora2gguf", "adapter"]);
-    assert_eq!(code, 1);
+    let err = run("gguf-convert", dir.path(), &["lora2gguf", "adapter"]).exits_with(1).err;
     assert_eq!(
         err,
         "error: adapter/adapter_config.json: the base model `example/tiny-base` is no directory here\n\n\
@@ -89,7 +77,7 @@ fn the_base_is_given_or_lies_where_the_adapter_says() {
     );
     fs_err::create_dir(dir.path().join("example")).unwrap();
     fs_err::rename(dir.path().join("base"), dir.path().join("example/tiny-base")).unwrap();
-    let (code, _, err) = run("gguf-convert", dir.path(), &["lora2gguf", "adapter", "--no-sync"]);
+    let (code, _, err) = run("gguf-convert", dir.path(), &["lora2gguf", "adapter", "--no-sync"]).parts();
     assert_eq!((code, err.as_str()), (0, ""));
 }
 
@@ -98,8 +86,7 @@ fn weights_of_the_base_are_held_against_the_adapter() {
     let dir = case("llama_qv");
     let weights = [("model.layers.0.self_attn.q_proj.weight", vec![64u64, 96])];
     write_safetensors(&dir.path().join("base/model.safetensors"), &weights);
-    let (code, _, err) = run("gguf-convert", dir.path(), &["lora2gguf", "adapter", "--base", "base"]);
-    assert_eq!(code, 1);
+    let err = run("gguf-convert", dir.path(), &["lora2gguf", "adapter", "--base", "base"]).exits_with(1).err;
     assert!(
         err.starts_with(
             "error: tensor `model.layers.0.self_attn.q_proj.weight`: [64, 96] in the base model, the adapter's matrices \
@@ -120,22 +107,17 @@ fn a_merge_is_a_conversion_of_the_sums() {
     write_tiny_adapter(&at.join("adapter"));
     let write = |alpha| set_alpha(&at.join("adapter"), alpha);
     for ty in ["auto", "q8_0", "q4_k_m"] {
-        let (code, out, err) =
-            run("gguf-convert", at, &["hf2gguf", base, "--type", ty, "-o", "base.gguf", "--no-sync"]);
-        assert_eq!(code, 0, "{out}{err}");
+        run("gguf-convert", at, &["hf2gguf", base, "--type", ty, "-o", "base.gguf", "--no-sync"]).ok();
         let args = ["merge-lora", base, "adapter", "--type", ty, "-o", "merged.gguf", "--no-sync"];
         write(0);
-        let (code, out, err) = run("gguf-convert", at, &args);
-        assert_eq!(code, 0, "{out}{err}");
+        run("gguf-convert", at, &args).ok();
         let read = |name: &str| fs_err::read(at.join(name)).unwrap();
         assert!(read("base.gguf") == read("merged.gguf"), "{ty}");
         write(1);
-        let (code, out, err) = run("gguf-convert", at, &args);
-        assert_eq!(code, 0, "{out}{err}");
+        run("gguf-convert", at, &args).ok();
         assert!(read("base.gguf") != read("merged.gguf"), "{ty}");
         assert_eq!(read("base.gguf").len(), read("merged.gguf").len(), "{ty}");
     }
-    let (code, out, _) = run("gguf-inspect", at, &["diff", "base.gguf", "merged.gguf", "--json"]);
-    assert_eq!(code, 1, "{out}");
+    let out = run("gguf-inspect", at, &["diff", "base.gguf", "merged.gguf", "--json"]).exits_with(1).out;
     assert!(out.contains("blk.0.attn_q.weight") && !out.contains("blk.1.attn_q.weight"), "{out}");
 }

@@ -13,7 +13,7 @@ const ERRORS: &[(&str, &str)] = &[
     ("empty-weights-file", "8 bytes of header length expected, 0 present"),
     ("header-length-huge", "quant_model_weights.safetensors: "),
     ("index-missing-shard", "shard `quant_model_weights-00001-of-00002.safetensors` is missing"),
-    ("index-path-escape", "lies outside the directory"),
+    ("index-path-escape", "is outside the directory"),
     ("label-float-on-int8", "described as `FLOAT`, but its elements are I8"),
     ("label-missing", "I8 codes without a quantization type in the description"),
     ("label-number", "`model.layers.0.mlp.up_proj.weight` is not text"),

@@ -9,19 +9,11 @@ use serde_json::Value as Json;
 
 use super::made::{Layout, write_tiny};
 use crate::support::fixture;
-
-fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let output =
-        assert_cmd::Command::cargo_bin(program).unwrap().current_dir(dir).args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
+use crate::support::programs::run;
 
 fn convert(command: &str, dir: &Path, output: &str, args: &[&str]) -> Json {
     let all = [&[command, ".", "-o", output, "--no-sync", "--json"], args].concat();
-    let (code, out, err) = run("gguf-convert", dir, &all);
-    assert_eq!(code, 0, "{err}");
-    serde_json::from_str(&out).unwrap()
+    run("gguf-convert", dir, &all).ok().json()
 }
 
 /// Mean divergence of a file from a baseline.
@@ -30,7 +22,7 @@ fn divergence(dir: &Path, file: &str, baseline: &Path) -> f64 {
     let (prompts, baseline) = (prompts.to_str().unwrap(), baseline.to_str().unwrap());
     let args =
         [file, "--baseline", baseline, "--prompts", prompts, "--ctx", "256", "--chunks", "8", "--json"];
-    let (code, out, err) = run("gguf-verify", dir, &args);
+    let (code, out, err) = run("gguf-verify", dir, &args).parts();
     // It does not matter which limits are met.
     assert!([0, 3, 4].contains(&code), "{code} {out}{err}");
     let report: Json = serde_json::from_str(&out).unwrap();
@@ -94,7 +86,7 @@ fn w4a16_becomes_q4_1_or_q5_0_with_its_integers() {
     let exact = divergence(dir, "f32.gguf", &float);
     for (name, ty) in [("q4_1", GgmlType::Q4_1), ("q5_0", GgmlType::Q5_0)] {
         let output = format!("{name}.gguf");
-        let (code, out, err) = run(
+        let out = run(
             "gguf-convert",
             dir,
             &[
@@ -108,8 +100,9 @@ fn w4a16_becomes_q4_1_or_q5_0_with_its_integers() {
                 "--token-embedding-type",
                 "bf16",
             ],
-        );
-        assert_eq!(code, 0, "{err}");
+        )
+        .ok()
+        .out;
         assert!(out.contains("integers kept") && out.contains("blk.*.ffn_down.weight"), "{out}");
         let types = types(&dir.join(&output));
         assert!(
@@ -136,8 +129,8 @@ fn w4a16_becomes_q4_1_or_q5_0_with_its_integers() {
 fn the_command_wants_a_description() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture("tiny-llama");
-    let (code, _, err) =
-        run("gguf-convert", dir.path(), &["msmodelslim2gguf", model.to_str().unwrap(), "-o", "o.gguf"]);
-    assert_eq!(code, 1);
+    let err = run("gguf-convert", dir.path(), &["msmodelslim2gguf", model.to_str().unwrap(), "-o", "o.gguf"])
+        .exits_with(1)
+        .err;
     assert!(err.contains("`quant_model_description.json` is missing"), "{err}");
 }

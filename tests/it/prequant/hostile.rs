@@ -1,8 +1,6 @@
 //! Generated checkpoints with random damage: never a panic, and if the damage allows no other reading, an error or the
 //! right values. Headers that declare more than the file holds cost no memory.
 
-use std::process::Command;
-
 use gguf_foundry::core::{ElementType, Shape};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
@@ -12,6 +10,7 @@ use super::made::{MODULE, Made, Noise, Part, layer, read, write};
 use super::packed::{awq, gptq, int_quantized, pack_quantized};
 use super::stacks::{Packed, Scales, fp8_stack, nvfp4_stack};
 use super::tools::{bitnet, eight_bits, four_bits, hqq, quanto_bytes, quanto_packed, sparse};
+use crate::support::programs;
 
 /// One generated checkpoint of every kind.
 pub fn all(noise: &mut Noise) -> Vec<Made> {
@@ -305,14 +304,10 @@ fn claims_cost_no_memory() {
         let mut config = made.config.clone();
         config["architectures"] = json!(["LlamaForCausalLM"]);
         write(&config, &made.parts, dir.path());
-        let program = env!("CARGO_BIN_EXE_gguf-convert");
-        let script = format!(
-            "ulimit -v 262144; exec {program} hf2gguf {0} -o {0}/out.gguf --dry-run",
-            dir.path().display()
-        );
-        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
-        let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{}: {message}", made.config);
+        let mut command = programs::limited("ulimit -v 262144", "gguf-convert", dir.path());
+        command.arg("hf2gguf").arg(dir.path()).arg("-o").arg(dir.path().join("out.gguf")).arg("--dry-run");
+        let (code, _, message) = programs::finish(&mut command).parts();
+        assert_eq!(code, 1, "{}: {message}", made.config);
         assert!(message.contains(MODULE), "{}: {message}", made.config);
     }
 }

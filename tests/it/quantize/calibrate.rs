@@ -6,25 +6,12 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{GgufFile, Value};
 use serde_json::Value as Json;
 
-use crate::support::fixture;
-
-pub(super) fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let mut command = assert_cmd::Command::cargo_bin("gguf-quantize").unwrap();
-    let output = command.current_dir(dir).arg("--no-sync").args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
+use super::run;
+use crate::support::{fixture, programs};
 
 /// Writes the bundled model in F32, two thirds of its text, and the rest.
 pub(super) fn prepare(dir: &Path) {
-    let output = assert_cmd::Command::cargo_bin("gguf-convert")
-        .unwrap()
-        .args(["hf2gguf", "--type", "f32", "--quiet", "--no-sync", "-o"])
-        .arg(dir.join("in.gguf"))
-        .arg(fixture("tiny-llama"))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    super::convert(dir, "f32");
     let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
     let cut = text.floor_char_boundary(text.len() * 2 / 3);
     fs_err::write(dir.join("text.txt"), &text[..cut]).unwrap();
@@ -42,9 +29,7 @@ fn solved(dir: &Path, name: &str, args: &[&str]) -> Json {
         "--calibrate-tokens",
         "8192",
     ];
-    let (code, out, err) = run(dir, &[&base, args, &["in.gguf", name]].concat());
-    assert_eq!(code, 0, "{err}");
-    serde_json::from_str(&out).unwrap()
+    run(dir, &[&base, args, &["in.gguf", name]].concat()).ok().json()
 }
 
 #[test]
@@ -70,10 +55,8 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less() {
 
     // Measured by gguf-verify, on text that was used for neither.
     let kld = |name: &str| -> f64 {
-        let mut command = assert_cmd::Command::cargo_bin("gguf-verify").unwrap();
         let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--json"];
-        let output = command.current_dir(dir).args(args).output().unwrap();
-        let report: Json = serde_json::from_slice(&output.stdout).unwrap();
+        let report = programs::run("gguf-verify", dir, &args).json();
         let findings = report["findings"].as_array().unwrap();
         let is_of_keys = |finding: &&Json| finding["message"].as_str().unwrap().contains("quantize.");
         assert_eq!(findings.iter().find(is_of_keys), None);
@@ -105,9 +88,7 @@ fn a_text_of_the_check_judges_the_result() {
     prepare(dir);
     let base = ["--json", "--type", "q4_0", "--calibrate", "text.txt", "--no-self-text", "--solver", "gptq"];
     let rest = ["--calibrate-tokens", "20000", "--check-text", "rest.txt", "in.gguf", "out.gguf"];
-    let (code, out, err) = run(dir, &[&base[..], &rest].concat());
-    assert_eq!(code, 0, "{err}");
-    let report: Json = serde_json::from_str(&out).unwrap();
+    let report = run(dir, &[&base[..], &rest].concat()).ok().json();
     let calibration = &report["calibration"];
     let (kind, check) = (&calibration["kinds"][0], &calibration["check"][0]);
     assert_eq!((&kind["check_tokens"], &check["name"]), (&0.into(), &"rest.txt".into()));
@@ -128,15 +109,13 @@ fn types_without_a_solver_are_told_of() {
     prepare(dir);
     let base = ["--type", "q4_0", "--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "4096"];
     let rule = ["--tensor-type", "ffn_down=q8_0"];
-    let (code, _, err) = run(dir, &[&base[..], &rule, &["in.gguf", "a.gguf"]].concat());
-    assert_eq!(code, 0, "{err}");
+    let err = run(dir, &[&base[..], &rule, &["in.gguf", "a.gguf"]].concat()).ok().err;
     assert!(
         err.contains("4 tensors by the importance matrix alone, there is no solver for the type"),
         "{err}"
     );
     let reference = ["--solver", "reference"];
-    let (code, _, err) = run(dir, &[&base[..], &rule, &reference, &["in.gguf", "b.gguf"]].concat());
-    assert_eq!(code, 0, "{err}");
+    run(dir, &[&base[..], &rule, &reference, &["in.gguf", "b.gguf"]].concat()).ok();
     let (a, b) = (GgufFile::open(&dir.join("a.gguf")).unwrap(), GgufFile::open(&dir.join("b.gguf")).unwrap());
     let mut n_same = 0;
     for (at, tensor) in a.tensors().iter().enumerate() {
@@ -191,12 +170,13 @@ fn what_cannot_be_calibrated_is_refused() {
         (&["--calibrate", "text.txt", "--no-self-text", "--memory", "1M"], 1, "--calibrate-tokens"),
         (&["--calibrate", "text.txt", "--memory", "1M"], 1, "or give a text"),
     ] {
-        let (found, out, err) = run(dir, &[args, &["--type", "q4_k_m", "in.gguf", "out.gguf"]].concat());
-        assert_eq!(found, code, "{args:?}: {err}");
+        let (_, out, err) =
+            run(dir, &[args, &["--type", "q4_k_m", "in.gguf", "out.gguf"]].concat()).exits_with(code).parts();
         assert!(err.contains(words) || out.contains(words), "{args:?}: {err}");
     }
     assert!(!dir.join("work").exists());
-    let (code, _, err) = run(dir, &["--calibrate", "text.txt", "--type", "f16", "in.gguf", "out.gguf"]);
+    let (code, _, err) =
+        run(dir, &["--calibrate", "text.txt", "--type", "f16", "in.gguf", "out.gguf"]).parts();
     assert!(code == 2 && err.contains("F16 is no quantized type"), "{err}");
     assert!(!dir.join("out.gguf").exists());
 }
@@ -209,9 +189,7 @@ fn the_model_writes_text_where_there_is_none_or_one_kind() {
     prepare(dir);
     let base = ["--json", "--type", "q4_k_m", "--calibrate-tokens", "4096"];
     let kinds = |name: &str, texts: &[&str]| {
-        let (code, out, err) = run(dir, &[&base[..], texts, &["in.gguf", name]].concat());
-        assert_eq!(code, 0, "{err}");
-        let report: Json = serde_json::from_str(&out).unwrap();
+        let report = run(dir, &[&base[..], texts, &["in.gguf", name]].concat()).ok().json();
         assert!(report["calibration"]["ratio"].as_f64().unwrap() < 0.8, "{report}");
         let kinds = report["calibration"]["kinds"].as_array().unwrap().iter();
         kinds

@@ -4,22 +4,10 @@ use std::path::Path;
 
 use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::GgufFile;
-use serde_json::Value as Json;
 
 use crate::goldens::{Goldens, conformance_tests};
+use crate::support::programs::run_unsynced as run;
 use crate::support::{fixture, report_cases};
-
-fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
-    let output = command.current_dir(dir).arg("--no-sync").args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
-fn done(program: &str, dir: &Path, args: &[&str]) {
-    let (code, _, err) = run(program, dir, args);
-    assert_eq!(code, 0, "{program} {args:?}: {err}");
-}
 
 fn bytes(dir: &Path, name: &str) -> Vec<u8> {
     fs_err::read(dir.join(name)).unwrap()
@@ -37,7 +25,7 @@ fn one_pass_gives_the_bytes_of_the_f32_file() {
     write_text(dir);
     let model = fixture("tiny-llama");
     let model = model.to_str().unwrap();
-    done("gguf-convert", dir, &["hf2gguf", model, "-o", "f32.gguf", "--type", "f32"]);
+    run("gguf-convert", dir, &["hf2gguf", model, "-o", "f32.gguf", "--type", "f32"]).ok();
     let text = ["--calibrate", "text.txt", "--calibrate-tokens", "2048"];
     let flags: [&[&str]; 2] = [
         // The model writes half of the text.
@@ -56,17 +44,17 @@ fn one_pass_gives_the_bytes_of_the_f32_file() {
     ];
     for flags in flags {
         let flags = [&text[..], flags].concat();
-        done("gguf-quantize", dir, &[&["f32.gguf", "two.gguf"], &flags[..]].concat());
-        done("gguf-convert", dir, &[&["hf2gguf", model, "-o", "one.gguf"], &flags[..]].concat());
+        run("gguf-quantize", dir, &[&["f32.gguf", "two.gguf"], &flags[..]].concat()).ok();
+        run("gguf-convert", dir, &[&["hf2gguf", model, "-o", "one.gguf"], &flags[..]].concat()).ok();
         assert!(bytes(dir, "one.gguf") == bytes(dir, "two.gguf"), "{flags:?}");
-        done("gguf-quantize", dir, &[&[model, "folder.gguf"], &flags[..]].concat());
+        run("gguf-quantize", dir, &[&[model, "folder.gguf"], &flags[..]].concat()).ok();
         assert!(bytes(dir, "folder.gguf") == bytes(dir, "two.gguf"), "{flags:?}");
         let file = GgufFile::open(&dir.join("one.gguf")).unwrap();
         assert!(file.metadata().contains("gguf_foundry.quantize.kld"));
     }
     // Also in parts.
     let parts = [&["hf2gguf", model, "-o", "s.gguf", "--split-max-tensors", "20"], &text[..]].concat();
-    done("gguf-convert", dir, &[&parts[..], flags[1]].concat());
+    run("gguf-convert", dir, &[&parts[..], flags[1]].concat()).ok();
     let (whole, parts) = (
         GgufFile::open(&dir.join("one.gguf")).unwrap(),
         GgufFile::open(&dir.join("s-00001-of-00002.gguf")).unwrap(),
@@ -83,26 +71,27 @@ fn types_for_a_size_are_those_of_the_f32_file() {
     let dir = dir.path();
     let model = fixture("tiny-llama");
     let model = model.to_str().unwrap();
-    done("gguf-convert", dir, &["hf2gguf", model, "-o", "f32.gguf", "--type", "f32"]);
+    run("gguf-convert", dir, &["hf2gguf", model, "-o", "f32.gguf", "--type", "f32"]).ok();
     let size = ["--target-size", "2600K", "--types", "q3_k,q4_k,q6_k"];
     let write = |name| [&size[..], &["--write-types", name]].concat();
-    done("gguf-quantize", dir, &[&["f32.gguf", "two.gguf"], &write("two.txt")[..]].concat());
-    done("gguf-convert", dir, &[&["hf2gguf", model, "-o", "one.gguf"], &write("one.txt")[..]].concat());
-    done("gguf-quantize", dir, &[&[model, "folder.gguf"], &size[..]].concat());
+    run("gguf-quantize", dir, &[&["f32.gguf", "two.gguf"], &write("two.txt")[..]].concat()).ok();
+    run("gguf-convert", dir, &[&["hf2gguf", model, "-o", "one.gguf"], &write("one.txt")[..]].concat()).ok();
+    run("gguf-quantize", dir, &[&[model, "folder.gguf"], &size[..]].concat()).ok();
     let two = bytes(dir, "two.gguf");
     assert!(two.len() <= 2600 << 10 && two.len() > 2580 << 10, "{}", two.len());
     assert!(bytes(dir, "one.gguf") == two && bytes(dir, "folder.gguf") == two);
     assert!(bytes(dir, "one.txt") == bytes(dir, "two.txt"));
     // Only the types.
-    done(
+    run(
         "gguf-convert",
         dir,
         &[&["hf2gguf", model, "-o", "no.gguf", "--dry-run"], &write("dry.txt")[..]].concat(),
-    );
+    )
+    .ok();
     assert!(bytes(dir, "dry.txt") == bytes(dir, "two.txt") && !dir.join("no.gguf").exists());
     // A default file name contains the size.
     fs_err::create_dir(dir.join("out")).unwrap();
-    done("gguf-convert", dir, &["hf2gguf", model, "-o", "out", "--target-bpw", "5.5"]);
+    run("gguf-convert", dir, &["hf2gguf", model, "-o", "out", "--target-bpw", "5.5"]).ok();
     let mut names = fs_err::read_dir(dir.join("out")).unwrap().map(|entry| entry.unwrap().file_name());
     let name = names.next().unwrap().into_string().unwrap();
     assert!(name.to_lowercase().ends_with("5.5bpw.gguf"), "{name}");
@@ -126,26 +115,28 @@ fn a_folder_is_converted_as_the_converter_does() {
     for (file_type, flags) in
         [("q4_k_m", &["--tensor-type", "attn_k=f16"][..]), ("Q6_K", &["--pure"]), ("q8_0", &[]), ("F16", &[])]
     {
-        done(
+        run(
             "gguf-convert",
             dir,
             &[&["hf2gguf", "model", "-o", "a.gguf", "--type", file_type], flags].concat(),
-        );
-        done(
+        )
+        .ok();
+        run(
             "gguf-quantize",
             dir,
             &[&["model", "b.gguf", "--type", file_type, "--threads", "1"], flags].concat(),
-        );
+        )
+        .ok();
         assert!(bytes(dir, "a.gguf") == bytes(dir, "b.gguf"), "{file_type}");
         // Arguments in the order of llama-quantize.
-        done("gguf-quantize", dir, &[&["model", "c.gguf", file_type, "2"], flags].concat());
+        run("gguf-quantize", dir, &[&["model", "c.gguf", file_type, "2"], flags].concat()).ok();
         assert!(bytes(dir, "a.gguf") == bytes(dir, "c.gguf"), "{file_type}");
     }
     // The default output path is that of the converter.
     let before = fs_err::read_dir(dir.join("model")).unwrap().count();
-    done("gguf-quantize", dir, &["model", "q4_0", "--dry-run"]);
+    run("gguf-quantize", dir, &["model", "q4_0", "--dry-run"]).ok();
     assert_eq!(fs_err::read_dir(dir.join("model")).unwrap().count(), before);
-    done("gguf-quantize", dir, &["model", "q4_0"]);
+    run("gguf-quantize", dir, &["model", "q4_0"]).ok();
     let found = fs_err::read_dir(dir.join("model")).unwrap().map(|entry| entry.unwrap().file_name());
     let names: Vec<_> = found.filter_map(|name| name.into_string().ok()).collect();
     let is_named = |name: &&String| name.ends_with("Q4_0.gguf") && !name.starts_with("ggml-model");
@@ -166,11 +157,11 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
         (&["--type", "q4_0", "--allow-requantize", "--override-kv", "x"], 2, "x"),
         (&["--type", "q9_9"], 2, "unknown type"),
     ] {
-        let (found, _, err) = run("gguf-quantize", dir, &[args, &[model, "out.gguf"]].concat());
+        let (found, _, err) = run("gguf-quantize", dir, &[args, &[model, "out.gguf"]].concat()).parts();
         assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
     }
-    let (code, _, err) = run("gguf-quantize", dir, &["empty", "out.gguf", "--type", "q4_0"]);
-    let (expected, _, converter) = run("gguf-convert", dir, &["hf2gguf", "empty"]);
+    let (code, _, err) = run("gguf-quantize", dir, &["empty", "out.gguf", "--type", "q4_0"]).parts();
+    let (expected, _, converter) = run("gguf-convert", dir, &["hf2gguf", "empty"]).parts();
     assert_eq!((code, err), (expected, converter));
     for (args, code, words) in [
         (&["--type", "f16"][..], 2, "quantization options go with a quantized type, not with `--type f16`"),
@@ -183,14 +174,15 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
         (&["--type", "q4_0", "--no-tokenizer"], 1, "tokenizer"),
     ] {
         let args = [&["hf2gguf", model, "-o", "out.gguf"], args, &text[..]].concat();
-        let (found, _, err) = run("gguf-convert", dir, &args);
+        let (found, _, err) = run("gguf-convert", dir, &args).parts();
         assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
     }
     let (code, _, err) = run(
         "gguf-convert",
         dir,
         &["hf2gguf", model, "--type", "q4_0", "-o", "text.txt", "--calibrate", "text.txt"],
-    );
+    )
+    .parts();
     assert!(code == 2 && err.contains("same file as input"), "{err}");
     for (args, words) in [
         (&["--vocab-only"][..], "leave `--vocab-only` out"),
@@ -198,7 +190,7 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
         (&["--type", "q4_0"], "cannot be used with"),
     ] {
         let args = [&["hf2gguf", model, "-o", "out.gguf", "--target-bpw", "5"], args].concat();
-        let (code, _, err) = run("gguf-convert", dir, &args);
+        let (code, _, err) = run("gguf-convert", dir, &args).parts();
         assert!(code == 2 && err.contains(words), "{args:?}: {code} {err}");
     }
     assert!(!dir.join("out.gguf").exists());
@@ -226,10 +218,10 @@ fn codes_that_are_kept_stay_as_they_are(corpus: &Goldens) {
     write_tokens(dir);
     let model = corpus.join("arch/llama_gptq4/hf");
     let convert = ["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "--type", "q5_0"];
-    done("gguf-convert", dir, &[&convert[..], &["-o", "plain.gguf"]].concat());
+    run("gguf-convert", dir, &[&convert[..], &["-o", "plain.gguf"]].concat()).ok();
     let file = GgufFile::open(&dir.join("plain.gguf")).unwrap();
     let solve = |name: &str, flags: &[&str]| {
-        done("gguf-convert", dir, &[&convert[..], &["-o", name], &TOKENS, flags].concat());
+        run("gguf-convert", dir, &[&convert[..], &["-o", name], &TOKENS, flags].concat()).ok();
         let own = GgufFile::open(&dir.join(name)).unwrap();
         assert_eq!(own.tensors().len(), file.tensors().len());
         let same = |at: &usize| blocks(&own, *at) == blocks(&file, *at);
@@ -278,9 +270,7 @@ fn every_kind_of_model_is_calibrated(corpus: &Goldens) {
             let args =
                 ["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "--requantize", "--type", "q4_0"];
             let own = ["-o", &path, "--solver", solver, "--json"];
-            let (code, out, err) = run("gguf-convert", dir, &[&args[..], &TOKENS, &own].concat());
-            assert_eq!(code, 0, "{name}: {err}");
-            let report: Json = serde_json::from_str(&out).unwrap();
+            let report = run("gguf-convert", dir, &[&args[..], &TOKENS, &own].concat()).ok().json();
             (GgufFile::open(&dir.join(path)).unwrap(), report["calibration"].clone())
         };
         let ((plain, _), (solved, calibration)) = (file("reference"), file("sequential"));
@@ -307,7 +297,7 @@ fn every_kind_of_model_is_calibrated(corpus: &Goldens) {
     for name in ["bert", "modernbert"] {
         let model = corpus.join(format!("arch/{name}/hf"));
         let args = ["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "--type", "q4_0", "-o", "e.gguf"];
-        let (code, _, err) = run("gguf-convert", dir, &[&args[..], &TOKENS].concat());
+        let (code, _, err) = run("gguf-convert", dir, &[&args[..], &TOKENS].concat()).parts();
         assert!(code == 1 && err.contains("error: the model makes embeddings"), "{name}: {err}");
     }
     report_cases("models calibrated", names.len());

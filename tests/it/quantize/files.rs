@@ -11,14 +11,8 @@ use crate::support::{report_cases, sha256, smollm2};
 
 /// Runs the program in `dir`; returns standard error if it failed.
 fn quantize(dir: &Path, args: &[&str]) -> Result<(), String> {
-    let output = assert_cmd::Command::cargo_bin("gguf-quantize")
-        .unwrap()
-        .current_dir(dir)
-        .args(["--no-sync", "--quiet"])
-        .args(args)
-        .output()
-        .unwrap();
-    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    let ended = super::run(dir, &[&["--quiet"], args].concat());
+    if ended.code == Some(0) { Ok(()) } else { Err(ended.err) }
 }
 
 fn read_json(path: &Path) -> Json {

@@ -12,3 +12,20 @@ mod recipes;
 mod stats;
 mod target;
 mod work;
+
+use std::path::Path;
+
+use crate::support::fixture;
+use crate::support::programs::{Outcome, command, finish, run_unsynced};
+
+/// Runs `gguf-quantize` with `--no-sync`.
+pub fn run(dir: &Path, args: &[&str]) -> Outcome {
+    run_unsynced("gguf-quantize", dir, args)
+}
+
+/// Converts the bundled model to `in.gguf`.
+fn convert(dir: &Path, ty: &str) {
+    let mut convert = command("gguf-convert", dir);
+    convert.args(["hf2gguf", "--type", ty, "--quiet", "--no-sync", "-o"]).arg(dir.join("in.gguf"));
+    finish(convert.arg(fixture("tiny-llama"))).ok();
+}

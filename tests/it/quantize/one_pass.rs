@@ -3,17 +3,11 @@
 use std::path::Path;
 
 use crate::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases};
+use crate::support::{fixture, programs, report_cases};
 
 fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {
-    let output = assert_cmd::Command::cargo_bin(program)
-        .unwrap()
-        .current_dir(dir)
-        .args(args)
-        .args(["--no-sync", "--quiet"])
-        .output()
-        .unwrap();
-    (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
+    let (code, _, err) = programs::run(program, dir, &[args, &["--no-sync", "--quiet"]].concat()).parts();
+    (code, err)
 }
 
 #[test]

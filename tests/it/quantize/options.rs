@@ -4,37 +4,21 @@ use std::path::Path;
 
 use gguf_foundry::gguf::{Array, GgufFile, Value};
 
+use super::run;
 use crate::quantize::program::model;
+use crate::support::programs::run_unsynced;
 use crate::support::{fixture, names};
-
-/// Runs a program in `dir`; returns exit code and standard error.
-fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {
-    let output = assert_cmd::Command::cargo_bin(program)
-        .unwrap()
-        .current_dir(dir)
-        .arg("--no-sync")
-        .args(args)
-        .output()
-        .unwrap();
-    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
-}
-
-fn quantize(dir: &Path, args: &[&str]) -> (i32, String) {
-    run("gguf-quantize", dir, args)
-}
 
 /// Writes the bundled model as F16, and a copy with keys set.
 fn tiny(dir: &Path) {
     let model = fixture("tiny-llama");
-    let (code, err) =
-        run("gguf-convert", dir, &["hf2gguf", model.to_str().unwrap(), "-o", "tiny.gguf", "--type", "f16"]);
-    assert_eq!(code, 0, "{err}");
+    let args = ["hf2gguf", model.to_str().unwrap(), "-o", "tiny.gguf", "--type", "f16"];
+    run_unsynced("gguf-convert", dir, &args).ok();
 }
 
 fn set(dir: &Path, output: &str, assignments: &[&str]) {
     let args = [&["set", "tiny.gguf", "-o", output, "--force"], assignments].concat();
-    let (code, err) = run("gguf-inspect", dir, &args);
-    assert_eq!(code, 0, "{err}");
+    run_unsynced("gguf-inspect", dir, &args).ok();
 }
 
 fn value(path: &Path, key: &str) -> Option<Value> {
@@ -55,14 +39,13 @@ fn what_has_no_effect_is_said_and_the_bytes_are_those_without() {
         ("q4_k_m", vec!["--include-weights", "attn"], "there is no --imatrix"),
     ] {
         let args = [&["in.gguf", "with.gguf", "--type", file_type], &options[..]].concat();
-        let (code, err) = quantize(dir, &args);
-        assert_eq!(code, 0, "{err}");
+        let err = run(dir, &args).ok().err;
         assert!(err.contains("without effect") && err.contains(said), "{options:?}: {err}");
-        quantize(dir, &["in.gguf", "without.gguf", "--type", file_type]);
+        run(dir, &["in.gguf", "without.gguf", "--type", file_type]);
         let read = |name: &str| fs_err::read(dir.join(name)).unwrap();
         assert!(read("with.gguf") == read("without.gguf"), "{options:?}");
     }
-    let (_, err) = quantize(dir, &["in.gguf", "out.gguf", "q4_k_m", "--tensor-type", "ffn_down=q8_0"]);
+    let err = run(dir, &["in.gguf", "out.gguf", "q4_k_m", "--tensor-type", "ffn_down=q8_0"]).parts().2;
     assert!(!err.contains("without effect"), "{err}");
 }
 
@@ -70,10 +53,10 @@ fn what_has_no_effect_is_said_and_the_bytes_are_those_without() {
 fn an_unknown_architecture_is_named() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 1, 512, 16);
-    let (code, err) = quantize(dir.path(), &["in.gguf", "out.gguf", "q4_k_m"]);
+    let (code, _, err) = run(dir.path(), &["in.gguf", "out.gguf", "q4_k_m"]).parts();
     assert!(code == 0 && err.contains("architecture `nobody` is not a known language model"), "{err}");
     tiny(dir.path());
-    let (code, err) = quantize(dir.path(), &["tiny.gguf", "out.gguf", "q8_0"]);
+    let (code, _, err) = run(dir.path(), &["tiny.gguf", "out.gguf", "q8_0"]).parts();
     assert_eq!((code, err.as_str()), (0, ""));
 }
 
@@ -91,8 +74,7 @@ fn arrays_and_counts_follow_pruned_layers() {
             "llama.rope.dimension_sections=arr[i32]:[1,2,3,4]",
         ],
     );
-    let (code, err) = quantize(dir, &["--prune-layers", "1", "arrays.gguf", "out.gguf", "q8_0"]);
-    assert_eq!(code, 0, "{err}");
+    run(dir, &["--prune-layers", "1", "arrays.gguf", "out.gguf", "q8_0"]).ok();
     let out = dir.join("out.gguf");
     assert_eq!(value(&out, "llama.attention.head_count_kv"), Some(Value::Array(Array::U32(vec![2, 4, 5]))));
     assert_eq!(value(&out, "llama.leading_dense_block_count"), Some(Value::U32(1)));
@@ -104,7 +86,8 @@ fn arrays_and_counts_follow_pruned_layers() {
     for (layers, said) in
         [("4", "layer 4 cannot be pruned: the model has layers 0 to 3"), ("0,1,2,3", "all 4 layers")]
     {
-        let (code, err) = quantize(dir, &["--prune-layers", layers, "arrays.gguf", "none.gguf", "q8_0"]);
+        let (code, _, err) =
+            run(dir, &["--prune-layers", layers, "arrays.gguf", "none.gguf", "q8_0"]).parts();
         assert!(code == 1 && err.contains(said), "{err}");
     }
     assert_eq!(names(dir), ["arrays.gguf", "out.gguf", "tiny.gguf"]);
@@ -126,8 +109,7 @@ fn keys_that_are_set_keep_their_type_or_are_refused() {
         ("x.unknown=int:7", "x.unknown", Value::U32(7)),
         ("general.name=str:Other", "general.name", Value::from("Other")),
     ] {
-        let (code, err) = quantize(dir, &["--override-kv", text, "tiny.gguf", "out.gguf", "q8_0"]);
-        assert_eq!(code, 0, "{err}");
+        run(dir, &["--override-kv", text, "tiny.gguf", "out.gguf", "q8_0"]).ok();
         assert_eq!(value(&dir.join("out.gguf"), key), Some(expected), "{text}");
     }
     fs_err::remove_file(dir.join("out.gguf")).unwrap();
@@ -140,7 +122,7 @@ fn keys_that_are_set_keep_their_type_or_are_refused() {
         ("tokenizer.ggml.tokens=str:a", "tokenizer.ggml.tokens"),
         ("llama.attention.head_count=int:3", "head"),
     ] {
-        let (code, err) = quantize(dir, &["--override-kv", text, "tiny.gguf", "out.gguf", "q8_0"]);
+        let (code, _, err) = run(dir, &["--override-kv", text, "tiny.gguf", "out.gguf", "q8_0"]).parts();
         assert!(code == 1 && err.contains(key), "{text}: {code} {err}");
     }
     assert_eq!(names(dir), ["tiny.gguf"]);

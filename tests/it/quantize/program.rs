@@ -1,13 +1,14 @@
 //! The program: its output, the names of its files, its memory use.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
 use serde_json::Value as Json;
 
+use super::run;
+use crate::support::programs::command;
 use crate::support::{self, names};
 
 /// Tensors of half-precision numbers that follow from their index.
@@ -49,25 +50,11 @@ pub fn model(path: &Path, n_layers: u64, n_cols: u64, n_rows: u64) {
     write_gguf(path, &metadata, &Made(tensors), &options, &Silent).unwrap();
 }
 
-/// Runs the program; returns exit code, standard output, standard error.
-fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let output = assert_cmd::Command::cargo_bin("gguf-quantize")
-        .unwrap()
-        .current_dir(dir)
-        .arg("--no-sync")
-        .args(args)
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
 #[test]
 fn a_dry_run_prints_the_plan_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 2, 512, 16);
-    let (code, out, err) = run(dir.path(), &["--dry-run", "in.gguf", "q4_k_m"]);
-    assert_eq!(code, 0, "{err}");
+    let (_, out, err) = run(dir.path(), &["--dry-run", "in.gguf", "q4_k_m"]).ok().parts();
     insta::assert_snapshot!(out, @r"
     tensor                 shape      from  to        size  why
     token_embd.weight      [32, 512]  F16   Q6_K  13.1 KiB  mixture
@@ -93,7 +80,7 @@ fn a_dry_run_prints_the_plan_and_writes_nothing() {
          layers are quantized like all others; `--tensor-type REGEX=f16` keeps some as floats, which image models need\n"
     );
     assert_eq!(names(dir.path()), ["in.gguf"]);
-    let (_, out, _) = run(dir.path(), &["--dry-run", "--json", "--quiet", "in.gguf", "q4_k_m"]);
+    let out = run(dir.path(), &["--dry-run", "--json", "--quiet", "in.gguf", "q4_k_m"]).out;
     let plan: Json = serde_json::from_str(&out).unwrap();
     assert_eq!(plan["tensors"].as_array().unwrap().len(), 7);
     assert_eq!(plan["tensors"][3]["reason"], "instead of Q4_K");
@@ -104,8 +91,7 @@ fn a_dry_run_prints_the_plan_and_writes_nothing() {
 fn a_dry_run_tells_what_a_run_would_stop_at() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 1, 512, 16);
-    let (code, _, err) = run(dir.path(), &["--dry-run", "--pure", "in.gguf", "q2_k_s"]);
-    assert_eq!(code, 0);
+    let err = run(dir.path(), &["--dry-run", "--pure", "in.gguf", "q2_k_s"]).ok().err;
     let stops: Vec<_> =
         err.lines().filter_map(|line| line.strip_prefix("warning: a run would stop here: ")).collect();
     assert_eq!(
@@ -113,8 +99,7 @@ fn a_dry_run_tells_what_a_run_would_stop_at() {
         ["tensor `blk.0.attn_v.weight`: Q2_K needs an importance matrix, none given; the same for \
              `blk.0.ffn_down.weight` (Q2_K)",]
     );
-    let (code, _, err) = run(dir.path(), &["--pure", "in.gguf", "q2_k_s"]);
-    assert_eq!(code, 1);
+    let err = run(dir.path(), &["--pure", "in.gguf", "q2_k_s"]).exits_with(1).err;
     assert!(err.contains("\n\nhint: give one with --imatrix\n"), "{err}");
 }
 
@@ -122,15 +107,15 @@ fn a_dry_run_tells_what_a_run_would_stop_at() {
 fn a_run_reports_sizes_and_names_its_output_after_the_type() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 2, 512, 16);
-    let (code, out, err) = run(dir.path(), &["in.gguf", "15"]);
-    assert_eq!(code, 0, "{err}");
+    let out = run(dir.path(), &["in.gguf", "15"]).ok().out;
     let last = out.lines().last().unwrap();
     assert!(
         last.starts_with("in-Q4_K_M.gguf: Q4_K_M, 99.0 KiB -> 36.3 KiB (16.00 -> 5.86 bits per weight), "),
         "{last}"
     );
     assert!(last.ends_with(" MB/s, 2 fallbacks"), "{last}");
-    let (code, out, _) = run(dir.path(), &["--json", "--quiet", "--type", "Q4_K", "in.gguf", "b.gguf"]);
+    let (code, out, _) =
+        run(dir.path(), &["--json", "--quiet", "--type", "Q4_K", "in.gguf", "b.gguf"]).parts();
     let report: Json = serde_json::from_str(&out).unwrap();
     assert_eq!((code, &report["type"], &report["fallbacks"]), (0, &"Q4_K_M".into(), &2.into()));
     assert_eq!(names(dir.path()), ["b.gguf", "in-Q4_K_M.gguf", "in.gguf"]);
@@ -168,7 +153,7 @@ fn bad_usage_ends_with_code_2_and_a_hint() {
         ),
         (vec!["in.gguf", "q4_0", "--prune-layers", "1,a"], "error: layer `a`: a number from 0 expected\n"),
     ] {
-        let (code, out, err) = run(dir.path(), &args);
+        let (code, out, err) = run(dir.path(), &args).parts();
         assert_eq!((code, out.as_str(), err.as_str()), (2, "", message), "{args:?}");
     }
     assert_eq!(names(dir.path()), ["in.gguf"]);
@@ -179,8 +164,7 @@ fn a_tensor_type_that_is_nearly_one_is_offered() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 1, 512, 16);
     for args in [["--tensor-type", "attn_v=q6k"], ["--output-tensor-type", "Q6-K"]] {
-        let (code, _, err) = run(dir.path(), &[&args[..], &["in.gguf", "q4_k_m"]].concat());
-        assert_eq!(code, 2, "{err}");
+        let err = run(dir.path(), &[&args[..], &["in.gguf", "q4_k_m"]].concat()).exits_with(2).err;
         assert!(err.contains("\nhint: did you mean `q6_k`?\n"), "{err}");
     }
 }
@@ -190,8 +174,7 @@ fn an_expression_that_matches_no_tensor_is_named() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 1, 512, 16);
     let rules = ["--tensor-type", "no_such=q8_0", "--tensor-type", "attn_v=q8_0"];
-    let (code, _, err) = run(dir.path(), &[&rules[..], &["in.gguf", "q4_k_m"]].concat());
-    assert_eq!(code, 0, "{err}");
+    let err = run(dir.path(), &[&rules[..], &["in.gguf", "q4_k_m"]].concat()).ok().err;
     assert!(
         err.contains(
             "warning: 1 option without effect: `--tensor-type no_such=q8_0` (no tensor has such a name)\n"
@@ -199,16 +182,15 @@ fn an_expression_that_matches_no_tensor_is_named() {
         "{err}"
     );
     assert!(!err.contains("`attn_v`"), "{err}");
-    let (_, _, err) = run(dir.path(), &["-q", "--tensor-type", "no_such=q8_0", "in.gguf", "q4_k_m"]);
+    let err = run(dir.path(), &["-q", "--tensor-type", "no_such=q8_0", "in.gguf", "q4_k_m"]).parts().2;
     assert_eq!(err, "");
 }
 
 /// Highest `RssAnon` of a run in KiB: memory that is not a mapped file.
 #[cfg(target_os = "linux")]
 fn peak_memory_kib(dir: &Path, input: &str) -> u64 {
-    let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-quantize");
     let options = ["--quiet", "--no-sync", "--threads", "2", input, "out.gguf", "q4_k_m"];
-    support::peak_memory_kib(Command::new(program).current_dir(dir).args(options))
+    support::peak_memory_kib(command("gguf-quantize", dir).args(options))
 }
 
 #[cfg(target_os = "linux")]

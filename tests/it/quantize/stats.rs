@@ -4,32 +4,24 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::calibrate::{prepare, run};
+use super::calibrate::prepare;
+use super::run;
+use crate::support::programs::{self, Outcome};
 
-/// Runs a command of a program.
-fn command(dir: &Path, program: &str, word: &str, args: &[&str]) -> (i32, String, String) {
-    let mut command = assert_cmd::Command::cargo_bin(program).unwrap();
-    let output = command.current_dir(dir).args([word, "--no-sync"]).args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+fn stats(dir: &Path, args: &[&str]) -> Outcome {
+    programs::run("gguf-quantize", dir, &[&["stats", "--no-sync"], args].concat())
 }
 
-fn stats(dir: &Path, args: &[&str]) -> (i32, String, String) {
-    command(dir, "gguf-quantize", "stats", args)
-}
-
-fn combine(dir: &Path, args: &[&str]) -> (i32, String, String) {
-    command(dir, "gguf-verify", "combine", args)
+fn combine(dir: &Path, args: &[&str]) -> Outcome {
+    programs::run("gguf-verify", dir, &[&["combine", "--no-sync"], args].concat())
 }
 
 fn ok(dir: &Path, args: &[&str]) -> Json {
-    let (code, out, err) = stats(dir, &[&["--json"], args].concat());
-    assert_eq!(code, 0, "{args:?}: {err}");
-    serde_json::from_str(&out).unwrap()
+    stats(dir, &[&["--json"], args].concat()).ok().json()
 }
 
 fn refused(dir: &Path, args: &[&str], code: i32, words: &str) {
-    let (found, _, err) = stats(dir, args);
+    let (found, _, err) = stats(dir, args).parts();
     assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
 }
 
@@ -52,8 +44,7 @@ fn parts_make_what_a_quantization_saves() {
     prepare(dir);
     let texts = [&TEXTS[..], &["in.gguf"]].concat();
     let quantize = ["--type", "q4_k_m", "--solver", "gptq", "--save-stats", "saved"];
-    let (code, _, err) = run(dir, &[&quantize[..], &texts, &["one.gguf"]].concat());
-    assert_eq!(code, 0, "{err}");
+    run(dir, &[&quantize[..], &texts, &["one.gguf"]].concat()).ok();
     let whole = ok(dir, &[&texts[..], &["-o", "whole"]].concat());
     assert!(files(&dir.join("whole")) == files(&dir.join("saved")));
     assert_eq!((&whole["part"], &whole["layers"]), (&Json::Null, &5.into()));
@@ -68,19 +59,18 @@ fn parts_make_what_a_quantization_saves() {
         assert_eq!((&found["part"], &found["all_tokens"]), (&part.into(), &whole["tokens"]));
     }
     assert_eq!(whole["tokens"], tokens);
-    let (code, out, err) = combine(dir, &["part-3", "part-1", "part-2", "-o", "together"]);
+    let (code, out, err) = combine(dir, &["part-3", "part-1", "part-2", "-o", "together"]).parts();
     assert!(code == 0 && out.contains("together: statistics of "), "{out}{err}");
     assert!(out.contains("tokens of 3 kinds of text in 3 parts"), "{out}");
     assert!(files(&dir.join("together")) == files(&dir.join("whole")));
     let by_stats = ["--type", "q4_k_m", "--solver", "gptq", "--stats", "together", "in.gguf", "two.gguf"];
-    let (code, _, err) = run(dir, &by_stats);
-    assert_eq!(code, 0, "{err}");
+    run(dir, &by_stats).ok();
     assert!(fs_err::read(dir.join("one.gguf")).unwrap() == fs_err::read(dir.join("two.gguf")).unwrap());
 
     // A part that exists is not collected again; another or damaged part is refused.
     let again = [&texts[..], &["--part", "2/3", "-o", "part-2", "--self-text", "self.text"]].concat();
     let before = files(&dir.join("part-2"));
-    let (code, _, err) = stats(dir, &again);
+    let (code, _, err) = stats(dir, &again).parts();
     assert!(code == 0 && err.contains("this part was there already"), "{err}");
     let of_another = ["--part", "1/3", "-o", "part-2", "--self-text", "self.text"];
     refused(dir, &[&texts[..], &of_another].concat(), 1, "directory is not empty");
@@ -93,7 +83,7 @@ fn parts_make_what_a_quantization_saves() {
 
     // A part is not accepted as whole statistics, nor the reverse.
     let (code, _, err) =
-        run(dir, &["--type", "q4_0", "--solver", "gptq", "--stats", "part-1", "in.gguf", "x.gguf"]);
+        run(dir, &["--type", "q4_0", "--solver", "gptq", "--stats", "part-1", "in.gguf", "x.gguf"]).parts();
     assert!(code == 1 && err.contains("part 1 of 3 of statistics, whole ones expected"), "{err}");
     assert!(err.contains("`gguf-verify combine` puts all parts together"), "{err}");
     for (args, code, words) in [
@@ -110,7 +100,7 @@ fn parts_make_what_a_quantization_saves() {
         ),
         (&["part-1", "part-2", "part-3", "-o", "x", "--max-kld", "1"], 2, "`--max-kld` is about a verdict"),
     ] {
-        let (found, _, err) = combine(dir, args);
+        let (found, _, err) = combine(dir, args).parts();
         assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
     }
     assert!(!dir.join("x").exists() && !dir.join("x.gguf").exists());
@@ -124,16 +114,16 @@ fn a_text_of_the_model_is_kept_for_others() {
     prepare(dir);
     let base = ["--calibrate", "self", "--calibrate-tokens", "4096", "in.gguf"];
     let kept = ["--self-text", "self.text", "-o"];
-    let (code, _, err) = stats(dir, &[&base[..], &["--part", "1/2", "-o", "a"]].concat());
+    let (code, _, err) = stats(dir, &[&base[..], &["--part", "1/2", "-o", "a"]].concat()).parts();
     assert!(code == 0 && err.contains("`--self-text FILE` keeps it"), "{err}");
-    let (code, _, err) = stats(dir, &[&base[..], &["--part", "1/2"], &kept, &["b"]].concat());
+    let (code, _, err) = stats(dir, &[&base[..], &["--part", "1/2"], &kept, &["b"]].concat()).parts();
     assert!(code == 0 && !err.contains("keeps it"), "{err}");
     assert!(files(&dir.join("a")) == files(&dir.join("b")));
     let written = fs_err::read(dir.join("self.text")).unwrap();
     // It is read, not written again: even a changed text is used if its digest matches.
     ok(dir, &[&base[..], &["--part", "2/2"], &kept, &["c"]].concat());
     assert!(fs_err::read(dir.join("self.text")).unwrap() == written);
-    assert!(combine(dir, &["a", "c", "-o", "whole"]).0 == 0);
+    combine(dir, &["a", "c", "-o", "whole"]).ok();
 
     let damaged: Vec<u8> = written.iter().map(|&byte| if byte == b'7' { b'8' } else { byte }).collect();
     fs_err::write(dir.join("damaged.text"), damaged).unwrap();
@@ -174,7 +164,8 @@ fn what_cannot_be_collected_is_refused_before_anything_is_run() {
     refused(dir, &[&base[..], &["-o", "x", "--type", "q4_0"]].concat(), 2, "--type");
     refused(dir, &[&base[..], &["-o", "x", "--check-text", "absent.txt"]].concat(), 1, "absent.txt");
     let before = fs_err::read_dir(dir).unwrap().count();
-    let (code, out, err) = stats(dir, &[&base[..], &["--dry-run", "-o", "x", "--part", "2/3"]].concat());
+    let (code, out, err) =
+        stats(dir, &[&base[..], &["--dry-run", "-o", "x", "--part", "2/3"]].concat()).parts();
     assert!(code == 0 && out.contains("part 2/3: 2 048 of "), "{out}{err}");
     let plan = ok(dir, &[&base[..], &["-o", "in.gguf", "--dry-run"]].concat());
     assert!(plan["needed_bytes"].as_u64() < plan["in_memory_bytes"].as_u64(), "{plan}");
@@ -196,11 +187,8 @@ fn statistics_of_a_checkpoint_serve_its_quantization() {
     let model = model.to_str().unwrap();
     let texts = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "4096"];
     ok(dir, &[&texts[..], &[model, "-o", "stats"]].concat());
-    let (code, _, err) =
-        run(dir, &["--type", "q4_0", "--solver", "gptq", "--stats", "stats", model, "a.gguf"]);
-    assert_eq!(code, 0, "{err}");
+    run(dir, &["--type", "q4_0", "--solver", "gptq", "--stats", "stats", model, "a.gguf"]).ok();
     let quantize = ["--type", "q4_0", "--solver", "gptq"];
-    let (code, _, err) = run(dir, &[&quantize[..], &texts, &[model, "b.gguf"]].concat());
-    assert_eq!(code, 0, "{err}");
+    run(dir, &[&quantize[..], &texts, &[model, "b.gguf"]].concat()).ok();
     assert!(fs_err::read(dir.join("a.gguf")).unwrap() == fs_err::read(dir.join("b.gguf")).unwrap());
 }

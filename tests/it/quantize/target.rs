@@ -6,37 +6,19 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
 use serde_json::Value as Json;
 
-use crate::support::fixture;
-
-fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let mut command = assert_cmd::Command::cargo_bin("gguf-quantize").unwrap();
-    let output = command.current_dir(dir).arg("--no-sync").args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
-/// Converts the bundled model.
-fn prepare(dir: &Path, ty: &str) {
-    let mut command = assert_cmd::Command::cargo_bin("gguf-convert").unwrap();
-    command.args(["hf2gguf", "--type", ty, "--quiet", "--no-sync", "-o"]);
-    let output = command.arg(dir.join("in.gguf")).arg(fixture("tiny-llama")).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
+use super::{calibrate, convert, run};
+use crate::support::programs;
 
 #[test]
 fn the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir, "f16");
+    convert(dir, "f16");
     for target in ["1500000", "2100000", "3.2M"] {
         let base = ["--target-size", target, "--json", "in.gguf", "out.gguf"];
-        let (code, dry, err) = run(dir, &[&base[..], &["--dry-run", "--write-types", "types.txt"]].concat());
-        assert_eq!(code, 0, "{err}");
+        let dry = run(dir, &[&base[..], &["--dry-run", "--write-types", "types.txt"]].concat()).ok().json();
         assert!(!dir.join("out.gguf").exists());
-        let (code, out, err) = run(dir, &base);
-        assert_eq!(code, 0, "{err}");
-        let (dry, out): (Json, Json) =
-            (serde_json::from_str(&dry).unwrap(), serde_json::from_str(&out).unwrap());
+        let out = run(dir, &base).ok().json();
         assert_eq!(dry["target"], out["target"]);
         let most = out["target"]["bytes"].as_u64().unwrap();
         let n_bytes = fs_err::metadata(dir.join("out.gguf")).unwrap().len();
@@ -45,9 +27,7 @@ fn the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again() {
         let kld = |target: &Json| target["expected_kld"].as_f64().unwrap();
         assert!(kld(&out["target"]) > 0.0 && kld(&out["target"]["standard_mix"]) > 0.0);
 
-        let (code, _, err) =
-            run(dir, &["--type", "q8_0", "--tensor-type-file", "types.txt", "in.gguf", "again.gguf"]);
-        assert_eq!(code, 0, "{err}");
+        run(dir, &["--type", "q8_0", "--tensor-type-file", "types.txt", "in.gguf", "again.gguf"]).ok();
         let open = |name: &str| GgufFile::open(&dir.join(name)).unwrap();
         assert_eq!(open("out.gguf").tensors(), open("again.gguf").tensors());
         fs_err::remove_file(dir.join("out.gguf")).unwrap();
@@ -58,7 +38,7 @@ fn the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again() {
 fn sizes_and_options_that_do_not_go_together_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir, "f16");
+    convert(dir, "f16");
     for (args, code, words) in [
         (&["--target-size", "100K"][..], 1, "with the smallest types it has"),
         (&["--target-bpw", "1"], 1, "the smallest possible are `--target-size"),
@@ -71,49 +51,34 @@ fn sizes_and_options_that_do_not_go_together_are_told() {
         (&["--target-bpw", "4", "--types", "iq2_xs"], 1, "needs an importance matrix"),
         (&["--types", "q4_k", "--type", "q4_k_m"], 2, "--target"),
     ] {
-        let (found, _, err) = run(dir, &[args, &["in.gguf", "out.gguf"]].concat());
-        assert_eq!(found, code, "{args:?}: {err}");
+        let err = run(dir, &[args, &["in.gguf", "out.gguf"]].concat()).exits_with(code).err;
         assert!(err.contains(words), "{args:?}: {err}");
     }
-    let (code, _, err) = run(dir, &["--target-bpw", "4", "in.gguf", "out.gguf", "q4_k_m"]);
+    let (code, _, err) = run(dir, &["--target-bpw", "4", "in.gguf", "out.gguf", "q4_k_m"]).parts();
     assert!(code == 2 && err.contains("--target-bpw chooses the types: leave `Q4_K_M` out"), "{err}");
     assert!(!dir.join("out.gguf").exists());
-    let (code, _, err) = run(dir, &["--target-bpw", "20", "--dry-run", "in.gguf"]);
+    let (code, _, err) = run(dir, &["--target-bpw", "20", "--dry-run", "in.gguf"]).parts();
     assert!(code == 0 && err.contains("each tensor has the largest of the types"), "{err}");
-}
-
-/// Writes the bundled model in F32, two thirds of its text, and the rest.
-fn prepare_with_text(dir: &Path) {
-    prepare(dir, "f32");
-    let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
-    let cut = text.floor_char_boundary(text.len() * 2 / 3);
-    fs_err::write(dir.join("text.txt"), &text[..cut]).unwrap();
-    fs_err::write(dir.join("rest.txt"), &text[cut..]).unwrap();
 }
 
 const BY_TEXT: [&str; 6] =
     ["--json", "--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "4096"];
 
 fn by_text(dir: &Path, name: &str, args: &[&str]) -> Json {
-    let (code, out, err) = run(dir, &[&BY_TEXT[..], args, &["in.gguf", name]].concat());
-    assert_eq!(code, 0, "{err}");
-    serde_json::from_str(&out).unwrap()
+    run(dir, &[&BY_TEXT[..], args, &["in.gguf", name]].concat()).ok().json()
 }
 
 /// Mean divergence from the input, measured by gguf-verify on text that was not used for calibration.
 fn kld(dir: &Path, name: &str) -> f64 {
-    let mut command = assert_cmd::Command::cargo_bin("gguf-verify").unwrap();
     let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--json"];
-    let output = command.current_dir(dir).args(args).output().unwrap();
-    let report: Json = serde_json::from_slice(&output.stdout).unwrap();
-    report["kld"]["mean"].as_f64().unwrap()
+    programs::run("gguf-verify", dir, &args).json()["kld"]["mean"].as_f64().unwrap()
 }
 
 #[test]
 fn types_for_a_size_and_rounding_by_a_text_go_together() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare_with_text(dir);
+    calibrate::prepare(dir);
     by_text(dir, "mix.gguf", &["--type", "q4_k_m", "--solver", "reference"]);
     let size = |name: &str| fs_err::metadata(dir.join(name)).unwrap().len();
     let target = size("mix.gguf");
@@ -139,8 +104,7 @@ fn types_for_a_size_and_rounding_by_a_text_go_together() {
     assert!(found < 0.3 * of_mix, "{found} {of_mix}");
 
     let rules = ["--type", "q8_0", "--tensor-type-file", "types.txt", "in.gguf", "again.gguf"];
-    let (code, _, err) = run(dir, &rules);
-    assert_eq!(code, 0, "{err}");
+    run(dir, &rules).ok();
     let open = |name: &str| GgufFile::open(&dir.join(name)).unwrap();
     assert!(types.contains("attn_v") && open("one.gguf").tensors() == open("again.gguf").tensors());
 }
@@ -149,7 +113,7 @@ fn types_for_a_size_and_rounding_by_a_text_go_together() {
 fn every_solver_keeps_to_the_size() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare_with_text(dir);
+    calibrate::prepare(dir);
     for solver in ["reference", "gptq"] {
         let args = ["--target-bpw", "4.2", "--solver", solver, "--types", "q3_k,iq3_s,q4_k,q6_k"];
         let found = by_text(dir, "out.gguf", &args);
@@ -170,8 +134,7 @@ fn every_solver_keeps_to_the_size() {
         (&["--target-size", "2M", "--types", "q8_1"], 1, "nothing can be quantized to it"),
         (&["--target-size", "2M", "--memory", "1M"], 1, "--calibrate-tokens"),
     ] {
-        let (found, _, err) = run(dir, &[&BY_TEXT[..], args, &["in.gguf", "none.gguf"]].concat());
-        assert_eq!(found, code, "{args:?}: {err}");
+        let err = run(dir, &[&BY_TEXT[..], args, &["in.gguf", "none.gguf"]].concat()).exits_with(code).err;
         assert!(err.contains(words), "{args:?}: {err}");
     }
     assert!(!dir.join("none.gguf").exists());

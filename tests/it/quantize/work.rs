@@ -5,7 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::calibrate::{prepare, run};
+use super::calibrate::prepare;
+use super::run;
+use crate::support::programs::{Outcome, command};
 
 const ARGS: [&str; 8] = [
     "--type",
@@ -20,12 +22,7 @@ const ARGS: [&str; 8] = [
 
 /// Waits until some matrices are solved, then sends a signal.
 fn stopped_by(signal: &str, dir: &Path, args: &[&str], n_lines: usize) -> (Option<i32>, String) {
-    let mut child = Command::new(assert_cmd::cargo::cargo_bin("gguf-quantize"))
-        .current_dir(dir)
-        .args(args)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = command("gguf-quantize", dir).args(args).stderr(Stdio::piped()).spawn().unwrap();
     let n_found =
         || fs_err::read_to_string(dir.join("work/journal")).unwrap_or_default().matches('\n').count();
     while n_found() < n_lines {
@@ -33,8 +30,8 @@ fn stopped_by(signal: &str, dir: &Path, args: &[&str], n_lines: usize) -> (Optio
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
-    let output = child.wait_with_output().unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    let ended = Outcome::from(child.wait_with_output().unwrap());
+    (ended.code, ended.err)
 }
 
 #[test]
@@ -47,8 +44,7 @@ fn a_run_that_was_killed_goes_on() {
         // Half of the text is the model's, which is also kept.
         let is_written = solver == "gptq";
         base.retain(|word| !is_written || *word != "--no-self-text");
-        let (code, _, err) = run(dir, &[&base[..], &["whole.gguf"]].concat());
-        assert_eq!(code, 0, "{err}");
+        run(dir, &[&base[..], &["whole.gguf"]].concat()).ok();
         let kept = [&base[..], &["out.gguf", "--work-dir", "work", "--threads", "1"]].concat();
         let (code, _) = stopped_by("KILL", dir, &kept, 3);
         assert_eq!(code, None);
@@ -58,7 +54,7 @@ fn a_run_that_was_killed_goes_on() {
         // Another run is refused.
         let fewer = |word: &&'static str| if *word == "4096" { "3000" } else { *word };
         let other: Vec<&str> = kept.iter().map(fewer).collect();
-        let (code, _, err) = run(dir, &other);
+        let (code, _, err) = run(dir, &other).parts();
         assert!(code == 1 && err.contains("the work of another run: calibration text was text.txt"), "{err}");
         assert!(err.contains("hint: to begin anew, name another folder, or remove this one"), "{err}");
         let (code, err) = stopped_by("INT", dir, &kept, 9);
@@ -66,9 +62,7 @@ fn a_run_that_was_killed_goes_on() {
         assert!(err.contains("resuming: ") && err.contains("note: the work is kept in work"), "{err}");
         assert!(!dir.join("out.gguf").exists());
         assert_eq!(inode(), before, "the text was written again");
-        let (code, out, err) = run(dir, &[&kept[..], &["--json"]].concat());
-        assert_eq!(code, 0, "{err}");
-        let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let report = run(dir, &[&kept[..], &["--json"]].concat()).ok().json();
         assert!(report["calibration"]["resumed"].as_u64().unwrap() >= 9, "{report}");
         assert!(
             fs_err::read(dir.join("out.gguf")).unwrap() == fs_err::read(dir.join("whole.gguf")).unwrap(),

@@ -259,7 +259,7 @@ fn broken_files_are_refused_by_line() {
     };
     let rwkv = "rwkv_vocab_v20230424.txt";
     for (from, to, want) in [
-        ("2 '\\x01' 1", "2 '\\x01' 2", "line 2: the token has another length than the line says"),
+        ("2 '\\x01' 1", "2 '\\x01' 2", "line 2: the token has another length than the line declares"),
         ("2 '\\x01' 1", "2 '\\x01", "line 2: a line has a number, a token and a length"),
         ("2 '\\x01' 1", "2 __import__('os') 1", "line 2: the token is not a Python string"),
         ("2 '\\x01' 1", "9 '\\x01' 1", "line 2: the numbers are not in order"),
@@ -278,7 +278,7 @@ fn broken_files_are_refused_by_line() {
     }
     let twice = changed("bert_lines", "vocab.txt", |text| format!("{text}[PAD]\n"));
     assert!(
-        twice.starts_with("vocab.txt: line ") && twice.ends_with(": the token stands there twice"),
+        twice.starts_with("vocab.txt: line ") && twice.ends_with(": the token is listed twice"),
         "{twice}"
     );
     assert_eq!(changed("bert_lines", "vocab.txt", |_| String::new()), "vocab.txt: line 1: no tokens");

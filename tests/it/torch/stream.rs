@@ -3,11 +3,10 @@
 #![cfg(target_os = "linux")]
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use super::build::{Tensor, dict, pickle, zip};
-use crate::support;
+use crate::support::{self, programs};
 
 const HIDDEN: i64 = 1024;
 const FF: i64 = 4096;
@@ -63,10 +62,10 @@ fn model(dir: &Path, n_layers: usize) {
 
 /// Highest `RssAnon` of a conversion in KiB: memory that is not a mapped file.
 fn peak_memory_kib(dir: &Path, out: &Path) -> u64 {
-    let program: PathBuf = assert_cmd::cargo::cargo_bin("gguf-convert");
     let options =
         ["--quiet", "--no-sync", "--threads", "2", "--memory", "32M", "--no-tokenizer", "--type", "f16"];
-    support::peak_memory_kib(Command::new(program).arg("hf2gguf").args(options).arg("-o").args([out, dir]))
+    let mut command = programs::command("gguf-convert", dir);
+    support::peak_memory_kib(command.arg("hf2gguf").args(options).arg("-o").args([out, dir]))
 }
 
 #[test]

@@ -309,14 +309,16 @@ fn a_damaged_unfinished_file_is_refused() {
 #[cfg(unix)]
 fn run_and_interrupt(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
     use std::process::{Command, Stdio};
-    let program = assert_cmd::cargo::cargo_bin("gguf-verify");
-    let mut child = Command::new(program).args(args).current_dir(dir).stderr(Stdio::piped()).spawn().unwrap();
+
+    use crate::support::programs::{Outcome, command};
+
+    let mut child = command("gguf-verify", dir).args(args).stderr(Stdio::piped()).spawn().unwrap();
     while !dir.join("part.gguf").exists() && child.try_wait().unwrap().is_none() {
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    let output = child.wait_with_output().unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    let ended = Outcome::from(child.wait_with_output().unwrap());
+    (ended.code, ended.err)
 }
 
 #[test]

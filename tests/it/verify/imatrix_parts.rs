@@ -7,7 +7,7 @@ use gguf_foundry::gguf::{UnfinishedRun, WriteOptions, combine_imatrix_parts};
 
 use super::tiny::Tiny;
 use super::{gguf_verify, routing};
-use crate::support::fixture;
+use crate::support::{fixture, programs};
 
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -109,9 +109,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     let (code, _, err) = gguf_verify(&["imatrix", "merge", one, "-o", "joined.gguf"], at);
     assert!(code == 1 && err.contains("part 1 of 3 of an importance matrix, a whole one expected"), "{err}");
     assert!(err.contains("hint: `gguf-verify combine` puts all parts together"), "{err}");
-    let mut quantize = assert_cmd::Command::cargo_bin("gguf-quantize").unwrap();
-    let quantize = quantize.args(["--imatrix", one, "base.gguf", "q.gguf", "q4_0"]).current_dir(at);
-    let err = String::from_utf8(quantize.output().unwrap().stderr).unwrap();
+    let err = programs::run("gguf-quantize", at, &["--imatrix", one, "base.gguf", "q.gguf", "q4_0"]).err;
     assert!(err.contains("part 1 of 3 of an importance matrix"), "{err}");
     for (more, expected) in [
         (vec!["--legacy"], "`--legacy` with `--part`: "),

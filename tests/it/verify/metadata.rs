@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gguf_foundry::arch::{GraphFeatures, Heads, OutType};
+use gguf_foundry::arch::{DraftHeads, GraphFeatures, OutType};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ShownOptions};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
@@ -564,7 +564,7 @@ fn a_file_made_with_options_is_compared_with_its_like() {
     make("plain.gguf", ShownOptions::default());
     let (code, out, err) = verify("plain.gguf");
     assert_eq!((code, err.contains("baseline converted")), (0, false), "{out}{err}");
-    let without_heads = ShownOptions { heads: Heads::Dropped, ..ShownOptions::default() };
+    let without_heads = ShownOptions { heads: DraftHeads::Dropped, ..ShownOptions::default() };
     make("without.gguf", without_heads);
     let (code, out, err) = verify("without.gguf");
     assert_eq!(code, 0, "{out}{err}");

@@ -30,7 +30,6 @@ mod weights;
 
 use std::path::Path;
 
-use assert_cmd::Command;
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::GgmlType;
@@ -45,7 +44,7 @@ use serde_json::Value;
 
 use self::tiny::Tiny;
 use crate::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases};
+use crate::support::{fixture, programs, report_cases};
 
 const NO_TEMPLATE: gguf_foundry::verify::NoTemplate = gguf_foundry::verify::NoTemplate;
 
@@ -163,9 +162,7 @@ fn an_architecture_without_graph_is_judged_in_part() {
 }
 
 pub fn gguf_verify(args: &[&str], dir: &Path) -> (i32, String, String) {
-    let output = Command::cargo_bin("gguf-verify").unwrap().args(args).current_dir(dir).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+    programs::run("gguf-verify", dir, args).parts()
 }
 
 #[test]

@@ -1,13 +1,10 @@
 //! Output of the program in addition to its figures: files, traces, warnings, colours.
 
-use std::path::Path;
-
-use assert_cmd::Command;
 use serde_json::Value;
 
 use super::gguf_verify;
 use super::tiny::Tiny;
-use crate::support::{fixture, names};
+use crate::support::{fixture, names, programs};
 
 /// Directory with a model `base.gguf` and prompts of token ids `a.jsonl`, `b.jsonl`.
 fn directory() -> tempfile::TempDir {
@@ -17,15 +14,6 @@ fn directory() -> tempfile::TempDir {
         fs_err::write(dir.path().join(name), "{\"tokens\": [1, 342, 278, 5, 9]}\n").unwrap();
     }
     dir
-}
-
-/// Runs the program with a maximum file size of zero.
-#[cfg(target_os = "linux")]
-fn on_a_full_disk(args: &str, dir: &Path) -> (Option<i32>, String) {
-    let program = assert_cmd::cargo::cargo_bin("gguf-verify");
-    let script = format!("trap '' XFSZ; ulimit -f 0; exec '{}' {args}", program.display());
-    let output = Command::new("sh").args(["-c", &script]).current_dir(dir).output().unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 #[test]
@@ -39,8 +27,8 @@ fn a_full_disk_leaves_no_file() {
         "imatrix base.gguf --prompts a.jsonl -o out.gguf",
         "imatrix base.gguf --prompts a.jsonl --legacy -o out.dat",
     ] {
-        let (code, err) = on_a_full_disk(args, dir.path());
-        assert_eq!(code, Some(1), "{args}: {err}");
+        let mut command = programs::limited("trap '' XFSZ; ulimit -f 0", "gguf-verify", dir.path());
+        let err = programs::finish(command.args(args.split(' '))).exits_with(1).err;
         assert!(err.contains("out."), "{args}: {err}");
         assert_eq!(names(dir.path()), before, "{args}");
     }
@@ -119,12 +107,11 @@ fn a_verdict_is_coloured_where_colours_are_wanted() {
     let dir = directory();
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let run = |variable: (&str, &str)| {
-        let mut command = Command::cargo_bin("gguf-verify").unwrap();
+        let mut command = programs::command("gguf-verify", dir.path());
         command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").env(variable.0, variable.1);
         let cut = ["--ctx", "256", "--chunks", "20", "--prompts", prompts.to_str().unwrap()];
         let args = [&["base.gguf", "--max-ppl", "1e9"][..], &cut].concat();
-        let output = command.args(args).current_dir(dir.path()).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned()
+        programs::finish(command.args(args)).out.lines().last().unwrap_or_default().to_owned()
     };
     assert_eq!(run(("CLICOLOR_FORCE", "1")), "verdict       \u{1b}[1;32mpass\u{1b}[0m");
     assert_eq!(run(("NO_COLOR", "1")), "verdict       pass");

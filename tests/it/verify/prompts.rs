@@ -70,7 +70,7 @@ fn data_and_binary_files_are_refused_with_a_way_out() {
     for (file, expected, hint) in [
         ("table.txt", "table.txt: a table (CSV); expected text, or prompts as JSON", "--plain-text"),
         ("other.json", "other.json: entry 1: unknown field `question`", "{\"text\": ..}"),
-        ("broken.json", "broken.json: looks like JSON and is none", "--plain-text"),
+        ("broken.json", "broken.json: looks like JSON, but is not valid", "--plain-text"),
         ("base.gguf", "base.gguf: a GGUF file; expected text in UTF-8", "--baseline"),
     ] {
         for args in [

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use assert_cmd::Command;
 use serde_json::Value as Json;
 
 use super::gguf_verify;
 use crate::goldens::{Goldens, conformance_tests};
+use crate::support::programs::{command, finish};
 use crate::support::report_cases;
 
 /// Classes with a card.
@@ -40,11 +40,11 @@ fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does(corpus: &Gold
         }
         let hf = case.join("hf").to_string_lossy().into_owned();
         for ty in ["native", "f32"] {
-            let mut convert = Command::cargo_bin("gguf-convert").unwrap();
-            convert.current_dir(dir.path()).args(["hf2gguf", &hf, "--no-tokenizer", "--quiet", "--no-sync"]);
+            let mut convert = command("gguf-convert", dir.path());
+            convert.args(["hf2gguf", &hf, "--no-tokenizer", "--quiet", "--no-sync"]);
             // Two of them round the ends of yarn's ramp, which a file can express only as an annotation.
             convert.arg("--annotate");
-            convert.args(["--type", ty, "-o", &format!("{ty}.gguf")]).assert().success();
+            finish(convert.args(["--type", ty, "-o", &format!("{ty}.gguf")])).ok();
         }
         let options =
             ["--baseline", &hf, "--prompts", "prompts.jsonl", "--score", "all", "--json", "--quiet"];

@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use assert_cmd::Command;
 use serde_json::Value;
 
 use super::gguf_verify;
 use super::tiny::Tiny;
-use crate::support::fixture;
+use crate::support::{fixture, programs};
 use gguf_foundry::core::GgmlType;
 
 /// Directory with a baseline, two files made of it, a truncated file, and prompts.
@@ -77,7 +76,7 @@ fn a_page_a_card_and_a_document_come_of_one_run() {
 fn the_same_run_gives_the_same_page() {
     let dir = directory();
     let page = || {
-        let mut program = Command::cargo_bin("gguf-verify").unwrap();
+        let mut program = programs::command("gguf-verify", dir.path());
         let args = [
             "q4_0.gguf",
             "--baseline",
@@ -89,7 +88,7 @@ fn the_same_run_gives_the_same_page() {
             "--report",
             "r.html",
         ];
-        program.env("SOURCE_DATE_EPOCH", "1000000000").args(args).current_dir(dir.path()).output().unwrap();
+        program.env("SOURCE_DATE_EPOCH", "1000000000").args(args).output().unwrap();
         read(dir.path(), "r.html")
     };
     let first = page();

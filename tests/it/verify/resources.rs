@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::tiny::Tiny;
 use super::{corpus, gguf_verify, llama, model, options};
-use crate::support::fixture;
+use crate::support::{fixture, programs};
 
 #[test]
 fn a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads() {
@@ -123,7 +123,7 @@ fn a_file_beyond_the_limit_of_locked_memory_is_a_failed_run() {
     let run = |before: &str| {
         let mut shell = std::process::Command::new("sh");
         shell.arg("-c").arg(format!("ulimit -l 64; exec {before} \"$0\" \"$@\"")).current_dir(dir.path());
-        shell.arg(env!("CARGO_BIN_EXE_gguf-verify")).args(["base.gguf", "--mlock", "--ctx", "256"]);
+        shell.arg(programs::path("gguf-verify")).args(["base.gguf", "--mlock", "--ctx", "256"]);
         shell.arg("--prompts").arg(&prompts).args(["--chunks", "1"]).output().unwrap()
     };
     // The administrator may lock without limit; other users may not.

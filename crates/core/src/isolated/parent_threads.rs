@@ -20,16 +20,16 @@ const STACK_OVERFLOW: i32 = 0xC000_00FD_u32.cast_signed();
 
 /// A child that is running.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningChild {
     child: Child,
     requests: SyncSender<Vec<u8>>,
     pieces: Receiver<Vec<u8>>,
     /// Beginning of the child's standard error.
-    said: Arc<Mutex<Vec<u8>>>,
+    stderr_head: Arc<Mutex<Vec<u8>>>,
 }
 
 /// Kills the child and waits for its end, whatever became of the request. The threads end with the pipes.
-impl Drop for Running {
+impl Drop for RunningChild {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = self.child.kill();
@@ -38,7 +38,7 @@ impl Drop for Running {
     }
 }
 
-impl Running {
+impl RunningChild {
     pub(super) fn start(isolation: &Isolation, job: &str, bounds: &Bounds) -> Result<Self, IsolatedError> {
         let failed = |error: std::io::Error| isolation.not_started(&error);
         let mut command = isolation.command(job, bounds);
@@ -50,11 +50,11 @@ impl Running {
         }
         let mut child = command.spawn().map_err(failed)?;
         let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let said = Arc::new(Mutex::new(Vec::new()));
+        let stderr_head = Arc::new(Mutex::new(Vec::new()));
         let (requests, to_send) = sync_channel(1);
         let (found, pieces) = sync_channel(MOST_PIECES);
         // Dropped on every way out of here, which ends the child.
-        let running = Self { child, requests, pieces, said: Arc::clone(&said) };
+        let running = Self { child, requests, pieces, stderr_head: Arc::clone(&stderr_head) };
         let (Some(input), Some(output), Some(errors)) = (input, output, errors) else {
             return Err(failed(std::io::ErrorKind::BrokenPipe.into()));
         };
@@ -63,7 +63,7 @@ impl Running {
         };
         start("isolated-in", Box::new(move || send(input, &to_send)))?;
         start("isolated-out", Box::new(move || receive(output, &found)))?;
-        start("isolated-err", Box::new(move || listen(errors, &said)))?;
+        start("isolated-err", Box::new(move || listen(errors, &stderr_head)))?;
         Ok(running)
     }
 
@@ -105,11 +105,11 @@ impl Running {
         let Some(status) = end_of(&mut self.child) else { return IsolatedError::Garbage };
         // Its last message may still be on its way: the thread that reads it drops its reference at the end.
         let begun = Instant::now();
-        while Arc::strong_count(&self.said) > 1 && begun.elapsed() < GRACE {
+        while Arc::strong_count(&self.stderr_head) > 1 && begun.elapsed() < GRACE {
             thread::sleep(Duration::from_millis(2));
         }
-        let said = self.said.lock().unpoisoned();
-        cause(status, &String::from_utf8_lossy(&said), bounds)
+        let stderr_head = self.stderr_head.lock().unpoisoned();
+        cause(status, &String::from_utf8_lossy(&stderr_head), bounds)
     }
 }
 
@@ -132,21 +132,21 @@ fn receive(mut output: impl Read, pieces: &SyncSender<Vec<u8>>) {
 }
 
 /// Reads standard error: keeps the beginning and discards the rest.
-fn listen(mut errors: impl Read, said: &Mutex<Vec<u8>>) {
+fn listen(mut errors: impl Read, stderr_head: &Mutex<Vec<u8>>) {
     let mut buffer = [0; STDERR_BYTES];
     while let Ok(n @ 1..) = errors.read(&mut buffer) {
-        let mut said = said.lock().unpoisoned();
-        let room = STDERR_BYTES.saturating_sub(said.len());
-        said.extend_from_slice(buffer.get(..n.min(room)).unwrap_or_default());
+        let mut stderr_head = stderr_head.lock().unpoisoned();
+        let space = STDERR_BYTES.saturating_sub(stderr_head.len());
+        stderr_head.extend_from_slice(buffer.get(..n.min(space)).unwrap_or_default());
     }
 }
 
 /// Derives the error from a child's exit status and from the runtime's message before it.
-fn cause(status: ExitStatus, said: &str, bounds: &Bounds) -> IsolatedError {
+fn cause(status: ExitStatus, stderr_head: &str, bounds: &Bounds) -> IsolatedError {
     let code = status.code().unwrap_or(-1);
-    if said.contains("memory allocation of") {
+    if stderr_head.contains("memory allocation of") {
         IsolatedError::Memory { limit_bytes: bounds.memory_bytes }
-    } else if code == STACK_OVERFLOW || said.contains("overflowed its stack") {
+    } else if code == STACK_OVERFLOW || stderr_head.contains("overflowed its stack") {
         IsolatedError::Stack { signal: code }
     } else {
         IsolatedError::Ended { code }

@@ -27,7 +27,8 @@ fn ask_by_threads(
     requests: &[&[u8]],
 ) -> Result<Vec<u8>, IsolatedError> {
     let program = Program::new(Path::new("/bin/sh"), vec!["-c".into(), script.into()]);
-    let mut running = parent_threads::Running::start(&Isolation { program, is_cancelled }, "job", &bounds)?;
+    let mut running =
+        parent_threads::RunningChild::start(&Isolation { program, is_cancelled }, "job", &bounds)?;
     requests.iter().try_fold(Vec::new(), |_, request| running.exchange(request, &bounds, is_cancelled))
 }
 
@@ -35,7 +36,7 @@ fn ask_by_threads(
 const GOOD: &str = r"printf 'GFj1\000\001\000\000\000x'";
 
 #[test]
-fn replies_are_read_and_what_is_none_is_refused() {
+fn replies_are_read_and_anything_else_is_refused() {
     assert_eq!(ask(&format!("{GOOD}; sleep 0.3; {GOOD}; cat >/dev/null")), Ok(b"x".to_vec()));
     let two = r"printf 'GFj1\000\001\000\000\000xGFj1\000\001\000\000\000x'; sleep 5";
     assert_eq!(ask(two), Err(IsolatedError::Garbage), "two for one");
@@ -135,7 +136,7 @@ fn threads_do_not_wait_for_a_child_that_does_not_end() {
     let missing = Program::new(Path::new("/nowhere/at-all"), Vec::new());
     let isolation = Isolation { program: missing, is_cancelled: never };
     assert!(matches!(
-        parent_threads::Running::start(&isolation, "job", &bounds),
+        parent_threads::RunningChild::start(&isolation, "job", &bounds),
         Err(IsolatedError::Start { .. })
     ));
 }

@@ -6,14 +6,14 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::journal::{Entry, Journal};
-use super::temporary::Temporary;
+use super::journal::{Journal, JournalEntry};
+use super::temporary::TemporaryFile;
 use super::{fault, leftovers, named, parent, sync_directory};
 
 /// A written file and its final path.
 #[derive(Debug)]
 pub(super) struct Finished {
-    pub(super) temporary: Temporary,
+    pub(super) temporary: TemporaryFile,
     pub(super) path: PathBuf,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn commit(files: Vec<Finished>, sync: bool) -> io::Result<()> {
 
 fn commit_one(file: Finished, sync: bool) -> io::Result<()> {
     let Finished { mut temporary, path } = file;
-    temporary.dress(&path).map_err(|error| named(&path, &error))?;
+    temporary.prepare_rename(&path).map_err(|error| named(&path, &error))?;
     fault::point()?;
     temporary.rename(&path).map_err(|(error, _)| named(&path, &error))?;
     fault::point()?;
@@ -61,9 +61,13 @@ fn commit_set(mut files: Vec<Finished>, sync: bool) -> io::Result<()> {
     }
     let mut entries = Vec::with_capacity(files.len());
     for Finished { temporary, path } in &mut files {
-        temporary.dress(path).map_err(|error| named(path, &error))?;
+        temporary.prepare_rename(path).map_err(|error| named(path, &error))?;
         fault::point()?;
-        entries.push(Entry::of(&*temporary.file()?, temporary.name().unwrap_or_default(), name(path))?);
+        entries.push(JournalEntry::of(
+            &*temporary.file()?,
+            temporary.name().unwrap_or_default(),
+            name(path),
+        )?);
     }
     journal.write(&entries, sync)?;
     let n_files = files.len();
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_while_naming_a_set_keeps_the_old_one_or_says_how_to_finish() {
+    fn an_error_while_naming_a_set_keeps_the_old_one_or_tells_how_to_finish() {
         let mut n_half = 0;
         for point in 0..n_points(&NAMES) {
             let dir = tempfile::tempdir().unwrap();

@@ -5,10 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::crowd::Crowd;
 use super::error::{Obstacle, OutputError};
 use super::link::follow;
-use super::temporary::Temporary;
+use super::staged_set::StagedSet;
+use super::temporary::TemporaryFile;
 use super::{OutputFile, Sink, leftovers, named, parent};
 use crate::platform;
 
@@ -16,13 +16,13 @@ use crate::platform;
 #[derive(Debug)]
 pub struct Destination {
     target: PathBuf,
-    place: Place,
+    resolved: ResolvedTarget,
     /// True once leftovers of dead runs have been looked for.
     is_cleared: bool,
 }
 
 #[derive(Debug)]
-enum Place {
+enum ResolvedTarget {
     /// A regular file, existing or not, at the end of the target's links.
     File(PathBuf),
     /// A character device that takes positioned writes, such as `/dev/null`.
@@ -37,12 +37,12 @@ impl Destination {
     pub fn of(target: &Path) -> Result<Self, OutputError> {
         check_name(target)?;
         let refused = |obstacle| OutputError::Refused { target: target.to_owned(), obstacle };
-        let place = match target.metadata() {
+        let resolved = match target.metadata() {
             Ok(found) if found.is_file() => {
-                Place::File(target.canonicalize().map_err(|error| named(target, &error))?)
+                ResolvedTarget::File(target.canonicalize().map_err(|error| named(target, &error))?)
             }
             Ok(found) if found.is_dir() => return Err(refused(Obstacle::Directory)),
-            Ok(found) => Place::Device(open_device(target, &found)?),
+            Ok(found) => ResolvedTarget::Device(open_device(target, &found)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let path = follow(target).map_err(|error| named(target, &error))?;
                 if path.file_name().is_none() {
@@ -52,11 +52,11 @@ impl Destination {
                 if !dir.is_dir() {
                     return Err(OutputError::NoDirectory { target: target.to_owned(), dir: dir.to_owned() });
                 }
-                Place::File(path)
+                ResolvedTarget::File(path)
             }
             Err(error) => return Err(named(target, &error).into()),
         };
-        Ok(Self { target: target.to_owned(), place, is_cleared: false })
+        Ok(Self { target: target.to_owned(), resolved, is_cleared: false })
     }
 
     /// Checks the target of an output that may not be a device, because it has several parts side by side.
@@ -65,9 +65,9 @@ impl Destination {
     /// As [`Destination::of`]; a device.
     pub fn of_part(target: &Path) -> Result<Self, OutputError> {
         let destination = Self::of(target)?;
-        match destination.place {
-            Place::File(_) => Ok(destination),
-            Place::Device(_) => {
+        match destination.resolved {
+            ResolvedTarget::File(_) => Ok(destination),
+            ResolvedTarget::Device(_) => {
                 Err(OutputError::Refused { target: destination.target, obstacle: Obstacle::DeviceForParts })
             }
         }
@@ -78,9 +78,9 @@ impl Destination {
     /// # Errors
     /// A device.
     pub(super) fn into_file(self) -> Result<PathBuf, OutputError> {
-        match self.place {
-            Place::File(path) => Ok(path),
-            Place::Device(_) => {
+        match self.resolved {
+            ResolvedTarget::File(path) => Ok(path),
+            ResolvedTarget::Device(_) => {
                 Err(OutputError::Refused { target: self.target, obstacle: Obstacle::DeviceForParts })
             }
         }
@@ -89,9 +89,9 @@ impl Destination {
     /// Returns the free bytes where the file goes; `None` for a device, and if the system does not report them.
     #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {
-        match &self.place {
-            Place::File(path) => platform::free_bytes(path),
-            Place::Device(_) => None,
+        match &self.resolved {
+            ResolvedTarget::File(path) => platform::free_bytes(path),
+            ResolvedTarget::Device(_) => None,
         }
     }
 
@@ -118,16 +118,16 @@ impl Destination {
     }
 
     fn dir(&self) -> Option<&Path> {
-        match &self.place {
-            Place::File(path) => Some(parent(path)),
-            Place::Device(_) => None,
+        match &self.resolved {
+            ResolvedTarget::File(path) => Some(parent(path)),
+            ResolvedTarget::Device(_) => None,
         }
     }
 
     fn name(&self) -> Option<&std::ffi::OsStr> {
-        match &self.place {
-            Place::File(path) => path.file_name(),
-            Place::Device(_) => None,
+        match &self.resolved {
+            ResolvedTarget::File(path) => path.file_name(),
+            ResolvedTarget::Device(_) => None,
         }
     }
 
@@ -139,18 +139,18 @@ impl Destination {
         self.create_among(None)
     }
 
-    /// Begins the output as one of the files of a crowd, if there is one.
-    pub(super) fn create_among(mut self, crowd: Option<&Arc<Crowd>>) -> Result<OutputFile, OutputError> {
+    /// Begins the output as one of the files of a set, if there is one.
+    pub(super) fn create_among(mut self, set: Option<&Arc<StagedSet>>) -> Result<OutputFile, OutputError> {
         if !self.is_cleared {
             Self::clear_all(std::slice::from_mut(&mut self))?;
         }
         let target = self.target;
-        let sink = match self.place {
-            Place::Device(device) => Sink::Device(device),
-            Place::File(path) => {
-                let begun = match crowd {
-                    Some(crowd) => Temporary::among(crowd, &path),
-                    None => Temporary::beside(&path),
+        let sink = match self.resolved {
+            ResolvedTarget::Device(device) => Sink::Device(device),
+            ResolvedTarget::File(path) => {
+                let begun = match set {
+                    Some(set) => TemporaryFile::among(set, &path),
+                    None => TemporaryFile::next_to(&path),
                 };
                 let temporary = begun.map_err(|error| named(&target, &error))?;
                 Sink::Temporary { temporary, path }

@@ -19,7 +19,7 @@ pub struct EditLock {
     path: PathBuf,
     /// Held open as long as the lock is held.
     _file: File,
-    state: State,
+    state: FileState,
     is_locked: bool,
 }
 
@@ -44,13 +44,13 @@ pub enum EditLockError {
 
 /// Properties that tell a file from its replacement and from its earlier content.
 #[derive(Debug, PartialEq, Eq)]
-struct State {
+struct FileState {
     id: Option<FileId>,
     n_bytes: u64,
     modified: Option<SystemTime>,
 }
 
-impl State {
+impl FileState {
     fn of(id: io::Result<FileId>, found: &Metadata) -> Self {
         Self { id: id.ok(), n_bytes: found.len(), modified: found.modified().ok() }
     }
@@ -89,7 +89,7 @@ impl EditLock {
                 Err(TryLockError::Error(error)) => return Err(named(path, &error).into()),
             };
             let found = file.metadata().map_err(|error| named(path, &error))?;
-            let state = State::of(FileId::of(&file), &found);
+            let state = FileState::of(FileId::of(&file), &found);
             let lock = Self { path: target, _file: file, state, is_locked };
             if !lock.has_changed() {
                 return Ok(lock);
@@ -113,7 +113,7 @@ impl EditLock {
     #[must_use]
     pub fn has_changed(&self) -> bool {
         let id = FileId::at(&self.path);
-        self.path.metadata().map_or(true, |found| State::of(id, &found) != self.state)
+        self.path.metadata().map_or(true, |found| FileState::of(id, &found) != self.state)
     }
 }
 

@@ -89,23 +89,23 @@ impl Hint for GuardError {
 /// has to be undone when one is refused.
 #[derive(Debug, Default)]
 pub struct OutputGuard {
-    inputs: Vec<Input>,
-    outputs: Vec<Output>,
+    inputs: Vec<GuardedInput>,
+    outputs: Vec<GuardedOutput>,
 }
 
 #[derive(Debug)]
-struct Input {
+struct GuardedInput {
     path: PathBuf,
-    place: Place,
+    identity: FileIdentity,
     role: &'static str,
     /// True for a file in a directory that is read, which is perhaps not read itself.
-    is_guest: bool,
+    is_in_directory: bool,
 }
 
 #[derive(Debug)]
-struct Output {
+struct GuardedOutput {
     path: PathBuf,
-    place: Place,
+    identity: FileIdentity,
     option: &'static str,
     /// True if there is a file of that kind, which may be replaced unless it is named as an input.
     is_own_kind: bool,
@@ -130,9 +130,9 @@ impl OutputGuard {
             found.push((path.to_owned(), false));
         }
         let first = self.inputs.len();
-        for (path, is_guest) in found {
-            if let Some(place) = Place::of_file(&path) {
-                self.inputs.push(Input { path, place, role, is_guest });
+        for (path, is_in_directory) in found {
+            if let Some(identity) = FileIdentity::of_file(&path) {
+                self.inputs.push(GuardedInput { path, identity, role, is_in_directory });
             }
         }
         let mut pairs =
@@ -146,11 +146,11 @@ impl OutputGuard {
     /// [`GuardError`]. The output is registered all the same.
     pub fn write(&mut self, option: &'static str, path: &Path, kind: OutputKind) -> Result<(), GuardError> {
         // Without a file, existing or possible, nothing can be lost; the destination reports the reason.
-        let Some(place) = Place::of(path) else { return Ok(()) };
+        let Some(identity) = FileIdentity::of(path) else { return Ok(()) };
         let found = kind_of(path);
         let is_own_kind =
             matches!(found, Ok(Some(found)) if found != FoundKind::Empty && kind.replaces(found));
-        let output = Output { path: path.to_owned(), place, option, is_own_kind };
+        let output = GuardedOutput { path: path.to_owned(), identity, option, is_own_kind };
         let checked = self.check(&output, found, kind);
         self.outputs.push(output);
         checked
@@ -158,14 +158,14 @@ impl OutputGuard {
 
     fn check(
         &self,
-        output: &Output,
+        output: &GuardedOutput,
         found: io::Result<Option<FoundKind>>,
         kind: OutputKind,
     ) -> Result<(), GuardError> {
         for input in &self.inputs {
             apart(output, input)?;
         }
-        if let Some(other) = self.outputs.iter().find(|other| other.place.is(&output.place)) {
+        if let Some(other) = self.outputs.iter().find(|other| other.identity.is(&output.identity)) {
             let (first, second) = (other.option, output.option);
             return Err(GuardError::Twice { output: output.path.clone(), first, second });
         }
@@ -173,8 +173,8 @@ impl OutputGuard {
     }
 }
 
-fn apart(output: &Output, input: &Input) -> Result<(), GuardError> {
-    if output.place.is(&input.place) && !(input.is_guest && output.is_own_kind) {
+fn apart(output: &GuardedOutput, input: &GuardedInput) -> Result<(), GuardError> {
+    if output.identity.is(&input.identity) && !(input.is_in_directory && output.is_own_kind) {
         let (output, input, role) = (output.path.clone(), input.path.clone(), input.role);
         return Err(GuardError::SameFile { output, input, role });
     }
@@ -218,21 +218,21 @@ fn kind_of(path: &Path) -> io::Result<Option<FoundKind>> {
 
 /// Identity of a file, whatever its name.
 #[derive(Debug)]
-struct Place {
+struct FileIdentity {
     /// Identity of an existing file on its file system.
     id: Option<FileId>,
     /// Path after following links, for a file that may not exist yet.
     name: Option<PathBuf>,
 }
 
-impl Place {
-    /// Returns the place of an existing regular file.
+impl FileIdentity {
+    /// Returns the identity of an existing regular file.
     fn of_file(path: &Path) -> Option<Self> {
         path.metadata().ok().filter(std::fs::Metadata::is_file)?;
         Some(Self { id: FileId::at(path).ok(), name: path.canonicalize().ok() })
     }
 
-    /// Returns the place of a regular file that exists or may be created.
+    /// Returns the identity of a regular file that exists or may be created.
     fn of(path: &Path) -> Option<Self> {
         if path.metadata().is_ok() {
             return Self::of_file(path);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_a_directory_that_is_read_stays_unless_a_run_wrote_it() {
+    fn files_in_a_directory_that_is_read_stay_unless_a_run_wrote_them() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs_err::write(at("config.json"), b"{}").unwrap();

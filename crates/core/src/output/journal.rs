@@ -20,7 +20,7 @@ const MAX_BYTES: u64 = 64 << 20;
 
 /// One file of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct JournalEntry {
     /// Temporary name; includes the directory if that is not the final one.
     pub(super) temporary: OsString,
     /// Final name, in the directory of the journal.
@@ -31,7 +31,7 @@ pub(super) struct Entry {
     pub(super) inode: u64,
 }
 
-impl Entry {
+impl JournalEntry {
     /// Describes a file that has its temporary name.
     pub(super) fn of(file: &File, temporary: OsString, name: &OsStr) -> io::Result<Self> {
         let inode = FileId::of(file).map_or(0, |id| id.index);
@@ -45,10 +45,10 @@ impl Entry {
 
     /// Returns true if the file has its temporary name. A link in the place of its directory does not count.
     fn is_waiting(&self, dir: &Path) -> bool {
-        let is_beside = self
+        let is_directory_intact = self
             .staging(dir)
             .is_none_or(|staging| staging.symlink_metadata().is_ok_and(|found| found.is_dir()));
-        is_beside && self.is_at(&dir.join(&self.temporary))
+        is_directory_intact && self.is_at(&dir.join(&self.temporary))
     }
 
     /// Returns the directory of the temporary file, if it is not the final one.
@@ -135,7 +135,7 @@ impl Journal {
     ///
     /// # Errors
     /// The journal could not be read.
-    pub(super) fn read(&mut self) -> io::Result<Option<Vec<Entry>>> {
+    pub(super) fn read(&mut self) -> io::Result<Option<Vec<JournalEntry>>> {
         let failed = |error: io::Error| about(&self.path, &error);
         self.file.seek(SeekFrom::Start(0)).map_err(failed)?;
         let mut bytes = Vec::new();
@@ -150,7 +150,7 @@ impl Journal {
     ///
     /// # Errors
     /// The file system refused; then nothing may be renamed.
-    pub(super) fn write(&mut self, entries: &[Entry], sync: bool) -> io::Result<()> {
+    pub(super) fn write(&mut self, entries: &[JournalEntry], sync: bool) -> io::Result<()> {
         let failed = |error: io::Error| about(&self.path, &error);
         self.file.set_len(0).map_err(failed)?;
         self.file.seek(SeekFrom::Start(0)).map_err(failed)?;
@@ -173,7 +173,7 @@ impl Journal {
     ///
     /// # Errors
     /// The file system refused. The journal is then kept.
-    pub(super) fn finish(&mut self, entries: &[Entry]) -> io::Result<bool> {
+    pub(super) fn finish(&mut self, entries: &[JournalEntry]) -> io::Result<bool> {
         self.stays = true;
         let dir = self.dir().to_owned();
         let at = |name: &OsStr| dir.join(name);
@@ -219,7 +219,7 @@ impl Drop for Journal {
 }
 
 /// Returns the directories in `dir` that hold files of a set.
-fn stagings(dir: &Path, entries: &[Entry]) -> Vec<PathBuf> {
+fn stagings(dir: &Path, entries: &[JournalEntry]) -> Vec<PathBuf> {
     let mut found: Vec<_> = entries.iter().filter_map(|entry| entry.staging(dir)).collect();
     found.dedup();
     found
@@ -229,7 +229,7 @@ fn about(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-fn text(entries: &[Entry]) -> String {
+fn text(entries: &[JournalEntry]) -> String {
     let mut text = format!("{HEAD}\n");
     for entry in entries {
         let (from, to) = (encode(&entry.temporary), encode(&entry.name));
@@ -240,7 +240,7 @@ fn text(entries: &[Entry]) -> String {
 }
 
 /// Returns the entries of a complete journal. Their names refer only to files next to it.
-fn parse(bytes: &[u8]) -> Option<Vec<Entry>> {
+fn parse(bytes: &[u8]) -> Option<Vec<JournalEntry>> {
     let text = std::str::from_utf8(bytes).ok()?;
     let end = text.rfind("end ")?;
     let (body, end) = text.split_at_checked(end)?;
@@ -255,7 +255,7 @@ fn parse(bytes: &[u8]) -> Option<Vec<Entry>> {
     lines.map(entry).collect()
 }
 
-fn entry(line: &str) -> Option<Entry> {
+fn entry(line: &str) -> Option<JournalEntry> {
     let mut words = line.split(' ');
     let mut name = || decode(words.next()?);
     let (temporary, target) = (name()?, name().filter(|name| is_plain(name))?);
@@ -265,7 +265,7 @@ fn entry(line: &str) -> Option<Entry> {
         Some((_, file)) => file == target,
         None => is_plain(&temporary) && stem_of(&temporary) == Some(stem(&target).as_encoded_bytes()),
     };
-    (fits && words.next().is_none()).then_some(Entry { temporary, name: target, n_bytes, inode })
+    (fits && words.next().is_none()).then_some(JournalEntry { temporary, name: target, n_bytes, inode })
 }
 
 fn is_plain(name: &OsStr) -> bool {
@@ -309,9 +309,9 @@ fn decode(text: &str) -> Option<OsString> {
 mod tests {
     use super::*;
 
-    fn entries() -> Vec<Entry> {
+    fn entries() -> Vec<JournalEntry> {
         ["m-00001-of-00002.gguf", "ä b\n%-00002-of-00002.gguf"]
-            .map(|name| Entry {
+            .map(|name| JournalEntry {
                 temporary: format!(".{name}.aB3xYz.tmp").into(),
                 name: name.into(),
                 n_bytes: 7,
@@ -352,7 +352,7 @@ mod tests {
             ("/.p.aB3xYz.tmp/m", "m"),
             (".p.aB3xYz.tmp//m", "m"),
         ] {
-            let entry = Entry { temporary: temporary.into(), name: name.into(), n_bytes: 1, inode: 1 };
+            let entry = JournalEntry { temporary: temporary.into(), name: name.into(), n_bytes: 1, inode: 1 };
             assert_eq!(parse(text(&[entry]).as_bytes()), None, "{temporary} {name}");
         }
     }

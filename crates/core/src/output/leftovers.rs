@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use super::journal::{Entry, Journal, journal_stem};
+use super::journal::{Journal, JournalEntry, journal_stem};
 use super::lock::{self, Lock};
 use super::temporary_name::{staging_stem, stem, stem_of};
 use super::{OutputError, parent};
@@ -75,7 +75,11 @@ pub(super) fn clear(dir: &Path, names: &[&OsStr]) -> Result<(), OutputError> {
 ///
 /// # Errors
 /// The file system refused; the set is a different one that shares files with this.
-pub(super) fn resume(journal: &mut Journal, entries: &[Entry], names: &[&OsStr]) -> Result<(), OutputError> {
+pub(super) fn resume(
+    journal: &mut Journal,
+    entries: &[JournalEntry],
+    names: &[&OsStr],
+) -> Result<(), OutputError> {
     let ours: HashSet<&OsStr> = names.iter().copied().collect();
     let Some(shared) = entries.iter().find(|entry| ours.contains(entry.name.as_os_str())) else {
         return Ok(());
@@ -177,7 +181,7 @@ fn remove_dead(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::temporary::Temporary;
+    use super::super::temporary::TemporaryFile;
     use super::super::{Destination, OutputFile};
 
     #[test]
@@ -185,7 +189,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let target = at("m.gguf");
-        let living = Temporary::named(&target, 0o600).unwrap();
+        let living = TemporaryFile::named(&target, 0o600).unwrap();
         let others = [
             ".m.gguf.abc123.tmpx",
             ".m.gguf.abc12.tmp",

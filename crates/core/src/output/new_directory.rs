@@ -24,17 +24,17 @@ pub struct NewDirectory {
     created: Vec<PathBuf>,
     /// The files in it.
     pub(super) set: OutputSet,
-    way: Way,
+    state: FillState,
 }
 
 #[derive(Debug)]
-enum Way {
+enum FillState {
     /// Only checked so far.
     Planned,
     /// The directory exists; files are written inside it.
-    Inside,
+    InPlace,
     /// Filled under a temporary name, then renamed to this path.
-    Beside(Temporary, PathBuf),
+    Temporary(TemporaryDirectory, PathBuf),
 }
 
 impl NewDirectory {
@@ -55,7 +55,12 @@ impl NewDirectory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(named(path, &error).into()),
         }
-        Ok(Self { path: path.to_owned(), created: Vec::new(), set: OutputSet::default(), way: Way::Planned })
+        Ok(Self {
+            path: path.to_owned(),
+            created: Vec::new(),
+            set: OutputSet::default(),
+            state: FillState::Planned,
+        })
     }
 
     /// Begins the directory. Until it is committed, only its parent directories are visible.
@@ -66,12 +71,12 @@ impl NewDirectory {
         let failed = |error: io::Error| OutputError::from(named(&self.path, &error));
         if self.path.is_dir() {
             let target = fs_err::canonicalize(&self.path)?;
-            self.way = Way::Inside;
+            self.state = FillState::InPlace;
             if may_be_replaced(&target) {
                 leftovers::clear_directories(&target)?;
                 // Filled in place if nothing may be created next to it.
-                if let Ok(temporary) = Temporary::beside(&target) {
-                    self.way = Way::Beside(temporary, target);
+                if let Ok(temporary) = TemporaryDirectory::next_to(&target) {
+                    self.state = FillState::Temporary(temporary, target);
                 }
             }
             return Ok(());
@@ -84,8 +89,8 @@ impl NewDirectory {
         self.created = target.ancestors().skip(1).take_while(is_missing).map(Path::to_owned).collect();
         fs_err::create_dir_all(parent(&target))?;
         leftovers::clear_directories(&target)?;
-        let temporary = Temporary::beside(&target).map_err(failed)?;
-        self.way = Way::Beside(temporary, target);
+        let temporary = TemporaryDirectory::next_to(&target).map_err(failed)?;
+        self.state = FillState::Temporary(temporary, target);
         Ok(())
     }
 
@@ -100,9 +105,9 @@ impl NewDirectory {
     /// # Errors
     /// The file system refused.
     pub fn create_folder(&mut self, name: &str) -> Result<(), OutputError> {
-        let (folder, goes_with_it) = match &self.way {
-            Way::Beside(temporary, _) => (temporary.path.join(name), true),
-            Way::Inside | Way::Planned => (self.path.join(name), false),
+        let (folder, goes_with_it) = match &self.state {
+            FillState::Temporary(temporary, _) => (temporary.path.join(name), true),
+            FillState::InPlace | FillState::Planned => (self.path.join(name), false),
         };
         if !folder.is_dir() {
             fs_err::create_dir(&folder)?;
@@ -118,9 +123,9 @@ impl NewDirectory {
     /// # Errors
     /// [`OutputError`], with the final name of the file.
     pub fn create(&self, name: &str) -> Result<OutputFile, OutputError> {
-        let dir = match &self.way {
-            Way::Beside(temporary, _) => &temporary.path,
-            Way::Inside | Way::Planned => &self.path,
+        let dir = match &self.state {
+            FillState::Temporary(temporary, _) => &temporary.path,
+            FillState::InPlace | FillState::Planned => &self.path,
         };
         let mut file = self.set.create(Destination::of(&dir.join(name))?)?;
         file.target = self.path.join(name);
@@ -133,7 +138,9 @@ impl NewDirectory {
     /// I/O errors. Then the directory is as it was, unless renaming itself failed half way in an existing one.
     pub fn commit(mut self, files: Vec<OutputFile>, sync: bool) -> io::Result<()> {
         OutputFile::commit_all(files, sync)?;
-        if let Way::Beside(temporary, target) = std::mem::replace(&mut self.way, Way::Planned) {
+        if let FillState::Temporary(temporary, target) =
+            std::mem::replace(&mut self.state, FillState::Planned)
+        {
             temporary.rename(&target).map_err(|error| named(&self.path, &error))?;
             fault::point()?;
             if sync {
@@ -152,7 +159,7 @@ impl NewDirectory {
 impl Drop for NewDirectory {
     fn drop(&mut self) {
         // Innermost first.
-        self.way = Way::Planned;
+        self.state = FillState::Planned;
         for dir in &self.created {
             // A directory that is not empty is in use by others.
             let _ = fs_err::remove_dir(dir);
@@ -184,15 +191,15 @@ fn may_be_replaced(target: &Path) -> bool {
 
 /// A locked directory that has no final name yet. Dropping it removes it and its content.
 #[derive(Debug)]
-struct Temporary {
+struct TemporaryDirectory {
     path: PathBuf,
     is_done: bool,
     /// Held open for the lock.
     open: Option<File>,
 }
 
-impl Temporary {
-    fn beside(target: &Path) -> io::Result<Self> {
+impl TemporaryDirectory {
+    fn next_to(target: &Path) -> io::Result<Self> {
         let (path, open) = make_locked(target, 0o777)?;
         Ok(Self { path, is_done: false, open })
     }
@@ -207,7 +214,7 @@ impl Temporary {
     }
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryDirectory {
     fn drop(&mut self) {
         if !self.is_done {
             let _ = fs_err::remove_dir_all(&self.path);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::OutputFile;
-use super::crowd::Crowd;
 use super::destination::Destination;
 use super::error::OutputError;
+use super::staged_set::StagedSet;
 
 /// Divisor of the process's descriptor limit that gives the share of one set. Inputs and locks need some, too.
 #[cfg(unix)]
@@ -14,7 +14,7 @@ const SHARE: u64 = 4;
 /// The files of one output, however many there are. Those begun here are committed together, by
 /// [`OutputFile::commit_all`].
 #[derive(Clone, Debug, Default)]
-pub struct OutputSet(Option<Arc<Crowd>>);
+pub struct OutputSet(Option<Arc<StagedSet>>);
 
 impl OutputSet {
     /// Creates a set of `n_files` files. With `sync`, files that are closed before the end are synced first, as the
@@ -22,7 +22,7 @@ impl OutputSet {
     #[must_use]
     pub fn of(n_files: usize, sync: bool) -> Self {
         let most = share_of_descriptors();
-        Self((n_files > most).then(|| Crowd::new(most, sync)))
+        Self((n_files > most).then(|| StagedSet::new(most, sync)))
     }
 
     /// Begins a file of the set.
@@ -36,7 +36,7 @@ impl OutputSet {
     /// Creates a set with at most `most` open files, whatever the limits of this process.
     #[cfg(test)]
     pub(super) fn with_limit(most: usize, sync: bool) -> Self {
-        Self(Some(Crowd::new(most, sync)))
+        Self(Some(StagedSet::new(most, sync)))
     }
 }
 

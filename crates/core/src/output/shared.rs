@@ -60,12 +60,12 @@ pub enum Begun {
 
 /// Files of this plan next to the target.
 #[derive(Debug, Default)]
-struct Survey {
+struct AttemptFiles {
     /// Attempt number and name of each file.
     names: Vec<(u64, OsString)>,
 }
 
-impl Survey {
+impl AttemptFiles {
     /// Returns the number of the newest attempt; 0 if there is none.
     fn newest(&self) -> u64 {
         self.names.iter().map(|(attempt, _)| *attempt).max().unwrap_or(0)
@@ -89,22 +89,22 @@ impl SharedOutput {
         name
     }
 
-    fn beside(&self, end: &str) -> PathBuf {
+    fn attempt_path(&self, end: &str) -> PathBuf {
         let mut name = self.stem();
         name.push(format!("{}{end}", self.attempt));
         self.path.with_file_name(name)
     }
 
     fn data(&self) -> PathBuf {
-        self.beside("")
+        self.attempt_path("")
     }
 
     fn mark(&self, number: usize) -> PathBuf {
-        self.beside(&format!(".{number}-of-{}", self.count))
+        self.attempt_path(&format!(".{number}-of-{}", self.count))
     }
 
     fn journal(&self) -> PathBuf {
-        self.beside(&format!(".{}-of-{}.at", self.number, self.count))
+        self.attempt_path(&format!(".{}-of-{}.at", self.number, self.count))
     }
 
     fn done(&self) -> PathBuf {
@@ -115,7 +115,7 @@ impl SharedOutput {
     }
 
     /// Looks for files that runs of this plan have left.
-    fn survey(&self) -> io::Result<Survey> {
+    fn survey(&self) -> io::Result<AttemptFiles> {
         let stem = self.stem();
         let attempt_of = |name: &OsStr| {
             let bytes = name.as_encoded_bytes();
@@ -124,7 +124,7 @@ impl SharedOutput {
             let digits = rest.split(|&byte| byte == b'.').next()?;
             std::str::from_utf8(digits).ok()?.parse::<u64>().ok()
         };
-        let mut survey = Survey::default();
+        let mut survey = AttemptFiles::default();
         for entry in fs_err::read_dir(parent(&self.path))? {
             let name = entry?.file_name();
             if let Some(attempt) = attempt_of(&name) {
@@ -260,14 +260,14 @@ impl SharedOutput {
 
     /// Returns true if the target is the file that the note of this attempt describes.
     fn is_finished(&self) -> io::Result<bool> {
-        let told_of = match fs_err::read_to_string(self.done()) {
+        let noted = match fs_err::read_to_string(self.done()) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             // The note is not valid text.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(false),
             Err(error) => return Err(error),
         };
-        Ok(self.path.metadata().is_ok_and(|found| stamp(&found) == told_of))
+        Ok(self.path.metadata().is_ok_and(|found| stamp(&found) == noted))
     }
 
     /// Like `is_finished`, if this run has the file open: its own writes after the rename have made the file newer than

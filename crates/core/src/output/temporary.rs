@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use tempfile::TempPath;
 
-use super::crowd::{Crowd, Member};
 use super::lock::{self, Lock};
 #[cfg(target_os = "linux")]
 use super::mode::CLOSED;
 use super::mode::{create, first_mode, inherit, set_mode};
 use super::parent;
+use super::staged_set::{StagedHandle, StagedSet};
 use super::temporary_name::builder;
 use crate::mmap::faults::{self, Watch};
 #[cfg(target_os = "linux")]
@@ -27,16 +27,16 @@ use crate::platform::again;
 enum Handle {
     Own(File),
     /// One of very many files.
-    Member(Member),
+    Staged(StagedHandle),
 }
 
 /// A file that is open as long as this value lives.
-pub(super) enum Opened<'a> {
+pub(super) enum OpenFile<'a> {
     Own(&'a File),
     Shared(Arc<File>),
 }
 
-impl Deref for Opened<'_> {
+impl Deref for OpenFile<'_> {
     type Target = File;
 
     fn deref(&self) -> &File {
@@ -49,7 +49,7 @@ impl Deref for Opened<'_> {
 
 /// A locked file that has no final name yet. Dropping it removes it.
 #[derive(Debug)]
-pub(super) struct Temporary {
+pub(super) struct TemporaryFile {
     // Declared before the file, so that the name goes while the lock is held.
     name: Option<TempPath>,
     file: Handle,
@@ -57,12 +57,12 @@ pub(super) struct Temporary {
     watch: Watch,
 }
 
-impl Temporary {
+impl TemporaryFile {
     /// Begins a file with the final path `path`.
     ///
     /// # Errors
     /// The file system refused.
-    pub(super) fn beside(path: &Path) -> io::Result<Self> {
+    pub(super) fn next_to(path: &Path) -> io::Result<Self> {
         let mode = first_mode(path);
         #[cfg(target_os = "linux")]
         if let Some(file) = unnamed(parent(path), mode) {
@@ -75,11 +75,11 @@ impl Temporary {
     ///
     /// # Errors
     /// The file system refused.
-    pub(super) fn among(crowd: &Arc<Crowd>, path: &Path) -> io::Result<Self> {
-        let (name, member) = crowd.begin(path, first_mode(path))?;
+    pub(super) fn among(set: &Arc<StagedSet>, path: &Path) -> io::Result<Self> {
+        let (name, staged) = set.begin(path, first_mode(path))?;
         let name = TempPath::try_from_path(name)?;
         let watch = faults::temporary(&name);
-        Ok(Self { name: Some(name), file: Handle::Member(member), watch })
+        Ok(Self { name: Some(name), file: Handle::Staged(staged), watch })
     }
 
     /// Begins a file under a temporary name.
@@ -105,17 +105,17 @@ impl Temporary {
     ///
     /// # Errors
     /// The file was closed and cannot be reopened.
-    pub(super) fn file(&self) -> io::Result<Opened<'_>> {
+    pub(super) fn file(&self) -> io::Result<OpenFile<'_>> {
         match &self.file {
-            Handle::Own(file) => Ok(Opened::Own(file)),
-            Handle::Member(member) => member.open().map(Opened::Shared),
+            Handle::Own(file) => Ok(OpenFile::Own(file)),
+            Handle::Staged(staged) => staged.open().map(OpenFile::Shared),
         }
     }
 
     /// Marks the file as written to; to be called after writing.
     pub(super) fn touch(&self) {
-        if let Handle::Member(member) = &self.file {
-            member.touch();
+        if let Handle::Staged(staged) = &self.file {
+            staged.touch();
         }
     }
 
@@ -126,7 +126,7 @@ impl Temporary {
     pub(super) fn sync(&self) -> io::Result<()> {
         match &self.file {
             Handle::Own(file) => file.sync_all(),
-            Handle::Member(member) => member.sync(),
+            Handle::Staged(staged) => staged.sync(),
         }
     }
 
@@ -134,7 +134,7 @@ impl Temporary {
     pub(super) fn name(&self) -> Option<OsString> {
         match &self.file {
             Handle::Own(_) => self.name.as_deref()?.file_name().map(OsStr::to_owned),
-            Handle::Member(member) => member.name(),
+            Handle::Staged(staged) => staged.name(),
         }
     }
 
@@ -142,11 +142,11 @@ impl Temporary {
     ///
     /// # Errors
     /// The file system refused.
-    pub(super) fn dress(&mut self, path: &Path) -> io::Result<()> {
+    pub(super) fn prepare_rename(&mut self, path: &Path) -> io::Result<()> {
         if let Some(old) = path.symlink_metadata().ok().filter(Metadata::is_file) {
             inherit(&*self.file()?, &old)?;
-        } else if let Handle::Member(member) = &self.file
-            && let Some(mode) = member.mode()
+        } else if let Handle::Staged(staged) = &self.file
+            && let Some(mode) = staged.mode()
         {
             set_mode(&*self.file()?, mode)?;
         }
@@ -170,7 +170,7 @@ impl Temporary {
         Ok(())
     }
 
-    /// Gives the file its final name. [`Temporary::dress`] was called before.
+    /// Gives the file its final name. [`TemporaryFile::prepare_rename`] was called before.
     ///
     /// # Errors
     /// The file system refused; returns the file, still under its temporary name.
@@ -199,8 +199,8 @@ impl Temporary {
         if let Some(name) = self.name {
             let _ = name.keep();
         }
-        if let Handle::Member(member) = &self.file {
-            member.keep();
+        if let Handle::Staged(staged) = &self.file {
+            staged.keep();
         }
     }
 }
@@ -213,13 +213,13 @@ fn unnamed(dir: &Path, mode: u32) -> Option<File> {
     let file = File::from(openat(CWD, dir, flags, Mode::from_raw_mode(mode)).ok()?);
     // Locked before anyone can see it.
     lock::take(&file);
-    let there = FileId::at(&way_to(&file)).ok()?;
+    let there = FileId::at(&proc_path(&file)).ok()?;
     (there == FileId::of(&file).ok()?).then_some(file)
 }
 
 /// Path under which the system shows an open file.
 #[cfg(target_os = "linux")]
-fn way_to(file: &File) -> std::path::PathBuf {
+fn proc_path(file: &File) -> std::path::PathBuf {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
@@ -228,7 +228,7 @@ fn way_to(file: &File) -> std::path::PathBuf {
 #[cfg(target_os = "linux")]
 fn link(file: &File, path: &Path) -> io::Result<TempPath> {
     use rustix::fs::{AtFlags, CWD, linkat};
-    let from = way_to(file);
+    let from = proc_path(file);
     let made = builder(path, |builder| {
         builder.make_in(parent(path), |temp| {
             again(|| Ok(linkat(CWD, &from, CWD, temp, AtFlags::SYMLINK_FOLLOW)?))
@@ -277,9 +277,9 @@ mod tests {
         }
 
         /// Begins a file in both ways.
-        fn begin(path: &Path) -> [Temporary; 2] {
+        fn begin(path: &Path) -> [TemporaryFile; 2] {
             let mode = if path.exists() { CLOSED } else { OPEN };
-            [Temporary::beside(path).unwrap(), Temporary::named(path, mode).unwrap()]
+            [TemporaryFile::next_to(path).unwrap(), TemporaryFile::named(path, mode).unwrap()]
         }
 
         #[test]
@@ -291,7 +291,7 @@ mod tests {
                 fs_err::set_permissions(&path, PermissionsExt::from_mode(wanted)).unwrap();
                 for mut temporary in begin(&path) {
                     assert_eq!(mode(&temporary.file().unwrap()) & !0o600, 0, "{wanted:o}");
-                    temporary.dress(&path).unwrap();
+                    temporary.prepare_rename(&path).unwrap();
                     assert_eq!(mode(&temporary.file().unwrap()), wanted);
                     temporary.rename(&path).unwrap();
                     assert_eq!(mode(&File::options().read(true).open(&path).unwrap()), wanted);
@@ -338,12 +338,12 @@ mod tests {
             let path = dir.path().join("m.gguf");
             assert!(Mode::from_raw_mode(CLOSED).contains(Mode::RUSR));
             fs_err::write(&path, b"old").unwrap();
-            let mut temporary = Temporary::named(&path, CLOSED).unwrap();
+            let mut temporary = TemporaryFile::named(&path, CLOSED).unwrap();
             // A file that lost its only name cannot be linked, like one whose links are forbidden.
             let name = temporary.name.take().unwrap();
             drop(name);
             std::os::unix::fs::FileExt::write_all_at(&*temporary.file().unwrap(), b"new content", 0).unwrap();
-            temporary.dress(&path).unwrap();
+            temporary.prepare_rename(&path).unwrap();
             temporary.rename(&path).unwrap();
             assert_eq!(fs_err::read(&path).unwrap(), b"new content");
         }

@@ -14,11 +14,11 @@ const STEP_BYTES: u64 = 64 << 20;
 /// may return the pages to its host and has to fetch others.
 pub struct WriteBack<'o> {
     outputs: &'o [OutputFile],
-    state: Mutex<State>,
+    state: Mutex<WriteBackState>,
     news: Condvar,
 }
 
-struct State {
+struct WriteBackState {
     /// Bytes of each file that were written and not yet synced.
     pending: Vec<u64>,
     is_over: bool,
@@ -26,9 +26,9 @@ struct State {
 }
 
 /// Ends the thread, even if the work panics.
-struct Over<'w, 'o>(&'w WriteBack<'o>);
+struct EndOnDrop<'w, 'o>(&'w WriteBack<'o>);
 
-impl Drop for Over<'_, '_> {
+impl Drop for EndOnDrop<'_, '_> {
     fn drop(&mut self) {
         self.0.state().is_over = true;
         self.0.news.notify_all();
@@ -38,16 +38,16 @@ impl Drop for Over<'_, '_> {
 impl<'o> WriteBack<'o> {
     /// Runs work that writes these files, with the thread next to it if `is_synced`. A disk error that no call of
     /// [`WriteBack::wrote`] has returned is returned with the work's result.
-    pub fn beside<T>(
+    pub fn during<T>(
         outputs: &'o [OutputFile],
         is_synced: bool,
         work: impl FnOnce(&Self) -> T,
     ) -> (T, io::Result<()>) {
         let pending = vec![0; outputs.len()];
-        let state = Mutex::new(State { pending, is_over: false, failed: None });
+        let state = Mutex::new(WriteBackState { pending, is_over: false, failed: None });
         let this = Self { outputs, state, news: Condvar::new() };
         let done = std::thread::scope(|scope| {
-            let _over = Over(&this);
+            let _end_on_drop = EndOnDrop(&this);
             if is_synced {
                 // If the thread cannot be started, the sync at the end does all.
                 let _ = std::thread::Builder::new()
@@ -78,7 +78,7 @@ impl<'o> WriteBack<'o> {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WriteBackState> {
         self.state.lock().unpoisoned()
     }
 
@@ -113,7 +113,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let outputs = files(dir.path(), 2);
             let block = vec![7u8; 4 << 20];
-            let ((), synced) = WriteBack::beside(&outputs, is_synced, |write_back| {
+            let ((), synced) = WriteBack::during(&outputs, is_synced, |write_back| {
                 for at in 0..40u64 {
                     let file = usize::from(at % 2 == 1);
                     outputs[file].write_at((at / 2) * (4 << 20), &block).unwrap();
@@ -134,7 +134,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let outputs = files(dir.path(), 1);
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            WriteBack::beside(&outputs, true, |_| panic!("of the work"))
+            WriteBack::during(&outputs, true, |_| panic!("of the work"))
         }));
         assert!(caught.is_err());
     }
@@ -146,13 +146,13 @@ mod tests {
         let fail = |write_back: &WriteBack<'_>| {
             write_back.state().failed = Some(io::Error::other("the disk"));
         };
-        let (told, left) = WriteBack::beside(&outputs, true, |write_back| {
+        let (told, left) = WriteBack::during(&outputs, true, |write_back| {
             fail(write_back);
             write_back.wrote(0, 1)
         });
         assert_eq!(told.unwrap_err().to_string(), "the disk");
         left.unwrap();
-        let ((), left) = WriteBack::beside(&outputs, true, |write_back| fail(write_back));
+        let ((), left) = WriteBack::during(&outputs, true, |write_back| fail(write_back));
         assert_eq!(left.unwrap_err().to_string(), "the disk");
     }
 }

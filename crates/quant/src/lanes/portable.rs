@@ -15,22 +15,22 @@ const PORTABLE_WIDTH: usize = 4;
 
 /// A vector of [`Portable`].
 #[derive(Clone, Copy)]
-pub(crate) struct Array<T>([T; PORTABLE_WIDTH]);
+pub(crate) struct LaneArray<T>([T; PORTABLE_WIDTH]);
 
-impl<T: Copy> Array<T> {
+impl<T: Copy> LaneArray<T> {
     #[inline(always)]
-    fn with<U: Copy, V: Copy + Default>(self, other: Array<U>, f: impl Fn(T, U) -> V) -> Array<V> {
+    fn with<U: Copy, V: Copy + Default>(self, other: LaneArray<U>, f: impl Fn(T, U) -> V) -> LaneArray<V> {
         let mut out = [V::default(); PORTABLE_WIDTH];
         for i in 0..PORTABLE_WIDTH {
             out[i] = f(self.0[i], other.0[i]);
         }
-        Array(out)
+        LaneArray(out)
     }
 }
 
 macro_rules! array_operators {
     ($( $element:ty: $operator:ident $method:ident $f:expr; )*) => {
-        $( impl $operator for Array<$element> {
+        $( impl $operator for LaneArray<$element> {
             type Output = Self;
             #[inline(always)]
             fn $method(self, other: Self) -> Self {
@@ -53,7 +53,7 @@ array_operators! {
     bool: BitOr bitor |a, b| a | b;
 }
 
-impl Not for Array<bool> {
+impl Not for LaneArray<bool> {
     type Output = Self;
     #[inline(always)]
     fn not(self) -> Self {
@@ -63,9 +63,9 @@ impl Not for Array<bool> {
 
 impl Lanes for Portable {
     const WIDTH: usize = PORTABLE_WIDTH;
-    type F = Array<f32>;
-    type I = Array<i32>;
-    type M = Array<bool>;
+    type F = LaneArray<f32>;
+    type I = LaneArray<i32>;
+    type M = LaneArray<bool>;
     type T = Entries;
 
     #[inline(always)]
@@ -74,17 +74,17 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
-        Array([value; PORTABLE_WIDTH])
+        LaneArray([value; PORTABLE_WIDTH])
     }
     #[inline(always)]
     fn splat_i(self, value: i32) -> Self::I {
-        Array([value; PORTABLE_WIDTH])
+        LaneArray([value; PORTABLE_WIDTH])
     }
     #[inline(always)]
     fn load(self, src: &[f32]) -> Self::F {
         let mut out = [0.0; PORTABLE_WIDTH];
         out.copy_from_slice(&src[..PORTABLE_WIDTH]);
-        Array(out)
+        LaneArray(out)
     }
     #[inline(always)]
     fn store(self, value: Self::F, dst: &mut [f32]) {
@@ -116,11 +116,11 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn abs(self, value: Self::F) -> Self::F {
-        Array(value.0.map(f32::abs))
+        LaneArray(value.0.map(f32::abs))
     }
     #[inline(always)]
     fn sqrt(self, value: Self::F) -> Self::F {
-        Array(value.0.map(f32::sqrt))
+        LaneArray(value.0.map(f32::sqrt))
     }
     #[inline(always)]
     fn c_max(self, a: Self::F, b: Self::F) -> Self::F {
@@ -132,23 +132,23 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn round_even(self, value: Self::F) -> Self::F {
-        Array(value.0.map(f32::round_ties_even))
+        LaneArray(value.0.map(f32::round_ties_even))
     }
     #[inline(always)]
     fn bits(self, value: Self::F) -> Self::I {
-        Array(value.0.map(|value| value.to_bits() as i32))
+        LaneArray(value.0.map(|value| value.to_bits() as i32))
     }
     #[inline(always)]
     fn float_of(self, value: Self::I) -> Self::F {
-        Array(value.0.map(|value| f32::from_bits(value as u32)))
+        LaneArray(value.0.map(|value| f32::from_bits(value as u32)))
     }
     #[inline(always)]
     fn to_f(self, value: Self::I) -> Self::F {
-        Array(value.0.map(|value| value as f32))
+        LaneArray(value.0.map(|value| value as f32))
     }
     #[inline(always)]
     fn trunc(self, value: Self::F) -> Self::I {
-        Array(value.0.map(c_trunc_i32))
+        LaneArray(value.0.map(c_trunc_i32))
     }
     #[inline(always)]
     fn max_i(self, a: Self::I, b: Self::I) -> Self::I {
@@ -200,11 +200,11 @@ impl Lanes for Portable {
         for (out, src) in out.iter_mut().zip(&src[..PORTABLE_WIDTH]) {
             *out = i32::from(*src);
         }
-        Array(out)
+        LaneArray(out)
     }
     #[inline(always)]
     fn shr(self, value: Self::I, n: u32) -> Self::I {
-        Array(value.0.map(|value| (value as u32 >> n) as i32))
+        LaneArray(value.0.map(|value| (value as u32 >> n) as i32))
     }
     #[inline(always)]
     fn least(self, value: Self::F) -> f32 {
@@ -220,10 +220,10 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn lookup(self, table: Self::T, index: Self::I) -> Self::F {
-        Array(index.0.map(|index| table.get(index)))
+        LaneArray(index.0.map(|index| table.get(index)))
     }
     #[inline(always)]
     fn lookup_16(self, table: &[f32; 16], index: Self::I) -> Self::F {
-        Array(index.0.map(|index| table[(index & 15) as usize]))
+        LaneArray(index.0.map(|index| table[(index & 15) as usize]))
     }
 }

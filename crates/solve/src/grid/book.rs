@@ -4,11 +4,11 @@
 const TILE: usize = 16;
 
 /// One number for each vector of a tile.
-pub(crate) type Tile = [f32; TILE];
+pub(crate) type TileValues = [f32; TILE];
 
 /// Vectors of `D` numbers, in tiles.
 pub(crate) struct Book<const D: usize> {
-    tiles: Vec<[Tile; D]>,
+    tiles: Vec<[TileValues; D]>,
 }
 
 impl<const D: usize> Book<D> {
@@ -39,7 +39,7 @@ impl<const D: usize> Book<D> {
     pub(crate) fn lowest(&self, h: &[[f32; D]; D], c: &[f32; D]) -> (usize, f32) {
         let twice = twice_below(h);
         let linear = c.map(|c| -2.0 * c);
-        let mut best = Best::new();
+        let mut best = LowestCost::new();
         for (index, tile) in self.tiles.iter().enumerate() {
             best.offer(index, &parabola(tile, &twice, &linear));
         }
@@ -48,7 +48,7 @@ impl<const D: usize> Book<D> {
 
     /// Computes `v h vᵀ` of all vectors, for [`Book::lowest_of`].
     #[inline(always)]
-    pub(crate) fn squares(&self, h: &[[f32; D]; D], out: &mut Vec<Tile>) {
+    pub(crate) fn squares(&self, h: &[[f32; D]; D], out: &mut Vec<TileValues>) {
         let twice = twice_below(h);
         out.clear();
         for tile in &self.tiles {
@@ -58,9 +58,9 @@ impl<const D: usize> Book<D> {
 
     /// Runs [`Book::lowest`] with known squares.
     #[inline(always)]
-    pub(crate) fn lowest_of(&self, squares: &[Tile], c: &[f32; D]) -> (usize, f32) {
+    pub(crate) fn lowest_of(&self, squares: &[TileValues], c: &[f32; D]) -> (usize, f32) {
         let linear = c.map(|c| -2.0 * c);
-        let mut best = Best::new();
+        let mut best = LowestCost::new();
         for (index, (tile, squares)) in self.tiles.iter().zip(squares).enumerate() {
             let mut cost = *squares;
             for i in 0..D {
@@ -88,7 +88,7 @@ fn twice_below<const D: usize>(h: &[[f32; D]; D]) -> [[f32; D]; D] {
 
 /// Computes `v h vᵀ + linear·v` of a tile; reads `h` only on and below the diagonal.
 #[inline(always)]
-fn parabola<const D: usize>(tile: &[Tile; D], h: &[[f32; D]; D], linear: &[f32; D]) -> Tile {
+fn parabola<const D: usize>(tile: &[TileValues; D], h: &[[f32; D]; D], linear: &[f32; D]) -> TileValues {
     let mut cost = [0.0; TILE];
     for i in 0..D {
         let mut slope = [linear[i]; TILE];
@@ -105,19 +105,19 @@ fn parabola<const D: usize>(tile: &[Tile; D], h: &[[f32; D]; D], linear: &[f32; 
 }
 
 /// Lowest value of each lane.
-struct Best {
-    cost: Tile,
+struct LowestCost {
+    cost: TileValues,
     tile: [u32; TILE],
 }
 
-impl Best {
+impl LowestCost {
     #[inline(always)]
     fn new() -> Self {
         Self { cost: [f32::INFINITY; TILE], tile: [0; TILE] }
     }
 
     #[inline(always)]
-    fn offer(&mut self, index: usize, cost: &Tile) {
+    fn offer(&mut self, index: usize, cost: &TileValues) {
         for lane in 0..TILE {
             let is_lower = cost[lane] < self.cost[lane];
             self.cost[lane] = if is_lower { cost[lane] } else { self.cost[lane] };
@@ -140,12 +140,12 @@ impl Best {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::twin::Noise;
+    use crate::twin::NormalRng;
     use gguf_core::simd::{SimdLevel, VectorLoop};
 
-    struct Lowest<'a>(&'a Book<8>, &'a [[f32; 8]; 8], &'a [f32; 8]);
+    struct FindLowest<'a>(&'a Book<8>, &'a [[f32; 8]; 8], &'a [f32; 8]);
 
-    impl VectorLoop for Lowest<'_> {
+    impl VectorLoop for FindLowest<'_> {
         type Output = (usize, f32);
 
         #[inline(always)]
@@ -156,19 +156,19 @@ mod tests {
 
     #[test]
     fn the_lowest_is_that_of_the_formula_at_all_levels() {
-        let mut noise = Noise(3);
-        let vectors: Vec<[f32; 8]> = (0..200).map(|_| std::array::from_fn(|_| noise.bell())).collect();
+        let mut rng = NormalRng(3);
+        let vectors: Vec<[f32; 8]> = (0..200).map(|_| std::array::from_fn(|_| rng.bell())).collect();
         let book = Book::new(vectors.iter().copied());
         for _ in 0..50 {
             let mut h = [[0.0; 8]; 8];
             for i in 0..8 {
                 for j in 0..=i {
-                    h[i][j] = 0.3 * noise.bell();
+                    h[i][j] = 0.3 * rng.bell();
                     h[j][i] = h[i][j];
                 }
                 h[i][i] += 2.0;
             }
-            let c = std::array::from_fn(|_| 2.0 * noise.bell());
+            let c = std::array::from_fn(|_| 2.0 * rng.bell());
             let cost = |v: &[f32; 8]| -> f64 {
                 let product = |i: usize| -> f64 { (0..8).map(|j| f64::from(h[i][j] * v[j])).sum() };
                 (0..8).map(|i| f64::from(v[i]) * (product(i) - 2.0 * f64::from(c[i]))).sum()
@@ -182,7 +182,7 @@ mod tests {
             assert_eq!(other, found);
             assert!((number - lowest).abs() < 1e-4);
             for level in SimdLevel::available() {
-                let (index, number) = level.vectorize(Lowest(&book, &h, &c));
+                let (index, number) = level.vectorize(FindLowest(&book, &h, &c));
                 assert_eq!((index, number.to_bits()), (found, lowest.to_bits()), "{level}");
             }
         }

@@ -2,7 +2,7 @@
 
 use gguf_quant::grid_states::{GridForm, SIGNED, Signs};
 
-use crate::grid::book::{Book, Tile};
+use crate::grid::book::{Book, TileValues};
 use crate::unit::{UNIT, Unit, UnitMetric};
 
 /// Number of turns of points and signs. A third changes next to nothing.
@@ -19,10 +19,10 @@ pub(crate) struct Code {
 
 /// Metric of a unit, prepared for many rows.
 #[derive(Default)]
-pub(crate) struct Ready {
+pub(crate) struct PreparedMetric {
     pub h: UnitMetric,
     /// `q h qᵀ` of the points shifted up and down, for types without signs.
-    squares: [Vec<Tile>; 2],
+    squares: [Vec<TileValues>; 2],
 }
 
 /// A type's grid, prepared for the choice.
@@ -74,7 +74,7 @@ impl Grid {
 
     /// Prepares a metric.
     #[inline(always)]
-    pub(crate) fn ready(&self, h: &UnitMetric, out: &mut Ready) {
+    pub(crate) fn prepare(&self, h: &UnitMetric, out: &mut PreparedMetric) {
         out.h = *h;
         if self.shifted().is_some() {
             for (book, squares) in self.eights.iter().zip(&mut out.squares) {
@@ -105,7 +105,7 @@ impl Grid {
     /// Returns a code for values near `x` under a metric. Its signs are those of `x`, or the nearest that can be
     /// stored.
     #[inline(always)]
-    pub(crate) fn near(&self, ready: &Ready, x: &Unit, shift: u8) -> Code {
+    pub(crate) fn near(&self, ready: &PreparedMetric, x: &Unit, shift: u8) -> Code {
         let h = &ready.h;
         let c = product(h, x);
         let mut code = Code { points: [0; 2], signs: shift };
@@ -140,7 +140,7 @@ impl Grid {
 
     /// Improves a code by turns of points and signs, for the parabola `q h qᵀ - 2 q·c`; the result is never worse.
     #[inline(always)]
-    pub(crate) fn improve(&self, ready: &Ready, c: &Unit, start: Code) -> Code {
+    pub(crate) fn improve(&self, ready: &PreparedMetric, c: &Unit, start: Code) -> Code {
         let h = &ready.h;
         let mut code = start;
         match self.form.signs {
@@ -192,14 +192,14 @@ impl Grid {
             }
             return;
         }
-        let (h, c) = turned(h, c, &factors(code.signs));
+        let (h, c) = substituted(h, c, &factors(code.signs));
         code.points[0] = self.eights[0].lowest(&h, &c).0 as u16;
     }
 
     /// Returns the best point of one half, with the magnitudes of the other half.
     #[inline(always)]
     fn half(&self, h: &UnitMetric, c: &Unit, signs: u8, at: usize, magnitudes: &Unit) -> u16 {
-        let (h, c) = turned(h, c, &factors(signs));
+        let (h, c) = substituted(h, c, &factors(signs));
         let (own, other) = (4 * at, 4 - 4 * at);
         let mut part = [[0.0; 4]; 4];
         let mut linear = [0.0; 4];
@@ -215,7 +215,7 @@ impl Grid {
 
     #[inline(always)]
     fn choose_signs(&self, h: &UnitMetric, c: &Unit, code: &mut Code) {
-        let (h, c) = turned(h, c, &self.magnitudes(*code));
+        let (h, c) = substituted(h, c, &self.magnitudes(*code));
         code.signs = self.signs[self.factors.lowest(&h, &c).0];
     }
 }
@@ -228,15 +228,15 @@ fn factors(signs: u8) -> [f32; SIGNED] {
 
 /// Transforms the parabola to the unknown `x` for `q = x · by`.
 #[inline(always)]
-fn turned(h: &UnitMetric, c: &Unit, by: &Unit) -> (UnitMetric, Unit) {
-    let (mut turned, mut linear) = (*h, *c);
+fn substituted(h: &UnitMetric, c: &Unit, by: &Unit) -> (UnitMetric, Unit) {
+    let (mut substituted, mut linear) = (*h, *c);
     for i in 0..UNIT {
         linear[i] *= by[i];
         for j in 0..UNIT {
-            turned[i][j] *= by[i] * by[j];
+            substituted[i][j] *= by[i] * by[j];
         }
     }
-    (turned, linear)
+    (substituted, linear)
 }
 
 /// Computes `h x`.

@@ -8,7 +8,7 @@ use gguf_quant::grid_states::GRID_ELEMS;
 
 use crate::Metric;
 use crate::descent::rounded;
-use crate::grid::choice::{Code, Grid, Ready, product as unit_product};
+use crate::grid::choice::{Code, Grid, PreparedMetric, product as unit_product};
 use crate::grid::panel::GridPanel;
 use crate::lanes::{add_product, limit, round, take_product, times};
 use crate::panel::{LANES, Lane, ZERO, product, product_added};
@@ -18,7 +18,7 @@ use crate::unit::{UNIT, Unit};
 const PART: usize = 32;
 
 /// Buffers of a descent.
-pub(crate) struct Descent {
+pub(crate) struct GridDescent {
     /// Gradients `e H_r` of the columns of a block.
     gradients: Vec<Lane>,
     /// Products with a part of `H_r`.
@@ -26,10 +26,10 @@ pub(crate) struct Descent {
     /// Right operand of a product: changes of errors, or values.
     factors: Vec<Lane>,
     /// Prepared metrics of the units of a part.
-    ready: [Ready; PART / UNIT],
+    ready: [PreparedMetric; PART / UNIT],
 }
 
-impl Descent {
+impl GridDescent {
     pub(crate) fn new() -> Self {
         let lanes = || vec![ZERO; GRID_ELEMS];
         Self { gradients: lanes(), products: lanes(), factors: lanes(), ready: Default::default() }
@@ -75,7 +75,7 @@ impl Descent {
         product(&mut self.products, own, &self.factors);
         let (gradients, products, directions) = (&*self.gradients, &*self.products, &*self.factors);
         let unit = grid.form.unit;
-        level.vectorize(FitBlock { unit, columns, panel, gradients, products, directions });
+        level.vectorize(FitGridBlock { unit, columns, panel, gradients, products, directions });
     }
 }
 
@@ -83,7 +83,7 @@ impl Descent {
 struct PartSteps<'a> {
     grid: &'a Grid,
     metric: &'a Metric,
-    ready: &'a mut [Ready; PART / UNIT],
+    ready: &'a mut [PreparedMetric; PART / UNIT],
     columns: Range<usize>,
     panel: &'a mut GridPanel,
     gradients: &'a [Lane],
@@ -102,7 +102,7 @@ impl VectorLoop for PartSteps<'_> {
         }
         for (unit, ready) in self.ready[..n / UNIT].iter_mut().enumerate() {
             let at = unit * UNIT;
-            grid.ready(&std::array::from_fn(|i| std::array::from_fn(|j| h[at + i][at + j])), ready);
+            grid.prepare(&std::array::from_fn(|i| std::array::from_fn(|j| h[at + i][at + j])), ready);
         }
         let (block, part) = (first / GRID_ELEMS, first / n);
         for row in 0..panel.n_rows {
@@ -110,7 +110,7 @@ impl VectorLoop for PartSteps<'_> {
             if d == 0.0 {
                 continue;
             }
-            let mut local = Local {
+            let mut local = PartState {
                 d,
                 odd: panel.odd[part][row],
                 g: [0.0; PART],
@@ -137,7 +137,7 @@ impl VectorLoop for PartSteps<'_> {
 
 /// State of a part of one row.
 #[derive(Clone, Copy)]
-struct Local {
+struct PartState {
     d: f32,
     odd: f32,
     /// Gradients of the columns.
@@ -151,10 +151,10 @@ struct Local {
 
 type PartMetric = [[f32; PART]; PART];
 
-impl Local {
+impl PartState {
     /// Returns the best of several trials: the fitted scale, and for shared shifts also the opposite shift.
     #[inline(always)]
-    fn best(self, grid: &Grid, h: &PartMetric, ready: &[Ready]) -> Self {
+    fn best(self, grid: &Grid, h: &PartMetric, ready: &[PreparedMetric]) -> Self {
         let n = grid.form.part;
         let mut best = self;
         let fitted = self.fitted_odd(grid, h);
@@ -239,7 +239,7 @@ impl Local {
 
     /// Chooses the code of a unit.
     #[inline(always)]
-    fn choose(&mut self, grid: &Grid, h: &PartMetric, ready: &Ready, unit: usize) {
+    fn choose(&mut self, grid: &Grid, h: &PartMetric, ready: &PreparedMetric, unit: usize) {
         let (n, first) = (grid.form.part, unit * UNIT);
         let step = self.d * self.odd;
         let old: Unit = std::array::from_fn(|i| self.q[first + i]);
@@ -274,7 +274,7 @@ fn part_product(h: &PartMetric, x: &[f32; PART], n: usize) -> [f32; PART] {
 }
 
 /// Least squares fit of a block's scale.
-struct FitBlock<'a> {
+struct FitGridBlock<'a> {
     unit: f32,
     columns: Range<usize>,
     panel: &'a mut GridPanel,
@@ -285,7 +285,7 @@ struct FitBlock<'a> {
     directions: &'a [Lane],
 }
 
-impl VectorLoop for FitBlock<'_> {
+impl VectorLoop for FitGridBlock<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use std::ops::Range;
 use gguf_core::simd::{SimdLevel, VectorLoop};
 use gguf_quant::grid_states::GRID_ELEMS;
 
-use crate::grid::choice::{Grid, Ready};
+use crate::grid::choice::{Grid, PreparedMetric};
 use crate::grid::panel::GridPanel;
 use crate::lanes::add_scaled;
 use crate::metric::UnitFactor;
@@ -22,15 +22,15 @@ use crate::{Metric, SolveError};
 const BLOCK: usize = 64;
 
 /// Buffers for the errors in the order of rounding.
-pub(crate) struct Feedback {
+pub(crate) struct GridFeedback {
     errors: Vec<Lane>,
     asked: Vec<Lane>,
-    ready: Ready,
+    ready: PreparedMetric,
 }
 
-impl Feedback {
+impl GridFeedback {
     pub(crate) fn new(n_cols: usize) -> Self {
-        Self { errors: vec![ZERO; n_cols], asked: vec![ZERO; BLOCK], ready: Ready::default() }
+        Self { errors: vec![ZERO; n_cols], asked: vec![ZERO; BLOCK], ready: PreparedMetric::default() }
     }
 
     /// Chooses the codes of a panel for its present scales.
@@ -55,24 +55,24 @@ impl Feedback {
             }
             let errors = &mut self.errors[places.clone()];
             let ready = &mut self.ready;
-            level.vectorize(Within { grid, factor, ready, panel, places, asked, errors });
+            level.vectorize(RoundUnits { grid, factor, ready, panel, places, asked, errors });
         }
         Ok(())
     }
 }
 
 /// Rounding of the units of one block, one after the other.
-struct Within<'a> {
+struct RoundUnits<'a> {
     grid: &'a Grid,
     factor: &'a UnitFactor,
-    ready: &'a mut Ready,
+    ready: &'a mut PreparedMetric,
     panel: &'a mut GridPanel,
     places: Range<usize>,
     asked: &'a mut [Lane],
     errors: &'a mut [Lane],
 }
 
-impl VectorLoop for Within<'_> {
+impl VectorLoop for RoundUnits<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -93,7 +93,7 @@ impl VectorLoop for Within<'_> {
                     add_scaled(&mut rest[0], solved, -*coefficient);
                 }
             }
-            self.grid.ready(&self.factor.conditional(place), self.ready);
+            self.grid.prepare(&self.factor.conditional(place), self.ready);
             let targets = &self.asked[at..at + UNIT];
             choose(self.grid, self.panel, unit, self.ready, targets);
             let columns = unit * UNIT..(unit + 1) * UNIT;
@@ -104,7 +104,7 @@ impl VectorLoop for Within<'_> {
 
 /// Chooses the codes of a unit for all rows.
 #[inline(always)]
-fn choose(grid: &Grid, panel: &mut GridPanel, unit: usize, ready: &Ready, asked: &[Lane]) {
+fn choose(grid: &Grid, panel: &mut GridPanel, unit: usize, ready: &PreparedMetric, asked: &[Lane]) {
     let first = unit * UNIT;
     for row in 0..panel.n_rows {
         let step = panel.d[first / GRID_ELEMS][row] * panel.odd[first / grid.form.part][row];

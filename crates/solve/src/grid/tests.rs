@@ -6,8 +6,8 @@ use gguf_quant::grid_states::{GRID_ELEMS, GRID_FORMS, GridForm, GridState, Signs
 use gguf_quant::{dequantize, quantize_rows};
 
 use super::GridSolver;
-use super::choice::{Code, Grid, Ready};
-use crate::twin::{Noise, correlated, invert, odd_moments, odd_rows};
+use super::choice::{Code, Grid, PreparedMetric};
+use crate::twin::{NormalRng, correlated, invert, odd_moments, odd_rows};
 use crate::unit::{UNIT, Unit, UnitMetric};
 use crate::{
     Metric, PANEL_ROWS, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, objective, solve_rows,
@@ -15,9 +15,9 @@ use crate::{
 
 const N: usize = 512;
 
-fn ready(grid: &Grid, h: &UnitMetric) -> Ready {
-    let mut ready = Ready::default();
-    grid.ready(h, &mut ready);
+fn ready(grid: &Grid, h: &UnitMetric) -> PreparedMetric {
+    let mut ready = PreparedMetric::default();
+    grid.prepare(h, &mut ready);
     ready
 }
 
@@ -26,8 +26,8 @@ fn moments(n: usize, seed: u64) -> SecondMoments {
 }
 
 fn weights(n_rows: usize, n_cols: usize, seed: u64) -> Vec<f32> {
-    let mut noise = Noise(seed);
-    (0..n_rows * n_cols).map(|_| 0.02 * noise.bell()).collect()
+    let mut rng = NormalRng(seed);
+    (0..n_rows * n_cols).map(|_| 0.02 * rng.bell()).collect()
 }
 
 /// Returns the blocks of the quantizer.
@@ -50,14 +50,14 @@ fn solve(
     Ok(out)
 }
 
-fn random_metric(noise: &mut Noise, off: f32) -> UnitMetric {
+fn random_metric(rng: &mut NormalRng, off: f32) -> UnitMetric {
     let mut h = [[0.0; UNIT]; UNIT];
     for i in 0..UNIT {
         for j in 0..i {
-            h[i][j] = off * noise.bell();
+            h[i][j] = off * rng.bell();
             h[j][i] = h[i][j];
         }
-        h[i][i] = 1.0 + noise.bell().abs();
+        h[i][i] = 1.0 + rng.bell().abs();
     }
     h
 }
@@ -75,15 +75,15 @@ fn all_codes(form: &GridForm) -> Vec<Code> {
 
 #[test]
 fn without_correlations_the_choice_is_the_best_of_all() {
-    let mut noise = Noise(1);
+    let mut rng = NormalRng(1);
     for form in GRID_FORMS {
         let grid = Grid::new(form);
         let codes = all_codes(form);
         let points = (0..form.n_points()).flat_map(|index| form.point(index as u16));
         let largest = points.fold(0f32, |largest, value| largest.max(value.abs()));
         for _ in 0..3 {
-            let h = random_metric(&mut noise, 0.0);
-            let x: Unit = std::array::from_fn(|_| 0.4 * largest * noise.bell());
+            let h = random_metric(&mut rng, 0.0);
+            let x: Unit = std::array::from_fn(|_| 0.4 * largest * rng.bell());
             let shift = 1;
             let found = grid.near(&ready(&grid, &h), &x, shift);
             let values = grid.values(found);
@@ -109,22 +109,22 @@ fn without_correlations_the_choice_is_the_best_of_all() {
 
 #[test]
 fn the_choice_never_rises_and_can_be_stored() {
-    let mut noise = Noise(2);
+    let mut rng = NormalRng(2);
     for form in GRID_FORMS {
         let grid = Grid::new(form);
         let (mut n_better, n) = (0, 200);
         for _ in 0..n {
-            let h = random_metric(&mut noise, 0.25);
-            let c: Unit = std::array::from_fn(|_| 10.0 * noise.bell());
+            let h = random_metric(&mut rng, 0.25);
+            let c: Unit = std::array::from_fn(|_| 10.0 * rng.bell());
             let mut old = Code::default();
             for point in &mut old.points {
-                *point = (noise.bits() % form.n_points() as u64) as u16;
+                *point = (rng.bits() % form.n_points() as u64) as u16;
             }
             old.points[1] *= u16::from(form.dims == 4);
             old.signs = match form.signs {
-                Signs::Free => noise.bits() as u8,
-                Signs::Even => noise.bits() as u8 & 0x33,
-                Signs::Shift(_) => noise.bits() as u8 & 1,
+                Signs::Free => rng.bits() as u8,
+                Signs::Even => rng.bits() as u8 & 0x33,
+                Signs::Shift(_) => rng.bits() as u8 & 1,
             };
             if form.signs == Signs::Even && old.signs.count_ones() % 2 == 1 {
                 old.signs ^= 4;
@@ -309,12 +309,12 @@ fn any_bytes_are_a_start_or_are_refused() {
     let moments = SecondMoments::new(n, 400, correlated(n, 400, 3)).unwrap();
     let metric = Metric::new(&moments, SHRINKAGE).unwrap();
     let mut w = weights(4, n, 4);
-    let mut noise = Noise(9);
+    let mut rng = NormalRng(9);
     for form in GRID_FORMS {
         let mut n_solved = 0;
         for _ in 0..6 {
             let n_bytes = 4 * form.ty.block_bytes();
-            let bytes: Vec<u8> = (0..n_bytes).map(|_| noise.bits() as u8).collect();
+            let bytes: Vec<u8> = (0..n_bytes).map(|_| rng.bits() as u8).collect();
             match solve(form, SimdLevel::detect(), &w, Start::Blocks(&bytes), &metric, 2) {
                 Ok(out) => {
                     n_solved += 1;

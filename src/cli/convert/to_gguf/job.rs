@@ -8,17 +8,17 @@ use super::codes::CodesReport;
 use crate::cli::Session;
 use crate::cli::quantize::report::small_rows_json;
 use crate::cli::render::{Align, Table, count, duration, plural};
-use crate::cli::stored::Stored;
+use crate::cli::stored::StoredQuantization;
 use crate::core::text::{bytes, escape};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{Metadata, PlannedFile, WriteError, WriteOptions, WriteReport, plan_files};
 use crate::quant::SmallRows;
 
 /// Planned output.
-pub(in crate::cli::convert) struct Job<'a> {
+pub(in crate::cli::convert) struct ConvertJob<'a> {
     pub(in crate::cli::convert) target: PathBuf,
     pub(super) codes: CodesReport,
-    pub(super) stored: Stored<'a>,
+    pub(super) stored: StoredQuantization<'a>,
     pub(in crate::cli::convert) metadata: &'a Metadata,
     pub(in crate::cli::convert) source: &'a dyn TensorSource,
     pub(in crate::cli::convert) options: WriteOptions,
@@ -26,7 +26,7 @@ pub(in crate::cli::convert) struct Job<'a> {
     pub(super) encoding: String,
 }
 
-impl<'a> Job<'a> {
+impl<'a> ConvertJob<'a> {
     /// Creates an output whose source has no integer codes.
     pub(in crate::cli::convert) fn plain(
         target: PathBuf,
@@ -35,12 +35,12 @@ impl<'a> Job<'a> {
         options: WriteOptions,
         encoding: String,
     ) -> Self {
-        let (codes, stored) = (CodesReport::default(), Stored::default());
+        let (codes, stored) = (CodesReport::default(), StoredQuantization::default());
         Self { target, codes, stored, metadata, source, options, encoding }
     }
 }
 
-impl Job<'_> {
+impl ConvertJob<'_> {
     /// Returns the files that are written.
     pub(super) fn files(&self) -> Result<Vec<PlannedFile>, WriteError> {
         let WriteOptions { layout, split, .. } = &self.options;

@@ -14,13 +14,13 @@ const SHOWN_CHARS: usize = 60;
 const SHOWN_ELEMS: usize = 6;
 
 /// Tensors of one layer or stack.
-struct Group<'a> {
+struct TensorGroup<'a> {
     name: String,
     /// Tensors with their indices in the file.
     tensors: Vec<(usize, &'a TensorMeta)>,
 }
 
-impl Group<'_> {
+impl TensorGroup<'_> {
     fn n_elems(&self) -> u64 {
         self.tensors.iter().map(|(_, tensor)| tensor.shape.n_elems()).fold(0, u64::saturating_add)
     }
@@ -76,7 +76,7 @@ fn keys(file: &GgufFile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Writes a line for each group, with a link to its table.
-fn overview(groups: &[Group<'_>], n_elems: u64, out: &mut dyn Write) -> io::Result<()> {
+fn overview(groups: &[TensorGroup<'_>], n_elems: u64, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\n## Tensors\n")?;
     writeln!(out, "| group | tensors | elements | share | size | bits per weight |")?;
     writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
@@ -97,7 +97,7 @@ fn overview(groups: &[Group<'_>], n_elems: u64, out: &mut dyn Write) -> io::Resu
     Ok(())
 }
 
-fn listed(file: &GgufFile, group: &Group<'_>, out: &mut dyn Write) -> io::Result<()> {
+fn listed(file: &GgufFile, group: &TensorGroup<'_>, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\n### <a name=\"{}\">{}</a>\n", anchor(&group.name), escape(&group.name))?;
     writeln!(out, "| no. | tensor | type | shape | elements | bits per weight | offset | bytes |")?;
     writeln!(out, "| ---: | --- | --- | --- | ---: | ---: | ---: | ---: |")?;
@@ -120,13 +120,13 @@ fn listed(file: &GgufFile, group: &Group<'_>, out: &mut dyn Write) -> io::Result
 }
 
 /// Groups tensors by layer, in the order in which groups first occur.
-fn groups(tensors: &[TensorMeta]) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
+fn groups(tensors: &[TensorMeta]) -> Vec<TensorGroup<'_>> {
+    let mut groups: Vec<TensorGroup<'_>> = Vec::new();
     let mut places = std::collections::HashMap::new();
     for (index, tensor) in tensors.iter().enumerate() {
         let name = group_of(&tensor.name);
         let place = *places.entry(name.clone()).or_insert_with(|| {
-            groups.push(Group { name, tensors: Vec::new() });
+            groups.push(TensorGroup { name, tensors: Vec::new() });
             groups.len() - 1
         });
         groups[place].tensors.push((index, tensor));

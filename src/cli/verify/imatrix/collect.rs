@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::cli::guard::Guard;
 use crate::cli::verify::imatrix::coverage;
-use crate::cli::verify::imatrix::save::{Frequency, Target, Work};
+use crate::cli::verify::imatrix::save::{CollectRun, MatrixOutput, SaveFrequency};
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::verify::{CutArgs, engine_options};
@@ -18,7 +18,7 @@ use crate::core::text;
 use crate::core::text::escape;
 use crate::gguf::{ImatrixSums, Share, StoredImatrix, merge_imatrices};
 use crate::verify::{
-    Collected, ImportanceOptions, ImportanceRun, Model, Perplexity, Rows, Span, expert_coverage,
+    Collected, ImportanceOptions, ImportanceRun, Model, Perplexity, RowSelection, Span, expert_coverage,
 };
 
 #[derive(Debug, Args)]
@@ -88,7 +88,8 @@ impl CollectArgs {
         let inputs: Vec<PathBuf> =
             self.prompts.iter().chain(&self.in_file).cloned().chain(opened.inputs()).collect();
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
-        let target = Target { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
+        let target =
+            MatrixOutput { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
         target.warn_of_name(session);
         let work = |model: &Model<'_>| self.collect(model, &prompts, target, guard, session);
         let (collected, size) = opened.with(None, work)?;
@@ -102,7 +103,7 @@ impl CollectArgs {
             (
                 self.legacy,
                 "--legacy",
-                "has no room for what parts are put together by: give it to `gguf-verify combine`",
+                "cannot hold the data that combines parts: give it to `gguf-verify combine`",
             ),
             (
                 !self.in_file.is_empty(),
@@ -121,14 +122,14 @@ impl CollectArgs {
         &self,
         model: &Model<'_>,
         prompts: &PromptFiles,
-        target: Target<'_>,
+        target: MatrixOutput<'_>,
         mut guard: Guard<'_>,
         session: &Session,
     ) -> anyhow::Result<(Collected, u64)> {
         let options = ImportanceOptions {
             engine: engine_options(&session.common),
             files: prompts.files().to_vec(),
-            scoring: self.cut.scoring(Span::SecondHalf, Rows::Scored),
+            scoring: self.cut.scoring(Span::SecondHalf, RowSelection::Scored),
             from_chunk: self.from_chunk,
             parse_special: self.parse_special,
             process_output: self.process_output,
@@ -144,11 +145,11 @@ impl CollectArgs {
             session.progress.warn(warning);
         }
         let before = self.before(&run, session)?;
-        let frequency = Frequency { output: self.output_frequency, copies: self.save_frequency };
+        let frequency = SaveFrequency { output: self.output_frequency, copies: self.save_frequency };
         for n_chunks in frequency.copies_of(before.n_chunks, run.n_chunks()) {
             guard.write("a copy of `--save-frequency`", &target.copy_path(n_chunks), OutputKind::Imatrix)?;
         }
-        let work = Work { session, target, run, before, frequency };
+        let work = CollectRun { session, target, run, before, frequency };
         let mut collected = if self.resume { work.resume()? } else { work.begin() };
         // The file of an unfinished run may list fewer of them.
         let texts = prompts.paths().map(|path| path.display().to_string().into_bytes());
@@ -169,10 +170,10 @@ impl CollectArgs {
     fn before(&self, run: &ImportanceRun<'_>, session: &Session) -> anyhow::Result<ImatrixSums> {
         let files =
             self.in_file.iter().map(|path| StoredImatrix::open(path)).collect::<Result<Vec<_>, _>>()?;
-        let before = merge_imatrices(&files, self.cut.scoring(Span::SecondHalf, Rows::Scored).n_ctx)?;
-        let strangers = run.check(&before, &files)?;
-        if let Some(example) = strangers.first() {
-            let n = strangers.len();
+        let before = merge_imatrices(&files, self.cut.scoring(Span::SecondHalf, RowSelection::Scored).n_ctx)?;
+        let unknown = run.check(&before, &files)?;
+        if let Some(example) = unknown.first() {
+            let n = unknown.len();
             session.progress.warn(&format!(
                 "the model has no tensor for {n} entries of `--in-file`, which are kept: `{}`, for example",
                 escape(example)

@@ -89,7 +89,7 @@ pub(super) fn warning(coverage: &[ExpertCoverage]) -> Option<String> {
     });
     let list = named(places, MAX_NAMED);
     Some(format!(
-        "{n_unseen} of {n_experts} experts saw no token, and the matrix says nothing of them (more text reaches more): {list}"
+        "{n_unseen} of {n_experts} experts saw no token, and the matrix has no data for them (more text reaches more): {list}"
     ))
 }
 

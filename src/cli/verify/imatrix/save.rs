@@ -9,7 +9,7 @@ use crate::gguf::{ImatrixSums, UnfinishedRun, WriteOptions};
 use crate::verify::{Collected, ImportanceRun};
 
 /// Output path and format of a matrix.
-pub(super) struct Target<'a> {
+pub(super) struct MatrixOutput<'a> {
     pub(super) path: &'a Path,
     /// True for the format before GGUF.
     pub(super) legacy: bool,
@@ -18,13 +18,13 @@ pub(super) struct Target<'a> {
     pub(super) inputs: Vec<PathBuf>,
 }
 
-impl Target<'_> {
+impl MatrixOutput<'_> {
     /// Warns if the name of a GGUF file suggests the older format (`.dat`).
     pub(super) fn warn_of_name(&self, session: &Session) {
         if !self.legacy && self.path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("dat")) {
             let path = self.path.display().to_string();
             session.progress.warn(&format!(
-                "{}: the file is GGUF, whatever its name says; programs that read `.dat` files need --legacy",
+                "{}: the file is GGUF, despite its name; programs that read `.dat` files need --legacy",
                 escape(&path)
             ));
         }
@@ -73,12 +73,12 @@ impl Target<'_> {
 
 /// Number of chunks between two saves; 0 turns them off.
 #[derive(Clone, Copy)]
-pub(super) struct Frequency {
+pub(super) struct SaveFrequency {
     pub(super) output: usize,
     pub(super) copies: usize,
 }
 
-impl Frequency {
+impl SaveFrequency {
     /// Returns the chunk counts at which a run of `n_run` chunks on top of `before` chunks keeps a copy.
     pub(super) fn copies_of(self, before: usize, n_run: usize) -> impl Iterator<Item = usize> {
         let last = before.saturating_add(n_run);
@@ -88,16 +88,16 @@ impl Frequency {
 }
 
 /// Run with its session, target and initial sums.
-pub(super) struct Work<'a, 'm> {
+pub(super) struct CollectRun<'a, 'm> {
     pub(super) session: &'a Session,
-    pub(super) target: Target<'a>,
+    pub(super) target: MatrixOutput<'a>,
     pub(super) run: ImportanceRun<'m>,
     /// Sums that the run starts with.
     pub(super) before: ImatrixSums,
-    pub(super) frequency: Frequency,
+    pub(super) frequency: SaveFrequency,
 }
 
-impl Work<'_, '_> {
+impl CollectRun<'_, '_> {
     fn output(&self) -> String {
         escape(&self.target.path.display().to_string()).into_owned()
     }

@@ -124,7 +124,7 @@ fn tell(part: &VerificationPart, share: Share, output: &Path, session: &Session)
     let size = fs_err::metadata(output)?.len();
     let windows = part.windows();
     if windows.is_none() {
-        session.progress.warn("nothing was run: `gguf-verify combine` says why");
+        session.progress.warn("nothing was run: `gguf-verify combine` shows why");
     }
     let (first, n, all) = windows.unwrap_or_default();
     if session.common.json {

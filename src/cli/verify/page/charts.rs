@@ -31,8 +31,8 @@ impl Chart {
         description: &str,
         work: impl Fn(&mut Canvas<'_>) -> Drawn,
     ) -> anyhow::Result<Self> {
-        let one = |form: canvas::Form| canvas::svg(form, id, title, description, &work);
-        Ok(Self { wide: one(canvas::Form::Wide)?, narrow: one(canvas::Form::Narrow)? })
+        let one = |form: canvas::ChartWidth| canvas::svg(form, id, title, description, &work);
+        Ok(Self { wide: one(canvas::ChartWidth::Wide)?, narrow: one(canvas::ChartWidth::Narrow)? })
     }
 }
 
@@ -62,7 +62,7 @@ pub(super) fn quantiles(files: &[FileData]) -> anyhow::Result<Option<Chart>> {
 pub(super) fn histogram(at: usize, file: &FileData) -> anyhow::Result<Option<Chart>> {
     let Some(spread) = file.spread.as_ref().filter(|spread| !spread.bins.is_empty()) else { return Ok(None) };
     let title = format!("How the KLD is spread over the tokens: {}", file.label);
-    let description = format!("{} tokens; the quantiles are in the table beside the chart.", spread.tokens);
+    let description = format!("{} tokens; the quantiles are in the table next to the chart.", spread.tokens);
     Chart::draw(&format!("histogram-{at}"), &title, &description, |canvas| histogram::draw(canvas, spread))
         .map(Some)
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::cli::verify::details::{Details, Spread, Worst};
-use crate::cli::verify::recommend::{Candidate, recommend};
+use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
+use crate::cli::verify::recommend::{FileFigures, recommend};
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
 use crate::verify::{
@@ -30,7 +30,7 @@ pub(super) struct PageData {
     /// Name of the baseline, as it was given.
     pub(super) baseline: Option<String>,
     /// Reasons that all files share, if there are several files.
-    pub(super) shared: Vec<Reason>,
+    pub(super) shared: Vec<ReportReason>,
     pub(super) files: Vec<FileData>,
     /// True if a file has a perplexity, or if no file is an encoder.
     pub(super) has_perplexity: bool,
@@ -71,10 +71,10 @@ pub(super) struct FileData {
     pub(super) bits_per_weight: Option<f64>,
     pub(super) verdict: &'static str,
     /// Findings that decide the verdict, worst first.
-    pub(super) reasons: Vec<Reason>,
+    pub(super) reasons: Vec<ReportReason>,
     /// Findings that do not change the verdict.
-    pub(super) warnings: Vec<Reason>,
-    pub(super) perplexity: Option<Figure>,
+    pub(super) warnings: Vec<ReportReason>,
+    pub(super) perplexity: Option<FigureData>,
     pub(super) bits_per_byte: Option<f64>,
     pub(super) divergence: Option<DivergenceData>,
     /// Figures of encoders.
@@ -85,21 +85,21 @@ pub(super) struct FileData {
     pub(super) healthy_kld: Option<f64>,
     /// Limits that were applied, each with its measured figure.
     pub(super) limits: Vec<Limit>,
-    pub(super) spread: Option<Spread>,
+    pub(super) spread: Option<DivergenceSpread>,
     pub(super) worst: Vec<Worst>,
     /// Error of every tensor against its source weights.
     pub(super) weights: Vec<TensorError>,
     /// Results of task sets.
     pub(super) tasks: Vec<TaskData>,
     /// Aspects that were judged.
-    pub(super) judged: Vec<Answered>,
+    pub(super) judged: Vec<AnsweredQuestion>,
     /// Aspects that were not judged, with the reason and the remedy.
-    pub(super) not_judged: Vec<Open>,
+    pub(super) not_judged: Vec<OpenQuestions>,
 }
 
 /// Finding or open question about a file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Reason {
+pub(super) struct ReportReason {
     /// Name of the severity.
     pub(super) severity: &'static str,
     pub(super) check: String,
@@ -108,7 +108,7 @@ pub(super) struct Reason {
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Figure {
+pub(super) struct FigureData {
     pub(super) value: f64,
     pub(super) stderr: f64,
     /// Number of scored tokens.
@@ -146,7 +146,7 @@ pub(super) struct Limit {
 
 /// Questions that were left open for the same reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Open {
+pub(super) struct OpenQuestions {
     /// Names of the aspects, separated by commas: `weights, divergence`.
     pub(super) aspects: String,
     pub(super) reason: String,
@@ -156,7 +156,7 @@ pub(super) struct Open {
 
 /// Question that was answered.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Answered {
+pub(super) struct AnsweredQuestion {
     pub(super) aspect: &'static str,
     /// Evidence that answered it.
     pub(super) by: String,
@@ -214,7 +214,7 @@ impl PageData {
         let folders = Folders::of(paths.chain(baseline).chain(inputs.iter().map(|(_, path)| path.as_path())));
         let mut files: Vec<FileData> = entries.iter().map(|entry| FileData::new(entry, &folders)).collect();
         label(&mut files);
-        let candidates: Vec<Candidate> = entries.iter().map(candidate).collect();
+        let candidates: Vec<FileFigures> = entries.iter().map(candidate).collect();
         for (file, word) in files.iter_mut().zip(recommend(&candidates)) {
             file.recommendation = word;
         }
@@ -260,8 +260,8 @@ impl FileData {
             bits_per_weight: report.bits_per_weight,
             verdict: report.verdict.name(),
             reasons: reasons(report, folders),
-            warnings: warnings.map(|finding| Reason::new(finding, folders)).collect(),
-            perplexity: report.perplexity.map(|p| Figure {
+            warnings: warnings.map(|finding| ReportReason::new(finding, folders)).collect(),
+            perplexity: report.perplexity.map(|p| FigureData {
                 value: p.value,
                 stderr: p.stderr,
                 tokens: p.tokens,
@@ -292,7 +292,7 @@ impl FileData {
     }
 }
 
-impl Reason {
+impl ReportReason {
     fn new(finding: &Finding, folders: &Folders) -> Self {
         Self {
             severity: finding.severity.name(),
@@ -314,9 +314,9 @@ fn file_name(path: &Path) -> String {
 }
 
 /// Returns the figures that a recommendation depends on.
-fn candidate(entry: &ModelReport) -> Candidate {
+fn candidate(entry: &ModelReport) -> FileFigures {
     let report = &entry.report;
-    Candidate {
+    FileFigures {
         verdict: report.verdict,
         size_bytes: entry.size_bytes,
         mean_kld: report.divergence.as_ref().map(|d| d.mean.value),
@@ -357,13 +357,13 @@ fn tasks(report: &Report) -> Vec<TaskData> {
 }
 
 /// Returns the reasons why the verdict is not a pass, the most severe first.
-fn reasons(report: &Report, folders: &Folders) -> Vec<Reason> {
+fn reasons(report: &Report, folders: &Folders) -> Vec<ReportReason> {
     let of = |severity| report.findings.iter().filter(move |finding| finding.severity == severity);
     let found =
-        of(Severity::Error).chain(of(Severity::Unchecked)).map(|finding| Reason::new(finding, folders));
+        of(Severity::Error).chain(of(Severity::Unchecked)).map(|finding| ReportReason::new(finding, folders));
     // Open questions are no reasons for a failure: they are listed with the file.
     let open = if report.verdict == Verdict::Partial { not_judged(report) } else { Vec::new() };
-    let open = open.into_iter().map(|Open { aspects, reason, remedy }| Reason {
+    let open = open.into_iter().map(|OpenQuestions { aspects, reason, remedy }| ReportReason {
         severity: "unchecked",
         check: aspects,
         tensor: None,
@@ -373,9 +373,9 @@ fn reasons(report: &Report, folders: &Folders) -> Vec<Reason> {
 }
 
 /// Returns the reasons that all of several files share.
-fn shared(files: &[FileData]) -> Vec<Reason> {
+fn shared(files: &[FileData]) -> Vec<ReportReason> {
     let [first, others @ ..] = files else { return Vec::new() };
-    let is_everywhere = |reason: &&Reason| others.iter().all(|file| file.reasons.contains(reason));
+    let is_everywhere = |reason: &&ReportReason| others.iter().all(|file| file.reasons.contains(reason));
     if others.is_empty() { Vec::new() } else { first.reasons.iter().filter(is_everywhere).cloned().collect() }
 }
 
@@ -394,14 +394,14 @@ fn limits(report: &Report) -> Vec<Limit> {
     report.limits.iter().map(limit).collect()
 }
 
-fn judged(report: &Report) -> Vec<Answered> {
+fn judged(report: &Report) -> Vec<AnsweredQuestion> {
     let answered = report.coverage.answered();
-    answered.map(|judged| Answered { aspect: judged.aspect.name(), by: shown(&judged.by) }).collect()
+    answered.map(|judged| AnsweredQuestion { aspect: judged.aspect.name(), by: shown(&judged.by) }).collect()
 }
 
 /// Returns the open questions, grouped by reason and remedy.
-fn not_judged(report: &Report) -> Vec<Open> {
-    let mut groups: Vec<Open> = Vec::new();
+fn not_judged(report: &Report) -> Vec<OpenQuestions> {
+    let mut groups: Vec<OpenQuestions> = Vec::new();
     for open in report.coverage.open() {
         let (reason, remedy) = (shown(&open.reason), shown(&open.remedy));
         match groups.iter_mut().find(|group| group.reason == reason && group.remedy == remedy) {
@@ -409,7 +409,7 @@ fn not_judged(report: &Report) -> Vec<Open> {
                 group.aspects.push_str(", ");
                 group.aspects.push_str(open.aspect.name());
             }
-            None => groups.push(Open { aspects: open.aspect.name().to_owned(), reason, remedy }),
+            None => groups.push(OpenQuestions { aspects: open.aspect.name().to_owned(), reason, remedy }),
         }
     }
     groups

@@ -43,27 +43,27 @@ pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
 #[derive(Debug, Serialize)]
 struct Map<'a> {
     roles: Vec<&'a str>,
-    rows: Vec<Row<'a>>,
+    rows: Vec<LayerRow<'a>>,
     /// Tensors that belong to no layer.
-    others: Vec<Cell<'a>>,
+    others: Vec<TensorCell<'a>>,
     reproduced: usize,
     tensors: usize,
 }
 
 #[derive(Debug, Serialize)]
-struct Row<'a> {
+struct LayerRow<'a> {
     layer: u32,
-    cells: Vec<Option<Cell<'a>>>,
+    cells: Vec<Option<TensorCell<'a>>>,
 }
 
 #[derive(Debug, Serialize)]
-struct Cell<'a> {
+struct TensorCell<'a> {
     tensor: &'a TensorError,
     /// Grade of the error: 0 (as good as possible) to 5 (damaged).
     level: u8,
 }
 
-impl<'a> Cell<'a> {
+impl<'a> TensorCell<'a> {
     fn of(tensor: &'a TensorError) -> Self {
         let level = match (tensor.reproduced, tensor.ratio) {
             (true, _) => 0,
@@ -103,11 +103,12 @@ impl<'a> Map<'a> {
         }
         let known: BTreeMap<(u32, &str), &TensorError> =
             file.weights.iter().filter_map(|t| Some(((t.layer?, t.role.as_str()), t))).collect();
-        let cell = |layer: u32, role: &str| known.get(&(layer, role)).copied().map(Cell::of);
-        let row = |&layer: &u32| Row { layer, cells: roles.iter().map(|role| cell(layer, role)).collect() };
+        let cell = |layer: u32, role: &str| known.get(&(layer, role)).copied().map(TensorCell::of);
+        let row =
+            |&layer: &u32| LayerRow { layer, cells: roles.iter().map(|role| cell(layer, role)).collect() };
         Some(Self {
             rows: layers.iter().map(row).collect(),
-            others: file.weights.iter().filter(|tensor| tensor.layer.is_none()).map(Cell::of).collect(),
+            others: file.weights.iter().filter(|tensor| tensor.layer.is_none()).map(TensorCell::of).collect(),
             reproduced: file.weights.iter().filter(|tensor| tensor.reproduced).count(),
             tensors: file.weights.len(),
             roles,

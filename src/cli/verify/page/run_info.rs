@@ -29,12 +29,12 @@ pub(super) struct RunInfo {
     pub(super) simd: String,
     pub(super) threads: usize,
     /// Inputs that were read, each once per role.
-    pub(super) inputs: Vec<Input>,
+    pub(super) inputs: Vec<InputFile>,
 }
 
 /// Input that was read.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Input {
+pub(super) struct InputFile {
     /// Role: `model`, `baseline`, `source`, `prompts` or `tasks`.
     pub(super) role: &'static str,
     pub(super) path: String,
@@ -62,15 +62,15 @@ impl RunInfo {
     }
 }
 
-fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyhow::Result<Vec<Input>> {
-    let mut found: Vec<(Input, &Path)> = Vec::new();
+fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyhow::Result<Vec<InputFile>> {
+    let mut found: Vec<(InputFile, &Path)> = Vec::new();
     for (role, path) in inputs {
         // A pipe cannot be read again: it gets neither size nor hash.
         let bytes = fs_err::metadata(path)?;
         let bytes = bytes.is_file().then_some(bytes.len());
         let shown = escape(&public::path(path)).into_owned();
         if !found.iter().any(|(known, other)| known.role == *role && *other == path.as_path()) {
-            found.push((Input { role, path: shown, bytes, sha256: None }, path));
+            found.push((InputFile { role, path: shown, bytes, sha256: None }, path));
         }
     }
     progress.begin("hashing the files", found.iter().filter_map(|(input, _)| input.bytes).sum());

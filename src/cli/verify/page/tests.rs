@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::data::{PageData, TensorError};
-use super::run_info::{Input, RunInfo};
+use super::run_info::{InputFile, RunInfo};
 use super::{Reports, html, markdown};
 use crate::cli::Session;
 use crate::cli::guard::Guard;
 use crate::cli::progress::TerminalProgress;
-use crate::cli::verify::details::{Details, Spread, Worst};
+use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
 use crate::cli::verify::report::ModelReport;
 use crate::verify::{
     Aspect, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding, LayerRouting,
@@ -19,7 +19,7 @@ const HOSTILE: &str =
     "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;|`*_\u{1b}[31m\u{202e}\n# x";
 
 fn run_info() -> RunInfo {
-    let input = |role, path: &str, sha256: Option<&str>| Input {
+    let input = |role, path: &str, sha256: Option<&str>| InputFile {
         role,
         path: path.to_owned(),
         bytes: sha256.map(|_| 4096),
@@ -84,7 +84,7 @@ fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelRepo
         report,
         details: Some(Details {
             name: Some("Tiny".to_owned()),
-            spread: Spread::of_values(values),
+            spread: DivergenceSpread::of_values(values),
             worst: vec![worst(" time")],
         }),
         inputs: Vec::new(),
@@ -330,7 +330,7 @@ fn what_experts_got_is_a_table() {
 #[test]
 fn figures_that_are_no_numbers_are_shown() {
     let mut entry = measured("nan.gguf", "Q8_0", 9, f64::NAN);
-    entry.details.as_mut().unwrap().spread = Spread::of_values(vec![f64::NAN, f64::INFINITY, 0.0]);
+    entry.details.as_mut().unwrap().spread = DivergenceSpread::of_values(vec![f64::NAN, f64::INFINITY, 0.0]);
     let entries = [entry, measured("zero.gguf", "F32", 9, 0.0), measured("less.gguf", "F16", 0, -1e-9)];
     let html = html::render(&page(&entries)).unwrap();
     check_markup(&html);
@@ -421,7 +421,7 @@ fn cards_are_markdown() {
 }
 
 #[derive(clap::Parser)]
-struct Probe {
+struct PageProbe {
     #[command(flatten)]
     common: crate::cli::Common,
 }
@@ -430,7 +430,7 @@ struct Probe {
 fn reports_are_named_by_what_they_are() {
     let dir = tempfile::tempdir().unwrap();
     let paths = |names: &[&str]| names.iter().map(|name| dir.path().join(name)).collect::<Vec<_>>();
-    let common = <Probe as clap::Parser>::try_parse_from(["probe"]).unwrap().common;
+    let common = <PageProbe as clap::Parser>::try_parse_from(["probe"]).unwrap().common;
     let session = Session { common, progress: TerminalProgress::quiet() };
     let of = |names: &[&str]| Reports::of(&paths(names), &mut Guard::new(&session, false));
     assert_eq!(of(&["a.html", "b.MD", "c.json"]).unwrap().targets.len(), 3);

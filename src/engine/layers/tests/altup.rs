@@ -57,8 +57,8 @@ fn streams_need_their_number_the_active_one_and_tensors_of_their_shapes() {
         other.set(format!("x.altup.{key}"), value);
         assert_eq!(refused(&other, &tensors), expected);
     }
-    let (unsaid, _) = model();
-    assert_eq!(refused(&unsaid, &tensors), "key `x.altup.num_inputs` is missing");
+    let (incomplete, _) = model();
+    assert_eq!(refused(&incomplete, &tensors), "key `x.altup.num_inputs` is missing");
     let error = plan("extras = ['altup', 'out_scale']", &metadata, &tensors).unwrap_err().to_string();
     assert_eq!(error, "card `x`: `extras = [altup, out_scale]` is not built yet");
 }

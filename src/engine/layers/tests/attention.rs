@@ -5,7 +5,7 @@ use crate::engine::exec::mask::Mask;
 use crate::engine::ops::Mixer;
 use crate::engine::ops::attention::{HeadSpan, Temperature};
 
-fn attention(mixer: &Mixer) -> &crate::engine::plan::Attention {
+fn attention(mixer: &Mixer) -> &crate::engine::Attention {
     let Mixer::Attention(attention) = mixer else { panic!("not attention") };
     attention
 }
@@ -74,7 +74,7 @@ fn tokens_that_are_never_said_lie_in_the_vocabulary() {
     for (words, expected) in
         [("", 0..0), ("unsaid_tokens = [4, 9]", 4..9), ("unsaid_tokens = [4, 99]", 4..16)]
     {
-        assert_eq!(plan(words, &metadata, &tensors).unwrap().unsaid, expected);
+        assert_eq!(plan(words, &metadata, &tensors).unwrap().never_generated, expected);
     }
 }
 

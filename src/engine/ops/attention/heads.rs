@@ -11,7 +11,7 @@ use crate::engine::exec::matmul::{MatrixTile, MatrixView, multiply, multiply_add
 use crate::engine::exec::timings::{Clock, WorkKind};
 use crate::engine::exec::weights::Vector;
 use crate::engine::exec::workers::{WorkerBuffers, lend};
-use crate::engine::ops::attention::{Attention, rows_of};
+use crate::engine::ops::attention::{Attention, rows_of_head};
 use crate::engine::ops::relative::{RelativeBias, RelativeScores};
 
 /// Number of queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
@@ -29,7 +29,7 @@ pub(crate) const PART_QUERIES: usize = 8 * QUERY_ROWS;
 
 /// Parameters of the scores and the softmax, independent of the source of queries, keys and values.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scores<'a> {
+pub(crate) struct ScoreParams<'a> {
     pub(crate) n_heads: usize,
     pub(crate) n_kv_heads: usize,
     pub(crate) dk: usize,
@@ -44,8 +44,8 @@ pub(crate) struct Scores<'a> {
 
 impl Attention {
     /// Returns the parameters of the scores.
-    pub(crate) fn scores(&self) -> Scores<'_> {
-        Scores {
+    pub(crate) fn scores(&self) -> ScoreParams<'_> {
+        ScoreParams {
             n_heads: self.n_heads,
             n_kv_heads: self.n_kv_heads,
             dk: self.dk,
@@ -61,7 +61,7 @@ impl Attention {
 }
 
 /// Returns the bytes of a thread's buffers for chunks of this length.
-pub(crate) fn buffer_bytes(a: &Scores<'_>, chunk_len: usize) -> usize {
+pub(crate) fn buffer_bytes(a: &ScoreParams<'_>, chunk_len: usize) -> usize {
     let keys = if chunk_len <= WHOLE_KEYS { chunk_len.next_multiple_of(KEY_ROWS) } else { TILE_KEYS };
     let running = if chunk_len <= WHOLE_KEYS { 0 } else { PART_QUERIES * a.n_heads / a.n_kv_heads.max(1) };
     // The bias by relative position is shared but small: it is counted for each thread.
@@ -70,8 +70,8 @@ pub(crate) fn buffer_bytes(a: &Scores<'_>, chunk_len: usize) -> usize {
 }
 
 /// State that the heads of a layer share.
-pub(crate) struct Heads<'a> {
-    pub(crate) a: Scores<'a>,
+pub(crate) struct AttentionHeads<'a> {
+    pub(crate) a: ScoreParams<'a>,
     pub(crate) level: SimdLevel,
     pub(crate) clock: &'a Clock,
     pub(crate) sinks: Option<Vec<f32>>,
@@ -93,12 +93,12 @@ pub(crate) struct Queries<'a> {
     /// All heads of these queries; rows of other queries may follow.
     pub(crate) rows: &'a [f32],
     /// Keys and values from the chunk's first key to the last that any of the queries sees.
-    pub(crate) seen: Seen<'a>,
+    pub(crate) kv: HeadKv<'a>,
 }
 
 /// Keys and values of one head.
 #[derive(Clone, Copy)]
-pub(crate) enum Seen<'a> {
+pub(crate) enum HeadKv<'a> {
     /// Keys and values as rows, interleaved with those of other heads.
     Rows(MatrixView<'a>, MatrixView<'a>),
     /// Keys as columns, followed by columns without meaning, and values as contiguous rows.
@@ -118,7 +118,7 @@ impl Queries<'_> {
     }
 }
 
-impl Heads<'_> {
+impl AttentionHeads<'_> {
     /// Returns the query heads that use a key-value head.
     fn group(&self, kv_head: usize) -> Range<usize> {
         let n = self.a.n_heads / self.a.n_kv_heads;
@@ -156,7 +156,7 @@ impl Heads<'_> {
         keys: MatrixView<'_>,
         scores: &'s mut Vec<f32>,
     ) -> &'s mut [f32] {
-        let rows = rows_of(queries.rows, tile.start, tile.len(), head, self.a.n_heads, self.a.dk);
+        let rows = rows_of_head(queries.rows, tile.start, tile.len(), head, self.a.n_heads, self.a.dk);
         // With a cap, the softmax scales scores before it caps them.
         let scale = if self.a.cap.is_some() { 1.0 } else { self.a.scale };
         let scores = lend(scores, tile.len() * keys.n_cols());
@@ -194,9 +194,9 @@ impl Heads<'_> {
         out: impl Fn(usize) -> MatrixTile<'o>,
         WorkerBuffers { rows: keys, tile: scores, sums, .. }: &mut WorkerBuffers,
     ) {
-        let (keys, values) = match queries.seen {
-            Seen::Rows(rows, values) => self.gathered(rows, values, keys),
-            Seen::Columns(columns, values) => (columns, values),
+        let (keys, values) = match queries.kv {
+            HeadKv::Rows(rows, values) => self.gathered(rows, values, keys),
+            HeadKv::Columns(columns, values) => (columns, values),
         };
         for head in self.group(queries.kv_head) {
             let options = self.softmax_row(head);
@@ -234,14 +234,14 @@ impl Heads<'_> {
         }
     }
 
-    /// Does the same as [`Heads::whole`], with one tile of keys after another.
+    /// Does the same as [`AttentionHeads::whole`], with one tile of keys after another.
     pub(crate) fn online<'o>(
         &self,
         queries: &Queries<'_>,
         out: impl Fn(usize) -> MatrixTile<'o>,
         buffers: &mut WorkerBuffers,
     ) {
-        let Seen::Rows(all_keys, all_values) = queries.seen else {
+        let HeadKv::Rows(all_keys, all_values) = queries.kv else {
             return self.whole(queries, out, buffers);
         };
         let WorkerBuffers { rows: keys, tile: scores, sums, .. } = buffers;

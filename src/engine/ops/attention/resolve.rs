@@ -9,8 +9,8 @@ use crate::engine::ops::attention::{Attention, HeadNorm, HeadSpan, KvSource, Tem
 use crate::engine::ops::output_gate::OutputGate;
 use crate::engine::ops::relative::RelativeBias;
 use crate::engine::ops::switched::SwitchedAttention;
-use crate::engine::resolve::builder::Builder;
 use crate::engine::resolve::features::PositionRule;
+use crate::engine::resolve::resolver::Resolver;
 use crate::engine::resolve::rope::is_large;
 
 /// Numbers and widths of a layer's heads, and the rows and columns of their projections.
@@ -39,7 +39,7 @@ struct HeadNorms {
 }
 
 /// Resolves attention: no mixer in layers without query heads, one matrix in layers without key-value heads.
-pub(crate) fn mixer(b: &mut Builder<'_>, layer: usize) -> Result<Mixer, EngineError> {
+pub(crate) fn mixer(b: &mut Resolver<'_>, layer: usize) -> Result<Mixer, EngineError> {
     let n_heads = b
         .keys
         .layer_count("attention.head_count", layer)?
@@ -59,7 +59,7 @@ pub(crate) fn mixer(b: &mut Builder<'_>, layer: usize) -> Result<Mixer, EngineEr
 impl Attention {
     /// Resolves the attention of a layer with these heads.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         layer: usize,
         heads: HeadShape,
     ) -> Result<Attention, EngineError> {
@@ -110,7 +110,7 @@ impl Attention {
 
 /// Returns the widths of a layer's heads, and the rows and columns of their projections.
 pub(crate) fn head_shape(
-    b: &Builder<'_>,
+    b: &Resolver<'_>,
     n_heads: usize,
     n_kv_heads: usize,
     mask: Mask,
@@ -146,7 +146,7 @@ pub(crate) fn head_shape(
 }
 
 fn projections(
-    b: &mut Builder<'_>,
+    b: &mut Resolver<'_>,
     layer: usize,
     heads: HeadShape,
     kv: KvSource,
@@ -186,7 +186,7 @@ fn projections(
 }
 
 fn qk_norms(
-    b: &mut Builder<'_>,
+    b: &mut Resolver<'_>,
     layer: usize,
     heads: HeadShape,
     rope: Option<usize>,
@@ -220,7 +220,7 @@ fn qk_norms(
 impl HeadNorm {
     /// Resolves the norm of q or k; the shape of its weight decides what it spans.
     pub(crate) fn resolve(
-        b: &mut Builder<'_>,
+        b: &mut Resolver<'_>,
         name: &str,
         n_heads: usize,
         dk: usize,
@@ -243,7 +243,7 @@ impl HeadNorm {
 
 /// Returns the factor of the scores: the key `attention.scale`, else the card's rule.
 pub(crate) fn attention_scale(
-    b: &Builder<'_>,
+    b: &Resolver<'_>,
     heads: HeadShape,
     rope: Option<usize>,
 ) -> Result<f64, EngineError> {
@@ -274,7 +274,7 @@ pub(crate) fn attention_scale(
 
 impl Temperature {
     /// Resolves the factor of queries by position: by the card's rule, else by the file's keys.
-    pub(crate) fn resolve(b: &Builder<'_>, rope: Option<usize>) -> Result<Option<Temperature>, EngineError> {
+    pub(crate) fn resolve(b: &Resolver<'_>, rope: Option<usize>) -> Result<Option<Temperature>, EngineError> {
         if let Some(rule) = b.features.temperature {
             let growth = b.keys.number("attention.temperature_scale")?.unwrap_or(rule.growth);
             let length = b.keys.count("attention.temperature_length")?.unwrap_or(rule.length as usize);
@@ -293,7 +293,7 @@ impl Temperature {
 }
 
 /// Returns the slopes of ALiBi, if the model has it.
-pub(crate) fn alibi(b: &Builder<'_>, n_heads: usize) -> Result<Option<Vec<f32>>, EngineError> {
+pub(crate) fn alibi(b: &Resolver<'_>, n_heads: usize) -> Result<Option<Vec<f32>>, EngineError> {
     let bias = match b.built.positions {
         PositionRule::Alibi => b.keys.nonzero("attention.max_alibi_bias")?.unwrap_or(b.features.alibi_bias),
         PositionRule::AlibiKey => match b.keys.nonzero("attention.max_alibi_bias")? {
@@ -331,7 +331,7 @@ pub(crate) fn alibi_slopes(n_heads: usize, max_bias: f64) -> Vec<f32> {
 impl KvSource {
     /// Resolves the source of a layer's keys and values. The last layers of some models use those of the last earlier
     /// layer with the same mask.
-    pub(crate) fn resolve(b: &Builder<'_>, layer: usize, mask: Mask) -> Result<KvSource, EngineError> {
+    pub(crate) fn resolve(b: &Resolver<'_>, layer: usize, mask: Mask) -> Result<KvSource, EngineError> {
         if !b.features.kv_share {
             return Ok(KvSource::Own);
         }

@@ -28,18 +28,18 @@ const N_TOKENS: usize = 23;
 
 /// Form of the compressor: tokens per row, and overlap with those of the row before.
 #[derive(Clone, Copy, Debug)]
-struct Form {
+struct CompressorForm {
     ratio: usize,
     overlaps: bool,
 }
 
-impl Form {
+impl CompressorForm {
     fn width(self) -> usize {
         if self.overlaps { 2 * DIM } else { DIM }
     }
 }
 
-fn model(form: Form) -> NoiseModel {
+fn model(form: CompressorForm) -> NoiseModel {
     let sizes = [
         ("block_count", 1),
         ("context_length", 64),
@@ -93,7 +93,7 @@ fn rotated(head: &[f64], base: f64, position: f64) -> Vec<f64> {
 
 /// Returns the compressed rows of all tokens. With overlap, a row also has the first halves of the tokens of the row
 /// before.
-fn rows_by_formula(model: &NoiseModel, form: Form, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+fn rows_by_formula(model: &NoiseModel, form: CompressorForm, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let weight = |name: &str| model.get(&format!("blk.0.attn_compressor_{name}.weight"));
     let (kv, score, place, norm) = (weight("kv"), weight("gate"), weight("ape"), weight("norm"));
     let products = |w: &[f64]| inputs.iter().map(|x| times(w, x)).collect::<Vec<_>>();
@@ -114,7 +114,7 @@ fn rows_by_formula(model: &NoiseModel, form: Form, inputs: &[Vec<f64>]) -> Vec<V
 }
 
 /// Returns the layer's output by the formula, token by token and head by head.
-fn by_formula(model: &NoiseModel, form: Form, tokens: &[u32]) -> Vec<f64> {
+fn by_formula(model: &NoiseModel, form: CompressorForm, tokens: &[u32]) -> Vec<f64> {
     let weight = |name: &str| model.get(&format!("blk.0.{name}.weight"));
     let (embedding, sinks) = (model.get("token_embd.weight"), weight("attn_sinks"));
     let base = if form.ratio > 0 { BASE } else { 10_000.0 };
@@ -158,7 +158,7 @@ fn tokens() -> Vec<u32> {
 #[test]
 fn all_forms_equal_the_formula_whatever_the_number_of_threads() {
     for (ratio, overlaps) in [(0, false), (3, true), (4, false), (64, false)] {
-        let form = Form { ratio, overlaps };
+        let form = CompressorForm { ratio, overlaps };
         let model = model(form);
         let found = model.slot(GRAPH, "mixer", &tokens());
         assert_near(&found, &by_formula(&model, form, &tokens()), 2e-5);
@@ -167,7 +167,7 @@ fn all_forms_equal_the_formula_whatever_the_number_of_threads() {
 
 #[test]
 fn only_the_wanted_rows_are_computed_at_the_end() {
-    let model = model(Form { ratio: 3, overlaps: true });
+    let model = model(CompressorForm { ratio: 3, overlaps: true });
     let engine = Engine::new(model.plan(GRAPH).unwrap(), &model, EngineOptions::default()).unwrap();
     let chunk = |tokens: Vec<u32>, rows| TokenChunk { tokens, rows, ..TokenChunk::default() };
     let alone = engine.hidden(&[chunk(tokens(), 0..N_TOKENS)]).unwrap();
@@ -234,12 +234,12 @@ fn what_is_reflected_before_and_behind_is_rotated_back() {
         let (factors, long_factors) = (None, None);
         let rope = Rope { n_dims: 8, pairs, base: 100.0, scaling, factors, long_factors, magnitude: 1.0 };
         let table = rope.table(6, None);
-        let mut turned = head.clone();
-        table.rotate(SimdLevel::detect(), &mut turned, 8, 5);
-        reflect(pairs, &mut turned);
-        table.rotate(SimdLevel::detect(), &mut turned, 8, 5);
-        reflect(pairs, &mut turned);
-        assert!(turned.iter().zip(&head).all(|(a, b)| (a - b).abs() < 1e-6), "{pairs:?}");
+        let mut rotated = head.clone();
+        table.rotate(SimdLevel::detect(), &mut rotated, 8, 5);
+        reflect(pairs, &mut rotated);
+        table.rotate(SimdLevel::detect(), &mut rotated, 8, 5);
+        reflect(pairs, &mut rotated);
+        assert!(rotated.iter().zip(&head).all(|(a, b)| (a - b).abs() < 1e-6), "{pairs:?}");
     }
 }
 

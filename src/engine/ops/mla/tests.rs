@@ -24,16 +24,16 @@ const N_TOKENS: usize = 23;
 
 /// Form of a file: the matrices that it has.
 #[derive(Clone, Copy, Debug)]
-struct Form {
+struct MlaForm {
     is_joint: bool,
     has_q_latent: bool,
     /// True if the shared key is normed, and heads have sinks and gates.
     norms_shared: bool,
 }
 
-const SPLIT: Form = Form { is_joint: false, has_q_latent: true, norms_shared: false };
+const SPLIT: MlaForm = MlaForm { is_joint: false, has_q_latent: true, norms_shared: false };
 
-fn model(form: Form) -> NoiseModel {
+fn model(form: MlaForm) -> NoiseModel {
     let sizes = [
         ("block_count", 1),
         ("context_length", 64),
@@ -95,7 +95,7 @@ fn rotated(x: &[f64], position: usize) -> Vec<f64> {
 }
 
 /// Returns the layer's output by the formula, token by token and head by head.
-fn by_formula(model: &NoiseModel, form: Form, tokens: &[u32]) -> Vec<f64> {
+fn by_formula(model: &NoiseModel, form: MlaForm, tokens: &[u32]) -> Vec<f64> {
     let (embedding, weight) =
         (model.get("token_embd.weight"), |name: &str| model.get(&format!("blk.0.{name}.weight")));
     let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
@@ -167,7 +167,7 @@ fn all_forms_equal_the_formula_whatever_the_number_of_threads() {
     for (is_joint, has_q_latent, norms_shared) in
         [(true, true, false), (true, false, true), (false, true, true), (false, false, false)]
     {
-        let form = Form { is_joint, has_q_latent, norms_shared };
+        let form = MlaForm { is_joint, has_q_latent, norms_shared };
         let model = model(form);
         let found = model.slot(GRAPH, "mixer", &tokens);
         assert_near(&found, &by_formula(&model, form, &tokens), 2e-5);

@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use crate::engine::EngineError;
 use crate::verify::weights::cause::Cause;
-use crate::verify::weights::diagnosis::Case;
-use crate::verify::weights::side::Side;
+use crate::verify::weights::diagnosis::DamagedTensor;
+use crate::verify::weights::tensor_reader::TensorReader;
 
 /// Largest number of rows that are searched for, and of values in them.
 const ROWS: u64 = 24;
@@ -20,7 +20,7 @@ const TRIED: usize = 4;
 const REACH: usize = 2048;
 
 /// Sample of rows of the damaged tensor, normalized.
-pub(super) struct Sample {
+pub(super) struct RowSample {
     rows: Vec<u64>,
     n_cols: usize,
     values: Vec<f32>,
@@ -54,12 +54,12 @@ fn normalize(values: &mut [f32], n_cols: usize) {
     }
 }
 
-impl Sample {
+impl RowSample {
     /// Reads the bad rows, or evenly spaced ones if no row is bad or more than a quarter are.
-    pub(super) fn read(case: &Case<'_>) -> Result<Self, EngineError> {
-        let coded = &case.comparison.coded;
+    pub(super) fn read(damaged: &DamagedTensor<'_>) -> Result<Self, EngineError> {
+        let coded = &damaged.comparison.coded;
         let (n_rows, n_cols) = (coded.n_rows(), coded.n_cols()?);
-        let bad = &case.seen.bad_rows;
+        let bad = &damaged.tally.bad_rows;
         let limit = ROWS.min(ELEMS / (n_cols as u64).max(1)).max(1);
         let mut rows: Vec<u64> = if bad.count > 0 && bad.count * 4 <= n_rows {
             bad.first.iter().map(|row| row.row).collect()
@@ -76,7 +76,7 @@ impl Sample {
             values.extend_from_slice(&row);
         }
         normalize(&mut values, n_cols);
-        let explained = 1.0 - 4.0 * case.own_error().powi(2);
+        let explained = 1.0 - 4.0 * damaged.own_error().powi(2);
         // Short rows are alike by chance.
         let floor = if n_cols < 64 { 0.95 } else { 0.5 };
         Ok(Self { rows, n_cols, values, same: explained.clamp(floor, 0.995) as f32 })
@@ -87,11 +87,11 @@ impl Sample {
     }
 
     /// Searches for the values in another tensor, in other rows, in columns, or shifted by some elements.
-    pub(super) fn elsewhere(&self, case: &Case<'_>) -> Result<Option<Cause>, EngineError> {
-        let reference = &case.comparison.reference;
+    pub(super) fn elsewhere(&self, damaged: &DamagedTensor<'_>) -> Result<Option<Cause>, EngineError> {
+        let reference = &damaged.comparison.reference;
         let own = self.mean_cosine(reference)?;
-        let mut best: Option<(f32, &Side<'_>)> = None;
-        for other in &case.others {
+        let mut best: Option<(f32, &TensorReader<'_>)> = None;
+        for other in &damaged.others {
             let cosine = self.mean_cosine(other)?;
             // Norms of neighbouring layers are much alike: the remaining distance must halve at least.
             if cosine > best.map_or(own + ((1.0 - own) / 2.0).min(0.01), |(best, _)| best) {
@@ -100,11 +100,11 @@ impl Sample {
         }
         if let Some((cosine, other)) = best
             && cosine >= self.same
-            && self.rows.len() as u64 >= case.comparison.coded.n_rows().min(4)
+            && self.rows.len() as u64 >= damaged.comparison.coded.n_rows().min(4)
         {
             return Ok(Some(Cause::Holds { tensor: other.meta().name.clone() }));
         }
-        if let Some(cause) = self.moved(reference, case)? {
+        if let Some(cause) = self.moved(reference, damaged)? {
             return Ok(Some(cause));
         }
         if own >= self.same {
@@ -117,11 +117,11 @@ impl Sample {
     }
 
     /// Computes the mean cosine with the rows of the same indices.
-    fn mean_cosine(&self, side: &Side<'_>) -> Result<f32, EngineError> {
+    fn mean_cosine(&self, reader: &TensorReader<'_>) -> Result<f32, EngineError> {
         let (mut bytes, mut row) = (Vec::new(), Vec::new());
         let mut sum = 0.0;
         for (at, &number) in self.rows.iter().enumerate() {
-            side.floats(number, 1, &mut bytes, &mut row)?;
+            reader.floats(number, 1, &mut bytes, &mut row)?;
             normalize(&mut row, self.n_cols);
             sum += dot(self.row(at), &row);
         }
@@ -129,8 +129,8 @@ impl Sample {
     }
 
     /// Finds for each row the most similar row of the baseline, with the cosine.
-    fn nearest(&self, side: &Side<'_>) -> Result<Vec<(f32, u64)>, EngineError> {
-        let n_rows = side.n_rows();
+    fn nearest(&self, reader: &TensorReader<'_>) -> Result<Vec<(f32, u64)>, EngineError> {
+        let n_rows = reader.n_rows();
         let step = (CHUNK_ELEMS / (self.n_cols as u64).max(1)).max(1);
         let nothing = || vec![(f32::NEG_INFINITY, u64::MAX); self.rows.len()];
         let better = |a: Vec<(f32, u64)>, b: Vec<(f32, u64)>| {
@@ -145,7 +145,7 @@ impl Sample {
                 || (Vec::new(), Vec::new()),
                 |(bytes, floats), chunk| {
                     let first = chunk * step;
-                    side.floats(first, step.min(n_rows - first), bytes, floats)?;
+                    reader.floats(first, step.min(n_rows - first), bytes, floats)?;
                     normalize(floats, self.n_cols);
                     let mut best = nothing();
                     for (row, values) in (first..).zip(floats.chunks(self.n_cols.max(1))) {
@@ -163,11 +163,15 @@ impl Sample {
     }
 
     /// Finds the baseline rows that the sampled rows hold, if they are at other positions.
-    fn moved(&self, side: &Side<'_>, case: &Case<'_>) -> Result<Option<Cause>, EngineError> {
-        if side.n_rows() < 2 {
+    fn moved(
+        &self,
+        reader: &TensorReader<'_>,
+        damaged: &DamagedTensor<'_>,
+    ) -> Result<Option<Cause>, EngineError> {
+        if reader.n_rows() < 2 {
             return Ok(None);
         }
-        let nearest = self.nearest(side)?;
+        let nearest = self.nearest(reader)?;
         let found: Vec<(u64, u64)> = self
             .rows
             .iter()
@@ -180,7 +184,7 @@ impl Sample {
             return Ok(None);
         }
         if moved.len() >= 3
-            && let Some(cause) = rotary(&found, side.n_rows(), case.n_heads)
+            && let Some(cause) = rotary(&found, reader.n_rows(), damaged.n_heads)
         {
             return Ok(Some(cause));
         }
@@ -195,8 +199,8 @@ impl Sample {
     }
 
     /// Returns true if the rows are columns of the baseline.
-    fn is_transposed(&self, side: &Side<'_>) -> Result<bool, EngineError> {
-        let n = side.n_rows();
+    fn is_transposed(&self, reader: &TensorReader<'_>) -> Result<bool, EngineError> {
+        let n = reader.n_rows();
         if n != self.n_cols as u64 || !(2..=CHUNK_ELEMS).contains(&n) {
             return Ok(false);
         }
@@ -205,7 +209,7 @@ impl Sample {
         let mut columns = vec![Vec::with_capacity(self.n_cols); tried.len()];
         let (mut bytes, mut row) = (Vec::new(), Vec::new());
         for at in 0..n {
-            side.floats(at, 1, &mut bytes, &mut row)?;
+            reader.floats(at, 1, &mut bytes, &mut row)?;
             for (column, (_, number)) in columns.iter_mut().zip(&tried) {
                 column.push(row.get(*number).copied().unwrap_or(0.0));
             }
@@ -217,7 +221,7 @@ impl Sample {
     }
 
     /// Finds the number of elements by which a sampled row is shifted.
-    fn shifted(&self, side: &Side<'_>) -> Result<Option<i64>, EngineError> {
+    fn shifted(&self, reader: &TensorReader<'_>) -> Result<Option<i64>, EngineError> {
         // A stretch long enough to be distinctive, and short enough to stay inside the window.
         let Some(&number) = self.rows.iter().find(|&&row| row > 0).or(self.rows.first()) else {
             return Ok(None);
@@ -225,9 +229,9 @@ impl Sample {
         let at = self.rows.iter().position(|&row| row == number).unwrap_or(0);
         let around = (REACH / self.n_cols.max(1)) as u64 + 1;
         let first = number.saturating_sub(around);
-        let n = (2 * around + 1).min(side.n_rows() - first);
+        let n = (2 * around + 1).min(reader.n_rows() - first);
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
-        side.floats(first, n, &mut bytes, &mut values)?;
+        reader.floats(first, n, &mut bytes, &mut values)?;
         let len = self.n_cols.min(1024);
         let mut stretch = self.row(at).get(..len).unwrap_or_default().to_vec();
         normalize(&mut stretch, len);

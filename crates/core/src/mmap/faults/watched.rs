@@ -11,25 +11,25 @@ use crate::sync::Unpoisoned;
 pub(super) static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// A list that grows at its end and can be read at any time.
-pub(super) struct List<T: 'static> {
-    first: OnceLock<&'static Node<T>>,
-    last: Mutex<Option<&'static Node<T>>>,
+pub(super) struct AppendList<T: 'static> {
+    first: OnceLock<&'static ListNode<T>>,
+    last: Mutex<Option<&'static ListNode<T>>>,
 }
 
-pub(super) struct Node<T: 'static> {
+pub(super) struct ListNode<T: 'static> {
     value: T,
     is_past: AtomicBool,
     next: OnceLock<&'static Self>,
 }
 
-impl<T> List<T> {
+impl<T> AppendList<T> {
     const fn new() -> Self {
         Self { first: OnceLock::new(), last: Mutex::new(None) }
     }
 
-    fn push(&self, value: T) -> &'static Node<T> {
-        let node: &Node<T> =
-            Box::leak(Box::new(Node { value, is_past: AtomicBool::new(false), next: OnceLock::new() }));
+    fn push(&self, value: T) -> &'static ListNode<T> {
+        let node: &ListNode<T> =
+            Box::leak(Box::new(ListNode { value, is_past: AtomicBool::new(false), next: OnceLock::new() }));
         let mut last = self.last.lock().unpoisoned();
         let _ = last.map_or(&self.first, |last| &last.next).set(node);
         *last = Some(node);
@@ -50,15 +50,15 @@ impl<T> List<T> {
 }
 
 /// A mapped range and the messages for a fault in it.
-pub(super) struct Mapped {
+pub(super) struct MappedRange {
     pub(super) start: usize,
     pub(super) end: usize,
     pub(super) text: Vec<u8>,
     pub(super) json: Vec<u8>,
 }
 
-pub(super) static MAPPED: List<Mapped> = List::new();
-pub(super) static TEMPORARY: List<std::ffi::CString> = List::new();
+pub(super) static MAPPED: AppendList<MappedRange> = AppendList::new();
+pub(super) static TEMPORARY: AppendList<std::ffi::CString> = AppendList::new();
 
 /// Registers a mapping of a file.
 pub(super) fn mapped(path: &Path, bytes: &[u8]) -> Watch {
@@ -70,7 +70,7 @@ pub(super) fn mapped(path: &Path, bytes: &[u8]) -> Watch {
     // The last page is mapped as a whole.
     let page_bytes = rustix::param::page_size();
     let end = start.saturating_add(bytes.len()).div_ceil(page_bytes).saturating_mul(page_bytes);
-    Watch(Some(&MAPPED.push(Mapped { start, end, text, json }).is_past))
+    Watch(Some(&MAPPED.push(MappedRange { start, end, text, json }).is_past))
 }
 
 /// Registers a temporary file or a directory of such files.

@@ -100,7 +100,7 @@ impl FoundKind {
             return Self::Empty;
         }
         if head.starts_with(b"GGUF") {
-            let kind = if says_imatrix(head) { OutputKind::Imatrix } else { OutputKind::Model };
+            let kind = if is_gguf_imatrix(head) { OutputKind::Imatrix } else { OutputKind::Model };
             return Self::Output(kind);
         }
         if head.starts_with(b"_logits_") {
@@ -148,7 +148,7 @@ impl FoundKind {
 
 /// Returns true if the key `general.type` has the value `imatrix`, in either byte order. It is the first key of such
 /// files.
-fn says_imatrix(head: &[u8]) -> bool {
+fn is_gguf_imatrix(head: &[u8]) -> bool {
     let needles: [&[u8]; 2] = [
         b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix",
         b"general.type\0\0\0\x08\0\0\0\0\0\0\0\x07imatrix",

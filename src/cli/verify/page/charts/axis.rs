@@ -6,18 +6,18 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 use plotters::coord::types::RangedCoordf64;
 
 /// Axis with marks at given positions: plotters' own key points have no labels that can be set for floats.
-pub(super) struct Axis {
+pub(super) struct MarkedAxis {
     inner: RangedCoordf64,
     marks: Vec<f64>,
 }
 
-impl Axis {
+impl MarkedAxis {
     pub(super) fn new(range: Range<f64>, marks: Vec<f64>) -> Self {
         Self { inner: range.into(), marks }
     }
 }
 
-impl Ranged for Axis {
+impl Ranged for MarkedAxis {
     type FormatOption = NoDefaultFormatting;
     type ValueType = f64;
 
@@ -34,7 +34,7 @@ impl Ranged for Axis {
     }
 }
 
-impl ValueFormatter<f64> for Axis {
+impl ValueFormatter<f64> for MarkedAxis {
     fn format(value: &f64) -> String {
         value.to_string()
     }

@@ -9,12 +9,12 @@ use super::Drawn;
 
 /// Kind of window that a chart is drawn for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ChartWidth {
     Wide,
     Narrow,
 }
 
-impl Form {
+impl ChartWidth {
     /// Width and height in CSS pixels.
     fn size(self) -> (u32, u32) {
         match self {
@@ -90,12 +90,12 @@ impl Ink {
 /// Drawing area of a chart, in one form.
 pub(super) struct Canvas<'a> {
     pub(super) area: DrawingArea<SVGBackend<'a>, Shift>,
-    pub(super) form: Form,
+    pub(super) form: ChartWidth,
 }
 
 impl Canvas<'_> {
     pub(super) fn is_narrow(&self) -> bool {
-        self.form == Form::Narrow
+        self.form == ChartWidth::Narrow
     }
 
     /// Font size in CSS pixels.
@@ -123,7 +123,7 @@ impl Canvas<'_> {
 
 /// Draws a chart as SVG. The result has classes instead of colours: `f-NAME` to fill, `s-NAME` for strokes.
 pub(super) fn svg(
-    form: Form,
+    form: ChartWidth,
     id: &str,
     title: &str,
     description: &str,
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn colours_become_classes_and_text_stays_text() {
-        let found = svg(Form::Wide, "x", "<b>", "a & b", |canvas| {
+        let found = svg(ChartWidth::Wide, "x", "<b>", "a & b", |canvas| {
             let text = canvas.text(Ink::Bad, HPos::Left, VPos::Top);
             canvas.area.draw_text("<script>fill=\"#000001\"", &text, (1, 1))?;
             canvas.area.draw(&Circle::new((5, 5), 3, Ink::Series(9).color().stroke_width(2)))?;

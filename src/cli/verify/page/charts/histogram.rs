@@ -3,16 +3,16 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
-use crate::cli::verify::details::Spread;
+use crate::cli::verify::details::DivergenceSpread;
 
 use super::Drawn;
-use super::axis::{Axis, decade_marks, plain_label, power_label, round_marks};
+use super::axis::{MarkedAxis, decade_marks, plain_label, power_label, round_marks};
 use super::canvas::{Canvas, Ink};
 
 /// Quantiles that are drawn as vertical lines.
 const LINES: [&str; 3] = ["50 %", "90 %", "99 %"];
 
-pub(super) fn draw(canvas: &mut Canvas<'_>, spread: &Spread) -> Drawn {
+pub(super) fn draw(canvas: &mut Canvas<'_>, spread: &DivergenceSpread) -> Drawn {
     let (Some(first), Some(last)) = (spread.bins.first(), spread.bins.last()) else { return Ok(()) };
     let middle = 0.5 * (first.from + last.to);
     let x_range = (first.from - 0.1).min(middle - 0.5)..(last.to + 0.1).max(middle + 0.5);
@@ -28,7 +28,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, spread: &Spread) -> Drawn {
         .margin_right(14)
         .x_label_area_size(44)
         .y_label_area_size(if canvas.is_narrow() { 38 } else { 62 })
-        .build_cartesian_2d(Axis::new(x_range, x_marks), Axis::new(y_range, y_marks))?;
+        .build_cartesian_2d(MarkedAxis::new(x_range, x_marks), MarkedAxis::new(y_range, y_marks))?;
     chart
         .configure_mesh()
         .disable_x_mesh()

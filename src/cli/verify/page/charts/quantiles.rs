@@ -5,7 +5,7 @@ use plotters::style::text_anchor::{HPos, VPos};
 
 use super::super::data::FileData;
 use super::Drawn;
-use super::axis::{Axis, decade_marks, decades, power_label};
+use super::axis::{MarkedAxis, decade_marks, decades, power_label};
 use super::canvas::{Canvas, Ink};
 
 /// Maximum number of characters of a label at the end of a line, in narrow windows.
@@ -48,7 +48,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, lines: &[Line]) -> Drawn {
         .margin_right(u32::try_from(longest + 14).unwrap_or(80))
         .x_label_area_size(44)
         .y_label_area_size(if canvas.is_narrow() { 54 } else { 62 })
-        .build_cartesian_2d(Axis::new(x_range, x_marks), Axis::new(y_range.clone(), y_marks))?;
+        .build_cartesian_2d(MarkedAxis::new(x_range, x_marks), MarkedAxis::new(y_range.clone(), y_marks))?;
     let is_narrow = canvas.is_narrow();
     let name = |x: &f64| {
         let at = x.round().max(0.0) as usize;

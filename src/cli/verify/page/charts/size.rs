@@ -6,7 +6,7 @@ use plotters::style::text_anchor::{HPos, VPos};
 
 use super::super::data::FileData;
 use super::Drawn;
-use super::axis::{Axis, decade_marks, decades, plain_label, power_label, round_marks};
+use super::axis::{MarkedAxis, decade_marks, decades, plain_label, power_label, round_marks};
 use super::canvas::{Canvas, Ink};
 
 /// Pixels from the centre of a point to its label.
@@ -68,7 +68,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, points: &[Point]) -> Drawn {
         .margin_right(12)
         .x_label_area_size(44)
         .y_label_area_size(if canvas.is_narrow() { 54 } else { 62 })
-        .build_cartesian_2d(Axis::new(x_range, x_marks), Axis::new(y_range.clone(), y_marks))?;
+        .build_cartesian_2d(MarkedAxis::new(x_range, x_marks), MarkedAxis::new(y_range.clone(), y_marks))?;
     chart
         .configure_mesh()
         .bold_line_style(Ink::Grid.color())

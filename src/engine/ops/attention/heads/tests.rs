@@ -35,7 +35,7 @@ fn attention(mask: Mask, cap: Option<f32>, alibi: Option<Vec<f32>>) -> Attention
         relative: None,
         temperature: None,
         v_norm: None,
-        kv: crate::engine::plan::KvSource::Own,
+        kv: crate::engine::KvSource::Own,
         gate: None,
         sub_norm: None,
         out_scale: None,
@@ -54,7 +54,7 @@ fn noise(n: usize, seed: u32) -> Vec<f32> {
 }
 
 /// Random projections of a chunk.
-struct Chunk {
+struct ChunkProjections {
     n: usize,
     prefix: usize,
     q: Vec<f32>,
@@ -62,7 +62,7 @@ struct Chunk {
     v: Vec<f32>,
 }
 
-impl Chunk {
+impl ChunkProjections {
     fn new(n: usize, prefix: usize) -> Self {
         let [q, k, v] = [(N_HEADS * DK, 1), (N_KV_HEADS * DK, 2), (N_KV_HEADS * DV, 3)]
             .map(|(width, seed)| noise(n * width, seed));
@@ -79,15 +79,15 @@ impl Chunk {
             n: wanted.len(),
             prefix: self.prefix,
             rows: &self.q[wanted.start * N_HEADS * DK..],
-            seen: Seen::Rows(
-                rows_of(&self.k, 0, n_keys, kv_head, N_KV_HEADS, DK),
-                rows_of(&self.v, 0, n_keys, kv_head, N_KV_HEADS, DV),
+            kv: HeadKv::Rows(
+                rows_of_head(&self.k, 0, n_keys, kv_head, N_KV_HEADS, DK),
+                rows_of_head(&self.v, 0, n_keys, kv_head, N_KV_HEADS, DV),
             ),
         }
     }
 
-    /// Returns the results of [`Heads::whole`] and [`Heads::online`], `[head, query, DV]` each.
-    fn both_ways(&self, heads: &Heads<'_>, wanted: &Range<usize>) -> [Vec<f32>; 2] {
+    /// Returns the results of [`AttentionHeads::whole`] and [`AttentionHeads::online`], `[head, query, DV]` each.
+    fn both_ways(&self, heads: &AttentionHeads<'_>, wanted: &Range<usize>) -> [Vec<f32>; 2] {
         let len = N_HEADS * wanted.len() * DV;
         // Both must overwrite the previous contents.
         let [mut whole, mut online] = [vec![7.0; len], vec![-7.0; len]];
@@ -114,7 +114,7 @@ impl Chunk {
     }
 
     /// Returns the result of the definition, in f64.
-    fn by_formula(&self, heads: &Heads<'_>, head: usize, position: usize) -> Vec<f64> {
+    fn by_formula(&self, heads: &AttentionHeads<'_>, head: usize, position: usize) -> Vec<f64> {
         let a = heads.a;
         let kv_head = head / (N_HEADS / N_KV_HEADS);
         let end = a.mask.end_key(position, self.n).max(self.prefix);
@@ -161,8 +161,14 @@ fn a_running_softmax_over_tiles_of_keys_equals_the_whole_one_and_the_formula() {
     ];
     let clock = Clock::default();
     for (name, a, sinks, prefix) in cases {
-        let heads = Heads { a: a.scores(), level: SimdLevel::detect(), clock: &clock, sinks, relative: None };
-        let chunk = Chunk::new(n, prefix);
+        let heads = AttentionHeads {
+            a: a.scores(),
+            level: SimdLevel::detect(),
+            clock: &clock,
+            sinks,
+            relative: None,
+        };
+        let chunk = ChunkProjections::new(n, prefix);
         // The first queries, some across the border of two tiles, and the last.
         for wanted in [0..PART_QUERIES, TILE_KEYS - 130..TILE_KEYS + 70, n - 97..n] {
             let [whole, online] = chunk.both_ways(&heads, &wanted);

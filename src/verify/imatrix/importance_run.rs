@@ -71,7 +71,7 @@ impl Collected {
     }
 
     /// Adds a finished group.
-    fn add(&mut self, group: Group, n_chunks: usize) {
+    fn add(&mut self, group: GroupResult, n_chunks: usize) {
         for (name, ExactColumns { columns: own, rests }) in group.sums {
             let n_matrices = own.counts.len();
             let rest = self.rests.entry(name.clone()).or_insert_with(|| vec![0.0; rests.len()]);
@@ -88,7 +88,7 @@ impl Collected {
 }
 
 /// Results of one group.
-struct Group {
+struct GroupResult {
     sums: BTreeMap<String, ExactColumns>,
     nll: Vec<f64>,
 }
@@ -184,10 +184,10 @@ impl<'a> ImportanceRun<'a> {
     /// [`ImatrixError`]: a tensor with another width or another number of experts; no tensor of this model.
     pub fn check(&self, sums: &ImatrixSums, files: &[StoredImatrix]) -> Result<Vec<String>, ImatrixError> {
         let tensors = self.engine.source.tensors();
-        let mut strangers = Vec::new();
+        let mut unknown = Vec::new();
         for (name, columns) in &sums.tensors {
             let Some(meta) = tensors.iter().find(|meta| meta.name == *name) else {
-                strangers.push(name.clone());
+                unknown.push(name.clone());
                 continue;
             };
             let path = || {
@@ -209,15 +209,15 @@ impl<'a> ImportanceRun<'a> {
                 return Err(ImatrixError::Counts { path: path(), tensor: name.clone(), n_values, n_counts });
             }
         }
-        match (strangers.first(), files.first()) {
-            (Some(example), Some(file)) if strangers.len() == sums.tensors.len() => {
+        match (unknown.first(), files.first()) {
+            (Some(example), Some(file)) if unknown.len() == sums.tensors.len() => {
                 Err(ImatrixError::OtherModel {
                     path: file.path().to_owned(),
-                    n_entries: strangers.len(),
+                    n_entries: unknown.len(),
                     example: example.clone(),
                 })
             }
-            _ => Ok(strangers),
+            _ => Ok(unknown),
         }
     }
 
@@ -353,7 +353,7 @@ impl<'a> ImportanceRun<'a> {
         windows: &[Window],
         chunks: &[TokenChunk],
         progress: &dyn Progress,
-    ) -> Result<Group, VerifyError> {
+    ) -> Result<GroupResult, VerifyError> {
         let collector = SumCollector::new(self.options.engine.level);
         let mut hidden = self.engine.forward(chunks, progress, Some(&collector))?;
         let n_embd = self.engine.plan().head.n_cols;
@@ -372,11 +372,11 @@ impl<'a> ImportanceRun<'a> {
                 nll.extend(own.filter(|(row, _)| window.scored.contains(row)).map(|(_, score)| score.nll));
             }
         }
-        Ok(Group { sums: collector.into_exact(), nll })
+        Ok(GroupResult { sums: collector.into_exact(), nll })
     }
 }
 
-impl Group {
+impl GroupResult {
     /// Returns the first tensor with a sum that is not finite.
     fn non_finite(&self) -> Option<String> {
         let broken = |exact: &ExactColumns| exact.columns.sums.iter().any(|sum| !sum.is_finite());

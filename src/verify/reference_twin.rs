@@ -21,7 +21,7 @@ const TOKENS: usize = 4096;
 pub(super) const TITLE: &str = "running a reference copy, the baseline in the file's types";
 
 /// Baseline as a healthy file would hold it: quantized to the file's types and decoded, so that all tensors are F32.
-pub(super) struct HealthyTwin<'a> {
+pub(super) struct ReferenceTwin<'a> {
     baseline: &'a dyn TensorSource,
     /// Tensors of the baseline, as F32.
     metas: Vec<TensorMeta>,
@@ -30,7 +30,7 @@ pub(super) struct HealthyTwin<'a> {
     level: SimdLevel,
 }
 
-impl<'a> HealthyTwin<'a> {
+impl<'a> ReferenceTwin<'a> {
     /// Creates the twin of a file; `None` if a tensor of the file has a type without a quantizer.
     pub(super) fn new(file: &[TensorMeta], baseline: &'a dyn TensorSource, level: SimdLevel) -> Option<Self> {
         let types: HashMap<&str, &TensorMeta> = file.iter().map(|meta| (meta.name.as_str(), meta)).collect();
@@ -52,7 +52,7 @@ fn failed(meta: &TensorMeta, error: impl std::error::Error + Send + Sync + 'stat
     SourceError { tensor: meta.name.clone(), source: Box::new(error) }
 }
 
-impl TensorSource for HealthyTwin<'_> {
+impl TensorSource for ReferenceTwin<'_> {
     fn tensors(&self) -> &[TensorMeta] {
         &self.metas
     }
@@ -96,7 +96,7 @@ pub(super) enum TwinRun {
 
 /// Returns true if a healthy file can be run.
 pub(super) fn has_twin(model: &Model<'_>, baseline: &Model<'_>) -> bool {
-    HealthyTwin::new(model.source.tensors(), baseline.source, SimdLevel::Scalar).is_some()
+    ReferenceTwin::new(model.source.tensors(), baseline.source, SimdLevel::Scalar).is_some()
 }
 
 /// Runs the baseline in the types of `model` and compares it with the baseline itself, on windows that [`evenly`]
@@ -125,7 +125,7 @@ fn twin_positions(
     progress: &dyn Progress,
 ) -> Result<Option<Vec<Position>>, VerifyError> {
     let options = *reference.options();
-    let Some(twin) = HealthyTwin::new(model.source.tensors(), baseline.source, options.level) else {
+    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
     };
     if let Some(positions) = baseline.recall.and_then(|recall| recall.twin(&twin.types, windows)) {

@@ -133,7 +133,7 @@ fn check_charsmap(metadata: &Metadata) -> Option<Finding> {
     let is_whole = table.is_some_and(|table| table + 4 < map.len() as u64);
     (!is_whole).then(|| {
         let size = table.map_or_else(|| "no size".to_owned(), |table| format!("a table of {table} bytes"));
-        Finding::error(CHECK, format!("`{CHARSMAP}` has {} bytes and says {size}", map.len()))
+        Finding::error(CHECK, format!("`{CHARSMAP}` has {} bytes and declares {size}", map.len()))
     })
 }
 

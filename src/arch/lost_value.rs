@@ -11,7 +11,7 @@ const MAX_TEXT: usize = 2000;
 
 /// Value of the configuration that the file does not carry.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Lost {
+pub struct LostValue {
     /// Configuration key, with dots for nested members.
     pub key: String,
     /// Its value.
@@ -26,7 +26,7 @@ pub struct Lost {
     pub is_absent: bool,
 }
 
-impl fmt::Display for Lost {
+impl fmt::Display for LostValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (key, value) = (escape(&self.key), text(&self.value));
         if self.is_absent {

@@ -7,7 +7,7 @@ use crate::quant::dequantize;
 
 /// Tensor that is read.
 #[derive(Clone)]
-pub(crate) struct Side<'a> {
+pub(crate) struct TensorReader<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) tensor: usize,
     /// Factors from a separate tensor: one number, or one for each matrix of a stack; empty for 1.
@@ -15,7 +15,7 @@ pub(crate) struct Side<'a> {
     pub(crate) level: SimdLevel,
 }
 
-impl<'a> Side<'a> {
+impl<'a> TensorReader<'a> {
     pub(crate) fn new(source: &'a dyn TensorSource, tensor: usize, level: SimdLevel) -> Self {
         Self { source, tensor, factors: Vec::new(), level }
     }

@@ -6,10 +6,10 @@ use super::base::is_known;
 use super::member::set_member;
 use crate::arch::datum::Datum;
 use crate::arch::eval::Scope;
-use crate::arch::expr::{BinaryOp, Expr, Function, Path, Step};
+use crate::arch::expr::{BinaryOp, Expr, Function, Path, PathStep};
+use crate::arch::metadata_rows;
 use crate::arch::roots::ROOTS;
-use crate::arch::rows;
-use crate::arch::schema::{Card, Row};
+use crate::arch::schema::{Card, MetadataRow};
 use crate::gguf::keys::ANNOTATION_PREFIX;
 
 /// Maximum depth of definitions that refer to definitions.
@@ -23,23 +23,25 @@ pub(super) fn take_back(card: &Card, scope: &Scope<'_>, config: &mut Map<String,
         match row {
             // Keys that most decoders have were restored before. A key that the card's own row writes may not come from
             // the configuration.
-            Row::Base => {
+            MetadataRow::Base => {
                 let is_own = |key: &str| {
-                    card.metadata.iter().any(|row| matches!(row, Row::Key { key: own, .. } if own == key))
+                    card.metadata
+                        .iter()
+                        .any(|row| matches!(row, MetadataRow::Key { key: own, .. } if own == key))
                 };
-                for row in rows::base_rows() {
-                    if !matches!(row, Row::Key { key, .. } if is_known(key) || is_own(key)) {
+                for row in metadata_rows::base_rows() {
+                    if !matches!(row, MetadataRow::Key { key, .. } if is_known(key) || is_own(key)) {
                         take_row(card, scope, row, "", config);
                     }
                 }
             }
-            Row::Key { .. } => take_row(card, scope, row, prefix, config),
+            MetadataRow::Key { .. } => take_row(card, scope, row, prefix, config),
         }
     }
 }
 
-fn take_row(card: &Card, scope: &Scope<'_>, row: &Row, prefix: &str, config: &mut Map<String, Json>) {
-    let Row::Key { key, value: expr, .. } = row else { return };
+fn take_row(card: &Card, scope: &Scope<'_>, row: &MetadataRow, prefix: &str, config: &mut Map<String, Json>) {
+    let MetadataRow::Key { key, value: expr, .. } = row else { return };
     let value = scope.kv(&format!("{prefix}{key}"));
     if value.is_null() {
         return;
@@ -90,7 +92,7 @@ fn source(card: &Card, expr: &Expr, value: &Datum, depth: u32) -> Option<(String
         }
         Expr::Call(Function::Layers, arguments) => match arguments.as_slice() {
             [Expr::Path(path)] => {
-                let (Step::Index(index), before) = path.steps.split_last()? else { return None };
+                let (PathStep::Index(index), before) = path.steps.split_last()? else { return None };
                 let is_block =
                     matches!(index, Expr::Path(path) if path.root == "bid" && path.steps.is_empty());
                 let whole = Path { steps: before.to_vec(), ..path.clone() };
@@ -116,7 +118,7 @@ fn place(path: &Path) -> Option<String> {
     }
     let mut place = path.root.clone();
     for step in &path.steps {
-        let Step::Field(name) = step else { return None };
+        let PathStep::Field(name) = step else { return None };
         place = place + "." + name;
     }
     Some(place)

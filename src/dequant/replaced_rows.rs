@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
-use crate::dequant::layer::{Origin, Weight};
+use crate::dequant::layer::{Weight, WeightOrigin};
 use crate::dequant::lora::LoraError;
 use crate::dequant::operand::Operand;
-use crate::dequant::{Below, CodedWeight, DequantError};
+use crate::dequant::{CodedWeight, DequantError, InnerSource};
 
 /// Rows of a model's weight, and the adapter's weight with their replacements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,32 +48,32 @@ pub(super) fn with_rows(
         return Err(LoraError::Rows { name, base, by, first, last });
     }
     let meta = WeightMeta { ty: ElementType::F32, ..weight.meta.clone() };
-    let by = Weight { meta: own.clone(), origin: Origin::Beside(adapter.clone(), replaced.by) };
-    let made = Rows { base: Operand::of(weight), by: Operand::of(by), places };
-    Ok(Weight { meta, origin: Origin::Coded(Box::new(made)) })
+    let by = Weight { meta: own.clone(), origin: WeightOrigin::Other(adapter.clone(), replaced.by) };
+    let made = PatchedWeight { base: Operand::of(weight), by: Operand::of(by), places };
+    Ok(Weight { meta, origin: WeightOrigin::Coded(Box::new(made)) })
 }
 
 /// A weight with some rows from another one.
-struct Rows {
+struct PatchedWeight {
     base: Operand,
     by: Operand,
     /// Row of `by`, by the row of `base` that it replaces.
     places: BTreeMap<u64, u64>,
 }
 
-impl CodedWeight for Rows {
+impl CodedWeight for PatchedWeight {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let width = (cols.end - cols.start) as usize;
-        self.base.read(below, rows.clone(), cols.clone(), out)?;
+        self.base.read(inner, rows.clone(), cols.clone(), out)?;
         for (&row, &by) in self.places.range(rows.clone()) {
             let at = (row - rows.start) as usize * width;
-            self.by.read(below, by..by + 1, cols.clone(), &mut out[at..at + width])?;
+            self.by.read(inner, by..by + 1, cols.clone(), &mut out[at..at + width])?;
         }
         Ok(())
     }
@@ -87,11 +87,11 @@ impl CodedWeight for Rows {
         "merged".to_owned()
     }
 
-    fn expect(&self, below: Below<'_>) {
-        self.base.expect(below);
+    fn expect(&self, inner: InnerSource<'_>) {
+        self.base.expect(inner);
     }
 
-    fn release(&self, below: Below<'_>, shape: &Shape, elems: Range<u64>) {
-        self.base.release(below, shape, elems);
+    fn release(&self, inner: InnerSource<'_>, shape: &Shape, elems: Range<u64>) {
+        self.base.release(inner, shape, elems);
     }
 }

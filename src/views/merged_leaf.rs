@@ -9,15 +9,15 @@ use crate::core::{ElementType, GgmlType, WeightSource};
 use crate::quant;
 use crate::views::ViewError;
 use crate::views::axis::{Dim, merge_dims};
-use crate::views::elems::{Elems, Stretch};
+use crate::views::elems::{Elems, StridedRange};
 use crate::views::math;
-use crate::views::origin::Origin;
+use crate::views::origin::LeafOrigin;
 use crate::views::view::Leaf;
 
 /// A leaf with its factors merged to as few as possible.
 #[derive(Clone, Debug)]
-pub(super) struct Run {
-    pub(super) origin: Origin,
+pub(super) struct MergedLeaf {
+    pub(super) origin: LeafOrigin,
     offset: u64,
     dims: Vec<Dim>,
     pub(super) math: Vec<MathOp>,
@@ -25,13 +25,13 @@ pub(super) struct Run {
 
 /// The two innermost factors of a transposed matrix: rows of the result are columns of the source.
 #[derive(Clone, Copy)]
-struct Turned {
+struct TransposedFactors {
     rows: Dim,
     columns: Dim,
 }
 
-impl Run {
-    /// Creates a run from a leaf of a view.
+impl MergedLeaf {
+    /// Merges the factors of a leaf of a view.
     pub(super) fn of(leaf: &Leaf) -> Self {
         Self {
             origin: leaf.origin.clone(),
@@ -47,7 +47,7 @@ impl Run {
         &self,
         first: u64,
         n: u64,
-        visit: &mut dyn FnMut(Stretch, usize) -> Result<(), ViewError>,
+        visit: &mut dyn FnMut(StridedRange, usize) -> Result<(), ViewError>,
     ) -> Result<(), ViewError> {
         let mut done = 0;
         while done < n {
@@ -60,9 +60,9 @@ impl Run {
     }
 
     /// Returns the stretch from `at`, of at most `n` elements.
-    pub(super) fn stretch(&self, at: u64, n: u64) -> Stretch {
+    pub(super) fn stretch(&self, at: u64, n: u64) -> StridedRange {
         let Some((inner, outer)) = self.dims.split_last() else {
-            return Stretch { start: self.offset, stride: 1, len: 1 };
+            return StridedRange { start: self.offset, stride: 1, len: 1 };
         };
         let (mut rest, column) = (at / inner.size, at % inner.size);
         let mut start = self.offset + column * inner.stride;
@@ -70,7 +70,7 @@ impl Run {
             start += rest % dim.size * dim.stride;
             rest /= dim.size;
         }
-        Stretch { start, stride: inner.stride, len: (inner.size - column).min(n) as usize }
+        StridedRange { start, stride: inner.stride, len: (inner.size - column).min(n) as usize }
     }
 
     /// Calls `visit` for each part of the source, `part_elems` elements long, that a range reads from.
@@ -86,10 +86,10 @@ impl Run {
     }
 
     /// Returns the two innermost factors, if the matrix is transposed.
-    fn turned(&self) -> Option<Turned> {
+    fn transposed(&self) -> Option<TransposedFactors> {
         match self.dims.as_slice() {
             [.., rows, columns] if rows.stride == 1 && columns.stride != 1 => {
-                Some(Turned { rows: *rows, columns: *columns })
+                Some(TransposedFactors { rows: *rows, columns: *columns })
             }
             _ => None,
         }
@@ -97,14 +97,14 @@ impl Run {
 
     /// Reads elements `first ..` of a transposed matrix. Several rows of the result are read together, so that adjacent
     /// source elements are read at once.
-    fn read_turned(
+    fn read_transposed(
         &self,
-        turned: Turned,
+        transposed: TransposedFactors,
         elems: Elems<'_>,
         first: u64,
         out: &mut [u8],
     ) -> Result<(), ViewError> {
-        let Turned { rows, columns } = turned;
+        let TransposedFactors { rows, columns } = transposed;
         let n = (out.len() / elems.elem_bytes()) as u64;
         let mut done = 0;
         while done < n {
@@ -134,20 +134,22 @@ impl Run {
         out: &mut [f32],
     ) -> Result<(), ViewError> {
         match &self.origin {
-            Origin::Fill(value) => out.fill(*value),
-            Origin::Values(values) => self.stretches(first, out.len() as u64, &mut |stretch, at| {
+            LeafOrigin::Fill(value) => out.fill(*value),
+            LeafOrigin::Values(values) => self.stretches(first, out.len() as u64, &mut |stretch, at| {
                 take_values(values, &stretch, &mut out[at..at + stretch.len]);
                 Ok(())
             })?,
-            Origin::Weight { index, ty } => self.read_weight(source, *index, *ty, level, first, out)?,
-            Origin::Computed(computed) => self.stretches(first, out.len() as u64, &mut |stretch, at| {
-                computed.read(source, level, &stretch, &mut out[at..at + stretch.len])
-            })?,
+            LeafOrigin::Weight { index, ty } => self.read_weight(source, *index, *ty, level, first, out)?,
+            LeafOrigin::Computed(computed) => {
+                self.stretches(first, out.len() as u64, &mut |stretch, at| {
+                    computed.read(source, level, &stretch, &mut out[at..at + stretch.len])
+                })?;
+            }
         }
         let in_f16 = match &self.origin {
-            Origin::Weight { ty, .. } => *ty == ElementType::F16,
-            Origin::Computed(computed) => computed.element_type() == Some(ElementType::F16),
-            Origin::Values(_) | Origin::Fill(_) => false,
+            LeafOrigin::Weight { ty, .. } => *ty == ElementType::F16,
+            LeafOrigin::Computed(computed) => computed.element_type() == Some(ElementType::F16),
+            LeafOrigin::Values(_) | LeafOrigin::Fill(_) => false,
         };
         for op in &self.math {
             math::apply(*op, first, out, in_f16);
@@ -169,9 +171,9 @@ impl Run {
         let decode = |bytes: &[u8], out: &mut [f32]| {
             quant::decode_elements(ty, level, bytes, out).map_err(|_| no_number())
         };
-        if let Some(turned) = self.turned() {
+        if let Some(transposed) = self.transposed() {
             return with_bytes(out.len() * elems.elem_bytes(), |bytes| {
-                self.read_turned(turned, elems, first, bytes)?;
+                self.read_transposed(transposed, elems, first, bytes)?;
                 decode(bytes, out)
             });
         }
@@ -190,7 +192,7 @@ impl Run {
         out: &mut [u8],
     ) -> Result<(), ViewError> {
         let size = ty.block_bytes();
-        let Origin::Weight { index, ty: stored } = self.origin else {
+        let LeafOrigin::Weight { index, ty: stored } = self.origin else {
             return Err(ViewError::Computed { index: first, value: f32::NAN });
         };
         let weight = || source.weights()[index].name.clone();
@@ -233,10 +235,10 @@ impl Run {
         out: &mut [u8],
         elem_bytes: usize,
     ) -> Result<(), ViewError> {
-        let Origin::Weight { index, .. } = self.origin else { return Ok(()) };
+        let LeafOrigin::Weight { index, .. } = self.origin else { return Ok(()) };
         let elems = Elems::new(source, index, elem_bytes);
-        if let Some(turned) = self.turned() {
-            return self.read_turned(turned, elems, first, out);
+        if let Some(transposed) = self.transposed() {
+            return self.read_transposed(transposed, elems, first, out);
         }
         self.stretches(first, (out.len() / elem_bytes) as u64, &mut |stretch, at| {
             elems.copy(&stretch, &mut out[at * elem_bytes..(at + stretch.len) * elem_bytes])
@@ -246,7 +248,7 @@ impl Run {
     /// Returns true if every element comes from a weight, unchanged, in whole blocks of `block_elems` neighbours.
     pub(super) fn keeps_blocks(&self, block_elems: u64) -> bool {
         let Some((inner, outer)) = self.dims.split_last() else { return block_elems == 1 };
-        matches!(self.origin, Origin::Weight { .. })
+        matches!(self.origin, LeafOrigin::Weight { .. })
             && self.math.is_empty()
             && inner.stride == 1
             && inner.size % block_elems == 0
@@ -262,7 +264,7 @@ impl Run {
         first: u64,
         out: &mut [u8],
     ) -> Result<(), ViewError> {
-        let Origin::Weight { index, .. } = self.origin else { return Ok(()) };
+        let LeafOrigin::Weight { index, .. } = self.origin else { return Ok(()) };
         let (elems, bytes) = (ty.block_elems(), ty.block_bytes());
         self.stretches(first, (out.len() / bytes * elems) as u64, &mut |stretch, at| {
             let out = &mut out[at / elems * bytes..(at + stretch.len) / elems * bytes];
@@ -273,15 +275,15 @@ impl Run {
     /// Releases the memory of a range.
     pub(super) fn release(&self, source: &dyn WeightSource, first: u64, n: u64) {
         let index = match &self.origin {
-            Origin::Weight { index, .. } => *index,
-            Origin::Computed(computed) => {
+            LeafOrigin::Weight { index, .. } => *index,
+            LeafOrigin::Computed(computed) => {
                 // Only in the order of computation: reordered elements are not released.
                 if let [Dim { stride: 1, .. }] = self.dims.as_slice() {
                     computed.release(source, self.offset + first, n);
                 }
                 return;
             }
-            Origin::Values(_) | Origin::Fill(_) => return,
+            LeafOrigin::Values(_) | LeafOrigin::Fill(_) => return,
         };
         let Some((outer, rest)) = self.dims.split_first() else { return };
         let inner: u64 = rest.iter().map(|dim| dim.size).product();
@@ -315,7 +317,7 @@ fn integer(ty: ElementType, bytes: &[u8]) -> Option<i64> {
     })
 }
 
-fn take_values(values: &Arc<[f32]>, stretch: &Stretch, out: &mut [f32]) {
+fn take_values(values: &Arc<[f32]>, stretch: &StridedRange, out: &mut [f32]) {
     for (i, value) in out.iter_mut().enumerate() {
         *value = values[(stretch.start + i as u64 * stretch.stride) as usize];
     }

@@ -8,7 +8,7 @@ use crate::arch::eval::Scope;
 use crate::arch::expr::Expr;
 use crate::arch::names::Captures;
 use crate::arch::read;
-use crate::arch::schema::{Card, Row};
+use crate::arch::schema::{Card, MetadataRow};
 use crate::core::numeric::held_by_f32;
 use crate::gguf::keys::{ANNOTATION_PREFIX, KeyInfo, annotation_info, key_info, key_type};
 use crate::gguf::{Array, Metadata, Value, ValueType};
@@ -63,16 +63,16 @@ impl Card {
     /// Returns true if a row of the card may write `key`, a full GGUF key.
     pub(crate) fn may_write(&self, key: &str) -> bool {
         has_own_row(self, key)
-            || (self.metadata.contains(&Row::Base)
+            || (self.metadata.contains(&MetadataRow::Base)
                 && base_rows().iter().any(|row| is_of(row, key, &self.gguf)))
     }
 
     /// Returns the first configuration name in the row that writes `key`, a full GGUF key.
     pub(crate) fn name_in_row(&self, key: &str) -> Option<String> {
         let own = self.early.iter().chain(&self.metadata);
-        let base = base_rows().iter().filter(|_| self.metadata.contains(&Row::Base));
+        let base = base_rows().iter().filter(|_| self.metadata.contains(&MetadataRow::Base));
         own.chain(base).filter(|row| is_of(row, key, &self.gguf)).find_map(|row| {
-            let Row::Key { value, .. } = row else { return None };
+            let MetadataRow::Key { value, .. } = row else { return None };
             let mut found = None;
             value.walk(&mut |expr| {
                 if let (Expr::Path(path), None) = (expr, &found)
@@ -92,8 +92,8 @@ pub(super) fn has_own_row(card: &Card, key: &str) -> bool {
 }
 
 /// Returns true if the row writes this key in files of the architecture.
-fn is_of(row: &Row, wanted: &str, arch: &str) -> bool {
-    matches!(row, Row::Key { key, .. } if full_key(key, arch).is_some_and(|full| full == wanted))
+fn is_of(row: &MetadataRow, wanted: &str, arch: &str) -> bool {
+    matches!(row, MetadataRow::Key { key, .. } if full_key(key, arch).is_some_and(|full| full == wanted))
 }
 
 /// Returns the keys that `["include", "base"]` may write.
@@ -102,8 +102,8 @@ pub(super) fn base_keys() -> impl Iterator<Item = &'static str> {
 }
 
 /// Returns the rows of `["include", "base"]`.
-pub(super) fn base_rows() -> &'static [Row] {
-    static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
+pub(super) fn base_rows() -> &'static [MetadataRow] {
+    static ROWS: LazyLock<Vec<MetadataRow>> = LazyLock::new(|| {
         // All rows parse: a test covers each.
         BASE.iter().filter_map(|(key, value, when)| read::key_row(key, value, when).ok()).collect()
     });
@@ -113,9 +113,9 @@ pub(super) fn base_rows() -> &'static [Row] {
 /// Returns every key that a card may write: its rows, its annotations, the rows around its tokenizer.
 #[cfg(test)]
 pub(crate) fn derived_keys(card: &Card) -> Vec<String> {
-    let names = |row: &Row| match row {
-        Row::Base => base_keys().map(str::to_owned).collect(),
-        Row::Key { key, .. } => vec![key.clone()],
+    let names = |row: &MetadataRow| match row {
+        MetadataRow::Base => base_keys().map(str::to_owned).collect(),
+        MetadataRow::Key { key, .. } => vec![key.clone()],
     };
     let tokenizer = card.tokenizer.before.iter().chain(&card.tokenizer.after);
     let rows = card.early.iter().chain(&card.metadata).chain(tokenizer).flat_map(names);
@@ -127,7 +127,7 @@ pub(crate) fn derived_keys(card: &Card) -> Vec<String> {
 pub(super) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata, ArchError> {
     let mut metadata = Metadata::new();
     for row in &card.annotate {
-        let Row::Key { key, .. } = row else { continue };
+        let MetadataRow::Key { key, .. } = row else { continue };
         if let (Some(info), Some(datum)) = (annotation_info(key), row_value(card, "annotate", row, scope)?) {
             let full = format!("{ANNOTATION_PREFIX}{key}");
             if let Some(value) = typed(&full, info, &datum)? {
@@ -142,13 +142,13 @@ pub(super) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata, Ar
 pub(super) fn apply_rows(
     card: &Card,
     section: &str,
-    rows: &[Row],
+    rows: &[MetadataRow],
     scope: &Scope<'_>,
     metadata: &mut Metadata,
 ) -> Result<(), ArchError> {
     for row in rows {
         match row {
-            Row::Base => {
+            MetadataRow::Base => {
                 for (key, value, when) in BASE {
                     // A test parses the table, so no card can make this fail.
                     let row = read::key_row(key, value, when).map_err(|problem| ArchError::Card {
@@ -158,7 +158,7 @@ pub(super) fn apply_rows(
                     apply_row(card, section, &row, scope, metadata)?;
                 }
             }
-            row @ Row::Key { .. } => apply_row(card, section, row, scope, metadata)?,
+            row @ MetadataRow::Key { .. } => apply_row(card, section, row, scope, metadata)?,
         }
     }
     Ok(())
@@ -167,11 +167,11 @@ pub(super) fn apply_rows(
 fn apply_row(
     card: &Card,
     section: &str,
-    row: &Row,
+    row: &MetadataRow,
     scope: &Scope<'_>,
     metadata: &mut Metadata,
 ) -> Result<(), ArchError> {
-    let Row::Key { key, .. } = row else { return Ok(()) };
+    let MetadataRow::Key { key, .. } = row else { return Ok(()) };
     if let Some(datum) = row_value(card, section, row, scope)?
         && let Some(full) = full_key(key, &card.gguf)
         && let Some(info) = key_info(&full, &card.gguf)
@@ -183,8 +183,13 @@ fn apply_row(
 }
 
 /// Returns a row's value; `None` if its condition is false.
-fn row_value(card: &Card, section: &str, row: &Row, scope: &Scope<'_>) -> Result<Option<Datum>, ArchError> {
-    let Row::Key { key, value, when } = row else { return Ok(None) };
+fn row_value(
+    card: &Card,
+    section: &str,
+    row: &MetadataRow,
+    scope: &Scope<'_>,
+) -> Result<Option<Datum>, ArchError> {
+    let MetadataRow::Key { key, value, when } = row else { return Ok(None) };
     let failed = |source| ArchError::Eval { card: card.name(), at: format!("{section} `{key}`"), source };
     if !scope.holds(when.as_ref(), Captures::default()).map_err(failed)? {
         return Ok(None);

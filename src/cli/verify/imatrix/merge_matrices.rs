@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::cli::guard::Guard;
 use crate::cli::verify::imatrix::coverage;
-use crate::cli::verify::imatrix::save::Target;
+use crate::cli::verify::imatrix::save::MatrixOutput;
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
@@ -20,7 +20,7 @@ use crate::verify::expert_coverage;
 const DEFAULT_CHUNK: usize = 512;
 
 #[derive(Debug, Args)]
-pub(super) struct MergeArgs {
+pub(super) struct MergeMatricesArgs {
     /// Importance matrices of either format
     #[arg(required = true, value_name = "FILE")]
     pub(super) files: Vec<PathBuf>,
@@ -36,7 +36,7 @@ pub(super) struct MergeArgs {
     pub(super) ctx: Option<u32>,
 }
 
-impl MergeArgs {
+impl MergeMatricesArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         Destination::of(&self.output)?;
         let mut guard = Guard::new(session, false);
@@ -63,7 +63,7 @@ impl MergeArgs {
             }
         }
         let merged = merge_imatrices(&files, self.chunk_size(&files, session)?)?;
-        let target = Target {
+        let target = MatrixOutput {
             path: &self.output,
             legacy: self.legacy,
             sync: !session.common.no_sync,

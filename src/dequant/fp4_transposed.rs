@@ -7,25 +7,25 @@ use std::ops::Range;
 
 use crate::core::small_float::E2M1;
 use crate::core::{ElementType, Shape};
-use crate::dequant::fp4::{Beside, Factor};
+use crate::dequant::fp4::{Factor, Nvfp4Params};
 use crate::dequant::stack::matrices;
-use crate::dequant::values::Values;
-use crate::dequant::{Below, CodedWeight, DequantError, Tensors};
+use crate::dequant::values::NumberTensor;
+use crate::dequant::{CodedWeight, DequantError, InnerSource, Tensors};
 
 /// Rows per scale.
 const GROUP: u64 = 16;
 
 /// A stack of matrices whose columns are packed.
-pub(super) struct TurnedFp4 {
+pub(super) struct TransposedFp4 {
     codes: usize,
-    scales: Values,
+    scales: NumberTensor,
     factor: Factor,
     mat_rows: u64,
     n_cols: u64,
     members: Vec<usize>,
 }
 
-impl TurnedFp4 {
+impl TransposedFp4 {
     /// Returns the unpacked shape of bytes `[n, rows / 2, columns]`, if the scales are `[n, rows / 16, columns]`.
     pub(super) fn shape(codes: &Shape, scales: &Shape) -> Option<Shape> {
         let &[n_mats, pairs, n_cols] = codes.dims() else { return None };
@@ -34,7 +34,7 @@ impl TurnedFp4 {
         Shape::new(vec![n_mats, rows, n_cols]).filter(|_| fits)
     }
 
-    /// Creates a stack of a shape that [`TurnedFp4::shape`] returned.
+    /// Creates a stack of a shape that [`TransposedFp4::shape`] returned.
     ///
     /// # Errors
     /// Types that do not fit; factors that are not finite, or whose number differs from that of the matrices.
@@ -42,24 +42,24 @@ impl TurnedFp4 {
         tensors: &Tensors<'_>,
         codes: usize,
         scale: usize,
-        beside: Beside,
+        params: Nvfp4Params,
         shape: &Shape,
     ) -> Result<Self, DequantError> {
         let (n_mats, mat_rows) = matrices(shape);
         tensors.check_type(codes, &[ElementType::U8])?;
-        let scales = Values::new(tensors, scale, &[ElementType::F8E4M3])?;
-        beside.factor.check(tensors, n_mats)?;
-        beside.input.check(tensors, n_mats)?;
+        let scales = NumberTensor::new(tensors, scale, &[ElementType::F8E4M3])?;
+        params.factor.check(tensors, n_mats)?;
+        params.input.check(tensors, n_mats)?;
         let mut members = vec![codes, scale];
-        members.extend(beside.factor.member());
-        Ok(Self { codes, scales, factor: beside.factor, mat_rows, n_cols: shape.n_cols(), members })
+        members.extend(params.factor.member());
+        Ok(Self { codes, scales, factor: params.factor, mat_rows, n_cols: shape.n_cols(), members })
     }
 }
 
-impl CodedWeight for TurnedFp4 {
+impl CodedWeight for TransposedFp4 {
     fn decode(
         &self,
-        below: Below<'_>,
+        inner: InnerSource<'_>,
         rows: Range<u64>,
         cols: Range<u64>,
         out: &mut [f32],
@@ -72,13 +72,13 @@ impl CodedWeight for TurnedFp4 {
             if ready != Some(group) {
                 scales.clear();
                 let first = group * self.n_cols;
-                self.scales.read(below, first + cols.start..first + cols.end, &mut scales)?;
-                self.factor.apply(below, matrix, &mut scales)?;
+                self.scales.read(inner, first + cols.start..first + cols.end, &mut scales)?;
+                self.factor.apply(inner, matrix, &mut scales)?;
                 ready = Some(group);
             }
             let first = (matrix * (self.mat_rows / 2) + within / 2) * self.n_cols;
             let shift = within % 2 * 4;
-            below.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
+            inner.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
                 for ((out, &byte), &scale) in out.iter_mut().zip(bytes).zip(&scales) {
                     *out = E2M1[usize::from(byte >> shift & 15)] * scale;
                 }

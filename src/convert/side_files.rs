@@ -8,7 +8,7 @@ use crate::convert::{ConvertError, ModelSource, modules, pooling};
 use crate::core::{WeightMeta, WeightSource};
 
 /// Small files next to the weights that cards read.
-pub(super) struct Beside {
+pub(super) struct SideFiles {
     tokenizer_config: Option<Map<String, Json>>,
     generation_config: Option<Map<String, Json>>,
     preprocessor: Option<Map<String, Json>>,
@@ -17,7 +17,7 @@ pub(super) struct Beside {
     pooling: Option<Pooling>,
 }
 
-impl Beside {
+impl SideFiles {
     /// Reads the files. Oddities are added to `warnings`.
     ///
     /// # Errors

@@ -9,8 +9,8 @@ use serde_json::Value as Json;
 use crate::checkpoint::AdapterDir;
 use crate::convert::lora::AdapterError;
 use crate::convert::lora::config::AdapterConfig;
-use crate::convert::lora::parts::{Form, Pair, Parts, Whole};
-use crate::convert::lora::{tokenizer, vocabulary};
+use crate::convert::lora::parts::{AdapterParts, MatrixPair, ProductForm, WholeTensor};
+use crate::convert::lora::{adapter_vocabulary, tokenizer};
 use crate::convert::{ConvertError, ConvertOptions, ModelSource};
 use crate::core::{WeightMeta, WeightSource};
 use crate::dequant::{LoraPair, Replaced, ReplacedRows, with_adapter};
@@ -26,15 +26,15 @@ impl ModelSource {
         let Some(base) = self.weights.take() else { return Ok(self) };
         let adapter = AdapterDir::open(path, &options.limits)?;
         let config = AdapterConfig::of(&adapter)?;
-        let parts = Parts::of(adapter.weights(), |_| true)?;
+        let parts = AdapterParts::of(adapter.weights(), |_| true)?;
         parts.check(&config, &adapter)?;
         if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
         }
-        let names = Names::of(base.weights());
+        let names = WeightNames::of(base.weights());
         let found = parts.pairs.iter().map(|pair| names.find(&pair.name).map(|at| (pair, at)));
         let found = found.collect::<Result<Vec<_>, _>>()?;
-        let turns_layers = turns_layers(&config, &found, base.weights());
+        let transposes_layers = transposes_layers(&config, &found, base.weights());
         let mut pairs = Vec::with_capacity(found.len());
         for (pair, at) in found {
             let meta = &base.weights()[at];
@@ -43,10 +43,10 @@ impl ModelSource {
                 a: pair.a,
                 b: pair.b,
                 scale: (config.effective_alpha(pair.module(), pair.rank) / pair.rank as f64) as f32,
-                is_turned: is_turned(pair, meta, turns_layers),
+                is_transposed: is_transposed(pair, meta, transposes_layers),
             });
         }
-        let tensor = |whole: &Whole| {
+        let tensor = |whole: &WholeTensor| {
             let base = names.find(&whole.name)?;
             Ok::<_, AdapterError>(Replaced { base, by: whole.index, resizes: false })
         };
@@ -72,7 +72,7 @@ impl ModelSource {
             });
         }
         let is_tied = self.dir.config().get("tie_word_embeddings") == Some(&Json::Bool(true));
-        let resized = vocabulary::resize(&mut replaced, base.weights(), adapter.weights(), is_tied)?;
+        let resized = adapter_vocabulary::resize(&mut replaced, base.weights(), adapter.weights(), is_tied)?;
         if let Some(resized) = resized {
             self.dir = resized.configured(self.dir);
             self.warnings.push(resized.to_string());
@@ -104,10 +104,10 @@ impl ModelSource {
     }
 
     /// Warns if a change of the embeddings also changes the output.
-    fn warn_of_shared_embeddings(&mut self, parts: &Parts, weights: &[WeightMeta]) {
+    fn warn_of_shared_embeddings(&mut self, parts: &AdapterParts, weights: &[WeightMeta]) {
         let has_output = weights.iter().any(|meta| meta.name.ends_with("lm_head.weight"));
         let is_shared = self.dir.config().get("tie_word_embeddings") == Some(&Json::Bool(true));
-        let is_changed = parts.pairs.iter().any(|pair| pair.form == Form::Embedding);
+        let is_changed = parts.pairs.iter().any(|pair| pair.form == ProductForm::Embedding);
         if is_changed && (is_shared || !has_output) {
             self.warnings.push(
                 "the model's output is its embeddings: with the embeddings the adapter changes the output as well"
@@ -119,8 +119,8 @@ impl ModelSource {
 
 /// Returns true if the model's square linear layers are stored transposed: if any non-square layer is, or else by
 /// `fan_in_fan_out`.
-fn turns_layers(config: &AdapterConfig, found: &[(&Pair, usize)], weights: &[WeightMeta]) -> bool {
-    let shown = found.iter().filter(|(pair, _)| pair.form == Form::Linear).find_map(|(pair, at)| {
+fn transposes_layers(config: &AdapterConfig, found: &[(&MatrixPair, usize)], weights: &[WeightMeta]) -> bool {
+    let shown = found.iter().filter(|(pair, _)| pair.form == ProductForm::Linear).find_map(|(pair, at)| {
         let (dims, own) = (weights[*at].shape.dims(), pair.meta.shape.dims());
         let is_open = own.iter().rev().eq(own.iter());
         (!is_open && own.iter().rev().eq(dims.iter())).then_some(true)
@@ -128,23 +128,23 @@ fn turns_layers(config: &AdapterConfig, found: &[(&Pair, usize)], weights: &[Wei
     shown.unwrap_or(config.fan_in_fan_out)
 }
 
-fn is_turned(pair: &Pair, meta: &WeightMeta, turns_layers: bool) -> bool {
+fn is_transposed(pair: &MatrixPair, meta: &WeightMeta, transposes_layers: bool) -> bool {
     let (dims, own) = (meta.shape.dims(), pair.meta.shape.dims());
     match pair.form {
-        Form::Embedding => true,
-        Form::Linear if own.iter().rev().eq(own.iter()) => turns_layers,
-        Form::Linear => dims != own && own.iter().rev().eq(dims.iter()),
+        ProductForm::Embedding => true,
+        ProductForm::Linear if own.iter().rev().eq(own.iter()) => transposes_layers,
+        ProductForm::Linear => dims != own && own.iter().rev().eq(dims.iter()),
     }
 }
 
 /// Names of a model's weights. A checkpoint may omit the name of the model's inner part, or have it in another place.
-struct Names<'a> {
+struct WeightNames<'a> {
     weights: &'a [WeightMeta],
     /// Indices of weights by the part that all spellings of a name have in common.
     by_core: HashMap<String, Vec<usize>>,
 }
 
-impl<'a> Names<'a> {
+impl<'a> WeightNames<'a> {
     fn of(weights: &'a [WeightMeta]) -> Self {
         let mut by_core: HashMap<String, Vec<usize>> = HashMap::new();
         for (at, meta) in weights.iter().enumerate() {
@@ -202,7 +202,7 @@ mod tests {
             "model.wte.weight",
             "transformer.wte.weight",
         ]);
-        let names = Names::of(&weights);
+        let names = WeightNames::of(&weights);
         for (name, want) in [
             ("transformer.h.0.attn.c_attn.weight", 0),
             ("model.language_model.layers.0.q.weight", 1),

@@ -13,7 +13,7 @@ const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
 const LAYER_EPS: &str = "attention.layer_norm_epsilon";
 
 /// State that operations share while they are resolved.
-pub(crate) struct Builder<'a> {
+pub(crate) struct Resolver<'a> {
     pub(crate) features: &'a GraphFeatures,
     /// Features of the card, narrowed to the values that the engine implements.
     pub(crate) built: BuiltFeatures,
@@ -30,7 +30,7 @@ pub(crate) struct Builder<'a> {
     pub(crate) warnings: Vec<String>,
 }
 
-impl Builder<'_> {
+impl Resolver<'_> {
     /// Returns the formula of the residual stream's norms.
     pub(crate) fn formula(&self) -> NormFormula {
         match self.features.norm {
@@ -79,7 +79,7 @@ impl Builder<'_> {
     }
 
     /// Claims a matrix of the stream's width with as many rows as its tensor has.
-    pub(crate) fn rows_of(&mut self, name: &str) -> Result<Matrix, EngineError> {
+    pub(crate) fn stream_matrix(&mut self, name: &str) -> Result<Matrix, EngineError> {
         let tensor = format!("{name}.weight");
         let n_rows = self.tensors.shape(&tensor).and_then(|shape| usize::try_from(shape.n_rows()).ok());
         match n_rows {
@@ -93,7 +93,7 @@ impl Builder<'_> {
         if !self.tensors.has(&format!("{name}.weight")) {
             return Ok(None);
         }
-        let matrix = self.rows_of(name)?;
+        let matrix = self.stream_matrix(name)?;
         Ok(Some(Vector { tensor: matrix.tensor, first: 0, len: self.n_embd }))
     }
 

@@ -31,7 +31,7 @@ pub struct CalibrateOptions<'a> {
 
 /// Windows of one kind of text that go through a layer together. Nothing else decides which rows are summed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Batch {
+struct WindowBatch {
     kind: usize,
     windows: Range<usize>,
     n_tokens: usize,
@@ -56,7 +56,7 @@ pub struct CalibrationRun<'a> {
     text: &'a CalibrationText,
     options: CalibrateOptions<'a>,
     needs: Needs,
-    batches: Vec<Batch>,
+    batches: Vec<WindowBatch>,
     range: BatchRange,
 }
 
@@ -108,7 +108,7 @@ impl<'a> CalibrationRun<'a> {
     /// # Errors
     /// [`CalibrateError::Memory`] with the smallest budget that is enough.
     pub fn with_consumer(mut self, n_bytes: u64) -> Result<Self, CalibrateError> {
-        self.needs = self.needs.beside(n_bytes);
+        self.needs = self.needs.plus(n_bytes);
         if self.needs.spills(&self.options.engine, self.n_tokens())? {
             self.engine = self.engine.spilling(self.options.dir);
         }
@@ -141,7 +141,7 @@ impl<'a> CalibrationRun<'a> {
 
     /// Windows in the engine's form, the number in each batch, and the schedule of the batches.
     fn schedule(&self) -> (Vec<TokenChunk>, Vec<usize>, Schedule) {
-        let windows = |batch: &Batch| {
+        let windows = |batch: &WindowBatch| {
             let kind = self.text.kinds.get(batch.kind);
             kind.and_then(|kind| kind.windows.get(batch.windows.clone())).unwrap_or_default()
         };
@@ -231,20 +231,20 @@ impl<'a> CalibrationRun<'a> {
 }
 
 /// Cuts each kind of text into batches of whole windows, of at most `limit` tokens unless one window is longer.
-fn batches(text: &CalibrationText, limit: usize) -> Vec<Batch> {
-    let mut batches: Vec<Batch> = Vec::new();
+fn batches(text: &CalibrationText, limit: usize) -> Vec<WindowBatch> {
+    let mut batches: Vec<WindowBatch> = Vec::new();
     for (kind, own) in text.kinds.iter().enumerate() {
         for (at, window) in own.windows.iter().enumerate() {
             let n_tokens = window.chunk.tokens.len();
             let n_rows = n_tokens.saturating_sub(window.chunk.n_source);
-            let fits = |batch: &&mut Batch| batch.kind == kind && batch.n_tokens + n_tokens <= limit;
+            let fits = |batch: &&mut WindowBatch| batch.kind == kind && batch.n_tokens + n_tokens <= limit;
             match batches.last_mut().filter(fits) {
                 Some(batch) => {
                     batch.windows.end = at + 1;
                     batch.n_tokens += n_tokens;
                     batch.n_rows += n_rows;
                 }
-                None => batches.push(Batch { kind, windows: at..at + 1, n_tokens, n_rows }),
+                None => batches.push(WindowBatch { kind, windows: at..at + 1, n_tokens, n_rows }),
             }
         }
     }

@@ -23,34 +23,34 @@ const MOST_OPEN: usize = 256;
 
 /// Shared state of the files of a large set.
 #[derive(Debug)]
-pub(super) struct Crowd {
+pub(super) struct StagedSet {
     most: usize,
     sync: bool,
     /// Open files, the one written to last at the end.
-    open: Mutex<VecDeque<(Arc<Place>, Arc<File>)>>,
+    open: Mutex<VecDeque<(Arc<StagedFile>, Arc<File>)>>,
     /// Staging directories, one next to the targets of each directory.
-    stagings: Mutex<Vec<(PathBuf, Weak<Staging>)>>,
+    stagings: Mutex<Vec<(PathBuf, Weak<StagingDirectory>)>>,
 }
 
-/// One file of a crowd, open or not.
+/// A file of the set, open or not.
 #[derive(Debug)]
-struct Place {
+struct StagedFile {
     path: PathBuf,
     /// True if something was written to it since it was synced.
     is_dirty: AtomicBool,
 }
 
-/// One file of a crowd. Dropping it closes the file; its name is removed by the owner of the name.
+/// Handle of a file of the set. Dropping it closes the file; its name is removed by the owner of the name.
 #[derive(Debug)]
-pub(super) struct Member {
-    place: Arc<Place>,
-    crowd: Arc<Crowd>,
-    staging: Arc<Staging>,
+pub(super) struct StagedHandle {
+    staged: Arc<StagedFile>,
+    set: Arc<StagedSet>,
+    staging: Arc<StagingDirectory>,
     /// Final mode of the file, if its writer could not reopen it with that mode.
     mode: Option<u32>,
 }
 
-impl Crowd {
+impl StagedSet {
     /// Creates the state of a set with at most `most` open files, in any case at most [`MOST_OPEN`].
     pub(super) fn new(most: usize, sync: bool) -> Arc<Self> {
         let most = most.clamp(1, MOST_OPEN);
@@ -61,20 +61,20 @@ impl Crowd {
     ///
     /// # Errors
     /// The file system refused.
-    pub(super) fn begin(self: &Arc<Self>, path: &Path, mode: u32) -> io::Result<(PathBuf, Member)> {
+    pub(super) fn begin(self: &Arc<Self>, path: &Path, mode: u32) -> io::Result<(PathBuf, StagedHandle)> {
         let staging = self.staging(path)?;
         fault::point()?;
-        let staged = staging.path.join(path.file_name().unwrap_or_default());
-        let file = mode::create(&staged, mode)?;
+        let staged_path = staging.path.join(path.file_name().unwrap_or_default());
+        let file = mode::create(&staged_path, mode)?;
         fault::point()?;
         let mode = openable(&file)?;
-        let place = Arc::new(Place { path: staged.clone(), is_dirty: AtomicBool::new(true) });
-        self.enter(&place, file)?;
-        Ok((staged, Member { place, crowd: Arc::clone(self), staging, mode }))
+        let staged = Arc::new(StagedFile { path: staged_path.clone(), is_dirty: AtomicBool::new(true) });
+        self.enter(&staged, file)?;
+        Ok((staged_path, StagedHandle { staged, set: Arc::clone(self), staging, mode }))
     }
 
     /// Returns the staging directory for files whose final place is next to `path`.
-    fn staging(&self, path: &Path) -> io::Result<Arc<Staging>> {
+    fn staging(&self, path: &Path) -> io::Result<Arc<StagingDirectory>> {
         let dir = parent(path);
         let mut stagings = lock(&self.stagings);
         if let Some(staging) =
@@ -82,30 +82,30 @@ impl Crowd {
         {
             return Ok(staging);
         }
-        let staging = Arc::new(Staging::beside(path)?);
+        let staging = Arc::new(StagingDirectory::next_to(path)?);
         stagings.retain(|(other, _)| other != dir);
         stagings.push((dir.to_owned(), Arc::downgrade(&staging)));
         Ok(staging)
     }
 
     /// Adds an open file and closes the ones that were not written to for longest.
-    fn enter(&self, place: &Arc<Place>, file: File) -> io::Result<Arc<File>> {
+    fn enter(&self, staged: &Arc<StagedFile>, file: File) -> io::Result<Arc<File>> {
         let file = Arc::new(file);
         let mut open = lock(&self.open);
         let mut over = Vec::new();
         while open.len() >= self.most {
             over.extend(open.pop_front());
         }
-        open.push_back((Arc::clone(place), Arc::clone(&file)));
+        open.push_back((Arc::clone(staged), Arc::clone(&file)));
         drop(open);
-        over.iter().try_for_each(|(place, file)| self.retire(place, file))?;
+        over.iter().try_for_each(|(staged, file)| self.retire(staged, file))?;
         Ok(file)
     }
 
-    /// Returns a file of the crowd, reopened if necessary.
-    fn open(&self, place: &Arc<Place>) -> io::Result<Arc<File>> {
-        let find = |open: &mut VecDeque<(Arc<Place>, Arc<File>)>| {
-            let at = open.iter().position(|(other, _)| Arc::ptr_eq(other, place))?;
+    /// Returns a file of the set, reopened if necessary.
+    fn open(&self, staged: &Arc<StagedFile>) -> io::Result<Arc<File>> {
+        let find = |open: &mut VecDeque<(Arc<StagedFile>, Arc<File>)>| {
+            let at = open.iter().position(|(other, _)| Arc::ptr_eq(other, staged))?;
             let found = open.remove(at)?;
             let file = Arc::clone(&found.1);
             open.push_back(found);
@@ -115,12 +115,12 @@ impl Crowd {
             return Ok(file);
         }
         loop {
-            match reopen(&place.path) {
+            match reopen(&staged.path) {
                 // Two threads may open one file at once: then it is listed twice for a while.
-                Ok(file) => return self.enter(place, file),
+                Ok(file) => return self.enter(staged, file),
                 Err(error) if is_too_many(&error) => {
-                    let Some((place, file)) = lock(&self.open).pop_front() else { return Err(error) };
-                    self.retire(&place, &file)?;
+                    let Some((staged, file)) = lock(&self.open).pop_front() else { return Err(error) };
+                    self.retire(&staged, &file)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -129,16 +129,16 @@ impl Crowd {
 
     /// Syncs a file that is about to be closed: after a reopen, the system may have forgotten that writing it to the
     /// disk failed. A write in the meantime marks it dirty again.
-    fn retire(&self, place: &Place, file: &File) -> io::Result<()> {
-        if self.sync { place.sync(file) } else { Ok(()) }
+    fn retire(&self, staged: &StagedFile, file: &File) -> io::Result<()> {
+        if self.sync { staged.sync(file) } else { Ok(()) }
     }
 
-    fn forget(&self, place: &Arc<Place>) {
-        lock(&self.open).retain(|(other, _)| !Arc::ptr_eq(other, place));
+    fn forget(&self, staged: &Arc<StagedFile>) {
+        lock(&self.open).retain(|(other, _)| !Arc::ptr_eq(other, staged));
     }
 }
 
-impl Place {
+impl StagedFile {
     fn sync(&self, file: &File) -> io::Result<()> {
         if self.is_dirty.swap(false, Ordering::AcqRel) {
             file.sync_all().map_err(|error| named(&self.path, &error))?;
@@ -147,18 +147,18 @@ impl Place {
     }
 }
 
-impl Member {
+impl StagedHandle {
     pub(super) fn open(&self) -> io::Result<Arc<File>> {
-        self.crowd.open(&self.place)
+        self.set.open(&self.staged)
     }
 
     /// Marks the file as dirty; to be called after writing.
     pub(super) fn touch(&self) {
-        self.place.is_dirty.store(true, Ordering::Release);
+        self.staged.is_dirty.store(true, Ordering::Release);
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {
-        if self.place.is_dirty.load(Ordering::Acquire) { self.place.sync(&*self.open()?) } else { Ok(()) }
+        if self.staged.is_dirty.load(Ordering::Acquire) { self.staged.sync(&*self.open()?) } else { Ok(()) }
     }
 
     /// Returns the final mode of the file, if it has another one until it gets its name.
@@ -168,7 +168,7 @@ impl Member {
 
     /// Returns the file's current name relative to its target directory.
     pub(super) fn name(&self) -> Option<OsString> {
-        Some(Path::new(self.staging.path.file_name()?).join(self.place.path.file_name()?).into_os_string())
+        Some(Path::new(self.staging.path.file_name()?).join(self.staged.path.file_name()?).into_os_string())
     }
 
     /// Keeps the directory and its content.
@@ -177,15 +177,15 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for StagedHandle {
     fn drop(&mut self) {
-        self.crowd.forget(&self.place);
+        self.set.forget(&self.staged);
     }
 }
 
-/// Locked directory with the files of a crowd. Dropping it removes the directory.
+/// Locked directory with the files of a set. Dropping it removes the directory.
 #[derive(Debug)]
-struct Staging {
+struct StagingDirectory {
     path: PathBuf,
     is_kept: AtomicBool,
     /// Removes the directory if the run ends without unwinding.
@@ -194,8 +194,8 @@ struct Staging {
     _open: Option<File>,
 }
 
-impl Staging {
-    fn beside(first: &Path) -> io::Result<Self> {
+impl StagingDirectory {
+    fn next_to(first: &Path) -> io::Result<Self> {
         // Private to the owner until the files have their names and modes.
         let (path, open) = make_locked(&parent(first).join(parts_name(first)), 0o700)?;
         let watch = faults::temporary(&path);
@@ -203,7 +203,7 @@ impl Staging {
     }
 }
 
-impl Drop for Staging {
+impl Drop for StagingDirectory {
     fn drop(&mut self) {
         if !self.is_kept.load(Ordering::Relaxed) {
             let _ = fs_err::remove_dir_all(&self.path);
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     #[ignore = "the victim of the tests below, not a test"]
     fn victim() {
-        let Ok(plan) = std::env::var("GGUF_CORE_TEST_CROWD_VICTIM") else { return };
+        let Ok(plan) = std::env::var("GGUF_CORE_TEST_STAGED_SET_VICTIM") else { return };
         let (point, dir) = plan.split_once(' ').unwrap();
         fault::arm(Some((point.parse().unwrap(), Fault::Kill)));
         write(Path::new(dir), "new", true).unwrap();
@@ -406,8 +406,8 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             write(dir.path(), "old", false).unwrap();
             let status = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "output::crowd::tests::victim", "--ignored"])
-                .env("GGUF_CORE_TEST_CROWD_VICTIM", format!("{point} {}", dir.path().display()))
+                .args(["--exact", "output::staged_set::tests::victim", "--ignored"])
+                .env("GGUF_CORE_TEST_STAGED_SET_VICTIM", format!("{point} {}", dir.path().display()))
                 .stdout(std::process::Stdio::null())
                 .status()
                 .unwrap();
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_at_any_point_keeps_the_old_set_or_says_how_to_finish() {
+    fn an_error_at_any_point_keeps_the_old_set_or_tells_how_to_finish() {
         let mut n_half = 0;
         for point in 0..n_points() {
             let dir = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use crate::inspect;
 
 /// Arguments of `merge`.
 #[derive(Debug, Args)]
-pub(super) struct MergeArgs {
+pub(super) struct MergePartsArgs {
     /// One part, or all parts of the set in any order; and the joined file, where it is not given with `-o`
     #[arg(required = true, value_name = "PART")]
     files: Vec<PathBuf>,
@@ -19,7 +19,7 @@ pub(super) struct MergeArgs {
     output: Option<PathBuf>,
 }
 
-impl MergeArgs {
+impl MergePartsArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (parts, output) = self.sorted_out()?;
         let options = written::write_options(session);

@@ -66,7 +66,7 @@ pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem>
 }
 
 /// Merges an entry with the parent's entry of the same key.
-type Meet = fn(&Toml, &Toml) -> Toml;
+type MergeEntry = fn(&Toml, &Toml) -> Toml;
 
 fn replaced(_: &Toml, new: &Toml) -> Toml {
     new.clone()
@@ -84,7 +84,12 @@ fn extended(old: &Toml, new: &Toml) -> Toml {
     }
 }
 
-fn merge_table(name: &str, parent: Option<&Table>, child: &Table, meet: Meet) -> Result<Table, CardProblem> {
+fn merge_table(
+    name: &str,
+    parent: Option<&Table>,
+    child: &Table,
+    meet: MergeEntry,
+) -> Result<Table, CardProblem> {
     let mut merged = parent.cloned().unwrap_or_default();
     for (key, value) in child {
         match (merged.get(key), value) {

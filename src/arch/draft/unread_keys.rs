@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 use crate::arch::expr::{Expr, Function};
 use crate::arch::facts;
 use crate::arch::load::Registry;
-use crate::arch::schema::{Card, Row};
+use crate::arch::schema::{Card, MetadataRow};
 use crate::arch::similar::own_keys;
 
 /// Configuration key that the parent does not read.
@@ -40,7 +40,7 @@ pub(super) fn unread(
 fn written(registry: &Registry, key: &str) -> Option<(String, String)> {
     registry.cards().iter().find_map(|card| {
         let row = card.metadata.iter().find_map(|row| match row {
-            Row::Key { key: gguf, value, .. } if is_key(value, key) => Some(gguf.clone()),
+            MetadataRow::Key { key: gguf, value, .. } if is_key(value, key) => Some(gguf.clone()),
             _ => None,
         });
         Some((row?, card.gguf.clone()))

@@ -2,7 +2,7 @@
 
 use crate::arch::{CardKind, Mapping, TokenizerFrom};
 use crate::checkpoint::Checkpoint;
-use crate::convert::mapping::{Scope, map};
+use crate::convert::mapping::{CardScope, map};
 use crate::convert::target::OpenTarget;
 use crate::convert::{ConvertError, ConvertOptions, ModelSource, Vocabulary, token_rows};
 use crate::core::WeightSource;
@@ -90,7 +90,7 @@ fn request_with_target(
     let weights = weights.map(|checkpoint| checkpoint.weights().to_vec()).unwrap_or_default();
     let source = ModelSource::without_weights(dir.clone());
     let own = ConvertOptions { target_model_dir: None, ..options.clone() };
-    let target = map(&source, &weights, &own, Scope::Keys, &mut Vec::new())?;
+    let target = map(&source, &weights, &own, CardScope::Keys, &mut Vec::new())?;
     let mut request = target.tokenizer;
     request.size = draft.tokenizer.size.or(request.size);
     request.architecture.clone_from(&draft.tokenizer.architecture);

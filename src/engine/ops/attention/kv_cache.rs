@@ -7,14 +7,14 @@ use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::mask::Mask;
 use crate::engine::exec::matmul::MatrixView;
-use crate::engine::exec::past::{Past, Place};
+use crate::engine::exec::past::{OpCache, Past};
 use crate::engine::exec::timings::WorkKind;
-use crate::engine::ops::attention::heads::{KEY_ROWS, Scores};
-use crate::engine::ops::attention::{Projected, rows_of};
+use crate::engine::ops::attention::heads::{KEY_ROWS, ScoreParams};
+use crate::engine::ops::attention::{Projected, rows_of_head};
 
 /// Layout of a sequence's keys and values: for each key-value head `[dk, width]` keys, then `[capacity, dv]` values.
 #[derive(Clone, Copy)]
-struct KeptLayout {
+struct KvCacheLayout {
     n_heads: usize,
     dk: usize,
     dv: usize,
@@ -23,13 +23,13 @@ struct KeptLayout {
 }
 
 /// Returns the number of floats that a sequence of at most `capacity` tokens keeps.
-pub(crate) fn kept_floats(a: &Scores<'_>, capacity: usize) -> usize {
-    let layout = KeptLayout::new(a, capacity);
+pub(crate) fn sequence_floats(a: &ScoreParams<'_>, capacity: usize) -> usize {
+    let layout = KvCacheLayout::new(a, capacity);
     layout.n_heads.saturating_mul(layout.head_floats())
 }
 
-impl KeptLayout {
-    fn new(a: &Scores<'_>, capacity: usize) -> Self {
+impl KvCacheLayout {
+    fn new(a: &ScoreParams<'_>, capacity: usize) -> Self {
         // Kernels work on whole vectors, so the last columns may have no meaning. The number of vectors is odd, because
         // rows a power of two apart would evict one another from the caches.
         let width = (capacity.div_ceil(KEY_ROWS) | 1) * KEY_ROWS;
@@ -44,28 +44,28 @@ impl KeptLayout {
     fn add(&self, part: &mut [f32], (before, n): (usize, usize), k: &[f32], v: &[f32]) {
         for (head, part) in part.chunks_exact_mut(self.head_floats().max(1)).enumerate() {
             let (columns, values) = part.split_at_mut(self.dk * self.width);
-            let keys = rows_of(k, 0, n, head, self.n_heads, self.dk);
+            let keys = rows_of_head(k, 0, n, head, self.n_heads, self.dk);
             for (row, line) in columns.chunks_exact_mut(self.width).enumerate() {
                 let line = line[before..before + n].iter_mut().enumerate();
                 line.for_each(|(token, x)| *x = keys.row(token)[row]);
             }
             let rows = values.chunks_exact_mut(self.dv.max(1)).skip(before).take(n);
-            let own = rows_of(v, 0, n, head, self.n_heads, self.dv);
+            let own = rows_of_head(v, 0, n, head, self.n_heads, self.dv);
             rows.enumerate().for_each(|(token, row)| row.copy_from_slice(own.row(token)));
         }
     }
 }
 
 /// Keys and values of the sequences of a step.
-pub(crate) struct Kept<'p> {
-    layout: KeptLayout,
+pub(crate) struct KvCache<'p> {
+    layout: KvCacheLayout,
     parts: Vec<&'p mut [f32]>,
 }
 
-impl Kept<'_> {
+impl KvCache<'_> {
     /// Returns a head's keys as columns and values as rows, for a chunk's sequence.
     pub(crate) fn of(&self, chunk: usize, head: usize, n_keys: usize) -> (MatrixView<'_>, MatrixView<'_>) {
-        let KeptLayout { dk, dv, width, .. } = self.layout;
+        let KvCacheLayout { dk, dv, width, .. } = self.layout;
         let part = &self.parts[chunk][head * self.layout.head_floats()..];
         let (columns, values) = part.split_at(dk * width);
         (MatrixView::new(columns, dk, width, width), MatrixView::new(values, n_keys, dv, dv))
@@ -73,15 +73,15 @@ impl Kept<'_> {
 }
 
 /// Adds the keys and values of a step to the kept ones and returns all of them.
-pub(crate) fn keep_step<'p>(
+pub(crate) fn cache_step<'p>(
     cx: &Context<'_>,
-    a: &Scores<'_>,
+    a: &ScoreParams<'_>,
     batch: &ChunkBatch,
     projected: Projected<'_>,
-    (past, place): (&Past, &'p mut Place),
-) -> Kept<'p> {
-    let layout = KeptLayout::new(a, past.capacity);
-    let mut parts = past.parts_as_left(place);
+    (past, cache): (&Past, &'p mut OpCache),
+) -> KvCache<'p> {
+    let layout = KvCacheLayout::new(a, past.capacity);
+    let mut parts = past.chunk_parts_as_left(cache);
     cx.workers.install(|| {
         parts.par_iter_mut().zip(batch.cuts.par_windows(2)).zip(&past.before).for_each(
             |((part, cut), &before)| {
@@ -93,16 +93,16 @@ pub(crate) fn keep_step<'p>(
             },
         );
     });
-    Kept { layout, parts }
+    KvCache { layout, parts }
 }
 
 /// Returns the number of floats that a sequence of at most `n_ctx` tokens keeps for these heads.
 ///
 /// # Errors
 /// If tokens see later ones by the mask.
-pub(crate) fn remembered(a: &Scores<'_>, n_ctx: usize) -> Result<usize, &'static str> {
+pub(crate) fn remembered(a: &ScoreParams<'_>, n_ctx: usize) -> Result<usize, &'static str> {
     match a.mask {
         Mask::Full | Mask::Symmetric(_) => Err("its tokens see those behind them"),
-        Mask::Causal | Mask::Window(_) | Mask::Chunked(_) => Ok(kept_floats(a, n_ctx)),
+        Mask::Causal | Mask::Window(_) | Mask::Chunked(_) => Ok(sequence_floats(a, n_ctx)),
     }
 }

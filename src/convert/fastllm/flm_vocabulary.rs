@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::checkpoint::fastllm::Header;
+use crate::checkpoint::fastllm::FlmHeader;
 use crate::tokenizer::{GivenKind, GivenToken, GivenVocabulary};
 
 /// End tokens that the exporter writes as fixed ids, regardless of the tokenizer: model type, id, text.
@@ -29,7 +29,7 @@ const CHATGLM2: usize = 5;
 /// Collects the vocabulary; `None` if the file has none. In `config`, replaces an end token id that the exporter wrote
 /// as a fixed number and that differs from the vocabulary's.
 pub(super) fn given(
-    header: &Header,
+    header: &FlmHeader,
     config: &mut Map<String, Json>,
     warnings: &mut Vec<String>,
 ) -> Option<GivenVocabulary> {
@@ -56,7 +56,7 @@ pub(super) fn given(
         files.push(("tokenizer_config.json".to_owned(), tokenizer_config.into_bytes()));
     }
     files.extend(serialized.map(|model| ("tokenizer.model".to_owned(), model)));
-    let token = |token: &crate::checkpoint::fastllm::Token| GivenToken {
+    let token = |token: &crate::checkpoint::fastllm::FlmToken| GivenToken {
         text: token.text.clone(),
         id: u64::from(token.id),
         score: token.score,
@@ -74,7 +74,7 @@ pub(super) fn given(
 }
 
 /// Decodes `tokenizer_serialized`, a SentencePiece model in hexadecimal.
-fn serialized(header: &Header, warnings: &mut Vec<String>) -> Option<Vec<u8>> {
+fn serialized(header: &FlmHeader, warnings: &mut Vec<String>) -> Option<Vec<u8>> {
     let text = header.get("tokenizer_serialized").filter(|text| !text.is_empty())?;
     let pairs = text.as_bytes().chunks(2).map(|pair| {
         let digit = |at: usize| char::from(*pair.get(at)?).to_digit(16);
@@ -87,7 +87,7 @@ fn serialized(header: &Header, warnings: &mut Vec<String>) -> Option<Vec<u8>> {
     bytes
 }
 
-fn kind(header: &Header) -> GivenKind {
+fn kind(header: &FlmHeader) -> GivenKind {
     let class = header.get("tokenizer_class").unwrap_or_default();
     match header.get("model_type").unwrap_or_default() {
         _ if header.flag("tokenizer_byte_as_char") == Some(true) => GivenKind::Letters,
@@ -100,13 +100,13 @@ fn kind(header: &Header) -> GivenKind {
 }
 
 /// Returns true for the tensor names of ChatGLM-6B, the first generation.
-fn has_first_chatglm(header: &Header) -> bool {
+fn has_first_chatglm(header: &FlmHeader) -> bool {
     header.tensors.iter().any(|tensor| tensor.name.ends_with("transformer.word_embeddings.weight"))
 }
 
 /// Determines the kind from the tokens. A byte-level vocabulary has a token for each of the 256 bytes, as letters or
 /// raw; SentencePiece spells them `<0xNN>` or has none.
-fn by_tokens(header: &Header) -> GivenKind {
+fn by_tokens(header: &FlmHeader) -> GivenKind {
     let has_pieces = header.tokens.iter().any(|token| {
         token.text.starts_with(b"<0x") || token.text.windows(3).any(|part| part == "\u{2581}".as_bytes())
     });
@@ -133,7 +133,7 @@ fn by_tokens(header: &Header) -> GivenKind {
 }
 
 /// Returns the pre-tokenizer that all models of a family share.
-fn pre(header: &Header, kind: GivenKind, family: &str) -> Option<&'static str> {
+fn pre(header: &FlmHeader, kind: GivenKind, family: &str) -> Option<&'static str> {
     let is_llama3 =
         || header.tokens.iter().any(|token| token.text == b"<|begin_of_text|>" && token.id == 128_000);
     match kind {
@@ -148,7 +148,7 @@ fn pre(header: &Header, kind: GivenKind, family: &str) -> Option<&'static str> {
     }
 }
 
-fn put_end_right(header: &Header, config: &mut Map<String, Json>, warnings: &mut Vec<String>) {
+fn put_end_right(header: &FlmHeader, config: &mut Map<String, Json>, warnings: &mut Vec<String>) {
     let family = header.get("model_type").unwrap_or_default();
     let Some((_, id, text)) = FIXED_END.iter().find(|row| row.0 == family) else { return };
     let is_fixed = config.get("eos_token_id").and_then(Json::as_u64) == Some(*id);

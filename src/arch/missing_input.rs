@@ -10,7 +10,7 @@ use crate::core::text::escape;
 
 /// Missing file, key or tensors.
 #[derive(Debug, thiserror::Error)]
-pub enum Lack {
+pub enum MissingInput {
     /// Missing key of a file next to the weights.
     #[error("{file}: `{}` is missing", escape(key))]
     KeyMissing {
@@ -68,7 +68,7 @@ pub enum Lack {
     },
 }
 
-impl Lack {
+impl MissingInput {
     /// Returns the error for a missing key of `file`.
     pub(super) fn of_file(file: &'static str, key: String) -> Self {
         Self::KeyMissing { file, key, class_value: None }
@@ -85,7 +85,7 @@ impl Lack {
     }
 }
 
-impl Hint for Lack {
+impl Hint for MissingInput {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::KeyMissing { file, key, class_value: Some(value) } => vec![format!(

@@ -2,7 +2,7 @@
 
 use crate::core::progress::Progress;
 use crate::engine::{Engine, TokenChunk};
-use crate::verify::tasks::choice::{Prepared, Sequence};
+use crate::verify::tasks::choice::{PreparedTask, Sequence};
 use crate::verify::tasks::{LeftOut, TaskError, TaskOutcome, TaskReport, TaskSet, Tasks};
 use crate::verify::{TextEncoder, VerifyError};
 
@@ -22,7 +22,7 @@ fn run_set(
     set: &TaskSet,
     progress: &dyn Progress,
 ) -> Result<TaskReport, VerifyError> {
-    let prepared: Vec<Result<Prepared, LeftOut>> = match &set.tasks {
+    let prepared: Vec<Result<PreparedTask, LeftOut>> = match &set.tasks {
         Tasks::Choices(tasks) => {
             tasks.iter().map(|task| task.prepare(encoder)).collect::<Result<_, TaskError>>()?
         }
@@ -46,7 +46,7 @@ fn run_set(
     let sequences: Vec<&Sequence> = tasks.iter().flat_map(|task| &task.sequences).collect();
     let log_probs = log_probs(engine, &sequences, set.kind.name(), progress)?;
     let mut rest = log_probs.as_slice();
-    let mut outcome = |task: &Prepared| {
+    let mut outcome = |task: &PreparedTask| {
         let (own, later) = rest.split_at(task.sequences.len().min(rest.len()));
         rest = later;
         outcome(task, own)
@@ -62,7 +62,7 @@ fn run_set(
 }
 
 /// Chooses the answer with the highest mean of its terms. A task with a NaN mean is left out.
-fn outcome(task: &Prepared, log_probs: &[Vec<f64>]) -> Result<TaskOutcome, LeftOut> {
+fn outcome(task: &PreparedTask, log_probs: &[Vec<f64>]) -> Result<TaskOutcome, LeftOut> {
     let term = |&(sequence, row): &(usize, usize)| {
         log_probs.get(sequence).and_then(|rows| rows.get(row)).copied().unwrap_or(f64::NAN)
     };

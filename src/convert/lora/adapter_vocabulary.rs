@@ -14,13 +14,13 @@ const SIZE: &str = "vocab_size";
 
 /// Number of tokens that differs from the base model's.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Resized {
+pub(super) struct ResizedVocabulary {
     tensor: String,
     base_rows: u64,
     rows: u64,
 }
 
-impl fmt::Display for Resized {
+impl fmt::Display for ResizedVocabulary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tensor, base_rows, rows } = self;
         write!(
@@ -30,7 +30,7 @@ impl fmt::Display for Resized {
     }
 }
 
-impl Resized {
+impl ResizedVocabulary {
     /// Sets the number of tokens in the configuration of the base model's directory.
     pub(super) fn configured(&self, dir: ModelDir) -> ModelDir {
         let mut config = dir.config().clone();
@@ -57,8 +57,8 @@ pub(super) fn resize(
     base: &[WeightMeta],
     adapter: &[WeightMeta],
     is_tied: bool,
-) -> Result<Option<Resized>, AdapterError> {
-    let mut found: Option<Resized> = None;
+) -> Result<Option<ResizedVocabulary>, AdapterError> {
+    let mut found: Option<ResizedVocabulary> = None;
     for row in replaced.iter_mut() {
         let (own, by) = (&base[row.base], &adapter[row.by]);
         let (&[base_rows, base_cols], &[rows, cols]) = (own.shape.dims(), by.shape.dims()) else { continue };
@@ -67,7 +67,7 @@ pub(super) fn resize(
         }
         row.resizes = true;
         match &found {
-            None => found = Some(Resized { tensor: own.name.clone(), base_rows, rows }),
+            None => found = Some(ResizedVocabulary { tensor: own.name.clone(), base_rows, rows }),
             Some(first) if (first.base_rows, first.rows) != (base_rows, rows) => {
                 let (resized, kept) = (own.name.clone(), first.tensor.clone());
                 return Err(AdapterError::Resized { resized, kept, rows, base_rows });
