@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(found(&|m| m.set(charsmap, map(&[4, 0, 0, 0, 1, 2, 3, 4, 5]))), [""; 0]);
         assert_eq!(
             found(&|m| m.set(charsmap, map(&[5, 0, 0, 0, 1, 2, 3, 4, 5]))),
-            [format!("error: `{charsmap}` has 9 bytes and says a table of 5 bytes")]
+            [format!("error: `{charsmap}` has 9 bytes and declares a table of 5 bytes")]
         );
     }
 }
