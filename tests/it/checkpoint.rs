@@ -265,7 +265,7 @@ fn other_forms_are_named() {
         let dir = dir(&[(name, b"x")]);
         assert_eq!(error(&dir), expected);
         let hints = open(&dir).unwrap_err().hints();
-        let is_mistral = hints.iter().any(|hint| hint.contains("`params.json` beside"));
+        let is_mistral = hints.iter().any(|hint| hint.contains("`params.json` next to"));
         assert_eq!((hints.is_empty(), is_mistral), (false, name == "consolidated.safetensors"), "{hints:?}");
         // Without a configuration the format is still named.
         fs_err::remove_file(dir.path().join("config.json")).unwrap();

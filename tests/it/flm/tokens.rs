@@ -190,7 +190,7 @@ fn a_byte_level_vocabulary_asks_for_its_pre_tokenizer() {
         &[("tokenizer_byte_as_char", "True"), ("tokenizer_use_score", "1")],
     );
     let error = keys(&writer).unwrap_err();
-    assert!(error.contains("nothing says which pre-tokenizer"), "{error}");
+    assert!(error.contains("its pre-tokenizer is not declared"), "{error}");
 }
 
 #[test]

@@ -118,5 +118,5 @@ fn every_part_of_a_mode_is_acted_on() {
     // Without the file that the mode names, the other files determine the kind of the vocabulary.
     assert_ne!(of(ModeRequest { files: Vec::new(), ..ranks() }).unwrap(), plain, "`files` changes nothing");
     let error = of(ModeRequest { rank_code: None, ..ranks() }).unwrap_err().to_string();
-    assert!(error.ends_with("nothing says which code its special tokens stand in"), "{error}");
+    assert!(error.ends_with("the code of its special tokens is not declared"), "{error}");
 }

@@ -51,7 +51,7 @@ fn every_false_label_is_found_in_the_key_and_in_the_name_and_no_true_one() {
         fs_err::rename(dir.path().join(&name), dir.path().join(&renamed)).unwrap();
         let (_, messages) = labels(dir.path(), &renamed);
         assert!(
-            messages.len() == 1 && messages[0].contains(&format!("says {other}, ")),
+            messages.len() == 1 && messages[0].contains(&format!("claims {other}, ")),
             "{renamed}: {messages:?}"
         );
         label(dir.path(), &renamed, FileType::parse(other).unwrap());
