@@ -109,7 +109,17 @@ pub(crate) fn listed(numbers: &[usize], count: usize) -> String {
 /// # Errors
 /// An input cannot be read.
 pub(super) fn id(files: &[PlannedFile], inputs: &[PathBuf]) -> io::Result<String> {
-    let mut inputs: Vec<_> = inputs.iter().filter(|path| path.is_file()).collect();
+    let mut files_read = Vec::new();
+    for path in inputs {
+        match fs_err::metadata(path) {
+            Ok(found) if found.is_file() => files_read.push(path),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Without this input the id would be that of another set.
+            Err(error) => return Err(error),
+        }
+    }
+    let mut inputs = files_read;
     // The path of the checkpoint may differ on another machine.
     inputs.sort_by_key(|path| path.file_name());
     inputs.dedup();

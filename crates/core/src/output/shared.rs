@@ -143,14 +143,14 @@ impl SharedOutput {
         for _ in 0..MAX_TRIES {
             let survey = self.survey().map_err(failed)?;
             self.attempt = survey.newest();
-            let is_new = self.attempt == 0 || !self.data().exists();
+            let is_new = self.attempt == 0 || found(&self.data()).map_err(failed)?.is_none();
             if is_new && self.attempt > 0 && self.is_finished().map_err(failed)? {
                 self.clear(self.attempt).map_err(failed)?;
                 return Ok(Begun::Finished);
             }
             if is_new {
                 self.attempt += 1;
-            } else if self.mark(self.number).exists() {
+            } else if found(&self.mark(self.number)).map_err(failed)?.is_some() {
                 return Ok(Begun::Written);
             }
             let mut options = File::options();
@@ -171,7 +171,7 @@ impl SharedOutput {
                 // check.
                 let attempt = self.attempt;
                 let survey = self.survey().map_err(failed)?;
-                if survey.newest() > attempt || self.done().exists() {
+                if survey.newest() > attempt || found(&self.done()).map_err(failed)?.is_some() {
                     remove(&self.data()).map_err(failed)?;
                     continue;
                 }
@@ -226,9 +226,14 @@ impl SharedOutput {
                 sync_directory(parent(&self.path)).map_err(failed)?;
             }
         }
-        let missing: Vec<_> = (1..=self.count).filter(|&number| !self.mark(number).exists()).collect();
-        let data = fs_err::metadata(self.data());
-        if let (Ok(data), true) = (&data, missing.is_empty()) {
+        let mut missing = Vec::new();
+        for number in 1..=self.count {
+            if found(&self.mark(number)).map_err(failed)?.is_none() {
+                missing.push(number);
+            }
+        }
+        let data = found(&self.data()).map_err(failed)?;
+        if let (Some(data), true) = (&data, missing.is_empty()) {
             self.note_done(data, sync)?;
             fault::point()?;
             match fs_err::rename(self.data(), &self.path) {
@@ -240,7 +245,7 @@ impl SharedOutput {
             if sync {
                 sync_directory(parent(&self.path)).map_err(failed)?;
             }
-        } else if data.is_ok() {
+        } else if data.is_some() {
             return Ok(missing);
         } else if !self.is_target(written, sync).map_err(failed)? {
             remove(&self.mark(self.number)).map_err(failed)?;
@@ -267,7 +272,7 @@ impl SharedOutput {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(false),
             Err(error) => return Err(error),
         };
-        Ok(self.path.metadata().is_ok_and(|found| stamp(&found) == noted))
+        Ok(found(&self.path)?.is_some_and(|target| stamp(&target) == noted))
     }
 
     /// Like `is_finished`, if this run has the file open: its own writes after the rename have made the file newer than
@@ -319,6 +324,16 @@ fn remove(path: &Path) -> io::Result<()> {
     match fs_err::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// Returns the metadata of a file, or `None` if it is absent. Any other failure is an error: a mark that cannot be looked
+/// at is not a mark that is missing.
+fn found(path: &Path) -> io::Result<Option<Metadata>> {
+    match fs_err::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
