@@ -1,5 +1,6 @@
 //! The `[graph]` table of a card: the facts that the reference engine finds neither in the metadata nor in the
-//! tensors. The vocabulary is closed: an unknown key or value is an error when the card is loaded.
+//! tensors. The vocabulary is closed: an unknown key or value is an error when the card is loaded. Only names of mixers
+//! are checked later, when the engine looks them up in its table: adding a mixer does not touch this file.
 
 use serde::Deserialize;
 
@@ -252,7 +253,8 @@ pub enum GroupScore {
     },
 }
 
-/// Name of the sequence mixer of a layer, as the engine's table of mixers spells it.
+/// Name of the sequence mixer of a layer, as the engine's table of mixers spells it (`src/engine/ops.rs`). An unknown name is
+/// refused by the engine.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct MixerName(pub String);
