@@ -4,6 +4,9 @@
 //! `dequantize/<type>/<level>`.
 #![allow(missing_docs, reason = "criterion's macro writes an undocumented main")]
 
+#[path = "../tests/testkit/noise.rs"]
+mod noise;
+
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -12,25 +15,15 @@ use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{GgmlType, ImatrixNeed};
 use gguf_foundry::quant::{can_quantize, dequantize, quantize_rows};
 
+use noise::Noise;
+
 const N_COLS: usize = 2048;
 const N_ROWS: usize = 512;
 
 /// Returns bell-shaped values like weights, from a fixed seed.
 fn bell(n_elems: usize) -> Vec<f32> {
-    let mut state = 1u64;
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    let mut tri = || {
-        let z = next();
-        let sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
-        (sum as f32 - 131_070.0) / 2_097_152.0
-    };
-    (0..n_elems).map(|_| tri()).collect()
+    let mut noise = Noise::new(1);
+    (0..n_elems).map(|_| noise.bell() / 32.0).collect()
 }
 
 fn all(criterion: &mut Criterion) {

@@ -24,7 +24,7 @@ ROOMS = {
               "src/verify/tasks/hellaswag.rs", "src/verify/tasks/winogrande.rs", "src/verify/tasks/multiple_choice.rs",
               "src/verify/logit_file/read.rs", "src/verify/chat.rs", "src/quantize/options.rs"],
     "cards": ["src/arch/load.rs", "src/arch/expr.rs", "src/arch/names.rs", "src/arch/schema.rs", "src/arch/read/*.rs",
-              "src/arch/read.rs", "src/arch/card_merge.rs", "src/arch/graph.rs"],
+              "src/arch/read.rs", "src/arch/card_merge.rs", "src/arch/graph/*.rs", "src/arch/graph.rs"],
 }
 # Not parsers: errors, what writes, and the `tokenizers` library's own reader, which runs in a process of its own.
 NOT = re.compile(r"error\.rs$|safetensors_writer|/rebuild|tokenizer/reference")

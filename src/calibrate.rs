@@ -44,14 +44,14 @@ pub use memory::Needs;
 pub use moments::{
     Layer, LayerMoments, LayerSums, MatrixName, MeanMoments, MomentSums, Moments, SharedInput,
 };
-pub use options::{FidelityOptions, Keep, Solver};
+pub use options::{FidelityOptions, Keep, Solver, StatisticsOutput};
 pub use outlook::Outlook;
 pub use sampler::{SelfText, WrittenText};
 pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
 pub use store::{
-    CombinedStatistics, PartWriter, Statistics, StatisticsError, StatisticsKind, StatisticsPart,
-    StatisticsWriter, combine_statistics,
+    CombinedStatistics, PartWriter, Statistics, StatisticsCounts, StatisticsError, StatisticsKind,
+    StatisticsPart, StatisticsWriter, TextShare, combine_statistics,
 };
 pub use text::{CalibrationText, CheckText, SELF_NAME, TextKind, TextOptions, TextSource};
 pub use types::{ChosenTypes, TypesOptions, choose_types, measure_mix};

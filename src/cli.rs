@@ -118,7 +118,7 @@ pub struct Common {
     /// Vector instructions: auto, scalar, avx2, avx512 or neon; the output is the same
     #[arg(long, global = true, value_name = "LEVEL", default_value = "auto")]
     pub simd: SimdLevel,
-    /// Print one JSON document to standard output, also where the run fails
+    /// Print one JSON document to standard output, also if the run fails
     #[arg(long, global = true)]
     pub json: bool,
     /// No progress, no warnings
@@ -127,7 +127,7 @@ pub struct Common {
     /// No progress; warnings stay
     #[arg(long, global = true)]
     pub no_progress: bool,
-    /// Say more (twice: still more)
+    /// Print more details (twice: still more)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Do not wait until the output is on the disk

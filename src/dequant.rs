@@ -9,6 +9,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `coded` | the trait that a method implements |
+//! | `rectangle` | the part of a weight that is decoded at once |
 //! | `layer` | the float source on top of the stored tensors |
 //! | `settings` | quantization settings from the configuration files |
 //! | `tensors` | assignment of stored tensors to modules, and the remaining ones |
@@ -16,6 +17,7 @@
 //! | `targets` | modules that should be quantized but are not |
 //! | `patterns` | module name patterns of configurations |
 //! | `values` | scales and zero points, read in pieces |
+//! | `integers` | shapes, offsets and flags, read while planning |
 //! | `bits` `nibbles` | integer codes in words; pairs of codes in a byte |
 //! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
 //! | `gptq` `awq` `autoround` `compressed` | the methods that use `grouped`, and their layouts |
@@ -29,11 +31,12 @@
 //! | `msmodelslim` | Ascend's msModelSlim, with its own description file |
 //! | `flm` | FastLLM, with value ranges in place of scales |
 //! | `adapter` `lora` `replaced_rows` | adapters merged while weights are read: pairs of matrices, rows that replace others |
-//! | `operand` | matrices from which a merged weight is computed |
+//! | `adapted` `operand` | a weight that an adapter changes, and the matrices from which it is computed |
 
 pub mod flm;
 pub(crate) mod msmodelslim;
 
+mod adapted;
 mod adapter;
 mod autoround;
 mod awq;
@@ -50,6 +53,7 @@ mod fp8;
 mod gptq;
 mod grouped;
 mod hqq;
+mod integers;
 mod layer;
 mod linear_shape;
 mod lora;
@@ -60,6 +64,7 @@ mod nibbles;
 mod operand;
 mod patterns;
 mod quanto;
+mod rectangle;
 mod replaced_rows;
 mod settings;
 mod sparse;

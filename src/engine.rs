@@ -8,8 +8,6 @@
 mod error;
 mod exec;
 mod layers;
-#[cfg(test)]
-mod noise;
 mod ops;
 mod outputs;
 mod resolve;

@@ -52,5 +52,5 @@ pub use value::{Array, Metadata, Value, ValueType};
 pub use vocabulary::{
     FILE_ROLES, Mode, ModeRequest, OtherFiles, RankCode, SpecialToken, Template, TokenizerRequest,
 };
+pub(crate) use writer::{PlannedOutput, output_kind, write_files};
 pub use writer::{WriteError, WriteOptions, WriteReport, plan_files, write_gguf};
-pub(crate) use writer::{output_kind, write_files};

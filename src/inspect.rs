@@ -18,7 +18,7 @@ pub use checkpoint::{
 };
 pub use diff::{DataDiff, Diff, DiffError, KeyDiff, TensorDiff, diff};
 pub use dump::{DumpOptions, data_begin, dump_json};
-pub use edit::{Change, Edit, EditError, EditPlan, Objection, objections_to};
+pub use edit::{Change, Edit, EditError, EditPlan, Objection, TensorChange, objections_to};
 pub use hash::{Hashes, hash};
 pub use order::{plan_in_order, write_in_order};
 pub use parts::{merge, plan_split, split_file};

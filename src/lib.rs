@@ -25,6 +25,12 @@ pub mod tokenizer;
 pub mod verify;
 pub mod views;
 
+#[cfg(test)]
+extern crate self as gguf_foundry;
+#[cfg(test)]
+#[path = "../tests/testkit/mod.rs"]
+mod testkit;
+
 pub use gguf_core as core;
 pub use gguf_quant as quant;
 pub use gguf_solve as solve;

@@ -119,8 +119,7 @@ impl RemoteCheckpoint {
             }
             let (client, listing) = ask(address, options)?;
             let (dir, path) = scratch_directory(&std::env::temp_dir(), address)?;
-            let sizes = (options.budget, options.piece_bytes.max(1));
-            let known = directory::open(&client, listing, (&path, &shown), sizes, progress)?;
+            let known = directory::open(&client, listing, &path, &shown, options, progress)?;
             return Ok(Self { path, _known: known, _dir: dir });
         };
         let cache = Cache::new(root, address);
@@ -128,37 +127,38 @@ impl RemoteCheckpoint {
         let place = if cfg!(windows) { root.clone() } else { std::env::temp_dir() };
         if is_offline {
             let cached = cache.cached(address, &*options.is_cancelled)?;
-            return Self::of_cached(&cached, (&place, cache.folder()), address);
+            return Self::of_cached(&cached, &place, cache.folder(), address);
         }
         let (client, listing) = ask(address, options)?;
         fs_err::create_dir_all(root)?;
         if let Some(cached) = cache.fetch(&client, address, &listing, progress)? {
-            return Self::of_cached(&cached, (&place, cache.folder()), address);
+            return Self::of_cached(&cached, &place, cache.folder(), address);
         }
         progress.warn(&format!(
-            "{shown}: the server tells no version of its files (neither `ETag` nor `Last-Modified`): they are fetched for \
+            "{shown}: the server reports no version of its files (neither `ETag` nor `Last-Modified`): they are fetched for \
              this run, and not kept"
         ));
         let (dir, path) = scratch_directory(root, address)?;
-        keep::fetch_once(&client, &listing, (&path, &shown), progress)?;
+        keep::fetch_once(&client, &listing, &path, &shown, progress)?;
         let known = ranged::register(&path, &shown, Arc::new(LinkDirectory { folder: path.clone() }));
         Ok(Self { path, _known: known, _dir: dir })
     }
 
-    /// Creates a directory of links to exactly these cached files: the cache may hold more.
+    /// Creates a directory in `place`, with links to exactly these files of the cached `folder`, which may hold more.
     fn of_cached(
         cached: &[keep::CachedFile],
-        (place, folder): (&Path, &Path),
+        place: &Path,
+        folder: &Path,
         address: &Address,
     ) -> Result<Self, RemoteError> {
         let (dir, path) = scratch_directory(place, address)?;
         let folder = fs_err::canonicalize(folder)?;
-        for (name, file) in cached {
-            let shown = path.join(name);
+        for file in cached {
+            let shown = path.join(&file.name);
             if let Some(parent) = shown.parent() {
                 fs_err::create_dir_all(parent)?;
             }
-            platform::show_file_at(file, &shown)?;
+            platform::show_file_at(&file.path, &shown)?;
         }
         let known = ranged::register(&path, &address.to_string(), Arc::new(LinkDirectory { folder }));
         Ok(Self { path, _known: known, _dir: dir })

@@ -3,11 +3,10 @@
 //! [`verify`] runs the checks in that order and returns a [`Verification`]: a [`Report`] with a [`Verdict`], and every
 //! position that was computed.
 
-mod adapter;
 mod answer;
 mod answers;
-mod baseline_keys;
 mod chat;
+mod checks;
 mod cost;
 mod coverage;
 mod divergence;
@@ -18,43 +17,38 @@ mod error;
 mod exact;
 mod extras;
 mod figures;
-mod file_vocabulary;
 mod imatrix;
 mod judgement;
-mod keys;
 mod known;
-mod label;
 mod logit_file;
 mod logits;
 mod masked;
 mod measure;
 mod model;
-mod numbers;
 mod options;
-mod origin;
 mod parts;
 mod perplexity;
 mod prompts;
 mod quality;
 mod reference_twin;
 mod report;
-mod round_trip;
 mod routing;
 mod running;
 mod samples;
-mod shapes;
 mod side_by_side;
 mod statistics;
 mod structure;
 mod tasks;
 mod texts;
-mod towers;
 mod verification;
 mod weights;
 mod windows;
 
 pub(crate) use answers::cut_sources;
 pub use chat::{Chat, ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate};
+pub use checks::Check;
+pub use checks::label::{FileLabel, Label};
+pub use checks::source_tokenizer::OriginTokenizer;
 pub use cost::Cost;
 pub use coverage::{Aspect, Coverage, JudgedAspect, UnjudgedAspect};
 pub use divergence::{Divergence, WorstToken};
@@ -69,7 +63,6 @@ pub use imatrix::{
     TensorStatistics, expert_coverage, imatrix_statistics,
 };
 pub(crate) use imatrix::{ExactColumns, Fingerprint, SumCollector};
-pub use label::{FileLabel, Label};
 pub use logit_file::read::LogitFile;
 pub use logit_file::write::LogitWriter;
 pub use logit_file::{LogitFileError, LogitFileSize};
@@ -78,7 +71,6 @@ pub use masked::MaskedReport;
 pub use measure::{Position, Recall, Reference};
 pub use model::Model;
 pub use options::VerifyOptions;
-pub use origin::OriginTokenizer;
 pub use parts::{CombinedVerification, PartError, PartLabel, VerificationPart, combine_parts, verify_part};
 pub use perplexity::{Estimate, Perplexity};
 pub use prompts::{

@@ -7,6 +7,7 @@ use gemm_common::gemm::{
 };
 
 use crate::model::values;
+use crate::testkit::noise::Noise;
 
 /// Maximum number of distinct floats of matrices; longer ones repeat them.
 const DISTINCT: usize = 64 << 20;
@@ -46,14 +47,14 @@ struct Data {
 pub(crate) fn ceiling(jobs: &[Job], n_threads: usize) -> f64 {
     // The engine changes this setting of the crate.
     set_lhs_packing_threshold_single_thread(DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD);
-    let mut seed = 7;
+    let mut noise = Noise::new(7);
     let data: Vec<Data> = jobs
         .iter()
         .map(|job| {
             let job = job.share(n_threads);
             let n_distinct = job.count.min(DISTINCT / (job.rows * job.cols).max(1)).max(1);
-            let matrices = (0..n_distinct).map(|_| values(job.rows * job.cols, &mut seed)).collect();
-            Data { job, matrices, x: values(job.n_tokens * job.cols, &mut seed) }
+            let matrices = (0..n_distinct).map(|_| values(job.rows * job.cols, &mut noise)).collect();
+            Data { job, matrices, x: values(job.n_tokens * job.cols, &mut noise) }
         })
         .collect();
     let widest = data.iter().map(|data| data.job.rows * data.job.n_tokens).max().unwrap_or(0);

@@ -14,6 +14,8 @@ mod cases;
 mod ceiling;
 mod mixers;
 mod model;
+#[path = "../../tests/testkit/mod.rs"]
+mod testkit;
 mod types;
 
 fn main() {

@@ -9,21 +9,22 @@ use gguf_foundry::gguf::Metadata;
 
 use crate::cases::{Case, Tensor, TensorUse};
 use crate::ceiling::{Job, ceiling};
-use crate::model::{Model, chunk};
+use crate::model::{chunk, push};
+use crate::testkit::memory::MemoryTensors;
 
 const VOCABULARY: usize = 512;
 
 impl Case {
-    fn model(&self) -> (Model, Metadata) {
-        let mut model = Model::default();
-        model.push("token_embd.weight".to_owned(), &[VOCABULARY, self.n_embd], GgmlType::F16, None);
+    fn model(&self) -> (MemoryTensors, Metadata) {
+        let mut model = MemoryTensors::default().mapped();
+        push(&mut model, "token_embd.weight", &[VOCABULARY, self.n_embd], GgmlType::F16, None);
         for Tensor { name, dims, value, .. } in &self.ends {
-            model.push((*name).to_owned(), dims, GgmlType::F32, *value);
+            push(&mut model, name, dims, GgmlType::F32, *value);
         }
         for layer in 0..self.n_layers {
             for Tensor { name, dims, value, is_used } in &self.tensors {
                 let ty = if *is_used == TensorUse::Vector { GgmlType::F32 } else { GgmlType::F16 };
-                model.push(format!("blk.{layer}.{name}"), dims, ty, *value);
+                push(&mut model, &format!("blk.{layer}.{name}"), dims, ty, *value);
             }
         }
         let mut metadata = Metadata::new();

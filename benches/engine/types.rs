@@ -11,7 +11,8 @@ use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::gguf::Metadata;
 
 use crate::ceiling::{Job, ceiling};
-use crate::model::{Model, chunk};
+use crate::model::{chunk, push};
+use crate::testkit::memory::MemoryTensors;
 
 const WIDTH: usize = 576;
 const FFN: usize = 1536;
@@ -19,18 +20,18 @@ const KV: usize = 192;
 const VOCABULARY: usize = 12288;
 const CONTEXT: usize = 512;
 
-fn model(ty: GgmlType, n_layers: usize) -> (Model, Metadata) {
-    let mut model = Model::default();
-    let mut push = |name: String, rows: usize, cols: usize| {
+fn model(ty: GgmlType, n_layers: usize) -> (MemoryTensors, Metadata) {
+    let mut model = MemoryTensors::default().mapped();
+    let mut add = |name: &str, rows: usize, cols: usize| {
         let name = format!("{name}.weight");
         if rows == 1 {
-            model.push(name, &[cols], GgmlType::F32, None);
+            push(&mut model, &name, &[cols], GgmlType::F32, None);
         } else {
-            model.push(name, &[rows, cols], ty, None);
+            push(&mut model, &name, &[rows, cols], ty, None);
         }
     };
-    push("token_embd".to_owned(), VOCABULARY, WIDTH);
-    push("output_norm".to_owned(), 1, WIDTH);
+    add("token_embd", VOCABULARY, WIDTH);
+    add("output_norm", 1, WIDTH);
     for layer in 0..n_layers {
         for (name, rows, cols) in [
             ("attn_norm", 1, WIDTH),
@@ -43,7 +44,7 @@ fn model(ty: GgmlType, n_layers: usize) -> (Model, Metadata) {
             ("ffn_up", FFN, WIDTH),
             ("ffn_down", WIDTH, FFN),
         ] {
-            push(format!("blk.{layer}.{name}"), rows, cols);
+            add(&format!("blk.{layer}.{name}"), rows, cols);
         }
     }
     let mut metadata = Metadata::new();

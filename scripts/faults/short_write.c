@@ -1,4 +1,4 @@
-/* Preloaded: one write of the process takes only half of its bytes, as writes may. tests/it/faults.rs compiles it.
+/* Preloaded: one write of the process takes only half of its bytes, as writes may. tests/it/faults/mod.rs compiles it.
  * SHORT_AT is the write's number, from 1, over all threads. With SHORT_THEN_FULL all later writes find the disk full.
  * SHORT_LOG names a file that is there afterwards if the write was reached. */
 #define _GNU_SOURCE

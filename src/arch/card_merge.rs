@@ -3,20 +3,20 @@
 use toml::{Table, Value as Toml};
 
 use crate::arch::error::CardProblem;
+use crate::arch::graph::SECTIONS;
 use crate::arch::names::nearest;
 
 /// Keys that children do not inherit.
 const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "gguf", "variant", "when"];
 /// Lists of rows in which `["include", "parent"]` and `["-key"]` are instructions.
 const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "require", "set"];
-/// List to which a child's items are added.
-const UNITED: &str = "model_types";
+/// Lists to which a child's items are added.
+const UNITED: &[&str] = &["config_keys", "model_types"];
 /// Tables merged by key.
 const TABLES: &[&str] = &[
     "assumes",
     "audio_blocks",
     "blocks",
-    "graph",
     "ignore",
     "inverse",
     "let",
@@ -27,6 +27,8 @@ const TABLES: &[&str] = &[
 ];
 /// Tables of tables, merged by key at both levels.
 const DEEP_TABLES: &[&str] = &["aliases", "defaults", "tables"];
+/// Table of values, some of which are tables merged by key.
+const GRAPH: &str = "graph";
 /// Tables in which `false` removes the parent's entry; in other tables it is a value.
 const REMOVABLE: &[&str] =
     &["assumes", "audio_blocks", "blocks", "ignore", "inverse", "required", "tensors", "aliases", "tables"];
@@ -49,12 +51,15 @@ pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem>
             (old, Toml::Table(new)) if DEEP_TABLES.contains(&key.as_str()) => {
                 Toml::Table(merge_table(key, old.and_then(Toml::as_table), new, extended)?)
             }
+            (old, Toml::Table(new)) if key == GRAPH => {
+                Toml::Table(merge_table(key, old.and_then(Toml::as_table), new, extended_section)?)
+            }
             (old, Toml::Array(rows)) if ROW_LISTS.contains(&key.as_str()) => {
                 let old = old.and_then(Toml::as_array).map_or(&[][..], Vec::as_slice);
                 Toml::Array(merge_rows(key, old, rows)?)
             }
-            // A model of the parent's type may use the child's class.
-            (Some(Toml::Array(old)), Toml::Array(new)) if key == UNITED => {
+            // A child reads its parent's keys, and a model of the parent's type may use the child's class.
+            (Some(Toml::Array(old)), Toml::Array(new)) if UNITED.contains(&key.as_str()) => {
                 let further = new.iter().filter(|item| !old.contains(item));
                 Toml::Array(old.iter().chain(further).cloned().collect())
             }
@@ -66,14 +71,14 @@ pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem>
 }
 
 /// Merges an entry with the parent's entry of the same key.
-type MergeEntry = fn(&Toml, &Toml) -> Toml;
+type MergeEntry = fn(key: &str, old: &Toml, new: &Toml) -> Toml;
 
-fn replaced(_: &Toml, new: &Toml) -> Toml {
+fn replaced(_: &str, _: &Toml, new: &Toml) -> Toml {
     new.clone()
 }
 
 /// Merges two tables of entries by key.
-fn extended(old: &Toml, new: &Toml) -> Toml {
+fn extended(_: &str, old: &Toml, new: &Toml) -> Toml {
     match (old, new) {
         (Toml::Table(old), Toml::Table(new)) => {
             let mut entries = old.clone();
@@ -82,6 +87,11 @@ fn extended(old: &Toml, new: &Toml) -> Toml {
         }
         _ => new.clone(),
     }
+}
+
+/// Merges a table of `[graph]`, or replaces a value.
+fn extended_section(key: &str, old: &Toml, new: &Toml) -> Toml {
+    if SECTIONS.contains(&key) { extended(key, old, new) } else { new.clone() }
 }
 
 fn merge_table(
@@ -100,7 +110,7 @@ fn merge_table(
                 return Err(nothing_removed(&format!("[{name}]"), key, merged.keys().map(String::as_str)));
             }
             (Some(old), new) => {
-                let value = meet(old, new);
+                let value = meet(key, old, new);
                 merged.insert(key.clone(), value);
             }
             (None, new) => {
@@ -160,6 +170,19 @@ mod tests {
         let child = rows(r#"r = [["include", "parent"], ["-a"], ["c", "3"]]"#);
         let merged = merge_rows("set", &parent, &child);
         assert_eq!(merged, Ok(rows(r#"r = [["b", "2"], ["c", "3"]]"#)));
+    }
+
+    #[test]
+    fn tables_of_a_graph_are_merged_and_its_values_replaced() {
+        let table = |text: &str| text.parse::<Table>().unwrap();
+        let parent = table(
+            "[graph]\nmixer = { every = 4, full = 'a', rest = 'b' }\nrope = { pairs = 'half', on = 'key' }",
+        );
+        let child =
+            table("[graph]\nmixer = { by = 'kv_heads', full = 'a', rest = 'c' }\nrope.on = 'pattern'");
+        let merged = merge(&parent, &child).unwrap();
+        assert_eq!(merged["graph"]["mixer"], child["graph"]["mixer"]);
+        assert_eq!(merged["graph"]["rope"], Toml::Table(table("pairs = 'half'\non = 'pattern'")));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::arch::long_rope;
 use crate::arch::lost_value::LostValue;
 use crate::arch::mapping::OutputSpec;
 use crate::arch::metadata_rows;
+use crate::arch::read::base;
 use crate::arch::runtime_keys;
 use crate::arch::schema::Card;
 use crate::arch::scope::configure;
@@ -34,10 +35,6 @@ mod switched_off;
 
 use assumed::Assumption;
 use same::same;
-
-/// Keys that are written because llama.cpp's converter writes them, and the only architecture whose graph reads them.
-const READ_BY_ONE: [(&str, &str); 2] =
-    [("rope.scaling.yarn_attn_factor", "grok"), ("rope.scaling.yarn_ext_factor", "grok")];
 
 /// Returns a list by layer that repeats `beginning`.
 fn repeated(beginning: &[Json], n_layers: usize) -> Json {
@@ -127,7 +124,7 @@ fn config_plan(
     metadata_rows::apply_rows(card, "early", &card.early, scope, &mut early)?;
     metadata_rows::apply_rows(card, "metadata", &card.metadata, scope, &mut metadata)?;
     runtime_keys::add(card, scope, &early, &mut metadata)?;
-    for (key, _) in READ_BY_ONE.iter().filter(|row| row.1 != card.gguf) {
+    for (key, _) in base().read_by.iter().filter(|(_, reader)| **reader != card.gguf) {
         metadata.remove(&format!("{}.{key}", card.gguf));
     }
     let annotations = metadata_rows::annotations(card, scope)?;

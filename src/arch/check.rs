@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 
-use crate::arch::config_keys::CONFIG_KEYS;
+use crate::arch::config_keys::ConfigKeys;
 use crate::arch::error::CardProblem;
 use crate::arch::expr::{Expr, Function};
 use crate::arch::metadata_rows;
@@ -14,11 +14,11 @@ use crate::arch::schema::{Card, CardKind, Join, MetadataRow, TensorEntry};
 use crate::arch::visit::each_expr;
 use crate::gguf::keys::{ANNOTATIONS, KEYS, annotation_info, key_type};
 
-/// Checks a merged card.
-pub(super) fn card(card: &Card) -> Result<(), CardProblem> {
+/// Checks a merged card. `known` are the configuration keys that it may name.
+pub(super) fn card(card: &Card, known: &ConfigKeys<'_>) -> Result<(), CardProblem> {
     selection(card)?;
-    names(card)?;
-    dropped_keys(card)?;
+    names(card, known)?;
+    dropped_keys(card, known)?;
     keys(card)?;
     annotations(card)?;
     definitions(&card.lets)?;
@@ -61,11 +61,11 @@ fn selection(card: &Card) -> Result<(), CardProblem> {
 }
 
 /// Checks that the keys that a card removes from the configuration are known.
-fn dropped_keys(card: &Card) -> Result<(), CardProblem> {
+fn dropped_keys(card: &Card, known: &ConfigKeys<'_>) -> Result<(), CardProblem> {
     let lists = [("`drop_config`", &card.drop_config), ("`metadata_drop`", &card.metadata_drop)];
     for (at, names) in lists {
-        if let Some(name) = names.iter().find(|name| !is_known(card, name)) {
-            let nearest = nearest(name, CONFIG_KEYS.iter().copied()).map(str::to_owned);
+        if let Some(name) = names.iter().find(|name| !is_known(card, known, name)) {
+            let nearest = nearest(name, known.iter()).map(str::to_owned);
             return Err(CardProblem::UnknownName { at: at.to_owned(), name: name.clone(), nearest });
         }
     }
@@ -115,7 +115,7 @@ fn outputs(card: &Card) -> Result<(), CardProblem> {
 }
 
 /// Checks that every name in every expression is known.
-fn names(card: &Card) -> Result<(), CardProblem> {
+fn names(card: &Card, known: &ConfigKeys<'_>) -> Result<(), CardProblem> {
     let check = |at: &str, expr: &Expr| -> Result<(), CardProblem> {
         let mut unknown = None;
         let mut broken = None;
@@ -132,7 +132,9 @@ fn names(card: &Card) -> Result<(), CardProblem> {
                 }
             }
             Expr::Path(path)
-                if unknown.is_none() && !is_known(card, &path.root) && !tables.contains(&path.root) =>
+                if unknown.is_none()
+                    && !is_known(card, known, &path.root)
+                    && !tables.contains(&path.root) =>
             {
                 unknown = Some(path.root.clone());
             }
@@ -140,8 +142,7 @@ fn names(card: &Card) -> Result<(), CardProblem> {
         });
         let nearest_name = |name: &str| {
             let lets = card.lets.keys().map(String::as_str);
-            nearest(name, lets.chain(CONFIG_KEYS.iter().copied()).chain(ROOTS.iter().copied()))
-                .map(str::to_owned)
+            nearest(name, lets.chain(known.iter()).chain(ROOTS.iter().copied())).map(str::to_owned)
         };
         if let Some(source) = broken {
             return Err(CardProblem::Pattern { at: at.to_owned(), source });
@@ -161,14 +162,14 @@ fn names(card: &Card) -> Result<(), CardProblem> {
     each_expr(card, &check)
 }
 
-fn is_known(card: &Card, name: &str) -> bool {
+fn is_known(card: &Card, known: &ConfigKeys<'_>, name: &str) -> bool {
     let is_dim = |name: &str| {
         name.strip_prefix('d').is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
     };
     Placeholder::from_name(name).is_some()
         || card.lets.contains_key(name)
         || ROOTS.contains(&name)
-        || CONFIG_KEYS.binary_search(&name).is_ok()
+        || known.contains(name)
         || is_dim(name)
         || card.defaults.values().any(|defaults| defaults.contains_key(name))
         || card

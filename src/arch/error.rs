@@ -558,8 +558,8 @@ impl CardProblem {
             Self::NotBuilt { .. } => {
                 vec!["leave it out: a card of this version cannot say it".to_owned()]
             }
+            Self::Graph(problem) => problem.hints(),
             Self::Toml(_)
-            | Self::Graph(_)
             | Self::MissingKey { .. }
             | Self::Kind { .. }
             | Self::Expr { .. }

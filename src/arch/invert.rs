@@ -1,6 +1,5 @@
 //! Runs a card backwards: from a GGUF file's metadata and tensors to a checkpoint's configuration and tensors.
 
-mod base;
 mod config;
 mod inverse_rows;
 mod member;

@@ -8,8 +8,9 @@ use toml::{Table, Value as Toml};
 
 use crate::arch::card_merge::merge;
 use crate::arch::check;
+use crate::arch::config_keys::ConfigKeys;
 use crate::arch::error::{ArchError, CardProblem, ParentProblem};
-use crate::arch::graph::GraphFeatures;
+use crate::arch::graph::{self, GraphFeatures};
 use crate::arch::metadata_rows;
 use crate::arch::read;
 use crate::arch::schema::{Card, CardKind};
@@ -20,6 +21,10 @@ mod tests;
 /// Name and text of each embedded card: files of `converters/`, and of `converters/mmproj/` in `MMPROJ`.
 const TEXT: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cards.rs"));
 const MMPROJ: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/mmproj.rs"));
+
+/// Registries of all embedded cards, after their first use.
+static OF_TEXT: OnceLock<Registry> = OnceLock::new();
+static OF_MMPROJ: OnceLock<Registry> = OnceLock::new();
 
 /// Returns true if an embedded card writes files of this architecture.
 pub(super) fn is_embedded(arch: &str) -> bool {
@@ -73,34 +78,49 @@ impl Registry {
     /// # Errors
     /// As [`Registry::embedded`].
     pub fn embedded_of(kind: CardKind) -> Result<Self, ArchError> {
-        static OF_TEXT: OnceLock<Registry> = OnceLock::new();
-        static OF_MMPROJ: OnceLock<Registry> = OnceLock::new();
+        Self::shared(kind).cloned()
+    }
+
+    /// As [`Registry::embedded_of`], without a clone.
+    fn shared(kind: CardKind) -> Result<&'static Self, ArchError> {
         let read = match kind {
             CardKind::Text => &OF_TEXT,
             CardKind::Mmproj => &OF_MMPROJ,
         };
         if let Some(registry) = read.get() {
-            return Ok(registry.clone());
+            return Ok(registry);
         }
         let registry = Self::load(kind, texts(kind).iter().copied(), Checks::Passed)?;
-        Ok(read.get_or_init(|| registry).clone())
+        Ok(read.get_or_init(|| registry))
+    }
+
+    /// Returns the embedded cards of text models that write files of an architecture, with their parents. A run that
+    /// reads one file does not parse the other cards.
+    ///
+    /// # Errors
+    /// As [`Registry::embedded`].
+    pub(crate) fn of_architecture(arch: &str) -> Result<Self, ArchError> {
+        if let Some(registry) = OF_TEXT.get() {
+            return Ok(registry.clone());
+        }
+        Self::load(CardKind::Text, rows_of(arch), Checks::Passed)
     }
 
     /// Returns true if an embedded card writes text models of this architecture.
     #[must_use]
     pub fn knows(gguf: &str) -> bool {
         // A card's file is named after its architecture; variants may have another one.
-        let is_variant =
-            || Self::embedded().is_ok_and(|registry| registry.cards.iter().any(|card| card.gguf == gguf));
+        let is_variant = || {
+            Self::of_architecture(gguf)
+                .is_ok_and(|registry| registry.cards.iter().any(|card| card.gguf == gguf))
+        };
         TEXT.iter().any(|(stem, _)| *stem == gguf) || is_variant()
     }
 
     /// Returns true if a card of an architecture has its own row for a key of its files: its graph description then
     /// takes the key into account.
-    pub(crate) fn describes(arch: &str, key: &str) -> bool {
-        Self::embedded().is_ok_and(|registry| {
-            registry.cards.iter().any(|card| card.gguf == arch && metadata_rows::has_own_row(card, key))
-        })
+    pub(crate) fn describes(&self, arch: &str, key: &str) -> bool {
+        self.cards.iter().any(|card| card.gguf == arch && metadata_rows::has_own_row(card, key))
     }
 
     /// Builds a registry from cards, each with its file stem and text.
@@ -133,10 +153,13 @@ impl Registry {
         let has_given = matches!(checks, Checks::Due);
         let mut registry = Self { kind, tables: Arc::new(tables), cards: Arc::default(), has_given };
         let tables: Vec<_> = registry.tables.iter().collect();
-        let expanded: Vec<_> =
-            tables.par_iter().map(|(name, table)| registry.expand(name, table, checks)).collect();
+        let expanded: Vec<_> = tables.par_iter().map(|(name, table)| registry.expand(name, table)).collect();
         let cards = expanded.into_iter().collect::<Result<Vec<_>, _>>()?;
-        registry.cards = Arc::new(cards.into_iter().flatten().collect());
+        let cards: Vec<Card> = cards.into_iter().flatten().collect();
+        if has_given {
+            check_cards(&cards, &[])?;
+        }
+        registry.cards = Arc::new(cards);
         registry.check_classes()?;
         Ok(registry)
     }
@@ -163,7 +186,8 @@ impl Registry {
     pub fn add(&mut self, name: &str, text: &str) -> Result<(), ArchError> {
         self.has_given = true;
         let table = parse(name, text)?;
-        let added = self.expand(name, &table, Checks::Due)?;
+        let added = self.expand(name, &table)?;
+        check_cards(&added, &self.cards)?;
         let base = added.first().map_or(name, |card| card.base()).to_owned();
         let cards = Arc::make_mut(&mut self.cards);
         cards.retain(|card| card.base() != base);
@@ -267,17 +291,12 @@ impl Registry {
     }
 
     /// Reads a card and its variants.
-    fn expand(&self, name: &str, table: &Table, checks: Checks) -> Result<Vec<Card>, ArchError> {
-        let check = |card: &Card| match checks {
-            Checks::Due => check::card(card),
-            Checks::Passed => Ok(()),
-        };
+    fn expand(&self, name: &str, table: &Table) -> Result<Vec<Card>, ArchError> {
         let merged = self.merged(name, table)?;
         let main = read::card(&merged, name, None).map_err(|problem| wrong(name, problem))?;
         if main.kind != self.kind {
             return Err(wrong(name, CardProblem::OtherKind));
         }
-        check(&main).map_err(|problem| wrong(name, problem))?;
         let mut cards = vec![main];
         let variants = match table.get("variant") {
             None => return Ok(cards),
@@ -297,7 +316,7 @@ impl Registry {
                 let found = overlay.type_str().to_owned();
                 return Err(wrong(&full_name, CardProblem::Kind { at: at(), expected: "a table", found }));
             };
-            let forbidden = ["schema", "kind", "extends", "abstract", "variant"];
+            let forbidden = ["schema", "kind", "extends", "abstract", "config_keys", "variant"];
             if let Some(key) = overlay.keys().find(|key| forbidden.contains(&key.as_str())) {
                 let problem = CardProblem::UnknownKey { at: at(), key: key.clone(), nearest: None };
                 return Err(wrong(&full_name, problem));
@@ -314,7 +333,6 @@ impl Registry {
             }
             let card =
                 read::card(&table, name, Some(variant)).map_err(|problem| wrong(&full_name, problem))?;
-            check(&card).map_err(|problem| wrong(&full_name, problem))?;
             cards.push(card);
         }
         Ok(cards)
@@ -375,7 +393,7 @@ impl GraphFeatures {
     /// such table; an empty table is the plain decoder.
     #[must_use]
     pub fn of(arch: &str) -> Option<Self> {
-        Registry::embedded().ok()?.by_gguf(arch)?.graph.clone()
+        Registry::of_architecture(arch).ok()?.by_gguf(arch)?.graph.clone()
     }
 }
 
@@ -387,15 +405,64 @@ fn texts(kind: CardKind) -> &'static [(&'static str, &'static str)] {
     }
 }
 
+/// Checks cards that may name the configuration keys of embedded cards, of `others`, and their own.
+fn check_cards(cards: &[Card], others: &[Card]) -> Result<(), ArchError> {
+    let [text, mmproj] = [CardKind::Text, CardKind::Mmproj].map(Registry::shared);
+    let known = ConfigKeys::of(text?.cards.iter().chain(&*mmproj?.cards).chain(others).chain(cards));
+    let check = |card: &Card| {
+        let file = || card.variant.as_ref().map_or(card.stem.clone(), |name| format!("{}/{name}", card.stem));
+        check::card(card, &known).map_err(|problem| wrong(&file(), problem))
+    };
+    // The first error is the same in any order.
+    let checked: Vec<_> = cards.par_iter().map(check).collect();
+    checked.into_iter().collect()
+}
+
+/// Returns the embedded cards of text models that name an architecture, and all their parents.
+fn rows_of(arch: &str) -> Vec<(&'static str, &'static str)> {
+    let names_it = |(_, text): &&(&str, &'static str)| texts_of("gguf", text).any(|gguf| gguf == arch);
+    let mut rows: Vec<_> = TEXT.iter().filter(names_it).copied().collect();
+    let mut n_seen = 0;
+    while let Some(&(_, text)) = rows.get(n_seen) {
+        let parent = texts_of("extends", text).next();
+        let parent = TEXT.iter().find(|row| Some(row.0) == parent && !rows.contains(row));
+        rows.extend(parent.copied());
+        n_seen += 1;
+    }
+    rows
+}
+
+/// Returns the texts that the lines `key = "text"` of an embedded card give; a test compares them with the parsed cards.
+fn texts_of<'t>(key: &str, card: &'t str) -> impl Iterator<Item = &'t str> {
+    card.lines().filter_map(move |line| {
+        line.strip_prefix(key)?.trim_start().strip_prefix('=')?.trim().strip_prefix('"')?.strip_suffix('"')
+    })
+}
+
 fn wrong(card: &str, problem: CardProblem) -> ArchError {
     ArchError::Card { card: card.to_owned(), problem: Box::new(problem) }
 }
 
 fn parse(name: &str, text: &str) -> Result<Table, ArchError> {
-    text.parse::<Table>().map_err(|error| {
+    let mut table = text.parse::<Table>().map_err(|error| {
         let line = error
             .span()
             .map_or(0, |span| text.get(..span.start).map_or(0, |before| before.matches('\n').count()) + 1);
         wrong(name, CardProblem::Toml(format!("line {line}: {}", error.message())))
-    })
+    })?;
+    // Before inheritance, which merges the tables of a graph.
+    move_graph_keys(name, &mut table)?;
+    for (_, variant) in table.get_mut("variant").and_then(Toml::as_table_mut).into_iter().flatten() {
+        variant.as_table_mut().map_or(Ok(()), |variant| move_graph_keys(name, variant))?;
+    }
+    Ok(table)
+}
+
+/// Moves keys of a card's `[graph]` into the tables of their parts.
+fn move_graph_keys(name: &str, card: &mut Table) -> Result<(), ArchError> {
+    if let Some(Toml::Table(graph)) = card.get_mut("graph") {
+        let moved = graph::moved(std::mem::take(graph));
+        *graph = moved.map_err(|problem| wrong(name, CardProblem::Graph(problem)))?;
+    }
+    Ok(())
 }

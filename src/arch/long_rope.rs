@@ -11,26 +11,12 @@ use crate::arch::eval::{Root, Scope};
 use crate::arch::generated;
 use crate::arch::mapping::{Mapping, TensorContent};
 use crate::arch::metadata_rows::full_key;
+use crate::arch::read::base;
 use crate::arch::schema::Card;
 use crate::arch::warning::ArchWarning;
 use crate::core::numeric::held_by_f32;
 use crate::gguf::{Metadata, Value, ValueType};
 
-/// Architectures for which llama.cpp 0.5.0 loads both lists and rotates by them.
-const READERS: [&str; 12] = [
-    "apertus",
-    "deci",
-    "granite",
-    "granite_swa",
-    "granitemoe",
-    "llama",
-    "llama-embed",
-    "minicpm",
-    "minicpm3",
-    "mistral3",
-    "phi3",
-    "phimoe",
-];
 /// Tensors, and the configuration lists that they are made of.
 const LISTS: [(&str, &str); 2] =
     [("rope_factors_long.weight", "long_factor"), ("rope_factors_short.weight", "short_factor")];
@@ -60,7 +46,7 @@ pub(super) fn complete(
     let Some(rope) = parameters(scope) else { return Ok(()) };
     let Some(found) = rope.get("rope_type").and_then(Json::as_str) else { return Ok(()) };
     let arch = card.gguf.as_str();
-    if !READERS.contains(&arch) {
+    if !base().long_rope.iter().any(|reader| reader == arch) {
         mapping.metadata.remove(&format!("{arch}.{TYPE}"));
         let (found, arch) = (found.to_owned(), arch.to_owned());
         mapping.warnings.push(ArchWarning::FactorsNotRead { found, arch });

@@ -13,6 +13,7 @@ use crate::arch::schema::{
 };
 
 mod assumes;
+mod base;
 mod defaults;
 mod entries;
 mod generate;
@@ -21,6 +22,7 @@ mod reserved;
 mod tests;
 mod tokenizer;
 
+pub(super) use base::base;
 use entries::{EntryTables, entries};
 use generate::generate;
 pub(super) use reserved::not_built;
@@ -44,6 +46,7 @@ const CARD_KEYS: &[&str] = &[
     "biases",
     "classes",
     "companions",
+    "config_keys",
     "examples",
     "when",
     "raw_config",
@@ -81,35 +84,6 @@ const CARD_KEYS: &[&str] = &[
 const NAMES_KEYS: &[&str] = &["rewrite", "block", "audio_block"];
 const IGNORE_KEYS: &[&str] = &["why", "when", "require_zero", "drop_if_equal"];
 const INVERSE_KEYS: &[&str] = &["value", "null", "tensor"];
-
-/// Tensors of the model that a file of draft heads includes, if a card does not list any.
-const SHARED_WITH_HEADS: [&str; 3] = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"];
-
-/// Tensors for which llama.cpp's loader looks for a `.scale` tensor. A card lists those that its graph uses.
-const FACTOR_SLOTS: &[&str] = &[
-    "attn_gate",
-    "attn_k",
-    "attn_output",
-    "attn_q",
-    "attn_qkv",
-    "attn_v",
-    "ffn_down",
-    "ffn_down_exps",
-    "ffn_down_shexp",
-    "ffn_gate",
-    "ffn_gate_exps",
-    "ffn_gate_shexp",
-    "ffn_up",
-    "ffn_up_exps",
-    "ffn_up_shexp",
-    "nextn.eh_proj",
-    "nextn.shared_head_head",
-    "output",
-    "ssm_alpha",
-    "ssm_beta",
-    "ssm_in",
-    "ssm_out",
-];
 
 /// Table whose keys are all known, and its place in the card for messages.
 struct CardTable<'t> {
@@ -237,20 +211,13 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
         Some(names) => names_of(&CardTable::new(names, "[names]", NAMES_KEYS)?, kind)?,
         None => (Vec::new(), EntryTables::new(kind, None, None)),
     };
-    let mut lets: IndexMap<String, Expr> = IndexMap::new();
-    for (name, text) in [
-        ("block_count", "first(n_layers, num_hidden_layers, n_layer, num_layers)"),
-        ("block_limit", "block_count"),
-        ("audio_block_limit", "block_limit"),
-    ] {
-        if kind == CardKind::Text && name.starts_with("audio") {
-            continue;
-        }
-        lets.insert(name.to_owned(), expr(&Toml::from(text), "[let]")?);
+    let mut lets = base().lets.clone();
+    if kind == CardKind::Mmproj {
+        lets.extend(base().tower_lets.clone());
     }
-    for (name, value) in top.tables("let")? {
-        lets.insert(name.clone(), expr(value, &format!("[let] `{name}`"))?);
-    }
+    lets.extend(exprs(&top, "let")?);
+    let mut tables = base().tables.clone();
+    tables.extend(numbers(&top)?);
     Ok(Card {
         kind,
         stem: stem.to_owned(),
@@ -260,6 +227,7 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
         classes: top.texts("classes")?,
         examples: top.texts("examples")?,
         when: top.expr("when")?,
+        config_keys: top.texts("config_keys")?,
         raw_config: top.bool("raw_config")?,
         keep_multimodal: choice("`multimodal`", "choice", &multimodal, &[("drop", false), ("keep", true)])?,
         parts: top.texts("parts")?,
@@ -278,7 +246,7 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
         },
         annotate: key_rows(&top, "annotate")?,
         lets,
-        tables: tables(&top)?,
+        tables,
         defaults: defaults::defaults(&top)?,
         aliases: aliases(&top)?,
         rewrite,
@@ -404,11 +372,11 @@ fn pairs(top: &CardTable<'_>, key: &str) -> Read<Vec<(String, Expr)>> {
     top.list(key)?.iter().map(pair).collect()
 }
 
-/// Reads `mtp_keep`; the default is the usual three tensors that draft heads share with the model.
+/// Reads `mtp_keep`; the default is the usual tensors that draft heads share with the model.
 fn mtp_keep(top: &CardTable<'_>) -> Read<Vec<String>> {
     match (top.table.contains_key("mtp_keep"), top.bool("mtp_export")?) {
         (true, _) => top.texts("mtp_keep"),
-        (false, true) => Ok(SHARED_WITH_HEADS.map(str::to_owned).to_vec()),
+        (false, true) => Ok(base().mtp_keep.clone()),
         (false, false) => Ok(Vec::new()),
     }
 }
@@ -457,14 +425,16 @@ fn row(item: &Toml, at: &str) -> Read<MetadataRow> {
     }
 }
 
-fn tables(top: &CardTable<'_>) -> Read<IndexMap<String, IndexMap<String, i64>>> {
-    let numbers = |rows: &[(&str, i64)]| rows.iter().map(|row| (row.0.to_owned(), row.1)).collect();
-    let mut all: IndexMap<String, IndexMap<String, i64>> = IndexMap::new();
-    all.insert("gating".to_owned(), numbers(&[("softmax", 1), ("sigmoid", 2), ("sqrtsoftplus", 4)]));
-    all.insert(
-        "pooling".to_owned(),
-        numbers(&[("none", 0), ("mean", 1), ("cls", 2), ("last", 3), ("rank", 4)]),
-    );
+/// Reads a table of expressions by name.
+fn exprs(top: &CardTable<'_>, key: &str) -> Read<IndexMap<String, Expr>> {
+    let named =
+        |(name, value): (&String, &Toml)| Ok((name.clone(), expr(value, &format!("[{key}] `{name}`"))?));
+    top.tables(key)?.map(named).collect()
+}
+
+/// Reads `[tables]`: numbers by text.
+fn numbers(top: &CardTable<'_>) -> Read<IndexMap<String, IndexMap<String, i64>>> {
+    let mut all = IndexMap::new();
     for (name, table) in top.tables("tables")? {
         let at = format!("[tables.{name}]");
         let table = table.as_table().ok_or_else(|| kind(&at, "a table", table))?;
@@ -516,14 +486,13 @@ fn required(top: &CardTable<'_>) -> Read<Vec<Required>> {
 }
 
 fn outputs(top: &CardTable<'_>, kind: CardKind) -> Read<Vec<Pattern>> {
-    if kind == CardKind::Text && !top.table.contains_key("outputs") {
-        return Ok(vec![pattern("token_embd.weight", "`outputs`", Stars::Refused)?]);
-    }
-    top.texts("outputs")?.iter().map(|text| pattern(text, "`outputs`", Stars::Refused)).collect()
+    let is_default = kind == CardKind::Text && !top.table.contains_key("outputs");
+    let names = if is_default { base().outputs.clone() } else { top.texts("outputs")? };
+    names.iter().map(|text| pattern(text, "`outputs`", Stars::Refused)).collect()
 }
 
 fn companions(top: &CardTable<'_>) -> Read<Vec<String>> {
-    let known: Vec<_> = FACTOR_SLOTS.iter().map(|&slot| (slot, slot)).collect();
+    let known: Vec<_> = base().companions.iter().map(|slot| (slot.as_str(), slot.as_str())).collect();
     let slot = |name: &String| choice("`companions`", "tensor", name, &known).map(str::to_owned);
     top.texts("companions")?.iter().map(slot).collect()
 }
@@ -558,11 +527,4 @@ fn ignore(top: &CardTable<'_>) -> Read<Vec<Ignore>> {
         all.push(rule);
     }
     Ok(all)
-}
-
-/// Parses one row of the table that `["include", "base"]` names.
-pub(super) fn key_row(key: &str, value: &str, when: &str) -> Read<MetadataRow> {
-    let at = format!("base row `{key}`");
-    let when = if when.is_empty() { None } else { Some(expr(&Toml::from(when), &at)?) };
-    Ok(MetadataRow::Key { key: key.to_owned(), value: expr(&Toml::from(value), &at)?, when })
 }

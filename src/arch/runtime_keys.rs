@@ -207,7 +207,7 @@ fn yarn_magnitude(rope: &Map<String, Json>, factor: f64) -> f64 {
 /// it.
 fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &RuntimeKeys<'_>) -> Option<f64> {
     let mu = keys.number("rope.scaling.yarn_log_multiplier").filter(|&mu| mu != 0.0);
-    match (graph.yarn_mu, mu) {
+    match (graph.rope.yarn_mu, mu) {
         (YarnMu::Tenth, _) => None,
         (YarnMu::Plain, Some(mu)) => Some(log_magnitude(factor, 1.0) / log_magnitude(factor, mu)),
         (YarnMu::None, _) | (YarnMu::Plain, None) => Some(log_magnitude(factor, 1.0)),
@@ -217,11 +217,11 @@ fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &RuntimeKeys<'_>)
 /// Adds the list of windowed layers if they differ from the architecture's rule.
 fn window_layers(config: &Map<String, Json>, graph: &GraphFeatures, keys: &mut RuntimeKeys<'_>) {
     const KEY: &str = "attention.sliding_window_pattern";
-    let (WindowKind::Sliding | WindowKind::Symmetric, Some(rule)) = (graph.window, graph.window_pattern)
+    let (WindowKind::Sliding | WindowKind::Symmetric, Some(rule)) = (graph.window.kind, graph.window.pattern)
     else {
         return;
     };
-    if graph.window_size.is_none() && keys.number("attention.sliding_window").is_none_or(|size| size == 0.0) {
+    if graph.window.size.is_none() && keys.number("attention.sliding_window").is_none_or(|size| size == 0.0) {
         return;
     }
     // An excessive number of layers is reported elsewhere; it must not allocate memory here.

@@ -42,6 +42,8 @@ pub struct Card {
     pub examples: Vec<String>,
     /// Condition under which the card is selected.
     pub when: Option<Expr>,
+    /// Configuration keys that the card is the first to read: its expressions and those of all cards may name them.
+    pub config_keys: Vec<String>,
     /// True if the configuration gets no defaults.
     pub raw_config: bool,
     /// True if tensors of other modalities are kept, not dropped.

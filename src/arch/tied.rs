@@ -5,6 +5,7 @@ use serde_json::{Map, Value as Json};
 use crate::arch::error::ArchError;
 use crate::arch::eval::Scope;
 use crate::arch::mapping::{Dropped, OutputSpec, TensorContent};
+use crate::arch::read::base;
 use crate::arch::schema::Card;
 use crate::arch::tie::Tie;
 use crate::arch::towers::WEIGHT;
@@ -16,42 +17,6 @@ pub(super) const EMBEDDING: &str = "token_embd";
 pub(super) const HEAD: &str = "output";
 /// Usual name of the head in checkpoints, for architectures that have no entry for it because it is always tied.
 pub(super) const USUAL_HEAD: &str = "lm_head.weight";
-
-/// Model types whose class in transformers 5.24 ties embedding and head by default. Their files may omit the key.
-const TIED_BY_DEFAULT: &[&str] = &[
-    "bloom",
-    "cohere",
-    "cohere2",
-    "cohere2_moe",
-    "ernie4_5",
-    "ernie4_5_moe",
-    "falcon",
-    "falcon_mamba",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "gemma3n",
-    "gemma3n_text",
-    "gemma4",
-    "gemma4_text",
-    "gemma4_unified",
-    "gemma4_unified_text",
-    "gpt2",
-    "gpt_bigcode",
-    "granite_swa",
-    "hunyuan_vl",
-    "hunyuan_vl_text",
-    "lfm2",
-    "lfm2_moe",
-    "mamba",
-    "minicpm3",
-    "mpt",
-    "paddleocr_vl",
-    "paddleocr_vl_text",
-    "smollm3",
-    "starcoder2",
-];
 
 /// Returns true if a tensor of the file, or the target of an entry, has this name, with the ending `.weight` or
 /// without.
@@ -65,7 +30,7 @@ pub(super) fn declared_tie(config: &Map<String, Json>, text: &Map<String, Json>)
     let maps = [config, text];
     let explicit = maps.iter().find_map(|map| map.get("tie_word_embeddings").and_then(Json::as_bool));
     let mut types = maps.iter().filter_map(|map| map.get("model_type").and_then(Json::as_str));
-    explicit.or_else(|| types.any(|own| TIED_BY_DEFAULT.contains(&own)).then_some(true))
+    explicit.or_else(|| types.any(|own| base().tied.iter().any(|tied| tied == own)).then_some(true))
 }
 
 /// Compares the stored embedding and head with the configuration. `heads` are the weights that are named like a head.

@@ -6,7 +6,7 @@ use crate::calibrate::calibration_run::{CalibrateOptions, CalibrationRun};
 use crate::calibrate::figures::{CheckFigures, WORTH_IT};
 use crate::calibrate::importance::total_importance;
 use crate::calibrate::matrices::{MatrixSolver, SolveTarget, solver_bytes};
-use crate::calibrate::options::{FidelityOptions, Keep, Solver};
+use crate::calibrate::options::{FidelityOptions, Keep, Solver, StatisticsOutput};
 use crate::calibrate::program::program;
 use crate::calibrate::sequential::{Followed, Task};
 use crate::calibrate::solved::SolvedBlocks;
@@ -17,11 +17,10 @@ use crate::calibrate::{
     CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, StatisticsWriter,
 };
 use crate::core::progress::{Progress, Titled};
-use crate::core::simd::SimdLevel;
 use crate::core::{GgmlType, TensorMeta};
 use crate::engine::{EngineError, EngineOptions};
 use crate::gguf::{ColumnSums, Imatrix, ImatrixSums};
-use crate::quantize::{CoveragePolicy, Input, QuantizeError, QuantizeOptions, QuantizePlan};
+use crate::quantize::{Input, QuantizeError, QuantizePlan};
 use crate::verify::{Divergence, Fingerprint, Model, Window, divergence_on};
 
 /// Inputs that all attempts share.
@@ -201,7 +200,7 @@ impl Attempts<'_> {
     /// Writer of the moments, at the first attempt of a run that saves them.
     fn writer(&self, number: usize) -> Result<Option<StatisticsWriter>, CalibrateError> {
         let Keep { save, .. } = self.options.keep;
-        let Some((path, sync)) = save.filter(|_| number == 0) else { return Ok(None) };
+        let Some(StatisticsOutput { path, sync }) = save.filter(|_| number == 0) else { return Ok(None) };
         let seed = self.text.kinds.iter().find_map(|kind| kind.seed);
         // A run that was interrupted before its output was written may have saved them already.
         if let Ok(found) = Statistics::open(path)
@@ -306,15 +305,8 @@ impl Attempts<'_> {
         let quantize = self.options.quantize;
         facts.add("type", quantize.file_type.to_string());
         facts.add("types of the tensors", types.hex());
-        // Other options: metadata to set, and what is refused.
-        let plain = QuantizeOptions {
-            simd: SimdLevel::Scalar,
-            keep_split: false,
-            coverage: CoveragePolicy::default(),
-            ..quantize.clone()
-        };
         let mut options = Fingerprint::new();
-        options.bytes(format!("{plain:?}").as_bytes());
+        options.value(&quantize.identity())?;
         facts.add("options of the quantization", options.hex());
         Ok(facts)
     }

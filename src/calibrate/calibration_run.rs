@@ -97,7 +97,7 @@ impl<'a> CalibrationRun<'a> {
             batches = batches.drain(own).collect();
         }
         let n_tokens = batches.iter().map(|batch| batch.n_tokens).sum();
-        let needs = needs_of(model, &engine, (text, n_tokens), options.wants);
+        let needs = needs_of(model, &engine, text, n_tokens, options.wants);
         let is_spilling = needs.spills(&options.engine, n_tokens)?;
         let engine = if is_spilling { engine.spilling(options.dir) } else { engine };
         Ok(Self { engine, text, options, needs, batches, range })
@@ -265,14 +265,15 @@ pub(super) fn needs(
     text: &CalibrationText,
     wants: Wanted<'_>,
 ) -> Needs {
-    needs_of(model, engine, (text, text.n_tokens()), wants)
+    needs_of(model, engine, text, text.n_tokens(), wants)
 }
 
 /// Memory for a run over `n_tokens` tokens of the text.
 fn needs_of(
     model: &Model<'_>,
     engine: &Engine<'_>,
-    (text, n_tokens): (&CalibrationText, usize),
+    text: &CalibrationText,
+    n_tokens: usize,
     wants: Wanted<'_>,
 ) -> Needs {
     let longest = text.longest();

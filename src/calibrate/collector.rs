@@ -82,13 +82,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
     }
 
     /// Adds rows to the sums of one kind; `batches` holds the number of rows of each batch.
-    fn add(
-        &self,
-        groups: &mut SumGroups,
-        kind: usize,
-        matrices: &[&Matrix],
-        (x, batches): (&[f32], &[usize]),
-    ) {
+    fn add(&self, groups: &mut SumGroups, kind: usize, matrices: &[&Matrix], x: &[f32], batches: &[usize]) {
         let tensors = self.engine.source.tensors();
         let is_wanted = |matrix: &&&Matrix| tensors.get(matrix.tensor).is_some_and(|meta| (self.wants)(meta));
         let keys: Vec<MatrixKey> = matrices.iter().filter(is_wanted).map(|m| MatrixKey::of(m)).collect();
@@ -117,7 +111,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
             let (own, later) = rest.split_at(own_batches.iter().sum::<usize>() * n_cols);
             (batches, rest) = (later_batches, later);
             if let (Some(&kind), false) = (same.first(), own.is_empty()) {
-                self.add(&mut state.kinds[kind], kind, matrices, (own, own_batches));
+                self.add(&mut state.kinds[kind], kind, matrices, own, own_batches);
             }
         }
     }
@@ -183,7 +177,7 @@ impl<E: From<CalibrateError> + Send> Observer for MomentCollector<'_, E> {
             Some(kind) => {
                 let n_cols = matrices.first().map_or(0, |matrix| matrix.n_cols);
                 let batch = [x.len() / n_cols.max(1)];
-                self.add(&mut state.kinds[kind], kind, matrices, (x, &batch));
+                self.add(&mut state.kinds[kind], kind, matrices, x, &batch);
             }
             None => {
                 drop(state);

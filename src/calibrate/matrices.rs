@@ -26,6 +26,16 @@ pub(super) struct SolveTarget {
     pub(super) ty: GgmlType,
 }
 
+/// Matrix of a tensor to solve.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MatrixJob<'a> {
+    /// Name of the tensor.
+    pub(super) name: &'a str,
+    pub(super) target: SolveTarget,
+    /// Index in the stack.
+    pub(super) matrix: u64,
+}
+
 /// Source of the weights, and target of their blocks.
 pub(super) struct MatrixSolver<'a> {
     pub(super) source: &'a dyn TensorSource,
@@ -102,11 +112,12 @@ impl MatrixSolver<'_> {
     /// Solves a matrix of a tensor.
     pub(super) fn solve(
         &self,
-        (name, target, matrix): (&str, SolveTarget, u64),
+        job: MatrixJob<'_>,
         metric: &Metric,
         importance: &[f32],
         corrected: Option<Corrected<'_>>,
     ) -> Result<(), SolveFailure> {
+        let MatrixJob { name, target, matrix } = job;
         let reader = WeightReader { source: self.source, level: self.level };
         let n_cols = metric.n_cols();
         let n_rows = self.n_rows(target);

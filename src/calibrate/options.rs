@@ -41,17 +41,26 @@ pub struct FidelityOptions<'a> {
     pub quantize: &'a QuantizeOptions,
     /// Folder for a temporary file as large as the output.
     pub dir: &'a Path,
-    /// Outputs to keep besides the result, and inputs from earlier runs.
+    /// Outputs to keep in addition to the result, and inputs from earlier runs.
     pub keep: Keep<'a>,
 }
 
-/// Outputs to keep besides the result, and inputs from earlier runs.
+/// Folder for statistics.
+#[derive(Clone, Copy, Debug)]
+pub struct StatisticsOutput<'a> {
+    /// Path of the folder.
+    pub path: &'a Path,
+    /// True if files must reach the disk before they get their names.
+    pub sync: bool,
+}
+
+/// Outputs to keep in addition to the result, and inputs from earlier runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Keep<'a> {
     /// Folder for blocks and figures as soon as they are made, so that the same run can resume from them.
     pub work: Option<&'a WorkFolder>,
-    /// Folder, new or empty, for the moments of every matrix of the unquantized model; `true` flushes it to disk.
-    pub save: Option<(&'a Path, bool)>,
+    /// Folder, new or empty, for the moments of every matrix of the unquantized model.
+    pub save: Option<StatisticsOutput<'a>>,
     /// Moments to use instead of a run; the text is [`crate::calibrate::CalibrationText::of_statistics`].
     pub statistics: Option<&'a Statistics>,
 }

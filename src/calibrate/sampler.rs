@@ -9,6 +9,8 @@
 mod chance;
 mod starts;
 
+use serde::Serialize;
+
 use crate::calibrate::CalibrateError;
 use crate::calibrate::sampler::chance::Chance;
 use crate::calibrate::sampler::starts::{StartForm, Starts};
@@ -27,7 +29,7 @@ const LEAST_STATE_BYTES: u64 = 512 << 20;
 const WORTH_A_START: usize = 16;
 
 /// Options of the text that a model writes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SelfText {
     /// Approximate number of tokens in total: the last step may add some more.
     pub n_tokens: usize,

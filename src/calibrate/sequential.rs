@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use crate::calibrate::matrices::{MatrixSolver, SolveFailure, SolveTarget};
+use crate::calibrate::matrices::{MatrixJob, MatrixSolver, SolveFailure, SolveTarget};
 use crate::calibrate::memory::Needs;
 use crate::calibrate::sequential::follower::Follower;
 use crate::calibrate::sequential::lockstep::{Leader, link};
@@ -87,7 +87,7 @@ impl Task<'_> {
         let chunk = |chunk: &TokenChunk| if head.is_some() { whole(chunk) } else { no_rows(chunk) };
         let chunks: Vec<TokenChunk> = windows.map(|window| chunk(&window.chunk)).collect();
         if let Some((name, target)) = head.filter(|_| plan.head.tensor == plan.embedding.tensor) {
-            left.extend(self.tied_head(&leader, &chunks, (name, *target))?);
+            left.extend(self.tied_head(&leader, &chunks, name, *target)?);
         }
         let (leading, following) = link();
         let is_changed = |tensor: usize| stream.is_changed(tensor);
@@ -120,8 +120,7 @@ impl Task<'_> {
         };
         self.progress.begin(title, work);
         self.progress.units("token", chunks.iter().map(|chunk| chunk.tokens.len() as u64).sum());
-        let (unquantized, quantized, sums) =
-            self.lockstep(&chunks, (&leader, watch), (&follower, &solver))?;
+        let (unquantized, quantized, sums) = self.lockstep(&chunks, watch, &solver)?;
         if targets.contains_key(&plan.head.tensor) {
             solver.head(&plan.head, unquantized.states(), quantized.states())?;
         }
@@ -140,27 +139,27 @@ impl Task<'_> {
     fn lockstep(
         &self,
         chunks: &[TokenChunk],
-        (leader, watch): (&Engine<'_>, Leader<'_>),
-        (follower, solver): (&Engine<'_>, &Follower<'_>),
+        leader: Leader<'_>,
+        follower: &Follower<'_>,
     ) -> Result<(Hidden, Hidden, SumCollector), CalibrateError> {
         let counts = [chunks.len()];
         let quiet = Quiet(self.progress);
         let (unquantized, quantized, sums) = std::thread::scope(|scope| {
             let lead = || {
                 // The observer is dropped when this run ends, so that the other run stops waiting.
-                let watch = watch;
-                let states = leader.forward_in(&counts, chunks, &quiet, Some(&watch));
-                (states, watch.sums)
+                let leader = leader;
+                let states = leader.engine.forward_in(&counts, chunks, &quiet, Some(&leader));
+                (states, leader.sums)
             };
             let lead =
                 std::thread::Builder::new().name("unquantized".to_owned()).spawn_scoped(scope, lead)?;
-            let quantized = follower.forward_in(&counts, chunks, self.progress, Some(solver));
-            solver.part();
+            let quantized = follower.engine.forward_in(&counts, chunks, self.progress, Some(follower));
+            follower.part();
             let (unquantized, sums) = lead.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             Ok::<_, std::io::Error>((unquantized, quantized, sums))
         })?;
         let is_own = |error: &CalibrateError| !matches!(error, CalibrateError::Engine(EngineError::Stopped));
-        if let Some(error) = solver.take_failure().filter(is_own) {
+        if let Some(error) = follower.take_failure().filter(is_own) {
             return Err(error);
         }
         // A run that reports `Stopped` was stopped by the other one.
@@ -205,7 +204,8 @@ impl Task<'_> {
         &self,
         leader: &Engine<'_>,
         chunks: &[TokenChunk],
-        (name, target): (&str, SolveTarget),
+        name: &str,
+        target: SolveTarget,
     ) -> Result<Option<NotSolved>, CalibrateError> {
         if self.blocks.meet(name, 0) {
             return Ok(None);
@@ -228,7 +228,7 @@ impl Task<'_> {
             let inputs = StreamInputs { x: states, quantized: states, n_cols, weights: &weights };
             let moments = SolverSums::of(&inputs, None)?.moments;
             let metric = Metric::new(&moments, SHRINKAGE)?;
-            matrices.solve((name, target, 0), &metric, &moments.diagonal(), None)
+            matrices.solve(MatrixJob { name, target, matrix: 0 }, &metric, &moments.diagonal(), None)
         };
         match leader.install(solve) {
             Ok(()) => Ok(None),

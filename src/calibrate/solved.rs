@@ -64,11 +64,12 @@ impl SolvedBlocks {
     ) -> Result<Self, CalibrateError> {
         let file = tempfile::tempfile_in(dir)
             .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", dir.display())))?;
-        Ok(Self::in_file((file, dir), targets, None))
+        Ok(Self::in_file(file, dir, targets, None))
     }
 
     fn in_file<'t>(
-        (file, path): (std::fs::File, &Path),
+        file: std::fs::File,
+        path: &Path,
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
         log: Option<AttemptLog>,
     ) -> Self {
@@ -91,13 +92,14 @@ impl SolvedBlocks {
     /// # Errors
     /// Cancellation. Blocks that cannot be read count as absent.
     pub(super) fn kept<'t>(
-        file: (std::fs::File, &Path),
+        file: std::fs::File,
+        path: &Path,
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
         log: Option<AttemptLog>,
         digests: &BTreeMap<(String, u64), String>,
         progress: &dyn Progress,
     ) -> Result<(Self, usize), CalibrateError> {
-        let blocks = Self::in_file(file, targets, log);
+        let blocks = Self::in_file(file, path, targets, log);
         let n_bytes = |(tensor, _): &(String, u64)| {
             blocks.regions.get(tensor).map_or(0, |region| region.n_rows.saturating_mul(region.row_bytes))
         };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::calibrate::matrices::{MatrixSolver, SolveFailure, SolveTarget};
+use crate::calibrate::matrices::{MatrixJob, MatrixSolver, SolveFailure, SolveTarget};
 use crate::calibrate::{CalibrateError, LayerMoments, MeanMoments, SharedInput};
 use crate::solve::{Metric, SecondMoments, SolveError, SolveOptions};
 
@@ -153,7 +153,8 @@ impl LayerSolver<'_> {
                 }
                 let solved = match &metric {
                     Ok(metric) => {
-                        self.matrices.solve((job.name, job.target, matrix), metric, &importance, None)
+                        let job = MatrixJob { name: job.name, target: job.target, matrix };
+                        self.matrices.solve(job, metric, &importance, None)
                     }
                     Err(error) => Err(SolveFailure::Solve(*error)),
                 };

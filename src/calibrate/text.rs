@@ -191,7 +191,8 @@ impl CalibrationText {
         model: &Model<'_>,
         sources: &[TextSource],
         options: &TextOptions,
-        (seed, engine): (u64, EngineOptions),
+        seed: u64,
+        engine: EngineOptions,
         keeper: Option<SelfTextKeeper<'_>>,
         progress: &dyn Progress,
     ) -> Result<Self, CalibrateError> {
@@ -253,7 +254,7 @@ impl CalibrationText {
         progress: &dyn Progress,
     ) -> Result<(), CalibrateError> {
         let written = match keeper {
-            Some(keeper) => keeper.written(model, (own, held_back), engine)?,
+            Some(keeper) => keeper.written(model, own, held_back, engine)?,
             None => None,
         };
         let KeptText { windows, check, notes } = match written {
@@ -267,7 +268,7 @@ impl CalibrationText {
                     if held_back { other.write(model, engine, progress)?.windows } else { Vec::new() };
                 let kept = KeptText { windows, check, notes };
                 if let Some(keeper) = keeper {
-                    keeper.keep(model, (own, held_back), engine, &kept)?;
+                    keeper.keep(model, own, held_back, engine, &kept)?;
                 }
                 kept
             }

@@ -12,7 +12,7 @@ use crate::calibrate::{CalibrateError, CalibrationText, Solver, calibration_run,
 use crate::core::progress::{Progress, Titled};
 use crate::core::{GgmlType, TensorMeta};
 use crate::engine::{Engine, EngineOptions, ModelKind};
-use crate::gguf::{ColumnSums, FileType, Imatrix, ImatrixSums};
+use crate::gguf::{ColumnSums, Imatrix, ImatrixSums};
 use crate::quantize::{
     AllocateOptions, Allocation, Input, OpenTensor, QuantizeOptions, QuantizePlan, SizeTarget, Survey,
     TensorCost, n_matrices,
@@ -176,22 +176,19 @@ fn scale(input: &Input<'_>, tensor: &OpenTensor, cost: &mut TensorCost, seen: &B
     }
 }
 
-/// Measures the divergence of a file with a standard mix of types, by the importance matrix alone, on the check text.
+/// Measures the divergence of the file of `mix`, the plan of a standard mix of types by the importance matrix alone, on
+/// the check text. The file is not written.
 ///
 /// # Errors
 /// Models that cannot be run, text without scored tokens; cancellation.
 pub fn measure_mix(
+    mix: &QuantizePlan<'_>,
     model: &Model<'_>,
-    input: &Input<'_>,
     text: &CalibrationText,
-    mix: (FileType, &Imatrix, &QuantizeOptions),
     engine: EngineOptions,
     progress: &dyn Progress,
 ) -> Result<Divergence, CalibrateError> {
-    let (file_type, imatrix, options) = mix;
-    let options = QuantizeOptions { file_type, pure: false, ..options.clone() };
-    let plan = QuantizePlan::new(input, &options, Some(imatrix))?;
     progress.steps(1);
     let progress = Titled { title: "measuring the standard mix of types", progress };
-    divergence_of(&plan, model, &text.check_windows(), engine, &progress)
+    divergence_of(mix, model, &text.check_windows(), engine, &progress)
 }

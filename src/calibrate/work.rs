@@ -201,7 +201,7 @@ impl WorkFolder {
         let journal = state.journal.clone();
         drop(state);
         let log = journal.map(|journal| AttemptLog { journal, attempt });
-        let (blocks, n_found) = SolvedBlocks::kept((file, &path), targets, log, &digests, progress)?;
+        let (blocks, n_found) = SolvedBlocks::kept(file, &path, targets, log, &digests, progress)?;
         let n_damaged = digests.len().saturating_sub(n_found);
         Ok(Resumed { blocks, n_found, n_damaged })
     }

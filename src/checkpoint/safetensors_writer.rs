@@ -304,43 +304,16 @@ fn write_tensors(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::Shape;
     use crate::core::progress::{CancelFlag, Silent};
+    use crate::testkit::memory::MemoryWeights;
 
-    struct Fake {
-        weights: Vec<WeightMeta>,
-        data: Vec<Vec<u8>>,
-    }
-
-    impl Fake {
-        fn new() -> Self {
-            let mut fake = Self { weights: Vec::new(), data: Vec::new() };
-            for (name, dims, ty) in [
-                ("b", vec![3, 5], ElementType::F32),
-                ("a", vec![7], ElementType::Bf16),
-                ("empty", vec![0, 4], ElementType::F16),
-                ("c", vec![2, 2, 2], ElementType::I64),
-            ] {
-                let shape = Shape::new(dims).unwrap();
-                let n_bytes = shape.n_elems() as usize * ty.bytes().unwrap();
-                let seed = fake.data.len() * 50;
-                fake.data.push((0..n_bytes).map(|i| (i + seed) as u8).collect());
-                fake.weights.push(WeightMeta { name: name.to_owned(), shape, ty });
-            }
-            fake
-        }
-    }
-
-    impl WeightSource for Fake {
-        fn weights(&self) -> &[WeightMeta] {
-            &self.weights
-        }
-
-        fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-            let start = first as usize * self.weights[weight].ty.bytes().unwrap();
-            out.copy_from_slice(&self.data[weight][start..start + out.len()]);
-            Ok(())
-        }
+    fn weights() -> MemoryWeights {
+        let bytes = |seed: u8, n: u8| (0..n).map(|i| i.wrapping_add(seed)).collect();
+        MemoryWeights::default()
+            .with("b", &[3, 5], ElementType::F32, bytes(0, 60))
+            .with("a", &[7], ElementType::Bf16, bytes(50, 14))
+            .with("empty", &[0, 4], ElementType::F16, Vec::new())
+            .with("c", &[2, 2, 2], ElementType::I64, bytes(150, 64))
     }
 
     fn options(max_shard_bytes: u64) -> WriteCheckpointOptions {
@@ -349,28 +322,33 @@ mod tests {
 
     #[test]
     fn the_reference_crate_reads_what_is_written() {
-        let fake = Fake::new();
+        let source = weights();
         let dir = tempfile::tempdir().unwrap();
-        let paths =
-            write_checkpoint(NewDirectory::of(dir.path()).unwrap(), &fake, &[], &options(u64::MAX), &Silent)
-                .unwrap();
+        let paths = write_checkpoint(
+            NewDirectory::of(dir.path()).unwrap(),
+            &source,
+            &[],
+            &options(u64::MAX),
+            &Silent,
+        )
+        .unwrap();
         assert_eq!(paths, [dir.path().join("model.safetensors")]);
         let bytes = fs_err::read(&paths[0]).unwrap();
         let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(read.len(), 4);
-        for (weight, data) in fake.weights.iter().zip(&fake.data) {
+        for (at, weight) in source.weights().iter().enumerate() {
             let view = read.tensor(&weight.name).unwrap();
-            assert_eq!(view.data(), &data[..], "{}", weight.name);
+            assert_eq!(view.data(), source.bytes(at), "{}", weight.name);
             assert_eq!(view.shape().iter().map(|&d| d as u64).collect::<Vec<_>>(), weight.shape.dims());
         }
     }
 
     #[test]
     fn shards_fill_up_in_order_and_the_index_names_them() {
-        let fake = Fake::new();
+        let source = weights();
         let dir = tempfile::tempdir().unwrap();
         let paths =
-            write_checkpoint(NewDirectory::of(dir.path()).unwrap(), &fake, &[], &options(70), &Silent)
+            write_checkpoint(NewDirectory::of(dir.path()).unwrap(), &source, &[], &options(70), &Silent)
                 .unwrap();
         assert_eq!(paths.len(), 4);
         let index: serde_json::Value = serde_json::from_slice(&fs_err::read(&paths[3]).unwrap()).unwrap();
@@ -386,7 +364,7 @@ mod tests {
         let flag = CancelFlag::default();
         flag.cancel();
         let result =
-            write_checkpoint(NewDirectory::of(dir.path()).unwrap(), &Fake::new(), &[], &options(70), &flag);
+            write_checkpoint(NewDirectory::of(dir.path()).unwrap(), &weights(), &[], &options(70), &flag);
         assert!(matches!(result, Err(WriteCheckpointError::Cancelled)));
         assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 0);
     }

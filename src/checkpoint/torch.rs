@@ -67,7 +67,7 @@ pub fn parse<B: Bytes + ?Sized>(file: &B, limits: &Limits) -> Result<TorchFile, 
     let mut tensors = Vec::with_capacity(found.tensors.len());
     for (name, id) in &found.tensors {
         let Value::Rebuilt { by, args } = pickle.get(*id) else { continue };
-        let tensor = StoredTensor::read(name, &pickle, (*by, args), &storages);
+        let tensor = StoredTensor::read(name, &pickle, *by, args, &storages);
         tensors.push(tensor.map_err(|problem| problem.of(name))?);
     }
     Ok(TorchFile { tensors, others: found.others })

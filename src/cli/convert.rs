@@ -64,14 +64,14 @@ enum ConvertCommand {
     MergeLora(Box<MergeLora>),
     /// Convert a GGUF file back to a Hugging Face checkpoint
     Gguf2hf(Gguf2hf),
-    /// List the architectures and model classes that can be converted, or say what a card reads and writes
+    /// List the architectures and model classes that can be converted, or show what a card reads and writes
     Archs(Archs),
     /// Write a first architecture card for a checkpoint that none fits
     Draft(DraftArgs),
     /// Write a GGUF file in the other byte order
     ///
-    /// For machines such as IBM Z. Numbers of the header, floats, and what blocks of every type hold of numbers wider than a
-    /// byte are turned round; twice is the file as it was.
+    /// For machines such as IBM Z. Swaps the bytes of the numbers of the header, of floats, and of all numbers in
+    /// blocks that are wider than a byte. Converting twice restores the file.
     Endian(EndianArgs),
     /// Print what a shell needs to complete the arguments of this program
     ///

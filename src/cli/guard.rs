@@ -126,7 +126,7 @@ mod tests {
         for program in [convert::command(), quantize::command(), verify::command(), inspect::command()] {
             paths(&program, program.get_name(), &mut found);
         }
-        let table = include_str!("../../tests/it/guards/paths.txt");
+        let table = include_str!("../../tests/it/cli/guards/paths.txt");
         let lines = table.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
         let lines =
             lines.filter(|line| cfg!(feature = "remote") || !line.ends_with(" cache: input, added to"));

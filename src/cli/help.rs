@@ -20,7 +20,7 @@ const COMMON: [(&str, &str); 4] = [
     ("threads", "Number of threads [default: all cores]"),
     ("json", "Print one JSON document"),
     ("quiet", "No progress, no warnings"),
-    ("verbose", "Say more (twice: still more)"),
+    ("verbose", "Print more details (twice: still more)"),
 ];
 
 /// One-line descriptions of subcommands whose own sentence is longer.
@@ -31,7 +31,7 @@ const ABOUT: [(&str, &str); 16] = [
     ("draft", "Write a first card for a new architecture"),
     ("completions", "Print what a shell needs to complete arguments"),
     ("stats", "Keep moments of a text for many quantizations"),
-    ("combine", "Put together what `--part` wrote"),
+    ("combine", "Combine the parts that `--part` wrote"),
     ("logits", "Print the logits after each prompt as JSON lines"),
     ("set", "Set metadata keys"),
     ("remove", "Remove metadata keys"),
@@ -46,7 +46,7 @@ const ABOUT: [(&str, &str); 16] = [
 const OUTPUT: (&str, &str) = ("output", "File or directory to write");
 const TYPE: (&str, &str) = ("ty", "Type: f16, bf16, q8_0, q4_k_m, ... or auto");
 const IMATRIX: (&str, &str) = ("imatrix", "Importance matrix (GGUF or .dat)");
-const CALIBRATE: (&str, &str) = ("calibrate", "Round by what the model does with this text");
+const CALIBRATE: (&str, &str) = ("calibrate", "Calibrate the rounding with this text");
 const TARGET: (&str, &str) = ("target_size", "Choose types for a file size, such as 3.9G");
 const DRY_RUN: (&str, &str) = ("dry_run", "Print what would be done, write nothing");
 
@@ -56,7 +56,7 @@ const PAGES: &[Page] = &[
         shown: &[],
         examples: &[
             "gguf-convert hf2gguf ./Llama-3.2-1B -o llama-f16.gguf --type f16",
-            "gguf-convert ./Llama-3.2-1B --type q4_k_m     # hf2gguf is meant",
+            "gguf-convert ./Llama-3.2-1B --type q4_k_m     # same as hf2gguf",
             "gguf-convert lora2gguf ./adapter --base ./Llama-3.2-1B",
         ],
     },
@@ -74,7 +74,7 @@ const PAGES: &[Page] = &[
             ("split_max_size", "Start another file at this size, such as 2G"),
             ("chat_template", "Use this template"),
             DRY_RUN,
-            ("resume", "Go on where a stopped run left off"),
+            ("resume", "Resume a run that was stopped"),
         ],
         examples: &[
             "gguf-convert hf2gguf ./Llama-3.2-1B -o llama-f16.gguf --type f16",
@@ -134,7 +134,7 @@ const PAGES: &[Page] = &[
     Page {
         path: &["gguf-quantize"],
         shown: &[
-            ("arguments", "Input, output, and as llama-quantize takes them TYPE, THREADS"),
+            ("arguments", "Input, output, and in llama-quantize's order TYPE, THREADS"),
             ("file_type", "Type: q8_0, q6_k, q4_k_m, ... (see --help)"),
             IMATRIX,
             CALIBRATE,
@@ -170,7 +170,7 @@ const PAGES: &[Page] = &[
             ("min-quality", "near-lossless, very-good, good or fair"),
             ("max-kld", "Highest mean divergence that passes"),
             ("ctx", "Tokens of a chunk [default: 512]"),
-            ("chunks", "Chunks at most"),
+            ("chunks", "Maximum number of chunks"),
             ("weights_only", "Compare the weights, run nothing"),
             ("structure_only", "Check the file, run nothing"),
         ],
@@ -187,7 +187,7 @@ const PAGES: &[Page] = &[
             ("prompts", "Text to run"),
             ("output", "File to write"),
             ("ctx", "Tokens of a chunk [default: 512]"),
-            ("chunks", "Chunks at most"),
+            ("chunks", "Maximum number of chunks"),
             ("legacy", "Write the older .dat format"),
         ],
         examples: &[
@@ -208,9 +208,9 @@ const PAGES: &[Page] = &[
     Page {
         path: &["gguf-verify", "combine"],
         shown: &[
-            ("parts", "What `--part` wrote on all machines"),
+            ("parts", "Parts that `--part` wrote on all machines"),
             ("output", "Matrix or statistics to write"),
-            ("accept_partial", "Exit with 0 where not all could be judged"),
+            ("accept_partial", "Exit with 0 if not everything could be judged"),
             ("min-quality", "near-lossless, very-good, good or fair"),
             ("max-kld", "Highest mean divergence that passes"),
         ],

@@ -40,14 +40,14 @@ pub(crate) fn command() -> clap::Command {
     <Inspect as clap::CommandFactory>::command()
 }
 
-/// Look into GGUF files, compare, hash, edit, cut and join them
+/// Look into GGUF files, compare, hash, edit, split and merge them
 ///
-/// Any part of a split model stands for the whole. A file that is called like a command is given as ./NAME. Of a file on a
-/// server (ORG/NAME/FILE.gguf, https://, s3://) the header is read, and no more.
+/// A split model is given by any of its parts. A file that has the name of a command is given as ./NAME. Of a file on a
+/// server (ORG/NAME/FILE.gguf, https://, s3://) only the header is read.
 #[derive(Debug, Parser)]
 #[command(name = "gguf-inspect", version = crate::cli::version(), subcommand_negates_reqs = true)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed (diff: the files differ; checkpoint: it is none), 2 usage (diff: \
+    after_help = "Exit codes: 0 done, 1 failed (diff: the files differ; checkpoint: not a checkpoint), 2 usage (diff: \
     also failed), \
     3 the file is broken, 130 interrupted."
 )]
@@ -67,64 +67,63 @@ struct Inspect {
 enum InspectCommand {
     /// Print the value of a metadata key
     ///
-    /// A string is printed as it is, an array as a JSON list with an element a line: what `set KEY=@FILE` reads.
+    /// A string is printed as it is, an array as a JSON list with one element per line. `set KEY=@FILE` reads both.
     Get(get::GetArgs),
     /// Set metadata keys; the file is replaced when the new one is complete
     ///
-    /// KEY=VALUE gives a key that is there a value of the type that it has, and a new one the type that GGUF knows it by.
-    /// KEY=TYPE:VALUE names the type: u8, i8, u16, i16, u32, i32, f32, bool, str, u64, i64, f64, arr or arr[TYPE]. What
-    /// stands before the first colon is a type if it is one of these names, and else the value begins there; a string
+    /// KEY=VALUE keeps the type of an existing key; a new key gets the type that GGUF specifies for it.
+    /// KEY=TYPE:VALUE names the type: u8, i8, u16, i16, u32, i32, f32, bool, str, u64, i64, f64, arr or arr[TYPE]. The
+    /// text before the first colon is the type if it is one of these names; otherwise it belongs to the value. A string
     /// that begins like a type is written KEY=str:VALUE. Arrays are JSON lists: a.b=arr[u32]:[1,2].
     ///
-    /// KEY=@FILE and KEY=TYPE:@FILE take the value from a file, less one line feed at its end. A value that itself begins
+    /// KEY=@FILE and KEY=TYPE:@FILE take the value from a file, without a line feed at its end. A value that begins
     /// with @ is written with two.
     ///
-    /// Another program that edits the file at the same time is waited for, half a minute at most: neither change is lost.
+    /// Waits up to half a minute for another program that edits the file, so that no change is lost.
     ///
-    /// Refused without --force: another type for a well-known key, a token id beyond the vocabulary, a value with which
-    /// the model could not be run or the tokenizer not be read any more.
+    /// Refused without --force: another type for a well-known key, a token id outside the vocabulary, a value with
+    /// which the model could no longer be run or the tokenizer no longer be read.
     Set(set::SetArgs),
     /// Remove metadata keys; the file is replaced when the new one is complete
     ///
-    /// Another program that edits the file at the same time is waited for, half a minute at most: neither change is lost.
+    /// Waits up to half a minute for another program that edits the file, so that no change is lost.
     ///
-    /// Refused without --force: keys that every reader needs, and keys without which the model could not be run or would
-    /// compute something else.
+    /// Refused without --force: keys that every reader needs, and keys without which the model could not be run or
+    /// would compute something else.
     Remove(remove::RemoveArgs),
     /// Give tensors other names; the file is replaced when the new one is complete
     ///
-    /// Refused without --force: names with which a model that could be run could not be run any more.
+    /// Refused without --force: names with which the model could no longer be run.
     Rename(rename::RenameArgs),
     /// Leave tensors out; the file is replaced when the new one is complete
     ///
-    /// For files that hold more than one model, such as the bundles of Ollama, whose text model and vision tower are one
-    /// file: `gguf-inspect drop FILE '^(v|mm)\.' -o text.gguf`.
+    /// For files that hold more than one model, such as the bundles of Ollama, whose text model and vision tower are
+    /// one file: `gguf-inspect drop FILE '^(v|mm)\.' -o text.gguf`.
     ///
-    /// Refused without --force: tensors without which a model that could be run could not be run any more.
+    /// Refused without --force: tensors without which the model could no longer be run.
     Drop(drop::DropArgs),
     /// Print the chat template, or set it
     ///
-    /// The text is printed as it is, without a line feed of ours behind it: what --set reads.
+    /// The text is printed as it is, without an additional line feed, so that --set can read it.
     Template(template::TemplateArgs),
     /// Compare two models: metadata, tensors, decoded values; exit code 1 if they differ
     Diff(diff::DiffArgs),
     /// Print a file as Markdown, or as the JSON of llama.cpp's gguf_dump.py
     ///
-    /// `gguf-inspect FILE` is for people, and its --json says more; here are the forms that web pages and scripts for
-    /// gguf_dump.py take: keys and tensors by name, with the offsets at which the header declares them.
+    /// `gguf-inspect FILE` is easier to read, and its --json has more details. This command has the formats that web
+    /// pages and scripts for gguf_dump.py read: keys and tensors by name, with their offsets in the header.
     Dump(dump::DumpArgs),
     /// Print SHA-256 of each tensor, of all tensor data, and of the file
     Hash(hash::HashArgs),
-    /// Cut a model into parts, as llama-gguf-split does
+    /// Split a model into parts, as llama-gguf-split does
     Split(split::SplitArgs),
-    /// Join the parts of a split model, given any of them
+    /// Merge the parts of a split model, given any of them
     Merge(merge_parts::MergePartsArgs),
     /// Describe a checkpoint: what it is, how it is quantized, and what gguf-convert would make of it
     ///
     /// Architecture, weights, quantization, tokenizer, and what `--type auto` and `--type native` would write. A part
-    /// that cannot be converted is listed with the reason, and the rest is described all the same: the exit code is 0
-    /// unless there is no configuration to begin with. Weights are not read, but for the scales of one quantized
-    /// weight of each kind.
+    /// that cannot be converted is listed with the reason, and the rest is described. The exit code is 0 unless there
+    /// is no configuration. Weights are not read, except for the scales of one quantized weight of each kind.
     Checkpoint(checkpoint::CheckpointArgs),
     /// Print what a shell needs to complete the arguments of this program
     ///

@@ -13,8 +13,8 @@ use crate::verify::IsolatedChat;
 /// Name of the hidden subcommand.
 const COMMAND: &str = "isolated-job";
 
-/// Global allocator on systems that cannot limit a process's memory: it counts, and allocates no more than
-/// [`limit_memory_by`] was told.
+/// Global allocator on systems that cannot limit a process's memory: it counts, and allocates no more than the limit of
+/// [`limit_memory_by`].
 #[cfg(any(not(unix), target_vendor = "apple"))]
 pub type CountedMemory = cap::Cap<std::alloc::System>;
 

@@ -64,9 +64,10 @@ pub(crate) fn command() -> clap::Command {
 struct Quantize {
     #[command(subcommand)]
     command: Option<QuantizeCommand>,
-    /// Input, output and, as llama-quantize takes them, type and number of threads. Without an output it is called
-    /// NAME-TYPE.gguf after the input NAME.gguf or NAME-F16.gguf, and lies beside it. The folder of a checkpoint is converted on the way, as `gguf-convert
-    /// hf2gguf` does it with the same type; without an output the file goes there, named after the model
+    /// Input, output and, in llama-quantize's order, type and number of threads. The default output is NAME-TYPE.gguf
+    /// in the directory of the input, for an input NAME.gguf or NAME-F16.gguf. The folder of a checkpoint is converted
+    /// first, as `gguf-convert hf2gguf` does with the same type; its default output is in that folder, named after the
+    /// model
     #[arg(required = true, num_args = 1..=4, value_name = "FILE")]
     arguments: Vec<PathBuf>,
     /// Type of the file: a name in any case or llama.cpp's number
@@ -90,7 +91,7 @@ struct Quantize {
     /// Leave out the key gguf_foundry.split.id, by which mixed parts are found: the bytes of llama-quantize
     #[arg(long, requires = "keep_split")]
     no_split_id: bool,
-    /// Accepted for the sake of llama-quantize; see --memory
+    /// Accepted for compatibility with llama-quantize; see --memory
     #[arg(long, value_name = "MIB", hide = true)]
     max_buffer_size: Option<u64>,
     #[command(flatten)]
@@ -107,7 +108,8 @@ struct Quantize {
 
 #[derive(Subcommand)]
 enum QuantizeCommand {
-    /// Keep the second moments of every matrix's inputs on a text, for `--stats`: collected once, for any number of quantizations
+    /// Keep the second moments of every matrix's inputs on a text, for `--stats`: collected once, for any number of
+    /// quantizations
     Stats(StatsArgs),
     /// Print what a shell needs to complete the arguments of this program
     ///

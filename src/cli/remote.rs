@@ -20,8 +20,8 @@ const MIN_BUDGET: u64 = 64 << 20;
 /// How models on servers are read.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct RemoteArgs {
-    /// Fetch the files of a model on a server whole, check them, and keep them in this directory, laid out as the hub's
-    /// own cache [default: read weights by ranges and keep nothing]
+    /// Fetch the complete files of a model on a server, check them, and keep them in this directory, laid out as the
+    /// hub's own cache [default: read weights by ranges and keep nothing]
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,

@@ -14,16 +14,16 @@ use crate::gguf::{Metadata, Share, WriteOptions, WriteReport, plan_files};
 /// Arguments of commands that may write a share.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct ShareArgs {
-    /// Write the I-th of N files that together are the output, cut so that all take about as long. Every run plans the same
-    /// and needs nothing of the others; `gguf-inspect merge` joins the files to what a single run writes
+    /// Write the I-th of N files that together are the output, divided so that all take about the same time. All runs
+    /// make the same plan and are independent; `gguf-inspect merge` joins the files into what a single run writes
     #[arg(long, value_name = "I/N", conflicts_with = "calibration")]
     pub(super) part: Option<Share>,
-    /// With --part: write into this one file, which all runs have in common (on one file system); the last of them
-    /// gives it its name. A part that is there already is not written again
+    /// With --part: write into this file, which all runs share (on one file system); the last run gives it its name. A
+    /// part that exists already is not written again
     #[arg(long, value_name = "FILE", requires = "part")]
     pub(super) into: Option<PathBuf>,
-    /// Keep what is written when the run is stopped, and go on from there when the same command is given again. Without it
-    /// a run that is stopped leaves nothing. (--into does so in any case)
+    /// Keep the written data when the run is stopped; the same command resumes from it. Without this option a stopped
+    /// run leaves nothing. (--into always keeps it)
     #[arg(long, conflicts_with = "calibration")]
     pub(super) resume: bool,
 }
@@ -39,9 +39,9 @@ impl ShareArgs {
     /// Returns a sentence about what is kept of a run that was stopped while it wrote.
     pub(super) fn after_interrupt(&self) -> String {
         let text = if self.resume || self.into.is_some() {
-            "what was written is kept: the same command goes on from there"
+            "what was written is kept: the same command resumes from it"
         } else {
-            "nothing was kept: with `--resume` a run that is stopped goes on where it was"
+            "nothing was kept: with `--resume` a run that is stopped can be resumed"
         };
         text.to_owned()
     }
@@ -77,7 +77,7 @@ impl ShareArgs {
     pub(super) fn note_rest(&self, session: &Session, report: &WriteReport) {
         if report.resumed_at > 0 {
             let (at, of) = (bytes(report.resumed_at), bytes(report.file_bytes));
-            session.note(&format!("went on at {at} of {of}, where the run before had come to"));
+            session.note(&format!("resumed at {at} of {of}, where the last run stopped"));
         }
         let (Some(share), Some(_), [path]) = (self.part, &self.into, report.paths.as_slice()) else { return };
         let path = path.display().to_string();

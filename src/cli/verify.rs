@@ -36,7 +36,7 @@ use crate::core::platform::held_bytes;
 use crate::engine::EngineOptions;
 use crate::verify::{RowSelection, Scoring, Span};
 
-/// Check a model file and say whether it may be shipped.
+/// Check whether a model file may be shipped.
 #[derive(Debug, Parser)]
 #[command(
     name = "gguf-verify",
@@ -60,7 +60,7 @@ enum VerifyCommand {
     Logits(LogitsArgs),
     /// Collect an importance matrix
     Imatrix(ImatrixArgs),
-    /// Make one of the parts that `--part` wrote: the verdict of a single run, an importance matrix, or statistics
+    /// Combine the parts that `--part` wrote: into the verdict of a single run, an importance matrix, or statistics
     Combine(CombineArgs),
     /// Print what a shell needs to complete the arguments of this program
     ///
@@ -76,7 +76,7 @@ struct CutArgs {
     /// Tokens of a chunk [default: 512]
     #[arg(short, long, alias = "ctx-size", value_name = "N")]
     ctx: Option<usize>,
-    /// Chunks at most
+    /// Maximum number of chunks
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
     /// Start chunks this many tokens apart and score the last that many of each

@@ -48,32 +48,18 @@ impl<'a> Drops<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{ElementType, Shape, SourceError, WeightMeta};
-
-    struct Named(Vec<WeightMeta>);
-
-    impl WeightSource for Named {
-        fn weights(&self) -> &[WeightMeta] {
-            &self.0
-        }
-
-        fn read_elems(&self, weight: usize, _: u64, out: &mut [u8]) -> Result<(), SourceError> {
-            out.fill(weight as u8);
-            Ok(())
-        }
-    }
+    use crate::core::ElementType;
+    use crate::testkit::memory::MemoryWeights;
 
     #[test]
     fn what_matches_is_gone_and_counted() {
-        let meta = |name: &str| WeightMeta {
-            name: name.to_owned(),
-            shape: Shape::new(vec![1]).unwrap(),
-            ty: ElementType::U8,
-        };
-        let source = || Box::new(Named(["a", "v.1", "v.2", "v.3", "v.4", "b"].map(meta).to_vec()));
+        let mut source = MemoryWeights::default();
+        for (at, name) in (0..).zip(["a", "v.1", "v.2", "v.3", "v.4", "b"]) {
+            source.add(name, &[1], ElementType::U8, vec![at]);
+        }
         let patterns = ["^v", "x", "1$"].map(|text| Regex::new(text).unwrap());
         let mut drops = Drops::of(&patterns);
-        let left = drops.apply(source());
+        let left = drops.apply(Box::new(source));
         let names: Vec<&str> = left.weights().iter().map(|meta| meta.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
         let mut out = [0];

@@ -74,7 +74,9 @@ impl SizesError {
                 check.wrong.iter().map(ReportedTensor::of_wrong).collect::<Vec<_>>(),
             ),
             (true, false) => {
-                (SizeProblem::Lacks, check.missing_keys.iter().map(ReportedTensor::of_undeclared).collect())
+                let undeclared = check.missing_keys.iter();
+                let found = undeclared.map(|(tensor, key)| ReportedTensor::of_undeclared(*tensor, key));
+                (SizeProblem::Lacks, found.collect())
             }
             (true, true) => return Ok(()),
         };
@@ -134,9 +136,9 @@ impl ReportedTensor {
         Self { tensor: wrong.tensor, expected, keys: keys.collect() }
     }
 
-    fn of_undeclared((tensor, key): &(usize, String)) -> Self {
-        let keys = vec![(key.clone(), " is missing".to_owned())];
-        Self { tensor: *tensor, expected: format!(" and needs `{}`:", escape(key)), keys }
+    fn of_undeclared(tensor: usize, key: &str) -> Self {
+        let keys = vec![(key.to_owned(), " is missing".to_owned())];
+        Self { tensor, expected: format!(" and needs `{}`:", escape(key)), keys }
     }
 }
 

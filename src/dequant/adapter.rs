@@ -68,42 +68,16 @@ pub fn with_adapter(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::little_endian::{f32s, store_f32s};
-    use crate::core::{ElementType, Shape, SourceError, WeightMeta};
+    use crate::core::little_endian::f32s;
+    use crate::testkit::memory::MemoryWeights;
+    use crate::testkit::noise::Noise;
 
-    /// In-memory F32 tensors.
-    struct F32Tensors(Vec<(WeightMeta, Vec<u8>)>, Vec<WeightMeta>);
-
-    impl F32Tensors {
-        fn new(tensors: &[(&str, &[u64])]) -> Self {
-            let tensor = |(at, (name, dims)): (usize, &(&str, &[u64]))| {
-                let shape = Shape::new(dims.to_vec()).unwrap();
-                let value = |i: u64| ((i * 37 + at as u64 * 11) % 101) as f32 / 50.0 - 1.0;
-                let values: Vec<f32> = (0..shape.n_elems()).map(value).collect();
-                let mut bytes = vec![0; values.len() * 4];
-                store_f32s(&values, &mut bytes);
-                (WeightMeta { name: (*name).to_owned(), shape, ty: ElementType::F32 }, bytes)
-            };
-            let all: Vec<_> = tensors.iter().enumerate().map(tensor).collect();
-            let metas = all.iter().map(|row| row.0.clone()).collect();
-            Self(all, metas)
-        }
-
-        fn values(&self, at: usize) -> Vec<f32> {
-            f32s(&self.0[at].1).collect()
-        }
-    }
-
-    impl WeightSource for F32Tensors {
-        fn weights(&self) -> &[WeightMeta] {
-            &self.1
-        }
-
-        fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-            let start = first as usize * 4;
-            out.copy_from_slice(&self.0[weight].1[start..start + out.len()]);
-            Ok(())
-        }
+    /// Tensors of F32 noise.
+    fn noise(tensors: &[(&str, &[u64])]) -> MemoryWeights {
+        let mut noise = Noise::new(tensors.len() as u64);
+        tensors.iter().fold(MemoryWeights::default(), |all, (name, dims)| {
+            all.with_f32(name, dims, &noise.floats(dims.iter().product::<u64>() as usize))
+        })
     }
 
     /// Computes W + scale · B · A, or the transposed variant, with a plain triple loop.
@@ -140,8 +114,8 @@ mod tests {
             for is_transposed in [false, true] {
                 let (a_dims, b_dims) =
                     if is_transposed { ([rank, n], [k, rank]) } else { ([rank, k], [n, rank]) };
-                let base = Arc::new(F32Tensors::new(&[("w.base_layer.weight", &[n, k]), ("norm", &[k])]));
-                let adapter = Arc::new(F32Tensors::new(&[("norm", &[k]), ("b", &b_dims), ("a", &a_dims)]));
+                let base = Arc::new(noise(&[("w.base_layer.weight", &[n, k]), ("norm", &[k])]));
+                let adapter = Arc::new(noise(&[("norm", &[k]), ("b", &b_dims), ("a", &a_dims)]));
                 let pair = LoraPair { base: 0, a: 2, b: 1, scale: 0.75, is_transposed };
                 let source: Arc<dyn WeightSource + Send> = adapter.clone();
                 let replaced = [Replaced { base: 1, by: 0, resizes: false }];
@@ -151,8 +125,7 @@ mod tests {
                 let names: Vec<&str> = merged.weights().iter().map(|meta| meta.name.as_str()).collect();
                 assert_eq!(names, ["w.weight", "norm"]);
                 let dims = [n, k, rank].map(|dim| dim as usize);
-                let want =
-                    sum(&base.values(0), &adapter.values(1), &adapter.values(2), dims, 0.75, is_transposed);
+                let want = sum(&base.f32s(0), &adapter.f32s(1), &adapter.f32s(2), dims, 0.75, is_transposed);
                 let read = |weight: usize, first: usize, n: usize| {
                     let mut out = vec![0; n * 4];
                     merged.read_elems(weight, first as u64, &mut out).unwrap();
@@ -160,16 +133,16 @@ mod tests {
                 };
                 assert_eq!(read(0, 0, want.len()), want, "{dims:?} {is_transposed}");
                 assert_eq!(read(0, 3, 9), want[3..12], "{dims:?} {is_transposed}");
-                assert_eq!(read(1, 0, k as usize), adapter.values(0));
+                assert_eq!(read(1, 0, k as usize), adapter.f32s(0));
             }
         }
     }
 
     #[test]
     fn what_does_not_fit_is_refused_by_name() {
-        let base: Arc<dyn WeightSource + Send> = Arc::new(F32Tensors::new(&[("w", &[4, 6])]));
+        let base: Arc<dyn WeightSource + Send> = Arc::new(noise(&[("w", &[4, 6])]));
         let adapter: Arc<dyn WeightSource + Send> =
-            Arc::new(F32Tensors::new(&[("a", &[2, 6]), ("b", &[4, 2]), ("a3", &[3, 6])]));
+            Arc::new(noise(&[("a", &[2, 6]), ("b", &[4, 2]), ("a3", &[3, 6])]));
         let merge = |pairs: &[LoraPair], replaced: &[Replaced]| {
             with_adapter(base.clone(), &adapter, pairs, replaced, &[], SimdLevel::Scalar)
                 .map(|_| ())

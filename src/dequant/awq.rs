@@ -1,6 +1,6 @@
 //! AWQ: 4-bit codes, packed along the outputs in AWQ's own order (`gemm`) or along the inputs (`gemv`).
 
-use crate::core::{ElementType, Shape};
+use crate::core::ElementType;
 use crate::dequant::bits::{CodeStream, WordLayout};
 use crate::dequant::gptq::group_size;
 use crate::dequant::grouped::{self, CodeLayout, ColumnGroups, Grouped, ScaleOrder, ZeroShift, Zeros};
@@ -78,7 +78,7 @@ fn put(
     let (outer, words) = tensors.matrix(qweight)?;
     let inner = words
         .checked_mul(PER_WORD)
-        .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
+        .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits"))?;
     let (n_rows, n_cols) = if version == AwqVersion::Gemm { (inner, outer) } else { (outer, inner) };
     let size = group_size(settings)?.unwrap_or(n_cols.max(1));
     let n_groups = n_cols.div_ceil(size);
@@ -139,8 +139,7 @@ fn put(
         members,
         layout: grouped::GroupLayout { group_size: size, is_symmetric },
     };
-    let shape = Shape::new(vec![n_rows, n_cols])
-        .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
+    let shape = tensors.weight_shape(qweight, Some(vec![n_rows, n_cols]))?;
     tensors.append(name, shape, Box::new(coded));
     Ok(())
 }

@@ -1,8 +1,7 @@
 //! BitNet: ternary weights, four rows per byte, one scale for the tensor.
 
-use std::ops::Range;
-
-use crate::core::{ElementType, GgmlType, Packing, Shape};
+use crate::core::{ElementType, GgmlType, Packing};
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::values::{NumberTensor, SCALE_TYPES};
 use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 use crate::quant::pack::{f16_error, pack_tq2_0};
@@ -40,14 +39,13 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let scale = tensors.member(module, ".weight_scale")?;
         let values = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
         if values.n != 1 {
-            return Err(tensors.shape_error(scale, "1 element".to_owned()));
+            return Err(tensors.shape_error(scale, "1 element"));
         }
         if is_divisor && values.get(tensors.inner(), 0)? == 0.0 {
             return Err(tensors.zero_divisor(scale));
         }
         let (n_packed, n_cols) = tensors.matrix(codes)?;
-        let shape = n_packed.checked_mul(4).and_then(|rows| Shape::new(vec![rows, n_cols]));
-        let shape = shape.ok_or_else(|| tensors.shape_error(codes, "a size that fits 63 bits".to_owned()))?;
+        let shape = tensors.weight_shape(codes, n_packed.checked_mul(4).map(|rows| vec![rows, n_cols]))?;
         let name = tensors.meta(codes).name.clone();
         let members = [codes, scale];
         let coded = Ternary { codes, scale: values, is_divisor, n_packed, n_cols, members };
@@ -63,17 +61,17 @@ impl Ternary {
         Ok(if self.is_divisor { 1.0 / scale } else { scale })
     }
 
-    /// Reads codes 0, 1 and 2 of a range of columns of a row.
+    /// Reads codes 0, 1 and 2 of a rectangle's columns of a row.
     fn read_codes(
         &self,
         inner: InnerSource<'_>,
+        part: &Rectangle,
         row: u64,
-        cols: &Range<u64>,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let (shift, packed) = (2 * (row / self.n_packed), row % self.n_packed);
-        let first = packed * self.n_cols;
-        inner.try_with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
+        let elems = part.elems(packed, self.n_cols);
+        inner.try_with_elems(self.codes, elems.clone(), |bytes| {
             let mut is_bad = false;
             for (out, &byte) in out.iter_mut().zip(bytes) {
                 *out = byte >> shift & 3;
@@ -82,30 +80,20 @@ impl Ternary {
             // The loop has no exit so that it is vectorized; the search runs only if a bad code was found.
             match out.iter().position(|&code| is_bad && code == 3) {
                 None => Ok(()),
-                Some(at) => Err(DequantError::IndexOutOfRange {
-                    tensor: inner.meta(self.codes).name.clone(),
-                    index: first + cols.start + at as u64,
-                    found: 3,
-                    expected: "a code of 0, 1 or 2".to_owned(),
-                }),
+                Some(at) => {
+                    Err(inner.out_of_range(self.codes, elems.start + at as u64, 3, "a code of 0, 1 or 2"))
+                }
             }
         })
     }
 }
 
 impl CodedWeight for Ternary {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let one = self.value_of_one(inner)?;
-        let width = (cols.end - cols.start) as usize;
-        let mut codes = vec![0; width];
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.read_codes(inner, row, &cols, &mut codes)?;
+        let mut codes = vec![0; part.width()];
+        for (row, out) in part.split_rows(out, part.width()) {
+            self.read_codes(inner, part, row, &mut codes)?;
             for (out, &code) in out.iter_mut().zip(&codes) {
                 *out = f32::from(code.cast_signed() - 1) * one;
             }
@@ -127,16 +115,15 @@ impl CodedWeight for Ternary {
         &self,
         inner: InnerSource<'_>,
         ty: GgmlType,
-        rows: Range<u64>,
-        cols: Range<u64>,
+        part: &Rectangle,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         assert_eq!(ty, GgmlType::Tq2_0, "the only packing");
         let one = self.value_of_one(inner)?;
-        let mut codes = vec![0; (cols.end - cols.start) as usize];
+        let mut codes = vec![0; part.width()];
         let (block_elems, block_bytes) = (GgmlType::Tq2_0.block_elems(), GgmlType::Tq2_0.block_bytes());
-        for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
-            self.read_codes(inner, row, &cols, &mut codes)?;
+        for (row, out) in part.split_rows(out, codes.len() / block_elems * block_bytes) {
+            self.read_codes(inner, part, row, &mut codes)?;
             for (codes, out) in codes.as_chunks().0.iter().zip(out.chunks_exact_mut(block_bytes)) {
                 pack_tq2_0(codes, one, out);
             }

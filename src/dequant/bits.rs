@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use crate::core::little_endian::u32s;
 use crate::core::simd::VectorLoop;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::{DequantError, InnerSource};
 
 /// Bits of a word.
@@ -55,7 +56,7 @@ impl CodeStream {
         }
     }
 
-    /// Reads a rectangle of codes, one stream after the other: `out` is `[streams, codes]`.
+    /// Reads a rectangle whose rows are streams and whose columns are codes: `out` is `[streams, codes]`.
     ///
     /// # Errors
     /// The source failed.
@@ -65,28 +66,26 @@ impl CodeStream {
     pub(super) fn read_along(
         &self,
         inner: InnerSource<'_>,
-        streams: Range<u64>,
-        codes: Range<u64>,
+        part: &Rectangle,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
-        if streams.is_empty() || codes.is_empty() {
+        let (streams, codes) = (part.rows.clone(), &part.cols);
+        if part.n_elems() == 0 {
             return Ok(());
         }
+        let words = self.words_of(codes);
         let (unit_codes, unit_words) = self.unit();
-        let first = codes.start / unit_codes * unit_words;
-        let end = self.last_word_of(codes.end - 1) + 1;
-        let pitch = (end - first).next_multiple_of(unit_words) as usize;
-        let mut words = vec![0; (streams.end - streams.start) as usize * pitch];
-        self.gather(inner, streams, first..end, (pitch, 1), &mut words)?;
+        let stride = (words.end - words.start).next_multiple_of(unit_words) as usize;
+        let mut gathered = vec![0; (streams.end - streams.start) as usize * stride];
+        self.gather(inner, streams, words, WordPitch { stream: stride, word: 1 }, &mut gathered)?;
         let skip = (codes.start % unit_codes) as usize;
-        let width = (codes.end - codes.start) as usize;
-        for (words, out) in words.chunks_exact(pitch).zip(out.chunks_exact_mut(width)) {
+        for (words, out) in gathered.chunks_exact(stride).zip(out.chunks_exact_mut(part.width())) {
             inner.level.vectorize(Unpack { stream: *self, words, skip, out });
         }
         Ok(())
     }
 
-    /// Reads a rectangle of codes, one code of all streams after the other: `out` is `[codes, streams]`.
+    /// Reads a rectangle whose rows are codes and whose columns are streams: `out` is `[codes, streams]`.
     ///
     /// `add` is added to every word before codes are extracted.
     ///
@@ -98,26 +97,24 @@ impl CodeStream {
     pub(super) fn read_across(
         &self,
         inner: InnerSource<'_>,
-        streams: Range<u64>,
-        codes: Range<u64>,
+        part: &Rectangle,
         add: u32,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
-        if streams.is_empty() || codes.is_empty() {
+        if part.n_elems() == 0 {
             return Ok(());
         }
-        let (unit_codes, unit_words) = self.unit();
-        let first = codes.start / unit_codes * unit_words;
-        let end = self.last_word_of(codes.end - 1) + 1;
-        let n_streams = (streams.end - streams.start) as usize;
-        let mut words = vec![0u32; (end - first) as usize * n_streams];
-        self.gather(inner, streams, first..end, (1, n_streams), &mut words)?;
-        for word in &mut words {
+        let words = self.words_of(&part.rows);
+        let (first, n_streams) = (words.start, part.width());
+        let mut gathered = vec![0u32; (words.end - first) as usize * n_streams];
+        let pitch = WordPitch { stream: 1, word: n_streams };
+        self.gather(inner, part.cols.clone(), words, pitch, &mut gathered)?;
+        for word in &mut gathered {
             *word = word.wrapping_add(add);
         }
-        for (code, out) in codes.zip(out.chunks_exact_mut(n_streams)) {
+        for (code, out) in part.split_rows(out, n_streams) {
             let (word, bit) = self.word_of(code);
-            let line = |word: u64| &words[(word - first) as usize * n_streams..][..n_streams];
+            let line = |word: u64| &gathered[(word - first) as usize * n_streams..][..n_streams];
             let straddles = bit + self.bits > 32;
             let high = if straddles { line(word + 1) } else { line(word) };
             inner.level.vectorize(ExtractField { low: line(word), high, bit, bits: self.bits, out });
@@ -151,8 +148,13 @@ impl CodeStream {
         word + u64::from(bit + self.bits > 32)
     }
 
-    /// Gathers words of streams: word `k` of stream `s`, both relative to the range, goes to `s · pitches.0 + k ·
-    /// pitches.1`.
+    /// Returns the words, from the start of a unit on, that hold a range of codes that is not empty.
+    fn words_of(&self, codes: &Range<u64>) -> Range<u64> {
+        let (unit_codes, unit_words) = self.unit();
+        codes.start / unit_codes * unit_words..self.last_word_of(codes.end - 1) + 1
+    }
+
+    /// Gathers words of streams, counted from the starts of the ranges.
     ///
     /// Only the requested words are read: in a large tensor, other data may be between the words of a stream.
     fn gather(
@@ -160,14 +162,15 @@ impl CodeStream {
         inner: InnerSource<'_>,
         streams: Range<u64>,
         words: Range<u64>,
-        pitches: (usize, usize),
+        pitch: WordPitch,
         out: &mut [u32],
     ) -> Result<(), DequantError> {
         // A line is contiguous: the words of one stream, or one word of all streams.
         let is_along = self.step == 1;
         let (lines, elems, line_stride) =
             if is_along { (streams, words, self.stride) } else { (words, streams, self.step) };
-        let (line_pitch, elem_pitch) = if is_along { pitches } else { (pitches.1, pitches.0) };
+        let (line_pitch, elem_pitch) =
+            if is_along { (pitch.stream, pitch.word) } else { (pitch.word, pitch.stream) };
         let (tensor, n_words) = (inner.tensor(self.index), elems.end - elems.start);
         for (line, first) in lines.map(|line| line * line_stride + elems.start).enumerate() {
             let out = &mut out[line * line_pitch..];
@@ -181,6 +184,13 @@ impl CodeStream {
         }
         Ok(())
     }
+}
+
+/// Distances of gathered words: word `k` of stream `s` goes to `s · stream + k · word`.
+#[derive(Clone, Copy)]
+struct WordPitch {
+    stream: usize,
+    word: usize,
 }
 
 /// Unpacks a stream of whole units into bytes, without the first `skip` codes.

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::core::numeric::held_by_f32;
 use crate::core::{ElementType, Shape};
 use crate::dequant::nibbles::look_up;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::values::NumberTensor;
 use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 
@@ -109,7 +110,7 @@ fn four_bits(
     let map_index = tensors.member(weight, ".quant_map")?;
     let map = NumberTensor::new(tensors, map_index, &[ElementType::F32])?;
     if map.n != 16 {
-        return Err(tensors.shape_error(map_index, "16 elements".to_owned()));
+        return Err(tensors.shape_error(map_index, "16 elements"));
     }
     let n_blocks = n.div_ceil(state.block);
     let mut members = vec![codes, state_index, absmax, map_index];
@@ -120,7 +121,7 @@ fn four_bits(
         let nested_absmax = NumberTensor::new(tensors, absmax_index, &[ElementType::F32])?;
         let block = state.nested_block.unwrap_or(256);
         if map.n != 256 {
-            return Err(tensors.shape_error(map_index, "256 elements".to_owned()));
+            return Err(tensors.shape_error(map_index, "256 elements"));
         }
         if nested_absmax.n != n_blocks.div_ceil(block) {
             let expected = format!("{} elements", n_blocks.div_ceil(block));
@@ -176,21 +177,14 @@ impl FourBits {
 }
 
 impl CodedWeight for FourBits {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let elem_bytes = inner.meta(self.codes).ty.bytes().unwrap_or(1) as u64;
         let mut book = Vec::with_capacity(16);
         self.map.read(inner, 0..16, &mut book)?;
         let map: [f32; 16] = std::array::from_fn(|code| book[code]);
         let mut scales = Vec::new();
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            let (first, end) = (row * self.n_cols + cols.start, row * self.n_cols + cols.end);
+        for (row, out) in part.split_rows(out, part.width()) {
+            let Range { start: first, end } = part.elems(row, self.n_cols);
             let first_block = first / self.block;
             self.scales(inner, first_block..end.div_ceil(self.block), &mut scales)?;
             // Byte positions are converted to elements of the stored type.
@@ -237,15 +231,12 @@ fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(
     let codes = tensors.member(module, ".weight")?;
     tensors.check_type(codes, &[ElementType::I8])?;
     let (n_rows, n_cols) = tensors.matrix(codes)?;
-    let scales = NumberTensor::new(tensors, scale, &[ElementType::F32])?;
-    if scales.n != n_rows {
-        return Err(tensors.shape_error(scale, format!("{n_rows} elements, one for each row")));
-    }
+    let scales = NumberTensor::by_row(tensors, scale, &[ElementType::F32], n_rows)?;
     let mut members = vec![codes, scale];
     if let Some(format) = tensors.find(&format!("{module}.weight_format")) {
         tensors.check_type(format, &[ElementType::U8])?;
         if tensors.meta(format).shape.n_elems() != 1 {
-            return Err(tensors.shape_error(format, "1 element".to_owned()));
+            return Err(tensors.shape_error(format, "1 element"));
         }
         let found = tensors.inner().with_elems(format, 0..1, |bytes| bytes[0])?;
         if found != 0 {
@@ -257,25 +248,15 @@ fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(
         }
         members.push(format);
     }
-    let meta = tensors.meta(codes);
-    let coded = EightBits { codes, scales, n_cols, members };
-    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
+    tensors.decode_in_place(codes, Box::new(EightBits { codes, scales, n_cols, members }));
     Ok(())
 }
 
 impl CodedWeight for EightBits {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+        for (row, out) in part.split_rows(out, part.width()) {
             let scale = self.scales.get(inner, row)?;
-            let first = row * self.n_cols;
-            inner.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
+            inner.with_elems(self.codes, part.elems(row, self.n_cols), |bytes| {
                 for (out, &code) in out.iter_mut().zip(bytes) {
                     *out = f32::from(code.cast_signed()) * scale * INV_127;
                 }

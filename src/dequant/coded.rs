@@ -6,6 +6,7 @@ use crate::core::scratch;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
 use crate::dequant::DequantError;
+use crate::dequant::rectangle::Rectangle;
 
 /// The inner source of the layer, with the vector instructions to use.
 #[derive(Clone, Copy)]
@@ -53,6 +54,24 @@ impl<'a> InnerSource<'a> {
     ) -> Result<T, DequantError> {
         self.with_elems(index, range, use_them)?
     }
+
+    /// Creates an error about the element type of a tensor.
+    pub(super) fn wrong_type(self, index: usize, expected: impl Into<String>) -> DequantError {
+        let WeightMeta { name, ty, .. } = self.meta(index);
+        DequantError::DtypeMismatch { tensor: name.clone(), found: *ty, expected: expected.into() }
+    }
+
+    /// Creates an error about element `at` of a tensor of integers.
+    pub(super) fn out_of_range(
+        self,
+        index: usize,
+        at: u64,
+        found: i64,
+        expected: impl Into<String>,
+    ) -> DequantError {
+        let tensor = self.meta(index).name.clone();
+        DequantError::IndexOutOfRange { tensor, index: at, found, expected: expected.into() }
+    }
 }
 
 /// Accessor of a tensor of the checkpoint; its elements are whole bytes.
@@ -99,13 +118,7 @@ pub(super) trait CodedWeight: Send + Sync {
     ///
     /// # Errors
     /// The source failed, or a code or scale has no valid value.
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError>;
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError>;
 
     /// Returns the GGML types that hold this weight without going through F32, as [`WeightSource::packings`].
     ///
@@ -127,11 +140,10 @@ pub(super) trait CodedWeight: Send + Sync {
         &self,
         inner: InnerSource<'_>,
         ty: GgmlType,
-        rows: Range<u64>,
-        cols: Range<u64>,
+        part: &Rectangle,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
-        let _ = (inner, rows, cols, out);
+        let _ = (inner, part, out);
         panic!("no packing as {ty}")
     }
 

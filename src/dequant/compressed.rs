@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value};
 
-use crate::core::little_endian::{i32s, i64s};
-use crate::core::{ElementType, Shape};
+use crate::core::ElementType;
+use crate::core::little_endian::i32s;
 use crate::dequant::bits::{CodeStream, WordLayout};
 use crate::dequant::fp4::{Factor, Fp4, Nvfp4Params};
 use crate::dequant::fp8::{self, Fp8, ScaleLayout};
 use crate::dequant::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, ZeroShift, Zeros};
+use crate::dequant::integers::sizes;
 use crate::dequant::patterns::{ModulePattern, Patterns};
 use crate::dequant::stack::unpacked;
 use crate::dequant::values::{NumberTensor, SCALE_TYPES};
@@ -206,25 +207,34 @@ fn block(weights: &Settings) -> Result<Strategy, DequantError> {
     }
 }
 
-/// Checks the shape of the scales; returns their order, the number of groups per row, and the columns per group.
-fn group_layout(
+/// Scales of a matrix.
+struct ScaleGroups {
+    order: ScaleOrder,
+    /// Groups per row.
+    n_groups: u64,
+    /// Columns per group.
+    size: u64,
+}
+
+/// Returns the groups of a matrix, after a check of the shape of the scales.
+fn scale_groups(
     weights: &Settings,
     tensors: &Tensors<'_>,
     scale: usize,
-    (n_rows, n_cols): (u64, u64),
-) -> Result<(ScaleOrder, u64, u64), DequantError> {
+    n_rows: u64,
+    n_cols: u64,
+) -> Result<ScaleGroups, DequantError> {
     let found = tensors.meta(scale).shape.dims().to_vec();
+    let by_row =
+        |stride| ScaleGroups { order: ScaleOrder::RowMajor { stride }, n_groups: 1, size: n_cols.max(1) };
     match strategy(weights)? {
-        Strategy::Tensor if tensors.meta(scale).shape.n_elems() == 1 => {
-            Ok((ScaleOrder::RowMajor { stride: 0 }, 1, n_cols.max(1)))
-        }
-        Strategy::Channel if found == [n_rows, 1] || found == [n_rows] => {
-            Ok((ScaleOrder::RowMajor { stride: 1 }, 1, n_cols.max(1)))
-        }
+        Strategy::Tensor if tensors.meta(scale).shape.n_elems() == 1 => Ok(by_row(0)),
+        Strategy::Channel if found == [n_rows, 1] || found == [n_rows] => Ok(by_row(1)),
         Strategy::Group(size) => {
             let n_groups = n_cols.div_ceil(size);
             if found == [n_rows, n_groups] {
-                return Ok((ScaleOrder::RowMajor { stride: n_groups }, n_groups, size));
+                let order = ScaleOrder::RowMajor { stride: n_groups };
+                return Ok(ScaleGroups { order, n_groups, size });
             }
             let is_rows = found.len() == 2 && found[0] == n_rows;
             if !is_rows {
@@ -235,7 +245,7 @@ fn group_layout(
             Err(weights.conflict("group_size", configured, tensor, format!("{} groups", found[1])))
         }
         Strategy::Block(..) => Err(weights.variant("strategy", "block", "integers have no scales by blocks")),
-        Strategy::Tensor => Err(tensors.shape_error(scale, "1 element".to_owned())),
+        Strategy::Tensor => Err(tensors.shape_error(scale, "1 element")),
         Strategy::Channel => Err(tensors.shape_error(scale, format!("[{n_rows}, 1]"))),
     }
 }
@@ -245,7 +255,8 @@ fn word_layout(
     tensors: &Tensors<'_>,
     index: usize,
     bits: u32,
-    (n_codes, n_words): (u64, u64),
+    n_codes: u64,
+    n_words: u64,
 ) -> Result<WordLayout, DequantError> {
     let dense = CodeStream::words(bits, WordLayout::Dense, n_codes);
     let padded = CodeStream::words(bits, WordLayout::Padded, n_codes);
@@ -292,8 +303,8 @@ fn pack_quantized(
         let expected = format!("what `weight_shape` [{n_rows}, {n_cols}] needs");
         return Err(tensors.shape_error(packed, expected));
     }
-    let layout = word_layout(tensors, packed, bits, (n_cols, n_words))?;
-    let (order, n_groups, group_size) = group_layout(weights, tensors, scale, (n_rows, n_cols))?;
+    let layout = word_layout(tensors, packed, bits, n_cols, n_words)?;
+    let ScaleGroups { order, n_groups, size } = scale_groups(weights, tensors, scale, n_rows, n_cols)?;
     let mut members = vec![packed, scale, shape_index];
     let middle = 1i32 << (bits - 1);
     let zeros = if weights.bool("symmetric")?.unwrap_or(true) {
@@ -313,7 +324,7 @@ fn pack_quantized(
         members.push(index);
         Zeros::ByGroup(CodeStream { index, bits, layout, step: n_groups, stride: 1 }, ZeroShift::None)
     };
-    let mut groups = ColumnGroups::Runs(group_size);
+    let mut groups = ColumnGroups::Runs(size);
     if let Some(g_idx) = tensors.find(&format!("{module}.weight_g_idx")) {
         tensors.check_type(g_idx, &[ElementType::I32])?;
         tensors.check_shape(g_idx, &[n_cols])?;
@@ -323,8 +334,7 @@ fn pack_quantized(
         }
     }
     let name = format!("{module}.weight");
-    let shape = Shape::new(vec![n_rows, n_cols])
-        .ok_or_else(|| tensors.shape_error(packed, "a size that fits 63 bits".to_owned()))?;
+    let shape = tensors.weight_shape(packed, Some(vec![n_rows, n_cols]))?;
     let coded = Grouped {
         codes: CodeLayout::ByRow(CodeStream { index: packed, bits, layout, step: 1, stride: n_words }),
         code_range: (0, (1 << bits) - 1),
@@ -336,7 +346,7 @@ fn pack_quantized(
         n_rows,
         n_cols,
         members,
-        layout: GroupLayout { group_size, is_symmetric: !weights.is_set_to("symmetric", false) },
+        layout: GroupLayout { group_size: size, is_symmetric: !weights.is_set_to("symmetric", false) },
     };
     tensors.append(name, shape, Box::new(coded));
     Ok(())
@@ -345,22 +355,11 @@ fn pack_quantized(
 /// Reads `weight_shape`, a tensor of two numbers.
 fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantError> {
     tensors.check_type(index, &[ElementType::I64, ElementType::I32])?;
-    let meta = tensors.meta(index);
-    if meta.shape.n_elems() != 2 {
-        return Err(tensors.shape_error(index, "2 elements".to_owned()));
+    if tensors.meta(index).shape.n_elems() != 2 {
+        return Err(tensors.shape_error(index, "2 elements"));
     }
-    let is_wide = meta.ty == ElementType::I64;
-    let size = |bytes: &[u8], at: usize| -> Result<u64, DequantError> {
-        let value =
-            if is_wide { i64s(bytes).nth(at).unwrap_or(0) } else { i32s(bytes).nth(at).map_or(0, i64::from) };
-        u64::try_from(value).map_err(|_| DequantError::IndexOutOfRange {
-            tensor: meta.name.clone(),
-            index: at as u64,
-            found: value,
-            expected: "a size".to_owned(),
-        })
-    };
-    tensors.inner().try_with_elems(index, 0..2, |bytes| Ok((size(bytes, 0)?, size(bytes, 1)?)))
+    let sizes = sizes(tensors, index, 0..2, "a size")?;
+    Ok((sizes[0], sizes[1]))
 }
 
 /// Returns true if a group index contains only -1, which means that there is none.
@@ -380,7 +379,7 @@ fn int_quantized(
     tensors.check_type(codes, &[ElementType::I8])?;
     let scales = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
     let (n_rows, n_cols) = tensors.matrix(codes)?;
-    let (order, n_groups, group_size) = group_layout(weights, tensors, scale, (n_rows, n_cols))?;
+    let ScaleGroups { order, n_groups, size } = scale_groups(weights, tensors, scale, n_rows, n_cols)?;
     let mut members = vec![codes, scale];
     let zeros = if weights.bool("symmetric")?.unwrap_or(true) {
         Zeros::Const(0)
@@ -396,21 +395,20 @@ fn int_quantized(
     {
         tensors.leave_out(index);
     }
-    let meta = tensors.meta(codes);
     let coded = Grouped {
         codes: CodeLayout::Bytes(codes),
         code_range: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
         zeros,
         scales,
         order,
-        groups: ColumnGroups::Runs(group_size),
+        groups: ColumnGroups::Runs(size),
         n_groups,
         n_rows,
         n_cols,
         members,
-        layout: GroupLayout { group_size, is_symmetric: !weights.is_set_to("symmetric", false) },
+        layout: GroupLayout { group_size: size, is_symmetric: !weights.is_set_to("symmetric", false) },
     };
-    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
+    tensors.decode_in_place(codes, Box::new(coded));
     Ok(())
 }
 
@@ -431,13 +429,8 @@ fn float_quantized(
         Strategy::Block(rows, cols) => ScaleLayout::Block { rows, cols },
     };
     let coded = Fp8::new(tensors, codes, scale, grid)?;
-    put_float(tensors, codes, coded);
+    tensors.decode_in_place(codes, Box::new(coded));
     Ok(())
-}
-
-fn put_float(tensors: &mut Tensors<'_>, codes: usize, coded: Fp8) {
-    let meta = tensors.meta(codes);
-    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
 }
 
 fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), DequantError> {
@@ -445,7 +438,7 @@ fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
     tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
     let scales = NumberTensor::exponents(tensors, scale);
     let coded = Fp8::with_scales(tensors, codes, scales, ScaleLayout::Block { rows: 1, cols: 32 })?;
-    put_float(tensors, codes, coded);
+    tensors.decode_in_place(codes, Box::new(coded));
     Ok(())
 }
 

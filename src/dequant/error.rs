@@ -106,18 +106,7 @@ impl DequantError {
             | Self::Mlx { .. }
             | Self::UnsupportedVariant { .. } => true,
             Self::MsModelSlim(error) => error.is_unsupported(),
-            Self::BadConfig { .. }
-            | Self::MissingTensor { .. }
-            | Self::OrphanTensor { .. }
-            | Self::AmbiguousModule { .. }
-            | Self::DtypeMismatch { .. }
-            | Self::ShapeMismatch { .. }
-            | Self::IndexOutOfRange { .. }
-            | Self::NonFinite { .. }
-            | Self::ConfigTensorConflict { .. }
-            | Self::BadMetadata { .. }
-            | Self::Range(_)
-            | Self::Source(_) => false,
+            _ => false,
         }
     }
 
@@ -154,16 +143,7 @@ impl Hint for DequantError {
                 ]
             }
             Self::MsModelSlim(error) => error.hints(),
-            Self::BadConfig { .. }
-            | Self::AmbiguousModule { .. }
-            | Self::DtypeMismatch { .. }
-            | Self::ShapeMismatch { .. }
-            | Self::IndexOutOfRange { .. }
-            | Self::NonFinite { .. }
-            | Self::ConfigTensorConflict { .. }
-            | Self::BadMetadata { .. }
-            | Self::Range(_)
-            | Self::Source(_) => Vec::new(),
+            _ => Vec::new(),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use crate::core::small_float::E2M1;
 use crate::core::{ElementType, GgmlType, Packing, Shape, StackFactors};
 use crate::dequant::nibbles::look_up;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::stack::{check_groups, is_by_matrix, matrices};
 use crate::dequant::values::NumberTensor;
 use crate::dequant::{CodedWeight, DequantError, InnerSource, Tensors};
@@ -30,7 +31,7 @@ impl Factor {
     ///
     /// # Errors
     /// Another number of elements; a number that is not finite; a divisor of zero.
-    pub(super) fn check(self, tensors: &Tensors<'_>, n_mats: u64) -> Result<(), DequantError> {
+    fn check(self, tensors: &Tensors<'_>, n_mats: u64) -> Result<(), DequantError> {
         let (Self::Times(values) | Self::Over(values)) = self else { return Ok(()) };
         if values.n != 1 && !is_by_matrix(&tensors.meta(values.index).shape, n_mats) {
             let expected = match n_mats {
@@ -121,6 +122,17 @@ pub(super) struct Nvfp4Params {
     pub(super) float_activations: bool,
 }
 
+impl Nvfp4Params {
+    /// Checks the factors of a stack of `n_mats` matrices.
+    ///
+    /// # Errors
+    /// As [`Factor::check`].
+    pub(super) fn check(&self, tensors: &Tensors<'_>, n_mats: u64) -> Result<(), DequantError> {
+        self.factor.check(tensors, n_mats)?;
+        self.input.check(tensors, n_mats)
+    }
+}
+
 /// A matrix of FP4 codes.
 pub(super) struct Fp4 {
     codes: usize,
@@ -148,7 +160,7 @@ impl Fp4 {
         tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
         let scales = NumberTensor::exponents(tensors, scale);
         let params = Nvfp4Params { factor: Factor::None, input: Factor::None, float_activations: false };
-        Self::new(tensors, codes, (scales, params), 32, shape)
+        Self::new(tensors, codes, scales, params, 32, shape)
     }
 
     /// Creates an NVFP4 matrix: a scale for each 16 columns, and a factor for the tensor or for each matrix of a
@@ -164,16 +176,15 @@ impl Fp4 {
         shape: &Shape,
     ) -> Result<Self, DequantError> {
         let scales = NumberTensor::new(tensors, scale, &[ElementType::F8E4M3])?;
-        let (n_mats, _) = matrices(shape);
-        params.factor.check(tensors, n_mats)?;
-        params.input.check(tensors, n_mats)?;
-        Self::new(tensors, codes, (scales, params), 16, shape)
+        params.check(tensors, matrices(shape).0)?;
+        Self::new(tensors, codes, scales, params, 16, shape)
     }
 
     fn new(
         tensors: &Tensors<'_>,
         codes: usize,
-        (scales, params): (NumberTensor, Nvfp4Params),
+        scales: NumberTensor,
+        params: Nvfp4Params,
         group: u64,
         shape: &Shape,
     ) -> Result<Self, DequantError> {
@@ -237,18 +248,11 @@ impl Fp4 {
 }
 
 impl CodedWeight for Fp4 {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let mut scales = Vec::new();
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+        for (row, out) in part.split_rows(out, part.width()) {
             self.row_scales(inner, row, &mut scales)?;
-            let first = row * (self.n_cols / 2);
+            let (first, cols) = (row * (self.n_cols / 2), &part.cols);
             let bytes = first + cols.start / 2..first + cols.end.div_ceil(2);
             inner.with_elems(self.codes, bytes, |bytes| {
                 let mut at = cols.start;
@@ -288,17 +292,16 @@ impl CodedWeight for Fp4 {
         &self,
         inner: InnerSource<'_>,
         ty: GgmlType,
-        rows: Range<u64>,
-        cols: Range<u64>,
+        part: &Rectangle,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let (block_elems, block_bytes) = (ty.block_elems(), ty.block_bytes());
         let (n_groups, n_scales) = (self.n_cols / self.group, block_elems / self.group as usize);
-        let mut codes = vec![0; (cols.end - cols.start) as usize];
-        for (row, out) in rows.zip(out.chunks_exact_mut((codes.len() / block_elems * block_bytes).max(1))) {
-            self.read_codes(inner, row, &cols, &mut codes)?;
+        let mut codes = vec![0; part.width()];
+        for (row, out) in part.split_rows(out, codes.len() / block_elems * block_bytes) {
+            self.read_codes(inner, row, &part.cols, &mut codes)?;
             let first = row * n_groups;
-            let groups = first + cols.start / self.group..first + cols.end / self.group;
+            let groups = first + part.cols.start / self.group..first + part.cols.end / self.group;
             inner.with_elems(self.scales.index, groups, |scales| {
                 let blocks = codes.chunks_exact(block_elems).zip(out.chunks_exact_mut(block_bytes));
                 for ((codes, out), scales) in blocks.zip(scales.chunks_exact(n_scales)) {

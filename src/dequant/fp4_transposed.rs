@@ -3,11 +3,10 @@
 //! ModelOpt packs their inputs: a byte holds two rows of a column, and a scale belongs to 16 rows of a column. No
 //! GGML block has this layout.
 
-use std::ops::Range;
-
 use crate::core::small_float::E2M1;
 use crate::core::{ElementType, Shape};
 use crate::dequant::fp4::{Factor, Nvfp4Params};
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::stack::matrices;
 use crate::dequant::values::NumberTensor;
 use crate::dequant::{CodedWeight, DequantError, InnerSource, Tensors};
@@ -48,8 +47,7 @@ impl TransposedFp4 {
         let (n_mats, mat_rows) = matrices(shape);
         tensors.check_type(codes, &[ElementType::U8])?;
         let scales = NumberTensor::new(tensors, scale, &[ElementType::F8E4M3])?;
-        params.factor.check(tensors, n_mats)?;
-        params.input.check(tensors, n_mats)?;
+        params.check(tensors, n_mats)?;
         let mut members = vec![codes, scale];
         members.extend(params.factor.member());
         Ok(Self { codes, scales, factor: params.factor, mat_rows, n_cols: shape.n_cols(), members })
@@ -57,28 +55,20 @@ impl TransposedFp4 {
 }
 
 impl CodedWeight for TransposedFp4 {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let (mut scales, mut ready) = (Vec::new(), None);
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+        for (row, out) in part.split_rows(out, part.width()) {
             let (matrix, within) = (row / self.mat_rows, row % self.mat_rows);
             let group = matrix * self.mat_rows.div_ceil(GROUP) + within / GROUP;
             if ready != Some(group) {
                 scales.clear();
-                let first = group * self.n_cols;
-                self.scales.read(inner, first + cols.start..first + cols.end, &mut scales)?;
+                self.scales.read(inner, part.elems(group, self.n_cols), &mut scales)?;
                 self.factor.apply(inner, matrix, &mut scales)?;
                 ready = Some(group);
             }
-            let first = (matrix * (self.mat_rows / 2) + within / 2) * self.n_cols;
+            let pair = matrix * (self.mat_rows / 2) + within / 2;
             let shift = within % 2 * 4;
-            inner.with_elems(self.codes, first + cols.start..first + cols.end, |bytes| {
+            inner.with_elems(self.codes, part.elems(pair, self.n_cols), |bytes| {
                 for ((out, &byte), &scale) in out.iter_mut().zip(bytes).zip(&scales) {
                     *out = E2M1[usize::from(byte >> shift & 15)] * scale;
                 }

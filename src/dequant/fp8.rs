@@ -14,7 +14,9 @@ use crate::core::small_float::widen;
 use crate::core::{ElementType, GgmlType, Packing, Shape};
 use crate::dequant::encoding::along_rows;
 use crate::dequant::fp4::Fp4;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::stack::{is_by_matrix, matrices};
+use crate::dequant::tensors::CodedModule;
 use crate::dequant::values::{NumberTensor, SCALE_TYPES};
 use crate::dequant::{CodedWeight, DequantError, InnerSource, Method, Settings, Tensors};
 
@@ -116,11 +118,8 @@ impl Fp8 {
         grid: ScaleLayout,
     ) -> Result<Self, DequantError> {
         let (meta, scale) = (tensors.meta(codes), scales.index);
-        let format = Fp8Format::of(meta.ty).ok_or_else(|| DequantError::DtypeMismatch {
-            tensor: meta.name.clone(),
-            found: meta.ty,
-            expected: "F8_E4M3 or F8_E5M2".to_owned(),
-        })?;
+        let format =
+            Fp8Format::of(meta.ty).ok_or_else(|| tensors.inner().wrong_type(codes, "F8_E4M3 or F8_E5M2"))?;
         let dims = meta.shape.dims();
         let n_cols = meta.shape.n_cols();
         let n_rows = if dims.len() >= 2 { dims[dims.len() - 2] } else { 1 };
@@ -144,9 +143,7 @@ impl Fp8 {
         };
         let n_wanted = if grid == ScaleLayout::Tensor { 1 } else { per_mat.saturating_mul(n_mats) };
         if scales.n != n_wanted || (ranked.is_none() && !this.grid_fits(&tensors.meta(scale).shape)) {
-            let found = tensors.meta(scale).shape.clone();
-            let tensor = tensors.meta(scale).name.clone();
-            return Err(DequantError::ShapeMismatch { tensor, found, expected });
+            return Err(tensors.shape_error(scale, expected));
         }
         Ok(this)
     }
@@ -217,24 +214,15 @@ struct CodeRow<'a> {
     out: &'a mut [f32],
 }
 
-struct Row4x3<'a>(CodeRow<'a>);
-struct Row5x2<'a>(CodeRow<'a>);
+/// A row of codes with `EXP` bits of exponent and `MAN` of mantissa.
+struct RowOf<'a, const EXP: u32, const MAN: u32>(CodeRow<'a>);
 
-impl VectorLoop for Row4x3<'_> {
+impl<const EXP: u32, const MAN: u32> VectorLoop for RowOf<'_, EXP, MAN> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        self.0.decode::<4, 3>();
-    }
-}
-
-impl VectorLoop for Row5x2<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        self.0.decode::<5, 2>();
+        self.0.decode::<EXP, MAN>();
     }
 }
 
@@ -264,24 +252,16 @@ impl CodeRow<'_> {
 }
 
 impl CodedWeight for Fp8 {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let run = self.run();
-        let width = (cols.end - cols.start) as usize;
         let mut scales = Vec::new();
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+        for (row, out) in part.split_rows(out, part.width()) {
             self.row_scales(inner, row, &mut scales)?;
-            let first = row * self.n_cols;
-            inner.with_elems(self.members[0], first + cols.start..first + cols.end, |codes| {
-                let row = CodeRow { codes, scales: &scales, cols: cols.clone(), run, out };
+            inner.with_elems(self.members[0], part.elems(row, self.n_cols), |codes| {
+                let row = CodeRow { codes, scales: &scales, cols: part.cols.clone(), run, out };
                 match self.format {
-                    Fp8Format::E4M3 => inner.level.vectorize(Row4x3(row)),
-                    Fp8Format::E5M2 => inner.level.vectorize(Row5x2(row)),
+                    Fp8Format::E4M3 => inner.level.vectorize(RowOf::<4, 3>(row)),
+                    Fp8Format::E5M2 => inner.level.vectorize(RowOf::<5, 2>(row)),
                 }
             })?;
         }
@@ -336,11 +316,7 @@ impl CodedWeight for Fp8 {
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     let block = block_size(settings)?;
     for suffix in ["_scale_inv", "_scale"] {
-        for (base, scale) in tensors.ending(suffix) {
-            let Some(codes) = tensors.find(base).filter(|&codes| tensors.is_free(codes)) else { continue };
-            if !is_fp8(tensors.meta(codes).ty) {
-                continue;
-            }
+        for CodedModule { codes, scale, .. } in tensors.coded_modules(suffix, "", is_fp8) {
             put(settings, tensors, codes, scale, block)?;
         }
     }
@@ -349,37 +325,32 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let codes = tensors.member(module, ".weight")?;
         put(settings, tensors, codes, scale, block)?;
     }
-    for (module, codes, scale) in exponents(tensors) {
-        put_exponents(settings, tensors, (module, codes, scale), block)?;
+    for found in exponents(tensors) {
+        put_exponents(settings, tensors, &found, block)?;
     }
     if settings.text("store_dtype")? == Some("mxfp4") {
         if settings.int("mxfp4_block_size")?.is_some_and(|size| size != 32) {
             let reason = "MXFP4 has scales of 32 columns";
             return Err(settings.variant("mxfp4_block_size", "other than 32", reason));
         }
-        for (module, codes, scale) in codes_with_scales(tensors, ".weight_scale") {
-            put_exponents(settings, tensors, (module, codes, scale), block)?;
+        for found in modules_with(tensors, ".weight_scale") {
+            put_exponents(settings, tensors, &found, block)?;
         }
     }
     Ok(())
 }
 
-/// Returns module, codes, and scales of modules with scales of this suffix and a `weight` of bytes or FP8.
-fn codes_with_scales<'a>(tensors: &Tensors<'a>, suffix: &str) -> Vec<(&'a str, usize, usize)> {
-    let pair = |(module, scale): (&'a str, usize)| {
-        let codes = tensors.find(&format!("{module}.weight")).filter(|&codes| tensors.is_free(codes))?;
-        let ty = tensors.meta(codes).ty;
-        let is_coded = is_fp8(ty) || matches!(ty, ElementType::I8 | ElementType::U8);
-        is_coded.then_some((module, codes, scale))
-    };
-    tensors.ending(suffix).into_iter().filter_map(pair).collect()
+/// Returns the modules whose scales have this suffix, with a `weight` of bytes or FP8.
+fn modules_with<'a>(tensors: &Tensors<'a>, suffix: &str) -> Vec<CodedModule<'a>> {
+    tensors
+        .coded_modules(suffix, ".weight", |ty| is_fp8(ty) || matches!(ty, ElementType::I8 | ElementType::U8))
 }
 
 /// Returns the modules with DeepSeek V4's tensor names: a `weight` in FP8, or in FP4 with two codes per byte, and
 /// power-of-two scales named `scale`.
-fn exponents<'a>(tensors: &Tensors<'a>) -> Vec<(&'a str, usize, usize)> {
-    let mut all = codes_with_scales(tensors, ".scale");
-    all.retain(|&(_, _, scale)| tensors.meta(scale).ty == ElementType::F8E8M0);
+fn exponents<'a>(tensors: &Tensors<'a>) -> Vec<CodedModule<'a>> {
+    let mut all = modules_with(tensors, ".scale");
+    all.retain(|module| tensors.meta(module.scale).ty == ElementType::F8E8M0);
     all
 }
 
@@ -396,7 +367,7 @@ pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<Settings> {
 fn put_exponents(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
-    (module, codes, scale): (&str, usize, usize),
+    &CodedModule { name, codes, scale }: &CodedModule<'_>,
     block: Option<ScaleLayout>,
 ) -> Result<(), DequantError> {
     let meta = tensors.meta(codes);
@@ -404,16 +375,14 @@ fn put_exponents(
     if is_fp8(meta.ty) {
         let grid = block.unwrap_or(ScaleLayout::Block { rows: 128, cols: 128 });
         let coded = Fp8::with_scales(tensors, codes, NumberTensor::exponents(tensors, scale), grid)?;
-        tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
+        tensors.decode_in_place(codes, Box::new(coded));
         return Ok(());
     }
     let (n_rows, n_bytes) = tensors.matrix(codes)?;
-    let too_large = || tensors.shape_error(codes, "a size that fits 63 bits".to_owned());
-    let n_cols = n_bytes.checked_mul(2).ok_or_else(too_large)?;
-    let shape = Shape::new(vec![n_rows, n_cols]).ok_or_else(too_large)?;
-    tensors.check_shape(scale, &[n_rows, n_cols.div_ceil(32)])?;
+    let shape = tensors.weight_shape(codes, n_bytes.checked_mul(2).map(|n_cols| vec![n_rows, n_cols]))?;
+    tensors.check_shape(scale, &[n_rows, shape.n_cols().div_ceil(32)])?;
     let coded = Fp4::mx(tensors, codes, scale, &shape)?;
-    tensors.replace(codes, format!("{module}.weight"), shape, Box::new(coded));
+    tensors.replace(codes, format!("{name}.weight"), shape, Box::new(coded));
     Ok(())
 }
 
@@ -435,7 +404,7 @@ fn put(
     // A block-quantizing writer may quantize a tensor as a whole.
     let grid = if n_scales == 1 && tensors.meta(scale).shape.rank() == 0 { single(grid, meta) } else { grid };
     let coded = Fp8::new(tensors, codes, scale, grid)?;
-    tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
+    tensors.decode_in_place(codes, Box::new(coded));
     Ok(())
 }
 

@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::core::ElementType;
 use crate::core::little_endian::{i32s, u32s};
-use crate::core::{ElementType, Shape};
 use crate::dequant::bits::{CodeStream, WordLayout};
 use crate::dequant::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, ZeroShift, Zeros};
 use crate::dequant::patterns::{ModulePattern, Patterns};
@@ -236,8 +236,7 @@ pub(super) fn put(
         members,
         layout: GroupLayout { group_size, is_symmetric: !settings.is_set_to("sym", false) },
     };
-    let shape = Shape::new(vec![n_rows, n_cols])
-        .ok_or_else(|| tensors.shape_error(qweight, "a size that fits 63 bits".to_owned()))?;
+    let shape = tensors.weight_shape(qweight, Some(vec![n_rows, n_cols]))?;
     tensors.append(name, shape, Box::new(coded));
     Ok(wraps)
 }
@@ -251,17 +250,12 @@ fn is_in_order(
     group_size: u64,
     n_groups: u64,
 ) -> Result<bool, DequantError> {
-    let meta = tensors.meta(g_idx);
-    tensors.inner().try_with_elems(g_idx, 0..meta.shape.n_elems(), |bytes| {
+    tensors.inner().try_with_elems(g_idx, 0..tensors.meta(g_idx).shape.n_elems(), |bytes| {
         let mut in_order = true;
         for (col, found) in (0..).zip(i32s(bytes)) {
             if u64::try_from(found).ok().is_none_or(|group| group >= n_groups) {
-                return Err(DequantError::IndexOutOfRange {
-                    tensor: meta.name.clone(),
-                    index: col,
-                    found: i64::from(found),
-                    expected: format!("0 to {}", n_groups.saturating_sub(1)),
-                });
+                let expected = format!("0 to {}", n_groups.saturating_sub(1));
+                return Err(tensors.inner().out_of_range(g_idx, col, i64::from(found), expected));
             }
             in_order &= u64::try_from(found) == Ok(col / group_size);
         }

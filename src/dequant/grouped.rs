@@ -12,6 +12,7 @@ use crate::core::simd::VectorLoop;
 use crate::core::{GgmlType, Packing};
 use crate::dequant::bits::CodeStream;
 use crate::dequant::encoding::along_rows;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::values::NumberTensor;
 use crate::dequant::{CodedWeight, DequantError, InnerSource};
 use crate::quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
@@ -138,19 +139,16 @@ impl Grouped {
     fn read_codes(
         &self,
         inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: &Range<u64>,
+        part: &Rectangle,
         out: &mut Vec<u8>,
     ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        out.resize((rows.end - rows.start) as usize * width, 0);
+        out.resize(part.n_elems() as usize, 0);
         match self.codes {
-            CodeLayout::ByRow(stream) => stream.read_along(inner, rows, cols.clone(), out),
-            CodeLayout::ByColumn(stream) => stream.read_across(inner, cols.clone(), rows, 0, out),
+            CodeLayout::ByRow(stream) => stream.read_along(inner, part, out),
+            CodeLayout::ByColumn(stream) => stream.read_across(inner, part, 0, out),
             CodeLayout::Bytes(index) => {
-                for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-                    let first = row * self.n_cols;
-                    inner.with_elems(index, first + cols.start..first + cols.end, |bytes| {
+                for (row, out) in part.split_rows(out, part.width()) {
+                    inner.with_elems(index, part.elems(row, self.n_cols), |bytes| {
                         for (out, byte) in out.iter_mut().zip(bytes) {
                             *out = byte ^ 0x80;
                         }
@@ -203,25 +201,25 @@ impl Grouped {
             out.resize(n, zero + self.code_shift());
             return Ok(());
         }
+        let groups = Rectangle { rows: rows.clone(), cols: 0..self.n_groups };
         let mut bytes = vec![0; n];
         // Conversion of a byte to a zero point.
         let mut is_signed = false;
         let mut field = None;
         match self.zeros {
             Zeros::Const(_) => {}
-            Zeros::ByRow(stream) => stream.read_along(inner, rows, 0..self.n_groups, &mut bytes)?,
+            Zeros::ByRow(stream) => stream.read_along(inner, &groups, &mut bytes)?,
             Zeros::ByGroup(stream, shift) => {
                 let add = if shift == ZeroShift::Word { u32::MAX / ((1 << stream.bits) - 1) } else { 0 };
-                stream.read_across(inner, 0..self.n_groups, rows, add, &mut bytes)?;
+                stream.read_across(inner, &groups, add, &mut bytes)?;
                 field = (shift == ZeroShift::Field).then_some(u8::MAX >> (8 - stream.bits));
             }
             Zeros::Bytes(index) => {
                 is_signed = true;
                 match self.order {
                     ScaleOrder::RowMajor { stride } => {
-                        for (row, out) in rows.zip(bytes.chunks_exact_mut(n_groups.max(1))) {
-                            let range = row * stride..row * stride + self.n_groups;
-                            inner.with_elems(index, range, |bytes| {
+                        for (row, out) in groups.split_rows(&mut bytes, n_groups) {
+                            inner.with_elems(index, groups.elems(row, stride), |bytes| {
                                 out.copy_from_slice(bytes);
                             })?;
                         }
@@ -251,20 +249,21 @@ impl Grouped {
     fn each_row(
         &self,
         inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: &Range<u64>,
+        part: &Rectangle,
         mut visit: impl FnMut(usize, TileRow<'_>),
     ) -> Result<(), DequantError> {
-        let width = cols.end - cols.start;
-        let (tile_rows, n_groups) = (self.tile_rows(width), self.n_groups as usize);
+        let Rectangle { rows, cols } = part;
+        let (width, n_groups) = (part.width(), self.n_groups as usize);
+        let tile_rows = self.tile_rows(width as u64);
         let mut tile = DecodeTile::default();
         let mut first = rows.start;
         while first < rows.end && width > 0 {
             let end = rows.end.min((first / tile_rows + 1) * tile_rows);
-            self.read_codes(inner, first..end, cols, &mut tile.codes)?;
+            let of_tile = Rectangle { rows: first..end, cols: cols.clone() };
+            self.read_codes(inner, &of_tile, &mut tile.codes)?;
             self.read_scales(inner, first..end, &mut tile.scales)?;
             self.read_zeros(inner, first..end, &mut tile.zeros)?;
-            let lines = tile.codes.chunks_exact(width as usize);
+            let lines = tile.codes.chunks_exact(width);
             let groups = tile.scales.chunks_exact(n_groups).zip(tile.zeros.chunks_exact(n_groups));
             for ((row, codes), (scales, zeros)) in (first - rows.start..).zip(lines).zip(groups) {
                 visit(row as usize, TileRow { codes, scales, zeros });
@@ -287,12 +286,9 @@ impl Grouped {
             if groups.iter().fold(false, |bad, &group| bad | is_bad(group))
                 && let Some(at) = groups.iter().position(|&group| is_bad(group))
             {
-                return Err(DequantError::IndexOutOfRange {
-                    tensor: inner.meta(index).name.clone(),
-                    index: cols.start + at as u64,
-                    found: i64::from(groups[at].cast_signed()),
-                    expected: format!("0 to {}", self.n_groups.saturating_sub(1)),
-                });
+                let expected = format!("0 to {}", self.n_groups.saturating_sub(1));
+                let found = i64::from(groups[at].cast_signed());
+                return Err(inner.out_of_range(index, cols.start + at as u64, found, expected));
             }
             Ok(Some(groups))
         })
@@ -389,17 +385,11 @@ fn scattered(codes: &[u8], groups: &[u32], pairs: &[(f32, f32)], out: &mut [f32]
 }
 
 impl CodedWeight for Grouped {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+        let (width, cols) = (part.width(), &part.cols);
         let groups = self.group_index(inner, cols.clone())?;
         let mut pairs = Vec::new();
-        self.each_row(inner, rows, &cols, |at, row| {
+        self.each_row(inner, part, |at, row| {
             let out = &mut out[at * width..(at + 1) * width];
             match (&groups, self.groups) {
                 (Some(groups), _) => {
@@ -440,14 +430,13 @@ impl CodedWeight for Grouped {
         &self,
         inner: InnerSource<'_>,
         ty: GgmlType,
-        rows: Range<u64>,
-        cols: Range<u64>,
+        part: &Rectangle,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
+        let cols = &part.cols;
         let groups = self.group_index(inner, cols.clone())?;
-        let row_bytes = width / BLOCK_ELEMS * ty.block_bytes();
-        self.each_row(inner, rows, &cols, |at, row| {
+        let row_bytes = part.width() / BLOCK_ELEMS * ty.block_bytes();
+        self.each_row(inner, part, |at, row| {
             let out = &mut out[at * row_bytes..(at + 1) * row_bytes];
             let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(row.codes.as_chunks::<BLOCK_ELEMS>().0);
             for (at, (out, codes)) in blocks.enumerate() {

@@ -4,8 +4,10 @@
 
 use std::ops::Range;
 
-use crate::core::little_endian::{i32s, i64s, u32s};
-use crate::core::{ElementType, Shape};
+use crate::core::ElementType;
+use crate::core::little_endian::u32s;
+use crate::dequant::integers::{integers, sizes};
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
 use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 
@@ -63,20 +65,19 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-/// Reads element `at` of an integer tensor.
-fn integer(tensors: &Tensors<'_>, index: usize, at: u64) -> Result<i64, DequantError> {
-    let meta = tensors.meta(index);
-    let types = [ElementType::I64, ElementType::I32, ElementType::U8, ElementType::Bool];
-    tensors.check_type(index, &types)?;
-    if at >= meta.shape.n_elems() {
+/// Checks that a tensor of integers has an element `at`.
+fn check_integers(tensors: &Tensors<'_>, index: usize, at: u64) -> Result<(), DequantError> {
+    tensors.check_type(index, &[ElementType::I64, ElementType::I32, ElementType::U8, ElementType::Bool])?;
+    if at >= tensors.meta(index).shape.n_elems() {
         return Err(tensors.shape_error(index, format!("{} elements", at + 1)));
     }
-    let found = tensors.inner().with_elems(index, at..at + 1, |bytes| match bytes {
-        &[one] => Some(i64::from(one)),
-        _ if bytes.len() == 4 => i32s(bytes).next().map(i64::from),
-        _ => i64s(bytes).next(),
-    })?;
-    Ok(found.unwrap_or(0))
+    Ok(())
+}
+
+/// Reads the first element of a tensor of integers.
+fn integer(tensors: &Tensors<'_>, index: usize) -> Result<i64, DequantError> {
+    check_integers(tensors, index, 0)?;
+    Ok(integers(tensors, index, 0..1)?[0])
 }
 
 fn put(
@@ -86,10 +87,10 @@ fn put(
     words: usize,
 ) -> Result<(), DequantError> {
     let (scale_index, zero_index) = (tensors.member(module, ".scale")?, tensors.member(module, ".zero")?);
-    let one = |suffix: &str| integer(tensors, tensors.member(module, suffix)?, 0);
+    let one = |suffix: &str| integer(tensors, tensors.member(module, suffix)?);
     for suffix in [".quant_scale", ".quant_zero"] {
         if let Some(index) = tensors.find(&format!("{module}{suffix}"))
-            && integer(tensors, index, 0)? != 0
+            && integer(tensors, index)? != 0
         {
             let place = format!("{module}{suffix}");
             return Err(settings.variant("quant_config", &place, "scales and zero points are quantized"));
@@ -103,13 +104,11 @@ fn put(
         2 => (2, 4, &[ElementType::U8]),
         1 => (1, 8, &[ElementType::U8]),
         found => {
-            let tensor = tensors.meta(nbits_index).name.clone();
-            let expected = "1, 2, 3, 4 or 8".to_owned();
-            return Err(DequantError::IndexOutOfRange { tensor, index: 0, found, expected });
+            return Err(tensors.inner().out_of_range(nbits_index, 0, found, "1, 2, 3, 4 or 8"));
         }
     };
     let views_as_float = match tensors.find(&format!("{module}.view_as_float")) {
-        Some(index) => integer(tensors, index, 0)? != 0,
+        Some(index) => integer(tensors, index)? != 0,
         None => false,
     };
     if !views_as_float {
@@ -117,17 +116,10 @@ fn put(
     }
     let shape_index = tensors.member(module, ".shape")?;
     let size = |at| -> Result<u64, DequantError> {
-        let found = integer(tensors, shape_index, at)?;
-        u64::try_from(found).map_err(|_| DequantError::IndexOutOfRange {
-            tensor: tensors.meta(shape_index).name.clone(),
-            index: at,
-            found,
-            expected: "a size".to_owned(),
-        })
+        check_integers(tensors, shape_index, at)?;
+        Ok(sizes(tensors, shape_index, at..at + 1, "a size")?[0])
     };
-    let dims = vec![size(0)?, size(1)?];
-    let too_large = || tensors.shape_error(words, "a size that fits 63 bits".to_owned());
-    let shape = Shape::new(dims).ok_or_else(too_large)?;
+    let shape = tensors.weight_shape(words, Some(vec![size(0)?, size(1)?]))?;
     let by_row = one(".axis")? == 1;
     let scale = NumberTensor::new(tensors, scale_index, &SCALE_TYPES)?;
     let zero = NumberTensor::new(tensors, zero_index, &SCALE_TYPES)?;
@@ -217,15 +209,9 @@ impl Hqq {
 }
 
 impl CodedWeight for Hqq {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let lines = ScaleLines { n_cols: self.n_cols, width: self.width };
-        each_stretch(lines, rows, &cols, out, |line, cols, out| self.stretch(inner, line, cols, out))
+        each_stretch(lines, part, out, |line, cols, out| self.stretch(inner, line, cols, out))
     }
 
     fn members(&self) -> &[usize] {

@@ -1,7 +1,6 @@
 //! The float source on top of a source of codes.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::core::little_endian::store_f32s;
@@ -9,6 +8,7 @@ use crate::core::scratch;
 use crate::core::simd::SimdLevel;
 use crate::core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 use crate::dequant::encoding::n_bytes;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::{CodedWeight, DequantError, Encoding, Encodings, InnerSource};
 
 /// Origin of a weight of the layer.
@@ -111,13 +111,13 @@ impl Dequantized {
         InnerSource { source: &*self.source, level: self.level }
     }
 
-    /// Splits a range of elements into rectangles: `visit` gets rows, columns and their offset in the range.
+    /// Splits a range of elements into rectangles: `visit` gets each with its offset in the range.
     fn rectangles<E>(
         &self,
         weight: usize,
         first: u64,
         n: u64,
-        mut visit: impl FnMut(Range<u64>, Range<u64>, u64) -> Result<(), E>,
+        mut visit: impl FnMut(&Rectangle, u64) -> Result<(), E>,
     ) -> Result<(), E> {
         let shape = &self.weights[weight].shape;
         let (mut at, end) = (first, first + n);
@@ -131,9 +131,9 @@ impl Dequantized {
             } else {
                 (row..row + 1, col..n_cols.min(col + end - at))
             };
-            let len = (rows.end - rows.start) * (cols.end - cols.start);
-            visit(rows, cols, at - first)?;
-            at += len;
+            let part = Rectangle { rows, cols };
+            visit(&part, at - first)?;
+            at += part.n_elems();
         }
         Ok(())
     }
@@ -150,9 +150,9 @@ impl WeightSource for Dequantized {
             Err(coded) => coded,
         };
         scratch::with_floats(out.len() / size_of::<f32>(), |floats| {
-            self.rectangles(weight, first, floats.len() as u64, |rows, cols, at| {
-                let len = (rows.end - rows.start) * (cols.end - cols.start);
-                coded.decode(self.inner(), rows, cols, &mut floats[at as usize..(at + len) as usize])
+            self.rectangles(weight, first, floats.len() as u64, |part, at| {
+                let end = at + part.n_elems();
+                coded.decode(self.inner(), part, &mut floats[at as usize..end as usize])
             })?;
             store_f32s(floats, out);
             Ok(())
@@ -194,10 +194,9 @@ impl WeightSource for Dequantized {
         };
         let (block_elems, block_bytes) = (ty.block_elems() as u64, ty.block_bytes() as u64);
         let n = out.len() as u64 / block_bytes * block_elems;
-        self.rectangles(weight, first, n, |rows, cols, at| {
-            let len = (rows.end - rows.start) * (cols.end - cols.start);
+        self.rectangles(weight, first, n, |part, at| {
             let bytes = |elems: u64| (elems / block_elems * block_bytes) as usize;
-            coded.pack(self.inner(), ty, rows, cols, &mut out[bytes(at)..bytes(at + len)])
+            coded.pack(self.inner(), ty, part, &mut out[bytes(at)..bytes(at + part.n_elems())])
         })
         .map_err(|error| error.reading(&self.weights[weight].name))
     }
@@ -225,22 +224,10 @@ mod tests {
 
     use super::*;
     use crate::core::Shape;
+    use crate::testkit::memory::MemoryWeights;
 
-    /// A source without tensors.
-    struct NoTensors;
-
-    impl WeightSource for NoTensors {
-        fn weights(&self) -> &[WeightMeta] {
-            &[]
-        }
-
-        fn read_elems(&self, weight: usize, _: u64, _: &mut [u8]) -> Result<(), SourceError> {
-            panic!("there is no weight {weight}")
-        }
-    }
-
-    /// Rows and columns of the decoded rectangles, each with its level.
-    type DecodeLog = Mutex<Vec<(SimdLevel, Range<u64>, Range<u64>)>>;
+    /// The decoded rectangles, each with its level.
+    type DecodeLog = Mutex<Vec<(SimdLevel, Rectangle)>>;
 
     /// A coded weight that records the requested rectangles; an element is its row and column in one number.
     struct LoggingWeight(&'static DecodeLog);
@@ -249,13 +236,12 @@ mod tests {
         fn decode(
             &self,
             inner: InnerSource<'_>,
-            rows: Range<u64>,
-            cols: Range<u64>,
+            part: &Rectangle,
             out: &mut [f32],
         ) -> Result<(), DequantError> {
-            self.0.lock().unwrap().push((inner.level, rows.clone(), cols.clone()));
-            let elems = rows.flat_map(|row| cols.clone().map(move |col| (row * 10 + col) as f32));
-            out.iter_mut().zip(elems).for_each(|(out, elem)| *out = elem);
+            self.0.lock().unwrap().push((inner.level, part.clone()));
+            let elems = part.rows.clone().flat_map(|row| part.elems(row, 10));
+            out.iter_mut().zip(elems).for_each(|(out, elem)| *out = elem as f32);
             Ok(())
         }
 
@@ -272,7 +258,7 @@ mod tests {
         let shape = Shape::new(vec![5, 10]).unwrap();
         let meta = WeightMeta { name: "w".to_owned(), shape, ty: ElementType::F32 };
         let weight = Weight { meta, origin: WeightOrigin::Coded(Box::new(LoggingWeight(seen))) };
-        Dequantized::new(Box::new(NoTensors), level, vec![weight])
+        Dequantized::new(Box::new(MemoryWeights::default()), level, vec![weight])
     }
 
     #[test]
@@ -282,9 +268,9 @@ mod tests {
         layer(SimdLevel::Scalar, &SEEN).read_elems(0, 7, &mut out).unwrap();
         let found: Vec<f32> = crate::core::little_endian::f32s(&out).collect();
         assert_eq!(found, (7..34).map(|elem| elem as f32).collect::<Vec<_>>());
-        let rectangles: Vec<_> =
-            SEEN.lock().unwrap().iter().map(|row| (row.1.clone(), row.2.clone())).collect();
-        assert_eq!(rectangles, [(0..1, 7..10), (1..3, 0..10), (3..4, 0..4)]);
+        let rectangles: Vec<_> = SEEN.lock().unwrap().iter().map(|row| row.1.clone()).collect();
+        let wanted = [(0..1, 7..10), (1..3, 0..10), (3..4, 0..4)];
+        assert_eq!(rectangles, wanted.map(|(rows, cols)| Rectangle { rows, cols }));
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Low-rank adapters (LoRA), merged into their weights while these are read.
 
 use std::collections::HashSet;
-use std::ops::Range;
 
-use crate::core::scratch;
 use crate::core::text::escape;
-use crate::core::{ElementType, Shape, WeightMeta};
-use crate::dequant::layer::{Weight, WeightOrigin};
+use crate::core::{Shape, scratch};
+use crate::dequant::adapted::{Change, adapted};
+use crate::dequant::layer::Weight;
 use crate::dequant::operand::Operand;
-use crate::dequant::{CodedWeight, DequantError, InnerSource};
+use crate::dequant::rectangle::Rectangle;
+use crate::dequant::{DequantError, InnerSource};
 
 /// A weight and the two matrices that change it: W + scale · B · A, or W + scale · (B · A)ᵀ if W is transposed.
 ///
@@ -56,16 +56,14 @@ pub(super) fn merge(weights: Vec<Weight>, pairs: &[LoraPair]) -> Result<Vec<Weig
     for pair in pairs {
         let mut take = |index: usize| weights[index].take();
         let (Some(base), Some(a), Some(b)) = (take(pair.base), take(pair.a), take(pair.b)) else { continue };
-        let meta = WeightMeta { ty: ElementType::F32, ..base.meta.clone() };
-        let merged = Merged {
+        let product = LowRank {
             rank: a.meta.shape.n_rows(),
-            base: Operand::of(base),
             a: Operand::of(a),
             b: Operand::of(b),
             scale: pair.scale,
             is_transposed: pair.is_transposed,
         };
-        weights[pair.base] = Some(Weight { meta, origin: WeightOrigin::Coded(Box::new(merged)) });
+        weights[pair.base] = Some(adapted(base, product));
     }
     let mut merged: Vec<Weight> = weights.into_iter().flatten().collect();
     for weight in &mut merged {
@@ -97,12 +95,11 @@ fn check(weights: &[Weight], pairs: &[LoraPair]) -> Result<(), LoraError> {
     Ok(())
 }
 
-/// A weight with an adapter merged into it.
+/// The product of two matrices that is added to a weight.
 ///
 /// # Exactness
 /// Sums are computed in F64 in the order of the rank and rounded to F32 once.
-struct Merged {
-    base: Operand,
+struct LowRank {
     a: Operand,
     b: Operand,
     rank: u64,
@@ -111,30 +108,25 @@ struct Merged {
 }
 
 /// Number of elements whose sums are kept at a time.
-const STEP_ELEMS: u64 = 1 << 15;
+const STEP_ELEMS: usize = 1 << 15;
 
-impl Merged {
-    /// Decodes the rows of one step.
-    fn decode_step(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let width = ((cols.end - cols.start) as usize).max(1);
+impl LowRank {
+    /// Adds the product to the values of one step.
+    fn add(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32]) -> Result<(), DequantError> {
+        let (Rectangle { rows, cols }, width) = (part, part.width().max(1));
         // A is read one rank at a time. Of B, all ranks of the step's rows are needed (of its columns if the weight
         // is transposed).
         let (along, across) =
             if self.is_transposed { (rows.clone(), cols.clone()) } else { (cols.clone(), rows.clone()) };
         let (n_along, n_across) = ((along.end - along.start) as usize, (across.end - across.start) as usize);
         let rank = self.rank as usize;
-        let mut sums = vec![0.0f64; out.len()];
+        let mut sums = vec![0.0f64; values.len()];
         scratch::with_floats(n_across * rank, |block| {
-            self.b.read(inner, across, 0..self.rank, block)?;
+            self.b.read(inner, &Rectangle { rows: across, cols: 0..self.rank }, block)?;
             scratch::with_floats(n_along, |line| {
                 for k in 0..rank {
-                    self.a.read(inner, k as u64..k as u64 + 1, along.clone(), line)?;
+                    let row = Rectangle { rows: k as u64..k as u64 + 1, cols: along.clone() };
+                    self.a.read(inner, &row, line)?;
                     let column = block.iter().skip(k).step_by(rank);
                     if self.is_transposed {
                         for (sums, left) in sums.chunks_exact_mut(width).zip(line.iter()) {
@@ -149,9 +141,8 @@ impl Merged {
                 Ok::<_, DequantError>(())
             })
         })?;
-        self.base.read(inner, rows, cols, out)?;
-        for (out, sum) in out.iter_mut().zip(&sums) {
-            *out = (f64::from(*out) + f64::from(self.scale) * sum) as f32;
+        for (value, sum) in values.iter_mut().zip(&sums) {
+            *value = (f64::from(*value) + f64::from(self.scale) * sum) as f32;
         }
         Ok(())
     }
@@ -164,40 +155,21 @@ fn add_products<'a>(sums: &mut [f64], left: f32, right: impl Iterator<Item = &'a
     }
 }
 
-impl CodedWeight for Merged {
-    fn decode(
+impl Change for LowRank {
+    fn apply(
         &self,
         inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
+        part: &Rectangle,
+        values: &mut [f32],
     ) -> Result<(), DequantError> {
-        let width = cols.end - cols.start;
+        let width = part.width();
         let n_rows = (STEP_ELEMS / width.max(1)).max(1);
-        let mut row = rows.start;
-        for out in out.chunks_mut((n_rows * width).max(1) as usize) {
-            let end = rows.end.min(row + n_rows);
-            self.decode_step(inner, row..end, cols.clone(), out)?;
+        let mut row = part.rows.start;
+        for values in values.chunks_mut((n_rows * width).max(1)) {
+            let end = part.rows.end.min(row + n_rows as u64);
+            self.add(inner, &Rectangle { rows: row..end, cols: part.cols.clone() }, values)?;
             row = end;
         }
         Ok(())
-    }
-
-    /// Returns no members: the sum has no codes.
-    fn members(&self) -> &[usize] {
-        &[]
-    }
-
-    fn form(&self) -> String {
-        "merged".to_owned()
-    }
-
-    fn expect(&self, inner: InnerSource<'_>) {
-        self.base.expect(inner);
-    }
-
-    /// Releases the base weight only: the adapter's matrices are small, and every row needs all of one.
-    fn release(&self, inner: InnerSource<'_>, shape: &Shape, elems: Range<u64>) {
-        self.base.release(inner, shape, elems);
     }
 }

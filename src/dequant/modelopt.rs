@@ -10,6 +10,7 @@ use crate::core::{ElementType, Shape};
 use crate::dequant::fp4::{Factor, Fp4, Nvfp4Params};
 use crate::dequant::fp4_transposed::TransposedFp4;
 use crate::dequant::fp8::{self, Fp8};
+use crate::dequant::tensors::CodedModule;
 use crate::dequant::values::{NumberTensor, SCALE_TYPES};
 use crate::dequant::{CodedWeight, DequantError, Settings, Tensors, stack};
 
@@ -34,7 +35,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
             nvfp4(settings, tensors, module, [codes, scale, factor])?;
         } else {
             let coded = Fp8::new(tensors, codes, scale, fp8::layout(tensors, codes, scale))?;
-            tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
+            tensors.decode_in_place(codes, Box::new(coded));
         }
     }
     stacks(settings, tensors)?;
@@ -51,16 +52,16 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 
 /// Plans stacks of experts that are parameters, not modules: the names of their scales extend the name of the stack.
 fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
-    const CODES: [ElementType; 3] = [ElementType::U8, ElementType::F8E4M3, ElementType::F8E5M2];
-    for (name, codes, scale) in stack::codes_with_scales(tensors, "_weight_scale", &CODES) {
+    let is_code = |ty| ty == ElementType::U8 || fp8::is_fp8(ty);
+    for CodedModule { name, codes, scale } in tensors.coded_modules("_weight_scale", "", is_code) {
         settings.check_no_glob(name)?;
         let meta = tensors.meta(codes);
         if meta.shape.rank() != 3 {
-            return Err(tensors.shape_error(codes, "a stack: three dimensions".to_owned()));
+            return Err(tensors.shape_error(codes, "a stack: three dimensions"));
         }
         if meta.ty != ElementType::U8 {
             let coded = Fp8::new(tensors, codes, scale, fp8::layout(tensors, codes, scale))?;
-            tensors.replace(codes, meta.name.clone(), meta.shape.clone(), Box::new(coded));
+            tensors.decode_in_place(codes, Box::new(coded));
             continue;
         }
         let factor = tensors.member(name, "_weight_scale_2")?;
@@ -85,7 +86,7 @@ fn nvfp4_stack(
     let rows = stack::unpacked(tensors, codes)?;
     let (dims, found) = (rows.dims(), &tensors.meta(scale).shape);
     let &[n_mats, n_rows, n_cols] = dims else {
-        return Err(tensors.shape_error(codes, "a stack: three dimensions".to_owned()));
+        return Err(tensors.shape_error(codes, "a stack: three dimensions"));
     };
     let by_rows = [n_mats, n_rows, n_cols.div_ceil(16)];
     let transposed = TransposedFp4::shape(&tensors.meta(codes).shape, found);
@@ -99,7 +100,7 @@ fn nvfp4_stack(
             Ok((transposed, Box::new(coded)))
         }
         // With one byte and one scale per matrix, either layout is possible.
-        (true, Some(_)) => Err(tensors.shape_error(codes, "more than one byte in each matrix".to_owned())),
+        (true, Some(_)) => Err(tensors.shape_error(codes, "more than one byte in each matrix")),
         (false, None) => {
             let by_cols = [n_mats, n_rows.saturating_mul(2).div_ceil(16), n_cols / 2];
             let expected = format!("{by_rows:?} where rows are packed, or {by_cols:?} where columns are");

@@ -1,6 +1,6 @@
 //! gpt-oss: stacks of experts in MXFP4, `<name>_blocks` of `[.., columns / 32, 16]` bytes and `<name>_scales`.
 
-use crate::core::{ElementType, Shape};
+use crate::core::ElementType;
 use crate::dequant::fp4::Fp4;
 use crate::dequant::{DequantError, Settings, Tensors};
 
@@ -17,18 +17,12 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let (outer, n_blocks) = match meta.shape.dims() {
             [outer @ .., n_blocks, 16] if !outer.is_empty() => (outer, *n_blocks),
             _ => {
-                return Err(
-                    tensors.shape_error(blocks, "blocks of 16 bytes in the last dimension".to_owned())
-                );
+                return Err(tensors.shape_error(blocks, "blocks of 16 bytes in the last dimension"));
             }
         };
-        let n_cols = n_blocks.checked_mul(32);
-        let mut dims = outer.to_vec();
         tensors.check_shape(scales, &[outer, &[n_blocks]].concat())?;
-        dims.extend(n_cols);
-        let shape = Shape::new(dims).filter(|shape| n_cols == Some(shape.n_cols()));
-        let shape =
-            shape.ok_or_else(|| tensors.shape_error(blocks, "a size that fits 63 bits".to_owned()))?;
+        let n_cols = n_blocks.checked_mul(32);
+        let shape = tensors.weight_shape(blocks, n_cols.map(|n_cols| [outer, &[n_cols]].concat()))?;
         let coded = Fp4::mx(tensors, blocks, scales, &shape)?;
         tensors.replace(blocks, name.to_owned(), shape, Box::new(coded));
     }

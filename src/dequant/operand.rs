@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::core::{ElementType, Shape};
 use crate::dequant::layer::{Weight, WeightOrigin};
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::{DequantError, InnerSource};
 use crate::quant::decode_elements;
 
@@ -24,26 +25,19 @@ impl Operand {
     pub(super) fn read(
         &self,
         inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
+        part: &Rectangle,
         out: &mut [f32],
     ) -> Result<(), DequantError> {
         let (source, index) = match self.origin.place(inner.source) {
             Ok(found) => found,
-            Err(coded) => return coded.decode(inner, rows, cols, out),
+            Err(coded) => return coded.decode(inner, part, out),
         };
         let inner = InnerSource { source, level: inner.level };
-        let width = (cols.end - cols.start) as usize;
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            let first = row * self.n_cols;
-            let decoded = inner.with_elems(index, first + cols.start..first + cols.end, |bytes| {
+        for (row, out) in part.split_rows(out, part.width()) {
+            let decoded = inner.with_elems(index, part.elems(row, self.n_cols), |bytes| {
                 decode_elements(self.ty, inner.level, bytes, out)
             })?;
-            decoded.map_err(|_| DequantError::DtypeMismatch {
-                tensor: inner.meta(index).name.clone(),
-                found: self.ty,
-                expected: "numbers".to_owned(),
-            })?;
+            decoded.map_err(|_| inner.wrong_type(index, "numbers"))?;
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use crate::core::{ElementType, Shape};
 use crate::dequant::fp8::{Fp8, ScaleLayout};
 use crate::dequant::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, Zeros};
 use crate::dequant::linear_shape::{NoShape, linear_shape};
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
 use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 
@@ -36,10 +37,7 @@ fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
     let (n_rows, n_cols) = tensors.matrix(codes)?;
     let name = format!("{module}.weight");
     let shape = tensors.meta(codes).shape.clone();
-    let scales = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
-    if scales.n != n_rows {
-        return Err(tensors.shape_error(scale, format!("{n_rows} elements, one for each row")));
-    }
+    let scales = NumberTensor::by_row(tensors, scale, &SCALE_TYPES, n_rows)?;
     let coded: Box<dyn CodedWeight> = if tensors.meta(codes).ty == ElementType::I8 {
         Box::new(Grouped {
             codes: CodeLayout::Bytes(codes),
@@ -101,7 +99,7 @@ fn packed(
         let expected = format!("one for each of {n_packed} times {per_byte} groups");
         return Err(tensors.shape_error(scale, expected));
     }
-    let too_large = || tensors.shape_error(codes, "a size that fits 63 bits".to_owned());
+    let too_large = || tensors.shape_error(codes, "a size that fits 63 bits");
     let n = n_groups.checked_mul(group).ok_or_else(too_large)?;
     let bias = tensors.find(&format!("{module}.bias")).map(|bias| tensors.meta(bias).shape.n_elems());
     let dims = linear_shape(config, module, n, bias).map_err(|unknown| {
@@ -163,15 +161,9 @@ impl QuantoWeight {
 }
 
 impl CodedWeight for QuantoWeight {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let lines = ScaleLines { n_cols: self.n_cols, width: self.group };
-        each_stretch(lines, rows, &cols, out, |line, cols, out| self.stretch(inner, line, cols, out))
+        each_stretch(lines, part, out, |line, cols, out| self.stretch(inner, line, cols, out))
     }
 
     fn members(&self) -> &[usize] {

@@ -1,14 +1,15 @@
 //! Rows of a weight that an adapter replaces: separately trained tokens.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
-use crate::core::{ElementType, Shape, WeightMeta, WeightSource};
+use crate::core::WeightSource;
+use crate::dequant::adapted::{Change, adapted};
 use crate::dequant::layer::{Weight, WeightOrigin};
 use crate::dequant::lora::LoraError;
 use crate::dequant::operand::Operand;
-use crate::dequant::{CodedWeight, DequantError, InnerSource};
+use crate::dequant::rectangle::Rectangle;
+use crate::dequant::{DequantError, InnerSource};
 
 /// Rows of a model's weight, and the adapter's weight with their replacements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,51 +48,30 @@ pub(super) fn with_rows(
         let (first, last) = (first.unwrap_or_default(), last.unwrap_or_default());
         return Err(LoraError::Rows { name, base, by, first, last });
     }
-    let meta = WeightMeta { ty: ElementType::F32, ..weight.meta.clone() };
     let by = Weight { meta: own.clone(), origin: WeightOrigin::Other(adapter.clone(), replaced.by) };
-    let made = PatchedWeight { base: Operand::of(weight), by: Operand::of(by), places };
-    Ok(Weight { meta, origin: WeightOrigin::Coded(Box::new(made)) })
+    Ok(adapted(weight, OtherRows { by: Operand::of(by), places }))
 }
 
-/// A weight with some rows from another one.
-struct PatchedWeight {
-    base: Operand,
+/// Rows of another weight.
+struct OtherRows {
     by: Operand,
-    /// Row of `by`, by the row of `base` that it replaces.
+    /// Row of `by`, by the row that it replaces.
     places: BTreeMap<u64, u64>,
 }
 
-impl CodedWeight for PatchedWeight {
-    fn decode(
+impl Change for OtherRows {
+    fn apply(
         &self,
         inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
+        part: &Rectangle,
+        values: &mut [f32],
     ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        self.base.read(inner, rows.clone(), cols.clone(), out)?;
+        let (width, rows) = (part.width(), part.rows.clone());
         for (&row, &by) in self.places.range(rows.clone()) {
             let at = (row - rows.start) as usize * width;
-            self.by.read(inner, by..by + 1, cols.clone(), &mut out[at..at + width])?;
+            let own = Rectangle { rows: by..by + 1, cols: part.cols.clone() };
+            self.by.read(inner, &own, &mut values[at..at + width])?;
         }
         Ok(())
-    }
-
-    /// Returns no members: the weight has no codes.
-    fn members(&self) -> &[usize] {
-        &[]
-    }
-
-    fn form(&self) -> String {
-        "merged".to_owned()
-    }
-
-    fn expect(&self, inner: InnerSource<'_>) {
-        self.base.expect(inner);
-    }
-
-    fn release(&self, inner: InnerSource<'_>, shape: &Shape, elems: Range<u64>) {
-        self.base.release(inner, shape, elems);
     }
 }

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use crate::core::little_endian::i64s;
-use crate::core::{ElementType, Shape};
+use crate::core::ElementType;
+use crate::dequant::integers::sizes;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::values::SCALE_TYPES;
 use crate::dequant::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
 use crate::quant::decode_elements;
@@ -90,13 +91,13 @@ fn put(
     }
     tensors.check_type(mask, &[ElementType::U8])?;
     tensors.check_type(shape, &[ElementType::I64])?;
-    let dims = integers(tensors, shape)?;
+    let dims = all_sizes(tensors, shape)?;
     let &[n_rows, n_cols] = dims.as_slice() else {
-        return Err(tensors.shape_error(shape, "2 elements".to_owned()));
+        return Err(tensors.shape_error(shape, "2 elements"));
     };
     tensors.check_shape(mask, &[n_rows, n_cols.div_ceil(8)])?;
     if n_cols == 0 {
-        return Err(tensors.shape_error(mask, "at least one element".to_owned()));
+        return Err(tensors.shape_error(mask, "at least one element"));
     }
     let n_values = tensors.meta(values).shape.n_elems();
     let mut members = vec![values, mask, shape];
@@ -108,37 +109,23 @@ fn put(
         tensors.check_type(index, &[ElementType::I64])?;
         tensors.check_shape(index, &[n_rows])?;
         members.push(index);
-        let offsets = integers(tensors, index)?;
+        let offsets = all_sizes(tensors, index)?;
         if offsets.iter().any(|&offset| offset > n_values) {
-            return Err(
-                tensors.shape_error(values, "as many values as the offsets of its rows say".to_owned())
-            );
+            return Err(tensors.shape_error(values, "as many values as the offsets of its rows say"));
         }
         Offsets::Rows(offsets)
     };
     let name = format!("{module}.weight");
-    let too_large = || tensors.shape_error(mask, "a size that fits 63 bits".to_owned());
-    let whole = Shape::new(vec![n_rows, n_cols]).ok_or_else(too_large)?;
+    let whole = tensors.weight_shape(mask, Some(vec![n_rows, n_cols]))?;
     let sparse = Sparse { values, ty, mask, n_rows, n_cols, offsets, members };
     sparse.check_counts(tensors, n_values)?;
     tensors.append(name, whole, Box::new(sparse));
     Ok(())
 }
 
-/// Reads a small tensor of I64 without negative elements.
-fn integers(tensors: &Tensors<'_>, index: usize) -> Result<Vec<u64>, DequantError> {
-    let meta = tensors.meta(index);
-    tensors.inner().try_with_elems(index, 0..meta.shape.n_elems(), |bytes| {
-        let values = i64s(bytes).enumerate().map(|(at, found)| {
-            u64::try_from(found).map_err(|_| DequantError::IndexOutOfRange {
-                tensor: meta.name.clone(),
-                index: at as u64,
-                found,
-                expected: "no negative number".to_owned(),
-            })
-        });
-        values.collect()
-    })
+/// Reads a whole tensor of integers that are not negative.
+fn all_sizes(tensors: &Tensors<'_>, index: usize) -> Result<Vec<u64>, DequantError> {
+    sizes(tensors, index, 0..tensors.meta(index).shape.n_elems(), "no negative number")
 }
 
 impl Sparse {
@@ -195,26 +182,19 @@ fn count(mask: &[u8], cols: Range<u64>) -> u64 {
 }
 
 impl CodedWeight for Sparse {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let mut values = Vec::new();
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
+        for (row, out) in part.split_rows(out, part.width()) {
             self.with_mask(inner, row, |mask| {
-                let first = self.first_value(row) + count(mask, 0..cols.start);
-                let n = count(mask, cols.clone());
+                let first = self.first_value(row) + count(mask, 0..part.cols.start);
+                let n = count(mask, part.cols.clone());
                 values.resize(n as usize, 0.0);
                 inner.with_elems(self.values, first..first + n, |bytes| {
                     // The element type was checked while planning.
                     let _ = decode_elements(self.ty, inner.level, bytes, &mut values);
                 })?;
                 let mut next = values.iter();
-                for (col, out) in cols.clone().zip(out) {
+                for (col, out) in part.cols.clone().zip(out) {
                     *out = if is_set(mask, col) { next.next().copied().unwrap_or(0.0) } else { 0.0 };
                 }
                 Ok(())

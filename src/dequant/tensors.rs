@@ -56,6 +56,15 @@ const CODED: &[(&str, &str)] = &[
     ("._weight_qdata", "torchao"),
 ];
 
+/// Codes and scales of a module, or of a stack of experts that is not a module.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CodedModule<'a> {
+    /// Name of the scales without their suffix.
+    pub(super) name: &'a str,
+    pub(super) codes: usize,
+    pub(super) scale: usize,
+}
+
 /// Final decisions about all tensors.
 pub(super) struct DequantPlan {
     /// Weights of the float layer.
@@ -115,6 +124,26 @@ impl<'a> Tensors<'a> {
         weights.filter_map(|(index, meta)| Some((meta.name.strip_suffix(suffix)?, index))).collect()
     }
 
+    /// Returns the scales with a suffix whose codes, name + `codes_suffix`, have an accepted type and are free.
+    ///
+    /// For example, the scales of `experts.down_proj` are `experts.down_proj_weight_scale`.
+    pub(super) fn coded_modules(
+        &self,
+        suffix: &str,
+        codes_suffix: &str,
+        is_code: impl Fn(ElementType) -> bool,
+    ) -> Vec<CodedModule<'a>> {
+        let pair = |(name, scale): (&'a str, usize)| {
+            let codes = self.find(&format!("{name}{codes_suffix}"))?;
+            (self.is_free(codes) && is_code(self.meta(codes).ty)).then_some(CodedModule {
+                name,
+                codes,
+                scale,
+            })
+        };
+        self.ending(suffix).into_iter().filter_map(pair).collect()
+    }
+
     /// Returns true if nothing was decided about a tensor yet.
     pub(super) fn is_free(&self, index: usize) -> bool {
         matches!(self.fates[index], TensorUse::Plain)
@@ -129,6 +158,12 @@ impl<'a> Tensors<'a> {
     pub(super) fn replace(&mut self, index: usize, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
         self.take_members(&*weight);
         self.fates[index] = TensorUse::Replaced(made(name, shape, weight));
+    }
+
+    /// Replaces a tensor by a decoded weight of the same name and shape, as [`Tensors::replace`].
+    pub(super) fn decode_in_place(&mut self, index: usize, weight: Box<dyn CodedWeight>) {
+        let WeightMeta { name, shape, .. } = self.meta(index).clone();
+        self.replace(index, name, shape, weight);
     }
 
     /// Appends a decoded weight after all others, and consumes its members.
@@ -148,12 +183,11 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// [`DequantError::DtypeMismatch`].
     pub(super) fn check_type(&self, index: usize, types: &[ElementType]) -> Result<(), DequantError> {
-        let meta = self.meta(index);
-        if types.contains(&meta.ty) {
+        if types.contains(&self.meta(index).ty) {
             return Ok(());
         }
         let expected = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
-        Err(DequantError::DtypeMismatch { tensor: meta.name.clone(), found: meta.ty, expected })
+        Err(self.inner.wrong_type(index, expected))
     }
 
     /// Checks the shape of a tensor.
@@ -161,18 +195,24 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// [`DequantError::ShapeMismatch`].
     pub(super) fn check_shape(&self, index: usize, dims: &[u64]) -> Result<(), DequantError> {
-        let meta = self.meta(index);
-        if meta.shape.dims() == dims {
+        if self.meta(index).shape.dims() == dims {
             return Ok(());
         }
-        let (tensor, found) = (meta.name.clone(), meta.shape.clone());
-        Err(DequantError::ShapeMismatch { tensor, found, expected: format!("{dims:?}") })
+        Err(self.shape_error(index, format!("{dims:?}")))
     }
 
     /// Creates an error about the shape of a tensor.
-    pub(super) fn shape_error(&self, index: usize, expected: String) -> DequantError {
-        let meta = self.meta(index);
-        DequantError::ShapeMismatch { tensor: meta.name.clone(), found: meta.shape.clone(), expected }
+    pub(super) fn shape_error(&self, index: usize, expected: impl Into<String>) -> DequantError {
+        let WeightMeta { name: tensor, shape: found, .. } = self.meta(index).clone();
+        DequantError::ShapeMismatch { tensor, found, expected: expected.into() }
+    }
+
+    /// Creates the shape of the weight that tensor `index` holds; `dims` is `None` if a dimension overflows.
+    ///
+    /// # Errors
+    /// [`DequantError::ShapeMismatch`]: the weight has too many elements.
+    pub(super) fn weight_shape(&self, index: usize, dims: Option<Vec<u64>>) -> Result<Shape, DequantError> {
+        dims.and_then(Shape::new).ok_or_else(|| self.shape_error(index, "a size that fits 63 bits"))
     }
 
     /// Creates an error about a one-element tensor that must not be zero.
@@ -188,7 +228,7 @@ impl<'a> Tensors<'a> {
     pub(super) fn matrix(&self, index: usize) -> Result<(u64, u64), DequantError> {
         match self.meta(index).shape.dims() {
             &[rows, cols] => Ok((rows, cols)),
-            _ => Err(self.shape_error(index, "two dimensions".to_owned())),
+            _ => Err(self.shape_error(index, "two dimensions")),
         }
     }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::core::ElementType;
 use crate::core::simd::SimdLevel;
 use crate::core::small_float::{self, e8m0};
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::{DequantError, InnerSource, Tensors};
 use crate::quant::{NotANumber, decode_elements};
 
@@ -37,6 +38,23 @@ impl NumberTensor {
         Ok(Self { index, ty: meta.ty, n: meta.shape.n_elems(), is_exponent: false })
     }
 
+    /// Creates a reader as [`NumberTensor::new`] does, of one number for each row.
+    ///
+    /// # Errors
+    /// As [`NumberTensor::new`]; another number of elements.
+    pub(super) fn by_row(
+        tensors: &Tensors<'_>,
+        index: usize,
+        types: &[ElementType],
+        n_rows: u64,
+    ) -> Result<Self, DequantError> {
+        let values = Self::new(tensors, index, types)?;
+        if values.n != n_rows {
+            return Err(tensors.shape_error(index, format!("{n_rows} elements, one for each row")));
+        }
+        Ok(values)
+    }
+
     /// Creates a reader for E8M0 bytes, stored under any integer type.
     pub(super) fn exponents(tensors: &Tensors<'_>, index: usize) -> Self {
         let meta = tensors.meta(index);
@@ -64,18 +82,13 @@ impl NumberTensor {
         let (start, n) = (out.len(), (range.end - range.start) as usize);
         out.resize(start + n, 0.0);
         let values = &mut out[start..];
-        let name = || inner.meta(self.index).name.clone();
         let decoded =
             inner.with_elems(self.index, range.clone(), |bytes| self.decode(inner.level, bytes, values))?;
-        decoded.map_err(|_| DequantError::DtypeMismatch {
-            tensor: name(),
-            found: self.ty,
-            expected: "numbers".to_owned(),
-        })?;
+        decoded.map_err(|_| inner.wrong_type(self.index, "numbers"))?;
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(()),
             Some(at) => Err(DequantError::NonFinite {
-                tensor: name(),
+                tensor: inner.meta(self.index).name.clone(),
                 index: range.start + at as u64,
                 found: values[at].to_string(),
             }),
@@ -157,14 +170,12 @@ pub(super) struct ScaleLines {
 /// Errors of `visit`.
 pub(super) fn each_stretch(
     ScaleLines { n_cols, width }: ScaleLines,
-    rows: Range<u64>,
-    cols: &Range<u64>,
+    part: &Rectangle,
     out: &mut [f32],
     mut visit: impl FnMut(u64, Range<u64>, &mut [f32]) -> Result<(), DequantError>,
 ) -> Result<(), DequantError> {
-    let n = (cols.end - cols.start) as usize;
-    for (row, out) in rows.zip(out.chunks_exact_mut(n.max(1))) {
-        let (first, end) = (row * n_cols + cols.start, row * n_cols + cols.end);
+    for (row, out) in part.split_rows(out, part.width()) {
+        let Range { start: first, end } = part.elems(row, n_cols);
         let mut at = first;
         while at < end {
             let (line, col) = (at / width, at % width);

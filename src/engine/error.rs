@@ -13,6 +13,9 @@ pub enum EngineError {
     /// The card uses a feature value that the engine does not implement.
     #[error("card `{}`: `{feature} = {value}` is not built yet", escape(arch))]
     Unsupported { arch: String, feature: &'static str, value: String },
+    /// The card gives a mixer words that it does not have.
+    #[error("[graph]: mixer `{}`: {}", escape(mixer), escape(problem))]
+    MixerWords { mixer: String, problem: String },
     /// A required key is absent.
     #[error("key `{}` is missing", escape(key))]
     MissingKey { key: String },

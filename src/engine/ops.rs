@@ -1,7 +1,8 @@
 //! Operations of graphs. Each file is one operation: its parameters and formula, their resolution from a file's keys
 //! and tensors, the computation, the values that a continued sequence keeps for it, and its test.
 //!
-//! A mixer is a type with [`MixerOp`] and a row in the table below.
+//! A mixer is a type with [`MixerOp`] and a row in the first table below. An extra of the model is a type with
+//! [`ModelExtraOp`] and a row in the second.
 
 mod adjugates;
 pub(super) mod altup;
@@ -31,6 +32,7 @@ mod mamba;
 mod mamba2;
 pub(super) mod mixer;
 pub(super) mod mla;
+pub(super) mod model_extra;
 pub(super) mod moe;
 pub(super) mod ngrams;
 mod output_gate;
@@ -48,29 +50,53 @@ pub(super) mod switched;
 mod switched_dense;
 mod twin;
 
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use self::altup::AltUp;
 use self::attention::Attention;
 use self::compressed::CompressedAttention;
-use self::delta_net::DeltaNet;
+use self::cycles::HeldState;
+use self::delta_net::{DeltaNet, GdnWords};
+use self::hyper::Streams;
 use self::kda::Kda;
 use self::lightning::Lightning;
 use self::mamba::Mamba;
 use self::mamba2::Mamba2;
 use self::mixer::MixerOp;
 use self::mla::Mla;
+use self::model_extra::ModelExtraOp;
 use self::plamo2::Plamo2;
+use self::prefix::Prefix;
 use self::rwkv6::Rwkv6;
 use self::rwkv7::Rwkv7;
 use self::shortconv::ShortConv;
+use self::switched::Switch;
 use self::twin::Twin;
-use crate::arch::graph::{MixerRule, ResidualRule};
+use crate::arch::graph::{MixerChoice, MixerRule, ResidualRule};
 use crate::engine::EngineError;
 use crate::engine::exec::weights::Matrix;
 use crate::engine::resolve::resolver::Resolver;
 
-/// Declares the mixers: for each, the words that name it in cards, its variant and its type. Types implement
-/// [`MixerOp`] and have `resolve(&mut Resolver, layer)`.
+/// Words of mixers that have none of their own in cards.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoWords {}
+
+/// Type of a mixer's own words.
+macro_rules! words_of {
+    () => {
+        NoWords
+    };
+    ($words:ty) => {
+        $words
+    };
+}
+
+/// Declares the mixers: for each, the names in cards, its variant and its type, and the type of its own words, if it has
+/// any. Types implement [`MixerOp`] and have `resolve(&mut Resolver, layer)`, with the words as the last parameter.
 macro_rules! mixers {
-    ($($(#[$doc:meta])+ $($word:literal)|+ => $variant:ident($type:ty);)+) => {
+    ($($(#[$doc:meta])+ $($name:literal)|+ => $variant:ident($type:ty) $(with $words:ty)?;)+) => {
         /// The branch of a layer that mixes information between positions.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Mixer {
@@ -97,18 +123,29 @@ macro_rules! mixers {
                 }
             }
 
-            /// Resolves the mixer that a card calls `word`.
-            fn named(b: &mut Resolver<'_>, layer: usize, word: &str) -> Result<Self, EngineError> {
-                match word {
+            /// Resolves the mixer that a card chooses.
+            fn chosen(
+                b: &mut Resolver<'_>,
+                layer: usize,
+                choice: &MixerChoice,
+            ) -> Result<Self, EngineError> {
+                match choice.name.as_str() {
                     ATTENTION => attention::resolve::mixer(b, layer),
-                    $($($word)|+ => <$type>::resolve(b, layer).map(|mixer| Self::$variant(Box::new(mixer))),)+
-                    _ => Err(unknown(b.keys.arch(), word)),
+                    $($($name)|+ => {
+                        let mixer = <$type>::resolve(b, layer $(, &own_words::<$words>(choice)?)?)?;
+                        Ok(Self::$variant(Box::new(mixer)))
+                    })+
+                    _ => Err(unknown(b.keys.arch(), choice)),
                 }
             }
 
-            /// Returns true if cards may call a mixer `word`.
-            fn is_word(word: &str) -> bool {
-                word == ATTENTION || matches!(word, $($($word)|+)|+)
+            /// Returns an error for a name that no mixer has, or words that the mixer does not have.
+            fn check(arch: &str, choice: &MixerChoice) -> Result<(), EngineError> {
+                match choice.name.as_str() {
+                    ATTENTION => own_words::<NoWords>(choice).map(drop),
+                    $($($name)|+ => own_words::<words_of!($($words)?)>(choice).map(drop),)+
+                    _ => Err(unknown(arch, choice)),
+                }
             }
         }
     };
@@ -128,7 +165,7 @@ mixers! {
     /// A gated short convolution.
     "shortconv" => ShortConv(ShortConv);
     /// Gated delta net.
-    "gdn" => DeltaNet(DeltaNet);
+    "gdn" => DeltaNet(DeltaNet) with GdnWords;
     /// Kimi delta attention.
     "kda" => Kda(Kda);
     /// Softmax attention to a window of keys and to compressed rows.
@@ -141,36 +178,76 @@ mixers! {
     "rwkv7" => Rwkv7(Rwkv7);
 }
 
+/// Declares the extras of models: for each, its variant and its type. Types implement [`ModelExtraOp`].
+macro_rules! model_extras {
+    ($($(#[$doc:meta])+ $variant:ident($type:ty);)+) => {
+        /// Extra of a model: what some families have in addition to embedding, layers and head.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum ModelExtra {
+            $($(#[$doc])+ $variant($type),)+
+        }
+
+        impl ModelExtra {
+            /// Resolves the extras of the model, in the order in which a run begins with them.
+            pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Vec<Self>, EngineError> {
+                let all = [$(<$type>::resolve(b)?.map(Self::$variant),)+];
+                Ok(all.into_iter().flatten().collect())
+            }
+
+            /// Returns the operation.
+            pub(crate) fn op(&self) -> &dyn ModelExtraOp {
+                match self {
+                    $(Self::$variant(extra) => extra,)+
+                }
+            }
+        }
+    };
+}
+
+model_extras! {
+    /// Tokens that switch adapters on.
+    Switch(Switch);
+    /// Second state in addition to the stream, of models whose stacks run in turn.
+    HeldState(HeldState);
+    /// Streams of hyper-connections.
+    Streams(Streams);
+    /// AltUp streams.
+    AltUp(AltUp);
+    /// Prefix of a chunk, whose tokens see one another.
+    Prefix(Prefix);
+}
+
 impl Mixer {
     /// Resolves the mixer of a layer.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Self, EngineError> {
         if b.is_single() && has_ffn(b, layer) {
             return Ok(Self::None);
         }
-        let word = layer_word(b, layer)?;
-        let mixer = Self::named(b, layer, word)?;
-        if b.features.residual != ResidualRule::Twin || word == ATTENTION {
+        let choice = layer_choice(b, layer)?;
+        let mixer = Self::chosen(b, layer, choice)?;
+        if b.features.residual != ResidualRule::Twin || choice.name == ATTENTION {
             return Ok(mixer);
         }
-        let first = Self::named(b, layer, ATTENTION)?;
+        let first = attention::resolve::mixer(b, layer)?;
         Ok(Self::Twin(Box::new(Twin { first, second: mixer, n_embd: b.n_embd })))
     }
 
-    /// Returns an error for words of a card that name no mixer.
+    /// Returns an error for names and words of a card that the mixers do not have.
     pub(crate) fn check_words(arch: &str, rule: &MixerRule) -> Result<(), EngineError> {
-        let words = match rule {
-            MixerRule::All(word) => vec![word],
-            MixerRule::Every { full, rest, .. } | MixerRule::By { full, rest, .. } => vec![full, rest],
-        };
-        match words.into_iter().find(|word| !Self::is_word(&word.0)) {
-            Some(word) => Err(unknown(arch, &word.0)),
-            None => Ok(()),
-        }
+        rule.choices().into_iter().try_for_each(|choice| Self::check(arch, choice))
     }
 }
 
-fn unknown(arch: &str, word: &str) -> EngineError {
-    EngineError::Unsupported { arch: arch.to_owned(), feature: "mixer", value: word.to_owned() }
+fn unknown(arch: &str, choice: &MixerChoice) -> EngineError {
+    EngineError::Unsupported { arch: arch.to_owned(), feature: "mixer", value: choice.name.clone() }
+}
+
+/// Reads the words that a card gives a mixer of its own.
+fn own_words<T: DeserializeOwned>(choice: &MixerChoice) -> Result<T, EngineError> {
+    choice.words.clone().try_into().map_err(|error: toml::de::Error| EngineError::MixerWords {
+        mixer: choice.name.clone(),
+        problem: error.message().to_owned(),
+    })
 }
 
 /// Returns true if a layer has a feed-forward network.
@@ -178,11 +255,11 @@ fn has_ffn(b: &Resolver<'_>, layer: usize) -> bool {
     ["ffn_up", "ffn_gate_inp"].iter().any(|name| b.tensors.has(&format!("blk.{layer}.{name}.weight")))
 }
 
-/// Returns the card's word for the mixer of a layer.
-fn layer_word<'a>(b: &Resolver<'a>, layer: usize) -> Result<&'a str, EngineError> {
+/// Returns the card's choice of the mixer of a layer.
+fn layer_choice<'a>(b: &Resolver<'a>, layer: usize) -> Result<&'a MixerChoice, EngineError> {
     const RECURRENT: &str = "attention.recurrent_layers";
     Ok(match &b.features.mixer {
-        MixerRule::All(word) => &word.0,
+        MixerRule::All(all) => all,
         MixerRule::Every { every, full, rest } => {
             let recurrent = match b.keys.layer_flag(RECURRENT, layer)? {
                 Some(recurrent) => recurrent,
@@ -191,12 +268,12 @@ fn layer_word<'a>(b: &Resolver<'a>, layer: usize) -> Result<&'a str, EngineError
                     every == 0 || !(layer + 1).is_multiple_of(every)
                 }
             };
-            if recurrent { &rest.0 } else { &full.0 }
+            if recurrent { rest } else { full }
         }
         MixerRule::By { full, rest, .. } => {
             let key = "attention.head_count_kv";
             let n = b.keys.layer_count(key, layer)?.ok_or_else(|| b.keys.missing(key))?;
-            if n == 0 { &rest.0 } else { &full.0 }
+            if n == 0 { rest } else { full }
         }
     })
 }

@@ -144,23 +144,19 @@ impl<'a> HeaderParser<'a> {
         for index in 0..n_tensors {
             let open = tensors.len().checked_sub(1).filter(|last| declared.contains_key(last));
             let at = self.cursor.offset();
-            let (meta, rel_offset) =
-                match self.tensor(index, &mut names, (next, open.is_some()), alignment)? {
-                    ParsedTensor::Known(meta, rel_offset) => (meta, rel_offset),
-                    ParsedTensor::Foreign(name, found, rel_offset) => {
-                        if rel_offset < next {
-                            let (tensor, expected) = (name, next);
-                            return Err(HeaderError::Overlap {
-                                offset: at,
-                                tensor,
-                                found: rel_offset,
-                                expected,
-                            });
-                        }
-                        declared.insert(tensors.len(), found);
-                        (bytes_of(at, name, 0)?, rel_offset)
+            let expected =
+                if open.is_some() { ExpectedOffset::AtLeast(next) } else { ExpectedOffset::Exactly(next) };
+            let (meta, rel_offset) = match self.tensor(index, &mut names, expected, alignment)? {
+                ParsedTensor::Known(meta, rel_offset) => (meta, rel_offset),
+                ParsedTensor::Foreign(name, found, rel_offset) => {
+                    if rel_offset < next {
+                        let (tensor, expected) = (name, next);
+                        return Err(HeaderError::Overlap { offset: at, tensor, found: rel_offset, expected });
                     }
-                };
+                    declared.insert(tensors.len(), found);
+                    (bytes_of(at, name, 0)?, rel_offset)
+                }
+            };
             if let Some(last) = open {
                 // The end of a foreign tensor is the start of the next one.
                 let name = std::mem::take(&mut tensors[last].name);
@@ -379,13 +375,12 @@ impl<'a> HeaderParser<'a> {
         })
     }
 
-    /// Reads one tensor entry. `expected` is the offset of its data relative to the start of all data; with `is_least`,
-    /// a lower bound.
+    /// Reads one tensor entry.
     fn tensor(
         &mut self,
         index: u64,
         names: &mut HashSet<String>,
-        (expected, is_least): (u64, bool),
+        expected: ExpectedOffset,
         alignment: u64,
     ) -> Result<ParsedTensor, HeaderError> {
         let name = self.tensor_name(index, names)?;
@@ -434,11 +429,11 @@ impl<'a> HeaderParser<'a> {
 
         let offset = self.cursor.offset();
         let found = self.rel_offset(&name, alignment)?;
-        match found.cmp(&expected) {
-            std::cmp::Ordering::Less => {
+        match expected {
+            ExpectedOffset::Exactly(expected) | ExpectedOffset::AtLeast(expected) if found < expected => {
                 Err(HeaderError::Overlap { offset, tensor: tensor(), found, expected })
             }
-            std::cmp::Ordering::Greater if !is_least => {
+            ExpectedOffset::Exactly(expected) if found > expected => {
                 Err(HeaderError::Gap { offset, tensor: tensor(), found, expected })
             }
             _ => Ok(ParsedTensor::Known(meta, found)),
@@ -500,6 +495,13 @@ impl<'a> HeaderParser<'a> {
         }
         Ok(dims)
     }
+}
+
+/// Offset at which the data of a tensor is expected, relative to the start of all data.
+#[derive(Clone, Copy)]
+enum ExpectedOffset {
+    Exactly(u64),
+    AtLeast(u64),
 }
 
 /// A listed tensor with the offset of its data.

@@ -64,6 +64,12 @@ impl KeyInfo {
 
 /// Returns true if the text is the pattern with its placeholder (at most one) filled in.
 fn fits(pattern: &str, text: &str) -> bool {
+    // Most patterns differ from a key within a few bytes, before any placeholder.
+    let n_same = pattern.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
+    let (same, rest) = pattern.as_bytes().split_at(n_same);
+    if rest.first().is_some_and(|&byte| byte != b'{') && !same.contains(&b'{') {
+        return false;
+    }
     let Some((before, rest)) = pattern.split_once('{') else { return pattern == text };
     let Some((_, after)) = rest.split_once('}') else { return false };
     text.strip_prefix(before)

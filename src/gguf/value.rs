@@ -165,6 +165,18 @@ macro_rules! for_each_array {
 #[allow(unused_imports, reason = "the reader and writer")]
 pub(crate) use for_each_array;
 
+/// Returns the type of a [`Value`], or of the elements of an [`Array`].
+macro_rules! variant_type {
+    ($value:expr) => {
+        variant_type!($value, U8 I8 U16 I16 U32 I32 F32 Bool String Array U64 I64 F64)
+    };
+    ($value:expr, $($variant:ident)*) => {
+        match $value {
+            $(Self::$variant(_) => ValueType::$variant,)*
+        }
+    };
+}
+
 impl Array {
     /// Number of elements.
     #[must_use]
@@ -192,21 +204,7 @@ impl Array {
     /// Type of the elements.
     #[must_use]
     pub fn element_type(&self) -> ValueType {
-        match self {
-            Self::U8(_) => ValueType::U8,
-            Self::I8(_) => ValueType::I8,
-            Self::U16(_) => ValueType::U16,
-            Self::I16(_) => ValueType::I16,
-            Self::U32(_) => ValueType::U32,
-            Self::I32(_) => ValueType::I32,
-            Self::F32(_) => ValueType::F32,
-            Self::Bool(_) => ValueType::Bool,
-            Self::String(_) => ValueType::String,
-            Self::Array(_) => ValueType::Array,
-            Self::U64(_) => ValueType::U64,
-            Self::I64(_) => ValueType::I64,
-            Self::F64(_) => ValueType::F64,
-        }
+        variant_type!(self)
     }
 
     /// Returns the element at `index` as a value.
@@ -234,21 +232,7 @@ impl Value {
     /// Type of the value.
     #[must_use]
     pub fn value_type(&self) -> ValueType {
-        match self {
-            Self::U8(_) => ValueType::U8,
-            Self::I8(_) => ValueType::I8,
-            Self::U16(_) => ValueType::U16,
-            Self::I16(_) => ValueType::I16,
-            Self::U32(_) => ValueType::U32,
-            Self::I32(_) => ValueType::I32,
-            Self::F32(_) => ValueType::F32,
-            Self::Bool(_) => ValueType::Bool,
-            Self::String(_) => ValueType::String,
-            Self::Array(_) => ValueType::Array,
-            Self::U64(_) => ValueType::U64,
-            Self::I64(_) => ValueType::I64,
-            Self::F64(_) => ValueType::F64,
-        }
+        variant_type!(self)
     }
 
     /// Returns the text of a string that is valid UTF-8.

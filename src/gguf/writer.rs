@@ -202,14 +202,16 @@ pub fn write_gguf(
     let share = split.and_then(|spec| spec.share);
     let kind = output_kind(metadata);
     if share.is_none() && !options.resume {
-        return write_files(target, files, (kind, None), source, options, progress);
+        let output = PlannedOutput { target, files, kind, id: None };
+        return write_files(output, source, options, progress);
     }
     let id = share::id(&files, &options.inputs)?;
     if let Some(share) = share {
         files = share.of(files);
     }
     let Some(file) = files.first() else {
-        return write_files(target, files, (kind, None), source, options, progress);
+        let output = PlannedOutput { target, files, kind, id: None };
+        return write_files(output, source, options, progress);
     };
     if let Some(share) = share.filter(|_| options.into_one_file) {
         let whole = FilePlan::new(metadata, source.tensors(), &options.layout);
@@ -227,22 +229,30 @@ pub fn write_gguf(
             progress,
         );
     }
-    write_files(target, files, (kind, Some(id)), source, options, progress)
+    write_files(PlannedOutput { target, files, kind, id: Some(id) }, source, options, progress)
 }
 
-/// Writes planned files: one, or the parts of a set called after `target`. The set's id is computed from the written
-/// data unless it is known beforehand.
+/// Planned files of one output: a single file, or the parts of a set.
+pub(crate) struct PlannedOutput<'a> {
+    /// Path of the file, or the path that the parts are named after.
+    pub(crate) target: &'a Path,
+    pub(crate) files: Vec<PlannedFile>,
+    pub(crate) kind: OutputKind,
+    /// Id of the set; `None` if it is computed from the written data.
+    pub(crate) id: Option<String>,
+}
+
+/// Writes planned files.
 ///
 /// # Errors
 /// As for [`write_gguf`].
 pub(crate) fn write_files(
-    target: &Path,
-    files: Vec<PlannedFile>,
-    (kind, id): (OutputKind, Option<String>),
+    output: PlannedOutput<'_>,
     source: &dyn TensorSource,
     options: &WriteOptions,
     progress: &dyn Progress,
 ) -> Result<WriteReport, WriteError> {
+    let PlannedOutput { target, files, kind, id } = output;
     if !options.in_place {
         guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
     }
@@ -253,7 +263,8 @@ pub(crate) fn write_files(
     let first_rows = FirstRowHashes::of(if has_id { source.tensors().len() } else { 0 });
     stream(
         source,
-        (&files, &outputs),
+        &files,
+        &outputs,
         ChunkObservers { first_rows: &first_rows, watermark: None },
         options,
         progress,

@@ -15,13 +15,15 @@ use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::split::part_suffix;
 use crate::gguf::split_keys::{SPLIT_COUNT, SPLIT_NO};
 use crate::gguf::{
-    Assignment, GgufError, GgufFile, Metadata, OpenOptions, Strictness, Value, WriteOptions, WriteReport,
-    output_kind, write_files,
+    Assignment, GgufError, GgufFile, Metadata, OpenOptions, PlannedOutput, Strictness, Value, WriteOptions,
+    WriteReport, output_kind, write_files,
 };
 use crate::inspect::template::PLAIN;
 use apply::{role_key, role_names};
 use objection::ChangedModel;
 use tensors::EditedTensors;
+
+pub use tensors::TensorChange;
 
 pub use error::EditError;
 pub use objection::Objection;
@@ -258,9 +260,9 @@ impl EditPlan {
         &self.changes
     }
 
-    /// Tensors with their new names, or `None` if they are left out.
+    /// Changes of tensors, in the order of the edits.
     #[must_use]
-    pub fn tensor_changes(&self) -> &[(String, Option<String>)] {
+    pub fn tensor_changes(&self) -> &[TensorChange] {
         self.tensors.changes()
     }
 
@@ -316,8 +318,9 @@ impl EditPlan {
         }
         let planned = self.tensors.plan(&self.target, &self.metadata, &self.file)?;
         let source = self.tensors.source(&self.file);
-        let kind = (self.kind(), None);
-        let report = write_files(&self.target, vec![planned], kind, &source, &options, progress)?;
+        let output =
+            PlannedOutput { target: &self.target, files: vec![planned], kind: self.kind(), id: None };
+        let report = write_files(output, &source, &options, progress)?;
         if let Ok(permissions) = permissions {
             // Keep the permissions, so that the new file is not more readable. This fails, harmlessly, for another
             // user's file.

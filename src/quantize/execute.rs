@@ -7,7 +7,7 @@ use crate::core::progress::Progress;
 use crate::core::sync::Unpoisoned;
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use crate::gguf::split::part_path;
-use crate::gguf::writer::{plan_parts, write_files};
+use crate::gguf::writer::{PlannedOutput, plan_parts, write_files};
 use crate::gguf::{WriteOptions, WriteReport, output_kind, write_gguf};
 use crate::quant::{
     Extent, QuantError, SmallRows, are_ordinary_rows, check_rows, dequantize, first_non_finite,
@@ -235,7 +235,8 @@ impl QuantizePlan<'_> {
         let spec = options.split.unwrap_or_default();
         let (metadata, ranges) = (&self.metadata, self.parts.clone());
         let files = plan_parts(target, metadata, &self.tensors, options.layout, &spec, ranges)?;
-        Ok(write_files(target, files, (output_kind(metadata), None), self, options, progress)?)
+        let output = PlannedOutput { target, files, kind: output_kind(metadata), id: None };
+        Ok(write_files(output, self, options, progress)?)
     }
 }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use serde_json::{Value as Json, json};
+
 use crate::core::similar::{did_you_mean, meant};
 use crate::core::{GgmlType, Hint, simd::SimdLevel, text::escape};
 use crate::gguf::keys::key_info;
@@ -66,6 +68,49 @@ impl QuantizeOptions {
             share_importance: false,
             simd: SimdLevel::detect(),
         }
+    }
+
+    /// Options that decide the result: files are split, instructions chosen and gaps of the importance matrix reported
+    /// without effect on the bytes of a tensor.
+    pub(crate) fn identity(&self) -> Json {
+        let Self {
+            file_type,
+            pure,
+            leave_output_tensor,
+            output_tensor_type,
+            token_embedding_type,
+            tensor_types,
+            allow_requantize,
+            no_fallback,
+            prune_layers,
+            keep_split: _,
+            overrides,
+            allow_nonfinite,
+            coverage: _,
+            share_importance,
+            simd: _,
+        } = self;
+        let rule = |rule: &TensorTypeRule| json!([rule.pattern, rule.ty.name()]);
+        let set = |set: &Override| match &set.value {
+            OverrideValue::Int(value) => json!([set.key, "int", value]),
+            OverrideValue::Float(value) => json!([set.key, "float", value]),
+            OverrideValue::Bool(value) => json!([set.key, "bool", value]),
+            OverrideValue::Str(value) => json!([set.key, "str", value]),
+        };
+        json!({
+            "file_type": file_type.name(),
+            "pure": pure,
+            "leave_output_tensor": leave_output_tensor,
+            "output_tensor_type": output_tensor_type.map(GgmlType::name),
+            "token_embedding_type": token_embedding_type.map(GgmlType::name),
+            "tensor_types": tensor_types.iter().map(rule).collect::<Vec<_>>(),
+            "allow_requantize": allow_requantize,
+            "no_fallback": no_fallback,
+            "prune_layers": prune_layers,
+            "overrides": overrides.iter().map(set).collect::<Vec<_>>(),
+            "allow_nonfinite": allow_nonfinite,
+            "share_importance": share_importance,
+        })
     }
 }
 

@@ -184,7 +184,7 @@ impl<'a> PrunedLayers<'a> {
                 implied("the order of kinds of layers", every);
             }
             let has_windows = stated("attention.sliding_window").is_some();
-            match features.window_pattern {
+            match features.window.pattern {
                 Some(WindowPattern::DenseLast(n) | WindowPattern::DenseFirst { dense_first: n })
                     if has_windows && stated("attention.sliding_window_pattern").is_none() =>
                 {
@@ -192,7 +192,7 @@ impl<'a> PrunedLayers<'a> {
                 }
                 _ => {}
             }
-            if let RopeOn::SkipEvery(n) | RopeOn::SkipFirstOf(n) = features.rope_on {
+            if let RopeOn::SkipEvery(n) | RopeOn::SkipFirstOf(n) = features.rope.on {
                 implied("the order of layers without rotation", n);
             }
         }

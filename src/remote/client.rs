@@ -1,6 +1,7 @@
 //! Requests: access to the token, retries, and checks that a response matches its request.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -181,15 +182,17 @@ impl Client {
             return Ok(Some(n_bytes));
         }
         let asked = self.persist(target, |target| {
-            let (url, answer) = self.ask(target, Some((0, 1)))?;
+            let (url, answer) = self.ask(target, Some(&(0..1)))?;
             let total = match answer.status {
-                StatusCode::PARTIAL_CONTENT => content_range(&answer.headers).and_then(|range| range.2),
+                StatusCode::PARTIAL_CONTENT => content_range(&answer.headers).and_then(|range| range.total),
                 // An empty file has no first byte.
                 StatusCode::RANGE_NOT_SATISFIABLE => Some(0),
                 _ => content_length(&answer.headers),
             };
-            let missing =
-                || RemoteError::Listing { url: shown(&url), reason: "the server tells no length".to_owned() };
+            let missing = || RemoteError::Listing {
+                url: shown(&url),
+                reason: "the server reports no length".to_owned(),
+            };
             target.check(&answer.headers, Some(total.ok_or_else(missing)?))?;
             if answer.status == StatusCode::PARTIAL_CONTENT {
                 // Reading to the end lets the connection serve the next request.
@@ -232,38 +235,37 @@ impl Client {
         most_skipped: u64,
         out: &mut [u8],
     ) -> Result<(), RemoteError> {
-        let (n_bytes, mut done) = (out.len() as u64, 0);
-        self.stream(target, (offset, n_bytes), most_skipped, &mut |bytes| {
+        let range = offset..offset.saturating_add(out.len() as u64);
+        let mut done = 0;
+        self.stream(target, range, most_skipped, &mut |bytes| {
             out[done..done + bytes.len()].copy_from_slice(bytes);
             done += bytes.len();
             Ok(())
         })
     }
 
-    /// Passes `n_bytes` bytes of a file from `offset` on to `take` as they arrive. `most_skipped` is as for
-    /// [`Client::read_past`].
+    /// Passes a byte range of a file to `take` as its bytes arrive. `most_skipped` is as for [`Client::read_past`].
     ///
     /// # Errors
     /// [`RemoteError`]; errors of `take`.
     pub(super) fn stream(
         &self,
         target: &RequestTarget,
-        (offset, n_bytes): (u64, u64),
+        range: Range<u64>,
         most_skipped: u64,
         take: &mut dyn FnMut(&[u8]) -> Result<(), RemoteError>,
     ) -> Result<(), RemoteError> {
-        let mut done = 0;
+        let mut next = range.start;
         let mut attempts = 0;
-        while done < n_bytes {
-            let before = done;
+        while next < range.end {
+            let before = next;
             let mut take = |bytes: &[u8]| {
-                done += bytes.len() as u64;
+                next += bytes.len() as u64;
                 take(bytes)
             };
-            let range = (offset + before, n_bytes - before);
-            if let Err(failure) = self.stream_some(target, range, most_skipped, &mut take) {
+            if let Err(failure) = self.stream_some(target, before..range.end, most_skipped, &mut take) {
                 // A transfer that makes progress is not limited in attempts.
-                let moves = done > before && !matches!(failure, AttemptFailure::Slow { .. });
+                let moves = next > before && !matches!(failure, AttemptFailure::Slow { .. });
                 attempts = if moves { 0 } else { attempts };
                 self.pause(failure, &mut attempts)?;
             }
@@ -275,32 +277,33 @@ impl Client {
     fn stream_some(
         &self,
         target: &RequestTarget,
-        (offset, n_bytes): (u64, u64),
+        range: Range<u64>,
         most_skipped: u64,
         take: &mut dyn FnMut(&[u8]) -> Result<(), RemoteError>,
     ) -> Result<(), AttemptFailure> {
-        let whole = offset == 0 && target.state().n_bytes == Some(n_bytes);
-        let (url, mut answer) = self.ask(target, (!whole).then_some((offset, n_bytes)))?;
+        let whole = range.start == 0 && target.state().n_bytes == Some(range.end);
+        let (url, mut answer) = self.ask(target, (!whole).then_some(&range))?;
         let url = shown(&url);
-        let (mut n_skipped, mut wanted) = (0, n_bytes);
+        let (mut n_skipped, mut wanted) = (0, range.end - range.start);
         match answer.status {
             StatusCode::PARTIAL_CONTENT => {
-                let Some((first, last, total)) = content_range(&answer.headers) else {
+                let Some(ContentRange { first, last, total }) = content_range(&answer.headers) else {
                     return Err(RemoteError::NoRanges { url }.into());
                 };
                 target.check(&answer.headers, total)?;
-                if first != offset || last < first || last - first >= n_bytes {
+                if first != range.start || last < first || last >= range.end {
                     return Err(RemoteError::NoRanges { url }.into());
                 }
                 wanted = last - first + 1;
             }
             StatusCode::RANGE_NOT_SATISFIABLE => {
-                target.check(&answer.headers, content_range(&answer.headers).and_then(|range| range.2))?;
+                target
+                    .check(&answer.headers, content_range(&answer.headers).and_then(|range| range.total))?;
                 return Err(RemoteError::NoRanges { url }.into());
             }
-            _ if whole || offset.saturating_add(n_bytes) <= most_skipped => {
+            _ if whole || range.end <= most_skipped => {
                 target.check(&answer.headers, content_length(&answer.headers))?;
-                n_skipped = offset;
+                n_skipped = range.start;
             }
             _ => return Err(RemoteError::NoRanges { url }.into()),
         }
@@ -409,7 +412,7 @@ impl Client {
     fn ask(
         &self,
         target: &RequestTarget,
-        range: Option<(u64, u64)>,
+        range: Option<&Range<u64>>,
     ) -> Result<(Url, Exchange<'_>), AttemptFailure> {
         if self.is_cancelled() {
             return Err(RemoteError::Cancelled.into());
@@ -423,8 +426,8 @@ impl Client {
                 tls::check_processor()?;
             }
             let mut request = Request::get(url.as_str());
-            if let Some((offset, n_bytes)) = range {
-                request = request.header("range", format!("bytes={offset}-{}", offset + n_bytes.max(1) - 1));
+            if let Some(Range { start, end }) = range {
+                request = request.header("range", format!("bytes={start}-{}", end - 1));
             }
             if let Some(secret) = self.access.token() {
                 token = TokenUse::Withheld;
@@ -547,15 +550,24 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
     text_of(headers, "content-length")?.parse().ok()
 }
 
-/// Returns the first and last byte of a response, and the length of the whole file.
-fn content_range(headers: &HeaderMap) -> Option<(u64, u64, Option<u64>)> {
+/// Position of a response in its file.
+struct ContentRange {
+    /// Offset of the first byte.
+    first: u64,
+    /// Offset of the last byte.
+    last: u64,
+    /// Length of the whole file.
+    total: Option<u64>,
+}
+
+fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
     let (range, total) = text_of(headers, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
     let total = total.parse().ok();
     if range == "*" {
-        return Some((0, 0, total));
+        return Some(ContentRange { first: 0, last: 0, total });
     }
     let (first, last) = range.split_once('-')?;
-    Some((first.parse().ok()?, last.parse().ok()?, total))
+    Some(ContentRange { first: first.parse().ok()?, last: last.parse().ok()?, total })
 }
 
 /// Returns a random duration between half of a pause and all of it, so that many clients do not retry at once.

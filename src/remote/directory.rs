@@ -8,10 +8,10 @@ use crate::core::ranged::{self, RangedDirectory, RangedFile};
 use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::fetch::{FetchedFile, Fetcher};
-use crate::remote::in_parallel;
 use crate::remote::listing::{FileListing, RemoteEntry};
 use crate::remote::names::{FileRole, role};
 use crate::remote::sums::RunningDigest;
+use crate::remote::{RemoteOptions, in_parallel};
 
 /// Maximum number of bytes per weight file that are fetched in advance; most headers are shorter.
 const HEAD_BYTES: u64 = 256 << 10;
@@ -41,8 +41,9 @@ impl RangedDirectory for FetchedDirectory {
 pub(super) fn open(
     client: &Arc<Client>,
     listing: FileListing,
-    (dir, shown): (&Path, &str),
-    (budget, piece_bytes): (u64, u64),
+    dir: &Path,
+    shown: &str,
+    options: &RemoteOptions,
     progress: &dyn Progress,
 ) -> Result<ranged::Registration, RemoteError> {
     let (small, other): (Vec<_>, Vec<_>) =
@@ -89,7 +90,9 @@ pub(super) fn open(
         names.push(name);
         files.push(entry);
     }
-    let fetcher = Arc::new(Fetcher::new(Arc::clone(client), files, budget, piece_bytes));
+    let budget = options.budget;
+    let fetcher = Fetcher::new(Arc::clone(client), files, budget, options.piece_bytes.max(1));
+    let fetcher = Arc::new(fetcher);
     // Bytes after a short header wait until its tensors are read, so less is fetched per file if there are many.
     let head_bytes = (budget / 4 / (heads.len() as u64).max(1)).clamp(4 << 10, HEAD_BYTES);
     for (number, n_bytes) in heads {

@@ -42,8 +42,12 @@ const LONG: Duration = Duration::from_secs(2);
 /// Maximum size of a list in bytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
-/// Name of a cached file in its checkpoint, and its path.
-pub(super) type CachedFile = (String, PathBuf);
+/// A file of a checkpoint in the cache.
+pub(super) struct CachedFile {
+    /// Name in the checkpoint.
+    pub(super) name: String,
+    pub(super) path: PathBuf,
+}
 
 /// A cache directory, for one checkpoint.
 #[derive(Debug)]
@@ -137,7 +141,8 @@ impl<'a> Cache<'a> {
         let mut cached = Vec::with_capacity(entries.len());
         for entry in entries {
             let path = CachedPaths::new(self, &entry, &commit).whole(&entry, is_cancelled)?;
-            cached.push((entry.name.clone(), path.ok_or_else(|| missing(Some(entry.name)))?));
+            let path = path.ok_or_else(|| missing(Some(entry.name.clone())))?;
+            cached.push(CachedFile { name: entry.name, path });
         }
         Ok(cached)
     }
@@ -304,7 +309,7 @@ impl<'a> Cache<'a> {
         if path == paths.blob {
             paths.link(entry)?;
         }
-        Ok((entry.name.clone(), path))
+        Ok(CachedFile { name: entry.name.clone(), path })
     }
 
     /// Waits until no other process fetches a file.
@@ -449,7 +454,8 @@ pub(super) fn wanted(listing: &FileListing) -> Vec<&RemoteEntry> {
 pub(super) fn fetch_once(
     client: &Client,
     listing: &FileListing,
-    (dir, shown): (&Path, &str),
+    dir: &Path,
+    shown: &str,
     progress: &dyn Progress,
 ) -> Result<(), RemoteError> {
     let entries = wanted(listing);
@@ -481,7 +487,7 @@ fn download(
         file.set_len(cached)?;
         file.seek(SeekFrom::Start(cached))?;
         progress.advance(cached);
-        client.stream(&entry.target, (cached, entry.n_bytes - cached), u64::MAX, &mut |bytes| {
+        client.stream(&entry.target, cached..entry.n_bytes, u64::MAX, &mut |bytes| {
             file.write_all(bytes)?;
             progress.advance(bytes.len() as u64);
             Ok(())

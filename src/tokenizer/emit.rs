@@ -10,6 +10,17 @@ use super::{TokenizerError, TokenizerRequest};
 /// not allocate more memory.
 pub(crate) const MAX_TOKENS: u64 = 1 << 22;
 
+/// Checks that a vocabulary of `size` tokens may be written.
+///
+/// # Errors
+/// More tokens than [`MAX_TOKENS`].
+pub(crate) fn check_size(path: &Path, size: u64) -> Result<(), TokenizerError> {
+    if size > MAX_TOKENS {
+        return Err(TokenizerError::TooManyTokens { path: path.into(), size, limit: MAX_TOKENS });
+    }
+    Ok(())
+}
+
 /// Type of a token, with the format's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
@@ -82,9 +93,7 @@ impl TokenList {
     /// # Errors
     /// More tokens than [`MAX_TOKENS`].
     pub(crate) fn pad(&mut self, path: &Path, n: u64, score: Option<f32>) -> Result<(), TokenizerError> {
-        if n > MAX_TOKENS {
-            return Err(TokenizerError::TooManyTokens { path: path.into(), size: n, limit: MAX_TOKENS });
-        }
+        check_size(path, n)?;
         for id in self.len()..n {
             self.push(format!("[PAD{id}]"), score.unwrap_or(0.0), TokenType::Unused);
         }

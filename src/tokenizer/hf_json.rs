@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::{MapAccess, SeqAccess, Visitor};
@@ -202,6 +202,21 @@ fn null_as_default<'de, D: serde::Deserializer<'de>, T: Deserialize<'de> + Defau
 }
 
 impl HfJson {
+    /// Returns the tokens of a Unigram model with their scores. `path` is that of the file.
+    ///
+    /// # Errors
+    /// A vocabulary without scores.
+    pub(super) fn scored_pieces(&self, path: &Path) -> Result<&[(String, f64)], TokenizerError> {
+        match &self.model.vocab {
+            VocabTable::Scores(pieces) => Ok(pieces),
+            VocabTable::Ids(_) => Err(TokenizerError::Member {
+                path: path.to_owned(),
+                member: "model.vocab",
+                problem: "a Unigram model has a list of tokens with scores",
+            }),
+        }
+    }
+
     /// Reads the file; `None` if it does not exist.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Modes of reading a vocabulary: one file per family, which converts tokenizer files to tokens and keys.
 
+mod added_tokens_decoder;
 mod bpe;
 mod byte_fallback;
 mod chatglm;
@@ -8,6 +9,7 @@ mod hybrid_dna;
 mod in_memory;
 mod mistral;
 mod plamo;
+mod preparation;
 mod rwkv;
 mod spm;
 mod tiktoken;

@@ -1,6 +1,6 @@
 //! Summary of a report in a sentence or two: whether the file is intact, and how good it is.
 
-use crate::verify::{Aspect, Divergence, Finding, Quality, Report, Severity, Verdict, WeightReport};
+use crate::verify::{Aspect, Check, Divergence, Finding, Quality, Report, Severity, Verdict, WeightReport};
 
 impl Report {
     /// Returns the quality of the file if it was measured: by its predictions compared with the baseline's, or by the
@@ -35,7 +35,7 @@ impl Report {
                 format!("Intact ({}), but worse than was asked for.", self.held_against())
             }
             Verdict::Fail => {
-                let mut subjects: Vec<&str> = errors().map(|finding| subject(finding.check)).collect();
+                let mut subjects: Vec<&str> = errors().map(|finding| finding.check.part().words()).collect();
                 let mut seen = Vec::new();
                 subjects.retain(|subject| {
                     !seen.contains(subject) && {
@@ -100,8 +100,8 @@ impl Report {
     /// Returns true for an error that only reports a missed limit of the user.
     fn is_own_limit(&self, finding: &Finding) -> bool {
         let is_limit =
-            |line: &crate::verify::LimitLine| line.is_own && line.figure.row().option == finding.check;
-        finding.check == "min-quality" || self.limits.iter().any(is_limit)
+            |line: &crate::verify::LimitLine| line.is_own && Check::Limit(line.figure) == finding.check;
+        finding.check == Check::MinQuality || self.limits.iter().any(is_limit)
     }
 }
 
@@ -126,21 +126,6 @@ fn listed(words: &[&str]) -> String {
     }
 }
 
-/// Names the part of a file that a check is about, in a reader's words.
-fn subject(check: &str) -> &'static str {
-    match check {
-        "weights" | "all-zero" | "non-finite" => "the weights",
-        "label" => "its label",
-        "tokenizer" | "tokenizer-parity" | "round-trip" | "source-tokenizer" => "the tokenizer",
-        "chat-template" => "the chat template",
-        "hparams" | "keys" | "metadata" | "required-keys" | "baseline" => "the keys",
-        "adapter" | "encoder" | "graph" | "header" | "layout" | "shapes" | "towers" | "trailing-bytes" => {
-            "the structure"
-        }
-        _ => "the predictions",
-    }
-}
-
 /// Names the subject of an aspect, in a reader's words.
 fn question(aspect: Aspect) -> &'static str {
     match aspect {
@@ -158,7 +143,7 @@ fn question(aspect: Aspect) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verify::Thresholds;
+    use crate::verify::{Figure, Thresholds};
 
     fn report() -> Report {
         Report::new(None, None, Thresholds::default())
@@ -167,16 +152,17 @@ mod tests {
     #[test]
     fn errors_are_told_by_what_they_are_about() {
         let mut broken = report();
-        broken.extend(["weights", "weights", "hparams"].map(|check| Finding::error(check, "x")));
+        broken
+            .extend([Check::Weights, Check::Weights, Check::Hparams].map(|check| Finding::error(check, "x")));
         assert_eq!(
             broken.answer(),
             "Not intact: 3 errors in the weights and the keys. Quality: not measured."
         );
         let mut asked = report();
-        asked.add(Finding::error("min-quality", "x"));
+        asked.add(Finding::error(Check::MinQuality, "x"));
         assert!(asked.answer().contains("but worse than was asked for"), "{}", asked.answer());
         let mut limit = report();
-        limit.add(Finding::error("max-kld", "x"));
+        limit.add(Finding::error(Check::Limit(Figure::Kld), "x"));
         assert!(limit.answer().starts_with("Not intact: 1 error in the predictions."), "{}", limit.answer());
     }
 

@@ -7,10 +7,9 @@
 //! calling process and can exhaust memory, time and stack. [`IsolatedChat`] runs the same in a child process with
 //! limits of the operating system, for callers with a program that can act as the child.
 
-mod builtin;
-mod check;
+pub(super) mod builtin;
 mod isolated;
-mod names;
+pub(super) mod names;
 
 use std::fmt::Write as _;
 use std::io;
@@ -26,11 +25,10 @@ use crate::core::text::escape;
 use crate::gguf::{Array, Metadata, Value};
 
 pub use builtin::Chat;
-pub(super) use check::check_templates;
 pub use isolated::IsolatedChat;
 
 /// Key of the default template; other templates have a name appended.
-const KEY: &str = "tokenizer.chat_template";
+pub(super) const KEY: &str = "tokenizer.chat_template";
 
 /// Maximum number of bytes of a template.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;

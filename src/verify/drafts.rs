@@ -4,7 +4,7 @@ use crate::arch::block_number;
 use crate::core::TensorMeta;
 use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
-use crate::verify::{Aspect, Finding, Report};
+use crate::verify::{Aspect, Check, Finding, Report};
 
 /// Prefix of the names of a text model's blocks.
 const BLOCKS: &str = "blk.";
@@ -34,7 +34,7 @@ pub(super) fn leave_out(metadata: &Metadata, report: &mut Report) {
     const ALONE: &str = "draft heads are not run without their model";
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     let what = format!("draft heads of a model of `{}`, without the model: they are not run", escape(arch));
-    report.add(Finding::unchecked("graph", what));
+    report.add(Finding::unchecked(Check::Graph, what));
     for aspect in [Aspect::Perplexity, Aspect::Divergence] {
         report.not_judged(aspect, ALONE, "the model with its draft heads in one file");
     }

@@ -9,12 +9,13 @@ use crate::core::progress::Progress;
 use crate::engine::{Engine, GraphPlan, ModelKind, Observer, PooledRow, TokenChunk};
 use crate::verify::masked;
 use crate::verify::measure::RunObservers;
+use crate::verify::model::LoadedModel;
 use crate::verify::options::{VerifyOptions, longer_than_trained};
 use crate::verify::reference_twin::{ReferenceTwin, TITLE};
 use crate::verify::routing::watch::RouteTally;
 use crate::verify::texts::EncoderTexts;
 use crate::verify::{
-    Aspect, Extras, Figure, Finding, LimitLine, Measured, Model, Prompt, Report, Subject, TextEncoder,
+    Aspect, Check, Extras, Figure, Finding, LimitLine, Measured, Model, Prompt, Report, Subject, TextEncoder,
     Thresholds, VerifyError,
 };
 
@@ -233,16 +234,24 @@ fn word(plan: &GraphPlan) -> &'static str {
     }
 }
 
+/// Options of a run of an encoder, and its observers.
+#[derive(Clone, Copy)]
+pub(super) struct EncoderRun<'a> {
+    pub(super) options: &'a VerifyOptions<'a>,
+    pub(super) progress: &'a dyn Progress,
+    pub(super) observer: Option<&'a dyn Observer>,
+}
+
 /// Runs the texts through the model and its baseline, and judges the result.
 pub(super) fn judge(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
     mut plan: GraphPlan,
     prompts: &[Prompt],
-    options: &VerifyOptions<'_>,
+    run: EncoderRun<'_>,
     report: &mut Report,
-    (progress, observer): (&dyn Progress, Option<&dyn Observer>),
 ) -> Result<(), VerifyError> {
+    let EncoderRun { options, progress, observer } = run;
     let mut n_ctx = options.scoring.n_ctx;
     if let Some(positions) = &plan.positions {
         n_ctx = n_ctx.min(positions.n_rows);
@@ -253,7 +262,9 @@ pub(super) fn judge(
         return Err(VerifyError::NothingToScore);
     }
     let longest = texts.chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
-    report.extend(longer_than_trained(&plan, longest, "texts").map(|text| Finding::warning("context", text)));
+    report.extend(
+        longer_than_trained(&plan, longest, "texts").map(|text| Finding::warning(Check::Context, text)),
+    );
     let is_score = plan.pooling.classifier.is_some();
     let pooling = word(&plan);
     let others = match baseline {
@@ -275,32 +286,34 @@ pub(super) fn judge(
     let (n_texts, tokens) = (own.len(), texts.n_tokens());
     let mut figures = EmbeddingReport { texts: n_texts, tokens, width, pooling, against: None };
     if own.iter().flatten().any(|x| !x.is_finite()) {
-        report.add(Finding::error("embeddings", "vectors with values that are no finite numbers"));
+        report.add(Finding::error(Check::Embeddings, "vectors with values that are no finite numbers"));
     }
     if let Some((reference, baseline)) = others.as_ref().zip(baseline) {
         let of_baseline = vectors(reference, &texts.chunks, progress, RunObservers::default())?;
         progress.end();
         if of_baseline.first().map_or(0, Vec::len) == width {
-            let healthy = healthy((model, baseline), &engine, &texts, &of_baseline, progress)?;
+            let healthy = healthy(model, baseline, &engine, &texts, &of_baseline, progress)?;
             figures.against = EmbeddingDifference::of(&of_baseline, &own, &texts.prompts, is_score);
             if let Some(against) = &mut figures.against {
                 against.healthy = healthy.map(Box::new);
             }
         } else {
             let message = format!("vectors of {width} values, the baseline's have another width");
-            report.add(Finding::error("baseline", message));
+            report.add(Finding::error(Check::Baseline, message));
         }
     } else {
         progress.end();
     }
     settle(report, figures, &options.thresholds);
     let texts = masked::texts_of(prompts, end, n_ctx, options.scoring.n_chunks);
-    masked::judge((model, &engine), baseline.zip(others.as_ref()), &texts, report, progress)
+    let other = baseline.zip(others.as_ref()).map(|(model, engine)| LoadedModel { model, engine });
+    masked::judge(LoadedModel { model, engine: &engine }, other, &texts, report, progress)
 }
 
 /// Returns the differences of a healthy file with the model's types; `None` if one of the types has no quantizer.
 fn healthy(
-    (model, baseline): (&Model<'_>, &Model<'_>),
+    model: &Model<'_>,
+    baseline: &Model<'_>,
     engine: &Engine<'_>,
     texts: &EncoderTexts,
     of_baseline: &[Vec<f32>],
@@ -345,7 +358,10 @@ pub(super) fn stray_limits_of(
         .map(|figure| {
             let row = figure.row();
             let (option, whose) = (row.option, row.subject.words());
-            Finding::unchecked("limits", format!("`--{option}` is a limit of {whose}: this model has none"))
+            Finding::unchecked(
+                Check::Limits,
+                format!("`--{option}` is a limit of {whose}: this model has none"),
+            )
         })
         .collect()
 }
@@ -358,7 +374,7 @@ pub(super) fn without_use(extras: &Extras<'_>) -> Vec<Finding> {
         ("tasks", !extras.tasks.is_empty(), "answers are chosen by their likelihood"),
     ];
     let of = |(what, _, why): &(&str, bool, &str)| {
-        Finding::unchecked("encoder", format!("`{what}`: {why}, and the model predicts no text"))
+        Finding::unchecked(Check::Encoder, format!("`{what}`: {why}, and the model predicts no text"))
     };
     asked.iter().filter(|(_, is_asked, _)| *is_asked).map(of).collect()
 }
@@ -369,7 +385,7 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
         let healthy = against.healthy.as_deref().map_or(TYPICAL, EmbeddingDifference::distances);
         if against.healthy.is_none() {
             let message = "the limits are those of any model: its types cannot be measured on the baseline";
-            report.add(Finding::warning("limits", message));
+            report.add(Finding::warning(Check::Limits, message));
         }
         let limits = lines(against, healthy, own);
         let missed: Vec<Finding> = limits
@@ -381,7 +397,7 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
                 } else {
                     format!("{MARGIN} times as far as a healthy file of these types is")
                 };
-                Finding::error(line.figure.row().option, format!("{}, {of}", line.relation()))
+                Finding::error(Check::Limit(line.figure), format!("{}, {of}", line.relation()))
             })
             .collect();
         report.extend(missed);

@@ -8,8 +8,8 @@ use crate::verify::cost::Cost;
 use crate::verify::reference_twin::{TwinRun, cost_of};
 use crate::verify::samples::is_builtin;
 use crate::verify::{
-    Aspect, Divergence, Figure, Finding, HealthyCost, LimitLine, Measured, Model, Perplexity, PromptSource,
-    Report,
+    Aspect, Check, Divergence, Figure, Finding, HealthyCost, LimitLine, Measured, Model, Perplexity,
+    PromptSource, Report,
 };
 
 /// Minimum number of scored tokens, and largest standard error as a share of the perplexity, to judge a file.
@@ -55,7 +55,7 @@ pub(super) fn healthy_cost(typical: Cost, twin: TwinRun, report: &mut Report) ->
         TwinRun::Positions(positions) => cost_of(&positions).unwrap_or(typical),
         TwinRun::Failed(error) => {
             let message = format!("the limits are those of a small model: {error}");
-            report.add(Finding::warning("limits", message));
+            report.add(Finding::warning(Check::Limits, message));
             typical
         }
     }
@@ -85,7 +85,7 @@ pub(super) fn judge_figures(report: &mut Report, model: &JudgedModel) {
     let missed: Vec<Finding> = limits
         .iter()
         .filter(|line| line.is_missed())
-        .map(|line| Finding::error(line.figure.row().option, reason(line, model, report.healthy)))
+        .map(|line| Finding::error(Check::Limit(line.figure), reason(line, model, report.healthy)))
         .collect();
     report.extend(missed);
     judge_sample(report, &perplexity, &limits, is_likelihood);
@@ -104,7 +104,7 @@ fn worse_than_chance(
     has_builtin_text: bool,
     divergence: Option<&Divergence>,
 ) -> Finding {
-    const CHECK: &str = "worse-than-chance";
+    const CHECK: Check = Check::WorseThanChance;
     let value = perplexity.value;
     let message = format!("perplexity {value:.1}: guessing among {n_vocab} tokens does better");
     if value.is_finite() && divergence.is_some_and(|d| d.baseline_ppl > n_vocab as f64) {
@@ -184,9 +184,8 @@ mod tests {
     use super::*;
     use crate::verify::{Estimate, Statistics, Thresholds};
 
-    fn report(kld: (f64, f64), own: Thresholds) -> Report {
+    fn report(value: f64, stderr: f64, own: Thresholds) -> Report {
         let mut report = Report::new(Some("llama".to_owned()), None, own);
-        let (value, stderr) = kld;
         report.divergence = Some(Divergence {
             mean: Estimate { value, stderr },
             median: value,
@@ -222,15 +221,15 @@ mod tests {
         let none = Thresholds::default();
         let both = [Aspect::Perplexity, Aspect::Divergence];
         // The perplexity alone is uncertain by 8 %, the divergence is not.
-        assert!(open(report((0.0043, 0.0002), none), 1016, 0.08, 0.017).is_empty());
-        assert!(open(report((0.0043, 0.0004), none), 200, 0.2, 0.017).is_empty());
-        assert_eq!(open(report((0.0043, 0.0002), none), 99, 0.2, 0.017), both);
-        assert_eq!(open(report((0.0043, 0.005), none), 1016, 0.08, 0.017), both);
+        assert!(open(report(0.0043, 0.0002, none), 1016, 0.08, 0.017).is_empty());
+        assert!(open(report(0.0043, 0.0004, none), 200, 0.2, 0.017).is_empty());
+        assert_eq!(open(report(0.0043, 0.0002, none), 99, 0.2, 0.017), both);
+        assert_eq!(open(report(0.0043, 0.005, none), 1016, 0.08, 0.017), both);
         // Enough text for a perplexity: two errors are enough, as without a baseline.
-        assert!(open(report((0.0043, 0.005), none), 5000, 0.02, 0.017).is_empty());
+        assert!(open(report(0.0043, 0.005, none), 5000, 0.02, 0.017).is_empty());
         let own = none.with(Figure::PplIncrease, Some(0.002));
-        assert_eq!(open(report((0.0043, 0.0002), own), 1016, 0.08, 0.017), both);
-        let mut alone = report((0.0043, 0.0002), none);
+        assert_eq!(open(report(0.0043, 0.0002, own), 1016, 0.08, 0.017), both);
+        let mut alone = report(0.0043, 0.0002, none);
         alone.divergence = None;
         assert_eq!(open(alone, 1016, 0.08, 0.017), both);
     }

@@ -2,7 +2,7 @@
 
 use crate::gguf::Value;
 use crate::verify::windows::{RowSelection, Scoring, Span, cut};
-use crate::verify::{Aspect, Finding, LogitFile, Model, Prompt, PromptFile, Report, VerifyError};
+use crate::verify::{Aspect, Check, Finding, LogitFile, Model, Prompt, PromptFile, Report, VerifyError};
 
 /// Returns the text of a logit file and its scoring; records in the report what it cannot judge. `given` holds the
 /// user's prompts, which should have the same text, and `files` their files.
@@ -67,10 +67,10 @@ fn compare(
                 show(a),
                 show(b)
             );
-            return Ok(Some(Finding::error("tokenizer-parity", message)));
+            return Ok(Some(Finding::error(Check::TokenizerParity, message)));
         }
     }
     let (n_given, n_own) = (given.len(), own.len());
     let message = format!("prompts: {n_given} chunks, the logit file has {n_own}");
-    Ok((n_given < n_own).then(|| Finding::error("tokenizer-parity", message)))
+    Ok((n_given < n_own).then(|| Finding::error(Check::TokenizerParity, message)))
 }

@@ -9,11 +9,12 @@ use crate::core::progress::Progress;
 use crate::engine::{Engine, EngineError, GraphPlan, Hidden, ModelKind, TokenChunk};
 use crate::gguf::{Metadata, Value as Stored};
 use crate::verify::cost::Cost;
+use crate::verify::model::LoadedModel;
 use crate::verify::reference_twin::{ReferenceTwin, TITLE};
 use crate::verify::texts::EncoderTexts;
 use crate::verify::{
-    Aspect, Divergence, Figure, Finding, LimitLine, Measured, Model, Perplexity, Position, Prompt, Reference,
-    Report, Thresholds, VerifyError, Window,
+    Aspect, Check, Divergence, Figure, Finding, LimitLine, Measured, Model, Perplexity, Position, Prompt,
+    Reference, Report, Thresholds, VerifyError, Window,
 };
 
 /// Maximum number of tokens of a text: every masked token is a run of its text.
@@ -61,6 +62,13 @@ impl MaskedReport {
             "texts": self.texts, "candidates": self.candidates, "mask_token": self.mask_token, "against": against,
         })
     }
+}
+
+/// States of a sample's masked tokens, with the engine that computed them.
+#[derive(Clone, Copy)]
+struct MaskedRun<'a> {
+    engine: &'a Engine<'a>,
+    states: &'a Hidden,
 }
 
 /// Masked copies of a sample's texts, and the tokens under the masks.
@@ -122,18 +130,24 @@ impl MaskedSample {
     /// Scores the masked tokens, and compares them with the baseline's predictions.
     fn positions(
         &self,
-        (engine, states): (&Engine<'_>, &Hidden),
-        baseline: Option<(&Engine<'_>, &Hidden)>,
+        own: MaskedRun<'_>,
+        baseline: Option<MaskedRun<'_>>,
         progress: &dyn Progress,
     ) -> Result<Vec<Position>, EngineError> {
+        let MaskedRun { engine, states } = own;
         let scores = match baseline {
             None => {
                 let scores = engine.scores(states, &self.targets, progress, None)?;
                 scores.into_iter().map(|score| (score, None)).collect::<Vec<_>>()
             }
-            Some((reference, reference_states)) => {
-                let both =
-                    reference.divergences(reference_states, engine, states, &self.targets, progress)?;
+            Some(reference) => {
+                let both = reference.engine.divergences(
+                    reference.states,
+                    engine,
+                    states,
+                    &self.targets,
+                    progress,
+                )?;
                 let pair = |d: crate::engine::TokenDivergence| {
                     (d.model, Some(Reference { score: d.reference, kld: d.kld }))
                 };
@@ -178,13 +192,13 @@ pub(super) fn texts_of_windows(windows: &[Window], prompts: &[Prompt]) -> Encode
 /// Returns the mask token that the file names.
 fn mask_token(metadata: &Metadata, n_vocab: usize) -> Result<u32, Finding> {
     let Some(value) = metadata.get(MASK) else {
-        return Err(Finding::unchecked("masked", format!("the file names no mask token (`{MASK}`)")));
+        return Err(Finding::unchecked(Check::Masked, format!("the file names no mask token (`{MASK}`)")));
     };
     let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < n_vocab);
     id.ok_or_else(|| {
         let found = value.as_i128().map_or_else(|| "something else".to_owned(), |id| id.to_string());
         let message = format!("key `{MASK}`: expected a token below {n_vocab}, found {found}");
-        Finding::error("masked", message)
+        Finding::error(Check::Masked, message)
     })
 }
 
@@ -198,12 +212,13 @@ pub(super) fn level_heads(model: &mut GraphPlan, baseline: &mut GraphPlan) {
 
 /// Runs the sample through the model and its baseline, and judges the result.
 pub(super) fn judge(
-    (model, engine): (&Model<'_>, &Engine<'_>),
-    baseline: Option<(&Model<'_>, &Engine<'_>)>,
+    own: LoadedModel<'_>,
+    baseline: Option<LoadedModel<'_>>,
     texts: &EncoderTexts,
     report: &mut Report,
     progress: &dyn Progress,
 ) -> Result<(), VerifyError> {
+    let LoadedModel { model, engine } = own;
     let plan = engine.plan();
     if plan.masked.is_none() {
         report.masked = Some(Err("no masked-language head in the file".to_owned()));
@@ -230,22 +245,21 @@ pub(super) fn judge(
         return Ok(());
     }
     let comparable = |other: &GraphPlan| other.masked.is_some() && other.n_vocab == plan.n_vocab;
-    let reference = baseline.filter(|(_, engine)| comparable(engine.plan()));
+    let reference = baseline.filter(|other| comparable(other.engine.plan()));
     let n_runs = if reference.is_some() { 2 } else { 1 };
     progress.begin("running masked tokens", n_runs * engine.work_bytes(&sample.chunks));
     let states = sample.run(engine, progress)?;
     let reference_states = match reference {
-        Some((_, reference)) => Some(sample.run(reference, progress).map_err(VerifyError::Baseline)?),
+        Some(other) => Some(sample.run(other.engine, progress).map_err(VerifyError::Baseline)?),
         None => None,
     };
-    let other = reference.zip(reference_states.as_ref()).map(|((_, engine), states)| (engine, states));
-    let positions = sample.positions((engine, &states), other, progress)?;
+    let reference = reference.zip(reference_states.as_ref());
+    let other = reference.map(|(other, states)| MaskedRun { engine: other.engine, states });
+    let positions = sample.positions(MaskedRun { engine, states: &states }, other, progress)?;
     progress.end();
-    let healthy = match (reference, &reference_states) {
-        (Some((baseline, reference)), Some(reference_states)) => {
-            healthy(model, (baseline, reference, reference_states), &sample, progress)?
-        }
-        _ => None,
+    let healthy = match reference {
+        Some((baseline, states)) => healthy(model, baseline, states, &sample, progress)?,
+        None => None,
     };
     let Some(perplexity) = Perplexity::of(positions.iter()) else { return Ok(()) };
     let found = MaskedReport {
@@ -263,10 +277,12 @@ pub(super) fn judge(
 /// Returns the cost of the file's types at the sample's tokens; `None` if one of the types has no quantizer.
 fn healthy(
     model: &Model<'_>,
-    (baseline, reference, reference_states): (&Model<'_>, &Engine<'_>, &Hidden),
+    baseline: LoadedModel<'_>,
+    states: &Hidden,
     sample: &MaskedSample,
     progress: &dyn Progress,
 ) -> Result<Option<Cost>, VerifyError> {
+    let LoadedModel { model: baseline, engine: reference } = baseline;
     let options = *reference.options();
     let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
@@ -275,8 +291,9 @@ fn healthy(
     plan.head.bias = plan.head.bias.filter(|_| reference.plan().head.bias.is_some());
     let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
     progress.begin(TITLE, engine.work_bytes(&sample.chunks));
-    let states = sample.run(&engine, progress).map_err(VerifyError::Baseline)?;
-    let positions = sample.positions((&engine, &states), Some((reference, reference_states)), progress);
+    let own = sample.run(&engine, progress).map_err(VerifyError::Baseline)?;
+    let own = MaskedRun { engine: &engine, states: &own };
+    let positions = sample.positions(own, Some(MaskedRun { engine: reference, states }), progress);
     progress.end();
     Ok(Divergence::of(&positions.map_err(VerifyError::Baseline)?).map(|divergence| Cost::of(&divergence)))
 }
@@ -300,7 +317,7 @@ fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: 
     if !p.value.is_finite() || (p.tokens > 1 && low > n_vocab as f64) {
         let message =
             format!("pseudo-perplexity {:.1}: guessing among {n_vocab} tokens does better", p.value);
-        report.add(Finding::error("worse-than-chance", message));
+        report.add(Finding::error(Check::WorseThanChance, message));
     }
     let limits = lines(&found, model, report);
     let whom = match &found.healthy {
@@ -309,7 +326,7 @@ fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: 
     };
     for line in limits.iter().filter(|line| line.is_missed()) {
         let of = if line.is_own { "the limit that was set" } else { &whom };
-        report.add(Finding::error(line.figure.row().option, format!("{}, {of}", line.relation())));
+        report.add(Finding::error(Check::Limit(line.figure), format!("{}, {of}", line.relation())));
     }
     let n = p.tokens;
     match (&found.divergence, has_baseline) {

@@ -2,11 +2,11 @@
 
 use crate::arch::graph::GraphFeatures;
 use crate::core::{TensorMeta, TensorSource};
-use crate::engine::{EngineError, GraphPlan};
+use crate::engine::{Engine, EngineError, GraphPlan};
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::verify::samples::SAMPLES;
 use crate::verify::{
-    ChatRenderer, Finding, OriginTokenizer, Prompt, PromptError, PromptSource, Recall, TextEncoder,
+    ChatRenderer, Check, Finding, OriginTokenizer, Prompt, PromptError, PromptSource, Recall, TextEncoder,
     VerifyError,
 };
 
@@ -79,13 +79,13 @@ impl Model<'_> {
         if let Some(reason) = missing {
             let message =
                 format!("{n_text} of {} prompts are text, which cannot be encoded: {reason}", sources.len());
-            findings.push(Finding::unchecked("perplexity", message));
+            findings.push(Finding::unchecked(Check::Perplexity, message));
         }
         if let Some((at, reason)) = failed.first() {
             let n = failed.len();
             let more = if n > 1 { format!(" ({n} of {} prompts)", sources.len()) } else { String::new() };
             let message = format!("prompt {at}: messages: {reason}{more}");
-            findings.push(Finding::error("chat-template", message));
+            findings.push(Finding::error(Check::ChatTemplate, message));
         }
         Ok((prompts, findings))
     }
@@ -117,6 +117,13 @@ impl Model<'_> {
     pub(super) fn bits_per_weight(&self) -> f64 {
         bits_per_weight(self.source.tensors().iter())
     }
+}
+
+/// Model with the engine that runs it.
+#[derive(Clone, Copy)]
+pub(super) struct LoadedModel<'a> {
+    pub(super) model: &'a Model<'a>,
+    pub(super) engine: &'a Engine<'a>,
 }
 
 fn bits_per_weight<'a>(tensors: impl Iterator<Item = &'a TensorMeta>) -> f64 {

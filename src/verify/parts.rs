@@ -16,9 +16,11 @@ use std::path::{Path, PathBuf};
 use crate::core::progress::Progress;
 use crate::engine::{Engine, EngineOptions, GraphPlan, ModelKind};
 use crate::gguf::Share;
+use crate::verify::checks::adapter;
 use crate::verify::cost::Cost;
 use crate::verify::judgement::JudgedModel;
 use crate::verify::measure::{self, LogitFiles, RunObservers, measure_with};
+use crate::verify::model::LoadedModel;
 use crate::verify::reference_twin::{TwinRun, evenly_of, run_twin};
 use crate::verify::routing::watch::RouteTally;
 use crate::verify::verification::{ExaminedModel, contexts, examine, prepare, text_bytes};
@@ -118,7 +120,7 @@ pub fn verify_part(
     if options.structure_only || options.weights_only {
         return no_parts("a verification that runs nothing");
     }
-    if crate::verify::adapter::is_one(model.metadata) {
+    if adapter::is_one(model.metadata) {
         return no_parts("an adapter: it is not run");
     }
     let (mut at_weights, mut weights) = (None, None);
@@ -143,7 +145,8 @@ pub fn verify_part(
         ModelKind::Diffusion => return no_parts("a diffusion model: it is judged at masked tokens"),
         ModelKind::Decoder => {}
     }
-    run(model, baseline, (plan, &encoded, prompts), options, &mut checked, progress)
+    let input = PartInput { plan, encoded: &encoded, sources: prompts };
+    run(model, baseline, input, options, &mut checked, progress)
 }
 
 /// Part whose checks are done.
@@ -188,19 +191,26 @@ impl CheckedPart {
     }
 }
 
+/// Graph of a part, and its prompts as token ids and as they were given.
+struct PartInput<'a> {
+    plan: GraphPlan,
+    encoded: &'a [Prompt],
+    sources: &'a [PromptSource],
+}
+
 /// Runs the share of the windows.
 fn run(
     model: &Model<'_>,
     baseline: Option<&Model<'_>>,
-    (plan, encoded, sources): (GraphPlan, &[Prompt], &[PromptSource]),
+    input: PartInput<'_>,
     options: &VerifyOptions<'_>,
     checked: &mut CheckedPart,
     progress: &dyn Progress,
 ) -> Result<VerificationPart, VerifyError> {
+    let PartInput { plan, encoded, sources } = input;
     let engine = Engine::new(plan, model.source, options.engine)?;
     let (files, scoring) = (options.files, &options.scoring);
-    let (cut, reference) =
-        prepare(&engine, baseline, (encoded, sources, files), scoring, &mut checked.report)?;
+    let (cut, reference) = prepare(&engine, baseline, encoded, sources, files, scoring, &mut checked.report)?;
     let Cut { windows, unreached, chunks } = cut;
     if windows.len() < checked.share.count() {
         return Err(VerifyError::FewWindows { share: checked.share, n_windows: windows.len() });
@@ -213,7 +223,12 @@ fn run(
     let logits = LogitFiles::default();
     let (positions, n_tokens) = measure_with(&engine, other, logits, own_windows, progress, observers)?;
     let twin = match baseline.zip(reference.as_ref()) {
-        Some(engines) => run_twin(model, engines, &evenly_of(&windows, own.clone()), progress)?,
+        Some((baseline, engine)) => run_twin(
+            model,
+            LoadedModel { model: baseline, engine },
+            &evenly_of(&windows, own.clone()),
+            progress,
+        )?,
         None => TwinRun::None,
     };
     let (twin, twin_positions) = match twin {

@@ -8,9 +8,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::verify::{Divergence, Finding, Report};
+use crate::verify::{Check, Divergence, Finding, Report};
 
-const CHECK: &str = "min-quality";
+const CHECK: Check = Check::MinQuality;
 
 /// Closeness of a file's predictions to its baseline's, from good to bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

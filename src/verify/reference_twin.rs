@@ -13,6 +13,7 @@ use crate::engine::{Engine, EngineError};
 use crate::quant::{can_quantize, dequantize, quantize_rows};
 use crate::verify::cost::Cost;
 use crate::verify::measure::{Baseline, measure};
+use crate::verify::model::LoadedModel;
 use crate::verify::{Divergence, HealthyCost, Model, Position, VerifyError, Window};
 
 /// Number of tokens that are run: enough for the cost to about 10 %, which is well within the margin of the limits.
@@ -106,11 +107,11 @@ pub(super) fn has_twin(model: &Model<'_>, baseline: &Model<'_>) -> bool {
 /// Cancellation.
 pub(super) fn run_twin(
     model: &Model<'_>,
-    (baseline, reference): (&Model<'_>, &Engine<'_>),
+    baseline: LoadedModel<'_>,
     windows: &[Window],
     progress: &dyn Progress,
 ) -> Result<TwinRun, VerifyError> {
-    match twin_positions(model, baseline, reference, windows, progress) {
+    match twin_positions(model, baseline, windows, progress) {
         Ok(positions) => Ok(positions.map_or(TwinRun::None, TwinRun::Positions)),
         Err(error @ VerifyError::Engine(EngineError::Cancelled)) => Err(error),
         Err(error) => Ok(TwinRun::Failed(error.to_string())),
@@ -119,11 +120,11 @@ pub(super) fn run_twin(
 
 fn twin_positions(
     model: &Model<'_>,
-    baseline: &Model<'_>,
-    reference: &Engine<'_>,
+    baseline: LoadedModel<'_>,
     windows: &[Window],
     progress: &dyn Progress,
 ) -> Result<Option<Vec<Position>>, VerifyError> {
+    let LoadedModel { model: baseline, engine: reference } = baseline;
     let options = *reference.options();
     let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);

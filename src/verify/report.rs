@@ -3,11 +3,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::verify::baseline_keys::leaves_results_open;
+use crate::verify::checks::baseline_keys::leaves_results_open;
 use crate::verify::{
-    Aspect, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, Figure, FileLabel,
-    LimitLine, MaskedReport, Perplexity, PromptFileReport, Quality, RoutingReport, TaskReport, Thresholds,
-    WeightReport,
+    Aspect, Check, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, FileLabel, LimitLine,
+    MaskedReport, Perplexity, PromptFileReport, Quality, RoutingReport, TaskReport, Thresholds, WeightReport,
 };
 
 /// Severity of a finding.
@@ -37,8 +36,8 @@ impl Severity {
 /// Result of a check that is worth reporting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Name of the check.
-    pub check: &'static str,
+    /// Check that found it.
+    pub check: Check,
     /// Severity of the finding.
     pub severity: Severity,
     /// Name of the tensor that the finding is about.
@@ -50,19 +49,19 @@ pub struct Finding {
 impl Finding {
     /// Creates an error about the whole file.
     #[must_use]
-    pub fn error(check: &'static str, message: impl Into<String>) -> Self {
+    pub fn error(check: Check, message: impl Into<String>) -> Self {
         Self { check, severity: Severity::Error, tensor: None, message: message.into() }
     }
 
     /// Creates a warning about the whole file.
     #[must_use]
-    pub fn warning(check: &'static str, message: impl Into<String>) -> Self {
+    pub fn warning(check: Check, message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(check, message) }
     }
 
     /// Creates a finding about something that could not be judged.
     #[must_use]
-    pub fn unchecked(check: &'static str, message: impl Into<String>) -> Self {
+    pub fn unchecked(check: Check, message: impl Into<String>) -> Self {
         Self { severity: Severity::Unchecked, ..Self::error(check, message) }
     }
 
@@ -71,48 +70,6 @@ impl Finding {
     pub fn of(self, tensor: impl Into<String>) -> Self {
         Self { tensor: Some(tensor.into()), ..self }
     }
-}
-
-/// Names of all checks that have findings, in addition to the limits of [`Figure`]s.
-const CHECKS: &[&str] = &[
-    "adapter",
-    "all-zero",
-    "baseline",
-    "chat-template",
-    "context",
-    "embeddings",
-    "encoder",
-    "graph",
-    "header",
-    "hparams",
-    "keys",
-    "label",
-    "layout",
-    "limits",
-    "masked",
-    "metadata",
-    "min-quality",
-    "non-finite",
-    "perplexity",
-    "prompts",
-    "required-keys",
-    "round-trip",
-    "shapes",
-    "source-tokenizer",
-    "tasks",
-    "tokenizer",
-    "tokenizer-parity",
-    "towers",
-    "trace",
-    "trailing-bytes",
-    "weights",
-    "worse-than-chance",
-];
-
-/// Returns the name of a check as a static string; `None` if a name that was read from a file is unknown.
-pub(super) fn check_named(name: &str) -> Option<&'static str> {
-    let limits = Figure::ALL.iter().map(|figure| figure.row().option);
-    CHECKS.iter().copied().chain(limits).find(|check| *check == name)
 }
 
 /// Answer to the question whether the file may be shipped, from good to bad.
@@ -238,7 +195,7 @@ impl Report {
     #[must_use]
     pub fn unreadable(reason: impl Into<String>) -> Self {
         let mut report = Self::new(None, None, Thresholds::default());
-        report.add(Finding::error("header", reason));
+        report.add(Finding::error(Check::Header, reason));
         for aspect in Aspect::ALL {
             report.not_judged(aspect, "the file could not be read", "a file that can be read");
         }
@@ -271,7 +228,7 @@ impl Report {
     /// Records that the baseline is the model itself, which judges nothing.
     pub fn own_baseline(&mut self) {
         const ITSELF: &str = "the baseline is the model itself";
-        self.add(Finding::warning("baseline", ITSELF));
+        self.add(Finding::warning(Check::Baseline, ITSELF));
         for aspect in [Aspect::Metadata, Aspect::Weights, Aspect::Divergence] {
             self.not_judged(aspect, ITSELF, "the model that it was made from");
         }
@@ -442,41 +399,6 @@ fn distribution(mean: &Estimate, quantiles: &Distribution) -> Value {
 mod tests {
     use super::*;
 
-    /// Appends the sources of a module and its submodules to `found`.
-    fn sources(dir: &std::path::Path, found: &mut String) {
-        for entry in fs_err::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                sources(&path, found);
-            } else {
-                found.push_str(&fs_err::read_to_string(&path).unwrap());
-            }
-        }
-    }
-
-    #[test]
-    fn every_check_that_finds_something_is_known_by_its_name() {
-        let mut text = String::new();
-        for dir in ["src/verify", "src/cli/verify"] {
-            sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(dir), &mut text);
-        }
-        let mut n = 0;
-        for start in ["Finding::error(", "Finding::warning(", "Finding::unchecked(", "CHECK: &str ="] {
-            for (at, _) in text.match_indices(start) {
-                let argument = text[at + start.len()..].trim_start();
-                let quoted = argument.strip_prefix('"').and_then(|rest| rest.split('"').next());
-                // The list of these patterns itself has no name.
-                let is_name = |name: &&str| name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
-                let Some(name) = quoted.filter(is_name) else { continue };
-                // Tests use names of one letter.
-                assert!(name.len() == 1 || check_named(name).is_some(), "`{name}` is not in the list");
-                n += 1;
-            }
-        }
-        assert!(n > 40, "{n}");
-        assert_eq!((check_named("max-kld"), check_named("max-kl")), (Some("max-kld"), None));
-    }
-
     #[test]
     fn the_worst_finding_decides_and_a_pass_is_earned() {
         let mut report = Report::new(None, None, Thresholds::default());
@@ -485,11 +407,11 @@ mod tests {
             report.judged(aspect, "x");
         }
         assert_eq!(report.verdict, Verdict::Pass);
-        report.add(Finding::warning("a", "b"));
+        report.add(Finding::warning(Check::Keys, "b"));
         assert_eq!(report.verdict, Verdict::Pass);
-        report.add(Finding::unchecked("a", "b"));
+        report.add(Finding::unchecked(Check::Keys, "b"));
         assert_eq!(report.verdict, Verdict::Partial);
-        report.add(Finding::error("a", "b"));
+        report.add(Finding::error(Check::Keys, "b"));
         assert_eq!(report.verdict, Verdict::Fail);
         report.not_judged(Aspect::Weights, "x", "y");
         assert_eq!(report.verdict, Verdict::Fail);

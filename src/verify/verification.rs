@@ -2,34 +2,32 @@
 
 use std::time::Instant;
 
-use crate::arch::missing_tensors;
 use crate::core::progress::Progress;
 use crate::core::text::escape_bytes;
-use crate::engine::{Engine, EngineError, EngineOptions, GraphPlan, ModelKind, Observer};
-use crate::gguf::Value;
+use crate::engine::{Engine, EngineOptions, GraphPlan, ModelKind, Observer};
 use crate::verify::answers::cut_sources;
-use crate::verify::chat::check_templates;
+use crate::verify::checks::input::CheckedFile;
+use crate::verify::checks::{
+    adapter, check_baseline, check_file, check_texts, graph, label, towers, vocabulary,
+};
 use crate::verify::cost::Cost;
-use crate::verify::embeddings;
+use crate::verify::drafts;
+use crate::verify::embeddings::{self, EncoderRun};
 use crate::verify::judgement::{JudgedModel, healthy_cost, judge_figures};
 use crate::verify::known;
-use crate::verify::label;
 use crate::verify::masked;
 use crate::verify::measure::{self, LogitFiles, RunObservers, measure_with};
+use crate::verify::model::LoadedModel;
 use crate::verify::options::{VerifyOptions, longer_than_trained};
 use crate::verify::prompts::file_reports;
 use crate::verify::quality;
 use crate::verify::reference_twin::{TwinRun, evenly, has_twin, run_twin};
-use crate::verify::round_trip::check_round_trip;
 use crate::verify::routing::watch::RouteTally;
-use crate::verify::structure::{check_layout, check_structure};
 use crate::verify::tasks;
-use crate::verify::towers;
 use crate::verify::windows::{Cut, Scoring, Window, cut};
-use crate::verify::{Aspect, adapter, baseline_keys, drafts, file_vocabulary};
 use crate::verify::{
-    Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile, PromptReport,
-    PromptSource, Report, SaveLogits, Severity, StructureOptions, TaskReport, TaskSet, VerifyError,
+    Aspect, Check, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile,
+    PromptReport, PromptSource, Report, SaveLogits, Severity, TaskReport, TaskSet, VerifyError,
     WeightOptions, WorstToken, compare_weights,
 };
 
@@ -83,14 +81,15 @@ pub fn verify_with(
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<Verification, VerifyError> {
-    let mut verification = run_checks((model, baseline), prompts, options, extras, progress, observer)?;
+    let mut verification = run_checks(model, baseline, prompts, options, extras, progress, observer)?;
     quality::judge(&mut verification.report);
     Ok(verification)
 }
 
 /// Runs all checks, as far as possible.
 fn run_checks(
-    (model, baseline): (&Model<'_>, Option<&Model<'_>>),
+    model: &Model<'_>,
+    baseline: Option<&Model<'_>>,
     prompts: &[PromptSource],
     options: &VerifyOptions<'_>,
     extras: &Extras<'_>,
@@ -115,7 +114,8 @@ fn run_checks(
     if plan.kind == ModelKind::Encoder {
         report.ask_encoder();
         report.extend(embeddings::without_use(extras));
-        embeddings::judge(model, baseline, plan, &encoded, options, &mut report, (progress, observer))?;
+        let run = EncoderRun { options, progress, observer };
+        embeddings::judge(model, baseline, plan, &encoded, run, &mut report)?;
         return Ok(Verification { prompts: encoded, ..Verification::without_figures(report) });
     }
     let mut scoring = options.scoring;
@@ -129,11 +129,11 @@ fn run_checks(
     report.extend(of_tasks);
     if encoded.is_empty() && (extras.logits.is_some() || !extras.tasks.is_empty()) {
         let message = "no text was scored: answers to tasks are counted, not judged";
-        report.add(Finding::unchecked("perplexity", message));
+        report.add(Finding::unchecked(Check::Perplexity, message));
         return Ok(Verification::without_figures(report));
     }
     let files = if known.is_some() { &[] } else { options.files };
-    let (cut, reference) = prepare(&engine, baseline, (&encoded, prompts, files), &scoring, &mut report)?;
+    let (cut, reference) = prepare(&engine, baseline, &encoded, prompts, files, &scoring, &mut report)?;
     let Cut { windows, unreached, chunks } = cut;
     let recall = baseline.and_then(|baseline| baseline.recall);
     let other = reference.as_ref().map(|engine| measure::Baseline { engine, recall });
@@ -153,9 +153,11 @@ fn run_checks(
     fill(&mut report, encoded.len(), &positions, text_bytes(model, &positions));
     report.contexts = report.divergence.as_ref().map(|d| contexts(d, &encoded, model)).unwrap_or_default();
     report.prompt_files = file_reports(files, &chunks, &positions);
+    let loaded_baseline =
+        baseline.zip(reference.as_ref()).map(|(model, engine)| LoadedModel { model, engine });
     if report.divergence.is_some() {
-        let twin = match baseline.zip(reference.as_ref()) {
-            Some(engines) => run_twin(model, engines, &evenly(&windows), progress)?,
+        let twin = match loaded_baseline {
+            Some(loaded) => run_twin(model, loaded, &evenly(&windows), progress)?,
             None => TwinRun::None,
         };
         report.healthy = Some(healthy_cost(Cost::typical(model.source.tensors()), twin, &mut report));
@@ -163,8 +165,8 @@ fn run_checks(
     judge_figures(&mut report, &JudgedModel::of(model, engine.plan(), prompts));
     if engine.plan().kind == ModelKind::Diffusion {
         let texts = masked::texts_of_windows(&windows, &encoded);
-        let other = baseline.zip(reference.as_ref());
-        masked::judge((model, &engine), other, &texts, &mut report, progress)?;
+        let own = LoadedModel { model, engine: &engine };
+        masked::judge(own, loaded_baseline, &texts, &mut report, progress)?;
     }
     if let (Some(writer), Some(save)) = (save, wanted) {
         writer.commit(save.sync)?;
@@ -209,9 +211,9 @@ pub(super) fn examine(
     if baseline.is_some() {
         report.has_baseline();
     }
-    report.extend(model.file.map(check_layout).unwrap_or_default());
-    let structure = StructureOptions { level: options.engine.level };
-    report.extend(check_structure(model.source, model.metadata, &structure, progress)?);
+    let level = options.engine.level;
+    let file = CheckedFile::new(model.source, model.metadata, model.file, level, progress);
+    report.extend(check_file(&file)?);
     report.judged(Aspect::Structure, format!("{} tensors, block by block", model.source.tensors().len()));
     if let Some(file) = model.file {
         let (found, wrong) = label::check(model.metadata, model.source.tensors(), Some(file.path()));
@@ -228,19 +230,19 @@ pub(super) fn examine(
     let plan = if drafts::are_alone(model.metadata, model.source.tensors()) {
         drafts::leave_out(model.metadata, &mut report);
         None
-    } else if file_vocabulary::is_alone(model.metadata, model.source.tensors()) {
-        file_vocabulary::leave_out(&mut report);
+    } else if vocabulary::is_alone(model.metadata, model.source.tensors()) {
+        vocabulary::leave_out(&mut report);
         None
     } else if options.weights_only {
         None
     } else {
-        check_graph(model, &mut report)?
+        graph::check(model, &mut report)?
     };
     for lost in [Some(model), baseline].into_iter().flatten().flat_map(|model| model.lost) {
-        report.add(Finding::warning("hparams", lost));
+        report.add(Finding::warning(Check::Hparams, lost));
     }
     if let Some(baseline) = baseline {
-        report.extend(baseline_keys::compare(model, baseline.metadata));
+        report.extend(check_baseline(model, baseline));
         report
             .judged(Aspect::Metadata, format!("{} keys, compared with the baseline's", model.metadata.len()));
         if !options.structure_only {
@@ -248,10 +250,7 @@ pub(super) fn examine(
         }
     }
     check_tokenizer(model, prompts, &mut report);
-    let stop = report
-        .findings
-        .iter()
-        .any(|f| f.severity == Severity::Error && !MEASURED_ALL_THE_SAME.contains(&f.check));
+    let stop = report.findings.iter().any(|f| f.severity == Severity::Error && !f.check.is_measured());
     let Some(plan) = plan.filter(|_| !(options.structure_only || stop)) else {
         if stop {
             report.not_judged(
@@ -266,19 +265,22 @@ pub(super) fn examine(
     Ok(ExaminedModel { report, ready: Some((plan, encoded)) })
 }
 
-/// Cuts the prompts, and prepares the baseline if its logits can be compared with the model's. The tuple holds the
-/// encoded prompts, their sources, and the prompt files.
+/// Cuts the prompts, and prepares the baseline if its logits can be compared with the model's. `prompts` are the
+/// sources of the encoded ones, in the same order.
 pub(super) fn prepare<'b>(
     engine: &Engine<'_>,
     baseline: Option<&Model<'b>>,
-    (encoded, prompts, files): (&[Prompt], &[PromptSource], &[PromptFile]),
+    encoded: &[Prompt],
+    prompts: &[PromptSource],
+    files: &[PromptFile],
     scoring: &Scoring,
     report: &mut Report,
 ) -> Result<(Cut, Option<Engine<'b>>), VerifyError> {
     let mut cut = cut(encoded, files, scoring)?;
     let plan = engine.plan();
     cut_sources(plan, &mut cut.windows);
-    report.extend(beyond_training(plan, &cut.windows).map(|message| Finding::warning("context", message)));
+    report
+        .extend(beyond_training(plan, &cut.windows).map(|message| Finding::warning(Check::Context, message)));
     let reference = match baseline {
         Some(baseline) => {
             let reference = reference_engine(engine, baseline, report)?;
@@ -294,7 +296,7 @@ pub(super) fn prepare<'b>(
 fn is_comparable(other: usize, own: usize, report: &mut Report) -> bool {
     if own != other {
         let message = format!("{own} logits, the baseline has {other}: they cannot be compared");
-        report.add(Finding::error("baseline", message));
+        report.add(Finding::error(Check::Baseline, message));
     }
     own == other
 }
@@ -325,7 +327,7 @@ fn answers(
         Ok(encoder) => tasks::run(engine, encoder, tasks, progress),
         Err(_) if tasks.is_empty() => Ok(Vec::new()),
         Err(reason) => {
-            report.add(Finding::unchecked("tasks", format!("text cannot be encoded: {reason}")));
+            report.add(Finding::unchecked(Check::Tasks, format!("text cannot be encoded: {reason}")));
             Ok(Vec::new())
         }
     }
@@ -345,57 +347,23 @@ fn compare_all_weights(
     Ok(())
 }
 
-/// Returns the graph if there is one that can be run; otherwise adds a finding.
-fn check_graph(model: &Model<'_>, report: &mut Report) -> Result<Option<GraphPlan>, VerifyError> {
-    let missing = missing_tensors(model.metadata, model.source.tensors());
-    report.extend(missing.iter().map(|missing| Finding::error("graph", missing.to_string())));
-    match model.plan() {
-        Ok(plan) => {
-            report.extend(plan.warnings.iter().map(|warning| Finding::warning("graph", warning)));
-            Ok(Some(plan))
-        }
-        Err(error @ (EngineError::NoGraph { .. } | EngineError::Unsupported { .. })) => {
-            report.add(Finding::unchecked("graph", error.to_string()));
-            Ok(None)
-        }
-        Err(error @ (EngineError::Source(_) | EngineError::Cancelled)) => Err(error.into()),
-        Err(EngineError::MissingTensor { tensor })
-            if missing.is_some_and(|missing| missing.names.contains(&tensor)) =>
-        {
-            Ok(None)
-        }
-        Err(error) => {
-            report.add(Finding::error("graph", error.to_string()));
-            Ok(None)
-        }
-    }
-}
-
-/// Checks the chat template, the round trip of texts, and parity with the original tokenizer.
+/// Runs the checks of the tokenizer and of the chat template.
 fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Report) {
-    report.extend(check_templates(model.metadata, model.template));
-    let is_towers = towers::is_towers(model.metadata);
-    let has_vocabulary =
-        !is_towers && model.metadata.get("tokenizer.ggml.model").and_then(Value::as_str) != Some("none");
     let texts = model.texts(prompts);
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    check_texts(model, &texts, report);
     match model.encoder {
-        Err(reason) if has_vocabulary => {
-            report.not_judged(Aspect::Tokenizer, reason, "a vocabulary that this program knows");
-            report.add(Finding::unchecked("tokenizer", reason));
-        }
-        Err(_) if is_towers => report.judged(Aspect::Tokenizer, "towers have none"),
-        Err(_) => report.judged(Aspect::Tokenizer, "the file declares that it has none"),
-        Ok(encoder) => {
-            report.extend(check_round_trip(encoder, model.metadata, &texts));
+        Ok(_) => {
             let source = if model.origin.is_some() { ", ids beside the source's" } else { "" };
             report.judged(Aspect::Tokenizer, format!("{} texts to ids and back{source}", texts.len()));
         }
-    }
-    if let Some(origin) = model.origin {
-        let differs = |f: &Finding| f.severity == Severity::Error && f.check == "tokenizer-parity";
-        let keys_differ = report.findings.iter().any(differs);
-        report.extend(origin.compare(model.metadata, model.encoder, &texts, keys_differ));
+        Err(reason) if vocabulary::is_expected(model.metadata) => {
+            report.not_judged(Aspect::Tokenizer, reason, "a vocabulary that this program knows");
+        }
+        Err(_) if towers::is_towers(model.metadata) => {
+            report.judged(Aspect::Tokenizer, "towers have none");
+        }
+        Err(_) => report.judged(Aspect::Tokenizer, "the file declares that it has none"),
     }
 }
 
@@ -407,7 +375,7 @@ fn encode(
 ) -> Result<Option<Vec<Prompt>>, VerifyError> {
     match model.encode(prompts) {
         Err(VerifyError::NoEncoder { reason }) => {
-            report.add(Finding::unchecked("perplexity", format!("text cannot be encoded: {reason}")));
+            report.add(Finding::unchecked(Check::Perplexity, format!("text cannot be encoded: {reason}")));
             Ok(None)
         }
         Ok((encoded, left_out)) => {
@@ -462,18 +430,6 @@ pub(super) fn beyond_training(plan: &GraphPlan, windows: &[Window]) -> Option<St
     longer_than_trained(plan, longest, "chunks")
 }
 
-/// Checks whose errors leave the figures meaningful: the figures show how much an error costs.
-const MEASURED_ALL_THE_SAME: [&str; 8] = [
-    "all-zero",
-    "chat-template",
-    "hparams",
-    "label",
-    "round-trip",
-    "source-tokenizer",
-    "tokenizer-parity",
-    "weights",
-];
-
 /// Finds the first prompt for which the baseline's tokenizer gives other tokens.
 fn compare_ids(encoded: &[Prompt], prompts: &[PromptSource], baseline: &Model<'_>) -> Option<Finding> {
     baseline.encoder.ok()?;
@@ -492,7 +448,7 @@ fn compare_ids(encoded: &[Prompt], prompts: &[PromptSource], baseline: &Model<'_
         show(&own.tokens),
         show(&other.tokens)
     );
-    Some(Finding::error("tokenizer-parity", message))
+    Some(Finding::error(Check::TokenizerParity, message))
 }
 
 /// Returns the bytes of the text of the scored tokens; `None` without a tokenizer.

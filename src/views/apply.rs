@@ -136,19 +136,7 @@ pub fn apply(op: &Op, view: &View) -> Result<Vec<View>, ShapeError> {
 mod tests {
     use super::*;
     use crate::core::simd::SimdLevel;
-    use crate::core::{SourceError, WeightSource};
-
-    struct EmptySource;
-
-    impl WeightSource for EmptySource {
-        fn weights(&self) -> &[WeightMeta] {
-            &[]
-        }
-
-        fn read_elems(&self, _: usize, _: u64, _: &mut [u8]) -> Result<(), SourceError> {
-            unreachable!("the views are of values")
-        }
-    }
+    use crate::testkit::memory::MemoryWeights;
 
     /// Returns the result of an operation on 0, 1, 2, … in the given shape, one list per result; shapes agree with the
     /// plan's.
@@ -165,7 +153,7 @@ mod tests {
     fn floats(view: &View) -> Vec<f32> {
         let recipe = Recipe::new(view).unwrap();
         let mut out = vec![0.0; usize::try_from(recipe.shape().n_elems()).unwrap()];
-        recipe.read_f32(&EmptySource, SimdLevel::Scalar, 0, &mut out).unwrap();
+        recipe.read_f32(&MemoryWeights::default(), SimdLevel::Scalar, 0, &mut out).unwrap();
         out
     }
 

@@ -202,48 +202,26 @@ impl WeightSource for Decoded<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testkit::memory::MemoryTensors;
 
     /// Two stacked matrices of one row in blocks, a plain matrix of one row, factors, and tensors that only look like
     /// factors.
-    struct StackSource(Vec<TensorMeta>);
-
-    impl TensorSource for StackSource {
-        fn tensors(&self) -> &[TensorMeta] {
-            &self.0
-        }
-
-        fn read_rows(&self, tensor: usize, _: u64, out: &mut [u8]) -> Result<(), SourceError> {
-            let values: Vec<u8> = [0.5f32, 3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-            match tensor {
-                // Scale 1.0, codes 1.
-                0 => out.iter_mut().enumerate().for_each(|(at, byte)| {
-                    *byte = match at % 34 {
-                        0 => 0,
-                        1 => 0x3c,
-                        _ => 1,
-                    };
-                }),
-                _ => out.copy_from_slice(&values[..out.len()]),
-            }
-            Ok(())
-        }
+    fn stacks_with_factors() -> MemoryTensors {
+        // Scale 1.0, codes 1.
+        let block = [&[0, 0x3c][..], &[1; 32]].concat();
+        let factors = [0.5, 3.0];
+        MemoryTensors::default()
+            .with("x.weight", &[2, 1, 32], GgmlType::Q8_0, block.repeat(2))
+            .with_f32("x.scale", &[2], &factors)
+            .with_f32("x.input_scale", &[2], &factors)
+            .with_f32("y.scale", &[2], &factors)
+            .with_f32("z.weight", &[1, 2], &factors)
+            .with_f32("z.scale", &[1], &factors[..1])
     }
 
     #[test]
     fn factors_beside_blocks_are_multiplied_in() {
-        let tensor = |name: &str, dims: &[u64], ty| TensorMeta {
-            name: name.into(),
-            shape: Shape::new(dims.to_vec()).unwrap(),
-            ty,
-        };
-        let stack = StackSource(vec![
-            tensor("x.weight", &[2, 1, 32], GgmlType::Q8_0),
-            tensor("x.scale", &[2], GgmlType::F32),
-            tensor("x.input_scale", &[2], GgmlType::F32),
-            tensor("y.scale", &[2], GgmlType::F32),
-            tensor("z.weight", &[1, 2], GgmlType::F32),
-            tensor("z.scale", &[1], GgmlType::F32),
-        ]);
+        let stack = stacks_with_factors();
         let decoded = Decoded::new(&stack, SimdLevel::Scalar).unwrap();
         let names: Vec<_> = decoded.weights().iter().map(|weight| weight.name.as_str()).collect();
         assert_eq!(names, ["x.weight", "y.scale", "z.weight"], "what belongs to no weight stays");
@@ -257,28 +235,6 @@ mod tests {
         assert!(decoded.borrow(2).is_none());
         decoded.read_elems(2, 0, &mut other).unwrap();
         assert_eq!(other, [0.25f32.to_le_bytes(), 1.5f32.to_le_bytes()].concat());
-    }
-
-    struct RowSource {
-        tensors: Vec<TensorMeta>,
-        bytes: Vec<u8>,
-    }
-
-    impl TensorSource for RowSource {
-        fn tensors(&self) -> &[TensorMeta] {
-            &self.tensors
-        }
-
-        fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-            let row_bytes = self.tensors[tensor].row_bytes().unwrap() as usize;
-            out.copy_from_slice(&self.bytes[first_row as usize * row_bytes..][..out.len()]);
-            Ok(())
-        }
-    }
-
-    fn source(ty: GgmlType, dims: &[u64], bytes: Vec<u8>) -> RowSource {
-        let shape = Shape::new(dims.to_vec()).unwrap();
-        RowSource { tensors: vec![TensorMeta { name: "t".into(), shape, ty }], bytes }
     }
 
     /// Checks that any range of elements, also across rows and inside them, equals the same part of the whole.
@@ -295,12 +251,13 @@ mod tests {
 
     #[test]
     fn plain_types_keep_their_bytes() {
-        let rows = source(GgmlType::F16, &[4, 6], (0..48).collect());
+        let bytes: Vec<u8> = (0..48).collect();
+        let rows = MemoryTensors::default().with("t", &[4, 6], GgmlType::F16, bytes.clone());
         let decoded = Decoded::new(&rows, SimdLevel::Scalar).unwrap();
         assert_eq!(decoded.weights()[0].ty, ElementType::F16);
         let mut whole = vec![0; 48];
         decoded.read_elems(0, 0, &mut whole).unwrap();
-        assert_eq!(whole, rows.bytes);
+        assert_eq!(whole, bytes);
         ranges_agree(&decoded, 2);
     }
 
@@ -313,7 +270,7 @@ mod tests {
                 bytes.extend((0..32u8).map(|i| i.wrapping_mul(7).wrapping_add(row * 31 + block)));
             }
         }
-        let rows = source(GgmlType::Q8_0, &[3, 64], bytes);
+        let rows = MemoryTensors::default().with("t", &[3, 64], GgmlType::Q8_0, bytes);
         let decoded = Decoded::new(&rows, SimdLevel::Scalar).unwrap();
         assert_eq!(decoded.weights()[0].ty, ElementType::F32);
         let mut one = [0; 4];

@@ -162,32 +162,21 @@ pub fn factors(
 mod tests {
     use super::*;
     use crate::core::simd::SimdLevel;
-    use crate::core::{SourceError, WeightMeta, WeightSource};
+    use crate::testkit::memory::MemoryWeights;
+    use crate::testkit::noise::Noise;
     use crate::views::Recipe;
-
-    struct EmptySource;
-
-    impl WeightSource for EmptySource {
-        fn weights(&self) -> &[WeightMeta] {
-            &[]
-        }
-
-        fn read_elems(&self, _: usize, _: u64, _: &mut [u8]) -> Result<(), SourceError> {
-            unreachable!("the views are of values")
-        }
-    }
 
     fn floats(view: &View) -> Vec<f32> {
         let recipe = Recipe::new(view).unwrap();
         let mut out = vec![0.0; usize::try_from(recipe.shape().n_elems()).unwrap()];
-        recipe.read_f32(&EmptySource, SimdLevel::Scalar, 0, &mut out).unwrap();
+        recipe.read_f32(&MemoryWeights::default(), SimdLevel::Scalar, 0, &mut out).unwrap();
         out
     }
 
     /// Returns small integers, so that products are exact in any order.
     fn values(dims: &[u64], seed: u64) -> View {
-        let n: u64 = dims.iter().product();
-        let values: Vec<f32> = (0..n).map(|i| ((i * 7 + seed * 5) % 11) as f32 - 5.0).collect();
+        let (n, mut noise): (u64, _) = (dims.iter().product(), Noise::new(seed));
+        let values: Vec<f32> = (0..n).map(|_| noise.below(11) as f32 - 5.0).collect();
         View::values(values.into(), dims.to_vec()).unwrap()
     }
 

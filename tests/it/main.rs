@@ -1,4 +1,4 @@
-//! Integration tests: one binary, one module per subject.
+//! Integration tests: one binary, a folder for each module of the library and for what spans all of them.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -6,63 +6,26 @@
     reason = "a test stops by panicking, and prints for its reader"
 )]
 
-mod alibi;
-mod annotate;
 mod arch;
-mod archs;
 mod calibrate;
-mod chatglm;
 mod checkpoint;
-mod completions;
-mod continued;
+mod cli;
 mod convert;
-mod coverage;
-mod default_names;
-mod dense_modules;
-mod dependencies;
-mod determinism;
-mod docs;
-mod draft;
-mod endian;
+mod dequant;
 mod engine;
-mod engine_bad_input;
-mod engine_quantized;
 #[cfg(target_os = "linux")]
 mod faults;
-mod flm;
 mod fuzz;
 mod gguf;
-mod gguf2hf;
-mod goldens;
-#[cfg(unix)]
-mod guards;
-mod hints;
 mod hostile_corpus;
 mod inspect;
-mod isolated;
-mod layers;
-mod lora;
-mod magnitudes;
-mod many_parts;
-mod metadata;
-mod mmproj;
-mod moe_errors;
-mod msmodelslim;
-mod native;
-mod numbers;
-mod output;
-mod prequant;
 mod quant;
-mod quant_iq;
 mod quantize;
-mod refused;
 #[cfg(all(unix, feature = "remote"))]
 mod remote;
-mod sets;
-mod shares;
-mod sources;
+mod repository;
 mod support;
+#[path = "../testkit/mod.rs"]
+mod testkit;
 mod tokenizer;
-mod torch;
-mod towers;
 mod verify;

@@ -16,7 +16,7 @@ pub fn two_sum(a: f64, b: f64) -> (f64, f64) {
 }
 
 /// Adds sums and their rounding errors to other sums and theirs; missing rounding errors count as zero.
-pub fn add_exactly((sums, rests): (&mut [f64], &mut [f64]), (more, more_rests): (&[f64], &[f64])) {
+pub fn add_exactly(sums: &mut [f64], rests: &mut [f64], more: &[f64], more_rests: &[f64]) {
     for (at, ((sum, rest), &x)) in sums.iter_mut().zip(rests).zip(more).enumerate() {
         let (total, lost) = two_sum(*sum, x);
         (*sum, *rest) = two_sum(total, *rest + more_rests.get(at).copied().unwrap_or(0.0) + lost);
@@ -78,7 +78,7 @@ mod tests {
                 .map(|part| {
                     let (mut sum, mut rest) = ([0.0], [0.0]);
                     for &x in part {
-                        add_exactly((&mut sum, &mut rest), (&[x], &[]));
+                        add_exactly(&mut sum, &mut rest, &[x], &[]);
                     }
                     (sum, rest)
                 })
@@ -88,7 +88,7 @@ mod tests {
             }
             let (mut sum, mut rest) = ([0.0], [0.0]);
             for (more, rests) in &parts {
-                add_exactly((&mut sum, &mut rest), (more, rests));
+                add_exactly(&mut sum, &mut rest, more, rests);
             }
             sum[0].to_bits()
         };
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn what_is_no_number_stays_none() {
         let (mut sum, mut rest) = ([f64::INFINITY, 1.0], [0.0; 2]);
-        add_exactly((&mut sum, &mut rest), (&[1.0, f64::NAN], &[]));
+        add_exactly(&mut sum, &mut rest, &[1.0, f64::NAN], &[]);
         assert!(sum.iter().all(|sum| !sum.is_finite()), "{sum:?}");
     }
 }

@@ -26,7 +26,7 @@ mod tests;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -128,6 +128,29 @@ impl Isolation {
         let program = crate::text::escape(&self.program.path.to_string_lossy()).into_owned();
         IsolatedError::Start { program, reason: error.to_string() }
     }
+}
+
+/// Returns the pipes to a child: its input, output and standard error.
+fn pipes(child: &mut Child) -> std::io::Result<(ChildStdin, ChildStdout, ChildStderr)> {
+    let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (Some(input), Some(output), Some(errors)) = pipes else {
+        return Err(std::io::ErrorKind::BrokenPipe.into());
+    };
+    Ok((input, output, errors))
+}
+
+/// Checks that a request may still be waited for.
+///
+/// # Errors
+/// [`IsolatedError::Cancelled`], [`IsolatedError::Time`].
+fn check_wait(begun: Instant, bounds: &Bounds, is_cancelled: fn() -> bool) -> Result<(), IsolatedError> {
+    if is_cancelled() {
+        return Err(IsolatedError::Cancelled);
+    }
+    if begun.elapsed() >= bounds.wall {
+        return Err(IsolatedError::Time { seconds: bounds.wall.as_secs() });
+    }
+    Ok(())
 }
 
 /// Returns the exit status of a child that closed its output; `None` if it does not end in time.

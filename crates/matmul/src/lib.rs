@@ -314,14 +314,15 @@ fn ordered<T: Scalar>(
     factor: T,
     adds: bool,
 ) {
-    stretches(out, a, b, (factor, UNCUT), adds);
+    stretches(out, a, b, factor, UNCUT, adds);
 }
 
 fn stretches<T: Scalar>(
     out: &mut MatrixTile<'_, T>,
     a: MatrixView<'_, T>,
     b: MatrixView<'_, T>,
-    (factor, step): (T, usize),
+    factor: T,
+    step: usize,
     mut adds: bool,
 ) {
     assert!(a.n_cols == b.n_rows, "sizes of a product");
@@ -361,7 +362,7 @@ pub fn multiply_rows<T: Scalar>(
         out.row_mut(0).copy_from_slice(&both[..n_cols]);
     } else if a.n_cols > UNCUT && out.n_rows <= SMALL && out.n_cols <= SMALL {
         let step = a.n_cols.div_ceil(a.n_cols.div_ceil(UNCUT));
-        stretches(out, a, b, (factor, step), false);
+        stretches(out, a, b, factor, step, false);
     } else {
         multiply(out, a, b, factor);
     }
@@ -530,7 +531,7 @@ mod tests {
             let (mut large, mut cut) = (vec![0.0f32; m * n], vec![0.0f32; m * n]);
             multiply_rows(&mut MatrixTile::whole(&mut large, m, n), whole, right, 0.5);
             let step = k.div_ceil(k.div_ceil(UNCUT));
-            stretches(&mut MatrixTile::whole(&mut cut, m, n), whole, right, (0.5, step), false);
+            stretches(&mut MatrixTile::whole(&mut cut, m, n), whole, right, 0.5, step, false);
             if large != cut {
                 continue;
             }

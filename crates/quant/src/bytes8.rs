@@ -12,7 +12,7 @@ use super::codec::{
     Codec, SourceRows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair, validate_with,
 };
 use super::error::BlockFlaw;
-use super::kernel::{Kernel, dispatch};
+use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{abs_max, signed_max};
 use gguf_core::numeric::{c_trunc_i8, f16_to_f32, f32_to_f16, nearest_int, roundf};
@@ -20,7 +20,7 @@ use gguf_core::{GgmlType, simd::SimdLevel};
 
 pub(super) static Q8_0: Codec = Codec {
     ty: GgmlType::Q8_0,
-    quantize: Some(q8_0_quantize),
+    quantize: Some(quantize_with::<QuantizeQ8>),
     dequantize: q8_0_dequantize,
     validate: validate_f16::<34, 0>,
 };
@@ -55,10 +55,6 @@ fn scale_of(amax: f32) -> (f32, f32) {
     (d, if d == 0.0 { 0.0 } else { 1.0 / d })
 }
 
-fn q8_0_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeQ8 { rows, dst });
-}
-
 fn q8_0_block(x: &[f32; 32], out: &mut [u8; 34]) {
     let (d, id) = scale_of(abs_max(x));
     put_u16(out, 0, f32_to_f16(d));
@@ -68,25 +64,22 @@ fn q8_0_block(x: &[f32; 32], out: &mut [u8; 34]) {
 }
 
 /// Kernel of all Q8_0 blocks: scales with one block per lane, codes along the block.
-struct QuantizeQ8<'a> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeQ8;
 
-impl Kernel for QuantizeQ8<'_> {
-    fn scalar(self) {
-        for ((x, _), out) in self.rows.blocks::<32>().zip(self.dst.as_chunks_mut::<34>().0) {
+impl RowsKernel for QuantizeQ8 {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<34>().0) {
             q8_0_block(x, out);
         }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         const BATCH_BLOCKS: usize = BATCH / 32;
         let mut batch = BlockBatch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];
-        for (index, out) in self.dst.as_chunks_mut::<34>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
-            batch.load(self.rows, index * BATCH);
+        for (index, out) in dst.as_chunks_mut::<34>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
+            batch.load(rows, index * BATCH);
             batch.abs_maxes::<L, 32>(l, &mut amaxes);
             for ((x, amax), out) in batch.x.as_chunks::<32>().0.iter().zip(amaxes).zip(out) {
                 let (d, id) = scale_of(amax);

@@ -8,24 +8,24 @@
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, validate_nothing, validate_with};
 use super::error::BlockFlaw;
-use super::kernel::{Kernel, dispatch};
+use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::signed_max;
 use super::superblock::field_mut;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{c_trunc_i32, c_trunc_u8, floor_log2f};
 use gguf_core::small_float::magnitude;
-use gguf_core::{GgmlType, simd::SimdLevel};
 
 pub(super) static MXFP4: Codec = Codec {
     ty: GgmlType::Mxfp4,
-    quantize: Some(mxfp4_quantize),
+    quantize: Some(quantize_with::<QuantizeMxfp4>),
     dequantize: mxfp4_dequantize,
     validate: |bytes| validate_with::<17>(bytes, |block| (block[0] == 0xff).then_some(BlockFlaw::ScaleNan)),
 };
 
 pub(super) static NVFP4: Codec = Codec {
     ty: GgmlType::Nvfp4,
-    quantize: Some(nvfp4_quantize),
+    quantize: Some(quantize_with::<QuantizeNvfp4>),
     dequantize: nvfp4_dequantize,
     // ggml accepts every UE4M3 byte; its NaN decodes to zero.
     validate: validate_nothing,
@@ -132,23 +132,28 @@ fn words(codes: [u8; 16]) -> [u64; 2] {
 }
 
 /// Kernel of all MXFP4 blocks: scales with one block per lane, codes along the block.
-struct QuantizeMxfp4<'a> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeMxfp4;
 
-impl Kernel for QuantizeMxfp4<'_> {
-    fn scalar(self) {
-        mxfp4_scalar(self.rows, self.dst);
+impl RowsKernel for QuantizeMxfp4 {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<17>().0) {
+            let (_, amax) = signed_max(x);
+            let e = e8m0(amax);
+            let d = e8m0_half(e);
+            out[0] = e;
+            for j in 0..16 {
+                out[1 + j] = nearest_code(x[j], d) | nearest_code(x[j + 16], d) << 4;
+            }
+        }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         const BATCH_BLOCKS: usize = BATCH / 32;
         let mut batch = BlockBatch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];
-        for (index, out) in self.dst.as_chunks_mut::<17>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
-            batch.load(self.rows, index * BATCH);
+        for (index, out) in dst.as_chunks_mut::<17>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
+            batch.load(rows, index * BATCH);
             batch.largest_magnitudes::<L, 32>(l, &mut amaxes);
             for ((x, amax), out) in batch.x.as_chunks::<32>().0.iter().zip(amaxes).zip(out) {
                 let e = e8m0(amax);
@@ -165,23 +170,30 @@ impl Kernel for QuantizeMxfp4<'_> {
 }
 
 /// Kernel of all NVFP4 blocks: scales with one group of 16 per lane, codes along the group.
-struct QuantizeNvfp4<'a> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeNvfp4;
 
-impl Kernel for QuantizeNvfp4<'_> {
-    fn scalar(self) {
-        nvfp4_scalar(self.rows, self.dst);
+impl RowsKernel for QuantizeNvfp4 {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, _), out) in rows.blocks::<64>().zip(dst.as_chunks_mut::<36>().0) {
+            for (g, x) in x.as_chunks::<16>().0.iter().enumerate() {
+                let (_, amax) = signed_max(x);
+                let scale = ue4m3(amax / 6.0);
+                let d = ue4m3_half(scale);
+                out[g] = scale;
+                for j in 0..8 {
+                    out[4 + 8 * g + j] = nearest_code(x[j], d) | nearest_code(x[j + 8], d) << 4;
+                }
+            }
+        }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         const BATCH_BLOCKS: usize = BATCH / 64;
         let mut batch = BlockBatch::EMPTY;
         let mut amaxes = [[0.0; 4]; BATCH_BLOCKS];
-        for (index, out) in self.dst.as_chunks_mut::<36>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
-            batch.load(self.rows, index * BATCH);
+        for (index, out) in dst.as_chunks_mut::<36>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
+            batch.load(rows, index * BATCH);
             batch.largest_magnitudes::<L, 16>(l, amaxes.as_flattened_mut());
             for ((x, amaxes), out) in batch.x.as_chunks::<64>().0.iter().zip(amaxes).zip(out) {
                 for (g, x) in x.as_chunks::<16>().0.iter().enumerate() {
@@ -195,22 +207,6 @@ impl Kernel for QuantizeNvfp4<'_> {
     }
 }
 
-fn mxfp4_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeMxfp4 { rows, dst });
-}
-
-fn mxfp4_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
-    for ((x, _), out) in rows.blocks::<32>().zip(dst.as_chunks_mut::<17>().0) {
-        let (_, amax) = signed_max(x);
-        let e = e8m0(amax);
-        let d = e8m0_half(e);
-        out[0] = e;
-        for j in 0..16 {
-            out[1 + j] = nearest_code(x[j], d) | nearest_code(x[j + 16], d) << 4;
-        }
-    }
-}
-
 decoder!(mxfp4_dequantize = mxfp4_load);
 
 #[inline(always)]
@@ -219,24 +215,6 @@ fn mxfp4_load(block: &[u8; 17], out: &mut [f32; 32]) {
     for j in 0..16 {
         out[j] = f32::from(VALUES[usize::from(block[1 + j] & 15)]) * d;
         out[j + 16] = f32::from(VALUES[usize::from(block[1 + j] >> 4)]) * d;
-    }
-}
-
-fn nvfp4_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeNvfp4 { rows, dst });
-}
-
-fn nvfp4_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
-    for ((x, _), out) in rows.blocks::<64>().zip(dst.as_chunks_mut::<36>().0) {
-        for (g, x) in x.as_chunks::<16>().0.iter().enumerate() {
-            let (_, amax) = signed_max(x);
-            let scale = ue4m3(amax / 6.0);
-            let d = ue4m3_half(scale);
-            out[g] = scale;
-            for j in 0..8 {
-                out[4 + 8 * g + j] = nearest_code(x[j], d) | nearest_code(x[j + 8], d) << 4;
-            }
-        }
     }
 }
 

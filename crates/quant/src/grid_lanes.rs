@@ -7,7 +7,9 @@ use std::cell::RefCell;
 
 use super::codebook::{CodeBook, Neighbours};
 use super::grid_neighbours::{best_neighbour, odd_table};
-use super::grid_search::{GridFit, GridSearch, OffGrid, PartMagnitudes, Refit, STEPS, Search, search};
+use super::grid_search::{
+    GridFit, GridSearch, OffGrid, PartMagnitudes, PartSearch, Refit, STEPS, Search, search,
+};
 use super::grid_steps::GROUPS;
 use super::grid_trials::{GridPlacer, SearchScratch};
 use super::lanes::{Lanes, MAX_WIDTH};
@@ -75,11 +77,7 @@ fn is_tame(x_max: f32, range: f32) -> bool {
 /// Runs [`search_tame`], compiled once for all types with the same parts.
 struct SearchTame<'a, L: Lanes, const D: usize, const G: usize> {
     l: L,
-    book: &'a CodeBook<D>,
-    how: &'a GridSearch,
-    part: &'a PartMagnitudes<D, G>,
-    range: f32,
-    start: GridFit<G>,
+    part: PartSearch<'a, D, G>,
     scratch: &'a mut SearchScratch,
 }
 
@@ -88,18 +86,14 @@ impl<L: Lanes, const D: usize, const G: usize> VectorLoop for SearchTame<'_, L, 
 
     #[inline(always)]
     fn run(self) -> Self::Output {
-        search_tame(self.l, self.book, self.how, self.part, self.range, self.start, self.scratch)
+        search_tame(self.l, self.part, self.scratch)
     }
 }
 
 #[inline(always)]
 fn search_tame<L: Lanes, const D: usize, const G: usize>(
     l: L,
-    book: &CodeBook<D>,
-    how: &GridSearch,
-    part: &PartMagnitudes<D, G>,
-    range: f32,
-    start: GridFit<G>,
+    PartSearch { book, how, part, range, start }: PartSearch<'_, D, G>,
     scratch: &mut SearchScratch,
 ) -> Result<GridFit<G>, OffGrid> {
     scratch.steps.set(l, how, part, range);
@@ -145,17 +139,12 @@ impl<L: Lanes> Search for LaneSearch<'_, L> {
     #[inline(always)]
     fn search<const D: usize, const G: usize>(
         self,
-        book: &CodeBook<D>,
-        how: &GridSearch,
-        part: &PartMagnitudes<D, G>,
-        range: f32,
-        start: GridFit<G>,
+        part: PartSearch<'_, D, G>,
     ) -> Result<GridFit<G>, OffGrid> {
-        if is_tame(largest_magnitude(part), range) {
-            let scratch = &mut *self.scratch.borrow_mut();
-            self.l.call(SearchTame { l: self.l, book, how, part, range, start, scratch })
+        if is_tame(largest_magnitude(part.part), part.range) {
+            self.l.call(SearchTame { l: self.l, part, scratch: &mut self.scratch.borrow_mut() })
         } else {
-            search(book, how, part, range, start)
+            search(part)
         }
     }
 

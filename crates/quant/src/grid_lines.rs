@@ -368,18 +368,8 @@ mod tests {
     use super::super::grid_search::{best_neighbour, nearest};
     use super::super::kernel::{Kernel, dispatch};
     use super::*;
+    use crate::noise::Noise;
     use gguf_core::simd::SimdLevel;
-
-    /// A small random number generator.
-    struct UniformRng(u64);
-
-    impl UniformRng {
-        /// Returns a number from 0 to 1.
-        fn float(&mut self) -> f32 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 40) as f32 / (1 << 24) as f32
-        }
-    }
 
     /// Vector levels; those of other machines run on the portable lanes.
     fn levels() -> impl Iterator<Item = SimdLevel> {
@@ -398,17 +388,17 @@ mod tests {
 
         #[inline(always)]
         fn lanes<L: Lanes>(self, l: L) {
-            let mut rng = UniformRng(self.seed);
+            let mut noise = Noise::new(self.seed);
             for case in 0..2000 {
                 let unit = [1.0, 1e-6, 3e-12, 4e4, 1e-30][case % 5];
                 let weight = [1.0, 1e-5, 1e9, 1e-18, 1e30][case / 5 % 5];
                 let (mut x, mut roots) = ([0.0; D], [0.0; D]);
                 for i in 0..D {
                     // Ties: few values, equal weights; and weights of zero.
-                    x[i] = unit * if case % 3 == 0 { (rng.float() * 4.0).floor() } else { rng.float() };
-                    roots[i] = weight * if case % 4 == 0 { 1.0 } else { (rng.float() * 1.3 - 0.3).max(0.0) };
+                    x[i] = unit * if case % 3 == 0 { (noise.unit() * 4.0).floor() } else { noise.unit() };
+                    roots[i] = weight * if case % 4 == 0 { 1.0 } else { (noise.unit() * 1.3 - 0.3).max(0.0) };
                 }
-                let iscale = (1.0 + 14.0 * rng.float()) / unit;
+                let iscale = (1.0 + 14.0 * noise.unit()) / unit;
                 let GridPosition::Near(neighbours) = self.book.position(nearest(&x, iscale)) else {
                     continue;
                 };
@@ -507,10 +497,10 @@ mod tests {
 
         #[inline(always)]
         fn lanes<L: Lanes>(self, l: L) {
-            let mut rng = UniformRng(5);
+            let mut noise = Noise::new(5);
             for _ in 0..200 {
                 let mut rows = [[0.0; MAX_WIDTH]; 4];
-                rows.as_flattened_mut().iter_mut().for_each(|value| *value = rng.float() - 0.5);
+                rows.as_flattened_mut().iter_mut().for_each(|value| *value = noise.unit() - 0.5);
                 let mut vectors = [l.splat(0.0); 4];
                 for (vector, row) in vectors.iter_mut().zip(&rows) {
                     *vector = l.load(row);

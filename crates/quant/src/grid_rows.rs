@@ -7,10 +7,9 @@ use super::codec::SourceRows;
 use super::grid_lanes::LaneSearch;
 use super::grid_search::{OffGrid, ScalarSearch, Search};
 use super::grid_trials::SearchScratch;
-use super::kernel::{Kernel, dispatch};
+use super::kernel::RowsKernel;
 use super::lanes::Lanes;
 use super::superblock::SUPER;
-use gguf_core::simd::SimdLevel;
 
 /// A type whose super-blocks are quantized by a [`Search`] into `B` bytes.
 pub(super) trait GridType<const B: usize> {
@@ -26,30 +25,18 @@ pub(super) trait GridType<const B: usize> {
     ) -> Result<(), OffGrid>;
 }
 
-/// Quantizes rows to a grid type.
-pub(super) fn quantize_rows<Q: GridType<B>, const B: usize>(
-    level: SimdLevel,
-    rows: &SourceRows<'_>,
-    dst: &mut [u8],
-) {
-    dispatch(level, QuantizeGrid::<Q, B> { rows, dst, ty: PhantomData });
-}
+/// Kernel of all super-blocks of a grid type.
+pub(super) struct QuantizeGrid<Q, const B: usize>(PhantomData<Q>);
 
-struct QuantizeGrid<'a, Q, const B: usize> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-    ty: PhantomData<Q>,
-}
-
-impl<Q: GridType<B>, const B: usize> Kernel for QuantizeGrid<'_, Q, B> {
-    fn scalar(self) {
-        blocks::<_, Q, B>(ScalarSearch, self.rows, self.dst);
+impl<Q: GridType<B>, const B: usize> RowsKernel for QuantizeGrid<Q, B> {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        blocks::<_, Q, B>(ScalarSearch, rows, dst);
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         let scratch = RefCell::new(SearchScratch::EMPTY);
-        blocks::<_, Q, B>(LaneSearch::new(l, &scratch), self.rows, self.dst);
+        blocks::<_, Q, B>(LaneSearch::new(l, &scratch), rows, dst);
     }
 }
 

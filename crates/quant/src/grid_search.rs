@@ -73,6 +73,29 @@ pub(super) struct GridFit<const G: usize> {
     pub points: [u16; G],
 }
 
+impl<const G: usize> GridFit<G> {
+    /// Makes a negative scale positive by flipping all signs.
+    #[inline(always)]
+    pub(super) fn with_signs<const S: usize>(self, signs: [u8; S]) -> SignedFit<G, S> {
+        let Self { scale, points } = self;
+        if scale < 0.0 {
+            SignedFit { scale: -scale, points, signs: signs.map(|signs| !signs) }
+        } else {
+            SignedFit { scale, points, signs }
+        }
+    }
+}
+
+/// Fit of one part whose scale is not negative, with `S` sign bytes.
+pub(super) struct SignedFit<const G: usize, const S: usize> {
+    /// Scale of the odd levels.
+    pub scale: f32,
+    /// Packed grid points.
+    pub points: [u16; G],
+    /// One bit per value; set for a negative one.
+    pub signs: [u8; S],
+}
+
 /// Magnitudes of one part, with weights.
 #[derive(Clone, Copy)]
 pub(super) struct PartMagnitudes<const D: usize, const G: usize> {
@@ -82,6 +105,21 @@ pub(super) struct PartMagnitudes<const D: usize, const G: usize> {
     pub weights: [[f32; D]; G],
     /// Square roots of the weights, for distances between points.
     pub roots: [[f32; D]; G],
+}
+
+/// Search of one part.
+#[derive(Clone, Copy)]
+pub(super) struct PartSearch<'a, const D: usize, const G: usize> {
+    /// Code book of the type.
+    pub book: &'a CodeBook<D>,
+    /// Parameters of the type.
+    pub how: &'a GridSearch,
+    /// Magnitudes to fit.
+    pub part: &'a PartMagnitudes<D, G>,
+    /// The largest magnitude or its substitute.
+    pub range: f32,
+    /// Fit to keep if no step finds one.
+    pub start: GridFit<G>,
 }
 
 /// Returns the packed levels nearest to `x` at `1 / scale`.
@@ -154,11 +192,7 @@ pub(super) trait Search: Copy {
     /// Fits scale and grid points of one part; see [`search`].
     fn search<const D: usize, const G: usize>(
         self,
-        book: &CodeBook<D>,
-        how: &GridSearch,
-        part: &PartMagnitudes<D, G>,
-        range: f32,
-        start: GridFit<G>,
+        part: PartSearch<'_, D, G>,
     ) -> Result<GridFit<G>, OffGrid>;
 
     /// Returns the packed grid point nearest to `x` under weights, where a level means `scale * shifted[level]`.
@@ -182,13 +216,9 @@ pub(super) struct ScalarSearch;
 impl Search for ScalarSearch {
     fn search<const D: usize, const G: usize>(
         self,
-        book: &CodeBook<D>,
-        how: &GridSearch,
-        part: &PartMagnitudes<D, G>,
-        range: f32,
-        start: GridFit<G>,
+        part: PartSearch<'_, D, G>,
     ) -> Result<GridFit<G>, OffGrid> {
-        search(book, how, part, range, start)
+        search(part)
     }
 
     fn shifted_neighbour(
@@ -223,25 +253,19 @@ impl Search for ScalarSearch {
 
 /// Fits scale and grid points of one part.
 ///
-/// `range` is the largest magnitude or its substitute; `start` is the fit to keep if no step finds one.
-///
 /// # Exactness
 /// The common core of `quantize_row_iq2_xxs_impl`, `_iq2_xs_`, `_iq2_s_`, `_iq3_xxs_` and `_iq3_s_impl`.
 ///
 /// # Errors
 /// [`OffGrid`] where these abort.
 pub(super) fn search<const D: usize, const G: usize>(
-    book: &CodeBook<D>,
-    search: &GridSearch,
-    part: &PartMagnitudes<D, G>,
-    range: f32,
-    start: GridFit<G>,
+    PartSearch { book, how, part, range, start }: PartSearch<'_, D, G>,
 ) -> Result<GridFit<G>, OffGrid> {
     let GridFit { mut scale, mut points } = start;
     let mut best = 0f32;
     // ref: IQ3_S starts with "between", the others with "on the grid"; they differ in their use of it
-    let mut between = [search.refit == Refit::AllIfAny; G];
-    for iscale in &search.iscales[..search.n_steps] {
+    let mut between = [how.refit == Refit::AllIfAny; G];
+    for iscale in &how.iscales[..how.n_steps] {
         let iscale = iscale / range;
         let trial_scale = 1.0 / iscale;
         let (mut trial, mut trial_between) = ([0; G], [false; G]);
@@ -256,11 +280,11 @@ pub(super) fn search<const D: usize, const G: usize>(
             between = trial_between;
         }
     }
-    let refit = search.refit == Refit::All || between.contains(&true);
+    let refit = how.refit == Refit::All || between.contains(&true);
     if refit && scale > 0.0 {
         let iscale = 1.0 / scale;
         for k in 0..G {
-            if between[k] || search.refit != Refit::OffGrid {
+            if between[k] || how.refit != Refit::OffGrid {
                 (points[k], _) = place(book, &part.x[k], &part.roots[k], scale, iscale)?;
             }
         }
@@ -368,7 +392,8 @@ mod tests {
         let part = PartMagnitudes { x, weights: [[1.0; 8]; 2], roots: [[1.0; 8]; 2] };
         let how = GridSearch::new::<8>(9, 0.1, Refit::OffGrid);
         let range = largest(x.as_flattened());
-        let fit = search(book, &how, &part, range, GridFit { scale: 1.0, points: [0; 2] }).unwrap();
+        let start = GridFit { scale: 1.0, points: [0; 2] };
+        let fit = search(PartSearch { book, how: &how, part: &part, range, start }).unwrap();
         assert_eq!(fit, GridFit { scale: 0.25, points });
     }
 
@@ -389,6 +414,7 @@ mod tests {
         let part = PartMagnitudes { x, weights: x, roots: x };
         let how = GridSearch::new::<4>(9, 0.2, Refit::AllIfAny);
         let start = GridFit { scale: f32::NAN, points: [0] };
-        assert_eq!(search(book, &how, &part, f32::INFINITY, start), Err(OffGrid));
+        let part = PartSearch { book, how: &how, part: &part, range: f32::INFINITY, start };
+        assert_eq!(search(part), Err(OffGrid));
     }
 }

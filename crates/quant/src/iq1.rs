@@ -7,35 +7,27 @@
 //! shift down, four 16-bit numbers 48..56: four 3-bit scales each, and 4 bits of the F16 scale on top.
 
 use super::codebook;
-use super::codec::{Codec, SourceRows, decode_blocks, f16_flaw, u16_at, validate_f16, validate_with};
+use super::codec::{Codec, decode_blocks, f16_flaw, u16_at, validate_f16, validate_with};
 use super::iq1_lanes::{QuantizeIq1M, QuantizeIq1S};
 use super::iq1_search::{DELTA, M_BYTES, S_BYTES};
-use super::kernel::dispatch;
+use super::kernel::quantize_with;
 use super::superblock::{SUPER, field};
 use gguf_core::numeric::f16_to_f32;
 use gguf_core::{GgmlType, simd::SimdLevel};
 
 pub(super) static IQ1_S: Codec = Codec {
     ty: GgmlType::Iq1S,
-    quantize: Some(quantize_s),
+    quantize: Some(quantize_with::<QuantizeIq1S>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
 };
 
 pub(super) static IQ1_M: Codec = Codec {
     ty: GgmlType::Iq1M,
-    quantize: Some(quantize_m),
+    quantize: Some(quantize_with::<QuantizeIq1M>),
     dequantize: dequantize_m,
     validate: |bytes| validate_with(bytes, |block: &[u8; M_BYTES]| f16_flaw(scale_bits_m(block))),
 };
-
-fn quantize_s(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeIq1S { rows, dst });
-}
-
-fn quantize_m(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeIq1M { rows, dst });
-}
 
 /// Decodes 8 elements.
 #[inline(always)]

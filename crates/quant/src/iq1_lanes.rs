@@ -11,7 +11,7 @@ use super::iq1_search::{
     DELTA, DOWN, EPS_M, EPS_S, LevelSplit, M_BYTES, PartCode, S_BYTES, UP, code_m, code_s, down_m, down_s,
     groups, on_grid, points_of, scalar_m, scalar_s, square_steps, store_m, store_s,
 };
-use super::kernel::Kernel;
+use super::kernel::RowsKernel;
 use super::lanes::{Lanes, MAX_WIDTH};
 use super::superblock::SUPER;
 use super::superblock_lanes::BATCH_SUPERS;
@@ -247,30 +247,20 @@ fn load<L: Lanes>(l: L, batch: &mut BlockBatch, rows: &SourceRows<'_>, first: us
 }
 
 /// Kernel of all IQ1_S super-blocks, one part per lane.
-pub(super) struct QuantizeIq1S<'a> {
-    /// Rows to quantize.
-    pub rows: &'a SourceRows<'a>,
-    /// Bytes of the blocks.
-    pub dst: &'a mut [u8],
-}
+pub(super) struct QuantizeIq1S;
 
 /// Kernel of all IQ1_M super-blocks, one part per lane.
-pub(super) struct QuantizeIq1M<'a> {
-    /// Rows to quantize.
-    pub rows: &'a SourceRows<'a>,
-    /// Bytes of the blocks.
-    pub dst: &'a mut [u8],
-}
+pub(super) struct QuantizeIq1M;
 
 macro_rules! kernel {
     ($kernel:ident, $part:literal, $bytes:ident, $eps:ident, $split:ident, $down:ident, $code:ident, $scalar:ident, $store:expr) => {
-        impl Kernel for $kernel<'_> {
-            fn scalar(self) {
-                $scalar(self.rows, self.dst);
+        impl RowsKernel for $kernel {
+            fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+                $scalar(rows, dst);
             }
 
             #[inline(always)]
-            fn lanes<L: Lanes>(self, l: L) {
+            fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
                 const PARTS: usize = SUPER / $part;
                 const GROUPS: usize = $part / 8;
                 let mut batch = BlockBatch::EMPTY;
@@ -278,9 +268,8 @@ macro_rules! kernel {
                 let mut order = [[0; MAX_WIDTH]; $part];
                 let scratch = RefCell::new(SearchScratch::EMPTY);
                 let zero = l.splat(0.0);
-                for (index, out) in self.dst.as_chunks_mut::<$bytes>().0.chunks_mut(BATCH_SUPERS).enumerate()
-                {
-                    load(l, &mut batch, self.rows, index * BATCH);
+                for (index, out) in dst.as_chunks_mut::<$bytes>().0.chunks_mut(BATCH_SUPERS).enumerate() {
+                    load(l, &mut batch, rows, index * BATCH);
                     let n_parts = batch.n_elems / $part;
                     for at in (0..n_parts).step_by(L::WIDTH) {
                         let (mut x, mut weights) = ([zero; $part], [zero; $part]);
@@ -321,7 +310,7 @@ macro_rules! kernel {
                     for (b, out) in out.iter_mut().enumerate() {
                         let result: Result<(), OffGrid> = $store(&batch, b, &codes[b], out);
                         if result.is_err() {
-                            return self.rows.refused.set(Some(index * BATCH_SUPERS + b));
+                            return rows.refused.set(Some(index * BATCH_SUPERS + b));
                         }
                     }
                 }

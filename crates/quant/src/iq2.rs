@@ -10,11 +10,12 @@
 
 use super::codebook::{self, CodeBook, even_signs};
 use super::codec::{Codec, decode_blocks, put_u16, u16_at, validate_f16};
-use super::grid_rows::{GridType, quantize_rows};
+use super::grid_rows::{GridType, QuantizeGrid};
 use super::grid_search::{
-    GridFit, GridSearch, OffGrid, PartMagnitudes, Refit, Search, largest, mean_square, scale_level,
-    split_even_signs, split_signs, weights,
+    GridFit, GridSearch, OffGrid, PartMagnitudes, PartSearch, Refit, Search, largest, mean_square,
+    scale_level, split_even_signs, split_signs, weights,
 };
+use super::kernel::quantize_with;
 use super::search::GROUP_MAX_EPS;
 use super::superblock::{SUPER, field, field_mut};
 use gguf_core::numeric::{c_max, f16_to_f32, f32_to_f16};
@@ -35,21 +36,21 @@ const SEARCH_XS: GridSearch = GridSearch::new::<8>(9, 0.1, Refit::OffGrid);
 
 pub(super) static IQ2_XXS: Codec = Codec {
     ty: GgmlType::Iq2Xxs,
-    quantize: Some(quantize_rows::<Iq2XxsGrid, XXS_BYTES>),
+    quantize: Some(quantize_with::<QuantizeGrid<Iq2XxsGrid, XXS_BYTES>>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
 };
 
 pub(super) static IQ2_XS: Codec = Codec {
     ty: GgmlType::Iq2Xs,
-    quantize: Some(quantize_rows::<Iq2XsGrid, XS_BYTES>),
+    quantize: Some(quantize_with::<QuantizeGrid<Iq2XsGrid, XS_BYTES>>),
     dequantize: dequantize_xs,
     validate: validate_f16::<XS_BYTES, 0>,
 };
 
 pub(super) static IQ2_S: Codec = Codec {
     ty: GgmlType::Iq2S,
-    quantize: Some(quantize_rows::<Iq2SGrid, S_BYTES>),
+    quantize: Some(quantize_with::<QuantizeGrid<Iq2SGrid, S_BYTES>>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
 };
@@ -60,24 +61,6 @@ type GroupsOf8<const G: usize> = [[f32; 8]; G];
 #[inline(always)]
 fn parts<const G: usize>(x: &[f32; SUPER]) -> &[GroupsOf8<G>] {
     x.as_chunks::<8>().0.as_chunks::<G>().0
-}
-
-/// One part on the grid: scale (not negative), packed points and sign bytes.
-struct SignedFit<const G: usize> {
-    scale: f32,
-    points: [u16; G],
-    signs: [u8; G],
-}
-
-/// Makes a negative scale positive by flipping all signs.
-#[inline(always)]
-fn coded<const G: usize>(fit: GridFit<G>, signs: [u8; G]) -> SignedFit<G> {
-    let GridFit { scale, points } = fit;
-    if scale < 0.0 {
-        SignedFit { scale: -scale, points, signs: signs.map(|signs| !signs) }
-    } else {
-        SignedFit { scale, points, signs }
-    }
 }
 
 #[inline(always)]
@@ -129,7 +112,8 @@ impl GridType<XXS_BYTES> for Iq2XxsGrid {
             if largest(part.x.as_flattened()) < GROUP_MAX_EPS || range <= 0.0 {
                 continue;
             }
-            let coded = coded(search.search(book, &SEARCH_XXS, part, range, start)?, *signs);
+            let fit = search.search(PartSearch { book, how: &SEARCH_XXS, part, range, start })?;
+            let coded = fit.with_signs(*signs);
             let mut packed_signs = 0;
             for k in 0..4 {
                 out[2 + 8 * j + k] = book.index(coded.points[k]).ok_or(OffGrid)? as u8;
@@ -165,7 +149,8 @@ fn code_xs<X: Search>(
     if max < eps {
         return Ok(None);
     }
-    search.search(book, &SEARCH_XS, part, max, GridFit { scale: max / 5.0, points: [0; 2] }).map(Some)
+    let start = GridFit { scale: max / 5.0, points: [0; 2] };
+    search.search(PartSearch { book, how: &SEARCH_XS, part, range: max, start }).map(Some)
 }
 
 /// Quantizer of IQ2_XS.
@@ -187,7 +172,7 @@ impl GridType<XS_BYTES> for Iq2XsGrid {
         for (j, x) in parts::<2>(x).iter().enumerate() {
             let weights = weights(x, importance.map(|w| &parts::<2>(w)[j]), sigma2, |x| x * x);
             let (part, signs) = even_part(x, &weights);
-            let Some(coded) = code_xs(search, book, &part, GROUP_MAX_EPS)?.map(|fit| coded(fit, signs))
+            let Some(coded) = code_xs(search, book, &part, GROUP_MAX_EPS)?.map(|fit| fit.with_signs(signs))
             else {
                 continue;
             };
@@ -242,7 +227,7 @@ impl GridType<S_BYTES> for Iq2SGrid {
             for k in 0..2 {
                 (part.x[k], signs[k]) = split_signs(&x[k]);
             }
-            let Some(coded) = code_xs(search, book, &part, EPS_S)?.map(|fit| coded(fit, signs)) else {
+            let Some(coded) = code_xs(search, book, &part, EPS_S)?.map(|fit| fit.with_signs(signs)) else {
                 continue;
             };
             for k in 0..2 {

@@ -10,11 +10,12 @@
 
 use super::codebook::{self, CodeBook, even_signs};
 use super::codec::{Codec, decode_blocks, put_u16, u16_at, validate_f16};
-use super::grid_rows::{GridType, quantize_rows};
+use super::grid_rows::{GridType, QuantizeGrid};
 use super::grid_search::{
-    GridFit, GridSearch, OffGrid, PartMagnitudes, Refit, Search, largest, scale_level, split_even_signs,
-    split_signs, weights,
+    GridFit, GridSearch, OffGrid, PartMagnitudes, PartSearch, Refit, Search, SignedFit, largest, scale_level,
+    split_even_signs, split_signs, weights,
 };
+use super::kernel::quantize_with;
 use super::search::sum_squares;
 use super::superblock::{SUPER, field};
 use gguf_core::numeric::{c_max, f16_to_f32, f32_to_f16};
@@ -35,14 +36,14 @@ const SEARCH_S: GridSearch = GridSearch::new::<4>(9, 0.2, Refit::AllIfAny);
 
 pub(super) static IQ3_XXS: Codec = Codec {
     ty: GgmlType::Iq3Xxs,
-    quantize: Some(quantize_rows::<Iq3XxsGrid, XXS_BYTES>),
+    quantize: Some(quantize_with::<QuantizeGrid<Iq3XxsGrid, XXS_BYTES>>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
 };
 
 pub(super) static IQ3_S: Codec = Codec {
     ty: GgmlType::Iq3S,
-    quantize: Some(quantize_rows::<Iq3SGrid, S_BYTES>),
+    quantize: Some(quantize_with::<QuantizeGrid<Iq3SGrid, S_BYTES>>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
 };
@@ -75,7 +76,7 @@ fn groups<const D: usize, const G: usize>(x: &[f32]) -> [[f32; D]; G] {
     std::array::from_fn(|k| std::array::from_fn(|i| x[D * k + i]))
 }
 
-/// Fits a part that is not zero. Returns a scale that is not negative, and the signs.
+/// Fits a part that is not zero.
 #[inline(always)]
 fn code<X: Search>(
     search: X,
@@ -84,13 +85,10 @@ fn code<X: Search>(
     part: &PartMagnitudes<4, 8>,
     max: f32,
     signs: [u8; 4],
-) -> Result<(GridFit<8>, [u8; 4]), OffGrid> {
-    let mut fit = search.search(book, how, part, max, GridFit { scale: max / 15.0, points: [0; 8] })?;
-    if fit.scale < 0.0 {
-        fit.scale = -fit.scale;
-        return Ok((fit, signs.map(|signs| !signs)));
-    }
-    Ok((fit, signs))
+) -> Result<SignedFit<8, 4>, OffGrid> {
+    let start = GridFit { scale: max / 15.0, points: [0; 8] };
+    let fit = search.search(PartSearch { book, how, part, range: max, start })?;
+    Ok(fit.with_signs(signs))
 }
 
 /// Quantizer of IQ3_XXS.
@@ -115,14 +113,14 @@ impl GridType<XXS_BYTES> for Iq3XxsGrid {
             if max < EPS_XXS {
                 continue;
             }
-            let (fit, signs) = code(search, book, &SEARCH_XXS, &part, max, signs)?;
+            let SignedFit { scale, points, signs } = code(search, book, &SEARCH_XXS, &part, max, signs)?;
             for k in 0..8 {
-                out[2 + 8 * j + k] = book.index(fit.points[k]).ok_or(OffGrid)? as u8;
+                out[2 + 8 * j + k] = book.index(points[k]).ok_or(OffGrid)? as u8;
             }
             let packed_signs = (0..4).fold(0, |packed, k| packed | u32::from(signs[k] & 127) << (7 * k));
             out[66 + 4 * j..][..4].copy_from_slice(&packed_signs.to_le_bytes());
-            scales[j] = fit.scale;
-            max_scale = c_max(max_scale, fit.scale);
+            scales[j] = scale;
+            max_scale = c_max(max_scale, scale);
         }
         if max_scale == 0.0 {
             out.fill(0);
@@ -162,16 +160,16 @@ impl GridType<S_BYTES> for Iq3SGrid {
             if max == 0.0 {
                 continue;
             }
-            let (fit, signs) = code(search, book, &SEARCH_S, &part, max, signs)?;
+            let SignedFit { scale, points, signs } = code(search, book, &SEARCH_S, &part, max, signs)?;
             for k in 0..8 {
-                let index = book.index(fit.points[k]).ok_or(OffGrid)?;
+                let index = book.index(points[k]).ok_or(OffGrid)?;
                 out[2 + 8 * written + k] = index as u8;
                 out[66 + j] |= ((index >> 8) as u8) << k;
             }
             out[74 + 4 * written..][..4].copy_from_slice(&signs);
             written += 1;
-            scales[j] = fit.scale;
-            max_scale = c_max(max_scale, fit.scale);
+            scales[j] = scale;
+            max_scale = c_max(max_scale, scale);
         }
         if max_scale == 0.0 {
             return Ok(());

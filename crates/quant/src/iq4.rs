@@ -7,7 +7,7 @@
 
 use super::batch::{BATCH, BlockBatch, sums_of_squares};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
-use super::kernel::{Kernel, dispatch};
+use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, importance_weights, signed_max, sum_squares};
 use super::search_lanes::signed_max as signed_max_lanes;
@@ -15,7 +15,7 @@ use super::superblock::{SUPER, field, field_mut};
 use super::superblock_lanes::BATCH_SUPERS;
 use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::simd::{SimdLevel, VectorLoop};
+use gguf_core::simd::VectorLoop;
 
 const PART: usize = 32;
 const PARTS: usize = SUPER / PART;
@@ -28,14 +28,14 @@ pub(super) const LEVELS: [i8; 16] =
 
 pub(super) static IQ4_NL: Codec = Codec {
     ty: GgmlType::Iq4Nl,
-    quantize: Some(quantize_nl),
+    quantize: Some(quantize_with::<QuantizeIq4Nl>),
     dequantize: dequantize_nl,
     validate: validate_f16::<NL_BYTES, 0>,
 };
 
 pub(super) static IQ4_XS: Codec = Codec {
     ty: GgmlType::Iq4Xs,
-    quantize: Some(quantize_xs),
+    quantize: Some(quantize_with::<QuantizeIq4Xs>),
     dequantize: dequantize_xs,
     validate: validate_f16::<XS_BYTES, 0>,
 };
@@ -111,17 +111,6 @@ fn store_indices(x: &[f32; PART], iscale: f32, out: &mut [u8; 16]) {
     }
 }
 
-fn quantize_nl(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeIq4Nl { rows, dst });
-}
-
-fn scalar_nl(rows: &SourceRows<'_>, dst: &mut [u8]) {
-    for ((x, importance), out) in rows.blocks::<PART>().zip(dst.as_chunks_mut().0) {
-        let sigma2 = sum_squares(x) * (2.0 / PART as f32);
-        store_nl(x, search(x, &part_weights(x, importance, sigma2)), out, store_indices);
-    }
-}
-
 #[inline(always)]
 fn store_nl(
     x: &[f32; PART],
@@ -133,22 +122,6 @@ fn store_nl(
     // ref: the unrounded scale
     let iscale = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     store_indices(x, iscale, field_mut::<2, 16, _>(out));
-}
-
-fn quantize_xs(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeIq4Xs { rows, dst });
-}
-
-fn scalar_xs(rows: &SourceRows<'_>, dst: &mut [u8]) {
-    for ((x, importance), out) in rows.blocks::<SUPER>().zip(dst.as_chunks_mut().0) {
-        let sigma2 = sum_squares(x) * (2.0 / SUPER as f32);
-        let mut scales = [0.0; PARTS];
-        for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
-            let importance = importance.map(|importance| &importance.as_chunks::<PART>().0[j]);
-            scales[j] = search(x, &part_weights(x, importance, sigma2));
-        }
-        store_xs(x, &scales, out, store_indices);
-    }
 }
 
 #[inline(always)]
@@ -324,27 +297,27 @@ fn sigma2<L: Lanes, const E: usize>(l: L, batch: &BlockBatch) -> [f32; BATCH_PAR
 }
 
 /// Kernel of all IQ4_NL blocks, one per lane.
-struct QuantizeIq4Nl<'a> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeIq4Nl;
 
-impl Kernel for QuantizeIq4Nl<'_> {
-    fn scalar(self) {
-        scalar_nl(self.rows, self.dst);
+impl RowsKernel for QuantizeIq4Nl {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, importance), out) in rows.blocks::<PART>().zip(dst.as_chunks_mut().0) {
+            let sigma2 = sum_squares(x) * (2.0 / PART as f32);
+            store_nl(x, search(x, &part_weights(x, importance, sigma2)), out, store_indices);
+        }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         let mut batch = BlockBatch::EMPTY;
         let mut scales = [0.0; BATCH_PARTS];
-        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_PARTS).enumerate() {
-            batch.load(self.rows, index * BATCH);
-            if let Some(importance) = self.rows.imatrix {
+        for (index, out) in dst.as_chunks_mut().0.chunks_mut(BATCH_PARTS).enumerate() {
+            batch.load(rows, index * BATCH);
+            if let Some(importance) = rows.imatrix {
                 let sigma2 = sigma2::<L, PART>(l, &batch);
-                batch.weigh::<L, PART>(l, self.rows, importance, |index| sigma2[index]);
+                batch.weigh::<L, PART>(l, rows, importance, |index| sigma2[index]);
             }
-            batch_scales(l, &batch, self.rows.imatrix.is_some(), &mut scales);
+            batch_scales(l, &batch, rows.imatrix.is_some(), &mut scales);
             for (b, (x, out)) in batch.x.as_chunks::<PART>().0.iter().zip(out).enumerate() {
                 store_nl(x, scales[b], out, |x, iscale, out| store_indices_lanes(l, x, iscale, out));
             }
@@ -353,27 +326,32 @@ impl Kernel for QuantizeIq4Nl<'_> {
 }
 
 /// Kernel of all IQ4_XS super-blocks, one part per lane.
-struct QuantizeIq4Xs<'a> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeIq4Xs;
 
-impl Kernel for QuantizeIq4Xs<'_> {
-    fn scalar(self) {
-        scalar_xs(self.rows, self.dst);
+impl RowsKernel for QuantizeIq4Xs {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, importance), out) in rows.blocks::<SUPER>().zip(dst.as_chunks_mut().0) {
+            let sigma2 = sum_squares(x) * (2.0 / SUPER as f32);
+            let mut scales = [0.0; PARTS];
+            for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
+                let importance = importance.map(|importance| &importance.as_chunks::<PART>().0[j]);
+                scales[j] = search(x, &part_weights(x, importance, sigma2));
+            }
+            store_xs(x, &scales, out, store_indices);
+        }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         let mut batch = BlockBatch::EMPTY;
         let mut scales = [[0.0; PARTS]; BATCH_SUPERS];
-        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
-            batch.load(self.rows, index * BATCH);
-            if let Some(importance) = self.rows.imatrix {
+        for (index, out) in dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
+            batch.load(rows, index * BATCH);
+            if let Some(importance) = rows.imatrix {
                 let sigma2 = sigma2::<L, SUPER>(l, &batch);
-                batch.weigh::<L, SUPER>(l, self.rows, importance, |index| sigma2[index]);
+                batch.weigh::<L, SUPER>(l, rows, importance, |index| sigma2[index]);
             }
-            batch_scales(l, &batch, self.rows.imatrix.is_some(), scales.as_flattened_mut());
+            batch_scales(l, &batch, rows.imatrix.is_some(), scales.as_flattened_mut());
             for (b, (x, out)) in batch.x.as_chunks::<SUPER>().0.iter().zip(out).enumerate() {
                 store_xs(x, &scales[b], out, |x, iscale, out| store_indices_lanes(l, x, iscale, out));
             }

@@ -1,5 +1,8 @@
 //! Quantizers in both their forms, scalar and in lanes, and the dispatch to the form that runs.
 
+use std::marker::PhantomData;
+
+use super::codec::SourceRows;
 use super::lanes::Lanes;
 #[cfg(test)]
 use super::lanes::portable::Portable;
@@ -13,6 +16,38 @@ pub(crate) trait Kernel: Sized {
     /// Runs in a level's lanes. Must be `#[inline(always)]`, as must everything it calls on vectors, except through
     /// [`Lanes::call`].
     fn lanes<L: Lanes>(self, lanes: L);
+}
+
+/// Quantizer of rows to the blocks of a type.
+pub(crate) trait RowsKernel {
+    /// Runs the specification, as [`Kernel::scalar`].
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]);
+
+    /// Runs in a level's lanes, as [`Kernel::lanes`].
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]);
+}
+
+/// Quantizes rows of checked lengths at a level that the machine has.
+pub(crate) fn quantize_with<K: RowsKernel>(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
+    dispatch(level, OnRows::<K> { rows, dst, kernel: PhantomData });
+}
+
+/// A kernel with the rows that it quantizes.
+struct OnRows<'a, K> {
+    rows: &'a SourceRows<'a>,
+    dst: &'a mut [u8],
+    kernel: PhantomData<K>,
+}
+
+impl<K: RowsKernel> Kernel for OnRows<'_, K> {
+    fn scalar(self) {
+        K::scalar(self.rows, self.dst);
+    }
+
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L) {
+        K::lanes(l, self.rows, self.dst);
+    }
 }
 
 /// Runs a quantizer at a level, or in the scalar form if the machine lacks the level.

@@ -13,7 +13,7 @@
 
 use super::batch::{BATCH, BlockBatch, sums_of_squares};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair};
-use super::kernel::{Kernel, dispatch};
+use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::{Lanes, Twice};
 use super::search::{
     MinSearch, importance_weights, signed, signed_max as signed_max_of, sum_squares, with_min,
@@ -23,36 +23,36 @@ use super::search_lanes::{
     with_min as with_min_lanes,
 };
 use super::superblock::each_byte;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{c_trunc_i8, c_trunc_u8, f16_to_f32, f32_to_f16};
-use gguf_core::{GgmlType, simd::SimdLevel};
 
 /// Elements per block of all four types.
 pub(super) const BLOCK: usize = 32;
 
 pub(super) static Q4_0: Codec = Codec {
     ty: GgmlType::Q4_0,
-    quantize: Some(quantize::<18, 4, false>),
+    quantize: Some(quantize_with::<QuantizeLegacy<18, 4, false>>),
     dequantize: q4_0_dequantize,
     validate: validate_f16::<18, 0>,
 };
 
 pub(super) static Q4_1: Codec = Codec {
     ty: GgmlType::Q4_1,
-    quantize: Some(quantize::<20, 4, true>),
+    quantize: Some(quantize_with::<QuantizeLegacy<20, 4, true>>),
     dequantize: q4_1_dequantize,
     validate: validate_f16_pair::<20, 0>,
 };
 
 pub(super) static Q5_0: Codec = Codec {
     ty: GgmlType::Q5_0,
-    quantize: Some(quantize::<22, 5, false>),
+    quantize: Some(quantize_with::<QuantizeLegacy<22, 5, false>>),
     dequantize: q5_0_dequantize,
     validate: validate_f16::<22, 0>,
 };
 
 pub(super) static Q5_1: Codec = Codec {
     ty: GgmlType::Q5_1,
-    quantize: Some(quantize::<24, 5, true>),
+    quantize: Some(quantize_with::<QuantizeLegacy<24, 5, true>>),
     dequantize: q5_1_dequantize,
     validate: validate_f16_pair::<24, 0>,
 };
@@ -60,42 +60,6 @@ pub(super) static Q5_1: Codec = Codec {
 /// Returns the search parameters of the types with a minimum, when importance weights are given.
 pub(super) const fn min_search(bits: u32) -> MinSearch {
     MinSearch { n_max: (1 << bits) - 1, r_min: -0.9, r_delta: 0.05, n_step: 36 }
-}
-
-fn quantize<const B: usize, const BITS: u32, const MIN: bool>(
-    level: SimdLevel,
-    rows: &SourceRows<'_>,
-    dst: &mut [u8],
-) {
-    dispatch(level, QuantizeLegacy::<B, BITS, MIN> { rows, dst });
-}
-
-fn quantize_scalar<const B: usize, const BITS: u32, const MIN: bool>(rows: &SourceRows<'_>, dst: &mut [u8]) {
-    let row_bytes = rows.n_cols / BLOCK * B;
-    for (row, out) in rows.src.chunks_exact(rows.n_cols).zip(dst.chunks_exact_mut(row_bytes)) {
-        // ref: the variance of the whole row, even if its blocks differ widely
-        let sigma2 = if rows.imatrix.is_some() { sum_squares(row) / rows.n_cols as f32 } else { 0.0 };
-        let row = SourceRows { src: row, ..*rows };
-        for ((x, importance), out) in row.blocks().zip(out.as_chunks_mut::<B>().0) {
-            let fit = match (importance, MIN) {
-                (None, false) => fit_symmetric(1 << (BITS - 1), x),
-                (None, true) => fit_min::<BITS>(x),
-                (Some(importance), false) => {
-                    let weights = importance_weights(x, importance, sigma2);
-                    let mut codes = [0; BLOCK];
-                    let d = signed(1 << (BITS - 1), x, &weights, &mut codes);
-                    BlockFit { d, min: 0.0, codes }
-                }
-                (Some(importance), true) => {
-                    let weights = importance_weights(x, importance, sigma2);
-                    let mut codes = [0; BLOCK];
-                    let (d, offset) = with_min::<BLOCK, false>(&min_search(BITS), x, &weights, &mut codes);
-                    BlockFit { d, min: -offset, codes }
-                }
-            };
-            store::<B, BITS, MIN>(&fit, out);
-        }
-    }
 }
 
 /// Values that a block stores.
@@ -178,10 +142,7 @@ fn fifth_bits(word: u64) -> u8 {
 }
 
 /// Kernel of all blocks, one per lane; codes along the block.
-struct QuantizeLegacy<'a, const B: usize, const BITS: u32, const MIN: bool> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeLegacy<const B: usize, const BITS: u32, const MIN: bool>;
 
 /// Number of blocks in a batch.
 const BATCH_BLOCKS: usize = BATCH / BLOCK;
@@ -196,23 +157,48 @@ struct BatchFits {
     code_min: [f32; BATCH_BLOCKS],
 }
 
-impl<const B: usize, const BITS: u32, const MIN: bool> Kernel for QuantizeLegacy<'_, B, BITS, MIN> {
-    fn scalar(self) {
-        quantize_scalar::<B, BITS, MIN>(self.rows, self.dst);
+impl<const B: usize, const BITS: u32, const MIN: bool> RowsKernel for QuantizeLegacy<B, BITS, MIN> {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        let row_bytes = rows.n_cols / BLOCK * B;
+        for (row, out) in rows.src.chunks_exact(rows.n_cols).zip(dst.chunks_exact_mut(row_bytes)) {
+            // ref: the variance of the whole row, even if its blocks differ widely
+            let sigma2 = if rows.imatrix.is_some() { sum_squares(row) / rows.n_cols as f32 } else { 0.0 };
+            let row = SourceRows { src: row, ..*rows };
+            for ((x, importance), out) in row.blocks().zip(out.as_chunks_mut::<B>().0) {
+                let fit = match (importance, MIN) {
+                    (None, false) => fit_symmetric(1 << (BITS - 1), x),
+                    (None, true) => fit_min::<BITS>(x),
+                    (Some(importance), false) => {
+                        let weights = importance_weights(x, importance, sigma2);
+                        let mut codes = [0; BLOCK];
+                        let d = signed(1 << (BITS - 1), x, &weights, &mut codes);
+                        BlockFit { d, min: 0.0, codes }
+                    }
+                    (Some(importance), true) => {
+                        let weights = importance_weights(x, importance, sigma2);
+                        let mut codes = [0; BLOCK];
+                        let (d, offset) =
+                            with_min::<BLOCK, false>(&min_search(BITS), x, &weights, &mut codes);
+                        BlockFit { d, min: -offset, codes }
+                    }
+                };
+                store::<B, BITS, MIN>(&fit, out);
+            }
+        }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         let mut batch = BlockBatch::EMPTY;
         let none = [0.0; BATCH_BLOCKS];
         let mut fits = BatchFits { d: none, min: none, factor: none, code_min: none };
-        let sigma2s = if self.rows.imatrix.is_some() { row_variances(l, self.rows) } else { Vec::new() };
-        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_BLOCKS).enumerate() {
-            batch.load(self.rows, index * BATCH);
-            if let Some(importance) = self.rows.imatrix {
+        let sigma2s = if rows.imatrix.is_some() { row_variances(l, rows) } else { Vec::new() };
+        for (index, out) in dst.as_chunks_mut().0.chunks_mut(BATCH_BLOCKS).enumerate() {
+            batch.load(rows, index * BATCH);
+            if let Some(importance) = rows.imatrix {
                 let first = batch.first;
-                let row_of = |block: usize| (first + block * BLOCK) / self.rows.n_cols;
-                batch.weigh::<L, BLOCK>(l, self.rows, importance, |block| sigma2s[row_of(block)]);
+                let row_of = |block: usize| (first + block * BLOCK) / rows.n_cols;
+                batch.weigh::<L, BLOCK>(l, rows, importance, |block| sigma2s[row_of(block)]);
                 fits.search::<L, BITS, MIN>(l, &batch);
                 for (b, (x, out)) in batch.x.as_chunks().0.iter().zip(out).enumerate() {
                     let codes = fits.levels::<L, BITS, MIN>(l, b, x);
@@ -264,11 +250,11 @@ impl BatchFits {
                 l.store(min, &mut self.min[at..]);
                 (max - min) / l.splat(((1 << BITS) - 1) as f32)
             } else {
-                let mut max = (zero, zero);
+                let (mut max, mut amax) = (zero, zero);
                 for column in (0..BLOCK).step_by(16) {
-                    max = signed_max_after(l, max, &l.tile(&src[column..], BLOCK));
+                    (max, amax) = signed_max_after(l, max, amax, &l.tile(&src[column..], BLOCK));
                 }
-                max.0 / l.splat(-((1 << (BITS - 1)) as f32))
+                max / l.splat(-((1 << (BITS - 1)) as f32))
             };
             l.store(d, &mut self.d[at..]);
             l.store(l.select(l.eq(d, zero), zero, l.splat(1.0) / d), &mut self.factor[at..]);
@@ -376,6 +362,7 @@ fn load<const B: usize, const BITS: u32, const MIN: bool>(block: &[u8; B], out: 
 mod tests {
     use super::super::quantize_rows;
     use super::*;
+    use gguf_core::simd::SimdLevel;
 
     fn quantized(ty: GgmlType, x: &[f32; BLOCK], imatrix: Option<&[f32]>) -> Vec<u8> {
         let mut out = vec![0xaa; ty.block_bytes()];

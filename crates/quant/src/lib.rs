@@ -88,6 +88,9 @@ mod lanes_x86;
 mod legacy;
 mod lowbit;
 mod magnitude;
+#[cfg(test)]
+#[path = "../../../tests/testkit/noise.rs"]
+mod noise;
 pub mod pack;
 mod q2_k;
 mod q3_k;

@@ -6,7 +6,7 @@
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16_pair};
-use super::kernel::{Kernel, dispatch};
+use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{MinSearch, with_min};
 use super::superblock::{
@@ -14,8 +14,8 @@ use super::superblock::{
     relevel_min, scales_with_importance,
 };
 use super::superblock_lanes::{BATCH_SUPERS, MinFits, Weigh, relevel_min as relevel_min_lanes};
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::{GgmlType, simd::SimdLevel};
 
 const BLOCK_BYTES: usize = 84;
 const PART: usize = 16;
@@ -26,36 +26,10 @@ const WITH_IMPORTANCE: MinSearch = MinSearch { n_max: 3, r_min: -0.9, r_delta: 0
 
 pub(super) static Q2_K: Codec = Codec {
     ty: GgmlType::Q2K,
-    quantize: Some(quantize),
+    quantize: Some(quantize_with::<QuantizeQ2K>),
     dequantize,
     validate: validate_f16_pair::<BLOCK_BYTES, 80>,
 };
-
-fn quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeQ2K { rows, dst });
-}
-
-fn quantize_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
-    for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
-        let (mut parts, scales);
-        match importance {
-            None => {
-                parts = parts_plain(x);
-                scales = scales_plain(&parts.scales, &parts.mins);
-            }
-            Some(importance) => {
-                parts = parts_with_importance::<PART, PARTS>(&WITH_IMPORTANCE, 1.0, x, importance);
-                scales = scales_with_importance(15, &parts);
-            }
-        }
-        let (ds, offsets) = store_scales(&scales, out);
-        for (j, (x, levels)) in x.as_chunks::<PART>().0.iter().zip(parts.levels.as_chunks_mut().0).enumerate()
-        {
-            relevel_min(3, ds[j], offsets[j], x, levels);
-        }
-        pack_pairs(&parts.levels, field_mut::<16, 64, _>(out));
-    }
-}
 
 /// Searches the parts with magnitudes as weights; fits are ranked by absolute error.
 fn parts_plain(x: &[f32; SUPER]) -> PartFits<PARTS> {
@@ -106,10 +80,7 @@ fn store_scales(scales: &SuperScales<PARTS>, out: &mut [u8; BLOCK_BYTES]) -> ([f
 }
 
 /// Kernel of all super-blocks, one part per lane.
-struct QuantizeQ2K<'a> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeQ2K;
 
 /// Weights that are magnitudes.
 struct Magnitudes;
@@ -125,19 +96,38 @@ impl Weigh for Magnitudes {
     }
 }
 
-impl Kernel for QuantizeQ2K<'_> {
-    fn scalar(self) {
-        quantize_scalar(self.rows, self.dst);
+impl RowsKernel for QuantizeQ2K {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
+            let (mut parts, scales);
+            match importance {
+                None => {
+                    parts = parts_plain(x);
+                    scales = scales_plain(&parts.scales, &parts.mins);
+                }
+                Some(importance) => {
+                    parts = parts_with_importance::<PART, PARTS>(&WITH_IMPORTANCE, 1.0, x, importance);
+                    scales = scales_with_importance(15, &parts);
+                }
+            }
+            let (ds, offsets) = store_scales(&scales, out);
+            for (j, (x, levels)) in
+                x.as_chunks::<PART>().0.iter().zip(parts.levels.as_chunks_mut().0).enumerate()
+            {
+                relevel_min(3, ds[j], offsets[j], x, levels);
+            }
+            pack_pairs(&parts.levels, field_mut::<16, 64, _>(out));
+        }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         let mut batch = BlockBatch::EMPTY;
         let mut fits = MinFits::<PARTS>::ZERO;
-        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
-            batch.load(self.rows, index * BATCH);
-            if let Some(importance) = self.rows.imatrix {
-                batch.weigh_supers(l, 1.0, self.rows, importance);
+        for (index, out) in dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
+            batch.load(rows, index * BATCH);
+            if let Some(importance) = rows.imatrix {
+                batch.weigh_supers(l, 1.0, rows, importance);
                 fits.search::<L, PART>(l, &WITH_IMPORTANCE, &batch);
                 fits.scales_with_importance(l, 15, out.len());
             } else {

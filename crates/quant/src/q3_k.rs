@@ -8,7 +8,7 @@
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
-use super::kernel::{Kernel, dispatch};
+use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::{Lanes, MAX_WIDTH, Twice};
 use super::refine_lanes::{FirstFitBuffers, RefineBuffers, first_fit, refine};
 use super::search::{
@@ -19,8 +19,8 @@ use super::search_lanes::{
 };
 use super::superblock::{SUPER, each_byte, field, field_mut, pack_bits, pack_pairs, relevel_signed};
 use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::{GgmlType, simd::SimdLevel};
 
 const BLOCK_BYTES: usize = 110;
 const PART: usize = 16;
@@ -28,7 +28,7 @@ const PARTS: usize = SUPER / PART;
 
 pub(super) static Q3_K: Codec = Codec {
     ty: GgmlType::Q3K,
-    quantize: Some(quantize),
+    quantize: Some(quantize_with::<QuantizeQ3K>),
     dequantize,
     validate: validate_f16::<BLOCK_BYTES, 108>,
 };
@@ -38,25 +38,6 @@ pub(super) static Q3_K: Codec = Codec {
 struct Scales {
     d: f32,
     codes: [u8; PARTS],
-}
-
-fn quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeQ3K { rows, dst });
-}
-
-fn quantize_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
-    for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
-        let mut levels = [0; SUPER];
-        let scales = match importance {
-            None => plain(x, &mut levels),
-            Some(importance) => with_importance(x, importance, &mut levels),
-        };
-        let ds = store_scales(&scales, out);
-        for ((x, d), levels) in x.as_chunks::<PART>().0.iter().zip(ds).zip(levels.as_chunks_mut().0) {
-            relevel_signed(4, d, x, levels);
-        }
-        pack(&levels, out);
-    }
 }
 
 fn plain(x: &[f32; SUPER], levels: &mut [u8; SUPER]) -> Scales {
@@ -131,21 +112,29 @@ fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
 }
 
 /// Kernel of all super-blocks, one part per lane.
-struct QuantizeQ3K<'a> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeQ3K;
 
-impl Kernel for QuantizeQ3K<'_> {
-    fn scalar(self) {
-        quantize_scalar(self.rows, self.dst);
+impl RowsKernel for QuantizeQ3K {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
+            let mut levels = [0; SUPER];
+            let scales = match importance {
+                None => plain(x, &mut levels),
+                Some(importance) => with_importance(x, importance, &mut levels),
+            };
+            let ds = store_scales(&scales, out);
+            for ((x, d), levels) in x.as_chunks::<PART>().0.iter().zip(ds).zip(levels.as_chunks_mut().0) {
+                relevel_signed(4, d, x, levels);
+            }
+            pack(&levels, out);
+        }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
-        match self.rows.imatrix {
-            None => quantize_plain(l, self.rows, self.dst),
-            Some(importance) => quantize_with_importance(l, self.rows, importance, self.dst),
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
+        match rows.imatrix {
+            None => quantize_plain(l, rows, dst),
+            Some(importance) => quantize_with_importance(l, rows, importance, dst),
         }
     }
 }

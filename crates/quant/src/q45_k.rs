@@ -8,7 +8,7 @@
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16_pair};
-use super::kernel::{Kernel, dispatch};
+use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{MinSearch, sum_squares, with_min};
 use super::superblock::{
@@ -16,22 +16,22 @@ use super::superblock::{
     positive_max, put_words, relevel_min, scales_with_importance, words,
 };
 use super::superblock_lanes::{BATCH_SUPERS, MinFits, Weigh, relevel_min as relevel_min_lanes};
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::{GgmlType, simd::SimdLevel};
 
 const PART: usize = 32;
 const PARTS: usize = SUPER / PART;
 
 pub(super) static Q4_K: Codec = Codec {
     ty: GgmlType::Q4K,
-    quantize: Some(quantize::<144, 4>),
+    quantize: Some(quantize_with::<QuantizeQ45K<144, 4>>),
     dequantize: q4_dequantize,
     validate: validate_f16_pair::<144, 0>,
 };
 
 pub(super) static Q5_K: Codec = Codec {
     ty: GgmlType::Q5K,
-    quantize: Some(quantize::<176, 5>),
+    quantize: Some(quantize_with::<QuantizeQ45K<176, 5>>),
     dequantize: q5_dequantize,
     validate: validate_f16_pair::<176, 0>,
 };
@@ -45,33 +45,6 @@ const fn plain_search(bits: u32) -> MinSearch {
 
 const fn importance_search(bits: u32) -> MinSearch {
     MinSearch { n_max: (1 << bits) - 1, r_min: -0.9, r_delta: 0.05, n_step: 36 }
-}
-
-fn quantize<const B: usize, const BITS: u32>(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeQ45K::<B, BITS> { rows, dst });
-}
-
-fn quantize_scalar<const B: usize, const BITS: u32>(rows: &SourceRows<'_>, dst: &mut [u8]) {
-    for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
-        let (mut parts, scales);
-        match importance {
-            None => {
-                parts = parts_plain(&plain_search(BITS), x);
-                scales = scales_plain(&parts.scales, &parts.mins);
-            }
-            Some(importance) => {
-                let search = importance_search(BITS);
-                parts = parts_with_importance::<PART, PARTS>(&search, 2.0, x, importance);
-                scales = scales_with_importance(63, &parts);
-            }
-        }
-        let (ds, offsets) = store_scales::<B, BITS>(scales, out);
-        for (j, (x, levels)) in x.as_chunks::<PART>().0.iter().zip(parts.levels.as_chunks_mut().0).enumerate()
-        {
-            relevel_min((1 << BITS) - 1, ds[j], offsets[j], x, levels);
-        }
-        pack::<B, BITS>(&parts.levels, out);
-    }
 }
 
 /// Searches the parts; weights are magnitudes plus the root mean square of the part.
@@ -157,10 +130,7 @@ fn unpack_scale(packed: &[u8; 12], j: usize) -> (u8, u8) {
 }
 
 /// Kernel of all super-blocks, one part per lane.
-struct QuantizeQ45K<'a, const B: usize, const BITS: u32> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeQ45K<const B: usize, const BITS: u32>;
 
 /// Weights that are magnitudes plus the root mean square.
 struct MagnitudesAndRms;
@@ -181,19 +151,39 @@ impl Weigh for MagnitudesAndRms {
     }
 }
 
-impl<const B: usize, const BITS: u32> Kernel for QuantizeQ45K<'_, B, BITS> {
-    fn scalar(self) {
-        quantize_scalar::<B, BITS>(self.rows, self.dst);
+impl<const B: usize, const BITS: u32> RowsKernel for QuantizeQ45K<B, BITS> {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, importance), out) in rows.blocks().zip(dst.as_chunks_mut().0) {
+            let (mut parts, scales);
+            match importance {
+                None => {
+                    parts = parts_plain(&plain_search(BITS), x);
+                    scales = scales_plain(&parts.scales, &parts.mins);
+                }
+                Some(importance) => {
+                    let search = importance_search(BITS);
+                    parts = parts_with_importance::<PART, PARTS>(&search, 2.0, x, importance);
+                    scales = scales_with_importance(63, &parts);
+                }
+            }
+            let (ds, offsets) = store_scales::<B, BITS>(scales, out);
+            for (j, (x, levels)) in
+                x.as_chunks::<PART>().0.iter().zip(parts.levels.as_chunks_mut().0).enumerate()
+            {
+                relevel_min((1 << BITS) - 1, ds[j], offsets[j], x, levels);
+            }
+            pack::<B, BITS>(&parts.levels, out);
+        }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         let mut batch = BlockBatch::EMPTY;
         let mut fits = MinFits::<PARTS>::ZERO;
-        for (index, out) in self.dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
-            batch.load(self.rows, index * BATCH);
-            if let Some(importance) = self.rows.imatrix {
-                batch.weigh_supers(l, 2.0, self.rows, importance);
+        for (index, out) in dst.as_chunks_mut().0.chunks_mut(BATCH_SUPERS).enumerate() {
+            batch.load(rows, index * BATCH);
+            if let Some(importance) = rows.imatrix {
+                batch.weigh_supers(l, 2.0, rows, importance);
                 fits.search::<L, PART>(l, &importance_search(BITS), &batch);
                 fits.scales_with_importance(l, 63, out.len());
             } else {

@@ -6,14 +6,14 @@
 //! elements `l + 32` and `l + 96`; pair byte `32 k + l` holds elements `32 n + l` in bits `2 n`.
 
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
-use super::kernel::{Kernel, dispatch};
+use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, signed, signed_max};
 use super::search_lanes::{signed as signed_lanes, signed_levels};
 use super::superblock::{SUPER, each_byte, field, field_mut, put_words, relevel_signed, words};
 use super::superblock_lanes::relevel_signed as relevel_signed_lanes;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::{GgmlType, simd::SimdLevel};
 
 const BLOCK_BYTES: usize = 210;
 const PART: usize = 16;
@@ -21,35 +21,10 @@ const PARTS: usize = SUPER / PART;
 
 pub(super) static Q6_K: Codec = Codec {
     ty: GgmlType::Q6K,
-    quantize: Some(quantize),
+    quantize: Some(quantize_with::<QuantizeQ6K>),
     dequantize,
     validate: validate_f16::<BLOCK_BYTES, 208>,
 };
-
-fn quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeQ6K { rows, dst });
-}
-
-fn quantize_scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
-    for ((x, importance), out) in rows.blocks::<SUPER>().zip(dst.as_chunks_mut().0) {
-        let mut levels = [0; SUPER];
-        let mut scales = [0.0; PARTS];
-        for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
-            // ref: the importance alone, not scaled by the values
-            let weights = match importance {
-                Some(importance) => importance.as_chunks().0[j],
-                None => x.map(|value| value * value),
-            };
-            scales[j] = signed(32, x, &weights, &mut levels.as_chunks_mut().0[j]);
-        }
-        if let Some(ds) = store_scales(&scales, out) {
-            for ((x, d), levels) in x.as_chunks::<PART>().0.iter().zip(ds).zip(levels.as_chunks_mut().0) {
-                relevel_signed(32, d, x, levels);
-            }
-            pack(&levels, out);
-        }
-    }
-}
 
 /// Writes scale of scales and scales; returns the step of each part's levels, or `None` if the block is all zeros.
 #[inline(always)]
@@ -92,20 +67,33 @@ fn pack(levels: &[u8; SUPER], out: &mut [u8; BLOCK_BYTES]) {
 }
 
 /// Kernel of all super-blocks, one part per lane.
-struct QuantizeQ6K<'a> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-}
+struct QuantizeQ6K;
 
-impl Kernel for QuantizeQ6K<'_> {
-    fn scalar(self) {
-        quantize_scalar(self.rows, self.dst);
+impl RowsKernel for QuantizeQ6K {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, importance), out) in rows.blocks::<SUPER>().zip(dst.as_chunks_mut().0) {
+            let mut levels = [0; SUPER];
+            let mut scales = [0.0; PARTS];
+            for (j, x) in x.as_chunks::<PART>().0.iter().enumerate() {
+                // ref: the importance alone, not scaled by the values
+                let weights = match importance {
+                    Some(importance) => importance.as_chunks().0[j],
+                    None => x.map(|value| value * value),
+                };
+                scales[j] = signed(32, x, &weights, &mut levels.as_chunks_mut().0[j]);
+            }
+            if let Some(ds) = store_scales(&scales, out) {
+                for ((x, d), levels) in x.as_chunks::<PART>().0.iter().zip(ds).zip(levels.as_chunks_mut().0) {
+                    relevel_signed(32, d, x, levels);
+                }
+                pack(&levels, out);
+            }
+        }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         const { assert!(PARTS.is_multiple_of(L::WIDTH)) };
-        let Self { rows, dst } = self;
         let zero = l.splat(0.0);
         // The importance of a row's columns, in vectors; all rows share it.
         let mut importance = vec![zero; rows.imatrix.map_or(0, |_| rows.n_cols / L::WIDTH)];

@@ -17,14 +17,15 @@ pub(super) const ZERO_GROUP: f32 = f32::MAX;
 /// Runs `search::signed_max`.
 #[inline(always)]
 pub(super) fn signed_max<L: Lanes, const N: usize>(l: L, x: &[L::F; N]) -> (L::F, L::F) {
-    signed_max_after(l, (l.splat(0.0), l.splat(0.0)), x)
+    signed_max_after(l, l.splat(0.0), l.splat(0.0), x)
 }
 
 /// Continues [`signed_max`] with more values, given its result for those before.
 #[inline(always)]
 pub(super) fn signed_max_after<L: Lanes, const N: usize>(
     l: L,
-    (mut max, mut amax): (L::F, L::F),
+    mut max: L::F,
+    mut amax: L::F,
     x: &[L::F; N],
 ) -> (L::F, L::F) {
     for &value in x {

@@ -9,22 +9,22 @@ use std::marker::PhantomData;
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
-use super::kernel::{Kernel, dispatch};
+use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::abs_max;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, lroundf};
-use gguf_core::{GgmlType, simd::SimdLevel};
 
 pub(super) static TQ1_0: Codec = Codec {
     ty: GgmlType::Tq1_0,
-    quantize: Some(tq1_0_quantize),
+    quantize: Some(quantize_with::<QuantizeTernary<54, Tq1>>),
     dequantize: tq1_0_dequantize,
     validate: validate_f16::<54, 52>,
 };
 
 pub(super) static TQ2_0: Codec = Codec {
     ty: GgmlType::Tq2_0,
-    quantize: Some(tq2_0_quantize),
+    quantize: Some(quantize_with::<QuantizeTernary<66, Tq2>>),
     dequantize: tq2_0_dequantize,
     validate: validate_f16::<66, 64>,
 };
@@ -43,26 +43,6 @@ fn digits(x: &[f32; 256], amax: f32) -> [u8; 256] {
     digits
 }
 
-fn tq1_0_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeTernary::<54, Tq1> { rows, dst, store: PhantomData });
-}
-
-#[inline(always)]
-fn tq1_0_store(digits: &[u8; 256], d: f32, out: &mut [u8; 54]) {
-    for (at, n_bytes, first, n_digits) in RUNS {
-        for m in 0..n_bytes {
-            let mut number = 0u8;
-            for n in 0..5 {
-                let digit = if n < n_digits { digits[first + n * n_bytes + m] } else { 0 };
-                number = number.wrapping_mul(3).wrapping_add(digit);
-            }
-            // Rounded up, so that decoding can multiply by 3 and take the carry.
-            out[at + m] = (u16::from(number) * 256).wrapping_add(242).wrapping_div(243) as u8;
-        }
-    }
-    put_u16(out, 52, f32_to_f16(d));
-}
-
 decoder!(tq1_0_dequantize = tq1_0_load);
 
 #[inline(always)]
@@ -77,24 +57,6 @@ fn tq1_0_load(block: &[u8; 54], out: &mut [f32; 256]) {
             }
         }
     }
-}
-
-fn tq2_0_quantize(level: SimdLevel, rows: &SourceRows<'_>, dst: &mut [u8]) {
-    dispatch(level, QuantizeTernary::<66, Tq2> { rows, dst, store: PhantomData });
-}
-
-#[inline(always)]
-fn tq2_0_store(digits: &[u8; 256], d: f32, out: &mut [u8; 66]) {
-    for k in 0..2 {
-        for m in 0..32 {
-            let mut byte = 0;
-            for n in 0..4 {
-                byte |= (digits[128 * k + 32 * n + m] & 3) << (2 * n);
-            }
-            out[32 * k + m] = byte;
-        }
-    }
-    put_u16(out, 64, f32_to_f16(d));
 }
 
 decoder!(tq2_0_dequantize = tq2_0_load);
@@ -122,7 +84,18 @@ struct Tq1;
 impl StoreDigits<54> for Tq1 {
     #[inline(always)]
     fn store(digits: &[u8; 256], d: f32, out: &mut [u8; 54]) {
-        tq1_0_store(digits, d, out);
+        for (at, n_bytes, first, n_digits) in RUNS {
+            for m in 0..n_bytes {
+                let mut number = 0u8;
+                for n in 0..5 {
+                    let digit = if n < n_digits { digits[first + n * n_bytes + m] } else { 0 };
+                    number = number.wrapping_mul(3).wrapping_add(digit);
+                }
+                // Rounded up, so that decoding can multiply by 3 and take the carry.
+                out[at + m] = (u16::from(number) * 256).wrapping_add(242).wrapping_div(243) as u8;
+            }
+        }
+        put_u16(out, 52, f32_to_f16(d));
     }
 }
 
@@ -131,32 +104,37 @@ struct Tq2;
 impl StoreDigits<66> for Tq2 {
     #[inline(always)]
     fn store(digits: &[u8; 256], d: f32, out: &mut [u8; 66]) {
-        tq2_0_store(digits, d, out);
+        for k in 0..2 {
+            for m in 0..32 {
+                let mut byte = 0;
+                for n in 0..4 {
+                    byte |= (digits[128 * k + 32 * n + m] & 3) << (2 * n);
+                }
+                out[32 * k + m] = byte;
+            }
+        }
+        put_u16(out, 64, f32_to_f16(d));
     }
 }
 
 /// Kernel of all blocks: scales with one block per lane, digits along the block.
-struct QuantizeTernary<'a, const B: usize, S: StoreDigits<B>> {
-    rows: &'a SourceRows<'a>,
-    dst: &'a mut [u8],
-    store: PhantomData<S>,
-}
+struct QuantizeTernary<const B: usize, S>(PhantomData<S>);
 
-impl<const B: usize, S: StoreDigits<B>> Kernel for QuantizeTernary<'_, B, S> {
-    fn scalar(self) {
-        for ((x, _), out) in self.rows.blocks::<256>().zip(self.dst.as_chunks_mut::<B>().0) {
+impl<const B: usize, S: StoreDigits<B>> RowsKernel for QuantizeTernary<B, S> {
+    fn scalar(rows: &SourceRows<'_>, dst: &mut [u8]) {
+        for ((x, _), out) in rows.blocks::<256>().zip(dst.as_chunks_mut::<B>().0) {
             let amax = abs_max(x);
             S::store(&digits(x, amax), amax, out);
         }
     }
 
     #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L) {
+    fn lanes<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
         const BATCH_BLOCKS: usize = BATCH / 256;
         let mut batch = BlockBatch::EMPTY;
         let mut amaxes = [0.0; BATCH_BLOCKS];
-        for (index, out) in self.dst.as_chunks_mut::<B>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
-            batch.load(self.rows, index * BATCH);
+        for (index, out) in dst.as_chunks_mut::<B>().0.chunks_mut(BATCH_BLOCKS).enumerate() {
+            batch.load(rows, index * BATCH);
             batch.abs_maxes::<L, 256>(l, &mut amaxes);
             for ((x, amax), out) in batch.x.as_chunks::<256>().0.iter().zip(amaxes).zip(out) {
                 let id = if amax == 0.0 { 0.0 } else { 1.0 / amax };
@@ -175,6 +153,7 @@ impl<const B: usize, S: StoreDigits<B>> Kernel for QuantizeTernary<'_, B, S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gguf_core::simd::SimdLevel;
 
     #[test]
     fn ternary_values_come_back() {
@@ -182,11 +161,11 @@ mod tests {
         let rows = SourceRows { n_cols: 256, src: &x, imatrix: None, refused: &std::cell::Cell::default() };
         let mut back = [0.0; 256];
         let mut block = [0; 54];
-        tq1_0_quantize(SimdLevel::Scalar, &rows, &mut block);
+        QuantizeTernary::<54, Tq1>::scalar(&rows, &mut block);
         tq1_0_dequantize(SimdLevel::Scalar, &block, &mut back);
         assert_eq!(back, x);
         let mut block = [0; 66];
-        tq2_0_quantize(SimdLevel::Scalar, &rows, &mut block);
+        QuantizeTernary::<66, Tq2>::scalar(&rows, &mut block);
         tq2_0_dequantize(SimdLevel::Scalar, &block, &mut back);
         assert_eq!(back, x);
     }

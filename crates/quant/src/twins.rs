@@ -6,6 +6,7 @@ use std::io::Write;
 use proptest::prelude::*;
 
 use super::*;
+use crate::noise::Noise;
 use gguf_core::Hint;
 
 /// Columns of every type's test rows: whole super-blocks, but not a power of two.
@@ -56,63 +57,45 @@ fn run() -> impl Strategy<Value = ValuePattern> {
     })
 }
 
-/// A small random number generator, so that a failing case is its seed.
-struct ValueRng(u64);
-
-impl ValueRng {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn bell(&mut self) -> f32 {
-        let z = self.bits();
-        let sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
-        (sum as f32 - 131_070.0) / 65_536.0
-    }
-
-    fn value(&mut self, run: ValuePattern, index: usize) -> f32 {
-        match run {
-            ValuePattern::Bell(scale) => self.bell() * scale,
-            ValuePattern::Constant(value) => value,
-            ValuePattern::Zeros => [0.0, -0.0][self.bits() as usize % 2],
-            ValuePattern::Alternating(scale) => [scale, -scale][index % 2],
-            ValuePattern::Grid(scale) => ((self.bits() % 65) as f32 - 32.0) * 0.5 * scale,
-            ValuePattern::Spikes(scale) => {
-                if self.bits().is_multiple_of(17) {
-                    self.bell() * scale
-                } else {
-                    0.0
-                }
+/// Returns value `index` of a run.
+fn value(noise: &mut Noise, run: ValuePattern, index: usize) -> f32 {
+    match run {
+        ValuePattern::Bell(scale) => noise.bell() * scale,
+        ValuePattern::Constant(value) => value,
+        ValuePattern::Zeros => [0.0, -0.0][noise.index(2)],
+        ValuePattern::Alternating(scale) => [scale, -scale][index % 2],
+        ValuePattern::Grid(scale) => (noise.below(65) as f32 - 32.0) * 0.5 * scale,
+        ValuePattern::Spikes(scale) => {
+            if noise.below(17) == 0 {
+                noise.bell() * scale
+            } else {
+                0.0
             }
-            ValuePattern::Negative(scale) => -self.bell().abs() * scale - scale,
-            ValuePattern::Bits => loop {
-                let value = f32::from_bits(self.bits() as u32);
-                if value.is_finite() {
-                    return value;
-                }
-            },
-            ValuePattern::Wild => {
-                [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0, f32::MAX, 1.0, -3e-41, 1e-15]
-                    [self.bits() as usize % 8]
+        }
+        ValuePattern::Negative(scale) => -noise.bell().abs() * scale - scale,
+        ValuePattern::Bits => loop {
+            let value = f32::from_bits(noise.bits() as u32);
+            if value.is_finite() {
+                return value;
             }
+        },
+        ValuePattern::Wild => {
+            [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0, f32::MAX, 1.0, -3e-41, 1e-15][noise.index(8)]
         }
     }
 }
 
 /// Returns rows of runs of 1 to 300 values.
 fn rows(seed: u64, runs: &[ValuePattern], n_elems: usize) -> Vec<f32> {
-    let mut rng = ValueRng(seed);
+    let mut noise = Noise::new(seed);
     let mut values = Vec::with_capacity(n_elems);
     for run in runs.iter().cycle() {
         let left = n_elems - values.len();
         if left == 0 {
             break;
         }
-        for index in 0..left.min(1 + rng.bits() as usize % 300) {
-            values.push(rng.value(*run, index));
+        for index in 0..left.min(1 + noise.index(300)) {
+            values.push(value(&mut noise, *run, index));
         }
     }
     values
@@ -120,11 +103,11 @@ fn rows(seed: u64, runs: &[ValuePattern], n_elems: usize) -> Vec<f32> {
 
 /// Returns importance spread over magnitudes, with zeros.
 fn importance(seed: u64, n_cols: usize) -> Vec<f32> {
-    let mut rng = ValueRng(seed);
+    let mut noise = Noise::new(seed);
     (0..n_cols)
-        .map(|_| match rng.bits() % 8 {
+        .map(|_| match noise.below(8) {
             0 => 0.0,
-            _ => rng.bell().abs().powi(8) + 1e-9,
+            _ => noise.bell().abs().powi(8) + 1e-9,
         })
         .collect()
 }
@@ -245,7 +228,7 @@ twins! {
 
 #[test]
 fn every_quantizer_has_its_twins() {
-    // The IQ types refuse some rows: `tests/it/quant_iq.rs` compares their levels, including refusals.
+    // The IQ types refuse some rows: `tests/it/quant/iq.rs` compares their levels, including refusals.
     let is_elsewhere = |ty: GgmlType| ty.name().starts_with("IQ");
     for codec in CODECS.iter().filter(|codec| codec.quantize.is_some() && !is_elsewhere(codec.ty)) {
         assert!(TWINS.contains(&codec.ty), "{} is not tested here", codec.ty);

@@ -2,6 +2,9 @@
 //!
 //! Uses all threads of the machine; `RAYON_NUM_THREADS` limits them.
 
+#[path = "../../../tests/testkit/noise.rs"]
+mod noise;
+
 use std::io::Write;
 use std::time::Instant;
 
@@ -11,33 +14,21 @@ use gguf_solve::{
     Correction, Metric, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, objective, solve_rows,
 };
 
+use noise::Noise;
+
 /// Rows and columns of the layers.
 const SHAPES: [(usize, usize); 4] = [(1536, 576), (2048, 1536), (2048, 2048), (2048, 5632)];
-
-/// A small random number generator.
-struct NormalRng(u64);
-
-impl NormalRng {
-    fn bell(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let z = z ^ (z >> 31);
-        let sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
-        (sum as f32 - 131_070.0) / 37_837.0
-    }
-}
 
 /// Returns moments of inputs whose neighbouring columns are correlated.
 fn moments(n: usize) -> Result<SecondMoments, SolveError> {
     let n_tokens = 1024;
-    let mut rng = NormalRng(1);
-    let size: Vec<f32> = (0..n).map(|_| (0.7 * rng.bell()).exp()).collect();
+    let mut noise = Noise::new(1);
+    let size: Vec<f32> = (0..n).map(|_| (0.7 * noise.normal()).exp()).collect();
     let mut x = vec![0.0f32; n_tokens * n];
     for row in x.chunks_mut(n) {
         let mut last = 0.0;
         for (x, size) in row.iter_mut().zip(&size) {
-            last = 0.9 * last + 0.4 * rng.bell();
+            last = 0.9 * last + 0.4 * noise.normal();
             *x = last * size / 32.0;
         }
     }
@@ -82,13 +73,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         0 => vec![GgmlType::Q4K, GgmlType::Q3K, GgmlType::Q4_0, GgmlType::Iq4Xs],
         _ => names.iter().filter_map(|name| GgmlType::from_name(name)).collect(),
     };
-    let mut rng = NormalRng(2);
+    let mut noise = Noise::new(2);
     for (n_rows, n_cols) in SHAPES {
         let moments = moments(n_cols)?;
         let (clock, processor, metric) = timed(|| Metric::new(&moments, SHRINKAGE));
         let metric = metric?;
         writeln!(out, "{n_rows} x {n_cols}: factor {clock:.2} s (processor {processor:.2} s)")?;
-        let w: Vec<f32> = (0..n_rows * n_cols).map(|_| 0.02 * rng.bell()).collect();
+        let w: Vec<f32> = (0..n_rows * n_cols).map(|_| 0.02 * noise.normal()).collect();
         let correction = Correction::new(&moments, 1.0)?;
         let (clock, processor, by_inputs) = timed(|| correction.of_inputs(moments.values().to_vec()));
         let by_inputs = by_inputs?;

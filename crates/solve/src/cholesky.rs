@@ -185,7 +185,8 @@ fn transpose_columns(n: usize, range: std::ops::Range<usize>, rows: &[f64], out:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::twin::{NormalRng, correlated};
+    use crate::noise::Noise;
+    use crate::twin::correlated;
 
     fn widened(values: &[f32]) -> Vec<f64> {
         values.iter().map(|value| f64::from(*value)).collect()
@@ -202,8 +203,8 @@ mod tests {
                     assert!((product - matrix[row * n + column]).abs() < 1e-9, "{n}: {row}, {column}");
                 }
             }
-            let mut rng = NormalRng(5);
-            let want: Vec<f64> = (0..2 * n).map(|_| f64::from(rng.bell())).collect();
+            let mut noise = Noise::new(5);
+            let want: Vec<f64> = (0..2 * n).map(|_| f64::from(noise.normal())).collect();
             let mut b = vec![0.0; 2 * n];
             for row in 0..n {
                 for k in 0..n {

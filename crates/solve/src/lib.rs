@@ -44,6 +44,9 @@ mod grid;
 mod lanes;
 mod metric;
 mod moments;
+#[cfg(test)]
+#[path = "../../../tests/testkit/noise.rs"]
+mod noise;
 mod panel;
 mod rows;
 mod target;

@@ -131,15 +131,16 @@ fn check_finite(what: &'static str, n_cols: usize, values: &[f32]) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::twin::{NormalRng, correlated, invert};
+    use crate::noise::Noise;
+    use crate::twin::{correlated, invert};
 
     #[test]
     fn targets_are_those_of_the_formula_in_both_ways() {
         let (n, n_rows) = (150, LANES + 2);
         let moments = SecondMoments::new(n, 500, correlated(n, 500, 1)).unwrap();
-        let mut rng = NormalRng(2);
+        let mut noise = Noise::new(2);
         let mut random =
-            |len: usize, size: f32| -> Vec<f32> { (0..len).map(|_| size * rng.bell()).collect() };
+            |len: usize, size: f32| -> Vec<f32> { (0..len).map(|_| size * noise.normal()).collect() };
         let (w, cross, outputs) = (random(n_rows * n, 0.02), random(n * n, 0.05), random(n_rows * n, 0.01));
         let lambda = 0.7;
         let mut inverse: Vec<f64> =

@@ -5,7 +5,8 @@ use gguf_core::simd::SimdLevel;
 use gguf_quant::quantize_rows;
 use gguf_quant::states::{BlockState, FORMS, StateForm};
 
-use crate::twin::{GptqTwin, NormalRng, RowTwin, correlated, odd_moments, odd_rows};
+use crate::noise::Noise;
+use crate::twin::{GptqTwin, RowTwin, correlated, odd_moments, odd_rows};
 use crate::{
     Metric, PANEL_ROWS, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, can_solve, objective,
     solve_rows,
@@ -18,8 +19,8 @@ fn moments(seed: u64) -> SecondMoments {
 }
 
 fn weights(n_rows: usize, n_cols: usize, seed: u64) -> Vec<f32> {
-    let mut rng = NormalRng(seed);
-    (0..n_rows * n_cols).map(|_| 0.02 * rng.bell()).collect()
+    let mut noise = Noise::new(seed);
+    (0..n_rows * n_cols).map(|_| 0.02 * noise.normal()).collect()
 }
 
 /// Returns the blocks of the quantizer.
@@ -175,12 +176,12 @@ fn any_bytes_are_a_start_or_are_refused() {
     let moments = SecondMoments::new(n, 400, correlated(n, 400, 3)).unwrap();
     let metric = Metric::new(&moments, SHRINKAGE).unwrap();
     let w = weights(8, n, 4);
-    let mut rng = NormalRng(9);
+    let mut noise = Noise::new(9);
     for form in FORMS {
         let mut n_solved = 0;
         for _ in 0..6 {
             let bytes: Vec<u8> =
-                (0..8 * n / form.n_elems() * form.ty.block_bytes()).map(|_| rng.bits() as u8).collect();
+                (0..8 * n / form.n_elems() * form.ty.block_bytes()).map(|_| noise.bits() as u8).collect();
             match solve(form.ty, SimdLevel::detect(), &w, Start::Blocks(&bytes), &metric, 2) {
                 Ok(out) => {
                     n_solved += 1;

@@ -5,39 +5,22 @@ use std::ops::Range;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16};
 use gguf_quant::states::{BlockState, Min, StateForm};
 
-/// A small random number generator, so that a failing case is its seed.
-pub(crate) struct NormalRng(pub u64);
-
-impl NormalRng {
-    pub(crate) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Returns an approximately standard normal number.
-    pub(crate) fn bell(&mut self) -> f32 {
-        let z = self.bits();
-        let sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
-        (sum as f32 - 131_070.0) / 37_837.0
-    }
-}
+use crate::noise::Noise;
 
 /// Returns second moments of `n_tokens` inputs that share a few directions, with columns of different magnitudes.
 pub(crate) fn correlated(n: usize, n_tokens: usize, seed: u64) -> Vec<f32> {
-    let mut rng = NormalRng(seed);
+    let mut noise = Noise::new(seed);
     let n_shared = (n / 8).max(1);
-    let mix: Vec<f32> = (0..n * n_shared).map(|_| rng.bell()).collect();
-    let size: Vec<f32> = (0..n).map(|_| (0.7 * rng.bell()).exp()).collect();
+    let mix: Vec<f32> = (0..n * n_shared).map(|_| noise.normal()).collect();
+    let size: Vec<f32> = (0..n).map(|_| (0.7 * noise.normal()).exp()).collect();
     let mut sums = vec![0f64; n * n];
     for _ in 0..n_tokens {
-        let shared: Vec<f32> = (0..n_shared).map(|_| rng.bell()).collect();
+        let shared: Vec<f32> = (0..n_shared).map(|_| noise.normal()).collect();
         let x: Vec<f64> = (0..n)
             .map(|i| {
                 let common: f32 =
                     mix[i * n_shared..][..n_shared].iter().zip(&shared).map(|(a, b)| a * b).sum();
-                f64::from(size[i] * (common / (n_shared as f32).sqrt() + 0.5 * rng.bell()))
+                f64::from(size[i] * (common / (n_shared as f32).sqrt() + 0.5 * noise.normal()))
             })
             .collect();
         for (row, out) in sums.chunks_mut(n).enumerate() {
@@ -288,8 +271,8 @@ pub(crate) fn odd_moments(n: usize) -> Vec<(&'static str, Vec<f32>)> {
 /// Returns rows that are hard to solve: zeros, one number, a part of zeros, one far-off weight, tiny ones, none
 /// positive.
 pub(crate) fn odd_rows(n: usize) -> Vec<f32> {
-    let mut rng = NormalRng(4);
-    let mut rows: Vec<f32> = (0..6 * n).map(|_| 0.02 * rng.bell()).collect();
+    let mut noise = Noise::new(4);
+    let mut rows: Vec<f32> = (0..6 * n).map(|_| 0.02 * noise.normal()).collect();
     rows[..n].fill(0.0);
     rows[n..2 * n].fill(0.3);
     rows[2 * n..][..100].fill(0.0);

@@ -54,16 +54,16 @@ impl CarriedCheck<'_, '_> {
             add(name, activation(graph.ffn).into(), false);
         }
         add(MIXER.0, MIXER.1.into(), false);
-        if graph.mask == MaskKind::Full {
+        if graph.attention.mask == MaskKind::Full {
             add("use_bidirectional_attention", true.into(), false);
         }
-        if let Some(scalar) = self.score_divisor(&graph.attn_scale) {
+        if let Some(scalar) = self.score_divisor(&graph.attention.scale) {
             add("query_pre_attn_scalar", scalar.into(), false);
         }
         if let Some(layers) = self.windowed_layers(graph) {
             add("layer_types", layers, false);
         }
-        if let (NormTopk::Always(is_normed), true) = (graph.norm_topk, self.has_experts()) {
+        if let (NormTopk::Always(is_normed), true) = (graph.moe.norm_topk, self.has_experts()) {
             for name in NORM_TOPK {
                 add(name, is_normed.into(), false);
             }
@@ -80,11 +80,11 @@ impl CarriedCheck<'_, '_> {
     /// Returns true if the runtime gives any layer a window.
     pub(super) fn has_window(&self) -> bool {
         let Some(graph) = &self.card.graph else { return true };
-        match graph.window {
+        match graph.window.kind {
             WindowKind::None => false,
             WindowKind::Chunked => true,
             WindowKind::Sliding | WindowKind::Symmetric => {
-                graph.window_size.is_some()
+                graph.window.size.is_some()
                     || self.count("attention.sliding_window").is_some_and(|size| size > 0)
             }
         }
@@ -142,12 +142,12 @@ impl CarriedCheck<'_, '_> {
     /// Returns the layer types of the runtime for a file without a pattern key, if the configuration lists only the
     /// usual two types.
     fn windowed_layers(&self, graph: &GraphFeatures) -> Option<Json> {
-        let windowed = match graph.window {
+        let windowed = match graph.window.kind {
             WindowKind::None => return None,
             WindowKind::Chunked => "chunked_attention",
             WindowKind::Sliding | WindowKind::Symmetric => "sliding_attention",
         };
-        let rule = graph.window_pattern?;
+        let rule = graph.window.pattern?;
         let (WindowPattern::DenseLast(2..) | WindowPattern::DenseFirst { dense_first: 2.. }) = rule else {
             return None;
         };
@@ -176,12 +176,12 @@ fn activation(ffn: FfnKind) -> &'static str {
 fn own_numbers(graph: &GraphFeatures) -> Vec<(&'static str, Json)> {
     let mut numbers = Vec::new();
     for (name, cap) in
-        [("attn_logit_softcapping", graph.attn_cap), ("final_logit_softcapping", graph.final_cap)]
+        [("attn_logit_softcapping", graph.attention.cap), ("final_logit_softcapping", graph.head.cap)]
     {
         if let Cap::Number(cap) = cap {
             numbers.push((name, cap.into()));
         }
     }
-    numbers.extend(graph.window_size.map(|window| ("sliding_window", window.into())));
+    numbers.extend(graph.window.size.map(|window| ("sliding_window", window.into())));
     numbers
 }

@@ -2,8 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
-/// Configuration keys of the width of the residual stream.
-const WIDTHS: &[&str] = &["hidden_size", "n_embd", "d_model", "dim", "model_dim", "embed_dim"];
+use crate::arch::read::base;
 
 /// Matrices that read the residual stream, and matrices that write it.
 const READERS: &[&str] =
@@ -14,7 +13,7 @@ const WRITERS: &[&str] = &["attn_output", "ffn_down"];
 pub(super) fn width(config: &Map<String, Json>) -> Option<u64> {
     let text = config.get("text_config").and_then(Json::as_object);
     let parts = text.into_iter().chain([config]);
-    parts.flat_map(|part| WIDTHS.iter().filter_map(|key| part.get(*key))).find_map(Json::as_u64)
+    parts.flat_map(|part| base().widths.iter().filter_map(|key| part.get(key))).find_map(Json::as_u64)
 }
 
 /// Returns the reason why a tensor of these dimensions cannot become the target without operations. `is_part`: it is

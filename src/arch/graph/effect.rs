@@ -1,59 +1,84 @@
 //! Keys of a `[graph]` table about a part that the rest of the table rules out.
 
 use crate::arch::graph::{
-    GraphFeatures, GraphKind, MixerRule, Positions, QkNorm, ResidualRule, RopeOn, WindowKind,
-};
-
-/// Condition under which a key that differs from its default has an effect.
-struct EffectRule {
-    key: &'static str,
-    is_set: fn(&GraphFeatures, &GraphFeatures) -> bool,
-    needs: &'static str,
-    has_effect: fn(&GraphFeatures) -> bool,
-}
-
-macro_rules! rules {
-    ($( $needs:literal, $has_effect:expr => $( $key:ident ),+; )*) => {
-        &[$($( EffectRule {
-            key: stringify!($key),
-            is_set: |features, default| features.$key != default.$key,
-            needs: $needs,
-            has_effect: $has_effect,
-        } ),+),*]
-    };
-}
-
-fn rotates(features: &GraphFeatures) -> bool {
-    matches!(features.positions, Positions::Rope | Positions::ByDepth | Positions::Rope2d)
-}
-
-fn mixes_with(features: &GraphFeatures, mixer: &str) -> bool {
-    match &features.mixer {
-        MixerRule::All(all) => all.0 == mixer,
-        MixerRule::Every { full, rest, .. } | MixerRule::By { full, rest, .. } => {
-            full.0 == mixer || rest.0 == mixer
-        }
-    }
-}
-
-const RULES: &[EffectRule] = rules! {
-    "`kind = \"none\"`", |f| f.kind == GraphKind::None => reason;
-    "`positions` of `rope`, `rope_2d` or `by_depth`", rotates =>
-        rope, rope_on, rope_local, rope_local_base, yarn_truncate, yarn_mu;
-    "`positions` of `alibi` or `by_depth`",
-        |f| matches!(f.positions, Positions::Alibi | Positions::ByDepth) => alibi_bias;
-    "a `window`", |f| f.window != WindowKind::None => window_pattern, window_size, rope_local, rope_local_base,
-        rope_global_part;
-    "a `qk_norm` with weights", |f| matches!(f.qk_norm, QkNorm::BeforeRope | QkNorm::AfterRope) => qk_norm_kind, qk_norm_eps;
-    "a `qk_norm` without weights", |f| f.qk_norm == QkNorm::FreeAfterRope => qk_norm_not_at_experts;
-    "a `rope_on` other than `all`", |f| f.rope_on != RopeOn::All => temperature;
-    "a `residual` other than `post`", |f| f.residual != ResidualRule::Post => pre_ffn;
-    "a `mixer` of `gdn`", |f| mixes_with(f, "gdn") => gdn_gate;
+    GraphFeatures, Positions, QkNorm, ResidualRule, RopeFeatures, RopeOn, WindowFeatures, WindowKind,
+    WindowRope,
 };
 
 /// Returns the first key without effect, and the condition that it needs.
 pub(super) fn without_effect(features: &GraphFeatures) -> Option<(&'static str, &'static str)> {
+    const ROTATION: &str = "`positions` of `rope`, `rope_2d` or `by_depth`";
     let default = GraphFeatures::default();
-    let idle = |rule: &&EffectRule| (rule.is_set)(features, &default) && !(rule.has_effect)(features);
-    RULES.iter().find(idle).map(|rule| (rule.key, rule.needs))
+    let GraphFeatures { rope, window, attention, norms, .. } = features;
+    let rotates = matches!(features.positions, Positions::Rope | Positions::ByDepth | Positions::Rope2d);
+    let rotates_windows = window.rope != WindowRope::Same || window.rope_base.is_some();
+    let has_norm_weights = matches!(attention.qk_norm, QkNorm::BeforeRope | QkNorm::AfterRope);
+    let is_post = features.residual == ResidualRule::Post;
+    [
+        ("rope", !rotates && *rope != RopeFeatures::default(), ROTATION),
+        ("window.rope", !rotates && rotates_windows, ROTATION),
+        ("window", window.kind == WindowKind::None && *window != WindowFeatures::default(), "`window.kind`"),
+        (
+            "attention.qk_norm_kind",
+            !has_norm_weights && attention.qk_norm_kind != default.attention.qk_norm_kind,
+            "a `qk_norm` with weights",
+        ),
+        (
+            "attention.qk_norm_eps",
+            !has_norm_weights && attention.qk_norm_eps.is_some(),
+            "a `qk_norm` with weights",
+        ),
+        (
+            "attention.qk_norm_not_at_experts",
+            attention.qk_norm != QkNorm::FreeAfterRope && !attention.qk_norm_not_at_experts.is_empty(),
+            "a `qk_norm` without weights",
+        ),
+        (
+            "attention.temperature",
+            rope.on == RopeOn::All && attention.temperature.is_some(),
+            "a `rope.on` other than `all`",
+        ),
+        (
+            "norms.pre_ffn",
+            is_post && norms.pre_ffn != default.norms.pre_ffn,
+            "a `residual` other than `post`",
+        ),
+    ]
+    .into_iter()
+    .find(|&(_, is_idle, _)| is_idle)
+    .map(|(key, _, needs)| (key, needs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_without_effect_are_refused() {
+        for (text, expected) in [
+            (
+                "positions = 'alibi'\nwindow = { kind = 'sliding', rope = 'unscaled' }",
+                "`window.rope` has no effect without `positions` of `rope`",
+            ),
+            (
+                "positions = 'alibi'\nrope.pairs = 'half'",
+                "`rope` has no effect without `positions` of `rope`",
+            ),
+            ("window.size = 4096", "`window` has no effect without `window.kind`"),
+            ("window.rope_base = 10000", "`window` has no effect without `window.kind`"),
+            (
+                "attention = { qk_norm = 'free_after_rope', qk_norm_kind = 'layer' }",
+                "`attention.qk_norm_kind` has no effect",
+            ),
+            ("attention.qk_norm_not_at_experts = [128]", "`attention.qk_norm_not_at_experts` has no effect"),
+            (
+                "attention.temperature = { growth = 0.1, length = 8192 }",
+                "`attention.temperature` has no effect",
+            ),
+            ("residual = 'post'\nnorms.pre_ffn = 'attn_output_norm'", "`norms.pre_ffn` has no effect"),
+        ] {
+            let error = GraphFeatures::from_toml(&text.parse().unwrap()).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+    }
 }

@@ -2,7 +2,6 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::base::BASE;
 use super::inverse_rows;
 use super::member::{set_member, set_members};
 use super::tensors::blocks;
@@ -12,6 +11,7 @@ use crate::arch::eval::Scope;
 use crate::arch::graph::YarnMu;
 use crate::arch::mapping::RopeFreqsLlama3;
 use crate::arch::names::Captures;
+use crate::arch::read::base;
 use crate::arch::schema::{Card, EACH_BLOCK};
 use crate::core::WeightMeta;
 use crate::gguf::Value;
@@ -46,10 +46,10 @@ pub(super) fn rebuilt(
     let mut config = Map::new();
     config.insert("architectures".to_owned(), json!([card.classes.first()]));
     config.insert("model_type".to_owned(), json!(card.gguf));
-    for (key, gguf) in BASE {
+    for (key, gguf) in &base().inverse {
         let value = scope.kv(gguf);
         if !value.is_null() {
-            config.insert((*key).to_owned(), value.to_json());
+            config.insert(key.clone(), value.to_json());
         }
     }
     inverse_rows::take_back(card, scope, &mut config);
@@ -63,7 +63,7 @@ pub(super) fn rebuilt(
         config.insert("vocab_size".to_owned(), json!(rows));
     }
     config.insert("tie_word_embeddings".to_owned(), json!(!scope.tensors.contains("output.weight")));
-    let has_rule = card.graph.as_ref().is_some_and(|graph| graph.window_pattern.is_some());
+    let has_rule = card.graph.as_ref().is_some_and(|graph| graph.window.pattern.is_some());
     if let (Datum::List(windows), true) = (scope.kv("attention.sliding_window_pattern"), has_rule) {
         let drafts =
             scope.kv("nextn_predict_layers").as_int().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
@@ -74,7 +74,7 @@ pub(super) fn rebuilt(
     let truncate = match scope.kv(&format!("{ANNOTATION_PREFIX}rope.scaling.yarn_truncate")) {
         Datum::Bool(truncate) => Some(truncate),
         // The default value means the same as an absent key.
-        _ => card.graph.as_ref().and_then(|graph| (!graph.yarn_truncate).then_some(false)),
+        _ => card.graph.as_ref().and_then(|graph| (!graph.rope.yarn_truncate).then_some(false)),
     };
     let factor_name = yarn_factor_name(card, scope);
     if let Some(scaling) = rope_scaling(scope, truncate, factor_name, rope_freqs) {
@@ -123,7 +123,7 @@ fn usual_magnitude(factor: f64) -> f64 {
 fn yarn_factor_name(card: &Card, scope: &Scope<'_>) -> &'static str {
     const READ: &str = "attention_factor";
     let keys = [YARN_FACTOR, "rope.scaling.factor", "rope.scaling.attn_factor"];
-    let has_key = card.graph.as_ref().is_some_and(|graph| graph.yarn_mu == YarnMu::None);
+    let has_key = card.graph.as_ref().is_some_and(|graph| graph.rope.yarn_mu == YarnMu::None);
     match keys.map(|key| scope.kv(key).as_float()) {
         [Some(stated), Some(factor), None]
             if has_key && (stated / usual_magnitude(factor) - 1.0).abs() > FACTOR_TOLERANCE =>

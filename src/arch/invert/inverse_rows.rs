@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::base::is_known;
 use super::member::set_member;
 use crate::arch::datum::Datum;
 use crate::arch::eval::Scope;
 use crate::arch::expr::{BinaryOp, Expr, Function, Path, PathStep};
 use crate::arch::metadata_rows;
+use crate::arch::read::base;
 use crate::arch::roots::ROOTS;
 use crate::arch::schema::{Card, MetadataRow};
 use crate::gguf::keys::ANNOTATION_PREFIX;
@@ -29,6 +29,7 @@ pub(super) fn take_back(card: &Card, scope: &Scope<'_>, config: &mut Map<String,
                         .iter()
                         .any(|row| matches!(row, MetadataRow::Key { key: own, .. } if own == key))
                 };
+                let is_known = |key: &str| base().inverse.values().any(|known| known == key);
                 for row in metadata_rows::base_rows() {
                     if !matches!(row, MetadataRow::Key { key, .. } if is_known(key) || is_own(key)) {
                         take_row(card, scope, row, "", config);
@@ -126,8 +127,76 @@ fn place(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use toml::Table;
+
     use super::*;
     use crate::arch::Registry;
+    use crate::arch::invert::config;
+    use crate::gguf::keys::key_type;
+    use crate::gguf::{Metadata, Value, ValueType};
+
+    /// Returns metadata with all keys that a card may write and those that are restored for all cards. Each has another
+    /// number.
+    fn numbered(card: &Card) -> Metadata {
+        let mut metadata = Metadata::new();
+        let shared = base().inverse.values().filter_map(|key| metadata_rows::full_key(key, &card.gguf));
+        for (n, key) in (2u16..).zip(metadata_rows::derived_keys(card).into_iter().chain(shared)) {
+            let value = match key_type(&key, &card.gguf) {
+                Some(ValueType::U32) => Value::U32(n.into()),
+                Some(ValueType::F32) => Value::F32(n.into()),
+                Some(ValueType::Bool) => Value::Bool(true),
+                _ => continue,
+            };
+            metadata.set(key, value);
+        }
+        metadata
+    }
+
+    /// Returns true if the rows of a card give a configuration key the value of a GGUF key, and no value without it.
+    fn follows(card: &Card, name: &str, key: &str) -> bool {
+        let value = |metadata: &Metadata| {
+            let gguf = Some((card.gguf.as_str(), metadata));
+            let scope =
+                Scope { lets: Some(&card.lets), tables: Some(&card.tables), gguf, ..Scope::default() };
+            let rebuilt = config::rebuilt(card, &scope, &[], None).get(name).cloned();
+            (rebuilt.unwrap_or_default(), scope.kv(key).to_json())
+        };
+        let mut metadata = numbered(card);
+        let (with, number) = value(&metadata);
+        metadata.remove(&metadata_rows::full_key(key, &card.gguf).unwrap_or_default());
+        !number.is_null() && with == number && value(&metadata).0.is_null()
+    }
+
+    /// A rule may also replace that of a parent, or hold the place of a child's rule among the keys. Nested keys are
+    /// exempt: the facts about a card list their names, where rows name only the object.
+    #[test]
+    fn cards_do_not_repeat_what_their_rows_give() {
+        let registry = Registry::embedded().unwrap();
+        let tables: BTreeMap<&str, &Table> = registry.own_tables().collect();
+        let rules = |stem: &str| tables.get(stem)?.get("inverse")?.as_table();
+        let mut repeated = Vec::new();
+        for stem in tables.keys() {
+            for (name, rule) in rules(stem).into_iter().flatten() {
+                let key = rule.as_str().and_then(|rule| rule.strip_prefix("kv('")?.strip_suffix("')"));
+                let Some(key) = key.filter(|key| !key.contains('\'') && !name.contains('.')) else {
+                    continue;
+                };
+                let own = Expr::Call(Function::Kv, vec![Expr::Text(key.to_owned())]);
+                let is_needed = |card: &Card| {
+                    card.inverse.get(name).is_some_and(|rule| rule.value != own || !follows(card, name, key))
+                };
+                let mut children =
+                    registry.cards().iter().filter(|card| registry.lineage(card.base()).contains(stem));
+                let replaces = |parent: &&str| rules(parent).is_some_and(|rules| rules.contains_key(name));
+                if !children.any(is_needed) && !registry.lineage(stem).iter().skip(1).any(replaces) {
+                    repeated.push(format!("{stem}: [inverse] `{name}`"));
+                }
+            }
+        }
+        assert!(repeated.is_empty(), "{repeated:?}");
+    }
 
     #[test]
     fn expressions_say_where_their_value_stood() {

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::core::Hint;
 
@@ -56,14 +58,14 @@ fn variants_are_cards() {
 
 #[test]
 fn a_variant_has_its_cards_graph_unless_it_is_another_architecture() {
-    let graph = "[graph]\nrope = \"half\"\n[variant.v]\nclasses = [\"V\"]\n";
+    let graph = "[graph]\nrope.pairs = \"half\"\n[variant.v]\nclasses = [\"V\"]\n";
     let has_graph = |rest: &str| {
         let registry = load(&child(&format!("{graph}{rest}"))).unwrap();
         registry.cards().iter().find(|card| card.variant.is_some()).unwrap().graph.is_some()
     };
     assert!(has_graph(""));
     assert!(!has_graph("gguf = \"other\""));
-    assert!(has_graph("gguf = \"other\"\n[variant.v.graph]\nrope = \"interleaved\""));
+    assert!(has_graph("gguf = \"other\"\n[variant.v.graph]\nrope.pairs = \"interleaved\""));
 }
 
 #[test]
@@ -172,6 +174,21 @@ fn broken_cards_say_where() {
 }
 
 #[test]
+fn a_card_declares_keys_for_itself_and_for_others() {
+    let row = "metadata = [[\"vocab_size\", \"own_size\"]]";
+    assert!(message(row).starts_with("card `child`: metadata `vocab_size`: unknown name `own_size`"));
+    let declaring = child(&format!("config_keys = [\"own_size\"]\n{row}"));
+    let mut registry = load(&declaring).unwrap();
+    let other = declaring.replace("\"child\"", "\"other\"").replace("config_keys = [\"own_size\"]\n", "");
+    registry.add("other", &other).unwrap();
+    let misspelt = other.replace("\"own_size\"", "\"own_sise\"");
+    let hints = registry.add("other", &misspelt).unwrap_err().hints();
+    assert_eq!(hints, ["did you mean `own_size`?"]);
+    let variant = "[variant.v]\nconfig_keys = [\"own_size\"]";
+    assert_eq!(message(variant), "card `child/v`: [variant.v]: unknown key `config_keys`");
+}
+
+#[test]
 fn a_class_has_one_card() {
     let other = child("").replace("\"child\"", "\"other\"");
     let error =
@@ -208,12 +225,44 @@ fn a_card_is_refused_with_its_graph() {
     for (graph, expected) in [
         ("nrom = 'rms'", "card `x`: [graph]: unknown field `nrom`"),
         ("norm = 'rmsx'", "card `x`: [graph]: unknown variant `rmsx`"),
-        ("window_pattern = 'x'", "card `x`: [graph]: data did not match any variant"),
-        ("alibi_bias = 4", "card `x`: [graph]: `alibi_bias` has no effect"),
+        ("window.pattern = 'x'", "card `x`: [graph]: data did not match any variant"),
+        (
+            "attention.temperature = { growth = 1, length = 4 }",
+            "card `x`: [graph]: `attention.temperature` has no effect",
+        ),
+        ("attn_cap = 50\nattention.cap = 30", "card `x`: [graph]: `attn_cap` has another place"),
     ] {
         let error = Registry::embedded().unwrap().add("x", &text(graph)).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
+}
+
+#[test]
+fn graph_keys_without_their_table_are_inherited_like_those_in_it() {
+    let parent = PARENT.replace("[tensors]", "[graph]\nwindow.kind = 'sliding'\n[tensors]");
+    let read = |graph: &str| {
+        let own = child(&format!("[graph]\n{graph}"));
+        let registry = Registry::from_texts([("parent", parent.as_str()), ("child", own.as_str())]).unwrap();
+        registry.by_gguf("child").unwrap().graph.clone()
+    };
+    let expected = read("window.pattern = 4\nattention.cap = 50");
+    assert_eq!(read("window_pattern = 4\nattn_cap = 50"), expected);
+    assert!(expected.is_some());
+}
+
+#[test]
+fn the_cards_of_an_architecture_are_read_without_the_others_as_with_them() {
+    let cards = Registry::load(CardKind::Text, TEXT.iter().copied(), Checks::Passed).unwrap();
+    for arch in cards.cards().iter().map(|card| card.gguf.as_str()).collect::<BTreeSet<_>>() {
+        let of = |registry: &Registry| {
+            let own = registry.cards().iter().filter(|card| card.gguf == arch);
+            own.map(|card| format!("{card:?}")).collect::<BTreeSet<_>>()
+        };
+        let alone = Registry::load(CardKind::Text, rows_of(arch), Checks::Passed).unwrap();
+        assert_eq!(of(&alone), of(&cards), "{arch}");
+        assert!(alone.cards().len() < cards.cards().len());
+    }
+    assert!(rows_of("no such architecture").is_empty());
 }
 
 #[test]

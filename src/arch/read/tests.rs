@@ -10,8 +10,9 @@ use super::generate::GENERATE_KEYS;
 use super::tokenizer::{MODE_KEYS, TOKENIZER_KEYS};
 use super::{CARD_KEYS, IGNORE_KEYS, NAMES_KEYS};
 use crate::arch::{Inputs, Registry, ResolveOptions, invert, resolve};
-use crate::core::{ElementType, Hint, Shape, SourceError, WeightMeta, WeightSource};
+use crate::core::{ElementType, Hint, Shape, WeightMeta};
 use crate::gguf::Metadata;
+use crate::testkit::memory::MemoryWeights;
 
 /// Card by lines, so that a test can replace single lines.
 const BASE: &str = r#"
@@ -36,20 +37,6 @@ fn config() -> Json {
         "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 16, "max_position_embeddings": 32,
         "rms_norm_eps": null, "clip_qkv": "auto", "rope_theta": 10000.0, "rope_scaling": {"rope_type": "llama3"},
     })
-}
-
-/// Weights with content: ones in tensors of blocks, zeros elsewhere.
-struct OnesInBlocks(Vec<WeightMeta>);
-
-impl WeightSource for OnesInBlocks {
-    fn weights(&self) -> &[WeightMeta] {
-        &self.0
-    }
-
-    fn read_elems(&self, weight: usize, _: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        out.fill(u8::from(self.0[weight].name.starts_with("model.layers.")));
-        Ok(())
-    }
 }
 
 fn weights() -> Vec<WeightMeta> {
@@ -92,7 +79,12 @@ fn outcome(lines: &str) -> Result<String, String> {
         error.hints().iter().fold(error.to_string(), |all, hint| all + &format!(" ({hint})"))
     })?;
     let (config, weights) = (config(), weights());
-    let content = OnesInBlocks(weights.clone());
+    let mut content = MemoryWeights::default();
+    for weight in &weights {
+        let is_one = u8::from(weight.name.starts_with("model.layers."));
+        let n_bytes = 2 * weight.shape.n_elems() as usize;
+        content.add(&weight.name, weight.shape.dims(), weight.ty, vec![is_one; n_bytes]);
+    }
     let inputs =
         Inputs { values: Some(&content), ..Inputs::of_headers(config.as_object().unwrap(), &weights) };
     let mut shown = format!("{:?}", registry.classes());
@@ -161,6 +153,7 @@ const CARD: KeyCases = &[
     ("metadata_drop", "", "metadata_drop = [\"num_key_value_heads\"]"),
     ("early", "", "early = [[\"vocab_size\", \"1\"]]"),
     ("metadata", "", "metadata = []"),
+    ("config_keys", "", "config_keys = [\"own_size\"]\nmetadata = [[\"vocab_size\", \"own_size? ?? 3\"]]"),
     ("let", "", "let.block_limit = \"1\""),
     ("tables", GATING, "metadata = [[\"expert_gating_func\", \"lookup(t, 'a')\"]]\ntables.t = { a = 2 }"),
     ("defaults", "", "defaults.c.head_dim = 4"),

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use rayon::prelude::*;
 
-use crate::calibrate::matrices::{Corrected, MatrixSolver, SolveFailure, SolveTarget};
+use crate::calibrate::matrices::{Corrected, MatrixJob, MatrixSolver, SolveFailure, SolveTarget};
 use crate::calibrate::sequential::lockstep::{FollowerEnd, LockstepEvent};
 use crate::calibrate::sequential::stream::QuantizedStream;
 use crate::calibrate::sequential::sums::{Compensation, ResidualGap, SolverSums, StreamInputs};
@@ -36,9 +36,6 @@ struct StackSums {
     /// Sums, not means.
     values: Vec<f32>,
 }
-
-/// Matrix of a tensor to solve: name, target, index in the stack.
-type MatrixJob<'n> = (&'n str, SolveTarget, u64);
 
 #[derive(Default)]
 pub(super) struct FollowerState {
@@ -120,18 +117,19 @@ impl Follower<'_> {
     fn jobs(&self, matrices: &[&Matrix]) -> (Vec<MatrixJob<'_>>, Vec<MatrixJob<'_>>) {
         let job = |matrix: &&Matrix| {
             let (name, target) = self.targets.get(&matrix.tensor)?;
-            Some((name.as_str(), *target, matrix.expert.unwrap_or(0) as u64))
+            Some(MatrixJob { name, target: *target, matrix: matrix.expert.unwrap_or(0) as u64 })
         };
-        let is_new = |(name, _, matrix): &MatrixJob<'_>| !self.matrices.blocks.has(name, *matrix);
-        let is_unsolved = |(name, _, matrix): &MatrixJob<'_>| !self.matrices.blocks.meet(name, *matrix);
+        let blocks = self.matrices.blocks;
+        let is_new = |job: &MatrixJob<'_>| !blocks.has(job.name, job.matrix);
+        let is_unsolved = |job: &MatrixJob<'_>| !blocks.meet(job.name, job.matrix);
         matrices.iter().filter_map(job).filter(is_new).partition(is_unsolved)
     }
 
     /// Returns true if matrices of an earlier run must still add their rows to the moments of a stack, because later
     /// experts are drawn towards these.
     fn is_shared(&self, met: &[MatrixJob<'_>]) -> bool {
-        let is_needed = |(name, target, _): &MatrixJob<'_>| {
-            self.matrices.n_matrices(*target) > 1 && !self.matrices.blocks.has_all(name)
+        let is_needed = |job: &MatrixJob<'_>| {
+            self.matrices.n_matrices(job.target) > 1 && !self.matrices.blocks.has_all(job.name)
         };
         met.iter().any(is_needed)
     }
@@ -168,7 +166,7 @@ impl Follower<'_> {
         };
         let branch = self.take_branch(matrices, n_rows);
         let matrix = match (&branch, jobs.as_slice()) {
-            (Some(_), &[(_, target, matrix)]) => self.matrices.weights(target, matrix, n_cols)?,
+            (Some(_), [job]) => self.matrices.weights(job.target, job.matrix, n_cols)?,
             _ => Vec::new(),
         };
         let gap = branch.as_ref().filter(|_| !matrix.is_empty()).map(|branch| ResidualGap {
@@ -188,7 +186,7 @@ impl Follower<'_> {
         let sums = match sums {
             Ok(SolverSums { moments, compensation }) => {
                 let mut all = jobs.iter().chain(&met);
-                let moments = if all.all(|(_, target, _)| self.matrices.n_matrices(*target) > 1) {
+                let moments = if all.all(|job| self.matrices.n_matrices(job.target) > 1) {
                     self.drawn(matrices, moments)
                 } else {
                     Ok(moments)
@@ -248,8 +246,8 @@ impl Follower<'_> {
         let (sums, metric) = match ready {
             Ok(ready) => ready,
             Err(reason) => {
-                for (name, _, matrix) in jobs {
-                    left(name, *matrix, reason);
+                for job in jobs {
+                    left(job.name, job.matrix, reason);
                 }
                 return Ok(());
             }
@@ -269,7 +267,7 @@ impl Follower<'_> {
             }
             (_, Compensation::Nothing) | (None, _) => Ok(PreparedCorrection::Nothing),
         });
-        for &(name, target, matrix) in jobs {
+        for &job in jobs {
             let solved =
                 prepared.as_ref().map_err(|error| SolveFailure::Solve(*error)).and_then(|prepared| {
                     let corrected = match prepared {
@@ -279,11 +277,11 @@ impl Follower<'_> {
                             Some(Corrected::Outputs(correction, outputs))
                         }
                     };
-                    self.matrices.solve((name, target, matrix), &metric, &importance, corrected)
+                    self.matrices.solve(job, &metric, &importance, corrected)
                 });
             match solved {
                 Ok(()) => {}
-                Err(SolveFailure::Solve(reason)) => left(name, matrix, reason),
+                Err(SolveFailure::Solve(reason)) => left(job.name, job.matrix, reason),
                 Err(SolveFailure::Run(error)) => return Err(*error),
             }
         }
@@ -299,7 +297,7 @@ impl Follower<'_> {
                 let blocks = self.matrices.blocks;
                 let is_unseen = |matrix: &u64| !blocks.has(name, *matrix) && !blocks.meet(name, *matrix);
                 let matrices = (0..self.matrices.n_matrices(*target)).filter(is_unseen);
-                Some(matrices.map(|matrix| (name.as_str(), *target, matrix)).collect::<Vec<_>>())
+                Some(matrices.map(|matrix| MatrixJob { name, target: *target, matrix }).collect::<Vec<_>>())
             };
             let jobs: Vec<_> = shared.tensors.iter().filter_map(unseen).flatten().collect();
             let Some(&tensor) = shared.tensors.first().filter(|_| !jobs.is_empty()) else { continue };

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::calibrate::Layer;
 use crate::engine::TokenChunk;
 use crate::verify::Window;
 
@@ -34,11 +35,28 @@ pub(super) struct StatisticsManifest {
     pub(super) layers: Vec<LayerEntry>,
 }
 
+/// Contents of statistics in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatisticsCounts {
+    /// Number of layers with moments, including the entry outside of layers.
+    pub n_layers: usize,
+    /// Number of matrices with moments.
+    pub n_matrices: usize,
+}
+
+impl StatisticsCounts {
+    /// Counts a layer.
+    pub fn add<M>(&mut self, layer: &Layer<M>) {
+        self.n_layers += 1;
+        self.n_matrices += layer.inputs.iter().map(|input| input.matrices.len()).sum::<usize>();
+    }
+}
+
 impl StatisticsManifest {
-    /// Number of matrices with moments, and number of layers.
-    pub(super) fn counts(&self) -> (usize, usize) {
+    pub(super) fn counts(&self) -> StatisticsCounts {
         let inputs = self.layers.iter().flat_map(|layer| &layer.inputs);
-        (inputs.map(|input| input.matrices.len()).sum(), self.layers.len())
+        let n_matrices = inputs.map(|input| input.matrices.len()).sum();
+        StatisticsCounts { n_layers: self.layers.len(), n_matrices }
     }
 }
 

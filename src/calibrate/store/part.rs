@@ -9,7 +9,7 @@ use crate::calibrate::calibration_run::BatchRange;
 use crate::calibrate::digest::hex;
 use crate::calibrate::program::program;
 use crate::calibrate::store::folder::{Folder, TensorWriters, digest_of, meta};
-use crate::calibrate::store::manifest::{LayerEntry, PartEntry, StatisticsManifest};
+use crate::calibrate::store::manifest::{LayerEntry, PartEntry, StatisticsCounts, StatisticsManifest};
 use crate::calibrate::store::read::read_manifest;
 use crate::calibrate::store::tensor_file::{OTHER_DIGEST, TensorFile};
 use crate::calibrate::store::write::push_columns;
@@ -23,6 +23,15 @@ use crate::core::limits::Limits;
 use crate::gguf::Share;
 use crate::verify::{ExactColumns, Model};
 
+/// Share of a text, and the batches that its run has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextShare {
+    /// Number of the share, and number of shares.
+    pub share: Share,
+    /// Batches of the share ([`crate::calibrate::CalibrationRun::batches`]).
+    pub batches: BatchRange,
+}
+
 /// Part that is being written into a directory. If dropped before [`PartWriter::commit`], nothing remains of it.
 #[derive(Debug)]
 pub struct PartWriter {
@@ -30,8 +39,8 @@ pub struct PartWriter {
 }
 
 impl PartWriter {
-    /// Begins a directory that is new or empty, for a share of a text whose run has these batches; `seed` is that of
-    /// sampled text. With `sync`, files reach the disk before they get their names.
+    /// Begins a directory that is new or empty, for a share of a text; `seed` is that of sampled text. With `sync`,
+    /// files reach the disk before they get their names.
     ///
     /// # Errors
     /// A path that exists and is not an empty directory; a model that cannot be read; file system errors.
@@ -40,10 +49,10 @@ impl PartWriter {
         model: &Model<'_>,
         text: &CalibrationText,
         seed: Option<u64>,
-        (share, batches): (Share, BatchRange),
+        own: TextShare,
         sync: bool,
     ) -> Result<Self, StatisticsError> {
-        let manifest = manifest(model, text, seed, (share, batches))?;
+        let manifest = manifest(model, text, seed, own)?;
         Ok(Self { folder: Folder::create(path, manifest, Folder::n_files(model), sync)? })
     }
 
@@ -96,8 +105,9 @@ fn manifest(
     model: &Model<'_>,
     text: &CalibrationText,
     seed: Option<u64>,
-    (share, batches): (Share, BatchRange),
+    own: TextShare,
 ) -> Result<StatisticsManifest, StatisticsError> {
+    let TextShare { share, batches } = own;
     let mut manifest = Folder::manifest(model, text, seed)?;
     manifest.part = Some(PartEntry {
         number: share.number(),
@@ -205,7 +215,7 @@ impl StatisticsPart {
         model: &Model<'_>,
         text: &CalibrationText,
         seed: Option<u64>,
-        own: (Share, BatchRange),
+        own: TextShare,
     ) -> Result<bool, StatisticsError> {
         let found = StatisticsManifest { layers: Vec::new(), ..self.manifest.clone() };
         if found != manifest(model, text, seed, own)? {
@@ -222,9 +232,9 @@ impl StatisticsPart {
         Ok(true)
     }
 
-    /// Number of matrices with moments, and number of layers.
+    /// Numbers of layers and matrices with moments.
     #[must_use]
-    pub fn counts(&self) -> (usize, usize) {
+    pub fn counts(&self) -> StatisticsCounts {
         self.manifest.counts()
     }
 

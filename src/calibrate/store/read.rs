@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::calibrate::moments::KindMoments;
 use crate::calibrate::store::folder::Folder;
 use crate::calibrate::store::manifest::{
-    CheckEntry, FORMAT, LayerEntry, MatrixEntry, StatisticsManifest, VERSION,
+    CheckEntry, FORMAT, LayerEntry, MatrixEntry, StatisticsCounts, StatisticsManifest, VERSION,
 };
 use crate::calibrate::store::tensor_file::TensorFile;
 use crate::calibrate::store::{IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name};
@@ -103,9 +103,9 @@ impl Statistics {
         Ok(moments.chain([IMPORTANCE.to_owned()]).all(is_whole))
     }
 
-    /// Number of matrices with moments, and number of layers.
+    /// Numbers of layers and matrices with moments.
     #[must_use]
-    pub fn counts(&self) -> (usize, usize) {
+    pub fn counts(&self) -> StatisticsCounts {
         self.manifest.counts()
     }
 

@@ -44,7 +44,7 @@ fn digest(
     digest.bytes(engine.level.name().as_bytes());
     digest.bytes(weights.as_bytes());
     digest.bytes(tokenizer.as_bytes());
-    digest.bytes(format!("{own:?} {held_back}").as_bytes());
+    digest.value(&(own, held_back))?;
     Ok(digest.hex())
 }
 
@@ -53,8 +53,13 @@ fn digest(
 pub enum SelfTextKeeper<'a> {
     /// Folder of a run that can be resumed.
     Work(&'a WorkFolder),
-    /// Separate file for several runs, which is read if it exists and written if not; `true` flushes it to disk.
-    File(&'a Path, bool),
+    /// Separate file for several runs, which is read if it exists and written if not.
+    File {
+        /// Path of the file.
+        path: &'a Path,
+        /// True if the file must reach the disk before it gets its name.
+        sync: bool,
+    },
 }
 
 impl SelfTextKeeper<'_> {
@@ -65,7 +70,8 @@ impl SelfTextKeeper<'_> {
     pub(in crate::calibrate) fn written(
         self,
         model: &Model<'_>,
-        (own, held_back): (&SelfText, bool),
+        own: &SelfText,
+        held_back: bool,
         engine: EngineOptions,
     ) -> Result<Option<KeptText>, CalibrateError> {
         let of = || digest(model, own, held_back, engine);
@@ -75,7 +81,7 @@ impl SelfTextKeeper<'_> {
                 let Some(stored) = stored(&bytes) else { return Ok(None) };
                 Ok((stored.of == of()?).then(|| stored.text()).flatten())
             }
-            Self::File(path, _) => {
+            Self::File { path, .. } => {
                 let other = |what| CalibrateError::OtherSelfText { path: path.to_owned(), what };
                 match path.try_exists() {
                     Ok(true) => {}
@@ -105,7 +111,8 @@ impl SelfTextKeeper<'_> {
     pub(in crate::calibrate) fn keep(
         self,
         model: &Model<'_>,
-        (own, held_back): (&SelfText, bool),
+        own: &SelfText,
+        held_back: bool,
         engine: EngineOptions,
         text: &KeptText,
     ) -> Result<(), CalibrateError> {
@@ -113,7 +120,7 @@ impl SelfTextKeeper<'_> {
             // The text of an earlier run is not overwritten: this run is about to be refused.
             Self::Work(work) if work.is_resumed() && work.path().join(TEXT).exists() => return Ok(()),
             Self::Work(work) => (work.path().join(TEXT), work.sync),
-            Self::File(path, sync) => (path.to_owned(), sync),
+            Self::File { path, sync } => (path.to_owned(), sync),
         };
         let entries = |windows: &[Window]| windows.iter().map(CheckEntry::of).collect();
         let stored = StoredText {

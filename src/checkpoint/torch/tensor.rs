@@ -53,7 +53,8 @@ impl StoredTensor {
     pub(super) fn read(
         name: &str,
         pickle: &Pickle,
-        (by, args): (Rebuild, &[Id]),
+        by: Rebuild,
+        args: &[Id],
         storages: &Storages,
     ) -> Result<Self, TensorProblem> {
         let Some(&[storage, offset, sizes, strides]) = args.first_chunk() else {

@@ -17,9 +17,9 @@ use crate::engine::{Stage, stage};
 /// Arguments of `archs`.
 #[derive(Debug, Args)]
 pub(super) struct Archs {
-    /// Architecture, variant of one (llama/internlm3) or class: say what its card reads and writes
+    /// Architecture, variant of one (llama/internlm3) or class: show what its card reads and writes
     name: Option<String>,
-    /// Look at an architecture card from a file too, or at the cards of a directory in place of the embedded ones
+    /// Read an architecture card from a file in addition, or the cards of a directory instead of the embedded ones
     #[arg(long, value_name = "FILE|DIR")]
     card: Option<PathBuf>,
 }

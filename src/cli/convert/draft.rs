@@ -22,7 +22,7 @@ const MAX_LISTED: usize = 12;
 pub(super) struct DraftArgs {
     /// Directory of the checkpoint; only its headers are read
     dir: PathBuf,
-    /// Where to write the card; standard output without it
+    /// File to write the card to [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

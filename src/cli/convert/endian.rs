@@ -43,7 +43,7 @@ pub(super) struct EndianArgs {
     /// Byte order of the output [default: the one that the input does not have]
     #[arg(long, value_enum, value_name = "ORDER")]
     to: Option<ByteOrderArg>,
-    /// Say what would be written and write nothing
+    /// Print the plan and write nothing
     #[arg(long)]
     dry_run: bool,
 }

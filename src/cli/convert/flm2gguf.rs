@@ -26,10 +26,10 @@ pub(super) struct Flm2gguf {
     /// Architecture, for files without `model_type`: a name that `archs` lists
     #[arg(long, value_name = "NAME")]
     arch: Option<String>,
-    /// Merge the LoRA adapter that lies in the file
+    /// Merge the LoRA adapter that the file contains
     #[arg(long)]
     merge_adapters: bool,
-    /// Which values the integers stand for, where FastLLM reads other ones than the exporter meant
+    /// Values that the integers represent, where FastLLM reads other values than the exporter wrote
     #[arg(long, value_enum, value_name = "WHO", default_value = "reader")]
     meaning: Meaning,
     #[command(flatten)]

@@ -29,26 +29,27 @@ const TEXT_ONLY: [&str; 12] = [
 /// Arguments of `hf2gguf`.
 #[derive(Debug, Args)]
 pub(super) struct Hf2gguf {
-    /// Directory of the checkpoint: config.json, weights, tokenizer files; a PyTorch file in one; or a model on a server:
-    /// ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
+    /// Directory of the checkpoint: config.json, weights, tokenizer files; a PyTorch file in one; or a model on a
+    /// server: ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
     dir: PathBuf,
     /// Read a model in Mistral's own format (params.json, consolidated*.safetensors) although its directory has Hugging
     /// Face's files too
     #[arg(long)]
     mistral_format: bool,
-    /// Directory of the model that a draft model (EAGLE-3, DFlash, DSpark) works for: its configuration and vocabulary
+    /// Directory of the model that a draft model (EAGLE-3, DFlash, DSpark) was trained for: its configuration and
+    /// vocabulary are read
     #[arg(long, value_name = "DIR")]
     target_model_dir: Option<PathBuf>,
     /// Convert a decoder as a reranker: scores for yes and no in place of the output; recognized by name as well
     #[arg(long)]
     rerank: bool,
-    /// Take the dense layers of sentence-transformers that follow an embedding model (2_Dense, 3_Dense) into the file
+    /// Include the dense layers of sentence-transformers that follow an embedding model (2_Dense, 3_Dense)
     #[arg(long)]
     sentence_transformers_dense_modules: bool,
     /// Leave out draft heads (multi-token prediction)
     #[arg(long, visible_alias = "no-nextn", conflicts_with = "mtp")]
     no_mtp: bool,
-    /// Write the draft heads alone, for speculative decoding beside the model [default name: mtp-NAME-TYPE.gguf]
+    /// Write the draft heads alone, for speculative decoding with the model [default name: mtp-NAME-TYPE.gguf]
     #[arg(long)]
     mtp: bool,
     /// Write the vision and audio towers, with what joins them to the text model, instead of the text model [default

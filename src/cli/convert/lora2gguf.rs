@@ -25,11 +25,11 @@ const TYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", AUTO];
 /// Arguments of `lora2gguf`.
 #[derive(Debug, Args)]
 pub(super) struct Lora2gguf {
-    /// Directory of the adapter: adapter_config.json, and adapter_model.safetensors or adapter_model.bin; or an adapter on
-    /// a server (ORG/NAME, https://HOST/DIR, s3://BUCKET/DIR), as its base model may be
+    /// Directory of the adapter: adapter_config.json, and adapter_model.safetensors or adapter_model.bin; or an adapter
+    /// on a server (ORG/NAME, https://HOST/DIR, s3://BUCKET/DIR), as its base model may be
     dir: PathBuf,
-    /// Directory of the base model, of which config.json is enough; weights that lie there are held against the adapter
-    /// [default: what adapter_config.json names, if that is a directory]
+    /// Directory of the base model, of which config.json is enough; if it has weights, the adapter is checked against
+    /// them [default: the one that adapter_config.json names, if it exists]
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
     /// Type of the matrices; auto: what the adapter has
@@ -55,7 +55,7 @@ pub(super) struct Lora2gguf {
     /// Use an architecture card from a file, or all cards of a directory
     #[arg(long, value_name = "PATH")]
     card: Option<PathBuf>,
-    /// Read text files also through links that lead out of their directory; the hub's cache needs no leave
+    /// Read text files also through links that lead out of their directory; the hub's cache needs no permission
     #[arg(long)]
     follow_links: bool,
     #[command(flatten)]

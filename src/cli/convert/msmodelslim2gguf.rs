@@ -12,7 +12,7 @@ use crate::convert::{ConvertOptions, ModelSource, OffsetSign};
 /// How offsets are meant.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum OffsetSignArg {
-    /// As the description has it: subtracted, for every known version of the tool
+    /// As the description file declares it: subtracted, for every known version of the tool
     Auto,
     /// Subtracted from the codes
     File,
@@ -23,12 +23,12 @@ enum OffsetSignArg {
 /// Arguments of `msmodelslim2gguf`.
 #[derive(Debug, Args)]
 pub(super) struct Msmodelslim2gguf {
-    /// Directory of the checkpoint: config.json, quant_model_description*.json, weights, tokenizer files; or a model on a
-    /// server, as with hf2gguf
+    /// Directory of the checkpoint: config.json, quant_model_description*.json, weights, tokenizer files; or a model on
+    /// a server, as with hf2gguf
     dir: PathBuf,
     #[command(flatten)]
     remote: RemoteArgs,
-    /// Sign of the offsets in the file; a warning tells if the other one fits the weights better
+    /// Sign of the offsets in the file; a warning is printed if the other one fits the weights better
     #[arg(long, value_enum, ignore_case = true, value_name = "SIGN", default_value = "auto")]
     offset_sign: OffsetSignArg,
     #[command(flatten)]

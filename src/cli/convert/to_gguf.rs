@@ -54,7 +54,7 @@ pub(in crate::cli) struct QuantizeRequest {
 /// Options of every conversion to GGUF.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ToGguf {
-    /// File or directory to write [default: beside the checkpoint's weights, named after the model]
+    /// File or directory to write [default: in the checkpoint's directory, named after the model]
     #[arg(short, long, visible_alias = "outfile", value_name = "PATH", conflicts_with = "into")]
     output: Option<PathBuf>,
     #[arg(
@@ -83,8 +83,8 @@ pub(in crate::cli) struct ToGguf {
     /// Leave out tensors of the checkpoint whose names match, for example '^v_head\.'; may be repeated
     #[arg(long, value_name = "REGEX", conflicts_with = "vocab_only")]
     drop: Vec<String>,
-    /// Write keys gguf_foundry.* for numbers that change the result and for which GGUF has no key (the sliding window of
-    /// Mistral and Qwen 2, ...): gguf-verify and gguf2hf read them, other runtimes pass over them
+    /// Write keys gguf_foundry.* for numbers that change the result and for which GGUF has no key (the sliding window
+    /// of Mistral and Qwen 2, ...): gguf-verify and gguf2hf read them, other runtimes ignore them
     #[arg(long)]
     annotate: bool,
     /// Use an architecture card from a file, or all cards of a directory
@@ -97,7 +97,7 @@ pub(in crate::cli) struct ToGguf {
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
     /// Read text files of the model (configuration, tokenizer, templates) also through links that lead out of its
-    /// directory; the hub's cache needs no leave
+    /// directory; the hub's cache needs no permission
     #[arg(long)]
     follow_links: bool,
     /// Write no vocabulary
@@ -390,7 +390,7 @@ impl ConvertRun<'_> {
         let mut guard = Guard::new(self.session, args.dry_run && args.size.write_types.is_none());
         guard.read("the checkpoint", self.input)?;
         guard.read_all("the checkpoint", conversion.input_paths())?;
-        guard.read("beside the checkpoint", self.dir)?;
+        guard.read("the directory of the checkpoint", self.dir)?;
         guard.read_all("the card", &args.card)?;
         guard.read_all("the metadata", &args.metadata)?;
         guard.read_all("the chat template", &args.chat_template)?;
@@ -454,7 +454,8 @@ impl ConvertRun<'_> {
         &self,
         conversion: &Conversion,
         ty: GgmlType,
-        (options, imatrix): (&QuantizeOptions, Option<&Imatrix>),
+        options: &QuantizeOptions,
+        imatrix: Option<&Imatrix>,
     ) -> anyhow::Result<HashSet<String>> {
         let input = Input::new(conversion, conversion.metadata());
         if self.args.calibrate.is_given() {
@@ -488,7 +489,7 @@ impl ConvertRun<'_> {
         let imatrix = args.quantize.open_imatrix(session)?;
         if let Some(ty) = keep {
             // Tensors that the mixture brings to the type of the checkpoint's integers keep these integers.
-            let names = self.names_of_type(conversion, ty, (&options, imatrix.as_ref()))?;
+            let names = self.names_of_type(conversion, ty, &options, imatrix.as_ref())?;
             conversion.keep(ty, |name| names.contains(name))?;
         }
         let conversion = &*conversion;
@@ -496,7 +497,7 @@ impl ConvertRun<'_> {
         overrides::check(&input, &options)?;
         let may_hint = !args.requantize && !session.common.quiet;
         if args.calibrate.is_given() {
-            return self.calibrate(conversion, (&input, &options), (&target, &write));
+            return self.calibrate(conversion, &input, &options, &target, &write);
         }
         args.size.announce(session, args.dry_run);
         let allocation = args.size.allocate(session, &input, &options, imatrix.as_ref())?;
@@ -535,8 +536,10 @@ impl ConvertRun<'_> {
     fn calibrate(
         &self,
         conversion: &Conversion,
-        (input, options): (&Input<'_>, &QuantizeOptions),
-        (output, write): (&Path, &WriteOptions),
+        input: &Input<'_>,
+        options: &QuantizeOptions,
+        output: &Path,
+        write: &WriteOptions,
     ) -> anyhow::Result<()> {
         let Self { args, session, started: start, .. } = *self;
         let types = &args.size;

@@ -16,12 +16,12 @@ use crate::inspect::{self, CheckpointReport, PlannedOutput, Problem, WeightFiles
 /// Arguments of `checkpoint`.
 #[derive(Debug, Args)]
 pub(super) struct CheckpointArgs {
-    /// Directory with config.json and weights, a PyTorch file in one, or a FastLLM file; or a model on a server: ORG/NAME or
-    /// ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
+    /// Directory with config.json and weights, a PyTorch file in one, or a FastLLM file; or a model on a server:
+    /// ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
     path: PathBuf,
     #[command(flatten)]
     remote: RemoteArgs,
-    /// List every tensor as it lies in the files (--json always does)
+    /// List every tensor as it is stored in the files (--json always does)
     #[arg(long)]
     tensors: bool,
     /// Use an architecture card from a file

@@ -18,7 +18,7 @@ use crate::inspect::{self, FileSummary, SummaryOptions, value_text, value_type_n
 /// How a file is described.
 #[derive(Debug, Args)]
 pub(super) struct Describe {
-    /// Show long strings, arrays and names whole
+    /// Do not shorten long strings, arrays and names
     #[arg(long)]
     full: bool,
     /// Leave out the list of tensors

@@ -13,7 +13,7 @@ use crate::inspect::Edit;
 pub(super) struct DropArgs {
     /// File
     file: PathBuf,
-    /// Expression; a tensor goes if it is found in its name. `^v\.` finds names that begin with `v.`
+    /// Regular expression: tensors whose names contain a match are left out. `^v\.` matches names that begin with `v.`
     #[arg(required = true, value_name = "REGEX")]
     patterns: Vec<String>,
     #[command(flatten)]

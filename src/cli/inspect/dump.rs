@@ -17,9 +17,9 @@ use crate::inspect::{self, DumpOptions, dump_json};
 /// Arguments of `dump`.
 #[derive(Debug, Args)]
 pub(super) struct DumpArgs {
-    /// File; a part of a split model is told by itself
+    /// File; of a split model, only this part is printed
     file: PathBuf,
-    /// Print Markdown, which is what is printed without another option
+    /// Print Markdown; this is the default
     #[arg(long, conflicts_with = "json_array")]
     markdown: bool,
     /// With --json: print the elements of arrays, too

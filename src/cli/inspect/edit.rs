@@ -13,7 +13,9 @@ use crate::core::output::{OutputKind, check_kind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::{Metadata, Value, WriteReport};
-use crate::inspect::{Change, Edit, EditError, EditPlan, Objection, typed_json, value_text, value_type_name};
+use crate::inspect::{
+    Change, Edit, EditError, EditPlan, Objection, TensorChange, typed_json, value_text, value_type_name,
+};
 
 /// How an edit is made.
 #[derive(Debug, Args)]
@@ -24,7 +26,7 @@ pub(super) struct EditArgs {
     /// Show what would change and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Make the change whatever speaks against it
+    /// Make the change despite all objections
     #[arg(long)]
     force: bool,
 }
@@ -155,17 +157,17 @@ fn table(changes: &[Change]) -> Table {
 }
 
 /// Returns a table of old and new names, a row per tensor.
-fn tensor_table(changes: &[(String, Option<String>)]) -> Table {
+fn tensor_table(changes: &[TensorChange]) -> Table {
     let mut table = Table::new(&[("tensor", Align::Fill), ("", Align::Left), ("new name", Align::Fill)]);
-    for (before, after) in changes {
+    for TensorChange { before, after } in changes {
         let after = after.as_ref().map_or_else(|| "(left out)".to_owned(), |name| escape(name).into_owned());
         table.row([escape(before).into_owned(), "→".to_owned(), after]);
     }
     table
 }
 
-fn tensor_change_json((before, after): &(String, Option<String>)) -> Json {
-    json!({ "before": before, "after": after })
+fn tensor_change_json(change: &TensorChange) -> Json {
+    json!({ "before": change.before, "after": change.after })
 }
 
 fn types(before: Option<&Value>, after: Option<&Value>) -> String {

@@ -21,15 +21,15 @@ use crate::verify::Chat;
 pub(super) struct TemplateArgs {
     /// File, or any part of a split model
     file: PathBuf,
-    /// Print the template of this name [default: the one that is used where none is named]
+    /// Print the template of this name [default: the one that is used if no name is given]
     #[arg(long, conflicts_with = "set")]
     name: Option<String>,
-    /// Put this in the place of all templates: a Jinja file, or a .json file such as tokenizer_config.json with one template
+    /// Replace all templates by this: a Jinja file, or a .json file such as tokenizer_config.json with one template
     /// or several under `chat_template`
     #[arg(long, value_name = "PATH")]
     set: Option<PathBuf>,
-    /// Print a chat as the template writes it: a built-in one (`user`, `turns`, `tools`), or a JSON file: the messages, or an object
-    /// with `messages`, `tools` and `add_generation_prompt` [default: true]
+    /// Print a chat as the template writes it: a built-in one (`user`, `turns`, `tools`), or a JSON file: the messages,
+    /// or an object with `messages`, `tools` and `add_generation_prompt` [default: true]
     #[arg(long, value_name = "CHAT", conflicts_with = "set")]
     render: Option<PathBuf>,
     #[command(flatten)]

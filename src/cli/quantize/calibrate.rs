@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::calibrate::{
     CalibrateError, CalibrationText, Fidelity, FidelityOptions, Keep, SELF_NAME, SelfTextKeeper, Solver,
-    TextOptions, TextSource, solve,
+    StatisticsOutput, TextOptions, TextSource, solve,
 };
 use crate::cli::guard::Guard;
 use crate::cli::quantize::about::CalibrationSummary;
@@ -31,11 +31,11 @@ pub(crate) const SELF_SEED: u64 = 1;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Calibration options")]
 pub(crate) struct CalibrateArgs {
-    /// Round by what the model does with this text: the same types and size, less divergence, other bytes than
+    /// Calibrate the rounding with this text: the same types and size, less divergence, other bytes than
     /// llama.cpp's. A file or a folder is one kind of text; `self` is text that the model writes; repeatable
     #[arg(long, value_name = "PATH", group = "calibration", conflicts_with_all = ["imatrix", "include_weights", "exclude_weights", "prune_layers"])]
     pub calibrate: Vec<PathBuf>,
-    /// How codes and scales are chosen
+    /// Method that chooses codes and scales
     #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibration")]
     pub solver: SolverName,
     /// Do not let the model write half of the text
@@ -44,9 +44,25 @@ pub(crate) struct CalibrateArgs {
     /// Tokens of calibration text, shared equally by its kinds; a seventh as much is held back to check the result
     #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibration")]
     pub calibrate_tokens: usize,
-    /// What is kept, and what is read beside.
+    /// Files that are kept, and further files that are read.
     #[command(flatten)]
     pub keep: KeepArgs,
+}
+
+/// Share of the calibration text that the model writes.
+#[derive(Clone, Copy)]
+pub(super) struct SelfTextShare {
+    pub(super) n_tokens: usize,
+    /// True if the user asked for it.
+    pub(super) is_asked: bool,
+}
+
+/// Texts that the user gives.
+pub(super) struct CalibrationSources {
+    /// Texts to calibrate with, without the one that the model writes.
+    pub(super) given: Vec<TextSource>,
+    /// Texts only for the check of the result.
+    pub(super) check: Vec<TextSource>,
 }
 
 impl CalibrateArgs {
@@ -56,7 +72,7 @@ impl CalibrateArgs {
 
     /// Returns a sentence about what is kept of a stopped run; `None` if the working folder has been noted already.
     pub(crate) fn after_interrupt(&self) -> Option<String> {
-        let text = "nothing was kept: with `--work-dir DIR` a run that is stopped goes on where it was";
+        let text = "nothing was kept: with `--work-dir DIR` a run that is stopped can be resumed";
         self.keep.work_dir.is_none().then(|| text.to_owned())
     }
 
@@ -77,33 +93,30 @@ impl CalibrateArgs {
         if self.keep.stats.is_some() && job.types.target().is_some() {
             let option = job.types.option();
             return Err(UsageError(format!(
-                "{option}: costs are measured on a text, which `--stats` has none of"
+                "{option}: costs are measured on a text, and `--stats` has no text"
             ))
             .into());
         }
         let statistics = self.keep.statistics(self.solver)?;
-        let (sources, check) = self.sources(job)?;
+        let texts = self.sources(job)?;
         let parts = ModelParts::of(job.input.metadata);
-        let tensors = (job.input.source, job.input.metadata);
         let work = self.keep.open_work(session)?;
+        let sync = !session.common.no_sync;
         let keep = Keep {
             work: work.as_ref(),
-            save: self.keep.save_stats.as_deref().map(|path| (path, !session.common.no_sync)),
+            save: self.keep.save_stats.as_deref().map(|path| StatisticsOutput { path, sync }),
             statistics: statistics.as_ref(),
         };
-        let solve = |model: &Model<'_>| self.with_model(session, job, (&sources, &check), model, keep);
-        let done = parts.with(tensors, job.file, solve);
+        let solve = |model: &Model<'_>| self.with_model(session, job, &texts, model, keep);
+        let done = parts.with(job.input.source, job.input.metadata, job.file, solve);
         end_work(session, work, done)
     }
 
-    /// Reads the texts: those to calibrate with, and those to judge the result by.
+    /// Reads the texts of a quantization.
     ///
     /// # Errors
     /// A type that leaves nothing to solve; texts that cannot be read.
-    pub(crate) fn sources(
-        &self,
-        job: &CalibrateJob<'_>,
-    ) -> anyhow::Result<(Vec<TextSource>, Vec<TextSource>)> {
+    pub(super) fn sources(&self, job: &CalibrateJob<'_>) -> anyhow::Result<CalibrationSources> {
         if !job.options.file_type.base().is_some_and(crate::core::GgmlType::is_quantized) {
             let text =
                 format!("--calibrate: {} is no quantized type: there is nothing to solve", job.file_type);
@@ -112,23 +125,23 @@ impl CalibrateArgs {
         self.read_texts()
     }
 
-    /// Reads both kinds of texts.
+    /// Reads the texts.
     ///
     /// # Errors
     /// Texts that cannot be read, or that are also texts for the check.
-    pub(super) fn read_texts(&self) -> anyhow::Result<(Vec<TextSource>, Vec<TextSource>)> {
-        let sources = self
+    pub(super) fn read_texts(&self) -> anyhow::Result<CalibrationSources> {
+        let given = self
             .paths()
             .map(|path| TextSource::read(path, PromptForm::Detected))
             .collect::<Result<Vec<_>, CalibrateError>>()?;
-        Ok((sources, self.keep.check_sources(&self.paths().collect::<Vec<_>>())?))
+        Ok(CalibrationSources { given, check: self.keep.check_sources(&self.paths().collect::<Vec<_>>())? })
     }
 
     fn with_model(
         &self,
         session: &Session,
         job: &CalibrateJob<'_>,
-        (sources, check): (&[TextSource], &[TextSource]),
+        texts: &CalibrationSources,
         model: &Model<'_>,
         keep: Keep<'_>,
     ) -> anyhow::Result<()> {
@@ -142,10 +155,10 @@ impl CalibrateArgs {
         self.keep.check_saved(model)?;
         let mut text = match keep.statistics {
             Some(statistics) => self.keep.kept_text(statistics, model)?,
-            None => self.text(session, sources, model, keep.work.map(SelfTextKeeper::Work))?,
+            None => self.text(session, &texts.given, model, keep.work.map(SelfTextKeeper::Work))?,
         };
-        text.add_check(model, check, self.calibrate_tokens)?;
-        let sized = sized::choose(session, job, self.solver.into(), (model, &text))?;
+        text.add_check(model, &texts.check, self.calibrate_tokens)?;
+        let sized = sized::choose(session, job, self.solver.into(), model, &text)?;
         let quantize = sized.as_ref().map_or(job.options, |sized| &sized.allocation.options);
         let dir = job.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
         let options = FidelityOptions {
@@ -166,7 +179,7 @@ impl CalibrateArgs {
         report::warn(session, asked, job.options.coverage, &plan);
         let allocation = sized
             .as_ref()
-            .map(|sized| sized::finish(session, job, (model, &text), sized, &plan))
+            .map(|sized| sized::finish(session, job, model, &text, sized, &plan))
             .transpose()?;
         let written = plan.write(job.output, job.write, &session.progress)?;
         job.types.write(session, &plan)?;
@@ -198,12 +211,12 @@ impl CalibrateArgs {
     ) -> anyhow::Result<CalibrationText> {
         let options = self.text_options();
         let share = self.share_of_self(sources.len())?;
-        let is_asked = share.is_some_and(|(_, is_added)| !is_added);
-        let is_added = share.is_some_and(|(_, is_added)| is_added);
-        let own = (SELF_SEED, engine_options(&session.common));
+        let is_asked = share.is_some_and(|share| share.is_asked);
+        let is_added = share.is_some_and(|share| !share.is_asked);
+        let engine = engine_options(&session.common);
         let progress = &session.progress;
         let text = if share.is_some() {
-            match CalibrationText::with_self(model, sources, &options, own, keeper, progress) {
+            match CalibrationText::with_self(model, sources, &options, SELF_SEED, engine, keeper, progress) {
                 Err(CalibrateError::Engine(error @ EngineError::NotContinued { .. })) if is_added => {
                     progress.warn(&format!("{error}: the model writes no text of its own"));
                     CalibrationText::new(model, sources, &options)?
@@ -236,12 +249,12 @@ impl CalibrateArgs {
         }
     }
 
-    /// Returns the number of tokens that the model writes in addition to the given texts, if any, and true if `self`
-    /// was not asked for. It is the default because given texts represent other kinds of text poorly.
+    /// Returns the share of the text that the model writes in addition to the given texts, if any. It is the default
+    /// because given texts represent other kinds of text poorly.
     ///
     /// # Errors
     /// Options that contradict one another.
-    pub(crate) fn share_of_self(&self, n_sources: usize) -> anyhow::Result<Option<(usize, bool)>> {
+    pub(super) fn share_of_self(&self, n_sources: usize) -> anyhow::Result<Option<SelfTextShare>> {
         let is_asked = self.calibrate.iter().any(|path| path.as_os_str() == SELF_NAME);
         if is_asked && self.no_self_text {
             return Err(UsageError("--no-self-text: `--calibrate self` asks for it".to_owned()).into());
@@ -250,7 +263,7 @@ impl CalibrateArgs {
             return Ok(None);
         }
         let given = if n_sources == 0 { 0 } else { self.calibrate_tokens / 2 };
-        Ok(Some((self.calibrate_tokens - given, !is_asked)))
+        Ok(Some(SelfTextShare { n_tokens: self.calibrate_tokens - given, is_asked }))
     }
 }
 

@@ -13,24 +13,24 @@ use crate::core::output::{NewDirectory, same_file};
 use crate::core::progress::Progress;
 use crate::verify::{Model, PromptForm};
 
-/// Options of calibration that name files beside its text. Flatten it.
+/// Options of calibration that name files other than its text. Flatten it.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Calibration options")]
 pub(crate) struct KeepArgs {
-    /// Judge the result by this text, a file or a folder, and hold nothing back of the others; repeatable
+    /// Check the result with this text, a file or a folder, and hold back nothing of the other texts; repeatable
     #[arg(long, value_name = "PATH", requires = "calibration")]
     pub check_text: Vec<PathBuf>,
-    /// Keep the work in this folder, new or empty: the same command begun again after an interrupt goes on from there
+    /// Keep the work in this folder, new or empty: the same command resumes from it after an interrupt
     #[arg(long, value_name = "DIR", requires = "calibration")]
     pub work_dir: Option<PathBuf>,
     /// Keep the moments of every matrix and of each kind of text in this folder, new or empty, for `--stats` (`--solver
     /// gptq`). The same moments of a run that was stopped later on may be there already
     #[arg(long, value_name = "DIR", requires = "calibrate")]
     pub save_stats: Option<PathBuf>,
-    /// Solve by what `--save-stats` has kept, in place of a run of the model on a text (`--solver gptq`)
+    /// Solve with the moments that `--save-stats` has kept, instead of running the model on a text (`--solver gptq`)
     #[arg(long, value_name = "DIR", group = "calibration", conflicts_with_all = ["calibrate", "imatrix", "include_weights", "exclude_weights", "prune_layers"])]
     pub stats: Option<PathBuf>,
-    /// Kinds of text of `--stats` that count, by their names
+    /// Names of the kinds of text in `--stats` to use
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "stats")]
     pub kinds: Vec<String>,
 }
@@ -136,7 +136,7 @@ pub(crate) fn end_work<T>(
     let Some(work) = work else { return done };
     match &done {
         Err(_) if work.is_begun() => session.note(&format!(
-            "the work is kept in {}: the same command goes on from there",
+            "the work is kept in {}: the same command resumes from it",
             work.path().display()
         )),
         Err(_) => {}

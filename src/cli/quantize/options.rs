@@ -30,11 +30,11 @@ pub(crate) struct QuantizeArgs {
     /// Do not use the importance matrix for tensors whose name contains this; repeatable
     #[arg(long, value_name = "NAME")]
     pub exclude_weights: Vec<String>,
-    /// Let a tensor without importance data take those of another with the same input: queries, keys and values; gate and
+    /// Give a tensor without importance data those of another with the same input: queries, keys and values; gate and
     /// up; experts as one stack or one by one
     #[arg(long, requires = "imatrix")]
     pub share_importance: bool,
-    /// What to do about tensors and experts without importance data: ignore, warn, tensors (stop if a tensor has
+    /// Treatment of tensors and experts without importance data: ignore, warn, tensors (stop if a tensor has
     /// none), error (stop also if an expert was never seen)
     #[arg(long, value_name = "POLICY", default_value = "warn", value_parser = coverage)]
     pub coverage: CoveragePolicy,
@@ -53,7 +53,7 @@ pub(crate) struct QuantizeArgs {
     /// Types by name.
     #[command(flatten)]
     pub tensor_types: TensorTypeArgs,
-    /// Accept tensors that are already quantized; they lose quality once more
+    /// Accept tensors that are already quantized; they lose quality again
     #[arg(long)]
     pub allow_requantize: bool,
     /// Stop where columns do not fit the type, instead of taking another one
@@ -65,7 +65,7 @@ pub(crate) struct QuantizeArgs {
     /// Set metadata: int, float, bool or str; repeatable
     #[arg(long, value_name = "KEY=TYPE:VALUE")]
     pub override_kv: Vec<String>,
-    /// Go on at NaN and infinity
+    /// Continue at NaN and infinity
     #[arg(long)]
     pub allow_nonfinite: bool,
 }

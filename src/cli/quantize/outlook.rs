@@ -3,7 +3,7 @@
 use crate::calibrate::{
     CalibrateError, CalibrationText, FidelityOptions, Keep, Outlook, SelfText, TextSource,
 };
-use crate::cli::quantize::calibrate::{CalibrateArgs, SELF_SEED};
+use crate::cli::quantize::calibrate::{CalibrateArgs, SELF_SEED, SelfTextShare};
 use crate::cli::quantize::forecast::Forecast;
 use crate::cli::quantize::job::CalibrateJob;
 use crate::cli::quantize::report;
@@ -50,14 +50,14 @@ impl CalibrateArgs {
     /// Errors of a run that can be found without it.
     fn forecast(&self, session: &Session, job: &CalibrateJob<'_>) -> anyhow::Result<Forecast> {
         let statistics = self.keep.statistics(self.solver)?;
-        let (sources, check) = self.sources(job)?;
+        let texts = self.sources(job)?;
         let parts = ModelParts::of(job.input.metadata);
-        parts.with((job.input.source, job.input.metadata), job.file, |model| {
+        parts.with(job.input.source, job.input.metadata, job.file, |model| {
             let (mut text, self_bytes) = match &statistics {
                 Some(statistics) => (self.keep.kept_text(statistics, model)?, None),
-                None => self.text_to_come(session, &sources, model)?,
+                None => self.text_to_come(session, &texts.given, model)?,
             };
-            text.add_check(model, &check, self.calibrate_tokens)?;
+            text.add_check(model, &texts.check, self.calibrate_tokens)?;
             for note in &text.notes {
                 session.progress.warn(note);
             }
@@ -89,12 +89,12 @@ impl CalibrateArgs {
         model: &Model<'_>,
     ) -> anyhow::Result<(CalibrationText, Option<u64>)> {
         let (options, share) = (self.text_options(), self.share_of_self(sources.len())?);
-        let Some((n_tokens, is_added)) = share else {
+        let Some(SelfTextShare { n_tokens, is_asked }) = share else {
             return Ok((CalibrationText::new(model, sources, &options)?, None));
         };
         let own = SelfText { n_tokens, n_ctx: options.n_ctx, seed: SELF_SEED, ..SelfText::default() };
         let self_bytes = match own.needed_bytes(model, engine_options(&session.common)) {
-            Err(CalibrateError::Engine(error @ EngineError::NotContinued { .. })) if is_added => {
+            Err(CalibrateError::Engine(error @ EngineError::NotContinued { .. })) if !is_asked => {
                 session.progress.warn(&format!("{error}: the model writes no text of its own"));
                 return Ok((CalibrationText::new(model, sources, &options)?, None));
             }

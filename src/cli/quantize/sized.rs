@@ -8,7 +8,7 @@ use crate::cli::quantize::job::CalibrateJob;
 use crate::cli::quantize::report;
 use crate::cli::quantize::target::warn_if_small;
 use crate::cli::verify::engine_options;
-use crate::quantize::{Allocation, QuantizePlan, StandardMix};
+use crate::quantize::{Allocation, QuantizeOptions, QuantizePlan, StandardMix};
 use crate::verify::Model;
 
 /// Chooses types if a target size is given, and prints them before they are used.
@@ -19,7 +19,8 @@ pub(super) fn choose(
     session: &Session,
     job: &CalibrateJob<'_>,
     solver: Solver,
-    (model, text): (&Model<'_>, &CalibrationText),
+    model: &Model<'_>,
+    text: &CalibrationText,
 ) -> anyhow::Result<Option<ChosenTypes>> {
     let Some(target) = job.types.target() else { return Ok(None) };
     let types = job.types.types()?;
@@ -42,15 +43,18 @@ pub(super) fn choose(
 pub(super) fn finish(
     session: &Session,
     job: &CalibrateJob<'_>,
-    (model, text): (&Model<'_>, &CalibrationText),
+    model: &Model<'_>,
+    text: &CalibrationText,
     chosen: &ChosenTypes,
     plan: &QuantizePlan<'_>,
 ) -> anyhow::Result<Allocation> {
     let mut allocation = chosen.allocation.clone().held_against(plan).map_err(CalibrateError::from)?;
     let Some(mix) = allocation.mix else { return Ok(allocation) };
     let engine = engine_options(&session.common);
-    let of_mix = (mix.file_type, &chosen.imatrix, job.options);
-    let found = measure_mix(model, job.input, text, of_mix, engine, &session.progress)?;
+    let options = QuantizeOptions { file_type: mix.file_type, pure: false, ..job.options.clone() };
+    let of_mix =
+        QuantizePlan::new(job.input, &options, Some(&chosen.imatrix)).map_err(CalibrateError::from)?;
+    let found = measure_mix(&of_mix, model, text, engine, &session.progress)?;
     let measured = Some((found.mean.value, found.mean.stderr));
     allocation.mix = Some(StandardMix { measured, ..mix });
     Ok(allocation)

@@ -7,12 +7,12 @@ use crate::calibrate::Solver;
 /// Name of the method that chooses codes and scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SolverName {
-    /// As llama.cpp does with the importance matrix of the same tokens
+    /// As in llama.cpp, with the importance matrix of the same tokens
     Reference,
     /// Error feedback and coordinate descent with the second moments of the unquantized model's activations
     Gptq,
-    /// The same, following the model whose earlier tensors are quantized already, with weights that make good what these
-    /// lost
+    /// The same with the activations of the model whose earlier tensors are already quantized, and weights that
+    /// compensate for their error
     #[default]
     Sequential,
 }

@@ -8,12 +8,12 @@ use serde_json::json;
 
 use crate::arch::OutType;
 use crate::calibrate::{
-    BatchRange, CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, Layer, LayerMoments,
-    LayerSums, PartWriter, SELF_NAME, SelfTextKeeper, Statistics, StatisticsPart, StatisticsWriter,
-    TextOptions, TextSource,
+    BatchRange, CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, LayerMoments, LayerSums,
+    PartWriter, SELF_NAME, SelfTextKeeper, Statistics, StatisticsCounts, StatisticsPart, StatisticsWriter,
+    TextOptions, TextShare,
 };
 use crate::cli::folder::folder_bytes;
-use crate::cli::quantize::calibrate::CalibrateArgs;
+use crate::cli::quantize::calibrate::{CalibrateArgs, CalibrationSources};
 use crate::cli::quantize::keep::KeepArgs;
 use crate::cli::quantize::solver::SolverName;
 use crate::cli::render::{count, plural};
@@ -31,37 +31,40 @@ use crate::verify::{Model, Recall};
 
 #[derive(Clone, Debug, Args)]
 #[command(
-    after_help = "`gguf-quantize MODEL OUT --type TYPE --solver gptq --stats DIR` rounds by them, whatever the type. With `--part` \
-    several machines collect them, each of a share of the text; `gguf-verify combine PART.. -o DIR` makes one of all parts what a \
-    single run writes."
+    after_help = "`gguf-quantize MODEL OUT --type TYPE --solver gptq --stats DIR` uses them, for any type. With `--part` \
+    several machines collect them, each from a share of the text; `gguf-verify combine PART.. -o DIR` combines all parts \
+    into what a single run writes."
 )]
 pub(super) struct StatsArgs {
-    /// The model: a GGUF file, or the folder of a checkpoint. That which will be quantized, in its own type
+    /// Model that will be quantized, in its own type: a GGUF file, or the folder of a checkpoint
     #[arg(value_name = "MODEL")]
     model: PathBuf,
-    /// Where to keep them: a folder, new or empty
+    /// Folder to write, new or empty
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// Text to run the model on. A file or a folder is one kind of text; `self` is text that the model writes; repeatable
+    /// Text to run the model on. A file or a folder is one kind of text; `self` is text that the model writes;
+    /// repeatable
     #[arg(long, value_name = "PATH", required = true)]
     calibrate: Vec<PathBuf>,
     /// Do not let the model write half of the text
     #[arg(long)]
     no_self_text: bool,
-    /// Take what the model writes from this file if it is there, else keep it there: for parts, which all have the same text
+    /// Read the text that the model writes from this file if it exists, else write it there: all parts need the same
+    /// text
     #[arg(long, value_name = "FILE", conflicts_with = "no_self_text")]
     self_text: Option<PathBuf>,
-    /// Tokens of text, shared equally by its kinds; a seventh as much is held back to check results by
+    /// Tokens of text, shared equally by its kinds; a seventh as much is held back to check results
     #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens)]
     calibrate_tokens: usize,
-    /// Hold nothing back: results will be judged by this text, a file or a folder, given again with `--stats`; repeatable
+    /// Hold back nothing: results will be checked with this text, a file or a folder, given again with `--stats`;
+    /// repeatable
     #[arg(long, value_name = "PATH")]
     check_text: Vec<PathBuf>,
-    /// Run the I-th of N shares of the text, cut so that all take about as long. Every run has the same text and needs nothing of
-    /// the others
+    /// Run the I-th of N shares of the text, divided so that all take about the same time. All runs get the same text
+    /// and are independent
     #[arg(long, value_name = "I/N")]
     part: Option<Share>,
-    /// Print what would be run, write nothing
+    /// Print the plan and write nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -99,20 +102,6 @@ impl StatsInput {
     }
 }
 
-/// Numbers of layers and matrices that were collected.
-#[derive(Default)]
-struct CollectedCounts {
-    n_layers: usize,
-    n_matrices: usize,
-}
-
-impl CollectedCounts {
-    fn add<M>(&mut self, layer: &Layer<M>) {
-        self.n_layers += 1;
-        self.n_matrices += layer.inputs.iter().map(|input| input.matrices.len()).sum::<usize>();
-    }
-}
-
 impl StatsArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let start = Instant::now();
@@ -130,14 +119,14 @@ impl StatsArgs {
         self.check_self_text()?;
         let texts = calibrate.read_texts()?;
         let (source, metadata, file) = opened.parts();
-        ModelParts::of(metadata).with((source, metadata), file, |model| {
+        ModelParts::of(metadata).with(source, metadata, file, |model| {
             // Checked before a model writes any text.
             if model.plan()?.kind == ModelKind::Encoder {
                 return Err(CalibrateError::Encoder.into());
             }
             let recall = Recall::default();
             let model = &Model { recall: Some(&recall), ..*model };
-            self.with_model(session, &calibrate, texts, model, start)
+            self.with_model(session, &calibrate, &texts, model, start)
         })?;
         Ok(Exit::Done)
     }
@@ -167,7 +156,7 @@ impl StatsArgs {
         for other in texts.chain([&self.model]) {
             if crate::core::output::same_file(path, other) || path == other {
                 let text = format!(
-                    "--self-text {}: that is read for something else; a file of its own expected",
+                    "--self-text {}: it is also another input; a separate file expected",
                     path.display()
                 );
                 return Err(UsageError(text).into());
@@ -180,25 +169,27 @@ impl StatsArgs {
         &self,
         session: &Session,
         calibrate: &CalibrateArgs,
-        (sources, check): (Vec<TextSource>, Vec<TextSource>),
+        texts: &CalibrationSources,
         model: &Model<'_>,
         start: Instant,
     ) -> anyhow::Result<()> {
         let text = if self.dry_run {
-            let (text, _) = calibrate.text_to_come(session, &sources, model)?;
+            let (text, _) = calibrate.text_to_come(session, &texts.given, model)?;
             for note in &text.notes {
                 session.progress.warn(note);
             }
             text
         } else {
-            let keeper =
-                self.self_text.as_deref().map(|path| SelfTextKeeper::File(path, !session.common.no_sync));
-            self.hint_at_self_text(session, calibrate, sources.len())?;
+            let keeper = self
+                .self_text
+                .as_deref()
+                .map(|path| SelfTextKeeper::File { path, sync: !session.common.no_sync });
+            self.hint_at_self_text(session, calibrate, texts.given.len())?;
             session.progress.steps(1);
-            calibrate.text(session, &sources, model, keeper)?
+            calibrate.text(session, &texts.given, model, keeper)?
         };
         // Finds errors that a later check would have, now.
-        text.clone().add_check(model, &check, self.calibrate_tokens)?;
+        text.clone().add_check(model, &texts.check, self.calibrate_tokens)?;
         let wants = |meta: &TensorMeta| meta.shape.rank() > 1;
         let dir = self.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
         let options = CalibrateOptions { engine: engine_options(&session.common), wants: &wants, dir };
@@ -209,13 +200,13 @@ impl StatsArgs {
         if self.dry_run {
             return self.print_plan(session, &text, &run);
         }
-        let found = match self.is_there((model, &text), &run)? {
+        let found = match self.is_there(model, &text, &run)? {
             Some(found) => {
                 let what = if self.part.is_some() { "this part was" } else { "these statistics were" };
                 session.note(&format!("{what} there already, and not collected again"));
                 found
             }
-            None => self.collect(session, (model, &text), &run)?,
+            None => self.collect(session, model, &text, &run)?,
         };
         self.print_report(session, &text, &run, &found, start)
     }
@@ -241,37 +232,39 @@ impl StatsArgs {
     /// replaced.
     fn is_there(
         &self,
-        (model, text): (&Model<'_>, &CalibrationText),
+        model: &Model<'_>,
+        text: &CalibrationText,
         run: &CalibrationRun<'_>,
-    ) -> Result<Option<CollectedCounts>, CalibrateError> {
+    ) -> Result<Option<StatisticsCounts>, CalibrateError> {
         if !StatisticsPart::is_one(&self.output) {
             return Ok(None);
         }
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
         // Broken statistics are not replaced either.
-        let (is_same, (n_matrices, n_layers)) = match self.part {
+        let (is_same, counts) = match self.part {
             Some(share) => {
                 let Ok(part) = StatisticsPart::open(&self.output) else { return Ok(None) };
-                (part.is_of(model, text, seed, (share, run.batches()))?, part.counts())
+                (part.is_of(model, text, seed, TextShare { share, batches: run.batches() })?, part.counts())
             }
             None => {
                 let Ok(whole) = Statistics::open(&self.output) else { return Ok(None) };
                 (whole.are_of(model, text, seed)?, whole.counts())
             }
         };
-        Ok(is_same.then_some(CollectedCounts { n_layers, n_matrices }))
+        Ok(is_same.then_some(counts))
     }
 
     /// Runs the model and writes the moments.
     fn collect(
         &self,
         session: &Session,
-        (model, text): (&Model<'_>, &CalibrationText),
+        model: &Model<'_>,
+        text: &CalibrationText,
         run: &CalibrationRun<'_>,
-    ) -> Result<CollectedCounts, CalibrateError> {
+    ) -> Result<StatisticsCounts, CalibrateError> {
         let (path, sync) = (&self.output, !session.common.no_sync);
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
-        let mut found = CollectedCounts::default();
+        let mut found = StatisticsCounts::default();
         let Some(share) = self.part else {
             let mut writer = StatisticsWriter::create(path, model, text, seed, sync)?;
             let sums = run.run(&session.progress, &mut |layer: LayerMoments| {
@@ -281,7 +274,8 @@ impl StatsArgs {
             writer.commit(&sums)?;
             return Ok(found);
         };
-        let mut writer = PartWriter::create(path, model, text, seed, (share, run.batches()), sync)?;
+        let own = TextShare { share, batches: run.batches() };
+        let mut writer = PartWriter::create(path, model, text, seed, own, sync)?;
         let sums = run.run_share(&session.progress, &mut |layer: LayerSums| {
             found.add(&layer);
             writer.add(&layer).map_err(CalibrateError::from)
@@ -344,7 +338,7 @@ impl StatsArgs {
         session: &Session,
         text: &CalibrationText,
         run: &CalibrationRun<'_>,
-        found: &CollectedCounts,
+        found: &StatisticsCounts,
         start: Instant,
     ) -> anyhow::Result<()> {
         let n_bytes = folder_bytes(&self.output);

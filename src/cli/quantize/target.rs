@@ -21,8 +21,8 @@ use crate::quantize::{
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Options of types for a size")]
 pub(crate) struct TargetArgs {
-    /// Choose the type of each tensor so that the file, header included, has at most this size: bytes, or with K, M or G
-    /// (powers of 1024)
+    /// Choose the type of each tensor so that the file, header included, has at most this size: bytes, or with K, M or
+    /// G (powers of 1024)
     #[arg(
         long,
         value_name = "SIZE",
@@ -31,7 +31,7 @@ pub(crate) struct TargetArgs {
         conflicts_with_all = ["pure"]
     )]
     pub target_size: Option<u64>,
-    /// The same in bits of the file for each weight
+    /// Size limit as bits of the file per weight
     #[arg(
         long,
         value_name = "BITS",

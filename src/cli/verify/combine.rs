@@ -22,20 +22,20 @@ use crate::verify::{PartError, Verdict, VerificationPart, combine_parts};
     (`gguf-quantize stats --part I/N`) become the folder `-o`."
 )]
 pub(super) struct CombineArgs {
-    /// What `--part` wrote on all machines, in any order: parts of one verification, of one importance matrix, or of the statistics
-    /// of one model
+    /// Parts that `--part` wrote on all machines, in any order: of one verification, of one importance matrix, or of
+    /// the statistics of one model
     #[arg(required = true, value_name = "PART")]
     parts: Vec<PathBuf>,
-    /// Where to write the matrix, or the statistics
+    /// Output: the matrix, or the statistics
     #[arg(short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Write the matrix in the format before GGUF
     #[arg(long, requires = "output")]
     legacy: bool,
-    /// Of whole matrices: tokens of a chunk, by which chunks are counted [default: what the files say, else 512]
+    /// Of whole matrices: tokens of a chunk, by which chunks are counted [default: as the files declare, else 512]
     #[arg(long, value_name = "N", requires = "output", value_parser = clap::value_parser!(u32).range(1..))]
     ctx: Option<u32>,
-    /// Of a verification: exit with 0 instead of 4 where not all could be judged
+    /// Of a verification: exit with 0 instead of 4 if not everything could be judged
     #[arg(long)]
     accept_partial: bool,
     #[command(flatten)]

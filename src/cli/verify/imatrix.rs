@@ -38,7 +38,7 @@ pub(super) struct ImatrixArgs {
 enum ImatrixCommand {
     /// Add up several matrices of one model
     Merge(MergeMatricesArgs),
-    /// Print what a matrix says about each tensor, layer and expert
+    /// Print statistics of a matrix for each tensor, layer and expert
     Show(ShowArgs),
 }
 
@@ -56,7 +56,7 @@ pub(super) fn combine(
             .run(session);
     }
     if ctx.is_some() {
-        let message = "`--ctx` is for whole matrices: parts of one say how long their chunks are";
+        let message = "`--ctx` is for whole matrices: parts of one declare the length of their chunks";
         return Err(UsageError(message.to_owned()).into());
     }
     Destination::of(output)?;
@@ -67,7 +67,7 @@ pub(super) fn combine(
     let target = MatrixOutput { path: output, legacy, sync: !session.common.no_sync, inputs: files.to_vec() };
     target.warn_of_name(session);
     let size = target.write(&sums)?;
-    report_sums(output, (&sums, Perplexity::of_nll(nll.iter().copied())), size, None, session)?;
+    report_sums(output, &sums, Perplexity::of_nll(nll.iter().copied()), size, None, session)?;
     Ok(Exit::Done)
 }
 

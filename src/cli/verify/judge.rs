@@ -28,7 +28,7 @@ use crate::engine::Observer;
 use crate::gguf::{GgufError, Metadata, Share, Value};
 use crate::tokenizer::Encoder;
 use crate::verify::{
-    Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report,
+    Check, Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report,
     RowSelection, SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions,
     verify_with,
 };
@@ -46,17 +46,19 @@ pub(super) struct VerifyArgs {
     /// GGUF files (any part of a split model) or Hugging Face directories; several end in a table
     #[arg(required = true, value_name = "MODEL")]
     models: Vec<PathBuf>,
-    /// Text (one document), or JSON: an array, or a prompt a line (a text, or text, tokens, prompt + completion, messages); several files share the chunks
+    /// Text (one document), or JSON: an array, or a prompt a line (a text, or text, tokens, prompt + completion,
+    /// messages); several files share the chunks
     #[arg(short = 'f', long, alias = "file", value_name = "FILE", num_args = 1..)]
     prompts: Vec<PathBuf>,
     /// Read each prompt file as one text, whatever it looks like
     #[arg(long, requires = "prompts")]
     plain_text: bool,
-    /// Compare with this GGUF file, Hugging Face directory (here, or with `--cache` on a server), or logit file (whose text is scored, without `--prompts`)
+    /// Compare with this GGUF file, Hugging Face directory (here, or with `--cache` on a server), or logit file (whose
+    /// text is scored, without `--prompts`)
     #[arg(long, value_name = "REF")]
     baseline: Option<PathBuf>,
-    /// Fetch a baseline or a source that lies on a server (ORG/NAME, https://HOST/DIR, s3://BUCKET/DIR), check its files, and keep
-    /// them in this directory, laid out as the hub's own cache
+    /// Fetch a baseline or a source that is on a server (ORG/NAME, https://HOST/DIR, s3://BUCKET/DIR), check its files,
+    /// and keep them in this directory, laid out as the hub's own cache
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
@@ -68,10 +70,10 @@ pub(super) struct VerifyArgs {
     source: Option<PathBuf>,
     #[command(flatten)]
     cut: CutArgs,
-    /// Which positions of a chunk are scored
+    /// Positions of a chunk that are scored
     #[arg(long, value_enum, default_value = "half")]
     score: Score,
-    /// Write a JSON line per model and prompt: its tokens, what they cost, and what the models would have said
+    /// Write a JSON line per model and prompt: its tokens, their losses, and the tokens that the models predict
     #[arg(long, value_name = "FILE")]
     per_token: Option<PathBuf>,
     /// Write a report to look at, by suffix: `.html` (a page), `.md` (for a model card), `.json`; may be repeated
@@ -83,7 +85,7 @@ pub(super) struct VerifyArgs {
     /// Stop before any arithmetic
     #[arg(long)]
     structure_only: bool,
-    /// Exit with 0 instead of 4 where not all could be judged
+    /// Exit with 0 instead of 4 if not everything could be judged
     #[arg(long)]
     accept_partial: bool,
     /// Compare the weights with the baseline's and stop: needs no prompts and no graph
@@ -105,11 +107,11 @@ pub(super) struct VerifyArgs {
     /// Print each intermediate of this layer, 0 the first, to standard error: its size, mean, rms and first four values
     #[arg(long, value_name = "LAYER")]
     trace: Option<usize>,
-    /// Run the I-th of N shares of the chunks and write what it measured, to `-o`; `gguf-verify combine` makes the verdict of
-    /// all shares. Every run plans the same and needs nothing of the others
+    /// Run the I-th of N shares of the chunks and write what it measured, to `-o`; `gguf-verify combine` gives the
+    /// verdict of all shares. All runs make the same plan and are independent
     #[arg(long, value_name = "I/N", requires = "output")]
     part: Option<Share>,
-    /// With --part: where to write
+    /// With --part: file to write
     #[arg(short, value_name = "FILE", requires = "part")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -205,7 +207,7 @@ impl VerifyArgs {
             return Err(failures.swap_remove(at).1);
         }
         outputs.commit(session)?;
-        reports.write(&entries, (named, self.title.as_deref()), &read, session)?;
+        reports.write(&entries, named, self.title.as_deref(), &read, session)?;
         self.show(&entries, &failures, session)
     }
 
@@ -423,8 +425,9 @@ impl VerifyArgs {
         let Verification { mut report, prompts: encoded, positions, unreached, has_saved } = verification;
         let chunks: Vec<usize> = report.prompt_files.iter().map(|file| file.chunks).collect();
         let unread = prompts.unreached(&unreached, &chunks);
-        report.extend(unread.into_iter().map(|text| Finding::warning("prompts", text)));
-        report.extend(trace.and_then(|trace| trace.missed()).map(|text| Finding::warning("trace", text)));
+        report.extend(unread.into_iter().map(|text| Finding::warning(Check::Prompts, text)));
+        report
+            .extend(trace.and_then(|trace| trace.missed()).map(|text| Finding::warning(Check::Trace, text)));
         if let Some(other) = &self.baseline
             && same_file(path, other)
         {

@@ -24,7 +24,7 @@ pub(super) struct LogitsArgs {
     /// Read each prompt file as one text, whatever it looks like
     #[arg(long)]
     plain_text: bool,
-    /// Where to write; standard output without it
+    /// File to write [default: standard output]
     #[arg(short, value_name = "FILE")]
     output: Option<PathBuf>,
 }

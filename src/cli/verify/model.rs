@@ -83,7 +83,8 @@ impl ModelParts {
     /// Calls `work` with a model of these parts.
     pub(crate) fn with<R>(
         &self,
-        (source, metadata): (&dyn TensorSource, &Metadata),
+        source: &dyn TensorSource,
+        metadata: &Metadata,
         file: Option<&GgufFile>,
         work: impl FnOnce(&Model<'_>) -> R,
     ) -> R {
@@ -184,7 +185,7 @@ impl OpenedModel {
             ModelOrigin::Gguf(file) => (&**file, Some(&**file)),
             ModelOrigin::Checkpoint(conversion) => (&**conversion, None),
         };
-        self.parts.with((source, self.metadata()), file, |model| {
+        self.parts.with(source, self.metadata(), file, |model| {
             work(&Model { origin, lost: &self.lost, recall: self.recall.as_ref(), ..*model })
         })
     }

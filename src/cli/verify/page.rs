@@ -91,7 +91,8 @@ impl Reports {
     pub(super) fn write(
         &self,
         entries: &[ModelReport],
-        (baseline, title): (Option<&Path>, Option<&str>),
+        baseline: Option<&Path>,
+        title: Option<&str>,
         inputs: &[(&'static str, PathBuf)],
         session: &Session,
     ) -> anyhow::Result<()> {

@@ -50,7 +50,7 @@ fn lines_of(report: &Report, severity: Severity, detail: Detail) -> Vec<String> 
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut lines = Vec::new();
     for finding in own() {
-        let n = counts.entry(finding.check).or_default();
+        let n = counts.entry(finding.check.name()).or_default();
         *n += 1;
         let all = own().filter(|other| other.check == finding.check).count();
         if detail == Detail::Full || *n < SHOWN || all == SHOWN {

@@ -9,6 +9,7 @@ use crate::dequant::encoding::along_rows;
 use crate::dequant::flm::RangeError;
 use crate::dequant::flm::affine::{Affine, AffineForm, Reading};
 use crate::dequant::nibbles::look_up;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::values::{ScaleLines, each_stretch};
 use crate::dequant::{CodedWeight, DequantError, InnerSource};
 use crate::quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q4_1, pack_q8_0};
@@ -207,17 +208,11 @@ fn split(pair: &[u8]) -> (f32, f32) {
 }
 
 impl CodedWeight for Ranged {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let form = AffineForm::of(self.coding);
         // Rows of ranges differ from rows of the weight: a range may cover a whole tensor.
         let lines = ScaleLines { n_cols: self.n_cols, width: self.ranges.cols };
-        each_stretch(lines, rows, &cols, out, |line, cols, out| {
+        each_stretch(lines, part, out, |line, cols, out| {
             let first = line * self.ranges.cols;
             self.each_span(inner, first + cols.start..first + cols.end, |at, affine, codes| {
                 let out = &mut out[at..at + codes.n];
@@ -267,15 +262,12 @@ impl CodedWeight for Ranged {
         &self,
         inner: InnerSource<'_>,
         ty: GgmlType,
-        rows: Range<u64>,
-        cols: Range<u64>,
+        part: &Rectangle,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
-        let (block_bytes, n) = (ty.block_bytes(), cols.end - cols.start);
-        let row_bytes = n as usize / BLOCK_ELEMS * block_bytes;
-        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))) {
-            let first = row * self.n_cols + cols.start;
-            self.each_span(inner, first..first + n, |at, affine, codes| {
+        let block_bytes = ty.block_bytes();
+        for (row, out) in part.split_rows(out, part.width() / BLOCK_ELEMS * block_bytes) {
+            self.each_span(inner, part.elems(row, self.n_cols), |at, affine, codes| {
                 let blocks = out[at / BLOCK_ELEMS * block_bytes..].chunks_exact_mut(block_bytes);
                 for (begin, block) in (0..codes.n).step_by(BLOCK_ELEMS).zip(blocks) {
                     pack_block(ty, affine, std::array::from_fn(|i| codes.get(begin + i)), block);

@@ -10,6 +10,7 @@ use super::labelled::Labelled;
 use super::linear::Linear;
 use crate::core::ElementType;
 use crate::core::little_endian::i32s;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::{CodedWeight, DequantError, InnerSource};
 
 /// Number of rows after which the pages of a weight that was read are released.
@@ -112,16 +113,10 @@ impl StaticBias {
 
 impl CodedWeight for Bias {
     /// Computes some elements: a bias is one row.
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        _: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
         let mut codes = Vec::new();
         let mut values = Vec::new();
-        for (row, out) in cols.zip(out) {
+        for (row, out) in part.cols.clone().zip(out) {
             let base = match &self.base {
                 LayerBias::Zero => 0.0,
                 LayerBias::Tensor(at) => {

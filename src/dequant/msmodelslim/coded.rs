@@ -7,19 +7,13 @@ use super::linear::Linear;
 use super::pack;
 use crate::core::{GgmlType, Packing, Shape};
 use crate::dequant::encoding::along_rows;
+use crate::dequant::rectangle::Rectangle;
 use crate::dequant::{CodedWeight, DequantError, InnerSource};
 
 impl CodedWeight for Arc<Linear> {
-    fn decode(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
-        let width = (cols.end - cols.start) as usize;
-        for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
-            self.read_values(inner, row, cols.start, out)?;
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+        for (row, out) in part.split_rows(out, part.width()) {
+            self.read_values(inner, row, part.cols.start, out)?;
         }
         Ok(())
     }
@@ -32,13 +26,11 @@ impl CodedWeight for Arc<Linear> {
         &self,
         inner: InnerSource<'_>,
         ty: GgmlType,
-        rows: Range<u64>,
-        cols: Range<u64>,
+        part: &Rectangle,
         out: &mut [u8],
     ) -> Result<(), DequantError> {
-        let row_bytes = pack::n_bytes(ty, cols.end - cols.start);
-        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))) {
-            pack::pack(inner, self, ty, row, &cols, out)?;
+        for (row, out) in part.split_rows(out, pack::n_bytes(ty, part.width() as u64)) {
+            pack::pack(inner, self, ty, row, &part.cols, out)?;
         }
         Ok(())
     }

@@ -31,9 +31,14 @@ pub(super) struct ScaleGrid {
 }
 
 impl ScaleGrid {
+    /// Creates a grid without a divisor.
+    pub(super) fn plain(weight: usize, groups: u64, stored: NumberFormat) -> Self {
+        Self { weight, groups, stored, divisor: 1.0 }
+    }
+
     /// Creates a grid of one number per row, without a divisor.
     pub(super) fn by_row(weight: usize, stored: NumberFormat) -> Self {
-        Self { weight, groups: 1, stored, divisor: 1.0 }
+        Self::plain(weight, 1, stored)
     }
 
     /// Decodes one number from raw bytes.

@@ -12,6 +12,15 @@ use super::labelled::Labelled;
 use super::linear::{Linear, Sign};
 use crate::core::{ElementType, Shape};
 
+/// Shape of a grid of scales or offsets, relative to the stored codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct GridShape {
+    /// Rows of the grid per row of stored codes: 2 if rows are packed in pairs, else 1.
+    ratio: u64,
+    /// Numbers per row of the grid.
+    groups: u64,
+}
+
 /// The tensors of a module, from which a [`Linear`] is assembled.
 pub(super) struct LabelledModule<'a> {
     /// Stored tensor name without the suffix.
@@ -58,7 +67,7 @@ impl LabelledModule<'_> {
             return Err(MsModelSlimError::WeightShape { tensor, found });
         }
         let (scale_at, stored, divisor) = self.scale(tensors)?;
-        let (ratio, groups) = self.grid_shape(tensors, scale_at)?;
+        let GridShape { ratio, groups } = self.grid_shape(tensors, scale_at)?;
         let format = self.format(tensors, ratio, groups)?;
         let shape = self.plain_shape(tensors, format)?;
         let mut linear = Linear {
@@ -75,7 +84,7 @@ impl LabelledModule<'_> {
             facts: ScaleFacts::default(),
             members: Vec::new(),
         };
-        self.add_offset(tensors, &mut linear, (ratio, groups))?;
+        self.add_offset(tensors, &mut linear, GridShape { ratio, groups })?;
         self.add_second(tensors, &mut linear, ratio)?;
         self.add_columns(tensors, &mut linear)?;
         for grid in [Some(&linear.scale), linear.second.as_ref()].into_iter().flatten() {
@@ -130,9 +139,7 @@ impl LabelledModule<'_> {
         Ok(values.first().copied().map_or(0.0, f64::from))
     }
 
-    /// Returns the rows of a grid per row of stored codes (2 if rows are packed in pairs, else 1), and the numbers
-    /// per row.
-    fn grid_shape(&self, tensors: &Labelled<'_>, grid: usize) -> Result<(u64, u64), MsModelSlimError> {
+    fn grid_shape(&self, tensors: &Labelled<'_>, grid: usize) -> Result<GridShape, MsModelSlimError> {
         let codes = tensors.meta(self.codes).shape.dims();
         let mut dims = tensors.meta(grid).shape.dims();
         while dims.len() > codes.len() && dims.last() == Some(&1) {
@@ -153,7 +160,7 @@ impl LabelledModule<'_> {
         {
             return Err(self.misfit(tensors, grid));
         }
-        Ok((ratio, groups))
+        Ok(GridShape { ratio, groups })
     }
 
     fn misfit(&self, tensors: &Labelled<'_>, grid: usize) -> MsModelSlimError {
@@ -227,18 +234,16 @@ impl LabelledModule<'_> {
         &self,
         tensors: &Labelled<'_>,
         linear: &mut Linear,
-        scale_shape: (u64, u64),
+        scale_shape: GridShape,
     ) -> Result<(), MsModelSlimError> {
         match tensors.of(self.stored, "weight_offset") {
             None if self.label.needs_offset() => return Err(self.missing(tensors, "weight_offset")),
             None => {}
             Some(at) => {
-                let (ratio, groups) = self.grid_shape(tensors, at)?;
-                if (ratio, groups) != scale_shape {
+                if self.grid_shape(tensors, at)? != scale_shape {
                     return Err(self.misfit(tensors, at));
                 }
-                linear.offset =
-                    Some(ScaleGrid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 });
+                linear.offset = Some(ScaleGrid::plain(at, scale_shape.groups, float(tensors.meta(at))?));
             }
         }
         Ok(())
@@ -256,12 +261,11 @@ impl LabelledModule<'_> {
             _ => None,
         };
         let Some(at) = at else { return Ok(()) };
-        let (rows, groups) = self.grid_shape(tensors, at)?;
+        let GridShape { ratio: rows, groups } = self.grid_shape(tensors, at)?;
         if rows != ratio {
             return Err(self.misfit(tensors, at));
         }
-        linear.second =
-            Some(ScaleGrid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 });
+        linear.second = Some(ScaleGrid::plain(at, groups, float(tensors.meta(at))?));
         Ok(())
     }
 
@@ -278,11 +282,11 @@ impl LabelledModule<'_> {
             return Ok(None);
         };
         let Some(at) = tensors.of(self.stored, "weight_offset_second") else { return Ok(None) };
-        let (_, groups) = self.grid_shape(tensors, at)?;
+        let GridShape { groups, .. } = self.grid_shape(tensors, at)?;
         if tensors.meta(at).shape != tensors.meta(second.weight).shape {
             return Err(self.misfit(tensors, at));
         }
-        Ok(Some(ScaleGrid { weight: at, groups, stored: float(tensors.meta(at))?, divisor: 1.0 }))
+        Ok(Some(ScaleGrid::plain(at, groups, float(tensors.meta(at))?)))
     }
 
     /// Adds column factors for smoothing that multiplies the input at run time.

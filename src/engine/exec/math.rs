@@ -36,6 +36,17 @@ macro_rules! vector_loops {
     };
 }
 
+/// The map `(x - shift) * scale * weight + bias` of the values of a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AffineMap<'a> {
+    pub(crate) shift: f32,
+    pub(crate) scale: f32,
+    /// Factor of each value.
+    pub(crate) weight: Option<&'a [f32]>,
+    /// Term of each value.
+    pub(crate) bias: Option<&'a [f32]>,
+}
+
 /// Transformations of a row of attention scores before its softmax.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SoftmaxRow<'a> {
@@ -267,7 +278,8 @@ vector_loops! {
             *sum = total;
         }
     }
-    Affine<'a> { x: &'a [f32], out: &'a mut [f32], shift: f32, scale: f32, weight: Option<&'a [f32]>, bias: Option<&'a [f32]> } -> () {
+    AffineLoop<'a> { x: &'a [f32], out: &'a mut [f32], map: AffineMap<'a> } -> () {
+        let AffineMap { shift, scale, weight, bias } = map;
         match weight {
             Some(weight) => {
                 for ((y, &x), &w) in out.iter_mut().zip(x).zip(weight) {
@@ -338,20 +350,13 @@ pub(crate) fn scale_and_cap(level: SimdLevel, x: &mut [f32], scale: f32, cap: Op
 }
 
 /// Adds the squares of `x` to `sums`, element by element, and the rounding error of each addition to `rests`.
-pub fn add_squares(level: SimdLevel, (sums, rests): (&mut [f64], &mut [f64]), x: &[f32]) {
+pub fn add_squares(level: SimdLevel, sums: &mut [f64], rests: &mut [f64], x: &[f32]) {
     level.vectorize(AddSquares { sums, rests, x });
 }
 
-/// Computes `out = (x - shift) * scale * weight + bias`.
-pub(crate) fn affine(
-    level: SimdLevel,
-    x: &[f32],
-    out: &mut [f32],
-    (shift, scale): (f32, f32),
-    weight: Option<&[f32]>,
-    bias: Option<&[f32]>,
-) {
-    level.vectorize(Affine { x, out, shift, scale, weight, bias });
+/// Computes the map of every value of `x` into `out`.
+pub(crate) fn affine(level: SimdLevel, map: AffineMap<'_>, x: &[f32], out: &mut [f32]) {
+    level.vectorize(AffineLoop { x, out, map });
 }
 
 /// Computes `out += scale * x`.

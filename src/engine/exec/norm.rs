@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::exec::context::Context;
-use crate::engine::exec::math;
+use crate::engine::exec::math::{self, AffineMap};
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{LoadedNorm, Norm, NormFormula};
 use crate::engine::exec::workers::ROWS_PER_TASK;
@@ -32,7 +32,8 @@ impl LoadedNorm {
             }
         };
         let factor = 1.0 / (variance + f64::from(self.eps)).sqrt();
-        math::affine(level, x, out, (shift as f32, factor as f32), weight, bias);
+        let map = AffineMap { shift: shift as f32, scale: factor as f32, weight, bias };
+        math::affine(level, map, x, out);
     }
 
     /// Normalizes one row into `out`.

@@ -92,11 +92,13 @@ impl Context<'_> {
         });
     }
 
-    /// Calls `task` for each pair of rows of `out` and `x`.
+    /// Calls `task` for each pair of a row of `out`, `n_out` wide, and a row of `x`, `n_x` wide.
     pub(crate) fn each_row(
         &self,
-        (out, n_out): (&mut [f32], usize),
-        (x, n_x): (&[f32], usize),
+        out: &mut [f32],
+        n_out: usize,
+        x: &[f32],
+        n_x: usize,
         task: impl Fn(&mut [f32], &[f32]) + Sync,
     ) {
         self.workers.install(|| {

@@ -4,36 +4,34 @@ use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
-use crate::engine::layers::graph::GraphPlan;
 use crate::engine::layers::layer::LayerPlan;
 use crate::engine::layers::plain::plain_layer;
-use crate::engine::ops::altup::{AltUp, LayerAltUp, copy_stream, correct, each_token, predict};
+use crate::engine::ops::altup::{LayerAltUp, copy_stream, correct, each_token, predict};
 
 /// Runs a layer over the streams `x`, `[n_tokens, n, n_embd]`: all are predicted, the active one goes through the
 /// layer, and its change corrects all. If not all rows are wanted, the wanted ones are moved to the front.
 pub(crate) fn altup_layer(
     cx: &Context<'_>,
-    plan: &GraphPlan,
-    (altup, own): (&AltUp, &LayerAltUp),
+    altup: &LayerAltUp,
     layer: &LayerPlan,
     batch: &ChunkBatch,
     x: &mut [f32],
 ) -> Result<(), EngineError> {
-    let (n_embd, width) = (cx.n_embd, plan.stream_width());
+    let (n_embd, width) = (cx.n_embd, altup.n() * cx.n_embd);
     let mut active = cx.take(batch.n_tokens() * n_embd);
     copy_stream(cx, x, altup.active, &mut active);
-    predict(cx, own, altup.n, &active, x)?;
+    predict(cx, altup, &active, x)?;
     copy_stream(cx, x, altup.active, &mut active);
-    plain_layer(cx, plan, layer, batch, &mut active)?;
+    plain_layer(cx, layer, batch, &mut active)?;
     let x = batch.gather(x, width);
     let computed = &mut active[..batch.n_wanted() * n_embd];
-    correct(cx, (altup, own), computed, x)?;
-    if let (Some(embedding), Some(all)) = (&layer.extras.embedding, &plan.layer_embeddings) {
+    correct(cx, altup, computed, x)?;
+    if let Some(embedding) = &layer.extras.embedding {
         copy_stream(cx, x, altup.active, computed);
-        let scale = cx.weights.vector(&own.correct_scale)?;
+        let scale = cx.weights.vector(&altup.correct_scale)?;
         each_token(cx, computed, n_embd, |_, row| row.iter_mut().zip(&scale).for_each(|(x, s)| *x *= s));
         let mut added = cx.take(computed.len());
-        embedding.run(cx, all, batch, computed, &mut added)?;
+        embedding.run(cx, batch, computed, &mut added)?;
         cx.norm_rows(&cx.weights.norm(&embedding.post)?, &added, computed, n_embd);
         cx.give([added]);
         let (level, added) = (cx.weights.level, &*computed);

@@ -188,7 +188,7 @@ fn step(
                 let touch = || cx.weights.touch(next, &|| done.load(Ordering::Relaxed));
                 let _ = std::thread::Builder::new().spawn_scoped(scope, touch);
             }
-            let result = run_layer(cx, plan, layer, &batch, &mut x);
+            let result = run_layer(cx, layer, &batch, &mut x);
             done.store(true, Ordering::Relaxed);
             result
         })?;

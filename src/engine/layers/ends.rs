@@ -19,35 +19,14 @@ pub(crate) fn begin(
     plan: &GraphPlan,
     chunks: &[TokenChunk],
 ) -> Result<Buffer, EngineError> {
-    let mut x = cx.clock.time(WorkKind::Embed, || embed(cx, plan, chunks))?;
+    let x = cx.clock.time(WorkKind::Embed, || embed(cx, plan, chunks))?;
     if plan.needs_tokens() {
         cx.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
     }
     if plan.needs_start() {
         cx.carried.start = x.to_vec();
     }
-    if let Some(switch) = &plan.switch {
-        cx.carried.slots = match cx.past {
-            None => chunks.iter().flat_map(|chunk| switch.slots(&chunk.tokens)).collect(),
-            Some(past) => {
-                let places = past.sequences.iter().zip(&past.before);
-                places.flat_map(|(&at, &n)| switch.slots(&past.tokens[at]).into_iter().skip(n)).collect()
-            }
-        };
-    }
-    if let Some(held) = &plan.held {
-        let n_tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
-        cx.carried.hold(&cx.weights.vector(&held.start)?, n_tokens);
-    }
-    if let Some(streams) = &plan.streams {
-        let streams = streams.open(cx, &x);
-        cx.give([std::mem::replace(&mut x, streams)]);
-    }
-    if let Some(altup) = &plan.altup {
-        let streams = altup.spread(cx, &x)?;
-        cx.give([std::mem::replace(&mut x, streams)]);
-    }
-    Ok(x)
+    plan.extras().try_fold(x, |x, extra| extra.begin(cx, chunks, x))
 }
 
 /// Embeds the tokens: returns the residual stream before the first layer.
@@ -64,7 +43,7 @@ fn embed(cx: &Context<'_>, plan: &GraphPlan, chunks: &[TokenChunk]) -> Result<Bu
         let before = cx.past.map_or(0, |past| past.before[prompt]);
         for (at, (&token, row)) in chunk.tokens.iter().zip(&mut rows).enumerate() {
             let position = before + at;
-            let own = plan.switch.as_ref().map_or(token, |switch| switch.substitute(token));
+            let own = plan.extras().fold(token, |token, extra| extra.substitute(token));
             let at = usize::try_from(own).ok().filter(|&at| at < vocabulary);
             let at = at.ok_or(EngineError::Token { prompt, token, vocabulary })?;
             cx.weights.rows(plan.embedding.tensor, at, 1, &mut bytes, row)?;
@@ -122,12 +101,7 @@ pub(crate) fn finish(
             cx.give([mixed]);
         }
     }
-    if let Some(altup) = &plan.altup {
-        states = altup.collapse(cx, &states)?;
-    }
-    if let Some(streams) = &plan.streams {
-        states = streams.close(cx, &states)?;
-    }
+    let mut states = plan.extras().rev().try_fold(states, |states, extra| extra.end(cx, states))?;
     if let Some(norm) = norm {
         let mut normed = cx.take(states.len());
         cx.norm_rows(&cx.weights.norm(norm)?, &states, &mut normed, n_embd);

@@ -25,9 +25,9 @@ use crate::engine::layers::ends::{begin, finish};
 use crate::engine::layers::graph::GraphPlan;
 use crate::engine::layers::layer::LayerPlan;
 use crate::engine::layers::layer_run::run_layer;
-use crate::engine::layers::stacks::{LayerStack, Memory, SplitChunks, give_memory};
-use crate::engine::ops::hyper::Streams;
+use crate::engine::layers::stacks::{LayerStack, Memory, SplitChunks, StackInput, give_memory};
 use crate::engine::ops::mixer::MixerOp;
+use crate::engine::ops::model_extra::ModelExtraOp;
 
 /// Largest number of tokens of an inner batch: decoding a weight costs as much as multiplying it with about fifty
 /// tokens.
@@ -137,8 +137,7 @@ impl<'a> Engine<'a> {
         let inner = self.plan.all_layers().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
         // Between layers: the residual stream, the hidden state of a scored row, and what layers keep for later layers.
         let carried = self.plan.handed_floats();
-        // Several streams are reduced to one after all layers.
-        let end = self.plan.streams.as_ref().map_or(0, |streams| n_embd + streams.end_floats());
+        let end: usize = self.plan.extras().map(|extra| extra.end_floats(n_embd)).sum();
         let kept = 2 * self.plan.stream_width() + carried + end;
         (4 * kept as u64, 4 * inner as u64)
     }
@@ -147,7 +146,7 @@ impl<'a> Engine<'a> {
     fn fixed_bytes(&self, chunk_len: usize) -> u64 {
         let layers = self.plan.all_layers();
         let widest = layers.clone().map(LayerPlan::widest).max().unwrap_or(0).max(self.plan.n_embd);
-        let widest = widest.max(self.plan.streams.as_ref().map_or(0, Streams::widest));
+        let widest = self.plan.extras().map(ModelExtraOp::widest).fold(widest, usize::max);
         let (shared, thread) = panel::buffer_bytes(widest);
         let mixers = layers.flat_map(|layer| {
             let cross = layer.cross.as_ref().map(|cross| &*cross.attention as &dyn MixerOp);
@@ -309,28 +308,32 @@ impl<'a> Engine<'a> {
             if chunks.iter().any(|chunk| chunk.n_source > 0) {
                 return Err(EngineError::NoSource);
             }
-            return self.run(stack, (chunks, batches), Memory::default(), progress, observer);
+            let input = StackInput { chunks, batches, memory: Memory::default() };
+            return self.run(stack, input, progress, observer);
         };
         let SplitChunks { sources, answers, cuts } = SplitChunks::of(chunks)?;
         let first =
             LayerStack { layers: &encoder.layers, final_norm: encoder.final_norm.as_ref(), n_before: 0 };
-        let states = self.run(first, (&sources, batches), Memory::default(), progress, observer)?.states;
-        self.run(stack, (&answers, batches), Memory { states, cuts }, progress, observer)
+        let input = StackInput { chunks: &sources, batches, memory: Memory::default() };
+        let states = self.run(first, input, progress, observer)?.states;
+        let input = StackInput { chunks: &answers, batches, memory: Memory { states, cuts } };
+        self.run(stack, input, progress, observer)
     }
 
     /// Runs chunks through one stack of layers.
     fn run(
         &self,
         stack: LayerStack<'_>,
-        (chunks, counts): (&[TokenChunk], Option<&[usize]>),
-        memory: Memory,
+        input: StackInput<'_>,
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
     ) -> Result<Hidden, EngineError> {
+        let StackInput { chunks, batches: counts, memory } = input;
         let plan = &self.plan;
         let weights = WeightReader { source: self.source, level: self.options.level };
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         plan.check_length(longest)?;
+        let n_positions = plan.extras().map(|extra| extra.n_positions(longest)).fold(longest, usize::max);
         let mut run = Context {
             n_embd: plan.n_embd,
             weights,
@@ -338,8 +341,7 @@ impl<'a> Engine<'a> {
             progress,
             observer,
             clock: &self.clock,
-            // With an empty prefix the positions start at 1.
-            ropes: RopeTables::new(&plan.ropes, weights, longest + usize::from(plan.prefix.is_some()))?,
+            ropes: RopeTables::new(&plan.ropes, weights, n_positions)?,
             layer: AtomicUsize::new(0),
             memory: memory.states,
             buffers: self.buffers(),
@@ -354,8 +356,8 @@ impl<'a> Engine<'a> {
             None => placed(chunks, &self.counts(chunks, longest)),
         };
         give_memory(&mut batches, &memory.cuts);
-        if let Some(prefix) = plan.prefix {
-            prefix.set_positions(chunks, &mut batches)?;
+        for extra in plan.extras() {
+            extra.set_positions(chunks, &mut batches)?;
         }
         for (at, layer) in stack.layers.iter().enumerate() {
             run.layer.store(at, Ordering::Relaxed);
@@ -378,7 +380,7 @@ impl<'a> Engine<'a> {
                 let _ = ahead.spawn_scoped(scope, || weights.touch(next, &|| done.load(Ordering::Relaxed)));
                 let result = batches.iter().enumerate().try_for_each(|(number, (tokens, batch))| {
                     observer.inspect(|observer| observer.enter(stack.n_before + at, number));
-                    run_layer(&run, plan, layer, batch, &mut x[tokens.start * width..tokens.end * width])
+                    run_layer(&run, layer, batch, &mut x[tokens.start * width..tokens.end * width])
                 });
                 done.store(true, Ordering::Relaxed);
                 result

@@ -1,6 +1,7 @@
 //! Plan of a graph: every tensor, width and constant, resolved once from the card, the metadata and the tensors
 //! present. Running a plan never reads metadata.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::arch::graph::{
@@ -17,16 +18,11 @@ use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::engine::layers::encoder::EncoderPlan;
 use crate::engine::layers::layer::LayerPlan;
 use crate::engine::layers::repeat::run_layers;
-use crate::engine::ops::altup::AltUp;
-use crate::engine::ops::cycles::{HeldState, has_cycles, n_cycled_layers};
-use crate::engine::ops::ffn::Ffn;
-use crate::engine::ops::hyper::Streams;
-use crate::engine::ops::layer_embedding::LayerEmbeddings;
+use crate::engine::ops::cycles::{has_cycles, n_cycled_layers};
 use crate::engine::ops::mixer::MixerOp;
+use crate::engine::ops::model_extra::ModelExtraOp;
 use crate::engine::ops::pooling::{MaskedHead, Pooling, outputs, pooling};
-use crate::engine::ops::prefix::Prefix;
-use crate::engine::ops::switched::Switch;
-use crate::engine::ops::{Mixer, stream_mix};
+use crate::engine::ops::{Mixer, ModelExtra, stream_mix};
 use crate::engine::resolve::features::{BuiltFeatures, ModelKind, PositionRule, WiringRule};
 use crate::engine::resolve::keys::ArchKeys;
 use crate::engine::resolve::resolver::Resolver;
@@ -58,18 +54,8 @@ pub struct GraphPlan {
     pub embed_scale: f32,
     /// Norm of the embedding.
     pub embed_norm: Option<Norm>,
-    /// Tokens that switch adapters on.
-    pub switch: Option<Switch>,
-    /// Per-layer embeddings of the tokens.
-    pub layer_embeddings: Option<LayerEmbeddings>,
-    /// AltUp streams of a token, for models that have several.
-    pub altup: Option<AltUp>,
-    /// Prefix of a chunk, whose tokens see one another, for models that have one.
-    pub prefix: Option<Prefix>,
-    /// Streams of hyper-connections, for models that have several.
-    pub streams: Option<Streams>,
-    /// Second state in addition to the stream, for models whose stacks run in turn.
-    pub held: Option<HeldState>,
+    /// Extras of the model, in the order in which a run begins with them.
+    pub extras: Vec<ModelExtra>,
     /// Rotations that layers refer to by index.
     pub ropes: Vec<Rope>,
     /// Encoder, for encoder-decoder models.
@@ -101,6 +87,11 @@ impl GraphPlan {
     pub(crate) fn all_layers(&self) -> impl Iterator<Item = &LayerPlan> + Clone {
         self.encoder.iter().flat_map(|encoder| &encoder.layers).chain(&self.layers)
     }
+
+    /// Iterates over the extras of the model.
+    pub(crate) fn extras(&self) -> impl DoubleEndedIterator<Item = &dyn ModelExtraOp> {
+        self.extras.iter().map(ModelExtra::op)
+    }
 }
 
 /// Largest number of keys that a warning names.
@@ -117,37 +108,59 @@ impl GraphPlan {
         metadata: &Metadata,
         tensors: &[TensorMeta],
     ) -> Result<Self, EngineError> {
-        let key = "general.architecture";
-        let arch = metadata
-            .get(key)
-            .and_then(|v| v.as_str())
-            .ok_or_else(|| EngineError::MissingKey { key: key.to_owned() })?;
-        let mut built = BuiltFeatures::of(arch, features)?;
-        Mixer::check_words(arch, &features.mixer)?;
-        let keys = ArchKeys::new(metadata, arch);
-        built.see(keys.flag("attention.causal")?);
-        if built.wiring == WiringRule::PostIfSwinNorm {
-            let is_post = keys.flag("swin_norm")?.unwrap_or(false);
-            built.wiring = if is_post { WiringRule::Post } else { WiringRule::Serial };
-        }
-        let mut builder = Resolver {
-            features,
-            built,
-            n_embd: keys.need_count("embedding_length")?,
-            n_layers: 0,
-            keys,
-            tensors: TensorClaims::new(tensors),
-            eps: 0.0,
-            residual_scale: 1.0,
-            ropes: Vec::new(),
-            chunk_limit: None,
-            warnings: Vec::new(),
-        };
-        builder.eps = builder.norm_eps()?;
-        builder.n_layers = n_layers(&builder)?;
-        builder.residual_scale = residual_scale(&builder)? as f32;
-        resolve_graph(&mut builder, arch).map_err(|error| builder.tensors.with_name_in_file(error))
+        resolve_file(features, &ArchKeys::new(metadata, arch_of(metadata)?), tensors)
     }
+
+    /// Resolves the graph of a file, if possible, and returns the names of the architecture's keys that this
+    /// read, without its prefix. No other key of the architecture has an effect on the result.
+    pub(crate) fn with_read_keys(
+        features: &GraphFeatures,
+        metadata: &Metadata,
+        tensors: &[TensorMeta],
+    ) -> (Option<Self>, BTreeSet<String>) {
+        let Ok(arch) = arch_of(metadata) else { return (None, BTreeSet::new()) };
+        let keys = ArchKeys::new(metadata, arch);
+        let plan = resolve_file(features, &keys, tensors).ok();
+        (plan, keys.into_read())
+    }
+}
+
+fn arch_of(metadata: &Metadata) -> Result<&str, EngineError> {
+    let key = "general.architecture";
+    let arch = metadata.get(key).and_then(|v| v.as_str());
+    arch.ok_or_else(|| EngineError::MissingKey { key: key.to_owned() })
+}
+
+fn resolve_file(
+    features: &GraphFeatures,
+    keys: &ArchKeys<'_>,
+    tensors: &[TensorMeta],
+) -> Result<GraphPlan, EngineError> {
+    let arch = keys.arch();
+    let mut built = BuiltFeatures::of(arch, features)?;
+    Mixer::check_words(arch, &features.mixer)?;
+    built.see(keys.flag("attention.causal")?);
+    if built.wiring == WiringRule::PostIfSwinNorm {
+        let is_post = keys.flag("swin_norm")?.unwrap_or(false);
+        built.wiring = if is_post { WiringRule::Post } else { WiringRule::Serial };
+    }
+    let mut builder = Resolver {
+        features,
+        built,
+        n_embd: keys.need_count("embedding_length")?,
+        n_layers: 0,
+        keys,
+        tensors: TensorClaims::new(tensors),
+        eps: 0.0,
+        residual_scale: 1.0,
+        ropes: Vec::new(),
+        chunk_limit: None,
+        warnings: Vec::new(),
+    };
+    builder.eps = builder.norm_eps()?;
+    builder.n_layers = n_layers(&builder)?;
+    builder.residual_scale = residual_scale(&builder)? as f32;
+    resolve_graph(&mut builder, arch).map_err(|error| builder.tensors.with_name_in_file(error))
 }
 
 /// Returns the number of layers that are run: layers that only predict further tokens (MTP) are not.
@@ -175,7 +188,6 @@ pub(crate) fn residual_scale(b: &Resolver<'_>) -> Result<f64, EngineError> {
 
 fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan, EngineError> {
     let embedding = b.stream_matrix("token_embd")?;
-    let switch = Switch::resolve(b, embedding.n_rows)?;
     let positions = match b.built.positions {
         PositionRule::Learned => Some(b.stream_matrix("position_embd")?),
         PositionRule::AlibiKey if b.tensors.has("position_embd.weight") => {
@@ -196,12 +208,11 @@ fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan, EngineEr
         EmbedNorm::TokenEmbdNorm => Some(b.need_norm("token_embd_norm")?),
     };
     let encoder = EncoderPlan::resolve(b)?;
-    let layer_embeddings = LayerEmbeddings::resolve(b)?;
-    let altup = AltUp::resolve(b)?;
+    let extras = ModelExtra::resolve(b)?;
     let layers = (0..b.n_layers).map(|layer| LayerPlan::resolve(b, layer)).collect::<Result<_, _>>()?;
     let layers = run_layers(b, layers)?;
     let final_mix = stream_mix::final_mix(b)?;
-    let final_norm = match b.features.final_norm.as_str() {
+    let final_norm = match b.features.norms.output.as_str() {
         "none" => None,
         name => Some(b.need_norm(name)?),
     };
@@ -211,12 +222,10 @@ fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan, EngineEr
         ModelKind::Diffusion => (Pooling::default(), Some(MaskedHead::default())),
         ModelKind::Decoder => (Pooling::default(), None),
     };
-    let (streams, held) = (Streams::resolve(b)?, HeldState::resolve(b)?);
     let head = head(b, &embedding)?;
     let logit_scale = logit_scale(b, head.tensor == embedding.tensor)?;
-    let prefix = Prefix::resolve(b);
     let never_generated = never_generated(b, head.n_rows);
-    let final_cap = b.cap(b.features.final_cap, "final_logit_softcapping")?;
+    let final_cap = b.cap(b.features.head.cap, "final_logit_softcapping")?;
     refuse_left_over(b)?;
     name_unread(b);
     Ok(GraphPlan {
@@ -231,12 +240,7 @@ fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan, EngineEr
         token_types,
         embed_scale: embed_scale(b)?,
         embed_norm,
-        switch,
-        layer_embeddings,
-        altup,
-        prefix,
-        streams,
-        held,
+        extras,
         ropes: std::mem::take(&mut b.ropes),
         encoder,
         layers,
@@ -275,7 +279,7 @@ pub(crate) fn head(b: &mut Resolver<'_>, embedding: &Matrix) -> Result<Matrix, E
 pub(crate) fn logit_scale(b: &Resolver<'_>, is_tied: bool) -> Result<f32, EngineError> {
     let key = b.keys.nonzero("logit_scale")?;
     let n_embd = b.n_embd as f64;
-    let scale = match (b.features.logit_scale, key) {
+    let scale = match (b.features.head.scale, key) {
         (LogitScale::Named(LogitScaleName::RsqrtEmbdIfTied), _) if is_tied => n_embd.powf(-0.5),
         (LogitScale::Named(LogitScaleName::None | LogitScaleName::RsqrtEmbdIfTied), _)
         | (LogitScale::Named(LogitScaleName::Multiply | LogitScaleName::Divide), None) => 1.0,
@@ -292,7 +296,7 @@ pub(crate) fn logit_scale(b: &Resolver<'_>, is_tied: bool) -> Result<f32, Engine
 
 /// Returns the tokens that are never generated, clipped to the vocabulary.
 pub(crate) fn never_generated(b: &Resolver<'_>, n_vocab: usize) -> Range<usize> {
-    let [first, end] = b.features.unsaid_tokens.unwrap_or_default();
+    let [first, end] = b.features.head.unsaid.unwrap_or_default();
     let end = (end as usize).min(n_vocab);
     (first as usize).min(end)..end
 }
@@ -335,15 +339,12 @@ fn refuse_left_over(b: &Resolver<'_>) -> Result<(), EngineError> {
 impl GraphPlan {
     /// Returns true if a layer reads the stream before the first layer.
     pub(crate) fn needs_start(&self) -> bool {
-        self.layer_embeddings.is_some() || self.layers.iter().any(|layer| layer.extras.start_scale.is_some())
+        self.layers.iter().any(LayerPlan::needs_start)
     }
 
     /// Returns true if a layer looks something up by token id.
     pub(crate) fn needs_tokens(&self) -> bool {
-        let by_token = |layer: &LayerPlan| {
-            layer.extras.ngrams.is_some() || matches!(&layer.ffn, Ffn::Moe(moe) if moe.by_token.is_some())
-        };
-        self.needs_start() || self.layers.iter().any(by_token)
+        self.needs_start() || self.layers.iter().any(LayerPlan::needs_tokens)
     }
 
     /// Returns the floats per token that layers keep for later layers, in addition to the stream.
@@ -356,15 +357,13 @@ impl GraphPlan {
             .sum::<usize>();
         // The start of the stream, and the token.
         let start = if self.needs_start() { self.n_embd + 1 } else { usize::from(self.needs_tokens()) };
-        let held = if self.held.is_some() { self.n_embd } else { 0 };
-        let slot = usize::from(self.switch.is_some());
-        handed + start + held + slot + self.n_kept_streams() * self.n_embd
+        let extras: usize = self.extras().map(|extra| extra.kept_floats(self.n_embd)).sum();
+        handed + start + extras + self.n_kept_streams() * self.n_embd
     }
 
     /// Returns the number of values per token between layers.
     pub(crate) fn stream_width(&self) -> usize {
-        let n = self.altup.as_ref().map(|altup| altup.n).or(self.streams.as_ref().map(|streams| streams.n));
-        self.n_embd * n.unwrap_or(1)
+        self.n_embd * self.extras().find_map(ModelExtraOp::n_streams).unwrap_or(1)
     }
 
     /// Returns the number of streams that are kept from a layer on to the end.
@@ -382,8 +381,7 @@ impl GraphPlan {
             ModelKind::Encoder => Some("it predicts no next token"),
             ModelKind::Diffusion => Some("it predicts masked tokens, not the next one"),
             ModelKind::Decoder if self.encoder.is_some() => Some("it answers what an encoder reads"),
-            ModelKind::Decoder if self.prefix.is_some() => Some("tokens of its prefix see those behind them"),
-            ModelKind::Decoder => None,
+            ModelKind::Decoder => self.extras().find_map(ModelExtraOp::not_continued),
         };
         if let Some(what) = refused {
             return Err(EngineError::NotContinued { what });

@@ -105,7 +105,7 @@ impl LayerPlan {
         let own_norms = !reads_normed && !matches!(b.built.wiring, WiringRule::Post | WiringRule::PostLn);
         // A layer with one branch has one norm, whatever the branch is.
         let (has_mixer, is_single) = (!matches!(mixer, Mixer::None), b.is_single());
-        let pre_ffn_name = if is_single { "attn_norm" } else { features.pre_ffn.as_str() };
+        let pre_ffn_name = if is_single { "attn_norm" } else { features.norms.pre_ffn.as_str() };
         let pre_mixer = match (&mixer, own_norms) {
             (Mixer::None, _) if is_single => None,
             (Mixer::None, _) => b.norm(&at("attn_norm"))?,
@@ -124,12 +124,12 @@ impl LayerPlan {
             _ if wiring == Wiring::Parallel => b.norm(&at(pre_ffn_name))?,
             _ => Some(b.need_norm(&at(pre_ffn_name))?),
         };
-        let post_mixer = post_norm(b, layer, &features.post_attn)?;
+        let post_mixer = post_norm(b, layer, &features.norms.post_attn)?;
         let post_input = match wiring {
             Wiring::PostLn => b.norm(&at("attn_norm_2"))?,
             Wiring::Serial | Wiring::Parallel | Wiring::Normed => None,
         };
-        let post_ffn = match post_norm(b, layer, &features.post_ffn)? {
+        let post_ffn = match post_norm(b, layer, &features.norms.post_ffn)? {
             // Grok 1 and 2 use another name.
             None => post_norm(b, layer, POST_FFN)?,
             named => named,
@@ -175,7 +175,7 @@ pub(crate) fn wiring(b: &Resolver<'_>, layer: usize) -> Result<Wiring, EngineErr
         WiringRule::Parallel => true,
         WiringRule::ParallelKey => b.keys.flag("use_parallel_residual")?.unwrap_or(true),
         WiringRule::ParallelIfNoFfnNorm => {
-            !b.tensors.has(&format!("blk.{layer}.{}.weight", b.features.pre_ffn))
+            !b.tensors.has(&format!("blk.{layer}.{}.weight", b.features.norms.pre_ffn))
         }
     };
     Ok(if parallel { Wiring::Parallel } else { Wiring::Serial })
@@ -186,11 +186,11 @@ pub(crate) fn post_norm(b: &mut Resolver<'_>, layer: usize, name: &str) -> Resul
     if b.built.wiring == WiringRule::PostLn {
         return b.need_norm(&format!("blk.{layer}.{name}")).map(Some);
     }
-    if b.built.wiring != WiringRule::Post && (name == b.features.pre_ffn || name == "attn_norm") {
+    if b.built.wiring != WiringRule::Post && (name == b.features.norms.pre_ffn || name == "attn_norm") {
         return Ok(None);
     }
     let mut norm = b.norm(&format!("blk.{layer}.{name}"))?;
-    if let (Some(norm), Some(eps)) = (&mut norm, b.features.post_norm_eps) {
+    if let (Some(norm), Some(eps)) = (&mut norm, b.features.norms.post_eps) {
         norm.eps = eps as f32;
     }
     Ok(norm)
@@ -200,23 +200,7 @@ impl LayerExtras {
     /// Resolves the parts of a layer in addition to its branches.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<LayerExtras, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
-        let (n_embd, n_layers) = (b.n_embd, b.n_layers);
-        let width = b.keys.count("embedding_length_per_layer_input")?.unwrap_or(0);
-        let embedding = if b.features.extras.contains(&Extra::Ple) && width > 0 {
-            let n_rows = width.saturating_mul(n_layers);
-            let model = b.tensors.need_matrix("per_layer_model_proj", n_rows, n_embd)?;
-            let post = at("post_norm");
-            let first = layer * width;
-            Some(LayerEmbedding {
-                first,
-                model: model.rows(first, width),
-                gate: b.tensors.need_matrix(&at("inp_gate"), width, n_embd)?,
-                proj: b.tensors.need_matrix(&at("proj"), n_embd, width)?,
-                post: b.need_norm(&post)?,
-            })
-        } else {
-            None
-        };
+        let embedding = LayerEmbedding::resolve(b, layer)?;
         let out_scale = if b.features.extras.contains(&Extra::OutScale) {
             b.tensors.vector(&at("layer_output_scale.weight"), 1)?
         } else {
@@ -281,6 +265,16 @@ impl LayerPlan {
         Ok(mixer.saturating_add(self.ffn.remembered()))
     }
 
+    /// Returns true if the layer reads the stream before the first layer.
+    pub(crate) fn needs_start(&self) -> bool {
+        self.extras.embedding.is_some() || self.extras.start_scale.is_some()
+    }
+
+    /// Returns true if the layer looks up n-grams or experts by token id.
+    pub(crate) fn needs_tokens(&self) -> bool {
+        self.extras.ngrams.is_some() || self.ffn.needs_tokens()
+    }
+
     /// Returns true if the feed-forward reads the residual stream before the layer.
     pub(crate) fn needs_entry(&self) -> bool {
         self.ffn.needs_entry()
@@ -291,18 +285,12 @@ impl LayerPlan {
         let entry = if self.needs_entry() { n_embd } else { 0 };
         // The input of a branch.
         let mix = if self.mix.is_some() { n_embd } else { 0 };
-        let embedding = self.extras.embedding.as_ref().map_or(0, |e| 2 * e.gate.n_rows);
-        let ngrams = self.extras.ngrams.as_ref().map_or(0, |ngrams| ngrams.floats_per_token());
-        entry + mix + embedding + ngrams + self.stream_floats(n_embd)
-    }
-
-    /// Returns the floats per token of AltUp streams and low-rank residuals inside a layer.
-    fn stream_floats(&self, n_embd: usize) -> usize {
-        // The computed stream, its norm, the addition to the other streams, and the factors.
-        let altup = self.extras.altup.as_ref();
-        let altup = altup.map_or(0, |altup| 3 * n_embd + altup.predict.n_rows + 2 * altup.router.n_rows);
-        let laurel = self.extras.laurel.as_ref();
-        altup + laurel.map_or(0, |laurel| laurel.left.n_rows + n_embd)
+        let LayerExtras { embedding, altup, ngrams, laurel, .. } = &self.extras;
+        let embedding = embedding.as_ref().map_or(0, LayerEmbedding::floats_per_token);
+        let ngrams = ngrams.as_ref().map_or(0, |ngrams| ngrams.floats_per_token());
+        let altup = altup.as_ref().map_or(0, |altup| altup.floats_per_token(n_embd));
+        let laurel = laurel.as_ref().map_or(0, Laurel::floats_per_token);
+        entry + mix + embedding + ngrams + altup + laurel
     }
 
     /// Returns the columns of the widest matrix outside of the branches.

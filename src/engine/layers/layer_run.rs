@@ -4,7 +4,6 @@ use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
 use crate::engine::layers::altup::altup_layer;
-use crate::engine::layers::graph::GraphPlan;
 use crate::engine::layers::hyper::hyper_layer;
 use crate::engine::layers::layer::{LayerPlan, Wiring};
 use crate::engine::layers::plain::plain_layer;
@@ -15,7 +14,6 @@ use crate::engine::ops::cycles::enter_stack;
 /// are wanted, the wanted ones are moved to its front.
 pub(crate) fn run_layer(
     cx: &Context<'_>,
-    plan: &GraphPlan,
     layer: &LayerPlan,
     batch: &ChunkBatch,
     x: &mut [f32],
@@ -26,9 +24,9 @@ pub(crate) fn run_layer(
     if let Some(connections) = &layer.connections {
         return hyper_layer(cx, layer, connections, batch, x);
     }
-    match (&plan.altup, &layer.extras.altup) {
-        (Some(altup), Some(own)) => altup_layer(cx, plan, (altup, own), layer, batch, x),
-        _ if layer.wiring == Wiring::PostLn => post_ln_layer(cx, layer, batch, x),
-        _ => plain_layer(cx, plan, layer, batch, x),
+    match &layer.extras.altup {
+        Some(altup) => altup_layer(cx, altup, layer, batch, x),
+        None if layer.wiring == Wiring::PostLn => post_ln_layer(cx, layer, batch, x),
+        None => plain_layer(cx, layer, batch, x),
     }
 }

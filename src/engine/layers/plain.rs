@@ -6,7 +6,6 @@ use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
 use crate::engine::exec::weights::{LoadedNorm, Norm};
-use crate::engine::layers::graph::GraphPlan;
 use crate::engine::layers::layer::{LayerExtras, LayerPlan, Wiring};
 use crate::engine::ops::dense::FfnInputs;
 use crate::engine::ops::mixer::BranchEnd;
@@ -15,7 +14,6 @@ use crate::engine::ops::stream_mix::{MixRows, mix_streams};
 /// Runs a layer over its single stream, `[n_tokens, n_embd]`.
 pub(crate) fn plain_layer(
     cx: &Context<'_>,
-    plan: &GraphPlan,
     layer: &LayerPlan,
     batch: &ChunkBatch,
     x: &mut [f32],
@@ -91,7 +89,7 @@ pub(crate) fn plain_layer(
     math::scale_and_cap(cx.weights.level, x, layer.rescale, None);
     cx.give([ffn_input, branch]);
     cx.give_some(entry);
-    run_extras(cx, plan, &layer.extras, batch, x)?;
+    run_extras(cx, &layer.extras, batch, x)?;
     cx.slot("output", x, n_embd);
     Ok(())
 }
@@ -125,17 +123,15 @@ fn observe_branch(cx: &Context<'_>, end: Option<BranchEnd<'_>>, factor: f32, str
 /// Runs the parts after the branches on the wanted rows of the stream.
 fn run_extras(
     cx: &Context<'_>,
-    plan: &GraphPlan,
     extras: &LayerExtras,
     batch: &ChunkBatch,
     x: &mut [f32],
 ) -> Result<(), EngineError> {
     let n_embd = cx.n_embd;
     // With AltUp, the embedding is added to the streams that the layer does not compute.
-    let embedding = extras.embedding.as_ref().filter(|_| extras.altup.is_none());
-    if let (Some(embedding), Some(all)) = (embedding, &plan.layer_embeddings) {
+    if let Some(embedding) = extras.embedding.as_ref().filter(|_| extras.altup.is_none()) {
         let mut added = cx.take(x.len());
-        embedding.run(cx, all, batch, x, &mut added)?;
+        embedding.run(cx, batch, x, &mut added)?;
         let post = cx.weights.norm(&embedding.post)?;
         cx.add_rows(x, &mut added, Some(&post), 1.0, n_embd);
         cx.give([added]);

@@ -42,7 +42,7 @@ pub(crate) fn run_layers(
     }
     let mut again = layers.clone();
     if !b.keys.flag("skip_loop_final_norm")?.unwrap_or(false) {
-        let norm = b.features.final_norm.clone();
+        let norm = b.features.norms.output.clone();
         let norm = if norm == "none" { None } else { Some(b.need_norm(&norm)?) };
         if let Some(last) = again.last_mut() {
             last.extras.exit_norm = norm;
@@ -56,7 +56,7 @@ pub(crate) fn run_layers(
 /// the last one with the model's final norm.
 pub(crate) fn cycled(b: &mut Resolver<'_>, layers: &[LayerPlan]) -> Result<Vec<LayerPlan>, EngineError> {
     let Cycles { n_stack, high, low } = cycles(b)?;
-    let norm = match b.features.final_norm.as_str() {
+    let norm = match b.features.norms.output.as_str() {
         "none" => None,
         name => Some(b.need_norm(name)?),
     };

@@ -25,6 +25,14 @@ pub(crate) struct Memory {
     pub(crate) cuts: Vec<usize>,
 }
 
+/// Tokens of a stack, and what they attend to.
+pub(crate) struct StackInput<'a> {
+    pub(crate) chunks: &'a [TokenChunk],
+    /// Numbers of chunks of the batches; without it, the memory budget decides.
+    pub(crate) batches: Option<&'a [usize]>,
+    pub(crate) memory: Memory,
+}
+
 /// Chunks split into the tokens of the encoder and those of the decoder.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SplitChunks {

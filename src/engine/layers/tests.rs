@@ -163,7 +163,8 @@ fn positions_by_buckets_need_their_number_and_a_table_of_that_size() {
 #[test]
 fn norms_behind_the_sums_are_needed_by_their_names() {
     let (metadata, mut tensors) = model();
-    let graph = "residual = 'post_ln'\npost_attn = 'attn_output_norm'\npost_ffn = 'layer_output_norm'";
+    let graph =
+        "residual = 'post_ln'\nnorms = { post_attn = 'attn_output_norm', post_ffn = 'layer_output_norm' }";
     tensors
         .retain(|meta| !meta.name.ends_with("attn_norm.weight") && !meta.name.ends_with("ffn_norm.weight"));
     let error = plan(graph, &metadata, &tensors).unwrap_err();
@@ -199,10 +200,10 @@ fn values_that_a_key_scales_are_scaled() {
 fn what_extras_need_is_named() {
     let shape = "tensor `blk.0.attn_gate.weight`: expected shape [8, 8], found [3, 8]";
     for (graph, numbers, added, expected) in [
-        ("attn_gate = 'sigmoid'", &[][..], &[("blk.0.attn_gate.weight", &[3, WIDTH][..])][..], shape),
+        ("attention.gate = 'sigmoid'", &[][..], &[("blk.0.attn_gate.weight", &[3, WIDTH][..])][..], shape),
         ("ffn = 'xielu'", &[], &[], "key `xielu.beta` is missing"),
         ("ffn = 'situ'", &[], &[], "key `x.activation.situ_beta` is missing"),
-        ("attn_scale = 'output_scale'", &[], &[], "key `x.attention.output_scale` is missing"),
+        ("attention.scale = 'output_scale'", &[], &[], "key `x.attention.output_scale` is missing"),
         ("extras = ['loops']", &[], &[], "key `x.num_loops` is missing"),
         (
             "extras = ['loops']",
@@ -217,7 +218,7 @@ fn what_extras_need_is_named() {
             "tensor `per_layer_token_embd.weight` is missing",
         ),
         (
-            "kv_share = true",
+            "attention.kv_share = true",
             &[("attention.shared_kv_layers", 2)],
             &[],
             "key `x.attention.shared_kv_layers`: expected fewer layers than the model has, found 2",
@@ -232,7 +233,7 @@ fn a_gate_is_for_values_or_for_heads() {
     let (metadata, mut tensors) = model();
     tensors.push(meta("blk.0.attn_gate.weight", &[2, WIDTH]));
     tensors.push(meta("blk.1.attn_gate.weight", &[WIDTH, WIDTH]));
-    let plan = plan("attn_gate = 'softplus'", &metadata, &tensors).unwrap();
+    let plan = plan("attention.gate = 'softplus'", &metadata, &tensors).unwrap();
     let rows: Vec<_> = plan
         .layers
         .iter()
@@ -261,7 +262,7 @@ fn a_stack_is_run_again_with_a_norm_between_unless_a_key_says_none() {
 fn the_last_layers_use_keys_of_an_earlier_one() {
     let (mut metadata, tensors) = model();
     metadata.set("x.attention.shared_kv_layers", 1u32);
-    let plan = plan("kv_share = true", &metadata, &tensors).unwrap();
+    let plan = plan("attention.kv_share = true", &metadata, &tensors).unwrap();
     let sources: Vec<_> = plan
         .layers
         .iter()
@@ -280,9 +281,9 @@ fn leading_dense_layers_rotate_where_the_card_says_so() {
     metadata.set("x.attention.sliding_window", 4u32);
     metadata.set("x.leading_dense_block_count", 1u32);
     // With a period of 1, no layer has a window.
-    let windows = "window = 'sliding'\nwindow_pattern = 1";
+    let windows = "window = { kind = 'sliding', pattern = 1 }";
     for (rule, expected) in [("windowed", [false, false]), ("windowed_or_dense_lead", [true, false])] {
-        let plan = plan(&format!("{windows}\nrope_on = '{rule}'"), &metadata, &tensors).unwrap();
+        let plan = plan(&format!("{windows}\nrope.on = '{rule}'"), &metadata, &tensors).unwrap();
         assert_eq!(rotating(&plan), expected, "{rule}");
     }
 }
@@ -290,7 +291,8 @@ fn leading_dense_layers_rotate_where_the_card_says_so() {
 #[test]
 fn the_first_of_a_period_rotates_where_there_are_no_windows() {
     let (mut metadata, tensors) = model();
-    let graph = "rope_on = { skip_first_of = 4 }\nwindow = 'sliding'\nwindow_pattern = { dense_first = 4 }";
+    let graph =
+        "rope.on = { skip_first_of = 4 }\nwindow = { kind = 'sliding', pattern = { dense_first = 4 } }";
     assert_eq!(rotating(&plan(graph, &metadata, &tensors).unwrap()), [true, true]);
     metadata.set("x.attention.sliding_window", 4u32);
     assert_eq!(rotating(&plan(graph, &metadata, &tensors).unwrap()), [false, true]);
@@ -337,7 +339,7 @@ fn the_norm_behind_the_feed_forward_has_one_of_two_names() {
     for name in ["layer_output_norm", "post_ffw_norm"] {
         let mut tensors = tensors.clone();
         tensors.extend((0..2).map(|layer| meta(&format!("blk.{layer}.{name}.weight"), &[WIDTH])));
-        let plan = plan("post_ffn = 'layer_output_norm'", &metadata, &tensors).unwrap();
+        let plan = plan("norms.post_ffn = 'layer_output_norm'", &metadata, &tensors).unwrap();
         assert!(plan.layers.iter().all(|layer| layer.post_ffn.is_some()), "{name}");
     }
 }
@@ -370,6 +372,6 @@ fn a_file_whose_tokens_see_later_ones_is_not_run_as_if_they_did_not() {
     assert!(masks.eq([Mask::Full; 2]));
     assert_eq!(seeing.kind, ModelKind::Encoder);
     metadata.set("x.attention.sliding_window", 4u32);
-    let error = plan("window = 'sliding'", &metadata, &tensors).unwrap_err();
+    let error = plan("window.kind = 'sliding'", &metadata, &tensors).unwrap_err();
     assert_eq!(error.to_string(), "key `x.attention.causal`: expected true with this window, found false");
 }

@@ -66,7 +66,7 @@ impl Adjugates {
         n_experts: usize,
     ) -> Result<Option<Adjugates>, EngineError> {
         // Weights that multiply inputs cannot be summed before the expert: the tensors are then not used.
-        let is_after = b.features.weigh == Weigh::After;
+        let is_after = b.features.moe.weigh == Weigh::After;
         if !is_after || !b.tensors.has(&format!("blk.{layer}.ffn_up_chexps.weight")) {
             return Ok(None);
         }

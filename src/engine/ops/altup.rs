@@ -6,12 +6,14 @@ use rayon::prelude::*;
 use crate::arch::graph::Extra;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
+use crate::engine::exec::batch::TokenChunk;
 use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
+use crate::engine::ops::model_extra::ModelExtraOp;
 use crate::engine::resolve::resolver::Resolver;
 
 /// AltUp streams of a model (Baykal et al. 2023), as in Gemma 3n.
@@ -19,8 +21,6 @@ use crate::engine::resolve::resolver::Resolver;
 pub struct AltUp {
     /// Number of streams per token.
     pub n: usize,
-    /// Index of the stream that layers compute.
-    pub active: usize,
     /// Projections from the embedding, which is the first stream, to each of the others.
     pub entry: Vec<Matrix>,
     /// Projections of each of the other streams, which are averaged with the first.
@@ -30,6 +30,8 @@ pub struct AltUp {
 /// AltUp of a layer: its predictions and corrections of the streams.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerAltUp {
+    /// Index of the stream that the layer computes.
+    pub active: usize,
     /// Norm of the router's input.
     pub router_norm: Norm,
     /// Router, one row per stream.
@@ -42,15 +44,42 @@ pub struct LayerAltUp {
     pub correct_scale: Vector,
 }
 
+impl LayerAltUp {
+    /// Returns the number of streams per token.
+    pub(crate) fn n(&self) -> usize {
+        self.router.n_rows
+    }
+
+    /// Returns the floats of intermediates per token: the computed stream, its norm, the addition to the other streams,
+    /// and the factors.
+    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
+        3 * n_embd + self.predict.n_rows + 2 * self.router.n_rows
+    }
+}
+
 /// Number of tokens that one task works on.
 const TOKENS_PER_TASK: usize = 64;
 /// Lower bound of a stream's mean square when it is scaled to the magnitude of another.
 const LEAST_SQUARE: f32 = 1e-5;
 
-impl AltUp {
-    /// Returns the streams `[n_tokens, n, n_embd]` of embeddings `x`: the first is the embedding, each other one its
-    /// projection, scaled to the magnitude of the embedding.
-    pub(crate) fn spread(&self, cx: &Context<'_>, x: &[f32]) -> Result<Buffer, EngineError> {
+impl ModelExtraOp for AltUp {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<AltUp>, EngineError> {
+        let Some(n) = n_streams(b)? else { return Ok(None) };
+        active_stream(b, n)?;
+        let n_embd = b.n_embd;
+        let entry = b.tensors.experts("altup_proj", n - 1, n_embd, n_embd)?;
+        let exit = b.tensors.experts("altup_unembd_proj", n - 1, n_embd, n_embd)?;
+        Ok(Some(AltUp { n, entry, exit }))
+    }
+
+    fn n_streams(&self) -> Option<usize> {
+        Some(self.n)
+    }
+
+    /// Returns the streams of the embeddings: the first is the embedding, each other one its projection, scaled to the
+    /// magnitude of the embedding.
+    fn begin(&self, cx: &mut Context<'_>, _: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
+        let cx = &*cx;
         let (n_embd, width, level) = (cx.n_embd, self.n * cx.n_embd, cx.weights.level);
         let n_tokens = x.len() / n_embd;
         let mut streams = cx.take(n_tokens * width);
@@ -59,7 +88,7 @@ impl AltUp {
         });
         let mut other = cx.take(x.len());
         for (at, matrix) in self.entry.iter().enumerate() {
-            cx.products(x, n_tokens, vec![Product::plain(matrix, &mut other)])?;
+            cx.products(&x, n_tokens, vec![Product::plain(matrix, &mut other)])?;
             each_token(cx, &mut streams, width, |token, streams| {
                 let (first, others) = streams.split_at_mut(n_embd);
                 let stream = &mut others[at * n_embd..][..n_embd];
@@ -68,20 +97,19 @@ impl AltUp {
                 math::scale_and_cap(level, stream, factor, None);
             });
         }
-        cx.give([other]);
+        cx.give([other, x]);
         Ok(streams)
     }
 
-    /// Returns one row per token, `[n_tokens, n_embd]`: the mean of the first stream and of the others' projections,
-    /// each scaled to the magnitude of the first.
-    pub(crate) fn collapse(&self, cx: &Context<'_>, streams: &[f32]) -> Result<Buffer, EngineError> {
+    /// Returns the mean of the first stream and of the others' projections, each scaled to the magnitude of the first.
+    fn end(&self, cx: &Context<'_>, streams: Buffer) -> Result<Buffer, EngineError> {
         let (n_embd, width, level) = (cx.n_embd, self.n * cx.n_embd, cx.weights.level);
         let n_tokens = streams.len() / width;
         let mut sum = cx.take(n_tokens * n_embd);
-        copy_stream(cx, streams, 0, &mut sum);
+        copy_stream(cx, &streams, 0, &mut sum);
         let (mut stream, mut other) = (cx.take(sum.len()), cx.take(sum.len()));
         for (at, matrix) in self.exit.iter().enumerate() {
-            copy_stream(cx, streams, at + 1, &mut stream);
+            copy_stream(cx, &streams, at + 1, &mut stream);
             cx.products(&stream, n_tokens, vec![Product::plain(matrix, &mut other)])?;
             each_token(cx, &mut other, n_embd, |token, other| {
                 let factor = size_factor(level, other, &streams[token * width..][..n_embd]);
@@ -100,11 +128,10 @@ impl AltUp {
 pub(crate) fn predict(
     cx: &Context<'_>,
     own: &LayerAltUp,
-    n: usize,
     active: &[f32],
     x: &mut [f32],
 ) -> Result<(), EngineError> {
-    let (n_tokens, level) = (active.len() / cx.n_embd, cx.weights.level);
+    let (n, n_tokens, level) = (own.n(), active.len() / cx.n_embd, cx.weights.level);
     let (mut routes, mut factors) = (cx.take(n_tokens * n), cx.take(n_tokens * n * n));
     route(cx, own, active, &mut routes)?;
     cx.products(&routes, n_tokens, vec![Product::plain(&own.predict, &mut factors)])?;
@@ -119,18 +146,18 @@ pub(crate) fn predict(
 /// `[n_tokens, n_embd]`, is the layer's output for the active stream `a`, and `r` are the router's values of `y`.
 pub(crate) fn correct(
     cx: &Context<'_>,
-    (altup, own): (&AltUp, &LayerAltUp),
+    own: &LayerAltUp,
     computed: &[f32],
     x: &mut [f32],
 ) -> Result<(), EngineError> {
-    let (n, n_embd, level) = (altup.n, cx.n_embd, cx.weights.level);
+    let (n, n_embd, level) = (own.n(), cx.n_embd, cx.weights.level);
     let n_tokens = computed.len() / n_embd;
     let (mut routes, mut gains) = (cx.take(n_tokens * n), cx.take(n_tokens * n));
     route(cx, own, computed, &mut routes)?;
     cx.products(&routes, n_tokens, vec![Product::plain(&own.correct, &mut gains)])?;
     each_token(cx, x, n * n_embd, |token, streams| {
         let mut change = computed[token * n_embd..][..n_embd].to_vec();
-        math::add_scaled(level, &mut change, &streams[altup.active * n_embd..][..n_embd], -1.0);
+        math::add_scaled(level, &mut change, &streams[own.active * n_embd..][..n_embd], -1.0);
         add_change(level, streams, &change, &gains[token * n..][..n]);
     });
     cx.give([routes, gains]);
@@ -210,22 +237,6 @@ fn add_change(level: SimdLevel, streams: &mut [f32], change: &[f32], gains: &[f3
 /// Largest number of streams of a token: the memory of all tokens is proportional to it.
 const MOST_STREAMS: usize = 64;
 
-impl AltUp {
-    /// Resolves the AltUp streams of the model, if it has them.
-    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<AltUp>, EngineError> {
-        let Some(n) = n_streams(b)? else { return Ok(None) };
-        let key = "altup.active_idx";
-        let active = b.keys.count(key)?.ok_or_else(|| b.keys.missing(key))?;
-        if active >= n {
-            return Err(b.keys.unknown(key, "less than altup.num_inputs", &active.to_string()));
-        }
-        let n_embd = b.n_embd;
-        let entry = b.tensors.experts("altup_proj", n - 1, n_embd, n_embd)?;
-        let exit = b.tensors.experts("altup_unembd_proj", n - 1, n_embd, n_embd)?;
-        Ok(Some(AltUp { n, active, entry, exit }))
-    }
-}
-
 /// Returns the number of AltUp streams, if the model has them.
 pub(crate) fn n_streams(b: &Resolver<'_>) -> Result<Option<usize>, EngineError> {
     if !b.features.extras.contains(&Extra::Altup) {
@@ -239,6 +250,16 @@ pub(crate) fn n_streams(b: &Resolver<'_>) -> Result<Option<usize>, EngineError> 
     Ok(Some(n))
 }
 
+/// Returns the index of the stream that layers compute, of `n`.
+fn active_stream(b: &Resolver<'_>, n: usize) -> Result<usize, EngineError> {
+    let key = "altup.active_idx";
+    let active = b.keys.count(key)?.ok_or_else(|| b.keys.missing(key))?;
+    if active >= n {
+        return Err(b.keys.unknown(key, "less than altup.num_inputs", &active.to_string()));
+    }
+    Ok(active)
+}
+
 impl LayerAltUp {
     /// Resolves the AltUp of a layer, if the model has AltUp streams.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LayerAltUp>, EngineError> {
@@ -246,6 +267,7 @@ impl LayerAltUp {
         let at = |name: &str| format!("blk.{layer}.altup_{name}");
         let n_embd = b.n_embd;
         Ok(Some(LayerAltUp {
+            active: active_stream(b, n)?,
             router_norm: b.need_norm(&at("router_norm"))?,
             router: b.tensors.need_matrix(&at("router"), n, n_embd)?,
             predict: b.tensors.need_matrix(&at("predict_coef"), n * n, n)?,

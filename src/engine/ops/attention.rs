@@ -192,9 +192,9 @@ impl MixerOp for Attention {
         }
         if let Some(switched) = &self.switched {
             let heads = SwitchedHeads { q: &mut q, k: &mut k, v: &mut v };
-            switch_heads(cx, switched, batch, (x, &queries), heads)?;
+            switch_heads(cx, switched, batch, x, &queries, heads)?;
         }
-        let gates = self.has_gated_queries().then(|| take_gates(cx, (self.n_heads, self.dk), &mut q));
+        let gates = self.has_gated_queries().then(|| take_gates(cx, self.n_heads, self.dk, &mut q));
         if let Some(c) = self.clamp {
             cx.workers.install(|| {
                 [&mut q, &mut k, &mut v].into_par_iter().for_each(|values| {
@@ -339,7 +339,7 @@ pub(crate) fn mix(
 ) -> Result<(), EngineError> {
     let mut cache = cx.past.map(|past| past.take(kv_cache::sequence_floats(&a, past.capacity)));
     let kept = match (cx.past, &mut cache) {
-        (Some(past), Some(cache)) => Some(cache_step(cx, &a, batch, projected, (past, cache))),
+        (Some(past), Some(cache)) => Some(cache_step(cx, &a, batch, projected, past, cache)),
         _ => None,
     };
     let before = |chunk: usize| cx.past.map_or(0, |past| past.before[chunk]);
@@ -381,10 +381,7 @@ pub(crate) fn mix(
             n_chunk_keys,
             rows: &projected.q[block.row * a.n_heads * a.dk..],
             kv: match &kept {
-                Some(kept) => {
-                    let (columns, values) = kept.of(block.chunk, kv_head, n_keys);
-                    HeadKv::Columns(columns, values)
-                }
+                Some(kept) => HeadKv::Columns(kept.of(block.chunk, kv_head, n_keys)),
                 None => HeadKv::Rows(
                     rows_of_head(projected.k, start, n_keys, kv_head, a.n_kv_heads, a.dk),
                     rows_of_head(projected.v, start, n_keys, kv_head, a.n_kv_heads, a.dv),

@@ -59,17 +59,18 @@ pub(crate) fn by_token_table(
 mod tests {
     use super::*;
     use crate::core::progress::Silent;
-    use crate::engine::noise::{NoiseModel, assert_near, normed, times};
     use crate::engine::{Engine, EngineOptions, TokenChunk};
+    use crate::testkit::formulas::{assert_near, normed, times};
+    use crate::testkit::models::TinyModel;
 
     const N_EMBD: usize = 6;
     const N_EXPERTS: usize = 5;
     const WIDTH: usize = 4;
     const EPS: f64 = 1e-5;
     const TABLE: &str = "blk.0.ffn_gate_tid2eid.weight";
-    const GRAPH: &str = "norm_topk = true";
+    const GRAPH: &str = "moe.norm_topk = true";
 
-    fn model() -> NoiseModel {
+    fn model() -> TinyModel {
         let sizes = [
             ("block_count", 1),
             ("context_length", 64),
@@ -80,7 +81,7 @@ mod tests {
             ("expert_gating_func", 4),
             ("hash_layer_count", 1),
         ];
-        let mut model = NoiseModel::new(&sizes, EPS as f32);
+        let mut model = TinyModel::new("x", &sizes, EPS as f32);
         model.add(&[
             ("token_embd.weight", &[4, N_EMBD]),
             ("output_norm.weight", &[N_EMBD]),
@@ -95,7 +96,7 @@ mod tests {
         model
     }
 
-    fn by_formula(model: &NoiseModel, tokens: &[u32]) -> Vec<f64> {
+    fn by_formula(model: &TinyModel, tokens: &[u32]) -> Vec<f64> {
         let weight = |name: &str| model.get(&format!("blk.0.{name}.weight"));
         let (embedding, table) = (model.get("token_embd.weight"), model.get(TABLE));
         let mut out = Vec::new();
@@ -130,7 +131,8 @@ mod tests {
         assert_eq!([-1.0, 4.0, 0.5, f32::NAN, f32::INFINITY].map(|id| expert(id, 4)), [None; 5]);
         let mut model = model();
         model.set(TABLE, &[0.0, 3.0, 4.0, 1.0, 2.0, 5.0, 1.0, 3.0]);
-        let engine = Engine::new(model.plan(GRAPH).unwrap(), &model, EngineOptions::default()).unwrap();
+        let engine =
+            Engine::new(model.plan(GRAPH).unwrap(), &model.tensors, EngineOptions::default()).unwrap();
         let run = |tokens: Vec<u32>| {
             let chunk = TokenChunk { rows: 0..tokens.len(), tokens, ..TokenChunk::default() };
             engine.forward(&[chunk], &Silent, None).map_err(|error| error.to_string())
@@ -142,12 +144,12 @@ mod tests {
 
     #[test]
     fn the_file_says_which_layers_have_a_table() {
-        let error = |model: &NoiseModel| model.plan(GRAPH).unwrap_err().to_string();
+        let error = |model: &TinyModel| model.plan(GRAPH).unwrap_err().to_string();
         let mut none = model();
         none.metadata.set("x.hash_layer_count", 0u32);
         assert_eq!(error(&none), format!("1 tensors are not used by the graph: `{TABLE}`"));
         let mut short = model();
-        short.metas.retain(|meta| meta.name != TABLE);
+        short.tensors.retain(|meta| meta.name != TABLE);
         assert_eq!(error(&short), format!("tensor `{TABLE}` is missing"));
         short.add(&[(TABLE, &[3, 2])]);
         assert_eq!(error(&short), format!("tensor `{TABLE}`: expected shape [4, 2], found [3, 2]"));

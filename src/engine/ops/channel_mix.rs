@@ -57,7 +57,7 @@ impl ChannelMix {
             let mut gate = cx.take(n_tokens * matrix.n_rows);
             cx.products(&seen, n_tokens, vec![Product::plain(matrix, &mut gate)])?;
             let level = cx.weights.level;
-            cx.each_row((out, matrix.n_rows), (&gate, matrix.n_rows), |y, gate| {
+            cx.each_row(out, matrix.n_rows, &gate, matrix.n_rows, |y, gate| {
                 math::times_sigmoid(level, y, gate);
             });
             cx.give([seen, gate]);

@@ -59,13 +59,14 @@ pub(crate) fn token_blocks(tokens: Range<usize>) -> impl Iterator<Item = Range<u
     tokens.step_by(TOKENS).map(move |first| first..(first + TOKENS).min(end))
 }
 
-/// Returns columns `first .. first + n_cols` of some rows of `[n_tokens, stride]`.
+/// Returns some columns of some rows of `[n_tokens, stride]`.
 pub(crate) fn column_view<'a>(
     x: &'a [f32],
     rows: &Range<usize>,
-    (first, n_cols, stride): (usize, usize, usize),
+    columns: Range<usize>,
+    stride: usize,
 ) -> MatrixView<'a> {
-    MatrixView::new(&x[rows.start * stride + first..], rows.len(), n_cols, stride)
+    MatrixView::new(&x[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
 }
 
 impl<'a> HeadState<'a> {
@@ -246,13 +247,14 @@ impl StateRule for ReplaceRule<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testkit::noise::Noise;
 
     const ROWS: usize = 5;
     const COLUMNS: usize = 45;
     const N: usize = 40;
 
     fn values(n: usize, seed: usize) -> Vec<f32> {
-        (0..n).map(|i| ((i * 7919 + seed * 31) % 103) as f32 / 103.0 - 0.4).collect()
+        Noise::new(seed as u64).floats(n).into_iter().map(|x| 0.1 + 0.5 * x).collect()
     }
 
     /// Checks a rule over all tokens against a formula from the state of a column, a value and a token to the output.

@@ -16,7 +16,7 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::rope::PairLayout;
 use crate::engine::exec::scalar;
 use crate::engine::exec::timings::WorkKind;
-use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::exec::workers::{ROWS_PER_TASK, lend};
 use crate::engine::ops::compressed;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
@@ -90,6 +90,14 @@ struct CompressedRows {
     ratio: usize,
 }
 
+/// Rows that queries attend to, which are keys and values.
+#[derive(Clone, Copy)]
+struct VisibleRows<'a> {
+    /// One row per token.
+    tokens: &'a [f32],
+    compressed: Option<&'a CompressedRows>,
+}
+
 impl MixerOp for CompressedAttention {
     fn run(
         &self,
@@ -109,7 +117,8 @@ impl MixerOp for CompressedAttention {
         cx.slot("k", &kv, self.head_dim);
         let rows = self.compressor.as_ref().map(|c| compress(cx, self, c, batch, x)).transpose()?;
         let mut context = cx.take(n_wanted * width);
-        mix_compressed(cx, self, batch, (&q, &kv), rows.as_ref(), &mut context)?;
+        let visible = VisibleRows { tokens: &kv, compressed: rows.as_ref() };
+        mix_compressed(cx, self, batch, &q, visible, &mut context)?;
         rotate_ends(cx, self, &places, &mut context, width, true);
         cx.slot("attention", &context, width);
         cx.give([q, kv]);
@@ -155,14 +164,9 @@ fn compressed_queries(
     x: &[f32],
     places: &[TokenPlace],
 ) -> Result<Buffer, EngineError> {
-    let (n, rank, width) = (batch.n_wanted(), a.q_latent.down.n_rows, a.q.n_rows);
-    let mut short = cx.take(n * rank);
-    let input = batch.select(x, a.q_latent.down.n_cols);
-    cx.products(&input, n, vec![Product::plain(&a.q_latent.down, &mut short)])?;
-    cx.norm_in_place(Some(&a.q_latent.norm), &mut short, rank)?;
-    let mut q = cx.take(n * width);
-    cx.products(&short, n, vec![Product::plain(&a.q, &mut q)])?;
-    cx.give([short]);
+    let width = a.q.n_rows;
+    let mut q = cx.take(batch.n_wanted() * width);
+    a.q_latent.expand(cx, &a.q, batch, x, &mut q)?;
     cx.norm_parts(&cx.weights.norm(&a.q_norm)?, &mut q, width, a.n_heads);
     rotate_ends(cx, a, places, &mut q, width, false);
     Ok(q)
@@ -213,7 +217,7 @@ fn compress(
     let [mut kv, mut score] = [(); 2].map(|()| cx.take(n_tokens * width));
     let products = vec![Product::plain(&c.kv, &mut kv), Product::plain(&c.score, &mut score)];
     cx.products(x, n_tokens, products)?;
-    let by_position = cx.weights.vector(&c.places)?;
+    let inputs = CompressorInputs { kv: &kv, score: &score, by_position: &cx.weights.vector(&c.places)? };
     let mut cuts = vec![0];
     let (mut places, mut firsts) = (Vec::new(), Vec::new());
     for cut in batch.cuts.windows(2) {
@@ -231,7 +235,7 @@ fn compress(
             cx.clock.time(WorkKind::Activation, || {
                 let tokens =
                     if has_before { first - c.ratio..first + c.ratio } else { first..first + c.ratio };
-                compress_row(c, dim, (&kv, &score, &by_position), tokens, first, out);
+                compress_row(c, dim, inputs, tokens, first, out);
             });
         });
     });
@@ -247,8 +251,8 @@ fn mix_compressed(
     cx: &Context<'_>,
     a: &CompressedAttention,
     batch: &ChunkBatch,
-    (q, kv): (&[f32], &[f32]),
-    rows: Option<&CompressedRows>,
+    q: &[f32],
+    visible: VisibleRows<'_>,
     out: &mut [f32],
 ) -> Result<(), EngineError> {
     let (dim, level, n_chunks) = (a.head_dim, cx.weights.level, batch.cuts.len() - 1);
@@ -271,8 +275,9 @@ fn mix_compressed(
             for (at, token) in batch.wanted(chunk).enumerate() {
                 let position = token - start;
                 let query = &q[(cuts[chunk] + at) * a.q.n_rows + head * dim..][..dim];
-                let window = &kv[(start + a.mask.first_key(position)) * dim..(start + position + 1) * dim];
-                let older = rows.map_or(&[][..], |rows| {
+                let seen = start + a.mask.first_key(position)..start + position + 1;
+                let window = &visible.tokens[seen.start * dim..seen.end * dim];
+                let older = visible.compressed.map_or(&[][..], |rows| {
                     let first = rows.cuts[chunk];
                     &rows.values[first * dim..(first + (position + 1) / rows.ratio) * dim]
                 });
@@ -332,15 +337,27 @@ fn reflect(pairs: PairLayout, x: &mut [f32]) {
     }
 }
 
+/// Inputs of a compressor, in rows as wide as its projections.
+#[derive(Clone, Copy)]
+struct CompressorInputs<'a> {
+    /// Values of every token.
+    kv: &'a [f32],
+    /// Scores of every token's values.
+    score: &'a [f32],
+    /// Bias of the scores, by position in the group.
+    by_position: &'a [f32],
+}
+
 /// Computes one compressed row, before its norm, from `tokens`; those from `first` on are its own.
 fn compress_row(
     c: &Compressor,
     dim: usize,
-    (kv, score, by_position): (&[f32], &[f32], &[f32]),
+    inputs: CompressorInputs<'_>,
     tokens: Range<usize>,
     first: usize,
     out: &mut [f32],
 ) {
+    let CompressorInputs { kv, score, by_position } = inputs;
     let width = c.kv.n_rows;
     // Of tokens before its own, a row uses the first half.
     let half = |token: usize| if c.overlaps && token >= first { dim } else { 0 };
@@ -393,7 +410,7 @@ impl CompressedAttention {
             let expected = "attention.key_length, as keys are the values";
             return Err(b.keys.unknown("attention.value_length", expected, &dv.to_string()));
         }
-        let rank = b.keys.need_count("attention.q_lora_rank")?;
+        let q_latent = Latent::queries(b, layer)?;
         let width = n_heads.saturating_mul(head_dim);
         let mask = b.mask(layer)?;
         if mask.is_global() {
@@ -412,14 +429,11 @@ impl CompressedAttention {
         let all = n_groups.saturating_mul(n_narrow);
         let parts = b.tensors.need_matrix(&at("attn_output_a"), all, width / n_groups)?;
         Ok(CompressedAttention {
-            q_latent: Latent {
-                down: b.tensors.need_matrix(&at("attn_q_a"), rank, n_embd)?,
-                norm: compressed_norm(b, &at("attn_q_a_norm"), rank)?,
-            },
-            q: b.tensors.need_matrix(&at("attn_q_b"), width, rank)?,
+            q: b.tensors.need_matrix(&at("attn_q_b"), width, q_latent.down.n_rows)?,
+            q_latent,
             q_norm: b.free_norm(),
             kv: b.tensors.need_matrix(&at("attn_kv"), head_dim, n_embd)?,
-            kv_norm: compressed_norm(b, &at("attn_kv_a_norm"), head_dim)?,
+            kv_norm: b.need_rms_norm(&at("attn_kv_a_norm"), head_dim)?,
             compressor,
             narrow: (0..n_groups).map(|group| parts.rows(group * n_narrow, n_narrow)).collect(),
             out: b.tensors.need_matrix(&at("attn_output_b"), n_embd, all)?,
@@ -434,11 +448,6 @@ impl CompressedAttention {
     }
 }
 
-fn compressed_norm(b: &mut Resolver<'_>, name: &str, width: usize) -> Result<Norm, EngineError> {
-    let norm = b.tensors.norm(name, width, NormFormula::Rms, b.eps)?;
-    norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
-}
-
 impl Compressor {
     /// Resolves the compressor of a layer.
     pub(crate) fn resolve(
@@ -449,10 +458,7 @@ impl Compressor {
     ) -> Result<Compressor, EngineError> {
         let at = |name: &str| format!("blk.{layer}.attn_compressor_{name}");
         // Only wider rows have a half for the next compressed row.
-        let tensor = format!("{}.weight", at("kv"));
-        let n_rows = b.tensors.shape(&tensor).map(crate::core::Shape::n_rows);
-        let n_rows = n_rows.ok_or(EngineError::MissingTensor { tensor })?;
-        let overlaps = n_rows != width as u64;
+        let overlaps = b.n_rows(&at("kv"))? != width;
         let n_rows = if overlaps { width.saturating_mul(2) } else { width };
         // An indexer selects some of the compressed rows: all of them, up to the number that it selects.
         if b.tensors.has_under(&format!("blk.{layer}.indexer.")) {
@@ -465,7 +471,7 @@ impl Compressor {
             kv: b.tensors.need_matrix(&at("kv"), n_rows, b.n_embd)?,
             score: b.tensors.need_matrix(&at("gate"), n_rows, b.n_embd)?,
             places: b.need_vector(&format!("{}.weight", at("ape")), n_rows.saturating_mul(ratio))?,
-            norm: compressed_norm(b, &at("norm"), width)?,
+            norm: b.need_rms_norm(&at("norm"), width)?,
         })
     }
 }

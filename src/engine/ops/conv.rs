@@ -7,7 +7,7 @@ use crate::engine::exec::context::Context;
 use crate::engine::exec::past::move_on;
 use crate::engine::exec::scalar;
 use crate::engine::exec::weights::{Vector, WeightReader};
-use crate::engine::ops::scan::{ScanPart, scan, transposed};
+use crate::engine::ops::scan::{ScanPart, ScanShape, scan, transposed};
 use crate::engine::resolve::resolver::Resolver;
 
 /// Causal depthwise convolution: `y_t = Σ_j w_j u_(t - n_taps + 1 + j) + bias` per channel.
@@ -104,7 +104,8 @@ impl LoadedConv {
             (Some(past), Some(cache)) => past.chunk_parts(cache),
             _ => Vec::new(),
         };
-        scan(cx, batch, out, ((*n_channels, CONV_CHANNELS), 0), |part, tile, _| {
+        let shape = ScanShape { n_cols: *n_channels, step: CONV_CHANNELS, n_state: 0 };
+        scan(cx, batch, out, shape, |part, tile, _| {
             let ScanPart { chunk, tokens, columns: channels, .. } = part;
             let before = before.get(chunk).map_or(&[][..], |rows| rows);
             let mut taps = Vec::with_capacity(*n_taps);

@@ -5,9 +5,11 @@
 
 use crate::arch::graph::Extra;
 use crate::engine::EngineError;
-use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::batch::{ChunkBatch, TokenChunk};
+use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::weights::Vector;
+use crate::engine::ops::model_extra::ModelExtraOp;
 use crate::engine::resolve::resolver::Resolver;
 
 /// Second state of the model, in addition to the stream.
@@ -15,6 +17,29 @@ use crate::engine::resolve::resolver::Resolver;
 pub struct HeldState {
     /// Its row before the first layer, the same for all tokens.
     pub start: Vector,
+}
+
+impl ModelExtraOp for HeldState {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<HeldState>, EngineError> {
+        if !has_cycles(b) {
+            return Ok(None);
+        }
+        if b.keys.flag("hrm.prefix_lm")?.unwrap_or(false) {
+            let text = "the model is trained to see its prompts whole: here all text is read as its answers";
+            b.warnings.push(text.to_owned());
+        }
+        Ok(Some(HeldState { start: b.need_vector("hrm.z_l_init", b.n_embd)? }))
+    }
+
+    fn kept_floats(&self, n_embd: usize) -> usize {
+        n_embd
+    }
+
+    fn begin(&self, cx: &mut Context<'_>, chunks: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
+        let n_tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        cx.carried.hold(&cx.weights.vector(&self.start)?, n_tokens);
+        Ok(x)
+    }
 }
 
 /// Change of the stream and the held state before the first layer of a run of a stack.
@@ -77,20 +102,6 @@ pub(crate) fn cycles(b: &Resolver<'_>) -> Result<Cycles, EngineError> {
 /// Returns the number of layers of the two stacks.
 pub(crate) fn n_cycled_layers(b: &Resolver<'_>) -> Result<usize, EngineError> {
     cycles(b).map(|cycles| 2 * cycles.n_stack)
-}
-
-impl HeldState {
-    /// Resolves the held state, if the model has one.
-    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<HeldState>, EngineError> {
-        if !has_cycles(b) {
-            return Ok(None);
-        }
-        if b.keys.flag("hrm.prefix_lm")?.unwrap_or(false) {
-            let text = "the model is trained to see its prompts whole: here all text is read as its answers";
-            b.warnings.push(text.to_owned());
-        }
-        Ok(Some(HeldState { start: b.need_vector("hrm.z_l_init", b.n_embd)? }))
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //! `o = Sᵀq / sqrt(dk)`, with q and k of length 1, `β = sig(b)` and `g = A softplus(a + bias)`. A norm per head and the
 //! gate `silu(z)` or `sig(z)` follow.
 
-use crate::arch::graph::GdnGate;
+use serde::Deserialize;
+
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::exec::activation::GatedActivation;
@@ -16,8 +17,26 @@ use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::ops::columns::{DeltaRule, HeadState, TOKENS, column_view, state_floats, token_blocks};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::ops::scan::{ScanPart, ScanShape, scan, zeroed};
 use crate::engine::resolve::resolver::Resolver;
+
+/// Words of the mixer `gdn` in cards.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct GdnWords {
+    gate: GdnGate,
+}
+
+/// Function of the output's gate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GdnGate {
+    /// `silu(z)`.
+    #[default]
+    Silu,
+    /// `sig(z)`.
+    Sigmoid,
+}
 
 /// Matrices of a delta net's gates.
 #[derive(Clone, Debug, PartialEq)]
@@ -132,7 +151,8 @@ impl MixerOp for DeltaNet {
         let norm = cx.weights.norm(&self.norm)?;
         let level = cx.weights.level;
         let scale = 1.0 / (dk as f64).sqrt();
-        scan(cx, batch, &mut y, ((inner, dv), state_floats(dk, dv)), |part, tile, buffer| {
+        let shape = ScanShape { n_cols: inner, step: dv, n_state: state_floats(dk, dv) };
+        scan(cx, batch, &mut y, shape, |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / dv;
             let key_head = if packed.is_some() { head / per_key } else { head % n_key_heads };
@@ -149,7 +169,8 @@ impl MixerOp for DeltaNet {
                     betas[t] = scalar::sigmoid(beta);
                     decay[own].fill(scalar::exp(a[head] * softplus(step + bias[head])));
                 }
-                let values = column_view(&qkv, &part, (2 * n_key_heads * dk + head * dv, dv, width));
+                let first = 2 * n_key_heads * dk + head * dv;
+                let values = column_view(&qkv, &part, first..first + dv, width);
                 let [decay, key, query] = [&*decay, &*k, &*q].map(|x| MatrixView::new(x, n, dk, dk));
                 let rule = DeltaRule { decay, beta: &betas, key, query };
                 state.take_in(level, &rule, values, &mut MatrixTile::whole(core, n, dv));
@@ -195,7 +216,11 @@ impl MixerOp for DeltaNet {
 
 impl DeltaNet {
     /// Resolves the gated delta net of a layer.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<DeltaNet, EngineError> {
+    pub(crate) fn resolve(
+        b: &mut Resolver<'_>,
+        layer: usize,
+        words: &GdnWords,
+    ) -> Result<DeltaNet, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let inner = b.keys.need_count("ssm.inner_size")?;
@@ -213,7 +238,6 @@ impl DeltaNet {
                 alpha: b.tensors.need_matrix(&at("ssm_alpha"), n_heads, n_embd)?,
             },
         };
-        let norm = b.norm_of(&at("ssm_norm"), dv)?;
         Ok(DeltaNet {
             qkv: b.tensors.need_matrix(&at("attn_qkv"), width, n_embd)?,
             conv: Conv::resolve(b, &at("ssm_conv1d"), width, n_taps)?,
@@ -221,9 +245,9 @@ impl DeltaNet {
             gates,
             step_bias: b.need_vector(&at("ssm_dt.bias"), n_heads)?,
             a: b.need_vector(&at("ssm_a"), n_heads)?,
-            norm: norm.ok_or_else(|| EngineError::MissingTensor { tensor: at("ssm_norm.weight") })?,
+            norm: b.need_norm_of(&at("ssm_norm"), dv)?,
             out: b.tensors.need_matrix(&at("ssm_out"), n_embd, inner)?,
-            gate: b.features.gdn_gate,
+            gate: words.gate,
             n_heads,
             n_key_heads,
             dk,

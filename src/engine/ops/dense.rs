@@ -63,7 +63,8 @@ impl Dense {
         let mut inner = cx.take(n_tokens * self.up.n_rows);
         match (self.sparsity, &self.act) {
             (Some(deviations), Activation::Gated { act, gate }) => {
-                sparse_inner(cx, self, (*act, gate, deviations), x, n_tokens, &mut inner)?;
+                let gate = SparseGate { act: *act, matrix: gate, deviations };
+                gate.run(cx, &self.up, x, n_tokens, &mut inner)?;
             }
             _ => {
                 let product = Product { weight: &self.up, act: Some(&self.act), out: &mut inner };
@@ -77,29 +78,39 @@ impl Dense {
     }
 }
 
-/// Computes `act(top(gate x)) * up x`: only the values of each gate row that are far above its mean are kept.
-fn sparse_inner(
-    cx: &Context<'_>,
-    dense: &Dense,
-    (act, gate, deviations): (GatedActivation, &Matrix, f32),
-    x: &[f32],
-    n_tokens: usize,
-    inner: &mut [f32],
-) -> Result<(), EngineError> {
-    let (level, width) = (cx.weights.level, dense.up.n_rows);
-    let mut gates = cx.take(n_tokens * width);
-    let products = vec![Product::plain(&dense.up, inner), Product::plain(gate, &mut gates)];
-    cx.products(x, n_tokens, products)?;
-    cx.workers.install(|| {
-        inner.par_chunks_mut(width).zip(gates.par_chunks_mut(width)).for_each(|(inner, gate)| {
-            cx.clock.time(WorkKind::Activation, || {
-                gaussian_top(level, gate, deviations);
-                math::gated(level, act, gate, inner);
+/// Gate of which only the values far above the mean of their row are kept.
+struct SparseGate<'a> {
+    act: GatedActivation,
+    matrix: &'a Matrix,
+    /// Distance from the mean, in standard deviations.
+    deviations: f32,
+}
+
+impl SparseGate<'_> {
+    /// Computes `act(top(gate x)) * up x` into `inner`.
+    fn run(
+        &self,
+        cx: &Context<'_>,
+        up: &Matrix,
+        x: &[f32],
+        n_tokens: usize,
+        inner: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (level, width) = (cx.weights.level, up.n_rows);
+        let mut gates = cx.take(n_tokens * width);
+        let products = vec![Product::plain(up, inner), Product::plain(self.matrix, &mut gates)];
+        cx.products(x, n_tokens, products)?;
+        cx.workers.install(|| {
+            inner.par_chunks_mut(width).zip(gates.par_chunks_mut(width)).for_each(|(inner, gate)| {
+                cx.clock.time(WorkKind::Activation, || {
+                    gaussian_top(level, gate, self.deviations);
+                    math::gated(level, self.act, gate, inner);
+                });
             });
         });
-    });
-    cx.give([gates]);
-    Ok(())
+        cx.give([gates]);
+        Ok(())
+    }
 }
 
 /// Computes `x = max(x - (mean + deviations std), 0)` with the row's own population standard deviation (Gemma 3n,

@@ -76,7 +76,7 @@ impl DenseAndMoe {
             moe_pre,
             moe_from_entry,
             moe_post: b.norm(&at("post_ffw_norm_2"))?,
-            scale: match b.features.shared_combine {
+            scale: match b.features.moe.shared {
                 SharedCombine::Add => 1.0,
                 SharedCombine::HalfSum => 0.5,
                 SharedCombine::SumOverSqrt2 => std::f32::consts::FRAC_1_SQRT_2,

@@ -62,6 +62,11 @@ impl Ffn {
         reads_entry || matches!(self, Self::Both(both) if both.moe_from_entry)
     }
 
+    /// Returns true if experts are chosen by token id.
+    pub(crate) fn needs_tokens(&self) -> bool {
+        matches!(self, Self::Moe(moe) if moe.by_token.is_some())
+    }
+
     /// Returns the columns of the widest matrix.
     pub(crate) fn widest(&self) -> usize {
         match self {
@@ -108,7 +113,7 @@ impl Ffn {
                 Ok(())
             }
             Ffn::Dense(dense) => dense.run(cx, inputs.input, n_tokens, out),
-            Ffn::Switched(switched) => switched.run(cx, (batch, inputs.input), out),
+            Ffn::Switched(switched) => switched.run(cx, batch, inputs.input, out),
             Ffn::ChannelMix(mix) => mix.run(cx, batch, inputs.input, out),
             Ffn::Moe(moe) => moe.run(cx, inputs, batch, out),
             Ffn::Both(both) => both.run(cx, inputs, batch, out),

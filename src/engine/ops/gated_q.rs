@@ -16,7 +16,7 @@ fn cut(both: &[f32], queries: &mut [f32], gates: &mut [f32], dk: usize) {
 }
 
 /// Splits `q` into queries, which replace it, and gates, which are returned.
-pub(crate) fn take_gates(cx: &Context<'_>, (n_heads, dk): (usize, usize), q: &mut Buffer) -> Buffer {
+pub(crate) fn take_gates(cx: &Context<'_>, n_heads: usize, dk: usize, q: &mut Buffer) -> Buffer {
     let width = n_heads * dk;
     let n_rows = q.len() / (2 * width);
     let [mut queries, mut gates] = [(); 2].map(|()| cx.take(n_rows * width));
@@ -33,7 +33,7 @@ pub(crate) fn take_gates(cx: &Context<'_>, (n_heads, dk): (usize, usize), q: &mu
 pub(crate) fn apply_gates(cx: &Context<'_>, gates: Option<Buffer>, context: &mut [f32], n_cols: usize) {
     if let Some(gates) = gates {
         let level = cx.weights.level;
-        cx.each_row((context, n_cols), (&gates, n_cols), |y, g| {
+        cx.each_row(context, n_cols, &gates, n_cols, |y, g| {
             math::times_sigmoid(level, y, g);
         });
         cx.give([gates]);

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use crate::arch::graph::ResidualRule;
 use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
+use crate::engine::exec::batch::TokenChunk;
 use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::product::Product;
@@ -13,6 +14,7 @@ use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
 use crate::engine::exec::workers::ROWS_PER_TASK;
 use crate::engine::exec::{math, scalar};
+use crate::engine::ops::model_extra::ModelExtraOp;
 use crate::engine::ops::ngrams::Ngrams;
 use crate::engine::resolve::resolver::Resolver;
 
@@ -150,43 +152,62 @@ impl LayerConnections {
     }
 }
 
-impl Streams {
-    /// Returns the columns of the widest matrix after the last layer.
-    pub(crate) fn widest(&self) -> usize {
+impl ModelExtraOp for Streams {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Streams>, EngineError> {
+        if !has_streams(b) {
+            return Ok(None);
+        }
+        let n = n_streams(b)?;
+        let has_any =
+            |parts: [&str; 3]| parts.iter().any(|part| b.tensors.has(&format!("output_hc_{part}.weight")));
+        let end = if has_any(["down", "up", "norm"]) {
+            let read = GatedStreams::resolve(b, "output_hc", n, false)?;
+            StreamsEnd::Read(Box::new(Connection::Gated(read)))
+        } else if has_any(["fn", "base", "scale"]) {
+            let read = WeighedStreams::resolve(b, "output_hc", n, StreamsWrite::None)?;
+            StreamsEnd::Read(Box::new(Connection::Weighed(read)))
+        } else {
+            StreamsEnd::Mean
+        };
+        Ok(Some(Streams { n, end }))
+    }
+
+    fn n_streams(&self) -> Option<usize> {
+        Some(self.n)
+    }
+
+    fn end_floats(&self, n_embd: usize) -> usize {
+        n_embd
+            + match &self.end {
+                StreamsEnd::Mean => 0,
+                StreamsEnd::Read(connection) => connection.floats_per_token(),
+            }
+    }
+
+    fn widest(&self) -> usize {
         match &self.end {
             StreamsEnd::Mean => 0,
             StreamsEnd::Read(connection) => connection.widest(),
         }
     }
 
-    /// Returns the floats per token that the reduction to one stream needs.
-    pub(crate) fn end_floats(&self) -> usize {
-        match &self.end {
-            StreamsEnd::Mean => 0,
-            StreamsEnd::Read(connection) => connection.floats_per_token(),
-        }
-    }
-}
-
-impl Streams {
-    /// Returns the streams before the first layer: `n` copies of each row.
-    pub(crate) fn open(&self, cx: &Context<'_>, x: &[f32]) -> Buffer {
+    fn begin(&self, cx: &mut Context<'_>, _: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
         let n_embd = cx.n_embd;
         let mut all = cx.take(x.len() * self.n);
         for (rows, row) in all.chunks_mut(n_embd * self.n).zip(x.chunks(n_embd)) {
             rows.chunks_mut(n_embd).for_each(|stream| stream.copy_from_slice(row));
         }
-        all
+        cx.give([x]);
+        Ok(all)
     }
 
-    /// Reduces the streams to one, after the last layer.
-    pub(crate) fn close(&self, cx: &Context<'_>, x: &[f32]) -> Result<Buffer, EngineError> {
+    fn end(&self, cx: &Context<'_>, x: Buffer) -> Result<Buffer, EngineError> {
         let n_embd = cx.n_embd;
         let n_tokens = x.len() / (n_embd * self.n);
         let mut out = cx.take(n_tokens * n_embd);
         match &self.end {
             StreamsEnd::Read(connection) => {
-                let weights = connection.read(cx, x, n_tokens, &mut out)?;
+                let weights = connection.read(cx, &x, n_tokens, &mut out)?;
                 cx.give([weights]);
             }
             StreamsEnd::Mean => {
@@ -242,7 +263,7 @@ impl WeighedStreams {
                 cx.clock.time(WorkKind::Norm, || {
                     let rows = out.chunks_mut(n_embd).zip(x.chunks(width)).zip(weights.chunks_mut(n_weights));
                     for ((out, x), weights) in rows {
-                        finish_weights(weights, n, &base, &scale, (self.eps, self.write));
+                        finish_weights(weights, n, &base, &scale, self.eps, self.write);
                         out.fill(0.0);
                         for (stream, &weight) in x.chunks(n_embd).zip(&*weights) {
                             math::add_scaled(level, out, stream, weight);
@@ -339,13 +360,7 @@ impl Connection {
 }
 
 /// Turns products into weights: those of reading, those of writing, and the mixing matrix from streams to streams.
-fn finish_weights(
-    weights: &mut [f32],
-    n: usize,
-    base: &[f32],
-    scale: &[f32],
-    (eps, write): (f32, StreamsWrite),
-) {
+fn finish_weights(weights: &mut [f32], n: usize, base: &[f32], scale: &[f32], eps: f32, write: StreamsWrite) {
     for (at, (weight, base)) in weights.iter_mut().zip(base).enumerate() {
         *weight = *weight * scale[(at / n).min(scale.len() - 1)] + base;
     }
@@ -418,39 +433,13 @@ fn has_streams(b: &Resolver<'_>) -> bool {
     b.features.residual == ResidualRule::Hyper
 }
 
-/// Returns the number of streams, and the width of all together.
-fn stream_widths(b: &Resolver<'_>) -> Result<(usize, usize), EngineError> {
+/// Returns the number of streams, whose width together is a `usize`.
+fn n_streams(b: &Resolver<'_>) -> Result<usize, EngineError> {
     let key = "hyper_connection.count";
     let n = b.keys.need_count(key)?;
     match n.checked_mul(b.n_embd) {
-        Some(width) if (2..=MOST_STREAMS).contains(&n) => Ok((n, width)),
+        Some(_) if (2..=MOST_STREAMS).contains(&n) => Ok(n),
         _ => Err(b.keys.unknown(key, "from 2 to 256", &n.to_string())),
-    }
-}
-
-impl Streams {
-    /// Resolves the streams of the model, if it has several.
-    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<Streams>, EngineError> {
-        if !has_streams(b) {
-            return Ok(None);
-        }
-        let (n, width) = stream_widths(b)?;
-        let has_any =
-            |parts: [&str; 3]| parts.iter().any(|part| b.tensors.has(&format!("output_hc_{part}.weight")));
-        let end = if has_any(["down", "up", "norm"]) {
-            StreamsEnd::Read(Box::new(Connection::Gated(GatedStreams::resolve(
-                b,
-                "output_hc",
-                (n, width),
-                false,
-            )?)))
-        } else if has_any(["fn", "base", "scale"]) {
-            let read = WeighedStreams::resolve(b, "output_hc", (n, width), n, 1, StreamsWrite::None)?;
-            StreamsEnd::Read(Box::new(Connection::Weighed(read)))
-        } else {
-            StreamsEnd::Mean
-        };
-        Ok(Some(Streams { n, end }))
     }
 }
 
@@ -459,7 +448,7 @@ pub(crate) fn stream_ngrams(b: &mut Resolver<'_>, layer: usize) -> Result<Option
     if !has_streams(b) {
         return Ok(None);
     }
-    let (n, _) = stream_widths(b)?;
+    let n = n_streams(b)?;
     Ngrams::resolve(b, layer, n)
 }
 
@@ -486,41 +475,41 @@ impl LayerConnections {
 impl Connection {
     /// Resolves the connection whose tensors' names begin with `name`.
     pub(crate) fn resolve(b: &mut Resolver<'_>, name: &str) -> Result<Connection, EngineError> {
-        let (n, width) = stream_widths(b)?;
+        let n = n_streams(b)?;
         if b.tensors.has(&format!("{name}_down.weight")) {
-            return GatedStreams::resolve(b, name, (n, width), true).map(Connection::Gated);
+            return GatedStreams::resolve(b, name, n, true).map(Connection::Gated);
         }
         // Without rows for a mixing matrix, the streams are not mixed.
-        let tensor = format!("{name}_fn.weight");
-        let n_rows = b.tensors.shape(&tensor).map(crate::core::Shape::n_rows);
-        let n_rows = n_rows.ok_or(EngineError::MissingTensor { tensor })?;
+        let n_rows = b.n_rows(&format!("{name}_fn"))?;
         let n_mixed = 2 * n + n * n;
-        let (n_weights, write) = if n_rows == 2 * n as u64 {
-            (2 * n, StreamsWrite::Add { magnitude: magnitude(b)?, eps: connection_eps(b)? })
+        let write = if n_rows == 2 * n {
+            StreamsWrite::Add { magnitude: magnitude(b)?, eps: connection_eps(b)? }
         } else {
-            if n_rows != n_mixed as u64 {
-                b.tensors.need_matrix(&format!("{name}_fn"), n_mixed, width)?;
+            if n_rows != n_mixed {
+                b.tensors.need_matrix(&format!("{name}_fn"), n_mixed, n * b.n_embd)?;
             }
-            (n_mixed, StreamsWrite::Mix { iterations: sinkhorn_iterations(b)? })
+            StreamsWrite::Mix { iterations: sinkhorn_iterations(b)? }
         };
-        let n_scales = if n_weights == 2 * n { 2 } else { 3 };
-        WeighedStreams::resolve(b, name, (n, width), n_weights, n_scales, write).map(Connection::Weighed)
+        WeighedStreams::resolve(b, name, n, write).map(Connection::Weighed)
     }
 }
 
 impl WeighedStreams {
-    /// Resolves a connection with one weight per stream.
+    /// Resolves a connection of `n` streams with one weight per stream.
     pub(crate) fn resolve(
         b: &mut Resolver<'_>,
         name: &str,
-        (_, width): (usize, usize),
-        n_weights: usize,
-        n_scales: usize,
+        n: usize,
         write: StreamsWrite,
     ) -> Result<WeighedStreams, EngineError> {
+        let (n_weights, n_scales) = match write {
+            StreamsWrite::None => (n, 1),
+            StreamsWrite::Add { .. } => (2 * n, 2),
+            StreamsWrite::Mix { .. } => (2 * n + n * n, 3),
+        };
         Ok(WeighedStreams {
             norm: b.free_norm(),
-            matrix: b.tensors.need_matrix(&format!("{name}_fn"), n_weights, width)?,
+            matrix: b.tensors.need_matrix(&format!("{name}_fn"), n_weights, n * b.n_embd)?,
             base: b.need_vector(&format!("{name}_base.weight"), n_weights)?,
             scale: b.need_vector(&format!("{name}_scale.weight"), n_scales)?,
             eps: connection_eps(b)?,
@@ -530,13 +519,14 @@ impl WeighedStreams {
 }
 
 impl GatedStreams {
-    /// Resolves a connection with one weight per value.
+    /// Resolves a connection of `n` streams with one weight per value.
     pub(crate) fn resolve(
         b: &mut Resolver<'_>,
         name: &str,
-        (n, width): (usize, usize),
+        n: usize,
         writes: bool,
     ) -> Result<GatedStreams, EngineError> {
+        let width = n * b.n_embd;
         let rank = b.keys.need_count("hyper_connection.low_rank")?;
         let weight = b.need_vector(&format!("{name}_norm.weight"), width)?;
         let inject =

@@ -16,7 +16,7 @@ use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::delta_net::of_length;
 use crate::engine::ops::low_rank::LowRank;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::ops::scan::{ScanPart, ScanShape, scan, zeroed};
 use crate::engine::resolve::resolver::Resolver;
 
 /// Kimi delta attention: a delta net with a decay per key channel.
@@ -111,7 +111,8 @@ impl MixerOp for Kda {
         let norm = cx.weights.norm(&self.norm)?;
         let level = cx.weights.level;
         let scale = 1.0 / (dim as f64).sqrt();
-        scan(cx, batch, &mut y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+        let shape = ScanShape { n_cols: inner, step: dim, n_state: state_floats(dim, dim) };
+        scan(cx, batch, &mut y, shape, |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / dim;
             let [query, key, decay, core] = zeroed(buffer, [TOKENS * dim; 4]);
@@ -130,7 +131,7 @@ impl MixerOp for Kda {
                     let bias = &bias[columns.clone()];
                     level.vectorize(DecayLoop { a: a[head], bound: self.bound, bias, x: out });
                 }
-                let values = column_view(&v, &part, (columns.start, dim, inner));
+                let values = column_view(&v, &part, columns.clone(), inner);
                 let [decay, key, query] = [&*decay, &*key, &*query].map(|x| MatrixView::new(x, n, dim, dim));
                 let rule = DeltaRule { decay, beta: &betas, key, query };
                 state.take_in(level, &rule, values, &mut MatrixTile::whole(core, n, dim));
@@ -191,7 +192,6 @@ impl Kda {
             return Err(b.keys.unknown("kda.safe_gate", "true", "false"));
         }
         let gate = if b.tensors.has(&at("ssm_g.weight")) { "ssm_g" } else { "ssm_g_a" };
-        let norm = b.norm_of(&at("ssm_norm"), head_dim)?;
         Ok(Kda {
             q,
             k,
@@ -203,7 +203,7 @@ impl Kda {
             bound: b.keys.nonzero("kda.gate_lower_bound")?.map(|bound| bound as f32),
             beta: b.tensors.need_matrix(&at("ssm_beta"), n_heads, n_embd)?,
             gate: low_rank_gate(b, &at(gate), &at("ssm_g_b"), inner, head_dim)?,
-            norm: norm.ok_or_else(|| EngineError::MissingTensor { tensor: at("ssm_norm.weight") })?,
+            norm: b.need_norm_of(&at("ssm_norm"), head_dim)?,
             out: b.tensors.need_matrix(&at("attn_output"), n_embd, inner)?,
             n_heads,
             head_dim,

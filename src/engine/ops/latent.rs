@@ -1,13 +1,10 @@
 //! Latent MoE (Nemotron 3; Kimi K3): experts in a space narrower than the stream,
 //! `y = up norm(Σ_e w_e E_e(down x)) + shared(x)`. The router and the shared experts read `x` itself.
 
-use crate::arch::graph::Weigh;
 use crate::engine::EngineError;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::{Matrix, Norm};
-use crate::engine::ops::dense::Dense;
-use crate::engine::ops::experts::{ExpertChoice, add_experts};
 use crate::engine::resolve::resolver::Resolver;
 
 /// Projections to the latent space of routed experts and back.
@@ -32,20 +29,21 @@ impl LatentExperts {
         2 * self.down.n_rows + self.up.n_rows
     }
 
-    /// Adds the output of the experts, for the tokens of `x` that chose them, to `out`; both are `[n_tokens, n_embd]`.
+    /// Adds the output of the experts for `x` to `out`; both are `[n_tokens, n_embd]`. `add_experts` adds the outputs
+    /// for its first argument to its second, in the latent space.
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
-        (weigh, experts): (Weigh, &[Dense]),
-        chosen: &[Vec<ExpertChoice>],
-        (x, n_tokens): (&[f32], usize),
+        x: &[f32],
+        n_tokens: usize,
         out: &mut [f32],
+        add_experts: impl FnOnce(&[f32], &mut [f32]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let (width, n_embd) = (self.down.n_rows, self.up.n_rows);
         let [mut narrow, mut sum] = [(); 2].map(|()| cx.take(n_tokens * width));
         cx.products(x, n_tokens, vec![Product::plain(&self.down, &mut narrow)])?;
         sum.fill(0.0);
-        add_experts(cx, weigh, experts, chosen, &narrow, &mut sum)?;
+        add_experts(&narrow, &mut sum)?;
         cx.norm_in_place(self.norm.as_ref(), &mut sum, width)?;
         let mut wide = cx.take(n_tokens * n_embd);
         cx.products(&sum, n_tokens, vec![Product::plain(&self.up, &mut wide)])?;
@@ -98,10 +96,11 @@ impl LatentExperts {
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::noise::{NoiseModel, assert_near, normed, times};
+    use crate::testkit::formulas::{assert_near, normed, times};
+    use crate::testkit::models::TinyModel;
 
     const EPS: f64 = 1e-5;
-    const GRAPH: &str = "residual = 'single'\nffn = 'relu2'\nnorm_topk = true";
+    const GRAPH: &str = "residual = 'single'\nffn = 'relu2'\nmoe.norm_topk = true";
     /// Width of the stream.
     const D: usize = 10;
     /// Width of the latent space.
@@ -112,9 +111,9 @@ mod tests {
     const E: usize = 5;
 
     /// Returns a layer of experts in a latent space; `family` is the prefix of its tensors' names.
-    fn model(family: &str, key: &str) -> NoiseModel {
+    fn model(family: &str, key: &str) -> TinyModel {
         let sizes = [("block_count", 1), ("embedding_length", D), ("expert_count", E)];
-        let mut model = NoiseModel::new(&sizes, EPS as f32);
+        let mut model = TinyModel::new("x", &sizes, EPS as f32);
         model.metadata.set("x.expert_used_count", 2u32);
         model.metadata.set(format!("x.{key}"), W as u32);
         model.add(&[
@@ -138,7 +137,7 @@ mod tests {
     }
 
     /// Returns the result of the formula, token by token and expert by expert.
-    fn by_formula(model: &NoiseModel, family: &str, has_norm: bool, tokens: &[u32]) -> Vec<f64> {
+    fn by_formula(model: &TinyModel, family: &str, has_norm: bool, tokens: &[u32]) -> Vec<f64> {
         let get = |name: &str| model.get(&format!("blk.0.{name}.weight"));
         let (up, down) = (get("ffn_up_exps"), get("ffn_down_exps"));
         let mut out = Vec::new();
@@ -179,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_width_of_the_space_is_the_files() {
-        let error = |model: &NoiseModel| model.plan(GRAPH).unwrap_err().to_string();
+        let error = |model: &TinyModel| model.plan(GRAPH).unwrap_err().to_string();
         // The key of the other family is not read here.
         let mut model = model("latent", "expert_latent_length");
         assert_eq!(error(&model), "key `x.moe_latent_size` is missing");
@@ -189,7 +188,7 @@ mod tests {
             "tensor `blk.0.ffn_latent_down.weight`: expected shape [5, 10], found [4, 10]"
         );
         model.metadata.set("x.moe_latent_size", W as u32);
-        model.metas.retain(|meta| !meta.name.contains("latent_up"));
+        model.tensors.retain(|meta| !meta.name.contains("latent_up"));
         assert_eq!(error(&model), "tensor `blk.0.ffn_latent_up.weight` is missing");
     }
 }

@@ -15,7 +15,7 @@ use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
 use crate::engine::resolve::resolver::Resolver;
 
-/// Per-layer embeddings of the whole model.
+/// Embeddings of all layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerEmbeddings {
     /// Embedding with one row per token, which has one part per layer.
@@ -29,6 +29,8 @@ pub struct LayerEmbeddings {
 /// Embedding of a layer, added after its branches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerEmbedding {
+    /// Embeddings of all layers.
+    pub all: LayerEmbeddings,
     /// Index of the layer's first value in a row of the embedding.
     pub first: usize,
     /// Projection of the model's embedding to the layer's part.
@@ -42,18 +44,23 @@ pub struct LayerEmbedding {
 }
 
 impl LayerEmbedding {
+    /// Returns the floats of intermediates per token: the layer's part and the gate.
+    pub(crate) fn floats_per_token(&self) -> usize {
+        2 * self.gate.n_rows
+    }
+
     /// Computes `proj (gelu(gate x) z)`, where `z = (norm(model x0 / sqrt(D)) + sqrt(w) e) / sqrt(2)`. `x0` is the
     /// stream before the first layer, and `e` is the layer's part of the token's row, `w` wide (Gemma 3n,
     /// `project_per_layer_inputs`).
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
-        all: &LayerEmbeddings,
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (n_embd, width, n_wanted) = (cx.n_embd, all.width, batch.n_wanted());
+        let (all, n_embd, n_wanted) = (&self.all, cx.n_embd, batch.n_wanted());
+        let width = all.width;
         let of_batch = batch.start..batch.start + batch.n_tokens();
         let tokens = batch.select(&cx.carried.tokens[of_batch.clone()], 1);
         let start = batch.select(&cx.carried.start[of_batch.start * n_embd..of_batch.end * n_embd], n_embd);
@@ -100,28 +107,37 @@ impl PartMix<'_> {
     }
 }
 
-impl LayerEmbeddings {
-    /// Resolves the per-layer embeddings of the model, if it has them.
-    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<LayerEmbeddings>, EngineError> {
-        if !b.features.extras.contains(&Extra::Ple) {
-            return Ok(None);
-        }
+impl LayerEmbedding {
+    /// Resolves the embedding of a layer, if the model has per-layer embeddings.
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LayerEmbedding>, EngineError> {
         let width = b.keys.count("embedding_length_per_layer_input")?.unwrap_or(0);
-        if width == 0 {
+        if width == 0 || !b.features.extras.contains(&Extra::Ple) {
             return Ok(None);
         }
-        let name = "per_layer_token_embd";
-        let tensor = format!("{name}.weight");
-        let n_rows = b.tensors.shape(&tensor).and_then(|shape| usize::try_from(shape.n_rows()).ok());
-        let n_rows = n_rows.ok_or(EngineError::MissingTensor { tensor })?;
-        let embedding = b.tensors.need_matrix(name, n_rows, width.saturating_mul(b.n_layers))?;
-        let norm = b.tensors.norm("per_layer_proj_norm", width, b.formula(), b.eps)?;
-        let tensor = "per_layer_proj_norm.weight".to_owned();
-        Ok(Some(LayerEmbeddings {
-            embedding,
-            norm: norm.ok_or(EngineError::MissingTensor { tensor })?,
-            width,
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let n_embd = b.n_embd;
+        let all = LayerEmbeddings::resolve(b, width)?;
+        let n_rows = width.saturating_mul(b.n_layers);
+        let model = b.tensors.need_matrix("per_layer_model_proj", n_rows, n_embd)?;
+        let first = layer * width;
+        Ok(Some(LayerEmbedding {
+            all,
+            first,
+            model: model.rows(first, width),
+            gate: b.tensors.need_matrix(&at("inp_gate"), width, n_embd)?,
+            proj: b.tensors.need_matrix(&at("proj"), n_embd, width)?,
+            post: b.need_norm(&at("post_norm"))?,
         }))
+    }
+}
+
+impl LayerEmbeddings {
+    /// Resolves the embeddings, with parts of `width` values.
+    fn resolve(b: &mut Resolver<'_>, width: usize) -> Result<LayerEmbeddings, EngineError> {
+        let name = "per_layer_token_embd";
+        let n_rows = b.n_rows(name)?;
+        let embedding = b.tensors.need_matrix(name, n_rows, width.saturating_mul(b.n_layers))?;
+        Ok(LayerEmbeddings { embedding, norm: b.need_norm_of("per_layer_proj_norm", width)?, width })
     }
 }
 

@@ -12,7 +12,7 @@ use crate::engine::exec::{math, scalar};
 use crate::engine::ops::attention::resolve::alibi_slopes;
 use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, state_floats, token_blocks};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::ops::scan::{ScanPart, ScanShape, scan, zeroed};
 use crate::engine::resolve::resolver::Resolver;
 
 /// Lightning attention: linear attention with a decay rate per head.
@@ -49,7 +49,8 @@ impl MixerOp for Lightning {
         let products = vec![Product::plain(&self.qkv, &mut qkv), Product::plain(&self.gate, &mut gate)];
         cx.products(x, n_tokens, products)?;
         let level = cx.weights.level;
-        scan(cx, batch, &mut y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+        let shape = ScanShape { n_cols: inner, step: dim, n_state: state_floats(dim, dim) };
+        scan(cx, batch, &mut y, shape, |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / dim;
             let [decay, rows] = zeroed(buffer, [TOKENS * dim, TOKENS * 3 * dim]);
@@ -70,7 +71,7 @@ impl MixerOp for Lightning {
         })?;
         cx.slot("scan", &y, inner);
         cx.norm_in_place(Some(&self.norm), &mut y, inner)?;
-        cx.each_row((&mut y, inner), (&gate, inner), |y, gate| {
+        cx.each_row(&mut y, inner, &gate, inner, |y, gate| {
             math::times_sigmoid(level, y, gate);
         });
         cx.products(batch.gather(&mut y, inner), batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
@@ -111,11 +112,10 @@ impl Lightning {
         // Decay rates fall with the depth of the layer.
         let depth = layer as f64 / (b.n_layers as f64 - 1.0).max(1.0);
         let factor = (1.0 - depth + 1e-5) as f32;
-        let norm = b.norm_of(&at("attn_norm_2"), inner)?;
         Ok(Lightning {
             qkv: b.tensors.need_matrix(&at("attn_qkv"), inner.saturating_mul(3), n_embd)?,
             gate: b.tensors.need_matrix(&at("attn_gate"), inner, n_embd)?,
-            norm: norm.ok_or_else(|| EngineError::MissingTensor { tensor: at("attn_norm_2.weight") })?,
+            norm: b.need_norm_of(&at("attn_norm_2"), inner)?,
             out: b.tensors.need_matrix(&at("attn_output"), n_embd, inner)?,
             n_heads,
             head_dim,

@@ -12,7 +12,7 @@ use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::engine::exec::{math, scalar};
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::scan::{ScanPart, scan, transposed, zeroed};
+use crate::engine::ops::scan::{ScanPart, ScanShape, scan, transposed, zeroed};
 use crate::engine::resolve::resolver::Resolver;
 
 /// Mamba: a state per channel, with a decay rate for each of its values.
@@ -117,7 +117,8 @@ impl MixerOp for Mamba {
         let a = transposed(&cx.weights.vector(&self.a)?, n_states);
         let d = cx.weights.vector(&self.d)?;
         let level = cx.weights.level;
-        scan(cx, batch, &mut y, ((width, CHANNELS), n_states * CHANNELS), |part, tile, buffer| {
+        let shape = ScanShape { n_cols: width, step: CHANNELS, n_state: n_states * CHANNELS };
+        scan(cx, batch, &mut y, shape, |part, tile, buffer| {
             let ScanPart { tokens, columns: channels, state, .. } = part;
             let n = channels.len();
             let [step, input] = zeroed(buffer, [n, n]);

@@ -14,7 +14,7 @@ use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, column_view, st
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mamba::StateSizes;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::ops::scan::{ScanPart, ScanShape, scan, zeroed};
 use crate::engine::resolve::resolver::Resolver;
 
 /// Mamba 2: heads with one decay rate each, in groups that share the input and output weights of their states.
@@ -75,8 +75,8 @@ impl MixerOp for Mamba2 {
         let [a, d, bias] = [&self.a, &self.d, &self.step_bias].map(|vector| cx.weights.vector(vector));
         let (a, d, bias) = (a?, d?, bias?);
         let level = cx.weights.level;
-        let n_state = state_floats(n_states, head_dim);
-        scan(cx, batch, &mut y, ((inner, head_dim), n_state), |part, tile, buffer| {
+        let shape = ScanShape { n_cols: inner, step: head_dim, n_state: state_floats(n_states, head_dim) };
+        scan(cx, batch, &mut y, shape, |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / head_dim;
             let group = head / (n_heads / n_groups);
@@ -91,8 +91,10 @@ impl MixerOp for Mamba2 {
                     input.iter_mut().zip(values(token)).for_each(|(y, &x)| *y = step * x);
                 }
                 let n = part.len();
-                let of_group =
-                    |group: usize| column_view(&xbc, &part, (inner + group * n_states, n_states, width));
+                let of_group = |group: usize| {
+                    let first = inner + group * n_states;
+                    column_view(&xbc, &part, first..first + n_states, width)
+                };
                 let rule = LinearRule {
                     decay: MatrixView::new(decay, n, n_states, n_states),
                     key: of_group(group),

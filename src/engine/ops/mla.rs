@@ -32,6 +32,36 @@ pub struct Latent {
     pub norm: Norm,
 }
 
+impl Latent {
+    /// Computes `expansion norm(down x)` of the wanted rows of `x` into `out`.
+    pub(crate) fn expand(
+        &self,
+        cx: &Context<'_>,
+        expansion: &Matrix,
+        batch: &ChunkBatch,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (n, rank) = (batch.n_wanted(), self.down.n_rows);
+        let mut latent = cx.take(n * rank);
+        cx.products(&batch.select(x, self.down.n_cols), n, vec![Product::plain(&self.down, &mut latent)])?;
+        cx.norm_in_place(Some(&self.norm), &mut latent, rank)?;
+        cx.products(&latent, n, vec![Product::plain(expansion, out)])?;
+        cx.give([latent]);
+        Ok(())
+    }
+
+    /// Resolves the projection of a layer's queries.
+    pub(crate) fn queries(b: &mut Resolver<'_>, layer: usize) -> Result<Latent, EngineError> {
+        let at = |name: &str| format!("blk.{layer}.{name}");
+        let rank = b.keys.need_count("attention.q_lora_rank")?;
+        Ok(Latent {
+            down: b.tensors.need_matrix(&at("attn_q_a"), rank, b.n_embd)?,
+            norm: b.need_rms_norm(&at("attn_q_a_norm"), rank)?,
+        })
+    }
+}
+
 /// Expansion of the latent row to keys and values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expansion {
@@ -211,15 +241,7 @@ fn latent_queries(cx: &Context<'_>, a: &Mla, batch: &ChunkBatch, x: &[f32]) -> R
             let rows = batch.select(x, a.q.n_cols);
             cx.products(&rows, n, vec![Product::plain(&a.q, &mut q)])?;
         }
-        Some(latent) => {
-            let width = latent.down.n_rows;
-            let (mut short, mut normed) = (cx.take(n * width), cx.take(n * width));
-            let rows = batch.select(x, latent.down.n_cols);
-            cx.products(&rows, n, vec![Product::plain(&latent.down, &mut short)])?;
-            cx.norm_rows(&cx.weights.norm(&latent.norm)?, &short, &mut normed, width);
-            cx.products(&normed, n, vec![Product::plain(&a.q, &mut q)])?;
-            cx.give([short, normed]);
-        }
+        Some(latent) => latent.expand(cx, &a.q, batch, x, &mut q)?,
     }
     let places = batch.select(&batch.places, 1);
     let width = a.q.n_rows;
@@ -390,7 +412,7 @@ impl Mla {
         let dv = mla_width(b, "value_length", kind, n_heads)?;
         let rank = b.keys.need_count(&format!("attention.kv_lora_rank{kind}"))?;
         let kv_name = at("attn_kv_a_mqa");
-        let n_shared = n_rows(b, &kv_name)?.checked_sub(rank).filter(|&n| n < dk);
+        let n_shared = b.n_rows(&kv_name)?.checked_sub(rank).filter(|&n| n < dk);
         let n_shared = n_shared.ok_or_else(|| {
             let expected = "at most the rows of attn_kv_a_mqa, by less than the width of a key";
             b.keys.unknown("attention.kv_lora_rank", expected, &rank.to_string())
@@ -401,10 +423,10 @@ impl Mla {
             return Err(b.keys.unknown("attention.head_count", "heads that fit in memory", &found));
         };
         let kv = b.tensors.need_matrix(&kv_name, rank + n_shared, b.n_embd)?;
-        let kv_norm = latent_norm(b, &at("attn_kv_a_norm"), rank)?;
+        let kv_norm = b.need_rms_norm(&at("attn_kv_a_norm"), rank)?;
         let shared_norm = b.tensors.norm(&at("attn_k_norm"), n_shared, NormFormula::Rms, b.eps)?;
         let (q_latent, q) = mla_queries(b, layer, q_rows)?;
-        let expansion = expansion(b, layer, (n_heads, dk - n_shared, dv), rank)?;
+        let expansion = expansion(b, layer, n_heads, dk - n_shared, dv, rank)?;
         let gate = OutputGate::resolve(b, layer, n_heads, v_rows)?;
         let out = b.tensors.need_matrix(&at("attn_output"), b.n_embd, v_rows)?;
         // Without a shared key, nothing is rotated.
@@ -453,20 +475,6 @@ fn mla_width(b: &Resolver<'_>, name: &str, kind: &str, n_heads: usize) -> Result
     }
 }
 
-/// Returns the number of rows of the matrix `name.weight`.
-pub(crate) fn n_rows(b: &Resolver<'_>, name: &str) -> Result<usize, EngineError> {
-    let tensor = format!("{name}.weight");
-    match b.tensors.shape(&tensor) {
-        Some(shape) => Ok(usize::try_from(shape.n_rows()).unwrap_or(usize::MAX)),
-        None => Err(EngineError::MissingTensor { tensor }),
-    }
-}
-
-fn latent_norm(b: &mut Resolver<'_>, name: &str, width: usize) -> Result<Norm, EngineError> {
-    let norm = b.tensors.norm(name, width, NormFormula::Rms, b.eps)?;
-    norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
-}
-
 fn mla_queries(
     b: &mut Resolver<'_>,
     layer: usize,
@@ -476,17 +484,17 @@ fn mla_queries(
     if !b.tensors.has(&at("attn_q_a.weight")) {
         return Ok((None, b.tensors.need_matrix(&at("attn_q"), q_rows, b.n_embd)?));
     }
-    let rank = b.keys.need_count("attention.q_lora_rank")?;
-    let down = b.tensors.need_matrix(&at("attn_q_a"), rank, b.n_embd)?;
-    let norm = latent_norm(b, &at("attn_q_a_norm"), rank)?;
-    let q = b.tensors.need_matrix(&at("attn_q_b"), q_rows, rank)?;
-    Ok((Some(Latent { down, norm }), q))
+    let latent = Latent::queries(b, layer)?;
+    let q = b.tensors.need_matrix(&at("attn_q_b"), q_rows, latent.down.n_rows)?;
+    Ok((Some(latent), q))
 }
 
 fn expansion(
     b: &mut Resolver<'_>,
     layer: usize,
-    (n_heads, n_own, dv): (usize, usize, usize),
+    n_heads: usize,
+    n_own: usize,
+    dv: usize,
     rank: usize,
 ) -> Result<Expansion, EngineError> {
     let at = |name: &str| format!("blk.{layer}.{name}");
@@ -512,7 +520,7 @@ fn mla_scale(b: &Resolver<'_>, dk: usize) -> Result<f64, EngineError> {
     }
     let magnitude = match b.keys.nonzero("rope.scaling.yarn_log_multiplier")? {
         // The key's value is a tenth of the multiplier.
-        Some(tenth) if b.features.yarn_mu == YarnMu::Tenth => {
+        Some(tenth) if b.features.rope.yarn_mu == YarnMu::Tenth => {
             let factor = b.keys.nonzero("rope.scaling.factor")?.unwrap_or(1.0);
             if factor > 1.0 { tenth * factor.ln() + 1.0 } else { 1.0 }
         }

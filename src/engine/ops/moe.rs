@@ -132,12 +132,10 @@ impl Moe {
                 }
             }
         }
+        let routed = |x: &[f32], out: &mut [f32]| add_experts(cx, self.weigh, &self.experts, &chosen, x, out);
         match &self.latent {
-            None => add_experts(cx, self.weigh, &self.experts, &chosen, x, out)?,
-            Some(latent) => {
-                let experts = (self.weigh, &self.experts[..]);
-                latent.run(cx, experts, &chosen, (x, n_tokens), out)?;
-            }
+            None => routed(x, out)?,
+            Some(latent) => latent.run(cx, x, n_tokens, out, routed)?,
         }
         if let Some(adjugates) = &self.adjugates {
             adjugates.run(cx, &chosen, x, out)?;
@@ -360,7 +358,7 @@ impl Moe {
             let expected = "at most expert_count";
             return Err(b.keys.unknown("expert_used_count", expected, &n_used.to_string()));
         }
-        let router = match b.features.router_input {
+        let router = match b.features.moe.router_input {
             RouterInput::RmsScaled => b.tensors.bare_matrix(&at("ffn_gate_inp"), n_experts, n_embd)?,
             RouterInput::Normed | RouterInput::Raw => {
                 b.tensors.matrix(&at("ffn_gate_inp"), n_experts, n_embd)?
@@ -373,7 +371,7 @@ impl Moe {
         let experts = Dense::experts(b, layer, "exps", n_experts, width)?;
         let adjugates = Adjugates::resolve(b, layer, n_experts)?;
         let gating = GatingFunction::of_file(b)?;
-        let normalize = match b.features.norm_topk {
+        let normalize = match b.features.moe.norm_topk {
             NormTopk::Always(normalize) => normalize,
             NormTopk::Named(_) => b.keys.flag("expert_weights_norm")?.unwrap_or(false),
         };
@@ -388,7 +386,7 @@ impl Moe {
         if gating == GatingFunction::Sparsemixer && n_used != 2 {
             return Err(b.keys.unknown("expert_used_count", "2 (sparsemixer)", &n_used.to_string()));
         }
-        let router_source = match b.features.router_input {
+        let router_source = match b.features.moe.router_input {
             RouterInput::Normed => RouterSource::Input,
             RouterInput::Raw => RouterSource::Entry,
             RouterInput::RmsScaled => RouterSource::Stream,
@@ -406,18 +404,18 @@ impl Moe {
             n_used,
             by_token,
             gating,
-            select: b.features.router_select,
+            select: b.features.moe.select,
             select_bias,
             groups: ExpertGroups::resolve(b, n_experts, gating)?,
             normalize,
             scale: b.keys.nonzero("expert_weights_scale")?.map(|s| s as f32),
-            weigh: b.features.weigh,
+            weigh: b.features.moe.weigh,
             adjugates,
             shared,
             shared_gate: b.tensors.matrix(&at("ffn_gate_inp_shexp"), 1, n_embd)?,
             // This is twice the jitter of training.
             near: 2.0 * b.keys.number("router_jitter_noise")?.unwrap_or(0.01) as f32,
-            sum_scale: match b.features.shared_combine {
+            sum_scale: match b.features.moe.shared {
                 SharedCombine::HalfSum if has_shared => Some(0.5),
                 SharedCombine::Add | SharedCombine::HalfSum | SharedCombine::SumOverSqrt2 => None,
             },
@@ -455,7 +453,7 @@ impl ExpertGroups {
             return Err(b.keys.unknown("expert_group_count", expected, &n.to_string()));
         }
         let used = b.keys.count("expert_group_used_count")?.unwrap_or(n).clamp(1, n);
-        let score = match b.features.group_score {
+        let score = match b.features.moe.group_score {
             GroupScore::Named(score) => score,
             GroupScore::ByGating { max_if, otherwise } => {
                 let is_max = match max_if {
@@ -467,7 +465,7 @@ impl ExpertGroups {
                 if is_max { GroupScoreName::Max } else { otherwise }
             }
         };
-        Ok(Some(ExpertGroups { n, used, score, fill: b.features.group_fill as f32 }))
+        Ok(Some(ExpertGroups { n, used, score, fill: b.features.moe.group_fill as f32 }))
     }
 }
 

@@ -3,7 +3,6 @@
 
 use rayon::prelude::*;
 
-use crate::core::Shape;
 use crate::engine::EngineError;
 use crate::engine::exec::batch::ChunkBatch;
 use crate::engine::exec::context::Context;
@@ -105,7 +104,7 @@ impl Ngrams {
                     let rows = x.chunks_mut(width).zip(added.chunks(width)).enumerate();
                     for (row, (x, added)) in rows {
                         let token = task * ROWS_PER_TASK + row;
-                        convolve_far(self, (&taps, &normed), batch, token, sum);
+                        convolve_far(self, &taps, &normed, batch, token, sum);
                         for ((x, added), conv) in x.iter_mut().zip(added).zip(&*sum) {
                             *x += added + conv * scalar::sigmoid(*conv);
                         }
@@ -139,13 +138,7 @@ pub(crate) fn look_up(
 }
 
 /// Computes the dilated convolution of one token.
-fn convolve_far(
-    n: &Ngrams,
-    (taps, x): (&[f32], &[f32]),
-    batch: &ChunkBatch,
-    token: usize,
-    sum: &mut Vec<f32>,
-) {
+fn convolve_far(n: &Ngrams, taps: &[f32], x: &[f32], batch: &ChunkBatch, token: usize, sum: &mut Vec<f32>) {
     let width = n.key.n_rows;
     sum.clear();
     sum.resize(width, 0.0);
@@ -215,17 +208,12 @@ impl Ngrams {
         let table = NgramTable::resolve(b)?;
         let n_cols = table.parts.len().saturating_mul(table.rows.n_cols);
         let n_taps = b.keys.need_count("ple.conv_kernel")?;
-        let mut norm = |name: &str| -> Result<Norm, EngineError> {
-            let found = b.norm_of(&at(name), all)?;
-            found.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{}.weight", at(name)) })
-        };
-        let (key_norm, query_norm, conv_norm) = (norm("norm_key")?, norm("norm_query")?, norm("norm_conv")?);
         Ok(Some(Box::new(Ngrams {
             key: b.tensors.need_matrix(&at("key"), all, n_cols)?,
             value: b.tensors.need_matrix(&at("value"), n_embd, n_cols)?,
-            key_norm,
-            query_norm,
-            conv_norm,
+            key_norm: b.need_norm_of(&at("norm_key"), all)?,
+            query_norm: b.need_norm_of(&at("norm_query"), all)?,
+            conv_norm: b.need_norm_of(&at("norm_conv"), all)?,
             conv: b.need_vector(&format!("{}.weight", at("conv1d")), all.saturating_mul(n_taps))?,
             n_taps,
             dilation: table.multipliers.len(),
@@ -255,8 +243,7 @@ impl NgramTable {
         let end = b.keys.count(end)?.ok_or_else(|| b.keys.missing(end))?;
         let width = b.keys.need_count("embedding_length_per_layer_input")?;
         let name = "per_layer_token_embd";
-        let n_rows = b.tensors.shape(&format!("{name}.weight")).map_or(0, Shape::n_rows);
-        let rows = b.tensors.need_matrix(name, usize::try_from(n_rows).unwrap_or(usize::MAX), width)?;
+        let rows = b.tensors.need_matrix(name, b.n_rows(name)?, width)?;
         for (&first, &n) in offsets.iter().zip(&sizes) {
             if n == 0 || first.checked_add(n).is_none_or(|end| end > rows.n_rows) {
                 let found = format!("{n} from {first} on, of {}", rows.n_rows);

@@ -67,7 +67,7 @@ impl OutputGate {
         n_heads: usize,
         n_cols: usize,
     ) -> Result<Option<OutputGate>, EngineError> {
-        let function = match b.features.attn_gate {
+        let function = match b.features.attention.gate {
             AttnGate::None => return Ok(None),
             AttnGate::Sigmoid => GateFunction::Sigmoid,
             AttnGate::Softplus => GateFunction::Softplus,

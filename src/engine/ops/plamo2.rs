@@ -19,7 +19,7 @@ use crate::engine::ops::columns::{HeadState, LinearRule, TOKENS, column_view, st
 use crate::engine::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::engine::ops::mamba::StateSizes;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::scan::{ScanPart, scan, zeroed};
+use crate::engine::ops::scan::{ScanPart, ScanShape, scan, zeroed};
 use crate::engine::resolve::resolver::Resolver;
 
 /// State space mixer of PLaMo 2: heads of Mamba 2 whose `B`, `C` and step sizes are computed from the convolved values
@@ -81,7 +81,7 @@ impl MixerOp for Plamo2 {
         let mut zx = cx.take(n_tokens * width);
         cx.products(x, n_tokens, vec![Product::plain(&self.zx, &mut zx)])?;
         let [mut raw, mut u] = [(); 2].map(|()| cx.take(n_tokens * inner));
-        cx.each_row((&mut raw, inner), (&zx, width), |raw, zx| {
+        cx.each_row(&mut raw, inner, &zx, width, |raw, zx| {
             for (values, both) in raw.chunks_mut(head_dim).zip(zx.chunks(2 * head_dim)) {
                 values.copy_from_slice(&both[head_dim..]);
             }
@@ -94,8 +94,8 @@ impl MixerOp for Plamo2 {
         let level = cx.weights.level;
         // The input of the convolution is no longer needed.
         let mut y = raw;
-        let n_state = state_floats(n_states, head_dim);
-        scan(cx, batch, &mut y, ((inner, head_dim), n_state), |part, tile, buffer| {
+        let shape = ScanShape { n_cols: inner, step: head_dim, n_state: state_floats(n_states, head_dim) };
+        scan(cx, batch, &mut y, shape, |part, tile, buffer| {
             let ScanPart { tokens, columns, state, .. } = part;
             let head = columns.start / head_dim;
             let [decay, input] = zeroed(buffer, [TOKENS * n_states, TOKENS * head_dim]);
@@ -111,8 +111,8 @@ impl MixerOp for Plamo2 {
                 let n = part.len();
                 let rule = LinearRule {
                     decay: MatrixView::new(decay, n, n_states, n_states),
-                    key: column_view(&b, &part, (0, n_states, n_states)),
-                    query: column_view(&c, &part, (0, n_states, n_states)),
+                    key: column_view(&b, &part, 0..n_states, n_states),
+                    query: column_view(&c, &part, 0..n_states, n_states),
                 };
                 let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
                 state.take_in(level, &rule, MatrixView::new(input, n, head_dim, head_dim), &mut tile);
@@ -219,7 +219,8 @@ impl Plamo2 {
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::noise::{NoiseModel, assert_near, normed, times};
+    use crate::testkit::formulas::{assert_near, normed, times};
+    use crate::testkit::models::TinyModel;
 
     const EPS: f64 = 1e-5;
     const GRAPH: &str = "mixer = 'plamo2'";
@@ -237,7 +238,7 @@ mod tests {
     const K: usize = 3;
     const INNER: usize = H * P;
 
-    fn model() -> NoiseModel {
+    fn model() -> TinyModel {
         let sizes = [
             ("block_count", 1),
             ("embedding_length", D),
@@ -247,7 +248,7 @@ mod tests {
             ("ssm.conv_kernel", K),
             ("ssm.group_count", 0),
         ];
-        let mut model = NoiseModel::new(&sizes, EPS as f32);
+        let mut model = TinyModel::new("x", &sizes, EPS as f32);
         model.add(&[
             ("token_embd.weight", &[16, D]),
             ("output_norm.weight", &[D]),
@@ -272,7 +273,7 @@ mod tests {
     }
 
     /// Returns the result of the formula, token by token and head by head.
-    fn by_formula(model: &NoiseModel, tokens: &[u32]) -> Vec<f64> {
+    fn by_formula(model: &TinyModel, tokens: &[u32]) -> Vec<f64> {
         let get = |name: &str| model.get(&format!("blk.0.{name}"));
         let (conv, a, d) = (get("ssm_conv1d.weight"), get("ssm_a"), get("ssm_d"));
         let mut before: Vec<Vec<f64>> = Vec::new();
@@ -328,12 +329,12 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_does_not_fit_is_named() {
-        let error = |model: &NoiseModel| model.plan(GRAPH).unwrap_err().to_string();
+        let error = |model: &TinyModel| model.plan(GRAPH).unwrap_err().to_string();
         let mut groups = model();
         groups.metadata.set("x.ssm.group_count", 2u32);
         assert_eq!(error(&groups), "key `x.ssm.group_count`: expected 0 or 1, found 2");
         let mut bare = model();
-        bare.metas.retain(|meta| meta.name != "blk.0.ssm_b_norm");
+        bare.tensors.retain(|meta| meta.name != "blk.0.ssm_b_norm");
         assert_eq!(error(&bare), "tensor `blk.0.ssm_b_norm` is missing");
         let mut states = model();
         states.metadata.set("x.ssm.state_size", N as u32 + 1);

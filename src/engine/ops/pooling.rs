@@ -167,7 +167,7 @@ pub(crate) fn pooling(b: &mut Resolver<'_>) -> Result<(Pooling, Option<MaskedHea
         Some(1) if is_score => PooledRow::Mean,
         _ => row,
     };
-    let is_masked = b.features.masked_head && !is_score && !b.tensors.has("cls.output.weight");
+    let is_masked = b.features.head.masked && !is_score && !b.tensors.has("cls.output.weight");
     let classifier = if is_masked { masked_transform(b)? } else { Classifier::resolve(b)? };
     if is_score && classifier.is_none() {
         // The head of decoders has no first matrix.
@@ -203,7 +203,7 @@ fn masked_transform(b: &mut Resolver<'_>) -> Result<Option<Classifier>, EngineEr
 
 /// Returns the activation of the head's first matrix.
 pub(crate) fn head_act(b: &Resolver<'_>) -> HeadActivation {
-    match b.features.head_act {
+    match b.features.head.act {
         HeadAct::Tanh => HeadActivation::Tanh,
         HeadAct::GeluErf => HeadActivation::GeluErf,
     }
@@ -235,7 +235,7 @@ impl Classifier {
         if dense.is_none() && out.is_none() {
             return Ok(None);
         }
-        let softmax = b.features.score_softmax;
+        let softmax = b.features.head.softmax;
         Ok(Some(Classifier { dense, act: head_act(b), norm, out, softmax }))
     }
 }

@@ -7,6 +7,7 @@ use crate::core::simd::SimdLevel;
 use crate::engine::EngineError;
 use crate::engine::exec::batch::{ChunkBatch, TokenChunk, TokenPlace};
 use crate::engine::exec::rope::RopeTable;
+use crate::engine::ops::model_extra::ModelExtraOp;
 use crate::engine::resolve::features::Sight;
 use crate::engine::resolve::resolver::Resolver;
 
@@ -19,9 +20,34 @@ pub struct Prefix {
 
 impl Prefix {
     /// Returns the index of the token that ends the prefix of a chunk.
-    fn end(self, tokens: &[u32]) -> usize {
+    fn end_of(self, tokens: &[u32]) -> usize {
         let begin = self.begin.and_then(|begin| tokens.iter().position(|&token| token == begin));
         begin.unwrap_or(tokens.len().saturating_sub(1))
+    }
+}
+
+impl ModelExtraOp for Prefix {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Prefix>, EngineError> {
+        Ok(match b.built.sight {
+            Sight::Causal | Sight::Full => None,
+            Sight::Prefix => {
+                let begin = b.keys.token_id("bos");
+                if begin.is_none() {
+                    let text = "the file names no begin token: the last token of each prompt ends the prefix";
+                    b.warnings.push(text.to_owned());
+                }
+                Some(Prefix { begin })
+            }
+        })
+    }
+
+    fn not_continued(&self) -> Option<&'static str> {
+        Some("tokens of its prefix see those behind them")
+    }
+
+    fn n_positions(&self, chunk_len: usize) -> usize {
+        // With an empty prefix the positions start at 1.
+        chunk_len + 1
     }
 
     /// Sets the positions of all chunks' tokens, and the lengths of their prefixes.
@@ -29,8 +55,8 @@ impl Prefix {
     /// # Errors
     /// [`EngineError::PrefixRow`] if a wanted row is in the prefix, where it sees the token that it would have to
     /// predict.
-    pub(crate) fn set_positions(
-        self,
+    fn set_positions(
+        &self,
         chunks: &[TokenChunk],
         batches: &mut [(Range<usize>, ChunkBatch)],
     ) -> Result<(), EngineError> {
@@ -38,7 +64,7 @@ impl Prefix {
         for (_, batch) in batches {
             let n_chunks = batch.cuts.len() - 1;
             for (at, (prompt, chunk)) in prompts.by_ref().take(n_chunks).enumerate() {
-                let end = self.end(&chunk.tokens);
+                let end = self.end_of(&chunk.tokens);
                 if chunk.rows.start < end && !chunk.rows.is_empty() {
                     return Err(EngineError::PrefixRow { prompt, row: chunk.rows.start, end });
                 }
@@ -70,23 +96,6 @@ pub(crate) fn rotate_2d(table: &RopeTable, level: SimdLevel, row: &mut [f32], dk
     }
 }
 
-impl Prefix {
-    /// Resolves the end of the prefix, if the card has one.
-    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Option<Prefix> {
-        match b.built.sight {
-            Sight::Causal | Sight::Full => None,
-            Sight::Prefix => {
-                let begin = b.keys.token_id("bos");
-                if begin.is_none() {
-                    let text = "the file names no begin token: the last token of each prompt ends the prefix";
-                    b.warnings.push(text.to_owned());
-                }
-                Some(Prefix { begin })
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,7 +111,7 @@ mod tests {
     #[test]
     fn the_begin_token_ends_the_prefix_and_its_rows_are_refused() {
         let prefix = Prefix { begin: Some(9) };
-        assert_eq!((prefix.end(&[1, 2, 9, 4, 9]), prefix.end(&[1, 2, 3])), (2, 2));
+        assert_eq!((prefix.end_of(&[1, 2, 9, 4, 9]), prefix.end_of(&[1, 2, 3])), (2, 2));
         let chunk = |rows: Range<usize>| vec![TokenChunk { tokens: vec![1, 2, 9, 4], rows, n_source: 0 }];
         let mut batches = vec![(0..4, ChunkBatch::new([4]))];
         let error = prefix.set_positions(&chunk(1..4), &mut batches).unwrap_err();

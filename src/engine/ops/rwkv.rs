@@ -10,6 +10,8 @@ use crate::engine::exec::past::move_on;
 use crate::engine::exec::timings::WorkKind;
 use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::engine::exec::workers::ROWS_PER_TASK;
+use crate::engine::ops::columns::{TOKENS, state_floats};
+use crate::engine::ops::scan::ScanShape;
 use crate::engine::resolve::resolver::Resolver;
 
 /// Token shift: the previous token minus each token, `[n_tokens, n_cols]`; before the first token of a chunk there are
@@ -78,16 +80,37 @@ pub(crate) fn lerp(
 /// Epsilon of the norm of a head's output; no key declares it.
 const HEAD_NORM_EPS: f32 = 64e-5;
 
-/// Number of heads of a mixer, and their width.
-pub(crate) struct WkvHeads {
-    pub(crate) n: usize,
-    pub(crate) dim: usize,
+/// Heads of a mixer. Each has a state of `[dim, dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WkvHeads {
+    /// Number of heads.
+    pub n: usize,
+    /// Width of a head.
+    pub dim: usize,
 }
 
-/// Reads the heads from `wkv.head_size`.
-pub(crate) fn wkv_heads(b: &Resolver<'_>) -> Result<WkvHeads, EngineError> {
-    let dim = b.divisor("wkv.head_size", b.n_embd)?;
-    Ok(WkvHeads { n: b.n_embd / dim, dim })
+impl WkvHeads {
+    /// Returns the shape of the scan over the heads' states.
+    pub(crate) fn scan_shape(self) -> ScanShape {
+        ScanShape { n_cols: self.n * self.dim, step: self.dim, n_state: state_floats(self.dim, self.dim) }
+    }
+
+    /// Returns the number of floats that a sequence keeps: the last row of the stream for the token shift, and the
+    /// states.
+    pub(crate) fn remembered(self, n_embd: usize) -> usize {
+        n_embd + self.n * state_floats(self.dim, self.dim)
+    }
+
+    /// Returns the bytes of a thread's state, and of `n` rows of a head for each token of a block.
+    pub(crate) fn thread_bytes(self, n: usize) -> usize {
+        4 * (state_floats(self.dim, self.dim) + TOKENS * n * self.dim)
+    }
+
+    /// Reads the heads from `wkv.head_size`.
+    pub(crate) fn resolve(b: &Resolver<'_>) -> Result<WkvHeads, EngineError> {
+        let dim = b.divisor("wkv.head_size", b.n_embd)?;
+        Ok(WkvHeads { n: b.n_embd / dim, dim })
+    }
 }
 
 /// Claims the shares of `n` uses, stored in one tensor.

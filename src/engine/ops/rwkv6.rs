@@ -11,12 +11,10 @@ use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::ValueFunction;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
-use crate::engine::ops::columns::{
-    HeadState, LinearRule, ReadFirstRule, TOKENS, column_view, state_floats, token_blocks,
-};
+use crate::engine::ops::columns::{HeadState, LinearRule, ReadFirstRule, TOKENS, column_view, token_blocks};
 use crate::engine::ops::low_rank::LowRank;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::rwkv::{WkvHeads, lerp, lerps, shifted, square, wkv_heads, wkv_norm};
+use crate::engine::ops::rwkv::{WkvHeads, lerp, lerps, shifted, square, wkv_norm};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
 use crate::engine::resolve::resolver::Resolver;
 
@@ -49,12 +47,10 @@ pub struct Rwkv6 {
     pub norm: Option<Norm>,
     /// Output projection.
     pub out: Matrix,
-    /// Number of heads.
-    pub n_heads: usize,
-    /// Number of key-value heads; head `h` uses `h / (n_heads / n_kv_heads)`.
+    /// Heads.
+    pub heads: WkvHeads,
+    /// Number of key-value heads; head `h` uses `h / (heads.n / n_kv_heads)`.
     pub n_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
 }
 
 /// Inputs of the heads, `[n_tokens, ..]` each.
@@ -80,10 +76,10 @@ impl MixerOp for Rwkv6 {
         rwkv6_heads(cx, self, batch, &inputs, &mut y)?;
         cx.slot("scan", &y, inner);
         if let Some(norm) = &self.norm {
-            cx.norm_parts(&cx.weights.norm(norm)?, &mut y, inner, self.n_heads);
+            cx.norm_parts(&cx.weights.norm(norm)?, &mut y, inner, self.heads.n);
         }
         let (is_silu, level) = (self.first.is_some(), cx.weights.level);
-        cx.each_row((&mut y, inner), (&inputs.g, inner), |y, g| {
+        cx.each_row(&mut y, inner, &inputs.g, inner, |y, g| {
             if is_silu {
                 math::gated(level, GatedActivation::Swiglu, g, y);
             } else {
@@ -101,7 +97,7 @@ impl MixerOp for Rwkv6 {
     }
 
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
-        Ok(self.r.n_cols + self.n_heads * state_floats(self.head_dim, self.head_dim))
+        Ok(self.heads.remembered(self.r.n_cols))
     }
 
     fn widest(&self) -> usize {
@@ -120,7 +116,7 @@ impl MixerOp for Rwkv6 {
     }
 
     fn thread_bytes(&self, _: usize) -> usize {
-        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 2 * self.head_dim)
+        self.heads.thread_bytes(2)
     }
 }
 
@@ -139,10 +135,10 @@ fn rwkv6_inputs(
         let lerp = cx.weights.vector(&m.lerp[at])?;
         let low_rank = LowRank { first: m.mix_in[at].clone(), second: Some(m.mix_out[at].clone()) };
         let mut seen = low_rank.run(cx, &chooser, n_tokens, ValueFunction::Tanh)?;
-        cx.each_row((&mut seen, n_embd), (&shifted, n_embd), |y, sx| {
+        cx.each_row(&mut seen, n_embd, &shifted, n_embd, |y, sx| {
             y.iter_mut().zip(sx).zip(&lerp).for_each(|((y, &sx), &lerp)| *y = sx * (lerp + *y));
         });
-        cx.each_row((&mut seen, n_embd), (x, n_embd), |y, x| {
+        cx.each_row(&mut seen, n_embd, x, n_embd, |y, x| {
             y.iter_mut().zip(x).for_each(|(y, &x)| *y += x);
         });
         Ok(seen)
@@ -175,20 +171,22 @@ fn rwkv6_heads(
     inputs: &Rwkv6Inputs,
     y: &mut [f32],
 ) -> Result<(), EngineError> {
-    let (dim, inner, kv_width) = (m.head_dim, m.r.n_rows, m.k.n_rows);
+    let (dim, inner, kv_width) = (m.heads.dim, m.r.n_rows, m.k.n_rows);
     let first = cx.weights.optional(m.first.as_ref())?;
     let level = cx.weights.level;
     let scale = 1.0 / (dim as f32).sqrt();
-    scan(cx, batch, y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+    scan(cx, batch, y, m.heads.scan_shape(), |part, tile, buffer| {
         let ScanPart { tokens, columns, state, .. } = part;
-        let kv_head = columns.start / dim / (m.n_heads / m.n_kv_heads);
+        let kv_head = columns.start / dim / (m.heads.n / m.n_kv_heads);
         let [scaled_key, scaled_r] = zeroed(buffer, [TOKENS * dim; 2]);
         let mut state = HeadState::new(state, dim, dim);
         for part in token_blocks(tokens.clone()) {
             let n = part.len();
-            let (own, of_kv) = ((columns.start, dim, inner), (kv_head * dim, dim, kv_width));
-            let [decay, receptance] = [&inputs.w, &inputs.r].map(|x| column_view(x, &part, own));
-            let [key, values] = [&inputs.k, &inputs.v].map(|x| column_view(x, &part, of_kv));
+            let [decay, receptance] =
+                [&inputs.w, &inputs.r].map(|x| column_view(x, &part, columns.clone(), inner));
+            let of_kv = kv_head * dim..(kv_head + 1) * dim;
+            let [key, values] =
+                [&inputs.k, &inputs.v].map(|x| column_view(x, &part, of_kv.clone(), kv_width));
             let mut tile = tile.rows_mut(part.start - tokens.start..part.end - tokens.start);
             if let Some(first) = &first {
                 let rule = ReadFirstRule { decay, first: &first[columns.clone()], key, receptance };
@@ -212,13 +210,13 @@ impl Rwkv6 {
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv6, EngineError> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;
-        let WkvHeads { n: n_heads, dim: head_dim } = wkv_heads(b)?;
+        let heads = WkvHeads::resolve(b)?;
         let kv_key = "attention.head_count_kv";
         let n_kv_heads = match b.keys.layer_count(kv_key, layer)?.filter(|&n| n > 0) {
-            Some(n) if !n_heads.is_multiple_of(n) => {
+            Some(n) if !heads.n.is_multiple_of(n) => {
                 return Err(b.keys.unknown(kv_key, "a divisor of the number of heads", &n.to_string()));
             }
-            found => found.unwrap_or(n_heads),
+            found => found.unwrap_or(heads.n),
         };
         let rank = b.keys.need_count("time_mix_extra_dim")?;
         let decay_rank = b.keys.need_count("time_decay_extra_dim")?;
@@ -226,7 +224,7 @@ impl Rwkv6 {
         let mix_in = b.cut(&at("w1"), [rank; 5], n_embd)?;
         let mix_out = b.tensors.experts(&at("w2"), 5, n_embd, rank)?;
         let five = || EngineError::MissingTensor { tensor: at("w2.weight") };
-        let kv_width = n_kv_heads * head_dim;
+        let kv_width = n_kv_heads * heads.dim;
         Ok(Rwkv6 {
             lerp_x: b.need_vector(&at("lerp_x.weight"), n_embd)?,
             lerp: shares.try_into().map_err(|_| five())?,
@@ -241,9 +239,8 @@ impl Rwkv6 {
             first: b.tensors.vector(&at("first.weight"), n_embd)?,
             norm: wkv_norm(b, layer)?,
             out: square(b, &at("output"))?,
-            n_heads,
+            heads,
             n_kv_heads,
-            head_dim,
         })
     }
 }

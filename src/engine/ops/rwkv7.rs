@@ -12,10 +12,10 @@ use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::rowwise::ValueFunction;
 use crate::engine::exec::weights::{Matrix, Norm, Vector};
-use crate::engine::ops::columns::{HeadState, ReplaceRule, TOKENS, column_view, state_floats, token_blocks};
+use crate::engine::ops::columns::{HeadState, ReplaceRule, TOKENS, column_view, token_blocks};
 use crate::engine::ops::low_rank::LowRank;
 use crate::engine::ops::mixer::{BranchEnd, MixerOp};
-use crate::engine::ops::rwkv::{WkvHeads, lerp, lerps, shifted, square, wkv_heads, wkv_norm};
+use crate::engine::ops::rwkv::{WkvHeads, lerp, lerps, shifted, square, wkv_norm};
 use crate::engine::ops::scan::{ScanPart, scan, zeroed};
 use crate::engine::resolve::resolver::Resolver;
 
@@ -49,10 +49,8 @@ pub struct Rwkv7 {
     pub norm: Option<Norm>,
     /// Output projection.
     pub out: Matrix,
-    /// Number of heads.
-    pub n_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
+    /// Heads.
+    pub heads: WkvHeads,
 }
 
 /// Factor of the decay's exponent: a state decays by `exp(DECAY sig(..))`, at least `exp(-exp(-0.5))`.
@@ -92,7 +90,7 @@ impl MixerOp for Rwkv7 {
         cx.slot("scan", &y, inner);
         let Rwkv7Inputs { r, w, k, v, a, g } = inputs;
         if let Some(g) = g {
-            cx.each_row((&mut y, inner), (&g, inner), |y, g| {
+            cx.each_row(&mut y, inner, &g, inner, |y, g| {
                 y.iter_mut().zip(g).for_each(|(y, &g)| *y *= g);
             });
             cx.give([g]);
@@ -107,7 +105,7 @@ impl MixerOp for Rwkv7 {
     }
 
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
-        Ok(self.r.n_cols + self.n_heads * state_floats(self.head_dim, self.head_dim))
+        Ok(self.heads.remembered(self.r.n_cols))
     }
 
     fn handed_floats(&self) -> usize {
@@ -127,7 +125,7 @@ impl MixerOp for Rwkv7 {
     }
 
     fn thread_bytes(&self, _: usize) -> usize {
-        4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 3 * self.head_dim)
+        self.heads.thread_bytes(3)
     }
 }
 
@@ -194,12 +192,12 @@ fn rwkv7_heads(
     inputs: &Rwkv7Inputs,
     y: &mut [f32],
 ) -> Result<(), EngineError> {
-    let (dim, inner) = (m.head_dim, m.r.n_rows);
+    let (dim, inner) = (m.heads.dim, m.r.n_rows);
     let vector = |vector: &Vector| cx.weights.vector(vector);
     let vectors = Vectors { k_k: vector(&m.k_k)?, k_a: vector(&m.k_a)?, r_k: vector(&m.r_k)? };
     let norm = m.norm.as_ref().map(|norm| cx.weights.norm(norm)).transpose()?;
     let level = cx.weights.level;
-    scan(cx, batch, y, ((inner, dim), state_floats(dim, dim)), |part, tile, buffer| {
+    scan(cx, batch, y, m.heads.scan_shape(), |part, tile, buffer| {
         let ScanPart { tokens, columns, state, .. } = part;
         let [key, removed, lost] = zeroed(buffer, [TOKENS * dim; 3]);
         let mut state = HeadState::new(state, dim, dim);
@@ -209,8 +207,7 @@ fn rwkv7_heads(
         for part in token_blocks(tokens.clone()) {
             let n = part.len();
             let Rwkv7Inputs { r, w, k, v, a, .. } = inputs;
-            let own = (columns.start, dim, inner);
-            let [r, w, k, v, a] = [r, w, k, v, a].map(|x| column_view(x, &part, own));
+            let [r, w, k, v, a] = [r, w, k, v, a].map(|x| column_view(x, &part, columns.clone(), inner));
             for t in 0..n {
                 let own = t * dim..(t + 1) * dim;
                 let (key, removed) = (&mut key[own.clone()], &mut removed[own.clone()]);
@@ -245,7 +242,7 @@ impl Rwkv7 {
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv7, EngineError> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;
-        let WkvHeads { n: n_heads, dim: head_dim } = wkv_heads(b)?;
+        let heads = WkvHeads::resolve(b)?;
         let has_gate = b.tensors.has(&at("g1.weight"));
         let lerp = lerps(b, &at("lerp_fused.weight"), if has_gate { 6 } else { 5 })?;
         let rank = |b: &Resolver<'_>, name: &str| b.keys.need_count(&format!("attention.{name}_lora_rank"));
@@ -283,8 +280,7 @@ impl Rwkv7 {
             r_k: b.need_vector(&at("r_k.weight"), n_embd)?,
             norm: wkv_norm(b, layer)?,
             out: square(b, &at("output"))?,
-            n_heads,
-            head_dim,
+            heads,
         })
     }
 }

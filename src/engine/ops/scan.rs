@@ -26,15 +26,26 @@ pub(crate) struct ScanPart<'a> {
     pub(crate) state: &'a mut [f32],
 }
 
-/// Calls `task` for every chunk and every `step` of the `n_cols` columns of `out`, with its part, its tile of `out` and
-/// a buffer. Each has a state of `n_state` floats: zeros, or the state at which the sequence stopped.
+/// Columns of a scan's output, and the state that is kept for them.
+#[derive(Clone, Copy)]
+pub(crate) struct ScanShape {
+    pub(crate) n_cols: usize,
+    /// Number of columns per task: those of one head in most mixers.
+    pub(crate) step: usize,
+    /// Number of floats of a task's state.
+    pub(crate) n_state: usize,
+}
+
+/// Calls `task` for every chunk and every step of the columns of `out`, with its part, its tile of `out` and a buffer.
+/// The state of each is zeros, or the state at which the sequence stopped.
 pub(crate) fn scan(
     cx: &Context<'_>,
     batch: &ChunkBatch,
     out: &mut [f32],
-    ((n_cols, step), n_state): ((usize, usize), usize),
+    shape: ScanShape,
     task: impl Fn(ScanPart<'_>, &mut MatrixTile<'_>, &mut Vec<f32>) + Sync,
 ) -> Result<(), EngineError> {
+    let ScanShape { n_cols, step, n_state } = shape;
     let cuts: Vec<usize> = (0..n_cols).step_by(step.max(1)).chain(std::iter::once(n_cols)).collect();
     let n_across = cuts.len() - 1;
     let past = cx.past.filter(|_| n_state > 0);

@@ -44,11 +44,11 @@ impl MixerOp for ShortConv {
             Product::plain(&self.x, &mut u),
         ];
         cx.products(x, n_tokens, products)?;
-        cx.each_row((&mut u, width), (&b, width), multiply);
+        cx.each_row(&mut u, width, &b, width, multiply);
         let conv = LoadedConv::new(&cx.weights, &self.conv)?;
         conv.run(cx, batch, &u, &mut y, ConvEnd::Plain)?;
         cx.slot("conv", &y, width);
-        cx.each_row((&mut y, width), (&c, width), multiply);
+        cx.each_row(&mut y, width, &c, width, multiply);
         let wanted = batch.select(&y, width);
         cx.products(&wanted, batch.n_wanted(), vec![Product::plain(&self.out, out)])?;
         drop(wanted);

@@ -102,8 +102,8 @@ impl StreamMix {
             return Err(b.keys.unknown(PERIOD, "0 in a graph that is not serial", &period.to_string()));
         }
         Ok(Some(StreamMix {
-            mixer: stream_score(b, &format!("blk.{layer}.attn_res_score"))?,
-            ffn: stream_score(b, &format!("blk.{layer}.ffn_res_score"))?,
+            mixer: b.need_norm_of(&format!("blk.{layer}.attn_res_score"), b.n_embd)?,
+            ffn: b.need_norm_of(&format!("blk.{layer}.ffn_res_score"), b.n_embd)?,
             keeps: layer.is_multiple_of(period),
         }))
     }
@@ -112,14 +112,9 @@ impl StreamMix {
 /// Resolves the stream mix after the last layer.
 pub(crate) fn final_mix(b: &mut Resolver<'_>) -> Result<Option<Norm>, EngineError> {
     match b.keys.count(PERIOD)?.filter(|&n| n > 0) {
-        Some(_) => stream_score(b, "output_res_score").map(Some),
+        Some(_) => b.need_norm_of("output_res_score", b.n_embd).map(Some),
         None => Ok(None),
     }
-}
-
-fn stream_score(b: &mut Resolver<'_>, name: &str) -> Result<Norm, EngineError> {
-    let norm = b.norm(name)?;
-    norm.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@
 //! `-gain` for others, the query is 1, and values are the slot or 0.
 
 use crate::engine::EngineError;
-use crate::engine::exec::batch::ChunkBatch;
+use crate::engine::exec::batch::{ChunkBatch, TokenChunk};
 use crate::engine::exec::buffers::Buffer;
 use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::exec::weights::Matrix;
+use crate::engine::ops::model_extra::ModelExtraOp;
 use crate::engine::resolve::resolver::Resolver;
 
 /// Adapters of a product: `y += up_s down_s x`, by the slot `s` of the token.
@@ -69,12 +70,6 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Returns the token whose embedding is used for a token.
-    pub(crate) fn substitute(&self, token: u32) -> u32 {
-        let found = self.tokens.iter().find(|own| own.token == token);
-        found.map_or(token, |own| own.substitute)
-    }
-
     /// Returns the slots of a chunk's tokens: `round(Σ_j p_j s_j)` over the tokens so far. The sum is in f32, as in the
     /// reference: with two adapters switched on, the mean may be halfway between slots, and the weight of all other
     /// tokens together is too small to count.
@@ -100,6 +95,49 @@ impl Switch {
     }
 }
 
+impl ModelExtraOp for Switch {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Switch>, EngineError> {
+        let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
+        let n_vocab = b.stream_matrix("token_embd")?.n_rows;
+        let ids = |name| {
+            let ids = b.keys.ids(name)?.ok_or_else(|| b.keys.missing(name))?;
+            if ids.len() != n {
+                return Err(b.keys.unknown(name, "a token for each adapter", &ids.len().to_string()));
+            }
+            match ids.iter().find(|&&id| id as usize >= n_vocab) {
+                Some(id) => Err(b.keys.unknown(name, "tokens of the vocabulary", &id.to_string())),
+                None => Ok(ids),
+            }
+        };
+        let pairs = ids(ACTIVATE)?.into_iter().zip(ids(SUBSTITUTE)?);
+        let gain = b.keys.number("adapters.router_gain")?;
+        let gain = gain.ok_or_else(|| b.keys.missing("adapters.router_gain"))? as f32;
+        let tokens = pairs.map(|(token, substitute)| SwitchToken { token, substitute }).collect();
+        Ok(Some(Switch { tokens, gain }))
+    }
+
+    fn kept_floats(&self, _: usize) -> usize {
+        // The token's slot.
+        1
+    }
+
+    fn substitute(&self, token: u32) -> u32 {
+        let found = self.tokens.iter().find(|own| own.token == token);
+        found.map_or(token, |own| own.substitute)
+    }
+
+    fn begin(&self, cx: &mut Context<'_>, chunks: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
+        cx.carried.slots = match cx.past {
+            None => chunks.iter().flat_map(|chunk| self.slots(&chunk.tokens)).collect(),
+            Some(past) => {
+                let places = past.sequences.iter().zip(&past.before);
+                places.flat_map(|(&at, &n)| self.slots(&past.tokens[at]).into_iter().skip(n)).collect()
+            }
+        };
+        Ok(x)
+    }
+}
+
 /// Queries of the wanted rows; keys and values of all rows.
 pub(crate) struct SwitchedHeads<'a> {
     pub(crate) q: &'a mut [f32],
@@ -117,7 +155,8 @@ pub(crate) fn switch_heads(
     cx: &Context<'_>,
     switched: &SwitchedAttention,
     batch: &ChunkBatch,
-    (x, queries): (&[f32], &[f32]),
+    x: &[f32],
+    queries: &[f32],
     heads: SwitchedHeads<'_>,
 ) -> Result<(), EngineError> {
     let (slots, SwitchedHeads { q, k, v }) = (batch_slots(cx, batch), heads);
@@ -173,44 +212,35 @@ const ACTIVATE: &str = "adapters.token_ids_activate";
 
 const SUBSTITUTE: &str = "adapters.token_ids_substitute";
 
-impl Switch {
-    /// Resolves the tokens that switch adapters on, if the model has them.
-    pub(crate) fn resolve(b: &Resolver<'_>, n_vocab: usize) -> Result<Option<Switch>, EngineError> {
-        let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
-        let ids = |name| {
-            let ids = b.keys.ids(name)?.ok_or_else(|| b.keys.missing(name))?;
-            if ids.len() != n {
-                return Err(b.keys.unknown(name, "a token for each adapter", &ids.len().to_string()));
-            }
-            match ids.iter().find(|&&id| id as usize >= n_vocab) {
-                Some(id) => Err(b.keys.unknown(name, "tokens of the vocabulary", &id.to_string())),
-                None => Ok(ids),
-            }
-        };
-        let pairs = ids(ACTIVATE)?.into_iter().zip(ids(SUBSTITUTE)?);
-        let gain = b.keys.number("adapters.router_gain")?;
-        let gain = gain.ok_or_else(|| b.keys.missing("adapters.router_gain"))? as f32;
-        let tokens = pairs.map(|(token, substitute)| SwitchToken { token, substitute }).collect();
-        Ok(Some(Switch { tokens, gain }))
-    }
+/// Slots of adapters.
+#[derive(Clone, Copy)]
+pub(crate) struct AdapterSlots {
+    /// Number of slots; slot 0 is no adapter.
+    n: usize,
+    /// Rank of each adapter.
+    rank: usize,
 }
 
-/// Returns the number of adapter slots and the adapters' rank; slot 0 is no adapter.
-pub(crate) fn slots(b: &Resolver<'_>) -> Result<Option<(usize, usize)>, EngineError> {
-    let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
-    Ok(Some((n.saturating_add(1), b.keys.need_count("adapters.lora_rank")?)))
+impl AdapterSlots {
+    /// Reads the slots, if the model has adapters.
+    pub(crate) fn resolve(b: &Resolver<'_>) -> Result<Option<AdapterSlots>, EngineError> {
+        let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
+        let rank = b.keys.need_count("adapters.lora_rank")?;
+        Ok(Some(AdapterSlots { n: n.saturating_add(1), rank }))
+    }
 }
 
 /// Resolves the adapters of the product with `base`.
 pub(crate) fn additions(
     b: &mut Resolver<'_>,
     name: &str,
-    (n_slots, rank): (usize, usize),
+    slots: AdapterSlots,
     base: &Matrix,
 ) -> Result<Switched, EngineError> {
+    let AdapterSlots { n, rank } = slots;
     Ok(Switched {
-        down: b.tensors.stack(&format!("{name}.lora_a"), n_slots, rank, base.n_cols)?,
-        up: b.tensors.stack(&format!("{name}.lora_b"), n_slots, base.n_rows, rank)?,
+        down: b.tensors.stack(&format!("{name}.lora_a"), n, rank, base.n_cols)?,
+        up: b.tensors.stack(&format!("{name}.lora_b"), n, base.n_rows, rank)?,
     })
 }
 
@@ -221,7 +251,7 @@ impl SwitchedAttention {
         layer: usize,
         [q, k, v, out]: [&Matrix; 4],
     ) -> Result<Option<Box<SwitchedAttention>>, EngineError> {
-        let Some(slots) = slots(b)? else { return Ok(None) };
+        let Some(slots) = AdapterSlots::resolve(b)? else { return Ok(None) };
         let at = |name: &str| format!("blk.{layer}.{name}");
         Ok(Some(Box::new(SwitchedAttention {
             q: additions(b, &at("attn_q"), slots, q)?,
@@ -234,9 +264,11 @@ impl SwitchedAttention {
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::noise::{NoiseModel, assert_near, normed, times};
+    use crate::engine::ops::model_extra::ModelExtraOp;
     use crate::engine::ops::switched::{Switch, SwitchToken};
     use crate::gguf::{Array, Value};
+    use crate::testkit::formulas::{assert_near, normed, times};
+    use crate::testkit::models::TinyModel;
 
     const EPS: f64 = 1e-5;
     const GRAPH: &str = "residual = 'single'";
@@ -249,10 +281,10 @@ mod tests {
     const TOKENS: [u32; 9] = [1, 5, 12, 3, 7, 14, 2, 12, 9];
 
     /// Returns a feed-forward network with two adapters, which tokens 12 and 14 switch on.
-    fn model() -> NoiseModel {
+    fn model() -> TinyModel {
         let sizes =
             [("block_count", 1), ("embedding_length", D), ("adapters.count", 2), ("adapters.lora_rank", R)];
-        let mut model = NoiseModel::new(&sizes, EPS as f32);
+        let mut model = TinyModel::new("x", &sizes, EPS as f32);
         model.metadata.set("x.feed_forward_length", F as u32);
         model.metadata.set("x.adapters.router_gain", 15.0f32);
         let ids = |ids: [i32; 2]| Value::Array(Array::I32(ids.to_vec()));
@@ -274,7 +306,7 @@ mod tests {
     }
 
     /// Returns the result of the formula, token by token.
-    fn by_formula(model: &NoiseModel, slots: &[usize]) -> Vec<f64> {
+    fn by_formula(model: &TinyModel, slots: &[usize]) -> Vec<f64> {
         let get = |name: &str| model.get(&format!("blk.0.{name}"));
         let mut out = Vec::new();
         for (&token, &slot) in TOKENS.iter().zip(slots) {
@@ -320,7 +352,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_does_not_fit_is_named() {
-        let error = |model: &NoiseModel| model.plan(GRAPH).unwrap_err().to_string();
+        let error = |model: &TinyModel| model.plan(GRAPH).unwrap_err().to_string();
         let mut found = model();
         found.metadata.set("x.adapters.count", 3u32);
         let expected = "key `x.adapters.token_ids_activate`: expected a token for each adapter, found 2";

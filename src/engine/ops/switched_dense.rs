@@ -8,7 +8,7 @@ use crate::engine::exec::context::Context;
 use crate::engine::exec::math;
 use crate::engine::exec::product::Product;
 use crate::engine::ops::dense::Dense;
-use crate::engine::ops::switched::{Switched, add_switched, additions, batch_slots, slots};
+use crate::engine::ops::switched::{AdapterSlots, Switched, add_switched, additions, batch_slots};
 use crate::engine::resolve::resolver::Resolver;
 
 /// Dense feed-forward network with the adapters of its products.
@@ -36,7 +36,8 @@ impl SwitchedDense {
     pub(crate) fn run(
         &self,
         cx: &Context<'_>,
-        (batch, x): (&ChunkBatch, &[f32]),
+        batch: &ChunkBatch,
+        x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         let (n_tokens, width, level) = (batch.n_wanted(), self.dense.up.n_rows, cx.weights.level);
@@ -52,7 +53,7 @@ impl SwitchedDense {
                 if let Some(switched) = &self.gate {
                     add_switched(cx, switched, &slots, x, &mut gates)?;
                 }
-                cx.each_row((&mut inner, width), (&gates, width), |inner, gate| {
+                cx.each_row(&mut inner, width, &gates, width, |inner, gate| {
                     math::gated(level, *act, gate, inner);
                 });
                 cx.give([gates]);
@@ -71,7 +72,7 @@ impl SwitchedDense {
         layer: usize,
         dense: &Dense,
     ) -> Result<Option<Self>, EngineError> {
-        let Some(slots) = slots(b)? else { return Ok(None) };
+        let Some(slots) = AdapterSlots::resolve(b)? else { return Ok(None) };
         if dense.sparsity.is_some() {
             let expected = "none with adapters";
             return Err(b.keys.unknown("activation_sparsity_scale", expected, "one"));

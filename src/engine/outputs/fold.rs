@@ -58,13 +58,8 @@ impl LogitFold {
         }
     }
 
-    /// Returns the folds of the reference's and the model's logits for the same vocabulary rows.
-    pub(crate) fn pair(
-        level: SimdLevel,
-        (a, b): (&[f32], &[f32]),
-        first: usize,
-        target: u32,
-    ) -> (Self, Self) {
+    /// Returns the folds of the reference's logits `a` and the model's logits `b` for the same vocabulary rows.
+    pub(crate) fn pair(level: SimdLevel, a: &[f32], b: &[f32], first: usize, target: u32) -> (Self, Self) {
         let (mut fold_a, mut fold_b) = (Self::START, Self::START);
         fold_a.add(level, a, first, target);
         fold_b.add(level, b, first, target);

@@ -176,9 +176,9 @@ impl Engine<'_> {
             return Err(EngineError::Vocabulary { model, baseline });
         }
         let folds = if self.plan.head.n_cols == model.plan.head.n_cols {
-            pair::folds((self, hidden), (model, model_hidden), targets, progress)?
+            pair::folds(self, hidden, model, model_hidden, targets, progress)?
         } else {
-            self.fold_blocks(hidden, (model, model_hidden), targets, progress)?
+            self.fold_blocks(hidden, model, model_hidden, targets, progress)?
         };
         Ok(folds.iter().map(|(reference, model)| reference.divergence(model)).collect())
     }
@@ -187,7 +187,8 @@ impl Engine<'_> {
     fn fold_blocks(
         &self,
         hidden: &Hidden,
-        (model, model_hidden): (&Engine<'_>, &Hidden),
+        model: &Engine<'_>,
+        model_hidden: &Hidden,
         targets: &[u32],
         progress: &dyn Progress,
     ) -> Result<Vec<(LogitFold, LogitFold)>, EngineError> {
@@ -204,7 +205,7 @@ impl Engine<'_> {
             self.workers.install(|| {
                 let rows = folds.par_iter_mut().zip(a.par_chunks(n)).zip(b.par_chunks(n)).zip(targets);
                 rows.for_each(|((((fold_a, fold_b), a), b), &target)| {
-                    let (part_a, part_b) = LogitFold::pair(level, (a, b), vocabulary.start, target);
+                    let (part_a, part_b) = LogitFold::pair(level, a, b, vocabulary.start, target);
                     fold_a.merge(&part_a);
                     fold_b.merge(&part_b);
                 });

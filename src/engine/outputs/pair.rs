@@ -61,8 +61,10 @@ impl<'a> PairedModel<'a> {
 /// Returns the folds of both models' rows, for heads of the same shape. The order of the sums depends on the shape
 /// only.
 pub(crate) fn folds(
-    (reference, hidden): (&Engine<'_>, &Hidden),
-    (model, model_hidden): (&Engine<'_>, &Hidden),
+    reference: &Engine<'_>,
+    hidden: &Hidden,
+    model: &Engine<'_>,
+    model_hidden: &Hidden,
     targets: &[u32],
     progress: &dyn Progress,
 ) -> Result<Vec<(LogitFold, LogitFold)>, EngineError> {
@@ -92,7 +94,7 @@ pub(crate) fn folds(
                 let part = a.run.clock.time(WorkKind::Fold, || {
                     let pairs = a_logits.chunks(panel.n).zip(b_logits.chunks(panel.n));
                     let of_row = |((a, b), &target): ((&[f32], &[f32]), &u32)| {
-                        LogitFold::pair(level, (a, b), panel.first, target)
+                        LogitFold::pair(level, a, b, panel.first, target)
                     };
                     pairs.zip(&targets[rows.start.min(targets.len())..]).map(of_row).collect()
                 });

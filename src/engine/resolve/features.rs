@@ -4,8 +4,8 @@
 use std::fmt::Debug;
 
 use crate::arch::graph::{
-    Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, NormKind, Positions, ResidualRule,
-    RouterInput, WindowKind,
+    AttentionFeatures, Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, MoeFeatures, NormKind,
+    Positions, ResidualRule, RouterInput, WindowFeatures, WindowKind,
 };
 use crate::engine::EngineError;
 use crate::engine::exec::activation::{GatedActivation, PlainActivation};
@@ -208,26 +208,29 @@ impl BuiltFeatures {
         // Without `..`: a new key must be added to one of the two groups.
         #[rustfmt::skip]
         let GraphFeatures {
-            kind, reason, residual, positions, mask, window, qk_norm_kind, ffn, gating, router_input, experts_act, extras,
+            kind, residual, positions, ffn, extras,
+            window: WindowFeatures {
+                kind: window, pattern: _, size: _, rope: _, rope_base: _, global_rope: _
+            },
+            attention: AttentionFeatures {
+                mask, qk_norm_kind, scale: _, cap: _, qk_norm: _, qk_norm_eps: _, qk_norm_not_at_experts: _,
+                temperature: _, v_norm: _, gated_q: _, kv_share: _, gate: _,
+            },
+            moe: MoeFeatures {
+                gating, router_input, act: experts_act, norm_topk: _, select: _, group_score: _, group_fill: _,
+                weigh: _, shared: _,
+            },
             // Every value of these is implemented.
-            norm: _, norm_eps: _, mixer: _, ffn_gated_if_present: _, post_norm_eps: _, pre_ffn: _, post_attn: _, post_ffn: _,
-            final_norm: _, embed_norm: _, embed_scale: _, residual_scale: _, alibi_bias: _, rope: _, rope_on: _,
-            rope_local: _, rope_global_part: _,
-            rope_local_base: _, yarn_truncate: _, yarn_mu: _, window_pattern: _, window_size: _, attn_scale: _,
-            attn_cap: _, final_cap: _, qk_norm: _, qk_norm_not_at_experts: _,
-            qk_norm_eps: _, temperature: _, unsaid_tokens: _, norm_topk: _, group_score: _, group_fill: _, logit_scale: _,
-            unused: _, gdn_gate: _, head_act: _, score_softmax: _, masked_head: _, gated_q: _, v_norm: _, kv_share: _, attn_gate: _, ffn_limit: _,
-            router_select: _, weigh: _, shared_combine: _,
+            norm: _, norms: _, embed_norm: _, embed_scale: _, residual_scale: _, rope: _, mixer: _,
+            ffn_gated_if_present: _, ffn_limit: _, head: _, unused: _,
         } = features;
-        if *kind == GraphKind::None {
-            let reason = reason.clone().unwrap_or_else(|| "its card describes none".to_owned());
-            return Err(EngineError::NoGraph { arch: arch.to_owned(), reason });
-        }
         let kind = match kind {
             GraphKind::Encoder => ModelKind::Encoder,
             GraphKind::Diffusion => ModelKind::Diffusion,
-            GraphKind::None => return card.unbuilt("kind", kind),
             GraphKind::Decoder | GraphKind::Encdec => ModelKind::Decoder,
+            GraphKind::None(reason) => {
+                return Err(EngineError::NoGraph { arch: arch.to_owned(), reason: reason.clone() });
+            }
         };
         let has = |extra| extras.contains(&extra);
         // AltUp streams are implemented for layers of two serial branches, followed by layer embeddings only.
@@ -245,7 +248,7 @@ impl BuiltFeatures {
             }
             // With hyper-connections the stream before the layer is more than one row.
             if *router_input == RouterInput::Raw {
-                return card.unbuilt("router_input with streams", router_input);
+                return card.unbuilt("moe.router_input with streams", router_input);
             }
         }
         Ok(Self {
@@ -262,7 +265,7 @@ impl BuiltFeatures {
                 NormKind::Rms => NormFormula::Rms,
                 NormKind::Layer => NormFormula::Layer,
                 NormKind::RmsFree | NormKind::LayerFree | NormKind::RmsByKey => {
-                    return card.unbuilt("qk_norm_kind", qk_norm_kind);
+                    return card.unbuilt("attention.qk_norm_kind", qk_norm_kind);
                 }
             },
             ffn: CardArch::activation(*ffn),
@@ -301,7 +304,7 @@ mod tests {
     #[test]
     fn what_is_not_built_is_refused_by_the_name_it_has_in_the_card() {
         for (text, expected) in [
-            ("qk_norm_kind = 'rms_free'", "qk_norm_kind = rms_free"),
+            ("attention.qk_norm_kind = 'rms_free'", "attention.qk_norm_kind = rms_free"),
             ("residual = 'hyper'\nextras = ['loops']", "extras with streams = [loops]"),
         ] {
             let error = built(text).err().unwrap_or_default();
@@ -313,8 +316,7 @@ mod tests {
     fn experts_have_the_activation_of_the_rest_unless_the_card_says_else() {
         let features = built("ffn = 'relu2'").unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(features.experts, ActivationKind::Plain(PlainActivation::Relu2));
-        let features =
-            built("ffn = 'relu2'\nexperts_act = 'reglu'").unwrap_or_else(|error| panic!("{error}"));
+        let features = built("ffn = 'relu2'\nmoe.act = 'reglu'").unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(features.experts, ActivationKind::Gated(GatedActivation::Reglu));
     }
 }

@@ -1,6 +1,6 @@
 //! Typed access to the keys of one architecture.
 
-use std::cell::RefCell;
+use std::cell::{LazyCell, RefCell};
 use std::collections::BTreeSet;
 
 use crate::arch::Registry;
@@ -20,6 +20,11 @@ impl<'a> ArchKeys<'a> {
     /// Returns access to the keys of architecture `arch`.
     pub(crate) fn new(metadata: &'a Metadata, arch: &'a str) -> Self {
         Self { metadata, arch, read: RefCell::default() }
+    }
+
+    /// Returns the names that were read, whether or not the file has them.
+    pub(crate) fn into_read(self) -> BTreeSet<String> {
+        self.read.into_inner()
     }
 
     /// Returns `general.architecture`.
@@ -46,10 +51,11 @@ impl<'a> ArchKeys<'a> {
         let read = self.read.borrow();
         let prefix = format!("{}.", self.arch);
         let keys = self.metadata.iter().map(|(key, _)| key);
+        let cards = LazyCell::new(|| Registry::of_architecture(self.arch).ok());
         let is_unread = |key: &&str| {
             key.strip_prefix(&prefix)
                 .is_some_and(|name| !read.contains(name) && !WITHOUT_EFFECT.contains(&name))
-                && !Registry::describes(self.arch, key)
+                && !cards.as_ref().is_some_and(|cards| cards.describes(self.arch, key))
         };
         keys.filter(is_unread).collect()
     }

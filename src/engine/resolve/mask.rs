@@ -10,7 +10,7 @@ impl Resolver<'_> {
     /// Returns the size of windows: the file's key, where 0 means no window, else the card's number.
     pub(crate) fn window_size(&self) -> Result<Option<usize>, EngineError> {
         let size = self.keys.count("attention.sliding_window")?;
-        Ok(size.or(self.features.window_size.map(|n| n as usize)).filter(|&n| n > 0))
+        Ok(size.or(self.features.window.size.map(|n| n as usize)).filter(|&n| n > 0))
     }
 
     /// Returns the mask of a layer, by the window and its pattern over layers.
@@ -25,7 +25,7 @@ impl Resolver<'_> {
             return Err(self.keys.unknown("attention.causal", expected, &(!is_full).to_string()));
         }
         let pattern_key = "attention.sliding_window_pattern";
-        let windowed = match (self.keys.get(pattern_key), self.features.window_pattern) {
+        let windowed = match (self.keys.get(pattern_key), self.features.window.pattern) {
             (Some(value), _) if value.as_array().is_some() => {
                 self.keys.layer_flag(pattern_key, layer)?.unwrap_or(false)
             }

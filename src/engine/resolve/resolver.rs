@@ -1,6 +1,7 @@
 //! State shared by everything that resolves a graph: features, keys, tensors, and the results so far.
 
 use crate::arch::graph::{Cap, CapName, GraphFeatures, NormKind, ResidualRule};
+use crate::core::Shape;
 use crate::engine::EngineError;
 use crate::engine::exec::rope::Rope;
 use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
@@ -17,7 +18,7 @@ pub(crate) struct Resolver<'a> {
     pub(crate) features: &'a GraphFeatures,
     /// Features of the card, narrowed to the values that the engine implements.
     pub(crate) built: BuiltFeatures,
-    pub(crate) keys: ArchKeys<'a>,
+    pub(crate) keys: &'a ArchKeys<'a>,
     pub(crate) tensors: TensorClaims<'a>,
     pub(crate) n_embd: usize,
     /// Number of layers that are run.
@@ -47,7 +48,7 @@ impl Resolver<'_> {
             NormFormula::Rms => [RMS_EPS, LAYER_EPS],
             NormFormula::Layer => [LAYER_EPS, RMS_EPS],
         };
-        let named: Vec<&str> = self.features.norm_eps.iter().map(String::as_str).collect();
+        let named: Vec<&str> = self.features.norms.eps.iter().map(String::as_str).collect();
         let keys = if named.is_empty() { &implied[..] } else { &named[..] };
         for (at, key) in keys.iter().enumerate() {
             if let Some(eps) = self.keys.number(key)? {
@@ -70,7 +71,7 @@ impl Resolver<'_> {
         if matches!(self.features.norm, NormKind::RmsFree | NormKind::LayerFree) {
             return Ok(Norm { formula: self.formula(), weight: None, bias: None, eps: self.eps });
         }
-        self.norm(name)?.ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
+        self.need_norm_of(name, self.n_embd)
     }
 
     /// Claims a norm of the residual stream, if its tensor exists.
@@ -80,12 +81,8 @@ impl Resolver<'_> {
 
     /// Claims a matrix of the stream's width with as many rows as its tensor has.
     pub(crate) fn stream_matrix(&mut self, name: &str) -> Result<Matrix, EngineError> {
-        let tensor = format!("{name}.weight");
-        let n_rows = self.tensors.shape(&tensor).and_then(|shape| usize::try_from(shape.n_rows()).ok());
-        match n_rows {
-            Some(n_rows) => self.tensors.need_matrix(name, n_rows, self.n_embd),
-            None => Err(EngineError::MissingTensor { tensor }),
-        }
+        let n_rows = self.n_rows(name)?;
+        self.tensors.need_matrix(name, n_rows, self.n_embd)
     }
 
     /// Claims the first row of a matrix of the stream's width, if the matrix exists.
@@ -140,6 +137,16 @@ impl Resolver<'_> {
         self.tensors.norm(name, len, self.formula(), self.eps)
     }
 
+    /// Claims a required norm of rows of `len`, as [`Resolver::norm_of`].
+    pub(crate) fn need_norm_of(&mut self, name: &str, len: usize) -> Result<Norm, EngineError> {
+        self.tensors.need_norm(name, len, self.formula(), self.eps)
+    }
+
+    /// Claims a required RMS norm of rows of `len`.
+    pub(crate) fn need_rms_norm(&mut self, name: &str, len: usize) -> Result<Norm, EngineError> {
+        self.tensors.need_norm(name, len, NormFormula::Rms, self.eps)
+    }
+
     /// Reads a count that must divide `whole`.
     pub(crate) fn divisor(&self, name: &str, whole: usize) -> Result<usize, EngineError> {
         let n = self.keys.need_count(name)?;
@@ -160,9 +167,18 @@ impl Resolver<'_> {
 
     /// Returns the input width of the matrices `name.weight`.
     pub(crate) fn n_cols(&self, name: &str) -> Result<usize, EngineError> {
+        self.dimension(name, Shape::n_cols)
+    }
+
+    /// Returns the number of rows of the matrix `name.weight`.
+    pub(crate) fn n_rows(&self, name: &str) -> Result<usize, EngineError> {
+        self.dimension(name, Shape::n_rows)
+    }
+
+    fn dimension(&self, name: &str, of: impl Fn(&Shape) -> u64) -> Result<usize, EngineError> {
         let tensor = format!("{name}.weight");
         match self.tensors.shape(&tensor) {
-            Some(shape) => Ok(usize::try_from(shape.n_cols()).unwrap_or(usize::MAX)),
+            Some(shape) => Ok(usize::try_from(of(shape)).unwrap_or(usize::MAX)),
             None => Err(EngineError::MissingTensor { tensor }),
         }
     }

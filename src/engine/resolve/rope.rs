@@ -1,6 +1,6 @@
 //! Resolution of the rotary position embeddings: which layers rotate, by which base and scaling, with which divisors.
 
-use crate::arch::graph::{RopeGlobalPart, RopeLocal, RopeLocalBase, RopeOn, RopePairs, YarnMu};
+use crate::arch::graph::{GlobalRope, RopeOn, RopePairs, WindowRope, YarnMu};
 use crate::engine::EngineError;
 use crate::engine::exec::mask::Mask;
 use crate::engine::exec::rope::{LongFactors, PairLayout, Ramp, Rope, RopeScaling};
@@ -93,7 +93,7 @@ impl Resolver<'_> {
             let windows = self.window_size()?.is_some();
             Ok::<_, EngineError>(reach == Reach::Local || !windows)
         };
-        Ok(match self.features.rope_on {
+        Ok(match self.features.rope.on {
             RopeOn::All => true,
             RopeOn::Windowed => windowed()?,
             RopeOn::WindowedOrDenseLead => {
@@ -126,9 +126,9 @@ impl Resolver<'_> {
     fn rope_of(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<Rope, EngineError> {
         let local = if reach == Reach::Local { self.keys.count("rope.dimension_count_swa")? } else { None };
         let n_dims = local.or(self.keys.count("rope.dimension_count")?).filter(|&n| n > 0).unwrap_or(dk);
-        let n_dims = match (reach, self.features.rope_global_part) {
-            (Reach::Global, RopeGlobalPart::Half) => n_dims / 2,
-            (Reach::Local, _) | (_, RopeGlobalPart::Whole) => n_dims,
+        let n_dims = match (reach, self.features.window.global_rope) {
+            (Reach::Global, GlobalRope::Half) => n_dims / 2,
+            (Reach::Local, _) | (_, GlobalRope::Whole) => n_dims,
         };
         if n_dims > dk || n_dims % 2 != 0 {
             let expected = "even, at most the head's width";
@@ -140,7 +140,7 @@ impl Resolver<'_> {
             None => self.keys.count("context_length")?.filter(|&n| n > 0),
         };
         let pairs = self.pair_layout(n_dims, dk)?;
-        if reach == Reach::Local && self.features.rope_local == RopeLocal::Unscaled {
+        if reach == Reach::Local && self.features.window.rope == WindowRope::Unscaled {
             // These tensors are claimed here even if only other layers, whose rotation may be wider, use them.
             for name in ["rope_freqs", "rope_factors_short", "rope_factors_long"] {
                 for tensor in [format!("blk.{layer}.{name}.weight"), format!("{name}.weight")] {
@@ -166,7 +166,7 @@ impl Resolver<'_> {
     fn pair_layout(&self, n_dims: usize, dk: usize) -> Result<PairLayout, EngineError> {
         let sections = self.keys.counts("rope.dimension_sections")?.unwrap_or_default();
         let has_sections = matches!(sections[..], [first, second, ..] if first > 0 && second > 0);
-        let is_half = match self.features.rope {
+        let is_half = match self.features.rope.pairs {
             RopePairs::InterleavedWhole if n_dims < dk => return Ok(PairLayout::HalfBetween),
             // If all of a head is rotated, the two are the same order.
             RopePairs::Interleaved | RopePairs::InterleavedWhole => false,
@@ -179,9 +179,9 @@ impl Resolver<'_> {
     fn rope_base(&self, reach: Reach, dk: usize) -> Result<f64, EngineError> {
         let mut base = self.keys.nonzero("rope.freq_base")?.unwrap_or(10000.0);
         if reach == Reach::Local {
-            base = match (self.keys.nonzero("rope.freq_base_swa")?, self.features.rope_local_base) {
-                (Some(local), _) | (None, RopeLocalBase::Number(local)) => local,
-                (None, RopeLocalBase::Named(_)) => base,
+            base = match (self.keys.nonzero("rope.freq_base_swa")?, self.features.window.rope_base) {
+                (Some(local), _) | (None, Some(local)) => local,
+                (None, None) => base,
             };
         }
         if let Some(alpha) = self.keys.number("rope.scaling.alpha")?.filter(|&a| a > 0.0) {
@@ -191,7 +191,7 @@ impl Resolver<'_> {
     }
 
     fn rope_scaling(&self, n_dims: usize, base: f64, trained: Option<usize>) -> Result<Scaled, EngineError> {
-        let keys = &self.keys;
+        let keys = self.keys;
         let factor = match keys.nonzero("rope.scaling.factor")? {
             Some(factor) => factor,
             None => keys.nonzero("rope.scale_linear")?.unwrap_or(1.0),
@@ -207,7 +207,7 @@ impl Resolver<'_> {
                 };
                 let length = trained.ok_or_else(|| self.no_trained_length())?;
                 let mut ramp = yarn_ramp(n_dims, base, length, betas);
-                if keys.flag("rope.scaling.yarn_truncate")?.unwrap_or(self.features.yarn_truncate) {
+                if keys.flag("rope.scaling.yarn_truncate")?.unwrap_or(self.features.rope.yarn_truncate) {
                     ramp = Ramp { low: ramp.low.floor(), high: ramp.high.ceil() };
                 }
                 let ramp = Ramp { low: ramp.low.max(0.0), high: ramp.high.min(n_dims as f64 - 1.0) };
@@ -224,7 +224,7 @@ impl Resolver<'_> {
     pub(crate) fn yarn_magnitude(&self, factor: f64) -> Result<f64, EngineError> {
         let of = |mu: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mu * factor.ln() + 1.0 };
         let mu = self.keys.nonzero("rope.scaling.yarn_log_multiplier")?;
-        Ok(match (mu, self.features.yarn_mu) {
+        Ok(match (mu, self.features.rope.yarn_mu) {
             (None, _) | (Some(_), YarnMu::None) => of(1.0),
             // Ten times the key's value is the multiplier of both sides of the quotient, which is 1.
             (Some(_), YarnMu::Tenth) => 1.0,

@@ -211,6 +211,18 @@ impl<'a> TensorClaims<'a> {
         Ok(Some(Norm { formula, weight: Some(weight), bias, eps }))
     }
 
+    /// Claims a norm that is required, as [`TensorClaims::norm`].
+    pub(crate) fn need_norm(
+        &mut self,
+        name: &str,
+        len: usize,
+        formula: NormFormula,
+        eps: f32,
+    ) -> Result<Norm, EngineError> {
+        self.norm(name, len, formula, eps)?
+            .ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
+    }
+
     /// Returns the claimed tensors whose names start with a prefix.
     pub(crate) fn claimed_under(&self, prefix: &str) -> Vec<usize> {
         let under = self.index.iter().filter(|(name, at)| self.claimed[**at] && name.starts_with(prefix));

@@ -165,7 +165,7 @@ impl Hint for ImatrixError {
             ],
             Self::IsPart { .. } => vec!["`gguf-verify combine` puts all parts together".to_owned()],
             Self::UnfinishedPart { .. } => {
-                vec!["run this part again with `--resume`: it goes on from there".to_owned()]
+                vec!["run this part again with `--resume`: it continues where it stopped".to_owned()]
             }
             Self::OtherPart { .. } => vec![
                 "all parts have the same model, prompts and options, and the same N of `--part I/N`".to_owned(),

@@ -157,7 +157,7 @@ pub fn combine_imatrix_parts(paths: &[PathBuf]) -> Result<CombinedImatrix, Imatr
                 return Err(ImatrixError::DamagedPart { path: path.clone() });
             }
             let rest = rests.entry(name).or_insert_with(|| vec![0.0; found]);
-            add_exactly((&mut columns.sums, rest), (&own.sums, more));
+            add_exactly(&mut columns.sums, rest, &own.sums, more);
             columns.counts.iter_mut().zip(own.counts).for_each(|(sum, n)| *sum = sum.saturating_add(n));
         }
         total.nll.extend(run.nll);

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::slice;
 
 use crate::core::TensorSource;
 use crate::core::output::{Begun, OutputError, OutputFile, OutputKind, SharedOutput};
@@ -45,9 +46,7 @@ pub(super) fn write(
     progress: &dyn Progress,
 ) -> Result<WriteReport, WriteError> {
     let FilePart { file, number, count } = part;
-    let files = [file];
-    let [file] = &files;
-    guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
+    guard(slice::from_ref(&file), kind, &options.inputs).map_err(OutputError::Guard)?;
     let mut shared = SharedOutput::of(&file.path, id, number, count)?;
     let (was_there, resumed_at, missing) = match shared.begin(file.plan.file_bytes)? {
         Begun::Finished => (true, 0, Vec::new()),
@@ -57,13 +56,11 @@ pub(super) fn write(
                 output.write_at(0, &file.plan.header)?;
                 file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
             }
-            let output = [output];
-            write_tensors((&files, &output), (&shared, start), source, options, progress)?;
-            let [output] = &output;
-            (false, start, shared.finish(Some(output), options.sync)?)
+            let watermark = Watermark::new(&shared, &output, start, options.sync);
+            write_tensors(&file, &output, &watermark, source, options, progress)?;
+            (false, start, shared.finish(Some(&output), options.sync)?)
         }
     };
-    let [file] = files;
     Ok(WriteReport {
         paths: vec![file.path],
         tensors: file.tensors,
@@ -75,17 +72,18 @@ pub(super) fn write(
     })
 }
 
-/// Writes the tensors of a part from `start` on, and records the progress.
+/// Writes the tensors of a part from the watermark on, and records the progress.
 fn write_tensors(
-    (files, output): (&[PlannedFile; 1], &[OutputFile; 1]),
-    (shared, start): (&SharedOutput, u64),
+    file: &PlannedFile,
+    output: &OutputFile,
+    watermark: &Watermark<'_>,
     source: &dyn TensorSource,
     options: &WriteOptions,
     progress: &dyn Progress,
 ) -> Result<(), WriteError> {
-    let watermark = Watermark::new(shared, &output[0], start, options.sync);
-    let observers = ChunkObservers { first_rows: &FirstRowHashes::of(0), watermark: Some(&watermark) };
-    let streamed = stream(source, (files, output), observers, options, progress);
+    let observers = ChunkObservers { first_rows: &FirstRowHashes::of(0), watermark: Some(watermark) };
+    let (files, outputs) = (slice::from_ref(file), slice::from_ref(output));
+    let streamed = stream(source, files, outputs, observers, options, progress);
     if streamed.is_err() {
         // If this fails as well, less progress is recorded, and more is written again.
         let _ = watermark.note();

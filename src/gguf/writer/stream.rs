@@ -32,7 +32,8 @@ pub(super) struct ChunkObservers<'a> {
 /// Streams the tensors of planned files into their outputs.
 pub(super) fn stream(
     source: &dyn TensorSource,
-    (files, outputs): (&[PlannedFile], &[OutputFile]),
+    files: &[PlannedFile],
+    outputs: &[OutputFile],
     observers: ChunkObservers<'_>,
     options: &WriteOptions,
     progress: &dyn Progress,

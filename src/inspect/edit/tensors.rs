@@ -7,6 +7,15 @@ use crate::core::{SourceError, TensorMeta, TensorSource};
 use crate::gguf::{FilePlan, GgufFile, MAX_NAME_BYTES, Metadata, PlannedFile, WriteError};
 use crate::inspect::{Edit, EditError};
 
+/// Change of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorChange {
+    /// Name in the input.
+    pub before: String,
+    /// Name in the output; `None` if the tensor is left out.
+    pub after: Option<String>,
+}
+
 /// The tensors of an edited file.
 #[derive(Clone, Debug)]
 pub(super) struct EditedTensors {
@@ -14,7 +23,7 @@ pub(super) struct EditedTensors {
     metas: Vec<TensorMeta>,
     /// Index of each tensor in the input.
     places: Vec<usize>,
-    changes: Vec<(String, Option<String>)>,
+    changes: Vec<TensorChange>,
 }
 
 impl EditedTensors {
@@ -29,8 +38,8 @@ impl EditedTensors {
         &self.metas
     }
 
-    /// Old names with the new ones; `None` for tensors that are left out.
-    pub(super) fn changes(&self) -> &[(String, Option<String>)] {
+    /// Renamed and dropped tensors, in the order of the edits.
+    pub(super) fn changes(&self) -> &[TensorChange] {
         &self.changes
     }
 
@@ -59,7 +68,7 @@ impl EditedTensors {
                     return Err(EditError::TensorTwice { path: path(), tensor: to.clone() });
                 }
                 self.metas[at].name.clone_from(to);
-                self.changes.push((from.clone(), Some(to.clone())));
+                self.changes.push(TensorChange { before: from.clone(), after: Some(to.clone()) });
             }
             Edit::Drop(pattern) => {
                 let n_before = self.metas.len();
@@ -69,7 +78,7 @@ impl EditedTensors {
                     .collect::<Vec<_>>()
                 {
                     self.places.remove(at);
-                    self.changes.push((self.metas.remove(at).name, None));
+                    self.changes.push(TensorChange { before: self.metas.remove(at).name, after: None });
                 }
                 let n_dropped = n_before - self.metas.len();
                 if n_dropped == 0 {

@@ -193,36 +193,27 @@ fn best_exchange(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testkit::noise::Noise;
 
-    /// Pseudo-random numbers.
-    struct RandomNumbers(u64);
-
-    impl RandomNumbers {
-        fn below(&mut self, n: u64) -> u64 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) % n
-        }
-
-        /// Table like that of a model: errors fall by about a factor of four with each bit, and tensors differ in size
-        /// and weight.
-        fn table(&mut self, n_rows: usize) -> Vec<Vec<TypeCandidate>> {
-            const TYPES: [(GgmlType, u64, f64); 5] = [
-                (GgmlType::Q2K, 21, 70.0),
-                (GgmlType::Q3K, 27, 20.0),
-                (GgmlType::Q4K, 36, 4.5),
-                (GgmlType::Q5K, 44, 1.2),
-                (GgmlType::Q6K, 52, 0.3),
-            ];
-            let mut row = || {
-                let (size, weight) = (4 + self.below(60), 1.0 + self.below(1000) as f64 / 10.0);
-                let mut candidate = |&(ty, bits, error): &(GgmlType, u64, f64)| {
-                    let cost = weight * error * (0.8 + self.below(40) as f64 / 100.0);
-                    TypeCandidate { ty, n_bytes: size * bits, cost }
-                };
-                TYPES.iter().map(&mut candidate).collect()
+    /// Returns a table like that of a model: errors fall by about a factor of four with each bit, and tensors differ in
+    /// size and weight.
+    fn table(noise: &mut Noise, n_rows: usize) -> Vec<Vec<TypeCandidate>> {
+        const TYPES: [(GgmlType, u64, f64); 5] = [
+            (GgmlType::Q2K, 21, 70.0),
+            (GgmlType::Q3K, 27, 20.0),
+            (GgmlType::Q4K, 36, 4.5),
+            (GgmlType::Q5K, 44, 1.2),
+            (GgmlType::Q6K, 52, 0.3),
+        ];
+        let mut row = || {
+            let (size, weight) = (4 + noise.below(60), 1.0 + noise.below(1000) as f64 / 10.0);
+            let mut candidate = |&(ty, bits, error): &(GgmlType, u64, f64)| {
+                let cost = weight * error * (0.8 + noise.below(40) as f64 / 100.0);
+                TypeCandidate { ty, n_bytes: size * bits, cost }
             };
-            (0..n_rows).map(|_| row()).collect()
-        }
+            TYPES.iter().map(&mut candidate).collect()
+        };
+        (0..n_rows).map(|_| row()).collect()
     }
 
     fn cost(rows: &[Vec<TypeCandidate>], choice: &[usize]) -> f64 {
@@ -246,10 +237,10 @@ mod tests {
 
     #[test]
     fn it_comes_near_to_the_best_of_all_choices() {
-        let mut numbers = RandomNumbers(1);
+        let mut noise = Noise::new(1);
         let (mut worst, mut sum, mut n) = (1.0f64, 0.0, 0);
         for _ in 0..60 {
-            let rows = numbers.table(6);
+            let rows = table(&mut noise, 6);
             let (least, most) = bounds(&rows);
             for part in 1..8 {
                 let budget = least + (most - least) * part / 8;
@@ -266,8 +257,8 @@ mod tests {
 
     #[test]
     fn it_stays_within_the_budget_and_uses_it_up() {
-        let mut numbers = RandomNumbers(2);
-        let rows = numbers.table(200);
+        let mut noise = Noise::new(2);
+        let rows = table(&mut noise, 200);
         let (least, most) = bounds(&rows);
         for part in 0..=50 {
             let budget = least + (most - least) * part / 50;
@@ -285,9 +276,9 @@ mod tests {
     /// More bytes never cost more, once they exceed the largest step.
     #[test]
     fn more_bytes_cost_less() {
-        let mut numbers = RandomNumbers(3);
+        let mut noise = Noise::new(3);
         for _ in 0..10 {
-            let rows = numbers.table(40);
+            let rows = table(&mut noise, 40);
             let (least, most) = bounds(&rows);
             let step = rows.iter().map(|row| row[4].n_bytes - row[0].n_bytes).max().unwrap();
             let mut last = f64::INFINITY;

@@ -99,35 +99,14 @@ fn weighted(values: &[f32], weights: Option<&[f32]>) -> f64 {
 mod tests {
     use super::*;
     use crate::core::Shape;
+    use crate::testkit::memory::MemoryTensors;
 
-    struct RowSource {
-        meta: [TensorMeta; 1],
-        values: Vec<f32>,
+    fn rows(dims: &[u64], value: impl Fn(usize) -> f32) -> MemoryTensors {
+        let values: Vec<f32> = (0..dims.iter().product::<u64>() as usize).map(value).collect();
+        MemoryTensors::of_f32(&[("x", dims, &values)])
     }
 
-    impl TensorSource for RowSource {
-        fn tensors(&self) -> &[TensorMeta] {
-            &self.meta
-        }
-
-        fn read_rows(&self, _: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-            let n_cols = usize::try_from(self.meta[0].shape.n_cols()).unwrap();
-            let values = &self.values[usize::try_from(first_row).unwrap() * n_cols..];
-            for (bytes, value) in out.chunks_mut(4).zip(values) {
-                bytes.copy_from_slice(&value.to_le_bytes());
-            }
-            Ok(())
-        }
-    }
-
-    fn rows(dims: &[u64], value: impl Fn(usize) -> f32) -> RowSource {
-        let shape = Shape::new(dims.to_vec()).unwrap();
-        let values = (0..usize::try_from(shape.n_elems()).unwrap()).map(value).collect();
-        let meta = TensorMeta { name: "x".to_owned(), shape, ty: GgmlType::F32 };
-        RowSource { meta: [meta], values }
-    }
-
-    fn errors(rows: &RowSource, weights: Option<&[f32]>, types: &[GgmlType]) -> Vec<f64> {
+    fn errors(rows: &MemoryTensors, weights: Option<&[f32]>, types: &[GgmlType]) -> Vec<f64> {
         let sampled = Sampled { source: rows, tensor: 0, weights, level: SimdLevel::Scalar };
         sampled.errors(types).unwrap().into_iter().map(|row| row.1).collect()
     }
@@ -155,7 +134,7 @@ mod tests {
     #[test]
     fn a_sample_is_spread_over_all_rows_and_matrices() {
         let rows = rows(&[4, 3, 32], |_| 1.0);
-        assert_eq!(sample(&rows.meta[0]), (0..12).collect::<Vec<_>>());
+        assert_eq!(sample(&rows.tensors()[0]), (0..12).collect::<Vec<_>>());
         let shape = Shape::new(vec![128, 4096, 4096]).unwrap();
         let found = sample(&TensorMeta { name: String::new(), shape, ty: GgmlType::F16 });
         assert_eq!((found.len(), found[0], found[127]), (128, 2048, 127 * 4096 + 2048));

@@ -120,7 +120,7 @@ fn read_row(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{GgmlType, Shape, TensorMeta};
+    use crate::testkit::memory::MemoryTensors;
 
     fn of(names: &[&str], n_layers: i32, is_tied: bool) -> Vec<f64> {
         sensitivities(
@@ -160,44 +160,16 @@ mod tests {
         }
     }
 
-    struct F32Model(Vec<(TensorMeta, Vec<f32>)>, Vec<TensorMeta>);
-
-    impl F32Model {
-        fn new(tensors: &[(&str, &[u64], &[f32])]) -> Self {
-            let tensor = |&(name, dims, values): &(&str, &[u64], &[f32])| {
-                let shape = Shape::new(dims.to_vec()).unwrap();
-                (TensorMeta { name: name.to_owned(), shape, ty: GgmlType::F32 }, values.to_vec())
-            };
-            let tensors: Vec<_> = tensors.iter().map(tensor).collect();
-            let metas = tensors.iter().map(|tensor| tensor.0.clone()).collect();
-            Self(tensors, metas)
-        }
-    }
-
-    impl TensorSource for F32Model {
-        fn tensors(&self) -> &[TensorMeta] {
-            &self.1
-        }
-
-        fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-            let at = usize::try_from(first_row).unwrap() * out.len() / 4;
-            for (bytes, value) in out.chunks_mut(4).zip(&self.0[tensor].1[at..]) {
-                bytes.copy_from_slice(&value.to_le_bytes());
-            }
-            Ok(())
-        }
-    }
-
     #[test]
     fn the_power_of_logits_is_read_off_the_output_behind_its_norm() {
         let level = SimdLevel::Scalar;
         // A column that is the same for all tokens has no effect.
         let embeddings: (&str, &[u64], &[f32]) = ("token_embd.weight", &[2, 2], &[3.0, 5.0, 1.0, 5.0]);
-        assert_eq!(logit_power(&F32Model::new(&[embeddings]), level).unwrap(), 0.5);
+        assert_eq!(logit_power(&MemoryTensors::of_f32(&[embeddings]), level).unwrap(), 0.5);
         let norm: (&str, &[u64], &[f32]) = ("output_norm.weight", &[2], &[2.0, 9.0]);
-        assert_eq!(logit_power(&F32Model::new(&[norm, embeddings]), level).unwrap(), 2.0);
+        assert_eq!(logit_power(&MemoryTensors::of_f32(&[norm, embeddings]), level).unwrap(), 2.0);
         let output: (&str, &[u64], &[f32]) = ("output.weight", &[2, 2], &[0.0, 0.0, 8.0, 0.0]);
-        assert_eq!(logit_power(&F32Model::new(&[norm, embeddings, output]), level).unwrap(), 32.0);
-        assert_eq!(logit_power(&F32Model::new(&[norm]), level).unwrap(), 1.0);
+        assert_eq!(logit_power(&MemoryTensors::of_f32(&[norm, embeddings, output]), level).unwrap(), 32.0);
+        assert_eq!(logit_power(&MemoryTensors::of_f32(&[norm]), level).unwrap(), 1.0);
     }
 }

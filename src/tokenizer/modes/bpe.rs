@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::super::emit::{MAX_TOKENS, TokenList, TokenType, looks_special, n_tokens};
+use super::super::emit::{TokenList, TokenType, check_size, looks_special, n_tokens};
 use super::super::files::CONFIG;
 use super::super::hf_decoder::HfDecoder;
 use super::super::hf_json::{AddedToken, FILE, HfJson, HfKind, Merge};
@@ -76,9 +76,7 @@ pub(super) fn list(
 ) -> Result<TokenList, TokenizerError> {
     let path = context.directory.join(FILE);
     let size = n_tokens(context.request, vocabulary.n_tokens());
-    if size > MAX_TOKENS {
-        return Err(TokenizerError::TooManyTokens { path, size, limit: MAX_TOKENS });
-    }
+    check_size(&path, size)?;
     let mut by_id: Vec<Option<(&str, Option<&AddedToken>)>> = vec![None; size as usize];
     let base = vocabulary.base.iter().map(|(text, id)| (text.as_str(), *id, None));
     let added =

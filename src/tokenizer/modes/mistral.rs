@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::gguf::{Array, Metadata, Template, Value};
 
 use super::super::byte_alphabet::written;
-use super::super::emit::{MAX_TOKENS, TokenList, TokenType};
+use super::super::emit::{TokenList, TokenType, check_size};
 use super::super::sentencepiece::{ModelProto, PieceKind, first_of};
 use super::super::{TokenizerError, TokenizerWarning};
 use super::spm::token_type;
@@ -190,9 +190,7 @@ fn of_tekken(path: &Path, file: TekkenFile) -> Result<MistralVocabulary, Tokeniz
             "not a version of tekken: `v1`, `v2`, `v3`, `v7`, `v11`, `v13`, `v15`",
         ));
     }
-    if size > MAX_TOKENS {
-        return Err(TokenizerError::TooManyTokens { path: path.to_owned(), size, limit: MAX_TOKENS });
-    }
+    check_size(path, size)?;
     let n_text = size.checked_sub(n_special).filter(|n| *n <= file.vocab.len() as u64).ok_or_else(|| {
         member("config.default_vocab_size", "not the number of special tokens and some or all of `vocab`")
     })?;
@@ -323,9 +321,7 @@ impl TekkenRanks {
 
 fn of_model(path: &Path, name: &str, model: &ModelProto) -> Result<MistralVocabulary, TokenizerError> {
     let size = model.pieces.len() as u64;
-    if size > MAX_TOKENS {
-        return Err(TokenizerError::TooManyTokens { path: path.to_owned(), size, limit: MAX_TOKENS });
-    }
+    check_size(path, size)?;
     let mut tokens = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
     for piece in &model.pieces {
         tokens.push(piece.piece(), piece.score(), token_type(piece));

@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use super::super::TokenizerError;
-use super::super::emit::{MAX_TOKENS, TokenList, TokenType, n_tokens};
+use super::super::emit::{MAX_TOKENS, TokenList, TokenType, check_size, n_tokens};
 use super::super::files::CONFIG;
 use super::super::special::token_text;
 use super::{Attempt, Context};
@@ -47,9 +47,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     }
     let n_own = tokens.len();
     let size = n_tokens(context.request, n_own);
-    if size > MAX_TOKENS {
-        return Err(TokenizerError::TooManyTokens { path, size, limit: MAX_TOKENS });
-    }
+    check_size(&path, size)?;
     for at in 1..=size.saturating_sub(n_own) {
         tokens.push(format!("[PAD{at}]"), PAD_SCORE, TokenType::Unused);
     }

@@ -9,6 +9,7 @@ use super::super::files::CONFIG;
 use super::super::hf_json;
 use super::super::sentencepiece::{ModelProto, Piece, PieceKind, first_of};
 use super::super::{Mode, TokenizerError, TokenizerWarning};
+use super::added_tokens_decoder::{TokenOverride, decoder_entries};
 use super::{Attempt, Context};
 
 /// Score of a row without a token.
@@ -162,33 +163,10 @@ fn append_added_tokens(context: &Context<'_>, tokens: &mut TokenList) -> Result<
     Ok(())
 }
 
-/// One entry of `added_tokens_decoder` or `added_tokens`.
-struct TokenOverride {
-    id: u64,
-    text: String,
-    special: bool,
-}
-
-fn decoder_entries(context: &Context<'_>) -> Result<Vec<TokenOverride>, TokenizerError> {
-    let config = context.directory.tree(CONFIG)?;
-    let mut entries = Vec::new();
-    for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten() {
-        let bad = || TokenizerError::BadId {
-            path: context.directory.join(CONFIG),
-            key: "added_tokens_decoder",
-            found: id.clone(),
-        };
-        let text = token.get("content").and_then(Json::as_str).ok_or_else(bad)?.to_owned();
-        let special = token.get("special").and_then(Json::as_bool).unwrap_or(false);
-        entries.push(TokenOverride { id: id.parse().map_err(|_| bad())?, text, special });
-    }
-    Ok(entries)
-}
-
 /// Replaces tokens of the model by those of `added_tokens_decoder`.
 fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
     let size = tokens.len();
-    for TokenOverride { id, text, special } in decoder_entries(context)? {
+    for TokenOverride { id, text, special } in decoder_entries(context, u64::MAX)? {
         let written = if special || looks_special(&text) {
             tokens.set(id, text.as_str(), ADDED_SCORE, TokenType::Control)
         } else {
@@ -205,7 +183,7 @@ fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Re
 /// unchanged.
 fn phi3_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
     set_added_tokens(context, tokens)?;
-    let of_config = decoder_entries(context)?.into_iter().map(|token| (CONFIG, token));
+    let of_config = decoder_entries(context, u64::MAX)?.into_iter().map(|token| (CONFIG, token));
     let added = context.hf.map_or(&[][..], |hf| hf.added_tokens.as_slice()).iter().map(|token| {
         let (text, special) = (token.content.clone(), token.special);
         (hf_json::FILE, TokenOverride { id: token.id, text, special })
@@ -226,7 +204,7 @@ fn arctic_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<()
     let config = context.directory.tree(CONFIG)?;
     let unknown = config.get("unk_token").and_then(Json::as_str);
     let size = tokens.len();
-    for TokenOverride { id, text, special } in decoder_entries(context)? {
+    for TokenOverride { id, text, special } in decoder_entries(context, u64::MAX)? {
         let (score, kind) = match special {
             true if unknown == Some(text.as_str()) => (0.0, TokenType::Unknown),
             true => (0.0, TokenType::Control),
@@ -246,7 +224,7 @@ fn internlm2_tokens(
     tokens: &mut TokenList,
 ) -> Result<Option<u64>, TokenizerError> {
     append_added_tokens(context, tokens)?;
-    let mut overrides = decoder_entries(context)?;
+    let mut overrides = decoder_entries(context, u64::MAX)?;
     for token in context.hf.map_or(&[][..], |hf| hf.added_tokens.as_slice()) {
         overrides.push(TokenOverride { id: token.id, text: token.content.clone(), special: token.special });
     }

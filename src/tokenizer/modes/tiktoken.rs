@@ -4,8 +4,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use serde_json::Value as Json;
-
 use crate::gguf::{Array, Value};
 
 use super::super::byte_alphabet::written;
@@ -14,6 +12,7 @@ use super::super::files::CONFIG;
 use super::super::rank_code::CodeFacts;
 use super::super::special::token_text;
 use super::super::{TokenizerError, pretokenizer};
+use super::added_tokens_decoder::{TokenOverride, decoder_entries};
 use super::{Attempt, Context};
 
 /// Maximum length of a token in bytes. Released vocabularies stay below 256.
@@ -84,7 +83,7 @@ fn special_tokens(
 ) -> Result<Vec<(u64, String)>, TokenizerError> {
     let mut added = code.special(n_ranks, context.request.size);
     if code.reads_config {
-        for (id, text) in decoder_entries(context)? {
+        for TokenOverride { id, text, .. } in decoder_entries(context, MAX_TOKENS - 1)? {
             match added.iter_mut().find(|own| own.0 == id) {
                 Some(own) => own.1 = text,
                 None => added.push((id, text)),
@@ -156,22 +155,6 @@ fn set(
     }
     let token = text.to_owned();
     Err(TokenizerError::IdBeyondVocabulary { path: path.to_owned(), key, token, id, size })
-}
-
-/// Returns special tokens that the tokenizer's configuration lists with their ids.
-fn decoder_entries(context: &Context<'_>) -> Result<Vec<(u64, String)>, TokenizerError> {
-    let config = context.directory.tree(CONFIG)?;
-    let mut entries = Vec::new();
-    for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten() {
-        let bad = || TokenizerError::BadId {
-            path: context.directory.join(CONFIG),
-            key: "added_tokens_decoder",
-            found: id.clone(),
-        };
-        let text = token.get("content").and_then(Json::as_str).ok_or_else(bad)?;
-        entries.push((id.parse().ok().filter(|&id| id < MAX_TOKENS).ok_or_else(bad)?, text.to_owned()));
-    }
-    Ok(entries)
 }
 
 /// Tokens and their ranks, in the order of the file.

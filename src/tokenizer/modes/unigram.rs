@@ -2,24 +2,16 @@
 
 use serde_json::Value as Json;
 
-use crate::gguf::{Array, Value};
-
 use super::super::TokenizerError;
-use super::super::emit::{MAX_TOKENS, TokenList, TokenType, is_byte_token, n_tokens};
+use super::super::emit::{TokenList, TokenType, check_size, is_byte_token, n_tokens};
 use super::super::files::CONFIG;
-use super::super::hf_json::{FILE, HfJson, HfKind, VocabTable};
+use super::super::hf_json::{FILE, HfJson, HfKind};
 use super::super::hf_vocab::special_texts;
 use super::super::sentencepiece::{BPE, ModelProto, UNIGRAM, first_of};
 use super::super::special::SpecialTokens;
+use super::preparation::Preparation;
 use super::spm::PAD_SCORE;
 use super::{Attempt, Context, byte_fallback, spm, xlmr};
-
-/// Settings of text normalization.
-struct Preparation {
-    prefix: bool,
-    remove_blanks: bool,
-    charsmap: Vec<u8>,
-}
 
 /// Writes the keys of a unigram vocabulary. A model file of the BPE kind is passed to `spm`.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
@@ -52,13 +44,7 @@ pub(super) fn write(
     model: &ModelProto,
     special: &SpecialTokens,
 ) {
-    let normalizer = model.normalizer();
-    let preparation = Preparation {
-        prefix: normalizer.add_dummy_prefix(),
-        remove_blanks: normalizer.remove_extra_whitespaces(),
-        charsmap: normalizer.precompiled_charsmap.unwrap_or_default(),
-    };
-    write_prepared(context, tokens, preparation, special);
+    write_prepared(context, tokens, Preparation::of(model), special);
 }
 
 fn write_prepared(
@@ -69,11 +55,7 @@ fn write_prepared(
 ) {
     tokens.write("t5", "default", context.out);
     context.out.set("tokenizer.ggml.add_space_prefix", preparation.prefix);
-    context.out.set("tokenizer.ggml.remove_extra_whitespaces", preparation.remove_blanks);
-    if !preparation.charsmap.is_empty() {
-        let charsmap = Value::Array(Array::U8(preparation.charsmap));
-        context.out.set("tokenizer.ggml.precompiled_charsmap", charsmap);
-    }
+    preparation.write_cleaning(context.out);
     special.write(context.out);
 }
 
@@ -95,19 +77,14 @@ fn run_json(context: &mut Context<'_>, hf: &HfJson) -> Result<Attempt, Tokenizer
 /// Returns the pieces, then the added tokens by their ids, then padding.
 fn of_json(context: &mut Context<'_>, hf: &HfJson) -> Result<TokenList, TokenizerError> {
     let path = context.directory.join(FILE);
-    let VocabTable::Scores(pieces) = &hf.model.vocab else {
-        let problem = "a Unigram model has a list of tokens with scores";
-        return Err(TokenizerError::Member { path, member: "model.vocab", problem });
-    };
+    let pieces = hf.scored_pieces(&path)?;
     let config = context.directory.tree(CONFIG)?;
     let specials = special_texts(&context.directory, &config)?;
     let is_special = |text: &str| specials.iter().any(|special| special == text);
     let own = hf.added_tokens.iter().map(|token| token.id.saturating_add(1)).max().unwrap_or(0);
     let own = own.max(pieces.len() as u64);
     let size = n_tokens(context.request, own).max(own);
-    if size > MAX_TOKENS {
-        return Err(TokenizerError::TooManyTokens { path, size, limit: MAX_TOKENS });
-    }
+    check_size(&path, size)?;
     let mut list = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
     for (id, (text, score)) in (0u64..).zip(pieces) {
         let kind = match text {

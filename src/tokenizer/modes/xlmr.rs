@@ -2,14 +2,13 @@
 
 use serde_json::Value as Json;
 
-use crate::gguf::{Array, Value};
-
 use super::super::TokenizerError;
-use super::super::emit::{MAX_TOKENS, TokenList, TokenType, n_tokens};
+use super::super::emit::{TokenList, TokenType, check_size, n_tokens};
 use super::super::files::CONFIG;
-use super::super::hf_json::{FILE, HfJson, VocabTable};
+use super::super::hf_json::{FILE, HfJson};
 use super::super::hf_vocab::special_texts;
 use super::super::sentencepiece::{ModelProto, UNIGRAM, first_of};
+use super::preparation::Preparation;
 use super::spm::{PAD_SCORE, token_type};
 use super::tiktoken::base64;
 use super::{Attempt, Context};
@@ -26,13 +25,6 @@ const FIRST: [(&str, TokenType); 4] = [
 const N_MODEL_FIRST: usize = 3;
 /// Architecture and id of a mask token that the model file of Nomic's mixture-of-experts model lacks.
 const NOMIC_MASK: (&str, u64) = ("nomic-bert-moe", 250_001);
-
-/// Settings of text normalization.
-struct Preparation {
-    prefix: bool,
-    remove_blanks: bool,
-    charsmap: Vec<u8>,
-}
 
 /// Writes the keys.
 ///
@@ -61,11 +53,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     if let Some(n_segments) = n_segments {
         context.out.set(TOKEN_TYPE_COUNT, n_segments);
     }
-    context.out.set("tokenizer.ggml.remove_extra_whitespaces", preparation.remove_blanks);
-    if !preparation.charsmap.is_empty() {
-        let charsmap = Value::Array(Array::U8(preparation.charsmap));
-        context.out.set("tokenizer.ggml.precompiled_charsmap", charsmap);
-    }
+    preparation.write_cleaning(context.out);
     special.write(context.out);
     Ok(Attempt::Done)
 }
@@ -84,9 +72,7 @@ fn of_model(
     }
     let own = model.pieces.len() as u64;
     let size = n_tokens(context.request, own).max(own);
-    if size > MAX_TOKENS {
-        return Err(TokenizerError::TooManyTokens { path, size, limit: MAX_TOKENS });
-    }
+    check_size(&path, size)?;
     let mut list = TokenList { scores: Some(Vec::new()), ..TokenList::default() };
     for (text, kind) in FIRST {
         list.push(text, 0.0, kind);
@@ -108,22 +94,13 @@ fn of_model(
             size: list.len(),
         });
     }
-    let normalizer = model.normalizer();
-    let preparation = Preparation {
-        prefix: normalizer.add_dummy_prefix(),
-        remove_blanks: normalizer.remove_extra_whitespaces(),
-        charsmap: normalizer.precompiled_charsmap.unwrap_or_default(),
-    };
-    Ok((list, preparation))
+    Ok((list, Preparation::of(model)))
 }
 
 /// Returns the tokens of `tokenizer.json`.
 fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation), TokenizerError> {
     let path = context.directory.join(FILE);
-    let VocabTable::Scores(pieces) = &hf.model.vocab else {
-        let problem = "a Unigram model has a list of tokens with scores";
-        return Err(TokenizerError::Member { path, member: "model.vocab", problem });
-    };
+    let pieces = hf.scored_pieces(&path)?;
     let config = context.directory.tree(CONFIG)?;
     let specials = special_texts(&context.directory, &config)?;
     let added = |text: &str| hf.added_tokens.iter().find(|token| token.content == text);

@@ -42,7 +42,7 @@ impl Chat {
 }
 
 /// Returns several turns, with or without a system message.
-pub(super) fn turns(has_system: bool) -> Json {
+pub(in crate::verify) fn turns(has_system: bool) -> Json {
     let system =
         json!({ "role": "system", "content": "You are a helpful assistant. Answer in one sentence." });
     let rest = [

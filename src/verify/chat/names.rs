@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 /// Use of a word in a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NameUse {
+pub(in crate::verify) enum NameUse {
     Filter,
     Test,
     Function,
@@ -15,7 +15,7 @@ pub(super) enum NameUse {
 }
 
 impl NameUse {
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::verify) fn name(self) -> &'static str {
         match self {
             Self::Filter => "filter",
             Self::Test => "test",
@@ -27,11 +27,11 @@ impl NameUse {
 
 /// Name that is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct UnknownTemplateName {
-    pub(super) used_as: NameUse,
-    pub(super) name: String,
+pub(in crate::verify) struct UnknownTemplateName {
+    pub(in crate::verify) used_as: NameUse,
+    pub(in crate::verify) name: String,
     /// Line number, from 1.
-    pub(super) line: usize,
+    pub(in crate::verify) line: usize,
 }
 
 /// Filters of Jinja, and additional ones of our interpreter or of llama.cpp's.
@@ -65,7 +65,7 @@ enum TagToken<'a> {
 }
 
 /// Returns the unknown names, in the order of the template; each once per use.
-pub(super) fn unknown(source: &str) -> Vec<UnknownTemplateName> {
+pub(in crate::verify) fn unknown(source: &str) -> Vec<UnknownTemplateName> {
     let tokens = tokens(source);
     let own = defined(&tokens);
     let mut found: Vec<UnknownTemplateName> = Vec::new();
@@ -93,7 +93,7 @@ pub(super) fn unknown(source: &str) -> Vec<UnknownTemplateName> {
 }
 
 /// Returns true if the name in an error is known to other interpreters: a limit of this program, not of the template.
-pub(super) fn is_known_elsewhere(reason: &str) -> bool {
+pub(in crate::verify) fn is_known_elsewhere(reason: &str) -> bool {
     let lists = [
         ("unknown filter", FILTERS),
         ("unknown test", TESTS),
@@ -113,7 +113,7 @@ const SET: &str = "messages tools documents add_generation_prompt bos_token eos_
     True False None self loop varargs kwargs";
 
 /// Returns the variables that a template reads, but that neither it nor transformers sets.
-pub(super) fn free(source: &str) -> Vec<String> {
+pub(in crate::verify) fn free(source: &str) -> Vec<String> {
     let tokens = tokens(source);
     let own = defined(&tokens);
     let mut found: Vec<String> = Vec::new();

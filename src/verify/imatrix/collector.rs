@@ -32,7 +32,7 @@ pub(crate) struct ExactColumns {
 impl ExactColumns {
     /// Adds the sums and rounding errors of the same tensor.
     pub(crate) fn add(&mut self, more: &Self) {
-        add_exactly((&mut self.columns.sums, &mut self.rests), (&more.columns.sums, &more.rests));
+        add_exactly(&mut self.columns.sums, &mut self.rests, &more.columns.sums, &more.rests);
         let counts = self.columns.counts.iter_mut().zip(&more.columns.counts);
         counts.for_each(|(count, n)| *count = count.saturating_add(*n));
     }
@@ -53,12 +53,12 @@ impl SumCollector {
     }
 
     /// Adds rows of `n_cols` values to matrix `at` of the `n_matrices` of a tensor.
-    pub(super) fn add(&self, name: &str, n_cols: usize, (at, n_matrices): (usize, usize), x: &[f32]) {
+    pub(super) fn add(&self, name: &str, n_cols: usize, at: usize, n_matrices: usize, x: &[f32]) {
         let partial: Vec<(Vec<f64>, Vec<f64>)> = x
             .par_chunks(ROWS_PER_TASK * n_cols)
             .map(|rows| {
                 let (mut sums, mut rests) = (vec![0.0; n_cols], vec![0.0; n_cols]);
-                rows.chunks(n_cols).for_each(|row| add_squares(self.level, (&mut sums, &mut rests), row));
+                rows.chunks(n_cols).for_each(|row| add_squares(self.level, &mut sums, &mut rests, row));
                 (sums, rests)
             })
             .collect();
@@ -69,8 +69,8 @@ impl SumCollector {
                 rests: vec![0.0; n_matrices * n_cols],
             });
         for (sums, own_rests) in partial {
-            let total = (&mut columns.sums[at * n_cols..][..n_cols], &mut rests[at * n_cols..][..n_cols]);
-            add_exactly(total, (&sums, &own_rests));
+            let row = at * n_cols..(at + 1) * n_cols;
+            add_exactly(&mut columns.sums[row.clone()], &mut rests[row], &sums, &own_rests);
         }
         columns.counts[at] += (x.len() / n_cols) as i64;
     }
@@ -86,6 +86,6 @@ impl Observer for SumCollector {
             Some(_) => usize::try_from(meta.shape.dims()[0]).unwrap_or(0),
             None => 1,
         };
-        self.add(&meta.name, matrix.n_cols, (matrix.expert.unwrap_or(0), n_experts), x);
+        self.add(&meta.name, matrix.n_cols, matrix.expert.unwrap_or(0), n_experts, x);
     }
 }

@@ -78,7 +78,7 @@ impl Collected {
             let total = self.sums.tensors.entry(name);
             let total = total.or_insert_with(|| ColumnSums::zero(own.n_cols, n_matrices));
             total.spread(n_matrices);
-            add_exactly((&mut total.sums, rest), (&own.sums, &rests));
+            add_exactly(&mut total.sums, rest, &own.sums, &rests);
             total.counts.iter_mut().zip(own.counts).for_each(|(total, n)| *total = total.saturating_add(n));
         }
         self.nll.extend(group.nll);
@@ -264,7 +264,8 @@ impl<'a> ImportanceRun<'a> {
         &self,
         path: &Path,
         before: &ImatrixSums,
-        (run, sums): (UnfinishedRun, ImatrixSums),
+        run: UnfinishedRun,
+        sums: ImatrixSums,
     ) -> Result<Collected, VerifyError> {
         let path = path.to_owned();
         let (n_done, n_total) = (run.n_done, self.windows.len());
@@ -358,7 +359,7 @@ impl<'a> ImportanceRun<'a> {
         let mut hidden = self.engine.forward(chunks, progress, Some(&collector))?;
         let n_embd = self.engine.plan().head.n_cols;
         if self.options.process_output {
-            collector.add(OUTPUT, n_embd, (0, 1), hidden.states());
+            collector.add(OUTPUT, n_embd, 0, 1, hidden.states());
             hidden = scored(&hidden, windows, n_embd);
         }
         let mut nll = Vec::new();

@@ -55,9 +55,7 @@ pub fn combine_parts(
     let Some(first) = all.first() else { return Err(PartError::Nothing) };
     let (label, notes) = (first.label.clone(), first.notes.clone());
     let runs: Vec<RunFacts> = all.into_iter().filter_map(|facts| facts.run).collect();
-    if let Some(run) = runs.first() {
-        judge(&mut report, (run, &runs, &paths), &label, &positions, twin)?;
-    }
+    judge(&mut report, &runs, &paths, &label, &positions, twin)?;
     report.extend(read(&paths, &notes)?);
     if label.is_own_baseline {
         report.own_baseline();
@@ -168,14 +166,16 @@ fn checked(parts: &[VerificationPart], thresholds: Thresholds) -> Result<Report,
     Ok(report)
 }
 
-/// Computes the figures of all positions and judges them.
+/// Computes the figures of all positions and judges them, if there are runs.
 fn judge(
     report: &mut Report,
-    (first, runs, paths): (&RunFacts, &[RunFacts], &[PathBuf]),
+    runs: &[RunFacts],
+    paths: &[PathBuf],
     label: &PartLabel,
     positions: &[Position],
     twin: Vec<Position>,
 ) -> Result<(), PartError> {
+    let Some(first) = runs.first() else { return Ok(()) };
     let plan = &first.plan;
     let mut routing: Option<RouteCounts> = first.routing.clone();
     let mut text_bytes = Some(0u64);

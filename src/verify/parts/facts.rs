@@ -5,11 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::core::text::escape;
 use crate::verify::imatrix::Fingerprint;
 use crate::verify::judgement::JudgedModel;
-use crate::verify::report::check_named;
 use crate::verify::routing::watch::RouteCounts;
 use crate::verify::{
-    Cost, Coverage, FileLabel, Finding, Model, PromptSource, Scoring, Severity, TensorWeights, VerifyError,
-    Window, exact,
+    Check, Cost, Coverage, FileLabel, Finding, Model, PromptSource, Scoring, Severity, TensorWeights,
+    VerifyError, Window, exact,
 };
 
 /// Digests of everything that all parts of a verification must have in common.
@@ -84,13 +83,13 @@ pub(super) struct StoredFinding {
 impl StoredFinding {
     pub(super) fn of(finding: &Finding) -> Self {
         let Finding { check, severity, tensor, message } = finding.clone();
-        Self { check: check.to_owned(), severity, tensor, message }
+        Self { check: check.name().to_owned(), severity, tensor, message }
     }
 
     /// Returns the finding; `None` if no check has its name.
     fn read(&self) -> Option<Finding> {
         Some(Finding {
-            check: check_named(&self.check)?,
+            check: Check::named(&self.check)?,
             severity: self.severity,
             tensor: self.tensor.clone(),
             message: escape(&self.message).into_owned(),

@@ -253,19 +253,7 @@ impl Observer for RouteWatch<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{GgmlType, Shape, SourceError, TensorMeta};
-
-    struct NamedTensors(Vec<TensorMeta>);
-
-    impl TensorSource for NamedTensors {
-        fn tensors(&self) -> &[TensorMeta] {
-            &self.0
-        }
-
-        fn read_rows(&self, _: usize, _: u64, _: &mut [u8]) -> Result<(), SourceError> {
-            Ok(())
-        }
-    }
+    use crate::testkit::memory::MemoryTensors;
 
     fn router(tensor: usize, n_rows: usize) -> Matrix {
         Matrix { tensor, first_row: 0, n_rows, n_cols: 1, bias: None, scale: None, expert: None }
@@ -277,12 +265,8 @@ mod tests {
 
     #[test]
     fn choices_are_counted_and_compared_batch_by_batch() {
-        let meta = |layer: usize| TensorMeta {
-            name: format!("blk.{layer}.ffn_gate_inp.weight"),
-            shape: Shape::new(vec![4, 1]).unwrap(),
-            ty: GgmlType::F32,
-        };
-        let names = NamedTensors(vec![meta(10), meta(2)]);
+        let routers = ["blk.10.ffn_gate_inp.weight", "blk.2.ffn_gate_inp.weight"];
+        let names = MemoryTensors::of_f32(&routers.map(|name| (name, &[4, 1][..], &[0.0; 4][..])));
         let recorder = ChoiceRecorder::default();
         recorder.routes(&names, &router(0, 4), &mut routes(&[[0, 1], [2, 3]]));
         recorder.routes(&names, &router(0, 4), &mut routes(&[[3, 0]]));

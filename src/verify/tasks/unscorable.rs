@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::core::text::escape;
-use crate::verify::Finding;
 use crate::verify::tasks::choice::{ChoiceQuestion, GapSentence};
+use crate::verify::{Check, Finding};
 
 /// Maximum number of characters of a question in a message.
 const SHOWN_CHARS: usize = 60;
@@ -101,7 +101,11 @@ pub(super) fn findings(path: &Path, left_out: &[LeftOut], n_scored: usize) -> Ve
             named.join("; ")
         );
         let is_error = is_of_model || n_scored == 0;
-        Some(if is_error { Finding::error("tasks", message) } else { Finding::warning("tasks", message) })
+        Some(if is_error {
+            Finding::error(Check::Tasks, message)
+        } else {
+            Finding::warning(Check::Tasks, message)
+        })
     };
     [about(false), about(true)].into_iter().flatten().collect()
 }

@@ -140,7 +140,7 @@ impl Comparison<'_> {
         if row.coded != row.own {
             let granted = self.limits.granted(own_row.errors, file_row.reference, 0.0);
             let agree = |factor: f64| stretches_agree(factor, values, own, row.reference);
-            tally.bad_rows_of(row.number, (&file_row, &own_row), granted, &self.limits, agree);
+            tally.bad_rows_of(row.number, &file_row, &own_row, granted, &self.limits, agree);
         }
     }
 
@@ -185,7 +185,8 @@ impl TensorTally {
     fn bad_rows_of(
         &mut self,
         row: u64,
-        (file, own): (&ComparisonSums, &ComparisonSums),
+        file: &ComparisonSums,
+        own: &ComparisonSums,
         granted: f64,
         limits: &ErrorLimits,
         agree: impl Fn(f64) -> bool,

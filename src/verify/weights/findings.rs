@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use crate::verify::Finding;
 use crate::verify::weights::tensor::split_name;
 use crate::verify::weights::{Cause, TensorWeights, WeightOutcome, WeightReport};
+use crate::verify::{Check, Finding};
 
-const CHECK: &str = "weights";
+const CHECK: Check = Check::Weights;
 /// Number of damaged tensors that are reported one by one.
 const SHOWN: usize = 24;
 /// Share of the damaged tensors that must have no specific cause for a common diagnosis.

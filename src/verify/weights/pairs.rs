@@ -8,9 +8,9 @@ use crate::core::text::escape;
 use crate::engine::{EngineError, fits};
 use crate::verify::weights::tensor::split_name;
 use crate::verify::weights::tensor_reader::TensorReader;
-use crate::verify::{Finding, Model, drafts};
+use crate::verify::{Check, Finding, Model, drafts};
 
-const CHECK: &str = "weights";
+const CHECK: Check = Check::Weights;
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 /// Suffixes of tensors with factors: `.scale` is multiplied into the weights, `.input_scale` is for runtimes that

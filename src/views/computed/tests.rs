@@ -2,7 +2,7 @@
 //! `torch.norm` and so on).
 
 use super::*;
-use crate::core::{Shape, SourceError, WeightMeta};
+use crate::testkit::memory::MemoryWeights;
 use crate::views::Recipe;
 
 /// Returns numbers between -1 and 1 that F32 holds exactly.
@@ -15,52 +15,35 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(next).collect()
 }
 
-/// Weight source of the numbers in some type.
-struct NumberSource {
-    metas: Vec<WeightMeta>,
-    bytes: Vec<u8>,
-}
+/// Two weights of the numbers in some type.
+struct NumberSource(MemoryWeights);
 
 impl NumberSource {
     fn new(dims: &[u64], ty: ElementType) -> Self {
-        let shape = Shape::new(dims.to_vec()).unwrap();
-        let values = numbers(shape.n_elems() as usize).into_iter();
-        let bytes = match ty {
+        let values = numbers(dims.iter().product::<u64>() as usize).into_iter();
+        let bytes: Vec<u8> = match ty {
             ElementType::F16 => values.flat_map(|x| f32_to_f16(x).to_le_bytes()).collect(),
             ElementType::Bf16 => values.flat_map(|x| f32_to_bf16(x).to_le_bytes()).collect(),
             _ => values.flat_map(f32::to_le_bytes).collect(),
         };
-        let meta = || WeightMeta { name: "x".to_owned(), shape: shape.clone(), ty };
-        Self { metas: vec![meta(), meta()], bytes }
+        Self(MemoryWeights::default().with("x", dims, ty, bytes.clone()).with("x", dims, ty, bytes))
     }
 
     fn view(&self, weight: usize) -> View {
-        View::weight(weight, &self.metas[weight])
+        View::weight(weight, &self.0.weights()[weight])
     }
 
     fn read(&self, view: &View) -> Vec<f32> {
         let recipe = Recipe::new(view).unwrap();
         let n = recipe.shape().n_elems() as usize;
         let mut whole = vec![0.0; n];
-        recipe.read_f32(self, SimdLevel::Scalar, 0, &mut whole).unwrap();
+        recipe.read_f32(&self.0, SimdLevel::Scalar, 0, &mut whole).unwrap();
         for (first, value) in whole.iter().enumerate() {
             let mut one = [0.0];
-            recipe.read_f32(self, SimdLevel::Scalar, first as u64, &mut one).unwrap();
+            recipe.read_f32(&self.0, SimdLevel::Scalar, first as u64, &mut one).unwrap();
             assert_eq!(one[0].to_bits(), value.to_bits(), "element {first} read alone");
         }
         whole
-    }
-}
-
-impl WeightSource for NumberSource {
-    fn weights(&self) -> &[WeightMeta] {
-        &self.metas
-    }
-
-    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let at = first as usize * self.metas[weight].ty.bytes().unwrap();
-        out.copy_from_slice(&self.bytes[at..at + out.len()]);
-        Ok(())
     }
 }
 

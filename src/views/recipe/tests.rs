@@ -2,52 +2,29 @@
 
 use super::*;
 use crate::arch::MathOp;
-use crate::core::SourceError;
-use crate::core::WeightMeta;
+use crate::testkit::memory::MemoryWeights;
 use crate::views::ShapeError;
 
 /// Weights with ascending values: element `i` of weight `w` is `1000 w + i`.
-struct Counting {
-    weights: Vec<WeightMeta>,
-    bytes: Vec<Vec<u8>>,
-    /// True if the bytes can be borrowed, as from a mapped file.
-    mapped: bool,
-}
+struct Counting(MemoryWeights);
 
 impl Counting {
-    fn new(dims: &[&[u64]], ty: ElementType, mapped: bool) -> Self {
-        let mut this = Self { weights: Vec::new(), bytes: Vec::new(), mapped };
+    fn new(dims: &[&[u64]], ty: ElementType, is_mapped: bool) -> Self {
+        let mut source = MemoryWeights::default().mapped(is_mapped);
         for (w, dims) in dims.iter().enumerate() {
-            let shape = Shape::new(dims.to_vec()).unwrap();
-            let values = (0..shape.n_elems()).map(|i| (1000 * w as u64 + i) as f32);
-            this.bytes.push(match ty {
+            let values = (0..dims.iter().product()).map(|i| (1000 * w as u64 + i) as f32);
+            let bytes = match ty {
                 ElementType::F32 => values.flat_map(f32::to_le_bytes).collect(),
                 ElementType::Bf16 => values.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect(),
                 _ => values.flat_map(|x| half::f16::from_f32(x).to_le_bytes()).collect(),
-            });
-            this.weights.push(WeightMeta { name: format!("w{w}"), shape, ty });
+            };
+            source.add(&format!("w{w}"), dims, ty, bytes);
         }
-        this
+        Self(source)
     }
 
     fn view(&self, weight: usize) -> View {
-        View::weight(weight, &self.weights[weight])
-    }
-}
-
-impl WeightSource for Counting {
-    fn weights(&self) -> &[WeightMeta] {
-        &self.weights
-    }
-
-    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let at = first as usize * self.weights[weight].ty.bytes().unwrap();
-        out.copy_from_slice(&self.bytes[weight][at..at + out.len()]);
-        Ok(())
-    }
-
-    fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        self.mapped.then(|| self.bytes[weight].as_slice())
+        View::weight(weight, &self.0.weights()[weight])
     }
 }
 
@@ -62,11 +39,11 @@ fn elements(dims: &[&[u64]], make: impl Fn(&Counting) -> View) -> (Vec<u64>, Vec
         shape = view.shape().to_vec();
         let n = recipe.shape().n_elems() as usize;
         whole = vec![0.0; n];
-        recipe.read_f32(&source, SimdLevel::Scalar, 0, &mut whole).unwrap();
+        recipe.read_f32(&source.0, SimdLevel::Scalar, 0, &mut whole).unwrap();
         for first in 0..n {
             for len in [1, 2, 3, n - first] {
                 let mut part = vec![0.0; len.min(n - first)];
-                recipe.read_f32(&source, SimdLevel::Scalar, first as u64, &mut part).unwrap();
+                recipe.read_f32(&source.0, SimdLevel::Scalar, first as u64, &mut part).unwrap();
                 assert_eq!(part, whole[first..first + part.len()]);
             }
         }
@@ -74,7 +51,7 @@ fn elements(dims: &[&[u64]], make: impl Fn(&Counting) -> View) -> (Vec<u64>, Vec
         if n > 0 {
             let mut bytes = vec![0; n * 4];
             let policy = ReadPolicy { level: SimdLevel::Scalar, allow_nonfinite: false };
-            recipe.read_rows(&source, GgmlType::F32, policy, 0, &mut bytes).unwrap();
+            recipe.read_rows(&source.0, GgmlType::F32, policy, 0, &mut bytes).unwrap();
             let copied: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
             assert_eq!(copied, whole);
         }
@@ -225,17 +202,17 @@ fn rows_are_gathered_padded_and_computed() {
     let source = Counting::new(&[&[2, 2]], ElementType::F32, true);
     let padded = Recipe::new(&source.view(0).math(MathOp::Add(1.0)).pad_rows(3).unwrap()).unwrap();
     let mut out = vec![0.0; 6];
-    padded.read_f32(&source, SimdLevel::Scalar, 0, &mut out).unwrap();
+    padded.read_f32(&source.0, SimdLevel::Scalar, 0, &mut out).unwrap();
     assert_eq!(out, [1.0, 2.0, 3.0, 4.0, 0.0, 0.0]);
     assert!(source.view(0).gather(&[2]).is_err());
 }
 
 #[test]
 fn bad_values_are_named_where_they_came_from() {
-    let mut source = Counting::new(&[&[4, 2]], ElementType::F32, true);
-    source.bytes[0][5 * 4..6 * 4].copy_from_slice(&f32::NAN.to_le_bytes());
-    source.bytes[0][6 * 4..7 * 4].copy_from_slice(&1e6f32.to_le_bytes());
-    let recipe = Recipe::new(&source.view(0).permute_rope(1).unwrap()).unwrap();
+    let mut values = [0.0, 1.0, 2.0, 3.0, 4.0, f32::NAN, 1e6, 7.0];
+    let source = MemoryWeights::default().with_f32("w0", &[4, 2], &values).mapped(true);
+    let view = View::weight(0, &source.weights()[0]);
+    let recipe = Recipe::new(&view.permute_rope(1).unwrap()).unwrap();
     let strict = ReadPolicy { level: SimdLevel::Scalar, allow_nonfinite: false };
     let read = |ty: GgmlType, policy| {
         let mut out = vec![0; 4 * ty.row_bytes(2).unwrap() as usize];
@@ -244,7 +221,8 @@ fn bad_values_are_named_where_they_came_from() {
     assert_eq!(read(GgmlType::F32, strict).unwrap_err(), "source tensor `w0`: element 5 is NaN");
     assert_eq!(read(GgmlType::F16, strict).unwrap_err(), "source tensor `w0`: element 5 is NaN");
     assert!(read(GgmlType::F16, ReadPolicy { allow_nonfinite: true, ..strict }).is_ok());
-    source.bytes[0][5 * 4..6 * 4].copy_from_slice(&0f32.to_le_bytes());
+    values[5] = 0.0;
+    let source = MemoryWeights::default().with_f32("w0", &[4, 2], &values).mapped(true);
     let mut out = vec![0; 16];
     let overflow = recipe.read_rows(&source, GgmlType::F16, strict, 0, &mut out).unwrap_err();
     assert_eq!(overflow.to_string(), "source tensor `w0`: element 6 is 1e6, too large for F16");
@@ -259,10 +237,10 @@ fn sixteen_bit_sources_convert_and_copy() {
         assert_eq!(recipe.native_type(), Some(ty));
         let policy = ReadPolicy { level: SimdLevel::detect(), allow_nonfinite: false };
         let mut same = vec![0; 64];
-        recipe.read_rows(&source, ggml, policy, 0, &mut same).unwrap();
-        assert_eq!(same, source.bytes[0]);
+        recipe.read_rows(&source.0, ggml, policy, 0, &mut same).unwrap();
+        assert_eq!(same, source.0.bytes(0));
         let mut wide = vec![0; 128];
-        recipe.read_rows(&source, GgmlType::F32, policy, 0, &mut wide).unwrap();
+        recipe.read_rows(&source.0, GgmlType::F32, policy, 0, &mut wide).unwrap();
         let values: Vec<f32> = wide.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
         assert_eq!(values, (0..32).map(|i| i as f32).collect::<Vec<_>>());
     }

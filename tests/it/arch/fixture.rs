@@ -10,6 +10,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::load;
 use crate::support::fixture;
+use crate::testkit::checkpoints::Safetensors;
 
 /// Case of `fixtures/cards`.
 pub(super) struct CardFixture {
@@ -190,42 +191,39 @@ fn plain(file_type: OutType) -> ConvertOptions {
 /// Safetensors file of rows with name, element type, dimensions, and optionally 0 for zeros or the elements of an I32
 /// tensor.
 fn safetensors(rows: &[Json]) -> Vec<u8> {
-    let mut header = Map::new();
-    let mut data = Vec::new();
+    let mut file = Safetensors::default();
     for (k, row) in (0u64..).zip(rows) {
         let n_elems: u64 = row[2].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap()).product();
-        let start = data.len();
-        for i in 0..n_elems {
-            match row.get(3).and_then(Json::as_array) {
-                Some(listed) => data.extend((listed[i as usize].as_i64().unwrap() as i32).to_le_bytes()),
-                None => element(row[1].as_str().unwrap(), k, i, row.get(3).is_some(), &mut data),
+        let mut data = Vec::new();
+        match row.get(3).and_then(Json::as_array) {
+            Some(listed) => {
+                assert_eq!(listed.len() as u64, n_elems);
+                data.extend(listed.iter().flat_map(|x| (x.as_i64().unwrap() as i32).to_le_bytes()));
             }
+            None => elements(row[1].as_str().unwrap(), k, n_elems, row.get(3).is_some(), &mut data),
         }
-        let entry = json!({"dtype": row[1], "shape": row[2], "data_offsets": [start, data.len()]});
-        header.insert(row[0].as_str().unwrap().to_owned(), entry);
+        file.add(row[0].as_str().unwrap(), row[1].as_str().unwrap(), &row[2], &data);
     }
-    let mut header = Json::Object(header).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
+    file.bytes()
 }
 
-/// Appends element `i` of tensor `k`.
-fn element(ty: &str, k: u64, i: u64, is_zero: bool, out: &mut Vec<u8>) {
-    let value = if is_zero { 0.0 } else { super::element(k, i) };
+/// Appends the `n` elements of tensor `k`.
+fn elements(ty: &str, k: u64, n: u64, is_zero: bool, out: &mut Vec<u8>) {
+    let value = |i: u64| if is_zero { 0.0 } else { super::element(k, i) };
     match ty {
-        // The value has few significant bits, so none is lost.
-        "BF16" => out.extend(((value.to_bits() >> 16) as u16).to_le_bytes()),
-        "F16" => out.extend(half::f16::from_f32(value).to_le_bytes()),
-        "F32" => out.extend(value.to_le_bytes()),
-        "BOOL" => out.push((i % 2) as u8),
-        "I32" => out.extend(((i / 2) as i32).to_le_bytes()),
-        "I64" => out.extend(((i / 2) as i64).to_le_bytes()),
-        "I8" => out.push(super::bits(k, i)),
+        // The values have few significant bits, so none is lost.
+        "BF16" => out.extend((0..n).flat_map(|i| ((value(i).to_bits() >> 16) as u16).to_le_bytes())),
+        "F16" => out.extend((0..n).flat_map(|i| half::f16::from_f32(value(i)).to_le_bytes())),
+        "F32" => out.extend((0..n).flat_map(|i| value(i).to_le_bytes())),
+        "BOOL" => out.extend((0..n).map(|i| (i % 2) as u8)),
+        "I32" => out.extend((0..n).flat_map(|i| ((i / 2) as i32).to_le_bytes())),
+        "I64" => out.extend((0..n).flat_map(|i| ((i / 2) as i64).to_le_bytes())),
+        "I8" => out.extend((0..n).map(|i| super::bits(k, i))),
         // Never NaN, also not as a power of two.
-        "U8" => out.push(super::bits(k, i) % 255),
-        "F8_E4M3" => out.push(super::bits(k, i) & 0xf7),
+        "U8" => out.extend((0..n).map(|i| super::bits(k, i) % 255)),
+        "F8_E4M3" => out.extend((0..n).map(|i| super::bits(k, i) & 0xf7)),
         // Scales near one.
-        "F8_E8M0" => out.push(120 + (super::bits(k, i) & 7)),
+        "F8_E8M0" => out.extend((0..n).map(|i| 120 + (super::bits(k, i) & 7))),
         other => panic!("element type {other}"),
     }
 }

@@ -18,41 +18,16 @@ use serde_json::{Value as Json, json};
 use super::came_from;
 use super::fixture::{self, CardFixture};
 use super::{Synthetic, keys, load, resolve_with};
-
-/// Tensors in memory, as F32.
-struct Memory {
-    weights: Vec<WeightMeta>,
-    values: Vec<Vec<f32>>,
-}
-
-impl WeightSource for Memory {
-    fn weights(&self) -> &[WeightMeta] {
-        &self.weights
-    }
-
-    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let first = usize::try_from(first).unwrap();
-        for (value, bytes) in self.values[weight][first..].iter().zip(out.chunks_exact_mut(4)) {
-            bytes.copy_from_slice(&value.to_le_bytes());
-        }
-        Ok(())
-    }
-}
+use crate::testkit::memory::MemoryWeights;
 
 /// Computed tensors of a plan.
-fn computed(outputs: &[gguf_foundry::arch::OutputSpec], source: &dyn WeightSource) -> Memory {
-    let values = |output| {
+fn computed(outputs: &[gguf_foundry::arch::OutputSpec], source: &dyn WeightSource) -> MemoryWeights {
+    outputs.iter().fold(MemoryWeights::default(), |all, output| {
         let recipe = recipe(output, source.weights()).unwrap();
         let mut values = vec![0.0; usize::try_from(recipe.shape().n_elems()).unwrap()];
         recipe.read_f32(source, SimdLevel::Scalar, 0, &mut values).unwrap();
-        values
-    };
-    let weight = |output: &gguf_foundry::arch::OutputSpec| WeightMeta {
-        name: output.name.clone(),
-        shape: output.shape.clone(),
-        ty: ElementType::F32,
-    };
-    Memory { weights: outputs.iter().map(weight).collect(), values: outputs.iter().map(values).collect() }
+        all.with_f32(&output.name, output.shape.dims(), &values)
+    })
 }
 
 fn metadata(mapping: &Mapping) -> Metadata {
@@ -64,14 +39,14 @@ fn metadata(mapping: &Mapping) -> Metadata {
     metadata
 }
 
-fn inverted(registry: &Registry, mapping: &Mapping, gguf: &Memory) -> Inverse {
+fn inverted(registry: &Registry, mapping: &Mapping, gguf: &MemoryWeights) -> Inverse {
     let metadata = metadata(mapping);
     let theta = metadata
         .get(&format!("{}.rope.freq_base", mapping.card.gguf))
         .and_then(gguf_foundry::gguf::Value::as_f64);
-    let rope = gguf.weights.iter().position(|weight| weight.name == "rope_freqs.weight");
-    let rope = rope.map(|at| match_rope_freqs(&gguf.values[at], theta.unwrap()).unwrap());
-    invert(registry, &metadata, &gguf.weights, rope.as_ref(), None).unwrap_or_else(|error| panic!("{error}"))
+    let rope = gguf.weights().iter().position(|weight| weight.name == "rope_freqs.weight");
+    let rope = rope.map(|at| match_rope_freqs(&gguf.f32s(at), theta.unwrap()).unwrap());
+    invert(registry, &metadata, gguf.weights(), rope.as_ref(), None).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Cases, or all cases of a card, that cannot be converted back, with words of the expected refusal.

@@ -5,8 +5,8 @@ use std::path::Path;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use serde_json::{Map, Value as Json, json};
 
-use crate::goldens::{Goldens, conformance_tests};
 use crate::support::fixture;
+use crate::support::goldens::{Goldens, conformance_tests};
 
 /// Bundled text model with parts of a vision model added.
 fn with_vision(dir: &Path) {

@@ -1,6 +1,9 @@
 //! Leftovers of a training in the names of a checkpoint and among its tensors: every card's cases, with and without
 //! them.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
 use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Conversion, ConvertError};
 use gguf_foundry::core::{Hint, TensorSource};
@@ -12,6 +15,17 @@ use super::{digits, keys};
 
 /// Tensors and keys of a plan, and its warnings.
 type Planned = (Vec<Json>, Vec<Json>, Vec<String>);
+
+/// Plan of an unchanged case, made once for all changes.
+fn unchanged(case: &CardFixture) -> Arc<Planned> {
+    static PLANS: Mutex<BTreeMap<String, Arc<Planned>>> = Mutex::new(BTreeMap::new());
+    let found = PLANS.lock().unwrap().get(&case.at).cloned();
+    found.unwrap_or_else(|| {
+        let plan = Arc::new(planned(case).unwrap());
+        PLANS.lock().unwrap().insert(case.at.clone(), plan.clone());
+        plan
+    })
+}
 
 fn planned(case: &CardFixture) -> Result<Planned, ConvertError> {
     let dir = tempfile::tempdir().unwrap();
@@ -49,7 +63,7 @@ fn check_all(
 ) -> usize {
     let complaint = |case: &CardFixture| {
         let (changed, warning) = change(case)?;
-        let plain = planned(case).unwrap();
+        let plain = unchanged(case);
         let complaint = match planned(&changed) {
             Err(error) => format!("{error}"),
             Ok(found) if found.0 != plain.0 => "other tensors".to_owned(),

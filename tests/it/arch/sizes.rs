@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use serde_json::{Map, Value as Json, json};
 
 use super::{fixture, load};
-use crate::goldens::{Goldens, corpus_tests};
+use crate::support::goldens::{Goldens, corpus_tests};
 use crate::support::{names, report_cases};
 
 /// Parts of the names of sizes.

@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json, json};
 use super::fixture::{self, CardFixture};
 use super::{load, names_in};
 use crate::engine::{cases, differences};
-use crate::goldens::{Goldens, corpus_tests};
+use crate::support::goldens::{Goldens, corpus_tests};
 use crate::support::report_cases;
 
 /// Maximum largest and mean difference of a token's likelihood from transformers'.

@@ -1,6 +1,5 @@
 //! Moments and importance sums compared with sums in f64 from a separate observer of the same text.
 
-mod noise;
 mod sequential;
 mod shares;
 mod store;
@@ -21,7 +20,7 @@ use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, Matrix
 use gguf_foundry::gguf::ImatrixSums;
 use gguf_foundry::verify::{Model, PromptForm, PromptSource};
 
-use self::noise::Noise;
+use crate::testkit::models::TinyModel;
 use crate::verify::tiny::Tiny;
 
 /// Two kinds of text in sequences of 16; the second also has shorter ones.
@@ -109,7 +108,7 @@ fn twin(model: &Model<'_>, features: &gguf_foundry::arch::GraphFeatures, kind: u
 }
 
 /// Compares all moments with the observers' sums, and the diagonals with the importance sums.
-fn check(model: &Noise) -> Vec<LayerMoments> {
+fn check(model: &TinyModel) -> Vec<LayerMoments> {
     let (layers, sums) = collect(&model.model(), 2);
     for (kind, sums) in sums.iter().enumerate() {
         let expected = twin(&model.model(), &model.features, kind).sums.into_inner().unwrap();
@@ -158,7 +157,7 @@ fn shared(layer: &LayerMoments) -> Vec<Vec<&str>> {
 
 #[test]
 fn moments_of_a_dense_model_equal_sums_in_f64() {
-    let model = Noise::llama(0);
+    let model = TinyModel::dense();
     let layers = check(&model);
     assert_eq!(layers.iter().map(|layer| layer.layer).collect::<Vec<_>>(), [Some(0), Some(1), None]);
     let expected = [
@@ -179,7 +178,7 @@ fn moments_of_a_dense_model_equal_sums_in_f64() {
 
 #[test]
 fn experts_have_moments_of_their_own_and_their_stack_adds_them_up() {
-    let model = Noise::llama(7);
+    let model = TinyModel::experts(7);
     let layers = check(&model);
     let text = text(&model.model());
     let layer = &layers[1];
@@ -211,7 +210,7 @@ fn experts_have_moments_of_their_own_and_their_stack_adds_them_up() {
 
 #[test]
 fn moments_of_a_mixer_equal_sums_in_f64() {
-    let layers = check(&Noise::mamba());
+    let layers = check(&TinyModel::recurrent());
     let expected = [vec!["ssm_dt"], vec!["ssm_in"], vec!["ssm_out"], vec!["ssm_x"]];
     assert_eq!(shared(&layers[0]), expected);
     assert_eq!(shared(&layers[2]), [["output"]]);
@@ -219,7 +218,7 @@ fn moments_of_a_mixer_equal_sums_in_f64() {
 
 #[test]
 fn branches_that_read_the_same_rows_share_their_moments() {
-    let layers = check(&Noise::parallel());
+    let layers = check(&TinyModel::parallel());
     let expected =
         [vec!["attn_k", "attn_q", "attn_v", "ffn_gate", "ffn_up"], vec!["attn_output"], vec!["ffn_down"]];
     assert_eq!(shared(&layers[0]), expected);
@@ -227,7 +226,7 @@ fn branches_that_read_the_same_rows_share_their_moments() {
 
 #[test]
 fn layers_that_come_again_are_handed_out_when_they_do_not() {
-    let model = Noise::cycled();
+    let model = TinyModel::cycled();
     let layers = check(&model);
     // The low stack runs as layers 0, 1, 3 and 4, the high one as 2 and 5.
     assert_eq!(layers.iter().map(|layer| layer.layer).collect::<Vec<_>>(), [Some(4), Some(5), None]);
@@ -238,7 +237,7 @@ fn layers_that_come_again_are_handed_out_when_they_do_not() {
 
 #[test]
 fn text_is_read_as_gguf_verify_reads_it() {
-    let (tiny, other) = (Tiny::new(), Noise::llama(0));
+    let (tiny, other) = (Tiny::new(), TinyModel::dense());
     let features = gguf_foundry::arch::GraphFeatures::of("llama").unwrap();
     let model = Model {
         source: &tiny,
@@ -276,7 +275,7 @@ fn text_is_read_as_gguf_verify_reads_it() {
 
 #[test]
 fn threads_and_memory_change_no_bit() {
-    for model in [Noise::llama(0), Noise::llama(7), Noise::mamba()] {
+    for model in [TinyModel::dense(), TinyModel::experts(7), TinyModel::recurrent()] {
         let expected = collect(&model.model(), 1);
         for n_threads in [2, 7] {
             assert!(collect(&model.model(), n_threads) == expected, "{n_threads}");
@@ -330,7 +329,7 @@ impl From<CalibrateError> for Own {
 
 #[test]
 fn what_is_not_wanted_is_not_collected_and_a_consumer_stops_the_run() {
-    let model = Noise::llama(0);
+    let model = TinyModel::dense();
     let model = model.model();
     let text = text(&model);
     let wants = |meta: &TensorMeta| meta.name.contains("ffn_down");
@@ -356,9 +355,8 @@ fn what_is_not_wanted_is_not_collected_and_a_consumer_stops_the_run() {
 
 #[test]
 fn activations_that_are_no_numbers_are_named() {
-    let mut model = Noise::llama(0);
-    let at = model.metas.iter().position(|meta| meta.name == "blk.1.ffn_up.weight").unwrap();
-    model.values[at][0] = f32::INFINITY;
+    let mut model = TinyModel::dense();
+    model.tensors.edit_f32s("blk.1.ffn_up.weight", |values| values[0] = f32::INFINITY);
     let model = model.model();
     let text = text(&model);
     let run = CalibrationRun::new(&model, &text, options(1)).unwrap();
@@ -371,7 +369,7 @@ fn activations_that_are_no_numbers_are_named() {
 
 #[test]
 fn the_check_is_held_back_and_the_kinds_share_the_tokens() {
-    let model = Noise::llama(0);
+    let model = TinyModel::dense();
     let model = model.model();
     let text = text(&model);
     assert!(text.notes.is_empty(), "{:?}", text.notes);

@@ -8,11 +8,11 @@ use gguf_foundry::core::{Shape, TensorMeta, TensorSource};
 use gguf_foundry::engine::{EngineError, EngineOptions};
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, SolvedRows, TensorTypeRule};
 
-use super::noise::Noise;
 use super::text;
+use crate::testkit::models::TinyModel;
 
 fn run(
-    model: &Noise,
+    model: &TinyModel,
     solver: Solver,
     engine: EngineOptions,
     progress: &dyn Progress,
@@ -21,7 +21,7 @@ fn run(
     let dir = tempfile::tempdir().unwrap();
     let keep = Keep::default();
     let options = FidelityOptions { solver, engine, quantize: &quantize, dir: dir.path(), keep };
-    let input = Input::new(model, &model.metadata);
+    let input = Input::new(&model.tensors, &model.metadata);
     solve(&model.model(), &input, &text(&model.model()), &options, progress)
 }
 
@@ -43,24 +43,24 @@ fn blocks(found: &Fidelity, meta: &TensorMeta) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn matrices(model: &Noise) -> impl Iterator<Item = &TensorMeta> {
+fn matrices(model: &TinyModel) -> impl Iterator<Item = &TensorMeta> {
     let is_solved = |meta: &&TensorMeta| {
         let is_multiplied =
             ["conv1d", "ssm_a", "ffn_gate_inp", "norm"].iter().all(|part| !meta.name.contains(part));
         meta.shape.rank() > 1 && meta.shape.n_cols().is_multiple_of(32) && is_multiplied
     };
-    model.metas.iter().filter(is_solved)
+    model.tensors.tensors().iter().filter(is_solved)
 }
 
 /// Every matrix is solved, and the file diverges less than with the moments of the unquantized model.
 #[test]
 fn every_matrix_is_solved_and_more_is_gained_than_by_the_first_solver() {
     for (name, model, has_own_embedding) in [
-        ("dense", Noise::llama(0), false),
-        ("experts", Noise::llama(4), false),
-        ("parallel", Noise::parallel(), false),
-        ("mamba", Noise::mamba(), true),
-        ("cycled", Noise::cycled(), false),
+        ("dense", TinyModel::dense(), false),
+        ("experts", TinyModel::experts(4), false),
+        ("parallel", TinyModel::parallel(), false),
+        ("mamba", TinyModel::recurrent(), true),
+        ("cycled", TinyModel::cycled(), false),
     ] {
         let found = run(&model, Solver::Sequential, engine(2), &Silent).unwrap();
         assert_eq!(found.left, [], "{name}");
@@ -79,7 +79,7 @@ fn every_matrix_is_solved_and_more_is_gained_than_by_the_first_solver() {
 
 #[test]
 fn the_blocks_do_not_depend_on_threads() {
-    let model = Noise::llama(4);
+    let model = TinyModel::experts(4);
     let one = run(&model, Solver::Sequential, engine(1), &Silent).unwrap();
     for n_threads in [2, 7] {
         let other = run(&model, Solver::Sequential, engine(n_threads), &Silent).unwrap();
@@ -93,16 +93,16 @@ fn the_blocks_do_not_depend_on_threads() {
 /// An expert that no token is routed to is solved with the moments of the others of its layer.
 #[test]
 fn experts_without_tokens_are_solved_too() {
-    let mut model = Noise::llama(4);
-    let router = model.metas.iter().position(|meta| meta.name == "blk.1.ffn_gate_inp.weight").unwrap();
+    let mut model = TinyModel::experts(4);
     // Opposite rows of two experts: whatever the last two get, one of the first two gets more.
-    let values = &mut model.values[router];
-    for column in 0..64 {
-        let x = values[column];
-        values[64 + column] = -x;
-        values[128 + column] = 0.1 * x;
-        values[192 + column] = 0.1 * x;
-    }
+    model.tensors.edit_f32s("blk.1.ffn_gate_inp.weight", |values| {
+        for column in 0..64 {
+            let x = values[column];
+            values[64 + column] = -x;
+            values[128 + column] = 0.1 * x;
+            values[192 + column] = 0.1 * x;
+        }
+    });
     let found = run(&model, Solver::Sequential, engine(2), &Silent).unwrap();
     assert_eq!(found.left, []);
     for meta in matrices(&model) {
@@ -113,9 +113,8 @@ fn experts_without_tokens_are_solved_too() {
 /// Both runs end if one of them fails.
 #[test]
 fn what_goes_wrong_ends_both_runs() {
-    let mut model = Noise::llama(0);
-    let broken = model.metas.iter().position(|meta| meta.name == "blk.1.attn_norm.weight").unwrap();
-    model.values[broken][3] = f32::INFINITY;
+    let mut model = TinyModel::dense();
+    model.tensors.edit_f32s("blk.1.attn_norm.weight", |values| values[3] = f32::INFINITY);
     let error = run(&model, Solver::Sequential, engine(2), &Silent).unwrap_err();
     assert!(
         matches!(&error, CalibrateError::NonFinite { tensor } if tensor.starts_with("blk.1.attn_")),
@@ -124,11 +123,11 @@ fn what_goes_wrong_ends_both_runs() {
 
     let cancelled = CancelFlag::default();
     cancelled.cancel();
-    let error = run(&Noise::llama(0), Solver::Sequential, engine(2), &cancelled).unwrap_err();
+    let error = run(&TinyModel::dense(), Solver::Sequential, engine(2), &cancelled).unwrap_err();
     assert!(matches!(error, CalibrateError::Engine(EngineError::Cancelled)), "{error}");
 
     let small = EngineOptions { memory_bytes: 1 << 20, ..engine(2) };
-    let error = run(&Noise::llama(0), Solver::Sequential, small, &Silent).unwrap_err();
+    let error = run(&TinyModel::dense(), Solver::Sequential, small, &Silent).unwrap_err();
     assert!(matches!(error, CalibrateError::Memory { .. }), "{error}");
 }
 
@@ -141,7 +140,7 @@ fn the_blocks_do_not_depend_on_memory() {
             self.0.lock().unwrap().push(title.to_owned());
         }
     }
-    for (name, model) in [("experts", Noise::llama(4)), ("mamba", Noise::mamba())] {
+    for (name, model) in [("experts", TinyModel::experts(4)), ("mamba", TinyModel::recurrent())] {
         let large = run(&model, Solver::Sequential, engine(2), &Silent).unwrap();
         let with = |memory_bytes, progress: &dyn Progress| {
             run(&model, Solver::Sequential, EngineOptions { memory_bytes, ..engine(2) }, progress)
@@ -173,14 +172,14 @@ fn cancelling_between_layers_ends_both_runs() {
         }
     }
     let progress = AfterOneLayer(CancelFlag::default());
-    let error = run(&Noise::llama(4), Solver::Sequential, engine(2), &progress).unwrap_err();
+    let error = run(&TinyModel::experts(4), Solver::Sequential, engine(2), &progress).unwrap_err();
     assert!(matches!(error, CalibrateError::Engine(EngineError::Cancelled)), "{error}");
 }
 
 /// Types without a solver are followed too, with the importance of their matrices' inputs.
 #[test]
 fn types_without_a_solver_are_followed() {
-    let model = Noise::llama(0);
+    let model = TinyModel::dense();
     let quantize = QuantizeOptions {
         tensor_types: vec![TensorTypeRule::parse("ffn_down=q8_0").unwrap()],
         ..QuantizeOptions::new(FileType::Q4_0)
@@ -193,12 +192,12 @@ fn types_without_a_solver_are_followed() {
         dir: dir.path(),
         keep: Keep::default(),
     };
-    let input = Input::new(&model, &model.metadata);
+    let input = Input::new(&model.tensors, &model.metadata);
     let found = solve(&model.model(), &input, &text(&model.model()), &options, &Silent).unwrap();
     let names: Vec<&str> = found.without_solver.iter().map(|(name, _)| name.as_str()).collect();
     assert!(names.contains(&"blk.0.ffn_down.weight"), "{names:?}");
     assert!(found.ratio().unwrap() < 0.8, "{:?}", found.ratio());
     let down = Shape::new(vec![64, 96]).unwrap();
-    assert!(model.tensors().iter().any(|meta| meta.shape == down));
+    assert!(model.tensors.tensors().iter().any(|meta| meta.shape == down));
     assert!(!found.blocks.unwrap().has("blk.0.ffn_down.weight", 0));
 }

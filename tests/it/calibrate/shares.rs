@@ -6,32 +6,39 @@ use std::path::{Path, PathBuf};
 
 use gguf_foundry::calibrate::{
     CalibrateError, CalibrationRun, CalibrationText, LayerMoments, LayerSums, PartWriter, Statistics,
-    StatisticsError, StatisticsPart, StatisticsWriter, TextOptions, TextSource, combine_statistics,
+    StatisticsError, StatisticsPart, StatisticsWriter, TextOptions, TextShare, TextSource,
+    combine_statistics,
 };
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::Share;
 use gguf_foundry::verify::{Model, PromptSource};
 use serde_json::{Value, json};
 
-use super::noise::Noise;
 use super::options;
+use crate::testkit::models::TinyModel;
 
-/// Two kinds of text of some 18,000 tokens each: nine batches of 2048, three of 8192.
+/// Number of tokens of both kinds of text together: nine batches of 2048 tokens each, or three of 8192.
+const TOKENS: usize = 36_000;
+
+/// Two kinds of text.
 fn text(model: &Model<'_>, seed: u32) -> CalibrationText {
-    // Different words for each kind, so that they go to different experts.
-    text_of(model, |at, i| (i * 7 + at * i * i + seed) % 31 + if at < 700 { 0 } else { 31 })
+    text_of(model, TOKENS, words(seed))
 }
 
-/// Text of other words, by line and position.
-fn text_of(model: &Model<'_>, word: impl Fn(u32, u32) -> u32) -> CalibrationText {
+/// Different words for each kind, so that they go to different experts.
+fn words(seed: u32) -> impl Fn(u32, u32) -> u32 {
+    move |at, i| (i * 7 + at * i * i + seed) % 31 + if at < 700 { 0 } else { 31 }
+}
+
+/// Two kinds of text, with their words by line and position.
+fn text_of(model: &Model<'_>, n_tokens: usize, word: impl Fn(u32, u32) -> u32) -> CalibrationText {
     let line = |at: u32, n: u32| PromptSource::Tokens((1..=n).map(|i| word(at, i)).collect());
     let lines = |of: std::ops::Range<u32>, n: u32| of.map(|at| line(at, n)).collect();
     let sources = [
         TextSource { name: "first".to_owned(), prompts: lines(0..700, 32) },
         TextSource { name: "second".to_owned(), prompts: lines(700..1500, 27) },
     ];
-    CalibrationText::new(model, &sources, &TextOptions { n_ctx: 32, n_tokens: 36_000, held_back: true })
-        .unwrap()
+    CalibrationText::new(model, &sources, &TextOptions { n_ctx: 32, n_tokens, held_back: true }).unwrap()
 }
 
 fn save(model: &Model<'_>, text: &CalibrationText, path: &Path) {
@@ -45,7 +52,8 @@ fn save_share(model: &Model<'_>, text: &CalibrationText, share: &str, path: &Pat
     let share: Share = share.parse().unwrap();
     let run = CalibrationRun::of_share(model, text, options(1 + share.number() % 3), Some(share)).unwrap();
     let batches = run.batches();
-    let mut writer = PartWriter::create(path, model, text, None, (share, batches), false).unwrap();
+    let own = TextShare { share, batches };
+    let mut writer = PartWriter::create(path, model, text, None, own, false).unwrap();
     let sums =
         run.run_share(&Silent, &mut |layer: LayerSums| writer.add(&layer).map_err(CalibrateError::from));
     assert!(!path.exists(), "nothing is to be seen before it is whole");
@@ -63,19 +71,21 @@ fn files(path: &Path) -> BTreeMap<String, Vec<u8>> {
 /// Layers that run several times, experts without rows in a share, other mixers, a separate head.
 #[test]
 fn shares_put_together_are_the_files_of_a_single_run() {
+    // Three batches of each kind, which are smaller without experts.
+    let dense = 12_600;
     let models = [
-        Noise::llama(0),
-        Noise::llama(7),
-        Noise::llama(150),
-        Noise::mamba(),
-        Noise::parallel(),
-        Noise::cycled(),
+        (TinyModel::dense(), dense),
+        (TinyModel::experts(7), TOKENS),
+        (TinyModel::experts(150), TOKENS),
+        (TinyModel::recurrent(), dense),
+        (TinyModel::parallel(), dense),
+        (TinyModel::cycled(), dense),
     ];
-    for (at, model) in models.iter().enumerate() {
+    for (at, (model, n_tokens)) in models.iter().enumerate() {
         let dir = tempfile::tempdir().unwrap();
         let own = |name: String| dir.path().join(name);
         let model = model.model();
-        let text = text(&model, at as u32);
+        let text = text_of(&model, *n_tokens, words(at as u32));
         save(&model, &text, &own("whole".to_owned()));
         let expected = files(&own("whole".to_owned()));
         assert!(expected.len() > 3, "{:?}", expected.keys());
@@ -101,7 +111,7 @@ fn shares_put_together_are_the_files_of_a_single_run() {
 /// Some experts get no row in one of the shares.
 #[test]
 fn shares_of_experts_do_not_all_see_the_same() {
-    let (model, dir) = (Noise::llama(150), tempfile::tempdir().unwrap());
+    let (model, dir) = (TinyModel::experts(150), tempfile::tempdir().unwrap());
     let model = model.model();
     let text = text(&model, 2);
     let matrices = |number: usize| {
@@ -119,7 +129,7 @@ fn shares_of_experts_do_not_all_see_the_same() {
 
 #[test]
 fn more_shares_than_batches_are_refused() {
-    let model = Noise::llama(0);
+    let model = TinyModel::dense();
     let model = model.model();
     let text = text(&model, 0);
     let share = Some("3/400".parse().unwrap());
@@ -163,7 +173,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn of(model: &Noise) -> Self {
+    fn of(model: &TinyModel) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let model = model.model();
         let text = text(&model, 0);
@@ -200,7 +210,7 @@ impl Pair {
 
 #[test]
 fn a_changed_or_missing_byte_is_found() {
-    let pair = Pair::of(&Noise::llama(7));
+    let pair = Pair::of(&TinyModel::experts(7));
     let names: Vec<String> = files(&pair.second).into_keys().collect();
     assert_eq!(names.len(), 6, "{names:?}");
     for name in &names {
@@ -225,10 +235,10 @@ fn a_changed_or_missing_byte_is_found() {
 
 #[test]
 fn shares_of_something_else_are_refused_by_what_differs() {
-    let pair = Pair::of(&Noise::llama(7));
-    let other = Noise::llama(5);
+    let pair = Pair::of(&TinyModel::experts(7));
+    let other = TinyModel::experts(5);
     let other = other.model();
-    let own = Noise::llama(7);
+    let own = TinyModel::experts(7);
     let own = own.model();
     let replaced = |model: &Model<'_>, seed: u32, share: &'static str| {
         pair.refused(|path| {
@@ -258,7 +268,7 @@ fn shares_of_something_else_are_refused_by_what_differs() {
 /// Changes with matching digests must still not contradict the rest.
 #[test]
 fn parts_that_lie_are_refused() {
-    let pair = Pair::of(&Noise::llama(7));
+    let pair = Pair::of(&TinyModel::experts(7));
     let cases: [(Edit, &str); 12] = [
         (|json| json["part"]["program"] = json!("0.0.0"), "another version of the program"),
         (|json| json["tokenizer"] = json!("x"), "another tokenizer"),
@@ -304,7 +314,7 @@ fn parts_that_lie_are_refused() {
 /// Values that no sums can have, and invalid places.
 #[test]
 fn sums_that_are_none_are_refused() {
-    let pair = Pair::of(&Noise::llama(0));
+    let pair = Pair::of(&TinyModel::dense());
     let cases: [(&str, Damage, &str); 6] = [
         (
             "moments-00000.safetensors",
@@ -379,18 +389,15 @@ fn rests(header: &mut Value, data: &mut Vec<u8>, places: &[(i64, i64)], values: 
 /// If f64 cannot hold the sum of two batches, the sums have rests, and they count.
 #[test]
 fn sums_of_very_different_size_are_exact() {
-    let mut model = Noise::llama(0);
+    let mut model = TinyModel::dense();
     // Half of the words are so small that the norm's epsilon keeps them small.
-    let at = model.metas.iter().position(|meta| meta.name == "token_embd.weight").unwrap();
-    for values in model.values[at].chunks_mut(64).step_by(2) {
-        for x in values {
-            *x *= 1e-8;
-        }
-    }
+    model.tensors.edit_f32s("token_embd.weight", |values| {
+        values.chunks_mut(64).step_by(2).flatten().for_each(|x| *x *= 1e-8);
+    });
     let dir = tempfile::tempdir().unwrap();
     let own = model.model();
     // Each kind begins with only these.
-    let text = text_of(&own, |at, i| {
+    let text = text_of(&own, TOKENS, |at, i| {
         let is_loud = at % 700 >= 350;
         2 * ((i * 7 + at * i * i) % 31) + u32::from(is_loud)
     });

@@ -9,11 +9,11 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::ImatrixSums;
 use serde_json::{Value, json};
 
-use super::noise::Noise;
 use super::{collect, options, text};
+use crate::testkit::models::TinyModel;
 
 /// Collects statistics into a directory.
-fn save(model: &Noise, path: &Path) -> (Vec<LayerMoments>, Vec<ImatrixSums>) {
+fn save(model: &TinyModel, path: &Path) -> (Vec<LayerMoments>, Vec<ImatrixSums>) {
     let model = model.model();
     let text = text(&model);
     let mut writer = StatisticsWriter::create(path, &model, &text, Some(7), false).unwrap();
@@ -38,7 +38,7 @@ fn read(path: &Path) -> Result<(Vec<LayerMoments>, Vec<ImatrixSums>), Statistics
 
 #[test]
 fn what_is_kept_is_read_back_to_the_bit() {
-    for model in [Noise::llama(0), Noise::llama(7), Noise::mamba()] {
+    for model in [TinyModel::dense(), TinyModel::experts(7), TinyModel::recurrent()] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats");
         let written = save(&model, &path);
@@ -68,7 +68,7 @@ fn what_is_kept_is_read_back_to_the_bit() {
 
 #[test]
 fn a_run_that_ends_early_leaves_nothing_and_what_is_there_stays() {
-    let (model, dir) = (Noise::llama(0), tempfile::tempdir().unwrap());
+    let (model, dir) = (TinyModel::dense(), tempfile::tempdir().unwrap());
     let path = dir.path().join("new/stats");
     let (layers, _) = collect(&model.model(), 1);
     let mut writer =
@@ -84,13 +84,13 @@ fn a_run_that_ends_early_leaves_nothing_and_what_is_there_stays() {
 
 #[test]
 fn statistics_of_another_model_are_refused_with_both_digests() {
-    let (model, dir) = (Noise::llama(0), tempfile::tempdir().unwrap());
+    let (model, dir) = (TinyModel::dense(), tempfile::tempdir().unwrap());
     let path = dir.path().join("stats");
     save(&model, &path);
     let statistics = Statistics::open(&path).unwrap();
     let manifest: Value =
         serde_json::from_slice(&fs_err::read(path.join("statistics.json")).unwrap()).unwrap();
-    let check = |other: &Noise, what: &str| {
+    let check = |other: &TinyModel, what: &str| {
         let error = statistics.check(&other.model()).unwrap_err();
         let StatisticsError::OtherModel { found, expected, .. } = &error else { panic!("{error}") };
         assert!(
@@ -101,9 +101,9 @@ fn statistics_of_another_model_are_refused_with_both_digests() {
         assert_eq!(manifest[what], found.as_str());
     };
     let mut other = model.clone();
-    other.values[3][0] += 1.0;
+    other.tensors.edit_f32s("blk.0.attn_q.weight", |values| values[0] += 1.0);
     check(&other, "model");
-    check(&Noise::llama(4), "model");
+    check(&TinyModel::experts(4), "model");
     let mut other = model.clone();
     other.metadata.set("tokenizer.ggml.model", "gpt2");
     check(&other, "tokenizer");
@@ -149,7 +149,7 @@ pub(super) fn edited(bytes: &[u8], edit: impl FnOnce(&mut Value, &mut Vec<u8>)) 
 
 #[test]
 fn broken_files_are_errors_that_say_where() {
-    let (model, dir) = (Noise::llama(7), tempfile::tempdir().unwrap());
+    let (model, dir) = (TinyModel::experts(7), tempfile::tempdir().unwrap());
     let whole = dir.path().join("stats");
     save(&model, &whole);
     let (layer, importance) = ("moments-00001.safetensors", "importance.safetensors");
@@ -239,7 +239,7 @@ fn broken_files_are_errors_that_say_where() {
 
 #[test]
 fn a_manifest_that_lies_is_refused_before_memory_is_taken() {
-    let (model, dir) = (Noise::llama(7), tempfile::tempdir().unwrap());
+    let (model, dir) = (TinyModel::experts(7), tempfile::tempdir().unwrap());
     let whole = dir.path().join("stats");
     save(&model, &whole);
     let cases: [(Edit, &str); 13] = [

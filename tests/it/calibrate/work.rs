@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gguf_foundry::calibrate::{
     CalibrateError, Fidelity, FidelityOptions, Keep, Solver, WorkError, WorkFolder, solve,
 };
-use gguf_foundry::core::Hint;
 use gguf_foundry::core::progress::{Progress, Silent};
+use gguf_foundry::core::{Hint, TensorSource};
 use gguf_foundry::engine::EngineOptions;
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, SolvedRows, TensorTypeRule};
 
-use super::noise::Noise;
 use super::text;
+use crate::testkit::models::TinyModel;
 
 /// Progress that cancels after a number of checks, and records warnings.
 struct Limited {
@@ -45,13 +45,13 @@ impl Progress for Limited {
 
 /// Model and solver, with the type of the down projections.
 struct Case {
-    model: Noise,
+    model: TinyModel,
     solver: Solver,
     down: &'static str,
 }
 
 impl Case {
-    fn new(model: Noise, solver: Solver) -> Self {
+    fn new(model: TinyModel, solver: Solver) -> Self {
         Self { model, solver, down: "q4_1" }
     }
 
@@ -67,7 +67,7 @@ impl Case {
             dir: dir.path(),
             keep: Keep { work, ..Keep::default() },
         };
-        let input = Input::new(&self.model, &self.model.metadata);
+        let input = Input::new(&self.model.tensors, &self.model.metadata);
         solve(&self.model.model(), &input, &text(&self.model.model()), &options, progress)
     }
 
@@ -81,7 +81,7 @@ impl Case {
     fn result(&self, found: &Fidelity) -> String {
         let mut text = format!("{:?} {:?} {:?} {:?}", found.plain, found.trials, found.left, found.keys);
         let Some(blocks) = &found.blocks else { return text };
-        for meta in self.model.metas.iter().filter(|meta| meta.shape.rank() > 1) {
+        for meta in self.model.tensors.tensors().iter().filter(|meta| meta.shape.rank() > 1) {
             let (dims, n_rows) = (meta.shape.dims(), meta.shape.n_rows());
             let per_matrix = dims[dims.len() - 2];
             let down = meta.name.contains("ffn_down") && self.down == "q4_1";
@@ -112,12 +112,12 @@ fn solved(path: &Path) -> (usize, usize) {
 #[test]
 fn an_interrupted_run_goes_on_to_the_same_bytes() {
     for (name, model, solver) in [
-        ("dense", Noise::llama(0), Solver::Sequential),
-        ("experts", Noise::llama(4), Solver::Sequential),
-        ("cycled", Noise::cycled(), Solver::Sequential),
-        ("mamba", Noise::mamba(), Solver::Sequential),
-        ("dense, gptq", Noise::llama(0), Solver::Gptq),
-        ("experts, gptq", Noise::llama(4), Solver::Gptq),
+        ("dense", TinyModel::dense(), Solver::Sequential),
+        ("experts", TinyModel::experts(4), Solver::Sequential),
+        ("cycled", TinyModel::cycled(), Solver::Sequential),
+        ("mamba", TinyModel::recurrent(), Solver::Sequential),
+        ("dense, gptq", TinyModel::dense(), Solver::Gptq),
+        ("experts, gptq", TinyModel::experts(4), Solver::Gptq),
     ] {
         let case = Case::new(model, solver);
         let whole = case.run(None, &Silent).unwrap();
@@ -161,7 +161,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
 
 #[test]
 fn damaged_work_is_solved_again() {
-    for model in [Noise::llama(0), Noise::llama(4)] {
+    for model in [TinyModel::dense(), TinyModel::experts(4)] {
         let case = Case::new(model, Solver::Sequential);
         let expected = case.result(&case.run(None, &Silent).unwrap());
         let dir = tempfile::tempdir().unwrap();
@@ -204,17 +204,17 @@ fn damaged_work_is_solved_again() {
 
 #[test]
 fn work_of_another_run_is_refused_with_what_differs() {
-    let case = Case::new(Noise::llama(0), Solver::Sequential);
+    let case = Case::new(TinyModel::dense(), Solver::Sequential);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("work");
     case.run_in(&path, &Silent).unwrap();
-    let mut other = Noise::llama(0);
-    other.values[3][0] += 1.0;
-    let mut words = Noise::llama(0);
+    let mut other = TinyModel::dense();
+    other.tensors.edit_f32s("blk.0.attn_q.weight", |values| values[0] += 1.0);
+    let mut words = TinyModel::dense();
     words.metadata.set("tokenizer.ggml.model", "gpt2");
     for (what, other) in [
-        ("solver", Case::new(Noise::llama(0), Solver::Gptq)),
-        ("types of the tensors", Case { down: "q5_0", ..Case::new(Noise::llama(0), Solver::Sequential) }),
+        ("solver", Case::new(TinyModel::dense(), Solver::Gptq)),
+        ("types of the tensors", Case { down: "q5_0", ..Case::new(TinyModel::dense(), Solver::Sequential) }),
         ("model", Case::new(other, Solver::Sequential)),
     ] {
         let error = other.run_in(&path, &Silent).unwrap_err();
@@ -229,7 +229,7 @@ fn work_of_another_run_is_refused_with_what_differs() {
 
 #[test]
 fn a_folder_is_of_one_run_and_goes_when_it_is_done() {
-    let case = Case::new(Noise::llama(0), Solver::Gptq);
+    let case = Case::new(TinyModel::dense(), Solver::Gptq);
     let dir = tempfile::tempdir().unwrap();
     let (made, empty) = (dir.path().join("a/b"), dir.path().join("empty"));
     fs_err::create_dir(&empty).unwrap();

@@ -7,8 +7,8 @@ use gguf_foundry::core::progress::{CancelFlag, Silent};
 use gguf_foundry::engine::{EngineError, EngineOptions};
 use gguf_foundry::verify::{ChatRenderer, ChatTemplate, Model, Window};
 
-use super::noise::Noise;
 use super::sources;
+use crate::testkit::models::TinyModel;
 use crate::verify::tiny::Tiny;
 
 fn engine(n_threads: usize) -> EngineOptions {
@@ -25,7 +25,7 @@ fn tokens(windows: &[Window]) -> Vec<&[u32]> {
 
 /// Runs a task with the bundled model and a chat template.
 fn with_tiny<R>(template: &dyn ChatRenderer, task: impl FnOnce(&Model<'_>) -> R) -> R {
-    let (tiny, other) = (Tiny::new(), Noise::llama(0));
+    let (tiny, other) = (Tiny::new(), TinyModel::dense());
     let features = GraphFeatures::of("llama").unwrap();
     let model = Model {
         source: &tiny,
@@ -138,9 +138,8 @@ fn what_a_model_has_no_template_or_room_for_is_said() {
 #[test]
 fn tokens_come_as_often_as_the_model_says() {
     // After a norm with zero weights all logits are zero: 64 equally likely tokens.
-    let mut model = Noise::llama(0);
-    let norm = model.metas.iter().position(|meta| meta.name == "output_norm.weight").unwrap();
-    model.values[norm].fill(0.0);
+    let mut model = TinyModel::dense();
+    model.tensors.edit_f32s("output_norm.weight", |values| values.fill(0.0));
     let own = SelfText { n_tokens: 6400, n_ctx: 100, ..SelfText::default() };
     let WrittenText { windows, .. } = write(&model.model(), own);
     let mut counts = [0u32; 64];
@@ -154,12 +153,13 @@ fn tokens_come_as_often_as_the_model_says() {
 
 #[test]
 fn models_that_cannot_go_on_are_refused_with_the_way_out() {
-    let mut model = Noise::llama(0);
-    model.features = GraphFeatures::from_toml(&"kind = 'diffusion'\nmask = 'full'".parse().unwrap()).unwrap();
+    let mut model = TinyModel::dense();
+    model.features =
+        GraphFeatures::from_toml(&"kind = 'diffusion'\nattention.mask = 'full'".parse().unwrap()).unwrap();
     let error = SelfText::default().write(&model.model(), engine(1), &Silent).unwrap_err();
     assert!(matches!(&error, CalibrateError::Engine(EngineError::NotContinued { .. })), "{error}");
     assert_eq!(error.hints(), ["no text of its own can be had: give a text"]);
-    let model = Noise::llama(0);
+    let model = TinyModel::dense();
     let small = EngineOptions { memory_bytes: 1 << 10, ..engine(1) };
     let error = SelfText::default().write(&model.model(), small, &Silent).unwrap_err();
     assert!(matches!(error, CalibrateError::SelfMemory { needed_bytes, .. } if needed_bytes > 1 << 20));
@@ -171,10 +171,10 @@ fn models_that_cannot_go_on_are_refused_with_the_way_out() {
 
 #[test]
 fn self_written_text_is_a_kind_beside_others_and_alone() {
-    let model = Noise::mamba();
+    let model = TinyModel::recurrent();
     let options = TextOptions { n_ctx: 16, n_tokens: 3200, held_back: true };
     let with = |sources: &[_]| {
-        CalibrationText::with_self(&model.model(), sources, &options, (7, engine(2)), None, &Silent).unwrap()
+        CalibrationText::with_self(&model.model(), sources, &options, 7, engine(2), None, &Silent).unwrap()
     };
     let shares = |text: &CalibrationText| {
         let share = |kind: &gguf_foundry::calibrate::TextKind| {

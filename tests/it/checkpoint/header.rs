@@ -5,6 +5,7 @@ use gguf_foundry::core::ElementType;
 use gguf_foundry::core::limits::Limits;
 
 use super::{bytes_file, entry, file, parse};
+use crate::testkit::noise::Noise;
 
 /// Error of the parser for entries over `n` bytes of data.
 fn refusal(entries: &[String], n: usize) -> String {
@@ -232,18 +233,12 @@ fn flipped_bytes_never_panic_and_never_leave_the_file() {
             check(&broken);
         }
     }
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut random = |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 33) as usize % below
-    };
+    let mut noise = Noise::new(1);
     for _ in 0..20_000 {
         let mut broken = bytes.clone();
-        for _ in 0..=random(6) {
-            let at = random(broken.len());
-            broken[at] = random(256) as u8;
+        for _ in 0..=noise.index(6) {
+            let at = noise.index(broken.len());
+            broken[at] = noise.bits() as u8;
         }
         check(&broken);
     }

@@ -3,29 +3,23 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
 
 use crate::support::programs::{Outcome, run, run_unsynced};
+use crate::testkit::checkpoints::Safetensors;
 
 /// Writes tensors of 16-bit floats; the elements of each follow from its index.
 fn write_weights(path: &Path, tensors: &[(&str, &[u64])]) {
-    let (mut header, mut data): (Map<String, Json>, Vec<u8>) = (Map::new(), Vec::new());
+    let mut file = Safetensors::default();
     for (number, (name, dims)) in tensors.iter().enumerate() {
-        let start = data.len();
         let element = |i: u64| (((i * 37 + number as u64 * 11) % 256) as f32 - 128.0) / 64.0;
-        let n: u64 = dims.iter().product();
-        data.extend((0..n).flat_map(|i| ((element(i).to_bits() >> 16) as u16).to_le_bytes()));
-        header.insert(
-            (*name).to_owned(),
-            json!({"dtype": "BF16", "shape": dims, "data_offsets": [start, data.len()]}),
-        );
+        let values: Vec<f32> = (0..dims.iter().product()).map(element).collect();
+        file.add_bf16(name, dims, &values);
     }
-    let header = Json::Object(header).to_string();
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
-    fs_err::write(path, file).unwrap();
+    file.write(path);
 }
 
 fn write_config(dir: &Path, config: &Json) {

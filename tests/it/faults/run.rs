@@ -154,7 +154,7 @@ impl Bench {
             command.current_dir(place).args(["-f", "-qq"]).args(strace).arg(programs::path(scenario.program));
         }
         // One worker, so that the number of a call means the same in every run.
-        command.args(scenario.arguments).args(["--threads", "1", "--quiet"]);
+        command.args(scenario.arguments.split(' ')).args(["--threads", "1", "--quiet"]);
         command
     }
 

@@ -73,7 +73,8 @@ impl Inputs {
 pub struct Scenario {
     pub name: &'static str,
     pub program: &'static str,
-    pub arguments: &'static [&'static str],
+    /// Arguments, separated by spaces.
+    pub arguments: &'static str,
     /// Creates the files that the run finds.
     pub prepare: fn(&Inputs, &Path),
     /// Exit code of a successful run.
@@ -90,7 +91,7 @@ pub struct Scenario {
     pub ignores: Option<&'static str>,
 }
 
-const fn scenario(name: &'static str, program: &'static str, arguments: &'static [&'static str]) -> Scenario {
+const fn scenario(name: &'static str, program: &'static str, arguments: &'static str) -> Scenario {
     Scenario {
         name,
         program,
@@ -117,14 +118,10 @@ fn over_parts(inputs: &Inputs, dir: &Path) {
 
 /// All scenarios. `verify` ends with 4: without a baseline its verdict is `partial`.
 pub const ALL: &[Scenario] = &[
-    scenario("convert", "gguf-convert", &["hf2gguf", "../in/hf", "-o", "m.gguf"]),
+    scenario("convert", "gguf-convert", "hf2gguf ../in/hf -o m.gguf"),
     Scenario {
         prepare: over_a_file,
-        ..scenario(
-            "convert over a file",
-            "gguf-convert",
-            &["hf2gguf", "../in/hf", "-o", "m.gguf", "--type", "q4_k_m"],
-        )
+        ..scenario("convert over a file", "gguf-convert", "hf2gguf ../in/hf -o m.gguf --type q4_k_m")
     },
     Scenario {
         prepare: over_parts,
@@ -132,7 +129,7 @@ pub const ALL: &[Scenario] = &[
         ..scenario(
             "convert over parts",
             "gguf-convert",
-            &["hf2gguf", "../in/hf", "-o", "m.gguf", "--type", "f16", "--split-max-tensors", "9"],
+            "hf2gguf ../in/hf -o m.gguf --type f16 --split-max-tensors 9",
         )
     },
     Scenario {
@@ -141,7 +138,7 @@ pub const ALL: &[Scenario] = &[
         ..scenario(
             "convert, to be resumed",
             "gguf-convert",
-            &["hf2gguf", "../in/hf", "-o", "m.gguf", "--type", "q4_0", "--resume"],
+            "hf2gguf ../in/hf -o m.gguf --type q4_0 --resume",
         )
     },
     Scenario {
@@ -150,7 +147,7 @@ pub const ALL: &[Scenario] = &[
         ..scenario(
             "quantize, all of one file",
             "gguf-quantize",
-            &["../in/f16.gguf", "--type", "q6_k", "--part", "1/1", "--into", "m.gguf"],
+            "../in/f16.gguf --type q6_k --part 1/1 --into m.gguf",
         )
     },
     Scenario {
@@ -162,21 +159,17 @@ pub const ALL: &[Scenario] = &[
         ..scenario(
             "quantize, the last of three parts",
             "gguf-quantize",
-            &["../in/f16.gguf", "--type", "q6_k", "--part", "3/3", "--into", "m.gguf"],
+            "../in/f16.gguf --type q6_k --part 3/3 --into m.gguf",
         )
     },
     Scenario {
         prepare: |_, dir| fs_err::create_dir(dir.join("hf")).unwrap(),
         is_repeatable: false,
-        ..scenario(
-            "gguf2hf",
-            "gguf-convert",
-            &["gguf2hf", "../in/f16.gguf", "-o", "hf", "--max-shard-size", "1M"],
-        )
+        ..scenario("gguf2hf", "gguf-convert", "gguf2hf ../in/f16.gguf -o hf --max-shard-size 1M")
     },
     Scenario {
         prepare: over_a_file,
-        ..scenario("quantize over a file", "gguf-quantize", &["../in/f16.gguf", "m.gguf", "--type", "q6_k"])
+        ..scenario("quantize over a file", "gguf-quantize", "../in/f16.gguf m.gguf --type q6_k")
     },
     Scenario {
         prepare: over_parts,
@@ -184,62 +177,39 @@ pub const ALL: &[Scenario] = &[
         ..scenario(
             "quantize parts",
             "gguf-quantize",
-            &["../in/parts-00001-of-00005.gguf", "m.gguf", "--type", "q4_0", "--keep-split"],
+            "../in/parts-00001-of-00005.gguf m.gguf --type q4_0 --keep-split",
         )
     },
-    Scenario {
-        prepare: over_a_file,
-        ..scenario("set", "gguf-inspect", &["set", "m.gguf", "general.name=changed"])
-    },
+    Scenario { prepare: over_a_file, ..scenario("set", "gguf-inspect", "set m.gguf general.name=changed") },
     Scenario {
         prepare: over_a_file,
         is_repeatable: false,
-        ..scenario("remove", "gguf-inspect", &["remove", "m.gguf", "general.file_type"])
+        ..scenario("remove", "gguf-inspect", "remove m.gguf general.file_type")
     },
     Scenario {
         prepare: over_a_file,
-        ..scenario("template", "gguf-inspect", &["template", "m.gguf", "--set", "../in/prompts.txt"])
+        ..scenario("template", "gguf-inspect", "template m.gguf --set ../in/prompts.txt")
     },
     Scenario {
         prepare: over_a_file,
-        ..scenario("endian", "gguf-convert", &["endian", "../in/f16.gguf", "-o", "m.gguf"])
+        ..scenario("endian", "gguf-convert", "endian ../in/f16.gguf -o m.gguf")
     },
     Scenario {
         prepare: over_parts,
         reader: FIRST,
-        ..scenario(
-            "split",
-            "gguf-inspect",
-            &["split", "../in/f16.gguf", "-o", "m", "--split-max-tensors", "9"],
-        )
+        ..scenario("split", "gguf-inspect", "split ../in/f16.gguf -o m --split-max-tensors 9")
     },
     Scenario {
         prepare: over_a_file,
-        ..scenario("merge", "gguf-inspect", &["merge", "../in/parts-00001-of-00005.gguf", "-o", "m.gguf"])
+        ..scenario("merge", "gguf-inspect", "merge ../in/parts-00001-of-00005.gguf -o m.gguf")
     },
-    scenario(
-        "logits",
-        "gguf-verify",
-        &["logits", "../in/f16.gguf", "--prompts", "../in/prompts.txt", "-o", "logits.jsonl"],
-    ),
+    scenario("logits", "gguf-verify", "logits ../in/f16.gguf --prompts ../in/prompts.txt -o logits.jsonl"),
     Scenario {
         prepare: |inputs, dir| inputs.copy("b.imatrix.gguf", dir.join("i.gguf")),
         ..scenario(
             "imatrix",
             "gguf-verify",
-            &[
-                "imatrix",
-                "../in/f16.gguf",
-                "--prompts",
-                "../in/prompts.txt",
-                "--ctx",
-                "32",
-                "--chunks",
-                "3",
-                "--no-ppl",
-                "-o",
-                "i.gguf",
-            ],
+            "imatrix ../in/f16.gguf --prompts ../in/prompts.txt --ctx 32 --chunks 3 --no-ppl -o i.gguf",
         )
     },
     Scenario {
@@ -247,25 +217,13 @@ pub const ALL: &[Scenario] = &[
         ..scenario(
             "imatrix merge",
             "gguf-verify",
-            &["imatrix", "merge", "../in/a.imatrix.gguf", "../in/b.imatrix.gguf", "-o", "i.gguf"],
+            "imatrix merge ../in/a.imatrix.gguf ../in/b.imatrix.gguf -o i.gguf",
         )
     },
     scenario(
         "verify, a part",
         "gguf-verify",
-        &[
-            "../in/f16.gguf",
-            "--prompts",
-            "../in/prompts.txt",
-            "--ctx",
-            "32",
-            "--chunks",
-            "2",
-            "--part",
-            "1/2",
-            "-o",
-            "v.part",
-        ],
+        "../in/f16.gguf --prompts ../in/prompts.txt --ctx 32 --chunks 2 --part 1/2 -o v.part",
     ),
     Scenario {
         prepare: |_, dir| fs_err::create_dir(dir.join("stats")).unwrap(),
@@ -273,23 +231,13 @@ pub const ALL: &[Scenario] = &[
         ..scenario(
             "statistics",
             "gguf-quantize",
-            &[
-                "stats",
-                "../in/f16.gguf",
-                "--calibrate",
-                "../in/long.txt",
-                "--no-self-text",
-                "--calibrate-tokens",
-                "1024",
-                "-o",
-                "stats",
-            ],
+            "stats ../in/f16.gguf --calibrate ../in/long.txt --no-self-text --calibrate-tokens 1024 -o stats",
         )
     },
     Scenario {
         prepare: |_, dir| fs_err::create_dir(dir.join("stats")).unwrap(),
         is_repeatable: false,
-        ..scenario("statistics put together", "gguf-verify", &["combine", "../in/part", "-o", "stats"])
+        ..scenario("statistics put together", "gguf-verify", "combine ../in/part -o stats")
     },
     Scenario {
         code: 4,
@@ -297,19 +245,7 @@ pub const ALL: &[Scenario] = &[
         ..scenario(
             "verify with all outputs",
             "gguf-verify",
-            &[
-                "../in/f16.gguf",
-                "--prompts",
-                "../in/prompts.txt",
-                "--ctx",
-                "32",
-                "--chunks",
-                "2",
-                "--per-token",
-                "t.jsonl",
-                "--save-baseline",
-                "b.kld",
-            ],
+            "../in/f16.gguf --prompts ../in/prompts.txt --ctx 32 --chunks 2 --per-token t.jsonl --save-baseline b.kld",
         )
     },
 ];

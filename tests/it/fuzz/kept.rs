@@ -5,7 +5,7 @@ use serde_json::{Value as Json, json};
 
 use super::entries::join;
 use super::seeds::container_of;
-use crate::prequant::made::Part;
+use crate::dequant::made::Part;
 
 pub fn statistics() -> Vec<Vec<u8>> {
     vec![statistics_of(false, false), statistics_of(true, false), statistics_of(true, true)]

@@ -11,8 +11,8 @@ use serde_json::Value as Json;
 use super::entries::join;
 use super::models::files;
 use super::{seeds, vocabularies};
-use crate::goldens::Goldens;
 use crate::hostile_corpus::material::Material;
+use crate::support::goldens::Goldens;
 use crate::support::{fixture, names, root};
 
 /// Tokenizer modes under which all vocabularies are tried.

@@ -12,12 +12,12 @@ use serde_json::{Map, Value as Json, json};
 use super::entries::join;
 use super::kept;
 use super::models::{checkpoint, files, gguf, letters, model};
-use crate::flm::writer::llama;
-use crate::msmodelslim::made as slim;
-use crate::prequant::hostile::all;
-use crate::prequant::made::{Noise, Part};
+use crate::checkpoint::flm::writer::llama;
+use crate::checkpoint::torch::build::{container, dict, floats, int, legacy, pickle, text, tuple};
+use crate::dequant::hostile::all;
+use crate::dequant::made::{Part, noise, safetensors};
+use crate::dequant::msmodelslim::made as slim;
 use crate::support::{fixture, root};
-use crate::torch::build::{container, dict, floats, int, legacy, pickle, text, tuple};
 
 /// Seeds of a target.
 pub fn of(target: &str) -> Vec<Vec<u8>> {
@@ -56,9 +56,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
             )])),
         ],
         "torch" => torch(),
-        "safetensors" => {
-            all(&mut Noise::new(5)).iter().take(2).map(|made| container_of(&made.parts)).collect()
-        }
+        "safetensors" => all(&mut noise(5)).iter().take(2).map(|made| container_of(&made.parts)).collect(),
         "index" => indices(),
         "fastllm" | "fastllm_codes" => fastllm(),
         "msmodelslim" => vec![msmodelslim(true), msmodelslim(false)],
@@ -345,9 +343,9 @@ fn charsmap() -> Vec<u8> {
 
 fn torch() -> Vec<Vec<u8>> {
     let data = floats((0..12).map(|at| at as f32));
-    let tensor = crate::torch::build::Tensor::new("FloatStorage", "0", &[3, 4]).bytes();
+    let tensor = crate::checkpoint::torch::build::Tensor::new("FloatStorage", "0", &[3, 4]).bytes();
     let turned = {
-        let mut tensor = crate::torch::build::Tensor::new("FloatStorage", "0", &[4, 3]);
+        let mut tensor = crate::checkpoint::torch::build::Tensor::new("FloatStorage", "0", &[4, 3]);
         tensor.strides = vec![1, 4];
         tensor.bytes()
     };
@@ -361,22 +359,14 @@ fn torch() -> Vec<Vec<u8>> {
 
 /// Safetensors file of these tensors.
 pub fn container_of(parts: &[Part]) -> Vec<u8> {
-    let (mut header, mut data) = (Map::new(), Vec::new());
-    for part in parts {
-        let offsets = [data.len(), data.len() + part.bytes.len()];
-        let row = json!({ "dtype": part.ty.name(), "shape": part.dims, "data_offsets": offsets });
-        header.insert(part.name.clone(), row);
-        data.extend_from_slice(&part.bytes);
-    }
-    let header = Json::Object(header).to_string();
-    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
+    safetensors(parts).bytes()
 }
 
 /// Checkpoints of a method, in several shapes, small enough to be damaged effectively.
 fn quantized(target: &str) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for round in 0..12 {
-        for made in all(&mut Noise::new(round)) {
+        for made in all(&mut noise(round)) {
             let method = made.config["quantization_config"]["quant_method"].as_str().unwrap();
             let is_of = match target {
                 "auto_round" => ["auto-round", "intel/auto-round"].contains(&method),
@@ -427,13 +417,13 @@ fn indices() -> Vec<Vec<u8>> {
 
 fn fastllm() -> Vec<Vec<u8>> {
     let small = |n: usize| n.min(8);
-    let halves = llama(|writer, name, dims, numbers| {
-        let values = numbers.floats(small(dims[0]) * small(dims[1]));
+    let halves = llama(|writer, name, dims, noise| {
+        let values = noise.floats(small(dims[0]) * small(dims[1]));
         writer.f16(name, &dims.map(small), &values);
     });
-    let mut codes = llama(|writer, name, dims, numbers| {
+    let mut codes = llama(|writer, name, dims, noise| {
         let (n_rows, n_cols) = (small(dims[0]), small(dims[1]));
-        let codes = numbers.codes(n_rows * n_cols, 255);
+        let codes = noise.bytes((n_rows * n_cols) as u64);
         let ranges = vec![(-1.0, 1.0); n_rows];
         writer.codes(name, &[n_rows, n_cols], 3, &ranges, &codes);
     });

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{GgufFile, OpenOptions, WriteOptions, write_gguf};
 
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::report_cases;
 
 fn gguf_files(dir: &Path, found: &mut Vec<PathBuf>) {

@@ -13,11 +13,12 @@ use gguf_foundry::core::{ElementType, Shape, WeightMeta};
 use gguf_foundry::dequant::{Encoding, Encodings, stored_classes};
 use gguf_foundry::gguf::{LayoutOptions, WriteOptions, write_gguf};
 use gguf_foundry::inspect::{Aspect, CheckpointReport, checkpoint_json, inspect_checkpoint};
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
 use super::Bench;
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, programs, report_cases};
+use crate::testkit::checkpoints::Safetensors;
 
 fn is_flm(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "flm")
@@ -308,22 +309,16 @@ fn other_containers_are_described(corpus: &Goldens) {
 /// Directory with a configuration and tensors of zeros.
 fn checkpoint(config: &Json, tensors: &[(&str, &str, &[u64])]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let (mut header, mut at) = (Map::new(), 0);
+    let mut file = Safetensors::default();
     for (name, dtype, dims) in tensors {
         let elem_bytes = match *dtype {
             "F8_E4M3" | "U8" => 1,
             "BF16" | "F16" => 2,
             _ => 4,
         };
-        let end = at + dims.iter().product::<u64>() * elem_bytes;
-        header.insert((*name).to_owned(), json!({"dtype": dtype, "shape": dims, "data_offsets": [at, end]}));
-        at = end;
+        file.add(name, dtype, dims, &vec![0; (dims.iter().product::<u64>() * elem_bytes) as usize]);
     }
-    let header = Json::Object(header).to_string();
-    let mut file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
-    file.resize(file.len() + at as usize, 0);
-    fs_err::write(dir.path().join("model.safetensors"), file).unwrap();
-    fs_err::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    file.write_checkpoint(dir.path(), config);
     dir
 }
 

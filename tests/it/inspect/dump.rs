@@ -4,7 +4,8 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{GgufFile, Value};
 use serde_json::{Value as Json, json};
 
-use super::{Bench, InMemory, metadata};
+use super::{Bench, metadata};
+use crate::testkit::memory::{MemoryTensors, write_source};
 
 /// Text at an offset of the header: eight bytes of length, then the text.
 fn text_at(bytes: &[u8], offset: &Json) -> String {
@@ -21,7 +22,7 @@ fn json_says_where_the_header_declares_what() {
     odd.set("odd.flags", vec![true, false]);
     odd.set("odd.bytes", Value::String(b"\xff".to_vec()));
     odd.set("odd.big", u64::MAX);
-    super::model().write(&bench.path("odd.gguf"), &odd);
+    write_source(&bench.path("odd.gguf"), &odd, &super::model());
     for name in ["odd.gguf", "tiny.gguf"] {
         let bytes = fs_err::read(bench.path(name)).unwrap();
         let file = GgufFile::open(&bench.path(name)).unwrap();
@@ -67,7 +68,7 @@ fn numbers_of_the_layout_are_printed_alone() {
     assert_eq!(bench.run(&["dump", "model.gguf", "--data-alignment"]).1, "32\n");
     assert_eq!(bench.json(&["dump", "model.gguf", "--data-alignment"], 0), json!({"data_alignment": 32}));
     // Without tensors it is the offset at which they would begin.
-    InMemory::new().write(&bench.path("keys.gguf"), &metadata());
+    write_source(&bench.path("keys.gguf"), &metadata(), &MemoryTensors::default());
     let size = fs_err::metadata(bench.path("keys.gguf")).unwrap().len();
     assert_eq!(bench.run(&["dump", "keys.gguf", "--data-offset"]).1, format!("{size}\n"));
     for args in [&["--json-array"][..], &["--markdown", "--json"], &["--data-offset", "--data-alignment"]] {

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::{Bench, metadata, model};
 use crate::support::programs::finish;
+use crate::testkit::memory::write_source;
 
 #[test]
 fn values_are_plain() {
@@ -50,7 +51,7 @@ fn what_is_got_can_be_set() {
     all.set("a.none", Value::Array(Array::U16(Vec::new())));
     all.set("a.big", u64::MAX);
     all.set("a.yes", true);
-    model().write(&bench.path("all.gguf"), &all);
+    write_source(&bench.path("all.gguf"), &all, &model());
     for (key, value) in all.iter() {
         let output = bench.program("gguf-inspect").args(["get", "all.gguf", key]).output().unwrap();
         fs_err::write(bench.path("value"), &output.stdout).unwrap();

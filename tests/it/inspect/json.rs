@@ -9,7 +9,7 @@ use gguf_foundry::gguf::GgufFile;
 use serde_json::Value as Json;
 
 use super::Bench;
-use crate::magnitudes;
+use crate::quantize::magnitudes;
 use crate::support::programs::finish;
 use crate::support::{fixture, root};
 
@@ -297,7 +297,7 @@ fn what_convert_prints_is_documented() {
             ["model.layers.0.a.q_norm.weight", "BF16", [4]], ["model.layers.0.strange", "BF16", [4]],
         ],
     });
-    crate::draft::write_checkpoint(&bench.path("strange"), &strange);
+    crate::arch::draft::write_checkpoint(&bench.path("strange"), &strange);
     draft_of.object("", &run(0, &["draft", "strange"]));
     draft_of.finish();
 

@@ -1,10 +1,11 @@
 //! Describing, comparing, hashing.
 
-use gguf_foundry::core::GgmlType;
+use gguf_foundry::core::{GgmlType, TensorSource};
 use serde_json::json;
 
-use super::{Bench, InMemory, metadata, model};
+use super::{Bench, metadata, model};
 use crate::support::{programs, sha256};
+use crate::testkit::memory::{MemoryTensors, write_source};
 
 #[test]
 fn the_description_has_all_facts_and_no_escapes() {
@@ -138,11 +139,12 @@ fn differences_are_shown_and_measured() {
     let mut codes: Vec<f32> = (0..64).map(|i| 0.5 * ((i % 32) as f32 - 16.0)).collect();
     codes[33] += 0.25;
     let ramp: Vec<f32> = (0..12).map(|i| i as f32 / 4.0).collect();
-    InMemory::new()
-        .f32("codes", &[2, 32], &codes)
-        .f32("ramp", &[4, 3], &ramp)
-        .f32("new", &[1], &[0.0])
-        .write(&bench.path("other.gguf"), &other);
+    let tensors = MemoryTensors::of_f32(&[
+        ("codes", &[2, 32], &codes),
+        ("ramp", &[4, 3], &ramp),
+        ("new", &[1], &[0.0]),
+    ]);
+    write_source(&bench.path("other.gguf"), &other, &tensors);
 
     let (code, out, _) = bench.run(&["diff", "model.gguf", "other.gguf"]);
     assert_eq!(code, 1);
@@ -192,16 +194,17 @@ fn hashes_are_those_of_the_bytes() {
     let bench = Bench::new();
     let source = model();
     let hashes = bench.json(&["hash", "model.gguf"], 0);
-    for (index, data) in source.data.iter().enumerate() {
+    let data: Vec<&[u8]> = (0..source.tensors().len()).map(|tensor| source.bytes(tensor)).collect();
+    for (index, data) in data.iter().enumerate() {
         assert_eq!(hashes["tensors"][index]["sha256"], json!(sha256(data)));
     }
-    assert_eq!(hashes["data"], json!(sha256(&source.data.concat())));
+    assert_eq!(hashes["data"], json!(sha256(&data.concat())));
     let file = fs_err::read(bench.path("model.gguf")).unwrap();
     assert_eq!(hashes["files"], json!([{"path": "model.gguf", "sha256": sha256(&file)}]));
     let (_, text, _) = bench.run(&["hash", "model.gguf"]);
-    assert!(text.starts_with(&format!("{}  tensor norm\n", sha256(&source.data[0]))), "{text}");
+    assert!(text.starts_with(&format!("{}  tensor norm\n", sha256(data[0]))), "{text}");
     assert!(text.ends_with(&format!("{}  model.gguf\n", sha256(&file))), "{text}");
-    assert_eq!(source.tensors[2].ty, GgmlType::Q8_0);
+    assert_eq!(source.tensors()[2].ty, GgmlType::Q8_0);
 }
 
 #[cfg(unix)]
@@ -211,7 +214,7 @@ fn a_reader_that_goes_away_is_no_failure() {
     let many = (0..40_000).map(|i| format!("token-{i}")).collect::<Vec<_>>();
     let mut metadata = metadata();
     metadata.set("tokenizer.ggml.tokens", many);
-    model().write(&bench.path("big.gguf"), &metadata);
+    write_source(&bench.path("big.gguf"), &metadata, &model());
     let status = std::process::Command::new("sh")
         .current_dir(bench.path("."))
         .arg("-c")
@@ -231,8 +234,8 @@ fn an_interrupt_ends_a_long_run_at_once() {
     // A hole of 256 GiB: no disk space, but hours of hashing.
     let path = bench.path("huge.gguf");
     let n_bytes = 256u64 << 30;
-    let tensor = super::InMemory::new().add("w", &[1, 32], GgmlType::I8, vec![0; 32]);
-    tensor.write(&path, &gguf_foundry::gguf::Metadata::new());
+    let tensor = MemoryTensors::default().with("w", &[1, 32], GgmlType::I8, vec![0; 32]);
+    write_source(&path, &gguf_foundry::gguf::Metadata::new(), &tensor);
     let mut bytes = fs_err::read(&path).unwrap();
     let at = bytes.windows(8).position(|window| window == 32u64.to_le_bytes()).unwrap();
     bytes[at..at + 8].copy_from_slice(&(n_bytes / 1024).to_le_bytes());

@@ -5,6 +5,7 @@ use unicode_width::UnicodeWidthStr;
 use super::{Bench, model};
 use crate::support::fixture;
 use crate::support::programs::finish;
+use crate::testkit::memory::write_source;
 
 /// Lines that are wider than a terminal of this width.
 fn too_wide(text: &str, width: usize) -> Vec<&str> {
@@ -48,8 +49,9 @@ fn a_screen_of_any_width_is_not_exceeded() {
     let mut metadata = super::metadata();
     metadata.set("general.name", "模型的名字很长".repeat(30));
     metadata.set("a.key.that.is.longer.than.any.that.one.would.want.to.type", 1u32);
-    let source = model().f32("model.layers.17.block_sparse_moe.experts.63.down_proj.weight", &[1], &[1.0]);
-    source.write(&bench.path("wide.gguf"), &metadata);
+    let source =
+        model().with_f32("model.layers.17.block_sparse_moe.experts.63.down_proj.weight", &[1], &[1.0]);
+    write_source(&bench.path("wide.gguf"), &metadata, &source);
     let on = |width: &str, args: &[&str]| {
         finish(bench.program("gguf-inspect").args(args).env("COLUMNS", width)).out
     };

@@ -3,54 +3,22 @@
 use std::path::{Path, PathBuf};
 
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::Imatrix;
 use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{
     CoveragePolicy, FileType, Input, QuantizeError, QuantizeOptions, QuantizePlan, TensorTypeRule,
 };
 
-/// Tensors of floats in memory.
-struct Floats {
-    tensors: Vec<TensorMeta>,
-    values: Vec<Vec<f32>>,
-}
+use crate::testkit::memory::MemoryTensors;
 
-impl Floats {
-    fn new(tensors: &[(&str, &[u64], f32)]) -> Self {
-        let shape = |dims: &[u64]| Shape::new(dims.to_vec()).unwrap();
-        let value = |fill: f32, index: usize| if fill == 0.0 { 0.0 } else { fill + (index % 7) as f32 };
-        Self {
-            tensors: tensors
-                .iter()
-                .map(|(name, dims, _)| TensorMeta {
-                    name: (*name).to_owned(),
-                    shape: shape(dims),
-                    ty: GgmlType::F32,
-                })
-                .collect(),
-            values: tensors
-                .iter()
-                .map(|(_, dims, fill)| {
-                    (0..shape(dims).n_elems() as usize).map(|at| value(*fill, at)).collect()
-                })
-                .collect(),
-        }
-    }
-}
-
-impl TensorSource for Floats {
-    fn tensors(&self) -> &[TensorMeta] {
-        &self.tensors
-    }
-
-    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let first = (first_row * self.tensors[tensor].shape.n_cols()) as usize;
-        for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(&self.values[tensor][first..]) {
-            *bytes = value.to_le_bytes();
-        }
-        Ok(())
-    }
+/// Tensors of seven ascending numbers in turn, the first of them given; of zeros if it is 0.
+fn floats(tensors: &[(&str, &[u64], f32)]) -> MemoryTensors {
+    tensors.iter().fold(MemoryTensors::default(), |all, &(name, dims, first)| {
+        let value = |at: u64| if first == 0.0 { 0.0 } else { first + (at % 7) as f32 };
+        let values: Vec<f32> = (0..dims.iter().product()).map(value).collect();
+        all.with_f32(name, dims, &values)
+    })
 }
 
 fn metadata() -> Metadata {
@@ -59,7 +27,7 @@ fn metadata() -> Metadata {
     metadata
 }
 
-fn plan_error(source: &Floats, options: &QuantizeOptions, imatrix: Option<&Imatrix>) -> QuantizeError {
+fn plan_error(source: &MemoryTensors, options: &QuantizeOptions, imatrix: Option<&Imatrix>) -> QuantizeError {
     let metadata = metadata();
     match QuantizePlan::new(&Input::new(source, &metadata), options, imatrix) {
         Ok(_) => panic!("an error expected"),
@@ -68,7 +36,7 @@ fn plan_error(source: &Floats, options: &QuantizeOptions, imatrix: Option<&Imatr
 }
 
 /// Runs the plan, and returns the error and whether a file was left.
-fn run_error(source: &Floats, options: &QuantizeOptions) -> (String, bool) {
+fn run_error(source: &MemoryTensors, options: &QuantizeOptions) -> (String, bool) {
     let metadata = metadata();
     let plan = QuantizePlan::new(&Input::new(source, &metadata), options, None).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -111,18 +79,18 @@ fn write_imatrix(dir: &Path, entries: &[(&str, &[f32])]) -> PathBuf {
 
 const QUERY: &str = "blk.0.attn_q.weight";
 
-fn matrix() -> Floats {
-    Floats::new(&[(QUERY, &[4, 256], 1.0)])
+fn matrix() -> MemoryTensors {
+    floats(&[(QUERY, &[4, 256], 1.0)])
 }
 
 #[test]
 fn nan_and_infinity_are_named_with_their_place() {
     let mut source = matrix();
-    source.values[0][2 * 256 + 17] = f32::NAN;
+    source.edit_f32s(QUERY, |values| values[2 * 256 + 17] = f32::NAN);
     let (line, is_left) = run_error(&source, &QuantizeOptions::new(FileType::Q4KM));
     assert_eq!(line, "tensor `blk.0.attn_q.weight`: row 2, column 17: NaN");
     assert!(!is_left);
-    source.values[0][2 * 256 + 17] = f32::NEG_INFINITY;
+    source.edit_f32s(QUERY, |values| values[2 * 256 + 17] = f32::NEG_INFINITY);
     assert_eq!(
         run_error(&source, &QuantizeOptions::new(FileType::F16)).0,
         "tensor `blk.0.attn_q.weight`: row 2, column 17: -inf"
@@ -137,7 +105,7 @@ fn nan_and_infinity_are_named_with_their_place() {
 #[test]
 fn values_too_large_for_the_type_are_an_error() {
     let mut source = matrix();
-    source.values[0][3 * 256 + 5] = 1e9;
+    source.edit_f32s(QUERY, |values| values[3 * 256 + 5] = 1e9);
     assert_eq!(
         run_error(&source, &QuantizeOptions::new(FileType::F16)).0,
         "tensor `blk.0.attn_q.weight`: row 3, from column 5 on: values up to 1e9 are too large for F16 (infinite value)"
@@ -156,7 +124,7 @@ fn values_too_large_for_the_type_are_an_error() {
 
 #[test]
 fn a_tensor_without_rows() {
-    let source = Floats::new(&[(QUERY, &[0, 256], 1.0)]);
+    let source = floats(&[(QUERY, &[0, 256], 1.0)]);
     assert_eq!(
         plan_error(&source, &QuantizeOptions::new(FileType::Q4KM), None).to_string(),
         "tensor `blk.0.attn_q.weight`: shape [0, 256] has no elements"
@@ -171,7 +139,7 @@ fn options_that_do_not_fit_the_tensor() {
         plan_error(&matrix(), &options, None).to_string(),
         "tensor `blk.0.attn_q.weight`: cannot quantize to I8"
     );
-    let odd = Floats::new(&[("output.weight", &[4, 96], 1.0)]);
+    let odd = floats(&[("output.weight", &[4, 96], 1.0)]);
     let mut options = QuantizeOptions::new(FileType::Q4KM);
     options.output_tensor_type = Some(GgmlType::Q6K);
     assert_eq!(
@@ -237,7 +205,7 @@ fn types_that_need_an_importance_matrix() {
     );
     let dir = tempfile::tempdir().unwrap();
     let partial = imatrix(dir.path(), &[("blk.0.ffn_up.weight", &[1.0; 256])]);
-    let two = Floats::new(&[(QUERY, &[4, 256], 1.0), ("blk.0.ffn_up.weight", &[4, 256], 1.0)]);
+    let two = floats(&[(QUERY, &[4, 256], 1.0), ("blk.0.ffn_up.weight", &[4, 256], 1.0)]);
     assert_eq!(
         plan_error(&two, &options, Some(&partial)).to_string(),
         "tensor `blk.0.attn_q.weight`: Q2_K needs importance data, the importance matrix has none for it"
@@ -264,7 +232,7 @@ fn types_that_need_an_importance_matrix() {
 
 #[test]
 fn columns_that_do_not_fit_are_an_error_where_fallbacks_are_forbidden() {
-    let odd = Floats::new(&[(QUERY, &[4, 96], 1.0)]);
+    let odd = floats(&[(QUERY, &[4, 96], 1.0)]);
     let mut options = QuantizeOptions::new(FileType::Q4KM);
     options.no_fallback = true;
     assert_eq!(
@@ -278,7 +246,7 @@ fn columns_that_do_not_fit_are_an_error_where_fallbacks_are_forbidden() {
 fn zeros_are_found_and_bytes_do_not_depend_on_threads_or_pieces() {
     let tensors: [(&str, &[u64], f32); 3] =
         [(QUERY, &[3, 100, 512], 0.5), ("blk.0.ffn_up.weight", &[40, 256], 0.0), ("x", &[5], 2.0)];
-    let source = Floats::new(&tensors);
+    let source = floats(&tensors);
     let metadata = metadata();
     let mut files = Vec::new();
     for (threads, memory_bytes) in [(1, 1 << 20), (2, 64 << 20), (7, 128 << 10)] {
@@ -303,8 +271,8 @@ fn gguf_imatrix(dir: &Path, tensor: &str, n_cols: u64, counts: &[f32]) -> Imatri
     let sums = format!("{tensor}.in_sum2");
     let names = format!("{tensor}.counts");
     let tensors: [(&str, &[u64], f32); 2] = [(&sums, &[n, n_cols], 1.0), (&names, &[n, 1], 1.0)];
-    let mut source = Floats::new(&tensors);
-    source.values[1] = counts.to_vec();
+    let mut source = floats(&tensors);
+    source.edit_f32s(&names, |values| values.copy_from_slice(counts));
     let mut metadata = Metadata::new();
     metadata.set("general.type", "imatrix");
     metadata.set("imatrix.datasets", vec!["text.txt"]);
@@ -319,7 +287,7 @@ fn gguf_imatrix(dir: &Path, tensor: &str, n_cols: u64, counts: &[f32]) -> Imatri
 fn experts_that_were_never_seen_are_reported_and_refused_if_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let name = "blk.0.ffn_up_exps.weight";
-    let source = Floats::new(&[(name, &[3, 4, 256], 1.0)]);
+    let source = floats(&[(name, &[3, 4, 256], 1.0)]);
     let imatrix = gguf_imatrix(dir.path(), name, 256, &[2.0, 0.0, 5.0]);
     assert_eq!((imatrix.n_chunks(), imatrix.dataset()), (4, Some(&b"text.txt"[..])));
     let metadata = metadata();
@@ -343,7 +311,7 @@ fn a_source_that_was_never_written_gives_the_same_file_as_one_that_was() {
         (QUERY, &[7, 512], 0.5),
         ("blk.0.attn_norm.weight", &[256], 1.0),
     ];
-    let source = Floats::new(&tensors);
+    let source = floats(&tensors);
     let metadata = metadata();
     let dir = tempfile::tempdir().unwrap();
     let (floats, direct, twice) =

@@ -5,9 +5,10 @@ use std::path::Path;
 use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::GgufFile;
 
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::programs::run_unsynced as run;
 use crate::support::{fixture, report_cases};
+use crate::testkit::noise::Noise;
 
 fn bytes(dir: &Path, name: &str) -> Vec<u8> {
     fs_err::read(dir.join(name)).unwrap()
@@ -198,11 +199,8 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
 
 /// Sequences of tokens, for checkpoints without a tokenizer.
 fn write_tokens(dir: &Path) {
-    let mut state = 1u32;
-    let mut token = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        3 + (state >> 16) % 180
-    };
+    let mut noise = Noise::new(1);
+    let mut token = || 3 + noise.below(180);
     let line = |_| serde_json::json!({ "tokens": (0..96).map(|_| token()).collect::<Vec<_>>() }).to_string();
     fs_err::write(dir.join("t.jsonl"), (0..64).map(line).collect::<Vec<_>>().join("\n")).unwrap();
 }

@@ -6,7 +6,7 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
 use serde_json::Value as Json;
 
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{report_cases, sha256, smollm2};
 
 /// Runs the program in `dir`; returns standard error if it failed.

@@ -5,6 +5,7 @@ mod calibrate;
 mod checkpoint;
 mod files;
 mod kept;
+pub mod magnitudes;
 mod one_pass;
 mod options;
 pub mod program;

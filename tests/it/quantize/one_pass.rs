@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, programs, report_cases};
 
 fn run(program: &str, dir: &Path, args: &[&str]) -> (i32, String) {

@@ -2,32 +2,22 @@
 
 use std::path::Path;
 
-use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
-use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
+use gguf_foundry::core::{GgmlType, TensorSource};
+use gguf_foundry::gguf::{GgufFile, Metadata};
 use serde_json::Value as Json;
 
 use super::run;
 use crate::support::programs::command;
 use crate::support::{self, names};
+use crate::testkit::memory::{ComputedTensors, tensor_meta, write_source};
+use crate::testkit::noise::Noise;
 
-/// Tensors of half-precision numbers that follow from their index.
-struct Made(Vec<TensorMeta>);
-
-impl TensorSource for Made {
-    fn tensors(&self) -> &[TensorMeta] {
-        &self.0
-    }
-
-    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let mut state = (tensor as u32).wrapping_mul(0x9e37_79b9) ^ first_row as u32;
-        for bytes in out.as_chunks_mut::<2>().0 {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // Between 2^-6 and 2^-4, of either sign.
-            let half = ((state >> 16) & 0x8000 | 0x2400 | (state >> 8) & 0x07ff) as u16;
-            *bytes = half.to_le_bytes();
-        }
-        Ok(())
+/// Fills rows with half-precision numbers between 2^-6 and 2^-4, of either sign.
+fn fill(tensor: usize, first_row: u64, out: &mut [u8]) {
+    let mut noise = Noise::new((tensor as u64) << 32 | first_row);
+    for bytes in out.as_chunks_mut::<2>().0 {
+        let half = noise.bits() as u16 & 0x87ff | 0x2400;
+        *bytes = half.to_le_bytes();
     }
 }
 
@@ -35,7 +25,7 @@ impl TensorSource for Made {
 pub fn model(path: &Path, n_layers: u64, n_cols: u64, n_rows: u64) {
     let mut tensors = Vec::new();
     let mut add = |name: String, dims: &[u64]| {
-        tensors.push(TensorMeta { name, shape: Shape::new(dims.to_vec()).unwrap(), ty: GgmlType::F16 });
+        tensors.push(tensor_meta(&name, dims, GgmlType::F16));
     };
     add("token_embd.weight".to_owned(), &[32, n_cols]);
     for layer in 0..n_layers {
@@ -46,8 +36,7 @@ pub fn model(path: &Path, n_layers: u64, n_cols: u64, n_rows: u64) {
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", "nobody");
     metadata.set("nobody.block_count", n_layers as u32);
-    let options = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(path, &metadata, &Made(tensors), &options, &Silent).unwrap();
+    write_source(path, &metadata, &ComputedTensors::new(tensors, fill));
 }
 
 #[test]

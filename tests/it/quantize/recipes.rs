@@ -7,7 +7,7 @@ use gguf_foundry::quantize::{
 };
 use serde_json::Value as Json;
 
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::report_cases;
 
 /// Metadata value of the corpus, from its type and its JSON form.

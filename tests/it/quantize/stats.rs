@@ -132,7 +132,7 @@ fn a_text_of_the_model_is_kept_for_others() {
         ("damaged.text", "no text that a model has written, or a damaged one"),
         ("rest.txt", "no text that a model has written, or a damaged one"),
         ("folder", "no text that a model has written"),
-        ("in.gguf", "that is read for something else"),
+        ("in.gguf", "it is also another input"),
     ] {
         let code = if file == "in.gguf" { 2 } else { 1 };
         refused(dir, &[&base[..], &["--self-text", file, "-o", "x"]].concat(), code, words);

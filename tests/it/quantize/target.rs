@@ -62,7 +62,7 @@ fn sizes_and_options_that_do_not_go_together_are_told() {
 }
 
 const BY_TEXT: [&str; 6] =
-    ["--json", "--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "4096"];
+    ["--json", "--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "2048"];
 
 fn by_text(dir: &Path, name: &str, args: &[&str]) -> Json {
     run(dir, &[&BY_TEXT[..], args, &["in.gguf", name]].concat()).ok().json()
@@ -70,8 +70,10 @@ fn by_text(dir: &Path, name: &str, args: &[&str]) -> Json {
 
 /// Mean divergence from the input, measured by gguf-verify on text that was not used for calibration.
 fn kld(dir: &Path, name: &str) -> f64 {
-    let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--json"];
-    programs::run("gguf-verify", dir, &args).json()["kld"]["mean"].as_f64().unwrap()
+    let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--chunks", "12"];
+    programs::run("gguf-verify", dir, &[&args[..], &["--json"]].concat()).json()["kld"]["mean"]
+        .as_f64()
+        .unwrap()
 }
 
 #[test]

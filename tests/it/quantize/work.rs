@@ -16,7 +16,7 @@ const ARGS: [&str; 8] = [
     "text.txt",
     "--no-self-text",
     "--calibrate-tokens",
-    "4096",
+    "2048",
     "in.gguf",
 ];
 
@@ -52,8 +52,8 @@ fn a_run_that_was_killed_goes_on() {
         let inode = || fs_err::metadata(dir.join("work/text")).map(|found| found.ino()).ok();
         let before = inode();
         // Another run is refused.
-        let fewer = |word: &&'static str| if *word == "4096" { "3000" } else { *word };
-        let other: Vec<&str> = kept.iter().map(fewer).collect();
+        let more = |word: &&'static str| if *word == "2048" { "3072" } else { *word };
+        let other: Vec<&str> = kept.iter().map(more).collect();
         let (code, _, err) = run(dir, &other).parts();
         assert!(code == 1 && err.contains("the work of another run: calibration text was text.txt"), "{err}");
         assert!(err.contains("hint: to begin anew, name another folder, or remove this one"), "{err}");

@@ -210,7 +210,7 @@ fn servers_that_name_no_version_or_know_no_ranges() {
             let said = run_well(dir, &server, &[], &arguments);
             assert!(fs_err::read(dir.join("o.gguf")).unwrap() == expected, "{what}: {said}");
             let sent = server.weight_bytes() - before;
-            assert_eq!(said.contains("tells no version of its files"), !is_kept, "{what}: {said}");
+            assert_eq!(said.contains("reports no version of its files"), !is_kept, "{what}: {said}");
             // Without ranges the length is requested by a whole answer, which is interrupted.
             let most = if what.starts_with("no ranges") { u64::MAX } else { 64 };
             assert!(round == 0 || !is_kept || sent <= most, "{what}: {sent}");

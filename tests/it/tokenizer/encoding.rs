@@ -7,7 +7,7 @@ use gguf_foundry::tokenizer::{Encoder, Mode, TokenizerRequest, build};
 use proptest::prelude::*;
 
 use super::{CASES, build_case, case, json};
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases};
 
 /// Texts with other ids than the original's, by vocabulary. Tokens that end a text in other models count as control

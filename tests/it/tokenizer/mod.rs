@@ -6,7 +6,7 @@ use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::tokenizer::{Built, Mode, TokenizerRequest, build};
 use serde_json::Value as Json;
 
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{in_json, report_cases, sha256};
 
 mod bad_input;

@@ -5,7 +5,7 @@ use gguf_foundry::tokenizer::{Built, Mode, TokenizerRequest, TokenizerWarning, b
 use serde_json::{Value as Json, json};
 
 use super::{case, json};
-use crate::goldens::{Goldens, conformance_tests, corpus_tests};
+use crate::support::goldens::{Goldens, conformance_tests, corpus_tests};
 use crate::support::report_cases;
 
 /// Builds a released vocabulary after `edit` has changed its `tokenizer.json`.

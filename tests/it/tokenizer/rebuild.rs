@@ -7,7 +7,7 @@ use gguf_foundry::tokenizer::{HfTokenizerFiles, TokenizerError, to_hf};
 use serde_json::{Map, Value as Json, json};
 
 use super::{CASES, build_case, case};
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::report_cases;
 
 fn write_files(dir: &Path, files: &HfTokenizerFiles, config: &Json) {

@@ -121,7 +121,7 @@ fn a_swapped_rotation_is_caught() {
     let report = outcome.unwrap().report;
     assert_eq!(report.verdict, Verdict::Fail);
     assert!(report.divergence.unwrap().mean.value > 0.5);
-    assert!(report.findings.iter().any(|f| f.check == "max-kld"));
+    assert!(report.findings.iter().any(|f| f.check.name() == "max-kld"));
 }
 
 #[test]
@@ -169,7 +169,8 @@ fn a_baseline_of_another_vocabulary_is_named() {
     );
     let report = outcome.unwrap().report;
     assert_eq!(report.verdict, Verdict::Fail);
-    let message = |check: &str| report.findings.iter().find(|f| f.check == check).map(|f| f.message.clone());
+    let message =
+        |check: &str| report.findings.iter().find(|f| f.check.name() == check).map(|f| f.message.clone());
     let n = base.metas[at].shape.n_rows();
     assert_eq!(
         message("baseline"),

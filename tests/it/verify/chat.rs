@@ -3,7 +3,7 @@
 use gguf_foundry::verify::{ChatError, ChatTemplate};
 use serde_json::{Value, json};
 
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases, sha256};
 
 fn read(path: &str) -> Value {

@@ -122,7 +122,7 @@ fn unpermute(tiny: &mut Tiny, name: &str, n_heads: usize) {
     }
 }
 
-/// Changes the numbers of a vector, which are floats in every file.
+/// Changes the numbers of an F32 tensor: a vector is one in every file.
 fn vector(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
     let values: Vec<f32> = tiny.values(name).iter().enumerate().map(|(at, &x)| change(at, x)).collect();
     tiny.set_values(name, &values);
@@ -131,11 +131,9 @@ fn vector(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
 /// Replaces a tensor of the file by one made from changed values of the baseline.
 fn remake(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
     let mut plain = Tiny::new();
-    let values: Vec<f32> = plain.values(name).iter().enumerate().map(|(at, &x)| change(at, x)).collect();
-    plain.set_values(name, &values);
+    vector(&mut plain, name, change);
     let at = tiny.index(name);
-    let made = plain.quantized(tiny.metas[at].ty);
-    tiny.bytes[at].clone_from(&made.bytes[made.index(name)]);
+    tiny.bytes[at] = plain.quantized_tensor(plain.index(name), tiny.metas[at].ty);
 }
 
 fn strings(tiny: &mut Tiny, key: &str, change: impl FnOnce(&mut Vec<Vec<u8>>)) {
@@ -311,11 +309,11 @@ fn no_damage_passes_and_each_is_found_by_its_check() {
     let base = Tiny::new();
     let (mut n_cases, mut missed) = (0, Vec::new());
     let mut table: BTreeMap<&str, (Vec<&str>, Vec<&str>)> = BTreeMap::new();
-    let plain: &[GgmlType] = &[GgmlType::Q4K];
-    let of = |damages: &'static [Damage], types| damages.iter().map(move |damage| (damage, types));
-    for (damage, types) in of(WEIGHTS, &TYPES[..]).chain(of(KEYS, plain)) {
-        for &ty in types {
-            let mut file = base.quantized(ty);
+    let cases = TYPES.iter().map(|&ty| (ty, WEIGHTS)).chain([(GgmlType::Q4K, KEYS)]);
+    for (ty, damages) in cases {
+        let healthy = base.quantized(ty);
+        for damage in damages {
+            let mut file = healthy.clone();
             (damage.apply)(&mut file);
             if let Ok(encoder) = gguf_foundry::tokenizer::Encoder::from_metadata(&file.metadata) {
                 file.encoder = std::sync::Arc::new(encoder);

@@ -4,7 +4,7 @@
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
-use gguf_foundry::verify::{Aspect, Figure, Report, Severity, Thresholds, Verdict, verify};
+use gguf_foundry::verify::{Aspect, Check, Figure, Report, Severity, Thresholds, Verdict, verify};
 
 use super::tiny::Tiny;
 use super::{corpus, errors, llama, model, options};
@@ -114,7 +114,9 @@ fn limits_of_what_a_model_does_not_have_are_told() {
         let report = judged(tiny, None, &llama(), 4, thresholds);
         assert_ne!(report.verdict, Verdict::Pass);
         let told = report.findings.iter().filter(|found| found.severity == Severity::Unchecked);
-        told.filter(|found| found.check == "limits").map(|found| found.message.clone()).collect::<Vec<_>>()
+        told.filter(|found| found.check == Check::Limits)
+            .map(|found| found.message.clone())
+            .collect::<Vec<_>>()
     };
     let of_predictions = Thresholds::default().with(Figure::Ppl, Some(9.0));
     let of_vectors = Thresholds::default().with(Figure::Cosine, Some(0.9));
@@ -139,7 +141,7 @@ fn pooling_that_nobody_knows_and_a_score_without_a_head_are_findings() {
 
 #[test]
 fn of_a_diffusion_model_the_divergence_is_judged_and_the_perplexity_is_not() {
-    let graph = "kind = 'diffusion'\nmask = 'full'";
+    let graph = "kind = 'diffusion'\nattention.mask = 'full'";
     let features = GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap();
     let base = Tiny::new();
     let report = judged(&base.quantized(GgmlType::Q8_0), Some(&base), &features, 40, Thresholds::default());

@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 use super::encoders::{beside, judged};
 use super::tiny::Tiny;
 use super::{errors, llama};
-use crate::annotate::checkpoint;
+use crate::convert::annotate::checkpoint;
 use crate::support::fixture;
 
 /// Converts a case of `fixtures/heads`.

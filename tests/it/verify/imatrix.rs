@@ -151,7 +151,10 @@ fn what_contradicts_is_not_added_up() {
     let (code, _, err) = merge(&["a.gguf", "old.dat", "long.gguf"]);
     assert!(code == 2 && err.contains("give `--ctx N`"), "{err}");
     let (code, _, err) = merge(&["a.gguf", "old.dat"]);
-    assert!(code == 0 && err.contains("`old.dat` does not say how long its chunks are: 8 tokens"), "{err}");
+    assert!(
+        code == 0 && err.contains("`old.dat` does not declare the length of its chunks: 8 tokens"),
+        "{err}"
+    );
     let (_, _, err) = merge(&["a.gguf", "a.gguf"]);
     assert!(err.contains("`a.gguf` is added twice"), "{err}");
     let (code, _, err) = gguf_verify(&["imatrix", "merge", "a.gguf", "-o", "a.gguf"], dir.path());
@@ -338,7 +341,7 @@ fn an_interrupt_leaves_what_is_done() {
     });
     let (code, err) = stopped.expect("interrupted");
     assert_eq!(code, Some(130), "{err}");
-    assert!(err.contains(" of 40 chunks: the same command with `--resume` goes on from there"), "{err}");
+    assert!(err.contains(" of 40 chunks: the same command with `--resume` resumes from it"), "{err}");
     let run = UnfinishedRun::find(&dir.path().join("part.gguf")).unwrap();
     assert!((1..40).contains(&run.n_done), "{run:?}");
     let (code, _, err) = gguf_verify(&[&args[..], &["part.gguf", "--resume"]].concat(), dir.path());

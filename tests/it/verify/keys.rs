@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 use super::gguf_verify;
 use super::metadata::{Ones, value};
 use super::tiny::Tiny;
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, programs, report_cases};
 
 /// Keys of the bundled model, with values that llama.cpp does not accept, and the expected message.
@@ -131,7 +131,7 @@ fn messages(metadata: &Metadata) -> Vec<String> {
     let options = StructureOptions { level: gguf_foundry::core::simd::SimdLevel::detect() };
     let findings = check_structure(&Ones(Vec::new()), metadata, &options, &Silent).unwrap();
     let is_about = |check: &str| ["keys", "required-keys"].contains(&check);
-    let about = findings.into_iter().filter(|f| is_about(f.check) || f.severity == Severity::Error);
+    let about = findings.into_iter().filter(|f| is_about(f.check.name()) || f.severity == Severity::Error);
     about.map(|f| format!("{}: {}", f.check, f.message)).collect()
 }
 

@@ -5,13 +5,12 @@ use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::verify::{
-    Aspect, Figure, MaskedReport, Model, PromptSource, Report, Severity, Thresholds, Verdict, verify,
+    Aspect, Check, Figure, MaskedReport, Model, PromptSource, Report, Severity, Thresholds, Verdict, verify,
 };
 
-use super::encoders::judged;
 use super::heads::{converted, texts};
 use super::tiny::Tiny;
-use super::{NO_TEMPLATE, errors, options};
+use super::{NO_TEMPLATE, corpus, errors, llama, model, options};
 
 const MASK: &str = "tokenizer.ggml.mask_token_id";
 
@@ -73,16 +72,30 @@ fn encoder() -> (Tiny, GraphFeatures) {
         tiny.metas.push(TensorMeta { name: name.to_owned(), shape, ty: GgmlType::F32 });
         tiny.bytes.push(values.iter().flat_map(|x| x.to_le_bytes()).collect());
     }
-    let graph =
-        "mask = 'full'\nkind = 'encoder'\nrope = 'interleaved'\nmasked_head = true\nhead_act = 'gelu_erf'";
+    let graph = "attention.mask = 'full'\nkind = 'encoder'\nhead = { masked = true, act = 'gelu_erf' }";
     (tiny, GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap())
 }
 
 fn diffusion() -> (Tiny, GraphFeatures) {
     let mut tiny = Tiny::new();
     tiny.metadata.set(MASK, 1u32);
-    let graph = "kind = 'diffusion'\nmask = 'full'\nrope = 'interleaved'";
+    let graph = "kind = 'diffusion'\nattention.mask = 'full'";
     (tiny, GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap())
+}
+
+/// Report on texts of 16 tokens: each of the 256 masked tokens is a run of its text.
+fn judged(
+    tiny: &Tiny,
+    baseline: Option<&Tiny>,
+    features: &GraphFeatures,
+    n_texts: usize,
+    thresholds: Thresholds,
+) -> Report {
+    let mut options = options(Some(n_texts));
+    options.scoring.n_ctx = 16;
+    options.thresholds = thresholds;
+    let reference = baseline.map(|tiny| model(tiny, features));
+    verify(&model(tiny, features), reference.as_ref(), &corpus(), &options, &Silent, None).unwrap().report
 }
 
 fn beside(tiny: &Tiny, base: &Tiny, features: &GraphFeatures) -> Report {
@@ -193,11 +206,11 @@ fn limits_of_ones_own_are_kept_or_missed() {
     let report = of(own);
     assert!(errors(&report).contains(&"max-pseudo-ppl"), "{:?}", errors(&report));
     assert!(report.limits.iter().any(|line| line.figure == Figure::MaskedTop1 && line.is_own));
-    let stray = judged(&Tiny::new(), None, &super::llama(), 4, own);
+    let stray = judged(&Tiny::new(), None, &llama(), 4, own);
     let told: Vec<&str> = stray
         .findings
         .iter()
-        .filter(|found| found.severity == Severity::Unchecked && found.check == "limits")
+        .filter(|found| found.severity == Severity::Unchecked && found.check == Check::Limits)
         .map(|found| found.message.as_str())
         .collect();
     assert_eq!(
@@ -214,7 +227,7 @@ fn heads_that_do_not_fit_are_named() {
     let message = |tiny: &Tiny, features: &GraphFeatures| {
         let report = judged(tiny, None, features, 4, Thresholds::default());
         assert_eq!(report.verdict, Verdict::Fail);
-        let graph = report.findings.iter().find(|found| found.check == "graph").unwrap();
+        let graph = report.findings.iter().find(|found| found.check == Check::Graph).unwrap();
         graph.message.clone()
     };
     for (missing, expected) in [

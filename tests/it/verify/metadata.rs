@@ -184,7 +184,7 @@ fn compare(model: &Model<'_>, baseline: &Model<'_>) -> Vec<Finding> {
     let options = VerifyOptions { structure_only: true, ..options(None) };
     let report =
         verify(model, Some(baseline), &[] as &[PromptSource], &options, &Silent, None).unwrap().report;
-    let is_ours = |f: &Finding| ["hparams", "tokenizer-parity", "metadata"].contains(&f.check);
+    let is_ours = |f: &Finding| ["hparams", "tokenizer-parity", "metadata"].contains(&f.check.name());
     report.findings.into_iter().filter(is_ours).collect()
 }
 

@@ -37,13 +37,13 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::engine::EngineOptions;
 use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::verify::{
-    Model, PromptForm, PromptSource, Report, Scoring, Severity, Thresholds, Verdict, VerifyOptions,
-    read_prompts, verify,
+    Check, Model, PromptForm, PromptSource, Recall, Report, Scoring, Severity, Thresholds, Verdict,
+    VerifyOptions, read_prompts, verify,
 };
 use serde_json::Value;
 
 use self::tiny::Tiny;
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, programs, report_cases};
 
 const NO_TEMPLATE: gguf_foundry::verify::NoTemplate = gguf_foundry::verify::NoTemplate;
@@ -81,17 +81,20 @@ fn corpus() -> Vec<PromptSource> {
     read_prompts(&fixture("tiny-llama/corpus-256.jsonl"), PromptForm::Detected).unwrap()
 }
 
+fn judged(tiny: &Tiny, baseline: Option<&Model<'_>>, n_chunks: Option<usize>) -> Report {
+    let features = llama();
+    verify(&model(tiny, &features), baseline, &corpus(), &options(n_chunks), &Silent, None).unwrap().report
+}
+
 fn run(tiny: &Tiny, baseline: Option<&Tiny>, n_chunks: Option<usize>) -> Report {
     let features = llama();
     let reference = baseline.map(|tiny| model(tiny, &features));
-    verify(&model(tiny, &features), reference.as_ref(), &corpus(), &options(n_chunks), &Silent, None)
-        .unwrap()
-        .report
+    judged(tiny, reference.as_ref(), n_chunks)
 }
 
 /// Checks of the errors among the findings.
 fn errors(report: &Report) -> Vec<&'static str> {
-    report.findings.iter().filter(|f| f.severity == Severity::Error).map(|f| f.check).collect()
+    report.findings.iter().filter(|f| f.severity == Severity::Error).map(|f| f.check.name()).collect()
 }
 
 conformance_tests!(perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files);
@@ -100,6 +103,9 @@ fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(corpus:
     let golden: Value = serde_json::from_str(&text).unwrap();
     let golden = &golden["tiny-llama"];
     let base = Tiny::new();
+    let features = llama();
+    let recall = Recall::default();
+    let baseline = Model { recall: Some(&recall), ..model(&base, &features) };
     let plain = run(&base, None, None).perplexity.unwrap();
     let expected = [0, 1].map(|at| golden["f32"][at].as_f64().unwrap());
     assert!((plain.value / expected[0] - 1.0).abs() < 1e-5, "{plain:?} {expected:?}");
@@ -109,7 +115,8 @@ fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(corpus:
     for ty in [GgmlType::F16, GgmlType::Q8_0] {
         let exact = &golden["exact"][ty.name()];
         let figure = |name: &str| exact[name].as_f64().unwrap();
-        let report = run(&base.quantized(ty), Some(&base), None);
+        let quantized = base.quantized(ty);
+        let report = judged(&quantized, Some(&baseline), None);
         let (ppl, d) = (report.perplexity.unwrap(), report.divergence.as_ref().unwrap());
         println!("{ty}: perplexity {:.6}, mean divergence {:.7}", ppl.value, d.mean.value);
         assert!((ppl.value / figure("ppl") - 1.0).abs() < 5e-4, "{ty} {ppl:?}");
@@ -158,7 +165,7 @@ fn an_architecture_without_graph_is_judged_in_part() {
     let report = verify(&unknown, None, &corpus(), &options(None), &Silent, None).unwrap().report;
     assert_eq!(report.verdict, Verdict::Partial);
     assert!(report.perplexity.is_none());
-    assert!(report.findings.iter().any(|f| f.check == "graph" && f.severity == Severity::Unchecked));
+    assert!(report.findings.iter().any(|f| f.check == Check::Graph && f.severity == Severity::Unchecked));
 }
 
 pub fn gguf_verify(args: &[&str], dir: &Path) -> (i32, String, String) {

@@ -6,13 +6,13 @@ use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::tokenizer::Encoder;
-use gguf_foundry::verify::{Model, OriginTokenizer, Severity, TextEncoder, VerifyOptions, verify};
+use gguf_foundry::verify::{Check, Model, OriginTokenizer, Severity, TextEncoder, VerifyOptions, verify};
 
 use serde_json::Value as Json;
 
 use super::tiny::Tiny;
 use super::{llama, model, options};
-use crate::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{fixture, report_cases};
 
 /// The file's own encoder with a fault: two ids are swapped.
@@ -116,7 +116,7 @@ fn vocabulary_findings(directory: &Path, with_ids: bool, change: impl FnOnce(&mu
     let model = Model { metadata: &metadata, origin: Some(&origin), encoder, ..model(&tiny, &features) };
     let options = VerifyOptions { structure_only: true, ..super::options(None) };
     let report = verify(&model, None, &[], &options, &Silent, None).unwrap().report;
-    let errors = report.findings.into_iter().filter(|f| f.check == "source-tokenizer");
+    let errors = report.findings.into_iter().filter(|f| f.check == Check::SourceTokenizer);
     errors.filter(|f| f.severity == Severity::Error).map(|f| f.message).collect()
 }
 
@@ -290,7 +290,7 @@ fn every_kind_of_vocabulary_equals_its_source_until_it_is_damaged() {
             let model = Model { metadata, origin: Some(&origin), encoder, ..model(&tiny, &features) };
             let options = VerifyOptions { structure_only: true, ..super::options(None) };
             let report = verify(&model, None, &[], &options, &Silent, None).unwrap().report;
-            let own = report.findings.into_iter().filter(|f| f.check == "source-tokenizer");
+            let own = report.findings.into_iter().filter(|f| f.check == Check::SourceTokenizer);
             own.map(|f| format!("{}: {}", f.severity.name(), f.message)).collect()
         };
         let whole = found(&metadata);

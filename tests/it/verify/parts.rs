@@ -96,7 +96,7 @@ fn assert_same(dir: &Path, args: &[&str], limits: &[&str], counts: &[usize]) -> 
 #[test]
 fn parts_say_what_a_single_run_says() {
     let dir = directory();
-    let args = ["q4.gguf", "--baseline", "base.gguf", "--prompts", "p.txt", "--ctx", "256", "--chunks", "24"];
+    let args = ["q4.gguf", "--baseline", "base.gguf", "--prompts", "p.txt", "--ctx", "128", "--chunks", "24"];
     let report = assert_same(dir.path(), &args, &[], &[1, 2, 5]);
     assert_eq!(report["verdict"], "pass", "{report}");
     assert!(report["healthy_cost"]["tokens"].as_u64().unwrap() > 1000, "{report}");
@@ -107,7 +107,7 @@ fn parts_say_what_a_single_run_says() {
 #[test]
 fn limits_are_kept_or_missed_by_all_parts_together() {
     let dir = directory();
-    let args = ["q4.gguf", "--prompts", "p.txt", "--ctx", "256", "--chunks", "40"];
+    let args = ["q4.gguf", "--prompts", "p.txt", "--ctx", "128", "--chunks", "40"];
     let report = assert_same(dir.path(), &args, &["--max-ppl", "500"], &[5]);
     assert_eq!(report["verdict"], "pass", "{report}");
     let report = assert_same(dir.path(), &args, &["--max-ppl", "2"], &[2]);

@@ -14,7 +14,7 @@ use crate::support::{fixture, programs};
 
 #[test]
 fn a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads() {
-    let base = Tiny::new();
+    let base = Tiny::new().with_layers(2);
     let tokens: Vec<u32> = (0..2200).map(|at| (at * at * 31 + at * 7) % 1024).collect();
     let run = |len: usize, n_threads| {
         let plan = GraphPlan::new(&llama(), &base.metadata, &base.metas).unwrap();
@@ -48,7 +48,7 @@ impl Progress for Work {
 
 #[test]
 fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same() {
-    let base = Tiny::new();
+    let base = Tiny::new().with_layers(2);
     let features = llama();
     let models = [base.quantized(GgmlType::Q8_0), base.quantized(GgmlType::Q4_0)];
     let figures = |recall: Option<&Recall>, memory_bytes| {

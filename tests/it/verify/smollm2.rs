@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::goldens::Goldens;
+use crate::support::goldens::Goldens;
 use crate::support::programs::run;
 use crate::support::{fixture, report_cases, smollm2};
 

@@ -1,7 +1,7 @@
 //! Bundled model as a GGUF that tests may damage.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
@@ -95,6 +95,11 @@ fn tokenizer(metadata: &mut Metadata) {
 impl Tiny {
     /// Creates the model in f32.
     pub fn new() -> Self {
+        static BUNDLED: LazyLock<Tiny> = LazyLock::new(Tiny::read);
+        BUNDLED.clone()
+    }
+
+    fn read() -> Self {
         let mut metadata = Metadata::new();
         metadata.set("general.architecture", "llama");
         for (key, value) in [
@@ -158,17 +163,33 @@ impl Tiny {
     /// Copy with all matrices in a type.
     pub fn quantized(&self, ty: GgmlType) -> Self {
         let mut model = self.clone();
-        for at in 0..model.metas.len() {
-            if model.metas[at].shape.rank() < 2 {
-                continue;
-            }
-            let values = self.values(&model.metas[at].name);
+        for at in (0..model.metas.len()).filter(|&at| self.metas[at].shape.rank() > 1) {
+            model.bytes[at] = self.quantized_tensor(at, ty);
             model.metas[at].ty = ty;
-            let mut bytes = vec![0; model.metas[at].n_bytes().unwrap() as usize];
-            let n_cols = model.metas[at].shape.n_cols() as usize;
-            quantize_rows(ty, SimdLevel::detect(), n_cols, &values, None, &mut bytes).unwrap();
-            model.bytes[at] = bytes;
         }
+        model
+    }
+
+    /// Bytes of an F32 matrix in a type.
+    pub fn quantized_tensor(&self, at: usize, ty: GgmlType) -> Vec<u8> {
+        let meta = TensorMeta { ty, ..self.metas[at].clone() };
+        let values = self.values(&meta.name);
+        let mut bytes = vec![0; meta.n_bytes().unwrap() as usize];
+        let n_cols = meta.shape.n_cols() as usize;
+        quantize_rows(ty, SimdLevel::detect(), n_cols, &values, None, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Copy with the first layers only.
+    pub fn with_layers(&self, n_layers: u32) -> Self {
+        let mut model = self.clone();
+        model.metadata.set("llama.block_count", n_layers);
+        let is_kept = |name: &str| {
+            let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+            layer.is_none_or(|(layer, _)| layer.parse::<u32>().unwrap() < n_layers)
+        };
+        let tensors = model.metas.into_iter().zip(model.bytes).filter(|(meta, _)| is_kept(&meta.name));
+        (model.metas, model.bytes) = tensors.unzip();
         model
     }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::reply::{framed, parse};
-use super::{Bounds, IsolatedError, Isolation, STDERR_BYTES, TICK, end_of};
+use super::{Bounds, IsolatedError, Isolation, STDERR_BYTES, TICK, check_wait, end_of, pipes};
 
 /// A child that is running.
 #[derive(Debug)]
@@ -45,12 +45,11 @@ impl RunningChild {
         let mut command = isolation.command(job, bounds);
         command.process_group(0);
         let mut child = command.spawn().map_err(failed)?;
-        let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (Some(input), Some(output), Some(errors)) = (input, output, errors) else {
+        let (input, output, errors) = pipes(&mut child).map_err(|error| {
             let _ = child.kill();
             let _ = child.wait();
-            return Err(failed(io::ErrorKind::BrokenPipe.into()));
-        };
+            failed(error)
+        })?;
         let running = Self { child, input, output, errors, stderr_head: Vec::new(), is_stderr_open: true };
         let never_blocks = || -> io::Result<()> {
             for fd in [running.input.as_fd(), running.output.as_fd(), running.errors.as_fd()] {
@@ -74,12 +73,7 @@ impl RunningChild {
         let (mut sent, mut reply) = (0, Vec::new());
         let mut buffer = vec![0; 1 << 16];
         loop {
-            if is_cancelled() {
-                return Err(IsolatedError::Cancelled);
-            }
-            if begun.elapsed() >= bounds.wall {
-                return Err(IsolatedError::Time { seconds: bounds.wall.as_secs() });
-            }
+            check_wait(begun, bounds, is_cancelled)?;
             self.wait(sent < request.len()).map_err(|_| IsolatedError::Garbage)?;
             self.listen();
             // A child that reads no more has ended, or answers at once: its output tells which.

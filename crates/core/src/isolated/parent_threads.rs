@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::reply::{framed, parse};
-use super::{Bounds, GRACE, IsolatedError, Isolation, STDERR_BYTES, TICK, end_of};
+use super::{Bounds, GRACE, IsolatedError, Isolation, STDERR_BYTES, TICK, check_wait, end_of, pipes};
 use crate::sync::Unpoisoned;
 
 /// Bytes of one read.
@@ -49,15 +49,13 @@ impl RunningChild {
             std::os::windows::process::CommandExt::creation_flags(&mut command, CREATE_NEW_PROCESS_GROUP);
         }
         let mut child = command.spawn().map_err(failed)?;
-        let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let pipes = pipes(&mut child);
         let stderr_head = Arc::new(Mutex::new(Vec::new()));
         let (requests, to_send) = sync_channel(1);
         let (found, pieces) = sync_channel(MOST_PIECES);
         // Dropped on every way out of here, which ends the child.
         let running = Self { child, requests, pieces, stderr_head: Arc::clone(&stderr_head) };
-        let (Some(input), Some(output), Some(errors)) = (input, output, errors) else {
-            return Err(failed(std::io::ErrorKind::BrokenPipe.into()));
-        };
+        let (input, output, errors) = pipes.map_err(failed)?;
         let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(failed)
         };
@@ -83,12 +81,7 @@ impl RunningChild {
         }
         let mut reply = Vec::new();
         loop {
-            if is_cancelled() {
-                return Err(IsolatedError::Cancelled);
-            }
-            if begun.elapsed() >= bounds.wall {
-                return Err(IsolatedError::Time { seconds: bounds.wall.as_secs() });
-            }
+            check_wait(begun, bounds, is_cancelled)?;
             match self.pieces.recv_timeout(TICK.min(bounds.wall)) {
                 Ok(piece) => reply.extend_from_slice(&piece),
                 Err(RecvTimeoutError::Timeout) => continue,

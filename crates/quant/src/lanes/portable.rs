@@ -26,6 +26,17 @@ impl<T: Copy> LaneArray<T> {
         }
         LaneArray(out)
     }
+
+    #[inline(always)]
+    fn select(self, mask: LaneArray<bool>, other: Self) -> Self {
+        let mut out = other;
+        for i in 0..PORTABLE_WIDTH {
+            if mask.0[i] {
+                out.0[i] = self.0[i];
+            }
+        }
+        out
+    }
 }
 
 macro_rules! array_operators {
@@ -172,23 +183,11 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn select(self, mask: Self::M, a: Self::F, b: Self::F) -> Self::F {
-        let mut out = b;
-        for i in 0..PORTABLE_WIDTH {
-            if mask.0[i] {
-                out.0[i] = a.0[i];
-            }
-        }
-        out
+        a.select(mask, b)
     }
     #[inline(always)]
     fn select_i(self, mask: Self::M, a: Self::I, b: Self::I) -> Self::I {
-        let mut out = b;
-        for i in 0..PORTABLE_WIDTH {
-            if mask.0[i] {
-                out.0[i] = a.0[i];
-            }
-        }
-        out
+        a.select(mask, b)
     }
     #[inline(always)]
     fn mask_bits(self, mask: Self::M) -> u64 {

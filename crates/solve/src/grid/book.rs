@@ -140,7 +140,7 @@ impl LowestCost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::twin::NormalRng;
+    use crate::noise::Noise;
     use gguf_core::simd::{SimdLevel, VectorLoop};
 
     struct FindLowest<'a>(&'a Book<8>, &'a [[f32; 8]; 8], &'a [f32; 8]);
@@ -156,19 +156,19 @@ mod tests {
 
     #[test]
     fn the_lowest_is_that_of_the_formula_at_all_levels() {
-        let mut rng = NormalRng(3);
-        let vectors: Vec<[f32; 8]> = (0..200).map(|_| std::array::from_fn(|_| rng.bell())).collect();
+        let mut noise = Noise::new(3);
+        let vectors: Vec<[f32; 8]> = (0..200).map(|_| std::array::from_fn(|_| noise.normal())).collect();
         let book = Book::new(vectors.iter().copied());
         for _ in 0..50 {
             let mut h = [[0.0; 8]; 8];
             for i in 0..8 {
                 for j in 0..=i {
-                    h[i][j] = 0.3 * rng.bell();
+                    h[i][j] = 0.3 * noise.normal();
                     h[j][i] = h[i][j];
                 }
                 h[i][i] += 2.0;
             }
-            let c = std::array::from_fn(|_| 2.0 * rng.bell());
+            let c = std::array::from_fn(|_| 2.0 * noise.normal());
             let cost = |v: &[f32; 8]| -> f64 {
                 let product = |i: usize| -> f64 { (0..8).map(|j| f64::from(h[i][j] * v[j])).sum() };
                 (0..8).map(|i| f64::from(v[i]) * (product(i) - 2.0 * f64::from(c[i]))).sum()

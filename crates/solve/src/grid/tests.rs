@@ -7,7 +7,8 @@ use gguf_quant::{dequantize, quantize_rows};
 
 use super::GridSolver;
 use super::choice::{Code, Grid, PreparedMetric};
-use crate::twin::{NormalRng, correlated, invert, odd_moments, odd_rows};
+use crate::noise::Noise;
+use crate::twin::{correlated, invert, odd_moments, odd_rows};
 use crate::unit::{UNIT, Unit, UnitMetric};
 use crate::{
     Metric, PANEL_ROWS, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, objective, solve_rows,
@@ -26,8 +27,8 @@ fn moments(n: usize, seed: u64) -> SecondMoments {
 }
 
 fn weights(n_rows: usize, n_cols: usize, seed: u64) -> Vec<f32> {
-    let mut rng = NormalRng(seed);
-    (0..n_rows * n_cols).map(|_| 0.02 * rng.bell()).collect()
+    let mut noise = Noise::new(seed);
+    (0..n_rows * n_cols).map(|_| 0.02 * noise.normal()).collect()
 }
 
 /// Returns the blocks of the quantizer.
@@ -50,14 +51,14 @@ fn solve(
     Ok(out)
 }
 
-fn random_metric(rng: &mut NormalRng, off: f32) -> UnitMetric {
+fn random_metric(noise: &mut Noise, off: f32) -> UnitMetric {
     let mut h = [[0.0; UNIT]; UNIT];
     for i in 0..UNIT {
         for j in 0..i {
-            h[i][j] = off * rng.bell();
+            h[i][j] = off * noise.normal();
             h[j][i] = h[i][j];
         }
-        h[i][i] = 1.0 + rng.bell().abs();
+        h[i][i] = 1.0 + noise.normal().abs();
     }
     h
 }
@@ -75,15 +76,15 @@ fn all_codes(form: &GridForm) -> Vec<Code> {
 
 #[test]
 fn without_correlations_the_choice_is_the_best_of_all() {
-    let mut rng = NormalRng(1);
+    let mut noise = Noise::new(1);
     for form in GRID_FORMS {
         let grid = Grid::new(form);
         let codes = all_codes(form);
         let points = (0..form.n_points()).flat_map(|index| form.point(index as u16));
         let largest = points.fold(0f32, |largest, value| largest.max(value.abs()));
         for _ in 0..3 {
-            let h = random_metric(&mut rng, 0.0);
-            let x: Unit = std::array::from_fn(|_| 0.4 * largest * rng.bell());
+            let h = random_metric(&mut noise, 0.0);
+            let x: Unit = std::array::from_fn(|_| 0.4 * largest * noise.normal());
             let shift = 1;
             let found = grid.near(&ready(&grid, &h), &x, shift);
             let values = grid.values(found);
@@ -109,22 +110,22 @@ fn without_correlations_the_choice_is_the_best_of_all() {
 
 #[test]
 fn the_choice_never_rises_and_can_be_stored() {
-    let mut rng = NormalRng(2);
+    let mut noise = Noise::new(2);
     for form in GRID_FORMS {
         let grid = Grid::new(form);
         let (mut n_better, n) = (0, 200);
         for _ in 0..n {
-            let h = random_metric(&mut rng, 0.25);
-            let c: Unit = std::array::from_fn(|_| 10.0 * rng.bell());
+            let h = random_metric(&mut noise, 0.25);
+            let c: Unit = std::array::from_fn(|_| 10.0 * noise.normal());
             let mut old = Code::default();
             for point in &mut old.points {
-                *point = (rng.bits() % form.n_points() as u64) as u16;
+                *point = (noise.bits() % form.n_points() as u64) as u16;
             }
             old.points[1] *= u16::from(form.dims == 4);
             old.signs = match form.signs {
-                Signs::Free => rng.bits() as u8,
-                Signs::Even => rng.bits() as u8 & 0x33,
-                Signs::Shift(_) => rng.bits() as u8 & 1,
+                Signs::Free => noise.bits() as u8,
+                Signs::Even => noise.bits() as u8 & 0x33,
+                Signs::Shift(_) => noise.bits() as u8 & 1,
             };
             if form.signs == Signs::Even && old.signs.count_ones() % 2 == 1 {
                 old.signs ^= 4;
@@ -309,12 +310,12 @@ fn any_bytes_are_a_start_or_are_refused() {
     let moments = SecondMoments::new(n, 400, correlated(n, 400, 3)).unwrap();
     let metric = Metric::new(&moments, SHRINKAGE).unwrap();
     let mut w = weights(4, n, 4);
-    let mut rng = NormalRng(9);
+    let mut noise = Noise::new(9);
     for form in GRID_FORMS {
         let mut n_solved = 0;
         for _ in 0..6 {
             let n_bytes = 4 * form.ty.block_bytes();
-            let bytes: Vec<u8> = (0..n_bytes).map(|_| rng.bits() as u8).collect();
+            let bytes: Vec<u8> = (0..n_bytes).map(|_| noise.bits() as u8).collect();
             match solve(form, SimdLevel::detect(), &w, Start::Blocks(&bytes), &metric, 2) {
                 Ok(out) => {
                     n_solved += 1;

@@ -117,7 +117,7 @@ pub(super) fn help() -> String {
         "Type of the file: f32, f16, bf16, q8_0, tq1_0, tq2_0 or auto (what the checkpoint has) as llama.cpp's \
          converter writes them; native (a quantized checkpoint's own integers where a block type holds them exactly, \
          the narrowest exact float elsewhere); {} as gguf-quantize makes them from the f32 file, in one pass \
-         (`gguf-quantize --help` says what each is)",
+         (`gguf-quantize --help` describes them)",
         mixtures.join(", ")
     )
 }

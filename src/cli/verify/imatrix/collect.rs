@@ -32,7 +32,7 @@ pub(super) struct CollectArgs {
     /// Read each prompt file as one text, whatever it looks like
     #[arg(long)]
     plain_text: bool,
-    /// Where to write
+    /// File to write
     #[arg(short, value_name = "FILE", required = true)]
     output: Option<PathBuf>,
     /// The format before GGUF
@@ -43,10 +43,10 @@ pub(super) struct CollectArgs {
     /// Leave out the first N chunks of each file; `--chunks` counts from there
     #[arg(long, visible_alias = "chunk", value_name = "N", default_value_t = 0)]
     from_chunk: usize,
-    /// Add to what this file holds (may be given several times)
+    /// Add to the sums of this file; may be repeated
     #[arg(long, value_name = "FILE")]
     in_file: Vec<PathBuf>,
-    /// Take special tokens that are written out in the text as such
+    /// Encode special tokens that are written out in the text as tokens
     #[arg(long)]
     parse_special: bool,
     /// Collect for `output.weight` too
@@ -58,14 +58,14 @@ pub(super) struct CollectArgs {
     /// Save what is collected every N chunks; 0: only at the end
     #[arg(long, value_name = "N", default_value_t = 10)]
     output_frequency: usize,
-    /// Keep a copy, with `.at_` and the number of chunks behind its name, every N chunks; 0: none
+    /// Keep a copy, with `.at_` and the number of chunks after its name, every N chunks; 0: none
     #[arg(long, value_name = "N", default_value_t = 0)]
     save_frequency: usize,
-    /// Go on with a run that was stopped: the output is its file, everything else as before
+    /// Resume a run that was stopped: the output is its file, all other options are as before
     #[arg(long, conflicts_with = "legacy")]
     resume: bool,
-    /// Collect from the I-th of N shares of the chunks; `gguf-verify combine` makes of all shares what a single run
-    /// writes. Every run plans the same and needs nothing of the others
+    /// Collect from the I-th of N shares of the chunks; `gguf-verify combine` combines all shares into what a
+    /// single run writes. All runs make the same plan and are independent
     #[arg(long, value_name = "I/N")]
     part: Option<Share>,
 }
@@ -191,13 +191,14 @@ fn report(
     part: Option<Share>,
     session: &Session,
 ) -> anyhow::Result<()> {
-    report_sums(output, (&collected.sums, collected.perplexity()), size, part, session)
+    report_sums(output, &collected.sums, collected.perplexity(), size, part, session)
 }
 
 /// Reports the sums that were written, and the perplexity of their text.
 pub(super) fn report_sums(
     output: &Path,
-    (sums, perplexity): (&ImatrixSums, Option<Perplexity>),
+    sums: &ImatrixSums,
+    perplexity: Option<Perplexity>,
     size: u64,
     part: Option<Share>,
     session: &Session,

@@ -24,14 +24,14 @@ pub(super) struct MergeMatricesArgs {
     /// Importance matrices of either format
     #[arg(required = true, value_name = "FILE")]
     pub(super) files: Vec<PathBuf>,
-    /// Where to write
+    /// File to write
     #[arg(short, value_name = "FILE", required = true)]
     pub(super) output: PathBuf,
     /// The format before GGUF
     #[arg(long)]
     pub(super) legacy: bool,
-    /// Tokens of a chunk, by which chunks are counted and files of the older format weighed [default: what the files
-    /// say, else 512]
+    /// Tokens of a chunk, by which chunks are counted and files of the older format are weighted [default: as the files
+    /// declare, else 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) ctx: Option<u32>,
 }
@@ -114,7 +114,7 @@ impl MergeMatricesArgs {
             ([size], None) => Ok(*size),
             ([size], Some(file)) => {
                 let name = shown(file.path());
-                session.note(&format!("`{name}` does not say how long its chunks are: {size} tokens, like the others"));
+                session.note(&format!("`{name}` does not declare the length of its chunks: {size} tokens, like the others"));
                 Ok(*size)
             }
             ([.., size], None) => {
@@ -122,7 +122,7 @@ impl MergeMatricesArgs {
                 Ok(*size)
             }
             (_, Some(file)) => Err(UsageError(format!(
-                "{}: the older format does not say how long chunks are, and the other files have chunks of {sizes:?}: \
+                "{}: the older format does not declare the length of chunks, and the other files have chunks of {sizes:?}: \
                  give `--ctx N`",
                 shown(file.path())
             ))

@@ -108,7 +108,7 @@ impl CollectRun<'_, '_> {
         let is_stopped = |run: &UnfinishedRun| run.n_done < run.n_total;
         if let Some(run) = UnfinishedRun::find(self.target.path).filter(is_stopped) {
             self.session.note(&format!(
-                "`{}` holds {} of {} chunks of a run that was stopped, and will be written anew: `--resume` would go on with it",
+                "`{}` holds {} of {} chunks of a run that was stopped, and will be overwritten: `--resume` would continue it",
                 self.output(),
                 run.n_done,
                 run.n_total
@@ -123,8 +123,8 @@ impl CollectRun<'_, '_> {
             self.session.note(&format!("no file `{}` yet: the run begins", self.output()));
             return Ok(Collected::from_sums(self.before.clone()));
         }
-        let state = UnfinishedRun::open(self.target.path)?;
-        let collected = self.run.resume(self.target.path, &self.before, state)?;
+        let (run, sums) = UnfinishedRun::open(self.target.path)?;
+        let collected = self.run.resume(self.target.path, &self.before, run, sums)?;
         self.session.note(&format!("{} of {} chunks are done", collected.n_done, self.run.n_chunks()));
         Ok(collected)
     }
@@ -176,7 +176,7 @@ impl CollectRun<'_, '_> {
                 from_chunk + n_done
             )
         } else {
-            "the same command with `--resume` goes on from there".to_owned()
+            "the same command with `--resume` resumes from it".to_owned()
         };
         self.session.note(&format!("`{output}` holds {n_done} of {n_chunks} chunks: {rest}"));
     }

@@ -14,7 +14,7 @@ use crate::core::output::same_file;
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::gguf::Share;
-use crate::verify::{Finding, Model, PartLabel, Thresholds, VerificationPart, verify_part};
+use crate::verify::{Check, Finding, Model, PartLabel, Thresholds, VerificationPart, verify_part};
 
 impl VerifyArgs {
     /// Refuses options that a share of a run cannot serve, and names the alternative.
@@ -104,7 +104,7 @@ impl VerifyArgs {
         let notes: Vec<Finding> = prompts
             .unreached(unreached, &chunks)
             .into_iter()
-            .map(|text| Finding::warning("prompts", text))
+            .map(|text| Finding::warning(Check::Prompts, text))
             .collect();
         let label = PartLabel {
             file: path.display().to_string(),

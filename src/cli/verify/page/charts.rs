@@ -4,6 +4,7 @@
 
 mod axis;
 mod canvas;
+mod grid;
 mod histogram;
 mod quantiles;
 mod size;

@@ -296,7 +296,7 @@ impl ReportReason {
     fn new(finding: &Finding, folders: &Folders) -> Self {
         Self {
             severity: finding.severity.name(),
-            check: finding.check.to_owned(),
+            check: finding.check.name().to_owned(),
             tensor: finding.tensor.as_deref().map(shown),
             message: shown(&folders.without(&finding.message)),
         }

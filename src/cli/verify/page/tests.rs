@@ -11,7 +11,7 @@ use crate::cli::progress::TerminalProgress;
 use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
 use crate::cli::verify::report::ModelReport;
 use crate::verify::{
-    Aspect, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding, LayerRouting,
+    Aspect, Check, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding, LayerRouting,
     LimitLine, Perplexity, Report, RoutingReport, Thresholds, WorstToken,
 };
 
@@ -220,9 +220,9 @@ fn what_is_said_of_all_files_is_said_once() {
     for entry in &mut entries {
         entry.report.not_judged(Aspect::Divergence, "there is none", "a baseline");
         entry.report.not_judged(Aspect::Tokenizer, "there is none", "a baseline");
-        entry.report.add(Finding::unchecked("graph", "odd everywhere"));
+        entry.report.add(Finding::unchecked(Check::Graph, "odd everywhere"));
     }
-    entries[2].report.add(Finding::unchecked("graph", "odd here"));
+    entries[2].report.add(Finding::unchecked(Check::Graph, "odd here"));
     let page = page(&entries);
     let html = html::render(&page).unwrap();
     check_markup(&html);
@@ -341,9 +341,9 @@ fn figures_that_are_no_numbers_are_shown() {
 #[test]
 fn foreign_text_stays_text() {
     let mut entry = measured(&format!("dir/{}", HOSTILE.replace('/', "")), HOSTILE, 9, 0.001);
-    entry.report.add(Finding::error("graph", HOSTILE).of(HOSTILE));
-    entry.report.add(Finding::unchecked("tokenizer", HOSTILE));
-    entry.report.add(Finding::warning("x", HOSTILE));
+    entry.report.add(Finding::error(Check::Graph, HOSTILE).of(HOSTILE));
+    entry.report.add(Finding::unchecked(Check::Tokenizer, HOSTILE));
+    entry.report.add(Finding::warning(Check::Keys, HOSTILE));
     entry.report.arch = Some(HOSTILE.to_owned());
     let escaped = crate::core::text::escape(HOSTILE).into_owned();
     let details = entry.details.as_mut().unwrap();
@@ -377,7 +377,7 @@ fn foreign_text_stays_text() {
 #[test]
 fn cards_are_markdown() {
     let mut broken = unreadable("a|b`.gguf");
-    broken.report.add(Finding::warning("layout", "odd"));
+    broken.report.add(Finding::warning(Check::Header, "odd"));
     let card = markdown::render(&page(&[measured("m_q4.gguf", "Q4_K_M", 5_000_000, 0.004), broken])).unwrap();
     insta::assert_snapshot!(card, @r#"
     ## Tiny: verification

@@ -2,6 +2,7 @@
 
 use super::{WIDTH, meta, model, plan};
 use crate::core::TensorMeta;
+use crate::engine::ops::ModelExtra;
 use crate::gguf::Metadata;
 
 /// Number of streams of a token.
@@ -37,8 +38,10 @@ fn streams_need_their_number_the_active_one_and_tensors_of_their_shapes() {
     let graph = "extras = ['altup']";
     let built = plan(graph, &metadata, &tensors).unwrap();
     assert_eq!(built.stream_width(), 3 * WIDTH as usize);
-    let altup = built.altup.unwrap();
-    assert_eq!((altup.n, altup.active, altup.entry.len(), altup.exit.len()), (3, 1, 2, 2));
+    let [ModelExtra::AltUp(altup)] = &built.extras[..] else { panic!("not AltUp alone") };
+    let active = built.layers.iter().map(|layer| layer.extras.altup.as_ref().unwrap().active);
+    assert_eq!(active.collect::<Vec<_>>(), [1, 1]);
+    assert_eq!((altup.n, altup.entry.len(), altup.exit.len()), (3, 2, 2));
     let refused =
         |metadata: &Metadata, tensors: &[TensorMeta]| plan(graph, metadata, tensors).unwrap_err().to_string();
     let without = |name: &str| -> Vec<TensorMeta> {

@@ -13,8 +13,8 @@ fn attention(mixer: &Mixer) -> &crate::engine::Attention {
 #[test]
 fn what_is_not_rotated_has_a_temperature_whose_numbers_the_file_may_change() {
     let (mut metadata, tensors) = model();
-    let graph = "window = 'chunked'\nwindow_size = 32\nwindow_pattern = 2\nrope_on = 'windowed'\n\
-                 temperature = { growth = 0.1, length = 8192 }";
+    let graph = "window = { kind = 'chunked', size = 32, pattern = 2 }\nrope.on = 'windowed'\n\
+                 attention.temperature = { growth = 0.1, length = 8192 }";
     let temperatures = |plan: &crate::engine::GraphPlan| -> Vec<Option<Temperature>> {
         plan.layers.iter().map(|layer| attention(&layer.mixer).temperature).collect()
     };
@@ -35,7 +35,7 @@ fn what_is_not_rotated_has_a_temperature_whose_numbers_the_file_may_change() {
 #[test]
 fn a_model_of_so_many_experts_norms_no_queries() {
     let (mut metadata, tensors) = model();
-    let graph = "qk_norm = 'free_after_rope'\nqk_norm_not_at_experts = [128]";
+    let graph = "attention = { qk_norm = 'free_after_rope', qk_norm_not_at_experts = [128] }";
     for (n_experts, expected) in [(16u32, true), (128, false)] {
         metadata.set("x.expert_count", n_experts);
         let plan = plan(graph, &metadata, &tensors).unwrap();
@@ -50,8 +50,8 @@ fn norms_stand_behind_the_branches_if_the_key_says_so() {
         let n_heads = if name == "attn_q_norm" { 2 } else { 1 };
         tensors.push(meta(&format!("blk.0.{name}.weight"), &[n_heads, WIDTH / 2]));
     }
-    let graph =
-        "residual = 'post_if_swin_norm'\npost_attn = 'attn_norm'\npost_ffn = 'ffn_norm'\nqk_norm_eps = 0.5";
+    let graph = "residual = 'post_if_swin_norm'\nnorms = { post_attn = 'attn_norm', post_ffn = 'ffn_norm' }\n\
+                 attention.qk_norm_eps = 0.5";
     for (flag, is_post) in [(None, false), (Some(false), false), (Some(true), true)] {
         if let Some(flag) = flag {
             metadata.set("x.swin_norm", flag);
@@ -71,9 +71,7 @@ fn norms_stand_behind_the_branches_if_the_key_says_so() {
 #[test]
 fn tokens_that_are_never_said_lie_in_the_vocabulary() {
     let (metadata, tensors) = model();
-    for (words, expected) in
-        [("", 0..0), ("unsaid_tokens = [4, 9]", 4..9), ("unsaid_tokens = [4, 99]", 4..16)]
-    {
+    for (words, expected) in [("", 0..0), ("head.unsaid = [4, 9]", 4..9), ("head.unsaid = [4, 99]", 4..16)] {
         assert_eq!(plan(words, &metadata, &tensors).unwrap().never_generated, expected);
     }
 }
@@ -81,7 +79,7 @@ fn tokens_that_are_never_said_lie_in_the_vocabulary() {
 #[test]
 fn scaled_queries_need_a_factor_per_head() {
     let (metadata, mut tensors) = model();
-    let graph = "qk_norm = 'scaled_after_rope'";
+    let graph = "attention.qk_norm = 'scaled_after_rope'";
     let error = plan(graph, &metadata, &tensors).unwrap_err();
     assert_eq!(error.to_string(), "tensor `blk.0.attn_q_norm.weight` is missing");
     tensors.push(meta("blk.0.attn_q_norm.weight", &[2, 1]));

@@ -10,7 +10,7 @@ use crate::engine::ops::compressed::CompressedAttention;
 use crate::gguf::Metadata;
 
 const GRAPH: &str =
-    "mixer = 'compressed'\nwindow = 'sliding'\nrope_local = 'unscaled'\nunused = ['indexer.*']";
+    "mixer = 'compressed'\nwindow = { kind = 'sliding', rope = 'unscaled' }\nunused = ['indexer.*']";
 
 /// Returns the tiny model with one layer that has only a window, and one with overlapping rows of two tokens each.
 fn compressed() -> (Metadata, Vec<TensorMeta>) {

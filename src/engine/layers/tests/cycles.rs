@@ -2,6 +2,7 @@
 
 use super::{WIDTH, meta, model, plan};
 use crate::core::TensorMeta;
+use crate::engine::ops::ModelExtra;
 use crate::engine::ops::cycles::StackEntry;
 use crate::gguf::Metadata;
 
@@ -24,7 +25,7 @@ fn the_low_stack_runs_some_times_before_each_run_of_the_high_one() {
     use StackEntry::{Again, Turn};
     let (metadata, tensors) = cycled();
     let plan = plan(GRAPH, &metadata, &tensors).unwrap();
-    assert!(plan.held.is_some());
+    assert!(matches!(&plan.extras[..], [ModelExtra::HeldState(_)]));
     let entries: Vec<_> = plan.layers.iter().map(|layer| layer.extras.entry.unwrap()).collect();
     assert_eq!(entries, [Turn, Again, Turn, Turn, Again, Turn]);
     let is_low: Vec<bool> = plan.layers.iter().map(|layer| layer.tensors == plan.layers[0].tensors).collect();

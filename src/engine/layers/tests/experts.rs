@@ -56,7 +56,7 @@ fn experts_that_others_share_need_the_size_of_groups_and_a_scale() {
     let adjugates = moe(&plan.layers[1].ffn).adjugates.as_ref().unwrap();
     assert_eq!((adjugates.experts.len(), adjugates.per_group, adjugates.scale), (2, 2, 0.05));
     // Weights cannot be summed if they multiply the inputs of experts.
-    let error = plan_error("weigh = 'before'", &metadata, &tensors);
+    let error = plan_error("moe.weigh = 'before'", &metadata, &tensors);
     assert!(error.starts_with("6 tensors are not used by the graph"), "{error}");
 }
 
@@ -68,7 +68,7 @@ fn plan_error(graph: &str, metadata: &Metadata, tensors: &[TensorMeta]) -> Strin
 fn a_card_says_where_weights_go_and_what_selects() {
     let (metadata, mut tensors) = routed();
     tensors.retain(|tensor| !tensor.name.contains("chexps"));
-    let plan = plan("weigh = 'before'\nrouter_select = 'logits'", &metadata, &tensors).unwrap();
+    let plan = plan("moe = { weigh = 'before', select = 'logits' }", &metadata, &tensors).unwrap();
     let moe = moe(&plan.layers[0].ffn);
     assert_eq!((moe.weigh, moe.select), (Weigh::Before, RouterSelect::Logits));
 }

@@ -4,7 +4,8 @@ use super::{WIDTH, meta, model, plan};
 use crate::core::TensorMeta;
 use crate::engine::EngineError;
 use crate::engine::layers::graph::GraphPlan;
-use crate::engine::ops::hyper::{Connection, StreamsEnd, StreamsWrite};
+use crate::engine::ops::ModelExtra;
+use crate::engine::ops::hyper::{Connection, Streams, StreamsEnd, StreamsWrite};
 use crate::gguf::Metadata;
 
 const GRAPH: &str = "residual = 'hyper'";
@@ -27,6 +28,11 @@ fn weighed(n_weights: u64, n_scales: u64) -> (Metadata, Vec<TensorMeta>) {
     (metadata, tensors)
 }
 
+fn streams(plan: &GraphPlan) -> &Streams {
+    let [ModelExtra::Streams(streams)] = &plan.extras[..] else { panic!("not streams alone") };
+    streams
+}
+
 fn write(plan: &GraphPlan) -> StreamsWrite {
     let Some(Connection::Weighed(c)) = plan.layers[0].connections.as_ref().map(|both| &both.ffn) else {
         panic!("no weight per stream")
@@ -43,15 +49,14 @@ fn the_rows_tell_whether_streams_are_mixed() {
     metadata.set(key, 20u32);
     let mixed = plan(GRAPH, &metadata, &tensors).unwrap();
     assert_eq!(write(&mixed), StreamsWrite::Mix { iterations: 20 });
-    let streams = mixed.streams.as_ref().unwrap();
-    assert_eq!((streams.n, &streams.end), (3, &StreamsEnd::Mean));
+    assert_eq!((streams(&mixed).n, &streams(&mixed).end), (3, &StreamsEnd::Mean));
     assert_eq!(mixed.stream_width(), 24);
     // A connection that reads the streams replaces the mean.
     for (name, dims) in [("fn", &[N, N * WIDTH][..]), ("base", &[N]), ("scale", &[1])] {
         tensors.push(meta(&format!("output_hc_{name}.weight"), dims));
     }
     let read = plan(GRAPH, &metadata, &tensors).unwrap();
-    assert!(matches!(read.streams.unwrap().end, StreamsEnd::Read(_)));
+    assert!(matches!(streams(&read).end, StreamsEnd::Read(_)));
 
     let (mut metadata, tensors) = weighed(2 * N, 2);
     let key = "x.hyper_connection.magnitude";
@@ -75,7 +80,7 @@ fn streams_with_a_weight_per_value_are_normed_as_they_are_read() {
             tensors.push(meta(&format!("{name}_inject.weight"), &[N, N * WIDTH]));
         }
     }
-    let graph = format!("{GRAPH}\nfinal_norm = 'none'");
+    let graph = format!("{GRAPH}\nnorms.output = 'none'");
     // Such a model has no norms before the branches and no final norm.
     let error = plan(&graph, &metadata, &tensors).unwrap_err();
     assert!(matches!(&error, EngineError::LeftOver { tensors } if tensors.len() == 5), "{error}");
@@ -98,7 +103,7 @@ fn counts_shapes_and_features_that_do_not_fit_are_refused() {
     metadata.set(key, 1u32);
     let error = plan(GRAPH, &metadata, &tensors).unwrap_err().to_string();
     assert_eq!(error, format!("key `{key}`: expected from 2 to 256, found 1"));
-    let error = plan(&format!("{GRAPH}\nrouter_input = 'raw'"), &metadata, &tensors).unwrap_err();
+    let error = plan(&format!("{GRAPH}\nmoe.router_input = 'raw'"), &metadata, &tensors).unwrap_err();
     assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
     let error = plan(&format!("{GRAPH}\nextras = ['loops']"), &metadata, &tensors).unwrap_err();
     assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");

@@ -48,6 +48,22 @@ fn layers_without_key_value_heads_have_the_other_mixer() {
 }
 
 #[test]
+fn names_and_words_that_mixers_do_not_have_are_refused() {
+    let (metadata, tensors) = hybrid();
+    for (mixer, expected) in [
+        ("'mamba3'", "card `x`: `mixer = mamba3` is not built yet"),
+        (
+            "{ every = 1, full = 'attention', rest = { gdn = { gaet = 'silu' } } }",
+            "[graph]: mixer `gdn`: unknown field `gaet`",
+        ),
+        ("{ attention = { gate = 'silu' } }", "[graph]: mixer `attention`: unknown field `gate`"),
+    ] {
+        let error = plan(&format!("mixer = {mixer}"), &metadata, &tensors).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
+
+#[test]
 fn a_list_of_recurrent_layers_wins_over_the_period() {
     let (mut metadata, tensors) = hybrid();
     let graph = "mixer = { every = 1, full = 'attention', rest = 'mamba2' }";

@@ -101,8 +101,15 @@ pub(crate) struct Queries<'a> {
 pub(crate) enum HeadKv<'a> {
     /// Keys and values as rows, interleaved with those of other heads.
     Rows(MatrixView<'a>, MatrixView<'a>),
-    /// Keys as columns, followed by columns without meaning, and values as contiguous rows.
-    Columns(MatrixView<'a>, MatrixView<'a>),
+    /// Keys and values in the layout that the products read.
+    Columns(GatheredKv<'a>),
+}
+
+/// Keys as columns, followed by columns without meaning, and values as contiguous rows.
+#[derive(Clone, Copy)]
+pub(crate) struct GatheredKv<'a> {
+    pub(crate) keys: MatrixView<'a>,
+    pub(crate) values: MatrixView<'a>,
 }
 
 impl Queries<'_> {
@@ -135,16 +142,16 @@ impl AttentionHeads<'_> {
         }
     }
 
-    /// Returns the softmax parameters of the query at `position` with `n_keys` keys from `first_key` on.
+    /// Returns the softmax parameters of the query at `position` with these keys.
     fn at<'h>(
         &'h self,
         row: SoftmaxRow<'h>,
         head: usize,
         position: usize,
-        (first_key, n_keys): (usize, usize),
+        keys: Range<usize>,
     ) -> SoftmaxRow<'h> {
-        let bias = self.relative.as_ref().map(|bias| bias.row(head, position, first_key, n_keys));
-        SoftmaxRow { own: position as isize - first_key as isize, bias, ..row }
+        let bias = self.relative.as_ref().map(|bias| bias.row(head, position, keys.start, keys.len()));
+        SoftmaxRow { own: position as isize - keys.start as isize, bias, ..row }
     }
 
     /// Computes the scores of a tile of queries with keys, `[n, width]`.
@@ -174,7 +181,7 @@ impl AttentionHeads<'_> {
         keys: MatrixView<'_>,
         values: MatrixView<'_>,
         out: &'k mut Vec<f32>,
-    ) -> (MatrixView<'k>, MatrixView<'k>) {
+    ) -> GatheredKv<'k> {
         let (n, dk, dv) = (keys.n_rows(), self.a.dk, self.a.dv);
         let width = n.next_multiple_of(KEY_ROWS);
         let (columns, rows) = lend(out, dk * width + n * dv).split_at_mut(dk * width);
@@ -184,7 +191,10 @@ impl AttentionHeads<'_> {
                 row.copy_from_slice(values.row(at));
             }
         });
-        (MatrixView::new(columns, dk, width, width), MatrixView::new(rows, n, dv, dv))
+        GatheredKv {
+            keys: MatrixView::new(columns, dk, width, width),
+            values: MatrixView::new(rows, n, dv, dv),
+        }
     }
 
     /// Runs all query heads of a key-value head, each tile of queries with all keys at once.
@@ -194,9 +204,9 @@ impl AttentionHeads<'_> {
         out: impl Fn(usize) -> MatrixTile<'o>,
         WorkerBuffers { rows: keys, tile: scores, sums, .. }: &mut WorkerBuffers,
     ) {
-        let (keys, values) = match queries.kv {
+        let GatheredKv { keys, values } = match queries.kv {
             HeadKv::Rows(rows, values) => self.gathered(rows, values, keys),
-            HeadKv::Columns(columns, values) => (columns, values),
+            HeadKv::Columns(gathered) => gathered,
         };
         for head in self.group(queries.kv_head) {
             let options = self.softmax_row(head);
@@ -216,7 +226,7 @@ impl AttentionHeads<'_> {
                             self.a.mask.first_key(position) - first_key..queries.end(position) - first_key;
                         row[..visible.start].fill(0.0);
                         row[visible.end..].fill(0.0);
-                        let seen = (first_key + visible.start, visible.len());
+                        let seen = first_key + visible.start..first_key + visible.end;
                         let options = self.at(options, head, position, seen);
                         *sum = (1.0 / math::softmax(self.level, &mut row[visible], options)) as f32;
                     }
@@ -244,7 +254,7 @@ impl AttentionHeads<'_> {
         let HeadKv::Rows(all_keys, all_values) = queries.kv else {
             return self.whole(queries, out, buffers);
         };
-        let WorkerBuffers { rows: keys, tile: scores, sums, .. } = buffers;
+        let WorkerBuffers { rows: gathered, tile: scores, sums, .. } = buffers;
         if queries.n == 0 {
             return;
         }
@@ -256,11 +266,11 @@ impl AttentionHeads<'_> {
         let end = all_keys.n_rows();
         for first in (first..end).step_by(TILE_KEYS) {
             let seen = first..(first + TILE_KEYS).min(end);
-            let (keys, values) =
-                self.gathered(all_keys.rows(seen.clone()), all_values.rows(seen.clone()), keys);
+            let kv = self.gathered(all_keys.rows(seen.clone()), all_values.rows(seen.clone()), gathered);
+            let keys = KeyTile { seen, kv };
             for head in &mut heads {
                 for tile in queries.tiles() {
-                    self.online_tile(queries, &tile, (&seen, keys, values), head, (scores, sums));
+                    self.online_tile(queries, &tile, &keys, head, scores, sums);
                 }
             }
         }
@@ -279,10 +289,12 @@ impl AttentionHeads<'_> {
         &self,
         queries: &Queries<'_>,
         tile: &Range<usize>,
-        (seen, keys, values): (&Range<usize>, MatrixView<'_>, MatrixView<'_>),
+        keys: &KeyTile<'_>,
         head: &mut OnlineHead<'_>,
-        (scores, shrinks): (&mut Vec<f32>, &mut Vec<f32>),
+        scores: &mut Vec<f32>,
+        shrinks: &mut Vec<f32>,
     ) {
+        let KeyTile { seen, kv } = keys;
         let positions = queries.first + tile.start..queries.first + tile.end;
         let first = (self.a.mask.first_key(positions.start) / KEY_ROWS * KEY_ROWS).max(seen.start);
         let end = queries.end(positions.end - 1).min(seen.end);
@@ -291,7 +303,7 @@ impl AttentionHeads<'_> {
         }
         let (n, n_keys) = (tile.len(), end - first);
         let width = n_keys.next_multiple_of(KEY_ROWS);
-        let keys = keys.columns(first - seen.start..first - seen.start + width);
+        let keys = kv.keys.columns(first - seen.start..first - seen.start + width);
         let scores = self.scores(queries, tile, head.at, keys, scores);
         let shrinks = lend(shrinks, n);
         let running = &mut head.running[tile.clone()];
@@ -304,7 +316,7 @@ impl AttentionHeads<'_> {
                 let visible = from - first..to.max(from) - first;
                 row[..visible.start].fill(0.0);
                 row[visible.end..].fill(0.0);
-                let options = self.at(head.options, head.at, position, (from, visible.len()));
+                let options = self.at(head.options, head.at, position, from..to.max(from));
                 *shrink = if visible.is_empty() {
                     1.0
                 } else {
@@ -317,10 +329,17 @@ impl AttentionHeads<'_> {
             for (row, &shrink) in shrinks.iter().enumerate().filter(|(_, shrink)| **shrink != 1.0) {
                 out.row_mut(row).iter_mut().for_each(|x| *x *= shrink);
             }
-            let values = values.rows(first - seen.start..end - seen.start);
+            let values = kv.values.rows(first - seen.start..end - seen.start);
             multiply_add(&mut out, MatrixView::new(scores, n, n_keys, width), values);
         });
     }
+}
+
+/// Tile of keys of a long chunk, with their values.
+struct KeyTile<'a> {
+    /// Positions of the keys, from the chunk's first key.
+    seen: Range<usize>,
+    kv: GatheredKv<'a>,
 }
 
 /// Query head whose softmax is not finished.

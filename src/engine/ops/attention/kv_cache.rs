@@ -1,6 +1,8 @@
 //! KV cache of continued sequences. Keys and values are stored in the layout that the heads read, keys as columns, so
 //! that a step adds a column and rearranges nothing.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::engine::exec::batch::ChunkBatch;
@@ -9,7 +11,7 @@ use crate::engine::exec::mask::Mask;
 use crate::engine::exec::matmul::MatrixView;
 use crate::engine::exec::past::{OpCache, Past};
 use crate::engine::exec::timings::WorkKind;
-use crate::engine::ops::attention::heads::{KEY_ROWS, ScoreParams};
+use crate::engine::ops::attention::heads::{GatheredKv, KEY_ROWS, ScoreParams};
 use crate::engine::ops::attention::{Projected, rows_of_head};
 
 /// Layout of a sequence's keys and values: for each key-value head `[dk, width]` keys, then `[capacity, dv]` values.
@@ -40,16 +42,17 @@ impl KvCacheLayout {
         self.dk.saturating_mul(self.width).saturating_add(self.dv.saturating_mul(self.capacity))
     }
 
-    /// Adds `n` rows of keys and values of all heads after those of the `before` earlier tokens.
-    fn add(&self, part: &mut [f32], (before, n): (usize, usize), k: &[f32], v: &[f32]) {
+    /// Adds the keys and values of all heads of the tokens at these positions of the sequence.
+    fn add(&self, part: &mut [f32], positions: Range<usize>, k: &[f32], v: &[f32]) {
+        let n = positions.len();
         for (head, part) in part.chunks_exact_mut(self.head_floats().max(1)).enumerate() {
             let (columns, values) = part.split_at_mut(self.dk * self.width);
             let keys = rows_of_head(k, 0, n, head, self.n_heads, self.dk);
             for (row, line) in columns.chunks_exact_mut(self.width).enumerate() {
-                let line = line[before..before + n].iter_mut().enumerate();
+                let line = line[positions.clone()].iter_mut().enumerate();
                 line.for_each(|(token, x)| *x = keys.row(token)[row]);
             }
-            let rows = values.chunks_exact_mut(self.dv.max(1)).skip(before).take(n);
+            let rows = values.chunks_exact_mut(self.dv.max(1)).skip(positions.start).take(n);
             let own = rows_of_head(v, 0, n, head, self.n_heads, self.dv);
             rows.enumerate().for_each(|(token, row)| row.copy_from_slice(own.row(token)));
         }
@@ -63,12 +66,15 @@ pub(crate) struct KvCache<'p> {
 }
 
 impl KvCache<'_> {
-    /// Returns a head's keys as columns and values as rows, for a chunk's sequence.
-    pub(crate) fn of(&self, chunk: usize, head: usize, n_keys: usize) -> (MatrixView<'_>, MatrixView<'_>) {
+    /// Returns a head's keys and values, for a chunk's sequence.
+    pub(crate) fn of(&self, chunk: usize, head: usize, n_keys: usize) -> GatheredKv<'_> {
         let KvCacheLayout { dk, dv, width, .. } = self.layout;
         let part = &self.parts[chunk][head * self.layout.head_floats()..];
         let (columns, values) = part.split_at(dk * width);
-        (MatrixView::new(columns, dk, width, width), MatrixView::new(values, n_keys, dv, dv))
+        GatheredKv {
+            keys: MatrixView::new(columns, dk, width, width),
+            values: MatrixView::new(values, n_keys, dv, dv),
+        }
     }
 }
 
@@ -78,7 +84,8 @@ pub(crate) fn cache_step<'p>(
     a: &ScoreParams<'_>,
     batch: &ChunkBatch,
     projected: Projected<'_>,
-    (past, cache): (&Past, &'p mut OpCache),
+    past: &Past,
+    cache: &'p mut OpCache,
 ) -> KvCache<'p> {
     let layout = KvCacheLayout::new(a, past.capacity);
     let mut parts = past.chunk_parts_as_left(cache);
@@ -88,7 +95,7 @@ pub(crate) fn cache_step<'p>(
                 cx.clock.time(WorkKind::Attention, || {
                     let (k, v) = (layout.n_heads * layout.dk, layout.n_heads * layout.dv);
                     let (k, v) = (&projected.k[cut[0] * k..], &projected.v[cut[0] * v..]);
-                    layout.add(part, (before, cut[1] - cut[0]), k, v);
+                    layout.add(part, before..before + cut[1] - cut[0], k, v);
                 });
             },
         );

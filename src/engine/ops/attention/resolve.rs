@@ -84,18 +84,18 @@ impl Attention {
             dv,
             q_norm: norms.q,
             k_norm: norms.k,
-            norm_after_rope: b.features.qk_norm != QkNorm::BeforeRope,
+            norm_after_rope: b.features.attention.qk_norm != QkNorm::BeforeRope,
             rope,
             rope_2d: b.built.positions == PositionRule::Rope2d,
             scale: attention_scale(b, heads, rope)? as f32,
-            cap: b.cap(b.features.attn_cap, "attn_logit_softcapping")?,
+            cap: b.cap(b.features.attention.cap, "attn_logit_softcapping")?,
             mask,
             clamp,
             sinks,
             alibi: alibi(b, n_heads)?,
             relative: RelativeBias::resolve(b, layer, n_heads)?,
             temperature: Temperature::resolve(b, rope)?,
-            v_norm: b.features.v_norm.then(|| b.free_norm()),
+            v_norm: b.features.attention.v_norm.then(|| b.free_norm()),
             kv,
             gate: OutputGate::resolve(b, layer, n_heads, heads.out_cols)?,
             sub_norm: {
@@ -137,11 +137,11 @@ pub(crate) fn head_shape(
         let expected = "heads that divide the width";
         return Err(b.keys.unknown("attention.head_count", expected, "a width of 0"));
     };
-    if b.features.gated_q && dk != dv {
+    if b.features.attention.gated_q && dk != dv {
         let found = format!("{dv}, not {dk}");
         return Err(b.keys.unknown("attention.value_length", "the width of a query and its gate", &found));
     }
-    let q_rows = if b.features.gated_q { q_rows.saturating_mul(2) } else { q_rows };
+    let q_rows = if b.features.attention.gated_q { q_rows.saturating_mul(2) } else { q_rows };
     Ok(HeadShape { n_heads, n_kv_heads, dk, dv, q_rows, k_rows, v_rows, out_cols })
 }
 
@@ -173,7 +173,7 @@ fn projections(
         let of = |name: &str| format!("blk.{source}.{name}");
         let k = b.tensors.need_matrix(&of("attn_k"), k_rows, n_embd)?;
         // Values may be the keys before their norm and rotation; such models also norm their values.
-        let is_shared = b.features.v_norm && !b.tensors.has(&of("attn_v.weight"));
+        let is_shared = b.features.attention.v_norm && !b.tensors.has(&of("attn_v.weight"));
         let v = if is_shared && k_rows == v_rows {
             k.clone()
         } else {
@@ -191,12 +191,13 @@ fn qk_norms(
     heads: HeadShape,
     rope: Option<usize>,
 ) -> Result<HeadNorms, EngineError> {
-    match b.features.qk_norm {
+    match b.features.attention.qk_norm {
         QkNorm::FreeAfterRope => {
             let norm = Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: b.eps };
             // The larger of two models has no such norms; only the number of experts distinguishes them.
             let n_experts = b.keys.count("expert_count")?.unwrap_or(0);
-            let without = b.features.qk_norm_not_at_experts.iter().any(|&n| n as usize == n_experts);
+            let without =
+                b.features.attention.qk_norm_not_at_experts.iter().any(|&n| n as usize == n_experts);
             let norm = rope.filter(|_| !without).map(|_| HeadNorm { norm, span: HeadSpan::Head });
             Ok(HeadNorms { q: norm.clone(), k: norm })
         }
@@ -235,7 +236,7 @@ impl HeadNorm {
         } else {
             (n_heads * dk, HeadSpan::Projection)
         };
-        let eps = b.features.qk_norm_eps.map_or(b.eps, |eps| eps as f32);
+        let eps = b.features.attention.qk_norm_eps.map_or(b.eps, |eps| eps as f32);
         let norm = b.tensors.norm(name, len, b.built.qk_norm, eps)?;
         Ok(norm.map(|norm| HeadNorm { norm, span }))
     }
@@ -252,7 +253,7 @@ pub(crate) fn attention_scale(
     }
     let HeadShape { n_heads, dk, dv, .. } = heads;
     let rsqrt = |n: usize| 1.0 / (n as f64).sqrt();
-    Ok(match &b.features.attn_scale {
+    Ok(match &b.features.attention.scale {
         AttnScale::Dk => rsqrt(dk),
         AttnScale::Dv => rsqrt(dv),
         AttnScale::InvDk => 1.0 / dk as f64,
@@ -275,7 +276,7 @@ pub(crate) fn attention_scale(
 impl Temperature {
     /// Resolves the factor of queries by position: by the card's rule, else by the file's keys.
     pub(crate) fn resolve(b: &Resolver<'_>, rope: Option<usize>) -> Result<Option<Temperature>, EngineError> {
-        if let Some(rule) = b.features.temperature {
+        if let Some(rule) = b.features.attention.temperature {
             let growth = b.keys.number("attention.temperature_scale")?.unwrap_or(rule.growth);
             let length = b.keys.count("attention.temperature_length")?.unwrap_or(rule.length as usize);
             let is_on = rope.is_none() && growth != 0.0;
@@ -292,15 +293,18 @@ impl Temperature {
     }
 }
 
+/// Largest penalty of ALiBi per position of distance, as an exponent of 1/2 (Press et al. 2022), if the file has no key.
+const MAX_ALIBI_BIAS: f64 = 8.0;
+
 /// Returns the slopes of ALiBi, if the model has it.
 pub(crate) fn alibi(b: &Resolver<'_>, n_heads: usize) -> Result<Option<Vec<f32>>, EngineError> {
     let bias = match b.built.positions {
-        PositionRule::Alibi => b.keys.nonzero("attention.max_alibi_bias")?.unwrap_or(b.features.alibi_bias),
+        PositionRule::Alibi => b.keys.nonzero("attention.max_alibi_bias")?.unwrap_or(MAX_ALIBI_BIAS),
         PositionRule::AlibiKey => match b.keys.nonzero("attention.max_alibi_bias")? {
             Some(bias) => bias,
             None => return Ok(None),
         },
-        PositionRule::ByDepth if is_large(b.n_layers) => b.features.alibi_bias,
+        PositionRule::ByDepth if is_large(b.n_layers) => MAX_ALIBI_BIAS,
         PositionRule::ByDepth
         | PositionRule::None
         | PositionRule::Rope
@@ -332,7 +336,7 @@ impl KvSource {
     /// Resolves the source of a layer's keys and values. The last layers of some models use those of the last earlier
     /// layer with the same mask.
     pub(crate) fn resolve(b: &Resolver<'_>, layer: usize, mask: Mask) -> Result<KvSource, EngineError> {
-        if !b.features.kv_share {
+        if !b.features.attention.kv_share {
             return Ok(KvSource::Own);
         }
         let key = "attention.shared_kv_layers";

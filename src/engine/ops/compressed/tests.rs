@@ -4,10 +4,12 @@ use super::*;
 use crate::core::simd::SimdLevel;
 use crate::engine::exec::rope::{Rope, RopeScaling};
 use crate::engine::exec::weights::{Matrix, Norm, NormFormula, Vector};
-use crate::engine::noise::{NoiseModel, assert_near, normed, times};
 use crate::engine::{Engine, EngineOptions, TokenChunk};
+use crate::testkit::formulas::{assert_near, normed, times};
+use crate::testkit::models::TinyModel;
+use crate::testkit::noise::Noise;
 
-const GRAPH: &str = "mixer = 'compressed'\nwindow = 'sliding'\nrope_local = 'unscaled'";
+const GRAPH: &str = "mixer = 'compressed'\nwindow = { kind = 'sliding', rope = 'unscaled' }";
 
 const N_EMBD: usize = 10;
 const N_HEADS: usize = 4;
@@ -39,7 +41,7 @@ impl CompressorForm {
     }
 }
 
-fn model(form: CompressorForm) -> NoiseModel {
+fn model(form: CompressorForm) -> TinyModel {
     let sizes = [
         ("block_count", 1),
         ("context_length", 64),
@@ -55,7 +57,7 @@ fn model(form: CompressorForm) -> NoiseModel {
         ("attention.compress_rope_freq_base", BASE as usize),
         ("rope.dimension_count", N_ROTATED),
     ];
-    let mut model = NoiseModel::new(&sizes, EPS as f32);
+    let mut model = TinyModel::new("x", &sizes, EPS as f32);
     model.add(&[
         ("token_embd.weight", &[16, N_EMBD]),
         ("output_norm.weight", &[N_EMBD]),
@@ -93,7 +95,7 @@ fn rotated(head: &[f64], base: f64, position: f64) -> Vec<f64> {
 
 /// Returns the compressed rows of all tokens. With overlap, a row also has the first halves of the tokens of the row
 /// before.
-fn rows_by_formula(model: &NoiseModel, form: CompressorForm, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+fn rows_by_formula(model: &TinyModel, form: CompressorForm, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let weight = |name: &str| model.get(&format!("blk.0.attn_compressor_{name}.weight"));
     let (kv, score, place, norm) = (weight("kv"), weight("gate"), weight("ape"), weight("norm"));
     let products = |w: &[f64]| inputs.iter().map(|x| times(w, x)).collect::<Vec<_>>();
@@ -114,7 +116,7 @@ fn rows_by_formula(model: &NoiseModel, form: CompressorForm, inputs: &[Vec<f64>]
 }
 
 /// Returns the layer's output by the formula, token by token and head by head.
-fn by_formula(model: &NoiseModel, form: CompressorForm, tokens: &[u32]) -> Vec<f64> {
+fn by_formula(model: &TinyModel, form: CompressorForm, tokens: &[u32]) -> Vec<f64> {
     let weight = |name: &str| model.get(&format!("blk.0.{name}.weight"));
     let (embedding, sinks) = (model.get("token_embd.weight"), weight("attn_sinks"));
     let base = if form.ratio > 0 { BASE } else { 10_000.0 };
@@ -168,7 +170,7 @@ fn all_forms_equal_the_formula_whatever_the_number_of_threads() {
 #[test]
 fn only_the_wanted_rows_are_computed_at_the_end() {
     let model = model(CompressorForm { ratio: 3, overlaps: true });
-    let engine = Engine::new(model.plan(GRAPH).unwrap(), &model, EngineOptions::default()).unwrap();
+    let engine = Engine::new(model.plan(GRAPH).unwrap(), &model.tensors, EngineOptions::default()).unwrap();
     let chunk = |tokens: Vec<u32>, rows| TokenChunk { tokens, rows, ..TokenChunk::default() };
     let alone = engine.hidden(&[chunk(tokens(), 0..N_TOKENS)]).unwrap();
     // Rows of one chunk do not depend on another chunk's tokens.
@@ -176,8 +178,8 @@ fn only_the_wanted_rows_are_computed_at_the_end() {
     assert_eq!(both.states()[N_EMBD..], alone.states()[9 * N_EMBD..]);
 }
 
-fn values(n: usize, seed: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i * 7919 + seed * 31) % 103) as f32 / 51.0 - 1.0).collect()
+fn values(n: usize, seed: u64) -> Vec<f32> {
+    Noise::new(seed).floats(n)
 }
 
 fn compressor(ratio: usize, n_rows: usize, overlaps: bool) -> Compressor {
@@ -197,7 +199,8 @@ fn a_row_mixes_its_tokens_value_by_value() {
     let (ratio, dim) = (3, 2);
     let (kv, score, place) = (values(9 * dim, 1), values(9 * dim, 2), values(ratio * dim, 3));
     let mut row = vec![0.0; dim];
-    compress_row(&compressor(ratio, dim, false), dim, (&kv, &score, &place), 3..6, 3, &mut row);
+    let inputs = CompressorInputs { kv: &kv, score: &score, by_position: &place };
+    compress_row(&compressor(ratio, dim, false), dim, inputs, 3..6, 3, &mut row);
     for c in 0..dim {
         let weight = |j: usize| f64::from(score[(3 + j) * dim + c] + place[j * dim + c]).exp();
         let sum: f64 = (0..ratio).map(weight).sum();
@@ -214,7 +217,8 @@ fn overlapping_rows_take_first_halves_of_the_tokens_before() {
     let c = compressor(ratio, width, true);
     for (tokens, first) in [(0..2, 0), (2..6, 4)] {
         let mut row = vec![0.0; dim];
-        compress_row(&c, dim, (&kv, &score, &place), tokens.clone(), first, &mut row);
+        let inputs = CompressorInputs { kv: &kv, score: &score, by_position: &place };
+        compress_row(&c, dim, inputs, tokens.clone(), first, &mut row);
         for (v, found) in row.iter().enumerate() {
             let at = |t: usize| if t < first { v } else { dim + v };
             let weight =

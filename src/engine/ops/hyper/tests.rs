@@ -1,7 +1,8 @@
 use super::*;
+use crate::testkit::noise::Noise;
 
-fn values(n: usize, seed: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i * 7919 + seed * 31) % 103) as f32 / 51.0 - 1.0).collect()
+fn values(n: usize, seed: u64) -> Vec<f32> {
+    Noise::new(seed).floats(n)
 }
 
 #[test]
@@ -37,12 +38,12 @@ fn weights_equal_their_formulas() {
     let (products, base) = (values(8, 1), values(8, 2));
     let scale = [0.5, 2.0, -1.5];
     let mut mixed = products.clone();
-    finish_weights(&mut mixed, n, &base, &scale, (0.25, StreamsWrite::Mix { iterations: 3 }));
+    finish_weights(&mut mixed, n, &base, &scale, 0.25, StreamsWrite::Mix { iterations: 3 });
     let mut matrix: Vec<f32> = (4..8).map(|i| products[i] * scale[2] + base[i]).collect();
     sinkhorn(&mut matrix, n, 0.25, 3);
     let write = StreamsWrite::Add { magnitude: 3.0, eps: 0.5 };
     let mut added = products[..4].to_vec();
-    finish_weights(&mut added, n, &base[..4], &scale[..2], (0.25, write));
+    finish_weights(&mut added, n, &base[..4], &scale[..2], 0.25, write);
     for i in 0..2 {
         let read = sig(products[i] * 0.5 + base[i]) + 0.25;
         let wrote = sig(products[n + i] * 2.0 + base[n + i]);

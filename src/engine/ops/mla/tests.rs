@@ -1,11 +1,12 @@
 //! Tests of latent attention against its formula in f64.
 
 use crate::engine::exec::mask::Mask;
-use crate::engine::noise::{NoiseModel, assert_near, normed, times};
 use crate::engine::ops::Mixer;
 use crate::engine::{Engine, EngineOptions, TokenChunk};
+use crate::testkit::formulas::{assert_near, normed, times};
+use crate::testkit::models::TinyModel;
 
-const GRAPH: &str = "mixer = 'mla'\nattn_gate = 'sigmoid'\nunused = ['indexer.*']";
+const GRAPH: &str = "mixer = 'mla'\nattention.gate = 'sigmoid'\nunused = ['indexer.*']";
 
 const N_EMBD: usize = 10;
 const N_HEADS: usize = 3;
@@ -33,7 +34,7 @@ struct MlaForm {
 
 const SPLIT: MlaForm = MlaForm { is_joint: false, has_q_latent: true, norms_shared: false };
 
-fn model(form: MlaForm) -> NoiseModel {
+fn model(form: MlaForm) -> TinyModel {
     let sizes = [
         ("block_count", 1),
         ("context_length", 64),
@@ -48,7 +49,7 @@ fn model(form: MlaForm) -> NoiseModel {
         ("attention.value_length_mla", DV),
         ("rope.dimension_count", N_SHARED),
     ];
-    let mut model = NoiseModel::new(&sizes, EPS as f32);
+    let mut model = TinyModel::new("x", &sizes, EPS as f32);
     model.add(&[
         ("token_embd.weight", &[16, N_EMBD]),
         ("output_norm.weight", &[N_EMBD]),
@@ -95,7 +96,7 @@ fn rotated(x: &[f64], position: usize) -> Vec<f64> {
 }
 
 /// Returns the layer's output by the formula, token by token and head by head.
-fn by_formula(model: &NoiseModel, form: MlaForm, tokens: &[u32]) -> Vec<f64> {
+fn by_formula(model: &TinyModel, form: MlaForm, tokens: &[u32]) -> Vec<f64> {
     let (embedding, weight) =
         (model.get("token_embd.weight"), |name: &str| model.get(&format!("blk.0.{name}.weight")));
     let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
@@ -177,7 +178,7 @@ fn all_forms_equal_the_formula_whatever_the_number_of_threads() {
 #[test]
 fn only_the_wanted_rows_are_computed_at_the_end() {
     let model = model(SPLIT);
-    let engine = Engine::new(model.plan(GRAPH).unwrap(), &model, EngineOptions::default()).unwrap();
+    let engine = Engine::new(model.plan(GRAPH).unwrap(), &model.tensors, EngineOptions::default()).unwrap();
     let tokens: Vec<u32> = (0..N_TOKENS as u32).map(|i| i * 5 % 16).collect();
     let of = |rows| {
         engine
@@ -191,7 +192,7 @@ fn only_the_wanted_rows_are_computed_at_the_end() {
 
 #[test]
 fn wrong_widths_are_refused_by_key_or_tensor() {
-    let error = |model: &NoiseModel| model.plan(GRAPH).unwrap_err().to_string();
+    let error = |model: &TinyModel| model.plan(GRAPH).unwrap_err().to_string();
     let refusal = |key: &str, value: u32| {
         let mut model = model(SPLIT);
         model.metadata.set(format!("x.attention.{key}"), value);
@@ -211,7 +212,7 @@ fn wrong_widths_are_refused_by_key_or_tensor() {
         "tensor `blk.0.attn_v_b.weight`: expected shape [3, 6, 7], found [3, 5, 7]"
     );
     let mut model = model(SPLIT);
-    model.metas.retain(|meta| !meta.name.contains("attn_v_b"));
+    model.tensors.retain(|meta| !meta.name.contains("attn_v_b"));
     assert_eq!(error(&model), "tensor `blk.0.attn_v_b.weight` is missing");
     model.add(&[("blk.0.attn_v_b.scale", &[1])]);
     assert_eq!(error(&model), "1 tensors are not used by the graph: `blk.0.attn_v_b.scale`");
@@ -224,7 +225,7 @@ fn chunks_in_which_keys_would_be_chosen_are_not_run() {
     let error = model.plan(GRAPH).unwrap_err();
     assert_eq!(error.to_string(), "key `x.attention.indexer.top_k` is missing");
     model.metadata.set("x.attention.indexer.top_k", 8u32);
-    let engine = Engine::new(model.plan(GRAPH).unwrap(), &model, EngineOptions::default()).unwrap();
+    let engine = Engine::new(model.plan(GRAPH).unwrap(), &model.tensors, EngineOptions::default()).unwrap();
     let chunk = |n: usize| TokenChunk { tokens: vec![1; n], rows: 0..n, ..TokenChunk::default() };
     assert_eq!(engine.hidden(&[chunk(8)]).unwrap().n_rows, 8);
     let error = engine.hidden(&[chunk(8), chunk(9)]).unwrap_err();
@@ -242,7 +243,7 @@ fn layers_with_a_window_have_sizes_of_their_own() {
     }
     model.metadata.set("x.attention.key_length_mla_swa", DK as u32);
     model.metadata.set("x.attention.value_length_mla_swa", DV as u32);
-    let text = "mixer = 'mla'\nwindow = 'sliding'\nwindow_pattern = 0";
+    let text = "mixer = 'mla'\nwindow = { kind = 'sliding', pattern = 0 }";
     let plan = model.plan(text).unwrap();
     let Mixer::Mla(mla) = &plan.layers[0].mixer else { panic!("not latent") };
     assert_eq!((mla.rank, mla.mask), (RANK, Mask::Window(4)));

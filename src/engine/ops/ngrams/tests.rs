@@ -1,9 +1,10 @@
 //! Tests of n-gram embeddings against their formula in f64.
 
 use super::*;
-use crate::engine::noise::{NoiseModel, assert_near, normed, times};
+use crate::testkit::formulas::{assert_near, normed, times};
+use crate::testkit::models::TinyModel;
 
-const GRAPH: &str = "residual = 'hyper'\nfinal_norm = 'none'";
+const GRAPH: &str = "residual = 'hyper'\nnorms.output = 'none'";
 
 const N_EMBD: usize = 6;
 const N_STREAMS: usize = 2;
@@ -21,7 +22,7 @@ const OFFSETS: [u64; 4] = [0, 5, 12, 18];
 const END: u32 = 2;
 const EPS: f64 = 1e-5;
 
-fn model() -> NoiseModel {
+fn model() -> TinyModel {
     let sizes = [
         ("block_count", 1),
         ("context_length", 64),
@@ -35,7 +36,7 @@ fn model() -> NoiseModel {
         ("ple.conv_kernel", N_TAPS),
         ("ple.eos_token_id", END as usize),
     ];
-    let mut model = NoiseModel::new(&sizes, EPS as f32);
+    let mut model = TinyModel::new("x", &sizes, EPS as f32);
     model.metadata.set("x.ple.layers", vec![0u32]);
     model.metadata.set("x.ple.layer_multipliers", MULTIPLIERS.to_vec());
     model.metadata.set("x.ple.head_offsets", OFFSETS.to_vec());
@@ -76,7 +77,7 @@ fn rows(tokens: &[u32]) -> Vec<u64> {
     (0..4).map(|part| OFFSETS[part] + (hash(2 + part / 2) % u128::from(SIZES[part])) as u64).collect()
 }
 
-fn by_formula(model: &NoiseModel, tokens: &[u32]) -> Vec<f64> {
+fn by_formula(model: &TinyModel, tokens: &[u32]) -> Vec<f64> {
     let weight = |name: &str| model.get(&format!("blk.0.ple_{name}.weight"));
     let (embedding, table) = (model.get("token_embd.weight"), model.get("per_layer_token_embd.weight"));
     let streams = |x: &[f64], norm: &str| -> Vec<f64> {
@@ -134,7 +135,7 @@ fn a_gate_keeps_its_sign() {
 
 #[test]
 fn what_n_grams_need_is_asked_for() {
-    let error = |model: &NoiseModel| model.plan(GRAPH).unwrap_err().to_string();
+    let error = |model: &TinyModel| model.plan(GRAPH).unwrap_err().to_string();
     let mut other = model();
     other.metadata.set("x.ple.layers", vec![0u32, 1]);
     assert_eq!(error(&other), "key `x.ple.layers`: expected one layer, found 2 layers");
@@ -147,6 +148,6 @@ fn what_n_grams_need_is_asked_for() {
     let expected = "key `x.ple.head_vocab_sizes`: expected rows of the table, found 11 from 18 on, of 28";
     assert_eq!(error(&other), expected);
     let mut other = model();
-    other.metas.retain(|meta| !meta.name.contains("ple_norm_conv"));
+    other.tensors.retain(|meta| !meta.name.contains("ple_norm_conv"));
     assert_eq!(error(&other), "tensor `blk.0.ple_norm_conv.weight` is missing");
 }

@@ -8,6 +8,7 @@ use crate::cli::verify::details::DivergenceSpread;
 use super::Drawn;
 use super::axis::{MarkedAxis, decade_marks, plain_label, power_label, round_marks};
 use super::canvas::{Canvas, Ink};
+use super::grid::Grid;
 
 /// Quantiles that are drawn as vertical lines.
 const LINES: [&str; 3] = ["50 %", "90 %", "99 %"];
@@ -29,19 +30,13 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, spread: &DivergenceSpread) -> Drawn 
         .x_label_area_size(44)
         .y_label_area_size(if canvas.is_narrow() { 38 } else { 62 })
         .build_cartesian_2d(MarkedAxis::new(x_range, x_marks), MarkedAxis::new(y_range, y_marks))?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .bold_line_style(Ink::Grid.color())
-        .light_line_style(TRANSPARENT)
-        .axis_style(Ink::Muted.color())
-        .x_label_style(canvas.text(Ink::Muted, HPos::Center, VPos::Top))
-        .y_label_style(canvas.text(Ink::Muted, HPos::Right, VPos::Center))
-        .axis_desc_style(canvas.text(Ink::Muted, HPos::Center, VPos::Center))
-        .x_desc("KLD of a token (log scale)")
-        .x_label_formatter(&|x| power_label(*x))
-        .y_label_formatter(&|y| plain_label(*y, step))
-        .draw()?;
+    let grid = Grid {
+        has_vertical_lines: false,
+        x_title: "KLD of a token (log scale)",
+        x_label: &|x| power_label(*x),
+        y_label: &|y| plain_label(*y, step),
+    };
+    grid.draw(canvas, &mut chart)?;
     let plot = chart.plotting_area();
     for bin in &spread.bins {
         let (left, top) = plot.map_coordinate(&(bin.from, share(bin.tokens)));

@@ -7,6 +7,7 @@ use super::super::data::FileData;
 use super::Drawn;
 use super::axis::{MarkedAxis, decade_marks, decades, power_label};
 use super::canvas::{Canvas, Ink};
+use super::grid::Grid;
 
 /// Maximum number of characters of a label at the end of a line, in narrow windows.
 const MAX_NARROW: usize = 10;
@@ -56,18 +57,13 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, lines: &[Line]) -> Drawn {
         // Narrow windows have space for every second name.
         if is_narrow && at % 2 == 1 { String::new() } else { name.to_owned() }
     };
-    chart
-        .configure_mesh()
-        .bold_line_style(Ink::Grid.color())
-        .light_line_style(TRANSPARENT)
-        .axis_style(Ink::Muted.color())
-        .x_label_style(canvas.text(Ink::Muted, HPos::Center, VPos::Top))
-        .y_label_style(canvas.text(Ink::Muted, HPos::Right, VPos::Center))
-        .axis_desc_style(canvas.text(Ink::Muted, HPos::Center, VPos::Center))
-        .x_desc("share of the tokens at or below")
-        .x_label_formatter(&name)
-        .y_label_formatter(&|y| power_label(*y))
-        .draw()?;
+    let grid = Grid {
+        has_vertical_lines: true,
+        x_title: "share of the tokens at or below",
+        x_label: &name,
+        y_label: &|y| power_label(*y),
+    };
+    grid.draw(canvas, &mut chart)?;
     let plot = chart.plotting_area();
     let (xs, ys) = plot.get_pixel_range();
     let exponent = |kld: f64| if kld > 0.0 { kld.log10().max(y_range.start) } else { y_range.start };

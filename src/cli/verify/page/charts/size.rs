@@ -8,6 +8,7 @@ use super::super::data::FileData;
 use super::Drawn;
 use super::axis::{MarkedAxis, decade_marks, decades, plain_label, power_label, round_marks};
 use super::canvas::{Canvas, Ink};
+use super::grid::Grid;
 
 /// Pixels from the centre of a point to its label.
 const LABEL_GAP: i32 = 9;
@@ -37,18 +38,59 @@ pub(super) fn points(files: &[FileData]) -> Vec<Point> {
     files.iter().filter_map(point).collect()
 }
 
-/// Rectangle in pixels: left, top, right, bottom.
+/// Position in pixels from the upper left corner of the canvas.
 #[derive(Clone, Copy, Debug)]
-struct Frame(i32, i32, i32, i32);
+struct Pixel {
+    x: i32,
+    y: i32,
+}
+
+impl Pixel {
+    fn moved(self, right: i32, down: i32) -> Self {
+        Self { x: self.x + right, y: self.y + down }
+    }
+
+    /// Coordinates in the form that plotters takes.
+    fn coord(self) -> (i32, i32) {
+        (self.x, self.y)
+    }
+}
+
+/// Rectangle in pixels.
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    left: i32,
+    top: i32,
+    right: i32,
+    bottom: i32,
+}
 
 impl Frame {
+    fn around(center: Pixel, half_width: i32, half_height: i32) -> Self {
+        let Pixel { x, y } = center;
+        Self { left: x - half_width, top: y - half_height, right: x + half_width, bottom: y + half_height }
+    }
+
     fn meets(&self, other: &Self) -> bool {
-        self.0 < other.2 && other.0 < self.2 && self.1 < other.3 && other.1 < self.3
+        self.left < other.right
+            && other.left < self.right
+            && self.top < other.bottom
+            && other.top < self.bottom
     }
 
     fn is_inside(&self, other: &Self) -> bool {
-        self.0 >= other.0 && self.1 >= other.1 && self.2 <= other.2 && self.3 <= other.3
+        self.left >= other.left
+            && self.top >= other.top
+            && self.right <= other.right
+            && self.bottom <= other.bottom
     }
+}
+
+/// Possible place of a label.
+struct LabelPlace {
+    anchor: HPos,
+    at: Pixel,
+    frame: Frame,
 }
 
 pub(super) fn draw(canvas: &mut Canvas<'_>, points: &[Point]) -> Drawn {
@@ -69,36 +111,30 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, points: &[Point]) -> Drawn {
         .x_label_area_size(44)
         .y_label_area_size(if canvas.is_narrow() { 54 } else { 62 })
         .build_cartesian_2d(MarkedAxis::new(x_range, x_marks), MarkedAxis::new(y_range.clone(), y_marks))?;
-    chart
-        .configure_mesh()
-        .bold_line_style(Ink::Grid.color())
-        .light_line_style(TRANSPARENT)
-        .axis_style(Ink::Muted.color())
-        .x_label_style(canvas.text(Ink::Muted, HPos::Center, VPos::Top))
-        .y_label_style(canvas.text(Ink::Muted, HPos::Right, VPos::Center))
-        .axis_desc_style(canvas.text(Ink::Muted, HPos::Center, VPos::Center))
-        .x_desc(format!("size in {name}"))
-        .x_label_formatter(&|x| plain_label(*x, step))
-        .y_label_formatter(&|y| power_label(*y))
-        .draw()?;
+    let grid = Grid {
+        has_vertical_lines: true,
+        x_title: &format!("size in {name}"),
+        x_label: &|x| plain_label(*x, step),
+        y_label: &|y| power_label(*y),
+    };
+    grid.draw(canvas, &mut chart)?;
     let plot = chart.plotting_area();
     let (xs, ys) = plot.get_pixel_range();
-    let frame = Frame(xs.start, ys.start, xs.end, ys.end);
+    let frame = Frame { left: xs.start, top: ys.start, right: xs.end, bottom: ys.end };
     // Values that a logarithmic scale cannot show are drawn on its lower edge.
     let exponent = |kld: f64| if kld > 0.0 { kld.log10() } else { y_range.start };
-    let at = |point: &Point, kld: f64| plot.map_coordinate(&(point.size_bytes / unit, exponent(kld)));
-    let mut taken: Vec<Frame> = points
-        .iter()
-        .map(|point| at(point, point.kld))
-        .map(|(x, y)| Frame(x - 6, y - 6, x + 6, y + 6))
-        .collect();
+    let at = |point: &Point, kld: f64| {
+        let (x, y) = plot.map_coordinate(&(point.size_bytes / unit, exponent(kld)));
+        Pixel { x, y }
+    };
+    let mut taken: Vec<Frame> =
+        points.iter().map(|point| Frame::around(at(point, point.kld), 6, 6)).collect();
     for point in points {
-        let (x, y) = at(point, point.kld);
         if let Some(healthy) = point.healthy {
-            let level = at(point, healthy).1;
-            line(&canvas.area, (x, level), (x, y), Ink::Grid, 1)?;
-            line(&canvas.area, (x - 14, level), (x + 14, level), Ink::Good, 2)?;
-            taken.push(Frame(x - 14, level - 2, x + 14, level + 2));
+            let level = at(point, healthy);
+            line(&canvas.area, level, at(point, point.kld), Ink::Grid, 1)?;
+            line(&canvas.area, level.moved(-14, 0), level.moved(14, 0), Ink::Good, 2)?;
+            taken.push(Frame::around(level, 14, 2));
         }
     }
     for point in points {
@@ -109,62 +145,50 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, points: &[Point]) -> Drawn {
     Ok(())
 }
 
-fn line(
-    area: &DrawingArea<SVGBackend<'_>, Shift>,
-    from: (i32, i32),
-    to: (i32, i32),
-    ink: Ink,
-    width: u32,
-) -> Drawn {
-    Ok(area.draw(&PathElement::new(vec![from, to], ink.color().stroke_width(width)))?)
+fn line(area: &DrawingArea<SVGBackend<'_>, Shift>, from: Pixel, to: Pixel, ink: Ink, width: u32) -> Drawn {
+    Ok(area.draw(&PathElement::new(vec![from.coord(), to.coord()], ink.color().stroke_width(width)))?)
 }
 
 /// Marks a point: a disc for pass, a ring for partial, a cross for fail, so that colour is not the only difference.
-fn mark(area: &DrawingArea<SVGBackend<'_>, Shift>, (x, y): (i32, i32), point: &Point) -> Drawn {
+fn mark(area: &DrawingArea<SVGBackend<'_>, Shift>, at: Pixel, point: &Point) -> Drawn {
     match point.verdict {
         "fail" => {
-            line(area, (x - 5, y - 5), (x + 5, y + 5), Ink::Bad, 3)?;
-            line(area, (x - 5, y + 5), (x + 5, y - 5), Ink::Bad, 3)
+            line(area, at.moved(-5, -5), at.moved(5, 5), Ink::Bad, 3)?;
+            line(area, at.moved(-5, 5), at.moved(5, -5), Ink::Bad, 3)
         }
-        "partial" => Ok(area.draw(&Circle::new((x, y), 5, Ink::Doubtful.color().stroke_width(2)))?),
-        _ => Ok(area.draw(&Circle::new((x, y), 5, Ink::Accent.color().filled()))?),
+        "partial" => Ok(area.draw(&Circle::new(at.coord(), 5, Ink::Doubtful.color().stroke_width(2)))?),
+        _ => Ok(area.draw(&Circle::new(at.coord(), 5, Ink::Accent.color().filled()))?),
     }
 }
 
 /// Draws the name next to a point: to its right, else where it covers nothing.
-fn label(
-    canvas: &Canvas<'_>,
-    (x, y): (i32, i32),
-    point: &Point,
-    frame: &Frame,
-    taken: &mut Vec<Frame>,
-) -> Drawn {
+fn label(canvas: &Canvas<'_>, mark: Pixel, point: &Point, frame: &Frame, taken: &mut Vec<Frame>) -> Drawn {
     let (width, half) = (canvas.text_px(&point.label), (canvas.font_px() * 0.7) as i32);
     let mut places = Vec::new();
     for shift in [0, 1, -1, 2, -2, 3, -3] {
-        let y = y + shift * (half + 2);
-        places.push((
-            HPos::Left,
-            (x + LABEL_GAP, y),
-            Frame(x + LABEL_GAP, y - half, x + LABEL_GAP + width, y + half),
-        ));
-        places.push((
-            HPos::Right,
-            (x - LABEL_GAP, y),
-            Frame(x - LABEL_GAP - width, y - half, x - LABEL_GAP, y + half),
-        ));
+        let level = mark.moved(0, shift * (half + 2));
+        let row = Frame::around(level, 0, half);
+        let (left, right) = (level.moved(-LABEL_GAP, 0), level.moved(LABEL_GAP, 0));
+        let to_the_right = Frame { left: right.x, right: right.x + width, ..row };
+        places.push(LabelPlace { anchor: HPos::Left, at: right, frame: to_the_right });
+        let to_the_left = Frame { left: left.x - width, right: left.x, ..row };
+        places.push(LabelPlace { anchor: HPos::Right, at: left, frame: to_the_left });
         if shift.abs() > 1 {
-            places.push((HPos::Center, (x, y), Frame(x - width / 2, y - half, x + width / 2, y + half)));
+            let centered = Frame::around(level, width / 2, half);
+            places.push(LabelPlace { anchor: HPos::Center, at: level, frame: centered });
         }
     }
-    let is_free = |place: &Frame| place.is_inside(frame) && !taken.iter().any(|other| other.meets(place));
+    let is_inside = |place: &&LabelPlace| place.frame.is_inside(frame);
+    let is_free =
+        |place: &&LabelPlace| is_inside(place) && !taken.iter().any(|other| other.meets(&place.frame));
     // If no place is free, an overlapping label is better than none.
-    let found = places.iter().find(|(.., place)| is_free(place));
-    let found = found.or_else(|| places.iter().find(|(.., place)| place.is_inside(frame))).or(places.first());
-    let Some((anchor, position, place)) = found else { return Ok(()) };
-    taken.push(*place);
+    let found = places.iter().find(is_free);
+    let found = found.or_else(|| places.iter().find(is_inside)).or(places.first());
+    let Some(place) = found else { return Ok(()) };
+    taken.push(place.frame);
     let ink = if point.verdict == "fail" { Ink::Bad } else { Ink::Text };
-    Ok(canvas.area.draw_text(&point.label, &canvas.text(ink, *anchor, VPos::Center), *position)?)
+    let style = canvas.text(ink, place.anchor, VPos::Center);
+    Ok(canvas.area.draw_text(&point.label, &style, place.at.coord())?)
 }
 
 /// Returns the unit that sizes are shown in: bytes of one unit, and its name.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::engine::exec::mask::Mask;
 use crate::engine::exec::weights::Matrix;
+use crate::testkit::noise::Noise;
 
 const N_HEADS: usize = 4;
 
@@ -43,16 +44,6 @@ fn attention(mask: Mask, cap: Option<f32>, alibi: Option<Vec<f32>>) -> Attention
     }
 }
 
-fn noise(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed;
-    (0..n)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
-
 /// Random projections of a chunk.
 struct ChunkProjections {
     n: usize,
@@ -65,7 +56,7 @@ struct ChunkProjections {
 impl ChunkProjections {
     fn new(n: usize, prefix: usize) -> Self {
         let [q, k, v] = [(N_HEADS * DK, 1), (N_KV_HEADS * DK, 2), (N_KV_HEADS * DV, 3)]
-            .map(|(width, seed)| noise(n * width, seed));
+            .map(|(width, seed)| Noise::new(seed).floats(n * width));
         Self { n, prefix, q, k, v }
     }
 

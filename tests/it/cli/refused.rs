@@ -1,0 +1,270 @@
+//! Inputs that are not files, links to other places, edits that break a file, and too few threads or descriptors or too
+//! little memory: a clear message instead of a hang or a panic.
+#![cfg(target_os = "linux")]
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+use gguf_foundry::core::TensorSource;
+use gguf_foundry::gguf::{GgufFile, Metadata, SplitSpec};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use crate::quantize::program::model;
+use crate::support::{fixture, peak_memory_kib, programs};
+use crate::testkit::memory::{MemoryTensors, write_source};
+
+/// Runs a program; returns exit code (`None` if it had to be killed) and standard error.
+fn run(program: &str, dir: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let mut command = assert_cmd::Command::from_std(programs::command(program, dir));
+    // Far more than any of these needs; a program that waits for a FIFO ends here.
+    let output = command.args(args).timeout(Duration::from_mins(1)).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn fifo(path: &Path) {
+    mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+}
+
+fn copy_checkpoint(dir: &Path, without: &str) {
+    fs_err::create_dir_all(dir).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        if name != without {
+            fs_err::copy(fixture("tiny-llama").join(name), dir.join(name)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_fifo_is_refused_wherever_a_file_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    model(&at("in.gguf"), 1, 512, 16);
+    fifo(&at("fifo"));
+    fs_err::write(at("p.txt"), "some text").unwrap();
+    // An importance matrix in the older format: one entry `t` of one call and one value, 1.0.
+    let old = [1, 1, i32::from(b't'), 1, 1].map(i32::to_le_bytes);
+    let old = [&old[0][..], &old[1], &old[2][..1], &old[3], &old[4], &1f32.to_le_bytes()].concat();
+    fs_err::write(at("old.dat"), old).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        copy_checkpoint(&at(&format!("without-{name}")), name);
+        fifo(&at(&format!("without-{name}")).join(name));
+    }
+    copy_checkpoint(&at("hf"), "");
+    let made = ["hf2gguf", "hf", "-o", "real.gguf", "--type", "f16", "--no-sync"];
+    assert_eq!(run("gguf-convert", dir.path(), &made).0, Some(0));
+    let cases: &[(&str, &[&str])] = &[
+        ("gguf-quantize", &["fifo", "out.gguf", "q8_0"]),
+        ("gguf-quantize", &["--imatrix", "fifo", "in.gguf", "out.gguf", "q4_k_m"]),
+        ("gguf-quantize", &["--tensor-type-file", "fifo", "in.gguf", "out.gguf", "q4_k_m"]),
+        ("gguf-convert", &["hf2gguf", "hf", "--metadata", "fifo", "-o", "out.gguf"]),
+        ("gguf-convert", &["hf2gguf", "hf", "--chat-template", "fifo", "-o", "out.gguf"]),
+        ("gguf-convert", &["hf2gguf", "hf", "--card", "fifo", "-o", "out.gguf"]),
+        ("gguf-convert", &["hf2gguf", "without-config.json", "-o", "out.gguf"]),
+        ("gguf-convert", &["hf2gguf", "without-tokenizer.json", "-o", "out.gguf"]),
+        ("gguf-convert", &["hf2gguf", "without-tokenizer_config.json", "-o", "out.gguf"]),
+        ("gguf-convert", &["hf2gguf", "without-model.safetensors", "-o", "out.gguf"]),
+        ("gguf-convert", &["flm2gguf", "fifo", "-o", "out.gguf"]),
+        ("gguf-convert", &["gguf2hf", "fifo", "-o", "out"]),
+        ("gguf-verify", &["fifo", "--structure-only"]),
+        ("gguf-verify", &["in.gguf", "--prompts", "fifo"]),
+        ("gguf-verify", &["in.gguf", "--prompts", "p.txt", "--baseline", "fifo"]),
+        ("gguf-verify", &["in.gguf", "--hellaswag", "fifo"]),
+        ("gguf-verify", &["logits", "in.gguf", "--prompts", "fifo"]),
+        ("gguf-verify", &["logits", "fifo", "--prompts", "p.txt"]),
+        ("gguf-verify", &["imatrix", "fifo", "--prompts", "p.txt", "-o", "out.gguf"]),
+        ("gguf-verify", &["imatrix", "in.gguf", "--prompts", "fifo", "-o", "out.gguf"]),
+        (
+            "gguf-verify",
+            &["imatrix", "real.gguf", "--prompts", "p.txt", "--in-file", "fifo", "-o", "out.gguf"],
+        ),
+        ("gguf-verify", &["imatrix", "merge", "fifo", "fifo", "-o", "out.gguf"]),
+        ("gguf-verify", &["imatrix", "merge", "old.dat", "fifo", "-o", "out.gguf"]),
+        ("gguf-verify", &["imatrix", "show", "fifo"]),
+        ("gguf-inspect", &["fifo"]),
+        ("gguf-inspect", &["diff", "in.gguf", "fifo"]),
+        ("gguf-inspect", &["hash", "fifo"]),
+        ("gguf-inspect", &["get", "fifo", "general.name"]),
+        ("gguf-inspect", &["set", "fifo", "general.name=x"]),
+        ("gguf-inspect", &["set", "in.gguf", "general.name=@fifo"]),
+        ("gguf-inspect", &["split", "fifo", "-o", "out"]),
+    ];
+    for (program, args) in cases {
+        let (code, err) = run(program, dir.path(), args);
+        assert!(matches!(code, Some(1..=3)), "{program} {args:?}: {code:?} {err}");
+        assert!(err.contains("not a regular file: a FIFO"), "{program} {args:?}: {err}");
+    }
+}
+
+#[test]
+fn text_of_other_directories_does_not_get_in_through_a_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    copy_checkpoint(&at("hf"), "");
+    fs_err::write(at("secret"), "{{ messages }} secret").unwrap();
+    symlink("../secret", at("hf/chat_template.jinja")).unwrap();
+    let args = ["hf2gguf", "hf", "-o", "out.gguf"];
+    let (code, err) = run("gguf-convert", dir.path(), &args);
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains("chat_template.jinja: a link that leads out of the model's directory"), "{err}");
+    assert!(err.contains("--follow-links") && !at("out.gguf").exists(), "{err}");
+    let (code, err) = run("gguf-convert", dir.path(), &[&args[..], &["--follow-links"]].concat());
+    assert_eq!(code, Some(0), "{err}");
+    let written = GgufFile::open(&at("out.gguf")).unwrap();
+    let template = written.metadata().get("tokenizer.chat_template").unwrap();
+    assert_eq!(template.as_str(), Some("{{ messages }} secret"));
+    let (code, err) = run("gguf-convert", dir.path(), &["flm2gguf", "x.flm", "--follow-links"]);
+    assert!(code != Some(0), "{err}");
+}
+
+#[test]
+fn a_snapshot_in_the_hubs_cache_is_made_of_links_and_converts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (blobs, snapshot) =
+        (dir.path().join("models--a--b/blobs"), dir.path().join("models--a--b/snapshots/0f"));
+    fs_err::create_dir_all(&snapshot).unwrap();
+    copy_checkpoint(&blobs, "");
+    fs_err::write(blobs.join("template"), "T").unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        symlink(format!("../../blobs/{name}"), snapshot.join(name)).unwrap();
+    }
+    symlink("../../blobs/template", snapshot.join("chat_template.jinja")).unwrap();
+    let path = snapshot.to_str().unwrap();
+    let (code, err) = run("gguf-convert", dir.path(), &["hf2gguf", path, "-o", "out.gguf"]);
+    assert_eq!(code, Some(0), "{err}");
+}
+
+#[test]
+fn an_alignment_that_makes_a_file_mostly_padding_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 1, 512, 16);
+    let before = fs_err::read(dir.path().join("in.gguf")).unwrap();
+    for value in ["1073741824", "131072", "1"] {
+        let args = ["set", "in.gguf", &format!("general.alignment={value}")];
+        let (code, err) = run("gguf-inspect", dir.path(), &args);
+        assert_eq!(code, Some(1), "{value}: {err}");
+        assert!(err.contains(&format!("`general.alignment`: {value} is no alignment")), "{value}: {err}");
+        assert_eq!(fs_err::read(dir.path().join("in.gguf")).unwrap(), before, "{value}");
+    }
+    for (key, value) in [("split.count", "3"), ("split.no", "1"), ("split.tensors.count", "9")] {
+        let (code, err) = run("gguf-inspect", dir.path(), &["set", "in.gguf", &format!("{key}={value}")]);
+        assert_eq!(code, Some(1), "{key}: {err}");
+        assert_eq!(fs_err::read(dir.path().join("in.gguf")).unwrap(), before, "{key}");
+    }
+    let (code, err) = run("gguf-inspect", dir.path(), &["set", "in.gguf", "general.alignment=128"]);
+    assert_eq!(code, Some(0), "{err}");
+    let (code, err) =
+        run("gguf-inspect", dir.path(), &["set", "--force", "in.gguf", "general.alignment=131072"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(GgufFile::open(&dir.path().join("in.gguf")).unwrap().alignment(), 131_072);
+}
+
+#[test]
+fn too_many_threads_are_capped_and_none_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in.gguf"), 1, 512, 64);
+    let quantize = |limits: &str, stack: &str, threads: &str, out: &str| {
+        let mut command = programs::limited(limits, "gguf-quantize", dir.path());
+        command.env("RUST_MIN_STACK", stack).env_remove("RUST_BACKTRACE");
+        let args = ["--no-sync", "--threads", threads, "in.gguf", out, "q4_k_m"];
+        let ended = programs::finish(command.args(args));
+        (ended.code, ended.err)
+    };
+    let (code, err) = quantize("true", "1048576", "2", "two.gguf");
+    assert_eq!(code, Some(0), "{err}");
+    let (code, err) = quantize("true", "1048576", "65535", "many.gguf");
+    assert_eq!(code, Some(0), "{err}");
+    assert!(err.contains("threads instead of 65535"), "{err}");
+    // Stacks of a GiB in an address space of six: enough for only a few threads.
+    let (code, err) = quantize("ulimit -v 6291456", "1073741824", "64", "few.gguf");
+    assert_eq!(code, Some(0), "{err}");
+    assert!(err.contains(" of 64 threads: the limit of processes"), "{err}");
+    let read = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
+    assert!(read("two.gguf") == read("many.gguf") && read("two.gguf") == read("few.gguf"));
+    let (code, err) = quantize("ulimit -v 1048576", "4294967296", "8", "none.gguf");
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains("cannot start a thread") && !err.contains("panicked"), "{err}");
+    assert!(!dir.path().join("none.gguf").exists());
+}
+
+#[test]
+fn a_verification_runs_with_the_threads_there_is_room_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, err) = run(
+        "gguf-convert",
+        dir.path(),
+        &["hf2gguf", fixture("tiny-llama").to_str().unwrap(), "--type", "q8_0", "-o", "m.gguf"],
+    );
+    assert_eq!(code, Some(0), "{err}");
+    fs_err::write(dir.path().join("p.jsonl"), "{\"tokens\": [1, 2, 3]}\n{\"tokens\": [1, 5]}\n").unwrap();
+    let logits = |limits: &str, stack: &str, threads: &str| {
+        let mut command = programs::limited(limits, "gguf-verify", dir.path());
+        let args = ["logits", "m.gguf", "--prompts", "p.jsonl", "--memory", "64M", "--threads", threads];
+        let ended = programs::finish(command.env("RUST_MIN_STACK", stack).args(args)).ok();
+        (ended.out, ended.err)
+    };
+    let (whole, _) = logits("true", "1048576", "1");
+    let (few, err) = logits("ulimit -v 8388608", "1073741824", "64");
+    assert!(err.contains(" of 64 threads"), "{err}");
+    assert!(whole == few && whole.split('\n').count() == 3);
+}
+
+#[test]
+fn two_thousand_parts_are_read_with_256_descriptors() {
+    const N_PARTS: usize = 2000;
+    let name = |part: usize| format!("m-{part:05}-of-{N_PARTS:05}.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "nobody");
+    for part in 0..N_PARTS {
+        let tensor = MemoryTensors::of_f32(&[(&format!("blk.{part}.x.weight"), &[1, 32], &[1.0; 32])]);
+        let metadata = SplitSpec::default().part_metadata(&metadata, part, N_PARTS, N_PARTS);
+        write_source(&dir.path().join(name(part + 1)), &metadata, &tensor);
+    }
+    let first = name(1);
+    let first = first.as_str();
+    for (program, args) in [
+        ("gguf-inspect", vec!["hash", first]),
+        ("gguf-quantize", vec!["--no-sync", first, "out.gguf", "f16"]),
+        ("gguf-verify", vec!["--structure-only", first]),
+    ] {
+        let mut command = programs::limited("ulimit -n 256", program, dir.path());
+        let (code, _, err) = programs::finish(command.args(&args)).parts();
+        assert!(matches!(code, 0 | 3), "{program}: {err}");
+        assert!(!err.contains("open files"), "{program}: {err}");
+    }
+    assert_eq!(GgufFile::open(&dir.path().join("out.gguf")).unwrap().tensors().len(), N_PARTS);
+}
+
+#[test]
+fn logits_of_many_prompts_stay_within_the_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, err) = run(
+        "gguf-convert",
+        dir.path(),
+        &["hf2gguf", fixture("tiny-llama").to_str().unwrap(), "--type", "q8_0", "-o", "m.gguf"],
+    );
+    assert_eq!(code, Some(0), "{err}");
+    let mut peaks = Vec::new();
+    for n_prompts in [100usize, 4000] {
+        let lines: Vec<String> =
+            (0..n_prompts).map(|at| format!("{{\"tokens\": [{}]}}", at % 50 + 1)).collect();
+        fs_err::write(dir.path().join("p.jsonl"), lines.join("\n")).unwrap();
+        let mut command = programs::command("gguf-verify", dir.path());
+        command.args(["logits", "m.gguf", "--prompts", "p.jsonl"]);
+        command.args(["--no-sync", "--quiet", "--memory", "24M", "--threads", "2", "-o", "out.jsonl"]);
+        peaks.push(peak_memory_kib(&mut command));
+        let text = fs_err::read_to_string(dir.path().join("out.jsonl")).unwrap();
+        assert_eq!(text.lines().count(), n_prompts);
+        for (at, line) in text.lines().enumerate().step_by(97) {
+            assert!(
+                line.starts_with(&format!("{{\"prompt\":{at},\"logits\":[")) && line.ends_with("]}"),
+                "{at}"
+            );
+        }
+    }
+    // The lines alone are larger than that.
+    let bytes = fs_err::metadata(dir.path().join("out.jsonl")).unwrap().len();
+    assert!(bytes > 40 << 20, "{bytes}");
+    assert!(peaks[1] < peaks[0] + (16 << 10), "{peaks:?} KiB");
+}

@@ -1,0 +1,170 @@
+//! Entries of the fuzz targets for a limited time: damaged copies of valid inputs, and earlier findings.
+//!
+//! Each run takes another seed and prints it; `GGUF_FUZZ_SEED=N` repeats a run, `GGUF_FUZZ_CASES=N` makes it longer.
+//! `GGUF_FUZZ_CORPUS=DIR` writes the seeds of all targets and the repository's other inputs for them, for
+//! `scripts/fuzz.sh`. Inputs that are too long to be damaged effectively go to `DIR-long`, for `scripts/coverage.sh`.
+
+#[path = "../../../fuzz/entries.rs"]
+mod entries;
+mod kept;
+mod material;
+mod models;
+mod mutate;
+mod seeds;
+mod vocabularies;
+
+use std::collections::BTreeSet;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mutate::{damaged, words};
+
+use crate::support::{root, seed};
+use crate::testkit::noise::Noise;
+
+/// Maximum inputs of a target.
+const N_CASES: u64 = 1500;
+/// Maximum time of a target: slow targets get fewer inputs.
+const MOST: Duration = Duration::from_secs(1);
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: expected a number")))
+}
+
+fn targets() -> Vec<&'static str> {
+    entries::ENTRIES.iter().map(|entry| entry.0).collect()
+}
+
+fn dictionary(target: &str) -> PathBuf {
+    root().join(format!("fuzz/dictionaries/{target}.dict"))
+}
+
+fn dictionary_words(target: &str) -> Vec<Vec<u8>> {
+    words(&fs_err::read_to_string(dictionary(target)).unwrap())
+}
+
+/// Runs an input, and reports the path of its bytes if it fails; returns true if it passed.
+fn passes(target: &str, bytes: &[u8], what: &str) -> bool {
+    let is_fine = catch_unwind(|| entries::run(target, bytes)).is_ok();
+    if !is_fine {
+        let path = std::env::temp_dir().join(format!("gguf-fuzz-{target}-{}", std::process::id()));
+        fs_err::write(&path, bytes).unwrap();
+        println!("{target}: {what}: the input is {}", path.display());
+    }
+    is_fine
+}
+
+#[test]
+fn no_entry_panics() {
+    let seed = seed("GGUF_FUZZ_SEED");
+    let asked = number("GGUF_FUZZ_CASES");
+    let n_cases = asked.unwrap_or(N_CASES);
+    let mut failed = Vec::new();
+    for (at, target) in (0..).zip(targets()) {
+        let (seeds, words) = (seeds::of(target), dictionary_words(target));
+        let start = Instant::now();
+        for case in 0..n_cases {
+            if start.elapsed() > MOST && asked.is_none() {
+                break;
+            }
+            // A case depends only on its number, so that it can be repeated alone and in any build.
+            let noise = &mut Noise::new(seed ^ (at << 40 | case).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let input = damaged(&seeds[noise.index(seeds.len())], &words, noise);
+            if !passes(target, &input, &format!("GGUF_FUZZ_SEED={seed} GGUF_FUZZ_CASES={}", case + 1)) {
+                failed.push(target);
+                break;
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn seeds_reach_what_is_behind_the_parser() {
+    let corpus = std::env::var_os("GGUF_FUZZ_CORPUS").map(PathBuf::from);
+    let mut refused = Vec::new();
+    for target in targets() {
+        let seeds = seeds::of(target);
+        assert!(!seeds.is_empty(), "{target} has no seed");
+        for (at, seed) in seeds.iter().enumerate() {
+            // All zeros are valid blocks of every type, but not a row that each type accepts.
+            let may_be_refused = ["blocks", "quantize", "card", "tasks"].contains(&target);
+            let is_accepted = entries::run(target, seed);
+            if !is_accepted && !may_be_refused {
+                refused.push(format!("{target}: seed {at}"));
+            }
+            if let Some(corpus) = &corpus {
+                let dir = corpus.join(target);
+                fs_err::create_dir_all(&dir).unwrap();
+                fs_err::write(dir.join(format!("seed-{at:03}")), seed).unwrap();
+            }
+        }
+        assert!(seeds.iter().any(|seed| entries::run(target, seed)), "{target}: no seed is accepted");
+    }
+    assert!(refused.is_empty(), "refused: {refused:?}");
+}
+
+/// Maximum bytes of an input that a fuzzer can damage effectively.
+const MAX_BYTES: usize = 16 << 10;
+
+/// Invalid files, and files of reference programs, for `scripts/fuzz.sh` and `scripts/coverage.sh`, which run them.
+#[test]
+fn files_of_the_repository_are_inputs() {
+    let Ok(corpus) = std::env::var("GGUF_FUZZ_CORPUS") else { return };
+    let mut n_targets = 0;
+    for target in targets() {
+        let inputs = material::of(target);
+        n_targets += usize::from(!inputs.is_empty());
+        for (at, input) in inputs.iter().enumerate() {
+            let is_long = input.len() > MAX_BYTES;
+            let dir = PathBuf::from(if is_long { format!("{corpus}-long") } else { corpus.clone() });
+            fs_err::create_dir_all(dir.join(target)).unwrap();
+            fs_err::write(dir.join(target).join(format!("file-{at:03}")), input).unwrap();
+        }
+    }
+    assert!(n_targets > 30, "{n_targets} targets have inputs");
+}
+
+/// Names of a folder's entries.
+fn names(dir: &Path) -> BTreeSet<String> {
+    let entries = fs_err::read_dir(dir).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned()).collect()
+}
+
+/// Earlier findings of fuzzers, one folder for each target.
+#[test]
+fn what_was_found_stays_mended() {
+    let dir = root().join("fuzz/regressions");
+    for target in names(&dir) {
+        if target == "README.md" {
+            continue;
+        }
+        for name in names(&dir.join(&target)) {
+            let bytes = fs_err::read(dir.join(&target).join(&name)).unwrap();
+            assert!(passes(&target, &bytes, &name), "{target}: {name}");
+        }
+    }
+}
+
+#[test]
+fn targets_dictionaries_and_the_page_agree() {
+    let targets = targets();
+    assert!(targets.is_sorted() && targets.len() >= 24, "{targets:?}");
+    let expected: BTreeSet<String> = targets.iter().map(|target| format!("{target}.dict")).collect();
+    assert_eq!(names(&root().join("fuzz/dictionaries")), expected);
+    for target in &targets {
+        assert!(!dictionary_words(target).is_empty(), "{target}: an empty dictionary");
+    }
+    let page = fs_err::read_to_string(root().join("docs/fuzzing.md")).unwrap();
+    let rows: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`').map(|row| row.0))
+        .filter(|name| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
+        .collect();
+    assert_eq!(rows, targets.iter().copied().collect(), "the table of docs/fuzzing.md");
+    // One program for all targets: it uses the list directly.
+    let manifest = fs_err::read_to_string(root().join("fuzz/Cargo.toml")).unwrap();
+    assert_eq!(manifest.matches("[[bin]]").count(), names(&root().join("fuzz/fuzz_targets")).len());
+}

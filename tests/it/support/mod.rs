@@ -1,0 +1,140 @@
+//! Helpers of the test modules: paths of fixtures, reports of cases.
+#![allow(dead_code, reason = "each item is used by some of the modules only")]
+
+pub mod goldens;
+pub mod programs;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use gguf_foundry::gguf::{Metadata, Value};
+use proptest::test_runner::{RngAlgorithm, TestRng};
+use serde_json::{Value as Json, json};
+
+/// Keys that only this project writes, each listed in `docs/differences.md`.
+pub const ADDED_KEYS: &[&str] = &["qwen.attention.layer_norm_rms_epsilon"];
+
+/// Keys without [`ADDED_KEYS`].
+pub fn common_keys(metadata: &Metadata) -> Metadata {
+    let mut common = Metadata::new();
+    for (key, value) in metadata.iter().filter(|(key, _)| !ADDED_KEYS.contains(key)) {
+        common.set(key, value.clone());
+    }
+    common
+}
+
+/// Root of the repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Path under `fixtures/`.
+pub fn fixture(path: &str) -> PathBuf {
+    root().join("fixtures").join(path)
+}
+
+/// Names of the entries of a directory, sorted.
+pub fn names(dir: &Path) -> Vec<String> {
+    let names = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
+/// Path of the SmolLM2 file that `GGUF_SMOLLM2` names; `scripts/get-smollm2.sh` downloads it.
+pub fn smollm2() -> PathBuf {
+    let named = std::env::var_os("GGUF_SMOLLM2").expect("GGUF_SMOLLM2 is not set");
+    let path = root().join(named);
+    assert!(path.is_file(), "GGUF_SMOLLM2: {} is no file", path.display());
+    path
+}
+
+/// Ends a conformance test: prints the number of cases and fails on zero.
+pub fn report_cases(subject: &str, n_cases: usize) {
+    // Written past the test harness, which hides the output of passing tests.
+    let _ = writeln!(std::io::stderr(), "{subject}: {n_cases} conformance cases");
+    assert!(n_cases > 0, "{subject}: no conformance case found");
+}
+
+/// Seed of a randomized test: the value of the variable, or a random number. It is printed, past the test harness, so
+/// that a failure in CI can be repeated.
+pub fn seed(variable: &str) -> u64 {
+    let seed = match std::env::var(variable) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text}: expected a number")),
+        Err(_) => RandomState::new().build_hasher().finish(),
+    };
+    let _ = writeln!(std::io::stderr(), "{variable}={seed} repeats this run");
+    seed
+}
+
+/// Random generator from a seed.
+pub fn rng(seed: u64) -> TestRng {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
+}
+
+/// SHA-256 digest in lower-case hex.
+pub fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest;
+    sha2::Sha256::digest(bytes).iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
+}
+
+/// Runs a program to its end and returns its highest `RssAnon` in KiB: memory that is not a mapped file.
+#[cfg(target_os = "linux")]
+pub fn peak_memory_kib(command: &mut std::process::Command) -> u64 {
+    let mut child = command.stdin(std::process::Stdio::null()).spawn().unwrap();
+    let mut peak = 0;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        // The process may end during this read.
+        if let Ok(text) = fs_err::read_to_string(format!("/proc/{}/status", child.id())) {
+            let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+            let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+            peak = peak.max(kib.unwrap_or(0));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    };
+    assert!(status.success());
+    peak
+}
+
+/// Waits until a process has mapped a file and installed its signal handler.
+#[cfg(target_os = "linux")]
+pub fn wait_until_it_reads(child: &mut std::process::Child, name: &str) {
+    let id = child.id();
+    let proc = |file: &str| fs_err::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
+    loop {
+        let caught = proc("status");
+        let caught = caught.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+        let caught = u64::from_str_radix(caught.trim(), 16).unwrap_or(0);
+        // SIGTERM.
+        if (caught >> 14) & 1 == 1 && proc("maps").contains(name) {
+            return;
+        }
+        let ended = child.try_wait().unwrap();
+        assert!(ended.is_none(), "{ended:?} before the file was mapped");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Name of a value's type, and its content, in the format of the reference's reader.
+pub fn in_json(value: &Value) -> (String, Json) {
+    let one = |value: &Value| match value {
+        Value::F32(x) => json!(f64::from(*x)),
+        Value::F64(x) => json!(x),
+        Value::Bool(x) => json!(x),
+        Value::String(_) => json!(value.as_str().unwrap()),
+        other => json!(i64::try_from(other.as_i128().unwrap()).unwrap()),
+    };
+    match value {
+        Value::Array(array) => {
+            let items: Vec<Json> = (0..array.len()).map(|i| one(&array.get(i).unwrap())).collect();
+            (format!("arr[{}]", array.element_type().long_name()), items.into())
+        }
+        other => (other.value_type().long_name().to_owned(), one(other)),
+    }
+}

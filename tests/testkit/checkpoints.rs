@@ -1,0 +1,66 @@
+//! Checkpoints of Hugging Face: safetensors files and their folders.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::{Map, Value as Json, json};
+
+use super::memory::f32_bytes;
+
+/// Safetensors file.
+#[derive(Clone, Default)]
+pub struct Safetensors {
+    header: Map<String, Json>,
+    data: Vec<u8>,
+}
+
+impl Safetensors {
+    /// Adds a tensor; `dtype` is the format's name of its element type.
+    pub fn add(&mut self, name: &str, dtype: &str, dims: impl Serialize, bytes: &[u8]) {
+        let range = [self.data.len(), self.data.len() + bytes.len()];
+        self.header.insert(name.to_owned(), json!({ "dtype": dtype, "shape": dims, "data_offsets": range }));
+        self.data.extend_from_slice(bytes);
+    }
+
+    /// Adds a tensor of F32 numbers.
+    pub fn add_f32(&mut self, name: &str, dims: impl Serialize, values: &[f32]) {
+        self.add(name, "F32", dims, &f32_bytes(values));
+    }
+
+    /// Adds a tensor of BF16 numbers, cut off to 16 bits.
+    pub fn add_bf16(&mut self, name: &str, dims: impl Serialize, values: &[f32]) {
+        let bytes: Vec<u8> =
+            values.iter().flat_map(|value| ((value.to_bits() >> 16) as u16).to_le_bytes()).collect();
+        self.add(name, "BF16", dims, &bytes);
+    }
+
+    /// Bytes of the file; the header is padded to eight bytes, as the format's own library does.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut header = serde_json::to_vec(&self.header).unwrap();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        [&(header.len() as u64).to_le_bytes()[..], &header, &self.data].concat()
+    }
+
+    /// Writes the file.
+    pub fn write(&self, path: &Path) {
+        fs_err::write(path, self.bytes()).unwrap();
+    }
+
+    /// Writes `config.json` and `model.safetensors` into a folder, which is created if it is missing.
+    pub fn write_checkpoint(&self, dir: &Path, config: &Json) {
+        fs_err::create_dir_all(dir).unwrap();
+        fs_err::write(dir.join("config.json"), config.to_string()).unwrap();
+        self.write(&dir.join("model.safetensors"));
+    }
+}
+
+/// Folder of files that is removed at the end of the test.
+pub fn folder_of(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        let path = dir.path().join(name);
+        fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+        fs_err::write(path, bytes).unwrap();
+    }
+    dir
+}
