@@ -265,6 +265,8 @@ mod tests {
             ("blk.0.ssm_d", &[H]),
             ("blk.0.ssm_out.weight", &[D, INNER]),
         ]);
+        // Rates of decay are negative.
+        model.set("blk.0.ssm_a", &[-0.9, -0.5, -0.2]);
         model
     }
 
