@@ -53,14 +53,3 @@ impl Safetensors {
         self.write(&dir.join("model.safetensors"));
     }
 }
-
-/// Folder of files that is removed at the end of the test.
-pub fn folder_of(files: &[(&str, &[u8])]) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for (name, bytes) in files {
-        let path = dir.path().join(name);
-        fs_err::create_dir_all(path.parent().unwrap()).unwrap();
-        fs_err::write(path, bytes).unwrap();
-    }
-    dir
-}

@@ -1,5 +1,5 @@
-//! Keys of `[graph]` that are written without the table of their part, as cards could before they had tables: they are
-//! read as the keys of that table.
+//! Flat spelling of the keys of `[graph]`: a key that is written without the table of its part, as users' own cards may
+//! do, is read as the key in that table.
 
 use toml::{Table, Value as Toml};
 
