@@ -22,7 +22,7 @@ use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, TextKind};
 use crate::core::progress::Progress;
 use crate::core::{GgmlType, TensorMeta, TensorSource};
-use crate::engine::{Engine, EngineError, EngineOptions, Hidden, LayerPlan, TokenChunk};
+use crate::engine::{Engine, EngineError, EngineOptions, Hidden, TokenChunk};
 use crate::gguf::ImatrixSums;
 use crate::solve::{Metric, SHRINKAGE};
 use crate::verify::{Model, SumCollector};
@@ -259,7 +259,7 @@ pub(super) fn needs(engine: &Engine<'_>, lengths: impl Iterator<Item = usize> + 
     let (tokens, longest) = (lengths.clone().sum::<usize>(), lengths.max().unwrap_or(0));
     let runs = engine.run_bytes(tokens, tokens, longest).saturating_mul(2);
     let unspilled = engine.unspilled_bytes(tokens, longest).saturating_mul(2);
-    let widest = plan.all_layers().map(LayerPlan::widest).max().unwrap_or(0).max(plan.n_embd);
+    let widest = engine.widest();
     // Rows of both streams, and two residual streams.
     let handed = (widest as u64 + 2 * plan.n_embd as u64).saturating_mul(4).saturating_mul(tokens as u64);
     // Sums, cross sums, two factorizations; a matrix, its transpose, and the sums that it compensates; scaled rows.

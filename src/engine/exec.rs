@@ -6,6 +6,7 @@ pub(super) mod batch;
 pub(super) mod buffers;
 pub(super) mod carried;
 pub(super) mod context;
+pub(super) mod count;
 pub(super) mod cross_products;
 pub(super) mod decode;
 pub(super) mod gram;

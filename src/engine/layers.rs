@@ -12,6 +12,7 @@ mod layer_run;
 mod plain;
 mod post_ln;
 mod repeat;
+pub(super) mod run_memory;
 mod stacks;
 pub(super) mod stage;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use rayon::prelude::*;
@@ -108,6 +109,8 @@ pub(crate) struct BufferPool {
     dir: Option<PathBuf>,
     /// Error of the first buffer that could not be made a file.
     failed: Mutex<Option<io::Error>>,
+    /// Floats of all buffers, free or in use.
+    n_floats: AtomicUsize,
 }
 
 impl BufferPool {
@@ -128,7 +131,9 @@ impl BufferPool {
             // system maps zero pages as they are first touched, by the threads that write there.
             None => {
                 let largest = (0..free.len()).filter(of_kind).max_by_key(|&at| free[at].len());
-                drop(largest.map(|at| free.swap_remove(at)));
+                if let Some(replaced) = largest.map(|at| free.swap_remove(at)) {
+                    self.n_floats.fetch_sub(replaced.len(), Ordering::Relaxed);
+                }
                 drop(free);
                 self.make(len, dir)
             }
@@ -137,6 +142,7 @@ impl BufferPool {
     }
 
     fn make(&self, len: usize, dir: Option<&Path>) -> BufferStorage {
+        self.n_floats.fetch_add(len, Ordering::Relaxed);
         match dir.map(|dir| SpilledFloats::new(dir, len)) {
             Some(Ok(values)) => return BufferStorage::File(values),
             Some(Err(error)) => {
@@ -158,6 +164,11 @@ impl BufferPool {
     /// Gives buffers back.
     pub(crate) fn give<const N: usize>(&self, buffers: [Buffer; N]) {
         self.free().extend(buffers.map(|buffer| buffer.values));
+    }
+
+    /// Returns the number of floats of all buffers, free or in use.
+    pub(crate) fn n_floats(&self) -> usize {
+        self.n_floats.load(Ordering::Relaxed)
     }
 
     /// Returns the error of a buffer that could not be made a file, once.

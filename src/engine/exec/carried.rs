@@ -27,6 +27,16 @@ pub(crate) struct Carried {
 }
 
 impl Carried {
+    /// Returns the number of values that are kept; token ids and slots count as values.
+    pub(crate) fn n_floats(&self) -> usize {
+        let kept = self.kept.lock().unpoisoned();
+        let kept: usize = kept.values().map(|(keys, values)| keys.len() + values.len()).sum();
+        let streams = self.streams.lock().unpoisoned();
+        let streams: usize = streams.values().flatten().map(Vec::len).sum();
+        let held = self.held.lock().unpoisoned().len();
+        kept + streams + held + self.tokens.len() + self.slots.len() + self.start.len()
+    }
+
     /// Keeps keys and values of a layer and batch.
     pub(crate) fn keep(&self, layer: usize, start: usize, k: &[f32], v: &[f32]) {
         let mut kept = self.kept.lock().unpoisoned();

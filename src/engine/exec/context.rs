@@ -3,14 +3,16 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::progress::Progress;
+use crate::engine::EngineError;
 use crate::engine::exec::buffers::{Buffer, BufferPool};
 use crate::engine::exec::carried::Carried;
+use crate::engine::exec::count::MemoryCount;
 use crate::engine::exec::observer::Observer;
 use crate::engine::exec::past::{OpCache, Past};
 use crate::engine::exec::rope::RopeTables;
 use crate::engine::exec::timings::Clock;
 use crate::engine::exec::weights::WeightReader;
-use crate::engine::exec::workers::Workers;
+use crate::engine::exec::workers::{WorkerBuffers, Workers};
 
 /// State that the operations of a run share.
 pub(crate) struct Context<'a> {
@@ -29,6 +31,8 @@ pub(crate) struct Context<'a> {
     pub(crate) carried: Carried,
     /// Keys, values and states of earlier tokens, for a run that continues step by step.
     pub(crate) past: Option<&'a Past>,
+    /// Records of a run that only counts its memory.
+    pub(crate) count: Option<&'a MemoryCount>,
 }
 
 impl Context<'_> {
@@ -47,6 +51,15 @@ impl Context<'_> {
         if let Some(buffer) = buffer {
             self.give([buffer]);
         }
+    }
+
+    /// Runs tasks on all threads, as [`Workers::each`], unless the run only counts its memory.
+    pub(crate) fn each(
+        &self,
+        n_tasks: usize,
+        task: impl Fn(&mut WorkerBuffers, usize) -> Result<(), EngineError> + Sync,
+    ) -> Result<(), EngineError> {
+        if self.count.is_some() { Ok(()) } else { self.workers.each(n_tasks, task) }
     }
 
     /// Reports the values `x`, `[_, n_cols]`, of an operation of the current layer to the observer.

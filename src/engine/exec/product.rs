@@ -105,6 +105,10 @@ impl Context<'_> {
         if n_tokens == 0 {
             return Ok(());
         }
+        if let Some(count) = self.count {
+            count.product(n_cols);
+            return Ok(());
+        }
         let x = &x[..n_tokens * n_cols];
         self.observe(products.iter().flat_map(|p| p.gate().into_iter().chain([p.weight])), x);
         let slices = cuts(n_tokens, SLICE_TOKENS);

@@ -153,6 +153,7 @@ impl Continuation<'_, '_> {
             buffers: std::mem::take(&mut self.buffers),
             carried: Carried::default(),
             past: Some(&self.past),
+            count: None,
         };
         let hidden = step(&mut run, engine.plan(), &chunks, self.releases);
         let Context { ropes, buffers, .. } = run;

@@ -102,11 +102,7 @@ pub(crate) fn finish(
         }
     }
     let mut states = plan.extras().rev().try_fold(states, |states, extra| extra.end(cx, states))?;
-    if let Some(norm) = norm {
-        let mut normed = cx.take(states.len());
-        cx.norm_rows(&cx.weights.norm(norm)?, &states, &mut normed, n_embd);
-        cx.give([std::mem::replace(&mut states, normed)]);
-    }
+    cx.norm_in_place(norm, &mut states, n_embd)?;
     cx.buffers.check()?;
     cx.slot("final", &states, n_embd);
     Ok(Hidden { n_rows: states.len() / n_embd, states })

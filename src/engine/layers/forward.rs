@@ -23,11 +23,11 @@ use crate::engine::exec::workers::Workers;
 use crate::engine::exec::{matmul, panel};
 use crate::engine::layers::ends::{begin, finish};
 use crate::engine::layers::graph::GraphPlan;
-use crate::engine::layers::layer::LayerPlan;
 use crate::engine::layers::layer_run::run_layer;
+use crate::engine::layers::run_memory::RunMemory;
 use crate::engine::layers::stacks::{LayerStack, Memory, SplitChunks, StackInput, give_memory};
 use crate::engine::ops::mixer::MixerOp;
-use crate::engine::ops::model_extra::ModelExtraOp;
+use crate::engine::ops::moe::Moe;
 
 /// Largest number of tokens of an inner batch: decoding a weight costs as much as multiplying it with about fifty
 /// tokens.
@@ -74,6 +74,7 @@ pub struct Engine<'a> {
     pub(crate) options: EngineOptions,
     pub(crate) workers: Workers,
     pub(crate) clock: Clock,
+    memory: RunMemory,
     spill_dir: Option<PathBuf>,
 }
 
@@ -89,7 +90,8 @@ impl<'a> Engine<'a> {
     ) -> Result<Self, EngineError> {
         matmul::prepare();
         let workers = Workers::new(options.n_threads)?;
-        Ok(Self { source, plan, options, workers, clock: Clock::default(), spill_dir: None })
+        let memory = RunMemory::count(&plan, source.tensors(), &workers, options.level)?;
+        Ok(Self { source, plan, options, workers, clock: Clock::default(), memory, spill_dir: None })
     }
 
     /// Returns the engine with its hidden states kept in unnamed files in `dir`, for runs over whole chunks. The system
@@ -97,6 +99,11 @@ impl<'a> Engine<'a> {
     #[must_use]
     pub fn spilling(self, dir: &Path) -> Self {
         Self { spill_dir: Some(dir.to_owned()), ..self }
+    }
+
+    /// Returns the columns of the widest matrix, at least the width of the residual stream.
+    pub(crate) fn widest(&self) -> usize {
+        self.memory.widest
     }
 
     /// Returns the plan.
@@ -133,22 +140,20 @@ impl<'a> Engine<'a> {
 
     /// Returns the bytes per token that stay between layers, and those that a batch needs inside a layer.
     fn token_bytes(&self) -> (u64, u64) {
-        let n_embd = self.plan.n_embd;
-        let inner = self.plan.all_layers().map(|layer| layer.floats_per_token(n_embd)).max().unwrap_or(0);
-        // Between layers: the residual stream, the hidden state of a scored row, and what layers keep for later layers.
-        let carried = self.plan.handed_floats();
-        let end: usize = self.plan.extras().map(|extra| extra.end_floats(n_embd)).sum();
-        let kept = 2 * self.plan.stream_width() + carried + end;
-        (4 * kept as u64, 4 * inner as u64)
+        let RunMemory { streams, carried, inner, .. } = self.memory;
+        (4 * (streams + carried) as u64, (4 * inner + self.route_bytes()) as u64)
+    }
+
+    /// Returns the largest number of bytes of a token's routes to experts.
+    fn route_bytes(&self) -> usize {
+        let moes = self.plan.all_layers().filter_map(|layer| layer.ffn.moe());
+        moes.map(Moe::route_bytes).max().unwrap_or(0)
     }
 
     /// Returns the bytes that do not grow with tokens: panels, and tiles of every thread.
     fn fixed_bytes(&self, chunk_len: usize) -> u64 {
-        let layers = self.plan.all_layers();
-        let widest = layers.clone().map(LayerPlan::widest).max().unwrap_or(0).max(self.plan.n_embd);
-        let widest = self.plan.extras().map(ModelExtraOp::widest).fold(widest, usize::max);
-        let (shared, thread) = panel::buffer_bytes(widest);
-        let mixers = layers.flat_map(|layer| {
+        let (shared, thread) = panel::buffer_bytes(self.memory.widest);
+        let mixers = self.plan.all_layers().flat_map(|layer| {
             let cross = layer.cross.as_ref().map(|cross| &*cross.attention as &dyn MixerOp);
             layer.mixer.op().into_iter().chain(cross)
         });
@@ -283,13 +288,7 @@ impl<'a> Engine<'a> {
     /// for later layers, the experts of each token, and the buffers of threads.
     #[must_use]
     pub fn unspilled_bytes(&self, n_tokens: usize, chunk_len: usize) -> u64 {
-        let plan = &self.plan;
-        let floats = plan.handed_floats();
-        let n_used =
-            plan.all_layers().filter_map(|layer| layer.ffn.moe()).map(|moe| moe.n_used).max().unwrap_or(0);
-        // Choices by token and by expert, and their copy for the observer.
-        let routes = if n_used > 0 { 48 * n_used + 64 } else { 0 };
-        let per_token = (4 * floats + routes) as u64;
+        let per_token = (4 * self.memory.carried + self.route_bytes()) as u64;
         per_token.saturating_mul(n_tokens as u64).saturating_add(self.fixed_bytes(chunk_len))
     }
 
@@ -347,6 +346,7 @@ impl<'a> Engine<'a> {
             buffers: self.buffers(),
             carried: Carried::default(),
             past: None,
+            count: None,
         };
         let mut x = begin(&mut run, plan, chunks)?;
         let width = plan.stream_width();

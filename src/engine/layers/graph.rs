@@ -19,7 +19,6 @@ use crate::engine::layers::encoder::EncoderPlan;
 use crate::engine::layers::layer::LayerPlan;
 use crate::engine::layers::repeat::run_layers;
 use crate::engine::ops::cycles::{has_cycles, n_cycled_layers};
-use crate::engine::ops::mixer::MixerOp;
 use crate::engine::ops::model_extra::ModelExtraOp;
 use crate::engine::ops::pooling::{MaskedHead, Pooling, outputs, pooling};
 use crate::engine::ops::{Mixer, ModelExtra, stream_mix};
@@ -347,28 +346,9 @@ impl GraphPlan {
         self.needs_start() || self.layers.iter().any(LayerPlan::needs_tokens)
     }
 
-    /// Returns the floats per token that layers keep for later layers, in addition to the stream.
-    pub(crate) fn handed_floats(&self) -> usize {
-        let handed = self
-            .layers
-            .iter()
-            .filter_map(|layer| layer.mixer.op())
-            .map(MixerOp::handed_floats)
-            .sum::<usize>();
-        // The start of the stream, and the token.
-        let start = if self.needs_start() { self.n_embd + 1 } else { usize::from(self.needs_tokens()) };
-        let extras: usize = self.extras().map(|extra| extra.kept_floats(self.n_embd)).sum();
-        handed + start + extras + self.n_kept_streams() * self.n_embd
-    }
-
     /// Returns the number of values per token between layers.
     pub(crate) fn stream_width(&self) -> usize {
         self.n_embd * self.extras().find_map(ModelExtraOp::n_streams).unwrap_or(1)
-    }
-
-    /// Returns the number of streams that are kept from a layer on to the end.
-    fn n_kept_streams(&self) -> usize {
-        self.layers.iter().filter(|layer| layer.mix.as_ref().is_some_and(|mix| mix.keeps)).count()
     }
 
     /// Returns the number of floats that a sequence of at most `n_ctx` tokens keeps.

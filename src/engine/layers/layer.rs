@@ -279,45 +279,4 @@ impl LayerPlan {
     pub(crate) fn needs_entry(&self) -> bool {
         self.ffn.needs_entry()
     }
-
-    /// Returns the floats per token of the stream before the layer and of the parts in addition to the branches.
-    fn entry_floats(&self, n_embd: usize) -> usize {
-        let entry = if self.needs_entry() { n_embd } else { 0 };
-        // The input of a branch.
-        let mix = if self.mix.is_some() { n_embd } else { 0 };
-        let LayerExtras { embedding, altup, ngrams, laurel, .. } = &self.extras;
-        let embedding = embedding.as_ref().map_or(0, LayerEmbedding::floats_per_token);
-        let ngrams = ngrams.as_ref().map_or(0, |ngrams| ngrams.floats_per_token());
-        let altup = altup.as_ref().map_or(0, |altup| altup.floats_per_token(n_embd));
-        let laurel = laurel.as_ref().map_or(0, Laurel::floats_per_token);
-        entry + mix + embedding + ngrams + altup + laurel
-    }
-
-    /// Returns the columns of the widest matrix outside of the branches.
-    fn widest_extra(&self) -> usize {
-        let laurel = self.extras.laurel.as_ref().map_or(0, |laurel| laurel.right.n_cols);
-        let ngrams = self.extras.ngrams.as_ref().map_or(0, |ngrams| ngrams.widest());
-        self.extras.embedding.as_ref().map_or(0, |embedding| embedding.proj.n_cols).max(laurel).max(ngrams)
-    }
-
-    /// Returns the columns of the layer's widest matrix.
-    pub(crate) fn widest(&self) -> usize {
-        let mixer = self.mixer.op().map_or(0, MixerOp::widest);
-        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.widest());
-        let mixer = mixer.max(cross);
-        let ffn = self.ffn.widest();
-        let connections = self.connections.as_ref().map_or(0, |both| both.widest());
-        mixer.max(ffn).max(connections).max(self.widest_extra())
-    }
-
-    /// Returns the largest number of floats of the layer's intermediates per token.
-    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        let mixer = self.mixer.op().map_or(0, MixerOp::floats_per_token);
-        // Keys and values of the encoder's tokens, which batches count as their own.
-        let cross = self.cross.as_ref().map_or(0, |cross| cross.attention.floats_per_token());
-        let mixer = mixer.max(cross);
-        let ffn = self.ffn.floats_per_token(n_embd);
-        let connections = self.connections.as_ref().map_or(0, |both| both.floats_per_token(n_embd));
-        3 * n_embd + self.entry_floats(n_embd) + mixer.max(ffn) + connections
-    }
 }

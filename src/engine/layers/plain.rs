@@ -138,8 +138,9 @@ fn run_extras(
     }
     if let Some(factor) = cx.weights.optional(extras.start_scale.as_ref())? {
         let of_batch = batch.start * n_embd..(batch.start + batch.n_tokens()) * n_embd;
-        let mut start = batch.select(&cx.carried.start[of_batch], n_embd).into_owned();
+        let mut start = cx.buffers.copy(&batch.select(&cx.carried.start[of_batch], n_embd));
         cx.add_rows(x, &mut start, None, factor.first().copied().unwrap_or(1.0), n_embd);
+        cx.give([start]);
     }
     if let Some(factor) = cx.weights.optional(extras.out_scale.as_ref())? {
         cx.scale_rows(x, factor.first().copied().unwrap_or(1.0));

@@ -49,12 +49,6 @@ impl LayerAltUp {
     pub(crate) fn n(&self) -> usize {
         self.router.n_rows
     }
-
-    /// Returns the floats of intermediates per token: the computed stream, its norm, the addition to the other streams,
-    /// and the factors.
-    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        3 * n_embd + self.predict.n_rows + 2 * self.router.n_rows
-    }
 }
 
 /// Number of tokens that one task works on.

@@ -249,21 +249,6 @@ impl MixerOp for Attention {
         kv_cache::remembered(&self.scores(), n_ctx)
     }
 
-    fn handed_floats(&self) -> usize {
-        if self.kv == KvSource::Kept { self.n_kv_heads * (self.dk + self.dv) } else { 0 }
-    }
-
-    fn widest(&self) -> usize {
-        self.q.n_cols.max(self.out.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        let gated = if self.has_gated_queries() { 3 * self.n_heads * self.dk } else { 0 };
-        let gate = self.gate.as_ref().map_or(0, |gate| gate.matrix.n_rows);
-        let switched = self.switched.as_ref().map_or(0, |switched| switched.floats_per_token());
-        switched + gated + gate + (self.n_heads + self.n_kv_heads) * (self.dk + self.dv)
-    }
-
     fn thread_bytes(&self, chunk_len: usize) -> usize {
         heads::buffer_bytes(&self.scores(), chunk_len)
     }
@@ -361,7 +346,7 @@ pub(crate) fn mix(
     let rows: Vec<usize> = std::iter::once(0).chain(blocks.iter().map(|block| block.row + block.n)).collect();
     let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * a.dv).collect();
     let grid = TileGrid::new(out, a.n_heads * a.dv, rows, columns);
-    cx.workers.each(blocks.len() * a.n_kv_heads, |scratch, task| {
+    cx.each(blocks.len() * a.n_kv_heads, |scratch, task| {
         let (at, kv_head) = (task / a.n_kv_heads, task % a.n_kv_heads);
         let block = &blocks[at];
         let (start, before) = (keys[block.chunk], before(block.chunk));

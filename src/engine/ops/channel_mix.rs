@@ -25,16 +25,6 @@ pub struct ChannelMix {
 }
 
 impl ChannelMix {
-    /// Returns the columns of the widest matrix.
-    pub(crate) fn widest(&self) -> usize {
-        self.key.n_cols.max(self.value.n_cols)
-    }
-
-    /// Returns the floats of intermediates per token.
-    pub(crate) fn floats_per_token(&self) -> usize {
-        3 * self.key.n_cols + self.key.n_rows
-    }
-
     /// Computes `value max(key (x + μ_k sx), 0)²`, times `sig(receptance (x + μ_r sx))` if there is a gate. `x` holds
     /// all rows of the chunks.
     pub(crate) fn run(

@@ -138,19 +138,6 @@ impl MixerOp for CompressedAttention {
         Err("its attention looks at compressed rows of earlier tokens")
     }
 
-    fn widest(&self) -> usize {
-        let narrow = self.narrow.iter().map(|matrix| matrix.n_cols).max().unwrap_or(0);
-        self.q_latent.down.n_cols.max(self.q.n_cols).max(narrow).max(self.out.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        let compressor = self.compressor.as_ref().map_or(0, |c| 2 * c.kv.n_rows + self.head_dim);
-        // Queries and contexts, and the contexts of one group of heads.
-        let heads = 2 * self.q.n_rows + self.q.n_rows / self.narrow.len().max(1);
-        let narrow: usize = self.narrow.iter().map(|matrix| matrix.n_rows).sum();
-        heads + 2 * self.q_latent.down.n_rows + self.kv.n_rows + compressor + 2 * narrow
-    }
-
     fn thread_bytes(&self, chunk_len: usize) -> usize {
         compressed::buffer_bytes(self, chunk_len)
     }
@@ -263,7 +250,7 @@ fn mix_compressed(
     }
     let columns: Vec<usize> = (0..=a.n_heads).map(|head| head * dim).collect();
     let grid = TileGrid::new(out, a.q.n_rows, cuts.clone(), columns);
-    cx.workers.each(n_chunks * a.n_heads, |scratch, task| {
+    cx.each(n_chunks * a.n_heads, |scratch, task| {
         if cx.progress.is_cancelled() {
             return Err(EngineError::Cancelled);
         }

@@ -31,10 +31,6 @@ impl ModelExtraOp for HeldState {
         Ok(Some(HeldState { start: b.need_vector("hrm.z_l_init", b.n_embd)? }))
     }
 
-    fn kept_floats(&self, n_embd: usize) -> usize {
-        n_embd
-    }
-
     fn begin(&self, cx: &mut Context<'_>, chunks: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
         let n_tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         cx.carried.hold(&cx.weights.vector(&self.start)?, n_tokens);

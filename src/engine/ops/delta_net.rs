@@ -201,14 +201,6 @@ impl MixerOp for DeltaNet {
         Ok(self.conv.remembered(self.qkv.n_rows) + self.n_heads * state_floats(self.dk, self.dv))
     }
 
-    fn widest(&self) -> usize {
-        self.qkv.n_cols.max(self.out.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        2 * self.qkv.n_rows + 2 * self.z.n_rows + 2 * self.n_heads
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         4 * (state_floats(self.dk, self.dv) + TOKENS * (3 * self.dk + self.dv))
     }

@@ -40,18 +40,6 @@ pub struct Dense {
 }
 
 impl Dense {
-    /// Returns the columns of the widest matrix.
-    pub(crate) fn widest(&self) -> usize {
-        self.up.n_cols.max(self.down.n_cols)
-    }
-
-    /// Returns the floats of intermediates per token.
-    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        // A gate that is processed row by row is kept whole.
-        let inner = if self.sparsity.is_some() { 2 } else { 1 };
-        inner * self.up.n_rows + n_embd
-    }
-
     /// Computes `down(norm(act(gate x) * up x))`, or `down(norm(act(up x)))`; most models have no norm there.
     pub(crate) fn run(
         &self,

@@ -67,32 +67,6 @@ impl Ffn {
         matches!(self, Self::Moe(moe) if moe.by_token.is_some())
     }
 
-    /// Returns the columns of the widest matrix.
-    pub(crate) fn widest(&self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::Dense(dense) => dense.widest(),
-            Self::Switched(switched) => switched.dense.widest(),
-            Self::ChannelMix(mix) => mix.widest(),
-            Self::Moe(moe) => moe.widest(),
-            Self::Both(both) => both.moe.widest().max(both.dense.widest()),
-        }
-    }
-
-    /// Returns the largest number of floats of intermediates per token.
-    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        match self {
-            Self::None => 0,
-            Self::Dense(dense) => dense.floats_per_token(n_embd),
-            Self::Switched(switched) => switched.floats_per_token(n_embd),
-            Self::ChannelMix(mix) => mix.floats_per_token(),
-            Self::Moe(moe) => moe.floats_per_token(n_embd),
-            Self::Both(both) => {
-                2 * n_embd + both.moe.floats_per_token(n_embd).max(both.dense.floats_per_token(n_embd))
-            }
-        }
-    }
-
     /// Returns true if a token's result depends on other tokens.
     pub(crate) fn looks_back(&self) -> bool {
         matches!(self, Self::ChannelMix(_))

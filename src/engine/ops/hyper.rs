@@ -117,39 +117,6 @@ impl Connection {
             Self::Gated(c) => c.inject.as_ref().map_or(0, |inject| inject.n_rows),
         }
     }
-
-    fn widest(&self) -> usize {
-        match self {
-            Self::Weighed(c) => c.matrix.n_cols,
-            Self::Gated(c) => c.down.n_cols.max(c.up.n_cols),
-        }
-    }
-
-    /// Returns the floats per token that reading needs.
-    fn floats_per_token(&self) -> usize {
-        let inner = match self {
-            Self::Weighed(c) => c.matrix.n_cols,
-            Self::Gated(c) => c.down.n_rows + 2 * c.up.n_rows,
-        };
-        inner + self.n_weights()
-    }
-}
-
-impl LayerConnections {
-    fn both(&self) -> [&Connection; 2] {
-        [&self.mixer, &self.ffn]
-    }
-
-    /// Returns the columns of the widest matrix.
-    pub(crate) fn widest(&self) -> usize {
-        self.both().map(Connection::widest).into_iter().max().unwrap_or(0)
-    }
-
-    /// Returns the floats of intermediates per token, in addition to those of a layer with one stream.
-    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        // The branch's input is kept in addition to its normed copy.
-        n_embd + self.both().map(Connection::floats_per_token).into_iter().max().unwrap_or(0)
-    }
 }
 
 impl ModelExtraOp for Streams {
@@ -174,21 +141,6 @@ impl ModelExtraOp for Streams {
 
     fn n_streams(&self) -> Option<usize> {
         Some(self.n)
-    }
-
-    fn end_floats(&self, n_embd: usize) -> usize {
-        n_embd
-            + match &self.end {
-                StreamsEnd::Mean => 0,
-                StreamsEnd::Read(connection) => connection.floats_per_token(),
-            }
-    }
-
-    fn widest(&self) -> usize {
-        match &self.end {
-            StreamsEnd::Mean => 0,
-            StreamsEnd::Read(connection) => connection.widest(),
-        }
     }
 
     fn begin(&self, cx: &mut Context<'_>, _: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {

@@ -157,14 +157,6 @@ impl MixerOp for Kda {
         Ok(convs + self.n_heads * state_floats(self.head_dim, self.head_dim))
     }
 
-    fn widest(&self) -> usize {
-        self.q.n_cols.max(self.out.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        5 * self.q.n_rows + self.n_heads + self.forget.floats_per_token() + self.gate.floats_per_token()
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 4 * self.head_dim)
     }

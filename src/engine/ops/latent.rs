@@ -19,16 +19,6 @@ pub struct LatentExperts {
 }
 
 impl LatentExperts {
-    /// Returns the columns of the widest matrix.
-    pub(crate) fn widest(&self) -> usize {
-        self.down.n_cols.max(self.up.n_cols)
-    }
-
-    /// Returns the floats per token in addition to those of the experts: their input, their sum, and its projection.
-    pub(crate) fn floats_per_token(&self) -> usize {
-        2 * self.down.n_rows + self.up.n_rows
-    }
-
     /// Adds the output of the experts for `x` to `out`; both are `[n_tokens, n_embd]`. `add_experts` adds the outputs
     /// for its first argument to its second, in the latent space.
     pub(crate) fn run(

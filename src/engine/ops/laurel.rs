@@ -20,11 +20,6 @@ pub struct Laurel {
 }
 
 impl Laurel {
-    /// Returns the floats of intermediates per token.
-    pub(crate) fn floats_per_token(&self) -> usize {
-        self.left.n_rows + self.right.n_rows
-    }
-
     /// Computes `x = (x + n + norm(R L n)) / sqrt(2)`. `n` is the layer's normed input, the same rows as `x`,
     /// `[n_tokens, n_embd]` (LAuReL, Menghani et al. 2024; in Gemma 3n it follows the mixer:
     /// `Gemma3nTextDecoderLayer`).

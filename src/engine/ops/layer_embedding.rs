@@ -44,11 +44,6 @@ pub struct LayerEmbedding {
 }
 
 impl LayerEmbedding {
-    /// Returns the floats of intermediates per token: the layer's part and the gate.
-    pub(crate) fn floats_per_token(&self) -> usize {
-        2 * self.gate.n_rows
-    }
-
     /// Computes `proj (gelu(gate x) z)`, where `z = (norm(model x0 / sqrt(D)) + sqrt(w) e) / sqrt(2)`. `x0` is the
     /// stream before the first layer, and `e` is the layer's part of the token's row, `w` wide (Gemma 3n,
     /// `project_per_layer_inputs`).

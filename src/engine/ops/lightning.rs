@@ -87,14 +87,6 @@ impl MixerOp for Lightning {
         Ok(self.n_heads * state_floats(self.head_dim, self.head_dim))
     }
 
-    fn widest(&self) -> usize {
-        self.qkv.n_cols.max(self.out.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        self.qkv.n_rows + 2 * self.gate.n_rows
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         4 * (state_floats(self.head_dim, self.head_dim) + TOKENS * 4 * self.head_dim)
     }

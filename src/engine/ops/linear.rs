@@ -27,14 +27,6 @@ impl MixerOp for Matrix {
         Ok(0)
     }
 
-    fn widest(&self) -> usize {
-        self.n_cols
-    }
-
-    fn floats_per_token(&self) -> usize {
-        self.n_rows
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         0
     }

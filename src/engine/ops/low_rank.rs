@@ -24,11 +24,6 @@ impl LowRank {
         self.second.as_ref().unwrap_or(&self.first).n_rows
     }
 
-    /// Returns the floats per token of the result and the intermediate.
-    pub(crate) fn floats_per_token(&self) -> usize {
-        self.n_rows() + self.first.n_rows
-    }
-
     /// Computes `second act(first x)`, or `first x`.
     pub(crate) fn run(
         &self,

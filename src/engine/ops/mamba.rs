@@ -162,15 +162,6 @@ impl MixerOp for Mamba {
         Ok(self.conv.remembered(self.x.n_rows) + n_parts * CHANNELS * self.n_states)
     }
 
-    fn widest(&self) -> usize {
-        self.x.n_cols.max(self.out.n_cols).max(self.step.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        // x and z before and after the convolution, step sizes, and y.
-        5 * self.x.n_rows + self.step_in.n_rows + self.b.n_rows + self.c.n_rows
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         4 * (self.n_states + 2) * self.x.n_rows.min(crate::engine::ops::mamba::CHANNELS)
     }

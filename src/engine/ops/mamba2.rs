@@ -127,15 +127,6 @@ impl MixerOp for Mamba2 {
         Ok(self.conv.remembered(self.xbc.n_rows) + self.n_heads * state_floats(self.n_states, self.head_dim))
     }
 
-    fn widest(&self) -> usize {
-        self.z.n_cols.max(self.out.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        // z, y, input and output of the convolution, and step sizes.
-        2 * self.z.n_rows + 2 * self.xbc.n_rows + self.n_heads
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         4 * (state_floats(self.n_states, self.head_dim) + TOKENS * (self.n_states + self.head_dim))
     }

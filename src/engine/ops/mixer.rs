@@ -44,17 +44,6 @@ pub(crate) trait MixerOp {
     /// If the mixer cannot generate token by token: the reason, as the end of a sentence about the model.
     fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str>;
 
-    /// Returns the floats per token that the mixer keeps for later layers.
-    fn handed_floats(&self) -> usize {
-        0
-    }
-
-    /// Returns the columns of the widest matrix.
-    fn widest(&self) -> usize;
-
-    /// Returns the largest number of floats of intermediates per token.
-    fn floats_per_token(&self) -> usize;
-
     /// Returns the bytes of a thread's buffers, in addition to those of products, for chunks of at most `chunk_len`
     /// tokens.
     fn thread_bytes(&self, chunk_len: usize) -> usize;

@@ -211,22 +211,6 @@ impl MixerOp for Mla {
         attention::kv_cache::remembered(&self.scores(), n_ctx)
     }
 
-    fn widest(&self) -> usize {
-        let latent = self.q_latent.as_ref().map_or(0, |latent| latent.down.n_cols);
-        latent.max(self.q.n_cols).max(self.kv.n_cols).max(self.out.n_cols).max(self.rank)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        // Latent rows before and after their norms, queries, keys, values and contexts.
-        let queries = self.q.n_rows + self.q_latent.as_ref().map_or(0, |latent| 2 * latent.down.n_rows);
-        let joint = match &self.expansion {
-            Expansion::Joint(matrix) => matrix.n_rows,
-            Expansion::Split { .. } => 0,
-        };
-        let gate = self.gate.as_ref().map_or(0, |gate| gate.matrix.n_rows);
-        gate + queries + self.kv.n_rows + self.rank + joint + self.n_heads * (self.dk + 2 * self.dv)
-    }
-
     fn thread_bytes(&self, chunk_len: usize) -> usize {
         mla::buffer_bytes(self, chunk_len)
     }
@@ -363,7 +347,7 @@ fn expand_keys(
     let columns: Vec<usize> = columns.chain([a.n_heads * a.dk]).collect();
     let grid = TileGrid::new(k, a.n_heads * a.dk, slices.clone(), columns);
     let n_slices = slices.len().saturating_sub(1);
-    cx.workers.each(keys.len() * n_slices, |scratch, task| {
+    cx.each(keys.len() * n_slices, |scratch, task| {
         let (head, slice) = (task / n_slices, task % n_slices);
         let matrix = &keys[head];
         let decoded = lend(&mut scratch.rows, a.rank * n_own);

@@ -24,21 +24,6 @@ pub(crate) trait ModelExtraOp {
         None
     }
 
-    /// Returns the floats per token that are kept for all layers, in addition to the streams.
-    fn kept_floats(&self, _n_embd: usize) -> usize {
-        0
-    }
-
-    /// Returns the floats per token of the intermediates of [`ModelExtraOp::end`].
-    fn end_floats(&self, _n_embd: usize) -> usize {
-        0
-    }
-
-    /// Returns the columns of the widest matrix.
-    fn widest(&self) -> usize {
-        0
-    }
-
     /// Returns the reason why a sequence cannot be continued token by token, if there is one, as the end of a sentence
     /// about the model.
     fn not_continued(&self) -> Option<&'static str> {
@@ -60,6 +45,11 @@ pub(crate) trait ModelExtraOp {
         _batches: &mut [(Range<usize>, ChunkBatch)],
     ) -> Result<(), EngineError> {
         Ok(())
+    }
+
+    /// Returns the token that needs the most memory, if tokens differ.
+    fn busiest_token(&self) -> Option<u32> {
+        None
     }
 
     /// Returns the token whose embedding is used for a token.

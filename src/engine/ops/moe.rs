@@ -88,26 +88,9 @@ pub enum RouterSource {
 }
 
 impl Moe {
-    /// Returns the columns of the widest matrix.
-    pub(crate) fn widest(&self) -> usize {
-        let latent = self.latent.as_ref().map_or(0, LatentExperts::widest);
-        let adjugates = self.adjugates.iter().flat_map(|adjugates| &adjugates.experts);
-        let experts = self.experts.iter().chain(adjugates).chain(&self.shared);
-        experts.map(Dense::widest).max().unwrap_or(0).max(latent)
-    }
-
-    /// Returns the floats of intermediates per token.
-    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        // All tokens may choose the same expert, whose rows are gathered.
-        let adjugates = self.adjugates.iter().flat_map(|adjugates| &adjugates.experts);
-        let experts = self.experts.iter().chain(adjugates);
-        let expert = experts.map(|d| d.floats_per_token(n_embd)).max().unwrap_or(0);
-        // The choices of a group are joined.
-        let joined = self.adjugates.as_ref().map_or(0, |adjugates| 2 * adjugates.per_group.min(self.n_used));
-        let shared = self.shared.as_ref().map_or(0, |d| d.floats_per_token(n_embd));
-        let router = if self.router_source == RouterSource::Stream { n_embd } else { 0 };
-        let latent = self.latent.as_ref().map_or(0, LatentExperts::floats_per_token);
-        router + self.experts.len() + 2 * self.n_used + joined + expert + n_embd + shared + latent
+    /// Returns the bytes of a token's routes: its choices, the tokens of each expert, and a copy for the observer.
+    pub(crate) fn route_bytes(&self) -> usize {
+        48 * self.n_used + 64
     }
 
     /// Computes the routed and shared experts of `x` into `out`.

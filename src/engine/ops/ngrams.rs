@@ -52,18 +52,6 @@ pub struct Ngrams {
     pub dilation: usize,
 }
 
-impl Ngrams {
-    /// Returns the columns of the widest matrix.
-    pub(crate) fn widest(&self) -> usize {
-        self.key.n_cols
-    }
-
-    /// Returns the floats per token: rows, keys, streams as queries, and the value.
-    pub(crate) fn floats_per_token(&self) -> usize {
-        self.key.n_cols + 2 * self.key.n_rows + self.value.n_rows
-    }
-}
-
 /// Lower bound of the values whose root is taken.
 const LEAST: f32 = 1e-6;
 

@@ -138,16 +138,6 @@ impl MixerOp for Plamo2 {
         Ok(self.conv.remembered(self.out.n_cols) + self.n_heads * state_floats(self.n_states, self.head_dim))
     }
 
-    fn widest(&self) -> usize {
-        self.zx.n_cols.max(self.out.n_cols).max(self.step.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        // Gates and values; the values before and after the convolution; y.
-        let inner = self.zx.n_rows + 3 * self.out.n_cols;
-        inner + self.step_in.n_rows + self.b.n_rows + self.c.n_rows + self.n_heads
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         4 * (state_floats(self.n_states, self.head_dim) + TOKENS * (self.n_states + self.head_dim))
     }

@@ -100,21 +100,6 @@ impl MixerOp for Rwkv6 {
         Ok(self.heads.remembered(self.r.n_cols))
     }
 
-    fn widest(&self) -> usize {
-        self.r.n_cols.max(self.out.n_cols).max(self.decay.first.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        let narrow: usize = self.mix_in.iter().map(|m| m.n_rows).sum();
-        3 * self.r.n_cols
-            + narrow
-            + 2 * self.r.n_rows
-            + self.k.n_rows
-            + self.v.n_rows
-            + self.g.n_rows
-            + self.decay.floats_per_token()
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         self.heads.thread_bytes(2)
     }

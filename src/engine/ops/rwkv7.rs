@@ -108,22 +108,6 @@ impl MixerOp for Rwkv7 {
         Ok(self.heads.remembered(self.r.n_cols))
     }
 
-    fn handed_floats(&self) -> usize {
-        // The first layer passes its values to the mixes of the others.
-        if self.v_mix.is_none() { self.v.n_rows } else { 0 }
-    }
-
-    fn widest(&self) -> usize {
-        self.r.n_cols.max(self.out.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        let low_ranks =
-            [Some(&self.w.0), self.v_mix.as_ref().map(|v| &v.0), Some(&self.a.0), self.g.as_ref()];
-        let low_rank = |part: &LowRank| part.floats_per_token();
-        2 * self.r.n_cols + 5 * self.r.n_rows + low_ranks.into_iter().flatten().map(low_rank).sum::<usize>()
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         self.heads.thread_bytes(3)
     }

@@ -58,7 +58,7 @@ pub(crate) fn scan(
         _ => Vec::new(),
     };
     let grid = TileGrid::new(out, n_cols, batch.cuts.clone(), cuts.clone());
-    cx.workers.each((batch.cuts.len() - 1) * n_across, |scratch, at| {
+    cx.each((batch.cuts.len() - 1) * n_across, |scratch, at| {
         if cx.progress.is_cancelled() {
             return Err(EngineError::Cancelled);
         }

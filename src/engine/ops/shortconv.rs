@@ -64,14 +64,6 @@ impl MixerOp for ShortConv {
         Ok(self.conv.remembered(self.x.n_rows))
     }
 
-    fn widest(&self) -> usize {
-        self.x.n_cols.max(self.out.n_cols)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        4 * self.x.n_rows
-    }
-
     fn thread_bytes(&self, _: usize) -> usize {
         0
     }

@@ -22,14 +22,6 @@ pub struct Switched {
     pub up: Vec<Matrix>,
 }
 
-impl Switched {
-    /// Returns the floats per token: the gathered rows, the low-rank rows, and the added rows.
-    pub(crate) fn floats_per_token(&self) -> usize {
-        let width = |(down, up): (&Matrix, &Matrix)| down.n_cols + down.n_rows + up.n_rows;
-        self.down.iter().zip(&self.up).map(width).max().unwrap_or(0)
-    }
-}
-
 /// Adapters of the products of an attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchedAttention {
@@ -41,14 +33,6 @@ pub struct SwitchedAttention {
     pub v: Switched,
     /// Adapters of the output.
     pub out: Switched,
-}
-
-impl SwitchedAttention {
-    /// Returns the floats per token of the largest of the adapters.
-    pub(crate) fn floats_per_token(&self) -> usize {
-        let parts = [&self.q, &self.k, &self.v, &self.out];
-        parts.into_iter().map(Switched::floats_per_token).max().unwrap_or(0)
-    }
 }
 
 /// Token that switches an adapter on.
@@ -116,9 +100,9 @@ impl ModelExtraOp for Switch {
         Ok(Some(Switch { tokens, gain }))
     }
 
-    fn kept_floats(&self, _: usize) -> usize {
-        // The token's slot.
-        1
+    fn busiest_token(&self) -> Option<u32> {
+        // Tokens without an adapter skip the adapters' products.
+        self.tokens.first().map(|own| own.token)
     }
 
     fn substitute(&self, token: u32) -> u32 {

@@ -25,13 +25,6 @@ pub struct SwitchedDense {
 }
 
 impl SwitchedDense {
-    /// Returns the floats of intermediates per token: the gate is kept whole, in addition to the adapters' rows.
-    pub(crate) fn floats_per_token(&self, n_embd: usize) -> usize {
-        let parts = self.gate.iter().chain([&self.up, &self.down]);
-        let additions = parts.map(Switched::floats_per_token).max().unwrap_or(0);
-        self.dense.floats_per_token(n_embd) + self.dense.up.n_rows + additions
-    }
-
     /// Runs the feed-forward network on the wanted rows `x` into `out`.
     pub(crate) fn run(
         &self,

@@ -51,19 +51,6 @@ impl MixerOp for Twin {
         self.both().try_fold(0usize, |sum, mixer| Ok(sum.saturating_add(mixer.remembered(n_ctx)?)))
     }
 
-    fn handed_floats(&self) -> usize {
-        self.both().map(MixerOp::handed_floats).sum()
-    }
-
-    fn widest(&self) -> usize {
-        self.both().map(MixerOp::widest).max().unwrap_or(0)
-    }
-
-    fn floats_per_token(&self) -> usize {
-        // The second branch has its own buffer.
-        self.n_embd + self.both().map(MixerOp::floats_per_token).max().unwrap_or(0)
-    }
-
     fn thread_bytes(&self, chunk_len: usize) -> usize {
         self.both().map(|mixer| mixer.thread_bytes(chunk_len)).max().unwrap_or(0)
     }

@@ -51,6 +51,7 @@ impl Engine<'_> {
             buffers: BufferPool::default(),
             carried: Carried::default(),
             past: None,
+            count: None,
         }
     }
 

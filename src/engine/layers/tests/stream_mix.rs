@@ -1,6 +1,6 @@
 //! Tests of plans of layers with stream mixes.
 
-use super::{WIDTH, meta, model, plan};
+use super::{WIDTH, carried, meta, model, plan};
 
 #[test]
 fn streams_are_kept_every_so_many_layers() {
@@ -16,7 +16,7 @@ fn streams_are_kept_every_so_many_layers() {
     let keeps: Vec<_> = found.layers.iter().map(|layer| layer.mix.as_ref().map(|mix| mix.keeps)).collect();
     assert_eq!(keeps, [Some(true), Some(false)]);
     assert!(found.final_mix.is_some());
-    assert_eq!(found.handed_floats(), WIDTH as usize);
+    assert_eq!(carried(&found, &tensors), WIDTH as usize);
     let error = plan("residual = 'parallel'", &metadata, &tensors).unwrap_err().to_string();
     let expected = "key `x.attn_res.block_size`: expected 0 in a graph that is not serial, found 2";
     assert_eq!(error, expected);
