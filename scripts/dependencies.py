@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes docs/dependencies.md: every crate of Cargo.lock with its version, its licence, whether it runs code while it is
-built (build script, macro), and how often `unsafe` stands in its source as cargo unpacked it; and what of it is in the
+built (build script, macro), the number of `unsafe` in its source as cargo unpacked it, and what of it is in the
 programs. Needs the crates' sources (`cargo fetch`), no other service.
 
 Usage: scripts/dependencies.py [--check]      (--check writes nothing and fails if the page would change)
@@ -25,8 +25,8 @@ as `cargo audit` and `cargo deny check advisories` do where they are installed. 
 - **in**: `programs`: linked into the four programs on x86-64 Linux, or run to build them (`*`: named in a `Cargo.toml` of ours). `other`: other
   platforms, and features that are off. `tests`: tests, benchmarks and packing only.
 - **build**: `script`: a program of the crate runs while it is compiled; `macro`: it runs inside the compiler.
-- **unsafe**: how often the word stands in its source, comments and strings aside: blocks, functions, impls and traits,
-  for all platforms, used or not. It tells where to look, not what is wrong.
+- **unsafe**: number of occurrences of the word in its source, without comments and strings: blocks, functions, impls and
+  traits, for all platforms, used or not. It shows where to look, not what is wrong.
 """
 
 

@@ -82,7 +82,7 @@ mod warning;
 pub(crate) mod graph;
 
 pub use datum::Datum;
-pub use detect::{class_of, tower_class_of, with_text_config};
+pub use detect::{class_of, named_classes, tower_class_of, with_text_config};
 pub use draft::{AddedEntry, Draft, Unmatched, UnreadKey, draft};
 pub use error::{ArchError, CardProblem, ParentProblem};
 pub use eval::error::EvalError;

@@ -38,7 +38,7 @@ pub use collector::Wanted;
 pub use costs::{MeasureOptions, measure_costs};
 pub use error::CalibrateError;
 pub use fidelity::{Fidelity, Trial, solve};
-pub use figures::{CheckFigures, WORTH_IT};
+pub use figures::{HeldOutFigures, WORTH_IT};
 pub use importance::{ImportanceSums, total_importance};
 pub use memory::Needs;
 pub use moments::{
@@ -53,6 +53,6 @@ pub use store::{
     CombinedStatistics, PartWriter, Statistics, StatisticsCounts, StatisticsError, StatisticsKind,
     StatisticsPart, StatisticsWriter, TextShare, combine_statistics,
 };
-pub use text::{CalibrationText, CheckText, SELF_NAME, TextKind, TextOptions, TextSource};
+pub use text::{CalibrationText, HeldOutText, SELF_NAME, TextKind, TextOptions, TextSource};
 pub use types::{ChosenTypes, TypesOptions, choose_types, measure_mix};
 pub use work::{SelfTextKeeper, WorkError, WorkFolder};

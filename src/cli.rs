@@ -5,13 +5,12 @@
 
 mod completions;
 pub mod convert;
-pub(crate) mod default_name;
 mod failure;
 mod folder;
-pub(crate) mod guard;
 mod help;
 pub mod inspect;
 mod isolated;
+mod job;
 mod limits;
 #[cfg(test)]
 mod number_options;
@@ -19,6 +18,8 @@ mod number_options;
 mod option_table;
 #[cfg(any(feature = "packaging", test))]
 pub mod packaging;
+#[cfg(test)]
+mod path_table;
 pub(crate) mod progress;
 pub mod quantize;
 pub(crate) mod remote;
@@ -26,7 +27,6 @@ pub(crate) mod render;
 mod share;
 mod signals;
 mod stored;
-mod templates;
 mod threads;
 mod type_names;
 pub mod verify;

@@ -42,7 +42,7 @@ pub use imatrix::{
 pub use key_faults::KeyFault;
 pub use other_file::OtherFile;
 pub use part::{OpenOptions, Part};
-pub(crate) use plan::TensorDescriptor;
+pub(crate) use plan::{TensorDescriptor, value_bytes};
 pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedFile, PlannedTensor};
 pub use reader::{GgufFile, TensorPlace};
 pub(crate) use share::{PartsGap, each_once, listed};

@@ -1,8 +1,39 @@
 //! Conversion, quantization, verification and inspection of GGUF model files.
 //!
+//! A [`job::Job`] is a whole run: a model to read, types, an output. It can be planned, run and reported:
+//!
+//! ```
+//! use gguf_foundry::core::progress::Silent;
+//! use gguf_foundry::gguf::GgufFile;
+//! use gguf_foundry::job::{Job, JobInput, JobOutput, OutputPath};
+//! use gguf_foundry::verify::{ModelParts, PromptForm, Verdict, VerifyOptions, read_prompts, verify};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let dir = tempfile::tempdir()?;
+//! let f16 = dir.path().join("tiny-F16.gguf");
+//! let checkpoint = JobInput::Checkpoint("fixtures/tiny-llama".into());
+//! let output = JobOutput::at(OutputPath::File(f16.clone()));
+//! Job::new(checkpoint, "f16".parse()?, output).run(&Silent)?;
+//!
+//! let output = JobOutput::at(OutputPath::Directory(dir.path().to_owned()));
+//! let quantization = Job::new(JobInput::Gguf(f16), "q4_k_m".parse()?, output);
+//! println!("{}", serde_json::to_string_pretty(&quantization.plan(&Silent)?)?);
+//! let report = quantization.run(&Silent)?;
+//! assert_eq!(report.files(), [dir.path().join("tiny-Q4_K_M.gguf")]);
+//!
+//! let file = GgufFile::open(&report.files()[0])?;
+//! let text = read_prompts("fixtures/tiny-llama/corpus.txt".as_ref(), PromptForm::Detected)?;
+//! let found = ModelParts::of(file.metadata()).with(&file, file.metadata(), Some(&file), |model| {
+//!     verify(model, None, &text, &VerifyOptions::default(), &Silent, None)
+//! })?;
+//! assert_ne!(found.report.verdict, Verdict::Fail);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Data flows in one direction, and each module may use only those before it:
 //! [`core`] → `remote`, [`gguf`], [`checkpoint`], [`quant`] → [`dequant`], [`tokenizer`], [`arch`] → [`views`] →
-//! [`convert`], [`quantize`], [`engine`] → [`verify`], [`inspect`] → [`calibrate`] → `cli`.
+//! [`convert`], [`quantize`], [`engine`] → [`verify`], [`inspect`] → [`calibrate`] → [`job`] → `cli`.
 //!
 //! The library does not use a terminal: it returns values and errors and reports progress through
 //! [`core::progress::Progress`]. The feature `cli` (default) adds the four programs, the feature `remote` (default)
@@ -18,6 +49,7 @@ pub mod dequant;
 pub mod engine;
 pub mod gguf;
 pub mod inspect;
+pub mod job;
 pub mod quantize;
 #[cfg(feature = "remote")]
 pub mod remote;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table of src/arch/model_types.rs: which of our classes transformers takes for a `model_type`.
+"""Writes src/arch/model_types.toml: the class that transformers takes for a `model_type`, if a card converts it.
 
 Usage: python3 scripts/peers/model_types.py TRANSFORMERS
 TRANSFORMERS is the folder of the installed package. Its tables are read from the source, so torch is not needed.
@@ -8,8 +8,14 @@ TRANSFORMERS is the folder of the installed package. Its tables are read from th
 import ast
 import re
 import sys
+import tomllib
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
+HEADER = """\
+# Class of each `model_type` in transformers {version}, for classes that cards convert; from scripts/peers/model_types.py.
+
+"""
 # The first that has a class that we know.
 ORDER = ["FOR_CAUSAL_LM", "FOR_IMAGE_TEXT_TO_TEXT", "FOR_SEQ_TO_SEQ_CAUSAL_LM", "", "FOR_MASKED_LM"]
 
@@ -26,6 +32,20 @@ def tables(source):
     return found
 
 
+def version(package):
+    release = re.search(r'^__version__ = "(\d+\.\d+)', (package / "__init__.py").read_text(), re.MULTILINE)
+    return release[1]
+
+
+def card_classes():
+    found = set()
+    for path in (ROOT / "converters").glob("*.toml"):
+        card = tomllib.loads(path.read_text())
+        for table in (card, *card.get("variant", {}).values()):
+            found.update(table.get("classes", []))
+    return found
+
+
 def plain(name):
     return re.sub("[_-]", "", name).lower()
 
@@ -33,8 +53,9 @@ def plain(name):
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    all_tables = tables((Path(sys.argv[1]) / "models/auto/modeling_auto.py").read_text())
-    known = {line.split("\t")[0] for line in (Path(__file__).parents[2] / "fixtures/classes.tsv").read_text().splitlines()}
+    package = Path(sys.argv[1])
+    all_tables = tables((package / "models/auto/modeling_auto.py").read_text())
+    known = card_classes()
     types = {}
     for part in ORDER:
         name = "_".join(word for word in ("MODEL", part, "MAPPING_NAMES") if word)
@@ -43,8 +64,8 @@ def main():
             # Some types share another's class, and may have cards of their own.
             if one in known and plain(one).startswith(plain(model_type.removesuffix("_text"))):
                 types.setdefault(model_type, one)
-    for model_type in sorted(types):
-        print(f'    ("{model_type}", "{types[model_type]}"),')
+    rows = [f'{model_type} = "{types[model_type]}"\n' for model_type in sorted(types)]
+    (ROOT / "src/arch/model_types.toml").write_text(HEADER.format(version=version(package)) + "".join(rows))
 
 
 if __name__ == "__main__":

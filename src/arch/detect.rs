@@ -86,6 +86,21 @@ pub fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
     })
 }
 
+/// Returns the classes by which a configuration may find its card.
+#[must_use]
+pub fn named_classes(config: &Map<String, Json>, kind: CardKind, mistral_format: bool) -> Vec<String> {
+    let config = with_text_config(config);
+    match (kind, mistral_format) {
+        (CardKind::Text, true) => vec![mistral_class(&config).to_owned()],
+        (CardKind::Text, false) => class_of(&config).into_iter().collect(),
+        (CardKind::Mmproj, true) => vec![MISTRAL_TOWER.to_owned()],
+        (CardKind::Mmproj, false) => {
+            let outer = first_class(&config).map(str::to_owned);
+            tower_class_of(&config).into_iter().chain(outer).collect()
+        }
+    }
+}
+
 /// Returns the class of the towers, or that of the whole model if a card lists only the latter.
 pub(super) fn claimed_tower_class_of(
     registry: &Registry,

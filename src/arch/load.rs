@@ -106,6 +106,20 @@ impl Registry {
         Self::load(CardKind::Text, rows_of(arch), Checks::Passed)
     }
 
+    /// Returns the embedded cards of a kind that claim one of these classes, with their parents; all embedded cards if
+    /// none claims one. A conversion of a known class does not parse the other cards.
+    ///
+    /// # Errors
+    /// As [`Registry::embedded`].
+    pub fn of_classes(kind: CardKind, classes: &[String]) -> Result<Self, ArchError> {
+        let quoted: Vec<String> = classes.iter().map(|class| format!("\"{class}\"")).collect();
+        let names_one = |text: &str| quoted.iter().any(|class| text.contains(class));
+        let registry = Self::load(kind, rows_where(kind, names_one), Checks::Passed)?;
+        let is_claimed =
+            registry.cards.iter().any(|card| card.classes.iter().any(|own| classes.contains(own)));
+        if is_claimed { Ok(registry) } else { Self::embedded_of(kind) }
+    }
+
     /// Returns true if an embedded card writes text models of this architecture.
     #[must_use]
     pub fn knows(gguf: &str) -> bool {
@@ -420,12 +434,16 @@ fn check_cards(cards: &[Card], others: &[Card]) -> Result<(), ArchError> {
 
 /// Returns the embedded cards of text models that name an architecture, and all their parents.
 fn rows_of(arch: &str) -> Vec<(&'static str, &'static str)> {
-    let names_it = |(_, text): &&(&str, &'static str)| texts_of("gguf", text).any(|gguf| gguf == arch);
-    let mut rows: Vec<_> = TEXT.iter().filter(names_it).copied().collect();
+    rows_where(CardKind::Text, |text| texts_of("gguf", text).any(|gguf| gguf == arch))
+}
+
+/// Returns the embedded cards of a kind whose text is selected, and all their parents.
+fn rows_where(kind: CardKind, is_selected: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
+    let mut rows: Vec<_> = texts(kind).iter().filter(|row| is_selected(row.1)).copied().collect();
     let mut n_seen = 0;
     while let Some(&(_, text)) = rows.get(n_seen) {
         let parent = texts_of("extends", text).next();
-        let parent = TEXT.iter().find(|row| Some(row.0) == parent && !rows.contains(row));
+        let parent = texts(kind).iter().find(|row| Some(row.0) == parent && !rows.contains(row));
         rows.extend(parent.copied());
         n_seen += 1;
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::calibrate::calibration_run::{CalibrateOptions, CalibrationRun};
-use crate::calibrate::figures::{CheckFigures, WORTH_IT};
+use crate::calibrate::figures::{HeldOutFigures, WORTH_IT};
 use crate::calibrate::importance::total_importance;
 use crate::calibrate::matrices::{MatrixSolver, SolveTarget, solver_bytes};
 use crate::calibrate::options::{FidelityOptions, Keep, Solver, StatisticsOutput};
@@ -32,7 +32,7 @@ pub(super) struct Attempts<'a> {
     pub(super) targets: &'a BTreeMap<String, SolveTarget>,
     /// Quantized tensors whose type has no solver.
     pub(super) others: &'a [(String, GgmlType)],
-    pub(super) check: &'a [Window],
+    pub(super) held_out: &'a [Window],
     pub(super) progress: &'a dyn Progress,
 }
 
@@ -240,7 +240,7 @@ impl Attempts<'_> {
         &self,
         attempt: Option<usize>,
         plan: &QuantizePlan<'_>,
-    ) -> Result<CheckFigures, CalibrateError> {
+    ) -> Result<HeldOutFigures, CalibrateError> {
         let work = self.options.keep.work;
         let title = match attempt {
             None => "measuring the file of the importance matrix alone",
@@ -253,8 +253,8 @@ impl Attempts<'_> {
             return Ok(judged);
         }
         let progress = Titled { title, progress: self.progress };
-        let found = divergence_of(plan, self.model, self.check, self.options.engine, &progress)?;
-        let judged = CheckFigures::of(&found);
+        let found = divergence_of(plan, self.model, self.held_out, self.options.engine, &progress)?;
+        let judged = HeldOutFigures::of(&found);
         if let Some(work) = work {
             work.judge(attempt, &judged)?;
         }
@@ -289,13 +289,13 @@ impl Attempts<'_> {
             text.windows(&kind.windows);
         }
         facts.add("calibration text", format!("{}, digest {}", self.text.description(), text.hex()));
-        let mut check = Fingerprint::new();
-        check.windows(self.check);
-        for window in self.check {
-            check.number(window.scored.start as u64);
-            check.number(window.scored.end as u64);
+        let mut held_out = Fingerprint::new();
+        held_out.windows(self.held_out);
+        for window in self.held_out {
+            held_out.number(window.scored.start as u64);
+            held_out.number(window.scored.end as u64);
         }
-        facts.add("text of the check", check.hex());
+        facts.add("text of the check", held_out.hex());
         let mut types = Fingerprint::new();
         let targets = self.targets.iter().map(|(name, target)| (name, target.ty));
         for (name, ty) in targets.chain(self.others.iter().map(|(name, ty)| (name, *ty))) {

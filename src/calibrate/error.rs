@@ -53,15 +53,15 @@ pub enum CalibrateError {
         escape(name)
     )]
     TooShort { name: String, found: usize, windows: usize, needed: usize },
-    /// Text for the check without a token that can be predicted.
+    /// Held-out text without a token that can be predicted.
     #[error("text for the check `{}`: no sequence of which a token can be predicted", escape(name))]
-    NothingToCheck { name: String },
+    NothingToPredict { name: String },
     /// A kind of text that the statistics do not have.
     #[error("statistics of no kind `{}`; there are `{}`", escape(name), escape(known))]
     NoKind { name: String, known: String },
-    /// Statistics without held-back text to measure the result on.
+    /// Statistics without held-out text to measure the result on.
     #[error("nothing was held back of the text of these statistics: a text to judge the result by expected")]
-    NoCheck,
+    NoHeldOut,
     /// A solver that quantizes the model during the run, whose moments hold only for that run.
     #[error("statistics are of the unquantized model, which the solver `{solver}` does not go by")]
     StatisticsFor { solver: &'static str },
@@ -123,7 +123,7 @@ impl Hint for CalibrateError {
             Self::OtherSelfText { .. } => {
                 vec!["name a new file with `--self-text`, and the model writes its text there".to_owned()]
             }
-            Self::NoCheck => vec!["name one with `--check-text`".to_owned()],
+            Self::NoHeldOut => vec!["name one with `--check-text`".to_owned()],
             Self::StatisticsFor { .. } => vec!["choose `--solver gptq`".to_owned()],
             Self::NonFinite { .. } => {
                 vec!["the weights are damaged: `gguf-verify MODEL --structure-only` looks at each".to_owned()]

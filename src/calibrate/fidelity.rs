@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::calibrate::attempts::{AttemptResult, Attempts};
-use crate::calibrate::figures::{CheckFigures, WORTH_IT};
+use crate::calibrate::figures::{HeldOutFigures, WORTH_IT};
 use crate::calibrate::matrices::SolveTarget;
 use crate::calibrate::options::{FidelityOptions, Keep, Solver};
 use crate::calibrate::solved::SolvedBlocks;
@@ -23,7 +23,7 @@ pub struct Trial {
     /// Options of the solver.
     pub options: SolverOptions,
     /// Divergence of the result.
-    pub check: CheckFigures,
+    pub figures: HeldOutFigures,
 }
 
 /// Result of a calibrated quantization.
@@ -34,7 +34,7 @@ pub struct Fidelity {
     /// Solved blocks; `None` if the file is better with the importance matrix alone.
     pub blocks: Option<SolvedBlocks>,
     /// Divergence, on the same text, of the file that the importance matrix alone gives.
-    pub plain: CheckFigures,
+    pub plain: HeldOutFigures,
     /// Attempts of the solver, in order.
     pub trials: Vec<Trial>,
     /// Matrices that the last attempt left to the importance matrix.
@@ -51,11 +51,11 @@ impl Fidelity {
     /// The last attempt's mean divergence as a share of the importance matrix's.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
-        self.trials.last().map(|trial| trial.check.ratio(&self.plain))
+        self.trials.last().map(|trial| trial.figures.ratio(&self.plain))
     }
 }
 
-/// Runs the model over the text, solves its tensors layer by layer, and measures the result on held-back text.
+/// Runs the model over the text, solves its tensors layer by layer, and measures the result on held-out text.
 ///
 /// It is compared with the file that the importance matrix of the same tokens gives. If the ratio is above
 /// [`WORTH_IT`], moments are drawn twice as strongly towards their diagonal and everything is done once more. If that
@@ -82,11 +82,11 @@ pub fn solve(
     }
     let recall = Recall::default();
     let model = &Model { recall: Some(model.recall.unwrap_or(&recall)), ..*model };
-    let check = text.check_windows();
+    let held_out = text.held_out_windows();
     if let Some(statistics) = statistics {
         statistics.check(model)?;
-        if check.is_empty() {
-            return Err(CalibrateError::NoCheck);
+        if held_out.is_empty() {
+            return Err(CalibrateError::NoHeldOut);
         }
     }
     let (targets, without_solver) = match options.solver {
@@ -105,11 +105,11 @@ pub fn solve(
         options,
         targets: &targets,
         others: &without_solver,
-        check: &check,
+        held_out: &held_out,
         progress,
     };
     attempts.begin()?;
-    let mut found: Option<(Imatrix, CheckFigures)> = None;
+    let mut found: Option<(Imatrix, HeldOutFigures)> = None;
     let (mut trials, mut left, mut kept, mut n_resumed) = (Vec::new(), Vec::new(), None, 0);
     for (number, (factor, lambda)) in [(1.0, 1.0), (2.0, 3.0)].into_iter().enumerate() {
         let solver = SolverOptions { shrinkage: shrinkage * factor, lambda, solve: SolveOptions::default() };
@@ -133,12 +133,12 @@ pub fn solve(
             break;
         }
         let plan = QuantizePlan::new(input, options.quantize, Some(&imatrix))?.with_solved(&blocks);
-        let check = attempts.judge(Some(number), &plan)?;
+        let figures = attempts.judge(Some(number), &plan)?;
         drop(plan);
-        trials.push(Trial { options: solver, check });
+        trials.push(Trial { options: solver, figures });
         left = own;
         found = Some((imatrix, plain));
-        if check.ratio(&plain) <= WORTH_IT {
+        if figures.ratio(&plain) <= WORTH_IT {
             kept = Some(blocks);
             break;
         }
@@ -172,7 +172,7 @@ pub(super) fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<So
 fn keys(fidelity: &Fidelity, solver: Solver, text: &CalibrationText) -> Vec<(String, Value)> {
     let solver = if fidelity.blocks.is_some() { solver } else { Solver::Reference };
     let solved = fidelity.trials.last().filter(|_| fidelity.blocks.is_some());
-    let kld = solved.map(|trial| trial.check.mean.value as f32);
+    let kld = solved.map(|trial| trial.figures.mean.value as f32);
     keys_of(solver, text, kld, fidelity.plain.mean.value as f32)
 }
 

@@ -1,4 +1,4 @@
-//! Figures of a check: the divergence of a file from the model.
+//! Divergence of a file from the model, on held-out text.
 
 use crate::verify::{Divergence, Estimate};
 
@@ -6,9 +6,9 @@ use crate::verify::{Divergence, Estimate};
 /// up.
 pub const WORTH_IT: f64 = 0.95;
 
-/// Result of a check.
+/// Divergence of a file from the model, on held-out text.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CheckFigures {
+pub struct HeldOutFigures {
     /// Mean divergence, with its standard error.
     pub mean: Estimate,
     /// 99th percentile.
@@ -17,7 +17,7 @@ pub struct CheckFigures {
     pub top1_agreement: f64,
 }
 
-impl CheckFigures {
+impl HeldOutFigures {
     pub(super) fn of(found: &Divergence) -> Self {
         Self { mean: found.mean, p99: found.p99, top1_agreement: found.top1_agreement }
     }

@@ -28,7 +28,7 @@ pub(super) enum Record {
     Left { attempt: usize, tensor: String, matrix: u64, reason: String },
     /// An attempt whose matrices are all done, with the digest of its file of importance sums.
     Done { attempt: usize, importance: String },
-    /// Figures of a check; without an attempt, those of the importance matrix's file.
+    /// Figures on the held-out text; without an attempt, those of the importance matrix's file.
     Judged { attempt: Option<usize>, figures: [f64; 4] },
 }
 

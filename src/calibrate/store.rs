@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - `statistics.json`: version of this format, digests of the model and its tokenizer, seed, tokens of a sequence, and
-//!   the kinds of text with the windows that are held back of each. For each layer it lists the inputs: `columns`, the
+//!   the kinds of text with the windows that are held out of each. For each layer it lists the inputs: `columns`, the
 //!   `matrices` that are multiplied with their rows, and for each kind the number `at` of their moments and the `rows`
 //!   that were summed, or null.
 //! - `moments-00000.safetensors` and so on, one for each entry of `layers`: tensor `kind0.input3` holds the moments of
@@ -27,7 +27,7 @@ mod write;
 
 pub use combine::{CombinedStatistics, combine_statistics};
 pub use error::StatisticsError;
-pub(super) use manifest::CheckEntry;
+pub(super) use manifest::WindowEntry;
 pub use manifest::StatisticsCounts;
 pub use part::{PartWriter, StatisticsPart, TextShare};
 pub(super) use read::read_importance;

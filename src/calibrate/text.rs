@@ -1,11 +1,11 @@
-//! Calibration text: one kind of text per path, its share of the tokens, and the part that is held back.
+//! Calibration text: one kind of text per path, its share of the tokens, and the part that is held out.
 
-mod check;
+mod held_out;
 mod kept;
 
 use std::path::{Path, PathBuf};
 
-pub use check::CheckText;
+pub use held_out::HeldOutText;
 
 use crate::calibrate::sampler::{SelfText, WrittenText};
 use crate::calibrate::work::KeptText;
@@ -21,8 +21,8 @@ use crate::verify::{
 pub const SELF_NAME: &str = "self";
 /// Minimum tokens of a kind: fewer are not enough for a kind of its own.
 const LEAST_TOKENS: usize = 2048;
-/// Number of parts of a kind, of which one is held back for the check.
-const CHECK_PARTS: u64 = 8;
+/// Number of parts of a kind, of which one is held out.
+const HELD_OUT_PARTS: u64 = 8;
 /// Maximum depth of folders below a given one.
 const MAX_DEPTH: usize = 16;
 
@@ -86,16 +86,16 @@ fn files_below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(),
 pub struct TextOptions {
     /// Tokens of a sequence.
     pub n_ctx: usize,
-    /// Tokens to calibrate with, over all kinds. A seventh as many are held back for the check in addition.
+    /// Tokens to calibrate with, over all kinds. A seventh as many are held out in addition.
     pub n_tokens: usize,
-    /// True if text is held back for the check. Set it to false if separate text is given for the check
-    /// ([`CalibrationText::add_check`]).
-    pub held_back: bool,
+    /// True if a part of the text is held out. Set it to false if separate text is given to measure the result
+    /// ([`CalibrationText::add_held_out`]).
+    pub holds_out: bool,
 }
 
 impl Default for TextOptions {
     fn default() -> Self {
-        Self { n_ctx: 512, n_tokens: 32_768, held_back: true }
+        Self { n_ctx: 512, n_tokens: 32_768, holds_out: true }
     }
 }
 
@@ -108,8 +108,8 @@ pub struct TextKind {
     pub windows: Vec<Window>,
     /// Number of tokens of kept statistics, which replace the sequences.
     pub n_run: usize,
-    /// Sequences that are held back: no solver uses them.
-    pub check: Vec<Window>,
+    /// Sequences that are held out: no solver uses them.
+    pub held_out: Vec<Window>,
     /// Number of tokens that the whole text has in sequences.
     pub n_available: usize,
     /// Weight in the mean over kinds, in numbers of ordinary kinds.
@@ -125,10 +125,10 @@ impl TextKind {
         count(&self.windows).saturating_add(self.n_run)
     }
 
-    /// Number of tokens that are held back.
+    /// Number of tokens that are held out.
     #[must_use]
-    pub fn n_check_tokens(&self) -> usize {
-        count(&self.check)
+    pub fn n_held_out_tokens(&self) -> usize {
+        count(&self.held_out)
     }
 }
 
@@ -139,8 +139,8 @@ pub struct CalibrationText {
     pub n_ctx: usize,
     /// Kinds of text, in the order in which they were given.
     pub kinds: Vec<TextKind>,
-    /// Text given only for the check.
-    pub check: Vec<CheckText>,
+    /// Separate held-out text, which is given only to measure the result.
+    pub held_out: Vec<HeldOutText>,
     /// Notes for the user: kinds that have less than their share.
     pub notes: Vec<String>,
 }
@@ -148,7 +148,7 @@ pub struct CalibrationText {
 impl CalibrationText {
     /// Encodes texts and cuts them into sequences.
     ///
-    /// Each kind gets the same share of the tokens, and for every seven tokens of its share one more is held back. Both
+    /// Each kind gets the same share of the tokens, and for every seven tokens of its share one more is held out. Both
     /// are spread evenly over the text: a longer text is sampled, not cut off, and the choice is deterministic.
     /// Documents and chats that are shorter than `n_ctx` give short sequences; longer ones, including chats, are cut.
     ///
@@ -157,13 +157,13 @@ impl CalibrationText {
     ///
     /// # Errors
     /// Text that cannot be encoded; [`CalibrateError::TooShort`] for a kind that has fewer than 2048 tokens and less
-    /// than its share, or only a single sequence, of which nothing could be held back; [`CalibrateError::Budget`].
+    /// than its share, or only a single sequence, of which nothing could be held out; [`CalibrateError::Budget`].
     pub fn new(
         model: &Model<'_>,
         sources: &[TextSource],
         options: &TextOptions,
     ) -> Result<Self, CalibrateError> {
-        let TextOptions { n_ctx, n_tokens, held_back } = *options;
+        let TextOptions { n_ctx, n_tokens, holds_out } = *options;
         let kinds = sources.len();
         let share = n_tokens.checked_div(kinds).ok_or(CalibrateError::NoText)?;
         if n_ctx < 4 || share / 2 < n_ctx {
@@ -173,13 +173,13 @@ impl CalibrationText {
         let mut text = Self::empty(n_ctx);
         for source in sources {
             let windows = windows(model, &plan, source, n_ctx)?;
-            text.add(&source.name, windows, share, held_back)?;
+            text.add(&source.name, windows, share, holds_out)?;
         }
         Ok(text)
     }
 
     /// Builds the text that the model writes itself, together with half as many tokens of the sources, if there are
-    /// any. Its held-back part is written with another seed.
+    /// any. Its held-out part is written with another seed.
     ///
     /// Moments are means over a kind's own tokens. So that the model's text weighs as much as all others together, its
     /// [`TextKind::weight`] is the number of the others. `keeper` keeps the written text, and supplies it if it was
@@ -196,7 +196,7 @@ impl CalibrationText {
         keeper: Option<SelfTextKeeper<'_>>,
         progress: &dyn Progress,
     ) -> Result<Self, CalibrateError> {
-        let TextOptions { n_ctx, n_tokens, held_back } = *options;
+        let TextOptions { n_ctx, n_tokens, holds_out } = *options;
         if n_ctx < 4 || n_tokens / 2 < n_ctx {
             return Err(CalibrateError::Budget { tokens: n_tokens, n_ctx, kinds: sources.len() + 1 });
         }
@@ -207,19 +207,19 @@ impl CalibrationText {
             Self::new(model, sources, &TextOptions { n_tokens: half, ..*options })?
         };
         let own = SelfText { n_tokens: n_tokens - half, n_ctx, seed, ..SelfText::default() };
-        text.add_self(model, &own, held_back, engine, keeper, progress)?;
+        text.add_self(model, &own, holds_out, engine, keeper, progress)?;
         Ok(text)
     }
 
     /// Creates a text without kinds.
     #[must_use]
     pub fn empty(n_ctx: usize) -> Self {
-        Self { n_ctx, kinds: Vec::new(), check: Vec::new(), notes: Vec::new() }
+        Self { n_ctx, kinds: Vec::new(), held_out: Vec::new(), notes: Vec::new() }
     }
 
     /// Adds a placeholder for the text of [`CalibrationText::add_self`], with the same number of tokens. Its sequence
     /// lengths are enough to compute what a run would need.
-    pub fn add_stand_in(&mut self, own: &SelfText, held_back: bool) {
+    pub fn add_stand_in(&mut self, own: &SelfText, holds_out: bool) {
         let window = |number: usize, n: usize| Window {
             prompt: number,
             start: 0,
@@ -231,16 +231,16 @@ impl CalibrationText {
             let starts = (0..n_tokens).step_by(self.n_ctx.max(1)).enumerate();
             starts.map(|(number, start)| window(number, self.n_ctx.min(n_tokens - start))).collect()
         };
-        let check = if held_back { windows(own.n_check_tokens()) } else { Vec::new() };
+        let held_out = if holds_out { windows(own.n_held_out_tokens()) } else { Vec::new() };
         let weight = u32::try_from(self.kinds.len().max(1)).unwrap_or(u32::MAX);
         let windows = windows(own.n_tokens);
-        let n_available = count(&windows) + count(&check);
+        let n_available = count(&windows) + count(&held_out);
         let (name, seed) = (SELF_NAME.to_owned(), Some(own.seed));
-        self.kinds.push(TextKind { name, windows, n_run: 0, check, n_available, weight, seed });
+        self.kinds.push(TextKind { name, windows, n_run: 0, held_out, n_available, weight, seed });
     }
 
-    /// Adds the kind `self`, which the model writes: `own` to calibrate with. If text is held back, a seventh as much
-    /// is written with another seed for the check.
+    /// Adds the kind `self`, which the model writes: `own` to calibrate with. If text is held out, a seventh as much
+    /// is written with another seed.
     ///
     /// # Errors
     /// As [`SelfText::write`].
@@ -248,46 +248,46 @@ impl CalibrationText {
         &mut self,
         model: &Model<'_>,
         own: &SelfText,
-        held_back: bool,
+        holds_out: bool,
         engine: EngineOptions,
         keeper: Option<SelfTextKeeper<'_>>,
         progress: &dyn Progress,
     ) -> Result<(), CalibrateError> {
         let written = match keeper {
-            Some(keeper) => keeper.written(model, own, held_back, engine)?,
+            Some(keeper) => keeper.written(model, own, holds_out, engine)?,
             None => None,
         };
-        let KeptText { windows, check, notes } = match written {
+        let KeptText { windows, held_out, notes } = match written {
             Some(kept) => kept,
             None => {
-                progress.steps(1 + usize::from(held_back));
+                progress.steps(1 + usize::from(holds_out));
                 let WrittenText { windows, notes } = own.write(model, engine, progress)?;
-                let n_tokens = own.n_check_tokens();
+                let n_tokens = own.n_held_out_tokens();
                 let other = SelfText { n_tokens, seed: !own.seed, ..*own };
-                let check =
-                    if held_back { other.write(model, engine, progress)?.windows } else { Vec::new() };
-                let kept = KeptText { windows, check, notes };
+                let held_out =
+                    if holds_out { other.write(model, engine, progress)?.windows } else { Vec::new() };
+                let kept = KeptText { windows, held_out, notes };
                 if let Some(keeper) = keeper {
-                    keeper.keep(model, own, held_back, engine, &kept)?;
+                    keeper.keep(model, own, holds_out, engine, &kept)?;
                 }
                 kept
             }
         };
-        let n_available = count(&windows) + count(&check);
+        let n_available = count(&windows) + count(&held_out);
         self.notes.extend(notes);
         let weight = u32::try_from(self.kinds.len().max(1)).unwrap_or(u32::MAX);
         let (name, seed) = (SELF_NAME.to_owned(), Some(own.seed));
-        self.kinds.push(TextKind { name, windows, n_run: 0, check, n_available, weight, seed });
+        self.kinds.push(TextKind { name, windows, n_run: 0, held_out, n_available, weight, seed });
         Ok(())
     }
 
-    /// Adds a kind, and divides its sequences between calibration and check.
+    /// Adds a kind, and divides its sequences between calibration and held-out text.
     fn add(
         &mut self,
         name: &str,
         all: Vec<Window>,
         share: usize,
-        held_back: bool,
+        holds_out: bool,
     ) -> Result<(), CalibrateError> {
         let n_available = count(&all);
         let needed = LEAST_TOKENS.min(share);
@@ -296,9 +296,10 @@ impl CalibrationText {
             return Err(CalibrateError::TooShort { name, found, windows, needed });
         }
         let share = share as u64;
-        let wanted = if held_back { share.saturating_mul(CHECK_PARTS) / (CHECK_PARTS - 1) } else { share };
+        let wanted =
+            if holds_out { share.saturating_mul(HELD_OUT_PARTS) / (HELD_OUT_PARTS - 1) } else { share };
         if (n_available as u64) < wanted {
-            let takers = if held_back { "its share and its check take" } else { "its share takes" };
+            let takers = if holds_out { "its share and its check take" } else { "its share takes" };
             self.notes.push(format!(
                 "`{}` has {n_available} tokens of the {wanted} that {takers}: all of them are used",
                 crate::core::text::escape(name)
@@ -306,16 +307,16 @@ impl CalibrationText {
         }
         let (used, _) = spread(all, wanted, n_available as u64);
         let n_used = count(&used) as u64;
-        let n_check = if held_back { n_used / CHECK_PARTS } else { 0 };
-        let (mut check, mut windows) = spread(used, n_check, n_used);
-        if check.is_empty() && held_back {
-            check.push(windows.remove(windows.len() / 2));
+        let n_held_out = if holds_out { n_used / HELD_OUT_PARTS } else { 0 };
+        let (mut held_out, mut windows) = spread(used, n_held_out, n_used);
+        if held_out.is_empty() && holds_out {
+            held_out.push(windows.remove(windows.len() / 2));
         }
         self.kinds.push(TextKind {
             name: name.to_owned(),
             windows,
             n_run: 0,
-            check,
+            held_out,
             n_available,
             weight: 1,
             seed: None,
@@ -357,9 +358,9 @@ impl CalibrationText {
 }
 
 impl SelfText {
-    /// Number of tokens to write for the check.
-    fn n_check_tokens(&self) -> usize {
-        let n = (self.n_tokens as u64 / (CHECK_PARTS - 1)).max(1);
+    /// Number of held-out tokens to write.
+    fn n_held_out_tokens(&self) -> usize {
+        let n = (self.n_tokens as u64 / (HELD_OUT_PARTS - 1)).max(1);
         usize::try_from(n).unwrap_or(usize::MAX)
     }
 }
@@ -433,43 +434,43 @@ mod tests {
     }
 
     #[test]
-    fn an_eighth_is_held_back_beside_the_share() {
+    fn an_eighth_is_held_out_in_addition_to_the_share() {
         let text = shared(&[512; 300], 32_768).unwrap();
         let kind = &text.kinds[0];
-        assert_eq!((kind.n_tokens(), kind.check.len(), kind.n_available), (32_768, 9, 153_600));
+        assert_eq!((kind.n_tokens(), kind.held_out.len(), kind.n_available), (32_768, 9, 153_600));
         assert!(text.notes.is_empty());
         // Spread over the whole text, and nothing twice.
-        let all = [numbers(&kind.windows), numbers(&kind.check)].concat();
+        let all = [numbers(&kind.windows), numbers(&kind.held_out)].concat();
         assert!(numbers(&kind.windows)[0] < 5 && numbers(&kind.windows)[63] > 290);
-        assert!(numbers(&kind.check)[0] < 40 && numbers(&kind.check)[8] > 250);
+        assert!(numbers(&kind.held_out)[0] < 40 && numbers(&kind.held_out)[8] > 250);
         assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), 73);
     }
 
     #[test]
-    fn nothing_is_held_back_beside_a_text_of_the_check() {
+    fn nothing_is_held_out_with_a_separate_text() {
         let mut text = CalibrationText::empty(512);
         text.add("x", windows(&[512; 300]), 32_768, false).unwrap();
         text.add("y", windows(&[512; 16]), 32_768, false).unwrap();
         assert_eq!((text.kinds[0].n_tokens(), text.kinds[1].n_tokens()), (32_768, 8192));
-        assert!(text.check_windows().is_empty() && text.n_check_tokens() == 0);
+        assert!(text.held_out_windows().is_empty() && text.n_held_out_tokens() == 0);
         assert!(text.notes[0].contains("8192 tokens of the 32768 that its share takes"), "{:?}", text.notes);
         text.kinds[1].seed = Some(1);
         assert_eq!(text.description(), "x: 32768 tokens, y: 8192 tokens (seed 1)");
-        text.check.push(CheckText { name: "z".to_owned(), windows: windows(&[512; 3]) });
+        text.held_out.push(HeldOutText { name: "z".to_owned(), windows: windows(&[512; 3]) });
         assert!(text.description().ends_with("(seed 1); checked by z: 1536 tokens"));
-        assert_eq!((text.check_windows().len(), text.n_check_tokens()), (3, 1536));
+        assert_eq!((text.held_out_windows().len(), text.n_held_out_tokens()), (3, 1536));
     }
 
     #[test]
     fn a_kind_with_less_than_its_share_gives_all() {
         let text = shared(&[512; 16], 32_768).unwrap();
         let kind = &text.kinds[0];
-        assert_eq!((kind.windows.len(), numbers(&kind.check)), (14, vec![7, 15]));
+        assert_eq!((kind.windows.len(), numbers(&kind.held_out)), (14, vec![7, 15]));
         assert!(text.notes[0].contains("has 8192 tokens of the 37449"), "{:?}", text.notes);
         let text = shared(&[30; 100], 32_768).unwrap();
-        assert_eq!((text.kinds[0].n_tokens(), text.kinds[0].n_check_tokens()), (2640, 360));
+        assert_eq!((text.kinds[0].n_tokens(), text.kinds[0].n_held_out_tokens()), (2640, 360));
         let text = shared(&[1500, 700], 32_768).unwrap();
-        assert_eq!((numbers(&text.kinds[0].windows), numbers(&text.kinds[0].check)), (vec![0], vec![1]));
+        assert_eq!((numbers(&text.kinds[0].windows), numbers(&text.kinds[0].held_out)), (vec![0], vec![1]));
     }
 
     #[test]
@@ -477,14 +478,14 @@ mod tests {
         let kind = |lengths: &[usize]| TextKind {
             name: String::new(),
             windows: windows(lengths),
-            check: Vec::new(),
+            held_out: Vec::new(),
             n_available: 0,
             weight: 1,
             seed: None,
             n_run: 0,
         };
         let kinds = vec![kind(&[100; 40]), kind(&[512; 3])];
-        let text = CalibrationText { n_ctx: 512, kinds, check: Vec::new(), notes: Vec::new() };
+        let text = CalibrationText { n_ctx: 512, kinds, held_out: Vec::new(), notes: Vec::new() };
         let lengths = |n_tokens| -> Vec<usize> {
             text.some_windows(n_tokens).iter().map(|window| window.chunk.tokens.len()).collect()
         };

@@ -64,7 +64,7 @@ fn gain(solver: Solver) -> f64 {
 ///
 /// The unquantized model is run once for the importance of all columns. If a count of operations allows it, it is then
 /// run on about 1024 tokens for each tensor, or for each group of tensors of one role, with only these quantized.
-/// Models that are too large for that use estimates by role. The tokens are those that the solver uses, never held-back
+/// Models that are too large for that use estimates by role. The tokens are those that the solver uses, never held-out
 /// ones.
 ///
 /// Types are the same for the same input, text and options with any number of threads, on machines with fused
@@ -190,5 +190,5 @@ pub fn measure_mix(
 ) -> Result<Divergence, CalibrateError> {
     progress.steps(1);
     let progress = Titled { title: "measuring the standard mix of types", progress };
-    divergence_of(mix, model, &text.check_windows(), engine, &progress)
+    divergence_of(mix, model, &text.held_out_windows(), engine, &progress)
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::calibrate::digest::digest_of_file;
-use crate::calibrate::figures::CheckFigures;
+use crate::calibrate::figures::HeldOutFigures;
 use crate::calibrate::journal::{AttemptLog, Journal, Record};
 use crate::calibrate::solved::SolvedBlocks;
 use crate::calibrate::store::{read_importance, write_importance};
@@ -251,18 +251,18 @@ impl WorkFolder {
     }
 
     /// Measured figures of an attempt's file; `None` is the file of the importance matrix alone.
-    pub(super) fn judged(&self, attempt: Option<usize>) -> Option<CheckFigures> {
+    pub(super) fn judged(&self, attempt: Option<usize>) -> Option<HeldOutFigures> {
         let state = self.state();
         state.records.iter().find_map(|record| match record {
             Record::Judged { attempt: own, figures } if *own == attempt => {
-                Some(CheckFigures::of_figures(*figures))
+                Some(HeldOutFigures::of_figures(*figures))
             }
             _ => None,
         })
     }
 
     /// Records measured figures.
-    pub(super) fn judge(&self, attempt: Option<usize>, judged: &CheckFigures) -> Result<(), WorkError> {
+    pub(super) fn judge(&self, attempt: Option<usize>, judged: &HeldOutFigures) -> Result<(), WorkError> {
         let figures = judged.figures();
         // JSON cannot hold NaN and infinity; such figures are measured again.
         if figures.iter().all(|figure| figure.is_finite()) {

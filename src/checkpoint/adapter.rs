@@ -127,4 +127,8 @@ impl WeightSource for AdapterDir {
     fn expect(&self, weight: usize) {
         self.container.expect(weight);
     }
+
+    fn release_elems(&self, weight: usize, first: u64, n: u64) {
+        self.container.release_elems(weight, first, n);
+    }
 }

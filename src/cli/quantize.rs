@@ -1,16 +1,7 @@
 //! `gguf-quantize`: quantizes a GGUF file or a checkpoint.
 
-mod about;
 pub(crate) mod calibrate;
-mod checkpoint;
-mod forecast;
-pub(crate) mod job;
-mod keep;
 pub(crate) mod options;
-pub(crate) mod outlook;
-pub(crate) mod overrides;
-pub(crate) mod report;
-mod sized;
 mod solver;
 mod stats;
 pub(crate) mod target;
@@ -18,27 +9,20 @@ pub(crate) mod target;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
 
 use clap::{Parser, Subcommand};
 
 use crate::cli::completions::Completions;
-use crate::cli::default_name::{self, Unnamed};
-use crate::cli::guard::Guard;
-use crate::cli::quantize::calibrate::CalibrateArgs;
-use crate::cli::quantize::job::CalibrateJob;
-use crate::cli::quantize::options::{QuantizeArgs, usage};
+use crate::cli::convert::to_gguf::resolve;
+use crate::cli::job::{JobArgs, carry_out, output_path};
+use crate::cli::quantize::options::usage;
 use crate::cli::quantize::stats::StatsArgs;
-use crate::cli::quantize::target::TargetArgs;
 use crate::cli::render::{Align, Table};
-use crate::cli::share::ShareArgs;
 use crate::cli::type_names::TypeNames;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
-use crate::core::output::OutputKind;
-use crate::core::progress::Progress;
-use crate::gguf::split::part_path;
-use crate::gguf::{GgufFile, SplitSpec, WriteOptions};
-use crate::quantize::{FileType, Input, QuantizePlan, nominal, parse_file_type};
+use crate::job::size::option;
+use crate::job::{Job, JobInput, JobOutput, JobTypes, OutputFiles, OutputPath, TypeSwitches};
+use crate::quantize::{FileType, nominal, parse_file_type};
 
 /// Entry point of `gguf-quantize`.
 #[must_use]
@@ -95,13 +79,7 @@ struct Quantize {
     #[arg(long, value_name = "MIB", hide = true)]
     max_buffer_size: Option<u64>,
     #[command(flatten)]
-    share: ShareArgs,
-    #[command(flatten)]
-    options: QuantizeArgs,
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    calibrate: CalibrateArgs,
+    job: JobArgs,
     #[command(flatten)]
     common: Common,
 }
@@ -175,18 +153,16 @@ fn no_type(last: &Path) -> anyhow::Error {
 }
 
 /// Resolved arguments.
-struct QuantizeJob {
+struct Arguments {
     input: PathBuf,
-    output: PathBuf,
-    /// True if the output was named.
-    has_output: bool,
-    /// `None` if types are chosen for a target size.
-    file_type: Option<FileType>,
+    /// Output, if it is given.
+    output: Option<PathBuf>,
+    types: JobTypes,
     threads: Option<usize>,
 }
 
 impl Quantize {
-    fn job(&self) -> anyhow::Result<QuantizeJob> {
+    fn arguments(&self) -> anyhow::Result<Arguments> {
         let usage_line = |text: &str| anyhow::Error::new(UsageError(text.to_owned()));
         let mut arguments = self.arguments.clone();
         if let Some(output) = &self.output {
@@ -195,28 +171,28 @@ impl Quantize {
         let mut rest = arguments.iter();
         let input = rest.next().ok_or_else(|| usage_line("an input expected"))?.clone();
         let mut output = None;
-        let file_type = if self.target.target().is_some() {
+        let types = if let Some(types) = self.job.size.job_types()? {
             output = rest.next().cloned();
-            None
+            types
         } else if let Some(text) = &self.file_type {
             output = rest.next().cloned();
-            Some(parse_file_type(text).map_err(usage)?)
+            JobTypes::mixture(parse_file_type(text).map_err(usage)?)
         } else {
             let first = rest.next().ok_or_else(|| usage_line("a type expected: `--type TYPE`"))?;
             if let Some(file_type) = first.to_str().and_then(FileType::parse) {
-                Some(file_type)
+                JobTypes::mixture(file_type)
             } else {
                 output = Some(first.clone());
                 let Some(text) = rest.next() else { return Err(no_type(first)) };
-                Some(parse_file_type(&text.to_string_lossy()).map_err(usage)?)
+                JobTypes::mixture(parse_file_type(&text.to_string_lossy()).map_err(usage)?)
             }
         };
         // A type after the output, or in its place.
         let mut words = output.iter().chain(rest.clone()).filter_map(|word| word.to_str());
-        if file_type.is_none()
+        if let Some(size) = self.job.size.target()
             && let Some(found) = words.find_map(FileType::parse)
         {
-            let option = self.target.option();
+            let option = option(size);
             return Err(usage_line(&format!(
                 "{option} chooses the types: leave `{found}` out, or restrict them with `--types`"
             )));
@@ -232,127 +208,43 @@ impl Quantize {
         if let Some(extra) = rest.next() {
             return Err(UsageError(format!("unexpected argument `{}`", extra.display())).into());
         }
-        let word = file_type.map(|file_type| file_type.to_string()).or_else(|| self.target.word());
-        let word = word.unwrap_or_default();
-        if let Some(into) = &self.share.into {
-            if let Some(output) = &output {
-                let text = format!("`--into` names the output: leave `{}` out", output.display());
-                return Err(UsageError(text).into());
-            }
-            output = Some(into.clone());
+        if let (Some(_), Some(output)) = (&self.job.share.into, &output) {
+            let text = format!("`--into` names the output: leave `{}` out", output.display());
+            return Err(UsageError(text).into());
         }
-        let has_output = output.is_some();
-        let output = output.unwrap_or_else(|| default_name::quantized(&input, &word));
-        Ok(QuantizeJob { input, output, has_output, file_type, threads })
+        Ok(Arguments { input, output, types, threads })
     }
 
-    /// Checks the output against everything that is read.
-    fn guard(&self, session: &Session, job: &QuantizeJob, file: &GgufFile) -> anyhow::Result<()> {
-        // A list of types is written even by a dry run.
-        let mut guard = Guard::new(session, self.dry_run && self.target.write_types.is_none());
-        guard.read_all("the model", file.paths())?;
-        guard.read_all("the importance matrix", &self.options.imatrix)?;
-        guard.read_all("rules of types", self.options.tensor_types.files())?;
-        self.calibrate.guard(&mut guard)?;
-        self.target.guard(&mut guard)?;
-        let n_parts = file.parts().len();
-        let (role, paths) = match self.share.file(&job.output) {
-            Some(path) => ("the output", vec![path]),
-            None if !self.keep_split => ("the output", vec![job.output.clone()]),
-            None => ("a part", (1..=n_parts).map(|part| part_path(&job.output, part, n_parts)).collect()),
-        };
-        for path in paths {
-            guard.write(role, &path, OutputKind::Model)?;
-            if !job.has_output {
-                guard.unnamed(&path, Unnamed { metadata: file.metadata(), source: file })?;
+    /// Returns the job: a GGUF file is quantized, and the folder of a checkpoint is converted in one pass, as with
+    /// `gguf-convert hf2gguf` and the same type.
+    fn job(&self, found: &Arguments) -> anyhow::Result<Job> {
+        let is_checkpoint = found.input.is_dir();
+        if is_checkpoint && self.keep_split {
+            let text =
+                "--keep-split goes with GGUF files: `gguf-convert hf2gguf --split-max-size` writes parts";
+            return Err(UsageError(text.to_owned()).into());
+        }
+        let input = found.input.clone();
+        let input = if is_checkpoint { JobInput::Checkpoint(input) } else { JobInput::Gguf(input) };
+        let types = match &found.types {
+            JobTypes::Mixture { file_type, .. } if is_checkpoint => {
+                let is_quantizing = self.job.asks_for_quantization();
+                resolve(file_type.name(), TypeSwitches::default(), is_quantizing)?
             }
-        }
-        Ok(())
-    }
-
-    fn quantize(&self, session: &Session, job: &QuantizeJob) -> anyhow::Result<Exit> {
-        if job.input.is_dir() {
-            return self.quantize_checkpoint(session, job);
-        }
-        let start = Instant::now();
-        // The type is arbitrary if a target size decides.
-        let file_type = job.file_type.unwrap_or(FileType::Q4KM);
-        let mut options = self.options.to_options(file_type, self.common.simd)?;
-        options.keep_split = self.keep_split;
-        let file = GgufFile::open(&job.input)?;
-        self.guard(session, job, &file)?;
-        let imatrix = self.options.open_imatrix(session)?;
-        let input = Input::file(&file);
-        overrides::check(&input, &options)?;
-        // With a calibration text, types are chosen after it has been read.
-        let allocation = if self.calibrate.is_given() {
-            None
-        } else {
-            self.target.announce(session, self.dry_run);
-            self.target.allocate(session, &input, &options, imatrix.as_ref())?
+            types => types.clone(),
         };
-        if let Some(allocation) = &allocation {
-            options = allocation.options.clone();
-        }
-        let write_options = WriteOptions {
-            sync: !self.common.no_sync,
-            memory_bytes: self.common.memory_bytes(),
-            inputs: file.paths().into_iter().chain(self.options.imatrix.clone()).collect(),
-            into_one_file: self.share.into.is_some(),
-            resume: self.share.resume || self.share.into.is_some(),
-            split: (self.keep_split || self.share.part.is_some()).then(|| SplitSpec {
-                share: self.share.part,
-                without_id: self.no_split_id,
-                ..SplitSpec::default()
-            }),
-            ..WriteOptions::default()
+        let path = match (&self.job.share.into, &found.output) {
+            (Some(path), _) => OutputPath::File(path.clone()),
+            (None, Some(path)) if !is_checkpoint => OutputPath::File(path.clone()),
+            (None, path) => output_path(path.as_deref(), input.directory()),
         };
-        let calibrated = CalibrateJob {
-            input: &input,
-            file: Some(&file),
-            output: &job.output,
-            file_type,
-            options: &options,
-            write: &write_options,
-            types: &self.target,
-            start,
-        };
-        if self.dry_run && self.calibrate.is_given() {
-            self.calibrate.preview(session, &calibrated, allocation.as_ref())?;
-            return Ok(Exit::Done);
-        }
-        if self.dry_run {
-            let plan = QuantizePlan::draft(&input, &options, imatrix.as_ref())?;
-            self.share.note(session, plan.metadata(), &plan, &write_options)?;
-            report::warn(session, job.file_type, self.options.coverage, &plan);
-            for obstacle in plan.obstacles() {
-                session.progress.warn(&format!("a run would stop here: {obstacle}"));
-            }
-            session.destination(&job.output);
-            self.target.write(session, &plan)?;
-            report::print_plan(session, &plan, allocation.as_ref(), None)?;
-            return Ok(Exit::Done);
-        }
-        if self.calibrate.is_given() {
-            self.calibrate.run(session, &calibrated)?;
-            return Ok(Exit::Done);
-        }
-        let plan = QuantizePlan::new(&input, &options, imatrix.as_ref())?;
-        self.share.note(session, plan.metadata(), &plan, &write_options)?;
-        report::warn(session, job.file_type, self.options.coverage, &plan);
-        if allocation.is_some() && !self.common.json && !self.common.quiet {
-            report::print_plan(session, &plan, allocation.as_ref(), None)?;
-        }
-        let written = plan.write(&job.output, &write_options, &session.progress)?;
-        self.share.note_rest(session, &written);
-        self.target.write(session, &plan)?;
-        let zeros: Vec<_> = plan.all_zero().map(|tensor| tensor.name.clone()).collect();
-        report::warn_all_zero(session, &zeros);
-        report::warn_small_rows(session, &plan.small_rows());
-        let extra = report::SummaryExtra { calibration: None, allocation: allocation.as_ref() };
-        let seconds = start.elapsed().as_secs_f64();
-        report::print_report(session, options.file_type, &plan, &written, seconds, &extra)?;
-        Ok(Exit::Done)
+        let files = if self.keep_split { OutputFiles::AsInput } else { self.job.share.files() };
+        let output = JobOutput { files, without_id: self.no_split_id, ..JobOutput::at(path) };
+        let job = Job { suggests_native: !self.common.quiet, ..Job::new(input, types, output) };
+        let mut job = self.job.fill(job, &self.common)?;
+        job.convert.level = self.common.simd;
+        job.convert.allow_nonfinite = job.quantize.allow_nonfinite;
+        Ok(job)
     }
 }
 
@@ -365,10 +257,7 @@ impl Tool for Quantize {
         match &self.command {
             Some(_) => None,
             None if self.dry_run => None,
-            None if self.calibrate.is_given() => self.calibrate.after_interrupt(),
-            // A run that writes several files cannot be resumed.
-            None if self.keep_split => Some("nothing was kept".to_owned()),
-            None => Some(self.share.after_interrupt()),
+            None => self.job.after_interrupt(self.keep_split),
         }
     }
 
@@ -378,17 +267,19 @@ impl Tool for Quantize {
             Some(QuantizeCommand::Completions(args)) => return args.run(command(), session),
             None => {}
         }
-        let job = self.job()?;
-        match job.threads {
-            None => self.quantize(session, &job),
+        let found = self.arguments()?;
+        let quantize = || carry_out(session, &self.job(&found)?, self.dry_run);
+        match found.threads {
+            None => quantize()?,
             Some(n) => {
                 let (pool, note) = crate::cli::threads::pool(n)?;
                 if let Some(note) = note {
                     session.note(&note);
                 }
-                pool.install(|| self.quantize(session, &job))
+                pool.install(quantize)?;
             }
         }
+        Ok(Exit::Done)
     }
 }
 
@@ -396,22 +287,34 @@ impl Tool for Quantize {
 mod tests {
     use super::*;
 
-    fn job(args: &[&str]) -> anyhow::Result<QuantizeJob> {
-        Quantize::try_parse_from([&["gguf-quantize"], args].concat())?.job()
+    fn arguments(args: &[&str]) -> anyhow::Result<Arguments> {
+        Quantize::try_parse_from([&["gguf-quantize"], args].concat())?.arguments()
     }
 
     #[test]
     fn both_forms_of_arguments() {
-        let found = job(&["in.gguf", "out.gguf", "q4_k_m", "8"]).unwrap();
-        assert_eq!((found.file_type, found.threads), (Some(FileType::Q4KM), Some(8)));
-        assert_eq!(found.output, Path::new("out.gguf"));
-        let found = job(&["dir/in.gguf", "15"]).unwrap();
-        assert_eq!(found.output, Path::new("dir/in-Q4_K_M.gguf"));
-        let found = job(&["in.gguf", "out.gguf", "--type", "Q6_K"]).unwrap();
-        assert_eq!((found.file_type, found.output.as_path()), (Some(FileType::Q6K), Path::new("out.gguf")));
-        let found = job(&["--pure", "--type", "copy", "in.gguf"]).unwrap();
-        assert_eq!(found.output, Path::new("in-COPY.gguf"));
-        assert_eq!(job(&["in.gguf", "f16", "0"]).unwrap().threads, None);
+        let types = JobTypes::mixture;
+        let found = arguments(&["in.gguf", "out.gguf", "q4_k_m", "8"]).unwrap();
+        assert_eq!((found.types, found.threads), (types(FileType::Q4KM), Some(8)));
+        assert_eq!(found.output.as_deref(), Some(Path::new("out.gguf")));
+        let found = arguments(&["dir/in.gguf", "15"]).unwrap();
+        assert_eq!((found.types, found.output), (types(FileType::Q4KM), None));
+        let found = arguments(&["in.gguf", "out.gguf", "--type", "Q6_K"]).unwrap();
+        assert_eq!((found.types, found.output), (types(FileType::Q6K), Some("out.gguf".into())));
+        let found = arguments(&["--pure", "--type", "copy", "in.gguf"]).unwrap();
+        assert_eq!((found.types, found.output), (types(FileType::Copy), None));
+        assert_eq!(arguments(&["in.gguf", "f16", "0"]).unwrap().threads, None);
+    }
+
+    #[test]
+    fn an_output_without_a_name_is_in_the_directory_of_the_input() {
+        let path = |args: &[&str]| {
+            let quantize = Quantize::try_parse_from([&["gguf-quantize"], args].concat()).unwrap();
+            quantize.job(&quantize.arguments().unwrap()).unwrap().output.path
+        };
+        assert_eq!(path(&["dir/in.gguf", "15"]), OutputPath::Directory("dir".into()));
+        assert_eq!(path(&["--pure", "--type", "copy", "in.gguf"]), OutputPath::Directory(PathBuf::new()));
+        assert_eq!(path(&["in.gguf", "out.gguf", "q4_0"]), OutputPath::File("out.gguf".into()));
     }
 
     #[test]
@@ -433,8 +336,9 @@ mod tests {
 
     #[test]
     fn bad_arguments() {
-        let line =
-            |args: &[&str]| job(args).err().map(|error| crate::cli::render::error_line(&error)).unwrap();
+        let line = |args: &[&str]| {
+            arguments(args).err().map(|error| crate::cli::render::error_line(&error)).unwrap()
+        };
         assert_eq!(line(&["in.gguf"]), "a type expected: `--type TYPE`");
         assert_eq!(line(&["in.gguf", "out.gguf"]), "a type expected behind the output, or `--type TYPE`");
         assert_eq!(line(&["in.gguf", "out.gguf", "q9_9"]), "unknown type `q9_9`");

@@ -11,8 +11,8 @@ use std::io::{self, Write};
 
 use crate::core::Hint;
 use crate::core::ranged::shown;
-pub(crate) use crate::core::text::count;
 use crate::core::text::escape;
+pub(crate) use crate::core::text::{count, plural};
 
 pub(crate) use foreign::{json_text, message_text, to_terminal, write_json};
 pub(crate) use screen::{Screen, Style, styled};
@@ -83,9 +83,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::calibrate::StatisticsError,
         crate::calibrate::WorkError,
         crate::checkpoint::CheckpointError,
-        crate::cli::default_name::NameTaken,
-        crate::cli::quantize::overrides::RefusedOverrides,
-        crate::convert::ConvertError,
+                crate::convert::ConvertError,
         crate::convert::ToHfError,
         crate::core::output::GuardError,
         crate::core::output::OutputError,
@@ -93,6 +91,8 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::gguf::GgufError,
         crate::gguf::WriteError,
         crate::inspect::EditError,
+        crate::job::NameTaken,
+        crate::job::RefusedOverrides,
         crate::quant::QuantError,
         crate::gguf::ImatrixError,
         crate::quantize::OptionError,
@@ -130,12 +130,6 @@ pub(crate) fn duration(seconds: f64) -> String {
         60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
         _ => format!("{} h {:02} min", whole / 3600, whole / 60 % 60),
     }
-}
-
-/// Formats a count with its noun: `1 tensor`, `2 tensors`.
-#[must_use]
-pub(crate) fn plural(n: u64, noun: &str) -> String {
-    format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

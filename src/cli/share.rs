@@ -1,15 +1,11 @@
 //! `--part`, `--into`, `--resume`: a run that writes its share of an output and leaves the rest to other or later runs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::cli::Session;
-use crate::cli::render::plural;
-use crate::core::text::{bytes, escape};
-use crate::core::{TensorMeta, TensorSource};
-use crate::gguf::split::part_path;
-use crate::gguf::{Metadata, Share, WriteOptions, WriteReport, plan_files};
+use crate::gguf::Share;
+use crate::job::OutputFiles;
 
 /// Arguments of commands that may write a share.
 #[derive(Clone, Debug, Default, Args)]
@@ -29,11 +25,13 @@ pub(super) struct ShareArgs {
 }
 
 impl ShareArgs {
-    /// Returns the file that this run writes, if it writes a share of `target`.
-    pub(super) fn file(&self, target: &Path) -> Option<PathBuf> {
-        let share = self.part?;
-        let is_own = self.into.is_none() && share.count() > 1;
-        Some(if is_own { part_path(target, share.number(), share.count()) } else { target.to_owned() })
+    /// Returns the files that this run writes, unless other options divide the output.
+    pub(super) fn files(&self) -> OutputFiles {
+        match self.part {
+            Some(share) if self.into.is_some() => OutputFiles::Into { share },
+            Some(share) => OutputFiles::Share { share, resume: self.resume },
+            None => OutputFiles::File { resume: self.resume },
+        }
     }
 
     /// Returns a sentence about what is kept of a run that was stopped while it wrote.
@@ -44,52 +42,5 @@ impl ShareArgs {
             "nothing was kept: with `--resume` a run that is stopped can be resumed"
         };
         text.to_owned()
-    }
-
-    /// Notes which tensors belong to the share, if only a share is written.
-    pub(super) fn note(
-        &self,
-        session: &Session,
-        metadata: &Metadata,
-        source: &dyn TensorSource,
-        options: &WriteOptions,
-    ) -> anyhow::Result<()> {
-        let Some(share) = self.part else { return Ok(()) };
-        let split = options.split.as_ref();
-        let files = plan_files(Path::new("part"), metadata, source.tensors(), &options.layout, split)?;
-        let own = files.into_iter().next().map_or(0..0, |file| file.tensors);
-        let tensors = source.tensors().get(own).unwrap_or_default();
-        if let (Some(first), Some(last)) = (tensors.first(), tensors.last()) {
-            let n_bytes = tensors.iter().filter_map(TensorMeta::n_bytes).sum();
-            session.note(&format!(
-                "part {share}: {} of {}, `{}` to `{}`, {}",
-                tensors.len(),
-                plural(source.tensors().len() as u64, "tensor"),
-                escape(&first.name),
-                escape(&last.name),
-                bytes(n_bytes),
-            ));
-        }
-        Ok(())
-    }
-
-    /// Notes where a run resumed, and which parts of a shared file are missing.
-    pub(super) fn note_rest(&self, session: &Session, report: &WriteReport) {
-        if report.resumed_at > 0 {
-            let (at, of) = (bytes(report.resumed_at), bytes(report.file_bytes));
-            session.note(&format!("resumed at {at} of {of}, where the last run stopped"));
-        }
-        let (Some(share), Some(_), [path]) = (self.part, &self.into, report.paths.as_slice()) else { return };
-        let path = path.display().to_string();
-        let path = escape(&path);
-        if report.was_there {
-            session.note(&format!("{path}: part {share} was there already, and was not written again"));
-        }
-        if report.missing.is_empty() {
-            return session.note(&format!("{path}: all parts are there"));
-        }
-        let missing: Vec<_> =
-            report.missing.iter().map(|number| format!("{number}/{}", share.count())).collect();
-        session.note(&format!("{path} gets its name when these parts are written: {}", missing.join(", ")));
     }
 }

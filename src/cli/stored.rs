@@ -1,14 +1,11 @@
 //! Output of how a quantized checkpoint stores its weights. Shared by the `2gguf` commands and `gguf-inspect`.
 
-use std::collections::HashMap;
-
-use serde_json::{Value as Json, json};
-
 use crate::cli::Session;
 use crate::cli::render::{Align, Table, plural};
-use crate::convert::{Conversion, Quantization, StoredClass};
+use crate::convert::{Quantization, StoredClass};
+use crate::core::GgmlType;
 use crate::core::text::escape;
-use crate::core::{GgmlType, TensorMeta, TensorSource};
+use crate::job::StoredWeights;
 
 /// Maximum number of names and endings in a line.
 const SHOWN: usize = 6;
@@ -69,83 +66,20 @@ pub(super) fn lines(quantization: &Quantization) -> Vec<String> {
     lines
 }
 
-/// Quantization of the checkpoint, for plans and summaries.
-#[derive(Default)]
-pub(super) struct StoredQuantization<'a> {
-    quantization: Option<&'a Quantization>,
-    classes: Vec<StoredClass<Vec<GgmlType>>>,
-    /// Hint about what `--type native` would keep, if it was not chosen and nothing is kept.
-    hint: Option<String>,
-}
-
-impl<'a> StoredQuantization<'a> {
-    /// Describes how the weights of a conversion are stored in a file of `tensors`. `may_hint` allows a hint at
-    /// `native`.
-    pub(super) fn of(conversion: &'a Conversion, tensors: &[TensorMeta], may_hint: bool) -> Self {
-        // The tensors of a quantized file may be in another order.
-        let by_name: HashMap<&str, GgmlType> =
-            tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.ty)).collect();
-        let ty = |output: &usize| by_name.get(conversion.tensors()[*output].name.as_str()).copied();
-        let classes = conversion.stored(|outputs| {
-            let mut types: Vec<GgmlType> = outputs.iter().filter_map(ty).collect();
-            types.sort_unstable();
-            types.dedup();
-            types
-        });
-        let hint = if may_hint && conversion.kept().is_empty() { native_hint(conversion) } else { None };
-        Self { quantization: conversion.quantization(), classes, hint }
+/// Prints how the weights of a quantized checkpoint are stored, and what they become.
+pub(super) fn print(session: &Session, stored: Option<&StoredWeights>) -> anyhow::Result<()> {
+    let Some(stored) = stored else { return Ok(()) };
+    if session.common.quiet || session.common.json {
+        return Ok(());
     }
-
-    /// Prints the table and further lines; nothing for a checkpoint that is not quantized.
-    pub(super) fn print(&self, session: &Session) -> anyhow::Result<()> {
-        let Some(quantization) = self.quantization else { return Ok(()) };
-        if session.common.quiet || session.common.json {
-            return Ok(());
+    let becomes = |types: &Vec<GgmlType>| vec![types_text(types)];
+    session.print(|out| {
+        if !stored.classes.is_empty() {
+            table(&stored.classes, &["becomes"], becomes).print(out)?;
         }
-        let becomes = |types: &Vec<GgmlType>| vec![types_text(types)];
-        session.print(|out| {
-            if !self.classes.is_empty() {
-                table(&self.classes, &["becomes"], becomes).print(out)?;
-            }
-            for line in lines(quantization).iter().chain(&self.hint) {
-                writeln!(out, "{line}")?;
-            }
-            writeln!(out)
-        })
-    }
-
-    /// Returns the content as JSON; null for a checkpoint that is not quantized.
-    pub(super) fn json(&self) -> Json {
-        let Some(quantization) = self.quantization else { return Json::Null };
-        let class = |class: &StoredClass<Vec<GgmlType>>| {
-            let becomes: Vec<&str> = class.becomes.iter().map(|ty| ty.name()).collect();
-            json!({
-                "weights": class.pattern, "method": class.method, "form": class.form, "count": class.n_weights,
-                "elements": class.n_elems, "bytes": class.n_bytes, "becomes": becomes,
-            })
-        };
-        json!({
-            "method": quantization.method,
-            "classes": self.classes.iter().map(class).collect::<Vec<_>>(),
-            "left_out": quantization.left_out,
-            "plain_targets": quantization.plain_targets,
-        })
-    }
-}
-
-/// Returns the hint at `native` if it would keep something. Unreadable scales are ignored here: the conversion itself
-/// reports them.
-fn native_hint(conversion: &Conversion) -> Option<String> {
-    let native = conversion.native().ok()??;
-    let mut types: Vec<GgmlType> = Vec::new();
-    let mut n_tensors = 0;
-    for kept in native.conversion.kept() {
-        n_tensors += kept.n_tensors as u64;
-        if !types.contains(&kept.ty) {
-            types.push(kept.ty);
+        for line in lines(&stored.quantization).iter().chain(&stored.suggestion) {
+            writeln!(out, "{line}")?;
         }
-    }
-    let n_tensors = plural(n_tensors, "tensor");
-    let types = (!types.is_empty()).then(|| types_text(&types))?;
-    Some(format!("`--type native` would keep the codes of {n_tensors} exactly: {types}"))
+        writeln!(out)
+    })
 }

@@ -185,6 +185,14 @@ impl TensorSource for AdapterConversion {
             |error: views::ViewError| SourceError { tensor: meta.name.clone(), source: error.into() };
         read.map(|_| ()).map_err(failed)
     }
+
+    fn expect(&self, tensor: usize) {
+        self.recipes[tensor].weights().into_iter().for_each(|weight| self.adapter.expect(weight));
+    }
+
+    fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
+        self.recipes[tensor].release_rows(&self.adapter, first_row, n_rows);
+    }
 }
 
 /// Returns the base's directory: the given one, or else the one that the adapter names.

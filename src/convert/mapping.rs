@@ -32,7 +32,13 @@ pub fn map(
     warnings: &mut Vec<String>,
 ) -> Result<Mapping, ConvertError> {
     let dir = &source.dir;
-    let registry = registry(options)?;
+    let registry = match &options.card {
+        Some(_) => registry(options)?,
+        None => {
+            let classes = arch::named_classes(dir.config(), options.kind, dir.is_mistral_format());
+            Registry::of_classes(options.kind, &classes)?
+        }
+    };
     let side_files = SideFiles::read(dir, warnings)?;
     let target = OpenTarget::of(options)?;
     let inputs = Inputs {

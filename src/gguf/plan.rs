@@ -232,6 +232,14 @@ fn check_tensor(tensor: &TensorMeta) -> Result<u64, PlanError> {
     tensor.n_bytes().ok_or_else(|| PlanError::Size { tensor: name(), shape: shape(), ty: tensor.ty })
 }
 
+/// Returns the bytes of a value in a little-endian file: its type, then the value.
+pub(crate) fn value_bytes(value: &Value) -> Vec<u8> {
+    let mut out = HeaderEncoder { bytes: Vec::new(), endian: Endian::Little };
+    out.u32(value.value_type().id());
+    out.value(value);
+    out.bytes
+}
+
 /// Encoder of values in the byte order of the file.
 struct HeaderEncoder {
     bytes: Vec<u8>,

@@ -10,6 +10,7 @@
 pub(super) mod builtin;
 mod isolated;
 pub(super) mod names;
+mod renderer;
 
 use std::fmt::Write as _;
 use std::io;
@@ -26,6 +27,7 @@ use crate::gguf::{Array, Metadata, Value};
 
 pub use builtin::Chat;
 pub use isolated::IsolatedChat;
+pub(crate) use renderer::renderer;
 
 /// Key of the default template; other templates have a name appended.
 pub(super) const KEY: &str = "tokenizer.chat_template";

@@ -22,6 +22,19 @@ pub struct VerifyOptions<'a> {
     pub weights_only: bool,
 }
 
+impl Default for VerifyOptions<'_> {
+    fn default() -> Self {
+        Self {
+            engine: EngineOptions::default(),
+            scoring: Scoring::default(),
+            files: &[],
+            thresholds: Thresholds::default(),
+            structure_only: false,
+            weights_only: false,
+        }
+    }
+}
+
 /// Returns a warning if `what` has more tokens than the model was trained on.
 pub(super) fn longer_than_trained(plan: &GraphPlan, n_tokens: usize, what: &str) -> Option<String> {
     let trained = plan.n_ctx_train.filter(|&n| n > 0)?;

@@ -19,6 +19,7 @@ mod fuzz;
 mod gguf;
 mod hostile_corpus;
 mod inspect;
+mod job;
 mod quant;
 mod quantize;
 #[cfg(all(unix, feature = "remote"))]

@@ -15,6 +15,24 @@ pub struct Safetensors {
 }
 
 impl Safetensors {
+    /// Parses a file.
+    pub fn parse(bytes: &[u8]) -> Self {
+        let (n, rest) = bytes.split_first_chunk().unwrap();
+        let (header, data) = rest.split_at(u64::from_le_bytes(*n) as usize);
+        Self { header: serde_json::from_slice(header).unwrap(), data: data.to_vec() }
+    }
+
+    /// Descriptions of the tensors by their names, and what is said about the file.
+    pub fn header(&self) -> &Map<String, Json> {
+        &self.header
+    }
+
+    /// Bytes of a tensor.
+    pub fn data_mut(&mut self, name: &str) -> &mut [u8] {
+        let [start, end] = [0, 1].map(|at| self.header[name]["data_offsets"][at].as_u64().unwrap() as usize);
+        &mut self.data[start..end]
+    }
+
     /// Adds a tensor; `dtype` is the format's name of its element type.
     pub fn add(&mut self, name: &str, dtype: &str, dims: impl Serialize, bytes: &[u8]) {
         let range = [self.data.len(), self.data.len() + bytes.len()];

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use gguf_foundry::core::numeric::{bf16_to_f32, f16_to_f32};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{ElementType, GgmlType, Shape, SourceError};
 use gguf_foundry::core::{TensorMeta, TensorSource, WeightMeta, WeightSource};
@@ -15,6 +16,32 @@ pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
 /// F32 numbers of bytes.
 pub fn f32_values(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+}
+
+/// F32 numbers of the bytes of floats.
+pub fn decoded(ty: ElementType, bytes: &[u8]) -> Vec<f32> {
+    let halves = || bytes.as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
+    match ty {
+        ElementType::F32 => f32_values(bytes),
+        ElementType::F16 => halves().map(f16_to_f32).collect(),
+        ElementType::Bf16 => halves().map(bf16_to_f32).collect(),
+        other => panic!("{other} is no float"),
+    }
+}
+
+/// All bytes of a tensor of a GGUF file.
+pub fn tensor_bytes(source: &dyn TensorSource, tensor: usize) -> Vec<u8> {
+    let mut bytes = vec![0; source.tensors()[tensor].n_bytes().unwrap() as usize];
+    source.read_rows(tensor, 0, &mut bytes).unwrap();
+    bytes
+}
+
+/// All bytes of a tensor of a checkpoint.
+pub fn weight_bytes(source: &dyn WeightSource, weight: usize) -> Vec<u8> {
+    let meta = &source.weights()[weight];
+    let mut bytes = vec![0; meta.shape.n_elems() as usize * meta.ty.bytes().unwrap()];
+    source.read_elems(weight, 0, &mut bytes).unwrap();
+    bytes
 }
 
 /// Description of a tensor; dimensions outermost first.
@@ -76,14 +103,59 @@ impl MemoryTensors {
         self.metas.retain(is_kept);
     }
 
+    /// Removes a tensor.
+    pub fn remove(&mut self, name: &str) {
+        let at = self.index(name);
+        self.metas.remove(at);
+        self.bytes.remove(at);
+    }
+
+    /// Adds a tensor with the type, the shape and the bytes of another one.
+    pub fn add_copy(&mut self, of: &str, name: &str) {
+        let at = self.index(of);
+        self.metas.push(TensorMeta { name: name.to_owned(), ..self.metas[at].clone() });
+        self.bytes.push(self.bytes[at].clone());
+    }
+
+    /// Replaces the type and the bytes of a tensor.
+    pub fn replace(&mut self, name: &str, ty: GgmlType, bytes: Vec<u8>) {
+        let at = self.index(name);
+        self.metas[at].ty = ty;
+        assert_eq!(self.metas[at].n_bytes(), Some(bytes.len() as u64), "{name}");
+        self.bytes[at] = bytes;
+    }
+
+    /// Gives a tensor other dimensions, of at most as many bytes as it has.
+    pub fn reshape(&mut self, name: &str, dims: &[u64]) {
+        let at = self.index(name);
+        self.metas[at] = tensor_meta(name, dims, self.metas[at].ty);
+        self.bytes[at].truncate(self.metas[at].n_bytes().unwrap() as usize);
+    }
+
+    /// Exchanges the bytes of two tensors.
+    pub fn swap(&mut self, a: &str, b: &str) {
+        let (a, b) = (self.index(a), self.index(b));
+        self.bytes.swap(a, b);
+    }
+
     /// Place of a tensor in the file.
     pub fn index(&self, name: &str) -> usize {
         let found = self.metas.iter().position(|meta| meta.name == name);
         found.unwrap_or_else(|| panic!("no tensor `{name}`"))
     }
 
+    /// Description of a tensor.
+    pub fn meta(&self, name: &str) -> &TensorMeta {
+        &self.metas[self.index(name)]
+    }
+
     pub fn bytes(&self, tensor: usize) -> &[u8] {
         &self.bytes[tensor]
+    }
+
+    pub fn bytes_mut(&mut self, name: &str) -> &mut [u8] {
+        let at = self.index(name);
+        &mut self.bytes[at]
     }
 
     /// Numbers of an F32 tensor.

@@ -99,6 +99,12 @@ pub fn count(n: u64) -> String {
     out
 }
 
+/// Formats a count with its noun: `1 tensor`, `2 tensors`.
+#[must_use]
+pub fn plural(n: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
+}
+
 /// Parses a size with an optional unit K, M, G or T (powers of 1024): `128M`, `1.5G`, `4096`.
 #[must_use]
 pub fn parse_bytes(text: &str) -> Option<u64> {

@@ -274,3 +274,22 @@ fn every_embedded_table_is_found_by_its_architecture() {
     }
     assert_eq!(GraphFeatures::of("no such architecture"), None);
 }
+
+#[test]
+fn the_cards_of_a_class_are_found_without_the_others() {
+    for kind in [CardKind::Text, CardKind::Mmproj] {
+        let all = Registry::embedded_of(kind).unwrap();
+        for ClassRow { class, .. } in all.classes() {
+            let few = Registry::of_classes(kind, &[class.to_owned()]).unwrap();
+            assert!(few.tables.len() < all.tables.len() / 4, "{class}: {} cards", few.tables.len());
+            let claiming = |registry: &Registry| {
+                let cards = registry.cards.iter().filter(|card| card.classes.iter().any(|own| own == class));
+                cards.map(|card| format!("{card:?}")).collect::<Vec<_>>()
+            };
+            assert_eq!(claiming(&few), claiming(&all), "{class}");
+        }
+        let unknown = Registry::of_classes(kind, &["Nobodys".to_owned()]).unwrap();
+        assert_eq!(unknown.cards.len(), all.cards.len());
+        assert_eq!(Registry::of_classes(kind, &[]).unwrap().cards.len(), all.cards.len());
+    }
+}

@@ -26,6 +26,9 @@ const BASE_KEYS: &[&str] = &[
     "tied",
     "tower_let",
     "widths",
+    "wrapper_classes",
+    "wrapper_prefixes",
+    "wrapper_suffixes",
 ];
 
 /// Content of `base.toml`, which explains it.
@@ -50,6 +53,12 @@ pub(in crate::arch) struct Base {
     pub(in crate::arch) tied: Vec<String>,
     /// Configuration keys.
     pub(in crate::arch) widths: Vec<String>,
+    /// Classes of wrappers that name no model.
+    pub(in crate::arch) wrapper_classes: Vec<String>,
+    /// Prefixes that wrappers add to a model's class.
+    pub(in crate::arch) wrapper_prefixes: Vec<String>,
+    /// Suffixes that wrappers add to a model's class.
+    pub(in crate::arch) wrapper_suffixes: Vec<String>,
 }
 
 /// Returns the shared facts; they are parsed once per process.
@@ -77,6 +86,9 @@ fn parsed(text: &str) -> Read<Base> {
         read_by: names(&top, "read_by")?,
         tied: top.texts("tied")?,
         widths: top.texts("widths")?,
+        wrapper_classes: top.texts("wrapper_classes")?,
+        wrapper_prefixes: top.texts("wrapper_prefixes")?,
+        wrapper_suffixes: top.texts("wrapper_suffixes")?,
     })
 }
 

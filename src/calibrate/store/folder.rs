@@ -6,8 +6,8 @@ use sha2::{Digest, Sha256};
 
 use crate::calibrate::digest::hex;
 use crate::calibrate::store::manifest::{
-    CheckEntry, FORMAT, InputEntry, KindEntry, LayerEntry, MatrixEntry, MomentsEntry, StatisticsManifest,
-    VERSION,
+    FORMAT, InputEntry, KindEntry, LayerEntry, MatrixEntry, MomentsEntry, StatisticsManifest, VERSION,
+    WindowEntry,
 };
 use crate::calibrate::store::{MANIFEST, SUMS, StatisticsError, identity};
 use crate::calibrate::{CalibrationText, Layer, SharedInput};
@@ -121,7 +121,7 @@ impl Folder {
             sequences: kind.windows.len() as u64,
             weight: kind.weight,
             seed: kind.seed,
-            check: kind.check.iter().map(CheckEntry::of).collect(),
+            held_out: kind.held_out.iter().map(WindowEntry::of).collect(),
         });
         Ok(StatisticsManifest {
             format: FORMAT.to_owned(),

@@ -92,14 +92,15 @@ pub(super) struct KindEntry {
     pub(super) weight: u32,
     /// Seed of text that a model wrote.
     pub(super) seed: Option<u64>,
-    /// Windows that were held back for the check.
-    pub(super) check: Vec<CheckEntry>,
+    /// Windows that are held out.
+    #[serde(rename = "check")]
+    pub(super) held_out: Vec<WindowEntry>,
 }
 
 /// Window of text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(in crate::calibrate) struct CheckEntry {
+pub(in crate::calibrate) struct WindowEntry {
     /// Number of its prompt, and index of its first token there.
     pub(super) prompt: usize,
     pub(super) start: usize,
@@ -112,7 +113,7 @@ pub(in crate::calibrate) struct CheckEntry {
     pub(super) scored: [usize; 2],
 }
 
-impl CheckEntry {
+impl WindowEntry {
     pub(in crate::calibrate) fn of(window: &Window) -> Self {
         let Window { prompt, start, chunk, scored, .. } = window;
         Self {

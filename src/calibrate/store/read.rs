@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::calibrate::moments::KindMoments;
 use crate::calibrate::store::folder::Folder;
 use crate::calibrate::store::manifest::{
-    CheckEntry, FORMAT, LayerEntry, MatrixEntry, StatisticsCounts, StatisticsManifest, VERSION,
+    FORMAT, LayerEntry, MatrixEntry, StatisticsCounts, StatisticsManifest, VERSION, WindowEntry,
 };
 use crate::calibrate::store::tensor_file::TensorFile;
 use crate::calibrate::store::{IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name};
@@ -32,8 +32,8 @@ pub struct StatisticsKind {
     pub weight: u32,
     /// Seed of text that a model wrote.
     pub seed: Option<u64>,
-    /// Windows that were held back for the check.
-    pub check: Vec<Window>,
+    /// Windows that are held out.
+    pub held_out: Vec<Window>,
 }
 
 /// Statistics in a directory.
@@ -174,7 +174,7 @@ impl Statistics {
             n_sequences: kind.sequences,
             weight: kind.weight,
             seed: kind.seed,
-            check: kind.check.iter().filter_map(CheckEntry::window).collect(),
+            held_out: kind.held_out.iter().filter_map(WindowEntry::window).collect(),
         });
         kinds.collect()
     }
@@ -302,7 +302,7 @@ pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<StatisticsMa
         serde_json::from_value(json.into()).map_err(|error| broken(error.to_string()))?;
     let n_kinds = manifest.kinds.len();
     for (at, kind) in manifest.kinds.iter().enumerate() {
-        if let Some(window) = kind.check.iter().position(|window| window.window().is_none()) {
+        if let Some(window) = kind.held_out.iter().position(|window| window.window().is_none()) {
             let place = format!("`kinds[{at}].check[{window}]`");
             return Err(broken(format!("{place}: rows that are not in its tokens, or not in their order")));
         }

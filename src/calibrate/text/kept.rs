@@ -4,7 +4,7 @@ use crate::calibrate::{CalibrateError, CalibrationText, Statistics, TextKind};
 
 impl CalibrationText {
     /// Builds the kinds of text that statistics were collected over, without their calibration sequences but with the
-    /// held-back ones.
+    /// held-out ones.
     ///
     /// `chosen` names the kinds to use; all are used if it is empty. Text that the model wrote weighs as much as the
     /// other used kinds together, as in [`CalibrationText::with_self`].
@@ -33,7 +33,7 @@ impl CalibrationText {
                 n_available: n_run,
                 weight: weigh(kind.weight, kind.seed),
                 seed: kind.seed,
-                check: kind.check,
+                held_out: kind.held_out,
                 name: kind.name,
             }
         };

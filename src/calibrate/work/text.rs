@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::calibrate::journal::{sealed, unsealed};
 use crate::calibrate::program::program;
-use crate::calibrate::store::{CheckEntry, identity};
+use crate::calibrate::store::{WindowEntry, identity};
 use crate::calibrate::work::{TEXT, WorkFolder};
 use crate::calibrate::{CalibrateError, SelfText};
 use crate::core::limits::Limits;
@@ -18,7 +18,7 @@ use crate::verify::{Fingerprint, Model, Window};
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::calibrate) struct KeptText {
     pub(in crate::calibrate) windows: Vec<Window>,
-    pub(in crate::calibrate) check: Vec<Window>,
+    pub(in crate::calibrate) held_out: Vec<Window>,
     pub(in crate::calibrate) notes: Vec<String>,
 }
 
@@ -27,15 +27,16 @@ pub(in crate::calibrate) struct KeptText {
 struct StoredText {
     /// Digest of everything that decides the text.
     of: String,
-    windows: Vec<CheckEntry>,
-    check: Vec<CheckEntry>,
+    windows: Vec<WindowEntry>,
+    #[serde(rename = "check")]
+    held_out: Vec<WindowEntry>,
     notes: Vec<String>,
 }
 
 fn digest(
     model: &Model<'_>,
     own: &SelfText,
-    held_back: bool,
+    holds_out: bool,
     engine: EngineOptions,
 ) -> Result<String, CalibrateError> {
     let (weights, tokenizer) = identity(model)?;
@@ -44,7 +45,7 @@ fn digest(
     digest.bytes(engine.level.name().as_bytes());
     digest.bytes(weights.as_bytes());
     digest.bytes(tokenizer.as_bytes());
-    digest.value(&(own, held_back))?;
+    digest.value(&(own, holds_out))?;
     Ok(digest.hex())
 }
 
@@ -71,10 +72,10 @@ impl SelfTextKeeper<'_> {
         self,
         model: &Model<'_>,
         own: &SelfText,
-        held_back: bool,
+        holds_out: bool,
         engine: EngineOptions,
     ) -> Result<Option<KeptText>, CalibrateError> {
-        let of = || digest(model, own, held_back, engine);
+        let of = || digest(model, own, holds_out, engine);
         match self {
             Self::Work(work) => {
                 let Ok(bytes) = fs_err::read(work.path().join(TEXT)) else { return Ok(None) };
@@ -112,7 +113,7 @@ impl SelfTextKeeper<'_> {
         self,
         model: &Model<'_>,
         own: &SelfText,
-        held_back: bool,
+        holds_out: bool,
         engine: EngineOptions,
         text: &KeptText,
     ) -> Result<(), CalibrateError> {
@@ -122,11 +123,11 @@ impl SelfTextKeeper<'_> {
             Self::Work(work) => (work.path().join(TEXT), work.sync),
             Self::File { path, sync } => (path.to_owned(), sync),
         };
-        let entries = |windows: &[Window]| windows.iter().map(CheckEntry::of).collect();
+        let entries = |windows: &[Window]| windows.iter().map(WindowEntry::of).collect();
         let stored = StoredText {
-            of: digest(model, own, held_back, engine)?,
+            of: digest(model, own, holds_out, engine)?,
             windows: entries(&text.windows),
-            check: entries(&text.check),
+            held_out: entries(&text.held_out),
             notes: text.notes.clone(),
         };
         let json = serde_json::to_string(&stored).map_err(std::io::Error::from)?;
@@ -138,10 +139,11 @@ impl SelfTextKeeper<'_> {
 impl StoredText {
     /// Rebuilds the text; `None` if its fields contradict each other.
     fn text(self) -> Option<KeptText> {
-        let windows =
-            |entries: &[CheckEntry]| entries.iter().map(CheckEntry::window).collect::<Option<Vec<Window>>>();
-        let (windows, check) = windows(&self.windows).zip(windows(&self.check))?;
-        Some(KeptText { windows, check, notes: self.notes })
+        let windows = |entries: &[WindowEntry]| {
+            entries.iter().map(WindowEntry::window).collect::<Option<Vec<Window>>>()
+        };
+        let (windows, held_out) = windows(&self.windows).zip(windows(&self.held_out))?;
+        Some(KeptText { windows, held_out, notes: self.notes })
     }
 }
 

@@ -6,13 +6,13 @@ use clap::Args;
 use serde_json::{Value as Json, json};
 
 use crate::arch::{Draft, Unmatched};
-use crate::cli::guard::Guard;
 use crate::cli::render::{self, plural};
 use crate::cli::{Exit, Session};
 use crate::convert::{ConvertOptions, draft};
 use crate::core::Hint;
 use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
 use crate::core::text::escape;
+use crate::job::Guard;
 
 /// Maximum number of names that a report lists.
 const MAX_LISTED: usize = 12;
@@ -29,7 +29,7 @@ pub(super) struct DraftArgs {
 
 impl DraftArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let mut guard = Guard::new(session, false);
+        let mut guard = Guard::new(&session.progress, false);
         guard.read("the checkpoint", &self.dir)?;
         if let Some(path) = &self.output {
             Destination::of(path)?;

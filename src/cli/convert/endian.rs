@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::cli::guard::Guard;
 use crate::cli::inspect::written;
 use crate::cli::{Exit, Session};
 use crate::core::bytes::Endian;
 use crate::core::text::escape;
 use crate::gguf::{GgufFile, output_kind};
 use crate::inspect::{self, endian_name};
+use crate::job::Guard;
 
 /// Byte orders by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -53,7 +53,7 @@ impl EndianArgs {
         let file = GgufFile::open(&self.file)?;
         let other = if file.endian() == Endian::Little { Endian::Big } else { Endian::Little };
         let endian = self.to.map_or(other, ByteOrderArg::endian);
-        let mut guard = Guard::new(session, self.dry_run);
+        let mut guard = Guard::new(&session.progress, self.dry_run);
         guard.read_all("the model", file.paths())?;
         guard.write("-o", &self.output, output_kind(file.metadata()))?;
         if endian == file.endian() {

@@ -6,8 +6,9 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::convert::to_gguf::ToGguf;
 use crate::cli::{Exit, Session, UsageError};
-use crate::convert::{ConvertOptions, FlmOptions, ModelSource};
+use crate::convert::{ConvertOptions, FlmOptions};
 use crate::dequant::flm::FlmMeaning;
+use crate::job::{JobInput, JobTypes};
 
 /// Whose reading of value ranges counts.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -38,7 +39,7 @@ pub(super) struct Flm2gguf {
 
 impl Flm2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let flm = FlmOptions {
+        let options = FlmOptions {
             arch: self.arch.clone(),
             merge_adapters: self.merge_adapters,
             meaning: match self.meaning {
@@ -47,8 +48,7 @@ impl Flm2gguf {
             },
         };
         let dir = self.file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let open = |options: &ConvertOptions| ModelSource::open_flm(&self.file, &flm, options);
-        let adjust = |_, options: &mut ConvertOptions| {
+        let adjust = |_: &JobTypes, options: &mut ConvertOptions| {
             if options.limits.follow_links {
                 let text =
                     "`--follow-links` goes with directories only: a FastLLM file carries all its texts";
@@ -56,7 +56,8 @@ impl Flm2gguf {
             }
             Ok(())
         };
-        self.to_gguf.run(session, [self.file.as_path(), dir], adjust, open)?;
+        let input = JobInput::Flm { path: self.file.clone(), options };
+        self.to_gguf.run(session, input, dir, adjust)?;
         Ok(Exit::Done)
     }
 }

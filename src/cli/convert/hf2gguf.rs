@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::arch::{CardKind, DraftHeads, Fuse};
-use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
+use crate::cli::convert::to_gguf::ToGguf;
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session, UsageError};
-use crate::convert::{ConvertOptions, ModelSource};
+use crate::convert::ConvertOptions;
+use crate::job::{JobInput, JobTypes};
 
 /// Ids of options that apply to the text model only.
 const TEXT_ONLY: [&str; 12] = [
@@ -76,12 +77,12 @@ impl Hf2gguf {
         let model = self.remote.directory(session, &self.dir)?;
         let target_model = self.remote.optional(session, self.target_model_dir.as_deref())?;
         self.remote.check_use([&model].into_iter().chain(&target_model))?;
-        let adjust = |plan: TypePlan, options: &mut ConvertOptions| {
-            if self.fp8_as_q8 && !matches!(plan, TypePlan::Plain { .. }) {
+        let adjust = |types: &JobTypes, options: &mut ConvertOptions| {
+            if self.fp8_as_q8 && !matches!(types, JobTypes::Plain { .. }) {
                 let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
                 return Err(UsageError(text.to_owned()).into());
             }
-            if self.mmproj && !matches!(plan, TypePlan::Plain { .. }) {
+            if self.mmproj && !matches!(types, JobTypes::Plain { .. }) {
                 let text = "`--mmproj` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only: runtimes read towers in \
                             these types";
                 return Err(UsageError(text.to_owned()).into());
@@ -104,8 +105,8 @@ impl Hf2gguf {
             options.fp8_as_q8 = self.fp8_as_q8;
             Ok(())
         };
-        let paths = [model.path(), model.output()];
-        self.to_gguf.run(session, paths, adjust, |options| ModelSource::open(model.path(), options))?;
+        let input = JobInput::Checkpoint(model.path().to_owned());
+        self.to_gguf.run(session, input, model.output(), adjust)?;
         Ok(Exit::Done)
     }
 }

@@ -1,26 +1,21 @@
 //! `gguf-convert lora2gguf`: converts a LoRA adapter.
 
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::arch::OutType;
-use crate::cli::convert::to_gguf::{AUTO, ConvertJob, job_target};
-use crate::cli::default_name::Unnamed;
-use crate::cli::guard::Guard;
+use crate::cli::job::{carry_out, output_path, with_common};
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session};
-use crate::convert::{AdapterConversion, AdapterOptions, ConvertOptions};
+use crate::convert::{AdapterOptions, Codes, ConvertOptions};
 use crate::core::bytes::Endian;
 use crate::core::limits::Limits;
-use crate::core::output::OutputKind;
-use crate::core::text::escape;
-use crate::gguf::{LayoutOptions, WriteOptions, write_gguf};
+use crate::job::{Job, JobInput, JobOutput, JobTypes};
 
 /// Types that an adapter's matrices can have.
-const TYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", AUTO];
+const TYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", JobTypes::AUTO];
 
 /// Arguments of `lora2gguf`.
 #[derive(Debug, Args)]
@@ -67,53 +62,24 @@ pub(super) struct Lora2gguf {
 
 impl Lora2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let started = Instant::now();
         let adapter_dir = self.remote.directory(session, &self.dir)?;
         let base = self.remote.optional(session, self.base.as_deref())?;
         self.remote.check_use([&adapter_dir].into_iter().chain(&base))?;
         let base = base.as_ref().map(|base| base.path().to_owned());
-        let adapter = AdapterOptions { base: base.clone(), scale_alpha: self.scale_alpha };
-        let conversion = AdapterConversion::plan(adapter_dir.path(), &adapter, &self.options(session))?;
-        for warning in conversion.warnings() {
-            log::warn!("{}", escape(warning));
-        }
-        let encoding = conversion.encoding();
-        let default_name = conversion.default_file_name(&encoding);
-        let target =
-            job_target(self.output.as_deref().unwrap_or(adapter_dir.output()), &default_name, &encoding);
-        let options = WriteOptions {
-            layout: LayoutOptions {
-                endian: if self.bigendian { Endian::Big } else { Endian::Little },
-                ..LayoutOptions::default()
-            },
-            sync: !session.common.no_sync,
-            memory_bytes: session.common.memory_bytes(),
-            inputs: conversion.input_paths().to_vec(),
-            ..WriteOptions::default()
-        };
-        let job = ConvertJob::plain(target, conversion.metadata(), &conversion, options, encoding);
-        let mut guard = Guard::new(session, self.dry_run);
-        guard.read("the adapter", adapter_dir.path())?;
-        guard.read_all("the adapter", conversion.input_paths())?;
-        guard.read_all("the base model", &base)?;
-        guard.read_all("the card", &self.card)?;
-        guard.write("the output", &job.target, OutputKind::Model)?;
-        if self.output.as_deref().is_none_or(Path::is_dir) {
-            let model = Unnamed { metadata: conversion.metadata(), source: &conversion };
-            guard.unnamed(&job.target, model)?;
-        }
-        if self.dry_run {
-            job.print_plan(session, |tensor| conversion.sources(tensor).map(ToOwned::to_owned).collect())?;
-            return Ok(Exit::Done);
-        }
-        let report = write_gguf(&job.target, job.metadata, job.source, &job.options, &session.progress)?;
-        job.print_report(session, &report, &[], started.elapsed().as_secs_f64())?;
+        let options = AdapterOptions { base, scale_alpha: self.scale_alpha };
+        let input = JobInput::Adapter { path: adapter_dir.path().to_owned(), options };
+        let file_type = OutType::from_name(&self.ty.to_ascii_lowercase());
+        let types = JobTypes::Plain { file_type, codes: Codes::Card };
+        let path = output_path(self.output.as_deref(), adapter_dir.output());
+        let endian = if self.bigendian { Endian::Big } else { Endian::Little };
+        let output = JobOutput { endian, ..JobOutput::at(path) };
+        let job = Job { convert: self.options(session), ..Job::new(input, types, output) };
+        carry_out(session, &with_common(job, &session.common), self.dry_run)?;
         Ok(Exit::Done)
     }
 
     fn options(&self, session: &Session) -> ConvertOptions {
         ConvertOptions {
-            file_type: OutType::from_name(&self.ty.to_ascii_lowercase()),
             card: self.card.clone(),
             level: session.common.simd,
             limits: Limits { follow_links: self.follow_links, ..Limits::default() },

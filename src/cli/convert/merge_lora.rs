@@ -1,15 +1,14 @@
 //! `gguf-convert merge-lora`: merges an adapter into its base model.
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::arch::OutType;
-use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
+use crate::cli::convert::to_gguf::ToGguf;
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session, UsageError};
-use crate::convert::{ConvertOptions, ModelSource};
+use crate::convert::ConvertOptions;
+use crate::job::{JobInput, JobTypes};
 
 /// Arguments of `merge-lora`.
 #[derive(Debug, Args)]
@@ -29,27 +28,16 @@ impl MergeLora {
         let base = self.remote.directory(session, &self.base)?;
         let adapter = self.remote.directory(session, &self.adapter)?;
         self.remote.check_use([&base, &adapter])?;
-        let opened = RefCell::new(None);
-        let adjust = |_: TypePlan, options: &mut ConvertOptions| {
+        let adjust = |_: &JobTypes, options: &mut ConvertOptions| {
             if options.vocab_only {
                 let text = "`--vocab-only` writes no tensors: there is nothing to merge into";
                 return Err(UsageError(text.to_owned()).into());
             }
-            let source = ModelSource::open(base.path(), options)?;
-            // Merged sums are F32, so `auto` is resolved by the types before the merge.
-            options.file_type = options.file_type.or_else(|| Some(OutType::auto(source.metas())));
-            opened.replace(Some(source));
             Ok(())
         };
-        let open = |options: &ConvertOptions| {
-            let source = match opened.take() {
-                Some(source) => source,
-                None => ModelSource::open(base.path(), options)?,
-            };
-            source.merged(adapter.path(), options)
-        };
+        let input = JobInput::Merged { base: base.path().to_owned(), adapter: adapter.path().to_owned() };
         // The base model's directory may contain its own conversion, so the default output is next to the adapter.
-        self.to_gguf.run(session, [base.path(), adapter.output()], adjust, open)?;
+        self.to_gguf.run(session, input, adapter.output(), adjust)?;
         Ok(Exit::Done)
     }
 }

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::cli::convert::to_gguf::{ToGguf, TypePlan};
+use crate::cli::convert::to_gguf::ToGguf;
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session};
-use crate::convert::{ConvertOptions, ModelSource, OffsetSign};
+use crate::convert::{ConvertOptions, OffsetSign};
+use crate::job::{JobInput, JobTypes};
 
 /// How offsets are meant.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -37,7 +38,7 @@ pub(super) struct Msmodelslim2gguf {
 
 impl Msmodelslim2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let adjust = |_: TypePlan, options: &mut ConvertOptions| {
+        let adjust = |_: &JobTypes, options: &mut ConvertOptions| {
             options.offset_sign = match self.offset_sign {
                 OffsetSignArg::Auto => OffsetSign::Auto,
                 OffsetSignArg::File => OffsetSign::File,
@@ -47,8 +48,8 @@ impl Msmodelslim2gguf {
         };
         let model = self.remote.directory(session, &self.dir)?;
         self.remote.check_use([&model])?;
-        let open = |options: &ConvertOptions| ModelSource::open_msmodelslim(model.path(), options);
-        self.to_gguf.run(session, [model.path(), model.output()], adjust, open)?;
+        let input = JobInput::MsModelSlim(model.path().to_owned());
+        self.to_gguf.run(session, input, model.output(), adjust)?;
         Ok(Exit::Done)
     }
 }

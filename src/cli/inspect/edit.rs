@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Value as Json, json};
 
-use crate::cli::guard::Guard;
 use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS, written};
 use crate::cli::render::{Align, Table};
-use crate::cli::{Session, UsageError, templates};
+use crate::cli::{Session, UsageError};
 use crate::core::output::{OutputKind, check_kind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
@@ -16,6 +15,8 @@ use crate::gguf::{Metadata, Value, WriteReport};
 use crate::inspect::{
     Change, Edit, EditError, EditPlan, Objection, TensorChange, typed_json, value_text, value_type_name,
 };
+use crate::job::Guard;
+use crate::job::templates::template_faults;
 
 /// How an edit is made.
 #[derive(Debug, Args)]
@@ -55,7 +56,7 @@ impl EditArgs {
         if self.output.is_none() {
             refuse_read_only(plan.target())?;
         }
-        let mut guard = Guard::new(session, self.dry_run);
+        let mut guard = Guard::new(&session.progress, self.dry_run);
         guard.read_all("a value", values)?;
         if let Some(output) = &self.output {
             guard.read_all("the model", plan.inputs())?;
@@ -66,7 +67,7 @@ impl EditArgs {
             let kind = if is_imatrix { OutputKind::Imatrix } else { OutputKind::Model };
             guard.write("the output", plan.target(), kind)?;
         }
-        for (name, why) in templates::faults(&added(plan.changes())) {
+        for (name, why) in template_faults(&added(plan.changes())) {
             plan.object(Objection::Template { name, why });
         }
         if self.force {

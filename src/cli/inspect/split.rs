@@ -6,7 +6,6 @@ use clap::Args;
 use serde_json::json;
 
 use crate::cli::Session;
-use crate::cli::guard::Guard;
 use crate::cli::inspect::written;
 use crate::cli::render::{Align, Table, count, plural};
 use crate::core::output::OutputKind;
@@ -14,6 +13,7 @@ use crate::core::text::{bytes, escape};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{GgufFile, PlannedFile, SplitSpec, SplitStyle};
 use crate::inspect;
+use crate::job::Guard;
 
 /// Maximum number of tensors in a part if no limit is given, as in llama.cpp.
 const DEFAULT_MAX_TENSORS: u64 = 128;
@@ -67,7 +67,7 @@ impl SplitArgs {
     /// Prints the parts with their tensors.
     fn plan(&self, file: &GgufFile, spec: &SplitSpec, session: &Session) -> anyhow::Result<()> {
         let parts = inspect::plan_split(file, &self.output, spec)?;
-        let mut guard = Guard::new(session, true);
+        let mut guard = Guard::new(&session.progress, true);
         guard.read_all("the model", file.paths())?;
         parts.iter().try_for_each(|part| guard.write("a part", &part.path, OutputKind::Model))?;
         let _ = parts.first().and_then(|part| session.destination(&part.path));

@@ -9,12 +9,11 @@ use serde_json::{Map, Value as Json, json};
 use crate::cli::inspect::edit::EditArgs;
 use crate::cli::inspect::get::print_bytes;
 use crate::cli::remote::open_header;
-use crate::cli::templates::renderer;
 use crate::cli::{Session, UsageError};
 use crate::core::text::{escape, escape_bytes};
 use crate::gguf::{OpenOptions, Value};
 use crate::inspect::{Edit, chat_templates, read_templates, value_json};
-use crate::verify::Chat;
+use crate::verify::{Chat, renderer};
 
 /// Arguments of `template`.
 #[derive(Debug, Args)]

@@ -5,12 +5,10 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use crate::cli::{Session, UsageError};
+use crate::cli::UsageError;
 use crate::core::GgmlType;
-use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
-use crate::core::text::escape;
-use crate::gguf::Imatrix;
+use crate::job::Importance;
 use crate::quantize::{
     CoveragePolicy, FileType, OptionError, Override, QuantizeOptions, TensorTypeRule, parse_ggml_type,
     parse_layers,
@@ -87,15 +85,15 @@ pub(crate) fn usage(error: OptionError) -> anyhow::Error {
 }
 
 impl QuantizeArgs {
-    /// Returns the options for the library.
+    /// Returns the options for the library. The file type is another matter.
     ///
     /// # Errors
     /// Options that cannot be parsed; rule files that cannot be read.
-    pub(crate) fn to_options(&self, file_type: FileType, simd: SimdLevel) -> anyhow::Result<QuantizeOptions> {
+    pub(crate) fn to_options(&self, simd: SimdLevel) -> anyhow::Result<QuantizeOptions> {
         let tensor_type = |name: &Option<String>| -> anyhow::Result<Option<GgmlType>> {
             name.as_deref().map(parse_ggml_type).transpose().map_err(usage)
         };
-        let mut options = QuantizeOptions::new(file_type);
+        let mut options = QuantizeOptions::new(FileType::Q4KM);
         options.pure = self.pure;
         options.leave_output_tensor = self.leave_output_tensor;
         options.output_tensor_type = tensor_type(&self.output_tensor_type)?;
@@ -129,35 +127,13 @@ impl QuantizeArgs {
             || !self.override_kv.is_empty()
     }
 
-    /// Opens the importance matrix, if one is given.
-    ///
-    /// # Errors
-    /// As [`Imatrix::open`].
-    pub(crate) fn open_imatrix(&self, session: &Session) -> anyhow::Result<Option<Imatrix>> {
-        let warn = |option: &str, names: Vec<String>, why: &str| {
-            if !names.is_empty() {
-                let names: Vec<_> = names.iter().map(|name| format!("`{option} {}`", escape(name))).collect();
-                session.progress.warn(&format!("without effect, {why}: {}", names.join(", ")));
-            }
-        };
-        let Some(path) = &self.imatrix else {
-            let why = "there is no --imatrix";
-            warn("--include-weights", self.include_weights.clone(), why);
-            warn("--exclude-weights", self.exclude_weights.clone(), why);
-            return Ok(None);
-        };
-        let mut imatrix = Imatrix::open(path)?;
-        let why = "no entry of the importance matrix has such a name";
-        if !self.include_weights.is_empty() {
-            warn("--include-weights", imatrix.include(&self.include_weights), why);
+    /// Returns the importance matrix with the entries to use.
+    pub(crate) fn importance(&self) -> Importance {
+        Importance {
+            path: self.imatrix.clone(),
+            include: self.include_weights.clone(),
+            exclude: self.exclude_weights.clone(),
         }
-        warn("--exclude-weights", imatrix.exclude(&self.exclude_weights), why);
-        if imatrix.is_empty() {
-            session
-                .progress
-                .warn("no entry of the importance matrix is left: quantizing goes without importance");
-        }
-        Ok(Some(imatrix))
     }
 }
 
@@ -258,7 +234,7 @@ mod tests {
 
     fn options(args: &[&str]) -> anyhow::Result<QuantizeOptions> {
         let probe = QuantizeProbe::try_parse_from([&["probe"], args].concat())?;
-        probe.options.to_options(FileType::Q4KM, SimdLevel::Scalar)
+        probe.options.to_options(SimdLevel::Scalar)
     }
 
     #[test]

@@ -9,16 +9,14 @@ use serde_json::json;
 use crate::arch::OutType;
 use crate::calibrate::{
     BatchRange, CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, LayerMoments, LayerSums,
-    PartWriter, SELF_NAME, SelfTextKeeper, Statistics, StatisticsCounts, StatisticsPart, StatisticsWriter,
-    TextOptions, TextShare,
+    PartWriter, SELF_NAME, SelfTextKeeper, Solver, Statistics, StatisticsCounts, StatisticsPart,
+    StatisticsWriter, TextOptions, TextShare,
 };
 use crate::cli::folder::folder_bytes;
-use crate::cli::quantize::calibrate::{CalibrateArgs, CalibrationSources};
-use crate::cli::quantize::keep::KeepArgs;
-use crate::cli::quantize::solver::SolverName;
+use crate::cli::job::failure;
+use crate::cli::quantize::calibrate::{given_texts, own_text};
 use crate::cli::render::{count, plural};
 use crate::cli::verify::engine_options;
-use crate::cli::verify::model::ModelParts;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{Codes, Conversion, ConvertOptions};
 use crate::core::output::NewDirectory;
@@ -27,7 +25,8 @@ use crate::core::text::{bytes, escape};
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::ModelKind;
 use crate::gguf::{GgufFile, Metadata, Share};
-use crate::verify::{Model, Recall};
+use crate::job::calibration::{Calibration, CalibrationSources, OwnText};
+use crate::verify::{Model, ModelParts, Recall};
 
 #[derive(Clone, Debug, Args)]
 #[command(
@@ -53,7 +52,7 @@ pub(super) struct StatsArgs {
     /// text
     #[arg(long, value_name = "FILE", conflicts_with = "no_self_text")]
     self_text: Option<PathBuf>,
-    /// Tokens of text, shared equally by its kinds; a seventh as much is held back to check results
+    /// Tokens of text, shared equally by its kinds; a seventh as much is held out to check results
     #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens)]
     calibrate_tokens: usize,
     /// Hold back nothing: results will be checked with this text, a file or a folder, given again with `--stats`;
@@ -105,7 +104,7 @@ impl StatsInput {
 impl StatsArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let start = Instant::now();
-        let calibrate = self.calibrate_args();
+        let calibration = self.calibration(session)?;
         let opened = StatsInput::open(&self.model, session)?;
         // The output is no input, because it is a new or an empty folder.
         match NewDirectory::of(&self.output) {
@@ -117,7 +116,7 @@ impl StatsArgs {
             found => _ = found?,
         }
         self.check_self_text()?;
-        let texts = calibrate.read_texts()?;
+        let texts = calibration.read_texts().map_err(failure)?;
         let (source, metadata, file) = opened.parts();
         ModelParts::of(metadata).with(source, metadata, file, |model| {
             // Checked before a model writes any text.
@@ -126,26 +125,20 @@ impl StatsArgs {
             }
             let recall = Recall::default();
             let model = &Model { recall: Some(&recall), ..*model };
-            self.with_model(session, &calibrate, &texts, model, start)
+            self.with_model(session, &calibration, &texts, model, start)
         })?;
         Ok(Exit::Done)
     }
 
-    /// Returns the options of a quantization that keeps the same statistics.
-    fn calibrate_args(&self) -> CalibrateArgs {
-        CalibrateArgs {
-            calibrate: self.calibrate.clone(),
-            solver: SolverName::Gptq,
-            no_self_text: self.no_self_text,
-            calibrate_tokens: self.calibrate_tokens,
-            keep: KeepArgs {
-                check_text: self.check_text.clone(),
-                work_dir: None,
-                save_stats: Some(self.output.clone()),
-                stats: None,
-                kinds: Vec::new(),
-            },
-        }
+    /// Returns the calibration of a quantization that keeps the same statistics.
+    fn calibration(&self, session: &Session) -> Result<Calibration, UsageError> {
+        Ok(Calibration {
+            own_text: own_text(&self.calibrate, self.no_self_text)?,
+            n_tokens: self.calibrate_tokens,
+            held_out_texts: self.check_text.clone(),
+            engine: engine_options(&session.common),
+            ..Calibration::with_texts(given_texts(&self.calibrate), Solver::Gptq)
+        })
     }
 
     /// Refuses a `--self-text` file that is also read as another input.
@@ -168,13 +161,13 @@ impl StatsArgs {
     fn with_model(
         &self,
         session: &Session,
-        calibrate: &CalibrateArgs,
+        calibration: &Calibration,
         texts: &CalibrationSources,
         model: &Model<'_>,
         start: Instant,
     ) -> anyhow::Result<()> {
         let text = if self.dry_run {
-            let (text, _) = calibrate.text_to_come(session, &texts.given, model)?;
+            let (text, _) = calibration.text_to_come(&session.progress, &texts.given, model)?;
             for note in &text.notes {
                 session.progress.warn(note);
             }
@@ -184,12 +177,12 @@ impl StatsArgs {
                 .self_text
                 .as_deref()
                 .map(|path| SelfTextKeeper::File { path, sync: !session.common.no_sync });
-            self.hint_at_self_text(session, calibrate, texts.given.len())?;
+            self.hint_at_self_text(session, calibration);
             session.progress.steps(1);
-            calibrate.text(session, &texts.given, model, keeper)?
+            calibration.text(&session.progress, &texts.given, model, keeper)?
         };
         // Finds errors that a later check would have, now.
-        text.clone().add_check(model, &texts.check, self.calibrate_tokens)?;
+        text.clone().add_held_out(model, &texts.held_out, self.calibrate_tokens)?;
         let wants = |meta: &TensorMeta| meta.shape.rank() > 1;
         let dir = self.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
         let options = CalibrateOptions { engine: engine_options(&session.common), wants: &wants, dir };
@@ -212,20 +205,14 @@ impl StatsArgs {
     }
 
     /// Notes that every part lets the model write the same text, if that is so.
-    fn hint_at_self_text(
-        &self,
-        session: &Session,
-        calibrate: &CalibrateArgs,
-        n_sources: usize,
-    ) -> anyhow::Result<()> {
+    fn hint_at_self_text(&self, session: &Session, calibration: &Calibration) {
         let is_one_of_many = self.part.is_some_and(|part| part.count() > 1);
-        let writes = calibrate.share_of_self(n_sources)?.is_some();
+        let writes = calibration.own_text != OwnText::Omitted;
         if is_one_of_many && writes && self.self_text.is_none() {
             session.note(
                 "each part lets the model write the same text: `--self-text FILE` keeps it, for parts that find the file",
             );
         }
-        Ok(())
     }
 
     /// Returns the counts of equal statistics that an earlier run has kept. Statistics of anything else are not
@@ -286,7 +273,7 @@ impl StatsArgs {
 
     fn json(&self, text: &CalibrationText, run: &CalibrationRun<'_>) -> serde_json::Value {
         let kinds = text.kinds.iter().map(|kind| {
-            json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_check_tokens(), "seed": kind.seed })
+            json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_held_out_tokens(), "seed": kind.seed })
         });
         let BatchRange { first, n, of } = run.batches();
         json!({

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
-use crate::cli::guard::Guard;
 use crate::cli::verify::imatrix::collect::{CollectArgs, report_sums};
 use crate::cli::verify::imatrix::merge_matrices::MergeMatricesArgs;
 use crate::cli::verify::imatrix::save::MatrixOutput;
@@ -18,6 +17,7 @@ use crate::cli::verify::imatrix::show::ShowArgs;
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::{Destination, OutputKind};
 use crate::gguf::{CombinedImatrix, UnfinishedRun, combine_imatrix_parts};
+use crate::job::Guard;
 use crate::verify::Perplexity;
 
 #[derive(Debug, Args)]
@@ -60,7 +60,7 @@ pub(super) fn combine(
         return Err(UsageError(message.to_owned()).into());
     }
     Destination::of(output)?;
-    let mut guard = Guard::new(session, false);
+    let mut guard = Guard::new(&session.progress, false);
     guard.read_all("a part", files)?;
     guard.write("-o", output, OutputKind::Imatrix)?;
     let CombinedImatrix { sums, nll } = combine_imatrix_parts(files)?;

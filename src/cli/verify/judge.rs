@@ -8,7 +8,6 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::cli::failure::Failure;
-use crate::cli::guard::Guard;
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
 use crate::cli::verify::details::Details;
 use crate::cli::verify::limits::{LimitArgs, OtherLimitArgs, against_baseline};
@@ -26,6 +25,7 @@ use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::Observer;
 use crate::gguf::{GgufError, Metadata, Share, Value};
+use crate::job::Guard;
 use crate::tokenizer::Encoder;
 use crate::verify::{
     Check, Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report,
@@ -258,7 +258,7 @@ impl VerifyArgs {
 
     /// Checks outputs against inputs as far as the arguments name them; a checkpoint may have files elsewhere.
     fn guard<'s>(&self, session: &'s Session) -> anyhow::Result<Guard<'s>> {
-        let mut guard = Guard::new(session, false);
+        let mut guard = Guard::new(&session.progress, false);
         self.models.iter().try_for_each(|path| guard.model("a model", path))?;
         self.baseline.iter().try_for_each(|path| guard.model("the baseline", path))?;
         guard.read_all("the prompts", &self.prompts)?;

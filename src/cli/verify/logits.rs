@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 
-use crate::cli::guard::Guard;
 use crate::cli::verify::engine_options;
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::{Exit, Session};
 use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
+use crate::job::Guard;
 use crate::verify::{VerifyError, last_logits};
 
 #[derive(Debug, Args)]
@@ -32,7 +32,7 @@ pub(super) struct LogitsArgs {
 impl LogitsArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         // Checked before the work, not after it.
-        let mut guard = Guard::new(session, false);
+        let mut guard = Guard::new(&session.progress, false);
         guard.read_all("the prompts", &self.prompts)?;
         guard.model("the model", &self.model)?;
         if let Some(path) = &self.output {

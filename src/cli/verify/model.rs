@@ -4,16 +4,14 @@ use std::path::{Path, PathBuf};
 
 use regex::Regex;
 
-use crate::arch::graph::GraphFeatures;
 use crate::arch::{ArchError, OutType};
 use crate::cli::Common;
-use crate::cli::templates::renderer;
 use crate::convert::{Conversion, ConvertError, ConvertOptions, ShownOptions};
+use crate::core::TensorSource;
 use crate::core::text::escape;
-use crate::core::{Hint, TensorSource};
-use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions, Value};
+use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions};
 use crate::tokenizer::{Encoder, TokenizerError};
-use crate::verify::{Model, OriginTokenizer, Recall};
+use crate::verify::{Model, ModelParts, OriginTokenizer, Recall};
 
 /// Origin of a model.
 enum ModelOrigin {
@@ -60,47 +58,6 @@ fn plan_without(path: &Path, options: &ConvertOptions, error: ArchError) -> Resu
         escape(&path.display().to_string())
     );
     Ok(planned)
-}
-
-/// Graph features and tokenizer of a model, built from its keys.
-pub(crate) struct ModelParts {
-    features: Result<GraphFeatures, String>,
-    encoder: Result<Encoder, String>,
-}
-
-impl ModelParts {
-    pub(crate) fn of(metadata: &Metadata) -> Self {
-        let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
-        let features = GraphFeatures::of(arch).ok_or_else(|| match arch {
-            "clip" => "vision and audio towers are not run".to_owned(),
-            _ => format!("architecture `{}` has no card", escape(arch)),
-        });
-        let encoder = Encoder::from_metadata(metadata)
-            .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));
-        Self { features, encoder }
-    }
-
-    /// Calls `work` with a model of these parts.
-    pub(crate) fn with<R>(
-        &self,
-        source: &dyn TensorSource,
-        metadata: &Metadata,
-        file: Option<&GgufFile>,
-        work: impl FnOnce(&Model<'_>) -> R,
-    ) -> R {
-        let template = renderer(metadata);
-        work(&Model {
-            source,
-            metadata,
-            file,
-            features: self.features.as_ref().map_err(String::as_str),
-            encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
-            template: &*template,
-            origin: None,
-            lost: &[],
-            recall: None,
-        })
-    }
 }
 
 /// Opened model with its parts.
@@ -215,7 +172,7 @@ impl OpenedModel {
 
     /// Tokenizer, if it could be built.
     pub(super) fn encoder(&self) -> Option<&Encoder> {
-        self.parts.encoder.as_ref().ok()
+        self.parts.encoder()
     }
 
     /// Files that are read; no output may replace them.

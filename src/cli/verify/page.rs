@@ -17,12 +17,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::cli::guard::Guard;
 use crate::cli::render::json_text;
 use crate::cli::verify::report::{self, ModelReport};
 use crate::cli::{Session, UsageError};
 use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
 use crate::core::text::escape;
+use crate::job::Guard;
 
 /// Format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

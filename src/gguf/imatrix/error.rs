@@ -87,6 +87,9 @@ pub enum ImatrixError {
     /// A finished matrix is to be resumed.
     #[error("{}: not the file of an unfinished run: there is nothing to resume", path.display())]
     Finished { path: PathBuf },
+    /// The digests in the file are of another version, so it cannot be compared with a run.
+    #[error("{}: an unfinished run or a part that another version of this program has written", path.display())]
+    OtherVersion { path: PathBuf },
     /// The exact sums of the run to resume are missing or damaged.
     #[error("{}: tensor `{}`: the sums of the unfinished run are missing or damaged", path.display(), escape(tensor))]
     NotExact { path: PathBuf, tensor: String },
@@ -153,6 +156,9 @@ impl Hint for ImatrixError {
             Self::Finished { .. } => vec![
                 "without `--resume` it is measured anew; `--in-file` with `--from-chunk` adds more chunks to it"
                     .to_owned(),
+            ],
+            Self::OtherVersion { .. } => vec![
+                "use the version that wrote it, or measure anew, without `--resume`".to_owned(),
             ],
             Self::NotExact { .. } => vec!["measure anew, without `--resume`".to_owned()],
             Self::OtherRun { .. } => vec![

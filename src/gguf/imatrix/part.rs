@@ -10,6 +10,7 @@ use crate::core::exact::add_exactly;
 use crate::core::{SourceError, TensorSource};
 use crate::gguf::{
     ColumnSums, GgufFile, ImatrixError, ImatrixSums, Metadata, PartsGap, UnfinishedRun, Value, each_once,
+    value_bytes,
 };
 
 /// Metadata keys of a part.
@@ -76,13 +77,14 @@ pub(super) fn digest(metadata: &Metadata, tensors: &dyn TensorSource) -> Result<
         |key: &str| key != DIGEST && (key.starts_with("imatrix.") || key.starts_with("gguf_foundry."));
     for (key, value) in metadata.iter().filter(|(key, _)| is_own(key)) {
         put(key.as_bytes());
-        put(format!("{value:?}").as_bytes());
+        put(&value_bytes(value));
     }
     let mut bytes = Vec::new();
     for (index, meta) in tensors.tensors().iter().enumerate() {
         put(meta.name.as_bytes());
         put(meta.ty.name().as_bytes());
-        put(format!("{:?}", meta.shape.dims()).as_bytes());
+        let dims: Vec<u8> = meta.shape.dims().iter().flat_map(|size| size.to_le_bytes()).collect();
+        put(&dims);
         let n_bytes = meta.n_bytes().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
         bytes.resize(n_bytes, 0);
         tensors.read_rows(index, 0, &mut bytes)?;

@@ -12,6 +12,10 @@ use crate::gguf::imatrix::{
 };
 use crate::gguf::{GgufFile, Metadata, Value};
 
+/// Metadata key of the version of the digests in the file; those of another version cannot be compared.
+const DIGESTS: &str = "gguf_foundry.imatrix.digests";
+/// Version of the digests.
+const DIGESTS_VERSION: u32 = 2;
 /// Metadata keys of an unfinished run.
 const FINGERPRINT: &str = "gguf_foundry.imatrix.run";
 const DONE: &str = "gguf_foundry.imatrix.chunks_done";
@@ -64,13 +68,17 @@ impl UnfinishedRun {
     /// Opens the file of an unfinished run: its state, and its exact sums.
     ///
     /// # Errors
-    /// [`ImatrixError`]: not an importance matrix, that of a finished run, sums that are missing or not finite.
+    /// [`ImatrixError`]: not an importance matrix, that of a finished run, a file of another version of the program,
+    /// sums that are missing or not finite.
     pub fn open(path: &Path) -> Result<(Self, ImatrixSums), ImatrixError> {
         let stored = StoredImatrix::open(path)?;
         let Some(mut run) = stored.unfinished else {
             return Err(ImatrixError::Finished { path: stored.path });
         };
         let file = GgufFile::open(path)?;
+        if file.metadata().get(DIGESTS).and_then(Value::as_u64) != Some(DIGESTS_VERSION.into()) {
+            return Err(ImatrixError::OtherVersion { path: path.to_owned() });
+        }
         if run.part.is_some() && !is_whole(&file) {
             return Err(ImatrixError::DamagedPart { path: path.to_owned() });
         }
@@ -98,6 +106,7 @@ impl UnfinishedRun {
 
     pub(super) fn set(&self, metadata: &mut Metadata) {
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        metadata.set(DIGESTS, DIGESTS_VERSION);
         metadata.set(FINGERPRINT, self.fingerprint.as_str());
         metadata.set(DONE, number(self.n_done));
         metadata.set(TOTAL, number(self.n_total));
@@ -131,4 +140,37 @@ fn doubles(file: &GgufFile, name: &str) -> Option<Vec<f64>> {
     file.read_rows(index, 0, &mut bytes).ok()?;
     let mut cursor = Cursor::new(&bytes, Endian::Little);
     (0..bytes.len() / 8).map(|_| cursor.f64().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::progress::Silent;
+    use crate::gguf::{WriteOptions, write_gguf};
+
+    #[test]
+    fn a_file_with_digests_of_another_version_is_refused() {
+        let columns = ColumnSums { n_cols: 1, sums: vec![4.0], counts: vec![2] };
+        let tensors = [("a.weight".to_owned(), columns)].into();
+        let sums = ImatrixSums { tensors, datasets: Vec::new(), n_chunks: 1, chunk_size: 2 };
+        let run = UnfinishedRun {
+            fingerprint: "00".to_owned(),
+            n_done: 1,
+            n_total: 2,
+            nll: Vec::new(),
+            rests: BTreeMap::new(),
+            part: None,
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let (path, older) = (dir.path().join("own.gguf"), dir.path().join("older.gguf"));
+        let options = WriteOptions::default();
+        sums.write_unfinished(&path, &run, &options, &Silent).unwrap();
+        assert_eq!(UnfinishedRun::open(&path).unwrap(), (run, sums));
+        let file = GgufFile::open(&path).unwrap();
+        let mut metadata = file.metadata().clone();
+        metadata.remove(DIGESTS);
+        write_gguf(&older, &metadata, &file, &options, &Silent).unwrap();
+        let error = UnfinishedRun::open(&older).unwrap_err();
+        assert!(matches!(error, ImatrixError::OtherVersion { .. }), "{error}");
+    }
 }

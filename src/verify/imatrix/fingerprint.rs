@@ -4,7 +4,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::core::{SourceError, TensorSource};
-use crate::gguf::{ImatrixSums, Metadata};
+use crate::gguf::{ImatrixSums, Metadata, value_bytes};
 use crate::verify::Window;
 
 /// Digest under construction. Every item is hashed with its length, so that items cannot run into one another.
@@ -48,7 +48,8 @@ impl Fingerprint {
         for (tensor, meta) in source.tensors().iter().enumerate() {
             self.bytes(meta.name.as_bytes());
             self.bytes(meta.ty.name().as_bytes());
-            self.bytes(format!("{:?}", meta.shape.dims()).as_bytes());
+            self.number(meta.shape.rank() as u64);
+            meta.shape.dims().iter().for_each(|&size| self.number(size));
             let n_bytes = meta.row_bytes().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
             let mut row = vec![0; n_bytes];
             if meta.shape.n_rows() > 0 {
@@ -63,7 +64,7 @@ impl Fingerprint {
     pub(crate) fn metadata(&mut self, metadata: &Metadata, matters: impl Fn(&str) -> bool) {
         for (key, value) in metadata.iter().filter(|(key, _)| matters(key)) {
             self.bytes(key.as_bytes());
-            self.bytes(format!("{value:?}").as_bytes());
+            self.bytes(&value_bytes(value));
         }
     }
 

@@ -7,12 +7,12 @@ use gguf_foundry::arch::{Draft, Inputs, Mapping, OutType, Registry, ResolveOptio
 use gguf_foundry::core::{ElementType, Hint, Shape, WeightMeta};
 use serde_json::{Value as Json, json};
 
-use crate::support::{fixture, programs};
+use crate::support::{files, fixture, programs};
 use crate::testkit::checkpoints::Safetensors;
 
 /// Checkpoint of `fixtures/cards`: configuration and rows of name, type and shape.
 pub(crate) fn case(path: &str) -> Json {
-    serde_json::from_slice(&fs_err::read(fixture(&format!("cards/{path}.json"))).unwrap()).unwrap()
+    files::json(fixture(&format!("cards/{path}.json")))
 }
 
 pub(crate) fn weights(case: &Json) -> Vec<WeightMeta> {
@@ -120,7 +120,7 @@ fn every_draft_is_a_card() {
     for arch in archs.iter().step_by(5) {
         let Ok(files) = fs_err::read_dir(fixture("cards").join(arch)) else { continue };
         let path = files.map(|file| file.unwrap().path()).min().unwrap();
-        let content: Json = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+        let content = files::json(&path);
         let mut unknown = of_unknown_class(content);
         unknown["config"]["model_type"] = json!("nobodys_model");
         rename(&mut unknown, "norm", "nrm");

@@ -33,7 +33,7 @@ mod switches;
 mod tied;
 mod vocabularies;
 
-use crate::support::{common_keys, fixture, in_json, root, sha256};
+use crate::support::{common_keys, fixture, in_json, names, root, sha256};
 use fixture::CardFixture;
 
 fn load(path: &Path) -> Json {
@@ -128,20 +128,11 @@ fn resolve_with(
     resolve(registry, &inputs, &ResolveOptions { file_type: Some(file_type), ..ResolveOptions::default() })
 }
 
-/// Names in a folder, sorted.
-fn names_in(dir: &Path) -> Vec<String> {
-    let entries = fs_err::read_dir(dir).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
-}
-
 #[test]
 fn every_file_in_converters_is_a_card() {
     for (kind, folder) in [(CardKind::Text, "converters"), (CardKind::Mmproj, "converters/mmproj")] {
         let registry = Registry::embedded_of(kind).unwrap();
-        let mut files = names_in(&root().join(folder));
+        let mut files = names(&root().join(folder));
         files.retain(|name| name != "mmproj");
         let mut cards: Vec<String> = registry
             .cards()

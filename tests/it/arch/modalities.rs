@@ -3,34 +3,25 @@
 use std::path::Path;
 
 use gguf_foundry::convert::{Conversion, ConvertOptions};
-use serde_json::{Map, Value as Json, json};
 
-use crate::support::fixture;
 use crate::support::goldens::{Goldens, conformance_tests};
+use crate::support::{files, fixture};
+use crate::testkit::checkpoints::Safetensors;
 
 /// Bundled text model with parts of a vision model added.
 fn with_vision(dir: &Path) {
-    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap() {
-        let entry = entry.unwrap();
-        fs_err::copy(entry.path(), dir.join(entry.file_name())).unwrap();
-    }
+    files::copy(fixture("tiny-llama"), dir);
     let path = dir.join("model.safetensors");
     let bytes = fs_err::read(&path).unwrap();
-    let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let (header, mut data) = (&bytes[8..8 + header_len], bytes[8 + header_len..].to_vec());
-    let mut header: Map<String, Json> = serde_json::from_slice(header).unwrap();
+    let mut file = Safetensors::parse(&bytes);
     for name in [
         "vision_tower.layers.0.weight",
         "vision_tower.layers.1.weight",
         "multi_modal_projector.linear.weight",
     ] {
-        let offsets = [data.len(), data.len() + 16];
-        header.insert(name.to_owned(), json!({"dtype": "F32", "shape": [2, 2], "data_offsets": offsets}));
-        data.extend([0u8; 16]);
+        file.add_f32(name, [2, 2], &[0.0; 4]);
     }
-    let header = serde_json::to_vec(&header).unwrap();
-    let out = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
-    fs_err::write(path, out).unwrap();
+    file.write(&path);
 }
 
 fn warnings(dir: &Path) -> Vec<String> {

@@ -2,17 +2,14 @@
 
 use std::path::Path;
 
-use crate::support::fixture;
 use crate::support::programs::run;
+use crate::support::{files, fixture};
 
 /// Converts the model with another value; returns whether a file was written, and the messages.
 fn convert(dir: &Path, key: &str, value: &str) -> (bool, String) {
     let model = dir.join("m");
     let _ = fs_err::remove_dir_all(&model);
-    fs_err::create_dir(&model).unwrap();
-    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap().map(|entry| entry.unwrap().path()) {
-        fs_err::copy(&entry, model.join(entry.file_name().unwrap())).unwrap();
-    }
+    files::copy(fixture("tiny-llama"), &model);
     let config = fs_err::read_to_string(model.join("config.json")).unwrap();
     // Duplicate keys are refused, so the old one is removed.
     let lines: Vec<&str> = config.lines().filter(|line| !line.contains(&format!("\"{key}\""))).collect();

@@ -15,7 +15,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{fixture, load};
 use crate::support::goldens::{Goldens, corpus_tests};
-use crate::support::{names, report_cases};
+use crate::support::{files, names, report_cases};
 
 /// Parts of the names of sizes.
 const SIZES: [&str; 16] = [
@@ -214,13 +214,6 @@ fn the_shapes_of_nearly_all_tensors_follow_from_keys() {
     assert!(n_rest * 25 < n_judged, "{n_rest} of {} tensors are not judged: {rest:#?}", n_judged + n_rest);
 }
 
-/// Copies the files of a directory, without subdirectories.
-fn copy_files(from: &Path, to: &Path) {
-    for file in names(from).iter().filter(|file| from.join(file).is_file()) {
-        fs_err::copy(from.join(file), to.join(file)).unwrap();
-    }
-}
-
 corpus_tests!(no_wrong_size_of_the_corpus_goes_by_without_a_word);
 fn no_wrong_size_of_the_corpus_goes_by_without_a_word(corpus: &Goldens) {
     let counts = Mutex::new(Counts::default());
@@ -231,11 +224,11 @@ fn no_wrong_size_of_the_corpus_goes_by_without_a_word(corpus: &Goldens) {
         let asked = |option: &str| case["converter_options"][option] == true;
         let from = corpus.join("arch").join(name).join("hf");
         let dir = tempfile::tempdir().unwrap();
-        copy_files(&from, dir.path());
+        files::copy(&from, dir.path());
         let pooling = from.join("1_Pooling");
         if pooling.is_dir() {
             fs_err::create_dir(dir.path().join("1_Pooling")).unwrap();
-            copy_files(&pooling, &dir.path().join("1_Pooling"));
+            files::copy(&pooling, &dir.path().join("1_Pooling"));
         }
         let options = ConvertOptions {
             file_type: Some(OutType::F16),

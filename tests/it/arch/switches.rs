@@ -10,9 +10,10 @@ use gguf_foundry::gguf::Value;
 use serde_json::{Map, Value as Json, json};
 
 use super::fixture::{self, CardFixture};
-use super::{load, names_in};
+use super::load;
 use crate::engine::{cases, differences};
 use crate::support::goldens::{Goldens, corpus_tests};
+use crate::support::names;
 use crate::support::report_cases;
 
 /// Maximum largest and mean difference of a token's likelihood from transformers'.
@@ -279,7 +280,7 @@ const LOST_IN_CARDS: &[&str] = &[
 fn every_switch_is_carried_or_named(goldens: &Goldens) {
     let dir = goldens.find("switches").unwrap();
     let (mut n_cases, mut wrong) = (0, Vec::new());
-    for name in names_in(&dir).iter().filter(|name| dir.join(name).join("case.json").exists()) {
+    for name in names(&dir).iter().filter(|name| dir.join(name).join("case.json").exists()) {
         n_cases += 1;
         if let Err(why) = judge(&dir.join(name)) {
             wrong.push(format!("{name}: {why}"));

@@ -5,6 +5,7 @@ use gguf_foundry::convert::Conversion;
 use gguf_foundry::core::TensorSource;
 
 use super::fixture;
+use crate::testkit::memory::tensor_bytes;
 
 /// Cases in which the embedding's name determines the layout, draft heads, and cases with an index of tensors.
 const OTHERS: &[&str] = &[
@@ -30,9 +31,7 @@ fn source(conversion: &Conversion, tensor: &str) -> Option<String> {
 /// The elements of the embedding.
 fn elements(conversion: &Conversion) -> Vec<u8> {
     let at = conversion.tensors().iter().position(|own| own.name == "token_embd.weight").unwrap();
-    let mut bytes = vec![0; conversion.tensors()[at].n_bytes().unwrap() as usize];
-    conversion.read_rows(at, 0, &mut bytes).unwrap();
-    bytes
+    tensor_bytes(conversion, at)
 }
 
 #[test]

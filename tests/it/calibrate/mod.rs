@@ -37,7 +37,7 @@ pub fn sources() -> Vec<TextSource> {
 }
 
 pub fn text(model: &Model<'_>) -> CalibrationText {
-    CalibrationText::new(model, &sources(), &TextOptions { n_ctx: 16, n_tokens: 1600, held_back: true })
+    CalibrationText::new(model, &sources(), &TextOptions { n_ctx: 16, n_tokens: 1600, holds_out: true })
         .unwrap()
 }
 
@@ -237,15 +237,9 @@ fn layers_that_come_again_are_handed_out_when_they_do_not() {
 
 #[test]
 fn text_is_read_as_gguf_verify_reads_it() {
-    let (tiny, other) = (Tiny::new(), TinyModel::dense());
+    let tiny = Tiny::new();
     let features = gguf_foundry::arch::GraphFeatures::of("llama").unwrap();
-    let model = Model {
-        source: &tiny,
-        metadata: &tiny.metadata,
-        features: Ok(&features),
-        encoder: Ok(&*tiny.encoder),
-        ..other.model()
-    };
+    let model = crate::verify::model(&tiny, &features);
     let dir = tempfile::tempdir().unwrap();
     let corpus = fs_err::read_to_string(crate::support::fixture("tiny-llama/corpus.txt")).unwrap();
     fs_err::write(dir.path().join("corpus.txt"), &corpus).unwrap();
@@ -255,13 +249,13 @@ fn text_is_read_as_gguf_verify_reads_it() {
     let read = |name: &str| TextSource::read(&dir.path().join(name), PromptForm::Detected).unwrap();
     let sources = [read("corpus.txt"), read("lines.jsonl")];
     let text =
-        CalibrationText::new(&model, &sources, &TextOptions { n_ctx: 128, n_tokens: 8192, held_back: true })
+        CalibrationText::new(&model, &sources, &TextOptions { n_ctx: 128, n_tokens: 8192, holds_out: true })
             .unwrap();
     let names: Vec<&str> = text.kinds.iter().map(|kind| kind.name.as_str()).collect();
     assert_eq!(names, ["corpus.txt", "lines.jsonl"]);
     for kind in &text.kinds {
         // Every sequence begins with the vocabulary's start token.
-        let windows = kind.windows.iter().chain(&kind.check);
+        let windows = kind.windows.iter().chain(&kind.held_out);
         assert!(windows.clone().all(|window| window.chunk.tokens[0] == 0));
         assert!(windows.clone().all(|window| (2..=128).contains(&window.chunk.tokens.len())));
         assert!((3900..=4096).contains(&kind.n_tokens()), "{}", kind.n_tokens());
@@ -368,19 +362,19 @@ fn activations_that_are_no_numbers_are_named() {
 }
 
 #[test]
-fn the_check_is_held_back_and_the_kinds_share_the_tokens() {
+fn text_is_held_out_and_the_kinds_share_the_tokens() {
     let model = TinyModel::dense();
     let model = model.model();
     let text = text(&model);
     assert!(text.notes.is_empty(), "{:?}", text.notes);
     for kind in &text.kinds {
         assert!((780..=800).contains(&kind.n_tokens()), "{}", kind.n_tokens());
-        assert!((95..=116).contains(&kind.n_check_tokens()), "{}", kind.n_check_tokens());
+        assert!((95..=116).contains(&kind.n_held_out_tokens()), "{}", kind.n_held_out_tokens());
         let place = |window: &gguf_foundry::verify::Window| (window.prompt, window.start);
-        assert!(!kind.check.iter().any(|held| kind.windows.iter().any(|w| place(w) == place(held))));
+        assert!(!kind.held_out.iter().any(|held| kind.windows.iter().any(|w| place(w) == place(held))));
         assert!(kind.windows.iter().all(|window| window.chunk.tokens.len() <= 16));
     }
-    let too_few = TextOptions { n_ctx: 16, n_tokens: 60, held_back: true };
+    let too_few = TextOptions { n_ctx: 16, n_tokens: 60, holds_out: true };
     let error = CalibrationText::new(&model, &sources(), &too_few).unwrap_err().to_string();
     assert!(error.contains("60 tokens in sequences of 16, shared by 2 texts"), "{error}");
     let none = CalibrationText::new(&model, &[], &TextOptions::default()).unwrap_err().to_string();

@@ -83,7 +83,7 @@ fn the_blocks_do_not_depend_on_threads() {
     let one = run(&model, Solver::Sequential, engine(1), &Silent).unwrap();
     for n_threads in [2, 7] {
         let other = run(&model, Solver::Sequential, engine(n_threads), &Silent).unwrap();
-        assert_eq!(one.trials[0].check, other.trials[0].check);
+        assert_eq!(one.trials[0].figures, other.trials[0].figures);
         for meta in matrices(&model) {
             assert_eq!(blocks(&one, meta), blocks(&other, meta), "{n_threads} threads: {}", meta.name);
         }
@@ -150,7 +150,7 @@ fn the_blocks_do_not_depend_on_memory() {
         let least = with(needed_bytes, &titles).unwrap();
         let titles = titles.0.into_inner().unwrap();
         assert!(titles.iter().any(|title| title.ends_with(", hidden states on disk")), "{titles:?}");
-        assert_eq!(large.trials[0].check, least.trials[0].check, "{name}");
+        assert_eq!(large.trials[0].figures, least.trials[0].figures, "{name}");
         for meta in matrices(&model) {
             assert_eq!(blocks(&large, meta), blocks(&least, meta), "{name}: {}", meta.name);
         }

@@ -1,7 +1,7 @@
 //! Combined statistics of shares of a text, compared with those of a single run; and shares that do not belong
 //! together.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use gguf_foundry::calibrate::{
@@ -15,6 +15,7 @@ use gguf_foundry::verify::{Model, PromptSource};
 use serde_json::{Value, json};
 
 use super::options;
+use crate::support::files;
 use crate::testkit::models::TinyModel;
 
 /// Number of tokens of both kinds of text together: nine batches of 2048 tokens each, or three of 8192.
@@ -38,7 +39,7 @@ fn text_of(model: &Model<'_>, n_tokens: usize, word: impl Fn(u32, u32) -> u32) -
         TextSource { name: "first".to_owned(), prompts: lines(0..700, 32) },
         TextSource { name: "second".to_owned(), prompts: lines(700..1500, 27) },
     ];
-    CalibrationText::new(model, &sources, &TextOptions { n_ctx: 32, n_tokens, held_back: true }).unwrap()
+    CalibrationText::new(model, &sources, &TextOptions { n_ctx: 32, n_tokens, holds_out: true }).unwrap()
 }
 
 fn save(model: &Model<'_>, text: &CalibrationText, path: &Path) {
@@ -61,13 +62,6 @@ fn save_share(model: &Model<'_>, text: &CalibrationText, share: &str, path: &Pat
     batches.n
 }
 
-fn files(path: &Path) -> BTreeMap<String, Vec<u8>> {
-    let entries = fs_err::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
-    entries
-        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs_err::read(path).unwrap()))
-        .collect()
-}
-
 /// Layers that run several times, experts without rows in a share, other mixers, a separate head.
 #[test]
 fn shares_put_together_are_the_files_of_a_single_run() {
@@ -87,7 +81,7 @@ fn shares_put_together_are_the_files_of_a_single_run() {
         let model = model.model();
         let text = text_of(&model, *n_tokens, words(at as u32));
         save(&model, &text, &own("whole".to_owned()));
-        let expected = files(&own("whole".to_owned()));
+        let expected = files::contents(own("whole".to_owned()));
         assert!(expected.len() > 3, "{:?}", expected.keys());
         for count in [1, 2, 5] {
             let shares = (1..=count).rev();
@@ -102,7 +96,7 @@ fn shares_put_together_are_the_files_of_a_single_run() {
             let together = own(format!("together-{count}"));
             let found = combine_statistics(&paths, &together, false, &Silent).unwrap();
             assert_eq!((found.n_parts, found.n_tokens), (count, text.n_tokens() as u64));
-            assert!(files(&together) == expected, "model {at}, {count} shares");
+            assert!(files::contents(&together) == expected, "model {at}, {count} shares");
             Statistics::open(&together).unwrap().check(&model).unwrap();
         }
     }
@@ -117,8 +111,7 @@ fn shares_of_experts_do_not_all_see_the_same() {
     let matrices = |number: usize| {
         let path = dir.path().join(number.to_string());
         save_share(&model, &text, &format!("{number}/5"), &path);
-        let manifest: Value =
-            serde_json::from_slice(&fs_err::read(path.join("statistics.json")).unwrap()).unwrap();
+        let manifest = files::json(path.join("statistics.json"));
         let inputs = manifest["layers"][1]["inputs"].as_array().unwrap().clone();
         let all = inputs.iter().flat_map(|input| input["matrices"].as_array().unwrap().clone());
         all.map(|matrix| matrix.to_string()).collect::<BTreeSet<_>>()
@@ -146,7 +139,7 @@ type Damage = fn(&mut Value, &mut Vec<u8>);
 
 fn copied(from: &Path, to: &Path) {
     fs_err::create_dir(to).unwrap();
-    for (name, bytes) in files(from) {
+    for (name, bytes) in files::contents(from) {
         fs_err::write(to.join(name), bytes).unwrap();
     }
 }
@@ -155,13 +148,14 @@ fn copied(from: &Path, to: &Path) {
 fn seal(path: &Path) {
     use sha2::Digest as _;
     use std::fmt::Write as _;
-    let lines = files(path).into_iter().filter(|(name, _)| name != "SHA256SUMS").map(|(name, bytes)| {
-        let digest = sha2::Sha256::digest(&bytes).iter().fold(String::new(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
+    let lines =
+        files::contents(path).into_iter().filter(|(name, _)| name != "SHA256SUMS").map(|(name, bytes)| {
+            let digest = sha2::Sha256::digest(&bytes).iter().fold(String::new(), |mut hex, byte| {
+                let _ = write!(hex, "{byte:02x}");
+                hex
+            });
+            format!("{digest}  {name}\n")
         });
-        format!("{digest}  {name}\n")
-    });
     fs_err::write(path.join("SHA256SUMS"), lines.collect::<Vec<_>>().concat()).unwrap();
 }
 
@@ -200,9 +194,7 @@ impl Pair {
     fn edited(&self, edit: impl FnOnce(&mut Value)) -> String {
         self.refused(|path| {
             let manifest = path.join("statistics.json");
-            let mut json: Value = serde_json::from_slice(&fs_err::read(&manifest).unwrap()).unwrap();
-            edit(&mut json);
-            fs_err::write(&manifest, serde_json::to_vec(&json).unwrap()).unwrap();
+            files::edit_json(manifest, edit);
             seal(path);
         })
     }
@@ -211,7 +203,7 @@ impl Pair {
 #[test]
 fn a_changed_or_missing_byte_is_found() {
     let pair = Pair::of(&TinyModel::experts(7));
-    let names: Vec<String> = files(&pair.second).into_keys().collect();
+    let names: Vec<String> = files::contents(&pair.second).into_keys().collect();
     assert_eq!(names.len(), 6, "{names:?}");
     for name in &names {
         let n_bytes = fs_err::metadata(pair.second.join(name)).unwrap().len() as usize;
@@ -413,7 +405,7 @@ fn sums_of_very_different_size_are_exact() {
     assert!(paths.iter().any(has_rests), "f64 holds all that these batches have");
     let together = dir.path().join("together");
     combine_statistics(&paths, &together, false, &Silent).unwrap();
-    assert!(files(&together) == files(&dir.path().join("whole")));
+    assert!(files::contents(&together) == files::contents(dir.path().join("whole")));
 }
 
 #[test]

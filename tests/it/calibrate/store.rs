@@ -10,6 +10,7 @@ use gguf_foundry::gguf::ImatrixSums;
 use serde_json::{Value, json};
 
 use super::{collect, options, text};
+use crate::support::files;
 use crate::testkit::models::TinyModel;
 
 /// Collects statistics into a directory.
@@ -56,7 +57,7 @@ fn what_is_kept_is_read_back_to_the_bit() {
         assert_eq!(kinds.iter().map(|kind| kind.name.as_str()).collect::<Vec<_>>(), ["first", "second"]);
         assert_eq!(kinds[0].n_sequences, written.1[0].n_chunks as u64);
         let text = text(&model.model());
-        assert!(kinds.iter().zip(&text.kinds).all(|(found, kind)| found.check == kind.check));
+        assert!(kinds.iter().zip(&text.kinds).all(|(found, kind)| found.held_out == kind.held_out));
         assert_eq!((statistics.n_ctx(), statistics.seed()), (16, Some(7)));
         let last = written.0.last().unwrap();
         let head = &last.inputs[0].matrices[0].tensor;
@@ -88,8 +89,7 @@ fn statistics_of_another_model_are_refused_with_both_digests() {
     let path = dir.path().join("stats");
     save(&model, &path);
     let statistics = Statistics::open(&path).unwrap();
-    let manifest: Value =
-        serde_json::from_slice(&fs_err::read(path.join("statistics.json")).unwrap()).unwrap();
+    let manifest = files::json(path.join("statistics.json"));
     let check = |other: &TinyModel, what: &str| {
         let error = statistics.check(&other.model()).unwrap_err();
         let StatisticsError::OtherModel { found, expected, .. } = &error else { panic!("{error}") };
@@ -126,14 +126,18 @@ fn damaged(
     damage: impl FnOnce(Vec<u8>) -> Vec<u8>,
 ) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    for entry in fs_err::read_dir(whole).unwrap() {
-        let path = entry.unwrap().path();
-        fs_err::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
-    }
+    files::copy(whole, dir.path());
     let path = dir.path().join(name);
     let bytes = fs_err::read(&path).unwrap();
     fs_err::write(&path, damage(bytes)).unwrap();
     let path = dir.path().to_owned();
+    (dir, path)
+}
+
+/// Copy of the directory with its list of contents changed.
+fn edited_json(whole: &Path, edit: Edit) -> (tempfile::TempDir, PathBuf) {
+    let (dir, path) = damaged(whole, "statistics.json", |bytes| bytes);
+    files::edit_json(path.join("statistics.json"), edit);
     (dir, path)
 }
 
@@ -273,11 +277,7 @@ fn a_manifest_that_lies_is_refused_before_memory_is_taken() {
         ),
     ];
     for (edit, expected) in cases {
-        let (_dir, path) = damaged(&whole, "statistics.json", |bytes| {
-            let mut json: Value = serde_json::from_slice(&bytes).unwrap();
-            edit(&mut json);
-            serde_json::to_vec(&json).unwrap()
-        });
+        let (_dir, path) = edited_json(&whole, edit);
         let error = read(&path).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
@@ -296,11 +296,7 @@ fn a_manifest_that_lies_is_refused_before_memory_is_taken() {
         ),
     ];
     for (edit, expected) in matrices {
-        let (_dir, path) = damaged(&whole, "statistics.json", |bytes| {
-            let mut json: Value = serde_json::from_slice(&bytes).unwrap();
-            edit(&mut json);
-            serde_json::to_vec(&json).unwrap()
-        });
+        let (_dir, path) = edited_json(&whole, edit);
         let error = Statistics::open(&path).unwrap().check(&model.model()).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }

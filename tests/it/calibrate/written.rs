@@ -25,17 +25,9 @@ fn tokens(windows: &[Window]) -> Vec<&[u32]> {
 
 /// Runs a task with the bundled model and a chat template.
 fn with_tiny<R>(template: &dyn ChatRenderer, task: impl FnOnce(&Model<'_>) -> R) -> R {
-    let (tiny, other) = (Tiny::new(), TinyModel::dense());
+    let tiny = Tiny::new();
     let features = GraphFeatures::of("llama").unwrap();
-    let model = Model {
-        source: &tiny,
-        metadata: &tiny.metadata,
-        features: Ok(&features),
-        encoder: Ok(&*tiny.encoder),
-        template,
-        ..other.model()
-    };
-    task(&model)
+    task(&Model { template, ..crate::verify::model(&tiny, &features) })
 }
 
 fn template(text: &str) -> ChatTemplate {
@@ -172,7 +164,7 @@ fn models_that_cannot_go_on_are_refused_with_the_way_out() {
 #[test]
 fn self_written_text_is_a_kind_beside_others_and_alone() {
     let model = TinyModel::recurrent();
-    let options = TextOptions { n_ctx: 16, n_tokens: 3200, held_back: true };
+    let options = TextOptions { n_ctx: 16, n_tokens: 3200, holds_out: true };
     let with = |sources: &[_]| {
         CalibrationText::with_self(&model.model(), sources, &options, 7, engine(2), None, &Silent).unwrap()
     };
@@ -180,7 +172,7 @@ fn self_written_text_is_a_kind_beside_others_and_alone() {
         let share = |kind: &gguf_foundry::calibrate::TextKind| {
             // The last step may add a token to each sequence, and windows of other texts are whole.
             let round = |n: usize| (n + 50) / 100 * 100;
-            (kind.name.clone(), round(kind.n_tokens()), round(kind.n_check_tokens()))
+            (kind.name.clone(), round(kind.n_tokens()), round(kind.n_held_out_tokens()))
         };
         text.kinds.iter().map(share).collect::<Vec<_>>()
     };
@@ -189,8 +181,8 @@ fn self_written_text_is_a_kind_beside_others_and_alone() {
     assert_eq!(shares(&text), [kind("first", 800, 100), kind("second", 800, 100), kind("self", 1600, 200)]);
     let alone = with(&[]);
     assert_eq!(shares(&alone), [kind("self", 3200, 500)]);
-    // No text of the check was used for calibration.
+    // No held-out text was used for calibration.
     let own = &alone.kinds[0];
-    assert!(tokens(&own.check).iter().all(|check| !tokens(&own.windows).contains(check)));
-    assert!(own.windows.iter().chain(&own.check).all(|window| window.chunk.tokens.len() <= 16));
+    assert!(tokens(&own.held_out).iter().all(|check| !tokens(&own.windows).contains(check)));
+    assert!(own.windows.iter().chain(&own.held_out).all(|window| window.chunk.tokens.len() <= 16));
 }

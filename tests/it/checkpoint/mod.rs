@@ -9,7 +9,7 @@ use gguf_foundry::core::{Hint, WeightSource};
 use tempfile::TempDir;
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases, root};
+use crate::support::{files, fixture, report_cases, root};
 
 pub mod flm;
 mod header;
@@ -332,8 +332,7 @@ fn conformance_checkpoints_open_and_order_equals_the_converters(corpus: &Goldens
     for case in ["llama_f32_sharded", "mistral", "llama"] {
         let case = corpus.join("arch").join(case);
         let checkpoint = Checkpoint::open(&case.join("hf"), &Limits::default()).unwrap();
-        let text = fs_err::read(case.join("expect-f32.json")).unwrap();
-        let expect: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let expect = files::json(case.join("expect-f32.json"));
         let theirs: Vec<&str> =
             expect["tensors"].as_array().unwrap().iter().filter_map(|row| row[0].as_str()).collect();
         let ours: Vec<String> = checkpoint.weights().iter().map(|meta| gguf_name(&meta.name)).collect();

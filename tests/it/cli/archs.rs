@@ -13,14 +13,14 @@ const TABLE: &str = "docs/architecture-table.md";
 const REWRITE: &str = "GGUF_FOUNDRY_REWRITE";
 
 const HEAD: &str = "\
-# The architectures
+# Supported architectures
 
-Made of the cards in `converters/`; a test holds it against them, and writes it anew with
-`GGUF_FOUNDRY_REWRITE=1 cargo test --test it archs::the_table`. `gguf-convert archs NAME` says more of each.
+Generated from the cards in `converters/`; a test compares it with them.
+`GGUF_FOUNDRY_REWRITE=1 cargo test --test it archs::the_table` regenerates it. `gguf-convert archs NAME` prints more.
 
-- *family*: the card that this one, or its oldest parent that converts anything, is.
-- *back*: whether `gguf2hf` turns a GGUF of it into a checkpoint; no where an operation cannot be undone.
-- *engine*: whether `gguf-verify` runs it; else it checks structure and tokenizer.
+- *family*: the oldest parent of the card that converts anything, or the card itself.
+- *back*: `yes` if `gguf2hf` converts its GGUF files to checkpoints; `no` if an operation has no inverse.
+- *engine*: `runs` if `gguf-verify` runs it; else structure and tokenizer are checked.
 
 | family | architecture | classes | back | engine |
 |---|---|---|---|---|

@@ -5,15 +5,13 @@ use std::path::Path;
 use gguf_foundry::core::{GgmlType, TensorMeta, TensorSource};
 use gguf_foundry::gguf::GgufFile;
 
-use crate::support::fixture;
 use crate::support::programs::run_unsynced as run;
+use crate::support::{files, fixture};
 
 /// Copies the bundled checkpoint.
 fn checkpoint(dir: &Path) {
     fs_err::create_dir_all(dir).unwrap();
-    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap().map(Result::unwrap) {
-        fs_err::copy(entry.path(), dir.join(entry.file_name())).unwrap();
-    }
+    files::copy(fixture("tiny-llama"), dir);
 }
 
 /// Changes every norm a little, as further training does.
@@ -46,10 +44,9 @@ fn a_quantized_file_replaces_its_own_earlier_self_alone() {
     let other = ["hf2gguf", "One", "--type", "q4_0", "--set", "general.name=str:Other", "-o", "a-Q4_0.gguf"];
     run("gguf-convert", dir, &other).ok();
     let before = fs_err::read(dir.join("a-Q4_0.gguf")).unwrap();
-    let (code, _, err) = run("gguf-quantize", dir, &quantize).parts();
     let want = "error: a-Q4_0.gguf: the output's default name is taken by another model: its `general.name` is `Other`, \
                 here it is `One`";
-    assert_eq!((code, err), (1, format!("{want}{HINT}")));
+    run("gguf-quantize", dir, &quantize).says_only(1, &format!("{want}{HINT}"));
     assert!(fs_err::read(dir.join("a-Q4_0.gguf")).unwrap() == before);
     let err = run("gguf-quantize", dir, &[&quantize[..], &["--dry-run"]].concat()).ok().err;
     assert!(err.contains("warning: a run would stop here: a-Q4_0.gguf: the output's default name"), "{err}");
@@ -70,7 +67,7 @@ fn a_folder_of_outputs_keeps_the_models_of_other_checkpoints() {
         let convert = ["hf2gguf", "One", "--type", file_type, "-o", "out"];
         run("gguf-convert", dir, &convert).ok();
         run("gguf-convert", dir, &convert).ok();
-        let name = fs_err::read_dir(dir.join("out")).unwrap().next().unwrap().unwrap().path();
+        let name = files::entries(dir.join("out")).remove(0);
         change(&name);
         let err = run("gguf-convert", dir, &convert).exits_with(1).err;
         assert!(err.contains("the output's default name is taken by another model"), "{err}");
@@ -88,8 +85,8 @@ fn a_snapshot_of_the_hubs_cache_is_named_after_its_repository() {
     let output = dir.join("out");
     let output = output.to_str().unwrap();
     run("gguf-convert", &snapshot, &["hf2gguf", ".", "--type", "f16", "-o", output]).ok();
-    let path = fs_err::read_dir(output).unwrap().next().unwrap().unwrap().path();
-    let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+    let path = files::entries(output).remove(0);
+    let name = files::name(&path);
     assert!(name.starts_with("Tiny-Thing-") && name.ends_with("-F16.gguf"), "{name}");
     let file = GgufFile::open(&path).unwrap();
     assert_eq!(file.metadata().get("general.name").and_then(|name| name.as_str()), Some("Tiny Thing"));

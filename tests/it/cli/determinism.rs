@@ -1,7 +1,7 @@
 //! Output depends only on the input and the options, not on threads, the memory budget or vector instructions. Covers
 //! all programs, all types and all ways to run them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::gguf::FileType;
@@ -10,7 +10,7 @@ use proptest::test_runner::TestRng;
 use safetensors::SafeTensors;
 use serde_json::json;
 
-use crate::support::{fixture, programs, rng, seed, sha256};
+use crate::support::{files, fixture, programs, rng, seed, sha256};
 
 /// Environment variable that repeats the choices of an earlier run.
 const SEED: &str = "GGUF_DETERMINISM_SEED";
@@ -43,8 +43,7 @@ impl Bench {
         for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
             fs_err::copy(fixture("tiny-llama").join(name), hf.join(name)).unwrap();
         }
-        let config = fs_err::read(fixture("tiny-llama/config.json")).unwrap();
-        let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+        let mut config = files::json(fixture("tiny-llama/config.json"));
         config["num_hidden_layers"] = json!(1);
         fs_err::write(hf.join("config.json"), config.to_string()).unwrap();
         let bytes = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
@@ -89,7 +88,7 @@ impl Bench {
         }
         fs_err::create_dir(&out).unwrap();
         self.run(program, arguments, way);
-        let mut files: Vec<_> = walk(&out)
+        let mut files: Vec<_> = files::below(&out)
             .into_iter()
             .map(|path| {
                 let name = path.strip_prefix(&out).unwrap().display().to_string();
@@ -100,11 +99,6 @@ impl Bench {
         assert!(!files.is_empty(), "{arguments}: nothing written");
         files
     }
-}
-
-fn walk(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
 /// Options of a plain run, for comparison.

@@ -1,8 +1,8 @@
 //! Messages of the programs are useful without the repository.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use crate::support::{programs, root};
+use crate::support::{files, programs, root};
 
 /// Paths of the repository that a message must not name.
 const PLACES: [&str; 6] = ["src/", "docs/", "tests/", "fixtures/", "converters/", ".rs"];
@@ -31,23 +31,11 @@ fn literals(line: &str) -> Vec<String> {
     found
 }
 
-fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs_err::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|ext| ext == "rs") {
-            found.push(path);
-        }
-    }
-}
-
 #[test]
 fn no_message_names_a_place_in_the_repository() {
-    let mut files = Vec::new();
-    for dir in ["src", "crates/core/src", "crates/matmul/src", "crates/quant/src", "crates/solve/src"] {
-        sources(&root().join(dir), &mut files);
-    }
+    let rooms = ["src", "crates/core/src", "crates/matmul/src", "crates/quant/src", "crates/solve/src"];
+    let mut files: Vec<PathBuf> = rooms.iter().flat_map(|dir| files::below(root().join(dir))).collect();
+    files.retain(|path| path.extension().is_some_and(|ext| ext == "rs"));
     assert!(files.len() > 100, "only {} files found", files.len());
     let mut wrong = Vec::new();
     for path in files {

@@ -11,15 +11,21 @@ use gguf_foundry::gguf::{GgufFile, Metadata, SplitSpec};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::quantize::program::model;
-use crate::support::{fixture, peak_memory_kib, programs};
+use crate::support::programs::{self, Outcome};
+use crate::support::{fixture, peak_memory_kib};
 use crate::testkit::memory::{MemoryTensors, write_source};
 
-/// Runs a program; returns exit code (`None` if it had to be killed) and standard error.
-fn run(program: &str, dir: &Path, args: &[&str]) -> (Option<i32>, String) {
+/// Runs a program, which is killed if it does not end.
+fn run(program: &str, dir: &Path, args: &[&str]) -> Outcome {
     let mut command = assert_cmd::Command::from_std(programs::command(program, dir));
     // Far more than any of these needs; a program that waits for a FIFO ends here.
-    let output = command.args(args).timeout(Duration::from_mins(1)).output().unwrap();
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    command.args(args).timeout(Duration::from_mins(1)).output().unwrap().into()
+}
+
+/// Converts the bundled model to `m.gguf`.
+fn convert_tiny(dir: &Path) {
+    let model = fixture("tiny-llama");
+    run("gguf-convert", dir, &["hf2gguf", model.to_str().unwrap(), "--type", "q8_0", "-o", "m.gguf"]).ok();
 }
 
 fn fifo(path: &Path) {
@@ -52,7 +58,7 @@ fn a_fifo_is_refused_wherever_a_file_is_read() {
     }
     copy_checkpoint(&at("hf"), "");
     let made = ["hf2gguf", "hf", "-o", "real.gguf", "--type", "f16", "--no-sync"];
-    assert_eq!(run("gguf-convert", dir.path(), &made).0, Some(0));
+    run("gguf-convert", dir.path(), &made).ok();
     let cases: &[(&str, &[&str])] = &[
         ("gguf-quantize", &["fifo", "out.gguf", "q8_0"]),
         ("gguf-quantize", &["--imatrix", "fifo", "in.gguf", "out.gguf", "q4_k_m"]),
@@ -90,9 +96,9 @@ fn a_fifo_is_refused_wherever_a_file_is_read() {
         ("gguf-inspect", &["split", "fifo", "-o", "out"]),
     ];
     for (program, args) in cases {
-        let (code, err) = run(program, dir.path(), args);
-        assert!(matches!(code, Some(1..=3)), "{program} {args:?}: {code:?} {err}");
-        assert!(err.contains("not a regular file: a FIFO"), "{program} {args:?}: {err}");
+        let ended = run(program, dir.path(), args);
+        assert!(matches!(ended.code, Some(1..=3)), "{program} {args:?}: {:?} {}", ended.code, ended.err);
+        assert!(ended.err.contains("not a regular file: a FIFO"), "{program} {args:?}: {}", ended.err);
     }
 }
 
@@ -104,17 +110,16 @@ fn text_of_other_directories_does_not_get_in_through_a_link() {
     fs_err::write(at("secret"), "{{ messages }} secret").unwrap();
     symlink("../secret", at("hf/chat_template.jinja")).unwrap();
     let args = ["hf2gguf", "hf", "-o", "out.gguf"];
-    let (code, err) = run("gguf-convert", dir.path(), &args);
-    assert_eq!(code, Some(1), "{err}");
-    assert!(err.contains("chat_template.jinja: a link that leads out of the model's directory"), "{err}");
+    let err = run("gguf-convert", dir.path(), &args)
+        .says(1, "chat_template.jinja: a link that leads out of the model's directory")
+        .err;
     assert!(err.contains("--follow-links") && !at("out.gguf").exists(), "{err}");
-    let (code, err) = run("gguf-convert", dir.path(), &[&args[..], &["--follow-links"]].concat());
-    assert_eq!(code, Some(0), "{err}");
+    run("gguf-convert", dir.path(), &[&args[..], &["--follow-links"]].concat()).ok();
     let written = GgufFile::open(&at("out.gguf")).unwrap();
     let template = written.metadata().get("tokenizer.chat_template").unwrap();
     assert_eq!(template.as_str(), Some("{{ messages }} secret"));
-    let (code, err) = run("gguf-convert", dir.path(), &["flm2gguf", "x.flm", "--follow-links"]);
-    assert!(code != Some(0), "{err}");
+    let ended = run("gguf-convert", dir.path(), &["flm2gguf", "x.flm", "--follow-links"]);
+    assert!(ended.code != Some(0), "{}", ended.err);
 }
 
 #[test]
@@ -130,8 +135,7 @@ fn a_snapshot_in_the_hubs_cache_is_made_of_links_and_converts() {
     }
     symlink("../../blobs/template", snapshot.join("chat_template.jinja")).unwrap();
     let path = snapshot.to_str().unwrap();
-    let (code, err) = run("gguf-convert", dir.path(), &["hf2gguf", path, "-o", "out.gguf"]);
-    assert_eq!(code, Some(0), "{err}");
+    run("gguf-convert", dir.path(), &["hf2gguf", path, "-o", "out.gguf"]).ok();
 }
 
 #[test]
@@ -141,21 +145,16 @@ fn an_alignment_that_makes_a_file_mostly_padding_is_refused() {
     let before = fs_err::read(dir.path().join("in.gguf")).unwrap();
     for value in ["1073741824", "131072", "1"] {
         let args = ["set", "in.gguf", &format!("general.alignment={value}")];
-        let (code, err) = run("gguf-inspect", dir.path(), &args);
-        assert_eq!(code, Some(1), "{value}: {err}");
-        assert!(err.contains(&format!("`general.alignment`: {value} is no alignment")), "{value}: {err}");
+        run("gguf-inspect", dir.path(), &args)
+            .says(1, &format!("`general.alignment`: {value} is no alignment"));
         assert_eq!(fs_err::read(dir.path().join("in.gguf")).unwrap(), before, "{value}");
     }
     for (key, value) in [("split.count", "3"), ("split.no", "1"), ("split.tensors.count", "9")] {
-        let (code, err) = run("gguf-inspect", dir.path(), &["set", "in.gguf", &format!("{key}={value}")]);
-        assert_eq!(code, Some(1), "{key}: {err}");
+        run("gguf-inspect", dir.path(), &["set", "in.gguf", &format!("{key}={value}")]).exits_with(1);
         assert_eq!(fs_err::read(dir.path().join("in.gguf")).unwrap(), before, "{key}");
     }
-    let (code, err) = run("gguf-inspect", dir.path(), &["set", "in.gguf", "general.alignment=128"]);
-    assert_eq!(code, Some(0), "{err}");
-    let (code, err) =
-        run("gguf-inspect", dir.path(), &["set", "--force", "in.gguf", "general.alignment=131072"]);
-    assert_eq!(code, Some(0), "{err}");
+    run("gguf-inspect", dir.path(), &["set", "in.gguf", "general.alignment=128"]).ok();
+    run("gguf-inspect", dir.path(), &["set", "--force", "in.gguf", "general.alignment=131072"]).ok();
     assert_eq!(GgufFile::open(&dir.path().join("in.gguf")).unwrap().alignment(), 131_072);
 }
 
@@ -167,22 +166,16 @@ fn too_many_threads_are_capped_and_none_is_an_error() {
         let mut command = programs::limited(limits, "gguf-quantize", dir.path());
         command.env("RUST_MIN_STACK", stack).env_remove("RUST_BACKTRACE");
         let args = ["--no-sync", "--threads", threads, "in.gguf", out, "q4_k_m"];
-        let ended = programs::finish(command.args(args));
-        (ended.code, ended.err)
+        programs::finish(command.args(args))
     };
-    let (code, err) = quantize("true", "1048576", "2", "two.gguf");
-    assert_eq!(code, Some(0), "{err}");
-    let (code, err) = quantize("true", "1048576", "65535", "many.gguf");
-    assert_eq!(code, Some(0), "{err}");
-    assert!(err.contains("threads instead of 65535"), "{err}");
+    quantize("true", "1048576", "2", "two.gguf").ok();
+    quantize("true", "1048576", "65535", "many.gguf").says(0, "threads instead of 65535");
     // Stacks of a GiB in an address space of six: enough for only a few threads.
-    let (code, err) = quantize("ulimit -v 6291456", "1073741824", "64", "few.gguf");
-    assert_eq!(code, Some(0), "{err}");
-    assert!(err.contains(" of 64 threads: the limit of processes"), "{err}");
+    quantize("ulimit -v 6291456", "1073741824", "64", "few.gguf")
+        .says(0, " of 64 threads: the limit of processes");
     let read = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
     assert!(read("two.gguf") == read("many.gguf") && read("two.gguf") == read("few.gguf"));
-    let (code, err) = quantize("ulimit -v 1048576", "4294967296", "8", "none.gguf");
-    assert_eq!(code, Some(1), "{err}");
+    let err = quantize("ulimit -v 1048576", "4294967296", "8", "none.gguf").exits_with(1).err;
     assert!(err.contains("cannot start a thread") && !err.contains("panicked"), "{err}");
     assert!(!dir.path().join("none.gguf").exists());
 }
@@ -190,12 +183,7 @@ fn too_many_threads_are_capped_and_none_is_an_error() {
 #[test]
 fn a_verification_runs_with_the_threads_there_is_room_for() {
     let dir = tempfile::tempdir().unwrap();
-    let (code, err) = run(
-        "gguf-convert",
-        dir.path(),
-        &["hf2gguf", fixture("tiny-llama").to_str().unwrap(), "--type", "q8_0", "-o", "m.gguf"],
-    );
-    assert_eq!(code, Some(0), "{err}");
+    convert_tiny(dir.path());
     fs_err::write(dir.path().join("p.jsonl"), "{\"tokens\": [1, 2, 3]}\n{\"tokens\": [1, 5]}\n").unwrap();
     let logits = |limits: &str, stack: &str, threads: &str| {
         let mut command = programs::limited(limits, "gguf-verify", dir.path());
@@ -229,8 +217,7 @@ fn two_thousand_parts_are_read_with_256_descriptors() {
         ("gguf-verify", vec!["--structure-only", first]),
     ] {
         let mut command = programs::limited("ulimit -n 256", program, dir.path());
-        let (code, _, err) = programs::finish(command.args(&args)).parts();
-        assert!(matches!(code, 0 | 3), "{program}: {err}");
+        let err = programs::finish(command.args(&args)).exits_with_one_of(&[0, 3]).err;
         assert!(!err.contains("open files"), "{program}: {err}");
     }
     assert_eq!(GgufFile::open(&dir.path().join("out.gguf")).unwrap().tensors().len(), N_PARTS);
@@ -239,12 +226,7 @@ fn two_thousand_parts_are_read_with_256_descriptors() {
 #[test]
 fn logits_of_many_prompts_stay_within_the_budget() {
     let dir = tempfile::tempdir().unwrap();
-    let (code, err) = run(
-        "gguf-convert",
-        dir.path(),
-        &["hf2gguf", fixture("tiny-llama").to_str().unwrap(), "--type", "q8_0", "-o", "m.gguf"],
-    );
-    assert_eq!(code, Some(0), "{err}");
+    convert_tiny(dir.path());
     let mut peaks = Vec::new();
     for n_prompts in [100usize, 4000] {
         let lines: Vec<String> =

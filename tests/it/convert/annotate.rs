@@ -10,13 +10,14 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
-use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value, WriteOptions, write_gguf};
+use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value, WriteOptions};
 use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 use serde_json::{Value as Json, json};
 
-use crate::support::fixture;
 use crate::support::programs::run;
+use crate::support::{files, fixture};
 use crate::testkit::checkpoints::Safetensors;
+use crate::testkit::memory::write_source;
 
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
@@ -54,7 +55,7 @@ fn cases() -> Vec<(&'static str, Vec<(&'static str, Value)>)> {
 
 fn case(name: &str) -> Json {
     let path = fixture(&format!("annotate/{name}.json"));
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
+    files::json(path)
 }
 
 /// Weights as the script computes them: a hash of the tensor's number and the element's index.
@@ -91,8 +92,7 @@ pub fn convert(dir: &Path, annotate: bool) -> Conversion {
 }
 
 fn write(conversion: &Conversion, path: &Path) -> GgufFile {
-    let options = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(path, conversion.metadata(), conversion, &options, &Silent).unwrap();
+    write_source(path, conversion.metadata(), conversion);
     GgufFile::open(path).unwrap()
 }
 

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::programs::{Outcome, command, finish, path};
-use crate::support::{fixture, root, wait_until_it_reads};
+use crate::support::{files, fixture, root, wait_until_it_reads};
+use crate::testkit::checkpoints::Safetensors;
 
 /// Copy of the bundled checkpoint in a temporary directory.
 struct Broken {
@@ -15,10 +16,7 @@ impl Broken {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs_err::create_dir_all(dir.path().join("model")).unwrap();
-        for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap() {
-            let entry = entry.unwrap();
-            fs_err::copy(entry.path(), dir.path().join("model").join(entry.file_name())).unwrap();
-        }
+        files::copy(fixture("tiny-llama"), &dir.path().join("model"));
         Self { dir }
     }
 
@@ -28,9 +26,7 @@ impl Broken {
 
     /// Changes `config.json`.
     fn config(&self, edit: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
-        let mut config = serde_json::from_slice(&fs_err::read(self.file("config.json")).unwrap()).unwrap();
-        edit(&mut config);
-        fs_err::write(self.file("config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
+        files::edit_json(self.file("config.json"), |config| edit(config.as_object_mut().unwrap()));
     }
 
     /// Changes the header of the weights; the data stays.
@@ -160,13 +156,11 @@ fn an_unknown_class_names_the_nearest() {
 #[test]
 fn an_unknown_pre_tokenizer_shows_the_way_out() {
     let broken = Broken::new();
-    let path = broken.file("tokenizer.json");
-    let mut tokenizer: serde_json::Value = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
-    tokenizer["pre_tokenizer"] = serde_json::json!({ "type": "Sequence", "pretokenizers": [
+    let steps = serde_json::json!({ "type": "Sequence", "pretokenizers": [
         { "type": "Split", "pattern": { "Regex": "[a-f]+|[^a-f]+" }, "behavior": "Isolated", "invert": false },
         { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
     ]});
-    fs_err::write(&path, tokenizer.to_string()).unwrap();
+    files::edit_json(broken.file("tokenizer.json"), |tokenizer| tokenizer["pre_tokenizer"] = steps);
     let message = broken.refused();
     assert!(message.contains("[a-f]+|[^a-f]+") && message.contains("--pre NAME"), "{message}");
     let out = broken.dir.path().join("with-pre.gguf");
@@ -186,13 +180,10 @@ fn dimensions_that_overflow() {
 fn nan_names_tensor_and_index_unless_allowed() {
     let broken = Broken::new();
     let path = broken.file("model.safetensors");
-    let mut bytes = fs_err::read(&path).unwrap();
-    let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header_len]).unwrap();
-    let begin = header["model.layers.1.mlp.down_proj.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
-    let at = 8 + header_len + begin + 2 * 777;
-    bytes[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
-    fs_err::write(&path, &bytes).unwrap();
+    let mut file = Safetensors::parse(&fs_err::read(&path).unwrap());
+    let data = file.data_mut("model.layers.1.mlp.down_proj.weight");
+    data[2 * 777..][..2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    file.write(&path);
     let message = broken.refused();
     assert_eq!(
         first_line(&message),

@@ -6,11 +6,12 @@ use std::path::Path;
 use gguf_foundry::arch::{OutType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::gguf::{GgufFile, WriteOptions, write_gguf};
+use gguf_foundry::gguf::GgufFile;
 use serde_json::{Value as Json, json};
 
-use crate::support::{fixture, sha256};
+use crate::support::{files, fixture, sha256};
 use crate::testkit::checkpoints::Safetensors;
+use crate::testkit::memory::write_source;
 
 /// Writes tensors of F32 numbers that follow from their indices.
 fn write_weights(path: &Path, tensors: &[(String, Vec<u64>)]) {
@@ -26,8 +27,7 @@ fn write_weights(path: &Path, tensors: &[(String, Vec<u64>)]) {
 
 /// Model of a card's fixture, with dense layers of these sizes in these directories.
 fn write_model(dir: &Path, case: &str, layers: &[(&str, [u64; 2])]) {
-    let text = fs_err::read_to_string(fixture(&format!("cards/{case}.json"))).unwrap();
-    let case: Json = serde_json::from_str(&text).unwrap();
+    let case = files::json(fixture(&format!("cards/{case}.json")));
     let dims = |row: &Json| row[2].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap()).collect();
     let rows = case["tensors"].as_array().unwrap();
     let tensors: Vec<_> = rows.iter().map(|row| (row[0].as_str().unwrap().to_owned(), dims(row))).collect();
@@ -57,8 +57,7 @@ fn options(ty: OutType, dense_modules: bool) -> ConvertOptions {
 /// Converts a directory; returns the checksum of the file.
 fn convert(dir: &Path, target: &Path, options: &ConvertOptions) -> String {
     let conversion = Conversion::plan(dir, options).unwrap();
-    let write = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(target, conversion.metadata(), &conversion, &write, &Silent).unwrap();
+    write_source(target, conversion.metadata(), &conversion);
     sha256(&fs_err::read(target).unwrap())
 }
 
@@ -77,7 +76,7 @@ fn there_and_back(dir: &Path, gguf: &Path) -> Vec<String> {
         (keys, sha256(&fs_err::read(path).unwrap()[file.data_offset() as usize..]))
     };
     assert_eq!(content(gguf), content(&again));
-    let list: Json = serde_json::from_slice(&fs_err::read(back.join("modules.json")).unwrap()).unwrap();
+    let list = files::json(back.join("modules.json"));
     list.as_array().unwrap().iter().map(|module| module["path"].as_str().unwrap().to_owned()).collect()
 }
 

@@ -9,12 +9,13 @@ use gguf_foundry::core::limits::Limits;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, TensorSource, WeightSource};
-use gguf_foundry::gguf::{Array, GgufFile, Value, WriteOptions, write_gguf};
+use gguf_foundry::gguf::{Array, GgufFile, Value, WriteOptions};
 use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 
 use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::programs::{self, Outcome};
-use crate::support::{fixture, names, report_cases};
+use crate::support::{files, fixture, names, report_cases};
+use crate::testkit::memory::write_source;
 
 /// Cases of the corpus that are restored tensor by tensor.
 const CASES: [&str; 24] = [
@@ -48,8 +49,7 @@ fn to_gguf(dir: &Path, target: &Path, file_type: Option<OutType>, tokenizer: boo
     let options = ConvertOptions { file_type, tokenizer, ..ConvertOptions::default() };
     let conversion =
         Conversion::plan(dir, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-    let write = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(target, conversion.metadata(), &conversion, &write, &Silent).unwrap();
+    write_source(target, conversion.metadata(), &conversion);
     GgufFile::open(target).unwrap()
 }
 
@@ -154,8 +154,7 @@ fn experts_in_blocks_come_back_as_floats(corpus: &Goldens) {
     let dir = out.path().join("hf");
     let report = to_hf(&first, &dir, None).unwrap();
     assert_eq!((report.ty, report.lost), (ElementType::Bf16, Vec::<String>::new()));
-    let config: serde_json::Value =
-        serde_json::from_slice(&fs_err::read(dir.join("config.json")).unwrap()).unwrap();
+    let config = files::json(dir.join("config.json"));
     assert_eq!(config["rope_scaling"]["truncate"], false);
     assert_eq!(config["model_type"], "gpt_oss");
     let back = Checkpoint::open(&dir, &Limits::default()).unwrap();
@@ -206,8 +205,7 @@ fn with_tokens(path: &Path, edit: impl FnOnce(&mut Vec<Vec<u8>>)) {
     let mut tokens = tokens.clone();
     edit(&mut tokens);
     metadata.set(TOKENS, Value::Array(Array::String(tokens)));
-    let write = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(path, &metadata, &conversion, &write, &Silent).unwrap();
+    write_source(path, &metadata, &conversion);
 }
 
 /// Containers such as FastLLM's hold tokens as bytes.
@@ -225,8 +223,7 @@ fn a_vocabulary_that_json_cannot_hold_is_left_out() {
         assert!(err.contains("no tokenizer files are written: ") && err.contains(why), "{err}");
         let dir = temp.path().join(&out);
         assert_eq!(names(&dir), ["config.json", "model.safetensors"]);
-        let config: serde_json::Value =
-            serde_json::from_slice(&fs_err::read(dir.join("config.json")).unwrap()).unwrap();
+        let config = files::json(dir.join("config.json"));
         assert!(config["bos_token_id"].is_u64() && config["eos_token_id"].is_u64(), "{config}");
         assert_eq!(Checkpoint::open(&dir, &Limits::default()).unwrap().weights().len(), 38);
     }
@@ -236,10 +233,8 @@ fn a_vocabulary_that_json_cannot_hold_is_left_out() {
 fn the_tokenizer_is_left_out_on_purpose() {
     let temp = tempfile::tempdir().unwrap();
     to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, true);
-    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "with"]).parts();
-    assert_eq!((code, err.as_str()), (0, ""));
-    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "without", "--no-tokenizer"]).parts();
-    assert_eq!((code, err.as_str()), (0, ""));
+    run(temp.path(), &["model.gguf", "-o", "with"]).says_only(0, "");
+    run(temp.path(), &["model.gguf", "-o", "without", "--no-tokenizer"]).says_only(0, "");
     assert_eq!(names(&temp.path().join("without")), ["config.json", "model.safetensors"]);
     let read = |name: &str| fs_err::read(temp.path().join(name)).unwrap();
     assert_eq!(read("without/config.json"), read("with/config.json"));
@@ -268,9 +263,6 @@ fn a_full_disk_leaves_nothing() {
 fn what_is_in_the_way_is_said_before_the_weights_are_read() {
     let temp = tempfile::tempdir().unwrap();
     to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, false);
-    let (code, _, err) = run(temp.path(), &["model.gguf", "-o", "model.gguf"]).parts();
-    assert_eq!(
-        (code, err.as_str()),
-        (1, "error: model.gguf: not a directory\n\nhint: name a directory that is new or empty\n")
-    );
+    run(temp.path(), &["model.gguf", "-o", "model.gguf"])
+        .says_only(1, "error: model.gguf: not a directory\n\nhint: name a directory that is new or empty\n");
 }

@@ -6,13 +6,13 @@ use gguf_foundry::convert::{FileName, ParameterCounts};
 use gguf_foundry::convert::{
     GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarning, general_metadata,
 };
+use gguf_foundry::core::TensorMeta;
 use gguf_foundry::core::limits::Limits;
-use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::Value;
 use serde_json::{Map, Value as Json, json};
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{in_json, report_cases};
+use crate::support::{files, in_json, report_cases, tensor_of_row};
 
 /// Key, type and value of all entries.
 fn rows(metadata: &GeneralMetadata) -> Vec<Json> {
@@ -62,8 +62,7 @@ fn object(value: &Json) -> Map<String, Json> {
 
 conformance_tests!(conformance_of_keys_and_file_names);
 fn conformance_of_keys_and_file_names(corpus: &Goldens) {
-    let text = fs_err::read(corpus.join("meta/metadata.json")).unwrap();
-    let corpus: Json = serde_json::from_slice(&text).unwrap();
+    let corpus = files::json(corpus.join("meta/metadata.json"));
     let mut n_cases = 0;
     for case in corpus["cases"].as_array().unwrap() {
         let input = &case["input"];
@@ -247,17 +246,16 @@ fn an_empty_name_in_the_configuration_hides_the_directorys_but_not_in_the_file_n
 conformance_tests!(conformance_of_whole_checkpoints);
 fn conformance_of_whole_checkpoints(corpus: &Goldens) {
     let mut n_cases = 0;
-    for case in fs_err::read_dir(corpus.join("arch")).unwrap() {
-        let case = case.unwrap().path();
+    for case in files::entries(corpus.join("arch")) {
         let expect = case.join("expect-f32.json");
         if !expect.is_file() {
             continue;
         }
-        let expect: Json = serde_json::from_slice(&fs_err::read(expect).unwrap()).unwrap();
+        let expect = files::json(expect);
         // A file in parts has its keys in the first part.
         let parts = expect["parts"].as_array().map_or(std::slice::from_ref(&expect), Vec::as_slice);
         let tensors: Vec<TensorMeta> =
-            parts.iter().flat_map(|part| part["tensors"].as_array().unwrap()).map(tensor).collect();
+            parts.iter().flat_map(|part| part["tensors"].as_array().unwrap()).map(tensor_of_row).collect();
         let dir = ModelDir::open(&case.join("hf"), &Limits::default()).unwrap();
         let ours = Case {
             dir_name: dir.name(),
@@ -285,16 +283,6 @@ proptest::proptest! {
         let metadata = case.run();
         let name = metadata.default_file_name("F16");
         assert!(!name.contains(['/', '\0', '\n']), "{name:?}");
-    }
-}
-
-/// Tensor from a row `[name, dims, ...]` of the corpus.
-fn tensor(row: &Json) -> TensorMeta {
-    let dims = row[1].as_array().unwrap().iter().rev().map(|dim| dim.as_u64().unwrap()).collect();
-    TensorMeta {
-        name: row[0].as_str().unwrap().into(),
-        shape: Shape::new(dims).unwrap(),
-        ty: GgmlType::from_name(row[2].as_str().unwrap()).unwrap(),
     }
 }
 

@@ -1,19 +1,18 @@
 //! Vision and audio towers: every file compared with the reference's.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gguf_foundry::arch::{CardKind, OutType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
 use gguf_foundry::core::TensorSource;
-use gguf_foundry::core::progress::Silent;
-use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use rayon::prelude::*;
 use serde_json::Value as Json;
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, in_json, programs, report_cases, sha256};
+use crate::support::{files, fixture, in_json, programs, report_cases, sha256};
+use crate::testkit::memory::{tensor_bytes, write_source};
 
 /// Types of the cases.
 const OUTTYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", "auto"];
@@ -67,12 +66,8 @@ fn nearly_every_class_of_the_peer_is_claimed() {
     assert_eq!(claimed.difference(&names).copied().collect::<Vec<_>>(), further);
 }
 
-fn json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
-
 fn plan(dir: &Path, outtype: &str) -> Result<Conversion, ConvertError> {
-    let about = json(&dir.join("case.json"));
+    let about = files::json(dir.join("case.json"));
     let options = ConvertOptions {
         kind: CardKind::Mmproj,
         file_type: (outtype != "auto").then(|| OutType::from_name(outtype).unwrap()),
@@ -85,20 +80,8 @@ fn plan(dir: &Path, outtype: &str) -> Result<Conversion, ConvertError> {
 fn written(conversion: &Conversion) -> Vec<u8> {
     let out = tempfile::tempdir().unwrap();
     let target = out.path().join("mmproj.gguf");
-    let write = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&target, conversion.metadata(), conversion, &write, &Silent).unwrap();
+    write_source(&target, conversion.metadata(), conversion);
     fs_err::read(&target).unwrap()
-}
-
-/// Bytes of a tensor.
-fn bytes(conversion: &Conversion, at: usize) -> Vec<u8> {
-    let tensor = &conversion.tensors()[at];
-    let dims = tensor.shape.dims();
-    let row = tensor.ty.row_bytes(*dims.last().unwrap()).unwrap() as usize;
-    let n_rows: u64 = dims[..dims.len() - 1].iter().product();
-    let mut out = vec![0; row * n_rows as usize];
-    conversion.read_rows(at, 0, &mut out).unwrap();
-    out
 }
 
 /// Keys and tensors of a corrected file, with checksums, in the form of the cases: without tensors that the reference
@@ -119,7 +102,7 @@ fn uncorrected(case: &str, conversion: &Conversion) -> (Vec<Json>, Vec<Json>) {
     };
     let tensors = conversion.tensors().iter().enumerate().filter_map(|(at, tensor)| {
         let dims: Vec<u64> = tensor.shape.dims().iter().rev().copied().collect();
-        let bytes = bytes(conversion, at);
+        let bytes = tensor_bytes(conversion, at);
         let row: Vec<Json> = vec![
             name(&tensor.name)?.into(),
             dims.into(),
@@ -141,7 +124,7 @@ fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
             continue;
         }
         let (expect, conversion) = match plan(dir, outtype) {
-            Ok(conversion) => (json(&path), conversion),
+            Ok(conversion) => (files::json(path), conversion),
             Err(error) => return Some(format!("{case} {outtype}: {error}")),
         };
         let is_computed = COMPUTED.contains(&case);
@@ -167,8 +150,7 @@ fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
 conformance_tests!(every_file_has_the_bytes_of_the_reference);
 fn every_file_has_the_bytes_of_the_reference(corpus: &Goldens) {
     let n_cases = AtomicUsize::new(0);
-    let dirs: Vec<PathBuf> =
-        fs_err::read_dir(corpus.join("mmproj")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let dirs = files::entries(corpus.join("mmproj"));
     let wrong: Vec<String> = dirs.par_iter().filter_map(|dir| complaint(dir, &n_cases)).collect();
     assert!(wrong.is_empty(), "{} of {} models:\n{}", wrong.len(), dirs.len(), wrong.join("\n"));
     let n_cases = n_cases.into_inner();

@@ -15,7 +15,7 @@ mod sizes;
 mod sources;
 mod towers;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gguf_foundry::arch::{DraftHeads, OutType};
@@ -26,11 +26,7 @@ use rayon::prelude::*;
 use serde_json::Value as Json;
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{common_keys, fixture, report_cases, sha256};
-
-fn json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
+use crate::support::{common_keys, files, fixture, report_cases, sha256};
 
 /// Types that the reference converts to.
 const OUTTYPES: [&str; 7] = ["f32", "f16", "bf16", "q8_0", "tq1_0", "tq2_0", "auto"];
@@ -66,7 +62,7 @@ fn convert(
 /// Errors of a case: its types and checksums.
 fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
     let case = dir.file_name().unwrap().to_string_lossy().into_owned();
-    let about = json(&dir.join("case.json"));
+    let about = files::json(dir.join("case.json"));
     let switches = about["converter_options"].as_object().unwrap();
     for name in switches.keys() {
         assert!(["no_mtp", "mistral_format", "split_max_tensors"].contains(&name.as_str()), "{case}: {name}");
@@ -82,7 +78,7 @@ fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
         if !path.exists() {
             continue;
         }
-        let expect = json(&path);
+        let expect = files::json(path);
         let parts = match expect["parts"].as_array() {
             Some(parts) => parts.clone(),
             None => vec![expect],
@@ -102,8 +98,7 @@ fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
 conformance_tests!(every_file_has_the_bytes_of_the_reference);
 fn every_file_has_the_bytes_of_the_reference(corpus: &Goldens) {
     let n_cases = AtomicUsize::new(0);
-    let mut dirs: Vec<PathBuf> =
-        fs_err::read_dir(corpus.join("arch")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut dirs = files::entries(corpus.join("arch"));
     dirs.retain(|dir| dir.join("case.json").is_file());
     dirs.retain(|dir| !exceptions::LEFT_OUT.iter().any(|row| dir.ends_with(row.0)));
     let wrong: Vec<String> = dirs.par_iter().filter_map(|dir| complaint(dir, &n_cases)).collect();

@@ -11,19 +11,17 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, GgmlType, TensorSource};
 use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
-use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value, WriteOptions, write_gguf};
+use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
 use gguf_foundry::quant::dequantize;
 use serde_json::Value as Json;
 
 use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::programs::run;
-use crate::support::{fixture, report_cases, sha256};
+use crate::support::{files, fixture, report_cases, sha256};
+use crate::testkit::checkpoints::Safetensors;
+use crate::testkit::memory::{tensor_bytes, write_source};
 
 const NATIVE: Codes = Codes::Native { allow_rounding: false };
-
-fn json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
 
 fn plan(dir: &Path, options: ConvertOptions) -> Conversion {
     let options = ConvertOptions { tokenizer: false, ..options };
@@ -51,16 +49,14 @@ fn asked(dir: &Path, what: &str) -> Conversion {
 }
 
 fn write(conversion: &Conversion, target: &Path) -> GgufFile {
-    let options = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(target, conversion.metadata(), conversion, &options, &Silent).unwrap();
+    write_source(target, conversion.metadata(), conversion);
     GgufFile::open(target).unwrap()
 }
 
 /// All values of a tensor as stored, without factors.
 fn values(source: &dyn TensorSource, at: usize) -> Vec<f32> {
     let meta = &source.tensors()[at];
-    let mut bytes = vec![0; meta.n_bytes().unwrap() as usize];
-    source.read_rows(at, 0, &mut bytes).unwrap();
+    let bytes = tensor_bytes(source, at);
     let mut values = vec![0f32; meta.shape.n_elems() as usize];
     dequantize(meta.ty, SimdLevel::detect(), &bytes, &mut values).unwrap();
     values
@@ -74,8 +70,7 @@ fn index(source: &dyn TensorSource, name: &str) -> Option<usize> {
 fn fixtures_convert_to_the_bytes_of_the_reference() {
     let out = tempfile::tempdir().unwrap();
     let mut n = 0;
-    for case in fs_err::read_dir(fixture("native")).unwrap() {
-        let case = case.unwrap().path();
+    for case in files::entries(fixture("native")) {
         if !case.is_dir() {
             continue;
         }
@@ -84,7 +79,7 @@ fn fixtures_convert_to_the_bytes_of_the_reference() {
         for (name, sum) in manifest["files"].as_table().unwrap() {
             assert_eq!(sha256(&fs_err::read(case.join(name)).unwrap()), sum.as_str().unwrap(), "{name}");
         }
-        for (what, expect) in json(&case.join("expect.json")).as_object().unwrap() {
+        for (what, expect) in files::json(case.join("expect.json")).as_object().unwrap() {
             let place = format!("{} {what}", case.display());
             let conversion = asked(&case.join("hf"), what);
             let target = out.path().join("model.gguf");
@@ -109,7 +104,7 @@ conformance_tests!(files_of_the_corpus_equal_the_references);
 fn files_of_the_corpus_equal_the_references(corpus: &Goldens) {
     let out = tempfile::tempdir().unwrap();
     let expected: BTreeMap<String, String> =
-        serde_json::from_value(json(&fixture("native/corpus.json"))).unwrap();
+        serde_json::from_value(files::json(fixture("native/corpus.json"))).unwrap();
     let mut n_cases = 0;
     for (row, sum) in &expected {
         let (case, what) = row.split_once(' ').unwrap();
@@ -229,7 +224,7 @@ fn the_way_back_multiplies_factors_in() {
 fn edited(case: &str, edit: impl Fn(&mut serde_json::Map<String, Json>)) -> tempfile::TempDir {
     let (from, to) = (fixture("native").join(case).join("hf"), tempfile::tempdir().unwrap());
     fs_err::copy(from.join("model.safetensors"), to.path().join("model.safetensors")).unwrap();
-    let mut config = json(&from.join("config.json"));
+    let mut config = files::json(from.join("config.json"));
     edit(config.as_object_mut().unwrap());
     fs_err::write(to.path().join("config.json"), config.to_string()).unwrap();
     to
@@ -274,13 +269,10 @@ fn factors_that_are_no_numbers_are_refused() {
     for (name, value) in [("input_scale", f32::NAN), ("weight_scale_2", f32::INFINITY)] {
         let dir = edited("nvfp4_llama_mixed", |_| {});
         let path = dir.path().join("model.safetensors");
-        let mut bytes = fs_err::read(&path).unwrap();
+        let mut file = Safetensors::parse(&fs_err::read(&path).unwrap());
         let tensor = format!("model.layers.0.self_attn.q_proj.{name}");
-        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let table: Json = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-        let at = 8 + header + table[&tensor]["data_offsets"][0].as_u64().unwrap() as usize;
-        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        fs_err::write(&path, bytes).unwrap();
+        file.data_mut(&tensor)[..4].copy_from_slice(&value.to_le_bytes());
+        file.write(&path);
         let error = Conversion::plan(dir.path(), &ConvertOptions::default()).unwrap_err().to_string();
         assert!(error.contains(&tensor), "{error}");
     }

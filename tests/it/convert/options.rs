@@ -8,6 +8,7 @@ use serde_json::{Value as Json, json};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
 
+use crate::support::files;
 use crate::support::programs::{Outcome, run, run_unsynced};
 use crate::testkit::checkpoints::Safetensors;
 
@@ -104,8 +105,7 @@ fn draft_heads_are_kept_dropped_or_alone() {
     let dir = tempfile::tempdir().unwrap();
     draft_checkpoint(dir.path());
     let run = |args: &[&str]| {
-        let (code, _, err) = convert(dir.path(), &[&["--card", "card.toml"], args].concat()).parts();
-        assert_eq!((code, err.as_str()), (0, ""), "{args:?}");
+        convert(dir.path(), &[&["--card", "card.toml"], args].concat()).says_only(0, "");
     };
     let own =
         ["blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.1.attn_norm.weight", "blk.1.attn_q.weight"];
@@ -123,12 +123,11 @@ fn draft_heads_are_kept_dropped_or_alone() {
     assert_eq!(names(&path), around(&own, &[]));
     assert_eq!(keys(&path), [Some(2), None]);
     run(&["-o", ".", "--mtp", "--model-name", "Some", "--type", "f16"]);
-    let mut heads = fs_err::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
-    let path = heads
-        .find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("mtp-"))
-        .expect("a file named for its heads");
+    let heads = files::entries(dir.path());
+    let path =
+        heads.iter().find(|path| files::name(path).starts_with("mtp-")).expect("a file named for its heads");
     assert!(path.to_str().unwrap().ends_with("-F16.gguf"), "{}", path.display());
-    assert_eq!(names(&path), around(&[], &head));
+    assert_eq!(names(path), around(&[], &head));
     assert_eq!(keys(&path), [Some(3), Some(1)]);
 }
 
@@ -144,13 +143,9 @@ fn draft_heads_that_are_not_there_are_missed() {
             ("model.layers.1.input_layernorm.weight", &[H]),
         ],
     );
-    let (code, _, err) = convert(dir.path(), &["--card", "card.toml", "--mtp"]).parts();
-    assert_eq!(
-        (code, err.as_str()),
-        (
-            1,
-            "error: `--mtp`: the checkpoint has no draft heads: no tensor of a block after the model's own\n"
-        )
+    convert(dir.path(), &["--card", "card.toml", "--mtp"]).says_only(
+        1,
+        "error: `--mtp`: the checkpoint has no draft heads: no tensor of a block after the model's own\n",
     );
     // A partial head is not accepted as a head.
     write_weights(
@@ -175,9 +170,8 @@ fn options_that_do_not_go_with_a_card_are_refused() {
         let out = dir.path().join("out.gguf");
         let args =
             ["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "-o", out.to_str().unwrap(), option];
-        let (code, _, err) = run("gguf-convert", dir.path(), &args).parts();
         let want = format!("error: `{option}` does not go with card `llama`: {why}\n");
-        assert_eq!((code, err), (1, want));
+        run("gguf-convert", dir.path(), &args).says_only(1, &want);
     }
 }
 
@@ -230,13 +224,10 @@ fn models_of_mlx_are_refused_with_what_to_run() {
             "quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4},
         }),
     );
-    let header = json!({
-        "model.embed_tokens.weight": {"dtype": "U32", "shape": [1, 1], "data_offsets": [0, 4]},
-        "model.embed_tokens.scales": {"dtype": "F32", "shape": [1, 1], "data_offsets": [4, 8]},
-    });
-    let header = header.to_string();
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat();
-    fs_err::write(at.join("model.safetensors"), file).unwrap();
+    let mut file = Safetensors::default();
+    file.add("model.embed_tokens.weight", "U32", [1, 1], &[0; 4]);
+    file.add_f32("model.embed_tokens.scales", [1, 1], &[0.0]);
+    file.write(&at.join("model.safetensors"));
     let err = convert(at, &["-o", "out.gguf"]).exits_with(1).err;
     let want =
         "tensor `model.embed_tokens.weight`: words of integers as MLX packs them (4 bits, groups of 64)";

@@ -5,8 +5,9 @@ use std::path::Path;
 use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::GgufFile;
 
-use crate::support::fixture;
 use crate::support::programs::{self, Outcome};
+use crate::support::{files, fixture};
+use crate::testkit::checkpoints::Safetensors;
 
 /// Runs `gguf-convert` in a directory. `MODEL` is the bundled checkpoint.
 fn run(dir: &Path, args: &[&str]) -> Outcome {
@@ -24,15 +25,11 @@ fn a_type_that_is_nearly_one_is_offered() {
         ("natve", "did you mean `native`?"),
         ("Q4_K_L", "did you mean `q4_k_m`, `q4_k` or `q4_k_s`?"),
     ] {
-        let (code, _, err) = run(dir.path(), &["hf2gguf", "MODEL", "--type", name, "-o", "out.gguf"]).parts();
         let want = format!("error: unknown type `{name}`\n\nhint: {offer}\nhint: `--help` lists the types\n");
-        assert_eq!((code, err), (2, want));
+        run(dir.path(), &["hf2gguf", "MODEL", "--type", name, "-o", "out.gguf"]).says_only(2, &want);
     }
-    let (code, _, err) = run(dir.path(), &["hf2gguf", "MODEL", "--type", "elephant"]).parts();
-    assert_eq!(
-        (code, err.as_str()),
-        (2, "error: unknown type `elephant`\n\nhint: `--help` lists the types\n")
-    );
+    run(dir.path(), &["hf2gguf", "MODEL", "--type", "elephant"])
+        .says_only(2, "error: unknown type `elephant`\n\nhint: `--help` lists the types\n");
     assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 0);
 }
 
@@ -99,20 +96,15 @@ fn an_expression_that_matches_no_tensor_is_named() {
 /// Bundled checkpoint with matrices of zeros in place of those whose names contain one of these words.
 fn with_zeros(dir: &Path, words: &[&str]) {
     fs_err::create_dir_all(dir).unwrap();
-    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap().map(Result::unwrap) {
-        fs_err::copy(entry.path(), dir.join(entry.file_name())).unwrap();
-    }
+    files::copy(fixture("tiny-llama"), dir);
     let path = dir.join("model.safetensors");
-    let mut bytes = fs_err::read(&path).unwrap();
-    let n_header = usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
-    let header: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_slice(&bytes[8..8 + n_header]).unwrap();
-    for (name, entry) in header.iter().filter(|(name, _)| words.iter().any(|word| name.contains(word))) {
-        let place = |end: usize| 8 + n_header + entry["data_offsets"][end].as_u64().unwrap() as usize;
+    let mut file = Safetensors::parse(&fs_err::read(&path).unwrap());
+    let names: Vec<String> = file.header().keys().cloned().collect();
+    for name in names.iter().filter(|name| words.iter().any(|word| name.contains(word))) {
         assert!(name.ends_with("weight"));
-        bytes[place(0)..place(1)].fill(0);
+        file.data_mut(name).fill(0);
     }
-    fs_err::write(path, bytes).unwrap();
+    file.write(&path);
 }
 
 #[test]

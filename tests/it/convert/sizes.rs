@@ -7,26 +7,18 @@ use gguf_foundry::core::Hint;
 use gguf_foundry::gguf::Value;
 use serde_json::{Map, Value as Json, json};
 
-use crate::support::{fixture, names};
+use crate::support::{files, fixture};
 
 /// Plan of the bundled model with a changed configuration.
 fn plan(change: impl FnOnce(&mut Map<String, Json>)) -> Result<Conversion, ConvertError> {
     let dir = tempfile::tempdir().unwrap();
-    copy(dir.path());
+    files::copy(fixture("tiny-llama"), dir.path());
     edit(&dir.path().join("config.json"), change);
     Conversion::plan(dir.path(), &ConvertOptions::default())
 }
 
-fn copy(dir: &Path) {
-    for name in names(&fixture("tiny-llama")) {
-        fs_err::copy(fixture("tiny-llama").join(&name), dir.join(&name)).unwrap();
-    }
-}
-
 fn edit(path: &Path, change: impl FnOnce(&mut Map<String, Json>)) {
-    let mut members = serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap();
-    change(&mut members);
-    fs_err::write(path, serde_json::to_vec(&members).unwrap()).unwrap();
+    files::edit_json(path, |members| change(members.as_object_mut().unwrap()));
 }
 
 fn refusal(key: &str, value: Json) -> String {
@@ -89,7 +81,7 @@ fn there_are_as_many_tokens_as_rows() {
 #[test]
 fn a_token_beyond_the_rows_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    copy(dir.path());
+    files::copy(fixture("tiny-llama"), dir.path());
     edit(&dir.path().join("tokenizer.json"), |tokenizer| {
         let added = tokenizer["added_tokens"].as_array_mut().unwrap();
         let mut token = added[0].clone();

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases};
+use crate::support::{files, fixture, report_cases};
 use crate::testkit::checkpoints::Safetensors;
 
 /// Kinds of tensors (numbers are `#`) that a tower may lack, by case, with the reason.
@@ -38,10 +38,6 @@ struct Checkpoint {
     weights: PathBuf,
     tensors: Vec<(String, Json, Vec<u8>)>,
     is_mistral: bool,
-}
-
-fn parsed(bytes: &[u8]) -> Json {
-    serde_json::from_slice(bytes).unwrap()
 }
 
 fn in_file<'t>(tensors: impl Iterator<Item = (String, &'t Json, &'t [u8])>) -> Vec<u8> {
@@ -71,7 +67,7 @@ fn rows_to_tensors(rows: &Json) -> Vec<(String, Json, Vec<u8>)> {
 impl Checkpoint {
     /// Loads a case of `fixtures/cards`.
     fn of_fixture(path: &Path) -> Self {
-        let content = parsed(&fs_err::read(path).unwrap());
+        let content = files::json(path);
         let mut files = vec![(PathBuf::from("config.json"), content["config"].to_string().into_bytes())];
         for (name, file) in content["files"].as_object().into_iter().flatten() {
             files.push((PathBuf::from(name), file.to_string().into_bytes()));
@@ -92,38 +88,32 @@ impl Checkpoint {
 
     /// Loads a case of the corpus.
     fn of_case(case: &Path) -> Self {
-        let mut folders = vec![case.join("hf")];
+        let hf = case.join("hf");
         let (mut files, mut weights) = (Vec::new(), None);
-        while let Some(folder) = folders.pop() {
-            for entry in fs_err::read_dir(&folder).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() {
-                    folders.push(path);
-                    continue;
-                }
-                let relative = path.strip_prefix(case.join("hf")).unwrap().to_owned();
-                let bytes = fs_err::read(&path).unwrap();
-                if path.extension().is_some_and(|end| end == "safetensors") && weights.is_none() {
-                    weights = Some((relative, bytes));
-                } else {
-                    files.push((relative, bytes));
-                }
+        for path in files::below(&hf) {
+            let relative = path.strip_prefix(&hf).unwrap().to_owned();
+            let bytes = fs_err::read(&path).unwrap();
+            if path.extension().is_some_and(|end| end == "safetensors") && weights.is_none() {
+                weights = Some((relative, bytes));
+            } else {
+                files.push((relative, bytes));
             }
         }
         let (weights, bytes) = weights.unwrap();
-        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let (header, data) = (parsed(&bytes[8..8 + n]), &bytes[8 + n..]);
-        let tensors = header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__");
-        let tensor = |(name, about): (&String, &Json)| {
-            let at = |i: usize| about["data_offsets"][i].as_u64().unwrap() as usize;
-            (name.clone(), about.clone(), data[at(0)..at(1)].to_vec())
+        let mut file = Safetensors::parse(&bytes);
+        let mut about = file.header().clone();
+        about.shift_remove("__metadata__");
+        let tensor = |(name, about): (String, Json)| {
+            let bytes = file.data_mut(&name).to_vec();
+            (name, about, bytes)
         };
-        let about = parsed(&fs_err::read(case.join("case.json")).unwrap());
+        let tensors = about.into_iter().map(tensor).collect();
+        let about = files::json(case.join("case.json"));
         Self {
             name: case.file_name().unwrap().to_str().unwrap().to_owned(),
             files,
             weights,
-            tensors: tensors.map(tensor).collect(),
+            tensors,
             is_mistral: about["converter_options"]["mistral_format"] == true,
         }
     }
@@ -238,8 +228,7 @@ fn fixtures() -> Vec<Checkpoint> {
 }
 
 fn cases(corpus: &Goldens) -> Vec<Checkpoint> {
-    let dirs = fs_err::read_dir(corpus.join("mmproj")).unwrap().map(|entry| entry.unwrap().path());
-    let all = dirs.map(|dir| Checkpoint::of_case(&dir));
+    let all = files::entries(corpus.join("mmproj")).into_iter().map(|dir| Checkpoint::of_case(&dir));
     all.filter(|case| case.outcome(&|name| Some(name.to_owned())).is_ok()).collect()
 }
 

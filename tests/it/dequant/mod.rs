@@ -14,22 +14,19 @@ use std::path::{Path, PathBuf};
 use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Codes, Conversion, ConvertOptions, ModelSource};
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, Packing, TensorSource, WeightSource};
+use gguf_foundry::core::{ElementType, GgmlType, Packing, TensorSource, WeightSource};
 use gguf_foundry::gguf::{Array, GgufFile, Value, WriteOptions, write_gguf};
 use serde_json::Value as Json;
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{report_cases, sha256};
+use crate::support::{files, report_cases, sha256};
+use crate::testkit::memory::{decoded, f32_bytes, f32_values, tensor_bytes, write_source};
 
 /// Classes with a card.
 const CLASSES: &[&str] = &["GptOssForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"];
 /// Models whose only layer has no window, but would get one from the runtime's own rule. Here a key prevents it; the
 /// reference does not write one.
 const WITHOUT_WINDOW: [&str; 2] = ["mxfp4-gpt-oss", "mxfp4-gpt-oss-extremes"];
-
-fn json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
 
 /// Opens a case. An error must name a tensor, a key or a value.
 fn open(case: &Path) -> Result<ModelSource, String> {
@@ -55,13 +52,7 @@ fn floats(source: &dyn WeightSource, weight: usize) -> Vec<u8> {
         source.read_elems(weight, at as u64, &mut bytes[at * elem_bytes..end * elem_bytes]).unwrap();
         at = end;
     }
-    let values: Vec<f32> = match meta.ty.name() {
-        "F32" => return bytes,
-        "F16" => bytes.as_chunks().0.iter().map(|&b| half::f16::from_le_bytes(b).to_f32()).collect(),
-        "BF16" => bytes.as_chunks().0.iter().map(|&b| half::bf16::from_le_bytes(b).to_f32()).collect(),
-        other => panic!("{}: {other}", meta.name),
-    };
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    if meta.ty == ElementType::F32 { bytes } else { f32_bytes(&decoded(meta.ty, &bytes)) }
 }
 
 /// Values of a tensor stored in `expected.safetensors`.
@@ -69,7 +60,7 @@ fn stored(case: &Path, name: &str) -> Option<Vec<f32>> {
     let bytes = fs_err::read(case.join("expected.safetensors")).ok()?;
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let view = file.tensor(name).ok()?;
-    Some(view.data().as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect())
+    Some(f32_values(view.data()))
 }
 
 fn check_values(case: &Path, source: &dyn WeightSource, expected: &Json) -> usize {
@@ -116,11 +107,9 @@ fn check_values(case: &Path, source: &dyn WeightSource, expected: &Json) -> usiz
 conformance_tests!(values_and_native_blocks_equal_the_corpus);
 fn values_and_native_blocks_equal_the_corpus(corpus: &Goldens) {
     let (mut n_cases, mut n_tensors, mut n_errors) = (0, 0, 0);
-    let mut cases: Vec<_> =
-        fs_err::read_dir(corpus.join("prequant")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    cases.sort();
+    let cases = files::entries(corpus.join("prequant"));
     for case in cases.iter().filter(|case| case.join("case.json").is_file()) {
-        let about = json(&case.join("case.json"));
+        let about = files::json(case.join("case.json"));
         let name = case.file_name().unwrap().to_string_lossy();
         let opened = open(case);
         if about["outcome"] == "error" {
@@ -145,7 +134,7 @@ fn values_and_native_blocks_equal_the_corpus(corpus: &Goldens) {
             n_errors += 1;
         } else {
             let source = opened.unwrap_or_else(|error| panic!("{name}: {error}")).weights.unwrap();
-            n_tensors += check_values(case, &*source, &json(&case.join("expected.json")));
+            n_tensors += check_values(case, &*source, &files::json(case.join("expected.json")));
             n_cases += 1;
         }
     }
@@ -155,12 +144,10 @@ fn values_and_native_blocks_equal_the_corpus(corpus: &Goldens) {
 
 /// Checkpoints of the corpus that can be opened and have a card.
 fn convertible(corpus: &Path) -> Vec<PathBuf> {
-    let mut cases: Vec<_> =
-        fs_err::read_dir(corpus.join("prequant")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    cases.sort();
+    let mut cases = files::entries(corpus.join("prequant"));
     cases.retain(|case| {
         case.join("expected.json").is_file() && {
-            let class = json(&case.join("hf/config.json"))["architectures"][0].clone();
+            let class = files::json(case.join("hf/config.json"))["architectures"][0].clone();
             CLASSES.contains(&class.as_str().unwrap_or_default())
         }
     });
@@ -190,7 +177,7 @@ fn whole_files_equal_the_references(corpus: &Goldens) {
         if !path.is_file() {
             continue;
         }
-        let expect = json(&path);
+        let expect = files::json(path);
         // Skips tensors whose values differ, and FP4, which the reference always packs.
         let differs = expect["f32"]["differs_from_expected"].as_object().is_some_and(|map| !map.is_empty())
             || expect["f32"]["differs_from_expected"].as_array().is_some_and(|list| !list.is_empty());
@@ -205,7 +192,7 @@ fn whole_files_equal_the_references(corpus: &Goldens) {
             let write = WriteOptions { sync: false, ..WriteOptions::default() };
             // The corpus has `vocab_size` in every file, at the end unless the card writes it.
             let mut metadata = conversion.metadata().clone();
-            let n_vocab = json(&case.join("hf/config.json"))["vocab_size"].as_u64().unwrap();
+            let n_vocab = files::json(case.join("hf/config.json"))["vocab_size"].as_u64().unwrap();
             metadata.set(format!("{}.vocab_size", conversion.mapping().card.gguf), n_vocab as u32);
             if WITHOUT_WINDOW.contains(&name.as_str()) {
                 let windows = metadata.remove("gpt-oss.attention.sliding_window_pattern");
@@ -215,8 +202,7 @@ fn whole_files_equal_the_references(corpus: &Goldens) {
             write_gguf(&target, &metadata, &conversion, &write, &Silent).unwrap();
             let file = GgufFile::open(&target).unwrap();
             for (index, meta) in file.tensors().iter().enumerate() {
-                let mut bytes = vec![0; meta.n_bytes().unwrap() as usize];
-                file.read_rows(index, 0, &mut bytes).unwrap();
+                let bytes = tensor_bytes(&file, index);
                 let row = &expect[key]["tensors"][&meta.name];
                 assert_eq!(sha256(&bytes), row["sha256"].as_str().unwrap(), "{name} {key} {}", meta.name);
             }
@@ -311,8 +297,7 @@ fn native_files_hold_the_same_values(corpus: &Goldens) {
     for case in convertible(corpus) {
         let write = |name: &str, conversion: &Conversion| {
             let target = out.path().join(name);
-            let options = WriteOptions { sync: false, ..WriteOptions::default() };
-            write_gguf(&target, conversion.metadata(), conversion, &options, &Silent).unwrap();
+            write_source(&target, conversion.metadata(), conversion);
             GgufFile::open(&target).unwrap()
         };
         let floats = write("f32.gguf", &plan(&case, OutType::F32, Codes::Float));

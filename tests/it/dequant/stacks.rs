@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Codes, Conversion, ConvertOptions};
-use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{ElementType, TensorSource};
-use gguf_foundry::gguf::{GgufFile, WriteOptions, write_gguf};
+use gguf_foundry::gguf::GgufFile;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
 use super::floats::{e4m3_scales, small_float};
 use super::made::{MODULE, Made, Noise, Part, Value, check, f32s, layer, noise, short_scale, write};
-use crate::support::fixture;
+use crate::support::{files, fixture};
+use crate::testkit::memory::write_source;
 
 /// Number of matrices of every generated stack.
 const EXPERTS: u64 = 3;
@@ -225,7 +225,7 @@ fn parts_of_stacks_that_are_missing_are_named() {
 
 /// Checkpoint of `fixtures/cards`: its configuration, and its tensors filled with numbers.
 fn model(case: &str, noise: &mut Noise) -> (Json, Vec<Part>) {
-    let content: Json = serde_json::from_slice(&fs_err::read(fixture(case)).unwrap()).unwrap();
+    let content = files::json(fixture(case));
     let part = |row: &Json| {
         let dims: Vec<u64> = row[2].as_array().unwrap().iter().filter_map(Json::as_u64).collect();
         let n: u64 = dims.iter().product();
@@ -247,8 +247,7 @@ fn convert(dir: &Path, file_type: OutType, codes: Codes) -> (Conversion, Vec<u8>
     };
     let conversion = Conversion::plan(dir, &options).unwrap_or_else(|error| panic!("{error}"));
     let target = dir.join("model.gguf");
-    let write = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&target, conversion.metadata(), &conversion, &write, &Silent).unwrap();
+    write_source(&target, conversion.metadata(), &conversion);
     (conversion, fs_err::read(&target).unwrap())
 }
 

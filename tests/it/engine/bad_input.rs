@@ -2,7 +2,7 @@
 //! report what is missing, or what was expected and found. Optional keys and tensors are listed here, with the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::{Shape, TensorMeta};
@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use crate::engine::F32;
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
 
 /// Names, grouped by a common reason.
 type Exceptions = &'static [(&'static str, &'static [&'static str])];
@@ -424,9 +424,7 @@ fn compare(what: &str, list: Exceptions, found: &BTreeMap<String, String>, is_wh
 
 conformance_tests!(what_is_wrong_with_a_model_is_named);
 fn what_is_wrong_with_a_model_is_named(corpus: &Goldens) {
-    let mut dirs: Vec<PathBuf> =
-        fs_err::read_dir(corpus.join("arch")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    dirs.sort();
+    let dirs = files::entries(corpus.join("arch"));
     let each: Vec<Found> = dirs
         .par_iter()
         .filter_map(|dir| {

@@ -12,12 +12,8 @@ use serde_json::{Value as Json, json};
 
 use crate::engine::last_logits;
 use crate::support::goldens::{Goldens, conformance_tests, corpus_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
 use crate::testkit::checkpoints::Safetensors;
-
-fn read(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
 
 /// Values of a dictionary of `.flm`, which are Python literals.
 fn config(case: &Json) -> Json {
@@ -72,11 +68,11 @@ fn both_generations_compute_what_their_references_compute(corpus: &Goldens) {
         let case = corpus.join("formats/flm").join(name);
         let temp = tempfile::tempdir().unwrap();
         checkpoint(
-            &read(&case.join("case.json")),
+            &files::json(case.join("case.json")),
             &fs_err::read(case.join("model.flm")).unwrap(),
             temp.path(),
         );
-        let oracle = read(&case.join("oracle.json"));
+        let oracle = files::json(case.join("oracle.json"));
         let conversion = convert(temp.path());
         let prompts = ids(&oracle["prompts"]);
         let first = &last_logits(conversion.metadata(), &conversion, &prompts[..1])[0];
@@ -117,7 +113,7 @@ fn the_first_generation_comes_back(corpus: &Goldens) {
 
 fn comes_back(case: &Path) {
     let temp = tempfile::tempdir().unwrap();
-    let about = read(&case.join("case.json"));
+    let about = files::json(case.join("case.json"));
     checkpoint(&about, &fs_err::read(case.join("model.flm")).unwrap(), temp.path());
     let there = convert(temp.path());
     assert_eq!(there.metadata().get("general.architecture").unwrap().as_str(), Some("chatglm1"));
@@ -136,7 +132,7 @@ fn comes_back(case: &Path) {
     let back = temp.path().join("back");
     gguf_to_hf(&Registry::embedded().unwrap(), file.metadata(), &file, &back, &options, &Silent).unwrap();
 
-    let rebuilt = read(&back.join("config.json"));
+    let rebuilt = files::json(back.join("config.json"));
     for (key, value) in config(&about).as_object().unwrap() {
         if key != "torch_dtype" && key != "use_cache" {
             assert_eq!(rebuilt[key], *value, "{key}");

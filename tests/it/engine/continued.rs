@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::engine::F32;
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
 
 /// Tokens of a sequence: longer than the windows of the golden models, and enough for every step length.
 const TOKENS: usize = 96;
@@ -76,9 +76,7 @@ fn difference(plan: GraphPlan, model: &F32, tokens: &[Vec<u32>; 2]) -> Result<(f
 conformance_tests!(steps_come_to_what_a_whole_run_comes_to);
 fn steps_come_to_what_a_whole_run_comes_to(corpus: &Goldens) {
     let (mut n_cases, mut wrong, mut refused) = (0, Vec::new(), Vec::new());
-    let mut dirs: Vec<_> =
-        fs_err::read_dir(corpus.join("arch")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    dirs.sort();
+    let dirs = files::entries(corpus.join("arch"));
     for dir in dirs {
         let Some(tokens) = sequences(&dir) else { continue };
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::convert::annotate::{checkpoint, convert};
 use crate::support::goldens::{Goldens, conformance_tests, corpus_tests};
-use crate::support::{fixture, report_cases};
+use crate::support::{files, fixture, report_cases};
 
 /// F32 model of a case: the reference's own file if the corpus has it, otherwise our conversion. `None` if no card
 /// converts it.
@@ -95,8 +95,7 @@ pub struct Case {
 
 /// Sequences of a case.
 pub fn cases(dir: &Path) -> Vec<Case> {
-    let text = fs_err::read_to_string(dir.join("logits.json")).unwrap();
-    let json: Value = serde_json::from_str(&text).unwrap();
+    let json = files::json(dir.join("logits.json"));
     let floats = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
     let sequence = |s: &Value| Case {
         n_source: s["encoder_tokens"].as_u64().unwrap_or(0) as usize,
@@ -155,9 +154,7 @@ conformance_tests!(negative_log_likelihoods_equal_transformers);
 fn negative_log_likelihoods_equal_transformers(corpus: &Goldens) {
     let mut n_cases = 0;
     let mut wrong = Vec::new();
-    let mut names: Vec<_> =
-        fs_err::read_dir(corpus.join("arch")).unwrap().map(|e| e.unwrap().path()).collect();
-    names.sort();
+    let names = files::entries(corpus.join("arch"));
     for dir in names {
         if !dir.join("logits.json").exists() {
             continue;
@@ -217,9 +214,7 @@ corpus_tests!(hidden_states_equal_transformers);
 fn hidden_states_equal_transformers(corpus: &Goldens) {
     let mut n_cases = 0;
     let mut wrong = Vec::new();
-    let mut dirs: Vec<_> =
-        fs_err::read_dir(corpus.join("arch")).unwrap().map(|e| e.unwrap().path()).collect();
-    dirs.sort();
+    let dirs = files::entries(corpus.join("arch"));
     for dir in dirs {
         let Ok(text) = fs_err::read_to_string(dir.join("hidden.json")) else { continue };
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();
@@ -273,9 +268,8 @@ fn state_differences(metadata: &Metadata, source: &dyn TensorSource, case: &Valu
 
 #[test]
 fn encoders_without_a_case_in_the_corpus_equal_transformers() {
-    for entry in fs_err::read_dir(fixture("encoders")).unwrap() {
-        let path = entry.unwrap().path();
-        let case: Value = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+    for path in files::entries(fixture("encoders")) {
+        let case = files::json(&path);
         let dir = tempfile::tempdir().unwrap();
         checkpoint(&case, dir.path());
         let model = convert(dir.path(), false);

@@ -1,7 +1,7 @@
 //! Reference engine on quantized files of every architecture that it runs: the change from quantization is finite, and
 //! as large as the type's rounding.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::progress::Silent;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::engine::F32;
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
 
 /// Number of tokens of a case: enough for a mean.
 const TOKENS: usize = 64;
@@ -99,9 +99,7 @@ fn costs(dir: &Path) -> Option<(usize, Vec<Result<f64, String>>)> {
 
 conformance_tests!(quantized_files_of_every_architecture_are_near_their_originals);
 fn quantized_files_of_every_architecture_are_near_their_originals(corpus: &Goldens) {
-    let mut dirs: Vec<PathBuf> =
-        fs_err::read_dir(corpus.join("arch")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    dirs.sort();
+    let dirs = files::entries(corpus.join("arch"));
     // Sequential, since reading and running use threads themselves.
     let found = dirs.iter().map(|dir| (dir, costs(dir)));
     let mut wrong = Vec::new();

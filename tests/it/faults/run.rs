@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::calls::{Fault, Point, TRACED};
 use super::scenarios::{Inputs, Scenario};
-use crate::support::{programs, root, sha256};
+use crate::support::{files, programs, root, sha256};
 
 /// Time after which a program is considered hanging. It needs about a second.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -54,20 +54,12 @@ pub struct Bench {
 }
 
 fn state(dir: &Path, scenario: &Scenario) -> State {
-    let mut state = State::new();
-    let mut dirs = vec![dir.to_owned()];
-    while let Some(at) = dirs.pop() {
-        for entry in fs_err::read_dir(at).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
-            if path.is_dir() {
-                dirs.push(path);
-            } else if !scenario.ignores.is_some_and(|ignored| name.contains(ignored)) {
-                state.insert(name, sha256(&fs_err::read(&path).unwrap()));
-            }
-        }
-    }
-    state
+    let local = |path: &PathBuf| path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
+    let files = files::below(dir).into_iter().map(|path| (local(&path), path));
+    files
+        .filter(|(name, _)| !scenario.ignores.is_some_and(|ignored| name.contains(ignored)))
+        .map(|(name, path)| (name, sha256(&fs_err::read(path).unwrap())))
+        .collect()
 }
 
 /// Compares the files with known names to the states before and after a clean run.

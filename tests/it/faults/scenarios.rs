@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{fixture, programs};
+use crate::support::{files, fixture, programs};
 
 /// Files that commands read, made once. Commands find them as `../in/NAME`.
 pub struct Inputs {
@@ -44,11 +44,8 @@ impl Inputs {
 
     /// Copies files that runs have left for each other.
     fn copy_notes(&self, start: &str, to: &Path) {
-        for entry in fs_err::read_dir(&self.dir).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            if name.starts_with(start) {
-                self.copy(&name, to.join(&name));
-            }
+        for name in files::names(&self.dir).iter().filter(|name| name.starts_with(start)) {
+            self.copy(name, to.join(name));
         }
     }
 
@@ -59,8 +56,7 @@ impl Inputs {
 
     /// Copies the parts of a set under another name.
     fn copy_parts(&self, stem: &str, to: &Path, new: &str) {
-        for entry in fs_err::read_dir(&self.dir).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
+        for name in files::names(&self.dir) {
             let suffix = name.strip_prefix(stem).filter(|suffix| suffix.starts_with("-0"));
             if let Some(suffix) = suffix {
                 self.copy(&name, to.join(format!("{new}{suffix}")));
@@ -106,49 +102,59 @@ const fn scenario(name: &'static str, program: &'static str, arguments: &'static
     }
 }
 
-const FIRST: Option<&str> = Some("m-00001-of-00005.gguf");
+impl Scenario {
+    const fn prepared(self, prepare: fn(&Inputs, &Path)) -> Self {
+        Self { prepare, ..self }
+    }
+
+    /// Scenario over another model in one file.
+    const fn over_a_file(self) -> Self {
+        self.prepared(over_a_file)
+    }
+
+    /// Scenario over parts of another model, which are read by the first.
+    const fn over_parts(self) -> Self {
+        let prepare: fn(&Inputs, &Path) = |inputs, dir| inputs.copy_parts("other-parts", dir, "m");
+        Self { prepare, reader: Some("m-00001-of-00005.gguf"), ..self }
+    }
+
+    /// Scenario that cannot run again over its own output.
+    const fn once(self) -> Self {
+        Self { is_repeatable: false, ..self }
+    }
+}
 
 fn over_a_file(inputs: &Inputs, dir: &Path) {
     inputs.copy("other.gguf", dir.join("m.gguf"));
 }
 
-fn over_parts(inputs: &Inputs, dir: &Path) {
-    inputs.copy_parts("other-parts", dir, "m");
-}
-
 /// All scenarios. `verify` ends with 4: without a baseline its verdict is `partial`.
 pub const ALL: &[Scenario] = &[
     scenario("convert", "gguf-convert", "hf2gguf ../in/hf -o m.gguf"),
+    scenario("convert over a file", "gguf-convert", "hf2gguf ../in/hf -o m.gguf --type q4_k_m").over_a_file(),
+    scenario(
+        "convert over parts",
+        "gguf-convert",
+        "hf2gguf ../in/hf -o m.gguf --type f16 --split-max-tensors 9",
+    )
+    .over_parts(),
     Scenario {
-        prepare: over_a_file,
-        ..scenario("convert over a file", "gguf-convert", "hf2gguf ../in/hf -o m.gguf --type q4_k_m")
-    },
-    Scenario {
-        prepare: over_parts,
-        reader: FIRST,
-        ..scenario(
-            "convert over parts",
-            "gguf-convert",
-            "hf2gguf ../in/hf -o m.gguf --type f16 --split-max-tensors 9",
-        )
-    },
-    Scenario {
-        prepare: over_a_file,
         keeps: Some(".into-"),
         ..scenario(
             "convert, to be resumed",
             "gguf-convert",
             "hf2gguf ../in/hf -o m.gguf --type q4_0 --resume",
         )
+        .over_a_file()
     },
     Scenario {
-        prepare: over_a_file,
         keeps: Some(".into-"),
         ..scenario(
             "quantize, all of one file",
             "gguf-quantize",
             "../in/f16.gguf --type q6_k --part 1/1 --into m.gguf",
         )
+        .over_a_file()
     },
     Scenario {
         prepare: |inputs, dir| {
@@ -162,83 +168,50 @@ pub const ALL: &[Scenario] = &[
             "../in/f16.gguf --type q6_k --part 3/3 --into m.gguf",
         )
     },
-    Scenario {
-        prepare: |_, dir| fs_err::create_dir(dir.join("hf")).unwrap(),
-        is_repeatable: false,
-        ..scenario("gguf2hf", "gguf-convert", "gguf2hf ../in/f16.gguf -o hf --max-shard-size 1M")
-    },
-    Scenario {
-        prepare: over_a_file,
-        ..scenario("quantize over a file", "gguf-quantize", "../in/f16.gguf m.gguf --type q6_k")
-    },
-    Scenario {
-        prepare: over_parts,
-        reader: FIRST,
-        ..scenario(
-            "quantize parts",
-            "gguf-quantize",
-            "../in/parts-00001-of-00005.gguf m.gguf --type q4_0 --keep-split",
-        )
-    },
-    Scenario { prepare: over_a_file, ..scenario("set", "gguf-inspect", "set m.gguf general.name=changed") },
-    Scenario {
-        prepare: over_a_file,
-        is_repeatable: false,
-        ..scenario("remove", "gguf-inspect", "remove m.gguf general.file_type")
-    },
-    Scenario {
-        prepare: over_a_file,
-        ..scenario("template", "gguf-inspect", "template m.gguf --set ../in/prompts.txt")
-    },
-    Scenario {
-        prepare: over_a_file,
-        ..scenario("endian", "gguf-convert", "endian ../in/f16.gguf -o m.gguf")
-    },
-    Scenario {
-        prepare: over_parts,
-        reader: FIRST,
-        ..scenario("split", "gguf-inspect", "split ../in/f16.gguf -o m --split-max-tensors 9")
-    },
-    Scenario {
-        prepare: over_a_file,
-        ..scenario("merge", "gguf-inspect", "merge ../in/parts-00001-of-00005.gguf -o m.gguf")
-    },
+    scenario("gguf2hf", "gguf-convert", "gguf2hf ../in/f16.gguf -o hf --max-shard-size 1M")
+        .prepared(|_, dir| fs_err::create_dir(dir.join("hf")).unwrap())
+        .once(),
+    scenario("quantize over a file", "gguf-quantize", "../in/f16.gguf m.gguf --type q6_k").over_a_file(),
+    scenario(
+        "quantize parts",
+        "gguf-quantize",
+        "../in/parts-00001-of-00005.gguf m.gguf --type q4_0 --keep-split",
+    )
+    .over_parts(),
+    scenario("set", "gguf-inspect", "set m.gguf general.name=changed").over_a_file(),
+    scenario("remove", "gguf-inspect", "remove m.gguf general.file_type").over_a_file().once(),
+    scenario("template", "gguf-inspect", "template m.gguf --set ../in/prompts.txt").over_a_file(),
+    scenario("endian", "gguf-convert", "endian ../in/f16.gguf -o m.gguf").over_a_file(),
+    scenario("split", "gguf-inspect", "split ../in/f16.gguf -o m --split-max-tensors 9").over_parts(),
+    scenario("merge", "gguf-inspect", "merge ../in/parts-00001-of-00005.gguf -o m.gguf").over_a_file(),
     scenario("logits", "gguf-verify", "logits ../in/f16.gguf --prompts ../in/prompts.txt -o logits.jsonl"),
-    Scenario {
-        prepare: |inputs, dir| inputs.copy("b.imatrix.gguf", dir.join("i.gguf")),
-        ..scenario(
-            "imatrix",
-            "gguf-verify",
-            "imatrix ../in/f16.gguf --prompts ../in/prompts.txt --ctx 32 --chunks 3 --no-ppl -o i.gguf",
-        )
-    },
-    Scenario {
-        prepare: |inputs, dir| inputs.copy("b.imatrix.gguf", dir.join("i.gguf")),
-        ..scenario(
-            "imatrix merge",
-            "gguf-verify",
-            "imatrix merge ../in/a.imatrix.gguf ../in/b.imatrix.gguf -o i.gguf",
-        )
-    },
+    scenario(
+        "imatrix",
+        "gguf-verify",
+        "imatrix ../in/f16.gguf --prompts ../in/prompts.txt --ctx 32 --chunks 3 --no-ppl -o i.gguf",
+    )
+    .prepared(|inputs, dir| inputs.copy("b.imatrix.gguf", dir.join("i.gguf"))),
+    scenario(
+        "imatrix merge",
+        "gguf-verify",
+        "imatrix merge ../in/a.imatrix.gguf ../in/b.imatrix.gguf -o i.gguf",
+    )
+    .prepared(|inputs, dir| inputs.copy("b.imatrix.gguf", dir.join("i.gguf"))),
     scenario(
         "verify, a part",
         "gguf-verify",
         "../in/f16.gguf --prompts ../in/prompts.txt --ctx 32 --chunks 2 --part 1/2 -o v.part",
     ),
-    Scenario {
-        prepare: |_, dir| fs_err::create_dir(dir.join("stats")).unwrap(),
-        is_repeatable: false,
-        ..scenario(
-            "statistics",
-            "gguf-quantize",
-            "stats ../in/f16.gguf --calibrate ../in/long.txt --no-self-text --calibrate-tokens 1024 -o stats",
-        )
-    },
-    Scenario {
-        prepare: |_, dir| fs_err::create_dir(dir.join("stats")).unwrap(),
-        is_repeatable: false,
-        ..scenario("statistics put together", "gguf-verify", "combine ../in/part -o stats")
-    },
+    scenario(
+        "statistics",
+        "gguf-quantize",
+        "stats ../in/f16.gguf --calibrate ../in/long.txt --no-self-text --calibrate-tokens 1024 -o stats",
+    )
+    .prepared(|_, dir| fs_err::create_dir(dir.join("stats")).unwrap())
+    .once(),
+    scenario("statistics put together", "gguf-verify", "combine ../in/part -o stats")
+        .prepared(|_, dir| fs_err::create_dir(dir.join("stats")).unwrap())
+        .once(),
     Scenario {
         code: 4,
         is_set: false,

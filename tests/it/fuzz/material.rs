@@ -9,11 +9,10 @@ use gguf_foundry::tokenizer::Mode;
 use serde_json::Value as Json;
 
 use super::entries::join;
-use super::models::files;
 use super::{seeds, vocabularies};
 use crate::hostile_corpus::material::Material;
 use crate::support::goldens::Goldens;
-use crate::support::{fixture, names, root};
+use crate::support::{files, fixture, names, root};
 
 /// Tokenizer modes under which all vocabularies are tried.
 const MODES: [&str; 5] = ["bpe", "llama_hf", "spm", "unigram", "wordpiece"];
@@ -204,26 +203,17 @@ fn ends_with(path: &Path, ending: &str) -> bool {
 
 /// Files below a directory, sorted.
 fn found(dir: &Path, is_one: &dyn Fn(&Path) -> bool) -> Vec<PathBuf> {
-    let mut all = Vec::new();
-    for name in names(dir) {
-        let path = dir.join(name);
-        if path.is_dir() {
-            all.extend(found(&path, is_one));
-        } else if is_one(&path) {
-            all.push(path);
-        }
-    }
-    all
+    files::below(dir).into_iter().filter(|path| is_one(path)).collect()
 }
 
 fn directory(dir: &Path) -> Vec<u8> {
-    let files = files(dir);
+    let files: Vec<_> = files::contents(dir).into_iter().collect();
     join(&files.iter().map(|(name, bytes)| (name.as_str(), bytes)).collect::<Vec<_>>())
 }
 
 /// Directory of tokenizer files, once for each mode.
 fn under_modes(dir: &Path, modes: &[&str]) -> Vec<Vec<u8>> {
-    let mut files = files(dir);
+    let mut files: Vec<_> = files::contents(dir).into_iter().collect();
     files.retain(|(name, _)| !name.ends_with(".safetensors"));
     files.insert(0, ("mode".to_owned(), Vec::new()));
     let n_bytes: usize = files.iter().map(|file| file.1.len()).sum();

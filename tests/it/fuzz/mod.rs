@@ -15,12 +15,12 @@ mod vocabularies;
 
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mutate::{damaged, words};
 
-use crate::support::{root, seed};
+use crate::support::{files, root, seed};
 use crate::testkit::noise::Noise;
 
 /// Maximum inputs of a target.
@@ -127,21 +127,15 @@ fn files_of_the_repository_are_inputs() {
     assert!(n_targets > 30, "{n_targets} targets have inputs");
 }
 
-/// Names of a folder's entries.
-fn names(dir: &Path) -> BTreeSet<String> {
-    let entries = fs_err::read_dir(dir).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned()).collect()
-}
-
 /// Earlier findings of fuzzers, one folder for each target.
 #[test]
 fn what_was_found_stays_mended() {
     let dir = root().join("fuzz/regressions");
-    for target in names(&dir) {
+    for target in files::names(&dir) {
         if target == "README.md" {
             continue;
         }
-        for name in names(&dir.join(&target)) {
+        for name in files::names(dir.join(&target)) {
             let bytes = fs_err::read(dir.join(&target).join(&name)).unwrap();
             assert!(passes(&target, &bytes, &name), "{target}: {name}");
         }
@@ -153,7 +147,7 @@ fn targets_dictionaries_and_the_page_agree() {
     let targets = targets();
     assert!(targets.is_sorted() && targets.len() >= 24, "{targets:?}");
     let expected: BTreeSet<String> = targets.iter().map(|target| format!("{target}.dict")).collect();
-    assert_eq!(names(&root().join("fuzz/dictionaries")), expected);
+    assert!(files::names(root().join("fuzz/dictionaries")).iter().eq(&expected), "{expected:?}");
     for target in &targets {
         assert!(!dictionary_words(target).is_empty(), "{target}: an empty dictionary");
     }
@@ -166,5 +160,5 @@ fn targets_dictionaries_and_the_page_agree() {
     assert_eq!(rows, targets.iter().copied().collect(), "the table of docs/fuzzing.md");
     // One program for all targets: it uses the list directly.
     let manifest = fs_err::read_to_string(root().join("fuzz/Cargo.toml")).unwrap();
-    assert_eq!(manifest.matches("[[bin]]").count(), names(&root().join("fuzz/fuzz_targets")).len());
+    assert_eq!(manifest.matches("[[bin]]").count(), files::names(root().join("fuzz/fuzz_targets")).len());
 }

@@ -8,6 +8,8 @@ use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Array, FilePlan, GgufFile, LayoutOptions, Metadata, Value};
 use gguf_foundry::tokenizer::char_of;
 
+use crate::support::files;
+
 /// GGUF file of these tensors, filled with small numbers.
 pub fn gguf(metadata: &Metadata, tensors: &[(String, Vec<u64>, GgmlType)]) -> Vec<u8> {
     let metas: Vec<TensorMeta> = tensors
@@ -149,17 +151,5 @@ pub fn checkpoint(file: &[u8], max_shard_bytes: u64) -> Vec<(String, Vec<u8>)> {
     let dir = room.path().join("hf");
     let registry = Registry::embedded().unwrap();
     gguf_to_hf(&registry, model.metadata(), &model, &dir, &options, &Silent).unwrap();
-    files(&dir)
-}
-
-/// Files of a directory, sorted by name.
-pub fn files(dir: &std::path::Path) -> Vec<(String, Vec<u8>)> {
-    let mut files: Vec<_> = fs_err::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.is_file())
-        .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs_err::read(&path).unwrap()))
-        .collect();
-    files.sort();
-    files
+    files::contents(&dir).into_iter().collect()
 }

@@ -11,13 +11,13 @@ use serde_json::{Map, Value as Json, json};
 
 use super::entries::join;
 use super::kept;
-use super::models::{checkpoint, files, gguf, letters, model};
+use super::models::{checkpoint, gguf, letters, model};
 use crate::checkpoint::flm::writer::llama;
 use crate::checkpoint::torch::build::{container, dict, floats, int, legacy, pickle, text, tuple};
 use crate::dequant::hostile::all;
 use crate::dequant::made::{Part, noise, safetensors};
 use crate::dequant::msmodelslim::made as slim;
-use crate::support::{fixture, root};
+use crate::support::{files, fixture, root};
 
 /// Seeds of a target.
 pub fn of(target: &str) -> Vec<Vec<u8>> {
@@ -265,7 +265,7 @@ fn tokenizer_files() -> Vec<Vec<u8>> {
 fn tiktoken(n_lines: usize) -> Vec<u8> {
     let dir = fixture("vocab/qwen");
     let mut all = vec![("mode".to_owned(), b"tiktoken".to_vec())];
-    all.extend(files(dir.as_ref()).into_iter().filter(|file| file.0 != "expect.json"));
+    all.extend(files::contents(dir).into_iter().filter(|file| file.0 != "expect.json"));
     let ranks = all.iter_mut().find(|file| file.0 == "qwen.tiktoken").unwrap();
     if n_lines < usize::MAX {
         // The ranks of the 256 bytes and some more.
@@ -410,7 +410,7 @@ fn indices() -> Vec<Vec<u8>> {
         ("model-00001-of-00002.safetensors", container_of(&[part("a")])),
         ("model-00002-of-00002.safetensors", container_of(&[part("b")])),
     ]);
-    let mut sharded = files(fixture("torch/sharded").as_ref());
+    let mut sharded: Vec<_> = files::contents(fixture("torch/sharded")).into_iter().collect();
     sharded.retain(|file| file.0 != "MANIFEST.toml");
     vec![split, bare, owned(&sharded)]
 }
@@ -442,7 +442,7 @@ fn msmodelslim(is_dynamic: bool) -> Vec<u8> {
     made.floats("model.norm.weight", "FLOAT", &[n_cols], &slim::noise(2, n_cols));
     let dir = tempfile::tempdir().unwrap();
     made.write(dir.path(), &json!({ "architectures": ["LlamaForCausalLM"], "hidden_size": n_cols }));
-    owned(&files(dir.path()))
+    owned(&files::contents(dir.path()).into_iter().collect::<Vec<_>>())
 }
 
 /// File with a key of each type.
@@ -482,7 +482,7 @@ fn split(max_tensors: u64) -> Vec<u8> {
     let spec = SplitSpec { max_tensors: Some(max_tensors), ..SplitSpec::default() };
     let options = WriteOptions { split: Some(spec), sync: false, ..WriteOptions::default() };
     write_gguf(&dir.path().join("m.gguf"), file.metadata(), &file, &options, &Silent).unwrap();
-    let mut parts = files(dir.path());
+    let mut parts: Vec<_> = files::contents(dir.path()).into_iter().collect();
     parts.retain(|part| part.0 != "whole.gguf");
     owned(&parts)
 }
@@ -508,7 +508,7 @@ fn imatrices() -> Vec<Vec<u8>> {
     sums.write(&dir.path().join("a.gguf"), &options, &Silent).unwrap();
     let plain = ImatrixSums { tensors: [("x".to_owned(), columns(8, &[512]))].into(), ..sums };
     plain.write_legacy(&dir.path().join("b.dat"), &options).unwrap();
-    files(dir.path()).into_iter().map(|file| file.1).collect()
+    files::contents(dir.path()).into_values().collect()
 }
 
 fn converts() -> Vec<Vec<u8>> {
@@ -516,7 +516,7 @@ fn converts() -> Vec<Vec<u8>> {
         .into_iter()
         .map(|(arch, vocabulary)| owned(&checkpoint(&model(arch, GgmlType::F16, vocabulary), 1 << 30)))
         .collect();
-    let native = files(fixture("native/nvfp4_qwen3_w4a16/hf").as_ref());
+    let native: Vec<_> = files::contents(fixture("native/nvfp4_qwen3_w4a16/hf")).into_iter().collect();
     all.push(owned(&native));
     all
 }

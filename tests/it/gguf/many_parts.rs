@@ -1,14 +1,13 @@
 //! Sets with more parts than a process may have open files: each program writes the same bytes with 256 descriptors.
 #![cfg(target_os = "linux")]
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::support::fixture;
 use crate::support::programs::{self, Outcome};
+use crate::support::{files, fixture};
 use crate::testkit::checkpoints::Safetensors;
 
 const N_LAYERS: usize = 70;
@@ -22,8 +21,7 @@ fn checkpoint(dir: &Path) {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs_err::copy(fixture("tiny-llama").join(name), dir.join(name)).unwrap();
     }
-    let config = fs_err::read_to_string(fixture("tiny-llama").join("config.json")).unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let mut config = files::json(fixture("tiny-llama").join("config.json"));
     for (key, value) in [
         ("num_hidden_layers", N_LAYERS),
         ("hidden_size", WIDTH),
@@ -67,14 +65,6 @@ fn command(limits: &str, dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// All files of a directory, by name.
-fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
-    let entries = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap());
-    entries
-        .map(|entry| (entry.file_name().into_string().unwrap(), fs_err::read(entry.path()).unwrap()))
-        .collect()
-}
-
 #[test]
 fn sets_of_600_parts_are_written_with_256_descriptors() {
     let root = tempfile::tempdir().unwrap();
@@ -113,7 +103,7 @@ fn sets_of_600_parts_are_written_with_256_descriptors() {
             }
             let args = [&args[..], &["--threads", threads]].concat();
             programs::finish(&mut command("ulimit -n 256", &narrow, &args)).ok();
-            let (wide, narrow) = (files(&wide), files(&narrow));
+            let (wide, narrow) = (files::contents(&wide), files::contents(&narrow));
             assert!(wide.len() >= n_least, "{name}: {}", wide.len());
             assert!(wide.keys().eq(narrow.keys()), "{name}: {:?}", narrow.keys().next());
             let differing: Vec<_> = wide.keys().filter(|file| wide[*file] != narrow[*file]).collect();
@@ -145,13 +135,13 @@ fn two_writers_at_once_and_one_that_is_killed_leave_one_whole_set() {
     for writer in writers {
         Outcome::from(writer.wait_with_output().unwrap()).ok();
     }
-    let found = files(&out);
+    let found = files::contents(&out);
     assert_eq!(found.len(), N_TENSORS, "{:?}", found.keys().next());
     let wholes = ["f16", "f32"].map(|ty| {
         let dir = root.path().join(ty);
         fs_err::create_dir(&dir).unwrap();
         programs::finish(&mut command("true", &dir, &args(ty))).ok();
-        files(&dir)
+        files::contents(&dir)
     });
     assert!(wholes.contains(&found), "parts of both");
 }

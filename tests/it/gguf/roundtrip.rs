@@ -1,29 +1,15 @@
 //! A file of another tool that is read and written unchanged keeps its bytes.
 
-use std::path::{Path, PathBuf};
-
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{GgufFile, OpenOptions, WriteOptions, write_gguf};
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
-
-fn gguf_files(dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs_err::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            gguf_files(&path, found);
-        } else if path.extension().is_some_and(|ext| ext == "gguf") {
-            found.push(path);
-        }
-    }
-}
+use crate::support::{files, report_cases};
 
 conformance_tests!(unchanged);
 fn unchanged(corpus: &Goldens) {
-    let mut paths = Vec::new();
-    gguf_files(corpus, &mut paths);
-    paths.sort();
+    let mut paths = files::below(&**corpus);
+    paths.retain(|path| path.extension().is_some_and(|ext| ext == "gguf"));
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out.gguf");
     let options = OpenOptions { join_parts: false, ..OpenOptions::default() };

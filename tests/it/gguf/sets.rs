@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{GgufFile, OpenOptions, Value};
 
-use crate::support::fixture;
 use crate::support::programs::{command, run};
+use crate::support::{files, fixture};
 
 const ID: &str = "gguf_foundry.split.id";
 
@@ -23,14 +23,7 @@ fn split(dir: &Path, name: &str, into: &str, more: &[&str]) -> Vec<PathBuf> {
     fs_err::create_dir_all(dir.join(into)).unwrap();
     let arguments = ["split", &input, "-o", &output, "--split-max-tensors", "9", "--no-sync"];
     run("gguf-inspect", dir, &[&arguments, more].concat()).ok();
-    parts(&dir.join(into))
-}
-
-fn parts(dir: &Path) -> Vec<PathBuf> {
-    let found = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let mut found: Vec<_> = found.collect();
-    found.sort();
-    found
+    files::entries(dir.join(into))
 }
 
 fn id(path: &Path) -> Option<String> {
@@ -117,7 +110,7 @@ fn every_writer_of_parts_gives_them_an_id_and_can_leave_it_out() {
     let checkpoint = checkpoint.to_str().unwrap();
     whole(dir, "f16", "f16");
     split(dir, "f16", "in", &[]);
-    let first = parts(&dir.join("in"))[0].clone();
+    let first = files::entries(dir.join("in"))[0].clone();
     let first = first.to_str().unwrap();
     let writers: [(&str, &[&str]); 4] = [
         ("gguf-convert", &["hf2gguf", checkpoint, "--split-max-tensors", "9", "-o", "m.gguf"]),
@@ -134,7 +127,7 @@ fn every_writer_of_parts_gives_them_an_id_and_can_leave_it_out() {
             fs_err::create_dir(place).unwrap();
             run(program, place, &[arguments, &more].concat()).ok();
         }
-        let (with, without) = (parts(&with), parts(&without));
+        let (with, without) = (files::entries(&with), files::entries(&without));
         assert!(with.len() > 1 && with.len() == without.len(), "{program} {arguments:?}");
         let set = id(&with[0]).unwrap();
         assert!(set.len() == 32 && set.bytes().any(|byte| byte != b'0'), "{set}");
@@ -170,8 +163,9 @@ fn a_part_that_fails_leaves_the_old_set() {
     fs_err::create_dir(dir.join("out")).unwrap();
     let quantize = ["--keep-split", "--pure", first, "out/m.gguf", "q8_0"];
     run("gguf-quantize", dir, &quantize).ok();
-    let content =
-        |dir: &Path| parts(dir).into_iter().map(|part| fs_err::read(part).unwrap()).collect::<Vec<_>>();
+    let content = |dir: &Path| {
+        files::entries(dir).into_iter().map(|part| fs_err::read(part).unwrap()).collect::<Vec<_>>()
+    };
     let before = content(&dir.join("out"));
 
     // NaN in the last weight of the last part.
@@ -208,7 +202,7 @@ fn writers_of_one_set_at_once_leave_one_of_theirs() {
         for mut writer in writers {
             assert!(writer.wait().unwrap().success(), "round {round}");
         }
-        let found = parts(&dir.join("out"));
+        let found = files::entries(dir.join("out"));
         assert!(found.len() > 9);
         let file = GgufFile::open(&found[0]).unwrap_or_else(|error| panic!("round {round}: {error}"));
         assert_eq!(file.parts().len(), found.len(), "something else is left: {found:?}");
@@ -220,13 +214,7 @@ fn leftovers_of_killed_runs_are_no_part_of_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let checkpoint = dir.join("hf");
-    fs_err::create_dir(&checkpoint).unwrap();
-    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_file() {
-            fs_err::copy(&path, checkpoint.join(path.file_name().unwrap())).unwrap();
-        }
-    }
+    files::copy(fixture("tiny-llama"), &checkpoint);
     let convert = |output: &str| {
         run("gguf-convert", dir, &["hf2gguf", "hf", "--type", "f16", "-o", output, "--no-sync"]).ok();
         fs_err::read(dir.join(output)).unwrap()

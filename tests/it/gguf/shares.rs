@@ -7,8 +7,8 @@ use gguf_foundry::core::progress::{Progress, Silent};
 use gguf_foundry::core::{SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{GgufFile, OpenOptions, Share, SplitSpec, WriteError, WriteOptions, write_gguf};
 
-use crate::support::fixture;
 use crate::support::programs::{command, run};
+use crate::support::{files, fixture};
 
 fn model() -> String {
     fixture("tiny-llama").to_str().unwrap().to_owned()
@@ -55,12 +55,7 @@ fn shares_join_to_the_file_of_a_single_run() {
 fn shares_of_one_file_are_the_file_of_a_single_run() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, model) = (dir.path(), model());
-    let names = || {
-        let entries = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
-        let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
-        names.sort();
-        names
-    };
+    let names = || files::names(dir);
     for (ty, count) in [("f16", 3), ("q4_k_m", 2)] {
         let whole = format!("{ty}.gguf");
         run("gguf-convert", dir, &["hf2gguf", &model, "--type", ty, "-o", &whole, "--no-sync", "-q"]).ok();
@@ -325,8 +320,7 @@ fn what_cannot_be_shared_is_refused() {
     }
     assert_eq!(convert(&["--part", "1/2", "--vocab-only"]).0, 2);
     assert_eq!(convert(&["--part", "1/2", "--into", "one.gguf"]).0, 2, "beside -o");
-    let (code, _, err) = run("gguf-convert", dir, &["hf2gguf", &model, "--into", "one.gguf"]).parts();
-    assert!(code == 2 && err.contains("--part"), "{err}");
+    run("gguf-convert", dir, &["hf2gguf", &model, "--into", "one.gguf"]).says(2, "--part");
     let (code, err) = convert(&["--part", "1/1000"]);
     assert!(code == 1 && err.contains("1000 shares for 38 tensors"), "{err}");
 }

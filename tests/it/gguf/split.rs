@@ -10,6 +10,7 @@ use gguf_foundry::gguf::{
 };
 
 use super::build::{Pattern, tensor};
+use crate::testkit::memory::write_source;
 
 fn source() -> Pattern {
     Pattern::new((0..7).map(|i| tensor(&format!("t{i}"), &[3, 32 + 8 * i], GgmlType::F32)).collect())
@@ -115,8 +116,7 @@ fn parts_of_other_models_are_named() {
         let kept = fs_err::read(&parts[1]).unwrap();
         let mut metadata = file.metadata().clone();
         change(&mut metadata);
-        let options = WriteOptions { sync: false, ..WriteOptions::default() };
-        write_gguf(&parts[1], &metadata, &file, &options, &Silent).unwrap();
+        write_source(&parts[1], &metadata, &file);
         let message = error(&parts[0], dir.path());
         fs_err::write(&parts[1], kept).unwrap();
         message
@@ -151,8 +151,7 @@ fn a_tensor_in_two_parts_is_named() {
     let alone = OpenOptions { join_parts: false, ..OpenOptions::default() };
     let metadata = GgufFile::open_with(&parts[2], &alone).unwrap().metadata().clone();
     let again = Pattern::new(source().tensors[..1].to_vec());
-    let options = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&parts[2], &metadata, &again, &options, &Silent).unwrap();
+    write_source(&parts[2], &metadata, &again);
     assert_eq!(
         error(&parts[0], dir.path()),
         format!("m-00003-of-00003.gguf: tensor `t0` is in `{}` too", "m-00001-of-00003.gguf")
@@ -165,8 +164,7 @@ fn a_wrong_total_is_named() {
     let parts = three_parts(dir.path());
     let alone = OpenOptions { join_parts: false, ..OpenOptions::default() };
     let metadata = GgufFile::open_with(&parts[2], &alone).unwrap().metadata().clone();
-    let options = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&parts[2], &metadata, &Pattern::new(vec![]), &options, &Silent).unwrap();
+    write_source(&parts[2], &metadata, &Pattern::new(vec![]));
     assert_eq!(
         error(&parts[1], dir.path()),
         "m-00001-of-00003.gguf: 6 tensors in all parts, key `split.tensors.count` declares 7"

@@ -16,7 +16,7 @@ use gguf_foundry::core::limits::Limits;
 use gguf_foundry::gguf::{Array, FilePlan, LayoutOptions, Metadata, Strictness, Value, parse_header};
 use serde_json::Value as Json;
 
-use crate::support::{fixture, programs};
+use crate::support::{files, fixture, programs};
 
 /// File of the corpus in a separate folder.
 pub struct Material {
@@ -79,8 +79,7 @@ impl Material {
 
 fn names(dir: &Path) -> Vec<String> {
     let mut out = Vec::new();
-    for entry in fs_err::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
+    for path in files::entries(dir) {
         out.push(path.to_str().unwrap().to_owned());
         if path.is_dir() {
             out.extend(names(&path));
@@ -91,21 +90,20 @@ fn names(dir: &Path) -> Vec<String> {
 
 fn copy_dir(from: &Path, to: &Path) {
     fs_err::create_dir_all(to).unwrap();
-    for entry in fs_err::read_dir(from).unwrap() {
-        place(&entry.unwrap().path(), to);
+    for path in files::entries(from) {
+        place(&path, to);
     }
 }
 
 /// Applies files that replace, patch or remove others.
 fn overlay(from: &Path, to: &Path) {
-    for entry in fs_err::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
+    for path in files::entries(from) {
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         if let Some(name) = name.strip_suffix(".none") {
             fs_err::remove_file(to.join(name)).unwrap();
         } else if let Some(name) = name.strip_suffix(".patch") {
-            let mut json: Json = serde_json::from_slice(&fs_err::read(to.join(name)).unwrap()).unwrap();
-            let patch: Json = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+            let mut json = files::json(to.join(name));
+            let patch = files::json(path);
             for (key, value) in patch.as_object().unwrap() {
                 json[key.as_str()] = value.clone();
                 if value.is_null() {
@@ -128,7 +126,7 @@ fn place(source: &Path, dir: &Path) -> PathBuf {
     }
     let (name, bytes) = match (name.strip_suffix(".gen"), name.strip_suffix(".keys")) {
         (Some(name), _) => {
-            let pieces: Json = serde_json::from_slice(&fs_err::read(source).unwrap()).unwrap();
+            let pieces = files::json(source);
             (name.to_owned(), expand(&pieces))
         }
         (_, Some(name)) => (format!("{name}.gguf"), with_keys(&fs_err::read(source).unwrap())),

@@ -6,11 +6,10 @@ mod measure;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::support::fixture;
+use crate::support::{files, fixture};
 use material::Material;
 use measure::{Usage, measured};
 
@@ -106,24 +105,12 @@ fn every_bad_file_costs_little_and_is_refused_by_name() {
 fn the_corpus_is_listed_and_small() {
     let root = fixture("hostile");
     let listed: BTreeSet<String> = manifest().into_iter().map(|case| case.file).collect();
-    let mut found = BTreeSet::new();
-    for entry in fs_err::read_dir(&root).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        if !(name.starts_with("base") || name == "MANIFEST.toml" || name == "README.md") {
-            found.insert(name);
-        }
-    }
+    let mut found: BTreeSet<String> = files::names(&root).into_iter().collect();
+    found.retain(|name| !(name.starts_with("base") || name == "MANIFEST.toml" || name == "README.md"));
     assert_eq!(listed, found);
     assert!(listed.len() >= 150, "{} rules", listed.len());
-    let n_bytes = bytes_of(&root);
+    let n_bytes: u64 = files::below(&root).iter().map(|path| fs_err::metadata(path).unwrap().len()).sum();
     assert!(n_bytes < MAX_CORPUS_BYTES, "{n_bytes} bytes");
-}
-
-fn bytes_of(path: &Path) -> u64 {
-    if path.is_file() {
-        return fs_err::metadata(path).unwrap().len();
-    }
-    fs_err::read_dir(path).unwrap().map(|entry| bytes_of(&entry.unwrap().path())).sum()
 }
 
 /// Each broken rule gives one complaint.

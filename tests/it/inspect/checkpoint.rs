@@ -1,6 +1,6 @@
 //! Descriptions of checkpoints agree with conversions.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::checkpoint::ModelDir;
@@ -17,7 +17,7 @@ use serde_json::{Value as Json, json};
 
 use super::Bench;
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, programs, report_cases};
+use crate::support::{files, fixture, programs, report_cases};
 use crate::testkit::checkpoints::Safetensors;
 
 fn is_flm(path: &Path) -> bool {
@@ -149,16 +149,6 @@ const KEYS: [&str; 15] = [
     "tensors",
 ];
 
-fn entries(dir: PathBuf) -> Vec<PathBuf> {
-    let mut found: Vec<_> = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    found.sort();
-    found
-}
-
-fn name(path: &Path) -> String {
-    path.file_name().unwrap().to_string_lossy().into_owned()
-}
-
 /// Storage of the weights of some cases: all descriptions, each once, in order.
 const STORED: &[(&str, &[&str])] = &[
     ("autoround-awq", &["AutoRound 4 bit, groups of 32, asymmetric"]),
@@ -201,8 +191,9 @@ conformance_tests!(every_quantized_case_is_described);
 fn every_quantized_case_is_described(corpus: &Goldens) {
     let mut checker = Checker::new();
     let (mut n_ok, mut n_refused, mut n_texts) = (0, 0, 0);
-    for case in entries(corpus.join("prequant")).iter().filter(|case| case.join("case.json").is_file()) {
-        let about: Json = serde_json::from_slice(&fs_err::read(case.join("case.json")).unwrap()).unwrap();
+    for case in files::entries(corpus.join("prequant")).iter().filter(|case| case.join("case.json").is_file())
+    {
+        let about = files::json(case.join("case.json"));
         // Errors that headers do not show are found when rows are read.
         let report = checker.check(&case.join("hf"), about["outcome"] != "error").unwrap();
         let is_refused = report
@@ -217,8 +208,7 @@ fn every_quantized_case_is_described(corpus: &Goldens) {
         }
         assert!(!is_refused, "{}: {:?}", case.display(), report.problems);
         n_ok += 1;
-        let expected: Json =
-            serde_json::from_slice(&fs_err::read(case.join("expected.json")).unwrap()).unwrap();
+        let expected = files::json(case.join("expected.json"));
         let tensors = expected["tensors"].as_object().unwrap_or_else(|| expected.as_object().unwrap());
         let (n, n_elems) = report.parameters.unwrap();
         let elems =
@@ -228,7 +218,7 @@ fn every_quantized_case_is_described(corpus: &Goldens) {
         let quantized = tensors.values().filter(|row| row["quantized"] == true).count() as u64;
         let told: u64 = report.stored.iter().map(|class| class.n_weights).sum();
         assert_eq!(told, quantized, "{}", case.display());
-        if let Some((_, texts)) = STORED.iter().find(|row| row.0 == name(case)) {
+        if let Some((_, texts)) = STORED.iter().find(|row| row.0 == files::name(case)) {
             assert_eq!(stored_texts(&report), *texts, "{}", case.display());
             n_texts += 1;
         }
@@ -242,10 +232,10 @@ fn every_quantized_case_is_described(corpus: &Goldens) {
 conformance_tests!(every_architecture_case_is_described);
 fn every_architecture_case_is_described(corpus: &Goldens) {
     let mut checker = Checker::new();
-    for case in entries(corpus.join("arch")) {
+    for case in files::entries(corpus.join("arch")) {
         let report = checker.check(&case.join("hf"), true).expect("every case opens");
         if let Some(architecture) = &report.architecture {
-            let about: Json = serde_json::from_slice(&fs_err::read(case.join("case.json")).unwrap()).unwrap();
+            let about = files::json(case.join("case.json"));
             match about["gguf_arch"].as_str() {
                 Some(gguf) => assert_eq!(architecture.gguf, gguf, "{}", case.display()),
                 // Cases that the reference refuses may convert here.
@@ -266,19 +256,19 @@ fn other_containers_are_described(corpus: &Goldens) {
     let mut checker = Checker::new();
     let formats = corpus.join("formats");
     let (mut n_flm, mut n_npu, mut n_torch) = (0, 0, 0);
-    for case in entries(formats.join("flm")) {
+    for case in files::entries(formats.join("flm")) {
         let Some(report) = checker.check(&case.join("model.flm"), true) else { continue };
         assert_eq!(report.container.as_ref().unwrap().format, "FastLLM");
         n_flm += 1;
-        if name(&case) == "llama-int4g32" {
+        if files::name(&case) == "llama-int4g32" {
             assert_eq!(stored_texts(&report), ["FastLLM INT4_GROUP, groups of 32"]);
         }
     }
-    for case in entries(formats.join("msmodelslim")) {
+    for case in files::entries(formats.join("msmodelslim")) {
         let Some(report) = checker.check(&case, true) else { continue };
         assert_eq!(report.container.as_ref().unwrap().format, "msModelSlim");
         n_npu += 1;
-        if name(&case) == "mixed-types" {
+        if files::name(&case) == "mixed-types" {
             let texts = [
                 "msModelSlim W8A16, scales by row",
                 "msModelSlim W8A16, scales by row, asymmetric",
@@ -288,15 +278,15 @@ fn other_containers_are_described(corpus: &Goldens) {
             assert_eq!(stored_texts(&report), texts);
         }
     }
-    for case in entries(formats.join("pytorch")) {
+    for case in files::entries(formats.join("pytorch")) {
         let Some(report) = checker.check(&case, true) else { continue };
         n_torch += 1;
-        if name(&case) == "llama-single" {
+        if files::name(&case) == "llama-single" {
             assert_eq!(report.container.unwrap().format, "PyTorch");
         }
     }
     for dir in ["flm/hostile", "msmodelslim/hostile", "pytorch/hostile"] {
-        for case in entries(formats.join(dir)) {
+        for case in files::entries(formats.join(dir)) {
             checker.check(&case, false);
         }
     }
@@ -356,8 +346,7 @@ fn a_checkpoint_is_described() {
     assert_eq!(found["outputs"][0]["file_bytes"], json!(written_bytes(&conversion, &bench.path("."))));
     assert_eq!(found["outputs"][0]["file_name"], json!(conversion.default_file_name("BF16")));
 
-    let (code, out, err) = bench.run(&["checkpoint", dir.to_str().unwrap()]);
-    assert_eq!((code, err.as_str()), (0, ""));
+    let out = bench.run(&["checkpoint", dir.to_str().unwrap()]).says_only(0, "").out;
     let start = out.split_once('\n').unwrap().1;
     insta::assert_snapshot!(start, @r"
 
@@ -374,10 +363,9 @@ fn a_checkpoint_is_described() {
     --type  file type  tensors      size  types           file
     auto    BF16            38  6.54 MiB  29 BF16, 9 F32  Tiny-Llama-3.4M-BF16.gguf
     ");
-    let (_, all, _) = bench.run(&["checkpoint", dir.to_str().unwrap(), "--tensors"]);
+    let all = bench.run(&["checkpoint", dir.to_str().unwrap(), "--tensors"]).out;
     assert!(all.contains("model.layers.0.self_attn.q_proj.weight"), "{all}");
-    let (code, _, err) = bench.run(&["checkpoint", "."]);
-    assert_eq!(code, 1);
+    let err = bench.run(&["checkpoint", "."]).exits_with(1).err;
     assert!(err.contains("`config.json` is missing") || err.contains("GGUF file as a checkpoint"), "{err}");
 }
 
@@ -393,8 +381,7 @@ fn what_is_not_supported_does_not_hide_the_rest() {
     });
     let dir = checkpoint(&config, FP8);
     let path = dir.path().to_str().unwrap();
-    let (code, out, err) = bench.run(&["checkpoint", path]);
-    assert_eq!((code, err.as_str()), (0, ""));
+    let out = bench.run(&["checkpoint", path]).says_only(0, "").out;
     insta::assert_snapshot!(out.replace(path, "DIR"), @r"
     DIR
 

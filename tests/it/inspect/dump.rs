@@ -63,28 +63,25 @@ fn json_says_where_the_header_declares_what() {
 fn numbers_of_the_layout_are_printed_alone() {
     let bench = Bench::new();
     let file = GgufFile::open(&bench.path("model.gguf")).unwrap();
-    let (code, out, _) = bench.run(&["dump", "model.gguf", "--data-offset"]);
+    let (code, out, _) = bench.run(&["dump", "model.gguf", "--data-offset"]).parts();
     assert_eq!((code, out), (0, format!("{}\n", file.data_offset())));
-    assert_eq!(bench.run(&["dump", "model.gguf", "--data-alignment"]).1, "32\n");
+    assert_eq!(bench.run(&["dump", "model.gguf", "--data-alignment"]).out, "32\n");
     assert_eq!(bench.json(&["dump", "model.gguf", "--data-alignment"], 0), json!({"data_alignment": 32}));
     // Without tensors it is the offset at which they would begin.
     write_source(&bench.path("keys.gguf"), &metadata(), &MemoryTensors::default());
     let size = fs_err::metadata(bench.path("keys.gguf")).unwrap().len();
-    assert_eq!(bench.run(&["dump", "keys.gguf", "--data-offset"]).1, format!("{size}\n"));
+    assert_eq!(bench.run(&["dump", "keys.gguf", "--data-offset"]).out, format!("{size}\n"));
     for args in [&["--json-array"][..], &["--markdown", "--json"], &["--data-offset", "--data-alignment"]] {
-        let (code, _, err) = bench.run(&[&["dump", "model.gguf"], args].concat());
-        assert_eq!(code, 2, "{args:?}: {err}");
+        bench.run(&[&["dump", "model.gguf"], args].concat()).exits_with(2);
     }
-    let (code, _, err) = bench.run(&["dump", "missing.gguf"]);
-    assert!(code == 1 && err.contains("missing.gguf"), "{err}");
+    bench.run(&["dump", "missing.gguf"]).says(1, "missing.gguf");
 }
 
 #[test]
 fn markdown_has_the_keys_and_the_tensors_by_layer() {
     let bench = Bench::new().with_tiny();
-    let (code, out, err) = bench.run(&["dump", "model.gguf"]);
-    assert_eq!((code, err.as_str()), (0, ""));
-    assert_eq!(bench.run(&["dump", "model.gguf", "--markdown"]).1, out);
+    let out = bench.run(&["dump", "model.gguf"]).says_only(0, "").out;
+    assert_eq!(bench.run(&["dump", "model.gguf", "--markdown"]).out, out);
     insta::assert_snapshot!(out, @r##"
     # model.gguf
 
@@ -116,10 +113,10 @@ fn markdown_has_the_keys_and_the_tensors_by_layer() {
     | 1 | ramp | F32 | \[3, 4\] | 12 | 32.0000 | 832 | 48 |
     | 2 | codes | Q8\_0 | \[2, 32\] | 64 | 8.5000 | 896 | 68 |
     "##);
-    let (_, short, _) = bench.run(&["dump", "model.gguf", "--no-tensors"]);
+    let short = bench.run(&["dump", "model.gguf", "--no-tensors"]).out;
     assert!(out.starts_with(&short) && !short.contains("## Tensors"), "{short}");
 
-    let (_, out, _) = bench.run(&["dump", "tiny.gguf"]);
+    let out = bench.run(&["dump", "tiny.gguf"]).out;
     let file = GgufFile::open(&bench.path("tiny.gguf")).unwrap();
     for tensor in file.tensors() {
         let name = tensor.name.replace('_', "\\_");
@@ -134,8 +131,7 @@ fn a_split_that_is_not_made_is_the_one_that_would_be() {
     let args = ["split", "model.gguf", "-o", "p", "--split-max-size", "100", "--no-tensor-first-split"];
     let plan = bench.json(&[&args[..], &["--dry-run"]].concat(), 0);
     assert_eq!(bench.names(), ["model.gguf"]);
-    let (code, out, err) = bench.run(&[&args[..], &["--dry-run"]].concat());
-    assert_eq!((code, err.as_str()), (0, ""));
+    let out = bench.run(&[&args[..], &["--dry-run"]].concat()).says_only(0, "").out;
     insta::assert_snapshot!(out, @"
     part                   tensors   size  first tensor     last tensor
     p-00001-of-00003.gguf        0  832 B  (metadata only)
@@ -158,9 +154,8 @@ fn a_split_that_is_not_made_is_the_one_that_would_be() {
     }
     // A dry run reports that a run would stop here.
     fs_err::write(bench.path("p-00002-of-00003.gguf"), "mine").unwrap();
-    let (code, _, err) = bench.run(&[&args[..], &["--dry-run"]].concat());
-    assert!(
-        code == 0 && err.contains("a run would stop here: ") && err.contains("does not replace"),
-        "{err}"
-    );
+    bench
+        .run(&[&args[..], &["--dry-run"]].concat())
+        .says(0, "a run would stop here: ")
+        .says(0, "does not replace");
 }

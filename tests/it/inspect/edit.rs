@@ -14,15 +14,17 @@ fn read(bench: &Bench, name: &str) -> Vec<u8> {
 fn keys_are_set_in_place_and_data_stays() {
     let bench = Bench::new();
     let before = bench.json(&["hash", "model.gguf"], 0);
-    let (code, out, err) = bench.run(&[
-        "set",
-        "model.gguf",
-        "llama.block_count=u32:7",
-        "general.alignment=u32:128",
-        "general.tags=arr:[\"a\", \"b\"]",
-        "x.text=str:a=b:c",
-    ]);
-    assert_eq!((code, err.as_str()), (0, ""));
+    let out = bench
+        .run(&[
+            "set",
+            "model.gguf",
+            "llama.block_count=u32:7",
+            "general.alignment=u32:128",
+            "general.tags=arr:[\"a\", \"b\"]",
+            "x.text=str:a=b:c",
+        ])
+        .says_only(0, "")
+        .out;
     insta::assert_snapshot!(out.replace(bench.path("").canonicalize().unwrap().to_str().unwrap(), "DIR"), @r#"
     key                type      old        new
     llama.block_count  u32       2       →  7
@@ -64,11 +66,10 @@ fn set_and_remove_cancel_each_other_to_the_byte() {
     assert_eq!(edited["files"], json!(["edited.gguf"]));
     assert_eq!(read(&bench, "model.gguf"), before);
     assert_ne!(read(&bench, "edited.gguf"), before);
-    assert_eq!(bench.run(&["remove", "edited.gguf", "k"]).0, 0);
+    bench.run(&["remove", "edited.gguf", "k"]).ok();
     assert_eq!(read(&bench, "edited.gguf"), before);
 
-    let (code, _, err) = bench.run(&["remove", "model.gguf", "no.such.key"]);
-    assert_eq!(code, 1);
+    let err = bench.run(&["remove", "model.gguf", "no.such.key"]).exits_with(1).err;
     assert_eq!(
         err,
         "error: model.gguf: no key `no.such.key`\n\nhint: list the keys with `gguf-inspect FILE --no-tensors`\n"
@@ -80,14 +81,12 @@ fn set_and_remove_cancel_each_other_to_the_byte() {
 fn a_refused_edit_changes_nothing() {
     let bench = Bench::new();
     let before = read(&bench, "model.gguf");
-    let (code, _, err) = bench.run(&["set", "model.gguf", "general.alignment=u32:48"]);
-    assert_eq!(code, 1);
+    let err = bench.run(&["set", "model.gguf", "general.alignment=u32:48"]).exits_with(1).err;
     assert!(
         err.ends_with("key `general.alignment`: a power of two of type u32 expected, found 48\n"),
         "{err}"
     );
-    let (code, _, err) = bench.run(&["set", "model.gguf", "k=text:1"]);
-    assert_eq!(code, 2);
+    let err = bench.run(&["set", "model.gguf", "k=text:1"]).exits_with(2).err;
     assert!(err.starts_with("error: key `k`: not in the file, so a type is needed: `k=TYPE:VALUE`"), "{err}");
     assert_eq!(read(&bench, "model.gguf"), before);
     assert_eq!(bench.names(), ["model.gguf"]);
@@ -98,7 +97,7 @@ fn a_refused_edit_changes_nothing() {
 fn a_link_is_edited_where_it_leads() {
     let bench = Bench::new();
     std::os::unix::fs::symlink("model.gguf", bench.path("link.gguf")).unwrap();
-    assert_eq!(bench.run(&["set", "link.gguf", "k=u8:1"]).0, 0);
+    bench.run(&["set", "link.gguf", "k=u8:1"]).ok();
     assert!(fs_err::symlink_metadata(bench.path("link.gguf")).unwrap().is_symlink());
     assert!(GgufFile::open(&bench.path("model.gguf")).unwrap().metadata().contains("k"));
 }
@@ -111,18 +110,18 @@ fn split_and_merge_give_the_file_back() {
     let summary = bench.json(&["part-00002-of-00002.gguf"], 0);
     assert_eq!(summary["parts"].as_array().unwrap().len(), 2);
     assert_eq!(summary["tensors"][2]["part"], json!(1));
-    let (code, out, _) = bench.run(&["diff", "model.gguf", "part-00001-of-00002.gguf"]);
-    assert_eq!(code, 1);
+    let out = bench.run(&["diff", "model.gguf", "part-00001-of-00002.gguf"]).exits_with(1).out;
     assert!(out.starts_with("4 keys and 0 tensors differ\n\nlayout  a  b\nparts   1  2\n\nkey "), "{out}");
 
-    assert_eq!(bench.run(&["merge", "part-00002-of-00002.gguf", "-o", "whole.gguf"]).0, 0);
+    bench.run(&["merge", "part-00002-of-00002.gguf", "-o", "whole.gguf"]).ok();
     assert_eq!(read(&bench, "whole.gguf"), read(&bench, "model.gguf"));
 
-    let (code, _, err) = bench.run(&["merge", "whole.gguf", "-o", "again.gguf"]);
-    assert_eq!((code, err.as_str()), (1, "error: whole.gguf: not a part of a split file\n"));
-    let (code, _, err) = bench.run(&["merge", "part-00001-of-00002.gguf", "-o", "part-00002-of-00002.gguf"]);
-    assert_eq!(code, 2);
-    assert!(err.contains("output is the same file as input part-00002-of-00002.gguf"), "{err}");
+    bench
+        .run(&["merge", "whole.gguf", "-o", "again.gguf"])
+        .says_only(1, "error: whole.gguf: not a part of a split file\n");
+    bench
+        .run(&["merge", "part-00001-of-00002.gguf", "-o", "part-00002-of-00002.gguf"])
+        .says(2, "output is the same file as input part-00002-of-00002.gguf");
 }
 
 #[test]
@@ -141,7 +140,7 @@ fn parts_by_size_and_a_first_part_without_tensors() {
 fn one_part_alone_can_be_edited() {
     let bench = Bench::new();
     bench.json(&["split", "model.gguf", "-o", "p", "--split-max-tensors", "2"], 0);
-    assert_eq!(bench.run(&["set", "p-00001-of-00002.gguf", "general.name=str:New"]).0, 0);
+    bench.run(&["set", "p-00001-of-00002.gguf", "general.name=str:New"]).ok();
     let file = GgufFile::open(&bench.path("p-00002-of-00002.gguf")).unwrap();
     assert_eq!(file.metadata().get("general.name"), Some(&Value::from("New")));
     assert_eq!(file.parts().len(), 2);
@@ -154,7 +153,7 @@ fn permissions_survive_an_edit() {
     let bench = Bench::new();
     let path = bench.path("model.gguf");
     fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    assert_eq!(bench.run(&["set", "model.gguf", "k=u8:1"]).0, 0);
+    bench.run(&["set", "model.gguf", "k=u8:1"]).ok();
     assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
 }
 

@@ -63,10 +63,8 @@ fn types_of_other_programs_are_shown_with_their_names() {
         (9999, 544, "type 9999", "no program known here"),
     ] {
         let bench = fork(ty, n_bytes);
-        let (code, out, err) = bench.run(&["fork.gguf"]);
-        assert_eq!(code, 0, "{err}");
-        assert!(out.contains(name) && out.contains("[8, 256]") && err.contains(program), "{out}{err}");
-        let (code, out, _) = bench.run(&["get", "fork.gguf", "general.name"]);
+        bench.run(&["fork.gguf"]).prints(0, name).prints(0, "[8, 256]").says(0, program);
+        let (code, out, _) = bench.run(&["get", "fork.gguf", "general.name"]).parts();
         assert_eq!((code, out.as_str()), (0, "toy\n"));
         let document = bench.json(&["fork.gguf"], 0);
         assert_eq!(document["tensors"][1]["type"], name);
@@ -76,20 +74,15 @@ fn types_of_other_programs_are_shown_with_their_names() {
             &["split", "fork.gguf", "-o", "part"],
             &["diff", "fork.gguf", "model.gguf"],
         ] {
-            let (code, _, err) = bench.run(command);
-            assert!(matches!(code, 1 | 3) && err.contains("blk.0.ffn_down.weight"), "{command:?}: {err}");
+            let err = bench.run(command).exits_with_one_of(&[1, 3]).err;
+            assert!(err.contains("blk.0.ffn_down.weight"), "{command:?}: {err}");
         }
         assert_eq!(bench.names(), ["fork.gguf", "model.gguf"]);
     }
     let bench = fork(139, 8 * 144);
     let mut quantize = bench.program("gguf-quantize");
-    let (code, _, err) = finish(quantize.args(["fork.gguf", "out.gguf", "q8_0"])).parts();
-    assert!(
-        matches!(code, 1 | 3)
-            && err.contains("IQ4_K of ik_llama.cpp")
-            && err.contains("hint: only ik_llama.cpp reads"),
-        "{err}"
-    );
+    let err = finish(quantize.args(["fork.gguf", "out.gguf", "q8_0"])).exits_with_one_of(&[1, 3]).err;
+    assert!(err.contains("IQ4_K of ik_llama.cpp") && err.contains("hint: only ik_llama.cpp reads"), "{err}");
 }
 
 #[test]
@@ -98,21 +91,19 @@ fn metadata_and_tensors_of_another_program_are_edited_and_the_blocks_stay() {
     let read = |name: &str| GgufFile::open_foreign(&bench.path(name)).unwrap();
     let block = |file: &GgufFile, name: &str| file.raw_tensor(file.tensor_index(name).unwrap()).to_vec();
     let before = read("fork.gguf");
-    let (code, _, err) =
-        bench.run(&["set", "fork.gguf", "general.name=other", "general.description=a longer one"]);
-    assert_eq!(code, 0, "{err}");
+    bench.run(&["set", "fork.gguf", "general.name=other", "general.description=a longer one"]).ok();
     let after = read("fork.gguf");
     assert_eq!(after.metadata().get("general.name"), Some(&Value::from("other")));
     for name in ["output_norm.weight", "blk.0.ffn_down.weight", "blk.0.ffn_up.weight"] {
         assert_eq!(block(&before, name), block(&after, name), "{name}");
     }
-    let (code, out, err) = bench.run(&["rename", "fork.gguf", "blk.0.ffn_down.weight=blk.0.ffn_gate.weight"]);
-    assert!(code == 0 && out.contains("blk.0.ffn_gate.weight"), "{out}{err}");
+    bench
+        .run(&["rename", "fork.gguf", "blk.0.ffn_down.weight=blk.0.ffn_gate.weight"])
+        .prints(0, "blk.0.ffn_gate.weight");
     let renamed = read("fork.gguf");
     assert_eq!(block(&before, "blk.0.ffn_down.weight"), block(&renamed, "blk.0.ffn_gate.weight"));
     assert_eq!(renamed.declared(1).unwrap().type_id, 139);
-    let (code, _, err) = bench.run(&["drop", "fork.gguf", "ffn_gate", "-o", "ours.gguf"]);
-    assert_eq!(code, 0, "{err}");
+    bench.run(&["drop", "fork.gguf", "ffn_gate", "-o", "ours.gguf"]).ok();
     let ours = GgufFile::open(&bench.path("ours.gguf")).unwrap();
     assert_eq!(block(&ours, "blk.0.ffn_up.weight"), [2; 256]);
 }
@@ -124,17 +115,15 @@ fn long_names_and_five_dimensions() {
     let tensors: [(&str, &[u64], u32, &[u8]); 3] =
         [(&long, &[8], 0, &[1; 32]), ("five", &[2, 1, 2, 1, 2], 0, &[3; 32]), ("w", &[8], 0, &[5; 32])];
     fs_err::write(bench.path("odd.gguf"), gguf(KEYS, &tensors)).unwrap();
-    let (code, out, err) = bench.run(&["odd.gguf", "--full"]);
-    assert!(code == 0 && out.contains("[2, 1, 2, 1, 2]") && out.contains(&long), "{out}{err}");
-    assert!(err.contains("names or dimensions beyond llama.cpp's limits"), "{err}");
-    let (code, _, err) = bench.run(&["hash", "odd.gguf"]);
-    assert!(
-        matches!(code, 1 | 3) && err.contains("80 bytes") && err.contains("gguf-inspect rename"),
-        "{err}"
-    );
-    let (code, _, err) = bench.run(&["rename", "odd.gguf", &format!("{long}=short")]);
-    assert_eq!(code, 0, "{err}");
-    assert_eq!(bench.run(&["drop", "odd.gguf", "^five$"]).0, 0);
+    bench
+        .run(&["odd.gguf", "--full"])
+        .prints(0, "[2, 1, 2, 1, 2]")
+        .prints(0, &long)
+        .says(0, "names or dimensions beyond llama.cpp's limits");
+    let err = bench.run(&["hash", "odd.gguf"]).exits_with_one_of(&[1, 3]).err;
+    assert!(err.contains("80 bytes") && err.contains("gguf-inspect rename"), "{err}");
+    bench.run(&["rename", "odd.gguf", &format!("{long}=short")]).ok();
+    bench.run(&["drop", "odd.gguf", "^five$"]).ok();
     let mended = GgufFile::open(&bench.path("odd.gguf")).unwrap();
     assert_eq!(mended.raw_tensor(0), [1; 32]);
     assert_eq!(mended.raw_tensor(1), [5; 32]);
@@ -148,14 +137,14 @@ fn foreign_lists_that_lie_are_refused() {
     // Offsets that run backwards or beyond the end, and files that end early: no panic, no success.
     for cut in (0..at).step_by(3) {
         fs_err::write(bench.path("cut.gguf"), &whole[..cut]).unwrap();
-        assert_eq!(bench.run(&["cut.gguf"]).0, 3, "{cut}");
+        bench.run(&["cut.gguf"]).exits_with(3);
     }
     for offset in [1u64, 1 << 40, u64::MAX - 31] {
         let mut bytes = whole.clone();
         let found = bytes.windows(8).rposition(|window| window == 64u64.to_le_bytes()).unwrap();
         bytes[found..found + 8].copy_from_slice(&offset.to_le_bytes());
         fs_err::write(bench.path("lie.gguf"), &bytes).unwrap();
-        assert_eq!(bench.run(&["lie.gguf"]).0, 3, "{offset}");
+        bench.run(&["lie.gguf"]).exits_with(3);
     }
 }
 
@@ -175,11 +164,10 @@ fn names_that_clash_are_refused_and_nothing_changes() {
         (vec!["drop", "tiny.gguf", "ffn_up"], 1, "could not be run any more"),
         (vec!["drop", "tiny.gguf", "."], 1, "no tensor would be left"),
     ] {
-        let (found, _, err) = bench.run(&args);
-        assert!(found == code && err.contains(said), "{args:?}: {found} {err}");
+        bench.run(&args).says(code, said);
     }
     assert_eq!(fs_err::read(bench.path("tiny.gguf")).unwrap(), before);
-    assert_eq!(bench.run(&["drop", "tiny.gguf", "ffn_up", "--force", "-o", "less.gguf"]).0, 0);
+    bench.run(&["drop", "tiny.gguf", "ffn_up", "--force", "-o", "less.gguf"]).ok();
 }
 
 #[test]
@@ -190,9 +178,8 @@ fn a_bundle_becomes_a_text_model() {
     // A tower is added by renaming: Ollama puts both into one file.
     let args =
         ["rename", "tiny.gguf", "blk.3.ffn_up.weight=v.blk.0.ffn_up.weight", "--force", "-o", "bundle.gguf"];
-    assert_eq!(bench.run(&args).0, 0);
-    let (code, out, err) = bench.run(&["drop", "bundle.gguf", r"^v\.", "-o", "text.gguf"]);
-    assert!(code == 0 && out.contains("(left out)"), "{out}{err}");
+    bench.run(&args).ok();
+    bench.run(&["drop", "bundle.gguf", r"^v\.", "-o", "text.gguf"]).prints(0, "(left out)");
     let text = GgufFile::open(&bench.path("text.gguf")).unwrap();
     assert_eq!(text.tensors().len(), n - 1);
     let index = text.tensor_index("blk.0.ffn_up.weight").unwrap();
@@ -220,43 +207,37 @@ fn files_that_are_no_models_are_told_for_what_they_are() {
     ] {
         fs_err::write(bench.path(name), bytes).unwrap();
         for args in [vec![name], vec!["merge", name, "-o", "x.gguf"]] {
-            let (code, _, err) = bench.run(&args);
-            assert!(
-                matches!(code, 1 | 3) && err.contains(said) && err.contains("hint: "),
-                "{args:?}: {code} {err}"
-            );
+            let err = bench.run(&args).exits_with_one_of(&[1, 3]).err;
+            assert!(err.contains(said) && err.contains("hint: "), "{args:?}: {err}");
             assert!(!err.contains("safetensors"), "{err}");
         }
         let mut quantize = bench.program("gguf-quantize");
-        let (code, _, err) =
-            finish(quantize.args(["--imatrix", name, "model.gguf", "out.gguf", "q4_k_m"])).parts();
-        assert!(matches!(code, 1 | 3) && err.contains(said), "{name}: {err}");
+        let err = finish(quantize.args(["--imatrix", name, "model.gguf", "out.gguf", "q4_k_m"]))
+            .exits_with_one_of(&[1, 3])
+            .err;
+        assert!(err.contains(said), "{name}: {err}");
     }
     let whole = fs_err::read(bench.path("model.gguf")).unwrap();
     let (first, second) = whole.split_at(whole.len() / 2);
     fs_err::write(bench.path("m.gguf.part1of2"), first).unwrap();
     fs_err::write(bench.path("m.gguf.part2of2"), second).unwrap();
     for name in ["m.gguf.part1of2", "m.gguf.part2of2"] {
-        let (code, _, err) = bench.run(&[name]);
-        assert!(
-            matches!(code, 1 | 3) && err.contains("cat m.gguf.part1of2 m.gguf.part2of2 > m.gguf"),
-            "{err}"
-        );
+        let err = bench.run(&[name]).exits_with_one_of(&[1, 3]).err;
+        assert!(err.contains("cat m.gguf.part1of2 m.gguf.part2of2 > m.gguf"), "{err}");
     }
 }
 
 #[test]
 fn merge_takes_all_parts_and_an_output_behind_them() {
     let bench = Bench::new();
-    assert_eq!(bench.run(&["split", "model.gguf", "-o", "m", "--split-max-tensors", "1"]).0, 0);
+    bench.run(&["split", "model.gguf", "-o", "m", "--split-max-tensors", "1"]).ok();
     let parts = ["m-00003-of-00003.gguf", "m-00001-of-00003.gguf", "m-00002-of-00003.gguf"];
-    let (code, _, err) = bench.run(&[&["merge"], &parts[..], &["-o", "whole.gguf"]].concat());
-    assert_eq!(code, 0, "{err}");
-    assert_eq!(bench.run(&["merge", parts[1], "other.gguf"]).0, 0);
+    bench.run(&[&["merge"], &parts[..], &["-o", "whole.gguf"]].concat()).ok();
+    bench.run(&["merge", parts[1], "other.gguf"]).ok();
     let read = |name: &str| fs_err::read(bench.path(name)).unwrap();
     assert!(read("whole.gguf") == read("model.gguf") && read("other.gguf") == read("model.gguf"));
-    let (code, _, err) = bench.run(&["merge", parts[0], "model.gguf"]);
-    assert!(code == 2 && err.contains("-o PATH"), "{err}");
-    let (code, _, err) = bench.run(&["merge", parts[0], "model.gguf", "-o", "x.gguf"]);
-    assert!(code == 1 && err.contains("model.gguf: not a part of the same model"), "{err}");
+    bench.run(&["merge", parts[0], "model.gguf"]).says(2, "-o PATH");
+    bench
+        .run(&["merge", parts[0], "model.gguf", "-o", "x.gguf"])
+        .says(1, "model.gguf: not a part of the same model");
 }

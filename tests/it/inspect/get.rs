@@ -11,8 +11,7 @@ use crate::testkit::memory::write_source;
 fn values_are_plain() {
     let bench = Bench::new();
     let get = |key: &str| {
-        let (code, out, err) = bench.run(&["get", "model.gguf", key]);
-        assert_eq!((code, err.as_str()), (0, ""), "{key}");
+        let out = bench.run(&["get", "model.gguf", key]).says_only(0, "").out;
         out
     };
     assert_eq!(get("llama.block_count"), "2\n");
@@ -32,7 +31,7 @@ fn values_are_plain() {
     let tokens = bench.json(&["get", "model.gguf", "tokenizer.ggml.tokens"], 0);
     assert_eq!((&tokens["length"], &tokens["value"][39]), (&json!(40), &json!("t39")));
 
-    let (code, out, err) = bench.run(&["get", "model.gguf", "no.such"]);
+    let (code, out, err) = bench.run(&["get", "model.gguf", "no.such"]).parts();
     assert_eq!((code, out.as_str()), (1, ""));
     assert!(err.starts_with("error: model.gguf: no key `no.such`\n\nhint: "), "{err}");
 }

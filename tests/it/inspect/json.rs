@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use super::Bench;
 use crate::quantize::magnitudes;
 use crate::support::programs::finish;
-use crate::support::{fixture, root};
+use crate::support::{files, fixture, root};
 
 /// Key of the document: its types, and whether it is optional.
 struct Row {
@@ -425,8 +425,7 @@ fn what_verify_prints_is_documented() {
 
     let mut reported = documented.table("`gguf-verify --report FILE.json`");
     let _ = run(4, &["tiny.gguf", "--report", "r.json"]);
-    let mut report: Json =
-        serde_json::from_str(&fs_err::read_to_string(bench.path("r.json")).unwrap()).unwrap();
+    let mut report = files::json(bench.path("r.json"));
     report.as_object_mut().unwrap().retain(|key, _| key == "run");
     reported.object("", &report);
     reported.finish();

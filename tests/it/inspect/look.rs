@@ -10,8 +10,7 @@ use crate::testkit::memory::{MemoryTensors, write_source};
 #[test]
 fn the_description_has_all_facts_and_no_escapes() {
     let bench = Bench::new();
-    let (code, out, err) = bench.run(&["model.gguf"]);
-    assert_eq!((code, err.as_str()), (0, ""));
+    let out = bench.run(&["model.gguf"]).says_only(0, "").out;
     insta::assert_snapshot!(out, @r#"
     model.gguf: GGUF 3, little-endian, 992 B, 5 keys
 
@@ -37,7 +36,7 @@ fn the_description_has_all_facts_and_no_escapes() {
 
     3 tensors, 80 elements, 132 B, 13.20 bits per weight
     "#);
-    let (_, full, _) = bench.run(&["model.gguf", "--full"]);
+    let full = bench.run(&["model.gguf", "--full"]).out;
     assert!(full.contains("\"t38\", \"t39\"]"), "{full}");
 }
 
@@ -87,8 +86,7 @@ fn bytes_after_the_last_tensor_are_reported() {
     let mut bytes = fs_err::read(bench.path("model.gguf")).unwrap();
     bytes.extend(b"tail");
     fs_err::write(bench.path("model.gguf"), bytes).unwrap();
-    let (code, _, err) = bench.run(&["model.gguf"]);
-    assert_eq!((code, err.as_str()), (0, "warning: model.gguf: 4 bytes after the last tensor\n"));
+    bench.run(&["model.gguf"]).says_only(0, "warning: model.gguf: 4 bytes after the last tensor\n");
     let summary = bench.json(&["model.gguf"], 0);
     assert_eq!(summary["warnings"], json!(["model.gguf: 4 bytes after the last tensor"]));
 }
@@ -98,28 +96,26 @@ fn a_broken_file_has_its_own_exit_code_and_a_hint() {
     let bench = Bench::new();
     let bytes = fs_err::read(bench.path("model.gguf")).unwrap();
     fs_err::write(bench.path("short.gguf"), &bytes[..900]).unwrap();
-    let (code, out, err) = bench.run(&["short.gguf"]);
+    let (code, out, err) = bench.run(&["short.gguf"]).parts();
     assert_eq!((code, out.as_str()), (3, ""));
     assert_eq!(
         err,
         "error: short.gguf: offset 896: tensor `codes`: 68 bytes of data end beyond the file of 900 bytes\n\
          \nhint: the file is probably an incomplete download\n"
     );
-    let (code, _, err) = bench.run(&["missing.gguf"]);
-    assert_eq!(code, 1);
+    let err = bench.run(&["missing.gguf"]).exits_with(1).err;
     assert!(err.starts_with("error: ") && err.contains("missing.gguf"), "{err}");
     for usage in [&[][..], &["--nonsense"], &["set", "model.gguf"], &["set", "model.gguf", "k=u8:256"]] {
-        assert_eq!(bench.run(usage).0, 2, "{usage:?}");
+        bench.run(usage).exits_with(2);
     }
-    let (code, out, _) = bench.run(&["--version"]);
-    assert_eq!(code, 0);
+    let out = bench.run(&["--version"]).ok().out;
     assert!(out.starts_with("gguf-inspect 0."), "{out}");
 }
 
 #[test]
 fn equal_files_are_equal() {
     let bench = Bench::new();
-    let (code, out, _) = bench.run(&["diff", "model.gguf", "model.gguf"]);
+    let (code, out, _) = bench.run(&["diff", "model.gguf", "model.gguf"]).parts();
     assert_eq!((code, out.as_str()), (0, "equal\n"));
     assert_eq!(bench.json(&["diff", "model.gguf", "model.gguf"], 0)["equal"], json!(true));
 }
@@ -146,8 +142,7 @@ fn differences_are_shown_and_measured() {
     ]);
     write_source(&bench.path("other.gguf"), &other, &tensors);
 
-    let (code, out, _) = bench.run(&["diff", "model.gguf", "other.gguf"]);
-    assert_eq!(code, 1);
+    let out = bench.run(&["diff", "model.gguf", "other.gguf"]).exits_with(1).out;
     insta::assert_snapshot!(out, @r#"
     4 keys and 4 tensors differ (1 only in a, 1 only in b, 1 of another type)
 
@@ -201,7 +196,7 @@ fn hashes_are_those_of_the_bytes() {
     assert_eq!(hashes["data"], json!(sha256(&data.concat())));
     let file = fs_err::read(bench.path("model.gguf")).unwrap();
     assert_eq!(hashes["files"], json!([{"path": "model.gguf", "sha256": sha256(&file)}]));
-    let (_, text, _) = bench.run(&["hash", "model.gguf"]);
+    let text = bench.run(&["hash", "model.gguf"]).out;
     assert!(text.starts_with(&format!("{}  tensor norm\n", sha256(data[0]))), "{text}");
     assert!(text.ends_with(&format!("{}  model.gguf\n", sha256(&file))), "{text}");
     assert_eq!(source.tensors()[2].ty, GgmlType::Q8_0);

@@ -18,8 +18,8 @@ use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::gguf::{GgufFile, Metadata, Value};
 
-use crate::support::fixture;
-use crate::support::programs::{command, finish};
+use crate::support::programs::{Outcome, command, finish};
+use crate::support::{files, fixture};
 use crate::testkit::memory::{MemoryTensors, write_source};
 
 /// Directory with one small model, and the programs to run on it.
@@ -39,12 +39,7 @@ impl Bench {
     }
 
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = fs_err::read_dir(self.dir.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
+        files::names(self.dir.path())
     }
 
     /// Adds the bundled model, converted.
@@ -68,9 +63,9 @@ impl Bench {
         command
     }
 
-    /// Runs `gguf-inspect` in the directory; returns exit code, standard output, standard error.
-    pub fn run(&self, args: &[&str]) -> (i32, String, String) {
-        finish(self.program("gguf-inspect").args(args)).parts()
+    /// Runs `gguf-inspect` in the directory.
+    pub fn run(&self, args: &[&str]) -> Outcome {
+        finish(self.program("gguf-inspect").args(args))
     }
 
     /// Runs with `--json` and expects the given exit code.

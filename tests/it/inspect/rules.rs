@@ -13,8 +13,7 @@ fn read(bench: &Bench, name: &str) -> Vec<u8> {
 /// Runs an edit that must be refused, and returns the first line of the error.
 fn refused(bench: &Bench, args: &[&str]) -> String {
     let before = read(bench, args[1]);
-    let (code, _, err) = bench.run(args);
-    assert_eq!(code, 1, "{args:?}: {err}");
+    let err = bench.run(args).exits_with(1).err;
     assert!(err.ends_with("\nhint: `--force` makes the change all the same\n"), "{args:?}: {err}");
     assert!(read(bench, args[1]) == before, "{args:?}: changed");
     err.lines().next().unwrap().to_owned()
@@ -22,8 +21,7 @@ fn refused(bench: &Bench, args: &[&str]) -> String {
 
 /// Makes an edit that is otherwise refused.
 fn forced(bench: &Bench, args: &[&str]) {
-    let (code, _, err) = bench.run(&[args, &["--force", "--no-sync"]].concat());
-    assert_eq!(code, 0, "{args:?}: {err}");
+    let err = bench.run(&[args, &["--force", "--no-sync"]].concat()).ok().err;
     assert!(err.starts_with("warning: "), "{args:?}: {err}");
 }
 
@@ -41,8 +39,7 @@ fn a_value_takes_the_type_of_the_key() {
         "general.author=Me",
         "llama.rope.scaling.factor=2",
     ];
-    let (code, _, err) = bench.run(&args);
-    assert_eq!((code, err.as_str()), (0, ""));
+    bench.run(&args).says_only(0, "");
     let value = |key| bench.value("model.gguf", key);
     assert_eq!(value("llama.block_count"), Some(Value::U32(7)));
     assert_eq!(value("llama.rope.freq_base"), Some(Value::F32(1e6)));
@@ -51,14 +48,12 @@ fn a_value_takes_the_type_of_the_key() {
     assert_eq!(value("general.author"), Some("Me".into()));
     assert_eq!(value("llama.rope.scaling.factor"), Some(Value::F32(2.0)));
 
-    let (code, _, err) = bench.run(&["set", "model.gguf", "x.y=1"]);
-    assert_eq!(code, 2);
+    let err = bench.run(&["set", "model.gguf", "x.y=1"]).exits_with(2).err;
     assert!(err.starts_with("error: key `x.y`: not in the file, so a type is needed"), "{err}");
-    let (code, _, err) = bench.run(&["set", "model.gguf", "llama.block_count=many"]);
     let expected = "error: key `llama.block_count`: `many` is not a value of type u32\n";
-    assert_eq!((code, err.as_str()), (2, expected));
+    bench.run(&["set", "model.gguf", "llama.block_count=many"]).says_only(2, expected);
     // The help explains the colon.
-    let (_, help, _) = bench.run(&["set", "--help"]);
+    let help = bench.run(&["set", "--help"]).out;
     assert!(help.contains("first colon") && help.contains("KEY=str:VALUE"), "{help}");
 }
 
@@ -67,8 +62,7 @@ fn old_and_new_are_shown_and_a_dry_run_writes_nothing() {
     let bench = Bench::new();
     let before = read(&bench, "model.gguf");
     let args = ["set", "model.gguf", "llama.block_count=7", "x.y=u8:1", "general.name=str:B"];
-    let (code, out, err) = bench.run(&[&args[..], &["--dry-run"]].concat());
-    assert_eq!((code, err.as_str()), (0, ""));
+    let out = bench.run(&[&args[..], &["--dry-run"]].concat()).says_only(0, "").out;
     let expected = "key                type  old                                   new\n\
                     llama.block_count  u32   2                                 →  7\n\
                     x.y                u8    (none)                            →  1\n\
@@ -96,8 +90,7 @@ fn old_and_new_are_shown_and_a_dry_run_writes_nothing() {
     assert_eq!(made["file_bytes"], json!(read(&bench, "model.gguf").len()));
     assert_eq!((&made["file_bytes"], &made["changes"]), (&told["file_bytes"], &told["changes"]));
 
-    let (code, _, err) = bench.run(&[&args[..], &["--dry-run", "-o", "no-such/x.gguf"]].concat());
-    assert_eq!(code, 0);
+    let err = bench.run(&[&args[..], &["--dry-run", "-o", "no-such/x.gguf"]].concat()).ok().err;
     assert!(err.starts_with("warning: a run would stop here: ") && err.contains("no-such"), "{err}");
 
     let removed = bench.json(&["remove", "model.gguf", "x.y", "--dry-run"], 0);
@@ -121,11 +114,9 @@ fn values_come_from_files() {
         "a.at=str:@@home",
         "llama.block_count=@@5",
     ];
-    let (code, _, err) = bench.run(&args);
-    assert_eq!(code, 2, "{err}");
+    let err = bench.run(&args).exits_with(2).err;
     assert_eq!(err, "error: key `llama.block_count`: `@5` is not a value of type u32\n");
-    let (code, _, err) = bench.run(&args[..args.len() - 1]);
-    assert_eq!((code, err.as_str()), (0, ""));
+    bench.run(&args[..args.len() - 1]).says_only(0, "");
     let value = |key| bench.value("model.gguf", key);
     // One line feed belongs to the file, the other one to the value.
     assert_eq!(value("tokenizer.chat_template"), Some("{{ a }}\n".into()));
@@ -134,8 +125,7 @@ fn values_come_from_files() {
     assert_eq!(value("a.raw"), Some(Value::String(vec![0xff, 0])));
     assert_eq!(value("a.at"), Some("@home".into()));
 
-    let (code, _, err) = bench.run(&["set", "model.gguf", "general.name=@missing"]);
-    assert_eq!(code, 1);
+    let err = bench.run(&["set", "model.gguf", "general.name=@missing"]).exits_with(1).err;
     assert!(err.starts_with("error: key `general.name`: ") && err.contains("missing"), "{err}");
     assert!(
         err.ends_with("\nhint: a value that itself begins with `@` is written with two: `KEY=@@VALUE`\n")
@@ -151,11 +141,11 @@ fn other_types_of_well_known_keys_are_refused() {
     forced(&bench, &args);
     assert_eq!(bench.value("model.gguf", "llama.block_count"), Some(Value::U64(2)));
     // Back to the required type.
-    assert_eq!(bench.run(&["set", "model.gguf", "llama.block_count=u32:2"]).0, 0);
+    bench.run(&["set", "model.gguf", "llama.block_count=u32:2"]).ok();
     // A number per layer, and unknown keys.
-    assert_eq!(bench.run(&["set", "model.gguf", "llama.attention.head_count=arr[u32]:[4, 4]"]).0, 0);
-    assert_eq!(bench.run(&["set", "model.gguf", "my.key=u8:1"]).0, 0);
-    assert_eq!(bench.run(&["set", "model.gguf", "my.key=str:x"]).0, 0);
+    bench.run(&["set", "model.gguf", "llama.attention.head_count=arr[u32]:[4, 4]"]).ok();
+    bench.run(&["set", "model.gguf", "my.key=u8:1"]).ok();
+    bench.run(&["set", "model.gguf", "my.key=str:x"]).ok();
     let line = refused(&bench, &["set", "model.gguf", "general.author=u8:1", "general.license=bool:true"]);
     assert!(line.contains("`general.author` must be of type str, not u8; key `general.license`"), "{line}");
 }
@@ -169,13 +159,13 @@ fn token_ids_beyond_the_vocabulary_are_refused() {
         line,
         "error: model.gguf: key `tokenizer.ggml.bos_token_id`: token 40 is beyond the vocabulary of 40"
     );
-    assert_eq!(bench.run(&["set", "model.gguf", "tokenizer.ggml.bos_token_id=39"]).0, 0);
+    bench.run(&["set", "model.gguf", "tokenizer.ggml.bos_token_id=39"]).ok();
     // The truncated vocabulary does not contain the token.
     let line = refused(&bench, &["set", "model.gguf", "tokenizer.ggml.tokens=[\"a\", \"b\"]"]);
     assert!(line.ends_with("token 39 is beyond the vocabulary of 2"), "{line}");
     forced(&bench, &args);
     // An existing error does not prevent an unrelated edit.
-    assert_eq!(bench.run(&["set", "model.gguf", "general.name=x"]).0, 0);
+    bench.run(&["set", "model.gguf", "general.name=x"]).ok();
 }
 
 #[test]
@@ -192,7 +182,7 @@ fn keys_that_the_architecture_needs_stay() {
     );
     // The engine would assume as many key heads as query heads, and stop at the shapes.
     assert!(remove("llama.attention.head_count_kv").contains("needed by architecture `llama`"));
-    assert_eq!(bench.run(&["remove", "tiny.gguf", "general.file_type", "--no-sync"]).0, 0);
+    bench.run(&["remove", "tiny.gguf", "general.file_type", "--no-sync"]).ok();
     forced(&bench, &["remove", "tiny.gguf", "llama.attention.head_count"]);
     assert_eq!(bench.value("tiny.gguf", "llama.attention.head_count"), None);
 }
@@ -200,7 +190,7 @@ fn keys_that_the_architecture_needs_stay() {
 #[test]
 fn a_key_without_which_the_model_computes_something_else_stays() {
     let bench = Bench::new().with_tiny();
-    assert_eq!(bench.run(&["set", "tiny.gguf", "llama.rope.freq_base=500000", "--no-sync"]).0, 0);
+    bench.run(&["set", "tiny.gguf", "llama.rope.freq_base=500000", "--no-sync"]).ok();
     let line = refused(&bench, &["remove", "tiny.gguf", "llama.rope.freq_base"]);
     assert!(line.ends_with("without it the model computes something else"), "{line}");
 }
@@ -235,8 +225,7 @@ fn an_edit_of_a_later_part_is_made_where_the_key_is() {
     assert_eq!(bench.value(first, "x.y"), None);
 
     // Another output would be a part under an unrelated name, so the part must be named.
-    let (code, _, err) = bench.run(&["set", second, "general.name=Other", "-o", "other.gguf"]);
-    assert_eq!(code, 1);
+    let err = bench.run(&["set", second, "general.name=Other", "-o", "other.gguf"]).exits_with(1).err;
     assert_eq!(
         err,
         format!(
@@ -249,7 +238,5 @@ fn an_edit_of_a_later_part_is_made_where_the_key_is() {
     assert_eq!(bench.names(), ["model.gguf", first, second]);
 
     fs_err::remove_file(bench.path(first)).unwrap();
-    let (code, _, err) = bench.run(&["set", second, "general.name=New"]);
-    assert_eq!(code, 1);
-    assert!(err.contains(first), "{err}");
+    bench.run(&["set", second, "general.name=New"]).says(1, first);
 }

@@ -10,14 +10,13 @@ const PLAIN: &str = "tokenizer.chat_template";
 #[test]
 fn a_template_is_set_and_printed_as_it_is() {
     let bench = Bench::new();
-    let (code, out, err) = bench.run(&["template", "model.gguf"]);
+    let (code, out, err) = bench.run(&["template", "model.gguf"]).parts();
     assert_eq!((code, out.as_str(), err.as_str()), (1, "", "error: model.gguf: no chat template\n"));
 
     let text = "{% for m in messages %}\n{{ m.content }}\u{e9}\n{% endfor %}\n";
     fs_err::write(bench.path("chat.jinja"), text).unwrap();
     let before = fs_err::read(bench.path("model.gguf")).unwrap();
-    let (code, out, err) = bench.run(&["template", "model.gguf", "--set", "chat.jinja", "--dry-run"]);
-    assert_eq!((code, err.as_str()), (0, ""));
+    let out = bench.run(&["template", "model.gguf", "--set", "chat.jinja", "--dry-run"]).says_only(0, "").out;
     assert!(out.contains(PLAIN) && out.ends_with("nothing was written\n"), "{out}");
     assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
 
@@ -25,7 +24,7 @@ fn a_template_is_set_and_printed_as_it_is() {
     assert_eq!(report["files"], json!(["new.gguf"]));
     assert_eq!(report["changes"][0]["after"], json!({"type": "str", "value": text}));
     assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
-    let (code, out, err) = bench.run(&["template", "new.gguf"]);
+    let (code, out, err) = bench.run(&["template", "new.gguf"]).parts();
     assert_eq!((code, out.as_str(), err.as_str()), (0, text, ""));
 
     // The printed output can be read back.
@@ -43,20 +42,19 @@ fn several_templates_replace_all_that_were_there() {
         {"name": "default", "template": "D"}, {"name": "tool use", "template": "T"}, {"name": "rag", "template": "R"},
     ]});
     fs_err::write(bench.path("tokenizer_config.json"), config.to_string()).unwrap();
-    assert_eq!(bench.run(&["template", "model.gguf", "--set", "tokenizer_config.json"]).0, 0);
+    bench.run(&["template", "model.gguf", "--set", "tokenizer_config.json"]).ok();
     let named = |names: &[&str]| Some(Value::from(names.to_vec()));
     assert_eq!(bench.value("model.gguf", "tokenizer.chat_templates"), named(&["rag", "tool_use"]));
     assert_eq!(
         bench.json(&["template", "model.gguf"], 0),
         json!({"templates": {"default": "D", "tool_use": "T", "rag": "R"}})
     );
-    let (code, out, err) = bench.run(&["template", "model.gguf"]);
+    let (code, out, err) = bench.run(&["template", "model.gguf"]).parts();
     assert_eq!((code, out.as_str()), (0, "D"));
     assert_eq!(err, "note: --name prints another template: default, tool_use, rag\n");
-    let (code, out, err) = bench.run(&["template", "model.gguf", "--name", "tool_use"]);
+    let (code, out, err) = bench.run(&["template", "model.gguf", "--name", "tool_use"]).parts();
     assert_eq!((code, out.as_str(), err.as_str()), (0, "T", ""));
-    let (code, _, err) = bench.run(&["template", "model.gguf", "--name", "tool"]);
-    assert_eq!(code, 1);
+    let err = bench.run(&["template", "model.gguf", "--name", "tool"]).exits_with(1).err;
     assert_eq!(err, "error: model.gguf: no chat template `tool`; there are default, tool_use, rag\n");
 
     fs_err::write(bench.path("one.jinja"), "ONE").unwrap();
@@ -73,25 +71,26 @@ fn a_template_that_nothing_could_read_is_refused_unless_forced() {
     let before = fs_err::read(bench.path("model.gguf")).unwrap();
     let text = "{{ bos_token }}\n{% for m in messages %}{{ m.content }}";
     fs_err::write(bench.path("open.jinja"), text).unwrap();
-    let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "open.jinja"]);
-    assert_eq!(code, 1);
-    assert!(err.contains("chat template `default`: line 2: ") && err.contains("--force"), "{err}");
+    bench
+        .run(&["template", "model.gguf", "--set", "open.jinja"])
+        .says(1, "chat template `default`: line 2: ")
+        .says(1, "--force");
     // Also if it is one of several, and if it is given as a key.
     let config = json!({"chat_template": [
         {"name": "default", "template": "D"}, {"name": "rag", "template": "{{ a b }}"},
     ]});
     fs_err::write(bench.path("several.json"), config.to_string()).unwrap();
-    let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "several.json"]);
-    assert!(code == 1 && err.contains("chat template `rag`: line 1: "), "{err}");
-    let (code, _, err) = bench.run(&["set", "model.gguf", "tokenizer.chat_template=str:{%"]);
-    assert!(code == 1 && err.contains("chat template `default`: line 1: "), "{err}");
+    bench.run(&["template", "model.gguf", "--set", "several.json"]).says(1, "chat template `rag`: line 1: ");
+    bench
+        .run(&["set", "model.gguf", "tokenizer.chat_template=str:{%"])
+        .says(1, "chat template `default`: line 1: ");
     assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
 
-    let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "open.jinja", "--force"]);
-    assert!(code == 0 && err.starts_with("warning: chat template `default`: line 2: "), "{err}");
+    let err = bench.run(&["template", "model.gguf", "--set", "open.jinja", "--force"]).ok().err;
+    assert!(err.starts_with("warning: chat template `default`: line 2: "), "{err}");
     assert_eq!(bench.value("model.gguf", PLAIN), Some(text.into()));
     // An existing error does not prevent another change.
-    assert_eq!(bench.run(&["set", "model.gguf", "general.name=other"]).0, 0);
+    bench.run(&["set", "model.gguf", "general.name=other"]).ok();
 }
 
 #[test]
@@ -109,14 +108,12 @@ fn what_is_no_template_changes_nothing() {
         ("latin.jinja", b"a\xe9", "error: latin.jinja: offset 1: not UTF-8\n"),
     ] {
         fs_err::write(bench.path(name), bytes).unwrap();
-        let (code, _, err) = bench.run(&["template", "model.gguf", "--set", name]);
+        let (code, _, err) = bench.run(&["template", "model.gguf", "--set", name]).parts();
         assert!(code == 1 && err.starts_with(expected), "{name}: {code} {err}");
     }
-    let (code, _, err) = bench.run(&["template", "model.gguf", "--set", "missing.jinja"]);
-    assert!(code == 1 && err.contains("missing.jinja"), "{err}");
+    bench.run(&["template", "model.gguf", "--set", "missing.jinja"]).says(1, "missing.jinja");
     for args in [&["--dry-run"][..], &["-o", "x.gguf"], &["--force"]] {
-        let (code, _, err) = bench.run(&[&["template", "model.gguf"], args].concat());
-        assert!(code == 2 && err.contains("go with `--set`"), "{err}");
+        bench.run(&[&["template", "model.gguf"], args].concat()).says(2, "go with `--set`");
     }
     assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
 }
@@ -135,8 +132,8 @@ fn special_tokens_are_found_by_their_text() {
     assert_eq!(changed, [&json!("general.name"), &json!("tokenizer.ggml.eot_token_id")]);
     assert_eq!(id("new.gguf", "eot"), Some(Value::U32(300)));
     // Also by the names that checkpoints use; a key keeps its type.
-    assert_eq!(bench.run(&["set", "new.gguf", "tokenizer.ggml.padding_token_id=i32:1", "--force"]).0, 0);
-    assert_eq!(bench.run(&["set", "new.gguf", "--special", &format!("pad={text}")]).0, 0);
+    bench.run(&["set", "new.gguf", "tokenizer.ggml.padding_token_id=i32:1", "--force"]).ok();
+    bench.run(&["set", "new.gguf", "--special", &format!("pad={text}")]).ok();
     assert_eq!(id("new.gguf", "padding"), Some(Value::I32(300)));
 }
 
@@ -145,32 +142,32 @@ fn a_token_that_is_not_there_is_told_with_the_nearest() {
     let bench = Bench::new();
     // The role's name ends at the first equals sign; the text follows.
     let vocabulary = "tokenizer.ggml.tokens=arr[str]:[\"a\", \"<|im_end|>\", \"b\", \"x=y\", \"a\"]";
-    assert_eq!(bench.run(&["set", "model.gguf", vocabulary]).0, 0);
+    bench.run(&["set", "model.gguf", vocabulary]).ok();
     let before = fs_err::read(bench.path("model.gguf")).unwrap();
-    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "eos=<|im_ends|>"]);
-    assert_eq!(code, 1);
+    let err = bench.run(&["set", "model.gguf", "--special", "eos=<|im_ends|>"]).exits_with(1).err;
     assert_eq!(
         err,
         "error: model.gguf: no token `<|im_ends|>` in the vocabulary\n\nhint: the nearest is `<|im_end|>`\n"
     );
-    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "end=b"]);
-    assert!(code == 2 && err.contains("unknown role `end` of a special token; there are bos, eos,"), "{err}");
-    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "eos"]);
-    assert!(code == 2 && err.starts_with("error: `eos`: `ROLE=TOKEN` expected"), "{err}");
+    bench
+        .run(&["set", "model.gguf", "--special", "end=b"])
+        .says(2, "unknown role `end` of a special token; there are bos, eos,");
+    let err = bench.run(&["set", "model.gguf", "--special", "eos"]).exits_with(2).err;
+    assert!(err.starts_with("error: `eos`: `ROLE=TOKEN` expected"), "{err}");
     assert_eq!(fs_err::read(bench.path("model.gguf")).unwrap(), before);
 
-    assert_eq!(bench.run(&["set", "model.gguf", "--special", "eos=x=y"]).0, 0);
+    bench.run(&["set", "model.gguf", "--special", "eos=x=y"]).ok();
     assert_eq!(bench.value("model.gguf", "tokenizer.ggml.eos_token_id"), Some(Value::U32(3)));
-    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "bos=a"]);
-    assert_eq!(code, 0);
+    let err = bench.run(&["set", "model.gguf", "--special", "bos=a"]).ok().err;
     let expected =
         "warning: token `a` is there 2 times: 0 is taken, tokenizer.ggml.bos_token_id=ID takes another (4)\n";
     assert_eq!(err, expected);
     assert_eq!(bench.value("model.gguf", "tokenizer.ggml.bos_token_id"), Some(Value::U32(0)));
 
-    assert_eq!(bench.run(&["remove", "model.gguf", "tokenizer.ggml.tokens", "--force"]).0, 0);
-    let (code, _, err) = bench.run(&["set", "model.gguf", "--special", "bos=a"]);
-    assert_eq!((code, err.as_str()), (1, "error: model.gguf: no vocabulary\n"));
+    bench.run(&["remove", "model.gguf", "tokenizer.ggml.tokens", "--force"]).ok();
+    bench
+        .run(&["set", "model.gguf", "--special", "bos=a"])
+        .says_only(1, "error: model.gguf: no vocabulary\n");
 }
 
 #[test]
@@ -181,21 +178,24 @@ fn a_chat_is_printed_as_the_template_writes_it() {
     fs_err::write(bench.path("chat.jinja"), source).unwrap();
     bench.json(&["template", "model.gguf", "--set", "chat.jinja", "-o", "new.gguf"], 0);
     let render = |chat: &str| bench.run(&["template", "new.gguf", "--render", chat]);
-    assert_eq!(render("user").1, "<user>What is the capital of France?<assistant>");
-    assert!(render("turns").1.starts_with("<system>You are a helpful assistant."), "{}", render("turns").1);
-    assert!(render("tools").1.ends_with("Thank you![get_weather]<assistant>"), "{}", render("tools").1);
+    assert_eq!(render("user").out, "<user>What is the capital of France?<assistant>");
+    assert!(
+        render("turns").out.starts_with("<system>You are a helpful assistant."),
+        "{}",
+        render("turns").out
+    );
+    assert!(render("tools").out.ends_with("Thank you![get_weather]<assistant>"), "{}", render("tools").out);
     fs_err::write(bench.path("list.json"), r#"[{"role": "user", "content": "a"}]"#).unwrap();
-    assert_eq!(render("list.json").1, "<user>a<assistant>");
+    assert_eq!(render("list.json").out, "<user>a<assistant>");
     let object = r#"{"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": false}"#;
     fs_err::write(bench.path("object.json"), object).unwrap();
-    assert_eq!(render("object.json").1, "<user>a");
+    assert_eq!(render("object.json").out, "<user>a");
     for (text, expected) in
         [("{}", "no chat: expected a list of messages"), ("x", "no JSON"), ("3", "no chat")]
     {
         fs_err::write(bench.path("bad.json"), text).unwrap();
-        let (code, out, err) = render("bad.json");
-        assert!(code == 1 && out.is_empty() && err.contains(expected), "{text}: {err}");
+        let (_, out, err) = render("bad.json").says(1, expected).parts();
+        assert!(out.is_empty(), "{text}: {err}");
     }
-    let (code, _, err) = bench.run(&["template", "new.gguf", "--render", "user", "--name", "rag"]);
-    assert!(code == 1 && err.contains("is missing"), "{err}");
+    bench.run(&["template", "new.gguf", "--render", "user", "--name", "rag"]).says(1, "is missing");
 }

@@ -6,7 +6,8 @@ use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::quant::{QuantError, dequantize, quantize_rows};
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
+use crate::testkit::memory::f32_values;
 use crate::testkit::noise::Noise;
 
 const TYPES: [GgmlType; 9] = [
@@ -184,13 +185,12 @@ conformance_tests!(rows_that_stop_the_reference_are_refused);
 /// Rows on which the reference aborts are errors here, and only those.
 fn rows_that_stop_the_reference_are_refused(corpus: &Goldens) {
     let dir = corpus.join("quant");
-    let index: serde_json::Value =
-        serde_json::from_slice(&fs_err::read(dir.join("index.json")).unwrap()).unwrap();
+    let index = files::json(dir.join("index.json"));
     let floats = |table: &str, name: &str| -> Option<Vec<f32>> {
         let file = index[table][name]["file"].as_str()?;
         let bytes = fs_err::read(dir.join(file)).unwrap();
         let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
-        Some(bytes[header..].as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect())
+        Some(f32_values(&bytes[header..]))
     };
     let mut n_cases = 0;
     for case in index["cases"].as_array().unwrap() {

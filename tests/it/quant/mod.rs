@@ -13,7 +13,8 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{report_cases, sha256};
+use crate::support::{files, report_cases, sha256};
+use crate::testkit::memory::{f32_bytes, f32_values};
 use crate::testkit::noise::Noise;
 
 const THREADS: [usize; 3] = [1, 2, 7];
@@ -25,15 +26,7 @@ fn npy(path: &Path) -> Vec<f32> {
     let header_bytes = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
     let header = std::str::from_utf8(&bytes[10..10 + header_bytes]).unwrap();
     assert!(header.contains("'<f4'") && header.contains("'fortran_order': False"), "{header}");
-    floats(&bytes[10 + header_bytes..])
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
-}
-
-fn json(path: &Path) -> Value {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
+    f32_values(&bytes[10 + header_bytes..])
 }
 
 fn field<'a>(case: &'a Value, key: &str) -> &'a str {
@@ -72,12 +65,12 @@ fn check_floats(ty: GgmlType, name: &str, bytes: &[u8], case: &Value, golden: Op
     for level in SimdLevel::available() {
         let mut values = vec![0.0; n_elems];
         dequantize(ty, level, bytes, &mut values).unwrap();
-        let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let raw = f32_bytes(&values);
         if let (Some(golden), Some(at)) = (golden, case["f32_offset"].as_u64()) {
             let at = usize::try_from(at).unwrap();
             let want = &golden[at..at + raw.len()];
             if let Some(at) = (0..raw.len()).find(|at| raw[*at] != want[*at]) {
-                let want = floats(&want[at / 4 * 4..at / 4 * 4 + 4]);
+                let want = f32_values(&want[at / 4 * 4..at / 4 * 4 + 4]);
                 panic!("{name} {level}: element {}: {:e}, want {:e}", at / 4, values[at / 4], want[0]);
             }
         }
@@ -90,7 +83,7 @@ fn check_floats(ty: GgmlType, name: &str, bytes: &[u8], case: &Value, golden: Op
 conformance_tests!(golden_blocks);
 fn golden_blocks(corpus: &Goldens) {
     let dir = corpus.join("quant");
-    let index = json(&dir.join("index.json"));
+    let index = files::json(dir.join("index.json"));
     let mut inputs = BTreeMap::new();
     for (name, input) in index["inputs"].as_object().unwrap() {
         inputs.insert(name.as_str(), npy(&dir.join(field(input, "file"))));
@@ -205,13 +198,13 @@ fn bulk(name: &str, n_elems: usize) -> Vec<f32> {
 conformance_tests!(golden_bulk);
 fn golden_bulk(corpus: &Goldens) {
     let dir = corpus.join("quant");
-    let file = json(&dir.join("bulk.json"));
+    let file = files::json(dir.join("bulk.json"));
     let (n_rows, n_cols) = (number(&file, "rows"), number(&file, "cols"));
     let mut inputs = BTreeMap::new();
     for (name, want) in file["f32_sha256"].as_object().unwrap() {
         let n_elems = if name == "bulk_imx" { n_cols } else { n_rows * n_cols };
         let values = bulk(name, n_elems);
-        let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let raw = f32_bytes(&values);
         assert_eq!(&sha256(&raw), want.as_str().unwrap(), "{name}: the generator");
         inputs.insert(name.as_str(), values);
     }

@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 
 use super::run;
 use crate::support::{fixture, programs};
+use crate::testkit::memory::tensor_bytes;
 
 /// Writes the bundled model in F32, two thirds of its text, and the rest.
 pub(super) fn prepare(dir: &Path) {
@@ -119,10 +120,7 @@ fn types_without_a_solver_are_told_of() {
     let (a, b) = (GgufFile::open(&dir.join("a.gguf")).unwrap(), GgufFile::open(&dir.join("b.gguf")).unwrap());
     let mut n_same = 0;
     for (at, tensor) in a.tensors().iter().enumerate() {
-        let n_bytes = usize::try_from(tensor.n_bytes().unwrap()).unwrap();
-        let (mut one, mut other) = (vec![0; n_bytes], vec![0; n_bytes]);
-        a.read_rows(at, 0, &mut one).unwrap();
-        b.read_rows(at, 0, &mut other).unwrap();
+        let (one, other) = (tensor_bytes(&a, at), tensor_bytes(&b, at));
         let is_solved =
             tensor.name.contains("attn_") && tensor.name.contains(".weight") && !tensor.name.contains("norm");
         let is_solved = is_solved || tensor.name.contains("ffn_up") || tensor.name.contains("ffn_gate");
@@ -175,9 +173,8 @@ fn what_cannot_be_calibrated_is_refused() {
         assert!(err.contains(words) || out.contains(words), "{args:?}: {err}");
     }
     assert!(!dir.join("work").exists());
-    let (code, _, err) =
-        run(dir, &["--calibrate", "text.txt", "--type", "f16", "in.gguf", "out.gguf"]).parts();
-    assert!(code == 2 && err.contains("F16 is no quantized type"), "{err}");
+    run(dir, &["--calibrate", "text.txt", "--type", "f16", "in.gguf", "out.gguf"])
+        .says(2, "F16 is no quantized type");
     assert!(!dir.join("out.gguf").exists());
 }
 

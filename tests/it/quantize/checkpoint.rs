@@ -7,7 +7,8 @@ use gguf_foundry::gguf::GgufFile;
 
 use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::programs::run_unsynced as run;
-use crate::support::{fixture, report_cases};
+use crate::support::{files, fixture, report_cases};
+use crate::testkit::memory::tensor_bytes;
 use crate::testkit::noise::Noise;
 
 fn bytes(dir: &Path, name: &str) -> Vec<u8> {
@@ -62,7 +63,7 @@ fn one_pass_gives_the_bytes_of_the_f32_file() {
     );
     assert_eq!(whole.tensors(), parts.tensors());
     for at in 0..whole.tensors().len() {
-        assert_eq!(blocks(&whole, at), blocks(&parts, at));
+        assert_eq!(tensor_bytes(&whole, at), tensor_bytes(&parts, at));
     }
 }
 
@@ -93,15 +94,8 @@ fn types_for_a_size_are_those_of_the_f32_file() {
     // A default file name contains the size.
     fs_err::create_dir(dir.join("out")).unwrap();
     run("gguf-convert", dir, &["hf2gguf", model, "-o", "out", "--target-bpw", "5.5"]).ok();
-    let mut names = fs_err::read_dir(dir.join("out")).unwrap().map(|entry| entry.unwrap().file_name());
-    let name = names.next().unwrap().into_string().unwrap();
+    let name = &files::names(dir.join("out"))[0];
     assert!(name.to_lowercase().ends_with("5.5bpw.gguf"), "{name}");
-}
-
-fn blocks(file: &GgufFile, tensor: usize) -> Vec<u8> {
-    let mut out = vec![0; usize::try_from(file.tensors()[tensor].n_bytes().unwrap()).unwrap()];
-    file.read_rows(tensor, 0, &mut out).unwrap();
-    out
 }
 
 #[test]
@@ -109,10 +103,7 @@ fn a_folder_is_converted_as_the_converter_does() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs_err::create_dir(dir.join("model")).unwrap();
-    for entry in fs_err::read_dir(fixture("tiny-llama")).unwrap() {
-        let entry = entry.unwrap();
-        fs_err::copy(entry.path(), dir.join("model").join(entry.file_name())).unwrap();
-    }
+    files::copy(fixture("tiny-llama"), &dir.join("model"));
     for (file_type, flags) in
         [("q4_k_m", &["--tensor-type", "attn_k=f16"][..]), ("Q6_K", &["--pure"]), ("q8_0", &[]), ("F16", &[])]
     {
@@ -138,8 +129,7 @@ fn a_folder_is_converted_as_the_converter_does() {
     run("gguf-quantize", dir, &["model", "q4_0", "--dry-run"]).ok();
     assert_eq!(fs_err::read_dir(dir.join("model")).unwrap().count(), before);
     run("gguf-quantize", dir, &["model", "q4_0"]).ok();
-    let found = fs_err::read_dir(dir.join("model")).unwrap().map(|entry| entry.unwrap().file_name());
-    let names: Vec<_> = found.filter_map(|name| name.into_string().ok()).collect();
+    let names = files::names(dir.join("model"));
     let is_named = |name: &&String| name.ends_with("Q4_0.gguf") && !name.starts_with("ggml-model");
     assert!(names.len() == before + 1 && names.iter().any(|name| is_named(&name)), "{names:?}");
 }
@@ -158,8 +148,7 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
         (&["--type", "q4_0", "--allow-requantize", "--override-kv", "x"], 2, "x"),
         (&["--type", "q9_9"], 2, "unknown type"),
     ] {
-        let (found, _, err) = run("gguf-quantize", dir, &[args, &[model, "out.gguf"]].concat()).parts();
-        assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
+        run("gguf-quantize", dir, &[args, &[model, "out.gguf"]].concat()).says(code, words);
     }
     let (code, _, err) = run("gguf-quantize", dir, &["empty", "out.gguf", "--type", "q4_0"]).parts();
     let (expected, _, converter) = run("gguf-convert", dir, &["hf2gguf", "empty"]).parts();
@@ -175,24 +164,21 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
         (&["--type", "q4_0", "--no-tokenizer"], 1, "tokenizer"),
     ] {
         let args = [&["hf2gguf", model, "-o", "out.gguf"], args, &text[..]].concat();
-        let (found, _, err) = run("gguf-convert", dir, &args).parts();
-        assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
+        run("gguf-convert", dir, &args).says(code, words);
     }
-    let (code, _, err) = run(
+    run(
         "gguf-convert",
         dir,
         &["hf2gguf", model, "--type", "q4_0", "-o", "text.txt", "--calibrate", "text.txt"],
     )
-    .parts();
-    assert!(code == 2 && err.contains("same file as input"), "{err}");
+    .says(2, "same file as input");
     for (args, words) in [
         (&["--vocab-only"][..], "leave `--vocab-only` out"),
         (&["--split-max-tensors", "20"], "cannot be used with"),
         (&["--type", "q4_0"], "cannot be used with"),
     ] {
         let args = [&["hf2gguf", model, "-o", "out.gguf", "--target-bpw", "5"], args].concat();
-        let (code, _, err) = run("gguf-convert", dir, &args).parts();
-        assert!(code == 2 && err.contains(words), "{args:?}: {code} {err}");
+        run("gguf-convert", dir, &args).says(2, words);
     }
     assert!(!dir.join("out.gguf").exists());
 }
@@ -222,7 +208,7 @@ fn codes_that_are_kept_stay_as_they_are(corpus: &Goldens) {
         run("gguf-convert", dir, &[&convert[..], &["-o", name], &TOKENS, flags].concat()).ok();
         let own = GgufFile::open(&dir.join(name)).unwrap();
         assert_eq!(own.tensors().len(), file.tensors().len());
-        let same = |at: &usize| blocks(&own, *at) == blocks(&file, *at);
+        let same = |at: &usize| tensor_bytes(&own, *at) == tensor_bytes(&file, *at);
         let is_weight = |at: &usize| {
             let tensor = &file.tensors()[*at];
             tensor.ty == GgmlType::Q5_0 && tensor.name.starts_with("blk.")
@@ -280,7 +266,7 @@ fn every_kind_of_model_is_calibrated(corpus: &Goldens) {
             if tensor.ty != GgmlType::Q4_0 || !is_met {
                 continue;
             }
-            let (one, other) = (blocks(&plain, at), blocks(&solved, at));
+            let (one, other) = (tensor_bytes(&plain, at), tensor_bytes(&solved, at));
             // Each matrix of a stack.
             let dims = tensor.shape.dims();
             let n = dims[..dims.len() - 2].iter().product::<u64>() as usize;
@@ -295,8 +281,7 @@ fn every_kind_of_model_is_calibrated(corpus: &Goldens) {
     for name in ["bert", "modernbert"] {
         let model = corpus.join(format!("arch/{name}/hf"));
         let args = ["hf2gguf", model.to_str().unwrap(), "--no-tokenizer", "--type", "q4_0", "-o", "e.gguf"];
-        let (code, _, err) = run("gguf-convert", dir, &[&args[..], &TOKENS].concat()).parts();
-        assert!(code == 1 && err.contains("error: the model makes embeddings"), "{name}: {err}");
+        run("gguf-convert", dir, &[&args[..], &TOKENS].concat()).says(1, "error: the model makes embeddings");
     }
     report_cases("models calibrated", names.len());
 }

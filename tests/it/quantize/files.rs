@@ -7,16 +7,12 @@ use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
 use serde_json::Value as Json;
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{report_cases, sha256, smollm2};
+use crate::support::{files, report_cases, sha256, smollm2};
 
 /// Runs the program in `dir`; returns standard error if it failed.
 fn quantize(dir: &Path, args: &[&str]) -> Result<(), String> {
     let ended = super::run(dir, &[&["--quiet"], args].concat());
     if ended.code == Some(0) { Ok(()) } else { Err(ended.err) }
-}
-
-fn read_json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
 /// Messages of llama-quantize and of this program for the same bad input.
@@ -120,7 +116,7 @@ fn check_outputs(case: &Json, outputs: &serde_json::Map<String, Json>, dir: &Pat
 conformance_tests!(metadata_order_and_bytes_are_the_peers);
 fn metadata_order_and_bytes_are_the_peers(dir: &Goldens) {
     let corpus = dir.join("quant");
-    let golden = read_json(&corpus.join("meta.json"));
+    let golden = files::json(corpus.join("meta.json"));
     let mut n_cases = 0;
     let mut wrong = Vec::new();
     for (name, case) in golden["cases"].as_object().unwrap() {
@@ -196,7 +192,7 @@ fn every_type(cases: &serde_json::Map<String, Json>, run_dir: &Path, source: &st
 conformance_tests!(a_small_model_to_every_type_is_the_peers_file);
 fn a_small_model_to_every_type_is_the_peers_file(dir: &Goldens) {
     let corpus = dir.join("quant");
-    let golden = read_json(&corpus.join("tiny.json"));
+    let golden = files::json(corpus.join("tiny.json"));
     let n_cases =
         every_type(golden.as_object().unwrap(), &corpus.join("meta"), "tiny.gguf", "tiny.imatrix.gguf");
     report_cases("small model, every type", n_cases);
@@ -206,7 +202,7 @@ fn a_small_model_to_every_type_is_the_peers_file(dir: &Goldens) {
 #[ignore = "needs SmolLM2 and the conformance corpus: set GGUF_SMOLLM2 and GGUF_CONFORMANCE"]
 fn smollm2_to_every_type_is_the_peers_file() {
     let corpus = Goldens::corpus().join("quant");
-    let golden = read_json(&corpus.join("smollm2.json"));
+    let golden = files::json(corpus.join("smollm2.json"));
     let run_dir = tempfile::tempdir().unwrap();
     for name in ["smollm2.imatrix.gguf", "smollm2.imatrix.dat"] {
         fs_err::copy(corpus.join(name), run_dir.path().join(name)).unwrap();

@@ -12,8 +12,7 @@ fn ok(dir: &Path, args: &[&str]) -> Json {
 }
 
 fn refused(dir: &Path, args: &[&str], code: i32, words: &str) {
-    let (found, _, err) = run(dir, args).parts();
-    assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
+    run(dir, args).says(code, words);
 }
 
 fn same(dir: &Path, a: &str, b: &str) -> bool {
@@ -158,8 +157,7 @@ fn a_dry_run_says_what_calibration_would_take() {
         ["--type", "q4_k_m", "--calibrate-tokens", "4096", "--calibrate", "text.txt", "--no-self-text"];
     let dry = [&base[..], &["--calibrate", "text.txt", "--no-self-text"]].concat();
     let enough = need.to_string();
-    let (code, out, err) = run(dir, &[&dry[..], &["--memory", &enough]].concat()).parts();
-    assert!(code == 0 && out.contains(" allowed, hidden states on disk ("), "{out}{err}");
+    run(dir, &[&dry[..], &["--memory", &enough]].concat()).prints(0, " allowed, hidden states on disk (");
     ok(dir, &[&real[..], &["--memory", &enough, "in.gguf", "small.gguf"]].concat());
     ok(dir, &[&real[..], &["in.gguf", "large.gguf"]].concat());
     assert!(same(dir, "small.gguf", "large.gguf"));
@@ -167,10 +165,8 @@ fn a_dry_run_says_what_calibration_would_take() {
         fs_err::remove_file(dir.join(name)).unwrap();
     }
     let less = (need - 1).to_string();
-    let (code, _, err) =
-        run(dir, &[&base[..], &["--calibrate", "text.txt", "--no-self-text", "--memory", &less]].concat())
-            .parts();
-    assert!(code == 0 && err.contains("a run would stop here: memory budget of"), "{err}");
+    run(dir, &[&base[..], &["--calibrate", "text.txt", "--no-self-text", "--memory", &less]].concat())
+        .says(0, "a run would stop here: memory budget of");
     refused(dir, &[&real[..], &["--memory", &less, "in.gguf", "x.gguf"]].concat(), 1, "memory budget of");
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), before);
     let report = ok(dir, &[&real[..], &["--memory", &need.to_string(), "in.gguf", "x.gguf"]].concat());

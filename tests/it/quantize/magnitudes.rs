@@ -7,6 +7,7 @@ use gguf_foundry::core::GgmlType;
 use crate::quantize::run as quantize;
 use crate::support::fixture;
 use crate::support::programs::run;
+use crate::testkit::checkpoints::Safetensors;
 use crate::testkit::memory::{ComputedTensors, tensor_meta, write_source};
 use crate::testkit::models::metadata;
 
@@ -93,29 +94,28 @@ pub(crate) fn checkpoint(dir: &Path, scale: f32) {
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
         fs_err::copy(fixture("tiny-llama").join(name), dir.join(name)).unwrap();
     }
-    let mut bytes = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
-    let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
-    let tensor = &header["model.layers.0.mlp.down_proj.weight"];
-    let start = 8 + n + tensor["data_offsets"][0].as_u64().unwrap() as usize;
+    let mut file = Safetensors::parse(&fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap());
+    let name = "model.layers.0.mlp.down_proj.weight";
+    let tensor = file.header()[name].clone();
+    let bytes = file.data_mut(name);
     let n_cols = tensor["shape"][1].as_u64().unwrap() as usize;
     match tensor["dtype"].as_str().unwrap() {
         "BF16" => {
-            for at in (0..n_cols).map(|column| start + (5 * n_cols + column) * 2) {
+            for at in (0..n_cols).map(|column| (5 * n_cols + column) * 2) {
                 let value = f32::from_bits(u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]])) << 16);
                 let scaled = ((value * scale).to_bits() >> 16) as u16;
                 bytes[at..at + 2].copy_from_slice(&scaled.to_le_bytes());
             }
         }
         "F32" => {
-            for at in (0..n_cols).map(|column| start + (5 * n_cols + column) * 4) {
+            for at in (0..n_cols).map(|column| (5 * n_cols + column) * 4) {
                 let value = f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
                 bytes[at..at + 4].copy_from_slice(&(value * scale).to_le_bytes());
             }
         }
         other => panic!("{other}"),
     }
-    fs_err::write(dir.join("model.safetensors"), bytes).unwrap();
+    file.write(&dir.join("model.safetensors"));
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn what_has_no_effect_is_said_and_the_bytes_are_those_without() {
         let read = |name: &str| fs_err::read(dir.join(name)).unwrap();
         assert!(read("with.gguf") == read("without.gguf"), "{options:?}");
     }
-    let err = run(dir, &["in.gguf", "out.gguf", "q4_k_m", "--tensor-type", "ffn_down=q8_0"]).parts().2;
+    let err = run(dir, &["in.gguf", "out.gguf", "q4_k_m", "--tensor-type", "ffn_down=q8_0"]).err;
     assert!(!err.contains("without effect"), "{err}");
 }
 
@@ -53,11 +53,10 @@ fn what_has_no_effect_is_said_and_the_bytes_are_those_without() {
 fn an_unknown_architecture_is_named() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 1, 512, 16);
-    let (code, _, err) = run(dir.path(), &["in.gguf", "out.gguf", "q4_k_m"]).parts();
-    assert!(code == 0 && err.contains("architecture `nobody` is not a known language model"), "{err}");
+    run(dir.path(), &["in.gguf", "out.gguf", "q4_k_m"])
+        .says(0, "architecture `nobody` is not a known language model");
     tiny(dir.path());
-    let (code, _, err) = run(dir.path(), &["tiny.gguf", "out.gguf", "q8_0"]).parts();
-    assert_eq!((code, err.as_str()), (0, ""));
+    run(dir.path(), &["tiny.gguf", "out.gguf", "q8_0"]).says_only(0, "");
 }
 
 #[test]
@@ -86,9 +85,7 @@ fn arrays_and_counts_follow_pruned_layers() {
     for (layers, said) in
         [("4", "layer 4 cannot be pruned: the model has layers 0 to 3"), ("0,1,2,3", "all 4 layers")]
     {
-        let (code, _, err) =
-            run(dir, &["--prune-layers", layers, "arrays.gguf", "none.gguf", "q8_0"]).parts();
-        assert!(code == 1 && err.contains(said), "{err}");
+        run(dir, &["--prune-layers", layers, "arrays.gguf", "none.gguf", "q8_0"]).says(1, said);
     }
     assert_eq!(names(dir), ["arrays.gguf", "out.gguf", "tiny.gguf"]);
 }
@@ -122,8 +119,7 @@ fn keys_that_are_set_keep_their_type_or_are_refused() {
         ("tokenizer.ggml.tokens=str:a", "tokenizer.ggml.tokens"),
         ("llama.attention.head_count=int:3", "head"),
     ] {
-        let (code, _, err) = run(dir, &["--override-kv", text, "tiny.gguf", "out.gguf", "q8_0"]).parts();
-        assert!(code == 1 && err.contains(key), "{text}: {code} {err}");
+        run(dir, &["--override-kv", text, "tiny.gguf", "out.gguf", "q8_0"]).says(1, key);
     }
     assert_eq!(names(dir), ["tiny.gguf"]);
 }

@@ -69,8 +69,7 @@ fn a_dry_run_prints_the_plan_and_writes_nothing() {
          layers are quantized like all others; `--tensor-type REGEX=f16` keeps some as floats, which image models need\n"
     );
     assert_eq!(names(dir.path()), ["in.gguf"]);
-    let out = run(dir.path(), &["--dry-run", "--json", "--quiet", "in.gguf", "q4_k_m"]).out;
-    let plan: Json = serde_json::from_str(&out).unwrap();
+    let plan = run(dir.path(), &["--dry-run", "--json", "--quiet", "in.gguf", "q4_k_m"]).json();
     assert_eq!(plan["tensors"].as_array().unwrap().len(), 7);
     assert_eq!(plan["tensors"][3]["reason"], "instead of Q4_K");
     assert_eq!(plan["classes"]["attn_v"]["tensors"], 2);
@@ -171,7 +170,7 @@ fn an_expression_that_matches_no_tensor_is_named() {
         "{err}"
     );
     assert!(!err.contains("`attn_v`"), "{err}");
-    let err = run(dir.path(), &["-q", "--tensor-type", "no_such=q8_0", "in.gguf", "q4_k_m"]).parts().2;
+    let err = run(dir.path(), &["-q", "--tensor-type", "no_such=q8_0", "in.gguf", "q4_k_m"]).err;
     assert_eq!(err, "");
 }
 

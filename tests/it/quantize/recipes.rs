@@ -1,6 +1,6 @@
 //! Type of every tensor, for every file type, option and model of the conformance corpus.
 
-use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
+use gguf_foundry::core::{GgmlType, TensorMeta};
 use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::quantize::{
     FileType, ModelFacts, QuantizeOptions, TensorTypeRule, choose_types, file_order, parse_ggml_type,
@@ -8,7 +8,7 @@ use gguf_foundry::quantize::{
 use serde_json::Value as Json;
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases, tensor_of_row};
 
 /// Metadata value of the corpus, from its type and its JSON form.
 pub fn metadata_value(ty: &str, json: &Json) -> Value {
@@ -41,15 +41,7 @@ fn model(json: &Json) -> Model {
     for kv in json["kv"].as_array().unwrap() {
         metadata.set(kv[0].as_str().unwrap(), metadata_value(kv[1].as_str().unwrap(), &kv[2]));
     }
-    let tensor = |json: &Json| {
-        let dims = json[1].as_array().unwrap().iter().rev().map(|dim| dim.as_u64().unwrap()).collect();
-        TensorMeta {
-            name: json[0].as_str().unwrap().to_owned(),
-            shape: Shape::new(dims).unwrap(),
-            ty: GgmlType::from_name(json[2].as_str().unwrap()).unwrap(),
-        }
-    };
-    let tensors: Vec<_> = json["tensors"].as_array().unwrap().iter().map(tensor).collect();
+    let tensors: Vec<_> = json["tensors"].as_array().unwrap().iter().map(tensor_of_row).collect();
     let tensors = file_order(&tensors).into_iter().map(|at| tensors[at].clone()).collect();
     Model { metadata, tensors }
 }
@@ -98,9 +90,7 @@ fn recipe(model: &Model, key: &str, codes: &[(GgmlType, char)]) -> Result<String
 
 conformance_tests!(every_recipe_is_the_peers);
 fn every_recipe_is_the_peers(dir: &Goldens) {
-    let read = |name: &str| -> Json {
-        serde_json::from_slice(&fs_err::read(dir.join("quant").join(name)).unwrap()).unwrap()
-    };
+    let read = |name: &str| -> Json { files::json(dir.join("quant").join(name)) };
     let models = read("recipe_models.json");
     let golden = read("recipes.compact.json");
     let codes = golden["codes"].as_object().unwrap().iter().map(|(letter, name)| {

@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 
 use super::calibrate::prepare;
 use super::run;
+use crate::support::files;
 use crate::support::programs::{self, Outcome};
 
 fn stats(dir: &Path, args: &[&str]) -> Outcome {
@@ -21,18 +22,7 @@ fn ok(dir: &Path, args: &[&str]) -> Json {
 }
 
 fn refused(dir: &Path, args: &[&str], code: i32, words: &str) {
-    let (found, _, err) = stats(dir, args).parts();
-    assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
-}
-
-/// Names and bytes of the files of a folder.
-fn files(path: &Path) -> Vec<(String, Vec<u8>)> {
-    let entries = fs_err::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> = entries
-        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs_err::read(path).unwrap()))
-        .collect();
-    files.sort();
-    files
+    stats(dir, args).says(code, words);
 }
 
 const TEXTS: [&str; 6] = ["--calibrate", "text.txt", "--calibrate", "rest.txt", "--calibrate-tokens", "9000"];
@@ -46,7 +36,7 @@ fn parts_make_what_a_quantization_saves() {
     let quantize = ["--type", "q4_k_m", "--solver", "gptq", "--save-stats", "saved"];
     run(dir, &[&quantize[..], &texts, &["one.gguf"]].concat()).ok();
     let whole = ok(dir, &[&texts[..], &["-o", "whole"]].concat());
-    assert!(files(&dir.join("whole")) == files(&dir.join("saved")));
+    assert!(files::contents(dir.join("whole")) == files::contents(dir.join("saved")));
     assert_eq!((&whole["part"], &whole["layers"]), (&Json::Null, &5.into()));
     assert_eq!(whole["kinds"][2]["name"], "self");
 
@@ -59,22 +49,21 @@ fn parts_make_what_a_quantization_saves() {
         assert_eq!((&found["part"], &found["all_tokens"]), (&part.into(), &whole["tokens"]));
     }
     assert_eq!(whole["tokens"], tokens);
-    let (code, out, err) = combine(dir, &["part-3", "part-1", "part-2", "-o", "together"]).parts();
-    assert!(code == 0 && out.contains("together: statistics of "), "{out}{err}");
-    assert!(out.contains("tokens of 3 kinds of text in 3 parts"), "{out}");
-    assert!(files(&dir.join("together")) == files(&dir.join("whole")));
+    combine(dir, &["part-3", "part-1", "part-2", "-o", "together"])
+        .prints(0, "together: statistics of ")
+        .prints(0, "tokens of 3 kinds of text in 3 parts");
+    assert!(files::contents(dir.join("together")) == files::contents(dir.join("whole")));
     let by_stats = ["--type", "q4_k_m", "--solver", "gptq", "--stats", "together", "in.gguf", "two.gguf"];
     run(dir, &by_stats).ok();
     assert!(fs_err::read(dir.join("one.gguf")).unwrap() == fs_err::read(dir.join("two.gguf")).unwrap());
 
     // A part that exists is not collected again; another or damaged part is refused.
     let again = [&texts[..], &["--part", "2/3", "-o", "part-2", "--self-text", "self.text"]].concat();
-    let before = files(&dir.join("part-2"));
-    let (code, _, err) = stats(dir, &again).parts();
-    assert!(code == 0 && err.contains("this part was there already"), "{err}");
+    let before = files::contents(dir.join("part-2"));
+    stats(dir, &again).says(0, "this part was there already");
     let of_another = ["--part", "1/3", "-o", "part-2", "--self-text", "self.text"];
     refused(dir, &[&texts[..], &of_another].concat(), 1, "directory is not empty");
-    assert!(files(&dir.join("part-2")) == before);
+    assert!(files::contents(dir.join("part-2")) == before);
     let file = dir.join("part-2/moments-00001.safetensors");
     let bytes = fs_err::read(&file).unwrap();
     fs_err::write(&file, [&bytes[..bytes.len() - 1], &[bytes[bytes.len() - 1] ^ 1]].concat()).unwrap();
@@ -100,8 +89,7 @@ fn parts_make_what_a_quantization_saves() {
         ),
         (&["part-1", "part-2", "part-3", "-o", "x", "--max-kld", "1"], 2, "`--max-kld` is about a verdict"),
     ] {
-        let (found, _, err) = combine(dir, args).parts();
-        assert!(found == code && err.contains(words), "{args:?}: {found} {err}");
+        combine(dir, args).says(code, words);
     }
     assert!(!dir.join("x").exists() && !dir.join("x.gguf").exists());
 }
@@ -114,11 +102,10 @@ fn a_text_of_the_model_is_kept_for_others() {
     prepare(dir);
     let base = ["--calibrate", "self", "--calibrate-tokens", "4096", "in.gguf"];
     let kept = ["--self-text", "self.text", "-o"];
-    let (code, _, err) = stats(dir, &[&base[..], &["--part", "1/2", "-o", "a"]].concat()).parts();
-    assert!(code == 0 && err.contains("`--self-text FILE` keeps it"), "{err}");
-    let (code, _, err) = stats(dir, &[&base[..], &["--part", "1/2"], &kept, &["b"]].concat()).parts();
-    assert!(code == 0 && !err.contains("keeps it"), "{err}");
-    assert!(files(&dir.join("a")) == files(&dir.join("b")));
+    stats(dir, &[&base[..], &["--part", "1/2", "-o", "a"]].concat()).says(0, "`--self-text FILE` keeps it");
+    let err = stats(dir, &[&base[..], &["--part", "1/2"], &kept, &["b"]].concat()).ok().err;
+    assert!(!err.contains("keeps it"), "{err}");
+    assert!(files::contents(dir.join("a")) == files::contents(dir.join("b")));
     let written = fs_err::read(dir.join("self.text")).unwrap();
     // It is read, not written again: even a changed text is used if its digest matches.
     ok(dir, &[&base[..], &["--part", "2/2"], &kept, &["c"]].concat());
@@ -164,16 +151,15 @@ fn what_cannot_be_collected_is_refused_before_anything_is_run() {
     refused(dir, &[&base[..], &["-o", "x", "--type", "q4_0"]].concat(), 2, "--type");
     refused(dir, &[&base[..], &["-o", "x", "--check-text", "absent.txt"]].concat(), 1, "absent.txt");
     let before = fs_err::read_dir(dir).unwrap().count();
-    let (code, out, err) =
-        stats(dir, &[&base[..], &["--dry-run", "-o", "x", "--part", "2/3"]].concat()).parts();
-    assert!(code == 0 && out.contains("part 2/3: 2 048 of "), "{out}{err}");
+    stats(dir, &[&base[..], &["--dry-run", "-o", "x", "--part", "2/3"]].concat())
+        .prints(0, "part 2/3: 2 048 of ");
     let plan = ok(dir, &[&base[..], &["-o", "in.gguf", "--dry-run"]].concat());
     assert!(plan["needed_bytes"].as_u64() < plan["in_memory_bytes"].as_u64(), "{plan}");
     // The reported budget is enough.
     let enough = plan["needed_bytes"].to_string();
     ok(dir, &[&base[..], &["-o", "small", "--memory", &enough]].concat());
     ok(dir, &[&base[..], &["-o", "large"]].concat());
-    assert!(files(&dir.join("small")) == files(&dir.join("large")));
+    assert!(files::contents(dir.join("small")) == files::contents(dir.join("large")));
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), before + 2);
 }
 

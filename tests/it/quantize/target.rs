@@ -54,11 +54,11 @@ fn sizes_and_options_that_do_not_go_together_are_told() {
         let err = run(dir, &[args, &["in.gguf", "out.gguf"]].concat()).exits_with(code).err;
         assert!(err.contains(words), "{args:?}: {err}");
     }
-    let (code, _, err) = run(dir, &["--target-bpw", "4", "in.gguf", "out.gguf", "q4_k_m"]).parts();
-    assert!(code == 2 && err.contains("--target-bpw chooses the types: leave `Q4_K_M` out"), "{err}");
+    run(dir, &["--target-bpw", "4", "in.gguf", "out.gguf", "q4_k_m"])
+        .says(2, "--target-bpw chooses the types: leave `Q4_K_M` out");
     assert!(!dir.join("out.gguf").exists());
-    let (code, _, err) = run(dir, &["--target-bpw", "20", "--dry-run", "in.gguf"]).parts();
-    assert!(code == 0 && err.contains("each tensor has the largest of the types"), "{err}");
+    run(dir, &["--target-bpw", "20", "--dry-run", "in.gguf"])
+        .says(0, "each tensor has the largest of the types");
 }
 
 const BY_TEXT: [&str; 6] =

@@ -54,9 +54,9 @@ fn a_run_that_was_killed_goes_on() {
         // Another run is refused.
         let more = |word: &&'static str| if *word == "2048" { "3072" } else { *word };
         let other: Vec<&str> = kept.iter().map(more).collect();
-        let (code, _, err) = run(dir, &other).parts();
-        assert!(code == 1 && err.contains("the work of another run: calibration text was text.txt"), "{err}");
-        assert!(err.contains("hint: to begin anew, name another folder, or remove this one"), "{err}");
+        run(dir, &other)
+            .says(1, "the work of another run: calibration text was text.txt")
+            .says(1, "hint: to begin anew, name another folder, or remove this one");
         let (code, err) = stopped_by("INT", dir, &kept, 9);
         assert_eq!(code, Some(130), "{err}");
         assert!(err.contains("resuming: ") && err.contains("note: the work is kept in work"), "{err}");

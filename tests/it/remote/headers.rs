@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use serde_json::Value as Json;
-
 use super::server::{Manners, Server, TOKEN};
 use super::{model, run_program, run_well};
+use crate::support::programs::Outcome;
 
 /// Length of a key that makes a header longer than the first fetch.
 const LONG: usize = 700_000;
@@ -31,14 +30,12 @@ fn shelf(dir: &Path, manners: Manners) -> Server {
     server
 }
 
-fn inspect(dir: &Path, server: &Server, arguments: &[&str]) -> (Option<i32>, String) {
+fn inspect(dir: &Path, server: &Server, arguments: &[&str]) -> Outcome {
     run_program("gguf-inspect", dir, server, &[("HF_TOKEN", TOKEN)], arguments)
 }
 
 fn inspect_well(dir: &Path, server: &Server, arguments: &[&str]) -> String {
-    let (code, said) = inspect(dir, server, arguments);
-    assert_eq!(code, Some(0), "{arguments:?}: {said}");
-    said
+    inspect(dir, server, arguments).ok().text()
 }
 
 #[test]
@@ -75,12 +72,12 @@ fn headers_on_servers_are_those_of_the_files() {
                             options => (vec![], options),
                         };
                         let all = [&command, &[file][..], options].concat();
-                        let said = inspect(dir, &server, &all);
+                        let ended = inspect(dir, &server, &all);
                         // The file is shown by the name that was given, without possible secrets.
                         let shown = file.split('?').next().unwrap().trim_start_matches("hf://");
                         let dir = shown.replace("@main", "");
                         let dir = dir.strip_suffix(name).unwrap();
-                        (said.0, said.1.replace(dir, "DIR/"))
+                        (ended.code, ended.text().replace(dir, "DIR/"))
                     };
                     assert_eq!(of(&address), of(&local), "{address} {arguments:?} {manners:?}");
                 }
@@ -133,16 +130,17 @@ fn what_is_no_header_is_told_as_of_files_here() {
         ("hf://m.gguf", 1, "`hf://ORG/NAME/FILE.gguf`"),
         ("https://me:hunter2@host/m.gguf", 1, "password"),
     ] {
-        let (found, said) = inspect(dir, &server, &[address]);
-        assert!(found == Some(code) && said.contains(words), "{address}: {found:?} {said}");
+        let said = inspect(dir, &server, &[address]).exits_with(code).text();
+        assert!(said.contains(words), "{address}: {said}");
         assert!(!said.contains("hunter2") && !said.contains(TOKEN), "{said}");
     }
     // A missing part is reported like a local one.
     fs_err::remove_file(dir.join("shelf/cut-00003-of-00003.gguf")).unwrap();
-    let (code, said) = inspect(dir, &server, &["org/shelf/cut-00001-of-00003.gguf"]);
-    assert!(code == Some(1) && said.contains("cut-00003-of-00003.gguf: part 3 of 3 is missing"), "{said}");
-    let (code, said) = inspect(dir, &server, &["dump", "org/shelf/cut-00001-of-00003.gguf", "--json"]);
-    assert!(serde_json::from_str::<Json>(&said).is_ok() && code == Some(0), "{said}");
+    inspect(dir, &server, &["org/shelf/cut-00001-of-00003.gguf"])
+        .says(1, "cut-00003-of-00003.gguf: part 3 of 3 is missing");
+    let dump =
+        inspect(dir, &server, &["dump", "org/shelf/cut-00001-of-00003.gguf", "--json"]).says_only(0, "");
+    assert!(dump.json().is_object(), "{}", dump.out);
 }
 
 #[test]
@@ -159,11 +157,11 @@ fn a_file_in_a_bucket_and_a_token_that_stays_at_home() {
     let ask = |keys: &[(&str, &str)], address: &str| {
         run_program("gguf-inspect", dir, &server, keys, &["get", address, "general.architecture"])
     };
-    assert_eq!(ask(&keys, "s3://bucket/m/long.gguf"), (Some(0), "llama\n".to_owned()));
-    let (code, said) = ask(&keys[..1], "s3://bucket/m/long.gguf");
-    assert!(code == Some(1) && said.contains("AWS_ACCESS_KEY_ID") && !said.contains("Signature"), "{said}");
-    assert_eq!(ask(&keys, &format!("{}/files/long.gguf", server.address)).0, Some(0));
+    assert_eq!(ask(&keys, "s3://bucket/m/long.gguf").ok().text(), "llama\n");
+    let said = ask(&keys[..1], "s3://bucket/m/long.gguf").says(1, "AWS_ACCESS_KEY_ID").text();
+    assert!(!said.contains("Signature"), "{said}");
+    ask(&keys, &format!("{}/files/long.gguf", server.address)).ok();
     assert!(server.log().iter().all(|asked| asked.authorization.is_none()), "the token is the hub's");
-    assert_eq!(ask(&keys, "org/shelf/long.gguf").0, Some(0));
+    ask(&keys, "org/shelf/long.gguf").ok();
     assert!(server.log().iter().any(|asked| asked.authorization.is_some()));
 }

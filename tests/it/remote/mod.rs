@@ -18,7 +18,8 @@ use gguf_foundry::core::{Hint, TensorSource};
 use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::remote::{Address, Patience, RemoteCheckpoint, RemoteError, RemoteOptions};
 
-use crate::support::{fixture, programs};
+use crate::support::programs::{self, Outcome};
+use crate::support::{files, fixture};
 use server::{COMMIT, Manners, Server, TOKEN};
 
 /// Options with short timeouts and small pieces, since test files are small.
@@ -213,14 +214,13 @@ fn weights_that_stream_past_are_held_against_the_sum_of_the_hub() {
     assert!(said.contains("model.safetensors: its sum is the one that the server promises"), "{said}");
     server.now(Manners { damages: true, ..Manners::default() });
     let before = fs_err::read(dir.join("a.gguf")).unwrap();
-    let (code, said) = run(dir, &server, &[], &arguments);
-    assert!(code == Some(1) && said.contains("SHA-256") && said.contains("expected, found"), "{said}");
+    run(dir, &server, &[], &arguments).says(1, "SHA-256").says(1, "expected, found");
     assert!(fs_err::read(dir.join("a.gguf")).unwrap() == before, "the file of before is kept");
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), 1, "nothing is left behind");
 }
 
 /// Runs the converter in a directory, with a separate environment.
-fn run(dir: &Path, server: &Server, variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String) {
+fn run(dir: &Path, server: &Server, variables: &[(&str, &str)], arguments: &[&str]) -> Outcome {
     run_program("gguf-convert", dir, server, variables, arguments)
 }
 
@@ -230,7 +230,7 @@ fn run_program(
     server: &Server,
     variables: &[(&str, &str)],
     arguments: &[&str],
-) -> (Option<i32>, String) {
+) -> Outcome {
     let mut command = programs::command(program, dir);
     for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "AWS_PROFILE"] {
         command.env_remove(name);
@@ -240,14 +240,11 @@ fn run_program(
         .env("XDG_CACHE_HOME", dir)
         .env("HF_ENDPOINT", &server.address)
         .envs(variables.iter().copied());
-    let ended = programs::finish(command.args(arguments));
-    (ended.code, ended.text())
+    programs::finish(command.args(arguments))
 }
 
 fn run_well(dir: &Path, server: &Server, variables: &[(&str, &str)], arguments: &[&str]) -> String {
-    let (code, said) = run(dir, server, variables, arguments);
-    assert_eq!(code, Some(0), "{arguments:?}: {said}");
-    said
+    run(dir, server, variables, arguments).ok().text()
 }
 
 #[test]
@@ -255,17 +252,13 @@ fn a_name_of_the_hub_is_as_good_as_its_directory() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let server = Server::start(&model(), Manners { redirects: true, is_gated: true, ..Manners::default() });
+    let well = |arguments: &[&str]| run_well(dir, &server, &[], arguments);
     let local = model().to_str().unwrap().to_owned();
     for (name, ty, more) in
         [("f16", "f16", vec![]), ("q4", "q4_k_m", vec![]), ("v", "f16", vec!["--vocab-only"])]
     {
         let (own, remote) = (format!("{name}-own.gguf"), format!("{name}.gguf"));
-        run_well(
-            dir,
-            &server,
-            &[],
-            &[&["hf2gguf", &local, "--type", ty, "-o", &own, "-q"], more.as_slice()].concat(),
-        );
+        well(&[&["hf2gguf", &local, "--type", ty, "-o", &own, "-q"], more.as_slice()].concat());
         let arguments =
             [&["hf2gguf", "org/tiny-llama", "--type", ty, "-o", &remote, "-vvv"], more.as_slice()].concat();
         let said = run_well(dir, &server, &[("HF_TOKEN", TOKEN)], &arguments);
@@ -279,32 +272,17 @@ fn a_name_of_the_hub_is_as_good_as_its_directory() {
     // The token file of the hub's own programs works like the variable.
     fs_err::create_dir(dir.join("huggingface")).unwrap();
     fs_err::write(dir.join("huggingface/token"), format!("{TOKEN}\n")).unwrap();
-    run_well(dir, &server, &[], &["hf2gguf", "org/tiny-llama", "--type", "f16", "-q"]);
+    well(&["hf2gguf", "org/tiny-llama", "--type", "f16", "-q"]);
     assert!(dir.join("Tiny-Llama-3.4M-F16.gguf").is_file(), "beside the user, not beside the model");
     // Parts and resuming also work with remote files.
     for part in ["1/2", "2/2"] {
-        run_well(
-            dir,
-            &server,
-            &[],
-            &["hf2gguf", "org/tiny-llama", "--type", "f16", "--part", part, "-o", "p.gguf", "-q"],
-        );
+        well(&["hf2gguf", "org/tiny-llama", "--type", "f16", "--part", part, "-o", "p.gguf", "-q"]);
     }
     for part in ["1/2", "2/2"] {
-        run_well(
-            dir,
-            &server,
-            &[],
-            &["hf2gguf", "org/tiny-llama", "--type", "f16", "--into", "into.gguf", "--part", part, "-q"],
-        );
+        well(&["hf2gguf", "org/tiny-llama", "--type", "f16", "--into", "into.gguf", "--part", part, "-q"]);
     }
     assert!(fs_err::read(dir.join("into.gguf")).unwrap() == fs_err::read(dir.join("f16.gguf")).unwrap());
-    run_well(
-        dir,
-        &server,
-        &[],
-        &["hf2gguf", "org/tiny-llama", "--type", "f16", "--resume", "-o", "r.gguf", "-q"],
-    );
+    well(&["hf2gguf", "org/tiny-llama", "--type", "f16", "--resume", "-o", "r.gguf", "-q"]);
     assert!(fs_err::read(dir.join("r.gguf")).unwrap() == fs_err::read(dir.join("f16.gguf")).unwrap());
 }
 
@@ -314,8 +292,7 @@ fn who_is_not_let_in_learns_why_and_what_to_do() {
     let dir = dir.path();
     let server = Server::start(&model(), Manners { is_gated: true, ..Manners::default() });
     let ask = |variables: &[(&str, &str)], arguments: &[&str]| {
-        let (code, said) = run(dir, &server, variables, &[&["hf2gguf"], arguments].concat());
-        assert_eq!(code, Some(1), "{said}");
+        let said = run(dir, &server, variables, &[&["hf2gguf"], arguments].concat()).exits_with(1).text();
         assert!(!said.contains("wrongwrong") && !said.contains("gguf-foundry-"), "{said}");
         said
     };
@@ -345,8 +322,7 @@ fn who_is_not_let_in_learns_why_and_what_to_do() {
     }
     // A small file that differs from the list.
     server.now(Manners { lists: Some("config.json"), ..Manners::default() });
-    let (code, said) = run(dir, &server, &[], &["hf2gguf", "/nowhere/x", "--cache", "c"]);
-    assert_eq!(code, Some(2), "{said}");
+    let said = run(dir, &server, &[], &["hf2gguf", "/nowhere/x", "--cache", "c"]).exits_with(2).text();
     assert!(said.contains("`--cache` keeps files of a model on a server"), "{said}");
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), 0, "nothing is left behind");
 }
@@ -356,9 +332,11 @@ fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let server = Server::start(&model(), Manners { damages: true, ..Manners::default() });
+    let well = |arguments: &[&str]| run_well(dir, &server, &[], arguments);
     let convert = ["hf2gguf", "org/tiny-llama", "--type", "f16", "-q", "--cache", "cache", "-o"];
-    let (code, said) = run(dir, &server, &[], &[convert.as_slice(), &["a.gguf"]].concat());
-    assert!(code == Some(1) && said.contains("SHA-256") && said.contains("expected, found"), "{said}");
+    run(dir, &server, &[], &[convert.as_slice(), &["a.gguf"]].concat())
+        .says(1, "SHA-256")
+        .says(1, "expected, found");
     let blobs = dir.join("cache/models--org--tiny-llama/blobs");
     let large = fs_err::read(model().join("model.safetensors")).unwrap();
     let large_blob = blobs.join(crate::support::sha256(&large));
@@ -367,14 +345,14 @@ fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
     // Data of an earlier run is checked with the rest: a damaged piece is found, a good one is kept.
     fs_err::write(large_blob.with_extension("incomplete"), vec![0; 100]).unwrap();
     server.now(Manners::default());
-    run_well(dir, &server, &[], &[convert.as_slice(), &["a.gguf"]].concat());
+    well(&[convert.as_slice(), &["a.gguf"]].concat());
     assert!(fs_err::read(&large_blob).unwrap() == large);
     let before = server.weight_bytes();
-    run_well(dir, &server, &[], &[convert.as_slice(), &["b.gguf"]].concat());
+    well(&[convert.as_slice(), &["b.gguf"]].concat());
     assert_eq!(server.weight_bytes(), before, "what is kept is not fetched again");
     run_well(dir, &server, &[("HF_HUB_OFFLINE", "1")], &[convert.as_slice(), &["c.gguf"]].concat());
     let local = model().to_str().unwrap().to_owned();
-    run_well(dir, &server, &[], &["hf2gguf", &local, "--type", "f16", "-q", "-o", "own.gguf"]);
+    well(&["hf2gguf", &local, "--type", "f16", "-q", "-o", "own.gguf"]);
     let own = fs_err::read(dir.join("own.gguf")).unwrap();
     for name in ["a.gguf", "b.gguf", "c.gguf"] {
         assert!(fs_err::read(dir.join(name)).unwrap() == own, "{name}");
@@ -382,12 +360,7 @@ fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
     // The layout is the hub's own: the snapshot is a directory like any other.
     let snapshot = format!("cache/models--org--tiny-llama/snapshots/{COMMIT}");
     assert_eq!(fs_err::read_to_string(dir.join("cache/models--org--tiny-llama/refs/main")).unwrap(), COMMIT);
-    run_well(
-        dir,
-        &server,
-        &[],
-        &["hf2gguf", &snapshot, "--model-name", "x", "--type", "f16", "-q", "-o", "d.gguf"],
-    );
+    well(&["hf2gguf", &snapshot, "--model-name", "x", "--type", "f16", "-q", "-o", "d.gguf"]);
     // A server without ranges can fill a cache.
     let simple = Server::start(&model(), Manners { ignores_ranges: true, ..Manners::default() });
     let address = format!("{}/files", simple.address);
@@ -412,41 +385,33 @@ fn a_file_is_verified_beside_its_model_on_a_server() {
     };
     let beside = ["--baseline", "org/tiny-llama", "--weights-only"];
     let before = server.log().len();
-    let (code, said) = verify(&beside);
-    assert!(code == Some(2) && said.contains("files have to be kept: give `--cache DIR`"), "{said}");
+    verify(&beside).says(2, "files have to be kept: give `--cache DIR`");
     assert_eq!(server.log().len(), before, "nobody was asked");
-    let (code, said) = verify(&[&beside[..], &["--cache", "cache", "--json", "--report", "r.json"]].concat());
     // Identical weights need no run.
-    assert!(code == Some(0) && !said.contains(TOKEN), "{said}");
-    let report: serde_json::Value =
-        serde_json::from_slice(&fs_err::read(dir.join("r.json")).unwrap()).unwrap();
+    let kept = ["--cache", "cache", "--json", "--report", "r.json"];
+    let remote = verify(&[&beside[..], &kept].concat()).ok();
+    assert!(!remote.text().contains(TOKEN), "{}", remote.text());
+    let report = files::json(dir.join("r.json"));
     assert_eq!(report["weights"]["reproduced"], 38, "{report}");
     let inputs = report["run"]["inputs"].as_array().unwrap();
     assert!(
         inputs.iter().filter(|input| input["role"] == "baseline").all(|input| input["sha256"].is_string())
     );
     // The same result as with the local directory, and again without the network.
-    let weights = |said: &str| {
-        let report: serde_json::Value = serde_json::from_str(said).unwrap();
-        report["weights"].clone()
-    };
     let local = model().to_str().unwrap().to_owned();
-    let (_, own) = verify(&["--baseline", &local, "--weights-only", "--json"]);
-    assert!(weights(&own).is_object() && weights(&own) == weights(&said), "{own}");
+    let own = verify(&["--baseline", &local, "--weights-only", "--json"]).json();
+    assert!(own["weights"].is_object() && own["weights"] == remote.json()["weights"], "{own}");
     let offline = [("HF_HUB_OFFLINE", "1")];
     let arguments = [
         &["a.gguf", "--source", "org/tiny-llama", "--cache", "cache"][..],
         &beside[..2],
         &["--structure-only"],
     ];
-    let (code, said) = run_program("gguf-verify", dir, &server, &offline, &arguments.concat());
-    assert_eq!(code, Some(4), "{said}");
+    run_program("gguf-verify", dir, &server, &offline, &arguments.concat()).exits_with(4);
     // A missing file is not a model, and a cache must have a use.
     let before = server.log().len();
-    let (code, said) = verify(&["--baseline", "org/none.gguf", "--weights-only"]);
-    assert!(code == Some(1) && said.contains("org/none.gguf"), "{said}");
-    let (code, said) = verify(&["--baseline", &local, "--weights-only", "--cache", "cache"]);
-    assert!(code == Some(2) && said.contains("this one is local"), "{said}");
+    verify(&["--baseline", "org/none.gguf", "--weights-only"]).says(1, "org/none.gguf");
+    verify(&["--baseline", &local, "--weights-only", "--cache", "cache"]).says(2, "this one is local");
     assert_eq!(server.log().len(), before);
 }
 
@@ -465,16 +430,12 @@ fn a_bucket_is_read_with_signed_addresses() {
         run_well(dir, &server, &keys, &["hf2gguf", "s3://bucket/m", "--type", "f16", "-vvv", "-o", "a.gguf"]);
     assert!(!said.contains("s3cr3t") && !said.contains("Signature"), "{said}");
     fs_err::create_dir(dir.join("m")).unwrap();
-    for entry in fs_err::read_dir(model()).unwrap().map(Result::unwrap) {
-        fs_err::copy(entry.path(), dir.join("m").join(entry.file_name())).unwrap();
-    }
+    files::copy(model(), &dir.join("m"));
     run_well(dir, &server, &[], &["hf2gguf", "m", "--type", "f16", "-q", "-o", "own.gguf"]);
     assert!(fs_err::read(dir.join("own.gguf")).unwrap() == fs_err::read(dir.join("a.gguf")).unwrap());
-    let (code, said) = run(dir, &server, &keys[..1], &["hf2gguf", "s3://bucket/m", "--type", "f16"]);
-    assert!(
-        code == Some(1) && said.contains("access denied") && said.contains("AWS_ACCESS_KEY_ID"),
-        "{said}"
-    );
+    run(dir, &server, &keys[..1], &["hf2gguf", "s3://bucket/m", "--type", "f16"])
+        .says(1, "access denied")
+        .says(1, "AWS_ACCESS_KEY_ID");
 }
 
 #[test]
@@ -493,14 +454,11 @@ fn encrypted_connections_are_made_to_those_who_are_trusted() {
     assert!(fs_err::read(dir.join("own.gguf")).unwrap() == fs_err::read(dir.join("a.gguf")).unwrap());
 
     let n_asked = server.log().len();
-    let (code, said) = run(dir, &server, &variables[..2], &arguments);
-    assert!(code == Some(1) && said.contains("no encrypted connection"), "{said}");
+    run(dir, &server, &variables[..2], &arguments).says(1, "no encrypted connection");
     assert_eq!(server.log().len(), n_asked, "nobody who is not trusted is asked anything");
     server.now(Manners { location: Some("http://localhost:1/x"), ..Manners::default() });
-    let (code, said) = run(dir, &server, &variables, &arguments);
-    assert!(code == Some(1) && said.contains("from an encrypted connection to one that is not"), "{said}");
+    run(dir, &server, &variables, &arguments).says(1, "from an encrypted connection to one that is not");
     fs_err::write(dir.join("empty.pem"), "nothing").unwrap();
     let empty = dir.join("empty.pem").to_str().unwrap().to_owned();
-    let (code, said) = run(dir, &server, &[("SSL_CERT_FILE", &empty)], &arguments);
-    assert!(code == Some(1) && said.contains("no certificate in it"), "{said}");
+    run(dir, &server, &[("SSL_CERT_FILE", &empty)], &arguments).says(1, "no certificate in it");
 }

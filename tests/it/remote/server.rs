@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::sha256;
+use crate::support::{files, sha256};
 
 /// Commit of the repository on the server.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -351,8 +351,7 @@ fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let mut files = Vec::new();
     let mut dirs = vec![(String::new(), dir.to_owned())];
     while let Some((prefix, dir)) = dirs.pop() {
-        for entry in fs_err::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
+        for path in files::entries(dir) {
             let name = format!("{prefix}{}", path.file_name().unwrap().to_str().unwrap());
             if path.is_dir() {
                 dirs.push((format!("{name}/"), path));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::server::{COMMIT, Manners, Server};
 use super::{model, run, run_well};
+use crate::support::files;
 use crate::support::programs::{Outcome, command};
 
 /// Starts a conversion in the background.
@@ -101,10 +102,10 @@ fn what_is_kept_is_believed_by_its_sum() {
     let expected = expected(dir, &server);
     let convert = |more: &[&str]| {
         let arguments = ["hf2gguf", "org/tiny-llama", "--type", "f16", "-o", "o.gguf", "--cache", "cache"];
-        let (code, said) = run(dir, &server, more_pairs(more).as_slice(), &arguments);
-        (code, said, fs_err::read(dir.join("o.gguf")).unwrap_or_default())
+        let ended = run(dir, &server, more_pairs(more).as_slice(), &arguments);
+        (ended, fs_err::read(dir.join("o.gguf")).unwrap_or_default())
     };
-    assert!(convert(&[]).2 == expected);
+    assert!(convert(&[]).1 == expected);
     let cache = dir.join("cache");
     let kept = files(&cache.join("models--org--tiny-llama/blobs"));
     assert!(kept.len() > 4, "{kept:?}");
@@ -115,30 +116,32 @@ fn what_is_kept_is_believed_by_its_sum() {
         bytes[middle] ^= 1;
         fs_err::write(path, bytes).unwrap();
         // Without a network it counts as missing, otherwise it is fetched again.
-        let (code, said, _) = convert(&["HF_HUB_OFFLINE=1"]);
-        assert!(code == Some(1) && said.contains("or with other bytes"), "{said}");
-        let (code, said, found) = convert(&[]);
-        assert!(code == Some(0) && said.contains("kept with other bytes") && found == expected, "{said}");
-        let (code, said, found) = convert(&["HF_HUB_OFFLINE=1"]);
-        assert!(code == Some(0) && found == expected, "{said}");
+        convert(&["HF_HUB_OFFLINE=1"]).0.says(1, "or with other bytes");
+        let (ended, found) = convert(&[]);
+        ended.says(0, "kept with other bytes");
+        assert!(found == expected);
+        let (ended, found) = convert(&["HF_HUB_OFFLINE=1"]);
+        ended.ok();
+        assert!(found == expected);
     }
     // Without the notes, checksums are computed again and nothing is fetched.
     fs_err::remove_dir_all(cache.join(".locks")).unwrap();
     let before = server.weight_bytes();
-    let (code, said, found) = convert(&["HF_HUB_OFFLINE=1"]);
-    assert!(code == Some(0) && found == expected, "{said}");
-    assert!(convert(&[]).2 == expected && server.weight_bytes() == before);
+    let (ended, found) = convert(&["HF_HUB_OFFLINE=1"]);
+    ended.ok();
+    assert!(found == expected);
+    assert!(convert(&[]).1 == expected && server.weight_bytes() == before);
     // A file of another server in the snapshot of the same commit is not read.
     let snapshot = cache.join("models--org--tiny-llama/snapshots").join(COMMIT);
     fs_err::write(snapshot.join("chat_template.jinja"), "{{ messages }}").unwrap();
-    assert!(convert(&[]).2 == expected, "a file that the list does not name");
+    assert!(convert(&[]).1 == expected, "a file that the list does not name");
     // A link to another file is corrected.
     #[cfg(unix)]
     {
         let link = snapshot.join("config.json");
         fs_err::remove_file(&link).unwrap();
         fs_err::os::unix::fs::symlink("/etc/hostname", &link).unwrap();
-        assert!(convert(&[]).2 == expected);
+        assert!(convert(&[]).1 == expected);
         assert!(fs_err::read(&link).unwrap() == fs_err::read(model().join("config.json")).unwrap());
     }
 }
@@ -158,16 +161,14 @@ fn half_a_snapshot_is_none_without_a_network() {
         run_well(dir, &server, &[], &arguments);
         let snapshot = dir.join("cache/models--org--tiny-llama/snapshots").join(COMMIT);
         let offline = || run(dir, &server, &[("HF_HUB_OFFLINE", "1")], &arguments);
-        for entry in fs_err::read_dir(&snapshot).unwrap().map(|entry| entry.unwrap().path()) {
+        for entry in files::entries(&snapshot) {
             let blob = entry.canonicalize().unwrap();
             let away = dir.join("away");
             fs_err::rename(&blob, &away).unwrap();
-            let (code, said) = offline();
-            let name = entry.file_name().unwrap().to_str().unwrap();
-            assert!(code == Some(1) && said.contains(&format!("`{name}`")), "{name}: {said}");
+            offline().says(1, &format!("`{}`", files::name(&entry)));
             fs_err::rename(&away, &blob).unwrap();
         }
-        assert_eq!(offline().0, Some(0));
+        offline().ok();
         assert!(fs_err::read(dir.join("o.gguf")).unwrap() == expected);
     }
 }
@@ -256,11 +257,7 @@ fn directories_of_killed_runs_go_with_the_next() {
     let dir = dir.path();
     let slow = Manners { throttle: Some(Duration::from_millis(200)), ..Manners::default() };
     let server = Server::start(&model(), slow);
-    let scratch = || {
-        let names =
-            fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.starts_with(".gguf-foundry.")).count()
-    };
+    let scratch = || files::names(dir).iter().filter(|name| name.starts_with(".gguf-foundry.")).count();
     let begun = |child: &mut Child| {
         let since = Instant::now();
         while scratch() == 0 && since.elapsed() < Duration::from_secs(20) {
@@ -288,21 +285,22 @@ fn lists_end_and_strangers_are_told_apart() {
         ("AWS_SECRET_ACCESS_KEY", "s3cr3ts3cr3t"),
     ];
     server.now(Manners { lists_forever: true, ..Manners::default() });
-    let (code, said) =
-        run(dir, &server, &keys, &["hf2gguf", "s3://bucket/m", "--type", "f16", "-o", "x.gguf"]);
-    assert!(code == Some(1) && said.contains("followed by itself"), "{said}");
+    run(dir, &server, &keys, &["hf2gguf", "s3://bucket/m", "--type", "f16", "-o", "x.gguf"])
+        .says(1, "followed by itself");
     // A web server that asks for authentication gets no token, and the message does not mention one.
     server.now(Manners { is_gated: true, ..Manners::default() });
     let web = format!("{}/files", server.address);
-    let (code, said) = run(dir, &server, &[], &["hf2gguf", &web, "--type", "f16", "-o", "x.gguf"]);
-    assert!(code == Some(1) && said.contains("fetch the files with another program"), "{said}");
+    let said = run(dir, &server, &[], &["hf2gguf", &web, "--type", "f16", "-o", "x.gguf"])
+        .says(1, "fetch the files with another program")
+        .text();
     assert!(!said.contains("HF_TOKEN"), "{said}");
     // Revisions that would leave the cache are not valid addresses.
     for address in ["org/tiny-llama@/tmp/x", "org/tiny-llama@x//y", "org/tiny-llama@../../x"] {
         let before = server.log().len();
         let arguments = ["hf2gguf", address, "--type", "f16", "--cache", "cache", "-o", "x.gguf"];
-        let (code, said) = run(dir, &server, &[], &arguments);
-        assert!(matches!(code, Some(1 | 2)) && server.log().len() == before, "{address}: {said}");
+        let ended = run(dir, &server, &[], &arguments);
+        assert!(matches!(ended.code, Some(1 | 2)), "{address}: {}", ended.text());
+        assert_eq!(server.log().len(), before, "{address}");
     }
     assert!(!dir.join("x.gguf").exists());
 }

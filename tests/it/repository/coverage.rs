@@ -12,40 +12,24 @@ use gguf_foundry::core::limits::Limits;
 use gguf_foundry::quant::can_quantize;
 use gguf_foundry::quantize;
 use gguf_foundry::tokenizer::Mode;
-use serde_json::Value as Json;
 
-use crate::support::fixture;
 use crate::support::goldens::{Goldens, archives};
+use crate::support::{files, fixture};
 use crate::tokenizer;
-
-fn json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
 
 /// Paths below a directory, with `/` between names.
 fn files_below(dir: &Path) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    let mut dirs = vec![dir.to_owned()];
-    while let Some(next) = dirs.pop() {
-        for entry in fs_err::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                dirs.push(path);
-            } else {
-                let local = path.strip_prefix(dir).unwrap().components();
-                let names: Vec<_> = local.map(|name| name.as_os_str().to_string_lossy()).collect();
-                found.insert(names.join("/"));
-            }
-        }
-    }
-    found
+    let local = |path: &PathBuf| {
+        let names = path.strip_prefix(dir).unwrap().components();
+        names.map(|name| name.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
+    };
+    files::below(dir).iter().map(local).collect()
 }
 
 /// Directories in a directory of the corpus.
 fn cases(dir: PathBuf) -> Vec<PathBuf> {
-    let mut found: Vec<_> = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut found = files::entries(dir);
     found.retain(|path| path.is_dir());
-    found.sort();
     found
 }
 
@@ -95,7 +79,7 @@ fn is_read(goldens: &Goldens, case: &str) -> bool {
         // Found by the files in them.
         "arch" | "lora" | "mmproj" | "formats/pytorch" => has("case.json"),
         "vocab" => {
-            let templates = json(&fixture("chat/expected.json"));
+            let templates = files::json(fixture("chat/expected.json"));
             name == "_vectors" || tokenizer::is_tested(name) || templates["corpus"].get(name).is_some()
         }
         "meta" => name == "metadata.json",
@@ -123,7 +107,7 @@ fn every_type_has_a_case() {
         .filter_map(|file| Some(file.strip_prefix("expect-")?.strip_suffix(".json")?.to_owned()))
         .collect();
     // The reference writes ternary types only for BitNet.
-    let ternary = json(&fixture("cards/bitnet/bitnet.json"));
+    let ternary = files::json(fixture("cards/bitnet/bitnet.json"));
     outtypes.extend(ternary["expect"].as_object().unwrap().keys().cloned());
     // The compiler asks here for a case of each new type.
     let name = |file_type: OutType| match file_type {
@@ -140,11 +124,11 @@ fn every_type_has_a_case() {
         assert!(outtypes.contains(known), "no case of the converter's type {known}");
     }
 
-    let tiny = json(&goldens.join("quant/tiny.json"));
+    let tiny = files::json(goldens.join("quant/tiny.json"));
     for file_type in quantize::FileType::all() {
         assert!(tiny.get(file_type.name()).is_some(), "no file of {} in quant/tiny.json", file_type.name());
     }
-    let index = json(&goldens.join("quant/index.json"));
+    let index = files::json(goldens.join("quant/index.json"));
     let blocks: Vec<GgmlType> = index["cases"]
         .as_array()
         .unwrap()
@@ -230,7 +214,7 @@ fn every_container_has_a_case() {
 
 /// Method that a quantized checkpoint declares, in the program's spelling.
 fn method(dir: &Path) -> Option<String> {
-    let config = json(&dir.join("config.json"));
+    let config = files::json(dir.join("config.json"));
     let blocks = ["quantization_config", "compression_config"].map(|key| &config[key]["quant_method"]);
     if let Some(name) = blocks.iter().find_map(|name| name.as_str()) {
         return Some(name.to_ascii_lowercase().replace('_', "-"));
@@ -247,7 +231,7 @@ fn every_method_has_a_case() {
     let goldens = Goldens::selection();
     let methods: BTreeSet<String> = cases(goldens.join("prequant"))
         .iter()
-        .filter(|case| json(&case.join("case.json"))["outcome"] == "ok")
+        .filter(|case| files::json(case.join("case.json"))["outcome"] == "ok")
         .filter_map(|case| method(&case.join("hf")))
         .collect();
     // The program lists the methods that it knows in the error for an unknown one.

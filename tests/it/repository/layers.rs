@@ -1,8 +1,8 @@
 //! Import rules: a module uses only modules of lower layers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::support::root;
+use crate::support::{files, root};
 
 /// Each module with the modules that it may use; any other import is in the wrong direction. `core` and `quant` are
 /// separate crates, where the compiler enforces this.
@@ -25,6 +25,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "calibrate",
         &["core", "solve", "verify", "quantize", "engine", "tokenizer", "checkpoint", "gguf", "quant"],
+    ),
+    (
+        "job",
+        &["core", "calibrate", "inspect", "verify", "convert", "quantize", "engine", "arch", "gguf", "quant"],
     ),
 ];
 
@@ -78,15 +82,9 @@ fn is_word_start(code: &str, at: usize) -> bool {
     !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$')
 }
 
-fn check(dir: &Path, module: &str, allowed: &[&str], n_files: &mut usize, wrong: &mut Vec<String>) {
-    for entry in fs_err::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            check(&path, module, allowed, n_files, wrong);
-        } else if path.extension().is_some_and(|ext| ext == "rs") {
-            check_file(&path, module, allowed, n_files, wrong);
-        }
-    }
+/// Paths of the source files below a directory.
+fn sources(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    files::below(dir).into_iter().filter(|path| path.extension().is_some_and(|ext| ext == "rs"))
 }
 
 fn check_file(path: &Path, module: &str, allowed: &[&str], n_files: &mut usize, wrong: &mut Vec<String>) {
@@ -107,7 +105,9 @@ fn arrows_point_one_way() {
     for (module, allowed) in ARROWS {
         let rooms = root().join("src");
         check_file(&rooms.join(format!("{module}.rs")), module, allowed, &mut n_files, &mut wrong);
-        check(&rooms.join(module), module, allowed, &mut n_files, &mut wrong);
+        for path in sources(&rooms.join(module)) {
+            check_file(&path, module, allowed, &mut n_files, &mut wrong);
+        }
     }
     assert!(n_files >= ARROWS.len(), "only {n_files} files read");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -124,18 +124,13 @@ fn the_reader_of_arrows_sees_paths_and_groups() {
 
 /// Lines of the library's code, without tests, that detect the vector instructions of the machine.
 fn detecting(dir: &Path, n_files: &mut usize, found: &mut Vec<String>) {
-    for entry in fs_err::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            detecting(&path, n_files, found);
-        } else if path.extension().is_some_and(|ext| ext == "rs") && !path.ends_with("tests.rs") {
-            *n_files += 1;
-            let text = fs_err::read_to_string(&path).unwrap();
-            // Tests are at the end of a file.
-            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-            let lines = code.lines().map(str::trim).filter(|line| line.contains("SimdLevel::detect"));
-            found.extend(lines.map(|line| format!("{}: {line}", path.display())));
-        }
+    for path in sources(dir).filter(|path| !path.ends_with("tests.rs")) {
+        *n_files += 1;
+        let text = fs_err::read_to_string(&path).unwrap();
+        // Tests are at the end of a file.
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let lines = code.lines().map(str::trim).filter(|line| line.contains("SimdLevel::detect"));
+        found.extend(lines.map(|line| format!("{}: {line}", path.display())));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Helpers of the test modules: paths of fixtures, reports of cases.
 #![allow(dead_code, reason = "each item is used by some of the modules only")]
 
+pub mod files;
 pub mod goldens;
 pub mod programs;
 
@@ -8,9 +9,12 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Metadata, Value};
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use serde_json::{Value as Json, json};
+
+pub use files::names;
 
 /// Keys that only this project writes, each listed in `docs/differences.md`.
 pub const ADDED_KEYS: &[&str] = &["qwen.attention.layer_norm_rms_epsilon"];
@@ -32,14 +36,6 @@ pub fn root() -> &'static Path {
 /// Path under `fixtures/`.
 pub fn fixture(path: &str) -> PathBuf {
     root().join("fixtures").join(path)
-}
-
-/// Names of the entries of a directory, sorted.
-pub fn names(dir: &Path) -> Vec<String> {
-    let names = fs_err::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.collect();
-    names.sort();
-    names
 }
 
 /// Path of the SmolLM2 file that `GGUF_SMOLLM2` names; `scripts/get-smollm2.sh` downloads it.
@@ -118,6 +114,16 @@ pub fn wait_until_it_reads(child: &mut std::process::Child, name: &str) {
         let ended = child.try_wait().unwrap();
         assert!(ended.is_none(), "{ended:?} before the file was mapped");
         std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Tensor of a row `[name, dims, type, ...]`, whose dimensions come innermost first.
+pub fn tensor_of_row(row: &Json) -> TensorMeta {
+    let dims = row[1].as_array().unwrap().iter().rev().map(|dim| dim.as_u64().unwrap()).collect();
+    TensorMeta {
+        name: row[0].as_str().unwrap().to_owned(),
+        shape: Shape::new(dims).unwrap(),
+        ty: GgmlType::from_name(row[2].as_str().unwrap()).unwrap(),
     }
 }
 

@@ -41,10 +41,38 @@ impl Outcome {
         self
     }
 
+    /// Checks that the exit code is one of these.
+    #[track_caller]
+    pub fn exits_with_one_of(self, codes: &[i32]) -> Self {
+        assert!(codes.contains(&self.code()), "{}: {:?} {}", self.command, self.code, self.text());
+        self
+    }
+
     /// Checks that the program succeeded.
     #[track_caller]
     pub fn ok(self) -> Self {
         self.exits_with(0)
+    }
+
+    /// Checks the exit code, and that standard output contains these words.
+    #[track_caller]
+    pub fn prints(self, code: i32, words: &str) -> Self {
+        assert!(self.out.contains(words), "{}: no `{words}`: {}", self.command, self.text());
+        self.exits_with(code)
+    }
+
+    /// Checks the exit code, and that standard error contains these words.
+    #[track_caller]
+    pub fn says(self, code: i32, words: &str) -> Self {
+        assert!(self.err.contains(words), "{}: no `{words}`: {}", self.command, self.text());
+        self.exits_with(code)
+    }
+
+    /// Checks the exit code and all of standard error.
+    #[track_caller]
+    pub fn says_only(self, code: i32, text: &str) -> Self {
+        assert_eq!((self.code, self.err.as_str()), (Some(code), text), "{}: {}", self.command, self.out);
+        self
     }
 
     /// Returns exit code, standard output, standard error.

@@ -6,9 +6,9 @@ use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
 use gguf_foundry::tokenizer::{Encoder, Mode, TokenizerRequest, build};
 use proptest::prelude::*;
 
-use super::{CASES, build_case, case, json};
+use super::{CASES, build_case, case};
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases};
+use crate::support::{files, fixture, report_cases};
 
 /// Texts with other ids than the original's, by vocabulary. Tokens that end a text in other models count as control
 /// tokens by their text, as in llama.cpp, but are plain text here.
@@ -44,7 +44,7 @@ fn encoder(metadata: &Metadata) -> Encoder {
 /// Texts with the ids of a golden file.
 fn texts(path: &Path) -> Vec<(String, Vec<u32>)> {
     let ids = |ids: &serde_json::Value| serde_json::from_value(ids.clone()).unwrap();
-    match json(path) {
+    match files::json(path) {
         serde_json::Value::Object(rows) => rows.iter().map(|(text, row)| (text.clone(), ids(row))).collect(),
         _ => panic!("{}: no object", path.display()),
     }
@@ -58,7 +58,7 @@ fn ids_equal_those_of_released_tokenizers(corpus: &Goldens) {
         let encoder = encoder(&build_case(&dir.join("hf"), modes).rows);
         // SentencePiece does not recognize control tokens in text.
         let parse_special = dir.join("hf/tokenizer.json").is_file();
-        let notes = json(&dir.join("tokenization_notes.json"));
+        let notes = files::json(dir.join("tokenization_notes.json"));
         for (text, expected) in texts(&dir.join("tokenization.json")) {
             let ids = encoder.encode(&text, parse_special);
             // transformers and this encoder know special tokens that only `tokenizer_config.json` lists.
@@ -87,16 +87,13 @@ fn ids_equal_those_of_released_tokenizers(corpus: &Goldens) {
 conformance_tests!(ids_equal_the_test_vectors_of_llama_cpp);
 fn ids_equal_the_test_vectors_of_llama_cpp(corpus: &Goldens) {
     let (mut n_cases, mut different) = (0, Vec::new());
-    let mut paths: Vec<_> = fs_err::read_dir(corpus.join("vocab/_vectors"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
-        .collect();
-    paths.sort();
+    let mut paths = files::entries(corpus.join("vocab/_vectors"));
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
     for path in paths {
         let file = GgufFile::open(&path.with_extension("gguf")).unwrap();
         let encoder = encoder(file.metadata());
-        let rows: Vec<(String, Vec<u32>)> = serde_json::from_value(json(&path)["tests"].clone()).unwrap();
+        let rows: Vec<(String, Vec<u32>)> =
+            serde_json::from_value(files::json(&path)["tests"].clone()).unwrap();
         for (text, expected) in rows {
             let ids = encoder.encode(&text, false);
             if ids != expected {

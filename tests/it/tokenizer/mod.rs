@@ -7,7 +7,7 @@ use gguf_foundry::tokenizer::{Built, Mode, TokenizerRequest, build};
 use serde_json::Value as Json;
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{in_json, report_cases, sha256};
+use crate::support::{files, in_json, report_cases, sha256};
 
 mod bad_input;
 mod encoding;
@@ -59,18 +59,14 @@ fn case(corpus: &Goldens, name: &str) -> Option<PathBuf> {
     corpus.find(format!("vocab/{name}/expect.json"))?.parent().map(Path::to_owned)
 }
 
-fn json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
-
 /// Builds the vocabulary of a checkpoint directory as the card of its architecture would.
 fn build_case(dir: &Path, modes: &[Mode]) -> Built {
     let mut request = TokenizerRequest::of(modes);
-    request.size = json(&dir.join("config.json"))["vocab_size"].as_u64();
+    request.size = files::json(dir.join("config.json"))["vocab_size"].as_u64();
     let config = dir.join("tokenizer_config.json");
     if modes == LLAMA
         && config.is_file()
-        && let Some(prefix) = json(&config)["add_prefix_space"].as_bool()
+        && let Some(prefix) = files::json(config)["add_prefix_space"].as_bool()
     {
         request.before.set("tokenizer.ggml.add_space_prefix", prefix);
     }
@@ -156,13 +152,11 @@ fn released_vocabularies_become_the_reference_keys(corpus: &Goldens) {
         for warning in &built.warnings {
             println!("{name}: {warning}");
         }
-        check_case(name, &built.rows, &json(&case.join("expect.json")), differences);
+        check_case(name, &built.rows, &files::json(case.join("expect.json")), differences);
         n_cases += 1;
     }
-    let on_disk = fs_err::read_dir(corpus.join("vocab"))
-        .unwrap()
-        .filter(|entry| entry.as_ref().unwrap().path().join("expect.json").is_file())
-        .count();
+    let cases = files::entries(corpus.join("vocab")).into_iter();
+    let on_disk = cases.filter(|case| case.join("expect.json").is_file()).count();
     assert_eq!(on_disk, n_cases, "a vocabulary of the corpus is not tested");
     report_cases("vocab", n_cases);
 }

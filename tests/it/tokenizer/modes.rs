@@ -7,7 +7,7 @@ use gguf_foundry::gguf::{Metadata, ModeRequest, RankCode};
 use gguf_foundry::tokenizer::{Encoder, Mode, TokenizerRequest, TokenizerWarning, build, to_hf};
 use serde_json::{Value as Json, json};
 
-use crate::support::{fixture, in_json};
+use crate::support::{files, fixture, in_json};
 
 /// Request of a card for a case.
 struct Case {
@@ -107,10 +107,6 @@ fn directory(name: &str) -> PathBuf {
     fixture("vocab").join(name)
 }
 
-fn json_file(path: PathBuf) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
-
 fn request(case: &Case) -> TokenizerRequest {
     let mode = |mode: &Mode| {
         let mut request = ModeRequest::new(*mode);
@@ -124,7 +120,7 @@ fn request(case: &Case) -> TokenizerRequest {
         TokenizerRequest { modes: case.modes.iter().map(mode).collect(), ..TokenizerRequest::default() };
     let config = directory(case.name).join("config.json");
     if config.is_file() {
-        request.size = json_file(config)["vocab_size"].as_u64();
+        request.size = files::json(config)["vocab_size"].as_u64();
     }
     if let Some(segments) = case.segments {
         request.before.set("tokenizer.ggml.token_type_count", segments);
@@ -141,7 +137,7 @@ fn keys(case: &Case) -> Metadata {
 #[test]
 fn keys_equal_those_of_the_reference() {
     for case in CASES {
-        let expect = json_file(directory(case.name).join("expect.json"));
+        let expect = files::json(directory(case.name).join("expect.json"));
         let expect = expect.as_array().unwrap();
         let rows = keys(case);
         let found: Vec<&str> = rows.iter().map(|row| row.0).collect();
@@ -167,7 +163,7 @@ fn ids_equal_those_of_the_originals() {
     for case in CASES {
         let encoder =
             Encoder::from_metadata(&keys(case)).unwrap_or_else(|error| panic!("{}: {error}", case.name));
-        let texts = json_file(directory(case.name).join("ids.json"));
+        let texts = files::json(directory(case.name).join("ids.json"));
         for (text, row) in texts.as_object().unwrap() {
             let ids: Vec<u32> = serde_json::from_value(row["ids"].clone()).unwrap();
             let ours = encoder.encode(text, false);
@@ -226,7 +222,7 @@ fn keys_survive_the_way_back() {
             continue;
         }
         let library = tokenizers::Tokenizer::from_bytes(files.tokenizer_json.unwrap()).unwrap();
-        for (text, row) in json_file(directory(name).join("ids.json")).as_object().unwrap() {
+        for (text, row) in files::json(directory(name).join("ids.json")).as_object().unwrap() {
             let ids = library.encode(text.as_str(), false).unwrap().get_ids().to_vec();
             assert_eq!(json!(ids), row["ids"], "{name}: {text:?}");
         }
@@ -236,10 +232,7 @@ fn keys_survive_the_way_back() {
 /// Difference that a change of one file makes: a text, or empty.
 fn changed(name: &str, file: &str, edit: impl Fn(String) -> String) -> String {
     let dir = tempfile::tempdir().unwrap();
-    for entry in fs_err::read_dir(directory(name)).unwrap() {
-        let entry = entry.unwrap();
-        fs_err::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
-    }
+    files::copy(directory(name), dir.path());
     let text = edit(fs_err::read_to_string(dir.path().join(file)).unwrap());
     fs_err::write(dir.path().join(file), text).unwrap();
     let case = CASES.iter().find(|case| case.name == name).unwrap();

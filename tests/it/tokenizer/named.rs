@@ -5,7 +5,7 @@ use gguf_foundry::tokenizer::{ModelProto, Piece, TrainerSpec};
 use prost::Message;
 use serde_json::{Value as Json, json};
 
-use crate::support::{fixture, in_json};
+use crate::support::{files, fixture, in_json};
 
 fn keys(dir: &std::path::Path) -> Vec<Json> {
     let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
@@ -26,8 +26,7 @@ fn keys(dir: &std::path::Path) -> Vec<Json> {
 fn vocabularies_equal_the_reference() {
     for case in ["baichuan", "chatglm3", "qwen"] {
         let dir = fixture("vocab").join(case);
-        let expect: Vec<Json> =
-            serde_json::from_slice(&fs_err::read(dir.join("expect.json")).unwrap()).unwrap();
+        let expect = files::json(dir.join("expect.json")).as_array().unwrap().clone();
         let found = keys(&dir);
         let names = |rows: &[Json]| rows.iter().map(|row| row[0].clone()).collect::<Vec<_>>();
         assert_eq!(names(&found), names(&expect), "{case}");
@@ -69,7 +68,7 @@ fn glm4_comes_as_ranks() {
     write("config.json", &config);
     write("tokenizer_config.json", &json!({"added_tokens_decoder": added}));
     let keys = keys(dir.path());
-    let qwen: Vec<Json> = serde_json::from_slice(&fs_err::read(source.join("expect.json")).unwrap()).unwrap();
+    let qwen = files::json(source.join("expect.json")).as_array().unwrap().clone();
     let tokens = value(&keys, "tokenizer.ggml.tokens").as_array().unwrap();
     let n_ranks = fs_err::read_to_string(source.join("qwen.tiktoken")).unwrap().lines().count();
     assert_eq!(tokens[..n_ranks], value(&qwen, "tokenizer.ggml.tokens").as_array().unwrap()[..n_ranks]);

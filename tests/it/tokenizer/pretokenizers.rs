@@ -4,15 +4,15 @@ use gguf_foundry::gguf::Value;
 use gguf_foundry::tokenizer::{Built, Mode, TokenizerRequest, TokenizerWarning, build};
 use serde_json::{Value as Json, json};
 
-use super::{case, json};
+use super::case;
 use crate::support::goldens::{Goldens, conformance_tests, corpus_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
 
 /// Builds a released vocabulary after `edit` has changed its `tokenizer.json`.
 fn edited(corpus: &Goldens, name: &str, edit: impl FnOnce(&mut Json)) -> Option<Built> {
     let released = case(corpus, name)?.join("hf");
     let dir = tempfile::tempdir().unwrap();
-    let mut file = json(&released.join("tokenizer.json"));
+    let mut file = files::json(released.join("tokenizer.json"));
     edit(&mut file);
     fs_err::write(dir.path().join("tokenizer.json"), serde_json::to_vec(&file).unwrap()).unwrap();
     for other in ["tokenizer_config.json", "config.json"] {

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use gguf_foundry::gguf::{Metadata, Value};
 use gguf_foundry::tokenizer::{HfTokenizerFiles, TokenizerError, to_hf};
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
 use super::{CASES, build_case, case};
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
 
 fn write_files(dir: &Path, files: &HfTokenizerFiles, config: &Json) {
     fs_err::write(dir.join("tokenizer.json"), files.tokenizer_json.as_ref().unwrap()).unwrap();
@@ -73,8 +73,7 @@ fn rebuilt_files_encode_as_the_originals(corpus: &Goldens) {
         let Some(case) = case(corpus, name) else { continue };
         let files = to_hf(&build_case(&case.join("hf"), modes).rows).unwrap().unwrap();
         let tokenizer = tokenizers::Tokenizer::from_bytes(files.tokenizer_json.unwrap()).unwrap();
-        let expected: Map<String, Json> =
-            serde_json::from_slice(&fs_err::read(case.join("tokenization.json")).unwrap()).unwrap();
+        let expected = files::json(case.join("tokenization.json")).as_object().unwrap().clone();
         let ids_of = |text: &str| tokenizer.encode(text, false).unwrap().get_ids().to_vec();
         let wrong: Vec<&String> = expected
             .iter()

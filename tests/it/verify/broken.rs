@@ -2,8 +2,8 @@
 //! is made from these.
 
 use gguf_foundry::arch::GraphFeatures;
+use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::gguf::{Array, Value};
 use gguf_foundry::verify::{Verdict, verify};
 
@@ -52,9 +52,7 @@ fn wrong_arithmetic_is_caught() {
     caught("rotation base", &broken, &[], &["hparams", "max-kld"]);
 
     let mut broken = base.clone();
-    let mut rows = broken.values("token_embd.weight");
-    rows.rotate_left(256 * 17);
-    broken.set_values("token_embd.weight", &rows);
+    broken.edit("token_embd.weight", |rows| rows.rotate_left(256 * 17));
     caught("embeddings of other tokens", &broken, &[], &MEASURED);
     assert!(errors(&run(&broken, None, Some(8))).contains(&"worse-than-chance"));
 }
@@ -63,25 +61,20 @@ fn wrong_arithmetic_is_caught() {
 fn wrong_tensors_are_caught() {
     let base = Tiny::new();
     let mut broken = base.clone();
-    let zeros = vec![0.0; broken.values("blk.2.ffn_up.weight").len()];
-    broken.set_values("blk.2.ffn_up.weight", &zeros);
+    broken.edit("blk.2.ffn_up.weight", |values| values.fill(0.0));
     caught("a tensor of zeros", &broken, &["all-zero"], &["all-zero", "max-kld"]);
 
     let mut broken = base.quantized(GgmlType::Q8_0);
-    let at = broken.index("blk.1.attn_output.weight");
-    broken.bytes[at][34 * 100..34 * 100 + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
+    let codes = broken.tensors.bytes_mut("blk.1.attn_output.weight");
+    codes[34 * 100..34 * 100 + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
     caught("a NaN scale", &broken, &["non-finite"], &["non-finite"]);
 
     let mut broken = base.clone();
-    let extra = broken.metas[broken.index("blk.0.attn_norm.weight")].clone();
-    broken.bytes.push(broken.bytes[broken.index("blk.0.attn_norm.weight")].clone());
-    broken.metas.push(TensorMeta { name: "blk.0.attn_q_norm.scale".to_owned(), ..extra });
+    broken.tensors.add_copy("blk.0.attn_norm.weight", "blk.0.attn_q_norm.scale");
     caught("a tensor that nothing uses", &broken, &["graph"], &["graph"]);
 
     let mut broken = base.clone();
-    let at = broken.index("blk.3.ffn_norm.weight");
-    broken.metas.remove(at);
-    broken.bytes.remove(at);
+    broken.tensors.remove("blk.3.ffn_norm.weight");
     caught("a tensor that is missing", &broken, &["graph"], &["graph"]);
 }
 
@@ -151,10 +144,9 @@ fn a_baseline_of_another_vocabulary_is_named() {
     let base = Tiny::new();
     let features = llama();
     let mut smaller = base.clone();
-    let at = smaller.index("token_embd.weight");
-    let n_rows = smaller.metas[at].shape.n_rows() - 8;
-    smaller.metas[at].shape = Shape::new(vec![n_rows, 256]).unwrap();
-    smaller.bytes[at].truncate(n_rows as usize * 256 * 4);
+    let n = base.tensors.meta("token_embd.weight").shape.n_rows();
+    let n_rows = n - 8;
+    smaller.tensors.reshape("token_embd.weight", &[n_rows, 256]);
     let mut tokens = strings(&mut smaller, "tokenizer.ggml.tokens");
     tokens.truncate(n_rows as usize);
     smaller.metadata.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
@@ -171,7 +163,6 @@ fn a_baseline_of_another_vocabulary_is_named() {
     assert_eq!(report.verdict, Verdict::Fail);
     let message =
         |check: &str| report.findings.iter().find(|f| f.check.name() == check).map(|f| f.message.clone());
-    let n = base.metas[at].shape.n_rows();
     assert_eq!(
         message("baseline"),
         Some(format!("{n} logits, the baseline has {n_rows}: they cannot be compared"))

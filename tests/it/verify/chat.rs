@@ -4,10 +4,10 @@ use gguf_foundry::verify::{ChatError, ChatTemplate};
 use serde_json::{Value, json};
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases, sha256};
+use crate::support::{files, fixture, report_cases, sha256};
 
 fn read(path: &str) -> Value {
-    serde_json::from_str(&fs_err::read_to_string(fixture(path)).unwrap()).unwrap()
+    files::json(fixture(path))
 }
 
 fn template(source: &str) -> ChatTemplate {
@@ -39,8 +39,7 @@ fn compare(name: &str, source: &str, expected: &Value) -> usize {
 fn templates_are_rendered_as_transformers_does() {
     let expected = read("chat/expected.json");
     let mut names = Vec::new();
-    for entry in fs_err::read_dir(fixture("chat/templates")).unwrap() {
-        let path = entry.unwrap().path();
+    for path in files::entries(fixture("chat/templates")) {
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         let source = fs_err::read_to_string(&path).unwrap();
         assert_eq!(compare(&name, &source, &expected["templates"][&name]), 7);
@@ -56,7 +55,7 @@ fn templates_of_released_models_are_rendered_as_transformers_does(corpus: &Golde
     let mut n_cases = 0;
     for (name, expected) in expected["corpus"].as_object().unwrap() {
         let Some(path) = corpus.find(format!("vocab/{name}/hf/tokenizer_config.json")) else { continue };
-        let config: Value = serde_json::from_str(&fs_err::read_to_string(path).unwrap()).unwrap();
+        let config = files::json(path);
         let source = config["chat_template"].as_str().unwrap();
         assert_eq!(Some(sha256(source.as_bytes()).as_str()), expected["template_sha256"].as_str(), "{name}");
         n_cases += compare(name, source, &expected["chats"]);
@@ -138,14 +137,14 @@ fn found(templates: &[(&str, &str)]) -> (Option<i32>, Vec<String>) {
         tiny.metadata.set(*key, *source);
     }
     tiny.write(dir.path(), "model.gguf");
-    let (code, out, err) = super::gguf_verify(&["model.gguf", "--structure-only", "--json"], dir.path());
-    let report: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+    let ended = super::gguf_verify(&["model.gguf", "--structure-only", "--json"], dir.path());
+    let report = ended.json();
     let own =
         report["findings"].as_array().unwrap().iter().filter(|finding| finding["check"] == "chat-template");
     let line = |finding: &Value| {
         format!("{}: {}", finding["severity"].as_str().unwrap(), finding["message"].as_str().unwrap())
     };
-    (Some(code), own.map(line).collect())
+    (ended.code, own.map(line).collect())
 }
 
 const KEY: &str = "tokenizer.chat_template";
@@ -218,7 +217,7 @@ fn templates_of_released_models_are_found_healthy(corpus: &Goldens) {
     let mut n_cases = 0;
     for name in expected["corpus"].as_object().unwrap().keys() {
         let Some(path) = corpus.find(format!("vocab/{name}/hf/tokenizer_config.json")) else { continue };
-        let config: Value = serde_json::from_str(&fs_err::read_to_string(path).unwrap()).unwrap();
+        let config = files::json(path);
         assert_eq!(found(&[(KEY, config["chat_template"].as_str().unwrap())]).1, [""; 0], "{name}");
         n_cases += 1;
     }

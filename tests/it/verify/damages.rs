@@ -11,6 +11,7 @@ use gguf_foundry::verify::{Severity, Verdict, verify};
 use super::tiny::Tiny;
 use super::{corpus, errors, llama, model, options};
 use crate::support::report_cases;
+use crate::testkit::noise::Noise;
 
 /// Damage of a file, and the check that must find it with the baseline.
 struct Damage {
@@ -21,16 +22,6 @@ struct Damage {
 
 /// Types of the damaged weights: floats, and blocks of each family.
 const TYPES: [GgmlType; 5] = [GgmlType::F16, GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4K, GgmlType::Iq4Xs];
-
-/// Pseudo-random numbers.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-}
 
 /// Range of a block's bytes that holds codes, by type; scales come first or last.
 fn codes(ty: GgmlType) -> std::ops::Range<usize> {
@@ -45,23 +36,21 @@ fn codes(ty: GgmlType) -> std::ops::Range<usize> {
 }
 
 fn blocks<'t>(tiny: &'t mut Tiny, name: &str) -> (GgmlType, Vec<&'t mut [u8]>) {
-    let at = tiny.index(name);
-    let ty = tiny.metas[at].ty;
-    (ty, tiny.bytes[at].chunks_exact_mut(ty.block_bytes()).collect())
+    let ty = tiny.tensors.meta(name).ty;
+    (ty, tiny.tensors.bytes_mut(name).chunks_exact_mut(ty.block_bytes()).collect())
 }
 
 fn random_codes(tiny: &mut Tiny, name: &str, every: usize, only: Option<usize>) {
-    let mut noise = Noise(7);
+    let mut noise = Noise::new(7);
     let (ty, blocks) = blocks(tiny, name);
     for (at, block) in blocks.into_iter().enumerate() {
         if at % every == 0 && only.is_none_or(|only| at == only) {
             for byte in &mut block[codes(ty)] {
-                *byte = noise.next() as u8;
+                *byte = noise.bits() as u8;
             }
             if ty == GgmlType::F16 {
                 // Number with the magnitude of weights.
-                let value = (noise.next() as f32 / 2f32.powi(31) - 0.5) * 0.2;
-                block.copy_from_slice(&half_bits(value));
+                block.copy_from_slice(&half_bits(0.1 * noise.signed()));
             }
         }
     }
@@ -79,23 +68,19 @@ fn rescale(tiny: &mut Tiny, name: &str, block: usize, change: impl Fn(f32) -> f3
     bytes[..2].copy_from_slice(&half_bits(change(scale)));
 }
 
-fn rows<'t>(tiny: &'t mut Tiny, name: &str) -> Vec<&'t mut [u8]> {
-    let at = tiny.index(name);
-    let n = tiny.metas[at].row_bytes().unwrap() as usize;
-    tiny.bytes[at].chunks_exact_mut(n).collect()
+fn row_bytes(tiny: &Tiny, name: &str) -> usize {
+    tiny.tensors.meta(name).row_bytes().unwrap() as usize
+}
+
+fn move_rows(tiny: &mut Tiny, name: &str, by: usize) {
+    let n = row_bytes(tiny, name);
+    tiny.tensors.bytes_mut(name).rotate_left(by * n);
 }
 
 fn swap_rows(tiny: &mut Tiny, name: &str, a: usize, b: usize) {
-    let at = tiny.index(name);
-    let n = tiny.metas[at].row_bytes().unwrap() as usize;
-    for byte in 0..n {
-        tiny.bytes[at].swap(a * n + byte, b * n + byte);
-    }
-}
-
-fn swap_tensors(tiny: &mut Tiny, a: &str, b: &str) {
-    let (a, b) = (tiny.index(a), tiny.index(b));
-    tiny.bytes.swap(a, b);
+    let n = row_bytes(tiny, name);
+    let bytes = tiny.tensors.bytes_mut(name);
+    (0..n).for_each(|byte| bytes.swap(a * n + byte, b * n + byte));
 }
 
 const LAYER: [&str; 9] =
@@ -103,37 +88,25 @@ const LAYER: [&str; 9] =
 
 fn swap_layers(tiny: &mut Tiny, a: usize, b: usize) {
     for name in LAYER {
-        swap_tensors(tiny, &format!("blk.{a}.{name}.weight"), &format!("blk.{b}.{name}.weight"));
-    }
-}
-
-/// Undoes the reordering of query or key rows for the rotation's pairs.
-fn unpermute(tiny: &mut Tiny, name: &str, n_heads: usize) {
-    let at = tiny.index(name);
-    let n = tiny.metas[at].row_bytes().unwrap() as usize;
-    let old = tiny.bytes[at].clone();
-    let per_head = old.len() / n / n_heads;
-    for head in 0..n_heads {
-        for row in 0..per_head {
-            let to = head * per_head + (row % 2) * (per_head / 2) + row / 2;
-            let from = head * per_head + row;
-            tiny.bytes[at][to * n..(to + 1) * n].copy_from_slice(&old[from * n..(from + 1) * n]);
-        }
+        tiny.tensors.swap(&format!("blk.{a}.{name}.weight"), &format!("blk.{b}.{name}.weight"));
     }
 }
 
 /// Changes the numbers of an F32 tensor: a vector is one in every file.
 fn vector(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
-    let values: Vec<f32> = tiny.values(name).iter().enumerate().map(|(at, &x)| change(at, x)).collect();
-    tiny.set_values(name, &values);
+    tiny.edit(name, |values| {
+        for (at, x) in values.iter_mut().enumerate() {
+            *x = change(at, *x);
+        }
+    });
 }
 
 /// Replaces a tensor of the file by one made from changed values of the baseline.
 fn remake(tiny: &mut Tiny, name: &str, change: impl Fn(usize, f32) -> f32) {
     let mut plain = Tiny::new();
     vector(&mut plain, name, change);
-    let at = tiny.index(name);
-    tiny.bytes[at] = plain.quantized_tensor(plain.index(name), tiny.metas[at].ty);
+    let ty = tiny.tensors.meta(name).ty;
+    tiny.tensors.replace(name, ty, plain.quantized_tensor(name, ty));
 }
 
 fn strings(tiny: &mut Tiny, key: &str, change: impl FnOnce(&mut Vec<Vec<u8>>)) {
@@ -167,37 +140,27 @@ const WEIGHTS: &[Damage] = damages! {
     "one scale infinite", "non-finite", |t| rescale(t, UP, 11, |_| f32::INFINITY);
     "two rows swapped", "weights", |t| swap_rows(t, UP, 5, 6);
     "rows reversed", "weights", |t| {
-        let n = rows(t, K).len();
+        let n = t.tensors.meta(K).shape.n_rows() as usize;
         (0..n / 2).for_each(|row| swap_rows(t, K, row, n - 1 - row));
     };
-    "rows moved by one", "weights", |t| {
-        let at = t.index(Q);
-        let n = t.metas[at].row_bytes().unwrap() as usize;
-        t.bytes[at].rotate_left(n);
-    };
+    "rows moved by one", "weights", |t| move_rows(t, Q, 1);
     "bytes of a matrix moved by a block", "weights", |t| {
-        let at = t.index(Q);
-        let n = t.metas[at].ty.block_bytes();
-        t.bytes[at].rotate_left(n);
+        let n = t.tensors.meta(Q).ty.block_bytes();
+        t.tensors.bytes_mut(Q).rotate_left(n);
     };
-    "a matrix for another of its shape", "weights", |t| swap_tensors(t, Q, "blk.1.attn_output.weight");
-    "gate and up swapped", "weights", |t| swap_tensors(t, "blk.2.ffn_gate.weight", UP);
-    "keys and values swapped", "weights", |t| swap_tensors(t, K, "blk.1.attn_v.weight");
+    "a matrix for another of its shape", "weights", |t| t.tensors.swap(Q, "blk.1.attn_output.weight");
+    "gate and up swapped", "weights", |t| t.tensors.swap("blk.2.ffn_gate.weight", UP);
+    "keys and values swapped", "weights", |t| t.tensors.swap(K, "blk.1.attn_v.weight");
     "two layers swapped", "weights", |t| swap_layers(t, 1, 2);
     "a layer twice", "weights", |t| {
         for name in LAYER {
-            let from = t.bytes[t.index(&format!("blk.2.{name}.weight"))].clone();
-            let to = t.index(&format!("blk.3.{name}.weight"));
-            t.bytes[to] = from;
+            let from = t.tensors.index(&format!("blk.2.{name}.weight"));
+            let bytes = t.tensors.bytes(from).to_vec();
+            t.tensors.bytes_mut(&format!("blk.3.{name}.weight")).copy_from_slice(&bytes);
         }
     };
-    "queries not permuted", "weights", |t| unpermute(t, Q, 4);
-    "queries and keys not permuted", "weights", |t| {
-        for layer in 0..4 {
-            unpermute(t, &format!("blk.{layer}.attn_q.weight"), 4);
-            unpermute(t, &format!("blk.{layer}.attn_k.weight"), 2);
-        }
-    };
+    "queries not permuted", "weights", |t| t.unpermute(Q, 4);
+    "queries and keys not permuted", "weights", |t| *t = t.unpermuted();
     "one row 1.5 times", "weights", |t| remake(t, UP, |at, x| if at / 256 == 9 { 1.5 * x } else { x });
     "a matrix 0.9 times", "weights", |t| remake(t, UP, |_, x| 0.9 * x);
     "a matrix of the other sign", "weights", |t| remake(t, UP, |_, x| -x);
@@ -206,11 +169,7 @@ const WEIGHTS: &[Damage] = damages! {
     "large numbers cut", "weights", |t| remake(t, UP, |_, x| x.clamp(-0.05, 0.05));
     "a matrix of zeros", "all-zero", |t| remake(t, UP, |_, _| 0.0);
     "two tokens' embeddings swapped", "weights", |t| swap_rows(t, "token_embd.weight", 300, 301);
-    "embeddings moved by 17 tokens", "weights", |t| {
-        let at = t.index("token_embd.weight");
-        let n = t.metas[at].row_bytes().unwrap() as usize;
-        t.bytes[at].rotate_left(17 * n);
-    };
+    "embeddings moved by 17 tokens", "weights", |t| move_rows(t, "token_embd.weight", 17);
     "a norm of ones", "weights", |t| vector(t, "blk.0.attn_norm.weight", |_, _| 1.0);
     "a norm plus one", "weights", |t| vector(t, "blk.0.ffn_norm.weight", |_, x| x + 1.0);
     "one number of a norm", "weights", |t| vector(t, "output_norm.weight", |at, x| if at == 3 { 1.01 * x } else { x });
@@ -238,23 +197,9 @@ const KEYS: &[Damage] = damages! {
     "width", "graph", |t| t.metadata.set("llama.embedding_length", 128u32);
     "another architecture", "hparams", |t| t.metadata.set("general.architecture", "qwen2");
     "no architecture", "required-keys", |t| drop(t.metadata.remove("general.architecture"));
-    "a tensor missing", "graph", |t| {
-        let at = t.index("blk.3.ffn_norm.weight");
-        t.metas.remove(at);
-        t.bytes.remove(at);
-    };
-    "a tensor too many", "graph", |t| {
-        let mut meta = t.metas[t.index("blk.0.attn_norm.weight")].clone();
-        t.bytes.push(t.bytes[t.index("blk.0.attn_norm.weight")].clone());
-        "blk.0.attn_q_norm.scale".clone_into(&mut meta.name);
-        t.metas.push(meta);
-    };
-    "a layer missing", "graph", |t| {
-        while let Some(at) = t.metas.iter().position(|meta| meta.name.starts_with("blk.3.")) {
-            t.metas.remove(at);
-            t.bytes.remove(at);
-        }
-    };
+    "a tensor missing", "graph", |t| t.tensors.remove("blk.3.ffn_norm.weight");
+    "a tensor too many", "graph", |t| t.tensors.add_copy("blk.0.attn_norm.weight", "blk.0.attn_q_norm.scale");
+    "a layer missing", "graph", |t| t.tensors.retain(|meta| !meta.name.starts_with("blk.3."));
     "pre-tokenizer", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.pre", "llama-bpe");
     "pre-tokenizer of a close relative", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.pre", "qwen2");
     "no BOS in front", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.add_bos_token", false);

@@ -2,12 +2,11 @@
 //! by their divergence. The bundled model with a bidirectional mask is used for all of them.
 
 use gguf_foundry::arch::GraphFeatures;
-use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
-use gguf_foundry::verify::{Aspect, Check, Figure, Report, Severity, Thresholds, Verdict, verify};
+use gguf_foundry::core::GgmlType;
+use gguf_foundry::verify::{Aspect, Check, Figure, Report, Severity, Thresholds, Verdict, VerifyOptions};
 
 use super::tiny::Tiny;
-use super::{corpus, errors, llama, model, options};
+use super::{errors, judged_with, llama, options};
 
 /// Bundled model as an encoder.
 fn encoder(pooling: u32) -> Tiny {
@@ -20,12 +19,16 @@ fn encoder(pooling: u32) -> Tiny {
 /// Encoder with a head that scores texts.
 fn reranker() -> Tiny {
     let mut tiny = encoder(4);
-    let row: Vec<f32> =
-        (0..256u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e7 - 0.8).collect();
-    let shape = Shape::new(vec![1, 256]).unwrap();
-    tiny.metas.push(TensorMeta { name: "cls.output.weight".to_owned(), shape, ty: GgmlType::F32 });
-    tiny.bytes.push(row.iter().flat_map(|x| x.to_le_bytes()).collect());
+    tiny.tensors.add("cls.output.weight", &[1, 256], GgmlType::F32, score_head(256));
     tiny
+}
+
+/// Bytes of `n` F32 numbers of a head that scores texts.
+pub fn score_head(n: u32) -> Vec<u8> {
+    (0..n)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e7 - 0.8)
+        .flat_map(f32::to_le_bytes)
+        .collect()
 }
 
 pub fn judged(
@@ -37,9 +40,7 @@ pub fn judged(
 ) -> Report {
     let mut options = options(Some(n_texts));
     options.scoring.n_ctx = 64;
-    options.thresholds = thresholds;
-    let reference = baseline.map(|tiny| model(tiny, features));
-    verify(&model(tiny, features), reference.as_ref(), &corpus(), &options, &Silent, None).unwrap().report
+    judged_with(tiny, baseline, features, &VerifyOptions { thresholds, ..options })
 }
 
 pub fn beside(tiny: &Tiny, baseline: &Tiny) -> Report {
@@ -49,8 +50,7 @@ pub fn beside(tiny: &Tiny, baseline: &Tiny) -> Report {
 /// Q8_0 file with changed codes in one matrix.
 fn damaged(tiny: &Tiny) -> Tiny {
     let mut tiny = tiny.quantized(GgmlType::Q8_0);
-    let at = tiny.index("blk.2.ffn_down.weight");
-    for (at, block) in tiny.bytes[at].chunks_exact_mut(34).enumerate() {
+    for (at, block) in tiny.tensors.bytes_mut("blk.2.ffn_down.weight").chunks_exact_mut(34).enumerate() {
         for (code, byte) in block[2..].iter_mut().enumerate() {
             *byte = (at * 31 + code * 89) as u8;
         }

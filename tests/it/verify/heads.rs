@@ -3,22 +3,22 @@
 use gguf_foundry::arch::{GraphFeatures, OutType};
 use gguf_foundry::convert::{Conversion, ConvertOptions};
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, Shape, TensorMeta, TensorSource};
+use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, ModelKind, TokenChunk};
 use gguf_foundry::gguf::{Array, Value};
 use gguf_foundry::verify::{Report, Thresholds, Verdict};
 use serde_json::Value as Json;
 
-use super::encoders::{beside, judged};
+use super::encoders::{beside, judged, score_head};
 use super::tiny::Tiny;
 use super::{errors, llama};
 use crate::convert::annotate::checkpoint;
-use crate::support::fixture;
+use crate::support::{files, fixture};
 
 /// Converts a case of `fixtures/heads`.
 pub fn converted(name: &str) -> (Json, Conversion) {
     let path = fixture("heads").join(format!("{name}.json"));
-    let case: Json = serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap();
+    let case = files::json(path);
     let dir = tempfile::tempdir().unwrap();
     checkpoint(&case, dir.path());
     for (file, text) in case["files"].as_object().into_iter().flatten() {
@@ -75,10 +75,7 @@ fn reranker() -> Tiny {
     tiny.metadata.set("llama.pooling_type", 4u32);
     let labels = ["yes", "no"].map(|label| label.as_bytes().to_vec()).to_vec();
     tiny.metadata.set("llama.classifier.output_labels", Value::Array(Array::String(labels)));
-    let rows = (0..512u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e7 - 0.8);
-    let shape = Shape::new(vec![2, 256]).unwrap();
-    tiny.metas.push(TensorMeta { name: "cls.output.weight".to_owned(), shape, ty: GgmlType::F32 });
-    tiny.bytes.push(rows.flat_map(f32::to_le_bytes).collect());
+    tiny.tensors.add("cls.output.weight", &[2, 256], GgmlType::F32, score_head(512));
     tiny
 }
 
@@ -101,25 +98,19 @@ fn damages_of_a_decoder_that_scores_fail() {
     type Damage = fn(&mut Tiny);
     let damages: [(&str, Damage); 7] = [
         ("labels swapped", |tiny| {
-            let rows = tiny.values("cls.output.weight");
-            tiny.set_values("cls.output.weight", &[&rows[256..], &rows[..256]].concat());
+            tiny.edit("cls.output.weight", |rows| rows.rotate_right(256));
         }),
         ("a label's row twice", |tiny| {
-            let rows = tiny.values("cls.output.weight");
-            tiny.set_values("cls.output.weight", &[&rows[..256], &rows[..256]].concat());
+            tiny.edit("cls.output.weight", |rows| rows.copy_within(..256, 256));
         }),
         ("a head moved by one", |tiny| {
-            let mut rows = tiny.values("cls.output.weight");
-            rows.rotate_right(1);
-            tiny.set_values("cls.output.weight", &rows);
+            tiny.edit("cls.output.weight", |rows| rows.rotate_right(1));
         }),
         ("a head of the other sign", |tiny| {
-            let rows: Vec<f32> = tiny.values("cls.output.weight").iter().map(|x| -x).collect();
-            tiny.set_values("cls.output.weight", &rows);
+            tiny.edit("cls.output.weight", |rows| rows.iter_mut().for_each(|x| *x = -*x));
         }),
         ("two layers' matrices swapped", |tiny| {
-            let (a, b) = (tiny.index("blk.1.ffn_up.weight"), tiny.index("blk.2.ffn_up.weight"));
-            tiny.bytes.swap(a, b);
+            tiny.tensors.swap("blk.1.ffn_up.weight", "blk.2.ffn_up.weight");
         }),
         ("queries not permuted", |tiny| *tiny = tiny.unpermuted()),
         ("a norm of ones", |tiny| tiny.set_values("output_norm.weight", &[1.0; 256])),
@@ -157,10 +148,9 @@ fn heads_that_do_not_fit_are_named() {
     let found = graph(&number);
     assert!(found.contains("`llama.classifier.output_labels`: expected a list of strings"), "{found}");
     let mut wide = reranker();
-    let at = wide.index("cls.output.weight");
-    wide.metas[at].shape = Shape::new(vec![4, 128]).unwrap();
+    wide.tensors.reshape("cls.output.weight", &[4, 128]);
     assert!(graph(&wide).contains("found [4, 128]"), "{}", graph(&wide));
     let features = llama();
-    let plan = GraphPlan::new(&features, &without.metadata, &without.metas);
+    let plan = GraphPlan::new(&features, &without.metadata, without.tensors.tensors());
     assert!(matches!(plan, Err(EngineError::MissingTensor { tensor }) if tensor == "cls.output.weight"));
 }

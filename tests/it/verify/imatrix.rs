@@ -15,16 +15,10 @@ use gguf_foundry::verify::{
 };
 use serde_json::Value;
 
-use super::tiny::Tiny;
+use super::tiny::{self, Tiny};
 use super::{gguf_verify, llama, model};
 use crate::support::fixture;
-
-/// Directory with the bundled model `base.gguf`.
-fn directory() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
-    dir
-}
+use crate::testkit::memory::f32_values;
 
 fn prompts() -> String {
     fixture("tiny-llama/corpus.txt").to_str().unwrap().to_owned()
@@ -34,8 +28,7 @@ fn prompts() -> String {
 fn collect(dir: &Path, model: &str, output: &str, more: &[&str]) -> String {
     let prompts = prompts();
     let args = ["imatrix", model, "--prompts", &prompts, "--ctx", "256", "-o", output, "--no-sync"];
-    let (code, out, err) = gguf_verify(&[&args[..], more].concat(), dir);
-    assert_eq!(code, 0, "{out}{err}");
+    let err = gguf_verify(&[&args[..], more].concat(), dir).ok().err;
     err
 }
 
@@ -62,12 +55,12 @@ fn assert_near(a: &ImatrixSums, b: &ImatrixSums, tolerance: f64) {
 
 #[test]
 fn importance_matrices_are_mean_squares_of_inputs() {
-    let dir = directory();
+    let dir = tiny::directory();
     collect(dir.path(), "base.gguf", "i.gguf", &["--chunks", "3"]);
     let file = GgufFile::open(&dir.path().join("i.gguf")).unwrap();
     let floats = |name: &str| -> Vec<f32> {
         let raw = file.raw_tensor(file.tensor_index(name).unwrap());
-        raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        f32_values(raw)
     };
     assert_eq!(floats("blk.0.attn_q.weight.counts"), [768.0]);
     assert_eq!(floats("blk.0.attn_q.weight.in_sum2"), floats("blk.0.attn_v.weight.in_sum2"));
@@ -83,15 +76,14 @@ fn importance_matrices_are_mean_squares_of_inputs() {
 
 #[test]
 fn the_parts_of_a_text_add_up_to_the_whole() {
-    let dir = directory();
+    let dir = tiny::directory();
     let at = |name: &str| sums(dir.path(), name);
     collect(dir.path(), "base.gguf", "whole.gguf", &["--chunks", "5"]);
     collect(dir.path(), "base.gguf", "a.gguf", &["--chunks", "2"]);
     collect(dir.path(), "base.gguf", "b.gguf", &["--from-chunk", "2", "--chunks", "3"]);
     let merge = |output: &str, more: &[&str]| {
         let args = [&["imatrix", "merge", "a.gguf", "b.gguf", "-o", output, "--no-sync"], more].concat();
-        let (code, out, err) = gguf_verify(&args, dir.path());
-        assert_eq!(code, 0, "{err}");
+        let out = gguf_verify(&args, dir.path()).ok().out;
         out
     };
     let out = merge("merged.gguf", &[]);
@@ -139,33 +131,24 @@ fn what_contradicts_is_not_added_up() {
         ("wide.gguf", "wide.gguf: tensor `blk.0.ffn_up_exps.weight`: 15 values, but 12 values in a.gguf"),
         ("experts.gguf", "experts.gguf: tensor `blk.0.ffn_up_exps.weight`: 2 counts, but 3 counts in a.gguf"),
     ] {
-        let (code, _, err) = merge(&["a.gguf", file]);
-        assert_eq!(code, 1, "{err}");
-        assert!(err.contains(&format!("error: {what}\n")), "{err}");
+        merge(&["a.gguf", file]).says(1, &format!("error: {what}\n"));
         assert!(!dir.path().join("out.gguf").exists());
     }
-    let (code, out, err) = merge(&["a.gguf", "long.gguf"]);
-    assert_eq!(code, 0, "{err}");
-    assert!(err.contains("warning: chunks of [8, 16] tokens: they are counted in 16"), "{err}");
-    assert!(out.contains("1 chunks of 16"), "{out}");
-    let (code, _, err) = merge(&["a.gguf", "old.dat", "long.gguf"]);
-    assert!(code == 2 && err.contains("give `--ctx N`"), "{err}");
-    let (code, _, err) = merge(&["a.gguf", "old.dat"]);
-    assert!(
-        code == 0 && err.contains("`old.dat` does not declare the length of its chunks: 8 tokens"),
-        "{err}"
-    );
-    let (_, _, err) = merge(&["a.gguf", "a.gguf"]);
+    merge(&["a.gguf", "long.gguf"])
+        .says(0, "warning: chunks of [8, 16] tokens: they are counted in 16")
+        .prints(0, "1 chunks of 16");
+    merge(&["a.gguf", "old.dat", "long.gguf"]).says(2, "give `--ctx N`");
+    merge(&["a.gguf", "old.dat"]).says(0, "`old.dat` does not declare the length of its chunks: 8 tokens");
+    let err = merge(&["a.gguf", "a.gguf"]).err;
     assert!(err.contains("`a.gguf` is added twice"), "{err}");
-    let (code, _, err) = gguf_verify(&["imatrix", "merge", "a.gguf", "-o", "a.gguf"], dir.path());
-    assert!(code == 2 && err.contains("output is the same file as input"), "{err}");
-    let (code, _, err) = merge(&[]);
-    assert_eq!(code, 2, "{err}");
+    gguf_verify(&["imatrix", "merge", "a.gguf", "-o", "a.gguf"], dir.path())
+        .says(2, "output is the same file as input");
+    merge(&[]).exits_with(2);
 }
 
 #[test]
 fn a_matrix_of_another_model_is_not_added_to() {
-    let dir = directory();
+    let dir = tiny::directory();
     write_sums(dir.path(), "wide.gguf", "blk.0.attn_q.weight", 128, &[9], 256);
     write_sums(dir.path(), "other.gguf", "blk.9.attn_q.weight", 256, &[9], 256);
     let prompts = prompts();
@@ -173,11 +156,9 @@ fn a_matrix_of_another_model_is_not_added_to() {
         let args = ["imatrix", "base.gguf", "--prompts", &prompts, "--chunks", "1", "-o", "out.gguf"];
         gguf_verify(&[&args[..], &["--in-file", file]].concat(), dir.path())
     };
-    let (code, _, err) = run("wide.gguf");
     let expected = "wide.gguf: tensor `blk.0.attn_q.weight`: 128 importance values, 256 expected";
-    assert!(code == 1 && err.contains(expected), "{err}");
-    let (code, _, err) = run("other.gguf");
-    assert!(code == 1 && err.contains("importance matrix of another model"), "{err}");
+    run("wide.gguf").says(1, expected);
+    run("other.gguf").says(1, "importance matrix of another model");
 }
 
 fn options() -> ImportanceOptions {
@@ -221,7 +202,7 @@ fn prompts_name() -> Vec<u8> {
 
 #[test]
 fn an_interrupted_run_goes_on_to_the_same_bytes() {
-    let dir = directory();
+    let dir = tiny::directory();
     let tiny = Tiny::new();
     let frequency = ["--chunks", "5", "--output-frequency", "2"];
     collect(dir.path(), "base.gguf", "whole.gguf", &frequency);
@@ -231,7 +212,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     assert_eq!((part.n_chunks, part.tensors["blk.0.attn_q.weight"].counts[0]), (2, 512));
     let run = UnfinishedRun::find(&dir.path().join("part.gguf")).unwrap();
     assert_eq!((run.n_done, run.n_total, run.nll.len()), (2, 5, 2 * 127));
-    let (_, _, err) = gguf_verify(&["imatrix", "show", "part.gguf"], dir.path());
+    let err = gguf_verify(&["imatrix", "show", "part.gguf"], dir.path()).err;
     assert!(err.contains("the run was not finished: 2 of 5 chunks"), "{err}");
 
     let resume = [&frequency[..], &["--resume"]].concat();
@@ -247,7 +228,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
 
 #[test]
 fn only_the_same_run_goes_on() {
-    let dir = directory();
+    let dir = tiny::directory();
     let tiny = Tiny::new();
     let part = dir.path().join("part.gguf");
     interrupted(&tiny, &part, 4);
@@ -258,9 +239,7 @@ fn only_the_same_run_goes_on() {
         gguf_verify(&[&args[..], more].concat(), dir.path())
     };
     let mut other = tiny.clone();
-    let mut values = other.values("blk.2.attn_q.weight");
-    values[7] += 0.5;
-    other.set_values("blk.2.attn_q.weight", &values);
+    other.edit("blk.2.attn_q.weight", |values| values[7] += 0.5);
     other.write(dir.path(), "other.gguf");
     for (model, more) in [
         ("other.gguf", &["--ctx", "256"][..]),
@@ -268,28 +247,21 @@ fn only_the_same_run_goes_on() {
         ("base.gguf", &["--ctx", "256", "--from-chunk", "1"]),
         ("base.gguf", &["--ctx", "256", "--no-ppl"]),
     ] {
-        let (code, _, err) = resume(model, more);
-        assert!(
-            code == 1 && err.contains("part.gguf: the file of another run: its 4 chunks"),
-            "{more:?} {err}"
-        );
+        resume(model, more).says(1, "part.gguf: the file of another run: its 4 chunks");
         assert_eq!(fs_err::read(&part).unwrap(), before);
     }
-    let (code, _, err) = resume("base.gguf", &["--ctx", "256", "--chunks", "3"]);
-    assert!(code == 1 && err.contains("part.gguf: 4 chunks are done, this run has 3"), "{err}");
+    resume("base.gguf", &["--ctx", "256", "--chunks", "3"])
+        .says(1, "part.gguf: 4 chunks are done, this run has 3");
     // A run with more chunks counts as the same run.
-    let (code, _, err) = resume("base.gguf", &["--ctx", "256", "--chunks", "6"]);
-    assert_eq!(code, 0, "{err}");
+    resume("base.gguf", &["--ctx", "256", "--chunks", "6"]).ok();
     assert_eq!(sums(dir.path(), "part.gguf").n_chunks, 6);
-    let (code, _, err) = resume("base.gguf", &["--ctx", "256", "--chunks", "6"]);
-    assert!(code == 1 && err.contains("there is nothing to resume"), "{err}");
-    let (code, _, err) = resume("base.gguf", &["--ctx", "256", "--legacy"]);
-    assert!(code == 2 && err.contains("--legacy"), "{err}");
+    resume("base.gguf", &["--ctx", "256", "--chunks", "6"]).says(1, "there is nothing to resume");
+    resume("base.gguf", &["--ctx", "256", "--legacy"]).says(2, "--legacy");
 }
 
 #[test]
 fn a_damaged_unfinished_file_is_refused() {
-    let dir = directory();
+    let dir = tiny::directory();
     let part = dir.path().join("part.gguf");
     interrupted(&Tiny::new(), &part, 2);
     let (offset, len) = {
@@ -302,10 +274,9 @@ fn a_damaged_unfinished_file_is_refused() {
     fs_err::write(&part, &bytes).unwrap();
     let prompts = prompts();
     let args = ["imatrix", "base.gguf", "--prompts", &prompts, "--ctx", "256", "-o", "part.gguf", "--resume"];
-    let (code, _, err) = gguf_verify(&args, dir.path());
     let expected =
         "part.gguf: tensor `blk.0.attn_q.weight`: the sums of the unfinished run are missing or damaged";
-    assert!(code == 1 && err.contains(expected), "{err}");
+    gguf_verify(&args, dir.path()).says(1, expected);
 }
 
 /// Starts the program, interrupts it after its first save, and returns its exit code and standard error.
@@ -327,12 +298,11 @@ fn run_and_interrupt(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
 #[test]
 #[cfg(unix)]
 fn an_interrupt_leaves_what_is_done() {
-    let dir = directory();
+    let dir = tiny::directory();
     let prompts = prompts();
     let args = ["imatrix", "base.gguf", "--prompts", &prompts, "--ctx", "256", "--no-sync", "--threads", "1"];
     let args = [&args[..], &["--chunks", "40", "--output-frequency", "1", "-o"]].concat();
-    let (code, _, err) = gguf_verify(&[&args[..], &["whole.gguf"]].concat(), dir.path());
-    assert_eq!(code, 0, "{err}");
+    gguf_verify(&[&args[..], &["whole.gguf"]].concat(), dir.path()).ok();
     // The run may end before the signal arrives.
     let stopped = (0..5).find_map(|_| {
         let _ = fs_err::remove_file(dir.path().join("part.gguf"));
@@ -344,15 +314,14 @@ fn an_interrupt_leaves_what_is_done() {
     assert!(err.contains(" of 40 chunks: the same command with `--resume` resumes from it"), "{err}");
     let run = UnfinishedRun::find(&dir.path().join("part.gguf")).unwrap();
     assert!((1..40).contains(&run.n_done), "{run:?}");
-    let (code, _, err) = gguf_verify(&[&args[..], &["part.gguf", "--resume"]].concat(), dir.path());
-    assert_eq!(code, 0, "{err}");
+    gguf_verify(&[&args[..], &["part.gguf", "--resume"]].concat(), dir.path()).ok();
     let bytes = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
     assert!(bytes("part.gguf") == bytes("whole.gguf"), "a resumed run differs");
 }
 
 #[test]
 fn copies_are_kept_by_the_number_of_their_chunks() {
-    let dir = directory();
+    let dir = tiny::directory();
     let more = ["--chunks", "5", "--output-frequency", "0", "--save-frequency", "2"];
     collect(dir.path(), "base.gguf", "i.gguf", &more);
     let bytes = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
@@ -365,7 +334,7 @@ fn copies_are_kept_by_the_number_of_their_chunks() {
 
 #[test]
 fn special_tokens_are_read_where_that_is_asked_for() {
-    let dir = directory();
+    let dir = tiny::directory();
     let text = "the covenant</s><s>that I will make with them after those days, saith the Lord";
     fs_err::write(dir.path().join("t.txt"), text).unwrap();
     let encoder = &Tiny::new().encoder;
@@ -376,8 +345,7 @@ fn special_tokens_are_read_where_that_is_asked_for() {
     }
     let run = |prompts: &str, more: &[&str]| {
         let args = ["imatrix", "base.gguf", "--prompts", prompts, "-o", "i.gguf", "--no-sync"];
-        let (code, _, err) = gguf_verify(&[&args[..], more].concat(), dir.path());
-        assert_eq!(code, 0, "{err}");
+        gguf_verify(&[&args[..], more].concat(), dir.path()).ok();
         sums(dir.path(), "i.gguf").tensors
     };
     let (special, plain) = (run("special.jsonl", &[]), run("plain.jsonl", &[]));
@@ -393,30 +361,20 @@ fn special_tokens_are_read_where_that_is_asked_for() {
 
 #[test]
 fn the_head_is_collected_for_where_it_has_a_matrix() {
-    let dir = directory();
+    let dir = tiny::directory();
     let prompts = prompts();
     let args =
         ["imatrix", "base.gguf", "--prompts", &prompts, "--ctx", "256", "--chunks", "2", "-o", "x.gguf"];
-    let (code, _, err) = gguf_verify(&[&args[..], &["--process-output"]].concat(), dir.path());
-    assert_eq!(code, 1, "{err}");
-    assert!(
-        err.contains("the model has no `output.weight`: its output is computed with `token_embd.weight`"),
-        "{err}"
-    );
+    gguf_verify(&[&args[..], &["--process-output"]].concat(), dir.path())
+        .says(1, "the model has no `output.weight`: its output is computed with `token_embd.weight`");
 
     let mut untied = Tiny::new();
-    let at = untied.index("token_embd.weight");
-    let mut meta = untied.metas[at].clone();
-    meta.name = "output.weight".to_owned();
-    untied.metas.push(meta);
-    untied.bytes.push(untied.bytes[at].clone());
+    untied.tensors.add_copy("token_embd.weight", "output.weight");
     untied.write(dir.path(), "untied.gguf");
     let json = |name: &str, more: &[&str]| -> (Value, ImatrixSums) {
         let args = ["imatrix", "untied.gguf", "--prompts", &prompts, "--ctx", "256", "--chunks", "2"];
         let args = [&args[..], &["-o", name, "--json", "--no-sync"], more].concat();
-        let (code, out, err) = gguf_verify(&args, dir.path());
-        assert_eq!(code, 0, "{err}");
-        (serde_json::from_str(&out).unwrap(), sums(dir.path(), name))
+        (gguf_verify(&args, dir.path()).ok().json(), sums(dir.path(), name))
     };
     let (plain, mut without) = json("plain.gguf", &[]);
     let (report, mut with) = json("with.gguf", &["--process-output"]);
@@ -445,12 +403,8 @@ fn activations_that_overflow_are_no_importance() {
     let prompts = prompts();
     let args =
         ["imatrix", "base.gguf", "--prompts", &prompts, "--ctx", "256", "--chunks", "2", "-o", "x.gguf"];
-    let (code, _, err) = gguf_verify(&args, dir.path());
-    assert_eq!(code, 1, "{err}");
-    assert!(
-        err.contains("chunks 0 to 1: what `blk.1.attn_k.weight` is multiplied with is not finite"),
-        "{err}"
-    );
+    gguf_verify(&args, dir.path())
+        .says(1, "chunks 0 to 1: what `blk.1.attn_k.weight` is multiplied with is not finite");
     assert!(!dir.path().join("x.gguf").exists());
 }
 
@@ -463,9 +417,8 @@ fn experts_and_the_tokens_that_they_saw_are_counted() {
         fs_err::write(dir.path().join("p.jsonl"), line(n_tokens).to_string()).unwrap();
         let checkpoint = checkpoint.to_str().unwrap();
         let args = ["imatrix", checkpoint, "--prompts", "p.jsonl", "-o", "i.gguf", "--json", "--no-sync"];
-        let (code, out, err) = gguf_verify(&args, dir.path());
-        assert_eq!(code, 0, "{err}");
-        (serde_json::from_str(&out).unwrap(), err)
+        let ended = gguf_verify(&args, dir.path()).ok();
+        (ended.json(), ended.err)
     };
     // Two of eleven experts for each token: four tokens cannot reach all.
     let (report, err) = run(4);
@@ -481,12 +434,9 @@ fn experts_and_the_tokens_that_they_saw_are_counted() {
     let list = format!("{} of 11 experts saw no token", unseen.len());
     assert!(err.contains(&list) && err.contains(&format!(": layer 0: {}\n", named.join(" "))), "{err}");
 
-    let (code, out, err) = gguf_verify(&["imatrix", "show", "i.gguf", "--json"], dir.path());
-    assert_eq!(code, 0, "{err}");
-    let shown: Value = serde_json::from_str(&out).unwrap();
+    let shown = gguf_verify(&["imatrix", "show", "i.gguf", "--json"], dir.path()).says(0, &list).json();
     assert_eq!(shown["experts"], report["experts"]);
-    assert!(err.contains(&list), "{err}");
-    let (_, out, _) = gguf_verify(&["imatrix", "show", "i.gguf", "-v"], dir.path());
+    let out = gguf_verify(&["imatrix", "show", "i.gguf", "-v"], dir.path()).out;
     let row = out.lines().find(|line| line.contains("ffn_down_exps, ffn_gate_exps, ffn_up_exps")).unwrap();
     let all: Vec<String> = tokens.iter().map(ToString::to_string).collect();
     assert!(row.ends_with(&all.join(" ")), "{row}");
@@ -494,20 +444,18 @@ fn experts_and_the_tokens_that_they_saw_are_counted() {
 
 #[test]
 fn a_matrix_is_shown_by_tensor_and_layer() {
-    let dir = directory();
+    let dir = tiny::directory();
     collect(dir.path(), "base.gguf", "i.gguf", &["--chunks", "2"]);
     collect(dir.path(), "base.gguf", "i.dat", &["--chunks", "2", "--legacy"]);
     let show = |args: &[&str]| gguf_verify(&[&["imatrix", "show"], args].concat(), dir.path());
-    let (code, out, err) = show(&["i.gguf"]);
-    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let out = show(&["i.gguf"]).says_only(0, "").out;
     assert!(out.starts_with("i.gguf: 28 tensors, 2 chunks of 256 of "), "{out}");
     let head = out.lines().nth(2).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(head, "Layer Tensor Σ(Act²) Min Max μ σ % Active N Entropy E (norm) ZD CosSim");
     let parts: Vec<&str> =
         out.lines().skip(3).take(28).map(|line| line.split_whitespace().nth(1).unwrap()).collect();
     assert!(parts.is_sorted(), "{parts:?}");
-    let (_, out, _) = show(&["i.gguf", "--json"]);
-    let shown: Value = serde_json::from_str(&out).unwrap();
+    let shown = show(&["i.gguf", "--json"]).json();
     assert_eq!(shown["layers"].as_array().unwrap().len(), 4);
     let down = |shown: &Value| {
         let tensors = shown["tensors"].as_array().unwrap();
@@ -520,15 +468,13 @@ fn a_matrix_is_shown_by_tensor_and_layer() {
     assert_eq!((tensor["elements"].as_u64(), tensor["matrices"].as_u64()), (Some(768), Some(1)));
     assert!(tensor["cossim"].as_f64().unwrap() > 0.0);
     // The older format gives the same, except for its rounding.
-    let (_, out, _) = show(&["i.dat", "--json"]);
-    let old: Value = serde_json::from_str(&out).unwrap();
+    let old = show(&["i.dat", "--json"]).json();
     assert_eq!((old["format"].as_str(), old["chunk_tokens"].is_null()), (Some("dat"), true));
     for key in ["sum", "max", "entropy", "cossim"] {
         let value = |tensor: Value| tensor[key].as_f64().unwrap();
         assert!((value(down(&old)) / value(down(&shown)) - 1.0).abs() < 1e-5, "{key}");
     }
-    let (code, _, err) = show(&["base.gguf"]);
-    assert!(code == 1 && err.contains("not an importance matrix"), "{err}");
+    show(&["base.gguf"]).says(1, "not an importance matrix");
 }
 
 #[test]
@@ -538,20 +484,17 @@ fn a_model_may_be_named_like_a_command() {
     fs_err::write(dir.path().join("p.jsonl"), "{\"tokens\": [1, 342, 278, 5, 9]}\n").unwrap();
     let run =
         |model: &str| gguf_verify(&["imatrix", model, "--prompts", "p.jsonl", "-o", "i.gguf"], dir.path());
-    assert_eq!(run("./merge").0, 0);
-    let (code, _, err) = run("merge");
-    assert!(code == 2 && err.contains("--prompts"), "{err}");
-    let (code, _, err) = gguf_verify(&["imatrix", "./merge"], dir.path());
-    assert!(code == 2 && err.contains("--prompts") && err.contains("-o"), "{err}");
-    let (code, _, err) = gguf_verify(&["imatrix", "--ctx", "64", "merge", "a", "-o", "b"], dir.path());
-    assert_eq!(code, 2, "{err}");
+    run("./merge").ok();
+    run("merge").says(2, "--prompts");
+    gguf_verify(&["imatrix", "./merge"], dir.path()).says(2, "--prompts").says(2, "-o");
+    gguf_verify(&["imatrix", "--ctx", "64", "merge", "a", "-o", "b"], dir.path()).exits_with(2);
 }
 
 #[test]
 fn too_few_chunks_are_said() {
-    let dir = directory();
+    let dir = tiny::directory();
     let prompts = prompts();
     let args = ["imatrix", "base.gguf", "--prompts", &prompts, "--ctx", "256", "-o", "i.gguf"];
-    let (code, _, err) = gguf_verify(&[&args[..], &["--from-chunk", "79"]].concat(), dir.path());
-    assert!(code == 1 && err.contains("no chunk is left behind the first 79: the prompts have 79"), "{err}");
+    gguf_verify(&[&args[..], &["--from-chunk", "79"]].concat(), dir.path())
+        .says(1, "no chunk is left behind the first 79: the prompts have 79");
 }

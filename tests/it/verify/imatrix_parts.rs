@@ -5,20 +5,18 @@ use std::path::Path;
 
 use gguf_foundry::gguf::{UnfinishedRun, WriteOptions, combine_imatrix_parts};
 
-use super::tiny::Tiny;
+use super::tiny::{self, Tiny};
 use super::{gguf_verify, routing};
 use crate::support::{fixture, programs};
 
 fn directory() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     fs_err::copy(fixture("tiny-llama/corpus.txt"), dir.path().join("p.txt")).unwrap();
     dir
 }
 
 fn collect(dir: &Path, args: &[&str], more: &[&str]) -> String {
-    let (code, out, err) = gguf_verify(&[&["imatrix"], args, &["--no-sync"], more].concat(), dir);
-    assert_eq!(code, 0, "{out}{err}");
+    let out = gguf_verify(&[&["imatrix"], args, &["--no-sync"], more].concat(), dir).ok().out;
     out
 }
 
@@ -43,8 +41,7 @@ fn assert_same(dir: &Path, args: &[&str], counts: &[usize]) {
         names.reverse();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let combine = [&["combine"], &names[..], &["-o", "joined.gguf", "--no-sync"]].concat();
-        let (code, out, err) = gguf_verify(&combine, dir);
-        assert_eq!(code, 0, "{err}");
+        let out = gguf_verify(&combine, dir).ok().out;
         // Also the size, the chunks and the perplexity.
         assert_eq!(out.replace("joined", "whole"), whole, "{n} parts");
         assert!(fs_err::read(dir.join("joined.gguf")).unwrap() == expected, "{n} parts");
@@ -61,7 +58,7 @@ fn the_parts_of_a_matrix_are_the_matrix() {
     let args = [&args[..], &["--no-ppl"]].concat();
     assert_same(dir.path(), &args, &[3]);
     let more = ["combine", "m-1-of-3.part", "m-2-of-3.part", "m-3-of-3.part", "-o", "joined.dat", "--legacy"];
-    assert_eq!(gguf_verify(&more, dir.path()).0, 0);
+    gguf_verify(&more, dir.path()).ok();
     collect(dir.path(), &args, &["-o", "whole.dat", "--legacy"]);
     let read = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
     assert!(read("joined.dat") == read("whole.dat"));
@@ -75,8 +72,7 @@ fn experts_that_only_some_parts_reach() {
 
 fn refused(dir: &Path, names: &[&str]) -> String {
     let combine = [&["combine"], names, &["-o", "joined.gguf", "--no-sync"]].concat();
-    let (code, out, err) = gguf_verify(&combine, dir);
-    assert!(code == 1 || code == 2, "{code}: {out}{err}");
+    let err = gguf_verify(&combine, dir).exits_with_one_of(&[1, 2]).err;
     assert!(!dir.join("joined.gguf").exists());
     err
 }
@@ -92,9 +88,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     assert!(refused(at, &[one, two, three, two]).contains("part 2 is given twice"));
     let run = |args: &[&str], share: &str, name: &str| collect(at, args, &["--part", share, "-o", name]);
     let mut tiny = Tiny::new();
-    let mut values = tiny.values("blk.0.attn_v.weight");
-    values[0] += 0.25;
-    tiny.set_values("blk.0.attn_v.weight", &values);
+    tiny.edit("blk.0.attn_v.weight", |values| values[0] += 0.25);
     tiny.write(at, "other.gguf");
     run(&["other.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"], "2/3", "model.part");
     assert!(refused(at, &[one, "model.part", three]).contains("of another model"));
@@ -106,9 +100,9 @@ fn parts_that_do_not_belong_together_are_refused() {
     let err = refused(at, &[one, "whole.gguf", three]);
     assert!(err.contains("whole.gguf: no part of an importance matrix"), "{err}");
     // A matrix of a part of the text is not accepted as one of the text.
-    let (code, _, err) = gguf_verify(&["imatrix", "merge", one, "-o", "joined.gguf"], at);
-    assert!(code == 1 && err.contains("part 1 of 3 of an importance matrix, a whole one expected"), "{err}");
-    assert!(err.contains("hint: `gguf-verify combine` puts all parts together"), "{err}");
+    gguf_verify(&["imatrix", "merge", one, "-o", "joined.gguf"], at)
+        .says(1, "part 1 of 3 of an importance matrix, a whole one expected")
+        .says(1, "hint: `gguf-verify combine` puts all parts together");
     let err = programs::run("gguf-quantize", at, &["--imatrix", one, "base.gguf", "q.gguf", "q4_0"]).err;
     assert!(err.contains("part 1 of 3 of an importance matrix"), "{err}");
     for (more, expected) in [
@@ -117,15 +111,12 @@ fn parts_that_do_not_belong_together_are_refused() {
         (vec!["--save-frequency", "2"], "`--save-frequency` with `--part`: "),
     ] {
         let all = [&["imatrix"], &args[..], &["--part", "1/2", "-o", "x.part"], &more[..]].concat();
-        let (code, _, err) = gguf_verify(&all, at);
-        assert!(code == 2 && err.contains(expected), "{err}");
+        gguf_verify(&all, at).says(2, expected);
     }
     let all = [&["imatrix"], &args[..], &["--part", "1/7", "-o", "x.part"]].concat();
-    let (code, _, err) = gguf_verify(&all, at);
-    assert!(code == 1 && err.contains("part 1/7: the prompts have 6 chunks"), "{err}");
+    gguf_verify(&all, at).says(1, "part 1/7: the prompts have 6 chunks");
     assert!(refused(at, &[one, two, three, "--max-ppl", "9"]).contains("`--max-ppl` is about a verdict"));
-    let (code, _, err) = gguf_verify(&["combine", one, two, three], at);
-    assert!(code == 2 && err.contains("give `-o FILE`"), "{err}");
+    gguf_verify(&["combine", one, two, three], at).says(2, "give `-o FILE`");
 }
 
 #[test]
@@ -136,9 +127,7 @@ fn whole_matrices_are_added_up_as_merge_does() {
     collect(at, &args, &["-o", "a.gguf"]);
     collect(at, &args, &["-o", "b.gguf", "--from-chunk", "2"]);
     let run = |words: &[&str], out: &str| {
-        let (code, _, err) =
-            gguf_verify(&[words, &["a.gguf", "b.gguf", "-o", out, "--no-sync"]].concat(), at);
-        assert_eq!(code, 0, "{err}");
+        gguf_verify(&[words, &["a.gguf", "b.gguf", "-o", out, "--no-sync"]].concat(), at).ok();
         fs_err::read(at.join(out)).unwrap()
     };
     assert!(run(&["combine"], "c.gguf") == run(&["imatrix", "merge"], "m.gguf"));
@@ -192,11 +181,9 @@ fn a_part_that_was_stopped_goes_on() {
     // These are not the sums of its first chunks. Their origin cannot be verified, but the run has another fingerprint.
     let all =
         [&["imatrix"], &args[..], &["--part", "2/2", "-o", &names[1], "--resume", "--no-sync"]].concat();
-    let (code, _, err) = gguf_verify(&all, at);
-    assert!(code == 1 && err.contains("the file of another run"), "{err}");
+    gguf_verify(&all, at).says(1, "the file of another run");
     // A complete part is done at once, and stays unchanged.
     fs_err::write(&path, &bytes).unwrap();
-    let (code, _, err) = gguf_verify(&all, at);
-    assert!(code == 0 && err.contains("4 of 4 chunks are done"), "{err}");
+    gguf_verify(&all, at).says(0, "4 of 4 chunks are done");
     assert!(fs_err::read(&path).unwrap() == bytes);
 }

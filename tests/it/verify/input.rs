@@ -7,21 +7,18 @@ use gguf_foundry::gguf::{Array, Value as Gguf};
 use serde_json::Value;
 
 use super::gguf_verify;
-use super::tiny::Tiny;
+use super::tiny::{self, Tiny};
 use crate::support::fixture;
+use crate::support::programs::Outcome;
 
 /// Chat template that supports users and assistants.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}\
     {% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
 
 /// Runs the program on `base.gguf` with prompts written to a file.
-fn with_prompts(dir: &Path, name: &str, prompts: &[u8], more: &[&str]) -> (i32, String, String) {
+fn with_prompts(dir: &Path, name: &str, prompts: &[u8], more: &[&str]) -> Outcome {
     fs_err::write(dir.join(name), prompts).unwrap();
     gguf_verify(&[&["base.gguf", "--prompts", name, "--ctx", "64"][..], more].concat(), dir)
-}
-
-fn report(out: &str) -> Value {
-    serde_json::from_str(out).unwrap()
 }
 
 fn has_finding(report: &Value, severity: &str, check: &str, part: &str) -> bool {
@@ -34,8 +31,7 @@ fn has_finding(report: &Value, severity: &str, check: &str, part: &str) -> bool 
 
 #[test]
 fn prompts_that_cannot_be_read_are_named() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     for (name, prompts, expected) in [
         ("p.txt", &b""[..], "p.txt: no prompts"),
         ("p.jsonl", b"\n \n", "p.jsonl: no prompts"),
@@ -47,24 +43,18 @@ fn prompts_that_cannot_be_read_are_named() {
         ("p.jsonl", b"{\"tokens\": [1, 2]}\n{\"tokens\": [1, 70000]}", "prompt 1: token 70000 is outside"),
         ("p.jsonl", b"{\"tokens\": [1, -2]}", "p.jsonl: line 1: invalid value: integer `-2`"),
     ] {
-        let (code, out, err) = with_prompts(dir.path(), name, prompts, &[]);
-        assert_eq!(code, 1, "{expected}: {out}{err}");
-        assert!(err.contains(expected), "{expected}: {err}");
+        let out = with_prompts(dir.path(), name, prompts, &[]).says(1, expected).out;
         assert!(out.is_empty(), "{out}");
     }
-    let (code, _, err) = gguf_verify(&["base.gguf", "--prompts", "absent.txt"], dir.path());
-    assert_eq!(code, 1);
-    assert!(err.contains("absent.txt"), "{err}");
+    gguf_verify(&["base.gguf", "--prompts", "absent.txt"], dir.path()).says(1, "absent.txt");
 }
 
 #[test]
 fn short_prompts_are_scored_at_every_position() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let prompts = b"{\"tokens\": [0, 342, 278, 341, 290]}\n{\"tokens\": [7]}\n{\"tokens\": [0, 300]}\n";
-    let (_, out, err) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
-    let report = report(&out);
-    assert_eq!(report["perplexity"]["tokens"], 5, "{out}{err}");
+    let report = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).json();
+    assert_eq!(report["perplexity"]["tokens"], 5, "{report}");
     assert_eq!(report["prompts"][0]["perplexity"]["tokens"], 4);
     assert_eq!(report["prompts"][1]["perplexity"], Value::Null);
     assert_eq!(report["prompts"][2]["perplexity"]["tokens"], 1);
@@ -79,39 +69,33 @@ fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
     let mut unknown = base.clone();
     unknown.metadata.set("tokenizer.ggml.pre", "of-tomorrow");
     unknown.write(dir.path(), "base.gguf");
-    let (code, out, err) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
-    let found = report(&out);
-    assert_eq!((code, found["verdict"].as_str()), (3, Some("fail")), "{out}{err}");
-    assert!(has_finding(&found, "error", "tokenizer", "`of-tomorrow`: llama.cpp knows no such"), "{out}");
+    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(3).json();
+    assert_eq!(found["verdict"], "fail", "{found}");
+    assert!(has_finding(&found, "error", "tokenizer", "`of-tomorrow`: llama.cpp knows no such"), "{found}");
 
     let mut without = base.clone();
     without.metadata.set("tokenizer.ggml.model", "none");
     without.write(dir.path(), "base.gguf");
-    let (code, out, err) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
-    let found = report(&out);
-    assert_eq!((code, found["verdict"].as_str()), (4, Some("partial")), "{out}{err}");
-    assert!(has_finding(&found, "unchecked", "perplexity", "1 of 2 prompts are text"), "{out}");
+    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(4).json();
+    assert_eq!(found["verdict"], "partial", "{found}");
+    assert!(has_finding(&found, "unchecked", "perplexity", "1 of 2 prompts are text"), "{found}");
     assert_eq!(found["perplexity"]["tokens"], 3, "ids need no tokenizer");
 
     let mut unknown = base.clone();
     unknown.metadata.set("general.architecture", "of-tomorrow");
     unknown.write(dir.path(), "base.gguf");
-    let (code, out, _) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
-    let found = report(&out);
-    assert_eq!((code, found["verdict"].as_str()), (4, Some("partial")), "{out}");
-    assert!(has_finding(&found, "unchecked", "graph", "of-tomorrow"), "{out}");
+    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(4).json();
+    assert_eq!(found["verdict"], "partial");
+    assert!(has_finding(&found, "unchecked", "graph", "of-tomorrow"), "{found}");
     assert_eq!(found["perplexity"], Value::Null);
 
     // A broken block is still found.
     let mut unknown = unknown.quantized(GgmlType::Q8_0);
-    let at = unknown.index("blk.1.attn_output.weight");
-    unknown.bytes[at][..2].copy_from_slice(&0x7c00u16.to_le_bytes());
+    unknown.tensors.bytes_mut("blk.1.attn_output.weight")[..2].copy_from_slice(&0x7c00u16.to_le_bytes());
     unknown.write(dir.path(), "base.gguf");
-    let (code, out, _) = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]);
-    assert_eq!(code, 3, "{out}");
-    assert!(has_finding(&report(&out), "error", "non-finite", "from row 0"), "{out}");
-    let tensors = report(&out);
-    let mut tensors = tensors["findings"].as_array().unwrap().iter().filter_map(|f| f["tensor"].as_str());
+    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(3).json();
+    assert!(has_finding(&found, "error", "non-finite", "from row 0"), "{found}");
+    let mut tensors = found["findings"].as_array().unwrap().iter().filter_map(|f| f["tensor"].as_str());
     assert_eq!(tensors.next(), Some("blk.1.attn_output.weight"));
 }
 
@@ -124,22 +108,16 @@ fn baselines_that_cannot_serve_are_said() {
     let run =
         |baseline: &str| with_prompts(dir.path(), "p.jsonl", prompts, &["--baseline", baseline, "--json"]);
 
-    let (code, _, err) = run("absent.gguf");
-    assert_eq!(code, 1);
-    assert!(err.contains("baseline: ") && err.contains("absent.gguf"), "{err}");
+    run("absent.gguf").says(1, "baseline: ").says(1, "absent.gguf");
     fs_err::write(dir.path().join("noise.gguf"), b"not a model at all").unwrap();
-    let (code, _, err) = run("noise.gguf");
-    assert_eq!(code, 1, "a broken baseline says nothing about the model: {err}");
-    assert!(err.contains("baseline: ") && err.contains("noise.gguf"), "{err}");
+    // A broken baseline says nothing about the model.
+    run("noise.gguf").says(1, "baseline: ").says(1, "noise.gguf");
     fs_err::create_dir(dir.path().join("empty")).unwrap();
-    let (code, _, err) = run("empty");
-    assert_eq!(code, 1, "{err}");
-    assert!(err.contains("baseline: "), "{err}");
+    run("empty").says(1, "baseline: ");
 
-    let (code, out, _) = run("base.gguf");
-    let found = report(&out);
-    assert_eq!(code, 4, "a model says nothing of itself: {out}");
-    assert!(has_finding(&found, "warning", "baseline", "the model itself"), "{out}");
+    // A model says nothing of itself.
+    let found = run("base.gguf").exits_with(4).json();
+    assert!(has_finding(&found, "warning", "baseline", "the model itself"), "{found}");
     assert_eq!(found["kld"]["max"], 0.0);
 
     let mut other = base.clone();
@@ -149,9 +127,8 @@ fn baselines_that_cannot_serve_are_said() {
     tokens.swap(300, 301);
     other.metadata.set("tokenizer.ggml.tokens", Gguf::Array(Array::String(tokens)));
     other.write(dir.path(), "other.gguf");
-    let (code, out, _) = run("other.gguf");
-    assert_eq!(code, 3, "{out}");
-    assert!(has_finding(&report(&out), "error", "tokenizer-parity", "entry 300 is `"), "{out}");
+    let found = run("other.gguf").exits_with(3).json();
+    assert!(has_finding(&found, "error", "tokenizer-parity", "entry 300 is `"), "{found}");
 
     let mut bare = base.clone();
     let keys = bare.metadata.iter().map(|(key, _)| key.to_owned());
@@ -161,9 +138,8 @@ fn baselines_that_cannot_serve_are_said() {
     }
     bare.metadata.set("tokenizer.ggml.model", "none");
     bare.write(dir.path(), "bare.gguf");
-    let (code, out, _) = run("bare.gguf");
-    assert_eq!(code, 4, "{out}");
-    assert!(has_finding(&report(&out), "unchecked", "tokenizer-parity", "no vocabulary"), "{out}");
+    let found = run("bare.gguf").exits_with(4).json();
+    assert!(has_finding(&found, "unchecked", "tokenizer-parity", "no vocabulary"), "{found}");
 }
 
 #[test]
@@ -173,28 +149,25 @@ fn chats_are_written_out_by_the_file() {
         {\"messages\": [{\"role\": \"tool\", \"content\": \"1\"}]}\n";
     let mut base = Tiny::new();
     base.write(dir.path(), "base.gguf");
-    let (code, _, err) = with_prompts(dir.path(), "p.jsonl", chats, &[]);
-    assert_eq!(code, 1);
-    assert!(err.contains("prompt 0: messages: key `tokenizer.chat_template` is missing"), "{err}");
+    with_prompts(dir.path(), "p.jsonl", chats, &[])
+        .says(1, "prompt 0: messages: key `tokenizer.chat_template` is missing");
 
     base.metadata.set("tokenizer.chat_template", TEMPLATE);
     base.write(dir.path(), "base.gguf");
-    let (code, _, err) = with_prompts(dir.path(), "p.jsonl", chats, &[]);
-    assert_eq!(code, 1);
-    assert!(err.contains("prompt 1: messages: chat template refuses the chat: no tools here"), "{err}");
+    with_prompts(dir.path(), "p.jsonl", chats, &[])
+        .says(1, "prompt 1: messages: chat template refuses the chat: no tools here");
 
     // The chat is scored as its rendered text.
     let text = |line: &str| with_prompts(dir.path(), "p.jsonl", line.as_bytes(), &["--json"]);
-    let (code, chat, err) = text("{\"messages\": [{\"role\": \"user\", \"content\": \"Hi there.\"}]}");
-    assert_eq!(code, 4, "{chat}{err}");
-    let (_, plain, _) = text("{\"text\": \"user: Hi there.\\n\"}");
-    assert_eq!(report(&chat)["perplexity"], report(&plain)["perplexity"]);
+    let chat =
+        text("{\"messages\": [{\"role\": \"user\", \"content\": \"Hi there.\"}]}").exits_with(4).json();
+    let plain = text("{\"text\": \"user: Hi there.\\n\"}").json();
+    assert_eq!(chat["perplexity"], plain["perplexity"]);
 
     base.metadata.set("tokenizer.chat_template", "{% if %}");
     base.write(dir.path(), "base.gguf");
-    let (code, out, _) = text("{\"tokens\": [0, 342, 278]}");
-    assert_eq!(code, 3, "{out}");
-    assert!(has_finding(&report(&out), "error", "chat-template", "line 1"), "{out}");
+    let found = text("{\"tokens\": [0, 342, 278]}").exits_with(3).json();
+    assert!(has_finding(&found, "error", "chat-template", "line 1"), "{found}");
 }
 
 #[test]
@@ -212,8 +185,7 @@ fn several_files_end_in_one_table() {
     let rest = ["--baseline", "base.gguf", "--ctx", "256", "--chunks", "20", "--prompts"];
     let args = [&files[..], &rest, &[prompts.to_str().unwrap()]].concat();
 
-    let (code, out, _) = gguf_verify(&args, dir.path());
-    assert_eq!(code, 3, "{out}");
+    let out = gguf_verify(&args, dir.path()).exits_with(3).out;
     assert_eq!(out.lines().last(), Some("verdict       fail"));
     let rows: Vec<&str> = out.lines().rev().skip(1).take(4).collect();
     assert!(rows[3].starts_with("file ") && rows[3].ends_with("verdict"), "{out}");
@@ -222,9 +194,8 @@ fn several_files_end_in_one_table() {
     assert!(rows[0].starts_with("noise.gguf ") && rows[0].ends_with("fail"), "{out}");
     assert!(out.contains("broken.gguf: error     hparams: `rope.freq_base` is 777"), "{out}");
 
-    let (code, out, _) = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path());
-    let found = report(&out);
-    assert_eq!((code, found["verdict"].as_str()), (3, Some("fail")));
+    let found = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path()).exits_with(3).json();
+    assert_eq!(found["verdict"], "fail");
     let models = found["models"].as_array().unwrap();
     let verdicts: Vec<&str> = models.iter().map(|model| model["verdict"].as_str().unwrap()).collect();
     assert_eq!(verdicts, ["pass", "fail", "fail"]);
@@ -233,12 +204,13 @@ fn several_files_end_in_one_table() {
     assert_eq!(models[0]["size_bytes"].as_u64(), Some(size));
     assert!(models[0]["kld"]["mean"].as_f64().unwrap() > 0.0);
     // The baseline runs only once for all models, which does not change the figures.
-    let (_, out, _) = gguf_verify(
+    let found = gguf_verify(
         &[&["broken.gguf", "--json"], &rest[..], &[prompts.to_str().unwrap()]].concat(),
         dir.path(),
-    );
+    )
+    .json();
     for name in ["perplexity", "kld", "worst", "baseline_ppl"] {
-        assert_eq!(report(&out)[name], models[1][name], "{name}");
+        assert_eq!(found[name], models[1][name], "{name}");
     }
 }
 
@@ -250,16 +222,15 @@ fn what_was_judged_is_shown_although_another_file_cannot_be() {
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
     // A missing file is reported before anything is run.
     let rest = ["--baseline", "base.gguf", "--weights-only"];
-    let (code, out, err) = gguf_verify(&[&["q8_0.gguf", "typo.gguf"], &rest[..]].concat(), dir.path());
+    let (code, out, err) =
+        gguf_verify(&[&["q8_0.gguf", "typo.gguf"], &rest[..]].concat(), dir.path()).parts();
     assert!(code == 1 && out.is_empty() && err.contains("typo.gguf"), "{code} {out}{err}");
     // A folder that is not a checkpoint is detected later; the files before and after it keep their results.
     fs_err::create_dir(dir.path().join("empty")).unwrap();
     let files = ["q8_0.gguf", "empty", "base.gguf"];
-    let (code, out, err) = gguf_verify(&[&files[..], &rest].concat(), dir.path());
-    assert!(code == 1 && err.contains("empty"), "{code} {out}{err}");
+    let (_, out, err) = gguf_verify(&[&files[..], &rest].concat(), dir.path()).says(1, "empty").parts();
     assert!(out.contains("q8_0.gguf") && out.lines().any(|line| line.ends_with("pass")), "{out}{err}");
-    let (_, out, _) = gguf_verify(&[&files[..], &rest, &["--json"]].concat(), dir.path());
-    let found = report(&out);
+    let found = gguf_verify(&[&files[..], &rest, &["--json"]].concat(), dir.path()).json();
     assert_eq!(found["models"].as_array().unwrap().len(), 2, "{found}");
     assert_eq!(found["failed"][0]["file"], "empty", "{found}");
 }
@@ -270,21 +241,16 @@ fn a_file_alone_is_scored_on_the_text_that_comes_with_the_program() {
     let base = Tiny::new();
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");
-    let (code, out, err) = gguf_verify(&["q4_0.gguf", "--json"], dir.path());
-    let found = report(&out);
-    assert_eq!(code, 4, "{out}{err}");
+    let found = gguf_verify(&["q4_0.gguf", "--json"], dir.path()).exits_with(4).json();
     assert!(found["perplexity"]["tokens"].as_u64().unwrap() >= 1000, "{found}");
     assert_eq!(found["quality"], Value::Null);
-    let (_, out, _) = gguf_verify(&["q4_0.gguf"], dir.path());
+    let out = gguf_verify(&["q4_0.gguf"], dir.path()).out;
     assert!(out.contains("to judge it   gguf-verify q4_0.gguf --baseline "), "{out}");
     // With a baseline there is enough to judge it by.
-    let (code, out, err) =
-        gguf_verify(&["q4_0.gguf", "--baseline", "base.gguf", "--min-quality", "fair"], dir.path());
-    assert_eq!(code, 0, "{out}{err}");
+    let out =
+        gguf_verify(&["q4_0.gguf", "--baseline", "base.gguf", "--min-quality", "fair"], dir.path()).ok().out;
     assert!(out.lines().nth(1).unwrap().starts_with("Quality: "), "{out}");
     let too_good = ["q4_0.gguf", "--baseline", "base.gguf", "--min-quality", "near-lossless"];
-    let (code, out, _) = gguf_verify(&too_good, dir.path());
-    assert!(code == 3 && out.contains("min-quality: the quality is "), "{code} {out}");
-    let (code, _, err) = gguf_verify(&["q4_0.gguf", "--min-quality", "good"], dir.path());
-    assert!(code == 2 && err.contains("give `--baseline REF`"), "{err}");
+    gguf_verify(&too_good, dir.path()).prints(3, "min-quality: the quality is ");
+    gguf_verify(&["q4_0.gguf", "--min-quality", "good"], dir.path()).says(2, "give `--baseline REF`");
 }

@@ -10,10 +10,11 @@ use gguf_foundry::verify::{Severity, StructureOptions, check_structure};
 use serde_json::{Value as Json, json};
 
 use super::gguf_verify;
-use super::metadata::{Ones, value};
-use super::tiny::Tiny;
+use super::metadata::value;
+use super::tiny::{self, Tiny};
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, programs, report_cases};
+use crate::support::{files, fixture, programs, report_cases};
+use crate::testkit::memory::MemoryTensors;
 
 /// Keys of the bundled model, with values that llama.cpp does not accept, and the expected message.
 fn faults() -> Vec<(&'static str, Value, &'static str)> {
@@ -64,10 +65,9 @@ fn what_llama_cpp_does_not_load_fails() {
         damaged.write(dir.path(), "damaged.gguf");
         for more in [&[][..], &["--baseline", "base.gguf"]] {
             let args = [&["damaged.gguf", "--structure-only", "--json"], more].concat();
-            let (code, out, err) = gguf_verify(&args, dir.path());
-            let report: Json = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+            let report = gguf_verify(&args, dir.path()).exits_with(3).json();
             let errors = errors(&report);
-            assert_eq!((code, errors.len()), (3, 1), "{key} {more:?}: {out}");
+            assert_eq!(errors.len(), 1, "{key} {more:?}: {report}");
             assert!(errors[0].starts_with(&format!("key `{key}` {said}")), "{errors:?}");
         }
     }
@@ -80,9 +80,8 @@ fn missing_keys_fail() {
         let mut damaged = Tiny::new();
         damaged.metadata.remove(&format!("llama.{key}"));
         damaged.write(dir.path(), "damaged.gguf");
-        let (code, out, _) = gguf_verify(&["damaged.gguf", "--structure-only"], dir.path());
-        assert_eq!(code, 3, "{out}");
-        assert!(out.contains(&format!("key `llama.{key}` is missing")), "{out}");
+        gguf_verify(&["damaged.gguf", "--structure-only"], dir.path())
+            .prints(3, &format!("key `llama.{key}` is missing"));
     }
 }
 
@@ -94,16 +93,15 @@ fn notes_of_another_type_are_warned_of() {
     odd.metadata.set("of.another.program", Value::U8(5));
     odd.metadata.set("quantize.imatrix.entries_count", 224i32);
     odd.write(dir.path(), "odd.gguf");
-    let (code, out, _) = gguf_verify(&["odd.gguf", "--structure-only"], dir.path());
-    assert_eq!(code, 4, "{out}");
-    assert!(out.contains("keys: key `general.license` must be of type str, not u8"), "{out}");
+    let out = gguf_verify(&["odd.gguf", "--structure-only"], dir.path())
+        .prints(4, "keys: key `general.license` must be of type str, not u8")
+        .out;
     assert!(!out.contains("entries_count"), "{out}");
 }
 
 #[test]
 fn an_edit_keeps_types_and_lengths() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let set = |assignment: &str, more: &[&str]| {
         let args = [&["set", "base.gguf", assignment, "-o", "set.gguf"][..], more].concat();
         let (code, _, err) = programs::run("gguf-inspect", dir.path(), &args).parts();
@@ -129,7 +127,7 @@ fn an_edit_keeps_types_and_lengths() {
 /// Messages about the keys of a file without tensors.
 fn messages(metadata: &Metadata) -> Vec<String> {
     let options = StructureOptions { level: gguf_foundry::core::simd::SimdLevel::detect() };
-    let findings = check_structure(&Ones(Vec::new()), metadata, &options, &Silent).unwrap();
+    let findings = check_structure(&MemoryTensors::default(), metadata, &options, &Silent).unwrap();
     let is_about = |check: &str| ["keys", "required-keys"].contains(&check);
     let about = findings.into_iter().filter(|f| is_about(f.check.name()) || f.severity == Severity::Error);
     about.map(|f| format!("{}: {}", f.check, f.message)).collect()
@@ -157,8 +155,7 @@ fn keys(record: &Json) -> Metadata {
 
 /// Collects the records of converted files below a folder.
 fn records(dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs_err::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
+    for path in files::entries(dir) {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() {
             records(&path, found);
@@ -175,7 +172,7 @@ fn keys_that_converters_write_pass(corpus: &Goldens) {
         let mut found = Vec::new();
         records(&corpus.join(folder), &mut found);
         for path in found {
-            let json: Json = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+            let json = files::json(&path);
             // The first part of a split file has the keys.
             let record = json.get("kv").or_else(|| json["parts"].get(0).and_then(|part| part.get("kv")));
             let Some(record) = record else { continue };
@@ -195,8 +192,7 @@ fn keys_of_every_card_pass() {
     let mut n_cases = 0;
     for folder in fs_err::read_dir(fixture("cards")).unwrap() {
         for file in fs_err::read_dir(folder.unwrap().path()).unwrap() {
-            let json: Json =
-                serde_json::from_slice(&fs_err::read(file.as_ref().unwrap().path()).unwrap()).unwrap();
+            let json = files::json(file.as_ref().unwrap().path());
             for (_, expect) in json["expect"].as_object().into_iter().flatten() {
                 if expect["kv"].is_null() {
                     continue;
@@ -223,7 +219,6 @@ fn keys_of_every_card_pass() {
 fn a_quantized_file_keeps_its_verdict() {
     let dir = tempfile::tempdir().unwrap();
     Tiny::new().quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
-    let (code, out, _) = gguf_verify(&["q8_0.gguf", "--structure-only"], dir.path());
-    assert_eq!(code, 4, "{out}");
+    let out = gguf_verify(&["q8_0.gguf", "--structure-only"], dir.path()).exits_with(4).out;
     assert!(!out.contains("   keys: "), "{out}");
 }

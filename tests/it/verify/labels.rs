@@ -7,7 +7,7 @@ use gguf_foundry::gguf::{FileType, Value};
 use serde_json::Value as Json;
 
 use super::gguf_verify;
-use super::tiny::Tiny;
+use super::tiny::{self, Tiny};
 use crate::support::programs::run;
 
 /// Quantizes the bundled model to a file of this name.
@@ -21,8 +21,7 @@ fn label(dir: &Path, name: &str, file_type: FileType) {
 }
 
 fn labels(dir: &Path, name: &str) -> (Json, Vec<String>) {
-    let (_, out, err) = gguf_verify(&[name, "--structure-only", "--json"], dir);
-    let report: Json = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+    let report = gguf_verify(&[name, "--structure-only", "--json"], dir).json();
     let findings = report["findings"].as_array().unwrap().iter();
     let own = findings.filter(|finding| finding["check"] == "label" && finding["severity"] == "error");
     let messages = own.map(|finding| finding["message"].as_str().unwrap().to_owned()).collect();
@@ -37,8 +36,7 @@ const TYPES: [&str; 17] = [
 
 #[test]
 fn every_false_label_is_found_in_the_key_and_in_the_name_and_no_true_one() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let mut n_false = 0;
     for (at, ty) in TYPES.into_iter().enumerate() {
         let name = format!("model-{ty}.gguf");
@@ -90,13 +88,12 @@ fn names_of_other_peoples_mixtures_are_no_contradiction() {
 
 #[test]
 fn a_false_label_fails_in_words() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     quantize(dir.path(), "q2_k", "model-Q8_0.gguf");
     label(dir.path(), "model-Q8_0.gguf", FileType::Q8_0);
-    let (code, out, _) =
-        gguf_verify(&["model-Q8_0.gguf", "--baseline", "base.gguf", "--weights-only"], dir.path());
-    assert_eq!(code, 3, "{out}");
+    let out = gguf_verify(&["model-Q8_0.gguf", "--baseline", "base.gguf", "--weights-only"], dir.path())
+        .exits_with(3)
+        .out;
     assert!(out.starts_with("Not intact: 2 errors in its label."), "{out}");
     assert!(out.contains("`gguf-inspect set FILE general.file_type=10` makes it say so"), "{out}");
 }

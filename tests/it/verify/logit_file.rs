@@ -26,8 +26,8 @@ fn directory() -> tempfile::TempDir {
 }
 
 fn json(args: &[&str], dir: &Path) -> (i32, Value) {
-    let (code, out, err) = gguf_verify(&[args, &["--json", "--no-sync"]].concat(), dir);
-    (code, serde_json::from_str(&out).unwrap_or_else(|_| panic!("{args:?}: {out}{err}")))
+    let ended = gguf_verify(&[args, &["--json", "--no-sync"]].concat(), dir);
+    (ended.code(), ended.json())
 }
 
 fn number(report: &Value, pointer: &str) -> f64 {
@@ -72,7 +72,7 @@ fn what_is_written_is_llama_perplexitys_file() {
     let dir = directory();
     let args =
         ["base.gguf", "--prompts", &corpus(), "--ctx", "32", "--chunks", "3", "--save-baseline", "own"];
-    let (code, out, err) = gguf_verify(&[&args[..], &["--no-sync"]].concat(), dir.path());
+    let (code, out, err) = gguf_verify(&[&args[..], &["--no-sync"]].concat(), dir.path()).parts();
     assert_eq!(code & !4, 0, "{out}{err}");
     assert!(err.contains("note: own will have 90.7 KiB: 45 predictions over 1024 tokens"), "{err}");
     let own = fs_err::read(dir.path().join("own")).unwrap();
@@ -183,9 +183,7 @@ fn damaged_files_are_refused_by_offset() {
         ("likely", with(rows + 4, &9f32.to_le_bytes()), "least log-probability 9"),
     ] {
         fs_err::write(dir.path().join(name), bytes).unwrap();
-        let (code, out, err) = gguf_verify(&["base.gguf", "--baseline", name], dir.path());
-        assert_eq!(code, 1, "{name}: {out}{err}");
-        assert!(err.contains(expected), "{name}: {err}");
+        gguf_verify(&["base.gguf", "--baseline", name], dir.path()).says(1, expected);
     }
     // File of another model, so nothing can be compared.
     let narrow = {
@@ -198,9 +196,8 @@ fn damaged_files_are_refused_by_offset() {
         bytes
     };
     fs_err::write(dir.path().join("narrow"), narrow).unwrap();
-    let (code, out, err) = gguf_verify(&["base.gguf", "--baseline", "narrow"], dir.path());
-    assert_eq!(code, 3, "{out}{err}");
-    assert!(out.contains("1024 logits, the baseline has 1023"), "{out}");
+    gguf_verify(&["base.gguf", "--baseline", "narrow"], dir.path())
+        .prints(3, "1024 logits, the baseline has 1023");
 }
 
 #[test]
@@ -223,8 +220,7 @@ fn options_that_do_not_fit_a_logit_file_are_refused() {
         // An incomplete chunk cannot be stored in the file.
         (1, ["base.gguf", "--prompts", "short.jsonl", "--save-baseline", "own"].to_vec()),
     ] {
-        let (found, out, err) = gguf_verify(&args, dir.path());
-        assert_eq!(found, code, "{args:?}: {out}{err}");
+        gguf_verify(&args, dir.path()).exits_with(code);
         assert!(!dir.path().join("own").exists());
     }
 }

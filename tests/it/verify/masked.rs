@@ -2,15 +2,16 @@
 //! not fit.
 
 use gguf_foundry::arch::GraphFeatures;
+use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, Shape, TensorMeta};
 use gguf_foundry::verify::{
-    Aspect, Check, Figure, MaskedReport, Model, PromptSource, Report, Severity, Thresholds, Verdict, verify,
+    Aspect, Check, Figure, MaskedReport, PromptSource, Report, Severity, Thresholds, Verdict, VerifyOptions,
+    verify,
 };
 
 use super::heads::{converted, texts};
 use super::tiny::Tiny;
-use super::{NO_TEMPLATE, corpus, errors, llama, model, options};
+use super::{bare_model, errors, judged_with, llama, options};
 
 const MASK: &str = "tokenizer.ggml.mask_token_id";
 
@@ -27,17 +28,7 @@ fn pseudo_perplexity_equals_transformers() {
         metadata.set("tokenizer.ggml.model", "none");
         let features = GraphFeatures::of(metadata.get("general.architecture").unwrap().as_str().unwrap());
         let features = features.unwrap();
-        let model = Model {
-            source: &conversion,
-            metadata: &metadata,
-            file: None,
-            features: Ok(&features),
-            encoder: Err("none"),
-            template: &NO_TEMPLATE,
-            origin: None,
-            lost: &[],
-            recall: None,
-        };
+        let model = bare_model(&conversion, &metadata, &features);
         let prompts: Vec<PromptSource> = texts(&case).into_iter().map(PromptSource::Tokens).collect();
         let report = verify(&model, None, &prompts, &options(None), &Silent, None).unwrap().report;
         let found = measured(&report);
@@ -64,14 +55,8 @@ fn encoder() -> (Tiny, GraphFeatures) {
     let mix = |i: u32| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / (1u32 << 23) as f32 - 1.0;
     let dense = (0..256 * 256u32).map(|i| mix(i) / 32.0 + if i / 256 == i % 256 { 1.0 } else { 0.0 });
     let norm = (0..256u32).map(|i| 0.5 + mix(i) / 8.0);
-    for (name, shape, values) in [
-        ("cls.weight", vec![256, 256], dense.collect::<Vec<f32>>()),
-        ("cls.norm.weight", vec![256], norm.collect()),
-    ] {
-        let shape = Shape::new(shape).unwrap();
-        tiny.metas.push(TensorMeta { name: name.to_owned(), shape, ty: GgmlType::F32 });
-        tiny.bytes.push(values.iter().flat_map(|x| x.to_le_bytes()).collect());
-    }
+    tiny.tensors.add("cls.weight", &[256, 256], GgmlType::F32, dense.flat_map(f32::to_le_bytes).collect());
+    tiny.tensors.add("cls.norm.weight", &[256], GgmlType::F32, norm.flat_map(f32::to_le_bytes).collect());
     let graph = "attention.mask = 'full'\nkind = 'encoder'\nhead = { masked = true, act = 'gelu_erf' }";
     (tiny, GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap())
 }
@@ -93,9 +78,7 @@ fn judged(
 ) -> Report {
     let mut options = options(Some(n_texts));
     options.scoring.n_ctx = 16;
-    options.thresholds = thresholds;
-    let reference = baseline.map(|tiny| model(tiny, features));
-    verify(&model(tiny, features), reference.as_ref(), &corpus(), &options, &Silent, None).unwrap().report
+    judged_with(tiny, baseline, features, &VerifyOptions { thresholds, ..options })
 }
 
 fn beside(tiny: &Tiny, base: &Tiny, features: &GraphFeatures) -> Report {
@@ -132,13 +115,10 @@ fn damages_show_at_masked_tokens() {
     type Damage = fn(&mut Tiny);
     let of_the_head: [(&str, Damage); 3] = [
         ("rows moved by one", |tiny| {
-            let mut rows = tiny.values("cls.weight");
-            rows.rotate_right(256);
-            tiny.set_values("cls.weight", &rows);
+            tiny.edit("cls.weight", |rows| rows.rotate_right(256));
         }),
         ("a head of the other sign", |tiny| {
-            let rows: Vec<f32> = tiny.values("cls.weight").iter().map(|x| -x).collect();
-            tiny.set_values("cls.weight", &rows);
+            tiny.edit("cls.weight", |rows| rows.iter_mut().for_each(|x| *x = -*x));
         }),
         ("a norm of ones", |tiny| tiny.set_values("cls.norm.weight", &[1.0; 256])),
     ];
@@ -154,8 +134,7 @@ fn damages_show_at_masked_tokens() {
     }
     let of_layers: [(&str, Damage); 2] = [
         ("two layers' matrices swapped", |tiny| {
-            let (a, b) = (tiny.index("blk.1.ffn_up.weight"), tiny.index("blk.2.ffn_up.weight"));
-            tiny.bytes.swap(a, b);
+            tiny.tensors.swap("blk.1.ffn_up.weight", "blk.2.ffn_up.weight");
         }),
         ("queries not permuted", |tiny| *tiny = tiny.unpermuted()),
     ];
@@ -179,7 +158,7 @@ fn what_is_not_measured_is_said() {
         (why, report)
     };
     let (mut tiny, features) = encoder();
-    tiny.metas.truncate(tiny.metas.len() - 2);
+    tiny.tensors.retain(|meta| !meta.name.starts_with("cls."));
     let (why, report) = absent(&tiny, &features);
     assert_eq!(why, "no masked-language head in the file");
     assert!(report.coverage.open().all(|open| open.aspect != Aspect::Masked), "nothing could answer it");
@@ -235,19 +214,14 @@ fn heads_that_do_not_fit_are_named() {
         ("cls.norm.weight", "tensor `cls.norm.weight` is missing"),
     ] {
         let (mut tiny, features) = encoder();
-        let at = tiny.index(missing);
-        tiny.metas.remove(at);
-        tiny.bytes.remove(at);
+        tiny.tensors.remove(missing);
         assert_eq!(message(&tiny, &features), expected);
     }
     for (tensor, shape, expected) in
-        [("cls.weight", vec![512, 128], "[256, 256]"), ("cls.norm.weight", vec![128], "[256]")]
+        [("cls.weight", &[512, 128][..], "[256, 256]"), ("cls.norm.weight", &[128], "[256]")]
     {
         let (mut tiny, features) = encoder();
-        let at = tiny.index(tensor);
-        let n: u64 = shape.iter().product();
-        tiny.metas[at].shape = Shape::new(shape).unwrap();
-        tiny.bytes[at].truncate(4 * n as usize);
+        tiny.tensors.reshape(tensor, shape);
         let found = message(&tiny, &features);
         assert!(found.contains(tensor) && found.contains(expected), "{found}");
     }

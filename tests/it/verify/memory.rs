@@ -1,161 +1,118 @@
 //! A model that is larger than the program's memory is verified completely.
 #![cfg(target_os = "linux")]
 
-use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
-use gguf_foundry::gguf::{Metadata, WriteOptions, write_gguf};
+use std::path::Path;
+
+use gguf_foundry::core::{GgmlType, TensorMeta};
+use gguf_foundry::gguf::Metadata;
 
 use crate::support::{peak_memory_kib, programs};
+use crate::testkit::memory::{ComputedTensors, tensor_meta, write_source};
+use crate::testkit::models;
+use crate::testkit::noise::Noise;
 
 const WIDTH: usize = 1024;
 const FFN: usize = 4096;
 const VOCABULARY: usize = 512;
 const LAYERS: usize = 18;
 
-/// Random f16 weights, generated when they are read.
-struct Random {
-    metas: Vec<TensorMeta>,
+/// Metadata of a llama without a vocabulary.
+fn llama<const N: usize>(keys: [(&'static str, usize); N]) -> Metadata {
+    let mut metadata = models::metadata("llama", keys.map(|(key, n)| (key, n as u32)));
+    metadata.set("tokenizer.ggml.model", "none");
+    metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
+    metadata
 }
 
-impl Random {
-    fn new() -> Self {
-        let mut metas = Vec::new();
-        let mut push = |name: String, dims: &[usize]| {
-            let ty = if dims.len() == 1 { GgmlType::F32 } else { GgmlType::F16 };
-            let shape = Shape::new(dims.iter().map(|&n| n as u64).collect()).unwrap();
-            metas.push(TensorMeta { name: format!("{name}.weight"), shape, ty });
-        };
-        push("token_embd".to_owned(), &[VOCABULARY, WIDTH]);
-        push("output_norm".to_owned(), &[WIDTH]);
-        for layer in 0..LAYERS {
-            for name in ["attn_norm", "ffn_norm"] {
-                push(format!("blk.{layer}.{name}"), &[WIDTH]);
-            }
-            for (name, rows, cols) in [
-                ("attn_q", WIDTH, WIDTH),
-                ("attn_k", WIDTH, WIDTH),
-                ("attn_v", WIDTH, WIDTH),
-                ("attn_output", WIDTH, WIDTH),
-                ("ffn_gate", FFN, WIDTH),
-                ("ffn_up", FFN, WIDTH),
-                ("ffn_down", WIDTH, FFN),
-            ] {
-                push(format!("blk.{layer}.{name}"), &[rows, cols]);
-            }
-        }
-        Self { metas }
-    }
-
-    fn metadata() -> Metadata {
-        let mut metadata = Metadata::new();
-        metadata.set("general.architecture", "llama");
-        metadata.set("tokenizer.ggml.model", "none");
-        for (key, value) in [
-            ("block_count", LAYERS as u32),
-            ("context_length", 512),
-            ("embedding_length", WIDTH as u32),
-            ("feed_forward_length", FFN as u32),
-            ("attention.head_count", 16),
-            ("vocab_size", VOCABULARY as u32),
-        ] {
-            metadata.set(format!("llama.{key}"), value);
-        }
-        metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
-        metadata
-    }
+fn weight(name: &str, dims: &[usize], ty: GgmlType) -> TensorMeta {
+    let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
+    tensor_meta(&format!("{name}.weight"), &dims, ty)
 }
 
-impl TensorSource for Random {
-    fn tensors(&self) -> &[TensorMeta] {
-        &self.metas
+/// Writes a model of random F16 weights.
+fn write_large(path: &Path) {
+    let metadata = llama([
+        ("block_count", LAYERS),
+        ("context_length", 512),
+        ("embedding_length", WIDTH),
+        ("feed_forward_length", FFN),
+        ("attention.head_count", 16),
+        ("vocab_size", VOCABULARY),
+    ]);
+    let mut metas = vec![
+        weight("token_embd", &[VOCABULARY, WIDTH], GgmlType::F16),
+        weight("output_norm", &[WIDTH], GgmlType::F32),
+    ];
+    for layer in 0..LAYERS {
+        for name in ["attn_norm", "ffn_norm"] {
+            metas.push(weight(&format!("blk.{layer}.{name}"), &[WIDTH], GgmlType::F32));
+        }
+        for name in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+            metas.push(weight(&format!("blk.{layer}.{name}"), &[WIDTH, WIDTH], GgmlType::F16));
+        }
+        for (name, rows, cols) in [("ffn_gate", FFN, WIDTH), ("ffn_up", FFN, WIDTH), ("ffn_down", WIDTH, FFN)]
+        {
+            metas.push(weight(&format!("blk.{layer}.{name}"), &[rows, cols], GgmlType::F16));
+        }
     }
-
-    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        if self.metas[tensor].ty == GgmlType::F32 {
+    let is_norm: Vec<bool> = metas.iter().map(|meta| meta.ty == GgmlType::F32).collect();
+    let source = ComputedTensors::new(metas, |tensor, first_row, out| {
+        if is_norm[tensor] {
             out.as_chunks_mut::<4>().0.fill(1.0f32.to_le_bytes());
-            return Ok(());
+            return;
         }
-        let mut seed = (tensor as u64) << 32 | first_row;
+        let mut noise = Noise::new((tensor as u64) << 32 | first_row);
         for value in out.as_chunks_mut::<2>().0 {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             // Between 2^-7 and 2^-5, of either sign.
-            *value = (0x2000 | (seed >> 48) as u16 & 0x87ff).to_le_bytes();
+            *value = (0x2000 | (noise.bits() >> 48) as u16 & 0x87ff).to_le_bytes();
         }
-        Ok(())
-    }
+    });
+    write_source(path, &metadata, &source);
 }
 
-/// Wide model with very few weights: only the memory of its tokens matters.
-struct Wide(Vec<TensorMeta>);
-
-impl Wide {
+/// Writes a wide model with very few weights: only the memory of its tokens matters.
+fn write_wide(path: &Path) {
     const WIDTH: usize = 512;
     const HEAD: usize = 8;
-
-    fn new() -> Self {
-        let meta = |(name, dims): (&str, &[u64])| {
-            let shape = Shape::new(dims.to_vec()).unwrap();
-            TensorMeta { name: format!("{name}.weight"), shape, ty: GgmlType::F32 }
-        };
-        let (width, head) = (Self::WIDTH as u64, Self::HEAD as u64);
-        let tensors: [(&str, &[u64]); 11] = [
-            ("token_embd", &[16, width]),
-            ("output_norm", &[width]),
-            ("blk.0.attn_norm", &[width]),
-            ("blk.0.ffn_norm", &[width]),
-            ("blk.0.attn_q", &[head, width]),
-            ("blk.0.attn_k", &[head, width]),
-            ("blk.0.attn_v", &[head, width]),
-            ("blk.0.attn_output", &[width, head]),
-            ("blk.0.ffn_gate", &[head, width]),
-            ("blk.0.ffn_up", &[head, width]),
-            ("blk.0.ffn_down", &[width, head]),
-        ];
-        Self(tensors.into_iter().map(meta).collect())
-    }
-
-    fn metadata() -> Metadata {
-        let mut metadata = Metadata::new();
-        metadata.set("general.architecture", "llama");
-        metadata.set("tokenizer.ggml.model", "none");
-        for (key, value) in [
-            ("block_count", 1),
-            ("context_length", 512),
-            ("embedding_length", Self::WIDTH as u32),
-            ("feed_forward_length", Self::HEAD as u32),
-            ("attention.head_count", 1),
-            ("attention.key_length", Self::HEAD as u32),
-            ("attention.value_length", Self::HEAD as u32),
-            ("rope.dimension_count", Self::HEAD as u32),
-            ("vocab_size", 16),
-        ] {
-            metadata.set(format!("llama.{key}"), value);
-        }
-        metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
-        metadata
-    }
-}
-
-impl TensorSource for Wide {
-    fn tensors(&self) -> &[TensorMeta] {
-        &self.0
-    }
-
-    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+    let metadata = llama([
+        ("block_count", 1),
+        ("context_length", 512),
+        ("embedding_length", WIDTH),
+        ("feed_forward_length", HEAD),
+        ("attention.head_count", 1),
+        ("attention.key_length", HEAD),
+        ("attention.value_length", HEAD),
+        ("rope.dimension_count", HEAD),
+        ("vocab_size", 16),
+    ]);
+    let tensors: [(&str, &[usize]); 11] = [
+        ("token_embd", &[16, WIDTH]),
+        ("output_norm", &[WIDTH]),
+        ("blk.0.attn_norm", &[WIDTH]),
+        ("blk.0.ffn_norm", &[WIDTH]),
+        ("blk.0.attn_q", &[HEAD, WIDTH]),
+        ("blk.0.attn_k", &[HEAD, WIDTH]),
+        ("blk.0.attn_v", &[HEAD, WIDTH]),
+        ("blk.0.attn_output", &[WIDTH, HEAD]),
+        ("blk.0.ffn_gate", &[HEAD, WIDTH]),
+        ("blk.0.ffn_up", &[HEAD, WIDTH]),
+        ("blk.0.ffn_down", &[WIDTH, HEAD]),
+    ];
+    let metas = tensors.iter().map(|(name, dims)| weight(name, dims, GgmlType::F32)).collect();
+    let source = ComputedTensors::new(metas, |tensor, first_row, out| {
         for (at, value) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let seed = (tensor * 31 + first_row as usize * 7 + at * 13) % 29;
             *value = (seed as f32 / 29.0 - 0.4).to_le_bytes();
         }
-        Ok(())
-    }
+    });
+    write_source(path, &metadata, &source);
 }
 
 #[test]
 fn logits_of_many_prompts_take_the_memory_of_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wide.gguf");
-    let options = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&path, &Wide::metadata(), &Wide::new(), &options, &Silent).unwrap();
+    write_wide(&path);
     let prompts = dir.path().join("prompts.jsonl");
     let tokens: Vec<usize> = (0..50).map(|i| i * 5 % 16).collect();
     fs_err::write(&prompts, format!("{{\"tokens\":{tokens:?}}}\n").repeat(3000)).unwrap();
@@ -173,8 +130,7 @@ fn a_file_larger_than_the_address_space_is_verified_to_the_end() {
     const LIMIT_KIB: u64 = 400 << 10;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("large.gguf");
-    let options = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&path, &Random::metadata(), &Random::new(), &options, &Silent).unwrap();
+    write_large(&path);
     let file_bytes = fs_err::metadata(&path).unwrap().len();
     assert!(file_bytes > LIMIT_KIB << 10, "{file_bytes}");
     let prompts = dir.path().join("prompts.jsonl");

@@ -5,18 +5,20 @@ use std::path::Path;
 use gguf_foundry::arch::{DraftHeads, GraphFeatures, OutType};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ShownOptions};
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+use gguf_foundry::core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use gguf_foundry::engine::{Stage, stage};
-use gguf_foundry::gguf::{Array, Metadata, Value, WriteOptions, write_gguf};
+use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::verify::{Finding, Model, PromptSource, Severity, VerifyOptions, verify};
-use serde_json::{Map, Value as Json, json};
+use serde_json::Value as Json;
 
 use super::tiny::Tiny;
-use super::{NO_TEMPLATE, gguf_verify, options};
-use crate::support::fixture;
+use super::{bare_model, gguf_verify, options};
+use crate::support::{files, fixture, tensor_of_row};
+use crate::testkit::checkpoints::Safetensors;
+use crate::testkit::memory::write_source;
 
 /// Tensors of ones, from their headers.
-pub(super) struct Ones(pub(super) Vec<TensorMeta>);
+struct Ones(Vec<TensorMeta>);
 
 impl TensorSource for Ones {
     fn tensors(&self) -> &[TensorMeta] {
@@ -81,7 +83,7 @@ struct Case {
 impl Case {
     fn load(name: &str) -> Self {
         let path = fixture(&format!("cards/{name}.json"));
-        let json: Json = serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap();
+        let json = files::json(path);
         let expect = &json["expect"]["f16"];
         let mut metadata = Metadata::new();
         for row in expect["kv"].as_array().unwrap() {
@@ -91,12 +93,7 @@ impl Case {
         if !metadata.contains("general.architecture") {
             metadata.set("general.architecture", folder);
         }
-        let tensor = |row: &Json| {
-            let dims = row[1].as_array().unwrap().iter().rev().map(|n| n.as_u64().unwrap()).collect();
-            let ty = GgmlType::from_name(row[2].as_str().unwrap()).unwrap();
-            TensorMeta { name: row[0].as_str().unwrap().to_owned(), shape: Shape::new(dims).unwrap(), ty }
-        };
-        let tensors = Ones(expect["tensors"].as_array().unwrap().iter().map(tensor).collect());
+        let tensors = Ones(expect["tensors"].as_array().unwrap().iter().map(tensor_of_row).collect());
         let arch = metadata.get("general.architecture").unwrap().as_str().unwrap().to_owned();
         let features = GraphFeatures::of(&arch).unwrap();
         Self { name: name.to_owned(), json, metadata, tensors, features }
@@ -107,16 +104,14 @@ impl Case {
         let mut names = Vec::new();
         for dir in fs_err::read_dir(fixture("cards")).unwrap() {
             let dir = dir.unwrap();
-            for file in fs_err::read_dir(dir.path()).unwrap() {
-                let file = file.unwrap().path();
+            for file in files::entries(dir.path()) {
                 let stem = file.file_stem().unwrap().to_string_lossy().into_owned();
                 names.push(format!("{}/{stem}", dir.file_name().to_string_lossy()));
             }
         }
         names.sort();
         let has_f16 = |name: &String| {
-            let text = fs_err::read_to_string(fixture(&format!("cards/{name}.json"))).unwrap();
-            let json: Json = serde_json::from_str(&text).unwrap();
+            let json = files::json(fixture(&format!("cards/{name}.json")));
             !json["expect"]["f16"]["kv"].is_null()
         };
         // For other architectures the engine has no graph, so it does not know the effect of their keys.
@@ -126,26 +121,18 @@ impl Case {
 
     /// Writes the checkpoint with floats that pass the checks of values, and tables of zeros.
     fn write(&self, dir: &Path) {
-        let (mut header, mut end) = (Map::new(), 0);
-        let mut weights = Vec::new();
+        let mut file = Safetensors::default();
         for row in self.json["tensors"].as_array().unwrap() {
-            let n: u64 = row[2].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).product();
-            let n_bytes = n * if row[1] == "F32" || row[1] == "I32" { 4 } else { 2 };
-            let entry = json!({"dtype": row[1], "shape": row[2], "data_offsets": [end, end + n_bytes]});
-            header.insert(row[0].as_str().unwrap().to_owned(), entry);
-            end += n_bytes;
-            let at = weights.len();
-            weights.resize(end as usize, 0);
+            let n: usize = row[2].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).product();
+            let mut bytes = vec![0; n * if row[1] == "F32" || row[1] == "I32" { 4 } else { 2 }];
             if row[1] != "I32" {
-                for (k, pair) in weights[at..].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                for (k, pair) in bytes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                     *pair = [(k * 37) as u8, 0x3c];
                 }
             }
+            file.add(row[0].as_str().unwrap(), row[1].as_str().unwrap(), &row[2], &bytes);
         }
-        let header = Json::Object(header).to_string();
-        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &weights].concat();
-        fs_err::write(dir.join("model.safetensors"), file).unwrap();
-        fs_err::write(dir.join("config.json"), self.json["config"].to_string()).unwrap();
+        file.write_checkpoint(dir, &self.json["config"]);
         if let Some(files) = self.json["files"].as_object() {
             for (name, content) in files {
                 let path = dir.join(name);
@@ -161,17 +148,7 @@ impl Case {
     }
 
     fn model<'a>(&'a self, metadata: &'a Metadata) -> Model<'a> {
-        Model {
-            source: &self.tensors,
-            metadata,
-            file: None,
-            features: Ok(&self.features),
-            encoder: Err("not read"),
-            template: &NO_TEMPLATE,
-            origin: None,
-            lost: &[],
-            recall: None,
-        }
+        bare_model(&self.tensors, metadata, &self.features)
     }
 
     /// Findings about the keys of a file with other metadata, compared with a baseline.
@@ -533,15 +510,10 @@ fn a_damaged_key_fails_the_program() {
     scaled.write(dir.path(), "base.gguf");
     fs_err::write(dir.path().join("p.jsonl"), r#"{"text": "It was a bright cold day in April."}"#).unwrap();
     let args = ["m.gguf", "--prompts", "p.jsonl", "--baseline", "base.gguf", "--quiet"];
-    let (code, out, err) = gguf_verify(&args, dir.path());
-    assert_eq!(code, 3, "{out}{err}");
-    assert!(
-        out.contains("error     hparams: `rope.scaling.factor` is missing, the baseline's is 1.001"),
-        "{out}"
-    );
-    let (code, out, _) = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path());
-    let report: Json = serde_json::from_str(&out).unwrap();
-    assert_eq!((code, report["verdict"].as_str()), (3, Some("fail")));
+    gguf_verify(&args, dir.path())
+        .prints(3, "error     hparams: `rope.scaling.factor` is missing, the baseline's is 1.001");
+    let report = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path()).exits_with(3).json();
+    assert_eq!(report["verdict"], "fail", "{report}");
 }
 
 /// A file that was made with options is compared with a checkpoint that is read with the same options.
@@ -555,18 +527,15 @@ fn a_file_made_with_options_is_compared_with_its_like() {
     let make = |name: &str, shown: ShownOptions| {
         let options = ConvertOptions { tokenizer: false, ..ConvertOptions::default() };
         let conversion = Conversion::plan(&checkpoint, &shown.of(options)).unwrap();
-        let write = WriteOptions { sync: false, ..WriteOptions::default() };
-        write_gguf(&dir.path().join(name), conversion.metadata(), &conversion, &write, &Silent).unwrap();
+        write_source(&dir.path().join(name), conversion.metadata(), &conversion);
     };
     let verify = |name: &str| {
         gguf_verify(&[name, "--baseline", "checkpoint", "--weights-only", "--accept-partial"], dir.path())
     };
     make("plain.gguf", ShownOptions::default());
-    let (code, out, err) = verify("plain.gguf");
+    let (code, out, err) = verify("plain.gguf").parts();
     assert_eq!((code, err.contains("baseline converted")), (0, false), "{out}{err}");
     let without_heads = ShownOptions { heads: DraftHeads::Dropped, ..ShownOptions::default() };
     make("without.gguf", without_heads);
-    let (code, out, err) = verify("without.gguf");
-    assert_eq!(code, 0, "{out}{err}");
-    assert!(err.contains("baseline converted with `--no-mtp`, as the file was"), "{err}");
+    verify("without.gguf").says(0, "baseline converted with `--no-mtp`, as the file was");
 }

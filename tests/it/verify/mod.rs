@@ -32,10 +32,10 @@ use std::path::Path;
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
-use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::engine::EngineOptions;
-use gguf_foundry::gguf::{WriteOptions, write_gguf};
+use gguf_foundry::gguf::Metadata;
 use gguf_foundry::verify::{
     Check, Model, PromptForm, PromptSource, Recall, Report, Scoring, Severity, Thresholds, Verdict,
     VerifyOptions, read_prompts, verify,
@@ -44,7 +44,9 @@ use serde_json::Value;
 
 use self::tiny::Tiny;
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, programs, report_cases};
+use crate::support::programs::{self, Outcome};
+use crate::support::{files, fixture, report_cases};
+use crate::testkit::memory::write_source;
 
 const NO_TEMPLATE: gguf_foundry::verify::NoTemplate = gguf_foundry::verify::NoTemplate;
 
@@ -52,13 +54,22 @@ fn llama() -> GraphFeatures {
     GraphFeatures::of("llama").unwrap()
 }
 
-fn model<'a>(tiny: &'a Tiny, features: &'a GraphFeatures) -> Model<'a> {
+pub fn model<'a>(tiny: &'a Tiny, features: &'a GraphFeatures) -> Model<'a> {
+    Model { encoder: Ok(&*tiny.encoder), ..bare_model(&tiny.tensors, &tiny.metadata, features) }
+}
+
+/// Model without a vocabulary.
+fn bare_model<'a>(
+    source: &'a dyn TensorSource,
+    metadata: &'a Metadata,
+    features: &'a GraphFeatures,
+) -> Model<'a> {
     Model {
-        source: tiny,
-        metadata: &tiny.metadata,
+        source,
+        metadata,
         file: None,
         features: Ok(features),
-        encoder: Ok(&*tiny.encoder),
+        encoder: Err("not read"),
         template: &NO_TEMPLATE,
         origin: None,
         lost: &[],
@@ -81,6 +92,17 @@ fn corpus() -> Vec<PromptSource> {
     read_prompts(&fixture("tiny-llama/corpus-256.jsonl"), PromptForm::Detected).unwrap()
 }
 
+/// Report on a model and its baseline, which are run with the same features.
+fn judged_with(
+    tiny: &Tiny,
+    baseline: Option<&Tiny>,
+    features: &GraphFeatures,
+    options: &VerifyOptions<'_>,
+) -> Report {
+    let reference = baseline.map(|tiny| model(tiny, features));
+    verify(&model(tiny, features), reference.as_ref(), &corpus(), options, &Silent, None).unwrap().report
+}
+
 fn judged(tiny: &Tiny, baseline: Option<&Model<'_>>, n_chunks: Option<usize>) -> Report {
     let features = llama();
     verify(&model(tiny, &features), baseline, &corpus(), &options(n_chunks), &Silent, None).unwrap().report
@@ -99,8 +121,7 @@ fn errors(report: &Report) -> Vec<&'static str> {
 
 conformance_tests!(perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files);
 fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(corpus: &Goldens) {
-    let text = fs_err::read_to_string(corpus.join("e2e.json")).unwrap();
-    let golden: Value = serde_json::from_str(&text).unwrap();
+    let golden = files::json(corpus.join("e2e.json"));
     let golden = &golden["tiny-llama"];
     let base = Tiny::new();
     let features = llama();
@@ -168,8 +189,8 @@ fn an_architecture_without_graph_is_judged_in_part() {
     assert!(report.findings.iter().any(|f| f.check == Check::Graph && f.severity == Severity::Unchecked));
 }
 
-pub fn gguf_verify(args: &[&str], dir: &Path) -> (i32, String, String) {
-    programs::run("gguf-verify", dir, args).parts()
+pub fn gguf_verify(args: &[&str], dir: &Path) -> Outcome {
+    programs::run("gguf-verify", dir, args)
 }
 
 #[test]
@@ -182,10 +203,9 @@ fn the_program_prints_verdicts_and_says_them_by_exit_code() {
     let prompts = prompts.to_str().unwrap();
     let cut = ["--prompts", prompts, "--ctx", "256", "--chunks", "24"];
 
-    let (code, out, _) =
-        gguf_verify(&[&["q8_0.gguf", "--baseline", "base.gguf", "--json"][..], &cut].concat(), dir.path());
-    let report: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((code, report["verdict"].as_str()), (0, Some("pass")), "{out}");
+    let args = [&["q8_0.gguf", "--baseline", "base.gguf", "--json"][..], &cut].concat();
+    let report = gguf_verify(&args, dir.path()).ok().json();
+    assert_eq!(report["verdict"], "pass", "{report}");
     for name in [
         "/perplexity/value",
         "/perplexity/stderr",
@@ -201,34 +221,25 @@ fn the_program_prints_verdicts_and_says_them_by_exit_code() {
         "/delta_ln_ppl/stderr",
         "/tokens_per_second",
     ] {
-        assert!(report.pointer(name).is_some_and(Value::is_number), "{name}: {out}");
+        assert!(report.pointer(name).is_some_and(Value::is_number), "{name}: {report}");
     }
-    let (code, out, _) = gguf_verify(&[&["base.gguf", "--max-ppl", "5"][..], &cut].concat(), dir.path());
-    assert_eq!(code, 3, "{out}");
-    assert!(out.contains("max-ppl"), "{out}");
-    let (code, _, err) = gguf_verify(&["base.gguf", "--max-kld", "1"], dir.path());
-    assert_eq!(code, 2, "{err}");
-    let (code, _, err) = gguf_verify(&["absent.gguf", "--structure-only"], dir.path());
-    assert_eq!(code, 1, "{err}");
+    gguf_verify(&[&["base.gguf", "--max-ppl", "5"][..], &cut].concat(), dir.path()).prints(3, "max-ppl");
+    gguf_verify(&["base.gguf", "--max-kld", "1"], dir.path()).exits_with(2);
+    gguf_verify(&["absent.gguf", "--structure-only"], dir.path()).exits_with(1);
     fs_err::write(dir.path().join("bad.gguf"), b"GGUF\x03\0\0\0").unwrap();
-    let (code, out, _) = gguf_verify(&["bad.gguf", "--structure-only"], dir.path());
-    assert_eq!(code, 3, "{out}");
+    gguf_verify(&["bad.gguf", "--structure-only"], dir.path()).exits_with(3);
     fs_err::write(dir.path().join("empty.jsonl"), b"\n").unwrap();
-    let (code, _, err) = gguf_verify(&["base.gguf", "--prompts", "empty.jsonl"], dir.path());
-    assert_eq!(code, 1, "{err}");
-    assert!(err.contains("no prompts"), "{err}");
+    gguf_verify(&["base.gguf", "--prompts", "empty.jsonl"], dir.path()).says(1, "no prompts");
 }
 
 #[test]
 fn a_text_file_is_scored_as_llama_perplexity_scores_it() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let corpus = fixture("tiny-llama/corpus.txt");
     let args = ["base.gguf", "--prompts", corpus.to_str().unwrap(), "--ctx", "256", "--json"];
-    let (code, out, err) = gguf_verify(&args, dir.path());
-    let report: Value = serde_json::from_str(&out).unwrap();
     // There is no expected value for the figure.
-    assert_eq!((code, report["verdict"].as_str()), (4, Some("partial")), "{out}{err}");
+    let report = gguf_verify(&args, dir.path()).exits_with(4).json();
+    assert_eq!(report["verdict"], "partial", "{report}");
     // Value of llama-perplexity (llama.cpp 0.5.0) on the same text.
     let value = report["perplexity"]["value"].as_f64().unwrap();
     assert!((value / 21.7766 - 1.0).abs() < 1e-5, "{value}");
@@ -239,28 +250,23 @@ fn a_checkpoint_is_a_baseline_without_being_written() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = fixture("tiny-llama");
     let conversion = Conversion::plan(&checkpoint, &ConvertOptions::default()).unwrap();
-    let options = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&dir.path().join("m.gguf"), conversion.metadata(), &conversion, &options, &Silent).unwrap();
+    write_source(&dir.path().join("m.gguf"), conversion.metadata(), &conversion);
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let args =
         ["m.gguf", "--baseline", checkpoint.to_str().unwrap(), "--json", "--ctx", "256", "--chunks", "20"];
-    let (code, out, err) =
-        gguf_verify(&[&args[..], &["--prompts", prompts.to_str().unwrap()]].concat(), dir.path());
-    assert_eq!(code, 0, "{out}{err}");
-    let report: Value = serde_json::from_str(&out).unwrap();
+    let report =
+        gguf_verify(&[&args[..], &["--prompts", prompts.to_str().unwrap()]].concat(), dir.path()).ok().json();
     assert_eq!(report["kld"]["max"].as_f64(), Some(0.0), "bf16 in the file, f32 in memory: the same values");
 }
 
 #[test]
 fn per_token_files_and_logits_agree() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     fs_err::write(dir.path().join("p.jsonl"), b"{\"tokens\":[0,342,278,341]}\n{\"tokens\":[0,342]}\n")
         .unwrap();
     let args =
         ["base.gguf", "--prompts", "p.jsonl", "--per-token", "nll.jsonl", "--quiet", "--accept-partial"];
-    let (code, out, err) = gguf_verify(&args, dir.path());
-    assert_eq!(code, 0, "{out}{err}");
+    gguf_verify(&args, dir.path()).ok();
     let lines = fs_err::read_to_string(dir.path().join("nll.jsonl")).unwrap();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines[0]["tokens"], serde_json::json!([0, 342, 278, 341]));
@@ -268,9 +274,7 @@ fn per_token_files_and_logits_agree() {
 
     // The logits after [0, 342, 278] give the likelihood of 341.
     fs_err::write(dir.path().join("q.jsonl"), b"{\"tokens\":[0,342,278]}").unwrap();
-    let (code, out, _) = gguf_verify(&["logits", "base.gguf", "--prompts", "q.jsonl"], dir.path());
-    assert_eq!(code, 0);
-    let line: Value = serde_json::from_str(&out).unwrap();
+    let line = gguf_verify(&["logits", "base.gguf", "--prompts", "q.jsonl"], dir.path()).ok().json();
     let logits: Vec<f64> = line["logits"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
     let peak = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let log_sum = peak + logits.iter().map(|z| (z - peak).exp()).sum::<f64>().ln();

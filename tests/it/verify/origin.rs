@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 use super::tiny::Tiny;
 use super::{llama, model, options};
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases};
+use crate::support::{files, fixture, report_cases};
 
 /// The file's own encoder with a fault: two ids are swapped.
 struct Swapped<'a>(&'a Encoder, u32, u32);
@@ -180,8 +180,7 @@ fn convertible(name: &str, dir: &Path) -> Option<PathBuf> {
     let from = fixture(&format!("vocab/{name}"));
     let mut config: Json = serde_json::from_slice(&fs_err::read(from.join("config.json")).ok()?).unwrap();
     if let Some((_, card)) = SMALL.iter().find(|small| small.0 == name) {
-        let text = fs_err::read(fixture(&format!("cards/{card}.json"))).unwrap();
-        let case: Json = serde_json::from_slice(&text).unwrap();
+        let case = files::json(fixture(&format!("cards/{card}.json")));
         let own = config.as_object_mut().unwrap();
         for (key, value) in case["config"].as_object().unwrap() {
             own.entry(key.clone()).or_insert_with(|| value.clone());
@@ -189,8 +188,7 @@ fn convertible(name: &str, dir: &Path) -> Option<PathBuf> {
     }
     let to = dir.join(name);
     fs_err::create_dir(&to).unwrap();
-    for file in fs_err::read_dir(from).unwrap() {
-        let file = file.unwrap().path();
+    for file in files::entries(from) {
         fs_err::copy(&file, to.join(file.file_name().unwrap())).unwrap();
     }
     fs_err::write(to.join("config.json"), config.to_string()).unwrap();

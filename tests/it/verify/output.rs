@@ -3,13 +3,12 @@
 use serde_json::Value;
 
 use super::gguf_verify;
-use super::tiny::Tiny;
+use super::tiny::{self, Tiny};
 use crate::support::{fixture, names, programs};
 
 /// Directory with a model `base.gguf` and prompts of token ids `a.jsonl`, `b.jsonl`.
 fn directory() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     for name in ["a.jsonl", "b.jsonl"] {
         fs_err::write(dir.path().join(name), "{\"tokens\": [1, 342, 278, 5, 9]}\n").unwrap();
     }
@@ -38,8 +37,7 @@ fn a_full_disk_leaves_no_file() {
 fn every_position_of_every_prompt_is_written() {
     let dir = directory();
     let args = ["base.gguf", "--prompts", "a.jsonl", "b.jsonl", "--per-token", "out.jsonl", "--quiet"];
-    let (code, out, err) = gguf_verify(&args, dir.path());
-    assert_eq!(code, 4, "{out}{err}");
+    gguf_verify(&args, dir.path()).exits_with(4);
     let text = fs_err::read_to_string(dir.path().join("out.jsonl")).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 2);
@@ -58,9 +56,7 @@ fn an_input_is_not_written_over() {
         &["logits", "base.gguf", "--prompts", "a.jsonl", "-o", "a.jsonl"],
         &["imatrix", "base.gguf", "--prompts", "a.jsonl", "--legacy", "-o", "base.gguf"],
     ] {
-        let (code, _, err) = gguf_verify(args, dir.path());
-        assert_eq!(code, 2, "{err}");
-        assert!(err.contains("output is the same file as input"), "{err}");
+        gguf_verify(args, dir.path()).says(2, "output is the same file as input");
     }
 }
 
@@ -68,12 +64,12 @@ fn an_input_is_not_written_over() {
 fn a_trace_is_no_warning_and_a_layer_that_is_not_there_is_one() {
     let dir = directory();
     let run = |layer| gguf_verify(&["base.gguf", "--prompts", "a.jsonl", "--trace", layer], dir.path());
-    let (_, out, err) = run("0");
+    let (_, out, err) = run("0").parts();
     let lines: Vec<&str> = err.lines().filter(|line| line.contains("rms")).collect();
     assert!(lines.iter().any(|line| line.starts_with("layer 0 mixer: 5 x ")), "{err}");
     assert!(lines.iter().all(|line| line.starts_with("layer 0 ")), "{err}");
     assert!(!out.contains("nothing to trace"), "{out}");
-    let (_, out, err) = run("99");
+    let (_, out, err) = run("99").parts();
     assert!(out.contains("warning   trace: nothing to trace: layer 99 was not run"), "{out}{err}");
 }
 
@@ -82,21 +78,17 @@ fn prompts_behind_the_limit_and_chunks_beyond_the_training_are_warned_of() {
     let dir = directory();
     let prompts = ["base.gguf", "--prompts", "a.jsonl", "b.jsonl"];
     let unread = "`b.jsonl` is not read: `--chunks` leaves none for it";
-    let (code, out, _) = gguf_verify(&[&prompts[..], &["--chunks", "1"]].concat(), dir.path());
-    assert_eq!(code, 4, "{out}");
-    assert!(out.contains(&format!("warning   prompts: {unread}")), "{out}");
-    let (_, out, _) = gguf_verify(&[&prompts[..], &["--chunks", "2"]].concat(), dir.path());
+    gguf_verify(&[&prompts[..], &["--chunks", "1"]].concat(), dir.path())
+        .prints(4, &format!("warning   prompts: {unread}"));
+    let out = gguf_verify(&[&prompts[..], &["--chunks", "2"]].concat(), dir.path()).out;
     assert!(!out.contains("is not read"), "{out}");
     let imatrix = [&["imatrix"], &prompts[..], &["--chunks", "1", "-o", "m.gguf"]].concat();
-    let (code, _, err) = gguf_verify(&imatrix, dir.path());
-    assert_eq!(code, 0, "{err}");
-    assert!(err.contains(&format!("warning: {unread}")), "{err}");
+    gguf_verify(&imatrix, dir.path()).says(0, &format!("warning: {unread}"));
 
     let mut short = Tiny::new();
     short.metadata.set("llama.context_length", 4u32);
     short.write(dir.path(), "base.gguf");
-    let (code, out, _) = gguf_verify(&prompts, dir.path());
-    assert_eq!(code, 4, "{out}");
+    let out = gguf_verify(&prompts, dir.path()).exits_with(4).out;
     let warning =
         "warning   context: chunks of 5 tokens: the model was trained on 4 (`llama.context_length`)";
     assert!(out.contains(warning), "{out}");

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::tiny::Tiny;
 use super::{gguf_verify, routing};
 use crate::support::fixture;
+use crate::support::programs::Outcome;
 
 /// Directory with the bundled model, a quantized one, one with exchanged weights, and two kinds of prompts.
 fn directory() -> tempfile::TempDir {
@@ -18,14 +19,10 @@ fn directory() -> tempfile::TempDir {
     let q4 = base.quantized(GgmlType::Q4_0);
     q4.write(dir.path(), "q4.gguf");
     let mut damaged = base.clone();
-    let (a, b) = (damaged.values("blk.1.ffn_up.weight"), damaged.values("blk.1.ffn_gate.weight"));
-    damaged.set_values("blk.1.ffn_up.weight", &b);
-    damaged.set_values("blk.1.ffn_gate.weight", &a);
+    damaged.tensors.swap("blk.1.ffn_up.weight", "blk.1.ffn_gate.weight");
     damaged.write(dir.path(), "damaged.gguf");
     let mut broken = base.clone();
-    let mut values = broken.values("blk.2.attn_q.weight");
-    values[5] = f32::NAN;
-    broken.set_values("blk.2.attn_q.weight", &values);
+    broken.edit("blk.2.attn_q.weight", |values| values[5] = f32::NAN);
     broken.write(dir.path(), "broken.gguf");
     fs_err::copy(fixture("tiny-llama/corpus.txt"), dir.path().join("p.txt")).unwrap();
     let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
@@ -39,7 +36,7 @@ fn directory() -> tempfile::TempDir {
 }
 
 /// Runs one part, with the arguments of all parts.
-fn part(dir: &Path, args: &[&str], share: &str, output: &str) -> (i32, String, String) {
+fn part(dir: &Path, args: &[&str], share: &str, output: &str) -> Outcome {
     gguf_verify(&[args, &["--part", share, "-o", output, "--no-sync"]].concat(), dir)
 }
 
@@ -51,16 +48,15 @@ fn parts(dir: &Path, args: &[&str], n: usize) -> Vec<String> {
             // With different memory and threads of the machines.
             let machine =
                 [["--memory", "1G", "--threads", "1"], ["--memory", "40M", "--threads", "2"]][at % 2];
-            let (code, out, err) = part(dir, &[args, &machine].concat(), &format!("{at}/{n}"), &name);
-            assert_eq!(code, 0, "{out}{err}");
+            part(dir, &[args, &machine].concat(), &format!("{at}/{n}"), &name).ok();
             name
         })
         .collect()
 }
 
 /// Report without its speed.
-fn report(out: &str) -> Value {
-    let mut report: Value = serde_json::from_str(out).unwrap_or_else(|error| panic!("{error}: {out}"));
+fn report(ended: Outcome) -> Value {
+    let mut report = ended.json();
     assert!(report.as_object_mut().unwrap().insert("tokens_per_second".to_owned(), Value::Null).is_some());
     report
 }
@@ -72,23 +68,22 @@ fn without_speed(out: &str) -> Vec<&str> {
 /// Checks that a single run and its parts give the same text, JSON and exit code; the limits are given at the end.
 fn assert_same(dir: &Path, args: &[&str], limits: &[&str], counts: &[usize]) -> Value {
     let single = |more: &[&str]| gguf_verify(&[args, limits, more].concat(), dir);
-    let (code, out, err) = single(&["--json"]);
-    let expected = report(&out);
-    let words = single(&["-v"]).1;
+    let single_run = single(&["--json"]);
+    let code = single_run.code();
+    let expected = report(single_run);
+    let words = single(&["-v"]).out;
     for &n in counts {
         let mut names = parts(dir, args, n);
         // In any order.
         names.reverse();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let combine = |more: &[&str]| gguf_verify(&[&["combine"], &names[..], limits, more].concat(), dir);
-        let (own_code, own, own_err) = combine(&["--json"]);
-        assert_eq!(own_code, code, "{n} parts: {own}{own_err}{err}");
-        let own = report(&own);
+        let own = report(combine(&["--json"]).exits_with(code));
         for (name, value) in expected.as_object().unwrap() {
             assert_eq!(&own[name], value, "{n} parts: {name}");
         }
         assert_eq!(own, expected, "{n} parts");
-        assert_eq!(without_speed(&combine(&["-v"]).1), without_speed(&words), "{n} parts");
+        assert_eq!(without_speed(&combine(&["-v"]).out), without_speed(&words), "{n} parts");
     }
     expected
 }
@@ -112,13 +107,13 @@ fn limits_are_kept_or_missed_by_all_parts_together() {
     assert_eq!(report["verdict"], "pass", "{report}");
     let report = assert_same(dir.path(), &args, &["--max-ppl", "2"], &[2]);
     assert_eq!(report["verdict"], "fail", "{report}");
-    let (_, _, err) =
-        gguf_verify(&["combine", "run-1-of-2.part", "run-2-of-2.part", "--max-kld", "1"], dir.path());
+    let err =
+        gguf_verify(&["combine", "run-1-of-2.part", "run-2-of-2.part", "--max-kld", "1"], dir.path()).err;
     assert!(err.contains("the parts were run without `--baseline`"), "{err}");
     // Partial without a limit, and the effect of accepting that.
-    let (code, ..) = gguf_verify(&["combine", "run-1-of-2.part", "run-2-of-2.part"], dir.path());
-    let accepted = ["combine", "run-1-of-2.part", "run-2-of-2.part", "--accept-partial"];
-    assert_eq!((code, gguf_verify(&accepted, dir.path()).0), (4, 0));
+    let combined = ["combine", "run-1-of-2.part", "run-2-of-2.part"];
+    gguf_verify(&combined, dir.path()).exits_with(4);
+    gguf_verify(&[&combined[..], &["--accept-partial"]].concat(), dir.path()).ok();
 }
 
 #[test]
@@ -173,8 +168,7 @@ fn experts_are_counted_over_all_parts() {
 
 /// Error of `combine` for these files.
 fn refused(dir: &Path, names: &[&str]) -> String {
-    let (code, out, err) = gguf_verify(&[&["combine"], names].concat(), dir);
-    assert!(code == 1 || code == 2, "{code}: {out}{err}");
+    let (_, out, err) = gguf_verify(&[&["combine"], names].concat(), dir).exits_with_one_of(&[1, 2]).parts();
     assert!(out.is_empty(), "{out}");
     err
 }
@@ -187,8 +181,7 @@ fn parts_that_do_not_belong_together_are_refused() {
         [model, "--baseline", "base.gguf", "--prompts", prompts, "--ctx", ctx, "--chunks", "6"]
     };
     let run = |args: &[&str], share: &str, name: &str| {
-        let (code, out, err) = part(at, args, share, name);
-        assert_eq!(code, 0, "{out}{err}");
+        part(at, args, share, name).ok();
     };
     let own = args("q4.gguf", "64", "p.txt");
     for number in 1..=3 {
@@ -201,9 +194,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     let err = refused(at, &["1.part", "2.part", "3.part", "2.part"]);
     assert!(err.contains("part 2 is given twice"), "{err}");
     let mut tiny = Tiny::new();
-    let mut values = tiny.values("blk.0.attn_v.weight");
-    values[0] += 0.25;
-    tiny.set_values("blk.0.attn_v.weight", &values);
+    tiny.edit("blk.0.attn_v.weight", |values| values[0] += 0.25);
     tiny.quantized(GgmlType::Q4_0).write(at, "other.gguf");
     for (name, args, what) in [
         ("model.part", args("other.gguf", "64", "p.txt").to_vec(), "another model"),
@@ -228,9 +219,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     assert!(err.contains("four.part: a part of 4, but 1.part is one of 3"), "{err}");
     // A copy of the file with damage that the identity does not cover.
     let mut copy = Tiny::new();
-    let mut values = copy.values("blk.3.ffn_down.weight");
-    *values.last_mut().unwrap() = f32::INFINITY;
-    copy.set_values("blk.3.ffn_down.weight", &values);
+    copy.edit("blk.3.ffn_down.weight", |values| *values.last_mut().unwrap() = f32::INFINITY);
     copy.write(at, "copy.gguf");
     fs_err::rename(at.join("base.gguf"), at.join("kept.gguf")).unwrap();
     let plain = |model| [model, "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"];
@@ -252,8 +241,7 @@ fn parts_that_do_not_belong_together_are_refused() {
 fn a_part_that_was_changed_is_refused_wherever_it_was() {
     let dir = directory();
     let args = ["q4.gguf", "--baseline", "base.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "2"];
-    let (code, _, err) = part(dir.path(), &args, "1/2", "1.part");
-    assert_eq!(code, 0, "{err}");
+    part(dir.path(), &args, "1/2", "1.part").ok();
     let path = dir.path().join("1.part");
     let bytes = fs_err::read(&path).unwrap();
     assert!(VerificationPart::open(&path).is_ok());
@@ -300,7 +288,7 @@ fn reseal(bytes: &mut [u8]) {
 fn facts_that_somebody_wrote_by_hand_are_refused() {
     let dir = directory();
     let args = ["q4.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "2"];
-    assert_eq!(part(dir.path(), &args, "1/1", "1.part").0, 0);
+    part(dir.path(), &args, "1/1", "1.part").ok();
     let bytes = fs_err::read(dir.path().join("1.part")).unwrap();
     let n_facts = u64::from_le_bytes(bytes[48..56].try_into().unwrap()) as usize;
     let facts: Value = serde_json::from_slice(&bytes[56..56 + n_facts]).unwrap();
@@ -365,19 +353,13 @@ fn what_has_no_parts_is_refused_with_a_way_out() {
         let (models, more): (Vec<&str>, Vec<&str>) = more
             .into_iter()
             .partition(|word| word.ends_with("base.gguf") && expected.starts_with("a second"));
-        let (code, out, err) = part(at, &[&models[..], &own[..], &more[..]].concat(), "1/2", "x.part");
-        assert!(code == 2 && err.contains(expected), "{more:?}: {out}{err}");
+        part(at, &[&models[..], &own[..], &more[..]].concat(), "1/2", "x.part").says(2, expected);
         assert!(!at.join("x.part").exists());
     }
-    let (code, _, err) = gguf_verify(&[&own[..], &["--part", "1/2"]].concat(), at);
-    assert!(code == 2 && err.contains("-o <FILE>"), "{err}");
-    let (code, _, err) = gguf_verify(&[&own[..], &["-o", "x.part"]].concat(), at);
-    assert!(code == 2 && err.contains("--part <I/N>"), "{err}");
-    let (code, _, err) = part(at, &own, "4/5", "x.part");
-    assert!(
-        code == 1 && err.contains("part 4/5: the prompts have 3 chunks, and no part may be empty"),
-        "{err}"
-    );
-    assert!(err.contains("hint: cut the run into 3 parts at most"), "{err}");
+    gguf_verify(&[&own[..], &["--part", "1/2"]].concat(), at).says(2, "-o <FILE>");
+    gguf_verify(&[&own[..], &["-o", "x.part"]].concat(), at).says(2, "--part <I/N>");
+    part(at, &own, "4/5", "x.part")
+        .says(1, "part 4/5: the prompts have 3 chunks, and no part may be empty")
+        .says(1, "hint: cut the run into 3 parts at most");
     assert!(!at.join("x.part").exists());
 }

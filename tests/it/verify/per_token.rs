@@ -8,8 +8,7 @@ use super::tiny::Tiny;
 
 fn lines(dir: &std::path::Path, args: &[&str]) -> Vec<Value> {
     let args = [args, &["--per-token", "out.jsonl", "--no-sync"]].concat();
-    let (code, out, err) = gguf_verify(&args, dir);
-    assert!([0, 4].contains(&code), "{out}{err}");
+    gguf_verify(&args, dir).exits_with_one_of(&[0, 4]);
     let text = fs_err::read_to_string(dir.join("out.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

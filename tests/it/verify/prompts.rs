@@ -6,7 +6,7 @@ use gguf_foundry::core::GgmlType;
 use serde_json::{Value as Json, json};
 
 use super::gguf_verify;
-use super::tiny::Tiny;
+use super::tiny::{self, Tiny};
 use crate::support::fixture;
 
 fn corpus_texts() -> Vec<String> {
@@ -16,20 +16,15 @@ fn corpus_texts() -> Vec<String> {
     paragraphs.chunks(paragraphs.len().div_ceil(3)).map(<[&str]>::concat).collect()
 }
 
-fn parsed(out: &str) -> Json {
-    serde_json::from_str(out).unwrap_or_else(|error| panic!("{error}: {out}"))
-}
-
 fn perplexity(dir: &Path, file: &str, more: &[&str]) -> f64 {
     let args = ["base.gguf", "--prompts", file, "--ctx", "128", "--json", "--quiet"];
-    let (_, out, err) = gguf_verify(&[&args[..], more].concat(), dir);
-    parsed(&out)["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{out}{err}"))
+    let report = gguf_verify(&[&args[..], more].concat(), dir).json();
+    report["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{report}"))
 }
 
 #[test]
 fn arrays_are_scored_as_lines_are_and_not_as_prose() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let text: String = corpus_texts()[0].chars().take(6000).collect();
     let parts: Vec<String> =
         text.as_bytes().chunks(1500).map(|part| String::from_utf8_lossy(part).into_owned()).collect();
@@ -50,19 +45,19 @@ fn arrays_are_scored_as_lines_are_and_not_as_prose() {
     let prose = perplexity(dir.path(), "strings.json", &["--plain-text"]);
     assert!(prose > 1.1 * expected, "{prose} {expected}");
     // The other commands read prompts in the same way.
-    let (code, _, err) = gguf_verify(
+    gguf_verify(
         &["imatrix", "base.gguf", "--prompts", "strings.json", "-o", "i.gguf", "--ctx", "128", "--json"],
         dir.path(),
-    );
-    assert_eq!(code, 0, "{err}");
-    let (code, out, err) = gguf_verify(&["logits", "base.gguf", "--prompts", "strings.json"], dir.path());
+    )
+    .ok();
+    let (code, out, err) =
+        gguf_verify(&["logits", "base.gguf", "--prompts", "strings.json"], dir.path()).parts();
     assert_eq!((code, out.lines().count()), (0, parts.len()), "{err}");
 }
 
 #[test]
 fn data_and_binary_files_are_refused_with_a_way_out() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let write = |name: &str, content: &str| fs_err::write(dir.path().join(name), content).unwrap();
     write("table.txt", "id,text\n1,one\n2,two\n");
     write("other.json", "[{\"question\": \"a\"}]");
@@ -78,13 +73,12 @@ fn data_and_binary_files_are_refused_with_a_way_out() {
             vec!["logits", "base.gguf", "--prompts", file],
             vec!["imatrix", "base.gguf", "--prompts", file, "-o", "i.gguf"],
         ] {
-            let (code, _, err) = gguf_verify(&args, dir.path());
-            assert!(code == 1 && err.contains(expected) && err.contains(hint), "{args:?}: {err}");
+            gguf_verify(&args, dir.path()).says(1, expected).says(1, hint);
         }
     }
     assert!(perplexity(dir.path(), "table.txt", &["--plain-text"]) > 1.0);
-    let (code, _, err) = gguf_verify(&["base.gguf", "--structure-only", "--plain-text"], dir.path());
-    assert_eq!(code, 2, "an option that nothing uses: {err}");
+    // Nothing uses the option.
+    gguf_verify(&["base.gguf", "--structure-only", "--plain-text"], dir.path()).exits_with(2);
 }
 
 #[test]
@@ -101,9 +95,9 @@ fn files_share_the_chunks_and_each_has_its_row() {
     }
     let cut = ["--prompts", "a.txt", "b.txt", "c.txt", "--ctx", "64", "--chunks", "20", "--quiet"];
     let beside = ["--baseline", "base.gguf"];
-    let (code, out, err) = gguf_verify(&[&["q8_0.gguf", "--json"][..], &cut, &beside].concat(), dir.path());
-    assert!(code != 1, "{err}");
-    let report = parsed(&out);
+    let ended = gguf_verify(&[&["q8_0.gguf", "--json"][..], &cut, &beside].concat(), dir.path());
+    assert!(ended.code() != 1, "{}", ended.err);
+    let report = ended.json();
     let files = report["prompt_files"].as_array().unwrap();
     let chunks: Vec<u64> = files.iter().map(|file| file["chunks"].as_u64().unwrap()).collect();
     assert!(chunks[2] > 0 && chunks[2] < 6, "the short file has what it has: {chunks:?}");
@@ -124,28 +118,27 @@ fn files_share_the_chunks_and_each_has_its_row() {
     // Each file's figures are those of a run over that file only.
     let chunks_of_b = chunks[1].to_string();
     let alone = ["q8_0.gguf", "--json", "--prompts", "b.txt", "--ctx", "64", "--chunks", &chunks_of_b];
-    let (_, out, _) = gguf_verify(&alone, dir.path());
-    let (found, expected) = (&files[1]["perplexity"]["value"], &parsed(&out)["perplexity"]["value"]);
+    let alone = gguf_verify(&alone, dir.path()).json();
+    let (found, expected) = (&files[1]["perplexity"]["value"], &alone["perplexity"]["value"]);
     assert!((found.as_f64().unwrap() / expected.as_f64().unwrap() - 1.0).abs() < 1e-6, "{found} {expected}");
-    assert!(parsed(&out).get("prompt_files").is_none(), "of one file the figures are the report's");
+    assert!(alone.get("prompt_files").is_none(), "of one file the figures are the report's");
 
-    let (_, out, _) = gguf_verify(&[&["q8_0.gguf"][..], &cut, &beside].concat(), dir.path());
+    let out = gguf_verify(&[&["q8_0.gguf"][..], &cut, &beside].concat(), dir.path()).out;
     let row = out.lines().find(|line| line.starts_with("b.txt")).unwrap_or_else(|| panic!("{out}"));
     assert_eq!(row.split_whitespace().nth(1), Some(chunks_of_b.as_str()), "{out}");
     assert_eq!(row.split_whitespace().count(), 7, "{out}");
     // With several models, a row for each pair.
-    let (_, out, _) = gguf_verify(&[&["q8_0.gguf", "q4_0.gguf"][..], &cut, &beside].concat(), dir.path());
+    let out = gguf_verify(&[&["q8_0.gguf", "q4_0.gguf"][..], &cut, &beside].concat(), dir.path()).out;
     let is_row = |line: &&str| line.starts_with("q4_0.gguf") && line.contains("c.txt");
     assert_eq!(out.lines().filter(is_row).count(), 1, "{out}");
 
     // More files than chunks: both commands name the files without chunks.
     let few = ["--prompts", "a.txt", "b.txt", "c.txt", "--ctx", "64", "--chunks", "2"];
-    let (_, out, _) = gguf_verify(&[&["q8_0.gguf"][..], &few].concat(), dir.path());
+    let out = gguf_verify(&[&["q8_0.gguf"][..], &few].concat(), dir.path()).out;
     let unread = "`c.txt` is not read: `--chunks` leaves none for it";
     assert!(out.contains(unread) && !out.contains("`b.txt` is not read"), "{out}");
     let imatrix = ["imatrix", "q8_0.gguf", "-o", "i.gguf"];
-    let (code, _, err) = gguf_verify(&[&imatrix[..], &few].concat(), dir.path());
-    assert!(code == 0 && err.contains(unread), "{err}");
+    gguf_verify(&[&imatrix[..], &few].concat(), dir.path()).says(0, unread);
 }
 
 #[test]
@@ -157,13 +150,12 @@ fn contexts_beyond_training_are_warned_of() {
     fs_err::write(dir.path().join("p.txt"), &corpus_texts()[0]).unwrap();
     let cut = ["--prompts", "p.txt", "--ctx", "128", "--chunks", "1"];
     let expected = "chunks of 128 tokens: the model was trained on 64";
-    let (_, out, _) = gguf_verify(&[&["base.gguf"][..], &cut].concat(), dir.path());
+    let out = gguf_verify(&[&["base.gguf"][..], &cut].concat(), dir.path()).out;
     assert!(out.contains(expected), "{out}");
-    let (_, _, err) =
-        gguf_verify(&[&["imatrix", "base.gguf", "-o", "i.gguf"][..], &cut].concat(), dir.path());
+    let err = gguf_verify(&[&["imatrix", "base.gguf", "-o", "i.gguf"][..], &cut].concat(), dir.path()).err;
     assert!(err.contains(expected), "{err}");
     let tokens: Vec<u32> = (0..70).collect();
     fs_err::write(dir.path().join("l.jsonl"), json!({ "tokens": tokens }).to_string()).unwrap();
-    let (code, _, err) = gguf_verify(&["logits", "base.gguf", "--prompts", "l.jsonl"], dir.path());
-    assert!(code == 0 && err.contains("a prompt of 70 tokens: the model was trained on 64"), "{err}");
+    gguf_verify(&["logits", "base.gguf", "--prompts", "l.jsonl"], dir.path())
+        .says(0, "a prompt of 70 tokens: the model was trained on 64");
 }

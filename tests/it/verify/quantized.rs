@@ -1,13 +1,9 @@
 //! Files made from quantized checkpoints, with the checkpoint as the baseline.
 
-use std::path::Path;
-
-use serde_json::Value as Json;
-
 use super::gguf_verify;
 use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::programs::{command, finish};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
 
 /// Classes with a card.
 const CLASSES: &[&str] = &["GptOssForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"];
@@ -15,10 +11,6 @@ const CLASSES: &[&str] = &["GptOssForCausalLM", "LlamaForCausalLM", "Qwen3MoeFor
 const ARCH_CASES: &[&str] = &["gpt_oss", "gpt_oss_mxfp4", "qwen3_moe"];
 /// Case whose weights reach 2^128, so that its outputs are not finite.
 const OVERFLOWING: &str = "mxfp4-gpt-oss-extremes";
-
-fn json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
 
 conformance_tests!(files_of_quantized_checkpoints_compute_what_the_checkpoint_does);
 fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does(corpus: &Goldens) {
@@ -29,12 +21,12 @@ fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does(corpus: &Gold
     fs_err::write(dir.path().join("prompts.jsonl"), prompt).unwrap();
 
     let mut n_cases = 0;
-    let index = json(&corpus.join("prequant/INDEX.json"));
+    let index = files::json(corpus.join("prequant/INDEX.json"));
     let quantized = index.as_array().unwrap().iter().filter(|case| case["outcome"] == "ok");
     let quantized = quantized.map(|case| ("prequant", case["case"].as_str().unwrap()));
     for (part, name) in quantized.chain(ARCH_CASES.iter().map(|name| ("arch", *name))) {
         let Some(case) = corpus.find(format!("{part}/{name}")) else { continue };
-        let class = json(&case.join("hf/config.json"))["architectures"][0].as_str().unwrap().to_owned();
+        let class = files::json(case.join("hf/config.json"))["architectures"][0].as_str().unwrap().to_owned();
         if !CLASSES.contains(&class.as_str()) || name == OVERFLOWING {
             continue;
         }
@@ -49,9 +41,7 @@ fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does(corpus: &Gold
         let options =
             ["--baseline", &hf, "--prompts", "prompts.jsonl", "--score", "all", "--json", "--quiet"];
         let args = [&["native.gguf", "f32.gguf"], options.as_slice()].concat();
-        let (_, out, err) = gguf_verify(&args, dir.path());
-        let report: Json =
-            serde_json::from_str(&out).unwrap_or_else(|error| panic!("{name}: {error}: {err}"));
+        let report = gguf_verify(&args, dir.path()).json();
         let files = report["models"].as_array().unwrap();
         assert_eq!(files.len(), 2, "{name}");
         for file in files {

@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use super::gguf_verify;
 use super::tiny::Tiny;
-use crate::support::{fixture, programs};
+use crate::support::fixture;
+use crate::support::programs::{self, Outcome};
 use gguf_foundry::core::GgmlType;
 
 /// Directory with a baseline, two files made of it, a truncated file, and prompts.
@@ -25,7 +26,7 @@ fn directory() -> tempfile::TempDir {
     dir
 }
 
-fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
+fn run(dir: &Path, args: &[&str]) -> Outcome {
     let mut all = args.to_vec();
     if !args.contains(&"--prompts") {
         all.extend(["--prompts", "p.jsonl"]);
@@ -43,8 +44,7 @@ fn a_page_a_card_and_a_document_come_of_one_run() {
     let dir = directory();
     let reports = ["--report", "r.html", "--report", "r.md", "--report", "r.json"];
     let models = ["q4_0.gguf", "q8_0.gguf", "cut.gguf", "--baseline", "base.gguf", "--json"];
-    let (code, out, err) = run(dir.path(), &[&models[..], &reports].concat());
-    assert_eq!(code, 3, "{out}{err}");
+    let out = run(dir.path(), &[&models[..], &reports].concat()).exits_with(3).out;
     let (html, card) = (read(dir.path(), "r.html"), read(dir.path(), "r.md"));
     for part in ["q4_0.gguf", "q8_0.gguf", "cut.gguf", "fail", "--baseline base.gguf"] {
         assert!(html.contains(part), "{part}: {html}");
@@ -99,12 +99,10 @@ fn the_same_run_gives_the_same_page() {
 #[test]
 fn a_page_needs_neither_figures_nor_a_baseline() {
     let dir = directory();
-    let (code, _, err) =
-        gguf_verify(&["q8_0.gguf", "--structure-only", "--report", "r.html", "--report", "r.md"], dir.path());
-    assert!([0, 4].contains(&code), "{err}");
+    gguf_verify(&["q8_0.gguf", "--structure-only", "--report", "r.html", "--report", "r.md"], dir.path())
+        .exits_with_one_of(&[0, 4]);
     assert!(read(dir.path(), "r.html").contains("no text was run"));
-    let (code, _, err) = run(dir.path(), &["q8_0.gguf", "--report", "r.html"]);
-    assert!([0, 4].contains(&code), "{err}");
+    run(dir.path(), &["q8_0.gguf", "--report", "r.html"]).exits_with_one_of(&[0, 4]);
     let html = read(dir.path(), "r.html");
     assert!(html.contains("without a baseline") && !html.contains("mean KLD</th>"), "{html}");
 }
@@ -127,21 +125,17 @@ fn reports_that_cannot_be_are_refused_before_any_work() {
             "--per-token and --report are the same file",
         ),
     ] {
-        let (code, out, err) = run(dir.path(), args);
-        assert_eq!(code, 2, "{args:?}: {out}{err}");
-        assert!(err.contains(expected), "{args:?}: {err}");
+        run(dir.path(), args).says(2, expected);
     }
-    let (code, _, err) = run(dir.path(), &["q8_0.gguf", "--report", "no/r.html"]);
-    assert!([1, 2].contains(&code) && err.contains("no"), "{err}");
+    let err = run(dir.path(), &["q8_0.gguf", "--report", "no/r.html"]).exits_with_one_of(&[1, 2]).err;
+    assert!(err.contains("no"), "{err}");
     // A file of a checkpoint, which is found only when it is opened.
     let checkpoint = dir.path().join("hf");
     fs_err::create_dir(&checkpoint).unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
         fs_err::copy(fixture("tiny-llama").join(name), checkpoint.join(name)).unwrap();
     }
-    let (code, _, err) = run(dir.path(), &["q8_0.gguf", "--baseline", "hf", "--report", "hf/config.json"]);
-    assert_eq!(code, 2, "{err}");
-    let (code, _, err) = run(dir.path(), &["hf", "--report", "hf/config.json"]);
-    assert_eq!(code, 2, "{err}");
+    run(dir.path(), &["q8_0.gguf", "--baseline", "hf", "--report", "hf/config.json"]).exits_with(2);
+    run(dir.path(), &["hf", "--report", "hf/config.json"]).exits_with(2);
     assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), before + 1);
 }

@@ -2,13 +2,12 @@
 
 use std::sync::Mutex;
 
-use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::{Progress, Silent};
+use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::verify::{Model, Position, Recall, Verification, verify};
-use serde_json::Value;
 
-use super::tiny::Tiny;
+use super::tiny::{self, Tiny};
 use super::{corpus, gguf_verify, llama, model, options};
 use crate::support::{fixture, programs};
 
@@ -17,9 +16,9 @@ fn a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads() {
     let base = Tiny::new().with_layers(2);
     let tokens: Vec<u32> = (0..2200).map(|at| (at * at * 31 + at * 7) % 1024).collect();
     let run = |len: usize, n_threads| {
-        let plan = GraphPlan::new(&llama(), &base.metadata, &base.metas).unwrap();
+        let plan = GraphPlan::new(&llama(), &base.metadata, base.tensors.tensors()).unwrap();
         let options = EngineOptions { n_threads, ..EngineOptions::default() };
-        let engine = Engine::new(plan, &base, options).unwrap();
+        let engine = Engine::new(plan, &base.tensors, options).unwrap();
         let chunk = TokenChunk { tokens: tokens[..len].to_vec(), rows: 2010..2040, n_source: 0 };
         engine.logits(&engine.hidden(&[chunk]).unwrap(), &Silent).unwrap()
     };
@@ -70,9 +69,9 @@ fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same() {
     };
     // All chunks together, and in groups.
     for (memory_bytes, is_one) in [(1 << 30, true), (40 << 20, false)] {
-        let plan = GraphPlan::new(&features, &base.metadata, &base.metas).unwrap();
+        let plan = GraphPlan::new(&features, &base.metadata, base.tensors.tensors()).unwrap();
         let options = EngineOptions { memory_bytes, ..EngineOptions::default() };
-        let both = Engine::new(plan, &base, options).unwrap().group_tokens(256).unwrap() / 2;
+        let both = Engine::new(plan, &base.tensors, options).unwrap().group_tokens(256).unwrap() / 2;
         assert_eq!(both >= 24 * 256, is_one, "{both} tokens");
 
         let (expected, without) = figures(None, memory_bytes);
@@ -95,8 +94,7 @@ fn locked_files_give_the_same_figures_and_directories_are_refused() {
     let args = ["q8_0.gguf", "--baseline", "base.gguf", "--ctx", "256", "--chunks", "2", "--json"];
     let args = [&args[..], &["--prompts", prompts.to_str().unwrap()]].concat();
     let figures = |args: &[&str]| {
-        let (code, out, err) = gguf_verify(args, dir.path());
-        let report: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{code} {out}{err}"));
+        let report = gguf_verify(args, dir.path()).json();
         (report["perplexity"].clone(), report["kld"].clone())
     };
     assert_eq!(figures(&[&args[..], &["--mlock"]].concat()), figures(&args));
@@ -105,20 +103,16 @@ fn locked_files_give_the_same_figures_and_directories_are_refused() {
     let checkpoint = checkpoint.to_str().unwrap();
     for args in [["--baseline", checkpoint, "q8_0.gguf"].as_slice(), &[checkpoint]] {
         let args = [args, &["--mlock", "--prompts", prompts.to_str().unwrap()]].concat();
-        let (code, _, err) = gguf_verify(&args, dir.path());
-        assert_eq!(code, 2, "{err}");
-        assert!(err.contains("is a directory"), "{err}");
+        gguf_verify(&args, dir.path()).says(2, "is a directory");
     }
-    let (code, _, err) = gguf_verify(&["q8_0.gguf", "--mlock", "--structure-only"], dir.path());
-    assert_eq!(code, 2, "{err}");
+    gguf_verify(&["q8_0.gguf", "--mlock", "--structure-only"], dir.path()).exits_with(2);
 }
 
 /// A process that may not lock without limit gets a message with the limit, and how to raise it.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_file_beyond_the_limit_of_locked_memory_is_a_failed_run() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let run = |before: &str| {
         let mut shell = std::process::Command::new("sh");

@@ -39,9 +39,9 @@ pub(super) fn directory() -> tempfile::TempDir {
 }
 
 fn run(dir: &Path, args: &[&str]) -> Value {
-    let (code, out, err) = gguf_verify(&[args, &["--json", "--score", "all"]].concat(), dir);
-    assert!([0, 3, 4].contains(&code), "{err}");
-    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{err}"))
+    let ended = gguf_verify(&[args, &["--json", "--score", "all"]].concat(), dir);
+    assert!([0, 3, 4].contains(&ended.code()), "{}", ended.err);
+    ended.json()
 }
 
 fn sum(tokens: &Value) -> u64 {
@@ -71,7 +71,7 @@ fn every_token_counts_once_for_each_expert_that_it_uses() {
     // Four tokens cannot reach eleven experts with two each.
     let few = run(dir.path(), &["f32.gguf", "--prompts", "four.jsonl"]);
     assert!(few["experts"][0]["unseen"].as_array().unwrap().len() >= 3, "{few}");
-    let (_, out, _) = gguf_verify(&["f32.gguf", "--prompts", "four.jsonl", "--score", "all"], dir.path());
+    let out = gguf_verify(&["f32.gguf", "--prompts", "four.jsonl", "--score", "all"], dir.path()).out;
     assert!(out.contains(" got no token and are not in the figures: layer 0: "), "{out}");
 }
 
@@ -90,7 +90,7 @@ fn choices_are_compared_with_the_baselines() {
     let both = with(&["f32.gguf", "q4_0.gguf"]);
     assert_eq!(both["models"][0]["experts"], same["experts"]);
     assert_eq!(both["models"][1]["experts"], quantized["experts"]);
-    let (_, out, _) = gguf_verify(
+    let out = gguf_verify(
         &[
             "q4_0.gguf",
             "--baseline",
@@ -103,7 +103,8 @@ fn choices_are_compared_with_the_baselines() {
             "all",
         ],
         dir.path(),
-    );
+    )
+    .out;
     assert!(out.contains("of the choices are the baseline's, "), "{out}");
     let card = fs_err::read_to_string(dir.path().join("r.md")).unwrap();
     assert!(card.contains(": experts: ") && card.contains("of the choices are the baseline's."), "{card}");

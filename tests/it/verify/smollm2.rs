@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::support::goldens::Goldens;
 use crate::support::programs::run;
-use crate::support::{fixture, report_cases, smollm2};
+use crate::support::{files, fixture, report_cases, smollm2};
 
 /// Types of the golden figures.
 const TYPES: [&str; 4] = ["F16", "Q8_0", "Q4_K_M", "IQ4_XS"];
@@ -12,8 +12,7 @@ const TYPES: [&str; 4] = ["F16", "Q8_0", "Q4_K_M", "IQ4_XS"];
 #[test]
 #[ignore = "needs SmolLM2: set GGUF_SMOLLM2"]
 fn perplexity_and_divergence_of_smollm2_equal_llama_perplexity() {
-    let golden = fs_err::read_to_string(Goldens::selection().join("e2e.json")).unwrap();
-    let golden: Value = serde_json::from_str(&golden).unwrap();
+    let golden = files::json(Goldens::selection().join("e2e.json"));
     let golden = &golden["smollm2-135m"];
     let dir = tempfile::tempdir().unwrap();
     let model = fs_err::canonicalize(smollm2()).unwrap();

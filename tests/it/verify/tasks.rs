@@ -4,8 +4,8 @@ use gguf_foundry::core::GgmlType;
 use serde_json::Value;
 
 use super::gguf_verify;
-use super::tiny::Tiny;
-use crate::support::{fixture, report_cases};
+use super::tiny::{self, Tiny};
+use crate::support::{files, fixture, report_cases};
 
 const FILES: [(&str, &str); 3] = [
     ("hellaswag", "hellaswag.txt"),
@@ -19,9 +19,8 @@ fn path(name: &str) -> String {
 
 #[test]
 fn every_task_is_answered_as_llama_perplexity_answers_it() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
-    let peer: Value = serde_json::from_str(&fs_err::read_to_string(path("peer.json")).unwrap()).unwrap();
+    let dir = tiny::directory();
+    let peer = files::json(path("peer.json"));
     let mut n_cases = 0;
     for (kind, file) in FILES {
         for n_tasks in ["0", "10"] {
@@ -30,8 +29,7 @@ fn every_task_is_answered_as_llama_perplexity_answers_it() {
             if n_tasks != "0" {
                 args.extend(["--tasks", n_tasks]);
             }
-            let (_, out, err) = gguf_verify(&args, dir.path());
-            let report: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+            let report = gguf_verify(&args, dir.path()).json();
             let tasks = &report["tasks"][0];
             assert_eq!((tasks["kind"].as_str(), tasks["tasks_in_file"].as_u64()), (Some(kind), Some(24)));
             let peer = &peer[format!("{kind}/{n_tasks}")];
@@ -63,12 +61,12 @@ fn several_models_and_kinds_end_in_a_table() {
     base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");
     let [(_, hellaswag), (_, winogrande), _] = FILES.map(|(kind, file)| (kind, path(file)));
     let tasks = ["--hellaswag", &hellaswag, "--winogrande", &winogrande, "--tasks", "5"];
-    let (_, out, err) = gguf_verify(&[&["base.gguf", "q4_0.gguf"], &tasks[..]].concat(), dir.path());
+    let (_, out, err) = gguf_verify(&[&["base.gguf", "q4_0.gguf"], &tasks[..]].concat(), dir.path()).parts();
     let heads = out.lines().find(|line| line.starts_with("file")).unwrap_or_else(|| panic!("{out}{err}"));
     assert!(heads.contains("hellaswag") && heads.contains("winogrande"), "{out}");
     let row = out.lines().find(|line| line.starts_with("q4_0.gguf")).unwrap();
     assert_eq!(row.matches('%').count(), 2, "{out}");
-    let (code, out, _) = gguf_verify(&[&["base.gguf"], &tasks[..]].concat(), dir.path());
+    let (code, out, _) = gguf_verify(&[&["base.gguf"], &tasks[..]].concat(), dir.path()).parts();
     assert_eq!(code, 4, "answers alone are no verdict: {out}");
     assert!(out.contains("% right of 5 of 24 tasks (95 %: "), "{out}");
     assert!(out.contains("guessing: 25.0000") && out.contains("guessing: 50.0000"), "{out}");
@@ -76,8 +74,7 @@ fn several_models_and_kinds_end_in_a_table() {
 
 #[test]
 fn files_that_are_no_tasks_are_refused_by_place() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let binary = fs_err::read(path("multiple-choice.bin")).unwrap();
     fs_err::write(dir.path().join("cut.bin"), &binary[..2000]).unwrap();
     fs_err::write(dir.path().join("many.bin"), [&u32::MAX.to_le_bytes(), &binary[4..]].concat()).unwrap();
@@ -94,9 +91,7 @@ fn files_that_are_no_tasks_are_refused_by_place() {
         ("--winogrande", "empty.csv", "empty.csv: no tasks"),
         ("--winogrande", "latin.csv", "latin.csv: offset 7: invalid UTF-8"),
     ] {
-        let (code, out, err) = gguf_verify(&["base.gguf", option, file], dir.path());
-        assert_eq!(code, 1, "{file}: {out}{err}");
-        assert!(err.contains(expected), "{file}: {err}");
+        gguf_verify(&["base.gguf", option, file], dir.path()).says(1, expected);
     }
 }
 
@@ -122,12 +117,10 @@ fn binary(tasks: &[(&str, &[(&str, i32)])]) -> Vec<u8> {
 
 #[test]
 fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let run = |option: &str, content: &[u8]| {
         fs_err::write(dir.path().join("tasks"), content).unwrap();
-        let (code, out, err) = gguf_verify(&["base.gguf", option, "tasks", "--json"], dir.path());
-        (code, serde_json::from_str(&out).unwrap_or(Value::Null), err)
+        gguf_verify(&["base.gguf", option, "tasks", "--json"], dir.path())
     };
     // The file has no other task, so there is no figure.
     for (tasks, why) in [
@@ -137,15 +130,10 @@ fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
         (&[("Which?", &[(" a", 1), (" a", 0)])], "answers 0 and 1 are the same text"),
         (&[("Which?", &[(" ", 0), (" a", 1)])], "answer 0 is empty"),
     ] {
-        let (code, _, err) = run("--multiple-choice", &binary(tasks));
-        assert_eq!(code, 1, "{err}");
-        assert!(err.contains("task 0 (`Which?`): ") && err.contains(why), "{err}");
+        run("--multiple-choice", &binary(tasks)).says(1, "task 0 (`Which?`): ").says(1, why);
     }
-    let (code, report, err) = run(
-        "--multiple-choice",
-        &binary(&[("Sound?", &[(" yes", 1), (" no", 0)]), ("Which?", &[(" a", 0), (" b", 2)])]),
-    );
-    assert_eq!(code, 4, "{err}");
+    let tasks = binary(&[("Sound?", &[(" yes", 1), (" no", 0)]), ("Which?", &[(" a", 0), (" b", 2)])]);
+    let report = run("--multiple-choice", &tasks).exits_with(4).json();
     let tasks = &report["tasks"][0];
     assert_eq!((&tasks["tasks"], &tasks["tasks_in_file"]), (&1.into(), &2.into()), "{report}");
     assert_eq!(tasks["left_out"][0]["task"], 1);
@@ -174,16 +162,13 @@ fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
             "tasks: line 1: expected 1 or 2, the number of the right word, found `0,A _ b.,x,y,`",
         ),
     ] {
-        let (code, _, err) = run(option, text.as_bytes());
-        assert_eq!(code, 1, "{text}: {err}");
-        assert!(err.contains(why), "{text}: {err}");
+        run(option, text.as_bytes()).says(1, why);
     }
 }
 
 #[test]
 fn options_that_nothing_would_act_on_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    Tiny::new().write(dir.path(), "base.gguf");
+    let dir = tiny::directory();
     let winogrande = path("winogrande.csv");
     let tasks = ["base.gguf", "--winogrande", winogrande.as_str()];
     for args in [
@@ -195,7 +180,6 @@ fn options_that_nothing_would_act_on_are_refused() {
         &[&tasks[..], &["--structure-only"]].concat(),
         &[&tasks[..], &["--tasks", "0"]].concat(),
     ] {
-        let (code, _, err) = gguf_verify(args, dir.path());
-        assert_eq!(code, 2, "{args:?}: {err}");
+        gguf_verify(args, dir.path()).exits_with(2);
     }
 }

@@ -3,35 +3,23 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
-use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
-use gguf_foundry::core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
-use gguf_foundry::gguf::{Array, Metadata, Value, WriteOptions, write_gguf};
+use gguf_foundry::core::{GgmlType, TensorMeta, TensorSource};
+use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::quant::quantize_rows;
 use gguf_foundry::tokenizer::Encoder;
 use safetensors::SafeTensors;
+use tempfile::TempDir;
 
-use crate::support::fixture;
+use crate::support::{files, fixture};
+use crate::testkit::memory::{MemoryTensors, f32_bytes, write_source};
 
 /// Model in memory.
 #[derive(Clone)]
 pub struct Tiny {
     pub metadata: Metadata,
-    pub metas: Vec<TensorMeta>,
-    pub bytes: Vec<Vec<u8>>,
+    pub tensors: MemoryTensors,
     pub encoder: Arc<Encoder>,
-}
-
-impl TensorSource for Tiny {
-    fn tensors(&self) -> &[TensorMeta] {
-        &self.metas
-    }
-
-    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let start = first_row as usize * self.metas[tensor].row_bytes().unwrap() as usize;
-        out.copy_from_slice(&self.bytes[tensor][start..start + out.len()]);
-        Ok(())
-    }
 }
 
 /// Reorders rows from `[head][half][pair]` to `[head][pair][half]`, as the converter does for interleaved rotation.
@@ -72,8 +60,7 @@ fn gguf_name(name: &str) -> String {
 }
 
 fn tokenizer(metadata: &mut Metadata) {
-    let text = fs_err::read_to_string(fixture("tiny-llama/tokenizer.json")).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let json = files::json(fixture("tiny-llama/tokenizer.json"));
     let vocab = json["model"]["vocab"].as_object().unwrap();
     let mut tokens = vec![Vec::new(); vocab.len()];
     for (token, id) in vocab {
@@ -90,6 +77,13 @@ fn tokenizer(metadata: &mut Metadata) {
     metadata.set("tokenizer.ggml.bos_token_id", 0u32);
     metadata.set("tokenizer.ggml.eos_token_id", 1u32);
     metadata.set("tokenizer.ggml.add_bos_token", true);
+}
+
+/// Directory with the bundled model as `base.gguf`.
+pub fn directory() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().write(dir.path(), "base.gguf");
+    dir
 }
 
 impl Tiny {
@@ -119,7 +113,7 @@ impl Tiny {
         let file = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
         let checkpoint = SafeTensors::deserialize(&file).unwrap();
         let encoder = Arc::new(Encoder::from_metadata(&metadata).unwrap());
-        let mut model = Self { metadata, metas: Vec::new(), bytes: Vec::new(), encoder };
+        let mut model = Self { metadata, tensors: MemoryTensors::default(), encoder };
         let mut views = checkpoint.tensors();
         views.sort_by(|a, b| a.0.cmp(&b.0));
         for (name, view) in views {
@@ -132,9 +126,8 @@ impl Tiny {
             } else if name.contains("attn_k.") {
                 values = permute(&values, 2, 256);
             }
-            let shape = Shape::new(view.shape().iter().map(|&n| n as u64).collect()).unwrap();
-            model.metas.push(TensorMeta { name, shape, ty: GgmlType::F32 });
-            model.bytes.push(values.iter().flat_map(|x| x.to_le_bytes()).collect());
+            let dims: Vec<u64> = view.shape().iter().map(|&n| n as u64).collect();
+            model.tensors.add(&name, &dims, GgmlType::F32, f32_bytes(&values));
         }
         model
     }
@@ -144,39 +137,40 @@ impl Tiny {
         self.encoder = Arc::new(Encoder::from_metadata(&self.metadata).unwrap());
     }
 
-    pub fn index(&self, name: &str) -> usize {
-        self.metas.iter().position(|meta| meta.name == name).unwrap()
-    }
-
+    /// Numbers of an F32 tensor.
     pub fn values(&self, name: &str) -> Vec<f32> {
-        let at = self.index(name);
-        assert_eq!(self.metas[at].ty, GgmlType::F32);
-        self.bytes[at].as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
+        self.tensors.f32s(name)
     }
 
     pub fn set_values(&mut self, name: &str, values: &[f32]) {
-        let at = self.index(name);
-        assert_eq!(self.bytes[at].len(), values.len() * 4);
-        self.bytes[at] = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.tensors.edit_f32s(name, |own| own.copy_from_slice(values));
+    }
+
+    /// Changes the numbers of an F32 tensor.
+    pub fn edit(&mut self, name: &str, edit: impl FnOnce(&mut [f32])) {
+        self.tensors.edit_f32s(name, edit);
     }
 
     /// Copy with all matrices in a type.
     pub fn quantized(&self, ty: GgmlType) -> Self {
         let mut model = self.clone();
-        for at in (0..model.metas.len()).filter(|&at| self.metas[at].shape.rank() > 1) {
-            model.bytes[at] = self.quantized_tensor(at, ty);
-            model.metas[at].ty = ty;
+        for meta in self.tensors.tensors().iter().filter(|meta| meta.shape.rank() > 1) {
+            model.tensors.replace(&meta.name, ty, self.quantized_tensor(&meta.name, ty));
         }
         model
     }
 
     /// Bytes of an F32 matrix in a type.
-    pub fn quantized_tensor(&self, at: usize, ty: GgmlType) -> Vec<u8> {
-        let meta = TensorMeta { ty, ..self.metas[at].clone() };
-        let values = self.values(&meta.name);
+    pub fn quantized_tensor(&self, name: &str, ty: GgmlType) -> Vec<u8> {
+        self.weighted_tensor(name, ty, None)
+    }
+
+    /// Bytes of an F32 matrix in a type, with the importance of each column.
+    pub fn weighted_tensor(&self, name: &str, ty: GgmlType, importance: Option<&[f32]>) -> Vec<u8> {
+        let meta = TensorMeta { ty, ..self.tensors.meta(name).clone() };
         let mut bytes = vec![0; meta.n_bytes().unwrap() as usize];
         let n_cols = meta.shape.n_cols() as usize;
-        quantize_rows(ty, SimdLevel::detect(), n_cols, &values, None, &mut bytes).unwrap();
+        quantize_rows(ty, SimdLevel::detect(), n_cols, &self.values(name), importance, &mut bytes).unwrap();
         bytes
     }
 
@@ -188,30 +182,29 @@ impl Tiny {
             let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
             layer.is_none_or(|(layer, _)| layer.parse::<u32>().unwrap() < n_layers)
         };
-        let tensors = model.metas.into_iter().zip(model.bytes).filter(|(meta, _)| is_kept(&meta.name));
-        (model.metas, model.bytes) = tensors.unzip();
+        model.tensors.retain(|meta| is_kept(&meta.name));
         model
+    }
+
+    /// Undoes the reordering of a matrix' rows for interleaved rotation.
+    pub fn unpermute(&mut self, name: &str, n_heads: usize) {
+        let row_bytes = self.tensors.meta(name).row_bytes().unwrap() as usize;
+        let bytes = self.tensors.bytes_mut(name);
+        let old = bytes.to_vec();
+        let per_head = old.len() / row_bytes / n_heads;
+        for (from, row) in old.chunks_exact(row_bytes).enumerate() {
+            let (head, at) = (from / per_head, from % per_head);
+            let to = head * per_head + (at % 2) * (per_head / 2) + at / 2;
+            bytes[to * row_bytes..(to + 1) * row_bytes].copy_from_slice(row);
+        }
     }
 
     /// Copy without the reordering of q and k.
     pub fn unpermuted(&self) -> Self {
         let mut model = self.clone();
         for layer in 0..4 {
-            for (name, n_heads) in [("attn_q", 4), ("attn_k", 2)] {
-                let name = format!("blk.{layer}.{name}.weight");
-                // With 64 rows per head, the inverse permutation goes from [pair][half] to [half][pair].
-                let values = self.values(&name);
-                let per_head = values.len() / 256 / n_heads;
-                let mut out = vec![0.0; values.len()];
-                for head in 0..n_heads {
-                    for row in 0..per_head {
-                        let to = head * per_head + (row % 2) * (per_head / 2) + row / 2;
-                        let from = head * per_head + row;
-                        out[to * 256..(to + 1) * 256].copy_from_slice(&values[from * 256..(from + 1) * 256]);
-                    }
-                }
-                model.set_values(&name, &out);
-            }
+            model.unpermute(&format!("blk.{layer}.attn_q.weight"), 4);
+            model.unpermute(&format!("blk.{layer}.attn_k.weight"), 2);
         }
         model
     }
@@ -219,8 +212,7 @@ impl Tiny {
     /// Writes the model.
     pub fn write(&self, dir: &Path, name: &str) -> PathBuf {
         let path = dir.join(name);
-        let options = WriteOptions { sync: false, ..WriteOptions::default() };
-        write_gguf(&path, &self.metadata, self, &options, &Silent).unwrap();
+        write_source(&path, &self.metadata, &self.tensors);
         path
     }
 }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 
-use crate::cli::guard::Guard;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::verify::imatrix::save::{CollectRun, MatrixOutput, SaveFrequency};
 use crate::cli::verify::model::OpenedModel;
@@ -17,6 +16,7 @@ use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
 use crate::gguf::{ImatrixSums, Share, StoredImatrix, merge_imatrices};
+use crate::job::Guard;
 use crate::verify::{
     Collected, ImportanceOptions, ImportanceRun, Model, Perplexity, RowSelection, Span, expert_coverage,
 };
@@ -78,7 +78,7 @@ impl CollectArgs {
         };
         self.check_part()?;
         Destination::of(output)?;
-        let mut guard = Guard::new(session, false);
+        let mut guard = Guard::new(&session.progress, false);
         guard.read_all("the prompts", &self.prompts)?;
         guard.read_all("a matrix to add to", &self.in_file)?;
         guard.model("the model", model)?;

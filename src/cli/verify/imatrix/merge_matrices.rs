@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 
-use crate::cli::guard::Guard;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::verify::imatrix::save::MatrixOutput;
 use crate::cli::{Exit, Session, UsageError};
@@ -14,6 +13,7 @@ use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
 use crate::gguf::{ImatrixError, ImatrixFormat, ImatrixPart, StoredImatrix, merge_imatrices};
+use crate::job::Guard;
 use crate::verify::expert_coverage;
 
 /// Tokens of a chunk if no file declares it, as in a run without `--ctx`.
@@ -39,7 +39,7 @@ pub(super) struct MergeMatricesArgs {
 impl MergeMatricesArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         Destination::of(&self.output)?;
-        let mut guard = Guard::new(session, false);
+        let mut guard = Guard::new(&session.progress, false);
         guard.read_all("a matrix to add", &self.files)?;
         guard.write("-o", &self.output, OutputKind::Imatrix)?;
         for (at, file) in self.files.iter().enumerate() {

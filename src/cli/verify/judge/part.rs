@@ -4,7 +4,6 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::cli::guard::Guard;
 use crate::cli::render::plural;
 use crate::cli::verify::judge::{VerifyArgs, open_baseline};
 use crate::cli::verify::limits::given;
@@ -14,6 +13,7 @@ use crate::core::output::same_file;
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::gguf::Share;
+use crate::job::Guard;
 use crate::verify::{Check, Finding, Model, PartLabel, Thresholds, VerificationPart, verify_part};
 
 impl VerifyArgs {

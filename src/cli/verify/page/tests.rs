@@ -6,10 +6,10 @@ use super::data::{PageData, TensorError};
 use super::run_info::{InputFile, RunInfo};
 use super::{Reports, html, markdown};
 use crate::cli::Session;
-use crate::cli::guard::Guard;
 use crate::cli::progress::TerminalProgress;
 use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
 use crate::cli::verify::report::ModelReport;
+use crate::job::Guard;
 use crate::verify::{
     Aspect, Check, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding, LayerRouting,
     LimitLine, Perplexity, Report, RoutingReport, Thresholds, WorstToken,
@@ -432,7 +432,7 @@ fn reports_are_named_by_what_they_are() {
     let paths = |names: &[&str]| names.iter().map(|name| dir.path().join(name)).collect::<Vec<_>>();
     let common = <PageProbe as clap::Parser>::try_parse_from(["probe"]).unwrap().common;
     let session = Session { common, progress: TerminalProgress::quiet() };
-    let of = |names: &[&str]| Reports::of(&paths(names), &mut Guard::new(&session, false));
+    let of = |names: &[&str]| Reports::of(&paths(names), &mut Guard::new(&session.progress, false));
     assert_eq!(of(&["a.html", "b.MD", "c.json"]).unwrap().targets.len(), 3);
     for bad in [&["a.txt"][..], &["html"], &["a.html", "a.html"], &["none/a.html"]] {
         assert!(of(bad).is_err(), "{bad:?}");

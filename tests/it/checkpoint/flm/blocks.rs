@@ -10,10 +10,10 @@ use gguf_foundry::core::{GgmlType, TensorSource, WeightSource};
 use gguf_foundry::dequant::flm::FlmMeaning;
 use gguf_foundry::quant;
 
-use super::cases::{floats, good, json, weights};
+use super::cases::{floats, good, weights};
 use super::writer::llama;
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{report_cases, sha256};
+use crate::support::{files, report_cases, sha256};
 
 fn packed(source: &dyn WeightSource, weight: usize, ty: GgmlType) -> Vec<u8> {
     let n_blocks = source.weights()[weight].shape.n_elems() as usize / ty.block_elems();
@@ -29,7 +29,7 @@ fn the_corpus_has_these_blocks(corpus: &Goldens) {
         n_cases += 1;
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
         let weights = weights(file, FlmMeaning::Reader);
-        let expected = json(&dir.join("gguf_blocks.json"));
+        let expected = files::json(dir.join("gguf_blocks.json"));
         for (at, meta) in weights.weights().iter().enumerate() {
             let found = weights.packings(at).unwrap();
             let Some(expected) = expected.get(&meta.name) else {

@@ -6,46 +6,26 @@ use std::path::{Path, PathBuf};
 use gguf_foundry::checkpoint::fastllm::FlmFile;
 use gguf_foundry::checkpoint::safetensors;
 use gguf_foundry::core::limits::Limits;
-use gguf_foundry::core::numeric::{bf16_to_f32, f16_to_f32};
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, WeightSource};
 use gguf_foundry::dequant::flm::{self, FlmMeaning};
 use serde_json::Value as Json;
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{report_cases, sha256};
+use crate::support::{files, report_cases, sha256};
+use crate::testkit::memory::{decoded, f32_bytes, f32_values, weight_bytes};
 use crate::testkit::noise::Noise;
 
 /// Valid cases of the corpus.
 pub fn good(corpus: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = fs_err::read_dir(corpus.join("formats/flm"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|dir| dir.join("expected.json").exists())
-        .collect();
-    found.sort();
+    let mut found = files::entries(corpus.join("formats/flm"));
+    found.retain(|dir| dir.join("expected.json").exists());
     found
-}
-
-pub fn json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
 }
 
 /// All elements of a weight as F32.
 pub fn floats(source: &dyn WeightSource, weight: usize) -> Vec<f32> {
-    let meta = &source.weights()[weight];
-    let mut bytes = vec![0; meta.shape.n_elems() as usize * meta.ty.bytes().unwrap()];
-    source.read_elems(weight, 0, &mut bytes).unwrap();
-    match meta.ty {
-        ElementType::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        ElementType::F16 => {
-            bytes.as_chunks::<2>().0.iter().map(|b| f16_to_f32(u16::from_le_bytes(*b))).collect()
-        }
-        ElementType::Bf16 => {
-            bytes.as_chunks::<2>().0.iter().map(|b| bf16_to_f32(u16::from_le_bytes(*b))).collect()
-        }
-        other => panic!("{other} in a file of floats"),
-    }
+    decoded(source.weights()[weight].ty, &weight_bytes(source, weight))
 }
 
 fn stored(path: &Path) -> BTreeMap<String, Vec<f32>> {
@@ -53,8 +33,7 @@ fn stored(path: &Path) -> BTreeMap<String, Vec<f32>> {
     let header = safetensors::parse_header(&file, &Limits::default()).unwrap();
     let row = |tensor: safetensors::TensorRange| {
         let bytes = &file[tensor.offset as usize..][..tensor.n_bytes as usize];
-        let values = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-        (tensor.meta.name, values)
+        (tensor.meta.name, f32_values(bytes))
     };
     header.tensors.into_iter().map(row).collect()
 }
@@ -79,7 +58,7 @@ fn every_tensor_of_the_corpus_has_its_value(corpus: &Goldens) {
     for dir in good(corpus) {
         n_cases += 1;
         let case = dir.file_name().unwrap().to_string_lossy().into_owned();
-        let expected = json(&dir.join("expected.json"));
+        let expected = files::json(dir.join("expected.json"));
         let stored = stored(&dir.join("expected.safetensors"));
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
         // Buffers are hidden by the layer above, so they are read from the file itself.
@@ -104,8 +83,7 @@ fn every_tensor_of_the_corpus_has_its_value(corpus: &Goldens) {
             if n_elems != expected_elems {
                 wrong.push(format!("{case}: {name} has {n_elems} elements"));
             }
-            let bytes: Vec<u8> = found.iter().flat_map(|value| value.to_le_bytes()).collect();
-            if tensor["sha256_f32le"] == sha256(&bytes).as_str() {
+            if tensor["sha256_f32le"] == sha256(&f32_bytes(&found)).as_str() {
                 n_hash += 1;
             } else if stored.get(name).is_some_and(|want| is_close(&found, want, &expected["tolerance"])) {
                 n_close += 1;
@@ -128,7 +106,7 @@ fn the_writers_meaning_is_that_of_the_exporter_or_of_its_time(corpus: &Goldens) 
             continue;
         };
         n_cases += 1;
-        let tolerance = &json(&dir.join("expected.json"))["tolerance"];
+        let tolerance = &files::json(dir.join("expected.json"))["tolerance"];
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
         let weights = weights(file, FlmMeaning::Writer);
         for (name, expected) in stored(&path) {
@@ -151,7 +129,8 @@ fn files_of_both_kinds_are_told_apart(corpus: &Goldens) {
         let is_intent = dir.join("expected_writer_intent.safetensors").exists();
         assert_eq!(survey.raw_int4(), is_era, "{}: {survey:?}", dir.display());
         assert_eq!(survey.symmetric_int8, is_intent, "{}: {survey:?}", dir.display());
-        let n_nan = json(&dir.join("case.json"))["nan_rows"].as_object().map_or(0, serde_json::Map::len);
+        let n_nan =
+            files::json(dir.join("case.json"))["nan_rows"].as_object().map_or(0, serde_json::Map::len);
         assert_eq!(survey.zeroed.len(), n_nan, "{}: {survey:?}", dir.display());
         n_cases += 1;
     }

@@ -9,10 +9,9 @@ use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::dequant::flm::{self, FlmMeaning};
 use proptest::prelude::*;
 
-use super::cases::json;
 use super::writer::{Writer, own};
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
 
 /// Part of the message for each file of the corpus; empty for files that are accepted.
 const MESSAGES: &[(&str, &str)] = &[
@@ -71,7 +70,7 @@ fn message(path: &Path) -> String {
 conformance_tests!(each_file_is_refused_with_its_reason);
 fn each_file_is_refused_with_its_reason(corpus: &Goldens) {
     let dir = corpus.join("formats/flm/hostile");
-    let files = json(&dir.join("case.json"))["files"].clone();
+    let files = files::json(dir.join("case.json"))["files"].clone();
     let (mut n_cases, mut wrong) = (0, Vec::new());
     for name in files.as_object().unwrap().keys() {
         let Some((_, expected)) = MESSAGES.iter().find(|row| row.0 == name) else {

@@ -8,10 +8,10 @@ use gguf_foundry::core::limits::Limits;
 use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::tokenizer::{Mode, TokenizerRequest, build};
 
-use super::cases::{good, json};
+use super::cases::good;
 use super::writer::{Writer, llama};
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::report_cases;
+use crate::support::{files, report_cases};
 use crate::testkit::noise::Noise;
 
 fn hex(text: &str) -> Vec<u8> {
@@ -22,7 +22,7 @@ conformance_tests!(the_corpus_has_these_tokens);
 fn the_corpus_has_these_tokens(corpus: &Goldens) {
     let mut n_cases = 0;
     for dir in good(corpus).into_iter().filter(|dir| dir.join("vocab.json").exists()) {
-        let expected = json(&dir.join("vocab.json"));
+        let expected = files::json(dir.join("vocab.json"));
         let file = FlmFile::open(&dir.join("model.flm"), &Limits::default()).unwrap();
         let header = file.header();
         let rows = expected["tokens"].as_array().unwrap();
@@ -84,7 +84,7 @@ fn merges_are_rebuilt_from_scores_and_where_there_are_none_from_ids(corpus: &Gol
     ] {
         let options = ConvertOptions { pre: pre.map(str::to_owned), ..vocab_only() };
         let found = metadata(&corpus.join(case).join("model.flm"), &options);
-        let tokenizer = json(&corpus.join(original).join("tokenizer.json"));
+        let tokenizer = files::json(corpus.join(original).join("tokenizer.json"));
         let merges: Vec<String> = tokenizer["model"]["merges"]
             .as_array()
             .unwrap()

@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use serde_json::Value as Json;
 
 use super::build::{Tensor, container, dict, floats, global, int, legacy, pickle, text, tuple, zip};
-use super::{dir, json, open};
+use super::{dir, open};
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, programs, report_cases};
+use crate::support::{files, fixture, programs, report_cases};
 
 /// Returns true if a directory has an entry with this name.
 fn holds_pwned(dir: &Path) -> bool {
@@ -22,8 +22,8 @@ conformance_tests!(conformance_hostile_files_get_clear_errors);
 /// Reads each file of the corpus alone, completely. `fixtures/torch/answers.json` has a part of each message.
 fn conformance_hostile_files_get_clear_errors(corpus: &Goldens) {
     let corpus = corpus.join("formats/pytorch/hostile");
-    let about = json(&corpus.join("case.json"));
-    let answers = json(&fixture("torch/answers.json"));
+    let about = files::json(corpus.join("case.json"));
+    let answers = files::json(fixture("torch/answers.json"));
     let mut n_cases = 0;
     for file in about["files"].as_object().unwrap().keys() {
         let dir = dir(&[]);

@@ -12,25 +12,16 @@ use gguf_foundry::arch::OutType;
 use gguf_foundry::checkpoint::{Checkpoint, CheckpointError};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ModelSource};
 use gguf_foundry::core::limits::Limits;
-use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{ElementType, Hint, WeightSource};
-use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
+use super::dir;
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{fixture, report_cases, sha256};
+use crate::support::{files, fixture, report_cases, sha256};
+use crate::testkit::checkpoints::Safetensors;
+use crate::testkit::memory::write_source;
 use build::{Tensor, container, dict, floats, int, legacy, pickle, text};
-
-/// Directory with an empty configuration and these files.
-fn dir(files: &[(&str, &[u8])]) -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs_err::write(dir.path().join("config.json"), "{}").unwrap();
-    for (name, content) in files {
-        fs_err::write(dir.path().join(name), content).unwrap();
-    }
-    dir
-}
 
 fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     Checkpoint::open(path, &Limits::default())
@@ -118,10 +109,6 @@ fn as_f32(ty: ElementType, bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-fn json(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
-
 /// Copies a case of the corpus into a directory with a configuration, and renames its file to a supported name.
 fn case_dir(case: &Path, about: &Json) -> TempDir {
     let dir = dir(&[]);
@@ -136,9 +123,8 @@ fn case_dir(case: &Path, about: &Json) -> TempDir {
 conformance_tests!(conformance_tensors_have_the_expected_values);
 fn conformance_tensors_have_the_expected_values(corpus: &Goldens) {
     let (mut n_cases, mut n_tensors, mut refused) = (0, 0, Vec::new());
-    for case in fs_err::read_dir(corpus.join("formats/pytorch")).unwrap() {
-        let case = case.unwrap().path();
-        let about = json(&case.join("case.json"));
+    for case in files::entries(corpus.join("formats/pytorch")) {
+        let about = files::json(case.join("case.json"));
         let name = case.file_name().unwrap().to_string_lossy().into_owned();
         match about["outcome"].as_str().unwrap() {
             "error" => continue,
@@ -161,7 +147,7 @@ fn conformance_tensors_have_the_expected_values(corpus: &Goldens) {
                 continue;
             }
         };
-        let expected = json(&case.join("expected.json"));
+        let expected = files::json(case.join("expected.json"));
         let tensors = about["tensors"].as_object().unwrap();
         let mut want: Vec<&str> = tensors.keys().map(String::as_str).collect();
         let mut have = names(&checkpoint);
@@ -190,8 +176,7 @@ fn conformance_tensors_have_the_expected_values(corpus: &Goldens) {
 #[test]
 fn fixtures_convert_to_the_bytes_of_the_reference() {
     let mut forms = Vec::new();
-    for case in fs_err::read_dir(fixture("torch")).unwrap() {
-        let case = case.unwrap().path();
+    for case in files::entries(fixture("torch")) {
         if !case.is_dir() {
             continue;
         }
@@ -218,8 +203,7 @@ fn fixtures_convert_to_the_bytes_of_the_reference() {
             let out = tempfile::tempdir().unwrap();
             let target = out.path().join("model.gguf");
             let conversion = Conversion::plan(&case, &options).unwrap();
-            let write = WriteOptions { sync: false, ..WriteOptions::default() };
-            write_gguf(&target, conversion.metadata(), &conversion, &write, &Silent).unwrap();
+            write_source(&target, conversion.metadata(), &conversion);
             let ours = sha256(&fs_err::read(&target).unwrap());
             assert_eq!(ours, sum.as_str().unwrap(), "{} {file_type}", case.display());
         }
@@ -285,9 +269,9 @@ fn files_are_found_by_name_and_safetensors_come_first() {
     assert_eq!(open(two.path()).unwrap_err().hints().len(), 1);
     assert_eq!(names(&open(&two.path().join("b.pth")).unwrap()), ["b"]);
 
-    let header = br#"{"s":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
-    let safetensors = [&(header.len() as u64).to_le_bytes()[..], header, b"x"].concat();
-    let both = dir(&[("pytorch_model.bin", &file(&["a"])), ("model.safetensors", &safetensors)]);
+    let mut safetensors = Safetensors::default();
+    safetensors.add("s", "U8", [1], b"x");
+    let both = dir(&[("pytorch_model.bin", &file(&["a"])), ("model.safetensors", &safetensors.bytes())]);
     assert_eq!(names(&open(both.path()).unwrap()), ["s"]);
     assert_eq!(names(&open(&both.path().join("pytorch_model.bin")).unwrap()), ["a"]);
 

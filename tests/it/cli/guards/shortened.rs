@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use super::workbench::hole;
 use crate::support::programs::{Outcome, command};
-use crate::support::{fixture, wait_until_it_reads};
+use crate::support::{files, fixture, wait_until_it_reads};
 
 /// More bytes than any program reads during this test.
 const LONG: u64 = 64 << 30;
@@ -82,10 +82,9 @@ fn convert_names_the_file() {
     fs_err::write(&path, &all).unwrap();
     let file = fs_err::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(all.len() as u64 + end).unwrap();
-    let mut config: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_slice(&fs_err::read(fixture("tiny-llama/config.json")).unwrap()).unwrap();
-    config.insert("vocab_size".to_owned(), rows.into());
-    fs_err::write(dir.path().join("model/config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
+    let mut config = files::json(fixture("tiny-llama/config.json"));
+    config["vocab_size"] = rows.into();
+    fs_err::write(dir.path().join("model/config.json"), config.to_string()).unwrap();
     let args = "hf2gguf model -o /dev/null --type f32 --no-tokenizer";
     cut(dir.path(), "gguf-convert", args, "model/model.safetensors", 1);
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 
 use crate::dequant::msmodelslim::made::{Layout, config, is_in_layers, write_tiny};
-use crate::support::fixture;
 use crate::support::programs::run;
+use crate::support::{files, fixture};
 use crate::verify::tiny::Tiny;
 
 /// Layers of the models: the first ones of the bundled model.
@@ -79,8 +79,7 @@ impl Workbench {
                  --save-stats stats --no-sync",
             ),
         ] {
-            let (code, out, err) = run(program, bench.dir(), &args.split(' ').collect::<Vec<_>>()).parts();
-            assert!([0, 4].contains(&code), "{args}: {out}{err}");
+            run(program, bench.dir(), &args.split(' ').collect::<Vec<_>>()).exits_with_one_of(&[0, 4]);
         }
         fs_err::remove_file(bench.path("q.gguf")).unwrap();
         bench
@@ -99,8 +98,7 @@ impl Workbench {
         let mut found = BTreeMap::new();
         let mut dirs = vec![self.dir().to_owned()];
         while let Some(dir) = dirs.pop() {
-            for entry in fs_err::read_dir(dir).unwrap() {
-                let path = entry.unwrap().path();
+            for path in files::entries(dir) {
                 let metadata = fs_err::symlink_metadata(&path).unwrap();
                 if metadata.is_dir() {
                     dirs.push(path);
@@ -117,11 +115,8 @@ impl Workbench {
     pub fn inputs_of(&self, word: &str) -> Vec<String> {
         let word = word.rsplit('@').next().unwrap();
         let listed = |dir: &str, is_wanted: &dyn Fn(&str) -> bool| {
-            let entries = fs_err::read_dir(self.path(dir)).unwrap();
-            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-            let mut names: Vec<_> = names.filter(|name| is_wanted(name)).collect();
-            names.sort();
-            names
+            let names = files::names(self.path(dir)).into_iter();
+            names.filter(|name| is_wanted(name)).collect::<Vec<_>>()
         };
         if self.path(word).is_dir() {
             return listed(word, &|_| true).iter().map(|name| format!("{word}/{name}")).collect();

@@ -6,7 +6,9 @@ use gguf_foundry::convert::{ConvertError, ConvertOptions, ModelSource};
 use gguf_foundry::core::{ElementType, Hint};
 use serde_json::{Value as Json, json};
 
+use crate::support::files;
 use crate::testkit::checkpoints::Safetensors;
+use crate::testkit::memory::{f32_values, weight_bytes};
 
 /// Small number that is rarely repeated within a tensor.
 fn element(tensor: usize, at: usize) -> f32 {
@@ -26,8 +28,7 @@ pub(super) fn write_safetensors(path: &Path, tensors: &[(&str, Vec<u64>)]) {
 
 /// Writes an adapter of the bundled model for the queries of its first layer.
 pub fn write_tiny_adapter(dir: &Path) {
-    let config = fs_err::read(crate::support::fixture("tiny-llama/config.json")).unwrap();
-    let config: Json = serde_json::from_slice(&config).unwrap();
+    let config = files::json(crate::support::fixture("tiny-llama/config.json"));
     let hidden = config["hidden_size"].as_u64().unwrap();
     write_safetensors(
         &dir.join("adapter_model.safetensors"),
@@ -109,9 +110,7 @@ pub(super) fn read(source: &ModelSource, name: &str) -> Vec<f32> {
     let weights = source.weights.as_deref().unwrap();
     let index = weights.weights().iter().position(|meta| meta.name == name).unwrap();
     assert_eq!(weights.weights()[index].ty, ElementType::F32);
-    let mut bytes = vec![0; weights.weights()[index].shape.n_elems() as usize * 4];
-    weights.read_elems(index, 0, &mut bytes).unwrap();
-    bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+    f32_values(&weight_bytes(weights, index))
 }
 
 pub(super) const Q: &str = "model.layers.0.self_attn.q_proj.weight";

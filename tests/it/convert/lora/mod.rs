@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{AdapterConversion, AdapterOptions, ConvertError, ConvertOptions};
-use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{Hint, TensorSource};
-use gguf_foundry::gguf::{Value, WriteOptions, write_gguf};
+use gguf_foundry::gguf::Value;
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{in_json, report_cases, sha256};
+use crate::support::{files, in_json, report_cases, sha256};
+use crate::testkit::memory::{f32_values, tensor_bytes, write_source};
 
 /// Types in which the reference writes adapters. Its `auto` fails.
 const OUTTYPES: [&str; 4] = ["f32", "f16", "bf16", "q8_0"];
@@ -30,21 +30,10 @@ const CONVERTED: [(&str, usize); 1] = [("llama_default_name", 8)];
 
 pub use merge::write_tiny_adapter;
 
-fn load(path: &Path) -> Json {
-    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
-}
-
 fn plan(case: &Path, outtype: &str, scale_alpha: bool) -> Result<AdapterConversion, ConvertError> {
     let adapter = AdapterOptions { base: Some(case.join("base")), scale_alpha };
     let options = ConvertOptions { file_type: OutType::from_name(outtype), ..ConvertOptions::default() };
     AdapterConversion::plan(&case.join("adapter"), &adapter, &options)
-}
-
-fn bytes_of(conversion: &AdapterConversion, tensor: usize) -> Vec<u8> {
-    let n_bytes = conversion.tensors()[tensor].n_bytes().unwrap();
-    let mut bytes = vec![0; usize::try_from(n_bytes).unwrap()];
-    conversion.read_rows(tensor, 0, &mut bytes).unwrap();
-    bytes
 }
 
 fn keys(conversion: &AdapterConversion) -> Vec<Json> {
@@ -56,10 +45,8 @@ fn keys(conversion: &AdapterConversion) -> Vec<Json> {
 }
 
 fn cases(corpus: &Goldens) -> Vec<PathBuf> {
-    let mut dirs: Vec<PathBuf> =
-        fs_err::read_dir(corpus.join("lora")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut dirs = files::entries(corpus.join("lora"));
     dirs.retain(|dir| dir.join("case.json").is_file());
-    dirs.sort();
     dirs
 }
 
@@ -85,7 +72,7 @@ fn complaint(case: &Path, outtype: &str, expect: &Json) -> Option<String> {
     }
     for (index, (tensor, want)) in conversion.tensors().iter().zip(want).enumerate() {
         let dims: Vec<u64> = tensor.shape.dims().iter().rev().copied().collect();
-        let bytes = bytes_of(&conversion, index);
+        let bytes = tensor_bytes(&conversion, index);
         let row = json!([tensor.name, dims, tensor.ty.name(), bytes.len(), sha256(&bytes)]);
         if row != *want {
             return Some(format!("{at}: {row}, expected {want}"));
@@ -93,8 +80,7 @@ fn complaint(case: &Path, outtype: &str, expect: &Json) -> Option<String> {
     }
     let out = tempfile::tempdir().unwrap();
     let target = out.path().join("lora.gguf");
-    let options = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&target, conversion.metadata(), &conversion, &options, &Silent).unwrap();
+    write_source(&target, conversion.metadata(), &conversion);
     let bytes = fs_err::read(&target).unwrap();
     (sha256(&bytes) != expect["file"]["sha256"].as_str().unwrap()).then(|| format!("{at}: other bytes"))
 }
@@ -114,7 +100,7 @@ fn turned(conversion: &AdapterConversion, want: &[Json]) -> Option<String> {
         else {
             continue;
         };
-        let bytes = bytes_of(conversion, index);
+        let bytes = tensor_bytes(conversion, index);
         let (n_rows, n_cols, size) = (dims[0] as usize, dims[1] as usize, elem_bytes as usize);
         let mut turned = Vec::with_capacity(bytes.len());
         for column in 0..n_cols {
@@ -138,7 +124,7 @@ fn every_adapter_has_the_bytes_of_the_reference(corpus: &Goldens) {
     let wrong: Vec<String> = dirs
         .par_iter()
         .flat_map(|case| {
-            if !load(&case.join("case.json"))["expect_error"].is_null() {
+            if !files::json(case.join("case.json"))["expect_error"].is_null() {
                 n_refused.fetch_add(1, Ordering::Relaxed);
                 let sound = CONVERTED.iter().find(|(name, _)| case.ends_with(name));
                 let wrong = match (plan(case, "f32", false), sound) {
@@ -152,7 +138,7 @@ fn every_adapter_has_the_bytes_of_the_reference(corpus: &Goldens) {
             }
             let of_type = |outtype: &&str| {
                 n_files.fetch_add(1, Ordering::Relaxed);
-                complaint(case, outtype, &load(&case.join(format!("expect-{outtype}.json"))))
+                complaint(case, outtype, &files::json(case.join(format!("expect-{outtype}.json"))))
             };
             Some(OUTTYPES.iter().filter_map(of_type).collect())
         })
@@ -249,7 +235,7 @@ fn scaled_alpha_is_the_strength_of_the_training() {
     assert!(plain.warnings()[0].starts_with("`use_rslora` gives 4 of 4 matrices another strength"));
     assert!(scaled.warnings().is_empty());
     for tensor in 0..plain.tensors().len() {
-        assert_eq!(bytes_of(&plain, tensor), bytes_of(&scaled, tensor));
+        assert_eq!(tensor_bytes(&plain, tensor), tensor_bytes(&scaled, tensor));
     }
     // Queries have half the alpha of the others.
     let pattern = goldens.find("lora/llama_rank_pattern").unwrap();
@@ -257,10 +243,7 @@ fn scaled_alpha_is_the_strength_of_the_training() {
     assert_eq!((alpha(&plain), alpha(&scaled)), (8.0, 8.0));
     assert!(plain.warnings()[0].starts_with("`alpha_pattern` gives 2 of 8 matrices another strength"));
     for (index, tensor) in plain.tensors().iter().enumerate() {
-        let floats = |conversion| -> Vec<f32> {
-            let bytes = bytes_of(conversion, index);
-            bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
-        };
+        let floats = |conversion| f32_values(&tensor_bytes(conversion, index));
         let by = if tensor.name.ends_with("attn_q.weight.lora_b") { 0.5 } else { 1.0 };
         let want: Vec<f32> = floats(&plain).into_iter().map(|value| value * by).collect();
         assert_eq!(floats(&scaled), want, "{}", tensor.name);
@@ -276,7 +259,7 @@ fn what_is_left_out_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let embedding = Goldens::selection().find("lora/llama_embedding").unwrap();
     fs_err::create_dir(dir.path().join("base")).unwrap();
-    let mut config = load(&embedding.join("base/config.json"));
+    let mut config = files::json(embedding.join("base/config.json"));
     let told = |config: &Json| {
         fs_err::write(dir.path().join("base/config.json"), config.to_string()).unwrap();
         let adapter = AdapterOptions { base: Some(dir.path().join("base")), scale_alpha: false };

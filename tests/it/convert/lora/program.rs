@@ -1,6 +1,6 @@
 //! Commands for adapters.
 
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 use super::merge::{set_alpha, write_safetensors, write_tiny_adapter};
 use crate::support::fixture;
@@ -26,35 +26,30 @@ fn case(name: &str) -> tempfile::TempDir {
 fn an_adapter_converts_and_every_program_says_what_it_is() {
     let dir = case("llama_qv");
     let at = dir.path();
-    let (code, out, err) =
-        run("gguf-convert", at, &["lora2gguf", "adapter", "--base", "base", "--no-sync"]).parts();
-    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let out = run("gguf-convert", at, &["lora2gguf", "adapter", "--base", "base", "--no-sync"])
+        .says_only(0, "")
+        .out;
     assert!(out.starts_with("adapter/Adapter-F32-LoRA.gguf\n8 tensors, "), "{out}");
     let file = "adapter/Adapter-F32-LoRA.gguf";
-    let (code, out, err) = run("gguf-inspect", at, &[file]).parts();
-    assert_eq!((code, err.as_str()), (0, ""));
-    assert!(out.contains("adapter.lora.alpha"), "{out}");
+    run("gguf-inspect", at, &[file]).says_only(0, "").prints(0, "adapter.lora.alpha");
     let err = run("gguf-quantize", at, &[file, "out.gguf", "q8_0"]).exits_with(1).err;
     assert!(err.contains("error: the file is an adapter (`general.type`), not a model"), "{err}");
     assert!(err.contains("hint: `gguf-convert merge-lora"), "{err}");
-    let (code, out, err) = run("gguf-verify", at, &[file, "--structure-only", "--json"]).parts();
-    let report: Json = serde_json::from_str(&out).unwrap();
-    let findings = report["findings"].as_array().unwrap_or_else(|| panic!("{code} {out} {err}"));
+    let report = run("gguf-verify", at, &[file, "--structure-only", "--json"]).exits_with(4).json();
+    let findings = report["findings"].as_array().unwrap_or_else(|| panic!("{report}"));
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert_eq!(
         findings[0]["message"],
         "an adapter (lora) for a model of `llama`: only its structure is judged"
     );
-    assert_eq!((code, &report["verdict"]), (4, &json!("partial")));
+    assert_eq!(report["verdict"], "partial");
     let open = report["not_judged"].as_array().unwrap();
     assert!(!open.is_empty());
     // The advice can be followed with an adapter.
     assert!(open.iter().all(|row| row["remedy"].as_str().unwrap().contains("merge-lora")), "{open:?}");
 
     let dry = ["lora2gguf", "adapter", "--base", "base", "--type", "Q8_0", "--dry-run", "--json"];
-    let (code, out, err) = run("gguf-convert", at, &dry).parts();
-    assert_eq!((code, err.as_str()), (0, ""));
-    let plan: Json = serde_json::from_str(&out).unwrap();
+    let plan = run("gguf-convert", at, &dry).says_only(0, "").json();
     assert_eq!(plan["files"], json!(["adapter/Adapter-Q8_0-LoRA.gguf"]));
     assert_eq!(plan["tensors"][0]["type"], "Q8_0");
     assert_eq!(plan["tensors"][1]["type"], "F16");
@@ -77,8 +72,7 @@ fn the_base_is_given_or_lies_where_the_adapter_says() {
     );
     fs_err::create_dir(dir.path().join("example")).unwrap();
     fs_err::rename(dir.path().join("base"), dir.path().join("example/tiny-base")).unwrap();
-    let (code, _, err) = run("gguf-convert", dir.path(), &["lora2gguf", "adapter", "--no-sync"]).parts();
-    assert_eq!((code, err.as_str()), (0, ""));
+    run("gguf-convert", dir.path(), &["lora2gguf", "adapter", "--no-sync"]).says_only(0, "");
 }
 
 #[test]

@@ -8,12 +8,12 @@ mod weights;
 use std::path::Path;
 
 use gguf_foundry::convert::{Conversion, ConvertError, ConvertOptions};
-use gguf_foundry::core::progress::Silent;
-use gguf_foundry::gguf::{Value, WriteOptions, write_gguf};
+use gguf_foundry::gguf::Value;
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-use crate::support::fixture;
+use crate::support::{files, fixture};
+use crate::testkit::memory::write_source;
 
 /// Copy of the bundled model.
 struct Model(TempDir);
@@ -21,7 +21,7 @@ struct Model(TempDir);
 impl Model {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        copy(&fixture("tiny-llama"), dir.path());
+        files::copy(fixture("tiny-llama"), dir.path());
         Self(dir)
     }
 
@@ -52,13 +52,6 @@ impl Model {
 /// Placeholder for a removed member.
 const ABSENT: &str = "(absent)";
 
-fn copy(from: &Path, to: &Path) {
-    for entry in fs_err::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        fs_err::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
-}
-
 fn set(dir: &Path, file: &str, members: &[(&str, Json)]) {
     let path = dir.join(file);
     let text = fs_err::read(&path).unwrap_or_else(|_| b"{}".to_vec());
@@ -85,8 +78,7 @@ fn number(conversion: &Conversion, key: &str) -> Option<u64> {
 fn bytes(conversion: &Conversion) -> Vec<u8> {
     let out = tempfile::tempdir().unwrap();
     let target = out.path().join("out.gguf");
-    let write = WriteOptions { sync: false, ..WriteOptions::default() };
-    write_gguf(&target, conversion.metadata(), conversion, &write, &Silent).unwrap();
+    write_source(&target, conversion.metadata(), conversion);
     fs_err::read(target).unwrap()
 }
 

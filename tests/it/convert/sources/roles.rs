@@ -8,8 +8,8 @@ use gguf_foundry::gguf::{Array, Metadata, ModeRequest, RankCode, Value};
 use gguf_foundry::tokenizer::{Mode, TokenizerRequest, build};
 use serde_json::{Value as Json, json};
 
-use super::{ABSENT, Model, copy, number, only_warning, set};
-use crate::support::fixture;
+use super::{ABSENT, Model, number, only_warning, set};
+use crate::support::{files, fixture};
 
 const EOS: &str = "tokenizer.ggml.eos_token_id";
 const PAD: &str = "tokenizer.ggml.padding_token_id";
@@ -42,7 +42,7 @@ fn built(dir: &Path, modes: &[Mode]) -> Result<(Metadata, Vec<String>), String> 
         request.rank_code = (*mode == Mode::Tiktoken).then_some(RankCode::KimiK2);
         request
     };
-    let config: Json = serde_json::from_slice(&fs_err::read(dir.join("config.json")).unwrap()).unwrap();
+    let config = files::json(dir.join("config.json"));
     let request = TokenizerRequest {
         modes: modes.iter().map(mode).collect(),
         size: config["vocab_size"].as_u64(),
@@ -127,7 +127,7 @@ fn no_change_of_a_source_is_settled_in_silence() {
             }
             for (file, key, value) in changes {
                 let dir = tempfile::tempdir().unwrap();
-                copy(&fixture(name), dir.path());
+                files::copy(fixture(name), dir.path());
                 set(dir.path(), file, &[(&key, value.clone())]);
                 let label = format!("{name}: {file} {key} = {value}, was {before:?}");
                 let (rows, warnings) = match built(dir.path(), modes) {

@@ -4,6 +4,7 @@ use gguf_foundry::convert::{Conversion, ConvertOptions};
 use serde_json::{Value as Json, json};
 
 use super::{ABSENT, Model, only_warning, text};
+use crate::support::{files, fixture};
 
 const KEY: &str = "tokenizer.chat_template";
 
@@ -106,7 +107,7 @@ fn a_model_for_conversations_without_a_template_is_told() {
     ] {
         let dir = parent.path().join(name);
         fs_err::create_dir(&dir).unwrap();
-        super::copy(&crate::support::fixture("tiny-llama"), &dir);
+        files::copy(fixture("tiny-llama"), &dir);
         let conversion = Conversion::plan(&dir, &ConvertOptions::default()).unwrap();
         let told = conversion.warnings().iter().any(|warning| warning.contains("no chat template"));
         assert_eq!(told, is_told, "{name}: {:?}", conversion.warnings());

@@ -13,10 +13,11 @@ use gguf_foundry::gguf::Value;
 use gguf_foundry::quant;
 use serde_json::{Map, Value as Json};
 
-use super::{decoded, floats, index, open, weights};
+use super::{floats, index, open, weights};
 use crate::engine::last_logits;
 use crate::support::goldens::{Goldens, conformance_tests};
-use crate::support::{report_cases, sha256};
+use crate::support::{files, report_cases, sha256};
+use crate::testkit::memory::{decoded, f32_bytes};
 
 /// Cases that may be refused, and are, with a part of the message.
 const REFUSED: &[(&str, &str)] = &[
@@ -41,10 +42,6 @@ fn stored(path: &Path) -> BTreeMap<String, Vec<f32>> {
     tensors.collect()
 }
 
-fn bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
 /// Largest difference, in units of the tolerance.
 fn distance(found: &[f32], expected: &[f32], tolerance: &Json) -> f64 {
     assert_eq!(found.len(), expected.len());
@@ -57,8 +54,7 @@ fn distance(found: &[f32], expected: &[f32], tolerance: &Json) -> f64 {
 conformance_tests!(values_and_blocks_are_those_of_the_corpus);
 fn values_and_blocks_are_those_of_the_corpus(corpus: &Goldens) {
     let root = corpus.join("formats/msmodelslim");
-    let mut cases: Vec<_> = fs_err::read_dir(&root).unwrap().map(|entry| entry.unwrap().path()).collect();
-    cases.sort();
+    let cases = files::entries(&root);
     let (mut n_cases, mut n_refused, mut n_tensors, mut n_hashes, mut n_blocks) = (0, 0, 0, 0, 0);
     for case in cases.iter().filter(|case| !case.ends_with("hostile")) {
         let name = case.file_name().unwrap().to_str().unwrap();
@@ -87,7 +83,7 @@ fn values_and_blocks_are_those_of_the_corpus(corpus: &Goldens) {
             let dims: Vec<u64> = serde_json::from_value(expected["shape"].clone()).unwrap();
             assert_eq!(source.weights()[at].shape.dims(), dims, "{name}: {tensor}");
             let found = floats(source, at);
-            if sha256(&bytes(&found)) == expected["sha256_f32le"].as_str().unwrap() {
+            if sha256(&f32_bytes(&found)) == expected["sha256_f32le"].as_str().unwrap() {
                 n_hashes += 1;
             } else {
                 let stored = plain.get(tensor).unwrap_or_else(|| panic!("{name}: {tensor} differs"));
@@ -135,13 +131,10 @@ conformance_tests!(logits_are_those_of_the_reference);
 
 /// Compares logits of a forward pass in F64 on the recovered weights, for every architecture that has a card.
 fn logits_are_those_of_the_reference(corpus: &Goldens) {
-    let mut cases: Vec<_> = fs_err::read_dir(corpus.join("formats/msmodelslim"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|case| case.join("reference_logits.json").is_file())
-        .filter(|case| !REFUSED.iter().any(|row| case.ends_with(row.0)))
-        .collect();
-    cases.sort();
+    let mut cases = files::entries(corpus.join("formats/msmodelslim"));
+    cases.retain(|case| {
+        case.join("reference_logits.json").is_file() && !REFUSED.iter().any(|row| case.ends_with(row.0))
+    });
     let mut archs = BTreeMap::<String, usize>::new();
     for case in &cases {
         let name = case.file_name().unwrap().to_str().unwrap();

@@ -6,7 +6,7 @@ use gguf_foundry::core::numeric::bf16_to_f32;
 use safetensors::SafeTensors;
 use serde_json::{Map, Value as Json, json};
 
-use crate::support::fixture;
+use crate::support::{files, fixture};
 use crate::testkit::checkpoints::Safetensors;
 use crate::testkit::memory::f32_bytes;
 use crate::testkit::noise::Noise;
@@ -92,8 +92,7 @@ pub fn is_in_layers(name: &str, n_layers: u32) -> bool {
 
 /// Configuration of the bundled model with another number of layers.
 pub fn config(n_layers: u32) -> Json {
-    let file = fs_err::read(fixture("tiny-llama/config.json")).unwrap();
-    let mut config: Json = serde_json::from_slice(&file).unwrap();
+    let mut config = files::json(fixture("tiny-llama/config.json"));
     config["num_hidden_layers"] = n_layers.into();
     config
 }

@@ -8,9 +8,9 @@ mod whole;
 
 use std::path::Path;
 
+use crate::testkit::memory::{decoded, weight_bytes};
 use gguf_foundry::convert::{ConvertOptions, ModelSource, OffsetSign};
-use gguf_foundry::core::numeric::{bf16_to_f32, f16_to_f32};
-use gguf_foundry::core::{ElementType, WeightSource};
+use gguf_foundry::core::WeightSource;
 
 /// Opens a directory; errors are returned as the user sees them.
 fn open(dir: &Path) -> Result<ModelSource, String> {
@@ -30,24 +30,12 @@ fn index(source: &dyn WeightSource, name: &str) -> Option<usize> {
     source.weights().iter().position(|weight| weight.name == name)
 }
 
-/// Decodes the bytes of elements to F32.
-fn decoded(ty: ElementType, bytes: &[u8]) -> Vec<f32> {
-    let halves = || bytes.as_chunks::<2>().0.iter().map(|&b| u16::from_le_bytes(b));
-    match ty {
-        ElementType::F32 => bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
-        ElementType::F16 => halves().map(f16_to_f32).collect(),
-        ElementType::Bf16 => halves().map(bf16_to_f32).collect(),
-        other => panic!("{other}"),
-    }
-}
-
 /// All elements of a weight as F32. They are read at once, and again in pieces that cut rows and blocks anywhere.
 fn floats(source: &dyn WeightSource, at: usize) -> Vec<f32> {
     let meta = &source.weights()[at];
     let elem_bytes = meta.ty.bytes().unwrap();
     let n = meta.shape.n_elems() as usize;
-    let mut whole = vec![0; n * elem_bytes];
-    source.read_elems(at, 0, &mut whole).unwrap();
+    let whole = weight_bytes(source, at);
     for piece in [1, 37, 101] {
         let mut pieces = vec![0; n * elem_bytes];
         // Single elements are slow, so a few rows of them are enough.

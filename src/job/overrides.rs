@@ -2,12 +2,13 @@
 
 use crate::core::Hint;
 use crate::inspect::{Objection, objections_to};
+use crate::job::JobError;
 use crate::quantize::{Input, QuantizeError, QuantizeOptions};
 
 /// Error: `--override-kv` gives keys values that they may not have.
 #[derive(Debug, thiserror::Error)]
 #[error("--override-kv: {}", all(.0))]
-pub(crate) struct RefusedOverrides(Vec<Objection>);
+pub struct RefusedOverrides(Vec<Objection>);
 
 fn all(objections: &[Objection]) -> String {
     objections.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
@@ -23,7 +24,7 @@ impl Hint for RefusedOverrides {
 ///
 /// # Errors
 /// A value of another type than the key has; a value with which the model could no longer be read or run.
-pub(crate) fn check(input: &Input<'_>, options: &QuantizeOptions) -> anyhow::Result<()> {
+pub(super) fn check(input: &Input<'_>, options: &QuantizeOptions) -> Result<(), JobError> {
     let value = |item: &crate::quantize::Override| Ok((item.key.clone(), item.value_in(input.metadata)?));
     let values: Result<Vec<_>, QuantizeError> = options.overrides.iter().map(value).collect();
     let values = values?;

@@ -1,19 +1,19 @@
-//! Text on which the result is measured: separate text, or the part of each kind that is held back.
+//! Held-out text, on which the result is measured: separate text, or a part of each kind.
 
 use crate::calibrate::text::{count, spread, windows};
 use crate::calibrate::{CalibrateError, CalibrationText, TextKind, TextSource};
 use crate::verify::{Model, Window};
 
-/// Text that is given only for the check, which no solver uses.
+/// Text that is given only to measure the result; no solver uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckText {
+pub struct HeldOutText {
     /// Name for metadata and messages.
     pub name: String,
     /// Sequences that are scored.
     pub windows: Vec<Window>,
 }
 
-impl CheckText {
+impl HeldOutText {
     /// Number of tokens that are scored, or read as context of those.
     #[must_use]
     pub fn n_tokens(&self) -> usize {
@@ -22,12 +22,12 @@ impl CheckText {
 }
 
 impl CalibrationText {
-    /// Adds separate texts for the check, in place of held-back text ([`crate::calibrate::TextOptions::held_back`] was
+    /// Adds separate held-out texts, in place of parts of the kinds ([`crate::calibrate::TextOptions::holds_out`] is
     /// false). At most `n_tokens` are used, in equal shares, spread evenly over each text.
     ///
     /// # Errors
     /// Text that cannot be encoded, or that is too short for one sequence with a prediction.
-    pub fn add_check(
+    pub fn add_held_out(
         &mut self,
         model: &Model<'_>,
         sources: &[TextSource],
@@ -39,33 +39,33 @@ impl CalibrationText {
             let all = windows(model, &plan, source, self.n_ctx)?;
             let name = source.name.clone();
             if all.is_empty() {
-                return Err(CalibrateError::NothingToCheck { name });
+                return Err(CalibrateError::NothingToPredict { name });
             }
             let n_available = count(&all) as u64;
             // At least one sequence of each, however small the share is.
             let least = all.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
             let (windows, _) = spread(all, share.max(least) as u64, n_available);
-            self.check.push(CheckText { name, windows });
+            self.held_out.push(HeldOutText { name, windows });
         }
         Ok(())
     }
 
     /// Sequences on which the result is measured.
     #[must_use]
-    pub fn check_windows(&self) -> Vec<Window> {
-        let held_back = self.kinds.iter().flat_map(|kind| &kind.check);
-        held_back.chain(self.check.iter().flat_map(|check| &check.windows)).cloned().collect()
+    pub fn held_out_windows(&self) -> Vec<Window> {
+        let of_kinds = self.kinds.iter().flat_map(|kind| &kind.held_out);
+        of_kinds.chain(self.held_out.iter().flat_map(|text| &text.windows)).cloned().collect()
     }
 
-    /// Number of tokens of [`CalibrationText::check_windows`].
+    /// Number of tokens of [`CalibrationText::held_out_windows`].
     #[must_use]
-    pub fn n_check_tokens(&self) -> usize {
-        let held_back: usize = self.kinds.iter().map(TextKind::n_check_tokens).sum();
-        held_back + self.check.iter().map(CheckText::n_tokens).sum::<usize>()
+    pub fn n_held_out_tokens(&self) -> usize {
+        let of_kinds: usize = self.kinds.iter().map(TextKind::n_held_out_tokens).sum();
+        of_kinds + self.held_out.iter().map(HeldOutText::n_tokens).sum::<usize>()
     }
 
     /// Description for the file's metadata: the kinds with their tokens, the seed of text that a model wrote, and the
-    /// text of the check, as in `book.txt: 16384 tokens, self: 16384 tokens (seed 1); checked by other.txt: 4096
+    /// separate held-out text, as in `book.txt: 16384 tokens, self: 16384 tokens (seed 1); checked by other.txt: 4096
     /// tokens`.
     #[must_use]
     pub fn description(&self) -> String {
@@ -74,11 +74,11 @@ impl CalibrationText {
             format!("{}: {} tokens{seed}", kind.name, kind.n_tokens())
         };
         let kinds: Vec<String> = self.kinds.iter().map(kind).collect();
-        let check: Vec<String> =
-            self.check.iter().map(|check| format!("{}: {} tokens", check.name, check.n_tokens())).collect();
-        match check.as_slice() {
+        let held_out: Vec<String> =
+            self.held_out.iter().map(|text| format!("{}: {} tokens", text.name, text.n_tokens())).collect();
+        match held_out.as_slice() {
             [] => kinds.join(", "),
-            _ => format!("{}; checked by {}", kinds.join(", "), check.join(", ")),
+            _ => format!("{}; checked by {}", kinds.join(", "), held_out.join(", ")),
         }
     }
 }

@@ -24,7 +24,7 @@ const MAX_COMPARED_BYTES: u64 = 64 << 10;
 
 /// Returns the default name of a quantized file, next to its input: the type replaces the one at the end of the input's
 /// name (`tiny-F16.gguf` becomes `tiny-Q4_0.gguf`).
-pub(crate) fn quantized(input: &Path, ty: &str) -> PathBuf {
+pub(super) fn quantized(input: &Path, ty: &str) -> PathBuf {
     let name = input.file_name().unwrap_or_default().to_string_lossy();
     let whole = without_part(strip_end(&name, ".gguf").unwrap_or(&name));
     let named = |stem: &str| format!("{stem}-{ty}.gguf");
@@ -62,7 +62,7 @@ fn without_type(stem: &str) -> &str {
 /// Error: the file with the default name belongs to another model.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: the output's default name is taken by {found}", path.display())]
-pub(crate) struct NameTaken {
+pub struct NameTaken {
     path: PathBuf,
     found: String,
 }
@@ -78,10 +78,10 @@ impl Hint for NameTaken {
 
 /// Model that is about to be written under a default name.
 #[derive(Clone, Copy)]
-pub(crate) struct Unnamed<'a> {
+pub(super) struct Unnamed<'a> {
     /// Keys of the output or of its source: those that identify the model are the same.
-    pub(crate) metadata: &'a Metadata,
-    pub(crate) source: &'a dyn TensorSource,
+    pub(super) metadata: &'a Metadata,
+    pub(super) source: &'a dyn TensorSource,
 }
 
 impl Unnamed<'_> {
@@ -89,7 +89,7 @@ impl Unnamed<'_> {
     ///
     /// # Errors
     /// [`NameTaken`].
-    pub(crate) fn check(&self, path: &Path) -> Result<(), NameTaken> {
+    pub(super) fn check(&self, path: &Path) -> Result<(), NameTaken> {
         // An empty file, or one that is not regular, holds no model that could be lost.
         if !path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
             return Ok(());
@@ -181,5 +181,7 @@ mod tests {
         ] {
             assert_eq!(quantized(Path::new(input), "Q4_0"), Path::new(expected), "{input}");
         }
+        assert_eq!(quantized(Path::new("dir/in.gguf"), "Q4_K_M"), Path::new("dir/in-Q4_K_M.gguf"));
+        assert_eq!(quantized(Path::new("in.gguf"), "COPY"), Path::new("in-COPY.gguf"));
     }
 }

@@ -1,21 +1,12 @@
 //! Checks of chat templates before they are written: reports those that no runtime could parse.
 
-use crate::core::isolated::installed;
 use crate::gguf::Metadata;
 use crate::inspect::chat_templates;
-use crate::verify::{ChatError, ChatRenderer, ChatTemplate, IsolatedChat};
-
-/// Returns a renderer for the templates of a file: in a child process, if programs have installed one.
-pub(crate) fn renderer(metadata: &Metadata) -> Box<dyn ChatRenderer> {
-    match installed() {
-        Some(isolation) => Box::new(IsolatedChat::of(metadata, isolation)),
-        None => Box::new(ChatTemplate::of(metadata)),
-    }
-}
+use crate::verify::{ChatError, renderer};
 
 /// Returns the names of the templates among these keys that cannot be parsed, each with the reason. A template is an
 /// untrusted program: it is parsed in a child process, if programs have installed one.
-pub(super) fn faults(metadata: &Metadata) -> Vec<(String, String)> {
+pub(crate) fn template_faults(metadata: &Metadata) -> Vec<(String, String)> {
     let templates = chat_templates(metadata).into_iter().map(|template| {
         let mut alone = Metadata::new();
         // Bytes that are not UTF-8 are another finding, not one of Jinja's.

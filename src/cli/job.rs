@@ -1,0 +1,103 @@
+//! Jobs of the programs: planned or run, with their events and results on the terminal.
+
+mod args;
+mod conversion;
+mod integers;
+mod quantization;
+
+use std::io;
+
+use crate::cli::{Session, UsageError, stored};
+use crate::core::progress::Progress;
+use crate::job::{Events, Job, JobError, JobPlan, JobReport, Remark};
+
+pub(super) use args::{JobArgs, output_path, with_common};
+
+/// Plans or runs a job, and prints the plan or the report.
+///
+/// # Errors
+/// Whatever stops the job; contradictory options are bad usage.
+pub(super) fn carry_out(session: &Session, job: &Job, dry_run: bool) -> anyhow::Result<()> {
+    if dry_run {
+        let plan = job.plan(session).map_err(failure)?;
+        return print_plan(session, &plan);
+    }
+    let report = job.run(session).map_err(failure)?;
+    if session.common.json {
+        return session.print_json(&serde_json::to_value(&report)?);
+    }
+    match &report {
+        JobReport::Convert(report) => conversion::print_report(session, report),
+        JobReport::Quantize(report) => quantization::print_report(session, report),
+    }
+}
+
+fn print_plan(session: &Session, plan: &JobPlan) -> anyhow::Result<()> {
+    if session.common.json {
+        return session.print_json(&serde_json::to_value(plan)?);
+    }
+    match plan {
+        JobPlan::Convert(plan) => conversion::print_plan(session, plan),
+        JobPlan::Quantize(plan) => {
+            stored::print(session, plan.stored.as_ref())?;
+            quantization::print_plan(session, plan)
+        }
+    }
+}
+
+/// Returns the error of a job as the programs report it.
+pub(super) fn failure(error: JobError) -> anyhow::Error {
+    match error {
+        JobError::Options(error) => UsageError(error.to_string()).into(),
+        JobError::Convert(error) => error.into(),
+        JobError::Gguf(error) => error.into(),
+        JobError::Guard(error) => error.into(),
+        JobError::NameTaken(error) => error.into(),
+        JobError::Output(error) => error.into(),
+        JobError::Imatrix(error) => error.into(),
+        JobError::Overrides(error) => error.into(),
+        JobError::Allocate(error) => error.into(),
+        JobError::Quantize(error) => error.into(),
+        JobError::Calibrate(error) => error.into(),
+        JobError::Engine(error) => error.into(),
+        JobError::Write(error) => error.into(),
+        JobError::Show(error) => error.into(),
+    }
+}
+
+impl Events for Session {
+    fn progress(&self) -> &dyn Progress {
+        &self.progress
+    }
+
+    fn oddity(&self, text: &str) {
+        log::warn!("{text}");
+    }
+
+    fn remark(&self, remark: &Remark) {
+        let n = if self.common.verbose > 0 { usize::MAX } else { 3 };
+        self.progress.warn(&remark.shortened(n, |left| format!(" and {left} more (-v lists all)")));
+    }
+
+    fn note(&self, text: &str) {
+        Self::note(self, text);
+    }
+
+    fn detail(&self, text: &str) {
+        log::info!("{text}");
+    }
+
+    /// Prints what is known of a quantized checkpoint, and types that were chosen for a size.
+    fn planned(&self, plan: &JobPlan) -> io::Result<()> {
+        let JobPlan::Quantize(plan) = plan else { return Ok(()) };
+        if self.common.json || self.common.quiet {
+            return Ok(());
+        }
+        let print = || {
+            stored::print(self, plan.stored.as_ref())?;
+            integers::print(self, &plan.codes)?;
+            if plan.allocation.is_some() { quantization::print_plan(self, plan) } else { Ok(()) }
+        };
+        print().map_err(|error| error.downcast::<io::Error>().unwrap_or_else(io::Error::other))
+    }
+}

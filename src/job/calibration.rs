@@ -1,0 +1,182 @@
+//! Calibration of a job: rounding based on the model's own activations.
+
+mod facts;
+mod forecast;
+mod run;
+mod sized;
+mod statistics;
+
+use std::path::{Path, PathBuf};
+
+use crate::calibrate::{CalibrateError, CalibrationText, SelfTextKeeper, Solver, TextOptions, TextSource};
+use crate::core::output::{GuardError, same_file};
+use crate::core::platform::held_bytes;
+use crate::core::progress::Progress;
+use crate::core::text::escape;
+use crate::engine::{EngineError, EngineOptions};
+use crate::job::{Contradiction, Guard, JobError};
+use crate::verify::{Model, PromptForm};
+
+pub use facts::{CalibrationPlan, CalibrationReport, KindFacts, TextFacts};
+
+/// Fixed seed: a model writes the same text in every run.
+pub(crate) const SELF_SEED: u64 = 1;
+
+/// Calibration of a quantization.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    /// Texts to calibrate with. A file or a folder is one kind of text.
+    pub texts: Vec<PathBuf>,
+    /// Text that the model writes.
+    pub own_text: OwnText,
+    /// Method that chooses codes and scales.
+    pub solver: Solver,
+    /// Number of tokens of calibration text.
+    pub n_tokens: usize,
+    /// Separate held-out texts; if there are any, nothing of the others is held out.
+    pub held_out_texts: Vec<PathBuf>,
+    /// Folder that keeps the work of an interrupted run.
+    pub work_dir: Option<PathBuf>,
+    /// Folder for the moments of every matrix.
+    pub save_statistics: Option<PathBuf>,
+    /// Moments to use instead of a text.
+    pub statistics: Option<GivenStatistics>,
+    /// Threads, memory and vector instructions.
+    pub engine: EngineOptions,
+}
+
+/// Text that the model itself writes, in addition to given texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OwnText {
+    /// The model writes half of the text if it can. This is the default because given texts represent other kinds of
+    /// text poorly.
+    #[default]
+    Added,
+    /// The model must write its part.
+    Asked,
+    /// The model writes nothing.
+    Omitted,
+}
+
+/// Moments that an earlier run has kept.
+#[derive(Clone, Debug)]
+pub struct GivenStatistics {
+    /// Folder of the moments.
+    pub path: PathBuf,
+    /// Names of the kinds of text to use; empty for all.
+    pub kinds: Vec<String>,
+}
+
+/// Texts that are read.
+pub(crate) struct CalibrationSources {
+    /// Texts to calibrate with, without the one that the model writes.
+    pub(crate) given: Vec<TextSource>,
+    /// Separate held-out texts.
+    pub(crate) held_out: Vec<TextSource>,
+}
+
+impl Calibration {
+    /// Calibration with texts, half of which the model writes.
+    #[must_use]
+    pub fn with_texts(texts: Vec<PathBuf>, solver: Solver) -> Self {
+        Self {
+            texts,
+            own_text: OwnText::default(),
+            solver,
+            n_tokens: TextOptions::default().n_tokens,
+            held_out_texts: Vec::new(),
+            work_dir: None,
+            save_statistics: None,
+            statistics: None,
+            engine: EngineOptions::default(),
+        }
+    }
+
+    /// Registers the files that are read.
+    pub(super) fn guard(&self, guard: &mut Guard<'_>) -> Result<(), GuardError> {
+        let files =
+            |paths: &[PathBuf]| paths.iter().filter(|path| !path.is_dir()).cloned().collect::<Vec<_>>();
+        guard.read_all("the calibration text", files(&self.texts))?;
+        guard.read_all("the text of the check", files(&self.held_out_texts))?;
+        guard.read_all("the statistics", self.statistics.iter().map(|given| &given.path))
+    }
+
+    /// Returns the resources with what the program holds by now.
+    pub(super) fn engine(&self) -> EngineOptions {
+        EngineOptions { held_bytes: held_bytes(), ..self.engine }
+    }
+
+    /// Reads the texts.
+    ///
+    /// # Errors
+    /// Texts that cannot be read, or that are also held-out texts.
+    pub(crate) fn read_texts(&self) -> Result<CalibrationSources, JobError> {
+        let read = |paths: &[PathBuf]| {
+            let sources = paths.iter().map(|path| TextSource::read(path, PromptForm::Detected));
+            sources.collect::<Result<Vec<_>, CalibrateError>>()
+        };
+        let given = read(&self.texts)?;
+        for held_out in &self.held_out_texts {
+            if let Some(calibrate) = self.texts.iter().find(|path| overlap(held_out, path)) {
+                let (held_out, calibrate) = (held_out.clone(), calibrate.clone());
+                return Err(Contradiction::SameText { held_out, calibrate }.into());
+            }
+        }
+        Ok(CalibrationSources { given, held_out: read(&self.held_out_texts)? })
+    }
+
+    /// Returns the calibration text: the given one, one that the model writes, or half of each.
+    ///
+    /// # Errors
+    /// A model that cannot be run; unsuitable text.
+    pub(crate) fn text(
+        &self,
+        progress: &dyn Progress,
+        sources: &[TextSource],
+        model: &Model<'_>,
+        keeper: Option<SelfTextKeeper<'_>>,
+    ) -> Result<CalibrationText, CalibrateError> {
+        let options = self.text_options();
+        let own = || {
+            let engine = self.engine();
+            CalibrationText::with_self(model, sources, &options, SELF_SEED, engine, keeper, progress)
+        };
+        let text = match self.own_text {
+            OwnText::Omitted => CalibrationText::new(model, sources, &options)?,
+            OwnText::Asked => own()?,
+            OwnText::Added => match own() {
+                Err(CalibrateError::Engine(error @ EngineError::NotContinued { .. })) => {
+                    progress.warn(&format!("{error}: the model writes no text of its own"));
+                    CalibrationText::new(model, sources, &options)?
+                }
+                text => text?,
+            },
+        };
+        for note in &text.notes {
+            progress.warn(note);
+        }
+        if let ([only], false) = (text.kinds.as_slice(), self.own_text == OwnText::Asked) {
+            progress.warn(&format!(
+                "`{}` is the only kind of text: on other kinds the gain may be small; `--calibrate` is repeatable",
+                escape(&only.name)
+            ));
+        }
+        Ok(text)
+    }
+
+    /// Returns the options for the amount of text.
+    fn text_options(&self) -> TextOptions {
+        TextOptions {
+            n_tokens: self.n_tokens,
+            holds_out: self.held_out_texts.is_empty(),
+            ..TextOptions::default()
+        }
+    }
+}
+
+/// Returns true if the paths are the same file, or if one contains the other.
+fn overlap(a: &Path, b: &Path) -> bool {
+    let whole = |path: &Path| path.canonicalize().ok();
+    let is_nested = whole(a).zip(whole(b)).is_some_and(|(a, b)| a.starts_with(&b) || b.starts_with(&a));
+    is_nested || same_file(a, b)
+}

@@ -1,0 +1,107 @@
+//! Plan of a calibration: the resources that a run would take. The text is read, nothing is run.
+
+use crate::calibrate::{
+    CalibrateError, CalibrationText, FidelityOptions, Keep, Outlook, SelfText, TextOptions, TextSource,
+};
+use crate::core::progress::Progress;
+use crate::engine::EngineError;
+use crate::job::calibration::facts::TextFacts;
+use crate::job::calibration::{Calibration, CalibrationPlan, OwnText, SELF_SEED};
+use crate::job::plan::QuantizationPlan;
+use crate::job::quantize::CheckedQuantization;
+use crate::job::size::option;
+use crate::job::{Contradiction, JobError};
+use crate::quantize::QuantizePlan;
+use crate::verify::Model;
+
+impl Calibration {
+    /// Plans a run and the resources that it would take.
+    ///
+    /// # Errors
+    /// Errors of a run that can be found without it.
+    pub(in crate::job) fn plan(
+        &self,
+        quantization: &CheckedQuantization<'_>,
+    ) -> Result<QuantizationPlan, JobError> {
+        if let Some(size) = quantization.size {
+            return Err(Contradiction::PlanOfMeasuredTypes { option: option(size.target) }.into());
+        }
+        let forecast = self.forecast(quantization)?;
+        let plan = QuantizePlan::draft_to_come(&quantization.input, &quantization.options)?;
+        quantization.remark(&plan);
+        quantization.warn_of_obstacles(&plan);
+        quantization.run.free_bytes(&quantization.target);
+        quantization.write_types(&plan)?;
+        Ok(QuantizationPlan { calibration: Some(forecast), ..quantization.described(&plan, None) })
+    }
+
+    /// Reads and encodes the text, and estimates the resources of a run.
+    fn forecast(&self, quantization: &CheckedQuantization<'_>) -> Result<CalibrationPlan, JobError> {
+        let statistics = self.open_statistics()?;
+        let texts = self.sources(quantization)?;
+        self.with_model_of(quantization, |model| {
+            let progress = quantization.run.progress();
+            let (mut text, self_bytes) = match &statistics {
+                Some(statistics) => (self.kept_text(statistics, model)?, None),
+                None => self.text_to_come(progress, &texts.given, model)?,
+            };
+            text.add_held_out(model, &texts.held_out, self.n_tokens)?;
+            for note in &text.notes {
+                progress.warn(note);
+            }
+            let options = FidelityOptions {
+                solver: self.solver,
+                engine: self.engine(),
+                quantize: &quantization.options,
+                dir: &quantization.target,
+                keep: Keep { statistics: statistics.as_ref(), ..Keep::default() },
+            };
+            let outlook = Outlook::of(model, &quantization.input, &text, &options)?;
+            let needed_bytes = outlook.needs.least_bytes.max(self_bytes.unwrap_or(0));
+            let budget_bytes = outlook.budget_bytes;
+            if needed_bytes > budget_bytes {
+                let tokens = text.n_tokens();
+                quantization.run.stops_here(&CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
+            }
+            Ok(CalibrationPlan { outlook, text: TextFacts::of(&text), solver: self.solver, self_bytes })
+        })
+    }
+
+    /// Returns the text, with placeholder sequences for those that the model would write, and the memory needed to
+    /// write them.
+    ///
+    /// # Errors
+    /// As [`Calibration::text`].
+    pub(crate) fn text_to_come(
+        &self,
+        progress: &dyn Progress,
+        sources: &[TextSource],
+        model: &Model<'_>,
+    ) -> Result<(CalibrationText, Option<u64>), CalibrateError> {
+        let options = self.text_options();
+        if self.own_text == OwnText::Omitted {
+            return Ok((CalibrationText::new(model, sources, &options)?, None));
+        }
+        let n_given = if sources.is_empty() { 0 } else { self.n_tokens / 2 };
+        let n_tokens = self.n_tokens - n_given;
+        let own = SelfText { n_tokens, n_ctx: options.n_ctx, seed: SELF_SEED, ..SelfText::default() };
+        let self_bytes = match own.needed_bytes(model, self.engine()) {
+            Err(CalibrateError::Engine(error @ EngineError::NotContinued { .. }))
+                if self.own_text == OwnText::Added =>
+            {
+                progress.warn(&format!("{error}: the model writes no text of its own"));
+                return Ok((CalibrationText::new(model, sources, &options)?, None));
+            }
+            needed => needed?,
+        };
+        let mut text = match sources {
+            [] => CalibrationText::empty(options.n_ctx),
+            _ => {
+                let n_tokens = n_given;
+                CalibrationText::new(model, sources, &TextOptions { n_tokens, ..options })?
+            }
+        };
+        text.add_stand_in(&own, options.holds_out);
+        Ok((text, Some(self_bytes)))
+    }
+}

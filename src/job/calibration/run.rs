@@ -1,0 +1,145 @@
+//! Run of a calibrated quantization: text, solver, check, file.
+
+use std::path::Path;
+
+use crate::calibrate::{
+    CalibrateError, Fidelity, FidelityOptions, Keep, SelfTextKeeper, Solver, StatisticsOutput, solve,
+};
+use crate::core::GgmlType;
+use crate::core::progress::Progress;
+use crate::core::text::{escape, plural};
+use crate::engine::ModelKind;
+use crate::job::calibration::statistics::end_work;
+use crate::job::calibration::{Calibration, CalibrationReport, CalibrationSources, sized};
+use crate::job::quantize::CheckedQuantization;
+use crate::job::report::QuantizationReport;
+use crate::job::size::option;
+use crate::job::{Contradiction, JobError};
+use crate::quantize::QuantizePlan;
+use crate::verify::{Model, ModelParts, Recall};
+
+impl Calibration {
+    /// Calibrates and writes.
+    pub(in crate::job) fn run(
+        &self,
+        quantization: &CheckedQuantization<'_>,
+    ) -> Result<QuantizationReport, JobError> {
+        if let (Some(size), true) = (quantization.size, self.statistics.is_some()) {
+            return Err(Contradiction::CostsWithoutText { option: option(size.target) }.into());
+        }
+        let statistics = self.open_statistics()?;
+        let texts = self.sources(quantization)?;
+        if quantization.size.is_none() {
+            let plan = QuantizePlan::draft_to_come(&quantization.input, &quantization.options)?;
+            quantization.report_plan(quantization.described(&plan, None))?;
+        }
+        let sync = quantization.run.job.sync;
+        let work = self.open_work(sync)?;
+        let keep = Keep {
+            work: work.as_ref(),
+            save: self.save_statistics.as_deref().map(|path| StatisticsOutput { path, sync }),
+            statistics: statistics.as_ref(),
+        };
+        let done = self.with_model_of(quantization, |model| self.solve(quantization, &texts, model, keep));
+        end_work(quantization.run.events, work, done)
+    }
+
+    /// Reads the texts of a quantization.
+    ///
+    /// # Errors
+    /// A type that leaves nothing to solve; texts that cannot be read.
+    pub(super) fn sources(
+        &self,
+        quantization: &CheckedQuantization<'_>,
+    ) -> Result<CalibrationSources, JobError> {
+        let file_type = quantization.options.file_type;
+        if !file_type.base().is_some_and(GgmlType::is_quantized) {
+            return Err(Contradiction::NothingToSolve { file_type }.into());
+        }
+        self.read_texts()
+    }
+
+    /// Calls `work` with the model that is quantized; of a checkpoint, the F32 file that its conversion would write.
+    pub(super) fn with_model_of<R>(
+        &self,
+        quantization: &CheckedQuantization<'_>,
+        work: impl FnOnce(&Model<'_>) -> R,
+    ) -> R {
+        let (source, metadata) = (quantization.input.source, quantization.input.metadata);
+        ModelParts::of(metadata).with(source, metadata, quantization.opened.file(), work)
+    }
+
+    fn solve(
+        &self,
+        quantization: &CheckedQuantization<'_>,
+        texts: &CalibrationSources,
+        model: &Model<'_>,
+        keep: Keep<'_>,
+    ) -> Result<QuantizationReport, JobError> {
+        // Checked before a model writes any text.
+        if model.plan()?.kind == ModelKind::Encoder {
+            return Err(CalibrateError::Encoder.into());
+        }
+        let progress = quantization.run.progress();
+        progress.steps(self.n_steps(quantization));
+        let recall = Recall::default();
+        let model = &Model { recall: Some(&recall), ..*model };
+        self.check_saved(model)?;
+        let mut text = match keep.statistics {
+            Some(statistics) => self.kept_text(statistics, model)?,
+            None => self.text(progress, &texts.given, model, keep.work.map(SelfTextKeeper::Work))?,
+        };
+        text.add_held_out(model, &texts.held_out, self.n_tokens)?;
+        let sized = sized::choose(quantization, self, model, &text)?;
+        let quantize = sized.as_ref().map_or(&quantization.options, |sized| &sized.allocation.options);
+        let dir = quantization.target.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
+        let options = FidelityOptions { solver: self.solver, engine: self.engine(), quantize, dir, keep };
+        let fidelity = solve(model, &quantization.input, &text, &options, progress)?;
+        warn(progress, self.solver, &fidelity);
+        let mut plan = QuantizePlan::new(&quantization.input, quantize, Some(&fidelity.imatrix))?;
+        if let Some(blocks) = &fidelity.blocks {
+            plan = plan.with_solved(blocks);
+        }
+        plan = plan.with_keys(&fidelity.keys);
+        quantization.remark(&plan);
+        let sized = sized.as_ref().map(|sized| sized::finish(quantization, self, model, &text, sized, &plan));
+        let allocation = sized.transpose()?;
+        let report = quantization.written(&plan, quantize.file_type)?;
+        let calibration = Some(CalibrationReport::of(&fidelity, &text, self.solver));
+        Ok(QuantizationReport { allocation, calibration, ..report })
+    }
+
+    /// Number of stages that are known beforehand: types for a size, solving, measuring, writing.
+    fn n_steps(&self, quantization: &CheckedQuantization<'_>) -> usize {
+        let of_size = if quantization.size.is_some() { 2 } else { 0 };
+        let measured = if self.solver == Solver::Reference { 1 } else { 2 };
+        of_size + 1 + measured + 1
+    }
+}
+
+/// Warns of matrices that were not solved, and of a solution that was not used.
+fn warn(progress: &dyn Progress, solver: Solver, fidelity: &Fidelity) {
+    if let Some((tensor, ty)) = fidelity.without_solver.first() {
+        let n = fidelity.without_solver.len() as u64;
+        progress.warn(&format!(
+            "{} by the importance matrix alone, there is no solver for the type: `{}` ({ty}), for example",
+            plural(n, "tensor"),
+            escape(tensor)
+        ));
+    }
+    if let Some(left) = fidelity.left.first() {
+        let n = fidelity.left.len() as u64;
+        progress.warn(&format!(
+            "{n} of the matrices by the importance matrix alone: `{}`, matrix {}: {}, for example",
+            escape(&left.tensor),
+            left.matrix,
+            left.reason
+        ));
+    }
+    if fidelity.blocks.is_none() && solver != Solver::Reference {
+        progress.warn(
+            "solving did not lower the divergence on the text that was held back: the file is that of the importance \
+             matrix alone",
+        );
+    }
+}

@@ -1,0 +1,135 @@
+//! Errors of planning and running a job.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::calibrate::CalibrateError;
+use crate::convert::ConvertError;
+use crate::core::Hint;
+use crate::core::output::{GuardError, OutputError};
+use crate::engine::EngineError;
+use crate::gguf::{GgufError, ImatrixError, WriteError};
+use crate::job::{NameTaken, RefusedOverrides};
+use crate::quantize::{AllocateError, FileType, QuantizeError};
+
+/// Errors that prevent a plan or stop a job.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// Options contradict one another.
+    #[error(transparent)]
+    Options(#[from] Contradiction),
+    /// The checkpoint cannot be converted.
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
+    /// The GGUF file cannot be read.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The output is also read, or would replace a file of another kind.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+    /// The default name belongs to another model.
+    #[error(transparent)]
+    NameTaken(#[from] NameTaken),
+    /// The output cannot be written there.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// The importance matrix cannot be read.
+    #[error(transparent)]
+    Imatrix(#[from] ImatrixError),
+    /// Keys get values that they may not have.
+    #[error(transparent)]
+    Overrides(#[from] RefusedOverrides),
+    /// No types give the size.
+    #[error(transparent)]
+    Allocate(#[from] AllocateError),
+    /// The quantization cannot be planned, or failed.
+    #[error(transparent)]
+    Quantize(#[from] QuantizeError),
+    /// The calibration failed.
+    #[error(transparent)]
+    Calibrate(#[from] CalibrateError),
+    /// The model cannot be run.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The output could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The plan could not be shown.
+    #[error(transparent)]
+    Show(#[from] io::Error),
+}
+
+impl Hint for JobError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Options(_) | Self::Show(_) => Vec::new(),
+            Self::Convert(error) => error.hints(),
+            Self::Gguf(error) => error.hints(),
+            Self::Guard(error) => error.hints(),
+            Self::NameTaken(error) => error.hints(),
+            Self::Output(error) => error.hints(),
+            Self::Imatrix(error) => error.hints(),
+            Self::Overrides(error) => error.hints(),
+            Self::Allocate(error) => error.hints(),
+            Self::Quantize(error) => error.hints(),
+            Self::Calibrate(error) => error.hints(),
+            Self::Engine(error) => error.hints(),
+            Self::Write(error) => error.hints(),
+        }
+    }
+}
+
+/// Options that contradict one another.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Contradiction {
+    /// A GGUF file gets types that only a converter writes.
+    #[error(
+        "a GGUF file is quantized to a mixture or for a size: the types of a conversion go with checkpoints"
+    )]
+    NotConverted,
+    /// Calibration for a type that leaves nothing to solve.
+    #[error("--calibrate: {file_type} is no quantized type: there is nothing to solve")]
+    NothingToSolve {
+        /// Type of the file.
+        file_type: FileType,
+    },
+    /// Types for a size with statistics in place of a text.
+    #[error("{option}: costs are measured on a text, and `--stats` has no text")]
+    CostsWithoutText {
+        /// Option that sets the size.
+        option: &'static str,
+    },
+    /// Plan of types that a run measures on a text.
+    #[error("--dry-run cannot be used with `{option}` with a text: costs are measured on it")]
+    PlanOfMeasuredTypes {
+        /// Option that sets the size.
+        option: &'static str,
+    },
+    /// A size of zero.
+    #[error("{option}: a size above 0 expected")]
+    NoSize {
+        /// Option that sets the size.
+        option: &'static str,
+    },
+    /// Held-out text that is also calibrated with: the result would be judged by its own training data.
+    #[error(
+        "--check-text {}: that is what `--calibrate {}` gives to the solver; another text expected",
+        held_out.display(),
+        calibrate.display()
+    )]
+    SameText {
+        /// Path of the held-out text.
+        held_out: PathBuf,
+        /// Path of the text to calibrate with.
+        calibrate: PathBuf,
+    },
+    /// Statistics with a solver that does not use them.
+    #[error(
+        "{option}: the solver `sequential` follows the quantized model, of which nothing is known beforehand; \
+         choose `--solver gptq`"
+    )]
+    StatisticsOfSequential {
+        /// Option that names the statistics.
+        option: &'static str,
+    },
+}

@@ -1,0 +1,210 @@
+//! Model that a job reads, and the opened model.
+
+use std::path::{Path, PathBuf};
+
+use crate::arch::OutType;
+use crate::convert::{
+    AdapterConversion, AdapterOptions, Conversion, ConvertError, ConvertOptions, FlmOptions, ModelSource,
+};
+use crate::core::{GgmlType, TensorSource};
+use crate::gguf::{GgufFile, Metadata};
+use crate::job::{Guard, JobError};
+use crate::quantize::Input;
+
+/// Model that a job reads. A model on a server is given by the directory that `remote::RemoteCheckpoint` has made for
+/// it.
+#[derive(Clone, Debug)]
+pub enum JobInput {
+    /// GGUF file; any part of a split model.
+    Gguf(PathBuf),
+    /// Directory of a Hugging Face checkpoint, or a file in one.
+    Checkpoint(PathBuf),
+    /// Directory of a checkpoint quantized by Ascend's msModelSlim.
+    MsModelSlim(PathBuf),
+    /// FastLLM file.
+    Flm {
+        /// Path of the file.
+        path: PathBuf,
+        /// Settings that the file lacks.
+        options: FlmOptions,
+    },
+    /// Checkpoint with a LoRA adapter that is merged into it.
+    Merged {
+        /// Directory of the base model.
+        base: PathBuf,
+        /// Directory of the adapter.
+        adapter: PathBuf,
+    },
+    /// LoRA adapter, which becomes a GGUF adapter.
+    Adapter {
+        /// Directory of the adapter.
+        path: PathBuf,
+        /// Base model and strength.
+        options: AdapterOptions,
+    },
+}
+
+impl JobInput {
+    /// Path of the file or directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Gguf(path)
+            | Self::Checkpoint(path)
+            | Self::MsModelSlim(path)
+            | Self::Flm { path, .. }
+            | Self::Adapter { path, .. } => path,
+            Self::Merged { base, .. } => base,
+        }
+    }
+
+    /// Directory in which an output without a name is written: that of the model or of the merged adapter.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        let path = match self {
+            // The base model's directory may contain its own conversion.
+            Self::Merged { adapter, .. } => adapter,
+            _ => self.path(),
+        };
+        match path.parent() {
+            Some(parent) if matches!(self, Self::Gguf(_)) => parent,
+            Some(parent) if !path.is_dir() && parent.as_os_str().is_empty() => Path::new("."),
+            Some(parent) if !path.is_dir() => parent,
+            _ => path,
+        }
+    }
+
+    pub(super) fn open(&self, options: &ConvertOptions) -> Result<OpenedInput, JobError> {
+        let converted = |source: ModelSource| conversion(source, options);
+        match self {
+            Self::Gguf(path) => Ok(OpenedInput::File(Box::new(GgufFile::open(path)?))),
+            Self::Checkpoint(path) => converted(ModelSource::open(path, options)?),
+            Self::MsModelSlim(path) => converted(ModelSource::open_msmodelslim(path, options)?),
+            Self::Flm { path, options: flm } => converted(ModelSource::open_flm(path, flm, options)?),
+            Self::Merged { base, adapter } => {
+                let source = ModelSource::open(base, options)?;
+                // Merged sums are F32, so `auto` is resolved by the types before the merge.
+                let file_type = options.file_type.or_else(|| Some(OutType::auto(source.metas())));
+                let options = ConvertOptions { file_type, ..options.clone() };
+                conversion(source.merged(adapter, &options)?, &options)
+            }
+            Self::Adapter { path, options: adapter } => {
+                Ok(OpenedInput::Adapter(Box::new(AdapterConversion::plan(path, adapter, options)?)))
+            }
+        }
+    }
+
+    /// Registers everything that is read of the model, whatever the options.
+    pub(super) fn guard(
+        &self,
+        guard: &mut Guard<'_>,
+        opened: &OpenedInput,
+        convert: &ConvertOptions,
+    ) -> Result<(), JobError> {
+        let role = match self {
+            Self::Gguf(_) => "the model",
+            Self::Adapter { .. } => "the adapter",
+            _ => "the checkpoint",
+        };
+        if !matches!(self, Self::Gguf(_)) {
+            guard.read(role, self.path())?;
+        }
+        guard.read_all(role, opened.paths())?;
+        match self {
+            Self::Gguf(_) => return Ok(()),
+            Self::Adapter { options, .. } => guard.read_all("the base model", &options.base)?,
+            _ => guard.read("the directory of the checkpoint", self.directory())?,
+        }
+        guard.read_all("the card", &convert.card)?;
+        guard.read_all("the metadata", &convert.metadata_file)?;
+        guard.read_all("the chat template", &convert.chat_template)?;
+        Ok(())
+    }
+}
+
+fn conversion(source: ModelSource, options: &ConvertOptions) -> Result<OpenedInput, JobError> {
+    Ok(OpenedInput::Conversion(Box::new(Conversion::of(source, options)?)))
+}
+
+/// Opened model: headers are read, weights are not.
+pub(super) enum OpenedInput {
+    File(Box<GgufFile>),
+    Conversion(Box<Conversion>),
+    Adapter(Box<AdapterConversion>),
+}
+
+impl OpenedInput {
+    pub(super) fn source(&self) -> &dyn TensorSource {
+        match self {
+            Self::File(file) => &**file,
+            Self::Conversion(conversion) => &**conversion,
+            Self::Adapter(adapter) => &**adapter,
+        }
+    }
+
+    /// Metadata of the file, or those that the conversion writes.
+    pub(super) fn metadata(&self) -> &Metadata {
+        match self {
+            Self::File(file) => file.metadata(),
+            Self::Conversion(conversion) => conversion.metadata(),
+            Self::Adapter(adapter) => adapter.metadata(),
+        }
+    }
+
+    /// Input of a quantization.
+    pub(super) fn input(&self) -> Input<'_> {
+        match self {
+            Self::File(file) => Input::file(file),
+            Self::Conversion(_) | Self::Adapter(_) => Input::new(self.source(), self.metadata()),
+        }
+    }
+
+    /// Paths of all files that are read.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Self::File(file) => file.paths(),
+            Self::Conversion(conversion) => conversion.input_paths(),
+            Self::Adapter(adapter) => adapter.input_paths().to_vec(),
+        }
+    }
+
+    pub(super) fn file(&self) -> Option<&GgufFile> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Conversion(_) | Self::Adapter(_) => None,
+        }
+    }
+
+    pub(super) fn conversion(&self) -> Option<&Conversion> {
+        match self {
+            Self::Conversion(conversion) => Some(conversion),
+            Self::File(_) | Self::Adapter(_) => None,
+        }
+    }
+
+    /// Names of the weights that a converted tensor is made of; none for a file.
+    pub(super) fn sources(&self, tensor: usize) -> Vec<String> {
+        match self {
+            Self::File(_) => Vec::new(),
+            Self::Conversion(conversion) => conversion.sources(tensor).map(ToOwned::to_owned).collect(),
+            Self::Adapter(adapter) => adapter.sources(tensor).map(ToOwned::to_owned).collect(),
+        }
+    }
+
+    /// Name of the type that the converter writes; empty for a file, which is not converted.
+    pub(super) fn encoding(&self) -> String {
+        match self {
+            Self::File(_) => String::new(),
+            Self::Conversion(conversion) => conversion.encoding(),
+            Self::Adapter(adapter) => adapter.encoding(),
+        }
+    }
+
+    /// Keeps the checkpoint's integers of some tensors.
+    pub(super) fn keep(&mut self, ty: GgmlType, wanted: impl Fn(&str) -> bool) -> Result<(), ConvertError> {
+        match self {
+            Self::Conversion(conversion) => conversion.keep(ty, wanted),
+            Self::File(_) | Self::Adapter(_) => Ok(()),
+        }
+    }
+}

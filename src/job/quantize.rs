@@ -1,0 +1,194 @@
+//! Quantization of a GGUF file or of a conversion, in one pass: its plan, and the run.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use crate::core::{GgmlType, TensorSource};
+use crate::gguf::{Imatrix, WriteOptions};
+use crate::job::input::OpenedInput;
+use crate::job::plan::{IntegerCodes, JobPlan, QuantizationPlan};
+use crate::job::report::{QuantizationReport, SmallTensorRows};
+use crate::job::run::JobRun;
+use crate::job::size::{self, SizeChoice, write_types};
+use crate::job::stored::StoredWeights;
+use crate::job::{JobError, JobTypes, OutputFiles, overrides, remark};
+use crate::quantize::{Allocation, FileType, Input, QuantizeOptions, QuantizePlan};
+
+/// Quantization whose output has been checked.
+pub(super) struct CheckedQuantization<'a> {
+    pub(super) run: &'a JobRun<'a>,
+    pub(super) opened: &'a OpenedInput,
+    pub(super) input: Input<'a>,
+    pub(super) options: QuantizeOptions,
+    /// Size that decides the types, if one does.
+    pub(super) size: Option<SizeChoice<'a>>,
+    pub(super) target: PathBuf,
+    imatrix: Option<Imatrix>,
+    write: WriteOptions,
+}
+
+impl<'a> CheckedQuantization<'a> {
+    pub(super) fn new(run: &'a JobRun<'a>, opened: &'a mut OpenedInput) -> Result<Self, JobError> {
+        let job = run.job;
+        let options = QuantizeOptions {
+            // The type is arbitrary if a size decides.
+            file_type: job.types.asked().unwrap_or(FileType::Q4KM),
+            keep_split: job.output.files == OutputFiles::AsInput,
+            ..job.quantize.clone()
+        };
+        let word = job.types.size().map_or_else(|| options.file_type.name().to_owned(), size::word);
+        let target = job.output.target(&job.input, opened, &word);
+        let write = job.write_options(opened);
+        let mut guard = run.guard(opened)?;
+        job.output.guard(&mut guard, &target, opened, None)?;
+        let imatrix = job.importance.open(run.progress())?;
+        if let JobTypes::Mixture { keep: Some(ty), .. } = job.types
+            && opened.conversion().is_some()
+        {
+            // Tensors that the mixture brings to the type of the checkpoint's integers keep these integers.
+            let is_calibrated = job.calibration.is_some();
+            let names = names_of_type(ty, opened, &options, imatrix.as_ref(), is_calibrated)?;
+            opened.keep(ty, |name| names.contains(name))?;
+        }
+        let opened = &*opened;
+        let input = opened.input();
+        overrides::check(&input, &options)?;
+        let size = SizeChoice::of(&job.types)?;
+        Ok(Self { run, opened, input, options, size, target, imatrix, write })
+    }
+
+    /// Plans a run that may lack something.
+    pub(super) fn plan(self) -> Result<QuantizationPlan, JobError> {
+        if let Some(calibration) = &self.run.job.calibration {
+            return calibration.plan(&self);
+        }
+        let allocation = self.allocate()?;
+        let options = allocation.as_ref().map_or(&self.options, |found| &found.options);
+        let plan = QuantizePlan::draft(&self.input, options, self.imatrix.as_ref())?;
+        self.note_share(&plan)?;
+        self.remark(&plan);
+        if self.opened.file().is_some() {
+            self.warn_of_obstacles(&plan);
+        }
+        self.run.free_bytes(&self.target);
+        self.write_types(&plan)?;
+        Ok(self.described(&plan, allocation.as_ref()))
+    }
+
+    /// Plans and writes.
+    pub(super) fn write(self) -> Result<QuantizationReport, JobError> {
+        if let Some(calibration) = &self.run.job.calibration {
+            return calibration.run(&self);
+        }
+        let allocation = self.allocate()?;
+        let options = allocation.as_ref().map_or(&self.options, |found| &found.options);
+        let plan = QuantizePlan::new(&self.input, options, self.imatrix.as_ref())?;
+        self.note_share(&plan)?;
+        self.remark(&plan);
+        self.report_plan(self.described(&plan, allocation.as_ref()))?;
+        let report = self.written(&plan, options.file_type)?;
+        Ok(QuantizationReport { allocation, ..report })
+    }
+
+    /// Chooses types by estimated costs, if a size decides.
+    fn allocate(&self) -> Result<Option<Allocation>, JobError> {
+        let Some(size) = self.size else { return Ok(None) };
+        if !self.run.is_dry {
+            self.run.progress().steps(2);
+        }
+        size.allocate(self.run.progress(), &self.input, &self.options, self.imatrix.as_ref()).map(Some)
+    }
+
+    fn note_share(&self, plan: &QuantizePlan<'_>) -> Result<(), JobError> {
+        let output = &self.run.job.output;
+        Ok(output.note_share(self.run.events, plan.metadata(), plan, &self.write)?)
+    }
+
+    /// Reports unexpected decisions of the plan.
+    pub(super) fn remark(&self, plan: &QuantizePlan<'_>) {
+        for remark in remark::of_plan(plan, self.run.job.types.asked(), self.options.coverage) {
+            self.run.events.remark(&remark);
+        }
+    }
+
+    /// Warns of everything at which a run would stop.
+    pub(super) fn warn_of_obstacles(&self, plan: &QuantizePlan<'_>) {
+        for obstacle in plan.obstacles() {
+            self.run.stops_here(obstacle);
+        }
+    }
+
+    /// Writes the types of the plan, if a file is given.
+    pub(super) fn write_types(&self, plan: &QuantizePlan<'_>) -> Result<(), JobError> {
+        let job = self.run.job;
+        job.write_types.as_ref().map_or(Ok(()), |path| Ok(write_types(path, plan, job.sync)?))
+    }
+
+    /// Describes the plan, with the fate of a quantized checkpoint's weights.
+    pub(super) fn described(
+        &self,
+        plan: &QuantizePlan<'_>,
+        allocation: Option<&Allocation>,
+    ) -> QuantizationPlan {
+        let described = QuantizationPlan::of(plan, allocation);
+        let Some(conversion) = self.opened.conversion() else { return described };
+        QuantizationPlan {
+            codes: IntegerCodes::of(conversion),
+            stored: StoredWeights::of(conversion, plan.tensors(), self.run.job.suggests_native),
+            ..described
+        }
+    }
+
+    /// Reports a plan before it is used.
+    pub(super) fn report_plan(&self, plan: QuantizationPlan) -> Result<(), JobError> {
+        Ok(self.run.events.planned(&JobPlan::Quantize(Box::new(plan)))?)
+    }
+
+    /// Writes the files and the types of the plan, and reports what was found on the way.
+    pub(super) fn written(
+        &self,
+        plan: &QuantizePlan<'_>,
+        file_type: FileType,
+    ) -> Result<QuantizationReport, JobError> {
+        let (run, job) = (self.run, self.run.job);
+        let written = plan.write(&self.target, &self.write, run.progress())?;
+        job.output.note_rest(run.events, &written);
+        self.write_types(plan)?;
+        if self.opened.file().is_some() {
+            run.remark_zeros(plan.all_zero().map(|tensor| tensor.name.as_str()));
+        }
+        let small = plan.small_rows();
+        if let Some(text) = remark::of_small_rows(&small) {
+            run.progress().warn(&text);
+        }
+        Ok(QuantizationReport {
+            file_type,
+            summary: plan.summary_of(written.tensors.clone()),
+            written,
+            n_fallbacks: plan.n_fallbacks(),
+            small_rows: SmallTensorRows::of(&small),
+            seconds: run.start.elapsed().as_secs_f64(),
+            allocation: None,
+            calibration: None,
+        })
+    }
+}
+
+/// Returns the names of the tensors that a quantization brings to a type.
+fn names_of_type(
+    ty: GgmlType,
+    opened: &OpenedInput,
+    options: &QuantizeOptions,
+    imatrix: Option<&Imatrix>,
+    is_calibrated: bool,
+) -> Result<HashSet<String>, JobError> {
+    let input = opened.input();
+    if is_calibrated {
+        let types = QuantizePlan::types_to_come(&input, options)?.into_iter();
+        let wanted = types.filter(|(_, to_come)| *to_come == ty);
+        return Ok(wanted.map(|(at, _)| input.source.tensors()[at].name.clone()).collect());
+    }
+    let draft = QuantizePlan::draft(&input, options, imatrix)?;
+    let wanted = draft.tensors().iter().filter(|tensor| tensor.ty == ty);
+    Ok(wanted.map(|tensor| tensor.name.clone()).collect())
+}

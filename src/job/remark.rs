@@ -1,0 +1,180 @@
+//! Remarks about a plan and its result that do not stop a job.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::core::text::{escape, plural};
+use crate::core::{TensorMeta, TensorSource};
+use crate::quant::SmallRows;
+use crate::quantize::{CoveragePolicy, FileType, QuantizePlan, Reason, StandIn};
+
+/// Remark, in parts, so that a long list of names can be shortened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Remark {
+    /// Remark without its names.
+    pub text: String,
+    /// Names that it is about, in backticks, each perhaps with a reason; may be empty.
+    pub names: Vec<String>,
+    /// Advice after the names; may be empty.
+    pub advice: String,
+}
+
+impl Remark {
+    fn new(text: String, names: Vec<String>) -> Self {
+        Self { text, names, advice: String::new() }
+    }
+
+    /// Returns the remark with at most `n` names; `more` describes the number of those left out.
+    #[must_use]
+    pub fn shortened(&self, n: usize, more: impl FnOnce(usize) -> String) -> String {
+        let Self { text, names, advice } = self;
+        let listed = names.iter().take(n).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let more = names.len().checked_sub(n).filter(|&left| left > 0).map_or_else(String::new, more);
+        let colon = if names.is_empty() { "" } else { ": " };
+        format!("{text}{colon}{listed}{more}{advice}")
+    }
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shortened(self.names.len(), |_| String::new()))
+    }
+}
+
+fn quoted(names: &[String]) -> Vec<String> {
+    names.iter().map(|name| format!("`{}`", escape(name))).collect()
+}
+
+fn tensors(n: usize) -> String {
+    plural(n as u64, "tensor")
+}
+
+/// Returns the remark about tensors that contain only zeros, which a checkpoint hardly has on purpose.
+pub(super) fn of_zeros(names: &[String]) -> Option<Remark> {
+    let text = format!("{} with nothing but zeros", tensors(names.len()));
+    (!names.is_empty()).then(|| Remark::new(text, quoted(names)))
+}
+
+/// Returns the warning about rows whose values were too small for their type.
+pub(super) fn of_small_rows(found: &[(&TensorMeta, SmallRows)]) -> Option<String> {
+    let (tensor, small) = found.first()?;
+    let row = small.first?;
+    let n_rows = found.iter().map(|(_, small)| small.n_rows).sum();
+    Some(format!(
+        "{} of {} came out as zeros or nearly, too small for the type: the first is row {} of `{}` (values up to \
+         {:e}, {})",
+        plural(n_rows, "row"),
+        tensors(found.len()),
+        row.row,
+        escape(&tensor.name),
+        row.largest,
+        tensor.ty,
+    ))
+}
+
+/// Returns the remarks about unexpected decisions of a plan. `asked` is the file type, unless a size decides.
+pub(super) fn of_plan(
+    plan: &QuantizePlan<'_>,
+    asked: Option<FileType>,
+    policy: CoveragePolicy,
+) -> Vec<Remark> {
+    let mut remarks: Vec<Remark> = fallbacks(plan, asked).into_iter().collect();
+    remarks.extend(plan.warnings().iter().map(|text| Remark { text: text.clone(), ..Remark::default() }));
+    let idle = plan.idle_options();
+    if !idle.is_empty() {
+        let names = idle.iter().map(|idle| format!("`{}` ({})", idle.option, idle.why)).collect();
+        let text = format!("{} without effect", plural(idle.len() as u64, "option"));
+        remarks.push(Remark::new(text, names));
+    }
+    if policy != CoveragePolicy::Ignore {
+        remarks.extend(of_coverage(plan));
+    }
+    remarks
+}
+
+/// Returns the remark about fallback types.
+fn fallbacks(plan: &QuantizePlan<'_>, asked: Option<FileType>) -> Option<Remark> {
+    let fallback = |step: &crate::quantize::TensorPlan<'_>| match step.choice.reason {
+        Reason::Fallback { wanted } => Some(wanted),
+        Reason::Kept | Reason::Option | Reason::Mixture => None,
+    };
+    let mut widths: BTreeMap<usize, BTreeSet<u64>> = BTreeMap::new();
+    let mut names = Vec::new();
+    for (step, tensor) in plan.steps().iter().zip(plan.tensors()) {
+        if let Some(wanted) = fallback(step) {
+            widths.entry(wanted.block_elems()).or_default().insert(tensor.shape.n_cols());
+            names.push(format!("`{}` {wanted} -> {}", escape(&tensor.name), tensor.ty));
+        }
+    }
+    let asked = asked.map_or_else(String::new, |asked| format!("{asked} asked, "));
+    let text = format!(
+        "{asked}{:.2} bits per weight come out: {}, {} of another type",
+        plan.summary().total.bits_per_weight(),
+        unfit_rows(&widths),
+        tensors(names.len()),
+    );
+    (!names.is_empty()).then(|| Remark::new(text, names))
+}
+
+/// Describes row widths that are not a multiple of the wanted block size, by block size.
+fn unfit_rows(widths: &BTreeMap<usize, BTreeSet<u64>>) -> String {
+    let row = |(block, widths): (&usize, &BTreeSet<u64>)| {
+        let few = widths.iter().take(3).map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let more = widths.len().checked_sub(4).map_or_else(String::new, |n| format!(" and {} more", n + 1));
+        format!("rows of {few}{more} values hold no whole blocks of {block}")
+    };
+    widths.iter().rev().map(row).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the remarks about gaps of the importance matrix.
+fn of_coverage(plan: &QuantizePlan<'_>) -> Vec<Remark> {
+    let coverage = plan.coverage();
+    let elsewhere = |pair: &StandIn| {
+        format!(
+            " (`{}` has the same input as `{}`: --share-importance takes its importance)",
+            escape(&pair.entry),
+            escape(&pair.tensor)
+        )
+    };
+    let stand_in = |pair: &StandIn| format!("`{}` of `{}`", escape(&pair.tensor), escape(&pair.entry));
+    let unseen = coverage.unseen.iter();
+    let unseen =
+        unseen.map(|found| format!("`{}` {} of {}", escape(&found.tensor), found.experts.len(), found.of));
+    let about =
+        |names: Vec<String>, text: &str| Remark::new(format!("{} {text}", tensors(names.len())), names);
+    let missing = about(quoted(&coverage.missing), "without importance data");
+    let foreign =
+        format!("importance data for {} that the model does not have", tensors(coverage.foreign.len()));
+    let remarks = [
+        Remark { advice: coverage.elsewhere.first().map(elsewhere).unwrap_or_default(), ..missing },
+        about(
+            coverage.stand_ins.iter().map(stand_in).collect(),
+            "with the importance of another that has the same input",
+        ),
+        about(
+            quoted(&coverage.level),
+            "whose importance is zero throughout, quantized with equal weights instead",
+        ),
+        about(unseen.collect(), "with experts never seen"),
+        about(quoted(&coverage.lost), "with groups of columns of no importance at all, which become zeros"),
+        Remark::new(foreign, quoted(&coverage.foreign)),
+    ];
+    remarks.into_iter().filter(|remark| !remark.names.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_are_shortened() {
+        let names = |n: usize| (0..n).map(|at| format!("`t{at}`")).collect();
+        let short = |remark: &Remark| remark.shortened(2, |left| format!(" and {left} more"));
+        let remark =
+            Remark { advice: " (try x)".to_owned(), ..Remark::new("3 tensors".to_owned(), names(3)) };
+        assert_eq!(short(&remark), "3 tensors: `t0`, `t1` and 1 more (try x)");
+        assert_eq!(remark.to_string(), "3 tensors: `t0`, `t1`, `t2` (try x)");
+        assert_eq!(short(&Remark::new("2 tensors".to_owned(), names(2))), "2 tensors: `t0`, `t1`");
+        assert_eq!(short(&Remark { text: "as it is".to_owned(), ..Remark::default() }), "as it is");
+    }
+}

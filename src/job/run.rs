@@ -1,0 +1,120 @@
+//! Common steps of planning and running a job: opening the input, checking the output.
+
+use std::path::Path;
+use std::time::Instant;
+
+use crate::core::output::{Destination, OutputKind};
+use crate::core::progress::Progress;
+use crate::core::text::escape;
+use crate::job::input::OpenedInput;
+use crate::job::remark;
+use crate::job::templates::template_faults;
+use crate::job::{Contradiction, Events, Guard, Job, JobError, JobInput};
+
+/// Job that is planned or run.
+pub(super) struct JobRun<'a> {
+    pub(super) job: &'a Job,
+    pub(super) events: &'a dyn Events,
+    /// True if only the plan is wanted.
+    pub(super) is_dry: bool,
+    pub(super) start: Instant,
+}
+
+impl<'a> JobRun<'a> {
+    pub(super) fn new(job: &'a Job, events: &'a dyn Events, is_dry: bool) -> Self {
+        Self { job, events, is_dry, start: Instant::now() }
+    }
+
+    pub(super) fn progress(&self) -> &'a dyn Progress {
+        self.events.progress()
+    }
+
+    /// Opens the input and reports its oddities.
+    pub(super) fn open(&self) -> Result<OpenedInput, JobError> {
+        let Job { input, types, .. } = self.job;
+        if matches!(input, JobInput::Gguf(_)) && !types.is_quantized() {
+            return Err(Contradiction::NotConverted.into());
+        }
+        let mut options = self.job.convert.clone();
+        options.file_type = types.converted();
+        options.codes = types.codes();
+        let opened = input.open(&options)?;
+        let warnings = match &opened {
+            OpenedInput::File(_) => &[],
+            OpenedInput::Conversion(conversion) => conversion.warnings(),
+            OpenedInput::Adapter(adapter) => adapter.warnings(),
+        };
+        for warning in warnings {
+            self.events.oddity(&escape(warning));
+        }
+        let Some(conversion) = opened.conversion() else { return Ok(opened) };
+        for (name, why) in template_faults(conversion.metadata()) {
+            self.events.oddity(&format!(
+                "chat template `{}` is written as it is, and no runtime will read it: {why}",
+                escape(&name)
+            ));
+        }
+        for (name, why) in conversion.dropped() {
+            self.events.detail(&format!("`{}` is left out: {why}", escape(name)));
+        }
+        if let (true, [first, others @ ..]) = (self.is_dry, conversion.mapping().read.as_slice()) {
+            let others = match others.len() {
+                0 => String::new(),
+                n => format!(" and {n} more tensors"),
+            };
+            self.events.note(&format!("the plan depends on the content of `{}`{others}", escape(first)));
+        }
+        Ok(opened)
+    }
+
+    /// Registers everything that is read, whatever the options, and the list of types, so that outputs are checked
+    /// before any weight is read.
+    pub(super) fn guard(&self, opened: &OpenedInput) -> Result<Guard<'a>, JobError> {
+        let job = self.job;
+        // A list of types is written even with a plan.
+        let mut guard = Guard::new(self.progress(), self.is_dry && job.write_types.is_none());
+        job.input.guard(&mut guard, opened, &job.convert)?;
+        guard.read_all("the importance matrix", &job.importance.path)?;
+        guard.read_all("rules of types", &job.rule_files)?;
+        if let Some(calibration) = &job.calibration {
+            calibration.guard(&mut guard)?;
+        }
+        if let Some(path) = &job.write_types {
+            Destination::of(path)?;
+            guard.write("--write-types", path, OutputKind::TypeRules)?;
+        }
+        Ok(guard)
+    }
+
+    /// Returns the free bytes where a planned output goes. If nothing can be written there, this warns: the plan is
+    /// valid nevertheless.
+    pub(super) fn free_bytes(&self, target: &Path) -> Option<u64> {
+        match Destination::of(target) {
+            Ok(destination) => destination.free_bytes(),
+            Err(error) => {
+                self.stops_here(&error);
+                None
+            }
+        }
+    }
+
+    /// Warns that a run would stop where the plan goes on.
+    pub(super) fn stops_here(&self, error: &dyn std::error::Error) {
+        self.progress().warn(&format!("a run would stop here: {error}"));
+    }
+
+    /// Reports tensors that contain only zeros.
+    pub(super) fn remark_zeros<'n>(&self, names: impl Iterator<Item = &'n str>) {
+        let names: Vec<_> = names.map(ToOwned::to_owned).collect();
+        if let Some(remark) = remark::of_zeros(&names) {
+            self.events.remark(&remark);
+        }
+    }
+
+    /// Reports tensors of a conversion that contain only zeros; known once all of it was read.
+    pub(super) fn remark_converted_zeros(&self, opened: &OpenedInput) {
+        if let Some(conversion) = opened.conversion() {
+            self.remark_zeros(conversion.zero_tensors());
+        }
+    }
+}
