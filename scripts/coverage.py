@@ -15,16 +15,16 @@ TARGET = ROOT / "target/fuzz-coverage"
 
 # What reads foreign bytes, by room. Errors and the tables of names are not parsers.
 ROOMS = {
-    "GGUF": ["src/gguf/header.rs", "src/gguf/reader.rs", "src/gguf/split.rs", "src/gguf/imatrix/read.rs",
-             "src/gguf/imatrix/merge.rs", "crates/core/src/bytes.rs"],
-    "containers": ["src/checkpoint/**/*.rs", "src/checkpoint.rs"],
-    "quantized checkpoints": ["src/dequant/**/*.rs", "src/dequant.rs"],
-    "tokenizers": ["src/tokenizer/**/*.rs", "src/tokenizer.rs"],
-    "texts": ["src/convert/model_card.rs", "src/convert/metadata.rs", "src/gguf/assign.rs", "src/verify/prompts/read.rs",
+    "GGUF": ["crates/gguf/src/header.rs", "crates/gguf/src/reader.rs", "crates/gguf/src/split.rs", "crates/gguf/src/imatrix/read.rs",
+             "crates/gguf/src/imatrix/merge.rs", "crates/core/src/bytes.rs"],
+    "containers": ["crates/checkpoint/src/**/*.rs"],
+    "quantized checkpoints": ["crates/dequant/src/**/*.rs"],
+    "tokenizers": ["crates/tokenizer/src/**/*.rs"],
+    "texts": ["src/convert/model_card.rs", "src/convert/metadata.rs", "crates/gguf/src/assign.rs", "src/verify/prompts/read.rs",
               "src/verify/tasks/hellaswag.rs", "src/verify/tasks/winogrande.rs", "src/verify/tasks/multiple_choice.rs",
               "src/verify/logit_file/read.rs", "src/verify/chat.rs", "src/quantize/options.rs"],
-    "cards": ["src/arch/load.rs", "src/arch/expr.rs", "src/arch/names.rs", "src/arch/schema.rs", "src/arch/read/*.rs",
-              "src/arch/read.rs", "src/arch/card_merge.rs", "src/arch/graph/*.rs", "src/arch/graph.rs"],
+    "cards": ["crates/arch/src/load.rs", "crates/arch/src/expr.rs", "crates/arch/src/names.rs", "crates/arch/src/schema.rs",
+              "crates/arch/src/read/*.rs", "crates/arch/src/read.rs", "crates/arch/src/card_merge.rs", "crates/arch/src/graph/*.rs", "crates/arch/src/graph.rs"],
 }
 # Not parsers: errors, what writes, and the `tokenizers` library's own reader, which runs in a process of its own.
 NOT = re.compile(r"error\.rs$|safetensors_writer|/rebuild|tokenizer/reference")

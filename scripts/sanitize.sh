@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests of every unsafe block under the address sanitizer of a nightly toolchain: mapped files (crates/core), the
 # vector instructions of the quantizers and decoders (crates/quant, each level the processor has), and the products of
-# matrices (crates/matmul, with those who use them: crates/solve, src/engine). Says so and passes where there is no nightly toolchain; SANITIZE_MUST=1 fails there.
+# matrices (crates/matmul, with those who use them: crates/solve, crates/engine). Says so and passes where there is no nightly toolchain; SANITIZE_MUST=1 fails there.
 # Usage: scripts/sanitize.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,5 +33,5 @@ sanitized() {
 sanitized "crates/core (mapped files, levels)" -p gguf-foundry-core --lib -- --skip a_locked_file_stays_in_memory
 sanitized "crates/quant (vector instructions)" -p gguf-foundry-quant --lib
 sanitized "crates/matmul, crates/solve (products)" -p gguf-foundry-matmul -p gguf-foundry-solve --lib
-sanitized "src/engine (products)" -p gguf-foundry --lib engine::
-sanitized "src/gguf, src/checkpoint (readers of mapped files)" -p gguf-foundry --lib -- gguf:: checkpoint::
+sanitized "crates/engine (products)" -p gguf-foundry-engine --lib
+sanitized "crates/gguf, crates/checkpoint (readers of mapped files)" -p gguf-foundry-gguf -p gguf-foundry-checkpoint --lib

@@ -39,23 +39,16 @@
 //! [`core::progress::Progress`]. The feature `cli` (default) adds the four programs, the feature `remote` (default)
 //! checkpoints on servers.
 
-pub mod arch;
 pub mod calibrate;
-pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod convert;
-pub mod dequant;
-pub mod engine;
-pub mod gguf;
 pub mod inspect;
 pub mod job;
 pub mod quantize;
 #[cfg(feature = "remote")]
 pub mod remote;
-pub mod tokenizer;
 pub mod verify;
-pub mod views;
 
 #[cfg(test)]
 extern crate self as gguf_foundry;
@@ -63,6 +56,13 @@ extern crate self as gguf_foundry;
 #[path = "../tests/testkit/mod.rs"]
 mod testkit;
 
+pub use gguf_arch as arch;
+pub use gguf_checkpoint as checkpoint;
 pub use gguf_core as core;
+pub use gguf_dequant as dequant;
+pub use gguf_engine as engine;
+pub use gguf_format as gguf;
 pub use gguf_quant as quant;
 pub use gguf_solve as solve;
+pub use gguf_tokenizer as tokenizer;
+pub use gguf_views as views;

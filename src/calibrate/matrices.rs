@@ -101,7 +101,7 @@ impl MatrixSolver<'_> {
         matrix: u64,
         n_cols: usize,
     ) -> Result<Vec<f32>, EngineError> {
-        let reader = WeightReader { source: self.source, level: self.level };
+        let reader = WeightReader::new(self.source, self.level);
         let n_rows = self.n_rows(target);
         let mut floats = vec![0.0; n_rows * n_cols];
         let first = usize::try_from(matrix).unwrap_or(0) * n_rows;
@@ -118,7 +118,7 @@ impl MatrixSolver<'_> {
         corrected: Option<Corrected<'_>>,
     ) -> Result<(), SolveFailure> {
         let MatrixJob { name, target, matrix } = job;
-        let reader = WeightReader { source: self.source, level: self.level };
+        let reader = WeightReader::new(self.source, self.level);
         let n_cols = metric.n_cols();
         let n_rows = self.n_rows(target);
         let row_bytes = target.ty.row_bytes(n_cols as u64).and_then(|n| usize::try_from(n).ok());

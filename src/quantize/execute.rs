@@ -7,7 +7,7 @@ use crate::core::progress::Progress;
 use crate::core::sync::Unpoisoned;
 use crate::core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use crate::gguf::split::part_path;
-use crate::gguf::writer::{PlannedOutput, plan_parts, write_files};
+use crate::gguf::{PlannedOutput, plan_parts, write_files};
 use crate::gguf::{WriteOptions, WriteReport, output_kind, write_gguf};
 use crate::quant::{
     Extent, QuantError, SmallRows, are_ordinary_rows, check_rows, dequantize, first_non_finite,

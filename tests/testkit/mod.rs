@@ -6,6 +6,7 @@
 
 pub mod checkpoints;
 pub mod formulas;
-pub mod memory;
+pub mod judged;
 pub mod models;
-pub mod noise;
+
+pub use gguf_testkit::{memory, noise};

@@ -2,17 +2,14 @@
 
 use std::sync::Mutex;
 
-use gguf_foundry::arch::GraphFeatures;
-use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, TensorSource};
-use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer, TokenChunk};
-use gguf_foundry::gguf::{Metadata, Value};
-use gguf_foundry::verify::{Model, NoTemplate};
+use gguf_arch::GraphFeatures;
+use gguf_core::progress::Silent;
+use gguf_core::{GgmlType, TensorSource};
+use gguf_engine::{Engine, EngineError, EngineOptions, GraphPlan, Observer, TokenChunk};
+use gguf_format::{Metadata, Value};
 
-use super::memory::{MemoryTensors, f32_bytes};
-use super::noise::Noise;
-
-const NO_TEMPLATE: NoTemplate = NoTemplate;
+use gguf_testkit::memory::{MemoryTensors, f32_bytes};
+use gguf_testkit::noise::Noise;
 
 /// Metadata with these keys of an architecture.
 pub fn metadata<V: Into<Value>>(arch: &str, keys: impl IntoIterator<Item = (&'static str, V)>) -> Metadata {
@@ -240,21 +237,6 @@ impl TinyModel {
         let found = run(1);
         assert_eq!(found, run(3));
         found
-    }
-
-    /// The model as the checks take it, without a vocabulary.
-    pub fn model(&self) -> Model<'_> {
-        Model {
-            source: &self.tensors,
-            metadata: &self.metadata,
-            file: None,
-            features: Ok(&self.features),
-            encoder: Err("none"),
-            template: &NO_TEMPLATE,
-            origin: None,
-            lost: &[],
-            recall: None,
-        }
     }
 }
 

@@ -88,9 +88,6 @@ mod lanes_x86;
 mod legacy;
 mod lowbit;
 mod magnitude;
-#[cfg(test)]
-#[path = "../../../tests/testkit/noise.rs"]
-mod noise;
 pub mod pack;
 mod q2_k;
 mod q3_k;
@@ -107,6 +104,9 @@ mod sweep;
 mod ternary;
 #[cfg(test)]
 mod twins;
+
+#[cfg(test)]
+use gguf_testkit::noise;
 
 pub use elements::{NotANumber, decode_elements};
 pub use error::{BlockError, BlockFlaw, QuantError};

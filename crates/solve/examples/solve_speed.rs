@@ -2,9 +2,6 @@
 //!
 //! Uses all threads of the machine; `RAYON_NUM_THREADS` limits them.
 
-#[path = "../../../tests/testkit/noise.rs"]
-mod noise;
-
 use std::io::Write;
 use std::time::Instant;
 
@@ -14,7 +11,7 @@ use gguf_solve::{
     Correction, Metric, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, objective, solve_rows,
 };
 
-use noise::Noise;
+use gguf_testkit::noise::Noise;
 
 /// Rows and columns of the layers.
 const SHAPES: [(usize, usize); 4] = [(1536, 576), (2048, 1536), (2048, 2048), (2048, 5632)];

@@ -44,9 +44,6 @@ mod grid;
 mod lanes;
 mod metric;
 mod moments;
-#[cfg(test)]
-#[path = "../../../tests/testkit/noise.rs"]
-mod noise;
 mod panel;
 mod rows;
 mod target;
@@ -55,6 +52,9 @@ mod tests;
 #[cfg(test)]
 mod twin;
 mod unit;
+
+#[cfg(test)]
+use gguf_testkit::noise;
 
 pub use error::SolveError;
 pub use metric::{Metric, SHRINKAGE, SHRINKAGE_OF_STREAM};

@@ -64,7 +64,7 @@ impl<'a> QuantizedStream<'a> {
         let n_rows = out.len() as u64 / meta.row_bytes().unwrap_or(1).max(1);
         let n_rows = usize::try_from(n_rows)?;
         let mut floats = vec![0.0; n_rows * n_cols];
-        let reader = WeightReader { source: self.inner, level: self.level };
+        let reader = WeightReader::new(self.inner, self.level);
         reader.rows(tensor, usize::try_from(first_row)?, n_rows, &mut Vec::new(), &mut floats)?;
         let known = self.importance.lock().unpoisoned();
         let own = known.get(&(tensor, matrix)).cloned();

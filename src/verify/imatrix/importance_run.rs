@@ -394,7 +394,7 @@ fn scored(hidden: &Hidden, windows: &[Window], n_embd: usize) -> Hidden {
         states.extend_from_slice(own.unwrap_or_default());
         start += window.chunk.tokens.len();
     }
-    Hidden { n_rows: states.len() / n_embd.max(1), states: states.into() }
+    Hidden::new(states, n_embd)
 }
 
 /// Encodes the prompts; with `parse_special`, documents are encoded like the texts of chats.

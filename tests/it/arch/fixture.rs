@@ -1,5 +1,5 @@
 //! Cases of `fixtures/cards`: configuration and names and shapes of tensors, written as a checkpoint on disk. Elements
-//! follow from the formula in `scripts/peers/card_fixtures.py`.
+//! follow from the formula in `lab/peers/card_fixtures.py`.
 
 use std::path::{Path, PathBuf};
 

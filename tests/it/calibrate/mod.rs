@@ -20,6 +20,7 @@ use gguf_foundry::engine::{Engine, EngineError, EngineOptions, GraphPlan, Matrix
 use gguf_foundry::gguf::ImatrixSums;
 use gguf_foundry::verify::{Model, PromptForm, PromptSource};
 
+use crate::testkit::judged::Judged;
 use crate::testkit::models::TinyModel;
 use crate::verify::tiny::Tiny;
 

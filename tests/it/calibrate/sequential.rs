@@ -9,6 +9,7 @@ use gguf_foundry::engine::{EngineError, EngineOptions};
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, SolvedRows, TensorTypeRule};
 
 use super::text;
+use crate::testkit::judged::Judged;
 use crate::testkit::models::TinyModel;
 
 fn run(

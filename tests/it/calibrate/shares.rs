@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::options;
 use crate::support::files;
+use crate::testkit::judged::Judged;
 use crate::testkit::models::TinyModel;
 
 /// Number of tokens of both kinds of text together: nine batches of 2048 tokens each, or three of 8192.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{collect, options, text};
 use crate::support::files;
+use crate::testkit::judged::Judged;
 use crate::testkit::models::TinyModel;
 
 /// Collects statistics into a directory.

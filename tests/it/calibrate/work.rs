@@ -15,6 +15,7 @@ use gguf_foundry::engine::EngineOptions;
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, SolvedRows, TensorTypeRule};
 
 use super::text;
+use crate::testkit::judged::Judged;
 use crate::testkit::models::TinyModel;
 
 /// Progress that cancels after a number of checks, and records warnings.

@@ -8,6 +8,7 @@ use gguf_foundry::engine::{EngineError, EngineOptions};
 use gguf_foundry::verify::{ChatRenderer, ChatTemplate, Model, Window};
 
 use super::sources;
+use crate::testkit::judged::Judged;
 use crate::testkit::models::TinyModel;
 use crate::verify::tiny::Tiny;
 

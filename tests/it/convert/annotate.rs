@@ -1,5 +1,5 @@
 //! `--annotate`: numbers that GGUF has no key for, from the configuration to the engine and back. The expected figures
-//! are from transformers (`scripts/peers/annotate_fixtures.py`); only `fixtures/` is needed.
+//! are from transformers (`lab/peers/annotate_fixtures.py`); only `fixtures/` is needed.
 
 use std::path::Path;
 

@@ -6,7 +6,7 @@ use crate::support::root;
 
 /// Paths in backquotes that begin with a folder of the repository and have no placeholder `NAME`.
 fn paths(text: &str) -> impl Iterator<Item = &str> {
-    let folders = ["converters/", "crates/", "fixtures/", "fuzz/", "scripts/", "src/", "tests/"];
+    let folders = ["converters/", "crates/", "fixtures/", "fuzz/", "lab/", "scripts/", "src/", "tests/"];
     let is_path = move |word: &&str| {
         folders.iter().any(|folder| word.starts_with(folder)) && !word.contains(char::is_whitespace)
     };

@@ -1,5 +1,5 @@
 //! Modes with their own files: keys compared with llama.cpp's converter and ids with the original tokenizers, on small
-//! vocabularies (`scripts/peers/vocab_modes.py`).
+//! vocabularies (`lab/peers/vocab_modes.py`).
 
 use std::path::PathBuf;
 

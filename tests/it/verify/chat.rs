@@ -1,4 +1,4 @@
-//! Chat templates compared with the output of transformers (`scripts/peers/chat_fixtures.py`).
+//! Chat templates compared with the output of transformers (`lab/peers/chat_fixtures.py`).
 
 use gguf_foundry::verify::{ChatError, ChatTemplate};
 use serde_json::{Value, json};

@@ -1,0 +1,484 @@
+//! Drafts a card for a checkpoint that no card fits: the most similar card as its parent, entries for the names that
+//! other cards know, and a note on each of the other names.
+
+mod known;
+mod shapes;
+mod text;
+mod unread_keys;
+
+use std::collections::{BTreeSet, HashSet};
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value as Json};
+use toml::{Table, Value as Toml};
+
+use crate::detect;
+use crate::error::ArchError;
+use crate::eval::Scope;
+use crate::expr::Expr;
+use crate::inputs::Inputs;
+use crate::kinds::{TensorKind, block_prefix, kinds};
+use crate::load::Registry;
+use crate::matching::{IgnoreStage, Matcher, kind_of};
+use crate::names::{Captures, SUFFIXES};
+use crate::options::ResolveOptions;
+use crate::resolve::resolve;
+use crate::schema::{Card, TensorEntry};
+use crate::similar::{card_prefix, lenient_scope, model_types, renamed, similar};
+use crate::similarity::Similarity;
+use known::{KnownEntries, Proposal, targets};
+pub use unread_keys::UnreadKey;
+
+/// A parent must know at least one in this many kinds of tensors.
+const PARENT_SHARE: usize = 4;
+/// Default of `names.block`, the prefix of sources in `[blocks]`.
+const BLOCK: &str = "model.layers.{bid}.";
+
+/// Draft of a card, from the names and shapes of a checkpoint.
+#[derive(Debug)]
+pub struct Draft {
+    /// The card as TOML.
+    pub text: String,
+    /// `general.architecture` that the card gives the model.
+    pub gguf: String,
+    /// Model class that it converts.
+    pub class: String,
+    /// Card that it extends, if one is similar enough.
+    pub parent: Option<String>,
+    /// Known cards by similarity, the best first.
+    pub similar: Vec<Similarity>,
+    /// Number of tensors of the text model.
+    pub n_tensors: u64,
+    /// Number of tensors that the card maps or ignores.
+    pub n_matched: u64,
+    /// Entries taken from other cards.
+    pub added: Vec<AddedEntry>,
+    /// Keys of the parent's entries that match nothing in the checkpoint.
+    pub removed: Vec<String>,
+    /// Tensors that the card does not map.
+    pub unmatched: Vec<Unmatched>,
+    /// Keys of `config.json` that the parent does not read.
+    pub unread: Vec<UnreadKey>,
+    /// Error that a conversion with the draft raises.
+    pub problem: Option<ArchError>,
+}
+
+/// Entry that the parent lacks and other cards have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddedEntry {
+    /// Key of the entry.
+    pub key: String,
+    /// True for `[blocks]`, false for `[tensors]`.
+    pub in_blocks: bool,
+    /// Value of the key, as TOML.
+    pub entry: String,
+    /// Card that has the entry.
+    pub card: String,
+    /// True if that card has the same source name; false if only the ends of the names agree.
+    pub is_exact: bool,
+    /// Number of tensors that it matches.
+    pub n_tensors: u64,
+}
+
+/// Tensors of one kind that the card does not map.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unmatched {
+    /// Name after the card's rewriting, with `N` for numbers and without ending.
+    pub name: String,
+    /// Key that an entry for them would have, if their name can be one; the flag is that of [`AddedEntry::in_blocks`].
+    pub key: Option<(String, bool)>,
+    /// Number of tensors.
+    pub n_tensors: u64,
+    /// Shape of the first tensor, outermost dimension first.
+    pub dims: Vec<u64>,
+    /// Reasons against the likely targets.
+    pub why: Vec<String>,
+}
+
+/// Drafts a card for a checkpoint from its headers.
+///
+/// # Errors
+/// [`ArchError::NoClass`] if the configuration names no class.
+pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchError> {
+    let config = detect::with_text_config(inputs.config);
+    let class = detect::class_of(&config)?;
+    let ranking = similar(registry, &class, &config, inputs);
+    let best = ranking.first().filter(|best| best.kinds[0] * PARENT_SHARE >= best.kinds[1].max(1));
+    let parent = best.and_then(|best| parent_of(registry, &best.card));
+    let gguf = architecture(registry, parent, &config, &class);
+    let nothing = Registry::from_texts([("none", NO_PARENT)])?;
+    let card = parent.or_else(|| nothing.cards().first()).ok_or(ArchError::NoClass { model_type: None })?;
+    // Drafting does not read weights. Only the trial conversion does, if a card asks for some.
+    let headers = Inputs { values: None, ..*inputs };
+    let scope = lenient_scope(card, &class, &config, &headers);
+    let all = kinds(inputs.weights);
+    let drafter = Drafter {
+        registry,
+        card,
+        parent,
+        nearest: best.map(|best| best.card.as_str()),
+        scope: &scope,
+        matcher: Matcher::lenient(card, &scope),
+        rename: best.and_then(|best| best.rename.clone()),
+        width: shapes::width(&config),
+    };
+    let mut found = drafter.find(&all);
+    let unread = unread_keys::unread(registry, parent, &config);
+    let head = text::Head { class: &class, gguf: &gguf, best: best.filter(|_| parent.is_some()) };
+    let mut text = text::card(&drafter, &head, &found, &unread);
+    let mut with_draft = registry.clone();
+    let mut problem = with_draft.add(&gguf, &text).err();
+    if problem.is_some() {
+        // An entry of another card may use definitions of that card.
+        found.keep_entries(|entry| drafter.loads(&head, entry));
+        text = text::card(&drafter, &head, &found, &unread);
+        with_draft = registry.clone();
+        problem = with_draft.add(&gguf, &text).err();
+    }
+    if problem.is_none() {
+        problem = resolve(&with_draft, inputs, &ResolveOptions::default()).err();
+    }
+    let n_tensors = all.values().map(|kind| kind.n_tensors).sum();
+    let MatchResults { n_inherited, added, removed, unmatched, .. } = found;
+    let n_matched = n_inherited + added.iter().map(|entry| entry.n_tensors).sum::<u64>();
+    let parent = parent.map(|card| card.gguf.clone());
+    let similar = ranking;
+    Ok(Draft {
+        text,
+        gguf,
+        class,
+        parent,
+        similar,
+        n_tensors,
+        n_matched,
+        added,
+        removed,
+        unmatched,
+        unread,
+        problem,
+    })
+}
+
+/// Parent of a draft that extends no card.
+const NO_PARENT: &str = "schema = 1\ngguf = \"none\"\nabstract = true";
+
+/// Returns the card to extend: the card of this name, or its nearest parent that may have another child.
+fn parent_of<'r>(registry: &'r Registry, gguf: &str) -> Option<&'r Card> {
+    let name = *registry.lineage(gguf).iter().find(|name| registry.can_be_extended(name))?;
+    registry.cards().iter().find(|card| card.gguf == name && card.variant.is_none())
+}
+
+/// Returns the architecture's name: that of the parent if it knows the model's type, else one derived from the type.
+fn architecture(
+    registry: &Registry,
+    parent: Option<&Card>,
+    config: &Map<String, Json>,
+    class: &str,
+) -> String {
+    let has_type = |table: &Table| {
+        let defaults = table.get("defaults").and_then(Toml::as_table);
+        let named = table.get("model_types").and_then(Toml::as_array);
+        model_types(config).any(|model_type| {
+            defaults.is_some_and(|table| table.contains_key(model_type))
+                || named.is_some_and(|names| names.iter().any(|name| name.as_str() == Some(model_type)))
+        })
+    };
+    let is_parent = |name: &str| parent.is_some_and(|parent| parent.gguf == name);
+    if let Some((name, _)) = registry.own_tables().find(|(name, table)| is_parent(name) && has_type(table)) {
+        return name.to_owned();
+    }
+    let word = |text: &str| -> String {
+        let letters =
+            text.chars().take(64).map(|c| if c == '_' || c == ' ' { '-' } else { c.to_ascii_lowercase() });
+        letters.filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.')).collect()
+    };
+    let stem = class.trim_end_matches("ForCausalLM").trim_end_matches("ForConditionalGeneration");
+    let names = model_types(config).chain([stem]).map(word);
+    names
+        .into_iter()
+        .find(|name| name.chars().any(char::is_alphanumeric))
+        .unwrap_or_else(|| "model".to_owned())
+}
+
+/// State of drafting.
+struct Drafter<'a> {
+    registry: &'a Registry,
+    /// The parent, or an empty card.
+    card: &'a Card,
+    parent: Option<&'a Card>,
+    /// Card that is most similar to the checkpoint: the parent, or a child of it.
+    nearest: Option<&'a str>,
+    scope: &'a Scope<'a>,
+    matcher: Matcher<'a>,
+    /// Replacement at the start of names before the parent's rewriting.
+    rename: Option<(String, String)>,
+    /// Width of the residual stream.
+    width: Option<u64>,
+}
+
+/// Tensors, sorted by the result of matching.
+#[derive(Default)]
+struct MatchResults {
+    /// Number of tensors that the parent maps or ignores.
+    n_inherited: u64,
+    /// Entries of the parent that match something and do more than rename: pattern and operations.
+    with_ops: Vec<(String, String)>,
+    added: Vec<AddedEntry>,
+    removed: Vec<String>,
+    /// Keys of `removed` that are in `[blocks]`.
+    removed_blocks: BTreeSet<String>,
+    unmatched: Vec<Unmatched>,
+    /// Source prefix of `[blocks]`, if it differs from the default.
+    block: Option<String>,
+}
+
+impl MatchResults {
+    fn keep_entries(&mut self, keep: impl Fn(&AddedEntry) -> bool) {
+        let (kept, refused) = std::mem::take(&mut self.added).into_iter().partition(keep);
+        self.added = kept;
+        self.unmatched.extend(refused.into_iter().map(|entry: AddedEntry| Unmatched {
+            name: entry.key.clone(),
+            why: vec![format!("`{}` has {}, which needs definitions of that card", entry.card, entry.entry)],
+            key: Some((entry.key, entry.in_blocks)),
+            n_tensors: entry.n_tensors,
+            dims: Vec::new(),
+        }));
+    }
+}
+
+/// Kinds that differ only in their ending, by their common name.
+type KindsByName<'k> = IndexMap<String, Vec<(&'static str, &'k TensorKind)>>;
+
+impl Drafter<'_> {
+    fn find(&self, all: &IndexMap<String, TensorKind>) -> MatchResults {
+        let mut found = MatchResults::default();
+        let mut used = BTreeSet::new();
+        let mut taken: HashSet<(String, &'static str)> = HashSet::new();
+        let mut sources: KindsByName<'_> = IndexMap::new();
+        for kind in all.values() {
+            let [first, last] = [&kind.first_name, &kind.last_name].map(|name| {
+                let name = renamed(name, self.rename.as_ref());
+                self.matcher.rewritten(name.clone()).unwrap_or(name)
+            });
+            let entry = |name: &str| self.matcher.entry_of(name, name).ok().flatten();
+            let is_ignored = |name: &str| {
+                matches!(self.matcher.ignored(name, name, IgnoreStage::AfterEntries), Ok(Some(_)))
+            };
+            match (entry(&first), entry(&last)) {
+                (Some((at, found_first)), Some((other, _))) if at == other => {
+                    used.insert(at);
+                    found.n_inherited += kind.n_tensors;
+                    for target in &self.card.entries[at].targets {
+                        taken.insert((target.name.text().to_owned(), found_first.suffix));
+                    }
+                }
+                (None, None) if is_ignored(&first) => found.n_inherited += kind.n_tensors,
+                _ => {
+                    let name = kind_of(&first);
+                    let suffix = SUFFIXES.into_iter().find(|suffix| name.ends_with(suffix)).unwrap_or("");
+                    let base = name.strip_suffix(suffix).unwrap_or(&name).to_owned();
+                    sources.entry(base).or_default().push((suffix, kind));
+                }
+            }
+        }
+        found.with_ops = self.with_ops(&used);
+        let prefix = self.parent.and_then(card_prefix).map(str::to_owned);
+        let prefix = prefix.or_else(|| block_prefix(all.keys().map(String::as_str)).map(str::to_owned));
+        let block = prefix.as_ref().map(|prefix| format!("{prefix}{{bid}}."));
+        let parents =
+            self.merged().and_then(|table| table.get("names")?.get("block")?.as_str().map(str::to_owned));
+        let parents = parents.unwrap_or_else(|| BLOCK.to_owned());
+        if self.parent.is_none() {
+            found.block = block.clone().filter(|block| *block != parents);
+        }
+        let in_blocks = self.parent.is_none() || block.as_ref() == Some(&parents);
+        let known = KnownEntries::of(self.registry, self.nearest);
+        for (base, kinds) in &sources {
+            self.place(base, kinds, prefix.as_deref(), in_blocks, &known, &mut taken, &mut found);
+        }
+        self.idle_entries(&used, &parents, &mut found);
+        found
+    }
+
+    /// Returns the parent's table with those of its own parents merged in.
+    fn merged(&self) -> Option<Table> {
+        self.registry.merged_table(&self.parent?.gguf)
+    }
+
+    /// Returns the names of the used entries that do more than rename, with their operations.
+    fn with_ops(&self, used: &BTreeSet<usize>) -> Vec<(String, String)> {
+        let entries = used.iter().filter_map(|&at| self.card.entries.get(at));
+        let named = entries.map(|entry| {
+            let of_targets = entry.targets.iter().flat_map(|target| &target.ops);
+            let ops = entry.pre.iter().chain(&entry.ops).chain(of_targets).map(|op| op.kind.name());
+            (entry.name().to_owned(), ops.collect::<Vec<_>>().join(", "))
+        });
+        named.filter(|(_, ops)| !ops.is_empty()).collect()
+    }
+
+    /// Adds an entry for the sources of one name, or notes why no target fits.
+    #[expect(clippy::too_many_arguments, reason = "the state of one walk over the names")]
+    fn place(
+        &self,
+        base: &str,
+        kinds: &[(&'static str, &TensorKind)],
+        prefix: Option<&str>,
+        in_blocks: bool,
+        known: &KnownEntries,
+        taken: &mut HashSet<(String, &'static str)>,
+        found: &mut MatchResults,
+    ) {
+        let n_tensors = kinds.iter().map(|(_, kind)| kind.n_tensors).sum();
+        let rest = prefix.and_then(|prefix| base.strip_prefix(prefix)?.strip_prefix("#."));
+        let is_literal = kinds.iter().all(|(_, kind)| !kind.first_name.contains(['#', '{', '}', '*']));
+        let key = match rest {
+            Some(rest) => numbered(rest).map(|key| match (in_blocks, prefix) {
+                (false, Some(prefix)) => (format!("{prefix}{{bid}}.{key}"), false),
+                _ => (key, true),
+            }),
+            None => (!base.contains('#')).then(|| (base.to_owned(), false)),
+        };
+        let key = key.filter(|(key, _)| is_literal && !key.is_empty());
+        let mut why = Vec::new();
+        let proposals = known.proposals(rest.unwrap_or(base), rest.is_some());
+        let n_votes: usize = proposals.iter().map(|proposal| proposal.votes).sum();
+        for proposal in proposals.iter().take(8) {
+            let Some((key, in_blocks)) = key.clone() else { break };
+            let is_likely = proposal.is_exact || proposal.is_nearest || proposal.votes * 2 > n_votes;
+            let objection = match self.objection(proposal, kinds, rest.is_some(), taken) {
+                None if !is_likely => Some("names that end alike are not one thing elsewhere".to_owned()),
+                objection => objection,
+            };
+            if let Some(objection) = objection {
+                why.push(format!(
+                    "not {} as in `{}`: {objection}",
+                    text::inline(&proposal.value),
+                    proposal.card
+                ));
+                continue;
+            }
+            for target in full_targets(&proposal.value, rest.is_some()) {
+                taken.extend(kinds.iter().map(|(suffix, _)| (target.clone(), *suffix)));
+            }
+            found.added.push(AddedEntry {
+                key,
+                in_blocks,
+                entry: entry_text(&proposal.value, rest.is_some() && !in_blocks),
+                card: proposal.card.clone(),
+                is_exact: proposal.is_exact,
+                n_tensors,
+            });
+            return;
+        }
+        let dims = kinds.first().map(|(_, kind)| kind.dims.clone()).unwrap_or_default();
+        found.unmatched.push(Unmatched { name: display(base), key, n_tensors, dims, why });
+    }
+
+    /// Returns the objection to a proposal, if there is one.
+    fn objection(
+        &self,
+        proposal: &Proposal,
+        kinds: &[(&'static str, &TensorKind)],
+        in_block: bool,
+        taken: &HashSet<(String, &'static str)>,
+    ) -> Option<String> {
+        let fields = proposal.value.as_table();
+        let has = |key: &str| fields.is_some_and(|fields| fields.contains_key(key));
+        let has_ops = has("ops") || has("pre");
+        if has_ops && !proposal.is_exact && !proposal.is_nearest {
+            return Some("its operations belong to another name".to_owned());
+        }
+        if let Some(n) = fields.and_then(|fields| fields.get("n")).and_then(Toml::as_str) {
+            let value = Expr::parse(n).ok().and_then(|n| self.scope.eval(&n, Captures::default()).ok());
+            if value.is_none_or(|value| value.as_int().is_none()) {
+                return Some(format!("the configuration has no `{n}`"));
+            }
+        }
+        for target in full_targets(&proposal.value, in_block) {
+            let is_taken = |suffix: &&'static str| taken.contains(&(target.clone(), *suffix));
+            if let Some(suffix) = kinds.iter().map(|kind| kind.0).find(is_taken) {
+                return Some(format!("`{target}{suffix}` is made of another tensor"));
+            }
+        }
+        if has_ops {
+            return None;
+        }
+        let target = targets(&proposal.value).first().copied().unwrap_or_default().to_owned();
+        let is_part = has("stack") || has("concat");
+        kinds
+            .iter()
+            .find_map(|(suffix, kind)| shapes::objection(&target, suffix, &kind.dims, is_part, self.width))
+    }
+
+    /// Records entries of the parent that match nothing. Exempt are optional and conditional entries, and the output
+    /// matrix, which a model may lack.
+    fn idle_entries(&self, used: &BTreeSet<usize>, block: &str, found: &mut MatchResults) {
+        let Some(table) = self.merged() else { return };
+        let names: HashSet<&str> =
+            used.iter().filter_map(|&at| self.card.entries.get(at)).map(TensorEntry::name).collect();
+        for (section, prefix) in [("tensors", ""), ("blocks", block)] {
+            for (key, value) in table.get(section).and_then(Toml::as_table).into_iter().flatten() {
+                let is_free = |value: &Toml| {
+                    let fields = value.as_table();
+                    fields
+                        .is_some_and(|fields| fields.contains_key("when") || fields.contains_key("optional"))
+                };
+                let is_kept = targets(value).contains(&"output")
+                    || is_free(value)
+                    || value.as_array().is_some_and(|items| items.iter().any(is_free));
+                let in_blocks = section == "blocks";
+                let is_replaced =
+                    found.added.iter().any(|entry| entry.key == *key && entry.in_blocks == in_blocks);
+                if !names.contains(format!("{prefix}{key}").as_str()) && !is_kept && !is_replaced {
+                    found.removed.push(key.clone());
+                    if in_blocks {
+                        found.removed_blocks.insert(key.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns true if the parent with this one additional entry is a valid card.
+    fn loads(&self, head: &text::Head<'_>, entry: &AddedEntry) -> bool {
+        let found = MatchResults { added: vec![entry.clone()], ..MatchResults::default() };
+        let text = text::card(self, head, &found, &[]);
+        self.registry.clone().add(head.gguf, &text).is_ok()
+    }
+}
+
+/// Returns the targets of an entry with the block prefix that `[blocks]` omits.
+fn full_targets(value: &Toml, in_block: bool) -> Vec<String> {
+    let front = if in_block { "blk.{bid}." } else { "" };
+    targets(value).into_iter().map(|target| format!("{front}{target}")).collect()
+}
+
+/// Returns the entry as TOML. `with_block` adds the block prefix to its targets, as `[tensors]` needs it.
+fn entry_text(value: &Toml, with_block: bool) -> String {
+    fn front(to: &Toml) -> Toml {
+        match to {
+            Toml::String(name) => Toml::from(format!("blk.{{bid}}.{name}")),
+            Toml::Array(items) => Toml::Array(items.iter().map(front).collect()),
+            Toml::Table(fields) => {
+                let to = |(key, value): (&String, &Toml)| {
+                    (key.clone(), if key == "to" { front(value) } else { value.clone() })
+                };
+                Toml::Table(fields.iter().map(to).collect())
+            }
+            other => other.clone(),
+        }
+    }
+    if with_block { text::inline(&front(value)) } else { text::inline(value) }
+}
+
+/// Returns a kind as a pattern after the block prefix; `None` if it has more numbers than there are placeholders.
+fn numbered(kind: &str) -> Option<String> {
+    let mut placeholders = ["{eid}", "{xid}"].into_iter();
+    let parts = kind.split('.').map(|part| if part == "#" { placeholders.next() } else { Some(part) });
+    Some(parts.collect::<Option<Vec<_>>>()?.join("."))
+}
+
+/// Returns a kind for display, with `N` for each number.
+fn display(kind: &str) -> String {
+    kind.split('.').map(|part| if part == "#" { "N" } else { part }).collect::<Vec<_>>().join(".")
+}

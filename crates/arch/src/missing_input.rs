@@ -1,0 +1,112 @@
+//! Files, keys and tensors that a conversion needs and the checkpoint's directory lacks.
+
+use serde_json::{Map, Value as Json};
+
+use crate::attributes::{AttributeDefault, Attributes};
+use crate::eval::error::EvalError;
+use crate::listing::first_few_names;
+use gguf_core::Hint;
+use gguf_core::text::escape;
+
+/// Missing file, key or tensors.
+#[derive(Debug, thiserror::Error)]
+pub enum MissingInput {
+    /// Missing key of a file next to the weights.
+    #[error("{file}: `{}` is missing", escape(key))]
+    KeyMissing {
+        /// The file.
+        file: &'static str,
+        /// The key; dots lead into objects.
+        key: String,
+        /// Default of transformers for the absent key.
+        class_value: Option<Json>,
+    },
+    /// Missing file.
+    #[error("{file} is missing: the tower's file needs its `{}`", escape(key))]
+    FileMissing {
+        /// The file.
+        file: &'static str,
+        /// Needed key of that file.
+        key: String,
+    },
+    /// Value that cannot be computed from the configuration.
+    #[error("{file}: no value for `{}` can be computed: {source}", escape(key))]
+    NoValue {
+        /// The file.
+        file: &'static str,
+        /// Name of the value.
+        key: String,
+        /// Cause.
+        source: EvalError,
+    },
+    /// Text model for which towers were requested.
+    #[error("config.json describes no vision or audio tower: `{}` is a text model", escape(class))]
+    TextOnly {
+        /// The class.
+        class: String,
+    },
+    /// Checkpoint without any tensor of a tower.
+    #[error(
+        "the checkpoint has no vision or audio tower: no tensor's name starts with {}",
+        first_few_names(parts)
+    )]
+    NoTower {
+        /// Prefixes of the names of the towers' tensors.
+        parts: Vec<String>,
+        /// Tensor of the checkpoint with a similar name.
+        nearest: Option<String>,
+    },
+    /// Tower that lacks required tensors.
+    #[error("the vision or audio tower is incomplete: the checkpoint lacks {}{}", first_few_names(names), if *more { " and more" } else { "" })]
+    TowerIncomplete {
+        /// Their names in the checkpoint, or their GGUF names if the former are not known.
+        names: Vec<String>,
+        /// True if the list is truncated.
+        more: bool,
+        /// Tensor of the checkpoint with a similar name that is not counted to the tower.
+        nearest: Option<String>,
+    },
+}
+
+impl MissingInput {
+    /// Returns the error for a missing key of `file`.
+    pub(super) fn of_file(file: &'static str, key: String) -> Self {
+        Self::KeyMissing { file, key, class_value: None }
+    }
+
+    /// Returns the error for a missing key of `config.json` or of the file in its place.
+    pub fn of_config(file: &'static str, key: String, config: &Map<String, Json>) -> Self {
+        let class_value = Attributes::of_text(config).and_then(|attributes| attributes.default_of(&key));
+        let class_value = match class_value {
+            Some(AttributeDefault::Value(value)) if !value.is_null() => Some(value),
+            _ => None,
+        };
+        Self::KeyMissing { file, key, class_value }
+    }
+}
+
+impl Hint for MissingInput {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::KeyMissing { file, key, class_value: Some(value) } => vec![format!(
+                "add `\"{}\": {}` to {file}: transformers takes it where the key is absent",
+                escape(key),
+                escape(&value.to_string())
+            )],
+            Self::KeyMissing { file, .. } => {
+                vec![format!("add it to {file}, or take the file from the model that this one was made of")]
+            }
+            Self::FileMissing { file, .. } => vec![format!(
+                "copy {file} (or processor_config.json) from the model that this one was made of: training programs leave it out"
+            )],
+            Self::NoValue { .. } => Vec::new(),
+            Self::TextOnly { .. } => vec!["without `--mmproj` the text model is converted".to_owned()],
+            Self::NoTower { nearest, .. } | Self::TowerIncomplete { nearest, .. } => vec![match nearest {
+                Some(found) => {
+                    format!("the checkpoint has `{}`, a name that is not known here", escape(found))
+                }
+                None => "take the tensors of the tower from the model that this one was made of".to_owned(),
+            }],
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Class of a configuration that names none, or that names a wrapper: FSDP, PEFT and others write their own name into
+//! `architectures`, around the model's class or instead of it. Names of wrappers are in `base.toml`.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value as Json};
+
+use crate::error::ArchError;
+use crate::load::Registry;
+use crate::read::base;
+use crate::warning::ArchWarning;
+
+/// Written by `lab/peers/model_types.py`: the class of each model type that transformers and a card know.
+const TABLE: &str = include_str!("model_types.toml");
+
+/// Classes by model type.
+static CLASSES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
+    // A test covers that the table parses.
+    toml::from_str(TABLE).unwrap_or_default()
+});
+
+/// Returns the class that a configuration means, with a warning if it does not name it. `named` is the class that it
+/// names.
+///
+/// # Errors
+/// The error of `named` if `model_type` does not determine the class either.
+pub(super) fn recognized(
+    registry: &Registry,
+    named: Result<String, ArchError>,
+    config: &Map<String, Json>,
+) -> Result<(String, Option<ArchWarning>), ArchError> {
+    let classes = registry.classes();
+    let is_known = |class: &str| classes.iter().any(|row| row.class == class);
+    let of_type = || {
+        let text = config.get("text_config").and_then(Json::as_object);
+        let types = [Some(config), text].into_iter().flatten();
+        types.filter_map(|part| part.get("model_type")?.as_str()).find_map(|model_type| {
+            let class = CLASSES.get(model_type).filter(|class| is_known(class))?;
+            Some((model_type.to_owned(), class.clone()))
+        })
+    };
+    match named {
+        Ok(found) if is_known(&found) => Ok((found, None)),
+        Ok(found) => {
+            let inner = unwrapped(&found).find(|class| is_known(class)).map(str::to_owned);
+            let is_wrapper = base().wrapper_classes.contains(&found);
+            // transformers selects the class by the type, unless the model brings its own code.
+            let has_code = config.get("auto_map").is_some_and(|map| !map.is_null());
+            let means = |class: &str| is_wrapper || (!has_code && found.ends_with(class));
+            let class = inner.or_else(|| of_type().map(|row| row.1).filter(|class| means(class)));
+            match class {
+                Some(class) => Ok((class.clone(), Some(ArchWarning::WrappedClass { found, class }))),
+                None => Ok((found, None)),
+            }
+        }
+        Err(error @ ArchError::NoClass { .. }) => {
+            let (model_type, class) = of_type().ok_or(error)?;
+            Ok((class.clone(), Some(ArchWarning::ClassOfType { model_type, class })))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns a class without a wrapper's prefix or suffix, and without its module.
+fn unwrapped(class: &str) -> impl Iterator<Item = &str> {
+    let module = class.rsplit_once('.').map(|row| row.1);
+    let base = base();
+    let in_front = base.wrapper_prefixes.iter().filter_map(|prefix| class.strip_prefix(prefix.as_str()));
+    let behind = base.wrapper_suffixes.iter().filter_map(|suffix| class.strip_suffix(suffix.as_str()));
+    module.into_iter().chain(in_front).chain(behind).map(|class| class.trim_matches(['_', '.', '-']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(json: &str) -> Result<(String, bool), String> {
+        let registry = Registry::embedded().unwrap();
+        let config = crate::with_text_config(&serde_json::from_str(json).unwrap());
+        let found = recognized(&registry, crate::class_of(&config), &config);
+        found.map(|(class, warning)| (class, warning.is_some())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn wrappers_are_taken_off() {
+        for (json, want, is_told) in [
+            (r#"{"architectures": ["LlamaForCausalLM"]}"#, "LlamaForCausalLM", false),
+            (r#"{"architectures": ["FSDPLlamaForCausalLM"]}"#, "LlamaForCausalLM", true),
+            (r#"{"architectures": ["FSDPQwen3MoeForCausalLM"]}"#, "Qwen3MoeForCausalLM", true),
+            (r#"{"architectures": ["Qwen2ForCausalLMWithValueHead"]}"#, "Qwen2ForCausalLM", true),
+            (
+                r#"{"architectures": ["PeftModelForCausalLM"], "model_type": "qwen2"}"#,
+                "Qwen2ForCausalLM",
+                true,
+            ),
+            (r#"{"architectures": ["OptimizedModule"], "model_type": "gemma2"}"#, "Gemma2ForCausalLM", true),
+            (r#"{"architectures": null, "model_type": "bert"}"#, "BertModel", true),
+            (r#"{"model_type": "llama"}"#, "LlamaForCausalLM", true),
+            (r#"{"architectures": [], "model_type": "xlm-roberta"}"#, "XLMRobertaModel", true),
+            (r#"{"architectures": ["FSDP_LlamaForCausalLM"]}"#, "LlamaForCausalLM", true),
+            (r#"{"architectures": ["a.b.LlamaForCausalLM"]}"#, "LlamaForCausalLM", true),
+            (r#"{"architectures": ["MyLlamaForCausalLM"], "model_type": "llama"}"#, "LlamaForCausalLM", true),
+            // The model's own code may compute something else.
+            (
+                r#"{"architectures": ["MyLlamaForCausalLM"], "model_type": "llama", "auto_map": {"AutoConfig": "x"}}"#,
+                "MyLlamaForCausalLM",
+                false,
+            ),
+            (
+                r#"{"architectures": ["MyLlamaForCausalLM"], "model_type": "mine"}"#,
+                "MyLlamaForCausalLM",
+                false,
+            ),
+            (r#"{"architectures": ["PeftModel"], "model_type": "nobodys"}"#, "PeftModel", false),
+        ] {
+            assert_eq!(class(json), Ok((want.to_owned(), is_told)), "{json}");
+        }
+        let error = class(r#"{"model_type": "nobodys"}"#).unwrap_err();
+        assert_eq!(error, "config.json: `architectures` names no model class");
+    }
+
+    #[test]
+    fn the_table_is_sorted_and_its_classes_are_known() {
+        let rows = TABLE.lines().filter(|line| line.contains(" = "));
+        assert!(rows.clone().is_sorted());
+        assert_eq!(rows.count(), CLASSES.len());
+        let registry = Registry::embedded().unwrap();
+        let classes = registry.classes();
+        for (model_type, class) in &*CLASSES {
+            assert!(classes.iter().any(|row| row.class == class), "{model_type}: {class}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Facts that all cards share: `base.toml`.
+
+use std::sync::LazyLock;
+
+use indexmap::IndexMap;
+use toml::Table;
+
+use super::{CardTable, Read, exprs, numbers, rows, text};
+use crate::error::CardProblem;
+use crate::expr::Expr;
+use crate::schema::MetadataRow;
+
+const TEXT: &str = include_str!("../base.toml");
+
+const BASE_KEYS: &[&str] = &[
+    "companions",
+    "config_keys",
+    "inverse",
+    "let",
+    "long_rope",
+    "metadata",
+    "mtp_keep",
+    "outputs",
+    "read_by",
+    "tables",
+    "tied",
+    "tower_let",
+    "widths",
+    "wrapper_classes",
+    "wrapper_prefixes",
+    "wrapper_suffixes",
+];
+
+/// Content of `base.toml`, which explains it.
+#[derive(Debug, Default)]
+pub(crate) struct Base {
+    pub(crate) config_keys: Vec<String>,
+    /// Rows of `["include", "base"]`.
+    pub(crate) metadata: Vec<MetadataRow>,
+    pub(super) lets: IndexMap<String, Expr>,
+    /// Further definitions of towers.
+    pub(super) tower_lets: IndexMap<String, Expr>,
+    pub(super) tables: IndexMap<String, IndexMap<String, i64>>,
+    pub(super) outputs: Vec<String>,
+    pub(super) mtp_keep: Vec<String>,
+    pub(super) companions: Vec<String>,
+    /// Configuration keys, with the GGUF keys that restore them.
+    pub(crate) inverse: IndexMap<String, String>,
+    pub(crate) long_rope: Vec<String>,
+    /// GGUF keys, with the only architecture that reads them.
+    pub(crate) read_by: IndexMap<String, String>,
+    /// Model types.
+    pub(crate) tied: Vec<String>,
+    /// Configuration keys.
+    pub(crate) widths: Vec<String>,
+    /// Classes of wrappers that name no model.
+    pub(crate) wrapper_classes: Vec<String>,
+    /// Prefixes that wrappers add to a model's class.
+    pub(crate) wrapper_prefixes: Vec<String>,
+    /// Suffixes that wrappers add to a model's class.
+    pub(crate) wrapper_suffixes: Vec<String>,
+}
+
+/// Returns the shared facts; they are parsed once per process.
+pub(crate) fn base() -> &'static Base {
+    // The text is part of the program, and a test parses it.
+    static BASE: LazyLock<Base> = LazyLock::new(|| parsed(TEXT).unwrap_or_default());
+    &BASE
+}
+
+fn parsed(text: &str) -> Read<Base> {
+    let table: Table =
+        text.parse().map_err(|error: toml::de::Error| CardProblem::Toml(error.message().to_owned()))?;
+    let top = CardTable::of(&table, "base.toml", BASE_KEYS)?;
+    Ok(Base {
+        config_keys: top.texts("config_keys")?,
+        metadata: rows(&top, "metadata")?,
+        lets: exprs(&top, "let")?,
+        tower_lets: exprs(&top, "tower_let")?,
+        tables: numbers(&top)?,
+        outputs: top.texts("outputs")?,
+        mtp_keep: top.texts("mtp_keep")?,
+        companions: top.texts("companions")?,
+        inverse: names(&top, "inverse")?,
+        long_rope: top.texts("long_rope")?,
+        read_by: names(&top, "read_by")?,
+        tied: top.texts("tied")?,
+        widths: top.texts("widths")?,
+        wrapper_classes: top.texts("wrapper_classes")?,
+        wrapper_prefixes: top.texts("wrapper_prefixes")?,
+        wrapper_suffixes: top.texts("wrapper_suffixes")?,
+    })
+}
+
+/// Reads a table of names.
+fn names(top: &CardTable<'_>, key: &str) -> Read<IndexMap<String, String>> {
+    let at = top.at(key);
+    top.tables(key)?.map(|(name, value)| Ok((name.clone(), text(value, &at)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Registry;
+
+    #[test]
+    fn the_shared_facts_are_read() {
+        let base = parsed(TEXT).unwrap();
+        let lengths = [base.lets.len(), base.tower_lets.len(), base.tables.len(), base.inverse.len()];
+        assert!(lengths.iter().all(|&n| n > 0), "{lengths:?}");
+        let named = base.long_rope.iter().chain(base.read_by.values());
+        for arch in named {
+            assert!(Registry::knows(arch), "{arch}");
+        }
+    }
+}

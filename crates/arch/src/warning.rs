@@ -1,0 +1,40 @@
+//! Anomalies of a checkpoint that do not prevent its conversion.
+
+use gguf_core::text::escape;
+
+/// Warning to the user about the converted file.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts that the messages name")]
+pub enum ArchWarning {
+    /// Draft heads that are counted in `config.json` but not stored.
+    #[error(
+        "config.json: `{key}` is {n}, and no tensor of a draft head is stored ({}): the model is written without",
+        head_names(*first_block)
+    )]
+    HeadsNotStored { key: &'static str, n: u64, first_block: Option<u64> },
+    /// Class name that is a known one inside a wrapper's name, or a wrapper's name alone.
+    #[error("config.json: `architectures` names `{}`: converted as `{}`", escape(found), escape(class))]
+    WrappedClass { found: String, class: String },
+    /// Class derived from `model_type` because `architectures` names none.
+    #[error(
+        "config.json: `architectures` names no class: converted as `{}`, the class of `model_type` `{}`",
+        escape(class),
+        escape(model_type)
+    )]
+    ClassOfType { model_type: String, class: String },
+    /// Rope factors that the runtime does not read.
+    #[error(
+        "config.json: rope type `{}`: llama.cpp reads no rope factors for `{arch}`, none are written; the model rotates \
+         as if there were no scaling",
+        escape(found)
+    )]
+    FactorsNotRead { found: String, arch: String },
+}
+
+/// Name patterns of the tensors of a draft head.
+fn head_names(first_block: Option<u64>) -> String {
+    match first_block {
+        Some(block) => format!("`mtp.*`, or a layer from {block} on"),
+        None => "`mtp.*`".to_owned(),
+    }
+}

@@ -1,0 +1,134 @@
+//! A PEFT adapter: `adapter_config.json`, and its matrices in one file.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value as Json};
+
+use crate::config::ModelDir;
+use crate::shards::SafetensorsShards;
+use crate::torch::TorchFiles;
+use crate::wrappers::{self, Owner};
+use crate::{CheckpointError, Container};
+use gguf_core::limits::Limits;
+use gguf_core::{SourceError, WeightMeta, WeightSource};
+
+/// File name of the adapter's configuration.
+const CONFIG: &str = "adapter_config.json";
+/// File names of the matrices; the first that exists is read.
+const SAFETENSORS: &str = "adapter_model.safetensors";
+const TORCH: &str = "adapter_model.bin";
+/// File names of the matrices of MLX adapters, which are refused.
+const MLX: [&str; 2] = ["adapters.safetensors", "adapters.npz"];
+/// Hint for users of an MLX adapter.
+pub const MLX_WAY_OUT: &str = "`mlx_lm.fuse --model BASE --adapter-path ADAPTER --dequantize --save-path OUT` merges it \
+                                      into its base model: convert OUT";
+
+/// An adapter directory; as a [`WeightSource`] it lists the matrices in file order.
+#[derive(Debug)]
+pub struct AdapterDir {
+    dir: ModelDir,
+    container: Box<dyn Container>,
+    file: &'static str,
+    weights: Vec<WeightMeta>,
+    warnings: Vec<String>,
+}
+
+impl AdapterDir {
+    /// Opens an adapter directory; reads its configuration and the header of the file with the matrices.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: not a directory, a missing or broken file.
+    pub fn open(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
+        let found = fs_err::metadata(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => CheckpointError::NotFound { path: path.to_owned() },
+            _ => error.into(),
+        })?;
+        if !found.is_dir() {
+            return Err(CheckpointError::NotADirectory { path: path.to_owned() });
+        }
+        let dir = ModelDir::without_config(path, None, limits);
+        let missing = |name| CheckpointError::FileMissing { dir: path.to_owned(), name };
+        let config = dir.json(CONFIG)?.ok_or_else(|| missing(CONFIG))?;
+        let dir = dir.with_config(config);
+        if dir.file(SAFETENSORS).is_some() {
+            let container = Box::new(SafetensorsShards::in_data_order(&dir, SAFETENSORS)?);
+            return Ok(Self::over(dir, container, SAFETENSORS));
+        }
+        let refused = |name: &str, what, way_out| {
+            Err(CheckpointError::Unsupported { path: path.join(name), what, way_out })
+        };
+        if let Some(name) = MLX.into_iter().find(|name| dir.file(name).is_some()) {
+            return refused(name, "an adapter of MLX", MLX_WAY_OUT);
+        }
+        if dir.file(TORCH).is_none() {
+            let whole = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"];
+            if let Some(name) = whole.into_iter().find(|name| dir.file(name).is_some()) {
+                let way_out = "`gguf-convert hf2gguf DIR` converts the whole model that is there";
+                return refused(name, "a whole model in place of an adapter", way_out);
+            }
+            return Err(missing(SAFETENSORS));
+        }
+        let chosen = ModelDir::without_config(path, Some(TORCH.to_owned()), limits);
+        let container = TorchFiles::find(&chosen, &[])?.ok_or_else(|| missing(TORCH))?;
+        Ok(Self::over(dir, Box::new(container), TORCH))
+    }
+
+    fn over(dir: ModelDir, container: Box<dyn Container>, file: &'static str) -> Self {
+        let mut weights = container.weights().to_vec();
+        let mut warnings = container.warnings().to_vec();
+        warnings.extend(wrappers::unwrap(&mut weights, Owner::Adapter));
+        Self { dir, container, file, weights, warnings }
+    }
+
+    /// The directory and its small files.
+    #[must_use]
+    pub fn dir(&self) -> &ModelDir {
+        &self.dir
+    }
+
+    /// The content of `adapter_config.json`.
+    #[must_use]
+    pub fn config(&self) -> &Map<String, Json> {
+        self.dir.config()
+    }
+
+    /// Path of `adapter_config.json`.
+    #[must_use]
+    pub fn config_path(&self) -> PathBuf {
+        self.dir.path().join(CONFIG)
+    }
+
+    /// Paths of the files that are read.
+    #[must_use]
+    pub fn paths(&self) -> Vec<PathBuf> {
+        vec![self.config_path(), self.dir.path().join(self.file)]
+    }
+
+    /// Warnings about oddities in the files that do not prevent reading them.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+impl WeightSource for AdapterDir {
+    fn weights(&self) -> &[WeightMeta] {
+        &self.weights
+    }
+
+    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        self.container.read_elems(weight, first, out)
+    }
+
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        self.container.borrow(weight)
+    }
+
+    fn expect(&self, weight: usize) {
+        self.container.expect(weight);
+    }
+
+    fn release_elems(&self, weight: usize, first: u64, n: u64) {
+        self.container.release_elems(weight, first, n);
+    }
+}

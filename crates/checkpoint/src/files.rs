@@ -1,0 +1,267 @@
+//! Selection of the files of a checkpoint: those named by an index, one of a fixed name, or all that match a pattern.
+//!
+//! Also checks that the files and the index agree.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Component, Path};
+
+use crate::CheckpointError;
+use crate::config::{self, ModelDir};
+use gguf_core::WeightMeta;
+use gguf_core::text::escape;
+
+/// File names of a weight format.
+#[derive(Clone, Debug)]
+pub(super) struct Naming {
+    /// File name of the index.
+    pub(super) index: Cow<'static, str>,
+    /// File name of an unsharded checkpoint.
+    pub(super) single: Cow<'static, str>,
+    /// Prefix of shard names.
+    pub(super) prefix: Cow<'static, str>,
+    /// Suffix of shard names.
+    pub(super) suffix: &'static str,
+    /// Allowed text between prefix and suffix.
+    pub(super) middle: Middle,
+}
+
+/// Allowed text between prefix and suffix of a shard name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Middle {
+    /// Anything.
+    Any,
+    /// Only a count (`-00001-of-00003`).
+    Count,
+}
+
+/// The files of a checkpoint, sorted by name.
+#[derive(Debug)]
+pub(super) struct FileSet {
+    names: Vec<String>,
+    /// Pairs of tensor name and file name, in the order of the index.
+    index: Option<Vec<(String, String)>>,
+    /// Warnings about files of the same format that are not used.
+    warnings: Vec<String>,
+}
+
+impl FileSet {
+    /// Selects the files of a checkpoint; `None` if there are none.
+    ///
+    /// This is the single file, unless the index names it among others; else the files that the index names; without
+    /// an index all files that match the pattern.
+    ///
+    /// If there is a single file and also an index or shards of another save, only the single file is used, as in
+    /// transformers, and a warning is added.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: a broken index, a file that is missing or outside the directory, too many files.
+    pub(super) fn find(dir: &ModelDir, naming: &Naming) -> Result<Option<Self>, CheckpointError> {
+        let has_single = dir.file(&naming.single).is_some();
+        let index = match read_index(dir, &naming.index) {
+            // Errors in an index that is not used do not matter.
+            Err(error) if has_single && !matches!(error, CheckpointError::Io(_)) => Some(Vec::new()),
+            index => index?,
+        };
+        let is_named = |index: &Vec<(String, String)>| index.iter().any(|entry| entry.1 == naming.single);
+        let (index, stale) = match index {
+            Some(index) if has_single && !is_named(&index) => (None, true),
+            index => (index, false),
+        };
+        let names = match &index {
+            Some(index) => index_shards(dir, &naming.index, index)?,
+            None => shards_without_index(dir, naming)?,
+        };
+        let mut others: Vec<String> = Vec::new();
+        if stale {
+            others.push(naming.index.to_string());
+        }
+        if !names.is_empty() {
+            let is_shard = |name: &String| {
+                counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix)
+                    && !names.contains(name)
+            };
+            others.extend(dir.file_names()?.into_iter().filter(is_shard));
+        }
+        let warnings = second_set(&names, &others).into_iter().collect();
+        if names.len() > dir.limits().n_parts {
+            let (n_shards, limit) = (names.len(), dir.limits().n_parts);
+            return Err(CheckpointError::TooManyShards { path: dir.path().to_owned(), n_shards, limit });
+        }
+        Ok((index.is_some() || !names.is_empty()).then_some(Self { names, index, warnings }))
+    }
+
+    /// Warnings about files of the same format that are not used.
+    pub(super) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Creates a set from names that were chosen elsewhere, without an index.
+    pub(super) fn of(names: Vec<String>) -> Self {
+        Self { names, index: None, warnings: Vec::new() }
+    }
+
+    /// File names, sorted.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Checks the tensors of all files against one another and against the index.
+    ///
+    /// No tensor may be in two files: choosing one would be a guess. The index and the files must list the same
+    /// tensors. If they disagree about the file of a tensor, the files are right.
+    ///
+    /// # Errors
+    /// [`CheckpointError`].
+    pub(super) fn check<'a>(
+        &self,
+        dir: &ModelDir,
+        naming: &Naming,
+        weights: &[WeightMeta],
+        file_of: impl Fn(usize) -> &'a str,
+    ) -> Result<(), CheckpointError> {
+        let mut seen: HashMap<&str, usize> = HashMap::with_capacity(weights.len());
+        for (weight, meta) in weights.iter().enumerate() {
+            if let Some(first) = seen.insert(&meta.name, weight) {
+                return Err(CheckpointError::InTwoShards {
+                    tensor: meta.name.clone(),
+                    first: file_of(first).to_owned(),
+                    second: file_of(weight).to_owned(),
+                });
+            }
+        }
+        match &self.index {
+            Some(index) => check_index(&dir.path().join(&*naming.index), index, weights, file_of),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns the warning about a second set of weights in the folder.
+fn second_set(taken: &[String], others: &[String]) -> Option<String> {
+    let listed = |names: &[String]| {
+        let quoted: Vec<String> = names.iter().take(3).map(|name| format!("`{}`", escape(name))).collect();
+        match names.len() {
+            n @ 4.. => format!("{} and {} more", quoted.join(", "), n - 3),
+            _ => quoted.join(" and "),
+        }
+    };
+    if taken.is_empty() || others.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "two sets of weights: {} taken, as by transformers, and {} left out; move the set that does not belong to the model out \
+         of the directory",
+        are(&listed(taken), taken.len()),
+        are(&listed(others), others.len())
+    ))
+}
+
+fn are(names: &str, n: usize) -> String {
+    format!("{names} {}", if n == 1 { "is" } else { "are" })
+}
+
+fn check_index<'a>(
+    path: &Path,
+    index: &[(String, String)],
+    weights: &[WeightMeta],
+    file_of: impl Fn(usize) -> &'a str,
+) -> Result<(), CheckpointError> {
+    let mut present: HashMap<&str, bool> = weights.iter().map(|meta| (meta.name.as_str(), false)).collect();
+    let mut absent: Vec<&(String, String)> = Vec::new();
+    for entry in index {
+        match present.get_mut(entry.0.as_str()) {
+            Some(listed) => *listed = true,
+            None => absent.push(entry),
+        }
+    }
+    if let Some((tensor, shard)) = absent.iter().min() {
+        let (tensor, shard, n_more) = (tensor.clone(), shard.clone(), absent.len() - 1);
+        return Err(CheckpointError::NotInShards { index: path.to_owned(), tensor, shard, n_more });
+    }
+    let unlisted = |&weight: &usize| present.get(weights[weight].name.as_str()) == Some(&false);
+    let extra: Vec<usize> = (0..weights.len()).filter(unlisted).collect();
+    if let Some(&weight) = extra.iter().min_by_key(|&&weight| &weights[weight].name) {
+        return Err(CheckpointError::NotInIndex {
+            index: path.to_owned(),
+            tensor: weights[weight].name.clone(),
+            shard: file_of(weight).to_owned(),
+            n_more: extra.len() - 1,
+        });
+    }
+    Ok(())
+}
+
+/// Returns the pairs of tensor and shard in the index, in file order; `None` without an index.
+fn read_index(dir: &ModelDir, name: &str) -> Result<Option<Vec<(String, String)>>, CheckpointError> {
+    let Some(path) = dir.file(name) else { return Ok(None) };
+    let mut index = config::load_object(&path, dir.limits())?;
+    let entries = match index.remove("weight_map") {
+        Some(serde_json::Value::Object(map)) => map
+            .into_iter()
+            .map(|(tensor, shard)| Some((tensor, shard.as_str()?.to_owned())))
+            .collect::<Option<Vec<_>>>(),
+        _ => None,
+    };
+    entries.map(Some).ok_or(CheckpointError::WeightMap { index: path })
+}
+
+/// Returns the shards that an index names, sorted.
+///
+/// Each must exist and its name must stay inside the directory. A link may point anywhere: the hub's cache is made of
+/// links.
+fn index_shards(
+    dir: &ModelDir,
+    name: &str,
+    index: &[(String, String)],
+) -> Result<Vec<String>, CheckpointError> {
+    let mut shards: Vec<String> = index.iter().map(|entry| entry.1.clone()).collect();
+    shards.sort_unstable();
+    shards.dedup();
+    for shard in &shards {
+        let inside = Path::new(shard).components().all(|part| matches!(part, Component::Normal(_)));
+        let index = || dir.path().join(name);
+        if !inside || shard.is_empty() {
+            return Err(CheckpointError::ShardOutside { index: index(), shard: shard.clone() });
+        }
+        if dir.file(shard).is_none() {
+            return Err(CheckpointError::ShardMissing { named_by: index(), shard: shard.clone() });
+        }
+    }
+    Ok(shards)
+}
+
+/// Returns the single file, or all files that match the pattern, sorted.
+///
+/// A set with counted names (`-00001-of-00003`) must be complete.
+fn shards_without_index(dir: &ModelDir, naming: &Naming) -> Result<Vec<String>, CheckpointError> {
+    if dir.file(&naming.single).is_some() {
+        return Ok(vec![naming.single.to_string()]);
+    }
+    let mut shards = dir.file_names()?;
+    shards.retain(|name| match naming.middle {
+        Middle::Count => counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix),
+        Middle::Any => name.starts_with(&*naming.prefix) && name.ends_with(naming.suffix),
+    });
+    for shard in &shards {
+        let Some((stem, count)) = counted(shard, naming.suffix) else { continue };
+        let limit = dir.limits().n_parts;
+        if count > limit {
+            let path = dir.path().to_owned();
+            return Err(CheckpointError::TooManyShards { path, n_shards: count, limit });
+        }
+        let expected = (1..=count).map(|i| format!("{stem}-{i:05}-of-{count:05}{}", naming.suffix));
+        if let Some(shard) = expected.into_iter().find(|name| shards.binary_search(name).is_err()) {
+            return Err(CheckpointError::ShardMissing { named_by: dir.path().to_owned(), shard });
+        }
+    }
+    Ok(shards)
+}
+
+/// Returns the stem and the count of a name like `model-00001-of-00003.safetensors`.
+pub(super) fn counted<'a>(name: &'a str, suffix: &str) -> Option<(&'a str, usize)> {
+    let (rest, count) = name.strip_suffix(suffix)?.rsplit_once("-of-")?;
+    let (stem, number) = rest.rsplit_once('-')?;
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(count) && is_number(number)).then(|| count.parse().ok().map(|count| (stem, count)))?
+}

@@ -1,0 +1,149 @@
+//! Weights in subfolders that are read after those of the model: sentence-transformers modules, audio encoders.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use crate::shards::SafetensorsShards;
+use crate::{CheckpointError, ModelDir};
+use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+
+/// Suffix of the tensors of a module's file that are part of the model.
+const SUFFIX: &str = ".weight";
+/// Name of the layer inside the module.
+const LAYER: &str = "linear";
+
+/// The weights of a model, followed by those of its modules.
+pub struct WithModules {
+    base: Box<dyn WeightSource + Send>,
+    modules: Vec<SafetensorsShards>,
+    metas: Vec<WeightMeta>,
+    /// Module index and weight index for each weight that is not the base model's.
+    places: Vec<(usize, usize)>,
+    paths: Vec<PathBuf>,
+    left_out: Vec<String>,
+}
+
+impl WithModules {
+    /// Creates a source without modules.
+    pub fn new(base: Box<dyn WeightSource + Send>) -> Self {
+        let metas = base.weights().to_vec();
+        let (modules, places) = (Vec::new(), Vec::new());
+        Self { base, modules, metas, places, paths: Vec::new(), left_out: Vec::new() }
+    }
+
+    /// Adds the weights of a module's safetensors file (a path within `dir`); returns false if the file does not
+    /// exist.
+    ///
+    /// `layer` replaces `linear` in the tensor names.
+    ///
+    /// # Errors
+    /// A broken file; a name that the model has already.
+    pub fn add(&mut self, dir: &ModelDir, file: &str, layer: &str) -> Result<bool, CheckpointError> {
+        self.add_named(dir, file, &|name| name.ends_with(SUFFIX).then(|| name.replace(LAYER, layer)))
+    }
+
+    /// Adds all weights of a folder's safetensors file as `folder.NAME`; returns false if the file does not exist.
+    ///
+    /// # Errors
+    /// As [`WithModules::add`].
+    pub fn add_folder(&mut self, dir: &ModelDir, folder: &str) -> Result<bool, CheckpointError> {
+        self.add_named(dir, &format!("{folder}/model.safetensors"), &|name| Some(format!("{folder}.{name}")))
+    }
+
+    /// Adds the weights of a file under new names; weights for which `rename` returns `None` are left out.
+    fn add_named(
+        &mut self,
+        dir: &ModelDir,
+        file: &str,
+        rename: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<bool, CheckpointError> {
+        let Some(path) = dir.file(file) else { return Ok(false) };
+        let module = SafetensorsShards::single(dir, file)?;
+        let mut known: HashSet<String> = self.metas.iter().map(|meta| meta.name.clone()).collect();
+        for (weight, meta) in module.weights().iter().enumerate() {
+            let Some(name) = rename(&meta.name) else {
+                self.left_out.push(format!("{}: `{}`", path.display(), meta.name));
+                continue;
+            };
+            if !known.insert(name.clone()) {
+                let first = "another file".to_owned();
+                return Err(CheckpointError::InTwoShards { tensor: name, first, second: file.to_owned() });
+            }
+            self.metas.push(WeightMeta { name, ..meta.clone() });
+            self.places.push((self.modules.len(), weight));
+        }
+        self.modules.push(module);
+        self.paths.push(path);
+        Ok(true)
+    }
+
+    /// Returns the weights of the base model alone.
+    pub fn into_base(self) -> Box<dyn WeightSource + Send> {
+        self.base
+    }
+
+    /// Paths of the modules' files.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    /// Tensors that were left out, with their files.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// Returns the source that holds a weight, and the weight's index there.
+    fn at(&self, weight: usize) -> (&dyn WeightSource, usize) {
+        match weight.checked_sub(self.metas.len() - self.places.len()) {
+            None => (&*self.base, weight),
+            Some(at) => (&self.modules[self.places[at].0], self.places[at].1),
+        }
+    }
+}
+
+impl WeightSource for WithModules {
+    fn weights(&self) -> &[WeightMeta] {
+        &self.metas
+    }
+
+    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let (source, weight) = self.at(weight);
+        source.read_elems(weight, first, out)
+    }
+
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        let (source, weight) = self.at(weight);
+        source.borrow(weight)
+    }
+
+    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
+        let (source, weight) = self.at(weight);
+        source.packings(weight)
+    }
+
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        let (source, weight) = self.at(weight);
+        source.code_type(weight)
+    }
+
+    fn read_packed(
+        &self,
+        weight: usize,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
+        let (source, weight) = self.at(weight);
+        source.read_packed(weight, ty, first, out)
+    }
+
+    fn expect(&self, weight: usize) {
+        let (source, weight) = self.at(weight);
+        source.expect(weight);
+    }
+
+    fn release_elems(&self, weight: usize, first: u64, n: u64) {
+        let (source, weight) = self.at(weight);
+        source.release_elems(weight, first, n);
+    }
+}

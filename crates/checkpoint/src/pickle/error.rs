@@ -1,0 +1,106 @@
+//! Errors of reading a pickle.
+
+use std::fmt;
+
+use gguf_core::bytes::Truncated;
+use gguf_core::text::escape;
+
+/// Kinds of names that are not allowed in a pickle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forbidden {
+    /// A tensor of quantized elements.
+    Quantized,
+    /// A sparse tensor.
+    Sparse,
+    /// A tensor without data.
+    Meta,
+    /// A tensor subclass with its own code.
+    Subclass,
+    /// A nested tensor.
+    Nested,
+    /// A class of `torch.nn`: the whole module was saved.
+    Module,
+    /// Any other name; weights do not need it.
+    Other,
+}
+
+impl fmt::Display for Forbidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quantized => "a quantized tensor, which cannot be read",
+            Self::Sparse => "a sparse tensor, which cannot be read",
+            Self::Meta => "a tensor without data",
+            Self::Subclass => "a tensor subclass, which cannot be read",
+            Self::Nested => "a nested tensor, which cannot be read",
+            Self::Module => "a whole module was saved, not its weights",
+            Self::Other => "not among the names that weights need; nothing was called",
+        })
+    }
+}
+
+/// Errors of a pickle that is broken or uses more than weights need.
+///
+/// Offsets are absolute in the file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum PickleError {
+    /// The bytes end inside an opcode's argument.
+    #[error(transparent)]
+    Truncated(#[from] Truncated),
+    /// The bytes end without STOP.
+    #[error("offset {offset}: pickle ends without STOP")]
+    NoStop { offset: u64 },
+    /// A line that does not end.
+    #[error("offset {offset}: line without end")]
+    NoNewline { offset: u64 },
+    /// A protocol that does not exist.
+    #[error("offset {offset}: pickle protocol {found}, at most 5 expected")]
+    Protocol { offset: u64, found: u8 },
+    /// An opcode that is not supported.
+    #[error("offset {offset}: pickle opcode 0x{opcode:02x}{} is not allowed", name(*.opcode))]
+    Opcode { offset: u64, opcode: u8 },
+    /// A pop from an empty stack, or past a mark.
+    #[error("offset {offset}: nothing on the stack")]
+    StackEmpty { offset: u64 },
+    /// No mark on the stack.
+    #[error("offset {offset}: no mark on the stack")]
+    NoMark { offset: u64 },
+    /// A memo slot that was never set.
+    #[error("offset {offset}: memo slot {slot} is not set")]
+    MemoMissing { offset: u64, slot: u64 },
+    /// A value of another kind than the opcode takes.
+    #[error("offset {offset}: {expected} expected, found {found}")]
+    Kind { offset: u64, expected: &'static str, found: &'static str },
+    /// A number or string that cannot be read.
+    #[error("offset {offset}: not {expected}")]
+    Literal { offset: u64, expected: &'static str },
+    /// A name that is not allowed.
+    #[error("offset {offset}: pickle wants `{}.{}`: {why}", escape(module), escape(name))]
+    Name {
+        offset: u64,
+        module: String,
+        name: String,
+        /// Kind of the name.
+        why: Forbidden,
+    },
+    /// A call of a value that is not callable here, or with arguments that do not fit.
+    #[error("offset {offset}: call of {what} that does not fit")]
+    Call { offset: u64, what: &'static str },
+    /// More copied values than the length of the pickle justifies.
+    #[error("offset {offset}: more values than {limit} bytes of pickle justify")]
+    TooManyValues { offset: u64, limit: u64 },
+}
+
+/// Returns the name of an opcode that exists but is refused.
+fn name(opcode: u8) -> &'static str {
+    match opcode {
+        b'i' => " (INST)",
+        b'o' => " (OBJ)",
+        0x82 => " (EXT1)",
+        0x83 => " (EXT2)",
+        0x84 => " (EXT4)",
+        0x97 => " (NEXT_BUFFER)",
+        0x98 => " (READONLY_BUFFER)",
+        _ => "",
+    }
+}

@@ -1,0 +1,334 @@
+//! Recognition of weight formats, by file name.
+//!
+//! One table lists all formats: each row states which names match and either the function that opens the files, or
+//! the reason for refusal and a workaround. To add a format, add a row.
+
+use std::path::Path;
+
+use crate::config::{ModelDir, PARAMS};
+use crate::shards::SafetensorsShards;
+use crate::torch::TorchFiles;
+use crate::{CheckpointError, Container, msmodelslim};
+use gguf_core::limits::Limits;
+
+/// One weight format.
+struct FormatProbe {
+    /// Prefix of its file names, compared without case.
+    starts: &'static str,
+    /// Possible suffixes.
+    ends: &'static [&'static str],
+    handling: FormatHandling,
+}
+
+/// Handling of a format.
+enum FormatHandling {
+    Read {
+        open: OpenFormat,
+        given: GivenPath,
+        /// A file required next to the weights, because nothing else describes them.
+        required_file: Option<&'static str>,
+    },
+    Refused {
+        what: &'static str,
+        way_out: &'static str,
+    },
+}
+
+/// Function that opens the weights of a directory, given the file names that match the format; `None` if there are
+/// none.
+type OpenFormat = fn(&ModelDir, &[String]) -> Result<Option<Box<dyn Container>>, CheckpointError>;
+
+/// Kinds of path that a user may give for a format.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GivenPath {
+    /// Only the directory with all files.
+    Directory,
+    /// The directory, or one file next to the configuration.
+    DirectoryOrFile,
+}
+
+/// Table of all formats.
+///
+/// A file belongs to the first row that matches its name; if a directory has several formats, the first is read. Rows
+/// are compared by address, so this must be a `static`.
+static PROBES: &[FormatProbe] = &[
+    FormatProbe {
+        starts: "quant_model_weight",
+        ends: &[".safetensors", ".safetensors.index.json"],
+        handling: FormatHandling::Read {
+            open: |dir, _| match msmodelslim::weights_stem(dir)? {
+                Some(stem) => Ok(boxed(SafetensorsShards::named(dir, &stem)?)),
+                None => Ok(None),
+            },
+            given: GivenPath::Directory,
+            required_file: Some("quant_model_description.json"),
+        },
+    },
+    FormatProbe {
+        starts: "model",
+        ends: &[".safetensors", ".safetensors.index.json"],
+        handling: FormatHandling::Read {
+            open: |dir, _| Ok(boxed(SafetensorsShards::open(dir)?)),
+            given: GivenPath::Directory,
+            required_file: None,
+        },
+    },
+    FormatProbe {
+        starts: MISTRAL,
+        ends: &[".safetensors", ".safetensors.index.json"],
+        handling: FormatHandling::Read {
+            open: |dir, _| {
+                if !dir.is_mistral_format() {
+                    return Ok(None);
+                }
+                Ok(boxed(SafetensorsShards::named(dir, MISTRAL)?))
+            },
+            given: GivenPath::Directory,
+            required_file: Some(PARAMS),
+        },
+    },
+    FormatProbe {
+        starts: "consolidated",
+        ends: &[".pth", ".pt"],
+        handling: FormatHandling::Refused {
+            what: "a checkpoint in Meta's own layout",
+            way_out: "use the repository's Hugging Face files, or make them with transformers' \
+                      `convert_llama_weights_to_hf.py`",
+        },
+    },
+    FormatProbe {
+        starts: "",
+        ends: &[".flm"],
+        handling: FormatHandling::Refused {
+            what: "a FastLLM `.flm` file",
+            way_out: "use `gguf-convert flm2gguf FILE`",
+        },
+    },
+    FormatProbe {
+        starts: "adapter_model",
+        ends: &[""],
+        handling: FormatHandling::Refused {
+            what: "an adapter without its base model",
+            way_out: "`gguf-convert lora2gguf DIR --base BASE` converts it, `gguf-convert merge-lora BASE DIR` merges it into its \
+                      base model",
+        },
+    },
+    FormatProbe {
+        starts: "adapters.",
+        ends: &["safetensors", "npz"],
+        handling: FormatHandling::Refused { what: "an adapter of MLX", way_out: super::MLX_WAY_OUT },
+    },
+    FormatProbe {
+        starts: "",
+        ends: &[".gguf"],
+        handling: FormatHandling::Refused {
+            what: "a GGUF file as a checkpoint",
+            way_out: "name the file: `gguf-quantize FILE.gguf` changes the types of a GGUF file",
+        },
+    },
+    FormatProbe {
+        starts: "",
+        ends: &[".bin", ".pth", ".pt", ".ckpt"],
+        handling: FormatHandling::Read {
+            open: |dir, names| Ok(boxed(TorchFiles::find(dir, names)?)),
+            given: GivenPath::DirectoryOrFile,
+            required_file: None,
+        },
+    },
+];
+
+/// Prefix of the weight files in Mistral's own format.
+const MISTRAL: &str = "consolidated";
+
+fn boxed<C: Container + 'static>(found: Option<C>) -> Option<Box<dyn Container>> {
+    found.map(|container| Box::new(container) as Box<dyn Container>)
+}
+
+impl FormatProbe {
+    /// Returns the format of a file, by its name.
+    fn of(name: &str) -> Option<&'static Self> {
+        PROBES.iter().find(|probe| probe.has(name))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        let lower = name.to_ascii_lowercase();
+        lower.strip_prefix(self.starts).is_some_and(|rest| self.ends.iter().any(|end| rest.ends_with(end)))
+            // The name must be more than the suffix.
+            && !self.ends.contains(&lower.as_str())
+    }
+
+    /// Returns true if this is the row of Mistral's own format.
+    fn is_mistral(&self) -> bool {
+        self.starts == MISTRAL && matches!(self.handling, FormatHandling::Read { .. })
+    }
+
+    /// Returns the error for a path if the format is refused.
+    fn refusal(&self, path: &Path) -> Option<CheckpointError> {
+        match self.handling {
+            FormatHandling::Refused { what, way_out } => {
+                Some(CheckpointError::Unsupported { path: path.to_owned(), what, way_out })
+            }
+            FormatHandling::Read { .. } => None,
+        }
+    }
+}
+
+/// Opens the weights of a directory, or the one file that the user named.
+///
+/// # Errors
+/// [`CheckpointError`]: no weights, an unsupported format, or broken files.
+pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError> {
+    let names = dir.file_names()?;
+    let chosen = dir.chosen_file().and_then(FormatProbe::of);
+    let is_meant = |probe: &&FormatProbe| match chosen {
+        Some(chosen) => std::ptr::eq(*probe, chosen),
+        None => !dir.is_mistral_format() || probe.is_mistral(),
+    };
+    for probe in PROBES.iter().filter(is_meant) {
+        let FormatHandling::Read { open, .. } = probe.handling else { continue };
+        let is_own = |name: &&String| FormatProbe::of(name).is_some_and(|own| std::ptr::eq(own, probe));
+        let own: Vec<String> = match dir.chosen_file() {
+            Some(file) => vec![file.to_owned()],
+            None => names.iter().filter(is_own).cloned().collect(),
+        };
+        if let Some(container) = open(dir, &own)? {
+            return Ok(container);
+        }
+    }
+    if let Some(refusal) = refusal(dir.path(), &names) {
+        return Err(refusal);
+    }
+    let required_file =
+        names.iter().filter_map(|name| FormatProbe::of(name)).find_map(|probe| match probe.handling {
+            FormatHandling::Read { required_file, .. } => required_file,
+            FormatHandling::Refused { .. } => None,
+        });
+    Err(match required_file {
+        Some(name) => CheckpointError::FileMissing { dir: dir.path().to_owned(), name },
+        None => CheckpointError::NoWeights { dir: dir.path().to_owned() },
+    })
+}
+
+/// Returns the error for a directory that contains a refused format; `None` if it has none.
+fn refusal(dir: &Path, names: &[String]) -> Option<CheckpointError> {
+    names.iter().find_map(|name| FormatProbe::of(name)?.refusal(&dir.join(name)))
+}
+
+/// Splits a path into the directory and, if it names a file, the file's name.
+fn place(path: &Path) -> Result<(&Path, Option<String>), CheckpointError> {
+    let found = fs_err::metadata(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => CheckpointError::NotFound { path: path.to_owned() },
+        _ => error.into(),
+    })?;
+    if found.is_dir() {
+        return Ok((path, None));
+    }
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let probe = FormatProbe::of(name);
+    if let Some(refusal) = probe.and_then(|probe| probe.refusal(path)) {
+        return Err(refusal);
+    }
+    match probe.map(|probe| &probe.handling) {
+        Some(FormatHandling::Read { given: GivenPath::DirectoryOrFile, .. }) => {
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+            Ok((dir.unwrap_or(Path::new(".")), Some(name.to_owned())))
+        }
+        _ => Err(CheckpointError::NotADirectory { path: path.to_owned() }),
+    }
+}
+
+impl ModelDir {
+    /// Opens a directory and reads `config.json`, or `params.json` if all weights are in Mistral's own format.
+    ///
+    /// For a PyTorch file, the directory is the one that contains it.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: not a directory, no configuration, broken JSON, I/O.
+    pub fn open(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
+        let (path, file) = place(path)?;
+        let dir = Self::without_config(path, file, limits);
+        if dir.file(PARAMS).is_some() && dir.has_mistral_weights_only()? {
+            return dir.with_params();
+        }
+        match dir.json("config.json")? {
+            Some(config) => Ok(dir.with_config(config)),
+            // A directory of a refused format often has no configuration: report the format instead.
+            None => {
+                let names = dir.file_names()?;
+                let is_mistral =
+                    names.iter().filter_map(|name| FormatProbe::of(name)).any(FormatProbe::is_mistral);
+                let name = if is_mistral { PARAMS } else { "config.json" };
+                let missing = || CheckpointError::FileMissing { dir: path.to_owned(), name };
+                Err(refusal(path, &names).unwrap_or_else(missing))
+            }
+        }
+    }
+
+    /// Opens a directory in Mistral's own format: `params.json` and `consolidated*.safetensors`, regardless of other
+    /// files.
+    ///
+    /// # Errors
+    /// As [`ModelDir::open`]; there is no `params.json`.
+    pub fn open_mistral(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
+        let (path, file) = place(path)?;
+        Self::without_config(path, file, limits).with_params()
+    }
+
+    fn with_params(self) -> Result<Self, CheckpointError> {
+        match self.json(PARAMS)? {
+            Some(params) => Ok(self.with_config(params).into_mistral()),
+            None => Err(CheckpointError::FileMissing { dir: self.path().to_owned(), name: PARAMS }),
+        }
+    }
+
+    /// Returns true if there are weights in Mistral's own format and in no other supported format.
+    fn has_mistral_weights_only(&self) -> Result<bool, CheckpointError> {
+        let names = self.file_names()?;
+        let read = |name: &String| {
+            FormatProbe::of(name).filter(|probe| matches!(probe.handling, FormatHandling::Read { .. }))
+        };
+        let mut found = names.iter().filter_map(read).peekable();
+        Ok(self.chosen_file().is_none() && found.peek().is_some() && found.all(FormatProbe::is_mistral))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_read(name: &str) -> Option<bool> {
+        FormatProbe::of(name).map(|probe| matches!(probe.handling, FormatHandling::Read { .. }))
+    }
+
+    #[test]
+    fn names_tell_the_form() {
+        for name in [
+            "model.safetensors",
+            "model-00001-of-00002.safetensors",
+            "quant_model_weights.safetensors",
+            "Consolidated.safetensors",
+        ] {
+            assert_eq!(is_read(name), Some(true), "{name}");
+        }
+        for name in ["pytorch_model.bin", "weights.PT", "a.ckpt", "a.pth"] {
+            assert_eq!(is_read(name), Some(true), "{name}");
+        }
+        for name in ["consolidated.00.pth", "adapter_model.bin", "a.flm", "A.GGUF"] {
+            assert_eq!(is_read(name), Some(false), "{name}");
+        }
+        for name in ["config.json", ".bin", "other.safetensors", "tokenizer.model"] {
+            assert_eq!(is_read(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_row_can_be_reached() {
+        for (at, probe) in PROBES.iter().enumerate() {
+            for end in probe.ends {
+                let name = format!("{}x{end}", probe.starts);
+                let found = FormatProbe::of(&name).map(std::ptr::from_ref);
+                assert_eq!(found, Some(std::ptr::from_ref(probe)), "row {at}: {name}");
+            }
+        }
+    }
+}

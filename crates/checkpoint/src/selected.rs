@@ -1,0 +1,70 @@
+//! A subset of a source's weights, or all of them, under other names.
+
+use std::sync::Arc;
+
+use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+
+/// Weights of another source: a subset, or all under other names.
+pub struct SelectedWeights {
+    base: Arc<dyn WeightSource + Send>,
+    metas: Vec<WeightMeta>,
+    /// Index into `base` of each weight.
+    places: Vec<usize>,
+}
+
+impl SelectedWeights {
+    /// Selects the weights whose names satisfy `keeps`.
+    pub fn only(base: Arc<dyn WeightSource + Send>, keeps: impl Fn(&str) -> bool) -> Self {
+        let all = base.weights().iter().enumerate().filter(|(_, meta)| keeps(&meta.name));
+        let (places, metas) = all.map(|(at, meta)| (at, meta.clone())).unzip();
+        Self { base, metas, places }
+    }
+
+    /// Selects all weights, renamed by `name`.
+    pub fn renamed(base: Arc<dyn WeightSource + Send>, name: impl Fn(&str) -> String) -> Self {
+        let rename = |meta: &WeightMeta| WeightMeta { name: name(&meta.name), ..meta.clone() };
+        let metas: Vec<WeightMeta> = base.weights().iter().map(rename).collect();
+        let places = (0..metas.len()).collect();
+        Self { base, metas, places }
+    }
+}
+
+impl WeightSource for SelectedWeights {
+    fn weights(&self) -> &[WeightMeta] {
+        &self.metas
+    }
+
+    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        self.base.read_elems(self.places[weight], first, out)
+    }
+
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        self.base.borrow(self.places[weight])
+    }
+
+    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
+        self.base.packings(self.places[weight])
+    }
+
+    fn code_type(&self, weight: usize) -> Option<ElementType> {
+        self.base.code_type(self.places[weight])
+    }
+
+    fn read_packed(
+        &self,
+        weight: usize,
+        ty: GgmlType,
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
+        self.base.read_packed(self.places[weight], ty, first, out)
+    }
+
+    fn expect(&self, weight: usize) {
+        self.base.expect(self.places[weight]);
+    }
+
+    fn release_elems(&self, weight: usize, first: u64, n: u64) {
+        self.base.release_elems(self.places[weight], first, n);
+    }
+}

@@ -1,0 +1,163 @@
+//! An adapter that is merged into a model: weights and rows that it replaces, and pairs of matrices that it adds.
+
+use std::sync::Arc;
+
+use gguf_core::WeightSource;
+use gguf_core::simd::SimdLevel;
+use crate::Dequantized;
+use crate::layer::{Weight, WeightOrigin};
+use crate::lora::{LoraError, LoraPair, merge};
+use crate::replaced_rows::{ReplacedRows, with_rows};
+
+/// A weight that another one replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// Index of the weight in the model.
+    pub base: usize,
+    /// Index of the replacement in the adapter.
+    pub by: usize,
+    /// True if the number of rows may differ, because tokens were added or removed.
+    pub resizes: bool,
+}
+
+/// Returns a source that merges an adapter into a model's weights while these are read.
+///
+/// In `pairs`, A and B are weights of the adapter.
+///
+/// # Errors
+/// [`LoraError`]: matrices that do not fit.
+pub fn with_adapter(
+    base: Arc<dyn WeightSource + Send>,
+    adapter: &Arc<dyn WeightSource + Send>,
+    pairs: &[LoraPair],
+    replaced: &[Replaced],
+    rows: &[ReplacedRows],
+    level: SimdLevel,
+) -> Result<Arc<dyn WeightSource + Send>, LoraError> {
+    let n_base = base.weights().len();
+    let mut weights: Vec<Weight> = (0..n_base).map(|index| Weight::plain(&*base, index)).collect();
+    for &Replaced { base, by, resizes } in replaced {
+        let own = &adapter.weights()[by];
+        let weight = &mut weights[base];
+        let is_resized = resizes && own.shape.dims().get(1..) == weight.meta.shape.dims().get(1..);
+        if own.shape != weight.meta.shape && !is_resized {
+            let (name, base) = (weight.meta.name.clone(), weight.meta.shape.clone());
+            return Err(LoraError::Replaced { name, base, by: own.shape.clone() });
+        }
+        weight.meta.ty = own.ty;
+        weight.meta.shape = own.shape.clone();
+        weight.origin = WeightOrigin::Other(adapter.clone(), by);
+    }
+    for replaced in rows {
+        let weight = std::mem::replace(&mut weights[replaced.base], Weight::plain(&*base, replaced.base));
+        weights[replaced.base] = with_rows(weight, adapter, replaced)?;
+    }
+    let of_adapter = |by: usize| {
+        let meta = adapter.weights()[by].clone();
+        Weight { meta, origin: WeightOrigin::Other(adapter.clone(), by) }
+    };
+    let mut moved = Vec::with_capacity(pairs.len());
+    for pair in pairs {
+        moved.push(LoraPair { a: weights.len(), b: weights.len() + 1, ..pair.clone() });
+        weights.extend([of_adapter(pair.a), of_adapter(pair.b)]);
+    }
+    let merged = merge(weights, &moved)?;
+    Ok(Arc::new(Dequantized::over(base, level, merged)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gguf_core::little_endian::f32s;
+    use gguf_testkit::memory::MemoryWeights;
+    use gguf_testkit::noise::Noise;
+
+    /// Tensors of F32 noise.
+    fn noise(tensors: &[(&str, &[u64])]) -> MemoryWeights {
+        let mut noise = Noise::new(tensors.len() as u64);
+        tensors.iter().fold(MemoryWeights::default(), |all, (name, dims)| {
+            all.with_f32(name, dims, &noise.floats(dims.iter().product::<u64>() as usize))
+        })
+    }
+
+    /// Computes W + scale · B · A, or the transposed variant, with a plain triple loop.
+    fn sum(
+        w: &[f32],
+        b: &[f32],
+        a: &[f32],
+        [n, k, rank]: [usize; 3],
+        scale: f32,
+        is_transposed: bool,
+    ) -> Vec<f32> {
+        let mut out = Vec::new();
+        for row in 0..n {
+            for column in 0..k {
+                let mut product = 0.0f64;
+                for r in 0..rank {
+                    let (left, right) = if is_transposed {
+                        (a[r * n + row], b[column * rank + r])
+                    } else {
+                        (b[row * rank + r], a[r * k + column])
+                    };
+                    product += f64::from(left) * f64::from(right);
+                }
+                out.push((f64::from(w[row * k + column]) + f64::from(scale) * product) as f32);
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn sums_are_those_of_a_triple_loop() {
+        // More elements than one step, and rows longer than a step.
+        for [n, k, rank] in [[5u64, 7, 3], [700, 130, 4], [3, 40_000, 1]] {
+            for is_transposed in [false, true] {
+                let (a_dims, b_dims) =
+                    if is_transposed { ([rank, n], [k, rank]) } else { ([rank, k], [n, rank]) };
+                let base = Arc::new(noise(&[("w.base_layer.weight", &[n, k]), ("norm", &[k])]));
+                let adapter = Arc::new(noise(&[("norm", &[k]), ("b", &b_dims), ("a", &a_dims)]));
+                let pair = LoraPair { base: 0, a: 2, b: 1, scale: 0.75, is_transposed };
+                let source: Arc<dyn WeightSource + Send> = adapter.clone();
+                let replaced = [Replaced { base: 1, by: 0, resizes: false }];
+                let merged =
+                    with_adapter(base.clone(), &source, &[pair], &replaced, &[], SimdLevel::detect())
+                        .unwrap();
+                let names: Vec<&str> = merged.weights().iter().map(|meta| meta.name.as_str()).collect();
+                assert_eq!(names, ["w.weight", "norm"]);
+                let dims = [n, k, rank].map(|dim| dim as usize);
+                let want = sum(&base.f32s(0), &adapter.f32s(1), &adapter.f32s(2), dims, 0.75, is_transposed);
+                let read = |weight: usize, first: usize, n: usize| {
+                    let mut out = vec![0; n * 4];
+                    merged.read_elems(weight, first as u64, &mut out).unwrap();
+                    f32s(&out).collect::<Vec<f32>>()
+                };
+                assert_eq!(read(0, 0, want.len()), want, "{dims:?} {is_transposed}");
+                assert_eq!(read(0, 3, 9), want[3..12], "{dims:?} {is_transposed}");
+                assert_eq!(read(1, 0, k as usize), adapter.f32s(0));
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let base: Arc<dyn WeightSource + Send> = Arc::new(noise(&[("w", &[4, 6])]));
+        let adapter: Arc<dyn WeightSource + Send> =
+            Arc::new(noise(&[("a", &[2, 6]), ("b", &[4, 2]), ("a3", &[3, 6])]));
+        let merge = |pairs: &[LoraPair], replaced: &[Replaced]| {
+            with_adapter(base.clone(), &adapter, pairs, replaced, &[], SimdLevel::Scalar)
+                .map(|_| ())
+                .unwrap_err()
+        };
+        let pair = |a: usize, is_transposed: bool| LoraPair { base: 0, a, b: 1, scale: 1.0, is_transposed };
+        assert_eq!(
+            merge(&[pair(2, false)], &[]).to_string(),
+            "tensor `w`: shape [4, 6], but the adapter's matrices are [4, 2] and [3, 6]"
+        );
+        assert!(matches!(merge(&[pair(0, true)], &[]), LoraError::Shapes { .. }));
+        assert!(matches!(merge(&[pair(0, false), pair(0, false)], &[]), LoraError::Twice { .. }));
+        assert_eq!(
+            merge(&[], &[Replaced { base: 0, by: 0, resizes: false }]).to_string(),
+            "tensor `w`: shape [4, 6], but the adapter has [2, 6]"
+        );
+    }
+}

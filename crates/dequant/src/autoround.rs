@@ -1,0 +1,81 @@
+//! AutoRound: GPTQ or AWQ layouts with settings of its own.
+
+use serde_json::{Map, Value};
+
+use crate::gptq::{self, GptqParams, GptqVersion};
+use crate::patterns::{ModulePattern, ModulePatternError, Patterns};
+use crate::{DequantError, Settings, Tensors, awq};
+
+/// Plans all modules of `auto-round`.
+///
+/// # Errors
+/// [`DequantError`]: an unsupported packing, and the errors of GPTQ and AWQ.
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+    const KEY: &str = "packing_format";
+    let version = match settings.text(KEY)? {
+        None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::One,
+        Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::Two,
+        Some("auto_round:auto_awq" | "auto_round:awq") => {
+            return awq::plan_modules(settings, tensors, awq::AwqVersion::Gemm);
+        }
+        Some(name) => return Err(settings.variant(KEY, name, "only the GPTQ and AWQ packings are read")),
+    };
+    let overrides = overrides(settings)?;
+    for (module, _) in tensors.ending(".qweight") {
+        let own = overrides.iter().find(|(name, _)| name.matches(module));
+        let own = own.map_or_else(|| settings.clone(), |(_, map)| settings.with(map));
+        if own.int("bits")?.is_some_and(|bits| bits >= 16) {
+            let tensor = format!("{module}.qweight");
+            return Err(settings.conflict("extra_config", "16 bits", tensor, "it is quantized"));
+        }
+        let params = GptqParams { bits: gptq::bits(&own)?, group_size: gptq::group_size(&own)?, version };
+        gptq::put(&own, tensors, module, params)?;
+    }
+    Ok(())
+}
+
+/// Settings of the modules that match a name.
+pub(super) type ModuleSettings = (ModuleName, Map<String, Value>);
+
+/// A module name, or a pattern of names.
+pub(super) enum ModuleName {
+    Exact(String),
+    Pattern(ModulePattern),
+}
+
+impl ModuleName {
+    /// Returns true if `module` matches.
+    pub(super) fn matches(&self, module: &str) -> bool {
+        match self {
+            Self::Exact(name) => name == module,
+            Self::Pattern(pattern) => pattern.is_match(module),
+        }
+    }
+}
+
+/// Reads `extra_config`: settings by module, exact names before patterns.
+///
+/// # Errors
+/// An entry that is not an object.
+pub(super) fn overrides(settings: &Settings) -> Result<Vec<ModuleSettings>, DequantError> {
+    const KEY: &str = "extra_config";
+    let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+    let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
+    let (mut exact, mut patterns, mut compiled) = (Vec::new(), Vec::new(), Patterns::default());
+    for (name, value) in map {
+        let Some(value) = value.as_object() else {
+            return Err(settings.bad(KEY, &format!("has an entry `{name}` that is not an object")));
+        };
+        exact.push((ModuleName::Exact(name.clone()), value.clone()));
+        match compiled.compile(name) {
+            Ok(pattern) => patterns.push((ModuleName::Pattern(pattern), value.clone())),
+            Err(ModulePatternError::Syntax) => {}
+            Err(error) => {
+                let what = format!("has the pattern `{name}`, which {}", error.what());
+                return Err(settings.bad(KEY, &what));
+            }
+        }
+    }
+    exact.extend(patterns);
+    Ok(exact)
+}

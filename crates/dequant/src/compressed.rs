@@ -1,0 +1,471 @@
+//! compressed-tensors: groups of modules with one quantization scheme each; several formats share tensor names.
+
+use serde_json::{Map, Value};
+
+use gguf_core::ElementType;
+use gguf_core::little_endian::i32s;
+use crate::bits::{CodeStream, WordLayout};
+use crate::fp4::{Factor, Fp4, Nvfp4Params};
+use crate::fp8::{self, Fp8, ScaleLayout};
+use crate::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, ZeroShift, Zeros};
+use crate::integers::sizes;
+use crate::patterns::{ModulePattern, Patterns};
+use crate::stack::unpacked;
+use crate::values::{NumberTensor, SCALE_TYPES};
+use crate::{DequantError, Settings, Tensors, sparse};
+
+/// Entry of a list of modules.
+enum ModuleTarget {
+    Name(String),
+    Pattern(ModulePattern),
+    /// A class of modules; only linear modules are quantized.
+    Class,
+}
+
+/// A quantization scheme: the arguments of the weights, and the group's own format, if it has one.
+struct ConfigGroup {
+    targets: Vec<ModuleTarget>,
+    format: Option<String>,
+    weights: Settings,
+}
+
+/// Granularity of the scales of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Strategy {
+    Tensor,
+    Channel,
+    Group(u64),
+    Block(u64, u64),
+}
+
+/// Plans all modules of `compressed-tensors`.
+///
+/// # Errors
+/// [`DequantError`]: unsupported formats, schemes that contradict the tensors, incomplete modules.
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+    let transforms = settings.map.get("transform_config").filter(|value| !value.is_null());
+    if transforms.is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty())) {
+        return Err(settings.variant("transform_config", "transforms", "weights are rotated at run time"));
+    }
+    let groups = groups(settings)?;
+    if settings.text("quantization_status")?.is_some_and(|status| status != "compressed") {
+        // The weights are plain floats, stored along with their quantization parameters.
+        for suffix in [".weight_scale", ".weight_zero_point", ".weight_g_idx"] {
+            for (_, index) in tensors.ending(suffix) {
+                tensors.leave_out(index);
+            }
+        }
+        return Ok(());
+    }
+    if sparse::plan(settings, tensors)? {
+        return Ok(());
+    }
+    let ignored = targets(settings, "ignore", settings.map.get("ignore"), &mut Patterns::default())?;
+    let format = settings.text("format")?.unwrap_or("dense").to_owned();
+    let mut modules: Vec<(&str, usize)> = tensors.ending(".weight_packed");
+    let plain = tensors
+        .ending(".weight_scale")
+        .into_iter()
+        .filter_map(|(module, _)| Some((module, tensors.find(&format!("{module}.weight"))?)));
+    modules.extend(plain.collect::<Vec<_>>());
+    for (module, codes) in modules {
+        let conflict = |key: &str, configured: &str| {
+            settings.conflict(key, configured, &tensors.meta(codes).name, "it is quantized")
+        };
+        if ignored
+            .iter()
+            .any(|target| !matches!(target, ModuleTarget::Class) && target.rank(module).is_some())
+        {
+            return Err(conflict("ignore", "a list with the module in it"));
+        }
+        let group = groups
+            .iter()
+            .filter_map(|group| Some((group.targets.iter().filter_map(|t| t.rank(module)).min()?, group)))
+            .min_by_key(|row| row.0)
+            .map(|row| row.1)
+            .ok_or_else(|| conflict("config_groups", "without a group for the module"))?;
+        let format = group.format.as_deref().unwrap_or(&format);
+        put(&group.weights, tensors, module, codes, format)?;
+    }
+    Ok(())
+}
+
+/// Returns a test for modules that the groups name and the ignore list does not.
+///
+/// # Errors
+/// Malformed groups or lists.
+pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool + use<>, DequantError> {
+    let (groups, ignored) = (
+        groups(settings)?,
+        targets(settings, "ignore", settings.map.get("ignore"), &mut Patterns::default())?,
+    );
+    Ok(move |module: &str| {
+        let names = |target: &ModuleTarget| target.rank(module).is_some();
+        let is_ignored = ignored.iter().any(|target| !matches!(target, ModuleTarget::Class) && names(target));
+        !is_ignored && groups.iter().any(|group| group.targets.iter().any(names))
+    })
+}
+
+impl ModuleTarget {
+    /// Returns the specificity of a match with a module, lowest first; `None` if there is no match.
+    fn rank(&self, module: &str) -> Option<u8> {
+        match self {
+            Self::Name(name) => (name == module).then_some(0),
+            Self::Pattern(pattern) => pattern.is_match(module).then_some(1),
+            Self::Class => Some(2),
+        }
+    }
+}
+
+fn targets(
+    settings: &Settings,
+    key: &str,
+    value: Option<&Value>,
+    patterns: &mut Patterns,
+) -> Result<Vec<ModuleTarget>, DequantError> {
+    let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+    let names = value.as_array().map(|names| names.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
+    let Some(Some(names)) = names else { return Err(settings.bad(key, "must be a list of strings")) };
+    let mut target = |name: &str| match name.strip_prefix("re:") {
+        Some(pattern) => patterns.compile(pattern).map(ModuleTarget::Pattern).map_err(|error| {
+            settings.bad(key, &format!("has the pattern `{pattern}`, which {}", error.what()))
+        }),
+        None if name == "Linear" => Ok(ModuleTarget::Class),
+        None => Ok(ModuleTarget::Name(name.to_owned())),
+    };
+    names.into_iter().map(&mut target).collect()
+}
+
+fn groups(settings: &Settings) -> Result<Vec<ConfigGroup>, DequantError> {
+    const KEY: &str = "config_groups";
+    let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
+    let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
+    let (mut groups, mut patterns) = (Vec::with_capacity(map.len()), Patterns::default());
+    for (name, group) in map {
+        let key = format!("{KEY}.{name}");
+        let weights = group.get("weights").and_then(Value::as_object);
+        let (Some(weights), Some(own)) = (weights, group.as_object()) else {
+            return Err(settings.bad(&key, "has no `weights`"));
+        };
+        let of = |map: &Map<String, Value>| Settings { map: map.clone(), ..settings.clone() };
+        groups.push(ConfigGroup {
+            targets: targets(settings, &format!("{key}.targets"), own.get("targets"), &mut patterns)?,
+            format: of(own).text("format")?.map(str::to_owned),
+            weights: of(weights),
+        });
+    }
+    Ok(groups)
+}
+
+/// Assembles one module in the format of its group.
+fn put(
+    weights: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    codes: usize,
+    format: &str,
+) -> Result<(), DequantError> {
+    let is_float = weights.text("type")? == Some("float");
+    match format {
+        "pack-quantized" => pack_quantized(weights, tensors, module, codes),
+        "nvfp4-pack-quantized" => nvfp4(tensors, module, codes),
+        "mxfp4-pack-quantized" => mxfp4(tensors, module, codes),
+        "mxfp8-quantized" => mxfp8(tensors, module, codes),
+        "float-quantized" | "naive-quantized" | "int-quantized" if is_float => {
+            float_quantized(weights, tensors, module, codes)
+        }
+        "int-quantized" | "naive-quantized" => int_quantized(weights, tensors, module, codes),
+        "marlin-24" => Err(weights.variant("format", format, "weights are stored in a GPU tile order")),
+        _ => Err(weights.variant("format", format, "no such format of compressed-tensors is read")),
+    }
+}
+
+fn strategy(weights: &Settings) -> Result<Strategy, DequantError> {
+    match weights.text("strategy")? {
+        None | Some("tensor") => Ok(Strategy::Tensor),
+        Some("channel") => Ok(Strategy::Channel),
+        Some("group" | "tensor_group") => match weights.int("group_size")?.map(u64::try_from) {
+            Some(Ok(size)) if size > 0 => Ok(Strategy::Group(size)),
+            _ => Err(weights.bad("group_size", "must be a positive number")),
+        },
+        Some("block") => block(weights),
+        Some(name) => Err(weights.variant("strategy", name, "expected tensor, channel, group or block")),
+    }
+}
+
+/// Reads `block_structure`: a list, or text like `128x128`.
+fn block(weights: &Settings) -> Result<Strategy, DequantError> {
+    const KEY: &str = "block_structure";
+    let sizes: Option<Vec<u64>> = match weights.map.get(KEY) {
+        Some(Value::Array(sizes)) => sizes.iter().map(Value::as_u64).collect(),
+        Some(Value::String(text)) => text.split('x').map(|size| size.trim().parse().ok()).collect(),
+        _ => None,
+    };
+    match sizes.as_deref() {
+        Some(&[rows, cols]) if rows > 0 && cols > 0 => Ok(Strategy::Block(rows, cols)),
+        _ => Err(weights.bad(KEY, "must be two positive numbers")),
+    }
+}
+
+/// Scales of a matrix.
+struct ScaleGroups {
+    order: ScaleOrder,
+    /// Groups per row.
+    n_groups: u64,
+    /// Columns per group.
+    size: u64,
+}
+
+/// Returns the groups of a matrix, after a check of the shape of the scales.
+fn scale_groups(
+    weights: &Settings,
+    tensors: &Tensors<'_>,
+    scale: usize,
+    n_rows: u64,
+    n_cols: u64,
+) -> Result<ScaleGroups, DequantError> {
+    let found = tensors.meta(scale).shape.dims().to_vec();
+    let by_row =
+        |stride| ScaleGroups { order: ScaleOrder::RowMajor { stride }, n_groups: 1, size: n_cols.max(1) };
+    match strategy(weights)? {
+        Strategy::Tensor if tensors.meta(scale).shape.n_elems() == 1 => Ok(by_row(0)),
+        Strategy::Channel if found == [n_rows, 1] || found == [n_rows] => Ok(by_row(1)),
+        Strategy::Group(size) => {
+            let n_groups = n_cols.div_ceil(size);
+            if found == [n_rows, n_groups] {
+                let order = ScaleOrder::RowMajor { stride: n_groups };
+                return Ok(ScaleGroups { order, n_groups, size });
+            }
+            let is_rows = found.len() == 2 && found[0] == n_rows;
+            if !is_rows {
+                return Err(tensors.shape_error(scale, format!("[{n_rows}, {n_groups}]")));
+            }
+            let configured = format!("{size}, {n_groups} groups for {n_cols} inputs");
+            let tensor = &tensors.meta(scale).name;
+            Err(weights.conflict("group_size", configured, tensor, format!("{} groups", found[1])))
+        }
+        Strategy::Block(..) => Err(weights.variant("strategy", "block", "integers have no scales by blocks")),
+        Strategy::Tensor => Err(tensors.shape_error(scale, "1 element")),
+        Strategy::Channel => Err(tensors.shape_error(scale, format!("[{n_rows}, 1]"))),
+    }
+}
+
+/// Distinguishes dense and padded words by their number.
+fn word_layout(
+    tensors: &Tensors<'_>,
+    index: usize,
+    bits: u32,
+    n_codes: u64,
+    n_words: u64,
+) -> Result<WordLayout, DequantError> {
+    let dense = CodeStream::words(bits, WordLayout::Dense, n_codes);
+    let padded = CodeStream::words(bits, WordLayout::Padded, n_codes);
+    let is_same = 32 % bits == 0;
+    match (dense == n_words, padded == n_words) {
+        (true, _) if is_same => Ok(WordLayout::Dense),
+        (true, false) => Ok(WordLayout::Dense),
+        (false, true) => Ok(WordLayout::Padded),
+        (true, true) => {
+            let expected = format!("words that tell whether {bits}-bit codes straddle them");
+            Err(tensors.shape_error(index, expected))
+        }
+        (false, false) => {
+            let expected = format!("{dense} or {padded} words for {n_codes} codes of {bits} bits");
+            Err(tensors.shape_error(index, expected))
+        }
+    }
+}
+
+fn num_bits(weights: &Settings) -> Result<u32, DequantError> {
+    match weights.int("num_bits")? {
+        Some(bits @ 1..=8) => Ok(bits as u32),
+        Some(bits) => Err(weights.bad("num_bits", &format!("is {bits}, expected 1 to 8"))),
+        None => Err(weights.bad("num_bits", "is missing")),
+    }
+}
+
+fn pack_quantized(
+    weights: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    packed: usize,
+) -> Result<(), DequantError> {
+    let bits = num_bits(weights)?;
+    let scale = tensors.member(module, ".weight_scale")?;
+    let shape_index = tensors.member(module, ".weight_shape")?;
+    tensors.check_no_plain(module, packed)?;
+    tensors.check_type(packed, &[ElementType::I32])?;
+    let scales = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
+    let (n_rows, n_cols) = shape_of(tensors, shape_index)?;
+    let (rows, n_words) = tensors.matrix(packed)?;
+    // There cannot be more codes than bits; this also rejects sizes that would overflow.
+    if rows != n_rows || n_cols > n_words.saturating_mul(32) {
+        let expected = format!("what `weight_shape` [{n_rows}, {n_cols}] needs");
+        return Err(tensors.shape_error(packed, expected));
+    }
+    let layout = word_layout(tensors, packed, bits, n_cols, n_words)?;
+    let ScaleGroups { order, n_groups, size } = scale_groups(weights, tensors, scale, n_rows, n_cols)?;
+    let mut members = vec![packed, scale, shape_index];
+    let middle = 1i32 << (bits - 1);
+    let zeros = if weights.bool("symmetric")?.unwrap_or(true) {
+        Zeros::Const(middle)
+    } else {
+        let index = tensors.member(module, ".weight_zero_point")?;
+        tensors.check_type(index, &[ElementType::I32])?;
+        let (words, groups) = tensors.matrix(index)?;
+        if groups != n_groups {
+            return Err(tensors.shape_error(index, format!("{n_groups} columns, one for each group")));
+        }
+        // Zero points have the same word layout as the codes: another number of words would be another layout.
+        let zero_words = CodeStream::words(bits, layout, n_rows);
+        if words != zero_words {
+            return Err(tensors.shape_error(index, format!("[{zero_words}, {n_groups}], as the codes lie")));
+        }
+        members.push(index);
+        Zeros::ByGroup(CodeStream { index, bits, layout, step: n_groups, stride: 1 }, ZeroShift::None)
+    };
+    let mut groups = ColumnGroups::Runs(size);
+    if let Some(g_idx) = tensors.find(&format!("{module}.weight_g_idx")) {
+        tensors.check_type(g_idx, &[ElementType::I32])?;
+        tensors.check_shape(g_idx, &[n_cols])?;
+        members.push(g_idx);
+        if !is_unset(tensors, g_idx)? {
+            groups = ColumnGroups::Index(g_idx);
+        }
+    }
+    let name = format!("{module}.weight");
+    let shape = tensors.weight_shape(packed, Some(vec![n_rows, n_cols]))?;
+    let coded = Grouped {
+        codes: CodeLayout::ByRow(CodeStream { index: packed, bits, layout, step: 1, stride: n_words }),
+        code_range: (0, (1 << bits) - 1),
+        zeros,
+        scales,
+        order,
+        groups,
+        n_groups,
+        n_rows,
+        n_cols,
+        members,
+        layout: GroupLayout { group_size: size, is_symmetric: !weights.is_set_to("symmetric", false) },
+    };
+    tensors.append(name, shape, Box::new(coded));
+    Ok(())
+}
+
+/// Reads `weight_shape`, a tensor of two numbers.
+fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantError> {
+    tensors.check_type(index, &[ElementType::I64, ElementType::I32])?;
+    if tensors.meta(index).shape.n_elems() != 2 {
+        return Err(tensors.shape_error(index, "2 elements"));
+    }
+    let sizes = sizes(tensors, index, 0..2, "a size")?;
+    Ok((sizes[0], sizes[1]))
+}
+
+/// Returns true if a group index contains only -1, which means that there is none.
+fn is_unset(tensors: &Tensors<'_>, index: usize) -> Result<bool, DequantError> {
+    let n = tensors.meta(index).shape.n_elems();
+    Ok(tensors.inner().with_elems(index, 0..n, |bytes| i32s(bytes).all(|group| group == -1))?)
+}
+
+fn int_quantized(
+    weights: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    codes: usize,
+) -> Result<(), DequantError> {
+    let bits = num_bits(weights)?;
+    let scale = tensors.member(module, ".weight_scale")?;
+    tensors.check_type(codes, &[ElementType::I8])?;
+    let scales = NumberTensor::new(tensors, scale, &SCALE_TYPES)?;
+    let (n_rows, n_cols) = tensors.matrix(codes)?;
+    let ScaleGroups { order, n_groups, size } = scale_groups(weights, tensors, scale, n_rows, n_cols)?;
+    let mut members = vec![codes, scale];
+    let zeros = if weights.bool("symmetric")?.unwrap_or(true) {
+        Zeros::Const(0)
+    } else {
+        let index = tensors.member(module, ".weight_zero_point")?;
+        tensors.check_type(index, &[ElementType::I8])?;
+        tensors.check_shape(index, tensors.meta(scale).shape.dims())?;
+        members.push(index);
+        Zeros::Bytes(index)
+    };
+    // Symmetric weights may come with a zero point that is always zero.
+    if let Some(index) = tensors.find(&format!("{module}.weight_zero_point")).filter(|i| !members.contains(i))
+    {
+        tensors.leave_out(index);
+    }
+    let coded = Grouped {
+        codes: CodeLayout::Bytes(codes),
+        code_range: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
+        zeros,
+        scales,
+        order,
+        groups: ColumnGroups::Runs(size),
+        n_groups,
+        n_rows,
+        n_cols,
+        members,
+        layout: GroupLayout { group_size: size, is_symmetric: !weights.is_set_to("symmetric", false) },
+    };
+    tensors.decode_in_place(codes, Box::new(coded));
+    Ok(())
+}
+
+fn float_quantized(
+    weights: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    codes: usize,
+) -> Result<(), DequantError> {
+    let scale = tensors.member(module, ".weight_scale")?;
+    let grid = match strategy(weights)? {
+        Strategy::Tensor => match fp8::layout(tensors, codes, scale) {
+            ScaleLayout::Matrix => ScaleLayout::Matrix,
+            _ => ScaleLayout::Tensor,
+        },
+        Strategy::Channel => ScaleLayout::Row,
+        Strategy::Group(size) => ScaleLayout::Block { rows: 1, cols: size },
+        Strategy::Block(rows, cols) => ScaleLayout::Block { rows, cols },
+    };
+    let coded = Fp8::new(tensors, codes, scale, grid)?;
+    tensors.decode_in_place(codes, Box::new(coded));
+    Ok(())
+}
+
+fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), DequantError> {
+    let scale = tensors.member(module, ".weight_scale")?;
+    tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
+    let scales = NumberTensor::exponents(tensors, scale);
+    let coded = Fp8::with_scales(tensors, codes, scales, ScaleLayout::Block { rows: 1, cols: 32 })?;
+    tensors.decode_in_place(codes, Box::new(coded));
+    Ok(())
+}
+
+fn mxfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), DequantError> {
+    let scale = tensors.member(module, ".weight_scale")?;
+    tensors.check_no_plain(module, packed)?;
+    let shape = unpacked(tensors, packed)?;
+    let name = format!("{module}.weight");
+    let coded = Fp4::mx(tensors, packed, scale, &shape)?;
+    tensors.append(name, shape, Box::new(coded));
+    Ok(())
+}
+
+fn nvfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), DequantError> {
+    let scale = tensors.member(module, ".weight_scale")?;
+    let global = tensors.member(module, ".weight_global_scale")?;
+    tensors.check_no_plain(module, packed)?;
+    let shape = unpacked(tensors, packed)?;
+    let name = format!("{module}.weight");
+    let input = match tensors.find(&format!("{module}.input_global_scale")) {
+        Some(input) => Factor::Over(NumberTensor::new(tensors, input, &SCALE_TYPES)?),
+        None => Factor::None,
+    };
+    let factor = Factor::Over(NumberTensor::new(tensors, global, &SCALE_TYPES)?);
+    // ref: a scheme without `input_activations` is not marked as one of float activations, keep.
+    let params = Nvfp4Params { factor, input, float_activations: false };
+    let coded = Fp4::nv(tensors, packed, scale, params, &shape)?;
+    tensors.append(name, shape, Box::new(coded));
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! Descriptions of the storage of quantized weights, and groups of weights that are stored alike.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+use gguf_core::{WeightMeta, WeightSource};
+
+/// Storage of one weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encoding {
+    /// Quantization method: `GPTQ`.
+    pub method: &'static str,
+    /// Description of codes and scales: `4 bit, groups of 128`.
+    pub form: String,
+    /// Size in the checkpoint in bytes: codes, scales, zero points, indices.
+    pub n_bytes: u64,
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // `FP8 E4M3`, not `FP8 FP8 E4M3`.
+        if self.form.starts_with(self.method) {
+            f.write_str(&self.form)
+        } else {
+            write!(f, "{} {}", self.method, self.form)
+        }
+    }
+}
+
+/// Encodings of a source's weights by name; a weight that is not listed is plain floats.
+pub type Encodings = BTreeMap<String, Encoding>;
+
+/// Storage of the weights of a quantized checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Quantization {
+    /// Name of the quantization method, in its official spelling.
+    pub method: &'static str,
+    /// Encodings of the quantized weights, by their names in the float model.
+    pub encodings: Encodings,
+    /// Tensors that were left out: scales of activations and caches.
+    pub left_out: Vec<String>,
+    /// Weights that the configuration targets for quantization, but that are plain floats.
+    pub plain_targets: Vec<String>,
+}
+
+impl Quantization {
+    /// Returns the classes of weights that are stored alike; `weights` are those of the model.
+    #[must_use]
+    pub fn classes(&self, weights: &[WeightMeta]) -> Vec<StoredClass<()>> {
+        stored_classes(weights, &self.encodings, |_| ())
+    }
+
+    /// Returns the distinct suffixes of the tensors that were left out: `input_scale`, `k_scale`.
+    #[must_use]
+    pub fn left_out_endings(&self) -> Vec<&str> {
+        let mut endings: Vec<&str> = Vec::new();
+        for name in &self.left_out {
+            let ending = name.rsplit('.').next().unwrap_or(name);
+            if !endings.contains(&ending) {
+                endings.push(ending);
+            }
+        }
+        endings
+    }
+}
+
+/// Weights of one part of the model that are stored alike and converted alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredClass<T> {
+    /// Common pattern of their names without `.weight`, with `*` for layer and expert numbers:
+    /// `model.layers.*.mlp.{up_proj, down_proj}`.
+    pub pattern: String,
+    /// Quantization method.
+    pub method: &'static str,
+    /// Description of codes and scales.
+    pub form: String,
+    /// Number of weights.
+    pub n_weights: u64,
+    /// Total number of elements.
+    pub n_elems: u64,
+    /// Total size in the checkpoint in bytes.
+    pub n_bytes: u64,
+    /// Conversion target.
+    pub becomes: T,
+}
+
+impl<T> StoredClass<T> {
+    /// Returns the same class with another conversion target.
+    #[must_use]
+    pub fn with<U>(self, becomes: U) -> StoredClass<U> {
+        StoredClass {
+            pattern: self.pattern,
+            method: self.method,
+            form: self.form,
+            n_weights: self.n_weights,
+            n_elems: self.n_elems,
+            n_bytes: self.n_bytes,
+            becomes,
+        }
+    }
+
+    /// Returns method and form as one text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        Encoding { method: self.method, form: self.form.clone(), n_bytes: 0 }.to_string()
+    }
+
+    /// Returns the bits per weight, including scales.
+    #[must_use]
+    pub fn bits_per_weight(&self) -> f64 {
+        self.n_bytes as f64 * 8.0 / self.n_elems.max(1) as f64
+    }
+}
+
+/// Groups the quantized weights of a source: one class for each part of the model, encoding, and conversion target.
+///
+/// `becomes` maps the index of a weight to its target.
+pub fn stored_classes<T: PartialEq>(
+    weights: &[WeightMeta],
+    encodings: &Encodings,
+    becomes: impl Fn(usize) -> T,
+) -> Vec<StoredClass<T>> {
+    let mut classes: Vec<(String, Vec<String>, StoredClass<T>)> = Vec::new();
+    // Classes by part of the model: each part has few, however many weights the model has.
+    let mut by_parent: HashMap<String, Vec<usize>> = HashMap::new();
+    for (index, weight) in weights.iter().enumerate() {
+        let Some(encoding) = encodings.get(&weight.name) else { continue };
+        let pattern = tensor_class(&weight.name);
+        let module = pattern.strip_suffix(".weight").unwrap_or(&pattern);
+        let (parent, leaf) = module.rsplit_once('.').unwrap_or(("", module));
+        let becomes = becomes(index);
+        let own = by_parent.entry(parent.to_owned()).or_default();
+        let is_same = |class: &StoredClass<T>| {
+            class.method == encoding.method && class.form == encoding.form && class.becomes == becomes
+        };
+        let at = own.iter().copied().find(|&at| is_same(&classes[at].2)).unwrap_or_else(|| {
+            let class = StoredClass {
+                pattern: String::new(),
+                method: encoding.method,
+                form: encoding.form.clone(),
+                n_weights: 0,
+                n_elems: 0,
+                n_bytes: 0,
+                becomes,
+            };
+            classes.push((parent.to_owned(), Vec::new(), class));
+            own.push(classes.len() - 1);
+            classes.len() - 1
+        });
+        let (_, leaves, class) = &mut classes[at];
+        if !leaves.iter().any(|known| known == leaf) {
+            leaves.push(leaf.to_owned());
+        }
+        class.n_weights += 1;
+        class.n_elems = class.n_elems.saturating_add(weight.shape.n_elems());
+        class.n_bytes = class.n_bytes.saturating_add(encoding.n_bytes);
+    }
+    let finish = |(parent, leaves, mut class): (String, Vec<String>, StoredClass<T>)| {
+        let dot = if parent.is_empty() { "" } else { "." };
+        class.pattern = match leaves.as_slice() {
+            [one] => format!("{parent}{dot}{one}"),
+            _ => format!("{parent}{dot}{{{}}}", leaves.join(", ")),
+        };
+        class
+    };
+    classes.into_iter().map(finish).collect()
+}
+
+/// Returns a name with `*` in place of layer and expert numbers.
+#[must_use]
+pub fn tensor_class(name: &str) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let parts: Vec<&str> = name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
+    parts.join(".")
+}
+
+/// Returns the total bytes of some weights of a source; elements narrower than a byte are packed.
+pub(super) fn n_bytes(source: &dyn WeightSource, weights: &[usize]) -> u64 {
+    let bytes = |&index: &usize| {
+        let meta = &source.weights()[index];
+        let bits = u128::from(meta.shape.n_elems()) * u128::from(meta.ty.bits());
+        u64::try_from(bits.div_ceil(8)).unwrap_or(u64::MAX)
+    };
+    weights.iter().map(bytes).fold(0, u64::saturating_add)
+}
+
+/// Describes scales along rows, one for each `group` of `n_cols` columns.
+pub(super) fn along_rows(group: u64, n_cols: u64) -> String {
+    if group < n_cols { format!("groups of {group}") } else { "scales by row".to_owned() }
+}

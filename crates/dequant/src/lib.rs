@@ -1,0 +1,172 @@
+//! Dequantization of checkpoints: a layer between the container and the model code that presents quantized weights as
+//! floats.
+//!
+//! [`open`] finds the quantization settings, calls the planner of the method, which assembles the modules, and checks
+//! that no tensor is left over. [`flm::open`] does the same for FastLLM's files, which need no settings. Planning
+//! reads only headers and scales; codes are decoded when rows are read. Every method implements `CodedWeight` for its
+//! code layouts; `Dequantized` is the only source over them.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `coded` | the trait that a method implements |
+//! | `rectangle` | the part of a weight that is decoded at once |
+//! | `layer` | the float source on top of the stored tensors |
+//! | `settings` | quantization settings from the configuration files |
+//! | `tensors` | assignment of stored tensors to modules, and the remaining ones |
+//! | `encoding` | description of a weight's storage, for messages |
+//! | `targets` | modules that should be quantized but are not |
+//! | `patterns` | module name patterns of configurations |
+//! | `values` | scales and zero points, read in pieces |
+//! | `integers` | shapes, offsets and flags, read while planning |
+//! | `bits` `nibbles` | integer codes in words; pairs of codes in a byte |
+//! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
+//! | `gptq` `awq` `autoround` `compressed` | the methods that use `grouped`, and their layouts |
+//! | `sparse` | sparse matrices: a bit mask and values |
+//! | `mlx` | detection and refusal of MLX checkpoints |
+//! | `fp4` `mxfp4` `modelopt` | FP4 with power-of-two or E4M3 scales |
+//! | `stack` `fp4_transposed` | stacks of experts, and stacks that are packed across rows |
+//! | `linear_shape` | shapes that a file does not declare |
+//! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
+//! | `fp8` | FP8 with scales per block, row or tensor |
+//! | `msmodelslim` | Ascend's msModelSlim, with its own description file |
+//! | `flm` | FastLLM, with value ranges in place of scales |
+//! | `adapter` `lora` `replaced_rows` | adapters merged while weights are read: pairs of matrices, rows that replace others |
+//! | `adapted` `operand` | a weight that an adapter changes, and the matrices from which it is computed |
+
+pub mod flm;
+pub mod msmodelslim;
+
+mod adapted;
+mod adapter;
+mod autoround;
+mod awq;
+mod bitnet;
+mod bits;
+mod bitsandbytes;
+mod coded;
+mod compressed;
+mod encoding;
+mod error;
+mod fp4;
+mod fp4_transposed;
+mod fp8;
+mod gptq;
+mod grouped;
+mod hqq;
+mod integers;
+mod layer;
+mod linear_shape;
+mod lora;
+mod mlx;
+mod modelopt;
+mod mxfp4;
+mod nibbles;
+mod operand;
+mod patterns;
+mod quanto;
+mod rectangle;
+mod replaced_rows;
+mod settings;
+mod sparse;
+mod stack;
+mod targets;
+mod tensors;
+mod values;
+
+use gguf_core::simd::SimdLevel;
+use gguf_core::{WeightMeta, WeightSource};
+
+pub use adapter::{Replaced, with_adapter};
+pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
+pub use error::DequantError;
+pub use lora::{LoraError, LoraPair};
+pub use replaced_rows::ReplacedRows;
+pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
+
+use coded::{CodedWeight, InnerSource};
+use layer::Dequantized;
+use msmodelslim::OffsetSign;
+use settings::{Method, Settings};
+use tensors::{DequantPlan, Tensors};
+
+/// Options of the dequantization layer.
+#[derive(Clone, Copy, Debug)]
+pub struct DequantOptions {
+    /// Sign convention of the offsets of an msModelSlim checkpoint.
+    pub offset_sign: OffsetSign,
+    /// Vector instruction set to use.
+    pub level: SimdLevel,
+}
+
+/// The weights of a checkpoint as floats, with a description of their storage.
+pub struct Opened {
+    /// Float weights under the names of an unquantized checkpoint.
+    pub source: Box<dyn WeightSource + Send>,
+    /// Storage of the weights, if the checkpoint is quantized.
+    pub quantization: Option<Quantization>,
+    /// Stored tensors of which the quantized weights consist.
+    pub members: Vec<WeightMeta>,
+    /// Warnings for the user.
+    pub warnings: Vec<String>,
+}
+
+/// Inspects a container and its configuration, and adds a dequantization layer if it holds codes.
+///
+/// # Errors
+/// [`DequantError`]: an unsupported method, parts that are missing or contradict, codes without settings.
+pub fn open(
+    files: &Configurations,
+    source: Box<dyn WeightSource + Send>,
+    options: DequantOptions,
+) -> Result<Opened, DequantError> {
+    if let Some(description) = &files.msmodelslim {
+        return Ok(msmodelslim::open(description, &files.config, source, options)?);
+    }
+    let mut warnings = Vec::new();
+    mlx::refuse(files, source.weights())?;
+    let settings = match mlx::passed_over(files, source.weights()) {
+        Some(warning) => {
+            warnings.push(warning);
+            None
+        }
+        None => settings::find(files)?,
+    };
+    let mut tensors = Tensors::new(&*source, options.level);
+    let settings = settings.or_else(|| fp8::undescribed(&tensors));
+    if let Some(settings) = &settings {
+        plan(settings, files, &mut tensors, &mut warnings)?;
+        tensors.check_no_bare_codes()?;
+    }
+    let DequantPlan { weights, members, left_out } = tensors.finish()?;
+    let Some(settings) = settings else {
+        return Ok(Opened { source, quantization: None, members, warnings });
+    };
+    let plain_targets = targets::plain(&settings, &weights)?;
+    let layer = Dequantized::new(source, options.level, weights);
+    let method = settings.method.title();
+    let encodings = layer.encodings(method);
+    let quantization = Some(Quantization { method, encodings, left_out, plain_targets });
+    Ok(Opened { source: Box::new(layer), quantization, members, warnings })
+}
+
+/// Calls the planner of the method, which replaces the tensors of its modules by coded weights.
+fn plan(
+    settings: &Settings,
+    files: &Configurations,
+    tensors: &mut Tensors<'_>,
+    warnings: &mut Vec<String>,
+) -> Result<(), DequantError> {
+    match settings.method {
+        Method::Fp8 | Method::FbgemmFp8 => fp8::plan(settings, tensors),
+        Method::Gptq => gptq::plan(settings, tensors, warnings),
+        Method::Awq => awq::plan(settings, tensors),
+        Method::AutoRound => autoround::plan(settings, tensors),
+        Method::CompressedTensors => compressed::plan(settings, tensors),
+        Method::Bitsandbytes => bitsandbytes::plan(settings, tensors),
+        Method::Mxfp4 => mxfp4::plan(settings, tensors),
+        Method::Modelopt => modelopt::plan(settings, tensors),
+        Method::Hqq => hqq::plan(settings, tensors),
+        Method::Quanto => quanto::plan(settings, &files.config, tensors),
+        Method::Bitnet => bitnet::plan(settings, tensors),
+    }
+}

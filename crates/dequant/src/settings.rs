@@ -1,0 +1,394 @@
+//! Quantization settings from the configuration files.
+
+use serde_json::{Map, Value};
+
+use gguf_checkpoint::msmodelslim::Description;
+use gguf_core::text::escape;
+use crate::DequantError;
+
+/// The JSON files that may describe the quantization of a checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Configurations {
+    /// Content of `config.json`.
+    pub config: Map<String, Value>,
+    /// Content of `hf_quant_config.json` (ModelOpt).
+    pub hf_quant_config: Option<Map<String, Value>>,
+    /// Content of `quantize_config.json` (GPTQ).
+    pub quantize_config: Option<Map<String, Value>>,
+    /// Content of `quanto_qmap.json` (optimum-quanto).
+    pub quanto_qmap: Option<Map<String, Value>>,
+    /// The description of an msModelSlim checkpoint.
+    pub msmodelslim: Option<Description>,
+}
+
+/// File name of ModelOpt's quantization settings.
+pub const HF_QUANT_CONFIG: &str = "hf_quant_config.json";
+/// File name of GPTQ's quantization settings.
+pub const QUANTIZE_CONFIG: &str = "quantize_config.json";
+/// File name of optimum-quanto's map of modules.
+pub const QUANTO_QMAP: &str = "quanto_qmap.json";
+
+/// A supported quantization method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    /// `fp8`
+    Fp8,
+    /// `fbgemm_fp8`
+    FbgemmFp8,
+    /// `gptq`
+    Gptq,
+    /// `awq`
+    Awq,
+    /// `auto-round`
+    AutoRound,
+    /// `compressed-tensors`
+    CompressedTensors,
+    /// `bitsandbytes`
+    Bitsandbytes,
+    /// `mxfp4`
+    Mxfp4,
+    /// `modelopt`
+    Modelopt,
+    /// `hqq`
+    Hqq,
+    /// `quanto`
+    Quanto,
+    /// `bitnet`
+    Bitnet,
+}
+
+/// Method names of configurations, in lower case, with `-` for `_`.
+const METHODS: &[(&str, Method)] = &[
+    ("fp8", Method::Fp8),
+    ("fbgemm-fp8", Method::FbgemmFp8),
+    ("gptq", Method::Gptq),
+    ("awq", Method::Awq),
+    ("auto-round", Method::AutoRound),
+    ("intel/auto-round", Method::AutoRound),
+    ("compressed-tensors", Method::CompressedTensors),
+    ("bitsandbytes", Method::Bitsandbytes),
+    ("mxfp4", Method::Mxfp4),
+    ("modelopt", Method::Modelopt),
+    ("hqq", Method::Hqq),
+    ("quanto", Method::Quanto),
+    ("bitnet", Method::Bitnet),
+];
+
+impl Method {
+    /// Returns the name in its official spelling.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Fp8 => "FP8",
+            Self::FbgemmFp8 => "FBGEMM",
+            Self::Gptq => "GPTQ",
+            Self::Awq => "AWQ",
+            Self::AutoRound => "AutoRound",
+            Self::CompressedTensors => "compressed-tensors",
+            Self::Bitsandbytes => "bitsandbytes",
+            Self::Mxfp4 => "MXFP4",
+            Self::Modelopt => "ModelOpt",
+            Self::Hqq => "HQQ",
+            Self::Quanto => "quanto",
+            Self::Bitnet => "BitNet",
+        }
+    }
+}
+
+/// Unsupported methods, with the reason.
+const REFUSED: &[(&str, &str)] = &[
+    ("torchao", "its tensors are versioned subclasses without a stable layout"),
+    ("eetq", "int8 weights are stored in a GPU tile order"),
+    ("aqlm", "weights are sums of learned code books"),
+    ("vptq", "weights are vectors of learned code books"),
+    ("higgs", "weights are rotated and stored for one GPU kernel"),
+    ("quip", "weights are rotated by Hadamard matrices at run time"),
+    ("quip-sharp", "weights are rotated by Hadamard matrices at run time"),
+    ("spqr", "weights are stored with sparse outliers for one GPU kernel"),
+    ("fp-quant", "weights are rotated at run time"),
+    ("quark", "its exports have several layouts that no file tells apart"),
+    ("exl2", "weights are stored for one GPU kernel"),
+    ("exl3", "weights are stored for one GPU kernel"),
+    ("marlin", "weights are stored in a GPU tile order"),
+    ("sinq", "its layout is not stable"),
+    ("bitblas", "weights are stored in a GPU tile order"),
+    ("qqq", "weights are stored in a GPU tile order"),
+];
+
+/// The quantization settings of a checkpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    /// Name of the file that contains them, for messages.
+    pub(super) file: &'static str,
+    /// Quantization method.
+    pub(super) method: Method,
+    /// JSON object with the settings.
+    pub(super) map: Map<String, Value>,
+}
+
+const CONFIG: &str = "config.json";
+const KEY: &str = "quantization_config";
+
+/// Finds the settings; `None` if no file mentions quantization.
+///
+/// # Errors
+/// Settings of the wrong type, two that contradict, a method that is unknown or unsupported.
+pub(super) fn find(files: &Configurations) -> Result<Option<Settings>, DequantError> {
+    let nested = files.config.get("text_config").and_then(|text| text.get(KEY));
+    let own = files.config.get(KEY).filter(|value| !value.is_null());
+    let nested = nested.filter(|value| !value.is_null());
+    if let (Some(own), Some(nested)) = (own, nested)
+        && own != nested
+    {
+        let problem = "differs from `text_config.quantization_config`";
+        return Err(bad(CONFIG, KEY, problem));
+    }
+    let Some(value) = own.or(nested) else { return sidecar(files) };
+    let Value::Object(map) = value else {
+        return Err(bad(CONFIG, KEY, "must be an object"));
+    };
+    let Some(method) = map.get("quant_method") else {
+        return Err(bad(CONFIG, "quantization_config.quant_method", "is missing"));
+    };
+    let Some(method) = method.as_str() else {
+        return Err(bad(CONFIG, "quantization_config.quant_method", "must be a string"));
+    };
+    Ok(Some(Settings { file: CONFIG, method: self::method(CONFIG, method)?, map: map.clone() }))
+}
+
+/// Finds settings in separate files, for a `config.json` without any.
+fn sidecar(files: &Configurations) -> Result<Option<Settings>, DequantError> {
+    if let Some(map) = &files.hf_quant_config {
+        let producer = map.get("producer").and_then(|producer| producer.get("name")).and_then(Value::as_str);
+        if let Some(producer) = producer {
+            let method = method(HF_QUANT_CONFIG, producer)?;
+            return Ok(Some(Settings { file: HF_QUANT_CONFIG, method, map: map.clone() }));
+        }
+    }
+    if files.quanto_qmap.is_some() {
+        let map = files.quanto_qmap.clone().unwrap_or_default();
+        return Ok(Some(Settings { file: QUANTO_QMAP, method: Method::Quanto, map }));
+    }
+    let gptq = files.quantize_config.clone();
+    Ok(gptq.map(|map| Settings { file: QUANTIZE_CONFIG, method: Method::Gptq, map }))
+}
+
+fn method(file: &'static str, name: &str) -> Result<Method, DequantError> {
+    let plain = name.to_ascii_lowercase().replace('_', "-");
+    if let Some((_, method)) = METHODS.iter().find(|row| row.0 == plain) {
+        return Ok(*method);
+    }
+    let method = name.to_owned();
+    if let Some((_, reason)) = REFUSED.iter().find(|row| row.0 == plain) {
+        let reason = (*reason).to_owned();
+        return Err(DequantError::UnsupportedMethod { file: file.to_owned(), method, reason });
+    }
+    let known = METHODS.iter().map(|row| format!("`{}`", row.0)).collect::<Vec<_>>().join(", ");
+    Err(DequantError::UnknownMethod { file: file.to_owned(), method, known })
+}
+
+fn bad(file: &str, key: &str, problem: &str) -> DequantError {
+    DequantError::BadConfig { file: file.to_owned(), key: key.to_owned(), problem: problem.to_owned() }
+}
+
+impl Settings {
+    /// Creates an error about one key.
+    pub(super) fn bad(&self, key: &str, problem: &str) -> DequantError {
+        bad(self.file, key, problem)
+    }
+
+    /// Creates an error about a key that contradicts a tensor.
+    pub(super) fn conflict(
+        &self,
+        key: &str,
+        configured: impl Into<String>,
+        tensor: impl Into<String>,
+        found: impl Into<String>,
+    ) -> DequantError {
+        DequantError::ConfigTensorConflict {
+            file: self.file.to_owned(),
+            key: key.to_owned(),
+            configured: configured.into(),
+            tensor: tensor.into(),
+            found: found.into(),
+        }
+    }
+
+    /// Creates an error about an unsupported variant of the method.
+    pub(super) fn variant(&self, key: &str, found: &str, reason: &str) -> DequantError {
+        DequantError::UnsupportedVariant {
+            place: format!("{}: `{key}`", self.file),
+            found: found.to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// Returns a copy of the settings with some replaced.
+    pub(super) fn with(&self, overrides: &Map<String, Value>) -> Self {
+        let mut own = self.clone();
+        own.map.extend(overrides.iter().map(|(key, value)| (key.clone(), value.clone())));
+        own
+    }
+
+    /// Checks that no list of modules to skip contains a tensor that is quantized nevertheless.
+    ///
+    /// The names in the lists are substrings of module names.
+    ///
+    /// # Errors
+    /// [`DequantError::ConfigTensorConflict`], or a value that is not a list.
+    pub(super) fn check_not_ignored(&self, tensor: &str) -> Result<(), DequantError> {
+        for key in ["modules_to_not_convert", "ignored_layers", "skip_modules", "llm_int8_skip_modules"] {
+            let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { continue };
+            let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
+            if let Some(name) = list.iter().filter_map(Value::as_str).find(|name| tensor.contains(name)) {
+                let configured = format!("`{}`", escape(name));
+                return Err(self.conflict(key, configured, tensor, "it is quantized"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks lists of shell patterns as [`Settings::check_not_ignored`] does: `*` matches any text, and a name also
+    /// matches all modules below it.
+    ///
+    /// # Errors
+    /// As [`Settings::check_not_ignored`].
+    pub(super) fn check_no_glob(&self, module: &str) -> Result<(), DequantError> {
+        let nested = self.map.get("quantization").and_then(|map| map.get("exclude_modules"));
+        let lists = [
+            ("ignore", self.map.get("ignore")),
+            ("exclude_modules", self.map.get("exclude_modules").or(nested)),
+            ("modules_to_not_convert", self.map.get("modules_to_not_convert")),
+        ];
+        for (key, value) in lists {
+            let Some(value) = value.filter(|value| !value.is_null()) else { continue };
+            let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
+            let matches = |name: &&str| glob(name.as_bytes(), module.as_bytes());
+            if let Some(name) = list.iter().filter_map(Value::as_str).find(matches) {
+                let configured = format!("`{}`", escape(name));
+                return Err(self.conflict(key, configured, module, "it is quantized"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns an integer; `None` if the key is absent or null.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub(super) fn int(&self, key: &str) -> Result<Option<i64>, DequantError> {
+        match self.map.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value.as_i64().map(Some).ok_or_else(|| self.bad(key, "must be a whole number")),
+        }
+    }
+
+    /// Returns a boolean; `None` if the key is absent or null.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, DequantError> {
+        match self.map.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value.as_bool().map(Some).ok_or_else(|| self.bad(key, "must be true or false")),
+        }
+    }
+
+    /// Returns true if a key is the boolean `value`; false for a value of another type.
+    pub(super) fn is_set_to(&self, key: &str, value: bool) -> bool {
+        self.map.get(key).and_then(Value::as_bool) == Some(value)
+    }
+
+    /// Returns a string; `None` if the key is absent or null.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, DequantError> {
+        match self.map.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value.as_str().map(Some).ok_or_else(|| self.bad(key, "must be a string")),
+        }
+    }
+}
+
+/// Returns true if a pattern with `*` matches a module or a module that contains it.
+fn glob(pattern: &[u8], name: &[u8]) -> bool {
+    // Position after the last `*`, and the end of the text that it matches so far.
+    let (mut at, mut taken, mut star) = (0, 0, None);
+    loop {
+        if at == pattern.len() && (taken == name.len() || name[taken] == b'.') {
+            return true;
+        }
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at + 1, taken));
+                at += 1;
+            }
+            Some(byte) if name.get(taken) == Some(byte) => {
+                at += 1;
+                taken += 1;
+            }
+            _ => match star {
+                Some((after, from)) if from < name.len() => {
+                    star = Some((after, from + 1));
+                    (at, taken) = (after, from + 1);
+                }
+                _ => return false,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(config: &str) -> Result<Option<Settings>, DequantError> {
+        let Value::Object(config) = serde_json::from_str(config).unwrap() else { panic!("an object") };
+        find(&Configurations { config, ..Configurations::default() })
+    }
+
+    #[test]
+    fn methods_are_found_under_any_spelling() {
+        for (text, method) in [
+            (r#"{"quantization_config":{"quant_method":"FP8"}}"#, Method::Fp8),
+            (r#"{"quantization_config":{"quant_method":"auto_round"}}"#, Method::AutoRound),
+            (r#"{"text_config":{"quantization_config":{"quant_method":"fbgemm_fp8"}}}"#, Method::FbgemmFp8),
+        ] {
+            assert_eq!(found(text).unwrap().unwrap().method, method, "{text}");
+        }
+        assert!(found(r#"{"quantization_config":null}"#).unwrap().is_none());
+    }
+
+    #[test]
+    fn patterns_name_modules_and_what_is_below() {
+        for (pattern, name, matches) in [
+            ("lm_head", "lm_head", true),
+            ("lm_head", "model.lm_head", false),
+            ("model.layers.*.self_attn", "model.layers.10.self_attn.q_proj", true),
+            ("model.layers.*.self_attn", "model.layers.1.mlp.up_proj", false),
+            ("*router*", "model.layers.1.mlp.router", true),
+            ("model.layer", "model.layers", false),
+        ] {
+            assert_eq!(glob(pattern.as_bytes(), name.as_bytes()), matches, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_read_is_refused_by_name() {
+        for (text, kind, part) in [
+            (r#"{"quantization_config":[]}"#, "bad-config", "must be an object"),
+            (r#"{"quantization_config":{}}"#, "bad-config", "`quantization_config.quant_method` is missing"),
+            (r#"{"quantization_config":{"quant_method":"x"}}"#, "unknown-method", "known are `fp8`"),
+            (r#"{"quantization_config":{"quant_method":"eetq"}}"#, "unsupported-method", "GPU tile order"),
+            (
+                r#"{"quantization_config":{"quant_method":"fp8"},"text_config":{"quantization_config":{}}}"#,
+                "bad-config",
+                "differs from",
+            ),
+        ] {
+            let error = found(text).unwrap_err();
+            assert_eq!(error.kind(), kind, "{text}");
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+}

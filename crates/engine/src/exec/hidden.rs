@@ -1,0 +1,36 @@
+//! Final hidden states of a run.
+
+use crate::exec::buffers::Buffer;
+
+/// Final hidden states of the wanted rows, `[n_rows, n_embd]`.
+#[derive(Clone, Debug, Default)]
+pub struct Hidden {
+    pub(crate) n_rows: usize,
+    pub(crate) states: Buffer,
+}
+
+impl Hidden {
+    /// Returns these states, `[n_rows, n_embd]`.
+    #[must_use]
+    pub fn new(states: Vec<f32>, n_embd: usize) -> Self {
+        Self { n_rows: states.len() / n_embd.max(1), states: states.into() }
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// Appends the rows of `later`.
+    pub fn append(&mut self, later: &Self) {
+        self.n_rows += later.n_rows;
+        self.states.extend(&later.states);
+    }
+
+    /// Returns the states, row by row.
+    #[must_use]
+    pub fn states(&self) -> &[f32] {
+        &self.states
+    }
+}

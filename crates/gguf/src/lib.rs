@@ -1,0 +1,75 @@
+//! GGUF file format: metadata values, reading, writing, split files.
+//!
+//! - [`GgufFile`] opens a model, with all its parts as one, and is a [`TensorSource`](gguf_core::TensorSource).
+//! - [`write_gguf`] writes any [`TensorSource`](gguf_core::TensorSource) with its [`Metadata`]; [`plan_files`]
+//!   returns the files that it would write.
+//! - [`parse_header`] is the pure parser under [`GgufFile`], [`FilePlan`] the pure plan under [`write_gguf`].
+//!
+//! ```
+//! use gguf_core::progress::Silent;
+//! use gguf_format::{GgufFile, Metadata, WriteOptions, write_gguf};
+//! use gguf_testkit::memory::MemoryTensors;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut metadata = Metadata::new();
+//! metadata.set("general.architecture", "llama");
+//! metadata.set("general.name", "Two values");
+//! let tensors = MemoryTensors::default().with_f32("output_norm.weight", &[2], &[1.0, 0.5]);
+//!
+//! let dir = tempfile::tempdir()?;
+//! let path = dir.path().join("two.gguf");
+//! write_gguf(&path, &metadata, &tensors, &WriteOptions::default(), &Silent)?;
+//!
+//! let file = GgufFile::open(&path)?;
+//! assert_eq!(file.metadata().get("general.name").and_then(|value| value.as_str()), Some("Two values"));
+//! # Ok(())
+//! # }
+//! ```
+
+mod assign;
+mod endian;
+mod error;
+mod file_type;
+mod foreign;
+mod header;
+mod imatrix;
+pub mod key_faults;
+pub mod keys;
+mod other_file;
+mod part;
+mod plan;
+mod reader;
+mod share;
+pub mod split;
+mod split_id;
+pub mod split_keys;
+mod value;
+mod vocabulary;
+mod writer;
+
+pub use assign::{AssignError, AssignType, Assignment, parse_assignment};
+pub use endian::{swap_blocks, to_order};
+pub use error::{GgufError, HeaderError, HeaderItem};
+pub use file_type::{FileType, id_of_blocks};
+pub use foreign::DeclaredTensor;
+pub use header::{
+    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_header,
+};
+pub use imatrix::{
+    ColumnSums, CombinedImatrix, Imatrix, ImatrixEntry, ImatrixError, ImatrixFormat, ImatrixPart,
+    ImatrixSums, StoredImatrix, UnfinishedRun, combine_imatrix_parts, merge_imatrices,
+};
+pub use key_faults::KeyFault;
+pub use other_file::OtherFile;
+pub use part::{OpenOptions, Part};
+pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedFile, PlannedTensor, TensorDescriptor, value_bytes};
+pub use reader::{GgufFile, TensorPlace};
+pub use share::{PartsGap, Share, ShareError, each_once, listed};
+pub use split::{SplitSpec, SplitStyle, merged_metadata};
+pub use value::{Array, Metadata, Value, ValueType};
+pub use vocabulary::{
+    FILE_ROLES, Mode, ModeRequest, OtherFiles, RankCode, SpecialToken, Template, TokenizerRequest,
+};
+pub use writer::{
+    PlannedOutput, WriteError, WriteOptions, WriteReport, output_kind, plan_files, plan_parts, write_files, write_gguf,
+};

@@ -1,0 +1,174 @@
+//! Detection of files that are mistaken for GGUF files, by their first bytes and their names.
+
+use std::fmt;
+use std::path::Path;
+
+/// Maximum number of bytes that are examined at the start of a file.
+const HEAD_BYTES: usize = 1 << 20;
+/// Number of bytes that decide whether a file is text.
+const TEXT_BYTES: usize = 128;
+/// Maximum number of pieces that a join command lists.
+const MAX_PIECES: u32 = 99;
+
+/// Kind of a file that is not a GGUF file, or not a whole one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OtherFile {
+    /// Zeros at the start of the file.
+    Zeros {
+        /// Number of zeros found.
+        n_bytes: usize,
+        /// True if the file has no other bytes.
+        whole: bool,
+    },
+    /// HTML page.
+    WebPage,
+    /// JSON, such as an error response of a server.
+    Json,
+    /// Other text, with its first line.
+    Text(String),
+    /// A Git LFS pointer.
+    LfsPointer,
+    /// Piece of a file that was split bytewise, with the command that joins the pieces.
+    Piece(String),
+}
+
+impl OtherFile {
+    /// Determines the kind of a file that is not a GGUF file, if possible. `bytes` has at least its first bytes,
+    /// `n_beyond` is the number of bytes after them.
+    pub(crate) fn of(path: &Path, bytes: &[u8], n_beyond: u64) -> Option<Self> {
+        Self::piece(path).or_else(|| Self::of_bytes(bytes, n_beyond))
+    }
+
+    /// Detects a piece of a file by its name.
+    pub(super) fn piece(path: &Path) -> Option<Self> {
+        let name = path.file_name()?.to_str()?;
+        let (stem, pieces) = pieces(name)?;
+        Some(Self::Piece(format!("cat {pieces} > {stem}")))
+    }
+
+    fn of_bytes(bytes: &[u8], n_beyond: u64) -> Option<Self> {
+        let head = &bytes[..bytes.len().min(HEAD_BYTES)];
+        let n_zeros = head.iter().take_while(|&&byte| byte == 0).count();
+        if n_zeros >= 64 || (n_zeros > 0 && n_zeros == head.len()) {
+            let whole = n_zeros == bytes.len() && n_beyond == 0;
+            return Some(Self::Zeros { n_bytes: n_zeros, whole });
+        }
+        let text = head.trim_ascii_start();
+        let begins = |word: &str| {
+            text.get(..word.len()).is_some_and(|found| found.eq_ignore_ascii_case(word.as_bytes()))
+        };
+        if begins("version https://git-lfs") {
+            return Some(Self::LfsPointer);
+        }
+        if begins("<!doctype html") || begins("<html") || begins("<head") {
+            return Some(Self::WebPage);
+        }
+        let start = &text[..text.len().min(TEXT_BYTES)];
+        if start.is_empty() || !start.iter().all(|&byte| matches!(byte, b' '..=b'~' | b'\t' | b'\r' | b'\n'))
+        {
+            return None;
+        }
+        if begins("{") || begins("[") {
+            return Some(Self::Json);
+        }
+        let line = start.split(|&byte| byte == b'\n').next().unwrap_or_default();
+        // Short words such as the magic of older formats do not count as text.
+        (line.len() >= 8).then(|| Self::Text(String::from_utf8_lossy(line).trim_end().to_owned()))
+    }
+
+    /// Suggests a remedy.
+    pub(super) fn hint(&self) -> String {
+        match self {
+            Self::Zeros { .. } => "the download or the copy failed: fetch the file again".to_owned(),
+            Self::WebPage | Self::Json | Self::Text(_) => {
+                "a server answered this in place of the file: look at it, then fetch the file again"
+                    .to_owned()
+            }
+            Self::LfsPointer => "fetch the file itself with `git lfs pull`".to_owned(),
+            Self::Piece(join) => format!("join the pieces first: `{join}`"),
+        }
+    }
+}
+
+impl fmt::Display for OtherFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Zeros { whole: true, .. } => write!(f, "nothing but zeros"),
+            Self::Zeros { n_bytes, .. } => write!(f, "it begins with {n_bytes} zeros"),
+            Self::WebPage => write!(f, "a web page (HTML)"),
+            Self::Json => write!(f, "JSON"),
+            Self::Text(line) => write!(f, "a text that begins with `{}`", gguf_core::text::escape(line)),
+            Self::LfsPointer => write!(f, "a Git LFS pointer"),
+            Self::Piece(_) => write!(f, "a piece of a file that was cut bytewise"),
+        }
+    }
+}
+
+/// Returns the name of the whole file and the names of the pieces, given the name of a piece.
+fn pieces(name: &str) -> Option<(String, String)> {
+    // `m.gguf.part1of3`: all pieces are known.
+    if let Some((stem, part)) = name.rsplit_once(".part")
+        && let Some((number, count)) = part.split_once("of")
+    {
+        let width = number.len();
+        let (_, n): (u32, u32) = (number.parse().ok()?, count.parse().ok()?);
+        let numbers = (n <= MAX_PIECES).then_some(1..=n)?;
+        let names: Vec<_> = numbers.map(|n| format!("{stem}.part{n:0width$}of{count}")).collect();
+        return Some((stem.to_owned(), names.join(" ")));
+    }
+    // `m.gguf.00`, `m.gguf.part-aa`, `m.gguf-split-a`: sorting the names gives the order of the pieces.
+    let at = name.to_ascii_lowercase().rfind(".gguf")? + ".gguf".len();
+    let (stem, ending) = name.split_at(at);
+    let word = ending.strip_prefix(['.', '-', '_'])?;
+    let counted =
+        word.trim_start_matches("split").trim_start_matches("part").trim_start_matches(['-', '_', '.']);
+    let is_number =
+        !counted.is_empty() && counted.len() <= 4 && counted.bytes().all(|byte| byte.is_ascii_digit());
+    let is_letters = word.len() > counted.len()
+        && counted.len() <= 2
+        && counted.bytes().all(|byte| byte.is_ascii_lowercase());
+    let before = &ending[..ending.len() - counted.len()];
+    (is_number || (is_letters && !counted.is_empty())).then(|| (stem.to_owned(), format!("{stem}{before}*")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_are_no_models() {
+        let of = |bytes: &[u8]| OtherFile::of_bytes(bytes, 0);
+        assert_eq!(of(&[0; 100]), Some(OtherFile::Zeros { n_bytes: 100, whole: true }));
+        assert_eq!(of(&[&[0; 64][..], b"x"].concat()), Some(OtherFile::Zeros { n_bytes: 64, whole: false }));
+        assert_eq!(OtherFile::of_bytes(&[0; 100], 1), Some(OtherFile::Zeros { n_bytes: 100, whole: false }));
+        assert_eq!(of(b"\n<!DOCTYPE html><html></html>"), Some(OtherFile::WebPage));
+        assert_eq!(of(b"<HTML>"), Some(OtherFile::WebPage));
+        assert_eq!(of(br#"{"error":"Repository not found"}"#), Some(OtherFile::Json));
+        assert_eq!(of(b"Entry not found\n"), Some(OtherFile::Text("Entry not found".to_owned())));
+        assert_eq!(of(b"version https://git-lfs.github.com/spec/v1\n"), Some(OtherFile::LfsPointer));
+        // A safetensors file, an older model, a legacy importance matrix, an empty file.
+        for bytes in [&b"\x40\x01\0\0\0\0\0\0{}"[..], b"ggml", b"\x02\0\0\0\x05\0\0\0blk.0", b""] {
+            assert_eq!(of(bytes), None);
+        }
+    }
+
+    #[test]
+    fn pieces_by_their_names() {
+        let join = |name: &str| match OtherFile::piece(Path::new(name)) {
+            Some(OtherFile::Piece(join)) => join,
+            _ => String::new(),
+        };
+        assert_eq!(join("d/m.gguf.part1of2"), "cat m.gguf.part1of2 m.gguf.part2of2 > m.gguf");
+        assert_eq!(
+            join("m.gguf.part02of03"),
+            "cat m.gguf.part01of03 m.gguf.part02of03 m.gguf.part03of03 > m.gguf"
+        );
+        assert_eq!(join("m.gguf.part001of120"), "");
+        assert_eq!(join("m.gguf.001"), "cat m.gguf.* > m.gguf");
+        assert_eq!(join("m.gguf-split-a"), "cat m.gguf-split-* > m.gguf");
+        assert_eq!(join("m.gguf.part-aa"), "cat m.gguf.part-* > m.gguf");
+        for whole in ["m.gguf", "m-00001-of-00002.gguf", "m.gguf.bak", "m.gguf.tmp", "m.safetensors"] {
+            assert_eq!(join(whole), "", "{whole}");
+        }
+    }
+}

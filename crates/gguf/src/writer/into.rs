@@ -1,0 +1,92 @@
+//! Output files that outlive a single run. Several runs may share one file, each writing its tensors at their positions
+//! in the plan of the whole, and a stopped run may be resumed.
+
+use std::ops::Range;
+use std::path::Path;
+use std::slice;
+
+use gguf_core::TensorSource;
+use gguf_core::output::{Begun, OutputError, OutputFile, OutputKind, SharedOutput};
+use gguf_core::progress::Progress;
+use crate::split_id::FirstRowHashes;
+use crate::writer::guard;
+use crate::writer::stream::{ChunkObservers, stream};
+use crate::writer::watermark::Watermark;
+use crate::{FilePlan, PlannedFile, Share, WriteError, WriteOptions, WriteReport};
+
+/// Part of a file that one run writes.
+pub(super) struct FilePart {
+    file: PlannedFile,
+    /// Number of the part, from 1; `count` is the number of parts.
+    number: usize,
+    count: usize,
+}
+
+impl FilePart {
+    /// Creates a part with all tensors of a file.
+    pub(super) fn alone(file: PlannedFile) -> Self {
+        Self { file, number: 1, count: 1 }
+    }
+
+    /// Creates a part with some tensors of a file.
+    pub(super) fn of_whole(target: &Path, mut plan: FilePlan, tensors: Range<usize>, share: Share) -> Self {
+        plan.tensors = plan.tensors.get(tensors.clone()).unwrap_or_default().to_vec();
+        let file = PlannedFile { path: target.to_owned(), tensors, plan, id_offset: None };
+        Self { file, number: share.number(), count: share.count() }
+    }
+}
+
+/// Writes the tensors, and in the first part the header. `id` identifies the plan and the input.
+pub(super) fn write(
+    part: FilePart,
+    kind: OutputKind,
+    id: &str,
+    source: &dyn TensorSource,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<WriteReport, WriteError> {
+    let FilePart { file, number, count } = part;
+    guard(slice::from_ref(&file), kind, &options.inputs).map_err(OutputError::Guard)?;
+    let mut shared = SharedOutput::of(&file.path, id, number, count)?;
+    let (was_there, resumed_at, missing) = match shared.begin(file.plan.file_bytes)? {
+        Begun::Finished => (true, 0, Vec::new()),
+        Begun::Written => (true, 0, shared.finish(None, options.sync)?),
+        Begun::At { file: output, start } => {
+            if number == 1 {
+                output.write_at(0, &file.plan.header)?;
+                file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
+            }
+            let watermark = Watermark::new(&shared, &output, start, options.sync);
+            write_tensors(&file, &output, &watermark, source, options, progress)?;
+            (false, start, shared.finish(Some(&output), options.sync)?)
+        }
+    };
+    Ok(WriteReport {
+        paths: vec![file.path],
+        tensors: file.tensors,
+        tensor_bytes: file.plan.tensors.iter().map(|tensor| tensor.n_bytes).sum(),
+        file_bytes: file.plan.file_bytes,
+        missing,
+        resumed_at,
+        was_there,
+    })
+}
+
+/// Writes the tensors of a part from the watermark on, and records the progress.
+fn write_tensors(
+    file: &PlannedFile,
+    output: &OutputFile,
+    watermark: &Watermark<'_>,
+    source: &dyn TensorSource,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<(), WriteError> {
+    let observers = ChunkObservers { first_rows: &FirstRowHashes::of(0), watermark: Some(watermark) };
+    let (files, outputs) = (slice::from_ref(file), slice::from_ref(output));
+    let streamed = stream(source, files, outputs, observers, options, progress);
+    if streamed.is_err() {
+        // If this fails as well, less progress is recorded, and more is written again.
+        let _ = watermark.note();
+    }
+    streamed
+}
