@@ -4,16 +4,14 @@
 //! `dequantize/<type>/<level>`.
 #![allow(missing_docs, reason = "criterion's macro writes an undocumented main")]
 
-
 use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use gguf_testkit::noise::Noise;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{GgmlType, ImatrixNeed};
 use gguf_foundry::quant::{can_quantize, dequantize, quantize_rows};
-
+use gguf_testkit::noise::Noise;
 
 const N_COLS: usize = 2048;
 const N_ROWS: usize = 512;

@@ -125,7 +125,7 @@ impl Job {
             return Ok(JobPlan::Quantize(Box::new(plan)));
         }
         let conversion = CheckedConversion::new(&run, &opened)?;
-        Ok(JobPlan::Convert(conversion.plan(conversion.free_bytes())))
+        Ok(JobPlan::Convert(Box::new(conversion.plan(conversion.free_bytes()))))
     }
 
     /// Runs the job.
@@ -139,8 +139,8 @@ impl Job {
             JobReport::Quantize(Box::new(CheckedQuantization::new(&run, &mut opened)?.write()?))
         } else {
             let conversion = CheckedConversion::new(&run, &opened)?;
-            events.planned(&JobPlan::Convert(conversion.plan(None)))?;
-            JobReport::Convert(conversion.write()?)
+            events.planned(&JobPlan::Convert(Box::new(conversion.plan(None))))?;
+            JobReport::Convert(Box::new(conversion.write()?))
         };
         run.remark_converted_zeros(&opened);
         Ok(report)

@@ -1,18 +1,10 @@
 //! SHA-256 digests as hexadecimal digits.
 
+use crate::core::text::hex;
 use std::io::Read;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-
-/// Converts a digest to hexadecimal digits.
-pub(super) fn hex(digest: &[u8]) -> String {
-    use std::fmt::Write as _;
-    digest.iter().fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
-}
 
 /// SHA-256 digest of a file's bytes.
 pub(super) fn digest_of_file(path: &Path) -> std::io::Result<String> {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::calibrate::digest::hex;
 use crate::core::limits::Limits;
 use crate::core::sync::Unpoisoned;
+use crate::core::text::hex;
 
 /// Maximum work that is lost if the machine fails. A process that is killed loses nothing.
 const INTERVAL: Duration = Duration::from_secs(1);

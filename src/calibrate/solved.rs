@@ -8,10 +8,10 @@ use std::sync::{Mutex, MutexGuard};
 use sha2::{Digest, Sha256};
 
 use crate::calibrate::CalibrateError;
-use crate::calibrate::digest::hex;
 use crate::calibrate::journal::AttemptLog;
 use crate::core::progress::Progress;
 use crate::core::sync::Unpoisoned;
+use crate::core::text::hex;
 use crate::core::{GgmlType, SourceError, TensorMeta};
 use crate::engine::EngineError;
 use crate::quantize::SolvedRows;

@@ -27,8 +27,8 @@ mod write;
 
 pub use combine::{CombinedStatistics, combine_statistics};
 pub use error::StatisticsError;
-pub(super) use manifest::WindowEntry;
 pub use manifest::StatisticsCounts;
+pub(super) use manifest::WindowEntry;
 pub use part::{PartWriter, StatisticsPart, TextShare};
 pub(super) use read::read_importance;
 pub use read::{Statistics, StatisticsKind};

@@ -4,9 +4,9 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use crate::core::progress::Progress;
+use crate::core::text::hex;
 use crate::core::{SourceError, TensorSource};
 use crate::gguf::{GgufFile, Part};
-use crate::inspect::show::hex;
 
 /// Number of bytes hashed between two progress updates.
 const CHUNK_BYTES: u64 = 4 << 20;

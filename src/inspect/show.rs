@@ -1,5 +1,6 @@
 //! Formatting of metadata values: as text for people and as JSON for programs.
 
+use crate::core::text::hex;
 use serde_json::{Value as Json, json};
 
 use crate::core::text::{count, escape_bytes};
@@ -131,15 +132,6 @@ fn float_json(value: f64, digits: &str) -> Json {
         Ok(number) if value.is_finite() => json!(number),
         _ => json!(digits),
     }
-}
-
-/// Formats bytes in lower-case hexadecimal.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut out, byte| {
-        let _ = write!(out, "{byte:02x}");
-        out
-    })
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::quantize::{Allocation, QuantizePlan, Reason, Sizes, Summary, TensorCl
 #[serde(untagged)]
 pub enum JobPlan {
     /// The converter writes the types.
-    Convert(ConversionPlan),
+    Convert(Box<ConversionPlan>),
     /// The tensors are quantized.
     Quantize(Box<QuantizationPlan>),
 }

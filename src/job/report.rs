@@ -18,7 +18,7 @@ use crate::quantize::{Allocation, FileType, Summary};
 #[serde(untagged)]
 pub enum JobReport {
     /// The converter wrote the types.
-    Convert(ConversionReport),
+    Convert(Box<ConversionReport>),
     /// The tensors were quantized.
     Quantize(Box<QuantizationReport>),
 }

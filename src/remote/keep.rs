@@ -24,13 +24,14 @@ use crate::core::output::{EditLock, EditLockError, OutputFile};
 use crate::core::platform::{FileId, stamp};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
+use crate::core::text::hex;
 use crate::remote::address::Address;
 use crate::remote::client::Client;
 use crate::remote::error::RemoteError;
 use crate::remote::in_parallel;
 use crate::remote::listing::{ExpectedDigest, FileListing, RemoteEntry, is_hex, is_inside};
 use crate::remote::names::{FileRole, role};
-use crate::remote::sums::{RunningDigest, hex};
+use crate::remote::sums::RunningDigest;
 use crate::remote::target::RequestTarget;
 
 /// Unit in bytes at which an interrupted download resumes: the data after the last whole unit may be incomplete.

@@ -3,6 +3,7 @@
 //! Pieces of a file arrive roughly in output order, but a checksum runs from front to back. Pieces wait for missing
 //! ones before them as long as these arrive soon; if too much would wait, the file is not verified.
 
+use crate::core::text::hex;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -70,13 +71,6 @@ impl RunningDigest {
         }
         Err(RemoteError::Digest { file: entry.target.shown(), what, expected, found: found.to_owned() })
     }
-}
-
-/// Formats bytes in hexadecimal.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
 }
 
 /// Checksum of a file whose pieces arrive in any order, each at least once.

@@ -6,7 +6,7 @@ use crate::verify::windows::Scoring;
 use crate::verify::{PromptFile, Thresholds};
 
 /// Options of a verification.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct VerifyOptions<'a> {
     /// Options of the engine.
     pub engine: EngineOptions,
@@ -20,19 +20,6 @@ pub struct VerifyOptions<'a> {
     pub structure_only: bool,
     /// True to stop after the weights were compared with the baseline's; the architecture needs no graph then.
     pub weights_only: bool,
-}
-
-impl Default for VerifyOptions<'_> {
-    fn default() -> Self {
-        Self {
-            engine: EngineOptions::default(),
-            scoring: Scoring::default(),
-            files: &[],
-            thresholds: Thresholds::default(),
-            structure_only: false,
-            weights_only: false,
-        }
-    }
 }
 
 /// Returns a warning if `what` has more tokens than the model was trained on.

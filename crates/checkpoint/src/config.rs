@@ -49,11 +49,13 @@ impl ModelDir {
     }
 
     /// Returns this directory with `config` as its configuration.
+    #[must_use]
     pub fn with_config(self, config: Map<String, Value>) -> Self {
         Self { config, ..self }
     }
 
     /// Returns this directory with some of its files replaced by those of another directory.
+    #[must_use]
     pub fn with_others(self, others: OtherFiles) -> Self {
         Self { others: Some(Arc::new(others)), ..self }
     }

@@ -67,6 +67,14 @@ pub fn escape_bytes(bytes: &[u8]) -> String {
     out
 }
 
+/// Formats bytes as lower-case hexadecimal digits, two for each byte.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
+}
+
 /// Formats a byte count with a binary unit and three significant digits: `1.91 GiB`.
 #[must_use]
 pub fn bytes(n: u64) -> String {

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use gguf_core::{ElementType, Shape, WeightMeta};
 use crate::layer::{Weight, WeightOrigin};
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
 use crate::{CodedWeight, DequantError, InnerSource};
+use gguf_core::{ElementType, Shape, WeightMeta};
 
 /// A change of the values of a weight.
 pub(super) trait Change: Send + Sync {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use gguf_core::WeightSource;
-use gguf_core::simd::SimdLevel;
 use crate::Dequantized;
 use crate::layer::{Weight, WeightOrigin};
 use crate::lora::{LoraError, LoraPair, merge};
 use crate::replaced_rows::{ReplacedRows, with_rows};
+use gguf_core::WeightSource;
+use gguf_core::simd::SimdLevel;
 
 /// A weight that another one replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

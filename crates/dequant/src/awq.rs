@@ -1,11 +1,11 @@
 //! AWQ: 4-bit codes, packed along the outputs in AWQ's own order (`gemm`) or along the inputs (`gemv`).
 
-use gguf_core::ElementType;
 use crate::bits::{CodeStream, WordLayout};
 use crate::gptq::group_size;
 use crate::grouped::{self, CodeLayout, ColumnGroups, Grouped, ScaleOrder, ZeroShift, Zeros};
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{DequantError, Settings, Tensors};
+use gguf_core::ElementType;
 
 const BITS: u32 = 4;
 /// Number of codes per word.

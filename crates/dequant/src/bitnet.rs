@@ -1,9 +1,9 @@
 //! BitNet: ternary weights, four rows per byte, one scale for the tensor.
 
-use gguf_core::{ElementType, GgmlType, Packing};
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use gguf_core::{ElementType, GgmlType, Packing};
 use gguf_quant::pack::{f16_error, pack_tq2_0};
 
 struct Ternary {

@@ -8,10 +8,10 @@
 use std::array::from_fn;
 use std::ops::Range;
 
-use gguf_core::little_endian::u32s;
-use gguf_core::simd::VectorLoop;
 use crate::rectangle::Rectangle;
 use crate::{DequantError, InnerSource};
+use gguf_core::little_endian::u32s;
+use gguf_core::simd::VectorLoop;
 
 /// Bits of a word.
 const WORD: u64 = 32;

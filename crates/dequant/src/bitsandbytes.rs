@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use gguf_core::numeric::held_by_f32;
-use gguf_core::{ElementType, Shape};
 use crate::nibbles::look_up;
 use crate::rectangle::Rectangle;
 use crate::values::NumberTensor;
 use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use gguf_core::numeric::held_by_f32;
+use gguf_core::{ElementType, Shape};
 
 /// 1/127 as F32: the writer multiplies by it.
 const INV_127: f32 = 0.007_874_015_7;

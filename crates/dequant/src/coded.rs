@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
+use crate::DequantError;
+use crate::rectangle::Rectangle;
 use gguf_core::scratch;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
-use crate::DequantError;
-use crate::rectangle::Rectangle;
 
 /// The inner source of the layer, with the vector instructions to use.
 #[derive(Clone, Copy)]

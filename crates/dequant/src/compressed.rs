@@ -2,8 +2,6 @@
 
 use serde_json::{Map, Value};
 
-use gguf_core::ElementType;
-use gguf_core::little_endian::i32s;
 use crate::bits::{CodeStream, WordLayout};
 use crate::fp4::{Factor, Fp4, Nvfp4Params};
 use crate::fp8::{self, Fp8, ScaleLayout};
@@ -13,6 +11,8 @@ use crate::patterns::{ModulePattern, Patterns};
 use crate::stack::unpacked;
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{DequantError, Settings, Tensors, sparse};
+use gguf_core::ElementType;
+use gguf_core::little_endian::i32s;
 
 /// Entry of a list of modules.
 enum ModuleTarget {

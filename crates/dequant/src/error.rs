@@ -2,10 +2,10 @@
 //!
 //! The kinds are stable; every message names the tensor or key, the value found, and the value expected.
 
-use gguf_core::text::escape;
-use gguf_core::{ElementType, Hint, Shape, SourceError};
 use crate::flm::RangeError;
 use crate::msmodelslim::MsModelSlimError;
+use gguf_core::text::escape;
+use gguf_core::{ElementType, Hint, Shape, SourceError};
 
 /// Reasons why a quantized checkpoint cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -14,12 +14,12 @@
 mod affine;
 mod ranged;
 
-use gguf_checkpoint::fastllm::{Coding, FlmFile, Payload};
-use gguf_core::simd::SimdLevel;
-use gguf_core::{ElementType, Shape, SourceError, WeightMeta, WeightSource};
 use crate::layer::{Weight, WeightOrigin};
 use crate::lora::merge;
 use crate::{DequantError, Dequantized, InnerSource, LoraError, LoraPair, Opened, Quantization};
+use gguf_checkpoint::fastllm::{Coding, FlmFile, Payload};
+use gguf_core::simd::SimdLevel;
+use gguf_core::{ElementType, Shape, SourceError, WeightMeta, WeightSource};
 
 use affine::{Reading, is_present};
 use ranged::Ranged;

@@ -6,13 +6,13 @@
 
 use std::ops::Range;
 
-use gguf_core::small_float::E2M1;
-use gguf_core::{ElementType, GgmlType, Packing, Shape, StackFactors};
 use crate::nibbles::look_up;
 use crate::rectangle::Rectangle;
 use crate::stack::{check_groups, is_by_matrix, matrices};
 use crate::values::NumberTensor;
 use crate::{CodedWeight, DequantError, InnerSource, Tensors};
+use gguf_core::small_float::E2M1;
+use gguf_core::{ElementType, GgmlType, Packing, Shape, StackFactors};
 use gguf_quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
 
 /// Global factor of a tensor, or of each matrix of a stack.

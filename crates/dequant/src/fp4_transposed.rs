@@ -3,13 +3,13 @@
 //! ModelOpt packs their inputs: a byte holds two rows of a column, and a scale belongs to 16 rows of a column. No
 //! GGML block has this layout.
 
-use gguf_core::small_float::E2M1;
-use gguf_core::{ElementType, Shape};
 use crate::fp4::{Factor, Nvfp4Params};
 use crate::rectangle::Rectangle;
 use crate::stack::matrices;
 use crate::values::NumberTensor;
 use crate::{CodedWeight, DequantError, InnerSource, Tensors};
+use gguf_core::small_float::E2M1;
+use gguf_core::{ElementType, Shape};
 
 /// Rows per scale.
 const GROUP: u64 = 16;

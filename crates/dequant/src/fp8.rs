@@ -9,9 +9,6 @@ use std::ops::Range;
 
 use serde_json::Value as Json;
 
-use gguf_core::simd::VectorLoop;
-use gguf_core::small_float::widen;
-use gguf_core::{ElementType, GgmlType, Packing, Shape};
 use crate::encoding::along_rows;
 use crate::fp4::Fp4;
 use crate::rectangle::Rectangle;
@@ -19,6 +16,9 @@ use crate::stack::{is_by_matrix, matrices};
 use crate::tensors::CodedModule;
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{CodedWeight, DequantError, InnerSource, Method, Settings, Tensors};
+use gguf_core::simd::VectorLoop;
+use gguf_core::small_float::widen;
+use gguf_core::{ElementType, GgmlType, Packing, Shape};
 
 /// Float format of the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

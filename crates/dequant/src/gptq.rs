@@ -5,13 +5,13 @@
 
 use serde_json::{Map, Value};
 
-use gguf_core::ElementType;
-use gguf_core::little_endian::{i32s, u32s};
 use crate::bits::{CodeStream, WordLayout};
 use crate::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, ZeroShift, Zeros};
 use crate::patterns::{ModulePattern, Patterns};
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{DequantError, Settings, Tensors};
+use gguf_core::ElementType;
+use gguf_core::little_endian::{i32s, u32s};
 
 /// Quantization parameters of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

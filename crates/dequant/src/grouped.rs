@@ -7,14 +7,14 @@
 
 use std::ops::Range;
 
-use gguf_core::little_endian::u32s;
-use gguf_core::simd::VectorLoop;
-use gguf_core::{GgmlType, Packing};
 use crate::bits::CodeStream;
 use crate::encoding::along_rows;
 use crate::rectangle::Rectangle;
 use crate::values::NumberTensor;
 use crate::{CodedWeight, DequantError, InnerSource};
+use gguf_core::little_endian::u32s;
+use gguf_core::simd::VectorLoop;
+use gguf_core::{GgmlType, Packing};
 use gguf_quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
 
 /// Maximum bytes of codes, scales and zero points held at a time, if a row does not need more.

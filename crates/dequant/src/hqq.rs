@@ -4,12 +4,12 @@
 
 use std::ops::Range;
 
-use gguf_core::ElementType;
-use gguf_core::little_endian::u32s;
 use crate::integers::{integers, sizes};
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
 use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use gguf_core::ElementType;
+use gguf_core::little_endian::u32s;
 
 /// Suffixes of the tensors of a module in addition to its codes; they are consumed with the module.
 const PARTS: &[&str] = &[

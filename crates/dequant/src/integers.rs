@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use gguf_core::little_endian::{i32s, i64s};
 use crate::{DequantError, Tensors};
+use gguf_core::little_endian::{i32s, i64s};
 
 /// Reads elements of a tensor of 64-bit or 32-bit integers, or of bytes.
 ///

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::encoding::n_bytes;
+use crate::rectangle::Rectangle;
+use crate::{CodedWeight, DequantError, Encoding, Encodings, InnerSource};
 use gguf_core::little_endian::store_f32s;
 use gguf_core::scratch;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
-use crate::encoding::n_bytes;
-use crate::rectangle::Rectangle;
-use crate::{CodedWeight, DequantError, Encoding, Encodings, InnerSource};
 
 /// Origin of a weight of the layer.
 pub(super) enum WeightOrigin {

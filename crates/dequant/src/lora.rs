@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use gguf_core::text::escape;
-use gguf_core::{Shape, scratch};
 use crate::adapted::{Change, adapted};
 use crate::layer::Weight;
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
 use crate::{DequantError, InnerSource};
+use gguf_core::text::escape;
+use gguf_core::{Shape, scratch};
 
 /// A weight and the two matrices that change it: W + scale · B · A, or W + scale · (B · A)ᵀ if W is transposed.
 ///

@@ -9,8 +9,8 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use gguf_core::{ElementType, WeightMeta};
 use crate::{Configurations, DequantError};
+use gguf_core::{ElementType, WeightMeta};
 
 /// Configuration keys of MLX's quantization settings.
 const KEYS: [&str; 2] = ["quantization", "quantization_config"];

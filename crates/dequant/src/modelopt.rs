@@ -6,13 +6,13 @@
 
 use serde_json::Value;
 
-use gguf_core::{ElementType, Shape};
 use crate::fp4::{Factor, Fp4, Nvfp4Params};
 use crate::fp4_transposed::TransposedFp4;
 use crate::fp8::{self, Fp8};
 use crate::tensors::CodedModule;
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{CodedWeight, DequantError, Settings, Tensors, stack};
+use gguf_core::{ElementType, Shape};
 
 /// Plans all modules of `modelopt`.
 ///

@@ -30,10 +30,10 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use serde_json::{Map, Value as Json};
 
+use crate::{DequantOptions, Dequantized, InnerSource, Opened, Quantization};
 use gguf_checkpoint::msmodelslim::Description;
 use gguf_core::WeightSource;
 use gguf_core::text::escape;
-use crate::{DequantOptions, Dequantized, InnerSource, Opened, Quantization};
 
 use self::labelled::Labelled;
 use self::linear::{Linear, Sign};

@@ -1,8 +1,8 @@
 //! gpt-oss: stacks of experts in MXFP4, `<name>_blocks` of `[.., columns / 32, 16]` bytes and `<name>_scales`.
 
-use gguf_core::ElementType;
 use crate::fp4::Fp4;
 use crate::{DequantError, Settings, Tensors};
+use gguf_core::ElementType;
 
 /// Plans all stacks of `mxfp4`.
 ///

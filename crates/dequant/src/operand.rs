@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use gguf_core::{ElementType, Shape};
 use crate::layer::{Weight, WeightOrigin};
 use crate::rectangle::Rectangle;
 use crate::{DequantError, InnerSource};
+use gguf_core::{ElementType, Shape};
 use gguf_quant::decode_elements;
 
 /// A matrix that is read as an operand.

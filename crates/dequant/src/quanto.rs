@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use gguf_core::{ElementType, Shape};
 use crate::fp8::{Fp8, ScaleLayout};
 use crate::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, Zeros};
 use crate::linear_shape::{NoShape, linear_shape};
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
 use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use gguf_core::{ElementType, Shape};
 
 /// Plans all modules of `quanto`; `config` is the model's configuration.
 ///

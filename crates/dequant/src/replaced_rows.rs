@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gguf_core::WeightSource;
 use crate::adapted::{Change, adapted};
 use crate::layer::{Weight, WeightOrigin};
 use crate::lora::LoraError;
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
 use crate::{DequantError, InnerSource};
+use gguf_core::WeightSource;
 
 /// Rows of a model's weight, and the adapter's weight with their replacements.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
+use crate::DequantError;
 use gguf_checkpoint::msmodelslim::Description;
 use gguf_core::text::escape;
-use crate::DequantError;
 
 /// The JSON files that may describe the quantization of a checkpoint.
 #[derive(Clone, Debug, Default)]

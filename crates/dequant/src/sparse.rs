@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use gguf_core::ElementType;
 use crate::integers::sizes;
 use crate::rectangle::Rectangle;
 use crate::values::SCALE_TYPES;
 use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use gguf_core::ElementType;
 use gguf_quant::decode_elements;
 
 /// A matrix stored as bits and values.

@@ -2,8 +2,8 @@
 //!
 //! All dimensions before the last two count matrices.
 
-use gguf_core::Shape;
 use crate::{DequantError, Tensors};
+use gguf_core::Shape;
 
 /// Returns the number of matrices of a shape, and the rows of each.
 pub(super) fn matrices(shape: &Shape) -> (u64, u64) {

@@ -1,11 +1,11 @@
 //! Detection of modules that the configuration targets for quantization but that are plain floats: valid, but worth a
 //! warning.
 
-use gguf_core::ElementType;
 use crate::encoding::tensor_class;
 use crate::gptq::DynamicRule;
 use crate::layer::{Weight, WeightOrigin};
 use crate::{DequantError, Method, QUANTO_QMAP, Settings, autoround, compressed, gptq};
+use gguf_core::ElementType;
 
 /// Test for targeted modules.
 type Test<'a> = Box<dyn Fn(&str) -> bool + 'a>;

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use gguf_core::simd::SimdLevel;
-use gguf_core::{ElementType, Shape, WeightMeta, WeightSource};
 use crate::layer::{Weight, WeightOrigin};
 use crate::{CodedWeight, DequantError, InnerSource};
+use gguf_core::simd::SimdLevel;
+use gguf_core::{ElementType, Shape, WeightMeta, WeightSource};
 
 /// Decision about a tensor of the checkpoint.
 enum TensorUse {

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
+use crate::rectangle::Rectangle;
+use crate::{DequantError, InnerSource, Tensors};
 use gguf_core::ElementType;
 use gguf_core::simd::SimdLevel;
 use gguf_core::small_float::{self, e8m0};
-use crate::rectangle::Rectangle;
-use crate::{DequantError, InnerSource, Tensors};
 use gguf_quant::{NotANumber, decode_elements};
 
 /// A tensor of numbers that is read in pieces as F32.

@@ -73,10 +73,10 @@ use self::rwkv7::Rwkv7;
 use self::shortconv::ShortConv;
 use self::switched::Switch;
 use self::twin::Twin;
-use gguf_arch::graph::{MixerChoice, MixerRule, ResidualRule};
 use crate::EngineError;
 use crate::exec::weights::Matrix;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::{MixerChoice, MixerRule, ResidualRule};
 
 /// Words of mixers that have none of their own in cards.
 #[derive(Deserialize)]

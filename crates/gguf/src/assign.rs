@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde_json::Value as Json;
 
-use gguf_core::text::escape;
 use crate::{Array, Value, ValueType};
+use gguf_core::text::escape;
 
 /// Maximum number of characters of a refused value in a message.
 const SHOWN_CHARS: usize = 60;

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::foreign::foreign_type;
+use crate::split_keys::SPLIT_ID;
+use crate::{OtherFile, ValueType};
 use gguf_core::bytes::Truncated;
 use gguf_core::mmap::LockError;
 use gguf_core::text::{escape, escape_bytes};
 use gguf_core::{GgmlType, Hint};
-use crate::foreign::foreign_type;
-use crate::split_keys::SPLIT_ID;
-use crate::{OtherFile, ValueType};
 
 /// Part of a header that an error refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use gguf_core::bytes::{Cursor, Endian, Truncated};
-use gguf_core::limits::Limits;
-use gguf_core::{GgmlType, Shape, TensorMeta};
 use crate::error::{HeaderError, HeaderItem};
 use crate::foreign::{DeclaredTensor, foreign_type};
 use crate::{Array, Metadata, Value, ValueType};
+use gguf_core::bytes::{Cursor, Endian, Truncated};
+use gguf_core::limits::Limits;
+use gguf_core::{GgmlType, Shape, TensorMeta};
 
 /// Key of the alignment of tensor data.
 pub const ALIGNMENT_KEY: &str = "general.alignment";

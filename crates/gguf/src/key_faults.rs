@@ -4,9 +4,9 @@
 //! may be signed or unsigned, and an array with a value per block may be of `bool`. An array of another length is
 //! refused, or, if it is too short for its blocks, read as if the rest were zeros.
 
-use gguf_core::text::escape;
 use crate::keys::{KeyInfo, ValueCount, annotation_row, key_info};
 use crate::{AssignType, Metadata, Value, ValueType};
+use gguf_core::text::escape;
 
 /// A well-known key with a value that its readers do not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -62,7 +62,9 @@ pub use imatrix::{
 pub use key_faults::KeyFault;
 pub use other_file::OtherFile;
 pub use part::{OpenOptions, Part};
-pub use plan::{FilePlan, LayoutOptions, PlanError, PlannedFile, PlannedTensor, TensorDescriptor, value_bytes};
+pub use plan::{
+    FilePlan, LayoutOptions, PlanError, PlannedFile, PlannedTensor, TensorDescriptor, value_bytes,
+};
 pub use reader::{GgufFile, TensorPlace};
 pub use share::{PartsGap, Share, ShareError, each_once, listed};
 pub use split::{SplitSpec, SplitStyle, merged_metadata};
@@ -71,5 +73,6 @@ pub use vocabulary::{
     FILE_ROLES, Mode, ModeRequest, OtherFiles, RankCode, SpecialToken, Template, TokenizerRequest,
 };
 pub use writer::{
-    PlannedOutput, WriteError, WriteOptions, WriteReport, output_kind, plan_files, plan_parts, write_files, write_gguf,
+    PlannedOutput, WriteError, WriteOptions, WriteReport, output_kind, plan_files, plan_parts, write_files,
+    write_gguf,
 };

@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use crate::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_NAME_BYTES};
+use crate::{Array, Metadata, Value};
 use gguf_core::bytes::Endian;
 use gguf_core::text::escape;
 use gguf_core::{GgmlType, Shape, TensorMeta};
-use crate::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_NAME_BYTES};
-use crate::{Array, Metadata, Value};
 
 /// Layout options that determine a file's bytes in addition to its content. The alignment is content:
 /// `general.alignment`, else 32.

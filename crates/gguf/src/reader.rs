@@ -3,9 +3,6 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use gguf_core::bytes::Endian;
-use gguf_core::ranged;
-use gguf_core::{SourceError, TensorMeta, TensorSource};
 use crate::endian::swap_blocks;
 use crate::error::{GgufError, HeaderError};
 use crate::part::{Contents, OpenOptions, Part, open_part};
@@ -14,6 +11,9 @@ use crate::split;
 use crate::split_id::split_id;
 use crate::split_keys::{SPLIT_COUNT, SPLIT_ID, SPLIT_NO, SPLIT_TENSORS};
 use crate::{DeclaredTensor, Metadata, TensorDescriptor, Value};
+use gguf_core::bytes::Endian;
+use gguf_core::ranged;
+use gguf_core::{SourceError, TensorMeta, TensorSource};
 
 /// Minimum size of a read that is announced to the system, which then fetches ahead instead of page by page.
 const ANNOUNCED_BYTES: u64 = 256 << 10;

@@ -9,11 +9,11 @@ use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
+use crate::plan::PlannedFile;
+use crate::split_id::set_id;
 use gguf_core::ranged::Bytes;
 use gguf_core::weight_file::WeightFile;
 use gguf_core::{GgmlType, TensorMeta};
-use crate::plan::PlannedFile;
-use crate::split_id::set_id;
 
 /// Number of samples of each input that go into the id of a set; `SAMPLE_BYTES` is the size of each.
 const SAMPLES: u64 = 16;

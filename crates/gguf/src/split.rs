@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use gguf_core::TensorMeta;
 use crate::share::balanced;
 use crate::split_id::placeholder;
 use crate::split_keys::{SPLIT_COUNT, SPLIT_ID, SPLIT_NO, SPLIT_TENSORS};
 use crate::{Metadata, Share, Value};
+use gguf_core::TensorMeta;
 
 /// Returns the suffix of a part's file name. `part` counts from 1, as in file names.
 #[must_use]

@@ -1,6 +1,7 @@
 //! Id of a set of parts: `gguf_foundry.split.id`, the same text in each part. It distinguishes the parts of two runs,
 //! which may agree in all `split.*` keys and be in one directory after an interrupted rewrite.
 
+use gguf_core::text::hex;
 use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
@@ -62,8 +63,7 @@ pub(crate) fn set_id<'a>(files: &[PlannedFile], contents: impl IntoIterator<Item
     for content in contents {
         hash.update(content);
     }
-    let digest = hash.finalize();
-    digest.iter().take(ID_CHARS / 2).fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
+    hex(&hash.finalize()[..ID_CHARS / 2])
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use gguf_core::limits::Limits;
 use crate::Metadata;
+use gguf_core::limits::Limits;
 
 macro_rules! named {
     ($(#[$type_doc:meta])* $name:ident { $( $(#[$doc:meta])* $variant:ident = $text:literal, )* }) => {

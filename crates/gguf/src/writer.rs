@@ -8,16 +8,16 @@ mod watermark;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use gguf_core::output::{
-    self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet,
-};
-use gguf_core::progress::Progress;
-use gguf_core::{Hint, SourceError, TensorMeta, TensorSource, text};
 use crate::plan::{FilePlan, LayoutOptions, PlanError, PlannedFile};
 use crate::share;
 use crate::split::{self, SplitSpec};
 use crate::split_id::{FirstRowHashes, placeholder};
 use crate::{Metadata, Value};
+use gguf_core::output::{
+    self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet,
+};
+use gguf_core::progress::Progress;
+use gguf_core::{Hint, SourceError, TensorMeta, TensorSource, text};
 use stream::{ChunkObservers, stream};
 
 /// Options for writing.

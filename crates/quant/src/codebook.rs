@@ -306,8 +306,7 @@ mod tests {
         for point in books.iter().copied().flatten() {
             digest.update(point.to_le_bytes());
         }
-        let hex = digest.finalize().iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
-        assert_eq!(hex, grids::SHA256);
+        assert_eq!(gguf_core::text::hex(&digest.finalize()), grids::SHA256);
     }
 
     /// Computes a list by sorting all grid points.

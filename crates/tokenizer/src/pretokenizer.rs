@@ -6,7 +6,7 @@
 
 mod excerpt;
 
-use std::fmt::Write as _;
+use gguf_core::text::hex;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -429,11 +429,7 @@ fn check_hashes(text: &[u8], setting: &HashSettings) -> Result<Vec<String>, Stri
 /// Computes the SHA-256 of the ids in Python's notation of a list.
 fn hash(ids: &[u32]) -> String {
     let list = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-    let digest = Sha256::digest(format!("[{list}]").as_bytes());
-    digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex(&Sha256::digest(format!("[{list}]")))
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Conversion of a card's description of a tensor to a [`Recipe`]: every operation of the vocabulary becomes steps on
 //! views.
 
-use gguf_arch::{Assembly, JoinKind, MathOp, Op, OpStep, OutputSpec, TensorContent};
-use gguf_core::WeightMeta;
 use crate::rope::{rope_freqs_llama3, rope_freqs_padded};
 use crate::sinusoids::sinusoids;
 use crate::{Recipe, ShapeError, View};
+use gguf_arch::{Assembly, JoinKind, MathOp, Op, OpStep, OutputSpec, TensorContent};
+use gguf_core::WeightMeta;
 
 /// Reason why a planned tensor cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

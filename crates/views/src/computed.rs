@@ -3,12 +3,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use gguf_arch::WholeOp;
-use gguf_core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use gguf_core::scratch::with_floats;
-use gguf_core::simd::SimdLevel;
-use gguf_core::sync::Unpoisoned;
-use gguf_core::{ElementType, WeightSource};
 use crate::elems::StridedRange;
 use crate::grid::Resize;
 use crate::node::{ViewNode, compile};
@@ -16,6 +10,12 @@ use crate::origin::Computation;
 use crate::sum::TorchSum;
 use crate::view::View;
 use crate::{ShapeError, ViewError};
+use gguf_arch::WholeOp;
+use gguf_core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use gguf_core::scratch::with_floats;
+use gguf_core::simd::SimdLevel;
+use gguf_core::sync::Unpoisoned;
+use gguf_core::{ElementType, WeightSource};
 
 /// Elements of one step of a pass.
 const STEP_ELEMS: u64 = 1 << 15;

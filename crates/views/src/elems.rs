@@ -1,8 +1,8 @@
 //! Access to the elements of one weight: from memory if the source has it mapped, else read piece by piece.
 
+use crate::ViewError;
 use gguf_core::WeightSource;
 use gguf_core::scratch::with_bytes;
-use crate::ViewError;
 
 /// Evenly spaced elements of a source.
 #[derive(Clone, Copy)]

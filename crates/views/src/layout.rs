@@ -1,8 +1,8 @@
 //! Layout operations that architectures need, expressed as slices, factors and seams.
 
-use gguf_arch::MathOp;
 use crate::error::ShapeError;
 use crate::view::View;
+use gguf_arch::MathOp;
 
 impl View {
     /// Splits an axis into `n` views: every `n`-th index, starting at 0, 1, ….

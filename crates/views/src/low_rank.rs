@@ -1,7 +1,7 @@
 //! Low-rank matrices of adapters: operations of cards are applied to the two factors instead of the product.
 
-use gguf_arch::{JoinKind, MathOp, Op, OpStep, TensorContent};
 use crate::{ShapeError, View, apply};
+use gguf_arch::{JoinKind, MathOp, Op, OpStep, TensorContent};
 
 /// A matrix, or a stack of them, as a product `B · A` that is never computed. B has its rows, A its columns, and the
 /// rank is between them.
@@ -161,10 +161,10 @@ pub fn factors(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Recipe;
     use gguf_core::simd::SimdLevel;
     use gguf_testkit::memory::MemoryWeights;
     use gguf_testkit::noise::Noise;
-    use crate::Recipe;
 
     fn floats(view: &View) -> Vec<f32> {
         let recipe = Recipe::new(view).unwrap();

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use gguf_arch::MathOp;
-use gguf_core::scratch::with_bytes;
-use gguf_core::simd::SimdLevel;
-use gguf_core::{ElementType, GgmlType, WeightSource};
 use crate::ViewError;
 use crate::axis::{Dim, merge_dims};
 use crate::elems::{Elems, StridedRange};
 use crate::math;
 use crate::origin::LeafOrigin;
 use crate::view::Leaf;
+use gguf_arch::MathOp;
+use gguf_core::scratch::with_bytes;
+use gguf_core::simd::SimdLevel;
+use gguf_core::{ElementType, GgmlType, WeightSource};
 
 /// A leaf with its factors merged to as few as possible.
 #[derive(Clone, Debug)]

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use gguf_core::scratch::with_floats;
-use gguf_core::simd::SimdLevel;
-use gguf_core::{ElementType, GgmlType, WeightSource};
 use crate::ViewError;
 use crate::merged_leaf::MergedLeaf;
 use crate::origin::LeafOrigin;
 use crate::view::{Body, Joint, View};
+use gguf_core::scratch::with_floats;
+use gguf_core::simd::SimdLevel;
+use gguf_core::{ElementType, GgmlType, WeightSource};
 
 /// Callback for a leaf, a position inside it, and the part of the range that it covers from there.
 type Visit<'a, E> = dyn FnMut(&MergedLeaf, u64, Range<u64>) -> Result<(), E> + 'a;

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use gguf_core::simd::SimdLevel;
-use gguf_core::{ElementType, WeightSource};
 use crate::ViewError;
 use crate::elems::StridedRange;
+use gguf_core::simd::SimdLevel;
+use gguf_core::{ElementType, WeightSource};
 
 /// Source of the elements of a leaf.
 #[derive(Clone, Debug)]

@@ -1,13 +1,13 @@
 //! Views prepared for reading: any range of rows, in any type, in memory that depends only on the range.
 
-use gguf_core::scratch::with_floats;
-use gguf_core::simd::SimdLevel;
-use gguf_core::{ElementType, GgmlType, Shape, WeightSource};
-use gguf_quant::{self, Extent, SmallRows};
 use crate::ViewError;
 use crate::node::{ViewNode, compile};
 use crate::origin::LeafOrigin;
 use crate::view::View;
+use gguf_core::scratch::with_floats;
+use gguf_core::simd::SimdLevel;
+use gguf_core::{ElementType, GgmlType, Shape, WeightSource};
+use gguf_quant::{self, Extent, SmallRows};
 
 /// Elements that are decoded, checked and encoded at a time: they fit in the second-level cache.
 const STEP_ELEMS: u64 = 1 << 15;

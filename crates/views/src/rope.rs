@@ -121,8 +121,7 @@ mod tests {
             let (low_freq_factor, high_freq_factor) = (1.0, 4.0);
             let params = RopeFreqsLlama3 { dim, theta, factor, low_freq_factor, high_freq_factor, context };
             let bytes: Vec<u8> = rope_freqs_llama3(&params).iter().flat_map(|x| x.to_le_bytes()).collect();
-            let found =
-                sha2::Sha256::digest(&bytes).iter().fold(String::new(), |hex, b| hex + &format!("{b:02x}"));
+            let found = gguf_core::text::hex(&sha2::Sha256::digest(&bytes));
             assert_eq!(found, want, "{params:?}");
         }
     }

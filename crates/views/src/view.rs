@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 
-use gguf_arch::MathOp;
-use gguf_core::WeightMeta;
 use crate::axis::{Axis, Dim, axis_size, factor, slice_axis};
 use crate::error::ShapeError;
 use crate::origin::{Computation, LeafOrigin};
+use gguf_arch::MathOp;
+use gguf_core::WeightMeta;
 
 /// A strided view of one source.
 #[derive(Clone, Debug)]

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::calibrate::digest::hex;
 use crate::calibrate::store::manifest::{
     FORMAT, InputEntry, KindEntry, LayerEntry, MatrixEntry, MomentsEntry, StatisticsManifest, VERSION,
     WindowEntry,
@@ -13,6 +12,7 @@ use crate::calibrate::store::{MANIFEST, SUMS, StatisticsError, identity};
 use crate::calibrate::{CalibrationText, Layer, SharedInput};
 use crate::checkpoint::safetensors_writer::plan_shards;
 use crate::core::output::{NewDirectory, OutputFile};
+use crate::core::text::hex;
 use crate::core::{ElementType, Shape, WeightMeta};
 use crate::verify::{Fingerprint, Model};
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::calibrate::calibration_run::BatchRange;
-use crate::calibrate::digest::hex;
 use crate::calibrate::program::program;
 use crate::calibrate::store::folder::{Folder, TensorWriters, digest_of, meta};
 use crate::calibrate::store::manifest::{LayerEntry, PartEntry, StatisticsCounts, StatisticsManifest};
@@ -20,6 +19,7 @@ use crate::calibrate::store::{
 use crate::calibrate::{CalibrationText, ImportanceSums, LayerSums, MomentSums};
 use crate::core::ElementType;
 use crate::core::limits::Limits;
+use crate::core::text::hex;
 use crate::gguf::Share;
 use crate::verify::{ExactColumns, Model};
 

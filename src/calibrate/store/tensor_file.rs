@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use sha2::{Digest, Sha256};
 
 use crate::calibrate::Moments;
-use crate::calibrate::digest::hex;
 use crate::calibrate::store::{StatisticsError, places_name, rests_name, triangle};
 use crate::checkpoint::safetensors::{Header, TensorRange, parse_header};
 use crate::core::ElementType;
 use crate::core::limits::Limits;
 use crate::core::mmap::MappedFile;
+use crate::core::text::hex;
 use crate::engine::{Gram, GramSum};
 use crate::gguf::ColumnSums;
 use crate::verify::ExactColumns;

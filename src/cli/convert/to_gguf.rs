@@ -131,7 +131,7 @@ impl ToGguf {
         }
         let mut convert = self.options(session)?;
         adjust(&types, &mut convert)?;
-        let suggests_native = !session.common.quiet && !(types.is_quantized() && self.requantize);
+        let suggests_native = !(session.common.quiet || types.is_quantized() && self.requantize);
         let job = Job { convert, suggests_native, ..Job::new(input, types, self.output(dir)) };
         carry_out(session, &self.job.fill(job, &session.common)?, self.dry_run)
     }

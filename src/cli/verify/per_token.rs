@@ -1,5 +1,6 @@
 //! `--per-token`: the loss at every position of every prompt, and the first choices of the models there.
 
+use crate::core::text::hex;
 use std::io::Write;
 use std::path::Path;
 
@@ -57,10 +58,7 @@ fn text(encoder: Option<&Encoder>, token: u32) -> Json {
     let bytes = encoder.decode(&[token]);
     match std::str::from_utf8(&bytes) {
         Ok(text) => json!(text),
-        Err(_) => {
-            let pairs: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            json!({ "hex": pairs.concat() })
-        }
+        Err(_) => json!({ "hex": hex(&bytes) }),
     }
 }
 

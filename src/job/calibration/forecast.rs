@@ -6,6 +6,7 @@ use crate::calibrate::{
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
 use crate::job::calibration::facts::TextFacts;
+use crate::job::calibration::run::with_model_of;
 use crate::job::calibration::{Calibration, CalibrationPlan, OwnText, SELF_SEED};
 use crate::job::plan::QuantizationPlan;
 use crate::job::quantize::CheckedQuantization;
@@ -39,7 +40,7 @@ impl Calibration {
     fn forecast(&self, quantization: &CheckedQuantization<'_>) -> Result<CalibrationPlan, JobError> {
         let statistics = self.open_statistics()?;
         let texts = self.sources(quantization)?;
-        self.with_model_of(quantization, |model| {
+        with_model_of(quantization, |model| {
             let progress = quantization.run.progress();
             let (mut text, self_bytes) = match &statistics {
                 Some(statistics) => (self.kept_text(statistics, model)?, None),

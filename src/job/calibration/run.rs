@@ -40,7 +40,7 @@ impl Calibration {
             save: self.save_statistics.as_deref().map(|path| StatisticsOutput { path, sync }),
             statistics: statistics.as_ref(),
         };
-        let done = self.with_model_of(quantization, |model| self.solve(quantization, &texts, model, keep));
+        let done = with_model_of(quantization, |model| self.solve(quantization, &texts, model, keep));
         end_work(quantization.run.events, work, done)
     }
 
@@ -57,16 +57,6 @@ impl Calibration {
             return Err(Contradiction::NothingToSolve { file_type }.into());
         }
         self.read_texts()
-    }
-
-    /// Calls `work` with the model that is quantized; of a checkpoint, the F32 file that its conversion would write.
-    pub(super) fn with_model_of<R>(
-        &self,
-        quantization: &CheckedQuantization<'_>,
-        work: impl FnOnce(&Model<'_>) -> R,
-    ) -> R {
-        let (source, metadata) = (quantization.input.source, quantization.input.metadata);
-        ModelParts::of(metadata).with(source, metadata, quantization.opened.file(), work)
     }
 
     fn solve(
@@ -142,4 +132,13 @@ fn warn(progress: &dyn Progress, solver: Solver, fidelity: &Fidelity) {
              matrix alone",
         );
     }
+}
+
+/// Calls `work` with the model that is quantized; of a checkpoint, the F32 file that its conversion would write.
+pub(super) fn with_model_of<R>(
+    quantization: &CheckedQuantization<'_>,
+    work: impl FnOnce(&Model<'_>) -> R,
+) -> R {
+    let (source, metadata) = (quantization.input.source, quantization.input.metadata);
+    ModelParts::of(metadata).with(source, metadata, quantization.opened.file(), work)
 }

@@ -1,5 +1,6 @@
 //! Identity of a run: it can only be resumed with the model, the chunks and the options with which it began.
 
+use crate::core::text;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -89,10 +90,6 @@ impl Fingerprint {
     }
 
     pub(crate) fn hex(self) -> String {
-        use std::fmt::Write as _;
-        self.0.finalize().iter().fold(String::new(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+        text::hex(&self.0.finalize())
     }
 }

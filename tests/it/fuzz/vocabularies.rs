@@ -146,7 +146,8 @@ pub fn directories(base: &Json) -> Vec<Vec<u8>> {
 /// Keys of byte-level BPE with each known pre-tokenizer, for the target `encoder`.
 pub fn keys() -> Vec<Vec<u8>> {
     let table =
-        fs_err::read_to_string(crate::support::root().join("crates/tokenizer/src/pretokenizers.toml")).unwrap();
+        fs_err::read_to_string(crate::support::root().join("crates/tokenizer/src/pretokenizers.toml"))
+            .unwrap();
     let table: toml::Table = table.parse().unwrap();
     let names = table["pre"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap().to_owned());
     let text = "Hello WORLD, it's 12345 don't\n\n \t x\u{1f642}\u{301} \u{6f22}\u{5b57}\u{304b} \u{ac00}na\u{ef}ve ...\u{e01}";

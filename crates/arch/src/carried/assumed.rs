@@ -5,9 +5,7 @@ use serde_json::Value as Json;
 use crate::attributes::AttributeDefault;
 use crate::carried::{CarriedCheck, effects, repeated};
 use crate::error::ArchError;
-use crate::graph::{
-    AttnScale, Cap, FfnKind, GraphFeatures, MaskKind, NormTopk, WindowKind, WindowPattern,
-};
+use crate::graph::{AttnScale, Cap, FfnKind, GraphFeatures, MaskKind, NormTopk, WindowKind, WindowPattern};
 use crate::names::Captures;
 use gguf_format::Value;
 

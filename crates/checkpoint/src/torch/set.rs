@@ -48,10 +48,7 @@ impl TorchFiles {
     /// # Errors
     /// [`CheckpointError`]: an incomplete index or set, several candidates; a broken file, files that disagree with
     /// one another or with the index.
-    pub(crate) fn find(
-        dir: &ModelDir,
-        names: &[String],
-    ) -> Result<Option<Self>, CheckpointError> {
+    pub(crate) fn find(dir: &ModelDir, names: &[String]) -> Result<Option<Self>, CheckpointError> {
         if let Some(file) = dir.chosen_file() {
             return Self::open(dir, &FileSet::of(vec![file.to_owned()])).map(Some);
         }

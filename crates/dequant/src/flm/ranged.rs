@@ -2,9 +2,6 @@
 
 use std::ops::Range;
 
-use gguf_checkpoint::fastllm::{Coding, Ranges};
-use gguf_core::little_endian::f32s;
-use gguf_core::{GgmlType, Packing, Shape};
 use crate::encoding::along_rows;
 use crate::flm::RangeError;
 use crate::flm::affine::{Affine, AffineForm, Reading};
@@ -12,6 +9,9 @@ use crate::nibbles::look_up;
 use crate::rectangle::Rectangle;
 use crate::values::{ScaleLines, each_stretch};
 use crate::{CodedWeight, DequantError, InnerSource};
+use gguf_checkpoint::fastllm::{Coding, Ranges};
+use gguf_core::little_endian::f32s;
+use gguf_core::{GgmlType, Packing, Shape};
 use gguf_quant::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q4_1, pack_q8_0};
 
 /// Number of ranges that are read at a time.

@@ -8,10 +8,10 @@ use super::error::MsModelSlimError;
 use super::grid::{NumberFormat, ScaleGrid};
 use super::labelled::Labelled;
 use super::linear::Linear;
-use gguf_core::ElementType;
-use gguf_core::little_endian::i32s;
 use crate::rectangle::Rectangle;
 use crate::{CodedWeight, DequantError, InnerSource};
+use gguf_core::ElementType;
+use gguf_core::little_endian::i32s;
 
 /// Number of rows after which the pages of a weight that was read are released.
 const RELEASE_ROWS: u64 = 1024;

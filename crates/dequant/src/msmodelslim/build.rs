@@ -14,9 +14,9 @@ use super::linear::Linear;
 use super::module::LabelledModule;
 use super::sort::SortedTensors;
 use super::{norms, scan};
+use crate::layer::{Weight, WeightOrigin};
 use gguf_core::text::escape;
 use gguf_core::{ElementType, Shape, WeightMeta};
-use crate::layer::{Weight, WeightOrigin};
 
 /// Position of a weight in the order of tensors; a computed bias comes before the tensor at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

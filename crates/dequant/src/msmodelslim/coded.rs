@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::linear::Linear;
 use super::pack;
-use gguf_core::{GgmlType, Packing, Shape};
 use crate::encoding::along_rows;
 use crate::rectangle::Rectangle;
 use crate::{CodedWeight, DequantError, InnerSource};
+use gguf_core::{GgmlType, Packing, Shape};
 
 impl CodedWeight for Arc<Linear> {
     fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {

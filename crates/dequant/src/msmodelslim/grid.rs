@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::error::MsModelSlimError;
+use crate::InnerSource;
 use gguf_core::numeric::{bf16_to_f32, f16_to_f32};
 use gguf_core::{ElementType, SourceError, WeightMeta};
-use crate::InnerSource;
 
 /// Storage format of the numbers of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use super::error::MsModelSlimError;
 use super::grid::{ScaleGrid, float};
+use crate::InnerSource;
 use gguf_checkpoint::msmodelslim::Description;
 use gguf_core::WeightMeta;
-use crate::InnerSource;
 
 /// Labelled tensors of a checkpoint.
 pub(super) struct Labelled<'a> {

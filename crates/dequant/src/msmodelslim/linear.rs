@@ -12,8 +12,8 @@ use super::error::MsModelSlimError;
 use super::facts::ScaleFacts;
 use super::format::CodeFormat;
 use super::grid::ScaleGrid;
-use gguf_core::Shape;
 use crate::InnerSource;
+use gguf_core::Shape;
 
 /// Sign convention of an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

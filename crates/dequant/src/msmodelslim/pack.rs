@@ -7,8 +7,8 @@ use super::facts::{ScaleFacts, minimum};
 use super::format::CodeFormat;
 use super::grid::NumberFormat;
 use super::linear::{Linear, ScaledRun};
-use gguf_core::{GgmlType, Packing};
 use crate::InnerSource;
+use gguf_core::{GgmlType, Packing};
 use gguf_quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_q4_0, pack_q4_1, pack_q5_0, pack_q8_0};
 
 /// Largest relative error of a scale in F16 (it keeps at least four bits); other weights are converted through

@@ -6,8 +6,8 @@ use super::grid::{NumberFormat, ScaleGrid};
 use super::labelled::Labelled;
 use super::linear::Linear;
 use super::module::LabelledModule;
-use gguf_core::little_endian::u64s;
 use crate::InnerSource;
+use gguf_core::little_endian::u64s;
 
 /// Number of elements that are read at a time.
 const STEP: u64 = 1 << 14;

@@ -8,9 +8,9 @@ use std::sync::{Mutex, MutexGuard};
 
 use rayon::prelude::*;
 
+use crate::EngineError;
 use gguf_core::spill::SpilledFloats;
 use gguf_core::sync::Unpoisoned;
-use crate::EngineError;
 
 /// Number of values from which on a buffer is worth a file.
 const SPILLED: usize = 1 << 12;

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gguf_core::progress::Progress;
 use crate::EngineError;
 use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
@@ -13,6 +12,7 @@ use crate::exec::rope::RopeTables;
 use crate::exec::timings::Clock;
 use crate::exec::weights::WeightReader;
 use crate::exec::workers::{WorkerBuffers, Workers};
+use gguf_core::progress::Progress;
 
 /// State that the operations of a run share.
 pub(crate) struct Context<'a> {

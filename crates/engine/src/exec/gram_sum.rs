@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
-use gguf_core::exact::{rounded, two_sum};
 use crate::exec::gram::{BLOCK_ROWS, Gram, ROWS};
 use crate::exec::matmul::{TileGrid, multiply_transposed_add};
 use crate::exec::strips::{STRIP, Strips};
+use gguf_core::exact::{rounded, two_sum};
 
 /// Number of elements that are added before checking for rounding errors.
 const LANES: usize = 16;

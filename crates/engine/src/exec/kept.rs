@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use gguf_core::sync::Unpoisoned;
 use crate::exec::panel::Panel;
+use gguf_core::sync::Unpoisoned;
 
 /// Identity of panels: tensor, first row and number of rows of each side.
 type PanelKey = Vec<(usize, usize, usize)>;

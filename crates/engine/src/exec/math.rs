@@ -4,9 +4,9 @@
 
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 
-use gguf_core::simd::{SimdLevel, VectorLoop};
 use crate::exec::activation::{GateFunction, GatedActivation, PlainActivation, Xielu};
 use crate::exec::scalar::{exp, exp_m1, gelu_erf, gelu_tanh, relu, sigmoid, softplus, tanh};
+use gguf_core::simd::{SimdLevel, VectorLoop};
 
 const LANES: usize = 16;
 

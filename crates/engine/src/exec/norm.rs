@@ -2,13 +2,13 @@
 
 use rayon::prelude::*;
 
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::context::Context;
 use crate::exec::math::{self, AffineMap};
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{LoadedNorm, Norm, NormFormula};
 use crate::exec::workers::ROWS_PER_TASK;
+use gguf_core::simd::SimdLevel;
 
 impl LoadedNorm {
     /// Normalizes one row into `out`, with `weight` and `bias` of the row's width.

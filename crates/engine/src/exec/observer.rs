@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use gguf_core::TensorSource;
 use crate::exec::weights::Matrix;
+use gguf_core::TensorSource;
 
 /// Receives the intermediate values of a run, for importance matrices and traces.
 pub trait Observer: Sync {

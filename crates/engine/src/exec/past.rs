@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gguf_core::sync::Unpoisoned;
 use crate::exec::kept::KeptPanels;
+use gguf_core::sync::Unpoisoned;
 
 /// Past of sequences that continue step by step. Operations that look back take their caches in the same order in every
 /// step, so each finds the values that it left in the previous step.

@@ -3,9 +3,9 @@
 //! Angles are computed in f64, and their cos and sin are rounded to f32 once: the error at position 4096 stays below
 //! one unit in the last place of the table.
 
-use gguf_core::simd::{SimdLevel, VectorLoop};
 use crate::EngineError;
 use crate::exec::weights::{Vector, WeightReader};
+use gguf_core::simd::{SimdLevel, VectorLoop};
 
 /// Pairs of values of a head that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,12 +2,12 @@
 
 use rayon::prelude::*;
 
-use gguf_core::simd::{SimdLevel, VectorLoop};
 use crate::exec::context::Context;
 use crate::exec::math;
 use crate::exec::scalar::{self, softplus};
 use crate::exec::timings::WorkKind;
 use crate::exec::workers::ROWS_PER_TASK;
+use gguf_core::simd::{SimdLevel, VectorLoop};
 
 /// Function of one value.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,9 +1,9 @@
 //! Weights: vectors, matrices and norms of a plan, and the decoding of their rows to f32.
 
-use gguf_core::TensorSource;
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::workers::lend;
+use gguf_core::TensorSource;
+use gguf_core::simd::SimdLevel;
 use gguf_quant::dequantize;
 
 /// Consecutive elements of a tensor that is small enough to be kept decoded: a bias, or a norm's weight.
@@ -99,6 +99,9 @@ impl<'a> WeightReader<'a> {
     }
 
     /// Decodes rows `first .. first + n` into `out`, which is exactly as long.
+    ///
+    /// # Errors
+    /// If the rows cannot be read, or if they are not valid blocks of their type.
     pub fn rows(
         &self,
         tensor: usize,

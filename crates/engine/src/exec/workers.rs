@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gguf_core::sync::Unpoisoned;
 use crate::EngineError;
+use gguf_core::sync::Unpoisoned;
 
 /// Number of rows that one task of a row-wise operation works on.
 pub(crate) const ROWS_PER_TASK: usize = 64;

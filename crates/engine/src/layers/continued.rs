@@ -3,7 +3,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use gguf_core::progress::Progress;
 use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::{Buffer, BufferPool};
@@ -17,6 +16,7 @@ use crate::layers::ends::{begin, finish};
 use crate::layers::forward::Engine;
 use crate::layers::graph::GraphPlan;
 use crate::layers::layer_run::run_layer;
+use gguf_core::progress::Progress;
 
 /// Sequences that continue from step to step.
 ///

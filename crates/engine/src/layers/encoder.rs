@@ -1,11 +1,11 @@
 //! Encoder stack of encoder-decoder models.
 
-use gguf_arch::graph::GraphKind;
 use crate::EngineError;
 use crate::exec::weights::Norm;
 use crate::layers::layer::LayerPlan;
 use crate::resolve::features::Sight;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::GraphKind;
 
 /// Stack of layers whose final states another stack attends to.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,9 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gguf_core::TensorSource;
-use gguf_core::progress::{Progress, Silent};
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::BufferPool;
@@ -28,6 +25,9 @@ use crate::layers::run_memory::RunMemory;
 use crate::layers::stacks::{LayerStack, Memory, SplitChunks, StackInput, give_memory};
 use crate::ops::mixer::MixerOp;
 use crate::ops::moe::Moe;
+use gguf_core::TensorSource;
+use gguf_core::progress::{Progress, Silent};
+use gguf_core::simd::SimdLevel;
 
 /// Largest number of tokens of an inner batch: decoding a weight costs as much as multiplying it with about fifty
 /// tokens.

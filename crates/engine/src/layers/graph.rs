@@ -4,13 +4,6 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use gguf_arch::graph::{
-    EmbedNorm, EmbedScale, EmbedScaleName, GraphFeatures, LogitScale, LogitScaleName, ResidualScale,
-    ResidualScaleName,
-};
-use gguf_core::TensorMeta;
-use gguf_core::simd::SimdLevel;
-use gguf_core::text::escape;
 use crate::EngineError;
 use crate::exec::math;
 use crate::exec::rope::Rope;
@@ -26,6 +19,13 @@ use crate::resolve::features::{BuiltFeatures, ModelKind, PositionRule, WiringRul
 use crate::resolve::keys::ArchKeys;
 use crate::resolve::resolver::Resolver;
 use crate::resolve::tensors::{TensorClaims, fits};
+use gguf_arch::graph::{
+    EmbedNorm, EmbedScale, EmbedScaleName, GraphFeatures, LogitScale, LogitScaleName, ResidualScale,
+    ResidualScaleName,
+};
+use gguf_core::TensorMeta;
+use gguf_core::simd::SimdLevel;
+use gguf_core::text::escape;
 use gguf_format::Metadata;
 
 /// Plan of the whole graph.

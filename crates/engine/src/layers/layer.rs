@@ -1,6 +1,5 @@
 //! Layer: its two branches, their norms and their wiring.
 
-use gguf_arch::graph::{EmbedNorm, Extra};
 use crate::EngineError;
 use crate::exec::weights::{Norm, Vector};
 use crate::ops::Mixer;
@@ -16,6 +15,7 @@ use crate::ops::ngrams::Ngrams;
 use crate::ops::stream_mix::StreamMix;
 use crate::resolve::features::{ModelKind, WiringRule};
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::{EmbedNorm, Extra};
 
 /// Wiring of mixer and feed-forward with the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,12 @@
 //! Repetition of layers: some models run their stacks several times.
 
-use gguf_arch::graph::Extra;
 use crate::EngineError;
 use crate::layers::layer::LayerPlan;
 use crate::ops::Mixer;
 use crate::ops::attention::KvSource;
 use crate::ops::cycles::{Cycles, StackEntry, cycles, has_cycles};
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::Extra;
 
 /// Returns the layers in the order in which they run: some models run their stack several times, with a norm in
 /// between.

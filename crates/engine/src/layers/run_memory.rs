@@ -3,9 +3,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gguf_core::TensorMeta;
-use gguf_core::progress::Silent;
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::{Buffer, BufferPool};
@@ -21,6 +18,9 @@ use crate::layers::graph::GraphPlan;
 use crate::layers::layer_run::run_layer;
 use crate::layers::stacks::LayerStack;
 use crate::ops::model_extra::ModelExtraOp;
+use gguf_core::TensorMeta;
+use gguf_core::progress::Silent;
+use gguf_core::simd::SimdLevel;
 
 /// Number of tokens of the counted run. Buffers are proportional to tokens, or to groups of at most so many tokens.
 const TOKENS: usize = 128;
@@ -136,8 +136,8 @@ fn count_stack(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gguf_core::TensorSource;
     use crate::testkit::models::TinyModel;
+    use gguf_core::TensorSource;
 
     const N_EMBD: usize = 8;
     const N_HEADS: usize = 2;

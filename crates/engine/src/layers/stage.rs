@@ -1,9 +1,9 @@
 //! Support of the engine for an architecture.
 
-use gguf_arch::GraphFeatures;
 use crate::EngineError;
 use crate::ops::Mixer;
 use crate::resolve::features::BuiltFeatures;
+use gguf_arch::GraphFeatures;
 
 /// Support of the engine for an architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,8 +1,5 @@
 //! Tests of plans, of a tiny model whose tensors have shapes and no data.
 
-use gguf_arch::graph::GraphFeatures;
-use gguf_core::simd::SimdLevel;
-use gguf_core::{GgmlType, Shape, TensorMeta};
 use crate::EngineError;
 use crate::exec::activation::{Activation, GatedActivation, PlainActivation};
 use crate::exec::mask::Mask;
@@ -14,6 +11,9 @@ use crate::ops::Mixer;
 use crate::ops::attention::KvSource;
 use crate::ops::ffn::Ffn;
 use crate::resolve::features::ModelKind;
+use gguf_arch::graph::GraphFeatures;
+use gguf_core::simd::SimdLevel;
+use gguf_core::{GgmlType, Shape, TensorMeta};
 use gguf_format::Metadata;
 
 mod altup;

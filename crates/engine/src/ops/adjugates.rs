@@ -2,12 +2,12 @@
 //!
 //! `out += s Σ w_e A_g(x)` over the experts `e` that a token chose, with their groups `g`.
 
-use gguf_arch::graph::Weigh;
 use crate::EngineError;
 use crate::exec::context::Context;
 use crate::ops::dense::Dense;
 use crate::ops::experts::{ExpertChoice, add_expert};
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::Weigh;
 
 /// Adjugate experts of a layer (GroveMoE, Wu et al. 2025).
 #[derive(Clone, Debug, PartialEq)]

@@ -3,8 +3,6 @@
 
 use rayon::prelude::*;
 
-use gguf_arch::graph::Extra;
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::batch::TokenChunk;
 use crate::exec::buffers::Buffer;
@@ -15,6 +13,8 @@ use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, Vector};
 use crate::ops::model_extra::ModelExtraOp;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::Extra;
+use gguf_core::simd::SimdLevel;
 
 /// AltUp streams of a model (Baykal et al. 2023), as in Gemma 3n.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use rayon::prelude::*;
 
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenPlace};
 use crate::exec::context::Context;
@@ -23,6 +22,7 @@ use crate::ops::output_gate::OutputGate;
 use crate::ops::prefix::rotate_2d;
 use crate::ops::relative::{RelativeBias, RelativeScores};
 use crate::ops::switched::{SwitchedAttention, SwitchedHeads, switch_heads, switch_output};
+use gguf_core::simd::SimdLevel;
 
 /// Part of a projection that a q or k norm spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

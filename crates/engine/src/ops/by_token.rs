@@ -1,12 +1,12 @@
 //! Experts by token id (hash layers, the first layers of DeepSeek-V4): a table with a row per token chooses the
 //! experts, and the router only weights them.
 
-use gguf_core::Shape;
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::weights::Matrix;
 use crate::resolve::resolver::Resolver;
+use gguf_core::Shape;
 
 /// Returns the experts of every wanted token, `table.n_cols` each.
 pub(crate) fn experts_by_token(
@@ -58,10 +58,10 @@ pub(crate) fn by_token_table(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gguf_core::progress::Silent;
-    use crate::{Engine, EngineOptions, TokenChunk};
     use crate::testkit::formulas::{assert_near, normed, times};
     use crate::testkit::models::TinyModel;
+    use crate::{Engine, EngineOptions, TokenChunk};
+    use gguf_core::progress::Silent;
 
     const N_EMBD: usize = 6;
     const N_EXPERTS: usize = 5;

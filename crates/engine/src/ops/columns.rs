@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use gguf_core::simd::{SimdLevel, VectorLoop};
 use crate::exec::matmul::{MatrixTile, MatrixView};
+use gguf_core::simd::{SimdLevel, VectorLoop};
 
 /// Number of columns that are processed together: two of the widest vectors.
 const WIDTH: usize = 32;

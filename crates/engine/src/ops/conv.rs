@@ -1,6 +1,5 @@
 //! Causal depthwise convolutions: `y_t = Σ_j w_j u_(t - n_taps + 1 + j) + bias` per channel.
 
-use gguf_core::simd::VectorLoop;
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
@@ -9,6 +8,7 @@ use crate::exec::scalar;
 use crate::exec::weights::{Vector, WeightReader};
 use crate::ops::scan::{ScanPart, ScanShape, scan, transposed};
 use crate::resolve::resolver::Resolver;
+use gguf_core::simd::VectorLoop;
 
 /// Causal depthwise convolution: `y_t = Σ_j w_j u_(t - n_taps + 1 + j) + bias` per channel.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,6 @@
 //! Before a stack runs, `x = x + h` for the stream `x` and the held state `h`. If the other stack ran before, `h`
 //! becomes the previous `x`.
 
-use gguf_arch::graph::Extra;
 use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::Buffer;
@@ -11,6 +10,7 @@ use crate::exec::context::Context;
 use crate::exec::weights::Vector;
 use crate::ops::model_extra::ModelExtraOp;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::Extra;
 
 /// Second state of the model, in addition to the stream.
 #[derive(Clone, Debug, PartialEq)]

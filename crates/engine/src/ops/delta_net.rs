@@ -4,7 +4,6 @@
 
 use serde::Deserialize;
 
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::activation::GatedActivation;
 use crate::exec::batch::ChunkBatch;
@@ -19,6 +18,7 @@ use crate::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::scan::{ScanPart, ScanShape, scan, zeroed};
 use crate::resolve::resolver::Resolver;
+use gguf_core::simd::SimdLevel;
 
 /// Words of the mixer `gdn` in cards.
 #[derive(Debug, Default, Deserialize)]

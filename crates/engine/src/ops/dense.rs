@@ -2,7 +2,6 @@
 
 use rayon::prelude::*;
 
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::activation::{Activation, GatedActivation};
 use crate::exec::context::Context;
@@ -12,6 +11,7 @@ use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm};
 use crate::resolve::activation::{FfnPart, LayerActivation};
 use crate::resolve::resolver::Resolver;
+use gguf_core::simd::SimdLevel;
 
 /// Inputs of a feed-forward network, `[n_tokens, n_embd]` each.
 #[derive(Clone, Copy)]

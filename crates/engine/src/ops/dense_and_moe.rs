@@ -1,6 +1,5 @@
 //! Dense feed-forward network in parallel with routed experts: `(P1 dense(x) + P2 moe(x')) scale`.
 
-use gguf_arch::graph::{ResidualRule, SharedCombine};
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
@@ -8,6 +7,7 @@ use crate::exec::weights::Norm;
 use crate::ops::dense::{Dense, DenseNames, FfnInputs};
 use crate::ops::moe::Moe;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::{ResidualRule, SharedCombine};
 
 /// Dense feed-forward network in parallel with routed experts.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,12 +2,12 @@
 
 use rayon::prelude::*;
 
-use gguf_arch::graph::Weigh;
 use crate::EngineError;
 use crate::exec::context::Context;
 use crate::exec::math;
 use crate::exec::timings::WorkKind;
 use crate::ops::dense::Dense;
+use gguf_arch::graph::Weigh;
 
 /// Number of tokens that one task routes, gathers or scatters.
 const TOKENS_PER_TASK: usize = 64;

@@ -3,8 +3,6 @@
 
 use rayon::prelude::*;
 
-use gguf_arch::graph::ResidualRule;
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::batch::TokenChunk;
 use crate::exec::buffers::Buffer;
@@ -17,6 +15,8 @@ use crate::exec::{math, scalar};
 use crate::ops::model_extra::ModelExtraOp;
 use crate::ops::ngrams::Ngrams;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::ResidualRule;
+use gguf_core::simd::SimdLevel;
 
 /// Residual streams of a model.
 #[derive(Clone, Debug, PartialEq)]

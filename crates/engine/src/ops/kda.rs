@@ -1,7 +1,6 @@
 //! Kimi delta attention (Kimi Linear, 2025): the gated delta rule with a decay per key channel,
 //! `g = A softplus(f + bias)` or, if bounded, `g = bound sig(|A| (f + bias))`. A norm per head and a gate `sig` follow.
 
-use gguf_core::simd::VectorLoop;
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
@@ -18,6 +17,7 @@ use crate::ops::low_rank::LowRank;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::scan::{ScanPart, ScanShape, scan, zeroed};
 use crate::resolve::resolver::Resolver;
+use gguf_core::simd::VectorLoop;
 
 /// Kimi delta attention: a delta net with a decay per key channel.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,12 +1,12 @@
 //! LAuReL (Menghani et al. 2024): a low-rank residual in parallel with the mixer,
 //! `x = (x + n + norm(R L n)) / sqrt(2)`, as in transformers' `Gemma3nTextDecoderLayer`.
 
-use gguf_arch::graph::Extra;
 use crate::EngineError;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
 use crate::exec::weights::{Matrix, Norm};
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::Extra;
 
 /// Low-rank residual in parallel with the mixer (LAuReL, Menghani et al. 2024).
 #[derive(Clone, Debug, PartialEq)]

@@ -4,8 +4,6 @@
 
 use rayon::prelude::*;
 
-use gguf_arch::graph::Extra;
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::activation::{Activation, PlainActivation};
 use crate::exec::batch::ChunkBatch;
@@ -14,6 +12,8 @@ use crate::exec::math;
 use crate::exec::product::Product;
 use crate::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::Extra;
+use gguf_core::simd::SimdLevel;
 
 /// Embeddings of all layers.
 #[derive(Clone, Debug, PartialEq)]

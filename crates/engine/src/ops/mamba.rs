@@ -1,7 +1,6 @@
 //! Mamba, a selective state space model (Gu, Dao 2023), section 3: `s_c[n] = s_c[n] exp(Δ_c A_c[n]) + Δ_c x_c B[n]`,
 //! `y_c = Σ_n s_c[n] C[n] + D_c x_c`, gated by `silu(z)`.
 
-use gguf_core::simd::VectorLoop;
 use crate::EngineError;
 use crate::exec::activation::GatedActivation;
 use crate::exec::batch::ChunkBatch;
@@ -14,6 +13,7 @@ use crate::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::scan::{ScanPart, ScanShape, scan, transposed, zeroed};
 use crate::resolve::resolver::Resolver;
+use gguf_core::simd::VectorLoop;
 
 /// Mamba: a state per channel, with a decay rate for each of its values.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,7 +4,6 @@
 
 use rayon::prelude::*;
 
-use gguf_arch::graph::YarnMu;
 use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenPlace};
 use crate::exec::buffers::Buffer;
@@ -22,6 +21,7 @@ use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::mla;
 use crate::ops::output_gate::OutputGate;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::YarnMu;
 
 /// Projection to a latent row, which is normed before it is expanded.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,9 +3,6 @@
 
 use rayon::prelude::*;
 
-use gguf_arch::graph::{
-    Gating, GroupScore, GroupScoreName, NormTopk, RouterInput, RouterSelect, SharedCombine, Weigh,
-};
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
@@ -18,6 +15,9 @@ use crate::ops::experts::{ExpertChoice, add_experts};
 use crate::ops::latent::LatentExperts;
 use crate::resolve::features::GatingFunction;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::{
+    Gating, GroupScore, GroupScoreName, NormTopk, RouterInput, RouterSelect, SharedCombine, Weigh,
+};
 
 /// Groups of experts, of which only some are eligible for a token.
 #[derive(Clone, Copy, Debug, PartialEq)]

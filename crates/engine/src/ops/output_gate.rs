@@ -2,7 +2,6 @@
 
 use rayon::prelude::*;
 
-use gguf_arch::graph::AttnGate;
 use crate::EngineError;
 use crate::exec::activation::GateFunction;
 use crate::exec::context::Context;
@@ -12,6 +11,7 @@ use crate::exec::timings::WorkKind;
 use crate::exec::weights::Matrix;
 use crate::exec::workers::ROWS_PER_TASK;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::AttnGate;
 
 /// Gate of the heads' outputs, before they are projected.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,8 +1,6 @@
 //! Pooling: one vector for each text from its states, then the dense layers and scores of embedding models and
 //! rerankers; and the transform of the states that masked tokens are predicted from.
 
-use gguf_arch::graph::HeadAct;
-use gguf_core::Shape;
 use crate::EngineError;
 use crate::exec::activation::PlainActivation;
 use crate::exec::context::Context;
@@ -11,6 +9,8 @@ use crate::exec::product::Product;
 use crate::exec::weights::{Matrix, Norm, NormFormula};
 use crate::resolve::features::{ModelKind, Sight};
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::HeadAct;
+use gguf_core::Shape;
 
 /// Row of a text's states that represents the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

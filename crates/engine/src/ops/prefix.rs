@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk, TokenPlace};
 use crate::exec::rope::RopeTable;
 use crate::ops::model_extra::ModelExtraOp;
 use crate::resolve::features::Sight;
 use crate::resolve::resolver::Resolver;
+use gguf_core::simd::SimdLevel;
 
 /// End of a model's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

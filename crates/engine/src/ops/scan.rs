@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use gguf_core::sync::Unpoisoned;
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::matmul::{MatrixTile, TileGrid};
 use crate::exec::timings::WorkKind;
 use crate::exec::workers::{WorkerBuffers, lend};
+use gguf_core::sync::Unpoisoned;
 
 /// Returns the transpose `[n_cols, n_rows]` of `[n_rows, n_cols]`.
 pub(crate) fn transposed(rows: &[f32], n_cols: usize) -> Vec<f32> {

@@ -6,7 +6,6 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::buffers::Buffer;
@@ -16,6 +15,7 @@ use crate::exec::timings::WorkKind;
 use crate::exec::weights::{LoadedNorm, Norm};
 use crate::exec::workers::ROWS_PER_TASK;
 use crate::resolve::resolver::Resolver;
+use gguf_core::simd::SimdLevel;
 
 /// Stream mixes of a layer's branches. Each score is the sum of a stream's normed values.
 #[derive(Clone, Debug, PartialEq)]

@@ -250,9 +250,9 @@ impl SwitchedAttention {
 mod tests {
     use crate::ops::model_extra::ModelExtraOp;
     use crate::ops::switched::{Switch, SwitchToken};
-    use gguf_format::{Array, Value};
     use crate::testkit::formulas::{assert_near, normed, times};
     use crate::testkit::models::TinyModel;
+    use gguf_format::{Array, Value};
 
     const EPS: f64 = 1e-5;
     const GRAPH: &str = "residual = 'single'";

@@ -2,12 +2,12 @@
 
 use rayon::prelude::*;
 
-use gguf_core::progress::Progress;
-use gguf_core::simd::SimdLevel;
 use crate::EngineError;
 use crate::exec::hidden::Hidden;
 use crate::exec::{math, scalar};
 use crate::layers::forward::Engine;
+use gguf_core::progress::Progress;
+use gguf_core::simd::SimdLevel;
 
 /// Number of logits whose probabilities are summed before one of them is searched for.
 const PART: usize = 1024;

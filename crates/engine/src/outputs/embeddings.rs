@@ -1,12 +1,12 @@
 //! Embeddings and scores of texts, and the states that masked tokens are predicted from.
 
-use gguf_core::progress::Progress;
 use crate::EngineError;
 use crate::exec::batch::TokenChunk;
 use crate::exec::hidden::Hidden;
 use crate::exec::observer::Observer;
 use crate::layers::forward::Engine;
 use crate::ops::pooling::{pooled, product};
+use gguf_core::progress::Progress;
 
 impl Engine<'_> {
     /// Returns a vector for each text. `hidden` holds the states of all tokens, one text after another, of `lengths[i]`

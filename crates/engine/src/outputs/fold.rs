@@ -1,7 +1,7 @@
 //! Online reduction of a row's logits: the log-softmax, the best token, and the divergence of a pair.
 
-use gguf_core::simd::SimdLevel;
 use crate::exec::math;
+use gguf_core::simd::SimdLevel;
 
 /// Score of one row for the token that follows.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,8 +7,6 @@ use std::sync::atomic::AtomicUsize;
 
 use rayon::prelude::*;
 
-use gguf_core::progress::Progress;
-use gguf_core::sync::Unpoisoned;
 use crate::EngineError;
 use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
@@ -25,6 +23,8 @@ use crate::exec::workers::lend;
 use crate::layers::forward::Engine;
 use crate::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
 use crate::outputs::pair;
+use gguf_core::progress::Progress;
+use gguf_core::sync::Unpoisoned;
 
 /// Number of logits in memory at a time.
 pub(crate) const BLOCK_LOGITS: usize = 8 << 20;

@@ -3,8 +3,6 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use gguf_core::progress::Progress;
-use gguf_core::sync::Unpoisoned;
 use crate::EngineError;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
@@ -15,6 +13,8 @@ use crate::exec::timings::WorkKind;
 use crate::exec::workers::{WorkerBuffers, lend};
 use crate::layers::forward::Engine;
 use crate::outputs::fold::LogitFold;
+use gguf_core::progress::Progress;
+use gguf_core::sync::Unpoisoned;
 
 /// One of the two models, with its head's context.
 struct PairedModel<'a> {

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use gguf_core::progress::Progress;
 use crate::EngineError;
 use crate::exec::hidden::Hidden;
 use crate::layers::forward::Engine;
 use crate::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
 use crate::outputs::head::BLOCK_LOGITS;
+use gguf_core::progress::Progress;
 
 /// Smallest number of rows of logits per step: decoding a weight costs as much as multiplying it with about fifty rows.
 const MIN_ROWS: usize = 64;

@@ -1,10 +1,10 @@
 //! Resolution of a feed-forward network's activation and its parameters.
 
-use gguf_arch::graph::FfnLimit;
 use crate::EngineError;
 use crate::exec::activation::{GatedActivation, PlainActivation, Xielu};
 use crate::resolve::features::ActivationKind;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::FfnLimit;
 
 /// Feed-forward network of a layer that an activation belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

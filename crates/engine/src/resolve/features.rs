@@ -3,14 +3,14 @@
 
 use std::fmt::Debug;
 
-use gguf_arch::graph::{
-    AttentionFeatures, Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, MoeFeatures, NormKind,
-    Positions, ResidualRule, RouterInput, WindowFeatures, WindowKind,
-};
 use crate::EngineError;
 use crate::exec::activation::{GatedActivation, PlainActivation};
 use crate::exec::mask::Mask;
 use crate::exec::weights::NormFormula;
+use gguf_arch::graph::{
+    AttentionFeatures, Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, MoeFeatures, NormKind,
+    Positions, ResidualRule, RouterInput, WindowFeatures, WindowKind,
+};
 
 /// Kind of a model's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use std::cell::{LazyCell, RefCell};
 use std::collections::BTreeSet;
 
-use gguf_arch::Registry;
 use crate::EngineError;
+use gguf_arch::Registry;
 use gguf_format::keys::WITHOUT_EFFECT;
 use gguf_format::{Array, Metadata, Value};
 

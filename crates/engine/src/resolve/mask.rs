@@ -1,10 +1,10 @@
 //! Resolution of a layer's mask, and of the longest chunk for which the mask alone limits what queries see.
 
-use gguf_arch::graph::WindowPattern;
 use crate::EngineError;
 use crate::exec::mask::Mask;
 use crate::resolve::features::Sight;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::WindowPattern;
 
 impl Resolver<'_> {
     /// Returns the size of windows: the file's key, where 0 means no window, else the card's number.

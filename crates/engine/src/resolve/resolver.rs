@@ -1,13 +1,13 @@
 //! State shared by everything that resolves a graph: features, keys, tensors, and the results so far.
 
-use gguf_arch::graph::{Cap, CapName, GraphFeatures, NormKind, ResidualRule};
-use gguf_core::Shape;
 use crate::EngineError;
 use crate::exec::rope::Rope;
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::resolve::features::BuiltFeatures;
 use crate::resolve::keys::ArchKeys;
 use crate::resolve::tensors::TensorClaims;
+use gguf_arch::graph::{Cap, CapName, GraphFeatures, NormKind, ResidualRule};
+use gguf_core::Shape;
 
 const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
 

@@ -1,12 +1,12 @@
 //! Resolution of the rotary position embeddings: which layers rotate, by which base and scaling, with which divisors.
 
-use gguf_arch::graph::{GlobalRope, RopeOn, RopePairs, WindowRope, YarnMu};
 use crate::EngineError;
 use crate::exec::mask::Mask;
 use crate::exec::rope::{LongFactors, PairLayout, Ramp, Rope, RopeScaling};
 use crate::exec::weights::Vector;
 use crate::resolve::features::PositionRule;
 use crate::resolve::resolver::Resolver;
+use gguf_arch::graph::{GlobalRope, RopeOn, RopePairs, WindowRope, YarnMu};
 
 /// Smallest number of layers of the large model of a family whose sizes differ in their positions (Baichuan).
 const LARGE_DEPTH: usize = 40;

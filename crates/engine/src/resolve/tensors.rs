@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use gguf_core::{Shape, TensorMeta};
 use crate::EngineError;
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use gguf_core::{Shape, TensorMeta};
 
 /// Tensors by name, with those that the plan has claimed.
 pub(crate) struct TensorClaims<'a> {

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::{GgufError, listed};
 use gguf_core::text::{escape, escape_bytes};
 use gguf_core::{GgmlType, Hint};
-use crate::{GgufError, listed};
 
 /// Reasons why an importance matrix cannot be used.
 #[derive(Debug, thiserror::Error)]

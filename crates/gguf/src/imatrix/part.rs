@@ -1,17 +1,18 @@
 //! Parts of an importance matrix: each is the matrix of a share of the chunks, with the exact sums in memory and the
 //! identity of its run. All parts together give the matrix of a single run.
 
+use gguf_core::text::hex;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use gguf_core::exact::add_exactly;
-use gguf_core::{SourceError, TensorSource};
 use crate::{
     ColumnSums, GgufFile, ImatrixError, ImatrixSums, Metadata, PartsGap, UnfinishedRun, Value, each_once,
     value_bytes,
 };
+use gguf_core::exact::add_exactly;
+use gguf_core::{SourceError, TensorSource};
 
 /// Metadata keys of a part.
 const NUMBER: &str = "gguf_foundry.imatrix.part";
@@ -67,7 +68,6 @@ impl ImatrixPart {
 
 /// Computes the digest of a part's contents: its own keys, and all tensors.
 pub(super) fn digest(metadata: &Metadata, tensors: &dyn TensorSource) -> Result<String, SourceError> {
-    use std::fmt::Write as _;
     let mut hash = Sha256::new();
     let mut put = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_le_bytes());
@@ -90,10 +90,7 @@ pub(super) fn digest(metadata: &Metadata, tensors: &dyn TensorSource) -> Result<
         tensors.read_rows(index, 0, &mut bytes)?;
         put(&bytes);
     }
-    Ok(hash.finalize().iter().fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    }))
+    Ok(hex(&hash.finalize()))
 }
 
 /// Returns true if the contents of a file match its digest.

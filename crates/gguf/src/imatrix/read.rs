@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use gguf_core::bytes::{Cursor, Endian};
-use gguf_core::{GgmlType, TensorSource, input};
 use crate::imatrix::part::DIGEST;
 use crate::imatrix::{
     CHUNK_COUNT, CHUNK_SIZE, COUNTS, ColumnSums, DATASETS, Imatrix, ImatrixEntry, ImatrixError,
     ImatrixFormat, SUMS, StoredEntry, StoredImatrix, UnfinishedRun, check_values,
 };
 use crate::{Array, GgufError, GgufFile, OtherFile, Value};
+use gguf_core::bytes::{Cursor, Endian};
+use gguf_core::{GgmlType, TensorSource, input};
 
 impl Imatrix {
     /// Reads a file of either format: GGUF if it has the magic, else the legacy one.

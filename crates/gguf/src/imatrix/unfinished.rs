@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use gguf_core::bytes::{Cursor, Endian};
-use gguf_core::{GgmlType, TensorSource};
 use crate::imatrix::part::is_whole;
 use crate::imatrix::{
     COUNTS, ColumnSums, ImatrixError, ImatrixPart, ImatrixSums, SUMS, StoredEntry, StoredImatrix,
 };
 use crate::{GgufFile, Metadata, Value};
+use gguf_core::bytes::{Cursor, Endian};
+use gguf_core::{GgmlType, TensorSource};
 
 /// Metadata key of the version of the digests in the file; those of another version cannot be compared.
 const DIGESTS: &str = "gguf_foundry.imatrix.digests";
@@ -145,8 +145,8 @@ fn doubles(file: &GgufFile, name: &str) -> Option<Vec<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gguf_core::progress::Silent;
     use crate::{WriteOptions, write_gguf};
+    use gguf_core::progress::Silent;
 
     #[test]
     fn a_file_with_digests_of_another_version_is_refused() {

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use gguf_core::output::{OutputError, OutputFile, OutputGuard, OutputKind};
-use gguf_core::progress::Progress;
-use gguf_core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 use crate::imatrix::part::{DIGEST, digest};
 use crate::imatrix::unfinished::{EXACT, NLL, REST};
 use crate::imatrix::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, ImatrixSums, SUMS, UnfinishedRun};
 use crate::{Array, Metadata, Value, WriteError, WriteOptions, write_gguf};
+use gguf_core::output::{OutputError, OutputFile, OutputGuard, OutputKind};
+use gguf_core::progress::Progress;
+use gguf_core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 
 /// Numbers that are stored as a tensor.
 #[derive(Clone, Copy)]
@@ -172,9 +172,9 @@ impl ImatrixSums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gguf_core::progress::Silent;
     use crate::Imatrix;
     use crate::imatrix::ColumnSums;
+    use gguf_core::progress::Silent;
 
     #[test]
     fn both_forms_are_read_back() {

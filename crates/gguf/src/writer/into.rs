@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::path::Path;
 use std::slice;
 
-use gguf_core::TensorSource;
-use gguf_core::output::{Begun, OutputError, OutputFile, OutputKind, SharedOutput};
-use gguf_core::progress::Progress;
 use crate::split_id::FirstRowHashes;
 use crate::writer::guard;
 use crate::writer::stream::{ChunkObservers, stream};
 use crate::writer::watermark::Watermark;
 use crate::{FilePlan, PlannedFile, Share, WriteError, WriteOptions, WriteReport};
+use gguf_core::TensorSource;
+use gguf_core::output::{Begun, OutputError, OutputFile, OutputKind, SharedOutput};
+use gguf_core::progress::Progress;
 
 /// Part of a file that one run writes.
 pub(super) struct FilePart {

@@ -4,17 +4,17 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::endian::swap_blocks;
+use crate::plan::{PlannedFile, PlannedTensor};
+use crate::split_id::FirstRowHashes;
+use crate::writer::watermark::Watermark;
+use crate::writer::{WriteError, WriteOptions};
 use gguf_core::bytes::Endian;
 use gguf_core::output::{OutputFile, WriteBack};
 use gguf_core::progress::Progress;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::text::escape;
 use gguf_core::{TensorMeta, TensorSource};
-use crate::endian::swap_blocks;
-use crate::plan::{PlannedFile, PlannedTensor};
-use crate::split_id::FirstRowHashes;
-use crate::writer::watermark::Watermark;
-use crate::writer::{WriteError, WriteOptions};
 
 /// Maximum size of a chunk in bytes; a longer row is a chunk of its own.
 const MAX_CHUNK_BYTES: u64 = 4 << 20;

@@ -9,10 +9,10 @@ use unicode_normalization::{UnicodeNormalization, is_nfc};
 use super::EncodeError;
 use super::splitter::Splitter;
 use super::vocab::{KIMI, Vocab, strings};
-use gguf_core::text::escape_bytes;
-use gguf_format::Metadata;
 use crate::byte_alphabet::char_of;
 use crate::pretokenizer::PreTable;
+use gguf_core::text::escape_bytes;
+use gguf_format::Metadata;
 
 const MERGES: &str = "tokenizer.ggml.merges";
 

@@ -2,12 +2,12 @@
 
 use serde_json::Value as Json;
 
-use gguf_core::text::escape;
 use crate::TokenizerError;
 use crate::encode::Vocab;
 use crate::files::{CONFIG, Directory};
 use crate::hf_json::HfJson;
 use crate::special::token_text;
+use gguf_core::text::escape;
 
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 pub(super) const GENERATION_CONFIG: &str = "generation_config.json";

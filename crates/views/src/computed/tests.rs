@@ -2,8 +2,8 @@
 //! `torch.norm` and so on).
 
 use super::*;
-use gguf_testkit::memory::MemoryWeights;
 use crate::Recipe;
+use gguf_testkit::memory::MemoryWeights;
 
 /// Returns numbers between -1 and 1 that F32 holds exactly.
 fn numbers(n: usize) -> Vec<f32> {

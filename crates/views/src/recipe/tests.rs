@@ -1,9 +1,9 @@
 //! Tests of every layout operation against index arithmetic on a plain array.
 
 use super::*;
+use crate::ShapeError;
 use gguf_arch::MathOp;
 use gguf_testkit::memory::MemoryWeights;
-use crate::ShapeError;
 
 /// Weights with ascending values: element `i` of weight `w` is `1000 w + i`.
 struct Counting(MemoryWeights);

@@ -1,5 +1,6 @@
 //! Record of a run, so that others can repeat it.
 
+use crate::core::text::hex;
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -103,7 +104,7 @@ fn hash(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
         state.update(part);
         progress.advance(n_bytes as u64);
     }
-    Ok(state.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat())
+    Ok(hex(&state.finalize()))
 }
 
 /// Quotes a command line so that a shell reads these arguments. The program is named without its directory.

@@ -1,8 +1,8 @@
 //! Tests of plans with AltUp streams and low-rank residuals.
 
 use super::{WIDTH, meta, model, plan};
-use gguf_core::TensorMeta;
 use crate::ops::ModelExtra;
+use gguf_core::TensorMeta;
 use gguf_format::Metadata;
 
 /// Number of streams of a token.

@@ -1,12 +1,12 @@
 //! Tests of plans of layers with a window and compressed rows.
 
 use super::{WIDTH, meta, model, plan};
-use gguf_core::TensorMeta;
 use crate::EngineError;
 use crate::exec::mask::Mask;
 use crate::layers::graph::GraphPlan;
 use crate::ops::Mixer;
 use crate::ops::compressed::CompressedAttention;
+use gguf_core::TensorMeta;
 use gguf_format::Metadata;
 
 const GRAPH: &str =

@@ -1,9 +1,9 @@
 //! Tests of plans of models whose two stacks run in turn.
 
 use super::{WIDTH, meta, model, plan};
-use gguf_core::TensorMeta;
 use crate::ops::ModelExtra;
 use crate::ops::cycles::StackEntry;
+use gguf_core::TensorMeta;
 use gguf_format::Metadata;
 
 const GRAPH: &str = "extras = ['cycles']";

@@ -1,10 +1,10 @@
 //! Tests of plans of experts: adjugate experts, and weights before and after.
 
 use super::{INNER, WIDTH, meta, model, plan};
-use gguf_arch::graph::{RouterSelect, Weigh};
-use gguf_core::TensorMeta;
 use crate::ops::ffn::Ffn;
 use crate::ops::moe::Moe;
+use gguf_arch::graph::{RouterSelect, Weigh};
+use gguf_core::TensorMeta;
 use gguf_format::Metadata;
 
 /// Width of the adjugate experts.

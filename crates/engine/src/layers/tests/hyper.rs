@@ -1,11 +1,11 @@
 //! Tests of plans of models with hyper-connections.
 
 use super::{WIDTH, meta, model, plan};
-use gguf_core::TensorMeta;
 use crate::EngineError;
 use crate::layers::graph::GraphPlan;
 use crate::ops::ModelExtra;
 use crate::ops::hyper::{Connection, Streams, StreamsEnd, StreamsWrite};
+use gguf_core::TensorMeta;
 use gguf_format::Metadata;
 
 const GRAPH: &str = "residual = 'hyper'";

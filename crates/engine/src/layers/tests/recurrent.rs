@@ -1,9 +1,9 @@
 //! Tests of plans of layers with a recurrent state.
 
 use super::{WIDTH, meta, model, plan};
-use gguf_core::TensorMeta;
 use crate::ops::Mixer;
 use crate::ops::ffn::Ffn;
+use gguf_core::TensorMeta;
 use gguf_format::Metadata;
 
 /// Returns the tiny model with Mamba 2 instead of attention in its first layer.

@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 
-use gguf_core::simd::SimdLevel;
 use crate::exec::decode::transpose;
 use crate::exec::mask::Mask;
 use crate::exec::math::{self, RunningSoftmax, SoftmaxRow};
@@ -13,6 +12,7 @@ use crate::exec::weights::Vector;
 use crate::exec::workers::{WorkerBuffers, lend};
 use crate::ops::attention::{Attention, rows_of_head};
 use crate::ops::relative::{RelativeBias, RelativeScores};
+use gguf_core::simd::SimdLevel;
 
 /// Number of queries per tile: keys beyond the tile's last query are never computed. A multiple of the kernels' width.
 const QUERY_ROWS: usize = 96;

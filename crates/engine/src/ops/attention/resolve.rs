@@ -1,6 +1,5 @@
 //! Resolution of softmax attention: heads, projections, norms and scale.
 
-use gguf_arch::graph::{AttnScale, QkNorm};
 use crate::EngineError;
 use crate::exec::mask::Mask;
 use crate::exec::weights::{Matrix, Norm, NormFormula};
@@ -12,6 +11,7 @@ use crate::ops::switched::SwitchedAttention;
 use crate::resolve::features::PositionRule;
 use crate::resolve::resolver::Resolver;
 use crate::resolve::rope::is_large;
+use gguf_arch::graph::{AttnScale, QkNorm};
 
 /// Numbers and widths of a layer's heads, and the rows and columns of their projections.
 #[derive(Clone, Copy, Debug)]

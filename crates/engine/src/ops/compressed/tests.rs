@@ -1,13 +1,13 @@
 //! Tests of the compressor and the attention against their formulas in f64.
 
 use super::*;
-use gguf_core::simd::SimdLevel;
 use crate::exec::rope::{Rope, RopeScaling};
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
-use crate::{Engine, EngineOptions, TokenChunk};
 use crate::testkit::formulas::{assert_near, normed, times};
 use crate::testkit::models::TinyModel;
 use crate::testkit::noise::Noise;
+use crate::{Engine, EngineOptions, TokenChunk};
+use gguf_core::simd::SimdLevel;
 
 const GRAPH: &str = "mixer = 'compressed'\nwindow = { kind = 'sliding', rope = 'unscaled' }";
 

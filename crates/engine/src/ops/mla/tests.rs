@@ -2,9 +2,9 @@
 
 use crate::exec::mask::Mask;
 use crate::ops::Mixer;
-use crate::{Engine, EngineOptions, TokenChunk};
 use crate::testkit::formulas::{assert_near, normed, times};
 use crate::testkit::models::TinyModel;
+use crate::{Engine, EngineOptions, TokenChunk};
 
 const GRAPH: &str = "mixer = 'mla'\nattention.gate = 'sigmoid'\nunused = ['indexer.*']";
 
