@@ -24,8 +24,8 @@ pub(super) struct CardFixture {
 /// All cases, sorted.
 pub(super) fn all() -> Vec<CardFixture> {
     let mut all = Vec::new();
-    for arch in names(&fixture("cards")) {
-        for case in names(&fixture("cards").join(&arch)) {
+    for arch in names(fixture("cards")) {
+        for case in names(fixture("cards").join(&arch)) {
             let content = load(&fixture("cards").join(&arch).join(&case));
             all.push(CardFixture { at: format!("{arch}/{case}"), arch: arch.clone(), content, drop: None });
         }

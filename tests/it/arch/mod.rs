@@ -132,7 +132,7 @@ fn resolve_with(
 fn every_file_in_converters_is_a_card() {
     for (kind, folder) in [(CardKind::Text, "converters"), (CardKind::Mmproj, "converters/mmproj")] {
         let registry = Registry::embedded_of(kind).unwrap();
-        let mut files = names(&root().join(folder));
+        let mut files = names(root().join(folder));
         files.retain(|name| name != "mmproj");
         let mut cards: Vec<String> = registry
             .cards()

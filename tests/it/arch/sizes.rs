@@ -218,7 +218,7 @@ corpus_tests!(no_wrong_size_of_the_corpus_goes_by_without_a_word);
 fn no_wrong_size_of_the_corpus_goes_by_without_a_word(corpus: &Goldens) {
     let counts = Mutex::new(Counts::default());
     let cases: Vec<String> =
-        names(&corpus.join("arch")).into_iter().filter(|name| !LEFT_OUT.contains(&name.as_str())).collect();
+        names(corpus.join("arch")).into_iter().filter(|name| !LEFT_OUT.contains(&name.as_str())).collect();
     cases.par_iter().for_each(|name| {
         let case = load(&corpus.join("arch").join(name).join("case.json"));
         let asked = |option: &str| case["converter_options"][option] == true;

@@ -88,7 +88,7 @@ fn links_are_followed_not_replaced() {
         assert!(fs_err::symlink_metadata(at(name)).unwrap().is_symlink());
         assert!(fs_err::read(at("far").join(name)).unwrap().starts_with(b"GGUF"));
     }
-    assert_eq!(names(&at("far")), ["new.gguf", "old.gguf"]);
+    assert_eq!(names(at("far")), ["new.gguf", "old.gguf"]);
     // A link to the input counts as the input.
     symlink("in.gguf", at("self.gguf")).unwrap();
     let err = run("gguf-quantize", dir.path(), &["in.gguf", "self.gguf", "q4_k_m"]).exits_with(2).err;

@@ -235,7 +235,7 @@ fn the_tokenizer_is_left_out_on_purpose() {
     to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, true);
     run(temp.path(), &["model.gguf", "-o", "with"]).says_only(0, "");
     run(temp.path(), &["model.gguf", "-o", "without", "--no-tokenizer"]).says_only(0, "");
-    assert_eq!(names(&temp.path().join("without")), ["config.json", "model.safetensors"]);
+    assert_eq!(names(temp.path().join("without")), ["config.json", "model.safetensors"]);
     let read = |name: &str| fs_err::read(temp.path().join(name)).unwrap();
     assert_eq!(read("without/config.json"), read("with/config.json"));
     assert_eq!(read("without/model.safetensors"), read("with/model.safetensors"));
@@ -255,7 +255,7 @@ fn a_full_disk_leaves_nothing() {
         let err = programs::finish(&mut command).exits_with(1).err;
         assert!(err.contains("File too large"), "{err}");
         assert_eq!(names(temp.path()), ["empty", "model.gguf"], "{out}");
-        assert_eq!(names(&temp.path().join("empty")), [""; 0]);
+        assert_eq!(names(temp.path().join("empty")), [""; 0]);
     }
 }
 

@@ -128,7 +128,7 @@ fn draft_heads_are_kept_dropped_or_alone() {
         heads.iter().find(|path| files::name(path).starts_with("mtp-")).expect("a file named for its heads");
     assert!(path.to_str().unwrap().ends_with("-F16.gguf"), "{}", path.display());
     assert_eq!(names(path), around(&[], &head));
-    assert_eq!(keys(&path), [Some(3), Some(1)]);
+    assert_eq!(keys(path), [Some(3), Some(1)]);
 }
 
 #[test]

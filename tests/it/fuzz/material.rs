@@ -48,7 +48,7 @@ fn bad(target: &str) -> Vec<Vec<u8>> {
         "torch" => &["torch_"],
         _ => return Vec::new(),
     };
-    let names = names(&fixture("hostile"));
+    let names = names(fixture("hostile"));
     let chosen = names.iter().filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
     chosen.flat_map(|name| inputs_of(target, name)).collect()
 }

@@ -10,10 +10,7 @@ use crate::testkit::memory::write_source;
 #[test]
 fn values_are_plain() {
     let bench = Bench::new();
-    let get = |key: &str| {
-        let out = bench.run(&["get", "model.gguf", key]).says_only(0, "").out;
-        out
-    };
+    let get = |key: &str| bench.run(&["get", "model.gguf", key]).says_only(0, "").out;
     assert_eq!(get("llama.block_count"), "2\n");
     assert_eq!(get("llama.rope.freq_base"), "0.1\n");
     // A pipe gets the bytes; terminals get them escaped.

@@ -28,8 +28,7 @@ fn prompts() -> String {
 fn collect(dir: &Path, model: &str, output: &str, more: &[&str]) -> String {
     let prompts = prompts();
     let args = ["imatrix", model, "--prompts", &prompts, "--ctx", "256", "-o", output, "--no-sync"];
-    let err = gguf_verify(&[&args[..], more].concat(), dir).ok().err;
-    err
+    gguf_verify(&[&args[..], more].concat(), dir).ok().err
 }
 
 /// Importance sums of a file.
@@ -83,8 +82,7 @@ fn the_parts_of_a_text_add_up_to_the_whole() {
     collect(dir.path(), "base.gguf", "b.gguf", &["--from-chunk", "2", "--chunks", "3"]);
     let merge = |output: &str, more: &[&str]| {
         let args = [&["imatrix", "merge", "a.gguf", "b.gguf", "-o", output, "--no-sync"], more].concat();
-        let out = gguf_verify(&args, dir.path()).ok().out;
-        out
+        gguf_verify(&args, dir.path()).ok().out
     };
     let out = merge("merged.gguf", &[]);
     assert!(out.starts_with("merged.gguf: 2 files, 28 tensors, 5 chunks of 256, "), "{out}");

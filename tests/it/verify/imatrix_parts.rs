@@ -16,8 +16,7 @@ fn directory() -> tempfile::TempDir {
 }
 
 fn collect(dir: &Path, args: &[&str], more: &[&str]) -> String {
-    let out = gguf_verify(&[&["imatrix"], args, &["--no-sync"], more].concat(), dir).ok().out;
-    out
+    gguf_verify(&[&["imatrix"], args, &["--no-sync"], more].concat(), dir).ok().out
 }
 
 fn parts(dir: &Path, args: &[&str], n: usize) -> Vec<String> {

@@ -270,7 +270,7 @@ const DAMAGES: [(&str, Change); 8] = [
 fn every_kind_of_vocabulary_equals_its_source_until_it_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let (mut n_kinds, mut n_damages) = (0, 0);
-    for name in crate::support::names(&fixture("vocab")) {
+    for name in crate::support::names(fixture("vocab")) {
         let Some(source) = convertible(&name, dir.path()) else { continue };
         let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
         let conversion =

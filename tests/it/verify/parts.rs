@@ -55,7 +55,7 @@ fn parts(dir: &Path, args: &[&str], n: usize) -> Vec<String> {
 }
 
 /// Report without its speed.
-fn report(ended: Outcome) -> Value {
+fn report(ended: &Outcome) -> Value {
     let mut report = ended.json();
     assert!(report.as_object_mut().unwrap().insert("tokens_per_second".to_owned(), Value::Null).is_some());
     report
@@ -69,8 +69,7 @@ fn without_speed(out: &str) -> Vec<&str> {
 fn assert_same(dir: &Path, args: &[&str], limits: &[&str], counts: &[usize]) -> Value {
     let single = |more: &[&str]| gguf_verify(&[args, limits, more].concat(), dir);
     let single_run = single(&["--json"]);
-    let code = single_run.code();
-    let expected = report(single_run);
+    let expected = report(&single_run);
     let words = single(&["-v"]).out;
     for &n in counts {
         let mut names = parts(dir, args, n);
@@ -78,7 +77,7 @@ fn assert_same(dir: &Path, args: &[&str], limits: &[&str], counts: &[usize]) -> 
         names.reverse();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let combine = |more: &[&str]| gguf_verify(&[&["combine"], &names[..], limits, more].concat(), dir);
-        let own = report(combine(&["--json"]).exits_with(code));
+        let own = report(&combine(&["--json"]).exits_with(single_run.code()));
         for (name, value) in expected.as_object().unwrap() {
             assert_eq!(&own[name], value, "{n} parts: {name}");
         }

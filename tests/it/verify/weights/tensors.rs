@@ -44,7 +44,7 @@ fn a_head_that_is_the_embedding_and_factors_beside_a_tensor() {
         assert_eq!(tensor(&report, "output.weight").outcome, WeightOutcome::Reproduced);
     }
     // A separate head that the file has lost.
-    apart.edit("output.weight", |values| values.reverse());
+    apart.edit("output.weight", <[f32]>::reverse);
     let report = compare(&tied, &apart);
     assert_eq!(tensor(&report, "output.weight").outcome, WeightOutcome::Damaged);
 
